@@ -47,25 +47,25 @@ const STALL: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 enum PingpongError {
     #[error(
-        "no one waits at {host}:{port}: {source}; start `hca pingpong {service} --listen` or ibv_{service}_pingpong there first, and give the address and --port that it waits on"
+        "no program listens at {host}:{port}: {source}; start `hca pingpong {service} --listen` or ibv_{service}_pingpong there first, and give the address and --port that it prints"
     )]
     Connect { host: String, port: u16, service: Service, source: std::io::Error },
     #[error(
-        "{address} can't be listened on: {source}; end the other program that has it, or give both ends another --port; an address of this machine can be chosen with --bind"
+        "can't listen on {address}: {source}; end the program that uses the port, or give both ends another --port; --bind chooses an address of this machine"
     )]
     Listen { address: SocketAddr, source: std::io::Error },
-    #[error("a datagram carries at most {mtu} bytes here: give both ends --size {mtu} or less")]
+    #[error("a datagram carries at most {mtu} bytes on this path: give both ends --size {mtu} or less")]
     TooLong { mtu: u32 },
-    #[error("nothing came for {STALL:?} after {received} of {iters} messages: {advice}")]
+    #[error("no message arrived for {STALL:?} after {received} of {iters}: {advice}")]
     Stalled { received: u32, iters: u32, advice: &'static str },
     #[error(
         "{source}; the other end may use another path MTU ({mtu} here, --mtu) or another --size: give both ends the same"
     )]
     Completion { source: WcError, mtu: u32 },
-    #[error("a message of {len} bytes came, not {size}: give both ends the same --size")]
+    #[error("a message of {len} bytes arrived, not {size}: give both ends the same --size")]
     Size { len: u32, size: u32 },
     #[error(
-        "byte {at} of message {message} is {found:#04x}, not {PATTERN:#04x}: it was damaged on the way, or the other end is no ibv_*_pingpong or `hca pingpong`, which fill messages so; leave --chk away then"
+        "byte {at} of message {message} is {found:#04x}, not {PATTERN:#04x}: the message was damaged on the way, or the other end is not ibv_*_pingpong or `hca pingpong`, which fill messages with this byte; without --chk the bytes are not checked"
     )]
     Data { at: usize, message: u32, found: u8 },
 }
@@ -378,7 +378,7 @@ fn tell_events(opened: &Opened) {
             AsyncEvent::CommEstablished(_) => continue,
             AsyncEvent::QpRequestError(_) => "the other end sent a request that does not fit this queue pair",
             AsyncEvent::QpAccessError(_) => "the other end was refused access",
-            AsyncEvent::QpFatal(_) => "the queue pair met an error that no request can report",
+            AsyncEvent::QpFatal(_) => "the queue pair has an error that no request reports",
             AsyncEvent::CqOverrun(_) => "the completion queue was full",
             AsyncEvent::PortAddressChanged => "the port has another LID or GID",
             _ => "the device reports",

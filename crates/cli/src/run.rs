@@ -44,13 +44,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The reason why a job was not started, or is not seen to its end.
 #[derive(Debug, Error)]
 enum RunError {
-    #[error("{program:?} can't be started: {source}; give its path, or the name of a program in PATH")]
+    #[error("can't start {program:?}: {source}; give its path, or the name of a program in PATH")]
     Program { program: std::ffi::OsString, source: io::Error },
-    #[error(
-        "rank {rank} can't be started: {source}; `ulimit -u` and `ulimit -n` show what may be in the way"
-    )]
+    #[error("can't start rank {rank}: {source}; `ulimit -u` and `ulimit -n` show limits that may cause this")]
     Start { rank: u32, source: io::Error },
-    #[error("the processes can't be watched: {0}")]
+    #[error("can't watch the processes: {0}")]
     Watch(#[source] io::Error),
     #[error(transparent)]
     Job(#[from] JobError),
@@ -400,7 +398,7 @@ impl Running {
             match event {
                 Event::Abort(abort) => self.end_all(Cause::Abort(abort), Signal::TERM),
                 Event::NotPmi(NotPmi { rank, line, fault }) => self.voice.say(&format_args!(
-                    "rank {rank} does not speak PMI-1, and is out of the job, whose barriers fail from now on: it said {line:?} on the descriptor that PMI_FD names, and {fault}; see that nothing else writes there, and that its program takes PMI-1"
+                    "rank {rank} does not speak PMI-1 and is removed from the job, whose barriers fail from now on: it sent {line:?} on the descriptor PMI_FD, and {fault}; check that nothing else writes there, and that its program speaks PMI-1"
                 )),
                 _ => {}
             }
@@ -512,8 +510,7 @@ impl Running {
     fn drop_the_rest(&self) {
         let waiting = self.outputs.as_ref().map_or(0, Outputs::waiting);
         if self.voice.0.waiting() == 0 && waiting > 0 {
-            let words =
-                "of the processes' output are dropped, since nobody reads this command's standard output";
+            let words = "of the processes' output are dropped, since no program reads the standard output of `hca run`";
             self.voice.say(&format_args!("at least {waiting} bytes {words}"));
             self.voice.0.wait_idle(LAST_WORDS);
         }

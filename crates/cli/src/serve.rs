@@ -22,7 +22,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
     let mut url = device_or(&args.device, Target::Loopback(DEFAULT_NETWORK.to_owned()))?;
     // The server's thread does the adapter's work, with that of the functions.
     if url.options.progress.is_some_and(|p| p != Progress::Inline) {
-        return Err("the server moves the adapter itself: leave progress= away".into());
+        return Err("the server itself makes the adapter's progress: leave progress= out".into());
     }
     url.options.progress = Some(Progress::Inline);
     url.options.lazy_acks = Some(true);

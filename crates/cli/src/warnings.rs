@@ -39,7 +39,7 @@ impl Window {
         if now.saturating_duration_since(self.begun) >= WINDOW {
             let left_out = self.seen.saturating_sub(LINES);
             if left_out > 0 {
-                said.push(format!("{left_out} more were left out"));
+                said.push(format!("{left_out} more were suppressed"));
             }
             (self.begun, self.seen) = (now, 0);
         }

@@ -485,7 +485,7 @@ fn who_does_not_speak_pmi_is_named_with_what_he_said() {
     let long = "x".repeat(5000);
     for (said, shown, why) in [
         ("GET / HTTP/1.1", "\"GET / HTTP/1.1\"", "it is not made of key=value"),
-        ("cmd=dance", "\"cmd=dance\"", "PMI-1 has no such question"),
+        ("cmd=dance", "\"cmd=dance\"", "PMI-1 has no such request"),
         (&long, "\"xxxxxxxx", "it is longer than 4096 bytes"),
     ] {
         // The others end by themselves, as programs do that know of no job.

@@ -23,7 +23,7 @@ fn devinfo_says_that_plain_sockets_serve_instead() {
     let out = run(&["devinfo", "uring://"]);
     let said = text(&out.stdout);
     assert!(out.status.success(), "{}", text(&out.stderr));
-    assert!(said.contains("plain sockets serve instead"), "{said}");
+    assert!(said.contains("plain sockets are used instead"), "{said}");
     let out = run(&["devinfo", "uring://", "--json"]);
     let info: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(info["fabric"], "udp");
@@ -36,9 +36,9 @@ fn perf_measures_and_says_what_carried_the_packets() {
     let out = run(&args);
     assert!(out.status.success(), "{}", text(&out.stderr));
     assert!(text(&out.stdout).contains("udp fabric in place of io_uring"), "{}", text(&out.stdout));
-    assert!(text(&out.stderr).contains("plain sockets serve instead"), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("plain sockets are used instead"), "{}", text(&out.stderr));
     let out = run(&[&args[..], &["--json"]].concat());
     let row: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(row["fabric"], "udp");
-    assert!(text(&out.stderr).contains("plain sockets serve instead"), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("plain sockets are used instead"), "{}", text(&out.stderr));
 }

@@ -94,10 +94,10 @@ impl PathError {
         let broadcast = matches!(peer, IpAddr::V4(a) if a.is_broadcast());
         let why = match peer {
             _ if peer.is_unspecified() => {
-                "it is no address: give the peer's own, as its endpoint or GID tells it"
+                "this is not a peer's address: give the peer's own, as in its endpoint or GID"
             }
             _ if peer.is_multicast() || broadcast => {
-                "a path leads to one peer, and this is a group's address: give the peer's own, as its endpoint or GID tells it"
+                "a path leads to one peer, and this is a group address: give the peer's own address, as in its endpoint or GID"
             }
             _ => return Ok(()),
         };

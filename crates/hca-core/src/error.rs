@@ -47,7 +47,7 @@ pub enum DeviceError {
         max: u64,
     },
     /// The handle names nothing (any more).
-    #[error("unknown {what} {handle}: it was never created, or is destroyed")]
+    #[error("unknown {what} {handle}: it was never created, or was destroyed")]
     UnknownHandle {
         /// Kind of object.
         what: &'static str,
@@ -189,7 +189,7 @@ pub enum PostErrorKind {
     },
     /// The state does not take requests.
     #[error(
-        "a queue pair in state {0:?} takes no such request: receive requests are taken from INIT on, send requests from RTS on"
+        "a queue pair in state {0:?} takes no such request: it takes receive requests from INIT on, and send requests from RTS on"
     )]
     WrongState(QpState),
     /// More entries than the queue was created with.
@@ -231,7 +231,7 @@ pub enum PostErrorKind {
     Destination,
     /// The address handle of a datagram is of no use here.
     #[error(
-        "the address handle was destroyed, or is of another protection domain: create one in the queue pair's own"
+        "the address handle was destroyed, or belongs to another protection domain: create one in the queue pair's domain"
     )]
     AddressHandle,
     /// An atomic needs exactly 8 bytes of local memory.
@@ -269,7 +269,7 @@ pub fn remedy(source: &std::io::Error) -> &'static str {
         Some(EMFILE) => "; raise this process's limit of descriptors (ulimit -n, RLIMIT_NOFILE)",
         Some(ENFILE) => "; raise the system's limit of descriptors (sysctl fs.file-max)",
         Some(EFBIG) => {
-            "; raise this process's limit of file sizes (ulimit -f, RLIMIT_FSIZE), under which files in memory fall"
+            "; raise this process's limit of file sizes (ulimit -f, RLIMIT_FSIZE), which also limits files in memory"
         }
         _ => "",
     }

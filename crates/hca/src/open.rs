@@ -103,7 +103,7 @@ pub enum OpenError {
         source: Box<hca_mlx5::OpenError>,
     },
     /// The capture file can't be written.
-    #[error("the capture file {path} can't be written: {source}; name another one with capture=")]
+    #[error("can't write the capture file {path}: {source}; name another one with capture=")]
     Capture {
         /// The file.
         path: String,

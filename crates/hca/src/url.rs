@@ -193,7 +193,7 @@ pub enum UrlError {
     },
     /// The address does not parse.
     #[error(
-        "`{address}` in `{url}` is no IP address: write one of this machine, as in {scheme}://127.0.0.2 or {scheme}://[::1]"
+        "`{address}` in `{url}` is not an IP address: write one of this machine, as in {scheme}://127.0.0.2 or {scheme}://[::1]"
     )]
     Address {
         /// The given text.
@@ -231,7 +231,7 @@ pub enum UrlError {
     #[error("fault: {0}")]
     Fault(FaultPlanError),
     /// The value does not fit.
-    #[error("`{value}` is no value for {option}: {rule}")]
+    #[error("`{value}` is not a value of {option}: {rule}")]
     Value {
         /// The option's name.
         option: &'static str,

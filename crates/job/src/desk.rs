@@ -55,10 +55,10 @@ pub enum PmiFault {
     #[error(transparent)]
     Line(LineFault),
     /// It is about nothing that PMI-1 knows.
-    #[error("PMI-1 has no such question")]
+    #[error("PMI-1 has no such request")]
     Unknown,
     /// The sender waits for the answer to an earlier question, at a barrier.
-    #[error("its sender waits at a barrier, and may not ask before that is answered")]
+    #[error("the sender waits at a barrier, and may send no request before the barrier completes")]
     Waiting,
 }
 

@@ -12,7 +12,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum JobError {
     /// A variable of the environment, or a part of a rendezvous, has a wrong value.
-    #[error("{name} is `{value}`, and has to be {wanted}; correct it, or take it out of the environment")]
+    #[error("{name} is `{value}`, but must be {wanted}; correct it, or unset it")]
     Value {
         /// The variable, or the parameter of `HCA_JOB`.
         name: &'static str,
@@ -22,7 +22,7 @@ pub enum JobError {
         wanted: &'static str,
     },
     /// A variable, or a part of a rendezvous, is missing.
-    #[error("{name} is missing beside {beside}: the launcher has to give both")]
+    #[error("{beside} is set and {name} is not: the launcher must set both")]
     Missing {
         /// The missing part.
         name: &'static str,
@@ -49,7 +49,7 @@ pub enum JobError {
     },
     /// The launcher's connection was taken over before, and has ended.
     #[error(
-        "this process has left its job, or could not join it, and a launcher lets nobody in twice: keep a clone of the first `Job`"
+        "this process has left its job, or could not join it, and can't join a second time: keep a clone of the first `Job`"
     )]
     Left,
     /// Nobody serves at the address.
@@ -62,7 +62,7 @@ pub enum JobError {
     },
     /// Rank 0 can't serve at the address.
     #[error(
-        "rank 0 can't serve the job at {address}: {source}; end who has it, or give all processes another address"
+        "rank 0 can't serve the job at {address}: {source}; end the program that uses the address, or give all processes another one"
     )]
     Listen {
         /// Where.
@@ -71,9 +71,7 @@ pub enum JobError {
         source: io::Error,
     },
     /// A folder or file of the rendezvous can't be used.
-    #[error(
-        "{path:?} can't be used while {doing}: {source}; all processes of the job need to read and write there"
-    )]
+    #[error("{doing} with {path:?}: {source}; all processes of the job must be able to read and write there")]
     Folder {
         /// The folder or file.
         path: PathBuf,
@@ -98,7 +96,7 @@ pub enum JobError {
     },
     /// The other side did not answer in time.
     #[error(
-        "nothing was heard for {timeout:?} while {doing}; a process may hang, or may not have been started: give more time by HCA_JOB_TIMEOUT, in seconds"
+        "no answer for {timeout:?} while {doing}; a process may hang, or may not have been started: HCA_JOB_TIMEOUT gives more time, in seconds"
     )]
     TimedOut {
         /// The operation.
@@ -121,7 +119,7 @@ pub enum JobError {
         timeout: Duration,
     },
     /// A line is none of PMI-1, or not the one that belongs there.
-    #[error("the launcher said {line:?} while {doing}: {fault}; does it speak PMI-1?")]
+    #[error("the launcher sent {line:?} while {doing}: {fault}; does it speak PMI-1?")]
     Line {
         /// The operation.
         doing: Doing,
@@ -159,10 +157,10 @@ pub enum JobError {
         value: i64,
     },
     /// The connection is out of step since an earlier error.
-    #[error("the connection to the launcher is of no use since an earlier error: end this process")]
+    #[error("an earlier error made the connection to the launcher unusable: end this process")]
     Broken,
     /// The card is too long.
-    #[error("the card has {bytes} bytes, and {limit} are the limit")]
+    #[error("the card has {bytes} bytes, {limit} at most are allowed")]
     CardTooLong {
         /// Of the card.
         bytes: usize,
@@ -170,20 +168,20 @@ pub enum JobError {
         limit: usize,
     },
     /// There is a card of this process already.
-    #[error("this process has published its card, and can't take it back: publish once")]
+    #[error("this process has published its card already: publish once")]
     PublishedBefore,
     /// Cards can be read behind a fence.
-    #[error("the cards of others are there behind a fence: call `fence` first")]
+    #[error("cards of other processes can be read after a fence: call `fence` first")]
     BeforeFence,
     /// The process passed the fence without a card.
-    #[error("rank {rank} has published no card: it has to call `publish` before `fence`")]
+    #[error("rank {rank} has published no card: it must call `publish` before `fence`")]
     NoCard {
         /// The rank.
         rank: u32,
     },
     /// What stands for the card is none.
     #[error(
-        "what rank {rank} published is no card: does another program, or another version, take part in the job?"
+        "the data that rank {rank} published is not a card: does another program, or another version, take part in the job?"
     )]
     BadCard {
         /// The rank.
@@ -191,7 +189,7 @@ pub enum JobError {
     },
     /// Somebody has the rank.
     #[error(
-        "rank {rank} was taken before: two processes have one rank, or one was started again; start the job anew, with another id{at}"
+        "rank {rank} is in use: two processes have one rank, or one was started again; start the job again, with another id{at}"
     )]
     RankTaken {
         /// The rank.
@@ -200,7 +198,9 @@ pub enum JobError {
         at: Box<str>,
     },
     /// Processes disagree about how many they are.
-    #[error("this process was told of {ours} processes, the others of {theirs}: give all the same size")]
+    #[error(
+        "the size of the job is {ours} in this process and {theirs} in the others: give all the same size"
+    )]
     WrongSize {
         /// What this process was told.
         ours: u32,
@@ -209,7 +209,7 @@ pub enum JobError {
     },
     /// Another job serves at the address.
     #[error(
-        "another job is served at this address, not `{ours}`: give each job an address of its own, and all its processes one id"
+        "another job, not `{ours}`, uses this address: give each job its own address, and all its processes one id"
     )]
     WrongJob {
         /// The id that this process was told.
@@ -226,14 +226,14 @@ pub enum JobError {
         message: Box<str>,
     },
     /// A barrier can't come about, as a process has ended or left.
-    #[error("the barrier can't come about: rank {rank} has ended or left the job")]
+    #[error("the barrier can't complete: rank {rank} has ended or left the job")]
     BarrierFailed {
         /// Which.
         rank: u32,
     },
     /// A process did not leave the job in time.
     #[error(
-        "{present} processes have not left the job after {timeout:?}; they lose their server when this one, rank 0, ends: have all call `finalize`"
+        "{present} processes have not left the job after {timeout:?}; they lose their server when rank 0 ends: all must call `finalize`"
     )]
     StillPresent {
         /// The number.
@@ -242,7 +242,7 @@ pub enum JobError {
         timeout: Duration,
     },
     /// The system refused a thread or a descriptor.
-    #[error("the system gives no {what} to serve the job: {source}")]
+    #[error("no {what} to serve the job: {source}")]
     System {
         /// The requested value.
         what: &'static str,
@@ -263,7 +263,7 @@ impl fmt::Debug for JobError {
 #[non_exhaustive]
 pub enum LineFault {
     /// It has no end within the limit.
-    #[error("it is longer than {limit} bytes")]
+    #[error("the line is longer than {limit} bytes")]
     TooLong {
         /// The limit.
         limit: usize,

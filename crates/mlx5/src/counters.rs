@@ -49,7 +49,7 @@ impl CounterSet {
         match cmd.exec(&AllocQCounterIn::new()) {
             Ok(answer) => Ok(Self(Some(answer.get(AllocQCounterOut::COUNTER_SET_ID)))),
             Err(e @ CmdError::Refused { .. }) => {
-                tracing::debug!(%e, "the adapter counts nothing for this function's queue pairs");
+                tracing::debug!(%e, "the adapter has no counters for this function's queue pairs");
                 Ok(Self(None))
             }
             Err(e) => Err(e),

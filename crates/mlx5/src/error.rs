@@ -39,7 +39,7 @@ pub enum OpenError {
     },
     /// It does not know the interface version that the driver needs.
     #[error(
-        "{name} does not speak version 1 of the interface (ISSI), only those of mask {supported:#x}: update its firmware"
+        "{name} does not support version 1 of the interface (ISSI), only those of mask {supported:#x}: update its firmware"
     )]
     Issi {
         /// The function.

@@ -333,7 +333,7 @@ impl Core {
         // Whether it is kept from memory does not matter: closing it does that.
         let _ = self.kill(Death::TakenBack);
         if let Err(e) = self.function.let_go() {
-            tracing::error!(%e, "something of the function stays open: the system waits until the program ends");
+            tracing::error!(%e, "a part of the function stays open: the system waits until the program ends");
         }
     }
 
@@ -363,11 +363,11 @@ impl Core {
             match self.stop() {
                 Ok(0) => true,
                 Ok(kept) => {
-                    tracing::warn!(kept, "the adapter kept pages that it was lent: it is reset");
+                    tracing::warn!(kept, "the adapter did not return all pages: it is reset");
                     false
                 }
                 Err(e) => {
-                    tracing::warn!(%e, "the adapter was not stopped as it should be: it is reset");
+                    tracing::warn!(%e, "stopping the adapter failed: it is reset");
                     false
                 }
             }
@@ -376,7 +376,7 @@ impl Core {
             let off =
                 self.function.disable_msix().and_then(|()| self.function.config()?.set_bus_master(false));
             if let Err(e) = off {
-                tracing::warn!(%e, "the function was not switched off");
+                tracing::warn!(%e, "disabling the function failed");
             }
             return true;
         }
@@ -411,10 +411,10 @@ impl Core {
 /// Has a function that may still be at work reach no memory any more. Returns whether it surely does not.
 fn quiet(function: &PciFunction) -> bool {
     let Err(e) = function.reset() else { return true };
-    tracing::warn!(%e, "the function was not reset; it is kept from memory");
+    tracing::warn!(%e, "resetting the function failed; bus mastering is switched off");
     let off = function.config().and_then(|c| c.set_bus_master(false));
     if let Err(e) = &off {
-        tracing::warn!(%e, "the function was not kept from memory, either");
+        tracing::warn!(%e, "switching off bus mastering failed, too");
     }
     off.is_ok()
 }
@@ -429,7 +429,7 @@ fn prepare(function: &PciFunction) -> Result<Arc<Bar>, OpenError> {
     match function.reset() {
         // A machine may have given it no way; commands then fail if its last user left it in use.
         Err(e @ FunctionError::NoReset { .. }) => {
-            tracing::warn!(%e, "the function is used as its last user left it");
+            tracing::warn!(%e, "the function keeps the state that its last user left");
         }
         other => other?,
     }

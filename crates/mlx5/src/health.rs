@@ -68,21 +68,19 @@ impl Death {
         match self {
             Self::Silent { .. } => "a command got no answer in time",
             Self::Syndrome { power_cycle: true, .. } => {
-                "its firmware reports a fault that no reset mends, as was logged: power-cycle the machine first"
+                "its firmware reports a fault that no reset repairs (see the log): power-cycle the machine first"
             }
             Self::Syndrome { syndrome, .. } => syndrome_text(syndrome),
-            Self::Disabled => "its interface is disabled, by its firmware or by who manages the adapter",
+            Self::Disabled => "its interface is disabled, by its firmware or by the adapter's administrator",
             Self::Resets => "somebody resets its firmware",
             Self::Stopped => "its firmware no longer runs, as the health counter stands still",
-            Self::Gone => "its registers read as ones only, as those of a function that is off the bus",
-            Self::Bus => {
-                "its bus has reported an error after which it can't go on, as the system's log tells"
-            }
-            Self::TakenBack => "the system took its function back, as when it is unbound from vfio-pci",
+            Self::Gone => "its registers read as all ones, as if the function had left the bus",
+            Self::Bus => "its bus has reported a fatal error (see the system's log)",
+            Self::TakenBack => "the system took the function back, for example by unbinding it from vfio-pci",
             Self::Closed => "the program has closed it",
-            Self::Holds => "it refused to let go of memory, and was kept from all of it",
+            Self::Holds => "it refused to release memory, so its bus mastering was switched off",
             Self::Unreachable => {
-                "its registers can't be reached any more: its server has ended, or the kernel took it back"
+                "its registers can't be accessed any more: its server has ended, or the kernel took the function back"
             }
         }
     }
@@ -102,8 +100,7 @@ impl fmt::Display for Death {
 }
 
 fn syndrome_text(code: u32) -> &'static str {
-    HealthSyndrome::from_code(code)
-        .map_or("its firmware reports a fault that has no name", HealthSyndrome::text)
+    HealthSyndrome::from_code(code).map_or("its firmware reports an unknown fault", HealthSyndrome::text)
 }
 
 /// The adapter's state of health.
@@ -165,7 +162,7 @@ impl Health {
             self.dead.store(true, Ordering::Relaxed);
             match death {
                 Death::Closed => tracing::debug!("the adapter is closed"),
-                _ => tracing::error!(%death, "the adapter is taken for dead"),
+                _ => tracing::error!(%death, "the adapter is considered dead"),
             }
         }
         first
@@ -224,7 +221,7 @@ impl Health {
                 report(registers)?;
                 self.reports.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(
-                    "the adapter goes on, though it is unwell: {} (syndrome {syndrome:#x}); no reset is asked for",
+                    "the adapter continues with a fault: {} (syndrome {syndrome:#x}); no reset is required",
                     syndrome_text(syndrome)
                 );
             }

@@ -31,11 +31,11 @@ pub(crate) fn wait_for_manager(cmd: &CommandQueue, caps: &Caps, options: &Option
         if begun.elapsed() >= options.manager_wait {
             tracing::warn!(
                 ms = options.manager_wait.as_millis() as u64,
-                "the InfiniBand port is not active yet, and reaches nobody: it is {state}; {}",
+                "the InfiniBand port is not active yet and reaches no peer: its state is {state}; {}",
                 match state {
-                    PortState::Init => "see that a subnet manager runs, as opensm",
-                    PortState::Armed => "the subnet manager has begun with it: see its log",
-                    _ => "see that it has a cable, and that the other end is up",
+                    PortState::Init => "start a subnet manager, such as opensm",
+                    PortState::Armed => "the subnet manager is configuring it: see its log",
+                    _ => "check its cable, and that the other end is up",
                 }
             );
             break;

@@ -78,7 +78,7 @@ impl Link {
     /// The same for an adapter that is given up, where nothing is to be done about an error.
     pub(crate) fn forsake(&mut self, cmd: &CommandQueue) {
         if let Err(e) = self.restore(cmd) {
-            tracing::warn!(%e, "the adapter's link is not left as it was found");
+            tracing::warn!(%e, "restoring the state of the adapter's link failed");
         }
     }
 
@@ -122,7 +122,7 @@ impl Link {
             Some(PortAdmin::Down) => {}
             Some(PortAdmin::Disabled) => {
                 tracing::warn!(
-                    "the adapter's port is switched off by its system, and not to be raised by a driver"
+                    "the adapter's port is disabled by the system, and a driver may not enable it"
                 );
                 return Ok(false);
             }
@@ -146,7 +146,7 @@ fn wait_for(cmd: &CommandQueue, most: Duration) -> Result<(), CmdError> {
         if begun.elapsed() >= most {
             tracing::warn!(
                 ms = most.as_millis() as u64,
-                "the adapter's port was raised and is not up yet: see that it has a cable, and that the other end is up"
+                "the adapter's port was raised and is not up yet: check its cable, and that the other end is up"
             );
             return Ok(());
         }
@@ -182,7 +182,7 @@ fn allowed<T>(outcome: Result<T, CmdError>) -> Result<Option<T>, CmdError> {
     match outcome {
         Ok(done) => Ok(Some(done)),
         Err(e @ CmdError::Refused { .. }) => {
-            tracing::debug!(%e, "the link stays as it is");
+            tracing::debug!(%e, "changing the state of the link failed");
             Ok(None)
         }
         Err(e) => Err(e),

@@ -137,7 +137,7 @@ fn end(hca: &Hca, mr: Mr) -> Result<(), DeviceError> {
     let mut kept_away = Ok(());
     if let Err(e) = gone {
         // (1) The key may still be there.
-        tracing::error!(%e, "a memory key was not destroyed");
+        tracing::error!(%e, "destroying a memory key failed");
         kept_away = hca.kill(Death::Holds);
     }
     hca.pds.release(mr.pd);
@@ -147,7 +147,7 @@ fn end(hca: &Hca, mr: Mr) -> Result<(), DeviceError> {
 fn unmap(hca: &Hca, mapping: Option<DmaMapping>) -> Result<(), DeviceError> {
     let Some(mapping) = mapping else { return Ok(()) };
     hca.function().dma_unmap(mapping).or_else(|e| {
-        tracing::error!(%e, "memory of the program's own stays mapped for the adapter");
+        tracing::error!(%e, "the program's memory stays mapped for the adapter");
         hca.kill(Death::Holds)
     })
 }

@@ -99,7 +99,7 @@ impl Pages {
             given?;
             left -= batch;
         }
-        tracing::debug!(pages, lent = self.count(), "pages were given to the adapter");
+        tracing::debug!(pages, lent = self.count(), "pages given to the adapter");
         Ok(())
     }
 
@@ -109,7 +109,7 @@ impl Pages {
             .with(ManagePagesIn::OP_MOD, ManagePagesMod::AllocationFail.code())
             .with(ManagePagesIn::FUNCTION_ID, function);
         if let Err(e) = cmd.exec(&input) {
-            tracing::warn!(%e, "the adapter was not told that there are no pages for it");
+            tracing::warn!(%e, "telling the adapter that there are no pages for it failed");
         }
     }
 

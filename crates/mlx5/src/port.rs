@@ -116,7 +116,7 @@ impl Port {
         let wrong = |option| OpenError::Option {
             name: name.to_owned(),
             option,
-            why: "its port is InfiniBand, whose addresses come from the subnet's manager: leave it out",
+            why: "its port is InfiniBand, which gets its addresses from the subnet manager: leave it out",
         };
         if !options.ip.is_empty() {
             return Err(wrong("ip"));
@@ -125,7 +125,7 @@ impl Port {
             return Err(wrong("neigh"));
         }
         if options.mtu.is_some() {
-            let why = "its port is InfiniBand, whose packets are as long as the subnet's manager says: leave it out";
+            let why = "its port is InfiniBand, which gets its MTU from the subnet manager: leave it out";
             return Err(OpenError::Option { name: name.to_owned(), option: "mtu", why });
         }
         let attr = infiniband::attr(cmd).map_err(failed)?;
@@ -149,7 +149,7 @@ impl Port {
         if !caps.roce_v2 {
             return Err(lacks(
                 "RoCEv2 on its Ethernet port",
-                "switch it on with `mlxconfig`, or take the port to InfiniBand",
+                "enable it with `mlxconfig`, or set the port to InfiniBand",
             ));
         }
         let nic: NicVportContext = cmd
@@ -160,7 +160,7 @@ impl Port {
         if mac == [0; 6] {
             return Err(lacks(
                 "a MAC address",
-                "the host gives a virtual function one: `ip link set PF vf N mac 02:…`",
+                "the host sets the address of a virtual function: `ip link set PF vf N mac 02:…`",
             ));
         }
         let on = ModifyNicVportContextIn::new()
@@ -184,7 +184,7 @@ impl Port {
         let gids: Vec<Gid> =
             std::iter::once(link_local(mac)).chain(options.ip.iter().map(|ip| Gid::from_ip(*ip))).collect();
         if gids.len() > caps.roce_addresses as usize {
-            let why = "these are more addresses than its table has, of which the link-local one takes one";
+            let why = "more addresses than the GID table has room for; the link-local address takes one";
             return Err(OpenError::Option { name: name.to_owned(), option: "ip", why });
         }
         for (index, gid) in gids.iter().enumerate() {
@@ -325,7 +325,7 @@ impl Port {
             return Ok(mac);
         }
         if !usable(dgid.ip()) {
-            return Err(DeviceError::NoPath { gid: dgid, why: "it is no address of a single host" });
+            return Err(DeviceError::NoPath { gid: dgid, why: "it is not the address of a single host" });
         }
         ask(dgid.ip())
     }
@@ -335,11 +335,11 @@ impl Port {
 fn check_group(av: &AddressVector) -> Result<(), DeviceError> {
     let (dgid, dlid) = (av.dgid, av.dlid.raw());
     let why = if dgid.is_ipv4() {
-        "an IPv4 address is of a RoCE port; this one is InfiniBand"
+        "an IPv4 address belongs to a RoCE port; this one is InfiniBand"
     } else if dgid.0[0] == 0xff || (dgid == Gid::default() && dlid == 0) {
-        "it is a group's address, or none"
+        "it is a group address or unspecified"
     } else if dlid >= MULTICAST_LIDS {
-        "its LID is a group's: those of ports are 1 to 49151"
+        "its LID is a group LID: ports have 1 to 49151"
     } else {
         return Ok(());
     };
@@ -400,7 +400,7 @@ fn loop_back(cmd: &CommandQueue, caps: &Caps) -> Result<(), CmdError> {
     match cmd.exec(&ModifyNicVportContextIn::new().with(ModifyNicVportContextIn::FIELD_SELECT, select)) {
         Ok(_) => Ok(()),
         Err(e @ CmdError::Refused { .. }) => {
-            tracing::warn!(%e, "whether queue pairs of the port reach each other is as its last user left it");
+            tracing::warn!(%e, "loopback between queue pairs of the port keeps its last user's setting");
             Ok(())
         }
         Err(e) => Err(e),
@@ -418,7 +418,7 @@ fn enter(cmd: &CommandQueue, mac: Mac) -> Result<bool, CmdError> {
     match cmd.exec(&entry) {
         Ok(_) => Ok(true),
         Err(e @ CmdError::Refused { .. }) => {
-            tracing::warn!(%e, "the switch of the adapter does not take the port's MAC: it may hear nobody");
+            tracing::warn!(%e, "the adapter's switch refused the port's MAC: the port may receive nothing");
             Ok(false)
         }
         Err(e) => Err(e),

@@ -70,7 +70,7 @@ impl Eqs {
             Err(EqError::Command(e @ CmdError::Refused { .. })) => {
                 let known = known(cmd, |event| make(LOG_COMMANDS, 0, &[event]))?;
                 let left: Vec<_> = ASYNC.iter().filter(|event| !known.contains(event)).collect();
-                tracing::warn!(%e, ?left, "the adapter does not tell of some events");
+                tracing::warn!(%e, ?left, "the adapter does not report some events");
                 make(log_events, 0, &known)?
             }
             made => made?,
@@ -176,7 +176,7 @@ impl Core {
                 Ok(false) => {}
                 Ok(true) => self.ring_house(),
                 Err(e) => {
-                    tracing::error!(%e, "the event queues can't be armed");
+                    tracing::error!(%e, "arming the event queues failed");
                     self.health.declare(Death::Unreachable);
                 }
             }
@@ -282,7 +282,7 @@ impl Core {
             Later::Port { up } => self.look_at_port(*up),
         };
         if let Err(e) = done {
-            tracing::error!(%e, "what the adapter asked for was not done");
+            tracing::error!(%e, "a request of the adapter failed");
         }
     }
 
@@ -304,7 +304,7 @@ impl Core {
         // What was let go of reaches nothing.
         let kept_away = off.is_ok() || self.function().is_let_go();
         if let (Err(e), false) = (&off, kept_away) {
-            tracing::error!(%e, "a dead adapter was not kept from memory");
+            tracing::error!(%e, "switching off bus mastering of a dead adapter failed");
         }
         *buried = Some(kept_away);
         drop(buried);

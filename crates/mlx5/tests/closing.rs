@@ -155,7 +155,7 @@ fn an_error_of_the_bus_ends_the_device() {
     scripted.state().notice(0);
     until("it is found", || device.death().is_some());
     until("it is told", || device.poll_event() == Some(AsyncEvent::DeviceFatal));
-    is_dead(&device, Death::Bus, "its bus has reported an error");
+    is_dead(&device, Death::Bus, "its bus has reported a fatal error");
     assert!(!scripted.state().masters());
     drop(device);
     assert_eq!(scripted.end().resets, 2);

@@ -45,7 +45,7 @@ pub(super) enum ControlError {
     Io(#[from] std::io::Error),
     /// Nothing came.
     #[error(
-        "the peer said nothing for {0:?}; see whether it hangs, or measures with another host, and run both ends again"
+        "the peer sent nothing for {0:?}; check whether it hangs, or measures with another host, and run both ends again"
     )]
     Silent(Duration),
     /// The other end does not take what it is told.
@@ -56,7 +56,7 @@ pub(super) enum ControlError {
     Interrupted,
     /// Something else is at the other end.
     #[error(
-        "the peer sent {line:?}, which is no message of `hca perf` ({why}): check the address and port, and that both ends run the same version"
+        "the peer sent {line:?}, which is not a message of `hca perf` ({why}): check the address and port, and that both ends run the same version"
     )]
     Garbled {
         /// What came, its begin.
@@ -77,7 +77,7 @@ pub(super) enum ControlError {
     Peer(String),
     /// More than this end gives.
     #[error(
-        "the measurement takes {needed} MiB of memory, and this end gives {given} MiB: measure smaller messages, or start it with a larger --memory"
+        "the measurement needs {needed} MiB of memory, and this end has {given} MiB: measure smaller messages, or start it with a larger --memory"
     )]
     Memory {
         /// What it takes, in MiB.
@@ -87,7 +87,7 @@ pub(super) enum ControlError {
     },
     /// The other side's memory is shorter than the messages that go there.
     #[error(
-        "the peer offers {len} bytes of memory for messages that take {needed}: run the same version of `hca` on both ends"
+        "the peer offers {len} bytes of memory for messages that need {needed}: run the same version of `hca` on both ends"
     )]
     Window {
         /// What it offers.

@@ -61,7 +61,7 @@ pub(super) struct NodeCard(pub(super) Card);
 impl TryFrom<Vec<u8>> for NodeCard {
     type Error = &'static str;
     fn try_from(bytes: Vec<u8>) -> Result<Self, Self::Error> {
-        Card::from_bytes(&bytes).map(Self).ok_or("bytes that are no card of a Portals node")
+        Card::from_bytes(&bytes).map(Self).ok_or("bytes that are not a card of a Portals node")
     }
 }
 impl From<NodeCard> for Vec<u8> {

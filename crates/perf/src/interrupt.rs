@@ -45,7 +45,7 @@ pub fn listen(outlives: bool) {
         false => &[SIGINT, SIGTERM, SIGHUP],
     };
     if let Err(e) = signals.iter().try_for_each(|signal| listen_for(*signal, outlives)) {
-        eprintln!("hca: Ctrl-C will end this abruptly: {e}");
+        eprintln!("hca: Ctrl-C will end the measurement without a result: {e}");
     }
 }
 

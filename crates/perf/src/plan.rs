@@ -163,7 +163,7 @@ impl FromStr for Size {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         let size = parse_bytes(s).and_then(Self::new);
-        size.ok_or_else(|| format!("`{s}` is no size from 1 to 1G: write bytes, or 64K, or 4M"))
+        size.ok_or_else(|| format!("`{s}` is not a size from 1 to 1G: write bytes, or 64K, or 4M"))
     }
 }
 
@@ -175,7 +175,7 @@ impl FromStr for Memory {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         let bytes = parse_bytes(s).filter(|n| (1 << 20..=1 << 40).contains(n));
-        bytes.map(Self).ok_or_else(|| format!("`{s}` is no size from 1M to 1024G: write 64M, or 2G"))
+        bytes.map(Self).ok_or_else(|| format!("`{s}` is not a size from 1M to 1024G: write 64M, or 2G"))
     }
 }
 impl fmt::Display for Memory {

@@ -130,7 +130,7 @@ pub enum PairError {
         device: Box<DeviceUrl>,
     },
     /// Nothing comes back any more.
-    #[error("nothing came back for {0:?}; see whether the peer hangs, and run both ends again")]
+    #[error("no answer arrived for {0:?}; check whether the peer hangs, and run both ends again")]
     Stalled(Duration),
     /// The process can't be started.
     #[error("the peer process can't be started: {0}; check the limits on processes (ulimit -u)")]
@@ -152,7 +152,7 @@ pub enum PairError {
         op: Op,
     },
     /// A CPU can't be used.
-    #[error("CPU {cpu} can't be used: {source}; leave the binding away with --no-pin")]
+    #[error("CPU {cpu} can't be used: {source}; --no-pin leaves the binding out")]
     Pin {
         /// The CPU.
         cpu: usize,

@@ -31,7 +31,7 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] hca_matching::Error),
     /// There is no such process.
-    #[error("target {target:?} is no process of this interface")]
+    #[error("target {target:?} is not a process of this interface")]
     Target {
         /// The given value.
         target: Process,

@@ -22,7 +22,7 @@ pub enum JoinError {
     Job(#[from] JobError),
     /// The data that rank 0 published is invalid.
     #[error(
-        "rank 0 of the job published {length} bytes, which are no node's card: do all processes run the same version?"
+        "rank 0 of the job published {length} bytes, which are not a node's card: do all processes run the same version?"
     )]
     Card {
         /// The number of bytes.

@@ -101,7 +101,7 @@ pub(crate) enum WireError {
     #[error("a message of {length} bytes is cut off")]
     Short { length: usize },
     /// A field has a value without meaning.
-    #[error("{field} is {value}, which means nothing")]
+    #[error("{field} is {value}, which is not defined")]
     Field { field: &'static str, value: u8 },
 }
 

@@ -330,9 +330,7 @@ impl LayoutInfo {
 
 /// The bytes given are fewer than the structure has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{layout} takes {needed} bytes, and only {got} were given: the other side sent or asked for too little"
-)]
+#[error("{layout} has {needed} bytes, and only {got} were given: the other side sent or asked for too few")]
 pub struct TooShort {
     /// The structure that was to be read or written.
     pub layout: &'static str,

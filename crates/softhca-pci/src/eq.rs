@@ -140,7 +140,7 @@ impl Function {
             let asynchronous = eq.mask != [0; 4];
             match why {
                 // What the client did to this queue is this queue's fault alone.
-                Unwritten::Gone => tracing::debug!(eqn, "an event queue's memory is gone"),
+                Unwritten::Gone => tracing::debug!(eqn, "an event queue's memory was unmapped"),
                 Unwritten::Full if asynchronous => {
                     self.registers.set_syndrome(HealthSyndrome::AsynchronousEqBufOverrun);
                 }
@@ -169,7 +169,7 @@ impl Function {
             tracing::debug!(
                 ci,
                 produced = eq.produced,
-                "an event queue was read further than it was written"
+                "an event queue's consumer index is ahead of its producer index"
             );
             return;
         }

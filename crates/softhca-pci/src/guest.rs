@@ -106,10 +106,10 @@ pub(crate) enum NoWindow {
     #[error(transparent)]
     Fault(#[from] Fault),
     /// The pages are fewer than the length needs, or lie where pages can't begin.
-    #[error("the list of pages does not fit what is to be mapped")]
+    #[error("the list of pages does not fit the range to map")]
     Pages,
     /// The pages are of more ranges that lie apart than one window shows.
-    #[error("the pages are of more than {MOST_APART} ranges that lie apart: map memory side by side")]
+    #[error("the pages form more than {MOST_APART} separate ranges: map contiguous memory")]
     Apart,
 }
 
@@ -173,7 +173,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: (1) it is ours, and windows hold it as long as they use it.
         if let Err(e) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
-            tracing::error!("client memory stays mapped: {e}");
+            tracing::error!("unmapping client memory failed: {e}");
         }
     }
 }
@@ -371,7 +371,12 @@ impl Guest {
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let lies_in_it = offset.checked_add(len as u64).is_some_and(|end| end <= size);
         if !offset.is_multiple_of(PAGE) || !lies_in_it {
-            tracing::warn!(offset, len, size, "memory of a client was refused: it does not lie in its file");
+            tracing::warn!(
+                offset,
+                len,
+                size,
+                "memory of a client was refused: the range is not within its file"
+            );
             return Err(Errno::INVAL);
         }
         if let Some(mapping) = self.files.get(&id).and_then(Weak::upgrade)

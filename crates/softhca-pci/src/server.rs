@@ -76,7 +76,7 @@ const MAX_FUNCTIONS: usize = 1024;
 #[non_exhaustive]
 pub enum ServeError {
     /// There is nothing to serve, or more than can be numbered.
-    #[error("{0} sockets, where a server has 1 to {MAX_FUNCTIONS} functions with a socket each")]
+    #[error("{0} sockets: a server has 1 to {MAX_FUNCTIONS} functions with a socket each")]
     Functions(usize),
     /// What is fixed of a function can't be.
     #[error("{}: {why}", path.display())]
@@ -276,7 +276,7 @@ impl Server {
         while let Some(event) = self.hca.poll_event() {
             let taken = self.slots.iter_mut().any(|slot| slot.guarded(|function| function.take_event(event)));
             if !taken {
-                tracing::debug!("an event is nobody's: {event:?}");
+                tracing::debug!("an event of no function: {event:?}");
             }
         }
     }
@@ -400,7 +400,7 @@ impl Slot {
     fn break_down(&mut self) {
         let Some(broken) = self.function.take() else { return };
         tracing::error!(
-            "{}: the function has panicked, and is as new: please report what was printed, with what its client did",
+            "{}: the function has panicked and was reset: please report the output, and what its client did",
             self.listener.path().display()
         );
         (self.client, self.leaving, self.worn) = (None, false, true);
@@ -413,7 +413,10 @@ impl Slot {
                 self.function = Some(function);
             }
             Err(e) => {
-                tracing::error!("{}: there is no function any more: {e}", self.listener.path().display());
+                tracing::error!(
+                    "{}: the function can't be created again: {e}",
+                    self.listener.path().display()
+                );
             }
         }
     }
@@ -441,7 +444,7 @@ impl Slot {
         if ended.is_closed() {
             tracing::info!("{}: {ended}", self.listener.path().display());
         } else {
-            tracing::warn!("{}: {ended}; it is hung up on", self.listener.path().display());
+            tracing::warn!("{}: {ended}; its connection is closed", self.listener.path().display());
         }
         (self.leaving, self.worn) = (true, true);
         self.leave();
@@ -483,17 +486,17 @@ impl Slot {
         }
         let Some(socket) = self.listener.accept() else { return };
         if self.client.is_some() {
-            tracing::warn!("{}: a second client is hung up on", self.listener.path().display());
+            tracing::warn!("{}: the connection of a second client is closed", self.listener.path().display());
             return;
         }
         if let Err(e) = self.renew() {
             tracing::error!(
-                "{}: a client is hung up on, as what the one before shared with the server can't be replaced: {e}",
+                "{}: a client's connection is closed, as the memory shared with the client before can't be replaced: {e}",
                 self.listener.path().display()
             );
             return;
         }
-        tracing::info!("{}: a client is here", self.listener.path().display());
+        tracing::info!("{}: a client is connected", self.listener.path().display());
         self.client = Some(Connection::new(socket));
     }
 }

@@ -305,12 +305,12 @@ fn with_traffic_class(av: &AddressVector) -> AddressVector {
 
 fn no_path(gid: Gid, e: PathError) -> DeviceError {
     match e {
-        PathError::Family { .. } => DeviceError::NoPath { gid, why: "it is of the other IP version" },
+        PathError::Family { .. } => DeviceError::NoPath { gid, why: "the peer has the other IP version" },
         PathError::NotUnicast { why, .. } => DeviceError::NoPath { gid, why },
         PathError::Limit(_) => DeviceError::NoPath { gid, why: "too many paths are open" },
         PathError::Io { doing, source } => DeviceError::Io { doing, source },
         PathError::ForeignUser { .. } => {
-            let why = "the process there is another user's: run both as one, or let both sides take any (users=any)";
+            let why = "the process there belongs to another user: run both as one user, or let both sides admit any (users=any)";
             DeviceError::NoPath { gid, why }
         }
         _ => DeviceError::NoPath { gid, why: "the network refuses it" },
@@ -357,7 +357,7 @@ impl Engine {
             }
         }
         if as_before == Some(true) {
-            let why = "it is not reached by shared memory, as the connection is";
+            let why = "the device is not reached by shared memory, but the connection is";
             return Err(DeviceError::NoPath { gid: av.dgid, why });
         }
         Ok((self.open_path(av, Some(qpn))?, false))

@@ -21,7 +21,7 @@ impl Fork {
     /// Refuses the control path to a child.
     pub(crate) fn check(self) -> Result<(), DeviceError> {
         if self.is_child() {
-            let what = "use in a child process: it was opened before the fork; open another one in the child";
+            let what = "use in a child process: the device was opened before the fork; open another one in the child";
             return Err(DeviceError::Unsupported { what });
         }
         Ok(())

@@ -49,7 +49,7 @@ fn word_of(entry: &QpEntry) -> u64 {
 fn report(revocation: &Revocation) {
     if revocation.exposed {
         tracing::error!(
-            "memory that a stuck peer had mapped could not be made private: it may change once more"
+            "memory that a stuck peer had mapped could not be made private: the peer may still change it"
         );
     }
 }

@@ -27,7 +27,7 @@ pub enum MemoryError {
     Device(#[from] DeviceError),
     /// The device reaches only memory that it gave out itself.
     #[error(
-        "this device ({device}) can't reach memory of the program's own; take it from `Pd::alloc` or `Pd::alloc_shared`"
+        "this device ({device}) can't reach memory of the program's own; use memory of `Pd::alloc` or `Pd::alloc_shared`"
     )]
     ForeignMemory {
         /// The device's name.
@@ -37,7 +37,7 @@ pub enum MemoryError {
     #[error("a region has at least 1 byte")]
     Empty,
     /// A region longer than the device takes.
-    #[error("a region of {len} bytes; this device takes at most {max}")]
+    #[error("the region has {len} bytes; this device takes at most {max}")]
     TooLong {
         /// Bytes asked for.
         len: u64,
@@ -110,7 +110,7 @@ pub enum ConnectError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The far end is a queue pair of another service.
-    #[error("the far end is a {theirs:?} queue pair, this one is {ours:?}; both have to be of one service")]
+    #[error("the peer's queue pair is {theirs:?}, this one is {ours:?}; both have to be of one service")]
     Service {
         /// This end's.
         ours: QpType,
@@ -118,7 +118,7 @@ pub enum ConnectError {
         theirs: QpType,
     },
     /// RESET drops requests without a completion.
-    #[error("a queue pair of the safe API does not go back to RESET; drop it and build another")]
+    #[error("a queue pair of the safe API can't go back to RESET; drop it and build another")]
     Reset,
 }
 
@@ -127,7 +127,7 @@ pub enum ConnectError {
 #[non_exhaustive]
 pub enum WaitError {
     /// Nothing came in time.
-    #[error("nothing came within {0:?}")]
+    #[error("nothing arrived within {0:?}")]
     TimedOut(Duration),
     /// The device has nothing to wait on.
     #[error(transparent)]
@@ -241,7 +241,7 @@ impl WcError {
             WcStatus::RemoteAccess => {
                 "check the remote range, its key, and the rights that the peer gave them"
             }
-            WcStatus::RemoteOperation => "look at the peer's own completions: one of them failed",
+            WcStatus::RemoteOperation => "see the peer's completions: one of them failed",
             WcStatus::RetryExceeded => {
                 "check that the peer is alive, connected back, and reachable (UDP port 4791), or raise timeout and retry_cnt"
             }

@@ -152,7 +152,7 @@ impl Drop for Region {
         } else {
             self.revoke()
                 .inspect_err(|error| {
-                    tracing::error!(region = %self.keys.handle, len = self.len(), %error, "leaking memory: the device does not let go of it");
+                    tracing::error!(region = %self.keys.handle, len = self.len(), %error, "leaking memory: the device does not release it");
                 })
                 .is_ok()
         };

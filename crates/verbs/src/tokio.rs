@@ -121,7 +121,7 @@ impl Reactor {
         ::tokio::spawn(async move {
             let drive = poll_fn(|cx| driver.drive(cx, |cq, wcs, cx| poll_completions(cq, &fd, cx, wcs)));
             if let Err(error) = drive.await {
-                tracing::error!(%error, "a reactor's driver ends: its tasks hear of no completion any more");
+                tracing::error!(%error, "a reactor's driver ends: its tasks get no more completions");
             }
         });
         Ok(reactor)

@@ -17,7 +17,7 @@ hca_core::debug_as_display!(OpenError, FunctionError, DmaError);
 pub enum OpenError {
     /// What was given is no address of a PCI function.
     #[error(
-        "`{given}` is no PCI address: take domain:bus:device.function, as in 0000:03:00.0 (`lspci -D` lists them)"
+        "`{given}` is not a PCI address: write domain:bus:device.function, as in 0000:03:00.0 (`lspci -D` lists them)"
     )]
     Address {
         /// The given value.
@@ -104,7 +104,7 @@ pub enum OpenError {
     },
     /// Interrupts of the function could not be confined.
     #[error(
-        "the machine can't confine the interrupts of the PCI function {address}: switch interrupt remapping on in the \
+        "the machine can't isolate the interrupts of the PCI function {address}: switch interrupt remapping on in the \
          firmware (x2APIC), or, where every user of such functions is trusted with the machine, reload the module \
          with `modprobe vfio_iommu_type1 allow_unsafe_interrupts=1` (iommufd: `modprobe iommufd \
          allow_unsafe_interrupts=1`), as root"
@@ -122,7 +122,7 @@ pub enum OpenError {
         what: &'static str,
     },
     /// What was opened is something else.
-    #[error("{name} is a device, but no PCI function")]
+    #[error("{name} is a device, but not a PCI function")]
     NotPci {
         /// The one that was given.
         name: String,
@@ -159,7 +159,7 @@ fn others_text(others: &[(String, String)]) -> String {
 pub enum FunctionError {
     /// There is no such BAR, or it has no memory.
     #[error(
-        "BAR {index} of {name} is not there: functions have BARs 0 to 5, and the upper half of a long one is none"
+        "{name} has no BAR {index}: functions have BARs 0 to 5, and the upper half of a 64-bit one has no number"
     )]
     NoBar {
         /// The function.
@@ -169,7 +169,7 @@ pub enum FunctionError {
     },
     /// An access does not fit its region.
     #[error(
-        "{bytes} bytes at {offset:#x} of {region} of {name} are not possible: it has {size:#x} bytes, and accesses are aligned"
+        "no access to {bytes} bytes at {offset:#x} of {region} of {name}: it has {size:#x} bytes, and accesses must be aligned"
     )]
     Range {
         /// The function.
@@ -225,7 +225,7 @@ pub enum FunctionError {
     },
     /// Registers are mapped, and would be gone.
     #[error(
-        "memory space of {name} can't be switched off while {windows} windows on its registers are held: drop them"
+        "memory space of {name} can't be switched off while {windows} register mappings exist: drop them"
     )]
     StillMapped {
         /// The function.
@@ -234,7 +234,7 @@ pub enum FunctionError {
         windows: usize,
     },
     /// So many interrupts are not possible.
-    #[error("{asked} MSI-X vectors of {name} are not possible: take 1 to {has}")]
+    #[error("{name} can't have {asked} MSI-X vectors: use 1 to {has}")]
     Vectors {
         /// The function.
         name: String,
@@ -260,7 +260,7 @@ pub enum FunctionError {
         name: String,
     },
     /// It says something of itself that can't be.
-    #[error("{name} describes {what} in a way that can't be: {source}")]
+    #[error("{name} describes {what} wrongly: {source}")]
     Description {
         /// The function.
         name: String,
@@ -270,7 +270,7 @@ pub enum FunctionError {
         source: crate::user::wire::WireError,
     },
     /// It was let go of.
-    #[error("{name} was let go of: open it again, once it is bound to vfio-pci, or served, again")]
+    #[error("{name} was released: open it again, once it is bound to vfio-pci, or served, again")]
     LetGo {
         /// The function.
         name: String,
@@ -322,7 +322,7 @@ impl core::fmt::Display for RegionName {
 pub enum DmaError {
     /// Nothing was asked for, or more than there can be.
     #[error(
-        "a piece of {bytes} bytes, aligned to {align}: take 1 byte at least, and a power of two from 1 to {max_align}"
+        "a piece of {bytes} bytes, aligned to {align}: use at least 1 byte, and a power of two from 1 to {max_align}"
     )]
     Size {
         /// The requested value.
@@ -358,9 +358,7 @@ pub enum DmaError {
         allowed: u64,
     },
     /// There are too many mappings.
-    #[error(
-        "{name} has {limit} mappings for DMA, which is all that it may have: unmap something, or map larger pieces"
-    )]
+    #[error("{name} has {limit} mappings for DMA, which is the limit: unmap something, or map larger pieces")]
     Mappings {
         /// The function.
         name: String,

@@ -18,18 +18,18 @@ pub(crate) enum PciSocketError {
     #[error("there is no path: write it first, as in /tmp/a.sock,ip=10.0.0.5")]
     NoPath,
     #[error(
-        "`{0}` is none of mac=ADDRESS, ip=ADDRESS and rate=RATE, which may follow the path; a path itself has no commas"
+        "`{0}` is not an option: mac=ADDRESS, ip=ADDRESS and rate=RATE may follow the path, and the path has no commas"
     )]
     Unknown(String),
-    #[error("mac={0} is no Ethernet address: write six bytes, as in mac=02:00:00:00:00:01")]
+    #[error("mac={0} is not an Ethernet address: write six bytes, as in mac=02:00:00:00:00:01")]
     Mac(String),
     #[error(
-        "ip={0} is no IP address: write one without a prefix length, as in ip=10.0.0.5 or ip=2001:db8::5"
+        "ip={0} is not an IP address: write one without a prefix length, as in ip=10.0.0.5 or ip=2001:db8::5"
     )]
     Ip(String),
     #[error("rate={0}: {1}")]
     Rate(String, NoRate),
-    #[error("{0}= is there twice: a function has one")]
+    #[error("{0}= is given twice: a function has one")]
     Twice(&'static str),
 }
 

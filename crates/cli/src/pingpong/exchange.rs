@@ -37,12 +37,12 @@ pub(crate) struct Dest {
 pub(crate) enum ExchangeError {
     /// The connection broke.
     #[error(
-        "the exchange broke off while {doing}: {source}; see what the other end printed, and start both again"
+        "the connection of the exchange broke while {doing}: {source}; read the other end's output, and start both again"
     )]
     Io { doing: &'static str, source: std::io::Error },
     /// The other end says nothing.
     #[error(
-        "the other end said nothing for {limit:?} while {doing}: check that an ibv_*_pingpong or `hca pingpong` of the same service is at that address and port, end what hangs there, and start both again"
+        "the other end sent nothing for {limit:?} while {doing}: check that an ibv_*_pingpong or `hca pingpong` of the same service runs at that address and port, end it if it hangs, and start both again"
     )]
     Silent { doing: &'static str, limit: Duration },
     /// The user ended it.
@@ -55,7 +55,7 @@ pub(crate) enum ExchangeError {
     Garbled { text: String },
     /// The peer says what can't be.
     #[error(
-        "the other end sent {text:?}, and no queue pair of a program has such a {what}: check that an ibv_*_pingpong or `hca pingpong` of the same service listens on that port"
+        "the other end sent {text:?}, which has an invalid {what}: check that an ibv_*_pingpong or `hca pingpong` of the same service listens on that port"
     )]
     Impossible { text: String, what: &'static str },
     /// The peer gave neither GID nor LID.

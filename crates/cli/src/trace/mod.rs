@@ -29,7 +29,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 const BUILT_IN: [(&str, &str, &str); 9] = [
     (
         "exact-behind-wildcards",
-        "entries are asked in the order of the list, exact or not",
+        "entries are compared in the order of the list, exact or not",
         include_str!("scenarios/exact-behind-wildcards.txt"),
     ),
     (
@@ -52,14 +52,10 @@ const BUILT_IN: [(&str, &str, &str); 9] = [
     ("source", "entries for one process, one node, or any", include_str!("scenarios/source.txt")),
     (
         "operation",
-        "an entry that matches and does not do this operation",
+        "an entry that matches and does not allow this operation",
         include_str!("scenarios/operation.txt"),
     ),
-    (
-        "local-offset",
-        "messages one behind the other in one entry",
-        include_str!("scenarios/local-offset.txt"),
-    ),
+    ("local-offset", "consecutive messages in one entry", include_str!("scenarios/local-offset.txt")),
 ];
 
 /// The reason why nothing was traced.
@@ -74,7 +70,7 @@ pub(crate) enum TraceError {
         source: std::io::Error,
     },
     /// It is larger than a scenario is.
-    #[error("{path} has more than {MAX_FILE_BYTES} bytes, and so is no scenario")]
+    #[error("{path} has more than {MAX_FILE_BYTES} bytes, which is the limit of a scenario")]
     TooLarge {
         /// The file.
         path: String,

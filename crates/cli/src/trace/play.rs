@@ -225,7 +225,7 @@ impl<'a> Stage<'a> {
             Some(Reason::Source) => format!("the message is from {} ({sender:?})", message.by),
             Some(Reason::Inactive) => format!("has less than {} B left", posted.post.min_free),
             Some(Reason::TooLong) => format!("{} B do not fit, and it does not truncate", message.length),
-            Some(Reason::Operation) => "matches, and does not take this operation".to_owned(),
+            Some(Reason::Operation) => "matches, and does not allow this operation".to_owned(),
             Some(Reason::Permission) => {
                 let (uid, of) = (posted.post.uid.unwrap_or(0), self.senders[&message.by].ni.uid().0);
                 format!("matches, and is for user {uid}; {} is user {of}", message.by)
@@ -267,10 +267,10 @@ impl<'a> Stage<'a> {
             }
             (NiFail::Ok, None) => "taken".to_owned(),
             (NiFail::PtDisabled, _) if closed => {
-                format!("portal {0} is disabled: `enable {0}` lets it take messages again", message.portal)
+                format!("portal {0} is disabled: `enable {0}` enables it again", message.portal)
             }
             (NiFail::PtDisabled, _) => {
-                format!("nothing takes it, and flow control disables portal {}", message.portal)
+                format!("no entry takes it, and flow control disables portal {}", message.portal)
             }
             (NiFail::Dropped, _) if !self.events.contains_key(&message.portal) => {
                 format!("dropped: there is no portal {}", message.portal)
@@ -278,7 +278,7 @@ impl<'a> Stage<'a> {
             (NiFail::Dropped, _) => "dropped: no entry takes it".to_owned(),
             (NiFail::PermViolation, _) => "refused: the entry that matches is for another user".to_owned(),
             (NiFail::OpViolation, _) => {
-                "refused: the entry that matches does not take this operation".to_owned()
+                "refused: the entry that matches does not allow this operation".to_owned()
             }
             (other, _) => format!("failed: {other:?}"),
         };
@@ -324,7 +324,7 @@ impl<'a> Stage<'a> {
             | EventKind::AtomicOverflow
             | EventKind::FetchAtomicOverflow => {
                 let place = place.map_or("nowhere", |posted| posted.post.name.as_str());
-                format!("{of} finds a message that came before it: {mlength} B in {place}")
+                format!("{of} finds a message that arrived before it: {mlength} B in {place}")
             }
             EventKind::AutoUnlink => format!("{of} is used up and unlinked"),
             EventKind::AutoFree => format!("no header waits any more for what is in {of}"),

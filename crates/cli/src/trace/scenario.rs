@@ -128,30 +128,30 @@ pub(crate) struct ScenarioError {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum Wrong {
     #[error(
-        "`{0}` is no statement: write sender, portal, post, unlink, enable, disable, put, get or fetch-add"
+        "`{0}` is not a statement: write sender, portal, post, unlink, enable, disable, put, get or fetch-add"
     )]
     Statement(String),
     #[error("`{statement}` needs {what}")]
     Missing { statement: &'static str, what: &'static str },
-    #[error("`{statement}` knows no `{word}`: it takes {takes}")]
+    #[error("`{statement}` has no argument `{word}`: it takes {takes}")]
     Word { statement: &'static str, word: String, takes: &'static str },
     #[error("`{key}` is given twice")]
     Twice { key: String },
-    #[error("`{key}={value}` is no number{within}: write it as 12, 0x7f or 4K")]
+    #[error("`{key}={value}` is not a number{within}: write it as 12, 0x7f or 4K")]
     Number { key: String, value: String, within: String },
     #[error("`{key}={value}` is none of {takes}")]
     Value { key: String, value: String, takes: &'static str },
-    #[error("portal {index} is not there yet: write `portal {index}` before")]
+    #[error("portal {index} does not exist yet: write `portal {index}` before")]
     Portal { index: u32 },
-    #[error("portal {index} is there already")]
+    #[error("portal {index} exists already")]
     PortalTwice { index: u32 },
     #[error("no entry is named `{0}` at this point: `post {0} ...` before")]
     Entry(String),
-    #[error("`{0}` is the name of another: give each sender and entry a name of its own")]
+    #[error("`{0}` is in use: give each sender and entry a different name")]
     NameTwice(String),
-    #[error("nobody is named `{0}`: write `sender {0}` before")]
+    #[error("no sender is named `{0}`: write `sender {0}` before")]
     Sender(String),
-    #[error("a fetch-add is of 8 bytes, or a multiple of that")]
+    #[error("a fetch-add has 8 bytes, or a multiple of that")]
     Words,
     #[error("a scenario has {MAX_STATEMENTS} statements at most")]
     TooLong,

@@ -709,7 +709,7 @@ fn what_can_not_be_served_is_refused_with_a_reason() {
     };
     let mac = "mac=02:00:00:00:00:01";
     let said = roce([&format!("/tmp/x.sock,{mac}"), &format!("/tmp/y.sock,{mac}")]);
-    assert!(said.contains("/tmp/y.sock: ") && said.contains("give each function another one"), "{said}");
+    assert!(said.contains("/tmp/y.sock: ") && said.contains("give each function a different one"), "{said}");
     let said = roce(["/tmp/x.sock,ip=10.0.0.1", "/tmp/y.sock,ip=::ffff:10.0.0.1"]);
     assert!(said.contains("/tmp/y.sock: ") && said.contains("10.0.0.1"), "{said}");
     let said = roce(["/tmp/x.sock,mac=01:00:00:00:00:01", "/tmp/y.sock"]);

@@ -248,12 +248,14 @@ fn offer_superframes(socket: &Socket, notes: &mut Vec<(&'static str, String)>) -
     let granted = socket.recv_buffer_size().unwrap_or(RECV_BUFFER_BYTES) / 2;
     let text = match &told {
         Ok(()) if granted < RECV_BUFFER_BYTES => format!(
-            "cut here where they arrive uncut; {granted} bytes of them may wait: raise net.core.rmem_max, or run with \
+            "segmented by this adapter where they arrive unsegmented; the socket's buffer has {granted} bytes: raise net.core.rmem_max, or run with \
              CAP_NET_ADMIN, for more"
         ),
-        Ok(()) => format!("cut here where they arrive uncut; {granted} bytes of them may wait"),
+        Ok(()) => format!(
+            "segmented by this adapter where they arrive unsegmented; the socket's buffer has {granted} bytes"
+        ),
         Err(e) => format!(
-            "dropped ({e}): have a sender on this machine cut them, with `ip link set INTERFACE gso_max_segs 1`"
+            "dropped ({e}): `ip link set INTERFACE gso_max_segs 1` makes a sender on this machine segment them"
         ),
     };
     notes.push(("super-frames", text));

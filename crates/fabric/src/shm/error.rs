@@ -14,7 +14,7 @@ hca_core::debug_as_display!(ShmError);
 pub enum ShmError {
     /// The domain's name does not fit a socket's.
     #[error(
-        "`{domain}` is no domain of shared memory: take 1 to 32 letters, digits, dots, underscores or hyphens, as in \
+        "`{domain}` is not a domain of shared memory: use 1 to 32 letters, digits, dots, underscores or hyphens, as in \
          shm://lab"
     )]
     Domain {
@@ -54,7 +54,7 @@ pub enum ShmError {
     )]
     LinkLocal,
     /// The size of a ring.
-    #[error("a ring of {bytes} bytes: take a power of two from 64 KiB to 64 MiB")]
+    #[error("the ring has {bytes} bytes: choose a power of two from 64 KiB to 64 MiB")]
     Ring {
         /// The requested value.
         bytes: usize,

@@ -174,10 +174,10 @@ pub enum Notice {
 #[non_exhaustive]
 pub enum GrantError {
     /// There is no such link, or the two have not met yet.
-    #[error("there is no link to this peer")]
+    #[error("no shared-memory connection to this peer exists")]
     Link,
     /// The peer's process belongs to another user.
-    #[error("the peer's process belongs to another user, who gets packets only")]
+    #[error("the peer's process belongs to another user, which may exchange packets only")]
     ForeignUser,
     /// This adapter does not share memory in this way.
     #[error("this adapter was opened with isolated=yes or process_vm=no")]
@@ -191,16 +191,16 @@ pub enum GrantError {
         limit: u32,
     },
     /// The region does not reach over all pages of its memory, and a descriptor would open the others as well.
-    #[error("the region does not reach over all pages of its memory")]
+    #[error("the region does not cover all pages of its memory")]
     Partial,
     /// The region is being taken back, and a peer is still within an access to it.
-    #[error("the region is being taken back")]
+    #[error("the region is being revoked")]
     Ending,
     /// The memory is this process's alone since a peer was stuck in it.
-    #[error("the memory is private since a peer that had it was dropped")]
+    #[error("the memory became private when a peer that had mapped it was dropped")]
     Private,
     /// The memory was granted for reading only once, and is sealed against other writers for good.
-    #[error("the memory was granted for reading only before, and can't be granted for writing any more")]
+    #[error("the memory was granted for reading only, and can't be granted for writing later")]
     ReadOnly,
     /// Another adapter of this process has granted it.
     #[error("the memory is granted by another adapter of this process")]
@@ -222,7 +222,7 @@ pub enum Denied {
     #[error("there is no such grant")]
     Unknown,
     /// The region was taken back; a notice follows.
-    #[error("the region was taken back")]
+    #[error("the region was revoked")]
     Revoked,
     /// The queue pair's word is another one.
     #[error("the queue pair's word is {found:#x}")]
@@ -236,10 +236,10 @@ pub enum Denied {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// It is not within the region.
-    #[error("it is not within the region")]
+    #[error("the access is not within the region")]
     Range,
     /// The region is not granted for this.
-    #[error("the region is not granted for this")]
+    #[error("the region's rights do not allow the access")]
     Right,
     /// An atomic operation's word is not aligned to 8 bytes.
     #[error("the word is not aligned to 8 bytes")]

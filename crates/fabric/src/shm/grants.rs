@@ -573,7 +573,7 @@ impl ShmFabric {
             }
             Note::Ask { key, qpn } => {
                 if direct.asking.len() >= MAX_ASKED as usize {
-                    return Err("it asks for more grants than it may");
+                    return Err("it asks for more grants than allowed");
                 }
                 if !direct.asking.contains(&(key, qpn)) {
                     direct.asking.push((key, qpn));
@@ -614,7 +614,7 @@ impl ShmFabric {
     fn answered(&mut self, slot: u32, key: u32, qpn: u32) -> Result<(), &'static str> {
         let direct = &mut self.links.get_mut(slot).expect("its socket was just read").direct;
         if !take(&mut direct.asked, &(key, qpn)) {
-            return Err("it answers what was not asked");
+            return Err("it answers a question that was not asked");
         }
         self.grants.questions -= 1;
         Ok(())

@@ -62,16 +62,16 @@ pub(super) struct Greeting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HelloFault {
     /// It is something else.
-    #[error("it does not speak this protocol")]
+    #[error("the peer does not speak this protocol")]
     Magic,
     /// Another release.
-    #[error("it speaks version {0}, and this side {VERSION}: run the same release on both sides")]
+    #[error("the peer speaks version {0}, this side {VERSION}: run the same release on both sides")]
     Version(u16),
     /// A field is out of range.
-    #[error("its {0} is out of range")]
+    #[error("the peer's {0} is out of range")]
     Field(&'static str),
     /// It is longer or shorter, or has other descriptors.
-    #[error("it is not as long as it should, or brings other descriptors")]
+    #[error("the message has the wrong length or number of descriptors")]
     Length,
 }
 

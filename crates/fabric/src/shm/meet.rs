@@ -89,15 +89,13 @@ struct PeerMemory {
 enum Unwanted {
     #[error("{0}")]
     Memory(#[from] MemoryFault),
-    #[error("it says that it is at {0}, which is not so")]
+    #[error("the peer claims the address {0}, which is not the address of its socket")]
     Address(Ipv6Addr),
-    #[error("there are {MAX_LINKS} peers, which is the limit")]
+    #[error("{MAX_LINKS} peers are connected, which is the limit")]
     Limit,
-    #[error(
-        "the peers of its user {0} have rings of {MAX_BYTES_OF_USER} bytes, which is the limit for another user"
-    )]
+    #[error("the rings of user {0}'s peers have {MAX_BYTES_OF_USER} bytes, the limit for another user")]
     User(u32),
-    #[error("shared memory for it can't be had: {0}")]
+    #[error("can't allocate shared memory for the peer: {0}")]
     Outbox(std::io::Error),
 }
 
@@ -317,7 +315,7 @@ impl ShmFabric {
             };
             if !self.domain.admits(uid) || self.pending.len() >= MAX_PENDING {
                 self.counters.peers_refused += 1;
-                tracing::warn!(uid, "a connection was turned away: another user's, or one of too many");
+                tracing::warn!(uid, "a connection was refused: another user's, or above the limit");
                 tell(&socket, Kind::Refused, self.local);
                 continue;
             }
@@ -364,7 +362,7 @@ impl ShmFabric {
             }
             Received::Closed => {}
             Received::Fault(fault) => {
-                tracing::warn!(%fault, "a connection was turned away");
+                tracing::warn!(%fault, "a connection was refused");
                 self.counters.peers_refused += 1;
                 tell(socket, Kind::Refused, self.local);
             }
@@ -457,7 +455,7 @@ impl ShmFabric {
 
     #[cold]
     fn turn_away(&mut self, socket: &OwnedFd, why: &Unwanted) {
-        tracing::warn!(%why, "a peer was turned away");
+        tracing::warn!(%why, "a peer was refused");
         self.counters.peers_refused += 1;
         tell(socket, Kind::Refused, self.local);
     }
@@ -551,7 +549,7 @@ impl ShmFabric {
         };
         let link = self.links.get_mut(slot).expect("its socket was just read");
         let Stage::Asking(socket) = std::mem::replace(&mut link.stage, Stage::Yielded) else {
-            unreachable!("only who asks is welcomed")
+            unreachable!("only a process that asks is welcomed")
         };
         link.stage = Stage::Up(socket);
         self.link_up(slot, greeting, memory);

@@ -519,16 +519,16 @@ pub(super) fn create_sparse(
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MemoryFault {
     /// It could shrink, be written to by others, or is no memfd.
-    #[error("its seals are {found:?}, and {needed:?} are needed")]
+    #[error("the file's seals are {found:?}, not {needed:?}")]
     Seals { found: SealFlags, needed: SealFlags },
     /// It is no ordinary memory file, as one of huge pages.
-    #[error("its file system is of type {0:#x}, which is not tmpfs")]
+    #[error("the file's file system has type {0:#x}, not tmpfs")]
     Kind(u64),
     /// It is of another size than it should.
-    #[error("it has {found} bytes, and {needed} are needed")]
+    #[error("the file has {found} bytes, {needed} are needed")]
     Size { found: u64, needed: u64 },
     /// To look at it would make pages, of this process's share of memory.
-    #[error("pages are there for {found} of its {needed} bytes, and all are needed")]
+    #[error("the file has pages for {found} of its {needed} bytes")]
     Holes { found: u64, needed: u64 },
     /// The system refused.
     #[error("{0}")]

@@ -74,10 +74,10 @@ pub struct ProcessLoan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
     /// It is out of reach, or was taken back: it is to come by the ring.
-    #[error("what was lent is out of reach")]
+    #[error("the lent memory can't be read")]
     Gone,
     /// The peer lends what it does not have.
-    #[error("the peer lends memory that it does not have")]
+    #[error("the peer offers memory that it does not have")]
     Fault,
 }
 
@@ -363,7 +363,7 @@ impl ShmFabric {
         let wanted = self.process_vm != ProcessVm::No && !self.is_refused(Refusable::ProcessRead);
         let Ok(link) = self.linked(peer) else { return Ok(()) };
         if core::mem::replace(&mut link.direct.process_told, true) {
-            return Err("it offers its process twice");
+            return Err("it offers to read its process twice");
         }
         let (trusted, board) = (link.direct.trusted, link.direct.peer.as_ref().map(|p| p.board.clone()));
         let proved = match (&link.stage, board) {
@@ -385,7 +385,7 @@ impl ShmFabric {
 
     #[cold]
     fn cannot_fetch(&mut self, peer: LinkId, why: Errno) {
-        tracing::debug!(%why, "a peer's process can't be read: its messages come by the ring");
+        tracing::debug!(%why, "a peer's process can't be read: its messages go through the ring");
         self.counters.processes_not_readable += 1;
         self.send_note(peer, Note::Fetches { yes: false }, None);
     }
@@ -394,7 +394,7 @@ impl ShmFabric {
     pub(super) fn hear_fetches(&mut self, peer: LinkId, yes: bool) -> Result<(), &'static str> {
         let Ok(link) = self.linked(peer) else { return Ok(()) };
         if !link.direct.process_offered {
-            return Err("it answers what was not asked");
+            return Err("it answers a question that was not asked");
         }
         let notice =
             if yes { Notice::ProcessTaken { link: peer } } else { Notice::ProcessLeft { link: peer } };
@@ -415,7 +415,7 @@ pub(super) fn describe(process_vm: ProcessVm) -> String {
     const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
     let by_ring = |why: String| format!("two copies through the ring: {why}");
     if process_vm == ProcessVm::No {
-        return by_ring("process_vm=no or isolated=yes was asked for".to_owned());
+        return by_ring("the device was opened with process_vm=no or isolated=yes".to_owned());
     }
     let word = AtomicU64::new(1);
     if let Err(e) = read_word(getpid(), (&raw const word).addr() as u64) {

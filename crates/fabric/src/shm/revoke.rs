@@ -296,7 +296,7 @@ impl ShmFabric {
                 Ok(()) => self.counters.regions_made_private += 1,
                 Err(why) => {
                     let bytes = pages.len();
-                    tracing::error!(%why, bytes, "no memory to copy pages to that a dropped peer may change");
+                    tracing::error!(%why, bytes, "no memory for copies of the pages that a dropped peer may change");
                     // Nothing else may ever stand there.
                     std::mem::forget(pages.clone());
                     outcome.exposed = true;
@@ -328,10 +328,7 @@ impl ShmFabric {
                 }
             }
             let peer = self.links.get(slot).map(|l| l.peer);
-            tracing::warn!(
-                ?peer,
-                "a peer that stayed within an access to memory that was taken back is dropped"
-            );
+            tracing::warn!(?peer, "a peer that did not leave an access to revoked memory is dropped");
             self.counters.peers_dropped_stuck += 1;
             self.end(slot);
         }

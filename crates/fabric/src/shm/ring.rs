@@ -91,10 +91,10 @@ pub(super) const fn outbox_bytes(lines: u32) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Garbage {
     /// The word of a packet.
-    #[error("the word {word:#010x} in lap {tag}, which no packet begins with")]
+    #[error("invalid first word {word:#010x} in lap {tag}")]
     Word { word: u32, tag: u32 },
     /// The credits.
-    #[error("{credits} lines consumed, of {from} to {to} possible")]
+    #[error("{credits} lines consumed, outside of {from} to {to}")]
     Credits { credits: u32, from: u32, to: u32 },
 }
 

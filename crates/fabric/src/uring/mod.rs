@@ -76,7 +76,7 @@ impl UringFabric {
             Err(OpenError::Unsupported { what, source }) => {
                 let mut fabric = UdpFabric::open(local, &options.udp)?;
                 let note =
-                    format!("plain sockets serve instead: {what} is missing or forbidden here ({source})");
+                    format!("plain sockets are used instead: {what} is missing or forbidden here ({source})");
                 fabric.note("io_uring", note);
                 Ok(Box::new(fabric))
             }

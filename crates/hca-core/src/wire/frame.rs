@@ -60,7 +60,7 @@ pub enum FrameError {
     #[error("IPv4 header of {0} bytes; RoCEv2 has 20")]
     Ipv4Options(usize),
     /// A part of an IPv4 datagram.
-    #[error("IPv4 fragment; a RoCEv2 packet is never cut")]
+    #[error("IPv4 fragment; RoCEv2 packets are not fragmented")]
     Fragment,
     /// Not UDP.
     #[error("IP protocol {0} is not UDP")]

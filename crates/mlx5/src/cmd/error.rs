@@ -41,9 +41,9 @@ pub enum CmdError {
         /// A [`DeliveryStatus`] code.
         status: u32,
     },
-    /// It got no answer, and the adapter is taken for dead.
+    /// It got no answer, and the adapter is considered dead.
     #[error(
-        "{command} got no answer for {} s: the adapter is taken for dead; close it, and open it again, which resets it",
+        "{command} got no answer for {} s: the adapter is considered dead; close it, and open it again, which resets it",
         after.as_secs_f32()
     )]
     Silent {
@@ -54,7 +54,7 @@ pub enum CmdError {
     },
     /// The adapter was dead before.
     #[error(
-        "{command} was not given, as the adapter is dead: {death}; close it, and open it again, which resets it"
+        "{command} was not submitted, as the adapter is dead: {death}; close it, and open it again, which resets it"
     )]
     Dead {
         /// Which command.
@@ -72,7 +72,7 @@ pub enum CmdError {
     },
     /// It asked for more memory than any adapter needs.
     #[error(
-        "the adapter asked for {asked} pages of 4 KiB where it has {lent}, and {most} are the limit: it got none; reset it, and update its firmware if it does so again"
+        "the adapter asked for {asked} pages of 4 KiB and has {lent} already; the limit is {most}, so it got none; reset it, and update its firmware if this happens again"
     )]
     Greedy {
         /// Pages that it asked for.
@@ -109,12 +109,12 @@ impl CmdError {
 
 /// A status in words.
 fn status_text(code: u32) -> &'static str {
-    CmdStatus::from_code(code).map_or("a status that has no name", CmdStatus::text)
+    CmdStatus::from_code(code).map_or("an unknown status", CmdStatus::text)
 }
 
 /// A delivery status in words.
 fn delivery_text(code: u32) -> &'static str {
-    DeliveryStatus::from_code(code).map_or("a status that has no name", DeliveryStatus::text)
+    DeliveryStatus::from_code(code).map_or("an unknown status", DeliveryStatus::text)
 }
 
 /// What helps.
@@ -122,14 +122,14 @@ fn status_remedy(code: u32) -> &'static str {
     use CmdStatus as S;
     match CmdStatus::from_code(code) {
         Some(S::IntErr) => {
-            "close the device and open it again, which resets it; update the firmware if it comes again"
+            "close the device and open it again, which resets it; update the firmware if this happens again"
         }
         Some(S::BadOp) => "update the firmware, or ask the host's administrator what this function may do",
         Some(S::BadParam | S::BadOutpLen | S::BadInpLen | S::LimErr | S::IxErr) => {
-            "ask for less, see the device's attributes; where these allow it, please report it"
+            "ask for less (the device's attributes have the limits); if the attributes allow the value, please report it"
         }
         Some(S::NoRes) => "destroy some, or close other devices of the adapter",
-        Some(S::ResBusy) => "destroy first what uses it",
+        Some(S::ResBusy) => "destroy the objects that use it first",
         Some(S::NotReady) => "try again later",
         Some(S::BadSysState) => "close the device and open it again, which resets it",
         Some(S::BadQpState | S::BadResState | S::BadRes) => {
@@ -154,7 +154,7 @@ impl From<CmdError> for DeviceError {
             CmdError::Silent { command, .. } => Self::Dead { why: Death::Silent { command }.text() },
             CmdError::Dead { death, .. } => Self::Dead { why: death.text() },
             e @ (CmdError::Delivery { .. } | CmdError::Answer { .. } | CmdError::Greedy { .. }) => {
-                Self::Io { doing: "giving the adapter a command", source: io::Error::other(e) }
+                Self::Io { doing: "submitting a command to the adapter", source: io::Error::other(e) }
             }
             CmdError::Function { source, .. } => crate::error::function(source),
             CmdError::Memory { source, .. } => crate::error::memory(source),

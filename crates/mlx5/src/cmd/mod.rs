@@ -253,7 +253,7 @@ impl CommandQueue {
                 let next = self.asked().pop_front();
                 let Some(Asked { function, pages }) = next else { break };
                 if let Err(e) = self.pages.change(self, function, pages) {
-                    tracing::error!(%e, pages, "what the adapter asked for was not done");
+                    tracing::error!(%e, pages, "a request of the adapter failed");
                 }
             }
             drop(lending);

@@ -115,7 +115,7 @@ impl Ethernet {
                 made.take_back(means.cmd)
                     .map_err(|source| OpenError::Command { name: name.to_owned(), source })?;
                 tracing::warn!(
-                    "{name}: {e}; so its driver can't ask for peers' MACs, nor answer for its own; tell peers' by `neigh`"
+                    "{name}: {e}; so the driver can't resolve peers' MACs, nor answer for its own; give peers' MACs by `neigh`"
                 );
                 Ok(None)
             }
@@ -237,7 +237,7 @@ impl State {
         }
         if let Some(status) = self.queues.broken().filter(|_| well) {
             tracing::error!(
-                %status, "the Ethernet queues are in error: peers' MACs are not asked for any more; open the adapter anew"
+                %status, "the Ethernet queues are in error: peers' MACs are no longer resolved; open the adapter again"
             );
         }
     }

@@ -74,7 +74,7 @@ impl FromStr for Eager {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let eager = parse_bytes(text).and_then(|bytes| Self::try_from(bytes).ok());
-        eager.ok_or_else(|| format!("`{text}` is no size from 1 to 256K: write bytes, or 16K"))
+        eager.ok_or_else(|| format!("`{text}` is not a size from 1 to 256K: write bytes, or 16K"))
     }
 }
 
@@ -154,7 +154,7 @@ impl TryFrom<CaseFields> for Case {
 
 /// Why a row is none.
 const UNANSWERED: &str =
-    "a target that computes answers no put by one: measure an operation that the initiator hears of";
+    "a target that computes can't answer by a put: measure an operation that completes at the initiator";
 
 impl Case {
     /// Whether the target would have to answer, and does not.
@@ -193,7 +193,7 @@ impl FromStr for Depths {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |part: &str| {
             let parsed = part.trim().parse().ok().filter(|&n| n <= MAX_BEFORE);
-            parsed.ok_or_else(|| format!("`{part}` is no number of entries from 0 to {MAX_BEFORE}"))
+            parsed.ok_or_else(|| format!("`{part}` is not a number of entries from 0 to {MAX_BEFORE}"))
         };
         text.split(',').map(number).collect::<Result<_, _>>().map(Self)
     }

@@ -294,7 +294,7 @@ impl State {
             return;
         }
         let Err(error) = self.start(ni, transfer) else { return };
-        tracing::warn!(%error, "a triggered operation can't be begun");
+        tracing::warn!(%error, "starting a triggered operation failed");
         if let Ok(flight) = self.ni(ni).engine.begin(transfer) {
             let unsent = flight.is_sent();
             self.undeliverable(Flying { flight, ni, unsent, gone: false, copy: None });

@@ -87,7 +87,7 @@ impl State {
     #[cold]
     pub(super) fn malformed(&mut self, peer: u32, why: &dyn fmt::Display) {
         let id = self.peer(peer).identity;
-        tracing::warn!(nid = id.nid.0, pid = id.pid.0, %why, "a Portals peer is let go");
+        tracing::warn!(nid = id.nid.0, pid = id.pid.0, %why, "a Portals peer is disconnected");
         self.counts.malformed += 1;
         self.lost(peer, why);
     }

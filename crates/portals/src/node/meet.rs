@@ -190,7 +190,7 @@ impl State {
                 pid,
                 theirs,
                 eager_bytes,
-                "a Portals peer has other eager_bytes; all of a job need the same"
+                "a Portals peer has another value of eager_bytes; all processes of a job need the same"
             );
         }
         // What a datagram says of its sender's address is not taken on trust; nobody else is this node.
@@ -211,7 +211,7 @@ impl State {
                 Tale::Known => {}
                 Tale::Old => return,
                 Tale::New => {
-                    self.lost(peer, &"the peer has begun anew");
+                    self.lost(peer, &"the peer was restarted");
                     known = None;
                 }
             }

@@ -120,7 +120,7 @@ impl State {
     /// What was lent was fetched.
     fn hear_fetched(&mut self, peer: u32, token: u32, fail: NiFail) {
         let Some(Lending { ni, delivery }) = self.peer(peer).lendings.remove(token) else {
-            return self.malformed(peer, &"it fetched what was not lent");
+            return self.malformed(peer, &"it fetched memory that was not lent");
         };
         // The initiator has its reply already.
         let _ = self.ni(ni).complete(delivery, fail);

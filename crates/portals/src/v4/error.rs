@@ -98,7 +98,7 @@ impl ReturnCode {
     /// What whoever gets it can do.
     const fn advice(self) -> &'static str {
         match self {
-            Self::ArgInvalid => "give what the call's page asks for",
+            Self::ArgInvalid => "give values that the call's documentation allows",
             Self::Fail => "the log tells more",
             Self::Ignored => "an interface is mapped once: go on with the map that it has",
             Self::InUse => "wait for the events of what is under way, then ask again",

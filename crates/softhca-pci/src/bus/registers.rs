@@ -72,7 +72,7 @@ impl Registers {
     /// The firmware is unwell from now on, until a reset.
     pub(crate) fn set_syndrome(&mut self, syndrome: HealthSyndrome) {
         if self.syndrome == 0 {
-            tracing::warn!("a function is unwell: {syndrome}");
+            tracing::warn!("a function reports a fault: {syndrome}");
             self.syndrome = syndrome.code();
         }
     }

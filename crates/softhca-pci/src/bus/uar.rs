@@ -287,7 +287,7 @@ impl Drop for DoorbellPages {
     fn drop(&mut self) {
         // SAFETY: (1) the mapping is this value's, and no reference into it outlives it.
         if let Err(e) = unsafe { munmap(self.base.as_ptr(), BAR_BYTES as usize) } {
-            tracing::error!("doorbell pages stay mapped: {e}");
+            tracing::error!("unmapping doorbell pages failed: {e}");
         }
     }
 }

@@ -153,7 +153,7 @@ impl Function {
         let count = command.get(ManagePagesIn::INPUT_NUM_ENTRIES) as usize;
         match ManagePagesMod::from_code(command.get(ManagePagesIn::OP_MOD)) {
             Some(ManagePagesMod::AllocationFail) => {
-                tracing::warn!("the driver has no pages to lend");
+                tracing::warn!("the driver has no pages to give");
                 (self.commands.pages.asked, self.commands.pages.refused) = (0, true);
                 Ok(())
             }

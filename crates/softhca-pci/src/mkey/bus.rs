@@ -146,9 +146,7 @@ impl Buses {
     fn new_range(&self, (hca, guest): By<'_>, bank: Bank, run: (u64, u64)) -> Option<Range> {
         let (pd, may_write) = bank;
         if self.ranges >= MAX_RANGES {
-            tracing::warn!(
-                "keys of the bus's addresses have named more ranges than there can be regions for"
-            );
+            tracing::warn!("too many ranges in keys of bus addresses");
             return None;
         }
         // What the client lets nobody read is reached by nobody.

@@ -30,25 +30,25 @@ pub struct Fixed {
 pub enum FixedError {
     /// An InfiniBand port has its addresses by itself.
     #[error(
-        "an InfiniBand port has its addresses by itself: leave its Ethernet and IP addresses away, or serve Ethernet ports"
+        "an InfiniBand port generates its addresses: leave Ethernet and IP addresses out, or serve Ethernet ports"
     )]
     InfiniBand,
     /// The Ethernet address is none of a station.
     #[error(
-        "the Ethernet address {} is that of a group, or of nobody: name one whose first byte is even, as 02:00:00:00:00:01",
+        "the Ethernet address {} is a group address or zero: name one whose first byte is even, as 02:00:00:00:00:01",
         shown(.0)
     )]
     NoStation([u8; 6]),
     /// Another function has the Ethernet address.
-    #[error("another function, or the gateway, has the Ethernet address {}: give each function another one", shown(.0))]
+    #[error("another function, or the gateway, has the Ethernet address {}: give each function a different one", shown(.0))]
     MacTaken([u8; 6]),
     /// The IP address is none of a host.
     #[error(
-        "the IP address {0} is that of a group, of nobody, or of each host: name one that the function alone has"
+        "the IP address {0} is a group, unspecified, loopback or broadcast address: name one that only the function has"
     )]
     NoHost(IpAddr),
     /// Another function has the IP address.
-    #[error("another function has the IP address {0}, or it is named twice: give each function other ones")]
+    #[error("the IP address {0} is given twice: give each function different addresses")]
     IpTaken(IpAddr),
 }
 

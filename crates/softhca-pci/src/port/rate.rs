@@ -22,7 +22,7 @@ pub struct Rate(NonZeroU64);
 
 /// No rate has this text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is no rate: write bits a second, at least 1M, as in 500M or 2.5G")]
+#[error("it is not a rate: write bits a second, at least 1M, as in 500M or 2.5G")]
 pub struct NoRate;
 
 impl Rate {

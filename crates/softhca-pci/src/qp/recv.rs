@@ -206,7 +206,7 @@ pub(crate) fn take_shared(
         adapters.port.ring();
     }
     if catastrophe || refused.is_some() {
-        tracing::debug!(?refused, claimed, "a shared receive queue can't go on");
+        tracing::debug!(?refused, claimed, "a shared receive queue is in error");
         srq.memory = None;
         raised.push_back(Raised::Queue { event: EventType::SrqCatasError, number });
     }

@@ -247,7 +247,7 @@ fn address(
             there(ah)
         }
         Err(e) => {
-            tracing::debug!("a datagram goes nowhere: {e}");
+            tracing::debug!("a datagram has no path: {e}");
             Found::Nowhere
         }
     }

@@ -29,7 +29,7 @@ pub(super) fn open(roots: &Roots, address: PciAddress, group: u32) -> Result<Lin
     }
     let busy = |e: io::Error| match e.raw_os_error() {
         Some(libc::EBUSY) => OpenError::Busy { path: path.clone() },
-        _ => OpenError::Io { doing: "putting a group into a container", source: e },
+        _ => OpenError::Io { doing: "adding a group to a container", source: e },
     };
     sys::set_container(group_fd.as_fd(), container.as_fd()).map_err(busy)?;
     sys::set_iommu(container.as_fd())

@@ -46,7 +46,7 @@ pub enum ChannelError {
     #[error("the other side did not answer in time")]
     Deadline,
     /// What came is no message.
-    #[error("what came is no message: {0}")]
+    #[error("invalid message: {0}")]
     Wire(#[from] WireError),
     /// More descriptors came with a message than it may have.
     #[error("more than {MAX_DESCRIPTORS} descriptors came with one message")]

@@ -73,7 +73,7 @@ pub enum UserError {
         errno: Errno,
     },
     /// It speaks another version.
-    #[error("the server at {} speaks version {major}.{minor} of vfio-user, and this is for 0.0", socket.display())]
+    #[error("the server at {} speaks version {major}.{minor} of vfio-user, this client 0.0", socket.display())]
     Version {
         /// The socket.
         socket: PathBuf,
@@ -93,7 +93,7 @@ pub enum UserError {
         errno: u32,
     },
     /// The connection ended in a call. All later ones fail.
-    #[error("the server at {} was lost in {command}: {source}; start it anew, and open the device again", socket.display())]
+    #[error("the connection to the server at {} was lost in {command}: {source}; start it again, and open the device again", socket.display())]
     Lost {
         /// The socket.
         socket: PathBuf,
@@ -103,13 +103,13 @@ pub enum UserError {
         source: ChannelError,
     },
     /// The function was let go of. All later calls fail.
-    #[error("the function at {} was let go of: open it again", socket.display())]
+    #[error("the function at {} was released: open it again", socket.display())]
     LetGo {
         /// The socket.
         socket: PathBuf,
     },
     /// It answered something else than was asked. All later calls fail.
-    #[error("the server at {} answered {command} wrongly, and is no longer spoken to: {what}", socket.display())]
+    #[error("the server at {} answered {command} wrongly, so the connection is closed: {what}", socket.display())]
     Answer {
         /// The socket.
         socket: PathBuf,
@@ -215,7 +215,7 @@ impl UserFunction {
             c.dead.get_or_insert(UserError::Answer {
                 socket: self.socket.clone(),
                 command: Command::Version,
-                what: "a call was given up in its middle",
+                what: "a call was interrupted",
             });
             c
         })
@@ -252,7 +252,7 @@ impl UserFunction {
         if let Err(e) = &outcome
             && e.is_final()
         {
-            tracing::debug!(%e, "a vfio-user server is given up");
+            tracing::debug!(%e, "the connection to a vfio-user server is closed");
             connection.dead = Some(e.clone());
         }
         outcome
@@ -460,7 +460,7 @@ impl Backend for UserFunction {
                 Reply::RegionWrite { region: r, offset: o, count: c } if (r, o, c) == (region, at, count) => {
                     Ok(())
                 }
-                _ => Err("it wrote something else, or not all of it"),
+                _ => Err("it wrote other bytes, or not all of them"),
             })?;
             at += u64::from(count);
         }

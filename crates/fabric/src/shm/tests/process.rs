@@ -176,7 +176,7 @@ fn a_process_that_does_not_prove_to_be_the_peers_is_not_read() {
 fn words_about_processes_out_of_turn_end_the_link() {
     let mut p = pair();
     say_note(&p.a, &p.b, &Note::Fetches { yes: true }, None);
-    drops(&mut p.b, "it answers what was not asked");
+    drops(&mut p.b, "it answers a question that was not asked");
     let mut p = pair();
     for _ in 0..2 {
         say_note(&p.a, &p.b, &Note::Process { pid: 1, addr: 0, proof: 0 }, None);

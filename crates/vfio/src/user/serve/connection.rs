@@ -24,7 +24,7 @@ pub enum Ended {
     #[error(transparent)]
     NoVersion(#[from] NoVersion),
     /// The function hangs up ([`Function::hangs_up`]).
-    #[error("the function hangs up")]
+    #[error("the function closed the connection")]
     Function,
 }
 

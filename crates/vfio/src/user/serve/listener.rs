@@ -20,7 +20,7 @@ pub enum ListenError {
         path: PathBuf,
     },
     /// Something else is there.
-    #[error("{}: there is something that is no socket; remove it, or name another path", path.display())]
+    #[error("{}: a file that is not a socket is there; remove it, or name another path", path.display())]
     NoSocket {
         /// The path.
         path: PathBuf,
@@ -93,7 +93,7 @@ impl Drop for Listener {
             return;
         }
         if let Err(e) = std::fs::remove_file(&self.path) {
-            tracing::warn!("{}: the socket stays: {e}", self.path.display());
+            tracing::warn!("{}: removing the socket failed: {e}", self.path.display());
         }
     }
 }

@@ -522,7 +522,7 @@ impl<'a> Reply<'a> {
                 let word = Some(word).filter(|_| flags & WAKE_HAS_WORD != 0);
                 if let Some(value) = word.filter(|w| w % 8 != 0) {
                     return Err(WireError::Value {
-                        what: "the place of the word that tells of sleep",
+                        what: "the place of the word that says that the server sleeps",
                         value,
                     });
                 }

@@ -99,7 +99,7 @@ pub enum WireError {
         possible: u64,
     },
     /// A value that means nothing.
-    #[error("{what} is {value:#x}, which means nothing")]
+    #[error("{what} is {value:#x}, which is not defined")]
     Value {
         /// Which field.
         what: &'static str,
