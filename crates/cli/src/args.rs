@@ -121,7 +121,7 @@ pub(crate) struct DeviceArgs {
     /// The network to use; the address is chosen
     #[arg(long, value_enum, conflicts_with = "device")]
     pub fabric: Option<FabricName>,
-    /// Progress mode, which says who runs the adapter: inline, thread or adaptive
+    /// Progress mode, which says which threads run the adapter: inline, thread or adaptive
     #[arg(long, value_name = "MODE")]
     pub progress: Option<Progress>,
     /// Faults of the network, as loss=0.01,seed=7

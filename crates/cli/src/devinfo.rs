@@ -1,4 +1,4 @@
-//! `hca devinfo`: what a device is and can.
+//! `hca devinfo`: a device's network, limits and counters.
 
 use hca::{Opened, Target, open_exactly};
 use hca_core::DeviceAttr;

@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `table`, `plot` | what comes out; JSON is [`hca_perf::Row`] |
+//! | `table`, `plot` | the output; JSON is [`hca_perf::Row`] |
 
 mod plot;
 mod table;

@@ -1,4 +1,4 @@
-//! `hca run`: starts the processes of a job on this machine, serves PMI-1 to them, and sees all of them end.
+//! `hca run`: starts the processes of a job on this machine, serves PMI-1 to them, and waits for all of them to end.
 //!
 //! Each process leads a process group of its own. One that has ended is not reaped before the end of the job: for so
 //! long its number stands for its group, and a signal reaches nobody else. What a group has left is killed at the end.

@@ -70,7 +70,7 @@ impl AsyncEvent {
     }
 }
 
-/// Events on their way from a device to the program, and the wakers of those who wait for them.
+/// Events on their way from a device to the program, and the wakers of the tasks that wait for them.
 ///
 /// A device keeps it behind a lock of its own, and calls the wakers that it gets from here once it holds no lock: a
 /// waker may use the device at once.
@@ -87,7 +87,7 @@ impl EventQueue {
     /// Wakers that wait at most, as in every [`WakerSet`].
     pub const MAX_WAITERS: usize = WakerSet::MAX;
 
-    /// Appends an event. Returned is who waited for it, each to be woken.
+    /// Appends an event. Returns the wakers that waited for it; the caller wakes each.
     #[must_use = "each is to be woken"]
     pub fn push(&mut self, event: AsyncEvent) -> Vec<Waker> {
         if self.events.len() == Self::MAX_EVENTS {
@@ -109,8 +109,8 @@ impl EventQueue {
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
-    /// Has `waker` woken by the next [`push`](Self::push), beside all others that wait. Returned is one that is to be
-    /// woken now: this one where an event waits already, or one that has to give its place.
+    /// Registers a waker, which the next [`push`](Self::push) returns with all others. Returns a waker that the caller
+    /// wakes now: this one if an event waits already, or one that loses its place to this one.
     #[must_use = "it is to be woken"]
     pub fn wait(&mut self, waker: &Waker) -> Option<Waker> {
         if !self.events.is_empty() {

@@ -122,8 +122,8 @@ impl Psn {
 }
 
 impl Qpn {
-    /// Whether a program's queue pair can have it: not 0 and 1, which are management's, nor 0xffffff, which stands for
-    /// the members of a multicast group.
+    /// Whether a program's queue pair can have the number: 0 and 1 are for management, and 0xffffff means all members
+    /// of a multicast group.
     pub const fn is_ordinary(self) -> bool {
         self.0 > 1 && self.0 < 0xff_ffff
     }
@@ -358,7 +358,7 @@ impl StaticRate {
     pub const fn encoding(self) -> u8 {
         self.0
     }
-    /// The rate in Mbit/s; `None` for no limit, and for numbers that stand for no rate.
+    /// The rate in Mbit/s; `None` for no limit, and for numbers that encode no rate.
     pub const fn mbits(self) -> Option<u32> {
         const GBITS: [u32; 25] = [
             0, 0, 0, 10, 30, 5, 20, 40, 60, 80, 120, 14, 56, 112, 168, 25, 100, 200, 300, 28, 50, 400, 600,

@@ -19,7 +19,7 @@ pub struct PortAttr {
     /// The link below the port.
     pub link_layer: LinkLayer,
     /// The link's speed and width now; `None` where the link has none (shared memory, a loopback interface), is down,
-    /// or nobody tells.
+    /// or its speed is unknown.
     pub link: Option<LinkSpeed>,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for LinkLayer {
 pub struct LinkSpeed {
     /// Data rate of all lanes together, in Mbit/s.
     pub mbps: u32,
-    /// The width: 1, 2, 4, 8 or 12 lanes; `None` where it is not told.
+    /// The width: 1, 2, 4, 8 or 12 lanes; `None` where it is unknown.
     pub lanes: Option<u8>,
 }
 

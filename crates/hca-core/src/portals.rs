@@ -1,5 +1,5 @@
-//! Portals on the adapter's side: what a layer above hands a device, so that a message is matched and placed while the
-//! target program computes and calls nothing.
+//! Portals on the adapter: the interface by which a layer above gives a device its matching engine, so that messages
+//! are matched and placed while the target program computes and makes no calls.
 
 use core::time::Duration;
 use std::sync::Weak;

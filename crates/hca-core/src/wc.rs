@@ -133,8 +133,8 @@ pub struct Completion {
     pub extra: RecvExtra,
     /// The sender's queue pair, which is never 0 (UD receives; 0 otherwise).
     pub src_qp: Qpn,
-    /// The buffer begins with a 40-byte GRH (UD receives). Those 40 bytes are there without one, too, and then mean
-    /// nothing: within a subnet of InfiniBand datagrams may come without.
+    /// The buffer begins with a 40-byte GRH (UD receives). Without a GRH the 40 bytes are reserved and undefined:
+    /// within an InfiniBand subnet, datagrams may have none.
     pub grh: bool,
     /// The receiver was asked for a solicited event; not every device tells.
     pub solicited: bool,

@@ -1,4 +1,4 @@
-//! Work requests: what a program posts.
+//! Work requests, which a program posts.
 
 use crate::{AhHandle, Lkey, Qkey, Qpn, Rkey};
 

@@ -1,8 +1,7 @@
-//! PMI-1 as a launcher speaks it: the machine, without any I/O.
+//! The launcher's side of PMI-1 as a state machine, without any I/O.
 //!
-//! A seat is a process's place, by its rank. A line from a seat yields answers, to it and to others. A barrier comes
-//! about when all seats wait; it can't any more once a process has left or ended, and then it fails at once for all
-//! who wait and who come.
+//! A seat is a process's place, by its rank. A line from a seat yields answers, to it and to others. A barrier
+//! completes when all ranks wait. Once a process has left or ended, it fails at once for all ranks.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -41,13 +40,13 @@ pub(crate) struct Outcome {
 pub struct NotPmi {
     /// Which.
     pub rank: u32,
-    /// What it said: the beginning of its line.
+    /// The beginning of the process's line.
     pub line: Box<str>,
-    /// What is wrong with that.
+    /// The fault in the line.
     pub fault: PmiFault,
 }
 
-/// What is wrong with what a process said.
+/// The fault in a process's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PmiFault {

@@ -1,4 +1,4 @@
-//! What the environment says about the job of this process.
+//! The environment variables that describe the job of this process.
 
 use std::ffi::OsString;
 use std::time::Duration;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// The reason why a call on a job did not do what it says.
+/// The reason why a call on a job failed.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum JobError {
@@ -258,7 +258,7 @@ impl fmt::Debug for JobError {
     }
 }
 
-/// What is wrong with a line.
+/// The fault in a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LineFault {

@@ -37,11 +37,11 @@ impl Default for Settings {
     }
 }
 
-/// A process's place in its job. Clones are the same place.
+/// A process's membership in its job. Clones are the same membership.
 ///
 /// All calls block, for [`Settings::timeout`] at most. The last clone that is dropped leaves the job, too: it waits for
-/// no other process, and at most a second for the launcher to have heard it (`mpiexec.hydra` ends a job whose process
-/// is gone when it answers).
+/// no other process, and at most a second for the launcher's answer (`mpiexec.hydra` ends a job whose process has ended
+/// before it answers).
 #[derive(Clone, Debug)]
 pub struct Job {
     inner: Arc<Inner>,
@@ -76,7 +76,7 @@ impl Job {
     ///
     /// # Errors
     /// [`JobError::Value`], [`JobError::Missing`] and others name what is wrong in the environment; [`JobError::Left`]
-    /// where this process was in the job before; the rest tells why the others can't be found.
+    /// where this process was in the job before; the other errors say why the other processes can't be found.
     pub fn from_env() -> Result<Self, JobError> {
         Self::from_env_with(Settings::default())
     }
@@ -130,7 +130,7 @@ impl Job {
     /// A job over a stream socket whose other end speaks PMI-1, as `PMI_FD` names one.
     ///
     /// # Errors
-    /// [`JobError::NoSuchRank`], [`JobError::Value`] for the numbers; others for what the other end says.
+    /// [`JobError::NoSuchRank`], [`JobError::Value`] for the numbers; others for the other end's answers.
     pub fn over(socket: OwnedFd, rank: u32, size: u32, settings: Settings) -> Result<Self, JobError> {
         Self::served(Link::new(socket, settings.timeout), (rank, size), None, settings)
     }
@@ -212,7 +212,7 @@ impl Job {
     /// [`fence`](Self::fence).
     ///
     /// # Errors
-    /// [`JobError::CardTooLong`], [`JobError::PublishedBefore`], and what a connection meets.
+    /// [`JobError::CardTooLong`], [`JobError::PublishedBefore`], and errors of the connection.
     pub fn publish(&self, card: &[u8]) -> Result<(), JobError> {
         let inner = self.present()?;
         if card.len() > MAX_CARD_BYTES {
@@ -239,12 +239,11 @@ impl Job {
         Ok(())
     }
 
-    /// The card of a rank, at any time behind the first [`fence`](Self::fence). It is asked for each time, and not
-    /// kept.
+    /// The card of a rank, at any time behind the first [`fence`](Self::fence). Each call asks for it again.
     ///
     /// # Errors
     /// [`JobError::NoSuchRank`], [`JobError::BeforeFence`]; [`JobError::NoCard`] and [`JobError::BadCard`] where that
-    /// process published none; and what a connection meets.
+    /// process published none; and errors of the connection.
     pub fn card(&self, rank: u32) -> Result<Vec<u8>, JobError> {
         let inner = self.present()?;
         if rank >= inner.size {
@@ -263,11 +262,11 @@ impl Job {
         }
     }
 
-    /// Waits until all processes have come here.
+    /// Waits until all processes have called this.
     ///
     /// # Errors
     /// [`JobError::BarrierFailed`] as soon as a process has ended or left; [`JobError::Aborted`];
-    /// [`JobError::TimedOut`] or [`JobError::Missed`]; and what a connection meets. The job is of no use then.
+    /// [`JobError::TimedOut`] or [`JobError::Missed`]; and errors of the connection. The job is unusable then.
     pub fn barrier(&self) -> Result<(), JobError> {
         match &self.present()?.way {
             Way::Alone(_) => Ok(()),
@@ -277,11 +276,11 @@ impl Job {
     }
 
     /// Ends the job: the launcher ends all processes, this one too, and takes `code` as its exit code; without a
-    /// launcher the others find [`JobError::Aborted`] in whatever they ask next. This call returns, also while another
-    /// thread waits at a barrier; the process is expected to exit behind it.
+    /// launcher, the next call of the other processes returns [`JobError::Aborted`]. This call returns, also while
+    /// another thread waits at a barrier; the process is expected to exit behind it.
     ///
     /// # Errors
-    /// What a connection meets.
+    /// Errors of the connection.
     pub fn abort(&self, code: i32, message: &str) -> Result<(), JobError> {
         match &self.present()?.way {
             Way::Alone(_) => Ok(()),
@@ -294,7 +293,7 @@ impl Job {
     /// and so waits until all of them have left.
     ///
     /// # Errors
-    /// [`JobError::StillPresent`], and what a connection meets.
+    /// [`JobError::StillPresent`], and errors of the connection.
     pub fn finalize(&self) -> Result<(), JobError> {
         let inner = &*self.inner;
         if inner.left.swap(true, Ordering::AcqRel) {

@@ -1,4 +1,4 @@
-//! PMI-1 as a launcher speaks it: a thread that serves the processes of a job over sockets.
+//! The launcher's side of PMI-1: a thread that serves the processes of a job over sockets.
 //!
 //! ```
 //! use hca_job::{Job, Settings, server::Server};
@@ -51,7 +51,7 @@ const PIECES: usize = 16;
 /// Bytes of answers that wait for a process to read them; it is not heard meanwhile.
 const MAX_UNREAD: usize = 64 * 1024;
 
-/// What a launcher hears of a process.
+/// A report about a process to the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -110,8 +110,8 @@ impl Shared {
 }
 
 impl Server {
-    /// Serves a job of `size` processes whose values have this name. The server's thread calls `on_event` with what
-    /// the launcher has to hear of a process.
+    /// Serves a job of `size` processes whose values have this name. The server's thread calls `on_event` for each
+    /// report about a process.
     ///
     /// # Errors
     /// [`JobError::Value`] if `size` is 0 or beyond [`MAX_SIZE`]; [`JobError::System`] if there is no thread or
@@ -182,7 +182,7 @@ impl Server {
     }
 
     /// Says that the process of this rank has ended, though its socket may be open in a process that it left behind.
-    /// What it said before is heard first. A rank that the job has not is ignored.
+    /// Its earlier lines are handled first. Ranks that the job does not have are ignored.
     pub fn ended(&self, rank: u32) {
         self.shared.order(Order::Ended(rank));
     }

@@ -1,4 +1,4 @@
-//! Processes that do not outlive who started them, wherever that is killed.
+//! Processes that do not outlive the process that started them, even if that is killed.
 //!
 //! ```
 //! use std::io::Read;

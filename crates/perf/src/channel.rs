@@ -1,8 +1,9 @@
-//! The way between the two processes of a measurement: standard input and output of the peer, or TCP between hosts.
+//! The control channel between the two processes of a measurement: standard input and output of the peer, or TCP
+//! between hosts.
 //!
-//! Every wait has a limit where the other end is on another host. A measuring process says each [`BEAT`] that it is
-//! there, and one that says nothing for a while, though it is its turn, is given up on. The thread that reads looks at
-//! the clock, so that a measuring loop does not.
+//! Every wait has a limit where the other end is on another host. A measuring process sends a heartbeat each [`BEAT`];
+//! the other end gives up on one that stays silent on its turn. The thread that reads checks the clock, so that the
+//! measuring loop need not.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;

@@ -1,8 +1,8 @@
-//! What the two processes of a measurement tell each other: JSON, one message a line.
+//! The messages between the two processes of a measurement: JSON, one message a line.
 //!
-//! Every field is checked where its line is read: by types that hold nothing that no honest end says. What depends on
-//! the case that is measured (how much memory it takes, how long the other side's window is) is checked before
-//! anything is made for it.
+//! Every field is checked where its line is read: by types that can hold only valid values. What depends on the case
+//! that is measured (how much memory it takes, how long the other side's window is) is checked before anything is made
+//! for it.
 
 use ::portals::Card;
 use hca_core::Mtu;

@@ -30,7 +30,7 @@ pub fn interrupted() -> bool {
     told().is_some()
 }
 
-/// What the command ends with if a signal asked it to: 130 for Ctrl-C.
+/// The exit code of a command that a signal ended: 130 for Ctrl-C.
 pub fn exit_code() -> Option<u8> {
     told().map(|signal| 128 + signal)
 }
@@ -69,8 +69,8 @@ pub fn is_ignored(signal: i32) -> bool {
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 != 0)
 }
 
-/// What a call yields that can't be given up on by itself, as one that asks a name server; `None` once Ctrl-C was
-/// pressed. The call is then left to a thread that ends with the process.
+/// The result of a call that can't be interrupted, such as a name lookup; `None` once Ctrl-C was pressed. The call is
+/// then left to a thread that ends with the process.
 pub fn unless_interrupted<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (done, came) = channel();
     std::thread::spawn(move || {

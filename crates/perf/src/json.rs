@@ -40,7 +40,7 @@ pub struct Row {
     pub count: u64,
     /// Messages that were lost or completed with an error, in both measurements.
     pub errors: u64,
-    /// Who does the adapter's work: `inline`, `thread`, `adaptive`.
+    /// The progress mode: `inline`, `thread`, `adaptive`.
     pub progress: String,
     /// How the CPUs of both processes stood: `near`, `far`, `mixed` (it changed), `unknown`.
     pub placement: Placement,

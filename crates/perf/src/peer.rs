@@ -81,7 +81,7 @@ impl Drain {
 /// Serves the process that started this one, over standard input and output, as its arguments say.
 ///
 /// # Errors
-/// The channel broke, the namespace can't be entered, or the device or the CPU can't be had.
+/// The channel broke, the namespace can't be entered, or the device or the CPU is not available.
 pub fn serve_standard_streams(args: &PeerArgs) -> Result<(), Failure> {
     let mut channel = Channel::new(std::io::stdin(), std::io::stdout(), None)?.outliving_ctrl_c();
     if let Err(why) = settle(args) {

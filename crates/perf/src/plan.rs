@@ -1,4 +1,4 @@
-//! What is measured: operations, services, sizes, and the rows that they make.
+//! The plan of a measurement: operations, services and sizes, and the rows that result.
 
 use core::fmt;
 use core::str::FromStr;
@@ -65,7 +65,7 @@ pub enum Layer {
     Portals,
 }
 impl Layer {
-    /// What is measured unless other operations are asked for.
+    /// The operations that are measured by default.
     pub fn default_ops(self) -> &'static [Op] {
         match self {
             Self::Verbs => &[Op::Send, Op::Write, Op::Read, Op::Atomic],
@@ -257,7 +257,7 @@ pub struct Plan {
     pub cases: Vec<Case>,
     /// Time for each row.
     pub duration: Duration,
-    /// What was asked for and has no row, and why.
+    /// The requested combinations without a row, each with its reason.
     pub left_out: Vec<String>,
 }
 

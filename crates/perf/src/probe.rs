@@ -1,4 +1,4 @@
-//! Where two CPUs stand to each other: what a comparison of latencies has to know.
+//! The placement of two CPUs, without which latencies can't be compared.
 //!
 //! On virtual machines the host moves the CPUs; two of them may share a cache now and sit on different
 //! sockets a second later, which changes every latency by a factor. So a measurement is bracketed by
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// How two CPUs stand to each other.
+/// The placement of two CPUs to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {

@@ -39,7 +39,7 @@ const WARM_UP: u64 = 16;
 /// The longest latency that is told apart: 1000 s.
 const MAX_LATENCY_NS: u64 = 1_000_000_000_000;
 
-/// What is measured with.
+/// The settings of a measurement.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The device of this process.
@@ -265,7 +265,7 @@ impl Pair {
         self.cpus
     }
 
-    /// How the CPUs of both processes stand now. The peer must be idle.
+    /// The placement of both processes' CPUs now. The peer must be idle.
     pub fn placement(&self) -> Placement {
         match (self.child.is_some(), self.cpus) {
             (true, (Some(a), Some(b))) => probe::placement(a, b),

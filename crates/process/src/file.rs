@@ -9,16 +9,16 @@ use rustix::process::{Resource, getrlimit};
 /// Whether a file of `len` bytes is within the process's limit of file sizes.
 ///
 /// # Errors
-/// [`Errno::FBIG`]: it is not. Who makes it nevertheless gets SIGXFSZ, which ends the process.
+/// [`Errno::FBIG`]: it is not. Creating it nevertheless raises SIGXFSZ, which ends the process.
 pub fn check_file_len(len: u64) -> Result<(), Errno> {
     let over = getrlimit(Resource::Fsize).current.is_some_and(|limit| len > limit);
     if over { Err(Errno::FBIG) } else { Ok(()) }
 }
 
-/// Makes a file of `len` zeros in memory, with none of its pages there yet, closed where a program is executed.
+/// Creates a file of `len` zeros in memory, without allocated pages and with close-on-exec.
 ///
 /// # Errors
-/// As [`check_file_len`]; what the system refuses otherwise.
+/// As [`check_file_len`], and errors of the system.
 pub fn memory_file(name: &str, flags: MemfdFlags, len: u64) -> Result<OwnedFd, Errno> {
     check_file_len(len)?;
     let file = memfd_create(name, flags | MemfdFlags::CLOEXEC)?;

@@ -66,8 +66,8 @@ fn make() -> Option<*mut AtomicU32> {
     Some(word)
 }
 
-/// The process that made this value, to be asked for by drops: a forked child inherits what its parent has, and has no
-/// right to remove, unmap, send or write what it shares with it.
+/// The process that created this value, for `Drop` implementations: a forked child inherits its parent's objects and
+/// must not remove, unmap, send or write what it shares with the parent.
 #[derive(Clone, Copy, Debug)]
 pub struct Fork(&'static AtomicU32);
 

@@ -17,12 +17,12 @@ use thiserror::Error;
 use crate::region::{Memory, Region};
 use crate::{Buf, FrozenBuf, MemoryError, Pd};
 
-/// An owner of bytes that are written through nobody else: `Vec<u8>`, `Box<[u8]>`; with the features of these names
+/// A type that owns bytes which no one else writes: `Vec<u8>`, `Box<[u8]>`; with the features of these names
 /// `bytes::BytesMut` and `memmap2::MmapMut`.
 ///
 /// # Safety
-/// The bytes stay valid, initialised and at their address until the owner is used again or dropped, though the borrow of
-/// [`bytes`](Self::bytes) has ended; until then nobody else reads or writes them.
+/// The bytes stay valid, initialised and at their address until the owner is used again or dropped, though the borrow
+/// of [`bytes`](Self::bytes) has ended; until then no other code reads or writes them.
 pub unsafe trait OwnedBytes: Send + Sync + 'static {
     /// The bytes.
     fn bytes(&mut self) -> &mut [u8];
@@ -33,7 +33,7 @@ pub unsafe trait OwnedBytes: Send + Sync + 'static {
 ///
 /// # Safety
 /// The bytes stay valid, initialised and at their address until the owner is dropped, though the borrow of
-/// [`bytes`](Self::bytes) has ended; until then nobody writes them.
+/// [`bytes`](Self::bytes) has ended; until then no code writes them.
 pub unsafe trait FrozenBytes: Send + Sync + 'static {
     /// The bytes.
     fn bytes(&self) -> &[u8];

@@ -27,7 +27,7 @@ impl AddressHandle {
         Ok(Self { inner: Arc::new(Inner { pd: Arc::clone(pd), handle, av: *av }) })
     }
 
-    /// The path that the handle stands for.
+    /// The address vector of the handle.
     pub fn av(&self) -> &AddressVector {
         &self.inner.av
     }

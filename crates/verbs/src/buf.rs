@@ -57,8 +57,8 @@ impl Buf {
         (Self::new(Arc::clone(&region), addr, mid), Self::new(region, second, len - mid))
     }
 
-    /// Parts of `part_len` bytes, in order; the last is shorter if it has to be. What the iterator has
-    /// not yielded when it is dropped is dropped.
+    /// Parts of `part_len` bytes, in order; the last may be shorter. Dropping the iterator drops the parts that it has
+    /// not yielded.
     ///
     /// # Panics
     /// `part_len` is 0.
@@ -91,8 +91,8 @@ impl Buf {
     /// The owner of the program's own memory, as it was given to [`Pd::adopt`](crate::Pd::adopt).
     ///
     /// # Errors
-    /// These bytes are not all that was adopted, or no `T`, or the device does not let go of them: they come back. Parts
-    /// are put together by [`join`](Self::join) first.
+    /// The buffer is only a part of the adopted memory, its owner is not a `T`, or the device does not release it. The
+    /// error holds the buffer. Parts are put together by [`join`](Self::join) first.
     pub fn into_owner<T: 'static>(self) -> Result<T, Self> {
         let whole = self.addr == self.region.base() && self.len == self.region.len();
         let (mut region, addr, len) = self.into_raw();
@@ -215,7 +215,8 @@ impl FrozenBuf {
     /// has it.
     ///
     /// # Errors
-    /// It has other owners, or is of [`Pd::adopt_frozen`](crate::Pd::adopt_frozen), which nobody may write; it comes back.
+    /// It has other owners, or comes from [`Pd::adopt_frozen`](crate::Pd::adopt_frozen) and is read-only. The error
+    /// holds the buffer.
     pub fn try_unfreeze(self) -> Result<Buf, Self> {
         if self.region().access().is_empty() {
             return Err(self);
@@ -230,7 +231,7 @@ impl FrozenBuf {
     /// is the only owner of all of it.
     ///
     /// # Errors
-    /// It has other owners, or is no `T`, or the device does not let go of it: it comes back.
+    /// It has other owners, its owner is not a `T`, or the device does not release it. The error holds the buffer.
     pub fn into_owner<T: 'static>(self) -> Result<T, Self> {
         let Self { whole, addr, len } = self;
         let whole = Arc::try_unwrap(whole).map_err(|whole| Self { whole, addr, len })?;

@@ -161,8 +161,8 @@ impl CompletionChannel {
         }
     }
 
-    /// The next queue that is named, for any runtime. As [`CompletionQueue::next`], it moves a device that nobody else
-    /// moves. A future that is dropped takes none.
+    /// The next queue that is named, for any runtime. As [`CompletionQueue::next`], it makes the progress of a device
+    /// that has no thread. A dropped future takes no notification.
     pub async fn next(&self) -> CqHandle {
         poll_fn(|cx| self.poll_next(cx)).await
     }

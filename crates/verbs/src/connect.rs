@@ -70,8 +70,8 @@ impl Endpoint {
         AddressVector { dgid: self.gid, dlid: self.lid, ..AddressVector::default() }
     }
 
-    /// Tells the far end of a stream of this endpoint, and hears of the far end's: both call this on one stream each, as
-    /// TCP or a socket pair. What follows on the stream is the program's.
+    /// Sends this endpoint over a stream and receives the peer's; both ends call this, over TCP or a socket pair. The
+    /// stream is the program's afterwards.
     ///
     /// ```
     /// # use hca_verbs::*;
@@ -231,7 +231,7 @@ const DEFAULT_RETRY_CNT: u8 = 7;
 /// The settings of a connection. The defaults suit most programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Path MTU; it is cut to what both ports carry, which is taken if `None`.
+    /// Path MTU, at most the smaller `active_mtu` of both ports, which is the default.
     pub mtu: Option<Mtu>,
     /// The timeout for an acknowledgement (RC); 2.1 s unless given.
     ///
@@ -251,8 +251,8 @@ pub struct ConnectOptions {
     pub rnr_retry: u8,
     /// The time that a peer is told to wait when this side has no receive request (RC); 0.64 ms unless given.
     pub min_rnr_timer: RnrTimer,
-    /// READs and atomics that this side has outstanding (RC); it is cut to what both sides serve, which is
-    /// taken if `None`.
+    /// READs and atomics that this side has outstanding (RC); at most as many as both sides allow, which is the
+    /// default.
     pub rd_atomic: Option<u8>,
     /// DSCP and ECN bits.
     pub traffic_class: u8,

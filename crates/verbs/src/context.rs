@@ -119,7 +119,7 @@ impl Context {
     pub fn poll_event(&self) -> Option<AsyncEvent> {
         self.ctx.events.poll(&*self.ctx.device, None)
     }
-    /// Takes the oldest asynchronous event about one object; those about others stay for whoever asks.
+    /// Takes the oldest asynchronous event about one object. Events about other objects stay in the queue.
     ///
     /// ```
     /// # use hca_verbs::*;
@@ -152,8 +152,8 @@ impl Context {
         self.ctx.events.wait(&*self.ctx.device, Some(object), timeout)
     }
 
-    /// The next asynchronous event, for any runtime. As [`CompletionQueue::next`] it moves a device that
-    /// nobody else moves.
+    /// The next asynchronous event, for any runtime. As [`CompletionQueue::next`], it makes the progress of a device
+    /// that has no thread.
     pub async fn next_event(&self) -> AsyncEvent {
         poll_fn(|cx| self.ctx.events.poll_next(&*self.ctx.device, None, cx)).await
     }

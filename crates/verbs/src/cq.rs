@@ -106,8 +106,8 @@ impl CompletionQueue {
     }
 
     /// Takes completions; if there are none, waits for some, for ever without a `timeout`. It blocks on the device's
-    /// descriptor, and turns the device where that works so: nobody else is needed. Where a device says that it pays,
-    /// it polls for some microseconds before it sleeps.
+    /// descriptor, and makes the device's progress where no thread does. Where a device says that it pays, it polls for
+    /// some microseconds before it sleeps.
     ///
     /// # Errors
     /// None came in time, or there is nothing to wait on.

@@ -1,7 +1,7 @@
-//! What `--help` says below the options.
+//! The text of `--help` below the options.
 //!
-//! A paragraph is one line here, which is wrapped where it is shown. What stands in columns is broken by hand, and has
-//! at most 80 characters a line: a terminal of 80 columns or more shows it as it is.
+//! A paragraph is one line here, which is wrapped where it is shown. Text in columns is wrapped by hand at 80
+//! characters a line.
 
 pub(super) const EXIT_CODES: &str =
     "Exit codes: 0 success, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";

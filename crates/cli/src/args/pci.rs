@@ -1,4 +1,4 @@
-//! What `hca serve --pci` takes: a socket, and what is fixed of its function.
+//! The argument of `hca serve --pci`: a socket, and the fixed settings of its function.
 
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! The process that ends a job's groups where the launcher was killed, and so could not.
+//! The guard process, which ends a job's process groups when the launcher was killed.
 //!
 //! Each process tells it of itself before its program runs, by a pipe that only the launcher and such processes write
 //! to ([`tether`](hca_job::tether)). A pipe that ends without a last word means that the launcher is gone.

@@ -1,4 +1,4 @@
-//! The output of many processes, line by line, and this process's own words.
+//! The output of many processes, line by line, and this process's own messages.
 //!
 //! A line is passed on when its end has come, in one piece with its prefix, so lines of several processes never mix.
 //! One without an end gets it when its process's stream has ended.

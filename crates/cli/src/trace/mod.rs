@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `scenario` | the text of a scenario |
 //! | `play` | playing it on nodes of a loopback network |
-//! | `told` | what comes out |
+//! | `told` | the output |
 
 mod play;
 mod record;

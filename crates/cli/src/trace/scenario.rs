@@ -1,4 +1,4 @@
-//! The text of a scenario: what is posted at a target, and which messages come.
+//! The text of a scenario: the entries that a target posts, and the messages that arrive.
 
 use std::collections::BTreeSet;
 
@@ -124,7 +124,7 @@ pub(crate) struct ScenarioError {
     pub(crate) why: Wrong,
 }
 
-/// What is wrong with a line.
+/// The fault in a line.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum Wrong {
     #[error(

@@ -87,7 +87,7 @@ impl Syndrome {
         0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
         3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
     ];
-    /// The number of credits that an encoded count (0 to 30) stands for.
+    /// The number of credits that an encoded count (0 to 30) means.
     pub const fn credits(encoded: u8) -> u16 {
         Self::CREDITS[if encoded < 31 { encoded as usize } else { 30 }]
     }

@@ -103,7 +103,7 @@ pub struct Frame<'a> {
     pub udp: &'a UdpHeader,
     /// Transport packet.
     pub packet: Packet<'a>,
-    /// ICRC as it stands in the frame.
+    /// The ICRC field of the frame.
     pub icrc: u32,
 }
 
@@ -290,8 +290,7 @@ impl FrameHead {
         self.write_parts(packet, &icrc.to_le_bytes(), out);
     }
 
-    /// Like [`write`](Self::write), with an ICRC that stands at the end of `payload` already and is left
-    /// as it is.
+    /// Like [`write`](Self::write), for a `payload` that ends with its ICRC.
     ///
     /// # Panics
     /// When `payload` is longer than IP can carry.

@@ -1,5 +1,5 @@
-//! Global Route Header: the network header of InfiniBand and RoCEv1, and what a datagram's receive
-//! buffer begins with.
+//! Global Route Header: the network header of InfiniBand and RoCEv1, and the first 40 bytes of a datagram's receive
+//! buffer.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,6 +1,6 @@
-//! By what an IPv6 host tells its network which groups it hears: multicast listener discovery, version 2 (RFC 3810) and
-//! version 1 (RFC 2710), as whole frames. A switch that listens in leads a group's frames to those alone who said that
-//! they hear it, so a host that is silent is not found by its neighbours.
+//! Multicast listener discovery, by which an IPv6 host announces the groups that it receives: version 2 (RFC 3810) and
+//! version 1 (RFC 2710), as whole frames. A snooping switch forwards a group's frames only to ports with announced
+//! listeners, so neighbours do not find a host that announces nothing.
 //!
 //! ```
 //! use hca_core::wire::listener::{Query, Version, report};
@@ -81,12 +81,12 @@ pub enum Version {
     },
 }
 
-/// Who hears which groups?
+/// A query for the groups that hosts receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
     /// The one group that is asked about; `None`: all.
     pub group: Option<Ipv6Addr>,
-    /// In which version answers are to be.
+    /// The protocol version of the answer.
     pub version: Version,
 }
 

@@ -22,7 +22,7 @@ pub struct MadHeader {
     pub class_specific: Be16,
     /// Transaction; a response bears that of its request.
     pub tid: Be64,
-    /// Attribute that is asked for or told.
+    /// The attribute that is queried or reported.
     pub attr_id: Be16,
     /// Reserved.
     pub reserved: Be16,

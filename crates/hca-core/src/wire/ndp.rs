@@ -38,7 +38,7 @@ const _: () = assert!(size_of::<LinkAddressOption>() == 8 && align_of::<LinkAddr
 impl LinkAddressOption {
     /// Bytes on the wire.
     pub const BYTES: usize = 8;
-    /// The MAC of who sends the message.
+    /// The MAC of the message's sender.
     pub const SOURCE: u8 = 1;
     /// The MAC of the message's target.
     pub const TARGET: u8 = 2;
@@ -79,8 +79,8 @@ impl NdpMessage {
         let len = (message.len() as u32).to_be_bytes();
         checksum::of(&[&src.octets(), &dst.octets(), &len, &[0, 0, 0, Self::PROTOCOL], message])
     }
-    /// The MAC that the first option of a kind tells; `None` if there is none. `Err`: an option that is cut off, or
-    /// has no length, for which the whole message is to be dropped.
+    /// The MAC in the first option of a kind; `None` if there is none. `Err`: an option is truncated or has length 0,
+    /// so the receiver drops the whole message.
     pub fn link_address(mut options: &[u8], kind: u8) -> Result<Option<[u8; 6]>, BrokenOption> {
         let mut found = None;
         while let [this, units, ..] = *options {

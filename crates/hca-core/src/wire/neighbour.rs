@@ -1,5 +1,5 @@
-//! By what hosts on an Ethernet find each other: whole frames of ARP and of neighbour discovery, as questions and
-//! statements. What is to be done about them is for others.
+//! Address resolution on Ethernet: whole frames of ARP and of neighbour discovery, as questions and answers. The caller
+//! decides how to react.
 //!
 //! ```
 //! use hca_core::wire::neighbour::{Message, Station, question};
@@ -61,14 +61,14 @@ pub fn is_unicast(mac: Mac) -> bool {
     mac[0] & 1 == 0 && mac != [0; 6]
 }
 
-/// The group in which who has an IPv6 address is asked for its MAC (RFC 4291), and the group's MAC (RFC 2464).
+/// The solicited-node group of an IPv6 address (RFC 4291), and the group's MAC (RFC 2464).
 pub fn solicited_node(ip: Ipv6Addr) -> (Mac, Ipv6Addr) {
     let [.., a, b, c] = ip.octets();
     let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]));
     ([0x33, 0x33, 0xff, a, b, c], group)
 }
 
-/// The frame that asks who has an address. `None`: the two are not of one family.
+/// The frame that asks for the MAC of an address. `None`: the two addresses are not of one family.
 pub fn question(by: Station, wanted: IpAddr) -> Option<Vec<u8>> {
     Some(match (by.ip, wanted) {
         (IpAddr::V4(own), IpAddr::V4(wanted)) => {
@@ -157,12 +157,12 @@ impl Message {
         }
     }
 
-    /// The frame that answers a question: what is wanted is at `mac`. `None`: it is no question.
+    /// The frame that answers a question with `mac`. `None`: the message is not a question.
     pub fn answer(&self, mac: Mac) -> Option<Vec<u8>> {
         self.answer_with(mac, NdpMessage::OVERRIDE)
     }
-    /// The frame that answers a question in the place of whoever has the address: it gives way to who says otherwise
-    /// (RFC 4861, 7.2.8). `None`: it is no question.
+    /// The frame that answers a question as a proxy for the address's owner, whose own answer overrides it (RFC 4861,
+    /// 7.2.8). `None`: the message is not a question.
     pub fn answer_for_another(&self, mac: Mac) -> Option<Vec<u8>> {
         self.answer_with(mac, 0)
     }

@@ -1,4 +1,4 @@
-//! The variant CRC of an InfiniBand link: the last two bytes of a packet, made anew at every hop.
+//! The variant CRC of an InfiniBand link: the last two bytes of a packet, computed again at every hop.
 //!
 //! CRC-16 of the polynomial x^16 + x^12 + x^3 + x + 1 (0x100B), seeded with ones, each byte taken
 //! least significant bit first, the result complemented, over the packet from the first byte of the

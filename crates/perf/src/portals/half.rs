@@ -1,4 +1,4 @@
-//! One side of a measurement: an interface with an entry, and what the other side's entry is sent.
+//! One side of a measurement: an interface with an entry, and the messages to the other side's entry.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

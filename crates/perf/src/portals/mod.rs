@@ -1,4 +1,4 @@
-//! The rows of Portals: put, get, atomic, and what entries before the one that matches cost.
+//! The rows of Portals: put, get, atomic, and the cost of entries before the one that matches.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -105,7 +105,7 @@ impl fmt::Display for Entries {
     }
 }
 
-/// What stands before the entry that matches.
+/// The entries before the one that matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Before {
     /// How many entries.
@@ -122,9 +122,10 @@ pub struct Case {
     pub op: Op,
     /// Bytes a message.
     pub size: Size,
-    /// What the message meets before its entry.
+    /// The entries before the one that matches, if any.
     pub before: Option<Before>,
-    /// The target's program computes all the while, and calls nothing. Of what is told to the initiator only.
+    /// The target's program computes all the time and makes no calls. Only for operations that complete at the
+    /// initiator.
     pub computes: bool,
 }
 
@@ -204,7 +205,7 @@ impl FromStr for Depths {
 pub struct Plan {
     /// The rows, with how the nodes are opened for each.
     pub cases: Vec<(Settings, Case)>,
-    /// What was asked for and has no row, and why.
+    /// The requested combinations without a row, each with its reason.
     pub left_out: Vec<String>,
 }
 
