@@ -26,7 +26,7 @@ use crate::url::{DeviceUrl, Options, Target, UrlError, Users};
 
 hca_core::debug_as_display!(OpenError);
 
-/// The environment variable whose value takes the place of what [`open`] is given.
+/// The environment variable that overrides the name given to [`open`].
 pub const DEVICE_VARIABLE: &str = "HCA_DEVICE";
 
 /// Loopback addresses that are tried for a device without one: from 127.0.0.2 on.
@@ -400,12 +400,11 @@ impl Opened {
     pub fn fabric_attr(&self) -> Option<FabricAttr> {
         self.soft.as_ref().map(|soft| soft.fabric())
     }
-    /// Who does its work; of an adapter behind vfio that is the adapter itself, or its server, and nobody waits for
-    /// calls: as with a thread.
+    /// The device's progress mode. An adapter behind vfio works by itself, as with an adapter thread.
     pub fn progress(&self) -> Progress {
         self.soft.as_ref().map_or(Progress::Thread, |soft| soft.progress())
     }
-    /// Writes out what the capture holds back; nothing to do without one.
+    /// Flushes the capture file, if there is one.
     ///
     /// # Errors
     /// The file could not be written, now or earlier.

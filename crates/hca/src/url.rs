@@ -99,8 +99,8 @@ pub struct PciOptions {
     /// `neigh=ADDRESS=MAC,…`: peers' MACs that are not to be asked for (Ethernet); of peers behind a router the
     /// router's.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
-    /// `lid=GID=LID,…`: LIDs of peers that are known by their GIDs alone (InfiniBand); what queue pairs are told of
-    /// each other has them.
+    /// `lid=GID=LID,…`: LIDs of peers that are known only by their GIDs (InfiniBand). Endpoints of queue pairs contain
+    /// the LID.
     pub lids: Vec<(Gid, Lid)>,
     /// `mtu=256|512|1024|2048|4096`: the largest path MTU (Ethernet).
     pub mtu: Option<Mtu>,
@@ -118,7 +118,7 @@ pub struct Options {
     /// `acks=eager|lazy`: with `progress=inline`, whether a message that was polled is acknowledged at once, or with
     /// the program's answer or next call; see [`softhca::Options::lazy_acks`].
     pub lazy_acks: Option<bool>,
-    /// `fault=KEY=VALUE,…`: what the network does to packets; see [`FaultSpec`].
+    /// `fault=KEY=VALUE,…`: the network's faults; see [`FaultSpec`].
     pub fault: Option<FaultSpec>,
     /// `capture=FILE`: every frame, sent and received, as pcapng.
     pub capture: Option<PathBuf>,

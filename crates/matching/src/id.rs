@@ -121,7 +121,7 @@ impl Source {
 /// [`Entry::uid`](crate::Entry::uid), which is asked after the match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Criteria {
-    /// From whom.
+    /// The process that the bytes come from.
     pub source: Source,
     /// The match bits.
     pub bits: u64,

@@ -67,7 +67,7 @@ impl Interface {
         }
         Ok(handle)
     }
-    /// Unlinks an entry; no event tells of it. A memory descriptor that is attached goes with it.
+    /// Unlinks an entry; no event is posted. A memory descriptor that is attached goes with it.
     ///
     /// # Errors
     /// [`Error::Handle`]; [`Error::InUse`] while operations on it are under way, or headers wait whose bytes it holds.

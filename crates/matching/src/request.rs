@@ -61,7 +61,7 @@ pub struct Transfer {
     pub length: u64,
     /// The acknowledgement that is wanted.
     pub ack: AckRequest,
-    /// To whom.
+    /// The target process.
     pub target: Process,
     /// The portal.
     pub pt_index: u32,

@@ -1,8 +1,8 @@
 //! Address handles, and paths to peers.
 //!
-//! An adapter knows no address handles: a datagram's address stands in its work queue entry. So a handle is a place in
-//! a table of the driver's. Sending threads read it without a lock while others create and destroy handles: a place has
-//! a tag that names its generation, changed around each change of the address, and a reader looks at it before and
+//! The adapter has no address handles: a datagram's address is in its work queue entry. So a handle is an entry of a
+//! table of the driver. Sending threads read it without a lock while others create and destroy handles: a place has a
+//! tag that names its generation, changed around each change of the address, and a reader looks at it before and
 //! behind.
 
 use core::sync::atomic::fence;

@@ -1,4 +1,4 @@
-//! What the adapter can do, and what it is told to use of that.
+//! The adapter's capabilities, and those that the driver enables.
 
 use hca_prm::caps::{AtomicCaps, EthOffloadCap, HcaCap, RoceCap};
 use hca_prm::command::hca::{HcaCapType, QueryHcaCapIn, QueryHcaCapOut, SetHcaCapIn};

@@ -3,9 +3,9 @@
 //! One thread polls a queue by its port, and has a copy of its own of which queue pairs complete there, by number.
 //! Other threads add and remove queue pairs: [`Exclusion`] says how they do so while the queue is polled.
 //!
-//! Who removes a queue pair takes what it left in the queue out: no poll that begins later finds it, its entries are
-//! free again, and what it took from a shared receive queue is given back. Who resets one does the same, but requests
-//! of a shared receive queue stay as flushed. For that the poller must be outside, which takes as long as a poll.
+//! Removing a queue pair takes its entries out of the queue: no poll that begins later finds it, its entries are free
+//! again, and what it took from a shared receive queue is given back. Who resets one does the same, but requests of a
+//! shared receive queue stay as flushed. For that the poller must be outside, which takes as long as a poll.
 
 use core::task::Waker;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

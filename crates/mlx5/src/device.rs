@@ -25,8 +25,8 @@ const LOOKS: u32 = 2;
 
 /// An adapter of the ConnectX family.
 ///
-/// It is stopped, and gives all memory back, when it and all ports of its queues are gone: whoever drops the last of
-/// them waits for that. [`close`](Self::close) stops it before.
+/// It is stopped, and releases all memory, when it and all ports of its queues are dropped: the last drop waits for
+/// that. [`close`](Self::close) stops it before.
 pub struct Mlx5 {
     hca: Arc<Hca>,
     attr: DeviceAttr,
@@ -46,17 +46,17 @@ impl Mlx5 {
     /// Resets the function and starts the adapter.
     ///
     /// # Errors
-    /// The function is no such adapter, can't be used, or its firmware does not do what it is told.
+    /// The function is not a ConnectX adapter, can't be used, or its firmware refuses a command.
     pub fn open(function: PciFunction, options: Options) -> Result<Arc<Self>, OpenError> {
         let hca = Hca::open(function, &options)?;
         let (attr, served) = (attributes(&hca), hca.function().waker().is_some());
         Ok(Arc::new(Self { hca, attr, served, turns: AtomicU32::new(0) }))
     }
 
-    /// Stops the adapter, though ports of its queues and objects on it live, and waits until it is stopped: it reaches no
-    /// memory any more. Every outstanding request ends with status `Fatal`, an [`AsyncEvent::DeviceFatal`] comes, and
-    /// whatever is asked of the adapter from then on fails. The function stays open until all ports and the device are
-    /// gone. Closing it again does nothing.
+    /// Stops the adapter, though ports of its queues and objects on it live, and waits until it is stopped: it reaches
+    /// no memory any more. Every outstanding request ends with status `Fatal`, an [`AsyncEvent::DeviceFatal`] comes,
+    /// and all later calls on the adapter fail. The function stays open until all ports and the device are gone.
+    /// Closing it again does nothing.
     ///
     /// Within a waker, on the driver's own thread, it resets the adapter instead. A forked child changes nothing by it.
     ///
@@ -66,7 +66,7 @@ impl Mlx5 {
         self.hca.close()
     }
 
-    /// Of what it died, if it is dead.
+    /// The reason of its death, if it is dead.
     pub fn death(&self) -> Option<Death> {
         self.hca.health.death()
     }

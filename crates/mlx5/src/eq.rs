@@ -1,4 +1,4 @@
-//! Event queues: what the adapter tells by itself.
+//! Event queues, by which the adapter reports by itself.
 //!
 //! There are three: of commands that are done and pages that are wanted, of everything else that is asynchronous, and
 //! of completion queues that were armed. The driver's thread takes events, tells the adapter how far it came, and arms the queue again; events that came in

@@ -1,4 +1,4 @@
-//! The adapter: in which order it is started and stopped, and what the objects on it are made with.
+//! The adapter: the order in which it is started and stopped, and the state that its objects share.
 
 use core::ops::Deref;
 use std::net::IpAddr;

@@ -1,7 +1,7 @@
-//! Whether the adapter lives.
+//! Whether the adapter is alive.
 //!
-//! The firmware counts a register up while it lives, and names a syndrome when it is unwell. It says whether only a
-//! reset helps; a report without that, as of a temperature, is told, and the adapter goes on. An adapter whose counter
+//! The firmware increments a health counter, and reports a fault by a syndrome, which says whether a reset is required.
+//! A fault without that, such as a high temperature, is logged, and the adapter continues. An adapter whose counter
 //! stands still, whose function somebody has disabled or resets, or that is off the bus, is dead as well.
 //!
 //! The first reason to take it for dead stays: from then on every command fails at once, and ports end what is

@@ -1,5 +1,5 @@
-//! The driver's thread: it sleeps on the adapter's interrupts and does what is to be done whether the program calls or
-//! not: pages that the adapter asks for, words to those who wait, looks at its health.
+//! The driver's thread: it sleeps on the adapter's interrupts, gives the pages that the adapter requests, wakes waiting
+//! threads, and checks the adapter's health.
 
 use std::io;
 use std::os::fd::OwnedFd;

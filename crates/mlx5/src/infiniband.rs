@@ -1,4 +1,4 @@
-//! What an InfiniBand port has from the subnet's manager: LID, prefix of its GID, and that it carries packets.
+//! The state that an InfiniBand port gets from the subnet manager: LID, GID prefix, and being active.
 //!
 //! A physical function's link comes up anew whenever the function is reset, and so each time that it is opened. The
 //! manager sees the port then, and makes it active: until that, it has no LID, and reaches nobody.

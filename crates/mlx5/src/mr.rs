@@ -1,4 +1,4 @@
-//! Regions: memory keys over what the adapter can reach.
+//! Regions: memory keys over memory that the adapter can access.
 //!
 //! A key translates by a list of pages of one size. Memory from an arena, and what one mapping holds, is contiguous for
 //! the adapter, so the largest pages serve of which whole ones lie in it; a request's address and the adapter's have to

@@ -1,5 +1,5 @@
 //! Peers' MACs on an Ethernet port: those that the program gave, and those that peers have told, by ARP and neighbour
-//! discovery. Here is what is known and what is answered; `eth` sends and receives the frames.
+//! discovery. This module has the table and the answers; `eth` sends and receives the frames.
 //!
 //! Switches that listen in lead the groups of neighbour discovery to those who tell that they hear them, so the port
 //! tells. Departs from RFC 3810: it tells once by itself, and answers queries at once.

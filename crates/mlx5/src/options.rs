@@ -9,8 +9,8 @@ use hca_core::{Gid, Lid, Mtu};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Addresses of a RoCE port, beside its link-local one. The first is the port's GID. Nobody asks whether they are
-    /// free.
+    /// Addresses of a RoCE port, beside its link-local one. The first is the port's GID. No duplicate address detection
+    /// is done.
     pub ip: Vec<IpAddr>,
     /// Whether the link of an Ethernet port that was left down is raised while the adapter is open, and its frames are
     /// made long enough for [`mtu`](Self::mtu). It is left as it was found. A virtual function has the link of its
@@ -22,16 +22,16 @@ pub struct Options {
     /// function resets its link, and before the manager has seen that the port has no LID. A port that is not active by
     /// then is opened all the same, and [`PortActive`](hca_core::AsyncEvent::PortActive) tells when it is.
     pub manager_wait: Duration,
-    /// The largest packet of a RoCE port: its `active_mtu` is no larger, and its frames are made long enough. Whatever
-    /// is between two ports has to carry frames of 126 bytes more. `None`: what the port's frames hold as they were
-    /// set, 1024 where the network's MTU is 1500.
+    /// The largest packet of a RoCE port: its `active_mtu` is no larger, and its frames are made long enough. The
+    /// network between two ports must carry frames that are 126 bytes longer. `None`: what the port's frames hold as
+    /// they were set, 1024 where the network's MTU is 1500.
     pub mtu: Option<Mtu>,
     /// MAC addresses of peers of a RoCE port, which are believed without asking. That of a peer behind a router is the
     /// router's.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
     /// How long a peer of a RoCE port may take to tell its MAC, when it is asked by ARP or neighbour discovery: so long
     /// may making an address handle, and connecting a queue pair, take. On the driver's own thread, where wakers are
-    /// called, nobody waits: a peer that is not known is asked, and the call fails.
+    /// called, nothing waits: the driver asks an unknown peer, and the call fails.
     pub neighbour_timeout: Duration,
     /// LIDs of peers of an InfiniBand port that the program knows by their GID alone, where an address vector has no
     /// LID. One that is not named either is 0: an adapter that is served finds it by the GID; on a subnet of cables
@@ -39,14 +39,14 @@ pub struct Options {
     pub lids: Vec<(Gid, Lid)>,
     /// How long a command may take before the adapter is declared dead.
     pub command_timeout: Duration,
-    /// How long who waits for a command sleeps until an interrupt tells, before it looks by itself: what one that was
-    /// lost costs.
+    /// How long a thread that waits for a command sleeps before it looks without an interrupt: the cost of a lost
+    /// interrupt.
     pub command_look: Duration,
     /// How long the firmware may take to start.
     pub start_timeout: Duration,
     /// How often the driver's thread looks whether the adapter lives.
     pub health_interval: Duration,
-    /// Events that may come while the driver's thread has no turn: entries of each event queue, 256 or more, rounded
+    /// Events that may arrive while the driver's thread does not run: entries of each event queue, 256 or more, rounded
     /// up to a power of two, and at most what the adapter takes. More end the adapter.
     pub event_queue_entries: u32,
     /// Whether to use interrupts. Without them the driver's thread looks each millisecond.

@@ -1,8 +1,8 @@
 //! The adapter's port: InfiniBand, or Ethernet with RoCE.
 //!
 //! An InfiniBand port has its addresses from the subnet's manager. To a RoCE port the driver gives them: the link-local
-//! one that its MAC makes, and those that it is told. Peers' MACs come out of their link-local addresses, or out of the
-//! table that the program gives, or peers are asked for them (`eth`).
+//! one that its MAC makes, and those that the program gives. Peers' MACs come from their link-local addresses, from the
+//! program's table, or from ARP and neighbour discovery (`eth`).
 
 use std::collections::HashMap;
 use std::net::IpAddr;

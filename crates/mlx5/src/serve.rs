@@ -1,4 +1,4 @@
-//! What the driver's thread does when it is woken.
+//! The work of the driver's thread when it is woken.
 
 use std::sync::PoisonError;
 

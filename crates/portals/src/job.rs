@@ -54,8 +54,8 @@ impl Directory for Ranks {
 
 impl Node {
     /// Opens a node as one of the processes of a job, and waits until all have done so: ranks are those of the job, and
-    /// the other processes are found by asking it. Who does not know the job's secret, which rank 0 draws, is not
-    /// spoken to. Directory, rank, job and secret of `options` are not looked at.
+    /// the other processes are found by asking it. Nodes without the job's secret, which rank 0 draws, get no answer.
+    /// Directory, rank, job and secret of `options` are ignored.
     ///
     /// # Errors
     /// The device's limits; the job can't be asked, or a process does not come in time.

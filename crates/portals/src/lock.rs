@@ -1,4 +1,5 @@
-//! The lock of a node: whoever comes while it is held, and only wants the work done, leaves word and goes.
+//! The lock of a node: a thread that finds it held, and only wants the node's work done, leaves a note for the holder
+//! and returns.
 //!
 //! It is outside of the lock of the adapter that the node is on, which is posted to and polled while it is held; what
 //! waits for the adapter, or for peers, is done when it is given back (`node/errand.rs`). A program's thread that uses

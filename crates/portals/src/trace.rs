@@ -1,4 +1,4 @@
-//! Each message's way through the lists, told step by step: for tools, and for who wonders why nothing matched.
+//! Traces each message's way through the match lists, step by step, to find out why nothing matched.
 
 use hca_matching::{Delivery, Interface, Landing};
 
@@ -38,7 +38,7 @@ pub enum Step {
     },
 }
 
-/// Is told each step, under the lock of the node: it must be quick, and call nothing of the node.
+/// A callback for each step, under the node's lock: it must be quick, and must not call the node.
 pub struct Trace {
     tell: Box<dyn FnMut(&Step) + Send>,
 }

@@ -1,4 +1,4 @@
-//! What two nodes say to each other: each message is the payload of one RC SEND.
+//! The messages between two nodes: each is the payload of one RC SEND.
 //!
 //! Numbers are big-endian. A request has 24 bytes, and 8 more for each of what it has beside: an offset, header data,
 //! the atomic operation; with both of the first, 8 bytes of a put still fit the 48 bytes that one cache line carries

@@ -1,4 +1,4 @@
-//! What the engine counts, by name.
+//! The engine's counters, by name.
 
 use hca_core::wire::ParseError;
 use hca_core::{Counter, WcOpcode};

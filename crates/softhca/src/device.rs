@@ -130,8 +130,8 @@ impl SoftHca {
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }
-    /// What the network is, and what was found out about it; in a forked child, what was known when the
-    /// adapter was opened.
+    /// The attributes of the network, some found at run time; in a forked child, those of the time when the adapter was
+    /// opened.
     pub fn fabric(&self) -> FabricAttr {
         if self.shared.fork.is_child() {
             return self.opened_on.clone();
@@ -151,8 +151,8 @@ impl SoftHca {
     pub unsafe fn reg_mr_tagged(&self, pd: PdHandle, mr: &MrInit, tag: u8) -> Result<MrKeys, DeviceError> {
         self.register(pd, mr, Some(tag))
     }
-    /// Changes whose a region is and what it allows; its memory, addresses and keys stay. When it returns, nobody does
-    /// any more what is not allowed. The region has another handle from now on.
+    /// Changes a region's protection domain and access rights; its memory, addresses and keys stay. On return, no
+    /// access that is not allowed any more is under way. The region has a new handle from now on.
     ///
     /// # Errors
     /// Either is unknown, and nothing was done; or a peer on this machine may still be within an access.

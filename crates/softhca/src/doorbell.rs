@@ -1,4 +1,4 @@
-//! Doorbells: which queue pairs have something new, from any thread to the engine.
+//! Doorbells, by which any thread tells the engine which queue pairs have new requests.
 //!
 //! A stack of nodes linked through the nodes themselves: a push is one compare-and-swap, the engine
 //! takes all at once, so nothing is ever popped singly and there is no ABA.

@@ -1,4 +1,4 @@
-//! The other side of direct access: what this adapter grants to peers on this machine, and takes back.
+//! The target's side of direct access: the grants of this adapter to peers on this machine, and their revocation.
 
 use core::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Memory that the adapter gives out: pages of this process, huge ones where there are any.
+//! Memory that the adapter allocates for programs: pages of this process, huge ones if available.
 //!
 //! Invariants:
 //! 1. A `Pages` owns one allocation, made and freed with the layout that it keeps; nobody else frees it.

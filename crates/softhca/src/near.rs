@@ -1,5 +1,5 @@
-//! Direct access to the memory of peers on this machine: WRITE, READ and atomics done by the requester's side, once,
-//! on memory that the peer has granted. What is not granted, or that the peer must judge, goes as a message.
+//! Direct access to the memory of peers on this machine: WRITE, READ and atomics done by the requester's side, once, on
+//! memory that the peer has granted. Everything else goes as a message.
 
 use core::time::Duration;
 use std::collections::HashMap;

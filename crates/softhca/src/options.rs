@@ -10,7 +10,7 @@ use hca_core::Instant;
 use crate::clock::monotonic_ns;
 use crate::engine::MAX_QPS;
 
-/// Who turns the engine.
+/// The threads that run the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Progress {
     /// The program: `post` pushes out, and a poll that finds nothing turns. Lowest latency, no thread;
@@ -113,7 +113,7 @@ impl Default for Limits {
 /// How an adapter is opened.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Who turns the engine.
+    /// The threads that run the engine.
     pub progress: Progress,
     /// Whether the acknowledgement of a message that a poll yields waits for the program's answer, to go along with it,
     /// or for its next call, with [`Progress::Inline`] too. It spares a packet each way of a ping-pong. It is for

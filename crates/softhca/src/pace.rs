@@ -88,7 +88,7 @@ impl Pace {
         self.queue_pairs.load(Ordering::Relaxed)
     }
 
-    /// Whether a queue pair waits for room. Who spends beside queue pairs leaves them their part then.
+    /// Whether a queue pair waits for its share. Other senders at this pace then leave the queue pairs their part.
     pub fn is_waited_for(&self) -> bool {
         self.waited_for.load(Ordering::Relaxed)
     }

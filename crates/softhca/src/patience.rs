@@ -1,6 +1,6 @@
-//! How long a thread looks in vain before it gives its CPU to others, and before it sleeps.
+//! How long a thread spins without result before it yields its CPU, and before it sleeps.
 //!
-//! Whoever polls spins, which is right while its peer runs on another CPU: a look takes some ten nanoseconds, and a
+//! A polling thread spins, which is right while its peer runs on another CPU: a look takes some ten nanoseconds, and a
 //! sleeper is woken in microseconds. Where both share one CPU the peer can't answer before the scheduler's slice is
 //! over, milliseconds later. Nobody tells a program which of both it is, so it tries: after [`LOOKS`](Patience::looks)
 //! in vain in a row the thread yields, and the time that this takes says who else was there.

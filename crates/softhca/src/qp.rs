@@ -1,5 +1,4 @@
-//! What a queue pair has beside its transport machine: rings, keys, completions; and how the machine
-//! reaches them.
+//! A queue pair's state beside its transport machine: rings, keys, completions; and how the machine reaches them.
 
 mod lists;
 mod parts;

@@ -1,4 +1,4 @@
-//! When something of a layer above is to be run, by one thread at a time, and how it is taken away.
+//! How an engine of a layer above is called, by one thread at a time, and how it is removed.
 //!
 //! Whoever has reason calls ([`RunWord::call`]) and raises the device's [`Attention`]; whoever finds that raised takes
 //! it down and claims what was called. A call that comes while it runs is found by the one who runs it, at the end. So

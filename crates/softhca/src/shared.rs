@@ -1,4 +1,4 @@
-//! What the adapter's handle, its ports and its thread share.
+//! The state that the adapter's handle, its ports and its thread share.
 
 use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

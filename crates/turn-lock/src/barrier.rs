@@ -12,7 +12,7 @@
 
 use crate::sync::{Ordering, fence};
 
-/// How the two sides order what they do.
+/// How the two sides order their memory accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
     /// The rare side has all processors run one.
@@ -23,7 +23,7 @@ pub enum Barrier {
 }
 
 impl Barrier {
-    /// What this system offers. The same for all who ask.
+    /// The barrier that this system supports. Every call returns the same.
     #[cfg(not(any(loom, miri)))]
     pub fn of_system() -> Self {
         use rustix::thread::{MembarrierCommand, membarrier};

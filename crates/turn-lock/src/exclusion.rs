@@ -1,4 +1,4 @@
-//! A list that one thread has a copy of and uses very often, while others change it hardly ever.
+//! A list that one thread copies and uses very often, while other threads rarely change it.
 //!
 //! The list is changed under a lock, and the change is counted. The frequent user comes in ([`Exclusion::enter`]) by
 //! the count that its copy has, without the lock; where that is no longer the count, it copies the list anew
@@ -16,7 +16,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, yield_now};
 
-/// The list, and who uses it.
+/// The list, and the state of its frequent user.
 pub struct Exclusion<T> {
     barrier: Barrier,
     list: Mutex<T>,
@@ -32,7 +32,7 @@ pub struct Exclusion<T> {
 pub struct Inside<'a>(&'a AtomicU32);
 
 impl Inside<'_> {
-    /// Stays inside when this is gone, until another one is that [`Exclusion::inside`] makes.
+    /// Stays inside after this value is dropped, until a value of [`Exclusion::inside`] is dropped.
     #[inline(always)]
     pub fn stay(self) {
         core::mem::forget(self);
@@ -55,7 +55,7 @@ impl<T> core::fmt::Debug for Exclusion<T> {
 }
 
 impl<T> Exclusion<T> {
-    /// With a list that nobody has a copy of.
+    /// An exclusion around a list without copies.
     pub fn new(list: T) -> Self {
         Self {
             barrier: Barrier::of_system(),
@@ -70,13 +70,13 @@ impl<T> Exclusion<T> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A version that no copy has, for who has none.
+    /// A version that no copy has, for a user without a copy.
     pub fn never_seen(&self) -> u32 {
         self.version.load(Ordering::Relaxed).wrapping_sub(1)
     }
 
-    /// The frequent user comes in with a copy of this version. `None`: it is to copy the list anew first. By one thread
-    /// only.
+    /// Enters as the frequent user, with a copy of this version. `None`: the user copies the list again first. For one
+    /// thread only.
     #[inline(always)]
     pub fn enter(&self, version: u32) -> Option<Inside<'_>> {
         self.inside.store(1, Ordering::Relaxed);
@@ -87,7 +87,7 @@ impl<T> Exclusion<T> {
         (self.version.load(Ordering::Relaxed) == version).then_some(inside)
     }
 
-    /// What the frequent user is inside by, once it has said that it [stays](Inside::stay).
+    /// The frequent user's guard again, after it [stayed](Inside::stay) inside.
     #[inline(always)]
     pub fn inside(&self) -> Inside<'_> {
         Inside(&self.inside)
@@ -98,7 +98,8 @@ impl<T> Exclusion<T> {
         self.inside.load(Ordering::Relaxed) != 0
     }
 
-    /// Copies the list, and returns the version of that. While somebody excludes the user, this waits. Not from inside.
+    /// Copies the list, and returns the version of the copy. It waits while another thread excludes the user. Not to be
+    /// called from inside.
     pub fn copy<R>(&self, copy: impl FnOnce(&T) -> R) -> (u32, R) {
         let list = self.lock();
         // Acquire: what was stored before the user was told is seen by `copy`.
@@ -106,7 +107,7 @@ impl<T> Exclusion<T> {
         (version, copy(&list))
     }
 
-    /// Changes the list; the user may be inside with a copy of what it was.
+    /// Changes the list; the user may be inside with an old copy.
     pub fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut list = self.lock();
         let done = change(&mut list);
@@ -114,7 +115,7 @@ impl<T> Exclusion<T> {
         done
     }
 
-    /// Has the user copy the list before it comes in again, and see what was stored before.
+    /// Makes the user copy the list before it enters again, so that it sees earlier stores.
     pub fn tell(&self) {
         // Release: pairs with the Acquire in `copy`.
         self.version.fetch_add(1, Ordering::Release);

@@ -1,4 +1,4 @@
-//! What the lock is made of, exchanged for loom's when it explores interleavings.
+//! The atomics that the lock is made of; under loom, loom's.
 
 #[cfg(not(loom))]
 pub(crate) use std::{

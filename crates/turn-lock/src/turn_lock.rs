@@ -1,4 +1,4 @@
-//! The lock: who can't have it leaves word, and who has it looks once more.
+//! The lock: a thread that finds it held leaves a note, and the holder looks once more.
 //!
 //! A thread that wants work done must not wait for another that is at it, and its work must not lie until somebody
 //! comes by. So lock and word are one atomic: who finds it held marks it, and who unlocks it finds the mark by the same
@@ -137,9 +137,9 @@ unsafe impl<T: Send, const LEVEL: usize> Sync for TurnLock<T, LEVEL> {}
 // SAFETY: as above.
 unsafe impl<T: Send, const LEVEL: usize> Send for TurnLock<T, LEVEL> {}
 
-/// The lock, held; by a favourite as such. It is the value, of which nobody else has a reference meanwhile.
+/// A guard: the lock is held. It derefs to the value, to which no other reference exists meanwhile.
 ///
-/// Dropped, as in a panic, it forgets what word was left.
+/// Dropping it, as in a panic, discards a note that was left.
 pub struct Guard<'a, T, const LEVEL: usize> {
     lock: &'a TurnLock<T, LEVEL>,
     favourite: Option<&'static ThreadWord>,
@@ -153,8 +153,8 @@ impl<T, const LEVEL: usize> Guard<'_, T, LEVEL> {
         // SAFETY: (1) a guard exists only while the lock is held, and it is borrowed for the call.
         self.lock.value.with_mut(|p| f(unsafe { &mut (*p).value }))
     }
-    /// Gives the lock back, to who waits for it if somebody does. Returns whether word was left, and nobody waits who
-    /// is told of it: then [`TurnLock::turn_or_notify_holder`] or its like is due.
+    /// Releases the lock, to a waiting thread if there is one. Returns whether a note was left that no waiting thread
+    /// will see: then [`TurnLock::turn_or_notify_holder`] or its like is due.
     #[must_use = "somebody may have left word"]
     #[inline(always)]
     pub fn unlock(self) -> bool {
@@ -165,7 +165,7 @@ impl<T, const LEVEL: usize> Guard<'_, T, LEVEL> {
             None => lock.give_back(),
         }
     }
-    /// Like [`unlock`](Self::unlock), and makes nobody the favourite: by guests.
+    /// Like [`unlock`](Self::unlock), without making this thread the favourite: for guests.
     #[must_use = "somebody may have left word"]
     #[inline]
     pub fn unlock_unfavoured(self) -> bool {
@@ -219,7 +219,7 @@ fn wait(looks: &mut u32) {
 }
 
 impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
-    /// A lock that nobody holds.
+    /// A lock that is free.
     pub fn new(value: T) -> Self {
         Self::with_barrier(value, Barrier::of_system(), FAVOUR.0)
     }
@@ -229,8 +229,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         Self { state: AtomicPtr::new(FREE), barrier, value: UnsafeCell::new(inner) }
     }
 
-    /// Runs `f` if nobody holds the lock, and again while word was left meanwhile; else leaves word, so
-    /// that the holder runs its own once more. `None`: another holder does the work. Never waits.
+    /// Runs `f` if the lock is free, and again while notes were left meanwhile; else leaves a note, so that the holder
+    /// runs its own function once more. `None`: the holder does the work. Never waits.
     #[inline]
     pub fn turn_or_notify_holder<R>(&self, mut f: impl FnMut(&mut T) -> R) -> Option<R> {
         let mut result = None;
@@ -243,8 +243,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         result
     }
 
-    /// The lock, if nobody holds it; else leaves word: [`Guard::unlock`] will tell its holder, who may be this thread.
-    /// Never waits.
+    /// Takes the lock if it is free; else leaves a note, which [`Guard::unlock`] returns to the holder, which may be
+    /// this thread. Never waits.
     #[inline]
     pub fn lock_or_notify_holder(&self) -> Option<Guard<'_, T, LEVEL>> {
         loop {
@@ -256,14 +256,14 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         }
     }
 
-    /// The lock, if nobody holds it. Never waits.
+    /// Takes the lock if it is free. Never waits.
     #[inline(always)]
     pub fn try_lock(&self) -> Option<Guard<'_, T, LEVEL>> {
         self.lock_once().ok()
     }
 
-    /// Waits for the lock, which this thread must not have: the next who gives it back leaves it to those who wait.
-    /// Word may have been left before.
+    /// Waits for the lock, which this thread must not hold: the next release leaves it to the waiting threads. A note
+    /// may have been left before.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T, LEVEL> {
         self.lock_once().unwrap_or_else(|_| self.wait())
@@ -297,8 +297,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         None
     }
 
-    /// Waits for the lock and runs `f`: the control path, a guest. A turn is bounded, and the lock is left to who
-    /// waits, so the wait is. `again` is run for word left meanwhile.
+    /// Waits for the lock and runs `f`: for the control path, which is a guest. The wait is bounded, since turns are
+    /// bounded and a release leaves the lock to waiting threads. `again` runs for notes left meanwhile.
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R, again: impl FnMut(&mut T)) -> R {
         let mut guard = self.lock();
         let r = guard.run(f);

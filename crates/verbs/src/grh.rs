@@ -10,7 +10,7 @@ use hca_core::{AddressVector, Gid};
 pub struct Grh {
     /// The sender.
     pub sgid: Gid,
-    /// To whom.
+    /// The target process.
     pub dgid: Gid,
     /// DSCP and ECN bits.
     pub traffic_class: u8,

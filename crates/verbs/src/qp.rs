@@ -564,7 +564,7 @@ impl<S: Connected> QpControl<S> {
         self.modify(&rts)
     }
 
-    /// Changes what the peer may do.
+    /// Changes the peer's access rights.
     ///
     /// # Errors
     /// The state does not allow it, or the device refused.

@@ -1,7 +1,7 @@
-//! Below the safe API: `unsafe` posting on the program's own memory, for language bindings.
+//! `unsafe` posting on the program's own memory, below the safe API, for language bindings.
 //!
-//! Nothing is kept here: no slots, no buffers, no reservation of completion queue entries. What a
-//! program posts, it keeps in place until the completion has come.
+//! This layer has no slots, owns no buffers and reserves no completion queue entries. The program keeps posted memory
+//! in place until its completion.
 //!
 //! ```
 //! # use hca_verbs::{Context, Pd, raw::{RawCq, RawQp}};
@@ -68,8 +68,8 @@ impl fmt::Debug for LastHold {
     }
 }
 
-/// Drops a range without waiting: what is to be waited for, if nothing else holds its region, is handed back, to be
-/// dropped where that may be done.
+/// Drops a range without waiting. If it was the last holder of its region, returns the region's last reference;
+/// dropping that may wait.
 pub fn let_go(range: SharedRange) -> Option<LastHold> {
     range.into_region().map(|region| LastHold { _region: region })
 }
@@ -112,7 +112,7 @@ impl RawCq {
     pub fn set_waker(&mut self, waker: &Waker) {
         self.port.set_waker(waker);
     }
-    /// Has whoever waits sleep on [`Device::turn_fd`](hca_core::Device::turn_fd), told by the waker alone.
+    /// Makes waiters sleep on [`Device::turn_fd`](hca_core::Device::turn_fd), to be woken by the waker alone.
     pub fn wait_by_waker(&mut self) {
         self.port.wait_by_waker();
     }
@@ -234,8 +234,8 @@ impl fmt::Debug for RawQpMaker {
     }
 }
 
-/// A queue pair that takes bare requests. Dropped, the device's queue pair is destroyed; what it does not
-/// confirm is logged, and memory of requests in flight then has to stay in place for good.
+/// A queue pair without the safe API's bookkeeping. Dropping it destroys the device's queue pair; if the device does
+/// not confirm that, it is logged, and memory of requests in flight must stay in place for ever.
 pub struct RawQp {
     send: Box<dyn SendPort>,
     recv: Option<Box<dyn RecvPort>>,
@@ -281,11 +281,11 @@ impl RawQp {
     pub fn modify(&mut self, attr: &QpAttr) -> Result<(), DeviceError> {
         self.pd.ctx.device.modify_qp(self.handle, attr)
     }
-    /// Takes it from RESET to RTS, connected to a queue pair of the same service. `ours` is what the far end was told
-    /// of this one.
+    /// Takes it from RESET to RTS, connected to a queue pair of the same service. `ours` is the endpoint that the peer
+    /// has of this queue pair.
     ///
     /// # Errors
-    /// The services differ, the transitions' rules, or the device refused.
+    /// The services differ, a transition is not allowed, or the device refused.
     pub fn connect(
         &mut self,
         access: Access,
@@ -323,7 +323,7 @@ impl RawQp {
         self.send.ring();
         result
     }
-    /// Posts one send request, which the device may leave until it is [told](Self::ring).
+    /// Posts one send request, which the device may defer until [`ring`](Self::ring).
     ///
     /// # Safety
     /// Like [`post_send`](Self::post_send).
@@ -370,11 +370,11 @@ impl RawQp {
 }
 
 impl RawQp {
-    /// Destroys it. On return the device touches no memory for it any more. What comes back are the `wr_id`s of
-    /// requests that it took from a shared receive queue and that no poll will return any more.
+    /// Destroys it. On return the device touches no memory for it any more. Returns the `wr_id`s of requests that it
+    /// took from a shared receive queue and that no poll will return any more.
     ///
     /// # Errors
-    /// The device did not confirm; the memory of requests in flight then has to stay in place for good.
+    /// The device did not confirm; the memory of requests in flight must then stay in place for ever.
     pub fn destroy(mut self) -> Result<Vec<u64>, DeviceError> {
         self.destroyed = true;
         if self.pd.ctx.forked() { Ok(Vec::new()) } else { self.pd.ctx.device.destroy_qp(self.handle) }

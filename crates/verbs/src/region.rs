@@ -1,4 +1,4 @@
-//! Registered memory, as everything that lies in it holds on to it.
+//! Registered memory, which all its parts keep alive.
 //!
 //! Invariants of the unsafe code:
 //! 1. `base .. base + len` is valid from registration until the region is dropped: it is the device's own

@@ -1,4 +1,4 @@
-//! Where buffers in flight live: slots that the poster fills and the poller empties, without a lock.
+//! Slots for buffers in flight: the poster fills them and the poller empties them, without a lock.
 //!
 //! Send requests complete in order, and so do those of a queue pair's own receive queue: their slots are a
 //! ring ([`RingSlots`]) with one poster, one taker and two counters. Requests of a shared receive queue may

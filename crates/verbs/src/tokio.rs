@@ -18,8 +18,8 @@ use crate::wait::wait_readable;
 use crate::wc::Wcs;
 use crate::{CompletionQueue, Completions, Reactor, WaitError};
 
-/// A completion queue whose device is turned by a tokio task: no adapter thread is needed, and no
-/// thread blocks. Everything goes by the device's one descriptor.
+/// A completion queue whose tokio task makes the device's progress: no adapter thread is needed, and no thread blocks.
+/// Everything goes by the device's one descriptor.
 #[derive(Debug)]
 pub struct AsyncCq {
     cq: CompletionQueue,

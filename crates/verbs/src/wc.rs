@@ -71,7 +71,7 @@ impl Completions {
     fn drop_parts(&mut self) {
         self.parts.clear();
     }
-    /// The completions of the last poll, oldest first. Buffers that were taken out are gone.
+    /// The completions of the last poll, oldest first. Buffers that were taken out are not among them.
     #[inline]
     pub fn iter_mut(&mut self) -> Wcs<'_> {
         Wcs { records: self.records[..self.count].iter(), raw: &self.raw, parts: &mut self.parts, taken: 0 }
@@ -211,9 +211,9 @@ impl<'a> Wc<'a> {
         })
     }
 
-    /// The header that a datagram came with: who sent it, by which path. `None` for anything else, where it came
-    /// without one (within a subnet of InfiniBand, from senders that do not ask for it), or if its buffer was taken out
-    /// or does not hold the 40 bytes.
+    /// The GRH of a datagram, with the sender's address and the path. `None` for anything else, where it came without
+    /// one (within a subnet of InfiniBand, from senders that do not ask for it), or if its buffer was taken out or does
+    /// not hold the 40 bytes.
     pub fn grh(&self) -> Option<Grh> {
         if !self.grh || self.status != WcStatus::Success {
             return None;
@@ -221,8 +221,8 @@ impl<'a> Wc<'a> {
         Grh::parse(self.first_buf()?.first_chunk()?)
     }
 
-    /// The message, without GRH or the room for it, as far as it lies in the first buffer; `None` if that is none, or
-    /// taken out, or if this is no receive that succeeded.
+    /// The message without its GRH area, as far as it lies in the first buffer; `None` if there is no buffer, if it was
+    /// taken out, or if this is not a successful receive.
     pub fn payload(&self) -> Option<&[u8]> {
         if !self.opcode.is_recv() || self.status != WcStatus::Success {
             return None;

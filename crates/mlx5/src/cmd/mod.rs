@@ -3,12 +3,12 @@
 //! Several commands are under way at a time, one a slot. The last slot is kept for those that give or take pages: other
 //! commands may wait for pages, and those that bring them must not wait for other commands.
 //!
-//! Who gives a command looks at its slot until the adapter has handed it back: at first in quick succession, then
-//! asleep, until the event queue of commands tells, or in naps where it does not: while the adapter is started and
-//! stopped, and on the thread that hears events. Who had an answer takes what that queue holds: it has no more events
-//! than there are slots, and does not overrun while the thread that hears has something else to do. A command that gets
-//! no answer in time is the end: the adapter is declared dead, and the slot and the mailboxes, which it may still
-//! write, are never used again.
+//! The thread that submits a command looks at its slot until the adapter has handed it back: at first in quick
+//! succession, then asleep, until the event queue of commands tells, or in naps where it does not: while the adapter is
+//! started and stopped, and on the thread that hears events. Who had an answer takes what that queue holds: it has no
+//! more events than there are slots, and does not overrun while the thread that hears has something else to do. A
+//! command that gets no answer in time is the end: the adapter is declared dead, and the slot and the mailboxes, which
+//! it may still write, are never used again.
 //!
 //! The adapter may do a command only when it has been lent pages, for which it asks by that same queue. Whoever waits
 //! for a command takes such requests, and sees to them: none waits for a thread that may not have been started, or that

@@ -1,5 +1,5 @@
-//! Ethernet queues of a RoCE port, for what the driver itself says and hears there: ARP and neighbour discovery, as no
-//! kernel does that behind vfio.
+//! Ethernet queues of a RoCE port, on which the driver itself does ARP and neighbour discovery, as no kernel does that
+//! behind vfio.
 //!
 //! The adapter leads frames by a table of flows: ARP to all and to this port, and ICMPv6 to this port and to the groups
 //! in which its IPv6 addresses are asked for, also behind options that routers look at, as queries of multicast

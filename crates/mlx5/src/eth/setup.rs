@@ -1,4 +1,4 @@
-//! What the adapter makes for Ethernet, command by command.
+//! Creating the adapter's Ethernet objects, command by command.
 
 use hca_core::wire::NdpMessage;
 use hca_core::wire::ether_type;

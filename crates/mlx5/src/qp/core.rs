@@ -1,4 +1,4 @@
-//! What the posting and the polling side of a queue pair share.
+//! The state that the posting and the polling side of a queue pair share.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Queue pairs: what the control path does with them.
+//! The control path of queue pairs.
 //!
 //! ```text
 //!  core     QpCore      what ports and completion queues share: state, shadows, the doorbell record

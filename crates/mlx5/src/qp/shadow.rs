@@ -1,4 +1,4 @@
-//! What the driver remembers of requests in a queue: the program's number for each, by its place in the queue.
+//! The driver's record of the requests in a queue: the program's number of each, by its index.
 //!
 //! A queue is shared by the thread that posts and the one that polls, without a lock: the poster notes a request at its
 //! place; the poller, which finds that place in a completion, looks whether what stands there is outstanding, and

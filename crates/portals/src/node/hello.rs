@@ -1,7 +1,7 @@
-//! How two nodes meet: datagrams in which each says who it is and which queue pair the other is to connect to.
+//! How two nodes connect: by datagrams in which each node names itself and the queue pair that the peer connects to.
 //!
-//! Both sides do the same: they send a hello until they have heard that the other one knows their queue pair, and
-//! answer each that comes from one who is not there yet. So it does not matter who began, nor whether both did at once.
+//! Both sides do the same: each repeats its hello until the peer has named this side's queue pair, and answers each
+//! hello of a peer that is not connected yet. So either side may begin, or both at once.
 //!
 //! Hellos may come late. Each side numbers the queue pairs that it makes: what tells of an earlier one than is known is
 //! passed over. While they meet, a side that hears of a later one connects the queue pair that it has to that; if it

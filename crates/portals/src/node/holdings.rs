@@ -1,4 +1,4 @@
-//! What a node holds at a moment, for tests that look whether anything is left behind.
+//! The objects that a node holds at a moment, for tests that check for leaks.
 
 use std::sync::atomic::Ordering;
 
@@ -31,7 +31,7 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// Whether nothing is under way, and all that is taken is known to be somebody's.
+    /// Whether no operation is under way, and every taken slot has a known owner.
     pub fn is_at_rest(&self) -> bool {
         let Self { flying, waiting, fetches, lendings, backlog, slots, .. } = *self;
         [flying, waiting, fetches, lendings, backlog, slots] == [0; 6] && self.in_use == self.outstanding

@@ -1,4 +1,4 @@
-//! One network interface of a node: the engine, and the memory that its handles stand for.
+//! One network interface of a node: the matching engine, and the memory of its handles.
 
 use std::any::Any;
 use std::sync::{Arc, Weak};

@@ -52,8 +52,8 @@ use signal::{Reactor, Signals};
 /// How a node is opened. The defaults suit most programs.
 #[derive(Clone)]
 pub struct NodeOptions {
-    /// The longest message that goes with its header, in bytes; longer ones are fetched by who gets them. All processes
-    /// that speak to each other need the same: who has another value is not answered, and a warning is logged.
+    /// The longest message that goes with its header, in bytes; the receiver fetches longer ones. All processes of a
+    /// job need the same value: a peer with another value gets no answer, and a warning is logged.
     pub eager_bytes: usize,
     /// Messages that can arrive before this node looks at them, of all peers together.
     pub receive_slots: u32,
@@ -74,9 +74,9 @@ pub struct NodeOptions {
     pub rank: Option<Rank>,
     /// The job.
     pub jid: Jid,
-    /// The secret that the processes of the job share; who has another one is not spoken to.
+    /// The secret that the processes of the job share; a peer with another one gets no answer.
     pub key: u64,
-    /// The user, as the peers are told.
+    /// The user number that peers see.
     pub uid: Uid,
     /// Where other processes are found.
     pub directory: Arc<dyn Directory>,
@@ -257,13 +257,13 @@ struct Net {
     unrung: Vec<u32>,
 }
 
-/// What a node counts beside its interfaces.
+/// Counters of a node, beside those of its interfaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
     /// Messages that could not be read, or claimed what can't be.
     pub malformed: u64,
-    /// Hellos of who does not know the job's secret, has other `eager_bytes`, or that could not be read.
+    /// Hellos with a wrong secret, with other `eager_bytes`, or malformed.
     pub strangers: u64,
     /// Connections made.
     pub connected: u64,
@@ -392,7 +392,7 @@ impl Node {
     pub fn jid(&self) -> Jid {
         self.inner.identity.jid
     }
-    /// Its user, as others are told.
+    /// The user number that other nodes see.
     pub fn uid(&self) -> Uid {
         self.inner.identity.uid
     }

@@ -1,4 +1,4 @@
-//! A peer: the connection to another node, and what is under way on it.
+//! A peer: the connection to another node, and the operations under way on it.
 
 use std::collections::VecDeque;
 

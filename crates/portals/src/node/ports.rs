@@ -1,4 +1,4 @@
-//! What a node has of its device: queues, and the slots that messages leave from and arrive in.
+//! A node's objects on its device: queues, and the slots that messages leave from and arrive in.
 //!
 //! Invariants of the unsafe code:
 //! 1. A receive slot is the device's from its post to its completion, and is looked at only between the two.

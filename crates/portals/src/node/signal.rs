@@ -106,7 +106,8 @@ impl Wake for TellAll {
 }
 
 impl Signal {
-    /// Asks to be told of what comes from now on. The program looks once more behind it, and only then waits.
+    /// Arms the signal for everything that arrives from now on. The program checks once more after this, and only then
+    /// waits.
     pub fn arm(&self) {
         self.fds.hear();
         self.node.with(|state| self.fds.arm(&self.node.inner, state));

@@ -1,4 +1,4 @@
-//! The target's side: messages that come, and what is done with them.
+//! The target's side: how arriving messages are handled.
 
 use hca_core::Sge;
 use hca_matching::instrument::{self, Part};

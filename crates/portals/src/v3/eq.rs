@@ -34,7 +34,7 @@ struct Handled {
     handler: Lock<EqHandler>,
 }
 
-/// A queue as [`Ni::ni_eq_dump`] tells of it.
+/// A queue as [`Ni::ni_eq_dump`] shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EqDump {
     /// The queue.
@@ -112,7 +112,7 @@ impl Drop for Running<'_> {
 }
 
 impl Ni {
-    /// Makes a queue of `count` events. If more wait, the oldest are lost, and who takes the next one hears of it.
+    /// Makes a queue of `count` events. If more wait, the oldest are lost, and taking the next event reports that.
     ///
     /// With a handler, the queue's events go to that, one after the other in the queue's order, and never to
     /// [`eq_get`](Self::eq_get) and its like. It runs in the program's own calls that move data or look for events,
@@ -219,8 +219,8 @@ impl Ni {
         }
         self.wait("PtlEQPoll", "eqs", eqs, timeout)
     }
-    /// An extension that others have, for who looks for a mistake: all queues and what they hold, as they are, with
-    /// nothing done for what has come. The C interface prints them; here the caller does.
+    /// A debugging extension that other implementations have: all queues and their events, without progress. The C
+    /// interface prints them; here the caller does.
     #[doc(alias = "PtlNIEqDump")]
     pub fn ni_eq_dump(&self) -> Vec<EqDump> {
         let all = locked(&self.inner.queues.all).clone();

@@ -60,11 +60,11 @@ impl EventKind {
 pub struct Event {
     /// The kind (`type`).
     pub kind: EventKind,
-    /// At the target, who asked for the operation; at the initiator, whom it was asked of.
+    /// The other process of the operation: at the target the initiator, at the initiator the target.
     pub initiator: ProcessId,
-    /// The user of who asked; 0 at the initiator.
+    /// The initiator's user; 0 at the initiator.
     pub uid: Uid,
-    /// The job of who asked; 0 at the initiator.
+    /// The initiator's job; 0 at the initiator.
     pub jid: Jid,
     /// The target's portal.
     pub pt_index: u32,
@@ -74,8 +74,8 @@ pub struct Event {
     pub rlength: u64,
     /// Bytes that are moved.
     pub mlength: u64,
-    /// Where in the descriptor's memory; of `SEND_*` and `ACK`, where at the target: what was asked for, and what was
-    /// used.
+    /// The offset in the descriptor's memory; for `SEND_*` the offset requested at the target, for `ACK` the offset
+    /// used there.
     pub offset: u64,
     /// The descriptor.
     pub md_handle: MdHandle,

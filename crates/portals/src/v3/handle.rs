@@ -1,4 +1,4 @@
-//! Handles, each of which knows its interface, and who a process is.
+//! Handles, each of which names its interface, and the identity of a process.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ macro_rules! handle {
     ($(#[$doc:meta])* $name:ident, $raw:ty) => {
         $(#[$doc])*
         ///
-        /// What it named may be gone; the handle is refused then, and never names another.
+        /// A handle of a freed object is refused, and never names another object.
         #[derive(Clone, Copy, PartialEq, Eq, Hash)]
         pub struct $name {
             pub(super) ni: NiHandle,

@@ -41,8 +41,7 @@ impl Ni {
         });
         raw.map(|raw| MeHandle { ni: self.inner.id, raw }).map_err(|error| Error::new(call, error))
     }
-    /// Makes a match entry on the list of a portal that has none, and says of which: one that was never used before one
-    /// whose entries have gone.
+    /// Makes a match entry on a portal whose list is empty, and returns the portal: preferably one that was never used.
     ///
     /// # Errors
     /// `PTL_PT_FULL`, `PTL_NO_SPACE`.
@@ -82,7 +81,7 @@ impl Ni {
         let raw = self.inner.core.with(|ni| ni.engine.insert(place, entry));
         raw.map(|raw| MeHandle { ni: self.inner.id, raw }).map_err(|error| Error::new(call, error))
     }
-    /// Takes an entry off its list, with its descriptor if it has one. No event tells of it.
+    /// Takes an entry off its list, with its descriptor if it has one. No event is posted.
     ///
     /// # Errors
     /// `PTL_ME_INVALID`; `PTL_ME_IN_USE` while operations on it are under way.
@@ -116,7 +115,7 @@ impl Ni {
         let bound = self.inner.core.md_bind_region(md.region(unlink), md.memory.clone());
         bound.map(|raw| MdHandle { ni: self.inner.id, raw }).map_err(|error| Error::new(call, error))
     }
-    /// Takes a descriptor away, wherever it is; its entry goes too if it was made to. No event tells of it.
+    /// Takes a descriptor away, wherever it is; its entry goes too if it was made so. No event is posted.
     ///
     /// # Errors
     /// `PTL_MD_INVALID`; `PTL_MD_IN_USE` while operations on it are under way.
@@ -126,10 +125,9 @@ impl Ni {
         self.check(call, "md", md.ni)?;
         self.inner.core.with(|ni| ni.engine.md_unlink(md.raw)).map_err(|error| Error::new(call, error))
     }
-    /// Gives a descriptor new values, if the queue that is named is empty, and says what they were. Both happen at
-    /// once: no message is matched between the look and the update. Without new values, it only tells them. The next
-    /// message goes to the beginning of the memory again; whether the descriptor leaves when it is used up stays as it
-    /// was.
+    /// Gives a descriptor new values, if the given queue is empty, and returns the old ones. Both happen at once: no
+    /// message is matched between the look and the update. Without new values, it only tells them. The next message
+    /// goes to the beginning of the memory again; whether the descriptor leaves when it is used up stays as it was.
     ///
     /// What came before the call is taken first. A queue counts as empty from the moment at which its last event was
     /// taken: what is being received with [`EVENT_START_DISABLE`](MdOptions::EVENT_START_DISABLE) is not seen until it

@@ -153,7 +153,7 @@ pub enum Position {
     After,
 }
 
-/// Whether a put is to be acknowledged (`ptl_ack_req_t`).
+/// Whether a put requests an acknowledgement (`ptl_ack_req_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AckReq {
     /// By an `ACK` event (`PTL_ACK_REQ`).

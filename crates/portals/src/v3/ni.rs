@@ -1,4 +1,4 @@
-//! [`Ni`]: an interface of 3.3, what it is and what it says of itself.
+//! [`Ni`]: an interface of 3.3, and its queries.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -106,7 +106,7 @@ impl TryFrom<u32> for StatusRegister {
 }
 
 /// A network interface of Portals 3.3 on a node. Clones are the same interface; when the last is dropped, it is closed
-/// (`PtlNIFini`): what is under way on it ends, and its objects are gone.
+/// (`PtlNIFini`): its operations under way end, and its objects are freed.
 ///
 /// All calls take `&self`, and may be made by any thread at any time. See the [module's page](super).
 #[derive(Clone)]
@@ -127,8 +127,8 @@ impl Ni {
     /// Opens the interface of a node, or yields the one that is open, whatever limits are asked for then. `pid` asks
     /// for a process number: the node's own, or any by `None` (`PTL_PID_ANY`).
     ///
-    /// Of the limits as much is granted as there can be; [`limits`](Self::limits) tells. Entry 0 of the access control
-    /// list admits all processes of the own user to all portals, the other entries nobody until they are
+    /// The limits are granted as far as possible; [`limits`](Self::limits) returns them. Entry 0 of the access control
+    /// list admits all processes of the own user to all portals; the other entries admit no process until they are
     /// [set](Self::ac_entry).
     ///
     /// # Errors
@@ -194,7 +194,7 @@ impl Ni {
     /// distances of their own, so no two others differ.
     ///
     /// # Errors
-    /// `PTL_PROCESS_INVALID`: nobody knows of such a process; `PTL_FAIL`: who would know can't be asked.
+    /// `PTL_PROCESS_INVALID`: there is no such process; `PTL_FAIL`: the directory of processes can't be asked.
     #[doc(alias = "PtlNIDist")]
     pub fn dist(&self, process: ProcessId) -> Result<u64, Error> {
         let own = self.id();
@@ -225,7 +225,7 @@ impl Ni {
     pub fn ni_handle(&self) -> NiHandle {
         self.inner.id
     }
-    /// The user, as others are told.
+    /// The user number that other processes see.
     #[doc(alias = "PtlGetUid")]
     pub fn uid(&self) -> Uid {
         self.node().uid()
@@ -259,14 +259,14 @@ impl Ni {
         set.map_err(|error| Error::new("PtlACEntry", error))
     }
 
-    /// Does what has come, and never waits; whether there was anything. All calls that move data or look for events do
-    /// it themselves; a program whose events all go to handlers calls this where it waits.
+    /// Makes progress without waiting, and returns whether there was work. All calls that move data or look for events
+    /// make progress; a program whose events all go to handlers calls this while it waits.
     pub fn progress(&self) -> bool {
         let did = self.node().progress();
         self.run_handlers();
         did
     }
-    /// Has each message's way through the lists told from now on; `None` ends it.
+    /// Sets the trace of each message's way through the lists; `None` ends it.
     pub fn set_trace(&self, trace: Option<Trace>) {
         self.inner.core.set_trace(trace);
     }

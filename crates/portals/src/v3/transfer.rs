@@ -19,9 +19,9 @@ struct Target {
 impl Ni {
     /// Sends all of a descriptor's memory to a portal of another process, or of this one.
     ///
-    /// It returns before the bytes have left: `SEND_END` tells that they may be changed. What becomes of them is told
-    /// to who asks for an acknowledgement. `ac_index` names the entry of the target's access control list that lets
-    /// this process in; `hdr_data` goes to the target's events.
+    /// It returns before the bytes have left: after `SEND_END` they may be changed. An acknowledgement, if requested,
+    /// reports the result. `ac_index` names the entry of the target's access control list that lets this process in;
+    /// `hdr_data` goes to the target's events.
     ///
     /// # Errors
     /// `PTL_MD_INVALID`; `PTL_MD_ILLEGAL`: more bytes than a message has; `PTL_PROCESS_INVALID`,
@@ -102,7 +102,7 @@ impl Ni {
         let target = Target { process: target, pt_index, ac_index, match_bits, remote_offset };
         self.fetch("PtlGetRegion", md, Some((local_offset, length)), &target)
     }
-    /// Exchanges: all of `put_md`'s bytes go to the target, and what was there before comes into `get_md`. No other
+    /// Exchanges: all of `put_md`'s bytes go to the target, and the target's old bytes come into `get_md`. No other
     /// exchange at the target comes between the two.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ impl Ni {
             Err(e) => Err(Error::new("PtlCTAlloc", e)),
         }
     }
-    /// Frees a counting event. Triggered operations that wait for it are forgotten; who waits for it is told
+    /// Frees a counting event. Triggered operations that wait for it are dropped; calls that wait for it return
     /// `PTL_ARG_INVALID`.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl Ni {
         count.map_err(|e| Error::new("PtlCTWait", e))
     }
     /// Waits until one of several counting events has reached the test beside it, successes and failures together, for
-    /// `timeout` at most (`None` is `PTL_TIME_FOREVER`); says what it counts, and which one it is. `None` is
+    /// `timeout` at most (`None` is `PTL_TIME_FOREVER`); returns its counts, and which one it is. `None` is
     /// `PTL_CT_NONE_REACHED`.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ impl Ni {
             Err(e) => Err(Error::with_code("PtlEQAlloc", ReturnCode::NoSpace, e)),
         }
     }
-    /// Frees an event queue. What would still go to it is lost, and who waits for it is told `PTL_ARG_INVALID`.
+    /// Frees an event queue. Its later events are lost, and calls that wait for it return `PTL_ARG_INVALID`.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID`.

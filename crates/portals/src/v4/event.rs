@@ -1,4 +1,4 @@
-//! Events, and what is taken from a queue.
+//! Events, and the results of taking one from a queue.
 
 use hca_matching::atomic::{AtomicOp, Datatype};
 use hca_matching::{self as engine, ListKind, NiFail, Process, Uid};

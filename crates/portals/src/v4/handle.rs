@@ -19,7 +19,7 @@ macro_rules! handle {
     ($(#[$doc:meta])* $name:ident, $raw:ident) => {
         $(#[$doc])*
         ///
-        /// It is equal to itself only: what was freed, or is of another interface, is refused where it is used.
+        /// A handle of a freed object, or of another interface, is refused where it is used.
         #[derive(Clone, Copy, PartialEq, Eq, Hash)]
         pub struct $name {
             ni: NiHandle,

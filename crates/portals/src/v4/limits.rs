@@ -1,4 +1,4 @@
-//! Limits: what a program asks for, and what it gets.
+//! Limits that a program requests, and those that are granted.
 
 use hca_matching::Limits as Raw;
 
@@ -8,8 +8,8 @@ use crate::wire;
 /// The limits of an interface: those that are requested in [`Ni::init`](super::Ni::init), and those that
 /// was granted in [`Ni::limits`](super::Ni::limits).
 ///
-/// What is asked for is granted as far as it goes; nothing is set aside for it. The fields of the second half follow
-/// from the node, whatever was asked for.
+/// Requests are granted as far as possible, and nothing is reserved for them. The fields of the second half depend on
+/// the node only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ptl_ni_limits_t")]
 pub struct Limits {
@@ -25,7 +25,7 @@ pub struct Limits {
     pub max_eqs: u32,
     /// The largest index of a portal; 63 at least.
     pub max_pt_index: u32,
-    /// Pieces of a vector. Where they are is told in one message, so
+    /// Pieces of a vector. One message carries their addresses, so
     /// [`NodeOptions::eager_bytes`](crate::NodeOptions::eager_bytes) bounds it.
     pub max_iovecs: u32,
     /// Entries of a list.
@@ -43,7 +43,7 @@ pub struct Limits {
     /// before it wrote. It is the node's [`eager_bytes`](crate::NodeOptions::eager_bytes), as longer messages are
     /// fetched by their target in its own time.
     pub max_waw_ordered_size: u64,
-    /// Up to so many bytes, a get reads what was there before the puts behind it. Likewise the node's.
+    /// Up to this length, a get reads the bytes from before later puts. The node decides it.
     pub max_war_ordered_size: u64,
     /// Bytes of a message from a memory descriptor that is [`VOLATILE`](super::MdOptions::VOLATILE). Likewise the
     /// node's.

@@ -22,7 +22,7 @@ pub struct Md {
 }
 
 impl Md {
-    /// Memory of whose operations nothing is told.
+    /// Memory whose operations cause no events.
     pub fn new(memory: impl Into<Pieces>) -> Self {
         Self { memory: memory.into(), options: MdOptions::empty(), eq: None, ct: None }
     }
@@ -126,8 +126,8 @@ impl Ni {
 
     /// Appends an entry to a list of a portal, on an interface without matching. `user_ptr` comes back in its events.
     ///
-    /// On the priority list, the headers that wait at the portal are asked first; each is told of by an `*Overflow`
-    /// event and gone. An entry for one use that finds one is not linked.
+    /// On the priority list, the headers that wait at the portal are asked first; each is reported by an `*Overflow`
+    /// event and removed. An entry for one use that finds one is not linked.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID` for a portal or a counting event that is not there, options that are none or that the portal
@@ -145,7 +145,7 @@ impl Ni {
             .map(|raw| LeHandle::new(self.handle(), raw))
             .map_err(|e| Error::new("PtlLEAppend", e))
     }
-    /// Unlinks an entry; no event tells of it.
+    /// Unlinks an entry; no event is posted.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID` if it is not linked any more; `PTL_IN_USE` while operations on it are under way, or headers
@@ -171,7 +171,7 @@ impl Ni {
     /// Appends an entry to a list of a portal, on an interface with matching. `user_ptr` comes back in its events.
     ///
     /// On the priority list, the headers that wait at the portal are asked first, oldest first; each that matches is
-    /// told of by an `*Overflow` event and gone. An entry for one use that finds one is not linked.
+    /// reported by an `*Overflow` event and removed. An entry for one use that finds one is not linked.
     ///
     /// # Errors
     /// As [`le_append`](Self::le_append); `PTL_ARG_INVALID` also for an interface without matching, for
@@ -189,7 +189,7 @@ impl Ni {
             .map(|raw| MeHandle::new(self.handle(), raw))
             .map_err(|e| Error::new("PtlMEAppend", e))
     }
-    /// Unlinks an entry; no event tells of it.
+    /// Unlinks an entry; no event is posted.
     ///
     /// # Errors
     /// As [`le_unlink`](Self::le_unlink).

@@ -23,7 +23,7 @@ pub struct Put {
     pub length: u64,
     /// The acknowledgement that is wanted.
     pub ack_req: AckReq,
-    /// To whom.
+    /// The target process.
     pub target_id: Process,
     /// The portal there.
     pub pt_index: u32,
@@ -38,7 +38,7 @@ pub struct Put {
 }
 
 impl Put {
-    /// The first `length` bytes of `md` to the start of what a portal's entry has; no acknowledgement, all else 0.
+    /// A put of the first `length` bytes of `md` to the start of a portal's entry; no acknowledgement, all else 0.
     pub const fn new(md: MdHandle, length: u64, target_id: Process, pt_index: u32) -> Self {
         Self {
             md,
@@ -64,7 +64,7 @@ pub struct Get {
     pub local_offset: u64,
     /// Bytes.
     pub length: u64,
-    /// From whom.
+    /// The process that the bytes come from.
     pub target_id: Process,
     /// The portal there.
     pub pt_index: u32,
@@ -77,7 +77,7 @@ pub struct Get {
 }
 
 impl Get {
-    /// The first `length` bytes of what a portal's entry has to the start of `md`; all else 0.
+    /// A get of the first `length` bytes of a portal's entry to the start of `md`; all else 0.
     pub const fn new(md: MdHandle, length: u64, target_id: Process, pt_index: u32) -> Self {
         Self {
             md,
@@ -95,7 +95,7 @@ impl Get {
 /// The arguments of an atomic operation with a reply.
 #[derive(Clone, Copy, Debug)]
 pub struct Fetch {
-    /// The memory that what was there before comes to.
+    /// The memory that receives the target's old bytes.
     pub get_md: MdHandle,
     /// The offset in the descriptor.
     pub local_get_offset: u64,
@@ -105,7 +105,7 @@ pub struct Fetch {
     pub local_put_offset: u64,
     /// Bytes.
     pub length: u64,
-    /// To whom.
+    /// The target process.
     pub target_id: Process,
     /// The portal there.
     pub pt_index: u32,
@@ -120,8 +120,8 @@ pub struct Fetch {
 }
 
 impl Fetch {
-    /// The first `length` bytes of `put_md` are combined with the start of what a portal's entry has, which comes to
-    /// the start of `get_md`; all else 0.
+    /// An atomic of the first `length` bytes of `put_md` on the start of a portal's entry, whose old bytes come to the
+    /// start of `get_md`; all else 0.
     pub const fn new(
         get_md: MdHandle,
         put_md: MdHandle,
@@ -153,7 +153,7 @@ impl Ni {
     /// # Errors
     /// `PTL_ARG_INVALID` for a memory descriptor that is not there, bytes that it does not have, a length beyond
     /// [`Limits::max_msg_size`](super::Limits::max_msg_size), or beyond
-    /// [`max_volatile_size`](super::Limits::max_volatile_size) where that is asked for, and a target that nobody knows;
+    /// [`max_volatile_size`](super::Limits::max_volatile_size) where that is asked for, and an unknown target;
     /// `PTL_FAIL` if the way to it can't be found out, or the device has failed.
     #[doc(alias = "PtlPut")]
     #[inline]

@@ -13,7 +13,7 @@ use crate::trace::Trace;
 use crate::{Memory, Node};
 
 /// An interface of a node (`PtlNIInit`). Clones are the same interface; when the last is dropped, it is closed
-/// (`PtlNIFini`): what is under way on it ends, and its objects are gone.
+/// (`PtlNIFini`): its operations under way end, and its objects are freed.
 ///
 /// Its calls may be made by any thread at any time; each is done under the lock of the node.
 #[derive(Clone)]
@@ -128,7 +128,7 @@ impl Ni {
     pub fn is_matching(&self) -> bool {
         self.inner.matching
     }
-    /// The user that the peers are told.
+    /// The user number that peers see.
     #[doc(alias = "PtlGetUid")]
     pub fn uid(&self) -> Uid {
         self.node().uid()
@@ -161,11 +161,11 @@ impl Ni {
         let card = self.node().card();
         Process::physical(card.nid, card.pid)
     }
-    /// Says which process has which rank. The first map stays; without any, ranks are those of the node's job.
+    /// Sets the map of ranks to processes. The first map stays; without one, ranks are those of the node's job.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` on an interface whose processes are not ranks, or for a map of nobody; `PTL_IGNORED` if it has
-    /// a map.
+    /// `PTL_ARG_INVALID` on an interface whose processes are not ranks, or for an empty map; `PTL_IGNORED` if it has a
+    /// map.
     #[doc(alias = "PtlSetMap")]
     pub fn set_map(&self, map: Vec<(Nid, Pid)>) -> Result<(), Error> {
         let error = |e| Err(Error::new("PtlSetMap", e));
@@ -208,10 +208,9 @@ impl Ni {
     pub fn abort(&self) {
         self.inner.core.abort();
     }
-    /// Says that many operations follow: they may be left until the bundle's end, so that the device is told of them
-    /// together, which over a network is many messages a packet train instead of one a system call. They begin at the
-    /// latest with [`end_bundle`](Self::end_bundle), or with the next call that looks for events or counts. Bundles
-    /// nest.
+    /// Starts a bundle of operations. They may be deferred until the bundle's end, so that one doorbell announces them
+    /// all: over a network, many messages leave by one system call. They begin at the latest with
+    /// [`end_bundle`](Self::end_bundle), or with the next call that looks for events or counts. Bundles nest.
     #[doc(alias = "PtlStartBundle")]
     pub fn start_bundle(&self) {
         self.inner.core.start_bundle();
@@ -235,7 +234,7 @@ impl Ni {
         self.node().progress();
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
-    /// Has each message's way through the lists told, or no longer.
+    /// Sets the trace of each message's way through the lists, or ends it.
     pub fn set_trace(&self, trace: Option<Trace>) {
         self.inner.core.set_trace(trace);
     }

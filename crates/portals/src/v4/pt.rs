@@ -37,7 +37,7 @@ impl Ni {
     pub fn pt_free(&self, pt_index: u32) -> Result<(), Error> {
         self.inner.core.with(|ni| ni.engine.pt_free(pt_index)).map_err(|e| Error::new("PtlPTFree", e))
     }
-    /// Has a portal take messages again, whoever disabled it.
+    /// Enables a portal again, after a call or flow control disabled it.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID`.
@@ -45,7 +45,7 @@ impl Ni {
     pub fn pt_enable(&self, pt_index: u32) -> Result<(), Error> {
         self.inner.core.with(|ni| ni.engine.pt_enable(pt_index)).map_err(|e| Error::new("PtlPTEnable", e))
     }
-    /// Has a portal take no more messages, and returns when those that it took are done and their events are there.
+    /// Disables a portal, and returns when its earlier messages are done and their events are posted.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID`; `PTL_FAIL` if the device does not let it wait.

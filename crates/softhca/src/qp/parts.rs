@@ -1,5 +1,5 @@
 //! Requests whose memory lies in several pieces ([`Scattered`](crate::scattered::Scattered)): what a [`QpHost`] does
-//! where the quick way, of memory in one piece, finds none.
+//! where the memory is not in one piece and the fast path can't be taken.
 
 use hca_core::{Access, PdHandle, Rkey, Sge};
 use hca_transport::{LocalError, RemoteAccessError};

@@ -1,4 +1,4 @@
-//! Received messages as values, whose buffers are posted anew when they are dropped.
+//! Received messages as values; dropping one posts its buffer again.
 
 use std::fmt;
 use std::future::Future;
@@ -35,8 +35,7 @@ impl Arrived {
     }
 }
 
-/// A received message: a slice of its payload. Dropped, it has its buffer posted as a receive request anew, to the queue
-/// that it came from.
+/// A received message, which derefs to its payload. Dropping it posts its buffer again, to the queue that it came from.
 pub struct Message {
     buf: Option<Buf>,
     completion: Completion,
@@ -70,7 +69,7 @@ impl Message {
     pub fn src_qp(&self) -> Option<Qpn> {
         Some(self.completion.src_qp).filter(|qpn| qpn.raw() != 0)
     }
-    /// The header that a datagram came with: who sent it, by which path.
+    /// The GRH of a datagram, with the sender's address and the path.
     pub fn grh(&self) -> Option<Grh> {
         if !self.completion.grh {
             return None;
@@ -241,7 +240,7 @@ impl<S: Service> fmt::Debug for Messages<S> {
 }
 
 /// A shared receive queue for queue pairs that are built by `build_async` after it: their messages' buffers are posted
-/// here anew. Cheap to clone; any number of tasks use it.
+/// here again. Cheap to clone; any number of tasks use it.
 ///
 /// ```
 /// # use hca_verbs::*;

@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | here | [`Reactor`] and [`Driver`]: who polls the queue, and hands each completion to its connection |
+//! | here | [`Reactor`] and [`Driver`], which polls the queue and hands each completion to its connection |
 //! | `qp` | [`AsyncQp`]: a connection |
 //! | `request` | [`Request`]: a request as a future |
 //! | `message` | [`Message`], [`Messages`], [`AsyncSrq`]: what is received |
@@ -40,8 +40,8 @@ const BATCH: usize = 32;
 /// Polls in a row that find something before the driver lets other tasks run.
 const BUDGET: u32 = 8;
 
-/// A completion queue as many tasks use it: [`AsyncQp`]s are built on it, and its [`Driver`] wakes whoever waits. Cheap
-/// to clone.
+/// A completion queue as many tasks use it: [`AsyncQp`]s are built on it, and its [`Driver`] wakes the tasks that wait.
+/// Cheap to clone.
 ///
 /// ```
 /// # use hca_verbs::*;
@@ -116,8 +116,8 @@ pub(crate) trait Route: Send + Sync {
 }
 
 impl Reactor {
-    /// Shares a completion queue. The driver has to be spawned on a runtime, whichever it is, or else tasks wait for
-    /// ever. It ends when all reactors, queue pairs and futures are gone.
+    /// Shares a completion queue. Spawn the driver on any runtime, or tasks wait for ever. It ends when all reactors,
+    /// queue pairs and futures are gone.
     pub fn new(cq: CompletionQueue) -> (Self, Driver) {
         let reference = cq.reference();
         let turn = Turn {

@@ -1,5 +1,5 @@
-//! Requests in flight that a future waits for: one that completes finds its future's waker, one whose future is dropped
-//! keeps what it owns until somebody asks for it.
+//! Requests in flight that a future waits for: a completion finds its future's waker, and a request whose future was
+//! dropped keeps its buffers until they are reclaimed.
 
 use std::mem;
 use std::task::{Poll, Waker};

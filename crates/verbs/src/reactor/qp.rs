@@ -352,7 +352,7 @@ impl<S: Service> AsyncQp<S> {
     /// The next message. Cancelled, it leaves the message to the next call.
     ///
     /// # Errors
-    /// A receive request went wrong, and all messages before it were taken; or the reactor's driver is gone.
+    /// A receive request failed, and all messages before it were taken; or the reactor's driver was dropped.
     pub fn recv(&self) -> Receive<S> {
         Receive::new(&self.handle)
     }
@@ -369,7 +369,7 @@ impl<S: Service> AsyncQp<S> {
         Messages::new(&self.handle)
     }
 
-    /// What the oldest request gave back whose future was dropped, or a receive request that went wrong.
+    /// The buffers of the oldest request whose future was dropped, or of a receive request that failed.
     pub fn try_reclaim(&self) -> Option<Unclaimed> {
         self.handle.core().try_turn();
         self.handle.lane.reclaim()
@@ -380,9 +380,9 @@ impl<S: Service> AsyncQp<S> {
         Reclaim::new(&self.handle)
     }
 
-    /// Ends the queue pair in good order: moves it to the error state at once; the future waits until all that was posted has
-    /// completed. Messages that came before are still [received](Self::recv), and buffers of what was flushed
-    /// [reclaimed](Self::reclaim). Of a shared receive queue nothing is waited for.
+    /// Ends the queue pair in good order: moves it to the error state at once; the future waits until all that was
+    /// posted has completed. Earlier messages can still be [received](Self::recv), and buffers of flushed requests
+    /// [reclaimed](Self::reclaim). Requests of a shared receive queue are not waited for.
     ///
     /// # Errors
     /// The device refused.
@@ -464,7 +464,7 @@ impl<S: Service> fmt::Debug for AsyncQp<S> {
     }
 }
 
-/// Requests that are told to the device by one doorbell. See [`AsyncQp::batch`].
+/// Requests that one doorbell announces to the device. See [`AsyncQp::batch`].
 pub struct AsyncBatch<'a, S: Service> {
     handle: &'a Arc<Handle<S>>,
     half: &'a mut SendHalf<S>,

@@ -18,7 +18,7 @@ use crate::service::{OfferedBy, Service};
 use crate::{PostRefusal, WcError};
 
 /// A request as a future: it posts when there is room, and its list comes back when the request has completed. From
-/// [`AsyncQp::send`](super::AsyncQp::send) and its like. Dropped, it leaves the request to its queue, and what it owned
+/// [`AsyncQp::send`](super::AsyncQp::send) and its like. Dropping it leaves the request in its queue, and its buffers
 /// to [`AsyncQp::reclaim`](super::AsyncQp::reclaim).
 #[must_use = "a request is posted when its future is polled"]
 pub struct Request<S: Service, O, L: GatherList> {
@@ -340,7 +340,7 @@ impl Unclaimed {
     }
 }
 
-/// Why a request of an [`AsyncQp`](super::AsyncQp) did not do what it says.
+/// The reason why a request of an [`AsyncQp`](super::AsyncQp) failed.
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -360,7 +360,7 @@ pub enum RequestError {
     Driverless,
 }
 
-/// A request went wrong; what it owned comes back.
+/// A failed request, with its buffers.
 pub struct Failed<B> {
     /// The parts of the local list; `None` while the device has them, as the driver is gone.
     pub local: Option<B>,
