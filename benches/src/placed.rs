@@ -44,7 +44,7 @@ const _: () = assert!(
 /// The share of the time that is not counted, in which everything is set up and warm.
 const WARM_UP: u32 = 5;
 
-/// What is done.
+/// The action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Load {
     /// SENDs of 8 bytes there and back.
@@ -103,7 +103,7 @@ pub struct Setting {
 /// What all pairs do.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// What is done.
+    /// The action.
     pub load: Load,
     /// How both programs wait.
     pub wait: Wait,

@@ -48,7 +48,7 @@ pub struct AutoFabric<N = UdpFabric> {
 }
 
 impl AutoFabric {
-    /// Opens the adapter's end at an address of this machine. Where shared memory can't be had, a note in the
+    /// Opens the adapter's end at an address of this machine. Where shared memory is not available, a note in the
     /// attributes says so, and all peers are reached by UDP.
     ///
     /// # Errors

@@ -79,8 +79,8 @@ impl TxBatch {
         self.sent == self.trains.len()
     }
 
-    /// Bytes gathered since the batch was last empty, sent ones included: where the packet reserved
-    /// next will stand.
+    /// Bytes gathered since the batch was last empty, sent ones included: the offset of the packet that is reserved
+    /// next.
     pub fn len_bytes(&self) -> usize {
         self.used
     }
@@ -154,7 +154,7 @@ impl TxBatch {
         self.lent.push(unsafe { Lent::new(self.used + at, from, len) });
         self.commit();
     }
-    /// Copies what lies elsewhere, so that nothing is read there any more.
+    /// Copies payloads that are still in the sender's memory, so that the batch no longer reads that memory.
     #[inline]
     pub fn take_in(&mut self) {
         if self.lent.is_empty() {

@@ -49,7 +49,7 @@ pub struct Capture<W: Write + Send = File> {
 }
 
 impl Capture<File> {
-    /// Creates a capture file; one that is there is replaced.
+    /// Creates a capture file, or replaces an existing one.
     ///
     /// # Errors
     /// The file can't be created or written.
@@ -95,7 +95,7 @@ impl<W: Write + Send> Capture<W> {
         self
     }
 
-    /// Stops writing at this size of file; what comes later is counted only.
+    /// Stops writing at this size of file; later frames are only counted.
     #[must_use]
     pub fn with_limit(mut self, bytes: u64) -> Self {
         self.limit = bytes;
@@ -107,10 +107,10 @@ impl<W: Write + Send> Capture<W> {
         self.left_out
     }
 
-    /// Writes out what is held back and gives the writer back.
+    /// Flushes the buffer and returns the writer.
     ///
     /// # Errors
-    /// The writer refuses, or refused before.
+    /// The writer fails, or failed before.
     pub fn into_inner(mut self) -> io::Result<W> {
         self.flush()?;
         let out = self.out.take().expect("taken only here");

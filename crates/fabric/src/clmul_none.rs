@@ -1,4 +1,4 @@
-//! Stands in where there is no such instruction: nobody can have a [`Clmul`].
+//! The module for processors without the instruction: no [`Clmul`] exists.
 
 use crate::icrc::FlowCrc;
 

@@ -1,4 +1,4 @@
-//! Whose process is at the other end of a socket, as the kernel tells it.
+//! The user and process at the other end of a socket, from the kernel.
 //!
 //! Invariants:
 //! 1. The structure that the system call fills lives until it returns, and has the size that is told.

@@ -14,7 +14,7 @@ hca_core::debug_as_display!(PathError);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathId(pub u32);
 
-/// What a fabric is and can.
+/// The attributes of a fabric.
 #[derive(Clone, Debug)]
 pub struct FabricAttr {
     /// `auto`, `udp`, `uring`, `shm`, `raw`, `loopback`, `sim`, with layers in front (`capture+udp`).
@@ -29,7 +29,7 @@ pub struct FabricAttr {
     pub qpn_slot: Option<u8>,
     /// The link that carries the fabric's packets.
     pub link: FabricLink,
-    /// What was found out at run time, for people: (what, what it is, and the remedy where it could be better).
+    /// Findings at run time, for people: the subject, and the finding with a remedy where there is one.
     pub notes: Vec<(&'static str, String)>,
 }
 
@@ -138,7 +138,7 @@ pub struct RxBudget {
     pub bytes: usize,
 }
 
-/// What a receive call did.
+/// The result of a receive call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxOutcome {
     /// Packets given to the sink.
@@ -159,9 +159,9 @@ pub enum Direction {
 /// A frame as it is on the wire, for a [`Tap`].
 #[derive(Clone, Copy, Debug)]
 pub struct TapFrame<'a> {
-    /// Who sent it.
+    /// The direction of the frame.
     pub direction: Direction,
-    /// What stands in front of the BTH: IP and UDP, or a GRH.
+    /// The headers before the BTH: IP and UDP, or a GRH.
     pub version: RoceVersion,
     /// Source address.
     pub src: IpAddr,
@@ -173,13 +173,13 @@ pub struct TapFrame<'a> {
     pub traffic_class: u8,
     /// Time to live.
     pub hop_limit: u8,
-    /// IPv4 Identification as it stands in the frame, or the one that the ICRC proves.
+    /// The IPv4 Identification of the frame, or the one that the ICRC proves.
     pub ident: u16,
     /// BTH to ICRC.
     pub payload: &'a [u8],
 }
 
-/// Sees every frame, with its true header: what a capture is made of.
+/// An observer of every frame, with its true header: captures are built on it.
 pub trait Tap: Send {
     /// One frame at this time.
     fn frame(&mut self, now: Instant, frame: &TapFrame<'_>);

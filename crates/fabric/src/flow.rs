@@ -1,4 +1,4 @@
-//! Incoming flows: which IPv4 Identification comes next, and whether a packet's ICRC is right.
+//! Incoming flows: the prediction of the next IPv4 Identification, and the check of the ICRC.
 //!
 //! A UDP socket does not show the Identification, and the ICRC covers it. So it is predicted from the flow's last
 //! packets. Linux gives a connected socket's datagrams ascending numbers, one a send call; segment `k` of a train

@@ -1,4 +1,4 @@
-//! Which IPv4 Identification a flow's next packet may have.
+//! The rules for the IPv4 Identification of a flow's next packet.
 //!
 //! Pure rules over numbers: which of them a flow leads to, and what a packet says whose ICRC is right by another.
 //! The module `flow` computes the ICRCs and documents what chance each rule leaves.

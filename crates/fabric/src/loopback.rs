@@ -1,4 +1,4 @@
-//! A network inside of the process, for tests: queues under a lock, no system call unless somebody waits.
+//! A network inside of the process, for tests: queues under a lock, no system call unless a thread waits.
 //!
 //! The ICRC is put on and checked as on a real network, so that the layers above and below meet
 //! frames as they are on a wire. It runs under miri as long as no descriptor is asked for.
@@ -108,7 +108,7 @@ pub struct LoopbackNet {
 }
 
 impl LoopbackNet {
-    /// A network that nobody is attached to.
+    /// A network without adapters.
     pub fn new() -> Self {
         Self::default()
     }

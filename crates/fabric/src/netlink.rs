@@ -1,4 +1,4 @@
-//! What the kernel knows of interfaces, routes and neighbours, asked by rtnetlink, and of the sockets of UDP.
+//! Queries of the kernel's tables of interfaces, routes and neighbours (rtnetlink), and of UDP sockets (sock_diag).
 //!
 //! The kernel answers within the call that sends the request, so nothing here waits: an answer that is not
 //! there when it is fetched counts as none.

@@ -1,4 +1,4 @@
-//! Open paths: by what they lead to, and by their names, which tell a reused slot from its predecessor.
+//! Open paths, by destination and by name; a name tells a reused slot from its predecessor.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -1,4 +1,4 @@
-//! Chains of what has equal match bits and source, found by a keyed hash.
+//! Chains of entries or headers with equal match bits and source, found by a keyed hash.
 //!
 //! One table whose places hold the keys themselves, so that a look-up is mostly one line of memory: a chain is at the
 //! place of its hash, or behind it with no free place in between. It is at most half full.

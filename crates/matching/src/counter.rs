@@ -67,7 +67,7 @@ impl Interface {
             .map(CtHandle)
             .ok_or(Error::NoSpace { what: "counting events", limit })
     }
-    /// Frees a counting event. What waits for it is forgotten, and what it would still count is not counted.
+    /// Frees a counting event. Triggered operations that wait for it are dropped, and later events are not counted.
     ///
     /// # Errors
     /// [`Error::Handle`].

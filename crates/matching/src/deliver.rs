@@ -1,4 +1,4 @@
-//! Which entry takes a message, where its bytes go, and what follows once they are there.
+//! Delivery: which entry takes a message, where its bytes go, and the effects of its completion.
 
 use std::ops::Deref;
 
@@ -16,7 +16,7 @@ use crate::{
     Operation, Options, PortalOptions, Region, Response, Threshold, Version,
 };
 
-/// What is to be done with a message.
+/// The decision about a message.
 #[derive(Debug, PartialEq)]
 #[must_use]
 pub enum Verdict {
@@ -26,7 +26,7 @@ pub enum Verdict {
     Refuse(Response),
 }
 
-/// A message that an entry has taken and whose bytes are to be moved.
+/// A message that an entry has taken, and whose bytes the caller moves.
 ///
 /// The entry's memory is the message's until [`Interface::complete`] takes this back.
 #[derive(Debug, PartialEq)]
@@ -47,9 +47,9 @@ impl Deref for Delivery {
 /// Where the bytes of a message go to, or come from.
 #[derive(Debug, PartialEq)]
 pub struct Landing {
-    /// Who takes it.
+    /// The entry that takes it.
     pub entry: EntryHandle,
-    /// The list on which it stands.
+    /// The list of the entry.
     pub list: ListKind,
     /// The memory descriptor (3.3).
     pub md: Option<MdHandle>,
@@ -125,8 +125,8 @@ impl Choice {
 }
 
 impl Interface {
-    /// Says what is to be done with a message, and takes it to be done: the entry's offset and uses are counted, an
-    /// entry that is used up leaves its list, a header that is to wait does so.
+    /// Decides about a message, and applies the decision: the entry's offset and uses are counted, an entry that is
+    /// used up leaves its list, a header that is to wait does so.
     ///
     /// Messages must be shown in the order in which their initiator sent them.
     pub fn deliver(&mut self, header: &Header) -> Verdict {
@@ -135,7 +135,7 @@ impl Interface {
             Err(response) => Verdict::Refuse(response),
         }
     }
-    /// [Delivers](Self::deliver) a message whose bytes are at hand, and [completes](Self::complete) it: `place` moves
+    /// [Delivers](Self::deliver) a message whose bytes are present, and [completes](Self::complete) it: `place` moves
     /// the bytes, or says why it can't.
     #[inline]
     pub fn place(&mut self, header: &Header, place: impl FnOnce(&Landing) -> NiFail) -> Response {
@@ -187,11 +187,11 @@ impl Interface {
             }
         }
     }
-    /// Takes a delivery back when its bytes are moved, or failed to be: posts the events, counts, and says what the
-    /// initiator is to hear.
+    /// Completes a delivery whose bytes were moved, or could not be: posts events, counts, and returns the response to
+    /// the initiator.
     ///
     /// # Panics
-    /// If the delivery is another interface's.
+    /// If the delivery belongs to another interface.
     pub fn complete(&mut self, delivery: Delivery, fail: NiFail) -> Response {
         self.landed(&delivery.header, &delivery.landing, fail)
     }

@@ -1,4 +1,4 @@
-//! What a target posts: entries, the memory behind them, and their options.
+//! The objects that a target posts: entries, their memory, and their options.
 
 use bitflags::bitflags;
 
@@ -78,7 +78,7 @@ pub struct Region {
     pub start: u64,
     /// The bytes.
     pub length: u64,
-    /// What it takes and what is told of that.
+    /// The operations that it allows, and the events that it posts.
     pub options: Options,
     /// How many operations it takes.
     pub threshold: Threshold,

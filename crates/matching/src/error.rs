@@ -1,4 +1,4 @@
-//! What a call can be refused for.
+//! The reasons for which a call is refused.
 
 use crate::atomic::{AtomicOp, Datatype};
 

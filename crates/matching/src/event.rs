@@ -76,7 +76,7 @@ pub struct Event {
     pub atomic: Option<(AtomicOp, Datatype)>,
     /// The portal.
     pub pt_index: u32,
-    /// Who asked for it.
+    /// The initiator of the operation.
     pub initiator: Process,
     /// The user.
     pub uid: Uid,

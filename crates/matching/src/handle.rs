@@ -12,7 +12,7 @@ macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         ///
-        /// 24 bits of index and 40 of generation: what was freed is refused, and its place has another handle.
+        /// 24 bits of index and 40 of generation: handles of freed objects are refused.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name(pub(crate) Key);
 
@@ -51,8 +51,7 @@ EqHandle }
 handle! { /// Names a counting event.
 CtHandle }
 
-/// What is gone for good, as [`Interface::released`](crate::Interface::released) tells it: nothing that was begun needs
-/// its memory any more.
+/// An object that [`Interface::released`](crate::Interface::released) reports: no operation needs its memory any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Released {
     /// An entry.

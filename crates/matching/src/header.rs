@@ -6,11 +6,11 @@ use crate::{Jid, Process, Uid};
 /// The header of a message as a target sees it, whatever carried it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the initiator wants.
+    /// The operation.
     pub operation: Operation,
     /// The acknowledgement that it asks for.
     pub ack: AckRequest,
-    /// Who it is.
+    /// The initiating process.
     pub initiator: Process,
     /// The user, as the trusted layers below tell it.
     pub uid: Uid,
@@ -75,7 +75,7 @@ impl Operation {
     pub const fn writes(self) -> bool {
         !matches!(self, Self::Get)
     }
-    /// What is done to elements of which type, for the operations that do so.
+    /// The atomic operation and the type of its elements, for operations that have them.
     pub const fn atomic(self) -> Option<(AtomicOp, Datatype)> {
         match self {
             Self::Atomic(op, ty) | Self::FetchAtomic(op, ty) | Self::Swap(op, ty) => Some((op, ty)),
@@ -131,7 +131,7 @@ pub enum NiFail {
     Segv = 7,
 }
 
-/// What the initiator of a message is to hear of it.
+/// The response to the initiator of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the initiator may wait for it"]
 pub struct Response {

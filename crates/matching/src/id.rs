@@ -1,4 +1,4 @@
-//! Who sends: processes, users and jobs; and what an entry asks of a message.
+//! Identities of senders: processes, users and jobs; and an entry's criteria for messages.
 
 use crate::Header;
 
@@ -101,7 +101,7 @@ impl Source {
     pub const fn is_logical(self) -> bool {
         self.mask == u64::MAX && self.packed >> 32 == 0
     }
-    /// Whether this process is meant.
+    /// Whether the criterion includes this process.
     #[inline]
     pub const fn includes(self, process: Process) -> bool {
         (self.packed ^ process.0) & self.mask == 0
@@ -114,7 +114,7 @@ impl Source {
     }
 }
 
-/// What a message must be for an entry to match it.
+/// The criteria by which an entry matches messages.
 ///
 /// The match bits that are not ignored must be equal, and source, user and job must be the wanted ones. Users and
 /// jobs are criteria of 3.3 as the paper on its offload tells it; who may use an entry of 4.3 is

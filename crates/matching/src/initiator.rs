@@ -35,11 +35,11 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// Whether [`Interface::sent`] is to be called: the message carries bytes.
+    /// Whether the caller calls [`Interface::sent`]: the message carries bytes.
     pub const fn is_sent(&self) -> bool {
         self.transfer.operation.writes()
     }
-    /// Whether [`Interface::answered`] is to be called, by what comes back or by what can't.
+    /// Whether the caller calls [`Interface::answered`], with the response or the failure.
     pub const fn is_answered(&self) -> bool {
         self.transfer.is_answered()
     }
@@ -113,7 +113,7 @@ impl Interface {
             _ => Err(Error::Range { argument, offset, length, available }),
         }
     }
-    /// Begins a message: its memory descriptors are in use until its completions were told.
+    /// Begins a message: its memory descriptors are in use until its completions are reported.
     ///
     /// # Errors
     /// [`Error::Handle`], [`Error::Range`], [`Error::TooLarge`], [`Error::Atomic`]; [`Error::Inactive`] (3.3).
@@ -158,8 +158,8 @@ impl Interface {
         let is_active = |md| self.md_region(md).is_ok_and(|region| region.threshold != Threshold::Count(0));
         self.config.version == Version::V4 || is_active(flight.transfer.answer_md())
     }
-    /// What came back for a message, or that nothing will ([`NiFail::Undeliverable`]). For messages that
-    /// [expect](Flight::is_answered) it.
+    /// Takes the response to a message, or its failure ([`NiFail::Undeliverable`]). For messages that
+    /// [expect](Flight::is_answered) one.
     pub fn answered(&mut self, flight: &Flight, response: &Response) {
         let md = flight.transfer.answer_md();
         let Response { fail, mlength, offset, .. } = *response;

@@ -67,7 +67,7 @@ mod marks {
         // A second one would be no better.
         let _ = CLOCK.set(clock);
     }
-    /// What this thread has spent in each part since the last call, in ticks of the clock.
+    /// The clock ticks that this thread has spent in each part since the last call.
     pub fn take() -> [u64; Part::ALL.len()] {
         SPENT.with(|spent| std::array::from_fn(|part| spent[part].replace(0)))
     }

@@ -48,7 +48,7 @@ pub struct Limits {
     pub max_ac_index: u32,
     /// Entries of a list.
     pub max_list_size: u32,
-    /// Operations that wait for a count, or that nobody has fetched since it was reached.
+    /// Operations that wait for a count, or that were not fetched since it was reached.
     pub max_triggered_ops: u32,
     /// Bytes of a message.
     pub max_msg_size: u64,
@@ -96,7 +96,7 @@ impl Limits {
         max_fetch_atomic_size: 1 << 20,
     };
 
-    /// What is granted to who asks for these: each as asked, as far as it goes.
+    /// The granted limits for requested ones: each as requested, as far as possible.
     pub fn grant(asked: &Self) -> Self {
         let max = Self::MAX;
         Self {
@@ -128,8 +128,8 @@ pub struct Config {
     pub limits: Limits,
     /// Draws the hash by which entries are found: a number that peers do not know.
     pub seed: u64,
-    /// Whether [`Interface::released`] lists the entries and memory descriptors that are gone. The caller must take the
-    /// whole list, which grows until then.
+    /// Whether [`Interface::released`] lists the entries and memory descriptors that were released. The caller must
+    /// take the whole list, which grows until then.
     pub reports_released: bool,
 }
 
@@ -169,13 +169,13 @@ pub struct Status {
     /// Messages that nothing took: no portal, a disabled one, no entry, no room for the header. In 3.3, all that were
     /// refused.
     pub dropped: u64,
-    /// Messages from who may not send them.
+    /// Messages whose sender lacks the permission.
     pub permission_violations: u64,
-    /// Messages that want what the entry, or the interface, does not do.
+    /// Messages whose operation the entry, or the interface, does not allow.
     pub operation_violations: u64,
 }
 
-/// An entry of the access control list (3.3): who may send to which portal.
+/// An entry of the access control list (3.3): the processes that may send to a portal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acl {
     /// The processes.
@@ -233,9 +233,9 @@ impl Portal {
     }
 }
 
-/// The state of one network interface: its portal table and all that hangs on it.
+/// The state of one network interface: its portal table, lists, queues and counts.
 ///
-/// See the [crate's page](crate) for how it is used. Nothing here is shared: who has several threads locks.
+/// See the [crate's page](crate) for how it is used. It is not shared: a program with several threads locks it.
 #[derive(Debug)]
 pub struct Interface {
     pub(crate) config: Config,
@@ -291,7 +291,7 @@ impl Interface {
     pub fn limits(&self) -> &Limits {
         &self.config.limits
     }
-    /// What was counted so far.
+    /// The counters.
     pub fn status(&self) -> Status {
         self.status
     }
@@ -313,7 +313,7 @@ impl Interface {
     pub fn has_entry(&self, entry: EntryHandle) -> bool {
         self.entries.get(entry.0).is_some()
     }
-    /// Whether a memory descriptor is there, or operations under way still need its memory.
+    /// Whether a memory descriptor exists, or operations under way still need its memory.
     #[inline]
     pub fn has_md(&self, md: MdHandle) -> bool {
         self.mds.get(md.0).is_some()
@@ -330,7 +330,7 @@ impl Interface {
         }
         self.mds.remove(md.index());
     }
-    /// Sets or clears an entry of the access control list (3.3). Until the first call, nobody is asked.
+    /// Sets or clears an entry of the access control list (3.3). Until the first call, all processes are admitted.
     ///
     /// # Errors
     /// [`Error::TooLarge`] names an index beyond the limit, [`Error::PtIndex`] a portal that cannot be.
@@ -420,9 +420,9 @@ impl Interface {
         self.portal_mut(pt_index)?.disabled = true;
         Ok(())
     }
-    /// Takes messages again, whoever disabled the portal.
+    /// Enables a portal, after a call or flow control disabled it.
     ///
-    /// Whoever enables a portal with flow control has made room before: taken events, appended entries. Otherwise the
+    /// Before enabling a portal with flow control, the caller makes room: taken events, appended entries. Otherwise the
     /// next message disables it again, and nothing is lost: where its notice has no place, since no event was taken
     /// since the last one, that last one is still to be read and stands for both.
     ///

@@ -1,5 +1,5 @@
-//! What a target's program does to its lists: appending and inserting, searching, unlinking, and the memory
-//! descriptors of 3.3.
+//! A target program's operations on its lists: appending, inserting, searching, unlinking, and the memory descriptors
+//! of 3.3.
 
 use crate::deliver::is_full;
 use crate::entry::Posted;
@@ -10,7 +10,7 @@ use crate::{
     NiFail, Operation, Options, Place, PortalOptions, Region, Threshold, Version,
 };
 
-/// What a search does with what it finds.
+/// The effect of a search on the headers that it finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SearchOp {
     /// It is told of and stays.
@@ -30,7 +30,7 @@ impl Interface {
     /// Puts an entry into a list.
     ///
     /// On the priority list, the headers that wait at the portal are asked first, oldest first. Each one that matches
-    /// is told of by an `*Overflow` event and gone; nobody's rights are asked then. An entry that this uses up is not
+    /// is reported by an `*Overflow` event and removed, without a check of rights. An entry that this uses up is not
     /// linked, and its handle names nothing.
     ///
     /// # Errors
@@ -156,8 +156,8 @@ impl Interface {
         (posted.md, posted.offset) = (Some(md), 0);
         Ok(MdHandle(md))
     }
-    /// Unlinks a memory descriptor, wherever it is; no event tells of it. Its entry goes too if [`Entry::unlink`]
-    /// says so.
+    /// Unlinks a memory descriptor, wherever it is; no event is posted. Its entry goes too if [`Entry::unlink`] says
+    /// so.
     ///
     /// # Errors
     /// [`Error::Handle`]; [`Error::InUse`] while operations on it are under way.

@@ -38,7 +38,7 @@ pub struct Md {
     pub start: u64,
     /// The bytes.
     pub length: u64,
-    /// What is told of its operations.
+    /// The events of its operations.
     pub options: MdOptions,
     /// Where its events go.
     pub eq: Option<EqHandle>,
@@ -49,9 +49,9 @@ pub struct Md {
 /// A message that an initiator sends, with all that its call says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// What is done.
+    /// The action.
     pub operation: Operation,
-    /// The memory: what a put, an atomic and an exchange send, where a get's bytes go.
+    /// The memory that a put, an atomic or an exchange sends, or that receives a get's bytes.
     pub md: MdHandle,
     /// Where in it.
     pub local_offset: u64,
@@ -75,7 +75,7 @@ pub struct Transfer {
     pub user_ptr: u64,
     /// For the target's event.
     pub hdr_data: u64,
-    /// What a conditional swap compares with, or the mask; the first bytes count.
+    /// The operand of a conditional swap, or the mask, in the first bytes.
     pub operand: [u8; 32],
 }
 

@@ -16,7 +16,7 @@ pub enum Step {
     Asked {
         /// The entry.
         entry: EntryHandle,
-        /// The list on which it stands.
+        /// The list of the entry.
         list: ListKind,
         /// The reason why the entry does not take the message.
         refuses: Option<Reason>,

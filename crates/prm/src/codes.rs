@@ -1,4 +1,4 @@
-//! Codes: numbers in a field that stand for something.
+//! Codes: numbers with a meaning in a field.
 
 /// Declares an enum of codes. The text of each is its documentation, and what [`Display`](std::fmt::Display) shows.
 macro_rules! codes {
@@ -20,7 +20,7 @@ macro_rules! codes {
             /// All of them, by ascending code.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// What `code` stands for, if it stands for anything.
+            /// The value that `code` encodes, if there is one.
             #[inline]
             #[must_use]
             pub const fn from_code(code: u32) -> Option<Self> {
@@ -30,14 +30,14 @@ macro_rules! codes {
                 }
             }
 
-            /// The number that stands for it.
+            /// The number that encodes it.
             #[inline]
             #[must_use]
             pub const fn code(self) -> u32 {
                 self as u32
             }
 
-            /// What it means, in words.
+            /// Its meaning, in words.
             #[must_use]
             pub const fn text(self) -> &'static str {
                 match self {

@@ -1,4 +1,4 @@
-//! Contexts: what the adapter keeps of a queue or a key, and what commands create, modify and query.
+//! Contexts: the adapter's state of a queue or a key, which commands create, modify and query.
 
 mod mkey;
 mod qp;

@@ -105,7 +105,7 @@ impl Cqe64 {
 }
 
 codes! {
-    /// The kind of what completes.
+    /// The kind of a completion.
     pub enum CqeOpcode {
         Req = 0 "a request of the send queue",
         RespWrImm = 1 "a receive request, by RDMA WRITE with immediate",
@@ -153,7 +153,7 @@ impl CqeOpcode {
 }
 
 impl CqeSyndrome {
-    /// What a program is told.
+    /// The completion status that a program sees.
     #[must_use]
     pub const fn wc_status(self) -> WcStatus {
         match self {
@@ -173,7 +173,7 @@ impl CqeSyndrome {
         }
     }
 
-    /// The syndrome that a program is told of as `status`; `None` if none is.
+    /// The syndrome that maps to `status`; `None` if there is none.
     #[must_use]
     pub fn of_wc_status(status: WcStatus) -> Option<Self> {
         Self::ALL.iter().copied().find(|syndrome| syndrome.wc_status() == status)

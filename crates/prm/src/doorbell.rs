@@ -12,9 +12,9 @@ use crate::layout;
 pub const UAR_PAGE: usize = 4096;
 /// Where in the page a completion queue is armed: [`CqDoorbell`].
 pub const CQ_DOORBELL: usize = 0x20;
-/// Where an event queue is told how far the driver has read it, and armed: [`EqDoorbell`].
+/// The register that takes an event queue's consumer index and arms it: [`EqDoorbell`].
 pub const EQ_ARM: usize = 0x40;
-/// Where an event queue is told how far the driver has read it, and stays as it is: [`EqDoorbell`].
+/// The register that takes an event queue's consumer index without arming it: [`EqDoorbell`].
 pub const EQ_CI: usize = 0x48;
 /// Where the first send doorbell is. There are [`BF_REGS`], of which each has two buffers that take turns; a buffer is
 /// half as long as the capability `LOG_BF_REG_SIZE` says.
@@ -71,7 +71,7 @@ layout! {
 }
 
 codes! {
-    /// For what a completion queue is armed.
+    /// The kind of completion that a completion queue is armed for.
     pub enum CqArm {
         Next = 0 "the next completion",
         Solicited = 1 "the next solicited completion, or one in error",

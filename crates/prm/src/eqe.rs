@@ -1,4 +1,4 @@
-//! Event queue entries of 64 bytes, and what each kind of event carries.
+//! Event queue entries of 64 bytes, and the data of each kind of event.
 //!
 //! An entry's owner bit changes its value each time the queue has gone round, as that of a completion does; a driver
 //! sets it to 1 in all entries before the first round.
@@ -80,7 +80,7 @@ impl Eqe {
 }
 
 codes! {
-    /// The kind of what happened.
+    /// The kind of an event.
     pub enum EventType {
         Comp = 0x00 "a completion queue has something",
         PathMig = 0x01 "a path has migrated",
@@ -120,7 +120,7 @@ codes! {
         ObjectChange = 0x27 "an object has changed",
     }
 
-    /// What has changed of a port.
+    /// The change of a port.
     pub enum PortChangeSubtype {
         Down = 1 "it is down",
         Active = 4 "it is active",

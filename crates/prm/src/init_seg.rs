@@ -49,7 +49,7 @@ layout! {
         HEALTH_COUNTER: 0x1010 [23:0],
     }
 
-    /// What the firmware reports when it is unwell, at 0x200 of the initialization segment.
+    /// The firmware's report of a fault, at 0x200 of the initialization segment.
     pub struct HealthBuffer: 0x40 {
         /// Values that were not what they should be.
         ASSERT_VAR: 0x00 [u32; 6],
@@ -81,7 +81,7 @@ layout! {
 }
 
 codes! {
-    /// What a function's registers are for: [`NIC_INTERFACE`](InitSegment::NIC_INTERFACE).
+    /// The kind of a function's register interface: [`NIC_INTERFACE`](InitSegment::NIC_INTERFACE).
     pub enum NicInterface {
         Full = 0 "a driver uses the function with all it has",
         Disabled = 1 "no driver uses the function, and its commands are not run",

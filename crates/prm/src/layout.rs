@@ -114,7 +114,7 @@ fn does_not_fit(field: &'static str, width: u32) -> ! {
 }
 
 impl<L: Layout> Field<L, u32> {
-    /// What the field holds in its row, which was read as a number: a register.
+    /// The field's value in its row, which was read as a number: a register.
     #[must_use]
     pub const fn of_row(self, row: u32) -> u32 {
         row >> (32 - self.start % 32 - self.width) & (u32::MAX >> (32 - self.width))
@@ -149,8 +149,8 @@ impl<L: Layout> Field<L, bool> {
     }
 }
 
-/// What a field can hold: `bool` for one bit, `u32` for up to 32, `u64` for 64, another layout, or an array of these
-/// or of bytes.
+/// The type of a field's value: `bool` for one bit, `u32` for up to 32, `u64` for 64, another layout, or an array of
+/// these or of bytes.
 pub trait Value: Copy + 'static {
     #[doc(hidden)]
     fn load(bytes: &[u8], start: u32, width: u32) -> Self;
@@ -289,7 +289,7 @@ pub struct FieldInfo {
     pub start: u32,
     /// Bits in the field.
     pub width: u32,
-    /// What it holds.
+    /// The kind of its value.
     pub kind: Kind,
     /// Whether it gives another name, or another sense, to bits that a field before it has.
     pub over: bool,
@@ -316,12 +316,12 @@ pub struct LayoutInfo {
     pub name: &'static str,
     /// Bytes in the structure.
     pub size: usize,
-    /// What the bytes hold.
+    /// The fields in the bytes.
     pub fields: &'static [FieldInfo],
 }
 
 impl LayoutInfo {
-    /// What is known of `L`.
+    /// The description of `L`.
     #[must_use]
     pub const fn of<L: Layout>() -> Self {
         Self { name: L::NAME, size: L::SIZE, fields: L::FIELDS }

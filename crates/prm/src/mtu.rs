@@ -17,7 +17,7 @@ codes! {
 }
 
 impl MtuCode {
-    /// The packet size of InfiniBand that it stands for, if it is one.
+    /// The InfiniBand MTU that it encodes, if there is one.
     #[must_use]
     pub const fn mtu(self) -> Option<Mtu> {
         match self {

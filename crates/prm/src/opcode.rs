@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What a command asks for: the first 16 bits of its input.
+/// A command's operation code: the first 16 bits of its input.
 ///
 /// Any number can arrive, so this is no enum. [`Opcode::name`] gives the manual's name to those that have one, and a
 /// command of any other number is shown by it.

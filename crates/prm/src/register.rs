@@ -36,7 +36,7 @@ codes! {
 }
 
 codes! {
-    /// What a port shall be, in [`Paos::ADMIN_STATUS`].
+    /// The requested state of a port, in [`Paos::ADMIN_STATUS`].
     pub enum PortAdmin {
         Up = 1 "up",
         Down = 2 "down, as its driver wants it",
@@ -44,7 +44,7 @@ codes! {
         Disabled = 4 "down, as the system wants it",
     }
 
-    /// What a port is, in [`Paos::OPER_STATUS`].
+    /// The current state of a port, in [`Paos::OPER_STATUS`].
     pub enum PortOper {
         Up = 1 "up",
         Down = 2 "down",

@@ -1,9 +1,9 @@
-//! How a command ended: whether it was delivered, and what the firmware said.
+//! The result of a command: its delivery, and the firmware's status.
 
 use crate::codes::codes;
 
 codes! {
-    /// What the firmware says of a command that reached it: `STATUS` of the output.
+    /// The firmware's status of a delivered command: `STATUS` of the output.
     pub enum CmdStatus {
         Ok = 0x0 "done",
         IntErr = 0x1 "internal error of the firmware; the adapter may need a reset",

@@ -137,7 +137,7 @@ layout! {
         MKEY_MASK: 0x08 [63:0],
     }
 
-    /// What stands before an entry of a shared receive queue, whose adapter links free entries.
+    /// The segment before an entry of a shared receive queue, by which the adapter links free entries.
     pub struct SrqNextSeg: 0x10 {
         /// The next entry.
         NEXT_WQE_INDEX: 0x00 [15:0],

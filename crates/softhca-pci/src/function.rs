@@ -1,6 +1,6 @@
-//! A function: its parts, and what happens to all of them at once.
+//! A function: its parts, and the operations on all of them.
 //!
-//! Who calls what:
+//! Calls:
 //!
 //! | from | call | to |
 //! |---|---|---|
@@ -78,7 +78,7 @@ impl std::str::FromStr for PortKind {
 #[error("unknown kind of port: use ib or roce")]
 pub struct UnknownPort;
 
-/// What a function is.
+/// The options of a function.
 #[derive(Clone, Debug, Default)]
 pub struct FunctionOptions {
     /// The number among the functions of its adapter, from 0; its LID is one more.
@@ -91,7 +91,7 @@ pub struct FunctionOptions {
     pub no_spare_pages: bool,
     /// What its driver can't change.
     pub fixed: Fixed,
-    /// For tests: what it does otherwise than a well one would.
+    /// For tests: its deviations from correct behaviour.
     pub script: Option<Arc<dyn Script>>,
 }
 
@@ -165,7 +165,7 @@ impl Function {
         })
     }
 
-    /// What it was made as.
+    /// The options that it was created with.
     pub fn options(&self) -> &FunctionOptions {
         &self.options
     }
@@ -176,9 +176,9 @@ impl Function {
         self.guest.set_part(part);
     }
 
-    /// Looks at all doorbells and completions once, and does a bounded piece of what they ask for. Returns whether
-    /// there was any. That is for a function alone; of several, each does [`look_at_requests`](Self::look_at_requests),
-    /// then each [`look_at_places`](Self::look_at_places), then each [`carry_out`](Self::carry_out).
+    /// Polls all doorbells and completions once, and does a bounded amount of work. Returns whether there was any. That
+    /// is for a function alone; of several, each does [`look_at_requests`](Self::look_at_requests), then each
+    /// [`look_at_places`](Self::look_at_places), then each [`carry_out`](Self::carry_out).
     pub fn look(&mut self) -> bool {
         let seen = self.look_at_requests();
         self.look_at_places() | self.carry_out() | seen
@@ -217,7 +217,7 @@ impl Function {
         any | self.take_frames()
     }
 
-    /// Lets the function reach client memory, which a descriptor stands for.
+    /// Maps client memory, given by a descriptor, for the function.
     ///
     /// # Errors
     /// As a number of the operating system: the range overlaps another one, or the descriptor can't be used.
@@ -292,8 +292,8 @@ impl Function {
         }
     }
 
-    /// Resets the function: all of its objects are destroyed, and its registers are as new. What the client has mapped
-    /// for it stays mapped, and so do the interrupts' eventfds.
+    /// Resets the function: all of its objects are destroyed, and its registers are as new. The client's mappings and
+    /// the interrupts' eventfds stay.
     ///
     /// Where a driver had set it up its registers say that it is disabled, until one sets it up again: nobody tells
     /// Linux's driver of a reset through sysfs, and by that it finds, within 2 s, that it has to recover.
@@ -332,8 +332,8 @@ impl Function {
         self.destroy_piece() || self.guest.unmap(0, u64::MAX, RANGES_A_LOOK) == Ok(true)
     }
 
-    /// The client has gone: what [`reset`](Self::reset) does, its memory and eventfds are let go of, and the doorbell
-    /// pages are other ones, as it may have mapped those that there were. Where the system has none to give, that is
+    /// Ends the client's use: [resets](Self::reset) the function, releases the client's memory and eventfds, and
+    /// replaces the doorbell pages, which the client may still have mapped. Where the system has none to give, that is
     /// logged, and [`renew`](Self::renew) is to be called before anybody else becomes the client.
     pub fn disconnect(&mut self) {
         self.as_new();
@@ -349,10 +349,10 @@ impl Function {
         }
     }
 
-    /// Makes sure that no client before has the doorbell pages.
+    /// Replaces doorbell pages that an earlier client may still have mapped.
     ///
     /// # Errors
-    /// The system has no memory for doorbell pages, or no descriptors: nobody may become the client.
+    /// The system has no memory for doorbell pages, or no descriptors: no new client is accepted.
     pub fn renew(&mut self) -> std::io::Result<()> {
         if self.worn {
             self.pages = DoorbellPages::new()?;

@@ -1,4 +1,4 @@
-//! The client's memory: what it has mapped for the function, and all accesses of it.
+//! The client's memory: its mappings for the function, and all accesses to it.
 //!
 //! Nothing else in this crate touches memory of the client's, but through [`Guest`] and the windows that it makes.
 //! Every access by address is refused while bus mastering is off; windows are dropped by their owners then.

@@ -1,4 +1,4 @@
-//! What a reset leaves, given back to the adapter bit by bit.
+//! Objects left by a reset, which are destroyed in small steps.
 //!
 //! Keys are reached by queue pairs of their protection domain alone. Where all queue pairs of a function are gone its
 //! keys name memory that nobody reaches any more, so it may take its time to deregister them: a function may have 65,536,

@@ -35,8 +35,7 @@ impl Function {
         taken
     }
 
-    /// Has the adapter do what was announced, and shows the client what it has completed. Returns whether there was
-    /// any.
+    /// Runs the adapter, and shows its completions to the client. Returns whether there was work.
     pub fn carry_out(&mut self) -> bool {
         let mut directory = self.directory.lock();
         let taken = self.objects.take_requests(&self.guest, &mut directory, &self.resources);

@@ -1,4 +1,4 @@
-//! For tests: what a function does otherwise than a well one would.
+//! For tests: deviations of a function from correct behaviour.
 //!
 //! A driver has to get along with an adapter that refuses, is slow, or says nothing at all. A [`Script`]
 //! in [`FunctionOptions`](crate::FunctionOptions) has a function behave so. It is asked about each command and each
@@ -35,7 +35,7 @@ pub enum Turn {
 /// A command that the driver gave.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
-    /// Where it stands in the command queue.
+    /// Its slot in the command queue.
     pub slot: u32,
     /// The whole input.
     pub input: &'a [u8],
@@ -44,7 +44,7 @@ pub struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// What it asks for.
+    /// Its operation code.
     pub fn opcode(&self) -> Opcode {
         opcode(self.input)
     }

@@ -32,13 +32,13 @@ use crate::trim::Trimmer;
 pub struct ServerOptions {
     /// What their ports are.
     pub port: PortKind,
-    /// How long there is nothing to do before the thread sleeps; 50 us unless told.
+    /// The idle time before the thread sleeps; 50 us by default.
     pub patience: Duration,
-    /// Like [`FunctionOptions::no_spare_pages`]; not unless told.
+    /// Like [`FunctionOptions::no_spare_pages`]; off by default.
     pub no_spare_pages: bool,
     /// What an operator has fixed of each function, in their order; nothing of those for which there is no entry.
     pub fixed: Vec<Fixed>,
-    /// For tests: what the functions do otherwise than well ones would.
+    /// For tests: the functions' deviations from correct behaviour.
     pub script: Option<Arc<dyn Script>>,
 }
 

@@ -1,4 +1,4 @@
-//! Memory that functions had at a peak goes back to the system.
+//! Returning memory to the system after a peak of functions.
 //!
 //! What is freed stays with the allocator: queues are many small pieces, between which there is always something that
 //! is still used. Of 514 MiB that 3,000 queue pairs had taken, 480 stayed in the process behind a reset, and 12 after

@@ -188,8 +188,8 @@ impl Slot {
     }
 }
 
-/// A piece of an arena's memory. Dropping it gives it back to the arena, for others: the device must have let go of it
-/// by then. Where nobody knows whether it has, [`leak`](Self::leak) it.
+/// A piece of an arena's memory. Dropping it returns it to the arena: the device must have released it by then. If that
+/// is unknown, [`leak`](Self::leak) it.
 ///
 /// The device may write it at any time, so no slice of it is ever lent: bytes are copied in and out, words are atomics.
 pub struct DmaBuf {
@@ -230,7 +230,7 @@ impl DmaBuf {
     pub fn iova(&self) -> Iova {
         Iova(self.chunk.iova.0 + self.at as u64)
     }
-    /// The address here: for those who hand it to a device as raw memory, and by the rules for such.
+    /// The address in this process, for callers that give it to a device as raw memory.
     pub fn addr(&self) -> NonNull<u8> {
         let base = self.chunk.memory.base();
         NonNull::new(base.as_ptr().wrapping_add(self.at)).expect("within the mapping, which is not at 0")
@@ -274,7 +274,7 @@ impl DmaBuf {
     pub fn zero(&self, at: usize, len: usize) {
         self.chunk.memory.zero(self.check(at, len), len);
     }
-    /// Gives it to nobody else: it stays until the arena is gone, which takes it out of the device's reach first.
+    /// Never reuses it: it stays until the arena is dropped, which unmaps it from the device first.
     pub fn leak(mut self) {
         self.leaked = true;
     }

@@ -1,4 +1,4 @@
-//! What the two kinds of functions do differently.
+//! The operations that differ between the two kinds of functions.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -24,7 +24,7 @@ pub(crate) trait RegionFile: AsFd + Send + Sync {
     fn has_length(&self) -> bool;
 }
 
-/// What a device may do with memory.
+/// The access rights of a device to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaRights {
     /// Read it.

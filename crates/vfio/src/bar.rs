@@ -161,7 +161,7 @@ impl Bar {
     /// Reads 4 bytes by a call, in the host's order.
     ///
     /// # Errors
-    /// They lie outside, are not aligned or not readable, or the function is gone; so with all the others.
+    /// They lie outside, are not aligned or not readable, or the function is gone. The other accessors fail likewise.
     pub fn read32(&self, offset: u64) -> Result<u32, FunctionError> {
         self.read(offset).map(u32::from_ne_bytes)
     }
@@ -250,7 +250,7 @@ impl Registers {
     /// Reads 4 bytes that are big-endian.
     ///
     /// # Errors
-    /// They lie outside or are not aligned, or the function is gone; so with all the others.
+    /// They lie outside or are not aligned, or the function is gone. The other accessors fail likewise.
     pub fn read32_be(&self, at: u64) -> Result<u32, FunctionError> {
         let within = self.check(at, 4)?;
         match &self.window {

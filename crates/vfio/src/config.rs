@@ -26,9 +26,9 @@ pub struct ConfigSpace {
 /// A capability that a function lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {
-    /// What it is: 0x10 is PCI Express, 0x11 MSI-X.
+    /// The capability's number: 0x10 is PCI Express, 0x11 MSI-X.
     pub id: u8,
-    /// Where it stands.
+    /// The capability's offset.
     pub offset: u16,
 }
 
@@ -120,14 +120,14 @@ impl ConfigSpace {
         self.write(offset, &v.to_le_bytes())
     }
 
-    /// Who made the function: 0x15b3 is Mellanox.
+    /// The vendor ID: 0x15b3 is Mellanox.
     ///
     /// # Errors
     /// The function is gone.
     pub fn vendor_id(&self) -> Result<u16, FunctionError> {
         self.read16(VENDOR_ID)
     }
-    /// Which one it is of that maker's.
+    /// The device ID.
     ///
     /// # Errors
     /// The function is gone.
@@ -140,11 +140,11 @@ impl ConfigSpace {
         let is = if on { was | bit } else { was & !bit };
         if was == is { Ok(()) } else { self.write16(COMMAND, is) }
     }
-    /// Says whether the function answers to accesses of its BARs. It does once it is open.
+    /// Switches memory space on or off, by which the function answers accesses to its BARs. It is on after opening.
     ///
     /// # Errors
-    /// It is to be switched off while windows on registers are held, whose use would end the process; or the function
-    /// is gone.
+    /// It can't be switched off while register mappings exist, whose use would end the process; or the function is
+    /// gone.
     pub fn set_memory_space(&self, on: bool) -> Result<(), FunctionError> {
         let windows = std::sync::Arc::strong_count(&self.function.0.windows) - 1;
         if !on && windows > 0 {
@@ -152,7 +152,8 @@ impl ConfigSpace {
         }
         self.set_command(COMMAND_MEMORY, on)
     }
-    /// Says whether the function may reach memory and send interrupts. It may not when it is opened.
+    /// Switches bus mastering on or off, by which the function accesses memory and sends interrupts. It is off after
+    /// opening.
     ///
     /// # Errors
     /// The function is gone.
@@ -167,7 +168,7 @@ impl ConfigSpace {
         Ok(self.read16(COMMAND)? & COMMAND_MASTER != 0)
     }
 
-    /// The capabilities that it lists. A list that leads in circles ends there.
+    /// The capabilities that it lists. A circular list ends at the repetition.
     ///
     /// # Errors
     /// The function is gone.
@@ -185,7 +186,7 @@ impl ConfigSpace {
         Ok(found)
     }
 
-    /// Where the tables of MSI-X are, if it has it.
+    /// The MSI-X capability, if there is one.
     ///
     /// # Errors
     /// The function is gone.

@@ -1,7 +1,6 @@
-//! What a function may reach, and at which addresses.
+//! The memory that a function may access, and its device addresses.
 //!
-//! Memory of the library's own is held here as long as the device can reach it, also where it can't be kept from it
-//! any more.
+//! The library's memory is kept here as long as the device can access it, also if unmapping fails.
 
 use core::ptr::NonNull;
 use std::collections::BTreeMap;

@@ -316,7 +316,7 @@ impl core::fmt::Display for RegionName {
     }
 }
 
-/// The reason why memory can't be had, or can't be given to a function.
+/// The reason why memory is not available, or can't be given to a function.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum DmaError {

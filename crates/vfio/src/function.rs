@@ -1,4 +1,4 @@
-//! A PCI function, whoever provides it.
+//! A PCI function, of the kernel or of a vfio-user server.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -21,13 +21,13 @@ use crate::user::wire::{IRQ_ERROR, IRQ_MSIX, IRQ_REQUEST};
 use crate::wake::Waker;
 use crate::{linux, user};
 
-/// What tells of a function beside its interrupts: non-blocking eventfds, which count up. `None`: nobody tells of it.
+/// Notices of a function beside its interrupts: non-blocking eventfds. `None`: the function has no such notice.
 #[derive(Debug)]
 pub struct Notices {
-    /// The bus has reported an error after which the device can't go on; what it did last is not to be relied on.
+    /// The bus has reported a fatal error; results of the device's last operations are not reliable.
     pub error: Option<OwnedFd>,
-    /// Somebody wants the function back, as who unbinds it from vfio-pci: he waits until it is closed, or until
-    /// [`PciFunction::let_go`], and asks again until then.
+    /// The system wants the function back, for example to unbind it from vfio-pci: it waits, and repeats the request,
+    /// until the function is closed or [`PciFunction::let_go`] is called.
     pub request: Option<OwnedFd>,
 }
 
@@ -159,7 +159,7 @@ impl PciFunction {
         })
     }
 
-    /// Has errors of the bus, and requests to let go of the function, count up an eventfd each.
+    /// Reports bus errors, and requests to release the function, by an eventfd each.
     ///
     /// # Errors
     /// The system has no descriptors left, or the function is gone.
@@ -176,9 +176,9 @@ impl PciFunction {
         Ok(Notices { error: one(IRQ_ERROR)?, request: one(IRQ_REQUEST)? })
     }
 
-    /// Closes the function though clones and windows of it live: whoever wants it back has it then. It reaches no
-    /// memory any more; calls fail ([`FunctionError::LetGo`]), and windows show ordinary memory, which is nobody's. A
-    /// forked child changes nothing by it.
+    /// Closes the function although clones and register mappings exist, which releases it to the system. It accesses no
+    /// memory any more; calls fail ([`FunctionError::LetGo`]), and register mappings show private memory. A forked
+    /// child changes nothing by it.
     ///
     /// # Errors
     /// Something could not be taken from under who holds it. All that could be is closed.
@@ -201,7 +201,7 @@ impl PciFunction {
         // It is whole between any two of its operations.
         self.0.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// Whether it was let go of.
+    /// Whether the function was released.
     pub fn is_let_go(&self) -> bool {
         self.shown().is_none()
     }
@@ -209,7 +209,7 @@ impl PciFunction {
         FunctionError::LetGo { name: self.name().to_owned() }
     }
 
-    /// Has no MSI-X interrupt come any more. Where none is set up it does nothing.
+    /// Disables MSI-X, if it is set up.
     ///
     /// # Errors
     /// The function is gone.
@@ -245,7 +245,7 @@ impl PciFunction {
         self.0.backend.takes_foreign()
     }
 
-    /// Lets the device reach memory that is not from an arena. The mapping is of whole pages, so the device can reach
+    /// Maps memory that is not from an arena for the device. The mapping is of whole pages, so the device can reach
     /// what lies beside the memory on its first and last page as well; [`DmaMapping::iova`] is that of its first byte.
     ///
     /// Over vfio-user it is refused ([`DmaError::Foreign`]): the server has no way to this memory. A
@@ -276,8 +276,8 @@ impl PciFunction {
         self.0.dma.unmap(&*self.0.backend, mapping)
     }
 
-    /// How to wake who serves the function after a doorbell was written to mapped registers. `None`: whoever it is
-    /// needs no waking, as hardware, or can't be woken and looks by itself.
+    /// How to wake the function's server after a doorbell was written to mapped registers. `None`: it needs no waking,
+    /// as hardware, or polls by itself.
     pub fn waker(&self) -> Option<Waker> {
         self.0.backend.waker()
     }

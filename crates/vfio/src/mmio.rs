@@ -1,4 +1,4 @@
-//! Registers: the one place where they are read and written, and the barriers around that.
+//! Access to registers, with its barriers.
 //!
 //! Invariants:
 //! 1. `base .. base + len` lies within the mapping that `held` keeps, and `base` is a multiple of 8.
@@ -198,7 +198,7 @@ impl Mmio {
     }
 }
 
-/// What a register holds: 4 or 8 bytes.
+/// The type of a register: 4 or 8 bytes.
 pub trait Word: Copy + sealed::Sealed {}
 impl Word for u32 {}
 impl Word for u64 {}

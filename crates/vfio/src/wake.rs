@@ -1,4 +1,4 @@
-//! Waking a server that polls doorbells and may sleep. What it agreed on is in [`user::wire`](crate::user::wire).
+//! Waking a server that polls doorbells and may sleep. The negotiation is in [`user::wire`](crate::user::wire).
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
@@ -96,7 +96,7 @@ impl AsFd for Sleeper {
 }
 
 impl Sleeper {
-    /// A word that says that nobody sleeps.
+    /// A word that says that the server is awake.
     ///
     /// # Errors
     /// The system has no memory or no descriptors left.
@@ -109,8 +109,8 @@ impl Sleeper {
         Ok(Self { event, file, mapping })
     }
 
-    /// What goes to a client with [`wire::Wake`](crate::user::wire::Wake): the eventfd, and the word's file, in which
-    /// it stands at 0.
+    /// The descriptors that go to a client with [`wire::Wake`](crate::user::wire::Wake): the eventfd, and the word's
+    /// file, where the word is at offset 0.
     pub fn descriptors(&self) -> [std::os::fd::BorrowedFd<'_>; 2] {
         [self.event.as_fd(), self.file.as_fd()]
     }

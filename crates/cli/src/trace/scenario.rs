@@ -94,7 +94,7 @@ pub(super) struct Message {
     pub(super) expect: Option<Expect>,
 }
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Put,

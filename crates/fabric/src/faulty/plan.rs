@@ -1,4 +1,4 @@
-//! What a hostile network does, and how a text says so.
+//! The faults of a hostile network, and their text form.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -37,7 +37,7 @@ impl Faults {
     }
 }
 
-/// What is done to one packet by a script.
+/// The fate of one packet in a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It passes. The plan's probabilities still apply.

@@ -1,4 +1,4 @@
-//! What the raw fabric counts beside what all fabrics of frames count.
+//! The counters of the raw fabric, beside those of all fabrics of frames.
 
 use crate::udp::counters;
 

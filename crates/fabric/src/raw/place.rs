@@ -1,4 +1,4 @@
-//! Which interface and address an adapter stands on.
+//! The interface and the address of an adapter.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;

@@ -273,7 +273,7 @@ impl ShmFabric {
         }
         result
     }
-    /// As [`access`](Self::access), for who comes again by that where it does not go ahead.
+    /// As [`access`](Self::access), for callers that repeat the request when the access is not possible.
     #[inline(always)]
     pub fn try_access(&mut self, grant: GrantId, guard: &QpGuard) -> Option<Bracket<'_>> {
         self.grants.mapped.access(grant, guard).ok()
@@ -304,8 +304,8 @@ impl ShmFabric {
     }
 }
 
-/// One access to a peer's region. The peer, if it takes the region back, waits until this is dropped; so it is held
-/// for a copy of at most [`MAX_BRACKET_BYTES`], and nothing is waited for within.
+/// One access to a peer's region. A peer that revokes the region waits until this is dropped; so it is held for a copy
+/// of at most [`MAX_BRACKET_BYTES`], and nothing is waited for within.
 ///
 /// Offsets count from the region's first byte. An aligned piece of 1, 2, 4 or 8 bytes is moved whole. What was moved
 /// is visible to the peer before whatever is moved later.

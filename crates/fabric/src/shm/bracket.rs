@@ -1,4 +1,5 @@
-//! The two sides of a direct access: who makes it says so, and who takes the memory back waits for the end of it.
+//! The two sides of a direct access: the initiator announces it, and the owner, to revoke the memory, waits for its
+//! end.
 //!
 //! ```text
 //! makes it    in-use word := region       takes it back   generation := next

@@ -1,8 +1,8 @@
-//! What a simulation decides in the place of processors, of time and of the system.
+//! The decisions that a simulation makes in place of processors, time and the system.
 
 use hca_core::Instant;
 
-/// What a system may refuse a process, so that its peers go another way.
+/// The system calls that a simulation may refuse, so that peers take another path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusable {
     /// A region is handed to a peer.
@@ -13,8 +13,8 @@ pub enum Refusable {
     ProcessRead,
 }
 
-/// The hands of a simulation on one adapter's end of shared memory: when it looks at what peers wrote, and what it is
-/// refused. Rings, sockets and memory are the true ones.
+/// A simulation's control over one adapter's end of shared memory: when it looks at peers' writes, and which system
+/// calls are refused. Rings, sockets and memory are real.
 pub trait ShmChance: Send {
     /// Something lies there to be taken, from this time on or from now: when this side looks.
     fn looks_at(&self, earliest: Option<Instant>) -> Instant;

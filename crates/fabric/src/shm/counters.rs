@@ -1,4 +1,4 @@
-//! What the fabric counts.
+//! The counters of the fabric.
 
 use hca_core::Counter;
 

@@ -413,7 +413,7 @@ impl ShmFabric {
     pub fn shares_memory(&self) -> bool {
         self.messages && !self.isolated
     }
-    /// The next peer that has gone, with whatever was on its way.
+    /// The next peer that has left; its packets under way are lost.
     #[inline]
     pub fn next_gone(&mut self) -> Option<Ipv6Addr> {
         self.gone.pop()

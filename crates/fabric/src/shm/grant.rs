@@ -1,4 +1,4 @@
-//! What is said about direct access to a peer's memory: who grants what, and what becomes of it.
+//! The types of direct access to peers' memory: grants, refusals, notices.
 
 use std::io;
 
@@ -21,7 +21,7 @@ pub const MAX_LOAN_PLACES: usize = 32;
 /// Bytes that one bracket moves at most.
 pub const MAX_BRACKET_BYTES: usize = 256 << 10;
 
-/// Names the link to a peer. One that is gone is never mistaken for its successor.
+/// The name of the link to a peer; links are never confused with their successors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(u64);
 
@@ -45,7 +45,7 @@ pub struct GrantId {
     pub(super) generation: u32,
 }
 
-/// What has to stand on the peer's board for its queue pair, so that an access goes ahead.
+/// The word that the peer's board must hold for its queue pair, so that an access may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpGuard {
     pub(super) link: LinkId,
@@ -69,11 +69,11 @@ pub struct Grant<'a> {
     pub len: usize,
     /// The address by which peers name its first byte.
     pub iova: u64,
-    /// What the peer may do: `REMOTE_READ`, `REMOTE_WRITE`, `REMOTE_ATOMIC`; others are not told.
+    /// What the peer may do: `REMOTE_READ`, `REMOTE_WRITE`, `REMOTE_ATOMIC`; other rights are left out.
     pub access: Access,
     /// The protection domain, in the adapter's own numbers, for the peer to compare with a queue pair's.
     pub pd: u32,
-    /// The word of the queue pair that asked, as it stands on the board now.
+    /// The word of the requesting queue pair on the board now.
     pub qp_word: u64,
 }
 
@@ -92,11 +92,11 @@ pub struct Granted {
     pub pd: u32,
     /// The word of the queue pair, when this was granted.
     pub qp_word: u64,
-    /// The peer came forward with it; nobody asked here.
+    /// The peer offered the grant without a request.
     pub offered: bool,
 }
 
-/// What has happened between this adapter and a peer.
+/// An event between this adapter and a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
@@ -254,9 +254,9 @@ pub enum AccessError {
 pub struct Revocation {
     /// Peers that were within an access for longer than the bound, and were dropped.
     pub dropped: Vec<LinkId>,
-    /// Memory is this process's alone from now on, as one of them may write to what it had mapped.
+    /// The memory is private to this process from now on, as a dropped peer may write to its mapping.
     pub private: bool,
-    /// There was no memory for that: a dropped peer may change the bytes once more. They are kept for ever then, and
-    /// the program has to be told that the device did not let go of them.
+    /// There was no memory for private copies: a dropped peer may still change the bytes. They are never freed, and the
+    /// program is told that the device did not release them.
     pub exposed: bool,
 }

@@ -285,7 +285,7 @@ impl ShmFabric {
     /// takes something back is published by [`withdraw_qp_word`](Self::withdraw_qp_word).
     ///
     /// # Errors
-    /// The memory for it can't be had; peers see 0 then.
+    /// There is no memory for the word; peers see 0 then.
     ///
     /// # Panics
     /// If `slot` is not below [`MAX_QP_WORDS`](crate::MAX_QP_WORDS).
@@ -307,7 +307,7 @@ impl ShmFabric {
             0
         }
     }
-    /// The word of a peer's queue pair, as it stands on the peer's board now. A hint: it may change at any time.
+    /// The word of a peer's queue pair on the peer's board now. A hint: it may change at any time.
     ///
     /// # Panics
     /// If `slot` is not below [`MAX_QP_WORDS`](crate::MAX_QP_WORDS).
@@ -317,8 +317,8 @@ impl ShmFabric {
         side.ready(at).ok()?;
         Some(side.board.word64(at, Ordering::Acquire))
     }
-    /// What an access by way of a peer's queue pair has to find there. Made once a connection, not once an access.
-    /// `None`: the peer is gone, or has no such queue pair.
+    /// The guard for accesses through a peer's queue pair. Made once a connection, not once an access. `None`: the peer
+    /// is gone, or has no such queue pair.
     pub fn qp_guard(&mut self, peer: LinkId, slot: u32, word: u64) -> Option<QpGuard> {
         if slot >= MAX_QP_WORDS {
             return None;
@@ -364,7 +364,7 @@ impl ShmFabric {
     /// Grants a region to a peer that asked. The caller has checked key, protection domain and rights.
     ///
     /// # Errors
-    /// It is not granted, and the peer was told so.
+    /// The grant failed, and the peer was informed.
     ///
     /// # Panics
     /// If the key names another region already.
@@ -489,7 +489,7 @@ impl ShmFabric {
         Ok(slot)
     }
 
-    /// What has happened, oldest first.
+    /// Takes the next notice, oldest first.
     pub fn next_notice(&mut self) -> Option<Notice> {
         let (link, notice) = self.grants.notices.pop_front()?;
         if let Ok(link) = self.linked(link) {

@@ -24,7 +24,7 @@ const NONCE_AT: usize = 40;
 /// Descriptors of a greeting: the outbox, the page of bits, the page that says whether we sleep.
 pub(super) const DESCRIPTORS: usize = 3;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// From who connects, with descriptors.

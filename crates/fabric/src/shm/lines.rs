@@ -46,7 +46,7 @@ impl LineMessage {
     }
 }
 
-/// The data of a message where it stands in a peer's ring: to be copied out once, whatever the peer does to it.
+/// The data of a message in a peer's ring, which the peer may change: it is copied out once.
 pub struct LineData<'a> {
     line: LineView<'a>,
     len: usize,
@@ -79,7 +79,7 @@ pub struct Found(u32);
 pub struct Lines {
     /// Messages taken.
     pub taken: usize,
-    /// Something is there for [`ShmFabric::recv_all`].
+    /// [`ShmFabric::recv_all`] has work.
     pub other: bool,
 }
 
@@ -118,8 +118,8 @@ impl LineTx<'_> {
     }
 }
 
-/// The place of the next record in the one ring that is polled, for who looks there in vain again and again, without
-/// the fabric. It stays the place until something is taken from that ring.
+/// The address of the next record in the one ring that is polled, for pollers that look there without the fabric. It
+/// stays valid until a record is taken from that ring.
 pub struct Glance {
     link: u64,
     ring: RingLines,
@@ -137,8 +137,7 @@ impl Glance {
 }
 
 impl ShmFabric {
-    /// Brings a glance up to where the fabric stands. There is one only where a single ring is polled and nothing waits
-    /// to be seen to.
+    /// Updates a glance. There is one only while a single ring is polled and no other work waits.
     #[inline]
     pub fn renew_glance(&mut self, glance: &mut Option<Glance>) {
         let mut found = None;
@@ -160,7 +159,7 @@ impl ShmFabric {
         }
     }
 
-    /// The quick way to a peer; `None` where the long one is to be taken.
+    /// The fast path to a peer; `None` if it is not available.
     #[inline(always)]
     pub fn line_tx(&mut self, to: LinkId) -> Option<LineTx<'_>> {
         let link = self.links.named_mut(to.token())?;
@@ -198,7 +197,7 @@ impl ShmFabric {
         None
     }
 
-    /// Takes messages of one line from a ring that has something, up to `max`, until another record stands in the way.
+    /// Takes messages of one line from a ring that has something, up to `max`, up to the first record of another kind.
     /// Records that no such peer writes are left to [`recv_all`](Self::recv_all).
     #[inline(never)]
     pub fn take_lines<S: LineSink>(&mut self, Found(slot): Found, max: usize, sink: &mut S) -> Lines {
@@ -238,7 +237,7 @@ impl ShmFabric {
         }
         found
     }
-    /// Whether something else than rings is to be looked at.
+    /// Whether there is work other than in rings.
     #[inline(always)]
     pub fn is_called(&self) -> bool {
         self.bells.rung() || self.ended > 0

@@ -1,5 +1,5 @@
-//! How adapters meet and part. Nothing here waits: each socket is looked at when the kernel says that there is
-//! something, and who does not answer in time is forgotten.
+//! How adapters connect and disconnect. Nothing here waits: each socket is looked at when the kernel says that there is
+//! something, and a peer that does not answer in time is dropped.
 //!
 //! ```text
 //! connects  Hello, its memory  ───►   checks user, version, memory; maps it

@@ -230,9 +230,9 @@ impl SharedPages {
         Ok(())
     }
 
-    /// Puts private copies of the pages in the place of the shared ones, so that whoever still has the file mapped
-    /// changes nothing here. What this process's threads write meanwhile is kept; what such a peer writes
-    /// meanwhile may be seen. No peer can be given this memory afterwards.
+    /// Replaces the shared pages by private copies, so that a process that still has the file mapped changes nothing
+    /// here. Writes of this process's threads meanwhile are kept; writes of such a peer meanwhile may be seen. No peer
+    /// can be given this memory afterwards.
     ///
     /// # Errors
     /// There is no memory for the copies. Some of the pages are still shared then; trying again is possible.

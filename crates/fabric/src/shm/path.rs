@@ -1,4 +1,4 @@
-//! Paths: a peer, and what stands in the IP header on the way to it.
+//! Paths: a peer, and the fields of the IP header on the way to it.
 
 use std::net::Ipv6Addr;
 

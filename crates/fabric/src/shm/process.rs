@@ -1,7 +1,7 @@
-//! Memory of peers' processes, fetched by `process_vm_readv`: what was not given out as pages is reached so, in one
-//! copy.
+//! Memory of peers' processes, fetched by `process_vm_readv`: memory that the library did not allocate is reached so,
+//! in one copy.
 //!
-//! Nobody ever writes into another process. Who has the data tells where it stands, and who wants it fetches it:
+//! No process ever writes into another one. The owner of the data announces its address, and the receiver fetches it:
 //!
 //! ```text
 //! owner                                            fetches
@@ -54,7 +54,7 @@ fn loan_word_at(key: u32) -> usize {
     LOAN_WORDS_AT + ((key >> 8) % LOAN_WORDS) as usize * 4
 }
 
-/// What has to stand on the owner's board before and behind a copy. Made by [`Reach::terms`].
+/// The words that the owner's board must hold before and after a copy. Made by [`Reach::terms`].
 pub type LoanTerms = [u64; 2];
 
 /// Memory of a peer's process that a message lends.
@@ -66,11 +66,11 @@ pub struct ProcessLoan {
     pub len: usize,
     /// The key by which the peer holds the memory.
     pub key: u32,
-    /// What the peer said to look for.
+    /// The words to check, as the peer sent them.
     pub terms: LoanTerms,
 }
 
-/// The reason why what was lent was not fetched. What stands at the places is anything then.
+/// The reason why a fetch failed. The destination then holds undefined bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
     /// It is out of reach, or was taken back: it is to come by the ring.
@@ -279,10 +279,10 @@ impl Reach<'_> {
         Some([qp_word, terms_word(qp, loan)])
     }
 
-    /// Copies what a peer lends from its process to places of ours, of which there are as many bytes.
+    /// Copies lent memory of a peer's process to local places of the same total length.
     ///
     /// # Errors
-    /// It is to come by the ring, or the peer lends what it does not have.
+    /// The peer must send it through the ring, or the peer lends memory that it does not have.
     ///
     /// # Safety
     /// The places are mapped and writable for the call, and reached by others through copies and atomics only.

@@ -1,4 +1,4 @@
-//! Adapters on addresses of the network: each proves that it is where it says.
+//! Adapters on network addresses: each proves its address.
 //!
 //! The name of a socket can be taken by anybody, and what stands in a greeting is only said. So each side asks, over
 //! the network and at the peer's address, a question with a number that nobody can guess; who receives it there says
@@ -88,8 +88,8 @@ impl ShmFabric {
         Ok(Some(path))
     }
 
-    /// Whether the link to a peer is one to a process that has gone, which is found out here: another may stand on
-    /// its address now, and is met once nothing is left of the first.
+    /// Checks whether the process of a link has ended. Another process may have its address now, and is connected once
+    /// the first link is gone.
     pub fn is_leaving(&mut self, peer: impl Into<IpAddr>) -> bool {
         let Some(slot) = self.links.find(mapped(peer.into())).filter(|_| self.domain.is_on_network()) else {
             return false;

@@ -1,9 +1,9 @@
-//! Taking back what was granted, so that nothing changes afterwards.
+//! Revocation of grants, after which peers change nothing any more.
 //!
-//! A peer that keeps the protocol is out of an access within the copy of 256 KiB, unless its process was stopped or
-//! is not run. Who is not out in time is dropped: it may go on for as long as that one access lasts, in memory that it
-//! has mapped for writing. So that memory gets private copies of its pages in the place of the shared ones; before
-//! that, all other peers' accesses to it are ended in the same way.
+//! A peer that keeps the protocol is out of an access within the copy of 256 KiB, unless its process was stopped or is
+//! not run. A peer that is not out in time is dropped: it may go on for as long as that one access lasts, in memory
+//! that it has mapped for writing. So that memory gets private copies of its pages in the place of the shared ones;
+//! before that, all other peers' accesses to it are ended in the same way.
 //!
 //! Nobody sleeps here: a take-back is begun and is then [continued](ShmFabric::continue_take_back) until it is done,
 //! while the adapter goes on. Once the peers' time is over, the next look finishes it in one go. Until then
@@ -86,9 +86,9 @@ impl TakeBacks {
 }
 
 impl ShmFabric {
-    /// Takes the region of a key back from all peers. When this returns, no access by that key is under way and none
-    /// will be. A peer that is within one for 100 ms is dropped; if it could write, then the region's memory is made
-    /// private in place, so that what it does later is not seen here.
+    /// Revokes a key's region from all peers. On return, no access by that key is under way and none will begin. A peer
+    /// that is within one for 100 ms is dropped; if it could write, then the region's memory is made private in place,
+    /// so that its later writes are not seen here.
     ///
     /// A key that was never granted costs a look into a table. What was lent by it to be fetched from this process is
     /// so no more, and nobody is waited for.
@@ -124,7 +124,7 @@ impl ShmFabric {
     /// begins.
     ///
     /// # Errors
-    /// The memory for the word can't be had; peers see 0 then.
+    /// There is no memory for the word; peers see 0 then.
     ///
     /// # Panics
     /// If `slot` is not below [`MAX_QP_WORDS`](crate::MAX_QP_WORDS).

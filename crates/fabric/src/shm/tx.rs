@@ -193,7 +193,7 @@ impl ShmFabric {
     }
 
     /// Lets `send` write messages to the peer of a path and reach memory that peers have granted, and calls the peer if
-    /// it does not poll. `None`: nobody is there now.
+    /// it does not poll. `None`: there is no link now.
     #[inline]
     pub fn send_messages<R>(
         &mut self,

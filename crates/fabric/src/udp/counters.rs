@@ -1,4 +1,4 @@
-//! What the fabrics over UDP count.
+//! The counters of the fabrics over UDP.
 
 macro_rules! counters {
     ($of:ident: $($(#[$m:meta])* $name:ident,)*) => {

@@ -1,4 +1,4 @@
-//! A socket's send buffer that is really full, and what becomes of what it does not take.
+//! Tests of a full send buffer, and of the packets that it refuses.
 //!
 //! Loopback takes a packet off its sender's account before the send call returns, so no buffer fills up
 //! there. A link does fill one while the neighbour's address is not known: the kernel holds the packets

@@ -1,4 +1,4 @@
-//! Packets whose payloads lie elsewhere, over real sockets.
+//! Packets with payloads in other memory, over real sockets.
 //!
 //! Invariant:
 //! 1. What is lent outlives the batch, and is written only after it was sent or taken in.

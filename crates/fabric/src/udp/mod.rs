@@ -54,7 +54,7 @@ const IN_PLACE_FROM: u32 = 4096;
 /// Settings of a [`UdpFabric`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpOptions {
-    /// Bytes of receive buffer to ask the kernel for; what was granted stands in [`FabricAttr`].
+    /// The size of the receive buffer to request from the kernel; [`FabricAttr`] has the granted size.
     pub recv_buffer: usize,
     /// Flows with a socket of their own at most; those beyond share one.
     pub max_paths: usize,

@@ -1,4 +1,5 @@
-//! What the kernel refuses at run time, and what becomes of the trains and of the flow's Identification.
+//! Tests of send calls that the kernel refuses at run time, and their effect on trains and on the flow's
+//! Identification.
 //!
 //! A seccomp filter, which any process may put on a thread of its own, answers the chosen send calls with
 //! an error; the sockets are real. The thread ends with the filter, and the fabric goes on without.

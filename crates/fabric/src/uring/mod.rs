@@ -47,7 +47,7 @@ impl UringFabric {
     /// Opens the adapter's end at an address of this machine.
     ///
     /// # Errors
-    /// As [`UdpFabric::open`], and [`OpenError::Unsupported`] where the kernel lacks what is needed.
+    /// As [`UdpFabric::open`], and [`OpenError::Unsupported`] where the kernel lacks a required feature.
     pub fn open(local: IpAddr, options: &UringOptions) -> Result<Self, OpenError> {
         let rx = RxSocket::open(local, &options.udp, "uring")?;
         let ring = Ring::open(rx.socket.as_fd(), options.single_thread)

@@ -1,10 +1,9 @@
 //! The 18 atomic operations on the 14 types, on bytes.
 //!
-//! Here is what an operation does to its elements; that nobody else touches them meanwhile is the caller's part. Bytes
-//! are in the host's order. Integers wrap. The smaller of two numbers, where one is not a number, is the target's. A
-//! product of complex numbers finds the infinities that C finds (Annex G). Long double is the x87's 80 bits in 16
-//! bytes, as on x86-64, added and multiplied here in integers; where `long double` is something else, the type is
-//! refused.
+//! The caller makes sure that no other code accesses the elements meanwhile. Bytes are in the host's order. Integers
+//! wrap. The smaller of two numbers, where one is not a number, is the target's. A product of complex numbers finds the
+//! infinities that C finds (Annex G). Long double is the x87's 80 bits in 16 bytes, as on x86-64, added and multiplied
+//! here in integers; where `long double` is something else, the type is refused.
 //!
 //! ```
 //! use hca_matching::atomic::{AtomicOp, Datatype, apply};

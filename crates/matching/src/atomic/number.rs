@@ -1,4 +1,4 @@
-//! Elements: what they are in bytes, and what can be done with them.
+//! Elements of the 14 types: their bytes and operations.
 
 use std::ops::{BitAnd, BitOr, BitXor};
 

@@ -166,7 +166,7 @@ pub enum StatusRegister {
     /// Messages from a user that the entry is not for.
     #[doc(alias = "PTL_SR_PERMISSION_VIOLATIONS")]
     PermissionViolations = 1,
-    /// Messages that want what the entry, or the interface, does not do.
+    /// Messages whose operation the entry, or the interface, does not allow.
     #[doc(alias = "PTL_SR_OPERATION_VIOLATIONS")]
     OperationViolations = 2,
 }

@@ -367,7 +367,7 @@ layout! {
         DST_IPV4_DST_IPV6: 0x30 [u8; 16],
     }
 
-    /// What a flow does. Its destinations follow.
+    /// The action of a flow. Its destinations follow.
     pub struct FlowContext: 0x300 {
         /// The group.
         GROUP_ID: 0x04 [31:0],
@@ -393,7 +393,7 @@ layout! {
 }
 
 codes! {
-    /// What a table of flows is for.
+    /// The kind of a flow table.
     pub enum FlowTableType {
         NicRx = 0x0 "what the interface receives",
         NicTx = 0x1 "what the interface sends",

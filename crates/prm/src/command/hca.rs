@@ -114,7 +114,7 @@ commands! {
 layout! {
     list LAYOUTS;
 
-    /// Who made the adapter.
+    /// The adapter's vendor and board.
     pub struct AdapterParamBlock: 0x100 {
         /// The maker's number at the IEEE.
         IEEE_VENDOR_ID: 0x18 [23:0],
@@ -162,7 +162,7 @@ codes! {
         Regular = 0x3 "pages that the adapter wants now",
     }
 
-    /// What is done with pages.
+    /// The operation on pages.
     pub enum ManagePagesMod {
         AllocationFail = 0x0 "the driver has none to give",
         AllocationSuccess = 0x1 "the driver gives pages",
@@ -176,7 +176,7 @@ codes! {
         PrepareFastTeardown = 0x2 "ready to be stopped by the register of the network interface",
     }
 
-    /// What is done with a register.
+    /// The operation on a register.
     pub enum AccessRegMod {
         Write = 0x0 "written",
         Read = 0x1 "read",

@@ -10,7 +10,7 @@ use crate::opcode::Opcode;
 
 /// The input of a command.
 pub trait Command: Layout {
-    /// What the command asks for.
+    /// The command's operation code.
     const OPCODE: Opcode;
     /// What comes back.
     type Output: Layout;
@@ -19,7 +19,7 @@ pub trait Command: Layout {
 /// A command without its types: for tools that show commands, and for those who check what they are given.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandInfo {
-    /// What the command asks for.
+    /// The command's operation code.
     pub opcode: Opcode,
     /// The layout of its input. The list that follows some is not in it.
     pub input: LayoutInfo,
@@ -28,13 +28,13 @@ pub struct CommandInfo {
 }
 
 impl CommandInfo {
-    /// What is known of `C`.
+    /// The description of `C`.
     #[must_use]
     pub const fn of<C: Command>() -> Self {
         Self { opcode: C::OPCODE, input: LayoutInfo::of::<C>(), output: LayoutInfo::of::<C::Output>() }
     }
 
-    /// The command that `opcode` stands for, if its layouts are described here.
+    /// The command of this operation code, if its layouts are described here.
     #[must_use]
     pub fn find(opcode: Opcode) -> Option<&'static Self> {
         Self::all().find(|info| info.opcode == opcode)

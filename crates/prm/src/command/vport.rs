@@ -264,7 +264,7 @@ codes! {
         Active = 4 "active",
     }
 
-    /// Which list of a network interface's context is meant.
+    /// The list of a network interface's context.
     pub enum AllowedListType {
         CurrentUcMacAddress = 0 "addresses",
         CurrentMcMacAddress = 1 "multicast addresses",
@@ -278,7 +278,7 @@ codes! {
         Uplink = 2 "that of the link",
     }
 
-    /// What a port shall be, in [`QueryVportStateOut::ADMIN_STATE`].
+    /// The requested state of a port, in [`QueryVportStateOut::ADMIN_STATE`].
     pub enum VportAdmin {
         Down = 0 "down",
         Up = 1 "up",

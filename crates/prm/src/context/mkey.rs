@@ -66,7 +66,7 @@ impl Mkc {
 }
 
 codes! {
-    /// What a memory key translates by.
+    /// How a memory key translates addresses.
     pub enum AccessMode {
         Pa = 0x0 "nothing: addresses are the bus's own",
         Mtt = 0x1 "a list of pages",

@@ -1,4 +1,4 @@
-//! MSI-X: vectors as eventfds, masks, and what is pending.
+//! MSI-X: vectors as eventfds, masks, and pending bits.
 //!
 //! A vector is masked by the client's messages, by the configuration space (all of them), or by its own entry in the
 //! table. A client that is a virtual machine monitor, or that gives eventfds, keeps the table to itself; so an entry

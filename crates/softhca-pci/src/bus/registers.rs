@@ -124,7 +124,7 @@ impl Registers {
 }
 
 impl Function {
-    /// Reads BAR 0. What nobody knows is zeros.
+    /// Reads BAR 0. Unknown registers read as zeros.
     pub fn bar_read(&mut self, offset: u64, into: &mut [u8]) {
         let mut row = (u64::MAX, [0; 4]);
         for (i, byte) in into.iter_mut().enumerate() {
@@ -146,7 +146,7 @@ impl Function {
         }
     }
 
-    /// Writes to BAR 0. Registers are taken in rows of 4 bytes; what nobody knows is ignored.
+    /// Writes to BAR 0. Registers are written in units of 4 bytes; unknown ones are ignored.
     pub fn bar_write(&mut self, offset: u64, data: &[u8]) {
         if (MSIX_TABLE..MSIX_PENDING).contains(&offset) {
             for (i, byte) in data.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Signals to eventfds that clients share, without a moment in which the sender could wait.
+//! Signals to eventfds that clients share, without ever blocking the sender.
 //!
 //! A write to an eventfd waits while its counter has no room, unless a flag says otherwise, and whoever has the eventfd
 //! changes both as he likes. The end of an asynchronous request that names an eventfd (`IOCB_FLAG_RESFD`) waits for

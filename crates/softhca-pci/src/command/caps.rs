@@ -1,4 +1,4 @@
-//! Capabilities: what the function offers, and what its driver chose of that.
+//! Capabilities: those that the function offers, and those that its driver enables.
 //!
 //! Offered is what drivers need and the model does; what it does not do is not offered, so that no driver asks for it.
 //! Work requests that change the pages of keys are among that (`UMR_MODIFY_ENTITY_SIZE_DISABLED`): keys are made by

@@ -1,4 +1,4 @@
-//! Commands: slots and mailboxes in the client's memory, and which method does what each asks.
+//! Commands: slots and mailboxes in the client's memory, and the dispatch to methods.
 //!
 //! A write of the command doorbell names slots; each is read once, done at once, and handed back, with an event where
 //! an event queue asks for those of commands. A slot or mailbox that is not what it should be is answered by a delivery

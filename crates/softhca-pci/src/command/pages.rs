@@ -1,4 +1,4 @@
-//! Pages that the driver lends to the adapter. The model keeps nothing in them; it keeps account, since drivers do.
+//! Pages that the driver lends to the adapter. The model stores nothing in them; it only counts them, since drivers do.
 //!
 //! An adapter keeps in them what it has to know of objects, so its need grows with these, and goes when they go. While
 //! it runs it asks by events. A command that makes an object for which there is no room waits until the driver has

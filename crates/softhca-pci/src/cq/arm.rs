@@ -1,4 +1,4 @@
-//! When a completion queue makes an event.
+//! The conditions under which a completion queue posts an event.
 //!
 //! A driver arms a queue with a word of three parts: how many completions it had taken, for which kind of completion it
 //! waits, and two bits that count its events. The word stands in the doorbell record, and is written to the doorbell

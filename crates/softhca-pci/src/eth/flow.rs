@@ -1,5 +1,4 @@
-//! Tables of flows: where a frame that has come goes. Those of what the interface receives are looked at; others are
-//! kept.
+//! Flow tables, which steer received frames. Those of what the interface receives are looked at; others are kept.
 //!
 //! A table's flows stand in groups, each a range of indices whose flows look at the same bits of the headers. Of the
 //! flows that a frame fits, that with the lowest index counts. As all flows of a group have one mask, a group is a map

@@ -1,4 +1,4 @@
-//! What stands in a frame: its headers as tables of flows look at them, and its checksums.
+//! The contents of a frame: the headers that flow tables match, and its checksums.
 
 use hca_core::wire::ether_type::{IPV4, IPV6, VLAN as CUSTOMER_TAG};
 pub(crate) use hca_core::wire::neighbour::Mac;

@@ -1,7 +1,7 @@
-//! Who answers for peers beyond: where the adapter's network leads out of this process, functions reach peers that no
-//! function of the server is, and the adapter finds these by itself, by their address. Their drivers ask for an
-//! Ethernet address nevertheless, by ARP or neighbour solicitations, and here they are given one, which leads nowhere:
-//! RDMA does not need it, and other frames to it are lost.
+//! Proxy answers for peers beyond the server's functions: where the adapter's network leads out of this process,
+//! functions reach peers that no function of the server is, and the adapter finds these by itself, by their address.
+//! Their drivers ask for an Ethernet address nevertheless, by ARP or neighbour solicitations, and here they are given
+//! one, which leads nowhere: RDMA does not need it, and other frames to it are lost.
 //!
 //! It answers for what could be a peer only: for unicast addresses of the kind that the adapter's own address is of,
 //! that no function has, and that are neither the adapter's own nor the asker's. Who asks whether an address is free

@@ -1,4 +1,4 @@
-//! Which addresses of functions stand for the adapter's own.
+//! The translation between the functions' addresses and the adapter's own.
 //!
 //! All functions of a server share one adapter, which has one address. To their drivers each has its own: GIDs that
 //! the driver chose, or that an InfiniBand port has by itself, and a LID. The directory knows whose they are, so that

@@ -10,7 +10,7 @@ use crate::port::rate::Rate;
 use crate::port::{guid_of, mac_of};
 use crate::server::ServeError;
 
-/// What an operator has fixed of a function. Nothing, unless told.
+/// The settings of a function that the operator has fixed; none by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fixed {
     /// The Ethernet address of a RoCE port. Its driver can't have another one, its frames from another one are dropped
@@ -19,8 +19,8 @@ pub struct Fixed {
     /// The only IP addresses that a RoCE port's table of addresses may have, beside the link-local one of its Ethernet
     /// address. No other function of the server may have them. If there are none, the driver may choose.
     pub ips: Vec<IpAddr>,
-    /// The most that it sends a second: requests of RDMA, what is sent again of them, answers to READs and atomics, and
-    /// Ethernet frames, together. Acknowledgements are not counted. None, if it may send what there is.
+    /// The limit of its send rate: RDMA requests, retransmissions, answers to READs and atomics, and Ethernet frames,
+    /// together. Acknowledgements are not counted. `None`: no limit.
     pub rate: Option<Rate>,
 }
 

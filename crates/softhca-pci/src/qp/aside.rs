@@ -1,4 +1,4 @@
-//! Bytes that stand in a request beside pointers, or in several pieces.
+//! Requests with inline bytes beside pointers, or in several pieces.
 //!
 //! A request of the adapter's has its bytes in one piece, or places in registered memory. So bytes of other requests
 //! are set aside in memory of the queue pair's own, which is registered for it, and the request names them there. A

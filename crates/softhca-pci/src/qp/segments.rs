@@ -1,4 +1,4 @@
-//! The segments of a request: what is left of it behind its control segment.
+//! The segments of a request behind its control segment.
 
 use hca_core::{Lkey, Sge};
 use hca_prm::{CqeSyndrome, DataSeg, InlineSeg};

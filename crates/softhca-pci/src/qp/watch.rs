@@ -1,4 +1,4 @@
-//! Which queue pairs are looked at.
+//! The choice of the queue pairs that are polled.
 //!
 //! Those that are awake are looked at each time, and so are the shared receive queues of these. One that had nothing to
 //! do for some looks dozes: nobody looks at it, and what comes for it waits in the adapter until it was woken, with the

@@ -137,7 +137,7 @@ pub(super) fn device_info(device: BorrowedFd<'_>) -> io::Result<(u32, u32, u32)>
     unsafe { call(device, DEVICE_GET_INFO, &raw mut info)? };
     Ok((info.flags, info.num_regions, info.num_irqs))
 }
-/// What a region is.
+/// The description of a region.
 pub(super) fn region_info(device: BorrowedFd<'_>, index: u32) -> io::Result<Vec<u8>> {
     let mut head = [0; 8];
     head[4..].copy_from_slice(&index.to_ne_bytes());

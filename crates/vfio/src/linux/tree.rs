@@ -1,4 +1,4 @@
-//! What the system's files say about a function, and why it can't be had.
+//! The system's files about a function, and the reasons why it can't be opened.
 
 use std::fs;
 use std::io;

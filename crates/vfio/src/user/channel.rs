@@ -63,7 +63,7 @@ pub enum ChannelError {
 
 /// A stream socket of the kind `AF_UNIX` on which messages travel. Both sides use it.
 ///
-/// After an error the stream may stand in the middle of a message, so the channel is of no more use.
+/// After an error the stream may be in the middle of a message, so the channel is unusable.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
@@ -116,10 +116,10 @@ impl Channel {
         Ok(())
     }
 
-    /// Takes the next message, which has to be there whole by `deadline`. It never holds more bytes than came.
+    /// Receives the next message, which must be complete by `deadline`. It allocates no more bytes than arrive.
     ///
     /// # Errors
-    /// The other side is gone or silent, what came is no message, or the system refuses.
+    /// The other side is gone or silent, the message is malformed, or the system refuses.
     pub fn recv(&self, deadline: Option<Instant>) -> Result<Received, ChannelError> {
         let mut incoming = Incoming::default();
         loop {
@@ -202,7 +202,7 @@ impl Channel {
         if message.bytes == 0 { Err(ChannelError::Closed) } else { Ok(Some(message.bytes)) }
     }
 
-    /// Whether nobody has the other end any more, though there may be messages of theirs.
+    /// Whether the other end is closed; messages may still wait.
     pub(super) fn has_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
         poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents().contains(PollFlags::HUP)

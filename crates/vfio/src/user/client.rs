@@ -56,7 +56,7 @@ impl UserOptions {
     }
 }
 
-/// The reason why a server can't be spoken to, or what it refused.
+/// The reason why a call to a server failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum UserError {

@@ -1,7 +1,7 @@
 //! A session over a socket, for a loop that never waits.
 //!
 //! A message that has not come whole stays where it is until the rest comes, and while a reply has not left whole
-//! nothing more is read, so a client that dawdles keeps nobody waiting but itself.
+//! nothing more is read, so a slow client delays only itself.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -73,30 +73,30 @@ impl Connection {
         }
     }
 
-    /// Whether a reply waits for the client to read: the socket is to be waited on until it can be written.
+    /// Whether a reply waits for room in the socket: the caller waits until the socket is writable.
     pub fn is_full(&self) -> bool {
         self.outgoing.is_some()
     }
 
-    /// Whether a message was done in part: [`serve`](Self::serve) is to be called again.
+    /// Whether a message is done in part: call [`serve`](Self::serve) again.
     pub fn is_put_off(&self) -> bool {
         self.put_off.is_some()
     }
 
-    /// Whether the client has what it needs to wake the server.
+    /// Whether the client can wake the server.
     pub fn wakes(&self) -> bool {
         self.session.wakes()
     }
 
-    /// Whether nobody has the other end any more, though there may be messages of theirs.
+    /// Whether the other end is closed; messages may still wait.
     pub fn has_hung_up(&self) -> bool {
         self.channel.has_hung_up()
     }
 
-    /// Sees to what has come, 16 messages at most. Returns whether there were any.
+    /// Handles up to 16 messages. Returns whether there were any.
     ///
     /// # Errors
-    /// The connection has come to its end.
+    /// The connection has ended.
     pub fn serve(&mut self, function: &mut impl Function, sleeper: Option<&Sleeper>) -> Result<bool, Ended> {
         self.send()?;
         for served in 0..BUDGET {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use hca_process::Fork;
 use thiserror::Error;
 
-/// The reason why nobody listens at a path.
+/// The reason why listening at a path failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ListenError {
@@ -54,7 +54,7 @@ impl Listener {
     /// Listens at a path, where a socket may be that a dead server has left.
     ///
     /// # Errors
-    /// Somebody listens there, something else is there, or the system refuses.
+    /// Another server listens there, the path is not a socket, or the system refuses.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let here = path.to_path_buf();
         let system = |source| ListenError::System { path: here.clone(), source };

@@ -39,7 +39,7 @@ pub enum Answer {
 #[error("the first message has to be VERSION")]
 pub struct NoVersion;
 
-/// One client's part of a conversation: what it has agreed on.
+/// One client's session: the negotiated version and capabilities.
 #[derive(Debug, Default)]
 pub struct Session {
     /// None before the client's VERSION has come.
@@ -53,15 +53,15 @@ impl Session {
         Self::default()
     }
 
-    /// Whether the client has what it needs to wake the server.
+    /// Whether the client can wake the server.
     pub fn wakes(&self) -> bool {
         self.wakes
     }
 
-    /// Does what a message asks for. Its descriptors are taken where it is done.
+    /// Carries out a message, and takes its descriptors if it succeeds.
     ///
     /// # Errors
-    /// The client's first message is no version: it is to be hung up on.
+    /// The client's first message is not VERSION: the caller closes the connection.
     pub fn answer(
         &mut self,
         function: &mut impl Function,

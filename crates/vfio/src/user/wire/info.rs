@@ -1,8 +1,8 @@
-//! What a function says of itself, its regions and its interrupts: the same bytes that the kernel's vfio says it in.
+//! Descriptions of a function, its regions and its interrupts, in the layouts of the kernel's vfio.
 
 use super::{MAX_AREAS, MAX_IRQS, Reader, WireError, Writer};
 
-/// What a device is.
+/// The description of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Whether it can be reset.
@@ -42,7 +42,7 @@ pub struct Area {
     pub size: u64,
 }
 
-/// What a region is.
+/// The description of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
     /// Bytes that a reply needs to say all of it. More than came: the areas did not.

@@ -1,4 +1,4 @@
-//! What each command asks, and what is answered.
+//! The request and the reply of each command.
 
 use super::{
     Command, DeviceInfo, HEADER_BYTES, Header, IrqInfo, Kind, MAX_IRQS, MAX_TRANSFER_BYTES, Reader,
@@ -22,7 +22,7 @@ pub struct DmaMap {
     pub size: u64,
 }
 
-/// Memory that the device may no longer reach once the reply is there.
+/// Memory that the device may no longer access after the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaUnmap {
     /// The address for the device.
@@ -31,7 +31,7 @@ pub struct DmaUnmap {
     pub size: u64,
 }
 
-/// What is to be done with interrupts.
+/// The action on interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqAction {
     /// They no longer come.
@@ -42,7 +42,7 @@ pub enum IrqAction {
     Trigger,
 }
 
-/// To which interrupts of the range it is to be done.
+/// The interrupts of the range that the action concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqData<'a> {
     /// To all. With [`IrqAction::Trigger`] and no interrupts: all of the kind are turned off.
@@ -62,7 +62,7 @@ pub struct SetIrqs<'a> {
     pub start: u32,
     /// The number.
     pub count: u32,
-    /// What is done.
+    /// The action.
     pub action: IrqAction,
     /// To which.
     pub data: IrqData<'a>,

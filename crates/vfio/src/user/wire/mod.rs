@@ -39,7 +39,7 @@ pub use version::{Capabilities, Version};
 pub const HEADER_BYTES: usize = 16;
 /// What one message may read or write, at most, whatever a peer offers.
 pub const MAX_TRANSFER_BYTES: u32 = 1 << 20;
-/// The longest message that is taken: the longest transfer, with what stands before its data.
+/// The longest accepted message: the longest transfer, with its headers.
 pub const MAX_MESSAGE_BYTES: usize = HEADER_BYTES + 16 + MAX_TRANSFER_BYTES as usize;
 /// Descriptors that may come with one message.
 pub const MAX_DESCRIPTORS: usize = 64;
@@ -51,7 +51,7 @@ pub const MAX_IRQS: u32 = 2048;
 pub const IRQ_MSIX: u32 = 2;
 /// That of errors of the bus that the device can't go on after.
 pub const IRQ_ERROR: u32 = 3;
-/// That of requests to let go of the device.
+/// The index of requests to release the device.
 pub const IRQ_REQUEST: u32 = 4;
 /// The number of the configuration space among the regions; the six BARs come before it.
 pub const REGION_CONFIG: u32 = 7;
@@ -213,7 +213,7 @@ impl core::fmt::Display for Command {
     }
 }
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A command.
@@ -235,7 +235,7 @@ const TYPE_REPLY: u32 = 1;
 const FLAG_NO_REPLY: u32 = 1 << 4;
 const FLAG_ERROR: u32 = 1 << 5;
 
-/// What stands before each message.
+/// The header of each message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The sender's number for it, which the reply repeats.

@@ -1,4 +1,4 @@
-//! The version and what comes with it: capabilities as a JSON text.
+//! The version, and the capabilities in its JSON text.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use super::{MAX_DESCRIPTORS, MAX_TRANSFER_BYTES, Reader, WireError, Writer};
 /// The longest text that is read.
 const MAX_TEXT_BYTES: usize = 4096;
 
-/// What a side can do. A peer that does not name one of them is taken at the protocol's default.
+/// The capabilities of a side. Those that a peer does not name have the protocol's defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -40,7 +40,7 @@ impl Default for Capabilities {
 }
 
 impl Capabilities {
-    /// What this crate's client offers.
+    /// The capabilities of this crate's client.
     pub fn of_client() -> Self {
         Self { max_msg_fds: MAX_DESCRIPTORS as u32, hca_wake: true, ..Self::default() }
     }
@@ -89,7 +89,7 @@ pub struct Version {
     pub major: u16,
     /// A server's is at most the client's; 0 so far.
     pub minor: u16,
-    /// What the sender can do.
+    /// The sender's capabilities.
     pub capabilities: Capabilities,
 }
 
