@@ -62,8 +62,8 @@ impl RunError {
 
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs) -> ExitCode {
-    let started = Wakes::new().and_then(|wakes| Ok((Voice::new(&wakes)?, wakes)));
-    let (voice, wakes) = match started {
+    let started = Wakes::new().and_then(|wakes| Ok((OwnOutput::new(&wakes)?, wakes)));
+    let (own_output, wakes) = match started {
         Ok(both) => both,
         Err(e) => {
             eprintln!("hca: {}", RunError::Watch(e));
@@ -77,11 +77,11 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match Running::start(args, device, wakes, voice.clone()).and_then(Running::see_the_end) {
+    match Running::start(args, device, wakes, own_output.clone()).and_then(Running::see_the_end) {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
-            voice.say(&e);
-            voice.0.wait_idle(args.grace);
+            own_output.say(&e);
+            own_output.0.wait_idle(args.grace);
             ExitCode::from(e.code())
         }
     }
@@ -89,9 +89,9 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
 
 /// What this process says by itself, on standard error, in turn with what it passes on.
 #[derive(Clone)]
-struct Voice(Stream);
+struct OwnOutput(Stream);
 
-impl Voice {
+impl OwnOutput {
     fn new(wakes: &Wakes) -> io::Result<Self> {
         Ok(Self(Stream::start("hca-run-errors", io::stderr(), &wakes.room, &wakes.idle)?))
     }
@@ -188,16 +188,16 @@ impl Wakes {
             Err(Errno::INTR) => return Ok(Vec::new()),
             done => done?,
         };
-        let mut told = Vec::new();
+        let mut signals = Vec::new();
         for (at, fd) in fds.iter().enumerate() {
             // One byte a signal, and eight of a counter.
             let ready = fd.revents().contains(PollFlags::IN);
             let came = if ready { rustix::io::read(fd, &mut [0; 8]).unwrap_or(0) } else { 0 };
             if let Some((signal, _)) = self.signals.get(at) {
-                told.extend(std::iter::repeat_n(*signal, came));
+                signals.extend(std::iter::repeat_n(*signal, came));
             }
         }
-        Ok(told)
+        Ok(signals)
     }
 }
 
@@ -211,14 +211,14 @@ struct Running {
     guard: Guard,
     outputs: Option<Outputs>,
     wakes: Wakes,
-    voice: Voice,
+    own_output: OwnOutput,
     /// What the server has heard.
     heard: Arc<Mutex<Vec<Event>>>,
     cause: Option<Cause>,
     /// How many signals told this process to end.
-    told: u32,
+    signals: u32,
     /// The job took too long.
-    late: bool,
+    timed_out: bool,
     grace: Duration,
     /// When all are ended for taking too long.
     limit: Option<Instant>,
@@ -227,7 +227,12 @@ struct Running {
 }
 
 impl Running {
-    fn start(args: &RunArgs, device: Option<String>, wakes: Wakes, voice: Voice) -> Result<Self, RunError> {
+    fn start(
+        args: &RunArgs,
+        device: Option<String>,
+        wakes: Wakes,
+        own_output: OwnOutput,
+    ) -> Result<Self, RunError> {
         let guard = Guard::start().map_err(RunError::Watch)?;
         let heard = Arc::new(Mutex::new(Vec::new()));
         let name = format!("hca-{}-{:x}", std::process::id(), nanoseconds());
@@ -247,11 +252,11 @@ impl Running {
             guard,
             outputs: None,
             wakes,
-            voice,
+            own_output,
             heard,
             cause: None,
-            told: 0,
-            late: false,
+            signals: 0,
+            timed_out: false,
             grace: args.grace,
             limit: None,
             kill_at: None,
@@ -262,7 +267,7 @@ impl Running {
         for rank in 0..args.processes {
             if let Err(e) = running.start_one(rank, args, sources.as_mut().map(|s| (s, prefix))) {
                 running.signal_all(Signal::KILL);
-                running.bury();
+                running.finish();
                 return Err(e);
             }
         }
@@ -276,7 +281,7 @@ impl Running {
     /// Sources of output that go to this process's streams.
     fn sources(&self) -> io::Result<Sources> {
         let (room, idle) = (&self.wakes.room, &self.wakes.idle);
-        Ok(Sources::new(Stream::start("hca-run-lines", io::stdout(), room, idle)?, self.voice.0.clone()))
+        Ok(Sources::new(Stream::start("hca-run-lines", io::stdout(), room, idle)?, self.own_output.0.clone()))
     }
 
     fn start_one(
@@ -335,7 +340,7 @@ impl Running {
         if done.is_err() {
             self.signal_all(Signal::KILL);
         }
-        self.bury();
+        self.finish();
         done.map_err(RunError::Watch)?;
         Ok(self.cause.map_or(0, |cause| cause.code()))
     }
@@ -344,17 +349,18 @@ impl Running {
         while self.look()? {
             let until = [self.limit, self.kill_at].into_iter().flatten().min();
             for signal in self.wakes.wait(until)? {
-                self.told(signal);
+                self.signals(signal);
             }
             if self.limit.is_some_and(|at| at <= Instant::now()) {
-                (self.limit, self.late) = (None, true);
+                (self.limit, self.timed_out) = (None, true);
                 self.end_all(Cause::TimedOut, Signal::TERM);
             }
             if self.kill_at.is_some_and(|at| at <= Instant::now()) {
                 self.kill_at = None;
-                for late in self.processes.iter().filter(|p| p.ended.is_none()) {
-                    let (rank, grace) = (late.rank, self.grace);
-                    self.voice.say(&format_args!("rank {rank} did not end within {grace:?}, and is killed"));
+                for timed_out in self.processes.iter().filter(|p| p.ended.is_none()) {
+                    let (rank, grace) = (timed_out.rank, self.grace);
+                    self.own_output
+                        .say(&format_args!("rank {rank} did not end within {grace:?}, and is killed"));
                 }
                 self.signal_all(Signal::KILL);
             }
@@ -397,7 +403,7 @@ impl Running {
         for event in heard {
             match event {
                 Event::Abort(abort) => self.end_all(Cause::Abort(abort), Signal::TERM),
-                Event::NotPmi(NotPmi { rank, line, fault }) => self.voice.say(&format_args!(
+                Event::NotPmi(NotPmi { rank, line, fault }) => self.own_output.say(&format_args!(
                     "rank {rank} does not speak PMI-1 and is removed from the job, whose barriers fail from now on: it sent {line:?} on the descriptor PMI_FD, and {fault}; check that nothing else writes there, and that its program speaks PMI-1"
                 )),
                 _ => {}
@@ -406,9 +412,9 @@ impl Running {
     }
 
     /// This process was told to end: so are all others, and killed if it is told again.
-    fn told(&mut self, signal: i32) {
-        self.told += 1;
-        if self.told > 1 {
+    fn signals(&mut self, signal: i32) {
+        self.signals += 1;
+        if self.signals > 1 {
             self.kill_at = None;
             self.signal_all(Signal::KILL);
         } else {
@@ -431,7 +437,7 @@ impl Running {
         }
         let others = self.processes.iter().filter(|p| p.ended.is_none()).count();
         let all = if others > 0 { "; all others are ended" } else { "" };
-        let say = |words: std::fmt::Arguments<'_>| self.voice.say(&words);
+        let say = |words: std::fmt::Arguments<'_>| self.own_output.say(&words);
         match &cause {
             Cause::Failed(rank, End::Code(code)) => {
                 say(format_args!("rank {rank} ended with exit code {code}{all}"));
@@ -460,7 +466,7 @@ impl Running {
     }
 
     /// The end: what groups have left is killed, processes are reaped, and output is passed on.
-    fn bury(&mut self) {
+    fn finish(&mut self) {
         for process in self.processes.iter().filter(|p| p.ended.is_some()) {
             let _ = kill_process_group(process.pid, Signal::KILL);
         }
@@ -472,7 +478,7 @@ impl Running {
         // It hears first what processes said before their end.
         self.server = None;
         self.hear();
-        self.voice.0.tell_when_idle();
+        self.own_output.0.tell_when_idle();
         self.outputs.iter().for_each(Outputs::end);
         self.pass_on_the_rest();
     }
@@ -480,8 +486,8 @@ impl Running {
     /// Waits until all output is passed on, as long as its reader wants. Once this process is told to end, or the job
     /// takes too long, the reader has a limit.
     fn pass_on_the_rest(&mut self) {
-        let grace = if self.told > 1 { self.grace.min(LAST_WORDS) } else { self.grace };
-        let mut give_up = (self.told > 0 || self.late).then(|| Instant::now() + grace);
+        let grace = if self.signals > 1 { self.grace.min(LAST_WORDS) } else { self.grace };
+        let mut give_up = (self.signals > 0 || self.timed_out).then(|| Instant::now() + grace);
         while !self.all_is_passed_on() {
             let now = Instant::now();
             if give_up.is_some_and(|at| at <= now) {
@@ -492,27 +498,29 @@ impl Running {
                 self.cause.get_or_insert(Cause::TimedOut);
                 give_up.get_or_insert(now + self.grace);
             }
-            let Ok(told) = self.wakes.wait([self.limit, give_up].into_iter().flatten().min()) else { return };
-            for signal in told {
+            let Ok(signals) = self.wakes.wait([self.limit, give_up].into_iter().flatten().min()) else {
+                return;
+            };
+            for signal in signals {
                 self.cause.get_or_insert(Cause::Told(signal));
-                self.told += 1;
-                let limit = if self.told > 1 { now } else { now + self.grace };
+                self.signals += 1;
+                let limit = if self.signals > 1 { now } else { now + self.grace };
                 give_up = Some(give_up.map_or(limit, |at| at.min(limit)));
             }
         }
     }
 
     fn all_is_passed_on(&self) -> bool {
-        self.voice.0.waiting() == 0 && self.outputs.iter().all(Outputs::are_over)
+        self.own_output.0.waiting() == 0 && self.outputs.iter().all(Outputs::are_over)
     }
 
     /// Says so where that is read.
     fn drop_the_rest(&self) {
         let waiting = self.outputs.as_ref().map_or(0, Outputs::waiting);
-        if self.voice.0.waiting() == 0 && waiting > 0 {
+        if self.own_output.0.waiting() == 0 && waiting > 0 {
             let words = "of the processes' output are dropped, since no program reads the standard output of `hca run`";
-            self.voice.say(&format_args!("at least {waiting} bytes {words}"));
-            self.voice.0.wait_idle(LAST_WORDS);
+            self.own_output.say(&format_args!("at least {waiting} bytes {words}"));
+            self.own_output.0.wait_idle(LAST_WORDS);
         }
     }
 }

@@ -56,7 +56,7 @@ const SET_BITS: u32 = 10;
 /// Flows of one set; the one that was used longest ago makes room.
 const WAYS: usize = 4;
 /// Where a flow stands until a packet of it was right.
-const STRANGER: usize = SETS * WAYS;
+const UNKNOWN_FLOW: usize = SETS * WAYS;
 /// Hosts that are remembered; beyond it hosts evict each other, and are learned again.
 const HOSTS: usize = 1 << HOST_BITS;
 const HOST_BITS: u32 = 8;
@@ -122,10 +122,10 @@ impl RxFlows {
             local,
             grh: false,
             hidden: true,
-            flows: vec![empty; STRANGER + 1].into_boxed_slice(),
+            flows: vec![empty; UNKNOWN_FLOW + 1].into_boxed_slice(),
             hosts: vec![(local, Host::NEW); HOSTS].into_boxed_slice(),
             icrc: Icrc::new(),
-            current: STRANGER,
+            current: UNKNOWN_FLOW,
             segments: 0,
             counts: FlowCounts::default(),
         }
@@ -174,8 +174,8 @@ impl RxFlows {
         if hidden && host(&mut self.hosts, src).may_fragment {
             crc.toggle_df();
         }
-        self.flows[STRANGER] = Flow { src, port, used: true, numbers: Numbers::NEW, crc };
-        self.current = STRANGER;
+        self.flows[UNKNOWN_FLOW] = Flow { src, port, used: true, numbers: Numbers::NEW, crc };
+        self.current = UNKNOWN_FLOW;
         if !hidden {
             self.keep(set);
         }
@@ -183,7 +183,7 @@ impl RxFlows {
 
     /// The stranger's flow is one that is remembered from now on.
     fn keep(&mut self, set: usize) {
-        let flow = self.flows[STRANGER];
+        let flow = self.flows[UNKNOWN_FLOW];
         let ways = &mut self.flows[set..set + WAYS];
         ways.rotate_right(1);
         ways[0] = flow;
@@ -613,12 +613,12 @@ mod tests {
     fn flows_beyond_the_table_make_room_for_each_other_and_are_still_right() {
         let mut p = Pair::new();
         for round in 0..3_u16 {
-            for port in 0..3 * STRANGER as u16 {
+            for port in 0..3 * UNKNOWN_FLOW as u16 {
                 p.turn_to(port);
                 p.datagram([port.wrapping_mul(31).wrapping_add(round)]);
             }
         }
-        assert_eq!(p.rx.flows.len(), STRANGER + 1);
+        assert_eq!(p.rx.flows.len(), UNKNOWN_FLOW + 1);
     }
 
     #[test]
@@ -632,7 +632,7 @@ mod tests {
         }
         p.port = PORT;
         assert_eq!(p.give(&packet), Checked::Good(8));
-        let known = p.rx.flows[..STRANGER].iter().filter(|f| f.used).count() as u64;
+        let known = p.rx.flows[..UNKNOWN_FLOW].iter().filter(|f| f.used).count() as u64;
         assert_eq!(known, p.learned());
     }
 }

@@ -101,7 +101,7 @@ pub(crate) struct Numbers {
     /// `last` at that time.
     odd_last: u16,
     /// Packets refused so in a row.
-    odds: u8,
+    refused_run: u8,
     /// Damaged packets that may still come before the window is narrowed.
     tries: u8,
     /// When `tries` was last brought up to date.
@@ -120,7 +120,7 @@ impl Numbers {
         row: 0,
         odd: Mark { ident: 0, at: Instant::ZERO },
         odd_last: 0,
-        odds: 0,
+        refused_run: 0,
         tries: TRIES,
         tried: Instant::ZERO,
     };
@@ -162,7 +162,7 @@ impl Numbers {
             self.odd_last = self.last;
             return verdict;
         }
-        self.odds = 0;
+        self.refused_run = 0;
         self.known = true;
         self.zero_based = ident == k;
         self.base = ident.wrapping_sub(k);
@@ -173,10 +173,10 @@ impl Numbers {
     fn verdict(&mut self, host: &mut Host, now: Instant, k: u16, ident: u16, strange: bool) -> Verdict {
         if self.last != self.odd_last || self.at > self.odd.at {
             // Predicted packets came since: the refused one was damaged, or late.
-            self.odds = 0;
+            self.refused_run = 0;
         }
         let narrow = self.tries == 0;
-        let follows_odd = self.odds > 0 && self.odd.leads_to(ident, now, narrow);
+        let follows_odd = self.refused_run > 0 && self.odd.leads_to(ident, now, narrow);
         let near_host = host.mark.is_some_and(|mark| mark.leads_to(ident, now, narrow));
         if !self.known {
             if strange {
@@ -202,8 +202,8 @@ impl Numbers {
         if led_to || host.ruleless {
             return Verdict::Found;
         }
-        self.odds += 1;
-        if self.odds < RULELESS {
+        self.refused_run += 1;
+        if self.refused_run < RULELESS {
             return Verdict::Odd;
         }
         host.ruleless = true;

@@ -44,7 +44,7 @@
 //! | `pmi` | PMI-1 as a process speaks it |
 //! | `card` | cards as values of limited length |
 //! | `files` | the rendezvous in a folder |
-//! | [`server`], `desk` | PMI-1 as a launcher speaks it: sockets, and the machine behind them |
+//! | [`server`], `state` | PMI-1 as a launcher speaks it: sockets, and the machine behind them |
 //! | `inherited` | the descriptor that a launcher left open |
 //! | [`tether`](mod@tether) | processes that do not outlive the thread that started them |
 //! | `error` | [`JobError`] |
@@ -54,7 +54,6 @@
 #[doc = include_str!("../DESIGN.md")]
 pub mod design {}
 mod card;
-mod desk;
 mod environment;
 mod error;
 mod files;
@@ -64,6 +63,7 @@ mod line;
 mod link;
 mod pmi;
 pub mod server;
+mod state;
 pub mod tether;
 mod url;
 

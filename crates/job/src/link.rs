@@ -15,7 +15,7 @@ use crate::line::{Line, MAX_LINE_BYTES};
 /// Bytes of a line that an error quotes.
 const QUOTED: usize = 160;
 /// How long a connection that is dropped waits for its last answer.
-const PARTING: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection that asks and is answered, a line each.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl Link {
     /// closed when it answers takes that for a failure.
     pub(crate) fn hang_up(&self, line: &str) {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        let deadline = Instant::now() + self.timeout.min(PARTING);
+        let deadline = Instant::now() + self.timeout.min(CLOSE_TIMEOUT);
         // Nobody can be told of a failure.
         if !std::mem::replace(&mut heard.broken, true) && self.say(Doing::Leave, line, deadline).is_ok() {
             let _ = self.hear(Doing::Leave, &mut heard, deadline);

@@ -25,7 +25,7 @@ use crate::line::{Line, word};
 use crate::link::{Link, Refusal};
 
 /// How often a server that is not there yet is looked for.
-const KNOCK: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A process's place in a job that is served.
 #[derive(Debug)]
@@ -197,6 +197,6 @@ fn connect(address: &str, deadline: Instant) -> Result<OwnedFd, JobError> {
         if Instant::now() >= deadline {
             return Err(failed(last));
         }
-        sleep(KNOCK);
+        sleep(RETRY_INTERVAL);
     }
 }

@@ -32,15 +32,15 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
-pub use crate::desk::{Abort, NotPmi, PmiFault};
-use crate::desk::{Desk, Outcome};
 use crate::error::{JobError, LineFault};
 use crate::line::MAX_LINE_BYTES;
+pub use crate::state::{Abort, NotPmi, PmiFault};
+use crate::state::{JobState, Outcome};
 use crate::url::MAX_SIZE;
 
 /// Connections over TCP that have not said yet who they are, beside as many as there are processes; the oldest goes
 /// when there are more.
-const MAX_STRANGERS: usize = 64;
+const MAX_UNIDENTIFIED: usize = 64;
 /// How long one of them may take to.
 const GREETING: Duration = Duration::from_secs(10);
 /// How long a launcher has to say that a process has ended whose connection has: so it knows of the first failure
@@ -150,9 +150,9 @@ impl Server {
         let state = State { given: vec![false; size as usize], present: size, ..State::default() };
         let shared = Arc::new(Shared { wake, state: Mutex::new(state), changed: Condvar::new() });
         let mut floor = Floor {
-            desk: Desk::new(size, name),
-            seated: (0..size).map(|_| None).collect(),
-            strangers: Vec::new(),
+            job_state: JobState::new(size, name),
+            members: (0..size).map(|_| None).collect(),
+            unidentified: Vec::new(),
             listener,
             on_event,
             linger: false,
@@ -226,9 +226,9 @@ type OnEvent = Box<dyn FnMut(Event) + Send>;
 
 /// What the thread has.
 struct Floor {
-    desk: Desk,
-    seated: Vec<Option<Wire>>,
-    strangers: Vec<(Wire, Instant)>,
+    job_state: JobState,
+    members: Vec<Option<Wire>>,
+    unidentified: Vec<(Wire, Instant)>,
     listener: Option<(TcpListener, Box<str>)>,
     on_event: OnEvent,
     linger: bool,
@@ -260,11 +260,11 @@ impl Floor {
             let orders = std::mem::take(&mut shared.state().orders);
             let stop = orders.iter().any(|o| matches!(o, Order::Stop));
             for order in orders {
-                self.obey(order);
+                self.apply(order);
             }
-            shared.state().present = self.desk.present();
+            shared.state().present = self.job_state.present();
             shared.changed.notify_all();
-            if stop || self.linger && self.seated.iter().all(Option::is_none) {
+            if stop || self.linger && self.members.iter().all(Option::is_none) {
                 break;
             }
             let ready = self.wait(shared);
@@ -280,9 +280,9 @@ impl Floor {
                 }
             }
             let now = Instant::now();
-            self.strangers.retain(|(_, until)| *until > now);
+            self.unidentified.retain(|(_, until)| *until > now);
             for (rank, _) in self.lost.extract_if(.., |(_, until)| *until <= now).collect::<Vec<_>>() {
-                let out = self.desk.ended(rank);
+                let out = self.job_state.ended(rank);
                 self.apply(rank, out);
             }
         }
@@ -298,17 +298,17 @@ impl Floor {
             what.push(Ready::Listener);
             fds.push(PollFd::new(listener, PollFlags::IN));
         }
-        for (rank, wire) in self.seated.iter().enumerate() {
+        for (rank, wire) in self.members.iter().enumerate() {
             if let Some(wire) = wire {
                 what.push(Ready::Seat(rank));
                 fds.push(PollFd::new(&wire.socket, wire.wants()));
             }
         }
-        for (at, (wire, _)) in self.strangers.iter().enumerate() {
+        for (at, (wire, _)) in self.unidentified.iter().enumerate() {
             what.push(Ready::Stranger(at));
             fds.push(PollFd::new(&wire.socket, wire.wants()));
         }
-        let until = self.strangers.iter().map(|(_, until)| *until);
+        let until = self.unidentified.iter().map(|(_, until)| *until);
         let until = until.chain(self.lost.iter().map(|(_, until)| *until)).min();
         let left = until.map(|u| u.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
         let left = left.and_then(|l| Timespec::try_from(l).ok());
@@ -322,19 +322,19 @@ impl Floor {
         what.into_iter().zip(&fds).filter(|(_, f)| !f.revents().is_empty()).map(|(w, _)| w).collect()
     }
 
-    fn obey(&mut self, order: Order) {
+    fn apply(&mut self, order: Order) {
         match order {
             Order::Seat(rank, socket) => {
                 // `seat` gives each out once.
-                if self.desk.seat(rank).is_ok() {
-                    self.seated[rank as usize] = Some(Wire::new(socket));
+                if self.job_state.seat(rank).is_ok() {
+                    self.members[rank as usize] = Some(Wire::new(socket));
                 }
             }
             Order::Ended(rank) => {
-                if (rank as usize) < self.seated.len() {
+                if (rank as usize) < self.members.len() {
                     self.tend(rank as usize);
-                    self.seated[rank as usize] = None;
-                    let out = self.desk.ended(rank);
+                    self.members[rank as usize] = None;
+                    let out = self.job_state.ended(rank);
                     self.apply(rank, out);
                 }
             }
@@ -346,7 +346,7 @@ impl Floor {
     /// Sends and hears what a seat has.
     fn tend(&mut self, rank: usize) {
         for _ in 0..PIECES {
-            let Some(wire) = &mut self.seated[rank] else { return };
+            let Some(wire) = &mut self.members[rank] else { return };
             if !wire.send() {
                 return self.part(rank);
             }
@@ -360,10 +360,10 @@ impl Floor {
             }
             for line in wire.lines() {
                 let out = match line {
-                    Ok(line) => self.desk.line(rank as u32, &line),
+                    Ok(line) => self.job_state.line(rank as u32, &line),
                     Err(begin) => {
                         let fault = LineFault::TooLong { limit: MAX_LINE_BYTES };
-                        self.desk.not_pmi(rank as u32, &begin, PmiFault::Line(fault))
+                        self.job_state.not_pmi(rank as u32, &begin, PmiFault::Line(fault))
                     }
                 };
                 let close = out.close;
@@ -373,19 +373,19 @@ impl Floor {
                 }
             }
         }
-        if self.seated[rank].as_ref().is_some_and(|w| w.closing && w.output.is_empty()) {
+        if self.members[rank].as_ref().is_some_and(|w| w.closing && w.output.is_empty()) {
             self.part(rank);
         }
     }
 
     /// The connection of a seat is over.
     fn part(&mut self, rank: usize) {
-        self.seated[rank] = None;
-        if self.listener.is_none() && !self.desk.has_left(rank as u32) {
+        self.members[rank] = None;
+        if self.listener.is_none() && !self.job_state.has_left(rank as u32) {
             self.lost.push((rank as u32, Instant::now() + LAUNCHER));
             return;
         }
-        let out = self.desk.ended(rank as u32);
+        let out = self.job_state.ended(rank as u32);
         self.apply(rank as u32, out);
     }
 
@@ -396,13 +396,13 @@ impl Floor {
             (self.on_event)(Event::NotPmi(not_pmi));
         }
         for (to, text) in out.answers {
-            if let Some(wire) = &mut self.seated[to as usize] {
+            if let Some(wire) = &mut self.members[to as usize] {
                 wire.output.extend_from_slice(text.as_bytes());
                 // A connection that is gone is noticed when it is looked at.
                 wire.send();
             }
         }
-        if let Some(wire) = self.seated[rank as usize].as_mut().filter(|_| out.close) {
+        if let Some(wire) = self.members[rank as usize].as_mut().filter(|_| out.close) {
             wire.closing = true;
         }
         if let Some(abort) = out.abort {
@@ -413,16 +413,16 @@ impl Floor {
     /// Hears who a stranger is.
     fn listen_to(&mut self, at: usize) {
         let Some((_, job)) = &self.listener else { return };
-        let wire = &mut self.strangers[at].0;
+        let wire = &mut self.unidentified[at].0;
         let heard = if wire.closing { Heard::Nothing } else { wire.hear() };
         let alive = wire.send() && heard != Heard::End;
         match wire.lines().into_iter().next() {
-            Some(Ok(line)) => match self.desk.greet(&line, job) {
+            Some(Ok(line)) => match self.job_state.greet(&line, job) {
                 Ok((rank, answer)) => {
-                    let (mut wire, _) = self.strangers.swap_remove(at);
+                    let (mut wire, _) = self.unidentified.swap_remove(at);
                     wire.output.extend_from_slice(answer.as_bytes());
                     wire.send();
-                    self.seated[rank as usize] = Some(wire);
+                    self.members[rank as usize] = Some(wire);
                     return;
                 }
                 Err(answer) => {
@@ -435,7 +435,7 @@ impl Floor {
             None => {}
         }
         if !alive || wire.closing && wire.output.is_empty() {
-            self.strangers.swap_remove(at);
+            self.unidentified.swap_remove(at);
         }
     }
 
@@ -445,12 +445,12 @@ impl Floor {
             Ok((stream, _)) => {
                 // It costs time only, if it can't be set.
                 let _ = stream.set_nodelay(true);
-                if self.strangers.len() >= MAX_STRANGERS + self.seated.len() {
-                    let oldest = self.strangers.iter().enumerate().min_by_key(|(_, (_, until))| *until);
+                if self.unidentified.len() >= MAX_UNIDENTIFIED + self.members.len() {
+                    let oldest = self.unidentified.iter().enumerate().min_by_key(|(_, (_, until))| *until);
                     let oldest = oldest.map(|(at, _)| at).expect("there are as many as the limit");
-                    self.strangers.swap_remove(oldest);
+                    self.unidentified.swap_remove(oldest);
                 }
-                self.strangers.push((Wire::new(stream.into()), Instant::now() + GREETING));
+                self.unidentified.push((Wire::new(stream.into()), Instant::now() + GREETING));
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             // Out of descriptors, mostly: it stays ready, so this would turn without end.

@@ -32,7 +32,7 @@ use crate::table::Table;
 use crate::uar::Uar;
 
 /// Polls in vain before the CPU is given to others, where the adapter is a process that may wait for it.
-const VAIN_POLLS: u32 = 4;
+const EMPTY_POLLS: u32 = 4;
 
 /// A queue pair that completes here.
 #[derive(Clone)]
@@ -141,7 +141,7 @@ impl CqCore {
 
     /// The consumer's counter, as the adapter is told.
     #[cfg(test)]
-    pub(crate) fn consumed_as_told(&self) -> u32 {
+    pub(crate) fn announced_consumer_counter(&self) -> u32 {
         self.record_word(CqDbr::UPDATE_CI.offset())
     }
     #[cfg(test)]
@@ -179,9 +179,9 @@ impl CqCore {
 
 /// The queue pairs of which send requests, or receive requests, complete here: open addressing, by number. At least as
 /// many places are free as taken.
-struct Seats(Masked<Option<Arc<QpCore>>>);
+struct QpTable(Masked<Option<Arc<QpCore>>>);
 
-impl Seats {
+impl QpTable {
     fn of(members: &[&Arc<QpCore>]) -> Self {
         let count = (2 * members.len()).next_power_of_two();
         let mut seats = Masked::new((0..count).map(|_| None));
@@ -224,8 +224,8 @@ struct Entries {
     next: u32,
     /// The doorbell record's counter of these.
     record: Word,
-    senders: Seats,
-    receivers: Seats,
+    senders: QpTable,
+    receivers: QpTable,
 }
 
 impl Entries {
@@ -362,7 +362,7 @@ pub(crate) struct CqPoller<B> {
     /// The adapter is a process that may wait for this CPU.
     yields: bool,
     /// How often nothing was there, since so many entries had been taken.
-    vain: (u32, u32),
+    empty_polls: (u32, u32),
     /// The events there had been when the queue was armed for any completion.
     armed: Option<u32>,
     bell: B,
@@ -370,7 +370,7 @@ pub(crate) struct CqPoller<B> {
 
 impl<B: Bell> CqPoller<B> {
     pub(crate) fn new(core: Arc<CqCore>, bell: B, yields: bool) -> Self {
-        let nobody = || Seats::of(&[]);
+        let nobody = || QpTable::of(&[]);
         let entries = Entries {
             ring: core.ring.clone(),
             log_size: core.log_size,
@@ -380,7 +380,7 @@ impl<B: Bell> CqPoller<B> {
             receivers: nobody(),
         };
         let version = core.members.never_seen();
-        Self { core, entries, version, dead: false, yields, vain: (0, 0), armed: None, bell }
+        Self { core, entries, version, dead: false, yields, empty_polls: (0, 0), armed: None, bell }
     }
 
     /// Copies the list of queue pairs. While who removes one has the list, this waits.
@@ -391,7 +391,7 @@ impl<B: Bell> CqPoller<B> {
         self.entries.pass_over_the_free();
         let of = |completes: fn(&Member) -> bool| {
             let of: Vec<_> = members.iter().filter(|m| completes(m)).map(|m| &m.qp).collect();
-            Seats::of(&of)
+            QpTable::of(&of)
         };
         (self.entries.senders, self.entries.receivers) = (of(|m| m.sends), of(|m| m.recvs));
     }
@@ -448,14 +448,14 @@ impl<B: Bell> CqPoller<B> {
     }
     /// Nothing was there.
     #[inline(never)]
-    fn poll_in_vain(&mut self, out: &mut [Completion]) -> usize {
+    fn poll_empty(&mut self, out: &mut [Completion]) -> usize {
         if self.dead {
             return self.poll_anew(out);
         }
-        let (times, since) = self.vain;
+        let (times, since) = self.empty_polls;
         let times = if since == self.entries.next { times.saturating_add(1) } else { 1 };
-        self.vain = (times, self.entries.next);
-        if self.yields && times > VAIN_POLLS {
+        self.empty_polls = (times, self.entries.next);
+        if self.yields && times > EMPTY_POLLS {
             std::thread::yield_now();
         }
         0
@@ -478,7 +478,7 @@ unsafe impl<B: Bell> CqPort for CqPoller<B> {
         }
         let Some(cqe) = self.entries.next() else {
             drop(self.core.members.inside());
-            return self.poll_in_vain(out);
+            return self.poll_empty(out);
         };
         if cqe.kind() != Kind::Sent {
             return self.poll_received(out);
@@ -497,7 +497,7 @@ unsafe impl<B: Bell> CqPort for CqPoller<B> {
         }
         let n = self.poll_noting(&mut out[..room], |i, cqe| at[i] = cqe.time());
         if n == 0 && !self.dead {
-            self.poll_in_vain(&mut []);
+            self.poll_empty(&mut []);
         }
         Some(n)
     }

@@ -125,7 +125,7 @@ unsafe impl Device for Mlx5 {
             let c = eth.counters();
             all.push(counter("neighbour_frames_received", c.heard));
             all.push(counter("neighbour_frames_sent", c.said));
-            all.push(counter("neighbour_frames_not_sent", c.unsaid));
+            all.push(counter("neighbour_frames_not_sent", c.tx_dropped));
         }
         counters::read(&self.hca, &mut all);
         all

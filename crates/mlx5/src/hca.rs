@@ -23,11 +23,11 @@ use crate::caps::Caps;
 use crate::cmd::{CmdError, CommandQueue};
 use crate::counters::CounterSet;
 use crate::cq::Cqs;
+use crate::driver_thread::{DriverThread, Signals};
 use crate::error::OpenError;
 use crate::eth::{Ethernet, Found, Means};
 use crate::events::{EventFd, Events};
 use crate::health::{Death, Health};
-use crate::house::{House, Signals};
 use crate::infiniband;
 use crate::link::Link;
 use crate::memory::Lent;
@@ -53,7 +53,7 @@ const MOST_ONES: Duration = Duration::from_secs(10);
 /// An adapter that runs, as all have it who use it. When the last one is gone it is stopped, on that thread.
 pub(crate) struct Hca {
     core: Arc<Core>,
-    house: House,
+    driver_thread: DriverThread,
     /// Whether it surely is stopped, once that was tried. Held by whoever is about it.
     closed: Mutex<Option<bool>>,
     fork: Fork,
@@ -84,13 +84,13 @@ impl Hca {
         let arena = DmaArena::new(&function, arena);
         let started = Core::start(&function, &arena, options).and_then(|(core, signals)| {
             let core = Arc::new(core);
-            let house = House::start(&core, core.bell.clone(), signals);
-            let house = house.map_err(|source| {
-                core.link().forsake(&core.cmd);
+            let driver_thread = DriverThread::start(&core, core.bell.clone(), signals);
+            let driver_thread = driver_thread.map_err(|source| {
+                core.link().restore_if_possible(&core.cmd);
                 OpenError::Io { doing: "starting the driver's thread", source }
             })?;
-            core.cmd.events_on(house.thread());
-            Ok(Arc::new(Self { core, house, closed: Mutex::default(), fork: Fork::new() }))
+            core.cmd.events_on(driver_thread.thread());
+            Ok(Arc::new(Self { core, driver_thread, closed: Mutex::default(), fork: Fork::new() }))
         });
         if started.is_err() {
             quiet(&function);
@@ -106,7 +106,7 @@ impl Hca {
         }
         let stopped = self.stop_once();
         self.health.declare(Death::Closed);
-        if self.bury() || stopped { Ok(()) } else { self.health.check_alive() }
+        if self.release_dead() || stopped { Ok(()) } else { self.health.check_alive() }
     }
     /// Stops it, unless that was done, or is being done by who waits for this thread. Returns whether it surely is.
     fn stop_once(&self) -> bool {
@@ -114,12 +114,12 @@ impl Hca {
             Ok(closed) => closed,
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
             // Whoever closes it waits for this thread.
-            Err(TryLockError::WouldBlock) if self.cmd.is_hearer() => return false,
+            Err(TryLockError::WouldBlock) if self.cmd.is_event_thread() => return false,
             Err(TryLockError::WouldBlock) => self.closed.lock().unwrap_or_else(PoisonError::into_inner),
         };
         if closed.is_none() {
             self.cmd.events_off();
-            self.house.leave();
+            self.driver_thread.leave();
             *closed = Some(self.core.shut());
         }
         *closed == Some(true)
@@ -157,7 +157,7 @@ pub(crate) struct Core {
     pub(crate) eqs: Mutex<Option<Eqs>>,
     pub(crate) registers: Registers,
     /// Whether it is kept from all memory for certain, once what has to be done when it dies was done.
-    pub(crate) buried: Mutex<Option<bool>>,
+    pub(crate) dead_released: Mutex<Option<bool>>,
     /// Event queues that completion queues take turns at.
     completion_eqs: Vec<u32>,
     next_eq: AtomicUsize,
@@ -210,7 +210,7 @@ impl Core {
             }
             Ok((eqs, port, ethernet, counter_set))
         })();
-        let (eqs, port, ethernet, counter_set) = opened.inspect_err(|_| link.forsake(&cmd))?;
+        let (eqs, port, ethernet, counter_set) = opened.inspect_err(|_| link.restore_if_possible(&cmd))?;
         let this = Self {
             health,
             uars,
@@ -233,7 +233,7 @@ impl Core {
             next_eq: AtomicUsize::new(0),
             eqs: Mutex::new(Some(eqs)),
             registers,
-            buried: Mutex::default(),
+            dead_released: Mutex::default(),
             arena: arena.clone(),
             function: function.clone(),
             bell,
@@ -255,7 +255,7 @@ impl Core {
     ) -> Result<C::Output, CmdError> {
         let outcome = self.cmd.exec_with(input, tail, out_tail);
         if outcome.is_err() && self.health.is_dead() {
-            self.ring_house();
+            self.wake_driver_thread();
         }
         outcome
     }
@@ -272,7 +272,7 @@ impl Core {
             ));
         };
         // Nothing else is done meanwhile on the driver's own thread.
-        let patience = if self.cmd.is_hearer() { Duration::ZERO } else { self.neighbour_timeout };
+        let patience = if self.cmd.is_event_thread() { Duration::ZERO } else { self.neighbour_timeout };
         match eth.find(own, peer, patience, || self.check_alive())? {
             Found::At(mac) => Ok(mac),
             Found::Nobody => Err(unknown(
@@ -291,7 +291,7 @@ impl Core {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// Has the driver's thread look at once.
-    pub(crate) fn ring_house(&self) {
+    pub(crate) fn wake_driver_thread(&self) {
         self.bell.signal();
     }
     /// The number of an event queue for a completion queue: they take turns.
@@ -323,12 +323,12 @@ impl Core {
             return;
         }
         tracing::error!(
-            "the system wants {} back, as when it is unbound from vfio-pci: it is let go of, and its program hears that the \
+            "the system wants {} back, as when it is unbound from vfio-pci: it is let go of, and its program is_notified that the \
              device is dead",
             self.function.name()
         );
         if !self.health.is_dead() {
-            self.link().forsake(&self.cmd);
+            self.link().restore_if_possible(&self.cmd);
         }
         // Whether it is kept from memory does not matter: closing it does that.
         let _ = self.kill(Death::TakenBack);
@@ -351,13 +351,13 @@ impl Core {
         } else if let Some(death) = self.health.death() {
             tracing::warn!(%death, "a dead adapter is closed: it is reset");
             false
-        } else if self.cmd.is_hearer() {
+        } else if self.cmd.is_event_thread() {
             // Within a waker, while events are being taken.
             tracing::warn!("an adapter is closed on its driver's own thread: it is reset");
             false
         } else if self.has_objects() {
             tracing::debug!("an adapter is closed with objects on it: it is reset");
-            self.link().forsake(&self.cmd);
+            self.link().restore_if_possible(&self.cmd);
             false
         } else {
             match self.stop() {

@@ -45,7 +45,7 @@
 //! | `pages` | memory lent to the adapter |
 //! | `caps`, `uar`, `eq`, `health` | what it can do, doorbell pages, event queues, its health |
 //! | `port`, `infiniband`, `link` | its port: addresses; what the subnet's manager sets; an Ethernet port's link |
-//! | `house`, `serve`, `events` | the driver's thread, what it does, events on their way to the program |
+//! | `driver_thread`, `serve`, `events` | the driver's thread, what it does, events on their way to the program |
 //! | `eth`, `neighbours` | Ethernet queues of its own, and what they are for: ARP and neighbour discovery |
 //! | `pd`, `mr`, `memory` | protection domains, regions, memory that it can reach |
 //! | `cq`, `cqe`, `qp`, `srq`, `ah` | queues and address handles |
@@ -65,13 +65,13 @@ mod counters;
 mod cq;
 mod cqe;
 mod device;
+mod driver_thread;
 mod eq;
 mod error;
 mod eth;
 mod events;
 mod hca;
 mod health;
-mod house;
 mod infiniband;
 mod link;
 mod masked;

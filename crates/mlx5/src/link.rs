@@ -76,7 +76,7 @@ impl Link {
     }
 
     /// The same for an adapter that is given up, where nothing is to be done about an error.
-    pub(crate) fn forsake(&mut self, cmd: &CommandQueue) {
+    pub(crate) fn restore_if_possible(&mut self, cmd: &CommandQueue) {
         if let Err(e) = self.restore(cmd) {
             tracing::warn!(%e, "restoring the state of the adapter's link failed");
         }

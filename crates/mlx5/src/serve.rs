@@ -174,7 +174,7 @@ impl Core {
             drop(eqs);
             match more {
                 Ok(false) => {}
-                Ok(true) => self.ring_house(),
+                Ok(true) => self.wake_driver_thread(),
                 Err(e) => {
                     tracing::error!(%e, "arming the event queues failed");
                     self.health.declare(Death::Unreachable);
@@ -190,7 +190,7 @@ impl Core {
         }
         self.health.look_if_due(&self.registers);
         if self.health.is_dead() {
-            self.bury();
+            self.release_dead();
         }
     }
 
@@ -290,14 +290,14 @@ impl Core {
     /// not have succeeded.
     pub(crate) fn kill(&self, death: Death) -> Result<(), DeviceError> {
         self.health.declare(death);
-        if self.bury() { Ok(()) } else { self.health.check_alive() }
+        if self.release_dead() { Ok(()) } else { self.health.check_alive() }
     }
 
     /// Does once what has to be done when the adapter is dead: it reaches no memory any more, and all who wait are
     /// woken. Returns whether the first is certain; whoever comes meanwhile waits for that.
-    pub(crate) fn bury(&self) -> bool {
-        let mut buried = self.buried.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kept_away) = *buried {
+    pub(crate) fn release_dead(&self) -> bool {
+        let mut dead_released = self.dead_released.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept_away) = *dead_released {
             return kept_away;
         }
         let off = self.function().config().and_then(|c| c.set_bus_master(false));
@@ -306,8 +306,8 @@ impl Core {
         if let (Err(e), false) = (&off, kept_away) {
             tracing::error!(%e, "switching off bus mastering of a dead adapter failed");
         }
-        *buried = Some(kept_away);
-        drop(buried);
+        *dead_released = Some(kept_away);
+        drop(dead_released);
         self.cmd.wake();
         self.cqs.wake_all();
         self.events.push(AsyncEvent::DeviceFatal);

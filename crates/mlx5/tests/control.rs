@@ -284,7 +284,7 @@ fn who_waits_for_an_answer_or_a_slot_is_told_when_there_is_one() {
         until("all usual slots are taken", || scripted.state().held() == 3);
         until_asleep(&threads);
         scripted.state().wants.hold.clear();
-        let hears = |count| {
+        let is_notified = |count| {
             for n in 0..count {
                 let told = heard.recv_timeout(Duration::from_secs(20));
                 told.unwrap_or_else(|_| panic!("{n} of {count} have heard in round {round}"));
@@ -292,9 +292,9 @@ fn who_waits_for_an_answer_or_a_slot_is_told_when_there_is_one() {
         };
         // One answer is enough for it, and for those who wait for its slot.
         scripted.state().let_go(true);
-        hears(5);
+        is_notified(5);
         (0..2).for_each(|_| scripted.state().let_go(false));
-        hears(2);
+        is_notified(2);
     }
     assert!(device.death().is_none());
 }

@@ -1,7 +1,7 @@
 //! The control channel between the two processes of a measurement: standard input and output of the peer, or TCP
 //! between hosts.
 //!
-//! Every wait has a limit where the other end is on another host. A measuring process sends a heartbeat each [`BEAT`];
+//! Every wait has a limit where the other end is on another host. A measuring process sends a heartbeat each [`HEARTBEAT`];
 //! the other end gives up on one that stays silent on its turn. The thread that reads checks the clock, so that the
 //! measuring loop need not.
 
@@ -22,9 +22,9 @@ use crate::interrupt::{SLICE, interrupted};
 /// A line longer than this is no message of ours.
 const MAX_LINE_BYTES: usize = 64 << 10;
 /// Messages that were read and not taken; the other end waits to send more.
-const MAX_UNTAKEN: usize = 4;
+const MAX_QUEUED: usize = 4;
 /// A measuring process says so often to another host that it is there.
-const BEAT: Duration = Duration::from_secs(1);
+const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long another host may leave unread what it is told.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 /// TCP asks a silent host after this time, and so often, whether it is there.
@@ -149,7 +149,7 @@ impl<In: Message> Channel<In> {
         out: impl Write + Send + 'static,
         silence: Option<Duration>,
     ) -> std::io::Result<Self> {
-        let (tx, lines) = sync_channel(MAX_UNTAKEN);
+        let (tx, lines) = sync_channel(MAX_QUEUED);
         let arrived = Arc::new(AtomicU64::new(0));
         let turn = Arc::new(Turn { begun: Instant::now(), spoke: AtomicU64::new(0) });
         let (count, whose) = (Arc::clone(&arrived), Arc::clone(&turn));
@@ -197,14 +197,14 @@ impl<In: Message> Channel<In> {
 
     /// The same for a measuring process that says now and then that it is there.
     pub(super) fn beating(self) -> Self {
-        Self { beat_at: Some(Instant::now() + BEAT), ..self }
+        Self { beat_at: Some(Instant::now() + HEARTBEAT), ..self }
     }
 
     /// Says that this process is there, where it is time to.
     #[inline]
-    pub(super) fn beat(&mut self, now: Instant) {
+    pub(super) fn heartbeat(&mut self, now: Instant) {
         if self.beat_at.is_some_and(|at| at <= now) {
-            self.beat_at = Some(now + BEAT);
+            self.beat_at = Some(now + HEARTBEAT);
             // A channel that is broken is told by the thread that reads.
             let _ = self.send(&ToPeer::Going);
         }
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(near.recv(None).unwrap(), ToPeer::Stop);
         // One buffer has been read, and no more than that, while some messages of it wait.
         assert_eq!(read.load(Ordering::SeqCst), 1);
-        assert!(near.arrived.load(Ordering::SeqCst) <= MAX_UNTAKEN as u64 + 2);
+        assert!(near.arrived.load(Ordering::SeqCst) <= MAX_QUEUED as u64 + 2);
     }
 
     #[test]
@@ -387,7 +387,7 @@ mod tests {
         let (near, far) = pair();
         let mut far: Channel<ToPeer> = Channel::over_tcp(&far, None).unwrap();
         let mut near = near.beating();
-        near.beat(Instant::now() + 2 * BEAT);
+        near.heartbeat(Instant::now() + 2 * HEARTBEAT);
         near.send(&ToPeer::Stop).unwrap();
         assert_eq!(far.recv(None).unwrap(), ToPeer::Stop);
         assert!(!far.arrived());

@@ -29,7 +29,7 @@ const LOST_AFTER: Duration = Duration::from_millis(20);
 /// How long a stream may take to drain.
 pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 /// How much longer than asked for a measurement goes on that has nothing to show.
-const STRETCH: Duration = Duration::from_secs(5);
+const MAX_EXTENSION: Duration = Duration::from_secs(5);
 /// Nobody measures with less than so many bytes a second.
 const SLOWEST: u64 = 1 << 20;
 /// Turns of waiting between two looks at the clock.
@@ -438,8 +438,8 @@ impl<'a> Pace<'a> {
     }
 
     /// Tells the peer that this side is there, where it is time to.
-    pub(super) fn beat(&mut self) {
-        self.channel.beat(Instant::now());
+    pub(super) fn heartbeat(&mut self) {
+        self.channel.heartbeat(Instant::now());
     }
 
     /// A turn of waiting for what was posted then. The clock is seldom looked at; the time that has passed, if it was.
@@ -448,7 +448,7 @@ impl<'a> Pace<'a> {
         self.spins = self.spins.wrapping_add(1);
         self.spins.is_multiple_of(SPINS).then(|| {
             let now = Instant::now();
-            self.channel.beat(now);
+            self.channel.heartbeat(now);
             now - since
         })
     }
@@ -475,10 +475,10 @@ impl<'a> Pace<'a> {
     /// stretched, so that a busy machine yields a figure as well.
     pub(super) fn over(&mut self, begin: Instant, now: Instant, done: u64) -> bool {
         let reached = match self.limit {
-            Limit::Time(t) => now - begin >= t && (done > 0 || now - begin >= t + STRETCH),
+            Limit::Time(t) => now - begin >= t && (done > 0 || now - begin >= t + MAX_EXTENSION),
             Limit::Count(n) => done >= n,
         };
-        self.channel.beat(now);
+        self.channel.heartbeat(now);
         if done != self.moved.0 {
             self.moved = (done, now);
         }
@@ -608,7 +608,7 @@ impl Run<'_> {
                 break;
             }
             self.side.poll()?;
-            self.pace.beat();
+            self.pace.heartbeat();
             asked = asked || self.side.finish()?;
         }
         Ok(())

@@ -1,12 +1,11 @@
 //! The lock of a node: a thread that finds it held, and only wants the node's work done, leaves a note for the holder
 //! and returns.
 //!
-//! It is outside of the lock of the adapter that the node is on, which is posted to and polled while it is held; what
-//! waits for the adapter, or for peers, is done when it is given back (`node/errand.rs`). A program's thread that uses
-//! the node takes it by [`Lock::lock`], and may become its favourite. Who comes for the adapter
-//! ([`Lock::lock_or_notify_holder`], [`Lock::try_lock`]) is a guest: an adapter's thread that stands in while the program
-//! computes is not favoured, so the program, once it is back, does not have to turn it out. A lock that is taken in
-//! these ways alone, as a handler's, has no favourite.
+//! It is outside of the lock of the node's adapter, to which a holder posts and which it polls. Work that waits for the
+//! adapter, or for peers, is done after the release (`node/device_work.rs`). A program's thread takes the lock by
+//! [`Lock::lock`], and may become its favourite. A thread of the adapter ([`Lock::lock_or_notify_holder`],
+//! [`Lock::try_lock`]) is a guest: it stands in while the program computes and is not favoured, so the program does not
+//! have to revoke its favour later. A lock that is taken in these ways alone, as a handler's, has no favourite.
 
 use std::ops::{Deref, DerefMut};
 

@@ -190,7 +190,7 @@ impl NiCore {
                 Some(Ok(()))
             }
             Err(Error::Target { .. }) if state.is_unknown(ni, transfer.target) => None,
-            Err(Error::Target { .. }) if state.is_unmet(ni, transfer.target) => None,
+            Err(Error::Target { .. }) if state.is_unconnected(ni, transfer.target) => None,
             refused => Some(refused),
         });
         done.unwrap_or_else(|| self.start_anew(transfer))
@@ -200,7 +200,7 @@ impl NiCore {
     fn start_anew(&self, transfer: &Transfer) -> Result<(), Error> {
         self.find(transfer.target)?;
         self.node.meet(self.ni(), transfer.target)?;
-        self.state(|state| state.start_and_meet(self.ni(), transfer))
+        self.state(|state| state.start_and_connect(self.ni(), transfer))
     }
     /// Has something done when a count is reached.
     pub(crate) fn trigger(&self, ct: CtHandle, threshold: u64, what: Triggered) -> Result<(), Error> {

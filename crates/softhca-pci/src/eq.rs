@@ -230,7 +230,7 @@ impl Function {
         let eqn = parse::<DestroyEqIn>(input)?.get(DestroyEqIn::EQ_NUMBER);
         let uar = self.eqs.get(eqn).ok_or(CmdStatus::BadRes)?.context.get(Eqc::UAR_PAGE);
         self.eqs.queues[eqn as usize - 1] = None;
-        self.pages.mute(uar);
+        self.pages.remove_event_queue(uar);
         self.forget_requests();
         Ok(())
     }

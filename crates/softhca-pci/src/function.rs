@@ -108,7 +108,7 @@ pub struct Function {
     pub(crate) registers: Registers,
     pub(crate) pages: DoorbellPages,
     /// A client that has gone may still have the doorbell pages mapped, as the system had none to replace them by.
-    worn: bool,
+    has_stale_mapping: bool,
     /// A script has its client hung up on.
     pub(crate) hung_up: bool,
     pub(crate) guest: Guest,
@@ -152,7 +152,7 @@ impl Function {
             interrupts: Interrupts::new(),
             registers,
             pages: DoorbellPages::new()?,
-            worn: false,
+            has_stale_mapping: false,
             hung_up: false,
             guest: Guest::new(),
             commands: Commands::default(),
@@ -205,8 +205,8 @@ impl Function {
                 self.armed(uar, cqn);
             }
             let named = |queue| {
-                self.objects.rouse(queue);
-                self.ethernet.rouse(queue);
+                self.objects.activate(queue);
+                self.ethernet.activate(queue);
             };
             if let Some(uar) = self.pages.take_rung(at, named) {
                 any = true;
@@ -322,7 +322,7 @@ impl Function {
     pub(crate) fn stop(&mut self) {
         self.destroy_objects();
         self.eqs.clear();
-        self.commands.pages.forget_things();
+        self.commands.pages.forget_objects();
         self.forget_requests();
         self.free_resources();
     }
@@ -340,7 +340,7 @@ impl Function {
         self.inherit_link();
         self.guest.clear();
         self.interrupts.clear();
-        (self.worn, self.hung_up) = (true, false);
+        (self.has_stale_mapping, self.hung_up) = (true, false);
         if let Some(script) = &self.options.script {
             script.left();
         }
@@ -354,9 +354,9 @@ impl Function {
     /// # Errors
     /// The system has no memory for doorbell pages, or no descriptors: no new client is accepted.
     pub fn renew(&mut self) -> std::io::Result<()> {
-        if self.worn {
+        if self.has_stale_mapping {
             self.pages = DoorbellPages::new()?;
-            self.worn = false;
+            self.has_stale_mapping = false;
         }
         Ok(())
     }

@@ -56,15 +56,15 @@ impl From<PortKind> for ServerOptions {
 /// Turns between two looks at the sockets while there is something to do.
 const TURNS_A_LOOK: u32 = 32;
 /// Turns behind a message with a look at the sockets each: who has had an answer often asks for more, and waits for it.
-const TALK: u32 = 32;
+const TURNS_AFTER_MESSAGE: u32 = 32;
 /// Looks at everything in vain before a client that shares the CPU may run: a client on another CPU that answers at
 /// once has answered by then. With one look messages to a client on this CPU take a quarter longer, with more all of
 /// them do.
 const LOOKS: u32 = 3;
 /// Queue pairs of each function that doze and are looked at then, and when the thread sleeps again without having
 /// worked. Before it sleeps first all are.
-const DOZING_A_LOOK: usize = 8;
-const DOZING_A_TICK: usize = 64;
+const DORMANT_PER_POLL: usize = 8;
+const DORMANT_PER_TICK: usize = 64;
 /// How long the thread sleeps at first, and at most, where it has to look at doorbells by itself.
 const FIRST_TICK: Duration = Duration::from_micros(64);
 const LAST_TICK: Duration = Duration::from_millis(1);
@@ -111,7 +111,7 @@ struct Slot {
     /// A client has gone, and what its function has of it is being destroyed.
     leaving: bool,
     /// A client that has gone may still have the sleeper's descriptors.
-    worn: bool,
+    has_stale_mapping: bool,
     fork: Fork,
 }
 
@@ -192,7 +192,7 @@ impl Server {
                 client: None,
                 sleeper,
                 leaving: false,
-                worn: false,
+                has_stale_mapping: false,
                 fork,
             });
         }
@@ -218,11 +218,11 @@ impl Server {
             let is_look = turns.is_multiple_of(TURNS_A_LOOK);
             if is_look || talks > 0 {
                 let Some(messages) = self.look_at_sockets(Some(Duration::ZERO)) else { return };
-                talks = if messages { TALK } else { talks.saturating_sub(1) };
+                talks = if messages { TURNS_AFTER_MESSAGE } else { talks.saturating_sub(1) };
                 worked |= messages;
             }
             if is_look {
-                worked |= self.look_at_dozing(DOZING_A_LOOK);
+                worked |= self.poll_dormant(DORMANT_PER_POLL);
             }
             if worked {
                 (idle_since, tick) = (None, FIRST_TICK);
@@ -266,9 +266,9 @@ impl Server {
 
     /// Looks at some queue pairs of each function to which nothing has drawn attention. Returns whether one has
     /// something to do.
-    fn look_at_dozing(&mut self, count: usize) -> bool {
+    fn poll_dormant(&mut self, count: usize) -> bool {
         let slots = self.slots.iter_mut().filter(|slot| slot.client.is_some());
-        slots.fold(false, |any, slot| any | slot.guarded(|function| function.look_at_dozing(count)))
+        slots.fold(false, |any, slot| any | slot.guarded(|function| function.poll_dormant(count)))
     }
 
     /// Gives the adapter's asynchronous events to the functions whose objects they are of.
@@ -293,8 +293,8 @@ impl Server {
         for function in self.slots.iter_mut().filter_map(|slot| slot.function.as_mut()) {
             function.pages.look_at_all();
         }
-        let dozing = if tick == FIRST_TICK { usize::MAX } else { DOZING_A_TICK };
-        let worked = if self.look_at_dozing(dozing) | self.turn() {
+        let dozing = if tick == FIRST_TICK { usize::MAX } else { DORMANT_PER_TICK };
+        let worked = if self.poll_dormant(dozing) | self.turn() {
             Some(true)
         } else {
             let limit = if ticks { Some(tick) } else { None };
@@ -403,7 +403,7 @@ impl Slot {
             "{}: the function has panicked and was reset: please report the output, and what its client did",
             self.listener.path().display()
         );
-        (self.client, self.leaving, self.worn) = (None, false, true);
+        (self.client, self.leaving, self.has_stale_mapping) = (None, false, true);
         let (hca, directory, options) =
             (broken.hca.clone(), broken.directory.clone(), broken.options().clone());
         dismiss(broken);
@@ -446,7 +446,7 @@ impl Slot {
         } else {
             tracing::warn!("{}: {ended}; its connection is closed", self.listener.path().display());
         }
-        (self.leaving, self.worn) = (true, true);
+        (self.leaving, self.has_stale_mapping) = (true, true);
         self.leave();
     }
 
@@ -468,9 +468,9 @@ impl Slot {
     fn renew(&mut self) -> std::io::Result<()> {
         let gone = || std::io::Error::other("the function broke down");
         self.function.as_mut().ok_or_else(gone)?.renew()?;
-        if self.worn {
+        if self.has_stale_mapping {
             self.sleeper = Sleeper::new()?;
-            self.worn = false;
+            self.has_stale_mapping = false;
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use crate::scattered::Scattered;
 /// Free slots that are kept unused before one is used again.
 const QUARANTINE: usize = 4096;
 /// Free slots among which one with another tag is looked for.
-const SOON: usize = 16;
+const TAG_SEARCH: usize = 16;
 const INDEX_BITS: u32 = 24;
 
 struct Entry {
@@ -137,7 +137,7 @@ impl MrTable {
         }
         if let Some(tag) = avoid {
             let other = |slot: &u32| self.entries[*slot as usize].tag != tag;
-            if let Some(at) = self.free.iter().take(SOON).position(other) {
+            if let Some(at) = self.free.iter().take(TAG_SEARCH).position(other) {
                 self.free.swap(0, at);
             }
         }

@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn what_nobody_reads_is_left_to_its_writer() {
         let (room, idle) = (Bell::new().unwrap(), Bell::new().unwrap());
-        let (mut late, unread) = pipe().unwrap();
+        let (mut timed_out, unread) = pipe().unwrap();
         let out = Stream::start("test", unread, &room, &idle).unwrap();
         let mut sources = Sources::new(out.clone(), out.clone());
         let mut writers = Vec::new();
@@ -457,7 +457,7 @@ mod tests {
         let has = |said: &[u8], begin: &String| said.windows(begin.len()).any(|w| w == begin.as_bytes());
         while !begins.iter().all(|begin| has(&said, begin)) {
             let mut room = vec![0; PIECE];
-            let got = late.read(&mut room).unwrap();
+            let got = timed_out.read(&mut room).unwrap();
             said.extend_from_slice(&room[..got]);
         }
     }

@@ -177,7 +177,7 @@ impl RawFabric {
         &mut self,
         budget: &RxBudget,
         outcome: &mut RxOutcome,
-        ledger: &mut rx::Ledger<'_>,
+        account: &mut rx::Account<'_>,
     ) -> usize {
         let mut bytes = 0;
         while let Some(l) = self.sender.looped.packets.front().copied() {
@@ -197,7 +197,7 @@ impl RawFabric {
                 payload: &self.sender.looped.bytes[l.start..l.start + l.len],
                 checksum_wrong: false,
             };
-            outcome.packets += self.receiver.give(&shown, ledger);
+            outcome.packets += self.receiver.give(&shown, account);
         }
         self.sender.looped.bytes.clear();
         bytes
@@ -302,7 +302,7 @@ impl Fabric for RawFabric {
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
         let Self { sender, counters, raw, tap, guard, .. } = self;
-        sender.send(batch, &mut tx::Ledger { now, counters, raw, tap, guard });
+        sender.send(batch, &mut tx::Account { now, counters, raw, tap, guard });
         if self.sender.interface_lost && !self.told_lost {
             self.note_lost("it takes no frames");
         }
@@ -313,17 +313,17 @@ impl Fabric for RawFabric {
         let mut bytes = 0;
         if self.sender.next_deadline().is_some_and(|at| at <= now) {
             let Self { sender, counters, raw, tap, guard, .. } = self;
-            sender.send_due(&mut tx::Ledger { now, counters, raw, tap, guard });
+            sender.send_due(&mut tx::Account { now, counters, raw, tap, guard });
         }
         if !self.sender.looped.packets.is_empty() {
             let (mut counters, mut raw, mut tap) = (self.counters, self.raw, self.tap.take());
-            let mut ledger =
-                rx::Ledger { now, counters: &mut counters, raw: &mut raw, tap: &mut tap, sink: &mut *sink };
-            bytes += self.take_looped(&budget, &mut outcome, &mut ledger);
+            let mut account =
+                rx::Account { now, counters: &mut counters, raw: &mut raw, tap: &mut tap, sink: &mut *sink };
+            bytes += self.take_looped(&budget, &mut outcome, &mut account);
             (self.counters, self.raw, self.tap) = (counters, raw, tap);
         }
         let Self { ring, socket, receiver, long, counters, raw, tap, .. } = self;
-        let mut ledger = rx::Ledger { now, counters, raw, tap, sink };
+        let mut account = rx::Account { now, counters, raw, tap, sink };
         while let Some(arrived) = ring.peek() {
             if outcome.packets >= budget.packets || bytes >= budget.bytes {
                 outcome.more = true;
@@ -333,15 +333,15 @@ impl Fabric for RawFabric {
             if arrived.status & sys::STATUS_COPY != 0 {
                 match rustix::net::recv(&*socket, &mut long[..], RecvFlags::DONTWAIT) {
                     Ok((len, _)) => {
-                        outcome.packets += receiver.deliver(arrived.status, &long[..len], &mut ledger);
+                        outcome.packets += receiver.deliver(arrived.status, &long[..len], &mut account);
                     }
-                    Err(_) => ledger.counters.recv_errors += 1,
+                    Err(_) => account.counters.recv_errors += 1,
                 }
-                ledger.counters.recv_calls += 1;
+                account.counters.recv_calls += 1;
             } else if arrived.truncated {
-                ledger.raw.rx_truncated += 1;
+                account.raw.rx_truncated += 1;
             } else {
-                outcome.packets += receiver.deliver(arrived.status, arrived.bytes, &mut ledger);
+                outcome.packets += receiver.deliver(arrived.status, arrived.bytes, &mut account);
             }
             ring.release();
         }

@@ -18,7 +18,7 @@ const GSO_NONE: u8 = 0;
 const GSO_ECN: u8 = 0x80;
 
 /// What a receive call gives packets to, and counts.
-pub(super) struct Ledger<'a> {
+pub(super) struct Account<'a> {
     pub(super) now: Instant,
     pub(super) counters: &'a mut Counters,
     pub(super) raw: &'a mut RawCounters,
@@ -47,27 +47,27 @@ impl Receiver {
     /// Gives a frame's packets to the sink and returns how many it were. `bytes` begin with a `virtio_net_hdr` if
     /// there is one.
     #[inline]
-    pub(super) fn deliver(&mut self, status: u32, bytes: &[u8], ledger: &mut Ledger<'_>) -> usize {
-        ledger.counters.rx_trains += 1;
-        let Some((segment, frame)) = self.cut_vnet(bytes, ledger.raw) else { return 0 };
+    pub(super) fn deliver(&mut self, status: u32, bytes: &[u8], account: &mut Account<'_>) -> usize {
+        account.counters.rx_trains += 1;
+        let Some((segment, frame)) = self.cut_vnet(bytes, account.raw) else { return 0 };
         let trusted = status & (STATUS_CSUM_NOT_READY | STATUS_CSUM_VALID) != 0;
         let Some(shown) = frame::parse(self.version, self.local, trusted, frame) else {
-            ledger.raw.rx_malformed += 1;
+            account.raw.rx_malformed += 1;
             return 0;
         };
         if shown.checksum_wrong {
-            ledger.raw.udp_checksum_errors += 1;
+            account.raw.udp_checksum_errors += 1;
             return 0;
         }
         if segment == 0 || shown.payload.len() <= segment {
-            return self.give(&shown, ledger);
+            return self.give(&shown, account);
         }
-        ledger.raw.rx_superframes += 1;
+        account.raw.rx_superframes += 1;
         let mut good = 0;
         for (k, payload) in shown.payload.chunks(segment).enumerate() {
             // Cut on its way, the packets would have ascending numbers.
             let ident = shown.ident.wrapping_add(k as u16);
-            good += self.give(&Shown { ident, payload, ..shown }, ledger);
+            good += self.give(&Shown { ident, payload, ..shown }, account);
         }
         good
     }
@@ -95,17 +95,17 @@ impl Receiver {
 
     /// Checks one packet and gives it to the sink; how many it were.
     #[inline]
-    pub(super) fn give(&mut self, shown: &Shown<'_>, ledger: &mut Ledger<'_>) -> usize {
+    pub(super) fn give(&mut self, shown: &Shown<'_>, account: &mut Account<'_>) -> usize {
         self.flows.begin(shown.src, shown.src_port);
         let checked = self.flows.check_shown(shown.ident, shown.dont_fragment, shown.payload);
-        if ledger.tap.is_some() {
-            self.tapped(shown, checked, ledger);
+        if account.tap.is_some() {
+            self.tapped(shown, checked, account);
         }
         match checked {
             Checked::Good(_) => {
-                ledger.counters.rx_packets += 1;
-                ledger.counters.rx_bytes += shown.payload.len() as u64;
-                (ledger.sink)(&RxPacket {
+                account.counters.rx_packets += 1;
+                account.counters.rx_bytes += shown.payload.len() as u64;
+                (account.sink)(&RxPacket {
                     src: shown.src,
                     dst: self.local,
                     src_port: shown.src_port,
@@ -115,16 +115,16 @@ impl Receiver {
                 });
                 return 1;
             }
-            Checked::Bad(_) | Checked::Odd(_) => ledger.counters.icrc_errors += 1,
-            Checked::Short => ledger.counters.short_packets += 1,
+            Checked::Bad(_) | Checked::Odd(_) => account.counters.icrc_errors += 1,
+            Checked::Short => account.counters.short_packets += 1,
         }
         0
     }
 
     #[cold]
-    fn tapped(&self, shown: &Shown<'_>, checked: Checked, ledger: &mut Ledger<'_>) {
+    fn tapped(&self, shown: &Shown<'_>, checked: Checked, account: &mut Account<'_>) {
         let (Some(tap), Checked::Good(ident) | Checked::Bad(ident) | Checked::Odd(ident)) =
-            (&mut *ledger.tap, checked)
+            (&mut *account.tap, checked)
         else {
             return;
         };
@@ -139,6 +139,6 @@ impl Receiver {
             ident,
             payload: shown.payload,
         };
-        tap.frame(ledger.now, &frame);
+        tap.frame(account.now, &frame);
     }
 }

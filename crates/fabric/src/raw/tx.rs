@@ -89,7 +89,7 @@ impl Leaving {
 }
 
 /// What a send call counts and shows.
-pub(super) struct Ledger<'a> {
+pub(super) struct Account<'a> {
     pub(super) now: Instant,
     pub(super) counters: &'a mut Counters,
     pub(super) raw: &'a mut RawCounters,
@@ -194,15 +194,15 @@ impl Sender {
 
     /// Sends all waiting trains that the interface takes.
     #[inline]
-    pub(super) fn send(&mut self, batch: &mut TxBatch, ledger: &mut Ledger<'_>) {
+    pub(super) fn send(&mut self, batch: &mut TxBatch, account: &mut Account<'_>) {
         self.retry_at = None;
         if self.neighbours.next_look().is_some() {
-            self.send_due(ledger);
+            self.send_due(account);
         }
         while !batch.is_empty() {
-            if !self.step(batch, ledger) {
-                ledger.counters.tx_blocked += 1;
-                self.retry_at = Some(ledger.now + RETRY_AFTER);
+            if !self.step(batch, account) {
+                account.counters.tx_blocked += 1;
+                self.retry_at = Some(account.now + RETRY_AFTER);
                 return;
             }
         }
@@ -210,22 +210,22 @@ impl Sender {
 
     /// Sends packets that waited for their peer's address and have it now.
     #[cold]
-    pub(super) fn send_due(&mut self, ledger: &mut Ledger<'_>) {
-        while let Some((peer, mac, packet)) = self.neighbours.due(ledger.now, ledger.guard, ledger.raw) {
+    pub(super) fn send_due(&mut self, account: &mut Account<'_>) {
+        while let Some((peer, mac, packet)) = self.neighbours.due(account.now, account.guard, account.raw) {
             let Some(path) = self.paths.get(packet.0) else {
-                ledger.counters.tx_lost_closed += 1;
+                account.counters.tx_lost_closed += 1;
                 continue;
             };
             let head = write_head(&path.template, &mac, packet.1, &packet.2, &mut self.heads[0]);
             let pieces = std::iter::once((&self.heads[0][self.heads_from..head], &packet.2[..]));
-            ledger.counters.send_calls += 1;
+            account.counters.send_calls += 1;
             match self.headers.send(&self.socket, pieces) {
-                Ok(_) => self.account(packet.0, packet.1, &packet.2, ledger),
+                Ok(_) => self.account(packet.0, packet.1, &packet.2, account),
                 Err(e) if matches!(Refusal::of(&e), Refusal::Blocked | Refusal::Interrupted) => {
-                    self.neighbours.put_back(peer, packet, ledger.now + RETRY_AFTER);
+                    self.neighbours.put_back(peer, packet, account.now + RETRY_AFTER);
                     return;
                 }
-                Err(e) => self.lost(&e, 1, ledger),
+                Err(e) => self.lost(&e, 1, account),
             }
         }
     }
@@ -233,13 +233,13 @@ impl Sender {
     /// Sends the oldest packets by one call, or does what else is due with the oldest train; `false` if the
     /// interface takes nothing now.
     #[inline]
-    fn step(&mut self, batch: &mut TxBatch, ledger: &mut Ledger<'_>) -> bool {
-        let count = self.gather(batch, ledger);
+    fn step(&mut self, batch: &mut TxBatch, account: &mut Account<'_>) -> bool {
+        let count = self.gather(batch, account);
         if count == 0 {
             return true;
         }
         loop {
-            ledger.counters.send_calls += 1;
+            account.counters.send_calls += 1;
             let sent = match self.call(count, batch) {
                 Ok(sent) => sent,
                 Err(e) => match Refusal::of(&e) {
@@ -250,31 +250,31 @@ impl Sender {
                     }
                     _ if self.leaving[0].train().packets() > 1 && refuses_uncut(&e) => {
                         self.take_flips_back(0, count, batch);
-                        self.cut_until = Some(ledger.now + CUT_FOR);
-                        ledger.raw.tx_superframes_refused += 1;
+                        self.cut_until = Some(account.now + CUT_FOR);
+                        account.raw.tx_superframes_refused += 1;
                         return true;
                     }
                     _ => {
                         self.take_flips_back(1, count, batch);
                         let packets = self.leaving[0].train().packets();
-                        self.lost(&e, packets as u64, ledger);
+                        self.lost(&e, packets as u64, account);
                         advance(batch, packets);
                         return true;
                     }
                 },
             };
             self.take_flips_back(sent, count, batch);
-            ledger.counters.tx_trains += 1;
+            account.counters.tx_trains += 1;
             let mut packets = 0;
             for i in 0..sent {
                 let leaving = self.leaving[i];
                 let before = packets;
                 for packet in batch.bytes(&leaving.train()).chunks(leaving.segment) {
                     let ident = leaving.ident.wrapping_add((packets - before) as u16);
-                    self.account(leaving.path.expect("gathered"), ident, packet, ledger);
+                    self.account(leaving.path.expect("gathered"), ident, packet, account);
                     packets += 1;
                 }
-                ledger.raw.tx_superframes += u64::from(packets - before > 1);
+                account.raw.tx_superframes += u64::from(packets - before > 1);
             }
             advance(batch, packets);
             return true;
@@ -284,26 +284,26 @@ impl Sender {
     /// Seals the oldest packets as far as they can leave, and builds their headers. If the oldest train can't
     /// leave at all, it is done with and there are none.
     #[inline]
-    fn gather(&mut self, batch: &mut TxBatch, ledger: &mut Ledger<'_>) -> usize {
+    fn gather(&mut self, batch: &mut TxBatch, account: &mut Account<'_>) -> usize {
         let (mut count, mut at) = (0, 0);
-        if self.cut_until.is_some_and(|until| until <= ledger.now) {
+        if self.cut_until.is_some_and(|until| until <= account.now) {
             self.cut_until = None;
         }
         while let Some(&train) = batch.trains().get(at) {
             let Some(path) = self.paths.get(train.path) else {
                 if at == 0 {
-                    ledger.counters.tx_lost_closed += train.packets() as u64;
+                    account.counters.tx_lost_closed += train.packets() as u64;
                     batch.advance(1);
                 }
                 break;
             };
             let way = match path.to {
-                To::Peer(peer) => self.neighbours.way(ledger.now, peer, ledger.guard, ledger.raw),
+                To::Peer(peer) => self.neighbours.way(account.now, peer, account.guard, account.raw),
                 To::Itself => Way::Wait,
             };
             let Way::Known(mac) = way else {
                 if at == 0 {
-                    self.keep(matches!(way, Way::Wait), train, batch, ledger);
+                    self.keep(matches!(way, Way::Wait), train, batch, account);
                     batch.advance(1);
                 }
                 break;
@@ -388,10 +388,10 @@ impl Sender {
 
     /// A train that does not go out now: it waits for its peer's address, loops back to this adapter, or is lost.
     #[cold]
-    fn keep(&mut self, keep: bool, train: Train, batch: &mut TxBatch, ledger: &mut Ledger<'_>) {
+    fn keep(&mut self, keep: bool, train: Train, batch: &mut TxBatch, account: &mut Account<'_>) {
         let path = self.paths.get_mut(train.path).expect("the caller looked");
         if !keep {
-            ledger.raw.tx_lost_unresolved += train.packets() as u64;
+            account.raw.tx_lost_unresolved += train.packets() as u64;
             return;
         }
         let first = path.next_ident;
@@ -403,18 +403,18 @@ impl Sender {
             let ident = first.wrapping_add(k as u16);
             match to {
                 To::Peer(peer) => {
-                    ledger.raw.tx_waited += 1;
+                    account.raw.tx_waited += 1;
                     self.neighbours.wait(peer, (train.path, ident, packet.into()));
                 }
-                To::Itself => self.loop_back(train.path, ident, packet, ledger),
+                To::Itself => self.loop_back(train.path, ident, packet, account),
             }
         }
     }
 
-    fn loop_back(&mut self, id: PathId, ident: u16, packet: &[u8], ledger: &mut Ledger<'_>) {
+    fn loop_back(&mut self, id: PathId, ident: u16, packet: &[u8], account: &mut Account<'_>) {
         let start = self.looped.bytes.len();
         if start + packet.len() > MAX_LOOPED_BYTES {
-            ledger.counters.tx_lost_no_buffers += 1;
+            account.counters.tx_lost_no_buffers += 1;
             return;
         }
         let path = self.paths.get(id).expect("the caller looked");
@@ -423,16 +423,16 @@ impl Sender {
         let len = packet.len();
         self.looped.packets.push_back(Looped { start, len, src_port, traffic_class, hop_limit, ident });
         self.looped.bytes.extend_from_slice(packet);
-        ledger.raw.looped_packets += 1;
-        self.account(id, ident, packet, ledger);
+        account.raw.looped_packets += 1;
+        self.account(id, ident, packet, account);
     }
 
     /// Counts a packet that left, and shows it to the tap.
     #[inline]
-    fn account(&self, id: PathId, ident: u16, payload: &[u8], ledger: &mut Ledger<'_>) {
-        ledger.counters.tx_packets += 1;
-        ledger.counters.tx_bytes += payload.len() as u64;
-        if let Some(tap) = ledger.tap
+    fn account(&self, id: PathId, ident: u16, payload: &[u8], account: &mut Account<'_>) {
+        account.counters.tx_packets += 1;
+        account.counters.tx_bytes += payload.len() as u64;
+        if let Some(tap) = account.tap
             && let Some(path) = self.paths.get(id)
         {
             let frame = TapFrame {
@@ -446,20 +446,20 @@ impl Sender {
                 ident,
                 payload,
             };
-            tap.frame(ledger.now, &frame);
+            tap.frame(account.now, &frame);
         }
     }
 
     /// Counts packets that were refused for good.
     #[cold]
-    fn lost(&mut self, error: &io::Error, packets: u64, ledger: &mut Ledger<'_>) {
+    fn lost(&mut self, error: &io::Error, packets: u64, account: &mut Account<'_>) {
         match error.raw_os_error() {
             Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
-                ledger.raw.tx_lost_interface += packets;
+                account.raw.tx_lost_interface += packets;
                 self.interface_lost = true;
             }
-            Some(libc::ENOBUFS | libc::ENOMEM) => ledger.counters.tx_lost_no_buffers += packets,
-            _ => ledger.counters.tx_lost_other += packets,
+            Some(libc::ENOBUFS | libc::ENOMEM) => account.counters.tx_lost_no_buffers += packets,
+            _ => account.counters.tx_lost_other += packets,
         }
     }
 }

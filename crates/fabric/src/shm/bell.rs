@@ -22,13 +22,13 @@ pub(super) const BITS: u32 = 1024;
 const SLEEPS_AT: usize = 0;
 
 /// The consumer's end: the page of bits, and the page that says whether it sleeps.
-pub(super) struct Bells {
+pub(super) struct Doorbells {
     bits: Segment,
     board: Segment,
     sleeps: bool,
 }
 
-impl Bells {
+impl Doorbells {
     pub(super) fn new(bits: Segment, board: Segment) -> Self {
         Self { bits, board, sleeps: false }
     }
@@ -106,7 +106,7 @@ impl Caller {
         let (group, bit) = (self.bit / 32, self.bit % 32);
         self.bits.word(WORDS_AT + group as usize * 4).fetch_or(1 << bit, Ordering::AcqRel);
         self.bits.word(SUMMARY_AT).fetch_or(1 << group, Ordering::AcqRel);
-        // Pairs with the barrier behind `Bells::sleep`: either the consumer sees the bit, or we see it sleep.
+        // Pairs with the barrier behind `Doorbells::sleep`: either the consumer sees the bit, or we see it sleep.
         fence(Ordering::SeqCst);
         self.board.word(SLEEPS_AT, Ordering::Acquire) != 0
     }

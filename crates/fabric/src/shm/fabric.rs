@@ -11,7 +11,7 @@ use hca_process::{Fork, check_file_len};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
 
-use super::bell::{Bells, PAGE_BYTES};
+use super::bell::{Doorbells, PAGE_BYTES};
 use super::chance::{Refusable, ShmChance};
 use super::counters::Counters;
 use super::grants::{BOARD_BYTES, Grants};
@@ -94,7 +94,7 @@ pub struct ShmFabric {
     /// When the listening socket is looked at again, after descriptors or memory had run out.
     pub(super) listen_at: Option<Instant>,
     pub(super) epoll: OwnedFd,
-    pub(super) bells: Bells,
+    pub(super) doorbells: Doorbells,
     pub(super) bits_fd: OwnedFd,
     pub(super) board_fd: OwnedFd,
     pub(super) ring_lines: u32,
@@ -220,7 +220,7 @@ impl ShmFabric {
             grants: Grants::new(board.clone()),
             take_backs: TakeBacks::default(),
             full: Vec::with_capacity(64),
-            bells: Bells::new(bits, board),
+            doorbells: Doorbells::new(bits, board),
             bits_fd,
             board_fd,
             ring_lines,
@@ -334,7 +334,7 @@ impl ShmFabric {
     }
     #[inline]
     fn recv_now<S: ShmSink>(&mut self, budget: RxBudget, sink: &mut S) -> RxOutcome {
-        if self.bells.rung() {
+        if self.doorbells.rung() {
             self.answer_calls();
         }
         if self.take_backs.is_parting() {
@@ -375,7 +375,7 @@ impl ShmFabric {
         let chance = self.chance.as_ref().filter(|c| !c.is_killed())?;
         let mut polled = self.polled.iter().filter_map(|&slot| self.links.get(slot));
         let ending = |l: &super::link::Link| matches!(l.stage, Stage::Ending);
-        if self.bells.rung() || polled.any(|l| ending(l) || l.has_input()) {
+        if self.doorbells.rung() || polled.any(|l| ending(l) || l.has_input()) {
             return Some(chance.looks_at(None));
         }
         let mut sockets = [PollFd::new(&self.epoll, PollFlags::IN)];
@@ -480,7 +480,7 @@ impl Fabric for ShmFabric {
         let ending = |l: &super::link::Link| matches!(l.stage, Stage::Ending);
         let input = |f: &Self| {
             let mut polled = f.polled.iter().filter_map(|&slot| f.links.get(slot));
-            f.bells.rung() || polled.any(|l| ending(l) || l.has_input())
+            f.doorbells.rung() || polled.any(|l| ending(l) || l.has_input())
         };
         if input(self) {
             return true;
@@ -488,12 +488,12 @@ impl Fabric for ShmFabric {
         let asked = self.ask_for_calls();
         let is_parked =
             |&slot: &u32| self.links.get(slot).and_then(|l| l.rx.as_ref()).is_none_or(Consumer::is_parked);
-        if !asked && self.bells.sleeps() && self.polled.iter().all(is_parked) {
+        if !asked && self.doorbells.sleeps() && self.polled.iter().all(is_parked) {
             // All was said before, and nothing has been taken since.
             return self.has_room();
         }
         self.park_polled();
-        self.bells.sleep();
+        self.doorbells.sleep();
         // The first look behind the sleep is at the sockets, too.
         self.tick_at = Instant::ZERO;
         self.barrier.on_parking();

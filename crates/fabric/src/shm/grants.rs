@@ -337,7 +337,7 @@ impl ShmFabric {
     /// A link to a process of this user.
     pub(super) fn trusted(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
         let link = self.linked(peer)?;
-        if link.parting {
+        if link.closing {
             return Err(GrantError::Link);
         }
         if link.direct.trusted { Ok(link) } else { Err(GrantError::ForeignUser) }

@@ -154,7 +154,8 @@ impl ShmFabric {
         match glance {
             Some(glance) if glance.link == token => (glance.next, glance.tag) = (next, tag),
             _ => {
-                *glance = Some(Glance { link: token, ring: rx.ring(), next, tag, calls: self.bells.calls() });
+                *glance =
+                    Some(Glance { link: token, ring: rx.ring(), next, tag, calls: self.doorbells.calls() });
             }
         }
     }
@@ -240,6 +241,6 @@ impl ShmFabric {
     /// Whether there is work other than in rings.
     #[inline(always)]
     pub fn is_called(&self) -> bool {
-        self.bells.rung() || self.ended > 0
+        self.doorbells.rung() || self.ended > 0
     }
 }

@@ -66,7 +66,7 @@ pub(super) struct Link {
     /// Nothing is exchanged before both have proved their addresses.
     pub(super) unproven: Option<Proof>,
     /// It broke the rules, and is cut as soon as it is out of this side's memory.
-    pub(super) parting: bool,
+    pub(super) closing: bool,
     generation: u32,
 }
 
@@ -89,7 +89,7 @@ impl Link {
             listed_full: false,
             direct: Direct::default(),
             unproven: None,
-            parting: false,
+            closing: false,
             generation: 0,
         }
     }

@@ -178,7 +178,7 @@ impl ShmFabric {
         tx.link(credits.window(), self.barrier);
         let mut link = Link::new(self.local, self.domain.uid(), Stage::Own, out.clone(), tx);
         link.rx = Some(Consumer::new(out.window(), credits, self.ring_lines, self.barrier));
-        link.caller = Some(self.bells.caller(self.links.next_slot()));
+        link.caller = Some(self.doorbells.caller(self.links.next_slot()));
         let slot = self.links.insert(link);
         self.poll_from_now_on(slot);
         slot
@@ -230,8 +230,8 @@ impl ShmFabric {
     /// Looks at the sockets, and at what else is not looked at each turn.
     #[cold]
     pub(super) fn look_around(&mut self) {
-        if self.bells.sleeps() {
-            self.bells.wake();
+        if self.doorbells.sleeps() {
+            self.doorbells.wake();
         }
         let expects = self.greetings > 0 || self.grants.questions > 0;
         let eager = expects && self.now < self.eager_until;
@@ -251,7 +251,7 @@ impl ShmFabric {
                 }
             }
         }
-        self.meet_who_waits();
+        self.admit_waiting();
         self.tell_lost_processes();
         self.send_late_notes();
         self.expire();
@@ -371,7 +371,7 @@ impl ShmFabric {
     }
 
     /// Those whose address was another one's, who is gone by now.
-    fn meet_who_waits(&mut self) {
+    fn admit_waiting(&mut self) {
         let mut at = 0;
         while let Some(pending) = self.pending.get_mut(at) {
             let address = pending.said.as_ref().map(|said| said.0.address);
@@ -491,7 +491,7 @@ impl ShmFabric {
     pub(super) fn hear_link(&mut self, slot: u32) {
         for _ in 0..MESSAGES {
             let Some(link) = self.links.get_mut(slot) else { return };
-            if link.parting || link.direct.notices >= MAX_NOTICES {
+            if link.closing || link.direct.notices >= MAX_NOTICES {
                 // It is not heard any more, or nobody takes them: the rest waits, and with it the peer.
                 if self.is_dead(slot) {
                     self.end(slot);
@@ -597,13 +597,13 @@ impl ShmFabric {
         if link.rx.is_some() {
             self.poll_from_now_on(slot);
         } else {
-            self.bury(slot);
+            self.remove_link(slot);
         }
     }
 
     /// Nothing of a peer is left to be done.
     #[cold]
-    pub(super) fn bury(&mut self, slot: u32) {
+    pub(super) fn remove_link(&mut self, slot: u32) {
         self.polled.retain(|s| *s != slot);
         let Some(mut link) = self.links.remove(slot) else { return };
         let _ = link.tx.refresh();

@@ -174,7 +174,7 @@ impl ShmFabric {
     }
 
     /// Requests wait for a peer to prove its address: for so long.
-    pub(super) fn hurry_proof(&mut self, slot: u32) {
+    pub(super) fn shorten_proof_deadline(&mut self, slot: u32) {
         let now = self.now;
         if let Some(link) = self.links.get_mut(slot) {
             link.deadline.get_or_insert(now + PATIENCE);

@@ -68,20 +68,20 @@ pub(super) struct TakeBacks {
     under_way: Vec<UnderWay>,
     begun: u64,
     /// Links that are cut behind a take-back.
-    partings: Vec<(TakeBackId, LinkId)>,
+    closing_links: Vec<(TakeBackId, LinkId)>,
 }
 
 impl TakeBacks {
     /// When [`ShmFabric::part`] has something to do, if it does so as soon as it can.
     pub(super) fn parts_in(&self) -> Option<Duration> {
-        (!self.partings.is_empty()).then_some(NAP)
+        (!self.closing_links.is_empty()).then_some(NAP)
     }
     /// How many wait for peers that are within.
     pub(super) fn now(&self) -> u64 {
         self.under_way.len() as u64
     }
     pub(super) fn is_parting(&self) -> bool {
-        !self.partings.is_empty()
+        !self.closing_links.is_empty()
     }
 }
 
@@ -338,14 +338,14 @@ impl ShmFabric {
 
     /// Takes back all that a peer holds, and cuts the link to it, though it lives.
     pub(super) fn take_back_and_end(&mut self, slot: u32) {
-        let Some(link) = self.links.get_mut(slot).filter(|l| !l.parting) else { return };
-        link.parting = true;
+        let Some(link) = self.links.get_mut(slot).filter(|l| !l.closing) else { return };
+        link.closing = true;
         let held = link.direct.held.clone();
         let peer = LinkId::new(self.links.token(slot));
         if !held.is_empty()
             && let TakeBack::UnderWay(id) = self.begin_take_back(held, None, None)
         {
-            self.take_backs.partings.push((id, peer));
+            self.take_backs.closing_links.push((id, peer));
             return;
         }
         self.end(slot);
@@ -353,9 +353,9 @@ impl ShmFabric {
     /// Cuts the links behind whose take-back nothing is under way any more.
     #[cold]
     pub(super) fn part(&mut self) {
-        for (id, peer) in std::mem::take(&mut self.take_backs.partings) {
+        for (id, peer) in std::mem::take(&mut self.take_backs.closing_links) {
             if self.continue_take_back(id).is_none() {
-                self.take_backs.partings.push((id, peer));
+                self.take_backs.closing_links.push((id, peer));
             } else if let Some(slot) = self.links.by_token(peer.token()) {
                 self.end(slot);
             }

@@ -659,7 +659,7 @@ impl Consumer {
     }
 
     /// Something called for this ring, so its producer may not do so again for this time of parking.
-    pub(super) fn stir(&mut self) {
+    pub(super) fn note_call(&mut self) {
         self.stirred = true;
     }
     /// Says that this ring is polled no more. Then [`Barrier::on_parking`] is due, and one more look.

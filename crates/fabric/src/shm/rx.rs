@@ -63,7 +63,7 @@ impl ShmFabric {
     pub(super) fn poll_from_now_on(&mut self, slot: u32) {
         let Some(link) = self.links.get_mut(slot).filter(|l| l.unproven.is_none()) else { return };
         let Some(rx) = &mut link.rx else { return };
-        rx.stir();
+        rx.note_call();
         link.last_input = self.now;
         if !link.polled {
             link.polled = true;
@@ -78,7 +78,7 @@ impl ShmFabric {
         let mut called = std::mem::take(&mut self.called);
         called.clear();
         let slots = self.links.slots();
-        self.bells.take(|bit| called.extend((bit..slots).step_by(BITS as usize)));
+        self.doorbells.take(|bit| called.extend((bit..slots).step_by(BITS as usize)));
         for &slot in &called {
             self.poll_from_now_on(slot);
         }
@@ -194,7 +194,7 @@ impl ShmFabric {
     #[inline]
     fn after_poll(&mut self, outcome: RxOutcome) -> RxOutcome {
         if self.ended > 0 {
-            self.bury_ended();
+            self.remove_ended_links();
         }
         if self.polled.len() > MAX_POLLED {
             self.park_idle();
@@ -204,14 +204,14 @@ impl ShmFabric {
 
     /// Links whose peer is gone, and whose ring is empty now.
     #[cold]
-    fn bury_ended(&mut self) {
+    fn remove_ended_links(&mut self) {
         self.ended = 0;
         let over = |slot: &u32| {
             self.links.get(*slot).is_some_and(|l| matches!(l.stage, Stage::Ending) && !l.has_input())
         };
         let over: Vec<u32> = self.polled.iter().copied().filter(over).collect();
         for slot in over {
-            self.bury(slot);
+            self.remove_link(slot);
         }
     }
 

@@ -236,7 +236,7 @@ impl ShmFabric {
     /// Has `send` find no room, since the peer has yet to prove its address.
     #[cold]
     fn send_later<R>(&mut self, slot: u32, send: impl FnOnce(&mut ShmTx<'_>, Reach<'_>) -> R) -> R {
-        self.hurry_proof(slot);
+        self.shorten_proof_deadline(slot);
         let link = self.links.get_mut(slot).expect("found by the caller");
         let mut tx = ShmTx::new(&mut link.tx, true);
         send(&mut tx, Reach::new(&mut self.grants.mapped, &mut None))

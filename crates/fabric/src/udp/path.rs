@@ -188,7 +188,7 @@ impl Paths {
     }
     /// Whether the path's next Identification is known; learns it again where an error left it open.
     #[inline]
-    pub(crate) fn make_certain(&mut self, id: PathId) {
+    pub(crate) fn ensure_ident_known(&mut self, id: PathId) {
         if self.get(id).is_some_and(|p| p.uncertain) {
             self.learn_again(id);
         }

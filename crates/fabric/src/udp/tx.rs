@@ -200,7 +200,7 @@ impl Sender {
     /// Puts ICRCs on the oldest trains, which are for one path.
     #[inline]
     fn seal_group(&mut self, id: PathId, count: usize, batch: &mut TxBatch) {
-        self.paths.make_certain(id);
+        self.paths.ensure_ident_known(id);
         for ahead in 0..count {
             let train = batch.trains()[ahead];
             self.seal(&train, ahead, batch);
@@ -344,7 +344,7 @@ impl Sender {
         tap: &mut Option<Box<dyn Tap>>,
     ) -> Step {
         batch.take_in();
-        self.paths.make_certain(train.path);
+        self.paths.ensure_ident_known(train.path);
         let count = train.packets().min(TX_BATCH);
         let part = Train { len: train.len.min(count * train.segment), ..train };
         let mut tried_again = false;

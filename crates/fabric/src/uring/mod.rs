@@ -98,7 +98,7 @@ impl UringFabric {
         }
         let trains = &trains[..count];
         for t in trains {
-            self.sender.paths.make_certain(t.path);
+            self.sender.paths.ensure_ident_known(t.path);
         }
         for (i, t) in trains.iter().enumerate() {
             let ahead = trains[..i].iter().filter(|o| o.path == t.path).count();

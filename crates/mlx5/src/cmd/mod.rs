@@ -75,7 +75,7 @@ pub(crate) struct CommandQueue {
     /// Whether somebody hears that.
     events: AtomicBool,
     /// The thread that hears of them, and can't wait for itself.
-    hearer: OnceLock<ThreadId>,
+    event_thread: OnceLock<ThreadId>,
 }
 
 struct State {
@@ -140,7 +140,7 @@ impl CommandQueue {
             asked: Mutex::default(),
             lending: Mutex::default(),
             events: AtomicBool::new(false),
-            hearer: OnceLock::new(),
+            event_thread: OnceLock::new(),
         })
     }
 
@@ -229,7 +229,7 @@ impl CommandQueue {
     }
     /// The same by who waits for a command, for whom a function that can't be reached is the adapter's death. Those
     /// whose events were taken look.
-    fn take_told(&self) {
+    fn take_command_events(&self) {
         let any = self.take_all(&mut self.told());
         if any.is_err() {
             self.health.declare(Death::Unreachable);
@@ -261,9 +261,9 @@ impl CommandQueue {
     }
 
     /// From now on that thread hears of commands that are done, and calls [`wake`](Self::wake).
-    pub(crate) fn events_on(&self, hearer: ThreadId) {
+    pub(crate) fn events_on(&self, event_thread: ThreadId) {
         // There is one such thread in an adapter's life.
-        let _ = self.hearer.set(hearer);
+        let _ = self.event_thread.set(event_thread);
         self.events.store(true, Ordering::Relaxed);
     }
     /// From now on nobody hears of commands that are done.
@@ -316,7 +316,7 @@ impl CommandQueue {
         }
         let outcome = self.read(command, slot, out, &outputs);
         // Its own event may come later, and is the next one's to take.
-        self.take_told();
+        self.take_command_events();
         self.give_slot(slot);
         if lane == Lane::Usual {
             self.lend();
@@ -392,10 +392,10 @@ impl CommandQueue {
         loop {
             // It may wait for pages. Those that bring them do not.
             if lane == Lane::Usual {
-                self.take_told();
+                self.take_command_events();
                 self.lend();
             }
-            if !self.hears() && self.health.look_if_due(&self.registers) {
+            if !self.is_notified() && self.health.look_if_due(&self.registers) {
                 self.wake();
             }
             let state = self.state();
@@ -407,7 +407,7 @@ impl CommandQueue {
                 drop(state);
                 return Err(self.silent(command));
             };
-            let longest = if self.hears() { self.look } else { nap };
+            let longest = if self.is_notified() { self.look } else { nap };
             let sleep = left.min(longest);
             nap = (2 * nap).min(LONGEST_NAP);
             drop(self.changed.wait_timeout(state, sleep));
@@ -415,12 +415,12 @@ impl CommandQueue {
     }
 
     /// Whether this thread will be told of a command that is done.
-    fn hears(&self) -> bool {
-        self.events.load(Ordering::Relaxed) && !self.is_hearer()
+    fn is_notified(&self) -> bool {
+        self.events.load(Ordering::Relaxed) && !self.is_event_thread()
     }
     /// Whether this is the thread that hears.
-    pub(crate) fn is_hearer(&self) -> bool {
-        self.hearer.get().copied() == Some(std::thread::current().id())
+    pub(crate) fn is_event_thread(&self) -> bool {
+        self.event_thread.get().copied() == Some(std::thread::current().id())
     }
 
     fn read(&self, command: Opcode, slot: u32, out: &mut [u8], outputs: &Chain<'_>) -> Result<(), CmdError> {

@@ -76,7 +76,7 @@ pub(crate) struct Counters {
     /// Frames that left.
     pub(crate) said: u64,
     /// Frames that did not leave, as too many were under way.
-    pub(crate) unsaid: u64,
+    pub(crate) tx_dropped: u64,
 }
 
 /// With what the queues are made.
@@ -244,7 +244,7 @@ impl State {
     /// Sends a frame. Returns whether there was room.
     fn say(&mut self, frame: &[u8]) -> bool {
         let said = self.queues.send(frame);
-        *(if said { &mut self.counters.said } else { &mut self.counters.unsaid }) += 1;
+        *(if said { &mut self.counters.said } else { &mut self.counters.tx_dropped }) += 1;
         said
     }
 }

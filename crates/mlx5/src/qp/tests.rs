@@ -169,7 +169,7 @@ impl Bench {
     }
     fn consumed(&self) -> u32 {
         // Counters stay below 2^24 in these tests.
-        self.cq.consumed_as_told()
+        self.cq.announced_consumer_counter()
     }
     fn produce(&mut self, entry: Cqe64) {
         assert!(self.free_cqes() > 0, "the queue of the test is large enough");

@@ -171,7 +171,7 @@ fn stream(half: &mut Half, pace: &mut Pace<'_>) -> Result<Measured, Failure> {
     posted += half.finish()?;
     let drain = Instant::now();
     while out.messages < posted && drain.elapsed() < DRAIN_LIMIT && !pace.cut_short() {
-        pace.beat();
+        pace.heartbeat();
         out.messages += half.completed()?;
     }
     out.elapsed = begin.elapsed();

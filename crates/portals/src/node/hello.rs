@@ -47,7 +47,7 @@ pub(crate) struct Hello {
     /// Where datagrams to the sender go.
     pub(crate) datagrams: Qpn,
     /// The peer's queue pair, as far as it is known.
-    pub(crate) yours: Option<Qpn>,
+    pub(crate) peer_qpn: Option<Qpn>,
     /// The sender needs no answer.
     pub(crate) is_up: bool,
     /// Bytes that go with their header: what one side sends so, the other has room for.
@@ -72,8 +72,8 @@ impl Hello {
         put(&(self.endpoint.mtu.bytes() as u16).to_be_bytes());
         put(&incarnation.to_be_bytes());
         put(&self.key.to_be_bytes());
-        let yours = self.yours.map_or(u32::MAX, Qpn::raw);
-        for word in [self.endpoint.qpn.raw(), self.endpoint.psn.raw(), self.datagrams.raw(), yours] {
+        let peer_qpn = self.peer_qpn.map_or(u32::MAX, Qpn::raw);
+        for word in [self.endpoint.qpn.raw(), self.endpoint.psn.raw(), self.datagrams.raw(), peer_qpn] {
             put(&word.to_be_bytes());
         }
         put(&self.endpoint.gid.0);
@@ -113,7 +113,7 @@ impl Hello {
             endpoint,
             attempt: word(84),
             datagrams: Qpn::new(number(56)?),
-            yours: number(60).map(Qpn::new),
+            peer_qpn: number(60).map(Qpn::new),
             is_up: bytes[5] & IS_UP != 0,
             eager_bytes: word(80),
         })
@@ -136,14 +136,14 @@ mod tests {
             jid: Jid(5),
             incarnation: 6 << 40,
         };
-        for (yours, is_up) in [(None, false), (Some(Qpn::new(9)), true)] {
+        for (peer_qpn, is_up) in [(None, false), (Some(Qpn::new(9)), true)] {
             let hello = Hello {
                 from,
                 key: 7,
                 endpoint,
                 attempt: 3,
                 datagrams: Qpn::new(8),
-                yours,
+                peer_qpn,
                 is_up,
                 eager_bytes: 4096,
             };

@@ -14,7 +14,7 @@ impl State {
     /// # Errors
     /// As [`start`](Self::start).
     #[cold]
-    pub(crate) fn start_and_meet(&mut self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
+    pub(crate) fn start_and_connect(&mut self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         self.may_meet = true;
         let result = self.start(ni, transfer);
         self.may_meet = false;

@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use hca_core::{Completion, DeviceError};
 use hca_matching::NiFail;
 
-use super::errand::{Errand, Held, Which};
+use super::device_work::{DeviceWork, Held, Which};
 use super::interface::NiState;
 use super::peer::{Fetched, Lending, Peer};
 use super::{Node, State};
@@ -112,8 +112,8 @@ impl State {
             self.by_rank.remove(&gone.identity.rank);
         }
         let which = Which { peer, attempt: gone.attempt };
-        // A queue pair that is in the hands of an errand ends when it comes back.
-        self.errands.extend(gone.qp.take().map(|qp| Errand::End { which, qp }));
+        // A queue pair that belongs to device work ends when the work is concluded.
+        self.queued_work.extend(gone.qp.take().map(|qp| DeviceWork::End { which, qp }));
         self.leaving.insert(which.attempt, Leaving { peer: gone, polled: Vec::new() });
     }
     /// A poll has yielded a receive slot of a connection that is no more.
@@ -137,7 +137,7 @@ impl State {
                 return self.device_failed(&error);
             }
         }
-        self.errands.extend(gone.to.take().map(|path| Errand::LetGo(Held::Path(path))));
+        self.queued_work.extend(gone.to.take().map(|path| DeviceWork::LetGo(Held::Path(path))));
         for (_, slot) in gone.slots {
             self.net.ports.free_slot(slot);
         }
@@ -173,7 +173,7 @@ impl State {
     /// Memory is needed no more: what is to be waited for is left for behind the lock.
     #[inline]
     pub(super) fn let_go(&mut self, memory: Pieces) {
-        self.errands.extend(Held::of_pieces(memory).map(Errand::LetGo));
+        self.queued_work.extend(Held::of_pieces(memory).map(DeviceWork::LetGo));
     }
 }
 

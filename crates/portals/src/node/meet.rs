@@ -7,10 +7,10 @@ use hca_matching::Process;
 use hca_verbs::raw::RawQp;
 use hca_verbs::{Endpoint, Grh};
 
+use super::device_work::{DeviceWork, Done, Made, Which};
 use super::directory::{Card, nid_of};
-use super::errand::{Done, Errand, Made, Which};
 use super::hello::{Hello, Identity, NO_RANK};
-use super::peer::{Meeting, Out, Peer, Stage, Step};
+use super::peer::{Connecting, Out, Peer, Stage, Step};
 use super::{Node, State};
 use crate::Error;
 
@@ -19,7 +19,7 @@ const FIRST_HELLO: Duration = Duration::from_millis(20);
 const SLOWEST_HELLO: Duration = Duration::from_secs(1);
 
 /// What a hello tells of a peer that is known.
-enum Tale {
+enum HelloOutcome {
     /// Nothing new, or that what it is connected to while both meet is not the peer's any more.
     Known,
     /// An earlier connection.
@@ -34,8 +34,8 @@ impl Node {
     /// # Errors
     /// The target is unknown; the device refused something.
     pub(crate) fn meet(&self, ni: u8, target: Process) -> Result<(), Error> {
-        let errand = self.with(|state| state.prepare(ni, target))?.1;
-        match errand.and_then(|errand| errand.run(&self.inner.maker)) {
+        let work = self.with(|state| state.prepare(ni, target))?.1;
+        match work.and_then(|work| work.run(&self.inner.maker)) {
             Some(done) => self.with(|state| state.conclude(done)),
             None => Ok(()),
         }
@@ -87,21 +87,21 @@ impl State {
         }
     }
     /// Whether a target's address is known, and nothing of it is here yet.
-    pub(crate) fn is_unmet(&self, ni: u8, target: Process) -> bool {
+    pub(crate) fn is_unconnected(&self, ni: u8, target: Process) -> bool {
         self.card_of(ni, target).is_some_and(|card| !self.by_process.contains_key(&(card.nid, card.pid)))
     }
     #[cold]
     fn meet(&mut self, ni: u8, target: Process) -> Result<u32, Error> {
         // Whoever can be told that it can't be met has it met before.
-        if !self.in_after && !self.may_meet && self.is_unmet(ni, target) {
+        if !self.in_after && !self.may_meet && self.is_unconnected(ni, target) {
             return Err(Error::Target { target });
         }
-        let (peer, errand) = self.prepare(ni, target)?;
-        self.errands.extend(errand);
+        let (peer, work) = self.prepare(ni, target)?;
+        self.queued_work.extend(work);
         Ok(peer)
     }
     /// A peer for a target, and what is to be done before anything can be said to it, unless it is known already.
-    fn prepare(&mut self, ni: u8, target: Process) -> Result<(u32, Option<Errand>), Error> {
+    fn prepare(&mut self, ni: u8, target: Process) -> Result<(u32, Option<DeviceWork>), Error> {
         let &card = self.card_of(ni, target).ok_or(Error::Target { target })?;
         if let Some(&peer) = self.by_process.get(&(card.nid, card.pid)) {
             return Ok((peer, None));
@@ -112,14 +112,19 @@ impl State {
             true => self.identity,
             false => Identity { nid: card.nid, pid: card.pid, rank, incarnation: 0, ..self.identity },
         };
-        let (peer, errand) = self.new_peer(identity, card, None);
-        Ok((peer, Some(errand)))
+        let (peer, work) = self.new_peer(identity, card, None);
+        Ok((peer, Some(work)))
     }
-    pub(super) fn new_peer(&mut self, identity: Identity, card: Card, hello: Option<Hello>) -> (u32, Errand) {
+    pub(super) fn new_peer(
+        &mut self,
+        identity: Identity,
+        card: Card,
+        hello: Option<Hello>,
+    ) -> (u32, DeviceWork) {
         let to = AddressVector { dgid: card.gid, dlid: card.lid, ..AddressVector::default() };
         let psn = Psn::new(self.random() as u32);
         let now = self.clock.now();
-        let meeting = Meeting {
+        let meeting = Connecting {
             datagrams: card.datagrams,
             step: Step::Making,
             hello,
@@ -141,20 +146,20 @@ impl State {
         }
         self.wake_in(self.connect_timeout);
         let which = Which { peer: index, attempt: self.attempts };
-        (index, Errand::Make { which, to, psn })
+        (index, DeviceWork::Make { which, to, psn })
     }
     /// Connects the queue pair to one of the peer's, in the place of another that it may be connected to.
     fn begin_connect(&mut self, peer: u32, theirs: (Endpoint, u32)) {
         let of = self.net.peer(peer);
-        let Stage::Meeting(meeting) = &mut of.stage else { return };
+        let Stage::Connecting(meeting) = &mut of.stage else { return };
         let (Some(qp), Some(ours)) = (of.qp.take(), of.ours) else { return };
         let which = Which { peer, attempt: of.attempt };
-        let (step, errand) = match of.theirs.replace(theirs) {
-            Some(_) => (Step::Resetting, Errand::Reset { which, qp }),
-            None => (Step::Connecting, Errand::Connect { which, qp, ours, theirs: theirs.0 }),
+        let (step, work) = match of.theirs.replace(theirs) {
+            Some(_) => (Step::Resetting, DeviceWork::Reset { which, qp }),
+            None => (Step::Connecting, DeviceWork::Connect { which, qp, ours, theirs: theirs.0 }),
         };
         (meeting.step, meeting.is_known) = (step, false);
-        self.errands.push(errand);
+        self.queued_work.push(work);
     }
 
     /// Sends a hello, and says when the next is due.
@@ -162,10 +167,10 @@ impl State {
         let (from, key, datagrams, now) = (self.identity, self.key, self.datagrams(), self.clock.now());
         let eager_bytes = self.eager_bytes as u32;
         let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
-        let (attempt, yours) = (of.attempt, of.theirs.map(|(theirs, _)| theirs.qpn));
-        let Stage::Meeting(meeting) = &mut of.stage else { return };
+        let (attempt, peer_qpn) = (of.attempt, of.theirs.map(|(theirs, _)| theirs.qpn));
+        let Stage::Connecting(meeting) = &mut of.stage else { return };
         let (Some(to), Some(endpoint), Step::Here) = (&of.to, of.ours, meeting.step) else { return };
-        let hello = Hello { from, key, endpoint, attempt, datagrams, yours, is_up: false, eager_bytes };
+        let hello = Hello { from, key, endpoint, attempt, datagrams, peer_qpn, is_up: false, eager_bytes };
         let wait = (FIRST_HELLO * (1 << meeting.tries.min(10))).min(SLOWEST_HELLO);
         meeting.tries += 1;
         meeting.next = now + wait;
@@ -208,9 +213,9 @@ impl State {
         let mut known = self.by_process.get(&id).copied();
         if let Some(peer) = known {
             match self.told_by(peer, hello) {
-                Tale::Known => {}
-                Tale::Old => return,
-                Tale::New => {
+                HelloOutcome::Known => {}
+                HelloOutcome::Old => return,
+                HelloOutcome::New => {
                     self.lost(peer, &"the peer was restarted");
                     known = None;
                 }
@@ -221,23 +226,23 @@ impl State {
             None => {
                 let (Endpoint { gid, lid, .. }, datagrams) = (hello.endpoint, hello.datagrams);
                 let card = Card { nid: id.0, pid: id.1, gid, lid, datagrams };
-                let (_, errand) = self.new_peer(hello.from, card, Some(*hello));
-                self.errands.push(errand);
+                let (_, work) = self.new_peer(hello.from, card, Some(*hello));
+                self.queued_work.push(work);
             }
         }
     }
     /// What a hello says of a peer that is known.
-    fn told_by(&mut self, peer: u32, hello: &Hello) -> Tale {
+    fn told_by(&mut self, peer: u32, hello: &Hello) -> HelloOutcome {
         let of = self.peer(peer);
         let incarnation = of.identity.incarnation;
         if incarnation != 0 && incarnation != hello.from.incarnation {
-            return Tale::New;
+            return HelloOutcome::New;
         }
-        let Some((_, attempt)) = of.theirs else { return Tale::Known };
+        let Some((_, attempt)) = of.theirs else { return HelloOutcome::Known };
         match hello.attempt.wrapping_sub(attempt) as i32 {
-            i32::MIN..=-1 => Tale::Old,
-            1.. if of.is_up() => Tale::New,
-            _ => Tale::Known,
+            i32::MIN..=-1 => HelloOutcome::Old,
+            1.. if of.is_up() => HelloOutcome::New,
+            _ => HelloOutcome::Known,
         }
     }
     fn answer_hello(&mut self, peer: u32, hello: &Hello) {
@@ -258,14 +263,14 @@ impl State {
             self.keep_hello(peer, hello);
             return self.begin_connect(peer, (hello.endpoint, hello.attempt));
         }
-        let knows_ours = hello.yours == Some(ours.qpn);
+        let knows_ours = hello.peer_qpn == Some(ours.qpn);
         if !hello.is_up {
             let to = to.clone();
             let is_up = of.is_up() || knows_ours;
-            let (endpoint, attempt, yours) = (ours, of.attempt, Some(hello.endpoint.qpn));
+            let (endpoint, attempt, peer_qpn) = (ours, of.attempt, Some(hello.endpoint.qpn));
             let (from, key, datagrams) = (self.identity, self.key, self.datagrams());
             let eager_bytes = self.eager_bytes as u32;
-            let answer = Hello { from, key, endpoint, attempt, datagrams, yours, is_up, eager_bytes };
+            let answer = Hello { from, key, endpoint, attempt, datagrams, peer_qpn, is_up, eager_bytes };
             self.net.ports.send_hello(to, hello.datagrams, &answer.to_bytes());
             self.wake_in(FIRST_HELLO);
         }
@@ -275,7 +280,7 @@ impl State {
     }
     /// Leaves a hello until the queue pair is back.
     fn keep_hello(&mut self, peer: u32, hello: &Hello) {
-        if let Stage::Meeting(meeting) = &mut self.peer(peer).stage {
+        if let Stage::Connecting(meeting) = &mut self.peer(peer).stage {
             meeting.hello = Some(*hello);
         }
     }
@@ -284,7 +289,7 @@ impl State {
     pub(super) fn is_up(&mut self, peer: u32) {
         let now = self.clock.now();
         let of = self.peer(peer);
-        if let (Stage::Meeting(meeting), None) = (&mut of.stage, &of.qp) {
+        if let (Stage::Connecting(meeting), None) = (&mut of.stage, &of.qp) {
             meeting.is_known = true;
         } else if !of.is_up() {
             (of.stage, of.pinged) = (Stage::Up, now);
@@ -295,7 +300,7 @@ impl State {
         }
     }
 
-    /// What came of an errand.
+    /// Concludes a piece of device work.
     ///
     /// # Errors
     /// A peer can't be connected to, and is let go.
@@ -317,7 +322,7 @@ impl State {
             }
         }
     }
-    /// The peer that an errand was for, if it is still there.
+    /// The peer of a piece of device work, if it still exists.
     fn of(&mut self, which: Which) -> Option<&mut Peer> {
         let of = self.net.peers.get_mut(which.peer as usize)?.as_deref_mut();
         of.filter(|of| of.attempt == which.attempt)
@@ -353,11 +358,11 @@ impl State {
         next: impl FnOnce(&mut Self, u32),
     ) -> Result<(), Error> {
         let Some(of) = self.of(which) else {
-            self.errands.push(Errand::End { which, qp });
+            self.queued_work.push(DeviceWork::End { which, qp });
             return result;
         };
         of.qp = Some(qp);
-        if let Stage::Meeting(meeting) = &mut of.stage {
+        if let Stage::Connecting(meeting) = &mut of.stage {
             meeting.step = Step::Here;
         }
         match &result {
@@ -378,7 +383,7 @@ impl State {
         let of = self.net.peer(peer);
         let is_own = (of.identity.nid, of.identity.pid) == id;
         let is_connected = of.theirs.is_some();
-        let Stage::Meeting(meeting) = &mut of.stage else { return };
+        let Stage::Connecting(meeting) = &mut of.stage else { return };
         let (hello, is_known) = (meeting.hello.take(), meeting.is_known);
         if is_own && !is_connected {
             let own = (of.ours.expect("its queue pair is made"), of.attempt);
@@ -428,13 +433,13 @@ impl State {
         let keepalive = self.keepalive;
         let of = self.peer(peer);
         match &of.stage {
-            Stage::Meeting(meeting) if now >= meeting.deadline => {
+            Stage::Connecting(meeting) if now >= meeting.deadline => {
                 return self.lost(peer, &"it does not answer");
             }
-            Stage::Meeting(meeting) if now >= meeting.next && meeting.step == Step::Here => {
+            Stage::Connecting(meeting) if now >= meeting.next && meeting.step == Step::Here => {
                 return self.say_hello(peer);
             }
-            Stage::Meeting(meeting) => {
+            Stage::Connecting(meeting) => {
                 let hello = if meeting.step == Step::Here { meeting.next } else { meeting.deadline };
                 let wait = hello.min(meeting.deadline).since(now);
                 return self.wake_in(wait);

@@ -1,7 +1,7 @@
 //! A node: a process on a device, its interfaces, and the connections to other nodes.
 
+mod device_work;
 mod directory;
-mod errand;
 mod hello;
 mod holdings;
 mod initiator;
@@ -41,7 +41,7 @@ pub(crate) use interface::{Kind, NiState};
 
 use crate::lock::Lock;
 use crate::{Memory, OpenError, wire};
-use errand::{Done, Errand, Held, Maker};
+use device_work::{DeviceWork, Done, Held, Maker};
 use hello::{Identity, NO_RANK};
 use leave::{Departures, Leaving};
 use peer::Peer;
@@ -153,7 +153,7 @@ struct Inner {
     signals: Signals,
     /// The thread that wakes futures.
     reactor: OnceLock<Reactor>,
-    /// What errands are done with.
+    /// Executes device work.
     maker: Maker,
     /// Errands that are done, and are to be concluded by whoever has the lock next.
     done: Mutex<Vec<Done>>,
@@ -213,7 +213,7 @@ pub(crate) struct State {
     /// The operation that is being begun may have its target met.
     may_meet: bool,
     /// What is to be waited for once the lock is given back.
-    errands: Vec<Errand>,
+    queued_work: Vec<DeviceWork>,
     /// Connections that are no more, until the device has let go of their queue pairs; by the number of their attempt.
     leaving: HashMap<u32, Leaving>,
     departures: Arc<Departures>,
@@ -312,7 +312,7 @@ impl Node {
             rank_cards: options.rank.map(|rank| (rank, card)).into_iter().collect(),
             in_after: false,
             may_meet: false,
-            errands: Vec::new(),
+            queued_work: Vec::new(),
             leaving: HashMap::new(),
             departures: Arc::clone(&departures),
             identity,
@@ -451,7 +451,7 @@ impl Node {
         let result = f(&mut state);
         let wake = state.take_found();
         let sooner = state.sooner;
-        let errands = state.take_errands();
+        let queued_work = state.take_queued_work();
         instrument::begin();
         let wanted = state.unlock();
         instrument::mark(Part::Unlock);
@@ -461,8 +461,8 @@ impl Node {
         if sooner {
             self.inner.tell_deadline();
         }
-        if wanted || !errands.is_empty() {
-            self.inner.after_unlock(wanted, errands);
+        if wanted || !queued_work.is_empty() {
+            self.inner.after_unlock(wanted, queued_work);
         }
         result
     }
@@ -478,16 +478,16 @@ impl Inner {
     /// Does what was left to be done while the node was held: by others, if they `wanted` something, and by who held
     /// it.
     #[cold]
-    fn after_unlock(&self, wanted: bool, mut errands: Vec<Errand>) -> bool {
-        let more = wanted && self.catch_up(&mut errands);
-        if !errands.is_empty() {
-            self.carry_out(errands);
+    fn after_unlock(&self, wanted: bool, mut queued_work: Vec<DeviceWork>) -> bool {
+        let more = wanted && self.catch_up(&mut queued_work);
+        if !queued_work.is_empty() {
+            self.carry_out(queued_work);
         }
         more
     }
-    /// Does what came while the node was held; whether more is left. What is to be waited for is added to `errands`.
+    /// Handles what arrived while the node was held; returns whether more is left. Device work is added to `queued_work`.
     #[cold]
-    fn catch_up(&self, errands: &mut Vec<Errand>) -> bool {
+    fn catch_up(&self, queued_work: &mut Vec<DeviceWork>) -> bool {
         loop {
             let Some(mut state) = self.state.lock_or_notify_holder() else { return false };
             for done in self.take_done() {
@@ -496,7 +496,7 @@ impl Inner {
                 }
             }
             let more = state.progress() | state.run_timers();
-            errands.append(&mut state.errands);
+            queued_work.append(&mut state.queued_work);
             let (wake, sooner) = (state.take_found(), state.sooner);
             let wanted = state.unlock();
             if wake > 0 {
@@ -558,9 +558,9 @@ impl PortalsEngine for Inner {
         let mut state = self.state.try_lock()?;
         let timer = state.timer;
         state.sooner = false;
-        let errands = state.take_errands();
+        let queued_work = state.take_queued_work();
         let wanted = state.unlock();
-        self.after_unlock(wanted, errands);
+        self.after_unlock(wanted, queued_work);
         timer.map(|timer| timer.since(self.clock.now()))
     }
 }
@@ -640,8 +640,8 @@ impl State {
             }
             Came::HelloSent { well } => {
                 let (path, broken) = self.net.ports.hello_sent(well);
-                self.errands.extend(path.map(|path| Errand::LetGo(Held::Path(path))));
-                self.errands.extend(broken.map(|qp| Errand::Revive { qp }));
+                self.queued_work.extend(path.map(|path| DeviceWork::LetGo(Held::Path(path))));
+                self.queued_work.extend(broken.map(|qp| DeviceWork::Revive { qp }));
             }
             Came::Nothing => {}
         }
@@ -671,8 +671,8 @@ impl State {
     }
     /// What is to be waited for once the lock is given back.
     #[inline]
-    fn take_errands(&mut self) -> Vec<Errand> {
-        if self.errands.is_empty() { Vec::new() } else { std::mem::take(&mut self.errands) }
+    fn take_queued_work(&mut self) -> Vec<DeviceWork> {
+        if self.queued_work.is_empty() { Vec::new() } else { std::mem::take(&mut self.queued_work) }
     }
     /// How many waiters are to be woken, and whether signals are to be told ([`ARMED`]), which is asked for anew then.
     #[inline]

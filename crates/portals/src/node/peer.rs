@@ -17,12 +17,12 @@ pub(super) const WINDOW: u32 = 1024;
 /// Where a connection stands.
 pub(super) enum Stage {
     /// Hellos go to and fro.
-    Meeting(Meeting),
+    Connecting(Connecting),
     /// Both queue pairs are connected.
     Up,
 }
 
-pub(super) struct Meeting {
+pub(super) struct Connecting {
     pub(super) datagrams: Qpn,
     pub(super) step: Step,
     /// What the peer said last, while the queue pair was away.
@@ -117,7 +117,7 @@ pub(super) enum Out {
 pub(super) struct Peer {
     pub(super) identity: Identity,
     pub(super) stage: Stage,
-    /// `None`: it is in the hands of an errand. The queue pair of an open connection never is.
+    /// `None`: it belongs to device work, which the queue pair of an open connection never does.
     pub(super) qp: Option<RawQp>,
     /// Its handle, once it is made.
     pub(super) handle: Option<QpHandle>,
@@ -157,10 +157,10 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(identity: Identity, meeting: Meeting, attempt: u32) -> Self {
+    pub(super) fn new(identity: Identity, meeting: Connecting, attempt: u32) -> Self {
         Self {
             identity,
-            stage: Stage::Meeting(meeting),
+            stage: Stage::Connecting(meeting),
             qp: None,
             handle: None,
             to: None,
@@ -194,7 +194,7 @@ impl Peer {
     pub(super) fn listens(&self) -> bool {
         match &self.stage {
             Stage::Up => true,
-            Stage::Meeting(meeting) => meeting.step != Step::Resetting,
+            Stage::Connecting(meeting) => meeting.step != Step::Resetting,
         }
     }
     #[inline]

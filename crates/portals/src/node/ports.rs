@@ -20,7 +20,7 @@ use hca_verbs::raw::{self, RawCq, RawQp, RawQpMaker, RawSrq};
 use hca_verbs::{AddressHandle, Buf, Context, Grh, Pd};
 
 use super::NodeOptions;
-use super::errand::Maker;
+use super::device_work::Maker;
 use super::hello::HELLO_BYTES;
 use super::post::MAX_INLINE;
 use crate::OpenError;

@@ -58,7 +58,7 @@ impl SignalFds {
         signals.push(Arc::downgrade(&fds));
         drop(signals);
         if is_first {
-            let waker = Waker::from(Arc::new(TellAll(Arc::downgrade(inner))));
+            let waker = Waker::from(Arc::new(WakeAll(Arc::downgrade(inner))));
             let node = Node { inner: Arc::clone(inner) };
             node.with(|state| {
                 let cq = state.net.ports.cq();
@@ -94,7 +94,7 @@ impl SignalFds {
 /// The waker of the node's completion queue.
 pub(super) struct TellAll(pub(super) Weak<Inner>);
 
-impl Wake for TellAll {
+impl Wake for WakeAll {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

@@ -70,7 +70,7 @@ impl Bed {
         let (nid, rank) = (nid_of(port.gid), Rank(1));
         let from = Identity { nid, pid: PID, rank, uid: Uid(5), jid: Jid(0), incarnation };
         let (datagrams, eager_bytes) = (Qpn::new(9), EAGER as u32);
-        Hello { from, key: KEY, endpoint, attempt, datagrams, yours: None, is_up: false, eager_bytes }
+        Hello { from, key: KEY, endpoint, attempt, datagrams, peer_qpn: None, is_up: false, eager_bytes }
     }
     /// The node hears a hello, from this address.
     fn hear(&self, sgid: Gid, hello: &Hello) {
@@ -85,8 +85,8 @@ impl Bed {
     /// The process and the node meet.
     fn meet(&self, hello: &Hello) {
         self.hear(hello.endpoint.gid, hello);
-        let yours = Some(self.look(|peer| peer.ours.unwrap().qpn));
-        self.hear(hello.endpoint.gid, &Hello { yours, is_up: true, ..*hello });
+        let peer_qpn = Some(self.look(|peer| peer.ours.unwrap().qpn));
+        self.hear(hello.endpoint.gid, &Hello { peer_qpn, is_up: true, ..*hello });
         assert!(self.look(|peer| peer.is_up()));
     }
     /// The process can be found.
@@ -419,7 +419,7 @@ fn a_process_that_does_not_answer_is_greeted_ever_more_seldom_and_given_up_at_it
         let since = bed.node.now().since(begin).as_millis();
         assert!(since < 10_000, "it waits for ever");
         let tries = bed.node.with(|state| match state.net.peers.iter().flatten().next().map(|p| &p.stage) {
-            Some(Stage::Meeting(meeting)) => meeting.tries as usize,
+            Some(Stage::Connecting(meeting)) => meeting.tries as usize,
             _ => greeted.len(),
         });
         assert!(tries <= greeted.len() + 1, "two at a time");
@@ -538,8 +538,8 @@ fn a_node_is_used_while_a_queue_pair_is_connected_and_destroyed() {
         });
         assert_eq!(ni.ct_get(ct).unwrap().failure, u64::from(call == Call::DestroyQp));
         assert_eq!(bed.look(|peer| peer.theirs), Some((hello.endpoint, 1)), "{call:?}");
-        let yours = Some(bed.look(|peer| peer.ours.unwrap().qpn));
-        bed.hear(hello.endpoint.gid, &Hello { yours, is_up: true, ..hello });
+        let peer_qpn = Some(bed.look(|peer| peer.ours.unwrap().qpn));
+        bed.hear(hello.endpoint.gid, &Hello { peer_qpn, is_up: true, ..hello });
         bed.node.progress();
         assert!(bed.look(|peer| peer.is_clear()), "what waited has left");
     }

@@ -38,7 +38,7 @@ macro_rules! handle {
             /// The engine's handle, if it is of this interface.
             #[inline]
             pub(super) fn of(self, ni: NiHandle, argument: &'static str) -> Result<hca_matching::$raw, crate::Error> {
-                if self.ni == ni { Ok(self.raw) } else { Err(stranger(argument)) }
+                if self.ni == ni { Ok(self.raw) } else { Err(foreign_handle(argument)) }
             }
         }
         impl std::fmt::Debug for $name {
@@ -73,6 +73,6 @@ handle! { /// Names a counting event.
 #[doc(alias = "ptl_handle_ct_t")] CtHandle, CtHandle }
 
 #[cold]
-fn stranger(argument: &'static str) -> crate::Error {
+fn foreign_handle(argument: &'static str) -> crate::Error {
     crate::Error::Argument { argument, why: "is a handle of another interface" }
 }

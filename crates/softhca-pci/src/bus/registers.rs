@@ -223,8 +223,8 @@ impl Function {
                 && let Some(doorbell) = data.first_chunk()
             {
                 let queue = uar::queue_of(*doorbell);
-                self.objects.rouse(queue);
-                self.ethernet.rouse(queue);
+                self.objects.activate(queue);
+                self.ethernet.activate(queue);
             }
             let number = |bytes: &[u8]| bytes.try_into().map(u32::from_be_bytes).ok();
             if let Some(cqn) = named.and_then(number) {

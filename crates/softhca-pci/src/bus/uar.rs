@@ -129,7 +129,7 @@ impl DoorbellPages {
             self.polled.remove(at);
             self.busy -= usize::from(at < self.busy);
         }
-        self.mute(uar);
+        self.remove_event_queue(uar);
         true
     }
 
@@ -154,7 +154,7 @@ impl DoorbellPages {
     }
 
     /// The event queue on the page has gone.
-    pub(crate) fn mute(&mut self, uar: u32) {
+    pub(crate) fn remove_event_queue(&mut self, uar: u32) {
         self.listening.retain(|listening| *listening != uar);
     }
 
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(taken, [(2, false), (3, true)]);
         assert!((0..pages.listening()).all(|at| pages.take_event(at).is_none()));
         ring(&pages, EQ_ARM, 3);
-        pages.mute(uar);
+        pages.remove_event_queue(uar);
         assert!(pages.listening() == 0 && pages.listen(uar));
         assert!(pages.take_event(1).is_none(), "those of the queue before are forgotten");
         assert!(pages.free(uar) && pages.listening() == 0);

@@ -54,12 +54,12 @@ pub(crate) fn check_clock(format: u32) -> Result<(), CmdStatus> {
     if format == 0 { Ok(()) } else { Err(CmdStatus::BadParam) }
 }
 
-/// `wish`, as far as it is offered.
-fn within<L: Layout>(wish: &L, offered: &L) -> L {
+/// `requested`, as far as it is offered.
+fn within<L: Layout>(requested: &L, offered: &L) -> L {
     let mut chosen = *offered;
     for field in L::FIELDS.iter().filter(|field| field.kind == Kind::Bits) {
-        if field.number(wish.as_bytes()) < field.number(offered.as_bytes()) {
-            (field.copy)(wish.as_bytes(), chosen.as_bytes_mut());
+        if field.number(requested.as_bytes()) < field.number(offered.as_bytes()) {
+            (field.copy)(requested.as_bytes(), chosen.as_bytes_mut());
         }
     }
     chosen
@@ -102,18 +102,18 @@ impl Function {
         if command.get(SetHcaCapIn::OTHER_FUNCTION) {
             return Err(CmdStatus::BadParam);
         }
-        let wish = &input[SetHcaCapIn::CAPABILITY.offset()..];
+        let requested = &input[SetHcaCapIn::CAPABILITY.offset()..];
         match kind {
             HcaCapType::GeneralDevice => {
-                let wish: HcaCap = parse(wish)?;
-                let mut chosen = within(&wish, &offered_general(self.options.port));
+                let requested: HcaCap = parse(requested)?;
+                let mut chosen = within(&requested, &offered_general(self.options.port));
                 // The driver's to choose, whatever is offered.
-                chosen.set(HcaCap::LOG_UAR_PAGE_SZ, wish.get(HcaCap::LOG_UAR_PAGE_SZ));
+                chosen.set(HcaCap::LOG_UAR_PAGE_SZ, requested.get(HcaCap::LOG_UAR_PAGE_SZ));
                 self.commands.caps.general = Some(chosen);
             }
             HcaCapType::Atomic => {
                 // The only choice that there is; Linux leaves the other fields empty.
-                let mode = parse::<AtomicCaps>(wish)?.get(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE);
+                let mode = parse::<AtomicCaps>(requested)?.get(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE);
                 let chosen = unset_atomic().with(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE, mode.min(1));
                 self.commands.caps.atomic = Some(chosen);
             }
@@ -252,8 +252,9 @@ mod tests {
     #[test]
     fn a_driver_chooses_within_what_is_offered() {
         let offered = offered_general(PortKind::InfiniBand);
-        let wish = offered.with(HcaCap::LOG_MAX_QP, 5).with(HcaCap::LOG_MAX_CQ, 24).with(HcaCap::DCT, true);
-        let chosen = within(&wish, &offered);
+        let requested =
+            offered.with(HcaCap::LOG_MAX_QP, 5).with(HcaCap::LOG_MAX_CQ, 24).with(HcaCap::DCT, true);
+        let chosen = within(&requested, &offered);
         assert_eq!((chosen.get(HcaCap::LOG_MAX_QP), chosen.get(HcaCap::LOG_MAX_CQ)), (5, LOG_CQS));
         assert!(!chosen.get(HcaCap::DCT) && chosen.get(HcaCap::RC));
     }

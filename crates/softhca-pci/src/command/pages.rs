@@ -47,21 +47,21 @@ pub(crate) struct Pages {
     /// The driver has said that it has none.
     refused: bool,
     /// Things that commands have made, as far as they have a page each where there are none to spare.
-    things: usize,
+    objects_made: usize,
 }
 
 impl Pages {
     /// A command was done, which may have made something, or taken it away.
     pub(super) fn count(&mut self, opcode: Opcode) {
         if makes(opcode) {
-            self.things += 1;
+            self.objects_made += 1;
         } else if takes_away(opcode) {
-            self.things = self.things.saturating_sub(1);
+            self.objects_made = self.objects_made.saturating_sub(1);
         }
     }
     /// All that commands have made is gone.
-    pub(crate) fn forget_things(&mut self) {
-        self.things = 0;
+    pub(crate) fn forget_objects(&mut self) {
+        self.objects_made = 0;
     }
 
     /// Whether the driver was asked for some and has not answered.
@@ -116,7 +116,7 @@ impl Function {
     fn pages_for(&self, more: usize, step: usize) -> usize {
         if self.options.no_spare_pages {
             let lists = (self.objects.listed_bytes + more).div_ceil(PAGE as usize);
-            return BOOT + self.commands.pages.things + lists;
+            return BOOT + self.commands.pages.objects_made + lists;
         }
         let pages = (bytes_kept(&self.objects) + more).div_ceil(PAGE as usize);
         BOOT + if pages <= INIT { INIT } else { pages.next_multiple_of(step) }

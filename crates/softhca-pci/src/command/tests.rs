@@ -52,17 +52,17 @@ fn a_driver_of_an_infiniband_port_gets_from_new_to_running_and_back() {
             && most.get(HcaCap::XRC)
             && most.get(HcaCap::UMR_MODIFY_ENTITY_SIZE_DISABLED)
     );
-    let wish = most.with(HcaCap::LOG_MAX_QP, 9).with(HcaCap::LOG_MAX_PD, 31);
+    let requested = most.with(HcaCap::LOG_MAX_QP, 9).with(HcaCap::LOG_MAX_PD, 31);
     let mut bytes = [0; 4096];
-    bytes[..HcaCap::SIZE].copy_from_slice(wish.as_bytes());
+    bytes[..HcaCap::SIZE].copy_from_slice(requested.as_bytes());
     d.command(&SetHcaCapIn::new().with(SetHcaCapIn::CAPABILITY, bytes)).unwrap();
     let now = HcaCap::from_bytes(&capability(&mut d, HcaCapType::GeneralDevice, true)).unwrap();
     assert_eq!((now.get(HcaCap::LOG_MAX_QP), now.get(HcaCap::LOG_MAX_PD)), (9, most.get(HcaCap::LOG_MAX_PD)));
 
     // Linux chooses the byte order of atomics, with all other fields empty.
-    let wish = AtomicCaps::new().with(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE, 1);
+    let requested = AtomicCaps::new().with(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE, 1);
     let mut bytes = [0; 4096];
-    bytes[..AtomicCaps::SIZE].copy_from_slice(wish.as_bytes());
+    bytes[..AtomicCaps::SIZE].copy_from_slice(requested.as_bytes());
     let mode = HcaCapType::Atomic.op_mod(true);
     let set = SetHcaCapIn::new().with(SetHcaCapIn::OP_MOD, mode).with(SetHcaCapIn::CAPABILITY, bytes);
     d.command(&set).unwrap();

@@ -78,7 +78,7 @@ impl Shown<'_> {
     }
 
     /// A queue pair can't go on: its queues hold what no driver puts there. Returns `true`, as something was done.
-    pub(crate) fn ruin(&mut self, qp: &mut Qp, event: EventType) -> bool {
+    pub(crate) fn fail_queue_pair(&mut self, qp: &mut Qp, event: EventType) -> bool {
         qp.memory = None;
         qp.fail(self.hca);
         self.raised.push_back(Raised::Queue { event, number: self.number(qp.handle) });
@@ -306,7 +306,7 @@ impl Objects {
     /// Takes new receive requests. Returns whether there were any.
     pub(crate) fn take_places(&mut self, guest: &Guest) -> bool {
         let mut any = false;
-        self.rouse_called();
+        self.activate_called();
         let Self { qps, watched, cqs, srqs, raised, failed_cqs, by_index, hca, buses, counters, .. } = self;
         let (wire, times) = (self.wire, Times::of(self.clock));
         let mut names = Names { hca, guest, buses, keys: None };
@@ -322,7 +322,7 @@ impl Objects {
                 any |= qp.stirred(taken);
             }
         }
-        self.wake_roused();
+        self.wake_activated();
         self.end_failed();
         any
     }
@@ -359,7 +359,7 @@ impl Objects {
                 any |= qp.stirred(taken);
             }
         }
-        self.have_idle_ones_doze();
+        self.park_idle();
         self.end_failed();
         any
     }

@@ -233,18 +233,18 @@ impl Ethernet {
                 let tir = self.tirs.named(command.get(ModifyTirIn::TIRN))?;
                 // Frames are not joined: of what may be changed, the hash is left, and whether own frames come back.
                 let changes = u64::from_be_bytes(command.get(ModifyTirIn::BITMASK));
-                let wish = command.get(ModifyTirIn::CTX);
+                let requested = command.get(ModifyTirIn::CTX);
                 if changes & CHANGES_LOOPS != 0 {
-                    tir.context.set(Tirc::SELF_LB_BLOCK, wish.get(Tirc::SELF_LB_BLOCK));
+                    tir.context.set(Tirc::SELF_LB_BLOCK, requested.get(Tirc::SELF_LB_BLOCK));
                 }
                 if changes & CHANGES_HASH != 0 {
                     tir.context
-                        .set(Tirc::RX_HASH_FN, wish.get(Tirc::RX_HASH_FN))
-                        .set(Tirc::RX_HASH_SYMMETRIC, wish.get(Tirc::RX_HASH_SYMMETRIC))
-                        .set(Tirc::RX_HASH_TOEPLITZ_KEY, wish.get(Tirc::RX_HASH_TOEPLITZ_KEY))
+                        .set(Tirc::RX_HASH_FN, requested.get(Tirc::RX_HASH_FN))
+                        .set(Tirc::RX_HASH_SYMMETRIC, requested.get(Tirc::RX_HASH_SYMMETRIC))
+                        .set(Tirc::RX_HASH_TOEPLITZ_KEY, requested.get(Tirc::RX_HASH_TOEPLITZ_KEY))
                         .set(
                             Tirc::RX_HASH_FIELD_SELECTOR_OUTER,
-                            wish.get(Tirc::RX_HASH_FIELD_SELECTOR_OUTER),
+                            requested.get(Tirc::RX_HASH_FIELD_SELECTOR_OUTER),
                         );
                 }
                 Ok(())

@@ -142,13 +142,13 @@ impl Ethernet {
     pub(super) fn modify_rq(&mut self, command: &ModifyRqIn) -> Result<(), CmdStatus> {
         let rqn = command.get(ModifyRqIn::RQN);
         let rq = self.rqs.named(rqn)?;
-        let (from, wish) = (command.get(ModifyRqIn::RQ_STATE), command.get(ModifyRqIn::CTX));
-        let to = wish.get(Rqc::STATE);
+        let (from, requested) = (command.get(ModifyRqIn::RQ_STATE), command.get(ModifyRqIn::CTX));
+        let to = requested.get(Rqc::STATE);
         if from != rq.state || !may_change(from, to) {
             return Err(CmdStatus::BadResState);
         }
         if command.get(ModifyRqIn::MODIFY_BITMASK) & CHANGES_VSD != 0 {
-            rq.context.set(Rqc::VSD, wish.get(Rqc::VSD));
+            rq.context.set(Rqc::VSD, requested.get(Rqc::VSD));
         }
         rq.state = to;
         if to == RESET {

@@ -229,7 +229,7 @@ impl Ethernet {
     }
 
     /// A doorbell names this queue, if it is one of Ethernet: what its record says is of now.
-    pub(crate) fn rouse(&mut self, sqn: u32) {
+    pub(crate) fn activate(&mut self, sqn: u32) {
         if let Some(sq) = self.sqs.get_mut(sqn) {
             sq.stale = None;
         }

@@ -116,7 +116,7 @@ impl Keys<'_> {
         hca: &SoftHca,
         key: u32,
         asked: &UmrCtrlSeg,
-        wish: &Mkc,
+        requested: &Mkc,
     ) -> Result<(), CqeSyndrome> {
         let wrong = CqeSyndrome::LocalQpOpErr;
         let mask = asked.get(UmrCtrlSeg::MKEY_MASK);
@@ -141,11 +141,11 @@ impl Keys<'_> {
         }
         let (mut context, mut pd) = (mkey.context, mkey.pd);
         for (_, field) in rights.iter().filter(|(bit, _)| mask & bit != 0) {
-            context.set(*field, wish.get(*field));
+            context.set(*field, requested.get(*field));
         }
         if mask & mkey_mask::PD != 0 {
-            pd = self.resources.pd(wish.get(Mkc::PD)).ok_or(wrong)?;
-            context.set(Mkc::PD, wish.get(Mkc::PD));
+            pd = self.resources.pd(requested.get(Mkc::PD)).ok_or(wrong)?;
+            context.set(Mkc::PD, requested.get(Mkc::PD));
         }
         mkey.change(hca, pd, context)
     }

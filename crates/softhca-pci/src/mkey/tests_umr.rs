@@ -22,13 +22,13 @@ fn changer(p: &mut Pair) -> ClientQp {
 }
 
 /// Has B change a key. Returns what became of that.
-fn ask(p: &mut Pair, key: u32, mask: u64, check: u32, wish: Mkc) -> Result<(), CqeSyndrome> {
+fn ask(p: &mut Pair, key: u32, mask: u64, check: u32, requested: Mkc) -> Result<(), CqeSyndrome> {
     let mut qp = changer(p);
     let asked = UmrCtrlSeg::new()
         .with(UmrCtrlSeg::INLINE, true)
         .with(UmrCtrlSeg::CHECK, check)
         .with(UmrCtrlSeg::MKEY_MASK, mask);
-    let wqe = Wqe::new(WqeOpcode::Umr).imm(key).raw(asked.as_bytes()).raw(wish.as_bytes());
+    let wqe = Wqe::new(WqeOpcode::Umr).imm(key).raw(asked.as_bytes()).raw(requested.as_bytes());
     p.b.client.post_send(&mut qp, &wqe);
     let cqe: Cqe64 = p.until("a completion of B's", |p| p.b.sent());
     let done = if opcode(&cqe) == CqeOpcode::Req { Ok(()) } else { Err(syndrome(&cqe)) };
@@ -72,9 +72,9 @@ fn a_request_changes_the_rights_and_the_domain_of_a_key_and_nothing_else() {
     let own = p.b.client.pd;
     assert_eq!(reached(&mut p, key), [true, true]);
     // As Linux does for `ibv_rereg_mr`.
-    let wish = all().with(Mkc::PD, own);
+    let requested = all().with(Mkc::PD, own);
     assert_eq!(
-        ask(&mut p, key, RIGHTS | mkey_mask::PD, UmrCtrlSeg::MUST_BE_USED, wish.with(Mkc::RW, false)),
+        ask(&mut p, key, RIGHTS | mkey_mask::PD, UmrCtrlSeg::MUST_BE_USED, requested.with(Mkc::RW, false)),
         Ok(())
     );
     assert_eq!(reached(&mut p, key), [false, true]);
@@ -84,7 +84,7 @@ fn a_request_changes_the_rights_and_the_domain_of_a_key_and_nothing_else() {
     let elsewhere = all().with(Mkc::PD, other.get(AllocPdOut::PD));
     assert_eq!(ask(&mut p, key, RIGHTS | mkey_mask::PD, 2, elsewhere), Ok(()));
     assert_eq!(reached(&mut p, key), [false, false], "the queue pair is of another domain");
-    assert_eq!(ask(&mut p, key, RIGHTS | mkey_mask::PD, 0, wish), Ok(()));
+    assert_eq!(ask(&mut p, key, RIGHTS | mkey_mask::PD, 0, requested), Ok(()));
     assert_eq!(reached(&mut p, key), [true, true]);
     // And for one whose pages are used anew.
     assert_eq!(ask(&mut p, key, mkey_mask::FREE, 0, Mkc::new().with(Mkc::FREE, true)), Ok(()));

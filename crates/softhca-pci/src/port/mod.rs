@@ -220,16 +220,16 @@ impl Function {
     /// The driver says which agents it has. All else of the port is not its driver's to change.
     fn modify_hca_vport(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
         let command: ModifyHcaVportContextIn = parse(input)?;
-        let wish = command.get(ModifyHcaVportContextIn::HCA_VPORT_CONTEXT);
-        let select = wish.get(HcaVportContext::CAP_MASK1_FIELD_SELECT);
-        let others =
-            wish.get(HcaVportContext::FIELD_SELECT) | wish.get(HcaVportContext::CAP_MASK2_FIELD_SELECT);
+        let requested = command.get(ModifyHcaVportContextIn::HCA_VPORT_CONTEXT);
+        let select = requested.get(HcaVportContext::CAP_MASK1_FIELD_SELECT);
+        let others = requested.get(HcaVportContext::FIELD_SELECT)
+            | requested.get(HcaVportContext::CAP_MASK2_FIELD_SELECT);
         let foreign = command.get(ModifyHcaVportContextIn::OTHER_VPORT);
         if foreign || others != 0 || select & !CAP_MASK_PERMITTED != 0 {
             return Err(CmdStatus::BadParam);
         }
         let mask = self.commands.port.cap_mask.get_or_insert(CAP_MASK);
-        *mask = *mask & !select | wish.get(HcaVportContext::CAP_MASK1) & select;
+        *mask = *mask & !select | requested.get(HcaVportContext::CAP_MASK1) & select;
         Ok(())
     }
 
@@ -279,35 +279,43 @@ impl Function {
     fn modify_nic(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
         let command: ModifyNicVportContextIn = parse(input)?;
         let select = command.get(ModifyNicVportContextIn::FIELD_SELECT);
-        let wish = command.get(ModifyNicVportContextIn::NIC_VPORT_CONTEXT);
+        let requested = command.get(ModifyNicVportContextIn::NIC_VPORT_CONTEXT);
         let mut context = self.nic_vport_context();
-        let wished = wish.get(NicVportContext::PERMANENT_ADDRESS).mac();
+        let wished = requested.get(NicVportContext::PERMANENT_ADDRESS).mac();
         if select.get(NicVportFieldSelect::PERMANENT_ADDRESS) && !self.may_have_mac(wished) {
             return Err(CmdStatus::BadParam);
         }
         if select.get(NicVportFieldSelect::ROCE_EN) {
-            context.set(NicVportContext::ROCE_EN, wish.get(NicVportContext::ROCE_EN));
+            context.set(NicVportContext::ROCE_EN, requested.get(NicVportContext::ROCE_EN));
         }
         if select.get(NicVportFieldSelect::MTU) {
-            let largest = wish.get(NicVportContext::MTU);
+            let largest = requested.get(NicVportContext::MTU);
             context.set(NicVportContext::MTU, largest);
             self.directory.switch().set_largest(self.options.number, largest as usize);
         }
         if select.get(NicVportFieldSelect::PERMANENT_ADDRESS) {
-            context.set(NicVportContext::PERMANENT_ADDRESS, wish.get(NicVportContext::PERMANENT_ADDRESS));
+            context
+                .set(NicVportContext::PERMANENT_ADDRESS, requested.get(NicVportContext::PERMANENT_ADDRESS));
         }
         if select.get(NicVportFieldSelect::DISABLE_UC_LOCAL_LB) {
-            context.set(NicVportContext::DISABLE_UC_LOCAL_LB, wish.get(NicVportContext::DISABLE_UC_LOCAL_LB));
+            context.set(
+                NicVportContext::DISABLE_UC_LOCAL_LB,
+                requested.get(NicVportContext::DISABLE_UC_LOCAL_LB),
+            );
         }
         if select.get(NicVportFieldSelect::DISABLE_MC_LOCAL_LB) {
-            context.set(NicVportContext::DISABLE_MC_LOCAL_LB, wish.get(NicVportContext::DISABLE_MC_LOCAL_LB));
+            context.set(
+                NicVportContext::DISABLE_MC_LOCAL_LB,
+                requested.get(NicVportContext::DISABLE_MC_LOCAL_LB),
+            );
         }
         if select.get(NicVportFieldSelect::PROMISC) {
-            let all = wish.get(NicVportContext::PROMISC_MC) || wish.get(NicVportContext::PROMISC_ALL);
+            let all =
+                requested.get(NicVportContext::PROMISC_MC) || requested.get(NicVportContext::PROMISC_ALL);
             self.directory.switch().hear_all_groups(self.options.number, all);
         }
         if select.get(NicVportFieldSelect::ADDRESSES_LIST) {
-            self.list_addresses(&wish, &input[ModifyNicVportContextIn::SIZE..])?;
+            self.list_addresses(&requested, &input[ModifyNicVportContextIn::SIZE..])?;
         }
         self.commands.port.nic = Some(context);
         self.tell_loops();
@@ -327,8 +335,8 @@ impl Function {
     }
 
     /// Which frames the port hears, by their destination.
-    fn list_addresses(&self, wish: &NicVportContext, list: &[u8]) -> Result<(), CmdStatus> {
-        let count = wish.get(NicVportContext::ALLOWED_LIST_SIZE) as usize;
+    fn list_addresses(&self, requested: &NicVportContext, list: &[u8]) -> Result<(), CmdStatus> {
+        let count = requested.get(NicVportContext::ALLOWED_LIST_SIZE) as usize;
         if count > 1 << caps::LOG_MACS {
             return Err(CmdStatus::LimErr);
         }
@@ -337,7 +345,7 @@ impl Function {
             let list = list.get(..count).ok_or(CmdStatus::BadInpLen)?;
             Ok(list.iter().map(|bytes| MacAddress::from_array(*bytes).mac()).collect())
         };
-        match AllowedListType::from_code(wish.get(NicVportContext::ALLOWED_LIST_TYPE)) {
+        match AllowedListType::from_code(requested.get(NicVportContext::ALLOWED_LIST_TYPE)) {
             Some(AllowedListType::CurrentUcMacAddress) => {
                 let macs: Vec<[u8; 6]> = macs()?;
                 if !macs.iter().all(|mac| self.may_have_mac(*mac)) {

@@ -409,7 +409,7 @@ impl Objects {
         asked: &Qpc,
         directory: &mut Directory,
     ) -> Result<(), CmdStatus> {
-        self.rouse(qpn);
+        self.activate(qpn);
         let qp = self.qps.get(&qpn).ok_or(CmdStatus::BadRes)?;
         let (froms, to) = transition(opcode).ok_or(CmdStatus::BadOp)?;
         if !froms.is_empty() && !froms.contains(&self.state_of(qp)?) {

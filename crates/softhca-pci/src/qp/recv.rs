@@ -101,7 +101,7 @@ pub(crate) fn take(qp: &mut Qp, names: &mut Names<'_>, shown: &mut Shown<'_>) ->
     let Some(queue) = &memory.queues else { return false };
     if usize::from(claimed) > 1 << rq.log_size {
         // More than the queue has: what stands there means nothing.
-        return shown.ruin(qp, EventType::WqCatasError);
+        return shown.fail_queue_pair(qp, EventType::WqCatasError);
     }
     if let Some(port) = &mut qp.recv {
         qp.watch.more = usize::from(claimed) > BUDGET;
@@ -118,7 +118,7 @@ pub(crate) fn take(qp: &mut Qp, names: &mut Names<'_>, shown: &mut Shown<'_>) ->
                 Err(e) => {
                     tracing::debug!("a receive request is refused: {e}");
                     qp.watch.more = false;
-                    return shown.ruin(qp, EventType::WqCatasError);
+                    return shown.fail_queue_pair(qp, EventType::WqCatasError);
                 }
             }
         }

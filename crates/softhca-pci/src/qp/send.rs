@@ -282,7 +282,7 @@ pub(crate) fn take(
         return false;
     }
     if usize::from(posted.wrapping_sub(sq.next)) > 1 << sq.log_size {
-        return shown.ruin(qp, EventType::WqCatasError);
+        return shown.fail_queue_pair(qp, EventType::WqCatasError);
     }
     let mut posts = false;
     for _ in 0..BUDGET {
@@ -290,7 +290,7 @@ pub(crate) fn take(
         match take_one(qp, &sq, room, addresses, directory, names, shown) {
             Ok(Step::Taken) => posts |= qp.held > 0,
             Ok(Step::Waits) => break,
-            Err(()) => return shown.ruin(qp, EventType::WqCatasError),
+            Err(()) => return shown.fail_queue_pair(qp, EventType::WqCatasError),
         }
     }
     if posts {
@@ -398,9 +398,9 @@ fn take_one(
 /// Has a request change a key.
 fn change_key(wqe: &Wqe<'_>, names: &mut Names<'_>) -> Result<(), CqeSyndrome> {
     let mut rest = Segments::of(wqe.rest);
-    let (asked, wish) = (UmrCtrlSeg::from_array(rest.take()?), Mkc::from_array(rest.take()?));
+    let (asked, requested) = (UmrCtrlSeg::from_array(rest.take()?), Mkc::from_array(rest.take()?));
     let keys = names.keys.as_mut().ok_or(CqeSyndrome::LocalQpOpErr)?;
-    keys.change(names.hca, wqe.ctrl.get(CtrlSeg::UMR_MKEY), &asked, &wish)
+    keys.change(names.hca, wqe.ctrl.get(CtrlSeg::UMR_MKEY), &asked, &requested)
 }
 
 fn bytes_of(payload: &Payload<'_>) -> u64 {

@@ -102,7 +102,7 @@ fn what_one_in_error_is_given_is_flushed_though_nothing_tells_of_it() {
     p.b.client.change(Opcode::QP_2ERR, qpn, 0, Qpc::new()).unwrap();
     all_doze(&mut p);
     p.b.recv(0, 64);
-    assert!(!p.b.client.function.look_at_dozing(0) && p.b.client.function.look_at_dozing(usize::MAX));
+    assert!(!p.b.client.function.poll_dormant(0) && p.b.client.function.poll_dormant(usize::MAX));
     assert_eq!(syndrome(&p.received()), CqeSyndrome::WrFlushErr);
 }
 

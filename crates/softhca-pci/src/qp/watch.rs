@@ -24,7 +24,7 @@ pub(crate) struct Watch {
     /// It is in the list of those that are looked at.
     awake: bool,
     /// The adapter lets wait what comes for it.
-    dozes: bool,
+    is_dormant: bool,
     /// Looks since it had something to do.
     quiet: u32,
     /// It has been given more places than were taken in the last look.
@@ -39,7 +39,7 @@ pub(crate) struct Watched {
     /// The shared receive queues of these.
     pub(crate) shared: Vec<u32>,
     /// Those that the adapter is to wake as soon as their places were taken.
-    roused: Vec<QpHandle>,
+    activated: Vec<QpHandle>,
     /// All of them, and which one's turn it is.
     all: Vec<u32>,
     next: usize,
@@ -90,7 +90,7 @@ impl Qp {
     }
 
     /// Whether its records say that there is something.
-    fn stirs(&self) -> bool {
+    fn has_work(&self) -> bool {
         let Some(memory) = self.memory.as_ref().filter(|_| !self.in_reset) else { return false };
         let says = |at, known| memory.record.load32(at) as u16 != known;
         self.sq.is_some() && says(4, self.announced) || self.rq.is_some_and(|rq| says(0, rq.next))
@@ -105,10 +105,10 @@ impl Qp {
 
 impl Objects {
     /// A queue pair is looked at from now on.
-    pub(crate) fn rouse(&mut self, number: u32) {
+    pub(crate) fn activate(&mut self, number: u32) {
         let Some(qp) = self.qps.get_mut(&number).filter(|qp| !qp.watch.awake) else { return };
-        if qp.watch.dozes {
-            self.watched.roused.push(qp.handle);
+        if qp.watch.is_dormant {
+            self.watched.activated.push(qp.handle);
         }
         qp.watch = Watch { awake: true, ..Watch::default() };
         self.watched.awake.push(number);
@@ -123,19 +123,19 @@ impl Objects {
     }
 
     /// Those that have something waiting for them at the adapter are looked at.
-    pub(crate) fn rouse_called(&mut self) {
+    pub(crate) fn activate_called(&mut self) {
         for handle in self.hca.called(|qp| self.number_of(qp).is_some()) {
             if let Some(number) = self.number_of(handle) {
-                self.rouse(number);
+                self.activate(number);
             }
         }
     }
 
     /// Places of all that are awake were taken: what has waited for some of them comes, once they have all that they
     /// were given.
-    pub(crate) fn wake_roused(&mut self) {
+    pub(crate) fn wake_activated(&mut self) {
         let Self { watched, qps, srqs, by_index, hca, .. } = self;
-        watched.roused.retain(|handle| {
+        watched.activated.retain(|handle| {
             let qp = by_index.get(&handle.index).and_then(|number| qps.get(number));
             let shared = |qp: &Qp| qp.srq.and_then(|number| srqs.get(&number)).is_some_and(|srq| srq.more);
             let more = qp.is_some_and(|qp| qp.handle == *handle && (qp.watch.more || shared(qp)));
@@ -150,18 +150,18 @@ impl Objects {
     pub(crate) fn look_at_suspects(&mut self) -> bool {
         let count = self.watched.suspects.min(SUSPECTS);
         self.watched.suspects -= count;
-        self.look_at_dozing(count);
+        self.poll_dormant(count);
         count > 0
     }
 
     /// Looks at so many that doze. Returns whether one has something to do.
-    pub(crate) fn look_at_dozing(&mut self, count: usize) -> bool {
+    pub(crate) fn poll_dormant(&mut self, count: usize) -> bool {
         let mut any = false;
         for _ in 0..count.min(self.watched.all.len()) {
             self.watched.next = (self.watched.next + 1) % self.watched.all.len();
             let number = self.watched.all[self.watched.next];
-            if self.qps.get(&number).is_some_and(|qp| !qp.watch.awake && qp.stirs()) {
-                self.rouse(number);
+            if self.qps.get(&number).is_some_and(|qp| !qp.watch.awake && qp.has_work()) {
+                self.activate(number);
                 any = true;
             }
         }
@@ -169,7 +169,7 @@ impl Objects {
     }
 
     /// Has those doze that had nothing to do for a while.
-    pub(crate) fn have_idle_ones_doze(&mut self) {
+    pub(crate) fn park_idle(&mut self) {
         let Self { watched, qps, srqs, hca, .. } = self;
         let shared = &mut watched.shared;
         watched.awake.retain(|number| {
@@ -178,9 +178,9 @@ impl Objects {
             if qp.watch.quiet < PATIENCE {
                 return true;
             }
-            let dozes = !qp.is_inert() && hca.doze(qp.handle);
-            if dozes || qp.is_inert() {
-                qp.watch = Watch { dozes, ..Watch::default() };
+            let is_dormant = !qp.is_inert() && hca.doze(qp.handle);
+            if is_dormant || qp.is_inert() {
+                qp.watch = Watch { is_dormant, ..Watch::default() };
                 if let Some(srq) = qp.srq {
                     Watched::forget_shared(shared, srq, srqs);
                 }
@@ -194,7 +194,7 @@ impl Objects {
 
 impl Function {
     /// Looks at so many queue pairs to which nothing has drawn attention. Returns whether one has something to do.
-    pub(crate) fn look_at_dozing(&mut self, count: usize) -> bool {
-        self.objects.look_at_dozing(count)
+    pub(crate) fn poll_dormant(&mut self, count: usize) -> bool {
+        self.objects.poll_dormant(count)
     }
 }

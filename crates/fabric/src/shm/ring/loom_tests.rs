@@ -1,6 +1,6 @@
 //! What a producer and a consumer do beside each other, in all orders.
 
-use super::super::bell::{Bells, Caller};
+use super::super::bell::{Caller, Doorbells};
 use super::*;
 
 const LINES: u32 = 2;
@@ -17,11 +17,11 @@ fn linked() -> (Producer, Consumer) {
 }
 
 /// The same, and the bells by which one side calls the other: who calls, and who is called.
-fn with_bells() -> (Producer, Consumer, Caller, Bells) {
+fn with_bells() -> (Producer, Consumer, Caller, Doorbells) {
     let (producer, consumer) = linked();
     let (bits, board) = (memory(3), memory(1));
     let caller = Caller::new(bits.clone(), board.window(), 0);
-    (producer, consumer, caller, Bells::new(bits, board))
+    (producer, consumer, caller, Doorbells::new(bits, board))
 }
 
 fn packet(number: u8) -> [u8; 12] {
@@ -119,7 +119,7 @@ fn who_sleeps_is_woken_for_every_packet() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let (mut producer, mut consumer, caller, mut bells) = with_bells();
+        let (mut producer, mut consumer, caller, mut doorbells) = with_bells();
         // Stands for the socket: what is written to it stays until it is read.
         let socket = crate::sync::Arc::new(crate::sync::AtomicU32::new(0));
         let wake = socket.clone();
@@ -136,8 +136,8 @@ fn who_sleeps_is_woken_for_every_packet() {
         let mut record = Record::new();
         let mut taken = 0;
         while taken < 2 {
-            if bells.rung() {
-                bells.take(|_| consumer.stir());
+            if doorbells.rung() {
+                doorbells.take(|_| consumer.note_call());
             }
             if consumer.take(&mut record).unwrap().is_some() {
                 taken += 1;
@@ -145,16 +145,16 @@ fn who_sleeps_is_woken_for_every_packet() {
                 continue;
             }
             consumer.park();
-            bells.sleep();
+            doorbells.sleep();
             Barrier::Fence.on_parking();
-            if !consumer.has_input() && !bells.rung() {
+            if !consumer.has_input() && !doorbells.rung() {
                 // Asleep: only the socket wakes. Loom reports a deadlock where nothing ever does.
                 while socket.swap(0, Ordering::SeqCst) == 0 {
                     loom::thread::yield_now();
                 }
-                consumer.stir();
+                consumer.note_call();
             }
-            bells.wake();
+            doorbells.wake();
         }
         t.join().unwrap();
     });
@@ -166,7 +166,7 @@ fn who_sleeps_beside_a_full_ring_is_woken_for_credits() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let (mut producer, mut consumer, caller, mut bells) = with_bells();
+        let (mut producer, mut consumer, caller, mut doorbells) = with_bells();
         let socket = crate::sync::Arc::new(crate::sync::AtomicU32::new(0));
         let wake = socket.clone();
         let t = loom::thread::spawn(move || {
@@ -184,16 +184,16 @@ fn who_sleeps_beside_a_full_ring_is_woken_for_credits() {
         for i in 1..=2 {
             while producer.push(Attributes::NONE, &packet(i)).is_err() {
                 let asked = producer.ask_for_call();
-                bells.sleep();
+                doorbells.sleep();
                 Barrier::Fence.on_parking();
-                if !producer.refresh().unwrap() && !bells.rung() {
+                if !producer.refresh().unwrap() && !doorbells.rung() {
                     assert!(asked, "it was called for what it asked for before");
                     while socket.swap(0, Ordering::SeqCst) == 0 {
                         loom::thread::yield_now();
                     }
                 }
-                bells.take(|_| {});
-                bells.wake();
+                doorbells.take(|_| {});
+                doorbells.wake();
             }
         }
         t.join().unwrap();

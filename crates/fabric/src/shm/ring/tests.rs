@@ -229,7 +229,7 @@ fn a_parked_consumer_is_called_once_a_parking() {
     // Parked again without having looked: the producer's call is on its way, and says so.
     consumer.park();
     assert!(!producer.call_due());
-    consumer.stir();
+    consumer.note_call();
     consumer.park();
     assert!(producer.call_due());
 }

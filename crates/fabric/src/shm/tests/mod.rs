@@ -309,7 +309,7 @@ fn a_call_that_somebody_took_back_is_made_up_for() {
         send(p, *path, &[packet(2, 40)]);
     }
     // What a hostile peer would do to the page that all may write.
-    a.bells.take(|_| {});
+    a.doorbells.take(|_| {});
     while got.len() < 2 * peers.len() {
         recv(&mut a, &mut got);
         assert!(start.elapsed() < Duration::from_secs(10), "{} came", got.len());

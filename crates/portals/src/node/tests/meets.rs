@@ -127,7 +127,7 @@ fn a_map_takes_the_place_of_the_jobs_ranks() {
         assert!(!state.is_unknown(ni, rank(1)), "this process is known");
         assert_eq!(state.route(ni, rank(0)).unwrap(), peer);
         assert!(state.route(ni, rank(1)).is_err(), "this process is still to be met");
-        assert!(state.is_unmet(ni, rank(1)));
+        assert!(state.is_unconnected(ni, rank(1)));
     });
 }
 
@@ -268,13 +268,13 @@ fn an_answer_to_who_knows_this_side_asks_for_no_other() {
     let hello = Hello { datagrams: ud.qpn(), ..bed.hello(1, 1, 20) };
     bed.hear(hello.endpoint.gid, &hello);
     let ours = bed.look(|peer| peer.ours.unwrap());
-    bed.hear(hello.endpoint.gid, &Hello { yours: Some(ours.qpn), ..hello });
+    bed.hear(hello.endpoint.gid, &Hello { peer_qpn: Some(ours.qpn), ..hello });
     assert!(bed.look(|peer| peer.is_up()));
     bed.sim.run_for(Duration::from_millis(5)).unwrap();
     let mut wcs = Completions::default();
     let heard: Vec<_> = (cq.poll(&mut wcs))
         .map(|wc| Hello::parse(wc.ok().unwrap().payload().unwrap()).unwrap())
-        .map(|hello| (hello.is_up, hello.yours, hello.endpoint))
+        .map(|hello| (hello.is_up, hello.peer_qpn, hello.endpoint))
         .collect();
     let told = |is_up| (is_up, Some(hello.endpoint.qpn), ours);
     assert_eq!(heard, [told(false), told(true)]);
@@ -305,13 +305,13 @@ fn each_process_is_greeted_at_its_own_times() {
         let Hello { datagrams, endpoint: Endpoint { gid, lid, .. }, .. } = hello;
         let card = Card { nid: identity.nid, pid: identity.pid, gid, lid, datagrams };
         bed.node.with(|state| {
-            let errand = state.new_peer(identity, card, None).1;
-            state.errands.push(errand);
+            let work = state.new_peer(identity, card, None).1;
+            state.queued_work.push(work);
         });
     };
     let tries = |pid: u32| {
         bed.node.with(|state| match &state.net.peers[pid as usize - 1].as_ref().unwrap().stage {
-            Stage::Meeting(meeting) => meeting.tries,
+            Stage::Connecting(meeting) => meeting.tries,
             Stage::Up => 0,
         })
     };
@@ -442,7 +442,7 @@ fn a_receive_slot_that_is_polled_behind_its_connection_comes_back_once() {
             state.polled_late(&of(handle), 3);
             let another = hca_core::QpHandle { index: handle.index + 1, ..handle };
             state.polled_late(&of(another), 4);
-            state.ended(super::super::errand::Which { peer: 0, attempt }, Ok(vec![3, 4]));
+            state.ended(super::super::device_work::Which { peer: 0, attempt }, Ok(vec![3, 4]));
             assert_eq!(state.net.ports.used_slots()[before..], [4]);
         });
     });

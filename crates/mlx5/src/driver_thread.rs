@@ -29,14 +29,14 @@ pub(crate) struct Signals {
 
 /// The thread, from outside.
 #[derive(Debug)]
-pub(crate) struct House {
+pub(crate) struct DriverThread {
     bell: Arc<EventFd>,
     leave: Arc<AtomicBool>,
     own: ThreadId,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl House {
+impl DriverThread {
     /// Starts it. Without interrupts it looks each millisecond.
     pub(crate) fn start(core: &Arc<Core>, bell: Arc<EventFd>, signals: Signals) -> io::Result<Self> {
         let leave = Arc::new(AtomicBool::new(false));

@@ -87,7 +87,7 @@ enum Seat {
 
 /// The machine of a job.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct JobState {
     name: Box<str>,
     seats: Vec<Seat>,
     /// How many values each has put.
@@ -101,7 +101,7 @@ pub(crate) struct Desk {
 
 /// The reason why a process gets no seat, as it is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoSeat {
+pub(crate) enum NoRank {
     /// It does not greet.
     Stranger,
     /// It was told another number of processes.
@@ -114,7 +114,7 @@ pub(crate) enum NoSeat {
     Taken,
 }
 
-impl Desk {
+impl JobState {
     /// A job of `size` processes.
     pub(crate) fn new(size: u32, name: &str) -> Self {
         let mut values = HashMap::new();
@@ -141,10 +141,10 @@ impl Desk {
     }
 
     /// Gives a seat to its process.
-    pub(crate) fn seat(&mut self, rank: u32) -> Result<(), NoSeat> {
+    pub(crate) fn seat(&mut self, rank: u32) -> Result<(), NoRank> {
         match self.seats.get_mut(rank as usize) {
-            None => Err(NoSeat::Rank),
-            Some(seat) if *seat != Seat::Empty => Err(NoSeat::Taken),
+            None => Err(NoRank::Rank),
+            Some(seat) if *seat != Seat::Empty => Err(NoRank::Taken),
             Some(seat) => {
                 *seat = Seat::Taken;
                 Ok(())
@@ -154,7 +154,7 @@ impl Desk {
 
     /// Gives a seat to who greets over TCP, `job` being what it has to say; or what to answer before hanging up.
     pub(crate) fn greet(&mut self, line: &[u8], job: &str) -> Result<(u32, String), String> {
-        let rank = Line::parse(line).ok().ok_or(NoSeat::Stranger).and_then(|l| self.greeted(l, job));
+        let rank = Line::parse(line).ok().ok_or(NoRank::Stranger).and_then(|l| self.greeted(l, job));
         let size = self.size();
         match rank {
             Ok(rank) => {
@@ -163,26 +163,26 @@ impl Desk {
             }
             Err(why) => {
                 let (reason, msg) = match why {
-                    NoSeat::Stranger => ("stranger", "this_is_PMI-1_and_wants_cmd=initack"),
-                    NoSeat::Size => ("size", "the_job_has_another_size"),
-                    NoSeat::Job => ("job", "another_job_is_served_here"),
-                    NoSeat::Rank => ("rank", "the_job_has_no_such_rank"),
-                    NoSeat::Taken => ("taken", "the_rank_was_taken_before"),
+                    NoRank::Stranger => ("stranger", "this_is_PMI-1_and_wants_cmd=initack"),
+                    NoRank::Size => ("size", "the_job_has_another_size"),
+                    NoRank::Job => ("job", "another_job_is_served_here"),
+                    NoRank::Rank => ("rank", "the_job_has_no_such_rank"),
+                    NoRank::Taken => ("taken", "the_rank_was_taken_before"),
                 };
                 Err(format!("cmd=initack rc=1 size={size} reason={reason} msg={msg}\n"))
             }
         }
     }
 
-    fn greeted(&mut self, line: Line<'_>, job: &str) -> Result<u32, NoSeat> {
-        let line = line.expect("initack").map_err(|_| NoSeat::Stranger)?;
+    fn greeted(&mut self, line: Line<'_>, job: &str) -> Result<u32, NoRank> {
+        let line = line.expect("initack").map_err(|_| NoRank::Stranger)?;
         if line.value("job") != Some(job) {
-            return Err(NoSeat::Job);
+            return Err(NoRank::Job);
         }
         if line.rank("size") != Ok(self.size()) {
-            return Err(NoSeat::Size);
+            return Err(NoRank::Size);
         }
-        let rank = line.rank("pmiid").map_err(|_| NoSeat::Rank)?;
+        let rank = line.rank("pmiid").map_err(|_| NoRank::Rank)?;
         self.seat(rank).map(|()| rank)
     }
 
@@ -344,10 +344,10 @@ mod tests {
     use super::*;
 
     /// A job in which all have a seat.
-    fn desk(size: u32) -> Desk {
-        let mut desk = Desk::new(size, "job");
-        (0..size).for_each(|r| desk.seat(r).unwrap());
-        desk
+    fn job_state(size: u32) -> JobState {
+        let mut job_state = JobState::new(size, "job");
+        (0..size).for_each(|r| job_state.seat(r).unwrap());
+        job_state
     }
 
     fn answers(out: Outcome) -> Vec<(u32, String)> {
@@ -355,15 +355,15 @@ mod tests {
         out.answers
     }
 
-    fn answer(desk: &mut Desk, rank: u32, line: &str) -> String {
-        let mut all = answers(desk.line(rank, line.as_bytes()));
+    fn answer(job_state: &mut JobState, rank: u32, line: &str) -> String {
+        let mut all = answers(job_state.line(rank, line.as_bytes()));
         assert_eq!((all.len(), all[0].0), (1, rank), "{line}: {all:?}");
         all.remove(0).1
     }
 
     #[test]
     fn a_value_is_seen_by_all_and_an_absent_one_refused() {
-        let mut d = desk(2);
+        let mut d = job_state(2);
         assert_eq!(
             answer(&mut d, 0, "cmd=put kvsname=job key=a value=x y"),
             "cmd=put_result rc=0 msg=success\n"
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_process_puts_a_limited_number_of_values() {
-        let mut d = desk(1);
+        let mut d = job_state(1);
         for i in 0..VALUES_PER_SEAT {
             let said = answer(&mut d, 0, &format!("cmd=put kvsname=job key={i} value=x"));
             assert!(said.contains("rc=0"), "{i}: {said}");
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_barrier_lets_all_go_when_the_last_has_come() {
-        let mut d = desk(3);
+        let mut d = job_state(3);
         for _ in 0..2 {
             assert_eq!(answers(d.line(2, b"cmd=barrier_in")), []);
             assert_eq!(answers(d.line(0, b"cmd=barrier_in")), []);
@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn a_barrier_fails_for_all_when_one_leaves_or_ends() {
         for how in [&b"cmd=finalize"[..], b"GET / HTTP/1.1", b""] {
-            let mut d = desk(3);
+            let mut d = job_state(3);
             assert_eq!(answers(d.line(2, b"cmd=barrier_in")), []);
             let out = if how.is_empty() { d.ended(1) } else { d.line(1, how) };
             assert!(out.answers.iter().any(|(r, a)| *r == 2 && a.contains("rc=1 left=1")), "{out:?}");
@@ -431,7 +431,7 @@ mod tests {
             (&long, PmiFault::Line(LineFault::NotPairs)),
             (waiting, PmiFault::Waiting),
         ] {
-            let mut d = desk(2);
+            let mut d = job_state(2);
             if line == waiting {
                 assert_eq!(answers(d.line(1, b"cmd=barrier_in")), []);
             }
@@ -440,13 +440,13 @@ mod tests {
             assert_eq!((told.rank, &*told.line, told.fault), (1, &*shown, fault));
             assert_eq!(d.line(1, line).not_pmi, None, "it is out");
         }
-        let mut d = desk(2);
+        let mut d = job_state(2);
         assert!(d.line(1, b"cmd=finalize").not_pmi.is_none() && d.ended(0).not_pmi.is_none());
     }
 
     #[test]
     fn an_abort_is_heard_by_all_who_wait_and_who_ask() {
-        let mut d = desk(3);
+        let mut d = job_state(3);
         assert_eq!(answers(d.line(2, b"cmd=barrier_in")), []);
         let out = d.line(1, b"cmd=abort exitcode=7 message=out_of_rope");
         assert_eq!(out.abort, Some(Abort { rank: 1, code: 7, message: "out of rope".into() }));
@@ -454,16 +454,16 @@ mod tests {
         assert_eq!(out.answers, [(2, format!("cmd=barrier_out {told}"))]);
         assert_eq!(answer(&mut d, 0, "cmd=get kvsname=job key=a"), format!("cmd=get_result {told}"));
         assert_eq!(d.line(0, b"cmd=abort exitcode=9").abort, None, "the first one counts");
-        let mut waits = desk(2);
+        let mut waits = job_state(2);
         assert_eq!(answers(waits.line(1, b"cmd=barrier_in")), []);
         assert_eq!(waits.line(1, b"cmd=abort exitcode=4").abort.unwrap().code, 4, "by another thread of it");
-        let Abort { message, .. } = desk(1).line(0, b"cmd=abort exitcode=9").abort.unwrap();
+        let Abort { message, .. } = job_state(1).line(0, b"cmd=abort exitcode=9").abort.unwrap();
         assert_eq!(&*message, "no reason given");
     }
 
     #[test]
     fn who_greets_gets_the_seat_that_is_his_and_nobody_else_does() {
-        let mut d = Desk::new(2, "job");
+        let mut d = JobState::new(2, "job");
         let mut refused = |line: &str| d.greet(line.as_bytes(), "lab").unwrap_err();
         for (line, reason) in [
             ("GET / HTTP/1.1", "stranger"),
@@ -501,7 +501,7 @@ mod tests {
                 1 => Just("gone".to_owned()),
             ]), 0..60)
         ) {
-            let mut d = desk(3);
+            let mut d = job_state(3);
             let mut owed = [0i32; 3];
             let mut here = [true; 3];
             for (rank, line) in said {

@@ -1,13 +1,12 @@
-//! Errands: what a node has to wait for others with. Each is decided under the node's lock, waited for outside of it,
-//! and concluded under it, so that all others go on using the node meanwhile.
+//! Device work: steps of a node that wait for the device or for a peer. Each step is decided under the node's lock,
+//! executed outside of it, and concluded under it, so that other threads can use the node meanwhile.
 //!
-//! A queue pair that is made, connected or destroyed is in the hands of its errand, and of nobody else: its peer has
-//! none until it comes back, nothing is posted to it, and no second errand of the same peer is begun. Where the peer
-//! has gone when an errand comes back, told by the number of its attempt, the queue pair is destroyed by an errand of
-//! its own.
+//! A queue pair that is made, connected or destroyed belongs to one piece of device work: its peer has no queue pair
+//! until the work is concluded, posts nothing, and begins no second piece. If the peer has left by then (the attempt's
+//! number tells), another piece destroys the queue pair.
 //!
-//! Whoever leaves the lock does what was decided under it. A thread of the device's that runs the node does so, too,
-//! and waits for no lock ([`Inner::carry_out`]).
+//! The thread that releases the lock executes the work that was decided under it. A thread of the device that runs the
+//! node does so, too, and waits for no lock ([`Inner::carry_out`]).
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -29,7 +28,7 @@ pub(super) struct Which {
 }
 
 /// What is to be waited for.
-pub(super) enum Errand {
+pub(super) enum DeviceWork {
     /// The path to a peer, and a queue pair for it.
     Make { which: Which, to: AddressVector, psn: Psn },
     /// A queue pair is to forget whom it is connected to.
@@ -51,7 +50,7 @@ pub(super) enum Held {
     Pieces(#[expect(dead_code, reason = "it is dropped")] Pieces),
 }
 
-/// What came of an errand.
+/// The result of a piece of device work.
 pub(super) enum Done {
     Made { which: Which, made: Result<Made, Error> },
     Reset { which: Which, qp: RawQp, result: Result<(), Error> },
@@ -68,7 +67,7 @@ pub(super) struct Made {
     pub(super) ours: Endpoint,
 }
 
-/// What errands need of the node, without its lock.
+/// The parts of the node that device work uses without the lock.
 pub(super) struct Maker {
     pub(super) pd: Pd,
     pub(super) queues: RawQpMaker,
@@ -89,7 +88,7 @@ impl Maker {
     }
 }
 
-impl Errand {
+impl DeviceWork {
     /// Does it, which may take long. `None`: nothing is to be concluded.
     pub(super) fn run(self, maker: &Maker) -> Option<Done> {
         Some(match self {
@@ -123,23 +122,23 @@ impl Errand {
 }
 
 impl Inner {
-    /// Does errands, and those that follow from them, with the node's lock not held.
+    /// Executes device work, and the work that follows from it, without the node's lock.
     ///
     /// It waits for no lock: what it can't conclude itself, as another thread has the node, that thread concludes when
     /// it leaves. So a device's thread may do it, or a thread that holds the lock of another node.
     #[cold]
-    pub(super) fn carry_out(&self, errands: Vec<Errand>) {
-        let mut errands = VecDeque::from(errands);
-        while let Some(errand) = errands.pop_front() {
-            let Some(done) = errand.run(&self.maker) else { continue };
+    pub(super) fn carry_out(&self, queued_work: Vec<DeviceWork>) {
+        let mut queued_work = VecDeque::from(queued_work);
+        while let Some(work) = queued_work.pop_front() {
+            let Some(done) = work.run(&self.maker) else { continue };
             self.done.lock().unwrap_or_else(PoisonError::into_inner).push(done);
             self.any_done.store(true, Ordering::Release);
             let mut more = Vec::new();
             self.catch_up(&mut more);
-            errands.extend(more);
+            queued_work.extend(more);
         }
     }
-    /// What came of errands, to be concluded.
+    /// The results of device work, to be concluded.
     pub(super) fn take_done(&self) -> Vec<Done> {
         // Acquire: pairs with the Release above, behind which it is among them.
         if !self.any_done.load(Ordering::Acquire) {
