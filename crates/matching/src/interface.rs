@@ -291,7 +291,7 @@ impl Interface {
     pub fn limits(&self) -> &Limits {
         &self.config.limits
     }
-    /// The counters.
+    /// The counters of the interface.
     pub fn status(&self) -> Status {
         self.status
     }

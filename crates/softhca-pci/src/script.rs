@@ -44,7 +44,7 @@ pub struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// Its operation code.
+    /// The operation code of the command.
     pub fn opcode(&self) -> Opcode {
         opcode(self.input)
     }

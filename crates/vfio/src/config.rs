@@ -127,7 +127,7 @@ impl ConfigSpace {
     pub fn vendor_id(&self) -> Result<u16, FunctionError> {
         self.read16(VENDOR_ID)
     }
-    /// The device ID.
+    /// The device ID of the function.
     ///
     /// # Errors
     /// The function is gone.
