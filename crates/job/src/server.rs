@@ -260,7 +260,7 @@ impl Floor {
             let orders = std::mem::take(&mut shared.state().orders);
             let stop = orders.iter().any(|o| matches!(o, Order::Stop));
             for order in orders {
-                self.apply(order);
+                self.execute(order);
             }
             shared.state().present = self.job_state.present();
             shared.changed.notify_all();
@@ -322,7 +322,7 @@ impl Floor {
         what.into_iter().zip(&fds).filter(|(_, f)| !f.revents().is_empty()).map(|(w, _)| w).collect()
     }
 
-    fn apply(&mut self, order: Order) {
+    fn execute(&mut self, order: Order) {
         match order {
             Order::Seat(rank, socket) => {
                 // `seat` gives each out once.
