@@ -108,7 +108,7 @@ mod tests {
         let told: usize = (0..100).map(|i| window.take(begun, i.to_string()).len()).sum();
         assert_eq!(told, LINES as usize);
         let later = begun + WINDOW;
-        assert_eq!(window.take(later, "again".into()), ["80 more were left out", "again"]);
+        assert_eq!(window.take(later, "again".into()), ["80 more were suppressed", "again"]);
         assert_eq!(window.take(later, "once more".into()), ["once more"]);
         assert_eq!(window.take(later + WINDOW, "later".into()), ["later"], "none was left out");
     }

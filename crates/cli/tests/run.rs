@@ -486,7 +486,7 @@ fn who_does_not_speak_pmi_is_named_with_what_he_said() {
     for (said, shown, why) in [
         ("GET / HTTP/1.1", "\"GET / HTTP/1.1\"", "it is not made of key=value"),
         ("cmd=dance", "\"cmd=dance\"", "PMI-1 has no such request"),
-        (&long, "\"xxxxxxxx", "it is longer than 4096 bytes"),
+        (&long, "\"xxxxxxxx", "the line is longer than 4096 bytes"),
     ] {
         // The others end by themselves, as programs do that know of no job.
         let script = "[ $PMI_RANK = 1 ] && echo \"$0\" >&$PMI_FD; exit 0";

@@ -64,7 +64,7 @@ fn devinfo_tells_of_a_served_function_and_refusals_tell_what_to_do() {
 
     for (url, parts) in [
         ("vfio-user:///nowhere/a.sock".to_owned(), ["/nowhere/a.sock", "start it"]),
-        ("vfio://nothing".to_owned(), ["`nothing` is no PCI address", "lspci"]),
+        ("vfio://nothing".to_owned(), ["`nothing` is not a PCI address", "lspci"]),
         ("vfio://ffff:ff:1f.7".to_owned(), ["no PCI function ffff:ff:1f.7", "lspci"]),
         (format!("{}?ip=10.0.0.2", served.url("a")), ["`ip`", "InfiniBand"]),
     ] {

@@ -578,9 +578,12 @@ mod tests {
         assert_eq!(of("fe80::1", 0), Ok((3, true)));
         assert_eq!(of("fe80::6", 0), Ok((0, true)), "a served adapter finds it");
         assert_eq!(of("::", 9), Ok((9, false)), "within the subnet");
-        for (ip, lid, why) in
-            [("::", 0, "or none"), ("::", 0xc000, "49151"), ("10.0.0.1", 5, "IPv4"), ("ff02::1", 5, "group")]
-        {
+        for (ip, lid, why) in [
+            ("::", 0, "unspecified"),
+            ("::", 0xc000, "49151"),
+            ("10.0.0.1", 5, "IPv4"),
+            ("ff02::1", 5, "group"),
+        ] {
             let e = of(ip, lid).unwrap_err();
             assert!(e.contains(why), "{e}");
         }

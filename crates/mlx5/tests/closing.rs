@@ -141,7 +141,7 @@ fn a_function_that_the_system_wants_back_is_let_go_of_under_its_program() {
         assert!(!state.masters());
     }
     until("it is told", || device.poll_event() == Some(AsyncEvent::DeviceFatal));
-    is_dead(&device, Death::TakenBack, "unbound from vfio-pci");
+    is_dead(&device, Death::TakenBack, "unbinding it from vfio-pci");
     device.destroy_cq(cq).unwrap();
     device.dealloc_pd(pd).unwrap();
     device.close().unwrap();

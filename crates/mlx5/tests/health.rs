@@ -77,7 +77,7 @@ fn what_asks_for_a_reset_ends_the_device_with_its_meaning() {
             HealthBuffer::new().with(HealthBuffer::FW_VERSION, u32::MAX),
             NicInterface::Full,
             Death::Gone,
-            "off the bus",
+            "left the bus",
         ),
     ] {
         let scripted = Scripted::serve(Wants::default());

@@ -148,6 +148,6 @@ fn an_adapter_that_does_not_let_go_of_a_region_reaches_no_memory_any_more() {
         assert_eq!(bed.device.death(), Some(Death::Holds));
         assert!(!bed.scripted.state().masters(), "the memory is the program's again");
         let told = bed.device.alloc_pd().unwrap_err();
-        assert!(told.to_string().contains("let go of memory"), "{told}");
+        assert!(told.to_string().contains("release memory"), "{told}");
     }
 }

@@ -285,10 +285,10 @@ mod tests {
         assert!(matches!(far.recv(None).unwrap(), FromPeer::Hello { .. }));
         let told = far.recv(None).unwrap();
         assert!(
-            matches!(&told, FromPeer::Failed { why } if String::from(why.clone()).contains("said nothing for 20ms")),
+            matches!(&told, FromPeer::Failed { why } if String::from(why.clone()).contains("sent nothing for 20ms")),
             "{told:?}"
         );
-        assert!(serving.join().unwrap().contains("said nothing"));
+        assert!(serving.join().unwrap().contains("sent nothing"));
     }
 
     /// What the far end is told to its node, and to its measurement on that, by a listener that gives so much.

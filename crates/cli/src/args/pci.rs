@@ -105,9 +105,9 @@ mod tests {
         for ip in ["", "10.0.0.5/24", "10.0.0", "host"] {
             assert!(said(&format!("a,ip={ip}")).contains("ip=10.0.0.5"), "{ip}");
         }
-        assert!(said("a,rate=fast").contains("rate=fast: it is no rate"));
-        assert!(said("a,rate=1M,rate=2M").contains("rate= is there twice"));
-        assert!(said("a,mac=02:00:00:00:00:01,mac=02:00:00:00:00:01").contains("mac= is there twice"));
+        assert!(said("a,rate=fast").contains("rate=fast: it is not a rate"));
+        assert!(said("a,rate=1M,rate=2M").contains("rate= is given twice"));
+        assert!(said("a,mac=02:00:00:00:00:01,mac=02:00:00:00:00:01").contains("mac= is given twice"));
         for unknown in ["a,", "a,mtu=9000", "a,b.sock", "a,ip"] {
             assert!(said(unknown).contains("mac=ADDRESS, ip=ADDRESS and rate=RATE"), "{unknown}");
         }

@@ -260,7 +260,7 @@ mod tests {
     fn a_server_that_can_not_connect_does_not_answer() {
         let (mut a, mut b) = UnixStream::pair().unwrap();
         let far = std::thread::spawn(move || server(&mut b, dest(2), LIMIT, |_| Err("no path".into())));
-        assert!(client(&mut a, dest(1), LIMIT).unwrap_err().to_string().contains("broke off"));
+        assert!(client(&mut a, dest(1), LIMIT).unwrap_err().to_string().contains("exchange broke"));
         assert!(far.join().unwrap().unwrap_err().to_string().contains("no path"));
     }
 

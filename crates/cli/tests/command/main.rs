@@ -503,7 +503,7 @@ fn a_silent_client_keeps_nobody_from_a_listener() {
     // It is told, and its connection is closed.
     let mut told = String::new();
     silent.read_to_string(&mut told).unwrap();
-    assert!(told.contains("said nothing"), "{told}");
+    assert!(told.contains("sent nothing"), "{told}");
     ended_by_ctrl_c(child);
     let mut text = String::new();
     said.read_to_string(&mut text).unwrap();
@@ -528,7 +528,7 @@ fn a_client_that_goes_silent_in_the_middle_of_a_measurement_is_given_up_on() {
     // When it goes on, it hears of that.
     kill_process(stopped, Signal::CONT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(1));
-    assert!(text.contains("the peer said nothing for 10s"), "{text}");
+    assert!(text.contains("the peer sent nothing for 10s"), "{text}");
     assert!(is_whole_capture(&capture));
     let out = client.wait_with_output().unwrap();
     assert_eq!(out.status.code(), Some(1));
@@ -576,7 +576,7 @@ fn a_listener_refuses_what_no_honest_host_asks_and_serves_the_next() {
         (prepare(64, 72).replace("\"write\"", "\"put\""), "rc has no put"),
         (prepare(64, 72).replace("\"mtu\":1024,\"endpoint\"", "\"mtu\":7,\"endpoint\""), "a path MTU of 7"),
         (node(1 << 24, &card), "16777216 bytes with a header"),
-        (node(4096, "[1,2,3]"), "no card"),
+        (node(4096, "[1,2,3]"), "not a card"),
         (r#"{"move":{"case":{"op":"put","size":8,"before":{"count":9999999,"entries":"exact"}},"phase":"latency"}}"#.to_owned(), "9999999 entries"),
     ] {
         let told = told_by(&address, &[hello.to_owned(), line.clone()]);
@@ -695,7 +695,7 @@ fn what_can_not_be_served_is_refused_with_a_reason() {
     let file = Scratch::new("serve.txt");
     std::fs::write(file.path(), "text").unwrap();
     let said = refusal(&["serve", "--pci", file.path()], 1);
-    assert!(said.contains("no socket"), "{said}");
+    assert!(said.contains("not a socket"), "{said}");
     assert!(std::path::Path::new(file.path()).exists(), "what is no socket stays");
     let said = refusal(&["serve", "--pci", "/nowhere/at/all.sock"], 1);
     assert!(said.contains("/nowhere/at/all.sock"), "{said}");

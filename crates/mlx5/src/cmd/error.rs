@@ -187,6 +187,9 @@ mod tests {
             assert!(DeviceError::from(e).to_string().contains(status.text()));
         }
         let unknown = CmdError::Refused { command: Opcode(0x999), status: 0x77, syndrome: 1 }.to_string();
-        assert!(unknown.contains("command 0x999") && unknown.contains("no name (status 0x77"), "{unknown}");
+        assert!(
+            unknown.contains("command 0x999") && unknown.contains("unknown status (status 0x77"),
+            "{unknown}"
+        );
     }
 }

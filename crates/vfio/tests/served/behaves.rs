@@ -255,7 +255,7 @@ fn a_function_that_was_let_go_of_is_closed_whoever_still_has_it() {
     ];
     for e in refused {
         let told = e.expect("it is gone").to_string();
-        assert!(told.contains("was let go of") && told.contains("open it again"), "{told}");
+        assert!(told.contains("was released") && told.contains("open it again"), "{told}");
     }
     drop((piece, arena));
     function.let_go().unwrap();
