@@ -507,7 +507,7 @@ fn a_silent_client_keeps_nobody_from_a_listener() {
     ended_by_ctrl_c(child);
     let mut text = String::new();
     said.read_to_string(&mut text).unwrap();
-    assert!(text.contains("the peer said nothing for 3s"), "{text}");
+    assert!(text.contains("the peer sent nothing for 3s"), "{text}");
 }
 
 #[test]
