@@ -51,7 +51,7 @@ pub(crate) fn device(args: &DeviceArgs) -> Result<Option<DeviceUrl>, Failure> {
     Ok(named)
 }
 
-/// What the arguments set beside the device's name.
+/// The options of the arguments, beside the device's name.
 pub(crate) fn overrides(args: &DeviceArgs) -> Options {
     Options {
         progress: args.progress,
@@ -105,7 +105,7 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
         return Err("nothing to measure: choose other operations, services or sizes".into());
     }
     let (rows, failure) = cases.rows(&mut pair, args);
-    // However it ended, what was captured is kept.
+    // The capture is kept, however the measurement ended.
     let kept = pair.opened().finish_capture();
     if !args.json && !rows.is_empty() {
         println!("{}\n", describe(&pair));
@@ -126,7 +126,7 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
     Ok(kept?)
 }
 
-/// What is measured, of which layer.
+/// The measured cases, by layer.
 enum Cases {
     Verbs(Plan),
     Portals(portals::Plan),
@@ -225,7 +225,7 @@ fn bar_target() -> ProgressDrawTarget {
     if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() }
 }
 
-/// One line on what was measured with.
+/// A line that describes the setup of the measurement.
 fn describe(pair: &Pair) -> String {
     let opened = pair.opened();
     let stands_in = if opened.stand_in().is_some() { " in place of io_uring" } else { "" };

@@ -40,7 +40,7 @@ const GRH_BYTES: usize = 40;
 const DEFAULT_SIZE: u64 = 4096;
 /// Message size of `ibv_ud_pingpong`, whose help says 2048: that was until 2019.
 const DEFAULT_UD_SIZE: u64 = 1024;
-/// Nothing moved for so long: the other end is gone, or (uc, ud) a message is lost.
+/// The time without a message after which the other end is considered gone, or (uc, ud) a message lost.
 const STALL: Duration = Duration::from_secs(10);
 
 /// The reason why two ends do not bounce.
@@ -136,7 +136,7 @@ impl<S: VerbsService> Bounce<S> {
     ) -> Result<Duration, Failure> {
         let mut wcs = Completions::with_capacity(16);
         let (mut sent, mut received) = (0, 0);
-        // What the next send waits for: the last one's completion, and the other end's message.
+        // The next send waits for the last one's completion, and for the other end's message.
         let (mut sending, mut waiting) = (false, true);
         if first {
             send(&mut self.qp, self.source.clone())?;
@@ -370,7 +370,7 @@ fn finish(args: &PingpongArgs, own: &Endpoint, theirs: &Dest, size: u64, took: D
     println!("{} iters in {seconds:.2} seconds = {:.2} usec/iter", args.iters, seconds * 1e6 / iters);
 }
 
-/// Says what the device noticed that no completion tells.
+/// Prints asynchronous events, which no completion reports.
 fn tell_events(opened: &Opened) {
     while let Some(event) = opened.context().poll_event() {
         let what = match event {
@@ -387,7 +387,7 @@ fn tell_events(opened: &Opened) {
     }
 }
 
-/// Stays a moment to acknowledge again what the other end might not have heard.
+/// Keeps the device running for a moment, to repeat acknowledgements that the other end may have missed.
 fn linger(cq: &mut CompletionQueue) {
     let mut wcs = Completions::with_capacity(1);
     // Nothing more completes; the waiting itself turns the device.

@@ -34,7 +34,7 @@ use self::output::{Bell, Outputs, Sources, Stream};
 use crate::args::RunArgs;
 use crate::perf::device_if_said;
 
-/// What a shell ends with when it finds no program.
+/// The exit code of a shell that does not find a program.
 const NOT_FOUND: u8 = 127;
 /// What `timeout` ends with.
 const TIMED_OUT: u8 = 124;
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     }
 }
 
-/// What this process says by itself, on standard error, in turn with what it passes on.
+/// This process's own messages, on standard error, in order with the passed-on output.
 #[derive(Clone)]
 struct OwnOutput(Stream);
 
@@ -124,14 +124,14 @@ enum Cause {
     Failed(u32, End),
     /// One asked for it.
     Abort(Abort),
-    /// This process was told to end.
+    /// A signal asked this process to end.
     Told(i32),
     /// The limit.
     TimedOut,
 }
 
 impl Cause {
-    /// What this process ends with.
+    /// The exit code of this process.
     fn code(&self) -> u8 {
         match self {
             Self::Failed(_, End::Code(code)) => code_of(*code),
@@ -142,7 +142,7 @@ impl Cause {
     }
 }
 
-/// An exit code that tells of a failure.
+/// An exit code that is not 0.
 fn code_of(code: i32) -> u8 {
     if (1..=255).contains(&code) { code as u8 } else { 1 }
 }
@@ -169,7 +169,7 @@ impl Wakes {
             Ok(read)
         };
         let mut signals = Vec::new();
-        // Who started this under `nohup` wants it to go on.
+        // `nohup` ignores SIGHUP, so that the program continues.
         for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|s| *s != SIGHUP || !is_ignored(*s)) {
             signals.push((signal, on(signal)?));
         }
@@ -212,17 +212,17 @@ struct Running {
     outputs: Option<Outputs>,
     wakes: Wakes,
     own_output: OwnOutput,
-    /// What the server has heard.
+    /// Events of the server.
     heard: Arc<Mutex<Vec<Event>>>,
     cause: Option<Cause>,
-    /// How many signals told this process to end.
+    /// The number of signals that asked this process to end.
     signals: u32,
     /// The job took too long.
     timed_out: bool,
     grace: Duration,
     /// When all are ended for taking too long.
     limit: Option<Instant>,
-    /// When those are killed that were told to end.
+    /// The time at which processes that were asked to end are killed.
     kill_at: Option<Instant>,
 }
 
@@ -306,7 +306,7 @@ impl Running {
             command.env(DEVICE_VARIABLE, device);
         }
         command.envs(args.env.iter().map(|(name, value)| (name, value)));
-        // In a group of its own nobody reads a terminal.
+        // A process in its own group can't read the terminal.
         if rank > 0 || io::stdin().is_terminal() {
             command.stdin(Stdio::null());
         }
@@ -334,7 +334,7 @@ impl Running {
         Ok(())
     }
 
-    /// Sees all processes end; what this one ends with.
+    /// Waits for all processes to end; returns this one's exit code.
     fn see_the_end(mut self) -> Result<u8, RunError> {
         let done = self.watch();
         if done.is_err() {
@@ -368,7 +368,7 @@ impl Running {
         Ok(())
     }
 
-    /// Looks who has ended, and who asked to end all; false once nobody is left.
+    /// Collects processes that have ended, and abort requests; returns false once no process is left.
     fn look(&mut self) -> io::Result<bool> {
         let mut failed = None;
         let mut ended = Vec::new();
@@ -391,13 +391,13 @@ impl Running {
         if let Some((rank, end)) = failed {
             self.end_all(Cause::Failed(rank, end), Signal::TERM);
         }
-        // Behind all looks: who waits for one that has ended hears of it now, and fails, too.
+        // After all processes were checked: those that wait for an ended one are informed now, and fail, too.
         let server = self.server.iter();
         server.for_each(|server| ended.iter().for_each(|rank| server.ended(*rank)));
         Ok(self.processes.iter().any(|p| p.ended.is_none()))
     }
 
-    /// Does what the server has heard of.
+    /// Handles the server's events.
     fn hear(&mut self) {
         let heard = std::mem::take(&mut *self.heard.lock().unwrap_or_else(PoisonError::into_inner));
         for event in heard {
@@ -411,7 +411,7 @@ impl Running {
         }
     }
 
-    /// This process was told to end: so are all others, and killed if it is told again.
+    /// Forwards a signal to end to all processes; a second one kills them.
     fn signals(&mut self, signal: i32) {
         self.signals += 1;
         if self.signals > 1 {
@@ -423,7 +423,7 @@ impl Running {
                 SIGHUP => Signal::HUP,
                 _ => Signal::TERM,
             };
-            // It counts even where a process failed before: they are told what this one was told.
+            // The signal counts even if a process failed before: the others get the same signal.
             self.cause.get_or_insert(Cause::Told(signal));
             self.signal_all(pass_on);
             self.kill_at.get_or_insert(Instant::now() + self.grace);
@@ -483,8 +483,8 @@ impl Running {
         self.pass_on_the_rest();
     }
 
-    /// Waits until all output is passed on, as long as its reader wants. Once this process is told to end, or the job
-    /// takes too long, the reader has a limit.
+    /// Waits until all output is passed on, as long as its reader wants. After a signal to end, or the job's timeout,
+    /// the reader has a time limit.
     fn pass_on_the_rest(&mut self) {
         let grace = if self.signals > 1 { self.grace.min(LAST_WORDS) } else { self.grace };
         let mut give_up = (self.signals > 0 || self.timed_out).then(|| Instant::now() + grace);
@@ -514,7 +514,7 @@ impl Running {
         self.own_output.0.waiting() == 0 && self.outputs.iter().all(Outputs::are_over)
     }
 
-    /// Says so where that is read.
+    /// Reports dropped output on standard error.
     fn drop_the_rest(&self) {
         let waiting = self.outputs.as_ref().map_or(0, Outputs::waiting);
         if self.own_output.0.waiting() == 0 && waiting > 0 {

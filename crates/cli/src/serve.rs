@@ -14,7 +14,7 @@ use softhca_pci::{PortKind, Server, ServerOptions};
 use crate::args::ServeArgs;
 use crate::perf::device_or;
 
-/// What is served where nothing is named: functions that reach each other, and nobody else.
+/// The default network: functions that reach only each other.
 const DEFAULT_NETWORK: &str = "served";
 
 /// Serves until Ctrl-C.
@@ -34,7 +34,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
     };
     // Memory of clients takes descriptors, and each function has a part of them.
     let limit = getrlimit(Resource::Nofile);
-    // Where it stays as it is there are fewer for each.
+    // If the limit can't be raised, each function has fewer.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let fixed = args.pci.iter().map(|socket| socket.fixed.clone()).collect();
     let options = ServerOptions { no_spare_pages: args.no_spare_pages, fixed, ..args.port.into() };

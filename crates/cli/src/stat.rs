@@ -112,7 +112,7 @@ fn size() -> Option<(usize, usize)> {
     Some((or(size.ws_col, 80), or(size.ws_row, 24)))
 }
 
-/// The lines that fit, the last of which tells of the others.
+/// The lines that fit; the last one counts the others.
 fn cut(text: &str, height: usize) -> Vec<String> {
     let lines: Vec<_> = text.lines().map(str::to_owned).collect();
     if lines.len() <= height {
@@ -224,7 +224,7 @@ fn figures(now: &dyn Fn(&str) -> u64, key: Key<'_>, old: Option<&Old<'_>>, shape
         let counters = old.and_then(|(_, all)| all.get(&key));
         counters.and_then(|all| all.iter().find(|(of, _)| of == name)).map_or(0, |c| c.1)
     };
-    // Of what was not there before, nothing is known of a second.
+    // A new object has no rates yet.
     let seconds = old.map(|(passed, all)| (passed.as_secs_f64(), all.contains_key(&key)));
     let figure = |name: &str| match seconds {
         None => now(name) as f64,

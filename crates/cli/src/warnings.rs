@@ -17,10 +17,10 @@ use tracing::{Event, Level, Metadata, Subscriber};
 const LINES: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Has warnings and errors of the library told from now on.
+/// Prints warnings and errors of the library from now on.
 pub(crate) fn listen() {
     let listener = Warnings(Mutex::new(Window { begun: Instant::now(), seen: 0 }));
-    // Somebody else listens: that is as well.
+    // Another subscriber is installed already, and stays.
     let _ = tracing::subscriber::set_global_default(listener);
 }
 
@@ -33,7 +33,7 @@ struct Window {
 }
 
 impl Window {
-    /// One more; what is to be said, if anything.
+    /// Counts a warning; returns the lines to print, if any.
     fn take(&mut self, now: Instant, line: String) -> Vec<String> {
         let mut said = Vec::new();
         if now.saturating_duration_since(self.begun) >= WINDOW {
@@ -51,7 +51,7 @@ impl Window {
     }
 }
 
-/// An event in one line: what it says, then what it names.
+/// An event in one line: its message, then its fields.
 #[derive(Default)]
 struct Line {
     message: String,
@@ -89,7 +89,7 @@ impl Subscriber for Warnings {
         let line = format!("{}{}", line.message, line.fields);
         let said = self.0.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now(), line);
         for line in said {
-            // Nobody listens: there is nobody else to tell.
+            // Standard error is closed: the warning is lost.
             let _ = writeln!(std::io::stderr(), "warning: {line}");
         }
     }

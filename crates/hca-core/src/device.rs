@@ -171,25 +171,26 @@ pub unsafe trait Device: Send + Sync {
 
     /// Takes the oldest asynchronous event.
     fn poll_event(&self) -> Option<AsyncEvent>;
-    /// Has `waker` woken once when the next asynchronous event comes, by whoever moves the device; at once if one
-    /// waits. Any number of wakers wait side by side, and all are woken, without a lock held: an
-    /// [`EventQueue`](crate::EventQueue) does this. A waker may be woken though nothing came.
+    /// Registers a waker for the next asynchronous event. The thread that makes the device's progress wakes it; it is
+    /// woken at once if an event waits. Any number of wakers wait side by side, and all are woken, without a lock held:
+    /// an [`EventQueue`](crate::EventQueue) does this. A waker may be woken though nothing came.
     fn set_event_waker(&self, waker: &Waker);
 
-    /// Lets the device do a bounded piece of its work on this thread, if it works that way and nobody
-    /// else is at it. Returns whether it did anything. Hardware returns `false`. Called in a loop it gives the CPU
-    /// to other threads where it finds nothing many times in a row.
+    /// Makes a bounded amount of the device's progress on this thread, if the device works so and no other thread does.
+    /// Returns whether it did anything. Hardware returns `false`. Called in a loop it gives the CPU to other threads
+    /// where it finds nothing many times in a row.
     fn turn(&self) -> bool;
-    /// Whether the program's calls alone move the device: nothing happens between them, and nobody is woken.
-    /// Hardware, and an adapter with a thread or in a simulator, returns `false`.
+    /// Whether only the program's calls make the device's progress: nothing happens between them, and no waiter is
+    /// woken. Hardware, and an adapter with a thread or in a simulator, returns `false`.
     fn needs_turns(&self) -> bool;
     /// The time until the device needs a turn even if nothing happens; `None` if it needs none.
     fn next_deadline(&self) -> Option<Duration>;
-    /// The descriptor that becomes readable when the device needs a turn, or has an asynchronous
-    /// event, while nobody turns it. `None` only where there is no descriptor.
+    /// The descriptor that becomes readable when the device needs a turn, or has an asynchronous event, while no thread
+    /// makes its progress. `None` only where there is no descriptor.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
-    /// The descriptor that becomes readable when the device needs a turn while nobody turns it. Asynchronous events do
-    /// not count, so that who does not take them can sleep on it. `None` where the device moves itself, or has none.
+    /// The descriptor that becomes readable when the device needs a turn while no thread makes its progress.
+    /// Asynchronous events do not count, so that a program that does not take them can sleep on it. `None` if the
+    /// device makes its own progress, or has no descriptor.
     fn turn_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -296,8 +297,8 @@ pub unsafe trait CqPort: Send {
     /// Asks for one notification. A completion that came before the call need not raise it: poll
     /// once more after arming, and only then wait. A notification without a completion is legal.
     fn arm(&mut self, notify: Notify);
-    /// Where notifications go, beside the descriptor. Woken by whoever moves the device; where the device
-    /// wants turns and nobody else gives them, a waiter sleeps on [`wait_fd`](Self::wait_fd) as well.
+    /// Sets the waker of notifications, beside the descriptor. The thread that makes the device's progress wakes it; if
+    /// no other thread does so, a waiter sleeps on [`wait_fd`](Self::wait_fd) as well.
     fn set_waker(&mut self, waker: &Waker);
     /// One descriptor for everything that a waiter on this queue has to wake up for: readable when
     /// an armed notification was raised, or when the device needs a turn (then poll). Created at the
@@ -306,11 +307,11 @@ pub unsafe trait CqPort: Send {
     /// # Errors
     /// The system has no descriptors left, or the device has none (in the simulator).
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError>;
-    /// Whoever waits for this queue sleeps on [`Device::turn_fd`] from now on, and is told by the waker alone: an armed
-    /// queue keeps that descriptor true, as [`wait_fd`](Self::wait_fd) is.
+    /// Waiters of this queue sleep on [`Device::turn_fd`] from now on, and are woken by the waker alone: an armed queue
+    /// keeps that descriptor true, as [`wait_fd`](Self::wait_fd) is.
     fn wait_by_waker(&mut self) {}
-    /// How long a waiter does well to poll before it sleeps: about what a sleep and a wake-up cost, where its own polls
-    /// move the device.
+    /// The time that a waiter should poll before it sleeps: about the cost of a sleep and a wake-up, if its own polls
+    /// make the device's progress.
     fn look_before_sleep(&self) -> Duration {
         Duration::ZERO
     }
@@ -403,8 +404,8 @@ impl DmaMemory {
         self.len == 0
     }
 }
-// SAFETY: a `DmaMemory` is an address and the right to free it; who reads and writes there is ruled
-// by the holder, as for any raw pointer.
+// SAFETY: a `DmaMemory` is an address and the right to free it; its holder decides which code reads and writes there,
+// as for any raw pointer.
 unsafe impl Send for DmaMemory {}
 // SAFETY: as above; a shared `DmaMemory` only tells its address.
 unsafe impl Sync for DmaMemory {}

@@ -34,7 +34,7 @@ pub enum DeviceError {
         /// The device's limit.
         limit: u64,
     },
-    /// A number asked for lies beyond what the device reports in its attributes.
+    /// A requested number is outside the range in the device's attributes.
     #[error("{what} of {value} is out of range: this device takes {min} to {max}")]
     OutOfRange {
         /// The argument.

@@ -29,8 +29,7 @@ pub enum AsyncEvent {
     PortActive,
     /// The port does not carry packets.
     PortError,
-    /// The port's LID or GID is another, as [`Device::port`](crate::Device::port) says: peers that are to reach it have to
-    /// be told.
+    /// The port's LID or GID has changed, see [`Device::port`](crate::Device::port): peers need the new one.
     PortAddressChanged,
     /// The device is unusable; every outstanding request ends with status `Fatal`.
     DeviceFatal,

@@ -14,8 +14,7 @@ use crate::{CqHandle, DeviceError};
 /// at work, in such a call on this thread or another, returns at once: either it leaves word, and whoever is at work
 /// looks once more before it ends, or it says that more is left and is run again.
 pub trait PortalsEngine: Send + Sync {
-    /// Handles what has come to its completion queue, and what is due by its own deadline. Returns whether more is
-    /// left.
+    /// Handles new completions of its queue, and work that is due by its own deadline. Returns whether more is left.
     ///
     /// Called by whoever moves the device: a thread of the device's, or one of the program's in a call of this device
     /// that concerns something else, with whatever locks the program holds then; so it waits for no lock that is held

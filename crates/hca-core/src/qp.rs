@@ -29,7 +29,7 @@ pub enum QpState {
     Rtr,
     /// Ready to send.
     Rts,
-    /// Send queue drained: finishes what is under way, starts nothing new.
+    /// Send queue drained: requests under way complete, and no new one starts.
     Sqd,
     /// Send queue error (UC and UD): still receives.
     Sqe,

@@ -177,8 +177,8 @@ bitflags::bitflags! {
         const FENCE = 1 << 1;
         /// The receive completion raises a solicited event.
         const SOLICITED = 1 << 2;
-        /// Nobody, neither the program nor a peer, writes the memory that the request reads until it completes. A
-        /// device may then send it from where it lies; without the promise it may have to copy it first.
+        /// Neither the program nor a peer writes the request's memory until it completes. The device may then send
+        /// without a copy.
         const STABLE = 1 << 3;
     }
 }

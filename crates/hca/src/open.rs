@@ -265,8 +265,8 @@ fn udp_options(url: &DeviceUrl) -> Result<UdpOptions, FabricError> {
     Ok(UdpOptions { interface, slots, ..UdpOptions::default() })
 }
 
-/// UDP, and shared memory with peers on this machine. Faults, captures and a narrow path are of packets: with one of
-/// them, nobody finds this device by shared memory, and all its peers are reached by UDP.
+/// UDP, and shared memory with peers on this machine. Faults, captures and a smaller path MTU apply to packets: with
+/// one of them, the device does not listen on shared memory, and all its peers are reached by UDP.
 fn auto(ip: IpAddr, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
     if all_messages(&url.options) {
         let shm = shm_options(&url.options);
@@ -317,7 +317,7 @@ fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, 
     }
 }
 
-/// The first loopback address from 127.0.0.2 on that nobody has.
+/// The first free loopback address from 127.0.0.2 on.
 fn first_free(
     open: Opener<'_>,
     url: &DeviceUrl,

@@ -22,7 +22,7 @@ use rustix::process::getuid;
 /// The environment variable that switches this off.
 pub const STAT_VARIABLE: &str = "HCA_STAT";
 
-/// Queue pairs of a device that are told of at most.
+/// The limit of queue pairs that are listed of a device.
 const MAX_QUEUE_PAIRS: usize = 1024;
 /// Bytes that a process tells at most.
 const MAX_ANSWER: u64 = 16 << 20;

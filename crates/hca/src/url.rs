@@ -221,7 +221,7 @@ pub enum UrlError {
         /// The name of the option.
         option: String,
     },
-    /// The option is there twice.
+    /// The option is given twice.
     #[error("option `{option}` is given twice: leave one out")]
     Repeated {
         /// The name of the option.
@@ -388,7 +388,7 @@ impl fmt::Display for DeviceUrl {
 }
 
 impl Options {
-    /// Parses what stands behind the `?`.
+    /// Parses the options after the `?`.
     fn parse(items: &[&str]) -> Result<Self, UrlError> {
         let mut options = Self::default();
         for item in items {

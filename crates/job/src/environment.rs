@@ -12,7 +12,7 @@ use crate::url::{JOB_VARIABLE, JobUrl, rank, size};
 pub(crate) enum Found {
     /// A descriptor of the launcher's.
     Descriptor { fd: i32, rank: u32, size: u32 },
-    /// The launcher's address, and what it knows this process by.
+    /// The launcher's address, and its id of this process.
     Port { address: Box<str>, id: Box<str> },
     /// A rendezvous that was named.
     Rendezvous(JobUrl),

@@ -44,7 +44,7 @@ pub enum JobError {
     Descriptor {
         /// The descriptor.
         fd: i32,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The launcher's connection was taken over before, and has ended.
@@ -52,12 +52,12 @@ pub enum JobError {
         "this process has left its job, or could not join it, and can't join a second time: keep a clone of the first `Job`"
     )]
     Left,
-    /// Nobody serves at the address.
+    /// No server answers at the address.
     #[error("nobody serves a job at {address}: {source}; is the launcher, or rank 0, running there?")]
     Connect {
         /// Where.
         address: Box<str>,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Rank 0 can't serve at the address.
@@ -67,7 +67,7 @@ pub enum JobError {
     Listen {
         /// Where.
         address: Box<str>,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A folder or file of the rendezvous can't be used.
@@ -77,7 +77,7 @@ pub enum JobError {
         path: PathBuf,
         /// The operation.
         doing: Doing,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A connection broke.
@@ -85,7 +85,7 @@ pub enum JobError {
     Connection {
         /// The operation.
         doing: Doing,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The launcher, or rank 0, closed the connection.
@@ -179,7 +179,7 @@ pub enum JobError {
         /// The rank.
         rank: u32,
     },
-    /// What stands for the card is none.
+    /// The published data is not a card.
     #[error(
         "the data that rank {rank} published is not a card: does another program, or another version, take part in the job?"
     )]
@@ -187,7 +187,7 @@ pub enum JobError {
         /// The rank.
         rank: u32,
     },
-    /// Somebody has the rank.
+    /// Another process has the rank.
     #[error(
         "rank {rank} is in use: two processes have one rank, or one was started again; start the job again, with another id{at}"
     )]
@@ -202,9 +202,9 @@ pub enum JobError {
         "the size of the job is {ours} in this process and {theirs} in the others: give all the same size"
     )]
     WrongSize {
-        /// What this process was told.
+        /// The size in this process's environment.
         ours: u32,
-        /// What the others were told.
+        /// The size in the other processes' environment.
         theirs: u32,
     },
     /// Another job serves at the address.
@@ -212,7 +212,7 @@ pub enum JobError {
         "another job, not `{ours}`, uses this address: give each job its own address, and all its processes one id"
     )]
     WrongJob {
-        /// The id that this process was told.
+        /// The id in this process's environment.
         ours: Box<str>,
     },
     /// A process called `abort`.
@@ -251,7 +251,7 @@ pub enum JobError {
     },
 }
 
-/// As `Display`: what a `main` that returns it prints.
+/// As `Display`, for a `main` that returns the error.
 impl fmt::Debug for JobError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -274,10 +274,10 @@ pub enum LineFault {
     /// A word of it is no pair.
     #[error("it is not made of key=value")]
     NotPairs,
-    /// It is not the answer to what was asked.
+    /// The line does not answer the request.
     #[error("the answer begins with cmd={wanted}")]
     Unexpected {
-        /// What was expected.
+        /// The expected answer.
         wanted: &'static str,
     },
     /// A value is missing.

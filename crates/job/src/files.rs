@@ -62,7 +62,7 @@ impl Files {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(failed(e)),
             _ => {}
         }
-        // Somebody else may have made it, to put there what we would read.
+        // Another user may have made the folder, to plant files that we would read.
         let found = fs::symlink_metadata(&folder).map_err(failed)?;
         if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
             return Err(failed(Errno::PERM.into()));
@@ -119,7 +119,7 @@ impl Files {
         } else {
             self.wait_for_word(k, deadline)?;
         }
-        // All have come to this one, so nobody looks at the last one any more.
+        // All processes have reached this barrier, so no process looks at the last one any more.
         if let Some(last) = k.checked_sub(1) {
             let _ = fs::remove_file(self.at(&format!("b-{last}-{}", self.rank)));
             if self.rank == 0 {
@@ -162,7 +162,7 @@ impl Files {
         let failed = |e| self.failed(Doing::Barrier, e);
         let mut pause = Duration::from_micros(500);
         loop {
-            // In this order: who has gone may have made the file before.
+            // In this order: a process that has left may have made the file before.
             let gone = self.gone(rank)?;
             if path.try_exists().map_err(failed)? {
                 return Ok(());
@@ -179,7 +179,7 @@ impl Files {
         }
     }
 
-    /// Who has not come to a barrier.
+    /// The error that names the ranks missing at a barrier.
     fn missed(&self, k: u64) -> JobError {
         let came = |rank: &u32| self.at(&format!("b-{k}-{rank}")).try_exists().unwrap_or(false);
         let mut missing = (0..self.size).filter(|r| !came(r));
@@ -196,7 +196,7 @@ impl Files {
             return Ok(true);
         }
         match File::open(self.at(&format!("rank-{rank}"))) {
-            // Its lock is gone with it. Where files can't be locked nothing is known, and the time limit decides.
+            // A process's lock ends with it. On a file system without locks, the time limit decides.
             Ok(file) => Ok(flock(&file, FlockOperation::NonBlockingLockShared).is_ok()),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
             Err(e) => Err(failed(e)),
@@ -223,13 +223,14 @@ impl Files {
     pub(crate) fn leave(&self) -> Result<(), JobError> {
         self.note(&format!("left-{}", self.rank), b"", Doing::Leave)?;
         let entries = match fs::read_dir(&self.folder) {
-            // Somebody who left behind this one was quicker.
+            // Another leaving process was quicker.
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
             entries => entries.map_err(|e| self.failed(Doing::Leave, e))?,
         };
         let left = entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("left-")).count();
         if left as u32 >= self.size {
-            // Two may come here. Whoever renames it has it, and a new job of this id makes a folder of its own.
+            // Two processes may get here. The one that renames the folder removes it, and a new job of this id makes a
+            // new folder.
             let away = self.folder.with_extension(format!("over-{:016x}", crate::job::random()));
             if fs::rename(&self.folder, &away).is_ok() {
                 let _ = fs::remove_dir_all(away);

@@ -21,7 +21,7 @@ use crate::url::{JobUrl, MAX_SIZE, Place};
 /// The environment variable that limits each call, in seconds.
 pub const TIMEOUT_VARIABLE: &str = "HCA_JOB_TIMEOUT";
 
-/// The job that this process found in its environment, for as long as somebody has it.
+/// The job that this process found in its environment, as long as a clone of it exists.
 static FOUND: Mutex<Option<Weak<Inner>>> = Mutex::new(None);
 
 /// How a process takes part.
@@ -62,7 +62,7 @@ struct Inner {
 
 #[derive(Debug)]
 enum Way {
-    /// Nobody else is there; the card of this process.
+    /// The only process of its job; its card.
     Alone(Mutex<Option<Vec<u8>>>),
     /// A launcher, or rank 0, serves; rank 0 of a TCP rendezvous has the server.
     Served { pmi: Pmi, server: Mutex<Option<Server>> },
@@ -328,7 +328,7 @@ impl Drop for Inner {
         }
         match &mut self.way {
             Way::Alone(_) => {}
-            // Nobody can be told.
+            // No process can be informed.
             Way::Files(files) => drop(files.leave()),
             Way::Served { pmi, server } => {
                 pmi.hang_up();
@@ -340,13 +340,13 @@ impl Drop for Inner {
     }
 }
 
-/// A number of a name: FNV-1a, but for what layers above may use for "any" and "none".
+/// A hash of a name: FNV-1a, except the values that layers above use for "any" and "none".
 fn digest(name: &str) -> u32 {
     let hash = name.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
     if hash == 0 || hash == u32::MAX { 1 } else { hash }
 }
 
-/// A number that nobody else draws.
+/// A random number.
 pub(crate) fn random() -> u64 {
     let mut bytes = [0; 8];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {

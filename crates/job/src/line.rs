@@ -55,12 +55,12 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// What the line is about.
+    /// The command of the line.
     pub(crate) fn cmd(self) -> Option<&'a str> {
         self.value("cmd")
     }
 
-    /// A number that has to be there.
+    /// A required number.
     pub(crate) fn number(self, key: &'static str) -> Result<i64, LineFault> {
         let text = self.value(key).ok_or(LineFault::Lacks { key })?;
         text.parse().map_err(|_| LineFault::Value { key })
@@ -71,7 +71,7 @@ impl<'a> Line<'a> {
         u32::try_from(self.number(key)?).map_err(|_| LineFault::Value { key })
     }
 
-    /// What the line has to be, to be the answer of this name.
+    /// Checks that the line is the answer of this name.
     pub(crate) fn expect(self, wanted: &'static str) -> Result<Self, LineFault> {
         if self.cmd() == Some(wanted) { Ok(self) } else { Err(LineFault::Unexpected { wanted }) }
     }
@@ -87,7 +87,7 @@ pub(crate) fn word(message: &str) -> String {
     word
 }
 
-/// A word as the message that it stands for.
+/// The message that a word encodes.
 pub(crate) fn message(word: &str) -> Box<str> {
     word.replace('_', " ").trim().into()
 }

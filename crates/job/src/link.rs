@@ -82,7 +82,7 @@ impl Link {
         understood.map_err(|fault| JobError::Line { doing, line: quote(line), fault })
     }
 
-    /// Says a line that nobody answers, also while an answer is waited for.
+    /// Sends a line that has no answer, also while another thread waits for an answer.
     pub(crate) fn tell(&self, doing: Doing, line: &str) -> Result<(), JobError> {
         self.say(doing, line, Instant::now() + self.timeout)
     }
@@ -92,7 +92,7 @@ impl Link {
     pub(crate) fn hang_up(&self, line: &str) {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let deadline = Instant::now() + self.timeout.min(CLOSE_TIMEOUT);
-        // Nobody can be told of a failure.
+        // A failure can't be reported.
         if !std::mem::replace(&mut heard.broken, true) && self.say(Doing::Leave, line, deadline).is_ok() {
             let _ = self.hear(Doing::Leave, &mut heard, deadline);
         }
@@ -162,14 +162,14 @@ pub(crate) fn ready(fd: impl AsFd, flags: PollFlags, deadline: Instant) -> io::R
     }
 }
 
-/// What the other side refused, as it says it.
+/// A refusal of the other side.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     code: i64,
     message: Box<str>,
-    /// Who ended the job, with which code.
+    /// The rank that aborted the job, and its code.
     aborted: Option<(u32, i32)>,
-    /// Who keeps a barrier from coming about.
+    /// The rank because of which no barrier completes.
     pub(crate) left: Option<u32>,
     /// How many processes it counts; of a server of ours.
     pub(crate) size: Option<u32>,

@@ -37,7 +37,7 @@ pub(crate) struct Pmi {
     value_limit: usize,
 }
 
-/// What a greeting over TCP brings.
+/// The result of a greeting over TCP.
 pub(crate) struct Greeted {
     pub(crate) link: Link,
     pub(crate) rank: u32,
@@ -132,7 +132,7 @@ impl Pmi {
     }
 }
 
-/// Connects to a launcher (`PMI_PORT`), which says which rank this is.
+/// Connects to a launcher (`PMI_PORT`), which assigns the rank.
 pub(crate) fn greet_launcher(address: &str, id: &str, timeout: Duration) -> Result<Greeted, JobError> {
     let link = Link::new(connect(address, Instant::now())?, timeout);
     link.ask(Doing::Join, &format!("cmd=initack pmiid={id}\n"), "initack", |_| Ok(()))?
@@ -174,7 +174,7 @@ fn greeted(link: Link) -> Result<Greeted, JobError> {
     Ok(Greeted { link, rank, size })
 }
 
-/// Connects, and tries again until the deadline while nobody is there.
+/// Connects, and retries until the deadline while no server listens.
 fn connect(address: &str, deadline: Instant) -> Result<OwnedFd, JobError> {
     let failed = |source| JobError::Connect { address: address.into(), source };
     loop {
@@ -182,7 +182,7 @@ fn connect(address: &str, deadline: Instant) -> Result<OwnedFd, JobError> {
         for at in address.to_socket_addrs().map_err(failed)? {
             let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
             match TcpStream::connect_timeout(&at, left) {
-                // The port of an outgoing connection may be the one that is looked for, where nobody listens.
+                // An outgoing connection may get the very port that it connects to, and so connect to itself.
                 Ok(stream) if stream.local_addr().ok() == stream.peer_addr().ok() => {
                     last = std::io::ErrorKind::ConnectionRefused.into();
                 }

@@ -38,8 +38,8 @@ pub use crate::state::{Abort, NotPmi, PmiFault};
 use crate::state::{JobState, Outcome};
 use crate::url::MAX_SIZE;
 
-/// Connections over TCP that have not said yet who they are, beside as many as there are processes; the oldest goes
-/// when there are more.
+/// The limit of TCP connections that have not named their rank yet, beside the number of processes; the oldest one is
+/// closed.
 const MAX_UNIDENTIFIED: usize = 64;
 /// How long one of them may take to.
 const GREETING: Duration = Duration::from_secs(10);
@@ -92,7 +92,7 @@ struct State {
 enum Order {
     Seat(u32, OwnedFd),
     Ended(u32),
-    /// End once nobody is there any more.
+    /// End once all processes have left.
     Linger,
     Stop,
 }
@@ -124,7 +124,7 @@ impl Server {
         Self::with(size, name, None, Box::new(on_event))
     }
 
-    /// Serves who greets on the listener, as members of this job.
+    /// Serves processes that greet on the listener, as members of this job.
     pub(crate) fn listening(
         size: u32,
         name: &str,
@@ -202,7 +202,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends by itself once nobody is in the job any more, or with the process.
+    /// Ends by itself once all processes have left the job, or with this process.
     pub(crate) fn linger(mut self) {
         self.shared.order(Order::Linger);
         self.thread = None;
@@ -224,7 +224,7 @@ impl Drop for Server {
 
 type OnEvent = Box<dyn FnMut(Event) + Send>;
 
-/// What the thread has.
+/// The state of the server's thread.
 struct Floor {
     job_state: JobState,
     members: Vec<Option<Wire>>,
@@ -268,7 +268,7 @@ impl Floor {
                 break;
             }
             let ready = self.wait(shared);
-            // From the last to the first: whoever is taken out moves nobody who is still to come.
+            // From the last to the first, so that removing one does not move those still to come.
             for &at in ready.iter().rev() {
                 match at {
                     Ready::Wake => {
@@ -343,7 +343,7 @@ impl Floor {
         }
     }
 
-    /// Sends and hears what a seat has.
+    /// Sends to a process and handles its lines.
     fn tend(&mut self, rank: usize) {
         for _ in 0..PIECES {
             let Some(wire) = &mut self.members[rank] else { return };
@@ -398,7 +398,7 @@ impl Floor {
         for (to, text) in out.answers {
             if let Some(wire) = &mut self.members[to as usize] {
                 wire.output.extend_from_slice(text.as_bytes());
-                // A connection that is gone is noticed when it is looked at.
+                // A closed connection is noticed when it is read.
                 wire.send();
             }
         }
@@ -410,7 +410,7 @@ impl Floor {
         }
     }
 
-    /// Hears who a stranger is.
+    /// Reads the greeting of an unidentified connection.
     fn listen_to(&mut self, at: usize) {
         let Some((_, job)) = &self.listener else { return };
         let wire = &mut self.unidentified[at].0;
@@ -459,7 +459,7 @@ impl Floor {
     }
 }
 
-/// What came in.
+/// The result of reading a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Heard {
     Something,
@@ -479,7 +479,7 @@ impl Wire {
         flags
     }
 
-    /// Sends what is there to be sent; false if the connection is over.
+    /// Sends queued bytes; returns false if the connection has ended.
     fn send(&mut self) -> bool {
         while !self.output.is_empty() {
             match send(self.socket.as_fd(), &self.output, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
@@ -492,7 +492,7 @@ impl Wire {
         true
     }
 
-    /// Takes what has come, a piece at a time.
+    /// Reads one piece.
     fn hear(&mut self) -> Heard {
         let mut room = [0; 4096];
         loop {
@@ -509,7 +509,7 @@ impl Wire {
         }
     }
 
-    /// The whole lines that are there, and what is there of one that is too long to be a line.
+    /// The complete lines, and the beginning of a line that is too long.
     fn lines(&mut self) -> Vec<Result<Vec<u8>, Vec<u8>>> {
         let whole = self.input.iter().rposition(|&b| b == b'\n').map_or(0, |end| end + 1);
         let rest = self.input.split_off(whole);

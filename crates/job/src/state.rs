@@ -22,7 +22,7 @@ const VALUES_PER_SEAT: u32 = 1024;
 /// Bytes that are kept of a line that is no PMI-1.
 const SHOWN_BYTES: usize = 80;
 
-/// What came of a line.
+/// The effects of a line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     /// What to send, and to which rank.
@@ -74,7 +74,7 @@ pub struct Abort {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Seat {
-    /// Nobody came yet.
+    /// No process came yet.
     #[default]
     Empty,
     /// Its process is in the job.
@@ -94,17 +94,17 @@ pub(crate) struct JobState {
     put: Vec<u32>,
     values: HashMap<Box<str>, Box<str>>,
     waiting: u32,
-    /// Who left first: no barrier comes about any more.
+    /// The rank that left first: no barrier completes any more.
     left: Option<u32>,
     abort: Option<Abort>,
 }
 
-/// The reason why a process gets no seat, as it is told.
+/// The reason why a process is refused its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRank {
     /// It does not greet.
     Stranger,
-    /// It was told another number of processes.
+    /// It has another number of processes.
     Size,
     /// It belongs to another job.
     Job,
@@ -118,7 +118,7 @@ impl JobState {
     /// A job of `size` processes.
     pub(crate) fn new(size: u32, name: &str) -> Self {
         let mut values = HashMap::new();
-        // All processes are on one machine, as far as those know who ask (MPICH).
+        // MPICH asks for the placement: all processes are on one machine.
         values.insert("PMI_process_mapping".into(), format!("(vector,(0,1,{size}))").into());
         let seats = vec![Seat::Empty; size as usize];
         let name = word(name).chars().take(NAME_MAX - 1).collect::<String>().into();
@@ -152,7 +152,7 @@ impl JobState {
         }
     }
 
-    /// Gives a seat to who greets over TCP, `job` being what it has to say; or what to answer before hanging up.
+    /// Admits a process that greets over TCP with the name `job`; or returns the answer before closing.
     pub(crate) fn greet(&mut self, line: &[u8], job: &str) -> Result<(u32, String), String> {
         let rank = Line::parse(line).ok().ok_or(NoRank::Stranger).and_then(|l| self.greeted(l, job));
         let size = self.size();
@@ -241,7 +241,7 @@ impl JobState {
         self.leave(rank, Outcome::default())
     }
 
-    /// A process said something that is no PMI-1. Who has left is not heard any more, and so not told of.
+    /// Handles a line that is not PMI-1. Lines of a process that has left are ignored.
     pub(crate) fn not_pmi(&mut self, rank: u32, said: &[u8], fault: PmiFault) -> Outcome {
         let mut out = Outcome { close: true, ..Outcome::default() };
         if !self.has_left(rank) {
@@ -290,7 +290,7 @@ impl JobState {
         out
     }
 
-    /// Lets all go who wait, with good news or bad.
+    /// Completes or fails the barrier for all ranks that wait.
     fn release(&mut self, out: &mut Outcome) {
         let mut answer = "cmd=barrier_out ".to_owned();
         match (self.aborted(), self.left) {
@@ -330,7 +330,7 @@ impl JobState {
         out
     }
 
-    /// What all are told once one has ended the job.
+    /// The answer to all requests after the job was aborted.
     fn aborted(&self) -> Option<String> {
         let abort = self.abort.as_ref()?;
         Some(format!("rc=1 aborted={} exitcode={} msg={}", abort.rank, abort.code, word(&abort.message)))

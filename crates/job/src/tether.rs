@@ -50,7 +50,7 @@ pub fn tether(command: &mut Command, guard: &Arc<OwnedFd>) {
     unsafe { command.pre_exec(in_child) };
 }
 
-/// What the child does.
+/// The child's part.
 fn bind(guard: &OwnedFd, parent: Pid) -> Result<(), Errno> {
     let mut fds = [PollFd::new(guard, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn whose_parent_is_another_process_by_now_does_not_run() {
         let (_guard, tell) = pipe().unwrap();
-        // What is set is the thread's, and ends with it.
+        // The setting belongs to the thread, and ends with it.
         let told = std::thread::spawn(move || bind(&tell.into(), getpid())).join().unwrap();
         assert_eq!(told, Err(Errno::SRCH));
     }

@@ -88,7 +88,7 @@ fn address(text: &str) -> Option<&str> {
     (!host.is_empty() && port != 0).then_some(text)
 }
 
-/// Text with `%XX` as the bytes that it stands for.
+/// Decodes `%XX` in a text.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

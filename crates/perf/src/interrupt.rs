@@ -40,7 +40,7 @@ pub fn exit_code() -> Option<u8> {
 pub fn listen(outlives: bool) {
     let signals: &[i32] = match outlives {
         true => &[SIGINT],
-        // Who started this under `nohup` wants it to go on.
+        // `nohup` ignores SIGHUP, so that the program continues.
         false if is_ignored(SIGHUP) => &[SIGINT, SIGTERM],
         false => &[SIGINT, SIGTERM, SIGHUP],
     };

@@ -145,7 +145,7 @@ fn converse(channel: &mut Channel<ToPeer>, device: &DeviceUrl, limits: &Limits) 
     let opened = open_exactly(device)?;
     channel.send(&FromPeer::Hello { protocol: PROTOCOL, mtu: opened.mtu() })?;
     let served = measurements(channel, &opened, limits);
-    // However it ended, what was captured is kept.
+    // The capture is kept, however the measurement ended.
     opened.finish_capture()?;
     served
 }

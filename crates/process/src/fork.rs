@@ -15,7 +15,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Where the kernel wipes: a whole page, whatever its size.
 const PAGE: usize = 4096;
-/// What the word reads in the process that made it. In the children of that it reads 0.
+/// The word's value in the process that made it. Its children read 0.
 const HERE: u32 = 1;
 
 /// The word of this process, or, in a child that has not asked yet, of its parent.
@@ -38,13 +38,13 @@ fn word() -> &'static AtomicU32 {
         };
         // The parent's page stays: values that were made there look at it.
         if WORD.compare_exchange(known, made, Ordering::Release, Ordering::Relaxed).is_err() {
-            // SAFETY: another thread was quicker, and nobody has the address of this page.
+            // SAFETY: another thread was quicker, and no reference to this page exists.
             let _ = unsafe { munmap(made.cast(), PAGE) };
         }
     }
 }
 
-/// A new word; `None` where the system gives no page, or (before Linux 4.14) would not wipe it. Children are not told
+/// A new word; `None` where the system gives no page, or (before Linux 4.14) would not wipe it. Forks are not detected
 /// there.
 fn make() -> Option<*mut AtomicU32> {
     if cfg!(miri) {

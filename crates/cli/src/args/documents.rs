@@ -44,8 +44,8 @@ fn call(line: &str) -> Option<&str> {
     rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '-').then_some(rest)
 }
 
-/// Why a call is not understood. `is_whole` is a line of a block; a name within prose may lack what a call needs, and
-/// hold words such as FILE.
+/// The error of a call. `is_whole` marks a line of a block; a call within prose may lack arguments, and hold words such
+/// as FILE.
 fn fault(call: &str, is_whole: bool) -> Option<String> {
     let words = call.split_whitespace().map(|word| word.trim_matches('\''));
     let placeholders = call.split(|c: char| !c.is_ascii_alphabetic());

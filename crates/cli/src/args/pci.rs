@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use softhca_pci::{Fixed, NoRate};
 
-/// A socket, with what is fixed of its function: `PATH[,mac=…][,ip=…]…[,rate=…]`.
+/// A socket, with the fixed settings of its function: `PATH[,mac=…][,ip=…]…[,rate=…]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PciSocket {
     pub path: PathBuf,

@@ -80,9 +80,9 @@ pub(super) fn plot(path: &Path, title: &str, rows: &[Row]) -> Result<(), PlotErr
     std::fs::write(path, text).map_err(|e| refuse(&e))
 }
 
-/// What a row's line is called, among all rows.
+/// The name of a row's line, among all rows.
 type Name = fn(&Row, &[Row]) -> String;
-/// What a row has on an axis.
+/// The value of a row on an axis.
 type Value = fn(&Row) -> f64;
 
 /// The axis from left to right.

@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 use hca_perf::{Row, bytes_text};
 
-/// What a row is of, in a word or two. A setting is told where rows differ in it.
+/// The label of a row. It names a setting if rows differ in it.
 pub(super) fn label(row: &Row, rows: &[Row]) -> String {
     let Some(eager) = row.eager_bytes else { return format!("{} {}", row.service, row.op) };
     match rows.iter().any(|other| other.eager_bytes != Some(eager)) {

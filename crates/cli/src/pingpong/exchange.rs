@@ -17,7 +17,7 @@ use thiserror::Error;
 
 /// Bytes of the text, its zero byte included.
 const DEST_BYTES: usize = "0000:000000:000000:00000000000000000000000000000000\0".len();
-/// What the client closes the exchange with.
+/// The client's last message of the exchange.
 const DONE: &[u8] = b"done\0";
 
 /// The whole exchange takes this long at most; both programs answer at once.
@@ -69,7 +69,7 @@ pub(crate) enum ExchangeError {
 }
 
 impl Dest {
-    /// This end. Where there are LIDs they are enough; a program that hears of a GID there takes it for its wish of a
+    /// The address of this end. With LIDs the GID is left out, since rdma-core's programs take a GID as a request for a
     /// global header.
     pub(crate) fn of(own: &Endpoint) -> Self {
         let gid = if own.lid.raw() == 0 { own.gid } else { Gid::default() };
@@ -80,7 +80,7 @@ impl Dest {
     pub(crate) fn lid(&self) -> Lid {
         self.lid
     }
-    /// The queue pair, which is none of those that stand for something else.
+    /// The queue pair's number, which is an ordinary one.
     pub(crate) fn qpn(&self) -> Qpn {
         self.qpn
     }
@@ -135,7 +135,7 @@ impl Dest {
     }
 }
 
-/// What is left of the exchange's time.
+/// The remaining time of the exchange.
 #[derive(Clone, Copy)]
 struct Patience {
     limit: Duration,

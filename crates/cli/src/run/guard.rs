@@ -26,8 +26,8 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Starts this program again, in a group of its own, so that what a terminal sends to the launcher's does not reach
-    /// it.
+    /// Starts this program again, in its own process group, so that a terminal's signals to the launcher's group do not
+    /// reach it.
     pub(super) fn start() -> io::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command
@@ -48,7 +48,7 @@ impl Guard {
 
     /// The job is over.
     pub(super) fn dismiss(&mut self) {
-        // One that was killed is not there to be told.
+        // A guard that was killed can't be informed.
         let _ = rustix::io::write(&*self.tell, &DONE.to_ne_bytes());
         let _ = self.child.wait();
     }
@@ -64,7 +64,7 @@ pub(crate) fn guard() {
             group => groups.extend(Pid::from_raw(group)),
         }
     }
-    // A group that nobody is in any more is left alone: its number may become another's.
+    // A group without processes is left alone: its number may be reused.
     groups.retain(|group| kill_process_group(*group, Signal::TERM).is_ok());
     let end = Instant::now() + GRACE;
     while !groups.is_empty() && Instant::now() < end {

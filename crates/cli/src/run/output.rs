@@ -23,12 +23,12 @@ use rustix::io::{Errno, write};
 const MAX_LINE: usize = 1 << 20;
 /// Bytes that are read at a time.
 const PIECE: usize = 64 * 1024;
-/// Pieces that are read of a pipe once its process has ended: what the largest pipe of a user holds.
+/// The number of pieces that are read from a pipe after its process has ended: the size of a user's largest pipe.
 const LAST_PIECES: usize = (1 << 20) / PIECE;
 /// Bytes that wait to be written to a stream; while there are more, processes that write there wait.
 const MAX_WAITING: usize = 1 << 20;
 
-/// A counter that wakes who polls it.
+/// An eventfd that wakes its poller.
 #[derive(Clone)]
 pub(super) struct Bell(Arc<OwnedFd>);
 
@@ -60,7 +60,7 @@ pub(super) struct Stream(Arc<Shared>);
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Rung when a full queue has room again, when nobody reads any more, and when a stream that ends is empty.
+    /// Raised when a full queue has room again, when the reader is gone, and when a stream that ends is empty.
     room: Bell,
     idle: Bell,
 }
@@ -70,14 +70,14 @@ struct Queue {
     lines: VecDeque<Vec<u8>>,
     /// Bytes of the lines, and of those that are being written.
     bytes: usize,
-    /// Nobody reads any more, and what comes is dropped.
+    /// The reader is gone, and further output is dropped.
     dead: bool,
-    /// Somebody waits until all is written.
+    /// A thread waits until all is written.
     ending: bool,
 }
 
 impl Stream {
-    /// Starts the thread. It never ends: where a write stands still, the end of the process is its end.
+    /// Starts the thread. It ends with the process only, since a write may block for ever.
     pub(super) fn start(
         name: &str,
         to: impl AsFd + Send + 'static,
@@ -132,7 +132,7 @@ impl Stream {
         self.0.lock().bytes < MAX_WAITING
     }
 
-    /// Waits for room; false if nobody reads any more.
+    /// Waits for room; returns false if the reader is gone.
     fn wait_room(&self) -> bool {
         let mut queue = self.0.lock();
         while queue.bytes >= MAX_WAITING && !queue.dead {
@@ -186,7 +186,7 @@ fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
             Ok(0) => return Err(Errno::IO),
             Ok(written) => bytes = &bytes[written..],
             Err(Errno::INTR) => {}
-            // Somebody who has the same stream made it so.
+            // Another process with the same stream made it non-blocking.
             Err(Errno::AGAIN) => match poll(&mut [PollFd::new(&to, PollFlags::OUT)], None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(e) => return Err(e),
@@ -207,9 +207,9 @@ pub(super) struct Sources {
 struct Source {
     pipe: OwnedFd,
     to: Stream,
-    /// The rank, where it stands before each line.
+    /// The rank, if it prefixes each line.
     prefix: Option<u32>,
-    /// What has come of a line.
+    /// The beginning of an incomplete line.
     begun: Vec<u8>,
 }
 
@@ -222,7 +222,7 @@ impl Sources {
     /// Both streams of a process.
     pub(super) fn add(&mut self, prefix: Option<u32>, out: OwnedFd, err: OwnedFd) -> io::Result<()> {
         for (pipe, to) in [(out, self.out.clone()), (err, self.err.clone())] {
-            // This end's flag; the process's end blocks as ever.
+            // The flag of this end only; the process's end stays blocking.
             fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
             self.all.push(Source { pipe, to, prefix, begun: Vec::new() });
         }
@@ -245,7 +245,7 @@ impl Sources {
 
     fn serve(mut self, stop: &AtomicBool, wake: &Bell) {
         while !stop.load(Ordering::Acquire) {
-            // A process that writes where nobody reads finds that out at its next line.
+            // A process whose output has no reader gets SIGPIPE at its next line.
             self.all.retain(|source| !source.to.is_dead());
             let (full, open): (Vec<_>, Vec<_>) =
                 self.all.iter().enumerate().partition(|(_, source)| !source.to.has_room());
@@ -263,7 +263,7 @@ impl Sources {
             drop((full, open, fds));
             self.turn(&ready);
         }
-        // All processes have ended, and what they wrote is here. Who else has their pipes open is not waited for.
+        // All processes have ended, and their output has arrived. Other holders of their pipes are not waited for.
         for source in &mut self.all {
             let _ = (0..LAST_PIECES).find(|_| !source.to.wait_room() || source.piece() != Piece::Some);
             source.end();
@@ -281,14 +281,14 @@ impl Sources {
                 ended.push(at);
             }
         }
-        // Who found no room comes first in the next turn.
+        // A source that found no room comes first in the next round.
         let first = missed.map_or(0, |at| at - ended.iter().filter(|e| **e < at).count());
         ended.iter().rev().for_each(|at| drop(self.all.remove(*at)));
         self.all.rotate_left(first);
     }
 }
 
-/// What a look at a pipe brought.
+/// The result of reading a pipe.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Piece {
     Some,
@@ -297,7 +297,7 @@ enum Piece {
 }
 
 impl Source {
-    /// Takes what has come, up to a limit, and passes on what are lines.
+    /// Reads up to a limit, and passes on complete lines.
     fn piece(&mut self) -> Piece {
         let mut room = vec![0; PIECE];
         match rustix::io::read(&self.pipe, &mut room) {
@@ -322,7 +322,7 @@ impl Source {
         }
     }
 
-    /// Passes on what is there of a line, with an end.
+    /// Passes on an incomplete line, with a line end.
     fn end(&mut self) {
         let mut last = std::mem::take(&mut self.begun);
         if !last.is_empty() {

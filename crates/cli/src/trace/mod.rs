@@ -100,7 +100,7 @@ pub(crate) enum Ended {
 /// Runs the command.
 ///
 /// # Errors
-/// [`TraceError`] if what was asked for is wrong; anything else did not work.
+/// [`TraceError`] for wrong arguments; other errors for failures of the run.
 pub(crate) fn trace(args: &TraceArgs) -> Result<Ended, Failure> {
     if args.list {
         for (name, what, _) in BUILT_IN {

@@ -67,7 +67,7 @@ impl<'a> Stage<'a> {
         Ok(Self { scenario, cards, net, target, senders, entries, events, disabled, steps })
     }
 
-    /// Does what the next statement says.
+    /// Executes the next statement.
     pub(super) fn play(&mut self, statement: &Statement) -> Result<Record, Failure> {
         let mut record = Record::new(&self.scenario.name, statement);
         let done = match &statement.what {
@@ -85,7 +85,7 @@ impl<'a> Stage<'a> {
             }
             What::Message(message) => self.message(message, &mut record),
         };
-        // What a call of the interface refuses is the line's fault; all else is not.
+        // A refusal by the interface is a fault of the line; other errors are not.
         done.map_err(|e: Failure| match e.downcast::<::portals::v4::Error>() {
             Ok(refused) => Failure::from(ScenarioError {
                 name: self.scenario.name.clone(),
@@ -175,7 +175,7 @@ impl<'a> Stage<'a> {
         record.outcome = Some(self.outcome(message, &event, landed, closed));
         Ok(())
     }
-    /// Sends a message and waits for what its sender hears.
+    /// Sends a message and waits for the initiator's event.
     fn send(&self, message: &Message) -> Result<Event, Failure> {
         let Actor { ni, eq, .. } = &self.senders[&message.by];
         let memory = ni.alloc(message.length as usize)?;

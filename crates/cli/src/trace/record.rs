@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::play::list_name;
 use super::scenario::{Statement, What};
 
-/// What a statement brought about; one object a line with `--json`.
+/// The effects of a statement; one object a line with `--json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Record {
     /// The scenario, or the file.
@@ -45,7 +45,7 @@ pub(super) struct Outcome {
     pub(super) mlength: u64,
     pub(super) offset: u64,
     pub(super) text: String,
-    /// What the line expects, and whether that came about.
+    /// The line's expectation, and whether it was met.
     pub(super) wanted: Option<String>,
     pub(super) expected: Option<bool>,
 }
@@ -85,7 +85,7 @@ impl Compared {
 }
 
 impl Happened {
-    /// Events went before anybody took them.
+    /// Events were lost before they were taken.
     pub(super) fn lost() -> Self {
         let text = "events were lost: the portal's queue was full".to_owned();
         Self { event: "Dropped".to_owned(), entry: None, mlength: 0, text }

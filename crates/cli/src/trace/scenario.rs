@@ -8,7 +8,7 @@ use thiserror::Error;
 const MAX_STATEMENTS: usize = 4096;
 /// Bytes of an entry or a message, at most.
 const MAX_BYTES: u64 = 64 << 20;
-/// The process that sends where nobody is named.
+/// The default sender.
 pub(super) const FIRST_SENDER: &str = "a";
 
 /// A scenario.
@@ -27,7 +27,7 @@ pub(super) struct Statement {
     pub(super) what: What,
 }
 
-/// What it does.
+/// The statement's action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Sender { name: String, uid: Option<u32> },
@@ -120,7 +120,7 @@ pub(crate) struct ScenarioError {
     pub(crate) name: String,
     /// The line, from 1 on.
     pub(crate) line: usize,
-    /// What is wrong, and what to write.
+    /// The fault, and the remedy.
     pub(crate) why: Wrong,
 }
 
@@ -223,7 +223,7 @@ impl<'a> Words<'a> {
         }
         Ok(Self { statement, takes, bare, pairs })
     }
-    /// The word that names what it is about.
+    /// The first argument, which names the object.
     fn first(&mut self, what: &'static str) -> Result<&'a str, Wrong> {
         match self.bare.is_empty() {
             true => Err(Wrong::Missing { statement: self.statement, what }),
@@ -237,7 +237,7 @@ impl<'a> Words<'a> {
     fn number(&mut self, key: &'static str, max: u64) -> Result<Option<u64>, Wrong> {
         self.value(key).map(|value| number(key, value, max)).transpose()
     }
-    /// The portal that has to be named.
+    /// The required portal.
     fn portal(&mut self, of: &Reader) -> Result<u32, Wrong> {
         let missing = Wrong::Missing { statement: self.statement, what: "portal=INDEX" };
         let index = self.number("portal", u64::from(u32::MAX))?.ok_or(missing)? as u32;
@@ -387,7 +387,7 @@ impl Reader {
         self.known(index as u32)
     }
     fn message(&mut self, kind: Kind, mut words: Words<'_>) -> Result<What, Wrong> {
-        // A message may name a portal that is not there: why nothing takes it is what is asked.
+        // A message may name a portal that does not exist, as the trace explains why no entry takes it.
         let missing = Wrong::Missing { statement: words.statement, what: "portal=INDEX" };
         let portal = words.number("portal", 255)?.ok_or(missing)? as u32;
         let known = [

@@ -35,7 +35,7 @@ pub const MAX_VLAN_TAGS: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// A header, or what it says to follow, is cut off.
+    /// A header, or the data that it announces, is truncated.
     #[error("frame ends after {len} bytes, but its {what} needs {need}")]
     Short {
         /// The header that is truncated.

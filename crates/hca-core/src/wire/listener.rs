@@ -31,7 +31,7 @@ const ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 const QUERY: u8 = 130;
 const OLD_REPORT: u8 = 131;
 const REPORT: u8 = 143;
-/// What is said of a group: all that is sent to it is heard, as it has been, or from now on.
+/// A record type: the host receives the whole group.
 const IS_EXCLUDE: u8 = 2;
 const TO_EXCLUDE: u8 = 4;
 /// Hops that these messages may make, and must have come by.
@@ -76,7 +76,7 @@ pub enum Version {
     Old,
     /// Version 2.
     New {
-        /// The group is heard from now on, and nobody has asked.
+        /// An unsolicited report: the host has joined the group.
         change: bool,
     },
 }

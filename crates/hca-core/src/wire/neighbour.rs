@@ -42,7 +42,8 @@ pub enum Message {
     Question {
         /// The address.
         wanted: IpAddr,
-        /// Who asks. An unspecified address: somebody who would like to have that address, if nobody has it.
+        /// The asking station. An unspecified address: a probe by a host that wants the address (duplicate address
+        /// detection).
         by: Station,
     },
     /// A station has an address.
