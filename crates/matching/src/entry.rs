@@ -47,7 +47,7 @@ bitflags! {
         const EVENT_UNLINK_DISABLE = 1 << 16;
         /// Operations are counted.
         const EVENT_CT_COMM = 1 << 17;
-        /// Waiting headers that find this entry are counted, and what a search finds.
+        /// Waiting headers that match this entry are counted, and a search's matches.
         const EVENT_CT_OVERFLOW = 1 << 18;
         /// Bytes are counted instead; failures are still counted one by one.
         const EVENT_CT_BYTES = 1 << 19;

@@ -23,11 +23,11 @@ use crate::interrupt::{SLICE, interrupted};
 const MAX_LINE_BYTES: usize = 64 << 10;
 /// Messages that were read and not taken; the other end waits to send more.
 const MAX_QUEUED: usize = 4;
-/// A measuring process says so often to another host that it is there.
+/// The interval of heartbeats of a measuring process to another host.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// How long another host may leave unread what it is told.
+/// The time that another host may leave messages unread.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
-/// TCP asks a silent host after this time, and so often, whether it is there.
+/// The idle time and the interval of TCP keepalive probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
 const KEEPALIVE_COUNT: u32 = 3;
@@ -49,7 +49,7 @@ pub(super) enum ControlError {
         "the peer sent nothing for {0:?}; check whether it hangs, or measures with another host, and run both ends again"
     )]
     Silent(Duration),
-    /// The other end does not take what it is told.
+    /// The other end does not read.
     #[error("the peer did not read for {0:?}; see whether it hangs, and run both ends again")]
     Deaf(Duration),
     /// The user ended it.
@@ -60,7 +60,7 @@ pub(super) enum ControlError {
         "the peer sent {line:?}, which is not a message of `hca perf` ({why}): check the address and port, and that both ends run the same version"
     )]
     Garbled {
-        /// What came, its begin.
+        /// The beginning of the received line.
         line: String,
         /// The reason.
         why: String,
@@ -81,9 +81,9 @@ pub(super) enum ControlError {
         "the measurement needs {needed} MiB of memory, and this end has {given} MiB: measure smaller messages, or start it with a larger --memory"
     )]
     Memory {
-        /// What it takes, in MiB.
+        /// The needed memory, in MiB.
         needed: u64,
-        /// What it may take, in MiB.
+        /// The allowed memory, in MiB.
         given: u64,
     },
     /// The other side's memory is shorter than the messages that go there.
@@ -91,9 +91,9 @@ pub(super) enum ControlError {
         "the peer offers {len} bytes of memory for messages that need {needed}: run the same version of `hca` on both ends"
     )]
     Window {
-        /// What it offers.
+        /// The offered length.
         len: u64,
-        /// What is written or read.
+        /// The needed length.
         needed: u64,
     },
     /// A message out of turn.
@@ -132,7 +132,7 @@ pub(super) struct Channel<In> {
     arrived: Arc<AtomicU64>,
     taken: u64,
     turn: Arc<Turn>,
-    /// When this end has to say again that it is there.
+    /// The time of the next heartbeat.
     beat_at: Option<Instant>,
     /// Ctrl-C is for the process at the other end, which tells this one.
     outlives_ctrl_c: bool,
@@ -164,7 +164,7 @@ impl<In: Message> Channel<In> {
                     continue;
                 }
                 let last = message.is_err();
-                // Counted before it can be taken, so that what was taken is never waited for.
+                // Counted before the message can be taken, so that the count never lags behind.
                 count.fetch_add(1, Ordering::Release);
                 if tx.send(message).is_err() || last {
                     return;
@@ -189,23 +189,22 @@ impl<In: Message> Channel<In> {
         Self::new(stream.try_clone()?, stream.try_clone()?, silence)
     }
 
-    /// The same for a process that Ctrl-C reaches together with the one that started it, and which ends when that
-    /// one says so.
+    /// The same for a process that shares Ctrl-C with its parent, and ends on the parent's message.
     pub(super) fn outliving_ctrl_c(self) -> Self {
         Self { outlives_ctrl_c: true, ..self }
     }
 
-    /// The same for a measuring process that says now and then that it is there.
+    /// The same for a measuring process that sends heartbeats.
     pub(super) fn beating(self) -> Self {
         Self { beat_at: Some(Instant::now() + HEARTBEAT), ..self }
     }
 
-    /// Says that this process is there, where it is time to.
+    /// Sends a heartbeat if it is due.
     #[inline]
     pub(super) fn heartbeat(&mut self, now: Instant) {
         if self.beat_at.is_some_and(|at| at <= now) {
             self.beat_at = Some(now + HEARTBEAT);
-            // A channel that is broken is told by the thread that reads.
+            // The thread that reads reports a broken channel.
             let _ = self.send(&ToPeer::Going);
         }
     }
@@ -238,7 +237,7 @@ impl<In: Message> Channel<In> {
         !self.outlives_ctrl_c && interrupted()
     }
 
-    /// Whether what is being done is to end: a message waits, or Ctrl-C was pressed.
+    /// Whether the current phase ends: a message waits, or Ctrl-C was pressed.
     #[inline]
     pub(super) fn over(&self) -> bool {
         self.arrived() || self.interrupted()

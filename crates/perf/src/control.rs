@@ -89,7 +89,7 @@ impl From<Words> for String {
 
 /// A message that a [`Channel`](super::channel::Channel) takes.
 pub(super) trait Message: DeserializeOwned + Send + 'static {
-    /// Whether it only says that its sender is there: it is not handed on.
+    /// Whether the message is a heartbeat, which is not handed on.
     fn is_sign_of_life(&self) -> bool;
 }
 

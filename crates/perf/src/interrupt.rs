@@ -74,7 +74,7 @@ pub fn is_ignored(signal: i32) -> bool {
 pub fn unless_interrupted<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (done, came) = channel();
     std::thread::spawn(move || {
-        // Nobody listens any more after Ctrl-C.
+        // After Ctrl-C the receiver is gone.
         let _ = done.send(call());
     });
     loop {

@@ -42,7 +42,7 @@ pub struct PeerArgs {
     pub cpu: Option<usize>,
 }
 
-/// What the measuring side may ask of this one; `None` is no limit, as of the process that started this one.
+/// The limits of requests of the measuring side; `None` is no limit, as for the parent process.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Limits {
     /// How long it may take to begin.
@@ -67,7 +67,7 @@ impl Limits {
     }
 }
 
-/// How long this side goes on to take what was under way when it was told to stop.
+/// The time during which this side still receives messages after it was asked to stop.
 #[derive(Default)]
 pub(super) struct Drain(Option<Instant>);
 
@@ -124,13 +124,13 @@ pub fn serve_stream(stream: &TcpStream, device: &DeviceUrl, memory: Memory) -> R
     served
 }
 
-/// Serves one conversation. A failure is told to the other side as well.
+/// Serves one conversation. A failure is sent to the other side as well.
 fn serve(mut channel: Channel<ToPeer>, device: &DeviceUrl, limits: Limits) -> Result<(), Failure> {
     let served = converse(&mut channel, device, &limits);
     if let Err(e) = &served
         && !matches!(e.downcast_ref(), Some(ControlError::Closed))
     {
-        // Where the channel itself broke, nobody is left to be told.
+        // If the channel itself broke, the failure can't be sent.
         let _ = channel.send(&FromPeer::Failed { why: e.to_string().into() });
     }
     served
@@ -253,7 +253,7 @@ fn write_back(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), 
     }
 }
 
-/// Lets the adapter work while nobody needs this program.
+/// Makes the adapter's progress while the program is idle.
 fn stand_by(channel: &Channel<ToPeer>, opened: &Opened) -> (u64, u64) {
     // An adapter's own thread would share the CPU with a loop here.
     while opened.progress() != Progress::Thread && !channel.over() {

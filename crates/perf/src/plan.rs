@@ -22,9 +22,9 @@ pub enum Op {
     Read,
     /// Fetch-and-add on one 64-bit word; of Portals: on as many as the size has.
     Atomic,
-    /// Portals: a put, which the target hears of by an event.
+    /// Portals: a put, which posts an event at the target.
     Put,
-    /// Portals: a put, which the initiator hears of by an acknowledgement.
+    /// Portals: a put, acknowledged to the initiator.
     #[serde(rename = "put-ack")]
     PutAck,
     /// Portals: a get.
@@ -274,7 +274,7 @@ impl Plan {
                 }
                 let own = if op == Op::Atomic { &[ATOMIC_SIZE][..] } else { sizes };
                 let others = || sizes.iter().filter(|&&size| size != ATOMIC_SIZE).map(Size::to_string);
-                // Nobody asked for the default sizes one by one.
+                // Default sizes were not requested one by one.
                 if op == Op::Atomic && sizes != DEFAULT_SIZES && others().next().is_some() {
                     let others = others().collect::<Vec<_>>().join(", ");
                     left_out.push(format!("{service} atomic of {others}: an atomic has {ATOMIC_SIZE}"));

@@ -30,13 +30,13 @@ const LOST_AFTER: Duration = Duration::from_millis(20);
 pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 /// How much longer than asked for a measurement goes on that has nothing to show.
 const MAX_EXTENSION: Duration = Duration::from_secs(5);
-/// Nobody measures with less than so many bytes a second.
+/// The lowest expected bandwidth, in bytes a second.
 const SLOWEST: u64 = 1 << 20;
 /// Turns of waiting between two looks at the clock.
 const SPINS: u32 = 256;
 /// Messages before a latency counts.
 const WARM_UP: u64 = 16;
-/// The longest latency that is told apart: 1000 s.
+/// The longest latency of the histogram: 1000 s.
 const MAX_LATENCY_NS: u64 = 1_000_000_000_000;
 
 /// The settings of a measurement.
@@ -135,7 +135,7 @@ pub enum PairError {
     /// The process can't be started.
     #[error("the peer process can't be started: {0}; check the limits on processes (ulimit -u)")]
     Spawn(std::io::Error),
-    /// Nobody listens.
+    /// No server listens.
     #[error("no peer at {address}: {source}; start `hca perf --listen {ip}` there first", ip = address.ip())]
     Connect {
         /// The address.
@@ -323,7 +323,7 @@ impl Pair {
         let row = self.assemble(case.op, case.size, &latency, &stream, placement);
         Ok(Row { service: case.service, ..row })
     }
-    /// A row of what was measured.
+    /// A row of results.
     pub(super) fn assemble(
         &self,
         op: Op,
@@ -426,7 +426,7 @@ pub(super) struct Pace<'a> {
     patience: Duration,
     /// Waits between two looks at the clock.
     spins: u32,
-    /// What was done when something moved last, and when that was.
+    /// The progress at its last change, and the time of that.
     moved: (u64, Instant),
 }
 
@@ -437,12 +437,12 @@ impl<'a> Pace<'a> {
         Self { channel, limit, patience, spins: 0, moved: (0, Instant::now()) }
     }
 
-    /// Tells the peer that this side is there, where it is time to.
+    /// Sends a heartbeat to the peer if it is due.
     pub(super) fn heartbeat(&mut self) {
         self.channel.heartbeat(Instant::now());
     }
 
-    /// A turn of waiting for what was posted then. The clock is seldom looked at; the time that has passed, if it was.
+    /// A turn of waiting for a request. Returns the elapsed time in turns that read the clock, which few do.
     #[inline]
     fn waited(&mut self, since: Instant) -> Option<Duration> {
         self.spins = self.spins.wrapping_add(1);
@@ -471,8 +471,8 @@ impl<'a> Pace<'a> {
         interrupted() || self.channel.arrived()
     }
 
-    /// Whether the limit is reached, or somebody ends it. A time that was too short for a single message is
-    /// stretched, so that a busy machine yields a figure as well.
+    /// Whether the limit is reached, or the measurement is ended. A time that was too short for a single message is
+    /// extended, so that a busy machine gives a figure as well.
     pub(super) fn over(&mut self, begin: Instant, now: Instant, done: u64) -> bool {
         let reached = match self.limit {
             Limit::Time(t) => now - begin >= t && (done > 0 || now - begin >= t + MAX_EXTENSION),
@@ -535,7 +535,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Sends one message and waits for what ends it; `false`: it was lost, or all is over.
+    /// Sends one message and waits for its end; `false`: it was lost, or the measurement is over.
     fn once(&mut self, stamp: u64, posted: Instant) -> Result<bool, Failure> {
         while !self.side.post(stamp)? {
             self.side.poll()?;

@@ -25,7 +25,7 @@ const LATENCY_WINDOW: u64 = 64;
 const READ_WINDOW: u64 = 16;
 /// Of a stream, every so many requests one is signalled.
 const SIGNAL_EVERY: u64 = 64;
-/// Requests that are told to the device at once.
+/// Requests that one doorbell announces.
 const BATCH: u64 = 64;
 /// Bytes before each datagram.
 const GRH_BYTES: usize = 40;
@@ -49,7 +49,7 @@ enum AnyQp {
     Ud(QueuePair<Ud>, Option<UdPeer>),
 }
 
-/// What a poll found.
+/// The result of a poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Polled {
     /// Messages of this side that have completed.
@@ -65,14 +65,14 @@ pub(super) struct Side {
     wcs: Completions,
     case: Case,
     phase: Phase,
-    /// What the other side writes to and reads from: the message, and behind it the flag.
+    /// The memory that the other side writes and reads: the message, and behind it the flag.
     window: SharedMr,
     remote: Option<RemoteMr>,
-    /// What is sent, where it is not inline.
+    /// The source of sends that are not inline.
     source: FrozenBuf,
     /// Whether messages go inline.
     inline: bool,
-    /// What is sent inline.
+    /// The bytes of inline sends.
     small: [u8; INLINE_BYTES],
     /// Where READs and atomics go.
     sinks: Vec<Buf>,
@@ -112,7 +112,7 @@ impl Side {
         };
         let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let window = pd.alloc_shared(flag_offset(size) + FLAG_BYTES, rights)?;
-        // Written once, so that pages of its own stand behind it and not the system's one page of zeros.
+        // Written once, so that it has pages of its own and not the system's one page of zeros.
         let mut source = pd.alloc(if goes_inline { 1 } else { size })?;
         source.fill(FILL);
         if case.op == Op::Read {
@@ -154,11 +154,11 @@ impl Side {
         let window = messages_under_way(case, phase);
         let sinks = if matches!(case.op, Op::Read | Op::Atomic) { window } else { 0 };
         let receives = if case.op == Op::Send { 2 * window } else { 0 };
-        // The window and the source are there in any case.
+        // The window and the source exist in any case.
         case.size.bytes() * (2 + sinks + receives)
     }
 
-    /// What the other side has to know.
+    /// The endpoint for the other side.
     pub(super) fn endpoint(&self) -> Endpoint {
         let qp = match &self.qp {
             AnyQp::Rc(qp) => qp.endpoint(),
@@ -336,7 +336,7 @@ fn messages_under_way(case: &Case, phase: Phase) -> u64 {
     (BYTES_UNDER_WAY / case.size.bytes()).clamp(2, max)
 }
 
-/// What is posted to receive, with a buffer each where messages bring their bytes to it.
+/// The receive requests, with a buffer each if messages carry bytes to them.
 fn receives(pd: &Pd, case: &Case, depth: usize) -> Result<Vec<Option<Buf>>, Failure> {
     if case.op != Op::Send {
         return Ok((0..depth).map(|_| None).collect());

@@ -67,7 +67,7 @@ pub enum Error {
     /// The device refused something.
     #[error("the device: {0}")]
     DeviceRefused(#[from] DeviceError),
-    /// Memory can't be had or registered.
+    /// Memory can't be allocated or registered.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// The device has failed; the log says how.

@@ -17,7 +17,7 @@ pub enum JoinError {
     /// The node can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The other processes can't be told of it, or not be waited for.
+    /// Publishing to the other processes, or waiting for them, failed.
     #[error(transparent)]
     Job(#[from] JobError),
     /// The data that rank 0 published is invalid.

@@ -18,17 +18,17 @@ impl<T> Lock<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(TurnLock::new(value))
     }
-    /// As a guest, if nobody holds it. Never waits.
+    /// Takes it as a guest if it is free. Never waits.
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.0.try_lock().map(|guard| Guard { guard, is_guest: true })
     }
-    /// Waits for it. Sections under it are short and never wait for anybody.
+    /// Waits for it. Sections under it are short and never wait.
     #[inline(always)]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         Guard { guard: self.0.lock(), is_guest: false }
     }
-    /// Takes it as a guest, or leaves word for who holds it, be it this thread: [`Guard::unlock`] will say so. Never
-    /// waits.
+    /// Takes it as a guest, or leaves a note for the holder, which may be this thread: [`Guard::unlock`] returns it.
+    /// Never waits.
     pub(crate) fn lock_or_notify_holder(&self) -> Option<Guard<'_, T>> {
         self.0.lock_or_notify_holder().map(|guard| Guard { guard, is_guest: true })
     }
@@ -41,7 +41,7 @@ pub(crate) struct Guard<'a, T> {
 }
 
 impl<T> Guard<'_, T> {
-    /// Gives it back; whether somebody left word meanwhile.
+    /// Releases it; returns whether a note was left meanwhile.
     #[inline(always)]
     #[must_use = "somebody may have left word"]
     pub(crate) fn unlock(self) -> bool {

@@ -343,7 +343,7 @@ impl NiCore {
         self.state(|state| state.ni(self.ni()).engine.abort());
         self.node.wake_all();
     }
-    /// Has each message's way told from now on.
+    /// Sets the trace of each message's way.
     pub(crate) fn set_trace(&self, trace: Option<Trace>) {
         self.state(|state| state.ni(self.ni()).trace = trace.map(Box::new));
     }

@@ -62,22 +62,22 @@ impl Pieces<'_> {
     }
 }
 
-/// A message as it is read; what it claims is not checked against anything.
+/// A parsed message; its fields are not checked against the node's state.
 #[derive(Debug)]
 pub(crate) enum Message<'a> {
     /// An operation, with its bytes.
     Request(Request<'a>, &'a [u8]),
-    /// An operation whose bytes are to be fetched.
+    /// An operation whose bytes the target fetches.
     RequestLent(Request<'a>, Pieces<'a>),
     /// What became of one, with the bytes of a reply. The bytes of a lent request were fetched.
     Response(u32, Response, &'a [u8]),
-    /// A reply whose bytes are to be fetched; `Fetched` answers the second token.
+    /// A reply whose bytes the initiator fetches; `Fetched` answers the second token.
     ResponseLent(u32, Response, u32, Pieces<'a>),
     /// A reply's bytes were fetched, or can't be.
     Fetched(u32, NiFail),
     /// The other side goes.
     Bye,
-    /// Is anybody there? The acknowledgement of the transport is the answer.
+    /// A probe. The transport's acknowledgement is the answer.
     Ping,
 }
 
@@ -86,9 +86,9 @@ pub(crate) enum Message<'a> {
 pub(crate) struct Request<'a> {
     /// Which of the node's interfaces.
     pub(crate) ni: u8,
-    /// Names it in what comes back.
+    /// The token of its answer.
     pub(crate) token: u32,
-    /// Without who sends it: that is the connection's to know.
+    /// The header without its sender, which the connection knows.
     pub(crate) header: Header,
     /// What a conditional swap compares with, or the mask; empty for other operations.
     pub(crate) operand: &'a [u8],
@@ -120,7 +120,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// Bytes that a message begins with, or all of it.
 ///
-/// It is built of words: who reads it next reads words or more at a time, and a load waits for narrower stores.
+/// It is built of words, since its reader loads words or more, and a load waits for narrower stores.
 pub(crate) struct Head {
     /// In the byte order of the wire.
     words: [u64; MAX_HEAD / 8],
@@ -225,7 +225,7 @@ impl Piece {
 }
 
 impl<'a> Message<'a> {
-    /// Reads a message. What a field claims of others, such as a length, is not looked at.
+    /// Reads a message. Lengths and other claims of its fields are not checked.
     #[inline]
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
         let short = WireError::Short { length: bytes.len() };

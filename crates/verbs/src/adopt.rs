@@ -103,7 +103,7 @@ impl Owner {
         bytes: impl FnOnce(&mut T) -> NonNull<[u8]>,
     ) -> (Self, NonNull<[u8]>) {
         let owner: *mut T = Box::into_raw(Box::new(owner));
-        // SAFETY: it was just boxed, and is nobody else's.
+        // SAFETY: it was just boxed, and no other reference exists.
         let bytes = bytes(unsafe { &mut *owner });
         // SAFETY: a box is never null.
         let value = unsafe { NonNull::new_unchecked(owner as *mut (dyn Any + Send + Sync)) };
@@ -115,7 +115,7 @@ impl Owner {
         self.kind == TypeId::of::<T>()
     }
 
-    /// The owner; the device has let go of its bytes (2).
+    /// The owner; the device has released its bytes (2).
     pub(crate) fn into_inner<T: 'static>(self) -> Option<T> {
         let this = std::mem::ManuallyDrop::new(self);
         // SAFETY: the box that `new` made, taken once.
@@ -126,7 +126,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // SAFETY: the box that `new` made; nobody took it.
+        // SAFETY: the box that `new` made; it was not taken.
         drop(unsafe { Box::from_raw(self.value.as_ptr()) });
     }
 }

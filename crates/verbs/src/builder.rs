@@ -179,7 +179,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         }
     }
 
-    /// What has to be set aside on the two completion queues.
+    /// The entries to reserve on the two completion queues.
     fn needs(&self) -> (Need, Need) {
         let send = Need { entries: self.cap.max_send_wr, srq: None };
         let recv = match &self.srq {

@@ -65,7 +65,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Queues with a notification that nobody took, each once.
+    /// Queues with a notification that was not taken, each once.
     named: VecDeque<CqHandle>,
     /// Tasks that wait for one.
     tasks: WakerSet,

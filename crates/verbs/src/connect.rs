@@ -41,7 +41,7 @@ pub struct Endpoint {
     pub lid: Lid,
 }
 
-/// An endpoint as somebody else says it.
+/// A peer's endpoint as it was parsed.
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
 struct Said {
@@ -118,7 +118,7 @@ impl Endpoint {
         }
     }
 
-    /// Fails if no queue pair of a program is there.
+    /// Fails if the number is not an ordinary queue pair's.
     fn checked(self) -> Result<Self, ParseEndpointError> {
         let refuse = |what| Err(ParseEndpointError { what });
         match self {
@@ -223,7 +223,7 @@ impl Line {
     }
 }
 
-/// What a connection waits for an acknowledgement unless told otherwise: 4.096 us * 2^19.
+/// The default timeout for an acknowledgement: 4.096 us * 2^19.
 const DEFAULT_TIMEOUT: AckTimeout = AckTimeout::new(19);
 /// How often it then tries again: as often as the field counts.
 const DEFAULT_RETRY_CNT: u8 = 7;
@@ -324,7 +324,7 @@ pub(crate) fn steps(
         rnr_retry: rc.then_some(options.rnr_retry),
         ..QpAttr::default()
     };
-    // What the second step would refuse is refused before the first, which can't be taken back.
+    // A refusal of the second step is found before the first step, which can't be undone.
     rts.check(ours.service, QpState::Rtr).map_err(DeviceError::from)?;
     Ok((rtr, rts))
 }

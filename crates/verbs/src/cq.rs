@@ -367,7 +367,7 @@ impl CompletionQueue {
     }
 }
 
-/// A completion of what nobody knows.
+/// Logs a completion of an unknown object.
 #[cold]
 #[inline(never)]
 fn stray(completion: &Completion, of_no: &str) {
@@ -376,7 +376,7 @@ fn stray(completion: &Completion, of_no: &str) {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // Nobody takes changes over any more, so none are kept.
+        // No poller applies changes any more, so none are kept.
         *self.cq.shared.changes() = None;
     }
 }
@@ -420,13 +420,13 @@ impl fmt::Debug for CqRef {
     }
 }
 
-/// What a completion queue's poller and its queue pairs share.
+/// The state that a completion queue's poller and its queue pairs share.
 pub(crate) struct CqShared {
     pub(crate) ctx: Arc<Ctx>,
     pub(crate) handle: CqHandle,
     depth: u32,
     reserved: Mutex<Reserved>,
-    /// Queue pairs that came (`Some`) or went since the poller last looked; `None` once it is gone.
+    /// Queue pairs that were added (`Some`) or removed since the poller last looked; `None` once the poller is gone.
     changes: Mutex<Option<HashMap<QpHandle, Option<Entry>>>>,
     /// Counts changes.
     epoch: AtomicU64,

@@ -16,7 +16,7 @@ use rustix::fd::OwnedFd;
 use crate::WaitError;
 use crate::wait::deadline;
 
-/// Events that were taken from the device for others than who took them.
+/// Events that were taken from the device on behalf of other waiters.
 #[derive(Default)]
 pub(crate) struct Events(Mutex<Kept>);
 
@@ -66,7 +66,7 @@ impl Events {
         found
     }
 
-    /// Has `waker` woken once when somebody else takes an event that fits from the device.
+    /// Registers a waker that is woken once when another waiter takes a matching event from the device.
     fn register(&self, wanted: Option<EventObject>, waker: &Waker) {
         let mut kept = self.lock();
         if kept.waiters.iter().any(|(of, w)| *of == wanted && w.will_wake(waker)) {

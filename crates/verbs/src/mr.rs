@@ -267,7 +267,7 @@ impl SharedRange {
     pub fn store_u64(&self, offset: usize, value: u64) {
         self.region.bytes().store(self.at(offset, 8), value);
     }
-    /// Where bytes of the part stand in the region.
+    /// The offset of the part's bytes in the region.
     #[inline]
     #[track_caller]
     fn at(&self, offset: usize, len: usize) -> usize {

@@ -55,7 +55,7 @@ impl From<SharedRange> for Part {
     }
 }
 
-/// What a slot holds: parts, and what else a request needs to stay alive.
+/// The contents of a slot: parts, and other objects that a request keeps alive.
 #[derive(Debug)]
 pub(crate) enum Held {
     Part(Part),
@@ -102,7 +102,7 @@ impl fmt::Debug for Inline<'_> {
     note = "bytes of the program's own are copied: by `send_inline(&bytes)`, by `Inline(&bytes)`, or into a `Buf` by `copy_from_slice`"
 )]
 pub trait GatherList: sealed::List {
-    /// What comes back of it from a refused request: all that it owned.
+    /// The owned buffers, which a refused request gives back.
     type Back: 'static;
     /// The parts that it owns.
     fn back(self) -> Self::Back;
@@ -164,7 +164,7 @@ impl<'a> Entries<'a> {
     pub(crate) fn bytes(&self) -> u64 {
         self.len
     }
-    /// What the request's flags say of the memory: that of buffers is nobody's to write while they are posted.
+    /// The flags that promise stable memory: buffers are not written while they are posted.
     #[inline(always)]
     pub(crate) fn promise(&self) -> SendFlags {
         if self.shared { SendFlags::empty() } else { SendFlags::STABLE }

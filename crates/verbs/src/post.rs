@@ -196,7 +196,7 @@ fn check_list(entries: &Entries<'_>) -> Result<(), PostRefusal> {
     Ok(())
 }
 
-/// What a send request has to obey beside the rules that the device knows.
+/// The rules of send requests that the device does not check.
 #[inline(always)]
 fn check(
     op: &FlatOp,

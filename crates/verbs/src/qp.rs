@@ -534,7 +534,7 @@ impl<S: Service> QpControl<S> {
             if time == Some(Duration::ZERO) {
                 return Err(WaitError::TimedOut(timeout.unwrap_or_default()));
             }
-            // The event wakes nobody who waits for completions.
+            // The event wakes no waiter for completions.
             let look = if last_reached { time } else { Some(time.unwrap_or(EVENT_LOOK).min(EVENT_LOOK)) };
             match cq.wait(&mut wcs, look) {
                 Ok(polled) => polled.for_each(&mut each),
@@ -595,8 +595,8 @@ impl<S: Service> fmt::Debug for QpControl<S> {
     }
 }
 
-/// What the halves and controls of a queue pair hold on to. Dropped, it destroys the device's queue
-/// pair first, and lets go of the slots then.
+/// The state that the halves and controls of a queue pair share. Dropping it destroys the device's queue pair first,
+/// and releases the slots then.
 pub(crate) struct QpInner {
     pub(crate) pd: Arc<PdCore>,
     pub(crate) handle: QpHandle,

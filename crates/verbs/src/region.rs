@@ -32,9 +32,9 @@ pub(crate) struct Region {
     bytes: SharedBytes,
     access: Access,
     memory: Option<Memory>,
-    /// What is free of it, if parts of it are given out.
+    /// The free ranges, if parts of the region are allocated.
     free: Option<Mutex<FreeRanges>>,
-    /// The device has let go already.
+    /// The device has released the memory already.
     revoked: AtomicBool,
 }
 
@@ -43,8 +43,8 @@ impl Region {
     pub(crate) fn create(pd: &Arc<PdCore>, len: usize, access: Access) -> Result<Self, DeviceError> {
         let memory = pd.ctx.device.alloc_memory(len)?;
         let addr = memory.addr();
-        // SAFETY: (1), (2): `memory` is held by the region and let go after `dereg_mr`; `DmaMemory` is
-        // zeroed and nobody else's.
+        // SAFETY: (1), (2): `memory` is held by the region and released after `dereg_mr`; `DmaMemory` is zeroed and has
+        // no other user.
         unsafe { Self::register(pd, addr, len, access, Some(Memory::Dma(memory))) }
     }
 
@@ -120,8 +120,8 @@ impl Region {
         self.memory = Some(memory);
     }
 
-    /// Takes the keys back, and gives the program's own owner of the bytes out. `None`: the owner is no `T`, or the device
-    /// does not let go; the region is as it was.
+    /// Deregisters the region, and returns the program's owner of the bytes. `None`: the owner is not a `T`, or the
+    /// device does not release the memory; the region is unchanged.
     pub(crate) fn take_owner<T: 'static>(&mut self) -> Option<T> {
         let is_t = matches!(&self.memory, Some(Memory::Program(owner)) if owner.is::<T>());
         if !is_t || self.pd.ctx.forked() || self.revoke().is_err() {

@@ -25,7 +25,7 @@ pub struct SendRequest<O, L> {
     op: PhantomData<fn() -> O>,
 }
 
-/// What a request is beside its local list.
+/// A request without its local list.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub(crate) id: u64,

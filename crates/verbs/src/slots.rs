@@ -29,7 +29,7 @@ use core::ops::RangeInclusive;
 
 use crate::sync::{Arc, AtomicU32, AtomicU64, CachePadded, Ordering, UnsafeCell};
 
-/// What a slot holds beside its parts.
+/// The contents of a slot beside its parts.
 #[derive(Clone, Copy, Default)]
 struct Head {
     /// The program's own number for the request.
@@ -61,7 +61,7 @@ impl<T> SlotWriter<'_, T> {
     }
 }
 
-/// Empties one slot; what is not read is dropped.
+/// Empties one slot; unread values are dropped.
 pub(crate) struct SlotReader<'a, T> {
     cells: &'a Cells<T>,
     next: usize,
@@ -161,7 +161,7 @@ impl<T> RingSlots<T> {
 impl<T> Drop for RingSlots<T> {
     fn drop(&mut self) {
         for seq in self.taken.load(Ordering::Acquire)..self.posted.load(Ordering::Acquire) {
-            // SAFETY: `&mut self`: nobody else is here; (3) says what is filled.
+            // SAFETY: `&mut self`: no other thread is here; (3) says what is filled.
             let head = self.head_of(seq).with(|p| unsafe { *p });
             drop(SlotReader { cells: self.cells_of(seq), next: 0, end: head.parts as usize });
         }
@@ -338,7 +338,7 @@ impl<T> Drop for PoolSlots<T> {
     fn drop(&mut self) {
         for (index, slot) in self.slots.iter().enumerate() {
             if slot.generation.load(Ordering::Acquire) & 1 == 1 {
-                // SAFETY: `&mut self`: nobody else is here; (4) says what is filled.
+                // SAFETY: `&mut self`: no other thread is here; (4) says what is filled.
                 let head = slot.head.with(|p| unsafe { *p });
                 drop(SlotReader { cells: self.cells_of(index as u32), next: 0, end: head.parts as usize });
             }

@@ -31,7 +31,7 @@ pub struct SrqRef {
     pub(crate) inner: Arc<SrqInner>,
 }
 
-/// What a shared receive queue and its queue pairs hold on to.
+/// The state that a shared receive queue and its queue pairs share.
 pub(crate) struct SrqInner {
     pub(crate) pd: Arc<PdCore>,
     pub(crate) handle: SrqHandle,

@@ -92,8 +92,8 @@ fn poll_completions(
         if cq.fill(wcs) > 0 {
             return Poll::Ready(Ok(()));
         }
-        // The runtime hears of edges only. While the descriptor stays readable there will be none,
-        // so its readiness is kept and the device turned again; else it is cleared.
+        // The runtime sees edges only. While the descriptor stays readable there is none, so its readiness is kept and
+        // the device's progress made again; else it is cleared.
         let level = guard.try_io(|fd| {
             let readable = wait_readable(fd.as_fd(), Some(std::time::Duration::ZERO))?;
             readable.then_some(()).ok_or_else(|| std::io::ErrorKind::WouldBlock.into())

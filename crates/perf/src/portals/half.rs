@@ -23,14 +23,14 @@ const OTHERS: u64 = 1 << 40;
 const IGNORED: u64 = 0xffff;
 /// Bytes that a side has under way at most.
 const BYTES_UNDER_WAY: u64 = 2 << 20;
-/// Messages that a side has under way at most: puts, and what is answered by bytes.
+/// The limit of a side's messages under way: puts, and operations with replies.
 const MAX_PUTS: u64 = 512;
 const MAX_ANSWERS: u64 = 64;
 /// Of a stream of short puts, every so many are acknowledged, and with them all before them.
 const ACK_EVERY: u64 = 64;
-/// Operations between two looks for what came.
+/// Operations between two polls.
 const BATCH: u64 = 64;
-/// How long what is under way may take to end.
+/// The time limit for operations under way to end.
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 /// What messages are made of.
 const FILL: u8 = 0x5a;
@@ -43,9 +43,9 @@ pub(super) struct Half {
     came: EqHandle,
     /// Events of this side's operations.
     own: EqHandle,
-    /// What is sent, and what answers come to.
+    /// The memory that is sent, and that receives replies.
     md: MdHandle,
-    /// What counts acknowledgements, where no event tells of them.
+    /// The counting event of acknowledgements, if they post no events.
     acks: CtHandle,
     counts: bool,
     put: Put,
@@ -76,7 +76,7 @@ impl Half {
         let (came, own) = (ni.eq_alloc(4 * window as u32 + 64)?, ni.eq_alloc(4 * window as u32 + 64)?);
         let acks = ni.ct_alloc()?;
         let memory = [node.alloc(size as usize)?, node.alloc(size as usize)?];
-        // Written once, so that pages of their own stand behind it and not the system's one page of zeros.
+        // Written once, so that it has pages of its own and not the system's one page of zeros.
         let fill = vec![FILL; size as usize];
         memory.iter().for_each(|memory| memory.write_at(0, &fill));
         let counts = op == Op::Put && phase == Phase::Stream;
@@ -108,7 +108,7 @@ impl Half {
             get: Get { match_bits: BITS, ..Get::new(md, size, target, PORTAL) },
             fetch: Fetch { match_bits: BITS, ..Fetch::new(md, md, size, target, PORTAL) },
             window,
-            // The initiator of a long one hears of its end anyway.
+            // The initiator of a long message gets its completion anyway.
             ack_every: if size > eager_bytes { 1 } else { (window / 4).clamp(1, ACK_EVERY) },
             posted: 0,
             completed: 0,

@@ -162,7 +162,7 @@ impl Case {
     fn is_unanswered(&self) -> bool {
         self.computes && self.op == Op::Put
     }
-    /// What a side takes of memory, about.
+    /// The approximate memory of a side.
     fn memory(&self) -> u64 {
         2 * self.size.bytes() + self.before.map_or(0, |before| before.count * ENTRY_BYTES)
     }
@@ -221,7 +221,7 @@ impl Plan {
                 }
                 for &size in sizes {
                     match refused(op, size, setting) {
-                        // Nobody asked for the default sizes one by one.
+                        // Default sizes were not requested one by one.
                         Some(_) if sizes == super::plan::DEFAULT_SIZES => {}
                         Some(why) => left_out.push(format!("{op} of {size}: {why}")),
                         None => cases.push((setting, Case::new(op, size.bytes()))),
@@ -288,7 +288,7 @@ impl Settings {
         let Self { offload, eager_bytes } = self;
         NodeOptions { offload, eager_bytes: eager_bytes.bytes() as usize, ..NodeOptions::default() }
     }
-    /// What a node takes of memory before anything is measured.
+    /// The memory of a node before a measurement.
     fn memory(self) -> u64 {
         self.options().slot_bytes()
     }

@@ -75,7 +75,7 @@ impl Pair {
             Phase::Stream => stream(&mut half, &mut pace)?,
         };
         self.channel.send(&ToPeer::Stop)?;
-        // What the peer has under way may need an answer of this side.
+        // The peer's operations under way may need an answer of this side.
         let told = Instant::now();
         while !self.channel.over() && told.elapsed() < DRAIN_LIMIT {
             nodes.node.progress();
@@ -132,7 +132,7 @@ fn latency(half: &mut Half, case: &Case, pace: &mut Pace<'_>) -> Result<Measured
         let t1 = Instant::now();
         turns += 1;
         match over {
-            // How soon the first one is taken, where the program has just begun to compute, is what is asked.
+            // The measured case is a program that has just begun to compute.
             true if !case.computes && pace.warming(turns, t1 - begin) => counted_from = t1,
             true => {
                 out.latencies.saturating_record((t1 - t0).as_nanos() as u64 / halves);

@@ -64,7 +64,7 @@ impl Seat {
             other => Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
         }
     }
-    /// Lets messages be taken while nobody needs this program.
+    /// Receives messages while the program is idle.
     fn stand_by(&self, channel: &Channel<ToPeer>, opened: &Opened) -> u64 {
         // An adapter's own thread would share the CPU with a loop here.
         let alone = self.node.is_offloaded() && opened.progress() == Progress::Thread;
@@ -75,7 +75,7 @@ impl Seat {
     }
 }
 
-/// Computes until it is told to stop.
+/// Computes until the peer asks it to stop.
 fn compute(channel: &Channel<ToPeer>) -> u64 {
     let mut word = 0x5a_u64;
     while !channel.over() {

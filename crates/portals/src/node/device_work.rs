@@ -27,15 +27,15 @@ pub(super) struct Which {
     pub(super) attempt: u32,
 }
 
-/// What is to be waited for.
+/// A step that waits for the device or a peer.
 pub(super) enum DeviceWork {
     /// The path to a peer, and a queue pair for it.
     Make { which: Which, to: AddressVector, psn: Psn },
-    /// A queue pair is to forget whom it is connected to.
+    /// A queue pair is reset, to be connected again.
     Reset { which: Which, qp: RawQp },
     /// A queue pair is connected to one of the peer's.
     Connect { which: Which, qp: RawQp, ours: Endpoint, theirs: Endpoint },
-    /// The queue pair of a peer that has gone is destroyed.
+    /// The queue pair of a peer that has left is destroyed.
     End { which: Which, qp: RawQp },
     /// The queue of hellos is to send again, behind an error.
     Revive { qp: RawQp },
@@ -43,7 +43,7 @@ pub(super) enum DeviceWork {
     LetGo(Held),
 }
 
-/// What is given back to the device when it is dropped.
+/// An object that the device releases when it is dropped.
 pub(super) enum Held {
     Path(#[expect(dead_code, reason = "it is dropped")] AddressHandle),
     Region(#[expect(dead_code, reason = "it is dropped")] LastHold),
@@ -63,7 +63,7 @@ pub(super) enum Done {
 pub(super) struct Made {
     pub(super) to: AddressHandle,
     pub(super) qp: RawQp,
-    /// As the peer is told of it.
+    /// The endpoint that the peer gets.
     pub(super) ours: Endpoint,
 }
 
@@ -89,7 +89,7 @@ impl Maker {
 }
 
 impl DeviceWork {
-    /// Does it, which may take long. `None`: nothing is to be concluded.
+    /// Executes the step, which may take long. `None`: there is nothing to conclude.
     pub(super) fn run(self, maker: &Maker) -> Option<Done> {
         Some(match self {
             Self::Make { which, to, psn } => Done::Made { which, made: maker.make(&to, psn) },
@@ -99,7 +99,7 @@ impl DeviceWork {
                 Done::Reset { which, qp, result }
             }
             Self::Connect { which, mut qp, ours, theirs } => {
-                // Slots come back as soon as this node looks: who finds none asks again at once.
+                // Slots are returned as soon as this node polls: a sender that finds none retries at once.
                 let options = ConnectOptions { min_rnr_timer: RnrTimer::new(1), ..ConnectOptions::default() };
                 let connected = qp.connect(Access::REMOTE_READ, &ours, &theirs, &options);
                 Done::Connected { which, qp, result: connected.map_err(Error::from) }
@@ -150,7 +150,7 @@ impl Inner {
 }
 
 impl Held {
-    /// Lets go of memory; what is to be waited for, if nothing else holds it.
+    /// Releases memory; returns work if this was the last holder.
     pub(super) fn of_pieces(pieces: Pieces) -> Option<Self> {
         match pieces.into_one() {
             Ok(memory) => Self::of_memory(memory),

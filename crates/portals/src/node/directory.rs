@@ -71,7 +71,7 @@ pub enum DirectoryError {
         /// The process.
         pid: Pid,
     },
-    /// Who would know can't be asked.
+    /// The directory can't be asked.
     #[error("asking for a process's address: {source}")]
     Asking {
         /// The reason.

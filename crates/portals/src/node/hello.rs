@@ -18,7 +18,7 @@ const IS_UP: u8 = 1;
 /// Bytes of a hello.
 pub(crate) const HELLO_BYTES: usize = 88;
 
-/// Who a node is.
+/// The identity of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) nid: Nid,
@@ -27,11 +27,11 @@ pub(crate) struct Identity {
     pub(crate) rank: Rank,
     pub(crate) uid: Uid,
     pub(crate) jid: Jid,
-    /// Another one each time that a node is opened, so that one that has come again is told from its predecessor.
+    /// A new number each time that a node is opened, which tells a restarted node from its predecessor.
     pub(crate) incarnation: u64,
 }
 
-/// The rank of who has none.
+/// The rank of a process without one.
 pub(crate) const NO_RANK: Rank = Rank(u32::MAX);
 
 /// One datagram.

@@ -23,7 +23,7 @@ impl State {
     /// Begins an operation.
     ///
     /// # Errors
-    /// What the engine refuses it for; the target is unknown, or is still to be met.
+    /// Refusals of the engine; the target is unknown, or not connected yet.
     #[inline(always)]
     pub(crate) fn start(&mut self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         self.check(ni, transfer)?;
@@ -44,7 +44,7 @@ impl State {
         }
         self.start_slowly(peer, ni, transfer)
     }
-    /// Begins what is answered, or can't leave now, or is long.
+    /// Begins an operation that is answered, can't leave now, or is long.
     #[inline(never)]
     fn start_slowly(&mut self, peer: u32, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         let of = self.peer(peer);
@@ -65,7 +65,7 @@ impl State {
         self.watch();
         Ok(())
     }
-    /// What the engine does not look at.
+    /// The checks that the engine does not make.
     #[inline(always)]
     pub(crate) fn check(&self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         let fits = transfer.length <= self.eager_bytes as u64
@@ -176,7 +176,7 @@ impl State {
         }
         self.finish(peer, flying, response);
     }
-    /// A reply whose bytes are to be fetched.
+    /// Handles a reply whose bytes this node fetches.
     pub(super) fn hear_lent(
         &mut self,
         peer: u32,
@@ -225,7 +225,7 @@ impl State {
         self.after(ni);
         self.let_wait(peer);
     }
-    /// A place in the window is free: who waited for one is next. Those that nothing comes back for leave it at once.
+    /// Gives a free place of the window to the next waiting operation. Operations without a response leave it at once.
     pub(super) fn let_wait(&mut self, peer: u32) {
         while let Some(of) = self.net.peers[peer as usize].as_mut()
             && !of.is_full()
@@ -235,7 +235,7 @@ impl State {
             self.post(peer, Out::Request(token));
         }
     }
-    /// An operation that can't be done: the peer is gone.
+    /// Ends an operation whose peer is gone.
     pub(super) fn undeliverable(&mut self, flying: Flying) {
         let Flying { flight, ni, unsent, .. } = flying;
         let fail = NiFail::Undeliverable;

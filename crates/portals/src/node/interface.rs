@@ -38,7 +38,7 @@ impl Kind {
     }
 }
 
-/// An interface, and what its handles stand for.
+/// An interface, and the objects of its handles.
 pub(crate) struct NiState {
     pub(crate) engine: Interface,
     kind: Kind,
@@ -57,7 +57,7 @@ pub(crate) struct NiState {
     pub(super) bundles: u32,
     /// It is being closed: it takes nothing, and begins nothing.
     closing: bool,
-    /// What the program has of it, for when it opens it once more.
+    /// The program's object of it, for opening it once more.
     pub(crate) object: Option<Weak<dyn Any + Send + Sync>>,
     /// Which of several queues or counts is asked first: the one behind that which had something last.
     pub(crate) turn: usize,
@@ -172,7 +172,7 @@ impl NiState {
     pub(super) fn memory_of(&self, landing: &Landing) -> &Pieces {
         memory_of(&self.entries, &self.mds, landing)
     }
-    /// Takes a put whose bytes are at hand.
+    /// Takes a put whose bytes are present.
     #[inline]
     pub(super) fn place(&mut self, header: &Header, data: &[u8]) -> Response {
         if self.trace.is_some() {
@@ -244,7 +244,7 @@ impl State {
     pub(crate) fn ni_slot(&mut self, ni: u8) -> &mut Option<Box<NiState>> {
         &mut self.nis[ni as usize]
     }
-    /// Does what the engine left to be done: operations that were triggered, memory that is needed no more.
+    /// Does the work that the engine left: triggered operations, memory to release.
     #[inline(always)]
     pub(crate) fn after(&mut self, ni: u8) {
         self.found = true;
@@ -254,7 +254,7 @@ impl State {
     }
     #[cold]
     fn settle(&mut self, ni: u8) {
-        // Operations that set off others come back here; who is here already does them all.
+        // Operations that trigger others come back here; the outer call does them all.
         if std::mem::replace(&mut self.in_after, true) {
             return;
         }
@@ -286,7 +286,7 @@ impl State {
         }
         self.net.ring();
     }
-    /// Begins an operation whose count was reached. What can't be begun any more is told as undeliverable, unless its
+    /// Begins an operation whose count was reached. If it can't begin, it is reported as undeliverable, unless its
     /// descriptor is gone.
     #[cold]
     fn start_fired(&mut self, ni: u8, transfer: &hca_matching::Transfer) {

@@ -19,7 +19,7 @@ pub(super) struct Leaving {
     polled: Vec<u32>,
 }
 
-/// How many connections have left for good, for those who wait for that.
+/// The number of connections that have ended, for threads that wait for it.
 #[derive(Default)]
 pub(super) struct Departures {
     count: Mutex<u64>,
@@ -41,8 +41,8 @@ impl Departures {
 }
 
 impl Node {
-    /// Closes an interface: what is under way on it ends, with the connections that it is under way on. On return the
-    /// device touches no memory for it.
+    /// Closes an interface: its operations under way end, with their connections. On return the device touches no
+    /// memory for it.
     pub(crate) fn close_ni(&self, ni: u8) {
         if self.inner.fork.is_child() {
             return;
@@ -95,7 +95,7 @@ impl State {
     pub(super) fn gone(&mut self, peer: u32) {
         self.drop_peer(peer);
     }
-    /// Ends a connection. What is under way on it ends once the device has let go of its queue pair.
+    /// Ends a connection. Its operations under way end once the device has released its queue pair.
     pub(super) fn drop_peer(&mut self, peer: u32) {
         let Some(mut gone) = self.net.peers[peer as usize].take() else { return };
         self.found = true;
@@ -170,7 +170,7 @@ impl State {
         self.departures.tell();
     }
 
-    /// Memory is needed no more: what is to be waited for is left for behind the lock.
+    /// Releases memory: a wait, if needed, is left for after the lock.
     #[inline]
     pub(super) fn let_go(&mut self, memory: Pieces) {
         self.queued_work.extend(Held::of_pieces(memory).map(DeviceWork::LetGo));

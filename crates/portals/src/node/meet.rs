@@ -18,18 +18,18 @@ use crate::Error;
 const FIRST_HELLO: Duration = Duration::from_millis(20);
 const SLOWEST_HELLO: Duration = Duration::from_secs(1);
 
-/// What a hello tells of a peer that is known.
+/// The meaning of a hello from a known peer.
 enum HelloOutcome {
-    /// Nothing new, or that what it is connected to while both meet is not the peer's any more.
+    /// Nothing new, or a newer queue pair of the peer while the connection is being made.
     Known,
     /// An earlier connection.
     Old,
-    /// Another process in its place, or that it has begun anew.
+    /// Another process in its place, or the process was restarted.
     New,
 }
 
 impl Node {
-    /// Has a target met, if it is new, and waits for what this takes of the device.
+    /// Connects to a target, if it is new, and waits for the device's part of that.
     ///
     /// # Errors
     /// The target is unknown; the device refused something.
@@ -60,13 +60,13 @@ impl State {
         self.ni(ni).last = Some((target, peer));
         Ok(peer)
     }
-    /// Whether the directory has to be asked before a target is spoken to.
+    /// Whether the directory must be asked before a target can be reached.
     pub(crate) fn is_unknown(&self, ni: u8, target: Process) -> bool {
         let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
         self.card_of(ni, target).is_none_or(|card| self.stale.contains(&(card.nid, card.pid)))
             && of_ni.in_range(target)
     }
-    /// Takes a card that may be stale for good, as nobody knows a better one; whether there is any.
+    /// Accepts a possibly stale card, as no better one is known; returns whether there is one.
     pub(crate) fn trust(&mut self, ni: u8, target: Process) -> bool {
         let id = self.card_of(ni, target).map(|card| (card.nid, card.pid));
         id.is_some_and(|id| self.stale.remove(&id) || self.cards.contains_key(&id))
@@ -78,7 +78,7 @@ impl State {
             _ => of_ni.process(target).and_then(|process| self.cards.get(&process)),
         }
     }
-    /// Keeps what the directory said.
+    /// Stores an answer of the directory.
     pub(crate) fn learn(&mut self, card: Card, rank: Option<hca_matching::Rank>) {
         self.stale.remove(&(card.nid, card.pid));
         self.cards.insert((card.nid, card.pid), card);
@@ -92,7 +92,7 @@ impl State {
     }
     #[cold]
     fn meet(&mut self, ni: u8, target: Process) -> Result<u32, Error> {
-        // Whoever can be told that it can't be met has it met before.
+        // A caller that can get an error connects before.
         if !self.in_after && !self.may_meet && self.is_unconnected(ni, target) {
             return Err(Error::Target { target });
         }
@@ -100,7 +100,7 @@ impl State {
         self.queued_work.extend(work);
         Ok(peer)
     }
-    /// A peer for a target, and what is to be done before anything can be said to it, unless it is known already.
+    /// The peer of a target, and for a new one the device work that connects it.
     fn prepare(&mut self, ni: u8, target: Process) -> Result<(u32, Option<DeviceWork>), Error> {
         let &card = self.card_of(ni, target).ok_or(Error::Target { target })?;
         if let Some(&peer) = self.by_process.get(&(card.nid, card.pid)) {
@@ -198,7 +198,7 @@ impl State {
                 "a Portals peer has another value of eager_bytes; all processes of a job need the same"
             );
         }
-        // What a datagram says of its sender's address is not taken on trust; nobody else is this node.
+        // The sender's address in a datagram is not trusted; no other node has this node's identity.
         let id = (hello.from.nid, hello.from.pid);
         let is_there = hello.endpoint.gid == grh.sgid && hello.from.nid == nid_of(grh.sgid);
         if !is_there || id == (self.identity.nid, self.identity.pid) {
@@ -207,7 +207,7 @@ impl State {
         }
         self.take_hello(&hello);
     }
-    /// A hello of who is where it says.
+    /// Handles a hello whose sender's address was verified.
     pub(super) fn take_hello(&mut self, hello: &Hello) {
         let id = (hello.from.nid, hello.from.pid);
         let mut known = self.by_process.get(&id).copied();
@@ -231,7 +231,7 @@ impl State {
             }
         }
     }
-    /// What a hello says of a peer that is known.
+    /// Classifies a hello of a known peer.
     fn told_by(&mut self, peer: u32, hello: &Hello) -> HelloOutcome {
         let of = self.peer(peer);
         let incarnation = of.identity.incarnation;
@@ -303,7 +303,7 @@ impl State {
     /// Concludes a piece of device work.
     ///
     /// # Errors
-    /// A peer can't be connected to, and is let go.
+    /// Connecting to a peer failed, and it is dropped.
     pub(super) fn conclude(&mut self, done: Done) -> Result<(), Error> {
         match done {
             Done::Made { which, made: Ok(made) } => self.made(which, made),
@@ -371,7 +371,7 @@ impl State {
         }
         result
     }
-    /// The queue pair has forgotten whom it was connected to.
+    /// Continues after a queue pair was reset.
     fn go_on_behind_reset(&mut self, peer: u32) {
         if let Some(theirs) = self.peer(peer).theirs.take() {
             self.begin_connect(peer, theirs);
@@ -403,7 +403,7 @@ impl State {
         let at = self.clock.now() + wait;
         if self.timer.is_none_or(|timer| at < timer) {
             (self.timer, self.sooner) = (Some(at), self.offloaded);
-            // Who sleeps already sleeps too long.
+            // Sleeping waiters would sleep too long.
             self.found = true;
         }
     }
@@ -414,7 +414,7 @@ impl State {
             self.wake_in(self.keepalive);
         }
     }
-    /// Does what is due by now; whether it was anything.
+    /// Does the work that is due; returns whether there was any.
     #[cold]
     pub(crate) fn run_timers(&mut self) -> bool {
         let now = self.clock.now();
@@ -454,7 +454,7 @@ impl State {
             return self.wake_in(keepalive - idle);
         }
         of.pinged = now;
-        // What is on its way asks the peer already.
+        // Messages under way probe the peer already.
         if of.outstanding() == of.silent && of.backlog.is_empty() {
             self.post(peer, Out::Ping);
         }

@@ -155,7 +155,7 @@ struct Inner {
     reactor: OnceLock<Reactor>,
     /// Executes device work.
     maker: Maker,
-    /// Errands that are done, and are to be concluded by whoever has the lock next.
+    /// Finished device work, which the next holder of the lock concludes.
     done: Mutex<Vec<Done>>,
     any_done: AtomicBool,
     departures: Arc<Departures>,
@@ -165,13 +165,13 @@ struct Inner {
     fork: Fork,
 }
 
-/// The bit of [`State::waiters`] that says that signals are to be told; the others count.
+/// The bit of [`State::waiters`] that says that signals are armed; the others count.
 const ARMED: u32 = 1 << 31;
 
 /// What waiters sleep on.
 struct Fds {
     queue: OwnedFd,
-    /// A semaphore, for when another thread finds what a waiter waits for.
+    /// A semaphore, raised when another thread finds an event that a waiter waits for.
     found: OwnedFd,
 }
 
@@ -212,9 +212,9 @@ pub(crate) struct State {
     in_after: bool,
     /// The operation that is being begun may have its target met.
     may_meet: bool,
-    /// What is to be waited for once the lock is given back.
+    /// The device work to execute after the lock is released.
     queued_work: Vec<DeviceWork>,
-    /// Connections that are no more, until the device has let go of their queue pairs; by the number of their attempt.
+    /// Ended connections whose queue pairs the device has not released yet, by the number of their attempt.
     leaving: HashMap<u32, Leaving>,
     departures: Arc<Departures>,
     identity: Identity,
@@ -226,7 +226,7 @@ pub(crate) struct State {
     attempts: u32,
     keepalive: Duration,
     random: u64,
-    /// When something is to be done without anything having come.
+    /// The time of the next timer.
     timer: Option<Instant>,
     /// The device runs the node.
     offloaded: bool,
@@ -253,7 +253,7 @@ struct Net {
     crowded: bool,
     /// Bundles that are open, of all interfaces.
     bundles: u32,
-    /// Peers that something was posted to of which the device was not told.
+    /// Peers with posted requests whose doorbell was not rung.
     unrung: Vec<u32>,
 }
 
@@ -426,11 +426,11 @@ impl Node {
     pub(crate) fn now(&self) -> Instant {
         self.inner.clock.now()
     }
-    /// A number that nobody guesses.
+    /// A random number.
     pub(crate) fn draw(&self) -> u64 {
         self.with(State::random)
     }
-    /// How many pieces a message's memory may have: long ones name them all to who fetches them.
+    /// How many pieces a message's memory may have: long messages name them all to the peer that fetches them.
     pub(crate) fn max_pieces(&self) -> u32 {
         (self.inner.options.eager_bytes / wire::PIECE_BYTES).max(1) as u32
     }
@@ -438,7 +438,7 @@ impl Node {
     pub(crate) fn max_exchange(&self) -> u32 {
         self.inner.options.eager_bytes.min(u32::MAX as usize) as u32
     }
-    /// Wakes all who wait.
+    /// Wakes all waiters.
     pub(crate) fn wake_all(&self) {
         self.inner.wake_all();
     }
@@ -475,8 +475,7 @@ impl fmt::Debug for Node {
 }
 
 impl Inner {
-    /// Does what was left to be done while the node was held: by others, if they `wanted` something, and by who held
-    /// it.
+    /// Does the work that was left while the node was held: by other threads, if `wanted`, and by the holder.
     #[cold]
     fn after_unlock(&self, wanted: bool, mut queued_work: Vec<DeviceWork>) -> bool {
         let more = wanted && self.catch_up(&mut queued_work);
@@ -554,7 +553,7 @@ impl PortalsEngine for Inner {
         self.after_unlock(true, Vec::new())
     }
     fn next_deadline(&self) -> Option<Duration> {
-        // Who holds it has the device ask again, if there is something new.
+        // The holder makes the device ask again, if there is something new.
         let mut state = self.state.try_lock()?;
         let timer = state.timer;
         state.sooner = false;
@@ -573,10 +572,10 @@ impl Net {
 }
 
 impl State {
-    /// Takes what has come and does what follows; whether there was anything.
+    /// Handles new completions and their consequences; returns whether there were any.
     pub(crate) fn progress(&mut self) -> bool {
         self.net.crowded = false;
-        // Who looks for events waits for what it began.
+        // A caller that looks for events waits for its own operations.
         if !self.net.unrung.is_empty() {
             self.net.ring();
         }
@@ -669,12 +668,12 @@ impl State {
     fn peer(&mut self, peer: u32) -> &mut Peer {
         self.net.peer(peer)
     }
-    /// What is to be waited for once the lock is given back.
+    /// The device work to execute after the lock is released.
     #[inline]
     fn take_queued_work(&mut self) -> Vec<DeviceWork> {
         if self.queued_work.is_empty() { Vec::new() } else { std::mem::take(&mut self.queued_work) }
     }
-    /// How many waiters are to be woken, and whether signals are to be told ([`ARMED`]), which is asked for anew then.
+    /// The number of waiters to wake, and whether to raise signals ([`ARMED`]), which disarms them.
     #[inline]
     fn take_found(&mut self) -> u32 {
         if self.waiters > 0 && std::mem::take(&mut self.found) { self.take_waiters() } else { 0 }
@@ -685,7 +684,7 @@ impl State {
         self.waiters &= !ARMED;
         waiters
     }
-    /// A number that nobody guesses.
+    /// A random number.
     fn random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.random)

@@ -14,7 +14,7 @@ use crate::wire::Piece;
 /// Operations of one side that the other has not answered. A node keeps to it, and drops a peer that does not.
 pub(super) const WINDOW: u32 = 1024;
 
-/// Where a connection stands.
+/// The stage of a connection.
 pub(super) enum Stage {
     /// Hellos go to and fro.
     Connecting(Connecting),
@@ -25,7 +25,7 @@ pub(super) enum Stage {
 pub(super) struct Connecting {
     pub(super) datagrams: Qpn,
     pub(super) step: Step,
-    /// What the peer said last, while the queue pair was away.
+    /// The peer's last hello, while device work had the queue pair.
     pub(super) hello: Option<Hello>,
     /// A message came while the queue pair was away: the peer knows this side.
     pub(super) is_known: bool,
@@ -36,14 +36,14 @@ pub(super) struct Connecting {
     pub(super) deadline: Instant,
 }
 
-/// What is done with the queue pair of a meeting.
+/// The step of the queue pair of a connection that is being made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// It is being made.
     Making,
     /// Nothing: it is here.
     Here,
-    /// It is to forget whom it is connected to. What it yields is of the connection that was.
+    /// It is being reset. Its completions belong to the earlier connection.
     Resetting,
     /// It is being connected.
     Connecting,
@@ -53,7 +53,7 @@ pub(super) enum Step {
 pub(super) struct Flying {
     pub(super) flight: Flight,
     pub(super) ni: u8,
-    /// That its bytes have left is still to be told.
+    /// Its `SEND` event is still to be posted.
     pub(super) unsent: bool,
     /// It has left.
     pub(super) gone: bool,
@@ -69,7 +69,7 @@ pub(super) struct Fetch {
 }
 
 pub(super) enum Fetched {
-    /// Of a put: its delivery, and the token of who sent it.
+    /// Of a put: its delivery, and the sender's token.
     Put { ni: u8, delivery: Delivery, token: u32 },
     /// Of a reply: the operation, what became of it, and the token that lets the lender's memory go.
     Reply { flying: Flying, response: Response, lender: u32 },
@@ -98,7 +98,7 @@ pub(super) enum Out {
         lender: u32,
         pieces: Vec<Piece>,
     },
-    /// What the peer lent was fetched.
+    /// Memory that the peer lent was fetched.
     Fetched {
         token: u32,
         fail: NiFail,
@@ -121,7 +121,7 @@ pub(super) struct Peer {
     pub(super) qp: Option<RawQp>,
     /// Its handle, once it is made.
     pub(super) handle: Option<QpHandle>,
-    /// The path to the peer, and the queue pair as the peer is told of it, once they are made.
+    /// The path to the peer, once it is made.
     pub(super) to: Option<AddressHandle>,
     pub(super) ours: Option<Endpoint>,
     /// Requests that it takes.
@@ -133,7 +133,7 @@ pub(super) struct Peer {
     pub(super) flying: Slab<Flying>,
     /// Of puts, as many as the peer's window lets it have, and of replies, as many as this side's does.
     pub(super) fetches: Slab<Fetch>,
-    /// Fetches of replies. Each has its place in the window until the peer is told that it is over.
+    /// Fetches of replies. Each has its place in the window until its end is reported to the peer.
     pub(super) replies: u32,
     pub(super) lendings: Slab<Lending>,
     pub(super) backlog: VecDeque<Out>,
@@ -141,7 +141,7 @@ pub(super) struct Peer {
     pub(super) answers: u32,
     /// Operations for which the window has no place yet.
     pub(super) waiting: VecDeque<Flying>,
-    /// Something was posted that the device was not told of.
+    /// Requests were posted whose doorbell was not rung.
     pub(super) unrung: bool,
     /// Among those that wait for room that all peers share.
     pub(super) blocked: bool,

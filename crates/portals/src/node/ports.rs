@@ -53,7 +53,7 @@ fn places(receive_slots: u32, max_cqe: u32) -> (u32, u32) {
     (others + budget, budget)
 }
 
-/// What a completion is of.
+/// The object of a completion.
 pub(super) enum Came {
     /// A message in a receive slot.
     Message { slot: u32, len: usize },
@@ -77,7 +77,7 @@ struct Slots {
     _buf: Buf,
 }
 
-// SAFETY: (1), (2): who may touch a slot is ruled by the node, under its lock.
+// SAFETY: (1), (2): the node decides under its lock which code may touch a slot.
 unsafe impl Send for Slots {}
 
 impl Slots {
@@ -198,7 +198,7 @@ impl Ports {
     pub(super) fn poll(&mut self, out: &mut [Completion]) -> usize {
         self.cq.poll(out)
     }
-    /// What a completion is of.
+    /// The object of a completion.
     #[inline]
     pub(super) fn sort(&self, wc: &Completion) -> Came {
         let good = wc.status == hca_core::WcStatus::Success;
@@ -221,7 +221,7 @@ impl Ports {
             _ => Came::Sent,
         }
     }
-    /// The bytes of a message that came. Its slot is to be [used](Self::used) afterwards.
+    /// The bytes of a received message. Its slot is marked [used](Self::used) afterwards.
     #[inline]
     pub(super) fn message(&self, slot: u32, len: usize) -> Received {
         Received { at: self.recv.at(slot), len: len.min(self.recv.bytes) }
@@ -385,7 +385,7 @@ impl Ports {
     pub(super) fn used_slots(&self) -> &[u32] {
         &self.used
     }
-    /// Has the queue of hellos fail, by a request for memory that nobody has.
+    /// Makes the queue of hellos fail, by a request with an invalid key.
     pub(super) fn fail_hellos(&mut self, to: AddressHandle) {
         let sges = [Sge { addr: 0, len: 8, lkey: Lkey::new(u32::MAX) }];
         let wr = SendWr {

@@ -16,7 +16,7 @@ const MAX_SILENT: u32 = 16;
 /// The bit of a `wr_id` behind which the fetch stands.
 const FETCH_SHIFT: u32 = 32;
 
-/// What is behind a head.
+/// The body of a message, after its head.
 pub(super) enum Body<'a> {
     None,
     Bytes(&'a [u8]),
@@ -66,7 +66,7 @@ impl Net {
         if len > self.ports.max_inline {
             return self.send_slot(peer, head.as_bytes(), body);
         }
-        // As words, for who copies them on; most messages need no more than the first of the two.
+        // As words, for the copies that follow; most messages need only the first of the two.
         let (mut line, mut lines);
         let words: &mut [u64] = if len <= 64 {
             line = [0; 8];
@@ -119,7 +119,7 @@ impl Net {
             }
         }
     }
-    /// What was posted to a peer in a bundle is still to be told to the device.
+    /// Defers the doorbell of a peer's queue pair to the bundle's end.
     fn ring_later(&mut self, peer: u32) {
         let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
         if !std::mem::replace(&mut of.unrung, true) {
@@ -185,7 +185,7 @@ impl State {
             self.blocked.push_back(peer);
         }
     }
-    /// Tries to post; what has no room comes back.
+    /// Tries to post; returns the message if there is no room.
     fn try_post(&mut self, peer: u32, out: Out) -> Option<Out> {
         let sent = match &out {
             Out::Request(token) => return self.post_request(peer, *token).err().map(|Full| out),
@@ -216,7 +216,7 @@ impl State {
         let mut data = vec![0; body.len()];
         body.write(&mut data);
         self.wait_for_room(peer, Out::Response { token, response: *response, data });
-        // A node asks for no more than the window at once; who does is not let to fill this one's memory.
+        // A node asks for no more than the window at once; a peer that does must not fill this node's memory.
         if self.peer(peer).answers > WINDOW {
             self.malformed(peer, &"more operations than the window has");
         }

@@ -83,7 +83,7 @@ impl SignalFds {
         // A counter that is full is readable as well.
         let _ = rustix::io::write(&self.told, &1_u64.to_ne_bytes());
     }
-    /// Takes back what was told.
+    /// Clears the raised signals.
     fn hear(&self) {
         for fd in [&self.told, &self.timer] {
             let _ = rustix::io::read(fd, &mut [0; 8]);
@@ -262,5 +262,5 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The descriptors that are told of, of a node.
+/// The signal descriptors of a node.
 pub(super) type Signals = Mutex<Vec<Weak<SignalFds>>>;

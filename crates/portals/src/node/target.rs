@@ -31,7 +31,7 @@ impl State {
             Ok(Message::Bye) => self.gone(peer),
             Ok(Message::Ping) => {}
             Err(error) => {
-                // What it was meant for is told, as far as that can be read.
+                // The answer names the interface, if that can be read.
                 let ni = Message::interface_of(bytes).and_then(|ni| self.nis.get_mut(ni as usize)?.as_mut());
                 if let Some(ni) = ni {
                     let _ = ni.engine.reject(&Header::default(), NiFail::OpViolation);
@@ -41,7 +41,7 @@ impl State {
         }
     }
 
-    /// The message's header, with who sent it: as the connection knows.
+    /// The message's header, with its sender as the connection knows it.
     #[inline(always)]
     fn header_of(&mut self, peer: u32, request: &Request<'_>) -> Option<Header> {
         let Self { net, nis, .. } = self;
@@ -82,7 +82,7 @@ impl State {
             _ => self.combine(peer, request, delivery, data),
         }
     }
-    /// Who takes a message; if nobody does, it is answered.
+    /// Delivers a message to an entry; if there is none, answers it.
     fn deliver(&mut self, peer: u32, request: &Request<'_>, header: &Header) -> Option<Delivery> {
         match self.ni(request.ni).deliver(header) {
             Verdict::Accept(delivery) => Some(delivery),
@@ -117,7 +117,7 @@ impl State {
         self.post(peer, Out::Lent { token: request.token, response, lender, pieces });
         self.watch();
     }
-    /// What was lent was fetched.
+    /// Handles the end of a fetch.
     fn hear_fetched(&mut self, peer: u32, token: u32, fail: NiFail) {
         let Some(Lending { ni, delivery }) = self.peer(peer).lendings.remove(token) else {
             return self.malformed(peer, &"it fetched memory that was not lent");

@@ -64,7 +64,7 @@ impl Node {
         let before = self.with(|state| {
             state.waiters += 1;
             state.net.ports.cq().arm(Notify::Any);
-            // What came before it was armed raises nothing.
+            // Events from before the arming raise no signal.
             look(state).map(|found| (found, state.timer))
         });
         let (found, timer) = match before {

@@ -28,9 +28,9 @@ pub(super) struct Queues {
 
 struct Handled {
     eq: RawEq,
-    /// Somebody is in it, and takes what comes meanwhile.
+    /// A thread runs it, and handles new events meanwhile.
     running: AtomicBool,
-    /// One at a time; who finds it held leaves word that there is more.
+    /// One thread at a time; a thread that finds it held leaves a note.
     handler: Lock<EqHandler>,
 }
 
@@ -55,8 +55,8 @@ enum Woken {
 }
 
 impl Queues {
-    /// Those that have a handler, to be run where nothing is held: the last to hold a handler drops what is the
-    /// program's.
+    /// The queues with a handler, which run without locks: dropping the last reference to a handler drops the program's
+    /// closure.
     #[inline]
     fn handled(&self) -> Vec<Arc<Handled>> {
         // Acquire: pairs with the Release below.
@@ -70,7 +70,7 @@ impl Queues {
     }
     /// Whether a queue with a handler that does not run has events.
     fn is_wanted(&self, ni: &NiState) -> bool {
-        // Relaxed: at worst it looks once more, or is found by who runs it.
+        // Relaxed: at worst a thread looks once more, or the running thread finds it.
         let waits = |of: &Arc<Handled>| {
             !of.running.load(Ordering::Relaxed) && ni.engine.eq_len(of.eq).is_ok_and(|events| events > 0)
         };

@@ -22,11 +22,11 @@ pub enum ReturnCode {
     EqEmpty = 3,
     /// No such event queue.
     EqInvalid = 4,
-    /// Something below failed: the device, or who knows where processes are.
+    /// A lower layer failed: the device, or the directory of processes.
     Fail = 5,
     /// No such handle.
     HandleInvalid = 6,
-    /// No such interface can be had. Can't occur: a node is given, and it has one.
+    /// There is no such interface. It can't occur: a node is given, and it has one.
     IfaceInvalid = 7,
     /// A descriptor that can't be, or a part of one that it doesn't have.
     MdIllegal = 8,
@@ -48,7 +48,7 @@ pub enum ReturnCode {
     NoInit = 16,
     /// A limit of the interface is reached, or there is no memory.
     NoSpace = 17,
-    /// The process number can't be had.
+    /// The process number is not available.
     PidInvalid = 18,
     /// No such process.
     ProcessInvalid = 19,
@@ -95,7 +95,7 @@ impl ReturnCode {
             Self::UnknownError => "PTL_UNKNOWN_ERROR",
         }
     }
-    /// What is to be done about it.
+    /// The remedy.
     const fn advice(self) -> &'static str {
         match self {
             Self::EqInvalid => "name an event queue that this interface allocated and that was not freed",

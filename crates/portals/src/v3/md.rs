@@ -18,9 +18,10 @@ bitflags! {
         const MANAGE_REMOTE = 1 << 2;
         /// A message that is too long is truncated; without this option, the next entry is compared.
         const TRUNCATE = 1 << 3;
-        /// No acknowledgement is sent, whoever asks for one.
+        /// No acknowledgement is sent, even if requested.
         const ACK_DISABLE = 1 << 4;
-        /// The memory is a vector. Told by its type: set on what is read, and refused where it is set and untrue.
+        /// The memory is a vector. Its type implies the bit: it is set in values that are read, and refused where it is
+        /// set wrongly.
         const IOVEC = 1 << 5;
         /// [`Md::max_size`] counts.
         const MAX_SIZE = 1 << 6;
@@ -62,7 +63,7 @@ impl Md {
             eq: None,
         }
     }
-    /// As the engine keeps it; what the caller checked is not looked at.
+    /// Converts it to the engine's form, without the caller's checks.
     pub(super) fn region(&self, unlink: Unlink) -> Region {
         Region {
             start: self.memory.addr(),

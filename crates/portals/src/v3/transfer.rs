@@ -7,7 +7,7 @@ use super::handle::{MdHandle, ProcessId};
 use super::md::AckReq;
 use super::ni::Ni;
 
-/// What the message is to meet.
+/// The target of the message.
 struct Target {
     process: ProcessId,
     pt_index: u32,

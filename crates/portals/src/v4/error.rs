@@ -32,12 +32,12 @@ pub enum ReturnCode {
     InUse = 7,
     /// `PTL_LIST_TOO_LONG`: the list is as long as lists get.
     ListTooLong = 8,
-    /// `PTL_NO_INIT`: never returned here, as who has a [`Node`](crate::Node) and an [`Ni`](super::Ni) has initialised
-    /// both.
+    /// `PTL_NO_INIT`: never returned here, as a [`Node`](crate::Node) and an [`Ni`](super::Ni) are initialised when
+    /// they exist.
     NoInit = 9,
     /// `PTL_NO_SPACE`: a limit, or memory.
     NoSpace = 10,
-    /// `PTL_PID_IN_USE`: the process number is not to be had.
+    /// `PTL_PID_IN_USE`: the process number is in use.
     PidInUse = 11,
     /// `PTL_PT_FULL`: all portals are allocated.
     PtFull = 12,
@@ -95,7 +95,7 @@ impl ReturnCode {
             Self::Aborted => "PTL_ABORTED",
         }
     }
-    /// What whoever gets it can do.
+    /// The remedy.
     const fn advice(self) -> &'static str {
         match self {
             Self::ArgInvalid => "give values that the call's documentation allows",

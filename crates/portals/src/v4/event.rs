@@ -40,7 +40,7 @@ pub enum EventKind {
     AutoUnlink = 13,
     /// No header waits any more whose bytes are in an entry that was used up on the overflow list.
     AutoFree = 14,
-    /// A search ended: with what it found, or with [`NiFail::NoMatch`].
+    /// A search ended, with a header or with [`NiFail::NoMatch`].
     Search = 15,
 }
 

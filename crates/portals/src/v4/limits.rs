@@ -86,7 +86,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// What the engine is asked for.
+    /// The limits in the engine's form.
     pub(super) fn to_engine(self) -> Raw {
         Raw {
             max_entries: self.max_entries,
@@ -103,7 +103,7 @@ impl Limits {
             ..Raw::default()
         }
     }
-    /// What was granted, by the engine and by the node.
+    /// The limits granted by the engine and by the node.
     pub(super) fn granted(self, engine: &Raw, eager_bytes: usize) -> Self {
         let pieces = u32::try_from(eager_bytes / wire::PIECE_BYTES).unwrap_or(IOVECS);
         let eager = eager_bytes as u64;

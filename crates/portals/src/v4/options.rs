@@ -56,7 +56,7 @@ bitflags! {
         /// Messages may overtake each other. They do not: this changes nothing here.
         #[doc(alias = "PTL_MD_UNORDERED")]
         const UNORDERED = 1 << 4;
-        /// No events of what ended well. They are counted all the same.
+        /// No events for successful operations. They are still counted.
         #[doc(alias = "PTL_MD_EVENT_SUCCESS_DISABLE")]
         const EVENT_SUCCESS_DISABLE = 1 << 5;
         /// The bytes of a put or an atomic may be changed as soon as the call returns: they are copied within it. Such
@@ -110,7 +110,7 @@ macro_rules! entry_options {
                 const EVENT_UNLINK_DISABLE = 1 << 11;
                 /// Operations are counted.
                 const EVENT_CT_COMM = 1 << 12;
-                /// Waiting headers that find this entry are counted, and what a search finds.
+                /// Waiting headers that match this entry are counted, and a search's matches.
                 const EVENT_CT_OVERFLOW = 1 << 13;
                 /// Bytes are counted instead of events; failures are still counted one by one.
                 const EVENT_CT_BYTES = 1 << 14;
