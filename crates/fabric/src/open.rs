@@ -13,7 +13,7 @@ hca_core::debug_as_display!(OpenError);
 pub enum OpenError {
     /// Another process or adapter has the address.
     #[error(
-        "address in use: another adapter stands on {0}, port 4791; take another address of this machine (on loopback any \
+        "address in use: another adapter uses {0}, port 4791; take another address of this machine (on loopback any \
          of 127.0.0.2, 127.0.0.3, …), or have all processes share it (share=yes)"
     )]
     InUse(IpAddr),
