@@ -92,7 +92,7 @@ impl SignalFds {
 }
 
 /// The waker of the node's completion queue.
-pub(super) struct TellAll(pub(super) Weak<Inner>);
+pub(super) struct WakeAll(pub(super) Weak<Inner>);
 
 impl Wake for WakeAll {
     fn wake(self: Arc<Self>) {

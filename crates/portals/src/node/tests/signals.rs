@@ -77,7 +77,7 @@ fn a_signal_tells_once_of_what_comes_behind_its_arming() {
     arm(&signals[0], &node);
     assert!(is_readable(&signals[1], Duration::ZERO), "the other has not heard of it");
     // The waker of the completion queue, in both ways to call it.
-    let waker = Waker::from(Arc::new(crate::node::signal::TellAll(Arc::downgrade(&node.inner))));
+    let waker = Waker::from(Arc::new(crate::node::signal::WakeAll(Arc::downgrade(&node.inner))));
     waker.wake_by_ref();
     assert!(is_readable(&signals[0], PATIENCE));
     arm(&signals[0], &node);
