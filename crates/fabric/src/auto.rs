@@ -21,8 +21,8 @@ use rustix::event::epoll;
 
 use crate::paths::is_link_local;
 use crate::{
-    Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, ShmChance, ShmError,
-    ShmFabric, ShmOptions, Tap, TxBatch, UdpFabric, UdpOptions,
+    Fabric, FabricAttr, Glance, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, ShmChance,
+    ShmError, ShmFabric, ShmOptions, Tap, TxBatch, UdpFabric, UdpOptions,
 };
 
 /// The queue pair of general management.
@@ -229,6 +229,14 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
 
     fn shm(&mut self) -> Option<&mut ShmFabric> {
         self.shm.as_mut()
+    }
+
+    /// What comes by the network is found by turns that look at everything.
+    fn renew_glance(&mut self, glance: &mut Option<Glance>) {
+        match &mut self.shm {
+            Some(shm) => shm.renew_glance(glance),
+            None => self.network.renew_glance(glance),
+        }
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

@@ -1,6 +1,7 @@
 //! The trait that every kind of network has.
 
 use core::net::IpAddr;
+use std::any::Any;
 use std::os::fd::BorrowedFd;
 
 use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
@@ -191,7 +192,7 @@ pub trait Tap: Send {
 }
 
 /// A network, seen from one address.
-pub trait Fabric: Send {
+pub trait Fabric: Send + Any {
     /// The kind.
     fn attr(&self) -> &FabricAttr;
     /// Opens a path that no queue pair has to itself, such as an address handle's.
@@ -244,6 +245,12 @@ pub trait Fabric: Send {
     fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
         None
     }
+    /// Brings a glance up to where the fabric stands, which had no input when it was called last. `None`: only
+    /// [`recv`](Self::recv) finds out whether something has come.
+    #[cfg(not(loom))]
+    fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
+        *glance = None;
+    }
     /// Appends this fabric's counters.
     fn counters(&self, out: &mut Vec<Counter>);
     /// Installs (or removes) a tap.
@@ -284,6 +291,10 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     #[cfg(not(loom))]
     fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
         (**self).shm()
+    }
+    #[cfg(not(loom))]
+    fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
+        (**self).renew_glance(glance);
     }
     fn counters(&self, out: &mut Vec<Counter>) {
         (**self).counters(out);

@@ -10,6 +10,7 @@
 //! | `clmul` | the ICRC by carry-less multiplication, where the CPU has it |
 //! | `capture` | a tap that writes pcapng |
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
+//! | `glance` | words by which a poller finds out, without the fabric, whether there is input |
 //! | `lent` | payloads that are sent without a copy into the train |
 //! | `loopback` | a network inside the process, for tests |
 //! | `netlink` | the kernel's interfaces, routes, neighbours and sockets |
@@ -37,6 +38,8 @@ mod cred;
 mod fabric;
 mod faulty;
 mod flow;
+#[cfg(not(loom))]
+mod glance;
 mod icrc;
 mod ident;
 mod lent;
@@ -59,6 +62,8 @@ pub use batch::{Train, TxBatch};
 pub use capture::Capture;
 pub use fabric::*;
 pub use faulty::{FaultPlan, FaultPlanError, Faults, Faulty, Script, Verdict};
+#[cfg(not(loom))]
+pub use glance::Glance;
 #[doc(hidden)]
 pub use icrc::MeasuredIcrc;
 pub use link::FabricLink;
@@ -71,9 +76,9 @@ pub use share::MAX_SLOTS;
 pub use shm::shm_peer;
 #[cfg(not(loom))]
 pub use shm::{
-    AccessError, Bracket, Denied, FetchError, Found, Glance, Grant, GrantError, GrantId, Granted,
-    LINE_DATA_BYTES, LineData, LineMessage, LineSink, LineTx, Lines, LinkId, LoanTerms, MAX_ASKED,
-    MAX_BRACKET_BYTES, MAX_GRANTED_REGIONS, MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS,
+    AccessError, Bracket, Denied, FetchError, Found, Grant, GrantError, GrantId, Granted, LINE_DATA_BYTES,
+    LineData, LineMessage, LineSink, LineTx, Lines, LinkId, LoanTerms, MAX_ASKED, MAX_BRACKET_BYTES,
+    MAX_GRANTED_REGIONS, MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS,
     MAX_SHARED_ALLOCATIONS, Notice, Places, ProcessLoan, ProcessVm, QpGuard, Reach, Refusable, Revocation,
     SharedPages, ShmChance, ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx, TakeBack, TakeBackId,
 };

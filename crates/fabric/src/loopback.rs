@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hca_core::wire::ICRC_BYTES;
@@ -15,6 +15,8 @@ use hca_process::Fork;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::flow::{Checked, RxFlows};
+#[cfg(not(loom))]
+use crate::glance::{Glance, InputWord};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::{
     Direction, Fabric, FabricAttr, FabricLink, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap,
@@ -56,10 +58,13 @@ struct QueueState {
     signalled: bool,
 }
 
+/// Frames wait, or the receiver is armed.
+const STIRRED: u32 = 1;
+
 #[derive(Default)]
 struct Queue {
-    /// Frames wait, or the receiver is armed. Changed under the lock.
-    stirred: AtomicBool,
+    /// [`STIRRED`], or 0. Changed under the lock.
+    stirred: AtomicU32,
     state: Mutex<QueueState>,
     event: OnceLock<OwnedFd>,
 }
@@ -88,7 +93,7 @@ impl Queue {
         state.bytes += train.len();
         state.frames.push_back(frame);
         // Release: pairs with the Acquire in `recv`.
-        self.stirred.store(true, Ordering::Release);
+        self.stirred.store(STIRRED, Ordering::Release);
         if state.armed {
             state.armed = false;
             state.signalled = true;
@@ -329,7 +334,7 @@ impl Fabric for LoopbackFabric {
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
         let mut outcome = RxOutcome::default();
-        if !self.queue.stirred.load(Ordering::Acquire) {
+        if self.queue.stirred.load(Ordering::Acquire) != STIRRED {
             return outcome;
         }
         let mut bytes = 0;
@@ -348,7 +353,7 @@ impl Fabric for LoopbackFabric {
                 return outcome;
             }
             let Some(mut frame) = state.frames.pop_front() else {
-                queue.stirred.store(false, Ordering::Relaxed);
+                queue.stirred.store(0, Ordering::Relaxed);
                 return outcome;
             };
             state.bytes -= frame.bytes.len();
@@ -374,8 +379,16 @@ impl Fabric for LoopbackFabric {
         }
         // Without a descriptor nobody could be woken.
         state.armed = self.queue.event().is_some();
-        self.queue.stirred.store(true, Ordering::Release);
+        self.queue.stirred.store(STIRRED, Ordering::Release);
         !state.armed
+    }
+
+    #[cfg(not(loom))]
+    fn renew_glance(&mut self, glance: &mut Option<Glance>) {
+        // The queue stays the same.
+        glance.get_or_insert_with(|| {
+            Glance::new(InputWord::new(&self.queue, |queue| &queue.stirred, 0), InputWord::silent())
+        });
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

@@ -18,14 +18,15 @@ pub(crate) fn monotonic_ns() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// A count that goes on with time, from one to five a nanosecond or so.
+/// A count that goes on with time, from one to five a nanosecond or so: its low bits, which come again in a second or
+/// four.
 #[inline(always)]
-pub(crate) fn ticks() -> u64 {
+pub(crate) fn ticks() -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: every processor of this architecture has the instruction, and Linux allows it.
-    return unsafe { core::arch::x86_64::_rdtsc() };
+    return unsafe { core::arch::x86_64::_rdtsc() as u32 };
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    return monotonic_ns();
+    return monotonic_ns() as u32;
 }
 
 #[cfg(test)]
@@ -44,7 +45,7 @@ mod tests {
     fn ticks_are_neither_far_more_nor_far_fewer_than_nanoseconds() {
         let (ticks_before, before) = (ticks(), monotonic_ns());
         while monotonic_ns() - before < 200_000 {}
-        let (passed, ns) = (ticks().wrapping_sub(ticks_before), monotonic_ns() - before);
+        let (passed, ns) = (u64::from(ticks().wrapping_sub(ticks_before)), monotonic_ns() - before);
         assert!((ns / 2..ns * 10).contains(&passed), "{passed} ticks in {ns} ns");
     }
 }

@@ -24,6 +24,7 @@ use crate::glance::Glance;
 use crate::grants::outcome;
 use crate::mr::MrTable;
 use crate::near::Wish;
+use crate::network::Network;
 use crate::options::{Limits, Options, Progress, Time};
 use crate::ports::{MAX_CONNECTED_MESSAGE, QpRecvPort, QpSendPort, SendQueue, SoftCq, SrqPort};
 use crate::progress::{self, Sleeper};
@@ -100,7 +101,7 @@ impl SoftHca {
         // Without generations in their numbers all are used once before one is used again.
         let spared = if opened_on.qpn_slot.is_some() { l.qps as usize } else { SPARED_SLOTS };
         let qps = Slab::beginning_at(l.qps, first_generation, spared);
-        let mut engine = Engine::new(fabric, qps, tables, Slab::new(l.ahs));
+        let mut engine = Engine::new(Network::new(fabric), qps, tables, Slab::new(l.ahs));
         engine.real_time = !virtual_time;
         let calls = engine.core.dozers.calls.clone();
         let sleeper = Sleeper::new(options.progress)?;

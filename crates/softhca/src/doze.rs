@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hca_core::{Instant, QpHandle};
-use hca_fabric::{Fabric, RxPacket, ShmFabric};
+use hca_fabric::{RxPacket, ShmFabric};
 
 use crate::device::SoftHca;
 use crate::engine::{Core, Engine};

@@ -17,6 +17,7 @@ use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;
 use crate::doze::{Doze, Dozers};
 use crate::grants::TakingBack;
+use crate::network::Network;
 use crate::pace::Paced;
 use crate::qp::{QpEntry, QpHost, QpShared};
 use crate::slab::Slab;
@@ -81,7 +82,7 @@ pub(crate) fn slot_of(qpn: u32) -> u32 {
 }
 
 pub(crate) struct Engine {
-    pub(crate) fabric: Box<dyn Fabric>,
+    pub(crate) fabric: Network,
     tx: TxBatch,
     /// The fabric carries messages too.
     pub(crate) has_shm: bool,
@@ -93,7 +94,7 @@ pub(crate) struct Engine {
     /// Time passes by itself. In a simulation nobody turns again after a turn that found nothing.
     pub(crate) real_time: bool,
     /// When the last whole turn began, in ticks.
-    whole_at: u64,
+    whole_at: u32,
     pub(crate) core: Core,
 }
 
@@ -175,12 +176,7 @@ impl TxSink for Sink<'_> {
 }
 
 impl Engine {
-    pub(crate) fn new(
-        mut fabric: Box<dyn Fabric>,
-        qps: Slab<Box<QpEntry>>,
-        tables: Tables,
-        ahs: Slab<Ah>,
-    ) -> Self {
+    pub(crate) fn new(mut fabric: Network, qps: Slab<Box<QpEntry>>, tables: Tables, ahs: Slab<Ah>) -> Self {
         let shares = fabric.shm().map(|shm| {
             shm.leave_to_recv_all();
             (shm.shares_memory(), if shm.is_alone() { SHORT_TURNS.0 } else { SHORT_TURNS.1 })
@@ -302,6 +298,16 @@ impl Engine {
             .into_iter()
             .flatten()
             .min()
+    }
+    /// Whether nothing is to be done but what comes from the network, and when a timer fires.
+    #[inline]
+    fn rests(&self) -> bool {
+        let core = &self.core;
+        core.ready.is_empty()
+            && core.acks.is_empty()
+            && self.tx.is_empty()
+            && core.taking_back.is_empty()
+            && core.paced.opens_at().is_none()
     }
     /// When what waits to be sent or acknowledged is tried.
     fn sends_at(&self) -> Option<Instant> {

@@ -21,7 +21,7 @@
 //! |---|---|
 //! | `device`, `change` | opening, and the control path; changing and destroying queue pairs |
 //! | `ports`, `glance` | the data path: posting and polling; what an empty poll checks |
-//! | `engine` | the turn; `engine::shm` handles peers on this machine |
+//! | `engine`, `network` | the turn, and its network; `engine::shm` handles peers on this machine |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
 //! | `scattered` | regions of several pieces |
 //! | `near`, `grants` | direct access to peers' memory on this machine; regions that peers were granted |
@@ -69,6 +69,8 @@ mod memory;
 mod mr;
 #[cfg(not(loom))]
 mod near;
+#[cfg(not(loom))]
+mod network;
 #[cfg(not(loom))]
 mod notify;
 #[cfg(not(loom))]

@@ -155,30 +155,33 @@ impl SendQueue {
     fn post_near<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         match wr.op {
             SendOp::Write(_) => self.access::<near::Write, NOW>(hca, wr),
+            SendOp::Send if NOW => self.send(hca, wr),
+            // Those of a batch leave by the doorbell, all of them in one turn.
+            SendOp::Send => self.push(hca, wr),
+            _ => self.post_fetch::<NOW>(hca, wr),
+        }
+    }
+    #[inline(never)]
+    fn post_fetch<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        match wr.op {
             SendOp::Read(_) => self.access::<near::Read, NOW>(hca, wr),
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => self.access::<near::Atomic, NOW>(hca, wr),
-            // SENDs of a batch leave by the doorbell, all of them in one turn.
-            SendOp::Send if NOW => self.send(hca, wr),
             _ => self.post_queued::<NOW>(hca, wr),
         }
     }
 
     /// A request on the peer's memory: done at once, if nothing before it is under way.
-    #[inline(never)]
+    #[inline(always)]
     fn access<O: near::Op, const NOW: bool>(
         &mut self,
         hca: &Shared,
         wr: &SendWr<'_>,
     ) -> Result<(), PostErrorKind> {
-        let fits = match wr.payload {
-            Payload::Inline(bytes) => bytes.len() <= self.max_inline as usize,
-            Payload::Sges(sges) => sges.len() <= self.max_sge as usize,
-        };
-        let may = fits && wr.dest.is_none() && self.ring.is_released() && !hca.fork.is_child();
+        let may = wr.dest.is_none() && self.ring.is_released() && !hca.fork.is_child();
         let Some(mut engine) = (if may { hca.engine_to_post() } else { None }) else {
             return self.post_queued::<NOW>(hca, wr);
         };
-        if engine.access::<O>(self.qp.handle, wr).is_none() {
+        if engine.access::<O>(self.qp.handle, wr, self.max_inline, self.max_sge).is_none() {
             return self.post_queued_with::<NOW>(hca, wr, engine);
         }
         hca.give_back(engine);
@@ -186,7 +189,7 @@ impl SendQueue {
     }
 
     /// A SEND: a small one leaves by a line as it is queued, if nothing keeps it back.
-    #[inline(never)]
+    #[inline(always)]
     fn send(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let (len, inline) = match wr.payload {
             Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => (bytes.len(), true),
@@ -254,7 +257,7 @@ fn inline_cells(bytes: &[u8]) -> impl Iterator<Item = Cell> {
 }
 
 /// Takes the requests of a batch until one is refused.
-#[inline]
+#[inline(always)]
 fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) -> Result<(), PostError> {
     if let [wr] = wrs {
         return push(wr).map_err(|kind| PostError { accepted: 0, kind });

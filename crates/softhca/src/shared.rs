@@ -190,7 +190,7 @@ impl Shared {
         }
         let look = turn.look(&self.bell);
         if look != Look::Nothing || self.attention.is_wanted() {
-            return self.poller_works(turn, look, cq, out, is_last);
+            return self.poller_works(turn, look, cq, out, is_last, glance);
         }
         glance.renew(&mut turn, self.changes.load(Ordering::Relaxed));
         if turn.unlock() {
@@ -205,9 +205,7 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn is_quiet(&self, glance: &mut Glance) -> bool {
         // Acquire: pairs with the Release in `note_change`.
-        let quiet = glance.is_quiet(self.changes.load(Ordering::Acquire))
-            && self.bell.is_empty()
-            && !self.attention.is_wanted();
+        let quiet = glance.is_quiet(self.changes.load(Ordering::Acquire)) && !self.attention.is_wanted();
         if quiet {
             self.note_program_turn();
             patience::in_vain();
@@ -231,11 +229,16 @@ impl Shared {
         cq: CqHandle,
         out: &mut [Completion],
         is_last: bool,
+        glance: &mut Glance,
     ) -> Option<usize> {
         let poll = Poll::begin(&mut turn, cq, out);
         let worked = self.turn_as(look, poll.engine, self.poll_acks);
         let taken = poll.end();
-        self.give_back_of(turn, Some(cq));
+        self.note_change();
+        if !worked {
+            glance.renew(&mut turn, self.changes.load(Ordering::Relaxed));
+        }
+        self.return_of(turn, Some(cq));
         self.note_look(is_last);
         patience::note(worked);
         (taken > 0 || worked).then_some(taken)
@@ -262,6 +265,11 @@ impl Shared {
     #[inline(always)]
     fn give_back_of(&self, turn: EngineGuard<'_>, polled: Option<CqHandle>) {
         self.note_change();
+        self.return_of(turn, polled);
+    }
+    /// As [`give_back_of`](Self::give_back_of), behind [`note_change`](Self::note_change).
+    #[inline(always)]
+    fn return_of(&self, turn: EngineGuard<'_>, polled: Option<CqHandle>) {
         if self.attention.is_wanted() {
             return self.give_back_attentively(turn, polled);
         }

@@ -341,11 +341,21 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         }
     }
 
+    /// The favourite's barrier: there is one only where who takes the favour back has all processors run it.
+    #[inline(always)]
+    fn light(&self) {
+        if cfg!(any(loom, miri)) {
+            self.barrier.light();
+        } else {
+            core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
+        }
+    }
+
     /// Enters as the favourite, if this thread still is.
     #[inline(always)]
     fn enter(&self, me: &'static ThreadWord) -> Result<Guard<'_, T, LEVEL>, State> {
         me.enter::<LEVEL>(self.address());
-        self.barrier.light();
+        self.light();
         // Nobody else makes this thread the favourite, so the name is still there, or never comes back meanwhile.
         if ptr::eq(self.state.load(Ordering::Relaxed), me) {
             return Ok(self.guard(Some(me)));
@@ -375,7 +385,7 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
     #[inline(always)]
     fn leave(&self, me: &'static ThreadWord) -> bool {
         me.leave::<LEVEL>();
-        self.barrier.light();
+        self.light();
         !ptr::eq(self.state.load(Ordering::Relaxed), me) && self.leave_changed(me)
     }
     /// Word was left, by this thread itself, or the favour is or was taken back.

@@ -252,7 +252,7 @@ impl CompletionQueue {
         self.take_polled(n, wcs);
         // A completion of a queue pair that is being dropped has no record.
         for (i, record) in wcs.records.iter().enumerate() {
-            times[i] = times[record.raw];
+            times[i] = times[record.raw as usize];
         }
         Ok(wcs.iter_mut().zip(times.iter().copied()))
     }
@@ -285,7 +285,11 @@ impl CompletionQueue {
     }
     #[inline(never)]
     fn take_all(&mut self, n: usize, wcs: &mut Completions) -> usize {
-        (0..n).for_each(|i| self.take(i, wcs));
+        let mut raw = 0;
+        while raw < n {
+            self.take(raw, wcs);
+            raw += 1;
+        }
         wcs.count
     }
     #[cold]
@@ -300,8 +304,11 @@ impl CompletionQueue {
     #[inline(always)]
     fn take(&mut self, raw: usize, wcs: &mut Completions) {
         let Completions { raw: completions, records, count, parts } = wcs;
-        let completion = &completions[raw];
-        let Some(entry) = self.entry(completion.qp) else { return stray(completion, "queue pair") };
+        let completion = &mut completions[raw];
+        let entry = match self.entries.get_mut(self.last) {
+            Some(entry) if entry.qp == completion.qp => entry,
+            _ => return self.take_of_another(raw, wcs),
+        };
         let keep = |held| match held {
             Held::Ah(_) => {}
             part => parts.push(Some(part)),
@@ -315,22 +322,22 @@ impl CompletionQueue {
         let Some(id) = id else { return stray(completion, "outstanding request") };
         let context = entry.context;
         // From here on it is the program's number, not that of the slot.
-        completions[raw].wr_id = id;
-        records[*count] = Record { raw, context, parts_end: parts.len() };
+        completion.wr_id = id;
+        records[*count] = Record { context, raw: raw as u32, parts_end: parts.len() as u32 };
         *count += 1;
     }
 
-    #[inline(always)]
-    fn entry(&mut self, qp: QpHandle) -> Option<&mut Entry> {
-        if self.entries.get(self.last).is_none_or(|entry| entry.qp != qp) {
-            self.look_up(qp)?;
-        }
-        self.entries.get_mut(self.last)
-    }
+    /// As [`take`](Self::take), of another queue pair than the completion before.
     #[inline(never)]
-    fn look_up(&mut self, qp: QpHandle) -> Option<()> {
-        self.last = *self.index.get(&qp)?;
-        Some(())
+    fn take_of_another(&mut self, raw: usize, wcs: &mut Completions) {
+        let completion = &wcs.raw[raw];
+        match self.index.get(&completion.qp) {
+            Some(&found) => {
+                self.last = found;
+                self.take(raw, wcs);
+            }
+            None => stray(completion, "queue pair"),
+        }
     }
 
     /// Learns of the queue pairs that came. Returns those that went, to be [forgotten](Self::forget) once the

@@ -25,7 +25,6 @@
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
-use core::ops::RangeInclusive;
 
 use crate::sync::{Arc, AtomicU32, AtomicU64, CachePadded, Ordering, UnsafeCell};
 
@@ -144,17 +143,18 @@ impl<T> RingSlots<T> {
         unsafe { self.heads.get_unchecked((seq & self.mask) as usize) }
     }
 
-    /// Moves the values of slots out, by the taker, who has marked them as taken.
-    #[inline(never)]
-    fn empty(&self, seqs: RangeInclusive<u64>, mut sink: impl FnMut(T)) {
-        for seq in seqs {
-            // SAFETY: (2): our caller's, as it found them posted by Acquire.
-            let head = self.head_of(seq).with(|p| unsafe { *p });
-            for cell in self.cells_of(seq).iter().take(head.parts as usize) {
+    /// Moves the values of a slot out, by the taker, who has marked it as taken; returns the request's id.
+    #[inline(always)]
+    fn empty(&self, seq: u64, mut sink: impl FnMut(T)) -> u64 {
+        // SAFETY: (2): our caller's, as it found it posted by Acquire.
+        let Head { id, parts } = self.head_of(seq).with(|p| unsafe { *p });
+        if parts > 0 {
+            for cell in &self.cells_of(seq)[..parts as usize] {
                 // SAFETY: (2) as above; (3) it holds a value, and each slot is gone through once.
                 sink(cell.with(|p| unsafe { (*p).assume_init_read() }));
             }
         }
+        id
     }
 }
 
@@ -230,22 +230,26 @@ impl<T> RingTaker<T> {
     /// Gives all values up to and with those of request `seq` to `sink`, and returns the request's
     /// id; `None` if no such request is outstanding.
     #[inline(always)]
-    pub(crate) fn take(&mut self, seq: u64, sink: impl FnMut(T)) -> Option<u64> {
+    pub(crate) fn take(&mut self, seq: u64, mut sink: impl FnMut(T)) -> Option<u64> {
         let slots = &*self.slots;
         if seq >= self.posted {
             // Acquire: pairs with the Release in `RingPoster::put`.
             self.posted = slots.posted.load(Ordering::Acquire);
+            if seq >= self.posted {
+                return None;
+            }
         }
-        if seq < self.head || seq >= self.posted {
+        if seq < self.head {
             return None;
         }
         slots.taken.store(seq + 1, Ordering::Relaxed);
-        let first = core::mem::replace(&mut self.head, seq + 1);
-        // SAFETY: (2): below `posted`, which we loaded by Acquire, and not below `freed`.
-        let Head { id, parts } = slots.head_of(seq).with(|p| unsafe { *p });
-        if first != seq || parts > 0 {
-            slots.empty(first..=seq, sink);
+        // (2): below `posted`, which we loaded by Acquire, and not below `freed`.
+        let mut next = core::mem::replace(&mut self.head, seq + 1);
+        while next != seq {
+            slots.empty(next, &mut sink);
+            next += 1;
         }
+        let id = slots.empty(seq, sink);
         // Release: pairs with the Acquire in `RingPoster::has_room`.
         slots.freed.store(seq + 1, Ordering::Release);
         Some(id)

@@ -27,9 +27,9 @@ pub struct Completions {
 /// One completion: which of the raw ones, and where its parts end.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Record {
-    pub(crate) raw: usize,
     pub(crate) context: u64,
-    pub(crate) parts_end: usize,
+    pub(crate) raw: u32,
+    pub(crate) parts_end: u32,
 }
 
 impl Completions {
@@ -102,7 +102,7 @@ pub struct Wcs<'a> {
     records: std::slice::Iter<'a, Record>,
     raw: &'a [Completion],
     parts: &'a mut [Option<Held>],
-    taken: usize,
+    taken: u32,
 }
 
 impl<'a> Iterator for Wcs<'a> {
@@ -110,8 +110,8 @@ impl<'a> Iterator for Wcs<'a> {
     #[inline]
     fn next(&mut self) -> Option<Wc<'a>> {
         let &Record { raw, context, parts_end } = self.records.next()?;
-        let c = &self.raw[raw];
-        let (parts, rest) = std::mem::take(&mut self.parts).split_at_mut(parts_end - self.taken);
+        let c = &self.raw[raw as usize];
+        let (parts, rest) = std::mem::take(&mut self.parts).split_at_mut((parts_end - self.taken) as usize);
         self.parts = rest;
         self.taken = parts_end;
         Some(Wc { id: c.wr_id, context, completion: c, parts })

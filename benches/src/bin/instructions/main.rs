@@ -92,7 +92,7 @@ fn main() -> ExitCode {
         ["count", case] => {
             // Valgrind is so slow that a short turn would always come late, and that every yield would seem to find
             // company, and be followed by others.
-            Patience { short_ticks: u64::MAX, looks: u32::MAX, ..Patience::default() }.set();
+            Patience { short_ticks: u32::MAX, looks: u32::MAX, ..Patience::default() }.set();
             run(case)
         }
         ["--update"] => check(true),

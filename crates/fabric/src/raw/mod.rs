@@ -364,6 +364,15 @@ impl Fabric for RawFabric {
         self.ring.has_frame() || !self.sender.looped.packets.is_empty()
     }
 
+    #[cfg(not(loom))]
+    fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
+        if self.sender.looped.packets.is_empty() && self.sender.next_deadline().is_none() {
+            self.ring.renew_glance(glance);
+        } else {
+            *glance = None;
+        }
+    }
+
     fn counters(&self, out: &mut Vec<Counter>) {
         self.counters.append(out);
         self.raw.append(out);

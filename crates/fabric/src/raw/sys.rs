@@ -3,7 +3,8 @@
 //! Invariants:
 //! 1. Every pointer handed to the kernel points into memory that lives and is not moved for the whole
 //!    call, with its true length beside it.
-//! 2. The ring's mapping is `blocks * BLOCK_BYTES` long, page-aligned, and lives as long as the [`Ring`].
+//! 2. The ring's mapping is `blocks * BLOCK_BYTES` long, page-aligned, and lives as long as the [`Ring`], or longer for
+//!    who looks at a status.
 //! 3. A slot begins at a multiple of [`SLOT_ALIGN`] within the mapping and ends within its block; it begins with a
 //!    `tpacket2_hdr`, whose first word, the status, says who owns the rest of the slot.
 //! 4. A slot whose status has the user bit is this side's: the kernel writes the status last (Release), it is read
@@ -13,13 +14,18 @@
 //! 6. The C structs built by `zeroed` are plain data for which zeros are valid.
 #![allow(unsafe_code)]
 
+use core::ptr::NonNull;
 use std::io;
 use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use socket2::Socket;
+
+#[cfg(not(loom))]
+use crate::glance::{Glance, InputWord};
 
 /// Bytes of a block, in which slots lie; the kernel wants whole pages.
 const BLOCK_BYTES: usize = 1 << 18;
@@ -98,17 +104,40 @@ pub(super) struct Arrived<'a> {
     pub(super) bytes: &'a [u8],
 }
 
+/// The ring's mapping.
+struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+}
+// SAFETY: (2) the mapping does not depend on a thread.
+unsafe impl Send for Memory {}
+// SAFETY: (5) what is reached by a shared reference is a status, by an atomic.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// The status of the slot that begins at this offset.
+    fn status(&self, at: usize) -> &AtomicU32 {
+        assert!(at.is_multiple_of(SLOT_ALIGN) && at < self.len);
+        // SAFETY: (3) the status is the slot's first word, aligned; (5) it is touched as an atomic only.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
+    }
+}
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: (2) nobody has a reference into it any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
 /// The receive ring of a packet socket.
 pub(super) struct Ring {
-    base: *mut u8,
+    memory: Arc<Memory>,
     shape: Shape,
     block: usize,
     slot: usize,
     /// Bytes of `virtio_net_hdr` in front of each frame, or 0.
     vnet: usize,
 }
-// SAFETY: (2) the mapping belongs to this value alone and does not depend on a thread.
-unsafe impl Send for Ring {}
 
 impl Ring {
     /// Makes the ring of a socket that is not bound yet, or at least receives nothing yet.
@@ -124,18 +153,39 @@ impl Ring {
         // SAFETY: a new mapping at an address of the system's choice touches nothing that exists.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), shape.bytes(), prot, flags, socket, 0) }?;
         let vnet = if vnet { VNET_BYTES } else { 0 };
-        Ok(Self { base: base.cast(), shape, block: 0, slot: 0, vnet })
+        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at 0 by itself");
+        let memory = Arc::new(Memory { base, len: shape.bytes() });
+        Ok(Self { memory, shape, block: 0, slot: 0, vnet })
     }
 
+    /// Where the oldest slot begins: in the mapping (2, 3), as `block` and `slot` are kept below their limits.
+    #[inline]
+    fn offset(&self) -> usize {
+        self.block * BLOCK_BYTES + self.slot * self.shape.slot
+    }
     #[inline]
     fn at(&self) -> *mut u8 {
-        // The offset stays in the mapping (2, 3): `block` and `slot` are kept below their limits.
-        self.base.wrapping_add(self.block * BLOCK_BYTES + self.slot * self.shape.slot)
+        self.memory.base.as_ptr().wrapping_add(self.offset())
     }
     #[inline]
     fn status(&self) -> &AtomicU32 {
         // SAFETY: (3) the status is the slot's first word, aligned; (5) it is touched as an atomic only.
         unsafe { AtomicU32::from_ptr(self.at().cast()) }
+    }
+
+    /// Brings a glance to the slot that the kernel fills next, unless a frame waits there: then there is none.
+    #[cfg(not(loom))]
+    pub(super) fn renew_glance(&self, glance: &mut Option<Glance>) {
+        let (at, quiet) = (self.offset(), self.status().load(Ordering::Relaxed));
+        if quiet & STATUS_USER != 0 {
+            *glance = None;
+        } else if !glance
+            .as_mut()
+            .is_some_and(|g| g.moves_to(&self.memory, |memory| memory.status(at), quiet))
+        {
+            let input = InputWord::new(&self.memory, |memory| memory.status(at), quiet);
+            *glance = Some(Glance::new(input, InputWord::silent()));
+        }
     }
 
     /// Whether a frame waits.
@@ -177,13 +227,6 @@ impl Ring {
             self.slot = 0;
             self.block = if self.block + 1 == self.shape.blocks { 0 } else { self.block + 1 };
         }
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: (2) the mapping is this ring's, and no reference into it outlives `self`.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.shape.bytes()) };
     }
 }
 

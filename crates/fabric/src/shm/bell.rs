@@ -4,9 +4,9 @@
 //! A peer that misuses the first page delays other peers' packets at most: bits are hints, who is woken by a
 //! socket looks at that link's ring, and rings that are not polled are looked at now and then anyway.
 
-#[cfg(not(loom))]
-use super::memory::OwnWord;
 use super::memory::{LINE, Segment, Window};
+#[cfg(not(loom))]
+use crate::glance::InputWord;
 use crate::sync::{Ordering, fence};
 
 /// Bytes of either page.
@@ -41,10 +41,10 @@ impl Doorbells {
     pub(super) fn rung(&self) -> bool {
         self.bits.word(SUMMARY_AT).load(Ordering::Relaxed) != 0
     }
-    /// The same, to be asked without the fabric.
+    /// The word that tells so, to be looked at without the fabric.
     #[cfg(not(loom))]
-    pub(super) fn calls(&self) -> Calls {
-        Calls(self.bits.word_at(SUMMARY_AT))
+    pub(super) fn glance(&self) -> InputWord {
+        self.bits.glance(SUMMARY_AT, 0)
     }
     /// Takes the bits of all that have called.
     pub(super) fn take(&self, mut called: impl FnMut(u32)) {
@@ -74,18 +74,6 @@ impl Doorbells {
     pub(super) fn wake(&mut self) {
         self.sleeps = false;
         self.board.word(SLEEPS_AT).store(0, Ordering::Relaxed);
-    }
-}
-
-/// Tells whether a producer has called.
-#[cfg(not(loom))]
-pub(super) struct Calls(OwnWord);
-
-#[cfg(not(loom))]
-impl Calls {
-    #[inline(always)]
-    pub(super) fn any(&self) -> bool {
-        self.0.load(Ordering::Relaxed) != 0
     }
 }
 

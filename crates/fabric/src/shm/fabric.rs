@@ -25,7 +25,9 @@ use super::ring::{Barrier, Consumer, MAX_RING_LINES, MIN_RING_LINES, Record, out
 use super::rx::{PacketsOnly, ShmSink};
 use super::{ShmError, memory, process, proof};
 use crate::icrc::Icrc;
-use crate::{Fabric, FabricAttr, FabricLink, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+use crate::{
+    Fabric, FabricAttr, FabricLink, Glance, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+};
 
 /// Rings that are polled each turn, once the others were parked, which each [`TICK`] does.
 pub(super) const HOT_RINGS: usize = 8;
@@ -498,6 +500,19 @@ impl Fabric for ShmFabric {
         self.tick_at = Instant::ZERO;
         self.barrier.on_parking();
         input(self) || self.has_room()
+    }
+
+    /// There is one only where a single ring is polled and nothing waits to be seen to.
+    #[inline]
+    fn renew_glance(&mut self, glance: &mut Option<Glance>) {
+        let (&[slot], None, false) = (&self.polled[..], &self.chance, self.is_called()) else {
+            *glance = None;
+            return;
+        };
+        match self.links.get(slot).and_then(|link| link.rx.as_ref()) {
+            Some(rx) => rx.renew_glance(glance, || self.doorbells.glance()),
+            None => *glance = None,
+        }
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

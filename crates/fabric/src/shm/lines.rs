@@ -6,14 +6,13 @@
 
 use std::net::Ipv6Addr;
 
-use super::bell::Calls;
 use super::counters::Counters;
 use super::fabric::ShmFabric;
 use super::grant::LinkId;
 use super::hello::Kind;
 use super::link::{Link, Stage, tell};
-use super::memory::{LINE, LineView, Lines as RingLines};
-use super::ring::{Line, Peeked, halves, has_record, pair};
+use super::memory::{LINE, LineView};
+use super::ring::{Line, Peeked, halves, pair};
 
 /// Bytes of data in a line, behind the ring's word and a head of three words.
 pub const LINE_DATA_BYTES: usize = 48;
@@ -118,48 +117,7 @@ impl LineTx<'_> {
     }
 }
 
-/// The address of the next record in the one ring that is polled, for pollers that look there without the fabric. It
-/// stays valid until a record is taken from that ring.
-pub struct Glance {
-    link: u64,
-    ring: RingLines,
-    next: u32,
-    tag: u32,
-    calls: Calls,
-}
-
-impl Glance {
-    /// Whether nothing has come, by that ring or another.
-    #[inline(always)]
-    pub fn is_quiet(&self) -> bool {
-        !has_record(&self.ring, self.next, self.tag) && !self.calls.any()
-    }
-}
-
 impl ShmFabric {
-    /// Updates a glance. There is one only while a single ring is polled and no other work waits.
-    #[inline]
-    pub fn renew_glance(&mut self, glance: &mut Option<Glance>) {
-        let mut found = None;
-        if let (&[slot], None, false) = (&self.polled[..], &self.chance, self.is_called())
-            && let Some(link) = self.links.get(slot)
-        {
-            found = link.rx.as_ref().map(|rx| (link.token(slot), rx));
-        }
-        let Some((token, rx)) = found else {
-            *glance = None;
-            return;
-        };
-        let (next, tag) = rx.next();
-        match glance {
-            Some(glance) if glance.link == token => (glance.next, glance.tag) = (next, tag),
-            _ => {
-                *glance =
-                    Some(Glance { link: token, ring: rx.ring(), next, tag, calls: self.doorbells.calls() });
-            }
-        }
-    }
-
     /// The fast path to a peer; `None` if it is not available.
     #[inline(always)]
     pub fn line_tx(&mut self, to: LinkId) -> Option<LineTx<'_>> {

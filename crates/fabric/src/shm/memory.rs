@@ -24,6 +24,8 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 #[cfg(not(loom))]
+use crate::glance::{Glance, InputWord};
+#[cfg(not(loom))]
 use crate::sync::AtomicU64;
 use crate::sync::{Arc, AtomicU32, Ordering};
 #[cfg(not(loom))]
@@ -206,6 +208,11 @@ impl Segment {
     pub(super) fn store(&self, at: usize, data: &[u8]) {
         self.0.store(at, data);
     }
+    /// A word to be looked at without the segment, and its value while nothing has come.
+    #[cfg(not(loom))]
+    pub(super) fn glance(&self, at: usize, quiet: u32) -> InputWord {
+        InputWord::new(&self.0, |mapping| mapping.word(at), quiet)
+    }
     /// So many lines, from here on.
     pub(super) fn lines(&self, at: usize, count: u32) -> OwnLines {
         OwnLines(Lines::new(&self.0, at, count))
@@ -292,11 +299,6 @@ impl Word {
 pub(super) struct OwnWord(Word);
 
 impl OwnWord {
-    #[cfg(not(loom))]
-    #[inline(always)]
-    pub(super) fn load(&self, order: Ordering) -> u32 {
-        self.0.get().load(order)
-    }
     #[inline]
     pub(super) fn store(&self, value: u32, order: Ordering) {
         self.0.get().store(value, order);
@@ -315,12 +317,13 @@ impl PeerWord {
 
 /// The lines of a ring: a power of two of them, reached by an index that runs free, without a check each time.
 #[cfg(not(loom))]
-#[derive(Clone)]
 pub(super) struct Lines {
-    /// `mask + 1` lines from here on lie within the mapping (1), which `_of` keeps.
+    /// `mask + 1` lines from here on lie within the mapping (1), which `of` keeps.
     first: NonNull<[u64; LINE / 8]>,
     mask: u32,
-    _of: Arc<Mapping>,
+    /// Where they begin in it.
+    offset: usize,
+    of: Arc<Mapping>,
 }
 
 // SAFETY: (3) all access is by atomics; the right to it is the mapping's.
@@ -332,12 +335,28 @@ impl Lines {
     fn new(of: &Arc<Mapping>, at: usize, count: u32) -> Self {
         assert!(count.is_power_of_two() && at.is_multiple_of(LINE));
         let first = NonNull::new(of.at(at, count as usize * LINE).cast()).expect("no mapping is at 0");
-        Self { first, mask: count - 1, _of: Arc::clone(of) }
+        Self { first, mask: count - 1, offset: at, of: Arc::clone(of) }
     }
     #[inline]
     fn at(&self, index: u32) -> *mut u8 {
         // SAFETY: (1) the masked index is below the number of lines, as `new` checked.
         unsafe { self.first.as_ptr().add((index & self.mask) as usize).cast() }
+    }
+    /// Brings a glance, which may be another ring's, to the first word of a line, whose value stays so until something
+    /// comes; `others` makes the word that tells of other input.
+    #[inline]
+    pub(super) fn glance(
+        &self,
+        index: u32,
+        quiet: u32,
+        glance: &mut Option<Glance>,
+        others: impl FnOnce() -> InputWord,
+    ) {
+        let at = self.offset + (index & self.mask) as usize * LINE;
+        if !glance.as_mut().is_some_and(|glance| glance.moves_to(&self.of, |of| of.word(at), quiet)) {
+            let input = InputWord::new(&self.of, |of| of.word(at), quiet);
+            *glance = Some(Glance::new(input, others()));
+        }
     }
     #[inline]
     fn atomic(&self, index: u32) -> &AtomicU32 {

@@ -93,7 +93,7 @@ pub use grant::{
     Revocation,
 };
 #[cfg(not(loom))]
-pub use lines::{Found, Glance, LINE_DATA_BYTES, LineData, LineMessage, LineSink, LineTx, Lines};
+pub use lines::{Found, LINE_DATA_BYTES, LineData, LineMessage, LineSink, LineTx, Lines};
 #[cfg(not(loom))]
 pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
 #[cfg(not(loom))]

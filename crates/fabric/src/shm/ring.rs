@@ -30,6 +30,8 @@
 //! gives credits, and calls the first time that it finds a new one ([`Consumer::call_due`]).
 
 use super::memory::{LINE, LineView, Lines, OwnLines, Segment, Window};
+#[cfg(not(loom))]
+use crate::glance::{Glance, InputWord};
 use crate::sync::{Ordering, fence};
 
 /// Where the consumer of the other ring says how many lines it has consumed.
@@ -605,15 +607,16 @@ impl Consumer {
     pub(super) fn has_record(&self) -> bool {
         has_record(&self.ring, self.head, self.tag)
     }
-    /// Where the next record will stand, and the tag that its word will have.
-    #[inline]
-    pub(super) fn next(&self) -> (u32, u32) {
-        (self.head, self.tag)
-    }
-    /// The ring, to be looked at.
+    /// Brings a glance to where the next record will stand, unless one stands there: then there is none.
     #[cfg(not(loom))]
-    pub(super) fn ring(&self) -> Lines {
-        self.ring.clone()
+    #[inline]
+    pub(super) fn renew_glance(&self, glance: &mut Option<Glance>, others: impl FnOnce() -> InputWord) {
+        let word = self.ring.word(self.head, Ordering::Relaxed);
+        if word >> TAG_SHIFT == self.tag {
+            *glance = None;
+        } else {
+            self.ring.glance(self.head, word, glance, others);
+        }
     }
     /// Looks at the next record. A line stays where it is until [`pass_line`](Self::pass_line), and whatever else
     /// stands there is for [`take`](Self::take).

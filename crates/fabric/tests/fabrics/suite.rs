@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant as Clock};
 
 use hca_core::{AddressVector, Counter, Gid, Instant, Qpn};
-use hca_fabric::{Fabric, OpenError, PORTS_PER_PEER, PathError, PathId, RxBudget, TxBatch};
+use hca_fabric::{Fabric, Glance, OpenError, PORTS_PER_PEER, PathError, PathId, RxBudget, TxBatch};
 use test_support::addresses;
 
 pub(crate) const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
@@ -84,6 +84,7 @@ pub(crate) fn run(mut a: Box<dyn Fabric>, mut b: Box<dyn Fabric>) {
     packets_to_a_closed_path_are_lost_and_counted(&mut *a, &mut *b);
     a_budget_is_kept(&mut *a, &mut *b);
     the_descriptor_is_readable_when_a_packet_came(&mut *a, &mut *b);
+    a_glance_sees_whatever_comes(&mut *a, &mut *b);
     both_directions_at_once(&mut *a, &mut *b);
     an_address_that_names_no_single_peer_has_no_path(&mut *a);
 }
@@ -248,6 +249,29 @@ fn the_descriptor_is_readable_when_a_packet_came(a: &mut dyn Fabric, b: &mut dyn
     a.send(now(), &mut batch);
     assert!(b.prepare_wait() || readable(b, 900));
     assert_eq!(receive(b, 1).len(), 1);
+    a.close_path(path);
+}
+
+/// What a fabric in memory has received is seen without the fabric; a glance that is made while something waits sees it,
+/// too.
+fn a_glance_sees_whatever_comes(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    let in_memory = ["loopback", "raw"].contains(&b.attr().name.as_str());
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(4096);
+    let mut glance = None;
+    for number in 0..4 {
+        b.renew_glance(&mut glance);
+        assert_eq!(glance.as_ref().is_some_and(Glance::is_quiet), in_memory, "nothing has come");
+        put(&mut batch, path, &packet(number, 20));
+        a.send(now(), &mut batch);
+        let deadline = Clock::now() + Duration::from_secs(2);
+        while glance.as_ref().is_some_and(Glance::is_quiet) {
+            assert!(Clock::now() < deadline, "packet {number} is not seen");
+        }
+        b.renew_glance(&mut glance);
+        assert!(!glance.as_ref().is_some_and(Glance::is_quiet), "packet {number} waits");
+        assert_eq!(receive(b, 1), [packet(number, 20)]);
+    }
     a.close_path(path);
 }
 

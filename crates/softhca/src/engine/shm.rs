@@ -7,7 +7,8 @@ use hca_fabric::{Fabric, Found, Glance, Reach, RxBudget, RxPacket, ShmFabric, Sh
 use hca_transport::TxSink;
 
 use super::{
-    AckRule, BURST_PACKETS, Core, Engine, LISTED, MAX_PIECES, TURN_BYTES, TURN_LINES, TURN_PACKETS, slot_of,
+    AckRule, BURST_PACKETS, Core, Engine, LISTED, MAX_PIECES, SHORT_TURNS, TURN_BYTES, TURN_LINES,
+    TURN_PACKETS, slot_of,
 };
 use crate::clock;
 use crate::doorbell::Doorbell;
@@ -119,26 +120,22 @@ impl Engine {
         }
         if self.real_time { Look::Nothing } else { Look::All }
     }
-    /// Short turns until a whole one is due, and when the last one began, in ticks.
+    /// Brings a poller's glance up to where the engine stands, whose turn found nothing to do. Returns how many looks
+    /// are left until a whole turn is due, and when the last one began, in ticks.
     #[inline]
-    pub(crate) fn short_turns_left(&self) -> (u32, u64) {
-        (self.short_turns, self.whole_at)
-    }
-    /// Brings a poller's glance up to where the engine stands, whose turn has nothing to do.
-    #[inline]
-    pub(crate) fn renew_glance(&mut self, glance: &mut Option<Glance>) {
-        match self.fabric.shm() {
-            Some(shm) if self.real_time => shm.renew_glance(glance),
-            _ => *glance = None,
+    pub(crate) fn renew_glance(&mut self, glance: &mut Option<Glance>) -> (u32, u32) {
+        if self.real_time && self.rests() {
+            self.fabric.renew_glance(glance);
+        } else {
+            *glance = None;
         }
+        (if self.has_shm { self.short_turns } else { SHORT_TURNS.0 }, self.whole_at)
     }
     /// A whole turn is due; short ones follow.
     #[inline(never)]
     fn begin_short_turns(&mut self) -> Look {
-        if self.has_shm {
-            self.short_turns = self.short_turns_in_a_row;
-            self.whole_at = clock::ticks();
-        }
+        self.short_turns = self.short_turns_in_a_row;
+        self.whole_at = clock::ticks();
         Look::All
     }
 
@@ -173,27 +170,37 @@ impl Engine {
     }
 
     /// Does a request of one piece on a peer's memory that is not queued, by who finds the send queue empty, if all is
-    /// well with it. `None`: nothing was done, and it is to be queued.
+    /// well with it and it is within the queue's limits. `None`: nothing was done, and it is to be queued.
     #[inline(always)]
-    pub(crate) fn access<O: near::Op>(&mut self, qp: QpHandle, wr: &SendWr<'_>) -> Option<()> {
+    pub(crate) fn access<O: near::Op>(
+        &mut self,
+        qp: QpHandle,
+        wr: &SendWr<'_>,
+        max_inline: u32,
+        max_sge: u32,
+    ) -> Option<()> {
         let shm = self.fabric.shm()?;
         let core = &mut self.core;
         let QpEntry { machine, res, .. } = &mut **core.qps.get_mut(qp.index, qp.generation)?;
         let lane = if machine.accesses_at_once() { res.near.as_ref()?.lane()? } else { return None };
         let at = lane.place(O::remote(&wr.op)?, O::RIGHT)?;
-        let (piece, len) = match wr.payload {
-            Payload::Inline(bytes) if !O::FETCHES => (Piece::Inline(bytes), bytes.len()),
-            Payload::Sges(&[entry]) if O::takes(entry.len) => {
+        let len = match wr.payload {
+            Payload::Inline(bytes) if !O::FETCHES && O::takes(bytes.len() as u32) => {
+                if bytes.len() > max_inline as usize {
+                    return None;
+                }
+                O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &Piece::Inline(bytes)).ok()?;
+                bytes.len()
+            }
+            Payload::Sges(&[entry]) if max_sge > 0 && O::takes(entry.len) => {
                 let access = if O::FETCHES { Access::LOCAL_WRITE } else { Access::empty() };
                 let len = entry.len as usize;
-                (Piece::Memory(local(&core.tables, res.pd, entry, access).ok()?, len), len)
+                let piece = Piece::Memory(local(&core.tables, res.pd, entry, access).ok()?, len);
+                O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &piece).ok()?;
+                len
             }
             _ => return None,
         };
-        if !O::takes(len as u32) {
-            return None;
-        }
-        O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &piece).ok()?;
         res.ops.completed(O::opcode(&wr.op), len as u32);
         if wr.flags.contains(SendFlags::SIGNALED) {
             let byte_len = if O::FETCHES { len as u32 } else { 0 };

@@ -1,0 +1,78 @@
+//! Words by which a poller finds out, without the fabric, that there is no input.
+//!
+//! Invariants:
+//! 1. An [`InputWord`] points to what its owner keeps in that place for as long as it lives.
+#![allow(unsafe_code)]
+
+use core::ptr::{self, NonNull};
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A word that changes when something comes.
+pub(crate) struct InputWord {
+    at: NonNull<AtomicU32>,
+    /// Its value while nothing has come.
+    quiet: u32,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the word is reached as an atomic, and its owner is shared by threads.
+unsafe impl Send for InputWord {}
+
+impl InputWord {
+    /// The word that `find` finds in its owner, and its value while nothing has come.
+    pub(crate) fn new<T: Send + Sync + 'static>(
+        owner: &Arc<T>,
+        find: impl for<'a> FnOnce(&'a T) -> &'a AtomicU32,
+        quiet: u32,
+    ) -> Self {
+        Self { at: NonNull::from(find(owner)), quiet, owner: owner.clone() }
+    }
+    /// One that never changes.
+    pub(crate) fn silent() -> Self {
+        static WORD: AtomicU32 = AtomicU32::new(0);
+        Self { at: NonNull::from(&WORD), quiet: 0, owner: Arc::new(()) }
+    }
+    #[inline(always)]
+    fn is_quiet(&self) -> bool {
+        // SAFETY: (1) it was borrowed from the owner, which is neither moved nor changed while it is shared.
+        let word = unsafe { self.at.as_ref() };
+        // Relaxed: who finds a change looks again, by the fabric.
+        word.load(Ordering::Relaxed) == self.quiet
+    }
+}
+
+/// Where it can be seen that a fabric has no input, by who looks in vain again and again. It holds until the fabric is
+/// called.
+pub struct Glance {
+    input: InputWord,
+    /// Changes when something comes by other ways.
+    others: InputWord,
+}
+
+impl Glance {
+    pub(crate) fn new(input: InputWord, others: InputWord) -> Self {
+        Self { input, others }
+    }
+    /// Looks for input at another word of the same owner. `false`: it is another owner's.
+    #[inline]
+    pub(crate) fn moves_to<T: Send + Sync + 'static>(
+        &mut self,
+        owner: &Arc<T>,
+        find: impl for<'a> FnOnce(&'a T) -> &'a AtomicU32,
+        quiet: u32,
+    ) -> bool {
+        let input = &mut self.input;
+        let same = ptr::addr_eq(Arc::as_ptr(&input.owner), Arc::as_ptr(owner));
+        if same {
+            (input.at, input.quiet) = (NonNull::from(find(owner)), quiet);
+        }
+        same
+    }
+    /// Whether nothing has come.
+    #[inline(always)]
+    pub fn is_quiet(&self) -> bool {
+        self.input.is_quiet() && self.others.is_quiet()
+    }
+}
