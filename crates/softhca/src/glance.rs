@@ -22,6 +22,8 @@ pub(crate) struct Glance {
     /// When the last one was, in ticks, and how many later the next one is due.
     whole_at: u32,
     ticks: u32,
+    /// The last turn found nothing to do.
+    idle: bool,
 }
 
 impl Glance {
@@ -48,6 +50,13 @@ impl Glance {
     /// The next poll looks at more.
     pub(crate) fn forget(&mut self) {
         *self = Self::default();
+    }
+    /// Behind a turn: who turns in vain twice in a row is likely to go on.
+    #[inline(always)]
+    pub(crate) fn turned(&mut self, worked: bool, engine: &mut Engine, changes: u32) {
+        if core::mem::replace(&mut self.idle, !worked) && !worked {
+            self.renew(engine, changes);
+        }
     }
     /// As the engine is now, in which nothing was found to do.
     #[inline]

@@ -259,9 +259,6 @@ fn inline_cells(bytes: &[u8]) -> impl Iterator<Item = Cell> {
 /// Takes the requests of a batch until one is refused.
 #[inline(always)]
 fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) -> Result<(), PostError> {
-    if let [wr] = wrs {
-        return push(wr).map_err(|kind| PostError { accepted: 0, kind });
-    }
     for (accepted, wr) in wrs.iter().enumerate() {
         push(wr).map_err(|kind| PostError { accepted, kind })?;
     }
@@ -456,7 +453,8 @@ impl SoftCq {
 
     #[inline]
     fn waits_no_more(&mut self) {
-        if core::mem::take(&mut self.waiting) {
+        if self.waiting {
+            self.waiting = false;
             self.hca.attention.remove_waiter();
         }
     }

@@ -235,9 +235,7 @@ impl Shared {
         let worked = self.turn_as(look, poll.engine, self.poll_acks);
         let taken = poll.end();
         self.note_change();
-        if !worked {
-            glance.renew(&mut turn, self.changes.load(Ordering::Relaxed));
-        }
+        glance.turned(worked, &mut turn, self.changes.load(Ordering::Relaxed));
         self.return_of(turn, Some(cq));
         self.note_look(is_last);
         patience::note(worked);

@@ -61,6 +61,8 @@ pub(crate) struct Pd {
 struct Here {
     /// The queue, or none.
     cq: u32,
+    /// Another queue may stand in its slot by now.
+    generation: u32,
     /// The queue of those that went there.
     of: u32,
     count: usize,
@@ -77,7 +79,8 @@ impl Here {
 }
 impl Default for Here {
     fn default() -> Self {
-        Self { cq: Self::CLOSED, of: Self::CLOSED, count: 0, room: 0, out: core::ptr::null_mut() }
+        let (cq, of, out) = (Self::CLOSED, Self::CLOSED, core::ptr::null_mut());
+        Self { cq, generation: 0, of, count: 0, room: 0, out }
     }
 }
 
@@ -143,10 +146,9 @@ impl Tables {
     /// `out` is used by nobody else until `take_here`, which is called before its memory ends.
     #[inline(always)]
     pub(crate) unsafe fn complete_here(&mut self, cq: CqHandle, out: &mut [Completion]) {
-        // Another queue may stand in its slot by now.
-        let is_there = self.cqs.get(cq.index, cq.generation).is_some();
-        let cq = if is_there { cq.index } else { Here::CLOSED };
-        self.here = Here { cq, of: cq, count: 0, room: out.len(), out: out.as_mut_ptr() };
+        let CqHandle { index, generation } = cq;
+        let (room, out) = (out.len(), out.as_mut_ptr());
+        self.here = Here { cq: index, generation, of: index, count: 0, room, out };
     }
     /// How many went there; those that follow go to the queue.
     #[inline(always)]
@@ -207,7 +209,8 @@ impl Tables {
             && if here.count > 0 {
                 here.count < here.room
             } else {
-                self.cqs.at_mut(cq).is_some_and(CqEntry::is_idle)
+                let generation = here.generation;
+                self.cqs.get_mut(cq, generation).is_some_and(CqEntry::is_idle)
             };
         if !goes {
             return None;

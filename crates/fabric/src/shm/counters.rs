@@ -11,11 +11,13 @@ macro_rules! counters {
         }
         impl Counters {
             pub(super) fn append(&self, out: &mut Vec<Counter>) {
-                $(out.push(Counter { name: stringify!($name), value: self.$name });)*
+                let sums = self.with_quick();
+                $(out.push(Counter { name: stringify!($name), value: sums.$name });)*
             }
             /// The same, under names that tell them from those of the network beside it.
             pub(super) fn append_as_part(&self, out: &mut Vec<Counter>) {
-                $(out.push(Counter { name: concat!("shm_", stringify!($name)), value: self.$name });)*
+                let sums = self.with_quick();
+                $(out.push(Counter { name: concat!("shm_", stringify!($name)), value: sums.$name });)*
             }
         }
     };
@@ -31,7 +33,8 @@ counters! {
     /// Messages written to rings, and taken from them.
     tx_messages,
     rx_messages,
-    /// Those of them that were taken by the quick way.
+    /// Those that went, and came, by the quick way, a line each: counted here alone, and among all when they are read.
+    tx_messages_quick,
     rx_messages_quick,
     /// Send calls that ended at a full ring; the packets stay in the batch.
     tx_blocked,
@@ -97,4 +100,19 @@ counters! {
     rings_found_by_scan,
     /// Connections that could not be accepted for want of descriptors or memory.
     accepts_failed,
+}
+
+impl Counters {
+    /// With what went by the quick way among all that did.
+    fn with_quick(&self) -> Self {
+        let (tx, rx) = (self.tx_messages_quick, self.rx_messages_quick);
+        Self {
+            tx_messages: self.tx_messages + tx,
+            tx_lines: self.tx_lines + tx,
+            rx_packets: self.rx_packets + rx,
+            rx_messages: self.rx_messages + rx,
+            rx_lines: self.rx_lines + rx,
+            ..*self
+        }
+    }
 }
