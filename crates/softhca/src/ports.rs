@@ -272,8 +272,11 @@ unsafe impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         let Self { hca, queue } = self;
-        let near = queue.is_near();
-        batch(wrs, |wr| if near { queue.post_near::<false>(hca, wr) } else { queue.push(hca, wr) })
+        if queue.is_near() {
+            batch(wrs, |wr| queue.post_near::<false>(hca, wr))
+        } else {
+            batch(wrs, |wr| queue.push(hca, wr))
+        }
     }
     fn ring(&mut self) {
         self.queue.ring(&self.hca);

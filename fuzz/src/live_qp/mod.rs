@@ -145,6 +145,7 @@ impl Bed {
             local,
             max_mtu: mtu,
             recv_buffer_bytes: 64 << 10,
+            qpn_slot: None,
             link: FabricLink::none(),
             notes: Vec::new(),
         };
