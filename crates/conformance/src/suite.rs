@@ -18,6 +18,7 @@ macro_rules! __for_each_check {
                 rc_delivers_immediate_data,
                 rc_inline_data_is_copied_at_the_post,
                 rc_gathers_and_scatters_lists_in_order,
+                rc_lists_may_be_inline_in_part,
                 rc_unsignalled_sends_yield_no_completion,
                 rc_slots_of_unsignalled_sends_come_back,
                 rc_messages_arrive_in_the_order_of_posting,

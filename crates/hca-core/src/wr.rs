@@ -190,6 +190,64 @@ pub enum Payload<'a> {
     Sges(&'a [Sge]),
     /// Bytes that are copied into the request as it is posted. Not for READ and atomics.
     Inline(&'a [u8]),
+    /// Both in one list. Not for READ and atomics.
+    Mixed(Mixed<'a>),
+}
+
+/// A local list of registered memory and inline bytes.
+///
+/// A queue pair takes one that has at most `max_send_sge` entries, and at most `max_inline` inline bytes. A device whose
+/// requests are of a fixed size may take fewer bytes beside many entries.
+#[derive(Clone, Copy, Debug)]
+pub struct Mixed<'a> {
+    /// The entries. Of an inline one only the length counts.
+    pub entries: &'a [Sge],
+    /// The bit of each entry that is inline, the lowest for the first.
+    pub inline: u64,
+    /// The bytes of the inline entries, one behind the other: as many as these have in all.
+    pub bytes: &'a [u8],
+}
+
+/// An entry of a [`Mixed`] list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MixedEntry<'a> {
+    /// Registered memory.
+    Memory(Sge),
+    /// Bytes that are copied.
+    Inline(&'a [u8]),
+}
+
+impl<'a> Mixed<'a> {
+    /// Entries that `inline` has bits for.
+    pub const MAX_ENTRIES: usize = u64::BITS as usize;
+
+    /// The entries in their order. One that is inline and longer than what is left of `bytes` has what is left.
+    pub fn iter(&self) -> impl Iterator<Item = MixedEntry<'a>> + use<'a> {
+        let Self { entries, inline, mut bytes } = *self;
+        entries.iter().enumerate().map(move |(i, &entry)| {
+            if i >= Self::MAX_ENTRIES || inline & 1 << i == 0 {
+                return MixedEntry::Memory(entry);
+            }
+            let (own, rest) = bytes.split_at(bytes.len().min(entry.len as usize));
+            bytes = rest;
+            MixedEntry::Inline(own)
+        })
+    }
+
+    /// The same list by the simpler kind of payload that it is, if all entries are memory, or all are inline.
+    pub fn as_plain(&self) -> Option<Payload<'a>> {
+        let all = 1_u64.checked_shl(self.entries.len() as u32).map_or(u64::MAX, |bit| bit - 1);
+        match self.inline & all {
+            0 => Some(Payload::Sges(self.entries)),
+            inline if inline == all => Some(Payload::Inline(self.bytes)),
+            _ => None,
+        }
+    }
+
+    /// Bytes of the message.
+    pub fn message_bytes(&self) -> u64 {
+        self.entries.iter().map(|entry| u64::from(entry.len)).sum()
+    }
 }
 
 /// Destination of a datagram.

@@ -404,8 +404,10 @@ impl Engine {
         };
         let handle = QpHandle { index, generation };
         let qpn = qpn_of(index, self.fabric.attr().qpn_slot.map_or(generation, u32::from));
-        let cells = (cap.max_send_sge as usize).max((cap.max_inline as usize).div_ceil(size_of::<Cell>()))
-            + usize::from(init.qp_type == QpType::Ud);
+        let inline = (cap.max_inline as usize).div_ceil(size_of::<Cell>());
+        // Lists of both kinds have two entries at least.
+        let list = if cap.max_send_sge > 1 { cap.max_send_sge as usize } else { 0 };
+        let cells = (cap.max_send_sge as usize).max(list + inline) + usize::from(init.qp_type == QpType::Ud);
         let (send_ring, sq) = ring::<SendHeader>(cap.max_send_wr, cells);
         let qp_shared = Arc::new(QpShared::new(handle));
         let attr = self.fabric.attr();

@@ -6,8 +6,8 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hca_core::{
-    Completion, CqHandle, CqPort, DeviceError, FlatOp, MAX_MESSAGE_BYTES, Notify, Payload, PostError,
-    PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, UdDest,
+    Completion, CqHandle, CqPort, DeviceError, FlatOp, MAX_MESSAGE_BYTES, Mixed, MixedEntry, Notify, Payload,
+    PostError, PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, UdDest,
 };
 
 use hca_fabric::LINE_DATA_BYTES;
@@ -20,7 +20,10 @@ use crate::glance::Glance;
 use crate::near;
 use crate::options::Progress;
 use crate::patience;
-use crate::qp::{QpShared, RecvHeader, SendHeader, dest_to_cell, offers, sge_to_cell};
+use crate::qp::{
+    Place, QpShared, RecvHeader, SendHeader, dest_to_cell, entry_to_cell, offers, sge_to_cell,
+    slot_bytes_to_cell,
+};
 use crate::ring::{Cell, Consumer, Full, Producer};
 use crate::shared::{EngineGuard, Shared};
 use crate::sync::{Arc, Ordering};
@@ -45,9 +48,9 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    /// Checks a request against the queue pair's limits; returns its length, its entries, and whether it is inline.
+    /// Checks a request against the queue pair's limits; returns its length, its entries, and where its bytes are.
     #[inline]
-    fn check(&self, hca: &Shared, wr: &SendWr<'_>) -> Result<(u64, u8, bool), PostErrorKind> {
+    fn check(&self, hca: &Shared, wr: &SendWr<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
         if hca.fork.is_child() {
             return Err(PostErrorKind::Destroyed);
         }
@@ -63,22 +66,23 @@ impl SendQueue {
         if wr.dest.is_some() != (qp_type == QpType::Ud) {
             return Err(PostErrorKind::Destination);
         }
-        let (len, sges, inline) = match wr.payload {
+        let (len, entries, place) = match wr.payload {
             Payload::Sges(sges) => {
                 if sges.len() > self.max_sge as usize {
                     return Err(PostErrorKind::TooManySges { count: sges.len(), max: self.max_sge });
                 }
-                (sges.iter().map(|s| u64::from(s.len)).sum(), sges.len() as u8, false)
+                (sges.iter().map(|s| u64::from(s.len)).sum(), sges.len() as u8, Place::Memory)
             }
-            Payload::Inline(_) if wr.op.is_read_or_atomic() => {
+            Payload::Inline(_) | Payload::Mixed(_) if wr.op.is_read_or_atomic() => {
                 return Err(PostErrorKind::Unsupported { qp_type, op: "inline data with READ or atomics" });
             }
             Payload::Inline(bytes) => {
                 if bytes.len() > self.max_inline as usize {
                     return Err(PostErrorKind::InlineTooLong { len: bytes.len(), max: self.max_inline });
                 }
-                (bytes.len() as u64, 0, true)
+                (bytes.len() as u64, 0, Place::Slot)
             }
+            Payload::Mixed(list) => self.check_mixed(&list)?,
         };
         if len > self.max_message {
             return Err(PostErrorKind::MessageTooLong { len, max: self.max_message });
@@ -87,25 +91,36 @@ impl SendQueue {
         if atomic && len != 8 {
             return Err(PostErrorKind::AtomicLength { len });
         }
-        Ok((len, sges, inline))
+        Ok((len, entries, place))
+    }
+    #[cold]
+    fn check_mixed(&self, list: &Mixed<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
+        let (count, len) = (list.entries.len(), list.bytes.len());
+        if count > self.max_sge as usize {
+            return Err(PostErrorKind::TooManySges { count, max: self.max_sge });
+        }
+        if len > self.max_inline as usize {
+            return Err(PostErrorKind::InlineTooLong { len, max: self.max_inline });
+        }
+        Ok((list.message_bytes(), count as u8, Place::Both))
     }
 
     /// Queues a request.
     #[inline(never)]
     fn push(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let (len, sges, inline) = self.check(hca, wr)?;
+        let (len, sges, place) = self.check(hca, wr)?;
         let header = SendHeader {
             wr_id: wr.wr_id,
             op: FlatOp::new(&wr.op),
             dest: wr.dest.is_some(),
             len: len as u32,
             sges,
-            inline,
+            place,
             flags: wr.flags,
         };
         let pushed = match wr.dest {
             None => queue(&mut self.ring, header, wr.payload),
-            Some(dest) => self.push_datagram(header, wr.payload, dest),
+            Some(dest) => queue_datagram(&mut self.ring, header, wr.payload, dest),
         };
         pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
     }
@@ -191,9 +206,9 @@ impl SendQueue {
     /// A SEND: a small one leaves by a line as it is queued, if nothing keeps it back.
     #[inline(always)]
     fn send(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let (len, inline) = match wr.payload {
-            Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => (bytes.len(), true),
-            Payload::Sges(&[entry]) if self.max_sge > 0 => (entry.len as usize, false),
+        let (len, place) = match wr.payload {
+            Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => (bytes.len(), Place::Slot),
+            Payload::Sges(&[entry]) if self.max_sge > 0 => (entry.len as usize, Place::Memory),
             _ => return self.post_queued::<true>(hca, wr),
         };
         let may = len <= LINE_DATA_BYTES
@@ -209,14 +224,14 @@ impl SendQueue {
             op: FlatOp::new(&SendOp::Send),
             dest: false,
             len: len as u32,
-            sges: u8::from(!inline),
-            inline,
+            sges: u8::from(place == Place::Memory),
+            place,
             flags: wr.flags,
         };
         let filled = match wr.payload {
             Payload::Inline(bytes) => self.ring.push_bytes(header, bytes).is_ok(),
             Payload::Sges(&[entry]) => self.ring.push_one(header, sge_to_cell(entry)).is_ok(),
-            Payload::Sges(_) => false,
+            Payload::Sges(_) | Payload::Mixed(_) => false,
         };
         let show = &mut self.ring;
         if !(filled && engine.send_line(&hca.bell, self.qp.handle, wr.payload, len as u32, show)) {
@@ -234,17 +249,55 @@ fn queue(ring: &mut Producer<SendHeader>, header: SendHeader, payload: Payload<'
     match payload {
         Payload::Sges(sges) => ring.push(header, sges.iter().copied().map(sge_to_cell)),
         Payload::Inline(bytes) => ring.push_bytes(header, bytes),
+        Payload::Mixed(list) => queue_mixed(ring, header, list, None),
+    }
+}
+/// Queues a datagram.
+fn queue_datagram(
+    ring: &mut Producer<SendHeader>,
+    header: SendHeader,
+    payload: Payload<'_>,
+    dest: UdDest,
+) -> Result<(), Full> {
+    let dest = dest_to_cell(dest);
+    let cells = core::iter::once(dest);
+    match payload {
+        Payload::Sges(sges) => ring.push(header, cells.chain(sges.iter().copied().map(sge_to_cell))),
+        Payload::Inline(bytes) => ring.push(header, cells.chain(inline_cells(bytes))),
+        Payload::Mixed(list) => queue_mixed(ring, header, list, Some(dest)),
+    }
+}
+/// Queues a request whose list is of both kinds, or may be.
+#[cold]
+fn queue_mixed(
+    ring: &mut Producer<SendHeader>,
+    header: SendHeader,
+    list: Mixed<'_>,
+    dest: Option<Cell>,
+) -> Result<(), Full> {
+    let dest = dest.into_iter();
+    match list.as_plain() {
+        // Its slot has no room for an entry beside all the bytes.
+        Some(Payload::Inline(bytes)) => {
+            let header = SendHeader { place: Place::Slot, sges: 0, ..header };
+            ring.push(header, dest.chain(inline_cells(bytes)))
+        }
+        _ => ring.push(header, dest.chain(mixed_cells(list))),
     }
 }
 
-impl SendQueue {
-    fn push_datagram(&mut self, header: SendHeader, payload: Payload<'_>, dest: UdDest) -> Result<(), Full> {
-        let dest = core::iter::once(dest_to_cell(dest));
-        match payload {
-            Payload::Sges(sges) => self.ring.push(header, dest.chain(sges.iter().copied().map(sge_to_cell))),
-            Payload::Inline(bytes) => self.ring.push(header, dest.chain(inline_cells(bytes))),
+/// A mixed list as cells: its entries, of which the inline ones say where their bytes are among those behind them.
+fn mixed_cells(list: Mixed<'_>) -> impl Iterator<Item = Cell> {
+    let mut next = list.entries.len() * size_of::<Cell>();
+    let entries = list.iter().map(move |entry| match entry {
+        MixedEntry::Memory(entry) => entry_to_cell(entry),
+        MixedEntry::Inline(bytes) => {
+            let at = next;
+            next += bytes.len();
+            slot_bytes_to_cell(at, bytes.len())
         }
-    }
+    });
+    entries.chain(inline_cells(list.bytes))
 }
 
 /// Inline bytes as cells, the last one filled up with zeros.

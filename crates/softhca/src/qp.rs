@@ -37,19 +37,30 @@ pub(crate) struct SendHeader {
     pub(crate) wr_id: u64,
     pub(crate) op: FlatOp,
     pub(crate) len: u32,
-    /// Entries in the list; inline data has none.
+    /// Entries in the list; one that is inline as a whole has none.
     pub(crate) sges: u8,
-    pub(crate) inline: bool,
+    pub(crate) place: Place,
     pub(crate) dest: bool,
     pub(crate) flags: SendFlags,
 }
 const _: () = assert!(size_of::<SendHeader>() == 64);
 
+/// Where the bytes of a request are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In memory, which the cells list.
+    Memory,
+    /// In the cells.
+    Slot,
+    /// Some here, some there: in cells behind the list, whose entries say so.
+    Both,
+}
+
 #[allow(unsafe_code)] // one by one into a slot
 impl Header for SendHeader {
     #[inline(always)]
     fn put(self, slot: &mut MaybeUninit<Self>) {
-        let Self { wr_id, op, len, sges, inline, dest, flags } = self;
+        let Self { wr_id, op, len, sges, place, dest, flags } = self;
         let to = slot.as_mut_ptr();
         // SAFETY: each is a field of the slot, and they are all there are.
         unsafe {
@@ -57,7 +68,7 @@ impl Header for SendHeader {
             (&raw mut (*to).op).write(op);
             (&raw mut (*to).len).write(len);
             (&raw mut (*to).sges).write(sges);
-            (&raw mut (*to).inline).write(inline);
+            (&raw mut (*to).place).write(place);
             (&raw mut (*to).dest).write(dest);
             (&raw mut (*to).flags).write(flags);
         }
@@ -80,6 +91,33 @@ pub(crate) const fn sge_to_cell(s: Sge) -> Cell {
 #[inline]
 pub(crate) const fn cell_to_sge(c: Cell) -> Sge {
     Sge { addr: c[0], len: c[1] as u32, lkey: Lkey::new((c[1] >> 32) as u32) }
+}
+
+/// Marks the address of an entry whose bytes are in the slot. No memory of a program's has it.
+const IN_SLOT: u64 = 1 << 63;
+
+/// An entry of a list of both kinds that is memory.
+pub(crate) const fn entry_to_cell(s: Sge) -> Cell {
+    // An address with the mark becomes another one that no region has.
+    sge_to_cell(Sge { addr: if s.addr & IN_SLOT == 0 { s.addr } else { !IN_SLOT }, ..s })
+}
+/// An entry whose bytes are in the slot, `at` bytes behind the beginning of the list.
+pub(crate) const fn slot_bytes_to_cell(at: usize, len: usize) -> Cell {
+    [IN_SLOT | at as u64, len as u64]
+}
+/// The bytes of an entry that are in the slot; `None`: it is memory.
+#[inline]
+pub(crate) fn in_slot<'a>(
+    cells: &'a [Cell],
+    h: &SendHeader,
+    s: &Sge,
+) -> Option<Result<&'a [u8], LocalError>> {
+    if h.place != Place::Both || s.addr & IN_SLOT == 0 {
+        return None;
+    }
+    let (at, len) = ((s.addr & !IN_SLOT) as usize, s.len as usize);
+    let bytes: &[u8] = bytemuck::cast_slice(list(cells, h));
+    Some(bytes.get(at..at.saturating_add(len)).ok_or(LocalError::Length))
 }
 
 pub(crate) const fn dest_to_cell(d: UdDest) -> Cell {
@@ -392,12 +430,15 @@ impl Host for QpHost<'_> {
     fn gather(&mut self, index: u32, offset: u32, out: &mut [u8]) -> Result<(), LocalError> {
         let h = self.res.sq.header_ref(index);
         let cells = self.res.sq.cells(index);
-        if h.inline {
+        if h.place == Place::Slot {
             let bytes: &[u8] = bytemuck::cast_slice(list(cells, h));
             let offset = offset as usize;
             let end = offset + out.len();
             out.copy_from_slice(bytes[..h.len as usize].get(offset..end).ok_or(LocalError::Length)?);
             return Ok(());
+        }
+        if h.place == Place::Both {
+            return self.gather_parts(index, offset, out);
         }
         let done = pieces(entries(cells, h), offset, out.len(), |s, at| {
             let from = self.local(s, Access::empty())?;
@@ -410,7 +451,7 @@ impl Host for QpHost<'_> {
     #[inline]
     fn in_place(&mut self, index: u32, offset: u32, len: u32) -> Option<InPlace> {
         let h = self.res.sq.header_ref(index);
-        if h.inline || !h.flags.contains(SendFlags::STABLE) {
+        if h.place != Place::Memory || !h.flags.contains(SendFlags::STABLE) {
             return None;
         }
         let s = entries(self.res.sq.cells(index), h).next()?;
@@ -437,11 +478,12 @@ impl Host for QpHost<'_> {
             let ah = self.ahs.get(d.ah.index, d.ah.generation).filter(|a| a.pd == self.res.pd);
             ah.ok_or(LocalError::Protection)?;
         }
-        if h.inline {
+        if h.place == Place::Slot {
             return Ok(());
         }
         let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
-        for s in entries(self.res.sq.cells(index), h).filter(|s| s.len > 0) {
+        let cells = self.res.sq.cells(index);
+        for s in entries(cells, h).filter(|s| s.len > 0 && in_slot(cells, h, s).is_none()) {
             self.local(s, access).map(drop).or_else(|e| {
                 let found =
                     self.tables.mrs.scattered(self.res.pd, s.lkey.raw(), s.addr, s.len.into(), access);
@@ -634,7 +676,7 @@ impl Host for QpHost<'_> {
         let own = self.own_word();
         let QpRes { near, wish, sq, pd, pace, .. } = &mut *self.res;
         let h = sq.header_ref(index);
-        if h.inline || pace.is_some() {
+        if h.place != Place::Memory || pace.is_some() {
             return None;
         }
         let regions = &self.tables.regions;

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use hca_core::{SendFlags, Sge};
+use hca_core::{Mixed, Payload, SendFlags, Sge};
 
 use crate::ah::AddressHandle;
 use crate::buf::{Buf, FrozenBuf};
@@ -81,6 +81,18 @@ impl First {
 
 /// Bytes that are copied into the request as it is posted, so nothing has to be registered or kept.
 /// The queue pair is built with room for them ([`QpBuilder::max_inline`](crate::QpBuilder::max_inline)).
+///
+/// In a tuple they stand beside registered memory, as a header before what it describes. The queue pair's lists have at
+/// least as many entries then ([`QpBuilder::max_send_sge`](crate::QpBuilder::max_send_sge)), those bytes among them.
+///
+/// ```
+/// # use hca_verbs::*;
+/// # fn example(pd: &Pd, cq: &CompletionQueue, page: FrozenBuf) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut qp = pd.qp::<Rc>(cq).max_send_sge(2).max_inline(16).build()?;
+/// let header = 4096_u32.to_be_bytes();
+/// qp.send((Inline(&header), page))?; // one message: 4 bytes, then the page
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy)]
 pub struct Inline<'a>(pub &'a [u8]);
 
@@ -91,10 +103,10 @@ impl fmt::Debug for Inline<'_> {
 }
 
 /// A local list that a request reads from: a [`Buf`], the [`First`] bytes of one, a [`FrozenBuf`], a
-/// [`SharedRange`], a [`Part`]; tuples, arrays and `Vec`s of them; [`Inline`] bytes; `()` for none.
+/// [`SharedRange`], a [`Part`]; tuples, arrays and `Vec`s of them; [`Inline`] bytes, also in tuples; `()` for none.
 ///
-/// What comes back of a list from a refused request is its [`Back`](Self::Back): itself, but `()` for [`Inline`] bytes,
-/// which the program has still. So `?` hands such a refusal on from a function that returns `Box<dyn Error>`.
+/// What comes back of a list from a refused request is its [`Back`](Self::Back): itself, but `()` in the place of
+/// [`Inline`] bytes, which the program has still. So `?` hands such a refusal on from a function that returns `Box<dyn Error>`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be sent from",
     label = "not a local list",
@@ -117,10 +129,37 @@ pub trait GatherList: sealed::List {
 )]
 pub trait ScatterList: GatherList {}
 
+/// Room for the entries of one list at a time.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    sges: Vec<Sge>,
+    /// The bytes of inline entries, of a list that may have some.
+    bytes: Vec<u8>,
+    /// The bits of inline entries, likewise.
+    inline: u64,
+}
+
+impl Scratch {
+    pub(crate) fn with_capacity(entries: usize) -> Self {
+        // The bytes have their room when the first inline entry comes.
+        Self { sges: Vec::with_capacity(entries), bytes: Vec::new(), inline: 0 }
+    }
+    /// The list that was written down: registered memory alone.
+    #[inline(always)]
+    pub(crate) fn sges(&self) -> &[Sge] {
+        &self.sges
+    }
+    /// The list that was written down, which may have inline entries.
+    pub(crate) fn payload(&self) -> Payload<'_> {
+        let list = Mixed { entries: &self.sges, inline: self.inline, bytes: &self.bytes };
+        list.as_plain().unwrap_or(Payload::Mixed(list))
+    }
+}
+
 /// A list while its entries are written down for the device.
 pub struct Entries<'a> {
     pd: &'a Arc<PdCore>,
-    sges: &'a mut Vec<Sge>,
+    scratch: &'a mut Scratch,
     room: usize,
     count: usize,
     len: u64,
@@ -131,9 +170,13 @@ pub struct Entries<'a> {
 
 impl<'a> Entries<'a> {
     #[inline(always)]
-    pub(crate) fn new(pd: &'a Arc<PdCore>, sges: &'a mut Vec<Sge>, room: usize) -> Self {
-        sges.clear();
-        Self { pd, sges, room, count: 0, len: 0, foreign: None, shared: false }
+    pub(crate) fn new<L: List>(pd: &'a Arc<PdCore>, scratch: &'a mut Scratch, room: usize) -> Self {
+        scratch.sges.clear();
+        if L::HAS_INLINE {
+            scratch.bytes.clear();
+            scratch.inline = 0;
+        }
+        Self { pd, scratch, room, count: 0, len: 0, foreign: None, shared: false }
     }
 
     #[inline(always)]
@@ -145,7 +188,20 @@ impl<'a> Entries<'a> {
         self.len += len as u64;
         // A longer list, or an entry of more bytes than a message may have, is refused.
         if self.count <= self.room {
-            self.sges.push(Sge { addr, len: len as u32, lkey: region.lkey() });
+            self.scratch.sges.push(Sge { addr, len: len as u32, lkey: region.lkey() });
+        }
+    }
+
+    /// Of a list that [says so](List::HAS_INLINE).
+    fn push_inline(&mut self, bytes: &[u8]) {
+        let index = self.count;
+        self.count += 1;
+        self.len += bytes.len() as u64;
+        if self.count <= self.room.min(Mixed::MAX_ENTRIES) {
+            let Scratch { sges, bytes: kept, inline } = &mut *self.scratch;
+            sges.push(Sge { len: bytes.len() as u32, ..Sge::default() });
+            *inline |= 1 << index;
+            kept.extend_from_slice(bytes);
         }
     }
 
@@ -204,11 +260,13 @@ impl Iterator for Emptying<'_> {
 }
 
 pub(crate) mod sealed {
-    use super::{Emptying, Entries, Filling, Part};
+    use super::{Emptying, Entries, Filling, Held, Part};
 
     /// A local list of a request.
     #[diagnostic::on_unimplemented(message = "`{Self}` is no local list", label = "not a local list")]
     pub trait List: Sized + Unpin {
+        /// Some of its entries are inline.
+        const HAS_INLINE: bool = false;
         /// What of it stays outside of the slot.
         type Shell: Unpin;
         fn describe(&self, entries: &mut Entries<'_>);
@@ -230,22 +288,68 @@ pub(crate) mod sealed {
         note = "the entries of a list are `Buf`s, `First`s, `FrozenBuf`s, `SharedRange`s and `Part`s, which `Pd::alloc` and `Pd::alloc_shared` give",
         note = "bytes of the program's own are copied: by `Inline(&bytes)`, or into a `Buf` by `copy_from_slice`"
     )]
-    pub trait Entry: Sized + Unpin + 'static {
+    pub trait Entry: Sized + Unpin {
+        /// It is inline.
+        const IS_INLINE: bool = false;
         /// What of it stays outside of the slot.
         type Shell: Unpin;
+        /// What comes back of it from a refused request.
+        type Back: 'static;
         fn add_to(&self, entries: &mut Entries<'_>);
-        fn into_part(self) -> (Part, Self::Shell);
+        fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell;
+        /// # Panics
+        /// The slot's next part is of another kind than `store` put there.
+        fn restore(shell: Self::Shell, slot: &mut Emptying<'_>) -> Self;
+        fn give(self, sink: &mut dyn FnMut(Part));
+        fn back(self) -> Self::Back;
+    }
+
+    /// An entry that owns a part.
+    #[diagnostic::on_unimplemented(
+        message = "`{Self}` is no entry of a local list",
+        label = "this is not registered memory",
+        note = "the entries of a list are `Buf`s, `First`s, `FrozenBuf`s, `SharedRange`s and `Part`s, which `Pd::alloc` and `Pd::alloc_shared` give",
+        note = "bytes of the program's own are copied: by `Inline(&bytes)`, or into a `Buf` by `copy_from_slice`"
+    )]
+    pub trait Owned: Sized + Unpin + 'static {
+        /// What of it stays outside of the slot.
+        type Rest: Unpin;
+        fn push_to(&self, entries: &mut Entries<'_>);
+        fn into_part(self) -> (Part, Self::Rest);
         /// # Panics
         /// The part is of another kind than `into_part` made.
-        fn from_part(part: Part, shell: Self::Shell) -> Self;
+        fn from_part(part: Part, rest: Self::Rest) -> Self;
+    }
+    impl<T: Owned> Entry for T {
+        type Shell = T::Rest;
+        type Back = T;
+        #[inline(always)]
+        fn add_to(&self, entries: &mut Entries<'_>) {
+            self.push_to(entries);
+        }
+        #[inline(always)]
+        fn store(self, slot: &mut Filling<'_, '_>) -> T::Rest {
+            let (part, rest) = self.into_part();
+            slot.0.push(Held::Part(part));
+            rest
+        }
+        fn restore(rest: T::Rest, slot: &mut Emptying<'_>) -> T {
+            T::from_part(slot.next().expect("the slot holds as many parts as were stored"), rest)
+        }
+        fn give(self, sink: &mut dyn FnMut(Part)) {
+            sink(self.into_part().0);
+        }
+        fn back(self) -> T {
+            self
+        }
     }
 }
-use sealed::{Entry, List};
+use sealed::{Entry, List, Owned};
 
-impl Entry for Buf {
-    type Shell = ();
+impl Owned for Buf {
+    type Rest = ();
     #[inline(always)]
-    fn add_to(&self, entries: &mut Entries<'_>) {
+    fn push_to(&self, entries: &mut Entries<'_>) {
         entries.push(self.region(), self.as_ptr().addr() as u64, self.len());
     }
     #[inline(always)]
@@ -257,10 +361,10 @@ impl Entry for Buf {
     }
 }
 
-impl Entry for First {
-    type Shell = usize;
+impl Owned for First {
+    type Rest = usize;
     #[inline(always)]
-    fn add_to(&self, entries: &mut Entries<'_>) {
+    fn push_to(&self, entries: &mut Entries<'_>) {
         entries.push(self.buf.region(), self.buf.as_ptr().addr() as u64, self.len);
     }
     #[inline(always)]
@@ -272,10 +376,10 @@ impl Entry for First {
     }
 }
 
-impl Entry for FrozenBuf {
-    type Shell = ();
+impl Owned for FrozenBuf {
+    type Rest = ();
     #[inline(always)]
-    fn add_to(&self, entries: &mut Entries<'_>) {
+    fn push_to(&self, entries: &mut Entries<'_>) {
         entries.push(self.region(), self.as_ptr().addr() as u64, self.len());
     }
     #[inline(always)]
@@ -290,10 +394,10 @@ impl Entry for FrozenBuf {
     }
 }
 
-impl Entry for SharedRange {
-    type Shell = ();
+impl Owned for SharedRange {
+    type Rest = ();
     #[inline(always)]
-    fn add_to(&self, entries: &mut Entries<'_>) {
+    fn push_to(&self, entries: &mut Entries<'_>) {
         entries.shared = true;
         entries.push(self.region(), self.addr(), self.len());
     }
@@ -309,13 +413,13 @@ impl Entry for SharedRange {
     }
 }
 
-impl Entry for Part {
-    type Shell = ();
-    fn add_to(&self, entries: &mut Entries<'_>) {
+impl Owned for Part {
+    type Rest = ();
+    fn push_to(&self, entries: &mut Entries<'_>) {
         match self {
-            Self::Buf(buf) => buf.add_to(entries),
-            Self::Frozen(buf) => buf.add_to(entries),
-            Self::Shared(range) => range.add_to(entries),
+            Self::Buf(buf) => buf.push_to(entries),
+            Self::Frozen(buf) => buf.push_to(entries),
+            Self::Shared(range) => range.push_to(entries),
         }
     }
     fn into_part(self) -> (Part, ()) {
@@ -326,15 +430,21 @@ impl Entry for Part {
     }
 }
 
-#[inline(always)]
-fn store_one<E: Entry>(entry: E, slot: &mut Filling<'_, '_>) -> E::Shell {
-    let (part, shell) = entry.into_part();
-    slot.0.push(Held::Part(part));
-    shell
-}
-
-fn restore_one<E: Entry>(shell: E::Shell, slot: &mut Emptying<'_>) -> E {
-    E::from_part(slot.next().expect("the slot holds as many parts as were stored"), shell)
+impl Entry for Inline<'_> {
+    const IS_INLINE: bool = true;
+    type Shell = Self;
+    type Back = ();
+    fn add_to(&self, entries: &mut Entries<'_>) {
+        entries.push_inline(self.0);
+    }
+    fn store(self, _: &mut Filling<'_, '_>) -> Self {
+        self
+    }
+    fn restore(shell: Self, _: &mut Emptying<'_>) -> Self {
+        shell
+    }
+    fn give(self, _: &mut dyn FnMut(Part)) {}
+    fn back(self) {}
 }
 
 macro_rules! single {
@@ -347,13 +457,13 @@ macro_rules! single {
             }
             #[inline(always)]
             fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell {
-                store_one(self, slot)
+                Entry::store(self, slot)
             }
             fn restore(shell: Self::Shell, slot: &mut Emptying<'_>) -> Self {
-                restore_one(shell, slot)
+                Entry::restore(shell, slot)
             }
             fn give(self, sink: &mut dyn FnMut(Part)) {
-                sink(self.into_part().0);
+                Entry::give(self, sink);
             }
         }
         impl GatherList for $t {
@@ -372,7 +482,7 @@ single!(Buf, First, FrozenBuf, SharedRange, Part);
     label = "not memory that a request may write",
     note = "the entries of a list to receive, READ or do atomics into are `Buf`s, `First`s and `SharedRange`s: nothing that is frozen, inline, or not registered"
 )]
-pub trait Writable: Entry {}
+pub trait Writable: Owned {}
 impl Writable for Buf {}
 impl Writable for First {}
 impl Writable for SharedRange {}
@@ -381,36 +491,36 @@ impl ScatterList for Buf {}
 impl ScatterList for First {}
 impl ScatterList for SharedRange {}
 
-impl<E: Entry<Shell = ()>, const N: usize> List for [E; N] {
+impl<E: Owned<Rest = ()>, const N: usize> List for [E; N] {
     type Shell = ();
     fn describe(&self, entries: &mut Entries<'_>) {
         self.iter().for_each(|e| e.add_to(entries));
     }
     fn store(self, slot: &mut Filling<'_, '_>) {
-        self.into_iter().for_each(|e| store_one(e, slot));
+        self.into_iter().for_each(|e| e.store(slot));
     }
     fn restore((): (), slot: &mut Emptying<'_>) -> Self {
-        std::array::from_fn(|_| restore_one((), slot))
+        std::array::from_fn(|_| E::restore((), slot))
     }
     fn give(self, sink: &mut dyn FnMut(Part)) {
-        self.into_iter().for_each(|e| sink(e.into_part().0));
+        self.into_iter().for_each(|e| e.give(sink));
     }
 }
-impl<E: Entry<Shell = ()>, const N: usize> GatherList for [E; N] {
+impl<E: Owned<Rest = ()>, const N: usize> GatherList for [E; N] {
     type Back = Self;
     fn back(self) -> Self {
         self
     }
 }
-impl<E: Writable<Shell = ()>, const N: usize> ScatterList for [E; N] {}
+impl<E: Writable<Rest = ()>, const N: usize> ScatterList for [E; N] {}
 
-impl<E: Entry<Shell = ()>> List for Vec<E> {
+impl<E: Owned<Rest = ()>> List for Vec<E> {
     type Shell = Self;
     fn describe(&self, entries: &mut Entries<'_>) {
         self.iter().for_each(|e| e.add_to(entries));
     }
     fn store(mut self, slot: &mut Filling<'_, '_>) -> Self {
-        self.drain(..).for_each(|e| store_one(e, slot));
+        self.drain(..).for_each(|e| e.store(slot));
         self
     }
     fn restore(mut shell: Self, slot: &mut Emptying<'_>) -> Self {
@@ -418,21 +528,22 @@ impl<E: Entry<Shell = ()>> List for Vec<E> {
         shell
     }
     fn give(self, sink: &mut dyn FnMut(Part)) {
-        self.into_iter().for_each(|e| sink(e.into_part().0));
+        self.into_iter().for_each(|e| e.give(sink));
     }
 }
-impl<E: Entry<Shell = ()>> GatherList for Vec<E> {
+impl<E: Owned<Rest = ()>> GatherList for Vec<E> {
     type Back = Self;
     fn back(self) -> Self {
         self
     }
 }
-impl<E: Writable<Shell = ()>> ScatterList for Vec<E> {}
+impl<E: Writable<Rest = ()>> ScatterList for Vec<E> {}
 
 macro_rules! tuples {
     ($($($t:ident)+;)*) => {$(
         #[allow(non_snake_case)]
         impl<$($t: Entry),+> List for ($($t,)+) {
+            const HAS_INLINE: bool = $($t::IS_INLINE)||+;
             type Shell = ($($t::Shell,)+);
             fn describe(&self, entries: &mut Entries<'_>) {
                 let ($($t,)+) = self;
@@ -440,23 +551,25 @@ macro_rules! tuples {
             }
             fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell {
                 let ($($t,)+) = self;
-                ($(store_one($t, slot),)+)
+                ($($t.store(slot),)+)
             }
             fn restore(shell: Self::Shell, slot: &mut Emptying<'_>) -> Self {
                 let ($($t,)+) = shell;
-                ($(restore_one($t, slot),)+)
+                ($(<$t>::restore($t, slot),)+)
             }
             fn give(self, sink: &mut dyn FnMut(Part)) {
                 let ($($t,)+) = self;
-                $(sink($t.into_part().0);)+
+                $($t.give(sink);)+
             }
         }
+        #[allow(non_snake_case)]
         impl<$($t: Entry),+> GatherList for ($($t,)+) {
-    type Back = Self;
-    fn back(self) -> Self {
-        self
-    }
-}
+            type Back = ($($t::Back,)+);
+            fn back(self) -> Self::Back {
+                let ($($t,)+) = self;
+                ($($t.back(),)+)
+            }
+        }
         impl<$($t: Writable),+> ScatterList for ($($t,)+) {}
     )*};
 }

@@ -13,11 +13,11 @@
 use std::sync::Arc;
 
 use hca_core::{
-    FlatOp, MAX_MESSAGE_BYTES, Payload, PostErrorKind, RecvPort, RecvWr, SendFlags, SendPort, SendWr, Sge,
+    FlatOp, MAX_MESSAGE_BYTES, Payload, PostErrorKind, QpCap, RecvPort, RecvWr, SendFlags, SendPort, SendWr,
 };
 
 use crate::ah::UdPeer;
-use crate::part::{Emptying, Entries, Filling, GatherList, Held, ScatterList};
+use crate::part::{Emptying, Entries, Filling, GatherList, Held, ScatterList, Scratch};
 use crate::pd::PdCore;
 use crate::request::Head;
 use crate::slots::{RecvPoster, RingPoster};
@@ -28,7 +28,7 @@ pub(crate) struct SendSide {
     port: Box<dyn SendPort>,
     poster: RingPoster<Held>,
     pd: Arc<PdCore>,
-    sges: Vec<Sge>,
+    scratch: Scratch,
     max_sge: usize,
     depth: u32,
     /// Unsignalled requests since the last signalled one.
@@ -40,12 +40,11 @@ impl SendSide {
         port: Box<dyn SendPort>,
         poster: RingPoster<Held>,
         pd: Arc<PdCore>,
-        depth: u32,
-        max_sge: u32,
+        cap: &QpCap,
     ) -> Self {
-        let max_sge = max_sge as usize;
-        let sges = Vec::with_capacity(max_sge);
-        Self { port, poster, pd, sges, max_sge, depth, unsignaled: 0 }
+        let max_sge = cap.max_send_sge as usize;
+        let scratch = Scratch::with_capacity(max_sge);
+        Self { port, poster, pd, scratch, max_sge, depth: cap.max_send_wr, unsignaled: 0 }
     }
 
     /// Posts one request, and rings if it is to be known `NOW`; returns what of its list stays outside of the slot.
@@ -62,7 +61,7 @@ impl SendSide {
         let Head { id, op, flags, remote_len, peer } = head;
         let refuse = |local, error, peer| Err((Head { id, op, flags, remote_len, peer }, local, error));
         let signaled = flags.contains(SendFlags::SIGNALED);
-        let mut entries = Entries::new(&self.pd, &mut self.sges, self.max_sge);
+        let mut entries = Entries::new::<L>(&self.pd, &mut self.scratch, self.max_sge);
         local.describe(&mut entries);
         if let Err(error) = check(&op, remote_len, peer.as_ref(), &entries, &self.pd) {
             return refuse(local, error, peer);
@@ -82,7 +81,11 @@ impl SendSide {
             }
             shell
         });
-        let payload = L::inline(&shell).map_or(Payload::Sges(&self.sges), Payload::Inline);
+        let payload = match L::inline(&shell) {
+            Some(bytes) => Payload::Inline(bytes),
+            None if L::HAS_INLINE => self.scratch.payload(),
+            None => Payload::Sges(self.scratch.sges()),
+        };
         let dest = peer.as_ref().map(UdPeer::dest);
         let wr = SendWr { wr_id, op: op.op(), flags: flags | promise, payload, dest };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
@@ -126,7 +129,7 @@ pub(crate) struct RecvSide {
     port: Box<dyn RecvPort>,
     poster: RecvPoster<Held>,
     pd: Arc<PdCore>,
-    sges: Vec<Sge>,
+    scratch: Scratch,
     max_sge: usize,
     depth: u32,
 }
@@ -140,8 +143,8 @@ impl RecvSide {
         max_sge: u32,
     ) -> Self {
         let max_sge = max_sge as usize;
-        let sges = Vec::with_capacity(max_sge);
-        Self { port, poster, pd, sges, max_sge, depth }
+        let scratch = Scratch::with_capacity(max_sge);
+        Self { port, poster, pd, scratch, max_sge, depth }
     }
 
     /// Posts one request, and rings if it is to be known `NOW`.
@@ -154,7 +157,7 @@ impl RecvSide {
         id: u64,
         local: L,
     ) -> Result<(), (L, PostRefusal)> {
-        let mut entries = Entries::new(&self.pd, &mut self.sges, self.max_sge);
+        let mut entries = Entries::new::<L>(&self.pd, &mut self.scratch, self.max_sge);
         local.describe(&mut entries);
         if let Err(error) = check_list(&entries) {
             return Err((local, error));
@@ -163,7 +166,7 @@ impl RecvSide {
             return Err((local, PostErrorKind::QueueFull { depth: self.depth }.into()));
         }
         let (wr_id, shell) = self.poster.put(id, |slot| local.store(&mut Filling(slot)));
-        let wr = RecvWr { wr_id, sges: &self.sges };
+        let wr = RecvWr { wr_id, sges: self.scratch.sges() };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
         let posted =
             unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post(&[wr]).map_err(|e| e.kind) } };

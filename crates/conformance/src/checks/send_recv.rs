@@ -1,8 +1,8 @@
 //! SEND and receive on reliable connections.
 
 use hca_core::{
-    Mtu, Payload, PostErrorKind, QpCap, QpType, RecvExtra, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode,
-    WcStatus,
+    Mixed, Mtu, Payload, PostErrorKind, QpCap, QpType, RecvExtra, RecvWr, SendFlags, SendOp, SendWr, Sge,
+    WcOpcode, WcStatus,
 };
 
 use crate::Bed;
@@ -81,6 +81,73 @@ pub(crate) fn rc_inline_data_is_copied_at_the_post(bed: &dyn Bed) {
         p.a.send_cq.ok(id);
         p.mb.assert_bytes(0, &sent);
     }
+}
+
+pub(crate) fn rc_lists_may_be_inline_in_part(bed: &dyn Bed) {
+    const INLINE: usize = 60;
+    let [a, b] = Node::open(bed);
+    let cap = QpCap { max_send_sge: 5, max_inline: INLINE as u32, ..QpCap::default() };
+    let p = Pair::between(&a, &b, Conn { cap, mem_bytes: 32 << 10, ..Conn::default() });
+    let (memory, bytes) = (pattern(3, 16384), pattern(4, INLINE));
+    p.ma.write(0, &memory);
+    // For each list its entries: inline or not, and the length. Bytes of memory follow each other at 100.
+    let lists: &[&[(bool, usize)]] = &[
+        &[(true, 12), (false, 300)],
+        &[(false, 7), (true, 1), (false, 5000)],
+        &[(true, 40), (false, 0), (true, 0), (false, 1), (true, 20)],
+        &[(true, 8), (true, 9)],
+        &[(false, 3), (false, 4)],
+        &[(true, 1), (false, 9000), (true, 2)],
+        &[(true, INLINE), (false, 64), (false, 4096)],
+    ];
+    for (i, list) in lists.iter().enumerate() {
+        let (id, mut inline, mut at, mut own) = (i as u64, 0, 100, 0);
+        let (mut entries, mut want) = (Vec::new(), Vec::new());
+        for (n, &(is_inline, len)) in list.iter().enumerate() {
+            let (from, next) = if is_inline { (&bytes, &mut own) } else { (&memory, &mut at) };
+            entries.push(if is_inline {
+                Sge { len: len as u32, ..Sge::default() }
+            } else {
+                p.ma.sge(*next, len)
+            });
+            inline |= u64::from(is_inline) << n;
+            want.extend_from_slice(&from[*next..*next + len]);
+            *next += len;
+        }
+        let mut copied = bytes[..own].to_vec();
+        p.mb.fill(0xee);
+        p.b.recv(id, &[p.mb.sge(16, 16384)]);
+        for op in [SendOp::Send, SendOp::Write(p.mb.remote(16400))] {
+            copied.copy_from_slice(&bytes[..own]);
+            let payload = Payload::Mixed(Mixed { entries: &entries, inline, bytes: &copied });
+            p.a.try_send(&[SendWr { payload, ..wr(id, op, &[]) }]).expect("it is within the limits");
+            copied.fill(0);
+        }
+        p.a.send_cq.all_end([id, id], WcStatus::Success);
+        assert_eq!(p.b.recv_cq.ok(id).byte_len as usize, want.len(), "list {i}");
+        p.mb.assert_bytes(16, &want);
+        p.mb.assert_bytes(16400, &want);
+    }
+    let entries = [Sge { len: INLINE as u32 + 1, ..Sge::default() }, p.ma.sge(0, 1)];
+    let long = Mixed { entries: &entries, inline: 1, bytes: &[0; INLINE + 1] };
+    let refused = |op, list| {
+        let e = p.a.try_send(&[SendWr { payload: Payload::Mixed(list), ..wr(90, op, &[]) }]);
+        e.expect_err("it is beyond a limit").kind
+    };
+    let max = cap.max_inline;
+    assert_eq!(refused(SendOp::Send, long), PostErrorKind::InlineTooLong { len: INLINE + 1, max });
+    let entries = [p.ma.sge(0, 1); 6];
+    let many = Mixed { entries: &entries, inline: 1, bytes: &[0] };
+    assert_eq!(refused(SendOp::Send, many), PostErrorKind::TooManySges { count: 6, max: 5 });
+    let read = Mixed { entries: &entries[..2], inline: 1, bytes: &[0] };
+    let kind = refused(SendOp::Read(p.mb.remote(0)), read);
+    assert!(matches!(kind, PostErrorKind::Unsupported { .. }), "{kind}");
+    // The key of its memory is looked at as that of any.
+    let entries = [Sge::default(), p.mb.sge(0, 8)];
+    let foreign = Mixed { entries: &entries, inline: 1, bytes: &[] };
+    p.b.recv(91, &[p.mb.sge(0, 64)]);
+    p.a.try_send(&[SendWr { payload: Payload::Mixed(foreign), ..wr(91, SendOp::Send, &[]) }]).unwrap();
+    p.a.send_cq.ends(91, WcStatus::LocalProtection);
 }
 
 pub(crate) fn rc_gathers_and_scatters_lists_in_order(bed: &dyn Bed) {

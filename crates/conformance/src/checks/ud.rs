@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use hca_core::{
-    AddressVector, AhHandle, Gid, Mtu, Payload, PostErrorKind, Qkey, QpState, QpType, RecvExtra, SendOp,
-    SendWr, Sge, UdDest, WcStatus,
+    AddressVector, AhHandle, Gid, Mixed, Mtu, Payload, PostErrorKind, Qkey, QpState, QpType, RecvExtra,
+    SendOp, SendWr, Sge, UdDest, WcStatus,
 };
 
 use crate::mem::{Mem, pattern};
@@ -320,4 +320,13 @@ pub(crate) fn ud_sends_inline_and_to_itself(bed: &dyn Bed) {
     assert_eq!((c.byte_len, c.src_qp), (90, qp.qpn));
     m.assert_bytes(40, &bytes);
     assert_grh(&m.read(0, 40), a.gid(), a.gid());
+    // In part: a header before what lies in memory.
+    qp.recv(3, &[m.sge(0, 200)]);
+    m.write(1000, &pattern(2, 30));
+    let entries = [Sge { len: 50, ..Sge::default() }, m.sge(1000, 30)];
+    let payload = Payload::Mixed(Mixed { entries: &entries, inline: 1, bytes: &bytes });
+    qp.try_send(&[SendWr { payload, ..to(dest, 4, SendOp::Send, &[]) }]).unwrap();
+    qp.send_cq.ok(4);
+    assert_eq!(qp.recv_cq.ok(3).byte_len, 120);
+    m.assert_bytes(40, &[&bytes[..], &pattern(2, 30)].concat());
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hca_core::{
-    MAX_MESSAGE_BYTES, Payload, PostError, PostErrorKind, QpType, SendOp, SendPort, SendWr, WcOpcode,
+    MAX_MESSAGE_BYTES, Mixed, Payload, PostError, PostErrorKind, QpType, SendOp, SendPort, SendWr, WcOpcode,
 };
 use hca_prm::WqeOpcode;
 use hca_vfio::mmio::dma_wmb;
@@ -150,6 +150,7 @@ impl<B: Bell> SendQueue<B> {
             Payload::Sges(list) => {
                 return Err(PostErrorKind::TooManySges { count: list.len(), max: self.limits.max_sge });
             }
+            Payload::Mixed(list) => self.check_mixed(wr, &list)?,
         };
         if len > self.limits.max_message {
             return Err(PostErrorKind::MessageTooLong { len, max: self.limits.max_message });
@@ -158,6 +159,24 @@ impl<B: Bell> SendQueue<B> {
             return Err(PostErrorKind::AtomicLength { len });
         }
         Ok(())
+    }
+    /// The bytes of a list of both kinds, which is within the limits.
+    #[cold]
+    fn check_mixed(&self, wr: &SendWr<'_>, list: &Mixed<'_>) -> Result<u64, PostErrorKind> {
+        let SendLimits { max_sge, max_inline, .. } = self.limits;
+        if list.entries.len() > max_sge as usize {
+            return Err(PostErrorKind::TooManySges { count: list.entries.len(), max: max_sge });
+        }
+        let len = list.bytes.len();
+        if len > max_inline as usize || wr.op.is_read_or_atomic() {
+            return Err(self.why_not_inline(wr, len));
+        }
+        let beyond = wqe::mixed_cells(list).saturating_sub(wqe::data_cells(max_sge, max_inline));
+        if beyond > 0 {
+            let max = len.saturating_sub(beyond * crate::shared::CELL) as u32;
+            return Err(PostErrorKind::InlineTooLong { len, max });
+        }
+        Ok(list.message_bytes())
     }
     /// Whether the service offers the operation, to whom it names.
     #[inline(never)]

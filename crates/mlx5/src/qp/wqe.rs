@@ -4,7 +4,7 @@
 //! done for each request; the tests read them back by the layouts. An entry that does not end before its ring does goes
 //! on at the ring's begin, at any of its segments.
 
-use hca_core::{Payload, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
+use hca_core::{Mixed, MixedEntry, Payload, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 use hca_prm::{DataSeg, WqeOpcode};
 
 use crate::shared::{Block, CELL, Cell, Ring, set_rows};
@@ -32,10 +32,29 @@ const SOLICITED: u32 = 1 << 1;
 /// Waits for READs and atomics before it.
 const FENCE: u32 = 4 << 5;
 
-/// Blocks of an entry with a list of `max_sge`, or `max_inline` bytes.
+/// Blocks of an entry with a list of `max_sge`, of which some may be inline, of `max_inline` bytes in all. Where the
+/// longest entry has no room for that, it has for the longer of both.
 pub(crate) fn blocks_for(max_sge: u32, max_inline: u32) -> u32 {
-    let inline = if max_inline == 0 { 0 } else { (INLINE_HEAD + max_inline as usize).div_ceil(CELL) };
-    (MAX_HEAD_CELLS + inline.max(max_sge as usize)).div_ceil(BLOCK_CELLS) as u32
+    let (memory, inline) = (max_sge as usize, inline_cells(max_inline as usize));
+    // A list of both has two entries at least, of which each inline one may begin a cell.
+    let both = if inline > 0 && memory > 1 { memory - 1 + inline } else { 0 };
+    (MAX_HEAD_CELLS + inline.max(memory).max(both)).min(MAX_ENTRY_CELLS).div_ceil(BLOCK_CELLS) as u32
+}
+/// Cells of such an entry that its data may have.
+pub(crate) fn data_cells(max_sge: u32, max_inline: u32) -> usize {
+    blocks_for(max_sge, max_inline) as usize * BLOCK_CELLS - MAX_HEAD_CELLS
+}
+/// Cells of a list of both kinds.
+pub(crate) fn mixed_cells(list: &Mixed<'_>) -> usize {
+    let cells = list.iter().map(|entry| match entry {
+        MixedEntry::Memory(sge) => usize::from(sge.len > 0),
+        MixedEntry::Inline(bytes) => inline_cells(bytes.len()),
+    });
+    cells.sum()
+}
+/// Cells of so many bytes of inline data.
+fn inline_cells(len: usize) -> usize {
+    if len == 0 { 0 } else { (INLINE_HEAD + len).div_ceil(CELL) }
 }
 
 /// Writes 16 bytes, as rows.
@@ -251,6 +270,10 @@ fn write_payload(ring: &Ring, at: u16, cells: usize, payload: Payload<'_>) -> (u
     match payload {
         Payload::Sges(list) => list.iter().for_each(|sge| w.pointer(sge)),
         Payload::Inline(bytes) => w.inline(bytes),
+        Payload::Mixed(list) => list.iter().for_each(|entry| match entry {
+            MixedEntry::Memory(sge) => w.pointer(&sge),
+            MixedEntry::Inline(bytes) => w.inline(bytes),
+        }),
     }
     let cells = w.at - start;
     (cells, cells.div_ceil(BLOCK_CELLS) as u16)

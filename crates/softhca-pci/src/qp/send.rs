@@ -407,6 +407,7 @@ fn bytes_of(payload: &Payload<'_>) -> u64 {
     match payload {
         Payload::Inline(bytes) => bytes.len() as u64,
         Payload::Sges(places) => places.iter().map(|place| u64::from(place.len)).sum(),
+        Payload::Mixed(list) => list.message_bytes(),
     }
 }
 

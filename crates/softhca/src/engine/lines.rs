@@ -10,7 +10,9 @@ use super::{AckRule, Core, Engine, LISTED, slot_of};
 use crate::dma;
 use crate::doorbell::Doorbell;
 use crate::mr::MrTable;
-use crate::qp::{QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader, cell_to_sge, list, local};
+use crate::qp::{
+    Place, QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader, cell_to_sge, list, local,
+};
 use crate::ring::{Consumer, Producer};
 use crate::tables::Tables;
 
@@ -245,10 +247,11 @@ fn gather(res: &QpRes, tables: &Tables, index: u32, head: [u32; 3]) -> Option<Li
     let mut message = LineMessage::new(head, header.len as usize);
     let cells = list(res.sq.cells(index), header);
     let out = message.data_mut();
-    if header.inline {
+    if header.place == Place::Slot {
         out.copy_from_slice(&bytemuck::cast_slice(cells)[..out.len()]);
     } else if !out.is_empty() {
-        let entry = cell_to_sge(*cells.first().filter(|_| header.sges == 1)?);
+        let entry =
+            cell_to_sge(*cells.first().filter(|_| header.sges == 1 && header.place == Place::Memory)?);
         load(entry, res, tables, out)?;
     }
     Some(message)
@@ -264,7 +267,7 @@ fn gather_posted(payload: Payload<'_>, res: &QpRes, tables: &Tables, out: &mut [
         },
         Payload::Sges(_) if out.is_empty() => {}
         Payload::Sges(&[entry]) => load(entry, res, tables, out)?,
-        Payload::Sges(_) => return None,
+        Payload::Sges(_) | Payload::Mixed(_) => return None,
     }
     Some(())
 }

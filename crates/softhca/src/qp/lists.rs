@@ -4,7 +4,7 @@ use hca_core::{Access, PdHandle};
 use hca_transport::LocalError;
 
 use super::parts::each_part;
-use super::{SendHeader, entries, list, pieces};
+use super::{Place, SendHeader, entries, in_slot, list, pieces};
 use crate::near::Piece;
 use crate::ring::Consumer;
 use crate::tables::Tables;
@@ -32,13 +32,16 @@ impl RequestList<'_> {
     ) -> Result<(), E> {
         let h = self.sq.header_ref(self.index);
         let cells = self.sq.cells(self.index);
-        if h.inline {
+        if h.place == Place::Slot {
             let (bytes, offset) = (bytemuck::cast_slice(list(cells, h)), offset as usize);
             let piece = bytes.get(offset..offset + len).map(Piece::Inline).ok_or(LocalError::Length)?;
             return f(piece, 0);
         }
         let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
         pieces(entries(cells, h), offset, len, |s, at| {
+            if let Some(bytes) = in_slot(cells, h, &s) {
+                return f(Piece::Inline(bytes?), at);
+            }
             let place = |place, part, len| f(Piece::Memory(place, len), at + part);
             each_part(self.tables, self.pd, s, access, place)
         })

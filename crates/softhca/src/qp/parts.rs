@@ -4,18 +4,22 @@
 use hca_core::{Access, PdHandle, Rkey, Sge};
 use hca_transport::{LocalError, RemoteAccessError};
 
-use super::{QpHost, entries, held_pieces, local, pieces};
+use super::{QpHost, entries, held_pieces, in_slot, local, pieces};
 use crate::dma;
 use crate::tables::Tables;
 
 #[allow(unsafe_code)] // the calls of `dma`, each with its argument
 impl QpHost<'_> {
-    /// As [`Host::gather`], where an entry's memory may lie in several pieces.
+    /// As [`Host::gather`], where an entry's memory may lie in several pieces, or its bytes in the slot.
     #[cold]
     #[inline(never)]
     pub(super) fn gather_parts(&self, index: u32, offset: u32, out: &mut [u8]) -> Result<(), LocalError> {
         let (h, cells) = (self.res.sq.header_ref(index), self.res.sq.cells(index));
         pieces(entries(cells, h), offset, out.len(), |s, at| {
+            if let Some(bytes) = in_slot(cells, h, &s) {
+                out[at..at + s.len as usize].copy_from_slice(bytes?);
+                return Ok(());
+            }
             each_part(self.tables, self.res.pd, s, Access::empty(), |from, part, len| {
                 // SAFETY: as in `gather`.
                 unsafe { dma::load(from, &mut out[at + part..at + part + len]) };

@@ -618,6 +618,7 @@ unsafe impl SendPort for FakePort {
             let payload = match wr.payload {
                 Payload::Sges(sges) => Ok(sges.to_vec()),
                 Payload::Inline(bytes) => Err(bytes.to_vec()),
+                Payload::Mixed(_) => unreachable!("the conformance suite has lists of both kinds"),
             };
             let stable = wr.flags.contains(SendFlags::STABLE);
             self.shared.faults.stable.fetch_add(stable.into(), Ordering::Relaxed);
