@@ -196,15 +196,18 @@ impl CompletionQueue {
         if self.fill(wcs) > 0 {
             return Poll::Ready(());
         }
+        if self.needs_turns() {
+            // The task never sleeps, so there is nothing that it has to be notified of.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         self.port.set_waker(cx.waker());
         self.port.arm(Notify::Any);
-        if self.fill(wcs) > 0 {
-            return Poll::Ready(());
-        }
-        if self.cq.shared.ctx.device.needs_turns() {
-            cx.waker().wake_by_ref();
-        }
-        Poll::Pending
+        if self.fill(wcs) > 0 { Poll::Ready(()) } else { Poll::Pending }
+    }
+    /// Whether only the program's calls move the device.
+    pub(crate) fn needs_turns(&self) -> bool {
+        self.cq.shared.ctx.device.needs_turns()
     }
 
     /// Asks for one notification, on the descriptor and the waker. A completion that came before does

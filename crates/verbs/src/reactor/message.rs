@@ -11,7 +11,7 @@ use futures_core::Stream;
 use hca_core::{Completion, RecvExtra};
 
 use super::lock;
-use super::qp::Handle;
+use super::qp::{Handle, RecvHalf};
 use super::request::RequestError;
 use super::waiters::Ticket;
 use crate::grh::Grh;
@@ -131,10 +131,9 @@ impl Drop for Message {
 }
 
 impl<S: Service> Handle<S> {
-    pub(super) fn take_message(&self) -> Result<Option<Message>, RequestError> {
-        let mut half = lock(&self.lane.recv);
+    /// The oldest message that has come.
+    fn take_from(&self, half: &mut RecvHalf<S>) -> Result<Option<Message>, RequestError> {
         if let Some(Arrived { buf, completion }) = half.arrived.pop_front() {
-            drop(half);
             return Ok(Some(Message { buf, completion, home: self.home() }));
         }
         match half.failed {
@@ -143,18 +142,22 @@ impl<S: Service> Handle<S> {
             None => Ok(None),
         }
     }
+    pub(super) fn take_message(&self) -> Result<Option<Message>, RequestError> {
+        self.take_from(&mut lock(&self.lane.recv))
+    }
 
     fn poll_message(&self, ticket: &mut Ticket, waker: &Waker) -> Poll<Result<Message, RequestError>> {
         for looked in [false, true] {
-            // Its place first: what arrives after the look wakes it.
-            if looked {
-                lock(&self.lane.recv).waiters.wait(ticket, waker);
-            }
-            if let Some(result) = self.take_message().transpose() {
-                lock(&self.lane.recv).waiters.served(ticket);
+            let mut half = lock(&self.lane.recv);
+            if let Some(result) = self.take_from(&mut half).transpose() {
+                half.waiters.served(ticket);
                 return Poll::Ready(result);
             }
-            if !looked {
+            if looked {
+                // Under the lock of the look: what arrives behind it wakes the task.
+                half.waiters.wait(ticket, waker);
+            } else {
+                drop(half);
                 self.core().try_turn();
             }
         }

@@ -240,7 +240,14 @@ impl Core {
             let mut turn = lock(&self.turn);
             let Turn { cq, wcs, .. } = &mut *turn;
             match next(cq, wcs, cx) {
-                Poll::Ready(Ok(())) => self.hand_out(turn),
+                Poll::Ready(Ok(())) => {
+                    let is_all = wcs.len() < wcs.capacity() && cq.needs_turns();
+                    self.hand_out(turn);
+                    if is_all {
+                        // It never sleeps: the next look is that of its next poll, behind the tasks that it has woken.
+                        break;
+                    }
+                }
                 Poll::Ready(Err(e)) => return Poll::Ready(Err(e)),
                 Poll::Pending => {
                     turn.settle(self);
