@@ -22,8 +22,8 @@ use softhca::Progress;
 
 use self::help::{
     COMPLETIONS_EXAMPLES, DEVICES, DEVINFO_EXAMPLES, EXAMPLES, EXIT_CODES, LIST_EXAMPLES, MAN_EXAMPLES,
-    NAMES, PERF_EXAMPLES, PING_EXAMPLES, PINGPONG_EXAMPLES, RUN_EXAMPLES, RUN_EXIT_CODES, SERVE_EXAMPLES,
-    SHOWN_EXIT_CODES, STAT_EXAMPLES, TRACE_EXAMPLES, TRACE_EXIT_CODES,
+    NAMES, PERF_EXAMPLES, PERF_FIGURES, PERF_TOPICS, PING_EXAMPLES, PINGPONG_EXAMPLES, RUN_EXAMPLES,
+    RUN_EXIT_CODES, SERVE_EXAMPLES, SHOWN_EXIT_CODES, STAT_EXAMPLES, TRACE_EXAMPLES, TRACE_EXIT_CODES,
 };
 use crate::{devinfo, list, perf, ping, pingpong, run, serve, stat, trace, warnings};
 
@@ -45,9 +45,9 @@ enum Command {
     #[command(after_long_help = format!("{LIST_EXAMPLES}\n\n{SHOWN_EXIT_CODES}"))]
     List(ListArgs),
     /// Measures latency, bandwidth and message rate between two processes
-    #[command(after_long_help = format!("{PERF_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
+    #[command(after_help = format!("{PERF_EXAMPLES}\n\n{PERF_TOPICS}\n\n{EXIT_CODES}"))]
     Perf(Box<PerfArgs>),
-    /// Tells whether a host is reached, by which way, and the time of a round trip
+    /// Tells whether a host is reached, by which way, and the round-trip time
     #[command(after_long_help = format!("{PING_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
     Ping(PingArgs),
     /// Exchanges messages with another host, compatible with ibv_rc_pingpong and its siblings
@@ -65,6 +65,9 @@ enum Command {
     /// Shows the counters of running adapters of this user, by process and queue pair
     #[command(after_long_help = format!("{STAT_EXAMPLES}\n\n{SHOWN_EXIT_CODES}"))]
     Stat(StatArgs),
+    /// Explains what `hca perf` measures, and the fields of its rows
+    #[command(after_long_help = format!("{PERF_FIGURES}\n\n{EXIT_CODES}"))]
+    PerfFigures,
     /// Explains the names of devices and their options
     #[command(after_long_help = format!("{DEVICES}\n\n{EXIT_CODES}"))]
     Devices,
@@ -166,9 +169,15 @@ pub(crate) struct ListArgs {
 /// `hca ping`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PingArgs {
-    /// The host, which runs `hca perf --listen`
-    #[arg(value_name = "ADDR[:PORT]", value_parser = control_address)]
-    pub address: SocketAddr,
+    /// The host, which runs `hca ping --listen` or `hca perf --listen`
+    #[arg(value_name = "ADDR[:PORT]", value_parser = control_address, required_unless_present = "listen")]
+    pub address: Option<SocketAddr>,
+    /// Answer other hosts at this address of this host
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = control_address, conflicts_with_all = ["address", "json"])]
+    pub listen: Option<SocketAddr>,
+    /// With --listen: end after one host
+    #[arg(long, requires = "listen")]
+    pub once: bool,
     /// The device.
     #[command(flatten)]
     pub device: DeviceArgs,
@@ -203,34 +212,34 @@ pub(crate) struct PerfArgs {
     /// The device.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Programming interface to measure
-    #[arg(long, value_enum, default_value_t = Layer::Verbs)]
+    /// Programming interface to measure: verbs or portals
+    #[arg(long, value_enum, hide_possible_values = true, default_value_t = Layer::Verbs)]
     pub layer: Layer,
-    /// Operations to measure (default: all of the layer)
-    #[arg(long, value_enum, value_delimiter = ',')]
+    /// Operations: send, write, read, atomic; of Portals put, put-ack, get, atomic (default: all of the layer)
+    #[arg(long, value_name = "OP,..", value_enum, hide_possible_values = true, value_delimiter = ',')]
     pub op: Vec<Op>,
-    /// Transport services to measure
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Service::Rc])]
+    /// Transport services: rc, uc, ud
+    #[arg(long, value_name = "SERVICE,..", value_enum, hide_possible_values = true, value_delimiter = ',', default_values_t = [Service::Rc])]
     pub service: Vec<Service>,
     /// Message sizes (default: 8,64,256,1K,4K,16K,64K,256K,1M,4M; an atomic has 8 bytes)
-    #[arg(long, value_delimiter = ',', default_values_t = DEFAULT_SIZES, hide_default_value = true)]
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', default_values_t = DEFAULT_SIZES, hide_default_value = true)]
     pub size: Vec<Size>,
     /// Portals: measure puts behind so many other entries, instead of sizes (alone: 0 to 100000)
     #[arg(long, value_name = "ENTRIES,..", num_args = 0..=1, default_missing_value = DEFAULT_DEPTHS)]
     pub depth: Option<Depths>,
-    /// Portals: the kind of these entries
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Entries::Exact, Entries::Wildcard])]
+    /// Portals: the kind of these entries: exact or wildcard (default: both)
+    #[arg(long, value_name = "KIND,..", value_enum, hide_possible_values = true, value_delimiter = ',', hide_default_value = true, default_values_t = [Entries::Exact, Entries::Wildcard])]
     pub entries: Vec<Entries>,
     /// Portals: on if the adapter matches, off if the program's calls match (default: on)
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true)]
     pub offload: Option<Switch>,
-    /// Portals: the longest message that is sent with its header; several values give several rows
-    #[arg(long, value_delimiter = ',', value_name = "BYTES")]
+    /// Portals: the longest message that is sent with its header
+    #[arg(long, value_delimiter = ',', value_name = "BYTES,..")]
     pub eager: Vec<Eager>,
     /// Seconds for each row
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.8")]
     pub duration: Duration,
-    /// Print one JSON object for each row, and nothing else, to standard output
+    /// Print one JSON object for each row, and nothing else
     #[arg(long)]
     pub json: bool,
     /// Draw latency and bandwidth against size
@@ -245,16 +254,16 @@ pub(crate) struct PerfArgs {
     /// With --listen: end after one measurement
     #[arg(long, requires = "listen")]
     pub once: bool,
-    /// With --listen: the memory that one measurement may use here
+    /// With --listen: memory that one measurement may use
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MEMORY)]
     pub memory: Memory,
     /// The device of the peer process (default: the same fabric on an address of its own)
     #[arg(long, value_name = "URL", conflicts_with_all = ["listen", "connect"])]
     pub peer_device: Option<DeviceUrl>,
-    /// Run the peer process in this network namespace: a name of `ip netns`, or a path
+    /// The network namespace of the peer process: a name of `ip netns`, or a path
     #[arg(long, value_name = "NAME", conflicts_with_all = ["listen", "connect"])]
     pub peer_netns: Option<String>,
-    /// Leave the processes unbound instead of binding each to a CPU of its own
+    /// Do not bind each process to a CPU of its own
     #[arg(long)]
     pub no_pin: bool,
 }
@@ -424,12 +433,8 @@ pub fn main() -> ExitCode {
         Command::List(args) => shown(list::list(&args)),
         Command::Stat(args) => shown(stat::stat(&args)),
         Command::Ping(args) => plain(ping::ping(&args)),
-        Command::Devices => {
-            let mut command = Cli::command();
-            command.build();
-            let devices = command.find_subcommand_mut("devices").expect("it has run");
-            plain(devices.print_long_help().map_err(Failure::from))
-        }
+        Command::Devices => plain(explain("devices")),
+        Command::PerfFigures => plain(explain("perf-figures")),
         Command::Completions { shell } => plain(completions(shell)),
         Command::Man { folder } => plain(man(&folder)),
         Command::Devinfo(args) => plain(devinfo::devinfo(&args)),
@@ -456,6 +461,13 @@ pub fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// Shows the help of a command that is a topic.
+fn explain(topic: &str) -> Result<(), Failure> {
+    let mut command = Cli::command();
+    command.build();
+    Ok(command.find_subcommand_mut(topic).expect("it has run").print_long_help()?)
 }
 
 /// Exit code of a command that has nothing to show.
@@ -530,9 +542,9 @@ mod tests {
             assert_eq!(explains, name == "devices", "devices are explained in one place: {name}");
             assert!(explains || help.contains("hca help devices"), "{name}: {help}");
         }
-        let perf = command.find_subcommand_mut("perf").unwrap().render_long_help().to_string();
+        let figures = command.find_subcommand_mut("perf-figures").unwrap().render_long_help().to_string();
         for field in hca_perf::FIELDS.split_whitespace() {
-            assert!(perf.contains(field), "the help does not document {field}");
+            assert!(figures.contains(field), "the help does not document {field}");
         }
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use hca::{DeviceUrl, Options, Target};
 use hca_fabric::RawOptions;
 use hca_perf::interrupt::interrupted;
-use hca_perf::{Case, Failure, Layer, Pair, Plan, Row, Setup, device_at, peer, portals, probe};
+use hca_perf::{Case, Failure, Layer, Memory, Pair, Plan, Row, Setup, device_at, peer, portals, probe};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::args::{DeviceArgs, FabricName, PerfArgs, Switch};
@@ -28,7 +28,11 @@ const DEFAULT_DOMAIN: &str = "hca";
 /// With what to do about it.
 pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
     match args.listen {
-        Some(address) => listen(args, address),
+        Some(address) => {
+            let listen =
+                Listen { device: &args.device, memory: args.memory, once: args.once, pin: !args.no_pin };
+            listen.at(address, "hca perf --connect")
+        }
         None => measure(args),
     }
 }
@@ -266,46 +270,59 @@ fn is_passing(e: &std::io::Error) -> bool {
 }
 
 /// Serves measurements that other hosts start.
-fn listen(args: &PerfArgs, address: SocketAddr) -> Result<(), Failure> {
-    let refuse = |e: std::io::Error| {
-        format!(
-            "can't listen on {address}: {e}; give an address of this host, or another port, with --listen ADDR:PORT"
-        )
-    };
-    let listener = TcpListener::bind(address).map_err(refuse)?;
-    listener.set_nonblocking(true).map_err(refuse)?;
-    if !args.no_pin
-        && let Some(&cpu) = probe::cpus().last()
-    {
-        probe::pin(cpu)?;
-    }
-    let named = device(&args.device)?.unwrap_or_else(|| device_at(address.ip()));
-    let url = DeviceUrl { options: named.options.overridden_by(overrides(&args.device)), ..named };
-    let own = listener.local_addr().map_err(refuse)?;
-    eprintln!("waiting on {own}; start `hca perf --connect {own}` on the other host, end with Ctrl-C");
-    while !interrupted() {
-        match listener.accept() {
-            Ok((stream, from)) => {
-                eprintln!("measuring with {from}");
-                let served = peer::serve_stream(&stream, &url, args.memory);
-                match served {
-                    Err(e) if args.once => return Err(e),
-                    Err(e) => eprintln!("hca: {e}"),
-                    Ok(()) => {}
-                }
-                if args.once {
-                    return Ok(());
-                }
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            // A connection that broke before it was taken; or nothing is left to take it with, which passes.
-            Err(e) if is_passing(&e) => std::thread::sleep(Duration::from_millis(20)),
-            Err(e) => return Err(refuse(e).into()),
+pub(crate) struct Listen<'a> {
+    pub(crate) device: &'a DeviceArgs,
+    /// Memory that one measurement may use.
+    pub(crate) memory: Memory,
+    /// It ends after one measurement.
+    pub(crate) once: bool,
+    /// The process is bound to a CPU.
+    pub(crate) pin: bool,
+}
+
+impl Listen<'_> {
+    /// Serves at an address until it is interrupted; `command` is what the other host starts, but for the address.
+    pub(crate) fn at(&self, address: SocketAddr, command: &str) -> Result<(), Failure> {
+        let refuse = |e: std::io::Error| {
+            format!(
+                "can't listen on {address}: {e}; give an address of this host, or another port, with --listen ADDR:PORT"
+            )
+        };
+        let listener = TcpListener::bind(address).map_err(refuse)?;
+        listener.set_nonblocking(true).map_err(refuse)?;
+        if self.pin
+            && let Some(&cpu) = probe::cpus().last()
+        {
+            probe::pin(cpu)?;
         }
+        let named = device(self.device)?.unwrap_or_else(|| device_at(address.ip()));
+        let url = DeviceUrl { options: named.options.overridden_by(overrides(self.device)), ..named };
+        let own = listener.local_addr().map_err(refuse)?;
+        eprintln!("waiting on {own}; start `{command} {own}` on the other host, end with Ctrl-C");
+        while !interrupted() {
+            match listener.accept() {
+                Ok((stream, from)) => {
+                    eprintln!("measuring with {from}");
+                    let served = peer::serve_stream(&stream, &url, self.memory);
+                    match served {
+                        Err(e) if self.once => return Err(e),
+                        Err(e) => eprintln!("hca: {e}"),
+                        Ok(()) => {}
+                    }
+                    if self.once {
+                        return Ok(());
+                    }
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                // A connection that broke before it was taken; or nothing is left to take it with, which passes.
+                Err(e) if is_passing(&e) => std::thread::sleep(Duration::from_millis(20)),
+                Err(e) => return Err(refuse(e).into()),
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,25 +1,31 @@
 //! `hca ping`: whether a host is reached, by which way, and how long a round trip takes.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use hca_perf::plan::{Op, Service, Size};
-use hca_perf::{Case, Failure, Pair};
+use hca_perf::{Case, DEFAULT_MEMORY, Failure, Pair, PairError};
 use serde_json::json;
 
 use crate::args::PingArgs;
-use crate::perf::{device, overrides};
+use crate::perf::{Listen, device, overrides};
 
 /// How long round trips are measured.
 const MEASURED: Duration = Duration::from_millis(300);
 
 /// Runs the command.
 pub(crate) fn ping(args: &PingArgs) -> Result<(), Failure> {
-    let mut pair =
-        Pair::connect(args.address, device(&args.device)?.as_ref(), &overrides(&args.device), None)?;
+    let Some(address) = args.address else {
+        let listen = Listen { device: &args.device, memory: DEFAULT_MEMORY, once: args.once, pin: false };
+        return listen.at(args.listen.expect("one of both is there"), "hca ping");
+    };
+    let named = device(&args.device)?;
+    let mut pair = Pair::connect(address, named.as_ref(), &overrides(&args.device), None)
+        .map_err(|e| said(e, address))?;
     let case = Case { service: Service::Rc, op: Op::Send, size: Size::of(8) };
     let row = pair.row(&case, MEASURED).map_err(|e| {
         let port = "let UDP port 4791 in on both sides";
-        format!("{} answers by TCP, and not by RDMA: {port}; the measurement said: {e}", args.address)
+        format!("{address} answers by TCP, and not by RDMA: {port}; the measurement said: {e}")
     })?;
     let opened = pair.opened();
     let way = match opened.paths_taken() {
@@ -35,7 +41,7 @@ pub(crate) fn ping(args: &PingArgs) -> Result<(), Failure> {
         println!(
             "{}",
             json!({
-                "address": args.address.ip().to_string(),
+                "address": address.ip().to_string(),
                 "device": opened.url().to_string(),
                 "gid": port.gid.to_string(),
                 "way": way,
@@ -49,10 +55,22 @@ pub(crate) fn ping(args: &PingArgs) -> Result<(), Failure> {
         );
         return Ok(());
     }
-    println!("{} is reached from {} ({})", args.address.ip(), opened.url(), port.gid);
+    println!("{} is reached from {} ({})", address.ip(), opened.url(), port.gid);
     println!("  way         {way}{}", link.map_or(String::new(), |link| format!(", {link}")));
     println!("  path MTU    {} bytes", pair.mtu().bytes());
     let [p50, p99] = [p50, p99].map(|ns| ns as f64 / 1e3);
     println!("  round trip  {p50:.1} us (p50), {p99:.1} us (p99) of {} round trips with 8 bytes", row.count);
     Ok(())
+}
+
+/// Why nobody answers.
+fn said(error: Failure, address: SocketAddr) -> Failure {
+    match error.downcast_ref() {
+        Some(PairError::Connect { source, .. }) => {
+            let ip = address.ip();
+            format!("nobody listens at {address}: {source}; start `hca ping --listen {ip}` on that host")
+                .into()
+        }
+        _ => error,
+    }
 }

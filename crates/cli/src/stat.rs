@@ -62,11 +62,11 @@ fn watch(args: &StatArgs) -> Result<(), Failure> {
             writeln!(out, "{}", as_json(&processes))?;
         } else {
             let passed = before.as_ref().map(|(at, before)| (now - *at, &before[..]));
-            let head = format!(
-                "{} processes with adapters, every {:?}; Ctrl-C ends",
-                processes.len(),
-                args.interval
-            );
+            let count = match processes.len() {
+                1 => "1 process".to_owned(),
+                count => format!("{count} processes"),
+            };
+            let head = format!("{count} with adapters, every {:?}; Ctrl-C ends", args.interval);
             let size = size();
             let shown = format!("{head}\n\n{}", fitting(&processes, passed, size.map(|size| size.0)));
             match size {

@@ -27,11 +27,12 @@ Each device is opened and closed, except adapters behind vfio, which opening wou
 
 pub(super) const PING_EXAMPLES: &str = "\
 Examples:
-  hca perf --listen 10.0.0.1        on the other host, then here:
+  hca ping --listen 10.0.0.1        on the other host, then here:
   hca ping 10.0.0.1
   hca ping 10.0.0.1 --device udp://10.0.0.2 --json
 
-A round trip is two messages of 8 bytes on a reliable connection.";
+A round trip is two messages of 8 bytes on a reliable connection. The other host has to listen: a packet reaches a queue \
+pair by its number, which both ends tell each other over TCP, so an adapter alone has nothing to answer with.";
 
 pub(super) const STAT_EXAMPLES: &str = "\
 Examples:
@@ -122,18 +123,26 @@ Examples:
 
 pub(super) const PERF_EXAMPLES: &str = "\
 Examples:
-  hca perf
   hca perf --op write --size 64K,1M --duration 3
+  hca perf --layer portals --depth 0,1000,100000
+  hca perf --listen 10.0.0.1          (first host)
+  hca perf --connect 10.0.0.1         (second host)";
+
+pub(super) const PERF_TOPICS: &str = "`hca help perf-figures`: what is measured, the fields of --json, more examples. \
+`hca help devices`: names of devices and their options.";
+
+pub(super) const PERF_FIGURES: &str = "\
+Examples:
+  hca perf
   hca perf --service ud --op send --json
   hca perf --fault loss=0.01,seed=7 --capture lossy.pcapng
   hca perf --layer portals --fabric shm
   hca perf --layer portals --depth 0,1000,100000
                                       the cost of entries before the right one
   hca perf --layer portals --op put --eager 1K,4K,16K --size 512,2K,8K,32K
+                                      several values of --eager: several rows
   hca perf --layer portals --offload off --op put-ack
   hca perf --device raw://v0 --peer-netns far --peer-device raw://v1
-  hca perf --listen 10.0.0.1          (first host)
-  hca perf --connect 10.0.0.1         (second host)
 
 Latency is one way (half of a round trip) for send and write, and from post to completion for read and atomic. With \
 --layer portals it is one way for put (half of a round trip, with an event on each side), and from the call to the event \
@@ -307,9 +316,10 @@ mod tests {
     }
 
     #[test]
-    fn the_short_help_of_perf_fits_two_screens() {
+    fn the_help_of_perf_fits_two_screens() {
         let mut perf = Cli::command().find_subcommand("perf").expect("it is there").clone().term_width(80);
-        let help = perf.render_help().to_string();
+        let (help, long) = (perf.render_help().to_string(), perf.render_long_help().to_string());
+        assert_eq!(help, long, "-h and --help show the same");
         let lines = help.lines().count();
         assert!(lines <= 60, "{lines} lines of 80 columns:\n{help}");
     }

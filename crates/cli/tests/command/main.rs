@@ -110,7 +110,7 @@ fn what_can_not_be_done_is_exit_code_1_and_says_what_to_do() {
         (&["devinfo", "udp://192.0.2.1"][..], "ip address"),
         (&["perf", "--device", "loopback://x"], "udp://"),
         (&["perf", "--connect", "127.0.0.1:1"], "--listen"),
-        (&["ping", "127.0.0.1:1"], "hca perf --listen"),
+        (&["ping", "127.0.0.1:1"], "hca ping --listen 127.0.0.1"),
         (&["perf", "--service", "ud", "--op", "read"], "choose other"),
         (&["devinfo", "shm://a/b"], "shm://lab"),
         (&["devinfo", "shm://lab?dir=/nonexistent"], "mkdir"),
@@ -161,7 +161,7 @@ fn list_tells_what_opens_and_why_the_rest_does_not() {
 
 #[test]
 fn ping_tells_the_way_the_path_mtu_and_the_round_trip() {
-    let (mut listens, address, _said) = listener_with(&["--once"]);
+    let (mut listens, address, _said) = listener_of("ping", &["--once"]);
     let told = &json_lines(&run(&["ping", &address, "--device", "udp://?mtu=1024", "--json"]))[0];
     assert_eq!(
         (&told["way"], &told["path_mtu"], &told["address"]),
@@ -462,7 +462,10 @@ fn listener() -> (Child, String, BufReader<ChildStderr>) {
 }
 
 fn listener_with(more: &[&str]) -> (Child, String, BufReader<ChildStderr>) {
-    let args = [&["perf", "--listen", "127.0.0.1:0"], more].concat();
+    listener_of("perf", more)
+}
+fn listener_of(command: &str, more: &[&str]) -> (Child, String, BufReader<ChildStderr>) {
+    let args = [&[command, "--listen", "127.0.0.1:0"], more].concat();
     let mut child = hca(&args).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
