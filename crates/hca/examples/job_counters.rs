@@ -1,6 +1,8 @@
 //! The processes of a job add to counters at rank 0, and each reads the sums back by a get:
 //! `hca run -n 4 -- target/debug/examples/job_counters`.
 
+use std::sync::Arc;
+
 use hca::Job;
 use hca::portals::v4::*;
 use hca::portals::{Node, NodeOptions};
@@ -11,7 +13,7 @@ const ROUNDS: u64 = 50;
 const HOME: Process = Process::logical(Rank(0));
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let job = Job::from_env()?;
+    let job = Arc::new(Job::from_env()?);
     let context = hca::open("auto://")?;
     let node = Node::join(&context, &job, NodeOptions::default())?;
     let ni = Ni::init(&node, NiOptions::NO_MATCHING | NiOptions::LOGICAL, None, &Limits::default())?;

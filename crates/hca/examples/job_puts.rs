@@ -1,6 +1,8 @@
 //! Each process of a job puts a line to every other one, and waits for theirs:
 //! `hca run -n 4 -- target/debug/examples/job_puts`. Alone, it puts its line to itself.
 
+use std::sync::Arc;
+
 use hca::Job;
 use hca::portals::v4::*;
 use hca::portals::{Node, NodeOptions};
@@ -9,7 +11,7 @@ const PT: u32 = 4;
 const LINE: usize = 64;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let job = Job::from_env()?;
+    let job = Arc::new(Job::from_env()?);
     let context = hca::open("auto://")?;
     let node = Node::join(&context, &job, NodeOptions::default())?;
     let ni = Ni::init(&node, NiOptions::MATCHING | NiOptions::LOGICAL, None, &Limits::default())?;
