@@ -21,7 +21,7 @@ pub(crate) fn devinfo(args: &DevinfoArgs) -> Result<(), Failure> {
 }
 
 /// The limits, by name.
-fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 14] {
+fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 15] {
     [
         ("max_qp", attr.max_qp.into()),
         ("max_qp_wr", attr.max_qp_wr.into()),
@@ -37,6 +37,7 @@ fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 14] {
         ("max_srq_wr", attr.max_srq_wr.into()),
         ("max_rd_atomic", attr.max_rd_atomic.into()),
         ("foreign_memory", attr.foreign_memory.into()),
+        ("general_services", attr.general_services.into()),
     ]
 }
 

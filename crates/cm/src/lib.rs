@@ -33,6 +33,9 @@
 //! # Ok::<(), hca_cm::CmError>(())
 //! ```
 //!
+//! With the feature `service`, which is on by default, `Listener`, `connect`, `DatagramListener` and `resolve` run a
+//! machine on queue pair 1 of a device, for programs that use the verbs.
+//!
 //! # Modules
 //!
 //! | module | what it holds |
@@ -40,15 +43,23 @@
 //! | [`wire`] | the messages: REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP, LAP, APR |
 //! | `annex` | [`ServiceId`], [`PortSpace`]; [`IpHeader`]: private data with addresses, as Linux's rdma_cm has it |
 //! | `machine` | [`Machine`] and its [`Config`]; one file each for calls, messages, timers, resolutions |
+//! | `service` | listeners, connections and resolutions for programs; one machine for each context |
 //!
 //! `DESIGN.md` has the rules.
 #![forbid(unsafe_code)]
 
 mod annex;
 mod machine;
+#[cfg(feature = "service")]
+mod service;
 pub mod wire;
 
 pub use annex::{IpHeader, IpHeaderError, PortSpace, ServiceId};
 pub use machine::{
     Cause, CmError, Config, ConnState, Counters, Event, Failure, Machine, Peer, Resolve, SidrAnswer, Transmit,
+};
+#[cfg(feature = "service")]
+pub use service::{
+    Connection, ConnectionError, DatagramListener, DatagramRequest, DatagramService, Incoming, Listener,
+    UDP_QKEY, connect, resolve,
 };

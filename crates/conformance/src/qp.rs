@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use hca_core::{
     Access, AckTimeout, AddressVector, AsyncEvent, DeviceError, Gid, Mtu, Payload, Pkey, PostError, Psn,
-    Qkey, QpAttr, QpCap, QpHandle, QpInit, QpState, QpStatus, QpType, Qpn, RecvPort, RecvWr, RnrTimer,
-    SendFlags, SendOp, SendPort, SendWr, Sge, SrqHandle, SrqInit,
+    Qkey, QpAttr, QpCap, QpHandle, QpInit, QpPorts, QpState, QpStatus, QpType, Qpn, RecvPort, RecvWr,
+    RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqHandle, SrqInit,
 };
 
 use crate::Bed;
@@ -134,6 +134,23 @@ impl Node {
             .dev()
             .create_qp(self.pd.handle, &qp_init(conn, send_cq, recv_cq, srq))
             .expect("a queue pair");
+        self.qp_of(ports, conn, (send_cq, recv_cq), srq)
+    }
+    /// The general services queue pair, in RESET.
+    pub(crate) fn general_services(&self) -> Result<Qp, DeviceError> {
+        let conn = Conn::of(QpType::Ud);
+        let (send_cq, recv_cq) = (self.cq(conn.cq_depth), self.cq(conn.cq_depth));
+        let init = qp_init(&conn, &send_cq, &recv_cq, None);
+        let ports = self.dev().create_general_services_qp(self.pd.handle, &init)?;
+        Ok(self.qp_of(ports, &conn, (&send_cq, &recv_cq), None))
+    }
+    fn qp_of(
+        &self,
+        ports: QpPorts,
+        conn: &Conn,
+        (send_cq, recv_cq): (&Arc<Cq>, &Arc<Cq>),
+        srq: Option<&Arc<Srq>>,
+    ) -> Qp {
         let (want, got) = (conn.cap, ports.cap);
         assert!(got.max_send_wr >= want.max_send_wr && got.max_send_sge >= want.max_send_sge);
         assert!(got.max_inline >= want.max_inline);

@@ -156,7 +156,8 @@ macro_rules! __for_each_check {
                 ud_refuses_a_destroyed_address_handle,
                 ud_refuses_an_address_handle_of_another_domain,
                 ud_one_queue_pair_hears_many,
-                ud_sends_inline_and_to_itself;
+                ud_sends_inline_and_to_itself,
+                the_general_services_queue_pair_has_number_one_and_hears_its_key;
             limits: capabilities_beyond_the_limits_are_refused,
                 a_queue_takes_its_depth_and_no_more,
                 a_refused_request_leaves_those_before_it_taken,

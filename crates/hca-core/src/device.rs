@@ -147,6 +147,14 @@ pub unsafe trait Device: Send + Sync {
     /// # Errors
     /// A limit, an unknown handle, or objects of another protection domain.
     fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError>;
+    /// Creates the general services queue pair, whose number is 1, in state RESET: a datagram queue pair, to which the
+    /// connection managers of peers send. `init` is that of a datagram queue pair. There is one at a time.
+    ///
+    /// # Errors
+    /// As [`create_qp`](Self::create_qp); the program can not have it; or it exists.
+    fn create_general_services_qp(&self, _pd: PdHandle, _init: &QpInit) -> Result<QpPorts, DeviceError> {
+        Err(DeviceError::Unsupported { what: "the general services queue pair" })
+    }
     /// Sets attributes and changes the state. RESET forgets the requests of the queue pair's own queues with their
     /// completions; those that it took from a shared receive queue, and that no poll has returned, complete as flushed
     /// or are that queue's again.
@@ -458,6 +466,8 @@ pub struct DeviceAttr {
     pub atomics: AtomicScope,
     /// Whether any memory of the process can be registered, or only what `alloc_memory` gave.
     pub foreign_memory: bool,
+    /// Whether the program can have the general services queue pair.
+    pub general_services: bool,
 }
 
 /// A named counter's value.

@@ -44,6 +44,7 @@
 //! | `narrow` | a network with a smaller path MTU (`mtu=`) |
 //! | `open` | [`open`], `HCA_DEVICE`, from a name to a device |
 //! | [`stat`] | counters of running adapters, shown to their own user |
+//! | [`cm`] | connections by RDMA CM: listeners, connects, resolutions |
 //! | [`job`] | [`Job`]: the processes that `hca run` started together |
 //! | [`verbs`], [`hca_core`] | the crates below, for programs that need more than the re-exports |
 #![forbid(unsafe_code)]
@@ -53,6 +54,8 @@ mod open;
 pub mod stat;
 mod url;
 
+/// Connections by RDMA CM: listeners, connects, resolutions.
+pub use hca_cm as cm;
 pub use hca_core;
 pub use hca_job as job;
 pub use hca_job::{Job, JobError};

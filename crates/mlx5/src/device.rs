@@ -97,6 +97,7 @@ fn attributes(hca: &Hca) -> DeviceAttr {
         max_rd_atomic: of(caps.log_max_ra_req_qp.min(caps.log_max_ra_res_qp)).min(128) as u8,
         atomics: if caps.atomic { AtomicScope::Hca } else { AtomicScope::None },
         foreign_memory: hca.function().takes_foreign(),
+        general_services: false,
     }
 }
 

@@ -57,6 +57,7 @@ impl Echo {
             max_rd_atomic: 0,
             atomics: AtomicScope::None,
             foreign_memory: false,
+            general_services: false,
         };
         let batch = TxBatch::with_capacity(1 << 16);
         Self { inner: Mutex::new(EchoInner { fabric, batch, sent: 0, seen: Vec::new() }), clock, attr }

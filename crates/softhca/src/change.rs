@@ -7,7 +7,7 @@ use hca_fabric::{Revocation, TakeBack, TakeBackId};
 
 use crate::cq::Purge;
 use crate::device::unknown;
-use crate::engine::{DESTROYED, Engine};
+use crate::engine::{DESTROYED, Engine, GENERAL_SERVICES};
 use crate::near::Wish;
 use crate::qp::{QpEntry, QpHost, QpRes, RecvQueue};
 use crate::shared::Shared;
@@ -146,6 +146,9 @@ impl Engine {
         let entry =
             self.core.qps.remove(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
         let mut res = entry.res;
+        if entry.machine.qpn() == GENERAL_SERVICES {
+            self.core.general_services = None;
+        }
         self.core.tables.ops_of_the_gone.add_all(&res.ops);
         res.shared.state.store(DESTROYED, Ordering::SeqCst);
         if let Some(peer) = res.listed {

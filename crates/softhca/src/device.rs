@@ -18,7 +18,7 @@ use hca_turn_lock::Barrier;
 use crate::counters::OpCounts;
 use crate::cq::{CqEntry, CqShared};
 use crate::doze::Doze;
-use crate::engine::{AckRule, Engine, MAX_QPS, SPARED_SLOTS, qpn_of};
+use crate::engine::{AckRule, Engine, GENERAL_SERVICES, MAX_QPS, SPARED_SLOTS, qpn_of};
 use crate::events::Events;
 use crate::glance::Glance;
 use crate::grants::outcome;
@@ -280,6 +280,7 @@ fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
         max_rd_atomic: MAX_RD_ATOMIC,
         atomics: AtomicScope::Cpu,
         foreign_memory: true,
+        general_services: true,
     };
     let gid = Gid::from_ip(fabric.local);
     let port = PortAttr {
@@ -395,7 +396,31 @@ impl Engine {
         Ok(srq.ok_or(unknown("shared receive queue", s.index))?.pd)
     }
 
-    fn create_qp(&mut self, hca: &Arc<Shared>, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
+    /// Creates the queue pair of number 1.
+    fn create_general_services_qp(
+        &mut self,
+        hca: &Arc<Shared>,
+        pd: PdHandle,
+        init: &QpInit,
+    ) -> Result<QpPorts, DeviceError> {
+        if init.qp_type != QpType::Ud {
+            return Err(DeviceError::Unsupported { what: "a general services queue pair that is connected" });
+        }
+        if self.core.general_services.is_some() {
+            return Err(DeviceError::InUse { what: "general services queue pair", users: 1 });
+        }
+        let ports = self.create_qp(hca, pd, init, Some(GENERAL_SERVICES))?;
+        self.core.general_services = Some(ports.handle.index);
+        Ok(ports)
+    }
+
+    fn create_qp(
+        &mut self,
+        hca: &Arc<Shared>,
+        pd: PdHandle,
+        init: &QpInit,
+        number: Option<Qpn>,
+    ) -> Result<QpPorts, DeviceError> {
         let cap = init.cap;
         self.check_qp(pd, init)?;
         let recv_pd = self.recv_pd(pd, init)?;
@@ -403,7 +428,8 @@ impl Engine {
             return Err(limit("queue pair", &self.core.qps));
         };
         let handle = QpHandle { index, generation };
-        let qpn = qpn_of(index, self.fabric.attr().qpn_slot.map_or(generation, u32::from));
+        let generation_of_number = self.fabric.attr().qpn_slot.map_or(generation, u32::from);
+        let qpn = number.unwrap_or(qpn_of(index, generation_of_number));
         let inline = (cap.max_inline as usize).div_ceil(size_of::<Cell>());
         // Lists of both kinds have two entries at least.
         let list = if cap.max_send_sge > 1 { cap.max_send_sge as usize } else { 0 };
@@ -707,7 +733,11 @@ unsafe impl Device for SoftHca {
 
     fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
         self.shared.fork.check()?;
-        self.shared.control(|e| e.create_qp(&self.shared, pd, init))
+        self.shared.control(|e| e.create_qp(&self.shared, pd, init, None))
+    }
+    fn create_general_services_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
+        self.shared.fork.check()?;
+        self.shared.control(|e| e.create_general_services_qp(&self.shared, pd, init))
     }
     fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
         self.shared.fork.check()?;

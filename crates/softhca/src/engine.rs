@@ -70,6 +70,9 @@ const CALLED_RETRY: Duration = Duration::from_millis(16);
 /// Stands for the turn of a queue pair whose acknowledgement has left, while it is still in the list.
 const LISTED: u64 = u64::MAX;
 
+/// The number of the general services queue pair.
+pub(crate) const GENERAL_SERVICES: Qpn = Qpn::new(1);
+
 /// The number of a queue pair.
 pub(crate) fn qpn_of(index: u32, generation: u32) -> Qpn {
     Qpn::new(generation << SLOT_BITS | (index + FIRST_QPN))
@@ -127,6 +130,8 @@ pub(crate) struct Core {
     pub(crate) taking_back: Vec<TakingBack>,
     /// Queue pairs that doze, and what has come for them.
     pub(crate) dozers: Dozers,
+    /// The slot of the general services queue pair, if there is one.
+    pub(crate) general_services: Option<u32>,
     /// The queue pair of the packet before, which wants what it did to be noted.
     touched: Option<u32>,
     turn: u64,
@@ -203,6 +208,7 @@ impl Engine {
                 acks_blocked: 0,
                 timers: BinaryHeap::with_capacity(64),
                 near_qps: BTreeSet::new(),
+                general_services: None,
                 words_due: Vec::new(),
                 taking_back: Vec::new(),
                 dozers: Dozers::default(),
@@ -450,7 +456,10 @@ impl Core {
             Err(e) => return self.counters.malformed(e),
         };
         let qpn = packet.bth().dest_qp().raw();
-        let slot = slot_of(qpn);
+        let mut slot = slot_of(qpn);
+        if qpn == GENERAL_SERVICES.raw() {
+            slot = self.general_services.unwrap_or(slot);
+        }
         let entry = self.qps.at_mut(slot).filter(|e| e.machine.qpn().raw() == qpn);
         let Some(entry) = entry else {
             self.counters.unknown_qp += 1;

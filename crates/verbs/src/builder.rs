@@ -39,7 +39,17 @@ pub struct QpBuilder<'a, S> {
     psn: Option<Psn>,
     rd_atomic: Option<u8>,
     context: u64,
+    general_services: bool,
     service: PhantomData<fn() -> S>,
+}
+
+impl QpBuilder<'_, crate::Ud> {
+    /// Builds the general services queue pair, whose number is 1 and to which the connection managers of peers send. A
+    /// device that can have it says so ([`DeviceAttr::general_services`](hca_core::DeviceAttr)); it has one at a time.
+    pub fn general_services(mut self) -> Self {
+        self.general_services = true;
+        self
+    }
 }
 
 impl<'a, S: Service> QpBuilder<'a, S> {
@@ -55,6 +65,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
             psn: None,
             rd_atomic: None,
             context: 0,
+            general_services: false,
             service: PhantomData,
         }
     }
@@ -197,7 +208,12 @@ impl<'a, S: Service> QpBuilder<'a, S> {
             srq: self.srq.as_ref().map(|srq| srq.inner.handle),
             cap: self.cap,
         };
-        self.pd.core.ctx.device.create_qp(self.pd.core.handle, &init)
+        let (device, pd) = (&self.pd.core.ctx.device, self.pd.core.handle);
+        if self.general_services {
+            device.create_general_services_qp(pd, &init)
+        } else {
+            device.create_qp(pd, &init)
+        }
     }
 
     /// Puts slots between the ports and the completion queues.

@@ -207,6 +207,7 @@ fn echo() -> Context {
         max_rd_atomic: 1,
         atomics: AtomicScope::None,
         foreign_memory: false,
+        general_services: false,
     };
     let ring = Ring { completions: [Completion::default(); 256], head: 0, tail: 0 };
     let (done, built) = (Arc::new(Mutex::new(ring)), AtomicU32::new(QP.generation));

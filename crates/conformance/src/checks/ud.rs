@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use hca_core::{
-    AddressVector, AhHandle, Gid, Mixed, Mtu, Payload, PostErrorKind, Qkey, QpState, QpType, RecvExtra,
-    SendOp, SendWr, Sge, UdDest, WcStatus,
+    AddressVector, AhHandle, DeviceError, Gid, Mixed, Mtu, Payload, PostErrorKind, Qkey, QpAttr, QpState,
+    QpType, RecvExtra, SendOp, SendWr, Sge, UdDest, WcStatus,
 };
 
 use crate::mem::{Mem, pattern};
@@ -80,6 +80,44 @@ pub(crate) fn ud_datagrams_begin_with_forty_bytes_of_grh(bed: &dyn Bed) {
         assert_grh(&u.mb.read(8, 40), u.a.node.gid(), u.b.node.gid());
         u.mb.assert_bytes(48, &bytes);
         u.mb.assert_untouched_but(8, len + 40, 0x33);
+    }
+}
+
+pub(crate) fn the_general_services_queue_pair_has_number_one_and_hears_its_key(bed: &dyn Bed) {
+    const GENERAL_KEY: Qkey = Qkey::new(0x8001_0000);
+    let u = Ud::new(bed);
+    let node = &u.b.node;
+    if !node.dev().attr().general_services {
+        assert!(node.general_services().is_err(), "what the attributes deny is not there");
+        return;
+    }
+    let conn = Conn::of(QpType::Ud);
+    for round in 0..2 {
+        let general = node.general_services().expect("the attributes promise it");
+        assert_eq!(general.qpn.raw(), 1);
+        assert!(matches!(node.general_services(), Err(DeviceError::InUse { .. })), "there is one at a time");
+        general.modify(&QpAttr { qkey: Some(GENERAL_KEY), ..conn.init() }).unwrap();
+        general.to_rts(&conn, general.qpn, node.gid(), 0);
+        if !bed.can(Feature::Lossless) {
+            return;
+        }
+        let bytes = pattern(round, 256);
+        u.ma.write(0, &bytes);
+        general.recv(round, &[u.mb.sge(0, 512)]);
+        // A privileged key stands for the sender's own, which does not fit.
+        for qkey in [QKEY, GENERAL_KEY] {
+            let dest = UdDest { ah: u.ah, qpn: general.qpn, qkey };
+            u.a.try_send(&[to(dest, round, SendOp::Send, &[u.ma.sge(0, 256)])]).unwrap();
+            u.a.send_cq.ok(round);
+        }
+        u.a.modify(&QpAttr { qkey: Some(GENERAL_KEY), ..QpAttr::default() }).unwrap();
+        let dest = UdDest { ah: u.ah, qpn: general.qpn, qkey: GENERAL_KEY };
+        u.a.try_send(&[to(dest, round, SendOp::Send, &[u.ma.sge(0, 256)])]).unwrap();
+        u.a.send_cq.ok(round);
+        let c = general.recv_cq.ok(round);
+        assert_eq!((c.byte_len, c.src_qp), (256 + 40, u.a.qpn));
+        u.mb.assert_bytes(40, &bytes);
+        u.a.modify(&QpAttr { qkey: Some(QKEY), ..QpAttr::default() }).unwrap();
     }
 }
 

@@ -121,6 +121,7 @@ impl Fake {
             max_rd_atomic: 16,
             atomics: AtomicScope::Cpu,
             foreign_memory: true,
+            general_services: false,
         };
         change(&mut attr);
         let faults = Arc::<Faults>::default();

@@ -1,0 +1,195 @@
+//! Connections by RDMA CM, between two devices on each kind of network.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use hca::cm::wire::{Kind, Reason};
+use hca::cm::{Connection, ConnectionError, DatagramListener, Failure, Listener, UDP_QKEY, connect, resolve};
+use hca::{CompletionQueue, Completions, Context, Pd, QueuePair, Rc, Ud, WcStatus};
+
+/// Two devices of a network of this test's own.
+fn networks(test: &str) -> Vec<(String, [Context; 2])> {
+    let id = std::process::id();
+    let names =
+        [format!("loopback://{test}-{id}"), format!("shm://{test}-{id}"), "udp://".into(), "auto://".into()];
+    names
+        .map(|name| {
+            (name.clone(), [0; 2].map(|_| hca::open(&name).unwrap_or_else(|e| panic!("{name}: {e}"))))
+        })
+        .into()
+}
+
+struct End {
+    pd: Pd,
+    cq: CompletionQueue,
+    qp: QueuePair<Rc>,
+}
+
+fn end(context: &Context) -> End {
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(256).unwrap();
+    let qp = pd.qp::<Rc>(&cq).build().unwrap();
+    End { pd, cq, qp }
+}
+
+impl End {
+    fn next(&mut self) -> (WcStatus, Vec<u8>) {
+        let mut wcs = Completions::with_capacity(1);
+        let mut got =
+            self.cq.wait(&mut wcs, Some(Duration::from_secs(60))).expect("a completion").collect::<Vec<_>>();
+        let wc = got.pop().unwrap();
+        (wc.status, wc.payload().map(<[u8]>::to_vec).unwrap_or_default())
+    }
+}
+
+/// A connection of two ends, and the data that each side has of the other.
+fn connected([client, server]: &[Context; 2]) -> ([End; 2], [Connection; 2]) {
+    let listener = Listener::bind(server, "0.0.0.0:0").unwrap();
+    let address = listener.address();
+    let [mut a, mut b] = [end(client), end(server)];
+    for end in [&mut a, &mut b] {
+        end.qp.post_recv(end.pd.alloc(64).unwrap()).unwrap();
+    }
+    let control = a.qp.control();
+    let (from_client, from_server) = std::thread::scope(|s| {
+        let asks = s.spawn(|| connect(client, &control, address, b"who is there?").unwrap());
+        let incoming = listener.accept().unwrap();
+        assert!(incoming.private_data().starts_with(b"who is there?\0"));
+        assert_eq!(incoming.source().ip(), client.port().gid.ip());
+        let accepted = incoming.accept(&b.qp, b"me").unwrap();
+        (asks.join().unwrap(), accepted)
+    });
+    assert!(from_client.private_data().starts_with(b"me\0"));
+    ([a, b], [from_client, from_server])
+}
+
+#[test]
+fn two_programs_connect_talk_and_disconnect() {
+    for (name, contexts) in networks("talk") {
+        let ([mut a, mut b], [client, server]) = connected(&contexts);
+        for _ in 0..3 {
+            a.qp.send_inline(b"over the connection").unwrap();
+            assert_eq!(a.next().0, WcStatus::Success, "{name}");
+            assert_eq!(b.next(), (WcStatus::Success, b"over the connection".to_vec()), "{name}");
+            b.qp.post_recv(b.pd.alloc(64).unwrap()).unwrap();
+        }
+        assert!(server.is_connected());
+        client.disconnect().unwrap();
+        assert!(server.wait_disconnected(Some(Duration::from_secs(60))).unwrap(), "{name}");
+        assert!(!server.is_connected());
+        // The queue pairs of both sides have let go of what was posted.
+        assert_eq!((a.next().0, b.next().0), (WcStatus::WrFlushed, WcStatus::WrFlushed), "{name}");
+    }
+}
+
+#[test]
+fn a_dropped_connection_is_told_to_the_peer() {
+    for (name, contexts) in networks("drop") {
+        let (_ends, [client, server]) = connected(&contexts);
+        drop(server);
+        assert!(client.wait_disconnected(Some(Duration::from_secs(60))).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn a_rejection_tells_reason_and_private_data() {
+    for (name, [client, server]) in networks("reject") {
+        let listener = Listener::bind(&server, "0.0.0.0:0").unwrap();
+        let a = end(&client);
+        let control = a.qp.control();
+        std::thread::scope(|s| {
+            let asks = s.spawn(|| connect(&client, &control, listener.address(), b"").unwrap_err());
+            listener.accept().unwrap().reject(b"full").unwrap();
+            let ConnectionError::Rejected { reason, private_data } = asks.join().unwrap() else {
+                panic!("{name}")
+            };
+            assert_eq!((reason, &private_data[..5]), (Reason::CONSUMER_DEFINED, &b"full\0"[..]), "{name}");
+        });
+        let address = SocketAddr::new(server.port().gid.ip(), 1);
+        let refused = connect(&client, &a.qp, address, b"").unwrap_err();
+        assert!(
+            matches!(refused, ConnectionError::Rejected { reason: Reason::INVALID_SERVICE_ID, .. }),
+            "{refused}"
+        );
+        // A queue pair that was rejected can still be connected.
+        std::thread::scope(|s| {
+            let asks = s.spawn(|| connect(&client, &control, listener.address(), b"").unwrap());
+            let b = end(&server);
+            let accepted = listener.accept().unwrap().accept(&b.qp, b"").unwrap();
+            drop((asks.join().unwrap(), accepted));
+        });
+    }
+}
+
+#[test]
+fn a_datagram_service_is_resolved() {
+    for (name, [client, server]) in networks("sidr") {
+        let pds = [&client, &server].map(|c| c.alloc_pd().unwrap());
+        let mut cqs = [&client, &server].map(|c| c.create_cq(256).unwrap());
+        let [mut from, mut to] = [0, 1].map(|i| pds[i].qp::<Ud>(&cqs[i]).build().unwrap());
+        for qp in [&from, &to] {
+            qp.activate(UDP_QKEY).unwrap();
+        }
+        to.post_recv(pds[1].alloc(128).unwrap()).unwrap();
+        let listener = DatagramListener::bind(&server, "0.0.0.0:0").unwrap();
+        let found = std::thread::scope(|s| {
+            let asks = s.spawn(|| resolve(&client, listener.address(), b"news?").unwrap());
+            let request = listener.accept_within(None).unwrap().unwrap();
+            assert!(request.private_data().starts_with(b"news?\0"));
+            request.accept(&to, UDP_QKEY, b"here").unwrap();
+            asks.join().unwrap()
+        });
+        assert_eq!((found.qpn, &found.private_data[..5]), (to.qpn(), &b"here\0"[..]), "{name}");
+        from.send_to(hca::Inline(b"hello"), &found.peer(&pds[0]).unwrap()).unwrap();
+        let mut wcs = Completions::default();
+        let got: Vec<_> = cqs[1].wait(&mut wcs, Some(Duration::from_secs(60))).unwrap().collect();
+        assert_eq!(got[0].payload(), Some(&b"hello"[..]), "{name}");
+        let nobody = SocketAddr::new(server.port().gid.ip(), 1);
+        assert!(matches!(resolve(&client, nobody, b""), Err(ConnectionError::Unresolved { .. })), "{name}");
+    }
+}
+
+#[test]
+fn a_port_has_one_listener_and_an_address_has_to_be_the_devices() {
+    let context = hca::open(&format!("loopback://ports-{}", std::process::id())).unwrap();
+    let listener = Listener::bind(&context, "0.0.0.0:7471").unwrap();
+    assert!(matches!(Listener::bind(&context, "0.0.0.0:7471"), Err(ConnectionError::Cm(_))));
+    assert!(matches!(Listener::bind(&context, "192.0.2.1:7472"), Err(ConnectionError::NotLocal { .. })));
+    drop(listener);
+    Listener::bind(&context, "0.0.0.0:7471").unwrap();
+}
+
+#[test]
+fn many_connections_come_and_go() {
+    for (name, contexts) in networks("many") {
+        let [client, server] = &contexts;
+        let listener = Listener::bind(server, "0.0.0.0:0").unwrap();
+        let begun = std::time::Instant::now();
+        let count = 100;
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for _ in 0..count {
+                    let b = end(server);
+                    let connection = listener.accept().unwrap().accept(&b.qp, b"").unwrap();
+                    connection.wait_disconnected(None).unwrap();
+                }
+            });
+            for _ in 0..count {
+                let a = end(client);
+                connect(client, &a.qp, listener.address(), b"").unwrap().disconnect().unwrap();
+            }
+        });
+        println!("{name}: {:.0} connections a second", f64::from(count) / begun.elapsed().as_secs_f64());
+    }
+}
+
+#[test]
+#[ignore = "takes 26 s: a request without an answer"]
+fn a_port_without_a_connection_manager_is_told_by_silence() {
+    let [client, server] =
+        [0; 2].map(|_| hca::open(&format!("loopback://silent-{}", std::process::id())).unwrap());
+    let a = end(&client);
+    let address = SocketAddr::new(server.port().gid.ip(), 7471);
+    let failed = connect(&client, &a.qp, address, b"").unwrap_err();
+    assert!(matches!(failed, ConnectionError::Failed(Failure::NoAnswer(Kind::Req))), "{failed}");
+}
