@@ -198,7 +198,7 @@ impl Connection {
     pub(super) fn new(manager: Held, peer: Gid, private_data: Vec<u8>) -> Self {
         Self { manager, peer, private_data }
     }
-    /// The peer's port.
+    /// The GID of the peer's port.
     pub fn peer(&self) -> Gid {
         self.peer
     }
