@@ -280,7 +280,8 @@ fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
         max_rd_atomic: MAX_RD_ATOMIC,
         atomics: AtomicScope::Cpu,
         foreign_memory: true,
-        general_services: true,
+        // At a shared address nobody sorts the datagrams to queue pair 1 by their processes.
+        general_services: fabric.qpn_slot.is_none(),
     };
     let gid = Gid::from_ip(fabric.local);
     let port = PortAttr {
@@ -405,6 +406,11 @@ impl Engine {
     ) -> Result<QpPorts, DeviceError> {
         if init.qp_type != QpType::Ud {
             return Err(DeviceError::Unsupported { what: "a general services queue pair that is connected" });
+        }
+        if self.fabric.attr().qpn_slot.is_some() {
+            return Err(DeviceError::Unsupported {
+                what: "the general services queue pair at a shared address",
+            });
         }
         if self.core.general_services.is_some() {
             return Err(DeviceError::InUse { what: "general services queue pair", users: 1 });
