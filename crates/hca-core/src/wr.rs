@@ -155,6 +155,11 @@ impl FlatOp {
     pub const fn is_plain_send(&self) -> bool {
         matches!(self.code, OpCode::Send)
     }
+    /// Where a WRITE without immediate data goes, if it is one.
+    #[inline(always)]
+    pub const fn plain_write(&self) -> Option<RemoteAddr> {
+        if matches!(self.code, OpCode::Write) { Some(self.remote()) } else { None }
+    }
     /// Whether it is an atomic operation.
     #[inline(always)]
     pub const fn is_atomic(&self) -> bool {
@@ -164,6 +169,12 @@ impl FlatOp {
     #[inline(always)]
     pub const fn wc_opcode(&self) -> crate::WcOpcode {
         self.op().wc_opcode()
+    }
+}
+
+impl From<SendOp> for FlatOp {
+    fn from(op: SendOp) -> Self {
+        Self::new(&op)
     }
 }
 
@@ -306,6 +317,7 @@ mod tests {
             let flat = FlatOp::new(&op);
             assert_eq!((flat.op(), flat.wc_opcode()), (op, op.wc_opcode()));
             assert_eq!(flat.is_plain_send(), op == SendOp::Send);
+            assert_eq!(flat.plain_write(), matches!(op, SendOp::Write(_)).then_some(remote));
             let atomic = matches!(op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
             assert_eq!(flat.is_atomic(), atomic);
             if !matches!(op, SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_)) {

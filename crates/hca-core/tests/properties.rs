@@ -98,7 +98,7 @@ proptest! {
 
     #[test]
     fn a_bth_gives_back_its_fields(
-        (raw, bits, pad, pkey) in any::<(u8, u8, u8, u16)>(), (qpn, psn, mig) in any::<(u32, u32, bool)>(),
+        (raw, bits, pad, pkey) in any::<(u8, u32, u8, u16)>(), (qpn, psn, mig) in any::<(u32, u32, bool)>(),
     ) {
         let flags = BthFlags::from_bits_truncate(bits);
         let (opcode, pkey, qpn, psn) = (Opcode::new(raw), Pkey::new(pkey), Qpn::new(qpn), Psn::new(psn));
@@ -151,7 +151,7 @@ proptest! {
 
     #[test]
     fn a_packet_of_any_opcode_is_built_parsed_and_built_again(
-        raw in any::<u8>(), bits in any::<u8>(), bytes in vec(any::<u8>(), 80), payload in vec(any::<u8>(), 0..70),
+        raw in any::<u8>(), bits in any::<u32>(), bytes in vec(any::<u8>(), 80), payload in vec(any::<u8>(), 0..70),
     ) {
         let bytes: [u8; 80] = bytes.try_into().unwrap();
         let flags = BthFlags::from_bits_truncate(bits);

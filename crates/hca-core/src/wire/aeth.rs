@@ -93,17 +93,13 @@ impl Syndrome {
     }
     /// The largest encoded count that promises no more than `credits`.
     pub const fn encode_credits(credits: u32) -> u8 {
-        let mut lo = 0_usize;
-        let mut hi = 30;
-        while lo < hi {
-            let mid = (lo + hi).div_ceil(2);
-            if Self::CREDITS[mid] as u32 <= credits {
-                lo = mid;
-            } else {
-                hi = mid - 1;
-            }
+        if credits < 2 {
+            return credits as u8;
         }
-        lo as u8
+        // From 2 on there are two counts for each power of 2: itself, and half as much again.
+        let power = credits.ilog2();
+        let encoded = 2 * power + (credits >> (power - 1) & 1);
+        if encoded < 30 { encoded as u8 } else { 30 }
     }
 }
 

@@ -6,17 +6,17 @@ use super::{Be16, Be24, Opcode};
 use crate::{Pkey, Psn, Qpn};
 
 bitflags::bitflags! {
-    /// The single bits of a [`Bth`], gathered.
+    /// The single bits of a [`Bth`], gathered: of each of the three bytes that have some, in eight bits of their own.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-    pub struct BthFlags: u8 {
+    pub struct BthFlags: u32 {
         /// Solicited event.
-        const SOLICITED = 1;
-        /// The requester asks for an acknowledgement.
-        const ACK_REQ = 1 << 1;
+        const SOLICITED = SOLICITED as u32;
         /// Forward explicit congestion notification.
-        const FECN = 1 << 2;
+        const FECN = (FECN as u32) << 8;
         /// Backward explicit congestion notification.
-        const BECN = 1 << 3;
+        const BECN = (BECN as u32) << 8;
+        /// The requester asks for an acknowledgement.
+        const ACK_REQ = (ACK_REQ as u32) << 16;
     }
 }
 
@@ -52,14 +52,14 @@ impl Bth {
     /// A header of transport version 0, MigReq set as adapters send it.
     #[inline]
     pub fn new(opcode: Opcode, flags: BthFlags, pad: u8, pkey: Pkey, dest_qp: Qpn, psn: Psn) -> Self {
-        let bit = |flag, mask| if flags.contains(flag) { mask } else { 0 };
+        let [se, fecn_becn, ack_req, _] = flags.bits().to_le_bytes();
         Self {
             opcode: opcode.raw(),
-            se_m_pad_tver: bit(BthFlags::SOLICITED, SOLICITED) | MIG_REQ | (pad & 3) << PAD_SHIFT,
+            se_m_pad_tver: se | MIG_REQ | (pad & 3) << PAD_SHIFT,
             pkey: Be16::new(pkey.raw()),
-            fecn_becn: bit(BthFlags::FECN, FECN) | bit(BthFlags::BECN, BECN),
+            fecn_becn,
             dest_qp: Be24::new(dest_qp.raw()),
-            ack_req: bit(BthFlags::ACK_REQ, ACK_REQ),
+            ack_req,
             psn: Be24::new(psn.raw()),
         }
     }
