@@ -144,10 +144,10 @@ impl RxFlows {
     /// A datagram from this source comes; its packets follow by [`check`](Self::check).
     #[inline]
     pub(crate) fn begin(&mut self, src: IpAddr, port: u16) {
-        let set = set_of(src, port);
-        let flow = &self.flows[set];
-        if set != self.current || flow.port != port || flow.src != src || !flow.used {
-            self.turn_to(set, src, port);
+        // A flow that is remembered stands first in its set while it is the current one.
+        let flow = &self.flows[self.current];
+        if self.current == UNKNOWN_FLOW || flow.port != port || flow.src != src {
+            self.turn_to(set_of(src, port), src, port);
         }
         self.segments = 0;
     }
@@ -217,14 +217,15 @@ impl RxFlows {
         if packet.len() < Bth::BYTES + ICRC_BYTES {
             return Checked::Short;
         }
-        let mut crc = self.flows[self.current].crc;
-        if !dont_fragment && !crc.has_no_ident() {
+        let crc = &self.flows[self.current].crc;
+        let residual = if dont_fragment || crc.has_no_ident() {
+            self.icrc.residual(crc, ident, packet)
+        } else {
+            let mut crc = *crc;
             crc.toggle_df();
-        }
-        match self.icrc.residual(&crc, ident, packet) {
-            0 => Checked::Good(ident),
-            _ => Checked::Bad(ident),
-        }
+            self.icrc.residual(&crc, ident, packet)
+        };
+        if residual == 0 { Checked::Good(ident) } else { Checked::Bad(ident) }
     }
 
     /// The datagram ends.

@@ -3,7 +3,7 @@
 //! The ICRC is put on and checked as on a real network, so that the layers above and below meet
 //! frames as they are on a wire. It runs under miri as long as no descriptor is asked for.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,12 +23,10 @@ use crate::{
     TapFrame, TxBatch,
 };
 
-/// Bytes that a queue holds; what comes beyond is dropped.
+/// Bytes that a queue holds beside those that its receiver has taken; what comes beyond is dropped.
 const QUEUE_BYTES: usize = 4 << 20;
-/// Trains that a queue holds; what comes beyond is dropped.
+/// Trains that a queue holds, likewise; what comes beyond is dropped.
 const QUEUE_TRAINS: usize = 16_384;
-/// Empty buffers that a queue keeps for later trains.
-const SPARE_BUFFERS: usize = 256;
 /// Paths of one fabric.
 const MAX_PATHS: usize = 1 << 20;
 /// Every loopback flow has this source port.
@@ -43,14 +41,41 @@ struct Frame {
     /// Identification of the first packet.
     ident: u16,
     segment: usize,
+    /// Bytes of all packets.
+    len: usize,
+}
+
+/// Trains in the order in which they were sent, and their bytes in a row.
+#[derive(Default)]
+struct Trains {
+    frames: Vec<Frame>,
     bytes: Vec<u8>,
+}
+
+/// Trains that a receiver took from its queue, and how far it has come in them.
+#[derive(Default)]
+struct Taken {
+    trains: Trains,
+    frame: usize,
+    byte: usize,
+}
+
+impl Taken {
+    fn is_empty(&self) -> bool {
+        self.frame == self.trains.frames.len()
+    }
+    /// The oldest train that is left, which is so no more.
+    fn next(&mut self) -> Option<(&Frame, &[u8])> {
+        let frame = self.trains.frames.get(self.frame)?;
+        let bytes = &self.trains.bytes[self.byte..][..frame.len];
+        (self.frame, self.byte) = (self.frame + 1, self.byte + frame.len);
+        Some((frame, bytes))
+    }
 }
 
 #[derive(Default)]
 struct QueueState {
-    frames: VecDeque<Frame>,
-    bytes: usize,
-    spare: Vec<Vec<u8>>,
+    trains: Trains,
     dropped: u64,
     /// The receiver sleeps on its descriptor, or is about to.
     armed: bool,
@@ -81,17 +106,17 @@ impl Queue {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).ok()?;
         Some(self.event.get_or_init(|| fd).as_fd())
     }
-    /// Takes a train, whose bytes stand beside the frame; returns false when it is full.
-    fn push(&self, mut frame: Frame, train: &[u8]) -> bool {
-        let mut state = self.lock();
-        if state.frames.len() == QUEUE_TRAINS || state.bytes + train.len() > QUEUE_BYTES {
-            state.dropped += train.len().div_ceil(frame.segment) as u64;
+    /// Takes a train and its bytes; returns false when it is full.
+    fn push(&self, frame: Frame, bytes: &[u8]) -> bool {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let Trains { frames, bytes: held } = &mut state.trains;
+        if frames.len() == QUEUE_TRAINS || held.len() + bytes.len() > QUEUE_BYTES {
+            state.dropped += bytes.len().div_ceil(frame.segment) as u64;
             return false;
         }
-        frame.bytes = state.spare.pop().unwrap_or_default();
-        frame.bytes.extend_from_slice(train);
-        state.bytes += train.len();
-        state.frames.push_back(frame);
+        held.extend_from_slice(bytes);
+        frames.push(frame);
         // Release: pairs with the Acquire in `recv`.
         self.stirred.store(STIRRED, Ordering::Release);
         if state.armed {
@@ -103,6 +128,25 @@ impl Queue {
             }
         }
         true
+    }
+    /// Exchanges all trains that wait for those that the receiver has done with.
+    fn take(&self, taken: &mut Taken) {
+        let Taken { trains, frame, byte } = taken;
+        (*frame, *byte) = (0, 0);
+        trains.frames.clear();
+        trains.bytes.clear();
+        let mut state = self.lock();
+        state.armed = false;
+        if core::mem::take(&mut state.signalled)
+            && let Some(fd) = self.event.get()
+        {
+            let _ = rustix::io::read(fd, &mut [0_u8; 8][..]);
+        }
+        core::mem::swap(&mut state.trains, trains);
+        // It stays until all that was taken was delivered.
+        if trains.frames.is_empty() {
+            self.stirred.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -139,6 +183,7 @@ impl LoopbackNet {
             },
             net: self.clone(),
             queue,
+            taken: Taken::default(),
             paths: Vec::new(),
             icrc: Icrc::new(),
             flows: RxFlows::shown(addr),
@@ -178,6 +223,7 @@ pub struct LoopbackFabric {
     attr: FabricAttr,
     net: LoopbackNet,
     queue: Arc<Queue>,
+    taken: Taken,
     paths: Vec<Option<Path>>,
     icrc: Icrc,
     flows: RxFlows,
@@ -187,45 +233,58 @@ pub struct LoopbackFabric {
 }
 
 impl LoopbackFabric {
-    fn deliver(&mut self, now: Instant, frame: &Frame, sink: &mut dyn FnMut(&RxPacket<'_>)) -> usize {
+    /// Whether trains may have come.
+    #[inline]
+    fn has_input(&self) -> bool {
+        // Acquire: pairs with the Release in `push`; what was pushed is seen under the lock.
+        self.queue.stirred.load(Ordering::Acquire) == STIRRED
+    }
+    /// Gives the packets of the oldest train to `sink`; returns how many were right, and their bytes with those of the
+    /// others.
+    #[inline(never)]
+    fn deliver(&mut self, now: Instant, sink: &mut dyn FnMut(&RxPacket<'_>)) -> (usize, usize) {
+        let Self { taken, flows, tap, counters, attr, queue, .. } = self;
+        if taken.is_empty() {
+            queue.take(taken);
+        }
+        let Some((frame, bytes)) = taken.next() else { return (0, 0) };
+        let (src, dst, src_port) = (frame.src, attr.local, SRC_PORT);
+        let (traffic_class, hop_limit) = (frame.traffic_class, frame.hop_limit);
         let mut good = 0;
-        self.flows.begin(frame.src, SRC_PORT);
-        for (k, packet) in frame.bytes.chunks(frame.segment).enumerate() {
-            let ident = frame.ident.wrapping_add(k as u16);
-            let checked = self.flows.check_shown(ident, true, packet);
-            if let (Some(tap), Checked::Good(_) | Checked::Bad(_)) = (&mut self.tap, checked) {
+        flows.begin(src, src_port);
+        let mut ident = frame.ident;
+        for packet in bytes.chunks(frame.segment) {
+            let checked = flows.check_shown(ident, true, packet);
+            if let (Some(tap), Checked::Good(_) | Checked::Bad(_)) = (&mut *tap, checked) {
+                let (direction, version) = (Direction::Rx, crate::RoceVersion::V2);
+                let payload = packet;
                 let tapped = TapFrame {
-                    direction: Direction::Rx,
-                    version: crate::RoceVersion::V2,
-                    src: frame.src,
-                    dst: self.attr.local,
-                    src_port: SRC_PORT,
-                    traffic_class: frame.traffic_class,
-                    hop_limit: frame.hop_limit,
+                    direction,
+                    version,
+                    src,
+                    dst,
+                    src_port,
+                    traffic_class,
+                    hop_limit,
                     ident,
-                    payload: packet,
+                    payload,
                 };
                 tap.frame(now, &tapped);
             }
+            ident = ident.wrapping_add(1);
             match checked {
                 Checked::Good(_) => {
                     good += 1;
-                    self.counters.rx_bytes += packet.len() as u64;
-                    sink(&RxPacket {
-                        src: frame.src,
-                        dst: self.attr.local,
-                        src_port: SRC_PORT,
-                        traffic_class: frame.traffic_class,
-                        hop_limit: frame.hop_limit,
-                        bytes: &packet[..packet.len() - ICRC_BYTES],
-                    });
+                    counters.rx_bytes += packet.len() as u64;
+                    let bytes = &packet[..packet.len() - ICRC_BYTES];
+                    sink(&RxPacket { src, dst, src_port, traffic_class, hop_limit, bytes });
                 }
-                Checked::Bad(_) | Checked::Odd(_) => self.counters.icrc_errors += 1,
-                Checked::Short => self.counters.short_packets += 1,
+                Checked::Bad(_) | Checked::Odd(_) => counters.icrc_errors += 1,
+                Checked::Short => counters.short_packets += 1,
             }
         }
-        self.counters.rx_packets += good as u64;
-        good
+        counters.rx_packets += good as u64;
+        (good, bytes.len())
     }
 }
 
@@ -279,11 +338,12 @@ impl Fabric for LoopbackFabric {
     }
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
-        while let Some(&train) = batch.trains().first() {
+        let waiting = batch.trains().len();
+        for k in 0..waiting {
+            let train = batch.trains()[k];
             let packets = train.packets() as u64;
             let Some(path) = self.paths.get_mut(train.path.0 as usize).and_then(Option::as_mut) else {
                 self.counters.tx_lost_closed += packets;
-                batch.advance(1);
                 continue;
             };
             let first = path.ident;
@@ -317,7 +377,7 @@ impl Fabric for LoopbackFabric {
                 hop_limit: path.hop_limit,
                 ident: first,
                 segment: train.segment,
-                bytes: Vec::new(),
+                len: train.len,
             };
             match &path.queue {
                 None => self.counters.tx_lost_unreachable += packets,
@@ -328,44 +388,23 @@ impl Fabric for LoopbackFabric {
                 }
                 Some(_) => self.counters.tx_lost_full += packets,
             }
-            batch.advance(1);
         }
+        batch.advance(waiting);
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
         let mut outcome = RxOutcome::default();
-        if self.queue.stirred.load(Ordering::Acquire) != STIRRED {
-            return outcome;
-        }
         let mut bytes = 0;
-        let queue = Arc::clone(&self.queue);
-        loop {
-            let mut state = queue.lock();
-            state.armed = false;
-            if state.signalled {
-                state.signalled = false;
-                if let Some(fd) = queue.event.get() {
-                    let _ = rustix::io::read(fd, &mut [0_u8; 8][..]);
-                }
-            }
+        while self.has_input() {
             if outcome.packets >= budget.packets || bytes >= budget.bytes {
-                outcome.more = !state.frames.is_empty();
-                return outcome;
+                outcome.more = !(self.taken.is_empty() && self.queue.lock().trains.frames.is_empty());
+                break;
             }
-            let Some(mut frame) = state.frames.pop_front() else {
-                queue.stirred.store(0, Ordering::Relaxed);
-                return outcome;
-            };
-            state.bytes -= frame.bytes.len();
-            drop(state);
-            bytes += frame.bytes.len();
-            outcome.packets += self.deliver(now, &frame, sink);
-            frame.bytes.clear();
-            let mut state = queue.lock();
-            if state.spare.len() < SPARE_BUFFERS {
-                state.spare.push(frame.bytes);
-            }
+            let (packets, len) = self.deliver(now, sink);
+            outcome.packets += packets;
+            bytes += len;
         }
+        outcome
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -374,7 +413,7 @@ impl Fabric for LoopbackFabric {
 
     fn prepare_wait(&mut self) -> bool {
         let mut state = self.queue.lock();
-        if !state.frames.is_empty() {
+        if !(self.taken.is_empty() && state.trains.frames.is_empty()) {
             return true;
         }
         // Without a descriptor nobody could be woken.
