@@ -151,7 +151,7 @@ struct Sink<'a> {
 
 #[allow(unsafe_code)] // a packet is lent its payload
 impl TxSink for Sink<'_> {
-    #[inline]
+    #[inline(always)]
     fn reserve(&mut self, to: Option<AhHandle>, len: usize) -> Option<&mut [u8]> {
         let path = match to {
             None => self.path,
@@ -428,9 +428,14 @@ impl Core {
         Some(r)
     }
 
+    #[inline]
     fn take_doorbells(&mut self, now: Instant, bell: &Doorbell<QpShared>) -> bool {
         self.now = now;
         self.tables.regions.now = now;
+        !bell.is_empty() && self.take_rung(now, bell)
+    }
+    #[inline(never)]
+    fn take_rung(&mut self, now: Instant, bell: &Doorbell<QpShared>) -> bool {
         let mut any = false;
         for shared in bell.take() {
             any |= self.posted(now, shared.handle);
@@ -473,8 +478,9 @@ impl Core {
             return self.keep_packet(slot, rx);
         }
         let ce = rx.congestion_experienced();
-        let mut grh = [0; 40];
+        let mut grh;
         let meta = if entry.machine.qp_type() == QpType::Ud {
+            grh = [0; 40];
             write_grh(rx, &mut grh);
             RxMeta { ce, grh: Some(&grh) }
         } else {
@@ -500,17 +506,18 @@ impl Core {
     #[inline]
     fn settle(&mut self, slot: u32) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
-        if !entry.ready && entry.machine.wants_transmit() {
+        let wants = entry.machine.wants();
+        if wants.transmit && !entry.ready {
             entry.ready = true;
             self.ready.push_back(slot);
         }
-        if entry.ack_since.is_none_or(|since| since == LISTED)
-            && entry.machine.ack_owed().is_some()
+        if wants.ack.is_some()
+            && entry.ack_since.is_none_or(|since| since == LISTED)
             && entry.ack_since.replace(self.turn).is_none()
         {
             self.acks.push(slot);
         }
-        if let Some(at) = entry.machine.next_deadline()
+        if let Some(at) = wants.deadline
             && entry.timer.is_none_or(|t| at < t)
         {
             entry.timer = Some(at);

@@ -159,6 +159,8 @@ impl Ringer for QpShared {
 pub(crate) struct Held {
     pub(crate) active: bool,
     pub(crate) wr_id: u64,
+    /// The first entry of its list, in which most messages end.
+    pub(crate) first: Sge,
     /// The list, of a shared queue's request.
     pub(crate) sges: Vec<Sge>,
 }
@@ -334,10 +336,18 @@ fn pieces<E: From<LocalError>>(
     Err(LocalError::Length.into())
 }
 
+/// So many bytes of an entry, from `offset` on, if it has them.
+#[inline]
+fn part_of(s: Sge, offset: u32, len: usize) -> Option<Sge> {
+    let room = s.len.checked_sub(offset)?;
+    let part = Sge { addr: s.addr.wrapping_add(offset.into()), len: len as u32, lkey: s.lkey };
+    (len <= room as usize).then_some(part)
+}
+
 /// The same of the receive request that is held.
 #[inline]
 fn held_pieces<E: From<LocalError>>(
-    rq: &mut RecvQueue,
+    rq: &RecvQueue,
     held: &Held,
     offset: u32,
     len: usize,
@@ -345,7 +355,7 @@ fn held_pieces<E: From<LocalError>>(
 ) -> Result<(), E> {
     match rq {
         RecvQueue::Own(rq) => {
-            let (h, cells) = rq.oldest().expect("a receive request is held");
+            let (h, cells) = rq.at(rq.head());
             pieces(cells[..h.sges.into()].iter().copied().map(cell_to_sge), offset, len, f)
         }
         RecvQueue::Shared(_) => pieces(held.sges.iter().copied(), offset, len, f),
@@ -366,20 +376,6 @@ impl QpHost<'_> {
     fn local(&self, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
         local(self.tables, self.res.pd, s, access)
     }
-    #[inline]
-    fn complete(&mut self, cq: u32, c: Completion) {
-        self.tables.complete(cq, c);
-    }
-    #[inline]
-    fn recv_completion(&self, status: WcStatus, opcode: WcOpcode) -> Completion {
-        Completion {
-            wr_id: self.res.held.wr_id,
-            qp: self.res.shared.handle,
-            status,
-            opcode,
-            ..Completion::default()
-        }
-    }
     /// Drops the held receive request's slot, for good.
     #[inline]
     fn release_held(&mut self) {
@@ -390,10 +386,10 @@ impl QpHost<'_> {
     }
     #[inline]
     fn hold_own(&mut self) -> Option<u64> {
-        let RecvQueue::Own(rq) = &mut self.res.rq else { return None };
-        let (h, _) = rq.oldest()?;
-        self.res.held.wr_id = h.wr_id;
-        self.res.held.active = true;
+        let QpRes { rq: RecvQueue::Own(rq), held, .. } = &mut *self.res else { return None };
+        let (h, cell) = rq.oldest_of_one()?;
+        let first = cell.filter(|_| h.sges > 0).map(cell_to_sge).unwrap_or_default();
+        (held.active, held.wr_id, held.first) = (true, h.wr_id, first);
         Some(h.room)
     }
 }
@@ -420,16 +416,15 @@ impl Host for QpHost<'_> {
     fn sq_posted(&self) -> u32 {
         self.res.sq.tail()
     }
-    #[inline]
+    #[inline(always)]
     fn send_request(&self, index: u32) -> SendRequest {
         let h = self.res.sq.header_ref(index);
         let dest = h.dest.then(|| cell_to_target(self.res.sq.cells(index)[0]));
-        SendRequest { op: h.op.op(), flags: h.flags, len: h.len, dest }
+        SendRequest { op: h.op, flags: h.flags, len: h.len, dest }
     }
     #[inline]
     fn gather(&mut self, index: u32, offset: u32, out: &mut [u8]) -> Result<(), LocalError> {
-        let h = self.res.sq.header_ref(index);
-        let cells = self.res.sq.cells(index);
+        let (h, cells) = self.res.sq.at(index);
         if h.place == Place::Slot {
             let bytes: &[u8] = bytemuck::cast_slice(list(cells, h));
             let offset = offset as usize;
@@ -437,16 +432,15 @@ impl Host for QpHost<'_> {
             out.copy_from_slice(bytes[..h.len as usize].get(offset..end).ok_or(LocalError::Length)?);
             return Ok(());
         }
-        if h.place == Place::Both {
-            return self.gather_parts(index, offset, out);
-        }
-        let done = pieces(entries(cells, h), offset, out.len(), |s, at| {
-            let from = self.local(s, Access::empty())?;
+        if h.place == Place::Memory
+            && let Some(s) = entries(cells, h).next().and_then(|s| part_of(s, offset, out.len()))
+            && let Ok(from) = self.local(s, Access::empty())
+        {
             // SAFETY: dma (1): `translate` found `s` inside a live region, and we run under the engine's lock.
-            unsafe { dma::load(from, &mut out[at..at + s.len as usize]) };
-            Ok(())
-        });
-        if done.is_err() { self.gather_parts(index, offset, out) } else { done }
+            unsafe { dma::load(from, out) };
+            return Ok(());
+        }
+        self.gather_parts(index, offset, out)
     }
     #[inline]
     fn in_place(&mut self, index: u32, offset: u32, len: u32) -> Option<InPlace> {
@@ -454,22 +448,21 @@ impl Host for QpHost<'_> {
         if h.place != Place::Memory || !h.flags.contains(SendFlags::STABLE) {
             return None;
         }
-        let s = entries(self.res.sq.cells(index), h).next()?;
-        s.len.checked_sub(offset).filter(|room| *room >= len)?;
-        let s = Sge { addr: s.addr.wrapping_add(offset.into()), len, lkey: s.lkey };
+        let s = part_of(entries(self.res.sq.cells(index), h).next()?, offset, len as usize)?;
         let from = self.local(s, Access::empty()).ok()?;
         Some(InPlace { addr: from.expose_provenance(), len })
     }
     #[inline]
     fn scatter(&mut self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalError> {
-        let h = self.res.sq.header_ref(index);
-        let done = pieces(entries(self.res.sq.cells(index), h), offset, data.len(), |s, at| {
-            let to = self.local(s, Access::LOCAL_WRITE)?;
+        let (h, cells) = self.res.sq.at(index);
+        if let Some(s) = entries(cells, h).next().and_then(|s| part_of(s, offset, data.len()))
+            && let Ok(to) = self.local(s, Access::LOCAL_WRITE)
+        {
             // SAFETY: as in `gather`, with the right to write.
-            unsafe { dma::store(to, &data[at..at + s.len as usize]) };
-            Ok(())
-        });
-        if done.is_err() { self.scatter_parts(index, offset, data) } else { done }
+            unsafe { dma::store(to, data) };
+            return Ok(());
+        }
+        self.scatter_parts(index, offset, data)
     }
     fn check_local(&mut self, index: u32, write: bool) -> Result<(), LocalError> {
         let h = self.res.sq.header_ref(index);
@@ -496,23 +489,18 @@ impl Host for QpHost<'_> {
     fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32) {
         let sq = &mut self.res.sq;
         assert_eq!(index, sq.head(), "send requests complete in order");
-        let h = *sq.header_ref(index);
+        let h = sq.header_ref(index);
+        let (wr_id, opcode, flags, len) = (h.wr_id, h.op.wc_opcode(), h.flags, h.len);
         sq.release(index.wrapping_add(1));
         if status == WcStatus::Success {
-            self.res.ops.completed(h.op.wc_opcode(), h.len);
+            self.res.ops.completed(opcode, len);
+            if !flags.contains(SendFlags::SIGNALED) {
+                return;
+            }
         }
-        if status == WcStatus::Success && !h.flags.contains(SendFlags::SIGNALED) {
-            return;
-        }
-        let c = Completion {
-            wr_id: h.wr_id,
-            qp: self.res.shared.handle,
-            status,
-            opcode: h.op.wc_opcode(),
-            byte_len,
-            ..Completion::default()
-        };
-        self.complete(self.res.send_cq, c);
+        let qp = self.res.shared.handle;
+        let make = || Completion { wr_id, qp, status, opcode, byte_len, ..Completion::default() };
+        self.tables.complete_with(self.res.send_cq, make);
     }
 
     #[inline]
@@ -525,32 +513,37 @@ impl Host for QpHost<'_> {
     }
     #[inline]
     fn place_recv(&mut self, offset: u32, data: &[u8]) -> Result<(), LocalError> {
-        let (tables, pd) = (&*self.tables, self.res.recv_pd);
-        let place = |s: Sge, at: usize| {
-            let to = local(tables, pd, s, Access::LOCAL_WRITE)?;
+        if let Some(s) = part_of(self.res.held.first, offset, data.len())
+            && let Ok(to) = local(self.tables, self.res.recv_pd, s, Access::LOCAL_WRITE)
+        {
             // SAFETY: as in `scatter`.
-            unsafe { dma::store(to, &data[at..at + s.len as usize]) };
-            Ok(())
-        };
-        let done = held_pieces(&mut self.res.rq, &self.res.held, offset, data.len(), place);
-        if done.is_err() { self.place_parts(offset, data) } else { done }
+            unsafe { dma::store(to, data) };
+            return Ok(());
+        }
+        self.place_parts(offset, data)
     }
     #[inline]
     fn complete_recv(&mut self, done: &RecvDone) {
         assert!(self.res.held.active, "a receive request is held");
-        let c = Completion {
-            byte_len: done.byte_len,
-            extra: done.extra,
-            src_qp: done.src_qp,
-            grh: done.grh,
-            solicited: done.solicited,
-            ..self.recv_completion(done.status, done.opcode)
-        };
         if done.status == WcStatus::Success {
             self.res.ops.completed(done.opcode, done.byte_len);
         }
         self.release_held();
-        self.complete(self.res.recv_cq, c);
+        let (wr_id, qp) = (self.res.held.wr_id, self.res.shared.handle);
+        let &RecvDone { status, opcode, byte_len, extra, solicited, src_qp, grh } = done;
+        let make = || Completion {
+            wr_id,
+            qp,
+            status,
+            opcode,
+            byte_len,
+            extra,
+            solicited,
+            src_qp,
+            grh,
+            ..Completion::default()
+        };
+        self.tables.complete_with(self.res.recv_cq, make);
     }
     fn return_recv(&mut self) {
         if !core::mem::take(&mut self.res.held.active) {
@@ -571,9 +564,11 @@ impl Host for QpHost<'_> {
     fn flush_recv(&mut self) {
         loop {
             if self.res.held.active || self.hold_own().is_some() {
-                let c = self.recv_completion(WcStatus::WrFlushed, WcOpcode::Recv);
+                let (wr_id, qp) = (self.res.held.wr_id, self.res.shared.handle);
+                let (status, opcode) = (WcStatus::WrFlushed, WcOpcode::Recv);
                 self.release_held();
-                self.complete(self.res.recv_cq, c);
+                let c = Completion { wr_id, qp, status, opcode, ..Completion::default() };
+                self.tables.complete(self.res.recv_cq, c);
             } else {
                 return;
             }
@@ -662,7 +657,7 @@ impl Host for QpHost<'_> {
         };
         let QpRes { near, wish, sq, pd, .. } = &mut *self.res;
         let list = RequestList { sq, index, tables: self.tables, pd: *pd };
-        let what = (&request.op, request.len);
+        let what = (&request.op.op(), request.len);
         near::carry_out(near.as_mut(), wish, &self.tables.regions, reach, &list, what, behind)
     }
 

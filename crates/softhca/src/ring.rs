@@ -331,14 +331,14 @@ impl<H: Header> Consumer<H> {
         // `self` is borrowed.
         unsafe { core::slice::from_raw_parts(first.cast::<Cell>(), cells.len()) }
     }
-    /// The oldest slot, header and area; `None` if the producer has published none.
+    /// The header and the area of a slot.
+    ///
+    /// # Panics
+    /// If `index` is not in `head()..tail()`.
     #[cfg(not(loom))]
     #[inline]
-    pub(crate) fn oldest(&mut self) -> Option<(&H, &[Cell])> {
-        if self.head == self.tail && self.refresh() == self.head {
-            return None;
-        }
-        Some((self.header_ref(self.head), self.cells(self.head)))
+    pub(crate) fn at(&self, index: u32) -> (&H, &[Cell]) {
+        (self.header_ref(index), self.cells(index))
     }
     /// The header of the oldest slot, and its first cell if slots have any.
     #[cfg(not(loom))]

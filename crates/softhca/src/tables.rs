@@ -192,7 +192,7 @@ impl Tables {
 
     /// Makes a completion where it goes, so that it is not copied.
     #[inline(always)]
-    fn complete_with(&mut self, cq: u32, make: impl FnOnce() -> Completion) {
+    pub(crate) fn complete_with(&mut self, cq: u32, make: impl FnOnce() -> Completion) {
         match self.place_here(cq) {
             // SAFETY: `Here`'s invariant, and it is one of its room.
             Some(place) => unsafe { place.write(make()) },
@@ -304,6 +304,7 @@ impl Tables {
             q.ring.release(head.wrapping_add(1));
         }
         held.active = true;
+        held.first = held.sges.first().copied().unwrap_or_default();
         if q.limit_reached() {
             let event = AsyncEvent::SrqLimitReached(q.handle);
             self.events.push(event);

@@ -72,7 +72,7 @@ pub(crate) fn send_packet<H: Host, T: TxSink>(
 
 /// Reserves a packet, writes its headers and padding, and returns where its payload of `payload` bytes
 /// goes. The packet leaves by [`TxSink::commit`]. `None`: the sink has no room.
-#[inline]
+#[inline(always)]
 pub(crate) fn reserve_packet<'t, T: TxSink>(
     tx: &'t mut T,
     to: Option<AhHandle>,

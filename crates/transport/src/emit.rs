@@ -128,7 +128,7 @@ pub(crate) fn headers(request: &SendRequest, first: bool, last: bool) -> (Packet
         (false, true) => end,
     };
     let mut ext = Ext::none();
-    let op = match request.op {
+    let op = match request.op.op() {
         SendOp::SendImm(imm) => {
             if last {
                 ext.push(&ImmDt { data: Be32::new(imm) });
@@ -171,7 +171,7 @@ fn answered_headers(request: &SendRequest, packet: u32, packets: u32, path: &Pat
             compare: Be64::new(compare),
         })
     };
-    match request.op {
+    match request.op.op() {
         SendOp::CompareSwap { remote, compare, swap } => {
             (PacketOp::CompareSwap, atomic(remote, swap, compare))
         }

@@ -2,14 +2,14 @@
 
 use hca_core::wire::Packet;
 use hca_core::{
-    Access, AhHandle, Qkey, Qpn, RecvExtra, RemoteAddr, Rkey, SendFlags, SendOp, WcOpcode, WcStatus,
+    Access, AhHandle, FlatOp, Qkey, Qpn, RecvExtra, RemoteAddr, Rkey, SendFlags, WcOpcode, WcStatus,
 };
 
 /// A send request as the transport sees it; its memory is reached through the [`Host`] only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendRequest {
     /// What to do.
-    pub op: SendOp,
+    pub op: FlatOp,
     /// How.
     pub flags: SendFlags,
     /// Bytes of the message (of its local list), at most 2^31.

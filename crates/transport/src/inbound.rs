@@ -243,7 +243,7 @@ fn write<H: Host>(op: PacketOp, rkey: Rkey, va: u64, data: &[u8], host: &mut H) 
     Err(Fault::Access)
 }
 
-#[inline]
+#[inline(always)]
 fn finish_send<H: Host>(packet: &Packet<'_>, byte_len: u32, host: &mut H) -> Result<(), Fault> {
     let extra = if let Some(imm) = packet.imm() {
         RecvExtra::Imm(imm)

@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-use hca_core::{Psn, SendOp};
+use hca_core::{FlatOp, Psn, SendOp};
 
 /// Messages in flight: the ring begins with this many and grows when all are in use.
 const MIN_INFLIGHT: usize = 32;
@@ -25,8 +25,8 @@ pub(crate) enum Kind {
 
 impl Kind {
     #[inline]
-    pub(crate) fn of(op: &SendOp) -> Self {
-        match op {
+    pub(crate) fn of(op: &FlatOp) -> Self {
+        match op.op() {
             SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => Self::Send,
             SendOp::Write(_) => Self::Write,
             SendOp::WriteImm(..) => Self::WriteImm,

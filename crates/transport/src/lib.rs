@@ -50,4 +50,4 @@ mod window;
 use host::ATOMIC_BYTES;
 pub use host::*;
 pub use message::{HEAD_BYTES, Lane, Lanes, MAX_MESSAGE, dest_of, plain_send_to};
-pub use qp::{AckOwed, Qp, QpConfig, RxMeta, WindowStats};
+pub use qp::{AckOwed, Qp, QpConfig, RxMeta, Wants, WindowStats};

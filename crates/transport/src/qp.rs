@@ -49,6 +49,17 @@ pub struct AckOwed {
     pub delivered: bool,
 }
 
+/// What a queue pair wants of its adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wants {
+    /// [`Qp::poll_transmit`] may have something.
+    pub transmit: bool,
+    /// The acknowledgement that is owed, for [`Qp::poll_ack`].
+    pub ack: Option<AckOwed>,
+    /// When [`Qp::handle_timeout`] is due.
+    pub deadline: Option<Instant>,
+}
+
 /// The send window of a connection as it stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowStats {
@@ -278,7 +289,7 @@ impl Qp {
     }
 
     /// Takes one packet that is for this queue pair's number.
-    #[inline]
+    #[inline(always)]
     pub fn handle_packet<H: Host>(
         &mut self,
         now: Instant,
@@ -536,35 +547,37 @@ impl Qp {
             self.fail_send(status, host);
         }
     }
+    /// What is to be done for it, by who has given it an input or taken packets of it.
+    #[inline(always)]
+    pub fn wants(&self) -> Wants {
+        let sends = matches!(self.state, QpState::Rts | QpState::Sqd);
+        let tells = self.state != QpState::Error;
+        let (transmit, ack, at) = match &self.service {
+            Service::Rc(c) => {
+                let answers = c.responder.wants_transmit();
+                let transmit = sends && c.requester.wants_transmit() || answers || c.cnp.is_owed() && tells;
+                (transmit, c.responder.ack_owed(), c.requester.deadline_ns())
+            }
+            Service::Local(m) => {
+                let transmit = sends && m.requester.wants_transmit() || m.responder.wants_transmit();
+                (transmit, m.responder.ack_owed(), m.requester.deadline_ns())
+            }
+            Service::Uc(u) => (sends && u.wants_transmit() || u.cnp.is_owed() && tells, None, NEVER),
+            Service::Ud(d) => (sends && d.wants_transmit(), None, NEVER),
+            Service::Unconnected { .. } => (false, None, NEVER),
+        };
+        Wants { transmit, ack, deadline: (at != NEVER).then(|| Instant::from_nanos(at)) }
+    }
     /// When [`handle_timeout`](Self::handle_timeout) is due.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let at = match &self.service {
-            Service::Rc(c) => c.requester.deadline_ns(),
-            Service::Local(m) => m.requester.deadline_ns(),
-            _ => return None,
-        };
-        (at != NEVER).then(|| Instant::from_nanos(at))
+        self.wants().deadline
     }
-
     /// Whether [`poll_transmit`](Self::poll_transmit) may have something; never while it merely waits for
     /// acknowledgements, credits or a timer.
     #[inline]
     pub fn wants_transmit(&self) -> bool {
-        let sends = matches!(self.state, QpState::Rts | QpState::Sqd);
-        match &self.service {
-            Service::Rc(c) => {
-                (sends && c.requester.wants_transmit())
-                    || c.responder.wants_transmit()
-                    || c.cnp.is_owed() && self.state != QpState::Error
-            }
-            Service::Local(m) => (sends && m.requester.wants_transmit()) || m.responder.wants_transmit(),
-            Service::Uc(u) => {
-                (sends && u.wants_transmit()) || u.cnp.is_owed() && self.state != QpState::Error
-            }
-            Service::Ud(d) => sends && d.wants_transmit(),
-            Service::Unconnected { .. } => false,
-        }
+        self.wants().transmit
     }
 
     /// Sends up to `max_packets` packets and returns how many; fewer when there are no more, or when the
@@ -635,11 +648,7 @@ impl Qp {
     /// The acknowledgement that is owed, if one is.
     #[inline]
     pub fn ack_owed(&self) -> Option<AckOwed> {
-        match &self.service {
-            Service::Rc(c) => c.responder.ack_owed(),
-            Service::Local(m) => m.responder.ack_owed(),
-            _ => None,
-        }
+        self.wants().ack
     }
     /// Sends the acknowledgement that is owed, one for all packets since the last. Returns whether it did.
     #[inline]

@@ -6,7 +6,7 @@
 //! is in `completer`.
 
 use hca_core::wire::{BthFlags, PacketOp};
-use hca_core::{Instant, Psn, SendFlags, SendOp, WcStatus};
+use hca_core::{Instant, Psn, SendFlags, WcStatus};
 
 use crate::build::{Ext, pad, send_packet};
 use crate::connection::Path;
@@ -290,11 +290,11 @@ impl Requester {
         let mut sent = 0;
         while sent < max && self.next_index != posted {
             let request = host.send_request(self.next_index);
-            let (kind, remote) = match request.op {
-                SendOp::Send => (Kind::Send, None),
-                SendOp::Write(remote) => (Kind::Write, Some(remote)),
-                _ => break,
-            };
+            let remote = request.op.plain_write();
+            if remote.is_none() && !request.op.is_plain_send() {
+                break;
+            }
+            let kind = if remote.is_some() { Kind::Write } else { Kind::Send };
             let extent = Extent { packets: 1, cost: packet_cost(request.len) };
             let current = Current { request, kind, packets: 1 };
             if request.len > path.mtu || !self.fits(extent, units) || !self.may_start(&current) {
@@ -322,6 +322,9 @@ impl Requester {
             sent += 1;
         }
         (self.cur_index, self.sent_psn) = (self.next_index, self.cur_psn);
+        if self.next_index == posted {
+            (self.ready, self.blocked) = (false, false);
+        }
         sent
     }
 

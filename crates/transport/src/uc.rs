@@ -96,7 +96,8 @@ impl Unreliable {
         };
         let packets = self.path.packets(request.len);
         if self.packet == 0 {
-            if request.op.is_read_or_atomic() || matches!(request.op, SendOp::SendInv(_)) {
+            let op = request.op.op();
+            if op.is_read_or_atomic() || matches!(op, SendOp::SendInv(_)) {
                 return Err(WcStatus::LocalQpOperation);
             }
             if u64::from(request.len) > MAX_MESSAGE_BYTES {
@@ -110,7 +111,8 @@ impl Unreliable {
         let len = (request.len - offset).min(self.path.mtu) as usize;
         let last = self.packet + 1 == packets;
         let (op, ext) = headers(&request, self.packet == 0, last);
-        let solicited = last && request.op.consumes_recv() && request.flags.contains(SendFlags::SOLICITED);
+        let solicited =
+            last && request.op.op().consumes_recv() && request.flags.contains(SendFlags::SOLICITED);
         let flags = if solicited { BthFlags::SOLICITED } else { BthFlags::empty() };
         let bth = Bth::new(Opcode::uc(op), flags, pad(len), self.path.pkey, self.path.dest_qpn, self.psn);
         let Some(body) = reserve_packet(tx, None, &bth, &ext, len) else { return Ok(false) };

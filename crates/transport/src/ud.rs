@@ -73,7 +73,7 @@ impl Datagram {
 
     fn send<H: Host, T: TxSink>(&mut self, host: &mut H, tx: &mut T) -> Result<bool, WcStatus> {
         let request = host.send_request(self.index);
-        let imm = match request.op {
+        let imm = match request.op.op() {
             SendOp::Send => None,
             SendOp::SendImm(imm) => Some(imm),
             _ => return Err(WcStatus::LocalQpOperation),

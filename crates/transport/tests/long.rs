@@ -69,7 +69,7 @@ impl Host for Side {
     }
     fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32) {
         assert_eq!(index as usize, self.completed.len(), "send completions in order");
-        if matches!(self.requests[index as usize].op, SendOp::Read(_)) {
+        if matches!(self.requests[index as usize].op.op(), SendOp::Read(_)) {
             self.ended(byte_len);
         }
         self.completed.push((status, byte_len));
@@ -191,7 +191,7 @@ fn carry(op: SendOp) {
     let lens = [SHORT, LONGEST, SHORT];
     sides[1].recvs = if recv { 3 } else { 0 };
     let flags = SendFlags::SIGNALED;
-    sides[0].requests.extend(lens.map(|len| SendRequest { op, flags, len, dest: None }));
+    sides[0].requests.extend(lens.map(|len| SendRequest { op: op.into(), flags, len, dest: None }));
     qps[0].handle_posted(Instant::from_nanos(now_ns), &mut sides[0]);
 
     let mut sent = [0; 2];

@@ -16,7 +16,7 @@ const FAR: RemoteAddr = RemoteAddr { addr: MEMORY as u64 - 4, rkey: KEY };
 const WRONG: RemoteAddr = RemoteAddr { addr: 0, rkey: Rkey::new(1) };
 
 fn bad_request(p: &mut Pair, op: SendOp, len: u32) {
-    let request = SendRequest { op, flags: SendFlags::SIGNALED, len, dest: None };
+    let request = SendRequest { op: op.into(), flags: SendFlags::SIGNALED, len, dest: None };
     p.post_raw(A, Posted { request, addr: 0, bad: true });
 }
 

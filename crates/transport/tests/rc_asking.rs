@@ -33,7 +33,7 @@ fn measure(p: &mut Pair) {
 /// `bad` local memory.
 fn bad_write(p: &mut Pair) {
     let request =
-        SendRequest { op: SendOp::Write(remote(0)), flags: SendFlags::SIGNALED, len: 8, dest: None };
+        SendRequest { op: SendOp::Write(remote(0)).into(), flags: SendFlags::SIGNALED, len: 8, dest: None };
     p.post_raw(A, Posted { request, addr: 0, bad: true });
 }
 

@@ -119,7 +119,7 @@ fn a_local_protection_error_waits_for_the_requests_before_it() {
         let mut p = Pair::rc();
         p.send(A, SendOp::Write(remote(0)), 0, 8);
         let request =
-            SendRequest { op: SendOp::Write(remote(64)), flags: SendFlags::SIGNALED, len, dest: None };
+            SendRequest { op: SendOp::Write(remote(64)).into(), flags: SendFlags::SIGNALED, len, dest: None };
         p.post_raw(A, Posted { request, addr: 0, bad: true });
         p.send(A, SendOp::Write(remote(0)), 0, 8);
         p.run();

@@ -90,7 +90,7 @@ fn uc_drops_writes_that_are_not_allowed_without_a_word() {
 fn uc_local_error_stops_the_send_queue_only_until_it_is_made_ready_again() {
     let mut p = uc();
     p.send(A, SendOp::Send, 0, 8);
-    let request = SendRequest { op: SendOp::Send, flags: SendFlags::SIGNALED, len: 8, dest: None };
+    let request = SendRequest { op: SendOp::Send.into(), flags: SendFlags::SIGNALED, len: 8, dest: None };
     p.post_raw(A, Posted { request, addr: 0, bad: true });
     p.send(A, SendOp::Send, 0, 8);
     p.recv(A, 0, 8);
@@ -201,7 +201,8 @@ fn a_privileged_q_key_takes_the_queue_pairs_own() {
     let mut p = ud();
     p.recv(B, 0, 100);
     let dest = UdTarget { ah: AhHandle::default(), qpn: qpn(B), qkey: Qkey::new(0x8000_0000) };
-    let request = SendRequest { op: SendOp::Send, flags: SendFlags::SIGNALED, len: 8, dest: Some(dest) };
+    let request =
+        SendRequest { op: SendOp::Send.into(), flags: SendFlags::SIGNALED, len: 8, dest: Some(dest) };
     p.post_raw(A, Posted { request, addr: 0, bad: false });
     p.run();
     assert_eq!(p.b.host.recvs().len(), 1);
@@ -367,8 +368,12 @@ fn only_the_last_packet_of_a_solicited_message_says_so_and_no_write_does() {
 fn a_list_of_several_packets_is_checked_before_the_first_one_leaves() {
     for qp_type in [QpType::Rc, QpType::Uc] {
         let mut p = Pair::new(&Setup { qp_type, ..Setup::default() });
-        let request =
-            SendRequest { op: SendOp::Write(remote(0)), flags: SendFlags::SIGNALED, len: 600, dest: None };
+        let request = SendRequest {
+            op: SendOp::Write(remote(0)).into(),
+            flags: SendFlags::SIGNALED,
+            len: 600,
+            dest: None,
+        };
         p.post_raw(A, Posted { request, addr: 0, bad: true });
         p.run();
         p.expect_sends(&[WcStatus::LocalProtection]);

@@ -1,5 +1,5 @@
-//! Requests whose memory lies in several pieces ([`Scattered`](crate::scattered::Scattered)): what a [`QpHost`] does
-//! where the memory is not in one piece and the fast path can't be taken.
+//! Bytes that do not lie in one piece of memory, behind the first entry of a list: they go on in other entries, or the
+//! memory of an entry lies in several pieces ([`Scattered`](crate::scattered::Scattered)).
 
 use hca_core::{Access, PdHandle, Rkey, Sge};
 use hca_transport::{LocalError, RemoteAccessError};
@@ -10,11 +10,10 @@ use crate::tables::Tables;
 
 #[allow(unsafe_code)] // the calls of `dma`, each with its argument
 impl QpHost<'_> {
-    /// As [`Host::gather`], where an entry's memory may lie in several pieces, or its bytes in the slot.
-    #[cold]
+    /// As [`Host::gather`], wherever the bytes lie.
     #[inline(never)]
     pub(super) fn gather_parts(&self, index: u32, offset: u32, out: &mut [u8]) -> Result<(), LocalError> {
-        let (h, cells) = (self.res.sq.header_ref(index), self.res.sq.cells(index));
+        let (h, cells) = self.res.sq.at(index);
         pieces(entries(cells, h), offset, out.len(), |s, at| {
             if let Some(bytes) = in_slot(cells, h, &s) {
                 out[at..at + s.len as usize].copy_from_slice(bytes?);
@@ -27,11 +26,10 @@ impl QpHost<'_> {
             })
         })
     }
-    /// As [`Host::scatter`], where an entry's memory may lie in several pieces.
-    #[cold]
+    /// As [`Host::scatter`], wherever the bytes lie.
     #[inline(never)]
     pub(super) fn scatter_parts(&self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalError> {
-        let (h, cells) = (self.res.sq.header_ref(index), self.res.sq.cells(index));
+        let (h, cells) = self.res.sq.at(index);
         pieces(entries(cells, h), offset, data.len(), |s, at| {
             each_part(self.tables, self.res.pd, s, Access::LOCAL_WRITE, |to, part, len| {
                 // SAFETY: as in `scatter`.
@@ -40,8 +38,7 @@ impl QpHost<'_> {
             })
         })
     }
-    /// As [`Host::place_recv`], where an entry's memory may lie in several pieces.
-    #[cold]
+    /// As [`Host::place_recv`], wherever the bytes lie.
     #[inline(never)]
     pub(super) fn place_parts(&mut self, offset: u32, data: &[u8]) -> Result<(), LocalError> {
         let (tables, pd) = (&*self.tables, self.res.recv_pd);
@@ -52,7 +49,7 @@ impl QpHost<'_> {
                 Ok(())
             })
         };
-        held_pieces(&mut self.res.rq, &self.res.held, offset, data.len(), place)
+        held_pieces(&self.res.rq, &self.res.held, offset, data.len(), place)
     }
     /// Goes through the parts of a peer's access that lie in one piece of memory each.
     #[cold]

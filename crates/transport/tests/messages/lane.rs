@@ -55,7 +55,7 @@ impl Ways {
                 break;
             }
             let Posted { request, addr, bad } = host.sq[index.wrapping_sub(SQ_BASE) as usize];
-            let plain = request.op == SendOp::Send
+            let plain = request.op.is_plain_send()
                 && !request.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED)
                 && request.len <= SMALL_BYTES;
             if !plain || bad {

@@ -238,7 +238,7 @@ impl Ways {
     }
     /// Posts a request of which the queue pair is not told.
     pub fn queue(&mut self, side: Side, op: SendOp, addr: usize, len: u32) {
-        let request = SendRequest { op, flags: SendFlags::SIGNALED, len, dest: None };
+        let request = SendRequest { op: op.into(), flags: SendFlags::SIGNALED, len, dest: None };
         self.node(side).host.sq.push(Posted { request, addr, bad: false });
     }
     /// Lets a side send what was just posted: by the quick way, or as `Qp::send_messages` does.

@@ -131,7 +131,7 @@ impl Plan {
             p.fill(side.other(), target, len as usize);
         }
         self.posted += 1;
-        let request = SendRequest { op, flags, len, dest: None };
+        let request = SendRequest { op: op.into(), flags, len, dest: None };
         p.node(side).host.sq.push(Posted { request, addr: local, bad: false });
     }
     /// The peer posts the next receive request.
@@ -257,7 +257,7 @@ pub fn reach(p: &mut Ways, seed: u64) {
             0 => Direct::Unable,
             _ if behind => Direct::Later,
             1 => Direct::Again,
-            _ if matches!(request.op, SendOp::WriteImm(..)) => {
+            _ if matches!(request.op.op(), SendOp::WriteImm(..)) => {
                 panic!("a WRITE with immediate data is not direct")
             }
             _ => Direct::Done,

@@ -177,7 +177,7 @@ impl MockHost {
         let here = self.sq[Self::at(index)].addr;
         let len = request.len as usize;
         let at = |remote: RemoteAddr| remote.addr as usize;
-        match request.op {
+        match request.op.op() {
             SendOp::Write(to) => {
                 self.near.memory[at(to)..at(to) + len].copy_from_slice(&self.mem[here..here + len]);
             }
@@ -314,7 +314,7 @@ impl Host for MockHost {
     }
     fn small_send(&self, index: u32) -> Option<u32> {
         let SendRequest { op, flags, len, .. } = self.sq[Self::at(index)].request;
-        let plain = op == SendOp::Send && !flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
+        let plain = op.is_plain_send() && !flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
         (self.near.small && plain && len <= SMALL_BYTES).then_some(len)
     }
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
@@ -572,7 +572,10 @@ impl Pair {
             qpn: qpn(side.other()),
             qkey: QKEY,
         });
-        self.post_raw(side, Posted { request: SendRequest { op, flags, len, dest }, addr, bad: false });
+        self.post_raw(
+            side,
+            Posted { request: SendRequest { op: op.into(), flags, len, dest }, addr, bad: false },
+        );
         index
     }
     pub fn post_raw(&mut self, side: Side, posted: Posted) {

@@ -58,7 +58,7 @@ impl Requester {
     /// The memory that a WRITE's first piece names.
     #[inline]
     fn names_remote(&self, request: &SendRequest) -> Option<RemoteAddr> {
-        match request.op {
+        match request.op.op() {
             SendOp::Write(remote) | SendOp::WriteImm(remote, _) if self.sent == 0 => Some(remote),
             _ => None,
         }
@@ -67,7 +67,7 @@ impl Requester {
     /// The head of a SEND's or WRITE's next piece.
     #[inline]
     fn piece_head(&self, path: &Path, request: &SendRequest, done: u16, last: bool, flags: u8) -> Head {
-        let (op, extra) = match request.op {
+        let (op, extra) = match request.op.op() {
             SendOp::SendImm(imm) => (Op::SendImm, imm),
             SendOp::SendInv(rkey) => (Op::SendInv, rkey.raw()),
             SendOp::Write(_) => (Op::Write, 0),
@@ -136,7 +136,7 @@ impl Requester {
         request: &SendRequest,
         tx: &mut T,
     ) -> Step {
-        let (op, remote, operands) = match request.op {
+        let (op, remote, operands) = match request.op.op() {
             SendOp::CompareSwap { remote, compare, swap } => (Op::CompareSwap, remote, Some([swap, compare])),
             SendOp::FetchAdd { remote, add } => (Op::FetchAdd, remote, Some([add, 0])),
             SendOp::Read(remote) => (Op::Read, remote, None),
