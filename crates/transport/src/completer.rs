@@ -4,13 +4,14 @@
 //! an answer that passes over one says that its response was lost.
 
 use hca_core::wire::{Aeth, NakCode, Packet, PacketOp, Syndrome};
-use hca_core::{Instant, Psn, WcStatus};
+use hca_core::{Instant, Psn, RnrTimer, WcStatus};
 
 use crate::connection::Path;
 use crate::emit::local_status;
 use crate::inflight::Kind;
 use crate::psn::span;
-use crate::requester::{NEVER, Requester};
+use crate::refusal::status_of;
+use crate::requester::Requester;
 use crate::{Count, Host};
 
 /// Whether this opcode is a responder's answer.
@@ -45,8 +46,7 @@ impl Requester {
                 }
                 Some(Syndrome::RnrNak(timer)) => {
                     host.count(Count::RnrNakReceived);
-                    let wait_ns = u64::try_from(timer.duration().as_nanos()).unwrap_or(NEVER);
-                    self.handle_rnr_nak(now, path, psn, wait_ns, host)
+                    self.handle_rnr_nak(now, path, psn, timer, host)
                 }
                 Some(Syndrome::Nak(code)) => {
                     host.count(Count::NakReceived);
@@ -194,24 +194,19 @@ impl Requester {
         now: Instant,
         path: &Path,
         psn: Psn,
-        wait_ns: u64,
+        timer: RnrTimer,
         host: &mut H,
     ) -> Result<(), WcStatus> {
         if !self.reach(now, path, psn, host) {
             return Ok(());
         }
-        if self.rnr_until != NEVER {
+        if self.rnr.is_waiting() {
             // The same refusal once more.
             return Ok(());
         }
-        if path.rnr_retry < hca_core::RNR_RETRY_INFINITE {
-            if self.rnr_left == 0 {
-                return Err(WcStatus::RnrRetryExceeded);
-            }
-            self.rnr_left -= 1;
-        }
+        self.rnr.refused(now.as_nanos(), timer)?;
         self.retries_left = path.retry_cnt;
-        self.refused(now.as_nanos(), wait_ns);
+        self.refused(now.as_nanos());
         Ok(())
     }
 
@@ -227,23 +222,14 @@ impl Requester {
         if !self.reach(now, path, psn, host) && !self.is_within_oldest(psn) {
             return Ok(());
         }
-        match code {
-            NakCode::PsnSequence => {
-                if !self.may_rewind(now) {
-                    return Ok(());
-                }
-                if self.retries_left == 0 {
-                    return Err(WcStatus::RetryExceeded);
-                }
-                self.retries_left -= 1;
-                self.rewind(now.as_nanos());
-                Ok(())
-            }
-            NakCode::InvalidRequest => Err(WcStatus::RemoteInvalidRequest),
-            NakCode::RemoteAccess => Err(WcStatus::RemoteAccess),
-            NakCode::RemoteOperational => Err(WcStatus::RemoteOperation),
-            NakCode::InvalidRd => Err(WcStatus::RemoteInvalidRd),
+        if let Some(status) = status_of(code) {
+            return Err(status);
         }
+        if self.may_rewind(now) {
+            self.retries_left = self.retries_left.checked_sub(1).ok_or(WcStatus::RetryExceeded)?;
+            self.rewind(now.as_nanos());
+        }
+        Ok(())
     }
 
     fn handle_atomic_response<H: Host>(

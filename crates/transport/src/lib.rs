@@ -40,6 +40,7 @@ mod inflight;
 mod message;
 mod psn;
 mod qp;
+mod refusal;
 mod requester;
 mod responder;
 mod rtt;

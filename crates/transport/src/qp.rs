@@ -7,7 +7,7 @@ use crate::completer::is_response;
 use crate::connection::{Connection, Path};
 use crate::inbound::failed_recv;
 use crate::message::{Head, Messages, Op};
-use crate::requester::NEVER;
+use crate::requester::{NEVER, flush};
 use crate::responder::Fatal;
 use crate::uc::Unreliable;
 use crate::ud::Datagram;
@@ -289,7 +289,7 @@ impl Qp {
     }
 
     /// Takes one packet that is for this queue pair's number.
-    #[inline(always)]
+    #[inline]
     pub fn handle_packet<H: Host>(
         &mut self,
         now: Instant,
@@ -392,7 +392,7 @@ impl Qp {
                 host.count(Count::DroppedState);
                 return;
             }
-            let done = m.requester.handle_answer(now, &m.path, &head, body, host);
+            let done = m.requester.handle_answer(now, &head, body, host);
             return self.answered(done, host);
         }
         if !m.responder.lets_in(&m.path, &head) {
@@ -715,13 +715,7 @@ impl Qp {
         if let Service::Local(m) = &mut self.service {
             return m.requester.flush(status, host);
         }
-        let (mut index, posted) = (self.sq_index(), host.sq_posted());
-        let mut status = status;
-        while index != posted {
-            host.complete_send(index, status, 0);
-            index = index.wrapping_add(1);
-            status = WcStatus::WrFlushed;
-        }
+        let posted = flush(self.sq_index(), status, host);
         match &mut self.service {
             Service::Unconnected { index } => *index = posted,
             Service::Uc(u) => u.stop(posted),

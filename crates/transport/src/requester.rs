@@ -13,6 +13,7 @@ use crate::connection::Path;
 use crate::emit::{Current, Extent, check, emit, extent, reth};
 use crate::inflight::{Inflight, Kind, Unanswered};
 use crate::psn::{MAX_OUTSTANDING, span};
+use crate::refusal::Rnr;
 use crate::rtt::Rtt;
 use crate::window::{UNIT_BYTES, Window, packet_cost};
 use crate::{Count, Host, QpConfig, TxSink, WindowStats};
@@ -92,12 +93,10 @@ pub(crate) struct Requester {
     pub(crate) rtt: Rtt,
     /// A packet whose round trip is being measured, and when it left.
     sample: Option<(Psn, u64)>,
-    /// The queue pair's own timeout; the probe; the end of an RNR wait.
+    /// The queue pair's own timeout; the probe.
     timeout_at: u64,
     probe_at: u64,
-    pub(crate) rnr_until: u64,
-    /// The RNR wait that has not begun; 0: it has.
-    rnr_wait_ns: u64,
+    pub(crate) rnr: Rnr,
     /// The peer had no receive request. It drops all behind the packet that it refused, so that one goes
     /// alone until it is taken.
     refused: bool,
@@ -107,7 +106,6 @@ pub(crate) struct Requester {
     /// amid the others; probes of other packets are answered by now.
     pub(crate) asked_alone: Option<Psn>,
     pub(crate) retries_left: u8,
-    pub(crate) rnr_left: u8,
     /// When the cursor last went back, and from where.
     rewound_at: u64,
     rewound_una: Option<Psn>,
@@ -144,14 +142,12 @@ impl Requester {
             sample: None,
             timeout_at: NEVER,
             probe_at: NEVER,
-            rnr_until: NEVER,
-            rnr_wait_ns: 0,
+            rnr: Rnr::new(path),
             refused: false,
             probe_due: false,
             probed: None,
             asked_alone: None,
             retries_left: path.retry_cnt,
-            rnr_left: path.rnr_retry,
             rewound_at: 0,
             rewound_una: None,
         }
@@ -160,7 +156,7 @@ impl Requester {
     /// The limits of the path changed.
     pub(crate) fn update(&mut self, path: &Path) {
         self.retries_left = path.retry_cnt;
-        self.rnr_left = path.rnr_retry;
+        self.rnr.update(path);
         self.unanswered.grow(path.max_rd_atomic);
     }
     /// Requests were posted, or may be started now.
@@ -184,7 +180,7 @@ impl Requester {
     /// When [`timeout`](Self::timeout) is due.
     #[inline]
     pub(crate) fn deadline_ns(&self) -> u64 {
-        self.timeout_at.min(self.probe_at).min(self.rnr_until)
+        self.timeout_at.min(self.probe_at).min(self.rnr.until_ns())
     }
     /// Kind of the oldest request in flight.
     #[inline]
@@ -232,7 +228,7 @@ impl Requester {
         max: usize,
     ) -> (usize, Option<WcStatus>) {
         let mut sent = 0;
-        if self.rnr_until != NEVER {
+        if self.rnr.is_waiting() {
             self.ready = false;
             return (0, None);
         }
@@ -565,12 +561,8 @@ impl Requester {
         host: &mut H,
     ) -> Result<(), WcStatus> {
         let now_ns = now.as_nanos();
-        if now_ns >= self.rnr_until {
-            self.ready = self.rnr_wait_ns == 0;
-            self.rnr_until = match core::mem::take(&mut self.rnr_wait_ns) {
-                0 => NEVER,
-                wait_ns => now_ns.saturating_add(wait_ns),
-            };
+        if self.rnr.is_waiting() {
+            self.ready = self.rnr.ends(now_ns);
         }
         if now_ns >= self.timeout_at {
             if self.retries_left == 0 {
@@ -605,7 +597,7 @@ impl Requester {
     pub(crate) fn progressed(&mut self, now: Instant, path: &Path, cost: u16) {
         let now_ns = now.as_nanos();
         self.retries_left = path.retry_cnt;
-        self.rnr_left = path.rnr_retry;
+        self.rnr.progressed();
         self.refused = false;
         self.probe_due = false;
         if let Some((psn, at)) = self.sample
@@ -629,7 +621,7 @@ impl Requester {
         if span(self.una_psn, self.cur_psn) > sent {
             self.cursor_to_una();
         }
-        if sent == 0 || self.rnr_until != NEVER {
+        if sent == 0 || self.rnr.is_waiting() {
             self.disarm();
         } else {
             self.arm(now_ns, path);
@@ -654,13 +646,11 @@ impl Requester {
         self.go_back(now_ns);
     }
     /// The peer has no receive request for the oldest unacknowledged packet: that one is sent once more when
-    /// the wait is over. It begins with the next turn: this one's time was taken before the refusal came, and
-    /// by how much is not known.
-    pub(crate) fn refused(&mut self, now_ns: u64, wait_ns: u64) {
+    /// the wait is over.
+    pub(crate) fn refused(&mut self, now_ns: u64) {
         self.go_back(now_ns);
         self.disarm();
         self.refused = true;
-        (self.rnr_until, self.rnr_wait_ns) = (now_ns.saturating_add(1), wait_ns);
     }
     /// Goes back to the oldest unacknowledged packet.
     fn go_back(&mut self, now_ns: u64) {
@@ -687,19 +677,25 @@ impl Requester {
 
     /// Completes the oldest request with `status` (unless there is none) and all others as flushed.
     pub(crate) fn flush<H: Host>(&mut self, status: WcStatus, host: &mut H) {
-        let posted = host.sq_posted();
-        let mut status = status;
-        while self.una_index != posted {
-            host.complete_send(self.una_index, status, 0);
-            self.una_index = self.una_index.wrapping_add(1);
-            status = WcStatus::WrFlushed;
-        }
-        self.next_index = posted;
+        self.una_index = flush(self.una_index, status, host);
+        self.next_index = self.una_index;
         self.next_psn = self.sent_psn;
         self.una_psn = self.sent_psn;
         self.cursor_to_una();
         self.disarm();
-        (self.rnr_until, self.rnr_wait_ns) = (NEVER, 0);
+        self.rnr.stop();
         (self.ready, self.blocked) = (false, false);
     }
+}
+
+/// Completes the requests from `index` on, the first with `status` and the others as flushed; returns the index behind
+/// them.
+pub(crate) fn flush<H: Host>(mut index: u32, mut status: WcStatus, host: &mut H) -> u32 {
+    let posted = host.sq_posted();
+    while index != posted {
+        host.complete_send(index, status, 0);
+        index = index.wrapping_add(1);
+        status = WcStatus::WrFlushed;
+    }
+    posted
 }

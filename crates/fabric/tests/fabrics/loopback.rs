@@ -1,6 +1,6 @@
 //! The suite over the loopback network.
 
-use hca_fabric::{Fabric, LoopbackNet, TxBatch};
+use hca_fabric::{Fabric, LoopbackNet, RxBudget, RxOutcome, RxPacket, TxBatch};
 
 use crate::suite::{BUDGET, av, counter, now, packet, put};
 
@@ -60,6 +60,31 @@ fn a_full_queue_drops_and_counts() {
     let mut got = 0;
     while b.recv(now(), BUDGET, &mut |_| got += 1).more {}
     assert_eq!(got + lost, 1500);
+}
+
+#[test]
+fn what_a_budget_leaves_comes_first_by_the_next_call_and_lets_nobody_sleep() {
+    let net = LoopbackNet::new();
+    let mut a = net.attach("10.0.0.1".parse().unwrap());
+    let mut b = net.attach("10.0.0.2".parse().unwrap());
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    let mut send = |number| {
+        put(&mut batch, path, &packet(number, 20));
+        a.send(now(), &mut batch);
+    };
+    (0..3).for_each(&mut send);
+    let one = RxBudget { packets: 1, ..BUDGET };
+    let mut got = Vec::new();
+    let mut take = |p: &RxPacket<'_>| got.push(p.bytes.to_vec());
+    assert_eq!(b.recv(now(), one, &mut take), RxOutcome { packets: 1, more: true });
+    send(3);
+    assert!(b.prepare_wait(), "there is input");
+    while b.recv(now(), one, &mut take).more {}
+    assert_eq!(got, [0, 1, 2, 3].map(|number| packet(number, 20)));
+    assert!(!b.prepare_wait(), "there is none");
+    send(4);
+    assert_eq!(b.recv(now(), one, &mut |_| {}), RxOutcome { packets: 1, more: false }, "nor does that last");
 }
 
 #[test]

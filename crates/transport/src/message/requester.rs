@@ -9,7 +9,8 @@ use super::{FIRST, Head, LAST, MAX_DATA, Op, reserve};
 use crate::connection::Path;
 use crate::emit::local_status;
 use crate::inflight::Kind;
-use crate::requester::NEVER;
+use crate::refusal::Rnr;
+use crate::requester::{NEVER, flush};
 use crate::{Count, Direct, Host, SendRequest, TxSink};
 
 /// How long nothing is heard before requests are sent again: at first, and at most.
@@ -61,12 +62,8 @@ pub(crate) struct Requester {
     resend_wait: u64,
     /// The first such wait since the peer was heard.
     first_wait: u64,
-    /// When a request that was refused is sent again; `rnr_wait_ns`, if not 0, is still to be added then, since the
-    /// time at the refusal may have been an old one.
-    rnr_until: u64,
-    rnr_wait_ns: u64,
-    rnr_retry: u8,
-    rnr_left: u8,
+    /// What is waited for before anything more is sent.
+    rnr: Rnr,
 }
 
 /// What of a READ's response was lent.
@@ -135,16 +132,13 @@ impl Requester {
             resend_at: NEVER,
             resend_wait: first_wait(path),
             first_wait: first_wait(path),
-            rnr_until: NEVER,
-            rnr_wait_ns: 0,
-            rnr_retry: path.rnr_retry,
-            rnr_left: path.rnr_retry,
+            rnr: Rnr::new(path),
         }
     }
     /// Attributes changed, and among them perhaps the P_Key.
     pub(crate) fn update(&mut self, path: &Path) {
         self.greeted = false;
-        (self.rnr_retry, self.rnr_left) = (path.rnr_retry, path.rnr_retry);
+        self.rnr.update(path);
         self.first_wait = first_wait(path);
     }
     /// The oldest request that is not completed.
@@ -164,11 +158,11 @@ impl Requester {
     /// Whether nothing keeps back a request that is posted when none is under way.
     #[inline]
     pub(super) fn is_clear(&self) -> bool {
-        self.current.is_none() && !self.ready && !self.gone && !self.away && self.rnr_until == NEVER
+        self.current.is_none() && !self.ready && !self.gone && !self.away && !self.rnr.is_waiting()
     }
     #[inline]
     pub(crate) fn posted(&mut self) {
-        self.ready = self.rnr_until == NEVER;
+        self.ready = !self.rnr.is_waiting();
     }
     #[inline]
     pub(crate) fn wants_transmit(&self) -> bool {
@@ -216,7 +210,7 @@ impl Requester {
             sent = 1;
         }
         // Answers to the peer, and what is posted meanwhile, end no wait.
-        if self.rnr_until != NEVER {
+        if self.rnr.is_waiting() {
             self.ready = false;
             return (sent, None);
         }
@@ -443,7 +437,7 @@ impl Requester {
             && self.is_plain()
             && self.sent == 0
             && !(self.ready | self.gone | self.alone | self.away)
-            && self.rnr_until == NEVER
+            && !self.rnr.is_waiting()
     }
     /// The request that is sent next.
     #[inline]
@@ -486,7 +480,7 @@ impl Requester {
     #[inline]
     pub(super) fn completed(&mut self, count: u32) {
         self.una = self.una.wrapping_add(count);
-        self.rnr_left = self.rnr_retry;
+        self.rnr.progressed();
         self.alone = false;
         self.progressed();
         self.unblock();
@@ -524,8 +518,8 @@ impl Requester {
     /// When [`timeout`](Self::timeout) is due.
     #[inline]
     pub(crate) fn deadline_ns(&self) -> u64 {
-        if self.rnr_until != NEVER {
-            self.rnr_until
+        if self.rnr.is_waiting() {
+            self.rnr.until_ns()
         } else if self.is_waiting() {
             self.resend_at
         } else {
@@ -542,12 +536,8 @@ impl Requester {
         host: &mut H,
     ) -> Result<(), WcStatus> {
         let now_ns = now.as_nanos();
-        if self.rnr_until != NEVER {
-            if now_ns >= self.rnr_until {
-                let wait_ns = core::mem::take(&mut self.rnr_wait_ns);
-                self.ready = wait_ns == 0;
-                self.rnr_until = if wait_ns == 0 { NEVER } else { now_ns.saturating_add(wait_ns) };
-            }
+        if self.rnr.is_waiting() {
+            self.ready = self.rnr.ends(now_ns);
             return Ok(());
         }
         if !self.is_waiting() || now_ns < self.resend_at {
@@ -588,7 +578,8 @@ impl Requester {
         self.ready = false;
         self.fetched = None;
         if !self.is_waiting() && self.next == host.sq_posted() {
-            (self.away, self.since_ns, self.rnr_until) = (true, NEVER, NEVER);
+            (self.away, self.since_ns) = (true, NEVER);
+            self.rnr.stop();
             return Ok(());
         }
         if self.gone {
@@ -601,24 +592,19 @@ impl Requester {
         if now_ns.saturating_sub(self.since_ns) >= patience_ns(path) {
             return Err(WcStatus::RetryExceeded);
         }
-        self.rnr_until = now_ns.saturating_add(LOOK_AGAIN_NS);
+        self.rnr.wait_until(now_ns.saturating_add(LOOK_AGAIN_NS));
         Ok(())
     }
 
     /// Completes the oldest request with `status`, the others as flushed.
     pub(crate) fn flush<H: Host>(&mut self, status: WcStatus, host: &mut H) {
-        let posted = host.sq_posted();
-        let mut status = status;
-        while self.una != posted {
-            host.complete_send(self.una, status, 0);
-            self.una = self.una.wrapping_add(1);
-            status = WcStatus::WrFlushed;
-        }
-        (self.next, self.high) = (posted, posted);
+        self.una = flush(self.una, status, host);
+        (self.next, self.high) = (self.una, self.una);
         (self.current, self.sent, self.answered, self.unanswered) = (None, 0, 0, 0);
         (self.ready, self.blocked) = (false, false);
         (self.fetch, self.fetched) = (Fetch::No, None);
-        (self.rnr_until, self.rnr_wait_ns, self.resend_at) = (NEVER, 0, NEVER);
+        self.rnr.stop();
+        self.resend_at = NEVER;
     }
 }
 

@@ -1,14 +1,13 @@
 //! The completer: what the peer's answers do to the requester.
 
-use hca_core::wire::{NakCode, Syndrome};
-use hca_core::{Instant, RNR_RETRY_INFINITE, WcStatus};
+use hca_core::wire::Syndrome;
+use hca_core::{Instant, WcStatus};
 
 use super::super::{BY_VALUE, FIRST, Head, LAST, LENT, LIMITED, NOT_LENT, Op, take_loan};
 use super::{Fetch, Requester};
-use crate::connection::Path;
 use crate::emit::local_status;
 use crate::inflight::Kind;
-use crate::requester::NEVER;
+use crate::refusal::status_of;
 use crate::{Count, Host, LoanError};
 
 impl Requester {
@@ -48,7 +47,7 @@ impl Requester {
             (self.current, self.sent) = (None, 0);
         }
         self.una = self.una.wrapping_add(1);
-        self.rnr_left = self.rnr_retry;
+        self.rnr.progressed();
         self.alone = false;
     }
 
@@ -64,7 +63,6 @@ impl Requester {
     pub(crate) fn handle_answer<H: Host>(
         &mut self,
         now: Instant,
-        path: &Path,
         head: &Head,
         body: &[u8],
         host: &mut H,
@@ -79,19 +77,13 @@ impl Requester {
                 self.unblock();
                 Ok(())
             }
-            Op::Nak => self.handle_nak(now, path, head, host),
+            Op::Nak => self.handle_nak(now, head, host),
             _ => self.handle_response(head, body, host),
         }
     }
 
     #[cold]
-    fn handle_nak<H: Host>(
-        &mut self,
-        now: Instant,
-        path: &Path,
-        head: &Head,
-        host: &mut H,
-    ) -> Result<(), WcStatus> {
+    fn handle_nak<H: Host>(&mut self, now: Instant, head: &Head, host: &mut H) -> Result<(), WcStatus> {
         if head.number != self.number(self.una) || !self.is_waiting() && self.sent == 0 {
             host.count(Count::DroppedPsn);
             return Ok(());
@@ -106,18 +98,11 @@ impl Requester {
         let code = match Syndrome::decode(head.extra as u8) {
             Some(Syndrome::RnrNak(timer)) => {
                 host.count(Count::RnrNakReceived);
-                if path.rnr_retry < RNR_RETRY_INFINITE {
-                    if self.rnr_left == 0 {
-                        return Err(WcStatus::RnrRetryExceeded);
-                    }
-                    self.rnr_left -= 1;
-                }
+                self.rnr.refused(now.as_nanos(), timer)?;
                 self.alone = true;
                 self.recount(self.una, host);
                 self.go_back(self.una);
                 self.ready = false;
-                self.rnr_wait_ns = u64::try_from(timer.duration().as_nanos()).unwrap_or(NEVER);
-                self.rnr_until = now.as_nanos();
                 self.progressed();
                 return Ok(());
             }
@@ -125,12 +110,8 @@ impl Requester {
             _ => return Err(WcStatus::BadResponse),
         };
         host.count(Count::NakReceived);
-        Err(match code {
-            NakCode::InvalidRequest => WcStatus::RemoteInvalidRequest,
-            NakCode::RemoteAccess => WcStatus::RemoteAccess,
-            NakCode::RemoteOperational => WcStatus::RemoteOperation,
-            NakCode::PsnSequence | NakCode::InvalidRd => WcStatus::BadResponse,
-        })
+        // Nothing is lost between them.
+        Err(status_of(code).unwrap_or(WcStatus::BadResponse))
     }
 
     fn handle_response<H: Host>(&mut self, head: &Head, body: &[u8], host: &mut H) -> Result<(), WcStatus> {
