@@ -531,18 +531,7 @@ impl Host for QpHost<'_> {
         self.release_held();
         let (wr_id, qp) = (self.res.held.wr_id, self.res.shared.handle);
         let &RecvDone { status, opcode, byte_len, extra, solicited, src_qp, grh } = done;
-        let make = || Completion {
-            wr_id,
-            qp,
-            status,
-            opcode,
-            byte_len,
-            extra,
-            solicited,
-            src_qp,
-            grh,
-            ..Completion::default()
-        };
+        let make = || Completion { wr_id, qp, status, opcode, byte_len, extra, solicited, src_qp, grh };
         self.tables.complete_with(self.res.recv_cq, make);
     }
     fn return_recv(&mut self) {

@@ -204,7 +204,7 @@ impl Requester {
             // The same refusal once more.
             return Ok(());
         }
-        self.rnr.refused(now.as_nanos(), timer)?;
+        self.rnr.refused(now.as_nanos().saturating_add(1), timer)?;
         self.retries_left = path.retry_cnt;
         self.refused(now.as_nanos());
         Ok(())

@@ -110,8 +110,9 @@ impl Requester {
             _ => return Err(WcStatus::BadResponse),
         };
         host.count(Count::NakReceived);
-        // Nothing is lost between them.
-        Err(status_of(code).unwrap_or(WcStatus::BadResponse))
+        // Messages have neither PSNs nor reliable datagrams.
+        let status = status_of(code).filter(|status| *status != WcStatus::RemoteInvalidRd);
+        Err(status.unwrap_or(WcStatus::BadResponse))
     }
 
     fn handle_response<H: Host>(&mut self, head: &Head, body: &[u8], host: &mut H) -> Result<(), WcStatus> {
