@@ -226,7 +226,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         let (core, cap) = (&self.pd.core, &self.cap);
         // A datagram also holds its address handle.
         let (send, poster, taker) = RingSlots::create(cap.max_send_wr, cap.max_send_sge as usize + 1);
-        let send_side = SendSide::new(ports.send, poster, Arc::clone(core), &cap);
+        let send_side = SendSide::new(ports.send, poster, Arc::clone(core), cap);
         let (recv, recv_taker, recv_side) = match (&self.srq, ports.recv) {
             (Some(srq), _) => {
                 let slots = &srq.inner.slots;

@@ -1,6 +1,5 @@
 //! Memory of the program's own, of each kind that is adopted, comes back as it was, however its request ends.
 
-#[allow(dead_code)]
 mod fake;
 
 use std::future::Future;
