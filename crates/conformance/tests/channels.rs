@@ -79,8 +79,14 @@ impl Bed {
     }
 }
 
-/// A thread that moves the sender, as its program would.
+/// A thread that moves the sender, as its program would, until the body ends or panics.
 fn with_sender_moved(contexts: &[Context; 2], body: impl FnOnce()) {
+    struct Ends<'a>(&'a std::sync::atomic::AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
     let done = std::sync::atomic::AtomicBool::new(false);
     let context = contexts[0].clone();
     std::thread::scope(|scope| {
@@ -90,8 +96,8 @@ fn with_sender_moved(contexts: &[Context; 2], body: impl FnOnce()) {
                 std::thread::yield_now();
             }
         });
+        let _ends = Ends(&done);
         body();
-        done.store(true, std::sync::atomic::Ordering::Relaxed);
     });
 }
 
@@ -110,7 +116,9 @@ fn a_channel_names_each_queue_that_has_something_and_no_other() {
                 busy.iter().for_each(|&i| bed.send(i));
                 let mut came = [0; QUEUES];
                 while busy.iter().any(|&i| came[i] < wanted) {
-                    let i = bed.named(channel.wait(Some(PATIENCE)).unwrap());
+                    let i = bed.named(
+                        channel.wait(Some(PATIENCE)).unwrap_or_else(|e| panic!("{progress} {round}: {e}")),
+                    );
                     came[i] += bed.drain(i, &mut wcs);
                 }
                 let idle = (0..QUEUES).filter(|i| !busy.contains(i)).map(|i| came[i]).sum::<usize>();

@@ -42,6 +42,11 @@ impl CqShared {
             poller: Exclusion::new(()),
         }
     }
+    /// Whether a notification was asked for that has not come yet.
+    #[inline]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Relaxed) & (SOLICITED | ANY) != 0
+    }
     /// Asks for one notification. The caller polls once more afterwards.
     pub(crate) fn arm(&self, notify: Notify) {
         if let Some(e) = self.event.get() {
@@ -134,7 +139,7 @@ impl CqEntry {
     pub(crate) fn is_idle(&mut self) -> bool {
         self.ring.is_released()
             && self.withheld == 0
-            && self.shared.armed.load(Ordering::Relaxed) & (SOLICITED | ANY) == 0
+            && !self.shared.is_armed()
     }
     pub(crate) fn engine(&self) -> Option<&Arc<Attached>> {
         self.engine.as_ref()

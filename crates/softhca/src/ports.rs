@@ -507,10 +507,17 @@ impl SoftCq {
         }
     }
 
+    /// Completions were taken. A queue that is still armed, as they came before it was, is waited for all the same: by a
+    /// channel of many queues, say.
     #[inline]
     fn waits_no_more(&mut self) {
-        if self.waiting {
-            self.waiting = false;
+        if self.waiting && !self.shared.is_armed() {
+            self.leave_waiters();
+        }
+    }
+    #[cold]
+    fn leave_waiters(&mut self) {
+        if core::mem::take(&mut self.waiting) {
             self.hca.attention.remove_waiter();
         }
     }
@@ -518,7 +525,7 @@ impl SoftCq {
 
 impl Drop for SoftCq {
     fn drop(&mut self) {
-        self.waits_no_more();
+        self.leave_waiters();
     }
 }
 
