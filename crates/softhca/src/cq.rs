@@ -137,9 +137,7 @@ impl CqEntry {
     /// Whether all completions were polled, and nobody asked to be notified.
     #[inline]
     pub(crate) fn is_idle(&mut self) -> bool {
-        self.ring.is_released()
-            && self.withheld == 0
-            && !self.shared.is_armed()
+        self.ring.is_released() && self.withheld == 0 && !self.shared.is_armed()
     }
     pub(crate) fn engine(&self) -> Option<&Arc<Attached>> {
         self.engine.as_ref()
