@@ -51,7 +51,7 @@ impl Pair {
         sides[1].listen(SERVICE, 4).unwrap();
         Self { sides }
     }
-    /// What this side wants to send.
+    /// The datagrams that this side wants to send.
     fn sent(&mut self, side: usize) -> Vec<Mad> {
         let machine = &mut self.sides[side];
         std::iter::from_fn(|| machine.poll_transmit()).map(|t| Mad::parse(&t.mad[..]).unwrap()).collect()

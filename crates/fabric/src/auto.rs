@@ -231,7 +231,7 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
         self.shm.as_mut()
     }
 
-    /// What comes by the network is found by turns that look at everything.
+    /// Turns that look at everything find what comes by the network.
     fn renew_glance(&mut self, glance: &mut Option<Glance>) {
         match &mut self.shm {
             Some(shm) => shm.renew_glance(glance),

@@ -143,7 +143,7 @@ impl Queue {
             let _ = rustix::io::read(fd, &mut [0_u8; 8][..]);
         }
         core::mem::swap(&mut state.trains, trains);
-        // It stays until all that was taken was delivered.
+        // The word stays until all trains that were taken are delivered.
         if trains.frames.is_empty() {
             self.stirred.store(0, Ordering::Relaxed);
         }

@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_corpus_holds_what_honest_ends_say_and_what_is_refused() {
-        // What fuzzing found may be neither.
+        // Inputs that fuzzing found may be neither.
         for (name, seed) in seeds().into_iter().filter(|(name, _)| !name.starts_with("found-")) {
             let bad = name.starts_with("bad-");
             let understood = |line: &[u8]| {

@@ -49,7 +49,7 @@ pub struct AckOwed {
     pub delivered: bool,
 }
 
-/// What a queue pair wants of its adapter.
+/// The services that a queue pair wants of its adapter now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wants {
     /// [`Qp::poll_transmit`] may have something.
@@ -547,7 +547,7 @@ impl Qp {
             self.fail_send(status, host);
         }
     }
-    /// What is to be done for it, by who has given it an input or taken packets of it.
+    /// The work that an input, or packets that were taken, leave to the engine.
     #[inline(always)]
     pub fn wants(&self) -> Wants {
         let sends = matches!(self.state, QpState::Rts | QpState::Sqd);

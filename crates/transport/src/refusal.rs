@@ -1,4 +1,4 @@
-//! What refusals of the peer do to a requester, by packets and by messages alike.
+//! The effect of a peer's refusals on a requester, by packets and by messages alike.
 
 use hca_core::wire::NakCode;
 use hca_core::{RNR_RETRY_INFINITE, RnrTimer, WcStatus};
@@ -10,7 +10,7 @@ use crate::requester::NEVER;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rnr {
     until_ns: u64,
-    /// What is still to be waited from `until_ns` on.
+    /// The rest of the wait from `until_ns` on.
     wait_ns: u64,
     retries: u8,
     left: u8,

@@ -262,7 +262,7 @@ fn queue_pairs_that_come_and_go_leave_nothing_where_nobody_polls() {
         let round = || drop(pd.qp::<Rc>(&cqs[0]).recv_cq(recv_cq).build().unwrap());
         round();
         let each = allocations(round);
-        // What grows for ever is allocated anew at some of them.
+        // A list that grows for ever is allocated anew at some of them.
         let all: Vec<u64> = (0..200).map(|_| allocations(round)).collect();
         assert_eq!(all, [each; 200]);
     }
@@ -276,7 +276,7 @@ fn queue_pairs_of_a_reactor_that_come_and_go_leave_nothing_where_nothing_complet
     let round = || drop(pd.qp::<Rc>(&reactor).build_async(&reactor).unwrap());
     round();
     let each = allocations(round);
-    // What grows for ever is allocated anew at some of them.
+    // A list that grows for ever is allocated anew at some of them.
     let all: Vec<u64> = (0..200).map(|_| allocations(round)).collect();
     assert_eq!(all, [each; 200]);
 }

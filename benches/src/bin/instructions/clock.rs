@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! 1. The caller passes a structure that may be written: the C library's function demands the same.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // a function with the C library's name
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -83,7 +83,7 @@ mod tests {
     fn the_corpus_holds_texts_that_honest_ends_say_and_such_as_are_refused() {
         let seeds = seeds();
         assert!(seeds.iter().filter(|(name, _)| name.contains("ping-pong")).count() >= 5);
-        // What fuzzing found may be neither.
+        // Inputs that fuzzing found may be neither.
         for (name, seed) in seeds.into_iter().filter(|(name, _)| !name.starts_with("found-")) {
             let understood = Dest::from_text(&seed[..seed.len().min(OWN.len())]).is_ok();
             assert_eq!(understood, name.contains("ping-pong") && !name.starts_with("bad-"), "{name}");

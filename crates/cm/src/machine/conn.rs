@@ -57,7 +57,7 @@ impl State {
     }
 }
 
-/// What the peer has told of its side.
+/// The peer's side, as its messages describe it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Remote {
     pub(super) id: CommId,

@@ -1,4 +1,4 @@
-//! What the machine says: datagrams to send, and events for the program.
+//! The machine's output: datagrams to send, and events for the program.
 
 use core::fmt;
 

@@ -258,7 +258,7 @@ impl State {
         while let Some(transmit) = self.machine.poll_transmit() {
             let av =
                 AddressVector { dgid: transmit.to.gid, dlid: transmit.to.lid, ..AddressVector::default() };
-            // What is not sent is lost, as on any network, and sent again.
+            // A datagram that is not sent is lost, as on any network; the machine sends it again.
             let sent = match self.paths.ah(&av) {
                 Ok(ah) => {
                     let peer = ah.peer(GENERAL_SERVICES, GENERAL_SERVICES_QKEY);

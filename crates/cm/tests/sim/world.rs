@@ -9,7 +9,7 @@ use hca_cm::*;
 use hca_core::{AckTimeout, Gid, Instant, Psn, Qkey, Qpn};
 use test_support::random::Rng;
 
-/// What a run has beside loss, doubles, delays and reordering.
+/// The faults of a run beside loss, doubles, delays and reordering.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) deaths: bool,
@@ -53,7 +53,7 @@ struct Local {
     qpn: Qpn,
 }
 
-/// What a program will answer later.
+/// The answer that a program gives later.
 #[derive(Clone, Copy, Debug)]
 enum Later {
     Request(CommId),

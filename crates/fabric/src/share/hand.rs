@@ -16,13 +16,13 @@ use super::{KEY_BYTES, MAX_SLOTS};
 const MAX_DESCRIPTORS: usize = 253;
 /// The listener and the desk come with the slots.
 const _: () = assert!(MAX_SLOTS as usize + 2 <= MAX_DESCRIPTORS);
-/// What a message begins with, and the version of what follows.
+/// The first bytes of a message: the protocol and its version.
 const MAGIC: [u8; 8] = *b"hcashar1";
 const BYTES: usize = MAGIC.len() + KEY_BYTES;
 
-/// What a process that joins is given.
+/// The sockets that a joining process receives, and the members' key.
 pub(super) struct Handed {
-    /// What tells members' messages from others'.
+    /// The key that members' messages carry, and no others.
     pub(super) key: [u8; KEY_BYTES],
     /// The listener, the desk, then the slots.
     pub(super) fds: Vec<OwnedFd>,

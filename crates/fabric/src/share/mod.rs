@@ -46,7 +46,7 @@ use crate::{OpenError, RxPacket};
 
 /// Processes at one address at most: one message holds no more descriptors.
 pub const MAX_SLOTS: u16 = 250;
-/// What tells members' messages from others'.
+/// Bytes of the key that members' messages carry, and no others.
 const KEY_BYTES: usize = 16;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -120,7 +120,7 @@ impl Common {
     }
 }
 
-/// What went through a process's door beside its packets.
+/// Counts of the desk's datagrams and of stray packets.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     handed_on: u64,
@@ -358,7 +358,7 @@ fn common(local: IpAddr, names: &Names, slots: u16, open: OpenSocket<'_>) -> Res
         if WallTime::now() >= until {
             return Err(OpenError::NoAnswer { local, maker, after: JOIN_PATIENCE });
         }
-        // Whoever has the name makes the sockets just now, or ended just now.
+        // The process that has the name makes the sockets just now, or ended just now.
         std::thread::sleep(MOMENT);
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn program(slots: u16) -> Vec<sock_filter> {
 mod tests {
     use super::*;
 
-    /// What the kernel does with the program.
+    /// Runs the program as the kernel does.
     fn run(program: &[sock_filter], payload: &[u8]) -> u32 {
         let (mut a, mut at) = (0, 0);
         loop {

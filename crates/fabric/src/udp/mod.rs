@@ -81,7 +81,7 @@ pub(crate) struct RxSocket {
     pub(crate) attr: FabricAttr,
     /// The interface of a link-local address; 0: it is none.
     pub(crate) interface: u32,
-    /// What belongs to it where the address is shared.
+    /// The place at a shared address.
     pub(crate) shared: Option<Box<Shared>>,
 }
 

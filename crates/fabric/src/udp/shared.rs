@@ -1,4 +1,4 @@
-//! What a fabric over UDP receives at a shared address beside the packets of its own socket.
+//! The desk and the mailbox of a shared address, beside a fabric's own socket.
 
 use std::os::fd::AsFd;
 

@@ -65,7 +65,7 @@ fn later(n: u64) -> Instant {
     Instant::from_nanos(n * 10_000_000)
 }
 
-/// What comes within two seconds, of all sockets, until there are so many.
+/// Packets of all sockets, until there are so many or two seconds passed.
 fn receive_all(fabric: &mut dyn Fabric, count: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     let deadline = Clock::now() + Duration::from_secs(2);

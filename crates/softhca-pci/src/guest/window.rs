@@ -20,7 +20,7 @@ pub(super) struct Shown {
     /// The ranges of which it shows parts, joined where one follows the other: where each begins for the client, and where
     /// it ends.
     pub(super) ranges: Vec<(u64, u64)>,
-    /// What keeps them mapped, by its address, and which of these was the last.
+    /// The owners of the mappings, by address, and the one that was used last.
     memories: BTreeMap<NonZeroUsize, Arc<Mapping>>,
     last: Option<NonZeroUsize>,
 }

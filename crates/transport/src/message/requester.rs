@@ -62,7 +62,7 @@ pub(crate) struct Requester {
     resend_wait: u64,
     /// The first such wait since the peer was heard.
     first_wait: u64,
-    /// What is waited for before anything more is sent.
+    /// The RNR wait that holds up all requests.
     rnr: Rnr,
 }
 

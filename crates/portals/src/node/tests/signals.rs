@@ -164,7 +164,7 @@ fn futures_are_woken_by_a_thread_that_their_node_has_while_it_is_there() {
     {
         let [(first, first_told), (second, second_told)] = [(); 2].map(|()| waker());
         let (mut once, mut twice) = (pin!(there.ct_reached(ct, 1)), pin!(there.ct_reached(ct, 2)));
-        // What came before they asked may wake them; then they sleep.
+        // Completions from before the call may wake them; then they sleep.
         for looks in 0.. {
             assert!(looks < 100, "they are woken for ever, and nothing comes");
             assert!(poll_by(once.as_mut(), &first).is_pending());
@@ -186,7 +186,7 @@ fn futures_are_woken_by_a_thread_that_their_node_has_while_it_is_there() {
         second_told.recv_timeout(PATIENCE).expect("it is woken");
         assert!(poll_by(twice, &second).is_ready());
     }
-    // What comes over the network wakes as well.
+    // Messages over the network wake as well.
     {
         let (waker, told) = waker();
         let mut next = pin!(there.eq_next(eq));
