@@ -64,7 +64,7 @@ const MAX_LEFT: usize = 1 << 16;
 /// How often a program that polls looks at the desk and its strays.
 const LOOK_NS: u64 = 1_000_000;
 /// Strays and desk datagrams of one look at most.
-const LOOK_PACKETS: usize = 64;
+pub(crate) const LOOK_PACKETS: usize = 64;
 /// The longest packet that is handed on.
 const MAX_STRAY: usize = 8192;
 /// In front of a stray packet: the key, the source, its port, the traffic class, the hop limit.
@@ -215,14 +215,18 @@ impl Share {
     pub(crate) fn prepare_wait(&mut self) {
         self.look_at = Instant::from_nanos(0);
     }
-    /// The desk, if it and the mailbox are due to be looked at.
+    /// Whether the desk and the mailbox are due to be looked at, which they are not again for a while then.
     #[inline]
-    pub(crate) fn desk_if_due(&mut self, now: Instant) -> Option<Desk> {
-        if now < self.look_at {
-            return None;
+    pub(crate) fn is_due(&mut self, now: Instant) -> bool {
+        let due = now >= self.look_at;
+        if due {
+            self.look_at = now + Duration::from_nanos(LOOK_NS);
         }
-        self.look_at = now + core::time::Duration::from_nanos(LOOK_NS);
-        Some(Desk { common: Arc::clone(&self.common) })
+        due
+    }
+    /// The socket for what is of no process.
+    pub(crate) fn desk(&self) -> BorrowedFd<'_> {
+        self.common.desk().as_fd()
     }
     /// Datagrams that came to the desk.
     pub(crate) fn count_desk(&mut self, datagrams: u64) {
@@ -300,22 +304,6 @@ impl Drop for Share {
         if let Some(server) = self.server.take() {
             server.stop();
         }
-    }
-}
-
-/// The socket for what is of no process.
-pub(crate) struct Desk {
-    common: Arc<Common>,
-}
-
-impl Desk {
-    /// Datagrams of one look at most.
-    pub(crate) const DATAGRAMS: usize = LOOK_PACKETS;
-}
-
-impl AsFd for Desk {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.common.desk().as_fd()
     }
 }
 

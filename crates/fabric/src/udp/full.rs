@@ -79,7 +79,7 @@ fn a_full_buffer(packets_a_train: u32) {
     near.ip("link set near up");
     let b = far.open(FAR);
     let mut e = Ends::between(near.open(NEAR), b);
-    e.a.sender.paths.shrink_send_buffer(e.path);
+    e.a.end.sender.paths.shrink_send_buffer(e.path);
     let mut got = Vec::new();
     e.put(0, 1, 20);
     exchange(&mut e, &mut got, 1);

@@ -67,7 +67,7 @@ fn a_train_is_sealed_as_if_its_payloads_lay_in_it() {
             }
         }
         let train = e.batch.trains()[0];
-        e.a.sender.seal(&train, 3, &mut e.batch);
+        e.a.end.sender.seal(&train, 3, &mut e.batch);
         e.batch.take_in();
         let bytes = e.batch.bytes(&train).to_vec();
         e.batch.advance(1);

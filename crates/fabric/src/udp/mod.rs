@@ -6,6 +6,7 @@
 //! ICRC covers what really stands in the frame.
 
 mod counters;
+mod end;
 #[cfg(test)]
 mod full;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use crate::{
     Fabric, FabricAttr, FabricLink, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
 };
 pub(crate) use counters::{Counters, counters};
+pub(crate) use end::{End, Sink};
 pub(crate) use path::Paths;
 pub(crate) use rx::Receiver;
 pub(crate) use shared::Shared;
@@ -237,12 +239,8 @@ fn grant_recv_buffer(
 
 /// RoCEv2 over plain UDP sockets.
 pub struct UdpFabric {
-    rx: RxSocket,
+    end: End,
     slots: sys::RxSlots,
-    receiver: Receiver,
-    sender: Sender,
-    counters: Counters,
-    tap: Option<Box<dyn Tap>>,
     /// Receive calls in a row that found something.
     busy: u32,
 }
@@ -253,145 +251,118 @@ impl UdpFabric {
     /// # Errors
     /// The address is in use, is not of this machine, or the system refuses sockets.
     pub fn open(local: IpAddr, options: &UdpOptions) -> Result<Self, OpenError> {
-        let rx = RxSocket::open(local, options, "udp")?;
-        rx.watch(rx.socket.as_fd())?;
-        let paths = Paths::open(local, rx.interface, options.max_paths).map_err(|source| OpenError::Io {
-            doing: "opening the send socket",
-            local,
-            source,
-        })?;
-        Ok(Self {
-            rx,
-            slots: sys::RxSlots::new(RX_SLOTS),
-            receiver: Receiver::new(local),
-            sender: Sender::new(local, paths, options.segmentation),
-            counters: Counters::default(),
-            tap: None,
-            busy: 0,
-        })
+        let end = End::open(local, options, "udp")?;
+        end.rx.watch(end.rx.socket.as_fd())?;
+        Ok(Self { end, slots: sys::RxSlots::new(RX_SLOTS), busy: 0 })
     }
 
     /// Adds a note for people to the attributes.
     #[cfg(feature = "io-uring")]
     pub(crate) fn note(&mut self, what: &'static str, text: String) {
-        self.rx.attr.notes.push((what, text));
+        self.end.rx.attr.notes.push((what, text));
     }
-
-    fn recv_error(&mut self, error: &io::Error) {
-        self.busy = 0;
-        if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) {
-            self.counters.recv_errors += 1;
-        }
-    }
-}
-
-/// What both fabrics over UDP count beside their plain counters.
-pub(crate) fn append_shared(receiver: &Receiver, sender: &Sender, out: &mut Vec<Counter>) {
-    let mut push = |name, value| out.push(Counter { name, value });
-    push("tx_ident_probes", sender.paths.ident_probes);
-    push("tx_shared_paths", sender.paths.shared_paths);
-    receiver.flows.counts.append(out);
 }
 
 impl Fabric for UdpFabric {
     fn attr(&self) -> &FabricAttr {
-        &self.rx.attr
+        &self.end.rx.attr
     }
 
     fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
-        self.sender.paths.open_path(av, qpn)
+        self.end.sender.paths.open_path(av, qpn)
     }
 
     fn close_path(&mut self, path: PathId) {
-        self.sender.paths.close_path(path);
+        self.end.sender.paths.close_path(path);
     }
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
-        if self.tap.is_some() {
+        let End { rx, sender, counters, tap, .. } = &mut self.end;
+        if tap.is_some() {
             batch.take_in();
         }
-        self.sender.send(now, batch, &mut self.counters, &mut self.tap);
-        self.rx.attr.notes.extend(self.sender.note.take());
+        sender.send(now, batch, counters, tap);
+        rx.attr.notes.extend(sender.note.take());
     }
 
     fn sends_in_place_from(&self) -> Option<u32> {
         // A tap sees whole packets.
-        (self.sender.cuts && self.tap.is_none()).then_some(IN_PLACE_FROM)
+        (self.end.sender.cuts && self.end.tap.is_none()).then_some(IN_PLACE_FROM)
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
-        let Some(mut shared) = self.rx.shared.take() else { return self.recv_own(now, budget, sink) };
-        let mut outcome = self.recv_own(now, budget, &mut shared.share.only_own(sink));
-        let Self { receiver, counters, tap, .. } = self;
-        outcome.packets += shared.look(now, receiver, counters, tap, sink);
-        self.rx.shared = Some(shared);
-        outcome
+        let Self { end, slots, busy } = self;
+        end.recv(now, sink, |end, sink| recv_own(end, slots, busy, now, budget, sink))
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.sender.retry_at
+        self.end.sender.retry_at
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.rx.shared.as_ref().map_or(self.rx.socket.as_fd(), |s| s.share.wait_fd()))
+        Some(self.end.wait_fd(self.end.rx.socket.as_fd()))
     }
 
     fn prepare_wait(&mut self) -> bool {
-        self.rx.prepare_wait();
+        self.end.rx.prepare_wait();
         false
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {
-        self.counters.append(out);
-        append_shared(&self.receiver, &self.sender, out);
-        self.rx.counters(out);
+        self.end.append(&self.end.counters, out);
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
-        self.rx.tell_hop_limit(tap.is_some());
-        self.tap = tap;
+        self.end.set_tap(tap);
     }
 }
 
-impl UdpFabric {
-    /// Gives the packets of the own socket to the sink.
-    #[inline]
-    fn recv_own(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
-        let mut outcome = RxOutcome::default();
-        let mut bytes = 0;
-        loop {
-            if outcome.packets >= budget.packets || bytes >= budget.bytes {
-                outcome.more = true;
-                return outcome;
-            }
-            let fd = self.rx.socket.as_fd();
-            self.counters.recv_calls += 1;
-            let several = self.busy >= BUSY_CALLS;
-            let received =
-                if several { self.slots.recv_many(fd) } else { self.slots.recv_one(fd).map(|()| 1) };
-            let count = match received {
-                Ok(n) => n,
-                Err(e) => {
-                    self.recv_error(&e);
-                    return outcome;
+/// Gives the packets of the own socket to the sink.
+#[inline]
+fn recv_own(
+    end: &mut End,
+    slots: &mut sys::RxSlots,
+    busy: &mut u32,
+    now: Instant,
+    budget: RxBudget,
+    sink: Sink<'_>,
+) -> RxOutcome {
+    let End { rx, receiver, counters, tap, .. } = end;
+    let mut outcome = RxOutcome::default();
+    let mut bytes = 0;
+    loop {
+        if outcome.packets >= budget.packets || bytes >= budget.bytes {
+            outcome.more = true;
+            return outcome;
+        }
+        let fd = rx.socket.as_fd();
+        counters.recv_calls += 1;
+        let several = *busy >= BUSY_CALLS;
+        let received = if several { slots.recv_many(fd) } else { slots.recv_one(fd).map(|()| 1) };
+        let count = match received {
+            Ok(n) => n,
+            Err(e) => {
+                *busy = 0;
+                if !matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) {
+                    counters.recv_errors += 1;
                 }
-            };
-            let before = outcome.packets;
-            for slot in 0..count {
-                let Some(datagram) = self.slots.datagram(slot) else { continue };
-                bytes += datagram.bytes.len();
-                outcome.packets +=
-                    self.receiver.deliver(now, &datagram, &mut self.counters, &mut self.tap, sink);
-            }
-            self.busy = if several && count < RX_SLOTS / 2 { 0 } else { self.busy.saturating_add(1) };
-            // A lone small datagram is most likely the last: that an answer leaves at once is worth
-            // more than to look. Nothing is missed, as the descriptor stays readable.
-            if !several && outcome.packets - before < LARGE_TRAIN {
                 return outcome;
             }
-            if several && count < RX_SLOTS {
-                return outcome;
-            }
+        };
+        let before = outcome.packets;
+        for slot in 0..count {
+            let Some(datagram) = slots.datagram(slot) else { continue };
+            bytes += datagram.bytes.len();
+            outcome.packets += receiver.deliver(now, &datagram, counters, tap, sink);
+        }
+        *busy = if several && count < RX_SLOTS / 2 { 0 } else { busy.saturating_add(1) };
+        // A lone small datagram is most likely the last: that an answer leaves at once is worth
+        // more than to look. Nothing is missed, as the descriptor stays readable.
+        if !several && outcome.packets - before < LARGE_TRAIN {
+            return outcome;
+        }
+        if several && count < RX_SLOTS {
+            return outcome;
         }
     }
 }

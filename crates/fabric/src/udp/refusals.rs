@@ -111,8 +111,12 @@ impl Ends {
     /// The next Identification is what the kernel will give.
     #[track_caller]
     pub(super) fn expect_certain(&mut self) {
-        let ours = self.a.sender.paths.get(self.path).unwrap().ident(0);
-        assert_eq!(ours, self.a.sender.paths.kernel_ident(self.path), "the Identification that comes next");
+        let ours = self.a.end.sender.paths.get(self.path).unwrap().ident(0);
+        assert_eq!(
+            ours,
+            self.a.end.sender.paths.kernel_ident(self.path),
+            "the Identification that comes next"
+        );
     }
 }
 
@@ -175,7 +179,7 @@ fn what_finds_no_buffers_is_lost_and_counted_and_the_identification_is_learned_a
         assert_eq!(counter(&e.a, name), 1, "{name}");
         assert_eq!(counter(&e.a, "tx_ident_probes"), probes, "only when it is needed");
         // As if the kernel had numbered what it threw away.
-        e.a.sender.paths.use_up_ident(e.path);
+        e.a.end.sender.paths.use_up_ident(e.path);
         e.put(2, 3, 24);
         e.send();
         assert_eq!(counter(&e.a, "tx_ident_probes"), probes + 1);
@@ -194,11 +198,11 @@ fn a_kernel_that_will_not_cut_trains_gets_packets_with_the_right_identification(
         let mut e = Ends::new(salt);
         let probes = counter(&e.a, "tx_ident_probes");
         // As if the kernel had numbered the train and then refused it.
-        e.a.sender.paths.use_up_ident(e.path);
+        e.a.end.sender.paths.use_up_ident(e.path);
         e.put(1, 5, 24);
         e.send_refused(&[Train], errno);
         assert!(e.batch.is_empty());
-        assert!(!e.a.sender.paths.get(e.path).unwrap().cuts && e.a.sender.cuts);
+        assert!(!e.a.end.sender.paths.get(e.path).unwrap().cuts && e.a.end.sender.cuts);
         assert!(e.a.attr().notes.iter().any(|n| n.0 == "segmentation"), "people are told");
         assert_eq!(counter(&e.a, "tx_ident_probes"), probes + 1);
         e.expect_certain();
@@ -282,7 +286,7 @@ fn a_single_packet_that_is_refused_says_nothing_of_trains() {
     let mut e = Ends::new(9);
     e.put(1, 1, 24);
     e.send_refused(&[Packet], libc::EINVAL);
-    assert!(e.batch.is_empty() && e.a.sender.paths.get(e.path).unwrap().cuts);
+    assert!(e.batch.is_empty() && e.a.end.sender.paths.get(e.path).unwrap().cuts);
     assert_eq!(counter(&e.a, "tx_lost_other"), 1);
     e.put(2, 4, 24);
     e.send();

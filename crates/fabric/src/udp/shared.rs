@@ -1,13 +1,11 @@
 //! The desk and the mailbox of a shared address, beside a fabric's own socket.
 
-use std::os::fd::AsFd;
-
 use hca_core::Instant;
 
 use super::counters::Counters;
 use super::rx::Receiver;
 use super::sys::RxSlots;
-use crate::share::{Desk, Share};
+use crate::share::{LOOK_PACKETS, Share};
 use crate::{RxPacket, Tap};
 
 /// A place at a shared address, with a buffer for what comes to the desk.
@@ -38,23 +36,19 @@ impl Shared {
         tap: &mut Option<Box<dyn Tap>>,
         sink: &mut dyn FnMut(&RxPacket<'_>),
     ) -> usize {
-        match self.share.desk_if_due(now) {
-            None => 0,
-            Some(desk) => self.look_now(now, &desk, receiver, (counters, tap), sink),
-        }
+        if self.share.is_due(now) { self.look_now(now, receiver, (counters, tap), sink) } else { 0 }
     }
 
     #[cold]
     fn look_now(
         &mut self,
         now: Instant,
-        desk: &Desk,
         receiver: &mut Receiver,
         (counters, tap): (&mut Counters, &mut Option<Box<dyn Tap>>),
         sink: &mut dyn FnMut(&RxPacket<'_>),
     ) -> usize {
         let (mut packets, mut datagrams) = (0, 0);
-        while datagrams < Desk::DATAGRAMS && self.slots.recv_one(desk.as_fd()).is_ok() {
+        while datagrams < LOOK_PACKETS && self.slots.recv_one(self.share.desk()).is_ok() {
             datagrams += 1;
             let Some(datagram) = self.slots.datagram(0) else { continue };
             packets += receiver.deliver(now, &datagram, counters, tap, sink);

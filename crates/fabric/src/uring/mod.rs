@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use hca_core::{AddressVector, Counter, Instant, Qpn};
 
 use crate::udp::sys::TX_BATCH;
-use crate::udp::{Counters, Paths, Receiver, Refusal, RxSocket, Sender, Step, append_shared};
+use crate::udp::{End, Refusal, Sink, Step};
 use crate::{
     Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch, UdpFabric,
     UdpOptions,
@@ -36,11 +36,7 @@ pub struct UringOptions {
 pub struct UringFabric {
     // Before the socket that it receives from: dropped first.
     ring: Ring,
-    rx: RxSocket,
-    receiver: Receiver,
-    sender: Sender,
-    counters: Counters,
-    tap: Option<Box<dyn Tap>>,
+    end: End,
 }
 
 impl UringFabric {
@@ -49,20 +45,11 @@ impl UringFabric {
     /// # Errors
     /// As [`UdpFabric::open`], and [`OpenError::Unsupported`] where the kernel lacks a required feature.
     pub fn open(local: IpAddr, options: &UringOptions) -> Result<Self, OpenError> {
-        let rx = RxSocket::open(local, &options.udp, "uring")?;
-        let ring = Ring::open(rx.socket.as_fd(), options.single_thread)
+        let end = End::open(local, &options.udp, "uring")?;
+        let ring = Ring::open(end.rx.socket.as_fd(), options.single_thread)
             .map_err(|(what, source)| OpenError::Unsupported { what, source })?;
-        rx.watch(ring.fd())?;
-        let paths = Paths::open(local, rx.interface, options.udp.max_paths)
-            .map_err(|source| OpenError::Io { doing: "opening the send socket", local, source })?;
-        Ok(Self {
-            ring,
-            rx,
-            receiver: Receiver::new(local),
-            sender: Sender::new(local, paths, options.udp.segmentation),
-            counters: Counters::default(),
-            tap: None,
-        })
+        end.rx.watch(ring.fd())?;
+        Ok(Self { ring, end })
     }
 
     /// Opens the adapter's end, over plain sockets where io_uring is missing or forbidden; a note in
@@ -90,7 +77,7 @@ impl UringFabric {
         let mut count = 0;
         let most = TX_BATCH.min(batch.trains().len() - held);
         for t in &batch.trains()[..most] {
-            if self.sender.paths.get(t.path).is_none() {
+            if self.end.sender.paths.get(t.path).is_none() {
                 break;
             }
             trains[count] = *t;
@@ -98,133 +85,124 @@ impl UringFabric {
         }
         let trains = &trains[..count];
         for t in trains {
-            self.sender.paths.ensure_ident_known(t.path);
+            self.end.sender.paths.ensure_ident_known(t.path);
         }
         for (i, t) in trains.iter().enumerate() {
             let ahead = trains[..i].iter().filter(|o| o.path == t.path).count();
-            self.sender.seal(t, ahead, batch);
+            self.end.sender.seal(t, ahead, batch);
         }
         let sends: [_; TX_BATCH] = std::array::from_fn(|i| {
             let t = trains.get(i).unwrap_or(&trains[0]);
-            self.sender.datagram(t, batch)
+            self.end.sender.datagram(t, batch)
         });
-        self.counters.send_calls += 1;
+        self.end.counters.send_calls += 1;
         let (sent, why) = self.ring.send_chain(&sends[..count]);
         for t in &trains[sent..] {
             batch.apply_flips(t);
         }
         for t in &trains[..sent] {
-            self.sender.account(now, t.path, 1, batch, &mut self.counters, &mut self.tap);
+            self.end.sender.account(now, t.path, 1, batch, &mut self.end.counters, &mut self.end.tap);
             batch.advance(1);
         }
         let Some(error) = why else { return Step::Done(0) };
         let (first, why) = (trains[sent], Refusal::of(&error));
-        match self.sender.refused(first.path, why, first, false, &mut self.counters) {
+        match self.end.sender.refused(first.path, why, first, false, &mut self.end.counters) {
             Some(step) => step,
             // Tried again by itself, by the call that knows what to do next.
-            None => self.sender.step(now, batch, &mut self.counters, &mut self.tap),
+            None => self.end.sender.step(now, batch, &mut self.end.counters, &mut self.end.tap),
         }
     }
 }
 
 impl Fabric for UringFabric {
     fn attr(&self) -> &FabricAttr {
-        &self.rx.attr
+        &self.end.rx.attr
     }
 
     fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
-        self.sender.paths.open_path(av, qpn)
+        self.end.sender.paths.open_path(av, qpn)
     }
 
     fn close_path(&mut self, path: PathId) {
-        self.sender.paths.close_path(path);
+        self.end.sender.paths.close_path(path);
     }
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
-        self.sender.retry_at = None;
+        self.end.sender.retry_at = None;
         let mut held = 0;
         while batch.trains().len() > held {
             let first = batch.trains()[0];
             let most = TX_BATCH.min(batch.trains().len() - held);
             let chain = !self.ring.broken
-                && batch.trains()[..most].iter().all(|t| self.sender.takes(t))
+                && batch.trains()[..most].iter().all(|t| self.end.sender.takes(t))
                 && batch.trains()[..most].iter().any(|t| t.path != first.path);
             let step = if chain {
                 self.send_chain(now, held, batch)
             } else {
-                self.sender.step(now, batch, &mut self.counters, &mut self.tap)
+                self.end.sender.step(now, batch, &mut self.end.counters, &mut self.end.tap)
             };
             match step {
                 Step::Done(n) => batch.advance(n),
-                Step::Blocked => held += self.sender.blocked(now, held, batch, &mut self.counters),
+                Step::Blocked => held += self.end.sender.blocked(now, held, batch, &mut self.end.counters),
             }
         }
-        self.rx.attr.notes.extend(self.sender.note.take());
+        self.end.rx.attr.notes.extend(self.end.sender.note.take());
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
-        let Some(mut shared) = self.rx.shared.take() else { return self.recv_own(now, budget, sink) };
-        let mut outcome = self.recv_own(now, budget, &mut shared.share.only_own(sink));
-        let Self { receiver, counters, tap, .. } = self;
-        outcome.packets += shared.look(now, receiver, counters, tap, sink);
-        self.rx.shared = Some(shared);
-        outcome
+        let Self { ring, end } = self;
+        end.recv(now, sink, |end, sink| recv_own(ring, end, now, budget, sink))
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.sender.retry_at
+        self.end.sender.retry_at
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.rx.shared.as_ref().map_or(self.ring.fd(), |s| s.share.wait_fd()))
+        Some(self.end.wait_fd(self.ring.fd()))
     }
 
     fn prepare_wait(&mut self) -> bool {
-        self.rx.prepare_wait();
+        self.end.rx.prepare_wait();
         self.ring.poll()
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {
-        let mut counters = self.counters;
+        let mut counters = self.end.counters;
         counters.recv_calls += self.ring.recv_calls;
         counters.recv_errors += self.ring.recv_errors;
-        counters.append(out);
-        append_shared(&self.receiver, &self.sender, out);
-        self.rx.counters(out);
+        self.end.append(&counters, out);
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
-        self.rx.tell_hop_limit(tap.is_some());
-        self.tap = tap;
+        self.end.set_tap(tap);
     }
 }
 
-impl UringFabric {
-    /// Gives the packets of the own socket to the sink.
-    #[inline]
-    fn recv_own(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
-        let mut outcome = RxOutcome::default();
-        let mut bytes = 0;
-        self.ring.poll();
-        let Self { ring, receiver, counters, tap, .. } = self;
-        loop {
-            let over = outcome.packets >= budget.packets || bytes >= budget.bytes;
-            if over && ring.poll() {
-                outcome.more = true;
-                return outcome;
-            }
-            let taken = ring.take(|datagram| {
-                let datagram = datagram?;
-                let good = receiver.deliver(now, &datagram, counters, tap, sink);
-                Some((good, datagram.bytes.len()))
-            });
-            match taken {
-                None => return outcome,
-                Some(None) => {}
-                Some(Some((good, len))) => {
-                    outcome.packets += good;
-                    bytes += len;
-                }
+/// Gives the packets of the own socket to the sink.
+#[inline]
+fn recv_own(ring: &mut Ring, end: &mut End, now: Instant, budget: RxBudget, sink: Sink<'_>) -> RxOutcome {
+    let End { receiver, counters, tap, .. } = end;
+    let mut outcome = RxOutcome::default();
+    let mut bytes = 0;
+    ring.poll();
+    loop {
+        let over = outcome.packets >= budget.packets || bytes >= budget.bytes;
+        if over && ring.poll() {
+            outcome.more = true;
+            return outcome;
+        }
+        let taken = ring.take(|datagram| {
+            let datagram = datagram?;
+            let good = receiver.deliver(now, &datagram, counters, tap, sink);
+            Some((good, datagram.bytes.len()))
+        });
+        match taken {
+            None => return outcome,
+            Some(None) => {}
+            Some(Some((good, len))) => {
+                outcome.packets += good;
+                bytes += len;
             }
         }
     }
