@@ -534,3 +534,27 @@ fn serve(common: &Common, stop: &OwnedFd) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_is_taken_from_members_alone() {
+        let (key, local) = ([7; KEY_BYTES], IpAddr::from([127, 0, 0, 9]));
+        let source = [&[0; 10][..], &[0xff, 0xff, 127, 0, 0, 5]].concat();
+        let packet = [0x5a; 12];
+        let message = [&key[..], &source, &[0xc0, 0x01, 0x02, 64], &packet].concat();
+        let got = stray(&message, &key, local).expect("it has the key");
+        assert_eq!((got.src, got.src_port), (IpAddr::from([127, 0, 0, 5]), 0xc001));
+        assert_eq!((got.traffic_class, got.hop_limit, got.bytes), (2, 64, &packet[..]));
+        for at in 0..KEY_BYTES {
+            let mut other = message.clone();
+            other[at] ^= 1;
+            assert!(stray(&other, &key, local).is_none(), "byte {at} of the key");
+        }
+        for len in 0..message.len() {
+            assert!(stray(&message[..len], &key, local).is_none(), "{len} bytes");
+        }
+    }
+}
