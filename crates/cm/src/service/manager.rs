@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hca_core::Instant;
+use hca_process::PerProcess;
 use hca_verbs::{
     AddressVector, AhCache, Buf, BuildError, CompletionQueue, Completions, Context, DeviceError, Gid, Grh,
     Inline, Mtu, Pd, Qkey, Qpn, RecvQueue, SendQueue, Ud, WaitError,
@@ -88,7 +89,7 @@ pub(super) struct Manager {
 }
 
 /// The managers of this process, by their devices.
-static MANAGERS: Mutex<Option<HashMap<usize, Weak<Manager>>>> = Mutex::new(None);
+static MANAGERS: PerProcess<Mutex<HashMap<usize, Weak<Manager>>>> = PerProcess::new();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -99,8 +100,7 @@ impl Manager {
     pub(super) fn of(context: &Context) -> Result<Arc<Self>, ConnectionError> {
         // The manager holds the device, so no other device has the address meanwhile.
         let key = Arc::as_ptr(context.device()).cast::<()>() as usize;
-        let mut managers = lock(&MANAGERS);
-        let managers = managers.get_or_insert_default();
+        let mut managers = lock(MANAGERS.get());
         if let Some(manager) = managers.get(&key).and_then(Weak::upgrade) {
             return Ok(manager);
         }
