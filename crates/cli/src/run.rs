@@ -291,7 +291,7 @@ impl Running {
         sources: Option<(&mut Sources, bool)>,
     ) -> Result<(), RunError> {
         let failed = |source| RunError::Start { rank, source };
-        let seat = self.server.as_ref().expect("the job begins").seat(rank)?;
+        let seat = self.server.as_ref().expect("the job begins").attach(rank)?;
         // The next process is started when this one has it, and it is closed here.
         fcntl_setfd(&seat, FdFlags::empty()).map_err(|e| failed(e.into()))?;
         let (program, rest) = args.command.split_first().expect("clap asks for a program");
@@ -387,7 +387,7 @@ impl Running {
                 failed = failed.filter(|_| !by_signal).or(Some((process.rank, end)));
             }
         }
-        self.hear();
+        self.handle_events();
         if let Some((rank, end)) = failed {
             self.end_all(Cause::Failed(rank, end), Signal::TERM);
         }
@@ -398,7 +398,7 @@ impl Running {
     }
 
     /// Handles the server's events.
-    fn hear(&mut self) {
+    fn handle_events(&mut self) {
         let heard = std::mem::take(&mut *self.heard.lock().unwrap_or_else(PoisonError::into_inner));
         for event in heard {
             match event {
@@ -477,7 +477,7 @@ impl Running {
         self.guard.dismiss();
         // It hears first what processes said before their end.
         self.server = None;
-        self.hear();
+        self.handle_events();
         self.own_output.0.tell_when_idle();
         self.outputs.iter().for_each(Outputs::end);
         self.pass_on_the_rest();

@@ -47,14 +47,14 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
         }
         stopper.stop();
     });
-    tell(opened.url(), args)?;
+    print_addresses(opened.url(), args)?;
     server.run();
     opened.finish_capture()?;
     Ok(())
 }
 
 /// Says where clients find what; they may come from now on.
-fn tell(url: &DeviceUrl, args: &ServeArgs) -> Result<(), Failure> {
+fn print_addresses(url: &DeviceUrl, args: &ServeArgs) -> Result<(), Failure> {
     let port = match args.port {
         PortKind::InfiniBand => "an InfiniBand port",
         PortKind::Roce => "an Ethernet port",

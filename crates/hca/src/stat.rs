@@ -148,12 +148,12 @@ fn answer(listener: &UnixListener) {
         let is_own = socket_peercred(&stream).is_ok_and(|peer| peer.uid == getuid());
         if is_own && stream.set_write_timeout(Some(PATIENCE)).is_ok() {
             // A client that has gone away needs no answer.
-            let _ = tell(&stream);
+            let _ = write_counters(&stream);
         }
     }
 }
 
-fn tell(mut stream: &UnixStream) -> io::Result<()> {
+fn write_counters(mut stream: &UnixStream) -> io::Result<()> {
     let open = |(url, device): &(String, Weak<dyn Device>)| Some((url.clone(), device.upgrade()?));
     let devices: Vec<_> = shown().devices.iter().filter_map(open).collect();
     let name = fs::read_to_string("/proc/self/comm").unwrap_or_default();

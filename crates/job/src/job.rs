@@ -149,7 +149,7 @@ impl Job {
                 let listener = TcpListener::bind(&**address).map_err(failed)?;
                 let name = format!("{}-{:016x}", url.id, random());
                 let server = Server::listening(size, &name, listener, &url.id)?;
-                let link = Link::new(server.seat(0)?, settings.timeout);
+                let link = Link::new(server.attach(0)?, settings.timeout);
                 Self::served(link, (rank, size), Some(server), settings)
             }
             Place::Address(address) => {

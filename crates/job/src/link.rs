@@ -22,14 +22,14 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) struct Link {
     socket: OwnedFd,
     /// Held for a question and its answer.
-    heard: Mutex<Heard>,
+    received: Mutex<Received>,
     /// Held while a line is sent.
-    speaks: Mutex<()>,
+    send_lock: Mutex<()>,
     timeout: Duration,
 }
 
 #[derive(Debug)]
-struct Heard {
+struct Received {
     bytes: Vec<u8>,
     /// How many of them are of the line that was lent last.
     used: usize,
@@ -39,8 +39,8 @@ struct Heard {
 
 impl Link {
     pub(crate) fn new(socket: OwnedFd, timeout: Duration) -> Self {
-        let heard = Heard { bytes: Vec::new(), used: 0, broken: false };
-        Self { socket, heard: Mutex::new(heard), speaks: Mutex::new(()), timeout }
+        let received = Received { bytes: Vec::new(), used: 0, broken: false };
+        Self { socket, received: Mutex::new(received), send_lock: Mutex::new(()), timeout }
     }
 
     /// Asks, and gives the answer of this name to `read`. Whatever keeps question and answer from belonging together
@@ -52,20 +52,20 @@ impl Link {
         answer: &'static str,
         read: impl FnOnce(Line<'_>) -> Result<T, LineFault>,
     ) -> Result<Result<T, Refusal>, JobError> {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        if heard.broken {
+        let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        if received.broken {
             return Err(JobError::Broken);
         }
-        heard.broken = true;
+        received.broken = true;
         let deadline = Instant::now() + self.timeout;
-        self.say(doing, question, deadline)?;
-        let line = self.hear(doing, &mut heard, deadline)?;
+        self.write(doing, question, deadline)?;
+        let line = self.receive_line(doing, &mut received, deadline)?;
         let understood = Line::parse(line).and_then(|l| l.expect(answer)).and_then(|l| {
             let code = l.value("rc").map_or(Ok(0), |_| l.number("rc"))?;
             Ok(if code == 0 { Ok(read(l)?) } else { Err(Refusal::of(code, l)) })
         });
         let said = understood.map_err(|fault| JobError::Line { doing, line: quote(line), fault })?;
-        heard.broken = false;
+        received.broken = false;
         Ok(said)
     }
 
@@ -76,30 +76,31 @@ impl Link {
         wanted: &'static str,
         read: impl FnOnce(Line<'_>) -> Result<T, LineFault>,
     ) -> Result<T, JobError> {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = self.hear(doing, &mut heard, Instant::now() + self.timeout)?;
+        let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = self.receive_line(doing, &mut received, Instant::now() + self.timeout)?;
         let understood = Line::parse(line).and_then(|l| l.expect(wanted)).and_then(read);
         understood.map_err(|fault| JobError::Line { doing, line: quote(line), fault })
     }
 
     /// Sends a line that has no answer, also while another thread waits for an answer.
-    pub(crate) fn tell(&self, doing: Doing, line: &str) -> Result<(), JobError> {
-        self.say(doing, line, Instant::now() + self.timeout)
+    pub(crate) fn send_line(&self, doing: Doing, line: &str) -> Result<(), JobError> {
+        self.write(doing, line, Instant::now() + self.timeout)
     }
 
     /// Says a last line, and waits a moment for its answer, whatever that is: a launcher that finds the connection
     /// closed when it answers takes that for a failure.
     pub(crate) fn hang_up(&self, line: &str) {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
         let deadline = Instant::now() + self.timeout.min(CLOSE_TIMEOUT);
         // A failure can't be reported.
-        if !std::mem::replace(&mut heard.broken, true) && self.say(Doing::Leave, line, deadline).is_ok() {
-            let _ = self.hear(Doing::Leave, &mut heard, deadline);
+        if !std::mem::replace(&mut received.broken, true) && self.write(Doing::Leave, line, deadline).is_ok()
+        {
+            let _ = self.receive_line(Doing::Leave, &mut received, deadline);
         }
     }
 
-    fn say(&self, doing: Doing, line: &str, deadline: Instant) -> Result<(), JobError> {
-        let _alone = self.speaks.lock().unwrap_or_else(PoisonError::into_inner);
+    fn write(&self, doing: Doing, line: &str, deadline: Instant) -> Result<(), JobError> {
+        let _alone = self.send_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rest = line.as_bytes();
         while !rest.is_empty() {
             match send(&self.socket, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
@@ -114,24 +115,29 @@ impl Link {
     }
 
     /// The next line, without its end.
-    fn hear<'a>(&self, doing: Doing, heard: &'a mut Heard, deadline: Instant) -> Result<&'a [u8], JobError> {
-        let used = std::mem::take(&mut heard.used);
-        heard.bytes.drain(..used);
+    fn receive_line<'a>(
+        &self,
+        doing: Doing,
+        received: &'a mut Received,
+        deadline: Instant,
+    ) -> Result<&'a [u8], JobError> {
+        let used = std::mem::take(&mut received.used);
+        received.bytes.drain(..used);
         let mut looked = 0;
         loop {
-            if let Some(end) = heard.bytes[looked..].iter().position(|&b| b == b'\n') {
-                heard.used = looked + end + 1;
-                return Ok(&heard.bytes[..looked + end]);
+            if let Some(end) = received.bytes[looked..].iter().position(|&b| b == b'\n') {
+                received.used = looked + end + 1;
+                return Ok(&received.bytes[..looked + end]);
             }
-            looked = heard.bytes.len();
+            looked = received.bytes.len();
             if looked > MAX_LINE_BYTES {
                 let fault = LineFault::TooLong { limit: MAX_LINE_BYTES };
-                return Err(JobError::Line { doing, line: quote(&heard.bytes), fault });
+                return Err(JobError::Line { doing, line: quote(&received.bytes), fault });
             }
             let mut room = [0; 2048];
             match recv(&self.socket, &mut room[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) | Err(Errno::CONNRESET) => return Err(JobError::Closed { doing }),
-                Ok((got, _)) => heard.bytes.extend_from_slice(&room[..got]),
+                Ok((got, _)) => received.bytes.extend_from_slice(&room[..got]),
                 Err(Errno::AGAIN) => self.wait(doing, PollFlags::IN, deadline)?,
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(JobError::Connection { doing, source: e.into() }),

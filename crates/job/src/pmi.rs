@@ -117,7 +117,7 @@ impl Pmi {
 
     /// Asks the launcher to end all processes.
     pub(crate) fn abort(&self, code: i32, message: &str) -> Result<(), JobError> {
-        self.link.tell(Doing::Abort, &format!("cmd=abort exitcode={code} message={}\n", word(message)))
+        self.link.send_line(Doing::Abort, &format!("cmd=abort exitcode={code} message={}\n", word(message)))
     }
 
     pub(crate) fn leave(&self) -> Result<(), JobError> {

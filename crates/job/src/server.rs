@@ -5,7 +5,7 @@
 //!
 //! let server = Server::start(2, "doc", |event| eprintln!("{event:?}"))?;
 //! // A launcher leaves each socket open for its process, and names it in PMI_FD; here threads stand for them.
-//! let seats = [server.seat(0)?, server.seat(1)?];
+//! let seats = [server.attach(0)?, server.attach(1)?];
 //! let cards: Vec<Vec<u8>> = std::thread::scope(|s| {
 //!     let ranks = seats.into_iter().zip(0..);
 //!     let threads: Vec<_> = ranks.map(|(seat, rank)| s.spawn(move || {
@@ -48,7 +48,7 @@ const GREETING: Duration = Duration::from_secs(10);
 const LAUNCHER: Duration = Duration::from_millis(300);
 /// Pieces of input that are taken from one connection before the others have their turn.
 const PIECES: usize = 16;
-/// Bytes of answers that wait for a process to read them; it is not heard meanwhile.
+/// Bytes of answers that wait for a process to read them; it is not received meanwhile.
 const MAX_UNREAD: usize = 64 * 1024;
 
 /// A report about a process to the launcher.
@@ -169,7 +169,7 @@ impl Server {
     ///
     /// # Errors
     /// [`JobError::NoSuchRank`], [`JobError::RankTaken`]; [`JobError::System`] if there are no descriptors.
-    pub fn seat(&self, rank: u32) -> Result<OwnedFd, JobError> {
+    pub fn attach(&self, rank: u32) -> Result<OwnedFd, JobError> {
         match self.shared.state().given.get_mut(rank as usize) {
             None => return Err(JobError::NoSuchRank { rank, size: self.size }),
             Some(true) => return Err(JobError::RankTaken { rank, at: "".into() }),
@@ -326,7 +326,7 @@ impl Floor {
         match order {
             Order::Seat(rank, socket) => {
                 // `seat` gives each out once.
-                if self.job_state.seat(rank).is_ok() {
+                if self.job_state.attach(rank).is_ok() {
                     self.members[rank as usize] = Some(Wire::new(socket));
                 }
             }
@@ -353,10 +353,10 @@ impl Floor {
             if wire.closing || wire.output.len() >= MAX_UNREAD {
                 break;
             }
-            match wire.hear() {
-                Heard::Something => {}
-                Heard::Nothing => break,
-                Heard::End => return self.part(rank),
+            match wire.receive() {
+                Received::Something => {}
+                Received::Nothing => break,
+                Received::End => return self.part(rank),
             }
             for line in wire.lines() {
                 let out = match line {
@@ -414,8 +414,8 @@ impl Floor {
     fn listen_to(&mut self, at: usize) {
         let Some((_, job)) = &self.listener else { return };
         let wire = &mut self.unidentified[at].0;
-        let heard = if wire.closing { Heard::Nothing } else { wire.hear() };
-        let alive = wire.send() && heard != Heard::End;
+        let received = if wire.closing { Received::Nothing } else { wire.receive() };
+        let alive = wire.send() && received != Received::End;
         match wire.lines().into_iter().next() {
             Some(Ok(line)) => match self.job_state.greet(&line, job) {
                 Ok((rank, answer)) => {
@@ -461,7 +461,7 @@ impl Floor {
 
 /// The result of reading a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Heard {
+enum Received {
     Something,
     Nothing,
     End,
@@ -493,18 +493,18 @@ impl Wire {
     }
 
     /// Reads one piece.
-    fn hear(&mut self) -> Heard {
+    fn receive(&mut self) -> Received {
         let mut room = [0; 4096];
         loop {
             return match recv(self.socket.as_fd(), &mut room[..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) => Heard::End,
+                Ok((0, _)) => Received::End,
                 Ok((got, _)) => {
                     self.input.extend_from_slice(&room[..got]);
-                    Heard::Something
+                    Received::Something
                 }
                 Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => Heard::Nothing,
-                Err(_) => Heard::End,
+                Err(Errno::AGAIN) => Received::Nothing,
+                Err(_) => Received::End,
             };
         }
     }

@@ -141,7 +141,7 @@ impl JobState {
     }
 
     /// Gives a seat to its process.
-    pub(crate) fn seat(&mut self, rank: u32) -> Result<(), NoRank> {
+    pub(crate) fn attach(&mut self, rank: u32) -> Result<(), NoRank> {
         match self.seats.get_mut(rank as usize) {
             None => Err(NoRank::Rank),
             Some(seat) if *seat != Seat::Empty => Err(NoRank::Taken),
@@ -183,7 +183,7 @@ impl JobState {
             return Err(NoRank::Size);
         }
         let rank = line.rank("pmiid").map_err(|_| NoRank::Rank)?;
-        self.seat(rank).map(|()| rank)
+        self.attach(rank).map(|()| rank)
     }
 
     /// Takes a line, without its end, from a seat that is taken.
@@ -346,7 +346,7 @@ mod tests {
     /// A job in which all have a seat.
     fn job_state(size: u32) -> JobState {
         let mut job_state = JobState::new(size, "job");
-        (0..size).for_each(|r| job_state.seat(r).unwrap());
+        (0..size).for_each(|r| job_state.attach(r).unwrap());
         job_state
     }
 

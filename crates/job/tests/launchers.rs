@@ -57,7 +57,7 @@ fn a_process_takes_the_inherited_descriptor_once_and_shares_the_job() {
     let server = Server::start(2, "test", |_| {}).unwrap();
     let children: Vec<_> = (0..2)
         .map(|rank| {
-            let seat = server.seat(rank).unwrap();
+            let seat = server.attach(rank).unwrap();
             // Nothing else is started meanwhile that would inherit it, but other tests' programs, which do no harm.
             fcntl_setfd(&seat, FdFlags::empty()).unwrap();
             let mut command = process(Command::new(this_binary()));

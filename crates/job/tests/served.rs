@@ -23,7 +23,7 @@ fn ranks<T: Send>(server: &Server, size: u32, each: impl Fn(Job) -> T + Sync) ->
     thread::scope(|s| {
         let threads: Vec<_> = (0..size)
             .map(|rank| {
-                let (seat, each) = (server.seat(rank).unwrap(), &each);
+                let (seat, each) = (server.attach(rank).unwrap(), &each);
                 s.spawn(move || each(Job::over(seat, rank, size, PATIENT).unwrap()))
             })
             .collect();
@@ -102,10 +102,10 @@ fn a_barrier_fails_for_those_who_wait_when_one_leaves_or_is_dropped() {
 #[test]
 fn a_barrier_fails_when_the_launcher_says_that_one_has_ended() {
     let server = server(2);
-    let waits = server.seat(0).unwrap();
+    let waits = server.attach(0).unwrap();
     let waits = thread::spawn(move || Job::over(waits, 0, 2, PATIENT).unwrap().barrier());
     // It keeps its socket open, as a child that it left behind would.
-    let _kept = server.seat(1).unwrap();
+    let _kept = server.attach(1).unwrap();
     server.ended(1);
     assert!(matches!(waits.join().unwrap(), Err(JobError::BarrierFailed { rank: 1 })));
 }
@@ -161,7 +161,7 @@ fn a_process_aborts_while_another_thread_of_it_waits() {
 #[test]
 fn a_server_that_dies_is_told_and_not_waited_for() {
     let server = server(2);
-    let job = Job::over(server.seat(0).unwrap(), 0, 2, PATIENT).unwrap();
+    let job = Job::over(server.attach(0).unwrap(), 0, 2, PATIENT).unwrap();
     let waits = thread::spawn({
         let job = job.clone();
         move || job.barrier()
@@ -174,7 +174,7 @@ fn a_server_that_dies_is_told_and_not_waited_for() {
 #[test]
 fn who_waits_in_vain_is_told_after_the_limit() {
     let server = server(2);
-    let job = Job::over(server.seat(0).unwrap(), 0, 2, HASTY).unwrap();
+    let job = Job::over(server.attach(0).unwrap(), 0, 2, HASTY).unwrap();
     let e = job.barrier().unwrap_err();
     assert!(matches!(e, JobError::TimedOut { doing: Doing::Barrier, .. }), "{e}");
     assert!(e.to_string().contains("HCA_JOB_TIMEOUT"), "{e}");
@@ -183,9 +183,9 @@ fn who_waits_in_vain_is_told_after_the_limit() {
 #[test]
 fn a_seat_is_given_out_once() {
     let server = server(1);
-    let _seat = server.seat(0).unwrap();
-    assert!(matches!(server.seat(0), Err(JobError::RankTaken { rank: 0, .. })));
-    assert!(matches!(server.seat(1), Err(JobError::NoSuchRank { rank: 1, size: 1 })));
+    let _seat = server.attach(0).unwrap();
+    assert!(matches!(server.attach(0), Err(JobError::RankTaken { rank: 0, .. })));
+    assert!(matches!(server.attach(1), Err(JobError::NoSuchRank { rank: 1, size: 1 })));
     assert!(matches!(Server::start(0, "x", |_| {}), Err(JobError::Value { .. })));
 }
 
@@ -383,9 +383,9 @@ proptest! {
     #[test]
     fn no_process_keeps_the_server_from_the_others(said in proptest::collection::vec(any::<u8>(), 0..300)) {
         let server = server(2);
-        let odd = UnixStream::from(server.seat(1).unwrap());
+        let odd = UnixStream::from(server.attach(1).unwrap());
         let _ = (&odd).write_all(&said);
-        let job = Job::over(server.seat(0).unwrap(), 0, 2, PATIENT).unwrap();
+        let job = Job::over(server.attach(0).unwrap(), 0, 2, PATIENT).unwrap();
         job.publish(b"card").unwrap();
         drop(odd);
         server.ended(1);

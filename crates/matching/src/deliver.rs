@@ -215,7 +215,7 @@ impl Interface {
                 true => queue.release(usize::from(reserved)),
                 false => {
                     if let Some(place) = queue.place(reserved) {
-                        landing.tell(
+                        landing.fill_event(
                             header,
                             place,
                             event_kind(header.operation),
@@ -281,7 +281,7 @@ impl Interface {
     ) {
         let region = self.entries.at(landing.entry.0.index()).entry.region.expect("operations hold it");
         let mut event = Event::new(kind);
-        landing.tell(header, &mut event, kind, mlength, fail, region.user_ptr);
+        landing.fill_event(header, &mut event, kind, mlength, fail, region.user_ptr);
         self.push(self.eq_of(header.pt_index, &region), event, Some(&region), reserved);
     }
 
@@ -567,7 +567,7 @@ impl Landing {
     }
     /// Fills an event in, field by field.
     #[inline(always)]
-    fn tell(
+    fn fill_event(
         &self,
         header: &Header,
         event: &mut Event,

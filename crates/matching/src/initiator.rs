@@ -212,7 +212,7 @@ impl Interface {
             && let Some(queue) = bound.region.eq.and_then(|eq| self.eqs.get_mut(eq.0))
             && let Some(place) = queue.place(false)
         {
-            transfer.tell(link, place, md, bound.region.start, transfer.user_ptr, end);
+            transfer.fill_event(link, place, md, bound.region.start, transfer.user_ptr, end);
         }
         if options.contains(counted) {
             let bytes = (has_bytes && options.contains(MdOptions::EVENT_CT_BYTES)).then_some(end.mlength);
@@ -255,7 +255,7 @@ impl Interface {
     }
     fn tell_v3_of(&mut self, transfer: &Transfer, link: u64, md: MdHandle, region: &Region, end: End) {
         let mut event = Event::new(end.kind);
-        transfer.tell(link, &mut event, md, region.start, region.user_ptr, end);
+        transfer.fill_event(link, &mut event, md, region.start, region.user_ptr, end);
         self.push(region.eq, event, Some(region), false);
     }
     #[cold]
@@ -332,7 +332,7 @@ impl Transfer {
     }
     /// Fills an event in, field by field.
     #[inline(always)]
-    fn tell(&self, link: u64, event: &mut Event, md: MdHandle, start: u64, user_ptr: u64, end: End) {
+    fn fill_event(&self, link: u64, event: &mut Event, md: MdHandle, start: u64, user_ptr: u64, end: End) {
         event.kind = end.kind;
         event.fail = end.fail;
         event.list = ListKind::Priority;

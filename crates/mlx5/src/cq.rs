@@ -161,7 +161,7 @@ impl CqCore {
     /// The adapter is dead: polls end what is outstanding.
     pub(crate) fn die(&self) {
         self.dead.store(true, Ordering::Relaxed);
-        self.members.tell();
+        self.members.invalidate();
         self.wake();
     }
     fn wake(&self) {
@@ -304,7 +304,7 @@ impl Entries {
                 break;
             }
         }
-        self.tell();
+        self.publish_consumer_index();
         n
     }
 
@@ -316,7 +316,7 @@ impl Entries {
 
     /// Tells the adapter what was taken.
     #[inline(always)]
-    fn tell(&self) {
+    fn publish_consumer_index(&self) {
         // Release: entries are read before the adapter is told that they may be written.
         self.record.store((self.next & CI_MASK).to_be(), Ordering::Release);
     }
@@ -436,7 +436,7 @@ impl<B: Bell> CqPoller<B> {
         if out.len() > 1 && self.entries.next().is_some() {
             return self.poll_any(out, 1);
         }
-        self.entries.tell();
+        self.entries.publish_consumer_index();
         drop(self.core.members.inside());
         1
     }

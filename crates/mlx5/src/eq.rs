@@ -101,16 +101,16 @@ impl Eq {
         self.buf.load(at, event.as_bytes_mut());
         self.taken = self.taken.wrapping_add(1);
         if self.taken.is_multiple_of(BUDGET) {
-            self.tell(EQ_CI)?;
+            self.ring_doorbell(EQ_CI)?;
         }
         Ok(Some(event))
     }
 
     /// Tells the adapter how far events were taken, and has it interrupt at the next one.
     pub(crate) fn arm(&self) -> Result<(), FunctionError> {
-        self.tell(EQ_ARM)
+        self.ring_doorbell(EQ_ARM)
     }
-    fn tell(&self, at: usize) -> Result<(), FunctionError> {
+    fn ring_doorbell(&self, at: usize) -> Result<(), FunctionError> {
         let word =
             EqDoorbell::new().with(EqDoorbell::EQN, self.eqn).with(EqDoorbell::CI, self.taken & CI_MASK);
         self.uar.write(at as u64, u32::from_be_bytes(*word.as_bytes()))

@@ -88,7 +88,7 @@ impl Neighbours {
     }
 
     /// A frame came. Returns the answer that it asks for.
-    pub(crate) fn hear(&mut self, frame: &[u8], now: Instant) -> Option<Vec<u8>> {
+    pub(crate) fn receive(&mut self, frame: &[u8], now: Instant) -> Option<Vec<u8>> {
         let message = Message::parse(frame)?;
         match message {
             Message::Question { wanted, by } => {
@@ -176,7 +176,7 @@ mod tests {
     fn who_asks_for_an_own_address_is_answered_and_known() {
         let (mut n, now) = (neighbours(), Instant::now());
         for (peer, own) in [(at(2, "10.0.0.2"), "10.0.0.1"), (at(3, "2001:db8::3"), "fe80::1")] {
-            let answer = n.hear(&question(peer, ip(own)).unwrap(), now).unwrap();
+            let answer = n.receive(&question(peer, ip(own)).unwrap(), now).unwrap();
             let of = Station { mac: MAC, ip: ip(own) };
             let read = Message::parse(&answer).unwrap();
             assert_eq!(read, Message::Statement { of, replaces: true, solicited: true });
@@ -184,13 +184,13 @@ mod tests {
         }
         let other = question(at(4, "10.0.0.4"), ip("10.0.0.9")).unwrap();
         assert_eq!(
-            (n.hear(&other, now), n.known(ip("10.0.0.4"), now)),
+            (n.receive(&other, now), n.known(ip("10.0.0.4"), now)),
             (None, None),
             "it asks somebody else"
         );
         // Those who are known have moved; that of a solicitation to somebody else is not for us.
-        n.hear(&question(at(8, "10.0.0.2"), ip("10.0.0.9")).unwrap(), now);
-        n.hear(&question(at(9, "2001:db8::3"), ip("2001:db8::9")).unwrap(), now);
+        n.receive(&question(at(8, "10.0.0.2"), ip("10.0.0.9")).unwrap(), now);
+        n.receive(&question(at(9, "2001:db8::3"), ip("2001:db8::9")).unwrap(), now);
         assert_eq!(n.known(ip("10.0.0.2"), now), Some([2, 0, 0, 0, 0, 8]));
         assert_eq!(n.known(ip("2001:db8::3"), now), Some([2, 0, 0, 0, 0, 3]));
     }
@@ -223,16 +223,16 @@ mod tests {
     fn only_what_was_asked_for_is_learned_and_news_of_those_who_are_known() {
         let (mut n, now) = (neighbours(), Instant::now());
         let (me, peer) = (at(1, "10.0.0.1"), at(2, "10.0.0.2"));
-        n.hear(&told(peer, me), now);
-        n.hear(&announcement(peer), now);
+        n.receive(&told(peer, me), now);
+        n.receive(&announcement(peer), now);
         assert_eq!(n.known(peer.ip, now), None, "nobody asked");
         n.seek(peer.ip);
         n.seek(peer.ip);
         n.give_up(peer.ip);
-        n.hear(&told(peer, me), now);
+        n.receive(&told(peer, me), now);
         n.give_up(peer.ip);
         assert_eq!(n.known(peer.ip, now), Some(peer.mac));
-        n.hear(&announcement(at(7, "10.0.0.2")), now);
+        n.receive(&announcement(at(7, "10.0.0.2")), now);
         assert_eq!(n.known(peer.ip, now), Some([2, 0, 0, 0, 0, 7]), "it has moved");
     }
 
@@ -240,7 +240,7 @@ mod tests {
     fn what_does_not_replace_leaves_another_mac_in_place() {
         let (mut n, now) = (neighbours(), Instant::now());
         let peer = at(2, "fe80::2");
-        n.hear(&question(peer, ip("fe80::1")).unwrap(), now);
+        n.receive(&question(peer, ip("fe80::1")).unwrap(), now);
         let mut frame = announcement(at(7, "fe80::2"));
         // The override flag, and the checksum with it.
         let (flags, sum) = (58, 56);
@@ -249,12 +249,12 @@ mod tests {
         let now_sum = u32::from(was) + 0x2000;
         frame[sum..sum + 2].copy_from_slice(&((now_sum + (now_sum >> 16)) as u16).to_be_bytes());
         assert!(matches!(Message::parse(&frame), Some(Message::Statement { replaces: false, .. })));
-        n.hear(&frame, now);
+        n.receive(&frame, now);
         assert_eq!(n.known(peer.ip, now), Some(peer.mac));
         n.seek(peer.ip);
-        n.hear(&frame, now);
+        n.receive(&frame, now);
         assert_eq!(n.known(peer.ip, now), Some(peer.mac), "also while somebody waits");
-        n.hear(&frame, now + FRESH);
+        n.receive(&frame, now + FRESH);
         assert_eq!(
             n.known(peer.ip, now + FRESH),
             Some([2, 0, 0, 0, 0, 7]),
@@ -266,7 +266,7 @@ mod tests {
     fn what_is_known_is_believed_for_a_while() {
         let (mut n, now) = (neighbours(), Instant::now());
         let peer = at(2, "10.0.0.2");
-        n.hear(&question(peer, ip("10.0.0.1")).unwrap(), now);
+        n.receive(&question(peer, ip("10.0.0.1")).unwrap(), now);
         assert!(n.known(peer.ip, now + FRESH / 2).is_some());
         assert!(n.known(peer.ip, now + FRESH).is_none());
     }
@@ -277,7 +277,7 @@ mod tests {
         let peer = |i: u32| IpAddr::from((0x0b00_0000 + i).to_be_bytes());
         for i in 0..=MAX_PEERS as u32 {
             let by = Station { mac: [2, 0, 0, 0, 0, 9], ip: peer(i) };
-            n.hear(&question(by, ip("10.0.0.1")).unwrap(), now + Duration::from_millis(i.into()));
+            n.receive(&question(by, ip("10.0.0.1")).unwrap(), now + Duration::from_millis(i.into()));
         }
         assert_eq!(n.peers.len(), MAX_PEERS);
         assert!(!n.peers.contains_key(&peer(0)) && n.peers.contains_key(&peer(1)));
@@ -286,12 +286,12 @@ mod tests {
     #[test]
     fn another_who_claims_an_own_address_is_noticed_and_not_believed() {
         let (mut n, now) = (neighbours(), Instant::now());
-        assert_eq!(n.hear(&announcement(at(1, "10.0.0.1")), now), None, "our own, come back");
+        assert_eq!(n.receive(&announcement(at(1, "10.0.0.1")), now), None, "our own, come back");
         assert!(!n.is_claimed(ip("10.0.0.1")));
-        n.hear(&announcement(at(9, "10.0.0.1")), now);
+        n.receive(&announcement(at(9, "10.0.0.1")), now);
         assert!(n.is_claimed(ip("10.0.0.1")));
         assert_eq!(n.known(ip("10.0.0.1"), now), None);
-        n.hear(&question(at(9, "10.0.0.5"), ip("10.0.0.1")).unwrap(), now);
+        n.receive(&question(at(9, "10.0.0.5"), ip("10.0.0.1")).unwrap(), now);
         assert!(n.is_claimed(ip("10.0.0.5")) && n.known(ip("10.0.0.5"), now).is_none());
     }
 
@@ -299,7 +299,7 @@ mod tests {
     fn who_would_like_an_own_address_is_told_that_it_is_taken() {
         let (mut n, now) = (neighbours(), Instant::now());
         let probe = question(at(9, "0.0.0.0"), ip("10.0.0.1")).unwrap();
-        assert!(n.hear(&probe, now).is_some());
+        assert!(n.receive(&probe, now).is_some());
         assert_eq!(n.peers.len(), 0);
     }
 }

@@ -81,7 +81,7 @@ impl Eqs {
     }
     /// Has all queues interrupt, with that of commands.
     pub(crate) fn arm(&self, cmd: &CommandQueue) -> Result<(), FunctionError> {
-        cmd.hear(true)?;
+        cmd.take_completions(true)?;
         self.others.arm()?;
         self.completions.iter().try_for_each(Eq::arm)
     }
@@ -196,7 +196,7 @@ impl Core {
 
     fn drain_all(&self, eqs: &mut Eqs, came: &[bool], later: &mut Vec<Later>) -> Result<bool, FunctionError> {
         let first = came.first() == Some(&true);
-        self.cmd.hear(first)?;
+        self.cmd.take_completions(first)?;
         let mut completed = |event: &Eqe| {
             let cqn = data!(CompEvent, event).get(CompEvent::CQ_NUMBER);
             if !self.ethernet.as_ref().is_some_and(|eth| eth.completed(cqn)) {
@@ -208,12 +208,12 @@ impl Core {
         for (i, eq) in eqs.completions.iter_mut().enumerate() {
             more |= drain(eq, vectors.get(i) == Some(&true), &mut completed)?;
         }
-        more |= drain(&mut eqs.others, first, |event| later.extend(self.hear(event)))?;
+        more |= drain(&mut eqs.others, first, |event| later.extend(self.deferred_by(event)))?;
         Ok(more)
     }
 
     /// What an event asks for.
-    fn hear(&self, event: &Eqe) -> Option<Later> {
+    fn deferred_by(&self, event: &Eqe) -> Option<Later> {
         let kind = EventType::from_code(event.get(Eqe::EVENT_TYPE));
         let number = data!(QpEvent, event).get(QpEvent::QPN_RQN_SQN);
         let told = match kind? {

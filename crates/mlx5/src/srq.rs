@@ -165,7 +165,7 @@ impl<B: Bell> SrqQueue<B> {
         wqe::write_list(&cells[HEAD_CELLS..], sges);
     }
 
-    fn tell(&mut self) {
+    fn ring_doorbell(&mut self) {
         self.told = self.posted;
         dma_wmb();
         self.record.store(u32::from(self.posted).to_be(), Ordering::Relaxed);
@@ -185,7 +185,7 @@ unsafe impl<B: Bell> RecvPort for SrqQueue<B> {
     }
     fn ring(&mut self) {
         if self.told != self.posted {
-            self.tell();
+            self.ring_doorbell();
         }
     }
 }

@@ -61,7 +61,7 @@ const TURNS_AFTER_MESSAGE: u32 = 32;
 /// once has answered by then. With one look messages to a client on this CPU take a quarter longer, with more all of
 /// them do.
 const LOOKS: u32 = 3;
-/// Queue pairs of each function that doze and are looked at then, and when the thread sleeps again without having
+/// Dormant queue pairs of each function that are looked at then, and when the thread sleeps again without having
 /// worked. Before it sleeps first all are.
 const DORMANT_PER_POLL: usize = 8;
 const DORMANT_PER_TICK: usize = 64;
@@ -293,8 +293,8 @@ impl Server {
         for function in self.slots.iter_mut().filter_map(|slot| slot.function.as_mut()) {
             function.pages.look_at_all();
         }
-        let dozing = if tick == FIRST_TICK { usize::MAX } else { DORMANT_PER_TICK };
-        let worked = if self.poll_dormant(dozing) | self.turn() {
+        let dormant = if tick == FIRST_TICK { usize::MAX } else { DORMANT_PER_TICK };
+        let worked = if self.poll_dormant(dormant) | self.turn() {
             Some(true)
         } else {
             let limit = if ticks { Some(tick) } else { None };

@@ -205,11 +205,11 @@ impl CqEntry {
         self.ring.publish_and_look(self.shared.barrier);
         let armed = self.shared.armed.load(Ordering::Relaxed);
         if armed != 0 {
-            self.tell(armed, urgent);
+            self.notify(armed, urgent);
         }
     }
     #[cold]
-    fn tell(&mut self, armed: u32, urgent: bool) {
+    fn notify(&mut self, armed: u32, urgent: bool) {
         if let Some(engine) = &self.engine {
             engine.came();
         }

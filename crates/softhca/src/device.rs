@@ -17,7 +17,7 @@ use hca_turn_lock::Barrier;
 
 use crate::counters::OpCounts;
 use crate::cq::{CqEntry, CqShared};
-use crate::doze::Doze;
+use crate::dormant::Dormancy;
 use crate::engine::{AckRule, Engine, GENERAL_SERVICES, MAX_QPS, SPARED_SLOTS, qpn_of};
 use crate::events::Events;
 use crate::glance::Glance;
@@ -56,7 +56,7 @@ pub struct SoftHca {
     /// The network as it was when the adapter was opened.
     opened_on: FabricAttr,
     thread: Option<JoinHandle<()>>,
-    /// Queue pairs that doze and were called.
+    /// The number of dormant queue pairs that were called.
     pub(crate) calls: Arc<AtomicUsize>,
 }
 
@@ -103,7 +103,7 @@ impl SoftHca {
         let qps = Slab::beginning_at(l.qps, first_generation, spared);
         let mut engine = Engine::new(Network::new(fabric), qps, tables, Slab::new(l.ahs));
         engine.real_time = !virtual_time;
-        let calls = engine.core.dozers.calls.clone();
+        let calls = engine.core.dormant.calls.clone();
         let sleeper = Sleeper::new(options.progress)?;
         let time = Time::new(options.clock);
         let shared = Arc::new(Shared::new(
@@ -484,7 +484,8 @@ impl Engine {
             counts: [0; hca_transport::Count::COUNT],
             ops: OpCounts::default(),
         };
-        let entry = QpEntry { machine, res, ready: false, ack_since: None, timer: None, doze: Doze::Awake };
+        let entry =
+            QpEntry { machine, res, ready: false, ack_since: None, timer: None, dormancy: Dormancy::Awake };
         self.core.qps.insert(Box::new(entry)).expect("a vacant slot was seen");
         *self.cq_users(init.send_cq)? += 1;
         *self.cq_users(init.recv_cq)? += 1;

@@ -15,7 +15,7 @@ use hca_turn_lock::Barrier;
 use crate::clock;
 use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;
-use crate::doze::{Doze, Dozers};
+use crate::dormant::{Dormancy, DormantQps};
 use crate::grants::TakingBack;
 use crate::network::Network;
 use crate::pace::Paced;
@@ -128,8 +128,8 @@ pub(crate) struct Core {
     pub(crate) words_due: Vec<u32>,
     /// What turns take back while peers are within.
     pub(crate) taking_back: Vec<TakingBack>,
-    /// Queue pairs that doze, and what has come for them.
-    pub(crate) dozers: Dozers,
+    /// Dormant queue pairs, and the packets and messages that wait for them.
+    pub(crate) dormant: DormantQps,
     /// The slot of the general services queue pair, if there is one.
     pub(crate) general_services: Option<u32>,
     /// The queue pair of the packet before, which wants what it did to be noted.
@@ -211,7 +211,7 @@ impl Engine {
                 general_services: None,
                 words_due: Vec::new(),
                 taking_back: Vec::new(),
-                dozers: Dozers::default(),
+                dormant: DormantQps::default(),
                 touched: None,
                 turn: 0,
                 now: Instant::ZERO,
@@ -474,7 +474,7 @@ impl Core {
             self.counters.foreign_source += 1;
             return;
         }
-        if entry.doze != Doze::Awake {
+        if entry.dormancy != Dormancy::Awake {
             return self.keep_packet(slot, rx);
         }
         let ce = rx.congestion_experienced();
@@ -760,7 +760,7 @@ impl Core {
         self.ready.retain(|s| *s != slot);
         self.acks.retain(|s| *s != slot);
         self.paced.forget(slot);
-        self.dozers.forget(slot);
+        self.dormant.forget(slot);
         (self.ready_grouped, self.ready_blocked, self.acks_blocked) = (0, 0, 0);
     }
 }

@@ -26,7 +26,7 @@
 //! | `scattered` | regions of several pieces |
 //! | `near`, `grants` | direct access to peers' memory on this machine; regions that peers were granted |
 //! | `progress`, `doorbell` | progress modes, and doorbells to the thread that turns |
-//! | `doze` | idle queue pairs, whose owner is called when a message arrives |
+//! | `dormant` | idle queue pairs, whose owner is called when a message arrives |
 //! | `offload`, `runs` | Portals engines of the layer above, which the turning thread runs |
 //! | `events`, `notify` | asynchronous events, and the descriptors that waiters sleep on |
 //! | `pace` | rate limits of groups of queue pairs |
@@ -52,7 +52,7 @@ mod device;
 mod dma;
 mod doorbell;
 #[cfg(not(loom))]
-mod doze;
+mod dormant;
 #[cfg(not(loom))]
 mod engine;
 #[cfg(not(loom))]

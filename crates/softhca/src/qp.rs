@@ -21,7 +21,7 @@ use hca_transport::{
 use crate::counters::OpCounts;
 use crate::dma;
 use crate::doorbell::{Link, Ringer};
-use crate::doze::Doze;
+use crate::dormant::Dormancy;
 use crate::near::{self, Near, Wish};
 use crate::pace::Pace;
 use crate::ring::{Cell, Consumer, Header};
@@ -269,7 +269,7 @@ pub(crate) struct QpEntry {
     pub(crate) ack_since: Option<u64>,
     /// The engine's timers hold an entry for it at this time.
     pub(crate) timer: Option<hca_core::Instant>,
-    pub(crate) doze: Doze,
+    pub(crate) dormancy: Dormancy,
 }
 
 impl QpEntry {

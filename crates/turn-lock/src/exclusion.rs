@@ -111,12 +111,12 @@ impl<T> Exclusion<T> {
     pub fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut list = self.lock();
         let done = change(&mut list);
-        self.tell();
+        self.invalidate();
         done
     }
 
     /// Makes the user copy the list before it enters again, so that it sees earlier stores.
-    pub fn tell(&self) {
+    pub fn invalidate(&self) {
         // Release: pairs with the Acquire in `copy`.
         self.version.fetch_add(1, Ordering::Release);
     }
@@ -124,7 +124,7 @@ impl<T> Exclusion<T> {
     /// Changes the list while the user is outside; it comes in again with a copy of the new one.
     pub fn exclude<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut list = self.lock();
-        self.tell();
+        self.invalidate();
         // Pairs with the light one in `enter`.
         self.barrier.heavy();
         // Acquire: what the user did inside is seen.
@@ -232,7 +232,7 @@ mod loom_tests {
         model_of_switches(3).check(|| {
             let both = both();
             let user = spawn(&both, |both| user(both, 1));
-            let teller = spawn(&both, |both| both.0.tell());
+            let teller = spawn(&both, |both| both.0.invalidate());
             take_out(&both);
             user.join().unwrap();
             teller.join().unwrap();
@@ -261,7 +261,7 @@ mod loom_tests {
             let (version, ()) = both.0.copy(|_| ());
             let teller = spawn(&both, |both| {
                 both.1.gone.store(1, Ordering::Relaxed);
-                both.0.tell();
+                both.0.invalidate();
             });
             if both.0.enter(version).is_none() {
                 let (_, gone) = both.0.copy(|_| both.1.gone.load(Ordering::Relaxed));

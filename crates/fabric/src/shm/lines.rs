@@ -10,7 +10,7 @@ use super::counters::Counters;
 use super::fabric::ShmFabric;
 use super::grant::LinkId;
 use super::hello::Kind;
-use super::link::{Link, Stage, tell};
+use super::link::{Link, Stage, send_notice};
 use super::memory::{LINE, LineView};
 use super::ring::{Line, Peeked, halves, pair};
 
@@ -110,7 +110,7 @@ impl LineTx<'_> {
     pub fn call(self) {
         let Self { link, counters, local, sent } = self;
         counters.tx_messages_quick += sent;
-        if link.call_if_due(|socket| tell(socket, Kind::Wake, *local)) {
+        if link.call_if_due(|socket| send_notice(socket, Kind::Wake, *local)) {
             counters.wakeups_sent += 1;
         }
     }
@@ -185,7 +185,7 @@ impl ShmFabric {
             link.last_input = self.now;
             counters.rx_messages_quick += found.taken as u64;
             let local = self.local;
-            if link.call_for_credits(|socket| tell(socket, Kind::Wake, local)) {
+            if link.call_for_credits(|socket| send_notice(socket, Kind::Wake, local)) {
                 counters.wakeups_sent += 1;
             }
         }

@@ -208,7 +208,7 @@ impl Links {
 }
 
 /// Tells the other end something that is one message without descriptors.
-pub(super) fn tell(socket: &OwnedFd, kind: Kind, from: Ipv6Addr) {
+pub(super) fn send_notice(socket: &OwnedFd, kind: Kind, from: Ipv6Addr) {
     let (ring_lines, bit, barriers, nonce) = (0, 0, false, 0);
     let message = super::hello::Greeting { kind, address: from, ring_lines, bit, barriers, nonce };
     // A queue that is full has something to read already, and who is gone needs to be told nothing.

@@ -22,7 +22,7 @@ use super::bell::{BITS, Caller, PAGE_BYTES};
 use super::fabric::{ShmFabric, TICK};
 use super::grants::{BOARD_BYTES, MAX_NOTICES, PeerSide};
 use super::hello::{self, DESCRIPTORS, Greeting, Kind, Received};
-use super::link::{Link, MAX_LINKS, Stage, tell};
+use super::link::{Link, MAX_LINKS, Stage, send_notice};
 use super::memory::{MemoryFault, Sealed, Segment, Window, Writers, create};
 use super::ring::{Consumer, Producer, outbox_bytes};
 use crate::PathError;
@@ -316,7 +316,7 @@ impl ShmFabric {
             if !self.domain.admits(uid) || self.pending.len() >= MAX_PENDING {
                 self.counters.peers_refused += 1;
                 tracing::warn!(uid, "a connection was refused: another user's, or above the limit");
-                tell(&socket, Kind::Refused, self.local);
+                send_notice(&socket, Kind::Refused, self.local);
                 continue;
             }
             let id = self.next_pending;
@@ -364,7 +364,7 @@ impl ShmFabric {
             Received::Fault(fault) => {
                 tracing::warn!(%fault, "a connection was refused");
                 self.counters.peers_refused += 1;
-                tell(socket, Kind::Refused, self.local);
+                send_notice(socket, Kind::Refused, self.local);
             }
             _ => self.counters.peers_refused += 1,
         }
@@ -393,7 +393,7 @@ impl ShmFabric {
             match link.stage {
                 // Ours stays. The peer finds it at its own socket, or has done so.
                 Stage::Asking(_) | Stage::Up(_) if self.local < greeting.address => {
-                    return tell(&socket, Kind::Crossed, self.local);
+                    return send_notice(&socket, Kind::Crossed, self.local);
                 }
                 Stage::Asking(_) => {
                     link.stage = Stage::Yielded;
@@ -457,7 +457,7 @@ impl ShmFabric {
     fn turn_away(&mut self, socket: &OwnedFd, why: &Unwanted) {
         tracing::warn!(%why, "a peer was refused");
         self.counters.peers_refused += 1;
-        tell(socket, Kind::Refused, self.local);
+        send_notice(socket, Kind::Refused, self.local);
     }
 
     /// Both have the other's memory.

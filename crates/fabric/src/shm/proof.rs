@@ -22,7 +22,7 @@ use hca_core::{AddressVector, Instant};
 
 use super::fabric::ShmFabric;
 use super::hello::{self, Greeting, Kind};
-use super::link::{Stage, tell};
+use super::link::{Stage, send_notice};
 use super::name::random;
 use crate::cred::PeerCred;
 use crate::{PathError, PathId};
@@ -151,7 +151,7 @@ impl ShmFabric {
         let (Some(proof), Stage::Up(socket)) = (&mut link.unproven, &link.stage) else { return };
         if proof.nonce == nonce && !proof.answered {
             proof.answered = true;
-            tell(socket, Kind::Proven, local);
+            send_notice(socket, Kind::Proven, local);
             self.open_if_proven(slot);
         }
     }

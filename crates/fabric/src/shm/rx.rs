@@ -8,7 +8,7 @@ use super::access::Reach;
 use super::bell::BITS;
 use super::fabric::{HOT_RINGS, MAX_POLLED, ShmFabric};
 use super::hello::Kind;
-use super::link::{Links, Stage, tell};
+use super::link::{Links, Stage, send_notice};
 use super::ring::{Garbage, What};
 use super::tx::SRC_PORT;
 use crate::{Direction, RxBudget, RxOutcome, RxPacket};
@@ -55,7 +55,7 @@ fn park(links: &mut Links, slot: u32, local: Ipv6Addr) -> bool {
     if let Some(rx) = &mut link.rx {
         rx.park();
     }
-    link.call_for_credits(|socket| tell(socket, Kind::Wake, local))
+    link.call_for_credits(|socket| send_notice(socket, Kind::Wake, local))
 }
 
 impl ShmFabric {
@@ -179,7 +179,7 @@ impl ShmFabric {
             *bytes += taken;
             self.counters.rx_bytes += taken as u64;
             let local = self.local;
-            if link.call_for_credits(|socket| tell(socket, Kind::Wake, local)) {
+            if link.call_for_credits(|socket| send_notice(socket, Kind::Wake, local)) {
                 self.counters.wakeups_sent += 1;
             }
         } else if matches!(link.stage, Stage::Ending) && ended.is_ok() {

@@ -9,7 +9,7 @@ use hca_core::wire::ICRC_BYTES;
 use super::access::Reach;
 use super::fabric::ShmFabric;
 use super::hello::Kind;
-use super::link::{Stage, tell};
+use super::link::{Stage, send_notice};
 use super::memory::LINE;
 use super::path::Path;
 use super::ring::{Attributes, Garbage, Producer, Refusal};
@@ -280,7 +280,7 @@ impl ShmFabric {
     pub(super) fn call_if_due(&mut self, slot: u32) {
         let local = self.local;
         if let Some(link) = self.links.get_mut(slot)
-            && link.call_if_due(|socket| tell(socket, Kind::Wake, local))
+            && link.call_if_due(|socket| send_notice(socket, Kind::Wake, local))
         {
             self.counters.wakeups_sent += 1;
         }

@@ -192,7 +192,7 @@ impl CommandQueue {
     }
     /// Takes what the adapter told of commands, has all who wait look, and arms the queue if there was anything or its
     /// interrupt came. Pages that it asked for are lent by [`lend`](Self::lend).
-    pub(crate) fn hear(&self, interrupted: bool) -> Result<(), FunctionError> {
+    pub(crate) fn take_completions(&self, interrupted: bool) -> Result<(), FunctionError> {
         let mut told = self.told();
         let any = self.take_all(&mut told)?;
         if let Some(eq) = told.as_ref().filter(|_| any || interrupted) {

@@ -168,7 +168,7 @@ impl Ethernet {
         }
         let mut state = self.state();
         state.queues.heard();
-        state.hear();
+        state.receive_frames();
         state.queues.arm();
         drop(state);
         self.news.notify_all();
@@ -195,7 +195,7 @@ impl Ethernet {
         let (mut ask_at, mut pause) = (begun, FIRST_PAUSE);
         let found = loop {
             // An interrupt may be lost.
-            state.hear();
+            state.receive_frames();
             let now = Instant::now();
             if let Some(mac) = state.neighbours.known(peer, now) {
                 break Ok(Found::At(mac));
@@ -223,13 +223,13 @@ impl Ethernet {
 
 impl State {
     /// Takes the frames that came, and answers.
-    fn hear(&mut self) {
+    fn receive_frames(&mut self) {
         let well = self.queues.broken().is_none();
         let mut answers = Vec::new();
         let (neighbours, counters, now) = (&mut self.neighbours, &mut self.counters, Instant::now());
         self.queues.poll(|frame| {
             counters.heard += 1;
-            answers.extend(neighbours.hear(&frame, now));
+            answers.extend(neighbours.receive(&frame, now));
             answers.extend(neighbours.answer_query(&frame));
         });
         for answer in answers {

@@ -104,7 +104,7 @@ impl<B: Bell> RecvQueue<B> {
     }
 
     #[inline(always)]
-    fn tell(&mut self) {
+    fn ring_doorbell(&mut self) {
         self.told = self.next;
         dma_wmb();
         self.record.store(u32::from(self.next).to_be(), Ordering::Relaxed);
@@ -129,13 +129,13 @@ unsafe impl<B: Bell> RecvPort for RecvQueue<B> {
         let life = self.qp.life();
         // What a reset has forgotten is not told.
         if self.told != self.next && life.takes_recvs() && life.epoch() == self.epoch {
-            self.tell();
+            self.ring_doorbell();
         }
     }
     #[inline]
     unsafe fn post_now(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
         self.push(wr)?;
-        self.tell();
+        self.ring_doorbell();
         Ok(())
     }
 }

@@ -290,7 +290,7 @@ impl<B: Bell> SendQueue<B> {
 
     /// Tells the adapter, by the first 8 bytes of the last entry.
     #[inline(always)]
-    fn tell(&mut self, first: u64) {
+    fn ring_doorbell(&mut self, first: u64) {
         self.told = self.next;
         // Entries before the record, the record before the doorbell.
         dma_wmb();
@@ -306,7 +306,7 @@ impl<B: Bell> SendQueue<B> {
         if self.flames {
             self.tell_one(first);
         } else {
-            self.tell(first);
+            self.ring_doorbell(first);
         }
         Ok(())
     }
@@ -316,7 +316,7 @@ impl<B: Bell> SendQueue<B> {
     fn tell_one(&mut self, first: u64) {
         let at = self.told;
         if self.next != at.wrapping_add(1) {
-            return self.tell(first);
+            return self.ring_doorbell(first);
         }
         self.told = self.next;
         dma_wmb();
@@ -386,13 +386,13 @@ unsafe impl<B: Bell> SendPort for SendQueue<B> {
         // What a reset has forgotten is not told.
         let lives = self.qp.life() == self.life || self.look_at_state().is_ok();
         if lives && self.told != self.next {
-            self.tell(self.first);
+            self.ring_doorbell(self.first);
         }
     }
     #[inline]
     unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let Some(first) = self.push_usual(wr) else { return self.post_any(wr) };
-        self.tell(first);
+        self.ring_doorbell(first);
         Ok(())
     }
 }

@@ -30,7 +30,7 @@ impl Departures {
     fn count(&self) -> u64 {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    fn tell(&self) {
+    fn notify(&self) {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.more.notify_all();
     }
@@ -133,7 +133,7 @@ impl State {
                 slots.for_each(|slot| self.net.ports.used(slot));
             }
             Err(error) => {
-                self.departures.tell();
+                self.departures.notify();
                 return self.device_failed(&error);
             }
         }
@@ -167,7 +167,7 @@ impl State {
             }
             self.ready.push(other);
         }
-        self.departures.tell();
+        self.departures.notify();
     }
 
     /// Releases memory: a wait, if needed, is left for after the lock.
@@ -187,8 +187,8 @@ mod tests {
     #[test]
     fn who_waits_for_a_departure_goes_on_behind_the_next() {
         let departures = Departures::default();
-        departures.tell();
-        departures.tell();
+        departures.notify();
+        departures.notify();
         assert_eq!(departures.count(), 2);
         // One has come meanwhile.
         departures.wait_beyond(1);
@@ -201,7 +201,7 @@ mod tests {
             // Time to do so too early.
             (0..1000).take_while(|_| !waits.is_finished()).for_each(|_| thread::yield_now());
             told.store(true, Ordering::Relaxed);
-            departures.tell();
+            departures.notify();
         });
         assert_eq!(departures.count(), 3);
     }

@@ -79,12 +79,12 @@ impl SignalFds {
         // A timer of its own takes every time that is not negative; zero is none.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
     }
-    fn tell(&self) {
+    fn raise(&self) {
         // A counter that is full is readable as well.
         let _ = rustix::io::write(&self.told, &1_u64.to_ne_bytes());
     }
     /// Clears the raised signals.
-    fn hear(&self) {
+    fn clear(&self) {
         for fd in [&self.told, &self.timer] {
             let _ = rustix::io::read(fd, &mut [0; 8]);
         }
@@ -109,7 +109,7 @@ impl Signal {
     /// Arms the signal for everything that arrives from now on. The program checks once more after this, and only then
     /// waits.
     pub fn arm(&self) {
-        self.fds.hear();
+        self.fds.clear();
         self.node.with(|state| self.fds.arm(&self.node.inner, state));
     }
 }
@@ -189,7 +189,7 @@ fn run(node: &Weak<Inner>, fds: &SignalFds, shared: &Shared) {
         if !has_signal {
             continue;
         }
-        fds.hear();
+        fds.clear();
         // A node that is being dropped has no futures: each holds its interface.
         let Some(inner) = node.upgrade() else { return };
         let node = Node { inner };
@@ -252,7 +252,7 @@ impl Inner {
     pub(super) fn tell_signals(&self) {
         locked(&self.signals).retain(|fds| {
             let fds = fds.upgrade();
-            fds.inspect(|fds| fds.tell()).is_some()
+            fds.inspect(|fds| fds.raise()).is_some()
         });
     }
 }

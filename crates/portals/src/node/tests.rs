@@ -73,7 +73,7 @@ impl Bed {
         Hello { from, key: KEY, endpoint, attempt, datagrams, peer_qpn: None, is_up: false, eager_bytes }
     }
     /// The node hears a hello, from this address.
-    fn hear(&self, sgid: Gid, hello: &Hello) {
+    fn deliver(&self, sgid: Gid, hello: &Hello) {
         self.hears(sgid, *hello)();
     }
     /// The same, on another thread.
@@ -84,9 +84,9 @@ impl Bed {
     }
     /// The process and the node meet.
     fn meet(&self, hello: &Hello) {
-        self.hear(hello.endpoint.gid, hello);
+        self.deliver(hello.endpoint.gid, hello);
         let peer_qpn = Some(self.look(|peer| peer.ours.unwrap().qpn));
-        self.hear(hello.endpoint.gid, &Hello { peer_qpn, is_up: true, ..*hello });
+        self.deliver(hello.endpoint.gid, &Hello { peer_qpn, is_up: true, ..*hello });
         assert!(self.look(|peer| peer.is_up()));
     }
     /// The process can be found.
@@ -227,10 +227,10 @@ fn a_hello_whose_address_is_not_its_senders_is_a_strangers() {
         (here, itself),
     ];
     for (told, (sender, lie)) in (1..).zip(lies) {
-        bed.hear(sender, &lie);
+        bed.deliver(sender, &lie);
         assert_eq!((bed.node.counts().strangers, bed.node.connections()), (told, 0), "{lie:?} of {sender}");
     }
-    bed.hear(there, &hello);
+    bed.deliver(there, &hello);
     assert_eq!((bed.node.counts().strangers, bed.node.connections()), (4, 1));
 }
 
@@ -244,12 +244,12 @@ fn a_hello_of_another_incarnation_ends_what_its_predecessor_had() {
         if is_up {
             bed.meet(&before);
         } else {
-            bed.hear(gid, &before);
+            bed.deliver(gid, &before);
         }
         let (ni, md, ct) = interface(&bed.node);
         let put = Put { ack_req: AckReq::Ack, ..Put::new(md, 8, to, 0) };
         ni.put(&put).unwrap();
-        bed.hear(gid, &after);
+        bed.deliver(gid, &after);
         let theirs = bed.look(|peer| peer.theirs);
         assert_eq!(theirs, Some((after.endpoint, attempt)), "attempt {attempt}, up: {is_up}");
         assert_eq!((bed.node.counts().lost, ni.ct_get(ct).unwrap().failure), (1, 1));
@@ -486,7 +486,7 @@ fn receive_slots_come_back_where_a_peer_begins_anew_while_nodes_meet() {
     for attempt in 1..=TIMES {
         let mut rc = pd.qp::<Rc>(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
         let hello = Hello { endpoint: rc.endpoint(), ..bed.hello(1, attempt, 0) };
-        bed.hear(hello.endpoint.gid, &hello);
+        bed.deliver(hello.endpoint.gid, &hello);
         bed.node.progress();
         assert_eq!((bed.node.counts().connected, bed.node.counts().lost), (0, 0), "attempt {attempt}");
         rc.connect(&bed.look(|peer| peer.ours.unwrap()), &ConnectOptions::default()).unwrap();
@@ -539,7 +539,7 @@ fn a_node_is_used_while_a_queue_pair_is_connected_and_destroyed() {
         assert_eq!(ni.ct_get(ct).unwrap().failure, u64::from(call == Call::DestroyQp));
         assert_eq!(bed.look(|peer| peer.theirs), Some((hello.endpoint, 1)), "{call:?}");
         let peer_qpn = Some(bed.look(|peer| peer.ours.unwrap().qpn));
-        bed.hear(hello.endpoint.gid, &Hello { peer_qpn, is_up: true, ..hello });
+        bed.deliver(hello.endpoint.gid, &Hello { peer_qpn, is_up: true, ..hello });
         bed.node.progress();
         assert!(bed.look(|peer| peer.is_clear()), "what waited has left");
     }
@@ -571,7 +571,7 @@ fn a_queue_pair_that_comes_back_to_a_process_that_has_gone_is_destroyed() {
         let (before, after) = (bed.hello(1, 2, 20), bed.hello(2, 1, 21));
         bed.meanwhile(call, bed.hears(before.endpoint.gid, before), || {
             assert_eq!(bed.node.connections(), 1);
-            bed.hear(after.endpoint.gid, &after);
+            bed.deliver(after.endpoint.gid, &after);
             assert_eq!((bed.node.connections(), bed.node.counts().lost), (1, 1), "{call:?}");
             assert_eq!(bed.look(|peer| peer.theirs), Some((after.endpoint, 1)));
         });
@@ -616,7 +616,7 @@ fn a_message_of_an_earlier_connection_is_none_of_the_later_one() {
     let cq = pd.context().create_cq(16).unwrap();
     let mut rc = pd.qp::<Rc>(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
     let hello = Hello { endpoint: rc.endpoint(), ..bed.hello(1, 1, 0) };
-    bed.hear(hello.endpoint.gid, &hello);
+    bed.deliver(hello.endpoint.gid, &hello);
     rc.connect(&bed.look(|peer| peer.ours.unwrap()), &ConnectOptions::default()).unwrap();
     // To the later connection it would be an answer to nothing.
     let head = Head::response(1, &NOTHING, None);

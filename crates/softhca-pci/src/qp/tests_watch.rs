@@ -1,4 +1,4 @@
-//! Queue pairs that doze.
+//! Dormant queue pairs.
 
 use hca_core::Device;
 use hca_prm::{Cqe64, CqeOpcode, CqeSyndrome, CtrlSeg, Opcode, Qpc, ServiceType, WqeOpcode};

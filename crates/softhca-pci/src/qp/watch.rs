@@ -1,10 +1,11 @@
 //! The choice of the queue pairs that are polled.
 //!
-//! Those that are awake are looked at each time, and so are the shared receive queues of these. One that had nothing to
-//! do for some looks dozes: nobody looks at it, and what comes for it waits in the adapter until it was woken, with the
-//! places that its driver has given it, or its shared queue, by then. It wakes when a doorbell names it, when something has come for it, and by commands. A doorbell can hide another one
-//! that was written to the same place, and places for a queue pair in error have none; so some that doze are looked at
-//! now and then, all of them soon behind a doorbell, and before the server sleeps.
+//! Active queue pairs, and their shared receive queues, are read in each look. A queue pair without work for some looks
+//! becomes dormant: nobody reads it, and packets for it wait in the adapter. It becomes active again when a doorbell
+//! names it, when a packet arrives for it, and by commands; by then its driver's receive requests are taken first. A
+//! doorbell can hide another one that was written to the same place, and receive requests for a queue pair in error have
+//! no doorbell. So some dormant queue pairs are read now and then, all of them soon after a doorbell, and all before the
+//! server sleeps.
 
 use hca_core::QpHandle;
 
@@ -13,9 +14,9 @@ use crate::objects::{Numbered, Objects};
 use crate::qp::Qp;
 use crate::srq::Srq;
 
-/// Looks in vain before a queue pair dozes. In tests they doze most of the time.
+/// Looks in vain before a queue pair becomes dormant. In tests they are dormant most of the time.
 const PATIENCE: u32 = if cfg!(test) { 2 } else { 1024 };
-/// Queue pairs that doze and are looked at in one look, while a doorbell may have been for any of them.
+/// Dormant queue pairs that are looked at in one look, while a doorbell may have been for any of them.
 const SUSPECTS: usize = 16;
 
 /// What is known of a queue pair.
@@ -59,7 +60,7 @@ impl Watched {
         }
         srq.awake += 1;
     }
-    /// Such a queue pair dozes, or has gone.
+    /// Such a queue pair is dormant, or has gone.
     fn forget_shared(shared: &mut Vec<u32>, number: u32, srqs: &mut Numbered<Srq>) {
         let Some(srq) = srqs.get_mut(&number) else { return };
         srq.awake -= 1;
@@ -154,7 +155,7 @@ impl Objects {
         count > 0
     }
 
-    /// Looks at so many that doze. Returns whether one has something to do.
+    /// Looks at up to this many dormant queue pairs. Returns whether one has something to do.
     pub(crate) fn poll_dormant(&mut self, count: usize) -> bool {
         let mut any = false;
         for _ in 0..count.min(self.watched.all.len()) {
@@ -168,7 +169,7 @@ impl Objects {
         any
     }
 
-    /// Has those doze that had nothing to do for a while.
+    /// Makes queue pairs dormant that had nothing to do for a while.
     pub(crate) fn park_idle(&mut self) {
         let Self { watched, qps, srqs, hca, .. } = self;
         let shared = &mut watched.shared;
@@ -178,7 +179,7 @@ impl Objects {
             if qp.watch.quiet < PATIENCE {
                 return true;
             }
-            let is_dormant = !qp.is_inert() && hca.doze(qp.handle);
+            let is_dormant = !qp.is_inert() && hca.make_dormant(qp.handle);
             if is_dormant || qp.is_inert() {
                 qp.watch = Watch { is_dormant, ..Watch::default() };
                 if let Some(srq) = qp.srq {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::clock;
 use crate::doorbell::Doorbell;
-use crate::doze::Doze;
+use crate::dormant::Dormancy;
 use crate::near::{self, Piece};
 use crate::patience;
 use crate::qp::{QpEntry, QpHost, QpShared, local};
@@ -251,7 +251,7 @@ impl Core {
             self.counters.foreign_source += 1;
             return 0;
         }
-        if entry.doze != Doze::Awake {
+        if entry.dormancy != Dormancy::Awake {
             self.keep_message(slot, from, message);
             return 0;
         }

@@ -36,15 +36,15 @@ fn who_has_another_secret_or_other_slots_is_a_stranger() {
     let hello = bed.hello(1, 1, 20);
     let gid = hello.endpoint.gid;
     let counts = || (bed.node.counts().strangers, bed.node.connections());
-    bed.hear(gid, &Hello { key: KEY + 1, ..hello });
+    bed.deliver(gid, &Hello { key: KEY + 1, ..hello });
     assert_eq!(counts(), (1, 0));
-    bed.hear(gid, &Hello { eager_bytes: EAGER as u32 + 1, ..hello });
+    bed.deliver(gid, &Hello { eager_bytes: EAGER as u32 + 1, ..hello });
     assert_eq!(counts(), (2, 0));
     // The job's secret comes after the node was opened.
     bed.node.with(|state| state.set_key(KEY + 1));
-    bed.hear(gid, &hello);
+    bed.deliver(gid, &hello);
     assert_eq!(counts(), (3, 0));
-    bed.hear(gid, &Hello { key: KEY + 1, ..hello });
+    bed.deliver(gid, &Hello { key: KEY + 1, ..hello });
     assert_eq!(counts(), (3, 1));
 }
 
@@ -55,12 +55,12 @@ fn a_hello_of_an_earlier_queue_pair_is_passed_over_and_one_of_a_later_ends_the_c
     let gid = first.endpoint.gid;
     let seen = || (bed.look(|peer| peer.theirs.unwrap()), bed.node.counts().lost);
     bed.meet(&second);
-    bed.hear(gid, &first);
+    bed.deliver(gid, &first);
     assert_eq!(seen(), ((second.endpoint, 2), 0));
-    bed.hear(gid, &third);
+    bed.deliver(gid, &third);
     assert_eq!(seen(), ((third.endpoint, 3), 1));
     // The same while they meet.
-    bed.hear(gid, &second);
+    bed.deliver(gid, &second);
     assert_eq!(seen(), ((third.endpoint, 3), 1));
 }
 
@@ -71,7 +71,7 @@ fn a_process_has_the_rank_that_it_says_last() {
     let of = |rank| bed.node.with(|state| state.by_rank.get(&rank).copied());
     let says = |pid, rank| {
         let from = Identity { pid: Pid(pid), rank, ..hello.from };
-        bed.hear(hello.endpoint.gid, &Hello { from, ..hello });
+        bed.deliver(hello.endpoint.gid, &Hello { from, ..hello });
     };
     says(7, Rank(1));
     let first = of(Rank(1)).unwrap();
@@ -266,9 +266,9 @@ fn an_answer_to_who_knows_this_side_asks_for_no_other() {
     ud.activate(QKEY).unwrap();
     (0..8).for_each(|_| ud.post_recv(pd.alloc(Grh::BYTES + HELLO_BYTES).unwrap()).unwrap());
     let hello = Hello { datagrams: ud.qpn(), ..bed.hello(1, 1, 20) };
-    bed.hear(hello.endpoint.gid, &hello);
+    bed.deliver(hello.endpoint.gid, &hello);
     let ours = bed.look(|peer| peer.ours.unwrap());
-    bed.hear(hello.endpoint.gid, &Hello { peer_qpn: Some(ours.qpn), ..hello });
+    bed.deliver(hello.endpoint.gid, &Hello { peer_qpn: Some(ours.qpn), ..hello });
     assert!(bed.look(|peer| peer.is_up()));
     bed.sim.run_for(Duration::from_millis(5)).unwrap();
     let mut wcs = Completions::default();

@@ -114,7 +114,7 @@ fn a_completion_has_its_own_peer_post_and_one_that_waits_for_room() {
     let hello = bed.hello(1, 1, 20);
     for pid in [7, 8] {
         let hello = Hello { from: Identity { pid: Pid(pid), ..hello.from }, ..hello };
-        bed.hear(hello.endpoint.gid, &hello);
+        bed.deliver(hello.endpoint.gid, &hello);
     }
     bed.node.with(|state| {
         for peer in 0..2 {
@@ -286,10 +286,10 @@ fn a_run_tells_whether_anything_came_or_was_due() {
     assert!(runs(now), "a timer was due");
     // A hello that is sent completes.
     let hello = bed.hello(1, 1, 20);
-    bed.hear(hello.endpoint.gid, &hello);
+    bed.deliver(hello.endpoint.gid, &hello);
     while bed.node.progress() {}
     for timer in [later, now] {
-        bed.hear(hello.endpoint.gid, &hello);
+        bed.deliver(hello.endpoint.gid, &hello);
         bed.sim.run_for(Duration::from_millis(1)).unwrap();
         assert!(runs(timer));
     }

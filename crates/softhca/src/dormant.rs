@@ -1,7 +1,7 @@
-//! Queue pairs that doze: what comes for one waits here, and its owner is told that it was called.
+//! Dormant queue pairs: packets and messages for one wait here, and its owner learns that it was called.
 //!
-//! An owner that looks after many queue pairs, and has to look at each to find what was posted, need not look at those
-//! that doze: whatever they were to be given is still to be had when something comes that could need it.
+//! An owner of many queue pairs that finds posted requests by a look at each one skips the dormant ones: the requests of
+//! a dormant queue pair are taken when a packet or message arrives that could need them.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr};
@@ -18,17 +18,17 @@ use crate::qp::QpEntry;
 /// Packets and messages that wait for all queue pairs that were called; further ones are lost, as in a network.
 const MAX_WAITING: usize = 4096;
 
-/// Whether a queue pair dozes.
+/// Whether a queue pair is dormant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Doze {
+pub(crate) enum Dormancy {
     #[default]
     Awake,
-    Dozing,
+    Dormant,
     /// Something waits for it.
     Called,
 }
 
-/// What came for a queue pair that dozes.
+/// A packet or message for a dormant queue pair.
 enum Came {
     Packet { src: IpAddr, dst: IpAddr, src_port: u16, traffic_class: u8, hop_limit: u8 },
     Message { from: Ipv6Addr },
@@ -40,19 +40,19 @@ struct Waiting {
     bytes: Box<[u8]>,
 }
 
-/// What waits, and for whom.
+/// Packets and messages that wait for dormant queue pairs, and the queue pairs that were called.
 #[derive(Default)]
-pub(crate) struct Dozers {
+pub(crate) struct DormantQps {
     waiting: VecDeque<Waiting>,
     called: Vec<QpHandle>,
-    /// How many were called, for who has not the engine.
+    /// The number of called queue pairs, for readers without the engine's lock.
     pub(crate) calls: Arc<AtomicUsize>,
 }
 
-impl Dozers {
+impl DormantQps {
     fn keep(&mut self, entry: &mut QpEntry, slot: u32, came: Came, bytes: &[u8]) {
-        if entry.doze == Doze::Dozing {
-            entry.doze = Doze::Called;
+        if entry.dormancy == Dormancy::Dormant {
+            entry.dormancy = Dormancy::Called;
             self.called.push(entry.res.shared.handle);
             self.count();
         }
@@ -85,21 +85,21 @@ impl Core {
         let Some(entry) = self.qps.at_mut(slot) else { return };
         let RxPacket { src, dst, src_port, traffic_class, hop_limit, bytes } = *rx;
         let came = Came::Packet { src, dst, src_port, traffic_class, hop_limit };
-        self.dozers.keep(entry, slot, came, bytes);
+        self.dormant.keep(entry, slot, came, bytes);
     }
     #[cold]
     pub(crate) fn keep_message(&mut self, slot: u32, from: Ipv6Addr, message: &[u8]) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
-        self.dozers.keep(entry, slot, Came::Message { from }, message);
+        self.dormant.keep(entry, slot, Came::Message { from }, message);
     }
 }
 
 impl Engine {
-    fn doze(&mut self, qp: QpHandle) -> bool {
+    fn make_dormant(&mut self, qp: QpHandle) -> bool {
         let Some(entry) = self.core.qps.get_mut(qp.index, qp.generation) else { return false };
-        let QpEntry { machine, res, ready, doze, .. } = &mut **entry;
+        let QpEntry { machine, res, ready, dormancy, .. } = &mut **entry;
         let busy = *ready
-            || *doze != Doze::Awake
+            || *dormancy != Dormancy::Awake
             || machine.wants_transmit()
             || machine.ack_owed().is_some()
             || machine.next_deadline().is_some()
@@ -107,7 +107,7 @@ impl Engine {
         if busy {
             return false;
         }
-        *doze = Doze::Dozing;
+        *dormancy = Dormancy::Dormant;
         // Without a link nothing takes the quick way.
         res.link = None;
         true
@@ -116,13 +116,13 @@ impl Engine {
     fn wake(&mut self, now: Instant, qp: QpHandle) {
         let Self { fabric, core, .. } = self;
         let Some(entry) = core.qps.get_mut(qp.index, qp.generation) else { return };
-        if core::mem::take(&mut entry.doze) != Doze::Called {
+        if core::mem::take(&mut entry.dormancy) != Dormancy::Called {
             return;
         }
-        core.dozers.called.retain(|called| *called != qp);
-        core.dozers.count();
+        core.dormant.called.retain(|called| *called != qp);
+        core.dormant.count();
         core.now = now;
-        for Waiting { came, bytes, .. } in core.dozers.take(qp.index) {
+        for Waiting { came, bytes, .. } in core.dormant.take(qp.index) {
             let bytes = &bytes[..];
             match came {
                 Came::Packet { src, dst, src_port, traffic_class, hop_limit } => {
@@ -144,27 +144,27 @@ fn take_message(core: &mut Core, shm: &mut ShmFabric, now: Instant, from: Ipv6Ad
     shm.reach(|reach| core.receive_message(now, from, bytes, reach));
 }
 
-/// Queue pairs that doze.
+/// Dormant queue pairs.
 impl SoftHca {
-    /// Has a queue pair doze, if it has nothing to do: what comes for it waits until it is [woken](Self::wake).
-    /// Returns whether it does. What is posted to it while it dozes is carried out as ever; whoever posts wakes it
-    /// first, lest answers wait.
-    pub fn doze(&self, qp: QpHandle) -> bool {
-        !self.shared().fork.is_child() && self.shared().control(|e| e.doze(qp))
+    /// Makes a queue pair dormant if it has nothing to do: packets and messages for it wait until it is
+    /// [woken](Self::wake). Returns whether it is dormant now. Requests that are posted to a dormant queue pair are
+    /// carried out as always; the poster wakes the queue pair first, since answers would wait.
+    pub fn make_dormant(&self, qp: QpHandle) -> bool {
+        !self.shared().fork.is_child() && self.shared().control(|e| e.make_dormant(qp))
     }
-    /// Wakes a queue pair, and gives it what has come for it. One that does not doze stays as it is.
+    /// Wakes a dormant queue pair, which then takes the packets and messages that waited. Others stay as they are.
     pub fn wake(&self, qp: QpHandle) {
         if !self.shared().fork.is_child() {
             let now = self.shared().time.now();
             self.shared().control(|e| e.wake(now, qp));
         }
     }
-    /// Queue pairs that doze and for which something has come, among those that are meant. They are to be
-    /// [woken](Self::wake), and named until then. If there are none this is a load.
+    /// Dormant queue pairs, among those that `meant` picks, for which a packet or message waits. Each is listed until
+    /// it is [woken](Self::wake). Where none waits, the cost is one load.
     pub fn called(&self, meant: impl Fn(QpHandle) -> bool) -> Vec<QpHandle> {
         if self.calls.load(Ordering::Relaxed) == 0 || self.shared().fork.is_child() {
             return Vec::new();
         }
-        self.shared().control(|e| e.core.dozers.called.iter().copied().filter(|qp| meant(*qp)).collect())
+        self.shared().control(|e| e.core.dormant.called.iter().copied().filter(|qp| meant(*qp)).collect())
     }
 }
