@@ -60,6 +60,6 @@ pub use machine::{
 };
 #[cfg(feature = "service")]
 pub use service::{
-    Connection, ConnectionError, DatagramListener, DatagramRequest, DatagramService, Incoming, Listener,
-    UDP_QKEY, connect, resolve,
+    ConnectParams, Connection, ConnectionError, DatagramListener, DatagramRequest, DatagramService, Incoming,
+    Listener, UDP_QKEY, connect, connect_async, connect_with, resolve, resolve_async,
 };

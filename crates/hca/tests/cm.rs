@@ -4,8 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use hca::cm::wire::{Kind, Reason};
-use hca::cm::{Connection, ConnectionError, DatagramListener, Failure, Listener, UDP_QKEY, connect, resolve};
-use hca::{CompletionQueue, Completions, Context, Pd, QueuePair, Rc, Ud, WcStatus};
+use hca::cm::{
+    ConnectParams, Connection, ConnectionError, DatagramListener, Failure, Listener, UDP_QKEY, connect,
+    connect_async, connect_with, resolve, resolve_async,
+};
+use hca::{AsyncQp, CompletionQueue, Completions, Context, Pd, QueuePair, Rc, Reactor, Ud, WcStatus};
 
 /// Two devices of a network of this test's own.
 fn networks(test: &str) -> Vec<(String, [Context; 2])> {
@@ -180,6 +183,112 @@ fn many_connections_come_and_go() {
             }
         });
         println!("{name}: {:.0} connections a second", f64::from(count) / begun.elapsed().as_secs_f64());
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn async_qp(context: &Context) -> (Pd, AsyncQp<Rc>) {
+    let pd = context.alloc_pd().unwrap();
+    let reactor = Reactor::spawn(context.create_cq(256).unwrap()).unwrap();
+    let qp = pd.qp::<Rc>(&reactor).build_async(&reactor).unwrap();
+    qp.post_recv(pd.alloc(64).unwrap()).unwrap();
+    (pd, qp)
+}
+
+#[test]
+fn tasks_connect_talk_and_disconnect() {
+    for (name, [client, server]) in networks("tasks") {
+        runtime().block_on(async {
+            let listener = Listener::bind(&server, "0.0.0.0:0").unwrap();
+            let address = listener.address();
+            let serving = tokio::spawn(async move {
+                let (_pd, qp) = async_qp(&server);
+                let incoming = listener.accept_async().await.unwrap();
+                assert!(incoming.private_data().starts_with(b"a task\0"));
+                let connection = incoming.accept_async(&qp, b"another").await.unwrap();
+                let heard = qp.recv().await.unwrap();
+                qp.send(hca::Inline(&heard[..])).await.unwrap();
+                drop(heard);
+                connection.disconnected().await.unwrap();
+                qp.query().unwrap().state
+            });
+            let (_pd, qp) = async_qp(&client);
+            let params = ConnectParams { private_data: b"a task", ..ConnectParams::default() };
+            let connection = connect_async(&client, &qp, address, &params).await.unwrap();
+            assert!(connection.private_data().starts_with(b"another\0"), "{name}");
+            qp.send(hca::Inline(b"echo")).await.unwrap();
+            assert_eq!(&qp.recv().await.unwrap()[..], b"echo", "{name}");
+            connection.disconnect_async().await.unwrap();
+            assert_eq!(serving.await.unwrap(), hca::hca_core::QpState::Error, "{name}");
+        });
+    }
+}
+
+#[test]
+fn a_service_is_resolved_by_tasks() {
+    let [client, server] = networks("tasks-sidr").remove(0).1;
+    runtime().block_on(async {
+        let listener = DatagramListener::bind(&server, "0.0.0.0:0").unwrap();
+        let (pd, cq) = (server.alloc_pd().unwrap(), server.create_cq(256).unwrap());
+        let qp = pd.qp::<Ud>(&cq).build().unwrap();
+        let ask = resolve_async(&client, listener.address(), b"news?");
+        let answer = async { listener.accept_async().await?.accept(&qp, UDP_QKEY, b"here") };
+        let (found, answered) = tokio::join!(ask, answer);
+        answered.unwrap();
+        assert_eq!(found.unwrap().qpn, qp.qpn());
+    });
+}
+
+/// A future that is polled once, and dropped.
+fn poll_once<T>(future: impl Future<Output = T>) {
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(std::pin::pin!(future).poll(&mut cx).is_pending());
+}
+
+#[test]
+fn a_dropped_future_takes_its_request_back_and_loses_none() {
+    for (name, [client, server]) in networks("dropped") {
+        let listener = Listener::bind(&server, "0.0.0.0:0").unwrap();
+        let address = listener.address();
+        poll_once(listener.accept_async());
+        let (a, b) = (end(&client), end(&server));
+        poll_once(connect_async(&client, &a.qp, address, &ConnectParams::default()));
+        // The request and its end may both have come before the listener looks.
+        if let Some(incoming) = listener.accept_within(Some(Duration::from_millis(100))).unwrap() {
+            incoming.accept(&b.qp, b"").unwrap_err();
+        }
+        let (control, b) = (a.qp.control(), end(&server));
+        std::thread::scope(|s| {
+            let asks = s.spawn(|| connect(&client, &control, address, b"").unwrap());
+            let incoming = listener.accept().unwrap();
+            let accepted = incoming.accept(&b.qp, b"").unwrap_or_else(|e| panic!("{name}: {e}"));
+            drop((asks.join().unwrap(), accepted));
+        });
+    }
+}
+
+#[test]
+fn a_connect_gives_up_at_the_time_that_the_program_says() {
+    for (name, [client, server]) in networks("timeout") {
+        let a = end(&client);
+        let params = ConnectParams { timeout: Some(Duration::from_millis(20)), ..ConnectParams::default() };
+        // Nobody listens on queue pair 1 there.
+        let address = SocketAddr::new(server.port().gid.ip(), 7471);
+        let late = connect_with(&client, &a.qp, address, &params).unwrap_err();
+        assert!(matches!(late, ConnectionError::TimedOut(time) if time.as_millis() == 20), "{name}: {late}");
+        // The queue pair can still be connected, and the time is that of the connect alone.
+        let listener = Listener::bind(&server, "0.0.0.0:0").unwrap();
+        let control = a.qp.control();
+        let params = ConnectParams { timeout: Some(Duration::from_secs(60)), ..params };
+        std::thread::scope(|s| {
+            let asks = s.spawn(|| connect_with(&client, &control, listener.address(), &params).unwrap());
+            let b = end(&server);
+            let _accepted = listener.accept().unwrap().accept(&b.qp, b"").unwrap();
+            assert!(asks.join().unwrap().is_connected(), "{name}");
+        });
     }
 }
 

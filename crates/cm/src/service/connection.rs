@@ -2,14 +2,15 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hca_verbs::{AckTimeout, ConnectOptions, Connected, Context, Endpoint, Gid, Lid, Mtu, QpControl, QpType};
 
 use super::ConnectionError;
-use super::manager::{End, Manager, Status};
-use crate::wire::{Bits, CmTimeout, CommId, Info, Path, PrivateData, Reason, Rep, Req, Transport};
-use crate::{IpHeader, Peer, PortSpace, ServiceId};
+use super::manager::{End, Held, Manager, State};
+use super::wait::{Subject, block, block_on};
+use crate::wire::{Bits, CmTimeout, Info, Path, PrivateData, Reason, Rep, Req, Transport};
+use crate::{IpHeader, PortSpace, ServiceId};
 
 /// The time that a message of the connection manager has for its answer: 1.07 s, as in Linux.
 pub(super) const RESPONSE_TIMEOUT: CmTimeout = CmTimeout::new(18);
@@ -30,21 +31,17 @@ pub struct Connection {
     private_data: Vec<u8>,
 }
 
-/// A connection's right to be ended.
-pub(super) struct Held {
-    pub(super) manager: Arc<Manager>,
-    pub(super) id: CommId,
-}
-
-impl std::fmt::Debug for Held {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.id.fmt(f)
-    }
-}
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.manager.call(|state, now| state.forget(now, self.id));
-    }
+/// What a connect takes along, and its limits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ConnectParams<'a> {
+    /// At most 56 bytes, which come to the listener with the request.
+    pub private_data: &'a [u8],
+    /// The time until the connection is established; `None` leaves it to the retransmissions, which take 26 s where no
+    /// peer answers.
+    pub timeout: Option<Duration>,
+    /// The path MTU to begin with; `None` takes the port's. Where the peer's port carries less, the next smaller one is
+    /// asked for.
+    pub mtu: Option<Mtu>,
 }
 
 /// Connects a queue pair to the service that listens at an address. `private_data`, at most 56 bytes, comes to the
@@ -66,14 +63,57 @@ pub fn connect<S: Connected>(
     address: impl ToSocketAddrs,
     private_data: &[u8],
 ) -> Result<Connection, ConnectionError> {
+    connect_with(context, qp, address, &ConnectParams { private_data, ..ConnectParams::default() })
+}
+
+/// As [`connect`], with all parameters.
+///
+/// # Errors
+/// As [`connect`], and [`ConnectionError::TimedOut`].
+pub fn connect_with<S: Connected>(
+    context: &Context,
+    qp: &QpControl<S>,
+    address: impl ToSocketAddrs,
+    params: &ConnectParams<'_>,
+) -> Result<Connection, ConnectionError> {
+    block(connect_async(context, qp, first_address(address)?, params))
+}
+
+/// As [`connect_with`], for tasks of any runtime. A dropped future takes the request back.
+///
+/// ```no_run
+/// # use hca_verbs::*;
+/// # async fn example(context: &Context, qp: &AsyncQp<Rc>) -> Result<(), Box<dyn std::error::Error>> {
+/// use hca_cm::{ConnectParams, connect_async};
+/// use std::time::{Duration, Instant};
+///
+/// let params = ConnectParams { timeout: Some(Duration::from_secs(3)), ..ConnectParams::default() };
+/// let connection = connect_async(context, qp, "10.0.0.2:7471".parse()?, &params).await?;
+/// qp.send(Inline(b"over the connection")).await?;
+/// connection.disconnected().await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// As [`connect_with`].
+pub async fn connect_async<S: Connected>(
+    context: &Context,
+    qp: &QpControl<S>,
+    address: SocketAddr,
+    params: &ConnectParams<'_>,
+) -> Result<Connection, ConnectionError> {
     let manager = Manager::of(context)?;
-    let to = first_address(address)?;
-    let mut mtu = qp.endpoint().mtu;
+    let end = params.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let mut mtu = params.mtu.unwrap_or(qp.endpoint().mtu);
     loop {
-        match attempt(&manager, qp, to, mtu, private_data) {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        match attempt(&manager, qp, address, mtu, params.private_data, left).await {
             // The path carries less: the next smaller MTU.
             Err(ConnectionError::Rejected { reason: Reason::INVALID_MTU, .. }) if mtu > Mtu::B256 => {
                 mtu = Mtu::from_bytes(mtu.bytes() / 2).expect("a power of two above 256");
+            }
+            Err(ConnectionError::TimedOut(_)) => {
+                return Err(ConnectionError::TimedOut(params.timeout.unwrap_or_default()));
             }
             done => return done,
         }
@@ -86,12 +126,13 @@ pub(super) fn first_address(address: impl ToSocketAddrs) -> Result<SocketAddr, C
     found.map_err(ConnectionError::Address)
 }
 
-fn attempt<S: Connected>(
+async fn attempt<S: Connected>(
     manager: &Arc<Manager>,
     qp: &QpControl<S>,
     to: SocketAddr,
     mtu: Mtu,
     private_data: &[u8],
+    timeout: Option<Duration>,
 ) -> Result<Connection, ConnectionError> {
     let ours = Endpoint { mtu, ..qp.endpoint() };
     let source = SocketAddr::new(manager.gid.ip(), manager.source_port());
@@ -102,17 +143,13 @@ fn attempt<S: Connected>(
         private_data: data,
         ..request(&ours, peer)
     };
-    let id = manager.call(|state, now| {
-        let id = state.machine.connect(now, Peer { gid: peer, lid: Lid::default() }, &request)?;
-        state.conns.insert(id, Status::default());
-        Ok::<_, ConnectionError>(id)
-    })?;
-    let held = Held { manager: Arc::clone(manager), id };
-    let reply = manager.wait(None, |state| {
+    let held = manager.connect(peer, &request, timeout)?;
+    let id = held.id;
+    let reply = manager.until(Subject::Id(id), |state| {
         let conn = state.conns.get_mut(&id)?;
         conn.end.clone().map(Err).or_else(|| conn.reply.take().map(Ok))
-    })?;
-    let (_, reply) = reply.expect("without a timeout").map_err(ended)?;
+    });
+    let reply = reply.await?.map_err(ended)?;
     let remote = Endpoint {
         service: ours.service,
         qpn: reply.local_qpn,
@@ -130,7 +167,10 @@ fn attempt<S: Connected>(
         return Err(e.into());
     }
     stop_at_the_end(&held, qp);
-    manager.call(|state, _| state.machine.ready(id, PrivateData::EMPTY))?;
+    manager.call(|state, _| {
+        state.take_time(id);
+        state.machine.ready(id, PrivateData::EMPTY)
+    })?;
     Ok(Connection { manager: held, peer, private_data: reply.private_data.bytes().to_vec() })
 }
 
@@ -190,6 +230,7 @@ pub(super) fn ended(end: End) -> ConnectionError {
     match end {
         End::Rejected(reason, private_data) => ConnectionError::Rejected { reason, private_data },
         End::Failed(failure) => ConnectionError::Failed(failure),
+        End::TimedOut => ConnectionError::TimedOut(Duration::ZERO),
         End::Disconnected | End::Done => ConnectionError::Disconnected,
     }
 }
@@ -218,21 +259,32 @@ impl Connection {
     /// # Errors
     /// The connection manager has stopped.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<bool, ConnectionError> {
+        Ok(block_on(self.disconnected(), timeout).transpose()?.is_some())
+    }
+    /// As [`wait_disconnected`](Self::wait_disconnected), for tasks.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn disconnected(&self) -> Result<(), ConnectionError> {
         let id = self.manager.id;
-        let ended = self.manager.manager.wait(timeout, |state| state.conns.get(&id)?.end.clone())?;
-        Ok(ended.is_some())
+        let has_ended = |state: &mut State| state.conns.get(&id)?.end.as_ref().map(drop);
+        self.manager.manager.until(Subject::Id(id), has_ended).await
     }
     /// Ends the connection, and waits for the peer's answer. The queue pair goes to the error state.
     ///
     /// # Errors
     /// The connection manager has stopped. A connection that has ended is no error.
     pub fn disconnect(self) -> Result<(), ConnectionError> {
-        let id = self.manager.id;
-        let manager = &self.manager.manager;
-        let begun = manager.call(|state, now| state.machine.disconnect(now, id, PrivateData::EMPTY));
-        if begun.is_ok() {
-            manager.wait(None, |state| state.conns.get(&id)?.end.clone())?;
-        }
-        Ok(())
+        block(self.disconnect_async())
+    }
+    /// As [`disconnect`](Self::disconnect), for tasks. The peer is asked at the first poll, even if the future is dropped
+    /// after it.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn disconnect_async(self) -> Result<(), ConnectionError> {
+        let Held { manager, id } = &self.manager;
+        let begun = manager.call(|state, now| state.machine.disconnect(now, *id, PrivateData::EMPTY));
+        if begun.is_ok() { self.disconnected().await } else { Ok(()) }
     }
 }

@@ -9,8 +9,9 @@ use hca_verbs::{AddressVector, Context, DeviceError, Gid, Lid, Pd, Pkey, Qkey, Q
 use super::ConnectionError;
 use super::connection::{MAX_RETRIES, RESPONSE_TIMEOUT, first_address};
 use super::listener::{listen, next, unlisten};
-use super::manager::{Asked, Manager, Request};
-use crate::wire::{CommId, PrivateData, Refusal, Resolution, SidrReq};
+use super::manager::{Asked, Held, Manager, Request};
+use super::wait::{Subject, block, block_on};
+use crate::wire::{PrivateData, Refusal, Resolution, SidrReq};
 use crate::{IpHeader, Peer, PortSpace, Resolve, ServiceId, SidrAnswer};
 
 /// The Q_Key that datagram services of Linux's rdma_cm have.
@@ -53,30 +54,34 @@ pub fn resolve(
     address: impl ToSocketAddrs,
     private_data: &[u8],
 ) -> Result<DatagramService, ConnectionError> {
+    block(resolve_async(context, first_address(address)?, private_data))
+}
+
+/// As [`resolve`], for tasks of any runtime. A dropped future ends the resolution.
+///
+/// # Errors
+/// As there.
+pub async fn resolve_async(
+    context: &Context,
+    address: SocketAddr,
+    private_data: &[u8],
+) -> Result<DatagramService, ConnectionError> {
     let manager = Manager::of(context)?;
-    let to = first_address(address)?;
     let source = SocketAddr::new(manager.gid.ip(), manager.source_port());
     let ask = Resolve {
-        to: Peer { gid: to.ip().into(), lid: Lid::default() },
-        service: ServiceId::of_port(PortSpace::Udp, to.port()),
+        to: Peer { gid: address.ip().into(), lid: Lid::default() },
+        service: ServiceId::of_port(PortSpace::Udp, address.port()),
         pkey: Pkey::DEFAULT,
         timeout: RESPONSE_TIMEOUT,
         retries: MAX_RETRIES as u8,
-        private_data: IpHeader::new(source, to.ip())?.with_data(private_data)?,
+        private_data: IpHeader::new(source, address.ip())?.with_data(private_data)?,
     };
-    let id = manager.call(|state, now| {
-        let id = state.machine.resolve(now, &ask)?;
-        state.resolved.insert(id, None);
-        Ok::<_, ConnectionError>(id)
-    })?;
-    let answer = manager.wait(None, |state| match state.resolved.get(&id) {
-        Some(None) => None,
-        Some(Some(_)) => Some(state.resolved.remove(&id).flatten()),
+    let Held { manager, id } = &manager.resolve(&ask)?;
+    let answer = manager.until(Subject::Id(*id), |state| match state.resolved.get_mut(id) {
+        Some(answer) => answer.take().map(Some),
         None => Some(None),
-    })?;
-    let Some((from, resolution, private_data)) = answer.flatten() else {
-        return Err(ConnectionError::NoAnswer);
-    };
+    });
+    let (from, resolution, private_data) = answer.await?.ok_or(ConnectionError::NoAnswer)?;
     match resolution {
         Resolution::Found { qpn, qkey } => Ok(DatagramService { gid: from.gid, qpn, qkey, private_data }),
         Resolution::Refused(refusal) => {
@@ -114,9 +119,19 @@ impl DatagramListener {
         &self,
         timeout: Option<Duration>,
     ) -> Result<Option<DatagramRequest>, ConnectionError> {
-        let asked = next(&self.manager, self.service, timeout)?;
-        let Some(Asked { id, from, request: Request::Datagram(request) }) = asked else { return Ok(None) };
-        Ok(Some(DatagramRequest { manager: Arc::clone(&self.manager), id, from: from.gid, request }))
+        block_on(self.accept_async(), timeout).transpose()
+    }
+    /// Waits for a request, for tasks of any runtime. A dropped future takes no request.
+    ///
+    /// # Errors
+    /// The connection manager has stopped.
+    pub async fn accept_async(&self) -> Result<DatagramRequest, ConnectionError> {
+        loop {
+            let Asked { id, from, request } = next(&self.manager, self.service).await?;
+            let held = Held { manager: Arc::clone(&self.manager), id };
+            let Request::Datagram(request) = request else { continue };
+            return Ok(DatagramRequest { held, from: from.gid, request });
+        }
     }
 }
 
@@ -133,8 +148,7 @@ impl std::fmt::Debug for DatagramListener {
 
 /// A request for the queue pair of a datagram service. Dropped, it is refused.
 pub struct DatagramRequest {
-    manager: Arc<Manager>,
-    id: CommId,
+    held: Held,
     from: Gid,
     request: Box<SidrReq>,
 }
@@ -171,15 +185,11 @@ impl DatagramRequest {
         self.answer(SidrAnswer { resolution: Resolution::Refused(Refusal::REJECTED), private_data })
     }
     fn answer(&self, answer: SidrAnswer) -> Result<(), ConnectionError> {
-        Ok(self.manager.call(|state, now| state.machine.answer(now, self.id, &answer))?)
+        let Held { manager, id } = &self.held;
+        Ok(manager.call(|state, now| state.machine.answer(now, *id, &answer))?)
     }
 }
 
-impl Drop for DatagramRequest {
-    fn drop(&mut self) {
-        self.manager.call(|state, now| state.machine.forget(now, self.id));
-    }
-}
 impl std::fmt::Debug for DatagramRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DatagramRequest").field("from", &self.from).finish_non_exhaustive()

@@ -52,6 +52,9 @@ pub enum ConnectionError {
     /// No connection came about.
     #[error("{0}")]
     Failed(Failure),
+    /// The connection was not established in the time that the program gave.
+    #[error("no connection in {0:?}: the peer is unreachable, does not answer, or needs more time")]
+    TimedOut(core::time::Duration),
     /// No answer came to a resolution.
     #[error(
         "no answer to the resolution and its retransmissions: the peer is unreachable, or has no connection manager"

@@ -7,8 +7,9 @@ use std::time::Duration;
 use hca_verbs::{ConnectOptions, Connected, Context, Endpoint, Lid, QpControl, QpType};
 
 use super::ConnectionError;
-use super::connection::{Connection, Held, ended, first_address, reply, stop_at_the_end};
-use super::manager::{Asked, Manager, Request};
+use super::connection::{Connection, ended, first_address, reply, stop_at_the_end};
+use super::manager::{Asked, Held, Manager, Request};
+use super::wait::{Subject, block, block_on};
 use crate::wire::{Info, PrivateData, Reason, Rep, Req, Transport};
 use crate::{CmError, IpHeader, PortSpace, ServiceId};
 
@@ -64,24 +65,38 @@ impl Listener {
     /// # Errors
     /// The connection manager has stopped.
     pub fn accept(&self) -> Result<Incoming, ConnectionError> {
-        loop {
-            if let Some(incoming) = self.accept_within(None)? {
-                return Ok(incoming);
-            }
-        }
+        block(self.accept_async())
     }
     /// Waits for a request, for ever without a `timeout`; `None` if none came in time.
     ///
     /// # Errors
     /// The connection manager has stopped.
     pub fn accept_within(&self, timeout: Option<Duration>) -> Result<Option<Incoming>, ConnectionError> {
-        let asked = next(&self.manager, self.service, timeout)?;
-        let Some(Asked { id, from, request: Request::Connection(request) }) = asked else { return Ok(None) };
-        let held = Held { manager: Arc::clone(&self.manager), id };
-        // Programs that connect without addresses, by service IDs, have private data of another form.
-        let source = IpHeader::parse(&request.private_data).map(|(header, _)| header.source());
-        let source = source.unwrap_or_else(|_| SocketAddr::new(from.gid.ip(), 0));
-        Ok(Some(Incoming { held, from: from.gid, source, request }))
+        block_on(self.accept_async(), timeout).transpose()
+    }
+    /// As [`accept`](Self::accept), for tasks of any runtime. A dropped future takes no request.
+    ///
+    /// ```no_run
+    /// # use hca_verbs::*;
+    /// # async fn example(context: &Context, qp: &AsyncQp<Rc>) -> Result<(), Box<dyn std::error::Error>> {
+    /// let listener = hca_cm::Listener::bind(context, "0.0.0.0:7471")?;
+    /// let connection = listener.accept_async().await?.accept_async(qp, b"welcome").await?;
+    /// connection.disconnected().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The connection manager has stopped.
+    pub async fn accept_async(&self) -> Result<Incoming, ConnectionError> {
+        loop {
+            let Asked { id, from, request } = next(&self.manager, self.service).await?;
+            let held = Held { manager: Arc::clone(&self.manager), id };
+            let Request::Connection(request) = request else { continue };
+            // Programs that connect without addresses, by service IDs, have private data of another form.
+            let source = IpHeader::parse(&request.private_data).map(|(header, _)| header.source());
+            let source = source.unwrap_or_else(|_| SocketAddr::new(from.gid.ip(), 0));
+            return Ok(Incoming { held, from: from.gid, source, request });
+        }
     }
 }
 
@@ -133,12 +148,8 @@ pub(super) fn listen(
 }
 
 /// The next request to a service.
-pub(super) fn next(
-    manager: &Arc<Manager>,
-    service: ServiceId,
-    timeout: Option<Duration>,
-) -> Result<Option<Asked>, ConnectionError> {
-    manager.wait(timeout, |state| state.asked.get_mut(&service)?.pop_front())
+pub(super) async fn next(manager: &Manager, service: ServiceId) -> Result<Asked, ConnectionError> {
+    manager.until(Subject::Service(service), |state| state.asked.get_mut(&service)?.pop_front()).await
 }
 
 /// A request for a connection. Dropped, it is rejected.
@@ -180,6 +191,17 @@ impl Incoming {
         qp: &QpControl<S>,
         private_data: &[u8],
     ) -> Result<Connection, ConnectionError> {
+        block(self.accept_async(qp, private_data))
+    }
+    /// As [`accept`](Self::accept), for tasks of any runtime. A dropped future ends the connection.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn accept_async<S: Connected>(
+        self,
+        qp: &QpControl<S>,
+        private_data: &[u8],
+    ) -> Result<Connection, ConnectionError> {
         let ours = qp.endpoint();
         let remote = Endpoint {
             service: self.service(),
@@ -209,11 +231,11 @@ impl Incoming {
         let rep = Rep { private_data, ..reply(&ours, &self.request) };
         let manager = &self.held.manager;
         manager.call(|state, now| state.machine.accept(now, id, &rep))?;
-        let ready = manager.wait(None, |state| {
+        let ready = manager.until(Subject::Id(id), |state| {
             let conn = state.conns.get_mut(&id)?;
             conn.established.take().map(Ok).or_else(|| conn.end.clone().map(Err))
-        })?;
-        let data = ready.expect("without a timeout").map_err(ended)?;
+        });
+        let data = ready.await?.map_err(ended)?;
         Ok(Connection::new(self.held, self.from, data))
     }
     /// Rejects the request. `private_data`, at most 148 bytes, comes to the peer.

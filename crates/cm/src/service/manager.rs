@@ -1,8 +1,10 @@
 //! The connection manager of a context: the machine, its queue pair and its thread.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,8 +16,9 @@ use hca_verbs::{
 };
 
 use super::ConnectionError;
+use super::wait::{Subject, Waiters};
 use crate::wire::{CommId, Guid, MAD_BYTES, Rep, Req, Resolution};
-use crate::{Config, Event, Failure, Machine, Peer, ServiceId};
+use crate::{CmError, Config, Event, Failure, Machine, Peer, Resolve, ServiceId, Transmit};
 
 /// The Q_Key of queue pair 1.
 const GENERAL_SERVICES_QKEY: Qkey = Qkey::new(0x8001_0000);
@@ -31,12 +34,31 @@ const PATHS: usize = 1024;
 const END_TRIES: u32 = 10_000;
 const END_PAUSE: Duration = Duration::from_millis(1);
 
+/// The right to a connection or a resolution. Dropped, it ends what it names.
+pub(super) struct Held {
+    pub(super) manager: Arc<Manager>,
+    pub(super) id: CommId,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.id.fmt(f)
+    }
+}
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.manager.call(|state, now| state.forget(now, self.id));
+    }
+}
+
 /// A program's view of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Status {
-    pub(super) reply: Option<(Peer, Rep)>,
+    pub(super) reply: Option<Rep>,
     pub(super) established: Option<Vec<u8>>,
     pub(super) end: Option<End>,
+    /// The end of the time that the program gives the peer.
+    give_up: Option<Instant>,
 }
 
 /// The end of a connection.
@@ -44,6 +66,7 @@ pub(super) struct Status {
 pub(super) enum End {
     Rejected(crate::wire::Reason, Vec<u8>),
     Failed(Failure),
+    TimedOut,
     Disconnected,
     Done,
 }
@@ -73,6 +96,11 @@ pub(super) struct State {
     stops: HashMap<CommId, Stop>,
     pub(super) asked: HashMap<ServiceId, VecDeque<Asked>>,
     pub(super) resolved: HashMap<CommId, Option<(Peer, Resolution, Vec<u8>)>>,
+    waiters: Waiters,
+    /// Connections that have so much time to be established.
+    give_up: BTreeSet<(Instant, CommId)>,
+    /// The last peer to which there is no path.
+    no_path: Option<(Gid, DeviceError)>,
     stopped: Option<String>,
     /// The port that a connect takes next as its own.
     next_port: u16,
@@ -84,7 +112,6 @@ pub(super) struct Manager {
     pub(super) mtu: Mtu,
     begun: std::time::Instant,
     state: Mutex<State>,
-    changed: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -156,6 +183,9 @@ impl Manager {
             stops: HashMap::new(),
             asked: HashMap::new(),
             resolved: HashMap::new(),
+            waiters: Waiters::default(),
+            give_up: BTreeSet::new(),
+            no_path: None,
             stopped: None,
             next_port: 0,
         };
@@ -164,7 +194,6 @@ impl Manager {
             mtu: port.active_mtu,
             begun: std::time::Instant::now(),
             state: Mutex::new(state),
-            changed: Condvar::new(),
             thread: Mutex::new(None),
         });
         let worker = Worker { manager: Arc::downgrade(&manager), cq, rq, _pd: pd };
@@ -177,43 +206,85 @@ impl Manager {
     pub(super) fn now(&self) -> Instant {
         Instant::ZERO + self.begun.elapsed()
     }
+    /// Looks at the state under its lock, and then wakes the tasks that have to be woken.
+    fn locked<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = lock(&self.state);
+        let seen = look(&mut state);
+        let woken = state.waiters.woken();
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+        seen
+    }
     /// Calls the machine, and carries out what it says.
     pub(super) fn call<T>(&self, call: impl FnOnce(&mut State, Instant) -> T) -> T {
-        let mut state = lock(&self.state);
-        let done = call(&mut state, self.now());
-        state.settle();
-        self.changed.notify_all();
-        done
+        self.locked(|state| {
+            let done = call(state, self.now());
+            state.settle();
+            done
+        })
     }
-    /// Waits until `ready` yields something; `None` if that takes longer than `timeout`.
-    pub(super) fn wait<T>(
+    /// Waits until `ready` yields something, which is looked at anew when the subject changes.
+    pub(super) async fn until<T>(
         &self,
-        timeout: Option<Duration>,
+        subject: Subject,
         mut ready: impl FnMut(&mut State) -> Option<T>,
-    ) -> Result<Option<T>, ConnectionError> {
-        let end = timeout.and_then(|timeout| std::time::Instant::now().checked_add(timeout));
-        let mut state = lock(&self.state);
-        loop {
-            if let Some(value) = ready(&mut state) {
-                return Ok(Some(value));
+    ) -> Result<T, ConnectionError> {
+        let mut look = |state: &mut State, waker: &Waker| {
+            if let Some(value) = ready(state) {
+                return Poll::Ready(Ok(value));
             }
             if let Some(why) = &state.stopped {
-                return Err(ConnectionError::Stopped(why.clone()));
+                return Poll::Ready(Err(ConnectionError::Stopped(why.clone())));
             }
-            state = match end.map(|end| end.saturating_duration_since(std::time::Instant::now())) {
-                Some(Duration::ZERO) => return Ok(None),
-                Some(left) => {
-                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
-        }
+            state.waiters.wait(subject, waker);
+            Poll::Pending
+        };
+        poll_fn(|cx| self.locked(|state| look(state, cx.waker()))).await
     }
     /// A port for a connection of this side, from the range that systems choose from.
     pub(super) fn source_port(&self) -> u16 {
-        let mut state = lock(&self.state);
-        state.next_port = (state.next_port + 1) % 16_384;
-        49_152 + state.next_port
+        self.locked(|state| {
+            state.next_port = (state.next_port + 1) % 16_384;
+            49_152 + state.next_port
+        })
+    }
+    /// Asks a peer for a connection, which has so much time to be established.
+    pub(super) fn connect(
+        self: &Arc<Self>,
+        to: Gid,
+        request: &Req,
+        timeout: Option<Duration>,
+    ) -> Result<Held, ConnectionError> {
+        self.ask(to, |state, now| {
+            let id = state.machine.connect(now, to.into(), request)?;
+            let give_up = timeout.map(|timeout| now + timeout);
+            state.give_up.extend(give_up.map(|at| (at, id)));
+            state.conns.insert(id, Status { give_up, ..Status::default() });
+            Ok(id)
+        })
+    }
+    /// Asks a peer for the queue pair of a service.
+    pub(super) fn resolve(self: &Arc<Self>, ask: &Resolve) -> Result<Held, ConnectionError> {
+        self.ask(ask.to.gid, |state, now| {
+            let id = state.machine.resolve(now, ask)?;
+            state.resolved.insert(id, None);
+            Ok(id)
+        })
+    }
+    /// Asks a peer, to which there has to be a path: nothing wakes the thread for a message that does not leave.
+    fn ask(
+        self: &Arc<Self>,
+        to: Gid,
+        ask: impl FnOnce(&mut State, Instant) -> Result<CommId, CmError>,
+    ) -> Result<Held, ConnectionError> {
+        let (id, no_path) = self.locked(|state| {
+            state.no_path = None;
+            let id = ask(state, self.now())?;
+            state.settle();
+            Ok::<_, CmError>((id, state.no_path.take_if(|(gid, _)| *gid == to)))
+        })?;
+        let held = Held { manager: Arc::clone(self), id };
+        no_path.map_or(Ok(held), |(_, error)| Err(error.into()))
     }
     /// Has the queue pair of a connection stopped when the connection ends.
     pub(super) fn stop_with(&self, id: CommId, stop: impl Fn() + Send + 'static) {
@@ -253,48 +324,59 @@ fn guid(gid: Gid) -> Guid {
 }
 
 impl State {
-    /// Sends what the machine wants to send, and takes its events.
+    /// Does what is due, and returns when something is due next.
+    fn turn(&mut self, now: Instant) -> Option<Instant> {
+        self.machine.handle_timeout(now);
+        while let Some(&(at, id)) = self.give_up.first().filter(|(at, _)| *at <= now) {
+            self.give_up.remove(&(at, id));
+            self.end(id, End::TimedOut);
+        }
+        self.settle();
+        let give_up = self.give_up.first().map(|(at, _)| *at);
+        self.machine.deadline().into_iter().chain(give_up).min()
+    }
+    /// Sends what the machine wants to send, as far as the send queue has room, and takes the machine's events.
     fn settle(&mut self) {
-        while let Some(transmit) = self.machine.poll_transmit() {
-            let av =
-                AddressVector { dgid: transmit.to.gid, dlid: transmit.to.lid, ..AddressVector::default() };
-            // A datagram that is not sent is lost, as on any network; the machine sends it again.
-            let sent = match self.paths.ah(&av) {
-                Ok(ah) => {
-                    let peer = ah.peer(GENERAL_SERVICES, GENERAL_SERVICES_QKEY);
-                    self.sq.send_to(Inline(&transmit.mad[..]), &peer).map_err(|refused| refused.to_string())
-                }
-                Err(e) => Err(e.to_string()),
-            };
-            if let Err(error) = sent {
-                tracing::debug!(to = %transmit.to.gid, error, "a message of the connection manager is not sent");
-            }
+        // Completions make room, and have the thread come back here.
+        while self.sq.control().outstanding().0 < SENDS
+            && let Some(transmit) = self.machine.poll_transmit()
+        {
+            self.send(&transmit);
         }
         while let Some(event) = self.machine.poll_event() {
             self.on_event(event);
+        }
+    }
+    /// A datagram that is not sent is lost, as on any network; the machine sends it again.
+    fn send(&mut self, transmit: &Transmit) {
+        let to = transmit.to;
+        let av = AddressVector { dgid: to.gid, dlid: to.lid, ..AddressVector::default() };
+        let ah = match self.paths.ah(&av) {
+            Ok(ah) => ah,
+            Err(error) => {
+                tracing::debug!(to = %to.gid, %error, "a message of the connection manager has no path");
+                self.no_path = Some((to.gid, error));
+                return;
+            }
+        };
+        let peer = ah.peer(GENERAL_SERVICES, GENERAL_SERVICES_QKEY);
+        if let Err(refused) = self.sq.send_to(Inline(&transmit.mad[..]), &peer) {
+            tracing::debug!(to = %to.gid, %refused, "a message of the connection manager is not sent");
         }
     }
     fn on_event(&mut self, event: Event) {
         match event {
             Event::Request { id, service, from, request } => {
                 self.conns.insert(id, Status::default());
-                let request = Request::Connection(Box::new(request));
-                self.asked.entry(service).or_default().push_back(Asked { id, from, request });
+                self.ask(service, Asked { id, from, request: Request::Connection(Box::new(request)) });
             }
             Event::SidrRequest { id, from, request } => {
                 let service = request.service_id;
-                let request = Request::Datagram(Box::new(request));
-                self.asked.entry(service).or_default().push_back(Asked { id, from, request });
+                self.ask(service, Asked { id, from, request: Request::Datagram(Box::new(request)) });
             }
-            Event::Reply { id, reply } => {
-                if let Some(conn) = self.conns.get_mut(&id) {
-                    conn.reply = Some((Peer::default(), reply));
-                }
-            }
+            Event::Reply { id, reply } => self.change(id, |conn| conn.reply = Some(reply)),
             Event::Established { id, private_data } => {
-                if let Some(conn) = self.conns.get_mut(&id) {
-                    conn.established = Some(private_data.bytes().to_vec());
-                }
+                self.change(id, |conn| conn.established = Some(private_data.bytes().to_vec()));
             }
             Event::Rejected { id, reason, private_data, .. } => {
                 self.end(id, End::Rejected(reason, private_data.bytes().to_vec()));
@@ -306,15 +388,27 @@ impl State {
                 if let Some(answer) = self.resolved.get_mut(&id) {
                     *answer = Some((from, resolution, private_data.bytes().to_vec()));
                 }
+                self.waiters.tell(Subject::Id(id));
             }
-            Event::Unresolved { id } => drop(self.resolved.remove(&id)),
+            Event::Unresolved { id } => {
+                self.resolved.remove(&id);
+                self.waiters.tell(Subject::Id(id));
+            }
             Event::Delayed { .. } | Event::Gone { .. } => {}
         }
     }
-    fn end(&mut self, id: CommId, end: End) {
+    fn ask(&mut self, service: ServiceId, asked: Asked) {
+        self.asked.entry(service).or_default().push_back(asked);
+        self.waiters.tell(Subject::Service(service));
+    }
+    fn change(&mut self, id: CommId, change: impl FnOnce(&mut Status)) {
         if let Some(conn) = self.conns.get_mut(&id) {
-            conn.end.get_or_insert(end);
+            change(conn);
         }
+        self.waiters.tell(Subject::Id(id));
+    }
+    fn end(&mut self, id: CommId, end: End) {
+        self.change(id, |conn| _ = conn.end.get_or_insert(end));
         if let Some(stop) = self.stops.remove(&id) {
             stop();
         }
@@ -327,11 +421,21 @@ impl State {
             }
         }
     }
-    /// Lets a connection go.
+    /// The connection has all the time that the messages of the connection manager take.
+    pub(super) fn take_time(&mut self, id: CommId) {
+        let at = self.conns.get_mut(&id).and_then(|conn| conn.give_up.take());
+        if let Some(at) = at {
+            self.give_up.remove(&(at, id));
+        }
+    }
+    /// Lets a connection or a resolution go.
     pub(super) fn forget(&mut self, now: Instant, id: CommId) {
+        self.take_time(id);
         self.machine.forget(now, id);
         self.conns.remove(&id);
+        self.resolved.remove(&id);
         self.stops.remove(&id);
+        self.waiters.tell(Subject::Id(id));
     }
 }
 
@@ -346,40 +450,47 @@ struct Worker {
 impl Worker {
     fn run(mut self) {
         let mut wcs = Completions::default();
+        let (mut heard, mut back): (Vec<(Gid, Buf)>, Vec<Buf>) = Default::default();
         loop {
             let Some(manager) = self.manager.upgrade() else { return };
-            let deadline = manager.call(|state, now| {
-                state.machine.handle_timeout(now);
-                state.settle();
-                state.machine.deadline().map(|at| at.since(now))
+            let wait = manager.locked(|state| {
+                let now = manager.now();
+                for (from, buf) in &heard {
+                    state.machine.handle(now, (*from).into(), &buf[Grh::BYTES..]);
+                }
+                state.turn(now).map(|at| at.since(now))
             });
             drop(manager);
-            let mut back: Vec<Buf> = Vec::new();
-            match self.cq.wait(&mut wcs, deadline) {
+            back.extend(heard.drain(..).map(|(_, buf)| buf));
+            if let Err(error) = self.post(&mut back) {
+                return self.stop(&error);
+            }
+            match self.cq.wait(&mut wcs, wait) {
                 Ok(got) => {
-                    let Some(manager) = self.manager.upgrade() else { return };
                     for mut wc in got {
                         let from = wc.grh().filter(|_| wc.src_qp == GENERAL_SERVICES).map(|grh| grh.sgid);
-                        if let (Some(from), Some(mad)) = (from, wc.payload()) {
-                            manager.call(|state, now| state.machine.handle(now, from.into(), mad));
+                        let is_whole = wc.payload().is_some_and(|mad| mad.len() == MAD_BYTES);
+                        match (from.filter(|_| is_whole), wc.take_buf()) {
+                            (Some(from), Some(buf)) => heard.push((from, buf)),
+                            (_, buf) => back.extend(buf),
                         }
-                        back.extend(wc.take_buf());
                     }
                 }
                 Err(WaitError::TimedOut(_)) => {}
                 Err(e) => return self.stop(&e.to_string()),
             }
-            for buf in back {
-                if let Err(refused) = self.rq.post_recv(buf) {
-                    return self.stop(&refused.to_string());
-                }
-            }
         }
+    }
+    fn post(&mut self, back: &mut Vec<Buf>) -> Result<(), String> {
+        back.drain(..).try_for_each(|buf| self.rq.post_recv(buf).map_err(|refused| refused.to_string()))
     }
     /// Nothing arrives any more.
     fn stop(&self, why: &str) {
         if let Some(manager) = self.manager.upgrade() {
-            manager.call(|state, _| state.stopped = Some(why.to_string()));
+            manager.locked(|state| {
+                state.stopped = Some(why.to_string());
+                state.waiters.tell_all();
+            });
         }
     }
 }

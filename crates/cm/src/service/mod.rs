@@ -8,8 +8,9 @@ mod datagram;
 mod error;
 mod listener;
 mod manager;
+mod wait;
 
-pub use connection::{Connection, connect};
-pub use datagram::{DatagramListener, DatagramRequest, DatagramService, UDP_QKEY, resolve};
+pub use connection::{ConnectParams, Connection, connect, connect_async, connect_with};
+pub use datagram::{DatagramListener, DatagramRequest, DatagramService, UDP_QKEY, resolve, resolve_async};
 pub use error::ConnectionError;
 pub use listener::{Incoming, Listener};
