@@ -319,7 +319,11 @@ pub(crate) struct PingpongArgs {
     /// The device.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// TCP port of the exchange; 0 takes a free one to wait on
+    /// Connect by RDMA CM, and not over TCP: the other end is `hca pingpong --cm`, or rdma_client and rdma_server with
+    /// --size 16 --iters 1
+    #[arg(long)]
+    pub cm: bool,
+    /// TCP port of the exchange, or the port of RDMA CM; 0 takes a free one to wait on
     #[arg(short, long, default_value_t = pingpong::DEFAULT_PORT)]
     pub port: u16,
     /// Address to wait on for the exchange (default: the device's own)
@@ -346,6 +350,13 @@ pub(crate) struct PingpongArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+impl PingpongArgs {
+    /// The host to call; `None` waits.
+    pub(crate) fn host(&self) -> Option<&str> {
+        self.connect.as_deref().or(self.host.as_deref())
+    }
 }
 
 /// `hca run`.

@@ -1,17 +1,19 @@
 //! `hca pingpong`: bounces messages with another host, as `ibv_rc_pingpong`, `ibv_uc_pingpong` and
 //! `ibv_ud_pingpong` do, so that either end may be that program on another vendor's adapter.
 //!
-//! Both ends post `rx_depth` receive requests, learn of each other over TCP ([`exchange`]), and then bounce: the
+//! Both ends post `rx_depth` receive requests, learn of each other over TCP ([`exchange`]) or by RDMA CM ([`cm`]), and then bounce: the
 //! client sends first, and each end sends the next message once its last one has completed and the
 //! other's has arrived.
 
+mod cm;
 pub(crate) mod exchange;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
 
-use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use hca::cm::Connection;
 use hca::{Opened, Target, open_exactly};
 use hca_core::{Access, AddressVector, AsyncEvent, Mtu, Qkey, QpType};
 use hca_perf::interrupt::{SLICE, interrupted, unless_interrupted};
@@ -54,6 +56,18 @@ enum PingpongError {
         "can't listen on {address}: {source}; end the program that uses the port, or give both ends another --port; --bind chooses an address of this machine"
     )]
     Listen { address: SocketAddr, source: std::io::Error },
+    #[error(
+        "no connection by RDMA CM to {host}:{port}: {source}; start `hca pingpong {service} --cm --listen` there first, and give the address and --port that it prints"
+    )]
+    Cm { host: String, port: u16, service: Service, source: hca::cm::ConnectionError },
+    #[error(
+        "can't listen by RDMA CM on port {port}: {source}; end the program that uses the port, or give both ends another --port"
+    )]
+    CmListen { port: u16, source: hca::cm::ConnectionError },
+    #[error("the request of the other end has no queue pair number: start `hca pingpong ud --cm` there")]
+    CmNumber,
+    #[error("ended by Ctrl-C")]
+    Interrupted,
     #[error("a datagram carries at most {mtu} bytes on this path: give both ends --size {mtu} or less")]
     TooLong { mtu: u32 },
     #[error("no message arrived for {STALL:?} after {received} of {iters}: {advice}")]
@@ -211,7 +225,7 @@ where
     let mut bounce: Bounce<S> = Bounce::new(args, &pd, size, 0, args.mtu.bytes())?;
     let own = bounce.qp.endpoint();
     let control = bounce.qp.control();
-    let (theirs, client) = learn(args, opened, &own, &|theirs: &Dest| {
+    let by_tcp = |theirs: &Dest| {
         let options = ConnectOptions { mtu: Some(args.mtu), rd_atomic: Some(1), ..ConnectOptions::default() };
         let remote = Endpoint {
             service: S::TYPE,
@@ -223,12 +237,17 @@ where
             lid: theirs.lid(),
         };
         Ok(control.connect(&remote, &options)?)
+    };
+    let meeting = meet(args, &own, || match args.cm {
+        true => cm::connected(args, opened, &control),
+        false => learn(args, opened, &own, &by_tcp),
     })?;
-    let took = bounce.run(args.iters, client, 0, |qp, source| Ok(qp.send(source).map_err(|r| r.error)?));
+    let send = |qp: &mut QueuePair<S>, source| Ok(qp.send(source).map_err(|r| r.error)?);
+    let took = bounce.run(args.iters, meeting.client, 0, send);
     let took = took.inspect_err(|_| tell_events(opened))?;
-    finish(args, &own, &theirs, size, took);
+    finish(args, &own, &meeting.theirs, size, took);
     linger(&mut bounce.cq);
-    Ok(())
+    cm::part(meeting)
 }
 
 /// UD.
@@ -242,30 +261,60 @@ fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
     let mut bounce: Bounce<Ud> = Bounce::new(args, &pd, size, GRH_BYTES, mtu)?;
     let own = bounce.qp.endpoint();
     let control = bounce.qp.control();
-    let (theirs, client) = learn(args, opened, &own, &|_: &Dest| Ok(control.activate(QKEY)?))?;
+    let mut qkey = QKEY;
+    let meeting = meet(args, &own, || {
+        if args.cm {
+            let (meeting, theirs) = cm::datagrams(args, opened, &control)?;
+            qkey = theirs;
+            return Ok(meeting);
+        }
+        learn(args, opened, &own, &|_: &Dest| Ok(control.activate(QKEY)?))
+    })?;
+    let theirs = &meeting.theirs;
     let av = AddressVector { dgid: theirs.gid(), dlid: theirs.lid(), ..AddressVector::default() };
-    let peer: UdPeer = pd.create_ah(&av)?.peer(theirs.qpn(), QKEY);
-    let took = bounce.run(args.iters, client, GRH_BYTES as u32, |qp, source| {
+    let peer: UdPeer = pd.create_ah(&av)?.peer(theirs.qpn(), qkey);
+    let took = bounce.run(args.iters, meeting.client, GRH_BYTES as u32, |qp, source| {
         Ok(qp.post_send(SendRequest::send(source).to(&peer)).map_err(|r| r.error)?)
     });
     let took = took.inspect_err(|_| tell_events(opened))?;
-    finish(args, &own, &theirs, size, took);
+    finish(args, &own, theirs, size, took);
     Ok(())
 }
 
+/// The other end, once both know of each other.
+struct Meeting {
+    theirs: Dest,
+    /// Whether this end called, and sends first.
+    client: bool,
+    /// The connection by RDMA CM.
+    connection: Option<Connection>,
+}
+
+/// Prints both ends around their meeting.
+fn meet(
+    args: &PingpongArgs,
+    own: &Endpoint,
+    meet: impl FnOnce() -> Result<Meeting, Failure>,
+) -> Result<Meeting, Failure> {
+    if !args.json {
+        println!("  local address:  {}", describe(&Dest::of(own)));
+    }
+    let meeting = meet()?;
+    if !args.json {
+        println!("  remote address: {}", describe(&meeting.theirs));
+    }
+    Ok(meeting)
+}
+
 /// Learns of the other end over TCP and has `connect` make the queue pair ready at the right moment.
-/// Also returns whether this end is the client.
 fn learn(
     args: &PingpongArgs,
     opened: &Opened,
     own: &Endpoint,
     connect: &dyn Fn(&Dest) -> Result<(), Failure>,
-) -> Result<(Dest, bool), Failure> {
+) -> Result<Meeting, Failure> {
     let dest = Dest::of(own);
-    if !args.json {
-        println!("  local address:  {}", describe(&dest));
-    }
-    let theirs = match args.connect.as_ref().or(args.host.as_ref()) {
+    let theirs = match args.host() {
         Some(host) => {
             let mut stream = dial(args, host)?;
             let theirs = exchange::client(&mut stream, dest, exchange::LIMIT)?;
@@ -274,10 +323,19 @@ fn learn(
         }
         None => exchange::server(&mut accept(args, opened, own)?, dest, exchange::LIMIT, connect)?,
     };
-    if !args.json {
-        println!("  remote address: {}", describe(&theirs));
-    }
-    Ok((theirs, args.connect.is_some() || args.host.is_some()))
+    Ok(Meeting { theirs, client: args.host().is_some(), connection: None })
+}
+
+/// Says where this end waits: on standard error, so that `--json` has standard output to itself.
+fn tell_waiting(args: &PingpongArgs, at: SocketAddr, known: Option<IpAddr>) {
+    let service = args.service;
+    let host = known.map_or_else(|| "THIS-HOST".to_owned(), |ip| ip.to_string());
+    let port = if at.port() == DEFAULT_PORT { String::new() } else { format!(" --port {}", at.port()) };
+    let (cm, or) = match args.cm {
+        true => (" --cm", String::new()),
+        false => ("", format!(", or ibv_{service}_pingpong")),
+    };
+    eprintln!("waiting on {at}; start `hca pingpong {service}{cm} --connect {host}{port}`{or}");
 }
 
 /// Calls the other end; the stream's reads return after a slice of time.
@@ -302,12 +360,10 @@ fn dial(args: &PingpongArgs, host: &str) -> Result<TcpStream, PingpongError> {
 }
 
 /// Waits for the other end on the device's own address, which the other end has to reach anyway, or on all addresses
-/// where the device's is none of the kernel's, and says where: on standard error, so that `--json` has standard output
-/// to itself. The stream's reads return after a slice of time.
+/// where the device's is none of the kernel's. The stream's reads return after a slice of time.
 fn accept(args: &PingpongArgs, opened: &Opened, own: &Endpoint) -> Result<TcpStream, Failure> {
     // An adapter behind vfio has addresses that the kernel does not know.
     let device = opened.soft().map(|_| own.gid.ip());
-    let service = args.service;
     let chosen = args.bind.or(device).unwrap_or(Ipv6Addr::UNSPECIFIED.into());
     let address = SocketAddr::new(chosen, args.port);
     let refuse = |source| PingpongError::Listen { address, source };
@@ -315,11 +371,7 @@ fn accept(args: &PingpongArgs, opened: &Opened, own: &Endpoint) -> Result<TcpStr
     listener.set_nonblocking(true).map_err(refuse)?;
     let here = listener.local_addr().map_err(refuse)?;
     let known = Some(here.ip()).filter(|ip| !ip.is_unspecified()).or(device);
-    let host = known.map_or_else(|| "THIS-HOST".to_owned(), |ip| ip.to_string());
-    let port = if here.port() == DEFAULT_PORT { String::new() } else { format!(" --port {}", here.port()) };
-    eprintln!(
-        "waiting on {here}; start `hca pingpong {service} --connect {host}{port}`, or ibv_{service}_pingpong"
-    );
+    tell_waiting(args, here, known);
     loop {
         match listener.accept() {
             Ok((stream, from)) => {

@@ -214,6 +214,9 @@ Examples:
   hca pingpong ud --connect 10.0.0.2 --device udp://10.0.0.1 --size 1024
                                             against ibv_ud_pingpong -g 1 -s 1024
 
+  hca pingpong rc --cm --listen             by RDMA CM, as librdmacm does
+  hca pingpong rc --cm --connect 127.0.0.2
+
 The waiting end listens on the address of its device, and prints it to standard error. Both ends need the same size and \
 iters.";
 

@@ -634,6 +634,9 @@ fn both_ends_of_a_pingpong_meet_for_every_service() {
         ("rc", &["--chk", "--size", "10000"]),
         ("uc", &["--chk", "--size", "1000"]),
         ("ud", &["--chk", "--size", "1024"]),
+        ("rc", &["--cm", "--chk", "--mtu", "4096"]),
+        ("uc", &["--cm", "--chk", "--size", "1000"]),
+        ("ud", &["--cm", "--chk", "--size", "1024"]),
     ] {
         let (server, client) = bounce(service, more);
         for out in [&server, &client] {

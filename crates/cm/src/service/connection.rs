@@ -26,8 +26,8 @@ const PERMISSIVE_LID: Lid = Lid::new(0xffff);
 /// Its queue pair goes to the error state when the peer disconnects, so that all its requests come back.
 #[derive(Debug)]
 pub struct Connection {
-    manager: Held,
-    peer: Gid,
+    held: Held,
+    remote: Endpoint,
     private_data: Vec<u8>,
 }
 
@@ -171,7 +171,7 @@ async fn attempt<S: Connected>(
         state.take_time(id);
         state.machine.ready(id, PrivateData::EMPTY)
     })?;
-    Ok(Connection { manager: held, peer, private_data: reply.private_data.bytes().to_vec() })
+    Ok(Connection { held, remote, private_data: reply.private_data.bytes().to_vec() })
 }
 
 /// Has the queue pair stopped when the peer ends the connection.
@@ -236,12 +236,12 @@ pub(super) fn ended(end: End) -> ConnectionError {
 }
 
 impl Connection {
-    pub(super) fn new(manager: Held, peer: Gid, private_data: Vec<u8>) -> Self {
-        Self { manager, peer, private_data }
+    pub(super) fn new(held: Held, remote: Endpoint, private_data: Vec<u8>) -> Self {
+        Self { held, remote, private_data }
     }
-    /// The GID of the peer's port.
-    pub fn peer(&self) -> Gid {
-        self.peer
+    /// The peer's queue pair, with the path MTU that both sides use.
+    pub fn remote(&self) -> &Endpoint {
+        &self.remote
     }
     /// The private data that the peer sent with its last message of the connection: that of its reply, or, on the side
     /// that accepted, that with which the peer said that it is ready. It has as many bytes as the message has room for;
@@ -251,8 +251,8 @@ impl Connection {
     }
     /// Whether neither side has ended the connection.
     pub fn is_connected(&self) -> bool {
-        let id = self.manager.id;
-        self.manager.manager.call(|state, _| state.conns.get(&id).is_some_and(|conn| conn.end.is_none()))
+        let Held { manager, id } = &self.held;
+        manager.call(|state, _| state.conns.get(id).is_some_and(|conn| conn.end.is_none()))
     }
     /// Waits until the connection has ended; for ever without a `timeout`. Returns whether it has.
     ///
@@ -266,9 +266,9 @@ impl Connection {
     /// # Errors
     /// As there.
     pub async fn disconnected(&self) -> Result<(), ConnectionError> {
-        let id = self.manager.id;
-        let has_ended = |state: &mut State| state.conns.get(&id)?.end.as_ref().map(drop);
-        self.manager.manager.until(Subject::Id(id), has_ended).await
+        let Held { manager, id } = &self.held;
+        let has_ended = |state: &mut State| state.conns.get(id)?.end.as_ref().map(drop);
+        manager.until(Subject::Id(*id), has_ended).await
     }
     /// Ends the connection, and waits for the peer's answer. The queue pair goes to the error state.
     ///
@@ -283,7 +283,7 @@ impl Connection {
     /// # Errors
     /// As there.
     pub async fn disconnect_async(self) -> Result<(), ConnectionError> {
-        let Held { manager, id } = &self.manager;
+        let Held { manager, id } = &self.held;
         let begun = manager.call(|state, now| state.machine.disconnect(now, *id, PrivateData::EMPTY));
         if begun.is_ok() { self.disconnected().await } else { Ok(()) }
     }

@@ -236,7 +236,7 @@ impl Incoming {
             conn.established.take().map(Ok).or_else(|| conn.end.clone().map(Err))
         });
         let data = ready.await?.map_err(ended)?;
-        Ok(Connection::new(self.held, self.from, data))
+        Ok(Connection::new(self.held, remote, data))
     }
     /// Rejects the request. `private_data`, at most 148 bytes, comes to the peer.
     ///
