@@ -1,12 +1,12 @@
 //! Event queues: rings of entries in the client's memory, each with a vector.
 //!
-//! An event goes to the queue that asks for its type (or, of a completion, to the one that its completion queue names).
-//! An armed queue interrupts once, and is armed again by a doorbell that says how far it was read: if it holds more
-//! than that, the interrupt comes at once. Many queues share the doorbells of the trapped page, where none is lost;
-//! another page has one event queue at most.
+//! An event goes to the event queue that subscribes to its type; a completion event goes to the event queue that its
+//! completion queue names. An armed queue interrupts once. The driver arms it again by a doorbell that says how far the
+//! driver has read; if the queue holds more events, the interrupt comes at once. Many queues share the doorbells of the
+//! trapped page, where no doorbell is lost; another page has one event queue at most.
 //!
-//! A queue that has no room for an event is in error: it takes no more, and the health buffer says so, as there is no
-//! way to go on without what was lost.
+//! A queue without room for an event enters the error state: it takes no more events, and the health buffer reports the
+//! error, because a driver can't recover the lost event.
 
 use hca_prm::command::eq::{CreateEqIn, CreateEqOut, DestroyEqIn, QueryEqIn, QueryEqOut};
 use hca_prm::{CI_MASK, CmdStatus, EqDoorbell, EqSt, EqStatus, Eqc, Eqe, EventType, HealthSyndrome, pas};

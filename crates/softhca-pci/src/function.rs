@@ -40,7 +40,7 @@ const KEYS_A_LOOK: usize = 64;
 /// Ranges that are unmapped in one look.
 const RANGES_A_LOOK: usize = 4096;
 
-/// What kind of port a function has.
+/// The kind of a function's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum PortKind {
     /// InfiniBand: addressed by LID and GID.
@@ -85,11 +85,11 @@ pub struct FunctionOptions {
     pub number: u16,
     /// The port.
     pub port: PortKind,
-    /// Whether it asks its driver for pages at every command that makes something, and at none for more than one. An
-    /// adapter in silicon may ask at any command; others than this one have pages to spare most of the time, which
-    /// hides a driver that does not give any while it waits.
+    /// Whether the function asks its driver for pages at every command that creates an object, and never for more than
+    /// that object needs. An adapter in silicon may ask at any command, but has pages to spare most of the time, which
+    /// hides a driver that gives no pages while it waits for a command.
     pub no_spare_pages: bool,
-    /// What its driver can't change.
+    /// The settings that the operator has fixed, and that the driver can't change.
     pub fixed: Fixed,
     /// For tests: its deviations from correct behaviour.
     pub script: Option<Arc<dyn Script>>,
@@ -97,8 +97,8 @@ pub struct FunctionOptions {
 
 /// A PCI function, as one client at a time sees it.
 ///
-/// It waits for nothing, and has no thread: messages come by calls, and [`look`](Self::look) does what doorbells and
-/// completions ask for.
+/// A function never blocks and has no thread: a caller hands it the client's messages, and [`look`](Self::look) does
+/// the work that doorbells and completions announce.
 pub struct Function {
     pub(crate) options: FunctionOptions,
     pub(crate) hca: Arc<SoftHca>,
@@ -129,7 +129,7 @@ impl std::fmt::Debug for Function {
 }
 
 impl Function {
-    /// A function of the adapter `hca`, as new.
+    /// A function of the adapter `hca`, in the state after a reset.
     ///
     /// # Errors
     /// The system has no memory for doorbell pages, or no descriptors.
@@ -184,8 +184,8 @@ impl Function {
         self.look_at_places() | self.carry_out() | seen
     }
 
-    /// Looks at doorbells, and at which requests were announced, and runs a command that was put off. Returns whether
-    /// there were any.
+    /// Polls doorbells, notes the requests that doorbell records announce, and runs a command that was put off. Returns
+    /// whether there was any work.
     pub fn look_at_requests(&mut self) -> bool {
         self.look_at_script() | self.look_at_commands() | self.look_at_doorbells() | self.note_requests()
     }
@@ -255,7 +255,7 @@ impl Function {
             || self.config.resets(offset, data) && self.destroy_piece()
     }
 
-    /// Takes client memory back. When it returns, nothing touches it any more.
+    /// Unmaps client memory. After the return the function accesses that memory no more.
     ///
     /// # Errors
     /// As a number of the operating system: nothing is mapped there, or the range cuts a mapping in two.
@@ -295,8 +295,9 @@ impl Function {
     /// Resets the function: all of its objects are destroyed, and its registers are as new. The client's mappings and
     /// the interrupts' eventfds stay.
     ///
-    /// Where a driver had set it up its registers say that it is disabled, until one sets it up again: nobody tells
-    /// Linux's driver of a reset through sysfs, and by that it finds, within 2 s, that it has to recover.
+    /// After a reset of a function that a driver had set up, the registers report it as disabled until a driver sets it
+    /// up again. Linux does not tell the adapter's driver of a reset through sysfs; the driver finds the disabled state
+    /// within 2 s, and recovers.
     pub fn reset(&mut self) {
         let was_set_up = self.registers.cmdq != 0;
         if let Some(script) = &self.options.script {
@@ -333,8 +334,8 @@ impl Function {
     }
 
     /// Ends the client's use: [resets](Self::reset) the function, releases the client's memory and eventfds, and
-    /// replaces the doorbell pages, which the client may still have mapped. Where the system has none to give, that is
-    /// logged, and [`renew`](Self::renew) is to be called before anybody else becomes the client.
+    /// replaces the doorbell pages, which the client may still have mapped. If the system has no memory for new pages,
+    /// that is logged, and the caller has to call [`renew`](Self::renew) before another client connects.
     pub fn disconnect(&mut self) {
         self.as_new();
         self.inherit_link();

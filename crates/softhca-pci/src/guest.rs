@@ -1,19 +1,19 @@
 //! The client's memory: its mappings for the function, and all accesses to it.
 //!
-//! Nothing else in this crate touches memory of the client's, but through [`Guest`] and the windows that it makes.
-//! Every access by address is refused while bus mastering is off; windows are dropped by their owners then.
+//! This crate accesses client memory only through [`Guest`] and the windows that a guest creates. While bus mastering
+//! is off every access by address is refused, and the owners of windows drop them.
 //!
-//! A [`Window`] shows runs of client memory side by side, as the list of pages of a key or of a queue names them. Where
-//! they do not lie so in a mapping it finds the place of each access in a table: scattered pages cost entries there, and
-//! nothing else.
+//! A [`Window`] shows runs of client memory side by side, as the list of pages of a key or of a queue names them. If
+//! the runs do not lie side by side in a mapping, a table gives the place of each access; scattered pages cost table
+//! entries, and nothing else.
 //!
 //! Invariants of the unsafe code:
 //!
-//! 1. A [`Mapping`] owns `base .. base + len` of this process's addresses: nobody else maps or unmaps there. All of it
-//!    is mapped, readable, and writable if its client granted that, until it is dropped.
-//! 2. What is mapped are parts of files that can't be shrunk (they are sealed), that reach as far, and that are not of
-//!    hugetlbfs: no access ends in a signal. Where holes are punched, which no seal forbids without forbidding writes,
-//!    the next access finds zeros in a new page. Only hugetlbfs may have none left.
+//! 1. A [`Mapping`] owns `base .. base + len` of this process's addresses: no other code maps or unmaps there. All of
+//!    it is mapped, readable, and writable if its client granted that, until it is dropped.
+//! 2. The mapped files are sealed against shrinking, are as long as the mapping, and are not of hugetlbfs: no access
+//!    ends in a signal. The client may punch holes, which no seal forbids without forbidding writes; the next access
+//!    finds zeros in a new page. Only hugetlbfs may have no page left.
 //! 3. The client writes there whenever it likes: the memory is reached by the copies of
 //!    `hca_dma`, whose invariants hold by 1 and 2; no reference to plain bytes of it is ever made.
 #![allow(unsafe_code)]

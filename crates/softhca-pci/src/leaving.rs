@@ -1,8 +1,9 @@
 //! Objects left by a reset, which are destroyed in small steps.
 //!
-//! Keys are reached by queue pairs of their protection domain alone. Where all queue pairs of a function are gone its
-//! keys name memory that nobody reaches any more, so it may take its time to deregister them: a function may have 65,536,
-//! and others of the server wait while one is reset. Protection domains go behind their keys.
+//! Only queue pairs of a key's protection domain can use the key. Once all queue pairs of a function are gone, no peer
+//! can reach the memory of its keys, so the server deregisters the keys in small steps: a function may have 65,536
+//! keys, and the other functions of the server wait while one is reset. Protection domains are destroyed after their
+//! keys.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::IntoValues;

@@ -2,8 +2,9 @@
 //!
 //! A client (a virtual machine, or a driver in another process) connects to a socket, finds a PCI function behind it,
 //! and hands its memory over. The function has the registers, commands, queues and doorbells of the adapter's
-//! programming interface (`hca-prm`); what its queues ask for is done by a [`softhca::SoftHca`], over any network that
-//! has. All functions of a server share that one adapter and its address; protection domains keep them apart.
+//! programming interface (`hca-prm`). A [`softhca::SoftHca`] executes the requests of its queues, over any network that
+//! `softhca` supports. All functions of a server share that one adapter and its address; protection domains keep them
+//! apart.
 //!
 //! ```text
 //!  client   configuration, registers, doorbells │ command slots, queues, memory of its own
@@ -21,9 +22,10 @@
 //! One thread does everything for all functions of a server, so there are no locks. A [`Function`] is a state machine:
 //! it works in calls and never waits.
 //!
-//! A client is not trusted. The server reads what a client writes once, and checks it before it uses it; a client can
-//! break its own function only. Bus mastering is checked before the client's memory is accessed. When the client leaves
-//! or resets its function, everything of the function is destroyed, and the next client finds the function reset.
+//! A client is not trusted. The server reads each word that a client writes once, and checks it before use; a client
+//! can break its own function only. Bus mastering is checked before the client's memory is accessed. When the client
+//! disconnects or resets its function, the server destroys all objects of the function, and the next client finds the
+//! function reset.
 //!
 //! | module | what it holds |
 //! |---|---|

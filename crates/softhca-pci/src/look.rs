@@ -1,14 +1,16 @@
-//! The data path: work requests to posts, completions to entries.
+//! The data path: the client's work requests become posts to the adapter, and the adapter's completions become entries
+//! of the client's completion queues.
 //!
-//! Requests wait in the client's memory. A look at a queue pair's doorbell record tells how many there are; they are
-//! read once, understood, and posted to the adapter's queue pair, with what is needed for the completion as their id.
-//! The adapter is asked to report each of them, so that it is known which are under way; the client is told of those
-//! that it wants to hear of. What ends in error, and all behind it, is reported always, in order.
+//! Requests wait in the client's memory. A queue pair's doorbell record tells how many there are. The function reads
+//! each request once, parses it, and posts it to the adapter's queue pair, with the data that its completion needs as
+//! the id. Every post is signalled, so that the function knows which requests are outstanding; the client gets
+//! completions for its signalled requests only. A request that ends in error, and all requests behind it, always
+//! complete, in order.
 //!
 //! Receive requests have no doorbell, and a client may well post one just before it asks another one to send. So a look
-//! has three steps, each of which all functions of a server take before the next one: which requests are announced is
-//! noted, then receive requests are taken, then what was noted is carried out. What a noted request finds at its peer
-//! was posted before that was asked for.
+//! has three steps: note the announced send requests, take receive requests, carry out the noted send requests. All
+//! functions of a server take one step before any function takes the next one. So a noted send request finds every
+//! receive request at its peer that was posted before the send request was announced.
 
 use hca_core::AsyncEvent;
 use hca_prm::{CompEvent, CqError, Eqe, EventType, QpEvent};
@@ -28,14 +30,14 @@ impl Function {
         self.objects.note_requests()
     }
 
-    /// Takes receive requests. Returns whether there were any.
+    /// Takes new receive requests from the client's queues. Returns whether there were any.
     pub fn look_at_places(&mut self) -> bool {
         let taken = self.objects.take_places(&self.guest);
         self.post_raised();
         taken
     }
 
-    /// Runs the adapter, and shows its completions to the client. Returns whether there was work.
+    /// Runs the adapter, and writes its completions to the client's completion queues. Returns whether there was work.
     pub fn carry_out(&mut self) -> bool {
         let mut directory = self.directory.lock();
         let taken = self.objects.take_requests(&self.guest, &mut directory, &self.resources);

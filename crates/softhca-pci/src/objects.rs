@@ -1,11 +1,12 @@
 //! Objects that commands make: keys, completion queues, queue pairs, shared receive queues.
 //!
 //! Each command is a method of [`Function`], called by the dispatcher in `command` with the whole input and the place
-//! for the output. What it returns becomes the output's status; nothing but `Err` has to be said of a failure.
+//! for the output. The method's return value becomes the output's status; to fail, a method returns `Err`, and no more.
 //!
-//! Behind each queue pair, shared receive queue and key stands one of the adapter's, in the protection domain that
-//! stands behind the function's. Completion queues are the function's alone: all queue pairs of a function complete
-//! into one queue of the adapter, which is emptied by `cq::complete`, so that one look finds them all.
+//! Each queue pair, shared receive queue and key has a counterpart at the adapter, in the adapter's protection domain
+//! for the function's protection domain. Completion queues are the function's alone: all queue pairs of a function
+//! complete into one queue of the adapter, and `cq::complete` empties that queue, so that one look finds all
+//! completions.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

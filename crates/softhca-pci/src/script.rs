@@ -1,8 +1,8 @@
 //! For tests: deviations of a function from correct behaviour.
 //!
-//! A driver has to get along with an adapter that refuses, is slow, or says nothing at all. A [`Script`]
-//! in [`FunctionOptions`](crate::FunctionOptions) has a function behave so. It is asked about each command and each
-//! register that is read; where a function has none, nothing is asked. Nobody but tests gives one.
+//! A driver has to get along with an adapter that refuses, is slow, or says nothing at all. A [`Script`] in
+//! [`FunctionOptions`](crate::FunctionOptions) makes a function behave so. The function asks the script about each
+//! command and each register access. Only tests give a function a script.
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
@@ -15,20 +15,20 @@ use crate::bus::interrupts::VECTORS;
 use crate::command::parse;
 use crate::function::Function;
 
-/// What becomes of a command.
+/// A script's decision about a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// It is run, as without a script.
+    /// The command runs, as without a script.
     Run,
-    /// It is not run now. The script is asked again at the next look at the function, a millisecond later at most.
+    /// The command does not run now. The function asks the script again at its next look, a millisecond later at most.
     Wait,
-    /// It is not run, and ends with this status and this syndrome; all that it puts out besides is zeros.
+    /// The command does not run, and ends with this status and this syndrome; the rest of its output is zeros.
     End(CmdStatus, u32),
-    /// It ends as one that was not delivered.
+    /// The command does not run, and its slot gets this delivery status.
     Undelivered(DeliveryStatus),
-    /// It is never answered.
+    /// The command gets no answer.
     Silent,
-    /// The server hangs up on the client whose message gave it.
+    /// The server closes the connection of the client that gave the command.
     HangUp,
 }
 
@@ -39,7 +39,7 @@ pub struct Given<'a> {
     pub slot: u32,
     /// The whole input.
     pub input: &'a [u8],
-    /// How often the script was asked about it before.
+    /// How often the function has asked the script about this command before.
     pub tries: u32,
 }
 
@@ -50,24 +50,24 @@ impl Given<'_> {
     }
 }
 
-/// A facility for tests and fault injection: decides what a function does otherwise than a well one would.
+/// A source of faults for tests: decides how a function deviates from correct behaviour.
 ///
-/// Its methods are called by the server's thread, between two steps of the function. Each may be left out: a script
-/// without any changes nothing.
+/// The server's thread calls the methods between two steps of the function. Each method has a default that changes
+/// nothing.
 pub trait Script: Debug + Send + Sync {
-    /// Says what becomes of a command, before it is run.
+    /// Decides about a command before it runs.
     fn command(&self, _given: &Given<'_>) -> Turn {
         Turn::Run
     }
-    /// Sees a command that was run, and may change its output, which begins with a status.
+    /// Gets a command that has run, and may change its output, which begins with a status.
     fn ran(&self, _input: &[u8], _output: &mut [u8]) {}
-    /// Sees what the client reads of the configuration space, and may change it.
+    /// Gets the bytes that a client reads from the configuration space, and may change them.
     fn config_read(&self, _offset: u64, _bytes: &mut [u8]) {}
-    /// Sees what the client writes to the configuration space, before it is done.
+    /// Gets the bytes that a client writes to the configuration space, before the write takes effect.
     fn config_write(&self, _offset: u64, _bytes: &[u8]) {}
-    /// Sees what the client reads of BAR 0 by messages, and may change it.
+    /// Gets the bytes that a client reads from BAR 0 by messages, and may change them.
     fn bar_read(&self, _offset: u64, _bytes: &mut [u8]) {}
-    /// An event that the function tells though nothing has happened. Asked at each look, until there are no more.
+    /// An event that the function posts without a cause. The function asks at each look, until the answer is `None`.
     fn event(&self) -> Option<Eqe> {
         None
     }
@@ -77,9 +77,9 @@ pub trait Script: Debug + Send + Sync {
     }
     /// Gets the eventfd of the first interrupt of a kind other than MSI-X, which the client gives or takes back.
     fn listen(&self, _kind: u32, _eventfd: Option<OwnedFd>) {}
-    /// Hears that the function was reset.
+    /// Called after a reset of the function.
     fn reset(&self) {}
-    /// Hears that the client has gone.
+    /// Called when the client has disconnected.
     fn left(&self) {}
 }
 

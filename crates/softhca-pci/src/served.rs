@@ -1,4 +1,4 @@
-//! Functions that a thread of this process serves.
+//! Served functions: a server in a thread of this process.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use softhca::SoftHca;
 use crate::server::{ServeError, Server, ServerOptions, Stopper};
 
 /// A [`Server`] in a thread, with its sockets in a folder of its own: a driver's tests and benches bring their adapter
-/// along. It serves until it is dropped, which waits for the thread, and goes on with its panic if there was one.
+/// along. It serves until it is dropped; the drop joins the thread, and propagates a panic of the thread.
 #[derive(Debug)]
 pub struct Served {
     folder: PathBuf,
@@ -22,7 +22,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Serves so many functions of an adapter, which is to be one that [`Server::open`] takes.
+    /// Serves `functions` functions of an adapter. The adapter has to satisfy [`Server::open`].
     ///
     /// # Errors
     /// As [`Server::open`]; the system has no threads left, or no place for temporary files.

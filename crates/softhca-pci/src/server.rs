@@ -1,9 +1,9 @@
 //! The server: sockets, clients, and the one thread that does everything.
 //!
-//! While there is something to do the thread turns the adapter and looks at doorbells and completions, and looks at the
-//! sockets now and then. Whoever finds nothing for a while gives the CPU away as every program does that polls the
-//! adapter, and sleeps at last: on its sockets, on the adapter's descriptor, on the eventfds of clients that wake it,
-//! and, where a client has doorbell pages and can't wake anybody, for a millisecond at most.
+//! While there is work the thread drives the adapter and polls doorbells and completions, and polls the sockets now and
+//! then. After some time without work the thread yields the CPU, as every program does that polls the adapter, and at
+//! last sleeps. It wakes by its sockets, the adapter's descriptor, and the eventfds of clients that signal their
+//! doorbells; while a client has doorbell pages and signals nothing, a sleep lasts a millisecond at most.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,16 +27,17 @@ use crate::port::fixed::{self, Fixed, FixedError};
 use crate::script::Script;
 use crate::trim::Trimmer;
 
-/// How functions are served.
+/// The options of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// What their ports are.
+    /// The kind of the functions' ports.
     pub port: PortKind,
     /// The idle time before the thread sleeps; 50 us by default.
     pub patience: Duration,
     /// Like [`FunctionOptions::no_spare_pages`]; off by default.
     pub no_spare_pages: bool,
-    /// What an operator has fixed of each function, in their order; nothing of those for which there is no entry.
+    /// The settings that an operator has fixed, one entry for each function in their order; a function without an entry
+    /// has no fixed settings.
     pub fixed: Vec<Fixed>,
     /// For tests: the functions' deviations from correct behaviour.
     pub script: Option<Arc<dyn Script>>,
@@ -75,10 +76,10 @@ const MAX_FUNCTIONS: usize = 1024;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// There is nothing to serve, or more than can be numbered.
+    /// The number of functions is zero, or more than the server can number.
     #[error("{0} sockets: a server has 1 to {MAX_FUNCTIONS} functions with a socket each")]
     Functions(usize),
-    /// What is fixed of a function can't be.
+    /// A setting of a function can't be fixed.
     #[error("{}: {why}", path.display())]
     Fixed {
         /// The function's socket.
@@ -86,10 +87,10 @@ pub enum ServeError {
         /// The reason.
         why: FixedError,
     },
-    /// Nobody can listen at a socket's path.
+    /// The server can't listen at a socket's path.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The system refuses something else.
+    /// The system refuses another operation.
     #[error("{doing}: {source}{}", hca_core::remedy(source))]
     System {
         /// The operation.
@@ -142,12 +143,12 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// Stops a server from another thread.
+/// A handle that stops a server from another thread.
 #[derive(Debug)]
 pub struct Stopper(OwnedFd);
 
 impl Stopper {
-    /// Has [`Server::run`] return soon.
+    /// Makes [`Server::run`] return soon.
     pub fn stop(&self) {
         // A counter that is full says the same.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
@@ -155,8 +156,8 @@ impl Stopper {
 }
 
 impl Server {
-    /// Listens at these paths, with a function of the adapter at each. The adapter is to be one with
-    /// [`Progress::Inline`](softhca::Progress::Inline), as the server turns it.
+    /// Listens at these paths, with a function of the adapter at each. The adapter has to have
+    /// [`Progress::Inline`](softhca::Progress::Inline), because the server's thread drives it.
     ///
     /// # Errors
     /// There are no paths or too many, somebody listens at one already, or the system refuses.

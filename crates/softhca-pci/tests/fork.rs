@@ -1,7 +1,7 @@
 //! A process that serves a function and drives it forks: its child's drops end neither, and unmap nothing of the
 //! child's.
 //!
-//! It has no test harness, whose threads a child would lack. A child that hangs is ended by its alarm.
+//! The test has no harness, because a child would lack the harness's threads. An alarm ends a child that hangs.
 //!
 //! Invariants:
 //! 1. The child maps memory, drops what it inherited, and ends by `_exit`.

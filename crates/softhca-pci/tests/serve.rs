@@ -1,4 +1,4 @@
-//! Served functions as clients meet them: over sockets, by vfio's own client and by hand.
+//! Served functions over sockets: by the client of the `vfio` crate, and by messages written by hand.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,4 @@
-//! A driver with an Ethernet port, its queues, and tables that lead all that comes to one of them.
+//! A driver with an Ethernet port, its queues, and flow tables that steer every received frame to one of the queues.
 
 use hca_prm::command::ethernet::{
     CreateFlowGroupIn, CreateFlowGroupOut, CreateFlowTableIn, CreateFlowTableOut, CreateRqIn, CreateRqOut,

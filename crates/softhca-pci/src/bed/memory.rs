@@ -1,4 +1,4 @@
-//! Memory of a driver's.
+//! The memory of a driver, with an allocator of addresses in it.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

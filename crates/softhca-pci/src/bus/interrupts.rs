@@ -2,7 +2,8 @@
 //!
 //! A vector is masked by the client's messages, by the configuration space (all of them), or by its own entry in the
 //! table. A client that is a virtual machine monitor, or that gives eventfds, keeps the table to itself; so an entry
-//! that was never written masks nothing. What is fired while it is masked, or while nobody listens, is pending.
+//! that was never written masks nothing. An interrupt of a masked vector, or of a vector without an eventfd, is
+//! pending.
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -1,7 +1,8 @@
 //! Configuration space: identity, one BAR, and the capabilities that drivers ask for.
 //!
-//! The function is a virtual one to its driver (device id 15b3:1014), so that nothing is asked of it that only the
-//! adapter's first function has. PCI Express and power management are there because drivers reset and suspend by them.
+//! The function presents itself as a virtual function (device id 15b3:1014), so that its driver asks for nothing that
+//! only an adapter's first function has. The capabilities for PCI Express and power management exist because drivers
+//! reset and suspend through them.
 
 use crate::bus::interrupts::VECTORS;
 use crate::bus::registers::{BAR_BYTES, MSIX_PENDING, MSIX_TABLE};

@@ -1,15 +1,15 @@
 //! Signals to eventfds that clients share, without ever blocking the sender.
 //!
-//! A write to an eventfd waits while its counter has no room, unless a flag says otherwise, and whoever has the eventfd
-//! changes both as he likes. The end of an asynchronous request that names an eventfd (`IOCB_FLAG_RESFD`) waits for
-//! nothing: a counter without room stays as it is. So a signal is a request to read nothing of an empty file of ours,
-//! which ends before the call that hands it in does.
+//! A write to an eventfd blocks while the counter has no room, unless the file is non-blocking. Every holder of the
+//! eventfd can change the counter and that flag. The end of an asynchronous request that names an eventfd
+//! (`IOCB_FLAG_RESFD`) never blocks: a counter without room stays unchanged. So a signal is an asynchronous request to
+//! read zero bytes of an empty file that this process owns. The request ends before the call that submits it returns.
 //!
 //! Invariants of the unsafe code:
 //!
 //! 1. `context` is one that `io_setup` has made, for this value alone, until `drop`.
-//! 2. The kernel reads a request only while the call that hands it in runs, and writes ends only to where
-//!    `io_getevents` is told to.
+//! 2. The kernel reads a request only during the call that submits it, and writes completions only to the place that
+//!    `io_getevents` is given.
 #![allow(unsafe_code)] // four system calls that no crate offers, with their arguments
 
 use std::ffi::{c_long, c_ulong};

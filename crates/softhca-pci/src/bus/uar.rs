@@ -1,19 +1,20 @@
 //! Doorbell pages (UAR): a file in memory as long as BAR 0, of which the client maps all but the first pages.
 //!
-//! The first page that is given out lies outside of what may be mapped, so its doorbells are messages: the doorbells of
-//! event queues, which many queues share, are exact there. Another page has one event queue at most, so that its latest
-//! doorbell is all there is to know. Pages that are given out later are polled. A doorbell that is not zero is taken by
-//! writing zero, and says that this page was rung, and which completion queue was armed: what is to be done stands in
-//! the doorbell records, so that two doorbells in one place lose nothing.
+//! The first page that is given out lies outside of the range that a client may map, so its doorbells arrive as
+//! messages. The doorbells of event queues, which many queues share, are exact there. Another page has one event queue
+//! at most, so that its latest doorbell is all there is to know. Pages that are given out later are polled. The server
+//! takes a doorbell that is not zero and writes zero in its place. The doorbell says that a driver rang this page, and
+//! which completion queue the driver armed. The work itself stands in the doorbell records, so that two doorbells in
+//! one place lose nothing.
 //!
-//! A program has some pages, and most programs are idle. So pages that were rung lately are looked at each time, and of
-//! the others some in turn; all are before the server sleeps.
+//! A program has some pages, and most programs are idle. So each look polls the pages that were rung lately and some of
+//! the others in turn. The server polls all pages before it sleeps.
 //!
 //! Invariants of the unsafe code:
 //!
 //! 1. `base` is a mapping of `BAR_BYTES` bytes, shared, readable and writable, from `new` to `drop`.
-//! 2. Its file is as long, and sealed against being cut before anybody else has it, so no access ends in a signal.
-//! 3. The mapping is reached through atomics only, whatever clients do to it meanwhile.
+//! 2. Its file is as long, and is sealed against truncation before any client gets it, so no access ends in a signal.
+//! 3. The mapping is accessed through atomics only, because clients may write to it at any time.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

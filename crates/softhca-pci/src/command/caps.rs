@@ -1,8 +1,8 @@
 //! Capabilities: those that the function offers, and those that its driver enables.
 //!
-//! Offered is what drivers need and the model does; what it does not do is not offered, so that no driver asks for it.
-//! Work requests that change the pages of keys are among that (`UMR_MODIFY_ENTITY_SIZE_DISABLED`): keys are made by
-//! commands.
+//! The function offers the features that drivers need and the model implements, and no others, so that no driver asks
+//! for a missing one. Work requests that change the pages of keys are not offered (`UMR_MODIFY_ENTITY_SIZE_DISABLED`):
+//! commands create keys.
 
 use hca_prm::caps::{AtomicCaps, EthOffloadCap, FlowTableNicCap, FlowTableProp, HcaCap, PortType, RoceCap};
 use hca_prm::command::hca::{HcaCapType, QueryHcaCapIn, QueryHcaCapOut, SetHcaCapIn};

@@ -1,12 +1,12 @@
 //! Commands: slots and mailboxes in the client's memory, and the dispatch to methods.
 //!
-//! A write of the command doorbell names slots; each is read once, done at once, and handed back, with an event where
-//! an event queue asks for those of commands. A slot or mailbox that is not what it should be is answered by a delivery
-//! status, a command that can't be done by a status in its output. Memory that can't be reached is answered by nothing:
-//! there is no place for it, and the driver's own limit of time ends its waiting.
+//! A write of the command doorbell names slots. The function reads each slot once, runs its command at once, and hands
+//! the slot back, with an event if an event queue subscribes to command completions. A malformed slot or mailbox gets a
+//! delivery status; a command that fails gets a status in its output. A slot in memory that the function can't reach
+//! gets no answer, because there is no place to write one; the driver's own timeout ends its waiting.
 //!
-//! A method of a command takes the whole input and the [`Output`], zeroed and as long as the driver has room for. It
-//! puts its layout there, and what follows that; status and syndrome are put there for it.
+//! A method of a command takes the whole input and the [`Output`], zeroed and as long as the driver has room for. The
+//! method writes the output's layout and the data behind the layout; the dispatcher writes status and syndrome.
 
 pub(crate) mod caps;
 mod hca;

@@ -1,13 +1,14 @@
 //! Pages that the driver lends to the adapter. The model stores nothing in them; it only counts them, since drivers do.
 //!
-//! An adapter keeps in them what it has to know of objects, so its need grows with these, and goes when they go. While
-//! it runs it asks by events. A command that makes an object for which there is no room waits until the driver has
-//! answered, and fails if there are no pages; others, among them those that bring pages, are done meanwhile. A driver
-//! that hears no such events is not asked.
+//! An adapter keeps the contexts of its objects in these pages, so its need grows and shrinks with the number of
+//! objects. While the adapter runs it asks for pages by events. A command that creates an object without room for its
+//! context waits until the driver has answered, and fails if the driver has no pages. Other commands run meanwhile,
+//! among them those that bring pages. A driver that does not subscribe to such events is never asked.
 //!
-//! A function without pages to spare ([`FunctionOptions::no_spare_pages`](crate::FunctionOptions::no_spare_pages)) keeps
-//! one page for each thing that a command has made, and gives it back when the thing goes. It refuses to make anything
-//! for a driver that hears no such events, but what a driver needs to hear them: event queues and doorbell pages.
+//! A function without pages to spare ([`FunctionOptions::no_spare_pages`](crate::FunctionOptions::no_spare_pages))
+//! keeps one page for each object, and gives the page back when the object is destroyed. For a driver that does not
+//! subscribe to such events the function creates only the objects that a subscription needs: event queues and doorbell
+//! pages.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What drivers were seen to ask, row by row, and what is refused.
+//! Commands that real drivers give, row by row, and commands that the function refuses.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,4 @@
-//! What is announced holds.
+//! Announced capabilities, each against the function's behaviour.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,5 @@
-//! A driver that writes anything anywhere: the function answers or is silent, and the next driver finds it as new.
+//! A driver that writes anything anywhere: the function answers or is silent, and the next driver finds a function
+//! without a trace of this one.
 
 use hca_prm::{CMD_TYPE, CmdIfBox, CmdQueueEntry, Opcode};
 use proptest::prelude::*;

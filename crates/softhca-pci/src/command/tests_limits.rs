@@ -1,4 +1,4 @@
-//! There is as much of everything as is announced.
+//! Announced limits: a driver can create as many objects of each kind as the function announces.
 
 use hca_prm::caps::HcaCap;
 use hca_prm::command::cq::*;

@@ -1,4 +1,4 @@
-//! What a script has a function do otherwise.
+//! Deviations of a function that a script causes.
 
 use std::sync::{Arc, Mutex};
 

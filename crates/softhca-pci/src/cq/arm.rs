@@ -1,19 +1,21 @@
 //! The conditions under which a completion queue posts an event.
 //!
-//! A driver arms a queue with a word of three parts: how many completions it had taken, for which kind of completion it
-//! waits, and two bits that count its events. The word stands in the doorbell record, and is written to the doorbell
-//! page behind that. An event is due as soon as there is a completion of that kind that the driver had not taken and no
-//! event has told of: at once if it is there already, which closes the race between the driver's last look and its
-//! arming. An event disarms; the next one takes a new word. What an event has told of makes no other one, also where
-//! the driver arms before it looks: perftest does so, and takes each event for a completion.
+//! A driver arms a queue with a word of three parts: the number of completions that the driver has taken, the kind of
+//! completion that the driver waits for, and a counter of its events in two bits. The driver writes the word to the
+//! doorbell record, and then to the doorbell page. An event is due as soon as there is a completion of that kind that
+//! the driver had not taken and that no event has reported. If such a completion exists already, the event is due at
+//! once, which closes the race between the driver's last look and its arming. An event disarms the queue; the next
+//! event takes a new word. A completion that an event has reported causes no second event, even if the driver arms
+//! before it polls: perftest does so, and takes each event for a completion.
 //!
 //! A doorbell names its queue, whose word counts as a request then. Doorbells of several queues fall onto one place of
-//! a page, so one may be lost. So when a queue of a page is armed, the words of all queues of that page are looked
-//! at, and one that has changed counts as a request. The two bits see to it that a request after an event is another
-//! word, unless four events were taken and no completion was. Drivers begin with a word of 0 in the record, and may arm
-//! by that very word; so a new queue's record is given a word that no driver writes ([`UNARMED`]), and what stands
-//! there later is his. Of two words that a driver writes between two looks the second alone is seen, as it has taken the
-//! place of the first: whoever asks for any completion and then at once for a solicited one may hear of that alone.
+//! a page, so one may be lost. So when a queue of a page is armed, the function compares the words of all queues of
+//! that page, and a changed word counts as a request. The counter in two bits makes the word of a request after an
+//! event differ from the word before, unless the driver has taken four events and no completion. Drivers begin with a
+//! word of 0 in the record, and may arm by that very word; so the function writes a word that no driver writes
+//! ([`UNARMED`]) into a new queue's record, and any later word is the driver's. Of two words that a driver writes
+//! between two looks the function sees only the second: a driver that asks for any completion and then at once for a
+//! solicited one may get an event for the solicited one only.
 
 /// Counters of completions have 24 bits.
 const MASK: u32 = 0xff_ffff;

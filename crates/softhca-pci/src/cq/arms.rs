@@ -1,7 +1,7 @@
-//! Which completion queues may have been armed by a doorbell that another one has hidden.
+//! Completion queues that a driver may have armed by a doorbell that another doorbell has overwritten.
 //!
-//! All completion queues of a page are armed by doorbells in one place. So behind each of these, which names one of them,
-//! all of the page are suspects, and looked at some at a time.
+//! All completion queues of a page are armed by doorbells in one place, and each doorbell names one queue. So behind
+//! each doorbell all queues of the page are suspects; each look examines some of them.
 
 use crate::objects::Numbered;
 

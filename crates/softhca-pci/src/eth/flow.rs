@@ -1,8 +1,9 @@
-//! Flow tables, which steer received frames. Those of what the interface receives are looked at; others are kept.
+//! Flow tables, which steer received frames. Only tables for reception take effect; the function keeps other tables
+//! without applying them.
 //!
 //! A table's flows stand in groups, each a range of indices whose flows look at the same bits of the headers. Of the
-//! flows that a frame fits, that with the lowest index counts. As all flows of a group have one mask, a group is a map
-//! by what is left of the headers under it, and a frame costs a look for each group, however many flows there are.
+//! flows that match a frame, the flow with the lowest index counts. All flows of a group have one mask, so a group is a
+//! map by the masked headers: a frame costs one lookup for each group, however many flows there are.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

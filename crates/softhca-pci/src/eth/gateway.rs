@@ -1,11 +1,12 @@
 //! Proxy answers for peers beyond the server's functions: where the adapter's network leads out of this process,
-//! functions reach peers that no function of the server is, and the adapter finds these by itself, by their address.
-//! Their drivers ask for an Ethernet address nevertheless, by ARP or neighbour solicitations, and here they are given
-//! one, which leads nowhere: RDMA does not need it, and other frames to it are lost.
+//! functions reach peers outside of the server, and the adapter finds those peers by their IP addresses. The functions'
+//! drivers still ask for an Ethernet address, by ARP or neighbour solicitations. The gateway answers with an Ethernet
+//! address that leads nowhere: RDMA does not need it, and other frames to it are lost.
 //!
-//! It answers for what could be a peer only: for unicast addresses of the kind that the adapter's own address is of,
-//! that no function has, and that are neither the adapter's own nor the asker's. Who asks whether an address is free
-//! (an ARP probe, a solicitation from nowhere) or tells that it has one is not answered.
+//! The gateway answers for possible peers only: for unicast addresses of the same IP version and scope as the
+//! adapter's, which no function has, and which are neither the adapter's own nor the asker's. The gateway does not
+//! answer an ARP probe or a solicitation from the unspecified address, which ask whether an address is free, nor an
+//! announcement of an address.
 
 use std::net::{IpAddr, Ipv4Addr};
 

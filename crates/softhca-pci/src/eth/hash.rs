@@ -1,4 +1,4 @@
-//! Which of several queues a frame goes to.
+//! The hash that chooses one of several receive queues for a frame.
 
 use hca_prm::command::ethernet::{RxHashFieldSelect, Tirc};
 

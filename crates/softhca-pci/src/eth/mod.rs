@@ -6,8 +6,8 @@
 //!  rq      inbox ─► flow: tables from the first one on ─► interface ─► hash ─► receive queue ─► scattered by keys
 //! ```
 //!
-//! A function takes frames from its send queues when it looks at doorbells, and what has come for it when it carries
-//! out requests. RDMA does not come through here: the adapter carries it by itself.
+//! A function takes frames from its send queues when it polls doorbells, and received frames when it carries out
+//! requests. RDMA packets do not pass through this module: the adapter carries them.
 
 pub(crate) mod flow;
 pub(crate) mod frame;

@@ -1,4 +1,4 @@
-//! What data segments of Ethernet queues name: client memory, by keys.
+//! Client memory that data segments of Ethernet queues name by keys.
 
 use hca_core::PdHandle;
 use hca_prm::{CqeSyndrome, DataSeg};

@@ -1,8 +1,8 @@
-//! Ethernet receive queues: frames that have come go through the tables of flows to interfaces, and from there to
-//! queues, whose requests they fill.
+//! Ethernet receive queues: received frames pass through the flow tables to interfaces, and from there to queues, where
+//! each frame fills a request.
 //!
-//! A frame that finds no request is lost and counted. One that is longer than its request's room, or whose room can't
-//! be reached, ends that request with an error, and the queue is in error.
+//! A frame without a request is dropped and counted. A frame that is longer than its request's memory, or whose memory
+//! can't be reached, ends the request with an error and puts the queue into the error state.
 
 use hca_core::PdHandle;
 use hca_prm::command::ethernet::{CreateRqIn, CreateRqOut, ModifyRqIn, QueryRqOut};

@@ -1,7 +1,8 @@
-//! Ethernet send queues: requests are read once, their frames put together in memory of ours, and given to the switch.
+//! Ethernet send queues: each request is read once, and its frame is assembled in the server's memory and given to the
+//! switch.
 //!
-//! What is not understood, or names what the queue may not reach, is reported as hardware does: by a completion with an
-//! error, and the queue is in error. Those behind it are flushed where the driver asked for that.
+//! A malformed request, or one that names memory that the queue may not reach, completes with an error and puts the
+//! queue into the error state, as hardware does. The requests behind it are flushed if the driver asked for that.
 
 use core::time::Duration;
 

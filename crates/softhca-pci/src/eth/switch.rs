@@ -1,10 +1,11 @@
 //! The switch between the Ethernet ports of a server's functions.
 //!
-//! Each function that is started has a port with the address that it has by itself, and with those that its driver asks
-//! for; of two that ask for one address, who came first has it, and an address that a function, or the gateway, has by
-//! itself is its own in any case. What is for one goes to who has its address, what is for several to all; what a port sends
-//! comes back to it only where its driver has asked for that. What comes to a port waits there until its function looks, within limits, beyond which it
-//! is lost: to others, a client can do no more than that.
+//! Each started function has a port with the function's own address and with the addresses that its driver asks for. If
+//! two functions ask for one address, the first to ask has it; an own address of a function or of the gateway always
+//! stays its owner's. The switch sends a unicast frame to the port that has the address, and a multicast frame to all
+//! ports; a port gets its own frames back only if its driver has asked for that. Received frames wait at a port until
+//! its function looks. The wait queue has limits, and frames beyond them are dropped: a client can do no more harm to
+//! others than that.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What an operator has fixed of a function holds, whatever drivers ask for.
+//! Settings that an operator has fixed: no request of a driver changes them.
 
 use hca_core::Gid;
 use hca_prm::CmdStatus;

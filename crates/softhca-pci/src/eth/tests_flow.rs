@@ -1,4 +1,4 @@
-//! Which frames go where: tables, groups, flows.
+//! The destinations of received frames: flow tables, groups, flows.
 
 use hca_prm::command::ethernet::{
     DeleteFteIn, DestinationType, DestroyFlowGroupIn, DestroyFlowTableIn, DestroyTirIn, FlowTableContext,

@@ -1,4 +1,4 @@
-//! Who hears which frames: ports, links, addresses, groups, the gateway.
+//! The receivers of each frame: ports, links, addresses, groups, the gateway.
 
 use hca_prm::CmdStatus;
 use hca_prm::command::ethernet::{DestinationType, FteMatchSetLyr24, ModifyTirIn, Tirc};

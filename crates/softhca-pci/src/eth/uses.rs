@@ -1,4 +1,4 @@
-//! Which objects there are, and which are named by others: those stay.
+//! The use counts of objects: an object that another object names can't be destroyed.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,5 +1,5 @@
 //! The memory of the client that a fuzzer plays: banks of one file, each mapped for the function or not, with a secret
-//! in all that is not.
+//! in every bank that is not mapped.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -1,5 +1,5 @@
-//! The client that a fuzzer plays: it gives commands, makes objects and uses them as a driver does, but for what the
-//! input says.
+//! The client that a fuzzer plays: it gives commands, creates objects and uses them as a driver does, except for the
+//! deviations that the input chooses.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,4 @@
-//! Those that keep the rules, beside a client that does not; and how much room the adapter has.
+//! Two clients that keep the rules, beside a client that does not; and a measure of the adapter's free room.
 #![allow(unsafe_code)] // the contract of `reg_mr`
 
 use hca_core::{Access, AddressVector, AsyncEvent, Device, MrInit, QpCap, QpInit, QpType, SrqInit};

@@ -1,15 +1,14 @@
-//! What the fuzz target `served_function` does with its input: a client that writes anything anywhere, to a function
-//! beside two others, whose clients keep the rules and talk to each other. The corpus runs through it in `cargo test`
-//! too.
+//! The fuzz target `served_function`: its input drives a client that writes anything anywhere, to a function beside two
+//! others, whose clients keep the rules and talk to each other. The corpus runs through it in `cargo test` too.
 //!
-//! The first byte of an input chooses the port, and whether the function is booted. Then come records: a byte that says
-//! what is done, and what that needs. Time is virtual. Most records make or use objects as drivers do, but for a few
-//! bytes that the input chooses; so a short input comes far.
+//! The first byte of an input chooses the port, and whether the function is booted. Then come records: a byte that
+//! names an operation, and the operation's arguments. Time is virtual. Most records create or use objects as drivers
+//! do, except for a few bytes that the input chooses; so a short input reaches deep states.
 //!
-//! Whatever comes, nothing panics and every turn ends; memory that is not mapped, or not for writing, is as it was, and
-//! what stands there comes nowhere else (all of it is secrets); the other two send and receive as if nothing was; after
-//! a reset, and when the client has gone, the adapter has as much room as before, and the next driver finds the
-//! function as new.
+//! For every input: nothing panics, and every turn ends. Memory that is not mapped, or not mapped for writing, stays
+//! unchanged, and its contents (all of it secrets) appear nowhere else. The other two clients send and receive
+//! undisturbed. After a reset, and when the client has gone, the adapter has as much room as before, and the next
+//! driver finds a function without a trace of this client.
 
 mod banks;
 mod driver;
@@ -50,7 +49,7 @@ const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 /// Of all kinds few, so that an input reaches the limits.
 const LIMITS: Limits = Limits { qps: 14, cqs: 8, srqs: 6, mrs: 20, pds: 12, ahs: 12 };
 
-/// Runs one input. Panics on whatever must not happen.
+/// Runs one input, and panics if one of the module's promises does not hold.
 #[cfg_attr(not(fuzzing), expect(unreachable_pub, reason = "the fuzz target's"))]
 pub fn served_function(data: &[u8]) {
     run(data).end();

@@ -1,4 +1,4 @@
-//! What clients map, and how it is reached.
+//! Mappings of client memory, and accesses to them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

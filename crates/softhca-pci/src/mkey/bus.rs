@@ -1,10 +1,11 @@
-//! Keys of the bus's own addresses (access mode PA): a queue pair names by them whatever its client has mapped, at the
-//! addresses at which it is mapped. Drivers in kernels have one a protection domain. Peers can do nothing by them,
-//! whatever rights they were made with.
+//! Keys of the bus's own addresses (access mode PA): a queue pair names any mapped client memory by such a key, at the
+//! bus address of the mapping. Drivers in kernels have one such key for each protection domain. The keys give peers no
+//! access, whatever rights they were created with.
 //!
-//! The adapter knows regions and no bus. So a range that the client has mapped is a region of it from when a request
-//! first names a place there by such a key, for each protection domain; the keys of the regions that hold the place are
-//! put into the request. What lies in no range stays as it is named, by a key that allows nothing.
+//! The adapter knows memory regions, and no bus. So when a request first names a place in a mapped range by such a key,
+//! the function registers the range as a region of the adapter, once for each protection domain, and replaces the key
+//! in the request by the keys of the regions that hold the place. A place outside of all ranges keeps the key that it
+//! was named by, which allows no access.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! Memory keys.
 //!
-//! A key that translates by a list of pages is a region of the adapter's, over a window that shows these pages side by
-//! side: of one piece, or of as many as they lie in. The index is the adapter's, the lowest byte the driver's. Keys of
-//! all of the bus's own addresses have an index that allows nothing, and regions behind it, see [`bus`]; of a part of
-//! them there are none, and such a key allows nothing. Keys that translate by other keys are not there, and requests
-//! change the rights and the domain of a key alone; capabilities say so.
+//! A key that translates by a list of pages is a memory region of the adapter, over a window that shows these pages
+//! side by side, whether they lie in one piece or in many. The adapter chooses the key's index, the driver its lowest
+//! byte. A key of all bus addresses has an index that allows no access, and regions behind it, see [`bus`]; a key of a
+//! part of the bus addresses allows no access. Keys that translate by other keys are not supported, and work requests
+//! change only the rights and the protection domain of a key; the capabilities say so.
 
 pub(crate) mod bus;
 #[cfg(test)]

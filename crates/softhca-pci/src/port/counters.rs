@@ -1,7 +1,8 @@
 //! Counters of queue pairs, by the set that each of them names.
 //!
-//! What the adapter counts for each queue pair is fetched when somebody asks; what completes in error is counted as it
-//! is shown. Answers that skipped one are not told of by the adapter, and stay 0.
+//! The adapter's counters of a queue pair are fetched when the driver queries a set; a completion with an error is
+//! counted when it is written to the client's queue. The adapter does not report responses that skip a PSN, so that
+//! counter stays 0.
 
 use std::collections::BTreeMap;
 

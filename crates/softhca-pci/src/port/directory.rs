@@ -1,9 +1,10 @@
 //! The translation between the functions' addresses and the adapter's own.
 //!
-//! All functions of a server share one adapter, which has one address. To their drivers each has its own: GIDs that
-//! the driver chose, or that an InfiniBand port has by itself, and a LID. The directory knows whose they are, so that
-//! one function reaches another by them: on the way out they become the adapter's own GID, on the way in what the
-//! sender is known by. An address that nobody here has goes to the network as it is.
+//! All functions of a server share one adapter, which has one address. To its driver each function has its own
+//! addresses: GIDs that the driver chose or that an InfiniBand port generates, and a LID. The directory knows the
+//! function of each address, so that one function reaches another by it: an outgoing packet gets the adapter's own GID
+//! in its place, and an incoming packet gets the address of the sending function. An address that no function here has
+//! goes to the network unchanged.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;

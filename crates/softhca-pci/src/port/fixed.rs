@@ -1,4 +1,4 @@
-//! What an operator has fixed of functions, whatever their drivers ask for.
+//! Settings of functions that an operator has fixed, and that their drivers can't change.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
@@ -24,16 +24,16 @@ pub struct Fixed {
     pub rate: Option<Rate>,
 }
 
-/// The reason why something can't be fixed of a function.
+/// The reason why a setting of a function can't be fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FixedError {
-    /// An InfiniBand port has its addresses by itself.
+    /// An InfiniBand port generates its addresses.
     #[error(
         "an InfiniBand port generates its addresses: leave Ethernet and IP addresses out, or serve Ethernet ports"
     )]
     InfiniBand,
-    /// The Ethernet address is none of a station.
+    /// The Ethernet address is not the address of one station.
     #[error(
         "the Ethernet address {} is a group address or zero: name one whose first byte is even, as 02:00:00:00:00:01",
         shown(.0)
@@ -42,7 +42,7 @@ pub enum FixedError {
     /// Another function has the Ethernet address.
     #[error("another function, or the gateway, has the Ethernet address {}: give each function a different one", shown(.0))]
     MacTaken([u8; 6]),
-    /// The IP address is none of a host.
+    /// The IP address is not the address of one host.
     #[error(
         "the IP address {0} is a group, unspecified, loopback or broadcast address: name one that only the function has"
     )]

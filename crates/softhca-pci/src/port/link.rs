@@ -1,8 +1,9 @@
 //! The link of a port: whether it is up, and how long its frames may be, by the registers PAOS and PMTU.
 //!
-//! It is the adapter's, and not its driver's: on Ethernet it stays as it was set when a driver leaves, as with an
-//! adapter in silicon, and drivers raise it. On InfiniBand that is the subnet manager's affair, so whoever comes next
-//! finds it up. A function whose link is down hears no other function of the server, and none hears it.
+//! The link state belongs to the adapter, and not to its driver. On Ethernet the state survives the driver that set it,
+//! as with an adapter in silicon, and drivers raise the link. On InfiniBand the subnet manager sets the state, so the
+//! next driver finds the link up. A function whose link is down exchanges no packets with other functions of the
+//! server.
 
 use hca_core::{Device, Mtu};
 use hca_prm::register::{Paos, Pmtu, PortAdmin, PortOper};

@@ -1,7 +1,7 @@
 //! The port: its state, addresses, counters and registers, for InfiniBand and for Ethernet.
 //!
-//! What stands here are tables that drivers read and write; the addresses among them go to the directory, so that
-//! other functions are reached by them.
+//! The port holds tables that drivers read and write. The addresses in these tables also go to the directory, so that
+//! other functions can be reached by them.
 
 pub(crate) mod counters;
 pub(crate) mod directory;

@@ -26,7 +26,7 @@ pub struct Rate(NonZeroU64);
 pub struct NoRate;
 
 impl Rate {
-    /// So many bits a second.
+    /// A rate of `bits` bits a second.
     ///
     /// # Errors
     /// They are less than 1 Mbit/s, or more than 1 Pbit/s.

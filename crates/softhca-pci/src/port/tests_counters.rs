@@ -1,4 +1,4 @@
-//! What sets of counters tell of their queue pairs.
+//! Sets of counters, and the traffic of their queue pairs.
 
 use hca_prm::command::counter::QueryQCounterOut as Set;
 use hca_prm::{Ads, Field, Opcode, Qpc, RaddrSeg, ServiceType, WqeOpcode, optpar};

@@ -1,4 +1,4 @@
-//! A function sends at the rate that was fixed of it, RDMA and frames together, and nothing else waits for that.
+//! Fixed send rates: a function sends RDMA and frames together at its rate, and no other traffic waits for the limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

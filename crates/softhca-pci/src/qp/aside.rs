@@ -1,8 +1,8 @@
 //! Requests with inline bytes beside pointers, or in several pieces.
 //!
-//! A request of the adapter's has its bytes in one piece, or places in registered memory. So bytes of other requests
-//! are set aside in memory of the queue pair's own, which is registered for it, and the request names them there. A
-//! request's bytes lie side by side; they are given back as requests end, in order.
+//! A request to the adapter has inline bytes in one piece, or names registered memory. So the inline bytes of other
+//! requests are copied to registered memory of the queue pair, and the request to the adapter names them there. The
+//! bytes of one request lie side by side; their room is freed as requests end, in order.
 
 use core::cell::Cell;
 use core::ptr::NonNull;

@@ -1,13 +1,13 @@
 //! The global header in front of a datagram.
 //!
 //! The adapter puts the header there that the datagram had on its network, with the adapter's own address if a function
-//! here has sent it. Functions know each other by addresses of their own, so the header is written anew with these: a
-//! driver that answers whoever has sent the datagram takes the address from there.
+//! here has sent it. Functions know each other by addresses of their own, so the function rewrites the header with
+//! these: a driver that answers the sender of a datagram takes the address from the header.
 //!
 //! Between InfiniBand ports a datagram has a header only if its sender's address says so, and on Ethernet a sender may
-//! have several addresses. On its way a datagram has a header all the same, with the adapter's address. What its sender
-//! has asked for is known by the number in the place of its hop limit, see [`Directory::mark`]: no packet that stays
-//! within the adapter makes a hop.
+//! have several addresses. On its way a datagram has a header all the same, with the adapter's address. The number in
+//! place of the hop limit tells whether the sender asked for a header, and with which fields, see [`Directory::mark`];
+//! the field is free for that because a packet within the adapter makes no hop.
 //!
 //! [`Directory::mark`]: crate::port::directory::Directory::mark
 

@@ -1,10 +1,10 @@
-//! Queue pairs.
+//! Queue pairs of a function's driver.
 //!
-//! Those of reliable and unreliable connections and of datagrams have one of the adapter's behind them, whose number is
-//! theirs, and whose state is theirs but for the send queue's own error. Those of management, and the one by which
-//! Linux changes memory keys, are accepted as inert: they have a number, states, and queues. Management datagrams leave,
-//! and nobody answers; rights and protection domains of keys are changed; all else that is asked of them ends in error. Queue pairs of other services are refused,
-//! those of extended connections among them.
+//! A queue pair of the RC, UC or UD service has a counterpart at the adapter, with the same number and, except for the
+//! send queue error state, the same state. Management queue pairs, and the queue pair by which Linux changes memory
+//! keys, have no counterpart: they have a number, states, and queues. They accept management datagrams, which get no
+//! answer, and changes of the rights and protection domains of keys; every other request ends in error. Queue pairs of
+//! other services, extended reliable connections (XRC) among them, are refused.
 
 mod aside;
 pub(crate) mod grh;

@@ -1,4 +1,4 @@
-//! Receive requests.
+//! Receive requests: reading them from the client's queues.
 #![allow(unsafe_code)] // `RecvPort::post`, with its argument
 
 use std::collections::VecDeque;

@@ -1,8 +1,8 @@
-//! Requests of send queues.
+//! Send requests: reading them from the client's queues, and posting them to the adapter.
 //!
-//! A request is read once into memory of ours, and understood there. What is not understood, or what the adapter
-//! refuses, is an operation error of its queue pair: it is reported when all requests before it have ended, and
-//! those behind it are flushed.
+//! The function copies each request once into its own memory, and parses the copy. A malformed request, or one that the
+//! adapter refuses, is an operation error of its queue pair: its completion comes when all requests before it have
+//! ended, and the requests behind it are flushed.
 #![allow(unsafe_code)] // `SendPort::post`, with its argument
 
 use hca_core::{

@@ -1,4 +1,4 @@
-//! What datagrams tell of their senders, and how long they may be.
+//! Datagrams: the sender's address in a completion, and the limits of length.
 
 use std::net::IpAddr;
 

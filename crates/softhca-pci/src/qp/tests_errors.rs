@@ -1,4 +1,4 @@
-//! What ends in error, and what that takes with it.
+//! Requests that end in error, and the requests that an error flushes.
 
 use std::os::unix::fs::FileExt;
 

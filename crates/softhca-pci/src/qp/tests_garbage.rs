@@ -1,4 +1,4 @@
-//! Clients that write what no driver does.
+//! Clients that write contents that no driver writes.
 
 use hca_prm::{Opcode, ServiceType, WqeOpcode};
 use proptest::prelude::*;

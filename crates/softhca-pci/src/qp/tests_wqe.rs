@@ -1,4 +1,4 @@
-//! Requests as any driver may write them, against a plain model of what their segments mean.
+//! Work requests of any legal form, against a plain model of their segments' meaning.
 
 use hca_prm::{Cqe64, CqeOpcode, DataSeg, ServiceType, WqeOpcode};
 use proptest::prelude::*;

@@ -1,8 +1,8 @@
 //! Shared receive queues: those of version 1 of the interface (receive memory pools), of version 0, and of extended
 //! reliable connections. The latter are accepted, and nothing is received into them, as there are no such connections.
 //!
-//! A shared receive queue is a list: each entry names the next one. It begins with entry 0, and the driver appends what
-//! it has taken back, so the adapter follows the list as far as the record counts.
+//! A shared receive queue is a list: each entry names the next one. The list begins with entry 0, and the driver
+//! appends entries that it has taken back, so the adapter follows the list as far as the doorbell record counts.
 
 #[cfg(test)]
 mod tests;
