@@ -1,4 +1,4 @@
-//! Where a PCI function is.
+//! The address of a PCI function, and its text.
 
 use core::fmt;
 use core::str::FromStr;

@@ -1,4 +1,4 @@
-//! Memory of the library's own that a device may reach: mapped once in large pieces, given out in small ones.
+//! Arenas: the library's own memory for DMA, mapped once in large chunks and given out in small pieces.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -11,7 +11,7 @@ use crate::function::PciFunction;
 use crate::iova::{Iova, Ranges};
 use crate::memory::{HUGE, Memory};
 
-/// Bytes of which pieces are multiples, and at multiples of which they begin.
+/// The unit of pieces in bytes: a piece's length and its address are multiples of this.
 pub const PIECE_BYTES: usize = 4096;
 /// The largest alignment of a piece.
 pub const MAX_PIECE_ALIGN: usize = HUGE;
@@ -19,15 +19,16 @@ pub const MAX_PIECE_ALIGN: usize = HUGE;
 /// A chunk that is longer than a usual one, and than this, is given back with its last piece.
 const KEPT_BYTES: usize = 64 << 20;
 
-/// How an arena gets its memory.
+/// The options of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaOptions {
-    /// Bytes that are had and mapped at a time; a piece that is longer is had by itself. Rounded up to whole pages.
+    /// The bytes of one chunk, which is allocated and mapped at a time; a longer piece gets a chunk of its own. Rounded
+    /// up to whole pages.
     pub chunk_bytes: usize,
     /// Whether to take huge pages of 2 MiB where the system has set some aside (`sysctl vm.nr_hugepages`). Chunks are
-    /// multiples of 2 MiB then. A vfio-user server must not take such pages, since their owner could end it by punching
-    /// holes, so over vfio-user they are ordinary ones, of which the system makes huge ones by itself where it does
-    /// that.
+    /// multiples of 2 MiB then. A vfio-user server must not map such pages, since their owner could crash the server by
+    /// punching holes. So over vfio-user the pages are ordinary ones, which the system may merge to transparent huge
+    /// pages.
     pub huge_pages: bool,
 }
 
@@ -39,9 +40,9 @@ impl Default for ArenaOptions {
 
 /// Memory for DMA of one function. Clones are the same arena.
 ///
-/// Mapping costs a system call or a message and some time for each page, so what was mapped stays mapped, unless it is
-/// a long piece by itself: [`trim`](Self::trim) gives back what is not used. An arena outlives no function: it keeps
-/// its own open.
+/// A mapping costs a system call or a message, and some time for each page. So a chunk stays mapped when its pieces are
+/// free, unless it was allocated for one long piece; [`trim`](Self::trim) gives back unused chunks. An arena keeps its
+/// function open.
 #[derive(Clone)]
 pub struct DmaArena(Arc<Inner>);
 
@@ -110,8 +111,8 @@ impl DmaArena {
     /// `align` here and for the device.
     ///
     /// # Errors
-    /// Nothing was asked for, `align` is no power of two up to [`MAX_PIECE_ALIGN`], or there is no memory, or none that
-    /// can be mapped.
+    /// Nothing was asked for, `align` is no power of two up to [`MAX_PIECE_ALIGN`], there is no memory, or the memory
+    /// can't be mapped.
     pub fn alloc(&self, bytes: usize, align: usize) -> Result<DmaBuf, DmaError> {
         let refused = || DmaError::Size { bytes, align, max_align: MAX_PIECE_ALIGN };
         let len = bytes.checked_next_multiple_of(PIECE_BYTES).filter(|l| *l > 0 && *l <= isize::MAX as usize);
@@ -148,10 +149,10 @@ impl DmaArena {
         DmaBuf { arena: self.0.clone(), chunk, at, len, leaked: false }
     }
 
-    /// Gives back memory of which nothing is given out. Returns how many bytes that was.
+    /// Gives back the chunks without pieces in use. Returns their bytes.
     ///
     /// # Errors
-    /// The device can't be kept from some of it any more. That stays until the function is closed.
+    /// A chunk could not be unmapped from the device. Its memory stays until the function is closed.
     pub fn trim(&self) -> Result<usize, DmaError> {
         // Who has just given back its last piece may still hold the chunk; new holders come under the lock only.
         let unused = |s: &mut Slot| s.free.all_free() && Arc::strong_count(&s.chunk) == 1;
@@ -168,11 +169,11 @@ impl DmaArena {
         outcome.map(|()| bytes)
     }
 
-    /// Bytes that are mapped.
+    /// The number of mapped bytes.
     pub fn mapped_bytes(&self) -> usize {
         self.0.chunks().iter().map(|s| s.chunk.memory.len()).sum()
     }
-    /// Whether all that is mapped is huge pages of the system's own.
+    /// Whether all mapped memory is huge pages that the system has set aside.
     pub fn is_huge(&self) -> bool {
         self.0.chunks().iter().all(|s| s.chunk.memory.is_huge())
     }
@@ -191,7 +192,8 @@ impl Slot {
 /// A piece of an arena's memory. Dropping it returns it to the arena: the device must have released it by then. If that
 /// is unknown, [`leak`](Self::leak) it.
 ///
-/// The device may write it at any time, so no slice of it is ever lent: bytes are copied in and out, words are atomics.
+/// The device may write it at any time, so a piece never gives out a slice: bytes are copied in and out, words are
+/// atomics.
 pub struct DmaBuf {
     arena: Arc<Inner>,
     chunk: Arc<Chunk>,
@@ -235,11 +237,11 @@ impl DmaBuf {
         let base = self.chunk.memory.base();
         NonNull::new(base.as_ptr().wrapping_add(self.at)).expect("within the mapping, which is not at 0")
     }
-    /// The length: whole pages.
+    /// The length in bytes: whole pages.
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Never: there is a page at least.
+    /// Whether the piece is empty: never, as it has one page at least.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -252,7 +254,7 @@ impl DmaBuf {
     /// The word of 4 bytes at a multiple of 4.
     ///
     /// # Panics
-    /// If it lies outside or is not aligned; so do all the others.
+    /// If the word lies outside of the piece or is not aligned. The other accessors panic likewise.
     #[inline]
     pub fn word32(&self, at: usize) -> &AtomicU32 {
         self.chunk.memory.word32(self.check(at, 4))
@@ -262,11 +264,11 @@ impl DmaBuf {
     pub fn word64(&self, at: usize) -> &AtomicU64 {
         self.chunk.memory.word64(self.check(at, 8))
     }
-    /// Copies bytes in; aligned words of 8 are seen whole by the device, in no order.
+    /// Copies bytes in. The device sees aligned words of 8 bytes whole, in no order.
     pub fn store(&self, at: usize, data: &[u8]) {
         self.chunk.memory.store(self.check(at, data.len()), data);
     }
-    /// Copies bytes out; aligned words of 8 are read whole, in no order.
+    /// Copies bytes out. Aligned words of 8 bytes are read whole, in no order.
     pub fn load(&self, at: usize, out: &mut [u8]) {
         self.chunk.memory.load(self.check(at, out.len()), out);
     }
@@ -274,7 +276,8 @@ impl DmaBuf {
     pub fn zero(&self, at: usize, len: usize) {
         self.chunk.memory.zero(self.check(at, len), len);
     }
-    /// Never reuses it: it stays until the arena is dropped, which unmaps it from the device first.
+    /// Leaks the piece: its memory is never reused, and stays until the arena is dropped, which unmaps the memory from
+    /// the device first.
     pub fn leak(mut self) {
         self.leaked = true;
     }

@@ -27,16 +27,16 @@ pub(crate) trait RegionFile: AsFd + Send + Sync {
 /// The access rights of a device to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaRights {
-    /// Read it.
+    /// The device may read the memory.
     pub read: bool,
-    /// Write it.
+    /// The device may write the memory.
     pub write: bool,
 }
 
 impl DmaRights {
-    /// Both.
+    /// Reading and writing.
     pub const ALL: Self = Self { read: true, write: true };
-    /// Reading alone.
+    /// Reading only.
     pub const READ: Self = Self { read: true, write: false };
 }
 

@@ -1,4 +1,4 @@
-//! BARs: registers, mapped or reached by calls.
+//! BARs: registers, mapped or accessed by calls.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::mapping::Mapping;
 use crate::mmio::Mmio;
 use crate::user::wire::{Area, RegionInfo};
 
-/// Memory of registers that a function has.
+/// A base address region (BAR): a function's memory of registers.
 ///
-/// Parts of it may be mapped ([`mappable`](Self::mappable), [`map`](Self::map)); all of it can be reached by calls,
-/// which are a system call each, or a message to a server. [`registers`](Self::registers) takes the quicker way that
-/// there is.
+/// Parts of it may be mapped ([`mappable`](Self::mappable), [`map`](Self::map)); all of it can be accessed by calls,
+/// each of which is a system call or a message to a server. [`registers`](Self::registers) chooses the quicker way of
+/// the two.
 #[derive(Clone)]
 pub struct Bar {
     function: PciFunction,
@@ -48,7 +48,7 @@ impl Bar {
     pub fn size(&self) -> u64 {
         self.info.size
     }
-    /// The parts that may be mapped: where each begins, and its length.
+    /// The parts that may be mapped, each with its offset and its length.
     pub fn mappable(&self) -> Vec<(u64, u64)> {
         match (&self.info.areas, self.info.mmap && self.file.is_some()) {
             (_, false) => Vec::new(),
@@ -57,10 +57,10 @@ impl Bar {
         }
     }
 
-    /// Maps a part of it. All of the part has to lie within one of the [`mappable`](Self::mappable) ones.
+    /// Maps a part of the BAR. The part has to lie within one of the [`mappable`](Self::mappable) parts.
     ///
     /// # Errors
-    /// It does not, or the system or the server refuses.
+    /// The part lies outside of the mappable parts, or the system or the server refuses.
     pub fn map(&self, offset: u64, len: usize) -> Result<Mmio, FunctionError> {
         let not_mappable = || FunctionError::NotMappable {
             name: self.function.name().to_owned(),
@@ -101,10 +101,10 @@ impl Bar {
         Ok(window)
     }
 
-    /// The way to a part of it: mapped where all of the part may be, else by calls.
+    /// Access to a part of the BAR: mapped if the whole part may be mapped, else by calls.
     ///
     /// # Errors
-    /// It does not lie within the BAR or does not begin at a multiple of 8, or can't be mapped though it may be.
+    /// The part does not lie within the BAR, does not begin at a multiple of 8, or is mappable and the mapping fails.
     pub fn registers(&self, offset: u64, len: usize) -> Result<Registers, FunctionError> {
         let size = self.info.size;
         let end =
@@ -161,7 +161,8 @@ impl Bar {
     /// Reads 4 bytes by a call, in the host's order.
     ///
     /// # Errors
-    /// They lie outside, are not aligned or not readable, or the function is gone. The other accessors fail likewise.
+    /// The bytes lie outside of the BAR, are not aligned or not readable, or the function is gone. The other accessors
+    /// fail likewise.
     pub fn read32(&self, offset: u64) -> Result<u32, FunctionError> {
         self.read(offset).map(u32::from_ne_bytes)
     }
@@ -189,7 +190,7 @@ impl Bar {
     /// Writes 4 bytes by a call, in the host's order.
     ///
     /// # Errors
-    /// As [`read32`](Self::read32), if they can't be written.
+    /// As [`read32`](Self::read32); the bytes can't be written.
     pub fn write32(&self, offset: u64, v: u32) -> Result<(), FunctionError> {
         self.write(offset, &v.to_ne_bytes())
     }
@@ -216,10 +217,10 @@ impl Bar {
     }
 }
 
-/// Some registers of a BAR, by the quickest way that there is. Offsets are from their begin.
+/// A part of a BAR, accessed by the quickest way that exists. Offsets count from the beginning of the part.
 ///
-/// It is for set-up, where one and the same driver meets functions whose registers are mapped and others whose are not.
-/// The data path takes an [`Mmio`].
+/// This type is for set-up code, so that one driver works with functions whose registers can be mapped and with
+/// functions whose registers can't. The data path uses an [`Mmio`].
 #[derive(Clone, Debug)]
 pub struct Registers {
     bar: Bar,
@@ -229,11 +230,11 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// The window on them, if they are mapped.
+    /// The window on the registers, if they are mapped.
     pub fn window(&self) -> Option<&Mmio> {
         self.window.as_ref()
     }
-    /// Where they begin in their BAR.
+    /// The offset of the registers in their BAR.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -250,7 +251,8 @@ impl Registers {
     /// Reads 4 bytes that are big-endian.
     ///
     /// # Errors
-    /// They lie outside or are not aligned, or the function is gone. The other accessors fail likewise.
+    /// The bytes lie outside of the registers or are not aligned, or the function is gone. The other accessors fail
+    /// likewise.
     pub fn read32_be(&self, at: u64) -> Result<u32, FunctionError> {
         let within = self.check(at, 4)?;
         match &self.window {

@@ -1,4 +1,4 @@
-//! The configuration space.
+//! The configuration space of a function, and its capabilities.
 
 use crate::error::{FunctionError, RegionName};
 use crate::function::PciFunction;
@@ -32,18 +32,19 @@ pub struct Capability {
     pub offset: u16,
 }
 
-/// Where the tables of MSI-X are. The kernel or the server minds them; a driver knows which registers they take.
+/// The places of the MSI-X tables. The kernel or the server maintains the tables; this tells a driver which registers
+/// they occupy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MsixCapability {
     /// Vectors of the table.
     pub vectors: u16,
-    /// The BAR in which the table is.
+    /// The index of the table's BAR.
     pub table_bar: u8,
-    /// Where in it.
+    /// The table's offset in its BAR.
     pub table_offset: u32,
-    /// The BAR in which the pending bits are.
+    /// The index of the pending bits' BAR.
     pub pending_bar: u8,
-    /// Where in it.
+    /// The offset of the pending bits in their BAR.
     pub pending_offset: u32,
 }
 
@@ -53,7 +54,7 @@ impl ConfigSpace {
         Ok(Self { function: function.clone(), region })
     }
 
-    /// Bytes of it: 256, or 4096 with PCI Express.
+    /// The length in bytes: 256, or 4096 with PCI Express.
     pub fn bytes(&self) -> u64 {
         self.region.size
     }
@@ -80,7 +81,8 @@ impl ConfigSpace {
     /// Reads a byte at an offset.
     ///
     /// # Errors
-    /// It lies outside, or the function is gone; so with all the others, which are aligned as well.
+    /// The offset lies outside, or the function is gone. The other accessors fail likewise, and if the offset is not
+    /// aligned.
     pub fn read8(&self, offset: u16) -> Result<u8, FunctionError> {
         self.read(offset).map(u8::from_le_bytes)
     }
@@ -140,11 +142,11 @@ impl ConfigSpace {
         let is = if on { was | bit } else { was & !bit };
         if was == is { Ok(()) } else { self.write16(COMMAND, is) }
     }
-    /// Switches memory space on or off, by which the function answers accesses to its BARs. It is on after opening.
+    /// Switches memory space on or off: while it is on, the function answers accesses to its BARs. Memory space is on
+    /// after opening.
     ///
     /// # Errors
-    /// It can't be switched off while register mappings exist, whose use would end the process; or the function is
-    /// gone.
+    /// Register mappings exist, whose use without memory space would end the process; or the function is gone.
     pub fn set_memory_space(&self, on: bool) -> Result<(), FunctionError> {
         let windows = std::sync::Arc::strong_count(&self.function.0.windows) - 1;
         if !on && windows > 0 {
@@ -152,15 +154,15 @@ impl ConfigSpace {
         }
         self.set_command(COMMAND_MEMORY, on)
     }
-    /// Switches bus mastering on or off, by which the function accesses memory and sends interrupts. It is off after
-    /// opening.
+    /// Switches bus mastering on or off: while it is on, the function may access memory and send interrupts. Bus
+    /// mastering is off after opening.
     ///
     /// # Errors
     /// The function is gone.
     pub fn set_bus_master(&self, on: bool) -> Result<(), FunctionError> {
         self.set_command(COMMAND_MASTER, on)
     }
-    /// Whether the function may access memory by itself.
+    /// Whether bus mastering is on: the function may access memory.
     ///
     /// # Errors
     /// The function is gone.
@@ -168,7 +170,7 @@ impl ConfigSpace {
         Ok(self.read16(COMMAND)? & COMMAND_MASTER != 0)
     }
 
-    /// The capabilities that it lists. A circular list ends at the repetition.
+    /// The function's list of capabilities. A circular list ends at the repetition.
     ///
     /// # Errors
     /// The function is gone.

@@ -1,6 +1,6 @@
 //! The memory that a function may access, and its device addresses.
 //!
-//! The library's memory is kept here as long as the device can access it, also if unmapping fails.
+//! This module keeps the library's memory as long as the device can access it, also if unmapping fails.
 
 use core::ptr::NonNull;
 use std::collections::BTreeMap;
@@ -11,8 +11,8 @@ use crate::error::DmaError;
 use crate::iova::{Iova, Ranges, usable};
 use crate::memory::{HUGE, Memory};
 
-/// Memory that a device may reach. Dropping it changes nothing:
-/// [`PciFunction::dma_unmap`](crate::PciFunction::dma_unmap) takes it back, and so does closing the function.
+/// A mapping of memory for a device. Dropping this value unmaps nothing:
+/// [`PciFunction::dma_unmap`](crate::PciFunction::dma_unmap) ends the mapping, and so does closing the function.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the memory stays within the device's reach until it is unmapped"]
 pub struct DmaMapping {

@@ -1,4 +1,4 @@
-//! Why a function can't be opened, reached or given memory.
+//! Errors: why a function can't be opened or accessed, or can't get memory.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ hca_core::debug_as_display!(OpenError, FunctionError, DmaError);
 #[derive(Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// What was given is no address of a PCI function.
+    /// The given text is not the address of a PCI function.
     #[error(
         "`{given}` is not a PCI address: write domain:bus:device.function, as in 0000:03:00.0 (`lspci -D` lists them)"
     )]
@@ -23,13 +23,13 @@ pub enum OpenError {
         /// The given value.
         given: String,
     },
-    /// There is no such function.
+    /// The machine has no function with this address.
     #[error("there is no PCI function {address} on this machine: `lspci -D` lists those that there are")]
     NoFunction {
-        /// The one that was given.
+        /// The given value.
         address: PciAddress,
     },
-    /// Nothing stands between the function and the machine's memory.
+    /// The function is in no IOMMU group, so nothing restricts its memory accesses.
     #[error(
         "the PCI function {address} is in no IOMMU group, so its memory accesses can't be confined: switch the IOMMU on \
          in the firmware (VT-d, AMD-Vi, SMMU), add intel_iommu=on or amd_iommu=on to the kernel's command line, and \
@@ -39,7 +39,7 @@ pub enum OpenError {
         /// The function.
         address: PciAddress,
     },
-    /// Another driver has the function, or none.
+    /// The function is bound to another driver than vfio-pci, or to none.
     #[error(
         "the PCI function {address} is bound to {}, not to vfio-pci: `modprobe vfio-pci; \
          echo vfio-pci > /sys/bus/pci/devices/{address}/driver_override; {}echo {address} > \
@@ -53,7 +53,7 @@ pub enum OpenError {
         /// The driver that has it.
         bound_to: Option<String>,
     },
-    /// A neighbour of the function, from which the IOMMU can't tell it, belongs to the kernel.
+    /// Another function of the same IOMMU group is bound to a driver of the kernel.
     #[error(
         "group {group}, in which the PCI function {address} is, can't be used as the kernel still drives {}: bind them \
          to vfio-pci, too (`echo vfio-pci > /sys/bus/pci/devices/{first}/driver_override; echo {first} > \
@@ -66,18 +66,18 @@ pub enum OpenError {
         address: PciAddress,
         /// The group.
         group: u32,
-        /// The other functions, and the driver that has each.
+        /// The other functions, each with its driver.
         others: Vec<(String, String)>,
     },
-    /// There is no node for the group or for vfio itself.
+    /// The device node of the group, or of vfio itself, does not exist.
     #[error("there is no {}: load the driver with `modprobe {module}`, as root", path.display())]
     NoNode {
         /// The device node.
         path: PathBuf,
-        /// The module that makes it.
+        /// The kernel module that creates the node.
         module: &'static str,
     },
-    /// This process may not open the node.
+    /// This process lacks the permission to open the node.
     #[error(
         "{} belongs to user {uid}, group {gid} (mode {mode:o}), so user {me} may not open it: `chown {me} {}` until it \
          is bound again, or for good the line `SUBSYSTEM==\"vfio\", OWNER=\"{me}\"` in /etc/udev/rules.d/70-vfio.rules",
@@ -87,13 +87,13 @@ pub enum OpenError {
     NoRights {
         /// The device node.
         path: PathBuf,
-        /// Whose it is.
+        /// The node's user id.
         uid: u32,
-        /// The group's number.
+        /// The node's group id.
         gid: u32,
         /// The permissions.
         mode: u32,
-        /// Who this process is.
+        /// The user id of this process.
         me: u32,
     },
     /// Another process has the function.
@@ -102,7 +102,7 @@ pub enum OpenError {
         /// The device node.
         path: PathBuf,
     },
-    /// Interrupts of the function could not be confined.
+    /// The machine can't isolate the function's interrupts.
     #[error(
         "the machine can't isolate the interrupts of the PCI function {address}: switch interrupt remapping on in the \
          firmware (x2APIC), or, where every user of such functions is trusted with the machine, reload the module \
@@ -113,7 +113,7 @@ pub enum OpenError {
         /// The function.
         address: PciAddress,
     },
-    /// The kernel's vfio is not as it is expected.
+    /// The kernel's vfio lacks a required part.
     #[error(
         "the kernel's vfio lacks {what}, which every kernel since 4.0 has: is it built in (CONFIG_VFIO_IOMMU_TYPE1)?"
     )]
@@ -121,16 +121,16 @@ pub enum OpenError {
         /// The missing part.
         what: &'static str,
     },
-    /// What was opened is something else.
+    /// The opened device is not a PCI function.
     #[error("{name} is a device, but not a PCI function")]
     NotPci {
-        /// The one that was given.
+        /// The given value.
         name: String,
     },
-    /// A socket or its server.
+    /// The socket or its server reported an error.
     #[error(transparent)]
     User(#[from] UserError),
-    /// The function itself does not answer as one.
+    /// The opened function reported an error.
     #[error(transparent)]
     Function(#[from] FunctionError),
     /// The operating system refused the call.
@@ -153,21 +153,21 @@ fn others_text(others: &[(String, String)]) -> String {
     others.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// The reason why something can't be done with a function that is open.
+/// The reason why an operation on an open function failed.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum FunctionError {
-    /// There is no such BAR, or it has no memory.
+    /// The function has no BAR with this index, or the BAR is not memory.
     #[error(
         "{name} has no BAR {index}: functions have BARs 0 to 5, and the upper half of a 64-bit one has no number"
     )]
     NoBar {
         /// The function.
         name: String,
-        /// Which BAR.
+        /// The BAR's index.
         index: u8,
     },
-    /// An access does not fit its region.
+    /// An access exceeds its region, or is not aligned.
     #[error(
         "no access to {bytes} bytes at {offset:#x} of {region} of {name}: it has {size:#x} bytes, and accesses must be aligned"
     )]
@@ -176,14 +176,14 @@ pub enum FunctionError {
         name: String,
         /// The region.
         region: RegionName,
-        /// Where.
+        /// The offset in the region.
         offset: u64,
-        /// The number.
+        /// The number of accessed bytes.
         bytes: u64,
         /// The region's length.
         size: u64,
     },
-    /// The region can't be written, or not be read.
+    /// The region can't be read, or can't be written.
     #[error("{region} of {name} can't be {what}")]
     Right {
         /// The function.
@@ -193,7 +193,7 @@ pub enum FunctionError {
         /// `read` or `written`.
         what: &'static str,
     },
-    /// This part of a BAR may not be mapped.
+    /// The part of a BAR may not be mapped.
     #[error(
         "bytes {offset:#x} to {:#x} of {region} of {name} can't be mapped: {}; use trapped accesses there",
         offset.saturating_add(*bytes),
@@ -204,11 +204,11 @@ pub enum FunctionError {
         name: String,
         /// The region.
         region: RegionName,
-        /// Where.
+        /// The offset in the region.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         bytes: u64,
-        /// What may be mapped: where each part begins, and its length.
+        /// The parts that may be mapped, each with its offset and its length.
         areas: Vec<(u64, u64)>,
     },
     /// The file behind a part of a BAR is shorter than its server says.
@@ -218,40 +218,40 @@ pub enum FunctionError {
         name: String,
         /// The region.
         region: RegionName,
-        /// Where the part ends.
+        /// The end of the part in the file.
         needs: u64,
-        /// Where the file ends.
+        /// The length of the file.
         has: u64,
     },
-    /// Registers are mapped, and would be gone.
+    /// Memory space can't be switched off, because register mappings exist.
     #[error(
         "memory space of {name} can't be switched off while {windows} register mappings exist: drop them"
     )]
     StillMapped {
         /// The function.
         name: String,
-        /// The number.
+        /// The number of register mappings.
         windows: usize,
     },
-    /// So many interrupts are not possible.
+    /// The function has fewer interrupt vectors than were asked for.
     #[error("{name} can't have {asked} MSI-X vectors: use 1 to {has}")]
     Vectors {
         /// The function.
         name: String,
         /// The requested value.
         asked: u32,
-        /// What there is.
+        /// The number of vectors that the function has.
         has: u32,
     },
-    /// They are set up already.
+    /// Interrupt vectors are set up already.
     #[error("MSI-X of {name} is set up already, with {vectors} vectors: disable it first")]
     VectorsInUse {
         /// The function.
         name: String,
-        /// The number.
+        /// The number of vectors that are set up.
         vectors: u32,
     },
-    /// The function can't be reset by itself.
+    /// The function has no reset that leaves other functions alone.
     #[error(
         "{name} can't be reset by itself: it has no function level reset, and shares its bus with others"
     )]
@@ -259,23 +259,23 @@ pub enum FunctionError {
         /// The function.
         name: String,
     },
-    /// It says something of itself that can't be.
+    /// The function's description contradicts itself.
     #[error("{name} describes {what} wrongly: {source}")]
     Description {
         /// The function.
         name: String,
-        /// What.
+        /// The contradictory part.
         what: &'static str,
         /// The reason.
         source: crate::user::wire::WireError,
     },
-    /// It was let go of.
+    /// The function was released by [`PciFunction::let_go`](crate::PciFunction::let_go).
     #[error("{name} was released: open it again, once it is bound to vfio-pci, or served, again")]
     LetGo {
         /// The function.
         name: String,
     },
-    /// The server of the function refused, or is gone.
+    /// The function's server refused, or is gone.
     #[error(transparent)]
     User(#[from] UserError),
     /// The operating system refused the call.
@@ -298,7 +298,7 @@ fn areas_text(areas: &[(u64, u64)]) -> String {
     format!("what may be is {}", areas.iter().map(one).collect::<Vec<_>>().join(", "))
 }
 
-/// A region, for people.
+/// A region of a function, as error messages name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegionName {
     /// The configuration space.
@@ -320,7 +320,7 @@ impl core::fmt::Display for RegionName {
 #[derive(Error)]
 #[non_exhaustive]
 pub enum DmaError {
-    /// Nothing was asked for, or more than there can be.
+    /// The length or the alignment is out of range.
     #[error(
         "a piece of {bytes} bytes, aligned to {align}: use at least 1 byte, and a power of two from 1 to {max_align}"
     )]
@@ -332,7 +332,7 @@ pub enum DmaError {
         /// The largest alignment.
         max_align: usize,
     },
-    /// A server can only reach memory that stands behind a descriptor.
+    /// The memory has no file descriptor, so the function's server can't map it.
     #[error(
         "the {bytes} bytes at {addr:#x} can't be given to {name}: its server maps memory by descriptors, and these have \
          none; take memory from a DmaArena"
@@ -340,12 +340,12 @@ pub enum DmaError {
     Foreign {
         /// The function.
         name: String,
-        /// Where the memory lies.
+        /// The memory's address.
         addr: usize,
-        /// How many bytes.
+        /// The number of bytes.
         bytes: usize,
     },
-    /// Addresses for the device are used up.
+    /// No device addresses are left.
     #[error(
         "no {bytes} bytes of device addresses are left for {name}: the IOMMU allows {allowed:#x} in all; unmap something"
     )]
@@ -354,10 +354,10 @@ pub enum DmaError {
         name: String,
         /// The requested value.
         bytes: u64,
-        /// What the IOMMU allows.
+        /// The number of bytes that the IOMMU allows.
         allowed: u64,
     },
-    /// There are too many mappings.
+    /// The function has as many mappings as are allowed.
     #[error("{name} has {limit} mappings for DMA, which is the limit: unmap something, or map larger pieces")]
     Mappings {
         /// The function.
@@ -365,7 +365,7 @@ pub enum DmaError {
         /// The limit.
         limit: u32,
     },
-    /// More memory would be locked than this process may lock.
+    /// The mapping would exceed the limit of memory that this process may lock.
     #[error(
         "{needed} bytes more can't be locked for {name}: {locked} of {limit} are; raise the limit for this shell \
          (`ulimit -l {}`, as root), for a user in /etc/security/limits.conf (`USER hard memlock unlimited`, and soft), \
@@ -375,34 +375,34 @@ pub enum DmaError {
     Memlock {
         /// The function.
         name: String,
-        /// What the mapping needs.
+        /// The bytes that the mapping needs.
         needed: u64,
-        /// What is locked already.
+        /// The bytes that are locked already.
         locked: u64,
         /// The limit.
         limit: u64,
     },
-    /// No memory.
+    /// The system has no memory of this size.
     #[error("{bytes} bytes of memory can't be had: {doing}: {source}{}", remedy(source))]
     Memory {
-        /// The number.
+        /// The requested number of bytes.
         bytes: usize,
         /// The operation.
         doing: &'static str,
         /// The reason.
         source: io::Error,
     },
-    /// There is no such mapping.
+    /// The function has no such mapping.
     #[error("{name} has no mapping of {bytes} bytes at device address {iova:#x}")]
     NotMapped {
         /// The function.
         name: String,
         /// The address.
         iova: u64,
-        /// How many bytes.
+        /// The number of bytes.
         bytes: u64,
     },
-    /// The server of the function refused, or is gone.
+    /// The function's server refused, or is gone.
     #[error(transparent)]
     User(#[from] UserError),
     /// The operating system refused the call.

@@ -1,4 +1,4 @@
-//! A PCI function, of the kernel or of a vfio-user server.
+//! An open PCI function, of the kernel or of a vfio-user server.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -26,16 +26,16 @@ use crate::{linux, user};
 pub struct Notices {
     /// The bus has reported a fatal error; results of the device's last operations are not reliable.
     pub error: Option<OwnedFd>,
-    /// The system wants the function back, for example to unbind it from vfio-pci: it waits, and repeats the request,
-    /// until the function is closed or [`PciFunction::let_go`] is called.
+    /// The system requests the function back, for example to unbind it from vfio-pci. The system waits, and repeats the
+    /// request, until the function is closed or [`PciFunction::let_go`] is called.
     pub request: Option<OwnedFd>,
 }
 
-/// A PCI function that this process drives. Clones are the same function; it is closed when the last one is gone, and
-/// with it all windows on registers, mappings and arenas.
+/// A PCI function that this process drives. Clones are the same function; the function is closed when the last clone is
+/// dropped, and with it all windows on registers, mappings and arenas.
 ///
-/// Bus mastering is off when a function is opened, so that nothing which its last user left reaches memory: a driver
-/// resets it, maps memory, and switches bus mastering on by [`ConfigSpace::set_bus_master`].
+/// Bus mastering is off when a function is opened, so that leftover operations of an earlier user reach no memory. A
+/// driver resets the function, maps memory, and switches bus mastering on by [`ConfigSpace::set_bus_master`].
 #[derive(Clone)]
 pub struct PciFunction(pub(crate) Arc<Inner>);
 
@@ -62,12 +62,12 @@ impl fmt::Debug for PciFunction {
 impl PciFunction {
     /// Opens a function of this machine that is bound to vfio-pci.
     ///
-    /// Where the kernel has iommufd and this process may open its nodes, it goes that way, else by the function's
-    /// group.
+    /// If the kernel has iommufd and this process may open its nodes, the function is opened through iommufd, else
+    /// through its IOMMU group.
     ///
     /// # Errors
-    /// Each reason that lies with the machine's set-up is an [`OpenError`] of its own, whose text names the command
-    /// that mends it.
+    /// Each fault of the machine's set-up is an [`OpenError`] of its own, whose text names the command that mends the
+    /// fault.
     pub fn open(address: PciAddress) -> Result<Self, OpenError> {
         let backend = linux::open(address)?;
         Self::start(backend)
@@ -76,7 +76,7 @@ impl PciFunction {
     /// Opens the function that a vfio-user server offers at a socket.
     ///
     /// # Errors
-    /// There is no socket, its server speaks something else or does not answer, or the device is no PCI function.
+    /// There is no socket, its server speaks another protocol or does not answer, or the device is not a PCI function.
     pub fn connect(socket: &Path, options: UserOptions) -> Result<Self, OpenError> {
         let backend = user::connect(socket, options)?;
         Self::start(Box::new(backend))
@@ -95,7 +95,7 @@ impl PciFunction {
         Ok(this)
     }
 
-    /// Its name, as it can be opened by: `vfio://0000:03:00.0` or `vfio-user:///run/a.sock`.
+    /// The function's name, by which it can be opened: `vfio://0000:03:00.0` or `vfio-user:///run/a.sock`.
     pub fn name(&self) -> &str {
         self.0.backend.name()
     }
@@ -103,15 +103,15 @@ impl PciFunction {
     /// The configuration space of the function.
     ///
     /// # Errors
-    /// It does not describe one.
+    /// The function describes no configuration space.
     pub fn config(&self) -> Result<ConfigSpace, FunctionError> {
         ConfigSpace::of(self)
     }
 
-    /// One of its BARs, 0 to 5.
+    /// The BAR of an index, 0 to 5.
     ///
     /// # Errors
-    /// There is none of this number, or it holds ports instead of memory.
+    /// The function has no BAR with this index, or the BAR holds I/O ports instead of memory.
     pub fn bar(&self, index: u8) -> Result<Bar, FunctionError> {
         Bar::of(self, index)
     }
@@ -121,19 +121,20 @@ impl PciFunction {
         self.0.msix.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// MSI-X vectors that it has.
+    /// The number of MSI-X vectors.
     ///
     /// # Errors
-    /// It does not say.
+    /// The function does not report the number.
     pub fn msix_vectors(&self) -> Result<u32, FunctionError> {
         self.0.backend.irqs(IRQ_MSIX)
     }
 
-    /// Has its first `vectors` MSI-X interrupts count up an eventfd each. They are non-blocking: reading one gives how
-    /// often its interrupt came since, or `EAGAIN`. Dropping one ends nothing.
+    /// Connects each of the first `vectors` MSI-X interrupts to an eventfd. The eventfds are non-blocking: a read
+    /// returns the number of interrupts since the last read, or fails with `EAGAIN`. Dropping an eventfd disables
+    /// nothing.
     ///
     /// # Errors
-    /// There are not as many, or some are set up already.
+    /// The function has fewer vectors, or some are set up already.
     pub fn enable_msix(&self, vectors: u32) -> Result<Vec<OwnedFd>, FunctionError> {
         let name = || self.name().to_owned();
         let mut set_up = self.msix();
@@ -176,12 +177,12 @@ impl PciFunction {
         Ok(Notices { error: one(IRQ_ERROR)?, request: one(IRQ_REQUEST)? })
     }
 
-    /// Closes the function although clones and register mappings exist, which releases it to the system. It accesses no
-    /// memory any more; calls fail ([`FunctionError::LetGo`]), and register mappings show private memory. A forked
-    /// child changes nothing by it.
+    /// Closes the function although clones and register mappings exist, which releases the function to the system.
+    /// Afterwards the function accesses no memory; calls fail ([`FunctionError::LetGo`]), and register mappings show
+    /// private memory. In a forked child the call changes nothing.
     ///
     /// # Errors
-    /// Something could not be taken from under who holds it. All that could be is closed.
+    /// A descriptor or a mapping could not be replaced while others hold it. All the rest is closed.
     pub fn let_go(&self) -> Result<(), FunctionError> {
         // What a child has at these addresses is its own.
         if self.0.fork.is_child() {
@@ -222,11 +223,11 @@ impl PciFunction {
         Ok(())
     }
 
-    /// Resets the function: nothing of what it was doing goes on. Interrupts are disabled, bus mastering is off,
-    /// memory space is on, mappings for DMA stay.
+    /// Resets the function, and ends all its operations. Afterwards interrupts are disabled, bus mastering is off,
+    /// memory space is on, and mappings for DMA stay.
     ///
     /// # Errors
-    /// It can't be reset by itself, or is gone.
+    /// The function has no reset that leaves other functions alone, or is gone.
     pub fn reset(&self) -> Result<(), FunctionError> {
         if !self.0.backend.device().can_reset {
             return Err(FunctionError::NoReset { name: self.name().to_owned() });
@@ -246,15 +247,16 @@ impl PciFunction {
     }
 
     /// Maps memory that is not from an arena for the device. The mapping is of whole pages, so the device can reach
-    /// what lies beside the memory on its first and last page as well; [`DmaMapping::iova`] is that of its first byte.
+    /// what lies beside the memory on its first and last page as well; [`DmaMapping::iova`] is the device address of
+    /// the memory's first byte.
     ///
-    /// Over vfio-user it is refused ([`DmaError::Foreign`]): the server has no way to this memory. A
+    /// Over vfio-user the call is refused ([`DmaError::Foreign`]), because the server has no access to this memory. A
     /// [`DmaArena`](crate::DmaArena) serves both kinds.
     ///
     /// # Safety
-    /// The pages stay mapped in this process, and nobody relies on what they hold where the device may write, until
-    /// [`dma_unmap`](Self::dma_unmap) has returned `Ok`, or the function is closed. Where that returns an error they
-    /// stay until the function is closed.
+    /// Until [`dma_unmap`](Self::dma_unmap) has returned `Ok`, or the function is closed, the caller keeps the pages
+    /// mapped in this process, and no code relies on the contents of memory that the device may write. If `dma_unmap`
+    /// returns an error this holds until the function is closed.
     ///
     /// # Errors
     /// A limit is hit, or the memory can't be mapped.
@@ -268,16 +270,17 @@ impl PciFunction {
         self.0.dma.map_foreign(&*self.0.backend, memory, bytes, rights)
     }
 
-    /// Takes a mapping back. When it has returned `Ok`, the device can reach the memory no more.
+    /// Ends a mapping. After `Ok` the device can no longer access the memory.
     ///
     /// # Errors
-    /// It is none of this function's, or the device can't be kept from it: the memory then has to stay.
+    /// The mapping belongs to another function, or could not be removed from the device: the memory then has to stay
+    /// mapped in this process.
     pub fn dma_unmap(&self, mapping: DmaMapping) -> Result<(), DmaError> {
         self.0.dma.unmap(&*self.0.backend, mapping)
     }
 
-    /// How to wake the function's server after a doorbell was written to mapped registers. `None`: it needs no waking,
-    /// as hardware, or polls by itself.
+    /// The waker of the function's server, for use after a doorbell was written to mapped registers. `None`: the
+    /// function is hardware, or its server polls without sleeping.
     pub fn waker(&self) -> Option<Waker> {
         self.0.backend.waker()
     }

@@ -1,9 +1,9 @@
-//! Which addresses of a device are free.
+//! Device addresses, and the allocation of free ones.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// An address as a device sees it.
+/// An address in a device's address space (IOVA).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct Iova(pub u64);

@@ -1,8 +1,8 @@
 //! PCI functions for drivers in user space: configuration space, registers, DMA memory, interrupts.
 //!
 //! [`PciFunction`] has two kinds: a function of this machine, by Linux's vfio, and a function that another process
-//! serves at a socket (vfio-user), which needs no hardware, privileges or virtual machine. A driver does not see the
-//! difference.
+//! serves at a socket (vfio-user), which needs no hardware, privileges or virtual machine. A driver uses both kinds
+//! alike.
 //!
 //! ```text
 //!  driver   PciFunction ── config(): ConfigSpace          identity, capabilities, bus mastering
@@ -19,12 +19,12 @@
 //!           ───────────── the kernel ─────────────        ───────────── a server process ─────────────
 //! ```
 //!
-//! Who owns what: a function is open as long as a clone, a window or an arena of it lives. Memory of an arena lives
-//! until the device can reach it no more, whatever was dropped before. Memory of the program's own is the program's
-//! business, hence the `unsafe` of [`PciFunction::dma_map`].
+//! Ownership: a function is open as long as a clone, a window or an arena of it lives. An arena's memory lives until
+//! the device can no longer access it, in whichever order values are dropped. A program that maps its own memory has to
+//! keep that memory alive itself, hence the `unsafe` of [`PciFunction::dma_map`].
 //!
-//! What it is not: it has no interrupts of devices but MSI-X, no resets of whole buses, no ports (I/O space), no migration, and it
-//! binds no function to vfio-pci; its errors say how that is done.
+//! Not supported: interrupts other than MSI-X, resets of whole buses, I/O ports, migration. The crate binds no function
+//! to vfio-pci; its errors name the commands for that.
 //!
 //! ```no_run
 //! use hca_vfio::{ArenaOptions, DmaArena, PciFunction};

@@ -1,10 +1,11 @@
-//! Files that are mapped into this process: registers, memory for DMA, words that a server shows.
+//! Files that are mapped into this process: registers, memory for DMA, words shared with a server.
 //!
 //! Invariants:
 //! 1. `base .. base + len` is a mapping of the process that made it, readable and writable, as long as `Mapping` lives;
-//!    nobody else unmaps or maps there. A forked child has nothing there, or memory of its own. `base` is a multiple of
-//!    the alignment that was asked for.
-//! 2. No reference to plain bytes of it is ever made, here or by those who ask for `base`: others write it meanwhile.
+//!    no other code unmaps or maps there. A forked child has no memory there, or memory of its own. `base` is a
+//!    multiple of the requested alignment.
+//! 2. Neither this module nor a caller that asks for `base` ever makes a reference to plain bytes of the mapping,
+//!    because others may write them at any time.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;

@@ -1,9 +1,9 @@
-//! Memory for DMA: a file in memory, mapped here, whose descriptor lets a server map it, too.
+//! Memory for DMA: a file in memory that this process maps, and whose descriptor lets a server map it, too.
 //!
 //! Invariants:
 //! 1. The mapping is all of the file, which is sealed against shrinking, so that no access ends in SIGBUS.
-//! 2. The device writes it whenever it likes: it is reached by words and by the copies of `hca_dma`, and no reference
-//!    to plain bytes of it is made. What is given out by reference are atomics.
+//! 2. The device may write the memory at any time: it is accessed by atomic words and by the copies of `hca_dma`, and
+//!    no reference to plain bytes of it is made. References to it are references to atomics only.
 #![allow(unsafe_code)]
 
 use core::sync::atomic::{AtomicU32, AtomicU64};

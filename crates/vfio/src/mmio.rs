@@ -2,19 +2,20 @@
 //!
 //! Invariants:
 //! 1. `base .. base + len` lies within the mapping that `held` keeps, and `base` is a multiple of 8.
-//! 2. Registers are no memory of this program's: no reference to them is ever made, and each access is one volatile
-//!    load or store of its width, so the compiler neither doubles, splits, drops nor exchanges them.
-//! 3. A [`Register`]'s address was checked as those of [`Mmio`]'s accesses are, when it was made.
-//! 4. What a device does upon an access reaches no memory but that which was mapped for it, and that is never seen by
-//!    reference either.
+//! 2. Registers are not memory of the program: no reference to them is ever made, and each access is one volatile load
+//!    or store of its width, so the compiler never duplicates, splits, drops or reorders accesses.
+//! 3. A [`Register`]'s address was checked when the register was created, by the same rule as each access of an
+//!    [`Mmio`].
+//! 4. An access to a register can cause the device to access memory. The device reaches only memory that was mapped for
+//!    it, and no reference to that memory is ever made.
 //!
 //! # Caching, and what it means for BlueFlame
 //!
-//! Linux's vfio maps registers uncached. Each store then leaves the processor by itself, in order, and eight stores of
-//! 8 bytes are eight transactions on the bus: a BlueFlame write of 64 bytes works, and costs more than the doorbell
-//! that it is to spare. Only a mapping with write combining makes one transaction of them. vfio has no way to ask for
-//! one, nor has sysfs for a function that vfio holds. So a driver rings doorbells here, and uses BlueFlame only where
-//! it is asked to. Registers that a vfio-user server shows are ordinary cached memory: stores are quick, and seen in
+//! Linux's vfio maps registers uncached. Each store then leaves the processor on its own, in order, and eight stores of
+//! 8 bytes are eight transactions on the bus: a BlueFlame write of 64 bytes works, but costs more than the doorbell
+//! that it replaces. Only a mapping with write combining makes one transaction of the eight stores. Neither vfio nor,
+//! for a function that vfio holds, sysfs offers such a mapping. So a driver rings doorbells, and uses BlueFlame only on
+//! request. Registers of a vfio-user server are ordinary cached memory: stores are quick, and the server sees them in
 //! order.
 //!
 //! # Barriers
@@ -39,12 +40,13 @@ use rustix::io::Errno;
 
 use crate::mapping::Mapping;
 
-/// A window on registers. Clones and parts are windows on the same registers, which stay mapped as long as one lives.
+/// A window on registers. Clones and parts are windows on the same registers. The registers stay mapped as long as one
+/// window lives.
 ///
-/// Offsets are from its begin, and multiples of the access's width.
+/// Offsets count from the window's beginning, and are multiples of the access's width.
 ///
-/// Two threads may use windows on the same registers at the same time, as far as the device allows; what the device
-/// makes of that is between it and its driver.
+/// Two threads may use windows on the same registers at the same time, as far as the device allows; the driver has to
+/// know the device's rules for that.
 #[derive(Clone)]
 pub struct Mmio {
     base: NonNull<u8>,
@@ -92,19 +94,19 @@ impl Mmio {
         Arc::downgrade(&self.held)
     }
 
-    /// A window on a part of it.
+    /// A window on a part of this window.
     ///
     /// # Panics
-    /// If the part does not lie within, or does not begin at a multiple of 8.
+    /// If the part does not lie within the window, or does not begin at a multiple of 8.
     pub fn part(&self, at: usize, len: usize) -> Self {
         assert!(at.is_multiple_of(8), "{at:#x} is no multiple of 8");
         Self { base: self.place(at, len), len, held: self.held.clone() }
     }
-    /// Bytes of the window.
+    /// The length of the window in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Whether it has none.
+    /// Whether the window has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -125,7 +127,7 @@ impl Mmio {
     /// Reads 4 bytes, in the host's order.
     ///
     /// # Panics
-    /// If they lie outside or are not aligned; so do all the others.
+    /// If the bytes lie outside of the window or are not aligned. The other accessors panic likewise.
     #[inline]
     pub fn load32(&self, at: usize) -> u32 {
         // SAFETY: (1) `word` has checked range and alignment; (2).
@@ -169,8 +171,8 @@ impl Mmio {
     pub fn store64_be(&self, at: usize, v: u64) {
         self.store64(at, v.to_be());
     }
-    /// Writes 64 bytes, as they are, by eight stores in ascending order: BlueFlame. They become one transaction only
-    /// in a mapping that combines stores, and are gone from the processor after [`wc_flush`].
+    /// Writes 64 bytes unchanged, by eight stores in ascending order (BlueFlame). The stores become one transaction
+    /// only in a write-combining mapping, and have left the processor after [`wc_flush`].
     #[inline]
     pub fn store_64_bytes(&self, at: usize, data: &[u8; 64]) {
         assert!(at.is_multiple_of(8), "{at:#x} is not aligned");
@@ -181,11 +183,11 @@ impl Mmio {
         }
     }
 
-    /// The register of 4 or 8 bytes at `at`, for those that are written over and over: it is looked up and checked
-    /// here, once.
+    /// The register of 4 or 8 bytes at `at`, for registers that are written often: its address is checked once, by this
+    /// call.
     ///
     /// # Panics
-    /// If it lies outside or is not aligned.
+    /// If the register lies outside of the window or is not aligned.
     pub fn register<T: Word>(&self, at: usize) -> Register<T> {
         let word = NonNull::new(self.word::<T>(at)).expect("it lies behind a base that is not null");
         Register { word, held: self.held.clone() }
@@ -209,7 +211,8 @@ mod sealed {
     impl Sealed for u64 {}
 }
 
-/// One register of 4 or 8 bytes, in the host's order. It stays mapped as long as this, or a window on it, lives.
+/// One register of 4 or 8 bytes, in the host's order. The register stays mapped as long as this value, or a window on
+/// the register, lives.
 #[derive(Clone)]
 pub struct Register<T> {
     word: NonNull<T>,
@@ -229,13 +232,13 @@ impl<T> fmt::Debug for Register<T> {
 }
 
 impl<T: Word> Register<T> {
-    /// Reads it; by one access on 64-bit processors.
+    /// Reads the register; by one access on 64-bit processors.
     #[inline(always)]
     pub fn load(&self) -> T {
         // SAFETY: (3), (2).
         unsafe { self.word.as_ptr().read_volatile() }
     }
-    /// Writes it; by one access on 64-bit processors.
+    /// Writes the register; by one access on 64-bit processors.
     #[inline(always)]
     pub fn store(&self, v: T) {
         // SAFETY: (3), (2), (4).
@@ -263,7 +266,7 @@ pub fn dma_wmb() {
     fence(Ordering::SeqCst);
 }
 
-/// Orders loads from memory before later loads from memory, as the device wrote it.
+/// Orders loads from memory that the device has written before later loads from such memory.
 #[inline(always)]
 pub fn dma_rmb() {
     #[cfg(target_arch = "x86_64")]
@@ -277,7 +280,7 @@ pub fn dma_rmb() {
     fence(Ordering::SeqCst);
 }
 
-/// Orders stores to memory before later stores to registers that are not combined.
+/// Orders stores to memory before later stores to registers without write combining.
 #[inline(always)]
 pub fn doorbell_wmb() {
     #[cfg(target_arch = "x86_64")]
@@ -291,7 +294,7 @@ pub fn doorbell_wmb() {
     fence(Ordering::SeqCst);
 }
 
-/// Has combined stores leave the processor before anything later is stored.
+/// Makes combined stores leave the processor before any later store.
 #[inline(always)]
 pub fn wc_flush() {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! Waking a server that polls doorbells and may sleep. The negotiation is in [`user::wire`](crate::user::wire).
+//! Wake-ups of a server that polls doorbells and may sleep. The negotiation is in [`user::wire`](crate::user::wire).
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
@@ -12,7 +12,7 @@ use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::mmio::{Mmio, Register};
 
-/// Wakes the server of a function after a doorbell was written. Clones wake the same.
+/// The waker of a function's server, for use after a doorbell was written. Clones wake the same server.
 #[derive(Clone)]
 pub struct Waker {
     /// Not 0: the server sleeps, or is about to. Its barrier runs on the processors of this process, too.
@@ -43,8 +43,8 @@ impl Waker {
         Self { sleeps, inner: Arc::new(Inner { event, sleeps: fenced }) }
     }
 
-    /// To be called behind each doorbell, or behind the last of several: wakes the server if it sleeps. While it does
-    /// not, this is a load, and no system call.
+    /// Wakes the server if it sleeps; to be called after each doorbell, or after the last of several. While the server
+    /// is awake the call costs a load, and no system call.
     #[inline(always)]
     pub fn after_doorbell(&self) {
         // The doorbell has to be seen by a server whose word is not seen here.
@@ -72,7 +72,7 @@ impl Waker {
 
 /// The server's half of a waker: the word, and the eventfd on which it sleeps.
 ///
-/// A turn of the server's that found nothing ends like this:
+/// A turn of the server without work ends like this:
 ///
 /// ```text
 /// sleeper.announce();             // the word, then a barrier in all processes that asked for it
@@ -96,7 +96,7 @@ impl AsFd for Sleeper {
 }
 
 impl Sleeper {
-    /// A word that says that the server is awake.
+    /// A sleeper whose word says that the server is awake.
     ///
     /// # Errors
     /// The system has no memory or no descriptors left.
@@ -119,15 +119,16 @@ impl Sleeper {
         crate::memory::word_of(&self.mapping)
     }
 
-    /// Says that the server is about to sleep. Returns whether clients that ring meanwhile surely see it, or the
-    /// server surely sees their doorbells when it looks again; where not, it sleeps for a millisecond at most.
+    /// Announces that the server is about to sleep. Returns whether each client that rings meanwhile is sure to see the
+    /// announcement, or the server is sure to see the doorbell at its next poll. If `false`, the server must sleep for
+    /// a millisecond at most.
     pub fn announce(&self) -> bool {
         self.word().store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         membarrier(MembarrierCommand::GlobalExpedited).is_ok()
     }
 
-    /// Says that it polls again, and forgets wakes that came.
+    /// Announces that the server polls again, and discards earlier wakes.
     pub fn awake(&self) {
         self.word().store(0, Ordering::SeqCst);
         let mut count = [0_u8; 8];

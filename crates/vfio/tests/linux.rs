@@ -1,5 +1,5 @@
-//! Linux vfio, on a function that the environment names: one that nobody uses, as it is reset. It may also name how
-//! many MiB are mapped.
+//! Linux vfio, on a function that the environment names. The function must be unused, because the test resets it. The
+//! environment may also name the number of MiB that the test maps.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;

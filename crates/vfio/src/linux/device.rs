@@ -1,4 +1,4 @@
-//! A function that is open, by whichever way.
+//! An open function, by iommufd or by its group.
 
 use core::fmt;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The way by container and group.
+//! Opening a function by container and group.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! The way by the function's own node and `/dev/iommu`.
+//! Opening a function by its own node and `/dev/iommu`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

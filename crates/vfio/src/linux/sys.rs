@@ -1,10 +1,9 @@
 //! The system calls of vfio and iommufd.
 //!
 //! Invariants:
-//! 1. Each call is given a structure of the kind that its number stands for, alive during the call, and with `argsz`
-//!    (or `size`) no more than its bytes; so the kernel writes within it.
-//! 2. Memory that a structure names for DMA is the caller's business: it is not touched by the call itself but to pin
-//!    its pages.
+//! 1. Each call gets a structure of the type that the call's number stands for. The structure lives during the call,
+//!    and its `argsz` (or `size`) is at most its length; so the kernel writes within the structure.
+//! 2. Memory that a structure names for DMA is the caller's responsibility: the call itself only pins its pages.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;

@@ -1,4 +1,4 @@
-//! The system's files about a function, and the reasons why it can't be opened.
+//! The files in `/sys` and `/dev` about a function, and the reasons why the function can't be opened.
 
 use std::fs;
 use std::io;

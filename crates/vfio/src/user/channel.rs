@@ -15,12 +15,12 @@ use thiserror::Error;
 
 use super::wire::{HEADER_BYTES, Header, MAX_DESCRIPTORS, WireError};
 
-/// A message that came.
+/// A received message with its descriptors.
 #[derive(Debug)]
 pub struct Received {
-    /// The header.
+    /// The message's header.
     pub header: Header,
-    /// What follows it.
+    /// The bytes behind the header.
     pub payload: Vec<u8>,
     /// The descriptors that came with it.
     pub descriptors: Vec<OwnedFd>,
@@ -35,20 +35,20 @@ pub(super) struct Incoming {
     descriptors: Vec<OwnedFd>,
 }
 
-/// The reason why no message was sent or came.
+/// The reason why a message was not sent or not received.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ChannelError {
     /// The other side has closed the socket, or died.
     #[error("the other side has closed the connection")]
     Closed,
-    /// The time is over.
+    /// The deadline has passed.
     #[error("the other side did not answer in time")]
     Deadline,
-    /// What came is no message.
+    /// The received bytes are not a message.
     #[error("invalid message: {0}")]
     Wire(#[from] WireError),
-    /// More descriptors came with a message than it may have.
+    /// A message came with more descriptors than a message may have.
     #[error("more than {MAX_DESCRIPTORS} descriptors came with one message")]
     Descriptors,
     /// The operating system refused the call.
@@ -61,7 +61,7 @@ pub enum ChannelError {
     },
 }
 
-/// A stream socket of the kind `AF_UNIX` on which messages travel. Both sides use it.
+/// A stream socket (`AF_UNIX`) that carries messages. Client and server use it.
 ///
 /// After an error the stream may be in the middle of a message, so the channel is unusable.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl AsFd for Channel {
 }
 
 impl Channel {
-    /// Takes a connected socket.
+    /// A channel over a connected socket.
     pub fn new(socket: OwnedFd) -> Self {
         Self { socket }
     }

@@ -1,11 +1,11 @@
 //! The client: one call at a time, each with a deadline.
 //!
 //! A server may ask for the client's memory ([`wire::Command::DmaRead`], [`wire::Command::DmaWrite`]) while it works on
-//! a call; that is answered from what is mapped. A server that maps by descriptors, which come with all memory that it
-//! is given, has no need to. Between calls nobody listens.
+//! a call; the client answers from its mappings. A server that maps memory by the descriptors, which come with each
+//! mapping, has no need to ask. Between calls the client does not read the socket.
 //!
-//! What a server says is checked before it is believed. After a reply that can't be, a missed deadline or the end of
-//! the connection nothing more is sent, and all later calls fail with the same reason.
+//! The client checks each reply before it uses the reply. After an impossible reply, a missed deadline or the end of
+//! the connection the client sends nothing more, and all later calls fail with the same reason.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -33,11 +33,11 @@ use crate::memory::Memory;
 use crate::mmio::Mmio;
 use crate::wake::Waker;
 
-/// How a client speaks to its server.
+/// The options of a client's connection to its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UserOptions {
-    /// How long one call may take, from the first byte that is sent to the last that comes.
+    /// The time limit of one call, from the first sent byte to the last received byte.
     pub deadline: Duration,
 }
 
@@ -48,7 +48,7 @@ impl Default for UserOptions {
 }
 
 impl UserOptions {
-    /// Sets another deadline for answers.
+    /// Sets the time limit of a call.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
@@ -60,7 +60,7 @@ impl UserOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum UserError {
-    /// There is no server at the socket.
+    /// No server answers at the socket.
     #[error(
         "no vfio-user server answers at {}: {}; start it, or name the socket that it made",
         socket.display(),
@@ -72,7 +72,7 @@ pub enum UserError {
         /// The reason.
         errno: Errno,
     },
-    /// It speaks another version.
+    /// The server speaks another version.
     #[error("the server at {} speaks version {major}.{minor} of vfio-user, this client 0.0", socket.display())]
     Version {
         /// The socket.
@@ -82,40 +82,40 @@ pub enum UserError {
         /// The second.
         minor: u16,
     },
-    /// It refused one call; others may succeed.
+    /// The server refused one call; other calls may succeed.
     #[error("the server at {} refused {command}: {}", socket.display(), errno_text(*errno))]
     Refused {
         /// The socket.
         socket: PathBuf,
-        /// Which call.
+        /// The command of the call.
         command: Command,
-        /// Why, as a number of the operating system; 0: it does not say.
+        /// The reason as an error number of the operating system; 0: the server gives no reason.
         errno: u32,
     },
-    /// The connection ended in a call. All later ones fail.
+    /// The connection ended during a call. All later calls fail.
     #[error("the connection to the server at {} was lost in {command}: {source}; start it again, and open the device again", socket.display())]
     Lost {
         /// The socket.
         socket: PathBuf,
-        /// Which call.
+        /// The command of the call.
         command: Command,
-        /// What happened.
+        /// The channel's error.
         source: ChannelError,
     },
-    /// The function was let go of. All later calls fail.
+    /// The function was released by [`PciFunction::let_go`](crate::PciFunction::let_go). All later calls fail.
     #[error("the function at {} was released: open it again", socket.display())]
     LetGo {
         /// The socket.
         socket: PathBuf,
     },
-    /// It answered something else than was asked. All later calls fail.
+    /// The server's reply does not fit the call. All later calls fail.
     #[error("the server at {} answered {command} wrongly, so the connection is closed: {what}", socket.display())]
     Answer {
         /// The socket.
         socket: PathBuf,
-        /// Which call.
+        /// The command of the call.
         command: Command,
-        /// What is wrong.
+        /// The fault of the reply.
         what: &'static str,
     },
 }
@@ -128,7 +128,7 @@ fn errno_text(errno: u32) -> String {
 }
 
 impl UserError {
-    /// Whether the server is not spoken to any more.
+    /// Whether all later calls fail.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::Answer { .. } | Self::LetGo { .. })
     }

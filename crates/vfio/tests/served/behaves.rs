@@ -1,4 +1,4 @@
-//! What a driver does with a function that a server offers.
+//! A driver's operations on a served function.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Functions that a server offers: what a driver does with one, and what a server may do to its client.
+//! Served functions: a driver's operations on a function, and a server's misbehaviour towards its client.
 
 mod behaves;
 mod misbehaves;

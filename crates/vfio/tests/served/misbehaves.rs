@@ -1,4 +1,5 @@
-//! What a server may do to its client: each ends in an error that says it, and none in a hang or a panic.
+//! A server's misbehaviour towards its client: each kind ends in an error that names the fault, and none in a hang or a
+//! panic.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! A server of one function for one client: a BAR that is trapped, one of which a part can be mapped, eight interrupts,
-//! and memory that it reaches by the descriptors that it is given. It can be told to misbehave.
+//! A server of one function for one client: a trapped BAR, a BAR with a mappable part, eight interrupts, and client
+//! memory that the server accesses by the received descriptors. A test can make the server misbehave.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

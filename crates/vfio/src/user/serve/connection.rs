@@ -1,7 +1,7 @@
-//! A session over a socket, for a loop that never waits.
+//! A session over a socket, for a server's loop that never blocks.
 //!
-//! A message that has not come whole stays where it is until the rest comes, and while a reply has not left whole
-//! nothing more is read, so a slow client delays only itself.
+//! The connection keeps an incomplete message until the rest arrives. While a part of a reply waits for room in the
+//! socket the connection reads nothing more, so a slow client delays only itself.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -17,10 +17,10 @@ const BUDGET: usize = 16;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Ended {
-    /// The client has gone, what came is no message, or the socket is of no more use.
+    /// The client has gone, the received bytes are not a message, or the socket failed.
     #[error(transparent)]
     Channel(#[from] ChannelError),
-    /// What came first was no version.
+    /// The client's first message was not VERSION.
     #[error(transparent)]
     NoVersion(#[from] NoVersion),
     /// The function hangs up ([`Function::hangs_up`]).
@@ -62,7 +62,7 @@ impl AsFd for Connection {
 }
 
 impl Connection {
-    /// Takes a socket that was accepted.
+    /// A connection over an accepted socket.
     pub fn new(socket: OwnedFd) -> Self {
         Self {
             channel: Channel::new(socket),
@@ -78,7 +78,7 @@ impl Connection {
         self.outgoing.is_some()
     }
 
-    /// Whether a message is done in part: call [`serve`](Self::serve) again.
+    /// Whether a message is handled in part: call [`serve`](Self::serve) again.
     pub fn is_put_off(&self) -> bool {
         self.put_off.is_some()
     }

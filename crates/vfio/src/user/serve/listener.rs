@@ -1,4 +1,4 @@
-//! The socket's place in the file system.
+//! The listening socket and its path in the file system.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,19 +13,19 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// Somebody serves there already.
+    /// Another server listens at the path already.
     #[error("{}: another server listens there; stop it, or name another path", path.display())]
     InUse {
         /// The socket's path.
         path: PathBuf,
     },
-    /// Something else is there.
+    /// The file at the path is not a socket.
     #[error("{}: a file that is not a socket is there; remove it, or name another path", path.display())]
     NoSocket {
         /// The path.
         path: PathBuf,
     },
-    /// The socket can't be made.
+    /// The system can't create the socket.
     #[error("{}: listening there: {source}{}", path.display(), hca_core::remedy(source))]
     System {
         /// The socket's path.
@@ -35,7 +35,8 @@ pub enum ListenError {
     },
 }
 
-/// A socket at a path. Its file goes when it is dropped, but not by a child of fork, whose it is not.
+/// A listening socket at a path. Dropping the listener removes the socket's file, except in a forked child, which does
+/// not own the file.
 #[derive(Debug)]
 pub struct Listener {
     path: PathBuf,
@@ -51,7 +52,7 @@ impl AsFd for Listener {
 }
 
 impl Listener {
-    /// Listens at a path, where a socket may be that a dead server has left.
+    /// Listens at a path. A socket that a dead server has left at the path is replaced.
     ///
     /// # Errors
     /// Another server listens there, the path is not a socket, or the system refuses.

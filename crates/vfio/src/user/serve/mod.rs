@@ -32,7 +32,7 @@ const IRQ_KINDS: u32 = 5;
 pub struct Region<'a> {
     /// The length; 0: the function has none.
     pub bytes: u64,
-    /// What of it a client may map; the rest is reached by messages.
+    /// The part that a client may map; the client accesses the rest by messages.
     pub mapped: Option<MappedRegion<'a>>,
 }
 
@@ -41,28 +41,30 @@ pub struct Region<'a> {
 pub struct MappedRegion<'a> {
     /// The file that holds it.
     pub file: BorrowedFd<'a>,
-    /// Where in the file the region begins.
+    /// The region's offset in the file.
     pub offset: u64,
-    /// The areas of the region.
+    /// The mappable areas of the region.
     pub areas: &'a [Area],
 }
 
-/// A PCI function behind a socket. Each method is what a message asks for; a refusal is a number of the operating system.
+/// A PCI function behind a socket. Each method carries out one kind of message; a refusal is an error number of the
+/// operating system.
 ///
-/// The numbers of regions and of kinds of interrupts are those of Linux's vfio. [`Session`] checks them, and that a
-/// range lies within what the function says it has, before it calls.
+/// The numbers of regions and of kinds of interrupts are those of Linux's vfio. [`Session`] checks these numbers, and
+/// that a range lies within the function's region, before it calls a method.
 pub trait Function {
-    /// What it is: a PCI function that can be reset, unless told.
+    /// The description of the device; by default a PCI function that can be reset.
     fn info(&self) -> DeviceInfo {
         DeviceInfo { can_reset: true, is_pci: true, regions: REGIONS, irq_kinds: IRQ_KINDS }
     }
 
-    /// What its server takes. `hca_wake` is offered where there is a [`Sleeper`](super::Sleeper), whatever this says.
+    /// The capabilities of the server. `hca_wake` is offered if there is a [`Sleeper`](super::Sleeper), regardless of
+    /// this value.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
 
-    /// A region.
+    /// The description of a region.
     fn region(&self, index: u32) -> Region<'_>;
 
     /// Reads from a region.
@@ -71,43 +73,43 @@ pub trait Function {
     /// Writes to a region.
     fn write(&mut self, index: u32, offset: u64, data: &[u8]);
 
-    /// Interrupts of a kind.
+    /// The number of interrupts of a kind.
     fn interrupts(&self, kind: u32) -> u32;
 
-    /// Sets the eventfds of interrupts from `first` on, or takes them away.
+    /// Sets or removes the eventfds of interrupts from `first` on.
     ///
     /// # Errors
-    /// One of them can't be signalled; then nothing is set.
+    /// One of the eventfds can't be signalled; then nothing is set.
     fn listen(&mut self, kind: u32, first: u32, eventfds: Vec<Option<OwnedFd>>) -> Result<(), Errno>;
 
     /// Signals an interrupt.
     fn fire(&mut self, kind: u32, interrupt: u32);
 
-    /// Keeps an interrupt back, or lets it through again.
+    /// Masks or unmasks an interrupt.
     fn mask(&mut self, kind: u32, interrupt: u32, masked: bool);
 
-    /// Lets the function reach memory, which the descriptor stands for.
+    /// Maps client memory, which the descriptor holds, for the function.
     ///
     /// # Errors
     /// The range overlaps another one, or the descriptor is missing or of no use.
     fn dma_map(&mut self, map: &DmaMap, file: Option<OwnedFd>) -> Result<(), Errno>;
 
-    /// Takes memory back. When it returns nothing touches it any more.
+    /// Unmaps client memory. After the return the function accesses that memory no more.
     ///
     /// # Errors
     /// Nothing is mapped there, or the range cuts a mapping in two.
     fn dma_unmap(&mut self, unmap: &DmaUnmap) -> Result<(), Errno>;
 
-    /// Resets it.
+    /// Resets the function.
     fn reset(&mut self);
 
-    /// Does a bounded piece of what would take a request long, before it is done. Returns whether there is more: the
-    /// request waits then, and others are served meanwhile.
+    /// Does a bounded part of a long request's work in advance. Returns whether more is left: the request then waits,
+    /// and other clients are served meanwhile.
     fn prepare(&mut self, _request: &Request<'_>) -> bool {
         false
     }
 
-    /// Whether the client is to be hung up on instead of answered.
+    /// Whether the server closes the connection instead of answering.
     fn hangs_up(&self) -> bool {
         false
     }

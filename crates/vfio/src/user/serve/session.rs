@@ -1,4 +1,4 @@
-//! What each message of one client asks of a function, and the reply.
+//! The handling of one client's messages: calls of the function, and replies.
 
 use std::os::fd::OwnedFd;
 
@@ -18,14 +18,15 @@ const MAX_WRITES: usize = 256;
 const USUAL_DESCRIPTORS: u32 = 16;
 const USUAL_RANGES: u32 = 65_535;
 
-/// What becomes of a message.
+/// The outcome of a message.
 #[derive(Debug)]
 pub enum Answer {
-    /// A piece of it was done: the same message is to be given again, when others had their turn.
+    /// A part of the message's work is done: the caller gives the same message again, after other clients had their
+    /// turn.
     Later,
-    /// It is done, and asks for no reply.
+    /// The message is done, and asks for no reply.
     Nothing,
-    /// It is done, or refused.
+    /// The message is done or refused, and this is the reply.
     Reply {
         /// The whole message.
         bytes: Vec<u8>,
@@ -34,7 +35,7 @@ pub enum Answer {
     },
 }
 
-/// The first message was no version.
+/// The client's first message was not VERSION.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the first message has to be VERSION")]
 pub struct NoVersion;
@@ -48,7 +49,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A client that has not said anything.
+    /// The session of a client that has not sent a message.
     pub fn new() -> Self {
         Self::default()
     }

@@ -36,7 +36,7 @@ impl DeviceInfo {
 /// A part of a region that may be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Area {
-    /// Where in the region it begins.
+    /// The area's offset in the region.
     pub offset: u64,
     /// The length.
     pub size: u64,
@@ -45,7 +45,7 @@ pub struct Area {
 /// The description of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Bytes that a reply needs to say all of it. More than came: the areas did not.
+    /// The bytes of a reply with the whole description. If the reply is shorter, its areas were left out.
     pub argsz: u32,
     /// The number.
     pub index: u32,
@@ -57,9 +57,9 @@ pub struct RegionInfo {
     pub mmap: bool,
     /// The length; 0: there is no such region.
     pub size: u64,
-    /// Where in its file it begins, for mapping.
+    /// The region's offset in its file, for mapping.
     pub offset: u64,
-    /// The parts that may be mapped, where not all of it may.
+    /// The parts that may be mapped, if not the whole region may.
     pub areas: Option<Vec<Area>>,
 }
 
@@ -72,14 +72,14 @@ const CAP_SPARSE: u16 = 1;
 impl RegionInfo {
     /// Bytes of a description without capabilities.
     pub const BYTES: u32 = 32;
-    /// Bytes of the longest one that is taken, with room for capabilities that mean nothing here.
+    /// The bytes of the longest accepted description, with room for capabilities that this crate ignores.
     pub const MAX_BYTES: u32 = Self::BYTES + 16 + 16 * MAX_AREAS as u32 + 1024;
 
-    /// Takes the bytes of a reply, or those that the kernel wrote, for a description.
+    /// Parses a description from the bytes of a reply or of the kernel.
     ///
     /// # Errors
-    /// They end too early, more areas are named than [`MAX_AREAS`], one leads out of the region, or the chain of
-    /// capabilities leads nowhere.
+    /// The bytes end too early, there are more areas than [`MAX_AREAS`], an area exceeds the region, or the chain of
+    /// capabilities is broken.
     pub fn parse(payload: &[u8]) -> Result<Self, WireError> {
         let mut r = Reader::new("a region's description", payload);
         let (argsz, flags, index, cap_offset) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
@@ -144,20 +144,20 @@ fn areas(payload: &[u8], first: u32) -> Result<Option<Vec<Area>>, WireError> {
     Ok(None)
 }
 
-/// What interrupts of a kind are.
+/// The description of one kind of interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IrqInfo {
     /// The kind's number.
     pub index: u32,
     /// The number.
     pub count: u32,
-    /// Whether they can be eventfds.
+    /// Whether an eventfd can receive them.
     pub eventfd: bool,
     /// Whether they can be masked.
     pub maskable: bool,
-    /// Whether one masks itself when it comes.
+    /// Whether an interrupt masks itself when it fires.
     pub automasked: bool,
-    /// Whether they can be set up only all at once.
+    /// Whether the interrupts of the kind can only be set up all at once.
     pub noresize: bool,
 }
 

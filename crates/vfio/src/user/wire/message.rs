@@ -5,7 +5,7 @@ use super::{
     RegionInfo, Version, WireError, Writer,
 };
 
-/// Memory that the device may reach from now on.
+/// A mapping of memory for the device.
 ///
 /// With a descriptor the server can map it; without one it asks the client by messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct DmaMap {
     pub read: bool,
     /// Whether the device may write it.
     pub write: bool,
-    /// Where in the descriptor's file it begins.
+    /// The memory's offset in the descriptor's file.
     pub offset: u64,
     /// The address for the device.
     pub address: u64,
@@ -34,26 +34,27 @@ pub struct DmaUnmap {
 /// The action on interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqAction {
-    /// They no longer come.
+    /// The interrupts are masked.
     Mask,
-    /// They come again.
+    /// The interrupts are unmasked.
     Unmask,
-    /// They are signalled; by eventfd: what signals them.
+    /// The interrupts are triggered; with eventfds: the eventfds are set.
     Trigger,
 }
 
 /// The interrupts of the range that the action concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqData<'a> {
-    /// To all. With [`IrqAction::Trigger`] and no interrupts: all of the kind are turned off.
+    /// All interrupts of the range. With [`IrqAction::Trigger`] and an empty range: all interrupts of the kind are
+    /// disabled.
     None,
-    /// To those whose byte is not 0.
+    /// The interrupts whose byte is not 0.
     Bools(&'a [u8]),
-    /// Their eventfds come with the message; where none comes, those that were set are taken back.
+    /// The interrupts' eventfds come with the message; without eventfds in the message, the set ones are removed.
     EventFds,
 }
 
-/// Says what interrupts do.
+/// A change of interrupts: masking, unmasking, triggering, or their eventfds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetIrqs<'a> {
     /// The kind's number.
@@ -64,7 +65,7 @@ pub struct SetIrqs<'a> {
     pub count: u32,
     /// The action.
     pub action: IrqAction,
-    /// To which.
+    /// The interrupts that the action concerns.
     pub data: IrqData<'a>,
 }
 
@@ -73,19 +74,19 @@ pub struct SetIrqs<'a> {
 pub struct MultiWrite {
     /// The region's number.
     pub region: u32,
-    /// Where in it.
+    /// The offset in the region.
     pub offset: u64,
     /// The first of these bytes are written.
     pub data: [u8; 8],
-    /// How many: 1 to 8.
+    /// The number of written bytes: 1 to 8.
     pub count: u32,
 }
 
-/// How to wake a server; the eventfd is the first descriptor that comes with it.
+/// The means to wake a server; the eventfd is the first descriptor of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wake {
-    /// Where in the file of the second descriptor the word stands that is not 0 when the server sleeps: a multiple of
-    /// 8. `None`: there is none, and each doorbell needs a wake.
+    /// The offset, a multiple of eight, of the sleep word in the second descriptor's file. The word is not 0 while the
+    /// server sleeps. `None`: there is no word, and each doorbell needs a wake.
     pub word: Option<u64>,
 }
 
@@ -95,9 +96,9 @@ pub struct Wake {
 pub enum Request<'a> {
     /// The client's version.
     Version(Version),
-    /// Lets the device reach memory.
+    /// Maps memory for the device.
     DmaMap(DmaMap),
-    /// Takes that back.
+    /// Ends a mapping of memory.
     DmaUnmap(DmaUnmap),
     /// Asks about the device.
     DeviceGetInfo,
@@ -105,7 +106,7 @@ pub enum Request<'a> {
     GetRegionInfo {
         /// The region's number.
         index: u32,
-        /// Bytes that the answer may have.
+        /// The bytes that the reply may have.
         argsz: u32,
     },
     /// Asks for descriptors that stand for registers.
@@ -118,38 +119,38 @@ pub enum Request<'a> {
         /// The kind's number.
         index: u32,
     },
-    /// Says what interrupts do.
+    /// Changes interrupts: masking, unmasking, triggering, or their eventfds.
     SetIrqs(SetIrqs<'a>),
     /// Reads from a region.
     RegionRead {
         /// The region's number.
         region: u32,
-        /// Where in it.
+        /// The offset in the region.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         count: u32,
     },
     /// Writes to a region.
     RegionWrite {
         /// The region's number.
         region: u32,
-        /// Where in it.
+        /// The offset in the region.
         offset: u64,
-        /// What.
+        /// The bytes to write.
         data: &'a [u8],
     },
     /// The server reads the client's memory.
     DmaRead {
         /// The address for the device.
         address: u64,
-        /// How many bytes.
+        /// The number of bytes.
         count: u32,
     },
     /// The server writes the client's memory.
     DmaWrite {
         /// The address for the device.
         address: u64,
-        /// What.
+        /// The bytes to write.
         data: &'a [u8],
     },
     /// Resets the device.
@@ -166,7 +167,7 @@ fn transfer(what: &'static str, claimed: u64) -> Result<u32, WireError> {
 }
 
 impl<'a> Request<'a> {
-    /// Which command it is.
+    /// The command of the request.
     pub fn command(&self) -> Command {
         match self {
             Self::Version(_) => Command::Version,
@@ -187,10 +188,10 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Takes the payload of a command's message.
+    /// Parses the payload of a command's message.
     ///
     /// # Errors
-    /// The command is unknown, the payload too short, or one of its fields means nothing.
+    /// The command is unknown, the payload is too short, or a field has no meaning.
     pub fn parse(command: u16, payload: &'a [u8]) -> Result<Self, WireError> {
         let command = Command::from_code(command).ok_or(WireError::Command { code: command })?;
         let mut r = Reader::new(command.name(), payload);
@@ -241,7 +242,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// The whole message that asks it.
+    /// Builds the whole message of the request.
     ///
     /// # Panics
     /// If it carries more data than [`MAX_TRANSFER_BYTES`].
@@ -406,65 +407,65 @@ fn multi(r: &mut Reader<'_>) -> Result<Vec<MultiWrite>, WireError> {
 pub enum Reply<'a> {
     /// The server's version.
     Version(Version),
-    /// It may be reached.
+    /// The memory is mapped.
     DmaMap,
-    /// It is no longer reached.
+    /// The memory is unmapped.
     DmaUnmap(DmaUnmap),
-    /// About the device.
+    /// The description of the device.
     DeviceInfo(DeviceInfo),
-    /// About a region, whose descriptor comes along where it may be mapped.
+    /// The description of a region. A mappable region's descriptor comes with the message.
     RegionInfo(RegionInfo),
-    /// About interrupts.
+    /// The description of a kind of interrupts.
     IrqInfo(IrqInfo),
-    /// It was done.
+    /// The interrupts were changed.
     SetIrqs,
-    /// What was read from a region.
+    /// The bytes that were read from a region.
     RegionRead {
         /// The region's number.
         region: u32,
-        /// Where in it.
+        /// The offset in the region.
         offset: u64,
-        /// What stands there.
+        /// The bytes that were read.
         data: &'a [u8],
     },
-    /// What was written to a region.
+    /// The end of a write to a region.
     RegionWrite {
         /// The region's number.
         region: u32,
-        /// Where in it.
+        /// The offset in the region.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         count: u32,
     },
-    /// What the client's memory holds.
+    /// The bytes of the client's memory.
     DmaRead {
         /// The address for the device.
         address: u64,
-        /// What stands there.
+        /// The bytes that were read.
         data: &'a [u8],
     },
-    /// What was written to the client's memory.
+    /// The end of a write to the client's memory.
     DmaWrite {
         /// The address for the device.
         address: u64,
-        /// How many bytes.
+        /// The number of bytes.
         count: u32,
     },
-    /// It was reset.
+    /// The device was reset.
     DeviceReset,
-    /// How many of several writes were done.
+    /// The number of completed writes of a message with several.
     RegionWriteMulti {
         /// The number.
         count: u64,
     },
-    /// How to wake the server.
+    /// The means to wake the server.
     HcaWake(Wake),
 }
 
 const WAKE_HAS_WORD: u32 = 1;
 
 impl<'a> Reply<'a> {
-    /// Which command it answers.
+    /// The command that the reply answers.
     pub fn command(&self) -> Command {
         match self {
             Self::Version(_) => Command::Version,
@@ -484,10 +485,10 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Takes the payload of a reply's message; refusals have none and are no replies here.
+    /// Parses the payload of a reply's message; refusals have no payload and are no [`Reply`].
     ///
     /// # Errors
-    /// The command is unknown or none that this crate asks, the payload too short, or one of its fields means nothing.
+    /// The command is unknown or is none of this crate's requests, the payload is too short, or a field has no meaning.
     pub fn parse(command: u16, payload: &'a [u8]) -> Result<Self, WireError> {
         let unknown = WireError::Command { code: command };
         let command = Command::from_code(command).ok_or_else(|| unknown.clone())?;
@@ -531,8 +532,8 @@ impl<'a> Reply<'a> {
         })
     }
 
-    /// The whole message that answers it. A region's areas are left out where they do not fit `room`, the `argsz` of
-    /// its request; for other replies `room` says nothing.
+    /// Builds the whole message of the reply. A region's areas are left out if they do not fit `room`, the `argsz` of
+    /// the request; other replies ignore `room`.
     ///
     /// # Panics
     /// If it carries more data than [`MAX_TRANSFER_BYTES`].

@@ -1,16 +1,17 @@
-//! The messages of vfio-user, as both sides build and parse them.
+//! The messages of vfio-user: building and parsing, for client and server.
 //!
 //! A message is a [`Header`] of 16 bytes and a payload; descriptors travel beside it, as ancillary data of the socket.
-//! A [`Request`] and a [`Reply`] are whole payloads: `parse` takes any bytes and never panics, `build` makes the
+//! A [`Request`] and a [`Reply`] are whole payloads: `parse` accepts any bytes and never panics, `build` makes the
 //! message with its header. All numbers are in the order of the host, as both ends are on one machine.
 //!
-//! Version 0.0 of the protocol is spoken, as QEMU (10.1 and later) and libvfio-user do. What lies beyond it, migration,
-//! dirty pages and descriptors that stand for trapped registers, is not parsed; a server answers it with `ENOSYS`.
+//! The crate speaks version 0.0 of the protocol, as QEMU (10.1 and later) and libvfio-user do. Commands beyond that
+//! version (migration, dirty pages, descriptors for trapped registers) are not parsed; a server answers them with
+//! `ENOSYS`.
 //!
 //! # A command of this project: waking a server that polls
 //!
-//! A server that polls pages which the client has mapped goes to sleep when these stay quiet, and nothing in the
-//! protocol wakes it. Where both sides name `"hca_wake": true` among their capabilities, the client may send
+//! A server that polls pages which the client has mapped goes to sleep when these pages stay unchanged, and no message
+//! of the protocol wakes it. If both sides name `"hca_wake": true` among their capabilities, the client may send
 //! [`Command::HcaWake`]; the reply brings an eventfd, and with [`Wake::word`] a second descriptor, a file in memory
 //! that holds a word of 32 bits at an offset. The word is 0 while the server polls, so the client makes no system call
 //! then:
@@ -21,9 +22,9 @@
 //! | loads the word, with no more than the compiler kept from exchanging the two | runs `membarrier` for all processes that asked for it (`GLOBAL_EXPEDITED`), or a full fence |
 //! | if it is not 0: writes 1 to the eventfd | looks at all doorbells; sleeps on the eventfd if they are quiet |
 //!
-//! The client asks the kernel for its part of the server's barrier when it fetches the eventfd, and runs a full fence
-//! of its own each time where the kernel has none. A server without the barrier looks again after a millisecond, which
-//! is what a lost wake-up costs then.
+//! The client registers with the kernel for the server's barrier when it fetches the eventfd; without such a barrier in
+//! the kernel, the client runs a full fence at each doorbell. A server without the barrier polls again after a
+//! millisecond, so a lost wake-up costs a millisecond.
 
 mod info;
 mod message;
@@ -37,85 +38,85 @@ pub use version::{Capabilities, Version};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 16;
-/// What one message may read or write, at most, whatever a peer offers.
+/// The most bytes that one message may read or write, regardless of a peer's limit.
 pub const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 /// The longest accepted message: the longest transfer, with its headers.
 pub const MAX_MESSAGE_BYTES: usize = HEADER_BYTES + 16 + MAX_TRANSFER_BYTES as usize;
-/// Descriptors that may come with one message.
+/// The most descriptors of one message.
 pub const MAX_DESCRIPTORS: usize = 64;
-/// Areas of a region that may be mapped.
+/// The most mappable areas of one region.
 pub const MAX_AREAS: usize = 256;
-/// Interrupts of one kind that a function can have: what MSI-X knows.
+/// The most interrupts of one kind: the limit of MSI-X.
 pub const MAX_IRQS: u32 = 2048;
 /// The number of MSI-X among the kinds of interrupts.
 pub const IRQ_MSIX: u32 = 2;
-/// That of errors of the bus that the device can't go on after.
+/// The number of fatal bus errors among the kinds of interrupts.
 pub const IRQ_ERROR: u32 = 3;
-/// The index of requests to release the device.
+/// The number of requests to release the device among the kinds of interrupts.
 pub const IRQ_REQUEST: u32 = 4;
 /// The number of the configuration space among the regions; the six BARs come before it.
 pub const REGION_CONFIG: u32 = 7;
 
-/// What makes bytes no message.
+/// The reason why bytes are not a message.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// It ends too early.
+    /// The message ends too early.
     #[error("{what} needs {needs} bytes, and there are {has}")]
     Short {
-        /// Which part.
+        /// The part that is cut off.
         what: &'static str,
-        /// What it needs.
+        /// The bytes that the part needs.
         needs: usize,
-        /// What there is.
+        /// The bytes that are there.
         has: usize,
     },
-    /// Its header claims a length that no message has.
+    /// The header has a length that no message has.
     #[error("a message of {claimed} bytes, where {HEADER_BYTES} to {MAX_MESSAGE_BYTES} are possible")]
     Size {
-        /// What the header says.
+        /// The header's value.
         claimed: u32,
     },
-    /// Neither a command nor a reply.
+    /// The message is neither a command nor a reply.
     #[error("a message of type {kind}, where 0 is a command and 1 a reply")]
     Kind {
-        /// What the header says.
+        /// The header's value.
         kind: u32,
     },
-    /// No command that is known.
+    /// The command is unknown.
     #[error("command {code} is not known")]
     Command {
         /// The number.
         code: u16,
     },
-    /// A count that does not fit what comes with it, or is beyond what is possible.
+    /// A count does not fit the data, or exceeds a limit.
     #[error("{what} is {claimed}, where {possible} is possible")]
     Count {
-        /// Which count.
+        /// The name of the count.
         what: &'static str,
-        /// What the message says.
+        /// The message's value.
         claimed: u64,
-        /// The most, or what the data's length says.
+        /// The limit, or the count that the data's length gives.
         possible: u64,
     },
-    /// A value that means nothing.
+    /// A field has a value without a meaning.
     #[error("{what} is {value:#x}, which is not defined")]
     Value {
-        /// Which field.
+        /// The name of the field.
         what: &'static str,
         /// The value.
         value: u64,
     },
-    /// The capabilities are no JSON object, or one of them is not of its kind.
+    /// The capabilities are not a JSON object, or one has a value of the wrong type.
     #[error("the capability `{name}` is not of its kind in the version's JSON")]
     Capability {
-        /// The one that was given.
+        /// The name of the capability.
         name: &'static str,
     },
-    /// The chain of a region's capabilities leads out of the message or in circles.
+    /// The chain of a region's capabilities leaves the message or is circular.
     #[error("the chain of a region's capabilities leads to byte {at}, where none can be")]
     Chain {
-        /// Where it leads.
+        /// The offset to which the chain leads.
         at: u32,
     },
 }
@@ -125,11 +126,11 @@ pub enum WireError {
 #[repr(u16)]
 #[non_exhaustive]
 pub enum Command {
-    /// Agrees on a version and capabilities: the first.
+    /// Agrees on a version and capabilities: the first message.
     Version = 1,
-    /// Lets the device reach memory of the client's.
+    /// Maps client memory for the device.
     DmaMap = 2,
-    /// Takes that back.
+    /// Ends a mapping of client memory.
     DmaUnmap = 3,
     /// Asks about the device.
     DeviceGetInfo = 4,
@@ -139,26 +140,26 @@ pub enum Command {
     GetRegionIoFds = 6,
     /// Asks about a kind of interrupts.
     GetIrqInfo = 7,
-    /// Says what interrupts do.
+    /// Changes interrupts: masking, unmasking, triggering, or their eventfds.
     SetIrqs = 8,
     /// Reads from a region.
     RegionRead = 9,
     /// Writes to a region.
     RegionWrite = 10,
-    /// The server reads memory of the client's.
+    /// The server reads client memory.
     DmaRead = 11,
-    /// The server writes memory of the client's.
+    /// The server writes client memory.
     DmaWrite = 12,
     /// Resets the device.
     DeviceReset = 13,
     /// Writes to several places of regions.
     RegionWriteMulti = 15,
-    /// Asks for the means to wake the server, this project's own.
+    /// Asks for the means to wake the server: this project's own command.
     HcaWake = 0xff01,
 }
 
 impl Command {
-    /// All of them.
+    /// All commands, in the order of their numbers.
     pub const ALL: [Self; 15] = [
         Self::Version,
         Self::DmaMap,
@@ -177,7 +178,7 @@ impl Command {
         Self::HcaWake,
     ];
 
-    /// The command of a number.
+    /// The command that a number stands for.
     pub fn from_code(code: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|c| c.code() == code)
     }
@@ -185,7 +186,7 @@ impl Command {
     pub fn code(self) -> u16 {
         self as u16
     }
-    /// The name in the protocol's own words.
+    /// The command's name in the protocol's specification.
     pub fn name(self) -> &'static str {
         match self {
             Self::Version => "VERSION",
@@ -218,14 +219,14 @@ impl core::fmt::Display for Command {
 pub enum Kind {
     /// A command.
     Command {
-        /// Whether its sender wants to hear nothing of it.
+        /// Whether the sender asks for no reply.
         no_reply: bool,
     },
-    /// The reply to one that was done.
+    /// The reply to a command that was carried out.
     Reply,
-    /// The reply to one that was refused; nothing follows it.
+    /// The reply to a command that was refused; it has no payload.
     Refusal {
-        /// Why, as a number of the operating system; it may be 0.
+        /// The reason as an error number of the operating system; may be 0.
         errno: u32,
     },
 }
@@ -238,18 +239,18 @@ const FLAG_ERROR: u32 = 1 << 5;
 /// The header of each message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The sender's number for it, which the reply repeats.
+    /// The sender's number for the message, which the reply repeats.
     pub id: u16,
-    /// The command's number, which need not be one that is known.
+    /// The command's number, possibly an unknown one.
     pub command: u16,
     /// The kind.
     pub kind: Kind,
-    /// Bytes that follow.
+    /// The bytes behind the header.
     pub payload_bytes: usize,
 }
 
 impl Header {
-    /// Takes 16 bytes for a header.
+    /// Parses a header from 16 bytes.
     ///
     /// # Errors
     /// The length is not between [`HEADER_BYTES`] and [`MAX_MESSAGE_BYTES`], or the type is unknown.
@@ -268,10 +269,10 @@ impl Header {
         Ok(Self { id, command, kind, payload_bytes: whole - HEADER_BYTES })
     }
 
-    /// The bytes of it.
+    /// The bytes of the header.
     ///
     /// # Panics
-    /// If the payload is longer than any message's.
+    /// If the payload is longer than [`MAX_MESSAGE_BYTES`] allows.
     pub fn build(&self) -> [u8; HEADER_BYTES] {
         assert!(self.payload_bytes <= MAX_MESSAGE_BYTES - HEADER_BYTES, "{} bytes", self.payload_bytes);
         let size = (HEADER_BYTES + self.payload_bytes) as u32;
@@ -290,7 +291,7 @@ impl Header {
     }
 }
 
-/// The whole message that refuses a command.
+/// Builds the whole message that refuses a command.
 pub fn refusal(id: u16, command: u16, errno: u32) -> [u8; HEADER_BYTES] {
     Header { id, command, kind: Kind::Refusal { errno }, payload_bytes: 0 }.build()
 }

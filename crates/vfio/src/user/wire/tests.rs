@@ -1,4 +1,5 @@
-//! Messages by their bytes, and what is refused of them. That all can be built again is the corpus's to show.
+//! Messages by their bytes, and malformed messages that are refused. The fuzz corpus shows that all parsed messages can
+//! be built again.
 
 use super::*;
 

@@ -7,21 +7,21 @@ use super::{MAX_DESCRIPTORS, MAX_TRANSFER_BYTES, Reader, WireError, Writer};
 /// The longest text that is read.
 const MAX_TEXT_BYTES: usize = 4096;
 
-/// The capabilities of a side. Those that a peer does not name have the protocol's defaults.
+/// The capabilities of one side. A capability that a peer does not name has the protocol's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Descriptors that it takes with one message.
+    /// The most descriptors of one message that the side accepts.
     pub max_msg_fds: u32,
-    /// Bytes of one transfer.
+    /// The most bytes of one transfer.
     pub max_data_xfer_size: u32,
-    /// Mappings for DMA at one time.
+    /// The most mappings for DMA at one time.
     pub max_dma_maps: u32,
-    /// Sizes of pages that mappings for DMA may be made of, as bits.
+    /// The page sizes of mappings for DMA, as a bit mask.
     pub pgsizes: u64,
-    /// Whether it takes several writes in one message.
+    /// Whether the side accepts several writes in one message.
     pub write_multiple: bool,
-    /// Whether it can be woken ([`Command::HcaWake`](super::Command::HcaWake)).
+    /// Whether the server can be woken ([`Command::HcaWake`](super::Command::HcaWake)).
     pub hca_wake: bool,
 }
 
@@ -85,9 +85,9 @@ impl Capabilities {
 /// The first message of each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Both sides' must be equal; 0 so far.
+    /// The major version, equal on both sides; 0 so far.
     pub major: u16,
-    /// A server's is at most the client's; 0 so far.
+    /// The minor version; the server's is at most the client's; 0 so far.
     pub minor: u16,
     /// The sender's capabilities.
     pub capabilities: Capabilities,
