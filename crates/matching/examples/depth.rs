@@ -1,7 +1,7 @@
-//! What a message costs by the depth of the list that it is looked for in.
+//! The cost of a message by the depth of the match list.
 //!
-//! Exact entries: a message for any of n posted ones, with its event, and the entry posted anew. Wildcards: a message
-//! for the last of n, beside the time that it takes to read the bytes of their array. Run it with `--release`.
+//! Exact entries: a message for any of n posted entries, with its event, and a new post of the entry. Wildcards: a
+//! message for the last of n entries, beside the time for reading the bytes of their array. Run it with `--release`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

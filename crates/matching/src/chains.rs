@@ -1,7 +1,7 @@
 //! Chains of entries or headers with equal match bits and source, found by a keyed hash.
 //!
-//! One table whose places hold the keys themselves, so that a look-up is mostly one line of memory: a chain is at the
-//! place of its hash, or behind it with no free place in between. It is at most half full.
+//! An open-addressing table whose slots hold the keys themselves, so that most look-ups read one cache line: a chain is
+//! in the slot of its hash, or behind it with no free slot in between. The table is at most half full.
 
 use crate::dense::NONE;
 

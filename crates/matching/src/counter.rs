@@ -1,4 +1,4 @@
-//! Counting events, and the operations that wait for them.
+//! Counting events, and the triggered operations that wait for them.
 
 use std::collections::BTreeMap;
 
@@ -98,7 +98,7 @@ impl Interface {
         }
         Ok(None)
     }
-    /// Sets a counting event, which may set off what waits for it.
+    /// Sets a counting event, which may trigger operations that wait for it.
     ///
     /// # Errors
     /// [`Error::Handle`].
@@ -117,7 +117,7 @@ impl Interface {
         self.change(ct, Change::Add(by));
         Ok(())
     }
-    /// Forgets the operations that wait for a counting event, and says how many they were.
+    /// Drops the operations that wait for a counting event, and returns their number.
     ///
     /// # Errors
     /// [`Error::Handle`].
@@ -127,12 +127,11 @@ impl Interface {
         self.triggered -= cancelled;
         Ok(cancelled)
     }
-    /// Does an operation as soon as a counting event has reached a threshold, at once if it has. Operations are done
-    /// in the order of their thresholds, those of equal ones in the order of the calls.
+    /// Runs an operation as soon as a counting event has reached a threshold, or at once if it has already. Operations
+    /// run in the order of their thresholds; operations with equal thresholds run in the order of the calls.
     ///
     /// # Errors
-    /// [`Error::Handle`], [`Error::Increment`], [`Error::NoSpace`], and all that
-    /// [`begin`](Self::begin) refuses a message for.
+    /// [`Error::Handle`], [`Error::Increment`], [`Error::NoSpace`], and the errors of [`begin`](Self::begin).
     pub fn trigger(&mut self, ct: CtHandle, threshold: u64, operation: Triggered) -> Result<(), Error> {
         self.counter(ct, "trig_ct")?;
         match &operation {
@@ -154,13 +153,13 @@ impl Interface {
         self.change(ct, Change::Add(Count::default()));
         Ok(())
     }
-    /// The next message whose count was reached, to be sent now.
+    /// The next triggered message whose count was reached: the caller sends it now.
     pub fn fired(&mut self) -> Option<Transfer> {
         let transfer = self.fired.pop_front()?;
         self.triggered -= 1;
         Some(transfer)
     }
-    /// Whether [`fired`](Self::fired) has nothing.
+    /// Whether [`fired`](Self::fired) would return `None`.
     #[inline]
     pub fn fired_is_empty(&self) -> bool {
         self.fired.is_empty()

@@ -1,4 +1,4 @@
-//! Delivery: which entry takes a message, where its bytes go, and the effects of its completion.
+//! Delivery: the choice of the entry for a message, the place of its bytes, and the effects of its completion.
 
 use std::ops::Deref;
 
@@ -20,15 +20,16 @@ use crate::{
 #[derive(Debug, PartialEq)]
 #[must_use]
 pub enum Verdict {
-    /// An entry takes it: the caller moves the bytes and calls [`Interface::complete`].
+    /// An entry takes the message: the caller moves the bytes and calls [`Interface::complete`].
     Accept(Delivery),
-    /// Nothing takes it, and all that had to be counted or told here was; the initiator is to hear this.
+    /// No entry takes the message. Counts and events of the target are done; the caller sends this response to the
+    /// initiator.
     Refuse(Response),
 }
 
-/// A message that an entry has taken, and whose bytes the caller moves.
+/// A message that an entry has taken, and whose bytes the caller has to move.
 ///
-/// The entry's memory is the message's until [`Interface::complete`] takes this back.
+/// The message uses the entry's memory until [`Interface::complete`] takes this value.
 #[derive(Debug, PartialEq)]
 #[must_use = "its entry waits for `Interface::complete`"]
 pub struct Delivery {
@@ -44,20 +45,20 @@ impl Deref for Delivery {
     }
 }
 
-/// Where the bytes of a message go to, or come from.
+/// The place in the target's memory to which the bytes of a message go, or from which they come.
 #[derive(Debug, PartialEq)]
 pub struct Landing {
-    /// The entry that takes it.
+    /// The entry that takes the message.
     pub entry: EntryHandle,
     /// The list of the entry.
     pub list: ListKind,
     /// The memory descriptor (3.3).
     pub md: Option<MdHandle>,
-    /// The start of the entry's memory, as it was given.
+    /// The start of the entry's memory, as the program posted it.
     pub region_start: u64,
-    /// Where in it.
+    /// The offset in the entry's memory.
     pub offset: u64,
-    /// How many bytes; of an operation on elements, whole ones.
+    /// The number of bytes; an operation on elements moves whole elements.
     pub mlength: u64,
     /// The options of the memory.
     pub options: Options,
@@ -75,19 +76,19 @@ const _: () = assert!(size_of::<Verdict>() <= 128);
 pub enum Reason {
     /// The match bits differ.
     Bits,
-    /// The initiator is another.
+    /// The entry is for another initiator.
     Source,
-    /// The user or the job is another.
+    /// The entry is for another user or another job.
     User,
-    /// It has no memory.
+    /// The entry has no memory.
     NoMemory,
-    /// The memory takes no more operations.
+    /// The entry's memory takes no more operations.
     Inactive,
-    /// It would have to be cut off, and may not.
+    /// The message is too long, and the entry forbids truncation.
     TooLong,
-    /// It matches, and does not do this operation.
+    /// The entry matches, but does not allow this operation.
     Operation,
-    /// It matches, and is not for this user.
+    /// The entry matches, but is not for this user.
     Permission,
 }
 
@@ -125,10 +126,10 @@ impl Choice {
 }
 
 impl Interface {
-    /// Decides about a message, and applies the decision: the entry's offset and uses are counted, an entry that is
-    /// used up leaves its list, a header that is to wait does so.
+    /// Decides about a message, and applies the decision: counts the entry's offset and uses, unlinks an entry that is
+    /// used up, and stores a header that has to wait.
     ///
-    /// Messages must be shown in the order in which their initiator sent them.
+    /// The caller must deliver messages in the order in which their initiator sent them.
     pub fn deliver(&mut self, header: &Header) -> Verdict {
         match self.land(header) {
             Ok(landing) => Verdict::Accept(Delivery { header: *header, landing }),
@@ -136,7 +137,7 @@ impl Interface {
         }
     }
     /// [Delivers](Self::deliver) a message whose bytes are present, and [completes](Self::complete) it: `place` moves
-    /// the bytes, or says why it can't.
+    /// the bytes, or returns the reason why it can't.
     #[inline]
     pub fn place(&mut self, header: &Header, place: impl FnOnce(&Landing) -> NiFail) -> Response {
         // Looked at where it was put together.
@@ -161,8 +162,8 @@ impl Interface {
             Version::V3 => self.begin_v3(header, choice),
         }
     }
-    /// Tells each entry that is asked, in order, whether it would take a message (`None`) or why not, up to the one
-    /// that decides. For tools: it looks at the entries one by one, and changes nothing.
+    /// Reports, for each entry in the order of the search, whether the entry would take a message (`None`) or why not,
+    /// up to the entry that decides. For tools: the method examines the entries one by one, and changes nothing.
     pub fn explain(&self, header: &Header, mut tell: impl FnMut(EntryHandle, ListKind, Option<Reason>)) {
         let Ok(portal) = self.portal(header.pt_index) else { return };
         for kind in [ListKind::Priority, ListKind::Overflow] {
@@ -187,8 +188,8 @@ impl Interface {
             }
         }
     }
-    /// Completes a delivery whose bytes were moved, or could not be: posts events, counts, and returns the response to
-    /// the initiator.
+    /// Completes a delivery, whether its bytes were moved or the move failed: posts events, counts, and returns the
+    /// response to the initiator.
     ///
     /// # Panics
     /// If the delivery belongs to another interface.
@@ -285,8 +286,8 @@ impl Interface {
         self.push(self.eq_of(header.pt_index, &region), event, Some(&region), reserved);
     }
 
-    /// Counts a message that is not even shown to the lists, and says what its initiator is to hear: for callers that
-    /// see that it can't be right, by its length for one.
+    /// Refuses a message without a search of the lists: counts it, and returns the response to the initiator. For
+    /// callers that find a message invalid themselves, by its length for example.
     #[cold]
     pub fn reject(&mut self, header: &Header, fail: NiFail) -> Response {
         match fail {
@@ -561,7 +562,7 @@ impl Portal {
 }
 
 impl Landing {
-    /// Where in memory the bytes go: the region's start plus the offset.
+    /// The address of the bytes: the region's start plus the offset.
     pub const fn start(&self) -> u64 {
         self.region_start.wrapping_add(self.offset)
     }

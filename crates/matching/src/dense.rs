@@ -1,8 +1,8 @@
-//! An ordered array laid out for one question: which is the first row that agrees?
+//! An ordered array, laid out for the search for the first row that matches.
 //!
 //! The rows are kept by columns, in blocks of [`LANES`], so that the compiler compares several rows at once and memory
-//! is read once, front to back. Removing a row leaves a hole, which agrees with nothing; holes are squeezed out before
-//! they are a quarter of what is looked at.
+//! is read once, front to back. Removing a row leaves a hole, which matches nothing. Holes are removed before they make
+//! up a quarter of the searched rows.
 
 /// The rows of a block.
 pub(crate) const LANES: usize = 32;

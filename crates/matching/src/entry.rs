@@ -6,8 +6,9 @@ use crate::handle::Key;
 use crate::{Criteria, CtHandle, EntryHandle, EqHandle, Uid};
 
 bitflags! {
-    /// The options of an entry's memory: those of 4.3's list entries and of 3.3's memory descriptors, each in the
-    /// sense in which its absence is the commoner case here. The interfaces of both versions translate their options into these.
+    /// The options of an entry's memory: those of 4.3's list entries and of 3.3's memory descriptors, each defined so
+    /// that the more common case has the flag clear. The interfaces of both versions translate their options into
+    /// these.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Options: u32 {
         /// Puts and atomics are taken.
@@ -58,39 +59,41 @@ bitflags! {
     }
 }
 
-/// What [`Options::MAY_ALIGN`] aligns to.
+/// The alignment of [`Options::MAY_ALIGN`].
 pub const ALIGN_BYTES: u64 = 16;
 
-/// How many more operations memory takes.
+/// The number of operations that memory still takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Threshold {
-    /// As many as come.
+    /// Any number of operations.
     #[default]
     Infinite,
-    /// So many; at 0 it is inactive.
+    /// This number of operations; at 0 the memory is inactive.
     Count(u32),
 }
 
 /// Memory that messages go to or come from: the second half of a list entry of 4.3, or a memory descriptor of 3.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Where it begins. The engine adds offsets to it for events and does nothing else with it.
+    /// The start address. The engine only adds offsets to it, for events.
     pub start: u64,
     /// The bytes.
     pub length: u64,
-    /// The operations that it allows, and the events that it posts.
+    /// The operations that the memory allows, and the events that it posts.
     pub options: Options,
-    /// How many operations it takes.
+    /// The number of operations that the memory takes.
     pub threshold: Threshold,
-    /// With [`Options::MANAGE_LOCAL`]: as soon as fewer bytes are left, it is used up. 0 is never. (`max_size` in 3.3.)
+    /// With [`Options::MANAGE_LOCAL`]: the memory is used up as soon as fewer bytes than this are left; 0: never.
+    /// (`max_size` in 3.3.)
     pub min_free: u64,
-    /// For its user's events.
+    /// The user's value in the memory's events.
     pub user_ptr: u64,
-    /// Where its events go; `None` is the portal's queue.
+    /// The queue of its events; `None` is the portal's queue.
     pub eq: Option<EqHandle>,
-    /// What counts them.
+    /// The counting event of its operations.
     pub ct: Option<CtHandle>,
-    /// Whether it leaves its entry when an operation has used it up. Without, it stays there, inactive.
+    /// Whether the memory is detached from its entry when an operation has used it up. If not, it stays attached,
+    /// inactive.
     pub unlink: bool,
 }
 
@@ -114,18 +117,18 @@ impl Default for Region {
 /// An entry of a match list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The messages that it is for.
+    /// The criteria for messages.
     pub criteria: Criteria,
-    /// The user that may send them (4.3); `None` is any.
+    /// The user that may send messages (4.3); `None` is any.
     pub uid: Option<Uid>,
-    /// Whether it leaves the list when its memory leaves it.
+    /// Whether the entry is unlinked when its memory is detached.
     pub unlink: bool,
-    /// The memory; an entry without any (3.3, until one is attached) takes nothing.
+    /// The memory; an entry without memory (3.3, until a descriptor is attached) takes no messages.
     pub region: Option<Region>,
 }
 
 impl Entry {
-    /// An entry with its memory, for any user, that goes when it is used up: the entry of 4.3.
+    /// An entry with its memory, for any user, that is unlinked when it is used up: the entry of 4.3.
     pub const fn new(criteria: Criteria, region: Region) -> Self {
         Self { criteria, uid: None, unlink: true, region: Some(region) }
     }
@@ -138,14 +141,15 @@ impl Entry {
 /// The two lists of a portal. 3.3 has the first only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ListKind {
-    /// Asked first.
+    /// The list that is searched first.
     #[default]
     Priority,
-    /// Asked where the first has no match; what it takes waits for an entry on the first.
+    /// The list that is searched if the priority list has no match. A message that its entries take waits for an entry
+    /// on the priority list.
     Overflow,
 }
 
-/// Where a new entry goes.
+/// The place of a new entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// At the front of a portal's list.

@@ -1,4 +1,4 @@
-//! The reasons for which a call is refused.
+//! The reasons why a call is refused.
 
 use crate::atomic::{AtomicOp, Datatype};
 
@@ -6,13 +6,13 @@ use crate::atomic::{AtomicOp, Datatype};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A handle of something freed, or one that was never given out.
+    /// The handle belongs to a freed object, or was never given out.
     #[error("{argument} names nothing that is there")]
     Handle {
         /// The argument.
         argument: &'static str,
     },
-    /// No portal is allocated there.
+    /// No portal is allocated at this index.
     #[error("portal {pt_index} is not allocated")]
     PtIndex {
         /// The index that was given.
@@ -30,42 +30,42 @@ pub enum Error {
         /// The number.
         limit: u32,
     },
-    /// Flow control tells of itself by an event.
+    /// Flow control needs an event queue, because it reports by an event.
     #[error("a portal with flow control needs an event queue")]
     PtEqNeeded,
     /// A limit of the interface is reached.
     #[error("the interface holds no more than {limit} {what}")]
     NoSpace {
-        /// Of what.
+        /// The objects that are limited.
         what: &'static str,
         /// How many it holds.
         limit: u32,
     },
-    /// The list is as long as lists get.
+    /// The list has the maximum length.
     #[error("a list holds no more than {limit} entries")]
     ListTooLong {
         /// How many it holds.
         limit: u32,
     },
-    /// Something is still under way, or still refers to it.
+    /// Operations on the object are under way, or other objects refer to it.
     #[error("{argument} is in use: {pending} operations, entries or headers still need it")]
     InUse {
         /// The argument.
         argument: &'static str,
-        /// How many need it.
+        /// The number of users.
         pending: u32,
     },
-    /// A number beyond what it may be.
+    /// A number exceeds its limit.
     #[error("{argument} is {value}, and may be {limit} at most")]
     TooLarge {
         /// The argument.
         argument: &'static str,
         /// The given value.
         value: u64,
-        /// What would do.
+        /// The largest allowed value.
         limit: u64,
     },
-    /// Offset and length name bytes that the memory descriptor does not have.
+    /// Offset and length exceed the memory descriptor.
     #[error("{argument} and length name bytes {offset} to {offset}+{length} of {available}")]
     Range {
         /// The offset's argument.
@@ -74,7 +74,7 @@ pub enum Error {
         offset: u64,
         /// The length.
         length: u64,
-        /// The bytes that there are.
+        /// The bytes of the memory descriptor.
         available: u64,
     },
     /// The operation is not defined on the type, or not by this call, or not at this length.
@@ -87,12 +87,12 @@ pub enum Error {
         /// The bytes.
         length: u64,
     },
-    /// Options that exclude each other, or the place where they are used.
+    /// The options exclude each other, or are not allowed in this call.
     #[error("{argument}: {why}")]
     Options {
         /// The argument.
         argument: &'static str,
-        /// What excludes what.
+        /// The conflict between the options.
         why: &'static str,
     },
     /// The memory descriptor takes no more operations.
@@ -107,13 +107,13 @@ pub enum Error {
         /// The argument.
         argument: &'static str,
     },
-    /// A count that is both of successes and of failures, or not a number.
+    /// A count has both successes and failures, or is not a number.
     #[error("{argument} counts both successes and failures")]
     Increment {
         /// The argument.
         argument: &'static str,
     },
-    /// Waiting was ended by [`Interface::abort`](crate::Interface::abort).
+    /// The wait was ended by [`Interface::abort`](crate::Interface::abort).
     #[error("waiting was aborted")]
     Aborted,
 }

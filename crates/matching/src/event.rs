@@ -7,68 +7,68 @@ use crate::{EntryHandle, Jid, ListKind, MdHandle, NiFail, Process, Region, Uid};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum EventKind {
-    /// Bytes were read here.
+    /// A get read bytes at this target.
     Get = 0,
-    /// An appended entry found a get that had come before it.
+    /// An appended entry matched a get that had arrived before.
     GetOverflow = 1,
-    /// Bytes were written here.
+    /// A put wrote bytes at this target.
     Put = 2,
-    /// An appended entry found a put that had come before it.
+    /// An appended entry matched a put that had arrived before.
     PutOverflow = 3,
-    /// An atomic operation without a reply was done here.
+    /// An atomic operation without a reply ran at this target.
     Atomic = 4,
-    /// An appended entry found such an operation.
+    /// An appended entry matched such an operation that had arrived before.
     AtomicOverflow = 5,
-    /// An atomic operation with a reply was done here.
+    /// An atomic operation with a reply ran at this target.
     FetchAtomic = 6,
-    /// An appended entry found such an operation.
+    /// An appended entry matched such an operation that had arrived before.
     FetchAtomicOverflow = 7,
-    /// A reply's bytes are here.
+    /// The bytes of a reply have arrived.
     Reply = 8,
-    /// What was sent may be changed.
+    /// The sent memory may be changed again.
     Send = 9,
-    /// An acknowledgement came.
+    /// An acknowledgement has arrived.
     Ack = 10,
-    /// A portal ran out of something and takes no more.
+    /// A portal ran out of a resource, and takes no more messages.
     PtDisabled = 11,
     /// An entry was linked.
     Link = 12,
     /// An entry was used up.
     AutoUnlink = 13,
-    /// Nothing refers any more to the memory of an entry that had left the overflow list.
+    /// The memory of an entry that had left the overflow list is no longer in use.
     AutoFree = 14,
     /// A search ended.
     Search = 15,
-    /// 3.3: a get began here.
+    /// 3.3: a get began at this target.
     GetStart = 16,
-    /// 3.3: a get ended here.
+    /// 3.3: a get ended at this target.
     GetEnd = 17,
-    /// 3.3: a put began here.
+    /// 3.3: a put began at this target.
     PutStart = 18,
-    /// 3.3: a put ended here.
+    /// 3.3: a put ended at this target.
     PutEnd = 19,
-    /// 3.3: an exchange began here.
+    /// 3.3: an exchange began at this target.
     GetPutStart = 20,
-    /// 3.3: an exchange ended here.
+    /// 3.3: an exchange ended at this target.
     GetPutEnd = 21,
-    /// 3.3: a reply's bytes begin to come.
+    /// 3.3: the first bytes of a reply arrive.
     ReplyStart = 22,
-    /// 3.3: a reply's bytes are here.
+    /// 3.3: all bytes of a reply have arrived.
     ReplyEnd = 23,
     /// 3.3: sending began.
     SendStart = 24,
-    /// 3.3: what was sent may be changed.
+    /// 3.3: the sent memory may be changed again.
     SendEnd = 25,
-    /// 3.3: a memory descriptor was used up and left.
+    /// 3.3: a memory descriptor was used up and unlinked.
     Unlink = 26,
 }
 
-/// An event, with the fields of both interfaces. Those that an event has no use for are 0 or `None`.
+/// An event, with the fields of both interfaces. Fields without a meaning for an event are 0 or `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What happened.
+    /// The kind of the event.
     pub kind: EventKind,
-    /// How it ended.
+    /// The result of the operation.
     pub fail: NiFail,
     /// The list whose entry took the message.
     pub list: ListKind,
@@ -98,13 +98,13 @@ pub struct Event {
     pub user_ptr: u64,
     /// The message's 64 bits.
     pub hdr_data: u64,
-    /// The entry, if it is one's.
+    /// The entry, for events of an entry.
     pub entry: Option<EntryHandle>,
-    /// The memory descriptor, if it is one's.
+    /// The memory descriptor, for events of a descriptor.
     pub md: Option<MdHandle>,
-    /// 3.3: the same in the two events of an operation, and in the one that tells that it used the memory up.
+    /// 3.3: the operation's number, the same in the start and end events of an operation and in its unlink event.
     pub link: u64,
-    /// 3.3: counts the events of the queue.
+    /// 3.3: the event's number in its queue.
     pub sequence: u64,
 }
 
@@ -135,12 +135,13 @@ impl Event {
     }
 }
 
-/// What [`Interface::eq_get`](crate::Interface::eq_get) takes from a queue.
+/// An event that [`Interface::eq_get`](crate::Interface::eq_get) has taken from a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Got {
     /// The event.
     pub event: Event,
-    /// Whether events between this one and the one taken before were lost, as the queue had no room. Said once.
+    /// Whether events between this one and the one taken before were lost, because the queue had no room. Each loss is
+    /// reported once.
     pub dropped: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Handles that outlive their objects without ever naming another, and the tables behind them.
+//! Handles, and the tables behind them. A handle of a freed object never names another object.
 
 use std::num::NonZeroU64;
 
@@ -12,7 +12,7 @@ macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         ///
-        /// 24 bits of index and 40 of generation: handles of freed objects are refused.
+        /// A handle of 24 bits of index and 40 bits of generation: handles of freed objects are refused.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name(pub(crate) Key);
 
@@ -21,13 +21,13 @@ macro_rules! handle {
             pub const fn to_bits(self) -> u64 {
                 self.0.0.get()
             }
-            /// Its place: below the interface's limit for such objects, and no other's while the object is there, so
-            /// that who keeps something for each of them has a table of it.
+            /// The object's index: below the interface's limit for such objects, and unique while the object exists. A
+            /// caller that keeps data for each object can use it as the index of a table.
             #[inline]
             pub const fn index(self) -> u32 {
                 self.0.index()
             }
-            /// A handle from such a number; a made-up one, 0 included, is refused where it is used.
+            /// A handle from such a number. Calls refuse a made-up handle, 0 included.
             pub const fn from_bits(bits: u64) -> Self {
                 Self(Key(match NonZeroU64::new(bits) {
                     Some(bits) => bits,

@@ -1,9 +1,9 @@
-//! What arrives at a target, and what its initiator hears.
+//! The header of a message at its target, and the response to the initiator.
 
 use crate::atomic::{AtomicOp, Datatype};
 use crate::{Jid, Process, Uid};
 
-/// The header of a message as a target sees it, whatever carried it.
+/// The header of a message as the target sees it, independent of the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The operation.
@@ -12,17 +12,17 @@ pub struct Header {
     pub ack: AckRequest,
     /// The initiating process.
     pub initiator: Process,
-    /// The user, as the trusted layers below tell it.
+    /// The user, as reported by the trusted layers below.
     pub uid: Uid,
-    /// The job, likewise.
+    /// The job, as reported by the trusted layers below.
     pub jid: Jid,
     /// The portal.
     pub pt_index: u32,
-    /// The entry of the access control list that it claims (3.3).
+    /// The index of the access control list that the message names (3.3).
     pub ac_index: u32,
     /// The match bits.
     pub match_bits: u64,
-    /// Where in the target's memory, unless that is managed locally.
+    /// The offset in the target's memory, unless the offset is managed locally.
     pub remote_offset: u64,
     /// Bytes asked for or sent.
     pub length: u64,
@@ -58,7 +58,7 @@ pub enum Operation {
     Get,
     /// The target's bytes are combined with the message's.
     Atomic(AtomicOp, Datatype),
-    /// The same, and the initiator gets what was there before.
+    /// The target's bytes are combined with the message's, and the initiator gets the old bytes.
     FetchAtomic(AtomicOp, Datatype),
     /// Bytes are exchanged, always or on a condition, or under a mask.
     Swap(AtomicOp, Datatype),
@@ -94,40 +94,40 @@ impl Operation {
     }
 }
 
-/// Which acknowledgement an initiator asks for.
+/// The acknowledgement that an initiator asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AckRequest {
-    /// None.
+    /// No acknowledgement.
     #[default]
     None,
-    /// One with all fields, for an event.
+    /// An acknowledgement with all fields, for an event.
     Full,
-    /// One to be counted.
+    /// An acknowledgement that is only counted.
     Count,
-    /// One that says that the operation is over, however it ended.
+    /// An acknowledgement that reports only the end of the operation, and not its result.
     Complete,
 }
 
-/// How an operation ended (`ni_fail_type`).
+/// The result of an operation (`ni_fail_type`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum NiFail {
-    /// Well.
+    /// The operation succeeded.
     #[default]
     Ok = 0,
     /// The target can't be reached.
     Undeliverable = 1,
-    /// The target dropped it: nothing there takes it.
+    /// The target dropped the message: no entry takes it.
     Dropped = 2,
-    /// The portal is disabled, or became so by this message.
+    /// The portal is disabled, or was disabled by this message.
     PtDisabled = 3,
     /// The initiator lacks the right.
     PermViolation = 4,
-    /// The entry, or the interface, does not do such an operation.
+    /// The entry or the interface does not allow the operation.
     OpViolation = 5,
     /// A search found nothing.
     NoMatch = 6,
-    /// The memory is not there.
+    /// The memory can't be accessed.
     Segv = 7,
 }
 
@@ -135,13 +135,13 @@ pub enum NiFail {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the initiator may wait for it"]
 pub struct Response {
-    /// In which form.
+    /// The form of the response.
     pub kind: ResponseKind,
-    /// How the operation ended.
+    /// The result of the operation.
     pub fail: NiFail,
-    /// The bytes that it moved; 0 if it failed.
+    /// The bytes that the operation moved; 0 if it failed.
     pub mlength: u64,
-    /// Where in the target's memory it was done.
+    /// The offset in the target's memory.
     pub offset: u64,
 }
 
@@ -152,9 +152,9 @@ pub enum ResponseKind {
     None,
     /// An acknowledgement with all fields.
     Ack,
-    /// An acknowledgement to be counted.
+    /// An acknowledgement that is only counted.
     CountAck,
-    /// That the operation is over.
+    /// An acknowledgement that the operation is over.
     CompleteAck,
     /// The reply: [`Response::mlength`] bytes of the target's memory, as they were before the operation.
     Reply,

@@ -22,7 +22,8 @@ Jid }
 
 /// A process: node and process where the interface's addresses are physical, a rank where they are logical.
 ///
-/// As in both interfaces' own types, nothing in the value tells which of the two it is; the interface does.
+/// As in both interfaces' own types, the value does not tell a physical address from a logical one; the interface knows
+/// its kind.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Process(u64);
 
@@ -39,7 +40,7 @@ impl Process {
     pub const fn nid(self) -> Nid {
         Nid((self.0 >> 32) as u32)
     }
-    /// The number within its node of a physical address.
+    /// The process number of a physical address.
     pub const fn pid(self) -> Pid {
         Pid(self.0 as u32)
     }
@@ -58,7 +59,7 @@ impl std::fmt::Debug for Process {
     }
 }
 
-/// Which processes an entry takes messages from.
+/// The processes from which an entry takes messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
     packed: u64,
@@ -70,7 +71,7 @@ impl Source {
     /// Every process.
     pub const ANY: Self = Self { packed: 0, mask: 0 };
 
-    /// By node and process number; `None` is any.
+    /// Processes by node and process number; `None` is any.
     pub const fn physical(nid: Option<Nid>, pid: Option<Pid>) -> Self {
         let (high, high_mask) = match nid {
             Some(nid) => (nid.0, u32::MAX),
@@ -82,7 +83,7 @@ impl Source {
         };
         Self { packed: (high as u64) << 32 | low as u64, mask: (high_mask as u64) << 32 | low_mask as u64 }
     }
-    /// By rank; `None` is any.
+    /// Processes by rank; `None` is any.
     pub const fn logical(rank: Option<Rank>) -> Self {
         match rank {
             Some(rank) => Self::exactly(Process::logical(rank)),
@@ -93,11 +94,11 @@ impl Source {
     pub const fn exactly(process: Process) -> Self {
         Self { packed: process.0, mask: u64::MAX }
     }
-    /// Whether it can only be of physical addresses: it names a node, or not all of a process.
+    /// Whether the source is valid for physical addresses only: it names a node, or only a part of a process.
     pub const fn is_physical(self) -> bool {
         self.packed >> 32 != 0 || self.mask != 0 && self.mask != u64::MAX
     }
-    /// Whether it can only be of logical addresses: it names a process, and no node.
+    /// Whether the source is valid for logical addresses only: it names a process, and no node.
     pub const fn is_logical(self) -> bool {
         self.mask == u64::MAX && self.packed >> 32 == 0
     }
@@ -116,32 +117,32 @@ impl Source {
 
 /// The criteria by which an entry matches messages.
 ///
-/// The match bits that are not ignored must be equal, and source, user and job must be the wanted ones. Users and
-/// jobs are criteria of 3.3 as the paper on its offload tells it; who may use an entry of 4.3 is
-/// [`Entry::uid`](crate::Entry::uid), which is asked after the match.
+/// The match bits that are not ignored must be equal, and source, user and job must be the wanted ones. Users and jobs
+/// are criteria of 3.3, as in the paper on its offload; in 4.3 the user that may use an entry is
+/// [`Entry::uid`](crate::Entry::uid), which is checked after the match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Criteria {
-    /// The process that the bytes come from.
+    /// The processes from which the entry takes messages.
     pub source: Source,
     /// The match bits.
     pub bits: u64,
-    /// Which of the match bits do not count.
+    /// The mask of the match bits that are ignored.
     pub ignore: u64,
-    /// Of which user; `None` is any.
+    /// The sending user; `None` is any.
     pub uid: Option<Uid>,
-    /// Of which job; `None` is any.
+    /// The sending job; `None` is any.
     pub jid: Option<Jid>,
 }
 
 impl Criteria {
-    /// Every message. An interface without matching uses no other criteria.
+    /// The criteria that every message meets. An interface without matching uses no other criteria.
     pub const ANY: Self = Self { source: Source::ANY, bits: 0, ignore: u64::MAX, uid: None, jid: None };
 
-    /// One process and all 64 bits.
+    /// The criteria of one process and all 64 match bits.
     pub const fn exactly(process: Process, bits: u64) -> Self {
         Self { source: Source::exactly(process), bits, ignore: 0, uid: None, jid: None }
     }
-    /// Whether a message meets them.
+    /// Whether a message meets the criteria.
     #[inline]
     pub fn matches(&self, header: &Header) -> bool {
         (self.bits ^ header.match_bits) & !self.ignore == 0

@@ -132,8 +132,8 @@ impl Interface {
         }
         Ok(Flight { transfer: *transfer, link })
     }
-    /// A message that was [checked](Self::check_transfer) has left, and nothing will come back for it: its beginning
-    /// and its end in one, for messages that [carry](Flight::is_sent) bytes.
+    /// Reports that a [checked](Self::check_transfer) message has left, and that no response will come. The call is
+    /// both beginning and end of the message, for messages that [carry](Flight::is_sent) bytes.
     #[inline]
     pub fn sent_at_once(&mut self, transfer: &Transfer) {
         if self.config.version == Version::V3 {
@@ -145,21 +145,22 @@ impl Interface {
         self.next_link += 1;
         self.told_v4(transfer, link, transfer.md, end, MdOptions::EVENT_CT_SEND, true);
     }
-    /// The bytes of a message have left its memory, or failed to. For messages that [carry](Flight::is_sent) any.
+    /// Reports that the bytes of a message have left its memory, or failed to. For messages that
+    /// [carry](Flight::is_sent) bytes.
     pub fn sent(&mut self, flight: &Flight, fail: NiFail) {
         let Transfer { md, length, .. } = flight.transfer;
         let end = End { kind: EventKind::Send, fail, mlength: length, offset: 0 };
         self.told(flight, md, end, MdOptions::EVENT_CT_SEND, true);
     }
-    /// Whether what comes back for a message finds its memory descriptor active. In 3.3 it may not: the bytes go
-    /// nowhere then.
+    /// Whether the response to a message will find an active memory descriptor. In 3.3 the descriptor may be inactive;
+    /// the bytes are then dropped.
     #[inline]
     pub fn takes_answer(&self, flight: &Flight) -> bool {
         let is_active = |md| self.md_region(md).is_ok_and(|region| region.threshold != Threshold::Count(0));
         self.config.version == Version::V4 || is_active(flight.transfer.answer_md())
     }
     /// Takes the response to a message, or its failure ([`NiFail::Undeliverable`]). For messages that
-    /// [expect](Flight::is_answered) one.
+    /// [expect](Flight::is_answered) a response.
     pub fn answered(&mut self, flight: &Flight, response: &Response) {
         let md = flight.transfer.answer_md();
         let Response { fail, mlength, offset, .. } = *response;
@@ -172,8 +173,8 @@ impl Interface {
         self.told(flight, md, End { kind, fail, mlength, offset }, counted, has_bytes);
     }
 
-    /// Nothing comes back for a message that [expected](Flight::is_answered) it: its target keeps acknowledgements
-    /// back.
+    /// Reports that no response will come for a message that [expected](Flight::is_answered) one, because its target
+    /// withholds acknowledgements.
     pub fn forget(&mut self, flight: &Flight) {
         let md = flight.transfer.answer_md();
         *self.md_pending(md) -= 1;
@@ -319,7 +320,7 @@ struct End {
 }
 
 impl Transfer {
-    /// Whether something comes back for it.
+    /// Whether a response to the message will come.
     pub const fn is_answered(&self) -> bool {
         self.operation.replies() || !matches!(self.ack, AckRequest::None)
     }

@@ -1,29 +1,29 @@
-//! Where the time of a message goes, for benches: marks between the parts of the way. Without the feature `instrument`
-//! they are nothing.
+//! Marks between the parts of a message's way at its target, by which benches measure each part. Without the feature
+//! `instrument` the marks do nothing.
 
 /// A part of a message's way at its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The lock of what holds the interface is taken.
+    /// Taking the lock of the object that holds the interface.
     Lock,
-    /// The header is read and checked.
+    /// Reading and checking the header.
     Inspect,
-    /// The entry is found.
+    /// Finding the entry.
     Match,
-    /// Uses, offsets, operations under way.
+    /// Counting uses, offsets and operations under way.
     Housekeeping,
-    /// The bytes go to their place.
+    /// Moving the bytes to their place.
     Bytes,
-    /// The event is written.
+    /// Writing the event.
     Event,
-    /// An entry that was used up leaves its list, and is told of.
+    /// Unlinking an entry that was used up, and reporting that.
     Unlink,
-    /// The lock is given back.
+    /// Releasing the lock.
     Unlock,
 }
 
 impl Part {
-    /// All of them, by number.
+    /// All parts, in the order of their numbers.
     pub const ALL: [Self; 8] = [
         Self::Lock,
         Self::Inspect,
@@ -40,10 +40,10 @@ impl Part {
 mod marks {
     use super::Part;
 
-    /// A part begins now that the last mark does not tell.
+    /// Begins a part now, instead of at the last mark.
     #[inline(always)]
     pub fn begin() {}
-    /// A part ends: the time since the last mark was its.
+    /// Ends a part: the time since the last mark is counted for it.
     #[inline(always)]
     pub fn mark(_: Part) {}
 }
@@ -62,7 +62,7 @@ mod marks {
         static SPENT: [Cell<u64>; Part::ALL.len()] = const { [const { Cell::new(0) }; Part::ALL.len()] };
     }
 
-    /// Sets the clock that the marks read, once for the process. Without one nothing is counted.
+    /// Sets the clock that the marks read, once for the process. Without a clock nothing is counted.
     pub fn set_clock(clock: fn() -> u64) {
         // A second one would be no better.
         let _ = CLOCK.set(clock);
@@ -71,14 +71,14 @@ mod marks {
     pub fn take() -> [u64; Part::ALL.len()] {
         SPENT.with(|spent| std::array::from_fn(|part| spent[part].replace(0)))
     }
-    /// A part begins now that the last mark does not tell.
+    /// Begins a part now, instead of at the last mark.
     #[inline]
     pub fn begin() {
         if let Some(clock) = CLOCK.get() {
             LAST.set(clock());
         }
     }
-    /// A part ends: the time since the last mark was its.
+    /// Ends a part: the time since the last mark is counted for it.
     #[inline]
     pub fn mark(part: Part) {
         let Some(clock) = CLOCK.get() else { return };

@@ -17,10 +17,11 @@ use crate::{
     Released, Source, Transfer, Uid,
 };
 
-/// The Portals version whose rules an [`Interface`] follows, where an entry does not set them.
+/// The Portals version, whose rules an [`Interface`] follows where an entry does not set its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Version {
-    /// Portals 3.3: start and end events; an entry that may not take a message is passed by; an access control list.
+    /// Portals 3.3: start and end events; the search skips an entry that may not take a message; an access control
+    /// list.
     V3,
     /// Portals 4.3: single events; an entry that matches and may not take a message ends the search.
     #[default]
@@ -79,7 +80,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The most of everything.
+    /// The largest limits that an interface can have.
     pub const MAX: Self = Self {
         max_entries: MAX_OBJECTS,
         max_unexpected_headers: MAX_OBJECTS,
@@ -96,7 +97,7 @@ impl Limits {
         max_fetch_atomic_size: 1 << 20,
     };
 
-    /// The granted limits for requested ones: each as requested, as far as possible.
+    /// The granted limits for a request: each limit as requested, as far as possible.
     pub fn grant(asked: &Self) -> Self {
         let max = Self::MAX;
         Self {
@@ -122,11 +123,11 @@ impl Limits {
 pub struct Config {
     /// The Portals version.
     pub version: Version,
-    /// Whether entries have match criteria. Without, an entry takes whatever comes to its portal.
+    /// Whether entries have match criteria. An entry without criteria takes any message for its portal.
     pub matching: bool,
     /// The requested limits.
     pub limits: Limits,
-    /// Draws the hash by which entries are found: a number that peers do not know.
+    /// The seed of the hash by which entries are found: a number that peers do not know.
     pub seed: u64,
     /// Whether [`Interface::released`] lists the entries and memory descriptors that were released. The caller must
     /// take the whole list, which grows until then.
@@ -163,11 +164,11 @@ bitflags! {
     }
 }
 
-/// What an interface counts (its status registers).
+/// The counters of an interface (its status registers).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Messages that nothing took: no portal, a disabled one, no entry, no room for the header. In 3.3, all that were
-    /// refused.
+    /// Dropped messages: no portal, a disabled portal, no entry, or no room for the header. In 3.3, all refused
+    /// messages.
     pub dropped: u64,
     /// Messages whose sender lacks the permission.
     pub permission_violations: u64,
@@ -263,7 +264,7 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// An interface with nothing in it. Limits are granted as [`Limits::grant`] says.
+    /// An interface without objects. [`Limits::grant`] gives the limits.
     pub fn new(config: Config) -> Self {
         let limits = Limits::grant(&config.limits);
         Self {
@@ -295,20 +296,20 @@ impl Interface {
     pub fn status(&self) -> Status {
         self.status
     }
-    /// The next entry or memory descriptor that is gone for good, in the order in which they went: unlinked, used up
-    /// with nothing of it under way and no header waiting whose bytes it holds, or never linked as waiting headers used
-    /// it up. Nothing unless [`Config::reports_released`] asks for it.
+    /// The next entry or memory descriptor that was released, in the order of release. An object is released when it is
+    /// unlinked; when it is used up, no operation on it is under way and no waiting header has bytes in it; or when
+    /// waiting headers used it up before it was linked. `None` unless [`Config::reports_released`] is set.
     #[inline]
     pub fn released(&mut self) -> Option<Released> {
         self.released.pop_front()
     }
-    /// Whether neither [`released`](Self::released) nor [`fired`](Self::fired) has anything.
+    /// Whether both [`released`](Self::released) and [`fired`](Self::fired) would return `None`.
     #[inline]
     pub fn is_settled(&self) -> bool {
         self.released.is_empty() && self.fired.is_empty()
     }
-    /// Whether an entry is posted, or its memory is still needed: by operations under way, or by waiting headers
-    /// whose bytes it holds.
+    /// Whether an entry is posted, or its memory is still in use, by operations under way or by the bytes of waiting
+    /// headers.
     #[inline]
     pub fn has_entry(&self, entry: EntryHandle) -> bool {
         self.entries.get(entry.0).is_some()
@@ -352,7 +353,7 @@ impl Interface {
         Ok(())
     }
 
-    /// Allocates a portal: the one that is asked for, or any.
+    /// Allocates a portal, at the requested index or at any.
     ///
     /// # Errors
     /// [`Error::PtEqNeeded`], [`Error::PtIndex`] (beyond the limit), [`Error::PtInUse`], [`Error::PtFull`], or
@@ -412,7 +413,8 @@ impl Interface {
         }
         Ok(())
     }
-    /// Takes no more messages at a portal. [`pt_pending`](Self::pt_pending) says when those before are done.
+    /// Disables a portal, which then takes no more messages. [`pt_pending`](Self::pt_pending) tells when earlier
+    /// messages are done.
     ///
     /// # Errors
     /// [`Error::PtIndex`].
@@ -422,9 +424,9 @@ impl Interface {
     }
     /// Enables a portal, after a call or flow control disabled it.
     ///
-    /// Before enabling a portal with flow control, the caller makes room: taken events, appended entries. Otherwise the
-    /// next message disables it again, and nothing is lost: where its notice has no place, since no event was taken
-    /// since the last one, that last one is still to be read and stands for both.
+    /// Before enabling a portal with flow control, the caller makes room: it takes events and appends entries.
+    /// Otherwise the next message disables the portal again. No notice is lost: if the second notice has no room, no
+    /// event was taken since the first one, so the first notice is still to be read and stands for both.
     ///
     /// # Errors
     /// [`Error::PtIndex`].
@@ -448,22 +450,22 @@ impl Interface {
     pub fn pt_pending(&self, pt_index: u32) -> Result<u32, Error> {
         Ok(self.portal(pt_index)?.pending)
     }
-    /// How many entries a list has.
+    /// The number of entries of a list.
     ///
     /// # Errors
     /// [`Error::PtIndex`].
     pub fn list_len(&self, pt_index: u32, list: ListKind) -> Result<u32, Error> {
         Ok(self.portal(pt_index)?.list(list).len())
     }
-    /// How many headers wait at a portal.
+    /// The number of headers that wait at a portal.
     ///
     /// # Errors
     /// [`Error::PtIndex`].
     pub fn unexpected_len(&self, pt_index: u32) -> Result<u32, Error> {
         Ok(self.portal(pt_index)?.arrivals.len() as u32)
     }
-    /// The bytes that a search over all wildcards of a list reads, and their words' sum, which is what it takes to
-    /// read them: the floor that benches measure matching against.
+    /// The bytes that a search over all wildcards of a list reads, and the sum of their words. Benches measure matching
+    /// against the time of this sum, which is the time for reading the bytes.
     ///
     /// # Errors
     /// [`Error::PtIndex`].
@@ -478,7 +480,7 @@ impl Interface {
         portal_mut(&mut self.portals, pt_index)
     }
 
-    /// Makes an event queue that holds so many events.
+    /// Creates an event queue that holds `count` events.
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::NoSpace`].
@@ -492,7 +494,7 @@ impl Interface {
         let limit = self.eqs.limit();
         self.eqs.insert(queue).map(EqHandle).ok_or(Error::NoSpace { what: "event queues", limit })
     }
-    /// Frees an event queue. What would still go to it is lost.
+    /// Frees an event queue. Later events for it are lost.
     ///
     /// # Errors
     /// [`Error::Handle`].
@@ -509,8 +511,8 @@ impl Interface {
     pub fn eq_get(&mut self, eq: EqHandle) -> Result<Option<Got>, Error> {
         self.eq_take(eq, |&event, dropped| Got { event, dropped })
     }
-    /// Takes the oldest event, which is shown where it lies, and whether events between it and the one taken before
-    /// were lost: for who wants some of its fields, or all in another order, without a copy in between.
+    /// Takes the oldest event in place: `show` gets a reference to the event, and whether events between it and the one
+    /// taken before were lost. For callers that need a few fields, or another layout, without a copy in between.
     ///
     /// # Errors
     /// [`Error::Handle`].
@@ -550,22 +552,22 @@ impl Interface {
             portal.keep_notice(eqs);
         }
     }
-    /// How many events a queue holds.
+    /// The number of events in a queue.
     ///
     /// # Errors
     /// [`Error::Handle`].
     pub fn eq_len(&self, eq: EqHandle) -> Result<usize, Error> {
         Ok(self.eqs.get(eq.0).ok_or(Error::Handle { argument: "eq" })?.len())
     }
-    /// 3.3: the memory descriptor of the event that was taken last from a queue, as it was right after that event.
+    /// 3.3: the memory descriptor of the last event taken from a queue, with its values right after that event.
     ///
     /// # Errors
     /// [`Error::Handle`].
     pub fn eq_last_md(&self, eq: EqHandle) -> Result<Option<Region>, Error> {
         Ok(self.eqs.get(eq.0).ok_or(Error::Handle { argument: "eq" })?.last_md())
     }
-    /// Takes an event of one of several queues and says of which; `first` is asked first, so that who counts it up is
-    /// fair to all.
+    /// Takes an event of one of several queues, and returns the queue's index too. The search begins at `first`, so
+    /// that a caller that increments `first` treats all queues fairly.
     ///
     /// # Errors
     /// [`Error::Handle`]; [`Error::Aborted`] after [`abort`](Self::abort).
@@ -601,7 +603,8 @@ impl Interface {
         }
     }
 
-    /// Ends all waiting: [`eq_poll`](Self::eq_poll) and [`ct_poll`](Self::ct_poll) say so from now on.
+    /// Ends all waiting: [`eq_poll`](Self::eq_poll) and [`ct_poll`](Self::ct_poll) return [`Error::Aborted`] from now
+    /// on.
     pub fn abort(&mut self) {
         self.aborted = true;
     }

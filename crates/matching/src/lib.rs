@@ -31,7 +31,7 @@
 //!
 //! # One engine, two interfaces
 //!
-//! What differs between the two interfaces is a setting:
+//! Each difference between the two interfaces is a setting:
 //!
 //! | | 3.3 | 4.3 | setting |
 //! |---|---|---|---|

@@ -1,11 +1,11 @@
-//! A match list: the first of its entries that matches, by hash where criteria are exact, and by one stream over the
-//! others.
+//! A match list: it finds the first matching entry, by hash if the entry's criteria are exact, and by one stream over
+//! the others.
 //!
-//! Every entry has a position, a number that grows along the list with gaps between neighbours. Entries that ask for
-//! one process and all match bits hang in chains by these, found by a keyed hash; the others are rows of a
-//! [`Dense`] array. A search merges the two by position, so an exact entry costs the same at any depth, and wildcards
-//! are looked at only as far as they stand before it. What links entries lies apart from them, so that neighbours are
-//! close in memory however large entries are.
+//! Every entry has a position, a number that grows along the list with gaps between neighbours. Entries with exact
+//! criteria (one process and all match bits) are in chains, one for each pair of process and bits, found by a keyed
+//! hash. The other entries are rows of a [`Dense`] array. A search merges the two by position, so an exact entry costs
+//! the same at any depth, and only the wildcards before it are compared. The links between entries are stored apart
+//! from the entries, so that neighbours are close in memory however large entries are.
 
 use crate::Criteria;
 use crate::chains::{Chains, Seed};

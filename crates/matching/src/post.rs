@@ -13,9 +13,9 @@ use crate::{
 /// The effect of a search on the headers that it finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SearchOp {
-    /// It is told of and stays.
+    /// The header is reported, and stays.
     Only,
-    /// It is told of as if an entry had been appended, and is gone.
+    /// The header is reported as if an entry had been appended, and is removed.
     Delete,
 }
 
@@ -29,9 +29,9 @@ impl Interface {
     }
     /// Puts an entry into a list.
     ///
-    /// On the priority list, the headers that wait at the portal are asked first, oldest first. Each one that matches
-    /// is reported by an `*Overflow` event and removed, without a check of rights. An entry that this uses up is not
-    /// linked, and its handle names nothing.
+    /// On the priority list, the entry is first compared with the headers that wait at the portal, oldest first. Each
+    /// one that matches is reported by an `*Overflow` event and removed, without a check of rights. An entry that these
+    /// headers use up is not linked, and its handle is invalid.
     ///
     /// # Errors
     /// [`Error::PtIndex`], [`Error::Handle`] for the place, the queue or the counting event, [`Error::Options`],
@@ -70,7 +70,8 @@ impl Interface {
     /// Unlinks an entry; no event is posted. A memory descriptor that is attached goes with it.
     ///
     /// # Errors
-    /// [`Error::Handle`]; [`Error::InUse`] while operations on it are under way, or headers wait whose bytes it holds.
+    /// [`Error::Handle`]; [`Error::InUse`] while operations on it are under way, or its memory holds bytes of waiting
+    /// headers.
     pub fn unlink(&mut self, entry: EntryHandle) -> Result<(), Error> {
         let posted =
             self.entries.get(entry.0).filter(|p| p.linked).ok_or(Error::Handle { argument: "entry" })?;
@@ -85,11 +86,12 @@ impl Interface {
         self.remove_entry(entry.0.index());
         Ok(())
     }
-    /// Looks through the headers that wait at a portal, as appending an entry would, without linking it.
+    /// Searches the headers that wait at a portal, as appending an entry would, without linking the entry.
     ///
-    /// [`SearchOp::Only`] posts a `Search` event for what it finds, [`SearchOp::Delete`] what appending would post.
-    /// An entry for one use finds one header, any other all of them. Only where it finds none, a `Search` event that
-    /// failed with [`NiFail::NoMatch`] tells so. A message found by `Only` may still be coming in.
+    /// [`SearchOp::Only`] posts a `Search` event for each header that it finds, [`SearchOp::Delete`] the event that
+    /// appending would post. An entry for one use finds one header, any other entry finds all. A search without a
+    /// result posts a `Search` event that failed with [`NiFail::NoMatch`]. A message found by `Only` may still be
+    /// arriving.
     ///
     /// # Errors
     /// [`Error::PtIndex`], [`Error::Handle`], [`Error::Options`].
@@ -156,7 +158,7 @@ impl Interface {
         (posted.md, posted.offset) = (Some(md), 0);
         Ok(MdHandle(md))
     }
-    /// Unlinks a memory descriptor, wherever it is; no event is posted. Its entry goes too if [`Entry::unlink`] says
+    /// Unlinks a memory descriptor, attached or not; no event is posted. Its entry goes too if [`Entry::unlink`] says
     /// so.
     ///
     /// # Errors
@@ -179,12 +181,12 @@ impl Interface {
         }
         Ok(())
     }
-    /// Gives a memory descriptor new values, if a queue is empty that is named (3.3); says what they were. Without new
-    /// values it only says that. The local offset begins anew.
+    /// Gives a memory descriptor new values, provided that the named queue, if any, is empty (3.3), and returns the old
+    /// values. Without new values the call only returns the present ones. The local offset restarts at 0.
     ///
     /// # Errors
-    /// [`Error::Handle`]; [`Error::NoUpdate`] if the queue is not empty; [`Error::InUse`] while operations on it are
-    /// under way, whose memory is that of the old values.
+    /// [`Error::Handle`]; [`Error::NoUpdate`] if the queue is not empty; [`Error::InUse`] while operations under way
+    /// use the memory of the old values.
     pub fn md_update(
         &mut self,
         md: MdHandle,
@@ -213,7 +215,7 @@ impl Interface {
         }
         Ok(old)
     }
-    /// The values of a memory descriptor; its threshold is what is left of it.
+    /// The values of a memory descriptor; its threshold is the number of operations that are left.
     ///
     /// # Errors
     /// [`Error::Handle`].

@@ -1,4 +1,4 @@
-//! What an initiator asks for, at once or when a count is reached.
+//! The requests of an initiator, to run at once or when a count is reached.
 
 use bitflags::bitflags;
 
@@ -34,30 +34,30 @@ bitflags! {
 /// An initiator's memory descriptor (4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Md {
-    /// Where it begins; the engine adds offsets to it for events.
+    /// The start address; the engine only adds offsets to it, for events.
     pub start: u64,
     /// The bytes.
     pub length: u64,
     /// The events of its operations.
     pub options: MdOptions,
-    /// Where its events go.
+    /// The queue of its events.
     pub eq: Option<EqHandle>,
-    /// What counts them.
+    /// The counting event of its operations.
     pub ct: Option<CtHandle>,
 }
 
-/// A message that an initiator sends, with all that its call says.
+/// A message that an initiator sends, with all arguments of its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// The action.
     pub operation: Operation,
     /// The memory that a put, an atomic or an exchange sends, or that receives a get's bytes.
     pub md: MdHandle,
-    /// Where in it.
+    /// The offset in that memory.
     pub local_offset: u64,
-    /// Where a fetching operation's bytes go, and at which offset.
+    /// The memory descriptor and the offset for the bytes of a fetching operation.
     pub reply: Option<(MdHandle, u64)>,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
     /// The acknowledgement that is wanted.
     pub ack: AckRequest,
@@ -69,11 +69,11 @@ pub struct Transfer {
     pub ac_index: u32,
     /// The match bits.
     pub match_bits: u64,
-    /// Where in the target's memory.
+    /// The offset in the target's memory.
     pub remote_offset: u64,
-    /// For the initiator's events (4.3).
+    /// The user's value in the initiator's events (4.3).
     pub user_ptr: u64,
-    /// For the target's event.
+    /// 64 bits for the target's event.
     pub hdr_data: u64,
     /// The operand of a conditional swap, or the mask, in the first bytes.
     pub operand: [u8; 32],
@@ -82,16 +82,16 @@ pub struct Transfer {
 /// Successes and failures, as a counting event holds them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Count {
-    /// Operations, or bytes, that ended well.
+    /// The number of operations, or bytes, that succeeded.
     pub success: u64,
-    /// Operations that did not.
+    /// The number of operations that failed.
     pub failure: u64,
 }
 
 /// An operation that waits for a count: put, get, atomic, fetching atomic, swap, increment, set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Triggered {
-    /// A message is sent. It comes out of [`Interface::fired`](crate::Interface::fired).
+    /// A message is sent: [`Interface::fired`](crate::Interface::fired) returns it.
     Transfer(Transfer),
     /// A counting event is incremented.
     CtInc(CtHandle, Count),

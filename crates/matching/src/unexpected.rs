@@ -1,7 +1,8 @@
-//! Headers that an entry of the overflow list took and that wait for one of the priority list.
+//! Unexpected headers: an entry of the overflow list took them, and they wait for an entry of the priority list.
 //!
-//! The list's mirror image: here the headers stand and the question has the wildcards. A question for one process and
-//! all match bits is answered by hash, any other by a stream over the headers in the order in which they came.
+//! The mirror image of a match list: the headers are stored, and the searching entry has the wildcards. A search for
+//! one process and all match bits goes by hash, any other search by a stream over the headers in the order of their
+//! arrival.
 
 use crate::chains::{Chains, Seed};
 use crate::dense::{self, Block, Dense, NONE};

@@ -1,4 +1,4 @@
-//! Counting events, the seven triggered operations, and what an initiator of 4.3 hears.
+//! Counting events, the seven triggered operations, and the events of an initiator of 4.3.
 
 mod rig;
 

@@ -1,4 +1,4 @@
-//! What bad arguments get: an error that names them, and nothing changes.
+//! Bad arguments: each gets an error that names it, and nothing changes.
 
 mod rig;
 

@@ -1,4 +1,4 @@
-//! Each event of 4.3 comes when its name says, with all its fields; queues, flow control, searches.
+//! The events of 4.3, each in its case and with all its fields; queues, flow control, searches.
 
 mod rig;
 

@@ -1,7 +1,7 @@
-//! `long double` and complex products beside what C makes of them, on values at every edge.
+//! `long double` and complex products compared with the results of C, on all edge values.
 //!
-//! A C compiler makes the other side; where there is none, the test says so and is skipped. The vectors in
-//! `src/atomic/tests.rs` hold without.
+//! A C compiler builds the other side; without a C compiler the test is skipped and reports that. The vectors in
+//! `src/atomic/tests.rs` need no compiler.
 #![cfg(target_arch = "x86_64")]
 
 use std::io::Write;

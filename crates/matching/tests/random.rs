@@ -1,7 +1,7 @@
-//! The engine beside a plain model, step by step: what is returned, every event, counts, status and lists, and what is
-//! gone.
+//! The engine beside a plain model, step by step: returned values, every event, counts, status, lists, and released
+//! objects.
 //!
-//! `HCA_MATCHING_STEPS` and `HCA_MATCHING_SEED` say how many steps and which; a failure tells both.
+//! `HCA_MATCHING_STEPS` and `HCA_MATCHING_SEED` choose the number of steps and the seed; a failure prints both.
 
 mod model;
 

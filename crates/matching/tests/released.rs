@@ -1,4 +1,5 @@
-//! What is gone for good is told, once, when its memory is the program's again; before that its handle names it.
+//! Released objects: each is reported once, when its memory belongs to the program again; until then its handle is
+//! valid.
 
 mod rig;
 

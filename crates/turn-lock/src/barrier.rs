@@ -1,24 +1,24 @@
-//! A memory barrier that one side pays for both.
+//! An asymmetric memory barrier: the rare side of a pair of threads pays for both sides.
 //!
-//! Two threads that each store a word and then load the other's may both miss the other's store, unless both run a
-//! full barrier in between. Where one of them does so very often and the other hardly ever, the rare one has every
-//! processor that runs this process execute a barrier ([`Barrier::heavy`]), and the frequent one only keeps its
-//! compiler from exchanging the two ([`Barrier::light`]).
+//! Two threads that each store a word and then load the other's may both miss the other's store, unless both run a full
+//! barrier in between. If one thread does so very often and the other rarely, the rare thread makes every processor
+//! that runs this process execute a barrier ([`Barrier::heavy`]), and the frequent thread only keeps its compiler from
+//! reordering the store and the load ([`Barrier::light`]).
 //!
 //! Invariants of the unsafe code:
-//! 1. The page is mapped once, never unmapped, and only its protection is changed, between two that both allow reading;
-//!    nothing reads or writes it but [`shoot_down`], under the lock.
+//! 1. The page is mapped once and never unmapped. Only its protection changes, between two protections that both allow
+//!    reading. Only [`shoot_down`] reads or writes the page, under the lock.
 #![allow(unsafe_code)]
 
 use crate::sync::{Ordering, fence};
 
-/// How the two sides order their memory accesses.
+/// The kind of barrier by which the two sides order their memory accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
-    /// The rare side has all processors run one.
+    /// The rare side makes all processors execute a barrier.
     #[cfg(not(any(loom, miri)))]
     System,
-    /// Both run one.
+    /// Both sides execute a full fence.
     Fence,
 }
 
@@ -35,7 +35,7 @@ impl Barrier {
     pub fn of_system() -> Self {
         Self::Fence
     }
-    /// The frequent side's, between its store and its load.
+    /// The frequent side's barrier, between its store and its load.
     #[inline]
     pub fn light(self) {
         match self {
@@ -44,7 +44,7 @@ impl Barrier {
             Self::Fence => fence(Ordering::SeqCst),
         }
     }
-    /// The rare side's, between its store and its load.
+    /// The rare side's barrier, between its store and its load.
     #[cold]
     pub fn heavy(self) {
         fence(Ordering::SeqCst);

@@ -1,13 +1,13 @@
 //! A list that one thread copies and uses very often, while other threads rarely change it.
 //!
-//! The list is changed under a lock, and the change is counted. The frequent user comes in ([`Exclusion::enter`]) by
-//! the count that its copy has, without the lock; where that is no longer the count, it copies the list anew
-//! ([`Exclusion::copy`]).
+//! Threads change the list under a lock, and count the changes as the list's version. The frequent user enters
+//! ([`Exclusion::enter`]) with the version of its copy, without the lock. If the version has changed, the user copies
+//! the list again ([`Exclusion::copy`]).
 //!
-//! Some changes want the frequent user outside ([`Exclusion::exclude`]). It says by a word of its own when it is
-//! inside, and looks at the count behind that; who excludes it changes the count, has all processors run a barrier, and
-//! looks at the word. Either the user sees the count changed, and comes to the lock, or who excludes sees it inside,
-//! and waits until it has gone. The user pays two plain stores for it.
+//! Some changes need the frequent user outside ([`Exclusion::exclude`]). The user marks itself inside by a word of its
+//! own, and then loads the version. The excluding thread changes the version, makes all processors execute a barrier,
+//! and then loads the word. Either the user sees the changed version, and comes to the lock, or the excluding thread
+//! sees the user inside, and waits until the user has left. The exclusion costs the user two plain stores.
 
 use std::sync::PoisonError;
 
@@ -16,7 +16,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, yield_now};
 
-/// The list, and the state of its frequent user.
+/// A list with the state of its frequent user.
 pub struct Exclusion<T> {
     barrier: Barrier,
     list: Mutex<T>,
@@ -26,13 +26,13 @@ pub struct Exclusion<T> {
     inside: CachePadded<AtomicU32>,
 }
 
-/// The frequent user is inside, as long as this lives.
+/// A guard: the frequent user is inside as long as this value lives.
 #[must_use]
 #[derive(Debug)]
 pub struct Inside<'a>(&'a AtomicU32);
 
 impl Inside<'_> {
-    /// Stays inside after this value is dropped, until a value of [`Exclusion::inside`] is dropped.
+    /// Keeps the user inside after this value is gone, until a value of [`Exclusion::inside`] is dropped.
     #[inline(always)]
     pub fn stay(self) {
         core::mem::forget(self);
@@ -75,8 +75,8 @@ impl<T> Exclusion<T> {
         self.version.load(Ordering::Relaxed).wrapping_sub(1)
     }
 
-    /// Enters as the frequent user, with a copy of this version. `None`: the user copies the list again first. For one
-    /// thread only.
+    /// Enters as the frequent user, with a copy of this version. `None`: the copy is out of date, and the user has to
+    /// copy the list first. For one thread only.
     #[inline(always)]
     pub fn enter(&self, version: u32) -> Option<Inside<'_>> {
         self.inside.store(1, Ordering::Relaxed);
@@ -98,8 +98,8 @@ impl<T> Exclusion<T> {
         self.inside.load(Ordering::Relaxed) != 0
     }
 
-    /// Copies the list, and returns the version of the copy. It waits while another thread excludes the user. Not to be
-    /// called from inside.
+    /// Copies the list, and returns the version of the copy. The call waits while another thread excludes the user. The
+    /// user must not be inside.
     pub fn copy<R>(&self, copy: impl FnOnce(&T) -> R) -> (u32, R) {
         let list = self.lock();
         // Acquire: what was stored before the user was told is seen by `copy`.
@@ -121,7 +121,7 @@ impl<T> Exclusion<T> {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Changes the list while the user is outside; it comes in again with a copy of the new one.
+    /// Changes the list while the user is outside. The user enters again with a copy of the new list.
     pub fn exclude<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut list = self.lock();
         self.invalidate();

@@ -2,8 +2,9 @@
 //! holder instead of waiting.
 //!
 //! It suits data that one thread uses nearly always and other threads rarely: an adapter's engine, a Portals node. A
-//! thread that took the lock often enough in a row becomes its *favourite* and runs no locked instruction from then on.
-//! Another thread pays for both, once, by a barrier on all processors ([`Barrier`]).
+//! thread that took the lock often enough in a row becomes the lock's *favourite* and executes no locked instruction
+//! from then on. Another thread that wants the lock pays for both sides, once, by a barrier on all processors
+//! ([`Barrier`]).
 //!
 //! ```
 //! use hca_turn_lock::{INNER, TurnLock};
@@ -19,8 +20,9 @@
 //!
 //! # Levels
 //!
-//! A thread can be within a lock as its favourite on each of two levels at once: [`OUTER`], and within that [`INNER`].
-//! On one level it can be within one at a time; another one of the same level it then has as anybody else has it.
+//! A thread can hold one lock of each level as a favourite at the same time: one lock of level [`OUTER`], and within
+//! that one lock of level [`INNER`]. A second lock of the same level the thread takes by a locked instruction, like any
+//! other thread.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -22,7 +22,7 @@ pub(crate) fn sleep(_: core::time::Duration) {
     yield_now();
 }
 
-/// `core::cell::UnsafeCell` with the closure face that loom's cell has.
+/// `core::cell::UnsafeCell` with the interface of loom's cell, which takes closures.
 #[cfg(not(loom))]
 #[derive(Debug)]
 #[repr(transparent)]
@@ -35,12 +35,12 @@ impl<T> UnsafeCell<T> {
         Self(core::cell::UnsafeCell::new(v))
     }
     #[inline(always)]
-    /// The address, to be read.
+    /// Calls `f` with the address, for reading.
     pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         f(self.0.get())
     }
     #[inline(always)]
-    /// The address, to be written.
+    /// Calls `f` with the address, for writing.
     pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
     }

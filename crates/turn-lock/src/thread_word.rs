@@ -1,22 +1,23 @@
-//! A word for each thread and level, by which it says which lock it is inside of as that lock's favourite.
+//! Thread words: a word for each thread and level, which names the lock that the thread holds as its favourite.
 //!
-//! Words are never freed, so that others may look at one at any time; a thread that ends leaves its own to the next.
+//! Words are never freed, so that other threads may load a word at any time. A new thread reuses the word of a thread
+//! that has ended.
 
 use core::ptr;
 
 use crate::sync::{AtomicPtr, Ordering};
 
-/// The level of locks that are held while one of [`INNER`] is taken.
+/// The level of locks that a thread may hold while it takes one of [`INNER`].
 pub const OUTER: usize = 0;
-/// The level of locks within which none is taken.
+/// The level of locks within which a thread takes no other lock.
 pub const INNER: usize = 1;
-/// How many levels there are.
+/// The number of levels.
 pub(crate) const LEVELS: usize = 2;
 
-/// One thread's words. The alignment leaves room for what a lock's state says beside the name.
+/// The words of one thread. The alignment leaves room for the flags in a lock's state beside the thread's name.
 #[repr(align(128))]
 pub(crate) struct ThreadWord {
-    /// The lock of each level that it is inside of.
+    /// For each level, the lock that the thread is inside of.
     inside: [AtomicPtr<()>; LEVELS],
 }
 
@@ -24,12 +25,12 @@ impl ThreadWord {
     pub(crate) fn new() -> Self {
         Self { inside: core::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())) }
     }
-    /// The lock that it is inside of, as the thread itself sees it.
+    /// The lock that the thread is inside of, as seen by the thread itself.
     #[inline(always)]
     pub(crate) fn inside<const LEVEL: usize>(&self) -> *mut () {
         self.inside[LEVEL].load(Ordering::Relaxed)
     }
-    /// Whether it is inside of this one; if not, all that it did there is seen.
+    /// Whether the thread is inside of this lock. If not, all that the thread did inside is visible to the caller.
     pub(crate) fn is_within<const LEVEL: usize>(&self, lock: *mut ()) -> bool {
         // Acquire: pairs with the Release of `leave`, and with that of `enter` into another.
         self.inside[LEVEL].load(Ordering::Acquire) == lock
@@ -39,7 +40,7 @@ impl ThreadWord {
         // Release: who finds this one has to see what was done in the one before, as by `leave`.
         self.inside[LEVEL].store(lock, Ordering::Release);
     }
-    /// Says that it is in none.
+    /// Marks the thread as outside of all locks of the level.
     #[inline(always)]
     pub(crate) fn leave<const LEVEL: usize>(&self) {
         self.inside[LEVEL].store(ptr::null_mut(), Ordering::Release);

@@ -1,49 +1,52 @@
-//! The lock: a thread that finds it held leaves a note, and the holder looks once more.
+//! The lock: a thread that finds it held leaves a note, and the holder then does the work again.
 //!
-//! A thread that wants work done must not wait for another that is at it, and its work must not lie until somebody
-//! comes by. So lock and word are one atomic: who finds it held marks it, and who unlocks it finds the mark by the same
-//! exchange and does the work. Taking and giving back cost one exchange each.
+//! A thread that wants work done must not wait for a thread that is doing such work, and its work must not be left
+//! undone until another thread happens to take the lock. So the lock and the note are one atomic word: a thread that
+//! finds the lock held sets the note's flag, and the holder finds the flag by the exchange that releases the lock, and
+//! does the work. Taking and releasing cost one exchange each.
 //!
-//! **Who waits** says so in the same word. Whoever unlocks a lock that is waited for leaves it to those who wait, and
-//! to nobody else: a thread that takes and gives back a lock again and again would otherwise keep one out that looks
-//! now and then. Word that was left goes along.
+//! **Waiting threads** set a flag in the same word. A holder that releases a lock with this flag hands the lock over to
+//! the waiting threads, and to no other thread. Otherwise a thread that takes and releases the lock again and again
+//! would keep out a waiting thread, which tries only now and then. A note is handed over too.
 //!
-//! **The favourite.** Most of these locks are used by one thread for long. Once a thread has had the lock often enough
-//! in a row, it is left with it: the lock's state names the thread, which then enters by a store to a word of its own
-//! and leaves by another, without an exchange, which would wait for its stores to peers' memory. Behind each of the two
-//! it looks whether the state still is its name. Who else wants the lock takes the favour back: it changes the state,
-//! has all processors run a barrier ([`Barrier`]), and looks at the favourite's word. If that is outside, the lock is
-//! the other's. If it is inside, it holds the lock from now on as anybody does, word can be left for it, and nobody
-//! waits. Each time the favour is taken back, more is needed to be favoured again. Who comes as a guest
-//! ([`Guard::unlock_unfavoured`]) is never favoured, so that nobody has to turn it out.
+//! **The favourite.** Most of these locks have one user for a long time. A thread that has taken the lock often enough
+//! in a row becomes its favourite: the lock's state names the thread. The favourite enters by a store to a word of its
+//! own and leaves by another store. It needs no exchange, which would wait for the thread's stores to peers' memory.
+//! After each of the two stores the favourite checks that the state still is its name. Another thread that wants the
+//! lock revokes the favour: it changes the state, makes all processors execute a barrier ([`Barrier`]), and loads the
+//! favourite's word. If the favourite is outside, the revoking thread holds the lock. If the favourite is inside, it
+//! holds the lock from now on as any holder does: other threads can leave a note for it, and none has to wait. After
+//! each revocation a thread needs more turns in a row to become the favourite. A guest ([`Guard::unlock_unfavoured`])
+//! never becomes the favourite, so that no thread has to revoke its favour.
 //!
 //! ```text
 //!   FREE ─────────────> HELD ──────────────────────────────────────────> NAMED      by its holder
-//!   NAMED ────────────> REVOKING                                                    by who else wants it
-//!   REVOKING ─────────> HELD      it is outside: who revokes holds it               by who revokes
-//!   REVOKING ─────────> HELD      the same: it is leaving, or has just looked in    by the favourite that was
-//!   REVOKING ─────────> KEPT      it is inside: it holds it                         by who revokes
+//!   NAMED ────────────> REVOKING                                                    by another thread that wants the lock
+//!   REVOKING ─────────> HELD      the favourite is outside                          by the revoking thread, which holds the lock
+//!   REVOKING ─────────> HELD      the same: it is leaving, or has just looked in    by the former favourite
+//!   REVOKING ─────────> KEPT      the favourite is inside, and holds the lock       by the revoking thread
 //!   HELD, KEPT ───────> FREE                                                        by its holder
-//!   HELD, KEPT ───────> HANDED    somebody waits                                    by its holder
-//!   HANDED ───────────> HELD                                                        by one who waits
+//!   HELD, KEPT ───────> HANDED    a thread waits                                    by its holder
+//!   HANDED ───────────> HELD                                                        by a waiting thread
 //! ```
 //!
-//! To each state but `FREE` the flag `WORD` is added by who leaves word. To each that is held, or being taken back, the
-//! flag `WAITED` is added by who waits; one who does goes on until it has the lock, so a lock that is `HANDED` is
-//! always taken.
+//! A thread that leaves a note adds the flag `WORD` to the state, unless the state is `FREE`. A waiting thread adds the
+//! flag `WAITED` to a state that is held or `REVOKING`. A waiting thread goes on until it has the lock, so a lock that
+//! is `HANDED` is always taken.
 //!
 //! Invariants of the unsafe code:
-//! 1. The value is reached only by who holds the lock: who moved `state` from `FREE` or `HANDED` to `HELD`; who moved
-//!    it from `NAMED` to `REVOKING` and then found it `HELD`, or the favourite outside and made it so; or the favourite
-//!    whom `state` names, after it has said that it is inside and then found its bare name still there, until it says
-//!    that it is not, and then, if `state` is `KEPT` with its name, until it moves that on. [`Guard`] does all, so that
-//!    they come in pairs, also when a turn panics.
-//! 2. `state` is taken with Acquire and given back with Release, and changed meanwhile by exchanges only. A mark is
-//!    made with Release and found with Acquire, so that the next turn sees what was left before it. The favourite
-//!    leaves with Release, and who takes the favour back finds that with Acquire.
-//! 3. A [`ThreadWord`] is never freed, and is one thread's at a time; only that thread writes to it, and only that
-//!    thread makes a state `NAMED` with it. So a state with its name that it finds behind leaving is of the favour that
-//!    it had.
+//! 1. Only the holder of the lock accesses the value. The holder is one of: the thread that moved `state` from `FREE`
+//!    or `HANDED` to `HELD`; the thread that moved `state` from `NAMED` to `REVOKING` and then found it `HELD`, or
+//!    found the favourite outside and made it `HELD`; the favourite that `state` names. The favourite holds the lock
+//!    from the moment when it has marked itself inside and then found its name without flags still in `state`, until it
+//!    marks itself outside; and then, if `state` is `KEPT` with its name, until it changes that state. [`Guard`] does
+//!    all of these steps, so that taking and releasing come in pairs, also when a turn panics.
+//! 2. A thread takes `state` with Acquire and releases it with Release; between the two `state` changes by exchanges
+//!    only. A flag is set with Release and found with Acquire, so that the next turn sees the stores before the note.
+//!    The favourite marks itself outside with Release, and the revoking thread loads that with Acquire.
+//! 3. A [`ThreadWord`] is never freed, and belongs to one thread at a time. Only that thread writes to it, and only
+//!    that thread makes a state `NAMED` with it. So if a thread has left and then finds its name in the state, the name
+//!    is from the favour that it used.
 #![allow(unsafe_code)]
 
 use core::marker::PhantomData;
@@ -56,37 +59,37 @@ use crate::barrier::Barrier;
 use crate::sync::{AtomicPtr, Ordering, UnsafeCell, sleep, yield_now};
 use crate::thread_word::{LEVELS, ThreadWord, this_thread};
 
-/// What `state` is: a thread's word, or none, and flags.
+/// The type of `state`: the address of a thread's word, or null, with flags in the low bits.
 type State = *mut ThreadWord;
 
 const FREE: State = ptr::null_mut();
-/// Held by nobody whom the state names.
+/// The lock is held, and the state does not name the holder.
 const HELD: State = ptr::without_provenance_mut(MODE_TAKEN);
-/// Flag: word was left.
+/// Flag: a note was left.
 const WORD: usize = 1;
-/// No name: `HELD`. With a name: the favour is being taken back.
+/// Without a name: `HELD`. With a name: the favour is being revoked.
 const MODE_TAKEN: usize = 2;
-/// With a name: it was the favourite, and holds the lock.
+/// With a name: the named thread was the favourite, and holds the lock.
 const MODE_KEPT: usize = 4;
 const MODE: usize = MODE_TAKEN | MODE_KEPT;
-/// Kept for those who wait, and held by nobody.
+/// The lock is reserved for waiting threads, and no thread holds it.
 const HANDED: State = ptr::without_provenance_mut(MODE_KEPT);
-/// Flag: somebody waits.
+/// Flag: a thread waits.
 const WAITED: usize = 8;
-/// What others leave while somebody holds it.
+/// The flags that other threads set while a thread holds the lock.
 const LEFT: usize = WORD | WAITED;
 const FLAGS: usize = LEFT | MODE;
 const _: () = assert!(FLAGS < align_of::<ThreadWord>());
 
-/// Looks at a held lock before the CPU is given to somebody else; how often it is, before the thread sleeps each time;
-/// and for how long.
+/// The attempts at a held lock before the thread yields the CPU; the yields before the thread sleeps after each
+/// attempt; and the time of one sleep.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 256;
 const NAP: Duration = Duration::from_micros(50);
 /// Turns in a row that make a favourite, at first and at most.
 const FAVOUR: (u32, u32) = (64, 1 << 20);
 
-/// Whom a state names.
+/// The thread that a state names, or null.
 #[inline(always)]
 fn name(state: State) -> State {
     state.map_addr(|a| a & !FLAGS)
@@ -95,7 +98,7 @@ fn name(state: State) -> State {
 fn with_mode(state: State, mode: usize) -> State {
     state.map_addr(|a| a & !MODE | mode)
 }
-/// The state of a lock that is held by nobody whom it names, with what was left.
+/// The state `HELD`, with the flags that other threads have set in `state`.
 fn held_as(state: State) -> State {
     HELD.map_addr(|a| a | state.addr() & LEFT)
 }
@@ -106,16 +109,18 @@ fn is_handed(state: State) -> bool {
 fn has_word(state: State) -> bool {
     state.addr() & WORD != 0
 }
-/// A state at which word can be left, or else `FREE`: at a bare name it can't, as nobody may be inside.
+/// The state if a note can be left at it, else `FREE`. At a name without flags no note can be left, because the
+/// favourite may be outside.
 fn held_or_free(state: State) -> State {
     if state.addr() & MODE == 0 { FREE } else { state }
 }
 
-/// A lock of one of two levels, [`OUTER`](crate::OUTER) or [`INNER`](crate::INNER): a thread can be within one of each
-/// level as its favourite. Where locks of one level are nested, the inner one is not entered as its favourite.
+/// A lock of one of two levels, [`OUTER`](crate::OUTER) or [`INNER`](crate::INNER): a thread can be inside one lock of
+/// each level as the favourite. Of two nested locks of one level, a thread does not enter the inner one as its
+/// favourite.
 ///
-/// No holder may wait for another lock of this kind than by [`lock`](Self::lock) on one of a level within; all else
-/// here never waits.
+/// A holder may wait for another lock of this kind only by [`lock`](Self::lock), and only for a lock of an inner level.
+/// All other methods never wait.
 pub struct TurnLock<T, const LEVEL: usize> {
     state: AtomicPtr<ThreadWord>,
     barrier: Barrier,
@@ -137,7 +142,7 @@ unsafe impl<T: Send, const LEVEL: usize> Sync for TurnLock<T, LEVEL> {}
 // SAFETY: as above.
 unsafe impl<T: Send, const LEVEL: usize> Send for TurnLock<T, LEVEL> {}
 
-/// A guard: the lock is held. It derefs to the value, to which no other reference exists meanwhile.
+/// A guard of a held lock. It derefs to the value, to which no other reference exists meanwhile.
 ///
 /// Dropping it, as in a panic, discards a note that was left.
 pub struct Guard<'a, T, const LEVEL: usize> {
@@ -154,7 +159,7 @@ impl<T, const LEVEL: usize> Guard<'_, T, LEVEL> {
         self.lock.value.with_mut(|p| f(unsafe { &mut (*p).value }))
     }
     /// Releases the lock, to a waiting thread if there is one. Returns whether a note was left that no waiting thread
-    /// will see: then [`TurnLock::turn_or_notify_holder`] or its like is due.
+    /// will see: then the caller has to call [`TurnLock::turn_or_notify_holder`] or a similar method.
     #[must_use = "somebody may have left word"]
     #[inline(always)]
     pub fn unlock(self) -> bool {

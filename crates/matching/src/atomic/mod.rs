@@ -1,9 +1,9 @@
 //! The 18 atomic operations on the 14 types, on bytes.
 //!
 //! The caller makes sure that no other code accesses the elements meanwhile. Bytes are in the host's order. Integers
-//! wrap. The smaller of two numbers, where one is not a number, is the target's. A product of complex numbers finds the
-//! infinities that C finds (Annex G). Long double is the x87's 80 bits in 16 bytes, as on x86-64, added and multiplied
-//! here in integers; where `long double` is something else, the type is refused.
+//! wrap. If the target or the message is NaN, minimum and maximum keep the target's element. A product of complex
+//! numbers finds the infinities that C finds (Annex G). Long double is the x87's 80 bits in 16 bytes, as on x86-64,
+//! added and multiplied here in integers; where `long double` is something else, the type is refused.
 //!
 //! ```
 //! use hca_matching::atomic::{AtomicOp, Datatype, apply};
@@ -31,10 +31,10 @@ macro_rules! numbered {
         pub enum $name { $($(#[$item])* $variant = $value,)* }
 
         impl $name {
-            /// All of them, by number.
+            /// All values, in the order of their numbers.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// The one with this number.
+            /// The value with this number.
             pub const fn from_number(number: u8) -> Option<Self> {
                 match number {
                     $($value => Some(Self::$variant),)*
@@ -122,15 +122,15 @@ numbered! {
 }
 
 impl AtomicOp {
-    /// Whether it is one of swap's operations; the others are atomic's and fetch-atomic's.
+    /// Whether this is an operation of swap; the other operations are those of atomic and fetch-atomic.
     pub const fn is_swap(self) -> bool {
         self as u8 >= Self::Swap as u8
     }
-    /// Whether it has an operand beside the message, and so works on one element only.
+    /// Whether the operation has an operand beside the message, and so works on one element only.
     pub const fn needs_operand(self) -> bool {
         self as u8 > Self::Swap as u8
     }
-    /// Whether it is defined on a type, and this machine has the type.
+    /// Whether the operation is defined on a type, and this machine has the type.
     ///
     /// Logical and bitwise operations and the masked swap are for integers; complex numbers have no order.
     pub const fn takes(self, ty: Datatype) -> bool {
@@ -159,18 +159,18 @@ impl Datatype {
             Self::LongDoubleComplex => 32,
         }
     }
-    /// Whether it is one of the integers.
+    /// Whether this is an integer type.
     pub const fn is_integer(self) -> bool {
         matches!(
             self,
             Self::I8 | Self::U8 | Self::I16 | Self::U16 | Self::I32 | Self::U32 | Self::I64 | Self::U64
         )
     }
-    /// Whether it is complex.
+    /// Whether this is a complex type.
     pub const fn is_complex(self) -> bool {
         matches!(self, Self::C32 | Self::C64 | Self::LongDoubleComplex)
     }
-    /// Whether this machine has it: `long double` is known on x86-64 only.
+    /// Whether this machine has the type: `long double` is supported on x86-64 only.
     pub const fn is_supported(self) -> bool {
         cfg!(target_arch = "x86_64") || !matches!(self, Self::LongDouble | Self::LongDoubleComplex)
     }
@@ -206,11 +206,11 @@ pub enum AtomicError {
     },
 }
 
-/// Does an operation on each element of `target`, with those of `message`.
+/// Applies an operation to each element of `target`, with the elements of `message`.
 ///
-/// `operand` is what a conditional swap compares with, or the mask: one element, or more bytes, whose rest is not
-/// looked at. Operations without one ignore it. What the target held goes to `fetched`. Bytes that only fill a cell up
-/// go along where elements are exchanged, and are left alone by arithmetic.
+/// `operand` is the value that a conditional swap compares with, or the mask: one element, and any bytes behind it are
+/// ignored. Operations without an operand ignore it. The target's old elements go to `fetched`. Padding bytes of an
+/// element are exchanged with it, and arithmetic leaves them unchanged.
 ///
 /// # Errors
 /// [`AtomicError`]; nothing has changed then.

@@ -2,7 +2,7 @@
 //!
 //! A sign, 15 bits of exponent, and 64 bits of significand whose first bit, the integer bit, is written out. Results
 //! are rounded to nearest, ties to even, to all 64 bits, with gradual underflow, as the processor does it by default.
-//! What it calls unsupported (an exponent without the integer bit) is not a number, and so is what comes of it.
+//! Unsupported values (an exponent without the integer bit) are NaN, and so are results from them.
 
 use std::cmp::Ordering;
 

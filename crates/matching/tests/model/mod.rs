@@ -1,4 +1,4 @@
-//! The rules, written down once more in the plainest way: vectors, and loops over them.
+//! A plain model of the rules: vectors, and loops over them.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! The same in all interleavings of few threads.
+//! The lock in all interleavings of a few threads, by loom.
 
 use super::*;
 use crate::{INNER, OUTER};

@@ -1,4 +1,4 @@
-//! Favour, words and hand-over, as scripts and with true threads.
+//! Favour, notes and hand-over, as scripts and with real threads.
 
 use super::*;
 use crate::{INNER, OUTER};
