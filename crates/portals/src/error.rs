@@ -12,10 +12,10 @@ hca_core::debug_as_display!(OpenError, Error);
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The device.
+    /// The device reported an error.
     #[error("opening a Portals node: {0}")]
     Device(#[from] DeviceError),
-    /// An error of allocating its memory.
+    /// The node's memory can't be allocated.
     #[error("memory for messages: {0}")]
     Memory(#[from] MemoryError),
     /// A receive request was refused.
@@ -27,33 +27,33 @@ pub enum OpenError {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument, a state or a limit.
+    /// The matching engine refused the call, because of an argument, a state or a limit.
     #[error(transparent)]
     Refused(#[from] hca_matching::Error),
-    /// There is no such process.
+    /// No process has this address.
     #[error("target {target:?} is not a process of this interface")]
     Target {
         /// The given value.
         target: Process,
     },
-    /// The directory does not find the process.
+    /// The directory can't find the process.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
     /// An interface of this kind is open on the node.
     #[error("the node has an interface of this kind already: one is shared by the whole process")]
     InterfaceOpen,
-    /// The process number is another's, or the node has another one.
+    /// The process number is in use, or the node has another one.
     #[error("the process number {asked} is not this node's, which is {node}")]
     PidInUse {
         /// The number that was asked for.
         asked: u32,
-        /// The one that the node was opened with.
+        /// The process number that the node was opened with.
         node: u32,
     },
-    /// The interface has a map of its ranks, which stays.
+    /// The interface has a map of its ranks already, which stays.
     #[error("the interface has a map already")]
     MapSet,
-    /// An argument that only the interface looks at.
+    /// An argument that only the interface checks is invalid.
     #[error("{argument}: {why}")]
     Argument {
         /// The argument.
@@ -61,16 +61,16 @@ pub enum Error {
         /// The reason.
         why: &'static str,
     },
-    /// A connection can't be made.
+    /// A connection can't be established.
     #[error("connecting to a peer: {0}")]
     Connect(#[from] ConnectError),
-    /// The device refused something.
+    /// The device refused an operation.
     #[error("the device: {0}")]
     DeviceRefused(#[from] DeviceError),
     /// Memory can't be allocated or registered.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The device has failed; the log says how.
+    /// The device has failed; the log gives the reason.
     #[error("the device has failed")]
     Device,
     /// The operating system refused to wait.

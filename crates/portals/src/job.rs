@@ -53,12 +53,12 @@ impl Directory for Ranks {
 }
 
 impl Node {
-    /// Opens a node as one of the processes of a job, and waits until all have done so: ranks are those of the job, and
-    /// the other processes are found by asking it. Nodes without the job's secret, which rank 0 draws, get no answer.
-    /// Directory, rank, job and secret of `options` are ignored.
+    /// Opens a node as one of the processes of a job, and waits until all processes have done so. Ranks are those of
+    /// the job, and the node asks the job for the other processes. Nodes without the job's secret, which rank 0 draws,
+    /// get no answer. Directory, rank, job and secret of `options` are ignored.
     ///
     /// # Errors
-    /// The device's limits; the job can't be asked, or a process does not come in time.
+    /// The device's limits; the job can't be asked, or a process does not join in time.
     pub fn join(context: &Context, job: &Arc<Job>, options: NodeOptions) -> Result<Self, JoinError> {
         let options = NodeOptions {
             rank: Some(Rank(job.rank())),

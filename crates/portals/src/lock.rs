@@ -4,8 +4,9 @@
 //! It is outside of the lock of the node's adapter, to which a holder posts and which it polls. Work that waits for the
 //! adapter, or for peers, is done after the release (`node/device_work.rs`). A program's thread takes the lock by
 //! [`Lock::lock`], and may become its favourite. A thread of the adapter ([`Lock::lock_or_notify_holder`],
-//! [`Lock::try_lock`]) is a guest: it stands in while the program computes and is not favoured, so the program does not
-//! have to revoke its favour later. A lock that is taken in these ways alone, as a handler's, has no favourite.
+//! [`Lock::try_lock`]) is a guest: it works while the program computes, and never becomes the favourite, so the program
+//! does not have to revoke its favour later. A lock that is only taken in these ways, such as a handler's, has no
+//! favourite.
 
 use std::ops::{Deref, DerefMut};
 

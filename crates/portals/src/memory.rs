@@ -1,4 +1,4 @@
-//! Memory that Portals messages go to and come from.
+//! Registered memory, which Portals messages are sent from and received into.
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -13,7 +13,7 @@ use crate::wire::Piece;
 ///
 /// Messages may change it at any time, so it is never a slice: the program copies in and out, and does atomic
 /// operations on aligned words. Clones are the same memory; it lives as long as a clone, a part, a descriptor, an entry
-/// or an operation under way needs it. Its bytes are aligned to 4096 where it begins.
+/// or an operation under way needs it. Its first byte is aligned to 4096 bytes.
 #[derive(Clone)]
 pub struct Memory(SharedRange);
 
@@ -38,15 +38,15 @@ impl Memory {
     pub fn len(&self) -> usize {
         self.0.len()
     }
-    /// Whether there are none.
+    /// Whether the memory has no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
-    /// The address of its first byte: what events tell as their start.
+    /// The address of the first byte, which events report as their start.
     pub fn addr(&self) -> u64 {
         self.0.remote().addr
     }
-    /// A part of it.
+    /// A part of the memory.
     ///
     /// # Panics
     /// The range does not lie inside.
@@ -72,7 +72,7 @@ impl Memory {
     pub fn read_at(&self, offset: usize, out: &mut [u8]) {
         self.0.read_at(offset, out);
     }
-    /// Copies `data` to `offset` and beyond.
+    /// Copies `data` to the bytes from `offset` on.
     ///
     /// # Panics
     /// The bytes do not lie inside.
@@ -87,7 +87,8 @@ impl Memory {
         self.read_at(0, &mut out);
         out
     }
-    /// Reads a word of this machine's byte order; what was written before its value was is visible (Acquire).
+    /// Reads a word in this machine's byte order (Acquire): stores before the store of its value are visible
+    /// afterwards.
     ///
     /// # Panics
     /// The word is not aligned to 8 bytes, or does not lie inside.
@@ -117,7 +118,7 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// The memory of a descriptor or an entry: one piece, or a vector of them (an "iovec"), which counts as one.
+/// The memory of a descriptor or an entry: one piece, or a vector of pieces (an "iovec") that counts as one memory.
 #[derive(Clone)]
 pub struct Pieces(Kind);
 
@@ -136,7 +137,7 @@ impl Pieces {
             many @ Kind::Many(_) => Err(Self(many)),
         }
     }
-    /// Bytes of all pieces.
+    /// The number of bytes of all pieces.
     pub fn len(&self) -> u64 {
         match &self.0 {
             Kind::One(memory) => memory.len() as u64,
@@ -154,7 +155,7 @@ impl Pieces {
             Kind::Many(pieces) => pieces.len(),
         }
     }
-    /// Whether it is a vector.
+    /// Whether the memory is a vector of pieces.
     pub fn is_vector(&self) -> bool {
         matches!(self.0, Kind::Many(_))
     }

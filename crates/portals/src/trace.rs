@@ -1,4 +1,4 @@
-//! Traces each message's way through the match lists, step by step, to find out why nothing matched.
+//! Traces of each message's way through the match lists, step by step, to find out why no entry matched.
 
 use hca_matching::{Delivery, Interface, Landing};
 
@@ -8,11 +8,11 @@ pub use hca_matching::{EntryHandle, Header, ListKind, NiFail, Operation, Reason,
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Step {
-    /// An operation begins here.
+    /// An operation begins at this node.
     Began(Transfer),
-    /// A message has come.
+    /// A message has arrived.
     Came(Header),
-    /// An entry was asked; it takes the message, or not, for a reason.
+    /// An entry was compared with the message, and takes it or refuses it for a reason.
     Asked {
         /// The entry.
         entry: EntryHandle,
@@ -21,9 +21,9 @@ pub enum Step {
         /// The reason why the entry does not take the message.
         refuses: Option<Reason>,
     },
-    /// No entry takes it.
+    /// No entry takes the message.
     Refused,
-    /// Its bytes are moved, or failed to be.
+    /// The message's bytes were moved, or the move failed.
     Done {
         /// The entry.
         entry: EntryHandle,
@@ -44,7 +44,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Tells steps to a function.
+    /// A trace that calls a function with each step.
     pub fn new(tell: impl FnMut(&Step) + Send + 'static) -> Self {
         Self { tell: Box::new(tell) }
     }

@@ -1,9 +1,9 @@
 //! The messages between two nodes: each is the payload of one RC SEND.
 //!
-//! Numbers are big-endian. A request has 24 bytes, and 8 more for each of what it has beside: an offset, header data,
-//! the atomic operation; with both of the first, 8 bytes of a put still fit the 48 bytes that one cache line carries
-//! over shared memory. An answer has 24 bytes. Behind them come bytes of the message, or the pieces of memory where
-//! the other side fetches them.
+//! Numbers are big-endian. A request has 24 bytes, and 8 more for each optional field: an offset, header data, the
+//! atomic operation. With offset and header data, 8 bytes of a put still fit the 48 bytes that one cache line carries
+//! over shared memory. An answer has 24 bytes. Behind these come the bytes of the message, or the pieces of memory from
+//! which the other side fetches the bytes.
 //!
 //! ```text
 //!  request   0 kind  1 interface, ack  2 operation  3 fields  4 portal (2)  6 access control index (2)

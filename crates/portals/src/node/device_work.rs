@@ -1,12 +1,12 @@
 //! Device work: steps of a node that wait for the device or for a peer. Each step is decided under the node's lock,
 //! executed outside of it, and concluded under it, so that other threads can use the node meanwhile.
 //!
-//! A queue pair that is made, connected or destroyed belongs to one piece of device work: its peer has no queue pair
-//! until the work is concluded, posts nothing, and begins no second piece. If the peer has left by then (the attempt's
-//! number tells), another piece destroys the queue pair.
+//! A queue pair that is being created, connected or destroyed belongs to one piece of device work: until the work is
+//! concluded its peer has no queue pair, posts nothing, and begins no second piece. If the peer has left by then (the
+//! attempt's number tells), another piece of work destroys the queue pair.
 //!
 //! The thread that releases the lock executes the work that was decided under it. A thread of the device that runs the
-//! node does so, too, and waits for no lock ([`Inner::carry_out`]).
+//! node executes such work, too, and waits for no lock ([`Inner::carry_out`]).
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;

@@ -1,4 +1,4 @@
-//! Where other processes are found.
+//! Directories: the addresses of other processes.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -24,12 +24,12 @@ pub struct Card {
     pub gid: Gid,
     /// The LID of the device on an InfiniBand subnet; 0 on RoCE.
     pub lid: Lid,
-    /// The queue pair that takes its datagrams.
+    /// The queue pair that receives the node's datagrams.
     pub datagrams: Qpn,
 }
 
 impl Card {
-    /// Bytes that [`to_bytes`](Self::to_bytes) gives.
+    /// The length of [`to_bytes`](Self::to_bytes).
     pub const BYTES: usize = 30;
 
     /// The bytes to publish.
@@ -42,7 +42,7 @@ impl Card {
         out[28..].copy_from_slice(&self.lid.raw().to_be_bytes());
         out
     }
-    /// From such bytes; `None` if they are none.
+    /// A card from published bytes; `None` if they are not a card.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
         let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
@@ -57,13 +57,13 @@ impl Card {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
-    /// There is none of this rank.
+    /// No process has this rank.
     #[error("the job has no process of rank {}", .rank.0)]
     Rank {
         /// The rank.
         rank: Rank,
     },
-    /// There is none of these numbers.
+    /// No process has these numbers.
     #[error("no process {}:{} is known here", .nid.0, .pid.0)]
     Process {
         /// The node.
@@ -81,17 +81,17 @@ pub enum DirectoryError {
 
 /// A directory of the other processes. Each process is looked up once, on first use; the call may wait.
 pub trait Directory: Send + Sync {
-    /// How many ranks there are; `None` if there are no ranks.
+    /// The number of ranks; `None` if the directory has no ranks.
     fn size(&self) -> Option<u32>;
     /// The process of a rank.
     ///
     /// # Errors
-    /// There is none, or it can't be asked.
+    /// No process has this rank, or the directory can't be asked.
     fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError>;
     /// The process of a node and a number.
     ///
     /// # Errors
-    /// There is none, or it can't be asked.
+    /// No process has these numbers, or the directory can't be asked.
     fn by_process(&self, nid: Nid, pid: Pid) -> Result<Card, DirectoryError> {
         for rank in (0..self.size().unwrap_or(0)).map(Rank) {
             let card = self.by_rank(rank)?;
@@ -127,8 +127,8 @@ impl Directory for Mutex<Listed> {
 }
 
 impl Node {
-    /// Opens a node on each of several devices, which know each other by their ranks, in this order: a job within one
-    /// process, as examples and tests have it. The directory and the rank of `options` are not looked at.
+    /// Opens a node on each of several devices; each node's rank is its device's index. The nodes are a job within one
+    /// process, for examples and tests. The directory and the rank of `options` are ignored.
     ///
     /// # Errors
     /// As [`open`](Self::open).

@@ -1,11 +1,13 @@
-//! How two nodes connect: by datagrams in which each node names itself and the queue pair that the peer connects to.
+//! The hello protocol, by which two nodes connect: datagrams in which each node names itself and the queue pair that
+//! the peer connects to.
 //!
-//! Both sides do the same: each repeats its hello until the peer has named this side's queue pair, and answers each
-//! hello of a peer that is not connected yet. So either side may begin, or both at once.
+//! Both sides behave alike: each side repeats its hello until the peer has named this side's queue pair, and answers
+//! each hello of a peer that is not connected yet. So either side may begin, or both at once.
 //!
-//! Hellos may come late. Each side numbers the queue pairs that it makes: what tells of an earlier one than is known is
-//! passed over. While they meet, a side that hears of a later one connects the queue pair that it has to that; if it
-//! made another, the peer would have to do so, too, and so on for ever.
+//! Hellos may arrive late. Each side numbers its queue pairs, and ignores a hello that names an earlier queue pair than
+//! the newest known one. While two sides connect, a side that receives a hello with a later queue pair connects its
+//! existing queue pair to that one. If the side created a new queue pair instead, the peer would have to do so, too,
+//! and so on for ever.
 
 use hca_core::{Gid, Lid, Mtu, Psn, QpType, Qpn};
 use hca_matching::{Jid, Nid, Pid, Rank, Uid};

@@ -8,25 +8,25 @@ use super::Node;
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// Connections, or what may become one.
+    /// The connections, including attempts to connect.
     pub peers: usize,
-    /// Operations of this side that are not over: those that a peer knows, …
+    /// The operations of this side that are not over and that a peer knows.
     pub flying: usize,
-    /// … and those for which the window has no place.
+    /// The operations of this side that wait for room in the window.
     pub waiting: usize,
-    /// Bytes that are fetched from a peer.
+    /// The fetches of bytes from peers.
     pub fetches: usize,
-    /// Memory that peers fetch from.
+    /// The memory ranges that peers fetch from.
     pub lendings: usize,
     /// The requests that wait to be posted.
     pub backlog: usize,
-    /// Send slots that are not free, and those that connections know to have.
+    /// The send slots that are not free.
     pub slots: usize,
-    /// See `slots`.
+    /// The send slots that connections account for; the same number as `slots`.
     pub slots_of_peers: usize,
-    /// Requests that are counted as posted, of all connections together, and those of each.
+    /// The posted requests, by the node's count.
     pub in_use: u32,
-    /// See `in_use`.
+    /// The posted requests, as the sum of the connections' counts; the same number as `in_use`.
     pub outstanding: u32,
 }
 
@@ -39,7 +39,7 @@ impl Holdings {
 }
 
 impl Node {
-    /// How often a wait has begun to sleep: far more often than something came, if it spins.
+    /// The number of times that a wait has begun to sleep. It is far larger than the number of events if a wait spins.
     #[doc(hidden)]
     pub fn sleeps(&self) -> u64 {
         self.inner.sleeps.load(Ordering::Relaxed)

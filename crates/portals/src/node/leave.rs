@@ -1,4 +1,4 @@
-//! How connections end: at once for the users of the node, and for the device when it has released their queue pairs.
+//! The end of connections: at once for the users of the node, and for the device when it has released the queue pairs.
 
 use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};

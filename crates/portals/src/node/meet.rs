@@ -1,4 +1,4 @@
-//! Connections: how they come about on first use, and how they are looked after.
+//! Connections: establishing them on first use, and keeping them alive.
 
 use std::time::Duration;
 

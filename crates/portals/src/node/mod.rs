@@ -49,40 +49,39 @@ use ports::{Came, Ports};
 pub use signal::Signal;
 use signal::{Reactor, Signals};
 
-/// How a node is opened. The defaults suit most programs.
+/// The options of a node. The defaults suit most programs.
 #[derive(Clone)]
 pub struct NodeOptions {
     /// The longest message that goes with its header, in bytes; the receiver fetches longer ones. All processes of a
     /// job need the same value: a peer with another value gets no answer, and a warning is logged.
     pub eager_bytes: usize,
-    /// Messages that can arrive before this node looks at them, of all peers together.
+    /// The number of messages, of all peers together, that can arrive before this node polls.
     pub receive_slots: u32,
-    /// Messages longer than the device carries inline that can be on their way, to all peers together.
+    /// The number of messages longer than the device's inline limit that can be on their way, to all peers together.
     pub send_slots: u32,
-    /// Requests on their way to one peer.
+    /// The number of requests that can be on their way to one peer.
     pub send_depth: u32,
-    /// How long a peer may take to answer the first hello.
+    /// The time limit for a peer's answer to the first hello.
     pub connect_timeout: Duration,
-    /// How long a peer that owes an answer may be silent before it is asked for a sign of life.
+    /// The silence of a peer that owes an answer after which the node sends it a keepalive.
     pub keepalive: Duration,
-    /// Whether a device that can match does so, on its own, while the program computes. Otherwise the program's calls
-    /// do.
+    /// Whether a device that can match does so while the program computes. Otherwise the program's calls match.
     pub offload: bool,
-    /// The process number; `None` takes one of the device's.
+    /// The process number; `None` takes a number from the device.
     pub pid: Option<Pid>,
-    /// This process among those of its job.
+    /// The rank of this process in its job.
     pub rank: Option<Rank>,
-    /// The job.
+    /// The number of the job.
     pub jid: Jid,
     /// The secret that the processes of the job share; a peer with another one gets no answer.
     pub key: u64,
     /// The user number that peers see.
     pub uid: Uid,
-    /// Where other processes are found.
+    /// The directory of the other processes.
     pub directory: Arc<dyn Directory>,
-    /// The time since any moment; `None` is the system's monotonic clock. Simulators have another.
+    /// The clock: the time since any fixed moment. `None` is the system's monotonic clock; simulators use their own.
     pub clock: Option<Arc<dyn Fn() -> Duration + Send + Sync>>,
-    /// Draws initial sequence numbers and hashes; `None` is at random.
+    /// The seed of initial sequence numbers and hashes; `None` is a random seed.
     pub seed: Option<u64>,
 }
 
@@ -109,8 +108,8 @@ impl Default for NodeOptions {
 }
 
 impl NodeOptions {
-    /// Memory that a node takes of its device for the slots that messages leave from and arrive in, in bytes, at most:
-    /// a device with short receive queues has fewer.
+    /// The most bytes of device memory that a node takes for its send and receive slots; a device with short receive
+    /// queues has fewer slots.
     pub fn slot_bytes(&self) -> u64 {
         let slots = u64::from(self.receive_slots) + u64::from(self.send_slots);
         slots * ports::bytes_of_slot(self.eager_bytes) as u64
@@ -261,21 +260,21 @@ struct Net {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Messages that could not be read, or claimed what can't be.
+    /// Malformed messages: unreadable, or with impossible values.
     pub malformed: u64,
     /// Hellos with a wrong secret, with other `eager_bytes`, or malformed.
     pub strangers: u64,
-    /// Connections made.
+    /// The number of established connections.
     pub connected: u64,
-    /// Connections that ended with something under way, or by the peer's fault.
+    /// The connections that ended with operations under way, or by the peer's fault.
     pub lost: u64,
 }
 
 impl Node {
-    /// Opens a place on a device.
+    /// Opens a node on a device.
     ///
     /// # Errors
-    /// A limit of the device, or its memory.
+    /// A limit of the device is reached, or its memory is used up.
     pub fn open(context: &Context, options: NodeOptions) -> Result<Self, OpenError> {
         let mut ports = Ports::open(context, &options)?;
         let port = context.port();
@@ -359,7 +358,7 @@ impl Node {
         Ok(Self { inner })
     }
 
-    /// `len` zeroed bytes that messages can go to and come from, aligned to 4096: a region of its own.
+    /// Allocates `len` zeroed bytes for messages, aligned to 4096 bytes, in a memory region of their own.
     ///
     /// # Errors
     /// The device has no more memory or regions, or the length is beyond its limit.
@@ -380,11 +379,11 @@ impl Node {
         // SAFETY: as the caller promised.
         unsafe { Memory::register(&self.inner.maker.pd, addr, len) }
     }
-    /// What others need to find it.
+    /// The card that other nodes need to find this node.
     pub fn card(&self) -> Card {
         self.inner.card
     }
-    /// Its rank in the job, if it has one.
+    /// The node's rank in the job, if it has one.
     pub fn rank(&self) -> Option<Rank> {
         Some(self.inner.identity.rank).filter(|&rank| rank != NO_RANK)
     }
@@ -404,7 +403,7 @@ impl Node {
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
-    /// How it was opened.
+    /// The options that the node was opened with.
     pub fn options(&self) -> &NodeOptions {
         &self.inner.options
     }
@@ -412,12 +411,13 @@ impl Node {
     pub fn counts(&self) -> Counts {
         self.with(|state| state.counts)
     }
-    /// Connections that it has.
+    /// The number of connections of the node.
     pub fn connections(&self) -> usize {
         self.with(|state| state.net.peers.iter().flatten().count())
     }
-    /// Does what there is to do now, and never waits; whether it did anything. Programs on a device that does not move
-    /// by itself call it where they wait for their own memory; all calls that look for events do so themselves.
+    /// Makes progress without waiting, and returns whether there was work. On a device without progress of its own, a
+    /// program calls this while it waits for a change of its own memory; all calls that look for events make progress
+    /// themselves.
     pub fn progress(&self) -> bool {
         self.with(State::progress)
     }

@@ -1,12 +1,13 @@
 //! A node's objects on its device: queues, and the slots that messages leave from and arrive in.
 //!
 //! Invariants of the unsafe code:
-//! 1. A receive slot is the device's from its post to its completion, and is looked at only between the two.
-//! 2. A send slot is written only while it is free; it is the device's from its post until a completion of the same
-//!    queue pair, of that post or a later one, or until the queue pair is destroyed.
-//! 3. Slots lie in buffers of the node's own, which live as long as the queues do: fields are dropped in their order.
-//! 4. READs go to memory that is shared with the device by its kind (`Memory`), of which no reference is ever made, and
-//!    which is held by the fetch until its completions have come or the queue pair is destroyed.
+//! 1. A receive slot belongs to the device from its post to its completion, and this module reads it only between a
+//!    completion and the next post.
+//! 2. A send slot is written only while it is free. The slot belongs to the device from its post until a completion of
+//!    that post or of a later post of the same queue pair, or until the queue pair is destroyed.
+//! 3. Slots lie in buffers of the node, which live as long as the queues do: fields are dropped in their order.
+//! 4. READs go to memory that is shared with the device by its kind (`Memory`), of which no reference is ever made. The
+//!    fetch holds the memory until its completions have come or the queue pair is destroyed.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;

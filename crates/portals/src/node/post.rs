@@ -1,4 +1,4 @@
-//! How messages leave: at once where nothing is before them, else by the backlog of their peer.
+//! Posting of messages: at once if the peer's backlog is empty, else by the backlog.
 
 use hca_core::{Completion, PostErrorKind, WcStatus};
 use hca_matching::{NiFail, Response, ResponseKind};

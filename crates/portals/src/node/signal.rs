@@ -1,4 +1,4 @@
-//! A node in an event loop, and in futures: a descriptor that is readable when there may be something to take.
+//! A node in an event loop, and in futures: a descriptor that is readable when events may be available.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,11 +16,11 @@ use rustix::time::{
 use super::{ARMED, Inner, Node, State};
 use crate::Error;
 
-/// One descriptor for everything that a program on a node waits for: readable when a queue or a count of the node's
-/// interfaces may have something, or when the node needs a turn. From [`Node::signal`].
+/// One descriptor for everything that a program on a node waits for: readable when an event queue or a counting event
+/// of the node's interfaces may have changed, or when the node has work to do. From [`Node::signal`].
 ///
-/// A loop takes what there is (`eq_get`, `ct_get`), [arms](Self::arm) the signal, takes once more, and only then sleeps
-/// on the descriptor. A signal may come without anything to take. The signal keeps its node open.
+/// A loop takes all events (`eq_get`, `ct_get`), [arms](Self::arm) the signal, takes once more, and only then sleeps on
+/// the descriptor. A signal may come without an event. The signal keeps its node open.
 pub struct Signal {
     node: Node,
     fds: Arc<SignalFds>,

@@ -1,5 +1,4 @@
-//! Objects under 32-bit tokens that go over the wire: a token that is made up, or of something that ended, names
-//! nothing.
+//! Objects under 32-bit tokens that go over the wire: a token that is made up, or whose object is gone, names nothing.
 
 const INDEX_BITS: u32 = 12;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;

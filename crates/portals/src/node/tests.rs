@@ -1,6 +1,6 @@
-//! What a node does about processes that lie, ask for too much or begin anew, and in which order it speaks: each rule
-//! by itself; and that nobody waits for a device under its lock. Where the other process is only what it says, its
-//! hellos and messages are handed to the node as its ports do.
+//! A node's handling of processes that lie, ask for too much or restart, and the order of its messages: each rule by
+//! itself; and that no thread waits for a device under the node's lock. Where only the other process's messages matter,
+//! the test hands its hellos and messages to the node as the node's ports do.
 
 mod gated;
 mod meets;

@@ -1,4 +1,4 @@
-//! Waiting: polling for a while, then asleep on the device's descriptor.
+//! Waiting: polling for some time, then sleeping on the device's descriptor.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Event queues: taking events, waiting for them, and having them handled.
+//! Event queues: taking events, waiting for events, and handlers.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -39,11 +39,11 @@ struct Handled {
 pub struct EqDump {
     /// The queue.
     pub eq: EqHandle,
-    /// Events that it has room for.
+    /// The number of events that the queue has room for.
     pub count: u32,
-    /// Events that it holds.
+    /// The number of events in the queue.
     pub held: usize,
-    /// Whether a handler takes them.
+    /// Whether a handler takes the events.
     pub handled: bool,
 }
 
@@ -114,13 +114,13 @@ impl Drop for Running<'_> {
 impl Ni {
     /// Makes a queue of `count` events. If more wait, the oldest are lost, and taking the next event reports that.
     ///
-    /// With a handler, the queue's events go to that, one after the other in the queue's order, and never to
-    /// [`eq_get`](Self::eq_get) and its like. It runs in the program's own calls that move data or look for events,
-    /// when they have done their work and hold nothing: [`put`](Self::put) and its like, [`eq_get`](Self::eq_get),
-    /// waiting on any queue, [`md_update`](Self::md_update), [`me_md_post`](Self::me_md_post),
-    /// [`status`](Self::status), [`progress`](Self::progress). A handler may call anything; events that come meanwhile
-    /// wait until it returns, also where another thread finds them. It is given the interface; a clone of its own would
-    /// keep that open for ever.
+    /// With a handler, all events of the queue go to the handler, one after the other in the queue's order, and none to
+    /// [`eq_get`](Self::eq_get) and similar calls. The handler runs in the program's own calls that move data or look
+    /// for events, after the call's work and without a lock: [`put`](Self::put) and similar calls,
+    /// [`eq_get`](Self::eq_get), waiting on any queue, [`md_update`](Self::md_update),
+    /// [`me_md_post`](Self::me_md_post), [`status`](Self::status), [`progress`](Self::progress). A handler may call any
+    /// method; later events wait until it returns, also if another thread finds them. The handler gets the interface as
+    /// an argument; a clone of its own would keep the interface open for ever.
     ///
     /// # Errors
     /// `PTL_NO_SPACE`.
@@ -135,8 +135,8 @@ impl Ni {
         locked(&self.inner.queues.all).push((raw, count.max(1)));
         Ok(EqHandle { ni: self.inner.id, raw })
     }
-    /// Frees a queue. Events that it holds, and those that descriptors would still post to it, are lost. Its handler is
-    /// called no more, but may be in a call that another thread began before.
+    /// Frees a queue. The queue's events, and later events of descriptors that use the queue, are lost. No call of its
+    /// handler begins any more; a call that another thread began before may still run.
     ///
     /// # Errors
     /// `PTL_EQ_INVALID`.
@@ -182,7 +182,8 @@ impl Ni {
         let got = self.wait("PtlEQWait", "eq", &[eq], None)?;
         Ok(got.expect("it waits for ever").1)
     }
-    /// An extension that others have: the same for so long at most; `None` is `PTL_EQ_EMPTY`.
+    /// An extension of other implementations: takes the oldest event, waiting for `timeout` at most; `None` is
+    /// `PTL_EQ_EMPTY`.
     ///
     /// # Errors
     /// As [`eq_wait`](Self::eq_wait).
@@ -203,11 +204,11 @@ impl Ni {
             poll_fn(|cx| self.node().poll_ready(cx, |state| Ok(self.take(state.ni(kind), eq.raw)?))).await;
         got.map_err(|refused| Error::new(call, refused))
     }
-    /// Takes an event of one of several queues and says of which, waiting for so long at most, or for ever by `None`
-    /// (`PTL_TIME_FOREVER`); `None` is `PTL_EQ_EMPTY`. All queues get their turn.
+    /// Takes an event of one of several queues, and returns the queue's index too. The call waits for `timeout` at
+    /// most, with `None` for ever (`PTL_TIME_FOREVER`); the result `None` is `PTL_EQ_EMPTY`. All queues get their turn.
     ///
     /// # Errors
-    /// As [`eq_wait`](Self::eq_wait); `PTL_EQ_INVALID`: none is named.
+    /// As [`eq_wait`](Self::eq_wait); `PTL_EQ_INVALID` also for an empty list of queues.
     #[doc(alias = "PtlEQPoll")]
     pub fn eq_poll(
         &self,

@@ -26,9 +26,9 @@ pub enum ReturnCode {
     Fail = 5,
     /// No such handle.
     HandleInvalid = 6,
-    /// There is no such interface. It can't occur: a node is given, and it has one.
+    /// No such interface. Can't occur: each node has one interface of this kind.
     IfaceInvalid = 7,
-    /// A descriptor that can't be, or a part of one that it doesn't have.
+    /// An invalid descriptor, or a range outside of a descriptor's memory.
     MdIllegal = 8,
     /// No such descriptor, or one that is inactive.
     MdInvalid = 9,
@@ -40,7 +40,7 @@ pub enum ReturnCode {
     MeInvalid = 12,
     /// The entry has a descriptor, or operations on it are under way.
     MeInUse = 13,
-    /// The list has as many entries as lists may have.
+    /// The list has the maximum number of entries.
     MeListTooLong = 14,
     /// No such interface. Can't occur: a call borrows its interface.
     NiInvalid = 15,

@@ -1,4 +1,4 @@
-//! Events, with every field of the interface's.
+//! Events of 3.3, with every field that the interface defines.
 
 use hca_matching::{Event as Raw, EventKind as RawKind, Jid, NiFail, Region, Uid};
 
@@ -9,19 +9,19 @@ use super::md::MdState;
 /// The kind of an event (`ptl_event_kind_t`, `PTL_EVENT_*`), in the C interface's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// A get began here.
+    /// A get began at this target.
     GetStart,
-    /// A get ended here: its bytes have left.
+    /// A get ended at this target: its bytes have left.
     GetEnd,
-    /// A put began here: its place is taken, its bytes may still come.
+    /// A put began at this target: its place is reserved, and its bytes may still be arriving.
     PutStart,
-    /// A put ended here: its bytes are in memory.
+    /// A put ended at this target: its bytes are in memory.
     PutEnd,
-    /// An exchange began here.
+    /// An exchange began at this target.
     GetPutStart,
-    /// An exchange ended here.
+    /// An exchange ended at this target.
     GetPutEnd,
-    /// A reply's bytes begin to come.
+    /// The first bytes of a reply arrive.
     ReplyStart,
     /// A reply's bytes are in memory.
     ReplyEnd,
@@ -31,7 +31,7 @@ pub enum EventKind {
     SendEnd,
     /// A put was acknowledged.
     Ack,
-    /// A descriptor was used up and has left; nothing is under way on its memory any more.
+    /// A used-up descriptor was unlinked, and no operation on its memory is under way.
     Unlink,
 }
 
@@ -83,11 +83,12 @@ pub struct Event {
     pub md: MdState,
     /// The message's 64 bits.
     pub hdr_data: u64,
-    /// The same in the events of one operation, `UNLINK` included if that operation used the descriptor up.
+    /// The operation's number, the same in all events of one operation, and in the `UNLINK` event if the operation used
+    /// the descriptor up.
     pub link: u64,
     /// The result.
     pub ni_fail_type: NiFail,
-    /// Counts the events of the queue, lost ones too.
+    /// The event's number in its queue; lost events are counted, too.
     pub sequence: u64,
 }
 
@@ -96,7 +97,7 @@ pub struct Event {
 pub struct Got {
     /// The event.
     pub event: Event,
-    /// Events before this one were lost, as the queue had no room for all. Said once.
+    /// Whether events before this one were lost, because the queue had no room. Each loss is reported once.
     pub dropped: bool,
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use hca_matching::{EntryHandle, EqHandle as RawEq, Jid, MdHandle as RawMd, Nid, Pid, Process, Source, Uid};
 
-/// Names an interface (`ptl_handle_ni_t`). No other has had it since the program began.
+/// The handle of an interface (`ptl_handle_ni_t`), unique since the program began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NiHandle(pub(super) u64);
 
@@ -37,16 +37,16 @@ MdHandle, RawMd }
 handle! { /// Names an event queue (`ptl_handle_eq_t`).
 EqHandle, RawEq }
 
-/// Any of the handles (`ptl_handle_any_t`), for [`Ni::handle`](super::Ni::handle).
+/// A handle of any kind (`ptl_handle_any_t`), for [`Ni::handle`](super::Ni::handle).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AnyHandle {
-    /// Of an interface.
+    /// The handle of an interface.
     NiHandle(NiHandle),
-    /// Of a match entry.
+    /// The handle of a match entry.
     MeHandle(MeHandle),
-    /// Of a memory descriptor.
+    /// The handle of a memory descriptor.
     MdHandle(MdHandle),
-    /// Of an event queue.
+    /// The handle of an event queue.
     EqHandle(EqHandle),
 }
 
@@ -84,21 +84,22 @@ impl fmt::Display for ProcessId {
 /// `PTL_JID_ANY`).
 ///
 /// The C interface selects on node and process alone, and leaves users and jobs to the access control list; the paper
-/// on the interface's offload to QsNet has them in match entries, too. Here an entry has all four.
+/// on the interface's offload to QsNet has users and jobs in match entries, too. This crate's entries select on all
+/// four.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchId {
-    /// Of this node.
+    /// The node of the source.
     pub nid: Option<Nid>,
-    /// Of the process with this number.
+    /// The process number of the source.
     pub pid: Option<Pid>,
-    /// Of this user.
+    /// The user of the source.
     pub uid: Option<Uid>,
-    /// Of this job.
+    /// The job of the source.
     pub jid: Option<Jid>,
 }
 
 impl MatchId {
-    /// Everybody's.
+    /// All sources.
     pub const ANY: Self = Self { nid: None, pid: None, uid: None, jid: None };
 
     pub(super) const fn source(self) -> Source {

@@ -12,10 +12,11 @@ use crate::node::NiState;
 type Refused = hca_matching::Error;
 
 impl Ni {
-    /// Makes a match entry at the front or the end of a portal's list. It takes nothing until a descriptor is
-    /// [attached](Self::md_attach).
+    /// Makes a match entry at the front or the end of a portal's list. The entry takes no messages until a descriptor
+    /// is [attached](Self::md_attach).
     ///
-    /// A message matches if its source is `match_id`, and its match bits are these, but for the ignored ones.
+    /// A message matches if `match_id` includes its source, and its match bits equal the entry's in all bits that are
+    /// not ignored.
     ///
     /// # Errors
     /// `PTL_PT_INDEX_INVALID`, `PTL_NO_SPACE`, `PTL_ME_LIST_TOO_LONG`.
@@ -92,7 +93,8 @@ impl Ni {
         self.inner.core.with(|ni| ni.engine.unlink(me.raw)).map_err(|error| Error::new(call, error))
     }
 
-    /// Attaches a descriptor to an entry that has none. `unlink` says whether the descriptor leaves when it is used up.
+    /// Attaches a descriptor to an entry without a descriptor. `unlink` tells whether the descriptor is unlinked when
+    /// it is used up.
     ///
     /// # Errors
     /// `PTL_ME_INVALID`; `PTL_ME_IN_USE`: it has one; `PTL_MD_ILLEGAL`, `PTL_SEGV`, `PTL_EQ_INVALID`, `PTL_NO_SPACE`.
@@ -104,7 +106,7 @@ impl Ni {
         let attached = self.inner.core.attach(me.raw, md.region(unlink), md.memory.clone());
         attached.map(|raw| MdHandle { ni: self.inner.id, raw }).map_err(|error| Error::new(call, error))
     }
-    /// Makes a descriptor that hangs on no entry: one to send from, or to get into.
+    /// Creates a descriptor without an entry: as the source of puts, or as the destination of gets.
     ///
     /// # Errors
     /// `PTL_MD_ILLEGAL`, `PTL_SEGV`, `PTL_EQ_INVALID`, `PTL_NO_SPACE`.
@@ -115,7 +117,8 @@ impl Ni {
         let bound = self.inner.core.md_bind_region(md.region(unlink), md.memory.clone());
         bound.map(|raw| MdHandle { ni: self.inner.id, raw }).map_err(|error| Error::new(call, error))
     }
-    /// Takes a descriptor away, wherever it is; its entry goes too if it was made so. No event is posted.
+    /// Unlinks a descriptor, attached or not. Its entry is unlinked, too, if the entry was created with
+    /// [`Unlink::Unlink`]. No event is posted.
     ///
     /// # Errors
     /// `PTL_MD_INVALID`; `PTL_MD_IN_USE` while operations on it are under way.
@@ -125,13 +128,13 @@ impl Ni {
         self.check(call, "md", md.ni)?;
         self.inner.core.with(|ni| ni.engine.md_unlink(md.raw)).map_err(|error| Error::new(call, error))
     }
-    /// Gives a descriptor new values, if the given queue is empty, and returns the old ones. Both happen at once: no
-    /// message is matched between the look and the update. Without new values, it only tells them. The next message
-    /// goes to the beginning of the memory again; whether the descriptor leaves when it is used up stays as it was.
+    /// Gives a descriptor new values, if the given queue is empty, and returns the old ones. Test and update are one
+    /// atomic step: no message is matched in between. Without new values, the call only returns the present ones. The
+    /// next message goes to the beginning of the memory again. The descriptor's `unlink` setting stays unchanged.
     ///
-    /// What came before the call is taken first. A queue counts as empty from the moment at which its last event was
-    /// taken: what is being received with [`EVENT_START_DISABLE`](MdOptions::EVENT_START_DISABLE) is not seen until it
-    /// ends.
+    /// The call handles all messages that arrived before it first. A queue counts as empty from the moment at which its
+    /// last event was taken: a message that is still being received with
+    /// [`EVENT_START_DISABLE`](MdOptions::EVENT_START_DISABLE) has no event until it ends.
     ///
     /// # Errors
     /// `PTL_MD_NO_UPDATE`: the queue is not empty, or operations on the descriptor are under way; `PTL_MD_INVALID`,
@@ -158,11 +161,11 @@ impl Ni {
             }
         }
     }
-    /// An extension that others have: [`me_insert`](Self::me_insert), [`md_attach`](Self::md_attach) and the test of
-    /// [`md_update`](Self::md_update) at once. If the queue that is named is not empty, nothing is made.
+    /// An extension of other implementations: [`me_insert`](Self::me_insert), [`md_attach`](Self::md_attach) and the
+    /// test of [`md_update`](Self::md_update) in one atomic step. If the named queue is not empty, nothing is created.
     ///
     /// # Errors
-    /// As these three.
+    /// As [`me_insert`](Self::me_insert), [`md_attach`](Self::md_attach) and [`md_update`](Self::md_update).
     #[doc(alias = "PtlMEMDPost")]
     #[expect(clippy::too_many_arguments, reason = "as many as the interface's function has")]
     pub fn me_md_post(

@@ -1,4 +1,4 @@
-//! Memory descriptors, as programs write them and as the engine keeps them.
+//! Memory descriptors: the program's values, and the engine's state of them.
 
 use bitflags::bitflags;
 use hca_matching::{Options, Region, Threshold};
@@ -35,17 +35,19 @@ bitflags! {
 /// A memory descriptor (`ptl_md_t`).
 #[derive(Clone, Debug)]
 pub struct Md {
-    /// The memory, of the node that the interface is on: one piece, or a vector of them (`start`, `length`).
+    /// The memory, allocated or registered at the interface's node: one piece, or a vector of pieces (`start`,
+    /// `length`).
     pub memory: Pieces,
-    /// How many operations it takes: each one that comes, and of what it sends each that gives an event: a put's bytes
-    /// that leave, an acknowledgement, a reply. At 0 it is inactive.
+    /// The number of operations that the descriptor takes. Each arriving operation counts, and of its own operations
+    /// each step with an event: a put whose bytes have left, an acknowledgement, a reply. At 0 the descriptor is
+    /// inactive.
     pub threshold: Threshold,
-    /// With [`MAX_SIZE`](MdOptions::MAX_SIZE), where messages go one behind the other: as soon as fewer bytes are left
-    /// it is inactive, so that what it takes next surely fits.
+    /// With [`MAX_SIZE`](MdOptions::MAX_SIZE), for memory with a local offset: the descriptor becomes inactive as soon
+    /// as fewer bytes than this are left, so that a message of this length always fits.
     pub max_size: u64,
     /// The options.
     pub options: MdOptions,
-    /// The program's own, for its events.
+    /// The program's value for the descriptor's events.
     pub user_ptr: u64,
     /// The event queue; `None` for no events (`PTL_EQ_NONE`).
     pub eq: Option<EqHandle>,
@@ -106,9 +108,9 @@ const TABLE: [(MdOptions, Options, bool); 7] = [
 /// its threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MdState {
-    /// The address of its memory, of the first piece's.
+    /// The address of the memory's first piece.
     pub start: u64,
-    /// Bytes.
+    /// The bytes of the memory.
     pub length: u64,
     /// The number of operations that it still takes.
     pub threshold: Threshold,
@@ -116,7 +118,7 @@ pub struct MdState {
     pub max_size: u64,
     /// The options.
     pub options: MdOptions,
-    /// The program's own.
+    /// The program's value for the descriptor's events.
     pub user_ptr: u64,
     /// The event queue.
     pub eq: Option<EqHandle>,
@@ -136,29 +138,30 @@ impl MdState {
     }
 }
 
-/// Whether something leaves when it is used up (`ptl_unlink_t`).
+/// The fate of a used-up descriptor, or of an entry whose descriptor is unlinked (`ptl_unlink_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unlink {
-    /// It stays (`PTL_RETAIN`): a descriptor inactive, an entry without one.
+    /// The object stays (`PTL_RETAIN`): a descriptor becomes inactive, an entry has no descriptor.
     Retain,
-    /// It goes (`PTL_UNLINK`): a descriptor that is used up, with an `UNLINK` event; an entry whose descriptor goes.
+    /// The object is unlinked (`PTL_UNLINK`): a used-up descriptor with an `UNLINK` event; an entry together with its
+    /// descriptor.
     Unlink,
 }
 
 /// The position of a new entry (`ptl_ins_pos_t`): beside another one, or at an end of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
-    /// Before it, or at the front (`PTL_INS_BEFORE`).
+    /// Before the other entry, or at the front of the list (`PTL_INS_BEFORE`).
     Before,
-    /// Behind it, or at the end (`PTL_INS_AFTER`).
+    /// Behind the other entry, or at the end of the list (`PTL_INS_AFTER`).
     After,
 }
 
 /// Whether a put requests an acknowledgement (`ptl_ack_req_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AckReq {
-    /// By an `ACK` event (`PTL_ACK_REQ`).
+    /// An acknowledgement by an `ACK` event (`PTL_ACK_REQ`).
     Ack,
-    /// Not (`PTL_NO_ACK_REQ`).
+    /// No acknowledgement (`PTL_NO_ACK_REQ`).
     NoAck,
 }

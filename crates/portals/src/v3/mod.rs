@@ -1,9 +1,9 @@
 //! Portals 3.3: match entries with memory descriptors attached, pairs of events, an access control list.
 //!
-//! Where messages go is decided by the target. Each of its portals has a list of match entries; a message is shown to
-//! them in order, and the first that matches it (source, 64 match bits but for those ignored) and whose descriptor may
-//! take it (kind of operation, room, uses left) gets it. Descriptors say what is told of that, and to which event
-//! queue. Lists can be changed anywhere at any time, which is what message passing libraries build on:
+//! The target decides where a message goes. Each of its portals has a list of match entries, which are compared with a
+//! message in order. The message goes to the first entry that matches (by source, and by the 64 match bits that are not
+//! ignored) and whose descriptor may take it (by operation, room and remaining uses). The descriptor chooses the events
+//! and their queue. A program can change the lists at any place and time; message passing libraries rely on that:
 //!
 //! ```
 //! use portals::Memory;
@@ -56,8 +56,8 @@
 //! # }
 //! ```
 //!
-//! The `PUT_START` event of a long message comes before its bytes, so the update sees that it has begun; with
-//! [`EVENT_START_DISABLE`](MdOptions::EVENT_START_DISABLE) on the catch-all's descriptor the race would be open.
+//! The `PUT_START` event of a long message comes before its bytes, so the update sees that the message has begun. With
+//! [`EVENT_START_DISABLE`](MdOptions::EVENT_START_DISABLE) on the catch-all's descriptor the update could miss it.
 //!
 //! # The interface's functions
 //!
@@ -83,23 +83,26 @@
 //! | `PtlNIEqDump` (extension) | [`Ni::ni_eq_dump`] |
 //! | `PtlMEMDPost` (extension) | [`Ni::me_md_post`] |
 //!
-//! That is all of them: 29 functions and three extensions of other implementations. Return codes are [`ReturnCode`]s:
-//! those of refused calls are [`Error::code`], `PTL_EQ_EMPTY` is `None`, `PTL_EQ_DROPPED` is [`Got::dropped`].
+//! These are all functions of the interface: 29, and three extensions of other implementations. Return codes are
+//! [`ReturnCode`]s: those of refused calls are [`Error::code`], `PTL_EQ_EMPTY` is `None`, `PTL_EQ_DROPPED` is
+//! [`Got::dropped`].
 //!
 //! # What the interface leaves open
 //!
-//! - All portals up to the limit are there from the start. Messages to one without entries are dropped and counted.
-//! - Who asked for an acknowledgement or a reply is told of a message that nothing takes, by the event's
-//!   [`ni_fail_type`](Event::ni_fail_type): `Dropped`, `PermViolation`, or `Undeliverable` where nobody answers.
-//! - A use of a descriptor's threshold is counted when a message is taken, when a put begins, and when an
-//!   acknowledgement or a reply comes. One that comes to an inactive descriptor is dropped, with its bytes, and
+//! - All portals up to the limit are there from the start. Messages to a portal without entries are dropped and
 //!   counted.
-//! - The `UNLINK` event comes when nothing on the descriptor is under way any more: its memory is the program's again.
+//! - If no entry takes a message, an initiator that asked for an acknowledgement or a reply learns that by the event's
+//!   [`ni_fail_type`](Event::ni_fail_type): `Dropped`, `PermViolation`, or `Undeliverable` if the target does not
+//!   answer.
+//! - A descriptor's threshold counts down when a message is taken, when a put begins, and when an acknowledgement or a
+//!   reply arrives. An acknowledgement or a reply for an inactive descriptor is dropped, with its bytes, and counted.
+//! - The `UNLINK` event comes when no operation on the descriptor is under way: its memory belongs to the program
+//!   again.
 //! - A full queue loses its oldest events.
-//! - [`get_put`](Ni::get_put) is one step beside all other operations that come to the node, and not beside the
+//! - [`get_put`](Ni::get_put) is atomic with all other operations that arrive at the node, and not with accesses of the
 //!   processor.
-//! - An access control entry that nobody has set lets nobody in. (The C reference implementation has all of them let
-//!   the own user in; the interface says so of entry 0 only.)
+//! - An access control entry that was never set admits no process. (In the C reference implementation all entries admit
+//!   the own user; the interface says so of entry 0 only.)
 mod eq;
 mod error;
 mod event;

@@ -83,9 +83,10 @@ impl Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum StatusRegister {
-    /// Messages that were dropped, for any reason (`PTL_SR_DROP_COUNT`).
+    /// The number of dropped messages, for any reason (`PTL_SR_DROP_COUNT`).
     DropCount = 0,
-    /// Messages that the access control list refused (`PTL_SR_PERMISSIONS_VIOLATIONS`); they count as dropped, too.
+    /// The number of messages that the access control list refused (`PTL_SR_PERMISSIONS_VIOLATIONS`); they count as
+    /// dropped, too.
     PermissionsViolations = 1,
 }
 
@@ -124,8 +125,8 @@ pub(super) struct Inner {
 }
 
 impl Ni {
-    /// Opens the interface of a node, or yields the one that is open, whatever limits are asked for then. `pid` asks
-    /// for a process number: the node's own, or any by `None` (`PTL_PID_ANY`).
+    /// Opens the interface of a node, or returns the open one, whose limits stay. `pid` asks for a process number: the
+    /// node's own, or any by `None` (`PTL_PID_ANY`).
     ///
     /// The limits are granted as far as possible; [`limits`](Self::limits) returns them. Entry 0 of the access control
     /// list admits all processes of the own user to all portals; the other entries admit no process until they are
@@ -176,7 +177,7 @@ impl Ni {
     pub fn limits(&self) -> Limits {
         self.inner.limits
     }
-    /// The node that it is on.
+    /// The node of the interface.
     pub fn node(&self) -> &Node {
         self.inner.core.node()
     }
@@ -190,8 +191,8 @@ impl Ni {
             StatusRegister::PermissionsViolations => status.permission_violations,
         }
     }
-    /// How far a process is: 0 is this one, 1 another one of this node, and 2 any other. Fabrics here have no
-    /// distances of their own, so no two others differ.
+    /// How far a process is: 0 is this one, 1 another one of this node, and 2 any other. The fabrics report no
+    /// distances, so all other nodes have the same.
     ///
     /// # Errors
     /// `PTL_PROCESS_INVALID`: there is no such process; `PTL_FAIL`: the directory of processes can't be asked.
@@ -204,10 +205,10 @@ impl Ni {
         self.inner.core.find(process.packed()).map_err(|error| Error::new("PtlNIDist", error))?;
         Ok(if process.nid == own.nid { 1 } else { 2 })
     }
-    /// The interface that a handle is of: this one, for the handles that it gave out and that still name something.
+    /// The interface that a handle belongs to: this interface, for its own handles of existing objects.
     ///
     /// # Errors
-    /// `PTL_HANDLE_INVALID`: it is another interface's, or names nothing any more.
+    /// `PTL_HANDLE_INVALID`: the handle belongs to another interface, or its object is gone.
     #[doc(alias = "PtlNIHandle")]
     pub fn handle(&self, handle: impl Into<AnyHandle>) -> Result<NiHandle, Error> {
         let (ni, there) = match handle.into() {
@@ -236,13 +237,13 @@ impl Ni {
         let card = self.node().card();
         ProcessId { nid: card.nid, pid: card.pid }
     }
-    /// The job; 0 where there is none (`PTL_JID_NONE`).
+    /// The job; 0 without a job (`PTL_JID_NONE`).
     #[doc(alias = "PtlGetJid")]
     pub fn jid(&self) -> Jid {
         self.node().jid()
     }
-    /// Sets an entry of the access control list. A message names one, and is taken by no portal if its source, user,
-    /// job and portal are not the entry's; `None` is any (`PTL_PT_INDEX_ANY`).
+    /// Sets an entry of the access control list. Each message names an entry, and no portal takes the message unless
+    /// the entry admits its source, user, job and portal; `None` admits any (`PTL_PT_INDEX_ANY`).
     ///
     /// # Errors
     /// `PTL_AC_INDEX_INVALID`, `PTL_PT_INDEX_INVALID`.

@@ -1,4 +1,4 @@
-//! Putting, getting, exchanging.
+//! Transfers: put, get, and exchange.
 
 use hca_matching::{AckRequest, MdHandle as RawMd, Operation, Transfer};
 
@@ -19,12 +19,12 @@ struct Target {
 impl Ni {
     /// Sends all of a descriptor's memory to a portal of another process, or of this one.
     ///
-    /// It returns before the bytes have left: after `SEND_END` they may be changed. An acknowledgement, if requested,
-    /// reports the result. `ac_index` names the entry of the target's access control list that lets this process in;
-    /// `hdr_data` goes to the target's events.
+    /// The call returns before the bytes have left: after `SEND_END` they may be changed. An acknowledgement, if
+    /// requested, reports the result. `ac_index` names the entry of the target's access control list that admits this
+    /// process; `hdr_data` goes to the target's events.
     ///
     /// # Errors
-    /// `PTL_MD_INVALID`; `PTL_MD_ILLEGAL`: more bytes than a message has; `PTL_PROCESS_INVALID`,
+    /// `PTL_MD_INVALID`; `PTL_MD_ILLEGAL`: more bytes than a message can have; `PTL_PROCESS_INVALID`,
     /// `PTL_PT_INDEX_INVALID`, `PTL_AC_INDEX_INVALID`, `PTL_NO_SPACE`, `PTL_FAIL`.
     #[doc(alias = "PtlPut")]
     #[expect(clippy::too_many_arguments, reason = "as many as the interface's function has")]
@@ -42,7 +42,7 @@ impl Ni {
         let target = Target { process: target, pt_index, ac_index, match_bits, remote_offset };
         self.send("PtlPut", md, None, ack, &target, hdr_data)
     }
-    /// The same of a part of the memory.
+    /// Sends a part of a descriptor's memory, like [`put`](Self::put).
     ///
     /// # Errors
     /// As [`put`](Self::put); `PTL_MD_ILLEGAL`: the descriptor does not have that part.
@@ -64,8 +64,8 @@ impl Ni {
         let target = Target { process: target, pt_index, ac_index, match_bits, remote_offset };
         self.send("PtlPutRegion", md, Some((local_offset, length)), ack, &target, hdr_data)
     }
-    /// Fills all of a descriptor's memory with bytes of another process's; `REPLY_END` tells that they are here, and
-    /// how many.
+    /// Fills all of a descriptor's memory with bytes of another process; `REPLY_END` reports the end and the number of
+    /// bytes.
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -82,7 +82,7 @@ impl Ni {
         let target = Target { process: target, pt_index, ac_index, match_bits, remote_offset };
         self.fetch("PtlGet", md, None, &target)
     }
-    /// The same for a part of the memory.
+    /// Fills a part of a descriptor's memory, like [`get`](Self::get).
     ///
     /// # Errors
     /// As [`get`](Self::get); `PTL_MD_ILLEGAL`: the descriptor does not have that part.

@@ -64,13 +64,12 @@ impl Ni {
         let count = poll_fn(|cx| self.inner.core.poll_ct(cx, raw, test)).await;
         count.map_err(|e| Error::new("PtlCTWait", e))
     }
-    /// Waits until one of several counting events has reached the test beside it, successes and failures together, for
-    /// `timeout` at most (`None` is `PTL_TIME_FOREVER`); returns its counts, and which one it is. `None` is
-    /// `PTL_CT_NONE_REACHED`.
+    /// Waits until one of several counting events has reached its test, successes and failures together, for `timeout`
+    /// at most (`None` is `PTL_TIME_FOREVER`). Returns its counts and its index; `None` is `PTL_CT_NONE_REACHED`.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for one that is not there, or none at all; `PTL_ABORTED`; `PTL_FAIL` if the device does not
-    /// let it wait.
+    /// `PTL_ARG_INVALID` for an invalid counting event, or an empty list; `PTL_ABORTED`; `PTL_FAIL` if the device does
+    /// not let it wait.
     #[doc(alias = "PtlCTPoll")]
     pub fn ct_poll(
         &self,
@@ -88,7 +87,7 @@ impl Ni {
             Err(e) => Err(Error::new("PtlCTPoll", e)),
         }
     }
-    /// Sets a counting event, which may set off what waits for it.
+    /// Sets a counting event, which may trigger operations that wait for it.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID`.
@@ -112,7 +111,7 @@ impl Ni {
         };
         inc().map_err(|e| Error::new("PtlCTInc", e))
     }
-    /// Forgets the triggered operations that wait for a counting event; says how many there were.
+    /// Drops the triggered operations that wait for a counting event, and returns their number.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID`.

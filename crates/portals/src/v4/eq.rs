@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::{EqHandle, Error, Got, Ni, ReturnCode, with_raw};
 
 impl Ni {
-    /// Makes an event queue for `count` events. Where more come before they are taken, the oldest give way, and
-    /// [`Got::dropped`] tells.
+    /// Makes an event queue for `count` events. If more events arrive before they are taken, the oldest are lost, and
+    /// [`Got::dropped`] reports that.
     ///
     /// # Errors
     /// `PTL_NO_SPACE`.
@@ -63,11 +63,11 @@ impl Ni {
         got.map(|got| Got::of_got(&got)).map_err(|e| Error::new("PtlEQWait", e))
     }
     /// Waits for an event of one of several queues, for `timeout` at most (`None` is `PTL_TIME_FOREVER`), takes it, and
-    /// says of which queue it is; `None` is `PTL_EQ_EMPTY`.
+    /// returns the queue's index too; `None` is `PTL_EQ_EMPTY`.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for a queue that is not there, or none at all; `PTL_ABORTED`; `PTL_FAIL` if the device does
-    /// not let it wait.
+    /// `PTL_ARG_INVALID` for an invalid queue, or an empty list; `PTL_ABORTED`; `PTL_FAIL` if the device does not let
+    /// it wait.
     #[doc(alias = "PtlEQPoll")]
     pub fn eq_poll(
         &self,

@@ -1,4 +1,4 @@
-//! What calls answer: the interface's return codes, and why a call was refused.
+//! Return codes of the interface, and the errors that carry them.
 
 use std::fmt;
 
@@ -8,15 +8,15 @@ use crate::DirectoryError;
 
 hca_core::debug_as_display!(Error);
 
-/// The return codes of 4.3, numbered as there.
+/// The return codes of 4.3, with the numbers of the specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ReturnCode {
-    /// `PTL_OK`: success. Here a call then returns `Ok`.
+    /// `PTL_OK`: success; the call returns `Ok`.
     Ok = 0,
     /// `PTL_ARG_INVALID`: an argument is not valid; [`Error`] names it.
     ArgInvalid = 1,
-    /// `PTL_CT_NONE_REACHED`: the time was over before a counting event reached its test.
+    /// `PTL_CT_NONE_REACHED`: the timeout passed before a counting event reached its test.
     /// [`Ni::ct_poll`](super::Ni::ct_poll) yields `None`.
     CtNoneReached = 2,
     /// `PTL_EQ_DROPPED`: an event is returned, and others before it were lost: [`Got::dropped`](super::Got::dropped).
@@ -24,18 +24,18 @@ pub enum ReturnCode {
     /// `PTL_EQ_EMPTY`: no event. [`Ni::eq_get`](super::Ni::eq_get) and [`Ni::eq_poll`](super::Ni::eq_poll) yield
     /// `None`.
     EqEmpty = 4,
-    /// `PTL_FAIL`: something beneath failed: the device, the directory or the operating system.
+    /// `PTL_FAIL`: a lower layer failed: the device, the directory or the operating system.
     Fail = 5,
-    /// `PTL_IGNORED`: the map is set already, and stays.
+    /// `PTL_IGNORED`: the map was set before, and stays.
     Ignored = 6,
-    /// `PTL_IN_USE`: something still needs it.
+    /// `PTL_IN_USE`: the object is still in use.
     InUse = 7,
-    /// `PTL_LIST_TOO_LONG`: the list is as long as lists get.
+    /// `PTL_LIST_TOO_LONG`: the list has the maximum length.
     ListTooLong = 8,
     /// `PTL_NO_INIT`: never returned here, as a [`Node`](crate::Node) and an [`Ni`](super::Ni) are initialised when
     /// they exist.
     NoInit = 9,
-    /// `PTL_NO_SPACE`: a limit, or memory.
+    /// `PTL_NO_SPACE`: a limit is reached, or memory is used up.
     NoSpace = 10,
     /// `PTL_PID_IN_USE`: the process number is in use.
     PidInUse = 11,
@@ -50,7 +50,7 @@ pub enum ReturnCode {
 }
 
 impl ReturnCode {
-    /// All of them, by number.
+    /// All codes, in the order of their numbers.
     pub const ALL: [Self; 16] = [
         Self::Ok,
         Self::ArgInvalid,

@@ -11,41 +11,40 @@ use super::ReturnCode;
 pub enum EventKind {
     /// A get read an entry's bytes.
     Get = 0,
-    /// An entry that was appended found a get that had come before it.
+    /// An appended entry matched a get that had arrived before.
     GetOverflow = 1,
     /// A put wrote an entry's bytes.
     Put = 2,
-    /// An entry that was appended found a put that had come before it; the bytes are where
-    /// [`start`](Event::start) says.
+    /// An appended entry matched a put that had arrived before; the bytes are at [`start`](Event::start).
     PutOverflow = 3,
     /// An atomic operation without a reply was done on an entry's bytes.
     Atomic = 4,
-    /// An entry that was appended found such an operation.
+    /// An appended entry matched such an operation that had arrived before.
     AtomicOverflow = 5,
     /// An atomic operation with a reply was done on an entry's bytes.
     FetchAtomic = 6,
-    /// An entry that was appended found such an operation.
+    /// An appended entry matched such an operation that had arrived before.
     FetchAtomicOverflow = 7,
     /// A reply's bytes are in the memory descriptor.
     Reply = 8,
     /// The sent memory may be changed.
     Send = 9,
-    /// An acknowledgement came.
+    /// An acknowledgement has arrived.
     Ack = 10,
-    /// A portal with flow control ran out of something and was disabled.
+    /// A portal with flow control ran out of a resource and was disabled.
     PtDisabled = 11,
     /// An entry was linked.
     Link = 12,
-    /// An entry was used up and is no longer linked; nothing writes to its memory any more.
+    /// An entry was used up and unlinked; no operation writes to its memory any more.
     AutoUnlink = 13,
-    /// No header waits any more whose bytes are in an entry that was used up on the overflow list.
+    /// The memory of a used-up entry of the overflow list no longer holds bytes of waiting headers.
     AutoFree = 14,
     /// A search ended, with a header or with [`NiFail::NoMatch`].
     Search = 15,
 }
 
 impl EventKind {
-    /// All of them, by number.
+    /// All kinds, in the order of their numbers.
     pub const ALL: [Self; 16] = [
         Self::Get,
         Self::GetOverflow,
@@ -66,7 +65,7 @@ impl EventKind {
     ];
 }
 
-/// An event. Which fields have a meaning depends on its kind; the others are 0 or `None`.
+/// An event. Its kind decides which fields have a meaning; the others are 0 or `None`.
 ///
 /// | kinds | fields beside `type`, `user_ptr` and `ni_fail_type` |
 /// |---|---|
@@ -80,10 +79,10 @@ impl EventKind {
 pub struct Event {
     /// The kind (`type`).
     pub kind: EventKind,
-    /// The address of the operation's first byte here. In a vector: the address of its first piece and the offset into
-    /// the whole, so that the offset is always `start` less [`Pieces::addr`](crate::Pieces::addr).
+    /// The address of the operation's first byte at this process. In a vector: the address of its first piece and the
+    /// offset into the whole, so that the offset is always `start` less [`Pieces::addr`](crate::Pieces::addr).
     pub start: u64,
-    /// The program's value: of the call that appended the entry, or that began the operation.
+    /// The program's value, from the call that appended the entry or began the operation.
     pub user_ptr: u64,
     /// 64 bits that the initiator sent along.
     pub hdr_data: u64,
@@ -97,13 +96,13 @@ pub struct Event {
     pub remote_offset: u64,
     /// The initiator of the operation; for the node's own operations, their target.
     pub initiator: Process,
-    /// The user that began it.
+    /// The user that began the operation.
     pub uid: Uid,
     /// The portal.
     pub pt_index: u32,
     /// The list whose entry took the message.
     pub ptl_list: ListKind,
-    /// How the operation ended.
+    /// The result of the operation.
     pub ni_fail_type: NiFail,
     /// The operation of an atomic.
     pub atomic_operation: Option<AtomicOp>,
@@ -123,8 +122,8 @@ impl Event {
 pub struct Got {
     /// The event.
     pub event: Event,
-    /// Whether events before this one were lost, as the queue was full (`PTL_EQ_DROPPED`). It is said once, with the
-    /// first event behind the gap; the queue then goes on.
+    /// Whether events before this one were lost, because the queue was full (`PTL_EQ_DROPPED`). Each loss is reported
+    /// once, with the first event behind the gap.
     #[doc(alias = "PTL_EQ_DROPPED")]
     pub dropped: bool,
 }

@@ -30,7 +30,7 @@ macro_rules! handle {
             pub(super) fn new(ni: NiHandle, raw: hca_matching::$raw) -> Self {
                 Self { ni, raw }
             }
-            /// The interface that it is of.
+            /// The interface that the object belongs to.
             #[doc(alias = "PtlNIHandle")]
             pub fn ni(self) -> NiHandle {
                 self.ni

@@ -5,8 +5,8 @@ use hca_matching::Limits as Raw;
 use super::Features;
 use crate::wire;
 
-/// The limits of an interface: those that are requested in [`Ni::init`](super::Ni::init), and those that
-/// was granted in [`Ni::limits`](super::Ni::limits).
+/// The limits of an interface: requested in [`Ni::init`](super::Ni::init), and granted in
+/// [`Ni::limits`](super::Ni::limits).
 ///
 /// Requests are granted as far as possible, and nothing is reserved for them. The fields of the second half depend on
 /// the node only.
@@ -37,20 +37,21 @@ pub struct Limits {
     /// Bytes of an atomic operation without a reply; [`NodeOptions::eager_bytes`](crate::NodeOptions::eager_bytes) at
     /// most.
     pub max_atomic_size: u64,
-    /// Bytes of one with a reply; likewise.
+    /// Bytes of an atomic operation with a reply; [`NodeOptions::eager_bytes`](crate::NodeOptions::eager_bytes) at
+    /// most.
     pub max_fetch_atomic_size: u64,
-    /// Up to so many bytes, writes to the same bytes are done in the order of the calls, and a get reads what puts
-    /// before it wrote. It is the node's [`eager_bytes`](crate::NodeOptions::eager_bytes), as longer messages are
-    /// fetched by their target in its own time.
+    /// Up to this length, writes to the same bytes are done in the order of the calls, and a get reads the bytes of
+    /// earlier puts. The limit is the node's [`eager_bytes`](crate::NodeOptions::eager_bytes), because a target fetches
+    /// longer messages later.
     pub max_waw_ordered_size: u64,
-    /// Up to this length, a get reads the bytes from before later puts. The node decides it.
+    /// Up to this length, a get reads the bytes from before later puts. The value depends on the node.
     pub max_war_ordered_size: u64,
-    /// Bytes of a message from a memory descriptor that is [`VOLATILE`](super::MdOptions::VOLATILE). Likewise the
-    /// node's.
+    /// Bytes of a message from a memory descriptor that is [`VOLATILE`](super::MdOptions::VOLATILE). The value depends
+    /// on the node.
     pub max_volatile_size: u64,
-    /// None of the three. All memory that an entry can name is accessible; messages that are longer than an eager one,
-    /// or go to other bytes, may land in any order; atomic operations are atomic with each other, not with the
-    /// processor's ([`Ni::atomic_sync`](super::Ni::atomic_sync)).
+    /// None of the three optional features. All memory that an entry can name is accessible; messages that are longer
+    /// than an eager one, or go to other bytes, may land in any order; atomic operations are atomic with each other,
+    /// not with the processor's ([`Ni::atomic_sync`](super::Ni::atomic_sync)).
     pub features: Features,
 }
 

@@ -1,4 +1,4 @@
-//! What memory is for: an initiator's descriptors, a target's entries.
+//! Uses of memory: an initiator's descriptors, and a target's entries.
 
 use hca_matching::{Criteria, Entry, EntryHandle, ListKind, Md as RawMd, Region, SearchOp, Source, Uid};
 
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::Pieces;
 
-/// An initiator's memory descriptor: bytes that operations send and that replies come to.
+/// An initiator's memory descriptor: bytes that operations send, and that receive replies.
 #[derive(Clone, Debug)]
 #[doc(alias = "ptl_md_t")]
 pub struct Md {
@@ -22,7 +22,7 @@ pub struct Md {
 }
 
 impl Md {
-    /// Memory whose operations cause no events.
+    /// A descriptor of memory whose operations cause no events.
     pub fn new(memory: impl Into<Pieces>) -> Self {
         Self { memory: memory.into(), options: MdOptions::empty(), eq: None, ct: None }
     }
@@ -36,14 +36,14 @@ pub struct Le {
     pub memory: Pieces,
     /// The counting event of its operations; `None` is `PTL_CT_NONE`.
     pub ct: Option<CtHandle>,
-    /// The user that may send to it; `None` is `PTL_UID_ANY`.
+    /// The user that may send to the entry; `None` is `PTL_UID_ANY`.
     pub uid: Option<Uid>,
     /// The options: accepted operations and reported events.
     pub options: LeOptions,
 }
 
 impl Le {
-    /// An entry that takes nothing yet, for all users.
+    /// An entry for all users that allows no operations yet.
     pub fn new(memory: impl Into<Pieces>) -> Self {
         Self { memory: memory.into(), ct: None, uid: None, options: LeOptions::empty() }
     }
@@ -57,22 +57,22 @@ pub struct Me {
     pub memory: Pieces,
     /// The counting event of its operations; `None` is `PTL_CT_NONE`.
     pub ct: Option<CtHandle>,
-    /// The user that may send to it, which is asked after the match; `None` is `PTL_UID_ANY`.
+    /// The user that may send to the entry, checked after the match; `None` is `PTL_UID_ANY`.
     pub uid: Option<Uid>,
     /// The options: accepted operations and reported events.
     pub options: MeOptions,
     /// The processes whose messages it matches.
     pub match_id: Source,
-    /// The bits that it matches…
+    /// The match bits of its messages.
     pub match_bits: u64,
-    /// … but for these, which do not count.
+    /// The mask of the match bits that are ignored.
     pub ignore_bits: u64,
-    /// With [`MeOptions::MANAGE_LOCAL`]: as soon as fewer bytes are left, it is unlinked. 0 is never.
+    /// With [`MeOptions::MANAGE_LOCAL`]: the entry is unlinked as soon as fewer bytes than this are left; 0: never.
     pub min_free: u64,
 }
 
 impl Me {
-    /// An entry that takes nothing yet, and matches the match bits 0 of every process.
+    /// An entry that allows no operations yet, and matches the match bits 0 of every process.
     pub fn new(memory: impl Into<Pieces>) -> Self {
         Self {
             memory: memory.into(),
@@ -91,8 +91,8 @@ impl Ni {
     /// Makes a memory descriptor.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for a queue or a counting event that is not there, options that are none, a vector of more
-    /// than [`Limits::max_iovecs`](super::Limits::max_iovecs); `PTL_NO_SPACE`.
+    /// `PTL_ARG_INVALID` for an invalid queue or counting event, unknown options, a vector of more than
+    /// [`Limits::max_iovecs`](super::Limits::max_iovecs); `PTL_NO_SPACE`.
     #[doc(alias = "PtlMDBind")]
     pub fn md_bind(&self, md: &Md) -> Result<MdHandle, Error> {
         let bind = || {
@@ -126,12 +126,12 @@ impl Ni {
 
     /// Appends an entry to a list of a portal, on an interface without matching. `user_ptr` comes back in its events.
     ///
-    /// On the priority list, the headers that wait at the portal are asked first; each is reported by an `*Overflow`
-    /// event and removed. An entry for one use that finds one is not linked.
+    /// On the priority list, the entry first takes the headers that wait at the portal; each is reported by an
+    /// `*Overflow` event and removed. An entry for one use that takes a header is not linked.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for a portal or a counting event that is not there, options that are none or that the portal
-    /// excludes, a vector of more than [`Limits::max_iovecs`](super::Limits::max_iovecs), an interface with matching;
+    /// `PTL_ARG_INVALID` for an invalid portal or counting event, options that are unknown or that the portal excludes,
+    /// a vector of more than [`Limits::max_iovecs`](super::Limits::max_iovecs), an interface with matching;
     /// `PTL_NO_SPACE`; `PTL_LIST_TOO_LONG`.
     #[doc(alias = "PtlLEAppend")]
     pub fn le_append(
@@ -148,17 +148,17 @@ impl Ni {
     /// Unlinks an entry; no event is posted.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` if it is not linked any more; `PTL_IN_USE` while operations on it are under way, or headers
-    /// wait whose bytes it holds.
+    /// `PTL_ARG_INVALID` if the entry is no longer linked; `PTL_IN_USE` while operations on it are under way, or its
+    /// memory holds bytes of waiting headers.
     #[doc(alias = "PtlLEUnlink")]
     pub fn le_unlink(&self, le: LeHandle) -> Result<(), Error> {
         self.unlink(le.of(self.handle(), "le")).map_err(|e| Error::new("PtlLEUnlink", e))
     }
-    /// Looks through the headers that wait at a portal as appending this entry would, without linking it.
+    /// Searches the headers that wait at a portal, as appending this entry would, without linking the entry.
     ///
-    /// [`SearchOp::Only`] leaves what it finds and posts a `Search` event, [`SearchOp::Delete`] takes it and posts what
-    /// appending would. An entry for one use finds one header, any other all of them. Only where it finds none, a
-    /// `Search` event with [`NiFail::NoMatch`](super::NiFail::NoMatch) tells so.
+    /// [`SearchOp::Only`] leaves each found header and posts a `Search` event; [`SearchOp::Delete`] removes it and
+    /// posts the event that appending would post. An entry for one use finds one header, any other entry finds all. A
+    /// search without a result posts a `Search` event with [`NiFail::NoMatch`](super::NiFail::NoMatch).
     ///
     /// # Errors
     /// As [`le_append`](Self::le_append).
@@ -170,13 +170,12 @@ impl Ni {
 
     /// Appends an entry to a list of a portal, on an interface with matching. `user_ptr` comes back in its events.
     ///
-    /// On the priority list, the headers that wait at the portal are asked first, oldest first; each that matches is
-    /// reported by an `*Overflow` event and removed. An entry for one use that finds one is not linked.
+    /// On the priority list, the entry is first compared with the headers that wait at the portal, oldest first; each
+    /// match is reported by an `*Overflow` event and removed. An entry for one use that matches a header is not linked.
     ///
     /// # Errors
     /// As [`le_append`](Self::le_append); `PTL_ARG_INVALID` also for an interface without matching, for
-    /// [`Me::min_free`] without [`MeOptions::MANAGE_LOCAL`], and for a [`Me::match_id`] that is of the other kind of
-    /// address.
+    /// [`Me::min_free`] without [`MeOptions::MANAGE_LOCAL`], and for a [`Me::match_id`] of the other kind of address.
     #[doc(alias = "PtlMEAppend")]
     pub fn me_append(
         &self,
@@ -197,7 +196,7 @@ impl Ni {
     pub fn me_unlink(&self, me: MeHandle) -> Result<(), Error> {
         self.unlink(me.of(self.handle(), "me")).map_err(|e| Error::new("PtlMEUnlink", e))
     }
-    /// Looks through the headers that wait at a portal as appending this entry would, without linking it: see
+    /// Searches the headers that wait at a portal, as appending this entry would, without linking the entry: see
     /// [`le_search`](Self::le_search).
     ///
     /// # Errors

@@ -1,9 +1,10 @@
-//! Portals 4.3: one-sided messages that find their memory by a portal, match bits and their source.
+//! Portals 4.3: one-sided messages, whose portal, match bits and source select the target's memory.
 //!
 //! A target allocates a portal and appends entries of its memory to it; an initiator binds memory and puts, gets, or
-//! combines bytes by 18 operations on 14 types. Events and counts tell both sides; a count that reaches a threshold
-//! sets off operations on its own. Where the device can match ([`Node::is_offloaded`](crate::Node::is_offloaded)), all
-//! of this goes on while the programs compute; elsewhere it goes on within their calls.
+//! combines bytes by 18 operations on 14 types. Events and counts report the results to both sides; a count that
+//! reaches a threshold triggers operations. If the device can match
+//! ([`Node::is_offloaded`](crate::Node::is_offloaded)), messages are handled while the programs compute; otherwise they
+//! are handled within the programs' calls.
 //!
 //! ```
 //! use portals::Node;
@@ -37,27 +38,27 @@
 //!
 //! # What differs from C
 //!
-//! - Memory is registered ([`Memory`](crate::Memory), [`Pieces`](crate::Pieces)) and never a bare address; a vector is
-//!   told by its type instead of by `PTL_IOVEC`. It lives as long as anything needs it.
-//! - A handle has the type of what it names, and is of one interface; one of something freed is refused, never taken
-//!   for something else. `PTL_INVALID_HANDLE`, `PTL_EQ_NONE` and `PTL_CT_NONE` are `None`.
-//! - The arguments of an operation are a structure ([`Put`], [`Get`], [`Fetch`]) whose rest can be left as it is.
-//! - A code that is no failure is a value: `PTL_EQ_EMPTY` and `PTL_CT_NONE_REACHED` are `None`, `PTL_EQ_DROPPED` is
-//!   [`Got::dropped`]. All others are in [`Error::code`], and the [`Error`] says which argument it is about.
+//! - Memory is registered ([`Memory`](crate::Memory), [`Pieces`](crate::Pieces)) and never a bare address; its type
+//!   distinguishes a vector, instead of `PTL_IOVEC`. Memory lives as long as an object or an operation needs it.
+//! - A handle has the type of its object, and belongs to one interface. A handle of a freed object is refused, and
+//!   never names another object. `PTL_INVALID_HANDLE`, `PTL_EQ_NONE` and `PTL_CT_NONE` are `None`.
+//! - The arguments of an operation are a structure ([`Put`], [`Get`], [`Fetch`]) with defaults.
+//! - A return code that is not a failure is a value: `PTL_EQ_EMPTY` and `PTL_CT_NONE_REACHED` are `None`,
+//!   `PTL_EQ_DROPPED` is [`Got::dropped`]. All others are in [`Error::code`], and the [`Error`] names the argument.
 //! - Times are [`Duration`](std::time::Duration)s, and `None` is `PTL_TIME_FOREVER`.
 //!
 //! # What is promised, and what is not
 //!
 //! - **Order.** Messages of an initiator to a target are matched in the order of its calls, whatever their lengths. Up
 //!   to [`max_waw_ordered_size`](Limits::max_waw_ordered_size) bytes, their data is in order as well.
-//! - **Delivery.** Messages are not lost. A target that is gone is told of by [`NiFail::Undeliverable`], after
-//!   [`NodeOptions::connect_timeout`](crate::NodeOptions::connect_timeout) if it was never met.
-//! - **`Send`** says that the bytes may be changed: at once for short messages, whose bytes were copied, and when the
-//!   target has fetched them for longer ones. **`Ack`** says that the bytes are in the target's memory.
+//! - **Delivery.** Messages are not lost. If the target is gone, the initiator gets [`NiFail::Undeliverable`], after
+//!   [`NodeOptions::connect_timeout`](crate::NodeOptions::connect_timeout) if the two were never connected.
+//! - **`Send`** means that the bytes may be changed: at once for short messages, whose bytes were copied, and after the
+//!   target's fetch for longer messages. **`Ack`** means that the bytes are in the target's memory.
 //! - **Atomics**: see [`Ni::atomic_sync`].
-//! - `VOLATILE` copies what can't leave at once. A bundle's operations may leave together, at its end. `UNORDERED`,
-//!   `UNRELIABLE`, `MATCH_UNORDERED` and `IS_ACCESSIBLE` are taken and change nothing: what they allow is not made use
-//!   of.
+//! - `VOLATILE` copies bytes that can't leave at once. A bundle's operations may leave together, at its end.
+//!   `UNORDERED`, `UNRELIABLE`, `MATCH_UNORDERED` and `IS_ACCESSIBLE` are accepted and change nothing: this
+//!   implementation makes no use of the freedom that they give.
 //!
 //! # The functions of the interface
 //!
@@ -92,7 +93,8 @@
 //! | `PtlStartBundle`, `PtlEndBundle` | [`Ni::start_bundle`], [`Ni::end_bundle`] |
 //! | `PtlTriggeredMEAppend`, `PtlTriggeredMEUnlink` | not here: they are an experiment of one implementation, and no part of 4.3 |
 //!
-//! And not of the interface: [`Ni::alloc`], [`Ni::set_trace`], [`Ni::limits`] (`actual` of `PtlNIInit`).
+//! Beside the functions of the interface there are [`Ni::alloc`], [`Ni::set_trace`], [`Ni::limits`] (`actual` of
+//! `PtlNIInit`).
 
 mod ct;
 mod eq;
@@ -128,7 +130,7 @@ pub use options::{Features, LeOptions, MdOptions, MeOptions, NiOptions};
 #[repr(u8)]
 #[doc(alias = "ptl_ack_req_t")]
 pub enum AckReq {
-    /// None.
+    /// No acknowledgement.
     #[default]
     #[doc(alias = "PTL_NO_ACK_REQ")]
     None = 0,
@@ -138,7 +140,7 @@ pub enum AckReq {
     /// An acknowledgement that is counted, without an event.
     #[doc(alias = "PTL_CT_ACK_REQ")]
     Ct = 2,
-    /// An acknowledgement that the target has finished, whatever the result; it is counted, without an event.
+    /// An acknowledgement that the target has finished, regardless of the result; it is counted, without an event.
     #[doc(alias = "PTL_OC_ACK_REQ")]
     Oc = 3,
 }
@@ -160,7 +162,7 @@ impl AckReq {
 #[repr(u8)]
 #[doc(alias = "ptl_sr_index_t")]
 pub enum StatusRegister {
-    /// Messages that nothing took: no portal, a disabled one, no entry, no room for the header.
+    /// Dropped messages: no portal, a disabled portal, no entry, or no room for the header.
     #[doc(alias = "PTL_SR_DROP_COUNT")]
     DropCount = 0,
     /// Messages from a user that the entry is not for.

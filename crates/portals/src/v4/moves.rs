@@ -1,4 +1,4 @@
-//! Operations: what an initiator has done, at once or when a count is reached.
+//! Operations of an initiator, to run at once or when a count is reached.
 
 use hca_matching::atomic::{AtomicOp, Datatype};
 use hca_matching::{AckRequest, Count, Operation, Process, Transfer, Triggered};
@@ -19,19 +19,19 @@ pub struct Put {
     pub md: MdHandle,
     /// The offset in the descriptor.
     pub local_offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
     /// The acknowledgement that is wanted.
     pub ack_req: AckReq,
     /// The target process.
     pub target_id: Process,
-    /// The portal there.
+    /// The portal of the target.
     pub pt_index: u32,
-    /// The bits that the entry there must match.
+    /// The bits that the target's entry must match.
     pub match_bits: u64,
     /// The offset in the entry's memory, unless the target manages it.
     pub remote_offset: u64,
-    /// Comes back in the events here.
+    /// The program's value in the events of this process.
     pub user_ptr: u64,
     /// The header data for the event at the target.
     pub hdr_data: u64,
@@ -58,21 +58,21 @@ impl Put {
 /// The arguments of a get.
 #[derive(Clone, Copy, Debug)]
 pub struct Get {
-    /// The memory that the bytes come to.
+    /// The memory that receives the bytes.
     pub md: MdHandle,
     /// The offset in the descriptor.
     pub local_offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
     /// The process that the bytes come from.
     pub target_id: Process,
-    /// The portal there.
+    /// The portal of the target.
     pub pt_index: u32,
-    /// The bits that the entry there must match.
+    /// The bits that the target's entry must match.
     pub match_bits: u64,
     /// The offset in the entry's memory, unless the target manages it.
     pub remote_offset: u64,
-    /// Comes back in the events here.
+    /// The program's value in the events of this process.
     pub user_ptr: u64,
 }
 
@@ -103,25 +103,25 @@ pub struct Fetch {
     pub put_md: MdHandle,
     /// The offset in the descriptor.
     pub local_put_offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
     /// The target process.
     pub target_id: Process,
-    /// The portal there.
+    /// The portal of the target.
     pub pt_index: u32,
-    /// The bits that the entry there must match.
+    /// The bits that the target's entry must match.
     pub match_bits: u64,
     /// The offset in the entry's memory, unless the target manages it.
     pub remote_offset: u64,
-    /// Comes back in the events here.
+    /// The program's value in the events of this process.
     pub user_ptr: u64,
     /// The header data for the event at the target.
     pub hdr_data: u64,
 }
 
 impl Fetch {
-    /// An atomic of the first `length` bytes of `put_md` on the start of a portal's entry, whose old bytes come to the
-    /// start of `get_md`; all else 0.
+    /// An atomic operation of the first `length` bytes of `put_md` on the start of a portal's entry. The entry's old
+    /// bytes go to the start of `get_md`; all other fields are 0.
     pub const fn new(
         get_md: MdHandle,
         put_md: MdHandle,
@@ -151,10 +151,10 @@ impl Ni {
     /// Sends bytes to a target.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for a memory descriptor that is not there, bytes that it does not have, a length beyond
+    /// `PTL_ARG_INVALID` for an invalid memory descriptor, a range outside of it, a length beyond
     /// [`Limits::max_msg_size`](super::Limits::max_msg_size), or beyond
-    /// [`max_volatile_size`](super::Limits::max_volatile_size) where that is asked for, and an unknown target;
-    /// `PTL_FAIL` if the way to it can't be found out, or the device has failed.
+    /// [`max_volatile_size`](super::Limits::max_volatile_size) for volatile memory, and an unknown target; `PTL_FAIL`
+    /// if the path to the target can't be resolved, or the device has failed.
     #[doc(alias = "PtlPut")]
     #[inline]
     pub fn put(&self, put: &Put) -> Result<(), Error> {
@@ -178,7 +178,7 @@ impl Ni {
     pub fn atomic(&self, put: &Put, operation: AtomicOp, datatype: Datatype) -> Result<(), Error> {
         self.begin("PtlAtomic", self.of_put(put, Operation::Atomic(operation, datatype)))
     }
-    /// Combines bytes with those of a target, and fetches what these were before. Operations: `Min` to `Bxor`.
+    /// Combines bytes with those of a target, and fetches the target's old bytes. Operations: `Min` to `Bxor`.
     ///
     /// # Errors
     /// As [`atomic`](Self::atomic); the limit is
@@ -187,8 +187,8 @@ impl Ni {
     pub fn fetch_atomic(&self, fetch: &Fetch, operation: AtomicOp, datatype: Datatype) -> Result<(), Error> {
         self.begin("PtlFetchAtomic", self.of_fetch(fetch, Operation::FetchAtomic(operation, datatype), &[]))
     }
-    /// Exchanges bytes with a target: always, on a condition that `operand` is part of, or under the mask that it is.
-    /// Operations: `Swap` to `Mswap`; of all but `Swap`, the length is one element, and so is the operand.
+    /// Exchanges bytes with a target: always, on a condition with `operand`, or under the mask `operand`. Operations:
+    /// `Swap` to `Mswap`; of all but `Swap`, the length is one element, and so is the operand.
     ///
     /// # Errors
     /// As [`fetch_atomic`](Self::fetch_atomic); `PTL_ARG_INVALID` also for an operand that is shorter than an element.
@@ -203,18 +203,18 @@ impl Ni {
         self.begin("PtlSwap", self.of_fetch(fetch, Operation::Swap(operation, datatype), operand))
     }
 
-    /// A [`put`](Self::put) when a counting event reaches a threshold, at once if it has: successes and failures
-    /// together. Operations of one counting event are done in the order of their thresholds, those of one threshold in
-    /// the order of the calls.
+    /// A [`put`](Self::put) that runs when a counting event, successes and failures together, reaches a threshold, or
+    /// at once if it has already. Operations of one counting event run in the order of their thresholds; operations
+    /// with equal thresholds run in the order of the calls.
     ///
     /// # Errors
-    /// As [`put`](Self::put); `PTL_ARG_INVALID` also for a counting event that is not there; `PTL_NO_SPACE` if
-    /// [`Limits::max_triggered_ops`](super::Limits::max_triggered_ops) wait already.
+    /// As [`put`](Self::put); `PTL_ARG_INVALID` also for an invalid counting event; `PTL_NO_SPACE` if
+    /// [`Limits::max_triggered_ops`](super::Limits::max_triggered_ops) operations wait already.
     #[doc(alias = "PtlTriggeredPut")]
     pub fn triggered_put(&self, put: &Put, trig_ct: CtHandle, threshold: u64) -> Result<(), Error> {
         self.trigger("PtlTriggeredPut", self.of_put(put, Operation::Put), trig_ct, threshold)
     }
-    /// A [`get`](Self::get) when a counting event reaches a threshold.
+    /// A [`get`](Self::get) that runs when a counting event reaches a threshold.
     ///
     /// # Errors
     /// As [`triggered_put`](Self::triggered_put).
@@ -222,7 +222,7 @@ impl Ni {
     pub fn triggered_get(&self, get: &Get, trig_ct: CtHandle, threshold: u64) -> Result<(), Error> {
         self.trigger("PtlTriggeredGet", self.of_get(get), trig_ct, threshold)
     }
-    /// An [`atomic`](Self::atomic) when a counting event reaches a threshold.
+    /// An [`atomic`](Self::atomic) that runs when a counting event reaches a threshold.
     ///
     /// # Errors
     /// As [`atomic`](Self::atomic) and [`triggered_put`](Self::triggered_put).
@@ -238,7 +238,7 @@ impl Ni {
         let begun = self.of_put(put, Operation::Atomic(operation, datatype));
         self.trigger("PtlTriggeredAtomic", begun, trig_ct, threshold)
     }
-    /// A [`fetch_atomic`](Self::fetch_atomic) when a counting event reaches a threshold.
+    /// A [`fetch_atomic`](Self::fetch_atomic) that runs when a counting event reaches a threshold.
     ///
     /// # Errors
     /// As [`fetch_atomic`](Self::fetch_atomic) and [`triggered_put`](Self::triggered_put).
@@ -254,7 +254,8 @@ impl Ni {
         let begun = self.of_fetch(fetch, Operation::FetchAtomic(operation, datatype), &[]);
         self.trigger("PtlTriggeredFetchAtomic", begun, trig_ct, threshold)
     }
-    /// A [`swap`](Self::swap) when a counting event reaches a threshold. The operand is taken now, the bytes then.
+    /// A [`swap`](Self::swap) that runs when a counting event reaches a threshold. The operand is copied by this call,
+    /// the bytes when the swap runs.
     ///
     /// # Errors
     /// As [`swap`](Self::swap) and [`triggered_put`](Self::triggered_put).
@@ -271,7 +272,7 @@ impl Ni {
         let begun = self.of_fetch(fetch, Operation::Swap(operation, datatype), operand);
         self.trigger("PtlTriggeredSwap", begun, trig_ct, threshold)
     }
-    /// A [`ct_inc`](Self::ct_inc) when another counting event reaches a threshold.
+    /// A [`ct_inc`](Self::ct_inc) that runs when another counting event reaches a threshold.
     ///
     /// # Errors
     /// As [`ct_inc`](Self::ct_inc) and [`triggered_put`](Self::triggered_put).
@@ -286,7 +287,7 @@ impl Ni {
         let what = ct.of(self.handle(), "ct").map(|ct| Triggered::CtInc(ct, increment));
         self.wait_for_count("PtlTriggeredCTInc", what, trig_ct, threshold)
     }
-    /// A [`ct_set`](Self::ct_set) when another counting event, or the same one, reaches a threshold.
+    /// A [`ct_set`](Self::ct_set) that runs when another counting event, or the same one, reaches a threshold.
     ///
     /// # Errors
     /// As [`ct_set`](Self::ct_set) and [`triggered_put`](Self::triggered_put).

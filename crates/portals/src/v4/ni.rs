@@ -1,4 +1,4 @@
-//! [`Ni`]: an interface of a node, made and asked.
+//! [`Ni`]: an interface of a node, and its queries.
 
 use std::any::Any;
 use std::hash::{BuildHasher, RandomState};
@@ -15,7 +15,7 @@ use crate::{Memory, Node};
 /// An interface of a node (`PtlNIInit`). Clones are the same interface; when the last is dropped, it is closed
 /// (`PtlNIFini`): its operations under way end, and its objects are freed.
 ///
-/// Its calls may be made by any thread at any time; each is done under the lock of the node.
+/// Any thread may make calls at any time; each call runs under the lock of the node.
 #[derive(Clone)]
 #[doc(alias = "PtlNIInit")]
 #[doc(alias = "PtlNIFini")]
@@ -31,17 +31,18 @@ pub(super) struct Inner {
 }
 
 impl Ni {
-    /// Opens an interface of a node, or yields the one of this kind that is open, whatever limits are asked for then.
+    /// Opens an interface of a node, or returns the open one of this kind, whose limits stay.
     ///
-    /// A node has one of each of the four kinds; they hear only those of their kind. `pid` asks for a process number;
-    /// it is the node's, so [`NodeOptions::pid`](crate::NodeOptions::pid) is where it is chosen. `None` is
-    /// `PTL_PID_ANY`.
+    /// A node has one interface of each of the four kinds; an interface exchanges messages only with interfaces of its
+    /// kind. `pid` asks for a process number, which has to be the node's; [`NodeOptions::pid`](crate::NodeOptions::pid)
+    /// chooses it. `None` is `PTL_PID_ANY`.
     ///
-    /// Where processes are ranks, the ranks of the node's job are the map until [`set_map`](Self::set_map) gives
-    /// another one.
+    /// On a logical interface the ranks of the node's job are the map, until [`set_map`](Self::set_map) gives another
+    /// one.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` if the options are not one of each pair, `PTL_PID_IN_USE` if the process number is another.
+    /// `PTL_ARG_INVALID` if the options are not one of each pair, `PTL_PID_IN_USE` if the node has another process
+    /// number.
     pub fn init(node: &Node, options: NiOptions, pid: Option<Pid>, desired: &Limits) -> Result<Self, Error> {
         Self::open(node, options, pid, desired).map_err(|e| Error::new("PtlNIInit", e))
     }
@@ -92,12 +93,12 @@ impl Ni {
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
     }
-    /// The interface's handle, as its objects' handles tell it.
+    /// The interface's handle, the same as [`MdHandle::ni`](super::MdHandle::ni) of its objects.
     #[doc(alias = "PtlNIHandle")]
     pub fn handle(&self) -> NiHandle {
         self.inner.handle
     }
-    /// The node that it is of.
+    /// The node of the interface.
     pub fn node(&self) -> &Node {
         self.inner.core.node()
     }
@@ -120,7 +121,7 @@ impl Ni {
         }
     }
 
-    /// Whether processes are ranks.
+    /// Whether the interface is logical: processes are named by ranks.
     pub fn is_logical(&self) -> bool {
         self.inner.core.kind().is_logical()
     }
@@ -133,10 +134,11 @@ impl Ni {
     pub fn uid(&self) -> Uid {
         self.node().uid()
     }
-    /// This process, as targets on this interface are named: by its rank, or by its numbers.
+    /// The address of this process on this interface: its rank, or its numbers.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` if processes are ranks and it has none: there is no map, or it is not on it.
+    /// `PTL_ARG_INVALID` if the interface is logical and this process has no rank: there is no map, or the process is
+    /// not on it.
     #[doc(alias = "PtlGetId")]
     pub fn id(&self) -> Result<Process, Error> {
         if !self.is_logical() {
@@ -155,7 +157,7 @@ impl Ni {
         let none = crate::Error::Argument { argument: "ni", why: "has no map with this process on it" };
         rank.map(Process::logical).ok_or_else(|| Error::new("PtlGetId", none))
     }
-    /// This process by its numbers, on any interface.
+    /// The physical address of this process, on any interface.
     #[doc(alias = "PtlGetPhysId")]
     pub fn phys_id(&self) -> Process {
         let card = self.node().card();
@@ -164,8 +166,7 @@ impl Ni {
     /// Sets the map of ranks to processes. The first map stays; without one, ranks are those of the node's job.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` on an interface whose processes are not ranks, or for an empty map; `PTL_IGNORED` if it has a
-    /// map.
+    /// `PTL_ARG_INVALID` on a physical interface, or for an empty map; `PTL_IGNORED` if the interface has a map.
     #[doc(alias = "PtlSetMap")]
     pub fn set_map(&self, map: Vec<(Nid, Pid)>) -> Result<(), Error> {
         let error = |e| Err(Error::new("PtlSetMap", e));
@@ -180,11 +181,11 @@ impl Ni {
         let is_new = self.read(|ni| ni.set_map(map));
         if is_new { Ok(()) } else { error(crate::Error::MapSet) }
     }
-    /// The processes by rank. Without a [`set_map`](Self::set_map), the node's directory is asked about its job,
-    /// and may have to wait for an answer.
+    /// The processes by rank. Without a [`set_map`](Self::set_map) the call asks the node's directory, and may have to
+    /// wait for the answer.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` on an interface whose processes are not ranks; `PTL_FAIL` if the directory can't tell.
+    /// `PTL_ARG_INVALID` on a physical interface; `PTL_FAIL` if the directory gives no answer.
     #[doc(alias = "PtlGetMap")]
     pub fn get_map(&self) -> Result<Vec<(Nid, Pid)>, Error> {
         if !self.is_logical() {
@@ -201,9 +202,9 @@ impl Ni {
             .map_err(|e| Error::new("PtlGetMap", e.into()))
     }
 
-    /// Ends all waiting on this interface, now and for good: [`eq_wait`](Self::eq_wait), [`eq_poll`](Self::eq_poll),
-    /// [`ct_wait`](Self::ct_wait) and [`ct_poll`](Self::ct_poll) answer `PTL_ABORTED`. All else goes on. In C it is one
-    /// call for all interfaces of the process.
+    /// Ends all waits on this interface, now and for ever: [`eq_wait`](Self::eq_wait), [`eq_poll`](Self::eq_poll),
+    /// [`ct_wait`](Self::ct_wait) and [`ct_poll`](Self::ct_poll) return `PTL_ABORTED`. All other calls still work. In C
+    /// one call aborts all interfaces of the process.
     #[doc(alias = "PtlAbort")]
     pub fn abort(&self) {
         self.inner.core.abort();
@@ -215,20 +216,19 @@ impl Ni {
     pub fn start_bundle(&self) {
         self.inner.core.start_bundle();
     }
-    /// Ends what [`start_bundle`](Self::start_bundle) began.
+    /// Ends a bundle of operations that [`start_bundle`](Self::start_bundle) started.
     #[doc(alias = "PtlEndBundle")]
     pub fn end_bundle(&self) {
         self.inner.core.end_bundle();
     }
-    /// Returns when the atomic operations that are done by now can be seen by the program, and what the program wrote
-    /// can be seen by those to come.
+    /// Orders atomic operations and the program's accesses: after the return, the program sees the results of all
+    /// earlier atomic operations, and later atomic operations see the program's earlier writes.
     ///
-    /// Atomic operations here read, combine and write back under the node's lock: they are atomic with each other,
-    /// whoever began them, on all interfaces of the node. They are not atomic with the processor's own accesses. So a
-    /// program changes such bytes itself only while no such operation can come, or does it by an operation to itself;
-    /// what it reads by [`Memory::load_u64`](crate::Memory::load_u64) is a word as it was before an operation or after
-    /// it, and after an operation's event it is the result. This call takes the lock once, and so orders all that comes
-    /// before it.
+    /// Atomic operations read, combine and write back under the node's lock: they are atomic with each other, for all
+    /// initiators and on all interfaces of the node. They are not atomic with accesses of the processor. So a program
+    /// changes such bytes itself only while no such operation can arrive, or changes them by an atomic operation to
+    /// itself. [`Memory::load_u64`](crate::Memory::load_u64) reads a word from before an operation or from after it,
+    /// and after the operation's event the result. This call takes the lock once, and so orders everything before it.
     #[doc(alias = "PtlAtomicSync")]
     pub fn atomic_sync(&self) {
         self.node().progress();

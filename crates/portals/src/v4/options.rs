@@ -41,7 +41,8 @@ bitflags! {
 bitflags! {
     /// The options of an initiator's memory descriptor. (`PTL_MD_*`)
     ///
-    /// `PTL_IOVEC`, number 1, is not among them: [`Md::memory`](super::Md::memory) is a vector or it is none.
+    /// `PTL_IOVEC`, number 1, is not among them: the type of [`Md::memory`](super::Md::memory) tells whether the memory
+    /// is a vector.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct MdOptions: u32 {
         /// `Send` events are counted.
@@ -81,7 +82,7 @@ macro_rules! entry_options {
         bitflags! {
             $(#[$doc])*
             ///
-            /// `PTL_IOVEC`, number 1, is not among them: the memory is a vector or it is none.
+            /// `PTL_IOVEC`, number 1, is not among them: the memory's type tells whether it is a vector.
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
             pub struct $name: u32 {
                 /// Puts and atomics are taken.

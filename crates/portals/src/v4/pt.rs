@@ -1,4 +1,4 @@
-//! Portals: the table's entries that messages name.
+//! Portals: the entries of the portal table, which messages name.
 
 use hca_matching::PortalOptions;
 
@@ -8,8 +8,8 @@ impl Ni {
     /// Allocates a portal: `wanted`, or any (`PTL_PT_ANY`). Events of its entries go to `eq`.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for an index beyond [`Limits::max_pt_index`](super::Limits::max_pt_index) or a queue that is
-    /// not there, `PTL_PT_IN_USE`, `PTL_PT_FULL`, `PTL_PT_EQ_NEEDED`.
+    /// `PTL_ARG_INVALID` for an index beyond [`Limits::max_pt_index`](super::Limits::max_pt_index) or an invalid queue,
+    /// `PTL_PT_IN_USE`, `PTL_PT_FULL`, `PTL_PT_EQ_NEEDED`.
     #[doc(alias = "PtlPTAlloc")]
     pub fn pt_alloc(
         &self,
@@ -32,7 +32,7 @@ impl Ni {
     /// Frees an index of the portal table.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID`; `PTL_IN_USE` while it has entries, headers wait at it, or operations are under way.
+    /// `PTL_ARG_INVALID`; `PTL_IN_USE` while the portal has entries, waiting headers, or operations under way.
     #[doc(alias = "PtlPTFree")]
     pub fn pt_free(&self, pt_index: u32) -> Result<(), Error> {
         self.inner.core.with(|ni| ni.engine.pt_free(pt_index)).map_err(|e| Error::new("PtlPTFree", e))

@@ -1,8 +1,8 @@
-//! A device that holds up calls until it is told to go on, as one does whose peer's address is still to be asked for,
-//! that refuses calls, and that tells with what it was called.
+//! A gated device: it blocks calls until the test lets them go on (as a device does that still has to resolve a peer's
+//! address), refuses calls, and records the arguments of calls.
 //!
 //! Invariants of the unsafe code:
-//! 1. All is handed on in the same words to a device that keeps the promises.
+//! 1. Every call goes unchanged to a device that keeps the invariants.
 #![allow(unsafe_code)] // `unsafe impl Device`: all promises are those of the device behind it
 
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,4 @@
-//! How nodes meet, where they look for each other, and how they look after each other.
+//! Connections between nodes: the hello protocol, the directory, and keepalives.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 

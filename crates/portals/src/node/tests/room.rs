@@ -1,4 +1,4 @@
-//! How messages leave: what there is room for, what waits, and what the device is told of.
+//! Posting of messages: limits of room, waiting messages, and the posts at the device.
 
 use hca_core::WcStatus;
 

@@ -1,4 +1,4 @@
-//! What initiators and targets make of messages, each by itself.
+//! The handling of messages by initiators and by targets, each by itself.
 
 use super::super::Kind;
 use super::*;

@@ -1,4 +1,4 @@
-//! Waiting: on adapters of one process, whose descriptors are those of programs.
+//! Waiting, on adapters of one process with the descriptors that programs use.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
