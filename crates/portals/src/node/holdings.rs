@@ -22,11 +22,11 @@ pub struct Holdings {
     pub backlog: usize,
     /// The send slots that are not free.
     pub slots: usize,
-    /// The send slots that connections account for; the same number as `slots`.
+    /// The send slots that connections account for; fewer than `slots` if slots leak.
     pub slots_of_peers: usize,
     /// The posted requests, by the node's count.
     pub in_use: u32,
-    /// The posted requests, as the sum of the connections' counts; the same number as `in_use`.
+    /// The posted requests, as the sum of the connections' counts; equal to `in_use` at rest.
     pub outstanding: u32,
 }
 
