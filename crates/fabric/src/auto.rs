@@ -1,14 +1,14 @@
-//! RoCEv2 over UDP, and shared memory to those peers that are adapters of this kind on this machine.
+//! The automatic fabric: RoCEv2 over UDP, and shared memory to peers that are adapters of this kind on this machine.
 //!
-//! An adapter stands on an address of the network. Beside its UDP socket it listens, under a name made of network
-//! namespace, user, address and that socket's inode, for peers of this machine. Who opens a connection looks whether
-//! somebody listens under the name of the peer's address; both ends look at the same two names, and so come to the same
+//! An adapter has an address of the network. Beside its UDP socket it listens for peers of this machine, under a name
+//! made of network namespace, user, address and the socket's inode. An adapter that opens a path checks whether a
+//! socket with the name of the peer's address listens. Both ends check the same two names, and so come to the same
 //! choice.
 //!
-//! Each end proves its address before anything is exchanged. The question is a RoCE packet as any host may send it: a
-//! management datagram, *Get(ClassPortInfo)* of the performance class, to the queue pair 1 of the peer, with a random
-//! transaction. The peer says the transaction over the UNIX socket; only who holds port 4791 of the address has seen
-//! it.
+//! Each end proves its address before any packet is exchanged. The question is a RoCE packet as any host may send it: a
+//! management datagram, *Get(ClassPortInfo)* of the performance class, to queue pair 1 of the peer, with a random
+//! transaction id. The peer returns the transaction id over the UNIX socket; only the process that holds port 4791 of
+//! the address can have seen it.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,7 +35,7 @@ const CLASS_VERSION: u8 = 1;
 /// The attribute that all classes have: what the port can.
 const CLASS_PORT_INFO: u16 = 0x0001;
 
-/// A network, UDP unless a simulation has its own, and shared memory where a peer is found on this machine.
+/// A fabric of a network (UDP, or a simulated one), and of shared memory to peers that are found on this machine.
 pub struct AutoFabric<N = UdpFabric> {
     network: N,
     shm: Option<ShmFabric>,
@@ -48,8 +48,8 @@ pub struct AutoFabric<N = UdpFabric> {
 }
 
 impl AutoFabric {
-    /// Opens the adapter's end at an address of this machine. Where shared memory is not available, a note in the
-    /// attributes says so, and all peers are reached by UDP.
+    /// Opens the adapter's end at an address of this machine. If shared memory is not available, a note in the
+    /// attributes says so, and all packets go by UDP.
     ///
     /// # Errors
     /// As [`UdpFabric::open`].
@@ -71,8 +71,8 @@ impl AutoFabric {
 }
 
 impl<N: Fabric> AutoFabric<N> {
-    /// The adapter's end in a simulation: beside a simulated network, with true shared memory between the adapters of
-    /// this process and simulation that have the same name of a machine.
+    /// The adapter's end in a simulation: a simulated network, and real shared memory between the adapters of this
+    /// process and simulation that have the same machine name.
     ///
     /// # Errors
     /// The system refuses a descriptor.

@@ -1,7 +1,7 @@
-//! Packets to send, gathered into trains: equal sizes to one path, the last one shorter.
+//! Batches of packets to send, gathered into trains: packets of equal size on one path, the last one possibly shorter.
 //!
-//! The packets of a train have the top byte of the destination's number in common: where processes share an address, the
-//! kernel gives a train to one of them as a whole.
+//! The packets of a train have the top byte of the destination's number in common: if processes share an address, the
+//! kernel gives a whole train to one of them.
 
 use hca_core::wire::ICRC_BYTES;
 
@@ -16,10 +16,10 @@ const LENT_BYTES: usize = 1024;
 /// Bytes of one train at most: what fits one UDP datagram before it is cut.
 const MAX_TRAIN_BYTES: usize = 65_000;
 
-/// Consecutive packets of a [`TxBatch`] that leave for one path in one piece.
+/// A train: consecutive packets of a [`TxBatch`] that leave on one path in one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Train {
-    /// Where to.
+    /// The path of the packets.
     pub path: PathId,
     /// First byte in the batch.
     pub start: usize,
@@ -34,7 +34,7 @@ impl Train {
     pub fn packets(&self) -> usize {
         if self.is_single() { 1 } else { (self.len as u32).div_ceil(self.segment as u32) as usize }
     }
-    /// Whether it is one packet.
+    /// Whether the train is a single packet.
     #[inline]
     pub fn is_single(&self) -> bool {
         self.len == self.segment
@@ -73,19 +73,18 @@ impl TxBatch {
         }
     }
 
-    /// Whether nothing waits to be sent.
+    /// Whether no packet waits to be sent.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.sent == self.trains.len()
     }
 
-    /// Bytes gathered since the batch was last empty, sent ones included: the offset of the packet that is reserved
-    /// next.
+    /// The bytes gathered since the batch was last empty, sent ones included: the offset of the next reserved packet.
     pub fn len_bytes(&self) -> usize {
         self.used
     }
 
-    /// Room for a packet of `len` bytes (BTH to padding) on `path`; `None` if the batch is full.
+    /// Reserves room for a packet of `len` bytes (BTH to padding) on `path`; `None` if the batch is full.
     #[inline]
     pub fn reserve(&mut self, path: PathId, len: usize) -> Option<&mut [u8]> {
         let total = len + ICRC_BYTES;
@@ -96,8 +95,8 @@ impl TxBatch {
         Some(&mut self.buf[self.used..self.used + len])
     }
 
-    /// Whether a packet of `len` bytes begins a train that the end of the batch may cut short. It leaves whole with the
-    /// next batch, and a call for a part of it costs as much.
+    /// Whether a packet of `len` bytes begins a train that the end of the batch may cut short. Such a train leaves
+    /// whole with the next batch; a send call for a part of it costs as much as for all.
     #[inline]
     pub fn cuts_short(&self, path: PathId, len: usize) -> bool {
         let (room, total) = (self.room(), len + ICRC_BYTES);
@@ -120,7 +119,7 @@ impl TxBatch {
     /// Appends the packet last reserved.
     ///
     /// # Panics
-    /// If none is reserved, or it has fewer bytes than a BTH.
+    /// If no packet is reserved, or it has fewer bytes than a BTH.
     #[inline]
     pub fn commit(&mut self) {
         let (path, total) = self.reserved.take().expect("a packet was reserved");
@@ -136,15 +135,15 @@ impl TxBatch {
         self.trains.push(Train { path, start, len: total, segment: total });
     }
 
-    /// Appends the packet last reserved, of which `len` bytes from `at` on are those at `from`. They are read when the
-    /// batch is sent, or [taken in](Self::take_in). Only for a fabric that
-    /// [sends from there](crate::Fabric::sends_in_place_from).
+    /// Appends the packet last reserved, whose `len` bytes from `at` on lie at `from`. These bytes are read when the
+    /// batch is sent, or [taken in](Self::take_in). Only for a fabric that [sends in
+    /// place](crate::Fabric::sends_in_place_from).
     ///
     /// # Safety
-    /// Until the batch is empty or taken in, the bytes at `from` can be read, and nobody writes them.
+    /// Until the batch is empty or taken in, the bytes at `from` are readable, and no code writes them.
     ///
     /// # Panics
-    /// If none is reserved, or it has no such bytes, or `len` is no multiple of 4.
+    /// If no packet is reserved, the bytes exceed the packet, or `len` is not a multiple of 4.
     #[inline]
     #[allow(unsafe_code)]
     pub unsafe fn commit_lent(&mut self, at: usize, from: *const u8, len: usize) {
@@ -165,7 +164,7 @@ impl TxBatch {
             self.buf[lent.at..lent.at + bytes.len()].copy_from_slice(bytes);
         }
     }
-    /// Whether payloads lie elsewhere.
+    /// Whether payloads lie outside of the batch's buffer.
     pub fn is_lent(&self) -> bool {
         !self.lent.is_empty()
     }
@@ -191,11 +190,11 @@ impl TxBatch {
     pub fn bytes_mut(&mut self, train: &Train) -> &mut [u8] {
         &mut self.buf[train.start..train.start + train.len]
     }
-    /// Bytes that are still free. A packet takes [`ICRC_BYTES`] more than its transport bytes.
+    /// The number of free bytes. A packet takes [`ICRC_BYTES`] more than its transport bytes.
     pub fn room(&self) -> usize {
         self.buf.len() - self.used
     }
-    /// Has a bit flipped on its way, after the ICRC was put on: byte `offset` of the batch.
+    /// Orders the flip of a bit in byte `offset` of the batch, after the ICRC is put on.
     pub fn flip_later(&mut self, offset: usize, bit: u8) {
         self.flips.push((offset, bit & 7));
     }
@@ -203,8 +202,8 @@ impl TxBatch {
     pub(crate) fn flip_within(&self, range: core::ops::Range<usize>) -> Option<(usize, u8)> {
         self.flips.iter().find(|f| range.contains(&f.0)).map(|&(at, bit)| (at - range.start, bit))
     }
-    /// Flips the bits that were asked for within a train. The fabric calls it once the ICRCs are on, and
-    /// once more to take the flips back when the train could not leave.
+    /// Flips the ordered bits of a train. The fabric calls this after it has put on the ICRCs, and once more to undo
+    /// the flips when the train could not leave.
     #[inline]
     pub fn apply_flips(&mut self, train: &Train) {
         if self.flips.is_empty() {
@@ -226,7 +225,7 @@ impl TxBatch {
             self.apply_flips(&train);
         }
     }
-    /// The oldest `n` waiting trains were sent (or lost); empties the batch when none is left.
+    /// Removes the oldest `n` waiting trains, which were sent (or lost), and empties the batch when none is left.
     pub fn advance(&mut self, n: usize) {
         if !self.flips.is_empty() {
             let gone = &self.trains[self.sent..self.sent + n];
@@ -251,10 +250,11 @@ impl TxBatch {
         self.open = 0;
         trains.iter().filter(|t| t.path == path).count()
     }
-    /// The oldest `n` packets of the oldest train were sent (or lost), fewer than it has.
+    /// Removes the oldest `n` packets of the oldest train, which were sent (or lost); `n` is less than the train's
+    /// packets.
     ///
     /// # Panics
-    /// When no train waits, or it has no more packets than `n`.
+    /// If no train waits, or the train has no more packets than `n`.
     pub fn advance_packets(&mut self, n: usize) {
         let t = &mut self.trains[self.sent];
         let bytes = n * t.segment;

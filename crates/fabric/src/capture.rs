@@ -1,9 +1,8 @@
-//! A tap that writes what crosses a fabric into a pcapng file, for Wireshark and its kin.
+//! Captures: a tap that writes the frames of a fabric into a pcapng file, for Wireshark and similar tools.
 //!
-//! Frames carry Ethernet headers (with addresses made up from the IP addresses, since a socket shows
-//! none), and the IP header as the ICRC covers it: the true Identification, "don't fragment", a right
-//! checksum. The UDP checksum is 0 over IPv4, as RoCEv2 senders set it, and computed over IPv6. RoCEv1 has a GRH
-//! instead of both.
+//! Frames carry Ethernet headers (with addresses derived from the IP addresses, since a socket shows none), and the IP
+//! header as the ICRC covers it: the true Identification, "don't fragment", a right checksum. The UDP checksum is 0
+//! over IPv4, as RoCEv2 senders set it, and computed over IPv6. RoCEv1 has a GRH instead of both.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -88,21 +87,21 @@ impl<W: Write + Send> Capture<W> {
         Ok(capture)
     }
 
-    /// Says which time of day the adapter's instant 0 was, as the time since 1970.
+    /// Sets the wall-clock time of the adapter's instant 0, as the time since 1970.
     #[must_use]
     pub fn with_wall_at_zero(mut self, wall: Duration) -> Self {
         self.wall_at_zero = Some(wall);
         self
     }
 
-    /// Stops writing at this size of file; later frames are only counted.
+    /// Sets the size of the file at which writing stops; later frames are only counted.
     #[must_use]
     pub fn with_limit(mut self, bytes: u64) -> Self {
         self.limit = bytes;
         self
     }
 
-    /// Frames that were not written, for the limit or an error.
+    /// The number of frames that were not written, because of the limit or an error.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }

@@ -1,22 +1,21 @@
 //! The ICRC by carry-less multiplication (PCLMULQDQ): 16 bytes a step, without tables of bytes and without
 //! a loop over single bytes at the end.
 //!
-//! A packet is taken with the 4 bytes of its ICRC. The first 16 bytes, which hold the BTH, are a block of
-//! their own; what the flow, the lengths and the Identification contribute is added to it unreduced. Every
-//! 64-bit half of a block is multiplied by the power of x that its distance to the end asks for, modulo the
-//! polynomial (32 bits, so that a product has 95), the products are added, and one division by two
-//! multiplications (Barrett) takes the sum to 32 bits. What is left over behind the last whole block is read as
-//! the packet's last 16 bytes, with those masked out that were counted before. Long packets run through
-//! eight independent sums first, as a multiplication is ready after 7 cycles but one begins in each; where the CPU
-//! multiplies two or four blocks at once, [`wide`] does that.
+//! The computation covers a packet with the 4 bytes of its ICRC. The first 16 bytes, which hold the BTH, are a block of
+//! their own; the contributions of the flow, the lengths and the Identification are added to it unreduced. Every 64-bit
+//! half of a block is multiplied by the power of x that its distance to the end asks for, modulo the polynomial (32
+//! bits, so that a product has 95), the products are added, and one division by two multiplications (Barrett) takes the
+//! sum to 32 bits. The bytes behind the last whole block are read as the packet's last 16 bytes, with the bytes masked
+//! out that were counted before. Long packets run through eight independent sums first, as a multiplication is ready
+//! after 7 cycles but one begins in each; where the CPU multiplies two or four blocks at once, [`wide`] does that.
 //!
 //! **Bit order.** As in every reflected CRC the first bit is the highest power: bit `i` of a 32-bit value
 //! stands for x^(31-i), of a 64-bit half for x^(63-i). The product of both has bit `s` for x^(94-s). Sums of
 //! products are read with bit `s` for x^(95-s), so factors are smaller by one power than it seems.
 //!
 //! Invariant:
-//! 1. A [`Clmul`] exists only where the CPU has PCLMULQDQ and SSE4.1, and its width is one that the CPU multiplies:
-//!    `detect` alone makes it, and asks.
+//! 1. A [`Clmul`] exists only if the CPU has PCLMULQDQ and SSE4.1, and its width is one that the CPU can multiply: only
+//!    `detect` creates one, after it has asked the CPU.
 #![allow(unsafe_code)]
 
 mod wide;

@@ -1,7 +1,7 @@
 //! The user and process at the other end of a socket, from the kernel.
 //!
 //! Invariants:
-//! 1. The structure that the system call fills lives until it returns, and has the size that is told.
+//! 1. The structure that the system call fills lives until the call returns, and has the size that the call is given.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! The trait that every kind of network has.
+//! [`Fabric`]: the trait that every kind of network implements, and its types.
 
 use core::net::IpAddr;
 use std::any::Any;
@@ -11,7 +11,7 @@ use crate::{FabricLink, RoceVersion, TxBatch};
 
 hca_core::debug_as_display!(PathError);
 
-/// Names a path to a peer within one fabric.
+/// The name of a path to a peer within one fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathId(pub u32);
 
@@ -20,17 +20,17 @@ pub struct PathId(pub u32);
 pub struct FabricAttr {
     /// `auto`, `udp`, `uring`, `shm`, `raw`, `loopback`, `sim`, with layers in front (`capture+udp`).
     pub name: String,
-    /// The address.
+    /// The local address.
     pub local: IpAddr,
     /// The largest path MTU that the link carries.
     pub max_mtu: Mtu,
-    /// Bytes that a receiver of this kind buffers, and so the most that a sender keeps in flight to one peer.
+    /// The bytes that a receiver of this kind buffers; a sender keeps at most as many in flight to one peer.
     pub recv_buffer_bytes: usize,
-    /// The top byte of the numbers of all queue pairs, where several processes share the address.
+    /// The top byte of the numbers of all queue pairs, if several processes share the address.
     pub qpn_slot: Option<u8>,
     /// The link that carries the fabric's packets.
     pub link: FabricLink,
-    /// Findings at run time, for people: the subject, and the finding with a remedy where there is one.
+    /// Findings at run time, for users: the subject, and the finding with its remedy, if there is one.
     pub notes: Vec<(&'static str, String)>,
 }
 
@@ -38,7 +38,7 @@ pub struct FabricAttr {
 #[derive(Error)]
 #[non_exhaustive]
 pub enum PathError {
-    /// The peer's address is of the other IP version.
+    /// The peer's address has another IP version than the local address.
     #[error("the peer {peer} and this adapter's address {local} are of different IP versions")]
     Family {
         /// The peer.
@@ -46,7 +46,7 @@ pub enum PathError {
         /// This side.
         local: IpAddr,
     },
-    /// The peer is another adapter of this machine, to which frames of an Ethernet interface do not come back.
+    /// The peer is another adapter of this machine, and frames that leave an Ethernet interface do not return to it.
     #[error(
         "the peer {peer} is an address of this machine, and frames that leave the interface of {local} do not come \
          back: use udp:// between adapters of one machine, or network namespaces"
@@ -57,12 +57,12 @@ pub enum PathError {
         /// This side.
         local: IpAddr,
     },
-    /// The peer's address names no single peer.
+    /// The peer's address is not unicast.
     #[error("no path to {peer}: {why}")]
     NotUnicast {
         /// The peer.
         peer: IpAddr,
-        /// The rule, and what to give instead.
+        /// The rule, and a valid replacement.
         why: &'static str,
     },
     /// The process at the peer's address belongs to another user.
@@ -76,7 +76,7 @@ pub enum PathError {
         /// The user.
         uid: u32,
     },
-    /// Too many paths.
+    /// The limit of open paths is reached.
     #[error("{0} paths are open, which is the limit")]
     Limit(usize),
     /// The operating system refused the call.
@@ -117,38 +117,38 @@ pub struct RxPacket<'a> {
     pub src_port: u16,
     /// DSCP and ECN bits; 3 in the lower two is "congestion experienced".
     pub traffic_class: u8,
-    /// Time to live as it arrived; 0 where it is not known.
+    /// The time to live on arrival; 0 if it is unknown.
     pub hop_limit: u8,
-    /// From BTH to padding, the ICRC left out. At least 12 bytes.
+    /// The bytes from BTH to padding, without the ICRC; at least 12.
     pub bytes: &'a [u8],
 }
 
 impl RxPacket<'_> {
-    /// Whether it met congestion on its way.
+    /// Whether the packet met congestion on its way.
     pub fn congestion_experienced(&self) -> bool {
         self.traffic_class & 3 == 3
     }
 }
 
-/// How much one receive call may take.
+/// The limits of one receive call.
 #[derive(Clone, Copy, Debug)]
 pub struct RxBudget {
-    /// Packets.
+    /// The most packets.
     pub packets: usize,
-    /// Bytes.
+    /// The most bytes.
     pub bytes: usize,
 }
 
 /// The result of a receive call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxOutcome {
-    /// Packets given to the sink.
+    /// The number of packets given to the sink.
     pub packets: usize,
-    /// The budget ended before the input did.
+    /// Whether the budget ended before the input did.
     pub more: bool,
 }
 
-/// Direction of a frame.
+/// The direction of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// Sent by this side.
@@ -180,11 +180,11 @@ pub struct TapFrame<'a> {
     pub payload: &'a [u8],
 }
 
-/// An observer of every frame, with its true header: captures are built on it.
+/// An observer of every frame, with the frame's real header. Captures are taps.
 pub trait Tap: Send {
-    /// One frame at this time.
+    /// Observes one frame at this time.
     fn frame(&mut self, now: Instant, frame: &TapFrame<'_>);
-    /// Writes out what is held back.
+    /// Writes out buffered frames.
     ///
     /// # Errors
     /// The file can't be written.
@@ -193,60 +193,61 @@ pub trait Tap: Send {
 
 /// A network, seen from one address.
 pub trait Fabric: Send + Any {
-    /// The kind.
+    /// The fabric's attributes.
     fn attr(&self) -> &FabricAttr;
-    /// Opens a path that no queue pair has to itself, such as an address handle's.
+    /// Opens a path that is not for a single queue pair, such as an address handle's.
     ///
     /// # Errors
     /// As [`open_path_of`](Self::open_path_of).
     fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
         self.open_path_of(av, None)
     }
-    /// Opens a path for a queue pair of this number; several to one peer may be one. Where the address vector has no
-    /// flow label, the number spreads the queue pairs over [`PORTS_PER_PEER`](crate::PORTS_PER_PEER) UDP source ports.
+    /// Opens a path for a queue pair with this number; several paths to one peer may be the same. If the address vector
+    /// has no flow label, the number spreads the queue pairs over [`PORTS_PER_PEER`](crate::PORTS_PER_PEER) UDP source
+    /// ports.
     ///
     /// # Errors
     /// The peer can't be addressed from here.
     fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError>;
-    /// Opens a path for messages, within [`shm`](Self::shm), which closes it. `None`: this peer gets packets, by a path
-    /// of [`open_path`](Self::open_path). The peer comes to the same choice.
+    /// Opens a path for messages, within [`shm`](Self::shm), which also closes the path. `None`: this peer gets
+    /// packets, by a path of [`open_path`](Self::open_path). The peer comes to the same choice.
     ///
     /// # Errors
     /// The peer can't be addressed from here, or can't be reached although it expects messages.
     fn open_messages(&mut self, _av: &AddressVector) -> Result<Option<PathId>, PathError> {
         Ok(None)
     }
-    /// Closes a path. What is under way may still be sent.
+    /// Closes a path. Its packets under way may still be sent.
     fn close_path(&mut self, path: PathId);
-    /// Sends all waiting trains, ICRCs put on, in order for each path. What the network can't take now
-    /// stays in the batch; what it refuses for good is lost, and counted.
+    /// Puts on the ICRCs of all waiting trains and sends them, in order on each path. Packets that the network can't
+    /// take now stay in the batch; packets that the network refuses for good are lost, and counted.
     fn send(&mut self, now: Instant, batch: &mut TxBatch);
-    /// The least payload of a packet that is worth being [lent](TxBatch::commit_lent) and not copied; `None`: this fabric
-    /// takes whole packets only.
+    /// The least payload of a packet that is worth being [lent](TxBatch::commit_lent) and not copied; `None`: this
+    /// fabric sends whole packets only.
     fn sends_in_place_from(&self) -> Option<u32> {
         None
     }
-    /// Gives packets that arrived to `sink`, at most the budget (a train may exceed it by its rest).
+    /// Gives arrived packets to `sink`, at most the budget (the rest of a train may exceed it).
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome;
-    /// When the fabric itself needs a call although nothing arrives (a delay layer).
+    /// The time at which the fabric needs a call although no packet arrives (for a delay layer).
     fn next_deadline(&self) -> Option<Instant> {
         None
     }
-    /// Readable when `recv` has something. `None`: this fabric has no descriptor (the simulator).
+    /// A descriptor that is readable when `recv` has packets. `None`: this fabric has no descriptor (the simulator).
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
     /// To be called before one sleeps on [`wait_fd`](Self::wait_fd); `true`: do not sleep, there is input.
     fn prepare_wait(&mut self) -> bool {
         false
     }
-    /// The part of it that also carries messages between processes of one machine, if it has one. Who takes messages
-    /// receives by [`ShmFabric::recv_all`](crate::ShmFabric::recv_all), and by [`recv`](Self::recv) what comes
-    /// elsewhere.
+    /// The fabric's part that also carries messages between processes of one machine, if there is one. A caller that
+    /// takes messages receives by [`ShmFabric::recv_all`](crate::ShmFabric::recv_all), and by [`recv`](Self::recv) from
+    /// the other parts.
     #[cfg(not(loom))]
     fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
         None
     }
-    /// Brings a glance up to where the fabric stands, which had no input when it was called last. `None`: only
-    /// [`recv`](Self::recv) finds out whether something has come.
+    /// Updates a glance to the present state of the fabric, whose last call found no input. `None`: only
+    /// [`recv`](Self::recv) can tell whether a packet has arrived.
     #[cfg(not(loom))]
     fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
         *glance = None;

@@ -1,13 +1,14 @@
 //! Incoming flows: the prediction of the next IPv4 Identification, and the check of the ICRC.
 //!
-//! A UDP socket does not show the Identification, and the ICRC covers it. So it is predicted from the flow's last
-//! packets. Linux gives a connected socket's datagrams ascending numbers, one a send call; segment `k` of a train
-//! carries the train's number plus `k`; an unconnected socket that does not fragment has 0 plus `k`; the soft RoCE of
-//! Linux has one counter for all flows to one address, to which it adds for each tick that passed. When the prediction
-//! fails, the number is solved from the ICRC itself, and the packet is right if the flow leads to that number.
+//! The ICRC covers the Identification, and a UDP socket does not show it. So this module predicts the Identification
+//! from the flow's last packets. Linux gives a connected socket's datagrams ascending numbers, one a send call; segment
+//! `k` of a train carries the train's number plus `k`; an unconnected socket that does not fragment has 0 plus `k`; the
+//! soft RoCE of Linux has one counter for all flows to one address, to which it adds for each tick that passed. When
+//! the prediction fails, the number is solved from the ICRC itself, and the packet is right if the flow leads to that
+//! number.
 //!
-//! **Strength.** A CRC is linear, so each bit of the IP header that may be explained away takes one from what the ICRC
-//! proves. How many Identifications count depends on what is known of the flow:
+//! **Strength.** A CRC is linear, so each bit of the IP header that the check leaves open takes one bit from the
+//! strength of the ICRC. The number of accepted Identifications depends on the state of the flow:
 //!
 //! | state of the flow | Identifications that count | bits of check left | damaged packets that pass |
 //! |---|---|---|---|
@@ -18,23 +19,24 @@
 //! | new: its first packet | 65,536 | 16 | 1 in 65,536 |
 //! | of a host whose numbers follow no rule | 65,536 | 16 | 1 in 65,536 |
 //!
-//! - *A known flow.* "Don't fragment" is as the flow has it. With that fixed no single flipped bit of a packet up to
-//!   4,200 bytes is taken for another Identification, whichever. After 16 damaged packets the window is narrow, and one
-//!   more in each quarter of a second is tried against the wide one: that lets one damaged packet pass in 39 days,
-//!   however many come. The milliseconds of an idle flow let less than one pass in 49 days in which it is idle and its
-//!   next packet is damaged each time. At 1,000,000 packets a second of which 2 in 1,000 are damaged, one passes in 1.5
-//!   days; by a whole CRC one would pass in 25.
+//! - *A known flow.* "Don't fragment" is as the flow has it. With that fixed, no single flipped bit of a packet up to
+//!   4,200 bytes is mistaken for another Identification. After 16 damaged packets the window is narrow, and one more in
+//!   each quarter of a second is tried against the wide one: that lets one damaged packet pass in 39 days, however many
+//!   come. The milliseconds of an idle flow let less than one pass in 49 days in which it is idle and its next packet
+//!   is damaged each time. At 1,000,000 packets a second of which 2 in 1,000 are damaged, one passes in 1.5 days; by a
+//!   whole CRC one would pass in 25.
 //! - *A flow that jumps* (a sender that began anew on its port, 256 datagrams lost in a row): the packet is refused, as
-//!   if it were lost, and counted by `icrc_idents_refused`. The next one is believed if its number follows the refused
-//!   one's.
-//! - *A host without a rule* is found by three refused packets in a row on one flow, of which the third is believed,
-//!   and counted by `icrc_hosts_without_rule`. The verdict ends when eight packets in a row were predicted. That damage
-//!   brings it about takes three damaged packets in a row that each fit some Identification: 1 in 2.8e14.
-//! - *First packets* are believed. Nothing in them tells their number, and a second packet comes only when the first
-//!   was answered: to refuse it would cost each new flow its sender's timeout, from a millisecond to seconds for
-//!   datagrams of the connection manager. What is left is small, since a flow has one first packet: at 1,000 new flows
-//!   a second and one damaged packet in a million one passes in two years. They are counted by `icrc_flows_learned`.
-//!   Damage to addresses and ports makes no flow known, nor does it drive one out of the table, unless its ICRC fits.
+//!   if it were lost, and counted by `icrc_idents_refused`. The next packet is accepted if its number follows the
+//!   refused packet's.
+//! - *A host without a rule* is found by three refused packets in a row on one flow, of which the third is accepted,
+//!   and counted by `icrc_hosts_without_rule`. The verdict ends when eight packets in a row were predicted. Damage
+//!   alone leads to this verdict only if three damaged packets in a row each fit some Identification: 1 in 2.8e14.
+//! - *First packets* are accepted. No field of a first packet tells its number, and a second packet comes only when the
+//!   first was answered: a refusal would cost each new flow its sender's timeout, from a millisecond to seconds for
+//!   datagrams of the connection manager. The remaining risk is small, since a flow has one first packet: at 1,000 new
+//!   flows a second and one damaged packet in a million, one damaged packet passes in two years. They are counted by
+//!   `icrc_flows_learned`. A packet with damaged addresses or ports neither adds a flow to the table nor evicts one,
+//!   unless its ICRC fits.
 //! - *A sender without "don't fragment"*, which RoCEv2 asks for, loses the first packet of its first flow.
 //!
 //! UDP's checksum stands beside all of this where the sender set one; Linux's soft RoCE and most adapters do not.

@@ -1,7 +1,7 @@
-//! Words by which a poller finds out, without the fabric, that there is no input.
+//! Glances: words in memory by which a poller sees, without a call of the fabric, that there is no input.
 //!
 //! Invariants:
-//! 1. An [`InputWord`] points to what its owner keeps in that place for as long as it lives.
+//! 1. An [`InputWord`] points to a word that the word's owner keeps in that place as long as the `InputWord` lives.
 #![allow(unsafe_code)]
 
 use core::ptr::{self, NonNull};
@@ -43,8 +43,8 @@ impl InputWord {
     }
 }
 
-/// Where it can be seen that a fabric has no input, by who looks in vain again and again. It holds until the fabric is
-/// called.
+/// The words that show whether a fabric has input, for a poller that polls often without result. A glance is valid
+/// until the next call of the fabric.
 pub struct Glance {
     input: InputWord,
     /// Changes when something comes by other ways.
@@ -70,7 +70,7 @@ impl Glance {
         }
         same
     }
-    /// Whether nothing has come.
+    /// Whether no input has arrived.
     #[inline(always)]
     pub fn is_quiet(&self) -> bool {
         self.input.is_quiet() && self.others.is_quiet()

@@ -1,10 +1,9 @@
-//! The invariant CRC of a flow, cheaply.
+//! The invariant CRC (ICRC) of a flow's packets, with the parts that repeat computed once.
 //!
-//! CRC-32 is linear, so the part of a packet's ICRC that its flow's addresses contribute is computed
-//! once a flow, the part of the lengths once a length, and the part of the IPv4 Identification is two
-//! table look-ups. What is left for a packet are its own bytes. That is how it is done where the CPU lacks a
-//! carry-less multiplication, and for lengths that no packet of ours has; else `clmul` does it, in half
-//! the instructions for a small packet.
+//! CRC-32 is linear, so the part of a packet's ICRC that its flow's addresses contribute is computed once a flow, the
+//! part of the lengths once a length, and the part of the IPv4 Identification is two table look-ups. Only the packet's
+//! own bytes are left for each packet. This way serves CPUs without carry-less multiplication, and lengths that no
+//! packet of this project has; otherwise `clmul` computes the ICRC, in half the instructions for a small packet.
 //!
 //! The same linearity answers the inverse question: which Identification makes a given ICRC right?
 //! The residual is shifted back over the packet's bytes (a multiplication by a power of the inverse
@@ -264,12 +263,12 @@ impl FlowCrc {
     }
 }
 
-/// The ICRC as fabrics compute it, for benches to measure. No part of the interface: it may change at any time.
+/// The ICRC as fabrics compute it, for benches. Not a part of the interface: it may change at any time.
 #[doc(hidden)]
 pub struct MeasuredIcrc(Icrc, FlowCrc);
 
 impl MeasuredIcrc {
-    /// That of the flow between two addresses of one IP version.
+    /// The ICRC of the flow between two addresses of one IP version.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16) -> Option<Self> {
         Some(Self(Icrc::new(), FlowCrc::new(src, dst, src_port)?))
     }
@@ -278,7 +277,7 @@ impl MeasuredIcrc {
     pub fn seal(&mut self, ident: u16, segment: usize, train: &mut [u8]) {
         self.0.seal(&self.1, ident, segment, train);
     }
-    /// Whether a packet's (BTH to ICRC) is right.
+    /// Whether the ICRC of a packet (BTH to ICRC) is right.
     #[inline]
     pub fn is_right(&mut self, ident: u16, packet: &[u8]) -> bool {
         self.0.residual(&self.1, ident, packet) == 0

@@ -1,7 +1,8 @@
 //! The rules for the IPv4 Identification of a flow's next packet.
 //!
-//! Pure rules over numbers: which of them a flow leads to, and what a packet says whose ICRC is right by another.
-//! The module `flow` computes the ICRCs and documents what chance each rule leaves.
+//! Pure rules over numbers: the Identifications that a flow leads to, and the conclusion from a packet whose ICRC is
+//! right with another Identification. The module `flow` computes the ICRCs, and documents the error probability that
+//! each rule leaves.
 
 use core::time::Duration;
 

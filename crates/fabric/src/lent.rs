@@ -1,8 +1,8 @@
 //! Payloads that are sent without a copy.
 //!
 //! Invariant:
-//! 1. The owner of memory that is lent to a batch leaves it readable and unwritten until the batch is empty or has
-//!    copied it; both end the loan. So for as long as a [`Lent`] lives, its bytes are as a shared slice has to be.
+//! 1. The owner of memory that is lent to a batch keeps the memory readable and unwritten until the batch is empty or
+//!    has copied it; both end the loan. So as long as a [`Lent`] lives, its bytes satisfy the rules of a shared slice.
 #![allow(unsafe_code)]
 
 use core::slice;

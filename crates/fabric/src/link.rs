@@ -12,16 +12,16 @@ use crate::interface_index;
 pub struct FabricLink {
     /// The kind of link.
     pub layer: LinkLayer,
-    /// The type of its packets.
+    /// The type of the fabric's packets.
     pub kind: GidType,
     /// The network interface that has the fabric's address.
     pub interface: Option<String>,
-    /// Its speed, where the interface has one.
+    /// The link's speed, if the interface has one.
     pub speed: Option<LinkSpeed>,
 }
 
 impl FabricLink {
-    /// None: packets stay within the machine's memory.
+    /// The attributes of a fabric without a link: packets stay within the machine's memory.
     pub const fn none() -> Self {
         Self { layer: LinkLayer::Unspecified, kind: GidType::RoceV2, interface: None, speed: None }
     }

@@ -1,7 +1,7 @@
-//! A network inside of the process, for tests: queues under a lock, no system call unless a thread waits.
+//! The loopback network inside the process, for tests: queues under a lock, no system call unless a thread waits.
 //!
-//! The ICRC is put on and checked as on a real network, so that the layers above and below meet
-//! frames as they are on a wire. It runs under miri as long as no descriptor is asked for.
+//! The fabric puts on and checks ICRCs as on a real network, so that the layers above and below see the frames of a
+//! wire. It runs under Miri as long as no descriptor is asked for.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -150,7 +150,7 @@ impl Queue {
     }
 }
 
-/// A network in this process.
+/// A loopback network in this process.
 #[derive(Clone, Default)]
 pub struct LoopbackNet {
     queues: Arc<Mutex<HashMap<IpAddr, Arc<Queue>>>>,
@@ -166,8 +166,7 @@ impl LoopbackNet {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).get(&addr).cloned()
     }
 
-    /// Attaches an adapter's end at an address of this network; it takes the place of one that stood
-    /// there before.
+    /// Attaches an adapter's end at an address of this network, and replaces an end that was attached there before.
     pub fn attach(&self, addr: IpAddr) -> LoopbackFabric {
         let queue = Arc::new(Queue::default());
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).insert(addr, Arc::clone(&queue));

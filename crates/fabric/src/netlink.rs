@@ -1,7 +1,7 @@
 //! Queries of the kernel's tables of interfaces, routes and neighbours (rtnetlink), and of UDP sockets (sock_diag).
 //!
-//! The kernel answers within the call that sends the request, so nothing here waits: an answer that is not
-//! there when it is fetched counts as none.
+//! The kernel answers within the call that sends the request, so this module never waits: if no answer is there when
+//! the module reads it, the query has no answer.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

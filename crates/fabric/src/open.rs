@@ -1,4 +1,4 @@
-//! Why a fabric can't be opened.
+//! Errors: the reasons why a fabric can't be opened.
 
 use std::io;
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ pub enum OpenError {
         /// Processes that may share it.
         slots: usize,
     },
-    /// The processes that share the address let no other one join.
+    /// The processes that share the address do not admit this process.
     #[error(
         "the processes that share {local} do not answer, after {} s: {} made its sockets, and those that hold them may be \
          stopped", .after.as_secs(), process(*.maker)
@@ -37,12 +37,12 @@ pub enum OpenError {
     NoAnswer {
         /// The address.
         local: IpAddr,
-        /// The process that made the sockets; 0: not known here.
+        /// The process that created the sockets; 0: unknown.
         maker: i32,
-        /// The time that was waited.
+        /// The time of the wait.
         after: std::time::Duration,
     },
-    /// Another user's process has the name of the shared address.
+    /// A process of another user holds the name of the shared address.
     #[error(
         "a process of user {uid} has taken the name by which processes of this user share {local}: it is none of theirs, \
          and has to end"
@@ -62,13 +62,13 @@ pub enum OpenError {
          that several interfaces have the interface, as in udp://[fe80::1%eth0]"
     )]
     NotUnicast(IpAddr),
-    /// What was asked for is missing in this kernel, or forbidden.
+    /// A requested feature of the kernel is missing or forbidden.
     #[error(
         "{what} is missing or forbidden here: {source}; plain UDP sockets (udp://) do without it, or have whoever runs \
          this machine allow it (sysctl kernel.io_uring_disabled, the container's seccomp profile)"
     )]
     Unsupported {
-        /// What.
+        /// The feature.
         what: &'static str,
         /// The reason.
         source: io::Error,
@@ -78,7 +78,7 @@ pub enum OpenError {
     Io {
         /// The operation.
         doing: &'static str,
-        /// For which address.
+        /// The address.
         local: IpAddr,
         /// The reason.
         source: io::Error,
@@ -97,7 +97,7 @@ pub enum OpenError {
     NoInterface {
         /// The given value.
         name: String,
-        /// Those that there are.
+        /// The existing interfaces.
         known: Vec<String>,
     },
     /// The interface is down.
@@ -114,7 +114,7 @@ pub enum OpenError {
         /// The hardware type, as in ARPHRD_ETHER.
         kind: u16,
     },
-    /// The interface has no address that would do.
+    /// The interface has no usable address.
     #[error(
         "the interface {name} has no address yet: `ip address add ADDRESS/PREFIX dev {name}` gives it one"
     )]
@@ -129,10 +129,10 @@ pub enum OpenError {
         name: String,
         /// The given value.
         address: IpAddr,
-        /// Those that it has.
+        /// The interface's addresses.
         has: Vec<IpAddr>,
     },
-    /// Duplicates of the address are still being looked for.
+    /// The kernel's duplicate address detection for the address is still running.
     #[error("the address {address} of {name} is still being checked for duplicates: try again in 2 seconds")]
     Tentative {
         /// The interface.

@@ -1,4 +1,4 @@
-//! Open paths, by destination and by name; a name tells a reused slot from its predecessor.
+//! Open paths, by destination and by name; a name distinguishes a reused slot from its earlier use.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -14,10 +14,10 @@ pub(crate) const FIRST_PORT: u16 = 0xc000;
 const MAX_PATHS: usize = 1 << 20;
 /// Bits of a [`PathId`] that are the slot; the others tell a reused slot from its predecessor.
 const SLOT_BITS: u32 = 20;
-/// UDP source ports by which the queue pairs of an adapter send to one peer at most, where they have no flow label.
-/// Each costs a path: over UDP a socket, and a send call of its own where queue pairs of several ports send in one
-/// turn. With small messages on 64 queue pairs that takes a fifth of the rate, and three quarters where adapter threads
-/// send many at a time; a common flow label spares it.
+/// The most UDP source ports by which an adapter's queue pairs without a flow label send to one peer. Each port costs a
+/// path: over UDP a socket, and a send call of its own if queue pairs of several ports send in one turn. With small
+/// messages on 64 queue pairs that costs a fifth of the rate, and three quarters if adapter threads send many at a
+/// time; a common flow label avoids the cost.
 pub const PORTS_PER_PEER: u16 = 16;
 const _: () = assert!(PORTS_PER_PEER.is_power_of_two() && PORTS_PER_PEER <= !FIRST_PORT);
 /// Hop limit where the address vector leaves it open.

@@ -1,7 +1,7 @@
-//! A layer that does to packets what bad networks do: loss, duplication, reordering, delay, corruption.
+//! A layer with the faults of bad networks: loss, duplication, reordering, delay, corruption.
 //!
-//! Every packet is decided over by itself, also within trains, acknowledgements included, in each
-//! direction on its own; the decisions follow from the seed and the order of packets only.
+//! The layer decides about each packet on its own, also within trains, acknowledgements included, and separately in
+//! each direction. The decisions depend only on the seed and on the order of packets.
 
 mod plan;
 
@@ -209,7 +209,7 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// Puts the plan's faults in front of a fabric.
+    /// A layer with the plan's faults in front of a fabric.
     pub fn new(inner: Box<dyn Fabric>, plan: FaultPlan) -> Self {
         let mut attr = inner.attr().clone();
         attr.name = format!("faulty+{}", attr.name);

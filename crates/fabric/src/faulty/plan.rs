@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::Direction;
 
-/// Probabilities by which packets of one direction suffer, each from 0 to 1 and independent.
+/// Fault probabilities of the packets of one direction, each from 0 to 1 and independent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
     /// The packet vanishes.
@@ -16,22 +16,22 @@ pub struct Faults {
     pub duplicate: f64,
     /// A few later packets overtake it.
     pub reorder: f64,
-    /// It is late by a time between `delay_min` and `delay_max`.
+    /// The packet is late by a time between `delay_min` and `delay_max`.
     pub delay: f64,
     /// The least delay.
     pub delay_min: Duration,
     /// The greatest delay.
     pub delay_max: Duration,
-    /// One bit of it flips on its way, which its ICRC shows.
+    /// One bit of the packet flips on its way, which its ICRC shows.
     pub corrupt: f64,
 }
 
 impl Faults {
-    /// A network that loses packets by this probability, and does nothing else.
+    /// Faults of a network that only loses packets, with this probability.
     pub fn loss(probability: f64) -> Self {
         Self { loss: probability, ..Self::default() }
     }
-    /// Whether nothing ever happens.
+    /// Whether all probabilities are 0.
     pub fn is_none(&self) -> bool {
         [self.loss, self.duplicate, self.reorder, self.delay, self.corrupt].iter().all(|&p| p == 0.0)
     }
@@ -40,39 +40,39 @@ impl Faults {
 /// The fate of one packet in a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It passes. The plan's probabilities still apply.
+    /// The packet passes. The plan's probabilities still apply.
     Pass,
-    /// It vanishes.
+    /// The packet vanishes.
     Drop,
-    /// It arrives twice.
+    /// The packet arrives twice.
     Duplicate,
-    /// It is late by this time.
+    /// The packet is late by this time.
     Delay(Duration),
     /// One bit flips on its way: byte (cut to the packet's length) and bit.
     Corrupt(usize, u8),
 }
 
-/// Decides over single packets, in their order: direction, bytes from BTH to padding.
+/// A script, which decides about single packets in their order: direction, bytes from BTH to padding.
 pub type Script = Box<dyn FnMut(Direction, &[u8]) -> Verdict + Send>;
 
-/// All that a [`Faulty`](crate::Faulty) layer does; the same seed does the same to the same packets.
+/// The plan of a [`Faulty`](crate::Faulty) layer; the same seed causes the same faults to the same packets.
 ///
 /// As a text: `key=value` pairs with commas between, such as `loss=0.01,dup=0.001,delay=0.1:10us-2ms,seed=7`.
 /// `loss`, `dup`, `reorder`, `corrupt` and `delay` hold for both directions; `tx.loss`, `rx.loss` and so on for one.
 #[derive(Default)]
 pub struct FaultPlan {
-    /// Where randomness begins.
+    /// The seed of the random decisions.
     pub seed: u64,
-    /// Packets that leave.
+    /// The faults of packets that leave.
     pub tx: Faults,
-    /// Packets that arrive.
+    /// The faults of packets that arrive.
     pub rx: Faults,
-    /// Decides first, where there is one.
+    /// The script, which decides before the probabilities.
     pub script: Option<Script>,
 }
 
 impl FaultPlan {
-    /// A plan whose script decides over every packet.
+    /// A plan whose script decides about every packet.
     pub fn script(script: impl FnMut(Direction, &[u8]) -> Verdict + Send + 'static) -> Self {
         Self { script: Some(Box::new(script)), ..Self::default() }
     }
@@ -94,26 +94,26 @@ impl FaultPlan {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FaultPlanError {
-    /// Not `key=value`.
+    /// A part is not `key=value`.
     #[error("`{0}` is not key=value; a plan looks like `loss=0.01,dup=0.001,seed=7`")]
     NotAPair(String),
-    /// No such key.
+    /// The key is unknown.
     #[error(
         "unknown fault `{0}`; there are seed, loss, dup, reorder, corrupt and delay, each but seed also with tx. or rx. in front"
     )]
     UnknownKey(String),
-    /// Not a probability.
+    /// The value is not a probability.
     #[error("`{value}` for {key} is not a probability from 0 to 1")]
     Probability {
-        /// Which.
+        /// The key of the probability.
         key: String,
-        /// What stands there.
+        /// The given value.
         value: String,
     },
-    /// Not a delay.
+    /// The value is not a delay.
     #[error("`{0}` is not a delay; it looks like `0.1:2ms` or `0.1:10us-2ms` (ns, us, ms, s)")]
     Delay(String),
-    /// Not a number.
+    /// The seed is not a number.
     #[error("`{0}` for seed is not a whole number below 2^64")]
     Seed(String),
 }

@@ -1,13 +1,13 @@
 //! RoCE frames over an Ethernet interface, by packet sockets (AF_PACKET).
 //!
-//! A ring that the kernel fills is polled without a system call; a filter in the kernel lets only RoCE frames for
-//! this address into it. Frames are built here, with an Identification that is this side's own, and leave
-//! past the queueing discipline. Routes and neighbours are the kernel's, asked by rtnetlink. A UDP socket
-//! that takes nothing holds the address, so that the kernel does not answer packets with ICMP errors.
+//! A ring that the kernel fills is polled without a system call; a filter in the kernel lets only RoCE frames for this
+//! address into it. The fabric builds frames, with Identifications that it chooses itself, and the frames bypass the
+//! queueing discipline. Routes and neighbours come from the kernel, by rtnetlink. A UDP socket that receives nothing
+//! holds the address, so that the kernel does not answer packets with ICMP errors.
 //!
-//! The VLAN tag of a frame that arrives is taken off by the kernel. A frame of several packets that was not cut yet
-//! (a sender over veth or the loopback, merging by the interface) is cut here. Trains leave uncut in turn, where the
-//! interface can cut them or hands them over as they are.
+//! The kernel removes the VLAN tag of an arriving frame. The fabric cuts a frame of several packets (from a sender over
+//! veth or the loopback, or merged by the interface). In the other direction trains leave uncut if the interface can
+//! cut them or passes them on uncut.
 
 mod counters;
 mod filter;
@@ -59,7 +59,7 @@ const BYTES_A_SLOT: usize = 1024;
 /// Any protocol, for a packet socket.
 const ETH_P_ALL: u16 = 3;
 
-/// The version of RoCE that frames are of.
+/// The version of RoCE of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RoceVersion {
     /// EtherType 0x8915 and a GRH: one Ethernet only.
@@ -78,18 +78,18 @@ impl fmt::Display for RoceVersion {
     }
 }
 
-/// Settings of a [`RawFabric`].
+/// The options of a [`RawFabric`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawOptions {
     /// The address, one of the interface's; `None` takes its first.
     pub ip: Option<IpAddr>,
     /// RoCEv2, or RoCEv1.
     pub version: RoceVersion,
-    /// The VLAN to be in, from 1 to 4094; `None` sends without a tag.
+    /// The VLAN of the frames, from 1 to 4094; `None` sends without a tag.
     pub vlan: Option<u16>,
 }
 
-/// RoCE over an Ethernet interface.
+/// A fabric of RoCE frames over an Ethernet interface.
 pub struct RawFabric {
     attr: FabricAttr,
     ring: Ring,
@@ -112,7 +112,7 @@ impl RawFabric {
     ///
     /// # Errors
     /// The program may not use raw frames, the interface is unknown, down or without the address, the address is in
-    /// use, or the system refuses. The error says what to do.
+    /// use, or the system refuses. The error names the remedy.
     pub fn open(interface: &str, options: &RawOptions) -> Result<Self, OpenError> {
         let unspecified = options.ip.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
         let mut netlink = Netlink::open().map_err(|source| OpenError::Io {

@@ -1,9 +1,8 @@
-//! Peers and their hardware addresses, as the kernel's tables have them.
+//! Peers and their hardware addresses, from the kernel's tables.
 //!
-//! Nothing waits here. A peer whose address is not known yet has the kernel find it out (ARP and neighbour
-//! discovery are the kernel's), its packets wait for it in a queue with a limit, and the tables are looked at
-//! again until the address is there or the patience ends. A known address is looked up again once a second
-//! of use, since peers move.
+//! No call waits. If a peer's address is unknown, this module asks the kernel to resolve it (by ARP or neighbour
+//! discovery). The peer's packets wait in a queue with a limit, and the module reads the tables again until the address
+//! is there or a timeout ends. A known address is looked up again once a second of use, since peers move.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

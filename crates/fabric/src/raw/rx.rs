@@ -1,4 +1,4 @@
-//! From frames in the ring to packets: taken apart, cut where they are super-frames, checked, given to the sink.
+//! Reception: frames in the ring are parsed, cut if they are super-frames, checked, and given to the sink.
 
 use std::net::IpAddr;
 

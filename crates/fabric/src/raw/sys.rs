@@ -4,12 +4,13 @@
 //! 1. Every pointer handed to the kernel points into memory that lives and is not moved for the whole
 //!    call, with its true length beside it.
 //! 2. The ring's mapping is `blocks * BLOCK_BYTES` long, page-aligned, and lives as long as the [`Ring`], or longer for
-//!    who looks at a status.
+//!    a holder of a status word.
 //! 3. A slot begins at a multiple of [`SLOT_ALIGN`] within the mapping and ends within its block; it begins with a
-//!    `tpacket2_hdr`, whose first word, the status, says who owns the rest of the slot.
-//! 4. A slot whose status has the user bit is this side's: the kernel writes the status last (Release), it is read
-//!    with Acquire, and the kernel does not touch the slot before the status is stored as 0 with
-//!    Release. Between the two, and only then, the slot is read through plain references, which end first.
+//!    `tpacket2_hdr`, whose first word, the status, names the owner of the rest of the slot.
+//! 4. A slot whose status has the user bit belongs to this side: the kernel writes the status last (Release), this side
+//!    reads it with Acquire, and the kernel does not access the slot before this side stores 0 to the status with
+//!    Release. Only between this load and this store does this side read the slot through plain references, which end
+//!    before the store.
 //! 5. The status word itself is only ever touched as an atomic.
 //! 6. The C structs built by `zeroed` are plain data for which zeros are valid.
 #![allow(unsafe_code)]

@@ -1,4 +1,5 @@
-//! From trains to frames: cut into packets, sealed, sent, counted, and what becomes of those that did not leave.
+//! Sending: trains are cut into packets, sealed with ICRCs, sent as frames and counted; frames that did not leave are
+//! kept or dropped.
 
 use std::collections::VecDeque;
 use std::io;

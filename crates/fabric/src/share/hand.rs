@@ -1,4 +1,4 @@
-//! How a process that joins gets the sockets of an address: one message with all descriptors.
+//! The hand-over of an address's sockets to a process that joins: one message with all descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -1,9 +1,9 @@
 //! One address for several processes of a user.
 //!
 //! The top byte of a queue pair's number is the *slot* of its process. All processes at an address hold the same
-//! sockets, one a slot and one more, the *desk*, bound to one address and port. The kernel leads each packet to the
-//! socket of its slot by a [program] that never changes, and to the desk what is of no process: management datagrams.
-//! A process receives by the socket of its own slot, and looks after the desk together with the others.
+//! sockets, one a slot and one more, the *desk*, bound to one address and port. By a [program] that never changes, the
+//! kernel steers each packet to the socket of its slot, and packets that belong to no process (management datagrams) to
+//! the desk. A process receives by the socket of its own slot, and serves the desk together with the others.
 //!
 //! | event | what happens |
 //! |---|---|
@@ -14,8 +14,8 @@
 //! | the last one ends | the kernel closes all; the next one is the first |
 //! | it forks | the [child](hca_process::NotInChildren) keeps none of the sockets |
 //!
-//! A network that merges packets for two slots into one train gives all to the first one's. A process hands such a
-//! stray packet on to `NAME/slot/N`, with the key that only members have.
+//! A network that merges packets for two slots into one train delivers the train to the first packet's slot. A process
+//! forwards such a stray packet to `NAME/slot/N`, with the key that only members have.
 
 mod hand;
 mod program;
@@ -44,7 +44,7 @@ use crate::paths::scoped;
 use crate::udp::sys;
 use crate::{OpenError, RxPacket};
 
-/// Processes at one address at most: one message holds no more descriptors.
+/// The most processes at one address: one message holds no more descriptors.
 pub const MAX_SLOTS: u16 = 250;
 /// Bytes of the key that members' messages carry, and no others.
 const KEY_BYTES: usize = 16;

@@ -1,4 +1,4 @@
-//! The classic BPF program that leads a packet to the process whose queue pair it names.
+//! The classic BPF program that steers a packet to the process of its destination queue pair.
 
 use libc::sock_filter;
 

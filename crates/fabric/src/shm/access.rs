@@ -1,12 +1,12 @@
-//! A direct access to a peer's memory, and the regions of peers that are mapped here.
+//! Direct accesses to peers' memory, and the mapped regions of peers.
 //!
 //! Invariants:
 //! 1. `base .. base + len` is mapped as long as a [`Region`] lives in the process that made it, over a peer's memory
-//!    file whose seals, kind and size were verified: no access to it ends in SIGBUS for want of a page of the file.
-//!    Where `writable` says so, it may be written. A forked child has nothing there, or memory of its own, and makes no
-//!    access.
+//!    file whose seals, kind and size were verified: no access ends in SIGBUS because a page of the file is missing. If
+//!    `writable` is set, the mapping may be written. A forked child has no memory there, or memory of its own, and
+//!    makes no access.
 //! 2. Every offset is checked against the range that was granted, which lies within the file.
-//! 3. The peer and others change these bytes at any time: they are reached by `dma` only.
+//! 3. The peer and other processes change these bytes at any time: they are accessed by `dma` only.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
@@ -231,7 +231,7 @@ impl MappedRegions {
     }
 }
 
-/// Peers' regions within reach, beside a way to send messages.
+/// Access to peers' regions, for a handler that also sends messages.
 pub struct Reach<'a> {
     mapped: &'a mut MappedRegions,
     /// One that was found taken back.
@@ -251,7 +251,7 @@ impl<'a> Reach<'a> {
     /// Like [`ShmFabric::access`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`ShmFabric::access`].
     #[inline(always)]
     pub fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
         let access = self.mapped.access(grant, guard);
@@ -263,7 +263,7 @@ impl<'a> Reach<'a> {
 }
 
 impl ShmFabric {
-    /// Lets `access` reach memory that peers have granted.
+    /// Calls `access` with access to the memory that peers have granted.
     #[inline(always)]
     pub fn reach<R>(&mut self, access: impl FnOnce(Reach<'_>) -> R) -> R {
         let mut revoked = None;
@@ -273,7 +273,8 @@ impl ShmFabric {
         }
         result
     }
-    /// As [`access`](Self::access), for callers that repeat the request when the access is not possible.
+    /// Begins an access like [`access`](Self::access), for callers that repeat the request if the access is not
+    /// possible.
     #[inline(always)]
     pub fn try_access(&mut self, grant: GrantId, guard: &QpGuard) -> Option<Bracket<'_>> {
         self.grants.mapped.access(grant, guard).ok()
@@ -281,7 +282,7 @@ impl ShmFabric {
     /// Begins an access to a peer's region, of at most [`MAX_BRACKET_BYTES`].
     ///
     /// # Errors
-    /// The region was taken back, or the queue pair's word is another one than the guard's.
+    /// The region was revoked, or the queue pair's word differs from the guard's.
     pub fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
         if self.grants.mapped.access(grant, guard).is_err_and(|e| e == Denied::Revoked) {
             self.unmap(grant);
@@ -290,7 +291,7 @@ impl ShmFabric {
         self.grants.mapped.access(grant, guard)
     }
 
-    /// Unmaps a peer's region, and tells it so.
+    /// Unmaps a peer's region, and informs the peer.
     pub fn release_grant(&mut self, grant: GrantId) {
         let Some(m) = self.grants.mapped.remove(grant) else { return };
         self.send_note(m.link, Note::Left { key: m.key, times: m.times }, None);
@@ -304,11 +305,11 @@ impl ShmFabric {
     }
 }
 
-/// One access to a peer's region. A peer that revokes the region waits until this is dropped; so it is held for a copy
-/// of at most [`MAX_BRACKET_BYTES`], and nothing is waited for within.
+/// One access to a peer's region. A peer that revokes the region waits until the bracket is dropped. So a caller holds
+/// a bracket only for a copy of at most [`MAX_BRACKET_BYTES`], and never waits within one.
 ///
-/// Offsets count from the region's first byte. An aligned piece of 1, 2, 4 or 8 bytes is moved whole. What was moved
-/// is visible to the peer before whatever is moved later.
+/// Offsets count from the region's first byte. An aligned piece of 1, 2, 4 or 8 bytes is moved whole. The peer sees
+/// each piece before any later piece.
 pub struct Bracket<'a> {
     of: &'a mut Mapped,
     left: usize,

@@ -1,8 +1,9 @@
-//! How a producer calls a consumer that does not poll its ring: a bit in a page that all peers may write, and,
-//! where the consumer sleeps, a message over the link's socket. A page that only the consumer writes says so.
+//! Calls of a producer to a consumer that does not poll its ring: a bit in a page that all peers may write, and, if the
+//! consumer sleeps, a message over the link's socket. A page that only the consumer writes tells whether the consumer
+//! sleeps.
 //!
-//! A peer that misuses the first page delays other peers' packets at most: bits are hints, who is woken by a
-//! socket looks at that link's ring, and rings that are not polled are looked at now and then anyway.
+//! A peer that misuses the first page delays other peers' packets at most: bits are hints, a consumer that a socket
+//! wakes polls that link's ring, and rings that are not polled otherwise are polled now and then anyway.
 
 use super::memory::{LINE, Segment, Window};
 #[cfg(not(loom))]

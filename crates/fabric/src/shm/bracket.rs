@@ -9,12 +9,12 @@
 //!             in-use word := 0
 //! ```
 //!
-//! Either the one sees the new generation, or the other sees the in-use word: each writes before it reads, and the
-//! barrier of who takes back stands for one on both sides ([`Barrier`]). The in-use word stands in the outbox of who
-//! makes the access, the other two on the board of who owns the memory, so each is written by one process only.
+//! Either the initiator sees the new generation, or the owner sees the in-use word: each side writes before it reads,
+//! and the barrier of the revoking owner serves for both sides ([`Barrier`]). The in-use word is in the outbox of the
+//! initiator, the other two words are on the board of the memory's owner, so each word is written by one process only.
 //!
-//! An in-use word carries a count besides the region. A word that differs from the one that was seen behind the
-//! barrier is of a later access, which found the new generation or never looked at this region.
+//! An in-use word carries a count besides the region. If the word differs from the one that the owner saw behind the
+//! barrier, it is from a later access, which found the new generation or did not use this region.
 
 use super::memory::{OwnWord, PeerWord, Window};
 use super::ring::Barrier;

@@ -5,31 +5,31 @@ use hca_core::Instant;
 /// The system calls that a simulation may refuse, so that peers take another path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusable {
-    /// A region is handed to a peer.
+    /// The grant of a region to a peer.
     Grant,
-    /// A peer's region is mapped.
+    /// The mapping of a peer's region.
     Mapping,
-    /// A peer's process is read.
+    /// The read of a peer's process.
     ProcessRead,
 }
 
-/// A simulation's control over one adapter's end of shared memory: when it looks at peers' writes, and which system
-/// calls are refused. Rings, sockets and memory are real.
+/// A simulation's control over one adapter's end of shared memory: the times at which the adapter sees peers' writes,
+/// and the system calls that are refused. Rings, sockets and memory are real.
 pub trait ShmChance: Send {
-    /// Something lies there to be taken, from this time on or from now: when this side looks.
+    /// The time at which this side sees input that is there from `earliest` on, or from now.
     fn looks_at(&self, earliest: Option<Instant>) -> Instant;
-    /// Whether this is such a time.
+    /// Whether the present time is such a time.
     fn looks_now(&self) -> bool;
-    /// A control call looks, whatever the time.
+    /// A control call sees all input now, regardless of the chosen times.
     fn must_look(&mut self);
-    /// Messages that this look takes at most.
+    /// The most messages that this look takes.
     fn takes_at_most(&mut self) -> usize;
-    /// A look found nothing: whether the rings are parked, as before a sleep.
+    /// Whether the rings are parked, as before a sleep, after a look without input.
     fn sleeps(&mut self) -> bool;
-    /// Whether the system refuses this.
+    /// Whether the system refuses this call.
     fn refuses(&mut self, what: Refusable) -> bool;
     /// A number that peers can't guess.
     fn nonce(&mut self) -> u64;
-    /// The process was killed: what it shares stays as it is, and its sockets close.
+    /// Whether the process was killed: its shared memory then stays unchanged, and its sockets close.
     fn is_killed(&self) -> bool;
 }

@@ -1,4 +1,4 @@
-//! Why a fabric of shared memory can't be opened.
+//! Errors: the reasons why a fabric of shared memory can't be opened.
 
 use std::io;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ pub enum ShmError {
         /// The reason.
         source: io::Error,
     },
-    /// Peers of this user could not be told from those of others.
+    /// Peers of this user can't be distinguished from peers of other users.
     #[error(
         "users can't be told apart: this process's user has the number {uid}, as has here every user that this user \
          namespace does not map; run as a user with a number of its own, or take any user for a peer (users=any)"
@@ -48,21 +48,21 @@ pub enum ShmError {
         /// The user's number in this user namespace.
         uid: u32,
     },
-    /// The address is one of an interface, and another interface may have it as well.
+    /// The address is link-local, and another interface may have it as well.
     #[error(
         "a link-local address does not tell adapters of one machine apart; a global or unique local one does"
     )]
     LinkLocal,
-    /// The size of a ring.
+    /// The size of a ring is invalid.
     #[error("the ring has {bytes} bytes: choose a power of two from 64 KiB to 64 MiB")]
     Ring {
         /// The requested value.
         bytes: usize,
     },
-    /// Shared memory can't be had.
+    /// Shared memory can't be allocated.
     #[error("{bytes} bytes of shared memory can't be had: {source}{}", memory_remedy(source))]
     Memory {
-        /// The number.
+        /// The number of bytes.
         bytes: usize,
         /// The reason.
         source: io::Error,

@@ -1,4 +1,4 @@
-//! The fabric itself: what an adapter's end consists of.
+//! The fabric of shared memory: the parts of an adapter's end.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -39,36 +39,36 @@ pub(super) const TICK: Duration = Duration::from_millis(1);
 /// Addresses that are drawn before one that is free is despaired of.
 const ADDRESS_DRAWS: usize = 4;
 
-/// How memory of the program's own, which was not given out as pages, reaches peers.
+/// The way to peers of memory that the program allocated itself, and not as shared pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProcessVm {
-    /// Through the ring, by two copies.
+    /// The memory goes through the ring, by two copies.
     No,
-    /// Long messages are fetched from the process by one copy (`process_vm_readv`), where the system lets processes of
+    /// Receivers fetch long messages from the process by one copy (`process_vm_readv`), if the system lets processes of
     /// one user read each other.
     #[default]
     Yes,
-    /// The same, and where Yama restricts that, every process of this user is let read (and trace) this one.
+    /// As `Yes`; and if Yama restricts that, this process allows every process of its user to read (and trace) it.
     Any,
 }
 
-/// Settings of a [`ShmFabric`].
+/// The options of a [`ShmFabric`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmOptions {
     /// Bytes of the ring to each peer: a power of two from 64 KiB to 64 MiB.
     pub ring_bytes: usize,
-    /// The folder that holds the sockets, for containers that share one; `None` takes abstract names, which the
+    /// The folder that holds the sockets, for containers that share a folder; `None` takes abstract names, which the
     /// processes of a network namespace share.
     pub folder: Option<PathBuf>,
-    /// Takes processes of other users for peers. They then reach the queue pairs of this adapter as a network's
-    /// hosts would.
+    /// Whether processes of other users may be peers. They then reach the queue pairs of this adapter as hosts of a
+    /// network would.
     pub any_user: bool,
-    /// Queue pairs of the service RC, to peers that do so too, exchange messages instead of packets. Without it
-    /// everything is packets, which layers and taps see.
+    /// Whether RC queue pairs exchange messages instead of packets, with peers that do so too. If not, all traffic is
+    /// packets, which layers and taps see.
     pub messages: bool,
-    /// No memory but the rings is shared with any peer: the target's side does every copy.
+    /// Whether only the rings are shared with peers: the target's side then does every copy.
     pub isolated: bool,
-    /// How memory of the program's own travels; with `isolated` always through the ring.
+    /// The way of memory that the program allocated itself; with `isolated` always through the ring.
     pub process_vm: ProcessVm,
 }
 
@@ -87,7 +87,7 @@ impl Default for ShmOptions {
     }
 }
 
-/// RoCE packets through shared memory.
+/// A fabric that carries RoCE packets through shared memory.
 pub struct ShmFabric {
     pub(super) attr: FabricAttr,
     pub(super) local: Ipv6Addr,
@@ -151,7 +151,7 @@ pub struct ShmFabric {
 }
 
 impl ShmFabric {
-    /// Opens an adapter's end in a domain, on an address that is drawn.
+    /// Opens an adapter's end in a domain, at a random address.
     ///
     /// # Errors
     /// The domain or folder can't be used, or the system refuses sockets or memory.
@@ -324,7 +324,7 @@ fn attr(
 }
 
 impl ShmFabric {
-    /// Like [`Fabric::recv`], with messages.
+    /// Receives packets, like [`Fabric::recv`], and messages.
     #[inline]
     pub fn recv_all<S: ShmSink>(&mut self, now: Instant, budget: RxBudget, sink: &mut S) -> RxOutcome {
         self.now = now;
@@ -394,16 +394,17 @@ impl ShmFabric {
         out.push(Counter { name: "shm_regions_mapped_now", value: self.grants.mapped.len() as u64 });
         out.push(Counter { name: "shm_take_backs_now", value: self.take_backs.now() });
     }
-    /// Whether it is all that its adapter has: there is no other network beside it.
+    /// Whether this is the adapter's only network.
     pub fn is_alone(&self) -> bool {
         !self.domain.is_on_network()
     }
-    /// Whether there are rings to be looked at each turn.
+    /// Whether there are rings to poll in each turn.
     #[inline]
     pub fn polls_rings(&self) -> bool {
         !self.polled.is_empty()
     }
-    /// From now on [`Fabric::recv`] takes nothing, since the caller takes all by [`recv_all`](Self::recv_all).
+    /// Makes [`Fabric::recv`] take nothing from now on, since the caller takes everything by
+    /// [`recv_all`](Self::recv_all).
     pub fn leave_to_recv_all(&mut self) {
         self.all_taken = true;
     }
@@ -411,11 +412,11 @@ impl ShmFabric {
     pub fn carries_messages(&self, path: PathId) -> bool {
         self.messages && self.paths.get(path).is_some_and(|p| self.domain.takes_messages(p.peer))
     }
-    /// Whether peers may be granted memory at all, and may grant it.
+    /// Whether this adapter may grant memory to peers and use memory that peers grant.
     pub fn shares_memory(&self) -> bool {
         self.messages && !self.isolated
     }
-    /// The next peer that has left; its packets under way are lost.
+    /// The next peer that has disconnected; its packets under way are lost.
     #[inline]
     pub fn next_gone(&mut self) -> Option<Ipv6Addr> {
         self.gone.pop()

@@ -1,13 +1,13 @@
-//! What the fuzz target `shm_peer` does with its input: an adapter has met a peer that writes whatever the input says
-//! into its outbox, its board, the page of calls and its socket, between what an honest one does. The corpus runs
-//! through it in `cargo test` too.
+//! The fuzz target `shm_peer`: an adapter is connected to a peer that writes arbitrary bytes of the input into its
+//! outbox, its board, the page of calls and its socket, between the actions of an honest peer. The corpus runs through
+//! it in `cargo test` too.
 //!
-//! An input is records: a byte that says what is done, and up to eight more. Time is virtual, but for the wait of a
-//! region that is taken back. Turns of the adapter take messages of one line by the quick way as well, if their record
-//! says so.
+//! An input is a sequence of records: a byte that names the action, and up to eight more. Time is virtual, except
+//! during the revocation of a region. A record can make the adapter's turn take messages of one line by the fast path,
+//! too.
 //!
-//! Whatever comes, the adapter does not panic, its turns end, what it takes is whole, an honest third one reaches it,
-//! and nothing is left of the peer once that is gone.
+//! For every input: the adapter does not panic, its turns end, the messages that it takes are whole, an honest third
+//! adapter reaches it, and no state of the peer is left once the peer is gone.
 
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,7 +36,7 @@ const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access
 /// What a turn of the adapter lets pass.
 const STEP: Duration = Duration::from_micros(20);
 
-/// Runs one input. Panics on whatever must not happen.
+/// Runs one input, and panics if one of the module's promises does not hold.
 #[cfg_attr(not(fuzzing), expect(unreachable_pub, reason = "the fuzz target's"))]
 pub fn shm_peer(data: &[u8]) {
     let mut input = Input(data);

@@ -6,22 +6,22 @@ use hca_core::Access;
 
 use super::pages::SharedPages;
 
-/// Regions that an adapter has granted at one time.
+/// The most regions that an adapter grants at one time.
 pub const MAX_GRANTED_REGIONS: u32 = 8192;
-/// Regions of one peer that are mapped here at one time; more are refused.
+/// The most regions of one peer that are mapped at one time; more are refused.
 pub const MAX_MAPPED_OF_PEER: u32 = 256;
-/// Regions of all peers that are mapped here at one time; more are refused.
+/// The most regions of all peers that are mapped at one time; more are refused.
 pub const MAX_MAPPED: u32 = 8192;
-/// Questions to one peer that it has not answered. A peer that asks more breaks the rules, and is dropped.
+/// The most unanswered questions to one peer. A peer that asks more violates the protocol, and is dropped.
 pub const MAX_ASKED: u32 = 64;
-/// Queue pairs that have a word on the board.
+/// The most queue pairs with a word on the board.
 pub const MAX_QP_WORDS: u32 = 65_536;
-/// Pieces of memory of this process at most that one fetch from a peer's process fills.
+/// The most pieces of memory that one fetch from a peer's process fills.
 pub const MAX_LOAN_PLACES: usize = 32;
-/// Bytes that one bracket moves at most.
+/// The most bytes that one bracket moves.
 pub const MAX_BRACKET_BYTES: usize = 256 << 10;
 
-/// The name of the link to a peer; links are never confused with their successors.
+/// The name of the link to a peer; a new link never has the name of an old one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(u64);
 
@@ -38,14 +38,14 @@ impl LinkId {
     }
 }
 
-/// Names a peer's region that is mapped here. One that was taken back is never mistaken for its successor.
+/// The name of a mapped region of a peer. A new region never has the name of a revoked one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantId {
     pub(super) slot: u32,
     pub(super) generation: u32,
 }
 
-/// The word that the peer's board must hold for its queue pair, so that an access may begin.
+/// The word that the peer's board must hold for its queue pair before an access may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpGuard {
     pub(super) link: LinkId,
@@ -57,19 +57,19 @@ pub struct QpGuard {
 /// A region that a peer may map.
 #[derive(Clone, Copy, Debug)]
 pub struct Grant<'a> {
-    /// The key that the peer presents; it names the region from now on.
+    /// The key that the peer presents, which names the region from now on.
     pub key: u32,
-    /// The queue pair that asked, or that is to know of an offer.
+    /// The queue pair that asked for the grant, or that gets the offer.
     pub qpn: u32,
     /// The region's memory.
     pub pages: &'a SharedPages,
-    /// Where in it the region begins. It reaches from the first page to the last one, since a descriptor opens all.
+    /// The region's offset in the memory. The region covers all pages, since a descriptor opens all of them.
     pub offset: usize,
     /// Bytes of the region.
     pub len: usize,
     /// The address by which peers name its first byte.
     pub iova: u64,
-    /// What the peer may do: `REMOTE_READ`, `REMOTE_WRITE`, `REMOTE_ATOMIC`; other rights are left out.
+    /// The peer's rights: `REMOTE_READ`, `REMOTE_WRITE`, `REMOTE_ATOMIC`; other rights are ignored.
     pub access: Access,
     /// The protection domain, in the adapter's own numbers, for the peer to compare with a queue pair's.
     pub pd: u32,
@@ -77,16 +77,16 @@ pub struct Grant<'a> {
     pub qp_word: u64,
 }
 
-/// A peer's region that is mapped here.
+/// A mapped region of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// The peer's queue pair number, as the question or the offer named it.
     pub qpn: u32,
     /// The address of its first byte, as the peer names it.
     pub iova: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub len: u64,
-    /// What may be done there.
+    /// The granted rights.
     pub access: Access,
     /// The protection domain, in the peer's numbers.
     pub pd: u32,
@@ -100,27 +100,27 @@ pub struct Granted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
-    /// The peer asks for the region of a key. It is answered by `grant` or `refuse_grant`.
+    /// The peer asks for the region of a key. This side answers by `grant` or `refuse_grant`.
     GrantAsked {
         /// The peer.
         link: LinkId,
-        /// The key that it presents.
+        /// The key that the peer presents.
         key: u32,
-        /// This adapter's queue pair by which it would use it.
+        /// The queue pair of this adapter by which the peer would use the region.
         qpn: u32,
     },
-    /// The peer's region is mapped here.
+    /// The peer has granted a region, which is now mapped.
     Granted {
         /// The peer.
         link: LinkId,
         /// The key.
         key: u32,
-        /// The name here.
+        /// The name of the grant.
         grant: GrantId,
-        /// What is granted.
+        /// The granted region.
         granted: Granted,
     },
-    /// The peer does not grant the region of this key, or what it granted can't be mapped. Packets serve.
+    /// The peer does not grant the region of this key, or the granted region can't be mapped. Packets serve instead.
     GrantRefused {
         /// The peer.
         link: LinkId,
@@ -129,35 +129,35 @@ pub enum Notice {
         /// The peer's queue pair, as the question named it.
         qpn: u32,
     },
-    /// The peer has mapped what was offered to it.
+    /// The peer has mapped an offered region.
     GrantTaken {
         /// The peer.
         link: LinkId,
         /// The key.
         key: u32,
     },
-    /// The peer has not mapped what was offered to it, or has let go of what it was granted.
+    /// The peer has refused an offered region, or has unmapped a granted one.
     GrantLeft {
         /// The peer.
         link: LinkId,
         /// The key.
         key: u32,
     },
-    /// The peer took a region back, which is no longer mapped here.
+    /// The peer has revoked a region, which is no longer mapped.
     GrantRevoked {
         /// The peer.
         link: LinkId,
         /// The key.
         key: u32,
-        /// Its name here, which is void.
+        /// The name of the grant, which is no longer valid.
         grant: GrantId,
     },
-    /// The peer fetches from this process what messages lend.
+    /// The peer fetches memory that messages lend from this process.
     ProcessTaken {
         /// The peer.
         link: LinkId,
     },
-    /// The peer does not, or no more.
+    /// The peer does not fetch from this process, or no longer does.
     ProcessLeft {
         /// The peer.
         link: LinkId,
@@ -169,34 +169,34 @@ pub enum Notice {
     },
 }
 
-/// The reason why something was not asked for or granted.
+/// The reason why a request for a grant, or a grant, failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrantError {
-    /// There is no such link, or the two have not met yet.
+    /// There is no such link, or the two sides are not connected yet.
     #[error("no shared-memory connection to this peer exists")]
     Link,
     /// The peer's process belongs to another user.
     #[error("the peer's process belongs to another user, which may exchange packets only")]
     ForeignUser,
-    /// This adapter does not share memory in this way.
+    /// This adapter does not share memory with peers.
     #[error("this adapter was opened with isolated=yes or process_vm=no")]
     Isolated,
     /// A limit is reached.
     #[error("{limit} {what}, which is the limit")]
     Limit {
-        /// Of what.
+        /// The limited objects.
         what: &'static str,
-        /// How many there may be.
+        /// The most of them.
         limit: u32,
     },
-    /// The region does not reach over all pages of its memory, and a descriptor would open the others as well.
+    /// The region does not cover all pages of its memory, and a descriptor would open the others as well.
     #[error("the region does not cover all pages of its memory")]
     Partial,
-    /// The region is being taken back, and a peer is still within an access to it.
+    /// The region is being revoked, and a peer is still within an access to it.
     #[error("the region is being revoked")]
     Ending,
-    /// The memory is this process's alone since a peer was stuck in it.
+    /// The memory is private to this process, since a peer was dropped within an access to it.
     #[error("the memory became private when a peer that had mapped it was dropped")]
     Private,
     /// The memory was granted for reading only once, and is sealed against other writers for good.
@@ -215,27 +215,27 @@ pub enum GrantError {
     },
 }
 
-/// The reason why a direct access does not go ahead.
+/// The reason why a direct access is denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// There is no such grant.
     #[error("there is no such grant")]
     Unknown,
-    /// The region was taken back; a notice follows.
+    /// The region was revoked; a notice follows.
     #[error("the region was revoked")]
     Revoked,
-    /// The queue pair's word is another one.
+    /// The queue pair's word differs from the guard's.
     #[error("the queue pair's word is {found:#x}")]
     QueuePair {
-        /// What stands there.
+        /// The word on the board.
         found: u64,
     },
 }
 
-/// The reason why a piece was not moved. Nothing was changed.
+/// The reason why a piece was not moved; nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
-    /// It is not within the region.
+    /// The piece is not within the region.
     #[error("the access is not within the region")]
     Range,
     /// The region is not granted for this.
@@ -244,19 +244,19 @@ pub enum AccessError {
     /// An atomic operation's word is not aligned to 8 bytes.
     #[error("the word is not aligned to 8 bytes")]
     Alignment,
-    /// More than [`MAX_BRACKET_BYTES`] within one bracket.
+    /// The bracket would move more than [`MAX_BRACKET_BYTES`].
     #[error("more than {MAX_BRACKET_BYTES} bytes within one bracket")]
     Length,
 }
 
-/// What taking something back came to. Unless it says `exposed`, nothing that peers do changes the memory any more.
+/// The result of a revocation. Unless `exposed` is set, peers can no longer change the memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocation {
-    /// Peers that were within an access for longer than the bound, and were dropped.
+    /// The peers that were within an access for longer than the time limit, and were dropped.
     pub dropped: Vec<LinkId>,
-    /// The memory is private to this process from now on, as a dropped peer may write to its mapping.
+    /// Whether the memory is private to this process from now on, because a dropped peer may write to its own mapping.
     pub private: bool,
-    /// There was no memory for private copies: a dropped peer may still change the bytes. They are never freed, and the
-    /// program is told that the device did not release them.
+    /// Whether there was no memory for private copies, so that a dropped peer may still change the bytes. The bytes are
+    /// never freed, and the program learns that the device did not release them.
     pub exposed: bool,
 }

@@ -1,5 +1,5 @@
-//! Asking for direct access to peers' memory, granting it, and the board on which an adapter publishes what peers
-//! look at before each access.
+//! Grants: requests for direct access to peers' memory, answers to such requests, and the board on which an adapter
+//! publishes the words that peers check before each access.
 //!
 //! ```text
 //! board    page 0   whether the adapter sleeps
@@ -8,7 +8,7 @@
 //!          then     a page of words (u32) that change when what was lent by a key is taken back
 //! ```
 //!
-//! Only its owner writes the board, and its pages are made when they are used first.
+//! Only the owner writes the board, and its pages are allocated on first use.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsFd;
@@ -253,7 +253,7 @@ impl Grants {
 }
 
 impl ShmFabric {
-    /// The link behind a path, once both sides have met; none to the adapter itself.
+    /// The link behind a path, once both sides are connected; `None` for a path to the adapter itself.
     pub fn link_of(&mut self, path: PathId) -> Option<LinkId> {
         let slot = self.paths.get_mut(path)?.link;
         let link = self.links.get_mut(slot)?;
@@ -264,7 +264,7 @@ impl ShmFabric {
         Some(LinkId::new(self.links.token(slot)))
     }
 
-    /// The memory behind an address range, if it is of [`SharedPages`].
+    /// The memory behind an address range, if it belongs to [`SharedPages`].
     pub fn pages_of(&self, addr: usize, len: usize) -> Option<SharedPages> {
         SharedPages::find(addr, len)
     }
@@ -282,7 +282,7 @@ impl ShmFabric {
     }
 
     /// Publishes the word of a queue pair of this adapter, which peers compare before each direct access. A word that
-    /// takes something back is published by [`withdraw_qp_word`](Self::withdraw_qp_word).
+    /// withdraws rights is published by [`withdraw_qp_word`](Self::withdraw_qp_word).
     ///
     /// # Errors
     /// There is no memory for the word; peers see 0 then.
@@ -307,7 +307,7 @@ impl ShmFabric {
             0
         }
     }
-    /// The word of a peer's queue pair on the peer's board now. A hint: it may change at any time.
+    /// The present word of a peer's queue pair on the peer's board. A hint: it may change at any time.
     ///
     /// # Panics
     /// If `slot` is not below [`MAX_QP_WORDS`](crate::MAX_QP_WORDS).
@@ -317,8 +317,8 @@ impl ShmFabric {
         side.ready(at).ok()?;
         Some(side.board.word64(at, Ordering::Acquire))
     }
-    /// The guard for accesses through a peer's queue pair. Made once a connection, not once an access. `None`: the peer
-    /// is gone, or has no such queue pair.
+    /// The guard for accesses through a peer's queue pair, created once for each connection and not for each access.
+    /// `None`: the peer is gone, or has no such queue pair.
     pub fn qp_guard(&mut self, peer: LinkId, slot: u32, word: u64) -> Option<QpGuard> {
         if slot >= MAX_QP_WORDS {
             return None;
@@ -343,10 +343,10 @@ impl ShmFabric {
         if link.direct.trusted { Ok(link) } else { Err(GrantError::ForeignUser) }
     }
 
-    /// Asks a peer for the region of a key, to be used by way of its queue pair; the answer is a notice.
+    /// Asks a peer for the region of a key, for use by the peer's queue pair; the answer is a notice.
     ///
     /// # Errors
-    /// The peer is not there, is another user's, or has left too many questions open.
+    /// The peer is not there, belongs to another user, or has too many unanswered questions.
     pub fn ask_grant(&mut self, peer: LinkId, key: u32, qpn: u32) -> Result<(), GrantError> {
         let direct = &mut self.trusted(peer)?.direct;
         if direct.asked.contains(&(key, qpn)) {
@@ -376,7 +376,7 @@ impl ShmFabric {
         }
         granted
     }
-    /// Answers a peer that asked that there is no such grant.
+    /// Refuses the grant that a peer has asked for.
     pub fn refuse_grant(&mut self, peer: LinkId, key: u32, qpn: u32) {
         let Ok(link) = self.linked(peer) else { return };
         link.direct.asking.retain(|q| *q != (key, qpn));
@@ -385,7 +385,7 @@ impl ShmFabric {
     /// Grants a region to a peer that has not asked. [`Notice::GrantTaken`] or [`Notice::GrantLeft`] follows.
     ///
     /// # Errors
-    /// It is not granted.
+    /// The region can't be granted.
     ///
     /// # Panics
     /// If the key names another region already.
@@ -489,7 +489,7 @@ impl ShmFabric {
         Ok(slot)
     }
 
-    /// Takes the next notice, oldest first.
+    /// Takes the oldest notice.
     pub fn next_notice(&mut self) -> Option<Notice> {
         let (link, notice) = self.grants.notices.pop_front()?;
         if let Ok(link) = self.linked(link) {

@@ -1,5 +1,5 @@
-//! What two adapters say to each other over their socket: a message of fixed length, with the descriptors of
-//! shared memory where they belong to it.
+//! The messages between two adapters over their socket: each has a fixed length, and some carry descriptors of shared
+//! memory.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

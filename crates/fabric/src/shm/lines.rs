@@ -1,7 +1,7 @@
-//! The quick way of small messages: one line each, from a link's name straight to its ring and back.
+//! The fast path of small messages: one cache line each, from a link's name straight to its ring and back.
 //!
-//! It takes the common case only: a link that is up, a ring with room, a message in one line. All else is left to
-//! [`send_messages`](ShmFabric::send_messages) and [`recv_all`](ShmFabric::recv_all), which find everything as it was.
+//! The fast path handles the common case only: a link that is up, a ring with room, a message in one line. It leaves
+//! every other case unchanged to [`send_messages`](ShmFabric::send_messages) and [`recv_all`](ShmFabric::recv_all).
 #![allow(unsafe_code)] // one contract that is handed on
 
 use std::net::Ipv6Addr;
@@ -14,7 +14,7 @@ use super::link::{Link, Stage, send_notice};
 use super::memory::{LINE, LineView};
 use super::ring::{Line, Peeked, halves, pair};
 
-/// Bytes of data in a line, behind the ring's word and a head of three words.
+/// The bytes of data in a line, behind the ring's word and a head of three words.
 pub const LINE_DATA_BYTES: usize = 48;
 /// Bytes of a message's head.
 const HEAD_BYTES: usize = 12;
@@ -22,7 +22,7 @@ const HEAD_BYTES: usize = 12;
 const DATA_WORD: usize = 2;
 const _: () = assert!(DATA_WORD * 8 + LINE_DATA_BYTES == LINE);
 
-/// A message that one line takes.
+/// A message that fits into one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LineMessage {
     line: Line,
@@ -38,7 +38,7 @@ impl LineMessage {
         (line[0], line[1]) = (pair(0, head[0]), pair(head[1], head[2]));
         Self { line, len }
     }
-    /// The data, to be written.
+    /// The message's data, for writing.
     #[inline]
     pub fn data_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.line[2..])[..self.len]
@@ -52,13 +52,13 @@ pub struct LineData<'a> {
 }
 
 impl LineData<'_> {
-    /// Bytes of the data.
+    /// The number of bytes.
     #[inline(always)]
     #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Copies the message to where its receiver wants it.
+    /// Copies the data to its receiver's memory.
     ///
     /// # Safety
     /// That of [`hca_dma::store`], for as many bytes from `to`.
@@ -69,27 +69,27 @@ impl LineData<'_> {
     }
 }
 
-/// A ring that has something.
+/// A ring with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found(u32);
 
 /// The messages that [`ShmFabric::take_lines`] took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lines {
-    /// Messages taken.
+    /// The number of taken messages.
     pub taken: usize,
-    /// [`ShmFabric::recv_all`] has work.
+    /// Whether [`ShmFabric::recv_all`] has work.
     pub other: bool,
 }
 
-/// Takes messages of one line.
+/// A receiver of messages of one line.
 pub trait LineSink {
-    /// A message that came by this link, by the words of its head and its data. `false`: nothing was done, and it is to
-    /// come by the long way.
+    /// Takes a message of this link, given the words of its head and its data. `false`: the receiver did nothing, and
+    /// wants the message by the general path.
     fn line(&mut self, from: LinkId, head: [u32; 3], data: LineData<'_>) -> bool;
 }
 
-/// Sends messages of one line to one peer.
+/// A sender of messages of one line to one peer.
 pub struct LineTx<'a> {
     link: &'a mut Link,
     counters: &'a mut Counters,
@@ -98,14 +98,15 @@ pub struct LineTx<'a> {
 }
 
 impl LineTx<'_> {
-    /// Sends a message, of which only head and data are kept. `false`: it is to go by the long way.
+    /// Sends a message; afterwards only head and data of `message` are valid. `false`: the caller has to send the
+    /// message by the general path.
     #[inline(always)]
     pub fn push(&mut self, message: &mut LineMessage) -> bool {
         let pushed = self.link.tx.push_line(&mut message.line, HEAD_BYTES + message.len);
         self.sent += u64::from(pushed);
         pushed
     }
-    /// Calls the peer if it does not poll; to be done behind the last message.
+    /// Calls the peer if it does not poll; to be called after the last message.
     #[inline]
     pub fn call(self) {
         let Self { link, counters, local, sent } = self;
@@ -127,8 +128,8 @@ impl ShmFabric {
         Some(LineTx { link, counters: &mut self.counters, local: &self.local, sent: 0 })
     }
 
-    /// Looks at the rings that are polled, and names the first one that has something. If several have, it is another
-    /// one each time. `None`: there is nothing.
+    /// Polls the rings, and names one with a message. If several have messages, each call names another one. `None`: no
+    /// polled ring has a message.
     #[inline(always)]
     pub fn look(&mut self) -> Option<Found> {
         if self.is_blind() {
@@ -155,8 +156,8 @@ impl ShmFabric {
         None
     }
 
-    /// Takes messages of one line from a ring that has something, up to `max`, up to the first record of another kind.
-    /// Records that no such peer writes are left to [`recv_all`](Self::recv_all).
+    /// Takes messages of one line from a ring, at most `max`, up to the first record of another kind. Records that no
+    /// correct peer writes are left to [`recv_all`](Self::recv_all).
     #[inline(never)]
     pub fn take_lines<S: LineSink>(&mut self, Found(slot): Found, max: usize, sink: &mut S) -> Lines {
         let mut found = Lines { taken: 0, other: false };
@@ -191,7 +192,7 @@ impl ShmFabric {
         }
         found
     }
-    /// Whether there is work other than in rings.
+    /// Whether there is work outside of rings.
     #[inline(always)]
     pub fn is_called(&self) -> bool {
         self.doorbells.rung() || self.ended > 0

@@ -1,13 +1,13 @@
-//! How adapters connect and disconnect. Nothing here waits: each socket is looked at when the kernel says that there is
-//! something, and a peer that does not answer in time is dropped.
+//! Connecting and disconnecting adapters. No call waits: each socket is read when the kernel reports it readable, and a
+//! peer that does not answer in time is dropped.
 //!
 //! ```text
 //! connects  Hello, its memory  ───►   checks user, version, memory; maps it
 //! maps      ◄───  Welcome, its memory
 //! ```
 //!
-//! Where both connect to each other at once, the connection from the lower address stays. On addresses of the network
-//! each proves its own behind that ([`proof`](super::proof)).
+//! If both sides connect to each other at once, the connection from the lower address stays. On addresses of the
+//! network each side then proves its address ([`proof`](super::proof)).
 
 use core::mem::MaybeUninit;
 use std::net::Ipv6Addr;

@@ -2,10 +2,10 @@
 //!
 //! Invariants:
 //! 1. `base .. base + len` is mapped as long as the mapping lives; `base` is a multiple of 64 and `len` of 64.
-//! 2. A mapped file is a memfd sealed against shrinking before it was mapped, so that no access to it ends in
-//!    SIGBUS: a peer's seals are verified by [`Sealed`], our own are put on by [`create`].
+//! 2. A mapped file is a memfd sealed against shrinking before it was mapped, so that no access to it ends in SIGBUS: a
+//!    peer's seals are verified by [`Sealed`], [`create`] seals our own files.
 //! 3. No reference to bytes is made: single words are atomics, ranges go by `dma`. Every offset is checked. The one
-//!    exception is [`Segment::bytes_mut`], on bytes that no other process can write and that nobody looks at yet.
+//!    exception is [`Segment::bytes_mut`], on bytes that no other process can write, and that no process reads yet.
 //! 4. A `Window` has no method that writes, and is mapped without the right to.
 #![allow(unsafe_code)]
 

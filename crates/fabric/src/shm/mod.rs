@@ -1,10 +1,11 @@
 //! RoCE packets between processes of one machine, through rings in shared memory; beside them messages of reliable
-//! connections, and direct access to memory that was granted.
+//! connections, and direct access to granted memory.
 //!
-//! Every adapter of a domain has an address of its own, drawn when it is opened, and a UNIX socket of that name. Who
-//! opens a path connects there; both hand over the memory that they write ([`ring`]) and then meet on the socket only
-//! to be woken, and to see that the other is gone: the kernel closes it with the process, however that ends, and
-//! memory without a name goes with the last process that maps it.
+//! Every adapter of a domain has an address of its own, drawn at random when it is opened, and a UNIX socket of that
+//! name. An adapter that opens a path connects to that socket. Each side hands over the memory that it writes
+//! ([`ring`]). From then on the socket only wakes a sleeping side, and shows when the other side is gone: the kernel
+//! closes a process's sockets however the process ends, and frees memory without a name with the last process that maps
+//! it.
 //!
 //! | module | what |
 //! |---|---|
@@ -22,9 +23,9 @@
 //! | `access`, `bracket`, `revoke` | an access; both sides of its bracket; taking memory back |
 //! | `process` | memory that is not granted, fetched from the peer's process |
 //!
-//! There is no IP header and no ICRC: nothing between two processes can damage a packet. A tap is shown both, as they
-//! would stand on a wire. A packet is lost only with its receiver, or when that leaves its ring full for so long
-//! that others would suffer from waiting for it.
+//! Packets have no IP header and no ICRC: nothing between two processes can damage a packet. A tap gets both, as they
+//! would be on a wire. A packet is lost only with its receiver, or when the receiver leaves its ring full for so long
+//! that waiting would harm other peers.
 
 #[cfg(not(loom))]
 mod access;

@@ -1,9 +1,10 @@
 //! Names: the domain that adapters share, an address for each, and the socket where it is found.
 //!
-//! An abstract socket's name holds all that tells two adapters apart: network namespace, user, domain, address. In
-//! a folder, the folder stands for the first two, so that containers which share it find each other. Adapters that
-//! stand on addresses of the network have those for a domain: namespace, user, address, and the inode of the UDP socket
-//! that holds port 4791 there. Nobody can know that before the adapter is open, and so take its name beforehand.
+//! An abstract socket's name holds all that tells two adapters apart: network namespace, user, domain, address. In a
+//! folder, the folder stands for the first two, so that containers which share it find each other. Adapters at
+//! addresses of the network have a domain made of namespace, user, address, and the inode of the UDP socket that holds
+//! port 4791 of the address. No process can know the inode before the adapter is open, so none can take the adapter's
+//! name beforehand.
 
 use std::ffi::OsStr;
 use std::io;

@@ -1,4 +1,4 @@
-//! What two adapters that have met say to each other about direct access, over the socket by which they met.
+//! The messages between two connected adapters about direct access, over the socket of their link.
 
 use hca_core::Access;
 

@@ -3,10 +3,10 @@
 //!
 //! Invariants:
 //! 1. `base .. base + len` is mapped as long as `Inner` lives in the process that made it, readable and writable, over
-//!    a whole file of `len` bytes or over private copies of its pages; both are whole pages. Nobody else maps or unmaps
-//!    there. A forked child has nothing there, or memory of its own: its copy of `Inner` touches no mapping.
+//!    a whole file of `len` bytes or over private copies of its pages; both are whole pages. No other code maps or
+//!    unmaps there. A forked child has no memory there, or memory of its own: its copy of `Inner` touches no mapping.
 //! 2. The file is sealed against shrinking before its descriptor can leave, so that no access ends in SIGBUS.
-//! 3. This module reads and writes none of the memory; that is its holder's, and ruled as any raw memory.
+//! 3. This module neither reads nor writes the memory. The memory belongs to its holder, under the rules of raw memory.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
@@ -22,7 +22,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::grant::GrantError;
 
-/// Allocations with a descriptor of their own at one time, in a process.
+/// The most allocations with a descriptor of their own, at one time in a process.
 pub const MAX_SHARED_ALLOCATIONS: u32 = 256;
 /// Bytes of a page.
 pub(super) const PAGE: usize = 4096;
@@ -40,7 +40,8 @@ fn live() -> MutexGuard<'static, BTreeMap<usize, Weak<Inner>>> {
     LIVE.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory of this process that peers may be given: whole pages, zeroed at first, there from the beginning.
+/// Memory of this process that can be granted to peers: whole pages, zeroed at first, and all allocated from the
+/// beginning.
 ///
 /// Clones are the same memory, which lives as long as one of them.
 #[derive(Clone)]
@@ -112,12 +113,12 @@ impl Drop for Inner {
 }
 
 impl SharedPages {
-    /// Zeroed memory of at least `len` bytes, in whole pages, all of them there; huge ones from 2 MiB on, where there
-    /// are any.
+    /// Allocates zeroed memory of at least `len` bytes, in whole pages, all of them present; from 2 MiB on in huge
+    /// pages, if the system has them.
     ///
     /// # Errors
-    /// [`MAX_SHARED_ALLOCATIONS`] live already, or the system refuses a file in memory, its pages or address space.
-    /// The caller then takes memory of another kind, for which packets serve.
+    /// [`MAX_SHARED_ALLOCATIONS`] live already, or the system refuses a file in memory, its pages or address space. The
+    /// caller then takes memory of another kind, which only packets can reach.
     ///
     /// # Panics
     /// If `len` is 0.
@@ -169,15 +170,15 @@ impl SharedPages {
     pub fn addr(&self) -> NonNull<u8> {
         self.0.base
     }
-    /// The length in bytes, which is of whole pages.
+    /// The length in bytes: whole pages.
     pub fn len(&self) -> usize {
         self.0.len
     }
-    /// Never: there is a page at least.
+    /// Whether the memory is empty: never, as it has one page at least.
     pub fn is_empty(&self) -> bool {
         false
     }
-    /// Whether peers can no longer be given it.
+    /// Whether the memory can no longer be granted to peers.
     pub fn is_private(&self) -> bool {
         *self.0.state() == State::Private
     }
@@ -230,9 +231,9 @@ impl SharedPages {
         Ok(())
     }
 
-    /// Replaces the shared pages by private copies, so that a process that still has the file mapped changes nothing
-    /// here. Writes of this process's threads meanwhile are kept; writes of such a peer meanwhile may be seen. No peer
-    /// can be given this memory afterwards.
+    /// Replaces the shared pages by private copies, so that a process that still has the file mapped can no longer
+    /// change this memory. Concurrent writes of this process's threads are kept; concurrent writes of such a peer may
+    /// be seen. Afterwards the memory can't be granted to a peer.
     ///
     /// # Errors
     /// There is no memory for the copies. Some of the pages are still shared then; trying again is possible.

@@ -1,5 +1,4 @@
-//! Memory of peers' processes, fetched by `process_vm_readv`: memory that the library did not allocate is reached so,
-//! in one copy.
+//! Fetches from peers' processes by `process_vm_readv`: one copy of memory that the library did not allocate.
 //!
 //! No process ever writes into another one. The owner of the data announces its address, and the receiver fetches it:
 //!
@@ -10,14 +9,16 @@
 //! by a message: where, how much, terms        ───► terms hold? copies; terms hold still, process lives? takes it
 //! ```
 //!
-//! The terms are two words of the owner's board: that of its queue pair, and one for the memory's key. The owner
-//! changes them when it takes back what it lent, and waits for nobody: what was copied meanwhile is thrown away, since
-//! the look behind the copy finds other terms. A pid whose process lives behind the copy was that process's all the
-//! while.
+//! The terms are two words of the owner's board: the word of its queue pair, and a word for the memory's key. The owner
+//! changes them when it ends the loan, and waits for no receiver: a receiver that copied meanwhile discards its copy,
+//! since its check after the copy finds other terms. If the process of a pid is alive after the copy, the pid was that
+//! process's during the copy.
 //!
 //! Invariants:
-//! 1. The kernel writes to the local ranges only, for which the caller vouches, and reads the peer's process only.
-//! 2. Structures that system calls take or fill live until the call returns, and have the sizes that are told.
+//! 1. The kernel writes only to the local ranges, which the caller guarantees to be valid, and reads only the peer's
+//!    process.
+//! 2. Structures that system calls take or fill live until the call returns, and have the sizes that the calls are
+//!    given.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -73,15 +74,15 @@ pub struct ProcessLoan {
 /// The reason why a fetch failed. The destination then holds undefined bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
-    /// It is out of reach, or was taken back: it is to come by the ring.
+    /// The memory is out of reach, or the loan has ended: the owner has to send it by the ring.
     #[error("the lent memory can't be read")]
     Gone,
-    /// The peer lends what it does not have.
+    /// The peer lends memory that it does not have.
     #[error("the peer offers memory that it does not have")]
     Fault,
 }
 
-/// Where fetched bytes go, in order.
+/// The destinations of fetched bytes, in order.
 pub struct Places {
     list: [libc::iovec; MAX_LOAN_PLACES],
     len: usize,
@@ -96,7 +97,7 @@ impl Default for Places {
 }
 
 impl Places {
-    /// One more; `false`: there are [`MAX_LOAN_PLACES`].
+    /// Appends a destination; `false`: there are [`MAX_LOAN_PLACES`] already.
     pub fn push(&mut self, at: *mut u8, len: usize) -> bool {
         let Some(place) = self.list.get_mut(self.len) else { return false };
         *place = libc::iovec { iov_base: at.cast(), iov_len: len };
@@ -272,7 +273,7 @@ impl Processes {
 }
 
 impl Reach<'_> {
-    /// The terms of a loan by a key, made by way of the queue pair with this slot and word on the board.
+    /// The terms of a loan by a key, through the queue pair with this slot and word on the board.
     pub fn terms(&self, key: u32, qp: u32, qp_word: u64) -> Option<LoanTerms> {
         let board = self.processes().board.as_ref()?;
         let loan = board.word(loan_word_at(key)).load(Ordering::Relaxed);
@@ -313,11 +314,11 @@ impl Reach<'_> {
 }
 
 impl ShmFabric {
-    /// Tells a peer that it may fetch from this process what messages lend. [`Notice::ProcessTaken`] or
+    /// Allows a peer to fetch memory that messages lend from this process. [`Notice::ProcessTaken`] or
     /// [`Notice::ProcessLeft`] follows, the latter at any time.
     ///
     /// # Errors
-    /// The peer is not there, or is another user's; memory is not shared so here.
+    /// The peer is not there or belongs to another user, or this adapter does not share memory so.
     pub fn offer_process(&mut self, peer: LinkId) -> Result<(), GrantError> {
         self.trusted(peer)?;
         if self.process_vm == ProcessVm::No {

@@ -1,9 +1,9 @@
-//! Adapters on network addresses: each proves its address.
+//! Proofs of address: each of two adapters at network addresses proves that it holds its address.
 //!
-//! The name of a socket can be taken by anybody, and what stands in a greeting is only said. So each side asks, over
-//! the network and at the peer's address, a question with a number that nobody can guess; who receives it there says
-//! the number over the socket. Nothing is exchanged, in either direction, before both sides have done so and said that
-//! they are content.
+//! Any process can take the name of a socket, and a greeting can hold false claims. So each side sends a question with
+//! an unguessable number over the network to the peer's address; the receiver returns the number over the socket. No
+//! packets are exchanged, in either direction, before both sides have returned the number and have accepted the other's
+//! answer.
 //!
 //! ```text
 //! question, by the network  ───►
@@ -11,8 +11,8 @@
 //! Proven, by the socket     ───►      and the same the other way
 //! ```
 //!
-//! Who carries the questions asks for them ([`ShmFabric::question`]) and brings those that arrive
-//! ([`ShmFabric::asked`]).
+//! The fabric that carries the questions fetches them by [`ShmFabric::question`] and delivers arrived ones by
+//! [`ShmFabric::asked`].
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -88,7 +88,7 @@ impl ShmFabric {
         Ok(Some(path))
     }
 
-    /// Checks whether the process of a link has ended. Another process may have its address now, and is connected once
+    /// Checks whether the process of a link has ended. Another process may have the address now, and is connected once
     /// the first link is gone.
     pub fn is_leaving(&mut self, peer: impl Into<IpAddr>) -> bool {
         let Some(slot) = self.links.find(mapped(peer.into())).filter(|_| self.domain.is_on_network()) else {

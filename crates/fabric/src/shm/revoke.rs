@@ -1,12 +1,12 @@
-//! Revocation of grants, after which peers change nothing any more.
+//! The revocation of grants, after which peers can no longer change the memory.
 //!
 //! A peer that keeps the protocol is out of an access within the copy of 256 KiB, unless its process was stopped or is
-//! not run. A peer that is not out in time is dropped: it may go on for as long as that one access lasts, in memory
-//! that it has mapped for writing. So that memory gets private copies of its pages in the place of the shared ones;
-//! before that, all other peers' accesses to it are ended in the same way.
+//! not run. A peer that is not out in time is dropped, but it may go on writing to memory that it has mapped, as long
+//! as that one access lasts. So this process replaces the shared pages of that memory by private copies; before that,
+//! it ends all other peers' accesses to the memory in the same way.
 //!
-//! Nobody sleeps here: a take-back is begun and is then [continued](ShmFabric::continue_take_back) until it is done,
-//! while the adapter goes on. Once the peers' time is over, the next look finishes it in one go. Until then
+//! No call sleeps: a revocation is begun, and then [continued](ShmFabric::continue_take_back) until it is done, while
+//! the adapter goes on. Once the peers' time is over, the next call finishes the revocation. Until then
 //!
 //! - its regions stay in their places, with another generation, and are granted to nobody;
 //! - peers are known by the names of their links, as another one may stand in a link's slot later.
@@ -35,17 +35,18 @@ struct Inside {
     seen: Seen,
 }
 
-/// Names a take-back that is under way.
+/// The name of a revocation that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakeBackId(u64);
 
-/// How far a take-back is that was begun.
+/// The state of a begun revocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum TakeBack {
-    /// It is done.
+    /// The revocation is done.
     Done(Revocation),
-    /// A peer is within an access. [`ShmFabric::continue_take_back`] is to be called until it yields how this ended.
+    /// A peer is within an access. The caller has to call [`ShmFabric::continue_take_back`] until that returns the
+    /// result.
     UnderWay(TakeBackId),
 }
 
@@ -87,18 +88,19 @@ impl TakeBacks {
 
 impl ShmFabric {
     /// Revokes a key's region from all peers. On return, no access by that key is under way and none will begin. A peer
-    /// that is within one for 100 ms is dropped; if it could write, then the region's memory is made private in place,
-    /// so that its later writes are not seen here.
+    /// that is within an access for 100 ms is dropped; if the peer could write, the region's memory is made private in
+    /// place, so that its later writes have no effect on this process.
     ///
-    /// A key that was never granted costs a look into a table. What was lent by it to be fetched from this process is
-    /// so no more, and nobody is waited for.
+    /// For a key that was never granted the call only looks into a table. Loans by the key to peers that fetch from
+    /// this process end, too, without a wait.
     ///
-    /// This sleeps for as long as a peer is within an access; [`begin_revoke`](Self::begin_revoke) does not.
+    /// The call sleeps as long as a peer is within an access; [`begin_revoke`](Self::begin_revoke) does not sleep.
     pub fn revoke(&mut self, key: u32) -> Revocation {
         let begun = self.begin_revoke(key);
         self.wait_for(begun)
     }
-    /// Like [`revoke`](Self::revoke), but only begins. From now on no access by that key begins.
+    /// Begins to revoke a key's region, like [`revoke`](Self::revoke), without a wait. From now on no access by that
+    /// key begins.
     pub fn begin_revoke(&mut self, key: u32) -> TakeBack {
         self.end_loans(key);
         match self.grants.slot_of(key) {
@@ -107,9 +109,8 @@ impl ShmFabric {
         }
     }
 
-    /// Publishes another word of a queue pair, and returns only once no access under the old one is under way from
-    /// the peer that it is connected to. A peer that stays in one for 100 ms is dropped, as by
-    /// [`revoke`](Self::revoke).
+    /// Publishes another word of a queue pair, and returns once the queue pair's peer has no access under the old word
+    /// under way. A peer that stays within an access for 100 ms is dropped, as by [`revoke`](Self::revoke).
     ///
     /// # Errors
     /// As [`begin_withdraw_qp_word`](Self::begin_withdraw_qp_word).
@@ -120,8 +121,8 @@ impl ShmFabric {
         let begun = self.begin_withdraw_qp_word(peer, slot, word)?;
         Ok(self.wait_for(begun))
     }
-    /// Like [`withdraw_qp_word`](Self::withdraw_qp_word), but only begins. From now on no access under the old word
-    /// begins.
+    /// Begins to withdraw a queue pair's word, like [`withdraw_qp_word`](Self::withdraw_qp_word), without a wait. From
+    /// now on no access under the old word begins.
     ///
     /// # Errors
     /// There is no memory for the word; peers see 0 then.
@@ -149,12 +150,13 @@ impl ShmFabric {
         }
         Ok(self.begin_take_back(Vec::new(), link, Some(slot)))
     }
-    /// Whether the end of accesses under an older word of a queue pair is still waited for.
+    /// Whether a withdrawal still waits for the end of accesses under an older word of a queue pair.
     pub fn is_withdrawing(&self, slot: u32) -> bool {
         self.take_backs.under_way.iter().any(|t| t.word == Some(slot))
     }
 
-    /// Looks whether a take-back is done. If it is then its name is used up.
+    /// Checks whether a revocation is done, and returns its result. The name of a finished revocation is no longer
+    /// valid.
     pub fn continue_take_back(&mut self, id: TakeBackId) -> Option<Revocation> {
         let Some(at) = self.take_backs.under_way.iter().position(|t| t.id == id) else {
             return Some(Revocation::default());

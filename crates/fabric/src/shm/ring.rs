@@ -13,21 +13,22 @@
 //! word     tag << 16 | kind << 13 | length in bytes
 //! ```
 //!
-//! The word is stored last, with Release, and its tag is the number of the lap, so the consumer polls the line
-//! that the packet is in and no index. What stands in the place of a word must never look like one of this lap:
-//! a line that was the middle of a longer packet in the lap before is cleared before the packet in front of it is
-//! shown. Both sides keep their indices to themselves; credits come back every eighth of the ring.
+//! The producer stores the word last, with Release, and the word's tag is the number of the lap. So the consumer polls
+//! the packet's own line, and no index. Bytes in the place of a word must never look like a word of this lap: if a line
+//! was the middle of a longer packet in the lap before, the producer clears the line before it publishes the packet in
+//! front of it. Both sides keep their indices private; the consumer returns credits every eighth of the ring.
 //!
-//! Whatever the peer writes is read once, checked, and copied out before anybody looks at it; of a message of one line
-//! that goes the quick way (`lines`) the head is read as numbers, and the data is copied straight to where it goes.
+//! The consumer reads each byte of the peer once, checks it, and copies it out before any other code uses it. Of a
+//! message of one line on the fast path (`lines`) the head is read as numbers, and the data is copied straight to its
+//! destination.
 //!
-//! **Parking.** A consumer that stops polling a ring raises the count in its credit line, has a barrier run in every
-//! process ([`Barrier`]), and looks at the ring once more. A producer reads the count behind every batch; the first
-//! time that it finds a new one, it has to call the consumer by other means ([`Producer::call_due`]).
+//! **Parking.** A consumer that stops polling a ring raises the count in its credit line, runs a barrier on every
+//! process ([`Barrier`]), and polls the ring once more. A producer reads the count after every batch; if it finds a new
+//! count, it has to call the consumer once by other means ([`Producer::call_due`]).
 //!
 //! **A full ring.** A producer that found its ring full and is about to sleep asks for a call in the same way: it
-//! raises a count, has the barrier run, and looks at the credits once more. A consumer reads the count whenever it
-//! gives credits, and calls the first time that it finds a new one ([`Consumer::call_due`]).
+//! raises a count, runs the barrier, and reads the credits once more. A consumer reads the count whenever it returns
+//! credits, and calls the producer once when it finds a new count ([`Consumer::call_due`]).
 
 use super::memory::{LINE, LineView, Lines, OwnLines, Segment, Window};
 #[cfg(not(loom))]

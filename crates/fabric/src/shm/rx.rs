@@ -1,4 +1,4 @@
-//! The receiving side: which rings are polled, and taking packets from them.
+//! The receiving side: the choice of rings to poll, and taking packets from them.
 
 use core::cmp::Reverse;
 use std::net::Ipv6Addr;
@@ -28,12 +28,12 @@ enum Taken {
     Some,
 }
 
-/// Takes what arrives over shared memory.
+/// A receiver of packets and messages that arrive over shared memory.
 pub trait ShmSink {
-    /// A packet.
+    /// Takes a received packet.
     fn packet(&mut self, packet: &RxPacket<'_>);
-    /// A message of the adapter at this address, of at least 12 bytes, with the memory that peers have granted. Returns
-    /// how many bytes it moved beside the message.
+    /// Takes a message of the adapter at this address, of at least 12 bytes, with access to the memory that peers have
+    /// granted. Returns the number of bytes that the receiver moved beside the message.
     fn message(&mut self, from: Ipv6Addr, message: &[u8], reach: Reach<'_>) -> usize;
 }
 

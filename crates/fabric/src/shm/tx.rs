@@ -1,4 +1,4 @@
-//! The sending side.
+//! The sending side of shared memory.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -31,7 +31,7 @@ enum Sent {
     Blocked(usize),
 }
 
-/// Takes messages for one peer.
+/// A sender of messages to one peer.
 pub struct ShmTx<'a> {
     producer: &'a mut Producer,
     /// Takes nothing yet, or no more.
@@ -47,7 +47,7 @@ impl<'a> ShmTx<'a> {
     fn new(producer: &'a mut Producer, closed: bool) -> Self {
         Self { producer, closed, garbage: None, full: false, messages: 0, lines: 0 }
     }
-    /// Room for a message of 12 to 4,220 bytes; every one is to be written. `None`: the ring is full.
+    /// Reserves room for a message of 12 to 4,220 bytes; the caller has to write every byte. `None`: the ring is full.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         if self.closed {
@@ -65,12 +65,12 @@ impl<'a> ShmTx<'a> {
             }
         }
     }
-    /// Bytes of the ring that messages took so far.
+    /// The bytes of the ring that messages have taken so far.
     #[inline]
     pub fn bytes(&self) -> usize {
         self.lines as usize * LINE
     }
-    /// Shows the message that room was made for last.
+    /// Publishes the message that was reserved last.
     #[inline]
     pub fn commit(&mut self) {
         self.lines += u64::from(self.producer.commit_message());
@@ -192,8 +192,8 @@ impl ShmFabric {
         Sent::Done
     }
 
-    /// Lets `send` write messages to the peer of a path and reach memory that peers have granted, and calls the peer if
-    /// it does not poll. `None`: there is no link now.
+    /// Calls `send`, which may write messages to the peer of a path and access memory that peers have granted, and then
+    /// calls the peer if it does not poll. `None`: there is no link now.
     #[inline]
     pub fn send_messages<R>(
         &mut self,

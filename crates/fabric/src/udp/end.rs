@@ -1,4 +1,4 @@
-//! The end of an address over UDP sockets: all but the way of receiving, in which plain sockets and io_uring differ.
+//! An adapter's end over UDP sockets: all of it except reception, in which plain sockets and io_uring differ.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;

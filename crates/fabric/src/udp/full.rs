@@ -1,9 +1,9 @@
 //! Tests of a full send buffer, and of the packets that it refuses.
 //!
-//! Loopback takes a packet off its sender's account before the send call returns, so no buffer fills up
-//! there. A link does fill one while the neighbour's address is not known: the kernel holds the packets
-//! and the account of the socket that sent them. The link is a veth pair between two network namespaces,
-//! which the test's thread makes and which end with it.
+//! Over loopback the kernel frees a packet's share of the send buffer before the send call returns, so no buffer fills
+//! up. Over a link, a buffer fills up while the neighbour's address is unknown: the kernel holds the packets, which
+//! count in the sending socket's buffer. The link is a veth pair between two network namespaces, which the test's
+//! thread creates and which end with the thread.
 //!
 //! Invariants:
 //! 1. The descriptors are open, and the calls take no pointer.

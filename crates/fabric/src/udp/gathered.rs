@@ -1,7 +1,7 @@
 //! Packets with payloads in other memory, over real sockets.
 //!
 //! Invariant:
-//! 1. What is lent outlives the batch, and is written only after it was sent or taken in.
+//! 1. Lent memory outlives the batch, and is written only after the batch was sent or taken in.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex};

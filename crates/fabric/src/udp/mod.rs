@@ -1,9 +1,9 @@
 //! RoCEv2 over UDP sockets.
 //!
-//! One unconnected socket at port 4791 receives; a connected socket a flow sends, with a source port
-//! from 49152 up as entropy. Trains leave by UDP_SEGMENT and arrive merged by UDP_GRO. The socket of a
-//! flow counts the IPv4 Identification by one a send call, so once it is learned it is known, and the
-//! ICRC covers what really stands in the frame.
+//! One unconnected socket at port 4791 receives; a connected socket a flow sends, with a source port from 49152 up as
+//! entropy. Trains leave by UDP_SEGMENT and arrive merged by UDP_GRO. The socket of a flow counts the IPv4
+//! Identification by one a send call, so the Identification is known once it was learned, and the ICRC covers the real
+//! header of the frame.
 
 mod counters;
 mod end;
@@ -53,20 +53,20 @@ const LARGE_TRAIN: usize = 4;
 /// kernel's work for one more piece costs what the copy does.
 const IN_PLACE_FROM: u32 = 4096;
 
-/// Settings of a [`UdpFabric`].
+/// The options of a [`UdpFabric`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpOptions {
     /// The size of the receive buffer to request from the kernel; [`FabricAttr`] has the granted size.
     pub recv_buffer: usize,
-    /// Flows with a socket of their own at most; those beyond share one.
+    /// The most flows with a socket of their own; flows beyond share one socket.
     pub max_paths: usize,
-    /// Has the kernel (or the adapter) cut trains. Off, they leave packet by packet.
+    /// Whether the kernel (or the network adapter) cuts trains. If not, trains leave packet by packet.
     pub segmentation: bool,
-    /// The [index](crate::interface_index) of the interface that a link-local address is one of; 0 takes the one that
-    /// has the address. Peers at link-local addresses are on the same interface. Other addresses need none.
+    /// The [index](crate::interface_index) of the interface of a link-local address; 0 takes the interface that has the
+    /// address. Peers at link-local addresses are on the same interface. Other addresses need no index.
     pub interface: u32,
-    /// How many processes of this user may share the address, up to [`MAX_SLOTS`](crate::MAX_SLOTS); 0: it is this
-    /// adapter's alone. The first process at the address decides.
+    /// The number of processes of this user that may share the address, at most [`MAX_SLOTS`](crate::MAX_SLOTS); 0: the
+    /// address belongs to this adapter alone. The first process at the address decides.
     pub slots: u16,
 }
 
@@ -237,7 +237,7 @@ fn grant_recv_buffer(
     Ok(usable)
 }
 
-/// RoCEv2 over plain UDP sockets.
+/// A fabric of RoCEv2 over plain UDP sockets.
 pub struct UdpFabric {
     end: End,
     slots: sys::RxSlots,

@@ -1,4 +1,4 @@
-//! From datagrams to packets: taken apart, checked, tapped, given to the sink.
+//! Reception: datagrams are cut into packets, checked, shown to the tap, and given to the sink.
 
 use std::net::IpAddr;
 

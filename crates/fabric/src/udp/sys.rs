@@ -464,7 +464,7 @@ fn index_of(name: &std::ffi::CStr) -> u32 {
 /// The index of an interface, in this thread's network namespace.
 ///
 /// # Errors
-/// There is none of this name.
+/// No interface has this name.
 pub fn interface_index(name: &str) -> Result<u32, OpenError> {
     let index = std::ffi::CString::new(name).map_or(0, |name| index_of(&name));
     if index != 0 {

@@ -1,4 +1,4 @@
-//! From trains to send calls: sealed, sent, counted, and what becomes of those that did not leave.
+//! Sending: trains are sealed with ICRCs, sent and counted; trains that did not leave are kept or dropped.
 
 use std::io;
 use std::net::IpAddr;

@@ -1,11 +1,11 @@
 //! RoCEv2 over io_uring: one multishot receive into provided buffers, batches to several peers by one
 //! system call.
 //!
-//! A train to one peer leaves by a plain system call, which is quicker. The ring is entered when it is
-//! polled. An engine may be turned by several threads under a lock, one after the other; the setup
-//! flags that bind a ring to one thread (`SINGLE_ISSUER`, `DEFER_TASKRUN`) are therefore set only if the
-//! caller promises one thread by [`UringOptions::single_thread`]. When the thread that armed the receive
-//! ends, the kernel ends the receive too, and the next call arms it again.
+//! A train to one peer leaves by a plain system call, which is quicker. The ring is entered when it is polled. Several
+//! threads may drive an engine under a lock, one after the other; the setup flags that bind a ring to one thread
+//! (`SINGLE_ISSUER`, `DEFER_TASKRUN`) are therefore set only if the caller promises one thread by
+//! [`UringOptions::single_thread`]. When the thread that armed the receive ends, the kernel ends the receive too, and
+//! the next call arms it again.
 
 mod ring;
 
@@ -22,13 +22,13 @@ use crate::{
 };
 use ring::Ring;
 
-/// Settings of a [`UringFabric`].
+/// The options of a [`UringFabric`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UringOptions {
-    /// Those of the sockets.
+    /// The options of the UDP sockets.
     pub udp: UdpOptions,
-    /// The thread that opens the fabric is the only one that ever calls it, which lets the kernel save
-    /// work. Calls by another thread then find nothing, and are counted as errors.
+    /// Whether the thread that opens the fabric is the only one that ever calls it, which lets the kernel save work.
+    /// Calls by another thread then find nothing, and are counted as errors.
     pub single_thread: bool,
 }
 

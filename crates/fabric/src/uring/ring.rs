@@ -3,14 +3,14 @@
 //! Invariants:
 //! 1. `buffers` and `entries` are allocated once, live until the kernel confirmed that the receive ended,
 //!    and are leaked if it does not confirm.
-//! 2. A buffer belongs to the kernel from [`Ring::give`] until a completion names it, and to this side
-//!    from then until it is given again. No reference to a buffer of the kernel's is ever made.
+//! 2. A buffer belongs to the kernel from [`Ring::give`] until a completion names it, and to this side from then until
+//!    this side gives it again. No reference is ever made to a buffer that belongs to the kernel.
 //! 3. `header` is boxed, holds no pointers (only lengths, which is what a multishot receive reads), and
 //!    lives as long as the buffers.
-//! 4. [`Ring::send_chain`] returns only after every send that the kernel took has completed, so what its
+//! 4. [`Ring::send_chain`] returns only after every send that the kernel took has completed, so the memory that its
 //!    entries point to is borrowed for the call.
-//! 5. `ring` is closed once, in the process that opened it: a forked child has none of its memory, and may have its own
-//!    there.
+//! 5. `ring` is closed once, in the process that opened it: a forked child has no copy of the ring's memory, and may
+//!    have memory of its own there.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! Captures are read again and hold what crossed the fabric, header included.
+//! Captures: the test reads them back, and finds the frames that crossed the fabric, headers included.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};

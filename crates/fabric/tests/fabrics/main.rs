@@ -1,4 +1,4 @@
-//! Every fabric passes one suite; what is particular to one stands in a file of its own.
+//! One suite for all fabrics; tests of a single fabric are in a file of its own.
 
 mod auto;
 mod capture;

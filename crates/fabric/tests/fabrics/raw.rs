@@ -1,5 +1,4 @@
-//! The suite over raw Ethernet, between two namespaces and over the loopback interface, and what only raw
-//! frames have.
+//! The suite over raw Ethernet, between two namespaces and over the loopback interface, and tests of raw frames only.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! What every fabric has to do, written once. `pair` opens two ends that reach each other.
+//! The tests that every fabric has to pass. `pair` opens two ends that reach each other.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant as Clock};

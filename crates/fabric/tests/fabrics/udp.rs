@@ -1,4 +1,4 @@
-//! The suite over UDP sockets, and what only they have.
+//! The suite over UDP sockets, and tests of UDP only.
 
 use crate::suite::{
     BUDGET, at_free_address, av, counter, now, packet, pass, ports_of, put, queue_pairs_are_spread, receive,

@@ -1,4 +1,4 @@
-//! The suite over io_uring, and what only it has.
+//! The suite over io_uring, and tests of io_uring only.
 
 use hca_fabric::{Fabric, TxBatch, UringFabric, UringOptions};
 

@@ -1,4 +1,4 @@
-//! What a producer and a consumer do beside each other, in all orders.
+//! A producer and a consumer at the same time, in all interleavings, by loom.
 
 use super::super::bell::{Caller, Doorbells};
 use super::*;

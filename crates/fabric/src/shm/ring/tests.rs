@@ -1,4 +1,4 @@
-//! Rings: what is pushed is taken, whatever the lengths, laps and bursts; garbage is told apart.
+//! Rings: every pushed packet is taken, for all lengths, laps and bursts; garbage is detected.
 
 use super::*;
 use proptest::prelude::*;

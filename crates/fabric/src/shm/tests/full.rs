@@ -1,4 +1,4 @@
-//! Who sleeps beside a ring that is full is called as soon as there is room.
+//! Full rings: a producer that sleeps at a full ring is called as soon as there is room.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
