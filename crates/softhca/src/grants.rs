@@ -360,7 +360,15 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use hca_core::{
+        AddressVector, Device, Gid, Mtu, Pkey, Psn, QpAttr, QpCap, QpInit, QpType, Qpn, RnrTimer,
+    };
+    use hca_fabric::ShmOptions;
+
     use super::*;
+    use crate::{Options, Progress, SoftHca};
 
     #[test]
     fn keys_that_never_were_may_be_asked_for_so_often_and_no_more() {
@@ -369,5 +377,71 @@ mod tests {
             assert_eq!(guesses.is_over(), n >= u32::from(MAX_WRONG_KEYS), "{n}");
             guesses.note_wrong();
         }
+    }
+
+    fn open() -> Arc<SoftHca> {
+        let domain = format!("grants.{}", std::process::id());
+        let fabric = ShmFabric::open(&domain, &ShmOptions::default()).expect("there is shared memory");
+        let inline = Options { progress: Progress::Inline, ..Options::default() };
+        SoftHca::open(Box::new(fabric), inline).expect("an adapter opens")
+    }
+
+    /// Queue pairs of the first adapter, each connected to the peer's of its own number from `first` on.
+    fn connect(a: &SoftHca, b: &SoftHca, first: u32, count: u32) {
+        let pd = a.alloc_pd().unwrap();
+        let (cq, _port) = a.create_cq(16).unwrap();
+        for peer in first..first + count {
+            let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, ..QpCap::default() };
+            let init = QpInit { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, cap };
+            let qp = a.create_qp(pd, &init).unwrap().handle;
+            let init = QpAttr {
+                state: Some(QpState::Init),
+                pkey: Some(Pkey::DEFAULT),
+                access: Some(Access::empty()),
+                ..QpAttr::default()
+            };
+            let dgid = Gid::from_ip(b.fabric().local);
+            let rtr = QpAttr {
+                state: Some(QpState::Rtr),
+                dest_qpn: Some(Qpn::new(peer)),
+                av: Some(AddressVector { dgid, ..AddressVector::default() }),
+                path_mtu: Some(Mtu::B1024),
+                rq_psn: Some(Psn::new(0)),
+                max_dest_rd_atomic: Some(1),
+                min_rnr_timer: Some(RnrTimer::new(1)),
+                ..QpAttr::default()
+            };
+            for attr in [init, rtr] {
+                a.modify_qp(qp, &attr).unwrap();
+            }
+        }
+    }
+
+    /// How often a queue pair is looked at for the answer about a key to one of so many that were asked.
+    fn looks_for_an_answer(queue_pairs: u32) -> u64 {
+        const FIRST: u32 = 1000;
+        let (a, b) = (open(), open());
+        connect(&a, &b, FIRST, queue_pairs);
+        let ask = || {
+            a.shared().control(|Engine { fabric, core, .. }| {
+                let shm = fabric.shm().expect("the network carries messages");
+                let link = shm.link_of(core.qps.at(0)?.res.path?)?;
+                let before = core.qps.looks();
+                core.heed(Notice::GrantRefused { link, key: 7, qpn: FIRST + queue_pairs / 2 }, shm);
+                Some(core.qps.looks() - before)
+            })
+        };
+        let meet = || {
+            a.turn();
+            b.turn();
+            ask()
+        };
+        (0..1_000_000).find_map(|_| meet()).expect("they meet")
+    }
+
+    #[test]
+    fn an_answer_to_a_grant_looks_at_the_queue_pair_that_asked_and_at_no_other() {
+        assert_eq!(looks_for_an_answer(1), 1);
+        assert_eq!(looks_for_an_answer(300), 1);
     }
 }

@@ -11,6 +11,9 @@ pub(crate) struct Slab<T> {
     limit: u32,
     len: u32,
     first_generation: u32,
+    /// How often a slot was looked at.
+    #[cfg(test)]
+    looks: core::cell::Cell<u64>,
 }
 
 struct Slot<T> {
@@ -20,7 +23,16 @@ struct Slot<T> {
 
 impl<T> Slab<T> {
     pub(crate) fn new(limit: u32) -> Self {
-        Self { slots: Vec::new(), free: VecDeque::new(), spared: 0, limit, len: 0, first_generation: 0 }
+        Self {
+            slots: Vec::new(),
+            free: VecDeque::new(),
+            spared: 0,
+            limit,
+            len: 0,
+            first_generation: 0,
+            #[cfg(test)]
+            looks: core::cell::Cell::new(0),
+        }
     }
     /// A table whose slots begin with this generation, and are used again late: no slot is before so many others were
     /// freed behind it, or the table is full.
@@ -32,6 +44,16 @@ impl<T> Slab<T> {
     }
     pub(crate) fn limit(&self) -> u32 {
         self.limit
+    }
+    /// How often a slot was looked at, by whichever way.
+    #[cfg(test)]
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks.get()
+    }
+    #[inline(always)]
+    fn note_look(&self) {
+        #[cfg(test)]
+        self.looks.set(self.looks.get() + 1);
     }
     /// Index and generation that the next insertion will have; `None` if the table is full.
     pub(crate) fn vacant(&self) -> Option<(u32, u32)> {
@@ -56,14 +78,17 @@ impl<T> Slab<T> {
     }
     #[inline]
     pub(crate) fn at(&self, index: u32) -> Option<&T> {
+        self.note_look();
         self.slots.get(index as usize)?.value.as_ref()
     }
     #[inline]
     pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.note_look();
         self.slots.get_mut(index as usize)?.value.as_mut()
     }
     #[inline]
     pub(crate) fn get(&self, index: u32, generation: u32) -> Option<&T> {
+        self.note_look();
         match self.slots.get(index as usize) {
             Some(Slot { generation: g, value: Some(value) }) if *g == generation => Some(value),
             _ => None,
@@ -71,6 +96,7 @@ impl<T> Slab<T> {
     }
     #[inline]
     pub(crate) fn get_mut(&mut self, index: u32, generation: u32) -> Option<&mut T> {
+        self.note_look();
         match self.slots.get_mut(index as usize) {
             Some(Slot { generation: g, value: Some(value) }) if *g == generation => Some(value),
             _ => None,
@@ -86,7 +112,10 @@ impl<T> Slab<T> {
     }
     /// All objects with their indices.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.slots.iter().enumerate().filter_map(|(i, s)| Some((i as u32, s.value.as_ref()?)))
+        self.slots.iter().enumerate().filter_map(|(i, s)| {
+            self.note_look();
+            Some((i as u32, s.value.as_ref()?))
+        })
     }
 }
 

@@ -92,6 +92,10 @@ fn connected(mut a: End, mut b: End) -> (End, End) {
 }
 
 impl End {
+    /// Another end of the same adapter.
+    fn again(&self) -> Self {
+        end(self.context.clone())
+    }
     /// Polls once, reposts receives, keeps other buffers. Returns messages received and requests completed.
     fn poll(&mut self) -> (u32, u32) {
         let (mut received, mut sent) = (0, 0);
@@ -163,6 +167,31 @@ fn allocates_nothing(network: &str, progress: Progress) {
     assert!(made <= most, "{network}, {progress}: {made} send calls");
     assert_eq!(b.window.load_u64(0), 700);
     drop((a.context, b.context));
+}
+
+/// The adapters have met, and the connection is new.
+#[test]
+fn the_first_read_behind_a_connect_allocates_nothing() {
+    for network in NETWORKS {
+        for progress in [Progress::Inline, Progress::Adaptive] {
+            let (mut a, mut b) = pair(network, progress);
+            let remote = b.window.remote();
+            traffic(&mut a, &mut b, remote, 200);
+            let (mut a, mut b) = connected(a.again(), b.again());
+            // The queues learn of their new queue pairs by a poll.
+            assert_eq!((a.poll(), b.poll()), ((0, 0), (0, 0)));
+            let before = counting::calls();
+            a.qp.read(a.window.range(0..8), b.window.remote().range(128..136)).unwrap();
+            while a.poll().1 == 0 {
+                b.poll();
+            }
+            assert_eq!(
+                counting::calls() - before,
+                0,
+                "{network}, {progress}: allocations and frees of one READ"
+            );
+        }
+    }
 }
 
 const CHILD: &str = "HOT_PATH_CHILD";
