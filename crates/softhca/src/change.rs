@@ -1,4 +1,4 @@
-//! Changing and destroying queue pairs. Where a peer is within an access that has to end, the engine goes on meanwhile.
+//! Changing and destroying queue pairs. While a peer is within an access that has to end first, the engine goes on.
 
 use core::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Completion queues: the engine's side, and what both sides share.
+//! Completion queues: the engine's side, and the state that both sides share.
 
 use core::task::Waker;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -64,8 +64,8 @@ impl SoftHca {
     /// Opens an adapter on a network.
     ///
     /// # Errors
-    /// The progress mode needs a descriptor that the network has not, or the system has no descriptor or
-    /// thread left.
+    /// The progress mode needs a descriptor, which the network does not have; or the system has no descriptor or thread
+    /// left.
     pub fn open(fabric: Box<dyn Fabric>, options: Options) -> Result<std::sync::Arc<Self>, DeviceError> {
         let threaded = options.progress != Progress::Inline;
         let virtual_time = matches!(options.clock, crate::Clock::Virtual(_));
@@ -124,7 +124,7 @@ impl SoftHca {
         Ok(std::sync::Arc::new(Self { shared, opened_on, thread, calls }))
     }
 
-    /// Which progress mode it was opened with.
+    /// The progress mode that the adapter was opened with.
     pub fn progress(&self) -> Progress {
         self.shared.progress
     }
@@ -139,9 +139,9 @@ impl SoftHca {
         }
         self.shared.control(|e| e.fabric.attr().clone())
     }
-    /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for what has handed the
-    /// choice of that byte to a program of its own. A tag that is chosen again for a slot of the table revives the old
-    /// key of that slot; the table avoids it as long as it has others.
+    /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for callers whose own
+    /// clients choose that byte. If a slot of the table gets the same tag again, the slot's old key becomes valid
+    /// again; the table avoids such a slot as long as it has others.
     ///
     /// # Safety
     /// As [`Device::reg_mr`].
@@ -153,10 +153,11 @@ impl SoftHca {
         self.register(pd, mr, Some(tag))
     }
     /// Changes a region's protection domain and access rights; its memory, addresses and keys stay. On return, no
-    /// access that is not allowed any more is under way. The region has a new handle from now on.
+    /// access is under way that is no longer allowed. The region has a new handle from now on.
     ///
     /// # Errors
-    /// Either is unknown, and nothing was done; or a peer on this machine may still be within an access.
+    /// The region or the domain is unknown, and nothing was done; or a peer on this machine may still be within an
+    /// access.
     pub fn change_mr(&self, mr: MrHandle, pd: PdHandle, access: Access) -> Result<MrHandle, DeviceError> {
         self.shared.fork.check()?;
         let ((init, scattered), ended, begun) = self.shared.control(|e| {
@@ -175,9 +176,9 @@ impl SoftHca {
         });
         outcome(&revocation).map(|()| handle)
     }
-    /// Registers memory that lies in several pieces as one region, whose peers know its bytes from `iova` on, with a
-    /// tag as [`reg_mr_tagged`](Self::reg_mr_tagged) has it. An access costs a look for each piece that it touches, and
-    /// peers on this machine are not granted the memory; all else is as with memory in one piece.
+    /// Registers memory in several pieces as one region, whose first byte has the address `iova` for peers, with a tag
+    /// as in [`reg_mr_tagged`](Self::reg_mr_tagged). An access costs a look-up for each piece that it touches, and the
+    /// memory is never granted to peers on this machine; otherwise the region behaves like memory in one piece.
     ///
     /// # Safety
     /// As [`Device::reg_mr`], for each piece.
@@ -223,7 +224,7 @@ impl SoftHca {
     /// The send window of a queue pair.
     ///
     /// # Errors
-    /// It is unknown.
+    /// The queue pair is unknown.
     pub fn window(&self, qp: QpHandle) -> Result<hca_transport::WindowStats, DeviceError> {
         self.shared.fork.check()?;
         self.shared.control(|e| {

@@ -1,4 +1,4 @@
-//! The data path: what posts and polls.
+//! The data path: the ports that post and poll.
 #![allow(unsafe_code)] // the ports' contracts are the traits'; nothing unsafe is done here
 
 use core::task::Waker;

@@ -1,4 +1,4 @@
-//! A queue pair's state beside its transport machine: rings, keys, completions; and how the machine reaches them.
+//! A queue pair's state beside its transport machine: rings, keys, completions; and the machine's access to them.
 
 mod lists;
 mod parts;

@@ -5,14 +5,14 @@
 //! consumer may read a slot any number of times before it releases it, in order.
 //!
 //! Invariants:
-//! 1. There is one [`Producer`] and one [`Consumer`] a ring; neither can be cloned, and what moves an
-//!    index takes `&mut self`.
+//! 1. There is one [`Producer`] and one [`Consumer`] a ring; neither can be cloned, and each method that moves an index
+//!    takes `&mut self`.
 //! 2. Slots of the indices `head .. tail` belong to the consumer, all others to the producer; both
 //!    indices run free (wrapping), and `tail - head <= depth <= slots`.
 //! 3. Only the producer stores `tail`, with Release after it has written the slots; only the consumer
 //!    stores `head`, with Release after it has read them.
-//! 4. [`Producer::retain`] does the consumer's part of (2) and (3), while who holds the consumer keeps out of it and
-//!    sees to it that the consumer [resumes](Consumer::resume) behind that.
+//! 4. [`Producer::retain`] does the consumer's part of (2) and (3). Meanwhile the holder of the consumer does not use
+//!    it, and afterwards makes the consumer [resume](Consumer::resume) behind the retained slots.
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;

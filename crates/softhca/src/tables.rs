@@ -1,4 +1,4 @@
-//! The adapter's tables: what every queue pair of an engine shares.
+//! The adapter's tables, which all queue pairs of an engine share.
 #![allow(unsafe_code)] // one pointer to a poller's memory, with its invariant
 
 use hca_core::{AsyncEvent, Completion, CqHandle, PdHandle, QpHandle, Sge, SrqHandle, WcOpcode, WcStatus};

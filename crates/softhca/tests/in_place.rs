@@ -1,4 +1,4 @@
-//! Payloads that the network takes from where they lie: which they are, and for how long.
+//! Payloads that the network sends in place: the conditions, and the time for which the network reads them.
 //!
 //! Invariants:
 //! 1. The memory that is posted outlives its queue pair.

@@ -1,4 +1,4 @@
-//! The engine's part for peers on this machine: messages, and what is done straight on their memory.
+//! The engine's part for peers on this machine: messages, and direct accesses to the peers' memory.
 
 use core::net::{IpAddr, Ipv6Addr};
 
