@@ -147,6 +147,7 @@ fn main() {
         (Net::Auto, Progress::Adaptive, false),
         (Net::Auto, Progress::Adaptive, true),
         (Net::Auto, Progress::Thread, true),
+        (Net::AutoShared, Progress::Adaptive, true),
     ] {
         check(net, progress, offload);
     }

@@ -29,7 +29,7 @@ const MAX_WAIT: u32 = 3600;
 /// udp://[fe80::2%eth0]                        an interface's link-local address; `%` and the interface may be left out
 ///                                             where no other one has the address
 /// udp://                                      UDP sockets on a free loopback address
-/// udp://10.0.0.2?share=yes                    UDP sockets at an address that other processes of this user open, too
+/// auto://10.0.0.2?share=yes                   an address that other processes of this user open, too
 /// uring://127.0.0.2?progress=inline           io_uring; the calling thread does the adapter's work
 /// shm://lab                                   shared memory: the processes of this machine that name this domain
 /// shm://lab?dir=/run/lab                      the same, between containers that share this folder
@@ -127,7 +127,7 @@ pub struct Options {
     /// `dir=`, `users=`, `ring=`, `isolated=` and `process_vm=`, for `shm://`; `auto://` takes the last three.
     pub shm: Option<Box<ShmSettings>>,
     /// `share=yes|no|NUMBER`: how many processes of this user may open the same address, each with an adapter of its own;
-    /// 0 for none but this one. The first process at the address decides. For `udp://` and `uring://`.
+    /// 0 for none but this one. The first process at the address decides. For `auto://`, `udp://` and `uring://`.
     pub share: Option<u16>,
     /// `%INTERFACE` behind a link-local address: the interface that it is one of.
     pub interface: Option<String>,
@@ -315,8 +315,11 @@ impl FromStr for DeviceUrl {
                 "progress=, fault= and capture= belong to the software adapter; leave them out here",
             ));
         }
-        if options.share.is_some() && !matches!(target, Target::Udp(_) | Target::Uring(_)) {
-            return Err(rule("share= belongs to udp://ADDRESS and uring://ADDRESS; leave it out here"));
+        let may_share = matches!(target, Target::Auto(_) | Target::Udp(_) | Target::Uring(_));
+        if options.share.is_some() && !may_share {
+            return Err(rule(
+                "share= belongs to auto://ADDRESS, udp://ADDRESS and uring://ADDRESS; leave it out here",
+            ));
         }
         match (&options.shm, &target) {
             (None, _) | (_, Target::Shm(_)) => {}

@@ -5,9 +5,9 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use hca_core::wire::{Bth, ICRC_BYTES};
-use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
+use hca_core::{AddressVector, Counter, Instant, Mtu};
 use hca_fabric::{
-    Direction, Fabric, FabricAttr, FabricLink, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap,
+    Direction, Fabric, FabricAttr, FabricLink, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
     TapFrame, TxBatch,
 };
 
@@ -75,7 +75,7 @@ impl Fabric for SimFabric {
         &self.attr
     }
 
-    fn open_path_of(&mut self, av: &AddressVector, _: Option<Qpn>) -> Result<PathId, PathError> {
+    fn open_path_of(&mut self, av: &AddressVector, _: QpEnds) -> Result<PathId, PathError> {
         let (peer, local) = (av.dgid.ip(), self.attr.local);
         if peer.is_ipv4() != local.is_ipv4() {
             return Err(PathError::Family { peer, local });

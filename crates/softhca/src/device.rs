@@ -11,7 +11,7 @@ use hca_core::{
     DeviceError, DmaMemory, Gid, GidEntry, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, PortalsOffload,
     QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, QpType, Qpn, RecvPort, SrqHandle, SrqInit,
 };
-use hca_fabric::{Fabric, FabricAttr, FabricLink, PathError, PathId};
+use hca_fabric::{Fabric, FabricAttr, FabricLink, PathError, PathId, PeerName, QpEnds};
 use hca_transport::{Qp, QpConfig};
 use hca_turn_lock::Barrier;
 
@@ -341,30 +341,31 @@ impl Engine {
             p.users -= 1;
         }
     }
-    fn open_path(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, DeviceError> {
+    fn open_path(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, DeviceError> {
         let av = with_traffic_class(av);
-        self.fabric.open_path_of(&av, qpn).map_err(|e| no_path(av.dgid, e))
+        self.fabric.open_path_of(&av, ends).map_err(|e| no_path(av.dgid, e))
     }
-    /// The path of a queue pair, and whether messages go by it. `as_before`: it is connected, in this way.
+    /// The path of a queue pair, and its peer if messages go by it. `as_before`: it is connected, in this way.
     pub(crate) fn open_path_of(
         &mut self,
         now: hca_core::Instant,
-        (qp_type, qpn): (QpType, Qpn),
+        (qp_type, ends): (QpType, QpEnds),
         av: &AddressVector,
         as_before: Option<bool>,
-    ) -> Result<(PathId, bool), DeviceError> {
-        if self.has_shm && qp_type == QpType::Rc && as_before != Some(false) {
-            self.part_from_predecessor(now, av.dgid.ip());
+    ) -> Result<(PathId, Option<PeerName>), DeviceError> {
+        let near_too = self.has_shm && qp_type == QpType::Rc && as_before != Some(false);
+        if let Some(peer) = ends.peer.filter(|_| near_too) {
+            self.part_from_predecessor(now, av.dgid.ip(), peer);
             let av = with_traffic_class(av);
-            if let Some(path) = self.fabric.open_messages(&av).map_err(|e| no_path(av.dgid, e))? {
-                return Ok((path, true));
+            if let Some(path) = self.fabric.open_messages(&av, peer).map_err(|e| no_path(av.dgid, e))? {
+                return Ok((path, self.fabric.shm().and_then(|shm| shm.peer_of(path))));
             }
         }
         if as_before == Some(true) {
             let why = "the device is not reached by shared memory, but the connection is";
             return Err(DeviceError::NoPath { gid: av.dgid, why });
         }
-        Ok((self.open_path(av, Some(qpn))?, false))
+        Ok((self.open_path(av, ends)?, None))
     }
     pub(crate) fn close_path(&mut self, path: PathId, messages: bool) {
         match self.fabric.shm().filter(|_| messages) {
@@ -474,6 +475,7 @@ impl Engine {
             held: Held::default(),
             path: None,
             peer: None,
+            near_peer: None,
             near: None,
             wish: Wish::default(),
             listed: None,
@@ -722,7 +724,7 @@ unsafe impl Device for SoftHca {
             if e.core.ahs.vacant().is_none() {
                 return Err(limit("address handle", &e.core.ahs));
             }
-            let path = e.open_path(av, None)?;
+            let path = e.open_path(av, QpEnds::default())?;
             e.use_pd(pd)?.users += 1;
             let (index, generation) = e.core.ahs.insert(Ah { pd, path }).expect("a vacant slot was seen");
             Ok(AhHandle { index, generation })

@@ -5,12 +5,12 @@
 //! the requests of a dormant queue pair when a packet or message arrives that could need them.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hca_core::{Instant, QpHandle};
-use hca_fabric::{RxPacket, ShmFabric};
+use hca_fabric::{PeerName, RxPacket, ShmFabric};
 
 use crate::device::SoftHca;
 use crate::engine::{Core, Engine};
@@ -32,7 +32,7 @@ pub(crate) enum Dormancy {
 /// A packet or message for a dormant queue pair.
 enum Came {
     Packet { src: IpAddr, dst: IpAddr, src_port: u16, traffic_class: u8, hop_limit: u8 },
-    Message { from: Ipv6Addr },
+    Message { from: PeerName },
 }
 
 struct Waiting {
@@ -89,7 +89,7 @@ impl Core {
         self.dormant.keep(entry, slot, came, bytes);
     }
     #[cold]
-    pub(crate) fn keep_message(&mut self, slot: u32, from: Ipv6Addr, message: &[u8]) {
+    pub(crate) fn keep_message(&mut self, slot: u32, from: PeerName, message: &[u8]) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
         self.dormant.keep(entry, slot, Came::Message { from }, message);
     }
@@ -141,7 +141,7 @@ impl Engine {
     }
 }
 
-fn take_message(core: &mut Core, shm: &mut ShmFabric, now: Instant, from: Ipv6Addr, bytes: &[u8]) {
+fn take_message(core: &mut Core, shm: &mut ShmFabric, now: Instant, from: PeerName, bytes: &[u8]) {
     shm.reach(|reach| core.receive_message(now, from, bytes, reach));
 }
 

@@ -48,8 +48,8 @@ const PACED_TIMER: Duration = Duration::from_micros(100);
 const SLOT_BITS: u32 = 16;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 const FIRST_QPN: u32 = 2;
-/// Queue pairs at most.
-pub(crate) const MAX_QPS: u32 = (1 << SLOT_BITS) - FIRST_QPN;
+/// Queue pairs at most: the last number of a process at a shared address stands for the process.
+pub(crate) const MAX_QPS: u32 = (1 << SLOT_BITS) - FIRST_QPN - 1;
 /// Queue pairs that go before the slot of one is used again, so that packets under way to it find nobody. Slots of
 /// that many cost 64 KiB; a number comes again 256 times as late.
 pub(crate) const SPARED_SLOTS: usize = 4096;

@@ -13,7 +13,7 @@
 //! let net = LoopbackNet::new();
 //! let fabric = net.attach("10.0.0.1".parse().unwrap());
 //! let hca = SoftHca::open(Box::new(fabric), Options { progress: Progress::Inline, ..Options::default() })?;
-//! assert_eq!(hca.attr().max_qp, 65_534);
+//! assert_eq!(hca.attr().max_qp, 65_533);
 //! # Ok::<(), hca_core::DeviceError>(())
 //! ```
 //!

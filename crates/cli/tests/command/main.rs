@@ -218,7 +218,7 @@ fn completions_and_manual_pages_are_made() {
 #[test]
 fn devinfo_tells_limits_port_and_counters() {
     let info = &json_lines(&run(&["devinfo", "udp://?mtu=1024", "--json"]))[0];
-    assert_eq!(info["limits"]["max_qp"], 65_534);
+    assert_eq!(info["limits"]["max_qp"], 65_533);
     assert_eq!(info["port"]["active_mtu"], 1024);
     assert!(info["port"]["gid"].as_str().unwrap().starts_with("::ffff:127."), "{info}");
     assert!(info["counters"].as_object().unwrap().len() > 5, "{info}");

@@ -18,6 +18,7 @@ mod torn;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use hca_fabric::{Fabric, UdpFabric, UdpOptions};
 use load::Load;
 use softhca::Progress;
 use test_support::roles::{Helper, hear, role, say};
@@ -31,6 +32,12 @@ fn domain() -> String {
 /// A domain whose processes work on memory of their own.
 fn own_domain() -> String {
     format!("{}{}", load::OWN, domain())
+}
+
+/// One address for all processes, which have shared memory with each other.
+fn shared_address() -> String {
+    let free = test_support::addresses::at_free(40, |a| UdpFabric::open(a, &UdpOptions::default()).ok());
+    format!("{}{}", load::AT, free.attr().local)
 }
 
 /// The test that a child runs.

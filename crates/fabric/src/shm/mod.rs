@@ -64,6 +64,8 @@ mod pages;
 #[cfg(not(loom))]
 mod path;
 #[cfg(not(loom))]
+mod peer;
+#[cfg(not(loom))]
 mod process;
 #[cfg(not(loom))]
 mod proof;
@@ -97,6 +99,8 @@ pub use grant::{
 pub use lines::{Found, LINE_DATA_BYTES, LineData, LineMessage, LineSink, LineTx, Lines};
 #[cfg(not(loom))]
 pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
+#[cfg(not(loom))]
+pub use peer::PeerName;
 #[cfg(not(loom))]
 pub use process::{FetchError, LoanTerms, Places, ProcessLoan};
 #[cfg(not(loom))]
