@@ -22,12 +22,12 @@ use crate::{BuildError, Completions, WaitError};
 /// Looks of a wait between two at the clock.
 const LOOKS_A_CLOCK: u32 = 4;
 
-/// Yields completions, with the buffers that they give back. From
+/// A completion queue, which yields completions with the buffers that they give back. From
 /// [`Context::create_cq`](crate::Context::create_cq).
 ///
-/// One thread at a time uses it; it may be another than those that post. Queue pairs are built on its
-/// [`reference`](Self::reference), and keep the device's queue alive: dropping this stops the polling, and the
-/// buffers of later completions then stay with their queue pairs until these are dropped.
+/// One thread at a time uses the queue; other threads may post. Queue pairs are built on its
+/// [`reference`](Self::reference), and keep the device's queue alive. After this value is dropped no thread can poll,
+/// and the buffers of later completions stay with their queue pairs until these are dropped.
 pub struct CompletionQueue {
     port: Box<dyn CqPort>,
     cq: CqRef,
@@ -43,7 +43,7 @@ pub struct CompletionQueue {
     channel: Option<Waker>,
 }
 
-/// Names a completion queue, to build queue pairs on. Cheap to clone.
+/// A reference to a completion queue, for building queue pairs. Cheap to clone.
 #[derive(Clone)]
 pub struct CqRef {
     pub(crate) shared: Arc<CqShared>,
@@ -76,7 +76,7 @@ impl CompletionQueue {
     pub fn reference(&self) -> CqRef {
         self.cq.clone()
     }
-    /// The handle that the device knows.
+    /// The handle of the device's object.
     pub fn handle(&self) -> CqHandle {
         self.cq.handle()
     }
@@ -105,12 +105,12 @@ impl CompletionQueue {
         wcs.iter_mut()
     }
 
-    /// Takes completions; if there are none, waits for some, for ever without a `timeout`. It blocks on the device's
-    /// descriptor, and makes the device's progress where no thread does. Where a device says that it pays, it polls for
-    /// some microseconds before it sleeps.
+    /// Takes completions; if there are none, waits for some, for ever without a `timeout`. The call blocks on the
+    /// device's descriptor, and makes the progress of a device without a thread. It polls for some microseconds before
+    /// it sleeps, if the device recommends that.
     ///
     /// # Errors
-    /// None came in time, or there is nothing to wait on.
+    /// No completion came in time, or the device has no descriptor to wait on.
     pub fn wait<'w>(
         &mut self,
         wcs: &'w mut Completions,
@@ -119,11 +119,11 @@ impl CompletionQueue {
         self.wait_for(wcs, Notify::Any, timeout)
     }
 
-    /// Like [`wait`](Self::wait), but sleeping at once, and on through completions that are not solicited (errors are).
-    /// Those that are there when it is called, or when it wakes up, are yielded whatever they are.
+    /// Takes completions, like [`wait`](Self::wait), but sleeps at once, and only a solicited completion or an error
+    /// ends the sleep. All completions that are there at the call, or at the wake-up, are yielded, solicited or not.
     ///
     /// # Errors
-    /// None came in time, or there is nothing to wait on.
+    /// No completion came in time, or the device has no descriptor to wait on.
     pub fn wait_solicited<'w>(
         &mut self,
         wcs: &'w mut Completions,
@@ -180,18 +180,18 @@ impl CompletionQueue {
         0
     }
 
-    /// The next completions, on any runtime. The device is moved meanwhile by an adapter thread, or by the
-    /// simulator's executor. A device that only the program's calls move (`progress=inline`) is moved by this
-    /// future, which has itself polled again and again: a runtime that shall sleep instead waits for the
-    /// descriptor ([`wait_fd`](Self::wait_fd), or `AsyncCq` with the feature `tokio`). The future may be dropped at
-    /// any await; nothing is lost.
+    /// The next completions, on any runtime. Meanwhile an adapter thread, or the simulator's executor, makes the
+    /// device's progress. For a device that only the program's calls move (`progress=inline`) this future makes the
+    /// progress, and asks its runtime to poll it again and again. A program whose runtime should sleep instead waits
+    /// for the descriptor ([`wait_fd`](Self::wait_fd), or `AsyncCq` with the feature `tokio`). The future may be
+    /// dropped at any await; nothing is lost.
     pub async fn next<'w>(&mut self, wcs: &'w mut Completions) -> Wcs<'w> {
         poll_fn(|cx| self.poll_next(cx, wcs)).await;
         wcs.iter_mut()
     }
 
-    /// Like [`next`](Self::next), for futures written by hand: fills `wcs`, or has the task woken when
-    /// there is something to fill it with.
+    /// Fills `wcs`, or arranges that the task is woken when completions arrive: [`next`](Self::next) for futures
+    /// written by hand.
     pub fn poll_next(&mut self, cx: &mut TaskContext<'_>, wcs: &mut Completions) -> Poll<()> {
         if self.fill(wcs) > 0 {
             return Poll::Ready(());
@@ -225,8 +225,8 @@ impl CompletionQueue {
         self.channel = Some(channel);
     }
 
-    /// As [`poll`](Self::poll), with the times at which the device wrote the completions, in ticks of
-    /// [`Context::clock`](crate::Context::clock). A time is 0 for a request that failed.
+    /// Takes the oldest completions, like [`poll`](Self::poll), with the times at which the device wrote them, in ticks
+    /// of [`Context::clock`](crate::Context::clock). A time is 0 for a request that failed.
     ///
     /// ```
     /// # use hca_verbs::*;
@@ -264,7 +264,7 @@ impl CompletionQueue {
     /// needs a turn (then poll, arm, and poll again).
     ///
     /// # Errors
-    /// There is none.
+    /// The device has no descriptor.
     pub fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
         self.port.wait_fd()
     }
@@ -407,7 +407,7 @@ impl AsRef<Self> for CqRef {
 }
 
 impl CqRef {
-    /// The handle that the device knows.
+    /// The handle of the device's object.
     pub fn handle(&self) -> CqHandle {
         self.shared.handle
     }
@@ -415,7 +415,7 @@ impl CqRef {
     pub fn depth(&self) -> u32 {
         self.shared.depth
     }
-    /// Entries that queue pairs have reserved.
+    /// The number of entries that queue pairs have reserved.
     pub fn reserved(&self) -> u32 {
         self.shared.reserved().entries
     }

@@ -1,10 +1,10 @@
-//! Registered memory, which all its parts keep alive.
+//! Registered regions, which all their parts keep alive.
 //!
 //! Invariants of the unsafe code:
-//! 1. `base .. base + len` is valid from registration until the region is dropped: it is the device's own
-//!    memory, held in `memory`, or a program's, which promised so ([`crate::Pd::register`]).
-//! 2. Memory is let go only after `dereg_mr` has said that the device touches it no more; otherwise it is
-//!    leaked and logged.
+//! 1. `base .. base + len` is valid from registration until the region is dropped: it is the device's own memory, held
+//!    in `memory`, or memory of a program that guaranteed so ([`crate::Pd::register`]).
+//! 2. Memory is freed only after `dereg_mr` has confirmed that the device no longer accesses it; otherwise it is leaked
+//!    and logged.
 #![allow(unsafe_code)]
 
 use std::mem;

@@ -13,19 +13,18 @@ use crate::reactor::Home;
 use crate::slots::{PoolSlots, RecvPoster};
 use crate::{BuildError, Refused, sync};
 
-/// Receive requests that many queue pairs take from. One thread at a time posts; queue pairs are built on its
-/// [`reference`](Self::reference) and keep it alive.
+/// A shared receive queue, from which many queue pairs take requests. One thread at a time posts; queue pairs are built
+/// on its [`reference`](Self::reference) and keep the queue alive.
 ///
-/// A queue pair that is dropped takes along the requests that it has consumed and whose completions
-/// were not polled: their buffers go back to their domain, and their places in the queue are free again. To lose
-/// none, move it to the error state first, and poll until `AsyncEvent::LastWqeReached` and the last completion
-/// have come.
+/// If a queue pair is dropped, the requests that it has consumed and whose completions were not polled are lost: their
+/// buffers return to their domain, and their places in the queue are free again. To lose none, move the queue pair to
+/// the error state first, and poll until `AsyncEvent::LastWqeReached` and the last completion have come.
 pub struct Srq {
     side: RecvSide,
     srq: SrqRef,
 }
 
-/// Names a shared receive queue, to build queue pairs on. Cheap to clone.
+/// A reference to a shared receive queue, for building queue pairs. Cheap to clone.
 #[derive(Clone)]
 pub struct SrqRef {
     pub(crate) inner: Arc<SrqInner>,
@@ -62,7 +61,7 @@ impl Srq {
     pub fn init(&self) -> SrqInit {
         self.srq.inner.init
     }
-    /// Requests that are posted and have not come back by a poll.
+    /// The number of posted requests that no poll has returned.
     pub fn outstanding(&self) -> u32 {
         self.srq.inner.slots.outstanding()
     }
@@ -70,7 +69,7 @@ impl Srq {
     /// Posts a receive request with id 0, and tells the device.
     ///
     /// # Errors
-    /// It is not taken, and its list comes back: the queue is full, the list is too long or of another
+    /// The request is refused, and its list comes back: the queue is full, or the list is too long or of another
     /// protection domain.
     pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
         self.post_recv_id(0, local)
@@ -78,7 +77,7 @@ impl Srq {
     /// Like [`post_recv`](Self::post_recv), with an id.
     ///
     /// # Errors
-    /// As there.
+    /// As [`post_recv`](Self::post_recv).
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
         self.side.post::<true, _>(id, local).map_err(|(request, error)| Refused { request, error })
     }
@@ -87,7 +86,7 @@ impl Srq {
         RecvBatch::of(&mut self.side)
     }
 
-    /// Arms the limit event: it is raised once, when fewer than `limit` requests are left. 0 disarms.
+    /// Arms the limit event, which is raised once, when fewer than `limit` requests are left; 0 disarms it.
     ///
     /// # Errors
     /// The limit is beyond the queue's depth.

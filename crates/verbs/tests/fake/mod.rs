@@ -25,12 +25,12 @@ pub struct Faults {
     pub refuse_post: AtomicBool,
     /// Each READ and WRITE fails.
     pub fail_rdma: AtomicBool,
-    /// Datagrams come without a header, in whose place there is something else.
+    /// Whether datagrams come without a header, with other bytes in its place.
     pub no_header: AtomicBool,
     /// Completion queues have no descriptor.
     pub no_descriptor: AtomicBool,
     pub turns: AtomicU32,
-    /// Send requests whose memory nobody writes.
+    /// The number of send requests whose memory no code writes.
     pub stable: AtomicU32,
 }
 
