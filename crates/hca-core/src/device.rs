@@ -1,12 +1,10 @@
-//! The face of an adapter: a control path that may lock and allocate, and data path ports that
-//! do neither.
+//! The interface of an adapter: a control path that may lock and allocate, and data path ports that do neither.
 //!
-//! A port is used by one thread at a time (`&mut self`), so it needs no lock; different ports of
-//! one queue pair may live on different threads: one posts while another polls. Dynamic dispatch
-//! happens once a batch.
+//! One thread at a time uses a port (`&mut self`), so ports need no lock. Different ports of one queue pair may be used
+//! by different threads: one posts while another polls. Dynamic dispatch happens once a batch.
 //!
-//! The traits are `unsafe` to implement: programs that hold no `unsafe` code reuse memory on a device's word. What an
-//! implementor promises stands at each trait, numbered, and each `unsafe impl` argues by these numbers.
+//! The traits are `unsafe` to implement, because programs without `unsafe` code reuse memory when a device reports its
+//! release. Each trait lists an implementor's obligations by number, and each `unsafe impl` argues by these numbers.
 #![allow(unsafe_code)] // declarations only: what callers and implementors have to promise about memory
 
 use core::ptr::NonNull;
@@ -20,26 +18,28 @@ use crate::{
     QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle,
 };
 
-/// An adapter. Object-safe; the control path.
+/// An adapter's control path. The trait is object-safe.
 ///
-/// Handles carry a generation: one that outlived its object is refused, never taken for another.
+/// Handles carry a generation: a handle of a destroyed object is refused, and never names another object.
 ///
 /// # Safety
-/// Whatever a program posts and peers send, in any order and from any thread, as far as the callers of `unsafe` methods
-/// keep their own promises:
-/// 1. The device touches no memory of the process beside its own, but registered regions. Of these it touches what the
-///    list of an outstanding request names by its region's key, as the request says (a list that is read is not
-///    written), and what peers name by a region's key, as the region's [`Access`] allows.
-/// 2. The program may copy from and to the same bytes meanwhile. So the device's touches are no plain accesses of Rust:
-///    they are atomics, assembly, or made by something else than this program.
-/// 3. When [`dereg_mr`](Self::dereg_mr) has returned `Ok`, the region's memory is touched no more.
-/// 4. When [`destroy_qp`](Self::destroy_qp) has returned `Ok`, no memory is touched for the queue pair's requests any
-///    more. What it took from a shared receive queue and has not completed by then is among what is returned, or was
-///    polled, or is polled at this moment.
-/// 5. When [`destroy_srq`](Self::destroy_srq) has returned `Ok`, no memory is touched for its requests any more.
-/// 6. Memory of [`alloc_memory`](Self::alloc_memory) is aligned as is said there.
-/// 7. A handle names one object: none that was there before has the same. Two regions that exist share no key.
-/// 8. Ports that it gives out keep the promises of their own traits, also when they outlive the queue, or the device.
+/// The following holds for all requests of the program and all packets of peers, in any order and from any thread,
+/// provided that callers of `unsafe` methods meet their own obligations:
+/// 1. Apart from its own memory, the device accesses only registered regions of the process. Within these it accesses
+///    only the memory that the list of an outstanding request names by its region's key, in the way of the request (a
+///    list that is read is not written), and the memory that peers name by a region's key, as the region's [`Access`]
+///    allows.
+/// 2. The program may copy from and to the same bytes meanwhile. So the device's accesses are not plain accesses of
+///    Rust: they are atomics, assembly, or made outside of this program.
+/// 3. After [`dereg_mr`](Self::dereg_mr) has returned `Ok`, the device no longer accesses the region's memory.
+/// 4. After [`destroy_qp`](Self::destroy_qp) has returned `Ok`, the device no longer accesses memory for the queue
+///    pair's requests. A request that the queue pair took from a shared receive queue and has not completed is among
+///    the returned requests, or was polled, or is being polled at this moment.
+/// 5. After [`destroy_srq`](Self::destroy_srq) has returned `Ok`, the device no longer accesses memory for the queue's
+///    requests.
+/// 6. Memory of [`alloc_memory`](Self::alloc_memory) is aligned as documented there.
+/// 7. A handle names one object: no two objects ever have the same handle. No two existing regions share a key.
+/// 8. The device's ports meet the obligations of their own traits, also after the queue, or the device, is gone.
 pub unsafe trait Device: Send + Sync {
     /// Limits and abilities.
     fn attr(&self) -> &DeviceAttr;
@@ -209,13 +209,13 @@ pub unsafe trait Device: Send + Sync {
     }
 }
 
-/// Takes send requests of one queue pair.
+/// The send port of one queue pair, which takes send requests.
 ///
 /// # Safety
 /// 1. Lists and inline bytes are read before a post returns, and not later.
-/// 2. A request that is refused is forgotten: no memory is touched for it, and no completion of it comes.
-/// 3. Requests end in the order in which they were taken. When one is polled as completed, memory is touched no more
-///    for it and for all that were taken before it.
+/// 2. A refused request has no effect: the device accesses no memory for it, and it has no completion.
+/// 3. Requests end in the order in which they were taken. After a request was polled as completed, the device no longer
+///    accesses memory for it, or for any request taken before it.
 pub unsafe trait SendPort: Send {
     /// Takes a batch. The device may start at once, and has to by the next [`ring`](Self::ring).
     ///
@@ -243,13 +243,13 @@ pub unsafe trait SendPort: Send {
     }
 }
 
-/// Takes receive requests of one queue pair, or of one shared receive queue.
+/// The receive port of one queue pair, or of one shared receive queue, which takes receive requests.
 ///
 /// # Safety
 /// 1. Lists are read before a post returns, and not later.
-/// 2. A request that is refused is forgotten: no memory is touched for it, and no completion of it comes.
-/// 3. When a request is polled as completed, memory is touched no more for it; where the queue is a queue pair's own,
-///    nor for those that were taken before it.
+/// 2. A refused request has no effect: the device accesses no memory for it, and it has no completion.
+/// 3. After a request was polled as completed, the device no longer accesses memory for it; nor, if the queue is a
+///    queue pair's own, for any request taken before it.
 pub unsafe trait RecvPort: Send {
     /// Takes a batch.
     ///
@@ -279,19 +279,19 @@ pub unsafe trait RecvPort: Send {
 /// The completions that an armed queue notifies of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Notify {
-    /// The next one.
+    /// The next completion.
     Any,
-    /// The next one that is solicited, or an error.
+    /// The next completion that is solicited, or an error.
     Solicited,
 }
 
-/// Yields completions of one queue.
+/// The polling port of one completion queue.
 ///
 /// # Safety
-/// 1. A completion names, by its queue pair, its direction and its `wr_id`, a request that was taken and has ended, and
-///    names it once.
-/// 2. All that was written for it is visible to the thread that polled it.
-/// 3. A poll returns no more than `out` has room for, and has filled in as many.
+/// 1. A completion names, by its queue pair, its direction and its `wr_id`, a request that was taken and has ended.
+///    Each request is named at most once.
+/// 2. All data that was written for the request is visible to the thread that polled its completion.
+/// 3. A poll returns a number that is at most the length of `out`, and has filled in as many completions.
 pub unsafe trait CqPort: Send {
     /// Fills `out` from its start with the oldest completions and returns how many. A device that is
     /// turned by its callers does a turn when the queue is empty.
@@ -339,7 +339,7 @@ pub struct QpPorts {
     pub recv: Option<Box<dyn RecvPort>>,
 }
 
-/// State and attributes of a queue pair.
+/// The state and the attributes of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpStatus {
     /// The state now.
@@ -394,8 +394,7 @@ impl DmaMemory {
     /// Wraps memory that lives as long as `owner`.
     ///
     /// # Safety
-    /// `addr .. addr + len` is valid for reads and writes, zeroed, and used by nobody else until
-    /// `owner` is dropped.
+    /// `addr .. addr + len` is valid for reads and writes, zeroed, and used by no other code until `owner` is dropped.
     pub unsafe fn new(addr: NonNull<u8>, len: usize, owner: Box<dyn Send + Sync>) -> Self {
         Self { addr, len, _owner: owner }
     }
@@ -407,7 +406,7 @@ impl DmaMemory {
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Whether there are none.
+    /// Whether the memory has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -429,10 +428,10 @@ pub enum AtomicScope {
     Cpu,
 }
 
-/// Limits and abilities of a device. Every limit is enforced.
+/// The limits and capabilities of a device. Every limit is enforced.
 #[derive(Clone, Debug)]
 pub struct DeviceAttr {
-    /// A name for people.
+    /// The name of the device, for users.
     pub name: String,
     /// The network that carries the packets: `udp`, `uring`, `loopback`, …
     pub fabric: String,
@@ -464,7 +463,7 @@ pub struct DeviceAttr {
     pub max_rd_atomic: u8,
     /// The scope within which atomics are atomic.
     pub atomics: AtomicScope,
-    /// Whether any memory of the process can be registered, or only what `alloc_memory` gave.
+    /// Whether any memory of the process can be registered, or only memory of `alloc_memory`.
     pub foreign_memory: bool,
     /// Whether the program can have the general services queue pair.
     pub general_services: bool,
@@ -475,6 +474,6 @@ pub struct DeviceAttr {
 pub struct Counter {
     /// The name, as `part_thing`.
     pub name: &'static str,
-    /// Since the device was opened.
+    /// The count since the device was opened.
     pub value: u64,
 }
