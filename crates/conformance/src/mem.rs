@@ -114,6 +114,13 @@ impl Mem {
         Ok(())
     }
 
+    /// Moves the region to a domain of its adapter, with these rights.
+    pub(crate) fn rereg(&mut self, to: &Node, access: Access) -> Result<(), DeviceError> {
+        self.keys = self.pd.dev.rereg_mr(self.keys.handle, to.pd.handle, access)?;
+        (self.pd, self.access) = (to.pd.clone(), access);
+        Ok(())
+    }
+
     /// What the device gave.
     pub(crate) fn keys(&self) -> MrKeys {
         self.keys

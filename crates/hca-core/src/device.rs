@@ -13,9 +13,10 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use crate::{
-    Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, DeviceClock, DeviceError, GidEntry,
-    GidType, LinkLayer, Lkey, MrHandle, PdHandle, PortAttr, PortalsOffload, PostError, PostErrorKind, QpAttr,
-    QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle,
+    Abilities, Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqModeration, CqStatus,
+    DeviceClock, DeviceError, GidEntry, GidType, LinkLayer, Lkey, MrHandle, MrStatus, PdHandle, PortAttr,
+    PortalsOffload, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr,
+    Rkey, SendWr, SrqHandle, SrqStatus,
 };
 
 /// An adapter's control path. The trait is object-safe.
@@ -102,12 +103,53 @@ pub unsafe trait Device: Send + Sync {
     /// # Errors
     /// The handle is unknown.
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError>;
+    /// Moves a region to another protection domain and changes its rights; its memory and addresses stay. On return, no
+    /// access is under way that is no longer allowed. The region has a new handle, and may have new keys.
+    ///
+    /// # Errors
+    /// Either handle is unknown, and nothing was done; the device can not ([`Abilities::mr_rereg`]); or a peer on this
+    /// machine may still be within an access.
+    fn rereg_mr(&self, _mr: MrHandle, _pd: PdHandle, _access: Access) -> Result<MrKeys, DeviceError> {
+        Err(DeviceError::Unsupported { what: "change of a registered region" })
+    }
+    /// The attributes of a region.
+    ///
+    /// # Errors
+    /// It is unknown, or the device changes none ([`Abilities::mr_rereg`]).
+    fn query_mr(&self, _mr: MrHandle) -> Result<MrStatus, DeviceError> {
+        Err(DeviceError::Unsupported { what: "query of regions" })
+    }
 
     /// Creates a completion queue of at least `depth` entries.
     ///
     /// # Errors
     /// `depth` is 0 or beyond the limit, or there are too many.
     fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError>;
+    /// Creates a completion queue whose completions have times, for [`CqPort::poll_with_times`]. A device with a clock
+    /// whose every queue has them need not tell them apart.
+    ///
+    /// # Errors
+    /// As [`create_cq`](Self::create_cq), or the device has no clock.
+    fn create_timed_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
+        if self.clock().is_none() {
+            return Err(DeviceError::Unsupported { what: "times of completions" });
+        }
+        self.create_cq(depth)
+    }
+    /// Sets how long a completion queue holds notifications back.
+    ///
+    /// # Errors
+    /// It is unknown, a value is beyond [`Abilities::cq_moderation`], or the device holds none back.
+    fn moderate_cq(&self, _cq: CqHandle, _moderation: CqModeration) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported { what: "moderation of completion queues" })
+    }
+    /// The attributes of a completion queue.
+    ///
+    /// # Errors
+    /// It is unknown, or the device changes none ([`Abilities::cq_moderation`], [`Abilities::cq_resize`]).
+    fn query_cq(&self, _cq: CqHandle) -> Result<CqStatus, DeviceError> {
+        Err(DeviceError::Unsupported { what: "query of completion queues" })
+    }
     /// Destroys a completion queue. A Portals engine that is attached to it is detached first.
     ///
     /// # Errors
@@ -125,6 +167,13 @@ pub unsafe trait Device: Send + Sync {
     /// # Errors
     /// It is unknown, or the limit is beyond the queue's depth.
     fn set_srq_limit(&self, srq: SrqHandle, limit: u32) -> Result<(), DeviceError>;
+    /// The attributes of a shared receive queue.
+    ///
+    /// # Errors
+    /// It is unknown, or the device changes none ([`Abilities::srq_resize`]).
+    fn query_srq(&self, _srq: SrqHandle) -> Result<SrqStatus, DeviceError> {
+        Err(DeviceError::Unsupported { what: "query of shared receive queues" })
+    }
     /// Destroys a shared receive queue.
     ///
     /// # Errors
@@ -274,6 +323,15 @@ pub unsafe trait RecvPort: Send {
         self.ring();
         Ok(())
     }
+    /// Gives a shared receive queue room for at least `max_wr` outstanding requests. Those that are outstanding stay.
+    /// Returns the room that it has now.
+    ///
+    /// # Errors
+    /// `max_wr` is 0, beyond the limit, or fewer than are outstanding; or the queue can not be resized
+    /// ([`Abilities::srq_resize`]). The queue is as it was.
+    fn resize(&mut self, _max_wr: u32) -> Result<u32, DeviceError> {
+        Err(DeviceError::Unsupported { what: "resize of a receive queue" })
+    }
 }
 
 /// The completions that an armed queue notifies of.
@@ -297,8 +355,8 @@ pub unsafe trait CqPort: Send {
     /// turned by its callers does a turn when the queue is empty.
     fn poll(&mut self, out: &mut [Completion]) -> usize;
     /// Like [`poll`](Self::poll), with the device's time at which each completion was written, in ticks of
-    /// [`Device::clock`]: `at[i]` is that of `out[i]`. As many are filled in as both have room for. `None`: the device
-    /// has no such times, and nothing was polled.
+    /// [`Device::clock`]: `at[i]` is that of `out[i]`. As many are filled in as both have room for. `None`: the queue
+    /// has no such times ([`Device::create_timed_cq`] makes one that has), and nothing was polled.
     fn poll_with_times(&mut self, _out: &mut [Completion], _at: &mut [u64]) -> Option<usize> {
         None
     }
@@ -318,6 +376,14 @@ pub unsafe trait CqPort: Send {
     /// Waiters of this queue sleep on [`Device::turn_fd`] from now on, and are woken by the waker alone: an armed queue
     /// keeps that descriptor true, as [`wait_fd`](Self::wait_fd) is.
     fn wait_by_waker(&mut self) {}
+    /// Gives the queue at least `depth` entries. Completions that wait in it stay. Returns the entries that it has now.
+    ///
+    /// # Errors
+    /// `depth` is 0, beyond the limit, or fewer than the completions that wait; or the device can not
+    /// ([`Abilities::cq_resize`]). The queue is as it was.
+    fn resize(&mut self, _depth: u32) -> Result<u32, DeviceError> {
+        Err(DeviceError::Unsupported { what: "resize of completion queues" })
+    }
     /// The time that a waiter should poll before it sleeps: about the cost of a sleep and a wake-up, if its own polls
     /// make the device's progress.
     fn look_before_sleep(&self) -> Duration {
@@ -467,6 +533,8 @@ pub struct DeviceAttr {
     pub foreign_memory: bool,
     /// Whether the program can have the general services queue pair.
     pub general_services: bool,
+    /// What only some devices can do.
+    pub abilities: Abilities,
 }
 
 /// A named counter's value.

@@ -8,9 +8,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use hca_core::{
-    AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
-    DeviceClock, DeviceError, DmaMemory, GidEntry, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, QpAttr,
-    QpHandle, QpInfo, QpInit, QpPorts, QpStatus, RecvPort, SrqHandle, SrqInit,
+    Abilities, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration, CqPort,
+    CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, GidEntry, MrHandle, MrInit, MrKeys,
+    PdHandle, PortAttr, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, RecvPort, SrqHandle, SrqInit,
 };
 use hca_vfio::PciFunction;
 
@@ -98,6 +98,11 @@ fn attributes(hca: &Hca) -> DeviceAttr {
         atomics: if caps.atomic { AtomicScope::Hca } else { AtomicScope::None },
         foreign_memory: hca.function().takes_foreign(),
         general_services: false,
+        // It moves no queue to other memory, and changes no region.
+        abilities: Abilities {
+            cq_moderation: caps.cq_moderation.then_some(cq::MAX_MODERATION),
+            ..Abilities::default()
+        },
     }
 }
 
@@ -162,6 +167,12 @@ unsafe impl Device for Mlx5 {
 
     fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
         self.hca.cqs.create(&self.hca, depth)
+    }
+    fn moderate_cq(&self, cq: CqHandle, moderation: CqModeration) -> Result<(), DeviceError> {
+        self.hca.cqs.moderate(&self.hca, cq, moderation)
+    }
+    fn query_cq(&self, cq: CqHandle) -> Result<CqStatus, DeviceError> {
+        self.hca.cqs.query(&self.hca, cq)
     }
     fn destroy_cq(&self, cq: CqHandle) -> Result<(), DeviceError> {
         self.hca.cqs.destroy(&self.hca, cq)

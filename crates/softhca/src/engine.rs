@@ -67,6 +67,9 @@ const FULL_RETRY: Duration = Duration::from_millis(1);
 /// The same of messages to a peer whose ring is full. It calls as soon as there is room.
 const CALLED_RETRY: Duration = Duration::from_millis(16);
 
+/// Marks the slot of a completion queue among the timers. No table has so many slots.
+const CQ_TIMER: u32 = 1 << 31;
+
 /// Stands for the turn of a queue pair whose acknowledgement has left, while it is still in the list.
 const LISTED: u64 = u64::MAX;
 
@@ -120,7 +123,8 @@ pub(crate) struct Core {
     acks: Vec<u32>,
     /// As `ready_blocked`.
     acks_blocked: usize,
-    /// When queue pairs want a call; entries may be too early, never too late.
+    /// When queue pairs want a call, and when notifications of completion queues are held back no longer; entries may be
+    /// too early, never too late.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
     /// Queue pairs that exchange messages, by the peer's number and their slot.
     pub(crate) near_qps: BTreeSet<(u32, u32)>,
@@ -561,6 +565,12 @@ impl Core {
         let mut fired = false;
         while self.timers.peek().is_some_and(|t| t.0.0 <= now) {
             let Some(Reverse((at, slot))) = self.timers.pop() else { break };
+            if slot & CQ_TIMER != 0 {
+                if let Some(cq) = self.tables.cqs.at_mut(slot & !CQ_TIMER) {
+                    cq.fire(now);
+                }
+                continue;
+            }
             let Some(entry) = self.qps.at_mut(slot) else { continue };
             if entry.timer != Some(at) {
                 continue;
@@ -699,6 +709,9 @@ impl Core {
             }
         }
         self.tables.finish();
+        while let Some((at, cq)) = self.tables.held_back.pop() {
+            self.timers.push(Reverse((at, CQ_TIMER | cq)));
+        }
     }
 }
 

@@ -66,6 +66,7 @@ pub enum Clock {
     Virtual(Arc<AtomicU64>),
 }
 
+#[derive(Clone)]
 pub(crate) struct Time {
     clock: Clock,
     /// The system's clock when the adapter was opened.
@@ -86,6 +87,13 @@ impl Time {
             Clock::Monotonic => monotonic_ns().saturating_sub(self.origin_ns),
             Clock::Virtual(ns) => ns.load(Ordering::Relaxed),
         })
+    }
+    /// The clock that programs see: the system's monotonic one, in nanoseconds, or the simulator's.
+    pub(crate) fn shown(&self) -> u64 {
+        match &self.clock {
+            Clock::Monotonic => monotonic_ns(),
+            Clock::Virtual(ns) => ns.load(Ordering::Relaxed),
+        }
     }
 }
 

@@ -195,7 +195,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
     fn needs(&self) -> (Need, Need) {
         let send = Need { entries: self.cap.max_send_wr, srq: None };
         let recv = match &self.srq {
-            Some(srq) => Need { entries: 0, srq: Some((srq.inner.handle, srq.inner.init.max_wr)) },
+            Some(srq) => Need { entries: 0, srq: Some((srq.inner.handle, srq.inner.most)) },
             None => Need { entries: self.cap.max_recv_wr, srq: None },
         };
         (send, recv)

@@ -68,7 +68,8 @@ impl Context {
     pub fn queue_pairs(&self) -> Vec<QpInfo> {
         self.ctx.device.queue_pairs()
     }
-    /// The device's clock, which [`CompletionQueue::poll_with_times`] reads; `None` where it has none.
+    /// The device's clock, which [`CompletionQueue::poll_with_times`] reads; `None` where it has none. That of the
+    /// software adapter is the system's `CLOCK_MONOTONIC` in nanoseconds, in a simulation the virtual time.
     pub fn clock(&self) -> Option<DeviceClock> {
         self.ctx.device.clock()
     }
@@ -95,7 +96,15 @@ impl Context {
     /// # Errors
     /// The device's limits.
     pub fn create_cq(&self, depth: u32) -> Result<CompletionQueue, DeviceError> {
-        CompletionQueue::create(Arc::clone(&self.ctx), depth)
+        CompletionQueue::create(Arc::clone(&self.ctx), depth, false)
+    }
+    /// As [`create_cq`](Self::create_cq), of a queue whose completions have times
+    /// ([`CompletionQueue::poll_with_times`]): those of the device's [`clock`](Self::clock).
+    ///
+    /// # Errors
+    /// As there, or the device has no clock.
+    pub fn create_timed_cq(&self, depth: u32) -> Result<CompletionQueue, DeviceError> {
+        CompletionQueue::create(Arc::clone(&self.ctx), depth, true)
     }
 
     /// Creates a completion channel: one descriptor for any number of completion queues.

@@ -5,12 +5,14 @@ use std::fmt;
 use std::future::poll_fn;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
+use hca_core::{
+    Completion, CqHandle, CqModeration, CqPort, CqStatus, DeviceError, Notify, QpHandle, SrqHandle,
+};
 
 use crate::context::Ctx;
 use crate::part::Held;
@@ -50,12 +52,13 @@ pub struct CqRef {
 }
 
 impl CompletionQueue {
-    pub(crate) fn create(ctx: Arc<Ctx>, depth: u32) -> Result<Self, DeviceError> {
-        let (handle, port) = ctx.device.create_cq(depth)?;
+    pub(crate) fn create(ctx: Arc<Ctx>, depth: u32, timed: bool) -> Result<Self, DeviceError> {
+        let created = if timed { ctx.device.create_timed_cq(depth) } else { ctx.device.create_cq(depth) };
+        let (handle, port) = created?;
         let shared = Arc::new(CqShared {
             ctx,
             handle,
-            depth,
+            depth: AtomicU32::new(depth),
             reserved: Mutex::default(),
             changes: Mutex::new(Some(HashMap::new())),
             epoch: AtomicU64::new(0),
@@ -83,6 +86,56 @@ impl CompletionQueue {
     /// The number of entries.
     pub fn depth(&self) -> u32 {
         self.cq.depth()
+    }
+    /// Gives the queue `depth` entries. Completions that wait in it stay.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # fn example(cq: &mut CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+    /// let needed = cq.reference().reserved() + 1024;
+    /// if cq.depth() < needed {
+    ///     cq.resize(needed)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `depth` is 0, beyond the device's limit, or less than queue pairs have reserved; or the device can not
+    /// (`Abilities::cq_resize`). The queue is as it was.
+    pub fn resize(&mut self, depth: u32) -> Result<(), DeviceError> {
+        // Nobody reserves meanwhile.
+        let reserved = self.cq.shared.reserved();
+        if depth < reserved.entries {
+            let users = reserved.entries.into();
+            return Err(DeviceError::InUse { what: "entries of the completion queue", users });
+        }
+        self.port.resize(depth)?;
+        self.cq.shared.depth.store(depth, Ordering::Relaxed);
+        Ok(())
+    }
+    /// Holds notifications back, so that one stands for several completions: what waits for this queue by
+    /// [`wait_fd`](Self::wait_fd), a waker or a channel wakes up less often. Polls return completions at once, as ever.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # fn example(cq: &mut CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+    /// // A notification for 32 completions, or 100 us after the first one.
+    /// let period = std::time::Duration::from_micros(100);
+    /// cq.moderate(CqModeration { count: 32, period })?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// A value is beyond the device's limit, or it holds none back (`Abilities::cq_moderation`).
+    pub fn moderate(&self, moderation: CqModeration) -> Result<(), DeviceError> {
+        self.cq.shared.ctx.device.moderate_cq(self.handle(), moderation)
+    }
+    /// The attributes of the queue as the device has them.
+    ///
+    /// # Errors
+    /// The device has no such query.
+    pub fn query(&self) -> Result<CqStatus, DeviceError> {
+        self.cq.shared.ctx.device.query_cq(self.handle())
     }
 
     /// Takes the oldest completions, as many as `wcs` has room for. Never waits.
@@ -226,7 +279,9 @@ impl CompletionQueue {
     }
 
     /// Takes the oldest completions, like [`poll`](Self::poll), with the times at which the device wrote them, in ticks
-    /// of [`Context::clock`](crate::Context::clock). A time is 0 for a request that failed.
+    /// of [`Context::clock`](crate::Context::clock). The queue is one of
+    /// [`Context::create_timed_cq`](crate::Context::create_timed_cq). A ConnectX adapter gives a request that failed the
+    /// time 0.
     ///
     /// ```
     /// # use hca_verbs::*;
@@ -241,7 +296,7 @@ impl CompletionQueue {
     /// ```
     ///
     /// # Errors
-    /// The device has no clock; nothing was polled.
+    /// Completions of this queue have no times; nothing was polled.
     pub fn poll_with_times<'w>(
         &mut self,
         wcs: &'w mut Completions,
@@ -250,7 +305,8 @@ impl CompletionQueue {
         wcs.clear();
         times.clear();
         times.resize(wcs.raw.len(), 0);
-        let none = DeviceError::Unsupported { what: "time stamps of completions: its device has no clock" };
+        let none =
+            DeviceError::Unsupported { what: "times of completions: the queue was created without them" };
         let n = self.port.poll_with_times(&mut wcs.raw, times).ok_or(none)?;
         self.take_polled(n, wcs);
         // A completion of a queue pair that is being dropped has no record.
@@ -413,7 +469,7 @@ impl CqRef {
     }
     /// The number of entries.
     pub fn depth(&self) -> u32 {
-        self.shared.depth
+        self.shared.depth.load(Ordering::Relaxed)
     }
     /// The number of entries that queue pairs have reserved.
     pub fn reserved(&self) -> u32 {
@@ -434,7 +490,8 @@ impl fmt::Debug for CqRef {
 pub(crate) struct CqShared {
     pub(crate) ctx: Arc<Ctx>,
     pub(crate) handle: CqHandle,
-    depth: u32,
+    /// Changed while `reserved` is locked.
+    depth: AtomicU32,
     reserved: Mutex<Reserved>,
     /// Queue pairs that were added (`Some`) or removed since the poller last looked; `None` once the poller is gone.
     changes: Mutex<Option<HashMap<QpHandle, Option<Entry>>>>,
@@ -483,8 +540,9 @@ impl CqShared {
         let mut reserved = self.reserved();
         let srq = need.srq.filter(|(srq, _)| !reserved.srqs.contains_key(srq)).map_or(0, |s| s.1);
         let needed = need.entries.saturating_add(srq);
-        if needed > self.depth.saturating_sub(reserved.entries) {
-            let (depth, reserved) = (self.depth, reserved.entries);
+        let depth = self.depth.load(Ordering::Relaxed);
+        if needed > depth.saturating_sub(reserved.entries) {
+            let reserved = reserved.entries;
             return Err(BuildError::CqDepth { side, depth, reserved, needed });
         }
         reserved.entries += needed;

@@ -251,8 +251,8 @@ pub use wc::{Completions, Wc, Wcs};
 
 // The types that the methods above take and return, so that one `use` is enough.
 pub use hca_core::{
-    Access, AckTimeout, AddressVector, AsyncEvent, AtomicScope, Completion, Counter, DeviceAttr, DeviceError,
-    Gid, Lid, Mtu, Notify, Pkey, PortAttr, PostErrorKind, Psn, Qkey, QpAttr, QpCap, QpHandle, QpState,
-    QpStatus, QpType, Qpn, RNR_RETRY_INFINITE, RecvExtra, Rkey, RnrTimer, SrqInit, StaticRate,
-    TransitionError, WcOpcode, WcStatus,
+    Abilities, Access, AckTimeout, AddressVector, AsyncEvent, AtomicScope, Completion, Counter, CqModeration,
+    CqStatus, DeviceAttr, DeviceError, Gid, Lid, MrStatus, Mtu, Notify, Pkey, PortAttr, PostErrorKind, Psn,
+    Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, QpType, Qpn, RNR_RETRY_INFINITE, RecvExtra, Rkey,
+    RnrTimer, SrqInit, SrqStatus, StaticRate, TransitionError, WcOpcode, WcStatus,
 };

@@ -5,7 +5,7 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hca_core::{Access, DeviceError, MrHandle, RemoteAddr, Rkey};
+use hca_core::{Access, DeviceError, MrHandle, MrStatus, RemoteAddr, Rkey};
 
 use crate::buf::{bounds, try_bounds};
 use crate::region::Region;
@@ -168,6 +168,39 @@ impl SharedMr {
     /// The device refused; the keys are still good.
     pub fn revoke(&self) -> Result<(), DeviceError> {
         self.region.revoke()
+    }
+
+    /// Moves the region to another protection domain of its device, and lets peers access it as `access` says. Its
+    /// memory and addresses stay; [`remote`](Self::remote) may give another key. On return, no access is under way that
+    /// is no longer allowed.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// fn publish(pd: &Pd, mr: &mut SharedMr) -> Result<RemoteMr, DeviceError> {
+    ///     mr.rereg(pd, Access::REMOTE_READ)?;
+    ///     Ok(mr.remote())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// Clones, ranges or requests in flight hold the region, the domain is of another device, or the device can not
+    /// (`Abilities::mr_rereg`); the region is as it was. Or the device does not know whether a peer on this machine is
+    /// still within an access: the keys are taken back, and the memory is leaked.
+    pub fn rereg(&mut self, pd: &Pd, access: Access) -> Result<(), DeviceError> {
+        let users = Arc::strong_count(&self.region) as u64 - 1;
+        let in_use = DeviceError::InUse { what: "memory region", users };
+        let region = Arc::get_mut(&mut self.region).ok_or(in_use)?;
+        if !Arc::ptr_eq(&region.pd.ctx, &pd.core.ctx) {
+            return Err(DeviceError::ForeignPd { what: "the memory region" });
+        }
+        region.rereg(&pd.core, access | Access::LOCAL_WRITE)
+    }
+    /// The attributes of the region as the device has them.
+    ///
+    /// # Errors
+    /// The device has no such query, or the keys were taken back.
+    pub fn query(&self) -> Result<MrStatus, DeviceError> {
+        self.region.pd.ctx.device.query_mr(self.handle())
     }
 
     /// Between two looks. A device that finds nothing many times in a row gives way to other threads.

@@ -148,7 +148,15 @@ impl Pd {
     /// # Errors
     /// The device's limits.
     pub fn create_srq(&self, init: SrqInit) -> Result<Srq, DeviceError> {
-        Srq::create(&self.core, init)
+        Srq::create(&self.core, init, init.max_wr)
+    }
+    /// As [`create_srq`](Self::create_srq), of a queue that [`Srq::resize`] may give room for up to `most` outstanding
+    /// requests. Completion queues of its queue pairs have entries for as many.
+    ///
+    /// # Errors
+    /// The device's limits.
+    pub fn create_srq_up_to(&self, init: SrqInit, most: u32) -> Result<Srq, DeviceError> {
+        Srq::create(&self.core, init, most)
     }
 
     /// Creates an address handle, the path of datagrams.

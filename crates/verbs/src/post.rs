@@ -13,7 +13,8 @@
 use std::sync::Arc;
 
 use hca_core::{
-    FlatOp, MAX_MESSAGE_BYTES, Payload, PostErrorKind, QpCap, RecvPort, RecvWr, SendFlags, SendPort, SendWr,
+    DeviceError, FlatOp, MAX_MESSAGE_BYTES, Payload, PostErrorKind, QpCap, RecvPort, RecvWr, SendFlags,
+    SendPort, SendWr,
 };
 
 use crate::ah::UdPeer;
@@ -180,6 +181,12 @@ impl RecvSide {
     #[inline]
     pub(crate) fn ring(&mut self) {
         self.port.ring();
+    }
+    /// Gives the queue other room.
+    pub(crate) fn resize(&mut self, max_wr: u32) -> Result<(), DeviceError> {
+        self.port.resize(max_wr)?;
+        self.depth = max_wr;
+        Ok(())
     }
 }
 

@@ -95,6 +95,13 @@ impl Region {
         self.keys.lkey
     }
 
+    /// Moves the region to another protection domain of the device and changes its rights.
+    pub(crate) fn rereg(&mut self, pd: &Arc<PdCore>, access: Access) -> Result<(), DeviceError> {
+        self.keys = pd.ctx.device.rereg_mr(self.keys.handle, pd.handle, access)?;
+        (self.pd, self.access) = (Arc::clone(pd), access);
+        Ok(())
+    }
+
     /// Takes `len` zeroed bytes out of an arena; `None` if it has no such piece.
     pub(crate) fn carve(&self, len: usize) -> Option<NonNull<u8>> {
         let free = self.free.as_ref()?;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
-use hca_core::{DeviceError, SrqHandle, SrqInit};
+use hca_core::{DeviceError, SrqHandle, SrqInit, SrqStatus};
 
 use crate::part::{Held, ScatterList};
 use crate::pd::PdCore;
@@ -35,16 +35,24 @@ pub(crate) struct SrqInner {
     pub(crate) pd: Arc<PdCore>,
     pub(crate) handle: SrqHandle,
     pub(crate) init: SrqInit,
+    /// The room that it may be given; completion queues have entries for as many.
+    pub(crate) most: u32,
     pub(crate) slots: sync::Arc<PoolSlots<Held>>,
     /// Where messages that tasks have done with go, if it is an [`AsyncSrq`](crate::AsyncSrq).
     pub(crate) home: OnceLock<Weak<dyn Home>>,
 }
 
 impl Srq {
-    pub(crate) fn create(pd: &Arc<PdCore>, init: SrqInit) -> Result<Self, DeviceError> {
+    pub(crate) fn create(pd: &Arc<PdCore>, init: SrqInit, most: u32) -> Result<Self, DeviceError> {
+        let most = most.max(init.max_wr);
+        let max = pd.ctx.device.attr().max_srq_wr;
+        if most > max {
+            let (value, max) = (most.into(), max.into());
+            return Err(DeviceError::OutOfRange { what: "max_wr", value, min: 1, max });
+        }
         let (handle, port) = pd.ctx.device.create_srq(pd.handle, &init)?;
-        let (slots, poster) = PoolSlots::create(init.max_wr, init.max_sge as usize);
-        let inner = SrqInner { pd: Arc::clone(pd), handle, init, slots, home: OnceLock::new() };
+        let (slots, poster) = PoolSlots::create(most, init.max_sge as usize);
+        let inner = SrqInner { pd: Arc::clone(pd), handle, init, most, slots, home: OnceLock::new() };
         let side = RecvSide::new(port, RecvPoster::Shared(poster), Arc::clone(pd), init.max_wr, init.max_sge);
         Ok(Self { side, srq: SrqRef { inner: Arc::new(inner) } })
     }
@@ -84,6 +92,29 @@ impl Srq {
     /// Begins a batch: many requests, one doorbell.
     pub fn batch(&mut self) -> RecvBatch<'_> {
         RecvBatch::of(&mut self.side)
+    }
+
+    /// Gives the queue room for `max_wr` outstanding requests, up to the most that it was created for
+    /// ([`Pd::create_srq_up_to`](crate::Pd::create_srq_up_to)). Requests that wait in it stay.
+    ///
+    /// # Errors
+    /// `max_wr` is 0, beyond that, or fewer than wait; or the device can not (`Abilities::srq_resize`). The queue is as
+    /// it was.
+    pub fn resize(&mut self, max_wr: u32) -> Result<(), DeviceError> {
+        let most = self.srq.inner.most;
+        if max_wr > most {
+            let (value, max) = (max_wr.into(), most.into());
+            return Err(DeviceError::OutOfRange { what: "max_wr", value, min: 1, max });
+        }
+        self.side.resize(max_wr)
+    }
+    /// The attributes of the queue as the device has them.
+    ///
+    /// # Errors
+    /// The device has no such query.
+    pub fn query(&self) -> Result<SrqStatus, DeviceError> {
+        let inner = &self.srq.inner;
+        inner.pd.ctx.device.query_srq(inner.handle)
     }
 
     /// Arms the limit event, which is raised once, when fewer than `limit` requests are left; 0 disarms it.

@@ -122,6 +122,7 @@ impl Fake {
             atomics: AtomicScope::Cpu,
             foreign_memory: true,
             general_services: false,
+            abilities: hca_core::Abilities::default(),
         };
         change(&mut attr);
         let faults = Arc::<Faults>::default();
