@@ -198,7 +198,7 @@ impl CqEntry {
             let special = self.special(time);
             special.moderation = moderation;
             if special.due.is_some() {
-                self.notify();
+                self.raise();
             }
         }
     }
@@ -209,7 +209,7 @@ impl CqEntry {
     /// Raises the notification that is held back if it is due.
     pub(crate) fn fire(&mut self, now: Instant) {
         if self.due().is_some_and(|due| due <= now) {
-            self.notify();
+            self.raise();
         }
     }
     /// Moves to another ring, with its poller's end of the present one, which becomes that of the other. `false`: it has
@@ -339,11 +339,11 @@ impl CqEntry {
         let shown =
             self.special.as_mut().map_or(0, |s| filled.wrapping_sub(core::mem::replace(&mut s.seen, filled)));
         if (armed & ANY != 0 || (armed & SOLICITED != 0 && urgent)) && !self.holds_back(shown) {
-            self.notify();
+            self.raise();
         }
     }
     /// Raises the notification that was asked for.
-    fn notify(&mut self) {
+    fn raise(&mut self) {
         if let Some(special) = &mut self.special {
             (special.held_back, special.due) = (0, None);
         }
@@ -366,7 +366,7 @@ impl CqEntry {
     pub(crate) fn purge(&mut self, qp: QpHandle, purge: Purge) {
         if self.finish().is_some() {
             // Nobody here sets a timer.
-            self.notify();
+            self.raise();
         }
         if self.withheld > 0 {
             for mut c in self.take_unshown() {
