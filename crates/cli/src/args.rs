@@ -1,4 +1,4 @@
-//! The command line: what can be asked for, and how each part ends.
+//! The command line: the commands and their options, and exit codes.
 
 #[cfg(test)]
 mod documents;

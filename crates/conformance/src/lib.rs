@@ -1,5 +1,5 @@
-//! One behaviour suite for every [`Device`](hca_core::Device): what verbs promise, driven at the
-//! level of the device's own traits. A new device is done when the suite is green.
+//! One behaviour suite for every [`Device`](hca_core::Device): the guarantees of verbs, tested at the level of the
+//! device's own traits. A new device is done when the suite is green.
 //!
 //! # How a device joins
 //!
@@ -39,12 +39,11 @@
 //! # What a check may rely on
 //!
 //! - Every check opens adapters of its own and closes them again; checks run in parallel.
-//! - Waiting polls, turns *all* adapters of the check (some have nobody else who does) and yields; it
-//!   ends in a failure that shows every counter when [`Bed::patience`] is over. Nothing hangs.
-//! - Where adapters differ and the IBA leaves it open, a check takes each of the answers, and says so.
-//! - What a bed can't offer it denies by [`Bed::can`]; the checks that need it then pass at once. A
-//!   bed over a network that loses packets denies [`Feature::Lossless`]: the reliable services have to
-//!   pass all the same.
+//! - A wait polls, turns *all* adapters of the check (some have no other thread that does) and yields. When
+//!   [`Bed::patience`] is over the wait fails and shows every counter. Nothing hangs.
+//! - If adapters differ in a case that the IBA leaves open, a check accepts each of the outcomes, and documents that.
+//! - A bed denies missing features by [`Bed::can`]; the checks that need such a feature then pass at once. A bed over a
+//!   network that loses packets denies [`Feature::Lossless`]: the reliable services have to pass all the same.
 //!
 //! # Topics
 //!
@@ -64,7 +63,7 @@
 //!
 //! # Fabrics against each other
 //!
-//! [`differ`] plays the random script of a seed on several beds, and says what came out differently.
+//! [`differ`] plays the random script of a seed on several beds, and reports differences of the outcomes.
 #![deny(unsafe_code)]
 
 mod bed;

@@ -1,10 +1,11 @@
 //! Registered memory of a check.
 //!
 //! Invariants:
-//! 1. While a [`Mem`] is registered its bytes are reached through atomics only, never through references to plain
+//! 1. While a [`Mem`] is registered its bytes are accessed through atomics only, never through references to plain
 //!    data: adapters and peers change them meanwhile.
 //! 2. The region is deregistered before its memory is freed.
-//! 3. While it is not registered nobody else touches the bytes, and who holds it alone may read and write them.
+//! 3. While it is not registered no other code accesses the bytes, and a holder with exclusive access may read and
+//!    write them.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;

@@ -1,4 +1,4 @@
-//! The list of all checks, once, and what is made of it: a table, and a test for each.
+//! The list of all checks, and its two uses: a table, and a test for each check.
 
 use crate::Bed;
 

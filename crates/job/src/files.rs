@@ -1,6 +1,6 @@
 //! The rendezvous in a folder that all processes can write to.
 //!
-//! Everything lies in `DIR/hca-job-ID`, and appears whole: it is written under another name and linked.
+//! All files lie in `DIR/hca-job-ID`. Each appears whole: a process writes it under another name and then links it.
 //!
 //! | file | what it says |
 //! |---|---|
@@ -12,8 +12,8 @@
 //! | `left-R` | it has left |
 //! | `abort` | who ended the job, with which code and words |
 //!
-//! Whoever leaves last takes the folder away. One that processes left behind when they were killed stays, and keeps
-//! others from using its id.
+//! The last process that leaves removes the folder. A folder of killed processes stays, and keeps other jobs from using
+//! its id.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};

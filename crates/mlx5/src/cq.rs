@@ -1,11 +1,12 @@
-//! Completion queues.
+//! Completion queues of the adapter.
 //!
-//! One thread polls a queue by its port, and has a copy of its own of which queue pairs complete there, by number.
-//! Other threads add and remove queue pairs: [`Exclusion`] says how they do so while the queue is polled.
+//! One thread polls a queue by its port, with its own copy of the table of the queue's queue pairs, by number. Other
+//! threads add and remove queue pairs: [`Exclusion`] lets them do so while the queue is polled.
 //!
-//! Removing a queue pair takes its entries out of the queue: no poll that begins later finds it, its entries are free
-//! again, and what it took from a shared receive queue is given back. Who resets one does the same, but requests of a
-//! shared receive queue stay as flushed. For that the poller must be outside, which takes as long as a poll.
+//! Removing a queue pair takes its entries out of the queue: no later poll finds the queue pair, its entries are free
+//! again, and its requests from a shared receive queue are returned. A reset of a queue pair does the same, but
+//! requests of a shared receive queue complete as flushed. For that the poller must be outside, so the removal waits
+//! for as long as a poll takes.
 
 use core::task::Waker;
 use core::time::Duration;

@@ -23,7 +23,7 @@
 //! An adapter that does not answer, or reports a fatal health state, is declared dead: all later calls fail at once
 //! with the reason, and memory that it may still access is not reused until the function is reset or closed.
 //!
-//! What it is not: no Ethernet for programs, no memory windows, no dynamic connections, no multicast, one port.
+//! Not supported: Ethernet for programs, memory windows, dynamic connections, multicast, and more than one port.
 //!
 //! ```no_run
 //! use hca_core::Device;

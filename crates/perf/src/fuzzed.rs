@@ -1,5 +1,5 @@
-//! What the fuzz target `control` does with its input: it is what another host says over TCP to `hca perf`, in either
-//! direction. The corpus runs through it in `cargo test` too.
+//! The fuzz target `control`: its input is the bytes of another host over TCP to `hca perf`, in either direction. The
+//! corpus runs through it in `cargo test` too.
 
 use hca::{Opened, open_exactly};
 
@@ -15,8 +15,8 @@ const MAX_LINES: usize = 64;
 /// Memory that one measurement may take.
 const MEMORY: u64 = 1 << 20;
 
-/// Takes `data` as lines of both directions of a measurement. What is understood holds nothing that no honest end says,
-/// and is built again as the same. A measurement that fits into the memory that is given is begun.
+/// Takes `data` as lines of both directions of a measurement. A parsed line holds only values of an honest end, and is
+/// built again as the same line. A measurement that fits into the given memory is begun.
 #[cfg_attr(not(fuzzing), allow(unreachable_pub, reason = "the fuzz target calls it"))]
 pub fn control(data: &[u8]) {
     understand(data, true);

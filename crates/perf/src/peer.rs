@@ -1,4 +1,4 @@
-//! The side that answers: it does what the measuring side asks for over the control channel.
+//! The answering side: it executes the requests of the measuring side over the control channel.
 
 use std::fs::File;
 use std::net::{Shutdown, TcpStream};
@@ -111,10 +111,10 @@ fn enter(path: &Path) -> std::io::Result<()> {
     Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
-/// Serves a measuring process on another host. One that is silent is given up on, since the next one waits.
+/// Serves a measuring process on another host. The call gives up on a silent process, since the next one waits.
 ///
 /// # Errors
-/// The channel broke, the device can't be opened, or the other side said something out of turn.
+/// The channel broke, the device can't be opened, or the other side sent a message out of turn.
 pub fn serve_stream(stream: &TcpStream, device: &DeviceUrl, memory: Memory) -> Result<(), Failure> {
     stream.set_nonblocking(false)?;
     let channel = Channel::over_tcp(stream, Some(SILENCE_LIMIT))?;

@@ -1,4 +1,4 @@
-//! The measuring side.
+//! The measuring side, and the set-up of both processes.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
@@ -53,7 +53,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// This device, both processes bound to the first two CPUs where there are two.
+    /// A measurement with this device, and with both processes bound to the first two CPUs, if there are two.
     pub fn new(device: DeviceUrl) -> Self {
         let cpus = match *probe::cpus() {
             [a, b, ..] => Some((a, b)),
@@ -63,7 +63,7 @@ impl Setup {
     }
 }
 
-/// When a measurement ends.
+/// The end of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// After this time.
@@ -72,7 +72,7 @@ pub enum Limit {
     Count(u64),
 }
 
-/// What one measurement gave.
+/// The results of one measurement.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// Latencies in ns; empty for a stream.
@@ -123,13 +123,13 @@ pub enum PairError {
         /// This process's device.
         device: Box<DeviceUrl>,
     },
-    /// No other process can reach it.
+    /// No other process can reach the device.
     #[error("{device} ends at this process: measure with --device udp://, uring:// or shm://lab")]
     InProcess {
         /// This process's device.
         device: Box<DeviceUrl>,
     },
-    /// Nothing comes back any more.
+    /// The peer's messages have stopped arriving.
     #[error("no answer arrived for {0:?}; check whether the peer hangs, and run both ends again")]
     Stalled(Duration),
     /// The process can't be started.
@@ -143,7 +143,7 @@ pub enum PairError {
         /// The reason.
         source: std::io::Error,
     },
-    /// Another layer has it.
+    /// The operation belongs to another layer.
     #[error("{service} has no {op}: measure it with --layer portals, or choose another operation")]
     NoSuchOperation {
         /// The service.
@@ -161,7 +161,7 @@ pub enum PairError {
     },
 }
 
-/// Two processes with a device each, this one and a peer that it started or reached.
+/// The two processes of a measurement with a device each: this process, and a peer that it started or connected to.
 pub struct Pair {
     opened: Opened,
     pub(super) channel: Channel<FromPeer>,
@@ -210,10 +210,10 @@ impl Pair {
         Self::greet(opened, channel, cpus, Some(child))
     }
 
-    /// Measures against a process on another host that listens there.
+    /// Connects to a listening process on another host.
     ///
     /// # Errors
-    /// Nobody listens, it speaks another version, or the device can't be opened.
+    /// No process listens, it speaks another version, or the device can't be opened.
     pub fn connect(
         address: SocketAddr,
         device: Option<&DeviceUrl>,
@@ -256,16 +256,16 @@ impl Pair {
     pub fn opened(&self) -> &Opened {
         &self.opened
     }
-    /// The path MTU that both devices carry.
+    /// The largest path MTU that both devices carry.
     pub fn mtu(&self) -> Mtu {
         self.mtu
     }
-    /// The CPUs of this process and of the peer, where they are bound.
+    /// The CPUs that this process and the peer are bound to.
     pub fn cpus(&self) -> (Option<usize>, Option<usize>) {
         self.cpus
     }
 
-    /// The placement of both processes' CPUs now. The peer must be idle.
+    /// The present placement of both processes' CPUs. The peer must be idle.
     pub fn placement(&self) -> Placement {
         match (self.child.is_some(), self.cpus) {
             (true, (Some(a), Some(b))) => probe::placement(a, b),
@@ -411,7 +411,7 @@ fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
     Ok(DeviceUrl { target, options })
 }
 
-/// The device to use towards a host that is reached from `own`.
+/// The device for measurements with a host that is reached from the address `own`.
 pub fn device_at(own: IpAddr) -> DeviceUrl {
     let target =
         if own.is_loopback() || own.is_unspecified() { Target::Udp(None) } else { Target::Udp(Some(own)) };

@@ -1,4 +1,4 @@
-//! The `hca` command as a user meets it: exit codes, what stands on which stream, and what errors say.
+//! The `hca` command for its users: exit codes, the contents of its output streams, and error messages.
 
 mod signals;
 

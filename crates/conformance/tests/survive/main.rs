@@ -1,5 +1,5 @@
-//! What programs over shared memory survive, on the level of verbs: peers that are killed or stopped, systems that
-//! refuse, containers, and little memory. Each test starts processes of its own, which are this program again in a
+//! Faults that programs over shared memory survive, at the level of verbs: peers that are killed or stopped, systems
+//! that refuse, containers, and little memory. Each test starts processes of its own, which are this program again in a
 //! role.
 #![deny(unsafe_code)]
 
