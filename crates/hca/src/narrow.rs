@@ -1,4 +1,4 @@
-//! A network as it is, but for the path MTU: what `mtu=` in a device's name does.
+//! A network with a smaller path MTU: the option `mtu=` in a device's name.
 
 use std::os::fd::BorrowedFd;
 

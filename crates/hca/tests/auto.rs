@@ -1,4 +1,4 @@
-//! Devices that choose by path: over shared memory or UDP, as both ends find.
+//! Devices that choose the fabric by path: shared memory or UDP, the same at both ends.
 
 use hca::{CompletionQueue, Completions, ConnectOptions, Opened, Pd, QueuePair, Rc, Uc, open_device};
 

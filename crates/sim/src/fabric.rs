@@ -22,11 +22,11 @@ const COME_AGAIN: Duration = Duration::from_micros(3);
 /// Time to live of a packet whose path names none.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// The fabric of one adapter in a simulation. Works packet by packet, puts the ICRC on and checks it,
-/// so that changed packets are found out as they are on a real network.
+/// The fabric of one adapter in a simulation. It works packet by packet, and adds and checks the ICRC, so that it
+/// detects changed packets as on a real network.
 ///
-/// A node that crashed may open another at the same address; this one then sends into the void and
-/// receives nothing.
+/// A crashed node may open another fabric at the same address; the old one's packets are then lost, and it receives
+/// nothing.
 pub struct SimFabric {
     net: SimNet,
     node: usize,

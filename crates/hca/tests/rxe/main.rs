@@ -1,4 +1,4 @@
-//! Linux's `rdma_rxe` as the judge: it and this adapter talk with each other, and every byte is checked.
+//! Interoperation with Linux's `rdma_rxe`: rxe and this adapter communicate, and every byte is checked.
 //!
 //! `vm/run rxe` boots a guest with rxe on one end of a veth pair and these tests on the other, in a network namespace,
 //! over `udp://` and `raw://`, IPv4 and IPv6. The far end's program is `rxe_peer`, in the folder of that job. Tests of
