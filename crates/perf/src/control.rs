@@ -111,6 +111,9 @@ pub(super) enum ToPeer {
         mtu: Mtu,
         /// The measuring side's queue pair.
         endpoint: Endpoint,
+        /// Whether the measuring side connects by RDMA CM.
+        #[serde(default)]
+        cm: bool,
     },
     /// Open a Portals node, in place of the one that there is.
     Node {
@@ -155,6 +158,9 @@ pub(super) enum FromPeer {
     Ready {
         /// The queue pair.
         endpoint: Endpoint,
+        /// The port of RDMA CM at which it waits to be connected, if the measuring side wants that.
+        #[serde(default)]
+        port: Option<u16>,
     },
     /// Answer to `Node`.
     Node {

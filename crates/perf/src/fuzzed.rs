@@ -25,7 +25,7 @@ pub fn control(data: &[u8]) {
 /// The same; measurements are begun or not.
 fn understand(data: &[u8], begins: bool) {
     lines(data, |message: &FromPeer| match message {
-        FromPeer::Ready { endpoint } => possible(endpoint),
+        FromPeer::Ready { endpoint, .. } => possible(endpoint),
         FromPeer::Failed { why } => {
             let why = String::from(why.clone());
             assert!(why.chars().count() <= 1000 && !why.chars().any(char::is_control));
@@ -33,7 +33,7 @@ fn understand(data: &[u8], begins: bool) {
         _ => {}
     });
     lines(data, |message: &ToPeer| match message {
-        ToPeer::Prepare { case, phase, mtu, endpoint } => {
+        ToPeer::Prepare { case, phase, mtu, endpoint, .. } => {
             assert!(case.service.offers(case.op) && is_size(case.size));
             possible(endpoint);
             if Limits::of_memory(MEMORY).admit(Side::memory(case, *phase)).is_ok() && begins {

@@ -163,9 +163,11 @@ fn measurements(channel: &mut Channel<ToPeer>, opened: &Opened, limits: &Limits)
                 Some(seat) => seat.measurement(channel, opened, &case, phase, limits)?,
                 None => return Err(ControlError::OutOfTurn("a move without a node".to_owned()).into()),
             },
-            ToPeer::Prepare { case, phase, mtu, endpoint } => {
+            ToPeer::Prepare { case, phase, mtu, endpoint, cm } => {
                 limits.admit(Side::memory(&case, phase))?;
-                measurement(channel, opened, &case, phase, mtu, &endpoint)?;
+                let mut side = Side::new(opened, &case, phase)?;
+                meet(channel, &mut side, mtu, &endpoint, cm)?;
+                measurement(channel, opened, &case, phase, side)?;
             }
             ToPeer::Bye => return Ok(()),
             other => return Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
@@ -173,17 +175,31 @@ fn measurements(channel: &mut Channel<ToPeer>, opened: &Opened, limits: &Limits)
     }
 }
 
+/// Connects to the measuring side, which learns of this one.
+fn meet(
+    channel: &mut Channel<ToPeer>,
+    side: &mut Side,
+    mtu: Mtu,
+    theirs: &Endpoint,
+    cm: bool,
+) -> Result<(), Failure> {
+    let endpoint = side.endpoint();
+    if cm {
+        let callable = side.listen()?;
+        channel.send(&FromPeer::Ready { endpoint, port: Some(callable.port()) })?;
+        return side.be_called(&callable, theirs);
+    }
+    side.connect(theirs, mtu)?;
+    Ok(channel.send(&FromPeer::Ready { endpoint, port: None })?)
+}
+
 fn measurement(
     channel: &mut Channel<ToPeer>,
     opened: &Opened,
     case: &Case,
     phase: Phase,
-    mtu: Mtu,
-    theirs: &Endpoint,
+    mut side: Side,
 ) -> Result<(), Failure> {
-    let mut side = Side::new(opened, case, phase)?;
-    side.connect(theirs, mtu)?;
-    channel.send(&FromPeer::Ready { endpoint: side.endpoint() })?;
     let (received, errors) = match (case.op, phase) {
         (Op::Send, Phase::Latency) => echo(channel, &mut side)?,
         (Op::Send, Phase::Stream) => take(channel, &mut side, case.service)?,

@@ -151,6 +151,9 @@ pub enum PairError {
         /// The operation.
         op: Op,
     },
+    /// The peer connects in another way.
+    #[error("the peer does not connect by RDMA CM: run the same version of hca there, or leave --cm out")]
+    NoCm,
     /// A CPU can't be used.
     #[error("CPU {cpu} can't be used: {source}; --no-pin leaves the binding out")]
     Pin {
@@ -166,6 +169,7 @@ pub struct Pair {
     opened: Opened,
     pub(super) channel: Channel<FromPeer>,
     mtu: Mtu,
+    cm: bool,
     cpus: (Option<usize>, Option<usize>),
     /// Both are on this machine, so that their CPUs can be probed.
     child: Option<Child>,
@@ -241,7 +245,7 @@ impl Pair {
         child: Option<Child>,
     ) -> Result<Self, Failure> {
         // From here on its drop sees to the other process, where they do not come to an understanding, too.
-        let mut this = Self { mtu: opened.mtu(), opened, channel, cpus, child };
+        let mut this = Self { mtu: opened.mtu(), cm: false, opened, channel, cpus, child };
         this.channel.send(&ToPeer::Hello { protocol: PROTOCOL })?;
         let theirs = match this.channel.recv(Some(PATIENCE))? {
             FromPeer::Hello { protocol: PROTOCOL, mtu } => mtu,
@@ -252,6 +256,10 @@ impl Pair {
         Ok(this)
     }
 
+    /// Has the queue pairs connect by RDMA CM from now on.
+    pub fn by_cm(&mut self) {
+        self.cm = true;
+    }
     /// The device of this process.
     pub fn opened(&self) -> &Opened {
         &self.opened
@@ -283,9 +291,12 @@ impl Pair {
         }
         let mut side = Side::new(&self.opened, case, phase)?;
         let endpoint = side.endpoint();
-        self.channel.send(&ToPeer::Prepare { case: *case, phase, mtu: self.mtu, endpoint })?;
+        let (mtu, cm) = (self.mtu, self.cm);
+        self.channel.send(&ToPeer::Prepare { case: *case, phase, mtu, endpoint, cm })?;
         match self.channel.recv(Some(PATIENCE))? {
-            FromPeer::Ready { endpoint } => side.connect(&endpoint, self.mtu)?,
+            FromPeer::Ready { endpoint, port: None } if !cm => side.connect(&endpoint, mtu)?,
+            FromPeer::Ready { endpoint, port: Some(port) } if cm => side.call(&endpoint, port, mtu)?,
+            FromPeer::Ready { .. } => return Err(PairError::NoCm.into()),
             other => return Err(unexpected(other).into()),
         }
         let pace = Pace::new(&mut self.channel, limit, case.size);

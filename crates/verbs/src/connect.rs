@@ -233,6 +233,8 @@ const DEFAULT_RETRY_CNT: u8 = 7;
 pub struct ConnectOptions {
     /// Path MTU, at most the smaller `active_mtu` of both ports, which is the default.
     pub mtu: Option<Mtu>,
+    /// The first PSN that this side sends; that of its endpoint unless given. RDMA CM lets the peer choose it.
+    pub psn: Option<Psn>,
     /// The timeout for an acknowledgement (RC); 2.1 s unless given.
     ///
     /// With seven retries a request fails after 17 s at the earliest. A process may stand still for long without being
@@ -271,6 +273,7 @@ impl Default for ConnectOptions {
     fn default() -> Self {
         Self {
             mtu: None,
+            psn: None,
             timeout: DEFAULT_TIMEOUT,
             retry_cnt: DEFAULT_RETRY_CNT,
             rnr_retry: RNR_RETRY_INFINITE,
@@ -318,7 +321,7 @@ pub(crate) fn steps(
     };
     let rts = QpAttr {
         state: Some(QpState::Rts),
-        sq_psn: Some(ours.psn),
+        sq_psn: Some(options.psn.unwrap_or(ours.psn)),
         max_rd_atomic: rc.then(|| options.rd_atomic.map_or(serves, |wanted| wanted.min(serves))),
         timeout: rc.then_some(options.timeout),
         retry_cnt: rc.then_some(options.retry_cnt),

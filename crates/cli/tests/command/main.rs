@@ -87,6 +87,7 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
         (&["perf", "--layer", "portals", "--depth", "2000000"], "1000000"),
         (&["perf", "--layer", "portals", "--depth", "1", "--op", "get"], "--op away"),
         (&["perf", "--layer", "portals", "--service", "ud"], "--service away"),
+        (&["perf", "--layer", "portals", "--cm"], "--cm away"),
         (&["perf", "--layer", "portals", "--offload", "maybe"], "off"),
         (&["portals", "trace", "--scenario", "nothing"], "unexpected"),
         (&["portals", "trace", "/nonexistent/lists.txt"], "/nonexistent/lists.txt"),
@@ -303,6 +304,14 @@ fn perf_measures_every_service_in_every_progress_mode() {
             assert!(row["count"].as_u64().unwrap() > 0, "{row}");
         }
     }
+}
+
+#[test]
+fn perf_measures_every_service_connected_by_cm() {
+    let args = ["perf", "--cm", "--json", "--service", "rc,uc,ud", "--size", "64", "--duration", "0.04"];
+    let rows = json_lines(&run(&[&args[..], &["--op", "send,write"]].concat()));
+    assert_eq!(rows.len(), 5);
+    assert!(rows.iter().all(|row| row["count"].as_u64().unwrap() > 0), "{rows:?}");
 }
 
 #[test]
