@@ -1,6 +1,6 @@
 //! `hca perf`: latency, bandwidth and message rate between two processes.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `table`, `plot` | the output; JSON is [`hca_perf::Row`] |
 

@@ -36,7 +36,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! # What a check may rely on
+//! # Rules of checks
 //!
 //! - Every check opens adapters of its own and closes them again; checks run in parallel.
 //! - A wait polls, turns *all* adapters of the check (some have no other thread that does) and yields. When
@@ -52,12 +52,12 @@
 //! | `send_recv`, `rdma`, `atomics` | bytes, lengths, immediate data, order, lists, inline, PSN wrap |
 //! | `foreign` | memory of the program's own, at the lengths around which adapters treat it in other ways |
 //! | `keys` | ranges, rights, protection domains; nothing lands after deregistration |
-//! | `qp_states` | legal and illegal transitions, what each state takes, draining, reuse |
+//! | `qp_states` | legal and illegal transitions, the requests that each state takes, draining, reuse |
 //! | `errors` | the cause first, then the flushed; RNR and timeouts in their time |
 //! | `srq`, `cq` | sharing, limit and last-request events; overrun, notification, descriptors |
-//! | `uc`, `ud` | what the unreliable services drop and never deliver; GRH, Q_Keys, SQE |
-//! | `limits` | what is reported is granted, what lies beyond refused; stale handles |
-//! | `progress` | who moves the device while its program does not |
+//! | `uc`, `ud` | messages that the unreliable services drop and never deliver; GRH, Q_Keys, SQE |
+//! | `limits` | reported limits are granted, requests beyond them refused; stale handles |
+//! | `progress` | progress of the device while its program makes no calls |
 //! | `portals` | engines of a Portals layer that the device runs itself |
 //! | `concurrency` | all of it with four threads |
 //!

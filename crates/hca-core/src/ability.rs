@@ -4,17 +4,17 @@ use core::time::Duration;
 
 use crate::{Access, PdHandle};
 
-/// Abilities that only some devices have. What a device does not have, its calls refuse as unsupported.
+/// Abilities that only some devices have. A device without an ability refuses its calls as unsupported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Abilities {
     /// The most that the notifications of a completion queue can be held back
     /// ([`Device::moderate_cq`](crate::Device::moderate_cq)); `None`: not at all.
     pub cq_moderation: Option<CqModeration>,
-    /// Completion queues can be resized ([`CqPort::resize`](crate::CqPort::resize)).
+    /// Whether completion queues can be resized ([`CqPort::resize`](crate::CqPort::resize)).
     pub cq_resize: bool,
-    /// Shared receive queues can be resized ([`RecvPort::resize`](crate::RecvPort::resize)).
+    /// Whether shared receive queues can be resized ([`RecvPort::resize`](crate::RecvPort::resize)).
     pub srq_resize: bool,
-    /// The domain and the rights of a region can be changed ([`Device::rereg_mr`](crate::Device::rereg_mr)).
+    /// Whether the domain and the rights of a region can be changed ([`Device::rereg_mr`](crate::Device::rereg_mr)).
     pub mr_rereg: bool,
 }
 

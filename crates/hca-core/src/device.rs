@@ -533,7 +533,7 @@ pub struct DeviceAttr {
     pub foreign_memory: bool,
     /// Whether the program can have the general services queue pair.
     pub general_services: bool,
-    /// What only some devices can do.
+    /// The abilities that only some devices have.
     pub abilities: Abilities,
 }
 

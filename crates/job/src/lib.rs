@@ -36,10 +36,10 @@
 //!
 //! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `job` | [`Job`], [`Settings`] |
-//! | `environment`, `url` | what the environment says, and the grammar of `HCA_JOB` |
+//! | `environment`, `url` | the variables of the environment, and the grammar of `HCA_JOB` |
 //! | `line`, `link` | lines of PMI-1; a descriptor that carries them, with deadlines |
 //! | `pmi` | PMI-1 as a process speaks it |
 //! | `card` | cards as values of limited length |

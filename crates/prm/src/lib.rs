@@ -19,7 +19,7 @@
 //!     .with(CmdQueueEntry::OWNERSHIP, true);
 //! slot.sign();
 //!
-//! // … and the adapter sees what it is asked for.
+//! // … and the adapter sees the request.
 //! assert!(slot.is_signed());
 //! let input = slot.get(CmdQueueEntry::COMMAND_INPUT_INLINE_DATA);
 //! assert_eq!(CmdIn::from_bytes(&input)?.opcode(), Opcode::SET_ISSI);
@@ -41,7 +41,7 @@
 //!
 //! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `layout` | [`layout!`], [`Field`], [`Layout`]; [`layouts`] gives them all |
 //! | `opcode`, `status` | [`Opcode`], [`CmdStatus`], [`DeliveryStatus`] |
@@ -52,7 +52,7 @@
 //! | [`register`] | registers behind the command `ACCESS_REG` |
 //! | `context` | [`Qpc`] and [`Ads`], [`Eqc`], [`Cqc`], [`Srqc`], [`Rmpc`], [`Mkc`], … |
 //! | `wqe` | segments of work queue entries: [`CtrlSeg`], [`DataSeg`], … |
-//! | `cqe`, `eqe` | [`Cqe64`] and its syndromes; [`Eqe`] and what events carry |
+//! | `cqe`, `eqe` | [`Cqe64`] and its syndromes; [`Eqe`] and the data of events |
 //! | `doorbell` | doorbell pages and records |
 //! | [`pas`] | lists of pages, which follow some commands |
 

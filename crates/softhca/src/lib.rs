@@ -20,7 +20,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `device`, `change` | opening, and the control path; changing and destroying queue pairs |
-//! | `ports`, `glance` | the data path: posting and polling; what an empty poll checks |
+//! | `ports`, `glance` | the data path: posting and polling; the checks of an empty poll |
 //! | `engine`, `network` | the turn, and its network; `engine::shm` handles peers on this machine |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
 //! | `scattered` | regions of several pieces |

@@ -113,8 +113,8 @@ impl CompletionQueue {
         self.cq.shared.depth.store(depth, Ordering::Relaxed);
         Ok(())
     }
-    /// Holds notifications back, so that one stands for several completions: what waits for this queue by
-    /// [`wait_fd`](Self::wait_fd), a waker or a channel wakes up less often. Polls return completions at once, as ever.
+    /// Holds notifications back, so that one stands for several completions: a waiter by [`wait_fd`](Self::wait_fd), a
+    /// waker or a channel wakes up less often. Polls still return completions at once.
     ///
     /// ```
     /// # use hca_verbs::*;

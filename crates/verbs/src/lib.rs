@@ -1,8 +1,8 @@
 //! Safe verbs over any [`Device`](hca_core::Device): queue pairs, completion queues, registered memory.
 //!
 //! A program opens a device elsewhere and passes it to a [`Context`]. From there on it needs no `unsafe`: posting a
-//! buffer moves it into the queue, and its completion returns it. No memory is used after it was freed, no matter what
-//! the program drops, forgets or cancels. The names are those of the InfiniBand specification.
+//! buffer moves it into the queue, and its completion returns it. No memory is used after it was freed, for any order
+//! of drops, forgotten values and cancelled futures. The names are those of the InfiniBand specification.
 //!
 //! ```
 //! use hca_verbs::*;
@@ -180,13 +180,13 @@
 //!
 //! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `context`, `pd`, `region`, `arena` | the device in use, its protection domains and registered memory |
-//! | `buf`, `mr`, `shared` | memory that peers do not, and do, reach |
-//! | `part`, `request`, `service` | what is posted, and which service offers it |
-//! | `post`, `slots` | how it is posted, and where it stays meanwhile |
-//! | `qp`, `builder`, `connect`, `srq`, `ah` | queues, and what connects them |
+//! | `buf`, `mr`, `shared` | memory that peers can, and can not, access |
+//! | `part`, `request`, `service` | requests and their local lists, and the services that offer them |
+//! | `post`, `slots` | posting, and the slots that hold buffers in flight |
+//! | `qp`, `builder`, `connect`, `srq`, `ah` | queues, and connecting them |
 //! | `cq`, `channel`, `wc`, `grh`, `wait`, `tokio` | completions |
 //! | `events` | asynchronous events, by the objects that they are about |
 //! | `reactor` | requests as futures |

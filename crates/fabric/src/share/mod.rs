@@ -5,12 +5,12 @@
 //! kernel steers each packet to the socket of its slot, and packets that belong to no process (management datagrams) to
 //! the desk. A process receives by the socket of its own slot, and serves the desk together with the others.
 //!
-//! | event | what happens |
+//! | event | effect |
 //! |---|---|
 //! | the first process opens the address | it takes the abstract name of network namespace, user and address, makes the sockets, listens |
 //! | another one opens it | it connects to that name, and a thread of any process that lives gives it all sockets, the listening one too |
 //! | it takes a slot | it binds `NAME/slot/N`, empties that slot's socket, and proves the slot by a packet to itself |
-//! | it ends, by whatever means | the kernel frees the name of its slot; others hold the sockets, so no index moves |
+//! | it ends, in any way | the kernel frees the name of its slot; others hold the sockets, so no index moves |
 //! | the last one ends | the kernel closes all; the next one is the first |
 //! | it forks | the [child](hca_process::NotInChildren) keeps none of the sockets |
 //!

@@ -1,6 +1,6 @@
 //! The rows of Portals: put, get, atomic, and the cost of entries before the matching one.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `half` | one side's node, interface and entry |
 //! | `run` | the measuring side |

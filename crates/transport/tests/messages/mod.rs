@@ -126,7 +126,7 @@ impl Msg {
     }
 }
 
-/// Two queue pairs by messages. What `Pair` has for packets (its wire, script and turns) lies idle.
+/// Two queue pairs by messages. The parts of `Pair` for packets (its wire, script and turns) are unused.
 pub struct Ways {
     pair: Pair,
     /// The messages on their way from each side.

@@ -1,11 +1,11 @@
 //! The reactor: a completion queue that tasks share. Each request is a future, and each connection may be a task.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | here | [`Reactor`] and [`Driver`], which polls the queue and hands each completion to its connection |
 //! | `qp` | [`AsyncQp`]: a connection |
 //! | `request` | [`Request`]: a request as a future |
-//! | `message` | [`Message`], [`Messages`], [`AsyncSrq`]: what is received |
+//! | `message` | [`Message`], [`Messages`], [`AsyncSrq`]: received messages |
 //! | `ops`, `waiters` | requests in flight with their wakers; tasks that wait for room or a message |
 
 mod message;
@@ -62,7 +62,7 @@ const BUDGET: u32 = 8;
 /// # Ok(()) }
 /// ```
 ///
-/// # What it costs
+/// # Costs
 ///
 /// A request takes a lock of its connection two or three times, and its completion once; a task that has to wait is
 /// woken through its runtime. Between posting and completion nothing is allocated once a connection is warm. The first
