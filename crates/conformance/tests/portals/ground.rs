@@ -1,4 +1,4 @@
-//! The fabrics below the adapters of the Portals suites.
+//! What adapters of Portals' suites stand on.
 
 use hca_fabric::RoceVersion;
 use softhca::Progress;

@@ -170,7 +170,7 @@ const ARMED: u32 = 1 << 31;
 /// What waiters sleep on.
 struct Fds {
     queue: OwnedFd,
-    /// A semaphore, raised when another thread finds an event that a waiter waits for.
+    /// A semaphore with a word for each waiter that was called: another thread has found an event that it may wait for.
     found: OwnedFd,
 }
 
@@ -234,7 +234,10 @@ pub(crate) struct State {
     /// Where completions are polled to.
     out: Box<[Completion]>,
     looks: u32,
+    /// Those that sleep, or are about to, and were not called.
     waiters: u32,
+    /// How often waiters were called.
+    calls: u64,
     /// Anything that a waiter may wait for has happened since it was last looked at.
     found: bool,
     counts: Counts,
@@ -328,6 +331,7 @@ impl Node {
             out: vec![Completion::default(); 16].into(),
             looks: 0,
             waiters: 0,
+            calls: 0,
             found: false,
             counts: Counts::default(),
             dead: false,
@@ -673,16 +677,17 @@ impl State {
     fn take_queued_work(&mut self) -> Vec<DeviceWork> {
         if self.queued_work.is_empty() { Vec::new() } else { std::mem::take(&mut self.queued_work) }
     }
-    /// The number of waiters to wake, and whether to raise signals ([`ARMED`]), which disarms them.
+    /// As [`take_waiters`](Self::take_waiters), if anything was found.
     #[inline]
     fn take_found(&mut self) -> u32 {
         if self.waiters > 0 && std::mem::take(&mut self.found) { self.take_waiters() } else { 0 }
     }
+    /// The number of waiters to wake, and whether to raise signals ([`ARMED`]), which disarms them. They are called by
+    /// that, each once.
     #[cold]
     fn take_waiters(&mut self) -> u32 {
-        let waiters = self.waiters;
-        self.waiters &= !ARMED;
-        waiters
+        self.calls += 1;
+        std::mem::take(&mut self.waiters)
     }
     /// A random number.
     fn random(&mut self) -> u64 {

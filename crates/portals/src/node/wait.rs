@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hca_core::{Instant, Notify};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
 
 use super::{ARMED, Fds, Inner, Node, State};
 use crate::Error;
@@ -61,17 +62,17 @@ impl Node {
     ) -> Result<Option<R>, Error> {
         let inner = &*self.inner;
         let fds = inner.fds()?;
-        let before = self.with(|state| {
+        let (before, calls) = self.with(|state| {
             state.waiters += 1;
             state.net.ports.cq().arm(Notify::Any);
             // Events from before the arming raise no signal.
-            look(state).map(|found| (found, state.timer))
+            (look(state).map(|found| (found, state.timer)), state.calls)
         });
         let (found, timer) = match before {
             Ok((None, timer)) => (None, timer),
             Ok((found, _)) => (found, None),
             Err(error) => {
-                self.with(|state| state.waiters -= 1);
+                self.end_wait(fds, calls);
                 return Err(error);
             }
         };
@@ -81,19 +82,37 @@ impl Node {
             let wait = until.map(|until| until.since(now));
             let timeout = wait
                 .map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() });
-            let (queue, word) = (fds.queue.as_fd(), fds.found.as_fd());
-            let mut fds = [
-                PollFd::from_borrowed_fd(queue, PollFlags::IN),
-                PollFd::from_borrowed_fd(word, PollFlags::IN),
+            let mut polled = [
+                PollFd::from_borrowed_fd(fds.queue.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(fds.found.as_fd(), PollFlags::IN),
             ];
             inner.sleeps.fetch_add(1, Ordering::Relaxed);
             // An interruption is a wake-up like any other: everything is looked at again.
-            let _ = poll(&mut fds, timeout.as_ref());
+            let _ = poll(&mut polled, timeout.as_ref());
         }
-        self.with(|state| state.waiters -= 1);
-        // One of the words is this waiter's, if there is any.
-        let _ = rustix::io::read(&fds.found, &mut [0; 8]);
+        self.end_wait(fds, calls);
         Ok(found)
+    }
+    /// Ends a sleep that began behind so many calls. A waiter that was called since takes its word, and no other does.
+    fn end_wait(&self, fds: &Fds, calls: u64) {
+        let is_called = self.with(|state| {
+            let is_called = state.calls != calls;
+            state.waiters -= u32::from(!is_called);
+            is_called
+        });
+        if is_called {
+            fds.take_word();
+        }
+    }
+}
+
+impl Fds {
+    /// Takes a word of [`found`](Self::found), which the caller is due: it is there, or its writer has given the lock
+    /// back and is about to write it.
+    fn take_word(&self) {
+        while rustix::io::read(&self.found, &mut [0; 8]) == Err(Errno::AGAIN) {
+            let _ = poll(&mut [PollFd::from_borrowed_fd(self.found.as_fd(), PollFlags::IN)], None);
+        }
     }
 }
 
@@ -114,7 +133,7 @@ impl Inner {
         let queue = queue?;
         Ok(self.fds.get_or_init(|| Fds { queue, found }))
     }
-    /// Wakes waiters.
+    /// Wakes waiters that were [taken](State::take_waiters).
     #[cold]
     pub(super) fn wake(&self, waiters: u32) {
         let asleep = waiters & !ARMED;
@@ -127,10 +146,10 @@ impl Inner {
     }
     /// Wakes all waiters, for an abort.
     pub(super) fn wake_all(&self) {
-        let state = self.state.lock();
-        let waiters = state.waiters;
+        let mut state = self.state.lock();
+        let waiters = state.take_waiters();
         let wanted = state.unlock();
-        self.after_unlock(wanted, Vec::new());
         self.wake(waiters);
+        self.after_unlock(wanted, Vec::new());
     }
 }

@@ -113,6 +113,11 @@ fn all_waiters_are_woken_once() {
     let has = |waiters, found| node.with(|state| (state.waiters, state.found) = (waiters, found));
     has(3, true);
     assert_eq!(words(), 3);
+    has(2, true);
+    for _ in 0..3 {
+        node.with(|state| state.found = true);
+    }
+    assert_eq!(words(), 2, "they have not looked since they were called");
     has(3, false);
     assert_eq!(words(), 0, "they know");
     has(0, true);
@@ -124,6 +129,9 @@ fn all_waiters_are_woken_once() {
     assert!(!state.unlock());
     node.inner.run();
     assert_eq!(words(), 2);
+    node.inner.wake_all();
+    assert_eq!(words(), 0, "they were called");
+    has(2, false);
     node.inner.wake_all();
     assert_eq!(words(), 2);
     has(0, false);
