@@ -1,24 +1,25 @@
-//! The generator of random scripts. Scripts avoid the following cases, whose outcome the IBA leaves open:
+//! Draws scripts. What they avoid, since the IBA leaves its outcome open:
 //!
-//! - memory that two requests access at once, one of them writing, unless the order of one queue pair (with a fence if
-//!   needed) rules them; so each request gets places of its own until all is quiet;
-//! - sends of the far side while a request of the near side is to fail: the number of sends that still arrive is open;
-//! - a late receive request while the retries of the sender are limited;
+//! - memory that two requests reach at once, one of them writing, unless the order of one queue pair (with a fence
+//!   where it takes one) rules them; so each request gets places of its own until all is quiet;
+//! - sends of the far side while a request of the near side is to fail: how many of them still get through is open;
+//! - a receive request posted late where the retries of the sender are counted;
 //! - a local key that goes while its request is under way: the bytes may have been read before;
 //! - a change of state, or the end of a queue pair, beside requests that are under way and do not wait for anything;
 //! - two queue pairs that take from one shared receive queue at once;
 //! - the content of a receive buffer that ended in error, of a target whose WRITE with immediate found no receive
-//!   request, and of the 40 bytes of GRH: these are written anew before a comparison;
+//!   request, and of the 40 bytes of GRH: these are written anew before anybody compares;
 //! - more unreliable packets at once than a socket's buffer holds, since UDP would drop some;
-//! - unreliable services on adapters with a thread: the script can't know whether a message was dropped, or is about to
-//!   arrive.
+//! - unreliable services on adapters with a thread: nobody tells when a message was dropped, or is about to arrive.
 
 use std::collections::VecDeque;
 
 use hca_core::{Mtu, QpType, SendFlags, WcStatus};
 use test_support::random::Rng;
 
-use super::script::{Act, Config, Cqs, Data, Far, KeyOf, Op, Part, Region, Request, Script, Side, slot};
+use super::script::{
+    Act, Config, Cqs, Data, Far, KeyOf, Op, Part, Piece, Region, Request, Script, Side, slot,
+};
 use crate::mem::pattern;
 
 /// Requests of one queue at once.
@@ -287,7 +288,28 @@ impl Draw {
         if len <= self.config.max_inline as usize && self.rng.one_in(3) {
             return Data::Inline(pattern(self.rng.next_u64(), len));
         }
-        Data::Parts(self.parts(side, len, false).unwrap_or_default())
+        let parts = self.parts(side, len, false).unwrap_or_default();
+        if self.config.max_inline > 0 && self.rng.one_in(4) { self.mixed(parts) } else { Data::Parts(parts) }
+    }
+
+    /// The same list with inline bytes in the place of short parts, and of the begin or the end of one.
+    fn mixed(&mut self, parts: Vec<Part>) -> Data {
+        let max = self.config.max_inline as usize;
+        let cut = self.rng.below(parts.len().max(1));
+        let mut pieces = Vec::new();
+        for (i, part) in parts.into_iter().enumerate() {
+            let short = part.len <= max / 16 && self.rng.one_in(2);
+            let len = if short { part.len } else { self.rng.below(part.len.min(max / 2) + 1) };
+            let inline = Piece::Inline(pattern(self.rng.next_u64(), len));
+            let rest = part.len - len;
+            match self.rng.below(2) {
+                _ if short => pieces.push(inline),
+                _ if i != cut => pieces.push(Piece::Part(part)),
+                0 => pieces.extend([inline, Piece::Part(Part { off: part.off + len, len: rest, ..part })]),
+                _ => pieces.extend([Piece::Part(Part { len: rest, ..part }), inline]),
+            }
+        }
+        Data::Mixed(pieces)
     }
 
     /// A request that succeeds, or several that their queue's order rules.

@@ -1,4 +1,4 @@
-//! The outcome of a script's run, in terms that are the same on every fabric.
+//! What a play came to, in terms that are the same on every fabric.
 
 use hca_core::{WcOpcode, WcStatus};
 

@@ -5,18 +5,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hca_core::{
-    AhHandle, AsyncEvent, Completion, Lkey, MrKeys, Payload, Qkey, QpAttr, QpCap, QpHandle, QpState, QpType,
-    Qpn, RecvExtra, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, UdDest, WcOpcode, WcStatus,
+    AhHandle, AsyncEvent, Completion, Lkey, Mixed, MrKeys, Payload, Qkey, QpAttr, QpCap, QpHandle, QpState,
+    QpType, Qpn, RecvExtra, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, UdDest, WcOpcode,
+    WcStatus,
 };
 
 use super::draw::{DEPTH, SGES};
 use super::outcome::{Entry, Outcome};
-use super::script::{Act, Config, Cqs, Data, Far, KeyOf, Op, Part, Request, Script, Side, slot};
+use super::script::{Act, Config, Cqs, Data, Far, KeyOf, Op, Part, Piece, Request, Script, Side, slot};
 use crate::mem::{Mem, pattern};
 use crate::node::{Cq, Node};
 use crate::qp::{Conn, QKEY, Qp, Srq, connect, to_state};
 use crate::world::World;
 use crate::{Bed, Ran};
+
+/// A request's local list: its entries, which of them are inline, and the bytes of these.
+#[derive(Default)]
+struct List {
+    entries: Vec<Sge>,
+    inline: u64,
+    bytes: Vec<u8>,
+}
 
 /// Turns of both adapters that find nothing, before all is called quiet.
 const IDLE_TURNS: usize = 12;
@@ -280,7 +289,28 @@ impl<'a> Play<'a> {
         }
     }
 
-    fn wr<'r>(&self, side: Side, pair: usize, r: &'r Request, sges: &'r [Sge]) -> SendWr<'r> {
+    /// The local list of a request.
+    fn list(&self, side: Side, data: &Data) -> List {
+        let mut list = List::default();
+        let pieces = match data {
+            Data::Parts(parts) => return List { entries: self.sges(side, parts), ..list },
+            Data::Inline(_) => return list,
+            Data::Mixed(pieces) => pieces,
+        };
+        for (i, piece) in pieces.iter().enumerate() {
+            match piece {
+                Piece::Part(part) => list.entries.extend(self.sges(side, std::slice::from_ref(part))),
+                Piece::Inline(bytes) => {
+                    list.entries.push(Sge { len: bytes.len() as u32, ..Sge::default() });
+                    list.inline |= 1 << i;
+                    list.bytes.extend_from_slice(bytes);
+                }
+            }
+        }
+        list
+    }
+
+    fn wr<'r>(&self, side: Side, pair: usize, r: &'r Request, list: &'r List) -> SendWr<'r> {
         let peer = self.ends[pair][1 - side].as_ref();
         let dest = UdDest {
             ah: self.ahs[side],
@@ -292,21 +322,21 @@ impl<'a> Play<'a> {
             op: self.op(1 - side, r.op),
             flags: r.flags,
             payload: match &r.data {
-                Data::Parts(_) => Payload::Sges(sges),
+                Data::Parts(_) => Payload::Sges(&list.entries),
                 Data::Inline(bytes) => Payload::Inline(bytes),
+                Data::Mixed(_) => {
+                    let List { entries, inline, bytes } = list;
+                    Payload::Mixed(Mixed { entries, inline: *inline, bytes })
+                }
             },
             dest: (self.script.config.pairs[pair] == QpType::Ud).then_some(dest),
         }
     }
 
     fn post(&mut self, side: Side, pair: usize, requests: &[Request]) -> Result<(), String> {
-        let sges = |r: &Request| match &r.data {
-            Data::Parts(parts) => self.sges(side, parts),
-            Data::Inline(_) => Vec::new(),
-        };
-        let lists: Vec<Vec<Sge>> = requests.iter().map(sges).collect();
+        let lists: Vec<List> = requests.iter().map(|r| self.list(side, &r.data)).collect();
         let wrs: Vec<SendWr<'_>> =
-            requests.iter().zip(&lists).map(|(r, sges)| self.wr(side, pair, r, sges)).collect();
+            requests.iter().zip(&lists).map(|(r, list)| self.wr(side, pair, r, list)).collect();
         let end = self.ends[pair][side].as_mut().expect("the script knows that it is there");
         let taken = end.qp.try_send(&wrs);
         for r in requests {

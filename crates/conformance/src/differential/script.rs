@@ -1,5 +1,5 @@
-//! The actions of a script. A script names every object by its place (side, pair, region), since handles, keys, numbers
-//! and addresses differ between fabrics.
+//! What a script consists of. It names everything by its place (side, pair, region), since handles, keys, numbers
+//! and addresses are others on every fabric.
 
 use hca_core::{Access, Mtu, QpState, QpType, SendFlags, WcStatus};
 
@@ -135,6 +135,24 @@ impl Op {
 pub(super) enum Data {
     Parts(Vec<Part>),
     Inline(Vec<u8>),
+    /// Memory and inline bytes in one list.
+    Mixed(Vec<Piece>),
+}
+
+/// An entry of a list that has inline bytes.
+#[derive(Clone, Debug)]
+pub(super) enum Piece {
+    Part(Part),
+    Inline(Vec<u8>),
+}
+
+impl Piece {
+    fn len(&self) -> usize {
+        match self {
+            Self::Part(part) => part.len,
+            Self::Inline(bytes) => bytes.len(),
+        }
+    }
 }
 
 impl Data {
@@ -142,6 +160,7 @@ impl Data {
         match self {
             Self::Parts(parts) => parts.iter().map(|p| p.len).sum(),
             Self::Inline(bytes) => bytes.len(),
+            Self::Mixed(entries) => entries.iter().map(Piece::len).sum(),
         }
     }
 }
