@@ -9,6 +9,12 @@ use hca::portals::v4::*;
 use hca::portals::{Node, NodeOptions};
 use hca_job::{Job, Settings};
 
+// The examples that `hca run` starts.
+#[path = "../../hca/examples/job_counters.rs"]
+mod job_counters;
+#[path = "../../hca/examples/job_puts.rs"]
+mod job_puts;
+
 /// What the process of a job does, when it is this binary, and on which device.
 const MODE: &str = "HCA_TEST_MODE";
 const DEVICE: &str = "HCA_TEST_DEVICE";
@@ -211,6 +217,8 @@ fn process_of_a_job() {
     match std::env::var(MODE).unwrap().as_str() {
         "all to all" => all_to_all(),
         "one dies" => one_dies(),
+        "example job_puts" => job_puts::main().unwrap(),
+        "example job_counters" => job_counters::main().unwrap(),
         other => panic!("{other}"),
     }
 }
@@ -219,6 +227,20 @@ fn process_of_a_job() {
 fn two_processes_find_each_other_and_talk() {
     for device in ["auto://", "udp://"] {
         all_are_done(&job(&mut hca_run(2), device, "all to all"), 2);
+    }
+}
+
+#[test]
+fn the_examples_of_jobs_put_lines_and_add_to_counters() {
+    // The examples name their device themselves.
+    for (example, lines) in [
+        ("job_puts", ["rank 0 of 2 was put: rank 1 of process ", "rank 1 of 2 was put: rank 0 of process "]),
+        ("job_counters", ["rank 0 of 2 reads 16 counters of 150", "rank 1 of 2 reads 16 counters of 150"]),
+    ] {
+        let out = job(&mut hca_run(2), "auto://", &format!("example {example}"));
+        let said = text(&out.stdout);
+        assert!(out.status.success(), "{example}: {said}{}", text(&out.stderr));
+        assert!(lines.iter().all(|line| said.contains(line)), "{example}: {said}");
     }
 }
 

@@ -12,7 +12,7 @@ const COUNTERS: u64 = 16;
 const ROUNDS: u64 = 50;
 const HOME: Process = Process::logical(Rank(0));
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let job = Arc::new(Job::from_env()?);
     let context = hca::open("auto://")?;
     let node = Node::join(&context, &job, NodeOptions::default())?;

@@ -10,7 +10,7 @@ use hca::portals::{Node, NodeOptions};
 const PT: u32 = 4;
 const LINE: usize = 64;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let job = Arc::new(Job::from_env()?);
     let context = hca::open("auto://")?;
     let node = Node::join(&context, &job, NodeOptions::default())?;
