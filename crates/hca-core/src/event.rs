@@ -1,5 +1,4 @@
-//! Asynchronous events, which report conditions that no completion can report, and the queue in which they wait for the
-//! program.
+//! Asynchronous events: what no completion can tell, and how they wait for the program.
 
 use core::task::Waker;
 use std::collections::VecDeque;
@@ -82,12 +81,12 @@ pub struct EventQueue {
 }
 
 impl EventQueue {
-    /// The most waiting events; beyond it the oldest are dropped, and counted.
+    /// Events that wait at most; the oldest are dropped beyond it, and counted.
     pub const MAX_EVENTS: usize = 4096;
-    /// The most waiting wakers, as in every [`WakerSet`].
+    /// Wakers that wait at most, as in every [`WakerSet`].
     pub const MAX_WAITERS: usize = WakerSet::MAX;
 
-    /// Appends an event. Returns the wakers that waited for an event; the caller wakes each.
+    /// Appends an event. Returns the wakers that waited for it; the caller wakes each.
     #[must_use = "each is to be woken"]
     pub fn push(&mut self, event: AsyncEvent) -> Vec<Waker> {
         if self.events.len() == Self::MAX_EVENTS {
@@ -105,7 +104,7 @@ impl EventQueue {
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
-    /// The number of dropped events.
+    /// Events that were dropped.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -120,17 +119,16 @@ impl EventQueue {
     }
 }
 
-/// A set of wakers of the tasks that wait for the same event, each once. The waker of a dropped future stays until the
-/// next [`take`](Self::take), so the set has a limit.
+/// The wakers of those who wait for the same thing, each once. One whose future was dropped stays until the next
+/// [`take`](Self::take), so there is a limit.
 #[derive(Debug, Default)]
 pub struct WakerSet(Vec<Waker>);
 
 impl WakerSet {
-    /// The most waiting wakers. Beyond it the waker that has waited longest is woken, and its task may ask again.
+    /// Wakers that wait at most. Beyond it the one that has waited longest is woken, and may ask again.
     pub const MAX: usize = 1024;
 
-    /// Adds a waker. If the set is full, returns the waker that loses its place, which the caller wakes once it holds
-    /// no lock.
+    /// Adds a waker. Returned is one that has to give its place, to be woken once no lock is held.
     #[must_use = "it is to be woken"]
     pub fn add(&mut self, waker: &Waker) -> Option<Waker> {
         if self.0.iter().any(|w| w.will_wake(waker)) {
@@ -140,7 +138,7 @@ impl WakerSet {
         self.0.push(waker.clone());
         longest
     }
-    /// Takes all wakers; the caller wakes each once it holds no lock.
+    /// Takes all, each to be woken once no lock is held.
     #[must_use = "each is to be woken"]
     pub fn take(&mut self) -> Vec<Waker> {
         core::mem::take(&mut self.0)

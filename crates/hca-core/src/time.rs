@@ -1,4 +1,4 @@
-//! Points in time as numbers, which callers pass in.
+//! Time as a number that is passed in.
 
 use core::ops::{Add, Sub};
 use core::time::Duration;

@@ -15,13 +15,13 @@ pub enum WcStatus {
     /// The message is longer than the receive request, or a request's length is illegal.
     #[error("local length error: the message does not fit the buffers of this request")]
     LocalLength = 1,
-    /// The queue pair found an internal inconsistency.
+    /// The queue pair found an inconsistency of its own.
     #[error("local queue pair operation error")]
     LocalQpOperation = 2,
     /// As above, of an end-to-end context (RD).
     #[error("local end-to-end context operation error")]
     LocalEecOperation = 3,
-    /// A local key does not cover an entry of the scatter/gather list, or lacks the required right.
+    /// A local key does not cover an entry of the scatter/gather list with the right needed.
     #[error("local protection error: a scatter/gather entry is not covered by its lkey")]
     LocalProtection = 4,
     /// The queue pair was in the error state before this request was carried out.
@@ -30,7 +30,7 @@ pub enum WcStatus {
     /// A memory window could not be bound.
     #[error("memory window bind error")]
     MwBind = 6,
-    /// The peer sent a response that fits no outstanding request.
+    /// The peer answered with something that no request of ours called for.
     #[error("bad response from the peer")]
     BadResponse = 7,
     /// A protection error on the local side of an incoming RDMA WRITE with immediate.
@@ -72,7 +72,7 @@ pub enum WcStatus {
     /// No response in time.
     #[error("response timeout")]
     ResponseTimeout = 20,
-    /// Any other error.
+    /// Anything else.
     #[error("general error")]
     General = 21,
 }
@@ -112,16 +112,16 @@ pub enum RecvExtra {
     None,
     /// Immediate data.
     Imm(u32),
-    /// A key of this side that the sender invalidated.
+    /// A key of ours that the sender took back.
     Invalidated(Rkey),
 }
 
-/// The completion of one work request.
+/// The end of one work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
     /// The id that was posted.
     pub wr_id: u64,
-    /// The handle of the queue pair, which is never reused (unlike QPNs).
+    /// The queue pair, index and generation (QPNs are reused, this is not).
     pub qp: QpHandle,
     /// The status. Unless it is success, only `wr_id`, `qp` and `opcode` are valid beside it.
     pub status: WcStatus,
@@ -133,9 +133,9 @@ pub struct Completion {
     pub extra: RecvExtra,
     /// The sender's queue pair, which is never 0 (UD receives; 0 otherwise).
     pub src_qp: Qpn,
-    /// Whether the buffer begins with a 40-byte GRH (UD receives). Without a GRH the 40 bytes are reserved and
-    /// undefined: within an InfiniBand subnet, datagrams may have none.
+    /// The buffer begins with a 40-byte GRH (UD receives). Without a GRH the 40 bytes are reserved and undefined:
+    /// within an InfiniBand subnet, datagrams may have none.
     pub grh: bool,
-    /// Whether the sender asked for a solicited event; not every device reports it.
+    /// The receiver was asked for a solicited event; not every device tells.
     pub solicited: bool,
 }

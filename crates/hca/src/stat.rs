@@ -19,7 +19,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::getuid;
 
-/// The environment variable that disables the socket.
+/// The environment variable that switches this off.
 pub const STAT_VARIABLE: &str = "HCA_STAT";
 
 /// The limit of queue pairs that are listed of a device.
@@ -29,51 +29,51 @@ const MAX_ANSWER: u64 = 16 << 20;
 /// How long one side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The counters of a process with adapters.
+/// A process with adapters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// The process's pid.
+    /// Its number.
     pub pid: u32,
-    /// The process's name.
+    /// Its name.
     pub name: String,
-    /// The process's devices.
+    /// Its devices.
     pub devices: Vec<DeviceStat>,
 }
 
-/// The counters of a process's device.
+/// A device of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStat {
-    /// The name of the device, with its address.
+    /// By which name it was opened, the address included.
     pub url: String,
-    /// The device's counters, by name.
+    /// Its counters, by name.
     pub counters: Vec<(String, u64)>,
-    /// The device's queue pairs.
+    /// Its queue pairs.
     pub queue_pairs: Vec<QpStat>,
 }
 
-/// The state and the counters of a device's queue pair.
+/// A queue pair of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QpStat {
-    /// The queue pair number.
+    /// Its number.
     pub qpn: u32,
-    /// The service of the queue pair.
+    /// Its service.
     pub service: String,
-    /// The state of the queue pair.
+    /// Its state.
     pub state: String,
-    /// The peer's queue pair and GID, if this queue pair is connected.
+    /// The peer's queue pair and GID, of one that is connected.
     pub peer: Option<(u32, String)>,
-    /// The queue pair's counters, by name; counters at zero are left out.
+    /// Its counters, by name; those at zero are left out.
     pub counters: Vec<(String, u64)>,
 }
 
 impl DeviceStat {
-    /// A counter's value; 0 if no counter has this name.
+    /// A counter's value; 0 where there is none of the name.
     pub fn counter(&self, name: &str) -> u64 {
         value(&self.counters, name)
     }
 }
 impl QpStat {
-    /// A counter's value; 0 if no counter has this name.
+    /// A counter's value; 0 where there is none of the name.
     pub fn counter(&self, name: &str) -> u64 {
         value(&self.counters, name)
     }
@@ -188,7 +188,7 @@ fn tell_device(text: &mut String, url: &str, device: &dyn Device) {
     }
 }
 
-/// The processes of this user and this network namespace that have adapters, with their present counters.
+/// The processes of this user and this network namespace that have adapters, with their counters now.
 ///
 /// # Errors
 /// `/proc/net/unix` can't be read.

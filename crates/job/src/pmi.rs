@@ -1,4 +1,4 @@
-//! The process's side of PMI-1.
+//! PMI-1 as a process speaks it.
 //!
 //! ```text
 //! process                                launcher

@@ -35,11 +35,10 @@ pub(crate) struct Outcome {
     pub(crate) not_pmi: Option<NotPmi>,
 }
 
-/// The report of a process that does not speak PMI-1. The server has closed its connection, and no barrier can complete
-/// any more.
+/// A process does not speak PMI-1. The server has hung up on it, and no barrier comes about any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotPmi {
-    /// The process's rank.
+    /// Which.
     pub rank: u32,
     /// The beginning of the process's line.
     pub line: Box<str>,
@@ -51,10 +50,10 @@ pub struct NotPmi {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PmiFault {
-    /// The line is not a line of pairs.
+    /// It is no line of pairs.
     #[error(transparent)]
     Line(LineFault),
-    /// The line is not a command of PMI-1.
+    /// It is about nothing that PMI-1 knows.
     #[error("PMI-1 has no such request")]
     Unknown,
     /// The sender waits for the answer to an earlier question, at a barrier.
@@ -62,14 +61,14 @@ pub enum PmiFault {
     Waiting,
 }
 
-/// The request of a process to end the job.
+/// A process asked to end the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abort {
-    /// The process's rank.
+    /// Which.
     pub rank: u32,
-    /// The requested exit code.
+    /// The exit code that it wants.
     pub code: i32,
-    /// The message of the process.
+    /// The words.
     pub message: Box<str>,
 }
 

@@ -1,7 +1,7 @@
-//! Pages lent to the adapter, which keeps its own tables in them.
+//! Pages that are lent to the adapter: it keeps its own tables in them.
 //!
-//! The driver counts the pages and knows their addresses, so that no page comes back twice and none is missing when the
-//! adapter is stopped.
+//! Each is counted and known by its address, so that none comes back twice and none is missed when the adapter is
+//! stopped.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! Protection domains of the adapter.
+//! Protection domains.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,5 +1,5 @@
-//! Tables of objects: by handle (an index, and a generation that distinguishes reused indices), and by the adapter's
-//! number, which events use.
+//! Objects by handle, an index and a generation that tells an object from its predecessor; and by the adapter's number,
+//! by which its events name them.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,4 @@
-//! Fields that the driver writes into commands and contexts, beyond the fields that are needed for success, on a
-//! function that records them.
+//! What the driver writes into commands and contexts beside what makes them work at all, on a function that notes it.
 
 mod scripted;
 

@@ -1,4 +1,4 @@
-//! Health reports of the function, and conditions that end the device.
+//! What the function tells of its health, and what ends the device.
 
 mod scripted;
 

@@ -1,4 +1,4 @@
-//! InfiniBand ports, whose state the subnet manager sets.
+//! InfiniBand ports, which are what the subnet's manager makes of them.
 
 mod scripted;
 

@@ -1,4 +1,4 @@
-//! Codes: enums for fields whose numbers have meanings.
+//! Codes: numbers with a meaning in a field.
 
 /// Declares an enum of codes. The text of each is its documentation, and what [`Display`](std::fmt::Display) shows.
 macro_rules! codes {
@@ -17,7 +17,7 @@ macro_rules! codes {
         }
 
         impl $name {
-            /// All values, by ascending code.
+            /// All of them, by ascending code.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
             /// The value that `code` encodes, if there is one.
@@ -30,14 +30,14 @@ macro_rules! codes {
                 }
             }
 
-            /// The number that encodes the value.
+            /// The number that encodes it.
             #[inline]
             #[must_use]
             pub const fn code(self) -> u32 {
                 self as u32
             }
 
-            /// The meaning of the value, in words.
+            /// Its meaning, in words.
             #[must_use]
             pub const fn text(self) -> &'static str {
                 match self {

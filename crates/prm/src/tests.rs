@@ -1,4 +1,4 @@
-//! Properties of all layouts.
+//! What holds for every layout.
 
 use std::collections::{BTreeMap, HashSet};
 

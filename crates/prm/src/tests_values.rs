@@ -1,4 +1,4 @@
-//! Tests of the values in structures, beside the tests of their places.
+//! Numbers that structures hold, beside where they hold them.
 
 use crate::caps::{AtomicCaps, HcaCap, RoceCap};
 use crate::command::cq::{modify, resize};

@@ -1,4 +1,4 @@
-//! The default adapter of nodes.
+//! The adapter that nodes have unless told otherwise.
 
 use core::sync::atomic::AtomicU64;
 use std::sync::Arc;

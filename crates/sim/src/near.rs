@@ -1,5 +1,5 @@
-//! Nodes that share a machine: the times at which each node sees its neighbours' writes to shared memory, and the
-//! system calls that are refused.
+//! Nodes that share a machine: when each looks at what its neighbours wrote into shared memory, and what the system
+//! refuses them.
 
 use core::time::Duration;
 
@@ -12,18 +12,18 @@ use crate::{Rng, SimNet};
 /// Messages that a look takes which takes a part.
 const MAX_PART: u64 = 8;
 
-/// The behaviour of a machine with several nodes. Memory, rings and sockets are real; the seed decides the behaviour of
-/// processors and system.
+/// How nodes on one machine fare. Memory, rings and sockets are true ones; what processors and system do is up to the
+/// seed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NearProfile {
-    /// The number of machines, over which nodes are distributed in turn: nodes of one machine reach each other by
-    /// shared memory, nodes of different machines by packets.
+    /// Machines that the nodes stand on, in turns: nodes of one machine reach each other by shared memory, nodes of
+    /// two by packets.
     pub machines: usize,
-    /// The longest time until a node sees a neighbour's write.
+    /// The longest time until a node looks at what a neighbour wrote.
     pub delay: Duration,
-    /// Probability that a poll takes a few messages only.
+    /// Probability that a look takes a few messages only.
     pub part: f64,
-    /// Probability that a poll without a result parks the rings, as before a sleep.
+    /// Probability that a look that found nothing parks the rings, as before a sleep.
     pub sleep: f64,
     /// Probability that a region is not granted, or not mapped.
     pub refuse_grant: f64,
@@ -31,7 +31,7 @@ pub struct NearProfile {
     pub refuse_read: f64,
     /// Bytes of each ring: a power of two from 64 KiB up.
     pub ring_bytes: usize,
-    /// Whether only rings are shared.
+    /// Nothing but rings is shared.
     pub isolated: bool,
 }
 
@@ -52,7 +52,7 @@ impl Default for NearProfile {
 }
 
 impl NearProfile {
-    /// A machine with random faults; each fault is absent now and then.
+    /// Random ones; each fault is absent now and then.
     pub fn random(rng: &mut Rng) -> Self {
         let rate = |rng: &mut Rng, max: f64| {
             if rng.chance(0.4) { 0.0 } else { max * rng.below(1000) as f64 / 1000.0 }
@@ -68,7 +68,7 @@ impl NearProfile {
             isolated: rng.chance(0.15),
         }
     }
-    /// The same machine without its faults; the delay of polls and the parking of rings stay.
+    /// The same machine without its faults: what is under way is looked at as before.
     #[must_use]
     pub fn healed(&self) -> Self {
         Self { part: 0.0, refuse_grant: 0.0, refuse_read: 0.0, ..self.clone() }
@@ -83,32 +83,32 @@ impl NearProfile {
     }
 }
 
-/// The counts of events among the nodes of one machine.
+/// What happened among nodes of one machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NearStats {
-    /// Polls of neighbours' writes.
+    /// Looks at what neighbours wrote.
     pub looks: u64,
-    /// Polls that were limited to a few messages.
+    /// Looks that were made to take a few messages only.
     pub parts: u64,
     /// Rings parked before a sleep.
     pub sleeps: u64,
     /// Regions that were not granted or not mapped.
     pub grants_refused: u64,
-    /// Reads of a node's memory that were refused to neighbours.
+    /// Neighbours that were not let read a node's memory.
     pub reads_refused: u64,
-    /// Messages that arrived by rings.
+    /// Messages that came by rings.
     pub messages: u64,
     /// Times that a ring was full.
     pub full: u64,
-    /// Regions that neighbours mapped, for direct access or for fetches of messages.
+    /// Regions that neighbours mapped, to reach them directly or to fetch messages from.
     pub mapped: u64,
-    /// Regions that were revoked from neighbours.
+    /// Regions taken back from neighbours that had them.
     pub revoked: u64,
     /// Messages fetched from a neighbour's process.
     pub fetched: u64,
     /// Neighbours that were woken.
     pub woken: u64,
-    /// Neighbours that disconnected, with or without unread messages.
+    /// Neighbours that went, and left something unread or not.
     pub gone: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The network: the nodes' addresses, the packets under way, and their faults.
+//! The network: who is where, what is under way, and what happens to it.
 
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,30 +20,30 @@ use crate::{LinkProfile, Rng};
 /// Bytes that an adapter's receive buffer takes, as a UDP socket's does by default.
 pub(crate) const RECV_BUFFER_BYTES: usize = 212_992;
 
-/// The counts of the network's packets and faults.
+/// What the network did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetStats {
     /// Frames that adapters sent.
     pub sent: u64,
     /// Frames that reached an adapter's buffer, copies counted.
     pub arrived: u64,
-    /// Frames lost by a link's loss rate.
+    /// Lost by a link's loss rate.
     pub lost: u64,
-    /// Frames lost at a full queue or buffer.
+    /// Lost at a full queue or buffer.
     pub overflowed: u64,
-    /// Frames lost on a cut link, or because no adapter is at the address.
+    /// Lost on a cut link, or for want of an adapter at the address.
     pub unreachable: u64,
-    /// Frames that arrived a second time.
+    /// Arrived a second time.
     pub duplicated: u64,
-    /// Frames held back behind later ones.
+    /// Held back behind later ones.
     pub reordered: u64,
-    /// Frames changed on their way.
+    /// Changed on their way.
     pub corrupted: u64,
-    /// Changed frames that were detected, by ICRC or length.
+    /// Found out to be changed, by ICRC or length.
     pub rejected: u64,
-    /// Frames marked "congestion experienced".
+    /// Marked "congestion experienced".
     pub marked: u64,
-    /// Trains of packets that the network refused for the moment.
+    /// Trains of packets that the sender was told to come again with.
     pub deferred: u64,
 }
 
@@ -191,7 +191,7 @@ impl SimNet {
     pub fn link(&self, from: usize, to: usize) -> LinkProfile {
         self.lock().links[from][to].profile.clone()
     }
-    /// Removes the faults of every link and heals every cut. Latency, jitter and rates stay.
+    /// Takes the faults out of every link and heals every cut. Latency, jitter and rates stay.
     pub fn heal_all(&self) {
         let mut net = self.lock();
         net.profile = net.profile.healed();
@@ -203,23 +203,23 @@ impl SimNet {
             link.cuts = 0;
         }
     }
-    /// The counts of events among the nodes of each machine.
+    /// What happened among the nodes of each machine.
     pub fn near_stats(&self) -> NearStats {
         self.lock().near.as_ref().map(|n| n.stats).unwrap_or_default()
     }
-    /// Sets the behaviour of machines from now on. Existing rings keep their size.
+    /// How nodes of one machine fare from now on. Rings that are there keep their size.
     pub fn set_near(&self, profile: &NearProfile) {
         if let Some(near) = &mut self.lock().near {
             near.profile = profile.clone();
         }
     }
-    /// Cuts the link from one node to another (this direction only). Cuts count: the link needs as many
-    /// [`heal`](Self::heal)s. Packets under way are lost when they would arrive.
+    /// Cuts the link from one node to another (this direction only). Cuts count: it takes as many
+    /// [`heal`](Self::heal)s. What is under way is lost when it would arrive.
     pub fn cut(&self, from: usize, to: usize) {
         self.lock().links[from][to].cuts += 1;
         self.event(Event::Cut(from, to));
     }
-    /// Undoes one cut of a link.
+    /// Takes one cut back.
     pub fn heal(&self, from: usize, to: usize) {
         let mut net = self.lock();
         let link = &mut net.links[from][to];
@@ -231,7 +231,7 @@ impl SimNet {
     pub fn partition(&self, group: &[usize]) {
         self.each_across(group, |a, b| self.cut(a, b));
     }
-    /// Undoes one [`partition`](Self::partition) of this group.
+    /// Takes one [`partition`](Self::partition) of this group back.
     pub fn rejoin(&self, group: &[usize]) {
         self.each_across(group, |a, b| self.heal(a, b));
     }
@@ -244,16 +244,16 @@ impl SimNet {
             }
         }
     }
-    /// The counts of the network so far.
+    /// What the network did so far.
     pub fn stats(&self) -> NetStats {
         self.lock().stats
     }
-    /// The number of frames under way and in the buffers of adapters.
+    /// Frames under way, and in the buffers of adapters.
     pub fn frames_under_way(&self) -> usize {
         let net = self.lock();
         net.under_way.len() + net.ports.iter().map(|p| p.inbox.len()).sum::<usize>()
     }
-    /// Sets a tap, which sees every frame as it is sent, before any fault.
+    /// Has a tap see every frame as it is sent, before anything happens to it.
     pub fn set_tap(&self, tap: Option<Box<dyn Tap>>) {
         self.lock().tap = tap;
     }

@@ -1,4 +1,4 @@
-//! The trace of a run: a hash of all events, and the last events as text.
+//! What happened, in order: a hash of everything, and the last events for people.
 
 use core::fmt;
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ const KEPT: usize = 60;
 /// A packet, as events name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameTag {
-    /// The number of the frame; copies have the same number.
+    /// Number of the frame; copies have the same.
     pub id: u64,
     /// Sending node.
     pub from: usize,
@@ -28,7 +28,7 @@ pub struct FrameTag {
     pub psn: Psn,
     /// Bytes from BTH to ICRC.
     pub len: usize,
-    /// A digest of the bytes, without virtual addresses in RETH and AtomicETH, which differ from run to run.
+    /// Stands for the bytes, but for virtual addresses in RETH and AtomicETH, which differ from run to run.
     pub digest: u32,
 }
 
@@ -77,7 +77,7 @@ pub enum Loss {
     QueueFull,
     /// The link is cut.
     Partition,
-    /// No adapter is at the address: it crashed, or never existed.
+    /// No adapter is at the address: it crashed, or never was.
     NoAdapter,
     /// The adapter's receive buffer was full.
     BufferFull,
@@ -85,7 +85,7 @@ pub enum Loss {
     Corrupt,
 }
 
-/// An event of a run.
+/// One thing that happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A frame left an adapter.
@@ -114,13 +114,13 @@ pub enum Event {
     Stalled(usize),
     /// A node moves again.
     Resumed(usize),
-    /// A node polled its neighbours' writes to shared memory.
+    /// A node looked at what its neighbours wrote into shared memory.
     Looked(usize),
     /// A completion was polled at a node.
     Completed(usize, Completion),
     /// A task ran.
     Polled(usize),
-    /// A note of a program.
+    /// What a program wants to be seen.
     Note(String),
 }
 

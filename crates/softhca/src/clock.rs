@@ -1,9 +1,9 @@
 //! The system's monotonic clock as one number.
 //!
-//! The engine reads the clock once a turn; with `std::time::Instant`, the difference of two times would take several
-//! times the instructions of the clock itself.
+//! It is read once a turn, and `std::time::Instant` takes several times the instructions for the
+//! difference of two times that the clock takes itself.
 //!
-//! Where even the clock takes too long, ticks of the processor give the passed time roughly.
+//! Where even that is too long, ticks of the processor tell roughly how much time has passed.
 //!
 //! Invariants:
 //! 1. The structure that the C library fills lives on the stack for the call.

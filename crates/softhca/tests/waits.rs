@@ -1,4 +1,4 @@
-//! Wake-ups of waiting threads and tasks: for events, for completions, by descriptors and by wakers.
+//! Who waits is woken: for events, for completions, by descriptors and by wakers.
 
 mod ends;
 

@@ -1,17 +1,16 @@
-//! [`Host`] and [`TxSink`]: the adapter's side of a queue pair, which the queue pair borrows while it handles one input
-//! or makes one output.
+//! What a queue pair borrows from its adapter while it handles one input or makes one output.
 
 use hca_core::wire::Packet;
 use hca_core::{
     Access, AhHandle, FlatOp, Qkey, Qpn, RecvExtra, RemoteAddr, Rkey, SendFlags, WcOpcode, WcStatus,
 };
 
-/// A send request as the transport sees it; the transport accesses its memory through the [`Host`] only.
+/// A send request as the transport sees it; its memory is reached through the [`Host`] only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendRequest {
-    /// The operation.
+    /// What to do.
     pub op: FlatOp,
-    /// The flags of the request.
+    /// How.
     pub flags: SendFlags,
     /// Bytes of the message (of its local list), at most 2^31.
     pub len: u32,
@@ -30,17 +29,17 @@ pub struct UdTarget {
     pub qkey: Qkey,
 }
 
-/// The place of a message's bytes in the sender's memory. The transport does not read them.
+/// Bytes of a message where they lie. The transport does not look at them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InPlace {
-    /// The address of the bytes, in the adapter's terms.
+    /// Their address, as the adapter has it.
     pub addr: usize,
-    /// The number of bytes.
+    /// How many they are.
     pub len: u32,
 }
 
-/// A fault of a local scatter/gather list: a key does not allow the access to an entry (any more), or the list is too
-/// short for the data.
+/// A local key does not (any more) cover an entry of a scatter/gather list with the right needed,
+/// or a list is too short for what is to be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalError {
     /// Key, range, right or protection domain: completes as `LocalProtection`.
@@ -49,14 +48,14 @@ pub enum LocalError {
     Length,
 }
 
-/// The error of a remote key that does not allow an access: NAK with remote access error.
+/// A remote key does not allow the access: NAK with remote access error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteAccessError;
 
 /// An atomic operation on a 64-bit word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
-    /// Replace the word by `swap` if it equals `compare`.
+    /// Swap `swap` in if the word equals `compare`.
     CompareSwap {
         /// Expected value.
         compare: u64,
@@ -65,51 +64,51 @@ pub enum AtomicOp {
     },
     /// Add, modulo 2^64.
     FetchAdd {
-        /// The number to add.
+        /// What to add.
         add: u64,
     },
 }
 
-/// The outcome of a request on the peer's memory.
+/// What became of a request on the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direct {
-    /// The request is done.
+    /// It is done.
     Done,
-    /// The request was begun, and goes on in the queue pair's next turn.
+    /// It was begun and goes on when the queue pair has its next turn.
     Again,
-    /// The memory is out of reach, or the peer has to decide: the request goes as a message.
+    /// The memory is out of reach, or the peer has to judge: it goes as a message.
     Unable,
-    /// The request has to wait until earlier requests are done.
+    /// It is to wait until what is under way before it is done.
     Later,
-    /// A local key does not allow the request.
+    /// A local key does not allow it.
     Fail(LocalError),
 }
 
-/// The most bytes of a SEND that [`Host::small_send`] reports: the data that fits a cache line with its head.
+/// Bytes of a SEND that [`Host::small_send`] tells of at most: what fits a cache line with its head.
 pub const SMALL_BYTES: u32 = 48;
 
 /// A piece of a message that the peer fetches from this side's memory itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loan {
-    /// The memory's address and key, as the peer uses them.
+    /// The memory's address and key, as the peer names them.
     pub memory: RemoteAddr,
-    /// The number of bytes.
+    /// Bytes.
     pub len: u32,
-    /// For memory of the peer's process that was not granted: the words that the two adapters agreed to check. The
-    /// transport does not interpret them.
+    /// Of memory of the peer's process, which was not granted: what the two adapters agreed to look at. The transport
+    /// does not.
     pub terms: Option<[u64; 2]>,
 }
 
-/// The reason why lent bytes could not be fetched.
+/// The reason why what was lent could not be fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoanError {
-    /// The request's own list does not take the bytes.
+    /// The request's own list does not take it.
     Local(LocalError),
-    /// The key of the written memory does not allow the access.
+    /// The key of the memory that is to be written does not allow it.
     Remote,
     /// The memory is out of reach.
     Gone,
-    /// The peer lends memory that it does not have.
+    /// The peer lends what it does not have.
     Bad,
 }
 
@@ -119,7 +118,7 @@ impl From<LocalError> for LoanError {
     }
 }
 
-/// The completion of a receive request.
+/// How a receive request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvDone {
     /// Status.
@@ -128,7 +127,7 @@ pub struct RecvDone {
     pub opcode: WcOpcode,
     /// Bytes of the message (UD: with the 40 bytes of GRH).
     pub byte_len: u32,
-    /// The immediate data or the invalidated key.
+    /// Immediate data or invalidated key.
     pub extra: RecvExtra,
     /// The sender asked for a solicited event.
     pub solicited: bool,
@@ -145,9 +144,9 @@ pub enum QpEvent {
     CommEstablished,
     /// SQD reached and drained.
     SqDrained,
-    /// In error, with a shared receive queue: the queue pair takes no more requests.
+    /// In error, shared receive queue: no more request will be taken.
     LastWqeReached,
-    /// An error that no work request reports.
+    /// Error that no work request reports.
     Fatal,
     /// The peer's request was invalid.
     RequestError,
@@ -155,7 +154,7 @@ pub enum QpEvent {
     AccessError,
 }
 
-/// A kind of event that adapters count.
+/// What happened that somebody may want to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Count {
@@ -201,11 +200,11 @@ pub enum Count {
     EcnMarked,
 }
 impl Count {
-    /// The number of kinds.
+    /// How many kinds there are.
     pub const COUNT: usize = 20;
 }
 
-/// An operation of the peer that uses no receive request.
+/// An operation of the peer's that no receive request tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Served {
@@ -220,58 +219,57 @@ pub enum Served {
 /// Bytes that an atomic operation is on.
 pub(crate) const ATOMIC_BYTES: u32 = 8;
 
-/// The adapter's side of a queue pair: its queues, its memory, its completions.
+/// What a queue pair borrows from its adapter: its queues, its memory, its completions.
 ///
 /// Send requests are named by a free-running index (`u32`, wrapping); the valid ones are those from
 /// the oldest uncompleted to `sq_posted() - 1`.
 pub trait Host {
-    /// The number of send requests posted so far (wrapping): the index of the next one.
+    /// How many send requests were ever posted (wrapping): the index of the next one.
     fn sq_posted(&self) -> u32;
     /// The send request of this index.
     fn send_request(&self, index: u32) -> SendRequest;
     /// Fills `out` with bytes of a request's local list (or inline data), from `offset` on.
     ///
     /// # Errors
-    /// A key does not allow the access; the contents of `out` are then undefined.
+    /// A key does not allow it; `out` then holds anything.
     fn gather(&mut self, index: u32, offset: u32, out: &mut [u8]) -> Result<(), LocalError>;
-    /// The place of `len` bytes of a request's local list from `offset` on, if they are one piece that no code writes
-    /// before the request completes; packets may then be sent from there. `None` is always allowed, and makes the
-    /// transport call [`gather`](Self::gather).
+    /// Where `len` bytes of a request's local list lie from `offset` on, if they are one piece that nobody writes
+    /// before the request completes: they may be sent from there. `None` is always right, and asks for
+    /// [`gather`](Self::gather).
     fn in_place(&mut self, _index: u32, _offset: u32, _len: u32) -> Option<InPlace> {
         None
     }
     /// Places bytes of a response into a request's local list, from `offset` on.
     ///
     /// # Errors
-    /// A key does not allow the access.
+    /// A key does not allow it.
     fn scatter(&mut self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalError>;
     /// Checks a request's whole local list before its first packet: reading (`write` false) or
     /// writing (`write` true).
     ///
     /// # Errors
-    /// A key does not allow the access.
+    /// A key does not allow it.
     fn check_local(&mut self, index: u32, write: bool) -> Result<(), LocalError>;
-    /// Completes the oldest uncompleted send request, which has this index. The success of an unsignalled request
-    /// yields no completion; every other outcome does.
+    /// Completes the oldest uncompleted send request, whose index this is. A success that is not
+    /// signalled yields no completion, everything else does.
     fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32);
 
-    /// Takes the oldest receive request for the message that begins with `packet` (`None`: the message did not come as
-    /// packets). Returns the bytes that the request can take, or `None` if there is no request. At most one request is
-    /// held at a time.
+    /// Takes the oldest receive request for the message that begins with `packet` (`None`: it came by other ways);
+    /// returns the bytes that it can take, or `None` if there is none. At most one is held at a time.
     fn take_recv(&mut self, packet: Option<&Packet<'_>>) -> Option<u64>;
     /// Places bytes into the held receive request.
     ///
     /// # Errors
-    /// A key does not allow the access, or the list ends.
+    /// A key does not allow it, or the list ends.
     fn place_recv(&mut self, offset: u32, data: &[u8]) -> Result<(), LocalError>;
     /// Completes the held receive request.
     fn complete_recv(&mut self, done: &RecvDone);
-    /// Returns the held receive request, unused, to the head of its queue (UC, UD: the message was dropped).
+    /// Gives the held receive request back to the head of its queue, unused (UC, UD: the message was dropped).
     fn return_recv(&mut self);
-    /// The number of waiting receive requests; `None` with a shared receive queue, which counts no credits.
+    /// Receive requests that are waiting; `None` with a shared receive queue, which counts no credits.
     fn recv_credits(&self) -> Option<u32>;
-    /// Completes every remaining receive request as flushed, the held one first. With a shared receive queue only the
-    /// held request is flushed.
+    /// Completes every remaining receive request as flushed, the held one first. With a shared receive
+    /// queue only the held one.
     fn flush_recv(&mut self);
     /// Whether receive requests come from a shared receive queue.
     fn has_srq(&self) -> bool;
@@ -302,80 +300,79 @@ pub trait Host {
     /// # Errors
     /// The access is not allowed.
     fn atomic_remote(&mut self, rkey: Rkey, va: u64, op: AtomicOp) -> Result<u64, RemoteAccessError>;
-    /// Invalidates a key (SEND with invalidate).
+    /// Takes a key back (SEND with invalidate).
     ///
     /// # Errors
-    /// The key is unknown, of another protection domain, or not one that peers may invalidate.
+    /// The key is unknown, of another protection domain, or not one that peers may take back.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), RemoteAccessError>;
 
-    /// Carries out a WRITE, READ or atomic directly on the peer's memory, if the memory is within reach. `behind`: an
-    /// earlier request is under way, so nothing may be done yet. Called for connections by messages only.
+    /// Carries out a WRITE, READ or atomic straight on the peer's memory, if it is within reach. `behind`: an earlier
+    /// request is under way, so nothing may be done yet. Only connections by messages ask.
     fn direct(&mut self, _index: u32, _request: &SendRequest, _behind: bool) -> Direct {
         Direct::Unable
     }
 
     /// The length of a request that is a plain SEND of at most [`SMALL_BYTES`], neither fenced nor solicited; `None` is
-    /// always allowed. Called for connections by messages only.
+    /// always right. Only connections by messages ask.
     fn small_send(&self, _index: u32) -> Option<u32> {
         None
     }
-    /// Lends the peer up to `max` bytes of a request's local list from `offset` on, if the peer can reach that memory.
-    /// Called for connections by messages only.
+    /// Lends the peer up to `max` bytes of a request's local list from `offset` on, if it can reach that memory. Only
+    /// connections by messages ask.
     fn lend(&mut self, _index: u32, _offset: u32, _max: u32) -> Option<Loan> {
         None
     }
-    /// Fetches bytes that the peer lends into the held receive request.
+    /// Fetches what the peer lends into the held receive request.
     ///
     /// # Errors
-    /// No bytes, or a part of them, were placed.
+    /// Nothing, or a part, was placed.
     fn place_loan(&mut self, _offset: u32, _loan: &Loan) -> Result<(), LoanError> {
         Err(LoanError::Gone)
     }
 
-    /// Fetches bytes that the peer lends into the memory of its WRITE, key checked again.
+    /// Fetches what the peer lends into memory that it writes, key checked again.
     ///
     /// # Errors
-    /// No bytes, or a part of them, were written.
+    /// Nothing, or a part, was written.
     fn write_loan(&mut self, _rkey: Rkey, _va: u64, _loan: &Loan) -> Result<(), LoanError> {
         Err(LoanError::Gone)
     }
-    /// Lends the peer up to `max` bytes of the memory that it READs, from `va` on, key checked, if the peer can fetch
-    /// them.
+    /// Lends the peer up to `max` bytes of what it reads from `va` on, key checked, if it can fetch them.
     fn lend_remote(&mut self, _rkey: Rkey, _va: u64, _max: u32) -> Option<Loan> {
         None
     }
-    /// Fetches bytes that the peer lends into a request's local list, from `offset` on.
+    /// Fetches what the peer lends into a request's local list, from `offset` on.
     ///
     /// # Errors
-    /// No bytes, or a part of them, were placed.
+    /// Nothing, or a part, was placed.
     fn scatter_loan(&mut self, _index: u32, _offset: u32, _loan: &Loan) -> Result<(), LoanError> {
         Err(LoanError::Gone)
     }
 
-    /// Counts a new and allowed operation of the peer on this side's memory, which was carried out, or is being
-    /// answered.
+    /// An operation of the peer's on this side's memory, new and allowed: it was carried out, or is being answered.
+    /// Counts, and does nothing else.
     #[inline]
     fn served(&mut self, _what: Served, _bytes: u32) {}
     /// Raises an event.
     fn event(&mut self, event: QpEvent);
-    /// Counts an event.
+    /// Counts.
     fn count(&mut self, what: Count);
 }
 
-/// A sink for packets to send.
+/// Takes packets to send.
 pub trait TxSink {
-    /// Reserves room for one packet of `len` bytes from BTH to padding. The bytes have arbitrary contents: the caller
-    /// has to write every one. `None`: no room now, try again later. `to` is the path for UD. A second `reserve`
-    /// without [`commit`](Self::commit) replaces the first.
+    /// Room for one packet of `len` bytes from BTH to padding, uninitialised in meaning (any bytes):
+    /// every one is to be written. `None`: no room now, come back later. `to` is the path for UD.
+    /// A second `reserve` without [`commit`](Self::commit) takes the place of the first.
     fn reserve(&mut self, to: Option<AhHandle>, len: usize) -> Option<&mut [u8]>;
-    /// Marks the packet last reserved as complete: it will be sent.
+    /// The packet last reserved is complete and to be sent.
     fn commit(&mut self);
-    /// The least payload that is better sent in place than copied; `None`: none is.
+    /// The least payload that is better sent from where it lies; `None`: none is.
     fn in_place_from(&self) -> Option<u32> {
         None
     }
-    /// Commits the packet last reserved, whose bytes from `at` on were not written and are `payload` in place. Called
-    /// only if [`in_place_from`](Self::in_place_from) allows it.
+    /// As [`commit`](Self::commit) of a packet whose bytes from `at` on are `payload`, and were not written. Only where
+    /// [`in_place_from`](Self::in_place_from) tells so is it called.
     fn commit_in_place(&mut self, _at: usize, _payload: InPlace) {
         unreachable!("this sink has every payload copied");
     }

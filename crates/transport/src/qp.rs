@@ -1,4 +1,4 @@
-//! The queue pair: its states, its attributes, and the dispatch of its inputs.
+//! The queue pair: its states, its attributes, and who gets which input.
 
 use hca_core::wire::{Packet, PacketOp, TransportKind};
 use hca_core::{Instant, Mtu, Pkey, QpAttr, QpState, QpType, Qpn, TransitionError, WcStatus};
@@ -13,55 +13,54 @@ use crate::uc::Unreliable;
 use crate::ud::Datagram;
 use crate::{Count, Host, QpEvent, TxSink};
 
-/// The configuration of a new queue pair.
+/// What a queue pair is created with.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
     /// Service.
     pub qp_type: QpType,
     /// The number.
     pub qpn: Qpn,
-    /// The most outstanding READs and atomics, on either side; `max_rd_atomic` and `max_dest_rd_atomic` beyond it are
-    /// refused.
+    /// READs and atomics outstanding at most, on either side; `max_rd_atomic` and
+    /// `max_dest_rd_atomic` beyond it are refused.
     pub max_rd_atomic_limit: u8,
     /// Depth of the send queue.
     pub max_send_wr: u32,
-    /// The most bytes in flight to the peer: the size of its receive buffer.
+    /// Bytes in flight to the peer at most: what its receive buffer takes.
     pub window_bytes: u32,
-    /// The largest path MTU of the port, which is also the limit of a datagram.
+    /// The largest path MTU of the port; datagrams are at most this long.
     pub port_mtu: Mtu,
 }
 
-/// The data that came with a packet beside its bytes.
+/// What came with a packet beside its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RxMeta<'a> {
-    /// Whether the packet met congestion on its way (CE mark in its IP header).
+    /// The packet met congestion on its way (CE mark in its IP header).
     pub ce: bool,
-    /// The global route header as a UD receive shows it (over IPv4 the IP header in the last 20 bytes). Only UD uses
-    /// it; `None` reads as zeros.
+    /// The global route header as a UD receive shows it (over IPv4 the IP header in the last 20 bytes).
+    /// Only UD looks at it; `None` reads as zeros.
     pub grh: Option<&'a [u8; 40]>,
 }
 
 /// An acknowledgement that waits to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckOwed {
-    /// Whether a receive request was completed since the last acknowledgement left. The program may then answer soon,
-    /// so the acknowledgement may wait one turn to share the answer's train. Otherwise it leaves at the end of this
-    /// turn.
+    /// A receive request was completed since the last one left, so that the program may answer soon and
+    /// the acknowledgement may wait one turn to share its train. Otherwise it leaves at the end of this turn.
     pub delivered: bool,
 }
 
-/// The services that a queue pair needs from its adapter now.
+/// The services that a queue pair wants of its adapter now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wants {
-    /// Whether [`Qp::poll_transmit`] may have packets.
+    /// [`Qp::poll_transmit`] may have something.
     pub transmit: bool,
     /// The acknowledgement that is owed, for [`Qp::poll_ack`].
     pub ack: Option<AckOwed>,
-    /// The time at which [`Qp::handle_timeout`] is due.
+    /// When [`Qp::handle_timeout`] is due.
     pub deadline: Option<Instant>,
 }
 
-/// The present send window of a connection.
+/// The send window of a connection as it stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowStats {
     /// Bytes that may be in flight.
@@ -70,7 +69,7 @@ pub struct WindowStats {
     pub inflight_bytes: u32,
     /// Smoothed round trip; 0 before the first sample.
     pub srtt_ns: u64,
-    /// The variation of the round trip.
+    /// The variation.
     pub rttvar_ns: u64,
 }
 
@@ -122,12 +121,12 @@ impl Qp {
             by_messages: false,
         }
     }
-    /// Sets whether the next connection goes by messages, as between adapters of one machine; both ends must agree. To
-    /// be called before the transition to RTR. RC only.
+    /// Whether its next connection goes by messages, as between adapters of one machine; both ends must agree. To be
+    /// said before the transition to RTR. Only RC does.
     pub fn use_messages(&mut self, yes: bool) {
         self.by_messages = yes && self.config.qp_type == QpType::Rc;
     }
-    /// Whether the connection goes by messages.
+    /// Whether its connection goes by messages.
     #[inline]
     pub fn uses_messages(&self) -> bool {
         matches!(self.service, Service::Local(_))
@@ -159,8 +158,8 @@ impl Qp {
         &self.attr
     }
 
-    /// Sets attributes and changes the state. To ERROR it completes all requests as flushed, those of the send queue
-    /// first; to RESET it discards all state, and the host drops its rings itself.
+    /// Sets attributes and changes the state. To ERROR it completes all requests as flushed, those of the
+    /// send queue first; to RESET it forgets everything, and the host drops its rings itself.
     ///
     /// # Errors
     /// The transition's rules, or a value beyond the limits of [`QpConfig`].
@@ -439,8 +438,8 @@ impl Qp {
         }
     }
 
-    /// Whether a request that is posted now may be done at once on the peer's memory, without being queued: the
-    /// connection goes by messages, is ready to send, and has no request under way or refused.
+    /// Whether a request that is posted now may be done at once on the peer's memory, without being queued: a
+    /// connection by messages, ready to send, with nothing under way or refused.
     #[inline]
     pub fn is_idle_near(&self) -> bool {
         self.state == QpState::Rts && matches!(&self.service, Service::Local(m) if m.requester.is_idle())
@@ -451,7 +450,7 @@ impl Qp {
         self.state == QpState::Rts
             && matches!(&self.service, Service::Local(m) if !m.requester.wants_transmit() && !m.responder.wants_transmit())
     }
-    /// Sends the requests that were posted last, and nothing else. `false`: more work is left for
+    /// Sends what was posted last, and nothing else. `false`: there is more to be done, by
     /// [`poll_transmit`](Self::poll_transmit).
     #[inline]
     pub fn send_messages<H: Host, T: TxSink>(
@@ -470,8 +469,8 @@ impl Qp {
         }
         !m.requester.wants_transmit()
     }
-    /// Handles, for a connection by messages, that no adapter is at the peer's address now: the queue pair tries again
-    /// soon, within its timeout.
+    /// Nobody is at the peer's address now, for a connection by messages: tries again soon, as long as the queue pair's
+    /// timeout lets it.
     pub fn unreachable<H: Host>(&mut self, now: Instant, host: &mut H) {
         let Service::Local(m) = &mut self.service else { return };
         m.responder.stop();
@@ -479,8 +478,8 @@ impl Qp {
             self.fail_send(status, host);
         }
     }
-    /// Handles the end of a message connection's peer: requests under way fail, and so do requests that are posted
-    /// later.
+    /// The peer of a connection by messages has gone, and the connection with it: what is under way fails, and so does
+    /// what is posted later.
     pub fn peer_gone<H: Host>(&mut self, host: &mut H) {
         let Service::Local(m) = &mut self.service else { return };
         m.requester.peer_gone();
@@ -518,7 +517,7 @@ impl Qp {
         }
     }
 
-    /// Handles newly posted send or receive requests.
+    /// Send or receive requests were posted.
     #[inline]
     pub fn handle_posted<H: Host>(&mut self, _now: Instant, host: &mut H) {
         match self.state {
@@ -534,7 +533,7 @@ impl Qp {
         }
     }
 
-    /// Handles timers that are due; to be called at [`next_deadline`](Self::next_deadline). Early calls are harmless.
+    /// Time passed; to be called at [`next_deadline`](Self::next_deadline). Early calls are harmless.
     pub fn handle_timeout<H: Host>(&mut self, now: Instant, host: &mut H) {
         if let Service::Rc(c) = &mut self.service
             && now.as_nanos() >= c.requester.deadline_ns()
@@ -548,7 +547,7 @@ impl Qp {
             self.fail_send(status, host);
         }
     }
-    /// The work for the engine after an input, or after packets were taken.
+    /// The work that an input, or packets that were taken, leave to the engine.
     #[inline(always)]
     pub fn wants(&self) -> Wants {
         let sends = matches!(self.state, QpState::Rts | QpState::Sqd);
@@ -569,20 +568,20 @@ impl Qp {
         };
         Wants { transmit, ack, deadline: (at != NEVER).then(|| Instant::from_nanos(at)) }
     }
-    /// The time at which [`handle_timeout`](Self::handle_timeout) is due.
+    /// When [`handle_timeout`](Self::handle_timeout) is due.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.wants().deadline
     }
-    /// Whether [`poll_transmit`](Self::poll_transmit) may have packets; `false` while the queue pair only waits for
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something; never while it merely waits for
     /// acknowledgements, credits or a timer.
     #[inline]
     pub fn wants_transmit(&self) -> bool {
         self.wants().transmit
     }
 
-    /// Sends up to `max_packets` packets and returns their number; fewer if there are no more, or if the sink is full.
-    /// Plain acknowledgements are left to [`poll_ack`](Self::poll_ack).
+    /// Sends up to `max_packets` packets and returns how many; fewer when there are no more, or when the
+    /// sink is full. Plain acknowledgements are left to [`poll_ack`](Self::poll_ack).
     pub fn poll_transmit<H: Host, T: TxSink>(
         &mut self,
         now: Instant,
@@ -651,7 +650,7 @@ impl Qp {
     pub fn ack_owed(&self) -> Option<AckOwed> {
         self.wants().ack
     }
-    /// Sends the owed acknowledgement, one for all packets since the last. Returns whether one was sent.
+    /// Sends the acknowledgement that is owed, one for all packets since the last. Returns whether it did.
     #[inline]
     pub fn poll_ack<H: Host, T: TxSink>(&mut self, _now: Instant, host: &mut H, tx: &mut T) -> bool {
         match &mut self.service {

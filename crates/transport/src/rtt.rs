@@ -1,4 +1,4 @@
-//! The measured round trip, and the probe timer that follows from it.
+//! The round trip as measured, and the probe timer that follows from it.
 
 /// Before any sample: what a probe waits.
 const INITIAL_PROBE_NS: u64 = 2_000_000;

@@ -1,5 +1,4 @@
-//! Reliable connection by messages: the effects of requests, the order of their completions, and the conditions that
-//! delay them.
+//! Reliable connection by messages: what requests do, in which order they end, and what holds them back.
 mod messages;
 mod pair;
 

@@ -1,5 +1,4 @@
-//! Acknowledgement requests: the packets that ask for an acknowledgement, and the handling of packets that do not, as
-//! packet scripts.
+//! Which packets ask for an acknowledgement, and what becomes of those that do not, as packet scripts.
 mod pair;
 
 use hca_core::wire::{NakCode, Packet, PacketOp, Syndrome};

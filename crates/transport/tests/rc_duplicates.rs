@@ -1,4 +1,4 @@
-//! Reliable connection: duplicate packets, as packet scripts. The responder answers only executed requests again.
+//! Reliable connection: what comes twice, as packet scripts. What was carried out is answered again, and nothing else.
 mod pair;
 
 use hca_core::wire::{NakCode, Packet, PacketOp};

@@ -1,4 +1,4 @@
-//! Reliable connection: refused requests and their completions.
+//! Reliable connection: what is refused, and how requests end by it.
 mod pair;
 
 use hca_core::wire::{NakCode, Opcode, Packet, PacketOp, Syndrome};

@@ -1,4 +1,4 @@
-//! Errors, with one enum for each family of operations.
+//! Errors, one enum a family of operations.
 
 use core::fmt;
 use core::time::Duration;
@@ -22,7 +22,7 @@ hca_core::debug_as_display!(
 #[derive(Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// The device refused the operation.
+    /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The device reaches only memory that it gave out itself.
@@ -33,10 +33,10 @@ pub enum MemoryError {
         /// The device's name.
         device: String,
     },
-    /// The region would have no bytes.
+    /// A region of no bytes.
     #[error("a region has at least 1 byte")]
     Empty,
-    /// The region is longer than the device allows.
+    /// A region longer than the device takes.
     #[error("the region has {len} bytes; this device takes at most {max}")]
     TooLong {
         /// Bytes asked for.
@@ -46,7 +46,7 @@ pub enum MemoryError {
     },
 }
 
-/// The error of a range that does not lie inside of memory.
+/// A range does not lie inside of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[error("range {start}..{end} of {len} bytes")]
 pub struct RangeError {
@@ -62,7 +62,7 @@ pub struct RangeError {
 #[derive(Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The device refused the operation.
+    /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A completion queue could overrun.
@@ -80,19 +80,19 @@ pub enum BuildError {
         /// Entries that this queue pair has to reserve.
         needed: u32,
     },
-    /// A queue has no entries, or lists have more entries than can be posted.
+    /// A queue of no entries, or lists of more entries than can be posted.
     #[error("{what} of {value} is out of range: {min} to {max}")]
     OutOfRange {
         /// The setting.
         what: &'static str,
         /// The given value.
         value: u32,
-        /// The least allowed value.
+        /// The least.
         min: u32,
-        /// The largest allowed value.
+        /// The most.
         max: u32,
     },
-    /// A part belongs to another context.
+    /// Parts of two adapters were mixed.
     #[error(
         "the {what} belongs to another context; make it from the context that the queue pair is built in"
     )]
@@ -106,7 +106,7 @@ pub enum BuildError {
 #[derive(Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The device refused the operation.
+    /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The far end is a queue pair of another service.
@@ -117,7 +117,7 @@ pub enum ConnectError {
         /// The far end's.
         theirs: QpType,
     },
-    /// The change to RESET is not allowed, because it drops requests without a completion.
+    /// RESET drops requests without a completion.
     #[error("a queue pair of the safe API can't go back to RESET; drop it and build another")]
     Reset,
 }
@@ -126,13 +126,13 @@ pub enum ConnectError {
 #[derive(Error)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// No completion or event came in time.
+    /// Nothing came in time.
     #[error("nothing arrived within {0:?}")]
     TimedOut(Duration),
-    /// The device has no descriptor to wait on.
+    /// The device has nothing to wait on.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The operating system refused to wait.
+    /// The operating system refused.
     #[error("waiting on the device's descriptor: {0}")]
     Io(#[from] std::io::Error),
 }
@@ -141,10 +141,10 @@ pub enum WaitError {
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostRefusal {
-    /// The queue refuses the request.
+    /// The rules of the queue.
     #[error(transparent)]
     Queue(#[from] PostErrorKind),
-    /// The memory belongs to another protection domain.
+    /// Memory of another protection domain.
     #[error(
         "entry {entry} of the list belongs to another protection domain than the queue pair; take its memory from the queue pair's own"
     )]
@@ -152,12 +152,12 @@ pub enum PostRefusal {
         /// The index of the entry.
         entry: usize,
     },
-    /// The address handle belongs to another protection domain.
+    /// An address handle of another protection domain.
     #[error(
         "the address handle belongs to another protection domain than the queue pair; create one in the queue pair's own"
     )]
     ForeignAh,
-    /// The queue would be full for ever, because all of its requests would be unsignalled.
+    /// The queue would fill for ever.
     #[error(
         "{run} requests in a row are unsignalled, and a queue of {depth} would never be freed; signal at least every {depth}th"
     )]
@@ -177,7 +177,7 @@ pub enum PostRefusal {
         /// Bytes of the remote range.
         room: u64,
     },
-    /// The word of an atomic operation is not aligned.
+    /// An atomic on a word that is not aligned.
     #[error("an atomic needs an address aligned to 8 bytes, and {addr:#x} is not")]
     Misaligned {
         /// Address at the peer.
@@ -185,7 +185,7 @@ pub enum PostRefusal {
     },
 }
 
-/// The error of a refused request, which gives the request back with everything that it owns.
+/// A request that was not taken comes back with all that it owned.
 pub struct Refused<R> {
     /// The request, as it was given.
     pub request: R,
@@ -210,7 +210,7 @@ impl<R> From<Refused<R>> for PostRefusal {
     }
 }
 
-/// The error of a failed completion.
+/// A completion that is no success.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WcError {
     /// The request's id.
@@ -259,14 +259,14 @@ impl fmt::Display for WcError {
 }
 impl std::error::Error for WcError {}
 
-/// An error of an exchange of endpoints over a stream.
+/// An error of telling each other's endpoints over a stream.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
     /// The stream ended or failed.
     #[error("exchanging endpoints: {0}; do both ends call `exchange` on the same stream?")]
     Io(#[from] std::io::Error),
-    /// The far end sent text that is not an endpoint.
+    /// The far end sent no endpoint.
     #[error("exchanging endpoints: {0}")]
     Parse(#[from] ParseEndpointError),
 }

@@ -1,4 +1,4 @@
-//! Local lists of requests: their entries.
+//! What a request's local list is made of.
 //!
 //! A list goes three ways: it is described as scatter/gather entries, stored in a slot while the request
 //! is in flight, and restored from there if the device refuses the request.
@@ -15,8 +15,8 @@ use crate::pd::PdCore;
 use crate::region::Region;
 use crate::slots::{SlotReader, SlotWriter};
 
-/// A local entry of a request, of any kind: for lists that are built at run time, and for the parts that a completion
-/// gives back.
+/// A local entry of a request, of any kind: for lists that are built at run time, and
+/// what a completion gives back.
 #[derive(Debug)]
 pub enum Part {
     /// A buffer.
@@ -28,10 +28,10 @@ pub enum Part {
 }
 
 impl Part {
-    /// The buffer, if this part is one.
+    /// The buffer, if it is one.
     ///
     /// # Errors
-    /// The part is of another kind, and comes back.
+    /// It is of another kind, and comes back.
     pub fn into_buf(self) -> Result<Buf, Self> {
         match self {
             Self::Buf(buf) => Ok(buf),
@@ -62,8 +62,7 @@ pub(crate) enum Held {
     Ah(#[allow(dead_code)] AddressHandle), // held, never read
 }
 
-/// The first bytes of a buffer: only they are posted, and the completion gives the whole buffer back. From
-/// [`Buf::first`].
+/// The first bytes of a buffer: only they are posted, the whole buffer comes back. From [`Buf::first`].
 #[derive(Debug)]
 pub struct First {
     buf: Buf,
@@ -83,8 +82,8 @@ impl First {
 /// Bytes that are copied into the request as it is posted, so nothing has to be registered or kept.
 /// The queue pair is built with room for them ([`QpBuilder::max_inline`](crate::QpBuilder::max_inline)).
 ///
-/// In a tuple inline bytes can precede registered memory, as a header of the payload. The queue pair's lists need room
-/// for all entries of the tuple, inline ones included ([`QpBuilder::max_send_sge`](crate::QpBuilder::max_send_sge)).
+/// In a tuple they stand beside registered memory, as a header before what it describes. The queue pair's lists have at
+/// least as many entries then ([`QpBuilder::max_send_sge`](crate::QpBuilder::max_send_sge)), those bytes among them.
 ///
 /// ```
 /// # use hca_verbs::*;
@@ -117,7 +116,7 @@ impl fmt::Debug for Inline<'_> {
 pub trait GatherList: sealed::List {
     /// The owned buffers, which a refused request gives back.
     type Back: 'static;
-    /// Gives back the parts that the list owns.
+    /// The parts that it owns.
     fn back(self) -> Self::Back;
 }
 
@@ -266,14 +265,14 @@ pub(crate) mod sealed {
     /// A local list of a request.
     #[diagnostic::on_unimplemented(message = "`{Self}` is no local list", label = "not a local list")]
     pub trait List: Sized + Unpin {
-        /// Whether some entries are inline.
+        /// Some of its entries are inline.
         const HAS_INLINE: bool = false;
-        /// The rest of the value, which stays outside of the slot.
+        /// What of it stays outside of the slot.
         type Shell: Unpin;
         fn describe(&self, entries: &mut Entries<'_>);
         fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell;
         fn restore(shell: Self::Shell, slot: &mut Emptying<'_>) -> Self;
-        /// Gives all owned parts to `sink`.
+        /// Gives all that it owns to `sink`.
         fn give(self, sink: &mut dyn FnMut(Part));
         /// Bytes to copy instead of a list.
         #[inline(always)]
@@ -290,11 +289,11 @@ pub(crate) mod sealed {
         note = "bytes of the program's own are copied: by `Inline(&bytes)`, or into a `Buf` by `copy_from_slice`"
     )]
     pub trait Entry: Sized + Unpin {
-        /// Whether the entry is inline.
+        /// It is inline.
         const IS_INLINE: bool = false;
-        /// The rest of the value, which stays outside of the slot.
+        /// What of it stays outside of the slot.
         type Shell: Unpin;
-        /// The part that a refused request gives back.
+        /// What comes back of it from a refused request.
         type Back: 'static;
         fn add_to(&self, entries: &mut Entries<'_>);
         fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell;
@@ -313,7 +312,7 @@ pub(crate) mod sealed {
         note = "bytes of the program's own are copied: by `Inline(&bytes)`, or into a `Buf` by `copy_from_slice`"
     )]
     pub trait Owned: Sized + Unpin + 'static {
-        /// The rest of the value, which stays outside of the slot.
+        /// What of it stays outside of the slot.
         type Rest: Unpin;
         fn push_to(&self, entries: &mut Entries<'_>);
         fn into_part(self) -> (Part, Self::Rest);

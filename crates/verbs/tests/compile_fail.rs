@@ -1,4 +1,4 @@
-//! Programs that must not compile.
+//! What must not compile.
 
 #[test]
 #[cfg_attr(miri, ignore = "it runs the compiler")]

@@ -1,4 +1,4 @@
-//! The table of results for users.
+//! The table that people read.
 
 use comfy_table::{CellAlignment, Table, presets};
 use hca_perf::{Row, bytes_text};

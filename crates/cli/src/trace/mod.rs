@@ -1,6 +1,6 @@
 //! `hca portals trace`: the path of messages through match lists, step by step.
 //!
-//! | module | contents |
+//! | module | what it holds |
 //! |---|---|
 //! | `scenario` | the text of a scenario |
 //! | `play` | playing it on nodes of a loopback network |

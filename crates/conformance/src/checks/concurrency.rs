@@ -1,4 +1,4 @@
-//! Checks with four threads, which are more than the CPUs of a small machine.
+//! The same promises with four threads, which is more than there are CPUs on a small machine.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! Progress of an adapter while its program computes, waits or sleeps.
+//! Who moves an adapter while its program computes, waits or sleeps.
 
 use core::sync::atomic::Ordering::{Acquire, Release};
 use std::thread::ScopedJoinHandle;

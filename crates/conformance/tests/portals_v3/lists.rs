@@ -1,4 +1,4 @@
-//! Match entries: order, criteria, insertion and removal.
+//! Match entries: their order, what they match, how they come and go.
 
 use portals::NodeOptions;
 use portals::v3::{

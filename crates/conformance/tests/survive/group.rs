@@ -1,4 +1,4 @@
-//! A control group with a memory limit for its processes.
+//! A control group whose processes may have so much memory and no more.
 
 use std::fs;
 use std::io;

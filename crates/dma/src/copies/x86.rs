@@ -1,4 +1,4 @@
-//! Moves by assembly: for each length and processor, one of them is the fastest.
+//! Moves by assembly, of which one is the quickest for a length and a processor.
 //!
 //! The invariants are those of the module above.
 

@@ -69,10 +69,10 @@ struct New {
 }
 const _: () = assert!(size_of::<New>() == 28 && align_of::<New>() == 1);
 
-/// The version of a report.
+/// In which version a report is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// Version 1, for a network whose querier understands no other version.
+    /// Version 1, for a network whose querier understands no other.
     Old,
     /// Version 2.
     New {
@@ -84,7 +84,7 @@ pub enum Version {
 /// A query for the groups that hosts receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// The group that the query asks about; `None`: all groups.
+    /// The one group that is asked about; `None`: all.
     pub group: Option<Ipv6Addr>,
     /// The protocol version of the answer.
     pub version: Version,
@@ -116,8 +116,7 @@ impl Query {
     }
 }
 
-/// The frame by which a station at a link-local address reports that it receives a group. `None`: the station's address
-/// is not link-local.
+/// The frame by which a station at a link-local address tells that it hears a group. `None`: it is at no such address.
 pub fn report(by: Station, group: Ipv6Addr, version: Version) -> Option<Vec<u8>> {
     let IpAddr::V6(src) = by.ip else { return None };
     if !src.is_unicast_link_local() {

@@ -21,9 +21,9 @@ use super::{ArpPacket, Be16, EthernetHeader, Ipv6Header, LinkAddressOption, NdpM
 /// The address of an Ethernet interface.
 pub type Mac = [u8; 6];
 
-/// The MAC of all interfaces.
+/// All interfaces.
 pub const BROADCAST: Mac = [0xff; 6];
-/// The group of all IPv6 nodes: its MAC, and its address.
+/// All interfaces of IPv6 nodes: the group's MAC, and the group.
 pub const ALL_NODES: (Mac, Ipv6Addr) = ([0x33, 0x33, 0, 0, 0, 1], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
 
 /// An interface with an address.
@@ -46,13 +46,13 @@ pub enum Message {
         /// detection).
         by: Station,
     },
-    /// A statement that a station has an address.
+    /// A station has an address.
     Statement {
         /// The station.
         of: Station,
-        /// Whether the statement replaces earlier knowledge.
+        /// Whether it replaces earlier knowledge.
         replaces: bool,
-        /// Whether the statement answers a request.
+        /// Whether it answers a request.
         solicited: bool,
     },
 }

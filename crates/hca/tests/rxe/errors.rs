@@ -1,4 +1,4 @@
-//! Errors that end connections, and conditions that make them wait.
+//! What ends connections, and what makes them wait.
 
 use hca::Rc;
 use hca::hca_core::{RemoteAddr, Rkey, WcStatus};

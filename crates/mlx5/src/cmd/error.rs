@@ -1,4 +1,4 @@
-//! Errors of commands.
+//! What can become of a command.
 
 use core::time::Duration;
 use std::io;
@@ -12,44 +12,44 @@ use crate::health::Death;
 
 hca_core::debug_as_display!(CmdError);
 
-/// The reason why a command failed.
+/// The reason why a command was not done.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum CmdError {
-    /// The firmware refused the command.
+    /// The firmware refused it.
     #[error(
         "the adapter refused {command}: {} (status {status:#x}, syndrome {syndrome:#x}): {}",
         status_text(*status),
         status_remedy(*status)
     )]
     Refused {
-        /// The command.
+        /// Which command.
         command: Opcode,
         /// A [`CmdStatus`] code.
         status: u32,
-        /// The firmware's own code for the fault.
+        /// Where the firmware found the fault, in its own terms.
         syndrome: u32,
     },
-    /// The command did not reach the firmware.
+    /// It did not reach the firmware.
     #[error(
         "{command} was not delivered: {} (delivery status {status:#x}): a fault of this driver or of the adapter, please report it",
         delivery_text(*status)
     )]
     Delivery {
-        /// The command.
+        /// Which command.
         command: Opcode,
         /// A [`DeliveryStatus`] code.
         status: u32,
     },
-    /// The command got no answer, and the adapter is considered dead.
+    /// It got no answer, and the adapter is considered dead.
     #[error(
         "{command} got no answer for {} s: the adapter is considered dead; close it, and open it again, which resets it",
         after.as_secs_f32()
     )]
     Silent {
-        /// The command.
+        /// Which command.
         command: Opcode,
-        /// The time of the wait.
+        /// How long it was waited for.
         after: Duration,
     },
     /// The adapter was dead before.
@@ -57,43 +57,43 @@ pub enum CmdError {
         "{command} was not submitted, as the adapter is dead: {death}; close it, and open it again, which resets it"
     )]
     Dead {
-        /// The command.
+        /// Which command.
         command: Opcode,
-        /// The reason of the adapter's death.
+        /// Of what it died.
         death: Death,
     },
-    /// The answer is invalid for the command.
+    /// The answer is not what the command's answer can be.
     #[error("the adapter answered {command} with {what}: update its firmware, or report it")]
     Answer {
-        /// The command.
+        /// Which command.
         command: Opcode,
-        /// The fault of the answer.
+        /// What is wrong.
         what: &'static str,
     },
-    /// The adapter asked for more memory than any adapter needs.
+    /// It asked for more memory than any adapter needs.
     #[error(
         "the adapter asked for {asked} pages of 4 KiB and has {lent} already; the limit is {most}, so it got none; reset it, and update its firmware if this happens again"
     )]
     Greedy {
-        /// The number of requested pages.
+        /// Pages that it asked for.
         asked: usize,
-        /// The number of pages that the adapter has.
+        /// Those that it has.
         lent: usize,
-        /// The limit of pages.
+        /// Those that it may have.
         most: usize,
     },
     /// The doorbell can't be written.
     #[error("giving {command} to the adapter: {source}")]
     Function {
-        /// The command.
+        /// Which command.
         command: Opcode,
         /// The reason.
         source: FunctionError,
     },
-    /// There is no memory for the command's mailboxes.
+    /// There is no memory for its mailboxes.
     #[error("memory for {command}: {source}")]
     Memory {
-        /// The command.
+        /// Which command.
         command: Opcode,
         /// The reason.
         source: DmaError,

@@ -1,4 +1,4 @@
-//! The send queue of a queue pair.
+//! The send queue.
 
 use std::sync::Arc;
 

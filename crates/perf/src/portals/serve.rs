@@ -1,4 +1,4 @@
-//! The answering side of Portals.
+//! The side that answers.
 
 use std::hint::black_box;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
-//! Checkers of deliveries: each message arrives exactly once and in order, or at most as often as its service allows.
+//! What was sent arrives: exactly once and in order, or at most as often as it may.
 
 use std::collections::BTreeMap;
 
 use super::{Breach, Found};
 
-/// A number that stands for a message: a hash of its bytes and of its other data (`with`).
+/// A number that stands for a message: its bytes, and whatever came with it.
 pub fn fingerprint(bytes: &[u8], with: u64) -> u64 {
     const K: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut h = (bytes.len() as u64 ^ with.wrapping_mul(K)).wrapping_add(K);
@@ -29,20 +29,19 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Records that a message with this fingerprint is sent, and returns its number.
+    /// A message with this fingerprint is sent; returns its number.
     pub fn sent(&mut self, print: u64) -> u64 {
         self.sent.push(print);
         self.sent.len() as u64 - 1
     }
-    /// Records that the receiver's completion queue overran, as the device reported: from now on messages may be
-    /// missing.
+    /// The receiver's completion queue overran, and the device said so: from now on messages may be missing.
     pub fn overran(&mut self) {
         self.lossy = true;
     }
-    /// Records that a message arrived, and returns its number.
+    /// A message arrived; returns its number.
     ///
     /// # Errors
-    /// The message is not the next one.
+    /// It is not the one that is due.
     pub fn arrived(&mut self, print: u64) -> Result<u64, Breach> {
         let mut number = self.arrived;
         if self.lossy {
@@ -60,10 +59,10 @@ impl Stream {
         };
         Err(Breach::WrongMessage { number, found })
     }
-    /// Checks the sender's report that a message arrived.
+    /// The sender was told that a message arrived.
     ///
     /// # Errors
-    /// The message did not arrive, and the receiver's completion queue did not overrun.
+    /// It did not, and the receiver's completion queue did not overrun.
     pub fn acknowledged(&self, number: u64) -> Result<(), Breach> {
         if number < self.arrived || self.lossy {
             return Ok(());
@@ -92,16 +91,16 @@ pub struct Datagrams {
 }
 
 impl Datagrams {
-    /// A checker for messages that may arrive `copies` times: 1, or 2 if the network duplicates packets.
+    /// Each message may arrive `copies` times: 1, or 2 where the network doubles packets.
     pub fn new(copies: u64) -> Self {
         Self { messages: BTreeMap::new(), copies, arrived: 0, order: None }
     }
-    /// A checker for messages that may arrive once, and never behind a later one: an unreliable connection over a
-    /// network that keeps the order.
+    /// Each message may arrive once, and none behind a later one: an unreliable connection over a network
+    /// that keeps the order.
     pub fn in_order() -> Self {
         Self { order: Some((Vec::new(), 0)), ..Self::new(1) }
     }
-    /// Records that a message is sent.
+    /// A message is sent.
     pub fn sent(&mut self, print: u64) {
         self.messages.entry(print).or_default().0 += 1;
         if let Some((all, _)) = &mut self.order {
@@ -111,7 +110,7 @@ impl Datagrams {
     /// Records that a message arrived.
     ///
     /// # Errors
-    /// The message was never sent with these bytes, or arrived too often.
+    /// It was never sent like this, or arrived too often.
     pub fn arrived(&mut self, print: u64) -> Result<(), Breach> {
         let Some((sent, arrived)) = self.messages.get_mut(&print) else { return Err(Breach::NeverSent) };
         *arrived += 1;

@@ -1,4 +1,4 @@
-//! Checks of completions.
+//! What completions have to keep.
 
 use core::net::IpAddr;
 use core::time::Duration;

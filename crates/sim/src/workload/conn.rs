@@ -1,4 +1,4 @@
-//! Connections: their set-up, failure and end.
+//! Connections: how they come, fail and go.
 
 use core::time::Duration;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The requests that ends post.
+//! What ends post.
 
 use core::ops::Range;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Shortages of an adapter: completions beyond the queue's depth, and regions beyond the limit.
+//! What an adapter has no place for: completions that nobody took, and one region more.
 
 use core::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The whole state of a run, and the actions of each step.
+//! Everything of a run, and what happens at each step.
 
 use core::time::Duration;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Zones: the bytes of an arena and their users.
+//! Who uses which bytes of an arena.
 
 use core::ops::Range;
 use std::collections::BTreeMap;

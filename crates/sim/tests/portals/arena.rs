@@ -1,4 +1,4 @@
-//! Arenas: memory with a known value of every byte.
+//! Memory of which every byte is known.
 
 use std::collections::BTreeMap;
 

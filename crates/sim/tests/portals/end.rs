@@ -1,4 +1,4 @@
-//! Checks at the end of a run, when the network is quiet: no state is left beyond the expected.
+//! What is left when the network is quiet: nothing but what must be there.
 
 use portals::v4::NiFail;
 

@@ -1,4 +1,4 @@
-//! The events of a process, compared with the expected events.
+//! What a process is told, beside what it must be told.
 
 use portals::v4::{Event, EventKind, ListKind, NiFail, Process, StatusRegister};
 

@@ -1,5 +1,4 @@
-//! Cases that random seeds have found, or that they reach too seldom: each by itself, on a network with scripted
-//! faults.
+//! What the seeds found, and what they meet too seldom: each by itself, on a network that does what it is told.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The plan of a seed: all decisions before the run begins.
+//! What a seed decides before anything happens.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Triggered operations, which wait for a count.
+//! Operations that wait for a count.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Completions of requests that are done directly on the peer's memory.
+//! Completions of what goes directly.
 
 use super::*;
 

@@ -1,11 +1,10 @@
-//! The fast path: the common case in few instructions, which is plain SENDs of one message each, between queue pairs
-//! without obstacles.
+//! The common case in few instructions: plain SENDs of one message each, between queue pairs that nothing keeps back.
 //!
-//! The fast path changes the state of requester and responder as these would change it. A request outside of the common
-//! case is refused before anything changes, and then takes the general path.
+//! It is the same state as the requester's and the responder's, moved as they would move it. Whatever is not of the
+//! common case is refused before anything changes, and then takes the long way.
 //!
-//! [`Qp::lanes`] checks the conditions of the common case once. They stay true as long as no other method changes the
-//! queue pair: calls of a lane keep them true.
+//! What makes a case the common one is looked at once, by [`Qp::lanes`], and stays so as long as nothing else touches
+//! the queue pair: a lane keeps it so.
 
 use hca_core::{Instant, QpState};
 
@@ -16,18 +15,18 @@ use crate::qp::Service;
 /// The first byte of a SEND that one message takes, without anything else.
 const PLAIN: u32 = Op::Send as u32 | ((FIRST | LAST) as u32) << 4;
 
-/// The fast paths of a queue pair that are available now.
+/// Which of a queue pair's ways are quick now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lanes {
-    /// Whether plain SENDs may be sent, with nothing else to be sent before them.
+    /// Plain SENDs may be sent, and nothing else is to be sent before them.
     pub sends: bool,
-    /// Whether plain SENDs of the peer are taken on arrival, with completion of the requests that they acknowledge.
+    /// Plain SENDs of the peer are taken as they come, and the requests that they say to be done are completed.
     pub takes: bool,
-    /// Whether requests on the peer's memory may be done when they are posted, if none is under way.
+    /// Requests on the peer's memory may be done as they are posted, whenever none is under way.
     pub accesses: bool,
 }
 
-/// The fast path of a connection by messages.
+/// The quick way of a connection by messages.
 #[derive(Debug)]
 pub struct Lane<'a>(&'a mut Messages);
 
@@ -38,7 +37,7 @@ pub fn plain_send_to([first, ..]: [u32; 3]) -> Option<u32> {
 }
 
 impl Qp {
-    /// The fast paths that are available now.
+    /// Which ways are quick now.
     pub fn lanes(&self) -> Lanes {
         match self.service() {
             Service::Local(m) if self.state() == QpState::Rts => {
@@ -52,8 +51,8 @@ impl Qp {
             _ => Lanes::default(),
         }
     }
-    /// The fast path that [`lanes`](Self::lanes) reported as available, provided that since then only methods of
-    /// `&self` and of lanes were called.
+    /// A way of which [`lanes`](Self::lanes) said that it is quick, if nothing was called since but methods of `&self`
+    /// and those of lanes.
     #[inline]
     pub fn lane(&mut self) -> Option<Lane<'_>> {
         match self.service_mut() {
@@ -64,17 +63,17 @@ impl Qp {
 }
 
 impl Lane<'_> {
-    /// The index of the next send request.
+    /// The index of the send request that is next.
     #[inline]
     pub fn next(&self) -> u32 {
         self.0.requester.next()
     }
-    /// Whether the peer is known to have a receive request for the next request, or reports no credits.
+    /// Whether the peer is known to have a receive request for it, or tells of none.
     #[inline]
     pub fn has_credit(&self) -> bool {
         self.0.requester.has_credit()
     }
-    /// The head of the next request's message.
+    /// The head of its message.
     #[inline]
     pub fn head(&self) -> [u32; 3] {
         let (number, done) = (self.0.requester.next_number(), self.0.responder.expected());
@@ -85,12 +84,12 @@ impl Lane<'_> {
     pub fn sent(&mut self, now: Instant) {
         self.0.requester.sent_plain(now);
     }
-    /// The time of the next check for retransmission.
+    /// When it is looked whether what was sent is to be sent again.
     #[inline]
     pub fn resends_at(&self) -> Instant {
         Instant::from_nanos(self.0.requester.resends_at())
     }
-    /// Records that sent messages carried an acknowledgement along. `recv_credits` is
+    /// Messages were sent that told along what was done. `recv_credits` is
     /// [`Host::recv_credits`](crate::Host::recv_credits). Returns whether an acknowledgement is still owed.
     #[inline]
     pub fn told_along(&mut self, recv_credits: impl Fn() -> Option<u32>) -> bool {
@@ -98,8 +97,8 @@ impl Lane<'_> {
         self.0.responder.owes()
     }
 
-    /// The number of send requests, from [`oldest`](Self::oldest) on, that a [plain SEND](plain_send_to) with this head
-    /// acknowledges, if the fast path accepts the SEND. `None`: the SEND is for [`Qp::handle_message`].
+    /// Whether a [plain SEND](plain_send_to) with this head is taken as it comes, and how many send requests it says to
+    /// be done, from [`oldest`](Self::oldest) on. `None`: it is for [`Qp::handle_message`].
     #[inline]
     pub fn accepts(&self, [_, numbers, _]: [u32; 3]) -> Option<u32> {
         if self.0.responder.expected() != numbers as u16 {
@@ -112,13 +111,13 @@ impl Lane<'_> {
     pub fn oldest(&self) -> u32 {
         self.0.requester.oldest()
     }
-    /// Records that the SEND was placed, and used a receive request.
+    /// The SEND was placed, and used a receive request.
     #[inline]
     pub fn took(&mut self) {
         self.0.responder.took();
     }
-    /// Records that `count` send requests were completed. Returns whether the queue pair now has to send by the general
-    /// path; the lane then ends.
+    /// So many send requests were completed. Returns whether there is something to be sent the long way now; then it is
+    /// such a lane no longer.
     #[inline]
     pub fn completed(&mut self, count: u32) -> bool {
         self.0.requester.completed(count);

@@ -1,4 +1,4 @@
-//! The responder: it executes the peer's requests on arrival, and reports their results.
+//! The responder: requests of the peer, executed as they come, and what it is told of them.
 
 use alloc::collections::VecDeque;
 

@@ -1,5 +1,4 @@
-//! Two queue pairs with a connection by messages, and the two channels between them: each channel keeps its messages in
-//! order.
+//! Two queue pairs with a connection by messages, and the two ways between them: each keeps what is put in, in order.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 pub mod lane;
@@ -19,10 +18,10 @@ use lane::Quick;
 pub const MS: u64 = 1_000_000;
 /// Data bytes of one message.
 pub const PIECE: usize = 4096;
-/// The time without an answer before a request is sent again for the first time.
+/// How long nothing is heard before a request is sent again for the first time.
 pub const RESEND_NS: u64 = 16 * MS;
 
-/// The kind of a message, from its first byte.
+/// What a message is, as its first byte tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum M {
     Send,
@@ -126,23 +125,23 @@ impl Msg {
     }
 }
 
-/// Two queue pairs by messages. The parts of `Pair` for packets (its wire, script and turns) are unused.
+/// Two queue pairs by messages. What `Pair` has for packets (its wire, script and turns) lies idle.
 pub struct Ways {
     pair: Pair,
-    /// The messages on their way from each side.
+    /// What is on its way from each side.
     pub way: [VecDeque<Vec<u8>>; 2],
     /// All that ever left, in order.
     pub log: Vec<(Side, Msg)>,
     /// Messages that a way takes while others are in it.
     pub room: usize,
-    /// The most messages that a side sends in one go.
+    /// What a side sends at most in one go.
     pub burst: usize,
     /// Whether hosts reach the memory of each other.
     pub reach: bool,
-    /// The use of the fast path: 0: never; 1: always; n: except every nth time.
+    /// Who may goes the quick way: never, always, or each but every so-manyth time.
     pub quick: u32,
     turns: u32,
-    /// The messages of each side that took the fast path.
+    /// What went it, of each side.
     pub went: [Quick; 2],
 }
 
@@ -221,7 +220,7 @@ impl Ways {
         }
         sent
     }
-    /// Lets a side send all messages except an acknowledgement.
+    /// Lets a side send what it has but an acknowledgement.
     pub fn send_side(&mut self, side: Side) -> usize {
         let (mut sink, burst) = (self.sink(side), self.burst);
         self.with(side, |now, qp, host| {
@@ -237,12 +236,12 @@ impl Ways {
         self.with(side, |now, qp, host| qp.poll_ack(now, host, &mut sink));
         self.took(side, sink)
     }
-    /// Posts a request without a notification of the queue pair.
+    /// Posts a request of which the queue pair is not told.
     pub fn queue(&mut self, side: Side, op: SendOp, addr: usize, len: u32) {
         let request = SendRequest { op: op.into(), flags: SendFlags::SIGNALED, len, dest: None };
         self.node(side).host.sq.push(Posted { request, addr, bad: false });
     }
-    /// Lets a side send the requests just posted: by the fast path, or by `Qp::send_messages`.
+    /// Lets a side send what was just posted: by the quick way, or as `Qp::send_messages` does.
     pub fn send_at_once(&mut self, side: Side) -> bool {
         if self.is_quick() && self.send_quick(side) {
             return true;
@@ -335,11 +334,11 @@ impl Ways {
             }
         }
     }
-    /// Loses all messages on their way.
+    /// What is on the ways is lost.
     pub fn lose(&mut self) {
         self.way = [VecDeque::new(), VecDeque::new()];
     }
-    /// The messages that a side sent, in order.
+    /// What a side sent, in order.
     pub fn sent(&self, side: Side) -> Vec<&Msg> {
         self.log.iter().filter(|(s, _)| *s == side).map(|(_, m)| m).collect()
     }

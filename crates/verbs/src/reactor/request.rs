@@ -1,4 +1,4 @@
-//! Requests as futures, and the errors of requests.
+//! A request as a future.
 
 use std::fmt;
 use std::future::Future;
@@ -18,8 +18,8 @@ use crate::service::{OfferedBy, Service};
 use crate::{PostRefusal, WcError};
 
 /// A request as a future: it posts when there is room, and its list comes back when the request has completed. From
-/// [`AsyncQp::send`](super::AsyncQp::send) and similar calls. Dropping it leaves the request in its queue, and its
-/// buffers to [`AsyncQp::reclaim`](super::AsyncQp::reclaim).
+/// [`AsyncQp::send`](super::AsyncQp::send) and its like. Dropping it leaves the request in its queue, and its buffers
+/// to [`AsyncQp::reclaim`](super::AsyncQp::reclaim).
 #[must_use = "a request is posted when its future is polled"]
 pub struct Request<S: Service, O, L: GatherList> {
     handle: Arc<Handle<S>>,
@@ -325,16 +325,16 @@ impl<S: Service> fmt::Debug for Drain<S> {
 pub struct Unclaimed {
     /// The request's number, as given to [`SendRequest::id`].
     pub id: u64,
-    /// The operation of the request.
+    /// Its operation.
     pub opcode: WcOpcode,
-    /// The result; [`RequestError::Cancelled`] if the request was never posted.
+    /// How it ended; [`RequestError::Cancelled`] if it was never posted.
     pub result: Result<(), RequestError>,
-    /// The parts that the request owned, in the order of its list.
+    /// The parts that it owned, in the order in which they were posted.
     pub parts: Vec<Part>,
 }
 
 impl Unclaimed {
-    /// The buffers among the parts.
+    /// The buffers among what it owned.
     pub fn into_bufs(self) -> impl Iterator<Item = crate::Buf> {
         self.parts.into_iter().filter_map(|part| part.into_buf().ok())
     }
@@ -344,16 +344,16 @@ impl Unclaimed {
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The queue refused the request.
+    /// It was not taken.
     #[error(transparent)]
     Refused(#[from] PostRefusal),
-    /// The request was posted, and failed.
+    /// It was taken, and went wrong.
     #[error(transparent)]
     Failed(#[from] WcError),
-    /// The request's future was dropped before the request was posted.
+    /// Its future was dropped before it was posted.
     #[error("the request was cancelled before it was posted")]
     Cancelled,
-    /// No driver polls the completion queue any more.
+    /// Nobody polls the completion queue any more.
     #[error(
         "the reactor's driver was dropped, so no completion arrives; keep its task until all queue pairs are gone"
     )]
@@ -362,9 +362,9 @@ pub enum RequestError {
 
 /// A failed request, with its buffers.
 pub struct Failed<B> {
-    /// The parts of the local list; `None` if the driver is gone and the device still has them.
+    /// The parts of the local list; `None` while the device has them, as the driver is gone.
     pub local: Option<B>,
-    /// The reason of the failure.
+    /// Why.
     pub error: RequestError,
 }
 

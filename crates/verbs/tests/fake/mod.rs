@@ -25,12 +25,12 @@ pub struct Faults {
     pub refuse_post: AtomicBool,
     /// Each READ and WRITE fails.
     pub fail_rdma: AtomicBool,
-    /// Whether datagrams come without a header, with other bytes in its place.
+    /// Datagrams come without a header, in whose place there is something else.
     pub no_header: AtomicBool,
     /// Completion queues have no descriptor.
     pub no_descriptor: AtomicBool,
     pub turns: AtomicU32,
-    /// The number of send requests whose memory no code writes.
+    /// Send requests whose memory nobody writes.
     pub stable: AtomicU32,
 }
 
@@ -122,7 +122,6 @@ impl Fake {
             atomics: AtomicScope::Cpu,
             foreign_memory: true,
             general_services: false,
-            abilities: hca_core::Abilities::default(),
         };
         change(&mut attr);
         let faults = Arc::<Faults>::default();
