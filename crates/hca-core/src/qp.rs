@@ -41,7 +41,7 @@ bitflags::bitflags! {
     /// The permitted remote operations (and, for regions, local writes).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Access: u8 {
-        /// The adapter may write here on behalf of local requests (receive, READ, atomics).
+        /// The adapter may write to the memory for local requests (receive, READ, atomics).
         const LOCAL_WRITE = 1;
         /// Peers may write.
         const REMOTE_WRITE = 1 << 1;
@@ -49,7 +49,7 @@ bitflags::bitflags! {
         const REMOTE_READ = 1 << 2;
         /// Peers may do atomics.
         const REMOTE_ATOMIC = 1 << 3;
-        /// Peers may take the key back by SEND with invalidate (regions only).
+        /// Peers may invalidate the key by SEND with invalidate (regions only).
         const REMOTE_INVALIDATE = 1 << 4;
     }
 }

@@ -184,7 +184,7 @@ bitflags::bitflags! {
     pub struct SendFlags: u8 {
         /// A success is reported by a completion (a failure always is).
         const SIGNALED = 1;
-        /// Wait until all earlier READs and atomics of this queue have completed.
+        /// The request waits until all earlier READs and atomics of this queue have completed.
         const FENCE = 1 << 1;
         /// The receive completion raises a solicited event.
         const SOLICITED = 1 << 2;

@@ -11,28 +11,28 @@ bitflags! {
     /// these.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Options: u32 {
-        /// Puts and atomics are taken.
+        /// The entry takes puts and atomics.
         const OP_PUT = 1 << 0;
-        /// Gets are taken; with `OP_PUT`, what does both.
+        /// The entry takes gets, and with `OP_PUT` operations that do both.
         const OP_GET = 1 << 1;
         /// One operation uses the entry up.
         const USE_ONCE = 1 << 2;
-        /// The next operation goes behind the last one, and the message's offset is not looked at.
+        /// Each operation's bytes go behind the last operation's, and the message's offset is ignored.
         const MANAGE_LOCAL = 1 << 3;
-        /// What does not fit does not match (4.3) or is rejected (3.3), instead of being cut off.
+        /// A message that is too long does not match (4.3) or is rejected (3.3), instead of being truncated.
         const NO_TRUNCATE = 1 << 4;
         /// With `MANAGE_LOCAL`: a message may begin at the next multiple of [`ALIGN_BYTES`] if it fits whole from
         /// there.
         const MAY_ALIGN = 1 << 5;
-        /// No acknowledgement is sent, whoever asks for it.
+        /// No acknowledgement is sent, even if the initiator asks for one.
         const ACK_DISABLE = 1 << 6;
-        /// [`Region::start`] names a vector of pieces. Only the caller, which moves the bytes, looks at it.
+        /// [`Region::start`] names a vector of pieces. Only the caller, which moves the bytes, uses it.
         const IOVEC = 1 << 7;
         /// On an overflow list: messages are taken and forgotten; no header waits for an entry.
         const UNEXPECTED_HDR_DISABLE = 1 << 8;
-        /// The user vouches that all of the memory can be accessed. Only the caller looks at it.
+        /// The user guarantees that all of the memory can be accessed. Only the caller uses it.
         const IS_ACCESSIBLE = 1 << 9;
-        /// With `MANAGE_LOCAL`, on appending: each header that waited counts as if its bytes had come here.
+        /// With `MANAGE_LOCAL`, on appending: each waiting header counts as if its bytes had arrived in this memory.
         const LOCAL_INC_UH_RLENGTH = 1 << 10;
         /// No `Link` event.
         const EVENT_LINK_DISABLE = 1 << 11;
@@ -40,7 +40,7 @@ bitflags! {
         const EVENT_COMM_DISABLE = 1 << 12;
         /// No `PtDisabled` event where a message for this entry disables the portal.
         const EVENT_FLOWCTRL_DISABLE = 1 << 13;
-        /// No event when an operation is done well.
+        /// No event for a successful operation.
         const EVENT_SUCCESS_DISABLE = 1 << 14;
         /// No event when a waiting header finds this entry, nor for a search.
         const EVENT_OVER_DISABLE = 1 << 15;

@@ -152,14 +152,14 @@ bitflags! {
     pub struct PortalOptions: u32 {
         /// A hint that all entries are used once; entries that are not are refused.
         const ONLY_USE_ONCE = 1 << 0;
-        /// Where something runs out, the portal is disabled instead of messages or events being lost: see
+        /// If a resource runs out, the portal is disabled, and no messages or events are lost: see
         /// [`Interface::pt_enable`].
         const FLOWCTRL = 1 << 1;
-        /// A hint that no entry refuses what is too long; entries that do are refused.
+        /// A hint that no entry refuses messages that are too long; entries that do so are refused.
         const ONLY_TRUNCATE = 1 << 2;
-        /// The order of matching does not matter. It is kept all the same.
+        /// The order of matching does not matter to the program. It is kept nevertheless.
         const MATCH_UNORDERED = 1 << 3;
-        /// It begins disabled.
+        /// The portal begins disabled.
         const ALLOC_DISABLED = 1 << 4;
     }
 }

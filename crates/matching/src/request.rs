@@ -8,9 +8,9 @@ bitflags! {
     /// The options of an initiator's memory descriptor (4.3).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct MdOptions: u32 {
-        /// [`Md::start`] names a vector of pieces. Only the caller looks at it.
+        /// [`Md::start`] names a vector of pieces. Only the caller uses it.
         const IOVEC = 1 << 0;
-        /// What was sent is counted.
+        /// Sent messages are counted.
         const EVENT_CT_SEND = 1 << 1;
         /// Replies are counted.
         const EVENT_CT_REPLY = 1 << 2;
@@ -18,15 +18,15 @@ bitflags! {
         const EVENT_CT_ACK = 1 << 3;
         /// Bytes are counted instead; failures are still counted one by one.
         const EVENT_CT_BYTES = 1 << 4;
-        /// No event for what ended well.
+        /// No event for a successful operation.
         const EVENT_SUCCESS_DISABLE = 1 << 5;
         /// No `Send` event.
         const EVENT_SEND_DISABLE = 1 << 6;
-        /// Messages may overtake each other. Only the caller looks at it.
+        /// Messages may overtake each other. Only the caller uses it.
         const UNORDERED = 1 << 7;
-        /// The bytes may change as soon as the call returns. Only the caller looks at it.
+        /// The bytes may change as soon as the call returns. Only the caller uses it.
         const VOLATILE = 1 << 8;
-        /// Messages may be lost. Only the caller looks at it.
+        /// Messages may be lost. Only the caller uses it.
         const UNRELIABLE = 1 << 9;
     }
 }

@@ -54,7 +54,7 @@ pub(crate) fn has_room(there: usize, log_limit: u32) -> Result<(), CmdStatus> {
     if there < 1 << log_limit { Ok(()) } else { Err(CmdStatus::NoRes) }
 }
 
-/// What happened to an object, for the event queues.
+/// An event of an object, for the event queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Raised {
     /// A completion queue that was armed has something.
@@ -73,7 +73,7 @@ pub(crate) enum Raised {
     },
     /// Something happened to a queue pair or shared receive queue.
     Queue {
-        /// What.
+        /// The kind of the event.
         event: EventType,
         /// The number.
         number: u32,
@@ -115,7 +115,7 @@ pub(crate) struct Objects {
     pub(crate) completion_entries: u32,
     pub(crate) mkeys: Numbered<mkey::Mkey>,
     pub(crate) keys_of: mkey::KeysOf,
-    /// What resets have left.
+    /// The objects that resets have left.
     pub(crate) leaving: Leaving,
     /// Keys of the bus's own addresses.
     pub(crate) buses: bus::Buses,
@@ -135,7 +135,7 @@ pub(crate) struct Objects {
     pub(crate) room: Box<qp::send::Room>,
     /// The function's port.
     pub(crate) wire: Wire,
-    /// What limits the rate of its queue pairs.
+    /// The pace of the function's queue pairs.
     pub(crate) pace: Option<Arc<Pace>>,
     /// By which completions tell when they came.
     pub(crate) clock: Clock,
@@ -438,7 +438,7 @@ pub(crate) fn gone(what: &str, done: Result<(), DeviceError>) {
     }
 }
 
-/// What a command says of the adapter's refusal.
+/// A command's status for a refusal of the adapter.
 pub(crate) fn status(e: DeviceError) -> CmdStatus {
     tracing::debug!("a command is refused: {e}");
     match e {
@@ -452,7 +452,7 @@ pub(crate) fn status(e: DeviceError) -> CmdStatus {
     }
 }
 
-/// What a command says where memory that it names can't be used.
+/// A command's status for memory that can't be used.
 pub(crate) fn no_window(e: NoWindow) -> CmdStatus {
     tracing::debug!("a command is refused: {e}");
     match e {

@@ -464,7 +464,7 @@ impl Slot {
         true
     }
 
-    /// Makes sure that no client before shares anything with the next one: neither doorbells, nor what wakes the
+    /// Makes sure that an earlier client shares nothing with the next one: neither doorbells, nor what wakes the
     /// server.
     fn renew(&mut self) -> std::io::Result<()> {
         let gone = || std::io::Error::other("the function broke down");

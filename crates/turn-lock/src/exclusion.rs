@@ -20,7 +20,7 @@ use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, yield_now};
 pub struct Exclusion<T> {
     barrier: Barrier,
     list: Mutex<T>,
-    /// Counts changes of `list`, and of what else its user is to look at.
+    /// The count of changes of `list`, and of other changes that the user has to see.
     version: AtomicU32,
     /// Not 0: the frequent user is inside.
     inside: CachePadded<AtomicU32>,

@@ -129,10 +129,10 @@ pub struct TurnLock<T, const LEVEL: usize> {
 
 struct Inner<T> {
     value: T,
-    /// Who had the lock last, and how often in a row.
+    /// The thread that had the lock last; `runs` counts how often in a row.
     last: *const ThreadWord,
     runs: u32,
-    /// How often one has to, to be favoured.
+    /// The number of turns in a row after which a thread becomes the favourite.
     needed: u32,
 }
 
@@ -288,7 +288,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
             wait(&mut looks);
         }
     }
-    /// By who waits: takes a lock that was left to those who do, or says that somebody does.
+    /// Called by a waiting thread: takes a lock that was handed over to waiting threads, or sets the flag that a thread
+    /// waits.
     fn ask_or_take(&self, state: State) -> Option<Guard<'_, T, LEVEL>> {
         let exchange = |to, order| self.state.compare_exchange(state, to, order, Ordering::Relaxed).is_ok();
         if is_handed(state) {
@@ -313,7 +314,7 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         r
     }
 
-    /// Leaves word for who holds the lock, as the state says. `false`: it is to be tried again.
+    /// Leaves a note for the holder of the lock in this state. `false`: the caller has to try again.
     fn leaves_word(&self, state: State) -> bool {
         let word = state.map_addr(|a| a | WORD);
         // Release: what came before is seen by who finds the word; also where word was left already.
@@ -329,8 +330,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         Guard { lock: self, favourite, of_this_thread: PhantomData }
     }
 
-    /// The lock; or a state of it at which word can be left, as somebody holds it; or `FREE`: it changed hands just
-    /// now.
+    /// The lock; or a state at which a note can be left, because a thread holds the lock; or `FREE`: the lock changed
+    /// hands just now.
     #[inline(always)]
     fn lock_once(&self) -> Result<Guard<'_, T, LEVEL>, State> {
         let state = self.state.load(Ordering::Relaxed);
@@ -346,7 +347,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         }
     }
 
-    /// The favourite's barrier: there is one only where who takes the favour back has all processors run it.
+    /// The favourite's side of the barrier: a compiler fence is enough, because a lock has a favourite only if a
+    /// revoking thread can make all processors execute a barrier.
     #[inline(always)]
     fn light(&self) {
         if cfg!(any(loom, miri)) {
@@ -386,14 +388,15 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         }
     }
 
-    /// By the favourite, who is inside. Returns whether word was left.
+    /// Called by the favourite, which is inside: leaves the lock. Returns whether a note was left.
     #[inline(always)]
     fn leave(&self, me: &'static ThreadWord) -> bool {
         me.leave::<LEVEL>();
         self.light();
         !ptr::eq(self.state.load(Ordering::Relaxed), me) && self.leave_changed(me)
     }
-    /// Word was left, by this thread itself, or the favour is or was taken back.
+    /// Leaves the lock in a changed state: this thread itself left a note, or the favour is being revoked or was
+    /// revoked.
     #[cold]
     fn leave_changed(&self, me: &'static ThreadWord) -> bool {
         loop {
@@ -419,13 +422,13 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
             }
         }
     }
-    /// By the favourite that was, outside by now: gives the lock to who is taking the favour back, who may have seen it
-    /// inside.
+    /// Called by the former favourite, outside by now: gives the lock to the revoking thread, which may have seen the
+    /// favourite inside.
     fn hands_over(&self, state: State) -> bool {
         self.state.compare_exchange(state, held_as(state), Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes the favour back, if there is one. Who is inside keeps the lock; else it is the caller's.
+    /// Revokes the favour, if there is one. A favourite that is inside keeps the lock; otherwise the caller gets it.
     #[cold]
     #[inline(never)]
     fn revoke(&self, state: State) -> Result<Guard<'_, T, LEVEL>, State> {
@@ -460,7 +463,7 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         Ok(self.guard(None))
     }
 
-    /// By who holds it and is no favourite. Returns whether word was left.
+    /// Called by a holder that is not the favourite: releases the lock. Returns whether a note was left.
     #[inline]
     fn give_back(&self) -> bool {
         let Some(me) = self.count_run() else { return self.free() };
@@ -509,7 +512,7 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
             (inner.runs >= inner.needed).then(|| inner.runs = 0).map(|()| me)
         })
     }
-    /// A favour was taken back; by who holds the lock.
+    /// Called by the holder after a revocation: raises the number of turns for the next favourite.
     fn demote(&self) {
         // SAFETY: (1) our caller holds the lock, and has given no reference to it away.
         self.value.with_mut(|p| unsafe { (*p).needed = ((*p).needed * 2).min(FAVOUR.1) });

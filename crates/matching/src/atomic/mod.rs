@@ -46,7 +46,7 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// What is done to an element, numbered as in Portals 4.3.
+    /// The operation on an element, numbered as in Portals 4.3.
     AtomicOp {
         /// The smaller of the two.
         Min = 0,

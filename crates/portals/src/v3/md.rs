@@ -14,7 +14,7 @@ bitflags! {
         const OP_PUT = 1 << 0;
         /// Gets are taken; with `OP_PUT`, exchanges too.
         const OP_GET = 1 << 1;
-        /// The message says where in the memory; without, each message goes behind the last one.
+        /// The message gives the offset in the memory; without this option, each message goes behind the last one.
         const MANAGE_REMOTE = 1 << 2;
         /// A message that is too long is truncated; without this option, the next entry is compared.
         const TRUNCATE = 1 << 3;

@@ -60,7 +60,7 @@ const LEAST_PT_INDEX: u32 = 63;
 const IOVECS: u32 = 1 << 16;
 
 impl Default for Limits {
-    /// What suits most programs.
+    /// Limits that suit most programs.
     fn default() -> Self {
         let Raw { max_entries, max_unexpected_headers, max_mds, max_cts, max_eqs, max_pt_index, .. } =
             Raw::default();

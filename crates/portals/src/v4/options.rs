@@ -10,7 +10,7 @@ bitflags! {
         /// Entries have match criteria.
         #[doc(alias = "PTL_NI_MATCHING")]
         const MATCHING = 1 << 0;
-        /// An entry takes whatever comes to its portal.
+        /// An entry takes any message for its portal.
         #[doc(alias = "PTL_NI_NO_MATCHING")]
         const NO_MATCHING = 1 << 1;
         /// Processes are ranks.
@@ -29,7 +29,7 @@ bitflags! {
         /// Entries may cover memory that can't be accessed.
         #[doc(alias = "PTL_TARGET_BIND_INACCESSIBLE")]
         const TARGET_BIND_INACCESSIBLE = 1 << 0;
-        /// Data is ordered whatever its addresses.
+        /// Data is ordered for all addresses.
         #[doc(alias = "PTL_TOTAL_DATA_ORDERING")]
         const TOTAL_DATA_ORDERING = 1 << 1;
         /// Atomic operations are atomic with those of the processor.
@@ -54,7 +54,7 @@ bitflags! {
         /// Acknowledgements are counted.
         #[doc(alias = "PTL_MD_EVENT_CT_ACK")]
         const EVENT_CT_ACK = 1 << 3;
-        /// Messages may overtake each other. They do not: this changes nothing here.
+        /// Messages may overtake each other. In this implementation they do not.
         #[doc(alias = "PTL_MD_UNORDERED")]
         const UNORDERED = 1 << 4;
         /// No events for successful operations. They are still counted.
@@ -65,10 +65,10 @@ bitflags! {
         /// is copied when its count is reached.
         #[doc(alias = "PTL_MD_VOLATILE")]
         const VOLATILE = 1 << 6;
-        /// No `Send` events. They are counted all the same.
+        /// No `Send` events, which are still counted.
         #[doc(alias = "PTL_MD_EVENT_SEND_DISABLE")]
         const EVENT_SEND_DISABLE = 1 << 7;
-        /// Messages may be lost. They are not: this changes nothing here.
+        /// Messages may be lost. In this implementation they are not.
         #[doc(alias = "PTL_MD_UNRELIABLE")]
         const UNRELIABLE = 1 << 8;
         /// Bytes are counted instead of events; failures are still counted one by one.
@@ -85,17 +85,17 @@ macro_rules! entry_options {
             /// `PTL_IOVEC`, number 1, is not among them: the memory's type tells whether it is a vector.
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
             pub struct $name: u32 {
-                /// Puts and atomics are taken.
+                /// The entry takes puts and atomics.
                 const OP_PUT = 1 << 1;
-                /// Gets are taken; with `OP_PUT`, what does both.
+                /// The entry takes gets, and with `OP_PUT` operations that do both.
                 const OP_GET = 1 << 2;
                 /// One operation uses the entry up, and it is unlinked.
                 const USE_ONCE = 1 << 3;
                 /// On the overflow list: messages are taken and forgotten, no header waits for an entry of the priority
                 /// list.
                 const UNEXPECTED_HDR_DISABLE = 1 << 4;
-                /// The program vouches that all of the memory can be accessed. It always can here, so this changes
-                /// nothing.
+                /// The program guarantees that all of the memory can be accessed. This implementation can always access
+                /// it, so the option changes nothing.
                 const IS_ACCESSIBLE = 1 << 5;
                 /// No `Link` event.
                 const EVENT_LINK_DISABLE = 1 << 6;
@@ -103,7 +103,7 @@ macro_rules! entry_options {
                 const EVENT_COMM_DISABLE = 1 << 7;
                 /// No `PtDisabled` event where a message for this entry disables the portal.
                 const EVENT_FLOWCTRL_DISABLE = 1 << 8;
-                /// No event when an operation is done well. It is counted all the same.
+                /// No event for a successful operation, which is still counted.
                 const EVENT_SUCCESS_DISABLE = 1 << 9;
                 /// No event when a waiting header finds this entry, nor for a search.
                 const EVENT_OVER_DISABLE = 1 << 10;
@@ -127,7 +127,7 @@ entry_options! {
 entry_options! {
     /// The options of an entry of an interface with matching. (`PTL_ME_*`)
     MeOptions {
-        /// The next operation goes behind the last one, and the message's offset is not looked at.
+        /// Each operation's bytes go behind the last operation's, and the message's offset is ignored.
         MANAGE_LOCAL = 1 << 15;
         /// A message that does not fit does not match, instead of being cut off.
         NO_TRUNCATE = 1 << 16;

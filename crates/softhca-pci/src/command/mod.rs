@@ -63,7 +63,7 @@ pub(crate) enum Phase {
     Running,
 }
 
-/// What commands keep of a function.
+/// The state of a function's commands.
 #[derive(Debug, Default)]
 pub(crate) struct Commands {
     pub(crate) phase: Phase,
@@ -77,7 +77,7 @@ pub(crate) struct Commands {
     pub(crate) held: Held,
     /// Slots whose doorbell was rung and that are to be run, a bit each.
     rung: u32,
-    /// What commands have cost since the last look.
+    /// The cost of commands since the last look.
     spent: usize,
     /// The command that is done bit by bit.
     long: Option<Long>,

@@ -50,7 +50,7 @@ pub(crate) struct Cq {
     context: Cqc,
 }
 
-/// What became of a completion.
+/// The outcome of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
     /// The client can see it.

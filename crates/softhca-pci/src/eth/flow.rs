@@ -30,12 +30,12 @@ const MAX_DESTINATIONS: usize = 64;
 const MAX_TABLES: usize = 64;
 const MAX_LOOKS: usize = 512;
 const MAX_COPIES: usize = 16;
-/// What a flow does.
+/// The action of a flow.
 const DROP: u32 = 2;
 const FORWARD: u32 = 4;
 /// Actions of flows for what is received.
 const ACTIONS: u32 = 0xf;
-/// What of a flow is changed: its action, tag, destinations.
+/// The mask of a flow's changed fields: its action, tag, destinations.
 const CHANGES_ACTION: u32 = 1;
 const CHANGES_TAG: u32 = 2;
 const CHANGES_DESTINATIONS: u32 = 4;

@@ -67,7 +67,7 @@ pub(super) struct Sq {
     rung: bool,
 }
 
-/// What a request asks for.
+/// The parsed contents of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Nothing,
@@ -94,7 +94,7 @@ impl Sq {
         Ok(Self { context, ring, pd, state: RESET, taken: 0, stale: None, rung: false })
     }
 
-    /// What it names.
+    /// The memory that the request names.
     fn names(&self) -> Vec<Thing> {
         let wq = self.context.get(Sqc::WQ);
         let mut names = vec![Thing::Cq(self.context.get(Sqc::CQN))];
@@ -141,7 +141,7 @@ impl Sq {
         Some(Wqe { place, ctrl, bytes })
     }
 
-    /// What a request asks for.
+    /// The parsed contents of a request.
     fn understand(&self, wqe: &Wqe, reach: &Reach<'_>, largest: usize) -> Result<Asked, CqeSyndrome> {
         let wrong = CqeSyndrome::LocalQpOpErr;
         if wqe.bytes.is_empty() {

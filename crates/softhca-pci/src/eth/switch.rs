@@ -29,9 +29,9 @@ struct Port {
     mac: Mac,
     /// Further addresses.
     more: Vec<Mac>,
-    /// Groups that it hears; all until its driver has listed some.
+    /// The groups that the port receives; all until its driver has listed some.
     groups: Option<HashSet<Mac>>,
-    /// It hears all groups, whatever is listed.
+    /// Whether the port receives all groups, regardless of the list.
     all_groups: bool,
     largest: usize,
     /// Whether its own frames come back to it: those for one, and those for several.
@@ -42,7 +42,7 @@ struct Port {
     lost: u64,
 }
 
-/// Which frames come back to who has sent them.
+/// The kinds of frames that a port gets back from itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Loops {
     pub(crate) unicast: bool,
@@ -61,15 +61,16 @@ pub(crate) struct Frame {
 #[derive(Debug, Default)]
 pub(crate) struct Switch {
     ports: BTreeMap<u16, Port>,
-    /// Whose an address is by itself.
+    /// The function of each generated address.
     own: HashMap<Mac, u16>,
-    /// Whose an address is whether or not it has a port now; that function has no other one.
+    /// The function of each fixed address, whether or not the function has a port now; such a function has no other
+    /// address.
     fixed: HashMap<Mac, u16>,
-    /// Who asks for an address, in order.
+    /// The functions that ask for each address, in the order of their requests.
     asked: HashMap<Mac, Vec<u16>>,
     /// Functions whose links are down.
     down: HashSet<u16>,
-    /// Who answers for peers beyond.
+    /// The gateway, which answers for peers outside of the server.
     pub(crate) gateway: Option<Gateway>,
     /// Frames that wait at all ports.
     pub(crate) waiting: Arc<AtomicUsize>,

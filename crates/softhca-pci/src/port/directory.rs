@@ -63,7 +63,7 @@ impl SharedDirectory {
         this
     }
 
-    /// Keeps for a function what was fixed of it.
+    /// Stores the fixed settings of a function.
     pub(crate) fn fix(&self, options: &FunctionOptions) {
         let mut directory = self.lock();
         options.fixed.gids().for_each(|gid| directory.fix_gid(gid, options.number));
@@ -77,7 +77,7 @@ impl SharedDirectory {
         self.directory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The switch, for as long as the guard lives. Who takes both takes the directory first.
+    /// The switch, as long as the guard lives. A thread that takes both locks takes the directory first.
     pub(crate) fn switch(&self) -> MutexGuard<'_, Switch> {
         self.switch.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -88,12 +88,12 @@ impl SharedDirectory {
     }
 }
 
-/// Who has which address.
+/// The addresses of all functions, and their connections.
 #[derive(Debug)]
 pub(crate) struct Directory {
     own: Gid,
     gids: HashMap<Gid, u16>,
-    /// Whose a GID is whether or not it has it now.
+    /// The function that an operator has fixed for a GID, whether or not the function uses the GID now.
     fixed: HashMap<Gid, u16>,
     lids: HashMap<u16, u16>,
     qps: HashMap<u32, u16>,
@@ -104,11 +104,11 @@ pub(crate) struct Directory {
     version: u64,
     /// The addresses of each function, as its port's table has them.
     tables: HashMap<u16, Vec<Gid>>,
-    /// What senders of datagrams have asked for, by who sends to whom.
+    /// The requests of senders of datagrams, by sending and receiving function.
     marks: HashMap<(u16, u16), Marks>,
 }
 
-/// What the sender of a datagram has asked for.
+/// The addresses and the hop limit that the sender of a datagram has asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     /// The sender's address; none if there is to be no header.
@@ -119,15 +119,15 @@ pub(crate) struct Mark {
     pub(crate) hop_limit: u8,
 }
 
-/// What one function has asked for of its datagrams to another one.
+/// The requests of one function for its datagrams to another function.
 #[derive(Debug, Default)]
 struct Marks {
     all: Vec<Mark>,
-    /// The one that goes when there are too many.
+    /// The index of the mark that is replaced next when there are too many.
     oldest: usize,
 }
 
-/// As many as a hop limit can number, but for 0, which stands for the usual one.
+/// The most marks: as many as a hop limit can number, except 0, which stands for the default.
 const MAX_MARKS: usize = 255;
 
 impl Marks {
@@ -146,7 +146,7 @@ impl Marks {
     }
 }
 
-/// To whom a queue pair is connected.
+/// The peer that a queue pair is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Connection {
     /// The adapter's name of the queue pair that is connected.
@@ -208,9 +208,9 @@ impl Directory {
         table[index as usize] = gid;
     }
 
-    /// What the hop limit of a datagram is to be that a function sends to the queue pair with this number, which is to
-    /// be one of a function here: by it the receiver knows what the sender has asked for. With a header, that has the
-    /// address that stands in place `source` of the sender's table.
+    /// The hop limit of a datagram from a function to the queue pair with this number, which must belong to a function
+    /// of this server: by the hop limit the receiver finds the sender's request. If the sender asks for a header,
+    /// `source` is the index of the header's address in the sender's table.
     pub(crate) fn mark(
         &mut self,
         (function, to_qp): (u16, u32),
@@ -226,8 +226,8 @@ impl Directory {
         self.marks.entry((function, *receiver)).or_default().number(Mark { source, to, hop_limit })
     }
 
-    /// What the sender of a datagram has asked for, if it is a function here: by the queue pairs at both ends, and the
-    /// datagram's hop limit.
+    /// The request of a datagram's sender, if the sender is a function of this server: by the queue pairs at both ends,
+    /// and the datagram's hop limit.
     pub(crate) fn marked(&self, (from, to): (u32, u32), hop_limit: u8) -> Option<&Mark> {
         let marks = self.marks.get(&(*self.qps.get(&from)?, *self.qps.get(&to)?))?;
         marks.all.get(usize::from(hop_limit).checked_sub(1)?)
@@ -285,7 +285,7 @@ impl Directory {
         !self.down.is_empty() && self.qps.get(&qpn).is_some_and(|function| self.down.contains(function))
     }
 
-    /// Whether whoever here has this GID, or this LID, has a link that is down.
+    /// Whether the function with this GID, or this LID, has a link that is down.
     pub(crate) fn is_down(&self, gid: Gid, lid: Lid) -> bool {
         let function = self.gids.get(&gid).or_else(|| self.lids.get(&lid.raw()));
         function.is_some_and(|function| self.down.contains(function))

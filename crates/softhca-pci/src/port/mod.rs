@@ -51,7 +51,7 @@ const CAP_MASK_PERMITTED: u32 = 1 << 16 | 1 << 17 | 1 << 19 | 1 << 24 | 1 << 25;
 const LINK_UP: u32 = 5;
 const DISABLED: u32 = 3;
 
-/// What a port keeps.
+/// The state of a port.
 #[derive(Debug, Default)]
 pub(crate) struct Port {
     roce: Vec<RoceAddr>,
