@@ -16,7 +16,7 @@ const REAL_TIME_ONLY: u32 = 1;
 /// `ATOMIC_REQ_8B_ENDIANNESS_MODE` for operands in the host's byte order.
 const HOST_ORDER: u32 = 1;
 
-/// What the driver uses of the capabilities, within what it can make use of itself.
+/// The capabilities that the driver uses, within its own limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caps {
     /// Queue pairs, as a power of two.
@@ -61,7 +61,7 @@ pub(crate) struct Caps {
     pub(crate) uplink_follow: bool,
     /// The function's own port in commands about several: 1, or 0 where functions have no more than one.
     pub(crate) port_number: u32,
-    /// What the lower 4 bits of `ROCE_L3_TYPE` and the versions may be.
+    /// Whether the adapter supports RoCEv2.
     pub(crate) roce_v2: bool,
     /// Whether the port is an Ethernet one.
     pub(crate) ethernet: bool,
@@ -110,7 +110,7 @@ fn set<L: Layout>(cmd: &CommandQueue, kind: HcaCapType, caps: &L) -> Result<(), 
 }
 
 impl Caps {
-    /// Asks what there is, and tells the adapter, before it is started, what will be used.
+    /// Queries the capabilities, and sets the used ones before the adapter is started.
     pub(crate) fn negotiate(cmd: &CommandQueue) -> Result<Self, CmdError> {
         let general = HcaCapType::GeneralDevice;
         let most: HcaCap = query(cmd, general, false)?;
@@ -196,7 +196,8 @@ fn port_says_inline(cmd: &CommandQueue) -> Result<bool, CmdError> {
     }
 }
 
-/// What a RoCE port can do. UDP source ports are the driver's choice from now on, where that can be had.
+/// Queries the capabilities of a RoCE port. From now on the driver chooses UDP source ports, if the adapter supports
+/// that.
 fn roce(cmd: &CommandQueue) -> Result<RoceCap, CmdError> {
     let kind = HcaCapType::Roce;
     let mut used: RoceCap = query(cmd, kind, true)?;

@@ -44,7 +44,7 @@ struct Member {
     recvs: bool,
 }
 
-/// What the polling side and the control path of a completion queue share.
+/// The state that the polling side and the control path of a completion queue share.
 pub(crate) struct CqCore {
     pub(crate) handle: CqHandle,
     pub(crate) number: u32,
@@ -158,7 +158,7 @@ impl CqCore {
         self.events.fetch_add(1, Ordering::AcqRel);
         self.wake();
     }
-    /// The adapter is dead: polls end what is outstanding.
+    /// Marks the adapter as dead: polls then end outstanding requests.
     pub(crate) fn die(&self) {
         self.dead.store(true, Ordering::Relaxed);
         self.members.invalidate();
@@ -314,14 +314,14 @@ impl Entries {
         self.next = self.next.wrapping_add(told.wrapping_sub(self.next) & CI_MASK);
     }
 
-    /// Tells the adapter what was taken.
+    /// Writes the consumer index for the adapter.
     #[inline(always)]
     fn publish_consumer_index(&self) {
         // Release: entries are read before the adapter is told that they may be written.
         self.record.store((self.next & CI_MASK).to_be(), Ordering::Release);
     }
 
-    /// Ends what is outstanding on a dead adapter.
+    /// Ends the outstanding requests of a dead adapter.
     fn end_all(&self, out: &mut [Completion]) -> usize {
         let mut n = 0;
         let mut end = |qp: &QpCore, wr_id, opcode| {
@@ -650,7 +650,7 @@ impl Cqs {
         core.wake();
         Some(core.handle)
     }
-    /// The adapter is dead: wakes all who wait.
+    /// Wakes all waiters, because the adapter is dead.
     pub(crate) fn wake_all(&self) {
         // Without the lock, as above: whoever is woken may destroy one.
         let all: Vec<_> = self.table().iter().map(|c| c.core.clone()).collect();

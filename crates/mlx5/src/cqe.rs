@@ -23,7 +23,7 @@ const RESP_SEND_INV: u8 = CqeOpcode::RespSendInv as u8;
 const REQ_ERR: u8 = CqeOpcode::ReqErr as u8;
 const RESP_ERR: u8 = CqeOpcode::RespErr as u8;
 
-/// What an entry is about.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A request of a send queue has succeeded.
@@ -82,7 +82,7 @@ impl<'a> Cqe<'a> {
     fn opcode(&self) -> u8 {
         self.last as u8 >> 4
     }
-    /// What it is about.
+    /// The kind of the entry.
     #[inline(always)]
     pub(crate) fn kind(&self) -> Kind {
         match self.opcode() {
@@ -109,12 +109,12 @@ impl<'a> Cqe<'a> {
         let syndrome = rows(&self.words[3][0]) as u8;
         CqeSyndrome::from_code(syndrome.into()).map_or(WcStatus::General, CqeSyndrome::wc_status)
     }
-    /// The vendor's own number for what went wrong.
+    /// The vendor's own number for the error.
     pub(crate) fn vendor_syndrome(&self) -> u8 {
         (rows(&self.words[3][0]) >> 8) as u8
     }
 
-    /// Fills in what a success of a send request tells.
+    /// Fills in the fields of a successful send request.
     #[inline(always)]
     pub(crate) fn complete_send(&self, opcode: WcOpcode, out: &mut Completion) {
         out.status = WcStatus::Success;
@@ -129,7 +129,7 @@ impl<'a> Cqe<'a> {
         out.solicited = false;
     }
 
-    /// Fills in what a success of a receive request tells. Senders are told of datagrams only.
+    /// Fills in the fields of a successful receive request. Only datagrams have a sender.
     #[inline(always)]
     pub(crate) fn complete_recv(&self, datagram: bool, out: &mut Completion) {
         let imm = || rows(&self.words[2][0]) as u32;

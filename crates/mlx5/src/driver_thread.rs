@@ -18,12 +18,12 @@ use crate::health::Death;
 /// How often it looks where there are no interrupts.
 const TICK: Duration = Duration::from_millis(1);
 
-/// What wakes the thread beside its bell.
+/// The descriptors that wake the thread, beside its own bell.
 #[derive(Debug)]
 pub(crate) struct Signals {
     /// Those of the function's vectors.
     pub(crate) interrupts: Vec<OwnedFd>,
-    /// What tells of the function itself.
+    /// The descriptors of notices about the function itself.
     pub(crate) notices: Notices,
 }
 

@@ -122,12 +122,12 @@ pub enum OpenError {
     },
 }
 
-/// What a lack of memory is for a device's caller.
+/// The device error for a lack of memory.
 pub(crate) fn memory(source: DmaError) -> DeviceError {
     DeviceError::Io { doing: "getting memory that the adapter can reach", source: io::Error::other(source) }
 }
 
-/// What an unusable function is for a device's caller.
+/// The device error for an unusable function.
 pub(crate) fn function(source: FunctionError) -> DeviceError {
     DeviceError::Io { doing: "reaching the adapter's registers", source: io::Error::other(source) }
 }

@@ -41,7 +41,7 @@ use crate::serve::{Eqs, open_events};
 use crate::srq::Srqs;
 use crate::uar::{Doorbells, EventUar, Uars};
 
-/// Who makes these adapters.
+/// The vendor ID of these adapters.
 const VENDOR: u16 = 0x15b3;
 /// Event queues of completions, at most: each takes memory of its own.
 const MOST_COMPLETION_EQS: u32 = 16;
@@ -130,16 +130,16 @@ impl Hca {
 pub(crate) struct Core {
     /// Taken for dead or not.
     pub(crate) health: Arc<Health>,
-    /// What it can do.
+    /// The adapter's capabilities.
     pub(crate) caps: Caps,
     /// The port.
     pub(crate) port: Port,
     /// The counters of its queue pairs.
     pub(crate) counter_set: CounterSet,
-    /// By what peers of an Ethernet port are found, where it can.
+    /// The Ethernet queues that find an Ethernet port's peers, if the adapter supports them.
     pub(crate) ethernet: Option<Ethernet>,
     neighbour_timeout: Duration,
-    /// What was changed of its link.
+    /// The changes that the driver made to the link.
     link: Mutex<Link>,
     /// Doorbell pages.
     pub(crate) uars: Uars,
@@ -311,7 +311,7 @@ impl Core {
     pub(crate) fn pages_lent(&self) -> usize {
         self.cmd.pages().count()
     }
-    /// Refuses what needs a living adapter.
+    /// Fails if the adapter is dead.
     pub(crate) fn check_alive(&self) -> Result<(), DeviceError> {
         self.health.check_alive()
     }
@@ -504,7 +504,7 @@ fn set_endianness(cmd: &CommandQueue) -> Result<(), CmdError> {
     }
 }
 
-/// What the firmware is told of its driver.
+/// The driver's description for the firmware.
 fn driver_version() -> SetDriverVersionIn {
     let mut text = [0; 64];
     let version = concat!("hca-mlx5,", env!("CARGO_PKG_VERSION"));

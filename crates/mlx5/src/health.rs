@@ -151,7 +151,7 @@ impl Health {
     pub(crate) fn death(&self) -> Option<Death> {
         self.death.get().copied()
     }
-    /// Refuses what needs a living adapter.
+    /// Fails if the adapter is dead.
     pub(crate) fn check_alive(&self) -> Result<(), DeviceError> {
         self.death().map_or(Ok(()), |d| Err(DeviceError::Dead { why: d.text() }))
     }

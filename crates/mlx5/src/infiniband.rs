@@ -46,7 +46,7 @@ pub(crate) fn wait_for_manager(cmd: &CommandQueue, caps: &Caps, options: &Option
     Ok(())
 }
 
-/// What the port has now.
+/// The present state of the port.
 pub(crate) fn attr(cmd: &CommandQueue) -> Result<PortAttr, CmdError> {
     let context = context(cmd)?;
     let mut gid = [0; 16];

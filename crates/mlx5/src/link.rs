@@ -33,7 +33,7 @@ const NAP: Duration = Duration::from_millis(10);
 pub(crate) struct Link {
     /// The register of its state.
     admin: Option<u32>,
-    /// What the embedded switch makes of it.
+    /// The embedded switch's earlier state of the link, if the driver changed it.
     uplink: Option<u32>,
     /// The longest frame of the port.
     frame: Option<u32>,

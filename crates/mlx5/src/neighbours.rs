@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use hca_core::wire::listener::{Query, Version, report};
 use hca_core::wire::neighbour::{Mac, Message, Station, solicited_node, usable};
 
-/// How long what a peer told is believed.
+/// The time for which a learned MAC is valid.
 const FRESH: Duration = Duration::from_secs(30);
-/// Peers that are remembered; beyond, who was heard longest ago is forgotten.
+/// The most remembered peers; beyond it the peer heard longest ago is forgotten.
 const MAX_PEERS: usize = 1024;
 
-/// What is known of peers.
+/// The table of peers.
 pub(crate) struct Neighbours {
     mac: Mac,
     /// This port's own addresses.
@@ -62,7 +62,7 @@ impl Neighbours {
     pub(crate) fn first_reports(&self) -> Vec<Vec<u8>> {
         self.reports(None, Version::New { change: true })
     }
-    /// The frames that answer one by which a router asks who hears which groups.
+    /// The frames that answer a router's query for received groups.
     pub(crate) fn answer_query(&self, frame: &[u8]) -> Vec<Vec<u8>> {
         Query::parse(frame).map_or_else(Vec::new, |query| self.reports(query.group, query.version))
     }

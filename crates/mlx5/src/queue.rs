@@ -50,7 +50,7 @@ impl QueueMemory {
     }
 }
 
-/// Refuses a number that lies outside of what the device takes.
+/// Fails for a number outside of the device's range.
 pub(crate) fn in_range(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), DeviceError> {
     if (min..=max).contains(&value) {
         return Ok(());

@@ -212,7 +212,7 @@ impl Core {
         Ok(more)
     }
 
-    /// What an event asks for.
+    /// The work that an event asks for.
     fn deferred_by(&self, event: &Eqe) -> Option<Later> {
         let kind = EventType::from_code(event.get(Eqe::EVENT_TYPE));
         let number = data!(QpEvent, event).get(QpEvent::QPN_RQN_SQN);

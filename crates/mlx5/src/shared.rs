@@ -34,7 +34,7 @@ pub(crate) struct SharedCells {
     owner: Arc<Owner>,
 }
 
-/// What keeps the memory.
+/// The owner that keeps the memory.
 struct Owner {
     /// Nothing, of memory that no adapter knows.
     buf: Option<DmaBuf>,

@@ -36,7 +36,7 @@ struct Place {
     next_free: AtomicU32,
 }
 
-/// What posting and polling sides of a shared receive queue share.
+/// The state that the posting and polling sides of a shared receive queue share.
 pub(crate) struct SrqCore {
     pub(crate) handle: SrqHandle,
     pub(crate) number: u32,
@@ -102,7 +102,7 @@ pub(crate) struct SrqQueue<B> {
     stride: usize,
     max_sge: u32,
     depth: u32,
-    /// Where the next request goes: what the entry before names.
+    /// The place of the next request, which the entry before names.
     next: u32,
     /// Places that are free beside that one: the first plus one, or 0.
     free: u32,

@@ -18,16 +18,16 @@ const CNP_INTERVAL_NS: u64 = 50_000;
 /// Packets of one READ request at most.
 const MAX_CHUNK_PACKETS: u32 = 64;
 
-/// What both directions know about the way to the peer.
+/// The state of the path to the peer, which both directions use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
     pub(crate) dest_qpn: Qpn,
     pub(crate) pkey: Pkey,
     /// Path MTU in bytes, a power of two.
     pub(crate) mtu: u32,
-    /// What a full packet costs of the window.
+    /// The cost of a full packet in the window.
     pub(crate) full_cost: u16,
-    /// What the peer may do.
+    /// The peer's access rights.
     pub(crate) access: Access,
     /// Packets that one READ request asks for at most, a power of two. A longer READ is cut into several
     /// requests, so that no more than a window of its data is on its way to this side.

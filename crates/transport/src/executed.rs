@@ -13,7 +13,7 @@ use hca_core::{Psn, Rkey};
 
 use crate::psn::span;
 
-/// What a READ request asks for.
+/// The range of a READ request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Read {
     pub(crate) rkey: Rkey,
@@ -21,7 +21,7 @@ pub(crate) struct Read {
     pub(crate) len: u32,
 }
 
-/// What was carried out.
+/// An executed request: a READ's range, or an atomic's old value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Deed {
     Read(Read),
@@ -71,14 +71,14 @@ impl Executed {
     }
 }
 
-/// What a repeated request comes to.
+/// The outcome of a repeated request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repeat {
     /// It is answered again.
     Answered,
-    /// It is too old, or not a part of what was carried out: dropped.
+    /// The request is too old, or not a part of an executed one: it is dropped.
     Unknown,
-    /// Something else was carried out under its PSN: a guess, by somebody who never asked for that.
+    /// Another request was executed under its PSN: this one is a guess of a host that never sent the executed one.
     Strange,
 }
 

@@ -50,7 +50,7 @@ pub(crate) enum Fault {
     Invalidate,
 }
 
-/// What a packet did.
+/// The outcome of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Accepted {
     /// It ended its message.

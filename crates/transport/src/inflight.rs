@@ -11,7 +11,7 @@ const MIN_INFLIGHT: usize = 32;
 /// Messages in flight at most.
 const MAX_INFLIGHT: usize = 512;
 
-/// What a message in flight is.
+/// The kind of a message in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {

@@ -756,7 +756,7 @@ impl Qp {
     }
 }
 
-/// Sets in `all` what `given` sets.
+/// Sets the attributes in `all` that `given` sets.
 fn merge(all: &mut QpAttr, given: &QpAttr) {
     macro_rules! set {
         ($($field:ident)*) => { $(if given.$field.is_some() { all.$field = given.$field; })* };

@@ -31,7 +31,7 @@ fn max_unanswered(path: &Path) -> usize {
     usize::from(path.max_rd_atomic).max(1)
 }
 
-/// What an attempt to send one packet came to.
+/// The outcome of an attempt to send one packet.
 enum Step {
     Sent,
     /// Nothing more was posted.
@@ -505,7 +505,7 @@ impl Requester {
         }
     }
 
-    /// What the next probe waits.
+    /// The delay of the next probe.
     #[inline]
     fn probe_ns(&self, path: &Path) -> u64 {
         let reads = !self.is_drained() && self.una_kind() == Kind::Read;

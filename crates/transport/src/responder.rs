@@ -22,7 +22,7 @@ const MAX_STRANGE_REPEATS: u8 = 64;
 pub(crate) struct Fatal {
     /// How the held receive request ends, if the fault is its own.
     pub(crate) recv: Option<WcStatus>,
-    /// What the program is told.
+    /// The event for the program.
     pub(crate) event: Option<QpEvent>,
 }
 
@@ -395,7 +395,7 @@ fn ack_syndrome<H: Host>(host: &H) -> Syndrome {
     Syndrome::Ack(host.recv_credits().map(Syndrome::encode_credits))
 }
 
-/// What a READ request asks for, whether allowed or not.
+/// The range of a READ request, allowed or not.
 fn requested(packet: &Packet<'_>) -> Result<Read, NakCode> {
     let reth = packet.reth().ok_or(NakCode::InvalidRequest)?;
     let read = Read { rkey: Rkey::new(reth.rkey.get()), va: reth.va.get(), len: reth.dma_len.get() };

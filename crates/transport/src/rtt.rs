@@ -1,6 +1,6 @@
 //! The round trip as measured, and the probe timer that follows from it.
 
-/// Before any sample: what a probe waits.
+/// The delay of a probe before the first sample.
 const INITIAL_PROBE_NS: u64 = 2_000_000;
 /// No probe waits less.
 const MIN_PROBE_NS: u64 = 300_000;
@@ -46,7 +46,7 @@ impl Rtt {
     pub(crate) fn probed(&mut self) {
         self.backoff = (self.backoff + 1).min(MAX_BACKOFF);
     }
-    /// What the next probe waits; never more than `ceiling_ns`, the queue pair's own timeout. `costly`: it repeats a
+    /// The delay of the next probe; never more than `ceiling_ns`, the queue pair's own timeout. `costly`: it repeats a
     /// READ, so it waits for that timeout where nothing was measured yet.
     #[inline]
     pub(crate) fn probe_ns(&self, ceiling_ns: u64, costly: bool) -> u64 {

@@ -18,7 +18,7 @@ const GROWTH_PACKETS: u32 = 4;
 /// Cuts happen at most once in this time where the round trip is not known.
 const BLIND_ROUND_TRIP_NS: u64 = 1_000_000;
 
-/// What a packet of `payload` bytes costs, in units.
+/// The cost of a packet with `payload` bytes, in units.
 #[inline]
 pub(crate) const fn packet_cost(payload: u32) -> u16 {
     (1 + payload.div_ceil(UNIT_BYTES)) as u16

@@ -40,7 +40,7 @@ impl DmaRights {
     pub const READ: Self = Self { read: true, write: false };
 }
 
-/// What may be mapped for DMA.
+/// The limits of mappings for DMA.
 pub(crate) struct DmaLimits {
     pub(crate) ranges: Vec<RangeInclusive<u64>>,
     /// Sizes of the pages of which a mapping can be made, as bits.
@@ -104,6 +104,6 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// reaches no memory any more.
     fn let_go(&self) -> Result<(), FunctionError>;
 
-    /// How to wake who serves the function, where it may sleep.
+    /// The waker of the function's server, if the server may sleep.
     fn waker(&self) -> Option<Waker>;
 }

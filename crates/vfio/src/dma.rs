@@ -38,7 +38,7 @@ pub(crate) struct DmaTable {
 
 struct State {
     free: Ranges,
-    /// By address: length, and what has to stay.
+    /// Mappings by address: the length, and the memory that has to stay.
     maps: BTreeMap<u64, (u64, Option<Arc<Memory>>)>,
     /// Mappings that are being made.
     coming: u32,
@@ -60,7 +60,7 @@ impl DmaTable {
         // It is whole between any two of its operations.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// What mappings are multiples of.
+    /// The unit of mappings in bytes.
     pub(crate) fn granule(&self) -> usize {
         self.granule as usize
     }

@@ -40,12 +40,12 @@ pub struct Notices {
 pub struct PciFunction(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
-    /// Dropped first: what it lets the device reach ends with it, before the memory goes.
+    /// Dropped first: the device's access to memory ends with it, before the memory is freed.
     pub(crate) backend: Box<dyn Backend>,
     pub(crate) dma: DmaTable,
     /// Vectors that are set up.
     msix: Mutex<u32>,
-    /// Whoever holds a window on registers holds a clone.
+    /// Each window on registers holds a clone.
     pub(crate) windows: Arc<()>,
     /// Windows on registers that there are; `None`: the function was let go of.
     shown: Mutex<Option<Vec<Weak<Held>>>>,

@@ -16,10 +16,10 @@ impl core::fmt::Display for Iova {
 
 /// Below it no address is given out, so that a descriptor full of zeros points nowhere.
 const LOWEST: u64 = 1 << 20;
-/// Writes there are interrupts on x86, whatever the IOMMU maps.
+/// The address range in which writes are interrupts on x86, regardless of the IOMMU's mappings.
 const MSI_WINDOW: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 
-/// What may be given out of the ranges that an IOMMU allows.
+/// The usable parts of the ranges that an IOMMU allows.
 pub(crate) fn usable(ranges: &[RangeInclusive<u64>]) -> Vec<RangeInclusive<u64>> {
     let mut out = Vec::new();
     for r in ranges {
@@ -103,7 +103,7 @@ impl Ranges {
         Some(at)
     }
 
-    /// Gives back what [`take`](Self::take) gave.
+    /// Frees a range that [`take`](Self::take) gave out.
     pub(crate) fn give(&mut self, at: u64, len: u64) {
         let len = len.next_multiple_of(self.granule);
         let last = at + (len - 1);

@@ -22,7 +22,7 @@ pub(crate) const HUGE: usize = 2 << 20;
 /// From here on it is looked whether the system has as much: where it has not, it would not refuse, but end processes.
 const MUCH: usize = 32 << 20;
 
-/// What the system can give, swap included, as `/proc/meminfo` tells it in KiB.
+/// The available memory of the system, swap included, from `/proc/meminfo`, in KiB.
 fn available(meminfo: &str) -> Option<u64> {
     let of = |name| {
         let line = meminfo.lines().find_map(|l| l.strip_prefix(name))?;

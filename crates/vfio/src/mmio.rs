@@ -56,7 +56,7 @@ pub struct Mmio {
 
 pub(crate) struct Held {
     mapping: Mapping,
-    /// What has to stay open for the registers to be there.
+    /// The owner that keeps the registers mapped.
     _owner: Box<dyn Any + Send + Sync>,
 }
 
@@ -89,7 +89,7 @@ impl Mmio {
         whole.part(at, len)
     }
 
-    /// What it holds, for who takes the registers away from under it.
+    /// The mapping of the window, for code that replaces the registers under it.
     pub(crate) fn held(&self) -> Weak<Held> {
         Arc::downgrade(&self.held)
     }

@@ -117,7 +117,7 @@ fn delivery_text(code: u32) -> &'static str {
     DeliveryStatus::from_code(code).map_or("an unknown status", DeliveryStatus::text)
 }
 
-/// What helps.
+/// The remedy of the error.
 fn status_remedy(code: u32) -> &'static str {
     use CmdStatus as S;
     match CmdStatus::from_code(code) {

@@ -33,13 +33,13 @@ use crate::uar::{Uar, Uars};
 use queues::Queues;
 use setup::Made;
 
-/// How long who waits for an answer sleeps before it looks by itself.
+/// The time that a thread waiting for an answer sleeps before it polls by itself.
 const LOOK: Duration = Duration::from_millis(5);
-/// After what time a question is asked again, first and at most.
+/// The first and the longest interval at which a question is repeated.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The queues, and what they have told.
+/// The queues, and the neighbours that they have reported.
 pub(crate) struct Ethernet {
     state: Mutex<State>,
     /// Something was heard.
@@ -51,7 +51,7 @@ pub(crate) struct Ethernet {
     called: AtomicBool,
 }
 
-/// What came of asking for a peer.
+/// The outcome of a question for a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// It is there.

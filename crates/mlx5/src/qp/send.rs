@@ -50,7 +50,7 @@ impl Bell for Uar {
     }
 }
 
-/// What a send queue is created with.
+/// The configuration of a new send queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
     /// Requests that are outstanding at most. A ring has room for as many of the longest.

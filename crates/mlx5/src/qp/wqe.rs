@@ -140,17 +140,17 @@ pub(crate) struct UdTo {
     pub(crate) qkey: u32,
 }
 
-/// What was written.
+/// The written entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
     /// Blocks that it takes.
     pub(crate) blocks: u16,
     pub(crate) opcode: WqeOpcode,
-    /// The first 8 bytes, as rows: what goes to the doorbell page.
+    /// The first 8 bytes, as rows, for the doorbell page.
     pub(crate) bell: u64,
 }
 
-/// What stands in each control segment of a queue pair.
+/// The constant fields in each control segment of a queue pair.
 #[derive(Clone, Copy)]
 pub(crate) struct Control(u64);
 

@@ -64,7 +64,7 @@ const BY_VALUE: u8 = 4;
 /// Of an acknowledgement: it tells a limit of receive requests.
 const LIMITED: u8 = 4;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Op {
@@ -131,7 +131,7 @@ impl Head {
             *to = word.to_ne_bytes();
         }
     }
-    /// The head, and what follows it.
+    /// The head, and the bytes behind it.
     #[inline]
     pub(crate) fn read(message: &[u8]) -> Option<(Self, &[u8])> {
         let (head, body) = message.split_first_chunk::<HEAD_BYTES>()?;

@@ -66,7 +66,7 @@ pub(crate) struct Requester {
     rnr: Rnr,
 }
 
-/// What of a READ's response was lent.
+/// The state of the lent part of a READ's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fetch {
     /// Nothing so far.
@@ -85,7 +85,7 @@ struct Fetched {
     not_from: Option<u32>,
 }
 
-/// What became of an attempt to send.
+/// The outcome of an attempt to send.
 enum Step {
     Sent,
     /// The request is done, and nothing was sent.

@@ -27,7 +27,7 @@ enum Answer {
     Atomic { original: u64 },
 }
 
-/// Whether what a READ asks for is lent.
+/// The state of loans in a READ's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lent {
     /// Nothing was so far.
@@ -71,7 +71,7 @@ pub(crate) struct Responder {
     admitted: bool,
 }
 
-/// What a message did.
+/// The outcome of a message.
 struct Did {
     done: bool,
     delivered: bool,

@@ -19,7 +19,7 @@ use crate::iova::Iova;
 use crate::user::wire::{DeviceInfo, IRQ_ERROR, MAX_IRQS, RegionInfo};
 use crate::wake::Waker;
 
-/// By what the function's memory accesses are confined.
+/// The mechanism that confines the function's memory accesses.
 pub(super) trait Iommu: fmt::Debug + Send + Sync {
     fn map(&self, range: &sys::Range) -> io::Result<()>;
     /// Returns how many bytes that were.
@@ -192,7 +192,7 @@ fn whole(done: usize, asked: usize) -> io::Result<()> {
     if done == asked { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-/// What of this process's memory is locked, and how much may be.
+/// The locked memory of this process, and its limit.
 struct Limits {
     locked: u64,
     /// `None`: as much as there is.
@@ -207,7 +207,7 @@ impl Limits {
     }
 }
 
-/// What a process has locked for itself and for devices, as its status tells it in KiB.
+/// The memory that a process has locked for itself and for devices, from its status file, in KiB.
 fn locked_bytes(status: &str) -> u64 {
     let of = |name| {
         let line = status.lines().find_map(|l| l.strip_prefix(name))?;
@@ -228,7 +228,7 @@ fn map_refusal(name: &str, needed: u64, source: io::Error, of: &Limits, max_mapp
     }
 }
 
-/// What a range of both interfaces is here.
+/// A range of either interface as this crate's type.
 pub(super) fn inclusive(ranges: impl IntoIterator<Item = (u64, u64)>) -> Vec<RangeInclusive<u64>> {
     ranges.into_iter().map(|(first, last)| first..=last).collect()
 }

@@ -79,11 +79,11 @@ impl Iommu for Container {
     }
 }
 
-/// Where the kernel says nothing: what the least of IOMMUs has.
+/// The default if the kernel reports nothing: the limits of the smallest IOMMU.
 const LEAST_ADDRESSES: u64 = 1 << 39;
 const MAX_MAPPINGS: u32 = 65_535;
 
-/// Takes the kernel's description apart. What is missing or makes no sense is left at what every IOMMU has.
+/// Parses the kernel's description. Missing or senseless values keep the limits that every IOMMU has.
 fn limits(info: &[u8]) -> DmaLimits {
     let word = |at: usize| info.get(at..at + 4).and_then(|b| b.first_chunk()).map(|b| u32::from_ne_bytes(*b));
     let long = |at: usize| info.get(at..at + 8).and_then(|b| b.first_chunk()).map(|b| u64::from_ne_bytes(*b));

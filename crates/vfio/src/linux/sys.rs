@@ -123,7 +123,7 @@ pub(super) fn device_of(group: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd
     // SAFETY: the kernel has just made it for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
-/// What the IOMMU of a container allows.
+/// The limits of a container's IOMMU.
 pub(super) fn iommu_info(container: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     describe(container, IOMMU_GET_INFO, size_of::<vfio::vfio_iommu_type1_info>(), &[])
 }
@@ -199,7 +199,7 @@ pub(super) fn map(container: BorrowedFd<'_>, r: &Range) -> io::Result<()> {
 }
 /// Unmaps by a container. Returns how many bytes that were.
 pub(super) fn unmap(container: BorrowedFd<'_>, iova: u64, size: u64) -> io::Result<u64> {
-    /// The structure without what follows it for other uses.
+    /// The structure without the fields for other uses behind it.
     #[repr(C)]
     struct Unmap {
         argsz: u32,

@@ -26,7 +26,7 @@ pub struct Received {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// What has come of a message.
+/// The received part of a message.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
     header: [u8; HEADER_BYTES],
@@ -130,7 +130,7 @@ impl Channel {
         }
     }
 
-    /// Sends the first bytes of what is left of a message, without waiting. Returns how many left; 0: the socket is full.
+    /// Sends the next bytes of a message, without waiting. Returns the number of sent bytes; 0: the socket is full.
     ///
     /// # Panics
     /// If there are more descriptors than [`MAX_DESCRIPTORS`].
@@ -154,7 +154,7 @@ impl Channel {
         }
     }
 
-    /// Takes what has come of a message, without waiting. Returns the message once it is whole.
+    /// Receives a part of a message, without waiting. Returns the message once it is whole.
     pub(super) fn recv_some(&self, incoming: &mut Incoming) -> Result<Option<Received>, ChannelError> {
         while incoming.header_bytes < HEADER_BYTES {
             let room = &mut incoming.header[incoming.header_bytes..];

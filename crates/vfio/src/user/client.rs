@@ -140,7 +140,7 @@ pub(crate) struct UserFunction {
     name: String,
     socket: PathBuf,
     deadline: Duration,
-    /// What the server takes.
+    /// The server's capabilities.
     server: Capabilities,
     device: DeviceInfo,
     waker: Option<Waker>,
@@ -152,11 +152,11 @@ struct Connection {
     channel: Channel,
     next_id: u16,
     dead: Option<UserError>,
-    /// What the server may ask for.
+    /// The client memory that the server may access.
     memory: BTreeMap<u64, (Arc<Memory>, DmaRights)>,
 }
 
-/// Connects, agrees on a version, and asks what the device is.
+/// Connects, agrees on a version, and asks for the device's description.
 pub(crate) fn connect(socket: &Path, options: UserOptions) -> Result<UserFunction, UserError> {
     let refused = |errno| UserError::Connect { socket: socket.to_owned(), errno };
     let dial = || {
@@ -303,7 +303,7 @@ fn word_window(file: &OwnedFd, at: u64) -> Option<Mmio> {
     Some(Mmio::new(mapping, within, 4, ()))
 }
 
-/// What went wrong in an exchange.
+/// The failure of an exchange.
 enum Trouble {
     Channel(ChannelError),
     Answer(&'static str),
@@ -316,7 +316,7 @@ impl From<ChannelError> for Trouble {
 }
 
 impl Connection {
-    /// Sends a request and takes its reply; answers what the server asks meanwhile.
+    /// Sends a request and takes its reply; meanwhile answers the server's requests.
     fn exchange(
         &mut self,
         request: &Request<'_>,

@@ -127,7 +127,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Sends what can leave.
+    /// Sends as much of the reply as the socket takes.
     fn send(&mut self) -> Result<(), ChannelError> {
         while let Some(reply) = &mut self.outgoing {
             let with: Vec<BorrowedFd<'_>> = match reply.sent {

@@ -200,7 +200,7 @@ fn region(function: &impl Function, index: u32) -> Result<Region<'_>, Errno> {
     if index < function.info().regions { Ok(function.region(index)) } else { Err(Errno::INVAL) }
 }
 
-/// What a region is, with the descriptor of its part that may be mapped.
+/// The description of a region, with the descriptor of its mappable part.
 fn region_info(function: &impl Function, index: u32) -> Result<(Reply<'static>, Vec<OwnedFd>), Errno> {
     let Region { bytes, mapped } = region(function, index)?;
     let there = bytes > 0;

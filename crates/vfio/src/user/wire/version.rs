@@ -26,7 +26,7 @@ pub struct Capabilities {
 }
 
 impl Default for Capabilities {
-    /// What the protocol says of a side that names none.
+    /// The protocol's defaults for a side that names no capabilities.
     fn default() -> Self {
         Self {
             max_msg_fds: 1,
