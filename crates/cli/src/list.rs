@@ -1,4 +1,4 @@
-//! `hca list`: devices that can be opened here, and why others can't.
+//! `hca list`: the devices that can be opened on this machine, and the reasons why others can't.
 
 use std::path::Path;
 

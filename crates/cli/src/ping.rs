@@ -1,4 +1,4 @@
-//! `hca ping`: whether a host is reached, by which way, and how long a round trip takes.
+//! `hca ping`: whether a host can be reached, the fabric that reaches it, and the round-trip time.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! `hca pingpong`: bounces messages with another host, as `ibv_rc_pingpong`, `ibv_uc_pingpong` and
 //! `ibv_ud_pingpong` do, so that either end may be that program on another vendor's adapter.
 //!
-//! Both ends post `rx_depth` receive requests, learn of each other over TCP ([`exchange`]) or by RDMA CM ([`cm`]), and then bounce: the
-//! client sends first, and each end sends the next message once its last one has completed and the
-//! other's has arrived.
+//! Both ends post `rx_depth` receive requests, exchange addresses over TCP ([`exchange`]) or by RDMA CM ([`cm`]), and
+//! then bounce messages: the client sends first, and each end sends the next message once its last one has completed
+//! and the other end's message has arrived.
 
 mod cm;
 pub(crate) mod exchange;

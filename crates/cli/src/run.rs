@@ -1,9 +1,9 @@
 //! `hca run`: starts the processes of a job on this machine, serves PMI-1 to them, and waits for all of them to end.
 //!
-//! Each process leads a process group of its own. One that has ended is not reaped before the end of the job: for so
-//! long its number stands for its group, and a signal reaches nobody else. What a group has left is killed at the end.
-//! A process that left its group is on its own. Where this process is killed, wherever it stands, its [`guard`] ends
-//! the groups, and each process that it started is killed with its main thread, which starts them.
+//! Each process leads a process group of its own. An ended process is not reaped before the end of the job: until then
+//! its number stands for its group, and a signal reaches no other process. The remaining processes of a group are
+//! killed at the end. A process that left its group is not followed. If this process is killed, at any point, its
+//! [`guard`] ends the groups, and each started process is killed with this process's main thread, which started it.
 //!
 //! The main thread waits for signals, processes and times, and never writes: [`output`] has threads for that.
 

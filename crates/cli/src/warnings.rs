@@ -1,7 +1,7 @@
-//! What the library warns of, on a command's standard error.
+//! The library's warnings, on a command's standard error.
 //!
-//! That is little: a port that is not there yet, an adapter that refuses what is of use. What clients of a server can
-//! make it warn of, again and again, ends after some lines.
+//! There are few: a port that is not up yet, an adapter that refuses a useful setting. Warnings that clients of a
+//! server can cause again and again end after some lines.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;

@@ -1,5 +1,5 @@
-//! Served functions whose clients are killed, and a server that stands still: processes of the command, and the driver
-//! in this one.
+//! Served functions whose clients are killed, and a server that stands still: with processes of the command, and the
+//! driver in this process.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;

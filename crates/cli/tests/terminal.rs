@@ -1,4 +1,4 @@
-//! `hca stat --watch` in a terminal: tmux is the terminal, and tells what stands on its screen.
+//! `hca stat --watch` in a terminal: tmux is the terminal, and returns the contents of its screen.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

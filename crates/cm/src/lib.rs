@@ -38,7 +38,7 @@
 //!
 //! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`wire`] | the messages: REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP, LAP, APR |
 //! | `annex` | [`ServiceId`], [`PortSpace`]; [`IpHeader`]: private data with addresses, as Linux's rdma_cm has it |

@@ -1,18 +1,18 @@
-//! What a device brings to the suite.
+//! [`Bed`]: a device's part of the suite, which opens adapters.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hca_core::{Device, Gid};
 
-/// What not every bed offers; a check that needs it passes without a word where it is missing.
+/// A feature that not every bed offers; a check that needs a missing feature passes silently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Feature {
-    /// The network between the adapters loses nothing, so that unreliable services can be counted on
-    /// and times have upper bounds.
+    /// The network between the adapters loses nothing, so that unreliable services deliver everything and times have
+    /// upper bounds.
     Lossless,
-    /// An adapter moves while its program calls nothing: it has a thread, or is silicon.
+    /// An adapter makes progress while its program makes no calls: it has a thread, or is silicon.
     Passive,
     /// A completion queue has a descriptor to wait on.
     WaitFd,
@@ -20,20 +20,20 @@ pub enum Feature {
     Drain,
 }
 
-/// Where the checks take their adapters from.
+/// The source of the checks' adapters.
 pub trait Bed: Sync {
-    /// A name for messages.
+    /// The name of the bed in messages.
     fn name(&self) -> String;
     /// Opens `n` new adapters that can reach each other, each with an address of its own.
     ///
     /// # Panics
-    /// If that is impossible here. What a bed needs beyond a plain user's rights stands in its `suite!`.
+    /// If that is impossible on this machine. A bed's `suite!` names the rights that it needs beyond a plain user's.
     fn open(&self, n: usize) -> Vec<Arc<dyn Device>>;
-    /// Whether this bed offers something.
+    /// Whether this bed offers a feature.
     fn can(&self, feature: Feature) -> bool;
-    /// An address of this network at which nobody answers, if there is one.
+    /// An address of this network at which no adapter answers, if there is one.
     fn silent_gid(&self) -> Option<Gid>;
-    /// How long a check waits for what has to come before it fails.
+    /// The time that a check waits for an expected result before it fails.
     fn patience(&self) -> Duration {
         Duration::from_secs(10)
     }

@@ -1,5 +1,5 @@
-//! One behaviour suite for every [`Device`](hca_core::Device): what verbs promise, driven at the
-//! level of the device's own traits. A new device is done when the suite is green.
+//! One behaviour suite for every [`Device`](hca_core::Device): the guarantees of verbs, tested at the level of the
+//! device's own traits. A new device is done when the suite is green.
 //!
 //! # How a device joins
 //!
@@ -36,15 +36,14 @@
 //! # fn main() {}
 //! ```
 //!
-//! # What a check may rely on
+//! # Rules of checks
 //!
 //! - Every check opens adapters of its own and closes them again; checks run in parallel.
-//! - Waiting polls, turns *all* adapters of the check (some have nobody else who does) and yields; it
-//!   ends in a failure that shows every counter when [`Bed::patience`] is over. Nothing hangs.
-//! - Where adapters differ and the IBA leaves it open, a check takes each of the answers, and says so.
-//! - What a bed can't offer it denies by [`Bed::can`]; the checks that need it then pass at once. A
-//!   bed over a network that loses packets denies [`Feature::Lossless`]: the reliable services have to
-//!   pass all the same.
+//! - A wait polls, turns *all* adapters of the check (some have no other thread that does) and yields. When
+//!   [`Bed::patience`] is over the wait fails and shows every counter. Nothing hangs.
+//! - If adapters differ in a case that the IBA leaves open, a check accepts each of the outcomes, and documents that.
+//! - A bed denies missing features by [`Bed::can`]; the checks that need such a feature then pass at once. A bed over a
+//!   network that loses packets denies [`Feature::Lossless`]: the reliable services have to pass all the same.
 //!
 //! # Topics
 //!
@@ -53,18 +52,18 @@
 //! | `send_recv`, `rdma`, `atomics` | bytes, lengths, immediate data, order, lists, inline, PSN wrap |
 //! | `foreign` | memory of the program's own, at the lengths around which adapters treat it in other ways |
 //! | `keys` | ranges, rights, protection domains; nothing lands after deregistration |
-//! | `qp_states` | legal and illegal transitions, what each state takes, draining, reuse |
+//! | `qp_states` | legal and illegal transitions, the requests that each state takes, draining, reuse |
 //! | `errors` | the cause first, then the flushed; RNR and timeouts in their time |
 //! | `srq`, `cq` | sharing, limit and last-request events; overrun, notification, descriptors |
-//! | `uc`, `ud` | what the unreliable services drop and never deliver; GRH, Q_Keys, SQE |
-//! | `limits` | what is reported is granted, what lies beyond refused; stale handles |
-//! | `progress` | who moves the device while its program does not |
+//! | `uc`, `ud` | messages that the unreliable services drop and never deliver; GRH, Q_Keys, SQE |
+//! | `limits` | reported limits are granted, requests beyond them refused; stale handles |
+//! | `progress` | progress of the device while its program makes no calls |
 //! | `portals` | engines of a Portals layer that the device runs itself |
 //! | `concurrency` | all of it with four threads |
 //!
 //! # Fabrics against each other
 //!
-//! [`differ`] plays the random script of a seed on several beds, and says what came out differently.
+//! [`differ`] plays the random script of a seed on several beds, and reports differences of the outcomes.
 #![deny(unsafe_code)]
 
 mod bed;

@@ -1,9 +1,9 @@
-//! How long something was waited for.
+//! [`Ran`]: the measure of a wait's duration.
 
 use std::time::{Duration, Instant};
 
-/// Time that this process spent running: what it waited for a processor, stopped or not, counts little. What it waits
-/// for may come a moment after it goes on, so waits end by this time and not by the clock.
+/// The time that this process spent running: time without a processor, stopped or not, counts little. An awaited result
+/// may arrive a moment after the process continues, so waits end by this time and not by the clock.
 #[derive(Debug)]
 pub struct Ran {
     last: Instant,
@@ -22,7 +22,7 @@ impl Ran {
     pub fn new() -> Self {
         Self { last: Instant::now(), total: Duration::ZERO }
     }
-    /// The sum, with what has passed since the last call, of which no more than a scheduler's slice counts.
+    /// The sum, including the time since the last call, of which at most a scheduler's slice counts.
     pub fn tick(&mut self) -> Duration {
         let now = Instant::now();
         self.total += now.duration_since(self.last).min(Duration::from_millis(4));

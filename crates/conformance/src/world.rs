@@ -1,4 +1,4 @@
-//! The adapters of one check, and waiting for what they do.
+//! The adapters of one check, and waits for their results.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};

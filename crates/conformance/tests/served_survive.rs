@@ -1,6 +1,5 @@
-//! What goes wrong on a served function, as the ConnectX driver sees it: refusals, event queues that overflow, a server
-//! that ends. What the suite covers (keys, completion queues that overrun, regions that go under traffic) is not
-//! repeated.
+//! Faults of a served function, as the ConnectX driver sees them: refusals, event queues that overflow, a server that
+//! ends. Cases of the suite (keys, completion queues that overrun, deregistration under traffic) are not repeated.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};

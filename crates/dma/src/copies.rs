@@ -1,17 +1,17 @@
 //! Copies and atomics on memory that others (the program, its peers, other processes) may read and write meanwhile.
 //!
 //! Invariants:
-//! 1. The caller vouches for each raw range: mapped, with the right to this access, for the length of the call. A
-//!    slice is memory of ours that nobody else touches.
-//! 2. No reference is made to memory behind a raw range, and none of Rust's own accesses, atomic or not. They are those
-//!    of `word`, or assembly, which is opaque to the compiler, so a race with others is a race of hardware loads and
-//!    stores, not undefined behaviour.
+//! 1. The caller guarantees that each raw range is mapped, with the right to this access, during the call. A slice is
+//!    memory of this process that no other code accesses.
+//! 2. This module makes no reference to memory behind a raw range, and no access by Rust's own operations, atomic or
+//!    not. All accesses are those of `word`, or assembly, which is opaque to the compiler, so a race with others is a
+//!    race of hardware loads and stores, not undefined behaviour.
 //! 3. An aligned piece of 1, 2, 4 or 8 bytes is moved by one access, so others see it whole.
-//! 4. What was placed by one call is seen by others before what a later call places, also where a copy goes past the
-//!    caches, whose stores the processor does not order by itself.
+//! 4. Others see the bytes of one call before the bytes of a later call, also if a copy bypasses the caches, whose
+//!    stores the processor does not order by itself.
 //!
-//! Which way is the quickest depends on length and processor. Against the C library's `memcpy` on the same buffers,
-//! one core of a Xeon of the Cascade Lake kind, the better of several runs (a rate above 1 is quicker):
+//! The fastest way depends on length and processor. Rates relative to the C library's `memcpy` on the same buffers, on
+//! one core of a Cascade Lake Xeon, the better of several runs (above 1 is faster):
 //!
 //! | bytes, how far off a line | `memcpy` | 16-byte moves | 32-byte moves | string move | past the caches |
 //! |---|---|---|---|---|---|
@@ -26,8 +26,8 @@
 //! | 256 MiB, cold | 5.1 GB/s | 0.91 | 0.94 | 0.75 | 1.03 |
 //!
 //! In the last two rows the C library goes past the caches, too. For 256 MiB, rates lie between 0.6 and 1.7 from run to
-//! run. [`copy`] of 128 to 256 bytes takes about twice the time of `memcpy`. Where a processor is not of that make, or
-//! has no quick string move, 32-byte moves serve for all lengths that the caches hold; that was not measured.
+//! run. [`copy`] of 128 to 256 bytes takes about twice the time of `memcpy`. On other processors, or without a fast
+//! string move, 32-byte moves serve for all lengths that the caches hold; that was not measured.
 #![allow(unsafe_code)] // the copies themselves: raw memory, and intrinsics
 
 use core::sync::atomic::{Ordering, fence};
@@ -37,20 +37,20 @@ use crate::word;
 /// From here on assembly moves the bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const MANY_BYTES: usize = 128;
-/// What goes through a buffer of ours in one go, where both sides are others'.
+/// The bytes that go through a buffer of this process in one go, if others may access both sides.
 pub const FEW_BYTES: usize = 128;
 
-/// Where a copy leaves what it writes.
+/// The place where a copy leaves the written bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Caching {
-    /// In the caches, as somebody is about to read it or it is written again.
+    /// In the caches, for bytes that are read or written again soon.
     #[default]
     Cached,
-    /// In memory: there is more of it than the caches hold.
+    /// In memory, for more bytes than the caches hold.
     Streaming,
 }
 
-/// Tells copies whose bytes the caches hold from those of a long walk, by where each begins.
+/// A detector of long sequential copies, by the start of each copy: the caches hold the bytes of other copies.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Footprint {
     end: u64,
@@ -58,8 +58,8 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// How to copy these bytes: past the caches, once as much was copied in one direction without a step back as
-    /// fills a good part of them.
+    /// The caching for a copy of these bytes: past the caches, once the bytes copied in one direction without a step
+    /// back fill a good part of them.
     #[inline]
     pub fn caching(&mut self, at: u64, len: usize) -> Caching {
         let len = len as u64;
@@ -70,7 +70,7 @@ impl Footprint {
     }
 }
 
-/// Copies a slice to `to`, behind all that this thread has placed before.
+/// Copies a slice to `to`, ordered after all earlier stores of this thread.
 ///
 /// # Safety
 /// (1) for `to .. to + data.len()`, which is written.
@@ -111,7 +111,7 @@ unsafe fn store_word(to: *mut u8, data: &[u8]) -> bool {
     aligned
 }
 
-/// Copies from `from` into a slice, before all that this thread looks at later.
+/// Copies from `from` into a slice, ordered before all later loads of this thread.
 ///
 /// # Safety
 /// (1) for `from .. from + out.len()`, which is read.
@@ -139,8 +139,8 @@ pub unsafe fn load(from: *const u8, out: &mut [u8]) {
     fence(Ordering::Acquire);
 }
 
-/// Copies between two ranges both of which others may change meanwhile, in order with all that this thread has
-/// placed before and looks at later. They do not overlap.
+/// Copies between two ranges that others may change meanwhile, ordered after this thread's earlier stores and before
+/// its later loads. The ranges must not overlap.
 ///
 /// # Safety
 /// (1) for `from .. from + len`, which is read, and `to .. to + len`, which is written; no byte is in both.
@@ -199,7 +199,7 @@ unsafe fn copy_few(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// Copies a slice as [`copy`] does, with a choice of where it is left.
+/// Copies a slice as [`copy`] does, with a choice of caching.
 ///
 /// # Safety
 /// As [`store`].
@@ -226,7 +226,7 @@ unsafe fn store_bytes(to: *mut u8, data: &[u8], caching: Caching) {
     unsafe { store_many(to, data, caching) };
 }
 
-/// Copies into a slice as [`copy`] does, with a choice of where it is left.
+/// Copies into a slice as [`copy`] does, with a choice of caching.
 ///
 /// # Safety
 /// As [`load`].
@@ -270,7 +270,7 @@ pub unsafe fn fetch_add(at: *mut u8, add: u64) -> u64 {
     old
 }
 
-/// Loads the word at `at`, before all that this thread looks at later.
+/// Loads the word at `at`, ordered before all later loads of this thread.
 ///
 /// # Safety
 /// (1) for `at .. at + 8`, which is read; `at` is a multiple of 8.
@@ -283,7 +283,7 @@ pub unsafe fn load_u64(at: *const u8) -> u64 {
     word
 }
 
-/// Stores the word at `at`, behind all that this thread has placed before.
+/// Stores the word at `at`, ordered after all earlier stores of this thread.
 ///
 /// # Safety
 /// (1) for `at .. at + 8`, which is written; `at` is a multiple of 8.
@@ -295,7 +295,7 @@ pub unsafe fn store_u64(at: *mut u8, value: u64) {
     unsafe { word::store64(at, value) };
 }
 
-/// Makes bytes 0, in no order with anything else.
+/// Sets bytes to 0, without any ordering.
 ///
 /// # Safety
 /// (1) for `to .. to + len`, which is written.
@@ -311,7 +311,7 @@ pub unsafe fn zero(to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `data` to `to`, in no order with anything else. The caller's own word orders it.
+/// Copies `data` to `to`, without any ordering: a word that the caller stores afterwards orders it.
 ///
 /// # Safety
 /// As [`store`].
@@ -337,7 +337,7 @@ pub unsafe fn store_relaxed(to: *mut u8, data: &[u8]) {
     }
 }
 
-/// Copies from `from` into `out`, in no order with anything else.
+/// Copies from `from` into `out`, without any ordering.
 ///
 /// # Safety
 /// As [`load`].

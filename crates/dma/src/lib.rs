@@ -1,8 +1,8 @@
 //! Copies and atomics on memory that others (devices, peers, other processes and threads) may read and write meanwhile.
 //!
-//! No slice of such memory may exist, and neither `memcpy` nor atomics serve: what others write makes a `memcpy`
-//! undefined behaviour, and so do two sizes of atomics on the same bytes. All crates of the project that touch such
-//! memory by ranges of bytes do it by the functions here.
+//! No slice of such memory may exist, and neither `memcpy` nor atomics are allowed: concurrent writes of others make a
+//! `memcpy` undefined behaviour, and so do two sizes of atomics on the same bytes. All crates of the project that
+//! access such memory by ranges of bytes use the functions of this crate.
 //!
 //! Every function moves an aligned piece of 1, 2, 4 or 8 bytes by one access, so that others see it as a whole. The
 //! order within a longer copy is undefined.

@@ -1,8 +1,7 @@
 //! Single accesses of memory that others change, 1 to 8 bytes wide, and the atomic operations on words of 8.
 //!
-//! Rust's memory model leaves accesses of several sizes to the same bytes undefined where nothing orders them, be they
-//! atomics or not. A program may read 4 bytes while another thread writes the 8 around them, so none of these are
-//! Rust's own accesses:
+//! Rust's memory model leaves unordered accesses of several sizes to the same bytes undefined, atomic or not. A program
+//! may read 4 bytes while another thread writes the 8 around them, so none of these are Rust's own accesses:
 //!
 //! | where | how | an aligned access is seen whole |
 //! |---|---|---|
@@ -10,12 +9,12 @@
 //! | other processors | one volatile access; atomics for the operations on words | yes, as these compile |
 //! | Miri, which has no assembly | atomics of one byte each, under one lock | yes |
 //!
-//! Under Miri the lock orders more than processors do: Miri then proves that copies are no undefined behaviour, and
-//! does not prove that a program orders them enough.
+//! Under Miri the lock orders more than processors do: Miri proves that copies are not undefined behaviour, but not
+//! that a program orders them enough.
 //!
 //! Invariants:
-//! 1. The caller vouches for the address: mapped, with the right to this access, and a multiple of the width.
-//! 2. Accesses order nothing by themselves but the compiler; who needs order puts fences around them.
+//! 1. The caller guarantees that the address is mapped, with the right to this access, and is a multiple of the width.
+//! 2. Accesses by themselves order only the compiler; a caller that needs more order puts fences around them.
 #![allow(unsafe_code)] // volatile words of raw memory, and assembly
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -24,7 +24,7 @@ debug_as_display!(DeviceError, TransitionError, PostErrorKind, PostError);
 #[derive(Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// A table is full.
+    /// The device's limit of objects of this kind is reached.
     #[error(
         "no room for another {what}: the device's limit is {limit}; destroy one, or open the device with a larger limit"
     )]
@@ -46,7 +46,7 @@ pub enum DeviceError {
         /// The most.
         max: u64,
     },
-    /// The handle names nothing (any more).
+    /// The handle names no object (any more).
     #[error("unknown {what} {handle}: it was never created, or was destroyed")]
     UnknownHandle {
         /// Kind of object.
@@ -62,7 +62,7 @@ pub enum DeviceError {
         /// The number of objects that use it.
         users: u64,
     },
-    /// The completion queue has a Portals engine.
+    /// The completion queue has a Portals engine already.
     #[error(
         "completion queue {cq} has a Portals engine already; detach that first, or attach to another queue"
     )]
@@ -70,7 +70,7 @@ pub enum DeviceError {
         /// The queue's index.
         cq: u32,
     },
-    /// Objects of two protection domains were mixed.
+    /// The objects belong to different protection domains.
     #[error("{what} belongs to another protection domain; create both in one")]
     ForeignPd {
         /// Kind of object.
@@ -79,7 +79,7 @@ pub enum DeviceError {
     /// A queue pair transition was refused.
     #[error(transparent)]
     Transition(#[from] TransitionError),
-    /// The device can't do this at all.
+    /// The device does not support the operation.
     #[error("this device does not support {what}")]
     Unsupported {
         /// The requested feature or size.
@@ -93,7 +93,7 @@ pub enum DeviceError {
         /// The rule.
         why: &'static str,
     },
-    /// There is no memory.
+    /// The system has no memory of this size.
     #[error(
         "{bytes} bytes of memory can't be had; ask for less, or raise the limit of the process or container"
     )]
@@ -121,12 +121,12 @@ pub enum DeviceError {
         /// The reason.
         why: &'static str,
     },
-    /// The operating system refused.
+    /// The operating system refused the operation.
     #[error("{doing}: {source}{}", remedy(source))]
     Io {
         /// The operation and its object.
         doing: &'static str,
-        /// The reason it gave.
+        /// The system's reason.
         source: std::io::Error,
     },
 }
@@ -135,22 +135,22 @@ pub enum DeviceError {
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TransitionError {
-    /// There is no such transition.
+    /// The transition does not exist.
     #[error("a {qp_type:?} queue pair can't go from {from:?} to {to:?}; it goes to {}", crate::qp::Targets(*qp_type, *from))]
     Illegal {
         /// Service.
         qp_type: QpType,
-        /// The state it is in.
+        /// The present state.
         from: QpState,
-        /// The state asked for.
+        /// The requested state.
         to: QpState,
     },
-    /// Attributes are missing.
+    /// Required attributes are missing.
     #[error("{from:?} to {to:?} also needs {missing:?}")]
     Missing {
-        /// The state it is in.
+        /// The present state.
         from: QpState,
-        /// The state asked for.
+        /// The requested state.
         to: QpState,
         /// The attributes that are missing.
         missing: QpAttrMask,
@@ -158,9 +158,9 @@ pub enum TransitionError {
     /// Attributes were given that can't change in this transition.
     #[error("{from:?} to {to:?} can't set {unexpected:?}")]
     Unexpected {
-        /// The state it is in.
+        /// The present state.
         from: QpState,
-        /// The state asked for.
+        /// The requested state.
         to: QpState,
         /// The attributes that this transition does not take.
         unexpected: QpAttrMask,
@@ -187,12 +187,12 @@ pub enum PostErrorKind {
         /// Depth of the queue.
         depth: u32,
     },
-    /// The state does not take requests.
+    /// The queue pair's state does not take requests.
     #[error(
         "a queue pair in state {0:?} takes no such request: it takes receive requests from INIT on, and send requests from RTS on"
     )]
     WrongState(QpState),
-    /// More entries than the queue was created with.
+    /// The request has more entries than the queue was created for.
     #[error("{count} scatter/gather entries, but the queue was created for {max}: create it with more")]
     TooManySges {
         /// Entries in the request.
@@ -200,7 +200,7 @@ pub enum PostErrorKind {
         /// Entries allowed.
         max: u32,
     },
-    /// More inline bytes than the queue was created with.
+    /// The request has more inline bytes than the queue was created for.
     #[error(
         "{len} inline bytes, but the queue was created for {max}: create it with more, or send from registered memory"
     )]
@@ -210,7 +210,7 @@ pub enum PostErrorKind {
         /// Bytes allowed.
         max: u32,
     },
-    /// A message longer than the service carries.
+    /// The message is longer than the service carries.
     #[error("a message of {len} bytes; this service carries at most {max}: send it in pieces")]
     MessageTooLong {
         /// Bytes in the request.
@@ -226,15 +226,15 @@ pub enum PostErrorKind {
         /// The operation.
         op: &'static str,
     },
-    /// A datagram without a destination, or a connected service with one.
+    /// A datagram has no destination, or a request of a connected service has one.
     #[error("a destination must be given for UD, and for UD only")]
     Destination,
-    /// The address handle of a datagram is of no use here.
+    /// The address handle of a datagram is invalid for this queue pair.
     #[error(
         "the address handle was destroyed, or belongs to another protection domain: create one in the queue pair's domain"
     )]
     AddressHandle,
-    /// An atomic needs exactly 8 bytes of local memory.
+    /// The local memory of an atomic operation is not exactly 8 bytes.
     #[error("an atomic returns 8 bytes, but the local list has {len}")]
     AtomicLength {
         /// Bytes in the local list.
@@ -248,18 +248,18 @@ pub enum PostErrorKind {
     Destroyed,
 }
 
-/// A batch that was not taken as a whole.
+/// The error of a batch that was not taken as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[error("work request {accepted} of the batch: {kind}")]
 pub struct PostError {
-    /// The requests before this index were taken, this one and those behind it not.
+    /// The number of taken requests: the requests before this index were taken, the others were not.
     pub accepted: usize,
     /// The reason.
     pub kind: PostErrorKind,
 }
 
-/// What helps where a limit of the process or the system was hit, of descriptors or of file sizes, as the end of a
-/// message; nothing for any other error.
+/// The remedy for a reached limit of descriptors or file sizes, of the process or the system, as the end of a message;
+/// empty for any other error.
 pub fn remedy(source: &std::io::Error) -> &'static str {
     // The same numbers on every architecture of Linux.
     const EMFILE: i32 = 24;

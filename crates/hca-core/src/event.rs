@@ -1,4 +1,5 @@
-//! Asynchronous events: what no completion can tell, and how they wait for the program.
+//! Asynchronous events, which report conditions that no completion can report, and the queue in which they wait for the
+//! program.
 
 use core::task::Waker;
 use std::collections::VecDeque;
@@ -81,12 +82,12 @@ pub struct EventQueue {
 }
 
 impl EventQueue {
-    /// Events that wait at most; the oldest are dropped beyond it, and counted.
+    /// The most waiting events; beyond it the oldest are dropped, and counted.
     pub const MAX_EVENTS: usize = 4096;
-    /// Wakers that wait at most, as in every [`WakerSet`].
+    /// The most waiting wakers, as in every [`WakerSet`].
     pub const MAX_WAITERS: usize = WakerSet::MAX;
 
-    /// Appends an event. Returns the wakers that waited for it; the caller wakes each.
+    /// Appends an event. Returns the wakers that waited for an event; the caller wakes each.
     #[must_use = "each is to be woken"]
     pub fn push(&mut self, event: AsyncEvent) -> Vec<Waker> {
         if self.events.len() == Self::MAX_EVENTS {
@@ -104,7 +105,7 @@ impl EventQueue {
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
-    /// Events that were dropped.
+    /// The number of dropped events.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -119,16 +120,17 @@ impl EventQueue {
     }
 }
 
-/// The wakers of those who wait for the same thing, each once. One whose future was dropped stays until the next
-/// [`take`](Self::take), so there is a limit.
+/// A set of wakers of the tasks that wait for the same event, each once. The waker of a dropped future stays until the
+/// next [`take`](Self::take), so the set has a limit.
 #[derive(Debug, Default)]
 pub struct WakerSet(Vec<Waker>);
 
 impl WakerSet {
-    /// Wakers that wait at most. Beyond it the one that has waited longest is woken, and may ask again.
+    /// The most waiting wakers. Beyond it the waker that has waited longest is woken, and its task may ask again.
     pub const MAX: usize = 1024;
 
-    /// Adds a waker. Returned is one that has to give its place, to be woken once no lock is held.
+    /// Adds a waker. If the set is full, returns the waker that loses its place, which the caller wakes once it holds
+    /// no lock.
     #[must_use = "it is to be woken"]
     pub fn add(&mut self, waker: &Waker) -> Option<Waker> {
         if self.0.iter().any(|w| w.will_wake(waker)) {
@@ -138,7 +140,7 @@ impl WakerSet {
         self.0.push(waker.clone());
         longest
     }
-    /// Takes all, each to be woken once no lock is held.
+    /// Takes all wakers; the caller wakes each once it holds no lock.
     #[must_use = "each is to be woken"]
     pub fn take(&mut self) -> Vec<Waker> {
         core::mem::take(&mut self.0)

@@ -1,4 +1,4 @@
-//! The field's numbers as types of their own.
+//! Numbers of the InfiniBand architecture as types of their own.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -90,8 +90,8 @@ number!(
 );
 
 impl Qpn {
-    /// A number below 2^`bits` that spreads queue pairs, 1 to 32 bits: numbers in a row have different ones for as long
-    /// as there are some.
+    /// A number below 2^`bits` (1 to 32 bits) that spreads queue pairs: consecutive queue pair numbers get different
+    /// results as long as there are unused ones.
     pub const fn spread(self, bits: u32) -> u32 {
         // 2^32 by the golden ratio, of which multiples lie evenly.
         const GOLDEN: u32 = 0x9e37_79b9;
@@ -130,7 +130,7 @@ impl Qpn {
 }
 
 impl Lid {
-    /// Whether it names one port: from 0x0001 to 0xbfff.
+    /// Whether the LID names one port: from 0x0001 to 0xbfff.
     pub const fn is_unicast(self) -> bool {
         self.0 > 0 && self.0 < 0xc000
     }
@@ -147,7 +147,8 @@ impl Pkey {
     /// The default partition with full membership.
     pub const DEFAULT: Self = Self(0xffff);
 
-    /// Whether two members of these partitions may talk: equal lower 15 bits, not both limited.
+    /// Whether two members of these partitions may communicate: the lower 15 bits are equal, and not both are limited
+    /// members.
     pub const fn matches(self, other: Self) -> bool {
         (self.0 ^ other.0) & 0x7fff == 0 && (self.0 | other.0) & 0x8000 != 0 && self.0 & 0x7fff != 0
     }
@@ -172,11 +173,11 @@ impl Gid {
     pub fn ip(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()
     }
-    /// Whether it names a group of ports.
+    /// Whether the GID names a group of ports.
     pub fn is_multicast(self) -> bool {
         self.ip().is_multicast()
     }
-    /// Whether it holds an IPv4 address.
+    /// Whether the GID holds an IPv4 address.
     pub fn is_ipv4(self) -> bool {
         self.ip().is_ipv4()
     }
@@ -215,7 +216,7 @@ impl<'de> serde::Deserialize<'de> for Gid {
     }
 }
 
-/// Path MTU: payload bytes a packet carries at most.
+/// The path MTU: the most payload bytes of a packet.
 ///
 /// With the feature `serde` it is written as its bytes, `1024`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -235,7 +236,7 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// All of them, ascending.
+    /// All path MTUs, ascending.
     pub const ALL: [Self; 5] = [Self::B256, Self::B512, Self::B1024, Self::B2048, Self::B4096];
 
     /// The bytes of payload in a full packet.
@@ -246,16 +247,16 @@ impl Mtu {
     pub const fn encoding(self) -> u8 {
         self as u8
     }
-    /// The MTU of this many bytes, exactly.
+    /// The MTU of exactly `bytes` bytes.
     pub fn from_bytes(bytes: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|m| m.bytes() == bytes)
     }
-    /// The largest MTU of which a packet (with 80 bytes for the IPv6, UDP and transport headers and
-    /// the ICRC) fits a link that carries `link_mtu` bytes of IP packet.
+    /// The largest MTU whose packets (with 80 bytes for the IPv6, UDP and transport headers and the ICRC) fit a link
+    /// that carries IP packets of `link_mtu` bytes.
     pub fn largest_for_link(link_mtu: u32) -> Option<Self> {
         Self::ALL.into_iter().rev().find(|m| m.bytes() + 80 <= link_mtu)
     }
-    /// Packets that a message of `len` bytes takes: at least one.
+    /// The number of packets of a message of `len` bytes: at least one.
     pub const fn packets(self, len: u64) -> u32 {
         let n = len.div_ceil(self.bytes() as u64);
         if n == 0 { 1 } else { n as u32 }
@@ -296,7 +297,7 @@ impl AckTimeout {
     pub const fn encoding(self) -> u8 {
         self.0
     }
-    /// The time; `None` is for ever.
+    /// The timeout's duration; `None`: for ever.
     pub const fn duration(self) -> Option<Duration> {
         if self.0 == 0 { None } else { Some(Duration::from_nanos(4096 << self.0)) }
     }
@@ -339,8 +340,8 @@ impl Default for RnrTimer {
     }
 }
 
-/// The highest rate at which a path is sent to, 6 bits, as PathRecords of subnet management number rates: 3 is 10
-/// Gbit/s. 0 is no limit.
+/// The highest rate of sending on a path, 6 bits, with the encoding of PathRecords of subnet management: 3 is 10
+/// Gbit/s; 0 is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct StaticRate(u8);
 
@@ -386,7 +387,7 @@ macro_rules! handle {
         $(#[$m])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
         pub struct $name {
-            /// Slot in the device's table.
+            /// The slot in the device's table.
             pub index: u32,
             /// The number of earlier uses of the slot.
             pub generation: u32,

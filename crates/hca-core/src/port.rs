@@ -5,28 +5,28 @@ use core::time::Duration;
 
 use crate::{Gid, Lid, Mtu, QpHandle, QpState, QpType, Qpn};
 
-/// State of the port.
+/// The state of a device's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttr {
     /// The GID of the port.
     pub gid: Gid,
     /// The LID of the port; 0 on RoCE.
     pub lid: Lid,
-    /// The largest path MTU that its link carries.
+    /// The largest path MTU that the port's link carries.
     pub active_mtu: Mtu,
     /// Whether the port carries packets.
     pub active: bool,
     /// The link below the port.
     pub link_layer: LinkLayer,
-    /// The link's speed and width now; `None` where the link has none (shared memory, a loopback interface), is down,
-    /// or its speed is unknown.
+    /// The link's present speed and width; `None` if the link has no speed (shared memory, a loopback interface), is
+    /// down, or its speed is unknown.
     pub link: Option<LinkSpeed>,
 }
 
 /// The kind of link below a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LinkLayer {
-    /// None: packets stay within the process or the machine's memory.
+    /// No link: packets stay within the process or the machine's memory.
     Unspecified,
     /// InfiniBand.
     InfiniBand,
@@ -78,13 +78,13 @@ fn rate(f: &mut fmt::Formatter<'_>, mbps: u32) -> fmt::Result {
 /// An entry of a port's GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its place in the table.
+    /// The index in the table.
     pub index: u32,
     /// The GID.
     pub gid: Gid,
     /// The type of packets from this GID.
     pub kind: GidType,
-    /// The network interface that has the address; `None` where there is none, as behind vfio.
+    /// The network interface that has the address; `None` if no interface has it, as behind vfio.
     pub interface: Option<String>,
 }
 
@@ -120,9 +120,9 @@ pub struct QpInfo {
     pub qp_type: QpType,
     /// Its state.
     pub state: QpState,
-    /// The peer's queue pair, of one that is connected.
+    /// The peer's queue pair, if this queue pair is connected.
     pub dest_qpn: Option<Qpn>,
-    /// The peer's GID, of one that is connected.
+    /// The peer's GID, if this queue pair is connected.
     pub dest_gid: Option<Gid>,
 }
 
@@ -131,18 +131,18 @@ pub struct QpInfo {
 pub struct DeviceClock {
     /// Ticks in a millisecond.
     pub khz: u32,
-    /// The time now, in ticks since some moment.
+    /// The present time, in ticks since a fixed moment.
     pub now: u64,
 }
 
 impl DeviceClock {
-    /// How long before [`now`](Self::now) a time stamp was taken; zero for one that is not before it.
+    /// The time from a time stamp to [`now`](Self::now); zero for a time stamp that is not before `now`.
     pub fn since(&self, at: u64) -> Duration {
         let ticks = self.now.wrapping_sub(at);
         // A time that is later than now: the clock was read before the completion came.
         if ticks > u64::MAX / 2 { Duration::ZERO } else { self.span(ticks) }
     }
-    /// The time that so many ticks take.
+    /// The duration of a number of ticks.
     pub fn span(&self, ticks: u64) -> Duration {
         let nanos = u128::from(ticks) * 1_000_000 / u128::from(self.khz.max(1));
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))

@@ -20,7 +20,7 @@ pub enum QpType {
 /// The states of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum QpState {
-    /// Just created; takes no requests.
+    /// Newly created; takes no requests.
     #[default]
     Reset,
     /// Takes receive requests.
@@ -58,9 +58,9 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct AddressVector {
     /// The peer's GID; on RoCEv2 its IP address. Zero on InfiniBand: packets go by the LID alone, without a global
-    /// header (GRH), as is enough within a subnet.
+    /// header (GRH), which is enough within a subnet.
     pub dgid: Gid,
-    /// The peer's LID on InfiniBand; 0 on RoCE, and where the device must find it by the GID.
+    /// The peer's LID on InfiniBand; 0 on RoCE, and if the device has to find it by the GID.
     pub dlid: Lid,
     /// Flow label, 20 bits; on RoCEv2 entropy for the UDP source port. 0 lets the device choose, for a connection by
     /// the queue pair's number.
@@ -70,9 +70,9 @@ pub struct AddressVector {
     /// Traffic class: DSCP and ECN bits.
     pub traffic_class: u8,
     /// Service level, 0 to 15. On Ethernet its lower three bits are the priority of the frame. A device that sends
-    /// through the system's sockets has neither lanes nor tags, and no use for it.
+    /// through the system's sockets has neither lanes nor tags, and ignores it.
     pub sl: u8,
-    /// The highest rate of sending to this peer, where the path is slower than the port. A device that sends through
+    /// The highest rate of sending to this peer, for a path that is slower than the port. A device that sends through
     /// the system's sockets leaves rates to the system.
     pub static_rate: StaticRate,
 }
@@ -82,11 +82,11 @@ pub struct AddressVector {
 pub struct QpInit {
     /// Service.
     pub qp_type: QpType,
-    /// Completions of the send queue go here.
+    /// The completion queue of the send queue.
     pub send_cq: CqHandle,
-    /// Completions of the receive queue go here.
+    /// The completion queue of the receive queue.
     pub recv_cq: CqHandle,
-    /// Receive requests come from here instead of a queue of its own.
+    /// The shared receive queue, which replaces a receive queue of the queue pair's own.
     pub srq: Option<SrqHandle>,
     /// Limits of the queues.
     pub cap: QpCap,
@@ -115,7 +115,7 @@ impl Default for QpCap {
 /// Attributes for `modify_qp`: those that are `Some` are set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct QpAttr {
-    /// The state to go to; `None` stays.
+    /// The new state; `None` keeps the present state.
     pub state: Option<QpState>,
     /// Partition key.
     pub pkey: Option<Pkey>,
@@ -135,7 +135,7 @@ pub struct QpAttr {
     pub sq_psn: Option<Psn>,
     /// READs and atomics that this side may have outstanding (RC).
     pub max_rd_atomic: Option<u8>,
-    /// READs and atomics that the peer may have outstanding here (RC).
+    /// READs and atomics that the peer may have outstanding at this side (RC).
     pub max_dest_rd_atomic: Option<u8>,
     /// The time that an RNR NAK tells the peer to wait (RC).
     pub min_rnr_timer: Option<RnrTimer>,
@@ -145,7 +145,7 @@ pub struct QpAttr {
     pub retry_cnt: Option<u8>,
     /// Retries after RNR NAKs, 0 to 7; 7 is for ever (RC).
     pub rnr_retry: Option<u8>,
-    /// Raise an event once the queue has drained (to SQD).
+    /// Whether to raise an event once the queue has drained (to SQD).
     pub sqd_event: Option<bool>,
 }
 
@@ -210,11 +210,11 @@ impl QpAttr {
         given.into_iter().filter(|g| g.0).map(|g| g.1).collect()
     }
 
-    /// Checks a transition of a queue pair of type `qp_type` out of state `from`: whether it exists,
-    /// whether all that it needs is given and nothing that it can't set, and the values' ranges.
+    /// Checks a transition of a queue pair of type `qp_type` out of state `from`: that it exists, that all required
+    /// attributes and only permitted ones are given, and that the values are in range.
     ///
     /// # Errors
-    /// The rule that is broken, with the states and attributes.
+    /// The violated rule, with the states and attributes.
     pub fn check(&self, qp_type: QpType, from: QpState) -> Result<(), TransitionError> {
         let to = self.state.unwrap_or(from);
         let Some((required, optional)) = transition(qp_type, from, to) else {

@@ -1,4 +1,4 @@
-//! Time as a number that is passed in.
+//! Points in time as numbers, which callers pass in.
 
 use core::ops::{Add, Sub};
 use core::time::Duration;

@@ -15,13 +15,13 @@ pub enum WcStatus {
     /// The message is longer than the receive request, or a request's length is illegal.
     #[error("local length error: the message does not fit the buffers of this request")]
     LocalLength = 1,
-    /// The queue pair found an inconsistency of its own.
+    /// The queue pair found an internal inconsistency.
     #[error("local queue pair operation error")]
     LocalQpOperation = 2,
     /// As above, of an end-to-end context (RD).
     #[error("local end-to-end context operation error")]
     LocalEecOperation = 3,
-    /// A local key does not cover an entry of the scatter/gather list with the right needed.
+    /// A local key does not cover an entry of the scatter/gather list, or lacks the required right.
     #[error("local protection error: a scatter/gather entry is not covered by its lkey")]
     LocalProtection = 4,
     /// The queue pair was in the error state before this request was carried out.
@@ -30,7 +30,7 @@ pub enum WcStatus {
     /// A memory window could not be bound.
     #[error("memory window bind error")]
     MwBind = 6,
-    /// The peer answered with something that no request of ours called for.
+    /// The peer sent a response that fits no outstanding request.
     #[error("bad response from the peer")]
     BadResponse = 7,
     /// A protection error on the local side of an incoming RDMA WRITE with immediate.
@@ -72,7 +72,7 @@ pub enum WcStatus {
     /// No response in time.
     #[error("response timeout")]
     ResponseTimeout = 20,
-    /// Anything else.
+    /// Any other error.
     #[error("general error")]
     General = 21,
 }
@@ -112,16 +112,16 @@ pub enum RecvExtra {
     None,
     /// Immediate data.
     Imm(u32),
-    /// A key of ours that the sender took back.
+    /// A key of this side that the sender invalidated.
     Invalidated(Rkey),
 }
 
-/// The end of one work request.
+/// The completion of one work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
     /// The id that was posted.
     pub wr_id: u64,
-    /// The queue pair, index and generation (QPNs are reused, this is not).
+    /// The handle of the queue pair, which is never reused (unlike QPNs).
     pub qp: QpHandle,
     /// The status. Unless it is success, only `wr_id`, `qp` and `opcode` are valid beside it.
     pub status: WcStatus,
@@ -133,9 +133,9 @@ pub struct Completion {
     pub extra: RecvExtra,
     /// The sender's queue pair, which is never 0 (UD receives; 0 otherwise).
     pub src_qp: Qpn,
-    /// The buffer begins with a 40-byte GRH (UD receives). Without a GRH the 40 bytes are reserved and undefined:
-    /// within an InfiniBand subnet, datagrams may have none.
+    /// Whether the buffer begins with a 40-byte GRH (UD receives). Without a GRH the 40 bytes are reserved and
+    /// undefined: within an InfiniBand subnet, datagrams may have none.
     pub grh: bool,
-    /// The receiver was asked for a solicited event; not every device tells.
+    /// Whether the sender asked for a solicited event; not every device reports it.
     pub solicited: bool,
 }

@@ -1,4 +1,4 @@
-//! Work requests, which a program posts.
+//! Work requests, which programs post.
 
 use crate::{AhHandle, Lkey, Qkey, Qpn, Rkey};
 
@@ -8,7 +8,7 @@ use crate::{AhHandle, Lkey, Qkey, Qpn, Rkey};
 pub struct Sge {
     /// First byte, as an address of the region (its virtual address unless registered otherwise).
     pub addr: u64,
-    /// Bytes; 0 is legal and touches nothing.
+    /// The number of bytes; 0 is legal, and accesses no memory.
     pub len: u32,
     /// Key of the region.
     pub lkey: Lkey,
@@ -31,7 +31,7 @@ pub enum SendOp {
     Send,
     /// SEND with immediate data.
     SendImm(u32),
-    /// SEND that takes back a remote key at the peer.
+    /// SEND that invalidates a remote key at the peer.
     SendInv(Rkey),
     /// RDMA WRITE.
     Write(RemoteAddr),
@@ -83,11 +83,11 @@ impl SendOp {
     }
 }
 
-/// A [`SendOp`] in fields that all operations share, for where requests are put together and queued.
+/// A [`SendOp`] in fields that all operations share, for code that assembles and queues requests.
 ///
-/// An enum is copied as a whole, by loads that are wider than the stores that made it. A processor does not forward
-/// such stores: the copy waits until they are in the cache, and so until all stores before them are, those to lines
-/// that another CPU has among them. These fields are copied one by one.
+/// An enum is copied as a whole, by loads that are wider than the stores that wrote it. A processor does not forward
+/// such stores to the loads: the copy waits until the stores, and all stores before them, have reached the cache,
+/// including stores to lines that another CPU holds. The fields of this type are copied one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlatOp {
     addr: u64,
@@ -145,17 +145,17 @@ impl FlatOp {
             OpCode::FetchAdd => SendOp::FetchAdd { remote, add: self.first },
         }
     }
-    /// Where an RDMA operation goes; of a SEND it means nothing.
+    /// The target of an RDMA operation; meaningless for a SEND.
     #[inline(always)]
     pub const fn remote(&self) -> RemoteAddr {
         RemoteAddr { addr: self.addr, rkey: self.rkey }
     }
-    /// Whether it is a SEND without anything else.
+    /// Whether the operation is a SEND without immediate data or invalidation.
     #[inline(always)]
     pub const fn is_plain_send(&self) -> bool {
         matches!(self.code, OpCode::Send)
     }
-    /// Where a WRITE without immediate data goes, if it is one.
+    /// The target of a WRITE without immediate data; `None` for other operations.
     #[inline(always)]
     pub const fn plain_write(&self) -> Option<RemoteAddr> {
         if matches!(self.code, OpCode::Write) { Some(self.remote()) } else { None }
@@ -201,21 +201,21 @@ pub enum Payload<'a> {
     Sges(&'a [Sge]),
     /// Bytes that are copied into the request as it is posted. Not for READ and atomics.
     Inline(&'a [u8]),
-    /// Both in one list. Not for READ and atomics.
+    /// Registered memory and inline bytes in one list. Not for READ and atomics.
     Mixed(Mixed<'a>),
 }
 
 /// A local list of registered memory and inline bytes.
 ///
-/// A queue pair takes one that has at most `max_send_sge` entries, and at most `max_inline` inline bytes. A device whose
-/// requests are of a fixed size may take fewer bytes beside many entries.
+/// A queue pair takes a list of at most `max_send_sge` entries, with at most `max_inline` inline bytes. A device with
+/// requests of a fixed size may take fewer inline bytes beside many entries.
 #[derive(Clone, Copy, Debug)]
 pub struct Mixed<'a> {
-    /// The entries. Of an inline one only the length counts.
+    /// The entries. Only the length of an inline entry counts.
     pub entries: &'a [Sge],
-    /// The bit of each entry that is inline, the lowest for the first.
+    /// A bit mask of the inline entries; the lowest bit is for the first entry.
     pub inline: u64,
-    /// The bytes of the inline entries, one behind the other: as many as these have in all.
+    /// The bytes of all inline entries, one entry behind the other.
     pub bytes: &'a [u8],
 }
 
@@ -229,10 +229,10 @@ pub enum MixedEntry<'a> {
 }
 
 impl<'a> Mixed<'a> {
-    /// Entries that `inline` has bits for.
+    /// The number of entries that `inline` has bits for.
     pub const MAX_ENTRIES: usize = u64::BITS as usize;
 
-    /// The entries in their order. One that is inline and longer than what is left of `bytes` has what is left.
+    /// The entries in their order. An inline entry that is longer than the rest of `bytes` gets the rest.
     pub fn iter(&self) -> impl Iterator<Item = MixedEntry<'a>> + use<'a> {
         let Self { entries, inline, mut bytes } = *self;
         entries.iter().enumerate().map(move |(i, &entry)| {
@@ -245,7 +245,7 @@ impl<'a> Mixed<'a> {
         })
     }
 
-    /// The same list by the simpler kind of payload that it is, if all entries are memory, or all are inline.
+    /// The list as a simpler kind of payload, if all entries are memory, or all are inline.
     pub fn as_plain(&self) -> Option<Payload<'a>> {
         let all = 1_u64.checked_shl(self.entries.len() as u32).map_or(u64::MAX, |bit| bit - 1);
         match self.inline & all {
@@ -275,7 +275,7 @@ pub struct UdDest {
 /// A request for the send queue.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
-    /// Comes back in the completion.
+    /// The program's number for the request, which the completion carries.
     pub wr_id: u64,
     /// The operation.
     pub op: SendOp,
@@ -290,7 +290,7 @@ pub struct SendWr<'a> {
 /// A request for a receive queue.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr<'a> {
-    /// Comes back in the completion.
+    /// The program's number for the request, which the completion carries.
     pub wr_id: u64,
     /// The buffers for the message, in order. On UD the first 40 bytes hold the GRH.
     pub sges: &'a [Sge],

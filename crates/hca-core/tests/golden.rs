@@ -1,6 +1,6 @@
 //! Golden packets: each is parsed to its fields, its ICRC checked, and built again bit for bit.
 //!
-//! Not under miri, which takes minutes for the rows' JSON: `corpus.rs` gives it the same frames.
+//! Not under Miri, which takes minutes to parse the rows' JSON: `corpus.rs` runs the same frames.
 #![cfg(not(miri))]
 
 use hca_core::wire::frame::{Frame, Network};

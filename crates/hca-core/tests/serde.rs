@@ -1,4 +1,4 @@
-//! What the numbers look like in text, for the exchange of connection data between programs.
+//! The text form of the numbers, for the exchange of connection data between programs.
 
 use hca_core::{AckTimeout, Gid, Lid, Mtu, Psn, Qkey, QpType, Qpn, RemoteAddr, Rkey, RnrTimer};
 use serde_json::{from_str, to_string};

@@ -1,4 +1,4 @@
-//! What small values say of themselves, at their limits.
+//! Properties of small values at their limits.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;

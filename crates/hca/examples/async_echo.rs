@@ -1,5 +1,5 @@
-//! An echo server and its client as tasks of one tokio runtime, which turns both devices by their
-//! descriptors: no thread of an adapter, nobody blocks, nobody spins.
+//! An echo server and its client as tasks of one tokio runtime, which turns both devices by their descriptors: no
+//! adapter has a thread, and no thread blocks in a call or spins.
 
 use hca::{AsyncCq, Completions, ConnectOptions, Context, Pd, QueuePair, Rc};
 

@@ -1,5 +1,5 @@
-//! A network that loses, doubles, reorders and corrupts packets by seed: a reliable connection delivers
-//! every message once and in order all the same, and the counters tell what it took.
+//! A network that loses, doubles, reorders and corrupts packets by seed: a reliable connection still delivers every
+//! message once and in order, and the counters show the retransmissions.
 
 use hca::{Completions, ConnectOptions, FrozenBuf, Rc, SendRequest};
 

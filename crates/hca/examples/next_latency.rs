@@ -1,5 +1,5 @@
-//! How late `CompletionQueue::next`, on a runtime of one thread that parks, hears of an answer, beside a loop that
-//! polls. Another thread of the process echoes, and polls all the while.
+//! The latency of `CompletionQueue::next` on a runtime of one thread that parks, compared with a polling loop. Another
+//! thread of the process echoes, and polls all the time.
 
 use std::future::Future;
 use std::pin::pin;

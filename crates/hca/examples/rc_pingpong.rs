@@ -1,5 +1,5 @@
-//! Two ends of a reliable connection bounce a message and tell how long it takes.
-//! Each end is a thread with a device of its own; in two processes the endpoints go over any channel.
+//! Two ends of a reliable connection bounce a message and print the round-trip time. Each end is a thread with a device
+//! of its own; two processes would exchange the endpoints over any channel.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! A barrier in a tree, carried out by counting events and triggered puts: a process says that it is there, and waits.
+//! A barrier in a tree, carried out by counting events and triggered puts: a process reports its arrival, and waits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,5 +1,5 @@
-//! RDMA WRITE into a window that a peer shares: the peer posts nothing, it only looks at its memory.
-//! The two ends are a thread each, with a device of its own.
+//! RDMA WRITE into a window that a peer shares: the peer posts nothing, and only reads its memory. The two ends are a
+//! thread each, with a device of its own.
 
 use std::sync::mpsc::channel;
 

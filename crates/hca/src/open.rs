@@ -1,4 +1,4 @@
-//! Devices by name.
+//! Opening devices by name.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -52,7 +52,7 @@ pub enum OpenError {
     NotBuilt {
         /// The device.
         url: Box<DeviceUrl>,
-        /// The feature that brings it.
+        /// The feature that adds such devices.
         feature: &'static str,
     },
     /// The network can't be opened.
@@ -60,7 +60,7 @@ pub enum OpenError {
     Fabric {
         /// The device.
         url: Box<DeviceUrl>,
-        /// The reason, and what to do.
+        /// The reason and the remedy.
         source: FabricError,
     },
     /// The shared memory can't be opened.
@@ -68,10 +68,10 @@ pub enum OpenError {
     Shm {
         /// The device.
         url: Box<DeviceUrl>,
-        /// The reason, and what to do.
+        /// The reason and the remedy.
         source: ShmError,
     },
-    /// All loopback addresses that are tried are taken.
+    /// All tried loopback addresses are in use.
     #[error(
         "{LOOPBACK_TRIES} loopback addresses from 127.0.0.2 on are in use: close a device, or name an address, as in udp://127.1.2.3"
     )]
@@ -90,7 +90,7 @@ pub enum OpenError {
     Function {
         /// The device.
         url: Box<DeviceUrl>,
-        /// The reason, and what to do.
+        /// The reason and the remedy.
         source: Box<hca_vfio::OpenError>,
     },
     /// The adapter behind the PCI function can't be started.
@@ -99,7 +99,7 @@ pub enum OpenError {
     Adapter {
         /// The device.
         url: Box<DeviceUrl>,
-        /// The reason, and what to do.
+        /// The reason and the remedy.
         source: Box<hca_mlx5::OpenError>,
     },
     /// The capture file can't be written.
@@ -112,10 +112,10 @@ pub enum OpenError {
     },
 }
 
-/// Opens a device by name and begins to use it. `auto://` is RoCEv2 over UDP, and takes shared memory by itself for
-/// reliable connections to other `auto://` devices of the same user on this machine; the counters `paths_by_shm` and
-/// `paths_by_udp` of the device say which was taken, and `udp://` takes UDP always. `HCA_DEVICE` takes the place of the
-/// name, so that a program runs on another device without being changed.
+/// Opens a device by name, and returns its context. `auto://` is RoCEv2 over UDP, and uses shared memory for reliable
+/// connections to other `auto://` devices of the same user on this machine; the counters `paths_by_shm` and
+/// `paths_by_udp` of the device show the choices, and `udp://` always uses UDP. `HCA_DEVICE` overrides the name, so
+/// that an unchanged program runs on another device.
 ///
 /// ```
 /// let context = hca::open("loopback://readme?progress=inline")?;
@@ -124,12 +124,12 @@ pub enum OpenError {
 /// ```
 ///
 /// # Errors
-/// The name is wrong, or the device can't be opened; the error says what to do.
+/// The name is wrong, or the device can't be opened; the error names the remedy.
 pub fn open(name: &str) -> Result<Context, OpenError> {
     Ok(open_device(name)?.context().clone())
 }
 
-/// Like [`open`], with the adapter beside the context.
+/// Opens a device by name, like [`open`], and returns the adapter beside the context.
 ///
 /// # Errors
 /// Like [`open`].
@@ -143,7 +143,7 @@ pub fn open_device(name: &str) -> Result<Opened, OpenError> {
 /// The device that the environment names.
 ///
 /// # Errors
-/// It names none that there is.
+/// The environment names no valid device.
 pub fn device_from_environment() -> Result<Option<DeviceUrl>, OpenError> {
     match std::env::var(DEVICE_VARIABLE) {
         Ok(name) if !name.is_empty() => name.parse().map(Some).map_err(OpenError::Environment),
@@ -151,7 +151,7 @@ pub fn device_from_environment() -> Result<Option<DeviceUrl>, OpenError> {
     }
 }
 
-/// Opens the device of this name, whatever the environment says.
+/// Opens the device of this name, regardless of the environment.
 ///
 /// # Errors
 /// The device can't be opened.
@@ -390,7 +390,7 @@ impl Opened {
         let mut notes = self.fabric_attr()?.notes.into_iter();
         notes.find(|(what, _)| *what == "io_uring").map(|(what, note)| format!("{what}: {note}"))
     }
-    /// Of a device that chooses by path: how many were by shared memory so far, and how many by UDP.
+    /// For a device that chooses the fabric by path: the numbers of paths over shared memory and over UDP so far.
     pub fn paths_taken(&self) -> Option<(u64, u64)> {
         let counters = self.device().counters();
         let count = |name| counters.iter().find(|c| c.name == name).map(|c| c.value);
@@ -413,7 +413,7 @@ impl Opened {
         let flushed = capture.lock().unwrap_or_else(PoisonError::into_inner).flush();
         flushed.map_err(|source| OpenError::Capture { path: path.display().to_string(), source })
     }
-    /// The largest path MTU that it carries.
+    /// The largest path MTU of the device.
     pub fn mtu(&self) -> Mtu {
         self.context.port().active_mtu
     }

@@ -19,7 +19,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::getuid;
 
-/// The environment variable that switches this off.
+/// The environment variable that disables the socket.
 pub const STAT_VARIABLE: &str = "HCA_STAT";
 
 /// The limit of queue pairs that are listed of a device.
@@ -29,51 +29,51 @@ const MAX_ANSWER: u64 = 16 << 20;
 /// How long one side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A process with adapters.
+/// The counters of a process with adapters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// Its number.
+    /// The process's pid.
     pub pid: u32,
-    /// Its name.
+    /// The process's name.
     pub name: String,
-    /// Its devices.
+    /// The process's devices.
     pub devices: Vec<DeviceStat>,
 }
 
-/// A device of a process.
+/// The counters of a process's device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStat {
-    /// By which name it was opened, the address included.
+    /// The name of the device, with its address.
     pub url: String,
-    /// Its counters, by name.
+    /// The device's counters, by name.
     pub counters: Vec<(String, u64)>,
-    /// Its queue pairs.
+    /// The device's queue pairs.
     pub queue_pairs: Vec<QpStat>,
 }
 
-/// A queue pair of a device.
+/// The state and the counters of a device's queue pair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QpStat {
-    /// Its number.
+    /// The queue pair number.
     pub qpn: u32,
-    /// Its service.
+    /// The service of the queue pair.
     pub service: String,
-    /// Its state.
+    /// The state of the queue pair.
     pub state: String,
-    /// The peer's queue pair and GID, of one that is connected.
+    /// The peer's queue pair and GID, if this queue pair is connected.
     pub peer: Option<(u32, String)>,
-    /// Its counters, by name; those at zero are left out.
+    /// The queue pair's counters, by name; counters at zero are left out.
     pub counters: Vec<(String, u64)>,
 }
 
 impl DeviceStat {
-    /// A counter's value; 0 where there is none of the name.
+    /// A counter's value; 0 if no counter has this name.
     pub fn counter(&self, name: &str) -> u64 {
         value(&self.counters, name)
     }
 }
 impl QpStat {
-    /// A counter's value; 0 where there is none of the name.
+    /// A counter's value; 0 if no counter has this name.
     pub fn counter(&self, name: &str) -> u64 {
         value(&self.counters, name)
     }
@@ -188,7 +188,7 @@ fn tell_device(text: &mut String, url: &str, device: &dyn Device) {
     }
 }
 
-/// The processes of this user and this network namespace that have adapters, with their counters now.
+/// The processes of this user and this network namespace that have adapters, with their present counters.
 ///
 /// # Errors
 /// `/proc/net/unix` can't be read.

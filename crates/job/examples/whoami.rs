@@ -1,7 +1,7 @@
-//! Says who it is in its job, and what the others published.
+//! Prints this process's rank in its job, and the cards of the other processes.
 //!
-//! `cargo run -p hca-job --example whoami` is alone; `hca run -n 4 target/debug/examples/whoami` are four, as are
-//! `mpiexec.hydra -n 4 target/debug/examples/whoami`.
+//! `cargo run -p hca-job --example whoami` runs one process; `hca run -n 4 target/debug/examples/whoami` runs four,
+//! like `mpiexec.hydra -n 4 target/debug/examples/whoami`.
 
 use hca_job::{Job, JobError};
 

@@ -1,12 +1,12 @@
 //! Cards as values of limited length.
 //!
-//! A value is text without `=`, white space and line ends, and no longer than the launcher takes; so a card is written
-//! in base64 (RFC 4648 §5, without padding) and cut into parts. The first part says how many there are and how many
-//! bytes the card has: `c1-PARTS-BYTES-TEXT`.
+//! A value is text without `=`, white space and line ends, within the launcher's limit of length. So a card is written
+//! in base64 (RFC 4648 §5, without padding) and cut into parts. The first part holds the number of parts and the number
+//! of the card's bytes: `c1-PARTS-BYTES-TEXT`.
 
 use data_encoding::BASE64URL_NOPAD;
 
-/// Bytes of the longest card.
+/// The length of the longest card in bytes.
 pub const MAX_CARD_BYTES: usize = 64 * 1024;
 /// Bytes of the longest value that is made. A whole line has to fit the 1,024 bytes that launchers read, with the
 /// longest name of a job's values (256), the key (64) and the words around them.

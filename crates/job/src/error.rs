@@ -1,4 +1,4 @@
-//! What goes wrong when processes look for each other.
+//! Errors of jobs, when processes look for each other.
 
 use core::fmt;
 use std::io;
@@ -16,9 +16,9 @@ pub enum JobError {
     Value {
         /// The variable, or the parameter of `HCA_JOB`.
         name: &'static str,
-        /// What it says.
+        /// The present value.
         value: Box<str>,
-        /// What it may say.
+        /// The allowed values.
         wanted: &'static str,
     },
     /// A variable, or a part of a rendezvous, is missing.
@@ -26,7 +26,7 @@ pub enum JobError {
     Missing {
         /// The missing part.
         name: &'static str,
-        /// What asks for it.
+        /// The variable or part that requires it.
         beside: &'static str,
     },
     /// The rank is not below the size.
@@ -34,7 +34,7 @@ pub enum JobError {
     NoSuchRank {
         /// The rank.
         rank: u32,
-        /// How many processes the job has.
+        /// The number of processes of the job.
         size: u32,
     },
     /// The descriptor that `PMI_FD` names can't be taken over.
@@ -55,7 +55,7 @@ pub enum JobError {
     /// No server answers at the address.
     #[error("nobody serves a job at {address}: {source}; is the launcher, or rank 0, running there?")]
     Connect {
-        /// Where.
+        /// The address.
         address: Box<str>,
         /// The system's error.
         source: io::Error,
@@ -65,7 +65,7 @@ pub enum JobError {
         "rank 0 can't serve the job at {address}: {source}; end the program that uses the address, or give all processes another one"
     )]
     Listen {
-        /// Where.
+        /// The address.
         address: Box<str>,
         /// The system's error.
         source: io::Error,
@@ -104,28 +104,28 @@ pub enum JobError {
         /// The limit.
         timeout: Duration,
     },
-    /// Some processes did not come to a barrier in time.
+    /// Some processes did not reach a barrier in time.
     #[error(
         "{missing} of {size} processes did not come to the barrier within {timeout:?}, rank {first} the first of them: was it started, with the same HCA_JOB? HCA_JOB_TIMEOUT gives more time, in seconds"
     )]
     Missed {
-        /// The first rank that did not come.
+        /// The first rank that did not reach it.
         first: u32,
-        /// How many did not.
+        /// The number of processes that did not.
         missing: u32,
-        /// The number.
+        /// The number of processes.
         size: u32,
         /// The limit.
         timeout: Duration,
     },
-    /// A line is none of PMI-1, or not the one that belongs there.
+    /// A line is not a line of PMI-1, or not the expected one.
     #[error("the launcher sent {line:?} while {doing}: {fault}; does it speak PMI-1?")]
     Line {
         /// The operation.
         doing: Doing,
-        /// The line, or how it begins.
+        /// The line, or its beginning.
         line: Box<str>,
-        /// What is wrong.
+        /// The fault of the line.
         fault: LineFault,
     },
     /// The launcher refused.
@@ -133,17 +133,17 @@ pub enum JobError {
     Refused {
         /// The operation.
         doing: Doing,
-        /// The code.
+        /// The launcher's error code.
         code: i64,
-        /// The words.
+        /// The message.
         message: Box<str>,
     },
     /// The launcher speaks another version.
     #[error("the launcher speaks PMI {version}.{subversion}, this side 1.1; Slurm: use --mpi=pmi2")]
     Version {
-        /// Of the protocol.
+        /// The version of the protocol.
         version: i64,
-        /// Within it.
+        /// The subversion of the protocol.
         subversion: i64,
     },
     /// The launcher's limits leave no room for a card.
@@ -162,15 +162,15 @@ pub enum JobError {
     /// The card is too long.
     #[error("the card has {bytes} bytes, {limit} at most are allowed")]
     CardTooLong {
-        /// Of the card.
+        /// The length of the card.
         bytes: usize,
         /// [`MAX_CARD_BYTES`](crate::MAX_CARD_BYTES).
         limit: usize,
     },
-    /// There is a card of this process already.
+    /// This process has published a card already.
     #[error("this process has published its card already: publish once")]
     PublishedBefore,
-    /// Cards can be read behind a fence.
+    /// Cards can be read only after a fence.
     #[error("cards of other processes can be read after a fence: call `fence` first")]
     BeforeFence,
     /// The process passed the fence without a card.
@@ -194,10 +194,10 @@ pub enum JobError {
     RankTaken {
         /// The rank.
         rank: u32,
-        /// Where that is recorded: ` (PATH)`, or nothing.
+        /// The place of that record: ` (PATH)`, or empty.
         at: Box<str>,
     },
-    /// Processes disagree about how many they are.
+    /// Processes disagree about the size of the job.
     #[error(
         "the size of the job is {ours} in this process and {theirs} in the others: give all the same size"
     )]
@@ -220,12 +220,12 @@ pub enum JobError {
     Aborted {
         /// Which.
         rank: u32,
-        /// The code.
+        /// The exit code.
         code: i32,
-        /// The words.
+        /// The message.
         message: Box<str>,
     },
-    /// A barrier can't come about, as a process has ended or left.
+    /// A barrier can't complete, because a process has ended or left.
     #[error("the barrier can't complete: rank {rank} has ended or left the job")]
     BarrierFailed {
         /// Which.
@@ -236,7 +236,7 @@ pub enum JobError {
         "{present} processes have not left the job after {timeout:?}; they lose their server when rank 0 ends: all must call `finalize`"
     )]
     StillPresent {
-        /// The number.
+        /// The number of present processes.
         present: u32,
         /// The limit.
         timeout: Duration,
@@ -246,7 +246,7 @@ pub enum JobError {
     System {
         /// The requested value.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -262,16 +262,16 @@ impl fmt::Debug for JobError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LineFault {
-    /// It has no end within the limit.
+    /// The line has no end within the limit.
     #[error("the line is longer than {limit} bytes")]
     TooLong {
         /// The limit.
         limit: usize,
     },
-    /// It has bytes that are no printable text.
+    /// The line has bytes that are not printable text.
     #[error("it is not text")]
     NotText,
-    /// A word of it is no pair.
+    /// A word of the line is not a pair.
     #[error("it is not made of key=value")]
     NotPairs,
     /// The line does not answer the request.
@@ -286,7 +286,7 @@ pub enum LineFault {
         /// The key.
         key: &'static str,
     },
-    /// A value is no number, or none that can be.
+    /// A value is not a number, or is out of range.
     #[error("{key}= has no possible value")]
     Value {
         /// The key.
@@ -304,9 +304,9 @@ pub enum Doing {
     Publish,
     /// Reading a card.
     Card,
-    /// Waiting for all others.
+    /// Waiting for all other processes.
     Barrier,
-    /// Ending the job for all.
+    /// Ending the job for all processes.
     Abort,
     /// Leaving.
     Leave,

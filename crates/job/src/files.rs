@@ -1,19 +1,19 @@
 //! The rendezvous in a folder that all processes can write to.
 //!
-//! Everything lies in `DIR/hca-job-ID`, and appears whole: it is written under another name and linked.
+//! All files lie in `DIR/hca-job-ID`. Each appears whole: a process writes it under another name and then links it.
 //!
-//! | file | what it says |
+//! | file | meaning |
 //! |---|---|
-//! | `job` | how many processes, and a number that tells this job from others of its id |
-//! | `rank-R` | the process of this rank is there; it holds a lock on it (`flock`) for as long as it lives |
-//! | `card-R` | its card |
-//! | `b-K-R` | it has come to its barrier K |
-//! | `b-K` | barrier K has come about, or can't; written by rank 0 |
-//! | `left-R` | it has left |
-//! | `abort` | who ended the job, with which code and words |
+//! | `job` | the number of processes, and a number that distinguishes this job from others with its id |
+//! | `rank-R` | the process of this rank has joined; it holds a lock on the file (`flock`) as long as it lives |
+//! | `card-R` | the card of this rank |
+//! | `b-K-R` | this rank has reached its barrier K |
+//! | `b-K` | barrier K is complete, or can't complete; written by rank 0 |
+//! | `left-R` | this rank has left |
+//! | `abort` | the rank that ended the job, its exit code and its message |
 //!
-//! Whoever leaves last takes the folder away. One that processes left behind when they were killed stays, and keeps
-//! others from using its id.
+//! The last process that leaves removes the folder. A folder of killed processes stays, and keeps other jobs from using
+//! its id.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};

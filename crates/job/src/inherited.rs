@@ -1,9 +1,10 @@
 //! The descriptor that a launcher left open for this process, by its number.
 //!
 //! Invariants:
-//! 1. `PMI_FD` is the launcher's word that it opened this descriptor for this process and that nobody here has it. It
-//!    is borrowed for system calls that duplicate it or ask what it is, and answer EBADF if it is closed; it is never
-//!    closed and never owned, so whoever should have it, against that word, does not lose it.
+//! 1. By `PMI_FD` the launcher asserts that it opened this descriptor for this process, and that no code of this
+//!    process owns it. The descriptor is borrowed for system calls that duplicate it or query its kind, and that return
+//!    EBADF if it is closed. It is never closed and never owned here, so that code which owns it against the launcher's
+//!    assertion does not lose it.
 //! 2. -1 is no descriptor and is never borrowed.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A process's place in its job.
+//! [`Job`]: a process's membership in its job.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -24,10 +24,10 @@ pub const TIMEOUT_VARIABLE: &str = "HCA_JOB_TIMEOUT";
 /// The job that this process found in its environment, as long as a clone of it exists.
 static FOUND: Mutex<Option<Weak<Inner>>> = Mutex::new(None);
 
-/// How a process takes part.
+/// The settings of a membership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How long a call waits for an answer, or for the other processes; 60 s by default.
+    /// The time limit of a call's wait for an answer, or for the other processes; 60 s by default.
     pub timeout: Duration,
 }
 
@@ -39,9 +39,9 @@ impl Default for Settings {
 
 /// A process's membership in its job. Clones are the same membership.
 ///
-/// All calls block, for [`Settings::timeout`] at most. The last clone that is dropped leaves the job, too: it waits for
-/// no other process, and at most a second for the launcher's answer (`mpiexec.hydra` ends a job whose process has ended
-/// before it answers).
+/// All calls block, for [`Settings::timeout`] at most. The drop of the last clone leaves the job, too. It does not wait
+/// for other processes, and waits at most a second for the launcher's answer (`mpiexec.hydra` ends a job in which a
+/// process ends before the answer).
 #[derive(Clone, Debug)]
 pub struct Job {
     inner: Arc<Inner>,
@@ -71,17 +71,17 @@ enum Way {
 }
 
 impl Job {
-    /// The job that the environment names: see the [crate's page](crate). A second call in the same process yields the
-    /// same job, for as long as the first is kept.
+    /// The job that the environment names: see the [crate's page](crate). A second call in the same process returns the
+    /// same job, as long as the first one lives.
     ///
     /// # Errors
-    /// [`JobError::Value`], [`JobError::Missing`] and others name what is wrong in the environment; [`JobError::Left`]
-    /// where this process was in the job before; the other errors say why the other processes can't be found.
+    /// [`JobError::Value`], [`JobError::Missing`] and others name the fault in the environment; [`JobError::Left`] if
+    /// this process was in the job before; the other errors tell why the other processes can't be found.
     pub fn from_env() -> Result<Self, JobError> {
         Self::from_env_with(Settings::default())
     }
 
-    /// The same with settings, which the environment overrides.
+    /// The job that the environment names, with settings, which the environment overrides.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -192,24 +192,24 @@ impl Job {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Which of the processes this is, from 0.
+    /// The rank of this process, from 0.
     pub fn rank(&self) -> u32 {
         self.inner.rank
     }
 
-    /// How many processes the job has.
+    /// The number of processes of the job.
     pub fn size(&self) -> u32 {
         self.inner.size
     }
 
-    /// A number of the job, the same for all of its processes, most likely another one for another job, and neither 0
-    /// nor `u32::MAX`.
+    /// A number of the job: the same for all of its processes, most likely different for another job, and neither 0 nor
+    /// `u32::MAX`.
     pub fn id(&self) -> u32 {
         self.inner.id
     }
 
-    /// Publishes this process's card, of at most [`MAX_CARD_BYTES`]. Once; others see it behind the next
-    /// [`fence`](Self::fence).
+    /// Publishes this process's card, of at most [`MAX_CARD_BYTES`]. Only once; other processes see the card after the
+    /// next [`fence`](Self::fence).
     ///
     /// # Errors
     /// [`JobError::CardTooLong`], [`JobError::PublishedBefore`], and errors of the connection.
@@ -229,7 +229,7 @@ impl Job {
         Ok(())
     }
 
-    /// Waits until all processes have come here; what each published before can be read then.
+    /// Waits until all processes have called this; afterwards the cards that they published before can be read.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -239,11 +239,11 @@ impl Job {
         Ok(())
     }
 
-    /// The card of a rank, at any time behind the first [`fence`](Self::fence). Each call asks for it again.
+    /// The card of a rank, at any time after the first [`fence`](Self::fence). Each call requests the card again.
     ///
     /// # Errors
-    /// [`JobError::NoSuchRank`], [`JobError::BeforeFence`]; [`JobError::NoCard`] and [`JobError::BadCard`] where that
-    /// process published none; and errors of the connection.
+    /// [`JobError::NoSuchRank`], [`JobError::BeforeFence`]; [`JobError::NoCard`] and [`JobError::BadCard`] if that
+    /// process published no card; and errors of the connection.
     pub fn card(&self, rank: u32) -> Result<Vec<u8>, JobError> {
         let inner = self.present()?;
         if rank >= inner.size {
@@ -277,7 +277,7 @@ impl Job {
 
     /// Ends the job: the launcher ends all processes, this one too, and takes `code` as its exit code; without a
     /// launcher, the next call of the other processes returns [`JobError::Aborted`]. This call returns, also while
-    /// another thread waits at a barrier; the process is expected to exit behind it.
+    /// another thread waits at a barrier; the process is expected to exit afterwards.
     ///
     /// # Errors
     /// Errors of the connection.

@@ -1,4 +1,4 @@
-//! Jobs: how processes that were started together find each other.
+//! Jobs: processes that were started together find each other.
 //!
 //! Each process of a job has a rank, knows the number of processes, publishes one card (a few bytes of its choice,
 //! mostly the address of its adapter), and can read the card of any other process.
@@ -31,15 +31,15 @@
 //! and may come from several threads. PMI-1 answers one question at a time, so a request for a card waits while another
 //! thread waits at a fence.
 //!
-//! What it does not do: processes that come later, or again, are refused; a job is started as a whole. Nothing is
-//! encrypted: who reaches the rendezvous of a job can take part in it.
+//! Not supported: processes that join later, or again, are refused; a job is started as a whole. Nothing is encrypted:
+//! any process that can reach the rendezvous of a job can take part in the job.
 //!
 //! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `job` | [`Job`], [`Settings`] |
-//! | `environment`, `url` | what the environment says, and the grammar of `HCA_JOB` |
+//! | `environment`, `url` | the variables of the environment, and the grammar of `HCA_JOB` |
 //! | `line`, `link` | lines of PMI-1; a descriptor that carries them, with deadlines |
 //! | `pmi` | PMI-1 as a process speaks it |
 //! | `card` | cards as values of limited length |

@@ -1,4 +1,4 @@
-//! PMI-1 as a process speaks it.
+//! The process's side of PMI-1.
 //!
 //! ```text
 //! process                                launcher

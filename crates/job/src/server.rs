@@ -55,13 +55,13 @@ const MAX_UNREAD: usize = 64 * 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// It asks to end the job.
+    /// The process asks to end the job.
     Abort(Abort),
-    /// It does not speak PMI-1.
+    /// The process does not speak PMI-1.
     NotPmi(NotPmi),
 }
 
-/// The server of a job. It ends, and hangs up on all, when it is dropped.
+/// The server of a job. A drop ends it and closes all connections.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
@@ -110,12 +110,12 @@ impl Shared {
 }
 
 impl Server {
-    /// Serves a job of `size` processes whose values have this name. The server's thread calls `on_event` for each
-    /// report about a process.
+    /// Starts the server of a job of `size` processes, with this name for the space of its values. The server's thread
+    /// calls `on_event` for each report about a process.
     ///
     /// # Errors
-    /// [`JobError::Value`] if `size` is 0 or beyond [`MAX_SIZE`]; [`JobError::System`] if there is no thread or
-    /// descriptor.
+    /// [`JobError::Value`] if `size` is 0 or beyond [`MAX_SIZE`]; [`JobError::System`] if the system has no thread or
+    /// descriptor left.
     pub fn start(
         size: u32,
         name: &str,
@@ -164,8 +164,8 @@ impl Server {
         Ok(Self { shared, size, thread: Some(thread), fork: Fork::new() })
     }
 
-    /// The end of a socket that the process of this rank speaks on, closed where a program is executed: a launcher
-    /// that means it to be inherited takes that flag off. Once for a rank.
+    /// The socket's end for the process of this rank, with close-on-exec: a launcher whose process should inherit it
+    /// clears that flag. Once for each rank.
     ///
     /// # Errors
     /// [`JobError::NoSuchRank`], [`JobError::RankTaken`]; [`JobError::System`] if there are no descriptors.
@@ -181,8 +181,8 @@ impl Server {
         Ok(theirs)
     }
 
-    /// Says that the process of this rank has ended, though its socket may be open in a process that it left behind.
-    /// Its earlier lines are handled first. Ranks that the job does not have are ignored.
+    /// Reports that the process of this rank has ended, although its socket may still be open in a child of that
+    /// process. The process's earlier lines are handled first. Ranks outside of the job are ignored.
     pub fn ended(&self, rank: u32) {
         self.shared.order(Order::Ended(rank));
     }

@@ -35,10 +35,11 @@ pub(crate) struct Outcome {
     pub(crate) not_pmi: Option<NotPmi>,
 }
 
-/// A process does not speak PMI-1. The server has hung up on it, and no barrier comes about any more.
+/// The report of a process that does not speak PMI-1. The server has closed its connection, and no barrier can complete
+/// any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotPmi {
-    /// Which.
+    /// The process's rank.
     pub rank: u32,
     /// The beginning of the process's line.
     pub line: Box<str>,
@@ -50,10 +51,10 @@ pub struct NotPmi {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PmiFault {
-    /// It is no line of pairs.
+    /// The line is not a line of pairs.
     #[error(transparent)]
     Line(LineFault),
-    /// It is about nothing that PMI-1 knows.
+    /// The line is not a command of PMI-1.
     #[error("PMI-1 has no such request")]
     Unknown,
     /// The sender waits for the answer to an earlier question, at a barrier.
@@ -61,14 +62,14 @@ pub enum PmiFault {
     Waiting,
 }
 
-/// A process asked to end the job.
+/// The request of a process to end the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abort {
-    /// Which.
+    /// The process's rank.
     pub rank: u32,
-    /// The exit code that it wants.
+    /// The requested exit code.
     pub code: i32,
-    /// The words.
+    /// The message of the process.
     pub message: Box<str>,
 }
 

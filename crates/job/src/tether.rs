@@ -1,4 +1,4 @@
-//! Processes that do not outlive the process that started them, even if that is killed.
+//! Tethered processes, which do not outlive the process that started them, even if that is killed.
 //!
 //! ```
 //! use std::io::Read;
@@ -18,9 +18,9 @@
 //! ```
 //!
 //! Invariants:
-//! 1. What runs between fork and exec makes system calls, and nothing else: it takes no lock, allocates and frees
-//!    nothing, and does not panic, whatever other threads of the parent did when it was forked off.
-//! 2. What it holds was made before the fork, and is there until the command is dropped in the parent.
+//! 1. The code between fork and exec makes system calls, and nothing else: it takes no lock, allocates and frees
+//!    nothing, and does not panic, independent of the state of the parent's other threads at the fork.
+//! 2. The data that this code uses was created before the fork, and lives until the command is dropped in the parent.
 #![allow(unsafe_code)] // `pre_exec`: system calls between fork and exec
 
 use std::io;
@@ -36,11 +36,11 @@ use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_sig
 /// Ties the process of a command to the thread that starts it.
 ///
 /// - Before its program runs, the process writes its number into the pipe `guard`, as four bytes in the machine's
-///   order. It holds the pipe open until its program runs. So whoever reads the other end knows of every process that
-///   was started when the pipe ends, wherever the process that started them was killed. Where nobody reads any more,
-///   nothing is written.
-/// - The process is killed (SIGKILL) when the *thread* that started it ends: start it from one that sees its end.
-///   Programs that gain rights when they are executed (setuid, capabilities) are not killed so.
+///   order. It holds the pipe open until its program runs. So when the pipe ends, the reader of its other end knows
+///   every process that was started, no matter at which point the starting process was killed. If the pipe has no
+///   reader any more, nothing is written.
+/// - The process is killed (SIGKILL) when the *thread* that started it ends: start the process from a thread that lives
+///   until the process ends. Programs that gain rights when they are executed (setuid, capabilities) are not killed so.
 ///
 /// Processes that the program starts are not tied: the reader of the pipe ends those, by the process's group.
 pub fn tether(command: &mut Command, guard: &Arc<OwnedFd>) {

@@ -1,6 +1,6 @@
 //! The grammar of `HCA_JOB`: `file:///DIR?rank=R&size=N&id=NAME`, `tcp://HOST:PORT?rank=R&size=N&id=NAME`.
 //!
-//! A folder may hold any character as `%XX`; it has to for `?` and `%`. The id is `job` where none is given.
+//! A folder may hold any character as `%XX`, and has to do so for `?` and `%`. The default id is `job`.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::error::JobError;
 
 /// The environment variable that names a rendezvous.
 pub const JOB_VARIABLE: &str = "HCA_JOB";
-/// How many processes a job may have.
+/// The most processes of a job.
 pub const MAX_SIZE: u32 = 1 << 20;
 /// Bytes of the longest id.
 const MAX_ID_BYTES: usize = 64;

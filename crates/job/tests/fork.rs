@@ -1,9 +1,9 @@
 //! A member of a job that forks: its child's drops neither leave the job nor end its server.
 //!
-//! It has no test harness, whose threads a child would lack. A child that hangs is ended by its alarm.
+//! The test has no harness, because a child would lack the harness's threads. An alarm ends a child that hangs.
 //!
 //! Invariants:
-//! 1. The child drops what it inherited, which allocates at most, and ends by `_exit`.
+//! 1. The child drops inherited objects, which allocates at most, and ends by `_exit`.
 #![allow(unsafe_code)] // `fork`, with `alarm` and `_exit` in its child
 
 use std::net::TcpListener;

@@ -1,4 +1,4 @@
-//! Processes under a launcher: our server with a descriptor that is inherited, and `mpiexec.hydra` where it is
+//! Processes under a launcher: this crate's server with an inherited descriptor, and `mpiexec.hydra` if it is
 //! installed.
 
 use std::os::fd::AsRawFd;

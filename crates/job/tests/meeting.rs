@@ -1,4 +1,4 @@
-//! Processes that meet in a folder or at an address, as threads here, and as processes of the example.
+//! Jobs in a folder or at an address, with threads of the test, and with processes of the example.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};

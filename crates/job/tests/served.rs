@@ -1,4 +1,4 @@
-//! A process and a launcher: our own, one that lies, and one that is silent.
+//! A process and a launcher: this crate's launcher, a lying one, and a silent one.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;

@@ -48,16 +48,16 @@
 //!
 //! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `id` | [`Process`], [`Source`], users and jobs; [`Criteria`] |
-//! | `header`, `request` | what arrives; what an initiator asks for |
+//! | `header`, `request` | headers of messages at a target; requests of an initiator |
 //! | `entry` | [`Entry`], [`Region`] and their options |
 //! | `list`, `chains`, `dense` | an ordered list that finds exact entries by hash and others by a linear stream |
 //! | `unexpected` | headers that wait for their entry |
 //! | `interface` | [`Interface`]: the portal table, event queues, status |
 //! | `post` | appending, inserting, searching, unlinking, memory descriptors of 3.3 |
-//! | `deliver` | which entry takes a message; what follows when its bytes are there |
+//! | `deliver` | the choice of the entry for a message; the effects of its completion |
 //! | `event`, `counter` | event queues; counting events and triggered operations |
 //! | [`instrument`] | marks between the parts of a message's way, for benches (feature `instrument`) |
 //! | [`atomic`] | the 18 operations on the 14 types, on bytes; `x87` for long double |

@@ -1,4 +1,4 @@
-//! Each option, event, operation and verdict of both interfaces has a test whose name holds its own, word by word.
+//! Each option, event, operation and verdict of both interfaces has a test whose name contains its name, word by word.
 
 use hca_matching::*;
 

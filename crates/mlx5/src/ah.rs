@@ -1,9 +1,9 @@
 //! Address handles, and paths to peers.
 //!
 //! The adapter has no address handles: a datagram's address is in its work queue entry. So a handle is an entry of a
-//! table of the driver. Sending threads read it without a lock while others create and destroy handles: a place has a
-//! tag that names its generation, changed around each change of the address, and a reader looks at it before and
-//! behind.
+//! table of the driver. Sending threads read entries without a lock while other threads create and destroy handles:
+//! each entry has a tag with its generation, which changes around each change of the address, and a reader checks the
+//! tag before and after it reads the address.
 
 use core::sync::atomic::fence;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -1,8 +1,8 @@
-//! Entries of completion queues, as they are read.
+//! Entries of completion queues, and reading them.
 //!
-//! The adapter writes an entry's last word last. So the reader looks at that, and at the others behind a barrier; what
-//! [`hca_prm::Cqe64`] describes is taken from words here, since this is done for each completion, and the tests write
-//! entries by the layout.
+//! The adapter writes an entry's last word last. So the reader loads that word first, and the other words behind a
+//! barrier. This module reads the fields of [`hca_prm::Cqe64`] from words, because it does so for each completion; the
+//! tests write entries by the layout.
 
 use core::sync::atomic::Ordering;
 

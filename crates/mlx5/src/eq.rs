@@ -1,8 +1,8 @@
-//! Event queues, by which the adapter reports by itself.
+//! Event queues, by which the adapter sends reports.
 //!
-//! There are three: of commands that are done and pages that are wanted, of everything else that is asynchronous, and
-//! of completion queues that were armed. The driver's thread takes events, tells the adapter how far it came, and arms the queue again; events that came in
-//! between raise the interrupt at once then.
+//! There are three queues: for finished commands and requests for pages, for all other asynchronous events, and for
+//! armed completion queues. The driver's thread takes events, writes the consumer index to the adapter, and arms the
+//! queue again; events that arrived in between then raise the interrupt at once.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Why an adapter can't be opened, and what of that a device's callers see.
+//! Errors of opening an adapter, and their translation to errors of a device.
 
 use std::io;
 
@@ -14,7 +14,7 @@ hca_core::debug_as_display!(OpenError);
 #[derive(Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The function is none of these adapters'.
+    /// The function is not one of these adapters.
     #[error(
         "{name} is {vendor:04x}:{device:04x}, no adapter of the ConnectX family (15b3:…): `lspci -nn -d 15b3:` lists \
          those that there are"
@@ -22,12 +22,12 @@ pub enum OpenError {
     NotConnectX {
         /// The function.
         name: String,
-        /// Who made it.
+        /// The vendor ID of the function.
         vendor: u16,
-        /// Which one it is.
+        /// The device ID of the function.
         device: u16,
     },
-    /// The firmware speaks another command interface.
+    /// The firmware has another command interface.
     #[error(
         "the firmware of {name} has command interface {found}, and this driver speaks 5: it serves ConnectX-4 and later"
     )]
@@ -37,17 +37,17 @@ pub enum OpenError {
         /// The found value.
         found: u32,
     },
-    /// It does not know the interface version that the driver needs.
+    /// The adapter does not support the interface version that the driver needs.
     #[error(
         "{name} does not support version 1 of the interface (ISSI), only those of mask {supported:#x}: update its firmware"
     )]
     Issi {
         /// The function.
         name: String,
-        /// Versions that it speaks, a bit each.
+        /// The supported versions, a bit each.
         supported: u32,
     },
-    /// Its command queue has a shape that can't be.
+    /// The adapter reports an impossible size of its command queue.
     #[error(
         "{name} says that its command queue has 2^{log_size} slots at 2^{log_stride} bytes, which can't be"
     )]
@@ -56,18 +56,18 @@ pub enum OpenError {
         name: String,
         /// Slots, as a power of two.
         log_size: u32,
-        /// Bytes of one, as a power of two.
+        /// Bytes of a slot, as a power of two.
         log_stride: u32,
     },
-    /// The firmware does not get ready.
+    /// The firmware did not become ready in time.
     #[error("the firmware of {name} is still starting after {ms} ms: wait, or power-cycle the adapter")]
     Starting {
         /// The function.
         name: String,
-        /// How long it was waited for.
+        /// The time of the wait.
         ms: u128,
     },
-    /// The registers read as ones only.
+    /// All registers read as ones.
     #[error(
         "the registers of {name} read as ones for {ms} ms, as those of a function that is off the bus: see the system's log \
          for errors of its bus, and power-cycle the machine if `lspci` does not show it"
@@ -75,17 +75,17 @@ pub enum OpenError {
     Gone {
         /// The function.
         name: String,
-        /// How long it was waited for.
+        /// The time of the wait.
         ms: u128,
     },
-    /// It lacks something that the driver can't do without.
+    /// The adapter lacks a feature that the driver needs.
     #[error("{name} lacks {what}, which this driver needs: {remedy}")]
     Lacks {
         /// The function.
         name: String,
         /// The missing part.
         what: &'static str,
-        /// What to do.
+        /// The remedy for the user.
         remedy: &'static str,
     },
     /// An option does not fit the adapter.
@@ -103,7 +103,7 @@ pub enum OpenError {
     Command {
         /// The function.
         name: String,
-        /// Which, and why.
+        /// The command, and the reason of its failure.
         source: CmdError,
     },
     /// The function can't be used.

@@ -1,13 +1,14 @@
-//! Whether the adapter is alive.
+//! The adapter's health: checks whether it is alive, and the reasons of its death.
 //!
-//! The firmware increments a health counter, and reports a fault by a syndrome, which says whether a reset is required.
-//! A fault without that, such as a high temperature, is logged, and the adapter continues. An adapter whose counter
-//! stands still, whose function somebody has disabled or resets, or that is off the bus, is dead as well.
+//! The firmware increments a health counter, and reports a fault by a syndrome, which tells whether a reset is
+//! required. A fault that requires no reset, such as a high temperature, is logged, and the adapter continues. An
+//! adapter is also dead if its counter stands still, its function was disabled or is being reset, or it is off the bus.
 //!
-//! The first reason to take it for dead stays: from then on every command fails at once, and ports end what is
-//! outstanding. Who closes the adapter and opens it again resets it, which mends all but what asks for a power cycle.
+//! The first reason of death is kept: from then on every command fails at once, and ports end outstanding requests.
+//! Closing and opening the adapter resets it, which mends every fault that does not require a power cycle.
 //!
-//! The driver's thread looks once in a while; while there is none, whoever waits for a command.
+//! The driver's thread checks the health at intervals; before that thread exists, a thread that waits for a command
+//! does so.
 
 use core::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -23,41 +24,41 @@ use crate::registers::Registers;
 /// How often in a row the health counter may be found as it was.
 const MAX_MISSES: u32 = 5;
 
-/// The reason why an adapter is taken for dead.
+/// The reason why an adapter is declared dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Death {
     /// A command got no answer.
     Silent {
-        /// Which.
+        /// The unanswered command.
         command: Opcode,
     },
-    /// The firmware says that it is unwell, and asks for a reset.
+    /// The firmware reports a fault that requires a reset.
     Syndrome {
         /// The code, a [`HealthSyndrome`].
         syndrome: u32,
-        /// More of the same, of the firmware's own.
+        /// The firmware's own extension of the code.
         extended: u32,
-        /// It asks for a power cycle.
+        /// Whether the firmware requires a power cycle.
         power_cycle: bool,
     },
     /// The function's interface is disabled.
     Disabled,
-    /// Somebody resets the firmware.
+    /// The firmware is being reset.
     Resets,
-    /// The health counter does not go on.
+    /// The health counter stands still.
     Stopped,
     /// Registers read as all ones: the function is off the bus.
     Gone,
     /// The function's server, or the kernel, refuses accesses.
     Unreachable,
-    /// It refused to let go of memory.
+    /// The adapter refused to release memory.
     Holds,
-    /// The bus has reported an error after which it can't go on.
+    /// The bus has reported a fatal error.
     Bus,
-    /// The system wanted the function back, which it has.
+    /// The system requested the function back, and the driver has released it.
     TakenBack,
-    /// The program has closed it.
+    /// The program has closed the adapter.
     Closed,
 }
 

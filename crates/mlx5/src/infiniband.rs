@@ -1,7 +1,7 @@
-//! The state that an InfiniBand port gets from the subnet manager: LID, GID prefix, and being active.
+//! The state that an InfiniBand port gets from the subnet manager: LID, GID prefix, and the active state.
 //!
-//! A physical function's link comes up anew whenever the function is reset, and so each time that it is opened. The
-//! manager sees the port then, and makes it active: until that, it has no LID, and reaches nobody.
+//! A physical function's link restarts whenever the function is reset, and so at each open. The subnet manager then
+//! discovers the port and activates it: until then the port has no LID, and can reach no peer.
 
 use std::time::{Duration, Instant};
 

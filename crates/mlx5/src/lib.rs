@@ -9,7 +9,7 @@
 //!  adapter     Hca ── commands ── slots and mailboxes in DMA memory, one doorbell register
 //!               │  ── pages       memory that is lent to the adapter, counted
 //!               │  ── UARs        doorbell pages
-//!               │  ── EQs         what the adapter tells by itself; interrupts
+//!               │  ── EQs         events of the adapter; interrupts
 //!               │  ── port        InfiniBand or RoCE: addresses, partition keys, neighbours
 //!               │  ── health      whether the adapter lives
 //!               │
@@ -23,7 +23,7 @@
 //! An adapter that does not answer, or reports a fatal health state, is declared dead: all later calls fail at once
 //! with the reason, and memory that it may still access is not reused until the function is reset or closed.
 //!
-//! What it is not: no Ethernet for programs, no memory windows, no dynamic connections, no multicast, one port.
+//! Not supported: Ethernet for programs, memory windows, dynamic connections, multicast, and more than one port.
 //!
 //! ```no_run
 //! use hca_core::Device;
@@ -37,16 +37,16 @@
 //! # Ok(()) }
 //! ```
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `device` | [`Mlx5`], the face |
-//! | `hca` | the adapter: in which order it is started and stopped |
+//! | `device` | [`Mlx5`], the device |
+//! | `hca` | the adapter: the order of its start and stop |
 //! | `cmd` | the command queue: slots, mailboxes, waiting, errors |
 //! | `pages` | memory lent to the adapter |
-//! | `caps`, `uar`, `eq`, `health` | what it can do, doorbell pages, event queues, its health |
-//! | `port`, `infiniband`, `link` | its port: addresses; what the subnet's manager sets; an Ethernet port's link |
-//! | `driver_thread`, `serve`, `events` | the driver's thread, what it does, events on their way to the program |
-//! | `eth`, `neighbours` | Ethernet queues of its own, and what they are for: ARP and neighbour discovery |
+//! | `caps`, `uar`, `eq`, `health` | its capabilities, doorbell pages, event queues, health |
+//! | `port`, `infiniband`, `link` | its port: addresses; the state from the subnet manager; an Ethernet port's link |
+//! | `driver_thread`, `serve`, `events` | the driver's thread and its work; events on their way to the program |
+//! | `eth`, `neighbours` | the driver's Ethernet queues, and their use: ARP and neighbour discovery |
 //! | `pd`, `mr`, `memory` | protection domains, regions, memory that it can reach |
 //! | `cq`, `cqe`, `qp`, `srq`, `ah` | queues and address handles |
 //! | `queue`, `shared`, `masked` | memory of queues; words that the adapter reads and writes; rings of our own |

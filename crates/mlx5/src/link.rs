@@ -1,9 +1,9 @@
-//! The link of an Ethernet port, which is up, and takes frames that hold RoCE's packets, for as long as the adapter is
-//! open.
+//! The link of an Ethernet port. While the adapter is open, the link is up and carries frames that are long enough for
+//! RoCE's packets.
 //!
-//! A kernel's driver takes the link of a physical function down when it lets go of it, and leaves frames as long as its
-//! network interface had them. Nobody but the next driver raises it. A virtual function has the link of its physical
-//! one, and is refused most of this; then the link is as it is.
+//! A kernel's driver takes the link of a physical function down when it releases the function, and leaves the frame
+//! length of its network interface. Only the next driver raises the link. A virtual function has the link of its
+//! physical function, and most of these commands are refused for it; the link then stays as it is.
 
 use std::time::{Duration, Instant};
 

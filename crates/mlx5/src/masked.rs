@@ -1,4 +1,4 @@
-//! Elements of which there is a power of two, by numbers that count on without end.
+//! Arrays of a power of two of elements, with indices that count without wrapping.
 //!
 //! Invariants:
 //! 1. There is a power of two of elements, so at least one, and `mask` is one less.

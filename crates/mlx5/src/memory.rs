@@ -1,7 +1,8 @@
-//! Memory that the adapter can reach: lent to programs, and found again when they register it.
+//! Memory that the adapter can access: given to programs, and found again when they register it.
 //!
 //! Invariants:
-//! 1. A [`Piece`] owns its [`DmaBuf`]: the memory stays mapped here and for the adapter until it is dropped.
+//! 1. A [`Piece`] owns its [`DmaBuf`]: the memory stays mapped in this process and for the adapter until the piece is
+//!    dropped.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;

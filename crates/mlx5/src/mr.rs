@@ -1,12 +1,12 @@
 //! Regions: memory keys over memory that the adapter can access.
 //!
-//! A key translates by a list of pages of one size. Memory from an arena, and what one mapping holds, is contiguous for
-//! the adapter, so the largest pages serve of which whole ones lie in it; a request's address and the adapter's have to
-//! agree in the bits below the page.
+//! A key translates by a list of pages of one size. Memory from an arena, or within one mapping, is contiguous for the
+//! adapter, so a key uses the largest page size of which whole pages lie in the memory. A request's address and the
+//! adapter's address have to agree in the bits below the page size.
 //!
 //! Invariants:
-//! 1. A mapping of the program's own memory is taken back only after the key over it is destroyed, or the adapter is
-//!    kept from all memory.
+//! 1. A mapping of the program's own memory is removed only after the key over it is destroyed, or the adapter can no
+//!    longer access any memory.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, Ordering};

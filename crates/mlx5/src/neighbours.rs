@@ -1,8 +1,8 @@
-//! Peers' MACs on an Ethernet port: those that the program gave, and those that peers have told, by ARP and neighbour
+//! Peers' MACs on an Ethernet port: MACs that the program gave, and MACs that peers have reported by ARP and neighbour
 //! discovery. This module has the table and the answers; `eth` sends and receives the frames.
 //!
-//! Switches that listen in lead the groups of neighbour discovery to those who tell that they hear them, so the port
-//! tells. Departs from RFC 3810: it tells once by itself, and answers queries at once.
+//! Snooping switches forward the groups of neighbour discovery only to ports with announced listeners, so the port
+//! announces its groups. Departs from RFC 3810: it announces them once unasked, and answers queries at once.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};

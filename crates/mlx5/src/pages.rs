@@ -1,7 +1,7 @@
-//! Pages that are lent to the adapter: it keeps its own tables in them.
+//! Pages lent to the adapter, which keeps its own tables in them.
 //!
-//! Each is counted and known by its address, so that none comes back twice and none is missed when the adapter is
-//! stopped.
+//! The driver counts the pages and knows their addresses, so that no page comes back twice and none is missing when the
+//! adapter is stopped.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! Protection domains.
+//! Protection domains of the adapter.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,8 +1,8 @@
 //! The adapter's port: InfiniBand, or Ethernet with RoCE.
 //!
-//! An InfiniBand port has its addresses from the subnet's manager. To a RoCE port the driver gives them: the link-local
-//! one that its MAC makes, and those that the program gives. Peers' MACs come from their link-local addresses, from the
-//! program's table, or from ARP and neighbour discovery (`eth`).
+//! An InfiniBand port gets its addresses from the subnet manager. A RoCE port gets its addresses from the driver: the
+//! link-local address of its MAC, and the program's addresses. Peers' MACs come from their link-local addresses, from
+//! the program's table, or from ARP and neighbour discovery (`eth`).
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! The initialization segment: the registers at the begin of BAR 0, reached by calls, as a server traps them.
+//! The initialization segment: the registers at the beginning of BAR 0, accessed by calls, because a server traps them.
 
 use std::sync::Arc;
 

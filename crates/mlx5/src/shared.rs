@@ -1,10 +1,9 @@
 //! Queues and doorbell records: memory that the adapter reads and writes at any time, as words.
 //!
 //! Invariants:
-//! 1. `first .. first + count` are cells of 16 bytes, aligned to that, and there as long as `owner` lives.
-//! 2. The adapter writes them whenever it likes: they are reached by atomic words only, and no other reference is made.
-//!    What is read is looked at as what it is, the word of somebody else: it bounds nothing and names nothing
-//!    unchecked.
+//! 1. `first .. first + count` are cells of 16 bytes, aligned to that, and valid as long as `owner` lives.
+//! 2. The adapter may write the cells at any time: they are accessed by atomic words only, and no other reference is
+//!    made. Words that are read are untrusted: no unchecked word is used as a bound or an index.
 //! 3. A [`Ring`] has `mask + 1` blocks, a power of two, which are cells as in 1, and begin at a multiple of 64 bytes.
 //! 4. A [`Word`] lies within cells as in 1, aligned.
 #![allow(unsafe_code)]

@@ -1,11 +1,12 @@
-//! Shared receive queues.
+//! Shared receive queues of the adapter.
 //!
-//! An adapter follows a list: each entry names the one behind it. Entries are taken by queue pairs and complete in any
-//! order and on any completion queue; a place whose request has ended is free for another. The poster names an entry's
-//! successor when it writes the entry, so one place more than requests is needed: the one at which the list ends.
+//! The adapter follows a list: each entry names the next one. Queue pairs take entries, which complete in any order and
+//! on any completion queue; a place whose request has ended is free for another request. The poster names an entry's
+//! successor when it writes the entry, so the list needs one place more than it has requests: the place at which it
+//! ends.
 //!
-//! Places that became free are a stack that pollers push to and the poster takes as a whole, so that no ABA arises. A
-//! place is given back by who changes its word from full to empty: once, whatever an adapter writes into completions.
+//! Free places are a stack: pollers push to it, and the poster takes it as a whole, so that no ABA arises. The thread
+//! that changes a place's word from full to empty frees the place: once, for any contents of completions.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

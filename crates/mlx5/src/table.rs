@@ -1,5 +1,5 @@
-//! Objects by handle, an index and a generation that tells an object from its predecessor; and by the adapter's number,
-//! by which its events name them.
+//! Tables of objects: by handle (an index, and a generation that distinguishes reused indices), and by the adapter's
+//! number, which events use.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! Doorbell pages (UARs).
 //!
-//! The first that is taken belongs to the event queues: a server traps accesses of it, so that it is reached by calls.
-//! The others are mapped, and spread over the queues.
+//! The first page belongs to the event queues: a server traps accesses to it, so the driver accesses it by calls. The
+//! other pages are mapped, and spread over the queues.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
-//! What the driver writes into commands and contexts beside what makes them work at all, on a function that notes it.
+//! Fields that the driver writes into commands and contexts, beyond the fields that are needed for success, on a
+//! function that records them.
 
 mod scripted;
 

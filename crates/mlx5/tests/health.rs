@@ -1,4 +1,4 @@
-//! What the function tells of its health, and what ends the device.
+//! Health reports of the function, and conditions that end the device.
 
 mod scripted;
 

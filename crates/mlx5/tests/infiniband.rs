@@ -1,4 +1,4 @@
-//! InfiniBand ports, which are what the subnet's manager makes of them.
+//! InfiniBand ports, whose state the subnet manager sets.
 
 mod scripted;
 

@@ -1,9 +1,9 @@
 //! The control channel between the two processes of a measurement: standard input and output of the peer, or TCP
 //! between hosts.
 //!
-//! Every wait has a limit where the other end is on another host. A measuring process sends a heartbeat each [`HEARTBEAT`];
-//! the other end gives up on one that stays silent on its turn. The thread that reads checks the clock, so that the
-//! measuring loop need not.
+//! Every wait has a limit if the other end is on another host. A measuring process sends a heartbeat each
+//! [`HEARTBEAT`]; the other end gives up on a process that stays silent on its turn. The reading thread checks the
+//! clock, so that the measuring loop need not.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;

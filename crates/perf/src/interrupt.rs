@@ -1,7 +1,7 @@
-//! Signals that ask the command to end: Ctrl-C, SIGTERM, and SIGHUP of a terminal that goes. The first one has it end
-//! in order, with all that it leaves in folders removed; a second one ends it at once.
+//! Signals that ask the command to end: Ctrl-C, SIGTERM, and SIGHUP of a terminal that goes. After the first signal the
+//! command ends in order, and removes its files in folders; a second signal ends it at once.
 //!
-//! Whatever waits does so in short slices, and looks here between them.
+//! Every wait is cut into short slices, and checks for a signal between them.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// How long anything waits without looking whether Ctrl-C was pressed.
+/// The longest wait without a check for Ctrl-C.
 pub const SLICE: Duration = Duration::from_millis(50);
 
 /// The signal that came; 0: none.
@@ -24,7 +24,7 @@ fn told() -> Option<u8> {
     u8::try_from(signal).ok().filter(|signal| *signal != 0)
 }
 
-/// Whether Ctrl-C was pressed, or another signal asked to end: loops end, and the command too.
+/// Whether Ctrl-C was pressed, or another signal asked the command to end: loops then end, and so does the command.
 #[inline]
 pub fn interrupted() -> bool {
     told().is_some()

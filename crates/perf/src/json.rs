@@ -6,13 +6,13 @@ use super::plan::{Op, Service};
 use super::portals::Entries;
 use crate::probe::Placement;
 
-/// What one row measured; printed by `--json` as one object a line.
+/// The results of one row; printed by `--json` as one object a line.
 ///
 /// Fields are only ever added. Latencies are one way (half of a round trip) for send and write, and
 /// post to completion for read and atomic; of Portals one way for put, from the call to the event for the others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// What carried the packets: `udp`, `uring`, …
+    /// The fabric that carried the packets: `udp`, `uring`, …
     pub fabric: String,
     /// Transport service: `rc`, `uc`, `ud`.
     pub service: Service,
@@ -42,11 +42,11 @@ pub struct Row {
     pub errors: u64,
     /// The progress mode: `inline`, `thread`, `adaptive`.
     pub progress: String,
-    /// How the CPUs of both processes stood: `near`, `far`, `mixed` (it changed), `unknown`.
+    /// The placement of the CPUs of both processes: `near`, `far`, `mixed` (it changed), `unknown`.
     pub placement: Placement,
-    /// CPU that the measuring process was bound to, if it was.
+    /// The CPU that the measuring process was bound to, if any.
     pub cpu: Option<usize>,
-    /// CPU that the peer process was bound to, if it was.
+    /// The CPU that the peer process was bound to, if any.
     pub peer_cpu: Option<usize>,
     /// Portals: whether the adapter matched; otherwise the program's calls did.
     #[serde(default)]
@@ -54,10 +54,10 @@ pub struct Row {
     /// Portals: the longest message that goes with its header.
     #[serde(default)]
     pub eager_bytes: Option<u64>,
-    /// Portals: entries that stood before the one that matched, where that was measured.
+    /// Portals: the number of entries before the matching one, if that was measured.
     #[serde(default)]
     pub depth: Option<u64>,
-    /// Portals: which entries they were: `exact`, `wildcard`.
+    /// Portals: the kind of these entries: `exact`, `wildcard`.
     #[serde(default)]
     pub entries: Option<Entries>,
 }

@@ -46,17 +46,17 @@ pub use peer::PeerArgs;
 pub use plan::{Case, Layer, Memory, Op, Plan, Service, Size, bytes_text};
 pub use run::{Limit, Measured, Pair, PairError, Setup, device_at};
 
-/// The error of a measurement that could not be made, or of a command: says what to do about it.
+/// The error of a failed measurement or command, which names the remedy.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The hidden command that makes a process the peer of a measurement.
 pub const PEER_COMMAND: &str = "__peer";
 /// TCP port of the control channel between hosts.
 pub const CONTROL_PORT: u16 = 18516;
-/// Time for a row, unless another is asked for.
+/// The default time for a row.
 pub const DEFAULT_DURATION: Duration = Duration::from_millis(800);
 
-/// Memory that one measurement may take of a listener, unless another limit is given.
+/// The default limit of a listener's memory for one measurement.
 pub const DEFAULT_MEMORY: Memory = Memory(512 << 20);
 
 /// Becomes the peer of a measurement if this process was started as one by [`Pair::start`]. To be called

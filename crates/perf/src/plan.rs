@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// The longest message that is measured: 1 GiB.
 const MAX_SIZE: u64 = 1 << 30;
 
-/// An operation that is measured.
+/// An operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
@@ -54,7 +54,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// A programming interface that is measured.
+/// A programming interface to measure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Layer {
@@ -82,7 +82,7 @@ impl fmt::Display for Layer {
     }
 }
 
-/// A transport service that is measured.
+/// A transport service to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Service {
@@ -119,18 +119,18 @@ impl Service {
 pub struct Size(u64);
 
 impl Size {
-    /// A message of so many bytes: from 1 to 1 GiB.
+    /// The size of a message of `bytes` bytes: from 1 to 1 GiB.
     pub const fn new(bytes: u64) -> Option<Self> {
         if bytes >= 1 && bytes <= MAX_SIZE { Some(Self(bytes)) } else { None }
     }
-    /// The same for a number that the program knows.
+    /// The size of a message of `bytes` bytes, for a constant.
     ///
     /// # Panics
     /// It is 0, or more than 1 GiB.
     pub const fn of(bytes: u64) -> Self {
         Self::new(bytes).expect("a message has from 1 byte to 1 GiB")
     }
-    /// How many they are.
+    /// The number of bytes.
     pub const fn bytes(self) -> u64 {
         self.0
     }
@@ -189,7 +189,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// So many bytes for people, as `64 KiB`.
+/// The text of a number of bytes for users, as `64 KiB`.
 pub fn bytes_text(bytes: u64) -> String {
     let (n, unit) = match bytes {
         n if n >= 1 << 30 && n % (1 << 30) == 0 => (n >> 30, " GiB"),
@@ -203,7 +203,7 @@ pub fn bytes_text(bytes: u64) -> String {
 /// The one size of an atomic.
 const ATOMIC_SIZE: Size = Size::of(8);
 
-/// Sizes that are measured unless others are asked for.
+/// The sizes that are measured by default.
 pub const DEFAULT_SIZES: [Size; 10] = [
     Size::of(8),
     Size::of(64),
@@ -250,7 +250,7 @@ impl TryFrom<CaseFields> for Case {
     }
 }
 
-/// All that a run measures.
+/// The plan of a run: all of its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The rows.
@@ -263,7 +263,7 @@ pub struct Plan {
 
 impl Plan {
     /// Every combination that exists of `services`, `ops` and `sizes`. `mtu` bounds datagrams. An atomic has 8 bytes;
-    /// of other sizes that it is asked for it says that they are left out.
+    /// other requested sizes of an atomic are listed as left out.
     pub fn new(services: &[Service], ops: &[Op], sizes: &[Size], mtu: u32, duration: Duration) -> Self {
         let (mut cases, mut left_out) = (Vec::new(), Vec::new());
         for &service in services {

@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// They share a cache: a line goes over and back in less than 150 ns.
+    /// The CPUs share a cache: the round trip of a line takes less than 150 ns.
     Near,
-    /// They share none: more than 180 ns.
+    /// The CPUs share no cache: the round trip takes more than 180 ns.
     Far,
-    /// In between, or it changed during the measurement.
+    /// The round trip is in between, or changed during the measurement.
     Mixed,
     /// Not measured: there is one CPU, or the peer is on another host.
     Unknown,
@@ -56,7 +56,7 @@ struct Line(AtomicU64);
 
 /// Bounces two cache lines between two CPUs for about 20 ms.
 ///
-/// Both CPUs should be idle meanwhile. The calling thread's own CPU mask is left alone.
+/// Both CPUs should be idle meanwhile. The call does not change the calling thread's CPU mask.
 pub fn placement(a: usize, b: usize) -> Placement {
     half_round_trip_ns(a, b, Duration::from_millis(20)).map_or(Placement::Unknown, classify)
 }
@@ -69,8 +69,8 @@ fn classify(half_ns: f64) -> Placement {
     }
 }
 
-/// The best half round trip of two cache lines between two CPUs, in nanoseconds; `None` where the two
-/// are one, or can't be used.
+/// The best half round trip of two cache lines between two CPUs, in nanoseconds; `None` if the two are the same CPU, or
+/// can't be used.
 pub fn half_round_trip_ns(a: usize, b: usize, time: Duration) -> Option<f64> {
     if a == b {
         return None;
@@ -131,10 +131,10 @@ pub fn pin(cpu: usize) -> std::io::Result<()> {
     rustix::thread::sched_setaffinity(None, &set).map_err(Into::into)
 }
 
-/// The CPUs that this process was given, as its first call here saw them.
+/// The CPUs of this process, as the first call of this function found them.
 ///
-/// Remembered, since [`pin`] narrows the calling thread's own mask, and a later measurement of the same
-/// process would find a single CPU for both of its ends.
+/// The result is stored, since [`pin`] narrows the calling thread's mask, and a later measurement of the same process
+/// would find a single CPU for both of its ends.
 pub fn cpus() -> &'static [usize] {
     static GIVEN: OnceLock<Vec<usize>> = OnceLock::new();
     GIVEN.get_or_init(|| {

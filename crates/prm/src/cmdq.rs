@@ -1,21 +1,21 @@
 //! The command queue: slots, mailboxes, and the signatures over both.
 //!
-//! A command's first 16 bytes, in and out, lie in its slot. What is longer continues in chains of mailboxes, of
-//! [`MAILBOX_DATA`] bytes each. All of a command carry its token; the driver gives the slot away by its owner bit, and
-//! the adapter hands it back by clearing that.
+//! The first 16 bytes of a command's input and output lie in its slot. Longer ones continue in chains of mailboxes, of
+//! [`MAILBOX_DATA`] bytes each. The slot and all mailboxes of a command carry its token. The driver passes the slot to
+//! the adapter by setting the owner bit, and the adapter returns the slot by clearing the bit.
 
 use crate::layout;
 
-/// Bytes of a command's input, and of its output, that lie in the slot.
+/// The bytes of a command's input, and of its output, that lie in the slot.
 pub const INLINE_DATA: usize = 16;
-/// Bytes of a command's input or output that lie in one mailbox.
+/// The bytes of a command's input or output that lie in one mailbox.
 pub const MAILBOX_DATA: usize = 512;
-/// Drivers align mailboxes to this many bytes, as the pointers from mailbox to mailbox ask for; those in a slot ask for
-/// half of it.
+/// The alignment of mailboxes in bytes, which pointers from mailbox to mailbox need; pointers in a slot need half of
+/// it.
 pub const MAILBOX_ALIGN: u64 = 1024;
 /// The type of a slot that holds a command.
 pub const CMD_TYPE: u32 = 7;
-/// No adapter has more slots.
+/// The most slots of any adapter.
 pub const MAX_SLOTS: usize = 32;
 
 layout! {
@@ -64,13 +64,14 @@ layout! {
     }
 }
 
-/// Mailboxes that a command's input or output of `len` bytes takes beside its slot.
+/// The number of mailboxes for a command's input or output of `len` bytes, beside its slot.
 #[must_use]
 pub const fn mailboxes(len: usize) -> usize {
     len.saturating_sub(INLINE_DATA).div_ceil(MAILBOX_DATA)
 }
 
-/// Which bytes of a command's input or output of `len` bytes lie in mailbox number `block`; empty beyond the last one.
+/// The range of a command's input or output of `len` bytes that lies in mailbox number `block`; empty beyond the last
+/// mailbox.
 #[must_use]
 pub const fn mailbox_part(len: usize, block: usize) -> std::ops::Range<usize> {
     let start = INLINE_DATA.saturating_add(block.saturating_mul(MAILBOX_DATA));
@@ -86,19 +87,19 @@ fn xor(bytes: &[u8]) -> u8 {
 }
 
 impl CmdQueueEntry {
-    /// The signature that the slot should carry, whatever it carries.
+    /// The correct signature of the slot, computed from its other bytes.
     #[must_use]
     pub fn computed_signature(&self) -> u8 {
         !(xor(self.as_bytes()) ^ self.get(Self::SIGNATURE) as u8)
     }
 
-    /// Signs the slot: the last thing to do before it is given away, with the owner bit in it.
+    /// Signs the slot: the last step before the driver passes it to the adapter, with the owner bit set.
     pub fn sign(&mut self) -> &mut Self {
         let signature = self.computed_signature();
         self.set(Self::SIGNATURE, signature.into())
     }
 
-    /// Whether the slot carries the signature that it should.
+    /// Whether the slot carries the correct signature.
     #[must_use]
     pub fn is_signed(&self) -> bool {
         xor(self.as_bytes()) == 0xff
@@ -109,7 +110,7 @@ impl CmdIfBox {
     const CTRL: usize = MAILBOX_DATA;
     const LAST: usize = Self::SIZE - 1;
 
-    /// Signs the mailbox, after all else is in it.
+    /// Signs the mailbox, after all other fields are set.
     pub fn sign(&mut self) -> &mut Self {
         let ctrl = !xor(&self.as_bytes()[Self::CTRL..Self::LAST - 1]);
         self.set(Self::CTRL_SIGNATURE, ctrl.into());
@@ -117,19 +118,19 @@ impl CmdIfBox {
         self.set(Self::SIGNATURE, all.into())
     }
 
-    /// Signs the mailbox's control part alone: enough where the adapter does not check the data.
+    /// Signs the mailbox's control part only, which is enough if the adapter does not check the data.
     pub fn sign_ctrl(&mut self) -> &mut Self {
         let ctrl = !xor(&self.as_bytes()[Self::CTRL..Self::LAST - 1]);
         self.set(Self::CTRL_SIGNATURE, ctrl.into())
     }
 
-    /// Whether the mailbox carries both signatures that it should.
+    /// Whether the mailbox carries both correct signatures.
     #[must_use]
     pub fn is_signed(&self) -> bool {
         self.is_ctrl_signed() && xor(self.as_bytes()) == 0xff
     }
 
-    /// Whether the mailbox's control part carries the signature that it should.
+    /// Whether the mailbox's control part carries the correct signature.
     #[must_use]
     pub fn is_ctrl_signed(&self) -> bool {
         xor(&self.as_bytes()[Self::CTRL..Self::LAST]) == 0xff

@@ -1,4 +1,4 @@
-//! Codes: numbers with a meaning in a field.
+//! Codes: enums for fields whose numbers have meanings.
 
 /// Declares an enum of codes. The text of each is its documentation, and what [`Display`](std::fmt::Display) shows.
 macro_rules! codes {
@@ -17,7 +17,7 @@ macro_rules! codes {
         }
 
         impl $name {
-            /// All of them, by ascending code.
+            /// All values, by ascending code.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
             /// The value that `code` encodes, if there is one.
@@ -30,14 +30,14 @@ macro_rules! codes {
                 }
             }
 
-            /// The number that encodes it.
+            /// The number that encodes the value.
             #[inline]
             #[must_use]
             pub const fn code(self) -> u32 {
                 self as u32
             }
 
-            /// Its meaning, in words.
+            /// The meaning of the value, in words.
             #[must_use]
             pub const fn text(self) -> &'static str {
                 match self {

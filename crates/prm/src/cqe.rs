@@ -1,8 +1,9 @@
 //! Completion queue entries of 64 bytes.
 //!
-//! The last byte is written last: the operation in its upper half, and in its lowest bit the owner, which changes its
-//! value each time the queue has gone round. A driver takes an entry whose owner bit is that of its own round
-//! ([`Cqe64::sw_owner`]) and whose operation is not [`CqeOpcode::Invalid`], with which it has filled the queue before.
+//! The adapter writes the last byte of an entry last. Its upper half is the operation, and its lowest bit is the owner
+//! bit, which changes its value in each round of the queue. A driver takes an entry if the owner bit is that of the
+//! driver's present round ([`Cqe64::sw_owner`]) and the operation is not [`CqeOpcode::Invalid`], with which the driver
+//! has initialised the queue.
 
 use hca_core::WcStatus;
 
@@ -58,7 +59,7 @@ layout! {
         OWNER: 0x3c [0],
     }
 
-    /// A completion queue entry of a request that failed, which lies in [`Cqe64`] the same way but for these.
+    /// A completion queue entry of a failed request: a [`Cqe64`] with other fields in these places.
     pub struct ErrCqe: 0x40 {
         /// The shared receive queue, or `USER_INDEX`.
         SRQN_USER_INDEX: 0x20 [23:0],
@@ -80,23 +81,23 @@ layout! {
 }
 
 impl Cqe64 {
-    /// What a datagram over Ethernet says in the place of its service level: it came by UDP, over IPv6.
+    /// The value in place of the service level of a datagram over Ethernet that came by UDP over IPv6.
     pub const ROCE_IPV6: u32 = 9;
-    /// It came by UDP, over IPv4.
+    /// The value in place of the service level of a datagram that came by UDP over IPv4.
     pub const ROCE_IPV4: u32 = 10;
 
-    /// What every entry of a queue holds before its first round.
+    /// The last byte of every entry of a queue before its first round.
     pub const FIRST_OP_OWN: u8 = (CqeOpcode::Invalid as u8) << 4 | 1;
 
-    /// The owner bit of entries that the adapter writes in the round in which the entry number `counter` lies, counted
-    /// without end, of a queue of 2^`log_size` entries.
+    /// The owner bit that the adapter writes into entry number `counter`, counted without wrapping, of a queue of
+    /// 2^`log_size` entries.
     #[inline]
     #[must_use]
     pub const fn sw_owner(counter: u32, log_size: u32) -> bool {
         counter >> log_size & 1 != 0
     }
 
-    /// Whether an entry whose last byte is `op_own` was written in the round of entry number `counter`.
+    /// Whether the adapter wrote an entry, whose last byte is `op_own`, in the round of entry number `counter`.
     #[inline]
     #[must_use]
     pub const fn is_ready(op_own: u8, counter: u32, log_size: u32) -> bool {
@@ -145,7 +146,7 @@ codes! {
 }
 
 impl CqeOpcode {
-    /// Whether the entry says when it was written; those of errors say why in that place.
+    /// Whether the entry has a time stamp; entries of errors have their syndrome in that place.
     #[must_use]
     pub const fn has_time(self) -> bool {
         !matches!(self, Self::ReqErr | Self::RespErr | Self::SigErr | Self::Invalid)

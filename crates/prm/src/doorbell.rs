@@ -2,28 +2,28 @@
 //! go with them.
 //!
 //! A user's doorbell page (UAR) has 4 KiB in BAR 0. To announce work, a driver writes the send queue's counter into the
-//! queue pair's record, and then 8 bytes to the page: those that the entry begins with. To arm a completion queue, it
-//! writes the same word to the record and to the page; the record is what counts if the page's is late.
+//! queue pair's record, and then the first 8 bytes of the entry to the page. To arm a completion queue, a driver writes
+//! the same word to the record and to the page; the record counts if the page's word is late.
 
 use crate::codes::codes;
 use crate::layout;
 
-/// Bytes of a doorbell page.
+/// The length of a doorbell page.
 pub const UAR_PAGE: usize = 4096;
-/// Where in the page a completion queue is armed: [`CqDoorbell`].
+/// The offset in the page of the register that arms a completion queue: [`CqDoorbell`].
 pub const CQ_DOORBELL: usize = 0x20;
 /// The register that takes an event queue's consumer index and arms it: [`EqDoorbell`].
 pub const EQ_ARM: usize = 0x40;
 /// The register that takes an event queue's consumer index without arming it: [`EqDoorbell`].
 pub const EQ_CI: usize = 0x48;
-/// Where the first send doorbell is. There are [`BF_REGS`], of which each has two buffers that take turns; a buffer is
-/// half as long as the capability `LOG_BF_REG_SIZE` says.
+/// The offset of the first send doorbell. There are [`BF_REGS`], each of which has two buffers that are used in turn; a
+/// buffer is half as long as the register, whose length the capability `LOG_BF_REG_SIZE` gives.
 pub const BF_OFFSET: usize = 0x800;
-/// Send doorbells in a page.
+/// The number of send doorbells in a page.
 pub const BF_REGS: usize = 4;
-/// The counters of a work queue's record, and the index of entries, have this many bits that count.
+/// The mask of the significant bits in the counters of a work queue's record and in the index of entries.
 pub const WQ_COUNTER_MASK: u32 = 0xffff;
-/// The counters of completion and event queues have this many bits that count.
+/// The mask of the significant bits in the counters of completion and event queues.
 pub const CI_MASK: u32 = 0xff_ffff;
 
 layout! {
@@ -49,7 +49,8 @@ layout! {
         ARM_CI: 0x04 [23:0],
     }
 
-    /// What arms a completion queue, written to [`CQ_DOORBELL`]. Its first word is the second one of [`CqDbr`].
+    /// The doorbell that arms a completion queue, written to [`CQ_DOORBELL`]. Its first word equals the second word of
+    /// [`CqDbr`].
     pub struct CqDoorbell: 0x08 {
         /// How many events it has made, counted with two bits from 0.
         CMD_SN: 0x00 [29:28],
@@ -61,7 +62,7 @@ layout! {
         CQN: 0x04 [23:0],
     }
 
-    /// What tells an event queue how far it was read, written to [`EQ_ARM`] or [`EQ_CI`].
+    /// The doorbell with an event queue's consumer index, written to [`EQ_ARM`] or [`EQ_CI`].
     pub struct EqDoorbell: 0x04 {
         /// The event queue.
         EQN: 0x00 [31:24],
@@ -79,7 +80,7 @@ codes! {
 }
 
 impl CqDoorbell {
-    /// What [`CqDbr`]'s second word must be for this doorbell.
+    /// The second word of [`CqDbr`] for this doorbell.
     #[must_use]
     pub fn record_word(&self) -> [u8; 4] {
         let [a, b, c, d, ..] = *self.as_bytes();
@@ -87,7 +88,7 @@ impl CqDoorbell {
     }
 }
 
-/// Where in a doorbell page the buffer `turn` (0 or 1) of send doorbell `index` is, with buffers of `buf_size` bytes.
+/// The offset in a doorbell page of buffer `turn` (0 or 1) of send doorbell `index`, with buffers of `buf_size` bytes.
 ///
 /// # Panics
 ///

@@ -1,7 +1,7 @@
 //! Event queue entries of 64 bytes, and the data of each kind of event.
 //!
-//! An entry's owner bit changes its value each time the queue has gone round, as that of a completion does; a driver
-//! sets it to 1 in all entries before the first round.
+//! An entry's owner bit changes its value in each round of the queue, like a completion's; a driver sets it to 1 in all
+//! entries before the first round.
 
 use crate::codes::codes;
 use crate::layout;
@@ -21,7 +21,7 @@ layout! {
         OWNER: 0x3c [0],
     }
 
-    /// [`EventType::Comp`]: a completion queue that was armed has something.
+    /// [`EventType::Comp`]: an armed completion queue has a completion.
     pub struct CompEvent: 0x1c {
         /// The completion queue.
         CQ_NUMBER: 0x18 [23:0],
@@ -41,7 +41,7 @@ layout! {
         SYNDROME: 0x08 [7:0],
     }
 
-    /// [`EventType::PageRequest`]: the adapter wants pages, or has some to spare.
+    /// [`EventType::PageRequest`]: the adapter requests pages, or offers some back.
     pub struct PagesReqEvent: 0x1c {
         /// The function that asks.
         FUNCTION_ID: 0x00 [15:0],

@@ -3,14 +3,15 @@
 use crate::codes::codes;
 use crate::layout;
 
-/// The revision of the command interface that this crate describes, and that
-/// [`CMD_INTERFACE_REV`](InitSegment::CMD_INTERFACE_REV) must hold.
+/// The revision of the command interface that this crate describes: the required value of
+/// [`CMD_INTERFACE_REV`](InitSegment::CMD_INTERFACE_REV).
 pub const CMD_INTERFACE_REV: u32 = 5;
 
 layout! {
     list LAYOUTS;
 
-    /// The registers that a driver begins with. Each row is read and written as 4 big-endian bytes.
+    /// The initialization segment: the registers that a driver uses first. Each row is read and written as 4 big-endian
+    /// bytes.
     pub struct InitSegment: 0x1048 {
         /// Firmware revision, minor part.
         FW_REV_MINOR: 0x00 [31:16],
@@ -89,7 +90,7 @@ codes! {
         SwReset = 7 "the driver resets the firmware",
     }
 
-    /// The reason why the firmware is unwell: [`SYND`](HealthBuffer::SYND).
+    /// The fault that the firmware reports: [`SYND`](HealthBuffer::SYND).
     pub enum HealthSyndrome {
         FwInternalErr = 0x1 "internal error of the firmware",
         DeadIrisc = 0x7 "one of the adapter's processors does not answer",

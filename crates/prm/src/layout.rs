@@ -1,33 +1,33 @@
 //! Layouts: named bit fields at fixed places of a big-endian structure.
 //!
 //! The manual draws every structure as rows of 32 bits, the first byte on the left, and names a field by the byte
-//! offset of its row and its bits there: `0x08 [23:0]`. [`layout!`](crate::layout!) takes just that, checks it when
-//! the crate is compiled, and makes a type that owns the bytes.
+//! offset of its row and its bits there: `0x08 [23:0]`. [`layout!`](crate::layout!) takes these names and places,
+//! checks them at compile time, and defines a type that owns the bytes.
 
 use std::fmt;
 use std::marker::PhantomData;
 
-/// A structure of the programming interface: its bytes, and the names of what they hold.
+/// A structure of the programming interface: its bytes, and its named fields.
 ///
 /// Implemented by [`layout!`](crate::layout!) only. The usual calls (`get`, `set`, `with`, `from_bytes`, …) are
-/// inherent methods of each layout, so nobody has to import this trait.
+/// inherent methods of each layout, so callers need not import this trait.
 pub trait Layout: Copy + 'static {
     /// The structure's name.
     const NAME: &'static str;
     /// Bytes in the structure.
     const SIZE: usize;
-    /// What the bytes hold, in the order of their places. Bits that no field names are reserved.
+    /// The fields, in the order of their places. Bits without a field are reserved.
     const FIELDS: &'static [FieldInfo];
 
-    /// All bytes zero.
+    /// The structure with all bytes zero.
     fn zeroed() -> Self;
-    /// The bytes as they lie in memory.
+    /// The structure's bytes, as in memory.
     fn as_bytes(&self) -> &[u8];
-    /// The bytes as they lie in memory, to be changed.
+    /// The structure's bytes, as in memory, for changes.
     fn as_bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// A place in the layout `L` that holds a `V`.
+/// A field of the layout `L` with a value of type `V`.
 ///
 /// Fields are the associated constants of a layout, named as in the manual: `Qpc::LOG_RQ_SIZE`.
 pub struct Field<L, V> {
@@ -64,13 +64,13 @@ impl<L: Layout, V: Value> Field<L, V> {
         self.name
     }
 
-    /// Bits before the field, counted from the structure's first bit, which is the highest of its first byte.
+    /// The number of bits before the field, from the structure's first bit, which is the highest bit of its first byte.
     #[must_use]
     pub const fn start(self) -> u32 {
         self.start
     }
 
-    /// Bits in the field.
+    /// The number of bits in the field.
     #[must_use]
     pub const fn width(self) -> u32 {
         self.width
@@ -82,7 +82,7 @@ impl<L: Layout, V: Value> Field<L, V> {
         (self.start / 32 * 4) as usize
     }
 
-    /// The largest number that the field can hold, as far as it holds one of at most 64 bits.
+    /// The largest number that the field can hold, if the field is a number of at most 64 bits.
     #[must_use]
     pub const fn max(self) -> u64 {
         if self.width >= 64 { u64::MAX } else { (1 << self.width) - 1 }
@@ -114,13 +114,13 @@ fn does_not_fit(field: &'static str, width: u32) -> ! {
 }
 
 impl<L: Layout> Field<L, u32> {
-    /// The field's value in its row, which was read as a number: a register.
+    /// The field's value in the number of its row, for a register.
     #[must_use]
     pub const fn of_row(self, row: u32) -> u32 {
         row >> (32 - self.start % 32 - self.width) & (u32::MAX >> (32 - self.width))
     }
 
-    /// The row with `value` in the field, whose other bits stay: a register to be written.
+    /// The number of the row with `value` in the field and its other bits unchanged, for a write to a register.
     ///
     /// # Panics
     ///
@@ -135,13 +135,13 @@ impl<L: Layout> Field<L, u32> {
 }
 
 impl<L: Layout> Field<L, bool> {
-    /// Whether the field's bit is set in its row, which was read as a number: a register.
+    /// Whether the field's bit is set in the number of its row, for a register.
     #[must_use]
     pub const fn of_row(self, row: u32) -> bool {
         row >> (31 - self.start % 32) & 1 != 0
     }
 
-    /// The row with `value` in the field, whose other bits stay: a register to be written.
+    /// The number of the row with `value` in the field and its other bits unchanged, for a write to a register.
     #[must_use]
     pub const fn in_row(self, row: u32, value: bool) -> u32 {
         let shift = 31 - self.start % 32;
@@ -269,7 +269,7 @@ impl<L: Layout> Value for L {
     }
 }
 
-/// What kind of thing a field holds.
+/// The kind of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A number of at most 32 bits within one row, or of 64 bits.
@@ -280,7 +280,7 @@ pub enum Kind {
     Layout(&'static str),
 }
 
-/// A field without its type: for tools that show a structure, and for tests.
+/// The description of a field without its type: for tools that show a structure, and for tests.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldInfo {
     /// The field's name.
@@ -289,11 +289,11 @@ pub struct FieldInfo {
     pub start: u32,
     /// Bits in the field.
     pub width: u32,
-    /// The kind of its value.
+    /// The kind of the field's value.
     pub kind: Kind,
-    /// Whether it gives another name, or another sense, to bits that a field before it has.
+    /// Whether the field is another name, or another meaning, of bits of an earlier field.
     pub over: bool,
-    /// Copies this field, and nothing else, from the bytes of one value of the layout to those of another.
+    /// A function that copies only this field from the bytes of one value of the layout to the bytes of another.
     pub copy: fn(from: &[u8], to: &mut [u8]),
 }
 
@@ -309,7 +309,7 @@ impl FieldInfo {
     }
 }
 
-/// A layout without its type.
+/// The description of a layout without its type.
 #[derive(Clone, Copy, Debug)]
 pub struct LayoutInfo {
     /// The structure's name.
@@ -328,15 +328,15 @@ impl LayoutInfo {
     }
 }
 
-/// The bytes given are fewer than the structure has.
+/// The error of fewer bytes than the structure has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{layout} has {needed} bytes, and only {got} were given: the other side sent or asked for too few")]
 pub struct TooShort {
-    /// The structure that was to be read or written.
+    /// The name of the structure.
     pub layout: &'static str,
-    /// Bytes that it has.
+    /// The length of the structure.
     pub needed: usize,
-    /// Bytes that were there.
+    /// The number of given bytes.
     pub got: usize,
 }
 
@@ -360,7 +360,7 @@ pub fn copy_out<L: Layout>(value: &L, bytes: &mut [u8]) -> Result<(), TooShort> 
     Ok(())
 }
 
-/// Shows the fields that are not zero; numbers are hexadecimal.
+/// Formats the fields that are not zero; numbers are hexadecimal.
 #[doc(hidden)]
 pub fn debug<L: Layout>(value: &L, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let bytes = value.as_bytes();
@@ -389,8 +389,8 @@ pub const fn fits(start: u32, width: u32, size: usize) -> bool {
     start as usize + width as usize <= 8 * size
 }
 
-/// Stops the compiler with the message of the first field that begins before the one above it ends, unless it is
-/// declared to lie over others, and with that of one that is declared to and does not.
+/// Checks the order of fields at compile time. The compiler stops with the message of the first field that overlaps an
+/// earlier field without a declaration, or that has such a declaration and overlaps none.
 #[doc(hidden)]
 pub const fn check_order(fields: &[FieldInfo], apart: &[&str], over: &[&str]) {
     let (mut i, mut end) = (0, 0);
@@ -567,7 +567,7 @@ macro_rules! layout {
             /// Bytes in the structure.
             pub const SIZE: usize = $size;
 
-            /// All zero, but for the operation code of a command's input.
+            /// A structure of zeros, except for the operation code of a command's input.
             #[inline]
             #[must_use]
             pub const fn new() -> Self {
@@ -581,14 +581,14 @@ macro_rules! layout {
                 Self(bytes)
             }
 
-            /// The structure as it lies in memory.
+            /// The structure of these bytes, as in memory.
             #[inline]
             #[must_use]
             pub const fn from_array(bytes: [u8; $size]) -> Self {
                 Self(bytes)
             }
 
-            /// A copy of the structure that `bytes` begins with.
+            /// A copy of the structure at the beginning of `bytes`.
             ///
             /// # Errors
             ///
@@ -598,7 +598,7 @@ macro_rules! layout {
                 $crate::layout_support::copy_in(bytes)
             }
 
-            /// Writes the structure to the beginning of `bytes`, and leaves what follows as it is.
+            /// Writes the structure to the beginning of `bytes`, and leaves the bytes behind it unchanged.
             ///
             /// # Errors
             ///
@@ -608,14 +608,14 @@ macro_rules! layout {
                 $crate::layout_support::copy_out(self, bytes)
             }
 
-            /// The structure as it lies in memory.
+            /// The structure's bytes, as in memory.
             #[inline]
             #[must_use]
             pub const fn as_bytes(&self) -> &[u8; $size] {
                 &self.0
             }
 
-            /// The structure as it lies in memory, to be changed.
+            /// The structure's bytes, as in memory, for changes.
             #[inline]
             pub const fn as_bytes_mut(&mut self) -> &mut [u8; $size] {
                 &mut self.0
@@ -632,7 +632,7 @@ macro_rules! layout {
             ///
             /// # Panics
             ///
-            /// If `value` has more bits than the field: numbers that others chose are checked before.
+            /// If `value` has more bits than the field: callers check untrusted numbers before.
             #[inline(always)]
             #[track_caller]
             pub fn set<V: $crate::Value>(&mut self, field: $crate::Field<Self, V>, value: V) -> &mut Self {
@@ -749,7 +749,7 @@ macro_rules! layout {
     (@over over) => { true };
 }
 
-/// What the macro's expansion calls.
+/// Support functions for the macro's expansion.
 #[doc(hidden)]
 pub mod support {
     pub use super::{check_order, copy_in, copy_out, debug, fits};

@@ -1,10 +1,10 @@
 //! The ConnectX programming interface, as the manual draws it: layouts and codes.
 //!
-//! A driver builds what the adapter parses, and the adapter builds what the driver parses. Both sides are programs
-//! here: a driver for adapters of the ConnectX family, and a model of such an adapter. So each structure is described
-//! once, for both directions: where each field lies, what its numbers mean, how a signature is made. There is no I/O in
-//! this crate, no memory that others may change, no unsafe code, and no decision: what to do with a field's value is
-//! the business of those who use it.
+//! A driver builds the structures that the adapter parses, and the adapter builds the structures that the driver
+//! parses. Both sides are programs of this project: a driver for adapters of the ConnectX family, and a model of such
+//! an adapter. So this crate describes each structure once, for both directions: the places of its fields, the meanings
+//! of its numbers, and its signature. The crate has no I/O, no memory that others may change, no unsafe code, and no
+//! policy: its users decide what to do with a field's value.
 //!
 //! ```
 //! use hca_prm::command::hca::SetIssiIn;
@@ -19,7 +19,7 @@
 //!     .with(CmdQueueEntry::OWNERSHIP, true);
 //! slot.sign();
 //!
-//! // … and the adapter sees what it is asked for.
+//! // … and the adapter sees the request.
 //! assert!(slot.is_signed());
 //! let input = slot.get(CmdQueueEntry::COMMAND_INPUT_INLINE_DATA);
 //! assert_eq!(CmdIn::from_bytes(&input)?.opcode(), Opcode::SET_ISSI);
@@ -29,18 +29,19 @@
 //!
 //! # How a structure reads
 //!
-//! [`layout!`] takes the manual's own way to say where a field is: the byte offset of its row of 32 bits, and the bits
-//! in it. A layout owns its bytes; they are copied out of memory that others may change, looked at, and copied back.
-//! Fields are constants of their layout, with the names that the manual gives them, so that a reader finds them there:
-//! `qpc.get(Qpc::LOG_RQ_SIZE)` (MLX-15-4845, and Linux's `mlx5_ifc.h`, which names the same fields in small letters).
-//! Bits without a field are reserved, or used by nobody here. A layout is shown by `{:?}` with the fields that are not zero.
+//! [`layout!`] takes the place of a field as in the manual: the byte offset of its row of 32 bits, and the bits in the
+//! row. A layout owns its bytes: a user copies them out of memory that others may change, reads or changes the copy,
+//! and copies it back. Fields are constants of their layout, with the names that the manual gives them, so that a
+//! reader finds them there: `qpc.get(Qpc::LOG_RQ_SIZE)` (MLX-15-4845, and Linux's `mlx5_ifc.h`, which names the same
+//! fields in small letters). Bits without a field are reserved, or unused in this project. `{:?}` shows a layout's
+//! fields that are not zero.
 //!
-//! Numbers of up to 32 bits are `u32`, single bits `bool`. Reading never fails. Writing panics where a number has more
-//! bits than its field: what comes from others is compared with the limits before it goes into a field.
+//! Numbers of up to 32 bits are `u32`, single bits `bool`. Reading never fails. Writing panics if a number has more
+//! bits than its field: callers compare untrusted numbers with the limits before they write them to a field.
 //!
 //! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `layout` | [`layout!`], [`Field`], [`Layout`]; [`layouts`] gives them all |
 //! | `opcode`, `status` | [`Opcode`], [`CmdStatus`], [`DeliveryStatus`] |
@@ -51,7 +52,7 @@
 //! | [`register`] | registers behind the command `ACCESS_REG` |
 //! | `context` | [`Qpc`] and [`Ads`], [`Eqc`], [`Cqc`], [`Srqc`], [`Rmpc`], [`Mkc`], … |
 //! | `wqe` | segments of work queue entries: [`CtrlSeg`], [`DataSeg`], … |
-//! | `cqe`, `eqe` | [`Cqe64`] and its syndromes; [`Eqe`] and what events carry |
+//! | `cqe`, `eqe` | [`Cqe64`] and its syndromes; [`Eqe`] and the data of events |
 //! | `doorbell` | doorbell pages and records |
 //! | [`pas`] | lists of pages, which follow some commands |
 
@@ -90,7 +91,7 @@ pub use wqe::*;
 #[doc(hidden)]
 pub use layout::support as layout_support;
 
-/// Every layout of this crate.
+/// An iterator over all layouts of this crate.
 pub fn layouts() -> impl Iterator<Item = &'static LayoutInfo> {
     let modules = [
         cmdq::LAYOUTS,

@@ -1,11 +1,11 @@
-//! Packet sizes.
+//! Packet sizes and their codes.
 
 use hca_core::Mtu;
 
 use crate::codes::codes;
 
 codes! {
-    /// Payload of a packet, in [`Qpc::MTU`](crate::Qpc::MTU).
+    /// The payload of a packet, in [`Qpc::MTU`](crate::Qpc::MTU).
     pub enum MtuCode {
         B256 = 1 "256 bytes",
         B512 = 2 "512 bytes",
@@ -17,7 +17,7 @@ codes! {
 }
 
 impl MtuCode {
-    /// The InfiniBand MTU that it encodes, if there is one.
+    /// The InfiniBand MTU of the code, if there is one.
     #[must_use]
     pub const fn mtu(self) -> Option<Mtu> {
         match self {

@@ -4,8 +4,8 @@ use std::fmt;
 
 /// A command's operation code: the first 16 bits of its input.
 ///
-/// Any number can arrive, so this is no enum. [`Opcode::name`] gives the manual's name to those that have one, and a
-/// command of any other number is shown by it.
+/// Any number can arrive, so this is not an enum. [`Opcode::name`] gives the manual's name of a code that has one; a
+/// code without a name is shown as its number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Opcode(pub u16);
 

@@ -5,12 +5,12 @@
 
 use crate::layout::TooShort;
 
-/// Bytes of an entry.
+/// The length of an entry in bytes.
 pub const ENTRY: usize = 8;
 
-/// The adapter may read through this entry.
+/// The bit that allows the adapter to read through this entry.
 pub const READ: u64 = 1;
-/// The adapter may write through this entry.
+/// The bit that allows the adapter to write through this entry.
 pub const WRITE: u64 = 2;
 
 /// The entries that `bytes` hold; an incomplete one at the end is left out.

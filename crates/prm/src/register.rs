@@ -1,4 +1,4 @@
-//! Registers that [`AccessRegIn`](crate::command::hca::AccessRegIn) reads and writes: of ports, and of the management.
+//! Registers of ports and of management, which [`AccessRegIn`](crate::command::hca::AccessRegIn) reads and writes.
 
 use crate::codes::codes;
 use crate::layout;
@@ -54,7 +54,7 @@ codes! {
 layout! {
     list LAYOUTS;
 
-    /// Speeds of a port (PTYS).
+    /// The speeds of a port (PTYS).
     pub struct Ptys: 0x40 {
         /// The port, from 1.
         LOCAL_PORT: 0x00 [23:16],
@@ -82,7 +82,7 @@ layout! {
         IB_PROTO_OPER: 0x28 [15:0],
     }
 
-    /// Packet sizes of a port (PMTU).
+    /// The packet sizes of a port (PMTU).
     pub struct Pmtu: 0x10 {
         /// The port, from 1.
         LOCAL_PORT: 0x00 [23:16],
@@ -94,7 +94,7 @@ layout! {
         OPER_MTU: 0x0c [31:16],
     }
 
-    /// Virtual lanes of a port (PVLC).
+    /// The virtual lanes of a port (PVLC).
     pub struct Pvlc: 0x10 {
         /// The port, from 1.
         LOCAL_PORT: 0x00 [23:16],
@@ -106,7 +106,7 @@ layout! {
         VL_OPERATIONAL: 0x0c [3:0],
     }
 
-    /// Whether a port is up (PAOS).
+    /// The administrative and operational state of a port (PAOS).
     pub struct Paos: 0x10 {
         /// The port, from 1.
         LOCAL_PORT: 0x00 [23:16],

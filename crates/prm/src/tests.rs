@@ -1,4 +1,4 @@
-//! What holds for every layout.
+//! Properties of all layouts.
 
 use std::collections::{BTreeMap, HashSet};
 

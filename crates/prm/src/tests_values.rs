@@ -1,4 +1,4 @@
-//! Numbers that structures hold, beside where they hold them.
+//! Tests of the values in structures, beside the tests of their places.
 
 use crate::caps::{AtomicCaps, HcaCap, RoceCap};
 use crate::command::cq::{modify, resize};

@@ -1,7 +1,8 @@
-//! Work queue entries: the segments of 16 bytes that they are made of.
+//! Work queue entries: the 16-byte segments of an entry.
 //!
 //! A send queue is a ring of blocks of [`SEND_WQE_BB`] bytes. An entry begins at a block, with a control segment that
-//! says what to do and how many units of [`WQE_DS_UNIT`] bytes the entry has; what follows depends on the operation:
+//! holds the operation and the length of the entry in units of [`WQE_DS_UNIT`] bytes. The segments behind it depend on
+//! the operation:
 //!
 //! | operation | segments |
 //! |---|---|
@@ -11,10 +12,10 @@
 //! | atomic | [`CtrlSeg`], [`RaddrSeg`], [`AtomicSeg`], one data pointer for the old value |
 //! | invalidate, fast register | [`CtrlSeg`], [`UmrCtrlSeg`], [`Mkc`](crate::Mkc), translation entries |
 //!
-//! Data are pointers ([`DataSeg`]), or bytes in the entry itself behind an [`InlineSeg`], filled up to 16 bytes.
+//! Data are pointers ([`DataSeg`]), or bytes in the entry itself behind an [`InlineSeg`], padded to 16 bytes.
 //!
-//! An entry of a receive queue is a list of pointers as long as the queue's stride. One that has fewer places ends with
-//! [`DataSeg::TERMINATOR`]. In a shared receive queue, a [`SrqNextSeg`] stands before it.
+//! An entry of a receive queue is a list of pointers as long as the queue's stride. A shorter list ends with
+//! [`DataSeg::TERMINATOR`]. In a shared receive queue, a [`SrqNextSeg`] precedes the list.
 
 use crate::codes::codes;
 use crate::layout;
@@ -23,14 +24,13 @@ use crate::layout;
 pub const SEND_WQE_BB: usize = 64;
 /// Bytes of the unit in which an entry's length is given (octword).
 pub const WQE_DS_UNIT: usize = 16;
-/// Units that the longest entry has: as many as [`CtrlSeg::DS`] can say.
+/// The most units of an entry: the largest value of [`CtrlSeg::DS`].
 pub const MAX_WQE_DS: u32 = 63;
 
 layout! {
     list LAYOUTS;
 
-    /// Control segment: what an entry of the send queue asks for. Its first 8 bytes are what is written to the
-    /// doorbell page.
+    /// Control segment: the operation of a send queue's entry. Its first 8 bytes are also written to the doorbell page.
     pub struct CtrlSeg: 0x10 {
         /// A variant of the operation.
         OPC_MOD: 0x00 [31:24],
@@ -56,7 +56,7 @@ layout! {
         UMR_MKEY: 0x0c [31:0] over,
     }
 
-    /// Remote address segment: where at the peer.
+    /// Remote address segment: the address and the key at the peer.
     pub struct RaddrSeg: 0x10 {
         /// The address.
         RADDR: 0x00 [63:0],
@@ -84,8 +84,8 @@ layout! {
         ADDR: 0x08 [63:0],
     }
 
-    /// Head of data in the entry itself. The data follow at once, and are filled up to a multiple of 16 bytes with
-    /// these 4.
+    /// The head of data in the entry itself. The data follow directly, and head and data are padded to a multiple of 16
+    /// bytes.
     pub struct InlineSeg: 0x04 {
         /// Always set; told from a pointer by it.
         INLINE: 0x00 [31],
@@ -145,7 +145,7 @@ layout! {
         SIGNATURE: 0x04 [31:24],
     }
 
-    /// Ethernet segment: what the adapter does with a frame. The frame's first bytes follow its last field.
+    /// Ethernet segment: the adapter's operations on a frame. The frame's first bytes follow its last field.
     pub struct EthSeg: 0x10 {
         /// Which checksums it makes: 0x40 that of the IP header, 0x80 that of TCP or UDP.
         CS_FLAGS: 0x04 [31:24],
@@ -162,7 +162,7 @@ impl DataSeg {
     /// The key in a segment that ends the list of a receive request.
     pub const INVALID_LKEY: u32 = 0x100;
 
-    /// Ends the list of a receive request that has fewer places than its queue's stride.
+    /// The segment that ends the list of a receive request with fewer places than its queue's stride.
     pub const TERMINATOR: Self = Self::from_array([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
 
     /// A pointer to `byte_count` bytes.
@@ -172,7 +172,7 @@ impl DataSeg {
         Self::new().with(Self::BYTE_COUNT, byte_count).with(Self::LKEY, lkey).with(Self::ADDR, addr)
     }
 
-    /// Whether the segment ends the list of a receive request, which its key says.
+    /// Whether the segment ends the list of a receive request, by its key.
     #[inline]
     #[must_use]
     pub fn is_terminator(&self) -> bool {
@@ -183,7 +183,7 @@ impl DataSeg {
 impl UmrCtrlSeg {
     /// In `CHECK`: the key must be free. (Linux says of the same that it fails if the key is not.)
     pub const MUST_BE_FREE: u32 = 1;
-    /// In `CHECK`: it must not be.
+    /// In `CHECK`: the key must not be free.
     pub const MUST_BE_USED: u32 = 2;
 }
 
@@ -199,7 +199,7 @@ impl InlineSeg {
         Self::new().with(Self::INLINE, true).with(Self::BYTE_COUNT, byte_count)
     }
 
-    /// Bytes of the entry that `byte_count` bytes take, with the head and what fills them up.
+    /// The bytes of the entry that `byte_count` bytes take, with the head and the padding.
     #[inline]
     #[must_use]
     pub const fn room(byte_count: usize) -> usize {
@@ -223,13 +223,13 @@ impl UdAdrsVector {
     }
 }
 
-/// The exclusive or of an entry's bytes, inverted: what goes into a signature field that was 0 before.
+/// The signature of an entry whose signature field is 0: the inverted exclusive or of its bytes.
 #[must_use]
 pub fn wqe_signature(entry: &[u8]) -> u8 {
     !entry.iter().fold(0, |sum, byte| sum ^ byte)
 }
 
-/// Which fields of a memory key's context an entry changes: [`UmrCtrlSeg::MKEY_MASK`].
+/// The mask of the fields of a memory key's context that an entry changes: [`UmrCtrlSeg::MKEY_MASK`].
 pub mod mkey_mask {
     /// `LEN`.
     pub const LEN: u64 = 1 << 0;
@@ -266,7 +266,7 @@ pub mod mkey_mask {
 }
 
 codes! {
-    /// Operation of an entry of a send queue.
+    /// The operation of a send queue's entry.
     pub enum WqeOpcode {
         Nop = 0x00 "nothing",
         SendInval = 0x01 "SEND with invalidate",
@@ -298,7 +298,7 @@ codes! {
         Mmo = 0x2f "memory to memory",
     }
 
-    /// What an entry waits for.
+    /// The earlier requests that an entry waits for.
     pub enum FenceMode {
         None = 0 "nothing",
         InitiatorSmall = 1 "a change of a memory key before it",
@@ -307,7 +307,7 @@ codes! {
         SmallAndFence = 4 "a change of a memory key, and READs and atomics before it",
     }
 
-    /// When an entry makes a completion.
+    /// The condition for an entry's completion.
     pub enum CompletionMode {
         OnErrorOnly = 0 "when it fails",
         OnFirstError = 1 "when it is the first that fails",

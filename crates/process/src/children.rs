@@ -1,13 +1,13 @@
-//! Descriptors that a forked child does not keep.
+//! Registered descriptors, which a forked child does not keep.
 //!
-//! A descriptor that many processes hold keeps its file open. A child that a program forks for something else would hold
-//! the file, too, for as long as the child lives. The C library runs a function of this module in every such child: each
-//! descriptor that is registered here leads to an empty file of the child's own then. Its number stays taken, so a drop
-//! that the child inherited closes nothing else.
+//! A descriptor that many processes hold keeps its file open. A child that a program forks for another purpose would
+//! hold the file, too, as long as the child lives. The C library runs a function of this module in every such child:
+//! each registered descriptor then leads to an empty file of the child. Its number stays taken, so a drop that the
+//! child inherited closes nothing else.
 //!
 //! Invariants:
 //! 1. A node is never freed, and its list of descriptors never moves.
-//! 2. What runs in the child are loads, stores and two system calls, as POSIX allows there.
+//! 2. The function in the child makes only loads, stores and two system calls, as POSIX allows there.
 #![allow(unsafe_code)] // a function that the C library calls in the child
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -65,12 +65,13 @@ fn free_node(len: usize) -> &'static Node {
     }
 }
 
-/// Registered descriptors: as long as the value lives, a forked child gets an empty file in the place of each.
+/// A registration of descriptors: as long as the value lives, a forked child gets an empty file in place of each
+/// descriptor.
 #[must_use = "they are registered as long as this lives"]
 pub struct NotInChildren(&'static Node);
 
 impl NotInChildren {
-    /// Registers descriptors. They stay open at least as long as the value that is returned.
+    /// Registers descriptors. The descriptors have to stay open at least as long as the returned value.
     pub fn new(fds: &[BorrowedFd<'_>]) -> Self {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {

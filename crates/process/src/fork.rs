@@ -1,7 +1,7 @@
-//! Whether this process is a child that was forked off since.
+//! Detection of forked children: whether this process was forked off after a value was created.
 //!
-//! A process's number does not tell: the first process of a new namespace of numbers has the number 1, as its parent
-//! may have in its own. A page that the kernel zeroes in a child tells, at the price of one load.
+//! A comparison of pids is not enough: the first process of a new pid namespace has the pid 1, as its parent may have
+//! in its own namespace. A page that the kernel zeroes in a child tells, at the cost of one load.
 //!
 //! Invariants:
 //! 1. [`WORD`] is null, or points to a word that is mapped for ever, aligned, and only accessed by atomics.
@@ -67,24 +67,24 @@ fn make() -> Option<*mut AtomicU32> {
 }
 
 /// The process that created this value, for `Drop` implementations: a forked child inherits its parent's objects and
-/// must not remove, unmap, send or write what it shares with the parent.
+/// must not remove, unmap, send or write anything that it shares with the parent.
 #[derive(Clone, Copy, Debug)]
 pub struct Fork(&'static AtomicU32);
 
 impl Fork {
-    /// A mark of the process that calls this.
+    /// A mark of the calling process.
     pub fn new() -> Self {
         Self(word())
     }
-    /// Whether this is a child that was forked off after the value was made.
+    /// Whether this process was forked off after the value was created.
     #[inline]
     pub fn is_child(self) -> bool {
         self.0.load(Ordering::Relaxed) != HERE
     }
 }
 
-/// A static value that a forked child has anew: at the fork another thread of the parent may have been changing the
-/// parent's, or have held a lock within it, which nobody gives back in the child.
+/// A static value that a forked child creates anew: at the fork another thread of the parent may have been changing the
+/// parent's value, or have held a lock within it, which no thread of the child would release.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -96,14 +96,14 @@ impl Fork {
 pub struct PerProcess<T>(AtomicPtr<(Fork, T)>);
 
 impl<T> PerProcess<T> {
-    /// A place for the value, which is made by its first use.
+    /// An empty place for the value, which is created on first use.
     pub const fn new() -> Self {
         Self(AtomicPtr::new(null_mut()))
     }
 }
 
 impl<T: Default + Send + Sync + 'static> PerProcess<T> {
-    /// This process's value. It is made once, and lives as long as the process.
+    /// This process's value, which is created once and lives as long as the process.
     pub fn get(&self) -> &'static T {
         let mut made: Option<Box<(Fork, T)>> = None;
         loop {

@@ -1,4 +1,4 @@
-//! What libraries need of their process: whether it is a forked child, descriptors that children do not keep, the limit of
+//! Process facilities for libraries: detection of forked children, descriptors that children do not keep, the limit of
 //! file sizes, threads without signals.
 //!
 //! ```

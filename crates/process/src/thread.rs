@@ -1,4 +1,4 @@
-//! Threads of libraries.
+//! Threads of libraries, without the program's signals.
 #![allow(unsafe_code)] // the mask of signals
 
 use std::io;
@@ -12,7 +12,7 @@ const FAULTS: [libc::c_int; 6] =
 /// Starts a thread of a library: it has a name, and takes none of the program's signals.
 ///
 /// A signal to the process goes to any thread that does not block it. A program that waits for signals in one thread
-/// blocks them in all others, which it can't do for a thread that a library started before.
+/// blocks them in all other threads, but can't do so in a thread that a library started before.
 ///
 /// # Errors
 /// The system starts no more threads.

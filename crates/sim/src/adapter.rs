@@ -1,4 +1,4 @@
-//! The adapter that nodes have unless told otherwise.
+//! The default adapter of nodes.
 
 use core::sync::atomic::AtomicU64;
 use std::sync::Arc;

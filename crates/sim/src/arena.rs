@@ -1,11 +1,11 @@
-//! Memory of the workload that adapters read and write.
+//! Arenas: memory of the workload, which adapters read and write.
 //!
 //! Invariants:
 //! 1. Each part owns its memory, which is freed when the part is dropped.
-//! 2. Nobody makes a reference to it: the simulation copies bytes in and out here, the adapter by its
-//!    own means, and both run on one thread, so that accesses don't race.
-//! 3. It outlives every registration: whoever registered it drops it after the adapter, or after
-//!    `dereg_mr` has returned; else [`Arena::leak`] is called.
+//! 2. No code makes a reference to the memory: the simulation copies bytes in and out by this module, the adapter by
+//!    its own means, and both run on one thread, so that accesses don't race.
+//! 3. The memory outlives every registration: the code that registered it drops it after the adapter, or after
+//!    `dereg_mr` has returned; else it calls [`Arena::leak`].
 #![allow(unsafe_code)]
 
 use core::ops::Range;

@@ -1,4 +1,4 @@
-//! Many seeds of one test.
+//! [`check()`]: runs one test with many seeds.
 
 use core::ops::Range;
 
@@ -6,8 +6,8 @@ use crate::{Sim, SimBuilder, Violation};
 
 /// Runs `test` once a seed and panics with the report of the first violation.
 ///
-/// With `HCA_SIM_SEED` set only that seed runs, with `HCA_SIM_TRACE` set every event is printed: that
-/// is how a failure is replayed.
+/// With `HCA_SIM_SEED` set only that seed runs, with `HCA_SIM_TRACE` set every event is printed; both together replay a
+/// failure.
 ///
 /// # Panics
 /// On a violation.

@@ -1,4 +1,4 @@
-//! Futures on virtual time.
+//! The executor: tasks and timers on virtual time.
 
 use core::cell::{Cell, RefCell};
 use core::future::Future;
@@ -214,7 +214,7 @@ pub fn random() -> u64 {
     current().rng.borrow_mut().next_u64()
 }
 
-/// Shows a note among the events of the run. It is part of the trace's hash.
+/// Adds a note to the events of the run. The note is part of the trace's hash.
 ///
 /// # Panics
 /// Outside of a simulation.
@@ -222,7 +222,7 @@ pub fn note(text: impl Into<String>) {
     current().net.event(Event::Note(text.into()));
 }
 
-/// Starts a task. It belongs to the node of the task that starts it, if that has one.
+/// Starts a task. The task belongs to the node of the task that starts it, if there is one.
 ///
 /// # Panics
 /// Outside of a simulation.
@@ -231,7 +231,7 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
     executor.spawn(executor.running_for.get(), future)
 }
 
-/// Waits for a while of virtual time, counted from this call.
+/// Waits for a span of virtual time, counted from this call.
 ///
 /// # Panics
 /// Outside of a simulation.
@@ -252,7 +252,7 @@ pub async fn yield_now() {
     .await;
 }
 
-/// The time ran out before the future was ready.
+/// The error of a future that was not ready in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not ready within {0:?}")]
 pub struct Elapsed(pub Duration);
@@ -333,17 +333,17 @@ impl<T> Drop for Finish<T> {
     }
 }
 
-/// The task was dropped before it ended: its node crashed, or the simulation ended.
+/// The error of a task that was dropped before it ended: its node crashed, or the simulation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the task was cancelled: its node crashed, or the simulation ended")]
 pub struct Cancelled;
 
-/// Waits for a task. Dropping it lets the task go on.
+/// A handle that waits for a task. Dropping the handle lets the task go on.
 pub struct JoinHandle<T> {
     slot: Rc<RefCell<Slot<T>>>,
 }
 impl<T> JoinHandle<T> {
-    /// Whether the task has ended, one way or the other.
+    /// Whether the task has ended, or was dropped.
     pub fn is_finished(&self) -> bool {
         !matches!(*self.slot.borrow(), Slot::Running(_))
     }

@@ -1,4 +1,4 @@
-//! What a link does to packets.
+//! Links and their faults.
 
 use core::time::Duration;
 
@@ -6,12 +6,12 @@ use hca_core::Instant;
 
 use crate::Rng;
 
-/// How a link from one node to another behaves. The default is a clean one of 2 us.
+/// The behaviour of a link from one node to another. The default is a link without faults, with a latency of 2 us.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkProfile {
     /// The least time that a packet takes; at least 1 ns.
     pub latency: Duration,
-    /// A random addition to it, up to this. Order is kept.
+    /// The largest random addition to the latency. The order of packets is kept.
     pub jitter: Duration,
     /// Probability that a packet is lost.
     pub loss: f64,
@@ -19,15 +19,15 @@ pub struct LinkProfile {
     pub duplicate: f64,
     /// Probability that a packet is held back by up to `reorder_delay`, so that later ones pass it.
     pub reorder: f64,
-    /// See `reorder`.
+    /// The longest delay of a reordered or duplicated packet.
     pub reorder_delay: Duration,
     /// Probability that a packet is changed on its way: flipped bits, a burst, or a missing end.
     pub corrupt: f64,
     /// Rate of the link in bits a second; `None`: no packet waits for another.
     pub bits_per_second: Option<u64>,
-    /// Bytes that wait for the link at most; what comes on top is lost. Only with a rate.
+    /// The most bytes that wait for the link; further packets are lost. Only with a rate.
     pub queue_bytes: u64,
-    /// Probability that the sender is told to come again with a train of packets, as of a full send buffer.
+    /// Probability that the link refuses a train of packets for now, as a full send buffer does.
     pub defer: f64,
     /// From this many waiting bytes on, packets of ECN-capable flows get the mark "congestion
     /// experienced". Only with a rate.
@@ -53,7 +53,7 @@ impl Default for LinkProfile {
 }
 
 impl LinkProfile {
-    /// A bad link: everything that can happen to a packet happens to a few in a hundred.
+    /// A bad link: each fault happens to a few packets in a hundred.
     pub fn hostile() -> Self {
         Self {
             jitter: Duration::from_micros(3),
@@ -65,7 +65,7 @@ impl LinkProfile {
             ..Self::default()
         }
     }
-    /// Random faults of random strength; each kind is absent now and then.
+    /// A link with random faults of random probability; each kind is absent now and then.
     pub fn random(rng: &mut Rng) -> Self {
         let rate = |rng: &mut Rng, max: f64| {
             if rng.chance(0.25) { 0.0 } else { max * rng.below(1000) as f64 / 1000.0 }

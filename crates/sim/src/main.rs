@@ -1,4 +1,4 @@
-//! `hca-sim`: random workloads on random networks, a seed each.
+//! `hca-sim`: random workloads on random networks, one for each seed.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::io::IsTerminal;

@@ -1,5 +1,5 @@
-//! Nodes that share a machine: when each looks at what its neighbours wrote into shared memory, and what the system
-//! refuses them.
+//! Nodes that share a machine: the times at which each node sees its neighbours' writes to shared memory, and the
+//! system calls that are refused.
 
 use core::time::Duration;
 
@@ -12,18 +12,18 @@ use crate::{Rng, SimNet};
 /// Messages that a look takes which takes a part.
 const MAX_PART: u64 = 8;
 
-/// How nodes on one machine fare. Memory, rings and sockets are true ones; what processors and system do is up to the
-/// seed.
+/// The behaviour of a machine with several nodes. Memory, rings and sockets are real; the seed decides the behaviour of
+/// processors and system.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NearProfile {
-    /// Machines that the nodes stand on, in turns: nodes of one machine reach each other by shared memory, nodes of
-    /// two by packets.
+    /// The number of machines, over which nodes are distributed in turn: nodes of one machine reach each other by
+    /// shared memory, nodes of different machines by packets.
     pub machines: usize,
-    /// The longest time until a node looks at what a neighbour wrote.
+    /// The longest time until a node sees a neighbour's write.
     pub delay: Duration,
-    /// Probability that a look takes a few messages only.
+    /// Probability that a poll takes a few messages only.
     pub part: f64,
-    /// Probability that a look that found nothing parks the rings, as before a sleep.
+    /// Probability that a poll without a result parks the rings, as before a sleep.
     pub sleep: f64,
     /// Probability that a region is not granted, or not mapped.
     pub refuse_grant: f64,
@@ -31,7 +31,7 @@ pub struct NearProfile {
     pub refuse_read: f64,
     /// Bytes of each ring: a power of two from 64 KiB up.
     pub ring_bytes: usize,
-    /// Nothing but rings is shared.
+    /// Whether only rings are shared.
     pub isolated: bool,
 }
 
@@ -52,7 +52,7 @@ impl Default for NearProfile {
 }
 
 impl NearProfile {
-    /// Random ones; each fault is absent now and then.
+    /// A machine with random faults; each fault is absent now and then.
     pub fn random(rng: &mut Rng) -> Self {
         let rate = |rng: &mut Rng, max: f64| {
             if rng.chance(0.4) { 0.0 } else { max * rng.below(1000) as f64 / 1000.0 }
@@ -68,7 +68,7 @@ impl NearProfile {
             isolated: rng.chance(0.15),
         }
     }
-    /// The same machine without its faults: what is under way is looked at as before.
+    /// The same machine without its faults; the delay of polls and the parking of rings stay.
     #[must_use]
     pub fn healed(&self) -> Self {
         Self { part: 0.0, refuse_grant: 0.0, refuse_read: 0.0, ..self.clone() }
@@ -83,32 +83,32 @@ impl NearProfile {
     }
 }
 
-/// What happened among nodes of one machine.
+/// The counts of events among the nodes of one machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NearStats {
-    /// Looks at what neighbours wrote.
+    /// Polls of neighbours' writes.
     pub looks: u64,
-    /// Looks that were made to take a few messages only.
+    /// Polls that were limited to a few messages.
     pub parts: u64,
     /// Rings parked before a sleep.
     pub sleeps: u64,
     /// Regions that were not granted or not mapped.
     pub grants_refused: u64,
-    /// Neighbours that were not let read a node's memory.
+    /// Reads of a node's memory that were refused to neighbours.
     pub reads_refused: u64,
-    /// Messages that came by rings.
+    /// Messages that arrived by rings.
     pub messages: u64,
     /// Times that a ring was full.
     pub full: u64,
-    /// Regions that neighbours mapped, to reach them directly or to fetch messages from.
+    /// Regions that neighbours mapped, for direct access or for fetches of messages.
     pub mapped: u64,
-    /// Regions taken back from neighbours that had them.
+    /// Regions that were revoked from neighbours.
     pub revoked: u64,
     /// Messages fetched from a neighbour's process.
     pub fetched: u64,
     /// Neighbours that were woken.
     pub woken: u64,
-    /// Neighbours that went, and left something unread or not.
+    /// Neighbours that disconnected, with or without unread messages.
     pub gone: u64,
 }
 

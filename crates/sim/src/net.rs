@@ -1,4 +1,4 @@
-//! The network: who is where, what is under way, and what happens to it.
+//! The network: the nodes' addresses, the packets under way, and their faults.
 
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,30 +20,30 @@ use crate::{LinkProfile, Rng};
 /// Bytes that an adapter's receive buffer takes, as a UDP socket's does by default.
 pub(crate) const RECV_BUFFER_BYTES: usize = 212_992;
 
-/// What the network did.
+/// The counts of the network's packets and faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetStats {
     /// Frames that adapters sent.
     pub sent: u64,
     /// Frames that reached an adapter's buffer, copies counted.
     pub arrived: u64,
-    /// Lost by a link's loss rate.
+    /// Frames lost by a link's loss rate.
     pub lost: u64,
-    /// Lost at a full queue or buffer.
+    /// Frames lost at a full queue or buffer.
     pub overflowed: u64,
-    /// Lost on a cut link, or for want of an adapter at the address.
+    /// Frames lost on a cut link, or because no adapter is at the address.
     pub unreachable: u64,
-    /// Arrived a second time.
+    /// Frames that arrived a second time.
     pub duplicated: u64,
-    /// Held back behind later ones.
+    /// Frames held back behind later ones.
     pub reordered: u64,
-    /// Changed on their way.
+    /// Frames changed on their way.
     pub corrupted: u64,
-    /// Found out to be changed, by ICRC or length.
+    /// Changed frames that were detected, by ICRC or length.
     pub rejected: u64,
-    /// Marked "congestion experienced".
+    /// Frames marked "congestion experienced".
     pub marked: u64,
-    /// Trains of packets that the sender was told to come again with.
+    /// Trains of packets that the network refused for the moment.
     pub deferred: u64,
 }
 
@@ -191,7 +191,7 @@ impl SimNet {
     pub fn link(&self, from: usize, to: usize) -> LinkProfile {
         self.lock().links[from][to].profile.clone()
     }
-    /// Takes the faults out of every link and heals every cut. Latency, jitter and rates stay.
+    /// Removes the faults of every link and heals every cut. Latency, jitter and rates stay.
     pub fn heal_all(&self) {
         let mut net = self.lock();
         net.profile = net.profile.healed();
@@ -203,23 +203,23 @@ impl SimNet {
             link.cuts = 0;
         }
     }
-    /// What happened among the nodes of each machine.
+    /// The counts of events among the nodes of each machine.
     pub fn near_stats(&self) -> NearStats {
         self.lock().near.as_ref().map(|n| n.stats).unwrap_or_default()
     }
-    /// How nodes of one machine fare from now on. Rings that are there keep their size.
+    /// Sets the behaviour of machines from now on. Existing rings keep their size.
     pub fn set_near(&self, profile: &NearProfile) {
         if let Some(near) = &mut self.lock().near {
             near.profile = profile.clone();
         }
     }
-    /// Cuts the link from one node to another (this direction only). Cuts count: it takes as many
-    /// [`heal`](Self::heal)s. What is under way is lost when it would arrive.
+    /// Cuts the link from one node to another (this direction only). Cuts count: the link needs as many
+    /// [`heal`](Self::heal)s. Packets under way are lost when they would arrive.
     pub fn cut(&self, from: usize, to: usize) {
         self.lock().links[from][to].cuts += 1;
         self.event(Event::Cut(from, to));
     }
-    /// Takes one cut back.
+    /// Undoes one cut of a link.
     pub fn heal(&self, from: usize, to: usize) {
         let mut net = self.lock();
         let link = &mut net.links[from][to];
@@ -231,7 +231,7 @@ impl SimNet {
     pub fn partition(&self, group: &[usize]) {
         self.each_across(group, |a, b| self.cut(a, b));
     }
-    /// Takes one [`partition`](Self::partition) of this group back.
+    /// Undoes one [`partition`](Self::partition) of this group.
     pub fn rejoin(&self, group: &[usize]) {
         self.each_across(group, |a, b| self.heal(a, b));
     }
@@ -244,16 +244,16 @@ impl SimNet {
             }
         }
     }
-    /// What the network did so far.
+    /// The counts of the network so far.
     pub fn stats(&self) -> NetStats {
         self.lock().stats
     }
-    /// Frames under way, and in the buffers of adapters.
+    /// The number of frames under way and in the buffers of adapters.
     pub fn frames_under_way(&self) -> usize {
         let net = self.lock();
         net.under_way.len() + net.ports.iter().map(|p| p.inbox.len()).sum::<usize>()
     }
-    /// Has a tap see every frame as it is sent, before anything happens to it.
+    /// Sets a tap, which sees every frame as it is sent, before any fault.
     pub fn set_tap(&self, tap: Option<Box<dyn Tap>>) {
         self.lock().tap = tap;
     }

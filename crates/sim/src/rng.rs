@@ -1,4 +1,4 @@
-//! The only source of chance.
+//! The random number generator: the simulation's only source of chance.
 
 use core::time::Duration;
 
@@ -18,12 +18,12 @@ pub(crate) fn mix(state: &mut u64) -> u64 {
 }
 
 impl Rng {
-    /// The stream of this seed.
+    /// The generator with this seed.
     pub fn new(seed: u64) -> Self {
         let mut state = seed;
         Self { s: core::array::from_fn(|_| mix(&mut state)) }
     }
-    /// An independent stream, drawn from this one.
+    /// An independent generator, seeded by this one.
     #[must_use]
     pub fn fork(&mut self) -> Self {
         Self::new(self.next_u64())
@@ -41,7 +41,7 @@ impl Rng {
         s[3] = s[3].rotate_left(45);
         out
     }
-    /// 0 to `n - 1`.
+    /// A random number from 0 to `n - 1`.
     ///
     /// # Panics
     /// If `n` is 0.
@@ -49,7 +49,7 @@ impl Rng {
         assert!(n > 0, "there is no number below 0");
         ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
-    /// `lo` to `hi`, both included.
+    /// A random number from `lo` to `hi`, both included.
     ///
     /// # Panics
     /// If `lo` lies above `hi`.
@@ -57,8 +57,8 @@ impl Rng {
         assert!(lo <= hi, "the range {lo} to {hi} is empty");
         lo + self.below((hi - lo).saturating_add(1))
     }
-    /// True with probability `p`. Draws nothing when `p` is 0, so that a fault that is switched off
-    /// does not shift the others.
+    /// Returns `true` with probability `p`. With `p` 0 nothing is drawn, so that a disabled fault does not shift the
+    /// others.
     pub fn chance(&mut self, p: f64) -> bool {
         p > 0.0 && ((self.next_u64() >> 11) as f64) < p * (1u64 << 53) as f64
     }
@@ -69,7 +69,7 @@ impl Rng {
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize]
     }
-    /// A time up to `max`, which is included.
+    /// A random time from 0 to `max`, both included.
     pub fn up_to(&mut self, max: Duration) -> Duration {
         Duration::from_nanos(self.between(0, max.as_nanos().min(u64::MAX as u128 / 2) as u64))
     }

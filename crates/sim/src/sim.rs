@@ -34,20 +34,20 @@ const MAX_SPIN_SHIFT: u32 = 7;
 /// Simulations of this process so far.
 static SIMULATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// What an [`Actor`] wants next.
+/// The next step that an [`Actor`] asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Another step as soon as any adapter has moved.
+    /// Another step as soon as any adapter has made progress.
     OnProgress,
-    /// Another step as soon as any adapter has moved, at the latest after this time.
+    /// Another step as soon as any adapter has made progress, at the latest after this time.
     After(Duration),
     /// No step any more.
     Done,
 }
 
-/// A program that polls: the simulation calls it again and again, time passes between the calls only.
+/// A program that polls: the simulation calls it again and again, and time passes only between the calls.
 pub trait Actor {
-    /// Does what can be done now: polls completions, posts requests. Must not wait.
+    /// Does the work that is possible now: polls completions, posts requests. Must not wait.
     fn step(&mut self, now: Instant) -> Step;
 }
 impl<F: FnMut(Instant) -> Step> Actor for F {
@@ -56,19 +56,19 @@ impl<F: FnMut(Instant) -> Step> Actor for F {
     }
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing can happen any more: no packet, timer or task is left that could move.
+    /// The simulation is idle: no packet, timer or task is left that could move.
     Idle,
-    /// The time that was given is over.
+    /// The given time is over.
     TimeOver,
 }
 
 /// Opens the adapter of a node: gets its network, the virtual clock in nanoseconds and a seed.
 type Opener = dyn Fn(Box<dyn Fabric>, Arc<AtomicU64>, u64) -> Result<Arc<dyn Device>, DeviceError>;
 
-/// Settings of a simulation.
+/// The settings of a simulation.
 pub struct SimBuilder {
     seed: u64,
     ipv6: bool,
@@ -80,31 +80,31 @@ pub struct SimBuilder {
 }
 
 impl SimBuilder {
-    /// Nodes have IPv6 addresses.
+    /// Sets whether nodes have IPv6 addresses.
     #[must_use]
     pub fn ipv6(mut self, on: bool) -> Self {
         self.ipv6 = on;
         self
     }
-    /// The profile of every link.
+    /// Sets the profile of every link.
     #[must_use]
     pub fn links(mut self, profile: &LinkProfile) -> Self {
         self.profile = profile.clone();
         self
     }
-    /// Nodes share machines, and shared memory there, as adapters on `auto://` do.
+    /// Lets nodes share machines, and shared memory there, as adapters on `auto://` do.
     #[must_use]
     pub fn near(mut self, profile: Option<NearProfile>) -> Self {
         self.near = profile;
         self
     }
-    /// Prints every event as it happens.
+    /// Sets whether every event is printed as it happens.
     #[must_use]
     pub fn print_trace(mut self, on: bool) -> Self {
         self.print = on;
         self
     }
-    /// The command that a violation names for its replay.
+    /// Sets the command that a violation names for its replay.
     #[must_use]
     pub fn replay(mut self, command: impl Into<String>) -> Self {
         self.replay = Some(command.into());
@@ -230,7 +230,7 @@ impl Sim {
     pub fn net(&self) -> &SimNet {
         &self.inner.net
     }
-    /// What the network did so far.
+    /// The counts of the network so far.
     pub fn stats(&self) -> NetStats {
         self.inner.net.stats()
     }
@@ -238,7 +238,7 @@ impl Sim {
     pub fn now(&self) -> Instant {
         self.inner.net.now()
     }
-    /// A stream of random numbers of its own.
+    /// An independent random number generator.
     pub fn rng(&self) -> Rng {
         self.inner.rng.borrow_mut().fork()
     }
@@ -246,7 +246,7 @@ impl Sim {
     pub fn trace_hash(&self) -> u64 {
         self.inner.net.lock().trace.hash()
     }
-    /// How many events there were.
+    /// The number of events so far.
     pub fn events(&self) -> u64 {
         self.inner.net.lock().trace.count()
     }
@@ -261,7 +261,7 @@ impl Sim {
     pub(crate) fn prints(&self) -> bool {
         self.inner.net.lock().trace.prints()
     }
-    /// Shows a note among the events.
+    /// Adds a note to the events.
     pub fn note(&self, text: impl Into<String>) {
         self.inner.net.event(Event::Note(text.into()));
     }
@@ -289,7 +289,7 @@ impl Sim {
         assert!(index < self.nodes(), "node {index} of {}", self.nodes());
         Node { sim: self.clone(), index }
     }
-    /// How many nodes were added.
+    /// The number of added nodes.
     pub fn nodes(&self) -> usize {
         self.inner.nodes.borrow().len()
     }
@@ -305,7 +305,7 @@ impl Sim {
         self.inner.actors.borrow_mut().push(ActorState { actor, due, waits_for_progress: true });
     }
 
-    /// A report that a promise was broken, with the seed, the time and the last events.
+    /// A report of a violated guarantee, with the seed, the time and the last events.
     pub fn violation(&self, what: impl Into<String>) -> Violation {
         Violation {
             seed: self.inner.seed,
@@ -316,10 +316,10 @@ impl Sim {
         }
     }
 
-    /// Runs until nothing can happen any more.
+    /// Runs until the simulation is idle.
     ///
     /// # Errors
-    /// A task, an actor or an adapter panicked, or something moves for ever while no time passes.
+    /// A task, an actor or an adapter panicked, or the simulation moves for ever while no time passes.
     pub fn run(&self) -> Result<Outcome, Violation> {
         self.run_until(Instant::from_nanos(u64::MAX))
     }
@@ -330,7 +330,7 @@ impl Sim {
     pub fn run_for(&self, time: Duration) -> Result<Outcome, Violation> {
         self.run_until(self.now() + time)
     }
-    /// Runs until nothing can happen any more, or this time has come.
+    /// Runs until the simulation is idle, or this time has come.
     ///
     /// # Errors
     /// As of [`run`](Self::run).
@@ -343,7 +343,7 @@ impl Sim {
     /// Runs until this future is ready.
     ///
     /// # Errors
-    /// As of [`run`](Self::run), or nothing can happen any more and the future still waits.
+    /// As of [`run`](Self::run), or the simulation is idle and the future still waits.
     pub fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Result<T, Violation> {
         let handle = self.spawn(future);
         self.guarded(|| {
@@ -516,11 +516,11 @@ impl Sim {
         stepped
     }
 
-    /// Tasks that have not ended.
+    /// The number of tasks that have not ended.
     pub fn tasks(&self) -> usize {
         self.inner.executor.tasks()
     }
-    /// Turns of all adapters so far.
+    /// The number of turns of all adapters so far.
     pub fn turns(&self) -> u64 {
         self.inner.turns.get()
     }
@@ -555,8 +555,8 @@ thread_local! {
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// From now on a panic prints nothing, but is part of the violation that it leads to, with its place.
-/// For programs that run many seeds.
+/// Suppresses the messages of panics from now on; the violation that a panic causes includes the message, with its
+/// place. For programs that run many seeds.
 pub fn report_panics_only() {
     std::panic::set_hook(Box::new(|info| {
         LAST_PANIC.with(|p| *p.borrow_mut() = Some(info.to_string()));
@@ -607,16 +607,16 @@ impl Node {
         let seed = self.sim.inner.rng.borrow_mut().next_u64();
         hca_verbs::Context::with_seed(self.device(), seed)
     }
-    /// Whether it has not crashed.
+    /// Whether the node is up: it has not crashed.
     pub fn is_up(&self) -> bool {
         self.sim.inner.nodes.borrow()[self.index].device.is_some()
     }
-    /// Starts a task that dies when the node crashes.
+    /// Starts a task that is dropped when the node crashes.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         self.sim.inner.executor.spawn(Some(self.index), future)
     }
-    /// The node's process is gone: its tasks are dropped, its adapter and all that it held with them.
-    /// What it sent is still under way; what is sent to it vanishes.
+    /// Crashes the node: its tasks and its adapter are dropped, with all that they hold. Packets that it has sent are
+    /// still under way; packets for it are lost.
     pub fn crash(&self) {
         let device = {
             let node = &mut self.sim.inner.nodes.borrow_mut()[self.index];
@@ -632,8 +632,7 @@ impl Node {
         self.sim.inner.executor.cancel_node(self.index);
         drop(device);
     }
-    /// Opens a new adapter at the node's address, which knows nothing of the old one. Does nothing
-    /// while the node is up.
+    /// Opens a new adapter at the node's address, without state of the old one. Does nothing while the node is up.
     ///
     /// # Panics
     /// If the adapter can't be opened.
@@ -666,13 +665,12 @@ impl Node {
         node.dirty = true;
         self.sim.event(Event::Opened(self.index));
     }
-    /// The node stands still: its adapter is not turned, while its buffer fills and overflows. Its
-    /// tasks go on.
+    /// Stalls the node: its adapter runs no turns, while its buffer fills and overflows. Its tasks go on.
     pub fn stall(&self) {
         self.sim.inner.nodes.borrow_mut()[self.index].stalled = true;
         self.sim.event(Event::Stalled(self.index));
     }
-    /// The node moves again.
+    /// Resumes a stalled node.
     pub fn resume(&self) {
         let node = &mut self.sim.inner.nodes.borrow_mut()[self.index];
         node.stalled = false;

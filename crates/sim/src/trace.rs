@@ -1,4 +1,4 @@
-//! What happened, in order: a hash of everything, and the last events for people.
+//! The trace of a run: a hash of all events, and the last events as text.
 
 use core::fmt;
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ const KEPT: usize = 60;
 /// A packet, as events name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameTag {
-    /// Number of the frame; copies have the same.
+    /// The number of the frame; copies have the same number.
     pub id: u64,
     /// Sending node.
     pub from: usize,
@@ -28,7 +28,7 @@ pub struct FrameTag {
     pub psn: Psn,
     /// Bytes from BTH to ICRC.
     pub len: usize,
-    /// Stands for the bytes, but for virtual addresses in RETH and AtomicETH, which differ from run to run.
+    /// A digest of the bytes, without virtual addresses in RETH and AtomicETH, which differ from run to run.
     pub digest: u32,
 }
 
@@ -77,7 +77,7 @@ pub enum Loss {
     QueueFull,
     /// The link is cut.
     Partition,
-    /// No adapter is at the address: it crashed, or never was.
+    /// No adapter is at the address: it crashed, or never existed.
     NoAdapter,
     /// The adapter's receive buffer was full.
     BufferFull,
@@ -85,7 +85,7 @@ pub enum Loss {
     Corrupt,
 }
 
-/// One thing that happened.
+/// An event of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A frame left an adapter.
@@ -114,13 +114,13 @@ pub enum Event {
     Stalled(usize),
     /// A node moves again.
     Resumed(usize),
-    /// A node looked at what its neighbours wrote into shared memory.
+    /// A node polled its neighbours' writes to shared memory.
     Looked(usize),
     /// A completion was polled at a node.
     Completed(usize, Completion),
     /// A task ran.
     Polled(usize),
-    /// What a program wants to be seen.
+    /// A note of a program.
     Note(String),
 }
 

@@ -1,4 +1,4 @@
-//! What a run reports when a promise was broken.
+//! Violations: the report of a run in which a guarantee was violated.
 
 use core::fmt;
 
@@ -6,20 +6,20 @@ use hca_core::Instant;
 
 use crate::trace::Micros;
 
-/// A promise was broken: what, when, what happened before, and how to see it again.
+/// A report of a violated guarantee: the guarantee, the time, the events before, and the command of a replay.
 ///
 /// `Debug` prints the same report as `Display`, so that `unwrap` in a test shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// The seed that replays it.
+    /// The seed that replays the violation.
     pub seed: u64,
     /// The virtual time.
     pub at: Instant,
-    /// What was broken.
+    /// The violated guarantee.
     pub what: String,
-    /// The last events before it, oldest first.
+    /// The last events before the violation, oldest first.
     pub events: Vec<String>,
-    /// The command that replays it.
+    /// The command that replays the violation.
     pub replay: String,
 }
 

@@ -1,7 +1,8 @@
 //! Portals engines run by adapters on virtual time, over a hostile network.
 //!
 //! Invariants:
-//! 1. The memory that requests name is a region's that goes behind its queue pair, and no reference to it exists.
+//! 1. The memory that requests name belongs to a region that is destroyed after its queue pair, and no reference to it
+//!    exists.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -11,7 +11,7 @@
 //!           ────── vfio-user messages ──────────┼────────── mapped, shared ──────────
 //!  here     bus: pci, registers, uar            │ guest: all accesses of client memory
 //!             │          │          │           │
-//!             │       command ──────┼─────────► qp, cq, srq, mkey, port: what commands make
+//!             │       command ──────┼─────────► qp, cq, srq, mkey, port: objects of commands
 //!             │          │          ├─────────► look: requests to posts (qp), completions to entries (cq)
 //!             │          │          └─────────► eth: frames between functions
 //!             └─► bus::interrupts ◄── eq ◄─────────┘
@@ -27,22 +27,22 @@
 //! disconnects or resets its function, the server destroys all objects of the function, and the next client finds the
 //! function reset.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `server` | [`Server`]: sockets, the loop; who may be slow, and who dies |
+//! | `server` | [`Server`]: sockets and clients; the loop of its thread |
 //! | `function` | [`Function`]: the parts, their order, reset |
-//! | `bus` | what messages ask of a function; configuration space; MSI-X; BAR 0; doorbell pages that the client maps, and that are polled |
+//! | `bus` | messages to a function; configuration space; MSI-X; BAR 0; doorbell pages, which the client maps and the server polls |
 //! | `guest` | the client's memory: maps, checked copies, windows |
-//! | `command` | slots, mailboxes, and what each command does |
+//! | `command` | slots, mailboxes, and the commands |
 //! | `qp`, `cq`, `srq`, `mkey` | objects as commands make them, each with its part of the data path and its tests |
-//! | `objects` | the tables of these objects; what they share |
-//! | `look` | the order of a look: what is announced, receive requests, sends, completions |
+//! | `objects` | the tables of these objects; their shared state |
+//! | `look` | the order of a look: announced requests, receive requests, sends, completions |
 //! | `eq` | event queues |
 //! | `port` | the port: state, link, addresses, counters; which addresses of functions stand for the adapter's own |
 //! | `eth` | frames: queues, tables of flows, the switch between functions |
 //! | `trim` | memory that goes back to the system after a peak |
 //! | `served` | [`Served`]: a server in a thread of this process |
-//! | `script` | [`Script`]: for tests, what a function does otherwise than a well one would |
+//! | `script` | [`Script`]: for tests, deviations of a function from correct behaviour |
 
 #![deny(unsafe_code)]
 

@@ -4,7 +4,7 @@
 //! The test has no harness, because a child would lack the harness's threads. An alarm ends a child that hangs.
 //!
 //! Invariants:
-//! 1. The child maps memory, drops what it inherited, and ends by `_exit`.
+//! 1. The child maps memory, drops inherited objects, and ends by `_exit`.
 #![allow(unsafe_code)] // `fork`, with `alarm` and `_exit` in its child
 
 use hca_fabric::LoopbackNet;

@@ -1,9 +1,9 @@
 //! The system's monotonic clock as one number.
 //!
-//! It is read once a turn, and `std::time::Instant` takes several times the instructions for the
-//! difference of two times that the clock takes itself.
+//! The engine reads the clock once a turn; with `std::time::Instant`, the difference of two times would take several
+//! times the instructions of the clock itself.
 //!
-//! Where even that is too long, ticks of the processor tell roughly how much time has passed.
+//! Where even the clock takes too long, ticks of the processor give the passed time roughly.
 //!
 //! Invariants:
 //! 1. The structure that the C library fills lives on the stack for the call.

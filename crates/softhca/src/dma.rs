@@ -1,5 +1,4 @@
-//! Copies and atomics on memory that others (the program, its peers) may read and write meanwhile: those of
-//! [`hca_dma`].
+//! Copies and atomics of [`hca_dma`], on memory that others (the program, its peers) may read and write meanwhile.
 //!
 //! Every address comes from a region of the key table, range checked, under the engine's lock; `reg_mr`'s contract
 //! keeps it valid until `dereg_mr`, which takes that lock.

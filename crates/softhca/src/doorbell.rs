@@ -1,14 +1,14 @@
-//! Doorbells, by which any thread tells the engine which queue pairs have new requests.
+//! Doorbells, by which any thread notifies the engine of queue pairs with new requests.
 //!
 //! A stack of nodes linked through the nodes themselves: a push is one compare-and-swap, the engine
 //! takes all at once, so nothing is ever popped singly and there is no ABA.
 //!
 //! Invariants:
-//! 1. A node is on the stack at most once: only who turns `rung` from false to true pushes it, and it
+//! 1. A node is on the stack at most once: only the thread that changes `rung` from false to true pushes it, and `rung`
 //!    becomes false only after the node was taken off.
-//! 2. The stack owns one strong count of each node on it, made by `Arc::into_raw` at the push and
-//!    given back by `Arc::from_raw` when it is taken off.
-//! 3. `next` is written by who pushes, before the node is reachable, and read by who took the stack.
+//! 2. The stack owns one strong count of each node on it, made by `Arc::into_raw` at the push, and released by
+//!    `Arc::from_raw` when the node is taken off.
+//! 3. The pushing thread writes `next` before the node is reachable, and the thread that took the stack reads it.
 #![allow(unsafe_code)]
 
 use core::ptr;

@@ -1,8 +1,7 @@
 //! Whether this process is a child that was forked off after the adapter was opened.
 //!
-//! A child has a copy of the rings and of the engine, but neither the adapter's thread nor the right to
-//! speak for its address. It must touch nothing, and must not wait for a lock that a thread held which
-//! it has not.
+//! A child has a copy of the rings and of the engine, but neither the adapter's thread nor the right to use its
+//! address. A child must change nothing, and must not wait for a lock that a thread of the parent held at the fork.
 
 use hca_core::DeviceError;
 

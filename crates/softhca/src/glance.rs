@@ -1,10 +1,11 @@
-//! The few words that an empty poll reads, without the engine's lock.
+//! Empty polls without the engine's lock: the few words that such a poll reads.
 //!
-//! A poller that found nothing to do under the lock knows where the next message will come, and that nothing waits to
-//! be done. That stays so until somebody has the engine for more than a look, which is counted
-//! ([`Shared::changes`](crate::shared::Shared)) before it is given back. So a poll that finds no change, nothing in
-//! that place and no call has looked at all that a short turn looks at. As many come in a row as short turns would, and
-//! for as long. Who rings a doorbell has the engine, or has its holder turn once more: that is a change, too.
+//! A poller that found no work under the lock knows the places where the next message will arrive, and that no work
+//! waits. Both stay true until a thread takes the engine for more than a poll; that thread counts the change
+//! ([`Shared::changes`](crate::shared::Shared)) before it releases the engine. So a poll that finds no change, no
+//! message in these places and no call has checked everything that a short turn checks. The limits of such polls in a
+//! row, in number and in time, are those of short turns. A thread that rings a doorbell takes the engine, or makes its
+//! holder turn once more: that is a change, too.
 
 use crate::clock;
 use crate::engine::Engine;

@@ -13,14 +13,14 @@
 //! let net = LoopbackNet::new();
 //! let fabric = net.attach("10.0.0.1".parse().unwrap());
 //! let hca = SoftHca::open(Box::new(fabric), Options { progress: Progress::Inline, ..Options::default() })?;
-//! assert_eq!(hca.attr().max_qp, 65_534);
+//! assert_eq!(hca.attr().max_qp, 65_533);
 //! # Ok::<(), hca_core::DeviceError>(())
 //! ```
 //!
 //! | module | contents |
 //! |---|---|
 //! | `device`, `change` | opening, and the control path; changing and destroying queue pairs |
-//! | `ports`, `glance` | the data path: posting and polling; what an empty poll checks |
+//! | `ports`, `glance` | the data path: posting and polling; the checks of an empty poll |
 //! | `engine`, `network` | the turn, and its network; `engine::shm` handles peers on this machine |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
 //! | `scattered` | regions of several pieces |

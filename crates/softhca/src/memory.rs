@@ -1,7 +1,7 @@
 //! Memory that the adapter allocates for programs: pages of this process, huge ones if available.
 //!
 //! Invariants:
-//! 1. A `Pages` owns one allocation, made and freed with the layout that it keeps; nobody else frees it.
+//! 1. A `Pages` owns one allocation, made and freed with the layout that it keeps; no other code frees it.
 #![allow(unsafe_code)]
 
 use core::alloc::Layout;

@@ -1,10 +1,10 @@
-//! Portals engines of the layer above, which the adapter runs as the firmware of an intelligent adapter.
+//! Portals engines of the layer above, which the adapter runs as the firmware of an offloading adapter would.
 //!
-//! Whoever turned the adapter and thereby put completions into the queue of an engine runs it, after the engine lock
-//! was given back: the adapter's thread, or one of the program's in a post, a poll of another queue, [`Device::turn`]
-//! or a control call. The poller of the queue itself has its completions in its hands and runs nothing. What is left by
-//! those who did their share, and what comes by an engine's own deadline, is run by the adapter's thread before it
-//! sleeps, or by the program's next turn.
+//! A thread whose turn of the adapter put completions into the queue of a Portals engine runs that engine, after it has
+//! released the adapter's engine lock. That is the adapter's thread, or a thread of the program in a post, a poll of
+//! another queue, [`Device::turn`] or a control call. A thread that polls the queue itself gets the completions
+//! directly, and runs nothing. Work beyond a thread's share, and work that is due by a Portals engine's own deadline,
+//! is done by the adapter's thread before it sleeps, or by the program's next turn.
 //!
 //! [`Device::turn`]: hca_core::Device::turn
 

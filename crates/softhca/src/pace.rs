@@ -1,7 +1,7 @@
-//! A limit of the rate at which some queue pairs send together.
+//! Paces: limits of the rate at which a group of queue pairs sends.
 //!
-//! A [`Pace`] is one number, the time at which all that was sent so far would have left at the rate. While that is not
-//! further ahead than the burst takes, more may be sent.
+//! A [`Pace`] is one number: the time at which all bytes sent so far would have left at the rate. More may be sent
+//! while this time is ahead of the clock by no more than the duration of the burst.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ const BURST_BYTES: u64 = 64 << 10;
 /// How long a sender may sleep without losing a part of its rate.
 const BURST_NS: u64 = 1_000_000;
 
-/// A limit of the rate at which some queue pairs send together, in bits a second of RoCE packets without their Ethernet,
+/// A limit of the rate at which a group of queue pairs sends, in bits a second of RoCE packets without their Ethernet,
 /// IP and UDP headers.
 ///
-/// Over any span of time at most that rate is sent and, beside it, what the rate yields in 1 ms or 64 KiB, whichever is
-/// more, and one packet. Acknowledgements are neither counted nor held up.
+/// Over any span of time the group sends at most that rate, and in addition a burst (the bytes of 1 ms at the rate, or
+/// 64 KiB if that is more) and one packet. Acknowledgements are neither counted nor delayed.
 #[derive(Debug)]
 pub struct Pace {
     bits_per_s: NonZeroU64,
@@ -36,7 +36,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A limit of so many bits a second.
+    /// A limit of `bits_per_s` bits a second.
     pub fn new(bits_per_s: NonZeroU64) -> Self {
         let mut pace = Self {
             bits_per_s,
@@ -55,7 +55,7 @@ impl Pace {
         u64::try_from(ns).unwrap_or(u64::MAX)
     }
 
-    /// Bytes that may be sent now. A packet that is longer leaves whole, and its rest delays the next one.
+    /// The bytes that may be sent now. A longer packet leaves whole, and its excess delays the next one.
     pub fn room(&self, now: Instant) -> u64 {
         let ahead_ns = self.sent_by_ns.load(Ordering::Relaxed).saturating_sub(now.as_nanos());
         let left_ns = self.burst_ns.saturating_sub(ahead_ns);
@@ -63,13 +63,13 @@ impl Pace {
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 
-    /// When there is room for a byte again, if there is none now.
+    /// The time at which there is room for a byte again, if there is none now.
     pub fn opens_at(&self) -> Instant {
         let opens_ns = self.sent_by_ns.load(Ordering::Relaxed).saturating_sub(self.burst_ns);
         Instant::from_nanos(opens_ns.saturating_add(self.ns_of(1).max(1)))
     }
 
-    /// So many bytes were sent.
+    /// Counts the bytes that were sent.
     pub fn spend(&self, now: Instant, bytes: u64) {
         let ns = self.ns_of(bytes);
         let later = |by: u64| Some(by.max(now.as_nanos()).saturating_add(ns));
@@ -83,12 +83,12 @@ impl Pace {
         self.waited_for.store(false, Ordering::Relaxed);
     }
 
-    /// Bytes that queue pairs of this pace have sent.
+    /// The bytes that queue pairs of this pace have sent.
     pub fn sent_by_queue_pairs(&self) -> u64 {
         self.queue_pairs.load(Ordering::Relaxed)
     }
 
-    /// Whether a queue pair waits for its share. Other senders at this pace then leave the queue pairs their part.
+    /// Whether a queue pair waits for room. Other senders at this pace then leave the queue pairs their share.
     pub fn is_waited_for(&self) -> bool {
         self.waited_for.load(Ordering::Relaxed)
     }
@@ -136,9 +136,10 @@ impl Engine {
 }
 
 impl SoftHca {
-    /// Limits the rate at which a queue pair sends, together with all others of the same pace: requests, what is sent
-    /// again of them, and answers to READs and atomics. Flushes and acknowledgements wait for nothing. It is to be called
-    /// before the queue pair is connected. Between adapters of one machine it sends all of its bytes as messages.
+    /// Limits the rate at which a queue pair sends, together with all others of the same pace: requests,
+    /// retransmissions, and responses to READs and atomics. Flushes and acknowledgements are not delayed. To be called
+    /// before the queue pair is connected. Between adapters of one machine a queue pair with a pace sends all of its
+    /// bytes as messages.
     pub fn set_pace(&self, qp: QpHandle, pace: Arc<Pace>) {
         if !self.shared().fork.is_child() {
             self.shared().control(|e| e.set_pace(qp, pace));

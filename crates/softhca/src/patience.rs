@@ -1,28 +1,29 @@
-//! How long a thread spins without result before it yields its CPU, and before it sleeps.
+//! The spin policy: the time that a thread spins without result before it yields its CPU, and before it sleeps.
 //!
-//! A polling thread spins, which is right while its peer runs on another CPU: a look takes some ten nanoseconds, and a
-//! sleeper is woken in microseconds. Where both share one CPU the peer can't answer before the scheduler's slice is
-//! over, milliseconds later. Nobody tells a program which of both it is, so it tries: after [`LOOKS`](Patience::looks)
-//! in vain in a row the thread yields, and the time that this takes says who else was there.
+//! A polling thread spins, which is right while its peer runs on another CPU: a poll takes some ten nanoseconds, and
+//! waking a sleeper takes microseconds. If both share one CPU, the peer can't answer before the scheduler's slice is
+//! over, milliseconds later. A program can't know which of the two cases it is in, so it tries: after
+//! [`LOOKS`](Patience::looks) empty polls in a row the thread yields, and the duration of the yield tells whether
+//! another thread uses the CPU.
 //!
-//! | the yield took | so on this CPU there is | the next one comes |
+//! | duration of the yield | other threads on this CPU | next yield |
 //! |---|---|---|
-//! | less than [`SWITCH_NS`] | nobody | after so many looks again |
-//! | less than [`COMPUTE_NS`] | somebody who gives way, too, and may be the one that is waited for | after [`looks_in_company`](Patience::looks_in_company) |
-//! | more | somebody who computes, and gives nothing back | after half as much time as was lost, more or less |
+//! | less than [`SWITCH_NS`] | none | after as many polls again |
+//! | less than [`COMPUTE_NS`] | a thread that gives way, too, and may be the peer | after [`looks_in_company`](Patience::looks_in_company) |
+//! | more | a computing thread, which does not give way | after half the lost time, more or less |
 //!
-//! More or less: a random share of all that was lost. Two that poll on one CPU may take each other for one who
-//! computes, and would do so for ever if each kept its whole slice; so the time shrinks each time, until they are known
-//! for what they are.
+//! "More or less" is a random share of all lost time. Two threads that poll on one CPU may each take the other for a
+//! computing thread, and would do so for ever if each kept its whole slice; so the time shrinks each time, until each
+//! finds out that the other gives way.
 //!
-//! Who waits and may sleep looks for a while first, since looks cost less than a sleep and a wake-up that follow at
-//! once. The adapter's thread does so, too, but not beside somebody who computes, where a sleeper that is woken runs at
-//! once and one that yielded does not: there it sleeps without a look for [`sleep_factor`](Patience::sleep_factor) times as long as was
-//! lost.
+//! A waiting thread that may sleep polls for some time first, since polls cost less than a sleep with an immediate
+//! wake-up. The adapter's thread does so, too, except beside a computing thread: there a woken sleeper runs at once,
+//! and a thread that yielded does not. So beside a computing thread it sleeps without a poll, for
+//! [`sleep_factor`](Patience::sleep_factor) times the lost time.
 //!
-//! Looks are counted by thread, whatever it looks at; what is found, or posted, begins the count again. These are all
-//! figures of the adapter's waits but that of the lock (`hca_turn_lock`), which may be held for microseconds only.
-//! `placement` in `benches` measures them against others, and DESIGN.md has the table.
+//! Polls are counted for each thread, over all queues; a poll with a result, or a post, resets the count. The figures
+//! govern all waits of the adapter except the wait for the lock (`hca_turn_lock`), which may be held for microseconds
+//! only. `placement` in `benches` compares them with other figures, and DESIGN.md has the table.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -39,20 +40,20 @@ const COMPUTE_NS: u64 = 200_000;
 /// The figures of spinning, yielding and sleeping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// Looks in vain before a yield; `u32::MAX` for never.
+    /// The empty polls before a yield; `u32::MAX`: never yield.
     pub looks: u32,
-    /// The same where the last yield found company.
+    /// The empty polls before a yield, if the last yield found another thread that gives way.
     pub looks_in_company: u32,
-    /// How long there is no yield beside one who computes, in percent of what was lost, on average.
+    /// The time without a yield beside a computing thread, in percent of the lost time, on average.
     pub hold_percent: u32,
-    /// For how many times as long as a yield to somebody who computes took, the adapter's thread sleeps without a look
-    /// before; 0 takes nobody for one who computes.
+    /// The sleep of the adapter's thread beside a computing thread, without a poll before, as a multiple of the
+    /// duration of the yield; 0: no thread counts as computing.
     pub sleep_factor: u32,
-    /// How long a blocking wait looks before it sleeps.
+    /// The time that a blocking wait polls before it sleeps.
     pub wait_ns: u64,
-    /// How long the adapter's thread does, since it last had something to do.
+    /// The time that the adapter's thread polls after its last work before it sleeps.
     pub thread_ns: u64,
-    /// For how long turns may look at shared memory alone, in ticks of the processor (one to five a nanosecond).
+    /// The time for which turns may poll shared memory only, in ticks of the processor (one to five a nanosecond).
     pub short_ticks: u32,
 }
 
@@ -139,9 +140,9 @@ thread_local! {
     };
 }
 
-/// Has all the looks within be one: this thread does not give way between two of them, but behind the last, and only if
-/// all were in vain. `look` returns whether one was not. For who looks at many queues by turns, of which one may be
-/// empty while another one has work.
+/// Counts all polls within `look` as one: the thread does not yield between two of them, but only after the last, if
+/// all were empty. `look` returns whether one had a result. For callers that poll many queues in turn, of which some
+/// may be empty while another has work.
 pub fn as_one_look(look: impl FnOnce() -> bool) -> bool {
     struct Within;
     impl Drop for Within {

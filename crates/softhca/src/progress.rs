@@ -1,25 +1,25 @@
 //! The adapter's thread.
 //!
-//! In [`Progress::Thread`] it alone turns the engine, and sleeps on the network's descriptor and the
-//! program's doorbells when there is nothing to do.
+//! In [`Progress::Thread`] only this thread runs the engine. It sleeps on the network's descriptor and the program's
+//! doorbells when there is no work.
 //!
-//! In [`Progress::Adaptive`] it stands guard. While the program turns, a thread that slept on the
-//! network's descriptor would be woken by every packet, so it is registered nowhere then:
+//! In [`Progress::Adaptive`] the thread stands by. While the program runs turns, a thread that slept on the network's
+//! descriptor would be woken by every packet, so the thread does not wait for the descriptor then:
 //!
-//! - ACTIVE: it sleeps for a tick of 1 ms and looks whether the program has turned since.
-//! - GUARD: entered by a tick without a turn, or when the program says that it sleeps now: it armed a queue that has a
-//!   waker and no descriptor. The thread turns the engine until nothing is left, and sleeps on the descriptors and the
-//!   next protocol deadline, without a tick: an idle adapter uses no CPU.
+//! - ACTIVE: the thread sleeps for a tick of 1 ms, and then checks whether the program has run a turn since.
+//! - GUARD: entered after a tick without a turn, or when the program announces that it sleeps, by arming a queue that
+//!   has a waker and no descriptor. The thread runs the engine until no work is left, and sleeps on the descriptors and
+//!   the next protocol deadline, without a tick: an idle adapter uses no CPU.
 //!
-//! A turn is a look at the network. A post is none: a program may post for ever and never look, while its peers'
-//! requests wait. A program that spins on its own memory turns now and then at most, for the completions of what it
-//! posts; so a guard that finds work which the program had left lying for a whole tick asks for more turns in a row
-//! before it goes, up to [`MAX_TOLERANCE`].
+//! A turn polls the network. A post is not a turn: a program may post for ever and never poll, while its peers'
+//! requests wait. A program that spins on its own memory runs at most occasional turns, for the completions of its
+//! posts. So a thread in GUARD that finds work which the program has left for a whole tick requires more turns in a row
+//! before it returns to ACTIVE, up to [`MAX_TOLERANCE`].
 //!
-//! The last of those turns puts it back to ACTIVE, at the cost of one wake-up. So at most 2 ms pass between the
-//! program's last turn and the thread's first. A turn that misses the change of state costs a wake-up, never a stall:
-//! in GUARD everything moves. What a turn or a post leaves to be done later wakes the thread if it sleeps, since it
-//! sleeps for what was due before.
+//! The last of those turns returns the thread to ACTIVE, at the cost of one wake-up. So at most 2 ms pass between the
+//! program's last turn and the thread's first. A turn that misses the change of state costs a wake-up, never a stall,
+//! because in GUARD the thread does all work. If a turn or a post leaves work for later, it wakes the sleeping thread,
+//! because the thread's deadline does not include that work.
 
 use core::cell::Cell;
 use core::time::Duration;

@@ -1,8 +1,9 @@
-//! How an engine of a layer above is called, by one thread at a time, and how it is removed.
+//! Calls of a Portals engine of the layer above, by one thread at a time, and the removal of an engine.
 //!
-//! Whoever has reason calls ([`RunWord::call`]) and raises the device's [`Attention`]; whoever finds that raised takes
-//! it down and claims what was called. A call that comes while it runs is found by the one who runs it, at the end. So
-//! no call is lost, and nobody waits for a run but who takes it away.
+//! A thread with work for an engine calls the engine ([`RunWord::call`]) and raises the device's [`Attention`]. A
+//! thread that finds the attention raised clears it, and claims the called engines. If a call comes while an engine
+//! runs, the running thread finds the call at the end of the run. So no call is lost, and only a thread that removes an
+//! engine waits for a run.
 
 use core::task::Waker;
 

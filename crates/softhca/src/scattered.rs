@@ -1,13 +1,13 @@
 //! Memory in pieces that a region shows as one range.
 //!
 //! Invariants:
-//! 1. Addresses alone are kept here: nothing is read or written through this type.
+//! 1. This type holds addresses only: nothing is read or written through it.
 #![allow(unsafe_code)] // `Send` and `Sync`, with their argument
 
 use core::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Pieces of memory that come one by one, for [`Scattered`].
+/// A builder of [`Scattered`], which takes pieces of memory one by one.
 #[derive(Debug, Default)]
 pub struct Pieces {
     /// Where each begins in the whole, and in memory.
@@ -23,7 +23,7 @@ unsafe impl Send for Pieces {}
 unsafe impl Sync for Pieces {}
 
 impl Pieces {
-    /// Puts a piece behind the others. `None`: it is empty, or all are longer than addresses go.
+    /// Appends a piece. `None`: the piece is empty, or the total length exceeds the address space.
     pub fn push(&mut self, at: NonNull<u8>, piece: usize) -> Option<()> {
         let len = self.len.checked_add(piece)?;
         if self.starts.is_empty() || at.addr().get() != self.end {
@@ -34,15 +34,15 @@ impl Pieces {
         Some(())
     }
 
-    /// All of them side by side. `None`: there are none.
+    /// The appended pieces side by side. `None`: there are none.
     pub fn finish(mut self) -> Option<Scattered> {
         self.starts.shrink_to_fit();
         (self.len > 0).then_some(Scattered { starts: self.starts, len: self.len, last: AtomicUsize::new(0) })
     }
 }
 
-/// Pieces of memory side by side, for [`SoftHca::reg_scattered`](crate::SoftHca::reg_scattered). Those that follow each
-/// other in memory are joined, so that a list of pages costs no more than its gaps.
+/// Pieces of memory side by side, for [`SoftHca::reg_scattered`](crate::SoftHca::reg_scattered). Pieces that are
+/// adjacent in memory are joined, so that a list of pages costs no more than its gaps.
 #[derive(Debug)]
 pub struct Scattered {
     /// Where each piece begins in the whole, and in memory.
@@ -58,7 +58,8 @@ unsafe impl Send for Scattered {}
 unsafe impl Sync for Scattered {}
 
 impl Scattered {
-    /// Of pieces, each with its length. `None`: there is none, one is empty, or they are longer than addresses go.
+    /// Memory of these pieces, each with its length. `None`: there is no piece, one is empty, or the total length
+    /// exceeds the address space.
     pub fn new(pieces: impl IntoIterator<Item = (NonNull<u8>, usize)>) -> Option<Self> {
         let mut all = Pieces::default();
         for (at, piece) in pieces {
@@ -67,16 +68,16 @@ impl Scattered {
         all.finish()
     }
 
-    /// Bytes of the whole.
+    /// The total number of bytes.
     #[allow(clippy::len_without_is_empty)] // it never is
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Where the byte at `offset` is in memory, and how many follow it there, itself counted.
+    /// The address of the byte at `offset`, and the number of bytes from there to the end of its piece.
     ///
     /// # Panics
-    /// The whole is not as long.
+    /// The offset is not below the total length.
     pub fn at(&self, offset: usize) -> (NonNull<u8>, usize) {
         assert!(offset < self.len, "{offset} of {} bytes", self.len);
         let last = self.last.load(Ordering::Relaxed);
@@ -97,10 +98,10 @@ impl Scattered {
         (place, self.end(found) - offset)
     }
 
-    /// Goes through the parts of `len` bytes from `offset` on that lie in one piece each.
+    /// Iterates over the parts of `len` bytes from `offset` on, each of which lies in one piece.
     ///
     /// # Panics
-    /// The whole is not as long.
+    /// The range exceeds the total length.
     pub fn parts(&self, offset: usize, len: usize) -> impl Iterator<Item = (NonNull<u8>, usize)> {
         let mut done = 0;
         core::iter::from_fn(move || {

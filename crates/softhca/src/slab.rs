@@ -1,4 +1,4 @@
-//! A table of objects with indices that are reused, and generations that tell so.
+//! A table of objects with reused indices, and a generation for each use of an index.
 
 use std::collections::VecDeque;
 

@@ -1,8 +1,8 @@
-//! The adapter runs Portals engines: of those here, one answers each message with the same bytes.
+//! Portals engines that the adapter runs; one of this test's engines answers each message with the same bytes.
 //!
 //! Invariants:
 //! 1. The memory that is registered outlives its region and its queues, as it is the last field.
-//! 2. What is posted names that memory, and no reference to it exists.
+//! 2. Posted requests name that memory, and no reference to it exists.
 #![allow(unsafe_code)]
 
 mod ends;

@@ -1,6 +1,6 @@
 //! A program that forks: the child's use of the adapter is refused, and the parent goes on working.
 //!
-//! It has no test harness, whose threads a child would lack. A child that hangs is ended by its alarm.
+//! The test has no harness, because a child would lack the harness's threads. An alarm ends a child that hangs.
 //!
 //! Invariants:
 //! 1. Between fork and `_exit` the child calls the adapter, and allocates, which glibc allows.

@@ -1,5 +1,5 @@
-//! With `progress=inline`, what a poll yields has been acknowledged when it returns: nobody would do it for a program
-//! that has what it waited for and calls nothing any more.
+//! With `progress=inline`, a message that a poll yields is acknowledged when the poll returns: a program that has the
+//! message it waited for may make no more calls, and then no thread could acknowledge it.
 
 mod ends;
 

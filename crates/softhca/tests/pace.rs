@@ -1,4 +1,5 @@
-//! Queue pairs with a pace send at its rate together, whatever they send; nothing else waits for it.
+//! Queue pairs with a pace: together they send at its rate, for all kinds of requests; no other queue pair waits for
+//! it.
 #![allow(unsafe_code)] // what is posted names memory that outlives its region
 
 mod ends;

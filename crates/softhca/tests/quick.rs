@@ -1,4 +1,4 @@
-//! Small messages over shared memory take the quick way, and mean the same as those that do not.
+//! Small messages over shared memory: they take the fast path, with the same effects as on the general path.
 
 mod ends;
 

@@ -1,4 +1,4 @@
-//! Polls that find nothing look at a word of the network that is in memory, and see at once what comes.
+//! Empty polls: they read a word of the network's memory, and see an arriving message at once.
 
 mod ends;
 

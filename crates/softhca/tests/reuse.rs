@@ -1,9 +1,9 @@
-//! What is used again: completion queues, queue pairs' numbers, requests of shared receive queues. What came before
-//! must not be taken for its successor, and nothing is lost between both.
+//! Reuse of completion queues, of queue pairs' numbers, and of requests of shared receive queues. An old object must
+//! not be mistaken for its successor, and nothing is lost between the two.
 //!
 //! Invariants:
 //! 1. The memory that is registered outlives its adapter.
-//! 2. What is posted names that memory, and no reference to it exists.
+//! 2. Posted requests name that memory, and no reference to it exists.
 #![allow(unsafe_code)] // `reg_mr`, whose contract is its caller's
 
 mod ends;

@@ -1,7 +1,7 @@
 //! Regions of memory in several pieces, written to by a peer over shared memory.
 //!
 //! Invariants:
-//! 1. The pieces lie in memory that outlives their region, and nobody refers to it.
+//! 1. The pieces lie in memory that outlives their region, and no reference to it exists.
 #![allow(unsafe_code)]
 
 mod ends;

@@ -1,4 +1,4 @@
-//! Polls that follow each other look at memory alone; one that comes late looks at everything.
+//! Polls in quick succession read shared memory only; a late poll checks everything.
 
 mod ends;
 

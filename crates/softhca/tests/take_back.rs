@@ -1,5 +1,5 @@
-//! A peer that stays within an access to memory that is taken back, as one does that was stopped there: it holds up
-//! whoever takes the memory back, and nobody else.
+//! A peer that stays within an access to revoked memory, as a stopped process does: it delays the thread that revokes
+//! the memory, and no other thread.
 #![allow(unsafe_code, missing_docs)]
 
 mod ends;

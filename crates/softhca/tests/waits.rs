@@ -1,4 +1,4 @@
-//! Who waits is woken: for events, for completions, by descriptors and by wakers.
+//! Wake-ups of waiting threads and tasks: for events, for completions, by descriptors and by wakers.
 
 mod ends;
 

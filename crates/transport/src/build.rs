@@ -1,4 +1,4 @@
-//! Building packets: headers are written in place, the payload is left to who knows it.
+//! Building packets: this module writes the headers in place, and the caller fills in the payload.
 
 use bytemuck::Pod;
 use hca_core::AhHandle;

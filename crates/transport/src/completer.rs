@@ -1,7 +1,7 @@
-//! The completer: what acknowledgements, READ responses and atomic responses do to the requester.
+//! The completer: the effects of acknowledgements, READ responses and atomic responses on the requester.
 //!
-//! An answer to one PSN answers all before it, READs and atomics excepted: these need their own, and
-//! an answer that passes over one says that its response was lost.
+//! A response to one PSN also acknowledges all earlier requests, except READs and atomics: these need responses of
+//! their own, and a response that skips one shows that its response was lost.
 
 use hca_core::wire::{Aeth, NakCode, Packet, PacketOp, Syndrome};
 use hca_core::{Instant, Psn, RnrTimer, WcStatus};

@@ -1,7 +1,7 @@
 //! The state of one reliable connection: PSNs, timers, window and replay buffer of both directions.
 //!
-//! It is a type of its own, apart from the queue pair, whose queues it works for through the host:
-//! another service may keep several connections, or let several queues share one.
+//! The connection is a type of its own, apart from the queue pair, whose queues it serves through the host: another
+//! service may keep several connections, or let several queues share one.
 
 use hca_core::wire::{Aeth, Be24, Bth, BthFlags, Opcode, PacketOp, Syndrome};
 use hca_core::{Access, Pkey, Psn, QpAttr, Qpn, RnrTimer};

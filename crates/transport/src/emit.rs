@@ -1,4 +1,4 @@
-//! The packets of a send request: how many PSNs each takes, what it costs of the window, and its headers.
+//! The packets of a send request: the number of their PSNs, their cost in the window, and their headers.
 
 use hca_core::wire::{AtomicEth, Be32, Be64, BthFlags, Ieth, ImmDt, PacketOp, Reth};
 use hca_core::{MAX_MESSAGE_BYTES, Psn, RemoteAddr, SendFlags, SendOp, WcStatus};

@@ -1,10 +1,10 @@
-//! The READs and atomics that a responder carried out last: what of their responses is still to be sent, and what may
-//! be asked for again.
+//! The READs and atomics that a responder executed last: the unsent rest of their responses, and the requests that may
+//! be repeated.
 //!
-//! There is a place for `max_dest_rd_atomic` of them, and that is enough: a requester asks again only for what it has
-//! no answer to, and it has at most that many requests without one. A repeated READ is answered only if it is one of
-//! these, or a part of one, by its PSNs, its key and its address. Whatever else is repeated was never allowed, and an
-//! answer to it, or to its being dropped, would tell whether a key is right.
+//! There is room for `max_dest_rd_atomic` of them, which is enough: a requester repeats only requests without a
+//! response, and it has at most that many of them. The responder answers a repeated READ only if it is one of these, or
+//! a part of one, by its PSNs, its key and its address. Any other repeated request was never allowed, and an answer to
+//! it would tell whether a key is valid.
 
 use alloc::boxed::Box;
 use alloc::vec;

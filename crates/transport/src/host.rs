@@ -1,16 +1,17 @@
-//! What a queue pair borrows from its adapter while it handles one input or makes one output.
+//! [`Host`] and [`TxSink`]: the adapter's side of a queue pair, which the queue pair borrows while it handles one input
+//! or makes one output.
 
 use hca_core::wire::Packet;
 use hca_core::{
     Access, AhHandle, FlatOp, Qkey, Qpn, RecvExtra, RemoteAddr, Rkey, SendFlags, WcOpcode, WcStatus,
 };
 
-/// A send request as the transport sees it; its memory is reached through the [`Host`] only.
+/// A send request as the transport sees it; the transport accesses its memory through the [`Host`] only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendRequest {
-    /// What to do.
+    /// The operation.
     pub op: FlatOp,
-    /// How.
+    /// The flags of the request.
     pub flags: SendFlags,
     /// Bytes of the message (of its local list), at most 2^31.
     pub len: u32,
@@ -29,17 +30,17 @@ pub struct UdTarget {
     pub qkey: Qkey,
 }
 
-/// Bytes of a message where they lie. The transport does not look at them.
+/// The place of a message's bytes in the sender's memory. The transport does not read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InPlace {
-    /// Their address, as the adapter has it.
+    /// The address of the bytes, in the adapter's terms.
     pub addr: usize,
-    /// How many they are.
+    /// The number of bytes.
     pub len: u32,
 }
 
-/// A local key does not (any more) cover an entry of a scatter/gather list with the right needed,
-/// or a list is too short for what is to be placed.
+/// A fault of a local scatter/gather list: a key does not allow the access to an entry (any more), or the list is too
+/// short for the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalError {
     /// Key, range, right or protection domain: completes as `LocalProtection`.
@@ -48,14 +49,14 @@ pub enum LocalError {
     Length,
 }
 
-/// A remote key does not allow the access: NAK with remote access error.
+/// The error of a remote key that does not allow an access: NAK with remote access error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteAccessError;
 
 /// An atomic operation on a 64-bit word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
-    /// Swap `swap` in if the word equals `compare`.
+    /// Replace the word by `swap` if it equals `compare`.
     CompareSwap {
         /// Expected value.
         compare: u64,
@@ -64,51 +65,51 @@ pub enum AtomicOp {
     },
     /// Add, modulo 2^64.
     FetchAdd {
-        /// What to add.
+        /// The number to add.
         add: u64,
     },
 }
 
-/// What became of a request on the peer's memory.
+/// The outcome of a request on the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direct {
-    /// It is done.
+    /// The request is done.
     Done,
-    /// It was begun and goes on when the queue pair has its next turn.
+    /// The request was begun, and goes on in the queue pair's next turn.
     Again,
-    /// The memory is out of reach, or the peer has to judge: it goes as a message.
+    /// The memory is out of reach, or the peer has to decide: the request goes as a message.
     Unable,
-    /// It is to wait until what is under way before it is done.
+    /// The request has to wait until earlier requests are done.
     Later,
-    /// A local key does not allow it.
+    /// A local key does not allow the request.
     Fail(LocalError),
 }
 
-/// Bytes of a SEND that [`Host::small_send`] tells of at most: what fits a cache line with its head.
+/// The most bytes of a SEND that [`Host::small_send`] reports: the data that fits a cache line with its head.
 pub const SMALL_BYTES: u32 = 48;
 
 /// A piece of a message that the peer fetches from this side's memory itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loan {
-    /// The memory's address and key, as the peer names them.
+    /// The memory's address and key, as the peer uses them.
     pub memory: RemoteAddr,
-    /// Bytes.
+    /// The number of bytes.
     pub len: u32,
-    /// Of memory of the peer's process, which was not granted: what the two adapters agreed to look at. The transport
-    /// does not.
+    /// For memory of the peer's process that was not granted: the words that the two adapters agreed to check. The
+    /// transport does not interpret them.
     pub terms: Option<[u64; 2]>,
 }
 
-/// The reason why what was lent could not be fetched.
+/// The reason why lent bytes could not be fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoanError {
-    /// The request's own list does not take it.
+    /// The request's own list does not take the bytes.
     Local(LocalError),
-    /// The key of the memory that is to be written does not allow it.
+    /// The key of the written memory does not allow the access.
     Remote,
     /// The memory is out of reach.
     Gone,
-    /// The peer lends what it does not have.
+    /// The peer lends memory that it does not have.
     Bad,
 }
 
@@ -118,7 +119,7 @@ impl From<LocalError> for LoanError {
     }
 }
 
-/// How a receive request ended.
+/// The completion of a receive request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvDone {
     /// Status.
@@ -127,7 +128,7 @@ pub struct RecvDone {
     pub opcode: WcOpcode,
     /// Bytes of the message (UD: with the 40 bytes of GRH).
     pub byte_len: u32,
-    /// Immediate data or invalidated key.
+    /// The immediate data or the invalidated key.
     pub extra: RecvExtra,
     /// The sender asked for a solicited event.
     pub solicited: bool,
@@ -144,9 +145,9 @@ pub enum QpEvent {
     CommEstablished,
     /// SQD reached and drained.
     SqDrained,
-    /// In error, shared receive queue: no more request will be taken.
+    /// In error, with a shared receive queue: the queue pair takes no more requests.
     LastWqeReached,
-    /// Error that no work request reports.
+    /// An error that no work request reports.
     Fatal,
     /// The peer's request was invalid.
     RequestError,
@@ -154,7 +155,7 @@ pub enum QpEvent {
     AccessError,
 }
 
-/// What happened that somebody may want to count.
+/// A kind of event that adapters count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Count {
@@ -200,11 +201,11 @@ pub enum Count {
     EcnMarked,
 }
 impl Count {
-    /// How many kinds there are.
+    /// The number of kinds.
     pub const COUNT: usize = 20;
 }
 
-/// An operation of the peer's that no receive request tells of.
+/// An operation of the peer that uses no receive request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Served {
@@ -219,57 +220,58 @@ pub enum Served {
 /// Bytes that an atomic operation is on.
 pub(crate) const ATOMIC_BYTES: u32 = 8;
 
-/// What a queue pair borrows from its adapter: its queues, its memory, its completions.
+/// The adapter's side of a queue pair: its queues, its memory, its completions.
 ///
 /// Send requests are named by a free-running index (`u32`, wrapping); the valid ones are those from
 /// the oldest uncompleted to `sq_posted() - 1`.
 pub trait Host {
-    /// How many send requests were ever posted (wrapping): the index of the next one.
+    /// The number of send requests posted so far (wrapping): the index of the next one.
     fn sq_posted(&self) -> u32;
     /// The send request of this index.
     fn send_request(&self, index: u32) -> SendRequest;
     /// Fills `out` with bytes of a request's local list (or inline data), from `offset` on.
     ///
     /// # Errors
-    /// A key does not allow it; `out` then holds anything.
+    /// A key does not allow the access; the contents of `out` are then undefined.
     fn gather(&mut self, index: u32, offset: u32, out: &mut [u8]) -> Result<(), LocalError>;
-    /// Where `len` bytes of a request's local list lie from `offset` on, if they are one piece that nobody writes
-    /// before the request completes: they may be sent from there. `None` is always right, and asks for
-    /// [`gather`](Self::gather).
+    /// The place of `len` bytes of a request's local list from `offset` on, if they are one piece that no code writes
+    /// before the request completes; packets may then be sent from there. `None` is always allowed, and makes the
+    /// transport call [`gather`](Self::gather).
     fn in_place(&mut self, _index: u32, _offset: u32, _len: u32) -> Option<InPlace> {
         None
     }
     /// Places bytes of a response into a request's local list, from `offset` on.
     ///
     /// # Errors
-    /// A key does not allow it.
+    /// A key does not allow the access.
     fn scatter(&mut self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalError>;
     /// Checks a request's whole local list before its first packet: reading (`write` false) or
     /// writing (`write` true).
     ///
     /// # Errors
-    /// A key does not allow it.
+    /// A key does not allow the access.
     fn check_local(&mut self, index: u32, write: bool) -> Result<(), LocalError>;
-    /// Completes the oldest uncompleted send request, whose index this is. A success that is not
-    /// signalled yields no completion, everything else does.
+    /// Completes the oldest uncompleted send request, which has this index. The success of an unsignalled request
+    /// yields no completion; every other outcome does.
     fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32);
 
-    /// Takes the oldest receive request for the message that begins with `packet` (`None`: it came by other ways);
-    /// returns the bytes that it can take, or `None` if there is none. At most one is held at a time.
+    /// Takes the oldest receive request for the message that begins with `packet` (`None`: the message did not come as
+    /// packets). Returns the bytes that the request can take, or `None` if there is no request. At most one request is
+    /// held at a time.
     fn take_recv(&mut self, packet: Option<&Packet<'_>>) -> Option<u64>;
     /// Places bytes into the held receive request.
     ///
     /// # Errors
-    /// A key does not allow it, or the list ends.
+    /// A key does not allow the access, or the list ends.
     fn place_recv(&mut self, offset: u32, data: &[u8]) -> Result<(), LocalError>;
     /// Completes the held receive request.
     fn complete_recv(&mut self, done: &RecvDone);
-    /// Gives the held receive request back to the head of its queue, unused (UC, UD: the message was dropped).
+    /// Returns the held receive request, unused, to the head of its queue (UC, UD: the message was dropped).
     fn return_recv(&mut self);
-    /// Receive requests that are waiting; `None` with a shared receive queue, which counts no credits.
+    /// The number of waiting receive requests; `None` with a shared receive queue, which counts no credits.
     fn recv_credits(&self) -> Option<u32>;
-    /// Completes every remaining receive request as flushed, the held one first. With a shared receive
-    /// queue only the held one.
+    /// Completes every remaining receive request as flushed, the held one first. With a shared receive queue only the
+    /// held request is flushed.
     fn flush_recv(&mut self);
     /// Whether receive requests come from a shared receive queue.
     fn has_srq(&self) -> bool;
@@ -300,79 +302,80 @@ pub trait Host {
     /// # Errors
     /// The access is not allowed.
     fn atomic_remote(&mut self, rkey: Rkey, va: u64, op: AtomicOp) -> Result<u64, RemoteAccessError>;
-    /// Takes a key back (SEND with invalidate).
+    /// Invalidates a key (SEND with invalidate).
     ///
     /// # Errors
-    /// The key is unknown, of another protection domain, or not one that peers may take back.
+    /// The key is unknown, of another protection domain, or not one that peers may invalidate.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), RemoteAccessError>;
 
-    /// Carries out a WRITE, READ or atomic straight on the peer's memory, if it is within reach. `behind`: an earlier
-    /// request is under way, so nothing may be done yet. Only connections by messages ask.
+    /// Carries out a WRITE, READ or atomic directly on the peer's memory, if the memory is within reach. `behind`: an
+    /// earlier request is under way, so nothing may be done yet. Called for connections by messages only.
     fn direct(&mut self, _index: u32, _request: &SendRequest, _behind: bool) -> Direct {
         Direct::Unable
     }
 
     /// The length of a request that is a plain SEND of at most [`SMALL_BYTES`], neither fenced nor solicited; `None` is
-    /// always right. Only connections by messages ask.
+    /// always allowed. Called for connections by messages only.
     fn small_send(&self, _index: u32) -> Option<u32> {
         None
     }
-    /// Lends the peer up to `max` bytes of a request's local list from `offset` on, if it can reach that memory. Only
-    /// connections by messages ask.
+    /// Lends the peer up to `max` bytes of a request's local list from `offset` on, if the peer can reach that memory.
+    /// Called for connections by messages only.
     fn lend(&mut self, _index: u32, _offset: u32, _max: u32) -> Option<Loan> {
         None
     }
-    /// Fetches what the peer lends into the held receive request.
+    /// Fetches bytes that the peer lends into the held receive request.
     ///
     /// # Errors
-    /// Nothing, or a part, was placed.
+    /// No bytes, or a part of them, were placed.
     fn place_loan(&mut self, _offset: u32, _loan: &Loan) -> Result<(), LoanError> {
         Err(LoanError::Gone)
     }
 
-    /// Fetches what the peer lends into memory that it writes, key checked again.
+    /// Fetches bytes that the peer lends into the memory of its WRITE, key checked again.
     ///
     /// # Errors
-    /// Nothing, or a part, was written.
+    /// No bytes, or a part of them, were written.
     fn write_loan(&mut self, _rkey: Rkey, _va: u64, _loan: &Loan) -> Result<(), LoanError> {
         Err(LoanError::Gone)
     }
-    /// Lends the peer up to `max` bytes of what it reads from `va` on, key checked, if it can fetch them.
+    /// Lends the peer up to `max` bytes of the memory that it READs, from `va` on, key checked, if the peer can fetch
+    /// them.
     fn lend_remote(&mut self, _rkey: Rkey, _va: u64, _max: u32) -> Option<Loan> {
         None
     }
-    /// Fetches what the peer lends into a request's local list, from `offset` on.
+    /// Fetches bytes that the peer lends into a request's local list, from `offset` on.
     ///
     /// # Errors
-    /// Nothing, or a part, was placed.
+    /// No bytes, or a part of them, were placed.
     fn scatter_loan(&mut self, _index: u32, _offset: u32, _loan: &Loan) -> Result<(), LoanError> {
         Err(LoanError::Gone)
     }
 
-    /// An operation of the peer's on this side's memory, new and allowed: it was carried out, or is being answered.
-    /// Counts, and does nothing else.
+    /// Counts a new and allowed operation of the peer on this side's memory, which was carried out, or is being
+    /// answered.
     #[inline]
     fn served(&mut self, _what: Served, _bytes: u32) {}
     /// Raises an event.
     fn event(&mut self, event: QpEvent);
-    /// Counts.
+    /// Counts an event.
     fn count(&mut self, what: Count);
 }
 
-/// Takes packets to send.
+/// A sink for packets to send.
 pub trait TxSink {
-    /// Room for one packet of `len` bytes from BTH to padding, uninitialised in meaning (any bytes):
-    /// every one is to be written. `None`: no room now, come back later. `to` is the path for UD.
-    /// A second `reserve` without [`commit`](Self::commit) takes the place of the first.
+    /// Reserves room for one packet of `len` bytes from BTH to padding. The bytes have arbitrary contents: the caller
+    /// has to write every one. `None`: no room now, try again later. `to` is the path for UD. A second `reserve`
+    /// without [`commit`](Self::commit) replaces the first.
     fn reserve(&mut self, to: Option<AhHandle>, len: usize) -> Option<&mut [u8]>;
-    /// The packet last reserved is complete and to be sent.
+    /// Marks the packet last reserved as complete: it will be sent.
     fn commit(&mut self);
-    /// The least payload that is better sent from where it lies; `None`: none is.
+    /// The least payload that is better sent in place than copied; `None`: none is.
     fn in_place_from(&self) -> Option<u32> {
         None
     }
-    /// As [`commit`](Self::commit) of a packet whose bytes from `at` on are `payload`, and were not written. Only where
-    /// [`in_place_from`](Self::in_place_from) tells so is it called.
+    /// Commits the packet last reserved, whose bytes from `at` on were not written and are `payload` in place. Called
+    /// only if [`in_place_from`](Self::in_place_from) allows it.
     fn commit_in_place(&mut self, _at: usize, _payload: InPlace) {
         unreachable!("this sink has every payload copied");
     }

@@ -1,6 +1,6 @@
-//! A SEND or RDMA WRITE as it comes in, packet by packet: which opcodes may follow which, what lengths
-//! they have, and where the bytes go. RC and UC share it; what a fault means is theirs to say. `accept` is one
-//! table of opcodes and states, and longer than other functions for that.
+//! The reassembly of a SEND or RDMA WRITE from packets: the allowed sequences of opcodes, their lengths, and the places
+//! of their bytes. RC and UC share this module; each decides the consequence of a fault. `accept` is one table of
+//! opcodes and states, and therefore longer than other functions.
 
 use hca_core::wire::{Packet, PacketOp};
 use hca_core::{Access, MAX_MESSAGE_BYTES, Qpn, RecvExtra, Rkey, WcOpcode, WcStatus};

@@ -1,5 +1,5 @@
-//! What a requester has in flight: messages by the index of their request, and the answers that READs
-//! and atomics wait for.
+//! The messages that a requester has in flight, by the index of their request, and the responses that READs and atomics
+//! wait for.
 
 use alloc::boxed::Box;
 use alloc::vec;

@@ -1,4 +1,4 @@
-//! The queue pair: its states, its attributes, and who gets which input.
+//! The queue pair: its states, its attributes, and the dispatch of its inputs.
 
 use hca_core::wire::{Packet, PacketOp, TransportKind};
 use hca_core::{Instant, Mtu, Pkey, QpAttr, QpState, QpType, Qpn, TransitionError, WcStatus};
@@ -13,54 +13,55 @@ use crate::uc::Unreliable;
 use crate::ud::Datagram;
 use crate::{Count, Host, QpEvent, TxSink};
 
-/// What a queue pair is created with.
+/// The configuration of a new queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
     /// Service.
     pub qp_type: QpType,
     /// The number.
     pub qpn: Qpn,
-    /// READs and atomics outstanding at most, on either side; `max_rd_atomic` and
-    /// `max_dest_rd_atomic` beyond it are refused.
+    /// The most outstanding READs and atomics, on either side; `max_rd_atomic` and `max_dest_rd_atomic` beyond it are
+    /// refused.
     pub max_rd_atomic_limit: u8,
     /// Depth of the send queue.
     pub max_send_wr: u32,
-    /// Bytes in flight to the peer at most: what its receive buffer takes.
+    /// The most bytes in flight to the peer: the size of its receive buffer.
     pub window_bytes: u32,
-    /// The largest path MTU of the port; datagrams are at most this long.
+    /// The largest path MTU of the port, which is also the limit of a datagram.
     pub port_mtu: Mtu,
 }
 
-/// What came with a packet beside its bytes.
+/// The data that came with a packet beside its bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RxMeta<'a> {
-    /// The packet met congestion on its way (CE mark in its IP header).
+    /// Whether the packet met congestion on its way (CE mark in its IP header).
     pub ce: bool,
-    /// The global route header as a UD receive shows it (over IPv4 the IP header in the last 20 bytes).
-    /// Only UD looks at it; `None` reads as zeros.
+    /// The global route header as a UD receive shows it (over IPv4 the IP header in the last 20 bytes). Only UD uses
+    /// it; `None` reads as zeros.
     pub grh: Option<&'a [u8; 40]>,
 }
 
 /// An acknowledgement that waits to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckOwed {
-    /// A receive request was completed since the last one left, so that the program may answer soon and
-    /// the acknowledgement may wait one turn to share its train. Otherwise it leaves at the end of this turn.
+    /// Whether a receive request was completed since the last acknowledgement left. The program may then answer soon,
+    /// so the acknowledgement may wait one turn to share the answer's train. Otherwise it leaves at the end of this
+    /// turn.
     pub delivered: bool,
 }
 
-/// The services that a queue pair wants of its adapter now.
+/// The services that a queue pair needs from its adapter now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wants {
-    /// [`Qp::poll_transmit`] may have something.
+    /// Whether [`Qp::poll_transmit`] may have packets.
     pub transmit: bool,
     /// The acknowledgement that is owed, for [`Qp::poll_ack`].
     pub ack: Option<AckOwed>,
-    /// When [`Qp::handle_timeout`] is due.
+    /// The time at which [`Qp::handle_timeout`] is due.
     pub deadline: Option<Instant>,
 }
 
-/// The send window of a connection as it stands.
+/// The present send window of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowStats {
     /// Bytes that may be in flight.
@@ -69,7 +70,7 @@ pub struct WindowStats {
     pub inflight_bytes: u32,
     /// Smoothed round trip; 0 before the first sample.
     pub srtt_ns: u64,
-    /// The variation.
+    /// The variation of the round trip.
     pub rttvar_ns: u64,
 }
 
@@ -121,12 +122,12 @@ impl Qp {
             by_messages: false,
         }
     }
-    /// Whether its next connection goes by messages, as between adapters of one machine; both ends must agree. To be
-    /// said before the transition to RTR. Only RC does.
+    /// Sets whether the next connection goes by messages, as between adapters of one machine; both ends must agree. To
+    /// be called before the transition to RTR. RC only.
     pub fn use_messages(&mut self, yes: bool) {
         self.by_messages = yes && self.config.qp_type == QpType::Rc;
     }
-    /// Whether its connection goes by messages.
+    /// Whether the connection goes by messages.
     #[inline]
     pub fn uses_messages(&self) -> bool {
         matches!(self.service, Service::Local(_))
@@ -158,8 +159,8 @@ impl Qp {
         &self.attr
     }
 
-    /// Sets attributes and changes the state. To ERROR it completes all requests as flushed, those of the
-    /// send queue first; to RESET it forgets everything, and the host drops its rings itself.
+    /// Sets attributes and changes the state. To ERROR it completes all requests as flushed, those of the send queue
+    /// first; to RESET it discards all state, and the host drops its rings itself.
     ///
     /// # Errors
     /// The transition's rules, or a value beyond the limits of [`QpConfig`].
@@ -438,8 +439,8 @@ impl Qp {
         }
     }
 
-    /// Whether a request that is posted now may be done at once on the peer's memory, without being queued: a
-    /// connection by messages, ready to send, with nothing under way or refused.
+    /// Whether a request that is posted now may be done at once on the peer's memory, without being queued: the
+    /// connection goes by messages, is ready to send, and has no request under way or refused.
     #[inline]
     pub fn is_idle_near(&self) -> bool {
         self.state == QpState::Rts && matches!(&self.service, Service::Local(m) if m.requester.is_idle())
@@ -450,7 +451,7 @@ impl Qp {
         self.state == QpState::Rts
             && matches!(&self.service, Service::Local(m) if !m.requester.wants_transmit() && !m.responder.wants_transmit())
     }
-    /// Sends what was posted last, and nothing else. `false`: there is more to be done, by
+    /// Sends the requests that were posted last, and nothing else. `false`: more work is left for
     /// [`poll_transmit`](Self::poll_transmit).
     #[inline]
     pub fn send_messages<H: Host, T: TxSink>(
@@ -469,8 +470,8 @@ impl Qp {
         }
         !m.requester.wants_transmit()
     }
-    /// Nobody is at the peer's address now, for a connection by messages: tries again soon, as long as the queue pair's
-    /// timeout lets it.
+    /// Handles, for a connection by messages, that no adapter is at the peer's address now: the queue pair tries again
+    /// soon, within its timeout.
     pub fn unreachable<H: Host>(&mut self, now: Instant, host: &mut H) {
         let Service::Local(m) = &mut self.service else { return };
         m.responder.stop();
@@ -478,8 +479,8 @@ impl Qp {
             self.fail_send(status, host);
         }
     }
-    /// The peer of a connection by messages has gone, and the connection with it: what is under way fails, and so does
-    /// what is posted later.
+    /// Handles the end of a message connection's peer: requests under way fail, and so do requests that are posted
+    /// later.
     pub fn peer_gone<H: Host>(&mut self, host: &mut H) {
         let Service::Local(m) = &mut self.service else { return };
         m.requester.peer_gone();
@@ -517,7 +518,7 @@ impl Qp {
         }
     }
 
-    /// Send or receive requests were posted.
+    /// Handles newly posted send or receive requests.
     #[inline]
     pub fn handle_posted<H: Host>(&mut self, _now: Instant, host: &mut H) {
         match self.state {
@@ -533,7 +534,7 @@ impl Qp {
         }
     }
 
-    /// Time passed; to be called at [`next_deadline`](Self::next_deadline). Early calls are harmless.
+    /// Handles timers that are due; to be called at [`next_deadline`](Self::next_deadline). Early calls are harmless.
     pub fn handle_timeout<H: Host>(&mut self, now: Instant, host: &mut H) {
         if let Service::Rc(c) = &mut self.service
             && now.as_nanos() >= c.requester.deadline_ns()
@@ -547,7 +548,7 @@ impl Qp {
             self.fail_send(status, host);
         }
     }
-    /// The work that an input, or packets that were taken, leave to the engine.
+    /// The work for the engine after an input, or after packets were taken.
     #[inline(always)]
     pub fn wants(&self) -> Wants {
         let sends = matches!(self.state, QpState::Rts | QpState::Sqd);
@@ -568,20 +569,20 @@ impl Qp {
         };
         Wants { transmit, ack, deadline: (at != NEVER).then(|| Instant::from_nanos(at)) }
     }
-    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    /// The time at which [`handle_timeout`](Self::handle_timeout) is due.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.wants().deadline
     }
-    /// Whether [`poll_transmit`](Self::poll_transmit) may have something; never while it merely waits for
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have packets; `false` while the queue pair only waits for
     /// acknowledgements, credits or a timer.
     #[inline]
     pub fn wants_transmit(&self) -> bool {
         self.wants().transmit
     }
 
-    /// Sends up to `max_packets` packets and returns how many; fewer when there are no more, or when the
-    /// sink is full. Plain acknowledgements are left to [`poll_ack`](Self::poll_ack).
+    /// Sends up to `max_packets` packets and returns their number; fewer if there are no more, or if the sink is full.
+    /// Plain acknowledgements are left to [`poll_ack`](Self::poll_ack).
     pub fn poll_transmit<H: Host, T: TxSink>(
         &mut self,
         now: Instant,
@@ -650,7 +651,7 @@ impl Qp {
     pub fn ack_owed(&self) -> Option<AckOwed> {
         self.wants().ack
     }
-    /// Sends the acknowledgement that is owed, one for all packets since the last. Returns whether it did.
+    /// Sends the owed acknowledgement, one for all packets since the last. Returns whether one was sent.
     #[inline]
     pub fn poll_ack<H: Host, T: TxSink>(&mut self, _now: Instant, host: &mut H, tx: &mut T) -> bool {
         match &mut self.service {

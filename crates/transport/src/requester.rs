@@ -1,9 +1,8 @@
-//! The requester of a reliable connection: it cuts send requests into packets, remembers which messages
-//! are in flight, goes back when packets were lost, and keeps to window, credits and limits.
+//! The requester of a reliable connection: it cuts send requests into packets, keeps the messages in flight,
+//! retransmits lost packets, and obeys window, credits and limits.
 //!
-//! Nothing of a packet is stored. A message in flight is its index, its first PSN and its kind; a
-//! cursor (request, packet) says what is sent next, and going back moves the cursor. What answers mean
-//! is in `completer`.
+//! No packet is stored. A message in flight is its index, its first PSN and its kind; a cursor (request, packet) names
+//! the next packet to send, and a retransmission moves the cursor back. `completer` handles responses.
 
 use hca_core::wire::{BthFlags, PacketOp};
 use hca_core::{Instant, Psn, SendFlags, WcStatus};

@@ -1,5 +1,5 @@
-//! The responder of a reliable connection: it carries requests out in the order of their PSNs, answers
-//! what comes twice without doing it twice, and refuses what the rules forbid.
+//! The responder of a reliable connection: it executes requests in the order of their PSNs, answers duplicate requests
+//! without executing them again, and refuses requests that the rules forbid.
 //!
 //! READ requests and atomics wait in a ring until their responses have left, in order; no
 //! acknowledgement or NAK passes them.

@@ -1,4 +1,4 @@
-//! The round trip as measured, and the probe timer that follows from it.
+//! The measured round trip, and the probe timer that follows from it.
 
 /// The delay of a probe before the first sample.
 const INITIAL_PROBE_NS: u64 = 2_000_000;

@@ -1,8 +1,8 @@
 //! Unreliable connection: SEND and RDMA WRITE without answers.
 //!
-//! A message that lost a packet is dropped without a word and its receive request goes back to the head
-//! of its queue; the next First or Only begins anew, whatever its PSN. A request is complete when its
-//! last packet has left. A request that can't be carried out stops the send queue only (SQE).
+//! A message that lost a packet is dropped silently, and its receive request returns to the head of its queue. The next
+//! First or Only packet begins a new message, with any PSN. A request is complete when its last packet has left. A
+//! request that can't be carried out stops the send queue only (SQE).
 
 use hca_core::wire::{Bth, BthFlags, Opcode, Packet, PacketOp};
 use hca_core::{MAX_MESSAGE_BYTES, Psn, QpAttr, SendFlags, SendOp, WcStatus};

@@ -1,7 +1,7 @@
 //! Unreliable datagram: one packet a message, to any queue pair that knows the Q_Key.
 //!
-//! Anybody can send a datagram, so none may harm the receiver: what does not fit its receive request is
-//! dropped and counted, and the request goes back to the head of its queue.
+//! Any host can send a datagram, so no datagram may harm the receiver: a datagram that does not fit its receive request
+//! is dropped and counted, and the request returns to the head of its queue.
 
 use hca_core::wire::{Be24, Be32, Bth, BthFlags, Deth, ImmDt, Opcode, Packet, PacketOp};
 use hca_core::{Pkey, Psn, Qkey, Qpn, RecvExtra, SendFlags, SendOp, WcOpcode, WcStatus};

@@ -1,9 +1,9 @@
-//! The send window: how much may be in flight to the peer, by loss, delay and congestion marks.
+//! The send window: the bytes that may be in flight to the peer, controlled by loss, delay and congestion marks.
 //!
-//! Bytes are counted in units of 64, a packet's headers as one more unit, since a receiver's buffer
-//! pays for packets too. A loss takes a fifth off the window at most once a round trip, and the window
-//! grows back by several packets a round trip: what gets lost at random slows a stream, and what gets
-//! lost because a buffer is full still meets a sender that yields.
+//! Bytes are counted in units of 64, and a packet's headers as one more unit, since packets cost a receiver's buffer,
+//! too. A loss reduces the window by a fifth, at most once a round trip, and the window grows back by several packets a
+//! round trip. So random loss slows a stream only a little, and a sender still yields when packets are lost because a
+//! buffer is full.
 
 /// Bytes of one unit.
 pub(crate) const UNIT_BYTES: u32 = 64;

@@ -1,6 +1,7 @@
 //! The longest message, 2^31 bytes, by packets of 256: it takes 2^23 PSNs, half of their circle.
 //!
-//! Memory is not held: each packet's payload tells its place in the message, and must come in its turn.
+//! The test allocates no such memory: each packet's payload holds its place in the message, and packets must arrive in
+//! order.
 #![allow(missing_docs)]
 
 use hca_core::wire::Packet;

@@ -1,4 +1,5 @@
-//! Reliable connection by messages: what requests do, in which order they end, and what holds them back.
+//! Reliable connection by messages: the effects of requests, the order of their completions, and the conditions that
+//! delay them.
 mod messages;
 mod pair;
 

@@ -1,4 +1,4 @@
-//! Reliable connection by messages: what is refused, and how requests end by it; as on packets.
+//! Reliable connection by messages: refused requests and their completions, as with packets.
 mod messages;
 mod pair;
 

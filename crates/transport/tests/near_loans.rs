@@ -1,4 +1,4 @@
-//! Reliable connection by messages: bytes that are lent, and fetched by who receives them, or sent where they can't be.
+//! Reliable connection by messages: lent bytes, which the receiver fetches, or which are sent if it can't.
 mod messages;
 mod pair;
 

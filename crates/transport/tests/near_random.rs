@@ -1,5 +1,5 @@
-//! Reliable connection by messages, at random: each request ends once, in order, with the right bytes, whenever the
-//! peers become ready and whoever has the next turn; and no bytes that come can do harm.
+//! Reliable connection by messages, at random: each request ends once, in order, with the right bytes, for all times at
+//! which the peers become ready and all orders of turns; and no received bytes do harm.
 mod messages;
 mod pair;
 

@@ -1,4 +1,4 @@
-//! Reliable connection by messages: what is sent again, when, and that it is carried out once.
+//! Reliable connection by messages: requests that are sent again, the times of that, and their single execution.
 mod messages;
 mod pair;
 

@@ -1,4 +1,5 @@
-//! Which packets ask for an acknowledgement, and what becomes of those that do not, as packet scripts.
+//! Acknowledgement requests: the packets that ask for an acknowledgement, and the handling of packets that do not, as
+//! packet scripts.
 mod pair;
 
 use hca_core::wire::{NakCode, Packet, PacketOp, Syndrome};

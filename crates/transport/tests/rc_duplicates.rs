@@ -1,4 +1,4 @@
-//! Reliable connection: what comes twice, as packet scripts. What was carried out is answered again, and nothing else.
+//! Reliable connection: duplicate packets, as packet scripts. The responder answers only executed requests again.
 mod pair;
 
 use hca_core::wire::{NakCode, Packet, PacketOp};

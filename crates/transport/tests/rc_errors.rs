@@ -1,4 +1,4 @@
-//! Reliable connection: what is refused, and how requests end by it.
+//! Reliable connection: refused requests and their completions.
 mod pair;
 
 use hca_core::wire::{NakCode, Opcode, Packet, PacketOp, Syndrome};

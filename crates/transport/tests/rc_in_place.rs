@@ -1,4 +1,4 @@
-//! Payloads that are sent from where they lie, as packet scripts.
+//! Payloads that are sent in place, as packet scripts.
 mod pair;
 
 use hca_core::wire::{Packet, PacketOp};

@@ -12,7 +12,7 @@
 //! let work: TurnLock<Vec<u32>, INNER> = TurnLock::new(vec![1, 2]);
 //! let mut guard = work.lock();
 //! guard.push(3);
-//! // Who comes meanwhile goes again, and knows that the holder will look once more.
+//! // Another thread leaves a note and returns: the holder does the work again.
 //! assert!(work.lock_or_notify_holder().is_none());
 //! assert!(guard.unlock(), "word was left");
 //! assert_eq!(work.turn_or_notify_holder(|v| v.drain(..).sum::<u32>()), Some(6));
@@ -24,7 +24,7 @@
 //! that one lock of level [`INNER`]. A second lock of the same level the thread takes by a locked instruction, like any
 //! other thread.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `turn_lock` | [`TurnLock`] and its protocol |
 //! | `thread_word` | by which a thread says that it is inside |

@@ -1,9 +1,9 @@
-//! Memory of the program's own as buffers.
+//! Adopted memory: memory of the program's own as buffers.
 //!
 //! Invariants of the unsafe code:
-//! 1. An [`Owner`] is boxed before its bytes are asked for, and is neither moved nor used until it is given back or
-//!    dropped. By the promise of its trait its bytes stay where they are meanwhile, and nobody else writes them.
-//! 2. The region that holds the owner gives it out, or drops it, after the device has let go of the bytes.
+//! 1. An [`Owner`] is boxed before its `bytes` are called, and is neither moved nor used until it is given back or
+//!    dropped. By the contract of its trait its bytes stay at their address meanwhile, and no other code writes them.
+//! 2. The region that holds the owner gives it out, or drops it, after the device has released the bytes.
 #![allow(unsafe_code)]
 
 use std::any::{Any, TypeId};
@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::region::{Memory, Region};
 use crate::{Buf, FrozenBuf, MemoryError, Pd};
 
-/// A type that owns bytes which no one else writes: `Vec<u8>`, `Box<[u8]>`; with the features of these names
+/// An owner of bytes that no other code writes: `Vec<u8>`, `Box<[u8]>`; with the features of these names
 /// `bytes::BytesMut` and `memmap2::MmapMut`.
 ///
 /// # Safety
@@ -132,10 +132,10 @@ impl Drop for Owner {
 }
 
 impl Pd {
-    /// Registers memory of the program's own, as a buffer: it is sent from and received into without a copy, and
-    /// [`Buf::into_owner`] gives it back as it was. Not every device reaches such memory
-    /// ([`DeviceAttr::foreign_memory`](hca_core::DeviceAttr)), and each call is a registration: many small buffers are
-    /// better taken from [`alloc`](Self::alloc).
+    /// Registers memory of the program's own, as a buffer: requests send from it and receive into it without a copy,
+    /// and [`Buf::into_owner`] gives the owner back. Not every device can reach such memory
+    /// ([`DeviceAttr::foreign_memory`](hca_core::DeviceAttr)), and each call is a registration: [`alloc`](Self::alloc)
+    /// is better for many small buffers.
     ///
     /// ```
     /// # use hca_verbs::*;
@@ -147,18 +147,19 @@ impl Pd {
     /// ```
     ///
     /// # Errors
-    /// The device reaches only memory of its own, no bytes or too many, or it has no more regions; the memory comes back.
+    /// The device reaches only memory of its own, the length is 0 or too large, or the device has no more regions; the
+    /// memory comes back.
     pub fn adopt<T: OwnedBytes>(&self, owner: T) -> Result<Buf, NotAdopted<T>> {
         let bytes = |owner: &mut T| NonNull::from(owner.bytes());
         self.adopt_owner(owner, Access::LOCAL_WRITE, bytes)
             .map(|(region, addr, len)| Buf::new(region, addr, len))
     }
 
-    /// As [`adopt`](Self::adopt), for memory that is only read: it is sent from, and [`FrozenBuf::into_owner`] gives it
-    /// back.
+    /// Registers memory of the program that is only read, like [`adopt`](Self::adopt): requests send from it, and
+    /// [`FrozenBuf::into_owner`] gives the owner back.
     ///
     /// # Errors
-    /// As there.
+    /// As [`adopt`](Self::adopt).
     pub fn adopt_frozen<T: FrozenBytes>(&self, owner: T) -> Result<FrozenBuf, NotAdopted<T>> {
         let bytes = |owner: &mut T| NonNull::from(owner.bytes());
         // Frozen at once, and for ever: its region lets nobody write.
@@ -199,7 +200,7 @@ impl Pd {
     }
 }
 
-/// Memory of the program's own that was not adopted comes back.
+/// The error of an adoption, with the program's memory.
 #[derive(Error)]
 #[error("{error}")]
 pub struct NotAdopted<T> {

@@ -1,4 +1,4 @@
-//! Address handles: where datagrams go.
+//! Address handles: the paths of datagrams.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,7 +9,8 @@ use hca_core::{AddressVector, AhHandle, DeviceError, Qkey, Qpn, UdDest};
 use crate::pd::PdCore;
 use crate::{Message, Pd, Wc};
 
-/// The path to a port. Cheap to clone; a request in flight holds one, and the last drop destroys it.
+/// An address handle: the path to a port. Cheap to clone; a request in flight holds a clone, and the last drop destroys
+/// the device's handle.
 #[derive(Clone)]
 pub struct AddressHandle {
     inner: Arc<Inner>,
@@ -31,11 +32,11 @@ impl AddressHandle {
     pub fn av(&self) -> &AddressVector {
         &self.inner.av
     }
-    /// The handle that the device knows.
+    /// The handle of the device's object.
     pub fn handle(&self) -> AhHandle {
         self.inner.handle
     }
-    /// A queue pair at the end of the path, with the Q_Key that it takes.
+    /// The destination of a queue pair at the end of the path, with the Q_Key that it accepts.
     pub fn peer(&self, qpn: Qpn, qkey: Qkey) -> UdPeer {
         UdPeer { ah: self.clone(), qpn, qkey }
     }
@@ -66,9 +67,9 @@ impl Drop for Inner {
 pub struct UdPeer {
     /// The path.
     pub ah: AddressHandle,
-    /// The queue pair at its end.
+    /// The queue pair at the path's end.
     pub qpn: Qpn,
-    /// The Q_Key to send; one with bit 31 set sends the sender's own.
+    /// The Q_Key to send; a value with bit 31 set sends the sender's own Q_Key.
     pub qkey: Qkey,
 }
 
@@ -78,8 +79,8 @@ impl UdPeer {
     }
 }
 
-/// Address handles for the paths of a program's datagrams, each made once: a server answers without a call of the device
-/// for each message.
+/// A cache of address handles for the paths of a program's datagrams, each created once: a server answers without a
+/// call of the device for each message.
 ///
 /// ```
 /// # use hca_verbs::*;
@@ -108,7 +109,7 @@ struct Cached {
 }
 
 impl AhCache {
-    /// A cache of at most `max` paths (at least one); the path that was not used for longest makes room.
+    /// A cache of at most `max` paths (at least one), which evicts the least recently used path.
     pub fn new(pd: &Pd, max: usize) -> Self {
         Self { pd: pd.clone(), max: max.max(1), paths: HashMap::new(), uses: 0 }
     }
@@ -132,7 +133,8 @@ impl AhCache {
         Ok(&cached.ah)
     }
 
-    /// The sender of a datagram, to be answered with its Q_Key; `None` where [`Wc::grh`] is, or if it is no datagram.
+    /// The sender of a datagram as a destination with this Q_Key; `None` if [`Wc::grh`] is `None`, or the completion is
+    /// not of a datagram.
     ///
     /// # Errors
     /// The device's limits, or no path.
@@ -141,20 +143,20 @@ impl AhCache {
         Some(self.ah(&path).map(|ah| ah.peer(qpn, qkey)))
     }
 
-    /// As [`reply_to`](Self::reply_to), for a message of an [`AsyncQp`](crate::AsyncQp).
+    /// The sender of a message of an [`AsyncQp`](crate::AsyncQp) as a destination, like [`reply_to`](Self::reply_to).
     ///
     /// # Errors
-    /// As there.
+    /// As [`reply_to`](Self::reply_to).
     pub fn reply_to_message(&mut self, message: &Message, qkey: Qkey) -> Option<Result<UdPeer, DeviceError>> {
         let (path, qpn) = (message.grh()?.reply_path(), message.src_qp()?);
         Some(self.ah(&path).map(|ah| ah.peer(qpn, qkey)))
     }
 
-    /// Paths that it holds.
+    /// The number of cached paths.
     pub fn len(&self) -> usize {
         self.paths.len()
     }
-    /// Whether it holds none.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.paths.is_empty()
     }

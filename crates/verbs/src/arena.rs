@@ -1,4 +1,4 @@
-//! Which bytes of a region are free: ranges by address and by length.
+//! The free bytes of a region: ranges by address and by length.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,11 +1,11 @@
-//! Buffers: owned parts of regions that no peer reaches.
+//! Buffers: owned parts of regions that peers can't access.
 //!
 //! Invariants of the unsafe code:
-//! 1. `addr .. addr + len` lies inside of `region`, which holds it until the last part is dropped.
+//! 1. `addr .. addr + len` lies inside of `region`, which keeps the memory until the last part is dropped.
 //! 2. The region grants no remote access, and its parts never overlap: each byte has one owner.
-//! 3. Posting moves a [`Buf`] into the queue's slots, so while a request may touch the bytes no `Buf`
-//!    is in the program's hands, and no slice of it exists. What a queue holds of a [`FrozenBuf`] is only
-//!    ever read, by the device as by the program.
+//! 3. Posting moves a [`Buf`] into the queue's slots, so while a request may access the bytes the program holds no
+//!    `Buf` of them, and no slice of them exists. The bytes of a [`FrozenBuf`] in a queue are only ever read, by the
+//!    device and by the program.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -18,10 +18,10 @@ use crate::RangeError;
 use crate::part::First;
 use crate::region::Region;
 
-/// An owned part of a region that no peer reaches: a slice while held; posting moves it, its completion
-/// gives it back. From [`Pd::alloc`](crate::Pd::alloc).
+/// An owned part of a region that peers can't access: a slice while the program holds it; posting moves it, and its
+/// completion gives it back. From [`Pd::alloc`](crate::Pd::alloc).
 ///
-/// Dropped, its bytes go back to where they came from. Forgotten, they are leaked.
+/// Dropping a buffer returns its bytes to their protection domain or owner; forgetting it leaks them.
 pub struct Buf {
     region: Arc<Region>,
     addr: NonNull<u8>,
@@ -43,7 +43,7 @@ impl Buf {
         &self.region
     }
 
-    /// Two parts: the first `mid` bytes, and the others.
+    /// Splits the buffer into two parts: the first `mid` bytes, and the rest.
     ///
     /// # Panics
     /// `mid` lies beyond the end.
@@ -57,8 +57,8 @@ impl Buf {
         (Self::new(Arc::clone(&region), addr, mid), Self::new(region, second, len - mid))
     }
 
-    /// Parts of `part_len` bytes, in order; the last may be shorter. Dropping the iterator drops the parts that it has
-    /// not yielded.
+    /// Splits the buffer into parts of `part_len` bytes, in order; the last may be shorter. Dropping the iterator drops
+    /// the parts that it has not yielded.
     ///
     /// # Panics
     /// `part_len` is 0.
@@ -67,10 +67,10 @@ impl Buf {
         SplitInto { rest: Some(self).filter(|b| b.len > 0), part_len }
     }
 
-    /// The part that begins here and ends where `next` ends.
+    /// Joins two adjacent parts: the result begins where this part begins and ends where `next` ends.
     ///
     /// # Errors
-    /// `next` does not begin where this ends, or lies in another region: both come back.
+    /// `next` does not begin where this part ends, or lies in another region: both come back.
     pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
         // SAFETY: (1): one past the end at most.
         let end = unsafe { self.addr.add(self.len) };
@@ -82,17 +82,17 @@ impl Buf {
         Ok(Self::new(region, addr, len + more))
     }
 
-    /// Makes it read-only, and cloneable: one buffer can be sent to many.
+    /// Makes the buffer read-only and cloneable: one buffer can be sent to many peers.
     pub fn freeze(self) -> FrozenBuf {
         let (addr, len) = (self.addr, self.len);
         FrozenBuf { whole: Arc::new(self), addr, len }
     }
 
-    /// The owner of the program's own memory, as it was given to [`Pd::adopt`](crate::Pd::adopt).
+    /// Gives back the owner of the program's memory, as it was passed to [`Pd::adopt`](crate::Pd::adopt).
     ///
     /// # Errors
     /// The buffer is only a part of the adopted memory, its owner is not a `T`, or the device does not release it. The
-    /// error holds the buffer. Parts are put together by [`join`](Self::join) first.
+    /// error holds the buffer. [`join`](Self::join) puts parts together first.
     pub fn into_owner<T: 'static>(self) -> Result<T, Self> {
         let whole = self.addr == self.region.base() && self.len == self.region.len();
         let (mut region, addr, len) = self.into_raw();
@@ -100,7 +100,8 @@ impl Buf {
         owner.ok_or_else(|| Self::new(region, addr, len))
     }
 
-    /// Posts only the first `len` bytes; the whole buffer comes back.
+    /// The first `len` bytes as an entry of a list: only they are posted, and the completion gives the whole buffer
+    /// back.
     ///
     /// # Panics
     /// `len` lies beyond the end.
@@ -155,7 +156,7 @@ impl fmt::Debug for Buf {
     }
 }
 
-/// Parts of one buffer; see [`Buf::split_into`].
+/// An iterator over the parts of one buffer; see [`Buf::split_into`].
 #[derive(Debug)]
 pub struct SplitInto {
     rest: Option<Buf>,
@@ -198,7 +199,7 @@ impl FrozenBuf {
         &self.whole.region
     }
 
-    /// A part of it, with the same owner.
+    /// A part of the buffer, which shares its owner.
     ///
     /// # Panics
     /// The range does not lie inside.
@@ -227,11 +228,12 @@ impl FrozenBuf {
 }
 
 impl FrozenBuf {
-    /// The owner of the program's own memory, as it was given to [`Pd::adopt_frozen`](crate::Pd::adopt_frozen), if this
-    /// is the only owner of all of it.
+    /// Gives back the owner of the program's memory, as it was passed to [`Pd::adopt_frozen`](crate::Pd::adopt_frozen),
+    /// if this is the only clone and covers all of it.
     ///
     /// # Errors
-    /// It has other owners, its owner is not a `T`, or the device does not release it. The error holds the buffer.
+    /// Other clones exist, the owner is not a `T`, or the device does not release the memory. The error holds the
+    /// buffer.
     pub fn into_owner<T: 'static>(self) -> Result<T, Self> {
         let Self { whole, addr, len } = self;
         let whole = Arc::try_unwrap(whole).map_err(|whole| Self { whole, addr, len })?;

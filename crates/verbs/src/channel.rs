@@ -16,12 +16,12 @@ use crate::context::Ctx;
 use crate::wait::{deadline, wait_readable};
 use crate::{CompletionQueue, WaitError};
 
-/// A channel for the notifications of completion queues, as `ibv_comp_channel` is: one descriptor for all of them, which
-/// says which queue has something. From [`Context::create_channel`](crate::Context::create_channel). Clones are the same
-/// channel.
+/// A channel for the notifications of completion queues, as `ibv_comp_channel` is: one descriptor for all of them, and
+/// the name of the queue that has completions. From [`Context::create_channel`](crate::Context::create_channel). Clones
+/// are the same channel.
 ///
-/// A queue that is [attached](Self::attach) and armed is named once when it has completions; its program polls it, arms
-/// it again, and polls once more.
+/// The channel names an [attached](Self::attach) and armed queue once when the queue has completions. The program then
+/// polls the queue, arms it again, and polls once more.
 ///
 /// ```
 /// # use hca_verbs::*;
@@ -127,15 +127,15 @@ impl CompletionChannel {
         Ok(Self { ctx, shared, epoll: Arc::new(epoll) })
     }
 
-    /// Has the notifications of a queue come here, in place of the channel before. A waker that was set for it
-    /// ([`CompletionQueue::poll_next`]) is replaced.
+    /// Sends the notifications of a queue to this channel, instead of to an earlier one. A waker that was set for the
+    /// queue ([`CompletionQueue::poll_next`]) is replaced.
     pub fn attach(&self, cq: &mut CompletionQueue) {
         let named = Named { shared: Arc::clone(&self.shared), cq: cq.handle() };
         cq.notify_by(Waker::from(Arc::new(named)));
     }
 
-    /// Takes the oldest queue that was named and that nobody took, though it may have gone since; never waits. Where the program's calls move the
-    /// device, this is one of them.
+    /// Takes the oldest named queue that no call has taken yet; the queue may have been dropped since. Never waits. On
+    /// a device that only the program's calls move, this call makes progress.
     pub fn poll(&self) -> Option<CqHandle> {
         self.shared.take().or_else(|| {
             self.ctx.device.turn();
@@ -146,7 +146,7 @@ impl CompletionChannel {
     /// Waits until a queue is named; for ever without a `timeout`.
     ///
     /// # Errors
-    /// None was named in time, or the operating system refused to wait.
+    /// No queue was named in time, or the operating system refused to wait.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<CqHandle, WaitError> {
         let deadline = deadline(timeout);
         loop {
@@ -161,8 +161,8 @@ impl CompletionChannel {
         }
     }
 
-    /// The next queue that is named, for any runtime. As [`CompletionQueue::next`], it makes the progress of a device
-    /// that has no thread. A dropped future takes no notification.
+    /// The next named queue, for any runtime. Like [`CompletionQueue::next`], the future makes the progress of a device
+    /// without a thread. A dropped future takes no notification.
     pub async fn next(&self) -> CqHandle {
         poll_fn(|cx| self.poll_next(cx)).await
     }

@@ -1,4 +1,4 @@
-//! Errors, one enum a family of operations.
+//! Errors, with one enum for each family of operations.
 
 use core::fmt;
 use core::time::Duration;
@@ -22,7 +22,7 @@ hca_core::debug_as_display!(
 #[derive(Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// The device refused.
+    /// The device refused the operation.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The device reaches only memory that it gave out itself.
@@ -33,10 +33,10 @@ pub enum MemoryError {
         /// The device's name.
         device: String,
     },
-    /// A region of no bytes.
+    /// The region would have no bytes.
     #[error("a region has at least 1 byte")]
     Empty,
-    /// A region longer than the device takes.
+    /// The region is longer than the device allows.
     #[error("the region has {len} bytes; this device takes at most {max}")]
     TooLong {
         /// Bytes asked for.
@@ -46,7 +46,7 @@ pub enum MemoryError {
     },
 }
 
-/// A range does not lie inside of memory.
+/// The error of a range that does not lie inside of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[error("range {start}..{end} of {len} bytes")]
 pub struct RangeError {
@@ -62,7 +62,7 @@ pub struct RangeError {
 #[derive(Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The device refused.
+    /// The device refused the operation.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A completion queue could overrun.
@@ -80,19 +80,19 @@ pub enum BuildError {
         /// Entries that this queue pair has to reserve.
         needed: u32,
     },
-    /// A queue of no entries, or lists of more entries than can be posted.
+    /// A queue has no entries, or lists have more entries than can be posted.
     #[error("{what} of {value} is out of range: {min} to {max}")]
     OutOfRange {
         /// The setting.
         what: &'static str,
         /// The given value.
         value: u32,
-        /// The least.
+        /// The least allowed value.
         min: u32,
-        /// The most.
+        /// The largest allowed value.
         max: u32,
     },
-    /// Parts of two adapters were mixed.
+    /// A part belongs to another context.
     #[error(
         "the {what} belongs to another context; make it from the context that the queue pair is built in"
     )]
@@ -106,7 +106,7 @@ pub enum BuildError {
 #[derive(Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The device refused.
+    /// The device refused the operation.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The far end is a queue pair of another service.
@@ -117,7 +117,7 @@ pub enum ConnectError {
         /// The far end's.
         theirs: QpType,
     },
-    /// RESET drops requests without a completion.
+    /// The change to RESET is not allowed, because it drops requests without a completion.
     #[error("a queue pair of the safe API can't go back to RESET; drop it and build another")]
     Reset,
 }
@@ -126,13 +126,13 @@ pub enum ConnectError {
 #[derive(Error)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// Nothing came in time.
+    /// No completion or event came in time.
     #[error("nothing arrived within {0:?}")]
     TimedOut(Duration),
-    /// The device has nothing to wait on.
+    /// The device has no descriptor to wait on.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The operating system refused.
+    /// The operating system refused to wait.
     #[error("waiting on the device's descriptor: {0}")]
     Io(#[from] std::io::Error),
 }
@@ -141,10 +141,10 @@ pub enum WaitError {
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostRefusal {
-    /// The rules of the queue.
+    /// The queue refuses the request.
     #[error(transparent)]
     Queue(#[from] PostErrorKind),
-    /// Memory of another protection domain.
+    /// The memory belongs to another protection domain.
     #[error(
         "entry {entry} of the list belongs to another protection domain than the queue pair; take its memory from the queue pair's own"
     )]
@@ -152,12 +152,12 @@ pub enum PostRefusal {
         /// The index of the entry.
         entry: usize,
     },
-    /// An address handle of another protection domain.
+    /// The address handle belongs to another protection domain.
     #[error(
         "the address handle belongs to another protection domain than the queue pair; create one in the queue pair's own"
     )]
     ForeignAh,
-    /// The queue would fill for ever.
+    /// The queue would be full for ever, because all of its requests would be unsignalled.
     #[error(
         "{run} requests in a row are unsignalled, and a queue of {depth} would never be freed; signal at least every {depth}th"
     )]
@@ -177,7 +177,7 @@ pub enum PostRefusal {
         /// Bytes of the remote range.
         room: u64,
     },
-    /// An atomic on a word that is not aligned.
+    /// The word of an atomic operation is not aligned.
     #[error("an atomic needs an address aligned to 8 bytes, and {addr:#x} is not")]
     Misaligned {
         /// Address at the peer.
@@ -185,7 +185,7 @@ pub enum PostRefusal {
     },
 }
 
-/// A request that was not taken comes back with all that it owned.
+/// The error of a refused request, which gives the request back with everything that it owns.
 pub struct Refused<R> {
     /// The request, as it was given.
     pub request: R,
@@ -210,7 +210,7 @@ impl<R> From<Refused<R>> for PostRefusal {
     }
 }
 
-/// A completion that is no success.
+/// The error of a failed completion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WcError {
     /// The request's id.
@@ -259,14 +259,14 @@ impl fmt::Display for WcError {
 }
 impl std::error::Error for WcError {}
 
-/// An error of telling each other's endpoints over a stream.
+/// An error of an exchange of endpoints over a stream.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
     /// The stream ended or failed.
     #[error("exchanging endpoints: {0}; do both ends call `exchange` on the same stream?")]
     Io(#[from] std::io::Error),
-    /// The far end sent no endpoint.
+    /// The far end sent text that is not an endpoint.
     #[error("exchanging endpoints: {0}")]
     Parse(#[from] ParseEndpointError),
 }

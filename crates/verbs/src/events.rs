@@ -1,7 +1,7 @@
 //! Asynchronous events, sorted by the objects that they are about.
 //!
-//! A device has one queue of events. Who waits for those of one object takes others out as well; these are kept for who
-//! asks for them, in their order, and who waits for them is woken.
+//! A device has one queue of events. A thread that waits for events of one object takes events of other objects out as
+//! well. These are kept in order for the threads that ask for them, and waiting threads are woken.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};

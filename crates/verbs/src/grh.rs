@@ -1,4 +1,4 @@
-//! The 40 bytes before a received datagram.
+//! The global route header: the 40 bytes before a received datagram.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,13 +8,13 @@ use hca_core::{AddressVector, Gid};
 /// that is the IP header; over IPv4 the IP header lies in the last 20 of the 40 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grh {
-    /// The sender.
+    /// The sender's GID.
     pub sgid: Gid,
-    /// The target process.
+    /// The receiver's GID.
     pub dgid: Gid,
     /// DSCP and ECN bits.
     pub traffic_class: u8,
-    /// Hop limit (TTL) as it arrived; 0 where it is not known, as over UDP sockets, which are not asked for it.
+    /// Hop limit (TTL) on arrival; 0 if unknown, as over UDP sockets, where the fabric does not ask for it.
     pub hop_limit: u8,
 }
 
@@ -22,7 +22,7 @@ impl Grh {
     /// The length in bytes, before every datagram.
     pub const BYTES: usize = 40;
 
-    /// Reads it; `None` if the bytes are the header of neither version.
+    /// Parses the header; `None` if the bytes are the header of neither IP version.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let v4: &[u8; 20] = bytes.last_chunk().expect("20 of 40 bytes");
         // An IPv6 header may have 0x45 there as well, but then the checksum would hardly fit.
@@ -46,8 +46,8 @@ impl Grh {
         Some(Self { sgid: ip(8), dgid: ip(24), traffic_class, hop_limit: bytes[7] })
     }
 
-    /// The path back to the sender. The header has no LID, so on an InfiniBand subnet the device has to know that of
-    /// this GID (`lid=` where it is opened), or it is put there.
+    /// The path back to the sender. The header has no LID. So on an InfiniBand subnet the device has to know the LID of
+    /// this GID (`lid=` in the device's name), or the program adds the LID.
     pub fn reply_path(&self) -> AddressVector {
         // The ECN bits are the network's.
         let traffic_class = self.traffic_class & !3;

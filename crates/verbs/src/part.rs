@@ -1,4 +1,4 @@
-//! What a request's local list is made of.
+//! Local lists of requests: their entries.
 //!
 //! A list goes three ways: it is described as scatter/gather entries, stored in a slot while the request
 //! is in flight, and restored from there if the device refuses the request.
@@ -15,8 +15,8 @@ use crate::pd::PdCore;
 use crate::region::Region;
 use crate::slots::{SlotReader, SlotWriter};
 
-/// A local entry of a request, of any kind: for lists that are built at run time, and
-/// what a completion gives back.
+/// A local entry of a request, of any kind: for lists that are built at run time, and for the parts that a completion
+/// gives back.
 #[derive(Debug)]
 pub enum Part {
     /// A buffer.
@@ -28,10 +28,10 @@ pub enum Part {
 }
 
 impl Part {
-    /// The buffer, if it is one.
+    /// The buffer, if this part is one.
     ///
     /// # Errors
-    /// It is of another kind, and comes back.
+    /// The part is of another kind, and comes back.
     pub fn into_buf(self) -> Result<Buf, Self> {
         match self {
             Self::Buf(buf) => Ok(buf),
@@ -62,7 +62,8 @@ pub(crate) enum Held {
     Ah(#[allow(dead_code)] AddressHandle), // held, never read
 }
 
-/// The first bytes of a buffer: only they are posted, the whole buffer comes back. From [`Buf::first`].
+/// The first bytes of a buffer: only they are posted, and the completion gives the whole buffer back. From
+/// [`Buf::first`].
 #[derive(Debug)]
 pub struct First {
     buf: Buf,
@@ -82,8 +83,8 @@ impl First {
 /// Bytes that are copied into the request as it is posted, so nothing has to be registered or kept.
 /// The queue pair is built with room for them ([`QpBuilder::max_inline`](crate::QpBuilder::max_inline)).
 ///
-/// In a tuple they stand beside registered memory, as a header before what it describes. The queue pair's lists have at
-/// least as many entries then ([`QpBuilder::max_send_sge`](crate::QpBuilder::max_send_sge)), those bytes among them.
+/// In a tuple inline bytes can precede registered memory, as a header of the payload. The queue pair's lists need room
+/// for all entries of the tuple, inline ones included ([`QpBuilder::max_send_sge`](crate::QpBuilder::max_send_sge)).
 ///
 /// ```
 /// # use hca_verbs::*;
@@ -116,7 +117,7 @@ impl fmt::Debug for Inline<'_> {
 pub trait GatherList: sealed::List {
     /// The owned buffers, which a refused request gives back.
     type Back: 'static;
-    /// The parts that it owns.
+    /// Gives back the parts that the list owns.
     fn back(self) -> Self::Back;
 }
 
@@ -265,14 +266,14 @@ pub(crate) mod sealed {
     /// A local list of a request.
     #[diagnostic::on_unimplemented(message = "`{Self}` is no local list", label = "not a local list")]
     pub trait List: Sized + Unpin {
-        /// Some of its entries are inline.
+        /// Whether some entries are inline.
         const HAS_INLINE: bool = false;
-        /// What of it stays outside of the slot.
+        /// The rest of the value, which stays outside of the slot.
         type Shell: Unpin;
         fn describe(&self, entries: &mut Entries<'_>);
         fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell;
         fn restore(shell: Self::Shell, slot: &mut Emptying<'_>) -> Self;
-        /// Gives all that it owns to `sink`.
+        /// Gives all owned parts to `sink`.
         fn give(self, sink: &mut dyn FnMut(Part));
         /// Bytes to copy instead of a list.
         #[inline(always)]
@@ -289,11 +290,11 @@ pub(crate) mod sealed {
         note = "bytes of the program's own are copied: by `Inline(&bytes)`, or into a `Buf` by `copy_from_slice`"
     )]
     pub trait Entry: Sized + Unpin {
-        /// It is inline.
+        /// Whether the entry is inline.
         const IS_INLINE: bool = false;
-        /// What of it stays outside of the slot.
+        /// The rest of the value, which stays outside of the slot.
         type Shell: Unpin;
-        /// What comes back of it from a refused request.
+        /// The part that a refused request gives back.
         type Back: 'static;
         fn add_to(&self, entries: &mut Entries<'_>);
         fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell;
@@ -312,7 +313,7 @@ pub(crate) mod sealed {
         note = "bytes of the program's own are copied: by `Inline(&bytes)`, or into a `Buf` by `copy_from_slice`"
     )]
     pub trait Owned: Sized + Unpin + 'static {
-        /// What of it stays outside of the slot.
+        /// The rest of the value, which stays outside of the slot.
         type Rest: Unpin;
         fn push_to(&self, entries: &mut Entries<'_>);
         fn into_part(self) -> (Part, Self::Rest);

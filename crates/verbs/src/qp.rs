@@ -31,10 +31,10 @@ const EVENT_LOOK: Duration = Duration::from_millis(1);
 /// A queue pair of service `S`. Built by [`Pd::qp`](crate::Pd::qp), connected by
 /// [`connect`](QpControl::connect) or, as a datagram one, by [`activate`](QpControl::activate).
 ///
-/// It posts ([`SendQueue`], [`RecvQueue`]) and is controlled ([`QpControl`], to which it derefs). The
-/// three can be used apart, by several threads: [`split`](Self::split). When the last of them is dropped, the
-/// device's queue pair is destroyed, and its buffers in flight go back to where they came from, at the
-/// latest when its completion queue is next polled.
+/// It consists of two halves for posting ([`SendQueue`], [`RecvQueue`]) and a control handle ([`QpControl`], to which
+/// it derefs). Several threads can use the three apart, after [`split`](Self::split). When the last of them is dropped,
+/// the device's queue pair is destroyed, and its buffers in flight are freed, at the latest when its completion queue
+/// is next polled.
 pub struct QueuePair<S: Service> {
     /// The sending half.
     pub sq: SendQueue<S>,
@@ -48,7 +48,8 @@ impl<S: Service> QueuePair<S> {
         Self { sq: SendQueue { side: send, control: control.clone() }, rq: RecvQueue { side: recv, control } }
     }
 
-    /// The two halves, for a thread each. Either can be [controlled](QpControl) still.
+    /// Splits the queue pair into its two halves, for a thread each. Each half still has the [control
+    /// handle](QpControl).
     pub fn split(self) -> (SendQueue<S>, RecvQueue<S>) {
         (self.sq, self.rq)
     }
@@ -57,10 +58,10 @@ impl<S: Service> QueuePair<S> {
         self.sq.control.clone()
     }
 
-    /// Like [`SendQueue::post_send`].
+    /// Posts a request and rings the doorbell, like [`SendQueue::post_send`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`SendQueue::post_send`].
     #[inline(always)]
     pub fn post_send<O: OfferedBy<S>, L: GatherList>(
         &mut self,
@@ -68,27 +69,27 @@ impl<S: Service> QueuePair<S> {
     ) -> Result<(), Refused<SendRequest<O, L>>> {
         self.sq.post_send(request)
     }
-    /// Like [`SendQueue::batch`].
+    /// Begins a batch of send requests, like [`SendQueue::batch`].
     pub fn batch(&mut self) -> SendBatch<'_, S> {
         self.sq.batch()
     }
-    /// Like [`RecvQueue::post_recv`].
+    /// Posts a receive request with id 0, like [`RecvQueue::post_recv`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RecvQueue::post_recv`].
     #[inline(always)]
     pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
         self.rq.post_recv(local)
     }
-    /// Like [`RecvQueue::post_recv_id`].
+    /// Posts a receive request with an id, like [`RecvQueue::post_recv_id`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RecvQueue::post_recv_id`].
     #[inline(always)]
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
         self.rq.post_recv_id(id, local)
     }
-    /// Like [`RecvQueue::batch`].
+    /// Begins a batch of receive requests, like [`RecvQueue::batch`].
     pub fn recv_batch(&mut self) -> RecvBatch<'_> {
         self.rq.batch()
     }
@@ -99,26 +100,26 @@ where
     ops::Send: OfferedBy<S>,
     ops::Write: OfferedBy<S>,
 {
-    /// Like [`SendQueue::send`].
+    /// Posts a plain SEND, like [`SendQueue::send`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`SendQueue::send`].
     #[inline(always)]
     pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L::Back>> {
         self.sq.send(local)
     }
-    /// Like [`SendQueue::send_inline`].
+    /// Posts a plain SEND of inline bytes, like [`SendQueue::send_inline`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`SendQueue::send_inline`].
     #[inline(always)]
     pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), PostRefusal> {
         self.sq.send_inline(bytes)
     }
-    /// Like [`SendQueue::write`].
+    /// Posts a plain RDMA WRITE, like [`SendQueue::write`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`SendQueue::write`].
     #[inline(always)]
     pub fn write<L: GatherList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L::Back>> {
         self.sq.write(local, remote)
@@ -126,10 +127,10 @@ where
 }
 
 impl QueuePair<Rc> {
-    /// Like [`SendQueue::read`].
+    /// Posts a plain RDMA READ, like [`SendQueue::read`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`SendQueue::read`].
     #[inline(always)]
     pub fn read<L: ScatterList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L::Back>> {
         self.sq.read(local, remote)
@@ -137,10 +138,10 @@ impl QueuePair<Rc> {
 }
 
 impl QueuePair<Ud> {
-    /// Like [`SendQueue::send_to`].
+    /// Posts a plain datagram, like [`SendQueue::send_to`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`SendQueue::send_to`].
     #[inline(always)]
     pub fn send_to<L: GatherList>(&mut self, local: L, peer: &UdPeer) -> Result<(), Refused<L::Back>> {
         self.sq.send_to(local, peer)
@@ -169,8 +170,8 @@ impl<S: Service> SendQueue<S> {
     /// Posts a request and tells the device.
     ///
     /// # Errors
-    /// It is not taken, and comes back: the queue is full or in a state that takes none, the list is too
-    /// long or of another protection domain, the remote range too short.
+    /// The request is refused and comes back: the queue is full or in a state that takes no requests, the list is too
+    /// long or of another protection domain, or the remote range is too short.
     #[inline(always)]
     #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
     pub fn post_send<O: OfferedBy<S>, L: GatherList>(
@@ -228,7 +229,7 @@ where
     pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L::Back>> {
         self.post_plain(SendRequest::send(local))
     }
-    /// Posts a plain SEND of bytes that are copied at once, so nothing has to come back.
+    /// Posts a plain SEND of bytes that are copied at once, so that no buffer has to come back.
     ///
     /// # Errors
     /// Like [`post_send`](Self::post_send).
@@ -277,7 +278,7 @@ impl<S: Service> fmt::Debug for SendQueue<S> {
     }
 }
 
-/// Send requests that are told to the device at once, by [`ring`](Self::ring) or when it is dropped.
+/// A batch of send requests, which one doorbell announces, by [`ring`](Self::ring) or when the batch is dropped.
 pub struct SendBatch<'a, S: Service> {
     queue: &'a mut SendQueue<S>,
     posted: usize,
@@ -298,7 +299,7 @@ impl<S: Service> SendBatch<'_, S> {
         self.posted += 1;
         Ok(())
     }
-    /// Tells the device, and how many requests were posted.
+    /// Rings the doorbell, and returns the number of posted requests.
     pub fn ring(self) -> usize {
         self.posted
     }
@@ -317,19 +318,18 @@ impl<S: Service> fmt::Debug for SendBatch<'_, S> {
     }
 }
 
-/// The receiving half of a queue pair. One thread at a time posts. With a shared receive queue it takes
-/// no requests: they are posted there.
+/// The receiving half of a queue pair. One thread at a time posts. With a shared receive queue it takes no requests,
+/// which are posted to the shared queue.
 pub struct RecvQueue<S: Service> {
     side: Option<RecvSide>,
     control: QpControl<S>,
 }
 
 impl<S: Service> RecvQueue<S> {
-    /// Posts a receive request with id 0, and tells the device. Datagrams take 40 bytes more than their
-    /// payload.
+    /// Posts a receive request with id 0, and tells the device. A datagram needs 40 bytes more than its payload.
     ///
     /// # Errors
-    /// It is not taken, and its list comes back: the queue is full or in a state that takes none, the
+    /// The request is refused, and its list comes back: the queue is full or in a state that takes no requests, the
     /// list is too long or of another protection domain, or a shared receive queue is used.
     #[inline(always)]
     pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
@@ -338,7 +338,7 @@ impl<S: Service> RecvQueue<S> {
     /// Like [`post_recv`](Self::post_recv), with an id.
     ///
     /// # Errors
-    /// As there.
+    /// As [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
         post_recv::<true, _>(self.side.as_mut(), id, local)
@@ -359,7 +359,7 @@ impl<S: Service> fmt::Debug for RecvQueue<S> {
     }
 }
 
-/// Receive requests that are told to the device at once, by [`ring`](Self::ring) or when it is dropped.
+/// A batch of receive requests, which one doorbell announces, by [`ring`](Self::ring) or when the batch is dropped.
 pub struct RecvBatch<'a> {
     side: Option<&'a mut RecvSide>,
     posted: usize,
@@ -380,14 +380,14 @@ impl<'a> RecvBatch<'a> {
     /// Like [`post_recv`](Self::post_recv), with an id.
     ///
     /// # Errors
-    /// As there.
+    /// As [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
         post_recv::<false, _>(self.side.as_deref_mut(), id, local)?;
         self.posted += 1;
         Ok(())
     }
-    /// Tells the device, and how many requests were posted.
+    /// Rings the doorbell, and returns the number of posted requests.
     pub fn ring(self) -> usize {
         self.posted
     }
@@ -439,11 +439,11 @@ impl<S: Service> QpControl<S> {
     pub fn handle(&self) -> QpHandle {
         self.inner.handle
     }
-    /// The number that it was built with, which completions carry.
+    /// The number that the queue pair was built with, which completions carry.
     pub fn context(&self) -> u64 {
         self.inner.context
     }
-    /// The limits that it was built with.
+    /// The limits that the queue pair was built with.
     pub fn cap(&self) -> QpCap {
         self.inner.cap
     }
@@ -460,8 +460,8 @@ impl<S: Service> QpControl<S> {
         self.inner.pd.ctx.device.query_qp(self.inner.handle)
     }
 
-    /// Sets attributes and changes the state, for those who know the IBA's transitions. RESET is out of
-    /// reach: it would drop requests without a completion.
+    /// Sets attributes and changes the state, by the transitions of the IBA. RESET is refused, because it would drop
+    /// requests without a completion.
     ///
     /// # Errors
     /// The transition's rules, or the device refused.
@@ -472,8 +472,8 @@ impl<S: Service> QpControl<S> {
         Ok(self.inner.pd.ctx.device.modify_qp(self.inner.handle, attr)?)
     }
 
-    /// Moves it to the error state: every outstanding request completes as flushed. Poll until
-    /// [`outstanding`](Self::outstanding) says that all have come.
+    /// Moves the queue pair to the error state: every outstanding request completes as flushed. Poll until
+    /// [`outstanding`](Self::outstanding) returns zeros.
     ///
     /// # Errors
     /// The device refused.
@@ -481,11 +481,11 @@ impl<S: Service> QpControl<S> {
         self.inner.set_error()
     }
 
-    /// Ends a queue pair in good order: moves it to the error state, and gives each completion of `cq` to `each` until
-    /// all of this queue pair's have come, with their buffers. Completions of other queue pairs on `cq` are given as well.
-    /// With a shared receive queue it also waits for [`AsyncEvent::LastWqeReached`], after which the queue pair takes no
-    /// request from it; no other thread may take events meanwhile, and other events stay to be taken. Where the two
-    /// queues complete on two completion queues, it is called for each.
+    /// Drains the queue pair: moves it to the error state, and passes each completion of `cq` to `each`, until all
+    /// completions of this queue pair have come, with their buffers. Completions of other queue pairs on `cq` are
+    /// passed as well. With a shared receive queue the call also waits for [`AsyncEvent::LastWqeReached`], after which
+    /// the queue pair takes no request from the shared queue; no other thread may take events meanwhile, and other
+    /// events stay queued. If the two queues complete on two completion queues, call it for each.
     ///
     /// ```
     /// # use hca_verbs::*;
@@ -496,7 +496,7 @@ impl<S: Service> QpControl<S> {
     /// ```
     ///
     /// # Errors
-    /// The device refused, or not all came in time.
+    /// The device refused, or some completions did not come in time.
     pub fn drain(
         &self,
         cq: &mut CompletionQueue,
@@ -544,20 +544,20 @@ impl<S: Service> QpControl<S> {
         }
     }
 
-    /// Send and receive requests that are posted and have not come back by a poll. With a shared receive
-    /// queue, those of the whole shared queue.
+    /// The numbers of send and receive requests that are posted and that no poll has returned. With a shared receive
+    /// queue, the second is of the whole shared queue.
     pub fn outstanding(&self) -> (u32, u32) {
         (self.inner.send.outstanding(), self.inner.recv.outstanding())
     }
 }
 
 impl<S: Connected> QpControl<S> {
-    /// Connects it to a queue pair of the same service, and makes it ready to send. The far end has to
-    /// do the same; what is sent before it has is sent again by RC, and lost by UC.
+    /// Connects the queue pair to a queue pair of the same service, and makes it ready to send. The far end has to do
+    /// the same; RC repeats messages that are sent before that, and UC loses them.
     ///
     /// # Errors
-    /// The far end's service is another, it is connected already, a value is out of range, or there is no path.
-    /// It stays as it was then.
+    /// The far end has another service, the queue pair is connected already, a value is out of range, or there is no
+    /// path. The queue pair then stays unchanged.
     pub fn connect(&self, remote: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
         let (rtr, rts) = steps(&self.inner.endpoint, remote, options)?;
         self.modify(&rtr)?;
@@ -574,10 +574,10 @@ impl<S: Connected> QpControl<S> {
 }
 
 impl QpControl<Ud> {
-    /// Makes it ready to send and receive datagrams that carry `qkey`.
+    /// Makes the queue pair ready to send and receive datagrams that carry `qkey`.
     ///
     /// # Errors
-    /// It is active already, or the device refused.
+    /// The queue pair is active already, or the device refused.
     pub fn activate(&self, qkey: Qkey) -> Result<(), ConnectError> {
         self.modify(&QpAttr { state: Some(QpState::Rtr), qkey: Some(qkey), ..QpAttr::default() })?;
         let sq_psn = Some(self.inner.endpoint.psn);

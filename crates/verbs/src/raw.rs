@@ -19,7 +19,7 @@
 //! ```
 //!
 //! Invariants of the unsafe code:
-//! 1. What the device's ports ask of memory is asked of the caller in the same words, and handed on.
+//! 1. The caller takes over the requirements of the device's ports on memory, in the same words.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -56,7 +56,7 @@ pub fn lkey(buf: &Buf) -> Lkey {
     buf.region().lkey()
 }
 
-/// A region that a range was the last to hold: dropped, it is deregistered, which waits for the device.
+/// The last reference to a region. Dropping it deregisters the region, which waits for the device.
 #[must_use = "dropped, it is deregistered at once"]
 pub struct LastHold {
     _region: Region,
@@ -74,8 +74,7 @@ pub fn let_go(range: SharedRange) -> Option<LastHold> {
     range.into_region().map(|region| LastHold { _region: region })
 }
 
-/// A completion queue that yields bare completions. It can overrun: it is for the program to make it deep
-/// enough.
+/// A completion queue that yields bare completions. It can overrun: the program has to make it deep enough.
 pub struct RawCq {
     port: Box<dyn CqPort>,
     owner: Arc<CqOwner>,
@@ -100,7 +99,7 @@ impl RawCq {
     pub fn handle(&self) -> CqHandle {
         self.owner.handle
     }
-    /// Fills `out` from its start; returns how many came.
+    /// Fills `out` from its start, and returns the number of completions.
     pub fn poll(&mut self, out: &mut [Completion]) -> usize {
         self.port.poll(out)
     }
@@ -123,7 +122,7 @@ impl RawCq {
     /// The descriptor to wait on.
     ///
     /// # Errors
-    /// There is none.
+    /// The device has no descriptor.
     pub fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
         self.port.wait_fd()
     }
@@ -175,7 +174,7 @@ impl RawSrq {
     /// Like [`RawQp::post_recv`].
     ///
     /// # Errors
-    /// The first request that is refused, and why; those before it are posted.
+    /// The first refused request and the reason; the requests before it are posted.
     pub unsafe fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         // SAFETY: (1).
         let result = unsafe { self.port.post(wrs) };
@@ -199,8 +198,8 @@ impl Drop for SrqOwner {
     }
 }
 
-/// What queue pairs are made on. It keeps the queues there, and others use them meanwhile: a program that has them
-/// behind a lock makes queue pairs outside of it.
+/// A maker of queue pairs on given queues. It keeps the queues alive while other threads use them: a program that has
+/// the queues behind a lock can create queue pairs without the lock.
 #[derive(Clone)]
 pub struct RawQpMaker {
     pd: Arc<PdCore>,
@@ -208,13 +207,13 @@ pub struct RawQpMaker {
 }
 
 impl RawQpMaker {
-    /// For queue pairs on these queues.
+    /// A maker of queue pairs on these queues.
     pub fn new(pd: &Pd, send_cq: &RawCq, recv_cq: &RawCq, srq: Option<&RawSrq>) -> Self {
         let srq = srq.map(|srq| Arc::clone(&srq.owner));
         let queues = (Arc::clone(&send_cq.owner), Arc::clone(&recv_cq.owner), srq);
         Self { pd: Arc::clone(&pd.core), queues }
     }
-    /// Makes one, in state RESET.
+    /// Creates a queue pair in state RESET.
     ///
     /// # Errors
     /// The device's limits.
@@ -248,7 +247,7 @@ pub struct RawQp {
 }
 
 impl RawQp {
-    /// Creates it, in state RESET.
+    /// Creates the queue pair in state RESET.
     ///
     /// # Errors
     /// The device's limits.
@@ -270,7 +269,7 @@ impl RawQp {
     pub fn qpn(&self) -> Qpn {
         self.qpn
     }
-    /// The capabilities that were granted.
+    /// The granted capabilities of the queue pair.
     pub fn cap(&self) -> QpCap {
         self.cap
     }
@@ -281,8 +280,8 @@ impl RawQp {
     pub fn modify(&mut self, attr: &QpAttr) -> Result<(), DeviceError> {
         self.pd.ctx.device.modify_qp(self.handle, attr)
     }
-    /// Takes it from RESET to RTS, connected to a queue pair of the same service. `ours` is the endpoint that the peer
-    /// has of this queue pair.
+    /// Takes the queue pair from RESET to RTS, connected to a queue pair of the same service. `ours` is this queue
+    /// pair's endpoint as the peer knows it.
     ///
     /// # Errors
     /// The services differ, a transition is not allowed, or the device refused.
@@ -316,7 +315,7 @@ impl RawQp {
     /// read nor written by references.
     ///
     /// # Errors
-    /// The first request that is refused, and why; those before it are posted.
+    /// The first refused request and the reason; the requests before it are posted.
     pub unsafe fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         // SAFETY: (1).
         let result = unsafe { self.send.post(wrs) };
@@ -329,22 +328,22 @@ impl RawQp {
     /// Like [`post_send`](Self::post_send).
     ///
     /// # Errors
-    /// Why it is refused.
+    /// The reason why the request is refused.
     pub unsafe fn post_send_later(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         // SAFETY: (1).
         unsafe { self.send.post(std::slice::from_ref(wr)) }.map_err(|e| e.kind)
     }
-    /// Tells the device of all that was posted.
+    /// Rings the doorbell for all posted requests.
     pub fn ring(&mut self) {
         self.send.ring();
     }
-    /// Posts one send request and tells the device, which may do it at once.
+    /// Posts one send request and rings the doorbell; the device may execute the request at once.
     ///
     /// # Safety
     /// Like [`post_send`](Self::post_send).
     ///
     /// # Errors
-    /// Why it is refused.
+    /// The reason why the request is refused.
     #[inline]
     pub unsafe fn post_send_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         // SAFETY: (1).
@@ -357,7 +356,7 @@ impl RawQp {
     /// is used.
     ///
     /// # Errors
-    /// The first request that is refused, and why; those before it are posted.
+    /// The first refused request and the reason; the requests before it are posted.
     pub unsafe fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         let Some(recv) = &mut self.recv else {
             return Err(PostError { accepted: 0, kind: PostErrorKind::UsesSrq });
@@ -370,8 +369,8 @@ impl RawQp {
 }
 
 impl RawQp {
-    /// Destroys it. On return the device touches no memory for it any more. Returns the `wr_id`s of requests that it
-    /// took from a shared receive queue and that no poll will return any more.
+    /// Destroys the queue pair. After the return the device accesses no memory for it. Returns the `wr_id`s of requests
+    /// that the queue pair took from a shared receive queue and that no poll will return any more.
     ///
     /// # Errors
     /// The device did not confirm; the memory of requests in flight must then stay in place for ever.

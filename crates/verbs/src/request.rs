@@ -63,13 +63,13 @@ impl<O, L> SendRequest<O, L> {
         self.head.flags.set(SendFlags::SIGNALED, yes);
         self
     }
-    /// Begins only when all earlier READs and atomics of this queue have completed.
+    /// Makes the request begin only when all earlier READs and atomics of this queue have completed.
     #[must_use]
     pub fn fence(mut self) -> Self {
         self.head.flags |= SendFlags::FENCE;
         self
     }
-    /// The peer's receive completion raises a solicited event.
+    /// Makes the peer's receive completion raise a solicited event.
     #[must_use]
     pub fn solicited(mut self) -> Self {
         self.head.flags |= SendFlags::SOLICITED;
@@ -92,17 +92,17 @@ impl<O, L> SendRequest<O, L> {
 }
 
 impl<L: GatherList> SendRequest<ops::Send, L> {
-    /// SEND: into a receive request of the peer.
+    /// SEND, into a receive request of the peer.
     #[inline(always)]
     pub fn send(local: L) -> Self {
         Self::new(SendOp::Send, None, local)
     }
-    /// Takes immediate data along.
+    /// Adds immediate data to the message.
     #[must_use]
     pub fn imm(self, data: u32) -> Self {
         self.with_op(SendOp::SendImm(data))
     }
-    /// Takes back a key of the peer's; in the place of immediate data, if there was any.
+    /// Invalidates a key of the peer, in place of immediate data.
     #[must_use]
     pub fn invalidate(self, rkey: Rkey) -> SendRequest<ops::SendInvalidate, L> {
         self.with_op(SendOp::SendInv(rkey))
@@ -118,7 +118,7 @@ impl<L: GatherList> SendRequest<ops::Send, L> {
 }
 
 impl<L: GatherList> SendRequest<ops::Datagram, L> {
-    /// Takes immediate data along.
+    /// Adds immediate data to the message.
     #[must_use]
     pub fn imm(self, data: u32) -> Self {
         self.with_op(SendOp::SendImm(data))
@@ -126,7 +126,7 @@ impl<L: GatherList> SendRequest<ops::Datagram, L> {
 }
 
 impl<L: GatherList> SendRequest<ops::Write, L> {
-    /// RDMA WRITE: to the beginning of `remote`.
+    /// RDMA WRITE, to the beginning of `remote`.
     #[inline(always)]
     pub fn write(local: L, remote: RemoteMr) -> Self {
         Self::new(SendOp::Write(remote.target()), Some(remote.len), local)
@@ -140,7 +140,7 @@ impl<L: GatherList> SendRequest<ops::Write, L> {
 }
 
 impl<L: ScatterList> SendRequest<ops::Read, L> {
-    /// RDMA READ: from the beginning of `remote`, as many bytes as the local list has.
+    /// RDMA READ, from the beginning of `remote`, of as many bytes as the local list has.
     #[inline(always)]
     pub fn read(local: L, remote: RemoteMr) -> Self {
         Self::new(SendOp::Read(remote.target()), Some(remote.len), local)
@@ -148,8 +148,8 @@ impl<L: ScatterList> SendRequest<ops::Read, L> {
 }
 
 impl<L: ScatterList> SendRequest<ops::Atomic, L> {
-    /// Compares the word at the beginning of `remote` with `compare`, and makes it `swap` if they are
-    /// equal. Its old value comes back into the 8 bytes of the local list, in this machine's byte order.
+    /// Replaces the word at the beginning of `remote` by `swap` if it equals `compare`. Its old value comes back into
+    /// the 8 bytes of the local list, in this machine's byte order.
     #[inline(always)]
     pub fn compare_swap(local: L, remote: RemoteMr, compare: u64, swap: u64) -> Self {
         let op = SendOp::CompareSwap { remote: remote.target(), compare, swap };

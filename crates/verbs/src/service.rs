@@ -1,4 +1,4 @@
-//! The transport services as types, and what each offers.
+//! The transport services as types, and the operations of each.
 
 use hca_core::QpType;
 
@@ -40,12 +40,12 @@ impl Connected for Uc {}
 )]
 pub trait OfferedBy<S: Service>: sealed::Sealed {}
 
-/// The operations, as types: they say which service offers a request.
+/// The operations as types, which tie each request to the services that offer it.
 pub mod ops {
     /// SEND to the connected peer.
     #[derive(Debug)]
     pub enum Send {}
-    /// SEND that takes back a key at the peer.
+    /// SEND that invalidates a key at the peer.
     #[derive(Debug)]
     pub enum SendInvalidate {}
     /// SEND to any peer.

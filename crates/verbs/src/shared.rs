@@ -1,9 +1,8 @@
-//! Memory that others may touch at any time (peers, the device, other threads), with its bounds.
+//! Bounds-checked access to memory that others (peers, the device, other threads) may access at any time.
 //!
 //! Invariants of the unsafe code:
-//! 1. A [`SharedBytes`] covers memory that is valid while the region that it came from lives, which
-//!    its holder sees to.
-//! 2. No reference to such memory is ever made; all access goes through the functions here, and by them through
+//! 1. A [`SharedBytes`] covers memory that is valid while its region lives; the holder keeps the region alive.
+//! 2. No reference to such memory is ever made; all access goes through this module's functions, and these use
 //!    [`hca_dma`].
 #![allow(unsafe_code)]
 

@@ -9,18 +9,17 @@
 //! Invariants of the unsafe code:
 //! 1. There is one [`RingPoster`] and one [`RingTaker`] of a [`RingSlots`], and one [`PoolPoster`] of a
 //!    [`PoolSlots`]: `create` hands them out, they are not `Clone`, and they work by `&mut self`.
-//! 2. Ring: slots `freed .. posted` belong to the taker, all others to the poster. The poster moves
-//!    `posted` (Release) after it filled a slot; the taker reads it (Acquire) before it looks. The
-//!    taker moves `freed` (Release) after it emptied slots; the poster reads it (Acquire) before it
-//!    fills. The poster takes a slot back only while the device has refused that very request, and a
-//!    device completes no request that it refused, so the taker does not look there. Where the slot is then filled once
-//!    more, the taker may have seen this `posted` before: the device, which takes a request before it completes it,
-//!    orders the second filling before the taker's look.
-//! 3. Ring: in slots `taken .. posted` the first `Head::parts` cells hold values, in all others none.
-//!    `taken` is moved before values are moved out, so that an unwinding leaks and doubles nothing.
-//! 4. Pool: a slot whose generation is odd is full: its first `Head::parts` cells hold values, and
-//!    whoever moves the generation on by compare-and-swap (Acquire) owns them. An even one belongs to
-//!    the poster, or is on its way to it on the stack of freed slots (pushed by Release, taken by Acquire).
+//! 2. Ring: slots `freed .. posted` belong to the taker, all others to the poster. The poster moves `posted` (Release)
+//!    after it filled a slot; the taker reads it (Acquire) before it looks. The taker moves `freed` (Release) after it
+//!    emptied slots; the poster reads it (Acquire) before it fills. The poster takes a slot back only if the device has
+//!    refused that very request. A device completes no refused request, so the taker does not read the slot. If the
+//!    poster then fills the slot once more, the taker may have seen this value of `posted` before: the device, which
+//!    takes a request before it completes the request, orders the second filling before the taker's read.
+//! 3. Ring: in slots `taken .. posted` the first `Head::parts` cells hold values; all other cells are empty. `taken` is
+//!    moved before values are moved out, so that an unwinding leaks and doubles nothing.
+//! 4. Pool: a slot whose generation is odd is full: its first `Head::parts` cells hold values, and the thread that
+//!    increments the generation by compare-and-swap (Acquire) owns them. A slot whose generation is even belongs to the
+//!    poster, or is on its way to the poster on the stack of freed slots (pushed by Release, taken by Acquire).
 //! 5. Ring: there are `mask + 1` heads, and `stride` times as many cells.
 #![allow(unsafe_code)]
 

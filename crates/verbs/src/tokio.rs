@@ -1,8 +1,8 @@
 //! A completion queue on a tokio runtime.
 //!
 //! Invariants of the unsafe code:
-//! 1. What is registered is an [`OwnedFd`] that the registration owns: it stays open, and the same, until
-//!    the registration is dropped.
+//! 1. The registered descriptor is an [`OwnedFd`] that the registration owns: it stays open, and the same, until the
+//!    registration is dropped.
 #![allow(unsafe_code)]
 
 use std::future::poll_fn;
@@ -19,7 +19,7 @@ use crate::wc::Wcs;
 use crate::{CompletionQueue, Completions, Reactor, WaitError};
 
 /// A completion queue whose tokio task makes the device's progress: no adapter thread is needed, and no thread blocks.
-/// Everything goes by the device's one descriptor.
+/// The task sleeps on the device's one descriptor.
 #[derive(Debug)]
 pub struct AsyncCq {
     cq: CompletionQueue,
@@ -45,17 +45,17 @@ impl AsyncCq {
     /// The next completions. The future may be dropped at any await; nothing is lost.
     ///
     /// # Errors
-    /// The runtime is shutting down, or the operating system refused to look at the descriptor.
+    /// The runtime is shutting down, or the operating system refused to poll the descriptor.
     pub async fn next<'w>(&mut self, wcs: &'w mut Completions) -> Result<Wcs<'w>, WaitError> {
         poll_fn(|cx| poll_completions(&mut self.cq, &self.fd, cx, wcs)).await?;
         Ok(wcs.iter_mut())
     }
 
-    /// The queue: to poll without waiting, and to build queue pairs on.
+    /// The queue, for polls without waiting, and for building queue pairs.
     pub fn cq(&mut self) -> &mut CompletionQueue {
         &mut self.cq
     }
-    /// The queue, as it was.
+    /// Returns the queue as it was.
     pub fn into_inner(self) -> CompletionQueue {
         self.cq
     }
@@ -107,8 +107,8 @@ fn poll_completions(
 }
 
 impl Reactor {
-    /// Shares a completion queue, and spawns its driver as a task of the current runtime. It sleeps on the device's
-    /// descriptor, so no adapter thread is needed.
+    /// A reactor on a completion queue, whose driver is spawned as a task of the current runtime. The driver sleeps on
+    /// the device's descriptor, so no adapter thread is needed.
     ///
     /// # Errors
     /// The device has no descriptor, or the runtime can't take it.
@@ -135,7 +135,7 @@ fn register(cq: &mut CompletionQueue) -> Result<AsyncFd<OwnedFd>, WaitError> {
     Ok(registered.map_err(std::io::Error::from)?)
 }
 
-/// A completion queue that no runtime can wait for comes back.
+/// The error of [`AsyncCq::new`], which gives the completion queue back.
 #[derive(Error)]
 #[error("{error}")]
 pub struct NotAsync {

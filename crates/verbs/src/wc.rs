@@ -1,4 +1,4 @@
-//! Completions as a program sees them: with the buffers that they give back.
+//! Completions for programs, with the buffers that they give back.
 
 use std::fmt;
 use std::ops::Deref;
@@ -12,10 +12,10 @@ use crate::grh::Grh;
 use crate::part::{Held, Part};
 use crate::pd::Pd;
 
-/// Room for completions and the buffers that they give back: made once, filled by each poll.
+/// Room for completions and the buffers that they give back: created once, and filled by each poll.
 ///
-/// A program keeps one per loop. Filling it begins by emptying it: buffers that were not taken out are
-/// dropped. It grows when a completion gives back more buffers than ever before, and never shrinks.
+/// A program keeps one for each loop. A poll first empties it: buffers that were not taken out are dropped. It grows
+/// when a completion gives back more buffers than ever before, and never shrinks.
 pub struct Completions {
     pub(crate) raw: Box<[Completion]>,
     /// As many as there are raw ones, of which [`count`](Self::count) are of the last poll.
@@ -47,11 +47,11 @@ impl Completions {
             parts: Vec::with_capacity(parts),
         }
     }
-    /// Completions that a poll yields at most.
+    /// The most completions of one poll.
     pub fn capacity(&self) -> usize {
         self.raw.len()
     }
-    /// Completions that the last poll yielded.
+    /// The number of completions of the last poll.
     pub fn len(&self) -> usize {
         self.count
     }
@@ -59,7 +59,7 @@ impl Completions {
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
-    /// Drops what it holds.
+    /// Drops all completions and their buffers.
     #[inline(always)]
     pub fn clear(&mut self) {
         self.count = 0;
@@ -131,13 +131,13 @@ impl fmt::Debug for Wcs<'_> {
 /// The end of one work request, with the buffers that it gives back: its own, and on a send queue those of
 /// all earlier requests that were not signalled.
 ///
-/// How it ended and what it brought are fields of the device's [`Completion`], to which it derefs: `wc.status`,
-/// `wc.opcode`, `wc.byte_len`. Its `wr_id` there is the program's number, as [`id`](Self::id) is.
+/// Its result is in the fields of the device's [`Completion`], to which it derefs: `wc.status`, `wc.opcode`,
+/// `wc.byte_len`. Its `wr_id` there is the program's number, as [`id`](Self::id) is.
 #[derive(Debug)]
 pub struct Wc<'a> {
     /// The request's id, as posted.
     pub id: u64,
-    /// The number that its queue pair was built with ([`QpBuilder::context`](crate::QpBuilder::context)).
+    /// The number that the queue pair was built with ([`QpBuilder::context`](crate::QpBuilder::context)).
     pub context: u64,
     completion: &'a Completion,
     parts: &'a mut [Option<Held>],
@@ -152,11 +152,11 @@ impl Deref for Wc<'_> {
 }
 
 impl<'a> Wc<'a> {
-    /// Itself if it is a success.
+    /// The completion itself, if it is a success.
     ///
     /// # Errors
-    /// It is not: which request it was, what happened, and what to do about it. To have the buffers of a
-    /// request that went wrong, take them out before.
+    /// The request failed: the error names the request, the failure and the remedy. To keep the buffers of a failed
+    /// request, take them out before the call.
     #[inline]
     pub fn ok(self) -> Result<Self, WcError> {
         if self.status == WcStatus::Success { Ok(self) } else { Err(self.failure()) }
@@ -172,7 +172,7 @@ impl<'a> Wc<'a> {
         WcError { id: self.id, qp, opcode, status }
     }
 
-    /// Immediate data, if it came with any.
+    /// The immediate data, if the message has any.
     pub fn imm(&self) -> Option<u32> {
         match self.extra {
             RecvExtra::Imm(data) => Some(data),
@@ -211,9 +211,9 @@ impl<'a> Wc<'a> {
         })
     }
 
-    /// The GRH of a datagram, with the sender's address and the path. `None` for anything else, where it came without
-    /// one (within a subnet of InfiniBand, from senders that do not ask for it), or if its buffer was taken out or does
-    /// not hold the 40 bytes.
+    /// The GRH of a datagram, with the sender's address and the path. `None` for other completions, for a datagram
+    /// without a GRH (within an InfiniBand subnet, from senders that do not ask for one), or if the buffer was taken
+    /// out or does not hold the 40 bytes.
     pub fn grh(&self) -> Option<Grh> {
         if !self.grh || self.status != WcStatus::Success {
             return None;

@@ -1,4 +1,4 @@
-//! Memory of the program's own, of each kind that is adopted, comes back as it was, however its request ends.
+//! Adopted memory of each kind: it comes back unchanged, however its request ends.
 
 mod fake;
 

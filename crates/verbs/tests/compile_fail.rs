@@ -1,4 +1,4 @@
-//! What must not compile.
+//! Programs that must not compile.
 
 #[test]
 #[cfg_attr(miri, ignore = "it runs the compiler")]

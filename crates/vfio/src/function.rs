@@ -246,9 +246,9 @@ impl PciFunction {
         self.0.backend.takes_foreign()
     }
 
-    /// Maps memory that is not from an arena for the device. The mapping is of whole pages, so the device can reach
-    /// what lies beside the memory on its first and last page as well; [`DmaMapping::iova`] is the device address of
-    /// the memory's first byte.
+    /// Maps memory that is not from an arena for the device. The mapping is of whole pages, so the device can also
+    /// access the other bytes of the first and the last page; [`DmaMapping::iova`] is the device address of the
+    /// memory's first byte.
     ///
     /// Over vfio-user the call is refused ([`DmaError::Foreign`]), because the server has no access to this memory. A
     /// [`DmaArena`](crate::DmaArena) serves both kinds.

@@ -8,12 +8,12 @@
 //!  driver   PciFunction ── config(): ConfigSpace          identity, capabilities, bus mastering
 //!              │        ── bar(i): Bar ── map(): Mmio     registers; a window keeps the function open
 //!              │        ── enable_msix(): eventfds
-//!              │        ── notices(), let_go()           errors of the bus; who wants the function back
+//!              │        ── notices(), let_go()           errors of the bus; requests for the function
 //!              │        ── dma_map(): DmaMapping          memory of the program's own (Linux vfio)
 //!              │        ── waker(): Waker                 wakes a server that sleeps (vfio-user)
 //!           DmaArena ──── alloc(): DmaBuf                 memory of the library's own, mapped once, given out in pieces
 //!              │
-//!  here     DmaTable: device addresses (allocator), what is mapped, and the memory that has to stay for it
+//!  here     DmaTable: device addresses (allocator), mappings, and the memory that they keep alive
 //!              │
 //!  kinds    Linux vfio: iommufd, or group and container   vfio-user: messages over a socket, descriptors beside them
 //!           ───────────── the kernel ─────────────        ───────────── a server process ─────────────
@@ -43,12 +43,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `function`, `config`, `bar` | [`PciFunction`], [`ConfigSpace`], [`Bar`], [`Registers`] |
 //! | [`mmio`] | [`Mmio`]: all accesses of registers, and the barriers around them |
 //! | `arena`, `memory`, `mapping` | [`DmaArena`], [`DmaBuf`]: files in memory, mapped here and by servers |
-//! | `dma`, `iova` | what is mapped for the device, and at which addresses |
+//! | `dma`, `iova` | mappings of memory for the device, and their addresses |
 //! | `linux` | functions of this machine |
 //! | [`user`] | functions of a server; the wire, which servers share |
 //! | `wake` | [`Waker`], and its other half for servers |

@@ -9,7 +9,7 @@
 //! 4. An access to a register can cause the device to access memory. The device reaches only memory that was mapped for
 //!    it, and no reference to that memory is ever made.
 //!
-//! # Caching, and what it means for BlueFlame
+//! # Caching and BlueFlame
 //!
 //! Linux's vfio maps registers uncached. Each store then leaves the processor on its own, in order, and eight stores of
 //! 8 bytes are eight transactions on the bus: a BlueFlame write of 64 bytes works, but costs more than the doorbell
@@ -22,10 +22,10 @@
 //!
 //! | | before | x86-64 | aarch64 | others |
 //! |---|---|---|---|---|
-//! | [`dma_wmb`] | telling the device by memory (a doorbell record) what was written to memory | stores stay in order: the compiler is kept to it | `dmb oshst` | full fence |
-//! | [`dma_rmb`] | reading what the device wrote, once its valid bit was seen | loads stay in order: the compiler is kept to it | `dmb oshld` | full fence |
-//! | [`doorbell_wmb`] | writing a register that has the device look at memory | an uncached store waits for all before it: the compiler is kept to it | `dsb st` | full fence |
-//! | [`wc_flush`] | whatever has to come behind combined stores | `sfence` | `dsb st` | full fence |
+//! | [`dma_wmb`] | a store that announces earlier stores to the device by memory (a doorbell record) | stores stay in order: the compiler is kept to it | `dmb oshst` | full fence |
+//! | [`dma_rmb`] | reading the device's data, once its valid bit was seen | loads stay in order: the compiler is kept to it | `dmb oshld` | full fence |
+//! | [`doorbell_wmb`] | writing a register that makes the device read memory | an uncached store waits for all before it: the compiler is kept to it | `dsb st` | full fence |
+//! | [`wc_flush`] | any store that must follow combined stores | `sfence` | `dsb st` | full fence |
 #![allow(unsafe_code)]
 
 use core::fmt;

@@ -1,4 +1,4 @@
-//! The command lines and the names of devices that documents and helps show are understood.
+//! Tests that the command parses all command lines and device names in documents and help texts.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

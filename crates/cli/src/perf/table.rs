@@ -1,4 +1,4 @@
-//! The table that people read.
+//! The table of results for users.
 
 use comfy_table::{CellAlignment, Table, presets};
 use hca_perf::{Row, bytes_text};

@@ -1,5 +1,5 @@
-//! What the fuzz target `control` does with its input besides: it is what either end of `hca pingpong` hears. The corpus
-//! runs through it in `cargo test` too.
+//! The second use of the fuzz target `control`: its input is the bytes that either end of `hca pingpong` receives. The
+//! corpus runs through it in `cargo test` too.
 
 use std::io::{self, Read, Write};
 
@@ -30,8 +30,8 @@ impl Write for Heard<'_> {
     }
 }
 
-/// Takes `data` as what either end of a ping-pong hears. What is understood holds nothing that no honest end says, and is
-/// built again as the same.
+/// Takes `data` as the received bytes of either end of a ping-pong. A parsed message holds only values of an honest
+/// end, and is built again as the same message.
 #[cfg_attr(not(fuzzing), allow(unreachable_pub, reason = "the fuzz target calls it"))]
 pub fn ping_pong(data: &[u8]) {
     let own = Dest::from_text(OWN).expect("it is one");

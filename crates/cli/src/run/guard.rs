@@ -1,7 +1,8 @@
 //! The guard process, which ends a job's process groups when the launcher was killed.
 //!
-//! Each process tells it of itself before its program runs, by a pipe that only the launcher and such processes write
-//! to ([`tether`](hca_job::tether)). A pipe that ends without a last word means that the launcher is gone.
+//! Each process reports itself to the guard before its program runs, by a pipe that only the launcher and such
+//! processes write to ([`tether`](hca_job::tether)). A pipe that ends without a final message means that the launcher
+//! is gone.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;

@@ -1,11 +1,11 @@
 //! The output of many processes, line by line, and this process's own messages.
 //!
-//! A line is passed on when its end has come, in one piece with its prefix, so lines of several processes never mix.
-//! One without an end gets it when its process's stream has ended.
+//! A line is passed on when it is complete, in one piece with its prefix, so lines of several processes never mix. An
+//! incomplete line is completed when its process's stream has ended.
 //!
-//! Whoever should read this process's output may not do so, and then a write stands still for ever. So each of its two
-//! streams has a [`Stream`]: a thread that does nothing but write, and a queue before it. One thread reads what the
-//! processes write, and leaves it to them while a queue is full. The main thread waits for neither.
+//! The reader of this process's output may stop reading, and then a write blocks for ever. So each of the two streams
+//! has a [`Stream`]: a thread that only writes, and a queue before it. One thread reads the output of the processes,
+//! and stops reading while a queue is full. The main thread waits for neither.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};

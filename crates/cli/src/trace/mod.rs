@@ -1,6 +1,6 @@
 //! `hca portals trace`: the path of messages through match lists, step by step.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `scenario` | the text of a scenario |
 //! | `play` | playing it on nodes of a loopback network |

@@ -70,7 +70,7 @@ pub struct Req {
     pub transport: Transport,
     /// Whether the sender supports end-to-end flow control.
     pub flow_control: bool,
-    /// The first PSN that the sender sends.
+    /// The first PSN that the receiver sends on the connection.
     pub starting_psn: Psn,
     /// The time that the sender needs for a response.
     pub local_response_timeout: CmTimeout,
@@ -369,7 +369,7 @@ pub struct Rep {
     pub local_qkey: Qkey,
     /// The sender's queue pair.
     pub local_qpn: Qpn,
-    /// The first PSN that the sender sends.
+    /// The first PSN that the receiver sends on the connection.
     pub starting_psn: Psn,
     /// READs and atomics that the sender serves at a time.
     pub responder_resources: u8,

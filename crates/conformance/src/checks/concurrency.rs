@@ -1,4 +1,4 @@
-//! The same promises with four threads, which is more than there are CPUs on a small machine.
+//! Checks with four threads, which are more than the CPUs of a small machine.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! Keys, ranges, rights and protection domains: what must be refused, and that nothing is touched.
+//! Keys, ranges, rights and protection domains: accesses that must be refused, and that must change nothing.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,4 +1,5 @@
-//! What a device reports is real, what lies beyond is refused, and handles are good once.
+//! Limits: a device grants the limits that it reports, refuses requests beyond them, and never accepts a handle of a
+//! destroyed object.
 
 use hca_core::{
     DeviceError, Payload, PdHandle, PostErrorKind, QpCap, QpType, RecvWr, SendOp, SendWr, Sge, WcStatus,

@@ -1,4 +1,4 @@
-//! Portals engines that the adapter runs itself, where it offers that.
+//! Portals engines that the adapter runs itself, if it supports that.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};

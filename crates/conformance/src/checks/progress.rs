@@ -1,4 +1,4 @@
-//! Who moves an adapter while its program computes, waits or sleeps.
+//! Progress of an adapter while its program computes, waits or sleeps.
 
 use core::sync::atomic::Ordering::{Acquire, Release};
 use std::thread::ScopedJoinHandle;

@@ -1,4 +1,4 @@
-//! Unreliable connections: nothing is sent again, what arrives is whole and in order.
+//! Unreliable connections: no packet is sent again, and arriving messages are whole and in order.
 
 use hca_core::{PostErrorKind, QpState, QpType, RecvExtra, SendOp, WcOpcode, WcStatus};
 

@@ -1,16 +1,17 @@
-//! Draws scripts. What they avoid, since the IBA leaves its outcome open:
+//! The generator of random scripts. Scripts avoid the following cases, whose outcome the IBA leaves open:
 //!
-//! - memory that two requests reach at once, one of them writing, unless the order of one queue pair (with a fence
-//!   where it takes one) rules them; so each request gets places of its own until all is quiet;
-//! - sends of the far side while a request of the near side is to fail: how many of them still get through is open;
-//! - a receive request posted late where the retries of the sender are counted;
+//! - memory that two requests access at once, one of them writing, unless the order of one queue pair (with a fence if
+//!   needed) rules them; so each request gets places of its own until all is quiet;
+//! - sends of the far side while a request of the near side is to fail: the number of sends that still arrive is open;
+//! - a late receive request while the retries of the sender are limited;
 //! - a local key that goes while its request is under way: the bytes may have been read before;
 //! - a change of state, or the end of a queue pair, beside requests that are under way and do not wait for anything;
 //! - two queue pairs that take from one shared receive queue at once;
 //! - the content of a receive buffer that ended in error, of a target whose WRITE with immediate found no receive
-//!   request, and of the 40 bytes of GRH: these are written anew before anybody compares;
+//!   request, and of the 40 bytes of GRH: these are written anew before a comparison;
 //! - more unreliable packets at once than a socket's buffer holds, since UDP would drop some;
-//! - unreliable services on adapters with a thread: nobody tells when a message was dropped, or is about to arrive.
+//! - unreliable services on adapters with a thread: the script can't know whether a message was dropped, or is about to
+//!   arrive.
 
 use std::collections::VecDeque;
 

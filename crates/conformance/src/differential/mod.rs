@@ -1,13 +1,14 @@
-//! The same random script on several fabrics, which has to come out the same.
+//! Differential tests: the same random script on several fabrics has to have the same outcome.
 //!
-//! A script is what two programs do, one on each of two adapters: all operations in lists and inline, of lengths at
-//! every edge, signalled or not, fenced or not, with receive requests in time, late, missing, too small or unwritable,
-//! shared receive queues, keys that are wrong or go away, drained, failed, reset and rebuilt queue pairs. Whatever is
-//! promised is compared: the bytes of all memory of both sides, the completions of each queue in their order, states,
-//! asynchronous events, and what was refused. What the IBA leaves open the script avoids (see `draw`).
+//! A script is the actions of two programs, one on each of two adapters: all operations in lists and inline, of lengths
+//! at every edge, signalled or not, fenced or not, with receive requests in time, late, missing, too small or
+//! unwritable, shared receive queues, keys that are wrong or go away, drained, failed, reset and rebuilt queue pairs.
+//! The test compares everything that verbs guarantee: the bytes of all memory of both sides, the completions of each
+//! queue in their order, states, asynchronous events, and refusals. The script avoids cases that the IBA leaves open
+//! (see `draw`).
 //!
-//! Beside that each play is held to what holds on any fabric: a request ends once, in order, with the status that the
-//! script foresaw, and those behind a failed one are flushed.
+//! Each run also has to satisfy the rules of any fabric: a request ends once, in order, with the status that the script
+//! predicts, and the requests behind a failed one are flushed.
 
 mod draw;
 mod outcome;
@@ -20,7 +21,7 @@ use crate::{Bed, Feature};
 /// Plays the script of a seed on each bed.
 ///
 /// # Errors
-/// What is different, on which bed, and the script.
+/// The difference, the bed, and the script.
 pub fn differ(beds: &[&dyn Bed], seed: u64) -> Result<(), String> {
     let script = draw::script(seed, beds.iter().any(|b| b.can(Feature::Passive)));
     let fail = |what: String| {

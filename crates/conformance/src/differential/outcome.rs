@@ -1,4 +1,4 @@
-//! What a play came to, in terms that are the same on every fabric.
+//! The outcome of a script's run, in terms that are the same on every fabric.
 
 use hca_core::{WcOpcode, WcStatus};
 

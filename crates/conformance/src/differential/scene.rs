@@ -1,4 +1,4 @@
-//! What a script is made of: scenes that begin and end while all is quiet.
+//! Scenes, the parts of a script: each begins and ends while all is quiet.
 
 use hca_core::{Access, QpState, QpType, SendFlags, WcStatus};
 

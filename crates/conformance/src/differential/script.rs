@@ -1,5 +1,5 @@
-//! What a script consists of. It names everything by its place (side, pair, region), since handles, keys, numbers
-//! and addresses are others on every fabric.
+//! The actions of a script. A script names every object by its place (side, pair, region), since handles, keys, numbers
+//! and addresses differ between fabrics.
 
 use hca_core::{Access, Mtu, QpState, QpType, SendFlags, WcStatus};
 

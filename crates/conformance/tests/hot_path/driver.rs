@@ -1,5 +1,5 @@
-//! The ConnectX driver on functions that the software adapter serves. The server is a thread of its own, which may do
-//! as it likes: what is counted and filtered is the thread that posts and polls.
+//! The ConnectX driver on functions that the software adapter serves. The server is a thread of its own without
+//! restrictions: only the thread that posts and polls is counted and filtered.
 
 use hca_fabric::LoopbackNet;
 use hca_mlx5::Mlx5;

@@ -1,5 +1,5 @@
-//! What happens between post and completion, and what does not: no allocation, and no system call but
-//! the network's. A system call is how a lock that is contended, a sleep or a memory mapping would show.
+//! The hot path between post and completion: no allocation, and no system call except the network's. A contended lock,
+//! a sleep or a memory mapping would show as a system call.
 //!
 //! One thread drives two adapters through the safe verbs: over UDP, over shared memory, over both as `auto://` has it,
 //! and those of the ConnectX driver.

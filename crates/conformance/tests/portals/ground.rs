@@ -1,4 +1,4 @@
-//! What adapters of Portals' suites stand on.
+//! The fabrics below the adapters of the Portals suites.
 
 use hca_fabric::RoceVersion;
 use softhca::Progress;

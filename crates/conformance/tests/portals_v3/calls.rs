@@ -1,4 +1,4 @@
-//! The interface itself: opening and closing it, and what it says of itself.
+//! The interface itself: opening, closing, and its queries.
 
 use portals::v3::{
     AckReq, EventKind, Limits, MatchId, Md, MdOptions, Ni, NiFail, Position, ProcessId, ReturnCode,

@@ -1,4 +1,4 @@
-//! Match entries: their order, what they match, how they come and go.
+//! Match entries: order, criteria, insertion and removal.
 
 use portals::NodeOptions;
 use portals::v3::{

@@ -1,5 +1,5 @@
-//! The receive of MPI over 3.3: expected messages go to the buffer of who asked for them, the others to a buffer for
-//! all, and the conditional update closes the race between the look at those and the posting.
+//! The receive of MPI over 3.3: expected messages go to the buffer of their receive, unexpected ones to a shared
+//! buffer, and the conditional update closes the race between the search of the unexpected messages and the post.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

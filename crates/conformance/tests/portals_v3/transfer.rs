@@ -1,4 +1,4 @@
-//! Moving bytes: every length, parts, vectors, exchanges; what takes nothing.
+//! Moving bytes: every length, parts, vectors, exchanges; messages that no entry takes.
 
 use portals::v3::{AckReq, EventKind, Limits, Md, MdOptions, NiFail, ReturnCode, StatusRegister, Unlink};
 use portals::{NodeOptions, Pieces};

@@ -1,4 +1,4 @@
-//! A control group whose processes may have so much memory and no more.
+//! A control group with a memory limit for its processes.
 
 use std::fs;
 use std::io;

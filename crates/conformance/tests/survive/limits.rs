@@ -1,5 +1,5 @@
-//! Systems that give little or refuse: shared memory works nevertheless, or says exactly what is missing, and works
-//! again when it is there. Each in a process of its own.
+//! Systems with few resources: shared memory works nevertheless, or an error names the missing resource, and shared
+//! memory works again when the resource is there. Each test runs in a process of its own.
 
 use std::fs::File;
 use std::io::Write;

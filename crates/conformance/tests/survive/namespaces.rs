@@ -2,8 +2,8 @@
 //! folder.
 //!
 //! Invariants:
-//! 1. Between fork and exec nothing is allocated, locked or unwound: all strings are made before, and what runs there
-//!    are system calls.
+//! 1. Between fork and exec nothing is allocated, locked or unwound: all strings are created before, and only system
+//!    calls run there.
 //! 2. Every pointer that a call takes is of a C string or bytes that live across it, or null where the call allows it.
 #![allow(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! Memory of a test's own, registered.
+//! Registered memory of a test.
 //!
 //! Invariants:
-//! 1. A piece of memory is never freed or mapped away while it is registered, but where a test says so: regions and
-//!    requests may outlive whoever made them. It is used again once its region is gone.
-//! 2. It is reached through its region only.
+//! 1. A piece of memory is never freed or unmapped while it is registered, unless a test states so: regions and
+//!    requests may outlive the code that created them. The memory is reused once its region is gone.
+//! 2. The memory is accessed through its region only.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;

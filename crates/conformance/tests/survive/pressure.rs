@@ -1,4 +1,5 @@
-//! Control groups with little memory: what shared memory does with a peer that has no more, or that is killed for it.
+//! Control groups with little memory: shared memory with a peer that has no memory left, or that the kernel kills for
+//! that.
 
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! What no safe interface offers: namespaces, mounts, settings of the process.
+//! System calls without a safe interface: namespaces, mounts, settings of the process.
 //!
 //! Invariants:
 //! 1. Every pointer that a call takes is of a C string that lives across it, or null where the call allows it.

@@ -1,4 +1,4 @@
-//! Memory that a program maps away although it is registered: its own fault, and nobody else's.
+//! Memory that a program unmaps although it is registered: the fault harms this program only.
 
 use hca_core::{Access, WcStatus};
 use hca_fabric::{ShmFabric, ShmOptions};

@@ -1,5 +1,5 @@
-//! Functions of this machine, bound to vfio-pci, whose ports reach each other. The environment names them; nobody else
-//! may use them meanwhile.
+//! Functions of this machine, bound to vfio-pci, whose ports reach each other. The environment names them; no other
+//! program may use them meanwhile.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Moves by assembly, of which one is the quickest for a length and a processor.
+//! Moves by assembly: for each length and processor, one of them is the fastest.
 //!
 //! The invariants are those of the module above.
 

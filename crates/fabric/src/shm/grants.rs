@@ -5,7 +5,7 @@
 //! board    page 0   whether the adapter sleeps
 //!          then     a word (u64) for each queue pair
 //!          then     a generation (u32) for each region that is granted
-//!          then     a page of words (u32) that change when what was lent by a key is taken back
+//!          then     a page of words (u32) that change when the loans by a key end
 //! ```
 //!
 //! Only the owner writes the board, and its pages are allocated on first use.

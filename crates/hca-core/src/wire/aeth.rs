@@ -26,7 +26,7 @@ pub enum NakCode {
     InvalidRequest = 1,
     /// A key, a range or a right does not allow the access.
     RemoteAccess = 2,
-    /// The responder can't carry it out.
+    /// The responder can't execute the request.
     RemoteOperational = 3,
     /// Invalid reliable datagram request.
     InvalidRd = 4,
@@ -38,7 +38,7 @@ pub enum Syndrome {
     /// Acknowledged; the encoded end-to-end credit count (0 to 30), or `None` where the responder
     /// does not count (31).
     Ack(Option<u8>),
-    /// Receiver not ready; wait this long.
+    /// Receiver not ready; the requester waits this long.
     RnrNak(RnrTimer),
     /// Refused.
     Nak(NakCode),

@@ -32,7 +32,7 @@ impl ArpPacket {
     pub const BYTES: usize = 28;
     /// A request for the MAC of the target's address.
     pub const REQUEST: u16 = 1;
-    /// The sender has its address.
+    /// A reply: the sender has its address.
     pub const REPLY: u16 = 2;
 
     /// A packet of this operation between these addresses.
@@ -53,7 +53,7 @@ impl ArpPacket {
             target_ip: target_ip.octets(),
         }
     }
-    /// Whether it is about IPv4 over Ethernet, and a request or a reply.
+    /// Whether the packet is about IPv4 over Ethernet, and a request or a reply.
     pub fn is_known(&self) -> bool {
         (self.hardware.get(), self.protocol.get()) == (1, ether_type::IPV4)
             && (self.hardware_len, self.protocol_len) == (6, 4)

@@ -6,7 +6,7 @@ use super::{Be16, Be24, Opcode};
 use crate::{Pkey, Psn, Qpn};
 
 bitflags::bitflags! {
-    /// The single bits of a [`Bth`], gathered: of each of the three bytes that have some, in eight bits of their own.
+    /// The single bits of a [`Bth`]: eight bits for each of the three bytes with single bits.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct BthFlags: u32 {
         /// Solicited event.

@@ -1,4 +1,4 @@
-//! Builds one packet of any opcode from its headers.
+//! [`PacketBuilder`]: builds one packet of any opcode from its headers.
 
 use bytemuck::Pod;
 use thiserror::Error;
@@ -41,9 +41,9 @@ pub enum BuildError {
     },
 }
 
-/// One packet in the making: exactly the headers of its opcode have to be given, in any order.
+/// A builder of one packet, which needs exactly the headers of the packet's opcode, in any order.
 ///
-/// Made for tools, tests and slow paths; it checks everything and allocates the packet.
+/// The builder is for tools, tests and slow paths: it checks everything and allocates the packet.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketBuilder<'a> {
     opcode: Opcode,
@@ -155,7 +155,7 @@ impl<'a> PacketBuilder<'a> {
     /// The packet, from BTH to padding.
     ///
     /// # Errors
-    /// The opcode does not exist, or the headers or the payload are not those that it has.
+    /// The opcode does not exist, or the headers or the payload do not fit it.
     pub fn build(&self) -> Result<Vec<u8>, BuildError> {
         let opcode = self.opcode;
         let l = opcode.layout().ok_or(BuildError::UnknownOpcode(opcode.raw()))?;

@@ -34,7 +34,7 @@ const _: () = assert!(size_of::<Rdeth>() == 4 && align_of::<Rdeth>() == 1);
 pub struct Xrceth {
     /// Reserved.
     pub reserved: u8,
-    /// Shared receive queue that the message is for.
+    /// The shared receive queue of the message.
     pub srqn: Be24,
 }
 const _: () = assert!(size_of::<Xrceth>() == 4 && align_of::<Xrceth>() == 1);

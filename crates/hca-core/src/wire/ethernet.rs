@@ -17,7 +17,7 @@ pub struct EthernetHeader {
 }
 const _: () = assert!(size_of::<EthernetHeader>() == 14 && align_of::<EthernetHeader>() == 1);
 
-/// VLAN tag, 4 bytes: what follows an Ethernet header whose type is [`ether_type::VLAN`].
+/// VLAN tag, 4 bytes, which follows an Ethernet header with the type [`ether_type::VLAN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct VlanTag {
@@ -28,7 +28,7 @@ pub struct VlanTag {
 }
 const _: () = assert!(size_of::<VlanTag>() == 4 && align_of::<VlanTag>() == 1);
 
-/// The EtherTypes that RoCE meets.
+/// The EtherTypes of networks with RoCE.
 pub mod ether_type {
     /// IPv4.
     pub const IPV4: u16 = 0x0800;

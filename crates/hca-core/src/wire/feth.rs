@@ -14,7 +14,7 @@ pub struct Feth {
 const _: () = assert!(size_of::<Feth>() == 4 && align_of::<Feth>() == 1);
 
 bitflags::bitflags! {
-    /// The placement type of a FLUSH: how far the data must have got.
+    /// The placement type of a FLUSH: the place that the data must have reached.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Placement: u8 {
         /// Visible to every reader of the memory.
@@ -24,7 +24,7 @@ bitflags::bitflags! {
     }
 }
 
-/// The selectivity level of a FLUSH: which data is flushed.
+/// The selectivity level of a FLUSH: the range of flushed data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Selectivity {

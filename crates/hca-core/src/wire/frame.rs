@@ -28,7 +28,7 @@ use super::{
     UdpHeader, VlanTag, checksum, ether_type,
 };
 
-/// VLAN tags that a frame may carry.
+/// The most VLAN tags of a frame.
 pub const MAX_VLAN_TAGS: usize = 2;
 
 /// An error of parsing a RoCEv2 frame.
@@ -45,7 +45,7 @@ pub enum FrameError {
         /// Bytes needed.
         need: usize,
     },
-    /// Neither IPv4 nor IPv6.
+    /// The EtherType is neither IPv4 nor IPv6.
     #[error("EtherType {0:#06x} is neither IPv4 nor IPv6")]
     EtherType(u16),
     /// The version field of the IP header does not fit the EtherType.
@@ -56,16 +56,16 @@ pub enum FrameError {
         /// The version in the header.
         version: u8,
     },
-    /// An IPv4 header of another length than 20 bytes; RoCEv2 carries no options.
+    /// The IPv4 header is not 20 bytes long; RoCEv2 carries no options.
     #[error("IPv4 header of {0} bytes; RoCEv2 has 20")]
     Ipv4Options(usize),
-    /// A part of an IPv4 datagram.
+    /// The packet is a fragment of an IPv4 datagram.
     #[error("IPv4 fragment; RoCEv2 packets are not fragmented")]
     Fragment,
-    /// Not UDP.
+    /// The protocol is not UDP.
     #[error("IP protocol {0} is not UDP")]
     Protocol(u8),
-    /// Another port.
+    /// The UDP port is not RoCEv2's.
     #[error("UDP destination port {0} is not that of RoCEv2 (4791)")]
     Port(u16),
     /// IP and UDP do not agree on the length.
@@ -108,12 +108,12 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Parses a frame from its Ethernet header on. Bytes behind the IP packet (Ethernet's padding and
-    /// check sequence) are left alone. A wrong ICRC is no error, but see [`icrc_ok`](Self::icrc_ok);
-    /// a super-frame that a capture took before segmentation has one.
+    /// Parses a frame from its Ethernet header on. Bytes behind the IP packet (Ethernet's padding and check sequence)
+    /// are ignored. A wrong ICRC is not an error (see [`icrc_ok`](Self::icrc_ok)), because a super-frame that a capture
+    /// took before segmentation has one.
     ///
     /// # Errors
-    /// The first header that is not that of a RoCEv2 packet, and why.
+    /// The first header that does not fit a RoCEv2 packet, and the reason.
     pub fn parse(frame: &'a [u8]) -> Result<Self, FrameError> {
         let mut rest = frame;
         let ethernet: &EthernetHeader = take(&mut rest, "Ethernet header")?;
@@ -162,7 +162,7 @@ impl<'a> Frame<'a> {
             Network::V6(h) => IpFlow::V6 { src: h.src(), dst: h.dst(), src_port },
         }
     }
-    /// The ICRC that the headers and bytes of the frame call for.
+    /// The correct ICRC of the frame's headers and bytes.
     pub fn expected_icrc(&self) -> u32 {
         let (ident, flags) = match self.network {
             Network::V4(h) => (h.ident.get(), h.flags_offset.get()),
@@ -170,12 +170,11 @@ impl<'a> Frame<'a> {
         };
         self.flow().icrc_with_flags(ident, flags, self.packet.bytes())
     }
-    /// Whether the frame carries the ICRC that it has to.
+    /// Whether the frame carries the correct ICRC.
     pub fn icrc_ok(&self) -> bool {
         self.icrc == self.expected_icrc()
     }
-    /// The headers, as [`FrameHead::write`] takes them to build this frame again. Of VLAN tags the
-    /// outermost is kept.
+    /// The headers, as [`FrameHead::write`] takes them to build this frame again. Only the outermost VLAN tag is kept.
     pub fn head(&self) -> FrameHead {
         let (traffic_class, hop_limit, ident, flags, flow_label) = match self.network {
             Network::V4(h) => (h.tos, h.ttl, h.ident.get(), h.flags_offset.get(), 0),
@@ -237,7 +236,7 @@ fn parse_ipv6<'a>(rest: &mut &'a [u8]) -> Result<(Network<'a>, u8, usize), Frame
     Ok((Network::V6(h), h.next_header, usize::from(h.payload_len.get())))
 }
 
-/// Everything before the BTH, as values.
+/// The headers before the BTH, as values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHead {
     /// Ethernet source address.

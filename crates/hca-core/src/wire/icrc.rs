@@ -1,9 +1,9 @@
 //! The invariant CRC of RoCEv2.
 //!
-//! CRC-32 (IEEE 802.3, reflected) over 8 bytes of ones, the IP header with TOS, TTL and checksum as
-//! ones (IPv6: traffic class, flow label and hop limit), the UDP header with its checksum as ones,
-//! the BTH with byte 4 as ones, and all that follows up to the CRC itself, which is appended in
-//! little-endian order. The IPv4 Identification and flags are covered as they stand.
+//! CRC-32 (IEEE 802.3, reflected) over 8 bytes of ones, the IP header with TOS, TTL and checksum as ones (IPv6: traffic
+//! class, flow label and hop limit), the UDP header with its checksum as ones, the BTH with byte 4 as ones, and all
+//! that follows up to the CRC itself, which is appended in little-endian order. The IPv4 Identification and flags are
+//! covered unchanged.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

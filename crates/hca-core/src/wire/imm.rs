@@ -16,7 +16,7 @@ pub struct ImmDt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Ieth {
-    /// The remote key to take back at the receiver.
+    /// The remote key to invalidate at the receiver.
     pub rkey: Be32,
 }
 const _: () = assert!(size_of::<ImmDt>() == 4 && size_of::<Ieth>() == 4);

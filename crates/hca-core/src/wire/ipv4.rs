@@ -14,7 +14,7 @@ pub struct Ipv4Header {
     version_ihl: u8,
     /// Type of service: DSCP and ECN bits.
     pub tos: u8,
-    /// Bytes from the first of this header to the end.
+    /// Bytes from the start of this header to the end of the packet.
     pub total_len: Be16,
     /// Identification; the ICRC covers it.
     pub ident: Be16,
@@ -56,7 +56,7 @@ impl Ipv4Header {
             dst: dst.octets(),
         }
     }
-    /// This header with the checksum that it has to carry.
+    /// This header with its correct checksum.
     #[must_use]
     pub fn with_checksum(mut self) -> Self {
         self.checksum = Be16::new(0);
@@ -67,11 +67,11 @@ impl Ipv4Header {
     pub const fn version(&self) -> u8 {
         self.version_ihl >> 4
     }
-    /// Bytes of the header, options included, as it says itself.
+    /// The header's own length field in bytes, options included.
     pub const fn header_bytes(&self) -> usize {
         (self.version_ihl & 0x0f) as usize * 4
     }
-    /// Whether the datagram is only a part of one.
+    /// Whether the packet is a fragment.
     pub const fn is_fragment(&self) -> bool {
         self.flags_offset.get() & (MORE_FRAGMENTS | OFFSET) != 0
     }

@@ -69,10 +69,10 @@ struct New {
 }
 const _: () = assert!(size_of::<New>() == 28 && align_of::<New>() == 1);
 
-/// In which version a report is.
+/// The version of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// Version 1, for a network whose querier understands no other.
+    /// Version 1, for a network whose querier understands no other version.
     Old,
     /// Version 2.
     New {
@@ -84,7 +84,7 @@ pub enum Version {
 /// A query for the groups that hosts receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// The one group that is asked about; `None`: all.
+    /// The group that the query asks about; `None`: all groups.
     pub group: Option<Ipv6Addr>,
     /// The protocol version of the answer.
     pub version: Version,
@@ -116,7 +116,8 @@ impl Query {
     }
 }
 
-/// The frame by which a station at a link-local address tells that it hears a group. `None`: it is at no such address.
+/// The frame by which a station at a link-local address reports that it receives a group. `None`: the station's address
+/// is not link-local.
 pub fn report(by: Station, group: Ipv6Addr, version: Version) -> Option<Vec<u8>> {
     let IpAddr::V6(src) = by.ip else { return None };
     if !src.is_unicast_link_local() {

@@ -24,9 +24,9 @@ const _: () = assert!(size_of::<Lrh>() == 8 && align_of::<Lrh>() == 1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum NextHeader {
-    /// None: a raw packet with a 4-byte header that holds an EtherType.
+    /// No header: a raw packet with a 4-byte header that holds an EtherType.
     Raw = 0,
-    /// None of the IBA: a raw packet of IPv6.
+    /// An IPv6 header: a raw packet of IPv6.
     Ipv6 = 1,
     /// The BTH: a packet that stays on its subnet.
     Bth = 2,

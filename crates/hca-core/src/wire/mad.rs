@@ -20,7 +20,7 @@ pub struct MadHeader {
     pub status: Be16,
     /// A field that the class defines (directed routes: hop pointer and hop count).
     pub class_specific: Be16,
-    /// Transaction; a response bears that of its request.
+    /// The transaction identifier; a response carries its request's.
     pub tid: Be64,
     /// The attribute that is queried or reported.
     pub attr_id: Be16,
@@ -55,9 +55,9 @@ pub mod method {
     pub const SEND: u8 = 0x03;
     /// Notice of an event.
     pub const TRAP: u8 = 0x05;
-    /// Takes note of an event that another one forwards.
+    /// Report of an event that another node forwards.
     pub const REPORT: u8 = 0x06;
-    /// Answer to a trap: say it no more.
+    /// Answer to a trap: the sender stops repeating it.
     pub const TRAP_REPRESS: u8 = 0x07;
 }
 
@@ -88,7 +88,7 @@ impl MadHeader {
     pub const fn method(&self) -> u8 {
         self.r_method & !RESPONSE
     }
-    /// Whether it answers a request.
+    /// Whether the datagram answers a request.
     pub const fn is_response(&self) -> bool {
         self.r_method & RESPONSE != 0
     }

@@ -1,11 +1,11 @@
 //! Every header of the InfiniBand transport, byte by byte.
 //!
-//! Headers are `#[repr(C)]` structs over big-endian byte arrays: alignment 1, no padding, so that a
-//! view of any bytes is a cast that can't fail. Two steps: a *view* accepts any bits; [`Packet::parse`]
-//! checks what one packet alone can show (lengths, opcode, pad count, version) and copies nothing.
+//! Headers are `#[repr(C)]` structs over big-endian byte arrays: alignment 1, no padding, so that a view of any bytes
+//! is a cast that can't fail. Two steps: a *view* accepts any bits; [`Packet::parse`] checks the properties of a single
+//! packet (lengths, opcode, pad count, version) and copies nothing.
 //!
-//! [`PacketBuilder`] writes a packet of any opcode; [`frame`] holds what surrounds it on Ethernet, [`neighbour`] by
-//! what hosts find each other there, and [`listener`] by what they tell which groups they hear.
+//! [`PacketBuilder`] writes a packet of any opcode; [`frame`] has the headers around it on Ethernet, [`neighbour`] the
+//! messages of address resolution there, and [`listener`] the reports of received multicast groups.
 #![forbid(unsafe_code)]
 
 mod aeth;

@@ -22,7 +22,7 @@ pub struct NdpMessage {
 }
 const _: () = assert!(size_of::<NdpMessage>() == 24 && align_of::<NdpMessage>() == 1);
 
-/// The option that tells a MAC, 8 bytes.
+/// The option that holds a MAC, 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct LinkAddressOption {
@@ -54,7 +54,7 @@ impl NdpMessage {
     pub const BYTES: usize = 24;
     /// The protocol that IPv6 carries it as: ICMPv6.
     pub const PROTOCOL: u8 = 58;
-    /// The hop limit that it is sent with, and must arrive with: it has passed no router.
+    /// The hop limit of each message, on sending and on arrival: the message has passed no router.
     pub const HOP_LIMIT: u8 = 255;
     /// A request for the MAC of the target's address.
     pub const SOLICITATION: u8 = 135;
@@ -70,11 +70,12 @@ impl NdpMessage {
         let (checksum, flags) = (Be16::new(0), Be32::new(flags));
         Self { kind, code: 0, checksum, flags, target: target.octets() }
     }
-    /// The address whose MAC the message is about.
+    /// The target address, whose MAC the message is about.
     pub const fn target(&self) -> Ipv6Addr {
         Ipv6Addr::from_octets(self.target)
     }
-    /// The checksum of a message with its options, whose own is 0; 0 if it is one with its own that is right.
+    /// The checksum of a message with its options, computed over a checksum field of 0. For a message with a correct
+    /// checksum field the result is 0.
     pub fn checksum_of(src: Ipv6Addr, dst: Ipv6Addr, message: &[u8]) -> u16 {
         let len = (message.len() as u32).to_be_bytes();
         checksum::of(&[&src.octets(), &dst.octets(), &len, &[0, 0, 0, Self::PROTOCOL], message])
@@ -95,7 +96,7 @@ impl NdpMessage {
     }
 }
 
-/// An option of a message has no length, or more than there is.
+/// The error of an option with length 0, or longer than the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BrokenOption;
 

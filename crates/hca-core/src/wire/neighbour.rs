@@ -21,9 +21,9 @@ use super::{ArpPacket, Be16, EthernetHeader, Ipv6Header, LinkAddressOption, NdpM
 /// The address of an Ethernet interface.
 pub type Mac = [u8; 6];
 
-/// All interfaces.
+/// The MAC of all interfaces.
 pub const BROADCAST: Mac = [0xff; 6];
-/// All interfaces of IPv6 nodes: the group's MAC, and the group.
+/// The group of all IPv6 nodes: its MAC, and its address.
 pub const ALL_NODES: (Mac, Ipv6Addr) = ([0x33, 0x33, 0, 0, 0, 1], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
 
 /// An interface with an address.
@@ -46,13 +46,13 @@ pub enum Message {
         /// detection).
         by: Station,
     },
-    /// A station has an address.
+    /// A statement that a station has an address.
     Statement {
         /// The station.
         of: Station,
-        /// Whether it replaces earlier knowledge.
+        /// Whether the statement replaces earlier knowledge.
         replaces: bool,
-        /// Whether it answers a request.
+        /// Whether the statement answers a request.
         solicited: bool,
     },
 }

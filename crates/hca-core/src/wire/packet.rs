@@ -25,7 +25,7 @@ pub enum ParseError {
     /// The transport header version is not 0.
     #[error("transport header version {0} is not 0")]
     Version(u8),
-    /// A payload where the opcode has none, or a length that is no multiple of 4.
+    /// The opcode has no payload, or the payload's length is not a multiple of 4.
     #[error("payload of {len} bytes (padding included) does not fit the opcode")]
     PayloadLength {
         /// Bytes behind the headers.
@@ -45,7 +45,7 @@ impl<'a> Packet<'a> {
     /// Parses `bytes`, which begin with the BTH and end before the ICRC.
     ///
     /// # Errors
-    /// What one packet alone shows to be wrong: too short, unknown opcode, version, pad count.
+    /// A fault that the packet alone shows: too short, unknown opcode, wrong version, wrong pad count.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
         let short = |need| ParseError::Short { len: bytes.len(), need };

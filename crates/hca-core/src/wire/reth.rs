@@ -8,7 +8,7 @@ use super::{Be32, Be64};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Reth {
-    /// First byte to touch at the responder.
+    /// The address of the first byte at the responder.
     pub va: Be64,
     /// Key that grants the access.
     pub rkey: Be32,

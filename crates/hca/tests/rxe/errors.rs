@@ -1,4 +1,4 @@
-//! What ends connections, and what makes them wait.
+//! Errors that end connections, and conditions that make them wait.
 
 use hca::Rc;
 use hca::hca_core::{RemoteAddr, Rkey, WcStatus};

@@ -1,4 +1,4 @@
-//! The far end: `rxe_peer` of vm/jobs/rxe, an adapter of libibverbs that does what it is told by lines of text.
+//! The far end: `rxe_peer` of vm/jobs/rxe, a program on libibverbs that executes commands in lines of text.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};

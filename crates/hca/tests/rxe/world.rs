@@ -1,4 +1,4 @@
-//! Connections between an adapter of ours and Linux's rxe, memory at both ends that is laid out alike, and rounds of
+//! Connections between this project's adapter and Linux's rxe, memory with the same layout at both ends, and rounds of
 //! operations whose bytes are checked.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! What can become of a command.
+//! Errors of commands.
 
 use core::time::Duration;
 use std::io;
@@ -12,44 +12,44 @@ use crate::health::Death;
 
 hca_core::debug_as_display!(CmdError);
 
-/// The reason why a command was not done.
+/// The reason why a command failed.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum CmdError {
-    /// The firmware refused it.
+    /// The firmware refused the command.
     #[error(
         "the adapter refused {command}: {} (status {status:#x}, syndrome {syndrome:#x}): {}",
         status_text(*status),
         status_remedy(*status)
     )]
     Refused {
-        /// Which command.
+        /// The command.
         command: Opcode,
         /// A [`CmdStatus`] code.
         status: u32,
-        /// Where the firmware found the fault, in its own terms.
+        /// The firmware's own code for the fault.
         syndrome: u32,
     },
-    /// It did not reach the firmware.
+    /// The command did not reach the firmware.
     #[error(
         "{command} was not delivered: {} (delivery status {status:#x}): a fault of this driver or of the adapter, please report it",
         delivery_text(*status)
     )]
     Delivery {
-        /// Which command.
+        /// The command.
         command: Opcode,
         /// A [`DeliveryStatus`] code.
         status: u32,
     },
-    /// It got no answer, and the adapter is considered dead.
+    /// The command got no answer, and the adapter is considered dead.
     #[error(
         "{command} got no answer for {} s: the adapter is considered dead; close it, and open it again, which resets it",
         after.as_secs_f32()
     )]
     Silent {
-        /// Which command.
+        /// The command.
         command: Opcode,
-        /// How long it was waited for.
+        /// The time of the wait.
         after: Duration,
     },
     /// The adapter was dead before.
@@ -57,43 +57,43 @@ pub enum CmdError {
         "{command} was not submitted, as the adapter is dead: {death}; close it, and open it again, which resets it"
     )]
     Dead {
-        /// Which command.
+        /// The command.
         command: Opcode,
-        /// Of what it died.
+        /// The reason of the adapter's death.
         death: Death,
     },
-    /// The answer is not what the command's answer can be.
+    /// The answer is invalid for the command.
     #[error("the adapter answered {command} with {what}: update its firmware, or report it")]
     Answer {
-        /// Which command.
+        /// The command.
         command: Opcode,
-        /// What is wrong.
+        /// The fault of the answer.
         what: &'static str,
     },
-    /// It asked for more memory than any adapter needs.
+    /// The adapter asked for more memory than any adapter needs.
     #[error(
         "the adapter asked for {asked} pages of 4 KiB and has {lent} already; the limit is {most}, so it got none; reset it, and update its firmware if this happens again"
     )]
     Greedy {
-        /// Pages that it asked for.
+        /// The number of requested pages.
         asked: usize,
-        /// Those that it has.
+        /// The number of pages that the adapter has.
         lent: usize,
-        /// Those that it may have.
+        /// The limit of pages.
         most: usize,
     },
     /// The doorbell can't be written.
     #[error("giving {command} to the adapter: {source}")]
     Function {
-        /// Which command.
+        /// The command.
         command: Opcode,
         /// The reason.
         source: FunctionError,
     },
-    /// There is no memory for its mailboxes.
+    /// There is no memory for the command's mailboxes.
     #[error("memory for {command}: {source}")]
     Memory {
-        /// Which command.
+        /// The command.
         command: Opcode,
         /// The reason.
         source: DmaError,

@@ -1,18 +1,18 @@
 //! The command queue: a page of slots in memory, and a doorbell register with a bit for each.
 //!
-//! Several commands are under way at a time, one a slot. The last slot is kept for those that give or take pages: other
-//! commands may wait for pages, and those that bring them must not wait for other commands.
+//! Several commands are under way at a time, one a slot. The last slot is reserved for commands that give or take
+//! pages: other commands may wait for pages, and a command that brings pages must not wait for other commands.
 //!
-//! The thread that submits a command looks at its slot until the adapter has handed it back: at first in quick
-//! succession, then asleep, until the event queue of commands tells, or in naps where it does not: while the adapter is
-//! started and stopped, and on the thread that hears events. Who had an answer takes what that queue holds: it has no
-//! more events than there are slots, and does not overrun while the thread that hears has something else to do. A
-//! command that gets no answer in time is the end: the adapter is declared dead, and the slot and the mailboxes, which
-//! it may still write, are never used again.
+//! The thread that submits a command polls the command's slot until the adapter has returned it. The thread first
+//! spins, and then sleeps until the event queue of commands reports the end. While the adapter is started or stopped,
+//! and on the driver's own thread, no event comes; there the waiting thread sleeps in short naps. A thread that got its
+//! answer also takes the events of that queue. So the queue holds at most one event a slot, and does not overrun while
+//! the driver's thread has other work. If a command gets no answer in time, the adapter is declared dead, and the slot
+//! and the mailboxes, which the adapter may still write, are never used again.
 //!
-//! The adapter may do a command only when it has been lent pages, for which it asks by that same queue. Whoever waits
-//! for a command takes such requests, and sees to them: none waits for a thread that may not have been started, or that
-//! waits for a command itself.
+//! The adapter may need pages before it runs a command, and asks for them by the same event queue. Each thread that
+//! waits for a command takes such requests and answers them. So no thread waits for the driver's thread, which may not
+//! have been started, or may itself wait for a command.
 
 mod error;
 mod mailbox;

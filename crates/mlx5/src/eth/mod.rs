@@ -1,17 +1,17 @@
-//! Ethernet queues of a RoCE port, on which the driver itself does ARP and neighbour discovery, as no kernel does that
+//! Ethernet queues of a RoCE port, on which the driver does ARP and neighbour discovery, because no kernel does so
 //! behind vfio.
 //!
-//! The adapter leads frames by a table of flows: ARP to all and to this port, and ICMPv6 to this port and to the groups
-//! in which its IPv6 addresses are asked for, also behind options that routers look at, as queries of multicast
-//! listener discovery have. Everything else on the port is RDMA's, or nobody's.
+//! A flow table of the adapter steers these frames to the queues: ARP to the broadcast address and to this port, and
+//! ICMPv6 to this port and to the solicited-node groups of its IPv6 addresses, also behind options for routers, which
+//! queries of multicast listener discovery have. All other frames of the port belong to RDMA, or are dropped.
 //!
-//! Who needs a peer's MAC asks and waits ([`Ethernet::find`]); the driver's thread takes frames when the adapter has
-//! said that there are some ([`Ethernet::serve`]), a bounded number each time it has seen to everything else, and
-//! answers them. Both do so under one lock, which nobody has while he waits.
+//! A thread that needs a peer's MAC sends a question and waits ([`Ethernet::find`]). The driver's thread takes and
+//! answers frames when the adapter reports some ([`Ethernet::serve`]), a bounded number each time after all its other
+//! work. Both work under one lock, which no thread holds while it waits.
 //!
-//! Departs from RFC 4861: what was told is believed for 30 s and then asked for anew, whether it is reached or not.
-//! Departs from RFC 5227 and RFC 4862: addresses are announced without asking whether somebody has them; who says so
-//! later is heard.
+//! Departs from RFC 4861: a learned MAC is valid for 30 s and is then asked for again, whether the peer is reachable or
+//! not. Departs from RFC 5227 and RFC 4862: the port announces its addresses without a probe for duplicates; a later
+//! conflict is detected.
 
 mod queues;
 mod setup;

@@ -1,5 +1,5 @@
-//! The queues themselves: a send queue whose entries hold whole frames, a receive queue whose entries each name one
-//! buffer for ever, and the completion queue of both.
+//! The Ethernet queues: a send queue whose entries hold whole frames, a receive queue in which each entry always names
+//! the same buffer, and the completion queue of both.
 
 use std::sync::atomic::Ordering;
 

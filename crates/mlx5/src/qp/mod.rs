@@ -1,7 +1,7 @@
 //! The control path of queue pairs.
 //!
 //! ```text
-//!  core     QpCore      what ports and completion queues share: state, shadows, the doorbell record
+//!  core     QpCore      shared by ports and completion queues: state, shadows, the doorbell record
 //!  send     SendQueue   the port that posts send requests        wqe      entries as words
 //!  recv     RecvQueue   the port that posts receive requests     shadow   requests by their place
 //!  context              attributes as the adapter has them

@@ -1,4 +1,4 @@
-//! The send queue.
+//! The send queue of a queue pair.
 
 use std::sync::Arc;
 

@@ -1,18 +1,18 @@
 //! The driver's record of the requests in a queue: the program's number of each, by its index.
 //!
-//! A queue is shared by the thread that posts and the one that polls, without a lock: the poster notes a request at its
-//! place; the poller, which finds that place in a completion, looks whether what stands there is outstanding, and
-//! copies its note to `ended`. Requests of a queue end in order, so whatever stands before the one that completed has
-//! ended with it.
+//! The posting thread and the polling thread share a queue without a lock. The poster records a request at the
+//! request's place. The poller finds that place in a completion, checks whether the request there is outstanding, and
+//! copies its record to `ended`. Requests of a queue end in order, so all requests before the completed one have ended,
+//! too.
 //!
-//! A completion names a place by a counter of 16 bits, which goes on behind the ring's last place. That an adapter
-//! writes all 16 is what Linux's network driver takes for granted of its send queues (`mlx5e_poll_tx_cq` in en_tx.c
-//! compares the number with a counter of its own). Of queue pairs' queues nothing public says it: rdma-core (cq.c) and
-//! mlx5_ib take the bits that number the ring's places, and look at no others. So a counter is checked in full, and a
-//! bare place, with zeros above it, is as good.
+//! A completion names a place by a counter of 16 bits, which goes on behind the ring's last place. Linux's network
+//! driver relies on all 16 bits in its send queues (`mlx5e_poll_tx_cq` in en_tx.c compares the number with a counter of
+//! its own). For queue pairs' queues no public source confirms that: rdma-core (cq.c) and mlx5_ib use only the bits
+//! that number the ring's places. So the driver checks a counter in full, and also accepts a bare place, with zeros
+//! above it.
 //!
-//! All of it is atomics, so that whatever an adapter writes into completions, the worst that comes of it is a wrong
-//! number; and not even that of a request that is not outstanding.
+//! All of the record is atomics. So the worst effect of wrong completions from an adapter is a wrong number, and never
+//! the number of a request that is not outstanding.
 
 use crate::masked::Masked;
 use crate::sync::{AtomicU64, CachePadded, Ordering};

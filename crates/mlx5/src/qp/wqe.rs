@@ -1,8 +1,8 @@
-//! Entries of send queues, as they are put together: words into the ring.
+//! Entries of send queues, and writing them word by word into the ring.
 //!
-//! An entry is what [`hca_prm::wqe`](hca_prm) describes. Its segments are written here as pairs of words, since this is
-//! done for each request; the tests read them back by the layouts. An entry that does not end before its ring does goes
-//! on at the ring's begin, at any of its segments.
+//! [`hca_prm::wqe`](hca_prm) describes the entries. This module writes their segments as pairs of words, because it
+//! does so for each request; the tests read them back by the layouts. An entry that reaches the end of the ring
+//! continues at the ring's beginning, at any of its segments.
 
 use hca_core::{Mixed, MixedEntry, Payload, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 use hca_prm::{DataSeg, WqeOpcode};

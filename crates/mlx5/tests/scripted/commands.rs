@@ -1,4 +1,4 @@
-//! What commands that were run have made, taken away and set.
+//! A record of the objects and settings that executed commands have created, destroyed and changed.
 
 use hca_prm::caps::{EthOffloadCap, HcaCap, RoceCap};
 use hca_prm::command::cq::CreateCqIn;

@@ -1,4 +1,4 @@
-//! The link of a port that somebody else used before.
+//! The link of a port that another driver used before.
 
 use hca_prm::Opcode;
 use hca_prm::command::hca::{AccessRegIn, AccessRegMod, AccessRegOut};

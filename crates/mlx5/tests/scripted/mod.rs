@@ -1,5 +1,5 @@
-//! A function of the software adapter that is served in a thread, with a script that has it do wrong what a test tells
-//! it to, and keeps account of what the driver does.
+//! A function of the software adapter, served in a thread. Its script causes the faults that a test asks for, and
+//! records the driver's actions.
 #![allow(dead_code)] // each test uses a part
 
 pub(crate) mod commands;

@@ -1,6 +1,6 @@
-//! The rows of Portals: put, get, atomic, and the cost of entries before the one that matches.
+//! The rows of Portals: put, get, atomic, and the cost of entries before the matching one.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `half` | one side's node, interface and entry |
 //! | `run` | the measuring side |
@@ -37,7 +37,7 @@ const DEPTH_SIZE: Size = Size::of(8);
 /// An atomic operation is on words of this many bytes.
 const WORD_BYTES: u64 = 8;
 
-/// How nodes are opened.
+/// The settings of the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// Whether the adapter matches, if it can; otherwise the program's calls do.
@@ -46,8 +46,8 @@ pub struct Settings {
     pub eager_bytes: Eager,
 }
 
-/// The longest message of a node that goes with its header: from 1 byte to 256 KiB, as a node has some hundred places
-/// of that length.
+/// The longest message of a node that goes with its header: from 1 byte to 256 KiB, because a node has some hundred
+/// slots of that length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Eager(u32);
@@ -86,13 +86,13 @@ impl Default for Settings {
     }
 }
 
-/// Entries that a message does not match.
+/// The kind of the entries that a message does not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Entries {
-    /// One process, all match bits.
+    /// Entries for one process and all match bits.
     Exact,
-    /// Any process, and some bits that do not count.
+    /// Entries for any process, with some ignored match bits.
     Wildcard,
 }
 
@@ -108,9 +108,9 @@ impl fmt::Display for Entries {
 /// The entries before the one that matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Before {
-    /// How many entries.
+    /// The number of entries.
     pub count: u64,
-    /// Which.
+    /// The kind of the entries.
     pub entries: Entries,
 }
 
@@ -124,7 +124,7 @@ pub struct Case {
     pub size: Size,
     /// The entries before the one that matches, if any.
     pub before: Option<Before>,
-    /// The target's program computes all the time and makes no calls. Only for operations that complete at the
+    /// Whether the target's program computes all the time and makes no calls. Only for operations that complete at the
     /// initiator.
     pub computes: bool,
 }
@@ -166,7 +166,7 @@ impl Case {
     fn memory(&self) -> u64 {
         2 * self.size.bytes() + self.before.map_or(0, |before| before.count * ENTRY_BYTES)
     }
-    /// Messages for the only entry there is.
+    /// A case with a single entry.
     ///
     /// # Panics
     /// The size is 0, or more than 1 GiB.
@@ -200,10 +200,10 @@ impl FromStr for Depths {
     }
 }
 
-/// All that a run measures of Portals.
+/// The plan of a Portals run: all of its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The rows, with how the nodes are opened for each.
+    /// The rows, each with the settings of its nodes.
     pub cases: Vec<(Settings, Case)>,
     /// The requested combinations without a row, each with its reason.
     pub left_out: Vec<String>,
@@ -232,7 +232,7 @@ impl Plan {
         left_out.dedup();
         Self { cases, left_out }
     }
-    /// Puts past so many entries of each kind.
+    /// The rows of puts behind other entries, for each depth and each kind.
     pub fn of_depths(settings: &[Settings], depths: &[u64], kinds: &[Entries]) -> Self {
         let mut cases = Vec::new();
         for &setting in settings {

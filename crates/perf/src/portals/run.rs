@@ -1,4 +1,4 @@
-//! The measuring side.
+//! The measuring side of Portals.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use super::{Case, Other, Settings, open};
 use crate::Failure;
 use crate::interrupt::interrupted;
 
-/// A node in each of the two processes.
+/// The nodes of the two processes.
 pub struct Nodes {
     node: Node,
     other: Card,
@@ -26,7 +26,7 @@ impl Nodes {
     pub fn is_offloaded(&self) -> bool {
         self.node.is_offloaded()
     }
-    /// How they were opened.
+    /// The settings that the nodes were opened with.
     pub fn settings(&self) -> Settings {
         self.settings
     }
@@ -49,7 +49,7 @@ impl Pair {
         Ok(Nodes { node, other, settings })
     }
 
-    /// Does one measurement between the nodes.
+    /// Runs one measurement between the nodes.
     ///
     /// # Errors
     /// The peer or a device can't go on.
@@ -88,8 +88,8 @@ impl Pair {
         Ok(measured)
     }
 
-    /// Measures one row: the latency in one half of `time`, a stream in the other. Of messages past other entries there
-    /// is no stream.
+    /// Measures one row: the latency in one half of `time`, a stream in the other. Messages behind other entries have
+    /// no stream.
     ///
     /// # Errors
     /// As [`run_portals`](Self::run_portals).

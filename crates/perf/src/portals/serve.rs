@@ -1,4 +1,4 @@
-//! The side that answers.
+//! The answering side of Portals.
 
 use std::hint::black_box;
 use std::sync::Arc;

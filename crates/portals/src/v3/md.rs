@@ -104,8 +104,8 @@ const TABLE: [(MdOptions, Options, bool); 7] = [
     (MdOptions::EVENT_END_DISABLE, Options::EVENT_END_DISABLE, false),
 ];
 
-/// A memory descriptor at the moment of an event ([`Event::md`](super::Event::md)): its values, with what is left of
-/// its threshold.
+/// A memory descriptor at the moment of an event ([`Event::md`](super::Event::md)): its values, with the rest of its
+/// threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MdState {
     /// The address of the memory's first piece.

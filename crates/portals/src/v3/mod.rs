@@ -87,7 +87,7 @@
 //! [`ReturnCode`]s: those of refused calls are [`Error::code`], `PTL_EQ_EMPTY` is `None`, `PTL_EQ_DROPPED` is
 //! [`Got::dropped`].
 //!
-//! # What the interface leaves open
+//! # Choices that the interface leaves open
 //!
 //! - All portals up to the limit are there from the start. Messages to a portal without entries are dropped and
 //!   counted.

@@ -70,8 +70,8 @@ impl EventKind {
 /// | kinds | fields beside `type`, `user_ptr` and `ni_fail_type` |
 /// |---|---|
 /// | `Put`, `Get`, `Atomic`, `FetchAtomic`, each also as `*Overflow`, and a `Search` that found one | all; `user_ptr` is the one given with the entry |
-/// | `Reply`, `Ack` | `mlength`, `remote_offset`; and what the call said: `initiator` is the target then |
-/// | `Send` | what the call said |
+/// | `Reply`, `Ack` | `mlength`, `remote_offset`; and the arguments of the call, with the target as `initiator` |
+/// | `Send` | the arguments of the call |
 /// | `Link`, `AutoUnlink`, `AutoFree` | `pt_index`, `ptl_list`, `start` |
 /// | `PtDisabled` | `pt_index` |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@
 //!     let pt = b.pt_alloc(PtOptions::empty(), Some(eq), None)?;
 //!     let options = MeOptions::OP_PUT | MeOptions::USE_ONCE | MeOptions::EVENT_LINK_DISABLE;
 //!     b.me_append(pt, &Me { options, match_bits: 7, ..Me::new(&inbox) }, ListKind::Priority, 0)?;
-//!     // The initiator: memory, and what counts its acknowledgements.
+//!     // The initiator: memory, and the counting event of its acknowledgements.
 //!     let (ct, data) = (a.ct_alloc()?, a.alloc(5)?);
 //!     data.write_at(0, b"hello");
 //!     let md = Md { options: MdOptions::EVENT_CT_ACK, ct: Some(ct), ..Md::new(&data) };
@@ -36,7 +36,7 @@
 //! }
 //! ```
 //!
-//! # What differs from C
+//! # Differences from C
 //!
 //! - Memory is registered ([`Memory`](crate::Memory), [`Pieces`](crate::Pieces)) and never a bare address; its type
 //!   distinguishes a vector, instead of `PTL_IOVEC`. Memory lives as long as an object or an operation needs it.
@@ -47,10 +47,10 @@
 //!   `PTL_EQ_DROPPED` is [`Got::dropped`]. All others are in [`Error::code`], and the [`Error`] names the argument.
 //! - Times are [`Duration`](std::time::Duration)s, and `None` is `PTL_TIME_FOREVER`.
 //!
-//! # What is promised, and what is not
+//! # Guarantees and their limits
 //!
-//! - **Order.** Messages of an initiator to a target are matched in the order of its calls, whatever their lengths. Up
-//!   to [`max_waw_ordered_size`](Limits::max_waw_ordered_size) bytes, their data is in order as well.
+//! - **Order.** Messages of an initiator to a target are matched in the order of its calls, for all lengths. Up to
+//!   [`max_waw_ordered_size`](Limits::max_waw_ordered_size) bytes, their data is in order as well.
 //! - **Delivery.** Messages are not lost. If the target is gone, the initiator gets [`NiFail::Undeliverable`], after
 //!   [`NodeOptions::connect_timeout`](crate::NodeOptions::connect_timeout) if the two were never connected.
 //! - **`Send`** means that the bytes may be changed: at once for short messages, whose bytes were copied, and after the

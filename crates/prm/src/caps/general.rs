@@ -168,7 +168,7 @@ layout! {
 }
 
 impl HcaCap {
-    /// Entries of a port's table of addresses that `GID_TABLE_SIZE` stands for.
+    /// The number of entries in a port's GID table, decoded from `GID_TABLE_SIZE`.
     #[must_use]
     pub fn gids(&self) -> Option<u32> {
         match self.get(Self::GID_TABLE_SIZE) {
@@ -177,7 +177,7 @@ impl HcaCap {
         }
     }
 
-    /// Entries of a port's table of partition keys that `PKEY_TABLE_SIZE` stands for.
+    /// The number of entries in a port's table of partition keys, decoded from `PKEY_TABLE_SIZE`.
     #[must_use]
     pub fn pkeys(&self) -> Option<u32> {
         match self.get(Self::PKEY_TABLE_SIZE) {

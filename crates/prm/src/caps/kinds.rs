@@ -1,4 +1,4 @@
-//! Capabilities of one kind of work each.
+//! Capabilities by kind: RoCE, atomics, Ethernet offloads, flow tables.
 
 use crate::layout;
 
@@ -54,13 +54,13 @@ layout! {
         RSS_IND_TBL_CAP: 0x00 [11:8],
     }
 
-    /// Capabilities of tables of flows.
+    /// The capabilities of flow tables.
     pub struct FlowTableNicCap: 0x1000 {
         /// Of what is received.
         FLOW_TABLE_PROPERTIES_NIC_RECEIVE: 0x40 {FlowTableProp},
     }
 
-    /// Capabilities of the tables of one kind.
+    /// The capabilities of the flow tables of one kind.
     pub struct FlowTableProp: 0x40 {
         /// There are such tables.
         FT_SUPPORT: 0x00 [31],

@@ -49,7 +49,7 @@ impl ModifyCqIn {
     pub const RESIZE: u32 = 1;
 }
 
-/// What of a completion queue is changed.
+/// The mask of the completion queue's fields that a command changes.
 pub mod modify {
     /// `CQ_PERIOD`.
     pub const PERIOD: u32 = 1 << 0;
@@ -59,7 +59,7 @@ pub mod modify {
     pub const OVERRUN: u32 = 1 << 2;
 }
 
-/// What of a completion queue is changed by a move.
+/// The mask of the completion queue's fields that a move changes.
 pub mod resize {
     /// `LOG_CQ_SIZE`.
     pub const LOG_SIZE: u32 = 1 << 0;

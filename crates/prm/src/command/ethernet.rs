@@ -1,4 +1,4 @@
-//! Commands for Ethernet: transport interfaces, queues, and the tables that lead frames to them.
+//! Commands for Ethernet: transport interfaces, queues, and the flow tables that steer frames to them.
 
 use crate::codes::codes;
 use crate::context::{Rqc, Sqc};
@@ -254,13 +254,13 @@ commands! {
 layout! {
     list LAYOUTS;
 
-    /// Context of a transport interface for sending.
+    /// The context of a transport interface for sending (TIS).
     pub struct Tisc: 0xa0 {
         /// The transport domain.
         TRANSPORT_DOMAIN: 0x24 [23:0],
     }
 
-    /// Context of a transport interface for receiving.
+    /// The context of a transport interface for receiving (TIR).
     pub struct Tirc: 0xf0 {
         /// Where frames go: to one queue (0), by hash to a list of them (1).
         DISP_TYPE: 0x04 [31:28],
@@ -293,7 +293,7 @@ layout! {
         SELECTED_FIELDS: 0x00 [29:0],
     }
 
-    /// Context of a list of receive queues.
+    /// The context of a receive queue table (RQT).
     pub struct Rqtc: 0xf0 {
         /// How many it may have.
         RQT_MAX_SIZE: 0x14 [15:0],
@@ -301,7 +301,7 @@ layout! {
         RQT_ACTUAL_SIZE: 0x18 [15:0],
     }
 
-    /// Context of a table of flows.
+    /// The context of a flow table.
     pub struct FlowTableContext: 0x28 {
         /// Where frames go that no flow is for: on (0), to the table named (1).
         TABLE_MISS_ACTION: 0x00 [27:24],
@@ -311,13 +311,13 @@ layout! {
         TABLE_MISS_ID: 0x04 [23:0],
     }
 
-    /// What frames are looked at for: a part of it is a mask in a group, and a value in a flow.
+    /// The match parameters of frames: a mask in a flow group, and values in a flow.
     pub struct FteMatchParam: 0x200 {
         /// The headers.
         OUTER_HEADERS: 0x00 {FteMatchSetLyr24},
     }
 
-    /// Headers of a frame.
+    /// The headers of a frame, from Ethernet to the transport.
     pub struct FteMatchSetLyr24: 0x40 {
         /// Source address, upper part.
         SMAC_47_16: 0x00 [31:0],
@@ -383,7 +383,7 @@ layout! {
         MATCH_VALUE: 0x40 {FteMatchParam},
     }
 
-    /// Where a flow leads.
+    /// A destination of a flow.
     pub struct DestFormat: 0x8 {
         /// What it is: a [`DestinationType`] code.
         DESTINATION_TYPE: 0x00 [31:24],
@@ -406,7 +406,7 @@ codes! {
         RdmaTx = 0x8 "RDMA that is sent",
     }
 
-    /// Where a flow leads.
+    /// The kind of a flow's destination.
     pub enum DestinationType {
         Vport = 0x0 "a virtual port",
         FlowTable = 0x1 "a table of flows",

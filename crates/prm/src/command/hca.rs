@@ -126,7 +126,7 @@ layout! {
 }
 
 codes! {
-    /// Which capabilities a query is about.
+    /// The kind of capabilities that a query is about.
     pub enum HcaCapType {
         GeneralDevice = 0x0 "general ones",
         EthernetOffload = 0x1 "work that the adapter spares the processor on Ethernet",
@@ -155,7 +155,7 @@ codes! {
         AdvRdma = 0x28 "more of RDMA",
     }
 
-    /// Which pages are asked for.
+    /// The kind of pages that a query is about.
     pub enum QueryPagesMod {
         Boot = 0x1 "pages that the adapter needs before it is started",
         Init = 0x2 "pages that the adapter needs to be started",
@@ -169,7 +169,7 @@ codes! {
         HcaReturnPages = 0x2 "the driver takes pages back",
     }
 
-    /// How the adapter is stopped.
+    /// The way of stopping the adapter.
     pub enum TeardownProfile {
         GracefulClose = 0x0 "all objects were destroyed before",
         ForceClose = 0x1 "at once",
@@ -184,13 +184,13 @@ codes! {
 }
 
 impl HcaCapType {
-    /// `OP_MOD` of a query for the values in use, or for the highest that may be chosen.
+    /// The `OP_MOD` of a query for the values in use, or for the largest allowed values.
     #[must_use]
     pub const fn op_mod(self, current: bool) -> u32 {
         self.code() << 1 | current as u32
     }
 
-    /// The opposite of [`HcaCapType::op_mod`]; `None` if nothing is known of that type.
+    /// The inverse of [`HcaCapType::op_mod`]; `None` for an unknown type.
     #[must_use]
     pub const fn from_op_mod(op_mod: u32) -> Option<(Self, bool)> {
         match Self::from_code(op_mod >> 1) {

@@ -1,8 +1,8 @@
 //! Commands: the layout of each one's input and output.
 //!
-//! Every input begins with [`CmdIn`], every output with [`CmdOut`], and each command's layouts have those fields too.
-//! `new` of an input has the operation code in it. What follows a layout as a list of any length, such as the
-//! addresses of pages, is no field of it; see [`pas`](crate::pas).
+//! Every input begins with [`CmdIn`], every output with [`CmdOut`], and each command's layouts include these fields.
+//! `new` of an input sets the operation code. A list of any length behind a layout, such as the addresses of pages, is
+//! not a field of the layout; see [`pas`](crate::pas).
 
 use crate::layout;
 use crate::layout::{Layout, LayoutInfo};
@@ -12,18 +12,19 @@ use crate::opcode::Opcode;
 pub trait Command: Layout {
     /// The command's operation code.
     const OPCODE: Opcode;
-    /// What comes back.
+    /// The layout of the command's output.
     type Output: Layout;
 }
 
-/// A command without its types: for tools that show commands, and for those who check what they are given.
+/// The description of a command without its types: for tools that show commands, and for code that checks received
+/// commands.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandInfo {
     /// The command's operation code.
     pub opcode: Opcode,
-    /// The layout of its input. The list that follows some is not in it.
+    /// The layout of the input, without the list that follows some inputs.
     pub input: LayoutInfo,
-    /// The layout of its output. The list that follows some is not in it.
+    /// The layout of the output, without the list that follows some outputs.
     pub output: LayoutInfo,
 }
 
@@ -34,13 +35,13 @@ impl CommandInfo {
         Self { opcode: C::OPCODE, input: LayoutInfo::of::<C>(), output: LayoutInfo::of::<C::Output>() }
     }
 
-    /// The command of this operation code, if its layouts are described here.
+    /// The command of this operation code, if this crate describes its layouts.
     #[must_use]
     pub fn find(opcode: Opcode) -> Option<&'static Self> {
         Self::all().find(|info| info.opcode == opcode)
     }
 
-    /// All commands whose layouts are described here.
+    /// All commands whose layouts this crate describes.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         let modules = [
             counter::INFOS,
@@ -131,7 +132,7 @@ pub(crate) const LAYOUTS: &[&[crate::LayoutInfo]] = &[
 layout! {
     list HEADERS;
 
-    /// What every command's input begins with.
+    /// The beginning of every command's input.
     pub struct CmdIn: 0x08 {
         /// The operation code, see [`CmdIn::opcode`].
         OPCODE: 0x00 [31:16],
@@ -139,7 +140,7 @@ layout! {
         OP_MOD: 0x04 [15:0],
     }
 
-    /// What every command's output begins with.
+    /// The beginning of every command's output.
     pub struct CmdOut: 0x08 {
         /// A [`CmdStatus`](crate::CmdStatus) code.
         STATUS: 0x00 [31:24],

@@ -113,11 +113,11 @@ commands! {
 }
 
 impl ArmRqIn {
-    /// The number is that of a shared receive queue.
+    /// The type of a number that names a shared receive queue.
     pub const SRQ: u32 = 1;
 }
 
 impl ArmXrcSrqIn {
-    /// The number is that of a shared receive queue of extended reliable connections.
+    /// The type of a number that names a shared receive queue of extended reliable connections.
     pub const XRC_SRQ: u32 = 1;
 }

@@ -120,7 +120,7 @@ commands! {
 layout! {
     list LAYOUTS;
 
-    /// How an InfiniBand port is.
+    /// The state of an InfiniBand port.
     pub struct HcaVportContext: 0x200 {
         /// What is changed, in a change.
         FIELD_SELECT: 0x00 [31:0],
@@ -154,13 +154,13 @@ layout! {
         SM_SL: 0x64 [15:12],
     }
 
-    /// A partition key, as [`QueryHcaVportPkeyIn`] gives them.
+    /// A partition key in the answer to [`QueryHcaVportPkeyIn`].
     pub struct VportPkey: 0x4 {
         /// The key.
         PKEY: 0x00 [15:0],
     }
 
-    /// How a function's network interface is.
+    /// The state of a function's network interface.
     pub struct NicVportContext: 0x100 {
         /// How much of the headers each send request must carry.
         MIN_WQE_INLINE_MODE: 0x00 [26:24],
@@ -190,7 +190,7 @@ layout! {
         PERMANENT_ADDRESS: 0xf4 {MacAddress},
     }
 
-    /// What of a function's network interface is changed.
+    /// The fields of a function's network interface that a command changes.
     pub struct NicVportFieldSelect: 0x4 {
         /// `DISABLE_UC_LOCAL_LB`.
         DISABLE_UC_LOCAL_LB: 0x00 [11],
@@ -271,7 +271,7 @@ codes! {
         VlanList = 2 "VLANs",
     }
 
-    /// Whose state is asked for.
+    /// The object whose state a query is about.
     pub enum VportStateMod {
         VnicVport = 0 "that of the function's own port",
         EswVport = 1 "that of a port of the embedded switch",

@@ -49,7 +49,7 @@ layout! {
 }
 
 impl Mkc {
-    /// `QPN` of a key that any queue pair may use.
+    /// The `QPN` of a key that any queue pair may use.
     pub const ANY_QPN: u32 = 0xff_ffff;
 
     /// The [`AccessMode`] code in its two fields.
@@ -66,7 +66,7 @@ impl Mkc {
 }
 
 codes! {
-    /// How a memory key translates addresses.
+    /// The way in which a memory key translates addresses.
     pub enum AccessMode {
         Pa = 0x0 "nothing: addresses are the bus's own",
         Mtt = 0x1 "a list of pages",

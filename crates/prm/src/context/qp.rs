@@ -94,7 +94,7 @@ layout! {
         DBR_UMEM_VALID: 0xd0 [28],
     }
 
-    /// Address path: how packets reach the peer.
+    /// The address path, by which packets reach the peer.
     pub struct Ads: 0x2c {
         /// Which partition key packets carry.
         PKEY_INDEX: 0x00 [15:0],
@@ -189,7 +189,7 @@ codes! {
         Migrated = 0x3 "the other path has taken over, or there is none",
     }
 
-    /// Where a queue pair takes its receive requests.
+    /// The source of a queue pair's receive requests.
     pub enum RqType {
         Regular = 0x0 "a receive queue of its own",
         Srq = 0x1 "a shared receive queue",
@@ -197,7 +197,7 @@ codes! {
         ZeroLength = 0x3 "there is none",
     }
 
-    /// Atomic operations that a peer may do.
+    /// The atomic operations that a peer may do.
     pub enum AtomicMode {
         IbSpec = 0x1 "those of InfiniBand, of 8 bytes",
         Only8Bytes = 0x2 "extended ones, of 8 bytes",
@@ -211,8 +211,8 @@ codes! {
 }
 
 impl QpState {
-    /// The command that leads from this state to `to`; `None` if no single one does. There is none that drains a send
-    /// queue.
+    /// The command for the transition from this state to `to`; `None` if no single command exists. No command drains a
+    /// send queue.
     #[must_use]
     pub const fn transition(self, to: Self) -> Option<Opcode> {
         match (self, to) {
@@ -229,8 +229,8 @@ impl QpState {
         }
     }
 
-    /// The state that a command leads to; `None` if it is no transition. It may be given in `from` if
-    /// `from.transition(to)` is that command.
+    /// The state after a command; `None` if the command is not a transition. The command is allowed in state `from` if
+    /// `from.transition(to)` is this command.
     #[must_use]
     pub const fn reached_by(opcode: Opcode) -> Option<Self> {
         match opcode {
@@ -261,7 +261,7 @@ impl From<hca_core::QpState> for QpState {
 }
 
 impl ServiceType {
-    /// The service as programs know it; `None` for one that they do not.
+    /// The service as verbs name it; `None` for a service that verbs do not have.
     #[must_use]
     pub const fn verbs(self) -> Option<QpType> {
         match self {
@@ -283,8 +283,8 @@ impl From<QpType> for ServiceType {
     }
 }
 
-/// Which optional fields of the context a transition takes over: `OPT_PARAM_MASK` of the commands that modify queue
-/// pairs. Fields that the transition requires are taken over without.
+/// The mask of the context's optional fields that a transition takes over: `OPT_PARAM_MASK` of the commands that modify
+/// queue pairs. Required fields of the transition need no bit.
 pub mod optpar {
     /// `SECONDARY_ADDRESS_PATH`.
     pub const ALT_ADDR_PATH: u32 = 1 << 0;

@@ -180,26 +180,26 @@ layout! {
 }
 
 codes! {
-    /// How an event queue is.
+    /// The status of an event queue.
     pub enum EqStatus {
         Ok = 0x0 "well",
         WriteFailure = 0xa "an event could not be written",
     }
 
-    /// Whether an event queue will interrupt.
+    /// The arming state of an event queue.
     pub enum EqSt {
         Armed = 0x9 "armed: the next event interrupts",
         Fired = 0xa "fired: it has interrupted",
     }
 
-    /// How a completion queue is.
+    /// The status of a completion queue.
     pub enum CqStatus {
         Ok = 0x0 "well",
         Overflow = 0x9 "it has overflowed",
         WriteFail = 0xa "a completion could not be written",
     }
 
-    /// Whether a completion queue will make an event.
+    /// The arming state of a completion queue.
     pub enum CqSt {
         SolicitedArmed = 0x6 "armed for the next solicited completion",
         Armed = 0x9 "armed for the next completion",
@@ -213,7 +213,7 @@ codes! {
         Err = 0x3 "in error",
     }
 
-    /// How entries of a work queue follow each other.
+    /// The arrangement of a work queue's entries.
     pub enum WqType {
         LinkedList = 0x0 "each names the next",
         Cyclic = 0x1 "in a ring",

@@ -1,10 +1,10 @@
-//! What was sent arrives: exactly once and in order, or at most as often as it may.
+//! Checkers of deliveries: each message arrives exactly once and in order, or at most as often as its service allows.
 
 use std::collections::BTreeMap;
 
 use super::{Breach, Found};
 
-/// A number that stands for a message: its bytes, and whatever came with it.
+/// A number that stands for a message: a hash of its bytes and of its other data (`with`).
 pub fn fingerprint(bytes: &[u8], with: u64) -> u64 {
     const K: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut h = (bytes.len() as u64 ^ with.wrapping_mul(K)).wrapping_add(K);
@@ -29,19 +29,20 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A message with this fingerprint is sent; returns its number.
+    /// Records that a message with this fingerprint is sent, and returns its number.
     pub fn sent(&mut self, print: u64) -> u64 {
         self.sent.push(print);
         self.sent.len() as u64 - 1
     }
-    /// The receiver's completion queue overran, and the device said so: from now on messages may be missing.
+    /// Records that the receiver's completion queue overran, as the device reported: from now on messages may be
+    /// missing.
     pub fn overran(&mut self) {
         self.lossy = true;
     }
-    /// A message arrived; returns its number.
+    /// Records that a message arrived, and returns its number.
     ///
     /// # Errors
-    /// It is not the one that is due.
+    /// The message is not the next one.
     pub fn arrived(&mut self, print: u64) -> Result<u64, Breach> {
         let mut number = self.arrived;
         if self.lossy {
@@ -59,10 +60,10 @@ impl Stream {
         };
         Err(Breach::WrongMessage { number, found })
     }
-    /// The sender was told that a message arrived.
+    /// Checks the sender's report that a message arrived.
     ///
     /// # Errors
-    /// It did not, and the receiver's completion queue did not overrun.
+    /// The message did not arrive, and the receiver's completion queue did not overrun.
     pub fn acknowledged(&self, number: u64) -> Result<(), Breach> {
         if number < self.arrived || self.lossy {
             return Ok(());
@@ -91,16 +92,16 @@ pub struct Datagrams {
 }
 
 impl Datagrams {
-    /// Each message may arrive `copies` times: 1, or 2 where the network doubles packets.
+    /// A checker for messages that may arrive `copies` times: 1, or 2 if the network duplicates packets.
     pub fn new(copies: u64) -> Self {
         Self { messages: BTreeMap::new(), copies, arrived: 0, order: None }
     }
-    /// Each message may arrive once, and none behind a later one: an unreliable connection over a network
-    /// that keeps the order.
+    /// A checker for messages that may arrive once, and never behind a later one: an unreliable connection over a
+    /// network that keeps the order.
     pub fn in_order() -> Self {
         Self { order: Some((Vec::new(), 0)), ..Self::new(1) }
     }
-    /// A message is sent.
+    /// Records that a message is sent.
     pub fn sent(&mut self, print: u64) {
         self.messages.entry(print).or_default().0 += 1;
         if let Some((all, _)) = &mut self.order {
@@ -110,7 +111,7 @@ impl Datagrams {
     /// Records that a message arrived.
     ///
     /// # Errors
-    /// It was never sent like this, or arrived too often.
+    /// The message was never sent with these bytes, or arrived too often.
     pub fn arrived(&mut self, print: u64) -> Result<(), Breach> {
         let Some((sent, arrived)) = self.messages.get_mut(&print) else { return Err(Breach::NeverSent) };
         *arrived += 1;

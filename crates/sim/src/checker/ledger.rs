@@ -1,4 +1,4 @@
-//! Every request ends in exactly one completion.
+//! The checker of completions: every request ends in exactly one completion.
 
 use std::collections::VecDeque;
 
@@ -6,10 +6,10 @@ use hca_core::{Instant, WcStatus};
 
 use super::Breach;
 
-/// In which order requests complete.
+/// The order of completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As posted; after a failure all later ones are flushed (queues of one queue pair).
+    /// The order of posts; after a failure all later requests are flushed (queues of one queue pair).
     Fifo,
     /// Any order, each on its own (a shared receive queue).
     Any,
@@ -25,14 +25,14 @@ struct Entry {
 /// A request that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// As posted.
+    /// The request's id, as posted.
     pub wr_id: u64,
-    /// How; success too for an unsignalled request that a later completion covers. A request whose completion was lost,
-    /// as its [queue overran](Ledger::overran), counts as flushed: nobody knows whether it was carried out.
+    /// The status; success also for an unsignalled request that a later completion covers. A request whose completion
+    /// was lost, because its [queue overran](Ledger::overran), counts as flushed: its outcome is unknown.
     pub status: WcStatus,
 }
 
-/// The requests of one queue that are outstanding.
+/// The outstanding requests of one queue.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     order: Order,
@@ -47,15 +47,15 @@ impl Ledger {
     pub fn new(order: Order) -> Self {
         Self { order, entries: VecDeque::new(), failed: None, lossy: false }
     }
-    /// A request was posted. Receive requests are always signalled.
+    /// Records a posted request. Receive requests are always signalled.
     pub fn post(&mut self, wr_id: u64, signaled: bool, now: Instant) {
         self.entries.push_back(Entry { wr_id, signaled, posted: now });
     }
-    /// The completion queue overran, and the device said so: from now on completions may be missing.
+    /// Records that the completion queue overran, as the device reported: from now on completions may be missing.
     pub fn overran(&mut self) {
         self.lossy = true;
     }
-    /// A completion came: which requests have ended by it, oldest first.
+    /// Records a completion, and returns the requests that have ended by it, oldest first.
     ///
     /// # Errors
     /// The request is not outstanding, overtook another, was not signalled, or was not flushed though
@@ -92,24 +92,24 @@ impl Ledger {
         }
         Ok(ended)
     }
-    /// How the first failure ended, if there was one.
+    /// The status of the first failure, if there was one.
     pub fn failed(&self) -> Option<WcStatus> {
         self.failed
     }
-    /// Requests that are outstanding.
+    /// The number of outstanding requests.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
-    /// Whether none is outstanding.
+    /// Whether no request is outstanding.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
-    /// The signalled request that has waited longest, and since when.
+    /// The signalled request that has waited longest, and the time of its post.
     pub fn oldest_signaled(&self) -> Option<(u64, Instant)> {
         self.entries.iter().find(|e| e.signaled).map(|e| (e.wr_id, e.posted))
     }
-    /// Nothing more will come: takes out the unsignalled requests at the end, which ended well if there
-    /// was no failure. After an overrun all are taken out.
+    /// Ends the ledger when no more completions can come: takes out the unsignalled requests at the end, which
+    /// succeeded if there was no failure. After an overrun all requests are taken out.
     ///
     /// # Errors
     /// Signalled ones, or any after a failure, are outstanding, and the completion queue did not overrun.

@@ -1,8 +1,8 @@
-//! Checkers: models of what must hold, fed with what a program posted and saw.
+//! Checkers: models of the guarantees, which take a program's posts and observations.
 //!
-//! They know nothing of the simulation, so that a program on a real adapter may use them as well. Each
-//! returns a [`Breach`] that says what was broken; [`Sim::violation`](crate::Sim::violation) adds the
-//! seed, the time and the events.
+//! They do not depend on the simulation, so that a program on a real adapter may use them as well. Each returns a
+//! [`Breach`] that names the violated guarantee; [`Sim::violation`](crate::Sim::violation) adds the seed, the time and
+//! the events.
 
 mod deliveries;
 mod ledger;
@@ -15,7 +15,7 @@ pub use deliveries::{Datagrams, Stream, fingerprint};
 pub use ledger::{Ended, Ledger, Order};
 pub use shadow::Shadow;
 
-/// A promise that was broken.
+/// A guarantee that was violated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Breach {
@@ -24,7 +24,7 @@ pub enum Breach {
         "a completion ({status:?}) for request {wr_id:#x}, which is not outstanding: never posted, or completed already"
     )]
     Unknown {
-        /// As completed.
+        /// The id of the completed request.
         wr_id: u64,
         /// The status.
         status: WcStatus,
@@ -32,25 +32,25 @@ pub enum Breach {
     /// A completion before that of an earlier request.
     #[error("request {wr_id:#x} completed ({status:?}) before the earlier request {earlier:#x}")]
     OutOfOrder {
-        /// As completed.
+        /// The id of the completed request.
         wr_id: u64,
         /// The status.
         status: WcStatus,
-        /// Which should have completed.
+        /// The id of the request that should have completed.
         earlier: u64,
     },
     /// A request that asked for no completion got one although it succeeded.
     #[error("request {wr_id:#x} is not signalled, but its success was completed")]
     NotSignaled {
-        /// As completed.
+        /// The id of the completed request.
         wr_id: u64,
     },
-    /// After a failure every later request is flushed.
+    /// A later request than a failed one was not flushed.
     #[error(
         "request {wr_id:#x} completed as {status:?} after a failure ({first:?}); it should have been flushed"
     )]
     NotFlushed {
-        /// As completed.
+        /// The id of the completed request.
         wr_id: u64,
         /// The status.
         status: WcStatus,
@@ -60,9 +60,9 @@ pub enum Breach {
     /// Requests that never completed.
     #[error("{count} requests never completed; the oldest is {wr_id:#x}")]
     Unfinished {
-        /// The oldest.
+        /// The id of the oldest request.
         wr_id: u64,
-        /// The number.
+        /// The number of requests.
         count: usize,
     },
     /// A message arrived that is not the next one.
@@ -70,7 +70,7 @@ pub enum Breach {
     WrongMessage {
         /// Number of the message that is due, from 0.
         number: u64,
-        /// What arrived instead.
+        /// The message that arrived instead.
         found: Found,
     },
     /// A message was acknowledged that did not arrive.
@@ -81,7 +81,7 @@ pub enum Breach {
         /// Messages that arrived.
         arrived: u64,
     },
-    /// A datagram that nobody sent, or with other bytes.
+    /// A datagram arrived that was never sent with these bytes.
     #[error("a message arrived that was never sent like this (bytes, length or immediate data differ)")]
     NeverSent,
     /// A datagram arrived more often than it may.
@@ -102,19 +102,19 @@ pub enum Breach {
         /// Number of the latest that arrived.
         last: u64,
     },
-    /// A byte changed that nobody may change, or is not what it should be.
+    /// A byte of memory has a wrong value.
     #[error("byte {at:#x} of the memory is {found:#04x} and should be {expected:#04x}")]
     Memory {
-        /// Offset.
+        /// The byte's offset.
         at: usize,
-        /// What it should be.
+        /// The expected value.
         expected: u8,
-        /// The kind.
+        /// The found value.
         found: u8,
     },
 }
 
-/// What arrived instead of the message that was due.
+/// The message that arrived instead of the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Found {
     /// An earlier message, again.
@@ -123,7 +123,7 @@ pub enum Found {
     /// A later message.
     #[error("message {0} arrived: those between are lost or overtaken")]
     Later(u64),
-    /// None that was sent.
+    /// A message that was never sent.
     #[error("what arrived was never sent like this (bytes, length or immediate data differ)")]
     Other,
 }

@@ -1,12 +1,12 @@
-//! A copy of a memory, as it should be.
+//! The shadow of a memory: its expected contents.
 
 use core::ops::Range;
 use std::collections::BTreeMap;
 
 use super::Breach;
 
-/// What a memory must hold, byte for byte, outside of ranges that are open: those that an operation
-/// under way may be writing.
+/// The expected contents of a memory, byte for byte, except for open ranges, which an operation under way may be
+/// writing.
 #[derive(Clone, Debug)]
 pub struct Shadow {
     bytes: Vec<u8>,
@@ -15,28 +15,28 @@ pub struct Shadow {
 }
 
 impl Shadow {
-    /// A memory that holds this now.
+    /// The shadow of a memory with these contents.
     pub fn new(bytes: Vec<u8>) -> Self {
         Self { bytes, open: BTreeMap::new() }
     }
-    /// What a range holds.
+    /// The expected bytes of a range.
     ///
     /// # Panics
     /// If it lies outside of the memory.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         &self.bytes[range]
     }
-    /// Records what the program wrote itself.
+    /// Records bytes that the program wrote itself.
     ///
     /// # Panics
     /// If it lies outside of the memory.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
-    /// From now on an operation may write this range.
+    /// Opens a range: from now on an operation may write it.
     ///
     /// # Panics
-    /// If it overlaps another open range: then nobody could say what it is to hold.
+    /// If the range overlaps another open range: its expected contents would be undefined.
     pub fn open(&mut self, range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -48,10 +48,10 @@ impl Shadow {
         );
         self.open.insert(range.start, range.end);
     }
-    /// The operation on this range has ended; it holds what `write` said, or what it held before.
+    /// Closes a range when its operation has ended: the range holds the bytes of `write`, or its old bytes.
     ///
     /// # Panics
-    /// If it is not open.
+    /// If the range is not open.
     pub fn close(&mut self, range: Range<usize>) {
         if !range.is_empty() {
             assert_eq!(self.open.remove(&range.start), Some(range.end), "{range:?} was opened");
@@ -61,8 +61,8 @@ impl Shadow {
     pub fn is_open(&self, range: &Range<usize>) -> bool {
         self.open.get(&range.start) == Some(&range.end)
     }
-    /// Compares the memory with its shadow, open ranges left out. `memory` is asked whether it holds
-    /// these bytes at this offset, and answers with the first difference.
+    /// Compares the memory with its shadow, open ranges left out. `memory` compares these bytes with the memory at this
+    /// offset, and returns the first difference.
     ///
     /// # Errors
     /// A byte differs.

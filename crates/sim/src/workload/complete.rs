@@ -1,4 +1,4 @@
-//! What completions have to keep.
+//! Checks of completions.
 
 use core::net::IpAddr;
 use core::time::Duration;

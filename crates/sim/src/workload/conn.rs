@@ -1,4 +1,4 @@
-//! Connections: how they come, fail and go.
+//! Connections: their set-up, failure and end.
 
 use core::time::Duration;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! One queue pair of the workload, and what it is doing.
+//! One queue pair of the workload, and its present activity.
 
 use core::ops::Range;
 use core::time::Duration;

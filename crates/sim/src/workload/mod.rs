@@ -1,8 +1,8 @@
 //! Random programs on random networks, checked to the last byte.
 //!
-//! A seed decides how many nodes there are, which queue pairs connect them with which settings, what
-//! they post, and what the network and the nodes suffer meanwhile. After a while all faults end, and
-//! everything that was posted has to end too, as its service promises.
+//! A seed decides the number of nodes, the queue pairs between them and their settings, the posted requests, and the
+//! faults of the network and the nodes meanwhile. After some time all faults end, and then every posted request has to
+//! end too, as its service guarantees.
 
 mod complete;
 mod conn;
@@ -53,17 +53,17 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// With the standard mix of operations and faults.
+    /// A workload with the standard mix of operations and faults.
     pub fn new() -> Self {
         Self::default()
     }
-    /// Prints every event as it happens.
+    /// Sets whether every event is printed as it happens.
     #[must_use]
     pub fn print_trace(mut self, on: bool) -> Self {
         self.trace = on;
         self
     }
-    /// The command that replays it, without the seed, which is appended.
+    /// Sets the command for a replay, without the seed, which is appended.
     #[must_use]
     pub fn replay(mut self, command: impl Into<String>) -> Self {
         self.replay = Some(command.into());
@@ -76,7 +76,7 @@ impl Workload {
         self
     }
 
-    /// Nodes share machines, and reach each other there by shared memory.
+    /// Lets nodes share machines, and reach each other there by shared memory.
     #[must_use]
     pub fn near(mut self, on: bool) -> Self {
         self.near = on;
@@ -86,7 +86,7 @@ impl Workload {
     /// Runs the workload of a seed.
     ///
     /// # Errors
-    /// A promise was broken.
+    /// A guarantee was violated.
     pub fn run(self, seed: u64) -> Result<Report, Violation> {
         // The plan has a stream of its own, so that it does not change with the simulation.
         let mut rng = Rng::new(seed ^ 0x5eed_0000_0000_0000);

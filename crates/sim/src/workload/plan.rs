@@ -1,4 +1,4 @@
-//! What a seed does: everything random about a run that is decided before it begins.
+//! The plan of a seed: all random decisions of a run that are made before it begins.
 
 use core::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What ends post.
+//! The requests that ends post.
 
 use core::ops::Range;
 use std::rc::Rc;

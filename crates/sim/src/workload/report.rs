@@ -1,4 +1,4 @@
-//! What a run did.
+//! The report of a run.
 
 use core::ops::AddAssign;
 
@@ -7,49 +7,49 @@ use crate::{NearStats, NetStats};
 /// Sums over one or many runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Runs.
+    /// The number of runs.
     pub runs: u64,
-    /// Send requests that ended well.
+    /// Send requests that succeeded.
     pub requests: u64,
     /// Messages that arrived in receive requests.
     pub messages: u64,
     /// Bytes that requests moved.
     pub bytes: u64,
-    /// Requests that ended with an error that the program or the network called for.
+    /// Requests that ended with an error that the program or the network caused.
     pub errors: u64,
     /// Requests that were flushed.
     pub flushed: u64,
-    /// Connections that were made.
+    /// Connections that were established.
     pub connections: u64,
     /// Nodes that crashed.
     pub crashes: u64,
     /// Packets that adapters sent again.
     pub retransmitted: u64,
-    /// RNR NAKs.
+    /// The number of RNR NAKs.
     pub rnr_naks: u64,
-    /// Send queues that were drained and went on.
+    /// Send queues that were drained and then continued.
     pub drains: u64,
     /// Limit events of shared receive queues.
     pub srq_limits: u64,
     /// Receive requests that were too short for their message.
     pub too_short: u64,
-    /// Pauses in which a program looked at no completion.
+    /// Pauses in which a program polled no completion.
     pub deaf: u64,
     /// Completion queues that overran.
     pub overruns: u64,
-    /// Completion queues that were made anew after they had overrun.
+    /// Completion queues that were rebuilt after an overrun.
     pub rebuilt: u64,
-    /// Registrations that adapters refused as they held as many regions as they can.
+    /// Registrations that adapters refused because they had reached their limit of regions.
     pub registrations_refused: u64,
-    /// Nanoseconds that a request waited at most, once there were no faults any more.
+    /// The longest wait of a request in nanoseconds, after the end of all faults.
     pub recovery_ns: u64,
     /// Comparisons of a node's whole memory.
     pub memory_checks: u64,
-    /// What the network did.
+    /// The counts of the network.
     pub net: NetStats,
-    /// What happened among nodes of one machine.
+    /// The counts of events among the nodes of one machine.
     pub near: NearStats,
-    /// Events.
+    /// The number of events.
     pub events: u64,
     /// A hash of all events of one run; of many, the sum.
     pub trace_hash: u64,
@@ -58,8 +58,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// What happened, by the names that people know it by. All of it is to happen in many runs: what was
-    /// switched on and never happened was not tested.
+    /// The counts of all kinds of events, by their names. In many runs together every kind should happen: a fault that
+    /// was enabled and never happened was not tested.
     pub fn happenings(&self, near: bool) -> Vec<(&'static str, u64)> {
         let net = &self.net;
         let mut all = vec![

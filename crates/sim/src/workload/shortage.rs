@@ -1,4 +1,4 @@
-//! What an adapter has no place for: completions that nobody took, and one region more.
+//! Shortages of an adapter: completions beyond the queue's depth, and regions beyond the limit.
 
 use core::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Everything of a run, and what happens at each step.
+//! The whole state of a run, and the actions of each step.
 
 use core::time::Duration;
 use std::collections::BTreeMap;

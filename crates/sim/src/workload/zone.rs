@@ -1,4 +1,4 @@
-//! Who uses which bytes of an arena.
+//! Zones: the bytes of an arena and their users.
 
 use core::ops::Range;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Memory of which every byte is known.
+//! Arenas: memory with a known value of every byte.
 
 use std::collections::BTreeMap;
 

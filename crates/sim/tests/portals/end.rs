@@ -1,4 +1,4 @@
-//! What is left when the network is quiet: nothing but what must be there.
+//! Checks at the end of a run, when the network is quiet: no state is left beyond the expected.
 
 use portals::v4::NiFail;
 

@@ -1,4 +1,4 @@
-//! What a process is told, beside what it must be told.
+//! The events of a process, compared with the expected events.
 
 use portals::v4::{Event, EventKind, ListKind, NiFail, Process, StatusRegister};
 

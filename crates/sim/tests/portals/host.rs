@@ -1,4 +1,4 @@
-//! One process: its node, its interface, and what its lists and counts must be.
+//! One process: its node, its interface, and the expected state of its lists and counts.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

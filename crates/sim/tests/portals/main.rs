@@ -1,7 +1,7 @@
 //! Portals on a hostile network: random programs, both ways of matching, checked to the last byte and event.
 //!
-//! `HCA_SIM_PORTALS_SEEDS` says how many seeds run, `HCA_SIM_PORTALS_FIRST` with which they begin; `HCA_SIM_SEED` runs
-//! one.
+//! `HCA_SIM_PORTALS_SEEDS` is the number of seeds, `HCA_SIM_PORTALS_FIRST` the first one; `HCA_SIM_SEED` runs a single
+//! seed.
 
 mod arena;
 mod end;

@@ -1,4 +1,5 @@
-//! What the seeds found, and what they meet too seldom: each by itself, on a network that does what it is told.
+//! Cases that random seeds have found, or that they reach too seldom: each by itself, on a network with scripted
+//! faults.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

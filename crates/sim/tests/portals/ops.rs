@@ -1,4 +1,4 @@
-//! Operations: what is begun, and what must become of it.
+//! Operations: the begun ones, and their expected outcomes.
 
 use portals::v4::{AckReq, AtomicOp, Datatype, Fetch, Get, NiFail, Put};
 

@@ -1,4 +1,4 @@
-//! What a seed decides before anything happens.
+//! The plan of a seed: all decisions before the run begins.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Operations that wait for a count.
+//! Triggered operations, which wait for a count.
 
 use std::time::Duration;
 

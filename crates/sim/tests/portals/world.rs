@@ -1,4 +1,4 @@
-//! All processes, what they have begun, and what is broken meanwhile.
+//! The world of a run: all processes, their operations under way, and the present faults.
 
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};

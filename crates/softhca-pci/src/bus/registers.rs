@@ -1,6 +1,6 @@
 //! BAR 0: the initialization segment, the table of vectors, and doorbells that come as messages.
 //!
-//! | from | what |
+//! | offset | contents |
 //! |---|---|
 //! | 0 | initialization segment ([`InitSegment`]) |
 //! | 0x2000, 0x3000 | MSI-X: table, pending bits |

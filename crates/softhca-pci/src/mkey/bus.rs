@@ -1,6 +1,6 @@
 //! Keys of the bus's own addresses (access mode PA): a queue pair names any mapped client memory by such a key, at the
 //! bus address of the mapping. Drivers in kernels have one such key for each protection domain. The keys give peers no
-//! access, whatever rights they were created with.
+//! access, regardless of the rights that they were created with.
 //!
 //! The adapter knows memory regions, and no bus. So when a request first names a place in a mapped range by such a key,
 //! the function registers the range as a region of the adapter, once for each protection domain, and replaces the key

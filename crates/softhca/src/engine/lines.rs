@@ -1,5 +1,5 @@
-//! The engine's quick way for small messages: from a send queue to a line of a peer's ring, and from a line to a
-//! completion. The common case only; whatever else comes takes the long way, with everything as it was.
+//! The engine's fast path for small messages: from a send queue to a cache line of a peer's ring, and from a line to a
+//! completion. The fast path handles the common case only, and leaves any other case unchanged to the general path.
 #![allow(unsafe_code)] // the calls of `dma`, each with its argument
 
 use hca_core::{Access, AsyncEvent, Instant, Payload, PdHandle, QpHandle, SendFlags, Sge, WcOpcode};

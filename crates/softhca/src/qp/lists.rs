@@ -1,4 +1,4 @@
-//! The list of places of a request, as direct access goes through it.
+//! The scatter/gather list of a request, as a direct access iterates over it.
 
 use hca_core::{Access, PdHandle};
 use hca_transport::LocalError;

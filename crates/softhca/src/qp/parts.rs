@@ -1,5 +1,5 @@
-//! Bytes that do not lie in one piece of memory, behind the first entry of a list: they go on in other entries, or the
-//! memory of an entry lies in several pieces ([`Scattered`](crate::scattered::Scattered)).
+//! Bytes that do not lie in one piece of memory: they continue in later entries of a list, or the memory of an entry
+//! lies in several pieces ([`Scattered`](crate::scattered::Scattered)).
 
 use hca_core::{Access, PdHandle, Rkey, Sge};
 use hca_transport::{LocalError, RemoteAccessError};

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. The memory that is registered outlives its region, which goes before it in [`End::close`].
-//! 2. What is posted names that memory, and no reference to it exists.
+//! 2. Posted requests name that memory, and no reference to it exists.
 #![allow(unsafe_code, dead_code, unreachable_pub, missing_docs)]
 
 pub mod peer;
@@ -95,12 +95,12 @@ impl End {
         Self::with_cq(device, 512)
     }
 
-    /// With room for so many completions.
+    /// An end whose completion queue has room for `depth` completions.
     pub fn with_cq(device: Arc<SoftHca>, depth: u32) -> Self {
         Self::build(device, depth, false).0
     }
 
-    /// Whose reliable queue pair receives from a shared queue.
+    /// An end whose reliable queue pair receives from a shared receive queue.
     pub fn with_shared_queue(device: Arc<SoftHca>) -> (Self, SrqHandle) {
         Self::build(device, 512, true)
     }
@@ -134,7 +134,7 @@ impl End {
         // SAFETY: (1, 2)
         unsafe { self.device.reg_mr(self.pd, &init) }.unwrap()
     }
-    /// Where that memory is, as peers name it.
+    /// The address of that memory for peers.
     pub fn remote(&self, keys: &MrKeys) -> RemoteAddr {
         RemoteAddr { addr: self.memory.addr().as_ptr() as u64 + 1024, rkey: keys.rkey }
     }

@@ -1,4 +1,4 @@
-//! A peer on this machine that is no adapter: it does what an adapter does not, as one that is stopped or hostile.
+//! A peer on this machine that is not an adapter: it can behave as a stopped or hostile adapter.
 
 use hca_core::{AddressVector, Device, Gid, Instant, MrKeys, Qpn};
 use hca_fabric::{Fabric, GrantId, LinkId, Notice, QpGuard, RxBudget, ShmFabric, ShmOptions};
@@ -14,7 +14,7 @@ pub struct Stranger {
 }
 
 impl Stranger {
-    /// Meets an end, whose reliable queue pair is connected to it.
+    /// Connects to an end, whose reliable queue pair is connected to this peer.
     pub fn of(end: &End) -> Self {
         let domain = format!("ends.{}", std::process::id());
         let mut fabric = ShmFabric::open(&domain, &ShmOptions::default()).unwrap();
@@ -49,7 +49,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Meets an end, and gets its memory, which is registered for it.
+    /// Connects to an end, and gets a grant of the end's memory, which is registered for it.
     pub fn of(end: &End) -> (Self, MrKeys) {
         let mut stranger = Stranger::of(end);
         let keys = end.open_to_writes();

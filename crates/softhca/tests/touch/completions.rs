@@ -1,4 +1,4 @@
-//! Completions of what goes directly.
+//! Completions of requests that are done directly on the peer's memory.
 
 use super::*;
 

@@ -1,12 +1,12 @@
-//! WRITEs, READs and atomics that are done at once on a peer's memory: what they must not do, however often the same
-//! region was reached before.
+//! WRITEs, READs and atomics that are done directly on a peer's memory: the accesses that must be refused, however
+//! often the same region was accessed before.
 //!
-//! The target's adapter makes no turn unless a test calls for it. So what is seen there before was done directly, and
-//! what goes as a message is seen there after.
+//! The target's adapter runs no turn unless a test asks for one. So an effect that is visible before a turn was direct,
+//! and an effect of a message is visible only after a turn.
 //!
 //! Invariants:
 //! 1. The memory that is registered outlives its adapter.
-//! 2. What is posted names that memory, and it is reached by volatile accesses only.
+//! 2. Posted requests name that memory, and the test accesses it by volatile accesses only.
 #![allow(unsafe_code)]
 
 mod completions;

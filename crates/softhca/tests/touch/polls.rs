@@ -1,4 +1,4 @@
-//! Polls that find nothing, and look at a few words only.
+//! Empty polls, which read a few words only.
 
 use super::*;
 

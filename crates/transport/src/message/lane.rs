@@ -1,10 +1,11 @@
-//! The common case in few instructions: plain SENDs of one message each, between queue pairs that nothing keeps back.
+//! The fast path: the common case in few instructions, which is plain SENDs of one message each, between queue pairs
+//! without obstacles.
 //!
-//! It is the same state as the requester's and the responder's, moved as they would move it. Whatever is not of the
-//! common case is refused before anything changes, and then takes the long way.
+//! The fast path changes the state of requester and responder as these would change it. A request outside of the common
+//! case is refused before anything changes, and then takes the general path.
 //!
-//! What makes a case the common one is looked at once, by [`Qp::lanes`], and stays so as long as nothing else touches
-//! the queue pair: a lane keeps it so.
+//! [`Qp::lanes`] checks the conditions of the common case once. They stay true as long as no other method changes the
+//! queue pair: calls of a lane keep them true.
 
 use hca_core::{Instant, QpState};
 
@@ -15,18 +16,18 @@ use crate::qp::Service;
 /// The first byte of a SEND that one message takes, without anything else.
 const PLAIN: u32 = Op::Send as u32 | ((FIRST | LAST) as u32) << 4;
 
-/// Which of a queue pair's ways are quick now.
+/// The fast paths of a queue pair that are available now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lanes {
-    /// Plain SENDs may be sent, and nothing else is to be sent before them.
+    /// Whether plain SENDs may be sent, with nothing else to be sent before them.
     pub sends: bool,
-    /// Plain SENDs of the peer are taken as they come, and the requests that they say to be done are completed.
+    /// Whether plain SENDs of the peer are taken on arrival, with completion of the requests that they acknowledge.
     pub takes: bool,
-    /// Requests on the peer's memory may be done as they are posted, whenever none is under way.
+    /// Whether requests on the peer's memory may be done when they are posted, if none is under way.
     pub accesses: bool,
 }
 
-/// The quick way of a connection by messages.
+/// The fast path of a connection by messages.
 #[derive(Debug)]
 pub struct Lane<'a>(&'a mut Messages);
 
@@ -37,7 +38,7 @@ pub fn plain_send_to([first, ..]: [u32; 3]) -> Option<u32> {
 }
 
 impl Qp {
-    /// Which ways are quick now.
+    /// The fast paths that are available now.
     pub fn lanes(&self) -> Lanes {
         match self.service() {
             Service::Local(m) if self.state() == QpState::Rts => {
@@ -51,8 +52,8 @@ impl Qp {
             _ => Lanes::default(),
         }
     }
-    /// A way of which [`lanes`](Self::lanes) said that it is quick, if nothing was called since but methods of `&self`
-    /// and those of lanes.
+    /// The fast path that [`lanes`](Self::lanes) reported as available, provided that since then only methods of
+    /// `&self` and of lanes were called.
     #[inline]
     pub fn lane(&mut self) -> Option<Lane<'_>> {
         match self.service_mut() {
@@ -63,17 +64,17 @@ impl Qp {
 }
 
 impl Lane<'_> {
-    /// The index of the send request that is next.
+    /// The index of the next send request.
     #[inline]
     pub fn next(&self) -> u32 {
         self.0.requester.next()
     }
-    /// Whether the peer is known to have a receive request for it, or tells of none.
+    /// Whether the peer is known to have a receive request for the next request, or reports no credits.
     #[inline]
     pub fn has_credit(&self) -> bool {
         self.0.requester.has_credit()
     }
-    /// The head of its message.
+    /// The head of the next request's message.
     #[inline]
     pub fn head(&self) -> [u32; 3] {
         let (number, done) = (self.0.requester.next_number(), self.0.responder.expected());
@@ -84,12 +85,12 @@ impl Lane<'_> {
     pub fn sent(&mut self, now: Instant) {
         self.0.requester.sent_plain(now);
     }
-    /// When it is looked whether what was sent is to be sent again.
+    /// The time of the next check for retransmission.
     #[inline]
     pub fn resends_at(&self) -> Instant {
         Instant::from_nanos(self.0.requester.resends_at())
     }
-    /// Messages were sent that told along what was done. `recv_credits` is
+    /// Records that sent messages carried an acknowledgement along. `recv_credits` is
     /// [`Host::recv_credits`](crate::Host::recv_credits). Returns whether an acknowledgement is still owed.
     #[inline]
     pub fn told_along(&mut self, recv_credits: impl Fn() -> Option<u32>) -> bool {
@@ -97,8 +98,8 @@ impl Lane<'_> {
         self.0.responder.owes()
     }
 
-    /// Whether a [plain SEND](plain_send_to) with this head is taken as it comes, and how many send requests it says to
-    /// be done, from [`oldest`](Self::oldest) on. `None`: it is for [`Qp::handle_message`].
+    /// The number of send requests, from [`oldest`](Self::oldest) on, that a [plain SEND](plain_send_to) with this head
+    /// acknowledges, if the fast path accepts the SEND. `None`: the SEND is for [`Qp::handle_message`].
     #[inline]
     pub fn accepts(&self, [_, numbers, _]: [u32; 3]) -> Option<u32> {
         if self.0.responder.expected() != numbers as u16 {
@@ -111,13 +112,13 @@ impl Lane<'_> {
     pub fn oldest(&self) -> u32 {
         self.0.requester.oldest()
     }
-    /// The SEND was placed, and used a receive request.
+    /// Records that the SEND was placed, and used a receive request.
     #[inline]
     pub fn took(&mut self) {
         self.0.responder.took();
     }
-    /// So many send requests were completed. Returns whether there is something to be sent the long way now; then it is
-    /// such a lane no longer.
+    /// Records that `count` send requests were completed. Returns whether the queue pair now has to send by the general
+    /// path; the lane then ends.
     #[inline]
     pub fn completed(&mut self, count: u32) -> bool {
         self.0.requester.completed(count);

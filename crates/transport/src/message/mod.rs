@@ -1,10 +1,10 @@
-//! RC by messages: between adapters of one machine, over a way that neither loses nor reorders.
+//! RC by messages: between adapters of one machine, over a channel that neither loses nor reorders.
 //!
-//! A message is what a packet would be, without a path MTU, PSNs and retransmission: requests are numbered, the
-//! target executes them in order and says how many it has done. Numbers begin at the queue pairs' PSNs, so that what
-//! an earlier connection left in the way is told apart. The way loses messages in one case only: the target's queue
-//! pair was not ready for them. A requester that hears nothing for a while therefore sends again from the oldest
-//! request on; the target drops what it has done already.
+//! A message takes the place of packets, without a path MTU, PSNs and retransmission: requests are numbered, the target
+//! executes them in order and reports the number of executed requests. Numbers begin at the queue pairs' PSNs, so that
+//! leftover messages of an earlier connection are recognised. The channel loses messages in one case only: the target's
+//! queue pair was not ready for them. A requester without an answer for some time therefore sends again from the oldest
+//! request on; the target drops requests that it has executed already.
 //!
 //! ```text
 //! byte 0      operation | flags << 4
@@ -14,7 +14,7 @@
 //! byte 8..12  immediate data, key to take back, syndrome, P_Key, or limit of receive requests
 //! then        the operation's own fields, and data
 //! ```
-//! All in the byte order of the machine, which both ends share.
+//! All fields are in the byte order of the machine, which both ends share.
 
 mod lane;
 mod requester;

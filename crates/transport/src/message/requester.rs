@@ -1,4 +1,4 @@
-//! The requester: requests in the order in which they were posted, as messages or straight on the peer's memory.
+//! The requester: it carries out requests in the order of their posts, as messages or directly on the peer's memory.
 
 mod completer;
 mod pieces;

@@ -1,4 +1,4 @@
-//! The responder: requests of the peer, executed as they come, and what it is told of them.
+//! The responder: it executes the peer's requests on arrival, and reports their results.
 
 use alloc::collections::VecDeque;
 

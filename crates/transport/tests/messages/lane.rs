@@ -1,5 +1,4 @@
-//! The quick way between two queue pairs by messages, as a host's engine goes it: what it does not take goes the long
-//! way.
+//! The fast path between two queue pairs by messages, as a host's engine uses it; other messages take the general path.
 
 use hca_core::*;
 use hca_transport::*;
@@ -7,14 +6,14 @@ use hca_transport::*;
 use super::{Msg, Ways};
 use crate::pair::*;
 
-/// What went the quick way, of each side.
+/// The messages of one side that took the fast path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quick {
-    /// SENDs that it sent.
+    /// The number of SENDs that the side sent.
     pub sent: usize,
-    /// SENDs that it took.
+    /// The number of SENDs that the side took.
     pub took: usize,
-    /// Requests of its own that those said to be done: SENDs, and WRITEs.
+    /// The side's own requests that those SENDs acknowledged: SENDs and WRITEs.
     pub sends_done: usize,
     pub writes_done: usize,
 }
@@ -37,8 +36,8 @@ impl Ways {
         }
     }
 
-    /// Lets a side send what was posted last, if those are plain SENDs and nothing is to be sent before. `true`:
-    /// nothing is left of it.
+    /// Lets a side send the last posted requests, if they are plain SENDs with nothing to be sent before them. `true`:
+    /// all of them were sent.
     pub fn send_quick(&mut self, side: Side) -> bool {
         let room = self.room.saturating_sub(self.way[side as usize].len());
         let now = self.instant();
@@ -82,7 +81,7 @@ impl Ways {
         all
     }
 
-    /// Lets a side take a message. `false`: it is for the long way, and nothing was done.
+    /// Lets a side take a message. `false`: the message is for the general path, and nothing was done.
     pub fn take_quick(&mut self, side: Side, bytes: &[u8]) -> bool {
         self.try_to_take(side, bytes).is_some()
     }

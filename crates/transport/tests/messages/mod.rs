@@ -1,4 +1,5 @@
-//! Two queue pairs with a connection by messages, and the two ways between them: each keeps what is put in, in order.
+//! Two queue pairs with a connection by messages, and the two channels between them: each channel keeps its messages in
+//! order.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 pub mod lane;
@@ -18,10 +19,10 @@ use lane::Quick;
 pub const MS: u64 = 1_000_000;
 /// Data bytes of one message.
 pub const PIECE: usize = 4096;
-/// How long nothing is heard before a request is sent again for the first time.
+/// The time without an answer before a request is sent again for the first time.
 pub const RESEND_NS: u64 = 16 * MS;
 
-/// What a message is, as its first byte tells.
+/// The kind of a message, from its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum M {
     Send,
@@ -125,23 +126,23 @@ impl Msg {
     }
 }
 
-/// Two queue pairs by messages. What `Pair` has for packets (its wire, script and turns) lies idle.
+/// Two queue pairs by messages. The parts of `Pair` for packets (its wire, script and turns) are unused.
 pub struct Ways {
     pair: Pair,
-    /// What is on its way from each side.
+    /// The messages on their way from each side.
     pub way: [VecDeque<Vec<u8>>; 2],
     /// All that ever left, in order.
     pub log: Vec<(Side, Msg)>,
     /// Messages that a way takes while others are in it.
     pub room: usize,
-    /// What a side sends at most in one go.
+    /// The most messages that a side sends in one go.
     pub burst: usize,
     /// Whether hosts reach the memory of each other.
     pub reach: bool,
-    /// Who may goes the quick way: never, always, or each but every so-manyth time.
+    /// The use of the fast path: 0: never; 1: always; n: except every nth time.
     pub quick: u32,
     turns: u32,
-    /// What went it, of each side.
+    /// The messages of each side that took the fast path.
     pub went: [Quick; 2],
 }
 
@@ -220,7 +221,7 @@ impl Ways {
         }
         sent
     }
-    /// Lets a side send what it has but an acknowledgement.
+    /// Lets a side send all messages except an acknowledgement.
     pub fn send_side(&mut self, side: Side) -> usize {
         let (mut sink, burst) = (self.sink(side), self.burst);
         self.with(side, |now, qp, host| {
@@ -236,12 +237,12 @@ impl Ways {
         self.with(side, |now, qp, host| qp.poll_ack(now, host, &mut sink));
         self.took(side, sink)
     }
-    /// Posts a request of which the queue pair is not told.
+    /// Posts a request without a notification of the queue pair.
     pub fn queue(&mut self, side: Side, op: SendOp, addr: usize, len: u32) {
         let request = SendRequest { op: op.into(), flags: SendFlags::SIGNALED, len, dest: None };
         self.node(side).host.sq.push(Posted { request, addr, bad: false });
     }
-    /// Lets a side send what was just posted: by the quick way, or as `Qp::send_messages` does.
+    /// Lets a side send the requests just posted: by the fast path, or by `Qp::send_messages`.
     pub fn send_at_once(&mut self, side: Side) -> bool {
         if self.is_quick() && self.send_quick(side) {
             return true;
@@ -334,11 +335,11 @@ impl Ways {
             }
         }
     }
-    /// What is on the ways is lost.
+    /// Loses all messages on their way.
     pub fn lose(&mut self) {
         self.way = [VecDeque::new(), VecDeque::new()];
     }
-    /// What a side sent, in order.
+    /// The messages that a side sent, in order.
     pub fn sent(&self, side: Side) -> Vec<&Msg> {
         self.log.iter().filter(|(s, _)| *s == side).map(|(_, m)| m).collect()
     }

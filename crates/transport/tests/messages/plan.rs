@@ -1,4 +1,4 @@
-//! Plans for two queue pairs by messages: what each side posts, who has the next turn, and what must hold at the end.
+//! Plans for two queue pairs by messages: the posts of each side, the order of turns, and the conditions at the end.
 
 use hca_core::*;
 use hca_transport::*;
@@ -174,7 +174,7 @@ impl Plan {
             self.recv(p);
         }
     }
-    /// What must hold at the end.
+    /// Checks the conditions at the end.
     pub fn check(&self, p: &mut Ways) {
         let side = self.side;
         assert_eq!(p.node(side).host.statuses(), vec![WcStatus::Success; self.ops.len()]);
@@ -202,7 +202,7 @@ impl Plan {
         assert!(n.qp.next_deadline().is_none() && n.qp.ack_owed().is_none() && n.host.held.is_none());
         assert!(n.qp.is_idle_near());
     }
-    /// What must hold once this side is in ERROR, whatever came before: each request ended once.
+    /// Checks, once this side is in ERROR, that each request ended once.
     pub fn check_ended(&self, p: &mut Ways) {
         p.state(self.side, QpState::Error);
         let n = p.node(self.side);
@@ -221,7 +221,7 @@ fn extra(n: usize, op: Op) -> RecvExtra {
     }
 }
 
-/// What each side reaches of the other's memory, by pseudo-random numbers; 0: nothing.
+/// Chooses the memory of the other side that each side reaches, by pseudo-random numbers; 0: none.
 pub fn reach(p: &mut Ways, seed: u64) {
     if seed == 0 {
         return;
@@ -265,7 +265,7 @@ pub fn reach(p: &mut Ways, seed: u64) {
     }
 }
 
-/// What a plan does to one message on its way.
+/// A fault of a plan in one message on its way.
 #[derive(Clone, Debug)]
 pub enum Harm {
     None,
@@ -279,7 +279,7 @@ pub enum Harm {
     Bytes(Vec<u8>),
 }
 
-/// What comes out of a message.
+/// The messages that a fault makes of one message.
 pub fn harmed(mut message: Vec<u8>, harm: &Harm) -> Vec<Vec<u8>> {
     match harm {
         Harm::None => {}

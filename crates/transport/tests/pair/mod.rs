@@ -32,7 +32,7 @@ impl Side {
     }
 }
 
-/// What the wire does with a packet.
+/// The wire's decision about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Pass,
@@ -80,26 +80,26 @@ pub struct MockHost {
     pub atomics: u32,
     pub writes: u32,
     pub near: Near,
-    /// Lists may be sent from where they lie, by their place in `mem`.
+    /// Whether lists may be sent in place, by their place in `mem`.
     pub stays: bool,
 }
 
-/// Says what becomes of a request (index, request, behind) on the peer's memory.
+/// A rule for the outcome of a request (index, request, behind) on the peer's memory.
 pub type DirectRule = Box<dyn FnMut(u32, &SendRequest, bool) -> Direct>;
-/// Says how many bytes of a request's list (index, offset, at most) are lent.
+/// A rule for the number of lent bytes of a request's list (index, offset, at most).
 pub type LendRule = Box<dyn FnMut(u32, u32, u32) -> Option<u32>>;
 
-/// Says how many bytes of what a READ asks for (address, at most) are lent.
+/// A rule for the number of lent bytes of a READ (address, at most).
 pub type LendReadRule = Box<dyn FnMut(u64, u32) -> Option<u32>>;
 
-/// What a host knows of a peer on the same machine.
+/// A host's knowledge of a peer on the same machine.
 #[derive(Default)]
 pub struct Near {
     /// The peer's memory, while a test lets this side reach it.
     pub memory: Vec<u8>,
     pub direct: Option<DirectRule>,
     pub lend: Option<LendRule>,
-    /// The same of what the peer reads, by address and length.
+    /// The rule for loans of the memory that the peer READs, by address and length.
     pub lend_read: Option<LendReadRule>,
     /// The loan that comes is of memory that the peer does not have.
     pub bad: bool,
@@ -605,7 +605,7 @@ impl Pair {
         self.node(side).host.mem[addr..addr + len].copy_from_slice(&patterns(addr, len));
     }
 
-    /// Lets both sides send what they have; returns whether they did.
+    /// Lets both sides send all their packets; returns whether they sent any.
     pub fn transmit(&mut self) -> bool {
         let mut any = false;
         for side in [Side::A, Side::B] {
@@ -656,7 +656,7 @@ impl Pair {
         let n = self.node(to);
         n.qp.handle_packet(now, &rx, &Packet::parse(bytes).unwrap(), &mut n.host);
     }
-    /// One turn: send, else deliver what arrives next, else let the next timer fire. `false`: all is quiet.
+    /// One turn: send, else deliver the next packet, else let the next timer fire. `false`: all is quiet.
     pub fn turn(&mut self) -> bool {
         if self.transmit() {
             return true;
@@ -739,7 +739,7 @@ impl Pair {
 pub fn pattern(addr: usize) -> u8 {
     (addr.wrapping_mul(0x9e37_79b1) >> 13) as u8
 }
-/// What memory filled from `addr` on holds.
+/// The contents of memory that was filled from `addr` on.
 pub fn patterns(addr: usize, len: usize) -> Vec<u8> {
     (addr..addr + len).map(pattern).collect()
 }

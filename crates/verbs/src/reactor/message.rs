@@ -43,21 +43,21 @@ pub struct Message {
 }
 
 impl Message {
-    /// Immediate data, if it came with any.
+    /// The immediate data, if the message has any.
     pub fn imm(&self) -> Option<u32> {
         match self.completion.extra {
             RecvExtra::Imm(data) => Some(data),
             RecvExtra::None | RecvExtra::Invalidated(_) => None,
         }
     }
-    /// The key that the sender took back, if it did.
+    /// The key that the sender invalidated, if it did.
     pub fn invalidated(&self) -> Option<Rkey> {
         match self.completion.extra {
             RecvExtra::Invalidated(rkey) => Some(rkey),
             RecvExtra::None | RecvExtra::Imm(_) => None,
         }
     }
-    /// Bytes that arrived: those of an RDMA WRITE with immediate are not in the payload.
+    /// The number of bytes that arrived; the bytes of an RDMA WRITE with immediate are not in the payload.
     pub fn byte_len(&self) -> u32 {
         self.completion.byte_len
     }
@@ -83,8 +83,8 @@ impl Message {
     pub fn reply_ah(&self, pd: &Pd) -> Option<Result<AddressHandle, DeviceError>> {
         self.grh().map(|grh| pd.create_ah(&grh.reply_path()))
     }
-    /// Its buffer, for the program's own use: the whole of it, with the 40 bytes before a datagram. The receive queue
-    /// then has one request less. `None` if the receive request had none.
+    /// Takes the message's whole buffer for the program's own use, with the 40 bytes before a datagram. The receive
+    /// queue then has one request less. `None` if the receive request had no buffer.
     pub fn into_buf(mut self) -> Option<Buf> {
         self.buf.take()
     }
@@ -268,7 +268,7 @@ impl Home for SrqHome {
 }
 
 impl AsyncSrq {
-    /// Shares a shared receive queue.
+    /// Wraps a shared receive queue for tasks.
     pub fn new(srq: Srq) -> Self {
         let reference = srq.reference();
         let home = Arc::new(SrqHome(Mutex::new(srq)));
@@ -287,18 +287,18 @@ impl AsyncSrq {
     /// Posts several receive requests.
     ///
     /// # Errors
-    /// As [`Srq::post_recv`], for the first that is not taken; those before it are posted.
+    /// As [`Srq::post_recv`], for the first refused request; the requests before it are posted.
     pub fn post_recvs(&self, bufs: impl IntoIterator<Item = Buf>) -> Result<(), Refused<Buf>> {
         bufs.into_iter().try_for_each(|buf| self.post_recv(buf))
     }
-    /// As [`Srq::set_limit`].
+    /// Arms the limit event, like [`Srq::set_limit`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Srq::set_limit`].
     pub fn set_limit(&self, limit: u32) -> Result<(), DeviceError> {
         lock(&self.home.0).set_limit(limit)
     }
-    /// Requests that are posted and have not arrived.
+    /// The number of posted requests that no message has used.
     pub fn outstanding(&self) -> u32 {
         lock(&self.home.0).outstanding()
     }

@@ -1,11 +1,11 @@
-//! A completion queue that tasks share: each request is a future, each connection may be a task.
+//! The reactor: a completion queue that tasks share. Each request is a future, and each connection may be a task.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | here | [`Reactor`] and [`Driver`], which polls the queue and hands each completion to its connection |
 //! | `qp` | [`AsyncQp`]: a connection |
 //! | `request` | [`Request`]: a request as a future |
-//! | `message` | [`Message`], [`Messages`], [`AsyncSrq`]: what is received |
+//! | `message` | [`Message`], [`Messages`], [`AsyncSrq`]: received messages |
 //! | `ops`, `waiters` | requests in flight with their wakers; tasks that wait for room or a message |
 
 mod message;
@@ -40,7 +40,7 @@ const BATCH: usize = 32;
 /// Polls in a row that find something before the driver lets other tasks run.
 const BUDGET: u32 = 8;
 
-/// A completion queue as many tasks use it: [`AsyncQp`]s are built on it, and its [`Driver`] wakes the tasks that wait.
+/// A completion queue that many tasks share: [`AsyncQp`]s are built on it, and its [`Driver`] wakes waiting tasks.
 /// Cheap to clone.
 ///
 /// ```
@@ -62,13 +62,13 @@ const BUDGET: u32 = 8;
 /// # Ok(()) }
 /// ```
 ///
-/// # What it costs
+/// # Costs
 ///
 /// A request takes a lock of its connection two or three times, and its completion once; a task that has to wait is
 /// woken through its runtime. Between posting and completion nothing is allocated once a connection is warm. The first
-/// poll of a request's future looks at the queue, so what completes at once (shared memory, WRITEs of a peer on this
-/// machine) wakes nobody. `benches/instructions.toml` holds the figures: `async_shm_write_8` beside `shm_write_8`.
-/// A program that wants the last nanosecond polls the [`CompletionQueue`] itself.
+/// poll of a request's future polls the queue, so a request that completes at once (over shared memory, or a WRITE to a
+/// peer on this machine) needs no wake-up. `benches/instructions.toml` holds the figures: `async_shm_write_8` beside
+/// `shm_write_8`. A program that wants the last nanosecond polls the [`CompletionQueue`] itself.
 #[derive(Clone)]
 pub struct Reactor {
     owner: Arc<Owner>,
@@ -116,8 +116,8 @@ pub(crate) trait Route: Send + Sync {
 }
 
 impl Reactor {
-    /// Shares a completion queue. Spawn the driver on any runtime, or tasks wait for ever. It ends when all reactors,
-    /// queue pairs and futures are gone.
+    /// A reactor on a completion queue, and its driver. Spawn the driver on any runtime, or tasks wait for ever. The
+    /// driver ends when all reactors, queue pairs and futures are gone.
     pub fn new(cq: CompletionQueue) -> (Self, Driver) {
         let reference = cq.reference();
         let turn = Turn {
@@ -167,11 +167,12 @@ impl Drop for Owner {
     }
 }
 
-/// What polls a reactor's completion queue, as a task of any runtime: a device with a thread, or in a simulator, wakes
-/// it. A device that only the program's calls move (`progress=inline`) is moved by it, so that it never sleeps; with the
-/// feature `tokio`, `Reactor::spawn` sleeps on the device's descriptor instead.
+/// The future that polls a reactor's completion queue, as a task of any runtime. A device with a thread, or in a
+/// simulator, wakes the driver. For a device that only the program's calls move (`progress=inline`) the driver makes
+/// the progress, and so never sleeps; with the feature `tokio`, `Reactor::spawn` sleeps on the device's descriptor
+/// instead.
 ///
-/// Dropped while tasks wait, it has their requests end with [`RequestError::Driverless`].
+/// If the driver is dropped while tasks wait, their requests end with [`RequestError::Driverless`].
 #[must_use = "nobody wakes a task before the driver is spawned"]
 pub struct Driver {
     core: Arc<Core>,

@@ -1,5 +1,5 @@
-//! Requests in flight that a future waits for: a completion finds its future's waker, and a request whose future was
-//! dropped keeps its buffers until they are reclaimed.
+//! Requests in flight whose futures wait: a completion finds its future's waker, and a request whose future was dropped
+//! keeps its buffers until they are reclaimed.
 
 use std::mem;
 use std::task::{Poll, Waker};

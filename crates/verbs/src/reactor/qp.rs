@@ -1,4 +1,4 @@
-//! A queue pair whose requests are futures.
+//! [`AsyncQp`]: a queue pair whose requests are futures.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,15 +26,16 @@ use crate::{BuildError, QpBuilder, Refused, Wc, WcError};
 /// [`QpBuilder::build_async`]. Cheap to clone; any number of tasks use it at once. It derefs to its [control](QpControl),
 /// which connects it.
 ///
-/// **Cancelling.** A future of a request that is dropped leaves the request to the queue. What it owned comes back by
-/// [`try_reclaim`](Self::try_reclaim) and [`reclaim`](Self::reclaim) once the request has completed. As many such
-/// leftovers are kept as both queues are deep; the oldest go to where their memory came from then. [`recv`](Self::recv)
-/// and [`ready`](Self::ready) may be cancelled at any time: no message is lost.
+/// **Cancelling.** Dropping a request's future leaves the request in the queue. Once the request has completed,
+/// [`try_reclaim`](Self::try_reclaim) and [`reclaim`](Self::reclaim) give its buffers back. The queue pair keeps as
+/// many such leftovers as both queues are deep; beyond that it frees the oldest. [`recv`](Self::recv) and
+/// [`ready`](Self::ready) may be cancelled at any time: no message is lost.
 ///
-/// **Order.** Requests are posted in the order in which their futures are first polled, as far as there is room. Who
-/// waits for room is served in order of coming, but not before those that come while there is some.
+/// **Order.** Requests are posted in the order in which their futures are first polled, while there is room. Tasks that
+/// wait for room are served in the order of their arrival; a request that arrives while there is room may be posted
+/// before them.
 ///
-/// **Receive requests** are the program's to post, by [`post_recvs`](Self::post_recvs); each is posted anew when its
+/// **Receive requests**: the program posts them by [`post_recvs`](Self::post_recvs); each is posted again when its
 /// [`Message`](super::Message) is dropped.
 pub struct AsyncQp<S: Service> {
     pub(super) handle: Arc<Handle<S>>,
@@ -280,7 +281,7 @@ impl<S: Service> Home for Lane<S> {
 }
 
 impl<S: Service> AsyncQp<S> {
-    /// A request as a future: it waits for room in the queue, posts, and waits for the completion. Its list comes back.
+    /// A request as a future: it waits for room in the queue, posts, waits for the completion, and gives the list back.
     /// Requests are always signalled.
     ///
     /// ```
@@ -297,8 +298,8 @@ impl<S: Service> AsyncQp<S> {
     /// Posts a request now; its future waits for the completion.
     ///
     /// # Errors
-    /// It is not taken, and comes back: the queue is full or in a state that takes none, the list is too
-    /// long or of another protection domain, the remote range too short.
+    /// The request is refused and comes back: the queue is full or in a state that takes no requests, the list is too
+    /// long or of another protection domain, or the remote range is too short.
     #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
     pub fn try_request<O: OfferedBy<S>, L: GatherList>(
         &self,
@@ -336,20 +337,20 @@ impl<S: Service> AsyncQp<S> {
     /// Posts a receive request.
     ///
     /// # Errors
-    /// It is not taken, and its buffer comes back: the queue is full or in a state that takes none, the buffer is of
-    /// another protection domain, or a shared receive queue is used.
+    /// The request is refused, and its buffer comes back: the queue is full or in a state that takes no requests, the
+    /// buffer is of another protection domain, or a shared receive queue is used.
     pub fn post_recv(&self, buf: crate::Buf) -> Result<(), Refused<crate::Buf>> {
         self.handle.lane.post_recv(buf)
     }
     /// Posts several receive requests.
     ///
     /// # Errors
-    /// As [`post_recv`](Self::post_recv), for the first that is not taken; those before it are posted.
+    /// As [`post_recv`](Self::post_recv), for the first refused request; the requests before it are posted.
     pub fn post_recvs(&self, bufs: impl IntoIterator<Item = crate::Buf>) -> Result<(), Refused<crate::Buf>> {
         bufs.into_iter().try_for_each(|buf| self.post_recv(buf))
     }
 
-    /// The next message. Cancelled, it leaves the message to the next call.
+    /// The next message. A cancelled call leaves the message to the next call.
     ///
     /// # Errors
     /// A receive request failed, and all messages before it were taken; or the reactor's driver was dropped.
@@ -374,14 +375,14 @@ impl<S: Service> AsyncQp<S> {
         self.handle.core().try_turn();
         self.handle.lane.reclaim()
     }
-    /// As [`try_reclaim`](Self::try_reclaim); waits for a request whose future was dropped to complete. `None` if there is
-    /// none.
+    /// The buffers of such a request, like [`try_reclaim`](Self::try_reclaim), after a wait until a request whose
+    /// future was dropped has completed. `None` if there is no such request.
     pub fn reclaim(&self) -> Reclaim<S> {
         Reclaim::new(&self.handle)
     }
 
-    /// Ends the queue pair in good order: moves it to the error state at once; the future waits until all that was
-    /// posted has completed. Earlier messages can still be [received](Self::recv), and buffers of flushed requests
+    /// Drains the queue pair: moves it to the error state at once; the future waits until all posted requests have
+    /// completed. Earlier messages can still be [received](Self::recv), and buffers of flushed requests
     /// [reclaimed](Self::reclaim). Requests of a shared receive queue are not waited for.
     ///
     /// # Errors
@@ -402,7 +403,7 @@ where
     ops::Send: OfferedBy<S>,
     ops::Write: OfferedBy<S>,
 {
-    /// SEND: the list comes back when the peer has acknowledged it (RC), or it has left (UC).
+    /// SEND: the list comes back when the peer has acknowledged the message (RC), or when the message has left (UC).
     pub fn send<L: GatherList>(&self, local: L) -> Request<S, ops::Send, L> {
         self.request(SendRequest::send(local))
     }
@@ -427,8 +428,8 @@ impl AsyncQp<Rc> {
     ) -> Request<Rc, ops::Atomic, L> {
         self.request(SendRequest::fetch_add(local, remote, add))
     }
-    /// Makes the word at the beginning of `remote` `swap` if it is `compare`. Its old value comes back in the 8 bytes of
-    /// the list, in this machine's byte order.
+    /// Replaces the word at the beginning of `remote` by `swap` if it equals `compare`. Its old value comes back in the
+    /// 8 bytes of the list, in this machine's byte order.
     pub fn compare_swap<L: ScatterList>(
         &self,
         local: L,

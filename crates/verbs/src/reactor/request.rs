@@ -1,4 +1,4 @@
-//! A request as a future.
+//! Requests as futures, and the errors of requests.
 
 use std::fmt;
 use std::future::Future;
@@ -18,8 +18,8 @@ use crate::service::{OfferedBy, Service};
 use crate::{PostRefusal, WcError};
 
 /// A request as a future: it posts when there is room, and its list comes back when the request has completed. From
-/// [`AsyncQp::send`](super::AsyncQp::send) and its like. Dropping it leaves the request in its queue, and its buffers
-/// to [`AsyncQp::reclaim`](super::AsyncQp::reclaim).
+/// [`AsyncQp::send`](super::AsyncQp::send) and similar calls. Dropping it leaves the request in its queue, and its
+/// buffers to [`AsyncQp::reclaim`](super::AsyncQp::reclaim).
 #[must_use = "a request is posted when its future is polled"]
 pub struct Request<S: Service, O, L: GatherList> {
     handle: Arc<Handle<S>>,
@@ -325,16 +325,16 @@ impl<S: Service> fmt::Debug for Drain<S> {
 pub struct Unclaimed {
     /// The request's number, as given to [`SendRequest::id`].
     pub id: u64,
-    /// Its operation.
+    /// The operation of the request.
     pub opcode: WcOpcode,
-    /// How it ended; [`RequestError::Cancelled`] if it was never posted.
+    /// The result; [`RequestError::Cancelled`] if the request was never posted.
     pub result: Result<(), RequestError>,
-    /// The parts that it owned, in the order in which they were posted.
+    /// The parts that the request owned, in the order of its list.
     pub parts: Vec<Part>,
 }
 
 impl Unclaimed {
-    /// The buffers among what it owned.
+    /// The buffers among the parts.
     pub fn into_bufs(self) -> impl Iterator<Item = crate::Buf> {
         self.parts.into_iter().filter_map(|part| part.into_buf().ok())
     }
@@ -344,16 +344,16 @@ impl Unclaimed {
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// It was not taken.
+    /// The queue refused the request.
     #[error(transparent)]
     Refused(#[from] PostRefusal),
-    /// It was taken, and went wrong.
+    /// The request was posted, and failed.
     #[error(transparent)]
     Failed(#[from] WcError),
-    /// Its future was dropped before it was posted.
+    /// The request's future was dropped before the request was posted.
     #[error("the request was cancelled before it was posted")]
     Cancelled,
-    /// Nobody polls the completion queue any more.
+    /// No driver polls the completion queue any more.
     #[error(
         "the reactor's driver was dropped, so no completion arrives; keep its task until all queue pairs are gone"
     )]
@@ -362,9 +362,9 @@ pub enum RequestError {
 
 /// A failed request, with its buffers.
 pub struct Failed<B> {
-    /// The parts of the local list; `None` while the device has them, as the driver is gone.
+    /// The parts of the local list; `None` if the driver is gone and the device still has them.
     pub local: Option<B>,
-    /// Why.
+    /// The reason of the failure.
     pub error: RequestError,
 }
 

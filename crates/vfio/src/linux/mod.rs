@@ -1,11 +1,11 @@
 //! Functions of this machine, by the kernel's vfio.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
-//! | `tree` | what `/sys` and `/dev` say about a function, and each refusal that follows |
-//! | `group` | the way by container and group: TYPE1v2, in all kernels that have vfio |
-//! | `iommufd` | the way by the function's own node and `/dev/iommu` |
-//! | `device` | what both have in common once the function is open |
+//! | `tree` | the files in `/sys` and `/dev` about a function, and the errors that follow from them |
+//! | `group` | opening by container and group: TYPE1v2, in all kernels that have vfio |
+//! | `iommufd` | opening by the function's own node and `/dev/iommu` |
+//! | `device` | the common part of both ways, once the function is open |
 //! | `sys` | the system calls |
 
 mod device;

@@ -1,4 +1,4 @@
-//! The completer: what the peer's answers do to the requester.
+//! The completer: the effects of the peer's answers on the requester.
 
 use hca_core::wire::Syndrome;
 use hca_core::{Instant, WcStatus};

@@ -1,4 +1,4 @@
-//! What requests are on their way: pieces with their bytes, loans, questions, and word of what was fetched.
+//! The messages of a request: pieces with their bytes, loans, READ questions, and reports of finished fetches.
 
 use hca_core::{Instant, RemoteAddr, SendFlags, SendOp};
 

@@ -1,9 +1,9 @@
 //! The server's side: PCI functions that clients drive at sockets.
 //!
-//! | what | for |
+//! | item | use |
 //! |---|---|
-//! | [`Function`] | what a server brings: regions, interrupts, memory, a reset |
-//! | [`Session`] | what each message of one client asks of a function, and the reply; no socket, no waiting |
+//! | [`Function`] | the server's part: regions, interrupts, memory, a reset |
+//! | [`Session`] | the handling of one client's messages: calls of the function, and replies; no socket, no waiting |
 //! | [`Connection`] | a session over a socket that never waits, for a loop that has more to do |
 //! | [`Listener`] | the socket's place in the file system |
 
