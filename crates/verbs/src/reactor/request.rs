@@ -58,6 +58,7 @@ impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
                 unreachable!("it is unposted")
             };
             let id = request.head.id;
+            let needs_peer = request.head.op.wc_opcode() == WcOpcode::Send;
             let mut half = lock(&self.handle.lane.send);
             if half.driverless {
                 return Poll::Ready(Err(Failed::new(request, RequestError::Driverless)));
@@ -66,7 +67,8 @@ impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
                 Ok((key, shell)) => {
                     half.room.served(&mut self.ticket);
                     self.state = State::InFlight { key, id, shell };
-                    self.looked = false;
+                    // A message completes when its receiver has taken it: a look at once would be in vain.
+                    self.looked = needs_peer;
                     return Poll::Ready(Ok(()));
                 }
                 Err(refused)
