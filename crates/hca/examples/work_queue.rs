@@ -4,10 +4,8 @@
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 
-use hca::{
-    Buf, CompletionQueue, Completions, ConnectOptions, Inline, Notify, Pd, QueuePair, Rc, SendRequest,
-};
-use rustix::event::epoll;
+use hca::{CompletionQueue, Completions, ConnectOptions, Inline, Notify, Pd, QueuePair, Rc, SendRequest};
+use rustix::{buffer::spare_capacity, event::epoll};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 const WORKERS: usize = 2;
@@ -53,7 +51,7 @@ fn main() -> Result<(), Failure> {
     }
     let (mut next, mut results, mut wcs) = (0, 0, Completions::default());
     let give = |pd: &Pd, qp: &mut QueuePair<Rc>, job: u32| -> Result<(), Failure> {
-        let mut buf: Buf = pd.alloc(101)?;
+        let mut buf = pd.alloc(101)?;
         buf.fill(job as u8);
         buf[0] = 2;
         Ok(qp.post_send(SendRequest::send(buf).imm(job)).map_err(|r| r.error)?)
@@ -82,9 +80,7 @@ fn main() -> Result<(), Failure> {
         if results == JOBS {
             break;
         }
-        let mut events =
-            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 4];
-        epoll::wait(&poller, &mut events[..], None)?;
+        epoll::wait(&poller, spare_capacity(&mut Vec::with_capacity(WORKERS)), None)?;
     }
     for (_, cq, qp) in &mut sides {
         qp.post_send(SendRequest::send(Inline(&[0])).imm(0).id(STOP)).map_err(|r| r.error)?;
