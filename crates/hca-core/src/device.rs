@@ -57,7 +57,7 @@ pub unsafe trait Device: Send + Sync {
     /// A snapshot of one queue pair's own counters, by the names that [`counters`](Self::counters) has for the sums.
     ///
     /// # Errors
-    /// The queue pair is unknown, or the device counts nothing by queue pair.
+    /// The queue pair is unknown, or the device counts nothing by queue pair, as a ConnectX adapter does not.
     fn qp_counters(&self, _qp: QpHandle) -> Result<Vec<Counter>, DeviceError> {
         Err(DeviceError::Unsupported { what: "counters by queue pair" })
     }

@@ -32,7 +32,9 @@ Examples:
   hca ping 10.0.0.1 --device udp://10.0.0.2 --json
 
 A round trip is two messages of 8 bytes on a reliable connection. The other host has to listen: a packet reaches a queue \
-pair by its number, which both ends tell each other over TCP, so an adapter alone has nothing to answer with.";
+pair by its number, which both ends tell each other over TCP, so an adapter alone has nothing to answer with. \
+Queue pair 1 has a number that is known, but it is the program's that serves RDMA CM: an adapter that answered there by \
+itself would have to look for a path to each stranger that asks.";
 
 pub(super) const STAT_EXAMPLES: &str = "\
 Examples:
