@@ -1,4 +1,4 @@
-//! The command line: what can be asked for, and how each part ends.
+//! The command line: the commands and their options, and exit codes.
 
 #[cfg(test)]
 mod documents;
@@ -236,6 +236,9 @@ pub(crate) struct PerfArgs {
     /// Portals: the longest message that is sent with its header
     #[arg(long, value_delimiter = ',', value_name = "BYTES,..")]
     pub eager: Vec<Eager>,
+    /// Connect queue pairs by RDMA CM (verbs)
+    #[arg(long, conflicts_with = "listen")]
+    pub cm: bool,
     /// Seconds for each row
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.8")]
     pub duration: Duration,
@@ -274,6 +277,9 @@ impl PerfArgs {
         let of_portals = self.depth.is_some() || self.offload.is_some() || !self.eager.is_empty();
         if self.layer == Layer::Verbs && of_portals && self.listen.is_none() {
             return Some("--depth, --offload and --eager are of Portals: add --layer portals");
+        }
+        if self.layer == Layer::Portals && self.cm {
+            return Some("Portals makes its connections itself: leave --cm away");
         }
         if self.layer == Layer::Portals && self.service != [Service::Rc] {
             return Some("Portals goes over reliable connections: leave --service away");

@@ -21,7 +21,8 @@ pub(crate) fn devinfo(args: &DevinfoArgs) -> Result<(), Failure> {
 }
 
 /// The limits, by name.
-fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 15] {
+fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 20] {
+    let held_back = attr.abilities.cq_moderation;
     [
         ("max_qp", attr.max_qp.into()),
         ("max_qp_wr", attr.max_qp_wr.into()),
@@ -38,6 +39,11 @@ fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 15] {
         ("max_rd_atomic", attr.max_rd_atomic.into()),
         ("foreign_memory", attr.foreign_memory.into()),
         ("general_services", attr.general_services.into()),
+        ("max_cq_moderation_count", held_back.map_or(0, |m| m.count.into())),
+        ("max_cq_moderation_us", held_back.map_or(0, |m| m.period.as_micros() as u64)),
+        ("cq_resize", attr.abilities.cq_resize.into()),
+        ("srq_resize", attr.abilities.srq_resize.into()),
+        ("mr_rereg", attr.abilities.mr_rereg.into()),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! `hca perf`: latency, bandwidth and message rate between two processes.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `table`, `plot` | the output; JSON is [`hca_perf::Row`] |
 
@@ -98,6 +98,9 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
             Pair::connect(address, device.as_ref(), &overrides(&args.device), cpu)?
         }
     };
+    if args.cm {
+        pair.by_cm();
+    }
     let cases = Cases::of(args, pair.mtu().bytes());
     if let Some(note) = pair.opened().stand_in() {
         eprintln!("note: {note}");

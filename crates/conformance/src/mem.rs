@@ -1,10 +1,11 @@
 //! Registered memory of a check.
 //!
 //! Invariants:
-//! 1. While a [`Mem`] is registered its bytes are reached through atomics only, never through references to plain
+//! 1. While a [`Mem`] is registered its bytes are accessed through atomics only, never through references to plain
 //!    data: adapters and peers change them meanwhile.
 //! 2. The region is deregistered before its memory is freed.
-//! 3. While it is not registered nobody else touches the bytes, and who holds it alone may read and write them.
+//! 3. While it is not registered no other code accesses the bytes, and a holder with exclusive access may read and
+//!    write them.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
@@ -111,6 +112,13 @@ impl Mem {
         // SAFETY: (1) and (2), as when it was registered at first.
         self.keys = unsafe { self.pd.dev.reg_mr(self.pd.handle, &init) }?;
         *lock(&self.live) = true;
+        Ok(())
+    }
+
+    /// Moves the region to a domain of its adapter, with these rights.
+    pub(crate) fn rereg(&mut self, to: &Node, access: Access) -> Result<(), DeviceError> {
+        self.keys = self.pd.dev.rereg_mr(self.keys.handle, to.pd.handle, access)?;
+        (self.pd, self.access) = (to.pd.clone(), access);
         Ok(())
     }
 

@@ -54,7 +54,14 @@ impl Node {
     }
     /// A completion queue.
     pub(crate) fn cq(&self, depth: u32) -> Arc<Cq> {
-        let (handle, port) = self.dev().create_cq(depth).expect("a completion queue");
+        self.cq_of(self.dev().create_cq(depth))
+    }
+    /// One whose completions have times.
+    pub(crate) fn timed_cq(&self, depth: u32) -> Arc<Cq> {
+        self.cq_of(self.dev().create_timed_cq(depth))
+    }
+    fn cq_of(&self, created: Result<(CqHandle, Box<dyn CqPort>), DeviceError>) -> Arc<Cq> {
+        let (handle, port) = created.expect("a completion queue");
         Arc::new(Cq {
             world: self.world.clone(),
             dev: self.pd.dev.clone(),

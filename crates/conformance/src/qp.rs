@@ -303,6 +303,10 @@ impl Srq {
     pub(crate) fn recv(&self, wr_id: u64, sges: &[Sge]) {
         self.try_recv(&[RecvWr { wr_id, sges }]).expect("the request is taken");
     }
+    /// Runs `f` with the port.
+    pub(crate) fn with_port<R>(&self, f: impl FnOnce(&mut dyn RecvPort) -> R) -> R {
+        f(&mut **lock(&self.port))
+    }
     pub(crate) fn set_limit(&self, limit: u32) -> Result<(), DeviceError> {
         self.node.dev().set_srq_limit(self.handle, limit)
     }

@@ -1,4 +1,4 @@
-//! The list of all checks, once, and what is made of it: a table, and a test for each.
+//! The list of all checks, and its two uses: a table, and a test for each check.
 
 use crate::Bed;
 
@@ -133,6 +133,11 @@ macro_rules! __for_each_check {
                 a_stale_queue_is_refused_to_queue_pairs,
                 events_wake_who_waits_for_them,
                 a_waker_may_poll_and_arm_again;
+            changes: a_completion_queue_that_is_resized_keeps_what_waits_in_it,
+                notifications_that_are_held_back_come_by_count_or_time,
+                a_queue_without_times_has_none,
+                a_shared_queue_that_is_resized_keeps_its_requests,
+                a_region_that_is_changed_obeys_its_new_rights_and_domain;
             uc: uc_delivers_messages_of_every_size,
                 uc_writes_with_and_without_immediate,
                 uc_drops_what_nobody_receives_and_goes_on,

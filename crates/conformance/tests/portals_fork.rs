@@ -1,9 +1,9 @@
-//! A program with Portals nodes that forks: what the child drops is its parent's, which goes on as if nothing had been.
+//! A program with Portals nodes that forks: the child drops objects of its parent, and the parent is not affected.
 //!
-//! It has no test harness, whose threads a child would lack. A child that hangs is ended by its alarm.
+//! The test has no harness, because a child would lack the harness's threads. An alarm ends a child that hangs.
 //!
 //! Invariants:
-//! 1. The child drops what it inherited, which allocates at most, and ends by `_exit`.
+//! 1. The child drops inherited objects, which allocates at most, and ends by `_exit`.
 //! 2. The nodes are freed when no other thread uses them: in the parent once the thread is joined, and in a child,
 //!    which has no other.
 #![allow(unsafe_code)] // `fork`, with `alarm` and `_exit` in its child; memory that both share
@@ -147,6 +147,7 @@ fn main() {
         (Net::Auto, Progress::Adaptive, false),
         (Net::Auto, Progress::Adaptive, true),
         (Net::Auto, Progress::Thread, true),
+        (Net::AutoShared, Progress::Adaptive, true),
     ] {
         check(net, progress, offload);
     }

@@ -8,7 +8,8 @@
 //! Each end proves its address before any packet is exchanged. The question is a RoCE packet as any host may send it: a
 //! management datagram, *Get(ClassPortInfo)* of the performance class, to queue pair 1 of the peer, with a random
 //! transaction id. The peer returns the transaction id over the UNIX socket; only the process that holds port 4791 of
-//! the address can have seen it.
+//! the address can have seen it. Where processes share the address, the question goes to a number that names the peer's
+//! slot.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,13 +21,12 @@ use hca_core::{AddressVector, Counter, Instant, Psn, Qpn};
 use rustix::event::epoll;
 
 use crate::paths::is_link_local;
+use crate::share::{number_of_process, process_of_number};
 use crate::{
-    Fabric, FabricAttr, Glance, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, ShmChance,
-    ShmError, ShmFabric, ShmOptions, Tap, TxBatch, UdpFabric, UdpOptions,
+    Fabric, FabricAttr, Glance, OpenError, PathError, PathId, PeerName, QpEnds, RxBudget, RxOutcome,
+    RxPacket, ShmChance, ShmError, ShmFabric, ShmOptions, Tap, TxBatch, UdpFabric, UdpOptions,
 };
 
-/// The queue pair of general management.
-const GSI: u32 = 1;
 /// The Q_Key.
 const GSI_QKEY: u32 = 0x8001_0000;
 const SEND_ONLY: Opcode = Opcode::ud(PacketOp::SendOnly);
@@ -64,7 +64,7 @@ impl AutoFabric {
         let shm = if is_link_local(local) {
             Err(ShmError::LinkLocal)
         } else {
-            ShmFabric::open_on_network(local, shm)
+            ShmFabric::open_on_network(PeerName::new(local, udp.attr().qpn_slot), shm)
         };
         Self::of(udp, shm)
     }
@@ -82,7 +82,8 @@ impl<N: Fabric> AutoFabric<N> {
         shm: &ShmOptions,
         chance: Box<dyn ShmChance>,
     ) -> Result<Self, OpenError> {
-        let shm = ShmFabric::open_in_simulation(network.attr().local, machine, shm, chance);
+        let FabricAttr { local, qpn_slot, .. } = *network.attr();
+        let shm = ShmFabric::open_in_simulation(PeerName::new(local, qpn_slot), machine, shm, chance);
         Self::of(network, shm)
     }
 
@@ -116,11 +117,13 @@ impl<N: Fabric> AutoFabric<N> {
 
     /// Asks peers to prove their addresses.
     #[cold]
-    fn ask(&mut self, now: Instant, peer: IpAddr, nonce: u64) {
-        let av = AddressVector { dgid: peer.into(), ..AddressVector::default() };
+    fn ask(&mut self, now: Instant, peer: PeerName, nonce: u64) {
+        let av = AddressVector { dgid: peer.ip().into(), ..AddressVector::default() };
+        let to = number_of_process(peer.slot);
+        let ends = QpEnds { local: None, peer: Some(to) };
         // What does not get through is asked again.
-        let Ok(path) = self.network.open_path(&av) else { return };
-        let question = question(nonce);
+        let Ok(path) = self.network.open_path_of(&av, ends) else { return };
+        let question = question(to, number_of_process(self.attr.qpn_slot), nonce);
         if let Some(room) = self.questions.reserve(path, question.len()) {
             room.copy_from_slice(&question);
             self.questions.commit();
@@ -131,27 +134,32 @@ impl<N: Fabric> AutoFabric<N> {
     }
 }
 
-/// A question to the holder of an address.
-fn question(nonce: u64) -> Vec<u8> {
+/// A question to the holder of an address, or of a slot there, from another one.
+fn question(to: Qpn, from: Qpn, nonce: u64) -> Vec<u8> {
     let header = MadHeader::new(mgmt_class::PERF, CLASS_VERSION, method::GET, nonce, CLASS_PORT_INFO);
     let mut mad = [0; MadHeader::MAD_BYTES];
     mad[..MadHeader::BYTES].copy_from_slice(bytemuck::bytes_of(&header));
-    let deth = Deth { qkey: Be32::new(GSI_QKEY), reserved: 0, src_qp: Be24::new(GSI) };
-    let packet = PacketBuilder::new(SEND_ONLY, Qpn::new(GSI), Psn::new(0));
+    let deth = Deth { qkey: Be32::new(GSI_QKEY), reserved: 0, src_qp: Be24::new(from.raw()) };
+    let packet = PacketBuilder::new(SEND_ONLY, to, Psn::new(0));
     packet.deth(deth).payload(&mad).build().expect("it has the headers of its opcode")
 }
 
-/// The number in a question.
+/// The number in a question to this process, and its sender.
 #[inline]
-fn nonce_of(packet: &RxPacket<'_>) -> Option<u64> {
+fn asked(to: Qpn, packet: &RxPacket<'_>) -> Option<(PeerName, u64)> {
     const DEST_QP: core::ops::Range<usize> = 5..8;
-    if packet.bytes[DEST_QP] == [0, 0, GSI as u8] { parse_question(packet.bytes) } else { None }
+    if packet.bytes[DEST_QP] != to.raw().to_be_bytes()[1..] {
+        return None;
+    }
+    let (slot, nonce) = parse_question(packet.bytes)?;
+    Some((PeerName::new(packet.src, slot), nonce))
 }
 
 #[cold]
-fn parse_question(bytes: &[u8]) -> Option<u64> {
+fn parse_question(bytes: &[u8]) -> Option<(Option<u8>, u64)> {
     let packet = Packet::parse(bytes).ok()?;
-    let qkey = packet.deth()?.qkey.get();
+    let Deth { qkey, src_qp, .. } = *packet.deth()?;
+    let qkey = qkey.get();
     let mad = packet.payload();
     if packet.opcode() != SEND_ONLY || qkey != GSI_QKEY || mad.len() != MadHeader::MAD_BYTES {
         return None;
@@ -159,7 +167,8 @@ fn parse_question(bytes: &[u8]) -> Option<u64> {
     let header: &MadHeader = bytemuck::from_bytes(&mad[..MadHeader::BYTES]);
     let asked =
         MadHeader::new(mgmt_class::PERF, CLASS_VERSION, method::GET, header.tid.get(), CLASS_PORT_INFO);
-    (*header == asked).then(|| header.tid.get())
+    let slot = process_of_number(Qpn::new(src_qp.get()));
+    (*header == asked).then(|| (slot, header.tid.get()))
 }
 
 impl<N: Fabric> Fabric for AutoFabric<N> {
@@ -167,19 +176,19 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
         &self.attr
     }
 
-    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
-        let path = self.network.open_path_of(av, qpn)?;
+    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
+        let path = self.network.open_path_of(av, ends)?;
         self.paths_by_udp += 1;
         Ok(path)
     }
 
-    fn open_messages(&mut self, av: &AddressVector) -> Result<Option<PathId>, PathError> {
+    fn open_messages(&mut self, av: &AddressVector, qpn: Qpn) -> Result<Option<PathId>, PathError> {
         let (peer, local) = (av.dgid.ip(), self.attr.local);
         if peer.is_ipv4() != local.is_ipv4() {
             return Err(PathError::Family { peer, local });
         }
         let Some(shm) = &mut self.shm else { return Ok(None) };
-        let path = shm.open_messages(av)?;
+        let path = shm.open_messages(av, qpn)?;
         self.paths_by_shm += u64::from(path.is_some());
         Ok(path)
     }
@@ -198,11 +207,11 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
         let Some(shm) = &mut self.shm else { return self.network.recv(now, budget, sink) };
-        let mut questions = 0;
-        let mut outcome = self.network.recv(now, budget, &mut |packet| match nonce_of(packet) {
-            Some(nonce) => {
+        let (mut questions, own) = (0, number_of_process(self.attr.qpn_slot));
+        let mut outcome = self.network.recv(now, budget, &mut |packet| match asked(own, packet) {
+            Some((peer, nonce)) => {
                 questions += 1;
-                shm.asked(packet.src, nonce);
+                shm.asked(peer, nonce);
             }
             None => sink(packet),
         });
@@ -260,11 +269,12 @@ mod tests {
 
     #[test]
     fn a_question_is_a_management_datagram_that_only_its_number_tells_from_another() {
-        let bytes = question(0x0123_4567_89ab_cdef);
+        let gsi = number_of_process(None);
+        let bytes = question(gsi, gsi, 0x0123_4567_89ab_cdef);
         let packet = Packet::parse(&bytes).unwrap();
         assert_eq!(packet.opcode(), SEND_ONLY);
-        assert_eq!(packet.bth().dest_qp(), Qpn::new(GSI));
-        assert_eq!(parse_question(&bytes), Some(0x0123_4567_89ab_cdef));
+        assert_eq!(packet.bth().dest_qp(), gsi);
+        assert_eq!(parse_question(&bytes), Some((None, 0x0123_4567_89ab_cdef)));
         for at in [0, 5, 12, 20, 21, 22, 23, 24, 37, 40] {
             let mut other = bytes.clone();
             other[at] ^= 0x40;
@@ -272,7 +282,7 @@ mod tests {
             let (traffic_class, hop_limit, src_port) = (0, 64, 0xc000);
             let (src, dst, bytes) = (local, local, &other[..]);
             let rx = RxPacket { src, dst, src_port, traffic_class, hop_limit, bytes };
-            assert_eq!(nonce_of(&rx), None, "byte {at}");
+            assert_eq!(asked(gsi, &rx), None, "byte {at}");
         }
     }
 }

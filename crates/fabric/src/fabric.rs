@@ -106,6 +106,15 @@ impl PathError {
     }
 }
 
+/// The numbers of the queue pairs at both ends of a path, as far as they are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpEnds {
+    /// This side's.
+    pub local: Option<Qpn>,
+    /// The peer's.
+    pub peer: Option<Qpn>,
+}
+
 /// One packet that arrived, its ICRC checked.
 #[derive(Clone, Copy, Debug)]
 pub struct RxPacket<'a> {
@@ -200,21 +209,23 @@ pub trait Fabric: Send + Any {
     /// # Errors
     /// As [`open_path_of`](Self::open_path_of).
     fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
-        self.open_path_of(av, None)
+        self.open_path_of(av, QpEnds::default())
     }
-    /// Opens a path for a queue pair with this number; several paths to one peer may be the same. If the address vector
-    /// has no flow label, the number spreads the queue pairs over [`PORTS_PER_PEER`](crate::PORTS_PER_PEER) UDP source
+    /// Opens a path between queue pairs of these numbers; several paths to one peer may be the same. If the address
+    /// vector has no flow label, the local number spreads the queue pairs over
+    /// [`PORTS_PER_PEER`](crate::PORTS_PER_PEER) UDP source
     /// ports.
     ///
     /// # Errors
     /// The peer can't be addressed from here.
-    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError>;
-    /// Opens a path for messages, within [`shm`](Self::shm), which also closes the path. `None`: this peer gets
-    /// packets, by a path of [`open_path`](Self::open_path). The peer comes to the same choice.
+    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError>;
+    /// Opens a path for messages to the queue pair of this number, within [`shm`](Self::shm), which also closes the
+    /// path. `None`: this peer gets packets, by a path of [`open_path`](Self::open_path). The peer comes to the same
+    /// choice.
     ///
     /// # Errors
     /// The peer can't be addressed from here, or can't be reached although it expects messages.
-    fn open_messages(&mut self, _av: &AddressVector) -> Result<Option<PathId>, PathError> {
+    fn open_messages(&mut self, _av: &AddressVector, _peer: Qpn) -> Result<Option<PathId>, PathError> {
         Ok(None)
     }
     /// Closes a path. Its packets under way may still be sent.
@@ -262,11 +273,11 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     fn attr(&self) -> &FabricAttr {
         (**self).attr()
     }
-    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
-        (**self).open_path_of(av, qpn)
+    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
+        (**self).open_path_of(av, ends)
     }
-    fn open_messages(&mut self, av: &AddressVector) -> Result<Option<PathId>, PathError> {
-        (**self).open_messages(av)
+    fn open_messages(&mut self, av: &AddressVector, peer: Qpn) -> Result<Option<PathId>, PathError> {
+        (**self).open_messages(av, peer)
     }
     fn close_path(&mut self, path: PathId) {
         (**self).close_path(path);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hca_core::wire::ICRC_BYTES;
-use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
+use hca_core::{AddressVector, Counter, Instant, Mtu};
 use hca_process::Fork;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -19,7 +19,7 @@ use crate::flow::{Checked, RxFlows};
 use crate::glance::{Glance, InputWord};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::{
-    Direction, Fabric, FabricAttr, FabricLink, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap,
+    Direction, Fabric, FabricAttr, FabricLink, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
     TapFrame, TxBatch,
 };
 
@@ -305,7 +305,7 @@ impl Fabric for LoopbackFabric {
         &self.attr
     }
 
-    fn open_path_of(&mut self, av: &AddressVector, _: Option<Qpn>) -> Result<PathId, PathError> {
+    fn open_path_of(&mut self, av: &AddressVector, _: QpEnds) -> Result<PathId, PathError> {
         let (peer, local) = (av.dgid.ip(), self.attr.local);
         PathError::unless_unicast(peer)?;
         let crc = FlowCrc::new(local, peer, SRC_PORT).ok_or(PathError::Family { peer, local })?;

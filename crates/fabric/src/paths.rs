@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use hca_core::{AddressVector, Qpn};
 
-use crate::{PathError, PathId};
+use crate::share::slot_of_number;
+use crate::{PathError, PathId, QpEnds};
 
 /// Source ports begin here, as RoCEv2 asks for; what is above is entropy.
 pub(crate) const FIRST_PORT: u16 = 0xc000;
@@ -44,11 +45,13 @@ pub(crate) struct PathKey {
     pub(crate) flow_label: u32,
     /// Which of the [`PORTS_PER_PEER`], where no flow label says it.
     pub(crate) lane: u16,
+    /// The slot of the peer's process, if its address is shared: what it sees of a flow is its own.
+    pub(crate) slot: Option<u8>,
 }
 
 impl PathKey {
-    /// What an address vector asks for, from this address and for a queue pair of this number.
-    pub(crate) fn new(local: IpAddr, av: &AddressVector, qpn: Option<Qpn>) -> Result<Self, PathError> {
+    /// What an address vector asks for, from this address and between queue pairs of these numbers.
+    pub(crate) fn new(local: IpAddr, av: &AddressVector, ends: QpEnds) -> Result<Self, PathError> {
         let peer = av.dgid.ip();
         PathError::unless_unicast(peer)?;
         if peer.is_ipv4() != local.is_ipv4() {
@@ -56,11 +59,12 @@ impl PathKey {
         }
         let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
         let flow_label = av.flow_label & 0xf_ffff;
-        let lane = qpn.filter(|_| flow_label == 0).map_or(0, lane_of);
-        Ok(Self { peer, traffic_class: av.traffic_class, hop_limit, flow_label, lane })
+        let lane = ends.local.filter(|_| flow_label == 0).map_or(0, lane_of);
+        let slot = ends.peer.map(slot_of_number);
+        Ok(Self { peer, traffic_class: av.traffic_class, hop_limit, flow_label, lane, slot })
     }
 
-    /// The same without regard to the queue pair.
+    /// The same without regard to this side's queue pair.
     pub(crate) fn shared(self) -> Self {
         Self { lane: 0, ..self }
     }

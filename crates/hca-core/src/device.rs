@@ -1,12 +1,10 @@
-//! The face of an adapter: a control path that may lock and allocate, and data path ports that
-//! do neither.
+//! The interface of an adapter: a control path that may lock and allocate, and data path ports that do neither.
 //!
-//! A port is used by one thread at a time (`&mut self`), so it needs no lock; different ports of
-//! one queue pair may live on different threads: one posts while another polls. Dynamic dispatch
-//! happens once a batch.
+//! One thread at a time uses a port (`&mut self`), so ports need no lock. Different ports of one queue pair may be used
+//! by different threads: one posts while another polls. Dynamic dispatch happens once a batch.
 //!
-//! The traits are `unsafe` to implement: programs that hold no `unsafe` code reuse memory on a device's word. What an
-//! implementor promises stands at each trait, numbered, and each `unsafe impl` argues by these numbers.
+//! The traits are `unsafe` to implement, because programs without `unsafe` code reuse memory when a device reports its
+//! release. Each trait lists an implementor's obligations by number, and each `unsafe impl` argues by these numbers.
 #![allow(unsafe_code)] // declarations only: what callers and implementors have to promise about memory
 
 use core::ptr::NonNull;
@@ -15,31 +13,34 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use crate::{
-    Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, DeviceClock, DeviceError, GidEntry,
-    GidType, LinkLayer, Lkey, MrHandle, PdHandle, PortAttr, PortalsOffload, PostError, PostErrorKind, QpAttr,
-    QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle,
+    Abilities, Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqModeration, CqStatus,
+    DeviceClock, DeviceError, GidEntry, GidType, LinkLayer, Lkey, MrHandle, MrStatus, PdHandle, PortAttr,
+    PortalsOffload, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr,
+    Rkey, SendWr, SrqHandle, SrqStatus,
 };
 
-/// An adapter. Object-safe; the control path.
+/// An adapter's control path. The trait is object-safe.
 ///
-/// Handles carry a generation: one that outlived its object is refused, never taken for another.
+/// Handles carry a generation: a handle of a destroyed object is refused, and never names another object.
 ///
 /// # Safety
-/// Whatever a program posts and peers send, in any order and from any thread, as far as the callers of `unsafe` methods
-/// keep their own promises:
-/// 1. The device touches no memory of the process beside its own, but registered regions. Of these it touches what the
-///    list of an outstanding request names by its region's key, as the request says (a list that is read is not
-///    written), and what peers name by a region's key, as the region's [`Access`] allows.
-/// 2. The program may copy from and to the same bytes meanwhile. So the device's touches are no plain accesses of Rust:
-///    they are atomics, assembly, or made by something else than this program.
-/// 3. When [`dereg_mr`](Self::dereg_mr) has returned `Ok`, the region's memory is touched no more.
-/// 4. When [`destroy_qp`](Self::destroy_qp) has returned `Ok`, no memory is touched for the queue pair's requests any
-///    more. What it took from a shared receive queue and has not completed by then is among what is returned, or was
-///    polled, or is polled at this moment.
-/// 5. When [`destroy_srq`](Self::destroy_srq) has returned `Ok`, no memory is touched for its requests any more.
-/// 6. Memory of [`alloc_memory`](Self::alloc_memory) is aligned as is said there.
-/// 7. A handle names one object: none that was there before has the same. Two regions that exist share no key.
-/// 8. Ports that it gives out keep the promises of their own traits, also when they outlive the queue, or the device.
+/// The following holds for all requests of the program and all packets of peers, in any order and from any thread,
+/// provided that callers of `unsafe` methods meet their own obligations:
+/// 1. Apart from its own memory, the device accesses only registered regions of the process. Within these it accesses
+///    only the memory that the list of an outstanding request names by its region's key, in the way of the request (a
+///    list that is read is not written), and the memory that peers name by a region's key, as the region's [`Access`]
+///    allows.
+/// 2. The program may copy from and to the same bytes meanwhile. So the device's accesses are not plain accesses of
+///    Rust: they are atomics, assembly, or made outside of this program.
+/// 3. After [`dereg_mr`](Self::dereg_mr) has returned `Ok`, the device no longer accesses the region's memory.
+/// 4. After [`destroy_qp`](Self::destroy_qp) has returned `Ok`, the device no longer accesses memory for the queue
+///    pair's requests. A request that the queue pair took from a shared receive queue and has not completed is among
+///    the returned requests, or was polled, or is being polled at this moment.
+/// 5. After [`destroy_srq`](Self::destroy_srq) has returned `Ok`, the device no longer accesses memory for the queue's
+///    requests.
+/// 6. Memory of [`alloc_memory`](Self::alloc_memory) is aligned as documented there.
+/// 7. A handle names one object: no two objects ever have the same handle. No two existing regions share a key.
+/// 8. The device's ports meet the obligations of their own traits, also after the queue, or the device, is gone.
 pub unsafe trait Device: Send + Sync {
     /// Limits and abilities.
     fn attr(&self) -> &DeviceAttr;
@@ -102,12 +103,53 @@ pub unsafe trait Device: Send + Sync {
     /// # Errors
     /// The handle is unknown.
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError>;
+    /// Moves a region to another protection domain and changes its rights; its memory and addresses stay. On return, no
+    /// access is under way that is no longer allowed. The region has a new handle, and may have new keys.
+    ///
+    /// # Errors
+    /// Either handle is unknown, and nothing was done; the device can not ([`Abilities::mr_rereg`]); or a peer on this
+    /// machine may still be within an access.
+    fn rereg_mr(&self, _mr: MrHandle, _pd: PdHandle, _access: Access) -> Result<MrKeys, DeviceError> {
+        Err(DeviceError::Unsupported { what: "change of a registered region" })
+    }
+    /// The attributes of a region.
+    ///
+    /// # Errors
+    /// It is unknown, or the device changes none ([`Abilities::mr_rereg`]).
+    fn query_mr(&self, _mr: MrHandle) -> Result<MrStatus, DeviceError> {
+        Err(DeviceError::Unsupported { what: "query of regions" })
+    }
 
     /// Creates a completion queue of at least `depth` entries.
     ///
     /// # Errors
     /// `depth` is 0 or beyond the limit, or there are too many.
     fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError>;
+    /// Creates a completion queue whose completions have times, for [`CqPort::poll_with_times`]. A device with a clock
+    /// whose every queue has them need not tell them apart.
+    ///
+    /// # Errors
+    /// As [`create_cq`](Self::create_cq), or the device has no clock.
+    fn create_timed_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
+        if self.clock().is_none() {
+            return Err(DeviceError::Unsupported { what: "times of completions" });
+        }
+        self.create_cq(depth)
+    }
+    /// Sets how long a completion queue holds notifications back.
+    ///
+    /// # Errors
+    /// It is unknown, a value is beyond [`Abilities::cq_moderation`], or the device holds none back.
+    fn moderate_cq(&self, _cq: CqHandle, _moderation: CqModeration) -> Result<(), DeviceError> {
+        Err(DeviceError::Unsupported { what: "moderation of completion queues" })
+    }
+    /// The attributes of a completion queue.
+    ///
+    /// # Errors
+    /// It is unknown, or the device changes none ([`Abilities::cq_moderation`], [`Abilities::cq_resize`]).
+    fn query_cq(&self, _cq: CqHandle) -> Result<CqStatus, DeviceError> {
+        Err(DeviceError::Unsupported { what: "query of completion queues" })
+    }
     /// Destroys a completion queue. A Portals engine that is attached to it is detached first.
     ///
     /// # Errors
@@ -125,6 +167,13 @@ pub unsafe trait Device: Send + Sync {
     /// # Errors
     /// It is unknown, or the limit is beyond the queue's depth.
     fn set_srq_limit(&self, srq: SrqHandle, limit: u32) -> Result<(), DeviceError>;
+    /// The attributes of a shared receive queue.
+    ///
+    /// # Errors
+    /// It is unknown, or the device changes none ([`Abilities::srq_resize`]).
+    fn query_srq(&self, _srq: SrqHandle) -> Result<SrqStatus, DeviceError> {
+        Err(DeviceError::Unsupported { what: "query of shared receive queues" })
+    }
     /// Destroys a shared receive queue.
     ///
     /// # Errors
@@ -209,13 +258,13 @@ pub unsafe trait Device: Send + Sync {
     }
 }
 
-/// Takes send requests of one queue pair.
+/// The send port of one queue pair, which takes send requests.
 ///
 /// # Safety
 /// 1. Lists and inline bytes are read before a post returns, and not later.
-/// 2. A request that is refused is forgotten: no memory is touched for it, and no completion of it comes.
-/// 3. Requests end in the order in which they were taken. When one is polled as completed, memory is touched no more
-///    for it and for all that were taken before it.
+/// 2. A refused request has no effect: the device accesses no memory for it, and it has no completion.
+/// 3. Requests end in the order in which they were taken. After a request was polled as completed, the device no longer
+///    accesses memory for it, or for any request taken before it.
 pub unsafe trait SendPort: Send {
     /// Takes a batch. The device may start at once, and has to by the next [`ring`](Self::ring).
     ///
@@ -243,13 +292,13 @@ pub unsafe trait SendPort: Send {
     }
 }
 
-/// Takes receive requests of one queue pair, or of one shared receive queue.
+/// The receive port of one queue pair, or of one shared receive queue, which takes receive requests.
 ///
 /// # Safety
 /// 1. Lists are read before a post returns, and not later.
-/// 2. A request that is refused is forgotten: no memory is touched for it, and no completion of it comes.
-/// 3. When a request is polled as completed, memory is touched no more for it; where the queue is a queue pair's own,
-///    nor for those that were taken before it.
+/// 2. A refused request has no effect: the device accesses no memory for it, and it has no completion.
+/// 3. After a request was polled as completed, the device no longer accesses memory for it; nor, if the queue is a
+///    queue pair's own, for any request taken before it.
 pub unsafe trait RecvPort: Send {
     /// Takes a batch.
     ///
@@ -274,31 +323,40 @@ pub unsafe trait RecvPort: Send {
         self.ring();
         Ok(())
     }
+    /// Gives a shared receive queue room for at least `max_wr` outstanding requests. Those that are outstanding stay.
+    /// Returns the room that it has now.
+    ///
+    /// # Errors
+    /// `max_wr` is 0, beyond the limit, or fewer than are outstanding; or the queue can not be resized
+    /// ([`Abilities::srq_resize`]). The queue is as it was.
+    fn resize(&mut self, _max_wr: u32) -> Result<u32, DeviceError> {
+        Err(DeviceError::Unsupported { what: "resize of a receive queue" })
+    }
 }
 
 /// The completions that an armed queue notifies of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Notify {
-    /// The next one.
+    /// The next completion.
     Any,
-    /// The next one that is solicited, or an error.
+    /// The next completion that is solicited, or an error.
     Solicited,
 }
 
-/// Yields completions of one queue.
+/// The polling port of one completion queue.
 ///
 /// # Safety
-/// 1. A completion names, by its queue pair, its direction and its `wr_id`, a request that was taken and has ended, and
-///    names it once.
-/// 2. All that was written for it is visible to the thread that polled it.
-/// 3. A poll returns no more than `out` has room for, and has filled in as many.
+/// 1. A completion names, by its queue pair, its direction and its `wr_id`, a request that was taken and has ended.
+///    Each request is named at most once.
+/// 2. All data that was written for the request is visible to the thread that polled its completion.
+/// 3. A poll returns a number that is at most the length of `out`, and has filled in as many completions.
 pub unsafe trait CqPort: Send {
     /// Fills `out` from its start with the oldest completions and returns how many. A device that is
     /// turned by its callers does a turn when the queue is empty.
     fn poll(&mut self, out: &mut [Completion]) -> usize;
     /// Like [`poll`](Self::poll), with the device's time at which each completion was written, in ticks of
-    /// [`Device::clock`]: `at[i]` is that of `out[i]`. As many are filled in as both have room for. `None`: the device
-    /// has no such times, and nothing was polled.
+    /// [`Device::clock`]: `at[i]` is that of `out[i]`. As many are filled in as both have room for. `None`: the queue
+    /// has no such times ([`Device::create_timed_cq`] makes one that has), and nothing was polled.
     fn poll_with_times(&mut self, _out: &mut [Completion], _at: &mut [u64]) -> Option<usize> {
         None
     }
@@ -318,6 +376,14 @@ pub unsafe trait CqPort: Send {
     /// Waiters of this queue sleep on [`Device::turn_fd`] from now on, and are woken by the waker alone: an armed queue
     /// keeps that descriptor true, as [`wait_fd`](Self::wait_fd) is.
     fn wait_by_waker(&mut self) {}
+    /// Gives the queue at least `depth` entries. Completions that wait in it stay. Returns the entries that it has now.
+    ///
+    /// # Errors
+    /// `depth` is 0, beyond the limit, or fewer than the completions that wait; or the device can not
+    /// ([`Abilities::cq_resize`]). The queue is as it was.
+    fn resize(&mut self, _depth: u32) -> Result<u32, DeviceError> {
+        Err(DeviceError::Unsupported { what: "resize of completion queues" })
+    }
     /// The time that a waiter should poll before it sleeps: about the cost of a sleep and a wake-up, if its own polls
     /// make the device's progress.
     fn look_before_sleep(&self) -> Duration {
@@ -339,7 +405,7 @@ pub struct QpPorts {
     pub recv: Option<Box<dyn RecvPort>>,
 }
 
-/// State and attributes of a queue pair.
+/// The state and the attributes of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpStatus {
     /// The state now.
@@ -394,8 +460,7 @@ impl DmaMemory {
     /// Wraps memory that lives as long as `owner`.
     ///
     /// # Safety
-    /// `addr .. addr + len` is valid for reads and writes, zeroed, and used by nobody else until
-    /// `owner` is dropped.
+    /// `addr .. addr + len` is valid for reads and writes, zeroed, and used by no other code until `owner` is dropped.
     pub unsafe fn new(addr: NonNull<u8>, len: usize, owner: Box<dyn Send + Sync>) -> Self {
         Self { addr, len, _owner: owner }
     }
@@ -407,7 +472,7 @@ impl DmaMemory {
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Whether there are none.
+    /// Whether the memory has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -429,10 +494,10 @@ pub enum AtomicScope {
     Cpu,
 }
 
-/// Limits and abilities of a device. Every limit is enforced.
+/// The limits and capabilities of a device. Every limit is enforced.
 #[derive(Clone, Debug)]
 pub struct DeviceAttr {
-    /// A name for people.
+    /// The name of the device, for users.
     pub name: String,
     /// The network that carries the packets: `udp`, `uring`, `loopback`, …
     pub fabric: String,
@@ -464,10 +529,12 @@ pub struct DeviceAttr {
     pub max_rd_atomic: u8,
     /// The scope within which atomics are atomic.
     pub atomics: AtomicScope,
-    /// Whether any memory of the process can be registered, or only what `alloc_memory` gave.
+    /// Whether any memory of the process can be registered, or only memory of `alloc_memory`.
     pub foreign_memory: bool,
     /// Whether the program can have the general services queue pair.
     pub general_services: bool,
+    /// The abilities that only some devices have.
+    pub abilities: Abilities,
 }
 
 /// A named counter's value.
@@ -475,6 +542,6 @@ pub struct DeviceAttr {
 pub struct Counter {
     /// The name, as `part_thing`.
     pub name: &'static str,
-    /// Since the device was opened.
+    /// The count since the device was opened.
     pub value: u64,
 }

@@ -12,7 +12,8 @@
 //! | `wc` | [`Completion`] and all completion statuses |
 //! | `qp` | queue pair states, attributes and the legal transitions |
 //! | `event` | [`AsyncEvent`] and the [`EventObject`] that it is about; the [`EventQueue`] of a device; [`WakerSet`] |
-//! | `port` | [`PortAttr`], [`GidEntry`], [`QpInfo`], [`DeviceClock`]: what a device shows |
+//! | `port` | [`PortAttr`], [`GidEntry`], [`QpInfo`], [`DeviceClock`]: properties of a device |
+//! | `ability` | [`Abilities`] that only some devices have; [`CqStatus`], [`SrqStatus`], [`MrStatus`] |
 //! | `device` | [`Device`] (control path) and its ports (data path) |
 //! | `portals` | [`PortalsEngine`]: a Portals layer's engine, which a device may run |
 //!
@@ -24,6 +25,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod ability;
 mod device;
 mod error;
 mod event;
@@ -36,6 +38,7 @@ mod wc;
 pub mod wire;
 mod wr;
 
+pub use ability::*;
 pub use device::*;
 pub use error::*;
 pub use event::*;

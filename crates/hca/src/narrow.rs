@@ -1,9 +1,11 @@
-//! A network as it is, but for the path MTU: what `mtu=` in a device's name does.
+//! A network with a smaller path MTU: the option `mtu=` in a device's name.
 
 use std::os::fd::BorrowedFd;
 
-use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
-use hca_fabric::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+use hca_core::{AddressVector, Counter, Instant, Mtu};
+use hca_fabric::{
+    Fabric, FabricAttr, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+};
 
 /// A network whose largest path MTU is made smaller.
 pub(crate) struct Narrow {
@@ -24,8 +26,8 @@ impl Fabric for Narrow {
     fn attr(&self) -> &FabricAttr {
         &self.attr
     }
-    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
-        self.inner.open_path_of(av, qpn)
+    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
+        self.inner.open_path_of(av, ends)
     }
     fn close_path(&mut self, path: PathId) {
         self.inner.close_path(path);

@@ -29,7 +29,7 @@ const MAX_WAIT: u32 = 3600;
 /// udp://[fe80::2%eth0]                        an interface's link-local address; `%` and the interface may be left out
 ///                                             where no other one has the address
 /// udp://                                      UDP sockets on a free loopback address
-/// udp://10.0.0.2?share=yes                    UDP sockets at an address that other processes of this user open, too
+/// auto://10.0.0.2?share=yes                   an address that other processes of this user open, too
 /// uring://127.0.0.2?progress=inline           io_uring; the calling thread does the adapter's work
 /// shm://lab                                   shared memory: the processes of this machine that name this domain
 /// shm://lab?dir=/run/lab                      the same, between containers that share this folder
@@ -55,18 +55,17 @@ pub struct DeviceUrl {
 /// The network that carries the packets, and the address of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// The default: RoCEv2 over UDP sockets, and shared memory between queue pairs of the service RC where the peer is
-    /// such a device of the same user on this machine. `None` takes the first loopback address from 127.0.0.2 on that
-    /// is free.
+    /// The default: RoCEv2 over UDP sockets, and shared memory between RC queue pairs if the peer is such a device of
+    /// the same user on this machine. `None` takes the first free loopback address from 127.0.0.2 on.
     Auto(Option<IpAddr>),
     /// RoCEv2 over UDP sockets; `None` takes a free loopback address.
     Udp(Option<IpAddr>),
-    /// RoCEv2 over UDP by io_uring, or by plain sockets where the kernel has none; `None` takes a free loopback
+    /// RoCEv2 over UDP by io_uring, or by plain sockets if the kernel has no io_uring; `None` takes a free loopback
     /// address.
     Uring(Option<IpAddr>),
     /// Shared memory between processes of this machine; devices of one domain reach each other.
     Shm(String),
-    /// RoCE frames on an Ethernet interface. On the loopback interface no address takes a free one.
+    /// RoCE frames on an Ethernet interface. On the loopback interface, a missing address selects a free one.
     Raw {
         /// The interface's name.
         interface: String,
@@ -94,10 +93,10 @@ pub enum Target {
 /// Options of an adapter behind vfio, whose addresses and port no kernel manages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PciOptions {
-    /// `ip=ADDRESS,…`: addresses of its own, beside the link-local one (Ethernet).
+    /// `ip=ADDRESS,…`: the port's addresses, beside the link-local one (Ethernet).
     pub ip: Vec<IpAddr>,
-    /// `neigh=ADDRESS=MAC,…`: peers' MACs that are not to be asked for (Ethernet); of peers behind a router the
-    /// router's.
+    /// `neigh=ADDRESS=MAC,…`: peers' MACs, used without a question (Ethernet); for peers behind a router, the router's
+    /// MAC.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
     /// `lid=GID=LID,…`: LIDs of peers that are known only by their GIDs (InfiniBand). Endpoints of queue pairs contain
     /// the LID.
@@ -106,7 +105,7 @@ pub struct PciOptions {
     pub mtu: Option<Mtu>,
     /// `raise=yes|no`: whether a port that was left down is raised (Ethernet).
     pub raise: Option<bool>,
-    /// `wait=SECONDS`: how long opening waits until the port is up (Ethernet) or active (InfiniBand).
+    /// `wait=SECONDS`: the time that opening waits for the port to be up (Ethernet) or active (InfiniBand).
     pub wait: Option<Duration>,
 }
 
@@ -115,8 +114,8 @@ pub struct PciOptions {
 pub struct Options {
     /// `progress=inline|thread|adaptive`.
     pub progress: Option<Progress>,
-    /// `acks=eager|lazy`: with `progress=inline`, whether a message that was polled is acknowledged at once, or with
-    /// the program's answer or next call; see [`softhca::Options::lazy_acks`].
+    /// `acks=eager|lazy`: with `progress=inline`, whether a polled message is acknowledged at once, or with the
+    /// program's answer or next call; see [`softhca::Options::lazy_acks`].
     pub lazy_acks: Option<bool>,
     /// `fault=KEY=VALUE,…`: the network's faults; see [`FaultSpec`].
     pub fault: Option<FaultSpec>,
@@ -126,10 +125,11 @@ pub struct Options {
     pub mtu: Option<Mtu>,
     /// `dir=`, `users=`, `ring=`, `isolated=` and `process_vm=`, for `shm://`; `auto://` takes the last three.
     pub shm: Option<Box<ShmSettings>>,
-    /// `share=yes|no|NUMBER`: how many processes of this user may open the same address, each with an adapter of its own;
-    /// 0 for none but this one. The first process at the address decides. For `udp://` and `uring://`.
+    /// `share=yes|no|NUMBER`: the number of processes of this user that may open the same address, each with an adapter
+    /// of its own; 0: only this process. The first process at the address decides. For `auto://`, `udp://` and
+    /// `uring://`.
     pub share: Option<u16>,
-    /// `%INTERFACE` behind a link-local address: the interface that it is one of.
+    /// `%INTERFACE` behind a link-local address: the address's interface.
     pub interface: Option<String>,
 }
 
@@ -138,14 +138,14 @@ pub struct Options {
 pub struct ShmSettings {
     /// `dir=FOLDER`: the folder that holds the sockets by which processes find each other.
     pub dir: Option<PathBuf>,
-    /// `users=own|any`: whose processes are taken for peers.
+    /// `users=own|any`: the users whose processes are accepted as peers.
     pub users: Option<Users>,
     /// `ring=BYTES`: the size of the ring to each peer.
     pub ring: Option<usize>,
-    /// `isolated=yes|no`: no memory but the rings is shared with any peer.
+    /// `isolated=yes|no`: whether only the rings are shared with peers.
     pub isolated: Option<bool>,
-    /// `process_vm=no|yes|any`: whether long messages are fetched from the process where their memory is not the
-    /// library's.
+    /// `process_vm=no|yes|any`: whether peers fetch long messages from the process if the library did not allocate
+    /// their memory.
     pub process_vm: Option<ProcessVm>,
 }
 
@@ -158,8 +158,8 @@ pub enum Users {
     Any,
 }
 
-/// Faults that a device's network is given, by seed, as `loss=0.01,dup=0.001,delay=0.1:10us-2ms,seed=7`: the text of
-/// a [`FaultPlan`], checked. The same seed draws the same faults; each direction is drawn on its own.
+/// The faults of a device's network, by seed, as `loss=0.01,dup=0.001,delay=0.1:10us-2ms,seed=7`: the text of a
+/// [`FaultPlan`], checked. The same seed draws the same faults; each direction is drawn on its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultSpec(String);
 
@@ -208,7 +208,7 @@ pub enum UrlError {
     Place {
         /// The given text.
         url: String,
-        /// The rule, and what to write.
+        /// The rule, and a valid form.
         rule: &'static str,
     },
     /// The option is unknown.
@@ -315,8 +315,11 @@ impl FromStr for DeviceUrl {
                 "progress=, fault= and capture= belong to the software adapter; leave them out here",
             ));
         }
-        if options.share.is_some() && !matches!(target, Target::Udp(_) | Target::Uring(_)) {
-            return Err(rule("share= belongs to udp://ADDRESS and uring://ADDRESS; leave it out here"));
+        let may_share = matches!(target, Target::Auto(_) | Target::Udp(_) | Target::Uring(_));
+        if options.share.is_some() && !may_share {
+            return Err(rule(
+                "share= belongs to auto://ADDRESS, udp://ADDRESS and uring://ADDRESS; leave it out here",
+            ));
         }
         match (&options.shm, &target) {
             (None, _) | (_, Target::Shm(_)) => {}
@@ -427,7 +430,7 @@ impl Options {
         self.shm.get_or_insert_default()
     }
 
-    /// These options, with those of `over` in place of the ones that it gives.
+    /// These options, overridden by the options that `over` gives.
     #[must_use]
     pub fn overridden_by(self, over: Self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Devices that choose by path: over shared memory or UDP, as both ends find.
+//! Devices that choose the fabric by path: shared memory or UDP, the same at both ends.
 
 use hca::{CompletionQueue, Completions, ConnectOptions, Opened, Pd, QueuePair, Rc, Uc, open_device};
 
@@ -92,4 +92,46 @@ fn a_device_reaches_itself() {
     let a = device("auto://");
     exchange(&a, &a).unwrap();
     assert_eq!((count(&a, "paths_by_shm"), count(&a, "paths_by_udp")), (2, 0));
+}
+
+/// A device at an address of its test's own, which others share.
+fn at_one_address(salt: u8) -> String {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    format!("auto://127.{salt}.{high}.{}?share=4", low.clamp(1, 254))
+}
+
+#[test]
+fn devices_at_one_address_reach_each_other_themselves_and_devices_elsewhere_by_shared_memory() {
+    let name = at_one_address(85);
+    let (a, b, c) = (device(&name), device(&name), device("auto://"));
+    exchange(&a, &b).unwrap();
+    exchange(&c, &a).unwrap();
+    exchange(&b, &c).unwrap();
+    exchange(&b, &b).unwrap();
+    assert_eq!([&a, &b, &c].map(|d| count(d, "paths_by_shm")), [2, 4, 2]);
+    assert_eq!([&a, &b, &c].map(|d| count(d, "paths_by_udp")), [0; 3]);
+}
+
+#[test]
+fn a_device_that_comes_back_to_its_slot_is_met_again() {
+    // With two slots the one that comes gets that of the one that went.
+    let name = at_one_address(86).replace("share=4", "share=2");
+    let a = device(&name);
+    for round in 1..=5 {
+        let b = device(&name);
+        exchange(&a, &b).unwrap_or_else(|e| panic!("round {round}: {e}"));
+    }
+    assert_eq!((count(&a, "paths_by_shm"), count(&a, "paths_by_udp")), (5, 0));
+}
+
+#[test]
+fn an_address_that_is_shared_now_and_one_adapters_then_is_met_as_it_is() {
+    let a = device("auto://");
+    let shared = at_one_address(87);
+    let alone = shared.replace("?share=4", "");
+    for round in 1..=6 {
+        let b = device(if round % 2 == 0 { &shared } else { &alone });
+        exchange(&a, &b).unwrap_or_else(|e| panic!("round {round}: {e}"));
+    }
+    assert_eq!((count(&a, "paths_by_shm"), count(&a, "paths_by_udp")), (6, 0));
 }

@@ -85,6 +85,18 @@ fn two_programs_connect_talk_and_disconnect() {
     }
 }
 
+/// As Linux's rdma_cm takes the starting PSN of a REQ and a REP.
+#[test]
+fn each_side_sends_from_the_psn_that_the_other_side_has_chosen() {
+    let (_, contexts) = networks("psn").remove(0);
+    let ([a, b], _connections) = connected(&contexts);
+    for (one, other) in [(&a, &b), (&b, &a)] {
+        let attr = one.qp.query().unwrap().attr;
+        assert_eq!(attr.sq_psn, Some(other.qp.endpoint().psn));
+        assert_eq!(attr.rq_psn, Some(one.qp.endpoint().psn));
+    }
+}
+
 #[test]
 fn a_dropped_connection_is_told_to_the_peer() {
     for (name, contexts) in networks("drop") {

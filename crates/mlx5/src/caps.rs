@@ -49,6 +49,8 @@ pub(crate) struct Caps {
     pub(crate) max_wqe_sz_sq: u32,
     /// Bytes of a receive WQE.
     pub(crate) max_wqe_sz_rq: u32,
+    /// Whether events of completion queues can be held back.
+    pub(crate) cq_moderation: bool,
     /// Whether requests may be written to the doorbell page.
     pub(crate) blueflame: bool,
     /// Bytes of a BlueFlame register, of which two buffers take turns, as a power of two.
@@ -155,6 +157,7 @@ impl Caps {
             // The length of a WQE is told in 6 bits of 16 bytes.
             max_wqe_sz_sq: used.get(HcaCap::MAX_WQE_SZ_SQ).min(63 * 16),
             max_wqe_sz_rq: used.get(HcaCap::MAX_WQE_SZ_RQ).min(63 * 16),
+            cq_moderation: used.get(HcaCap::CQ_MODERATION),
             blueflame: used.get(HcaCap::BF),
             // Four of them lie in the upper half of a page.
             log_bf_reg_size: used.get(HcaCap::LOG_BF_REG_SIZE).min(9),

@@ -1,18 +1,22 @@
-//! Completion queues.
+//! Completion queues of the adapter.
 //!
-//! One thread polls a queue by its port, and has a copy of its own of which queue pairs complete there, by number.
-//! Other threads add and remove queue pairs: [`Exclusion`] says how they do so while the queue is polled.
+//! One thread polls a queue by its port, with its own copy of the table of the queue's queue pairs, by number. Other
+//! threads add and remove queue pairs: [`Exclusion`] lets them do so while the queue is polled.
 //!
-//! Removing a queue pair takes its entries out of the queue: no poll that begins later finds it, its entries are free
-//! again, and what it took from a shared receive queue is given back. Who resets one does the same, but requests of a
-//! shared receive queue stay as flushed. For that the poller must be outside, which takes as long as a poll.
+//! Removing a queue pair takes its entries out of the queue: no later poll finds the queue pair, its entries are free
+//! again, and its requests from a shared receive queue are returned. A reset of a queue pair does the same, but
+//! requests of a shared receive queue complete as flushed. For that the poller must be outside, so the removal waits
+//! for as long as a poll takes.
 
 use core::task::Waker;
+use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, QpType, WcOpcode, WcStatus};
-use hca_prm::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn};
+use hca_core::{
+    Completion, CqHandle, CqModeration, CqPort, CqStatus, DeviceError, Notify, QpType, WcOpcode, WcStatus,
+};
+use hca_prm::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn, ModifyCqIn, QueryCqIn, QueryCqOut, modify};
 use hca_prm::{CI_MASK, CqArm, CqDbr, Cqc};
 use hca_turn_lock::{Exclusion, Inside};
 use hca_vfio::mmio::dma_wmb;
@@ -30,6 +34,10 @@ use crate::shared::{Ring, SharedCells, Word};
 use crate::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::table::Table;
 use crate::uar::Uar;
+
+/// The most that the fields of a queue's context hold.
+pub(crate) const MAX_MODERATION: CqModeration =
+    CqModeration { count: u16::MAX, period: Duration::from_micros(4095) };
 
 /// Polls in vain before the CPU is given to others, where the adapter is a process that may wait for it.
 const EMPTY_POLLS: u32 = 4;
@@ -607,6 +615,40 @@ impl Cqs {
         let yields = uar.is_served();
         let poller = CqPoller::new(core, uar, yields);
         Ok((CqHandle { index, generation }, Box::new(CqOf { poller, hca: hca.clone() })))
+    }
+
+    /// Sets how many completions make an event, and how long they are waited for.
+    pub(crate) fn moderate(
+        &self,
+        hca: &Hca,
+        cq: CqHandle,
+        moderation: CqModeration,
+    ) -> Result<(), DeviceError> {
+        if !hca.caps.cq_moderation {
+            return Err(DeviceError::Unsupported { what: "moderation of completion queues" });
+        }
+        let period = u32::try_from(moderation.period.as_micros()).unwrap_or(u32::MAX);
+        in_range("period in microseconds", period, 0, MAX_MODERATION.period.as_micros() as u32)?;
+        let number = self.acquire(cq)?.core.number;
+        let given = if moderation.holds_back() { (moderation.count.into(), period) } else { (0, 0) };
+        let context = Cqc::new().with(Cqc::CQ_MAX_COUNT, given.0).with(Cqc::CQ_PERIOD, given.1);
+        let input = ModifyCqIn::new()
+            .with(ModifyCqIn::CQN, number)
+            .with(ModifyCqIn::MODIFY_FIELD_SELECT, modify::PERIOD | modify::COUNT)
+            .with(ModifyCqIn::CQ_CONTEXT, context);
+        hca.exec(&input)?;
+        Ok(())
+    }
+    /// The attributes that the adapter has of a queue.
+    pub(crate) fn query(&self, hca: &Hca, cq: CqHandle) -> Result<CqStatus, DeviceError> {
+        let number = self.acquire(cq)?.core.number;
+        let context = hca.exec(&QueryCqIn::new().with(QueryCqIn::CQN, number))?.get(QueryCqOut::CQ_CONTEXT);
+        let moderation = CqModeration {
+            count: context.get(Cqc::CQ_MAX_COUNT) as u16,
+            period: Duration::from_micros(context.get(Cqc::CQ_PERIOD).into()),
+        };
+        let depth = (1 << context.get(Cqc::LOG_CQ_SIZE)) - 1;
+        Ok(CqStatus { depth, moderation, timed: hca.caps.clock_khz.is_some() })
     }
 
     pub(crate) fn destroy(&self, hca: &Arc<Hca>, cq: CqHandle) -> Result<(), DeviceError> {

@@ -1,4 +1,4 @@
-//! The face: an adapter as a [`Device`].
+//! [`Mlx5`]: the adapter as a [`Device`].
 #![allow(unsafe_code)] // a promise of its own; `reg_mr` asks its caller for one, and hands it on
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -8,9 +8,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use hca_core::{
-    AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
-    DeviceClock, DeviceError, DmaMemory, GidEntry, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, QpAttr,
-    QpHandle, QpInfo, QpInit, QpPorts, QpStatus, RecvPort, SrqHandle, SrqInit,
+    Abilities, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration, CqPort,
+    CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, GidEntry, MrHandle, MrInit, MrKeys,
+    PdHandle, PortAttr, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, RecvPort, SrqHandle, SrqInit,
 };
 use hca_vfio::PciFunction;
 
@@ -25,8 +25,8 @@ const LOOKS: u32 = 2;
 
 /// An adapter of the ConnectX family.
 ///
-/// It is stopped, and releases all memory, when it and all ports of its queues are dropped: the last drop waits for
-/// that. [`close`](Self::close) stops it before.
+/// The adapter is stopped, and releases all memory, when the device and all ports of its queues are dropped: the last
+/// drop waits for that. [`close`](Self::close) stops it earlier.
 pub struct Mlx5 {
     hca: Arc<Hca>,
     attr: DeviceAttr,
@@ -46,27 +46,28 @@ impl Mlx5 {
     /// Resets the function and starts the adapter.
     ///
     /// # Errors
-    /// The function is not a ConnectX adapter, can't be used, or its firmware refuses a command.
+    /// The function is not a ConnectX adapter or can't be used, or its firmware refuses a command.
     pub fn open(function: PciFunction, options: Options) -> Result<Arc<Self>, OpenError> {
         let hca = Hca::open(function, &options)?;
         let (attr, served) = (attributes(&hca), hca.function().waker().is_some());
         Ok(Arc::new(Self { hca, attr, served, turns: AtomicU32::new(0) }))
     }
 
-    /// Stops the adapter, though ports of its queues and objects on it live, and waits until it is stopped: it reaches
-    /// no memory any more. Every outstanding request ends with status `Fatal`, an [`AsyncEvent::DeviceFatal`] comes,
-    /// and all later calls on the adapter fail. The function stays open until all ports and the device are gone.
-    /// Closing it again does nothing.
+    /// Stops the adapter, although ports of its queues and objects on it live, and waits until the adapter is stopped:
+    /// afterwards it accesses no memory. Every outstanding request ends with status `Fatal`, an
+    /// [`AsyncEvent::DeviceFatal`] comes, and all later calls on the adapter fail. The function stays open until all
+    /// ports and the device are gone. Closing it again does nothing.
     ///
-    /// Within a waker, on the driver's own thread, it resets the adapter instead. A forked child changes nothing by it.
+    /// Within a waker, on the driver's own thread, the call resets the adapter instead. In a forked child the call
+    /// changes nothing.
     ///
     /// # Errors
-    /// Nobody knows whether it still reaches memory: its function did not answer.
+    /// The function did not answer, so the adapter may still access memory.
     pub fn close(&self) -> Result<(), DeviceError> {
         self.hca.close()
     }
 
-    /// The reason of its death, if it is dead.
+    /// The reason of the adapter's death, if it is dead.
     pub fn death(&self) -> Option<Death> {
         self.hca.health.death()
     }
@@ -98,6 +99,11 @@ fn attributes(hca: &Hca) -> DeviceAttr {
         atomics: if caps.atomic { AtomicScope::Hca } else { AtomicScope::None },
         foreign_memory: hca.function().takes_foreign(),
         general_services: false,
+        // It moves no queue to other memory, and changes no region.
+        abilities: Abilities {
+            cq_moderation: caps.cq_moderation.then_some(cq::MAX_MODERATION),
+            ..Abilities::default()
+        },
     }
 }
 
@@ -162,6 +168,12 @@ unsafe impl Device for Mlx5 {
 
     fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
         self.hca.cqs.create(&self.hca, depth)
+    }
+    fn moderate_cq(&self, cq: CqHandle, moderation: CqModeration) -> Result<(), DeviceError> {
+        self.hca.cqs.moderate(&self.hca, cq, moderation)
+    }
+    fn query_cq(&self, cq: CqHandle) -> Result<CqStatus, DeviceError> {
+        self.hca.cqs.query(&self.hca, cq)
     }
     fn destroy_cq(&self, cq: CqHandle) -> Result<(), DeviceError> {
         self.hca.cqs.destroy(&self.hca, cq)

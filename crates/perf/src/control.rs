@@ -1,8 +1,7 @@
 //! The messages between the two processes of a measurement: JSON, one message a line.
 //!
-//! Every field is checked where its line is read: by types that can hold only valid values. What depends on the case
-//! that is measured (how much memory it takes, how long the other side's window is) is checked before anything is made
-//! for it.
+//! Every field is checked when its line is read, by types that can hold only valid values. Limits that depend on the
+//! measured case (its memory, the length of the other side's window) are checked before any object is created for it.
 
 use ::portals::Card;
 use hca_core::Mtu;
@@ -18,13 +17,13 @@ pub(super) const PROTOCOL: u32 = 4;
 /// Characters of the longest reason that is taken from the other side.
 const MAX_WORDS_CHARS: usize = 1000;
 
-/// Which of a row's two measurements.
+/// One of a row's two measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
     /// One message at a time.
     Latency,
-    /// As many as the queues take.
+    /// As many messages as the queues take.
     Stream,
 }
 
@@ -112,6 +111,9 @@ pub(super) enum ToPeer {
         mtu: Mtu,
         /// The measuring side's queue pair.
         endpoint: Endpoint,
+        /// Whether the measuring side connects by RDMA CM.
+        #[serde(default)]
+        cm: bool,
     },
     /// Open a Portals node, in place of the one that there is.
     Node {
@@ -156,6 +158,9 @@ pub(super) enum FromPeer {
     Ready {
         /// The queue pair.
         endpoint: Endpoint,
+        /// The port of RDMA CM at which it waits to be connected, if the measuring side wants that.
+        #[serde(default)]
+        port: Option<u16>,
     },
     /// Answer to `Node`.
     Node {

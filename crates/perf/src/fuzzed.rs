@@ -1,5 +1,5 @@
-//! What the fuzz target `control` does with its input: it is what another host says over TCP to `hca perf`, in either
-//! direction. The corpus runs through it in `cargo test` too.
+//! The fuzz target `control`: its input is the bytes of another host over TCP to `hca perf`, in either direction. The
+//! corpus runs through it in `cargo test` too.
 
 use hca::{Opened, open_exactly};
 
@@ -15,8 +15,8 @@ const MAX_LINES: usize = 64;
 /// Memory that one measurement may take.
 const MEMORY: u64 = 1 << 20;
 
-/// Takes `data` as lines of both directions of a measurement. What is understood holds nothing that no honest end says,
-/// and is built again as the same. A measurement that fits into the memory that is given is begun.
+/// Takes `data` as lines of both directions of a measurement. A parsed line holds only values of an honest end, and is
+/// built again as the same line. A measurement that fits into the given memory is begun.
 #[cfg_attr(not(fuzzing), allow(unreachable_pub, reason = "the fuzz target calls it"))]
 pub fn control(data: &[u8]) {
     understand(data, true);
@@ -25,7 +25,7 @@ pub fn control(data: &[u8]) {
 /// The same; measurements are begun or not.
 fn understand(data: &[u8], begins: bool) {
     lines(data, |message: &FromPeer| match message {
-        FromPeer::Ready { endpoint } => possible(endpoint),
+        FromPeer::Ready { endpoint, .. } => possible(endpoint),
         FromPeer::Failed { why } => {
             let why = String::from(why.clone());
             assert!(why.chars().count() <= 1000 && !why.chars().any(char::is_control));
@@ -33,7 +33,7 @@ fn understand(data: &[u8], begins: bool) {
         _ => {}
     });
     lines(data, |message: &ToPeer| match message {
-        ToPeer::Prepare { case, phase, mtu, endpoint } => {
+        ToPeer::Prepare { case, phase, mtu, endpoint, .. } => {
             assert!(case.service.offers(case.op) && is_size(case.size));
             possible(endpoint);
             if Limits::of_memory(MEMORY).admit(Side::memory(case, *phase)).is_ok() && begins {

@@ -1,4 +1,4 @@
-//! The side that answers: it does what the measuring side asks for over the control channel.
+//! The answering side: it executes the requests of the measuring side over the control channel.
 
 use std::fs::File;
 use std::net::{Shutdown, TcpStream};
@@ -111,10 +111,10 @@ fn enter(path: &Path) -> std::io::Result<()> {
     Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
-/// Serves a measuring process on another host. One that is silent is given up on, since the next one waits.
+/// Serves a measuring process on another host. The call gives up on a silent process, since the next one waits.
 ///
 /// # Errors
-/// The channel broke, the device can't be opened, or the other side said something out of turn.
+/// The channel broke, the device can't be opened, or the other side sent a message out of turn.
 pub fn serve_stream(stream: &TcpStream, device: &DeviceUrl, memory: Memory) -> Result<(), Failure> {
     stream.set_nonblocking(false)?;
     let channel = Channel::over_tcp(stream, Some(SILENCE_LIMIT))?;
@@ -163,9 +163,11 @@ fn measurements(channel: &mut Channel<ToPeer>, opened: &Opened, limits: &Limits)
                 Some(seat) => seat.measurement(channel, opened, &case, phase, limits)?,
                 None => return Err(ControlError::OutOfTurn("a move without a node".to_owned()).into()),
             },
-            ToPeer::Prepare { case, phase, mtu, endpoint } => {
+            ToPeer::Prepare { case, phase, mtu, endpoint, cm } => {
                 limits.admit(Side::memory(&case, phase))?;
-                measurement(channel, opened, &case, phase, mtu, &endpoint)?;
+                let mut side = Side::new(opened, &case, phase)?;
+                meet(channel, &mut side, mtu, &endpoint, cm)?;
+                measurement(channel, opened, &case, phase, side)?;
             }
             ToPeer::Bye => return Ok(()),
             other => return Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
@@ -173,17 +175,31 @@ fn measurements(channel: &mut Channel<ToPeer>, opened: &Opened, limits: &Limits)
     }
 }
 
+/// Connects to the measuring side, which learns of this one.
+fn meet(
+    channel: &mut Channel<ToPeer>,
+    side: &mut Side,
+    mtu: Mtu,
+    theirs: &Endpoint,
+    cm: bool,
+) -> Result<(), Failure> {
+    let endpoint = side.endpoint();
+    if cm {
+        let callable = side.listen()?;
+        channel.send(&FromPeer::Ready { endpoint, port: Some(callable.port()) })?;
+        return side.be_called(&callable, theirs);
+    }
+    side.connect(theirs, mtu)?;
+    Ok(channel.send(&FromPeer::Ready { endpoint, port: None })?)
+}
+
 fn measurement(
     channel: &mut Channel<ToPeer>,
     opened: &Opened,
     case: &Case,
     phase: Phase,
-    mtu: Mtu,
-    theirs: &Endpoint,
+    mut side: Side,
 ) -> Result<(), Failure> {
-    let mut side = Side::new(opened, case, phase)?;
-    side.connect(theirs, mtu)?;
-    channel.send(&FromPeer::Ready { endpoint: side.endpoint() })?;
     let (received, errors) = match (case.op, phase) {
         (Op::Send, Phase::Latency) => echo(channel, &mut side)?,
         (Op::Send, Phase::Stream) => take(channel, &mut side, case.service)?,

@@ -1,4 +1,4 @@
-//! The measuring side.
+//! The measuring side, and the set-up of both processes.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
@@ -53,7 +53,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// This device, both processes bound to the first two CPUs where there are two.
+    /// A measurement with this device, and with both processes bound to the first two CPUs, if there are two.
     pub fn new(device: DeviceUrl) -> Self {
         let cpus = match *probe::cpus() {
             [a, b, ..] => Some((a, b)),
@@ -63,7 +63,7 @@ impl Setup {
     }
 }
 
-/// When a measurement ends.
+/// The end of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// After this time.
@@ -72,7 +72,7 @@ pub enum Limit {
     Count(u64),
 }
 
-/// What one measurement gave.
+/// The results of one measurement.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// Latencies in ns; empty for a stream.
@@ -123,13 +123,13 @@ pub enum PairError {
         /// This process's device.
         device: Box<DeviceUrl>,
     },
-    /// No other process can reach it.
+    /// No other process can reach the device.
     #[error("{device} ends at this process: measure with --device udp://, uring:// or shm://lab")]
     InProcess {
         /// This process's device.
         device: Box<DeviceUrl>,
     },
-    /// Nothing comes back any more.
+    /// The peer's messages have stopped arriving.
     #[error("no answer arrived for {0:?}; check whether the peer hangs, and run both ends again")]
     Stalled(Duration),
     /// The process can't be started.
@@ -143,7 +143,7 @@ pub enum PairError {
         /// The reason.
         source: std::io::Error,
     },
-    /// Another layer has it.
+    /// The operation belongs to another layer.
     #[error("{service} has no {op}: measure it with --layer portals, or choose another operation")]
     NoSuchOperation {
         /// The service.
@@ -151,6 +151,9 @@ pub enum PairError {
         /// The operation.
         op: Op,
     },
+    /// The peer connects in another way.
+    #[error("the peer does not connect by RDMA CM: run the same version of hca there, or leave --cm out")]
+    NoCm,
     /// A CPU can't be used.
     #[error("CPU {cpu} can't be used: {source}; --no-pin leaves the binding out")]
     Pin {
@@ -161,11 +164,12 @@ pub enum PairError {
     },
 }
 
-/// Two processes with a device each, this one and a peer that it started or reached.
+/// The two processes of a measurement with a device each: this process, and a peer that it started or connected to.
 pub struct Pair {
     opened: Opened,
     pub(super) channel: Channel<FromPeer>,
     mtu: Mtu,
+    cm: bool,
     cpus: (Option<usize>, Option<usize>),
     /// Both are on this machine, so that their CPUs can be probed.
     child: Option<Child>,
@@ -210,10 +214,10 @@ impl Pair {
         Self::greet(opened, channel, cpus, Some(child))
     }
 
-    /// Measures against a process on another host that listens there.
+    /// Connects to a listening process on another host.
     ///
     /// # Errors
-    /// Nobody listens, it speaks another version, or the device can't be opened.
+    /// No process listens, it speaks another version, or the device can't be opened.
     pub fn connect(
         address: SocketAddr,
         device: Option<&DeviceUrl>,
@@ -241,7 +245,7 @@ impl Pair {
         child: Option<Child>,
     ) -> Result<Self, Failure> {
         // From here on its drop sees to the other process, where they do not come to an understanding, too.
-        let mut this = Self { mtu: opened.mtu(), opened, channel, cpus, child };
+        let mut this = Self { mtu: opened.mtu(), cm: false, opened, channel, cpus, child };
         this.channel.send(&ToPeer::Hello { protocol: PROTOCOL })?;
         let theirs = match this.channel.recv(Some(PATIENCE))? {
             FromPeer::Hello { protocol: PROTOCOL, mtu } => mtu,
@@ -252,20 +256,24 @@ impl Pair {
         Ok(this)
     }
 
+    /// Has the queue pairs connect by RDMA CM from now on.
+    pub fn by_cm(&mut self) {
+        self.cm = true;
+    }
     /// The device of this process.
     pub fn opened(&self) -> &Opened {
         &self.opened
     }
-    /// The path MTU that both devices carry.
+    /// The largest path MTU that both devices carry.
     pub fn mtu(&self) -> Mtu {
         self.mtu
     }
-    /// The CPUs of this process and of the peer, where they are bound.
+    /// The CPUs that this process and the peer are bound to.
     pub fn cpus(&self) -> (Option<usize>, Option<usize>) {
         self.cpus
     }
 
-    /// The placement of both processes' CPUs now. The peer must be idle.
+    /// The present placement of both processes' CPUs. The peer must be idle.
     pub fn placement(&self) -> Placement {
         match (self.child.is_some(), self.cpus) {
             (true, (Some(a), Some(b))) => probe::placement(a, b),
@@ -283,9 +291,12 @@ impl Pair {
         }
         let mut side = Side::new(&self.opened, case, phase)?;
         let endpoint = side.endpoint();
-        self.channel.send(&ToPeer::Prepare { case: *case, phase, mtu: self.mtu, endpoint })?;
+        let (mtu, cm) = (self.mtu, self.cm);
+        self.channel.send(&ToPeer::Prepare { case: *case, phase, mtu, endpoint, cm })?;
         match self.channel.recv(Some(PATIENCE))? {
-            FromPeer::Ready { endpoint } => side.connect(&endpoint, self.mtu)?,
+            FromPeer::Ready { endpoint, port: None } if !cm => side.connect(&endpoint, mtu)?,
+            FromPeer::Ready { endpoint, port: Some(port) } if cm => side.call(&endpoint, port, mtu)?,
+            FromPeer::Ready { .. } => return Err(PairError::NoCm.into()),
             other => return Err(unexpected(other).into()),
         }
         let pace = Pace::new(&mut self.channel, limit, case.size);
@@ -411,7 +422,7 @@ fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
     Ok(DeviceUrl { target, options })
 }
 
-/// The device to use towards a host that is reached from `own`.
+/// The device for measurements with a host that is reached from the address `own`.
 pub fn device_at(own: IpAddr) -> DeviceUrl {
     let target =
         if own.is_loopback() || own.is_unspecified() { Target::Udp(None) } else { Target::Udp(Some(own)) };

@@ -1,6 +1,9 @@
 //! One side of a measurement: a queue pair with its memory, through the safe verbs.
 
+mod cm;
+
 use hca::Opened;
+use hca::cm::Connection;
 use hca_core::{Access, Mtu, Qkey};
 use hca_verbs::{
     Buf, CompletionQueue, Completions, ConnectOptions, Connected, Context, FrozenBuf, Inline, OfferedBy, Pd,
@@ -60,6 +63,8 @@ pub(super) struct Polled {
 
 /// One side.
 pub(super) struct Side {
+    /// The connection by RDMA CM, if it was made so.
+    connection: Option<Connection>,
     qp: AnyQp,
     cq: CompletionQueue,
     wcs: Completions,
@@ -123,6 +128,7 @@ impl Side {
             _ => Vec::new(),
         };
         let mut side = Self {
+            connection: None,
             qp,
             wcs: Completions::with_parts(64, 2 * window_messages as usize + 64),
             cq,
@@ -170,10 +176,7 @@ impl Side {
 
     /// Connects to the other side.
     pub(super) fn connect(&mut self, theirs: &Endpoint, mtu: Mtu) -> Result<(), Failure> {
-        let needed = (flag_offset(self.case.size.bytes() as usize) + FLAG_BYTES) as u64;
-        if theirs.window.len < needed {
-            return Err(ControlError::Window { len: theirs.window.len, needed }.into());
-        }
+        self.take_window(theirs)?;
         let options = ConnectOptions { mtu: Some(mtu), ..ConnectOptions::default() };
         match &mut self.qp {
             AnyQp::Rc(qp) => qp.connect(&theirs.qp, &options)?,
@@ -182,6 +185,14 @@ impl Side {
                 qp.activate(QKEY)?;
                 *peer = Some(self.pd.create_ah(&theirs.qp.av())?.peer(theirs.qp.qpn, QKEY));
             }
+        }
+        Ok(())
+    }
+    /// Takes the other side's window as the target of this side's requests.
+    fn take_window(&mut self, theirs: &Endpoint) -> Result<(), Failure> {
+        let needed = (flag_offset(self.case.size.bytes() as usize) + FLAG_BYTES) as u64;
+        if theirs.window.len < needed {
+            return Err(ControlError::Window { len: theirs.window.len, needed }.into());
         }
         self.remote = Some(theirs.window);
         Ok(())

@@ -5,9 +5,9 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use hca_core::wire::{Bth, ICRC_BYTES};
-use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
+use hca_core::{AddressVector, Counter, Instant, Mtu};
 use hca_fabric::{
-    Direction, Fabric, FabricAttr, FabricLink, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap,
+    Direction, Fabric, FabricAttr, FabricLink, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
     TapFrame, TxBatch,
 };
 
@@ -22,11 +22,11 @@ const COME_AGAIN: Duration = Duration::from_micros(3);
 /// Time to live of a packet whose path names none.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// The fabric of one adapter in a simulation. Works packet by packet, puts the ICRC on and checks it,
-/// so that changed packets are found out as they are on a real network.
+/// The fabric of one adapter in a simulation. It works packet by packet, and adds and checks the ICRC, so that it
+/// detects changed packets as on a real network.
 ///
-/// A node that crashed may open another at the same address; this one then sends into the void and
-/// receives nothing.
+/// A crashed node may open another fabric at the same address; the old one's packets are then lost, and it receives
+/// nothing.
 pub struct SimFabric {
     net: SimNet,
     node: usize,
@@ -75,7 +75,7 @@ impl Fabric for SimFabric {
         &self.attr
     }
 
-    fn open_path_of(&mut self, av: &AddressVector, _: Option<Qpn>) -> Result<PathId, PathError> {
+    fn open_path_of(&mut self, av: &AddressVector, _: QpEnds) -> Result<PathId, PathError> {
         let (peer, local) = (av.dgid.ip(), self.attr.local);
         if peer.is_ipv4() != local.is_ipv4() {
             return Err(PathError::Family { peer, local });

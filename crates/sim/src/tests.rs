@@ -58,6 +58,7 @@ impl Echo {
             atomics: AtomicScope::None,
             foreign_memory: false,
             general_services: false,
+            abilities: hca_core::Abilities::default(),
         };
         let batch = TxBatch::with_capacity(1 << 16);
         Self { inner: Mutex::new(EchoInner { fabric, batch, sent: 0, seen: Vec::new() }), clock, attr }

@@ -1,9 +1,9 @@
-//! Changing and destroying queue pairs. Where a peer is within an access that has to end, the engine goes on meanwhile.
+//! Changing and destroying queue pairs. While a peer is within an access that has to end first, the engine goes on.
 
 use core::time::Duration;
 
 use hca_core::{Completion, DeviceError, Instant, QpAttr, QpHandle, QpState, TransitionError};
-use hca_fabric::{Revocation, TakeBack, TakeBackId};
+use hca_fabric::{QpEnds, Revocation, TakeBack, TakeBackId};
 
 use crate::cq::Purge;
 use crate::device::unknown;
@@ -87,7 +87,8 @@ impl Engine {
         }
         let (qp_type, had_messages) = (entry.machine.qp_type(), entry.machine.uses_messages());
         let as_before = entry.res.path.map(|_| had_messages);
-        let kind = (qp_type, entry.machine.qpn());
+        let peer = attr.dest_qpn.or(entry.machine.attr().dest_qpn);
+        let kind = (qp_type, QpEnds { local: Some(entry.machine.qpn()), peer });
         if matches!(attr.state, Some(QpState::Reset | QpState::Error))
             // Before requests end whose memory peers may be fetching.
             && let Some(id) = self.withdraw_word(qp)
@@ -97,8 +98,8 @@ impl Engine {
         let path = attr.av.as_ref().map(|av| self.open_path_of(now, kind, av, as_before)).transpose()?;
         let done = self.core.with_qp(now, qp, |entry, tables, ahs| {
             let QpEntry { machine, res, .. } = entry;
-            if let Some((_, messages)) = path {
-                machine.use_messages(messages);
+            if let Some((_, near)) = path {
+                machine.use_messages(near.is_some());
             }
             machine.modify(now, attr, &mut QpHost::new(res, tables, ahs))?;
             let near = machine.uses_messages() && res.pace.is_none();
@@ -117,9 +118,9 @@ impl Engine {
                 (res.near, res.wish, res.link) = (None, Wish::default(), None);
             }
             if reset {
-                res.peer = None;
-            } else if let Some(av) = &attr.av {
-                res.peer = Some(av.dgid.ip());
+                (res.peer, res.near_peer) = (None, None);
+            } else if let (Some(av), Some((_, near))) = (&attr.av, path) {
+                (res.peer, res.near_peer) = (Some(av.dgid.ip()), near);
             }
             Ok::<_, TransitionError>(old)
         });
@@ -129,7 +130,7 @@ impl Engine {
         // The path that it does not need.
         let (goes, done) = match done {
             Ok(old) => (old.map(|p| (p, had_messages)), Ok(())),
-            Err(e) => (path, Err(e.into())),
+            Err(e) => (path.map(|(p, near)| (p, near.is_some())), Err(e.into())),
         };
         if let Some((p, messages)) = goes {
             self.close_path(p, messages);

@@ -1,15 +1,18 @@
-//! Completion queues: the engine's side, and what both sides share.
+//! Completion queues: the engine's side, and the state that both sides share.
 
 use core::task::Waker;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use hca_core::{Completion, CqHandle, DeviceError, Notify, QpHandle, WcOpcode, WcStatus};
+use hca_core::{
+    Completion, CqHandle, CqModeration, CqStatus, DeviceError, Instant, Notify, QpHandle, WcOpcode, WcStatus,
+};
 use hca_turn_lock::{Barrier, Exclusion};
 
 use crate::notify::EventFd;
 use crate::offload::Attached;
-use crate::ring::Producer;
+use crate::options::Time;
+use crate::ring::{Consumer, Producer, ring};
 use crate::runs::Attention;
 use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
 
@@ -18,6 +21,11 @@ const SOLICITED: u32 = 1;
 const ANY: u32 = 2;
 /// There is an engine. Changed under the engine's lock only.
 const ATTACHED: u32 = 4;
+/// Completions have times, or notifications are held back: none goes to the caller of a turn without standing in the
+/// queue. Changed under the engine's lock only.
+const SPECIAL: u32 = 8;
+/// What stays when a notification is raised.
+const STAYS: u32 = ATTACHED | SPECIAL;
 
 /// What the engine and the polling side of a completion queue share beside the ring.
 pub(crate) struct CqShared {
@@ -46,6 +54,11 @@ impl CqShared {
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed) & (SOLICITED | ANY) != 0
+    }
+    /// Whether completions go to who polls without a look at anything else.
+    #[inline]
+    fn is_plain_and_not_armed(&self) -> bool {
+        self.armed.load(Ordering::Relaxed) & !ATTACHED == 0
     }
     /// Asks for one notification. The caller polls once more afterwards.
     pub(crate) fn arm(&self, notify: Notify) {
@@ -128,16 +141,121 @@ pub(crate) struct CqEntry {
     withheld: u32,
     /// Run by whoever puts completions here.
     engine: Option<Arc<Attached>>,
+    /// What it does beside keeping completions.
+    special: Option<Box<Special>>,
+}
+
+/// Times of completions, and notifications that are held back.
+struct Special {
+    time: Time,
+    /// Completions have times.
+    timed: bool,
+    moderation: CqModeration,
+    /// The end of what was shown last.
+    seen: u32,
+    /// Completions since the queue was armed that count for its notification.
+    held_back: u32,
+    /// When the notification is due at the latest; the engine has a timer for it.
+    due: Option<Instant>,
 }
 
 impl CqEntry {
     pub(crate) fn new(handle: CqHandle, ring: Producer<Completion>, shared: Arc<CqShared>) -> Self {
-        Self { handle, ring, shared, users: 0, overrun: false, fresh: None, withheld: 0, engine: None }
+        let (users, overrun, fresh, withheld) = (0, false, None, 0);
+        Self { handle, ring, shared, users, overrun, fresh, withheld, engine: None, special: None }
     }
-    /// Whether all completions were polled, and nobody asked to be notified.
+    /// One whose completions have times: the slots of its ring have a cell for that.
+    pub(crate) fn timed(
+        handle: CqHandle,
+        ring: Producer<Completion>,
+        shared: Arc<CqShared>,
+        time: Time,
+    ) -> Self {
+        let mut entry = Self::new(handle, ring, shared);
+        entry.special(time).timed = true;
+        entry
+    }
+    fn special(&mut self, time: Time) -> &mut Special {
+        self.shared.armed.fetch_or(SPECIAL, Ordering::Relaxed);
+        let seen = self.ring.filled();
+        self.special.get_or_insert_with(|| {
+            let moderation = CqModeration::default();
+            Box::new(Special { time, timed: false, moderation, seen, held_back: 0, due: None })
+        })
+    }
+    /// Its attributes.
+    pub(crate) fn status(&self) -> CqStatus {
+        let special = self.special.as_ref();
+        CqStatus {
+            depth: self.ring.depth(),
+            moderation: special.map(|s| s.moderation).unwrap_or_default(),
+            timed: special.is_some_and(|s| s.timed),
+        }
+    }
+    /// Holds notifications back from now on; one that is held back now is raised.
+    pub(crate) fn moderate(&mut self, moderation: CqModeration, time: Time) {
+        if moderation.holds_back() || self.special.is_some() {
+            let special = self.special(time);
+            special.moderation = moderation;
+            if special.due.is_some() {
+                self.raise();
+            }
+        }
+    }
+    /// When the notification that is held back is due.
+    fn due(&self) -> Option<Instant> {
+        self.special.as_ref()?.due
+    }
+    /// Raises the notification that is held back if it is due.
+    pub(crate) fn fire(&mut self, now: Instant) {
+        if self.due().is_some_and(|due| due <= now) {
+            self.raise();
+        }
+    }
+    /// Moves to another ring, with its poller's end of the present one, which becomes that of the other. `false`: it has
+    /// no room for what stands here; nothing is done.
+    pub(crate) fn resize(&mut self, polled: &mut Consumer<Completion>, depth: u32) -> bool {
+        polled.resume();
+        polled.refresh();
+        if self.ring.unreleased().count() as u64 > depth.into() {
+            return false;
+        }
+        let timed = self.is_timed();
+        let (mut to, end) = ring::<Completion>(depth, usize::from(timed));
+        for i in (0..polled.tail().wrapping_sub(polled.head())).map(|i| polled.head().wrapping_add(i)) {
+            let (c, time) = polled.at(i);
+            let filled = if let Some(&time) = time.first() {
+                to.push_one(*c, time).is_ok()
+            } else {
+                to.push_header(c)
+            };
+            assert!(filled, "room for all that wait was counted");
+        }
+        to.publish();
+        if let Some(special) = &mut self.special {
+            special.seen = to.filled();
+        }
+        *polled = end;
+        let unshown = self.ring.take_unpublished();
+        self.ring = to;
+        unshown.iter().for_each(|c| _ = self.append(c));
+        true
+    }
+    fn is_timed(&self) -> bool {
+        self.special.as_ref().is_some_and(|s| s.timed)
+    }
+    /// Appends a completion to the ring. `false`: it is full.
+    #[inline]
+    fn append(&mut self, c: &Completion) -> bool {
+        match &self.special {
+            Some(special) if special.timed => self.ring.push_one(*c, [special.time.shown(), 0]).is_ok(),
+            _ => self.ring.push_header(c),
+        }
+    }
+    /// Whether all completions were polled, and nobody asked to be notified, or for anything beside completions.
     #[inline]
     pub(crate) fn is_idle(&mut self) -> bool {
-        self.ring.is_released() && self.withheld == 0 && !self.shared.is_armed()
+        self.ring.is_released() && self.withheld == 0 && self.shared.is_plain_and_not_armed()
     }
     pub(crate) fn engine(&self) -> Option<&Arc<Attached>> {
         self.engine.as_ref()
@@ -164,26 +282,30 @@ impl CqEntry {
         let urgent = c.solicited || c.status != WcStatus::Success;
         let first = self.fresh.is_none();
         self.fresh = Some(self.fresh.unwrap_or(false) | urgent);
-        let lost = !self.ring.push_header(&c);
+        let lost = !self.append(&c);
         (first, lost)
     }
     /// Appends a success that nobody asked to be woken for in particular, and shows it. `false`: nothing was done, as
     /// others are to be shown before or there is no room.
     #[inline(always)]
     pub(crate) fn show(&mut self, c: &Completion) -> bool {
-        let shown = self.fresh.is_none() && self.ring.push_header(c);
+        let shown = self.fresh.is_none() && self.special.is_none() && self.ring.push_header(c);
         if shown {
             self.publish(false);
         }
         shown
     }
-    /// Shows all that was pushed to the poller, and notifies it if it asked for that.
-    pub(crate) fn finish(&mut self) {
+    /// Shows all that was pushed to the poller, and notifies it if it asked for that. Returns the time of a notification
+    /// that is held back from now on, at which [`fire`](Self::fire) is due.
+    pub(crate) fn finish(&mut self) -> Option<Instant> {
         if self.withheld == 0
             && let Some(urgent) = self.fresh.take()
         {
+            let before = self.due();
             self.publish(urgent);
+            return if before.is_none() { self.due() } else { None };
         }
+        None
     }
     /// Shows nothing more until it [may](Self::let_show) again, as often as this was called.
     pub(crate) fn withhold(&mut self) {
@@ -213,15 +335,39 @@ impl CqEntry {
         if let Some(engine) = &self.engine {
             engine.came();
         }
-        if armed & ANY != 0 || (armed & SOLICITED != 0 && urgent) {
-            self.shared.armed.fetch_and(ATTACHED, Ordering::Relaxed);
+        let filled = self.ring.filled();
+        let shown =
+            self.special.as_mut().map_or(0, |s| filled.wrapping_sub(core::mem::replace(&mut s.seen, filled)));
+        if (armed & ANY != 0 || (armed & SOLICITED != 0 && urgent)) && !self.holds_back(shown) {
+            self.raise();
+        }
+    }
+    /// Raises the notification that was asked for.
+    fn raise(&mut self) {
+        if let Some(special) = &mut self.special {
+            (special.held_back, special.due) = (0, None);
+        }
+        if self.shared.armed.fetch_and(STAYS, Ordering::Relaxed) & (SOLICITED | ANY) != 0 {
             self.shared.notify();
         }
+    }
+    /// Whether the notification waits for more completions, or for its time.
+    fn holds_back(&mut self, shown: u32) -> bool {
+        let Some(special) = self.special.as_mut().filter(|s| s.moderation.holds_back()) else { return false };
+        special.held_back = special.held_back.saturating_add(shown);
+        let holds = special.held_back < special.moderation.count.into();
+        if holds && special.due.is_none() {
+            special.due = Some(special.time.now() + special.moderation.period);
+        }
+        holds
     }
     /// Takes the completions of `qp` out of the queue: no poll that begins later finds them, and their places are free.
     /// Or some stay, as `purge` has it.
     pub(crate) fn purge(&mut self, qp: QpHandle, purge: Purge) {
-        self.finish();
+        if self.finish().is_some() {
+            // Nobody here sets a timer.
+            self.raise();
+        }
         if self.withheld > 0 {
             for mut c in self.take_unshown() {
                 if c.qp != qp || purge.keeps(&mut c) {
@@ -251,7 +397,6 @@ pub(crate) fn epoll_of(fds: &[BorrowedFd<'_>]) -> Result<OwnedFd, DeviceError> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::ring::ring;
 
     #[test]
     fn a_completion_that_is_shown_at_once_waits_for_those_before_and_for_room() {
@@ -267,5 +412,57 @@ mod tests {
         assert_eq!(polled.refresh(), 2);
         assert!(!entry.show(&of(3)), "there is no room");
         assert_eq!([0, 1].map(|i| polled.header(i).wr_id), [1, 2]);
+    }
+
+    /// Time that the test sets, and a queue that notifies its descriptor.
+    fn held_back(count: u16) -> (std::sync::Arc<std::sync::atomic::AtomicU64>, CqEntry) {
+        let ns = std::sync::Arc::default();
+        let time = Time::new(crate::Clock::Virtual(std::sync::Arc::clone(&ns)));
+        let (producer, _) = ring::<Completion>(64, 0);
+        let shared = Arc::new(CqShared::new(Arc::new(Attention::new())));
+        let mut entry = CqEntry::new(CqHandle { index: 0, generation: 0 }, producer, shared);
+        entry.moderate(CqModeration { count, period: core::time::Duration::from_nanos(100) }, time);
+        (ns, entry)
+    }
+    fn show(entry: &mut CqEntry, n: usize) -> Option<Instant> {
+        (0..n).for_each(|_| _ = entry.push(Completion::default()));
+        entry.finish()
+    }
+
+    #[test]
+    fn a_notification_waits_for_its_count_of_completions_since_the_queue_was_armed() {
+        let (_, mut entry) = held_back(4);
+        assert_eq!(show(&mut entry, 9), None, "nobody asked");
+        entry.shared.arm(Notify::Any);
+        assert_eq!(show(&mut entry, 3), Some(Instant::from_nanos(100)));
+        assert!(entry.shared.is_armed());
+        assert_eq!(show(&mut entry, 1), None);
+        assert!(!entry.shared.is_armed(), "four came");
+        entry.shared.arm(Notify::Solicited);
+        assert_eq!(show(&mut entry, 5), None, "none is solicited");
+        assert!(entry.shared.is_armed());
+    }
+
+    #[test]
+    fn a_notification_waits_for_its_time_since_the_first_completion() {
+        let (ns, mut entry) = held_back(4);
+        entry.shared.arm(Notify::Any);
+        ns.store(50, core::sync::atomic::Ordering::Relaxed);
+        assert_eq!(show(&mut entry, 1), Some(Instant::from_nanos(150)));
+        ns.store(149, core::sync::atomic::Ordering::Relaxed);
+        assert_eq!(show(&mut entry, 1), None, "there is a timer");
+        entry.fire(Instant::from_nanos(149));
+        assert!(entry.shared.is_armed());
+        entry.fire(Instant::from_nanos(150));
+        assert!(!entry.shared.is_armed());
+        // It counts anew.
+        entry.shared.arm(Notify::Any);
+        assert_eq!(show(&mut entry, 3), Some(Instant::from_nanos(249)));
+        let time = entry.special.as_ref().unwrap().time.clone();
+        entry.moderate(CqModeration::default(), time);
+        assert!(!entry.shared.is_armed(), "it is held back no longer");
+        entry.shared.arm(Notify::Any);
+        assert_eq!(show(&mut entry, 1), None);
+        assert!(!entry.shared.is_armed());
     }
 }

@@ -7,11 +7,12 @@ use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 
 use hca_core::{
-    Access, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
-    DeviceError, DmaMemory, Gid, GidEntry, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, PortalsOffload,
-    QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, QpType, Qpn, RecvPort, SrqHandle, SrqInit,
+    Abilities, Access, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration,
+    CqPort, CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, Gid, GidEntry, Lid, MrHandle,
+    MrInit, MrKeys, MrStatus, PdHandle, PortAttr, PortalsOffload, QpAttr, QpHandle, QpInfo, QpInit, QpPorts,
+    QpStatus, QpType, Qpn, RecvPort, SrqHandle, SrqInit, SrqStatus,
 };
-use hca_fabric::{Fabric, FabricAttr, FabricLink, PathError, PathId};
+use hca_fabric::{Fabric, FabricAttr, FabricLink, PathError, PathId, PeerName, QpEnds};
 use hca_transport::{Qp, QpConfig};
 use hca_turn_lock::Barrier;
 
@@ -39,10 +40,12 @@ use crate::sync::Arc;
 use crate::tables::{Ah, Pd, SrqEntry, Tables};
 
 /// The longest queue.
-const MAX_WR: u32 = 32_768;
+pub(crate) const MAX_WR: u32 = 32_768;
 /// The longest completion queue: what many queues of the longest kind complete into.
-const MAX_CQE: u32 = 1 << 22;
+pub(crate) const MAX_CQE: u32 = 1 << 22;
 const MAX_SGE: u32 = 64;
+/// The most that notifications are held back.
+const MAX_MODERATION: CqModeration = CqModeration { count: u16::MAX, period: Duration::from_micros(65_535) };
 const MAX_INLINE: u32 = 1024;
 const MAX_RD_ATOMIC: u8 = 128;
 /// ECN-capable transport, codepoint 0: what an address vector without a traffic class is sent with.
@@ -64,8 +67,8 @@ impl SoftHca {
     /// Opens an adapter on a network.
     ///
     /// # Errors
-    /// The progress mode needs a descriptor that the network has not, or the system has no descriptor or
-    /// thread left.
+    /// The progress mode needs a descriptor, which the network does not have; or the system has no descriptor or thread
+    /// left.
     pub fn open(fabric: Box<dyn Fabric>, options: Options) -> Result<std::sync::Arc<Self>, DeviceError> {
         let threaded = options.progress != Progress::Inline;
         let virtual_time = matches!(options.clock, crate::Clock::Virtual(_));
@@ -124,7 +127,7 @@ impl SoftHca {
         Ok(std::sync::Arc::new(Self { shared, opened_on, thread, calls }))
     }
 
-    /// Which progress mode it was opened with.
+    /// The progress mode that the adapter was opened with.
     pub fn progress(&self) -> Progress {
         self.shared.progress
     }
@@ -139,9 +142,9 @@ impl SoftHca {
         }
         self.shared.control(|e| e.fabric.attr().clone())
     }
-    /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for what has handed the
-    /// choice of that byte to a program of its own. A tag that is chosen again for a slot of the table revives the old
-    /// key of that slot; the table avoids it as long as it has others.
+    /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for callers whose own
+    /// clients choose that byte. If a slot of the table gets the same tag again, the slot's old key becomes valid
+    /// again; the table avoids such a slot as long as it has others.
     ///
     /// # Safety
     /// As [`Device::reg_mr`].
@@ -153,11 +156,12 @@ impl SoftHca {
         self.register(pd, mr, Some(tag))
     }
     /// Changes a region's protection domain and access rights; its memory, addresses and keys stay. On return, no
-    /// access that is not allowed any more is under way. The region has a new handle from now on.
+    /// access is under way that is no longer allowed. The region has a new handle from now on, and the same keys.
     ///
     /// # Errors
-    /// Either is unknown, and nothing was done; or a peer on this machine may still be within an access.
-    pub fn change_mr(&self, mr: MrHandle, pd: PdHandle, access: Access) -> Result<MrHandle, DeviceError> {
+    /// The region or the domain is unknown, and nothing was done; or a peer on this machine may still be within an
+    /// access.
+    pub fn change_mr(&self, mr: MrHandle, pd: PdHandle, access: Access) -> Result<MrKeys, DeviceError> {
         self.shared.fork.check()?;
         let ((init, scattered), ended, begun) = self.shared.control(|e| {
             e.use_pd(pd)?;
@@ -169,15 +173,15 @@ impl SoftHca {
             Ok::<_, DeviceError>((was, ended, begun))
         })?;
         let revocation = self.shared.taken_back(begun);
-        let handle = self.shared.control(|e| {
+        let keys = self.shared.control(|e| {
             e.leave_pd(ended.pd);
             e.core.tables.mrs.replace(&ended, pd, &MrInit { access, ..init }, scattered)
         });
-        outcome(&revocation).map(|()| handle)
+        outcome(&revocation).map(|()| keys)
     }
-    /// Registers memory that lies in several pieces as one region, whose peers know its bytes from `iova` on, with a
-    /// tag as [`reg_mr_tagged`](Self::reg_mr_tagged) has it. An access costs a look for each piece that it touches, and
-    /// peers on this machine are not granted the memory; all else is as with memory in one piece.
+    /// Registers memory in several pieces as one region, whose first byte has the address `iova` for peers, with a tag
+    /// as in [`reg_mr_tagged`](Self::reg_mr_tagged). An access costs a look-up for each piece that it touches, and the
+    /// memory is never granted to peers on this machine; otherwise the region behaves like memory in one piece.
     ///
     /// # Safety
     /// As [`Device::reg_mr`], for each piece.
@@ -220,10 +224,42 @@ impl SoftHca {
             Ok(keys)
         })
     }
+    fn create_cq_of(&self, depth: u32, timed: bool) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
+        self.shared.fork.check()?;
+        in_range("completion queue depth", depth, 1, MAX_CQE)?;
+        let (producer, consumer) = ring(depth, usize::from(timed));
+        let shared = Arc::new(CqShared::new(self.shared.attention.clone()));
+        let shared_version = shared.poller.never_seen();
+        let handle = self.shared.control(|e| {
+            let cqs = &mut e.core.tables.cqs;
+            let (index, generation) = cqs.vacant().ok_or_else(|| limit("completion queue", cqs))?;
+            let handle = CqHandle { index, generation };
+            cqs.insert(match timed {
+                false => CqEntry::new(handle, producer, shared.clone()),
+                true => CqEntry::timed(handle, producer, shared.clone(), self.shared.time.clone()),
+            });
+            Ok::<_, DeviceError>(handle)
+        })?;
+        let port = SoftCq {
+            hca: self.shared.clone(),
+            handle,
+            timed,
+            ring: consumer,
+            shared,
+            ring_version: shared_version,
+            wait: None,
+            waiting: false,
+            has_waker: false,
+            by_waker: false,
+            is_last_look: false,
+            glance: Glance::default(),
+        };
+        Ok((handle, Box::new(port)))
+    }
     /// The send window of a queue pair.
     ///
     /// # Errors
-    /// It is unknown.
+    /// The queue pair is unknown.
     pub fn window(&self, qp: QpHandle) -> Result<hca_transport::WindowStats, DeviceError> {
         self.shared.fork.check()?;
         self.shared.control(|e| {
@@ -261,6 +297,9 @@ fn system_seed() -> Result<u64, DeviceError> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
+const ABILITIES: Abilities =
+    Abilities { cq_moderation: Some(MAX_MODERATION), cq_resize: true, srq_resize: true, mr_rereg: true };
+
 fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
     let attr = DeviceAttr {
         name: format!("softhca-{}", fabric.local),
@@ -282,6 +321,7 @@ fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
         foreign_memory: true,
         // At a shared address nobody sorts the datagrams to queue pair 1 by their processes.
         general_services: fabric.qpn_slot.is_none(),
+        abilities: ABILITIES,
     };
     let gid = Gid::from_ip(fabric.local);
     let port = PortAttr {
@@ -320,7 +360,7 @@ fn no_path(gid: Gid, e: PathError) -> DeviceError {
     }
 }
 
-fn in_range(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), DeviceError> {
+pub(crate) fn in_range(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), DeviceError> {
     if (min..=max).contains(&value) {
         return Ok(());
     }
@@ -340,30 +380,31 @@ impl Engine {
             p.users -= 1;
         }
     }
-    fn open_path(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, DeviceError> {
+    fn open_path(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, DeviceError> {
         let av = with_traffic_class(av);
-        self.fabric.open_path_of(&av, qpn).map_err(|e| no_path(av.dgid, e))
+        self.fabric.open_path_of(&av, ends).map_err(|e| no_path(av.dgid, e))
     }
-    /// The path of a queue pair, and whether messages go by it. `as_before`: it is connected, in this way.
+    /// The path of a queue pair, and its peer if messages go by it. `as_before`: it is connected, in this way.
     pub(crate) fn open_path_of(
         &mut self,
         now: hca_core::Instant,
-        (qp_type, qpn): (QpType, Qpn),
+        (qp_type, ends): (QpType, QpEnds),
         av: &AddressVector,
         as_before: Option<bool>,
-    ) -> Result<(PathId, bool), DeviceError> {
-        if self.has_shm && qp_type == QpType::Rc && as_before != Some(false) {
-            self.part_from_predecessor(now, av.dgid.ip());
+    ) -> Result<(PathId, Option<PeerName>), DeviceError> {
+        let near_too = self.has_shm && qp_type == QpType::Rc && as_before != Some(false);
+        if let Some(peer) = ends.peer.filter(|_| near_too) {
+            self.part_from_predecessor(now, av.dgid.ip(), peer);
             let av = with_traffic_class(av);
-            if let Some(path) = self.fabric.open_messages(&av).map_err(|e| no_path(av.dgid, e))? {
-                return Ok((path, true));
+            if let Some(path) = self.fabric.open_messages(&av, peer).map_err(|e| no_path(av.dgid, e))? {
+                return Ok((path, self.fabric.shm().and_then(|shm| shm.peer_of(path))));
             }
         }
         if as_before == Some(true) {
             let why = "the device is not reached by shared memory, but the connection is";
             return Err(DeviceError::NoPath { gid: av.dgid, why });
         }
-        Ok((self.open_path(av, Some(qpn))?, false))
+        Ok((self.open_path(av, ends)?, None))
     }
     pub(crate) fn close_path(&mut self, path: PathId, messages: bool) {
         match self.fabric.shm().filter(|_| messages) {
@@ -371,9 +412,16 @@ impl Engine {
             None => self.fabric.close_path(path),
         }
     }
-    fn cq_users(&mut self, cq: CqHandle) -> Result<&mut u32, DeviceError> {
+    pub(crate) fn cq(&mut self, cq: CqHandle) -> Result<&mut CqEntry, DeviceError> {
         let entry = self.core.tables.cqs.get_mut(cq.index, cq.generation);
-        entry.map(|c| &mut c.users).ok_or(unknown("completion queue", cq.index))
+        entry.ok_or(unknown("completion queue", cq.index))
+    }
+    fn cq_users(&mut self, cq: CqHandle) -> Result<&mut u32, DeviceError> {
+        self.cq(cq).map(|c| &mut c.users)
+    }
+    pub(crate) fn srq(&mut self, srq: SrqHandle) -> Result<&mut SrqEntry, DeviceError> {
+        let entry = self.core.tables.srqs.get_mut(srq.index, srq.generation);
+        entry.ok_or(unknown("shared receive queue", srq.index))
     }
 
     /// Whether a queue pair's limits are within the adapter's, and its objects exist and fit.
@@ -473,6 +521,7 @@ impl Engine {
             held: Held::default(),
             path: None,
             peer: None,
+            near_peer: None,
             near: None,
             wish: Wish::default(),
             listed: None,
@@ -571,6 +620,10 @@ unsafe impl Device for SoftHca {
         self.shared.control(|e| e.core.qps.iter().map(|(_, entry)| entry.info()).collect())
     }
 
+    fn clock(&self) -> Option<DeviceClock> {
+        Some(DeviceClock { khz: 1_000_000, now: self.shared.time.shown() })
+    }
+
     fn alloc_pd(&self) -> Result<PdHandle, DeviceError> {
         self.shared.fork.check()?;
         self.shared.control(|e| {
@@ -604,6 +657,13 @@ unsafe impl Device for SoftHca {
     unsafe fn reg_mr(&self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError> {
         self.register(pd, mr, None)
     }
+    fn rereg_mr(&self, mr: MrHandle, pd: PdHandle, access: Access) -> Result<MrKeys, DeviceError> {
+        self.change_mr(mr, pd, access)
+    }
+    fn query_mr(&self, mr: MrHandle) -> Result<MrStatus, DeviceError> {
+        self.shared.fork.check()?;
+        self.shared.control(|e| e.core.tables.mrs.status(mr).ok_or(unknown("memory region", mr.index)))
+    }
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
         // All copies of ours run under the engine's lock, so none is under way behind this; those of peers are waited
@@ -622,32 +682,24 @@ unsafe impl Device for SoftHca {
     }
 
     fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
+        self.create_cq_of(depth, false)
+    }
+    fn create_timed_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
+        self.create_cq_of(depth, true)
+    }
+    fn moderate_cq(&self, cq: CqHandle, moderation: CqModeration) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
-        in_range("completion queue depth", depth, 1, MAX_CQE)?;
-        let (producer, consumer) = ring(depth, 0);
-        let shared = Arc::new(CqShared::new(self.shared.attention.clone()));
-        let shared_version = shared.poller.never_seen();
-        let handle = self.shared.control(|e| {
-            let cqs = &mut e.core.tables.cqs;
-            let (index, generation) = cqs.vacant().ok_or_else(|| limit("completion queue", cqs))?;
-            let handle = CqHandle { index, generation };
-            cqs.insert(CqEntry::new(handle, producer, shared.clone()));
-            Ok::<_, DeviceError>(handle)
-        })?;
-        let port = SoftCq {
-            hca: self.shared.clone(),
-            handle,
-            ring: consumer,
-            shared,
-            ring_version: shared_version,
-            wait: None,
-            waiting: false,
-            has_waker: false,
-            by_waker: false,
-            is_last_look: false,
-            glance: Glance::default(),
-        };
-        Ok((handle, Box::new(port)))
+        let micros = |period: Duration| u64::try_from(period.as_micros()).unwrap_or(u64::MAX);
+        let (value, max) = (micros(moderation.period), micros(MAX_MODERATION.period));
+        if value > max {
+            return Err(DeviceError::OutOfRange { what: "period in microseconds", value, min: 0, max });
+        }
+        let time = self.shared.time.clone();
+        self.shared.control(|e| e.cq(cq).map(|entry| entry.moderate(moderation, time)))
+    }
+    fn query_cq(&self, cq: CqHandle) -> Result<CqStatus, DeviceError> {
+        self.shared.fork.check()?;
+        self.shared.control(|e| e.cq(cq).map(|entry| entry.status()))
     }
     fn destroy_cq(&self, cq: CqHandle) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
@@ -678,37 +730,47 @@ unsafe impl Device for SoftHca {
             let (index, generation) = srqs.vacant().ok_or_else(|| limit("shared receive queue", srqs))?;
             let handle = SrqHandle { index, generation };
             let (depth, returned) = (init.max_wr, Vec::new());
-            srqs.insert(SrqEntry { handle, pd, ring: consumer, returned, depth, limit: 0, users: 0 });
+            let max_sge = init.max_sge;
+            srqs.insert(SrqEntry {
+                handle,
+                pd,
+                ring: consumer,
+                returned,
+                depth,
+                max_sge,
+                limit: 0,
+                users: 0,
+            });
             e.use_pd(pd)?.users += 1;
             Ok::<_, DeviceError>(handle)
         })?;
-        let fork = self.shared.fork;
-        Ok((handle, Box::new(SrqPort { fork, ring: producer, max_sge: init.max_sge })))
+        let hca = self.shared.clone();
+        Ok((handle, Box::new(SrqPort { hca, handle, ring: producer, max_sge: init.max_sge })))
     }
     fn set_srq_limit(&self, srq: SrqHandle, limit: u32) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
         self.shared.control(|e| {
-            let tables = &mut e.core.tables;
-            let q = tables.srqs.get_mut(srq.index, srq.generation);
-            let q = q.ok_or_else(|| unknown("shared receive queue", srq.index))?;
+            let q = e.srq(srq)?;
             in_range("limit", limit, 0, q.depth)?;
             q.limit = limit;
             if q.limit_reached() {
-                tables.event(AsyncEvent::SrqLimitReached(srq));
+                e.core.tables.event(AsyncEvent::SrqLimitReached(srq));
             }
             Ok(())
         })
     }
+    fn query_srq(&self, srq: SrqHandle) -> Result<SrqStatus, DeviceError> {
+        self.shared.fork.check()?;
+        self.shared.control(|e| e.srq(srq).map(|q| q.status()))
+    }
     fn destroy_srq(&self, srq: SrqHandle) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
         self.shared.control(|e| {
-            let srqs = &mut e.core.tables.srqs;
-            let q = srqs.get(srq.index, srq.generation);
-            let users = q.ok_or_else(|| unknown("shared receive queue", srq.index))?.users.into();
+            let users = e.srq(srq)?.users.into();
             if users > 0 {
                 return Err(DeviceError::InUse { what: "shared receive queue", users });
             }
-            let q = srqs.remove(srq.index, srq.generation).expect("seen just now");
+            let q = e.core.tables.srqs.remove(srq.index, srq.generation).expect("seen just now");
             e.leave_pd(q.pd);
             Ok(())
         })
@@ -721,7 +783,7 @@ unsafe impl Device for SoftHca {
             if e.core.ahs.vacant().is_none() {
                 return Err(limit("address handle", &e.core.ahs));
             }
-            let path = e.open_path(av, None)?;
+            let path = e.open_path(av, QpEnds::default())?;
             e.use_pd(pd)?.users += 1;
             let (index, generation) = e.core.ahs.insert(Ah { pd, path }).expect("a vacant slot was seen");
             Ok(AhHandle { index, generation })

@@ -1,15 +1,16 @@
-//! Dormant queue pairs: packets and messages for one wait here, and its owner learns that it was called.
+//! Dormant queue pairs: packets and messages for a dormant queue pair wait, and the queue pair's owner learns that some
+//! do.
 //!
-//! An owner of many queue pairs that finds posted requests by a look at each one skips the dormant ones: the requests of
-//! a dormant queue pair are taken when a packet or message arrives that could need them.
+//! An owner of many queue pairs that finds posted requests by polling each queue pair skips the dormant ones: it takes
+//! the requests of a dormant queue pair when a packet or message arrives that could need them.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hca_core::{Instant, QpHandle};
-use hca_fabric::{RxPacket, ShmFabric};
+use hca_fabric::{PeerName, RxPacket, ShmFabric};
 
 use crate::device::SoftHca;
 use crate::engine::{Core, Engine};
@@ -31,7 +32,7 @@ pub(crate) enum Dormancy {
 /// A packet or message for a dormant queue pair.
 enum Came {
     Packet { src: IpAddr, dst: IpAddr, src_port: u16, traffic_class: u8, hop_limit: u8 },
-    Message { from: Ipv6Addr },
+    Message { from: PeerName },
 }
 
 struct Waiting {
@@ -88,7 +89,7 @@ impl Core {
         self.dormant.keep(entry, slot, came, bytes);
     }
     #[cold]
-    pub(crate) fn keep_message(&mut self, slot: u32, from: Ipv6Addr, message: &[u8]) {
+    pub(crate) fn keep_message(&mut self, slot: u32, from: PeerName, message: &[u8]) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
         self.dormant.keep(entry, slot, Came::Message { from }, message);
     }
@@ -140,27 +141,28 @@ impl Engine {
     }
 }
 
-fn take_message(core: &mut Core, shm: &mut ShmFabric, now: Instant, from: Ipv6Addr, bytes: &[u8]) {
+fn take_message(core: &mut Core, shm: &mut ShmFabric, now: Instant, from: PeerName, bytes: &[u8]) {
     shm.reach(|reach| core.receive_message(now, from, bytes, reach));
 }
 
 /// Dormant queue pairs.
 impl SoftHca {
-    /// Makes a queue pair dormant if it has nothing to do: packets and messages for it wait until it is
-    /// [woken](Self::wake). Returns whether it is dormant now. Requests that are posted to a dormant queue pair are
-    /// carried out as always; the poster wakes the queue pair first, since answers would wait.
+    /// Makes a queue pair dormant if it has no work: packets and messages for it wait until it is [woken](Self::wake).
+    /// Returns whether it is dormant now. Requests that are posted to a dormant queue pair are carried out as always;
+    /// the poster should wake the queue pair first, because answers would wait.
     pub fn make_dormant(&self, qp: QpHandle) -> bool {
         !self.shared().fork.is_child() && self.shared().control(|e| e.make_dormant(qp))
     }
-    /// Wakes a dormant queue pair, which then takes the packets and messages that waited. Others stay as they are.
+    /// Wakes a dormant queue pair, which then takes the packets and messages that waited. A queue pair that is not
+    /// dormant stays unchanged.
     pub fn wake(&self, qp: QpHandle) {
         if !self.shared().fork.is_child() {
             let now = self.shared().time.now();
             self.shared().control(|e| e.wake(now, qp));
         }
     }
-    /// Dormant queue pairs, among those that `meant` picks, for which a packet or message waits. Each is listed until
-    /// it is [woken](Self::wake). Where none waits, the cost is one load.
+    /// The dormant queue pairs, among those that `meant` picks, for which a packet or message waits. Each is listed
+    /// until it is [woken](Self::wake). If nothing waits for any queue pair, the call costs one load.
     pub fn called(&self, meant: impl Fn(QpHandle) -> bool) -> Vec<QpHandle> {
         if self.calls.load(Ordering::Relaxed) == 0 || self.shared().fork.is_child() {
             return Vec::new();

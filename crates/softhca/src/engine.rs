@@ -48,8 +48,8 @@ const PACED_TIMER: Duration = Duration::from_micros(100);
 const SLOT_BITS: u32 = 16;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 const FIRST_QPN: u32 = 2;
-/// Queue pairs at most.
-pub(crate) const MAX_QPS: u32 = (1 << SLOT_BITS) - FIRST_QPN;
+/// Queue pairs at most: the last number of a process at a shared address stands for the process.
+pub(crate) const MAX_QPS: u32 = (1 << SLOT_BITS) - FIRST_QPN - 1;
 /// Queue pairs that go before the slot of one is used again, so that packets under way to it find nobody. Slots of
 /// that many cost 64 KiB; a number comes again 256 times as late.
 pub(crate) const SPARED_SLOTS: usize = 4096;
@@ -66,6 +66,9 @@ const TURN_LINES: usize = 64;
 const FULL_RETRY: Duration = Duration::from_millis(1);
 /// The same of messages to a peer whose ring is full. It calls as soon as there is room.
 const CALLED_RETRY: Duration = Duration::from_millis(16);
+
+/// Marks the slot of a completion queue among the timers. No table has so many slots.
+const CQ_TIMER: u32 = 1 << 31;
 
 /// Stands for the turn of a queue pair whose acknowledgement has left, while it is still in the list.
 const LISTED: u64 = u64::MAX;
@@ -120,7 +123,8 @@ pub(crate) struct Core {
     acks: Vec<u32>,
     /// As `ready_blocked`.
     acks_blocked: usize,
-    /// When queue pairs want a call; entries may be too early, never too late.
+    /// When queue pairs want a call, and when notifications of completion queues are held back no longer; entries may be
+    /// too early, never too late.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
     /// Queue pairs that exchange messages, by the peer's number and their slot.
     pub(crate) near_qps: BTreeSet<(u32, u32)>,
@@ -561,6 +565,12 @@ impl Core {
         let mut fired = false;
         while self.timers.peek().is_some_and(|t| t.0.0 <= now) {
             let Some(Reverse((at, slot))) = self.timers.pop() else { break };
+            if slot & CQ_TIMER != 0 {
+                if let Some(cq) = self.tables.cqs.at_mut(slot & !CQ_TIMER) {
+                    cq.fire(now);
+                }
+                continue;
+            }
             let Some(entry) = self.qps.at_mut(slot) else { continue };
             if entry.timer != Some(at) {
                 continue;
@@ -699,6 +709,9 @@ impl Core {
             }
         }
         self.tables.finish();
+        while let Some((at, cq)) = self.tables.held_back.pop() {
+            self.timers.push(Reverse((at, CQ_TIMER | cq)));
+        }
     }
 }
 

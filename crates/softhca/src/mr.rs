@@ -9,7 +9,7 @@ use core::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use hca_core::{Access, DeviceError, MrHandle, MrInit, MrKeys, PdHandle};
+use hca_core::{Access, DeviceError, MrHandle, MrInit, MrKeys, MrStatus, PdHandle};
 
 use crate::random::Random;
 use crate::scattered::Scattered;
@@ -189,6 +189,12 @@ impl MrTable {
         let init = MrInit { addr, len: entry.len as usize, iova: entry.iova, access: entry.access };
         live.then(|| (init, entry.scattered.clone()))
     }
+    /// The attributes of a region.
+    pub(crate) fn status(&self, mr: MrHandle) -> Option<MrStatus> {
+        let (init, scattered) = self.init_of(mr)?;
+        let (len, MrInit { iova, access, .. }) = (scattered.map_or(init.len, |s| s.len()) as u64, init);
+        Some(MrStatus { pd: self.entries[mr.index as usize].pd, iova, len, access })
+    }
     /// A region stands in the place of one that goes, with its key.
     pub(crate) fn replace(
         &mut self,
@@ -196,10 +202,10 @@ impl MrTable {
         pd: PdHandle,
         mr: &MrInit,
         scattered: Option<Arc<Scattered>>,
-    ) -> MrHandle {
-        let handle = self.fill(ended.slot, pd, mr, ended.key as u8).handle;
-        self.scatter(handle, scattered);
-        handle
+    ) -> MrKeys {
+        let keys = self.fill(ended.slot, pd, mr, ended.key as u8);
+        self.scatter(keys.handle, scattered);
+        keys
     }
     /// Another region may stand in its place.
     pub(crate) fn free(&mut self, ended: EndedMr) {
@@ -443,7 +449,7 @@ mod tests {
         let ended = t.end(keys.handle).unwrap();
         assert!(t.init_of(keys.handle).is_none());
         let other = PdHandle { index: PD.index + 1, ..PD };
-        let handle = t.replace(&ended, other, &MrInit { access: Access::REMOTE_WRITE, ..was }, None);
+        let handle = t.replace(&ended, other, &MrInit { access: Access::REMOTE_WRITE, ..was }, None).handle;
         let key = keys.rkey.raw();
         assert!(t.translate(PD, key, was.iova, 1, Access::REMOTE_READ).is_err());
         assert!(t.translate(other, key, was.iova, 1, Access::REMOTE_READ).is_err());
@@ -474,7 +480,7 @@ mod tests {
         let (was, memory) = t.init_of(keys.handle).unwrap();
         let ended = t.end(keys.handle).unwrap();
         assert!(!whole(&t, 1000, 1, Access::REMOTE_READ));
-        let handle = t.replace(&ended, PD, &MrInit { access: Access::REMOTE_WRITE, ..was }, memory);
+        let handle = t.replace(&ended, PD, &MrInit { access: Access::REMOTE_WRITE, ..was }, memory).handle;
         assert!(whole(&t, 1000, 100, Access::REMOTE_WRITE) && !whole(&t, 1000, 1, Access::REMOTE_READ));
         assert!(t.end(handle).is_ok() && !whole(&t, 1000, 1, Access::REMOTE_WRITE));
     }

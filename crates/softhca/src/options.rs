@@ -1,4 +1,4 @@
-//! How an adapter is opened.
+//! The options of an adapter, and its progress modes.
 
 use core::fmt;
 use core::str::FromStr;
@@ -13,14 +13,15 @@ use crate::engine::MAX_QPS;
 /// The threads that run the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Progress {
-    /// The program: `post` pushes out, and a poll that finds nothing turns. Lowest latency, no thread;
-    /// while the program does neither, nothing moves. A poll that yields a message has acknowledged it, unless
-    /// [`Options::lazy_acks`] says otherwise. A WRITE that the program finds in its memory is acknowledged by the turn
-    /// behind the one that brought it, so whoever spins on memory turns once more.
+    /// The program's threads: a post sends, and a poll of an empty queue runs a turn. Lowest latency, no thread of the
+    /// adapter; while the program does neither, the adapter makes no progress. A poll that yields a message has
+    /// acknowledged it, unless [`Options::lazy_acks`] is set. A WRITE is acknowledged by the turn after the one that
+    /// stored it, so a program that spins on its memory has to turn once more.
     Inline,
-    /// A thread of the adapter, as hardware would; it blocks when idle.
+    /// A thread of the adapter, which sleeps when idle. As with hardware, the adapter makes progress without the
+    /// program.
     Thread,
-    /// Inline while the program polls; a parked thread takes over within 2 ms once it stops.
+    /// The program's threads while they poll; once they stop, a thread of the adapter takes over within 2 ms.
     #[default]
     Adaptive,
 }
@@ -29,7 +30,7 @@ impl Progress {
     /// All modes.
     pub const ALL: [Self; 3] = [Self::Inline, Self::Thread, Self::Adaptive];
 
-    /// Its name in device URLs and tables.
+    /// The mode's name in device URLs and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Inline => "inline",
@@ -55,16 +56,17 @@ impl FromStr for Progress {
 #[error("unknown progress mode: use inline, thread or adaptive")]
 pub struct UnknownProgress;
 
-/// Where the adapter takes the time from.
+/// The source of the adapter's time.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
     /// The system's monotonic clock.
     #[default]
     Monotonic,
-    /// Nanoseconds that a simulator sets. Only with [`Progress::Inline`].
+    /// A count of nanoseconds that a simulator sets. Only with [`Progress::Inline`].
     Virtual(Arc<AtomicU64>),
 }
 
+#[derive(Clone)]
 pub(crate) struct Time {
     clock: Clock,
     /// The system's clock when the adapter was opened.
@@ -86,12 +88,19 @@ impl Time {
             Clock::Virtual(ns) => ns.load(Ordering::Relaxed),
         })
     }
+    /// The clock that programs see: the system's monotonic one, in nanoseconds, or the simulator's.
+    pub(crate) fn shown(&self) -> u64 {
+        match &self.clock {
+            Clock::Monotonic => monotonic_ns(),
+            Clock::Virtual(ns) => ns.load(Ordering::Relaxed),
+        }
+    }
 }
 
-/// How many objects of each kind an adapter holds at most.
+/// The limits of an adapter's objects, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Queue pairs, up to 65,534: of 16 bits of a number two are the management queue pairs'.
+    /// Queue pairs, up to 65,534: a number has 16 bits, and two numbers belong to the management queue pairs.
     pub qps: u32,
     /// Completion queues.
     pub cqs: u32,
@@ -110,21 +119,21 @@ impl Default for Limits {
     }
 }
 
-/// How an adapter is opened.
+/// The options of an adapter.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The threads that run the engine.
     pub progress: Progress,
-    /// Whether the acknowledgement of a message that a poll yields waits for the program's answer, to go along with it,
-    /// or for its next call, with [`Progress::Inline`] too. It spares a packet each way of a ping-pong. It is for
-    /// programs that never stop calling: where one does, the last message stays unacknowledged until its queue pair
-    /// closes. In the other modes acknowledgements always wait, as a thread of the adapter sends what the program does
-    /// not.
+    /// Whether, with [`Progress::Inline`], the acknowledgement of a message that a poll yields waits for the program's
+    /// answer or for its next call. An acknowledgement that goes along with the answer saves a packet each way of a
+    /// ping-pong. The option is for programs that never stop calling: after the last call, the last message stays
+    /// unacknowledged until its queue pair closes. In the other modes acknowledgements always wait so, because a thread
+    /// of the adapter sends them if the program does not.
     pub lazy_acks: bool,
-    /// Seed of keys; `None` takes it from the system.
+    /// The seed of keys; `None` takes one from the system.
     pub seed: Option<u64>,
-    /// Where the time comes from.
+    /// The source of the time.
     pub clock: Clock,
-    /// How many objects it holds.
+    /// The limits of the adapter's objects.
     pub limits: Limits,
 }

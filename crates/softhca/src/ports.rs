@@ -1,4 +1,4 @@
-//! The data path: what posts and polls.
+//! The data path: the ports that post and poll.
 #![allow(unsafe_code)] // the ports' contracts are the traits'; nothing unsafe is done here
 
 use core::task::Waker;
@@ -7,15 +7,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hca_core::{
     Completion, CqHandle, CqPort, DeviceError, FlatOp, MAX_MESSAGE_BYTES, Mixed, MixedEntry, Notify, Payload,
-    PostError, PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, UdDest,
+    PostError, PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr,
+    SrqHandle, UdDest,
 };
 
 use hca_fabric::LINE_DATA_BYTES;
 use hca_turn_lock::{Barrier, Inside};
 
 use crate::cq::{CqShared, epoll_of};
+use crate::device::{MAX_CQE, MAX_WR, in_range};
 use crate::engine::{DESTROYED, decode_state, encode_state};
-use crate::fork::Fork;
 use crate::glance::Glance;
 use crate::near;
 use crate::options::Progress;
@@ -414,7 +415,8 @@ unsafe impl RecvPort for QpRecvPort {
 
 /// A shared receive queue.
 pub(crate) struct SrqPort {
-    pub(crate) fork: Fork,
+    pub(crate) hca: Arc<Shared>,
+    pub(crate) handle: SrqHandle,
     pub(crate) ring: Producer<RecvHeader>,
     pub(crate) max_sge: u32,
 }
@@ -422,7 +424,7 @@ pub(crate) struct SrqPort {
 // SAFETY: as for `QpRecvPort`; each queue pair holds one request of a shared queue at a time.
 unsafe impl RecvPort for SrqPort {
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        if self.fork.is_child() {
+        if self.hca.fork.is_child() {
             return batch(wrs, |_| Err(PostErrorKind::Destroyed));
         }
         batch(wrs, |wr| push_recv(&mut self.ring, self.max_sge, wr))
@@ -430,12 +432,26 @@ unsafe impl RecvPort for SrqPort {
     fn ring(&mut self) {
         self.ring.publish();
     }
+    fn resize(&mut self, max_wr: u32) -> Result<u32, DeviceError> {
+        self.hca.fork.check()?;
+        in_range("max_wr", max_wr, 1, MAX_WR)?;
+        self.hca.control(|e| {
+            let users = e.srq(self.handle)?.resize(&mut self.ring, max_wr);
+            users.map_err(|wait| DeviceError::InUse {
+                what: "room of the shared receive queue",
+                users: wait.into(),
+            })
+        })?;
+        Ok(max_wr)
+    }
 }
 
 /// The polling side of a completion queue.
 pub(crate) struct SoftCq {
     pub(crate) hca: Arc<Shared>,
     pub(crate) handle: CqHandle,
+    /// Its completions have times.
+    pub(crate) timed: bool,
     pub(crate) ring: Consumer<Completion>,
     pub(crate) shared: Arc<CqShared>,
     /// That of `CqShared::poller` since which `ring` goes on by itself.
@@ -456,9 +472,7 @@ impl SoftCq {
     /// Takes what stands in the ring, whose end was looked at just now.
     #[inline(always)]
     fn take(&mut self, out: &mut [Completion]) -> usize {
-        if self.shared.poller.enter(self.ring_version).map(Inside::stay).is_none() {
-            self.enter_anew();
-        }
+        self.come_in();
         let taken = self.ring.take_headers(out);
         drop(self.shared.poller.inside());
         if taken > 0 {
@@ -495,6 +509,13 @@ impl SoftCq {
         }
     }
 
+    /// Keeps out who takes completions out of the ring.
+    #[inline(always)]
+    fn come_in(&mut self) {
+        if self.shared.poller.enter(self.ring_version).map(Inside::stay).is_none() {
+            self.enter_anew();
+        }
+    }
     /// Comes in, and goes on where the ring begins now: completions were taken out of it.
     #[cold]
     fn enter_anew(&mut self) {
@@ -570,6 +591,33 @@ unsafe impl CqPort for SoftCq {
     }
     fn wait_by_waker(&mut self) {
         self.by_waker = true;
+    }
+    fn poll_with_times(&mut self, out: &mut [Completion], at: &mut [u64]) -> Option<usize> {
+        if !self.timed || self.hca.fork.is_child() {
+            return None;
+        }
+        if self.ring.refresh() == self.ring.head() {
+            let is_last = core::mem::take(&mut self.is_last_look);
+            let here =
+                self.hca.poller_turn(self.handle, &mut [Completion::default()], is_last, &mut self.glance);
+            assert!(here.is_none_or(|n| n == 0), "completions with times stand in their ring");
+            self.ring.refresh();
+        }
+        self.come_in();
+        let taken = self.ring.take_with_cells(out, at);
+        drop(self.shared.poller.inside());
+        if taken > 0 {
+            self.waits_no_more();
+        }
+        Some(taken)
+    }
+    fn resize(&mut self, depth: u32) -> Result<u32, DeviceError> {
+        self.hca.fork.check()?;
+        in_range("completion queue depth", depth, 1, MAX_CQE)?;
+        let Self { hca, handle, ring, .. } = self;
+        let fits = hca.control(|e| e.cq(*handle).map(|entry| entry.resize(ring, depth)))?;
+        let users = ring.tail().wrapping_sub(ring.head()).into();
+        if fits { Ok(depth) } else { Err(DeviceError::InUse { what: "room of the completion queue", users }) }
     }
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
         self.hca.fork.check()?;

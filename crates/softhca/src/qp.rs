@@ -1,4 +1,4 @@
-//! A queue pair's state beside its transport machine: rings, keys, completions; and how the machine reaches them.
+//! A queue pair's state beside its transport machine: rings, keys, completions; and the machine's access to them.
 
 mod lists;
 mod parts;
@@ -12,7 +12,7 @@ use hca_core::{
     Access, AhHandle, AsyncEvent, Completion, FlatOp, Lkey, PdHandle, Qkey, QpCap, QpHandle, QpInfo, QpType,
     Qpn, Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
 };
-use hca_fabric::{LinkId, PathId, Places, Reach};
+use hca_fabric::{LinkId, PathId, PeerName, Places, Reach};
 use hca_transport::{
     AtomicOp, Count, Direct, Host, InPlace, Lane, Lanes, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone,
     RemoteAccessError, SMALL_BYTES, SendRequest, Served, UdTarget,
@@ -185,6 +185,8 @@ pub(crate) struct QpRes {
     pub(crate) held: Held,
     pub(crate) path: Option<PathId>,
     pub(crate) peer: Option<IpAddr>,
+    /// The name of its peer, where messages go by its path.
+    pub(crate) near_peer: Option<PeerName>,
     /// A peer on this machine that has been met.
     pub(crate) near: Option<Near>,
     pub(crate) wish: Wish,

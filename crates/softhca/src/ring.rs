@@ -5,14 +5,14 @@
 //! consumer may read a slot any number of times before it releases it, in order.
 //!
 //! Invariants:
-//! 1. There is one [`Producer`] and one [`Consumer`] a ring; neither can be cloned, and what moves an
-//!    index takes `&mut self`.
+//! 1. There is one [`Producer`] and one [`Consumer`] a ring; neither can be cloned, and each method that moves an index
+//!    takes `&mut self`.
 //! 2. Slots of the indices `head .. tail` belong to the consumer, all others to the producer; both
 //!    indices run free (wrapping), and `tail - head <= depth <= slots`.
 //! 3. Only the producer stores `tail`, with Release after it has written the slots; only the consumer
 //!    stores `head`, with Release after it has read them.
-//! 4. [`Producer::retain`] does the consumer's part of (2) and (3), while who holds the consumer keeps out of it and
-//!    sees to it that the consumer [resumes](Consumer::resume) behind that.
+//! 4. [`Producer::retain`] does the consumer's part of (2) and (3). Meanwhile the holder of the consumer does not use
+//!    it, and afterwards makes the consumer [resume](Consumer::resume) behind the retained slots.
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
@@ -90,6 +90,10 @@ impl<H: Header> Producer<H> {
     /// Slots of the ring.
     pub(crate) fn depth(&self) -> u32 {
         self.ring.depth
+    }
+    /// The end of the slots that were filled.
+    pub(crate) fn filled(&self) -> u32 {
+        self.tail
     }
     /// Whether the consumer has released all slots that were filled.
     #[inline]
@@ -229,6 +233,13 @@ impl<H: Header> Producer<H> {
                 first = first.wrapping_sub(1);
                 // SAFETY: as above; `first` lies in `index .. tail`, and what stood there was looked at.
                 header(first).with_mut(|p| unsafe { _ = (*p).write(value) });
+                let area = |index: u32| (index & ring.mask) as usize * ring.cells_per_slot;
+                for (from, to) in (area(index)..area(index) + ring.cells_per_slot).zip(area(first)..) {
+                    // SAFETY: as above; the cells of a slot go with it.
+                    let cell = ring.cells[from].with(|p| unsafe { *p });
+                    // SAFETY: as above.
+                    ring.cells[to].with_mut(|p| unsafe { *p = cell });
+                }
             }
         }
         ring.head.store(first, Ordering::Release);
@@ -354,6 +365,16 @@ impl<H: Header> Consumer<H> {
             let header = self.ring.headers[slot].with(|p| (*p).assume_init_ref());
             Some((header, cell.map(|cell| cell.with(|p| *p))))
         }
+    }
+    /// As [`take_headers`](Self::take_headers), with the first word of each slot's first cell.
+    #[cfg(not(loom))]
+    pub(crate) fn take_with_cells(&mut self, out: &mut [H], words: &mut [u64]) -> usize {
+        let count = out.len().min(words.len());
+        let seen = self.tail.wrapping_sub(self.head);
+        for (i, word) in (0..seen).zip(&mut words[..count]) {
+            *word = self.cells(self.head.wrapping_add(i)).first().map_or(0, |cell| cell[0]);
+        }
+        self.take_headers(&mut out[..count])
     }
     /// Moves the headers of the oldest slots that were seen to `out`, as many as there are and it takes; returns how
     /// many. The slots go back to the producer.

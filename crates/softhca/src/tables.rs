@@ -1,7 +1,10 @@
-//! The adapter's tables: what every queue pair of an engine shares.
+//! The adapter's tables, which all queue pairs of an engine share.
 #![allow(unsafe_code)] // one pointer to a poller's memory, with its invariant
 
-use hca_core::{AsyncEvent, Completion, CqHandle, PdHandle, QpHandle, Sge, SrqHandle, WcOpcode, WcStatus};
+use hca_core::{
+    AsyncEvent, Completion, CqHandle, Instant, PdHandle, QpHandle, Sge, SrqHandle, SrqStatus, WcOpcode,
+    WcStatus,
+};
 use hca_fabric::PathId;
 use hca_transport::Count;
 
@@ -11,7 +14,7 @@ use crate::events::Events;
 use crate::mr::MrTable;
 use crate::near::Regions;
 use crate::qp::{Held, RecvHeader, cell_to_sge};
-use crate::ring::Consumer;
+use crate::ring::{Consumer, Producer, ring};
 use crate::slab::Slab;
 use crate::sync::Arc;
 
@@ -29,6 +32,7 @@ pub(crate) struct SrqEntry {
     /// Requests that were taken and given back unused.
     pub(crate) returned: Vec<(u64, Vec<Sge>)>,
     pub(crate) depth: u32,
+    pub(crate) max_sge: u32,
     /// The event is raised when fewer are left; 0: disarmed.
     pub(crate) limit: u32,
     pub(crate) users: u32,
@@ -38,6 +42,36 @@ impl SrqEntry {
     /// Requests that wait.
     pub(crate) fn waiting(&self) -> u32 {
         self.ring.published().wrapping_sub(self.ring.head()) + self.returned.len() as u32
+    }
+    /// Its attributes.
+    pub(crate) fn status(&self) -> SrqStatus {
+        SrqStatus { max_wr: self.depth, max_sge: self.max_sge, limit: self.limit }
+    }
+    /// Moves to another ring, with its poster's end of the present one, which becomes that of the other. Returns the
+    /// requests that wait, if it has no room for them; then nothing is done.
+    pub(crate) fn resize(&mut self, posted: &mut Producer<RecvHeader>, depth: u32) -> Result<(), u32> {
+        let seen = self.ring.refresh();
+        let unposted = posted.filled().wrapping_sub(seen);
+        let wait = self.waiting() + unposted;
+        if wait > depth {
+            return Err(wait);
+        }
+        let (mut to, end) = ring(depth, self.max_sge as usize);
+        let fill = |to: &mut Producer<RecvHeader>, from: &Consumer<RecvHeader>, index| {
+            let (header, cells) = from.at(index);
+            let filled = to.push(*header, cells[..header.sges.into()].iter().copied());
+            assert!(filled.is_ok(), "room for all {wait} was counted");
+        };
+        let head = self.ring.head();
+        (0..seen.wrapping_sub(head)).for_each(|i| fill(&mut to, &self.ring, head.wrapping_add(i)));
+        to.publish();
+        // Requests that no doorbell told of yet stay so.
+        posted.publish();
+        self.ring.refresh();
+        (0..unposted).for_each(|i| fill(&mut to, &self.ring, seen.wrapping_add(i)));
+        (*posted, self.ring, self.depth) = (to, end, depth);
+        self.limit = self.limit.min(depth);
+        Ok(())
     }
     /// Whether the limit event is due; disarms it.
     pub(crate) fn limit_reached(&mut self) -> bool {
@@ -110,6 +144,8 @@ pub(crate) struct Tables {
     here: Here,
     /// Completion queues that were pushed to since the last `finish`.
     fresh_cqs: Vec<u32>,
+    /// Notifications that are held back since [`finish`](Self::finish), and until when.
+    pub(crate) held_back: Vec<(Instant, u32)>,
     /// Completion queues that lost a completion and whose queue pairs are still to be put in error.
     pub(crate) overrun_cqs: Vec<u32>,
 }
@@ -135,6 +171,7 @@ impl Tables {
             taken_back: Vec::new(),
             here: Here::default(),
             fresh_cqs: Vec::with_capacity(16),
+            held_back: Vec::new(),
             overrun_cqs: Vec::new(),
         }
     }
@@ -277,8 +314,8 @@ impl Tables {
     #[inline]
     pub(crate) fn finish(&mut self) {
         while let Some(cq) = self.fresh_cqs.pop() {
-            if let Some(entry) = self.cqs.at_mut(cq) {
-                entry.finish();
+            if let Some(due) = self.cqs.at_mut(cq).and_then(CqEntry::finish) {
+                self.held_back.push((due, cq));
             }
         }
     }
@@ -325,7 +362,6 @@ mod tests {
     use super::*;
     use crate::cq::CqShared;
     use crate::random::Random;
-    use crate::ring::ring;
     use crate::runs::Attention;
 
     /// Completions that went to the poller's room, and to the queue once that was full: all are kept, in their order.

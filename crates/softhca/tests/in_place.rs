@@ -1,4 +1,4 @@
-//! Payloads that the network takes from where they lie: which they are, and for how long.
+//! Payloads that the network sends in place: the conditions, and the time for which the network reads them.
 //!
 //! Invariants:
 //! 1. The memory that is posted outlives its queue pair.
@@ -14,12 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ends::End;
 use hca_core::{
-    AddressVector, Counter, Device, Instant, Payload, QpAttr, QpState, Qpn, RecvWr, SendFlags, SendOp,
-    SendWr, Sge,
+    AddressVector, Counter, Device, Instant, Payload, QpAttr, QpState, RecvWr, SendFlags, SendOp, SendWr, Sge,
 };
 use hca_fabric::{
-    Fabric, FabricAttr, LoopbackFabric, LoopbackNet, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap,
-    TxBatch,
+    Fabric, FabricAttr, LoopbackFabric, LoopbackNet, PathError, PathId, QpEnds, RxBudget, RxOutcome,
+    RxPacket, Tap, TxBatch,
 };
 use softhca::{Options, Progress, SoftHca};
 
@@ -38,8 +37,8 @@ impl Fabric for Full {
     fn attr(&self) -> &FabricAttr {
         self.inner.attr()
     }
-    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
-        self.inner.open_path_of(av, qpn)
+    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
+        self.inner.open_path_of(av, ends)
     }
     fn close_path(&mut self, path: PathId) {
         self.inner.close_path(path);

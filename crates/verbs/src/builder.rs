@@ -17,7 +17,7 @@ use crate::slots::{RecvPoster, RecvSlots, RecvTaker, RingSlots};
 use crate::srq::SrqRef;
 use crate::sync;
 
-/// Sets a queue pair up. From [`Pd::qp`].
+/// A builder of queue pairs. From [`Pd::qp`].
 ///
 /// ```
 /// # use hca_verbs::*;
@@ -44,8 +44,9 @@ pub struct QpBuilder<'a, S> {
 }
 
 impl QpBuilder<'_, crate::Ud> {
-    /// Builds the general services queue pair, whose number is 1 and to which the connection managers of peers send. A
-    /// device that can have it says so ([`DeviceAttr::general_services`](hca_core::DeviceAttr)); it has one at a time.
+    /// Builds the general services queue pair, which has the number 1 and receives the messages of peers' connection
+    /// managers. A device reports whether it supports one ([`DeviceAttr::general_services`](hca_core::DeviceAttr)), and
+    /// has at most one at a time.
     pub fn general_services(mut self) -> Self {
         self.general_services = true;
         self
@@ -70,17 +71,17 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         }
     }
 
-    /// The send queue completes here.
+    /// Sets the completion queue of the send queue.
     pub fn send_cq(mut self, cq: impl AsRef<CqRef>) -> Self {
         self.send_cq = cq.as_ref().clone();
         self
     }
-    /// The receive queue completes here.
+    /// Sets the completion queue of the receive queue.
     pub fn recv_cq(mut self, cq: impl AsRef<CqRef>) -> Self {
         self.recv_cq = cq.as_ref().clone();
         self
     }
-    /// Receive requests come from there.
+    /// Sets the shared receive queue from which receive requests come.
     pub fn srq(mut self, srq: impl AsRef<SrqRef>) -> Self {
         self.srq = Some(srq.as_ref().clone());
         self
@@ -121,12 +122,12 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         self.pkey = pkey;
         self
     }
-    /// The first PSN that it sends; drawn by the context unless given.
+    /// The first PSN that the queue pair sends; drawn by the context unless given.
     pub fn psn(mut self, psn: Psn) -> Self {
         self.psn = Some(psn);
         self
     }
-    /// READs and atomics of the peer that it serves at once; the device's limit, but at most 16, unless
+    /// The peer's READs and atomics that the queue pair serves at once; the device's limit, but at most 16, unless
     /// given.
     pub fn rd_atomic(mut self, n: u8) -> Self {
         self.rd_atomic = Some(n);
@@ -138,10 +139,10 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         self
     }
 
-    /// Builds it, in state INIT: it takes receive requests, and waits to be connected (or activated).
+    /// Builds the queue pair in state INIT: it takes receive requests, and waits to be connected (or activated).
     ///
     /// # Errors
-    /// A completion queue has too few entries left for it, a limit of the device, or parts of another
+    /// A completion queue has too few entries left, a limit of the device is reached, or a part belongs to another
     /// context or protection domain.
     pub fn build(self) -> Result<QueuePair<S>, BuildError> {
         self.check()?;
@@ -194,7 +195,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
     fn needs(&self) -> (Need, Need) {
         let send = Need { entries: self.cap.max_send_wr, srq: None };
         let recv = match &self.srq {
-            Some(srq) => Need { entries: 0, srq: Some((srq.inner.handle, srq.inner.init.max_wr)) },
+            Some(srq) => Need { entries: 0, srq: Some((srq.inner.handle, srq.inner.most)) },
             None => Need { entries: self.cap.max_recv_wr, srq: None },
         };
         (send, recv)

@@ -1,4 +1,4 @@
-//! What two queue pairs have to know of each other.
+//! Endpoints: the data by which two queue pairs connect, and the options of a connection.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -11,8 +11,8 @@ use hca_core::{
 
 use crate::{ConnectError, ExchangeError, ParseEndpointError};
 
-/// The data that one end of a connection must know of the other: plain data, to be exchanged by any means
-/// that the program has. It prints and parses as one line of text.
+/// The data that one end of a connection must know of the other: plain data, which programs exchange by any means. It
+/// prints and parses as one line of text.
 ///
 /// ```
 /// # use hca_verbs::Endpoint;
@@ -28,11 +28,11 @@ pub struct Endpoint {
     pub service: QpType,
     /// The queue pair number.
     pub qpn: Qpn,
-    /// The first PSN that it sends.
+    /// The first PSN that the queue pair sends.
     pub psn: Psn,
-    /// The largest path MTU that its port carries.
+    /// The largest path MTU that the port carries.
     pub mtu: Mtu,
-    /// READs and atomics that it serves at once.
+    /// The READs and atomics that the queue pair serves at once.
     pub rd_atomic: u8,
     /// The GID of its port.
     pub gid: Gid,
@@ -65,13 +65,13 @@ impl TryFrom<Said> for Endpoint {
 }
 
 impl Endpoint {
-    /// The path to its port, as datagrams take it that name their sender.
+    /// The path to the endpoint's port, for datagrams that name their sender.
     pub fn av(&self) -> AddressVector {
         AddressVector { dgid: self.gid, dlid: self.lid, ..AddressVector::default() }
     }
 
-    /// Sends this endpoint over a stream and receives the peer's; both ends call this, over TCP or a socket pair. The
-    /// stream is the program's afterwards.
+    /// Sends this endpoint over a stream and receives the peer's; both ends call this, over TCP or a socket pair.
+    /// Afterwards the program can use the stream.
     ///
     /// ```
     /// # use hca_verbs::*;
@@ -83,7 +83,7 @@ impl Endpoint {
     /// ```
     ///
     /// # Errors
-    /// The stream, or a line that is no endpoint.
+    /// The stream failed, or the received line is not an endpoint.
     pub fn exchange<S: Read + Write + ?Sized>(&self, stream: &mut S) -> Result<Self, ExchangeError> {
         stream.write_all(format!("{self}\n").as_bytes())?;
         stream.flush()?;
@@ -97,10 +97,10 @@ impl Endpoint {
         }
     }
 
-    /// As [`exchange`](Self::exchange), on a stream of tokio's.
+    /// Exchanges endpoints like [`exchange`](Self::exchange), over a tokio stream.
     ///
     /// # Errors
-    /// As there.
+    /// As [`exchange`](Self::exchange).
     #[cfg(feature = "tokio")]
     pub async fn exchange_async<S>(&self, stream: &mut S) -> Result<Self, ExchangeError>
     where
@@ -233,25 +233,28 @@ const DEFAULT_RETRY_CNT: u8 = 7;
 pub struct ConnectOptions {
     /// Path MTU, at most the smaller `active_mtu` of both ports, which is the default.
     pub mtu: Option<Mtu>,
+    /// The first PSN that this side sends; that of its endpoint unless given. RDMA CM lets the peer choose it.
+    pub psn: Option<Psn>,
     /// The timeout for an acknowledgement (RC); 2.1 s unless given.
     ///
-    /// With seven retries a request fails after 17 s at the earliest. Processes stand still for long without being
-    /// dead: a CPU quota that is used up stops a container again and again, a busy machine runs others first, a
-    /// debugger stops its program while somebody looks. A connection that failed has to be built anew by both ends, so
-    /// the default outlasts these. For longer looks `AckTimeout::new(0)` waits for ever.
+    /// With seven retries a request fails after 17 s at the earliest. A process may stand still for long without being
+    /// dead: a used-up CPU quota stops a container again and again, a busy machine runs other processes first, a
+    /// debugger stops its program. Both ends have to rebuild a failed connection, so the default outlasts such stops.
+    /// For longer debugging sessions `AckTimeout::new(0)` waits for ever.
     ///
-    /// Loss is not what it waits for: the adapter in software asks after one measured round trip or so, far earlier. An
-    /// adapter in silicon has no other timer for a lost last packet; where its network loses packets, 14 (67 ms) or so
-    /// recovers sooner, and gives up sooner. A peer that dies on this machine is noticed at once over shared memory.
+    /// The timeout is not for lost packets: the adapter in software sends a probe after about one measured round trip,
+    /// far earlier. An adapter in silicon has no other timer for a lost last packet; where its network loses packets,
+    /// 14 (67 ms) or so recovers sooner, and gives up sooner. A peer that dies on this machine is noticed at once over
+    /// shared memory.
     pub timeout: AckTimeout,
     /// The number of retries after a timeout, 0 to 7 (RC); 7 unless given.
     pub retry_cnt: u8,
-    /// The number of retries while the peer has no receive request, 0 to 7 (RC). 7 is for ever, and is taken
-    /// unless given: a peer may be slow in posting receives.
+    /// The number of retries while the peer has no receive request, 0 to 7 (RC). 7 retries for ever, and is the
+    /// default: a peer may be slow in posting receives.
     pub rnr_retry: u8,
     /// The time that a peer is told to wait when this side has no receive request (RC); 0.64 ms unless given.
     pub min_rnr_timer: RnrTimer,
-    /// READs and atomics that this side has outstanding (RC); at most as many as both sides allow, which is the
+    /// The most outstanding READs and atomics of this side (RC); at most as many as both sides allow, which is the
     /// default.
     pub rd_atomic: Option<u8>,
     /// DSCP and ECN bits.
@@ -262,7 +265,7 @@ pub struct ConnectOptions {
     pub flow_label: u32,
     /// Service level, 0 to 15; on Ethernet a priority, 0 to 7.
     pub sl: u8,
-    /// The highest rate of sending, where the path is slower than the port.
+    /// The highest rate of sending, for a path that is slower than the port.
     pub static_rate: StaticRate,
 }
 
@@ -270,6 +273,7 @@ impl Default for ConnectOptions {
     fn default() -> Self {
         Self {
             mtu: None,
+            psn: None,
             timeout: DEFAULT_TIMEOUT,
             retry_cnt: DEFAULT_RETRY_CNT,
             rnr_retry: RNR_RETRY_INFINITE,
@@ -317,7 +321,7 @@ pub(crate) fn steps(
     };
     let rts = QpAttr {
         state: Some(QpState::Rts),
-        sq_psn: Some(ours.psn),
+        sq_psn: Some(options.psn.unwrap_or(ours.psn)),
         max_rd_atomic: rc.then(|| options.rd_atomic.map_or(serves, |wanted| wanted.min(serves))),
         timeout: rc.then_some(options.timeout),
         retry_cnt: rc.then_some(options.retry_cnt),

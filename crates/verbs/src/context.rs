@@ -1,4 +1,4 @@
-//! A device that is in use, and its asynchronous events.
+//! Contexts: a device in use, and its asynchronous events.
 
 use std::collections::hash_map::RandomState;
 use std::future::poll_fn;
@@ -17,10 +17,10 @@ use crate::events::Events;
 use crate::pd::Pd;
 use crate::{CompletionChannel, CompletionQueue, MemoryError, WaitError};
 
-/// A device that is in use: where protection domains and completion queues come from. Cheap to clone.
+/// A device in use, which creates protection domains and completion queues. Cheap to clone.
 ///
-/// A program opens a device elsewhere (by name, or in a simulator) and hands it over; this crate
-/// names none.
+/// A program opens a device elsewhere (by name, or in a simulator) and passes it to a context; this crate depends on no
+/// particular device.
 #[derive(Clone)]
 pub struct Context {
     pub(crate) ctx: Arc<Ctx>,
@@ -37,13 +37,12 @@ pub(crate) struct Ctx {
 }
 
 impl Context {
-    /// Uses a device. Initial packet sequence numbers begin at a random place.
+    /// A context on a device. Initial packet sequence numbers are random.
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self::with_seed(device, RandomState::new().hash_one(std::process::id()))
     }
 
-    /// Like [`new`](Self::new), with a seed for the initial packet sequence numbers: under a simulator
-    /// a run repeats exactly.
+    /// A context with a seed for the initial packet sequence numbers, so that a run in a simulator repeats exactly.
     pub fn with_seed(device: Arc<dyn Device>, seed: u64) -> Self {
         let ctx = Ctx { device, fork: Fork::new(), psn: AtomicU64::new(seed), events: Events::default() };
         Self { ctx: Arc::new(ctx) }
@@ -69,7 +68,8 @@ impl Context {
     pub fn queue_pairs(&self) -> Vec<QpInfo> {
         self.ctx.device.queue_pairs()
     }
-    /// The device's clock, which [`CompletionQueue::poll_with_times`] reads; `None` where it has none.
+    /// The device's clock, which [`CompletionQueue::poll_with_times`] reads; `None` where it has none. That of the
+    /// software adapter is the system's `CLOCK_MONOTONIC` in nanoseconds, in a simulation the virtual time.
     pub fn clock(&self) -> Option<DeviceClock> {
         self.ctx.device.clock()
     }
@@ -96,7 +96,15 @@ impl Context {
     /// # Errors
     /// The device's limits.
     pub fn create_cq(&self, depth: u32) -> Result<CompletionQueue, DeviceError> {
-        CompletionQueue::create(Arc::clone(&self.ctx), depth)
+        CompletionQueue::create(Arc::clone(&self.ctx), depth, false)
+    }
+    /// As [`create_cq`](Self::create_cq), of a queue whose completions have times
+    /// ([`CompletionQueue::poll_with_times`]): those of the device's [`clock`](Self::clock).
+    ///
+    /// # Errors
+    /// As there, or the device has no clock.
+    pub fn create_timed_cq(&self, depth: u32) -> Result<CompletionQueue, DeviceError> {
+        CompletionQueue::create(Arc::clone(&self.ctx), depth, true)
     }
 
     /// Creates a completion channel: one descriptor for any number of completion queues.
@@ -107,8 +115,8 @@ impl Context {
         CompletionChannel::create(Arc::clone(&self.ctx))
     }
 
-    /// Lets the device do a piece of its work on this thread; whether it did anything. A program that
-    /// waits for its own memory to change calls this in the loop ([`SharedMr::wait_until`] does).
+    /// Lets the device do a piece of its work on this thread, and returns whether there was any. A program that waits
+    /// for its own memory to change calls this in the loop ([`SharedMr::wait_until`] does).
     ///
     /// [`SharedMr::wait_until`]: crate::SharedMr::wait_until
     pub fn turn(&self) -> bool {
@@ -135,15 +143,15 @@ impl Context {
     /// Waits for an asynchronous event; for ever without a `timeout`.
     ///
     /// # Errors
-    /// Nothing came in time, or the operating system refused to wait.
+    /// No event came in time, or the operating system refused to wait.
     pub fn wait_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent, WaitError> {
         self.ctx.events.wait(&*self.ctx.device, None, timeout)
     }
-    /// As [`wait_event`](Self::wait_event), for one about one object: any number of threads wait side by side, each for
-    /// its own.
+    /// Waits for an asynchronous event about one object; for ever without a `timeout`. Any number of threads can wait
+    /// at the same time, each for its own object.
     ///
     /// # Errors
-    /// Nothing came in time, or the operating system refused to wait.
+    /// No event came in time, or the operating system refused to wait.
     pub fn wait_event_of(
         &self,
         object: EventObject,
@@ -152,12 +160,12 @@ impl Context {
         self.ctx.events.wait(&*self.ctx.device, Some(object), timeout)
     }
 
-    /// The next asynchronous event, for any runtime. As [`CompletionQueue::next`], it makes the progress of a device
-    /// that has no thread.
+    /// The next asynchronous event, for any runtime. Like [`CompletionQueue::next`], the future makes the progress of a
+    /// device without a thread.
     pub async fn next_event(&self) -> AsyncEvent {
         poll_fn(|cx| self.ctx.events.poll_next(&*self.ctx.device, None, cx)).await
     }
-    /// As [`next_event`](Self::next_event), for one about one object.
+    /// The next asynchronous event about one object, like [`next_event`](Self::next_event).
     pub async fn next_event_of(&self, object: EventObject) -> AsyncEvent {
         poll_fn(|cx| self.ctx.events.poll_next(&*self.ctx.device, Some(object), cx)).await
     }

@@ -5,12 +5,14 @@ use std::fmt;
 use std::future::poll_fn;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
+use hca_core::{
+    Completion, CqHandle, CqModeration, CqPort, CqStatus, DeviceError, Notify, QpHandle, SrqHandle,
+};
 
 use crate::context::Ctx;
 use crate::part::Held;
@@ -22,12 +24,12 @@ use crate::{BuildError, Completions, WaitError};
 /// Looks of a wait between two at the clock.
 const LOOKS_A_CLOCK: u32 = 4;
 
-/// Yields completions, with the buffers that they give back. From
+/// A completion queue, which yields completions with the buffers that they give back. From
 /// [`Context::create_cq`](crate::Context::create_cq).
 ///
-/// One thread at a time uses it; it may be another than those that post. Queue pairs are built on its
-/// [`reference`](Self::reference), and keep the device's queue alive: dropping this stops the polling, and the
-/// buffers of later completions then stay with their queue pairs until these are dropped.
+/// One thread at a time uses the queue; other threads may post. Queue pairs are built on its
+/// [`reference`](Self::reference), and keep the device's queue alive. After this value is dropped no thread can poll,
+/// and the buffers of later completions stay with their queue pairs until these are dropped.
 pub struct CompletionQueue {
     port: Box<dyn CqPort>,
     cq: CqRef,
@@ -43,19 +45,20 @@ pub struct CompletionQueue {
     channel: Option<Waker>,
 }
 
-/// Names a completion queue, to build queue pairs on. Cheap to clone.
+/// A reference to a completion queue, for building queue pairs. Cheap to clone.
 #[derive(Clone)]
 pub struct CqRef {
     pub(crate) shared: Arc<CqShared>,
 }
 
 impl CompletionQueue {
-    pub(crate) fn create(ctx: Arc<Ctx>, depth: u32) -> Result<Self, DeviceError> {
-        let (handle, port) = ctx.device.create_cq(depth)?;
+    pub(crate) fn create(ctx: Arc<Ctx>, depth: u32, timed: bool) -> Result<Self, DeviceError> {
+        let created = if timed { ctx.device.create_timed_cq(depth) } else { ctx.device.create_cq(depth) };
+        let (handle, port) = created?;
         let shared = Arc::new(CqShared {
             ctx,
             handle,
-            depth,
+            depth: AtomicU32::new(depth),
             reserved: Mutex::default(),
             changes: Mutex::new(Some(HashMap::new())),
             epoch: AtomicU64::new(0),
@@ -76,13 +79,63 @@ impl CompletionQueue {
     pub fn reference(&self) -> CqRef {
         self.cq.clone()
     }
-    /// The handle that the device knows.
+    /// The handle of the device's object.
     pub fn handle(&self) -> CqHandle {
         self.cq.handle()
     }
     /// The number of entries.
     pub fn depth(&self) -> u32 {
         self.cq.depth()
+    }
+    /// Gives the queue `depth` entries. Completions that wait in it stay.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # fn example(cq: &mut CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+    /// let needed = cq.reference().reserved() + 1024;
+    /// if cq.depth() < needed {
+    ///     cq.resize(needed)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `depth` is 0, beyond the device's limit, or less than queue pairs have reserved; or the device can not
+    /// (`Abilities::cq_resize`). The queue is as it was.
+    pub fn resize(&mut self, depth: u32) -> Result<(), DeviceError> {
+        // Nobody reserves meanwhile.
+        let reserved = self.cq.shared.reserved();
+        if depth < reserved.entries {
+            let users = reserved.entries.into();
+            return Err(DeviceError::InUse { what: "entries of the completion queue", users });
+        }
+        self.port.resize(depth)?;
+        self.cq.shared.depth.store(depth, Ordering::Relaxed);
+        Ok(())
+    }
+    /// Holds notifications back, so that one stands for several completions: a waiter by [`wait_fd`](Self::wait_fd), a
+    /// waker or a channel wakes up less often. Polls still return completions at once.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # fn example(cq: &mut CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+    /// // A notification for 32 completions, or 100 us after the first one.
+    /// let period = std::time::Duration::from_micros(100);
+    /// cq.moderate(CqModeration { count: 32, period })?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// A value is beyond the device's limit, or it holds none back (`Abilities::cq_moderation`).
+    pub fn moderate(&self, moderation: CqModeration) -> Result<(), DeviceError> {
+        self.cq.shared.ctx.device.moderate_cq(self.handle(), moderation)
+    }
+    /// The attributes of the queue as the device has them.
+    ///
+    /// # Errors
+    /// The device has no such query.
+    pub fn query(&self) -> Result<CqStatus, DeviceError> {
+        self.cq.shared.ctx.device.query_cq(self.handle())
     }
 
     /// Takes the oldest completions, as many as `wcs` has room for. Never waits.
@@ -105,12 +158,12 @@ impl CompletionQueue {
         wcs.iter_mut()
     }
 
-    /// Takes completions; if there are none, waits for some, for ever without a `timeout`. It blocks on the device's
-    /// descriptor, and makes the device's progress where no thread does. Where a device says that it pays, it polls for
-    /// some microseconds before it sleeps.
+    /// Takes completions; if there are none, waits for some, for ever without a `timeout`. The call blocks on the
+    /// device's descriptor, and makes the progress of a device without a thread. It polls for some microseconds before
+    /// it sleeps, if the device recommends that.
     ///
     /// # Errors
-    /// None came in time, or there is nothing to wait on.
+    /// No completion came in time, or the device has no descriptor to wait on.
     pub fn wait<'w>(
         &mut self,
         wcs: &'w mut Completions,
@@ -119,11 +172,11 @@ impl CompletionQueue {
         self.wait_for(wcs, Notify::Any, timeout)
     }
 
-    /// Like [`wait`](Self::wait), but sleeping at once, and on through completions that are not solicited (errors are).
-    /// Those that are there when it is called, or when it wakes up, are yielded whatever they are.
+    /// Takes completions, like [`wait`](Self::wait), but sleeps at once, and only a solicited completion or an error
+    /// ends the sleep. All completions that are there at the call, or at the wake-up, are yielded, solicited or not.
     ///
     /// # Errors
-    /// None came in time, or there is nothing to wait on.
+    /// No completion came in time, or the device has no descriptor to wait on.
     pub fn wait_solicited<'w>(
         &mut self,
         wcs: &'w mut Completions,
@@ -180,18 +233,18 @@ impl CompletionQueue {
         0
     }
 
-    /// The next completions, on any runtime. The device is moved meanwhile by an adapter thread, or by the
-    /// simulator's executor. A device that only the program's calls move (`progress=inline`) is moved by this
-    /// future, which has itself polled again and again: a runtime that shall sleep instead waits for the
-    /// descriptor ([`wait_fd`](Self::wait_fd), or `AsyncCq` with the feature `tokio`). The future may be dropped at
-    /// any await; nothing is lost.
+    /// The next completions, on any runtime. Meanwhile an adapter thread, or the simulator's executor, makes the
+    /// device's progress. For a device that only the program's calls move (`progress=inline`) this future makes the
+    /// progress, and asks its runtime to poll it again and again. A program whose runtime should sleep instead waits
+    /// for the descriptor ([`wait_fd`](Self::wait_fd), or `AsyncCq` with the feature `tokio`). The future may be
+    /// dropped at any await; nothing is lost.
     pub async fn next<'w>(&mut self, wcs: &'w mut Completions) -> Wcs<'w> {
         poll_fn(|cx| self.poll_next(cx, wcs)).await;
         wcs.iter_mut()
     }
 
-    /// Like [`next`](Self::next), for futures written by hand: fills `wcs`, or has the task woken when
-    /// there is something to fill it with.
+    /// Fills `wcs`, or arranges that the task is woken when completions arrive: [`next`](Self::next) for futures
+    /// written by hand.
     pub fn poll_next(&mut self, cx: &mut TaskContext<'_>, wcs: &mut Completions) -> Poll<()> {
         if self.fill(wcs) > 0 {
             return Poll::Ready(());
@@ -225,8 +278,10 @@ impl CompletionQueue {
         self.channel = Some(channel);
     }
 
-    /// As [`poll`](Self::poll), with the times at which the device wrote the completions, in ticks of
-    /// [`Context::clock`](crate::Context::clock). A time is 0 for a request that failed.
+    /// Takes the oldest completions, like [`poll`](Self::poll), with the times at which the device wrote them, in ticks
+    /// of [`Context::clock`](crate::Context::clock). The queue is one of
+    /// [`Context::create_timed_cq`](crate::Context::create_timed_cq). A ConnectX adapter gives a request that failed the
+    /// time 0.
     ///
     /// ```
     /// # use hca_verbs::*;
@@ -241,7 +296,7 @@ impl CompletionQueue {
     /// ```
     ///
     /// # Errors
-    /// The device has no clock; nothing was polled.
+    /// Completions of this queue have no times; nothing was polled.
     pub fn poll_with_times<'w>(
         &mut self,
         wcs: &'w mut Completions,
@@ -250,7 +305,8 @@ impl CompletionQueue {
         wcs.clear();
         times.clear();
         times.resize(wcs.raw.len(), 0);
-        let none = DeviceError::Unsupported { what: "time stamps of completions: its device has no clock" };
+        let none =
+            DeviceError::Unsupported { what: "times of completions: the queue was created without them" };
         let n = self.port.poll_with_times(&mut wcs.raw, times).ok_or(none)?;
         self.take_polled(n, wcs);
         // A completion of a queue pair that is being dropped has no record.
@@ -264,7 +320,7 @@ impl CompletionQueue {
     /// needs a turn (then poll, arm, and poll again).
     ///
     /// # Errors
-    /// There is none.
+    /// The device has no descriptor.
     pub fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
         self.port.wait_fd()
     }
@@ -407,15 +463,15 @@ impl AsRef<Self> for CqRef {
 }
 
 impl CqRef {
-    /// The handle that the device knows.
+    /// The handle of the device's object.
     pub fn handle(&self) -> CqHandle {
         self.shared.handle
     }
     /// The number of entries.
     pub fn depth(&self) -> u32 {
-        self.shared.depth
+        self.shared.depth.load(Ordering::Relaxed)
     }
-    /// Entries that queue pairs have reserved.
+    /// The number of entries that queue pairs have reserved.
     pub fn reserved(&self) -> u32 {
         self.shared.reserved().entries
     }
@@ -434,7 +490,8 @@ impl fmt::Debug for CqRef {
 pub(crate) struct CqShared {
     pub(crate) ctx: Arc<Ctx>,
     pub(crate) handle: CqHandle,
-    depth: u32,
+    /// Changed while `reserved` is locked.
+    depth: AtomicU32,
     reserved: Mutex<Reserved>,
     /// Queue pairs that were added (`Some`) or removed since the poller last looked; `None` once the poller is gone.
     changes: Mutex<Option<HashMap<QpHandle, Option<Entry>>>>,
@@ -483,8 +540,9 @@ impl CqShared {
         let mut reserved = self.reserved();
         let srq = need.srq.filter(|(srq, _)| !reserved.srqs.contains_key(srq)).map_or(0, |s| s.1);
         let needed = need.entries.saturating_add(srq);
-        if needed > self.depth.saturating_sub(reserved.entries) {
-            let (depth, reserved) = (self.depth, reserved.entries);
+        let depth = self.depth.load(Ordering::Relaxed);
+        if needed > depth.saturating_sub(reserved.entries) {
+            let reserved = reserved.entries;
             return Err(BuildError::CqDepth { side, depth, reserved, needed });
         }
         reserved.entries += needed;

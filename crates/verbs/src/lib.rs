@@ -1,8 +1,8 @@
 //! Safe verbs over any [`Device`](hca_core::Device): queue pairs, completion queues, registered memory.
 //!
-//! A program opens a device elsewhere and passes it to a [`Context`]. From there on it needs no `unsafe`:
-//! posting a buffer moves it into the queue, and its completion returns it. Nothing dangles, whatever the program
-//! drops, forgets or cancels. The names are those of the InfiniBand specification.
+//! A program opens a device elsewhere and passes it to a [`Context`]. From there on it needs no `unsafe`: posting a
+//! buffer moves it into the queue, and its completion returns it. No memory is used after it was freed, for any order
+//! of drops, forgotten values and cancelled futures. The names are those of the InfiniBand specification.
 //!
 //! ```
 //! use hca_verbs::*;
@@ -52,8 +52,8 @@
 //!
 //! **Visibility.** WRITEs into a [`SharedMr`]: an aligned WRITE of up to 8 bytes appears as a whole; WRITEs of one
 //! queue pair appear in order; the order within a longer WRITE is undefined. A completion or a received message makes
-//! all earlier data visible. A word that [`SharedMr::load_u64`] or [`wait_until`](SharedMr::wait_until) reads makes
-//! everything visible that was written before that word.
+//! all earlier data visible. After [`SharedMr::load_u64`] or [`wait_until`](SharedMr::wait_until) has read a word, all
+//! data written before that word is visible.
 //!
 //! **Unsignalled requests** report only failures. The next completion of the same send queue returns their buffers. A
 //! queue of unsignalled requests only would never be freed, so the request that would fill it is refused.
@@ -87,7 +87,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A future that is dropped leaves its request to the queue, and what it owned to [`AsyncQp::reclaim`].
+//! A future that is dropped leaves its request to the queue, and the request's buffers to [`AsyncQp::reclaim`].
 //!
 //! # Four programs
 //!
@@ -162,30 +162,31 @@
 //!
 //! # Dropping, forgetting, forking
 //!
-//! - Nothing panics in a drop. A drop takes a short lock where an arena gets a part back. The drop that is the last of
-//!   a queue pair, region, completion queue or another object of the device destroys it there, which may wait: for the
-//!   adapter in software one turn, and up to 100 ms for each peer on this machine that stands still within memory that
-//!   is taken back; for an adapter in silicon the command, which takes microseconds, and up to 60 s where the adapter
-//!   has stopped to answer, once. An async program that can't have that drops such objects where waiting is allowed
+//! - No drop panics. A drop that returns a part to an arena takes a short lock. The last drop of a queue pair, region,
+//!   completion queue or another object of the device destroys the object at the device, which may wait. The adapter in
+//!   software takes one turn, and up to 100 ms for each peer on this machine that stands still within revoked memory.
+//!   An adapter in silicon takes one command, which takes microseconds, and up to 60 s, once, if the adapter has
+//!   stopped answering. An async program that can't wait drops such objects where waiting is allowed
 //!   (`tokio::task::spawn_blocking`).
-//! - A queue pair is destroyed when its halves and controls are gone; the device has let go of its memory then. Its
-//!   buffers in flight go back when its completion queues are next polled, or dropped.
-//! - Everything keeps what it stands on: the order of drops does not matter.
-//! - What is forgotten (`mem::forget`) is leaked. If a device does not confirm that it let go, memory is leaked and
-//!   the loss is logged (`tracing`, level error).
+//! - A queue pair is destroyed when its halves and controls are gone; the device has released its memory then. Its
+//!   buffers in flight are freed when its completion queues are next polled, or dropped.
+//! - Each object keeps the objects that it depends on alive: the order of drops does not matter.
+//! - A forgotten object (`mem::forget`) is leaked. If a device does not confirm the release of memory, the memory is
+//!   leaked and the loss is logged (`tracing`, level error).
 //! - A batch that is forgotten leaves its requests to the next doorbell of its queue.
-//! - After `fork` a device belongs to the parent. A child may drop what it inherited, which touches no device and
-//!   leaks, and use nothing else of it: memory that peers on this machine may reach is not there in a child.
+//! - After `fork` a device belongs to the parent. A child may drop inherited objects, which leaks them without an
+//!   access to the device, and must not use them otherwise: memory that peers on this machine can access is not mapped
+//!   in a child.
 //!
 //! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `context`, `pd`, `region`, `arena` | the device in use, its protection domains and registered memory |
-//! | `buf`, `mr`, `shared` | memory that peers do not, and do, reach |
-//! | `part`, `request`, `service` | what is posted, and which service offers it |
-//! | `post`, `slots` | how it is posted, and where it stays meanwhile |
-//! | `qp`, `builder`, `connect`, `srq`, `ah` | queues, and what connects them |
+//! | `buf`, `mr`, `shared` | memory that peers can, and can not, access |
+//! | `part`, `request`, `service` | requests and their local lists, and the services that offer them |
+//! | `post`, `slots` | posting, and the slots that hold buffers in flight |
+//! | `qp`, `builder`, `connect`, `srq`, `ah` | queues, and connecting them |
 //! | `cq`, `channel`, `wc`, `grh`, `wait`, `tokio` | completions |
 //! | `events` | asynchronous events, by the objects that they are about |
 //! | `reactor` | requests as futures |
@@ -250,8 +251,8 @@ pub use wc::{Completions, Wc, Wcs};
 
 // The types that the methods above take and return, so that one `use` is enough.
 pub use hca_core::{
-    Access, AckTimeout, AddressVector, AsyncEvent, AtomicScope, Completion, Counter, DeviceAttr, DeviceError,
-    Gid, Lid, Mtu, Notify, Pkey, PortAttr, PostErrorKind, Psn, Qkey, QpAttr, QpCap, QpHandle, QpState,
-    QpStatus, QpType, Qpn, RNR_RETRY_INFINITE, RecvExtra, Rkey, RnrTimer, SrqInit, StaticRate,
-    TransitionError, WcOpcode, WcStatus,
+    Abilities, Access, AckTimeout, AddressVector, AsyncEvent, AtomicScope, Completion, Counter, CqModeration,
+    CqStatus, DeviceAttr, DeviceError, Gid, Lid, MrStatus, Mtu, Notify, Pkey, PortAttr, PostErrorKind, Psn,
+    Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, QpType, Qpn, RNR_RETRY_INFINITE, RecvExtra, Rkey,
+    RnrTimer, SrqInit, SrqStatus, StaticRate, TransitionError, WcOpcode, WcStatus,
 };

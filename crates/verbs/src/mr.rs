@@ -1,27 +1,26 @@
-//! Memory that peers reach: copies and atomics, never a slice.
+//! Shared memory regions, which peers can access: by copies and atomics, never as a slice.
 
 use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hca_core::{Access, DeviceError, MrHandle, RemoteAddr, Rkey};
+use hca_core::{Access, DeviceError, MrHandle, MrStatus, RemoteAddr, Rkey};
 
 use crate::buf::{bounds, try_bounds};
 use crate::region::Region;
 use crate::{Pd, RangeError, WaitError};
 
-/// A region that peers reach, by the rights that it was made with. From
+/// A memory region that peers can access, with the rights that it was created with. From
 /// [`Pd::alloc_shared`](crate::Pd::alloc_shared).
 ///
 /// A peer may change it at any time, so it is never a slice: the program copies in and out, and does
 /// atomic operations on aligned words. Clones are the same region; it is deregistered when the last
 /// clone, range, and request in flight is gone.
 ///
-/// What is promised when peers write meanwhile: an aligned WRITE of up to 8 bytes is seen whole; WRITEs
-/// of one queue pair are seen in their order; inside of a longer one nothing is promised. Once a completion or a
-/// received message was polled, or [`load_u64`](Self::load_u64) has seen a later WRITE's value, all
-/// earlier data is visible.
+/// Guarantees while peers write: an aligned WRITE of up to 8 bytes is seen whole; WRITEs of one queue pair are seen in
+/// their order; the order within a longer WRITE is undefined. Once a completion or a received message was polled, or
+/// [`load_u64`](Self::load_u64) has seen a later WRITE's value, all earlier data is visible.
 #[derive(Clone)]
 pub struct SharedMr {
     region: Arc<Region>,
@@ -52,7 +51,7 @@ impl SharedMr {
         RemoteMr { addr, rkey: self.region.keys().rkey, len: self.len() as u64 }
     }
 
-    /// A part of it, as local entry of any request.
+    /// A part of the region, as a local entry of any request.
     ///
     /// # Panics
     /// The range does not lie inside.
@@ -70,7 +69,7 @@ impl SharedMr {
     pub fn read_at(&self, offset: usize, out: &mut [u8]) {
         self.region.bytes().read(offset, out);
     }
-    /// Copies `data` to `offset` and beyond.
+    /// Copies `data` to the bytes from `offset` on.
     ///
     /// # Panics
     /// The bytes do not lie inside.
@@ -78,7 +77,8 @@ impl SharedMr {
     pub fn write_at(&self, offset: usize, data: &[u8]) {
         self.region.bytes().write(offset, data);
     }
-    /// Reads a word of this machine's byte order; what was written before its value was is visible (Acquire).
+    /// Reads a word in this machine's byte order (Acquire): stores before the store of its value are visible
+    /// afterwards.
     ///
     /// # Panics
     /// `offset` is not a multiple of 8, or lies outside.
@@ -87,7 +87,7 @@ impl SharedMr {
     pub fn load_u64(&self, offset: usize) -> u64 {
         self.region.bytes().load(offset)
     }
-    /// Writes a word; what was written before is visible to whoever reads its value (Release).
+    /// Writes a word (Release): earlier stores are visible to a reader of the word's new value.
     ///
     /// # Panics
     /// `offset` is not a multiple of 8, or lies outside.
@@ -109,7 +109,7 @@ impl SharedMr {
     /// `AtomicScope` is `Cpu`.
     ///
     /// # Errors
-    /// It is not `current`, but the value that comes back.
+    /// The word is not `current`; the error holds the word's value.
     ///
     /// # Panics
     /// `offset` is not a multiple of 8, or lies outside.
@@ -118,8 +118,8 @@ impl SharedMr {
         self.region.bytes().compare_exchange(offset, current, new)
     }
 
-    /// Waits until the word at `offset` satisfies `done`, and returns it. It turns the device meanwhile,
-    /// since nobody else might; after a while without anything to do it lets other threads run.
+    /// Waits until the word at `offset` satisfies `done`, and returns it. Meanwhile the call turns the device, since no
+    /// other thread might; after some time without work it lets other threads run.
     ///
     /// # Panics
     /// `offset` is not a multiple of 8, or lies outside.
@@ -137,7 +137,7 @@ impl SharedMr {
     /// Like [`wait_until`](Self::wait_until), for at most `timeout`.
     ///
     /// # Errors
-    /// Nothing that satisfies `done` came in time.
+    /// The word did not satisfy `done` in time.
     ///
     /// # Panics
     /// `offset` is not a multiple of 8, or lies outside.
@@ -161,13 +161,46 @@ impl SharedMr {
         }
     }
 
-    /// Takes the keys back now, while clones exist: on return neither peers nor requests reach the
-    /// region any more (those that try fail). The program still does.
+    /// Invalidates the keys now, while clones exist: after the return neither peers nor requests can access the region
+    /// (their accesses fail). The program still can.
     ///
     /// # Errors
     /// The device refused; the keys are still good.
     pub fn revoke(&self) -> Result<(), DeviceError> {
         self.region.revoke()
+    }
+
+    /// Moves the region to another protection domain of its device, and lets peers access it as `access` says. Its
+    /// memory and addresses stay; [`remote`](Self::remote) may give another key. On return, no access is under way that
+    /// is no longer allowed.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// fn publish(pd: &Pd, mr: &mut SharedMr) -> Result<RemoteMr, DeviceError> {
+    ///     mr.rereg(pd, Access::REMOTE_READ)?;
+    ///     Ok(mr.remote())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// Clones, ranges or requests in flight hold the region, the domain is of another device, or the device can not
+    /// (`Abilities::mr_rereg`); the region is as it was. Or the device does not know whether a peer on this machine is
+    /// still within an access: the keys are taken back, and the memory is leaked.
+    pub fn rereg(&mut self, pd: &Pd, access: Access) -> Result<(), DeviceError> {
+        let users = Arc::strong_count(&self.region) as u64 - 1;
+        let in_use = DeviceError::InUse { what: "memory region", users };
+        let region = Arc::get_mut(&mut self.region).ok_or(in_use)?;
+        if !Arc::ptr_eq(&region.pd.ctx, &pd.core.ctx) {
+            return Err(DeviceError::ForeignPd { what: "the memory region" });
+        }
+        region.rereg(&pd.core, access | Access::LOCAL_WRITE)
+    }
+    /// The attributes of the region as the device has them.
+    ///
+    /// # Errors
+    /// The device has no such query, or the keys were taken back.
+    pub fn query(&self) -> Result<MrStatus, DeviceError> {
+        self.region.pd.ctx.device.query_mr(self.handle())
     }
 
     /// Between two looks. A device that finds nothing many times in a row gives way to other threads.
@@ -184,7 +217,7 @@ impl fmt::Debug for SharedMr {
     }
 }
 
-/// A part of a [`SharedMr`], as local entry of a request; it keeps the region registered.
+/// A part of a [`SharedMr`], as a local entry of a request; it keeps the region registered.
 #[derive(Clone)]
 pub struct SharedRange {
     region: Arc<Region>,
@@ -201,7 +234,7 @@ impl SharedRange {
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Whether there are none.
+    /// Whether the part has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -213,11 +246,11 @@ impl SharedRange {
     pub fn mr(&self) -> SharedMr {
         SharedMr { region: Arc::clone(&self.region) }
     }
-    /// Whether it is of this protection domain.
+    /// Whether the part belongs to this protection domain.
     pub fn is_of(&self, pd: &Pd) -> bool {
         Arc::ptr_eq(&self.region.pd, &pd.core)
     }
-    /// A part of it.
+    /// A part of this part.
     ///
     /// # Panics
     /// The range does not lie inside.
@@ -231,7 +264,7 @@ impl SharedRange {
     pub fn remote(&self) -> RemoteMr {
         RemoteMr { addr: self.addr(), rkey: self.region.keys().rkey, len: self.len as u64 }
     }
-    /// Like [`SharedMr::read_at`], from the part's start.
+    /// Copies bytes out, like [`SharedMr::read_at`], with an offset in the part.
     ///
     /// # Panics
     /// The bytes do not lie inside.
@@ -240,7 +273,7 @@ impl SharedRange {
     pub fn read_at(&self, offset: usize, out: &mut [u8]) {
         self.region.bytes().read(self.at(offset, out.len()), out);
     }
-    /// Like [`SharedMr::write_at`], from the part's start.
+    /// Copies bytes in, like [`SharedMr::write_at`], with an offset in the part.
     ///
     /// # Panics
     /// The bytes do not lie inside.
@@ -249,7 +282,7 @@ impl SharedRange {
     pub fn write_at(&self, offset: usize, data: &[u8]) {
         self.region.bytes().write(self.at(offset, data.len()), data);
     }
-    /// Like [`SharedMr::load_u64`], from the part's start.
+    /// Reads a word, like [`SharedMr::load_u64`], with an offset in the part.
     ///
     /// # Panics
     /// The word is not aligned to 8 bytes, or does not lie inside.
@@ -258,7 +291,7 @@ impl SharedRange {
     pub fn load_u64(&self, offset: usize) -> u64 {
         self.region.bytes().load(self.at(offset, 8))
     }
-    /// Like [`SharedMr::store_u64`], from the part's start.
+    /// Writes a word, like [`SharedMr::store_u64`], with an offset in the part.
     ///
     /// # Panics
     /// The word is not aligned to 8 bytes, or does not lie inside.
@@ -290,7 +323,8 @@ impl fmt::Debug for SharedRange {
     }
 }
 
-/// Memory at a peer: where, how much, and the key. Plain data, to be sent to whoever is to use it.
+/// Memory at a peer: address, length and key. Plain data, which the owner sends to the program that is to use the
+/// memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RemoteMr {
@@ -298,15 +332,15 @@ pub struct RemoteMr {
     pub addr: u64,
     /// Key of the peer's region.
     pub rkey: Rkey,
-    /// Bytes.
+    /// The number of bytes.
     pub len: u64,
 }
 
 impl RemoteMr {
-    /// Bytes that [`to_bytes`](Self::to_bytes) gives.
+    /// The length of [`to_bytes`](Self::to_bytes).
     pub const BYTES: usize = 20;
 
-    /// A part of it. Where the length came from a peer, [`try_range`](Self::try_range) does not panic.
+    /// A part of the memory. For a length from a peer use [`try_range`](Self::try_range), which does not panic.
     ///
     /// # Panics
     /// The range does not lie inside.
@@ -315,7 +349,7 @@ impl RemoteMr {
     pub fn range(&self, range: impl RangeBounds<usize>) -> Self {
         self.try_range(range).unwrap_or_else(|error| panic!("{error}"))
     }
-    /// Like [`range`](Self::range), for what a peer has a say in: its memory's length, or the range.
+    /// A part of the memory, for a length or a range that a peer may have chosen.
     ///
     /// # Errors
     /// The range does not lie inside.
@@ -324,7 +358,7 @@ impl RemoteMr {
         Ok(Self { addr: self.addr.wrapping_add(start as u64), rkey: self.rkey, len: (end - start) as u64 })
     }
 
-    /// As bytes to be sent: address, key and length, big-endian.
+    /// The value as bytes for sending: address, key and length, big-endian.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         out[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -332,7 +366,7 @@ impl RemoteMr {
         out[12..].copy_from_slice(&self.len.to_be_bytes());
         out
     }
-    /// From the bytes that [`to_bytes`](Self::to_bytes) gave.
+    /// The value from the bytes of [`to_bytes`](Self::to_bytes).
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let u64_at = |i: usize| u64::from_be_bytes(bytes[i..i + 8].try_into().expect("8 bytes"));
         let rkey = Rkey::new(u32::from_be_bytes(bytes[8..12].try_into().expect("4 bytes")));

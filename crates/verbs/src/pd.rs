@@ -1,4 +1,4 @@
-//! Protection domains and the memory in them.
+//! Protection domains, and the memory in them.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -24,10 +24,9 @@ const MAX_ARENA: usize = 64 << 20;
 /// Requests of at least this many bytes get a region of their own.
 const OWN_REGION: usize = 256 << 10;
 
-/// A protection domain: queue pairs and memory of one work together, those of two never do.
+/// A protection domain: a queue pair can use memory of its own protection domain only.
 ///
-/// Cheap to clone. It is given back to the device when the last clone, and the last object made from
-/// it, is dropped.
+/// Cheap to clone. The device's domain is freed when the last clone, and the last object made from it, is dropped.
 #[derive(Clone)]
 pub struct Pd {
     pub(crate) core: Arc<PdCore>,
@@ -52,7 +51,7 @@ impl Pd {
         Ok(Self { core: Arc::new(PdCore { ctx, handle }), arenas: Arc::default() })
     }
 
-    /// The context that it was made from.
+    /// The context of the protection domain.
     pub fn context(&self) -> Context {
         Context { ctx: Arc::clone(&self.core.ctx) }
     }
@@ -61,12 +60,12 @@ impl Pd {
         self.core.handle
     }
 
-    /// `len` zeroed bytes for local use: to send from, to receive, READ and do atomics into.
+    /// Allocates `len` zeroed bytes for local use: as the source of sends, and as the destination of receives, READs
+    /// and atomics.
     ///
-    /// Small ones are parts of arenas that are registered once (1 MiB and more), so allocation costs
-    /// no registration; parts that are dropped are used again. From 256 KiB on each has a region of its own, which
-    /// is deregistered when its last part is dropped. Arenas stay until the protection domain and all
-    /// their parts are gone.
+    /// Small ones are parts of arenas that are registered once (1 MiB and more), so allocation costs no registration;
+    /// dropped parts are reused. From 256 KiB on, each allocation has a region of its own, which is deregistered when
+    /// its last part is dropped. Arenas stay until the protection domain and all their parts are gone.
     ///
     /// # Errors
     /// The device has no more memory, or no room for another region.
@@ -93,19 +92,19 @@ impl Pd {
         Ok(Buf::new(region, addr, len))
     }
 
-    /// `count` buffers of `len` bytes each, as by [`alloc`](Self::alloc).
+    /// Allocates `count` buffers of `len` bytes each, like [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// Like [`alloc`](Self::alloc); those made so far are given back.
+    /// Like [`alloc`](Self::alloc); the buffers allocated so far are freed.
     pub fn alloc_many(&self, count: usize, len: usize) -> Result<Vec<Buf>, MemoryError> {
         (0..count).map(|_| self.alloc(len)).collect()
     }
 
-    /// `len` zeroed bytes that peers reach as `access` says (and local requests in any way): a region
-    /// of its own, aligned to 4096 bytes.
+    /// Allocates `len` zeroed bytes in a region of their own, aligned to 4096 bytes. Peers have the rights of `access`,
+    /// and local requests have all rights.
     ///
     /// # Errors
-    /// No bytes or too many, or the device has no more memory or regions.
+    /// The length is 0 or too large, or the device has no more memory or regions.
     pub fn alloc_shared(&self, len: usize, access: Access) -> Result<SharedMr, MemoryError> {
         self.core.ctx.check_region_len(len)?;
         Ok(SharedMr::new(Region::create(&self.core, len, access | Access::LOCAL_WRITE)?))
@@ -121,7 +120,7 @@ impl Pd {
     /// atomic or volatile access.
     ///
     /// # Errors
-    /// The device reaches only memory of its own, no bytes or too many, or it has no more regions.
+    /// The device reaches only memory of its own, the length is 0 or too large, or the device has no more regions.
     #[allow(unsafe_code)] // hands the caller's promise on
     pub unsafe fn register(
         &self,
@@ -149,10 +148,18 @@ impl Pd {
     /// # Errors
     /// The device's limits.
     pub fn create_srq(&self, init: SrqInit) -> Result<Srq, DeviceError> {
-        Srq::create(&self.core, init)
+        Srq::create(&self.core, init, init.max_wr)
+    }
+    /// As [`create_srq`](Self::create_srq), of a queue that [`Srq::resize`] may give room for up to `most` outstanding
+    /// requests. Completion queues of its queue pairs have entries for as many.
+    ///
+    /// # Errors
+    /// The device's limits.
+    pub fn create_srq_up_to(&self, init: SrqInit, most: u32) -> Result<Srq, DeviceError> {
+        Srq::create(&self.core, init, most)
     }
 
-    /// Creates an address handle: where datagrams go.
+    /// Creates an address handle, the path of datagrams.
     ///
     /// # Errors
     /// The device's limits, or no path.

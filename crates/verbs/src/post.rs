@@ -1,19 +1,20 @@
-//! Posting: from a request to the device's port, with what it owns in a slot meanwhile.
+//! Posting: a request goes to the device's port, and the buffers that it owns stay in a slot meanwhile.
 //!
 //! Invariants of the unsafe code:
-//! 1. Before the device sees a request, all parts of its list are in a slot. The slots are held by the
-//!    queue pair (or shared receive queue), which drops them only after the device has said that it is
-//!    destroyed; otherwise they are leaked.
-//! 2. Parts leave a slot when the device refused the request, or completed it or a later one of the
-//!    same send queue. So for as long as the device may touch memory, it is owned by a slot, nobody holds
-//!    a reference to a [`Buf`](crate::Buf)'s bytes, and a [`FrozenBuf`](crate::FrozenBuf)'s are only read.
-//! 3. Lists that are written into hold nothing frozen ([`ScatterList`]).
+//! 1. Before the device sees a request, all parts of its list are in a slot. The slots are held by the queue pair (or
+//!    shared receive queue), which drops them only after the device has confirmed the queue's destruction; otherwise
+//!    they are leaked.
+//! 2. Parts leave a slot when the device refused the request, or completed it or a later one of the same send queue. So
+//!    as long as the device may access memory, a slot owns it, no code holds a reference to a [`Buf`](crate::Buf)'s
+//!    bytes, and a [`FrozenBuf`](crate::FrozenBuf)'s bytes are only read.
+//! 3. Lists that the device writes into hold no frozen buffers ([`ScatterList`]).
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 
 use hca_core::{
-    FlatOp, MAX_MESSAGE_BYTES, Payload, PostErrorKind, QpCap, RecvPort, RecvWr, SendFlags, SendPort, SendWr,
+    DeviceError, FlatOp, MAX_MESSAGE_BYTES, Payload, PostErrorKind, QpCap, RecvPort, RecvWr, SendFlags,
+    SendPort, SendWr,
 };
 
 use crate::ah::UdPeer;
@@ -180,6 +181,12 @@ impl RecvSide {
     #[inline]
     pub(crate) fn ring(&mut self) {
         self.port.ring();
+    }
+    /// Gives the queue other room.
+    pub(crate) fn resize(&mut self, max_wr: u32) -> Result<(), DeviceError> {
+        self.port.resize(max_wr)?;
+        self.depth = max_wr;
+        Ok(())
     }
 }
 

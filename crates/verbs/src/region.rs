@@ -1,10 +1,10 @@
-//! Registered memory, which all its parts keep alive.
+//! Registered regions, which all their parts keep alive.
 //!
 //! Invariants of the unsafe code:
-//! 1. `base .. base + len` is valid from registration until the region is dropped: it is the device's own
-//!    memory, held in `memory`, or a program's, which promised so ([`crate::Pd::register`]).
-//! 2. Memory is let go only after `dereg_mr` has said that the device touches it no more; otherwise it is
-//!    leaked and logged.
+//! 1. `base .. base + len` is valid from registration until the region is dropped: it is the device's own memory, held
+//!    in `memory`, or memory of a program that guaranteed so ([`crate::Pd::register`]).
+//! 2. Memory is freed only after `dereg_mr` has confirmed that the device no longer accesses it; otherwise it is leaked
+//!    and logged.
 #![allow(unsafe_code)]
 
 use std::mem;
@@ -93,6 +93,13 @@ impl Region {
     #[inline]
     pub(crate) fn lkey(&self) -> Lkey {
         self.keys.lkey
+    }
+
+    /// Moves the region to another protection domain of the device and changes its rights.
+    pub(crate) fn rereg(&mut self, pd: &Arc<PdCore>, access: Access) -> Result<(), DeviceError> {
+        self.keys = pd.ctx.device.rereg_mr(self.keys.handle, pd.handle, access)?;
+        (self.pd, self.access) = (Arc::clone(pd), access);
+        Ok(())
     }
 
     /// Takes `len` zeroed bytes out of an arena; `None` if it has no such piece.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
-use hca_core::{DeviceError, SrqHandle, SrqInit};
+use hca_core::{DeviceError, SrqHandle, SrqInit, SrqStatus};
 
 use crate::part::{Held, ScatterList};
 use crate::pd::PdCore;
@@ -13,19 +13,18 @@ use crate::reactor::Home;
 use crate::slots::{PoolSlots, RecvPoster};
 use crate::{BuildError, Refused, sync};
 
-/// Receive requests that many queue pairs take from. One thread at a time posts; queue pairs are built on its
-/// [`reference`](Self::reference) and keep it alive.
+/// A shared receive queue, from which many queue pairs take requests. One thread at a time posts; queue pairs are built
+/// on its [`reference`](Self::reference) and keep the queue alive.
 ///
-/// A queue pair that is dropped takes along the requests that it has consumed and whose completions
-/// were not polled: their buffers go back to their domain, and their places in the queue are free again. To lose
-/// none, move it to the error state first, and poll until `AsyncEvent::LastWqeReached` and the last completion
-/// have come.
+/// If a queue pair is dropped, the requests that it has consumed and whose completions were not polled are lost: their
+/// buffers return to their domain, and their places in the queue are free again. To lose none, move the queue pair to
+/// the error state first, and poll until `AsyncEvent::LastWqeReached` and the last completion have come.
 pub struct Srq {
     side: RecvSide,
     srq: SrqRef,
 }
 
-/// Names a shared receive queue, to build queue pairs on. Cheap to clone.
+/// A reference to a shared receive queue, for building queue pairs. Cheap to clone.
 #[derive(Clone)]
 pub struct SrqRef {
     pub(crate) inner: Arc<SrqInner>,
@@ -36,16 +35,24 @@ pub(crate) struct SrqInner {
     pub(crate) pd: Arc<PdCore>,
     pub(crate) handle: SrqHandle,
     pub(crate) init: SrqInit,
+    /// The room that it may be given; completion queues have entries for as many.
+    pub(crate) most: u32,
     pub(crate) slots: sync::Arc<PoolSlots<Held>>,
     /// Where messages that tasks have done with go, if it is an [`AsyncSrq`](crate::AsyncSrq).
     pub(crate) home: OnceLock<Weak<dyn Home>>,
 }
 
 impl Srq {
-    pub(crate) fn create(pd: &Arc<PdCore>, init: SrqInit) -> Result<Self, DeviceError> {
+    pub(crate) fn create(pd: &Arc<PdCore>, init: SrqInit, most: u32) -> Result<Self, DeviceError> {
+        let most = most.max(init.max_wr);
+        let max = pd.ctx.device.attr().max_srq_wr;
+        if most > max {
+            let (value, max) = (most.into(), max.into());
+            return Err(DeviceError::OutOfRange { what: "max_wr", value, min: 1, max });
+        }
         let (handle, port) = pd.ctx.device.create_srq(pd.handle, &init)?;
-        let (slots, poster) = PoolSlots::create(init.max_wr, init.max_sge as usize);
-        let inner = SrqInner { pd: Arc::clone(pd), handle, init, slots, home: OnceLock::new() };
+        let (slots, poster) = PoolSlots::create(most, init.max_sge as usize);
+        let inner = SrqInner { pd: Arc::clone(pd), handle, init, most, slots, home: OnceLock::new() };
         let side = RecvSide::new(port, RecvPoster::Shared(poster), Arc::clone(pd), init.max_wr, init.max_sge);
         Ok(Self { side, srq: SrqRef { inner: Arc::new(inner) } })
     }
@@ -62,7 +69,7 @@ impl Srq {
     pub fn init(&self) -> SrqInit {
         self.srq.inner.init
     }
-    /// Requests that are posted and have not come back by a poll.
+    /// The number of posted requests that no poll has returned.
     pub fn outstanding(&self) -> u32 {
         self.srq.inner.slots.outstanding()
     }
@@ -70,7 +77,7 @@ impl Srq {
     /// Posts a receive request with id 0, and tells the device.
     ///
     /// # Errors
-    /// It is not taken, and its list comes back: the queue is full, the list is too long or of another
+    /// The request is refused, and its list comes back: the queue is full, or the list is too long or of another
     /// protection domain.
     pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
         self.post_recv_id(0, local)
@@ -78,7 +85,7 @@ impl Srq {
     /// Like [`post_recv`](Self::post_recv), with an id.
     ///
     /// # Errors
-    /// As there.
+    /// As [`post_recv`](Self::post_recv).
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
         self.side.post::<true, _>(id, local).map_err(|(request, error)| Refused { request, error })
     }
@@ -87,7 +94,30 @@ impl Srq {
         RecvBatch::of(&mut self.side)
     }
 
-    /// Arms the limit event: it is raised once, when fewer than `limit` requests are left. 0 disarms.
+    /// Gives the queue room for `max_wr` outstanding requests, up to the most that it was created for
+    /// ([`Pd::create_srq_up_to`](crate::Pd::create_srq_up_to)). Requests that wait in it stay.
+    ///
+    /// # Errors
+    /// `max_wr` is 0, beyond that, or fewer than wait; or the device can not (`Abilities::srq_resize`). The queue is as
+    /// it was.
+    pub fn resize(&mut self, max_wr: u32) -> Result<(), DeviceError> {
+        let most = self.srq.inner.most;
+        if max_wr > most {
+            let (value, max) = (max_wr.into(), most.into());
+            return Err(DeviceError::OutOfRange { what: "max_wr", value, min: 1, max });
+        }
+        self.side.resize(max_wr)
+    }
+    /// The attributes of the queue as the device has them.
+    ///
+    /// # Errors
+    /// The device has no such query.
+    pub fn query(&self) -> Result<SrqStatus, DeviceError> {
+        let inner = &self.srq.inner;
+        inner.pd.ctx.device.query_srq(inner.handle)
+    }
+
+    /// Arms the limit event, which is raised once, when fewer than `limit` requests are left; 0 disarms it.
     ///
     /// # Errors
     /// The limit is beyond the queue's depth.

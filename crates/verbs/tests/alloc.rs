@@ -208,6 +208,7 @@ fn echo() -> Context {
         atomics: AtomicScope::None,
         foreign_memory: false,
         general_services: false,
+        abilities: hca_core::Abilities::default(),
     };
     let ring = Ring { completions: [Completion::default(); 256], head: 0, tail: 0 };
     let (done, built) = (Arc::new(Mutex::new(ring)), AtomicU32::new(QP.generation));

@@ -6,8 +6,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use hca_core::wire::{ICRC_BYTES, Packet, PacketOp};
-use hca_core::{AddressVector, Counter, Instant, Psn, Qpn};
-use hca_fabric::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+use hca_core::{AddressVector, Counter, Instant, Psn};
+use hca_fabric::{
+    Fabric, FabricAttr, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+};
 
 use super::arena::{LEAK, SECRET};
 
@@ -77,7 +79,7 @@ impl Fabric for WireFabric {
     fn attr(&self) -> &FabricAttr {
         &self.attr
     }
-    fn open_path_of(&mut self, _: &AddressVector, _: Option<Qpn>) -> Result<PathId, PathError> {
+    fn open_path_of(&mut self, _: &AddressVector, _: QpEnds) -> Result<PathId, PathError> {
         let mut wire = self.wire.lock().unwrap();
         wire.paths.push(true);
         Ok(PathId(wire.paths.len() as u32 - 1))

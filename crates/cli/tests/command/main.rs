@@ -1,4 +1,4 @@
-//! The `hca` command as a user meets it: exit codes, what stands on which stream, and what errors say.
+//! The `hca` command for its users: exit codes, the contents of its output streams, and error messages.
 
 mod signals;
 
@@ -87,6 +87,7 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
         (&["perf", "--layer", "portals", "--depth", "2000000"], "1000000"),
         (&["perf", "--layer", "portals", "--depth", "1", "--op", "get"], "--op away"),
         (&["perf", "--layer", "portals", "--service", "ud"], "--service away"),
+        (&["perf", "--layer", "portals", "--cm"], "--cm away"),
         (&["perf", "--layer", "portals", "--offload", "maybe"], "off"),
         (&["portals", "trace", "--scenario", "nothing"], "unexpected"),
         (&["portals", "trace", "/nonexistent/lists.txt"], "/nonexistent/lists.txt"),
@@ -218,7 +219,7 @@ fn completions_and_manual_pages_are_made() {
 #[test]
 fn devinfo_tells_limits_port_and_counters() {
     let info = &json_lines(&run(&["devinfo", "udp://?mtu=1024", "--json"]))[0];
-    assert_eq!(info["limits"]["max_qp"], 65_534);
+    assert_eq!(info["limits"]["max_qp"], 65_533);
     assert_eq!(info["port"]["active_mtu"], 1024);
     assert!(info["port"]["gid"].as_str().unwrap().starts_with("::ffff:127."), "{info}");
     assert!(info["counters"].as_object().unwrap().len() > 5, "{info}");
@@ -303,6 +304,14 @@ fn perf_measures_every_service_in_every_progress_mode() {
             assert!(row["count"].as_u64().unwrap() > 0, "{row}");
         }
     }
+}
+
+#[test]
+fn perf_measures_every_service_connected_by_cm() {
+    let args = ["perf", "--cm", "--json", "--service", "rc,uc,ud", "--size", "64", "--duration", "0.04"];
+    let rows = json_lines(&run(&[&args[..], &["--op", "send,write"]].concat()));
+    assert_eq!(rows.len(), 5);
+    assert!(rows.iter().all(|row| row["count"].as_u64().unwrap() > 0), "{rows:?}");
 }
 
 #[test]

@@ -4,7 +4,9 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hca_verbs::{AckTimeout, ConnectOptions, Connected, Context, Endpoint, Gid, Lid, Mtu, QpControl, QpType};
+use hca_verbs::{
+    AckTimeout, ConnectOptions, Connected, Context, Endpoint, Gid, Lid, Mtu, Psn, QpControl, QpType,
+};
 
 use super::ConnectionError;
 use super::manager::{End, Held, Manager, State};
@@ -153,14 +155,13 @@ async fn attempt<S: Connected>(
     let remote = Endpoint {
         service: ours.service,
         qpn: reply.local_qpn,
-        psn: reply.starting_psn,
+        psn: ours.psn,
         mtu,
         rd_atomic: reply.responder_resources,
         gid: peer,
         lid: Lid::default(),
     };
-    let options =
-        ConnectOptions { rnr_retry: reply.rnr_retry_count.get() as u8, ..ConnectOptions::default() };
+    let options = options(reply.starting_psn, reply.rnr_retry_count);
     if let Err(e) = qp.connect(&remote, &options) {
         let (info, none) = (Info::EMPTY, PrivateData::EMPTY);
         let _ = manager.call(|state, now| state.machine.reject(now, id, Reason::NO_RESOURCES, info, none));
@@ -172,6 +173,11 @@ async fn attempt<S: Connected>(
         state.machine.ready(id, PrivateData::EMPTY)
     })?;
     Ok(Connection { held, remote, private_data: reply.private_data.bytes().to_vec() })
+}
+
+/// The settings of a connection: each side's first PSN is the other side's choice.
+pub(super) fn options(psn: Psn, rnr_retry_count: Bits<3>) -> ConnectOptions {
+    ConnectOptions { psn: Some(psn), rnr_retry: rnr_retry_count.get() as u8, ..ConnectOptions::default() }
 }
 
 /// Has the queue pair stopped when the peer ends the connection.

@@ -4,10 +4,10 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hca_verbs::{ConnectOptions, Connected, Context, Endpoint, Lid, QpControl, QpType};
+use hca_verbs::{Connected, Context, Endpoint, Lid, QpControl, QpType};
 
 use super::ConnectionError;
-use super::connection::{Connection, ended, first_address, reply, stop_at_the_end};
+use super::connection::{Connection, ended, first_address, options, reply, stop_at_the_end};
 use super::manager::{Asked, Held, Manager, Request};
 use super::wait::{Subject, block, block_on};
 use crate::wire::{Info, PrivateData, Reason, Rep, Req, Transport};
@@ -206,7 +206,7 @@ impl Incoming {
         let remote = Endpoint {
             service: self.service(),
             qpn: self.request.local_qpn,
-            psn: self.request.starting_psn,
+            psn: ours.psn,
             mtu: self.request.path_mtu,
             rd_atomic: self.request.responder_resources,
             gid: self.from,
@@ -219,10 +219,7 @@ impl Incoming {
             let why = ConnectionError::Rejected { reason: Reason::INVALID_MTU, private_data: Vec::new() };
             return Err(why);
         }
-        let options = ConnectOptions {
-            rnr_retry: self.request.rnr_retry_count.get() as u8,
-            ..ConnectOptions::default()
-        };
+        let options = options(self.request.starting_psn, self.request.rnr_retry_count);
         if let Err(e) = qp.connect(&remote, &options) {
             self.refuse(Reason::NO_RESOURCES, PrivateData::EMPTY);
             return Err(e.into());

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
@@ -101,18 +102,33 @@ pub(super) struct State {
     give_up: BTreeSet<(Instant, CommId)>,
     /// The last peer to which there is no path.
     no_path: Option<(Gid, DeviceError)>,
+    /// The manager is gone, and its thread ends.
+    ended: bool,
     stopped: Option<String>,
     /// The port that a connect takes next as its own.
     next_port: u16,
 }
 
-/// The connection manager of a context.
+/// The connection manager of a context, which ends with its last listener, connection and resolution. Its thread has no
+/// part in that, so that the queue pair is gone when the last of them is.
 pub(super) struct Manager {
+    core: Arc<Core>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Deref for Manager {
+    type Target = Core;
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+/// The state that a manager and its thread share.
+pub(super) struct Core {
     pub(super) gid: Gid,
     pub(super) mtu: Mtu,
     begun: std::time::Instant,
     state: Mutex<State>,
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The managers of this process, by their devices.
@@ -186,23 +202,59 @@ impl Manager {
             waiters: Waiters::default(),
             give_up: BTreeSet::new(),
             no_path: None,
+            ended: false,
             stopped: None,
             next_port: 0,
         };
-        let manager = Arc::new(Self {
-            gid: port.gid,
-            mtu: port.active_mtu,
-            begun: std::time::Instant::now(),
-            state: Mutex::new(state),
-            thread: Mutex::new(None),
-        });
-        let worker = Worker { manager: Arc::downgrade(&manager), cq, rq, _pd: pd };
+        let (gid, mtu) = (port.gid, port.active_mtu);
+        let core = Arc::new(Core { gid, mtu, begun: std::time::Instant::now(), state: Mutex::new(state) });
+        let worker = Worker { core: Arc::clone(&core), cq, rq, _pd: pd };
         let spawned = hca_process::spawn("hca-cm", move || worker.run());
         let io = |source| DeviceIo { doing: "starting the connection manager's thread", source };
-        *lock(&manager.thread) = Some(spawned.map_err(|e| ConnectionError::Device(io(e).into()))?);
-        Ok(manager)
+        let thread = Some(spawned.map_err(|e| ConnectionError::Device(io(e).into()))?);
+        Ok(Arc::new(Self { core, thread }))
     }
+    /// Asks a peer for a connection, which has so much time to be established.
+    pub(super) fn connect(
+        self: &Arc<Self>,
+        to: Gid,
+        request: &Req,
+        timeout: Option<Duration>,
+    ) -> Result<Held, ConnectionError> {
+        self.ask(to, |state, now| {
+            let id = state.machine.connect(now, to.into(), request)?;
+            let give_up = timeout.map(|timeout| now + timeout);
+            state.give_up.extend(give_up.map(|at| (at, id)));
+            state.conns.insert(id, Status { give_up, ..Status::default() });
+            Ok(id)
+        })
+    }
+    /// Asks a peer for the queue pair of a service.
+    pub(super) fn resolve(self: &Arc<Self>, ask: &Resolve) -> Result<Held, ConnectionError> {
+        self.ask(ask.to.gid, |state, now| {
+            let id = state.machine.resolve(now, ask)?;
+            state.resolved.insert(id, None);
+            Ok(id)
+        })
+    }
+    /// Asks a peer, to which there has to be a path: nothing wakes the thread for a message that does not leave.
+    fn ask(
+        self: &Arc<Self>,
+        to: Gid,
+        ask: impl FnOnce(&mut State, Instant) -> Result<CommId, CmError>,
+    ) -> Result<Held, ConnectionError> {
+        let (id, no_path) = self.locked(|state| {
+            state.no_path = None;
+            let id = ask(state, self.now())?;
+            state.settle();
+            Ok::<_, CmError>((id, state.no_path.take_if(|(gid, _)| *gid == to)))
+        })?;
+        let held = Held { manager: Arc::clone(self), id };
+        no_path.map_or(Ok(held), |(_, error)| Err(error.into()))
+    }
+}
 
+impl Core {
     pub(super) fn now(&self) -> Instant {
         Instant::ZERO + self.begun.elapsed()
     }
@@ -248,44 +300,6 @@ impl Manager {
             49_152 + state.next_port
         })
     }
-    /// Asks a peer for a connection, which has so much time to be established.
-    pub(super) fn connect(
-        self: &Arc<Self>,
-        to: Gid,
-        request: &Req,
-        timeout: Option<Duration>,
-    ) -> Result<Held, ConnectionError> {
-        self.ask(to, |state, now| {
-            let id = state.machine.connect(now, to.into(), request)?;
-            let give_up = timeout.map(|timeout| now + timeout);
-            state.give_up.extend(give_up.map(|at| (at, id)));
-            state.conns.insert(id, Status { give_up, ..Status::default() });
-            Ok(id)
-        })
-    }
-    /// Asks a peer for the queue pair of a service.
-    pub(super) fn resolve(self: &Arc<Self>, ask: &Resolve) -> Result<Held, ConnectionError> {
-        self.ask(ask.to.gid, |state, now| {
-            let id = state.machine.resolve(now, ask)?;
-            state.resolved.insert(id, None);
-            Ok(id)
-        })
-    }
-    /// Asks a peer, to which there has to be a path: nothing wakes the thread for a message that does not leave.
-    fn ask(
-        self: &Arc<Self>,
-        to: Gid,
-        ask: impl FnOnce(&mut State, Instant) -> Result<CommId, CmError>,
-    ) -> Result<Held, ConnectionError> {
-        let (id, no_path) = self.locked(|state| {
-            state.no_path = None;
-            let id = ask(state, self.now())?;
-            state.settle();
-            Ok::<_, CmError>((id, state.no_path.take_if(|(gid, _)| *gid == to)))
-        })?;
-        let held = Held { manager: Arc::clone(self), id };
-        no_path.map_or(Ok(held), |(_, error)| Err(error.into()))
-    }
     /// Has the queue pair of a connection stopped when the connection ends.
     pub(super) fn stop_with(&self, id: CommId, stop: impl Fn() + Send + 'static) {
         lock(&self.state).stops.insert(id, Box::new(stop));
@@ -305,14 +319,14 @@ impl From<DeviceIo> for DeviceError {
 
 impl Drop for Manager {
     fn drop(&mut self) {
-        // The thread sees that the manager is gone once its queue pair is in error, which completes all receives.
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let _ = state.sq.control().to_error();
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        // The last to let the manager go may be the thread itself.
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
-            let _ = thread.join();
-        }
+        self.locked(|state| {
+            state.ended = true;
+            // All receives complete, so that the thread wakes.
+            let _ = state.sq.control().to_error();
+        });
+        // The last to let the manager go may be a task that the thread wakes.
+        let thread = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());
+        let _ = thread.map(JoinHandle::join);
     }
 }
 
@@ -441,7 +455,7 @@ impl State {
 
 /// The thread that takes datagrams and keeps the time.
 struct Worker {
-    manager: Weak<Manager>,
+    core: Arc<Core>,
     cq: CompletionQueue,
     rq: RecvQueue<Ud>,
     _pd: Pd,
@@ -452,15 +466,16 @@ impl Worker {
         let mut wcs = Completions::default();
         let (mut heard, mut back): (Vec<(Gid, Buf)>, Vec<Buf>) = Default::default();
         loop {
-            let Some(manager) = self.manager.upgrade() else { return };
-            let wait = manager.locked(|state| {
-                let now = manager.now();
+            let (ended, wait) = self.core.locked(|state| {
+                let now = self.core.now();
                 for (from, buf) in &heard {
                     state.machine.handle(now, (*from).into(), &buf[Grh::BYTES..]);
                 }
-                state.turn(now).map(|at| at.since(now))
+                (state.ended, state.turn(now).map(|at| at.since(now)))
             });
-            drop(manager);
+            if ended {
+                return;
+            }
             back.extend(heard.drain(..).map(|(_, buf)| buf));
             if let Err(error) = self.post(&mut back) {
                 return self.stop(&error);
@@ -486,11 +501,9 @@ impl Worker {
     }
     /// Nothing arrives any more.
     fn stop(&self, why: &str) {
-        if let Some(manager) = self.manager.upgrade() {
-            manager.locked(|state| {
-                state.stopped = Some(why.to_string());
-                state.waiters.tell_all();
-            });
-        }
+        self.core.locked(|state| {
+            state.stopped = Some(why.to_string());
+            state.waiters.tell_all();
+        });
     }
 }

@@ -16,19 +16,19 @@ use crate::{Bed, Feature};
 
 /// Counts how often it was woken.
 #[derive(Default)]
-struct Bell(AtomicUsize);
+pub(crate) struct Bell(AtomicUsize);
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::AcqRel);
     }
 }
 impl Bell {
-    fn on(cq: &Cq) -> Arc<Self> {
+    pub(crate) fn on(cq: &Cq) -> Arc<Self> {
         let bell = Arc::new(Self::default());
         cq.set_waker(&Waker::from(bell.clone()));
         bell
     }
-    fn rung(&self) -> usize {
+    pub(crate) fn rung(&self) -> usize {
         self.0.load(Ordering::Acquire)
     }
 }

@@ -1,6 +1,7 @@
 //! The checks, by topic.
 
 pub(crate) mod atomics;
+pub(crate) mod changes;
 pub(crate) mod concurrency;
 pub(crate) mod cq;
 pub(crate) mod errors;

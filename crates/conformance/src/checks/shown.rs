@@ -7,7 +7,7 @@ use hca_core::{
 
 use crate::Bed;
 use crate::node::Node;
-use crate::qp::{Conn, Pair, connect};
+use crate::qp::{ALL, Conn, Pair, connect};
 
 /// A counter's value; `None` where the device has none of the name.
 fn value(of: &[Counter], name: &str) -> Option<u64> {
@@ -126,30 +126,51 @@ pub(crate) fn queue_pairs_are_listed_with_their_peers(bed: &dyn Bed) {
 }
 
 pub(crate) fn completions_have_times_of_the_devices_clock(bed: &dyn Bed) {
-    let p = Pair::rc(bed);
-    let poll =
-        |out: &mut [Completion], at: &mut [u64]| p.a.send_cq.with_port(|port| port.poll_with_times(out, at));
+    let [a, b] = Node::open(bed);
     let (mut out, mut at) = ([Completion::default(); 4], [0; 4]);
-    let Some(before) = p.a.node.dev().clock() else {
-        assert_eq!(poll(&mut out, &mut at), None, "times without a clock mean nothing");
+    let Some(before) = a.dev().clock() else {
+        let polled = a.cq(4).with_port(|port| port.poll_with_times(&mut out, &mut at));
+        assert_eq!(polled, None, "times without a clock mean nothing");
         return;
     };
+    let (conn, cq) = (Conn::default(), a.timed_cq(512));
+    let (qa, qb) = (a.qp_on(&conn, &cq, &cq, None), b.qp(&conn));
+    connect(&conn, &qa, &qb);
+    let (ma, mb) = (a.mem(4096, ALL), b.mem(4096, ALL));
     let mut times = Vec::new();
-    for id in 0..3 {
-        p.a.send(id, SendOp::Write(p.mb.remote(0)), &[p.ma.sge(0, 8)]);
-        p.a.node.world.wait("a completion with its time", || {
-            let n = poll(&mut out, &mut at).expect("a device with a clock has times");
+    let mut poll = |ids: core::ops::Range<u64>| {
+        let end = times.len() + ids.clone().count();
+        let mut ids = ids;
+        a.world.wait("completions with their times", || {
+            let n = cq.with_port(|port| port.poll_with_times(&mut out, &mut at)).expect("a queue with times");
+            assert!(out[..n].iter().all(|c| ids.next() == Some(c.wr_id)), "{out:?}");
             times.extend_from_slice(&at[..n]);
-            (n > 0).then(|| assert_eq!((n, out[0].wr_id), (1, id)))
+            (times.len() == end).then_some(())
         });
+    };
+    let write = |id| qa.send(id, SendOp::Write(mb.remote(0)), &[ma.sge(0, 8)]);
+    for id in 0..3 {
+        write(id);
+        poll(id..id + 1);
     }
-    let after = p.a.node.dev().clock().expect("it had one");
+    // Several wait: each has the time at which it came, not that of the poll.
+    (3..9).for_each(write);
+    a.world.settle();
+    let polled = a.dev().clock().expect("it had one");
+    poll(3..9);
+    let after = a.dev().clock().expect("it had one");
     assert_eq!(after.khz, before.khz);
-    let in_order = times.is_sorted() && before.now <= times[0] && times[2] <= after.now;
-    assert!(in_order, "{before:?} {times:?} {after:?}");
+    let in_order = times.is_sorted() && before.now <= times[0] && times[8] <= polled.now;
+    assert!(in_order, "{before:?} {times:?} {polled:?}");
     // The other ways to poll go on as before.
-    p.a.send_cq.arm(Notify::Any);
-    p.assert_works();
+    cq.arm(Notify::Any);
+    for id in 20..24 {
+        write(id);
+        cq.ok(id);
+    }
+    qa.recv(31, &[ma.sge(0, 64)]);
+    qb.send(32, SendOp::Send, &[mb.sge(0, 64)]);
+    cq.ok(31);
 }
 
 pub(crate) fn an_event_names_the_object_that_it_is_about(bed: &dyn Bed) {

@@ -44,7 +44,7 @@ impl Bed {
     }
     /// 64 MiB; less where packets are made by code that is not optimised.
     pub(crate) fn huge(&self) -> usize {
-        let packets = !matches!(self.on, Ground::Soft(Net::Shm | Net::Auto));
+        let packets = !matches!(self.on, Ground::Soft(Net::Shm | Net::Auto | Net::AutoShared));
         if packets && cfg!(debug_assertions) { 8 << 20 } else { 64 << 20 }
     }
     /// `n` devices that can reach each other.

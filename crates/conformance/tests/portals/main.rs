@@ -218,6 +218,7 @@ suite!(shm_host, Bed::new(Net::Shm, Progress::Inline, false));
 suite!(shm_adapter, Bed::new(Net::Shm, Progress::Adaptive, true));
 suite!(auto_host, Bed::new(Net::Auto, Progress::Adaptive, false));
 suite!(auto_adapter, Bed::new(Net::Auto, Progress::Adaptive, true));
+suite!(auto_shared_adapter, Bed::new(Net::AutoShared, Progress::Adaptive, true));
 suite!(uring_host, Bed::new(Net::Uring, Progress::Inline, false));
 suite!(uring_adapter, Bed::new(Net::Uring, Progress::Adaptive, true));
 suite!(

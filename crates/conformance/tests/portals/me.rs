@@ -2,7 +2,7 @@
 
 use portals::v4::{
     AckReq, AtomicOp, CtEvent, Datatype, EventKind, Fetch, Get, Le, LeOptions, ListKind, Md, MdOptions, Me,
-    MeOptions, NiFail, PtOptions, Put, ReturnCode, SearchOp, Source as From, StatusRegister,
+    MeOptions, NiFail, Nid, PtOptions, Put, ReturnCode, SearchOp, Source as From, StatusRegister,
 };
 
 use crate::bed::{Bed, LIST, MATCHING, Pair, Sink, Source, code, id, pattern};
@@ -70,9 +70,11 @@ pub(crate) fn match_bits_and_ignore_bits_choose_the_entry(bed: &Bed) {
 pub(crate) fn match_id_chooses_the_initiator(bed: &Bed) {
     let (pair, source, sink) = sides(bed, 64);
     let (a, b) = (id(&pair.a), id(&pair.b));
+    // Both may be at one address, which is one node then.
+    let elsewhere = Nid(a.nid().0 ^ 1 << 31);
     for (n, match_id) in [
         (1, From::exactly(b)),
-        (2, From::physical(Some(b.nid()), None)),
+        (2, From::physical(Some(elsewhere), None)),
         (3, From::physical(Some(a.nid()), Some(a.pid()))),
     ] {
         let me = Me { match_id, ..sink.me(MeOptions::OP_PUT) };

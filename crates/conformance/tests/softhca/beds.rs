@@ -29,6 +29,8 @@ pub(crate) enum Net {
     SharedUring,
     /// UDP sockets, and shared memory between queue pairs of the service RC, both ends in this process.
     Auto,
+    /// The same of adapters that share one address.
+    AutoShared,
     /// Rings in shared memory, both ends in this process.
     Shm,
     /// The same, and no memory but the rings is shared.
@@ -99,12 +101,14 @@ impl Bed for SoftBed {
                         Box::new(ShmFabric::open(&domain, &options).expect("it opens"))
                     }
                     Net::Uring => uring(),
-                    Net::Shared | Net::SharedUring => {
+                    Net::Shared | Net::SharedUring | Net::AutoShared => {
                         let options = UdpOptions { slots: 16, ..UdpOptions::default() };
                         let open = |a| match self.net {
                             Net::Shared => {
                                 UdpFabric::open(a, &options).map(|f| Box::new(f) as Box<dyn Fabric>)
                             }
+                            Net::AutoShared => AutoFabric::open(a, &options, &ShmOptions::default())
+                                .map(|f| Box::new(f) as _),
                             _ => UringFabric::open_or_udp(
                                 a,
                                 &UringOptions { udp: options, ..UringOptions::default() },
@@ -137,7 +141,7 @@ impl Bed for SoftBed {
                 IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 250)).into()
             }
             // Addresses of tests end in 2 to 251.
-            Net::Udp | Net::Uring | Net::Auto | Net::Shared | Net::SharedUring => {
+            Net::Udp | Net::Uring | Net::Auto | Net::AutoShared | Net::Shared | Net::SharedUring => {
                 Ipv4Addr::new(127, 255, 0, 253).into()
             }
         })

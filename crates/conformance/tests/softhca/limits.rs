@@ -45,7 +45,7 @@ fn fill<T>(limit: u32, mut create: impl FnMut() -> Result<T, DeviceError>) -> Ve
 fn the_limits_are_those_that_programs_count_on() {
     let hca = open(Limits::default());
     let a = hca.attr();
-    assert_eq!((a.max_qp, a.max_mr, a.max_qp_wr, a.max_sge), (65_534, 1 << 20, 32_768, 64));
+    assert_eq!((a.max_qp, a.max_mr, a.max_qp_wr, a.max_sge), (65_533, 1 << 20, 32_768, 64));
     assert!(a.max_inline >= 1024 && a.max_srq_wr >= 32_768 && a.max_cqe >= 32_768);
     assert_eq!(a.atomics, hca_core::AtomicScope::Cpu);
 }
@@ -80,7 +80,7 @@ fn sixty_five_thousand_queue_pairs_and_a_million_regions() {
     let memory = hca.alloc_memory(4096).unwrap();
     let pd = hca.alloc_pd().unwrap();
     let (cq, _port) = hca.create_cq(64).unwrap();
-    let qps = fill(65_534, || smallest_qp(&hca, pd, cq));
+    let qps = fill(65_533, || smallest_qp(&hca, pd, cq));
     let mrs = fill(1 << 20, || reg(&hca, pd, &memory));
     for mr in mrs {
         hca.dereg_mr(mr.handle).unwrap();

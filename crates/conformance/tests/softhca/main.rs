@@ -30,6 +30,10 @@ suite!(auto_inline, SoftBed::new(Net::Auto, Progress::Inline));
 suite!(auto_thread, SoftBed::new(Net::Auto, Progress::Thread));
 suite!(auto_adaptive, SoftBed::new(Net::Auto, Progress::Adaptive));
 
+suite!(auto_shared_inline, SoftBed::new(Net::AutoShared, Progress::Inline));
+suite!(auto_shared_thread, SoftBed::new(Net::AutoShared, Progress::Thread));
+suite!(auto_shared_adaptive, SoftBed::new(Net::AutoShared, Progress::Adaptive));
+
 suite!(shm_inline, SoftBed::new(Net::Shm, Progress::Inline));
 suite!(shm_thread, SoftBed::new(Net::Shm, Progress::Thread));
 suite!(shm_adaptive, SoftBed::new(Net::Shm, Progress::Adaptive));

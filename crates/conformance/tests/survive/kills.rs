@@ -8,7 +8,7 @@ use test_support::random::Rng;
 use test_support::roles::say;
 
 use crate::load::{Load, OWN, counters, pattern};
-use crate::{domain, own_domain, peer, start};
+use crate::{domain, own_domain, peer, shared_address, start};
 
 /// The time in which a survivor's requests to the dead end: not a quarter of what a silent peer is given, so that only
 /// the news of the death can end them in time.
@@ -132,6 +132,11 @@ fn killed_peers_whose_memory_is_fetched_fail_their_own_requests_and_nobody_elses
 }
 
 #[test]
+fn killed_peers_at_the_same_address_fail_their_own_requests_and_nobody_elses() {
+    kill(&shared_address(), 50, Progress::Adaptive, 3);
+}
+
+#[test]
 #[ignore = "needs minutes"]
 fn a_thousand_killed_peers_fail_their_own_requests_and_nobody_elses() {
     let seed = std::env::var("HCA_KILL_SEED").ok().and_then(|s| s.parse().ok());
@@ -140,5 +145,6 @@ fn a_thousand_killed_peers_fail_their_own_requests_and_nobody_elses() {
     for (progress, rounds) in [(Progress::Inline, 334), (Progress::Adaptive, 333), (Progress::Thread, 333)] {
         kill(&domain(), rounds, progress, seed);
         kill(&own_domain(), rounds / 2, progress, seed);
+        kill(&shared_address(), rounds, progress, seed);
     }
 }

@@ -3,7 +3,7 @@
 //! it, and each piece lands where its place in the pattern says.
 
 use hca_core::{Access, AckTimeout, WcOpcode, WcStatus};
-use hca_fabric::{ShmFabric, ShmOptions};
+use hca_fabric::{AutoFabric, Fabric, ShmFabric, ShmOptions, UdpOptions};
 use hca_verbs::{
     CompletionQueue, Completions, ConnectError, ConnectOptions, Context, Endpoint, Pd, QueuePair, Rc,
     RemoteMr, SendRequest, SharedMr, Wc,
@@ -20,6 +20,8 @@ const RECVS: usize = 8;
 
 /// Processes of a domain whose name begins so work on memory of their own instead of the adapter's.
 pub(crate) const OWN: &str = "own.";
+/// Begins a domain that is one address for all, behind this.
+pub(crate) const AT: &str = "at.";
 
 /// What a region consists of.
 const PATTERN: usize = 256 << 10;
@@ -79,6 +81,11 @@ pub(crate) struct Load {
 impl Load {
     pub(crate) fn open(domain: &str, progress: Progress) -> Self {
         let options = ShmOptions { ring_bytes: 1 << 18, ..ShmOptions::default() };
+        if let Some(address) = domain.strip_prefix(AT) {
+            let udp = UdpOptions { slots: 16, ..UdpOptions::default() };
+            let fabric = AutoFabric::open(address.parse().expect("an address"), &udp, &options);
+            return Self::on(fabric.expect("the address has room"), progress);
+        }
         let fabric = ShmFabric::open(domain, &options).expect("shared memory can be had");
         let load = Self::on(fabric, progress);
         if domain.starts_with(OWN) { load.on_own_memory() } else { load }
@@ -89,7 +96,7 @@ impl Load {
         Self { own: Some(Vec::new()), ..self }
     }
 
-    pub(crate) fn on(fabric: ShmFabric, progress: Progress) -> Self {
+    pub(crate) fn on(fabric: impl Fabric, progress: Progress) -> Self {
         let options = Options { progress, ..Options::default() };
         let context = Context::new(SoftHca::open(Box::new(fabric), options).expect("an adapter opens"));
         let pd = context.alloc_pd().unwrap();

@@ -1,5 +1,5 @@
-//! What programs over shared memory survive, on the level of verbs: peers that are killed or stopped, systems that
-//! refuse, containers, and little memory. Each test starts processes of its own, which are this program again in a
+//! Faults that programs over shared memory survive, at the level of verbs: peers that are killed or stopped, systems
+//! that refuse, containers, and little memory. Each test starts processes of its own, which are this program again in a
 //! role.
 #![deny(unsafe_code)]
 
@@ -18,6 +18,7 @@ mod torn;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use hca_fabric::{Fabric, UdpFabric, UdpOptions};
 use load::Load;
 use softhca::Progress;
 use test_support::roles::{Helper, hear, role, say};
@@ -31,6 +32,12 @@ fn domain() -> String {
 /// A domain whose processes work on memory of their own.
 fn own_domain() -> String {
     format!("{}{}", load::OWN, domain())
+}
+
+/// One address for all processes, which have shared memory with each other.
+fn shared_address() -> String {
+    let free = test_support::addresses::at_free(40, |a| UdpFabric::open(a, &UdpOptions::default()).ok());
+    format!("{}{}", load::AT, free.attr().local)
 }
 
 /// The test that a child runs.

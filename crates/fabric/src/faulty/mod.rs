@@ -12,9 +12,11 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use hca_core::wire::ICRC_BYTES;
-use hca_core::{AddressVector, Counter, Instant, Qpn};
+use hca_core::{AddressVector, Counter, Instant};
 
-use crate::{Direction, Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+use crate::{
+    Direction, Fabric, FabricAttr, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+};
 pub use plan::{FaultPlan, FaultPlanError, Faults, Script, Verdict};
 
 /// Packets that are held back at most; what comes beyond is lost.
@@ -278,8 +280,8 @@ impl Fabric for Faulty {
     fn attr(&self) -> &FabricAttr {
         &self.attr
     }
-    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
-        self.inner.open_path_of(av, qpn)
+    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
+        self.inner.open_path_of(av, ends)
     }
     fn close_path(&mut self, path: PathId) {
         self.inner.close_path(path);

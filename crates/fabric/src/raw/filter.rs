@@ -170,7 +170,14 @@ mod tests {
         use super::super::frame::{MAX_HEAD_BYTES, Source, Template};
         let (local, peer) = (src.parse().unwrap(), dst.parse().unwrap());
         let source = Source { version, local, mac: [2; 6], vlan: None };
-        let key = crate::paths::PathKey { peer, traffic_class: 0, hop_limit: 64, flow_label: 0, lane: 0 };
+        let key = crate::paths::PathKey {
+            peer,
+            traffic_class: 0,
+            hop_limit: 64,
+            flow_label: 0,
+            lane: 0,
+            slot: None,
+        };
         let mut head = [0; MAX_HEAD_BYTES];
         let len = Template::new(&source, &key, 0xc001).write(&[4; 6], 9, &[0; 16], &mut head);
         [&head[..len], &[0; 16]].concat()

@@ -24,7 +24,7 @@ use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use hca_core::{AddressVector, Counter, GidType, Instant, Mtu, Qpn};
+use hca_core::{AddressVector, Counter, GidType, Instant, Mtu};
 use rustix::net::RecvFlags;
 use socket2::{Domain, Socket, Type};
 
@@ -33,7 +33,8 @@ use crate::netlink::Netlink;
 use crate::udp::Counters;
 use crate::udp::sys::set_option;
 use crate::{
-    Fabric, FabricAttr, FabricLink, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+    Fabric, FabricAttr, FabricLink, OpenError, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
+    TxBatch,
 };
 use counters::RawCounters;
 use frame::{Shown, Source};
@@ -292,8 +293,8 @@ impl Fabric for RawFabric {
         &self.attr
     }
 
-    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
-        self.sender.open_path(av, qpn)
+    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
+        self.sender.open_path(av, ends)
     }
 
     fn close_path(&mut self, path: PathId) {

@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
-use hca_core::{AddressVector, Instant, Qpn};
+use hca_core::{AddressVector, Instant};
 use socket2::Socket;
 
 use super::RoceVersion;
@@ -18,7 +18,7 @@ use crate::icrc::{FlowCrc, Icrc};
 use crate::netlink::Route;
 use crate::paths::{FIRST_PORT, PathKey, PathTable, chance};
 use crate::udp::{Counters, Refusal};
-use crate::{Direction, PathError, PathId, Tap, TapFrame, Train, TxBatch};
+use crate::{Direction, PathError, PathId, QpEnds, Tap, TapFrame, Train, TxBatch};
 
 /// When the interface took nothing, it is asked again after this time.
 const RETRY_AFTER: Duration = Duration::from_micros(100);
@@ -152,11 +152,11 @@ impl Sender {
         }
     }
 
-    pub(super) fn open_path(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
+    pub(super) fn open_path(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
         let local = self.source.local;
         // RoCEv1 has no ports.
-        let qpn = qpn.filter(|_| self.source.version == RoceVersion::V2);
-        let key = PathKey::new(local, av, qpn)?;
+        let ends = if self.source.version == RoceVersion::V2 { ends } else { QpEnds::default() };
+        let key = PathKey::new(local, av, ends)?;
         if let Some(id) = self.paths.find(&key)? {
             return Ok(id);
         }

@@ -5,12 +5,12 @@
 //! kernel steers each packet to the socket of its slot, and packets that belong to no process (management datagrams) to
 //! the desk. A process receives by the socket of its own slot, and serves the desk together with the others.
 //!
-//! | event | what happens |
+//! | event | effect |
 //! |---|---|
 //! | the first process opens the address | it takes the abstract name of network namespace, user and address, makes the sockets, listens |
 //! | another one opens it | it connects to that name, and a thread of any process that lives gives it all sockets, the listening one too |
 //! | it takes a slot | it binds `NAME/slot/N`, empties that slot's socket, and proves the slot by a packet to itself |
-//! | it ends, by whatever means | the kernel frees the name of its slot; others hold the sockets, so no index moves |
+//! | it ends, in any way | the kernel frees the name of its slot; others hold the sockets, so no index moves |
 //! | the last one ends | the kernel closes all; the next one is the first |
 //! | it forks | the [child](hca_process::NotInChildren) keeps none of the sockets |
 //!
@@ -29,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant as WallTime};
 
 use hca_core::wire::ROCEV2_PORT;
-use hca_core::{Counter, Instant};
+use hca_core::{Counter, Instant, Qpn};
 use hca_process::{Fork, NotInChildren};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
@@ -73,6 +73,26 @@ const STRAY_HEAD: usize = KEY_BYTES + 16 + 2 + 1 + 1;
 pub(crate) const SLOT_BYTE: usize = 5;
 /// The lower bytes of a number that the program leads to the slot in front of it, whatever the slot.
 const OF_SLOT: [u8; 2] = [0xff; 2];
+/// The number of the general services queue pair.
+const GSI: Qpn = Qpn::new(1);
+
+/// The slot that a queue pair's number names, if its address is shared.
+#[inline]
+pub(crate) fn slot_of_number(qpn: Qpn) -> u8 {
+    (qpn.raw() >> 16) as u8
+}
+
+/// The number by which the process in a slot gets packets that are for the process, as the general services queue pair
+/// does where the address is not shared (`None`). No queue pair has it.
+pub(crate) fn number_of_process(slot: Option<u8>) -> Qpn {
+    let [high, low] = OF_SLOT;
+    slot.map_or(GSI, |slot| Qpn::new(u32::from_be_bytes([0, slot, high, low])))
+}
+
+/// The slot of the process that such a number names.
+pub(crate) fn process_of_number(qpn: Qpn) -> Option<u8> {
+    Some(slot_of_number(qpn)).filter(|slot| number_of_process(Some(*slot)) == qpn)
+}
 
 /// Opens a socket at the address: one of a group, or, with `false`, one that has the address alone.
 pub(crate) type OpenSocket<'a> = &'a dyn Fn(bool) -> Result<Socket, OpenError>;

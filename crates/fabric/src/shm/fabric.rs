@@ -20,13 +20,15 @@ use super::meet::{LISTENER, Lingering, Pending};
 use super::memory::{LINE, Writers, create, create_sparse};
 use super::name::{Domain, Listener};
 use super::path::Paths;
+use super::peer::PeerName;
 use super::revoke::TakeBacks;
 use super::ring::{Barrier, Consumer, MAX_RING_LINES, MIN_RING_LINES, Record, outbox_bytes};
 use super::rx::{PacketsOnly, ShmSink};
-use super::{ShmError, memory, process, proof};
+use super::{ShmError, memory, process};
 use crate::icrc::Icrc;
 use crate::{
-    Fabric, FabricAttr, FabricLink, Glance, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+    Fabric, FabricAttr, FabricLink, Glance, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
+    TxBatch,
 };
 
 /// Rings that are polled each turn, once the others were parked, which each [`TICK`] does.
@@ -90,7 +92,7 @@ impl Default for ShmOptions {
 /// A fabric that carries RoCE packets through shared memory.
 pub struct ShmFabric {
     pub(super) attr: FabricAttr,
-    pub(super) local: Ipv6Addr,
+    pub(super) local: PeerName,
     pub(super) domain: Domain,
     pub(super) listener: Listener,
     /// When the listening socket is looked at again, after descriptors or memory had run out.
@@ -106,7 +108,7 @@ pub struct ShmFabric {
     /// `recv` leaves everything to `recv_all`.
     all_taken: bool,
     /// Peers that have gone, until the adapter is told.
-    pub(super) gone: Vec<Ipv6Addr>,
+    pub(super) gone: Vec<PeerName>,
     pub(super) barrier: Barrier,
     pub(super) links: Links,
     pub(super) paths: Paths,
@@ -115,7 +117,7 @@ pub struct ShmFabric {
     /// Socket files of peers that are gone, at which somebody still listened.
     pub(super) lingering: Vec<Lingering>,
     /// Addresses whose adapters wrote garbage.
-    pub(super) banned: HashSet<Ipv6Addr>,
+    pub(super) banned: HashSet<PeerName>,
     /// Links whose rings are polled each turn.
     pub(super) polled: Vec<u32>,
     /// Which of them is looked at next.
@@ -133,7 +135,7 @@ pub struct ShmFabric {
     /// When peers are asked to prove their addresses.
     pub(super) ask_at: Option<Instant>,
     /// Addresses at which a process listens that could not prove to be there, and the process.
-    pub(super) impostors: HashMap<Ipv6Addr, i32>,
+    pub(super) impostors: HashMap<PeerName, i32>,
     /// The link from which the scan of parked rings goes on.
     pub(super) scan_at: u32,
     pub(super) record: Box<Record>,
@@ -159,7 +161,7 @@ impl ShmFabric {
         ring_lines(options.ring_bytes)?;
         let domain = Domain::new(domain, options.folder.as_deref(), options.any_user)?;
         let (local, listener) = listen(&domain, options.messages)?;
-        Self::listening(domain, local, listener, options)
+        Self::listening(domain, local.into(), listener, options)
     }
 
     /// Opens an adapter's end on an address of the network, where peers of this user and namespace find it. Nothing is
@@ -167,32 +169,30 @@ impl ShmFabric {
     ///
     /// # Errors
     /// As [`open`](Self::open); somebody else listens under this name.
-    pub(crate) fn open_on_network(address: IpAddr, options: &ShmOptions) -> Result<Self, ShmError> {
-        let local = proof::mapped(address);
-        let domain = Domain::of_network(local)?;
-        let listener = domain.listen(local)?;
-        Self::listening(domain, local, listener, options)
+    pub(crate) fn open_on_network(own: PeerName, options: &ShmOptions) -> Result<Self, ShmError> {
+        let domain = Domain::of_network(own.address)?;
+        let listener = domain.listen(own)?;
+        Self::listening(domain, own, listener, options)
     }
 
     /// Opens an adapter's end on an address of a simulated network, where the adapters of one simulation that have the
     /// same name of a machine find each other.
     pub(crate) fn open_in_simulation(
-        address: IpAddr,
+        own: PeerName,
         machine: &str,
         options: &ShmOptions,
         chance: Box<dyn ShmChance>,
     ) -> Result<Self, ShmError> {
-        let local = proof::mapped(address);
         let domain = Domain::of_simulation(machine)?;
-        let listener = domain.listen(local)?;
-        let mut opened = Self::listening(domain, local, listener, options)?;
+        let listener = domain.listen(own)?;
+        let mut opened = Self::listening(domain, own, listener, options)?;
         opened.chance = Some(chance);
         Ok(opened)
     }
 
     fn listening(
         domain: Domain,
-        local: Ipv6Addr,
+        local: PeerName,
         listener: Listener,
         options: &ShmOptions,
     ) -> Result<Self, ShmError> {
@@ -211,7 +211,7 @@ impl ShmFabric {
         let barrier = barrier();
         let shares = options.messages && !options.isolated;
         let process_vm = if shares { options.process_vm } else { ProcessVm::No };
-        let attr = attr(local, &domain, options.ring_bytes, barrier, process_vm);
+        let attr = attr(local.address, &domain, options.ring_bytes, barrier, process_vm);
         Ok(Self {
             attr,
             local,
@@ -274,7 +274,7 @@ fn listen(domain: &Domain, messages: bool) -> Result<(Ipv6Addr, Listener), ShmEr
     let mut draws = 0;
     loop {
         let address = domain.draw_address(messages)?;
-        match domain.listen(address) {
+        match domain.listen(address.into()) {
             Ok(listener) => return Ok((address, listener)),
             Err(ShmError::Io { source, .. })
                 if source.kind() == std::io::ErrorKind::AddrInUse && draws < ADDRESS_DRAWS => {}
@@ -410,7 +410,11 @@ impl ShmFabric {
     }
     /// Whether queue pairs at both ends of a path exchange messages.
     pub fn carries_messages(&self, path: PathId) -> bool {
-        self.messages && self.paths.get(path).is_some_and(|p| self.domain.takes_messages(p.peer))
+        self.messages && self.paths.get(path).is_some_and(|p| self.domain.takes_messages(p.peer.address))
+    }
+    /// The peer that an open path leads to.
+    pub fn peer_of(&self, path: PathId) -> Option<PeerName> {
+        self.paths.get(path).map(|p| p.peer)
     }
     /// Whether this adapter may grant memory to peers and use memory that peers grant.
     pub fn shares_memory(&self) -> bool {
@@ -418,7 +422,7 @@ impl ShmFabric {
     }
     /// The next peer that has disconnected; its packets under way are lost.
     #[inline]
-    pub fn next_gone(&mut self) -> Option<Ipv6Addr> {
+    pub fn next_gone(&mut self) -> Option<PeerName> {
         self.gone.pop()
     }
 }
@@ -428,19 +432,19 @@ impl Fabric for ShmFabric {
         &self.attr
     }
 
-    fn open_path_of(&mut self, av: &AddressVector, _: Option<Qpn>) -> Result<PathId, PathError> {
-        let (peer, local) = (av.dgid.ip(), IpAddr::from(self.local));
+    fn open_path_of(&mut self, av: &AddressVector, _: QpEnds) -> Result<PathId, PathError> {
+        let (peer, local) = (av.dgid.ip(), IpAddr::from(self.local.address));
         PathError::unless_unicast(peer)?;
         let IpAddr::V6(address) = peer else { return Err(PathError::Family { peer, local }) };
-        let link = self.link_to(address)?;
-        let id = self.paths.open(address, av)?;
+        let link = self.link_to(address.into())?;
+        let id = self.paths.open(address.into(), av)?;
         self.paths.get_mut(id).expect("opened just now").link = link.unwrap_or(u32::MAX);
         Ok(id)
     }
 
-    fn open_messages(&mut self, av: &AddressVector) -> Result<Option<PathId>, PathError> {
+    fn open_messages(&mut self, av: &AddressVector, peer: Qpn) -> Result<Option<PathId>, PathError> {
         if self.domain.is_on_network() {
-            return self.open_proven(av);
+            return self.open_proven(av, peer);
         }
         let path = self.open_path(av)?;
         if self.carries_messages(path) {

@@ -9,7 +9,6 @@
 //! For every input: the adapter does not panic, its turns end, the messages that it takes are whole, an honest third
 //! adapter reaches it, and no state of the peer is left once the peer is gone.
 
-use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -22,6 +21,7 @@ use super::hello;
 use super::lines::{LINE_DATA_BYTES, LineData, LineMessage, LineSink};
 use super::link::Stage;
 use super::memory::{Sealed, Segment, Writers};
+use super::peer::PeerName;
 use super::ring::{FIRST_BYTES, MAX_RECORD, MIN_RING_LINES, outbox_bytes};
 use super::{Grant, GrantId, LinkId, Notice, QpGuard, Reach, SharedPages, ShmFabric, ShmOptions, ShmSink};
 use crate::sync::Ordering;
@@ -59,7 +59,7 @@ impl Input<'_> {
 
 /// Where the adapter's input goes.
 struct Sink<'a> {
-    honest: Ipv6Addr,
+    honest: PeerName,
     /// Packets and messages of the honest one, which are numbered.
     heard: &'a mut u32,
     /// What the peer has granted, and how it is reached.
@@ -69,11 +69,11 @@ struct Sink<'a> {
 impl ShmSink for Sink<'_> {
     fn packet(&mut self, packet: &RxPacket<'_>) {
         assert!(packet.bytes.len() <= MAX_RECORD, "{} bytes", packet.bytes.len());
-        if packet.src == self.honest {
+        if packet.src == self.honest.ip() {
             hear(self.heard, packet.bytes);
         }
     }
-    fn message(&mut self, from: Ipv6Addr, message: &[u8], mut reach: Reach<'_>) -> usize {
+    fn message(&mut self, from: PeerName, message: &[u8], mut reach: Reach<'_>) -> usize {
         assert!(message.len() <= MAX_RECORD);
         if from == self.honest {
             hear(self.heard, message);

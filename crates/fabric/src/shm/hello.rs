@@ -13,14 +13,18 @@ use rustix::net::{
 };
 
 use super::note::{self, Note};
+use super::peer::PeerName;
 
 const MAGIC: [u8; 8] = *b"hca-shm\n";
 /// Version of messages and of the layout of memory.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 /// Bytes of every message.
 pub(super) const BYTES: usize = 96;
 const KIND_AT: usize = 10;
+const SLOT_AT: usize = 36;
 const NONCE_AT: usize = 40;
+/// Stands for the slot of an adapter that has its address to itself.
+const NO_SLOT: u16 = u16::MAX;
 /// Descriptors of a greeting: the outbox, the page of bits, the page that says whether we sleep.
 pub(super) const DESCRIPTORS: usize = 3;
 
@@ -47,7 +51,7 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Greeting {
     pub(super) kind: Kind,
-    pub(super) address: Ipv6Addr,
+    pub(super) from: PeerName,
     /// Lines of the ring in the outbox.
     pub(super) ring_lines: u32,
     /// The bit by which the receiver calls the sender.
@@ -101,8 +105,10 @@ impl Greeting {
         let mut m = header(self.kind as u8);
         m[11] = self.barriers.into();
         m[12..16].copy_from_slice(&self.ring_lines.to_le_bytes());
-        m[16..32].copy_from_slice(&self.address.octets());
+        m[16..32].copy_from_slice(&self.from.address.octets());
         m[32..36].copy_from_slice(&self.bit.to_le_bytes());
+        let slot = self.from.slot.map_or(NO_SLOT, u16::from);
+        m[SLOT_AT..SLOT_AT + 2].copy_from_slice(&slot.to_le_bytes());
         m[NONCE_AT..NONCE_AT + 8].copy_from_slice(&self.nonce.to_le_bytes());
         m
     }
@@ -126,8 +132,13 @@ impl Greeting {
             return Err(HelloFault::Field("ring"));
         }
         let address = Ipv6Addr::from(*m[16..].first_chunk::<16>().expect("within the message"));
+        let slot = match u16::from_le_bytes([m[SLOT_AT], m[SLOT_AT + 1]]) {
+            NO_SLOT => None,
+            slot => Some(u8::try_from(slot).map_err(|_| HelloFault::Field("slot"))?),
+        };
+        let from = PeerName { address, slot };
         let nonce = u64::from_le_bytes(*m[NONCE_AT..].first_chunk().expect("within the message"));
-        Ok(Self { kind, address, ring_lines, bit: word(32), barriers: m[11] & 1 != 0, nonce })
+        Ok(Self { kind, from, ring_lines, bit: word(32), barriers: m[11] & 1 != 0, nonce })
     }
 
     /// Whether messages of this kind bring descriptors.
@@ -249,17 +260,19 @@ mod tests {
         let kinds = met.into_iter().chain([Kind::Answer, Kind::Proven]);
         for kind in kinds {
             let address = "fd12::34".parse().unwrap();
+            let slot = [None, Some(0), Some(249)][kind as usize % 3];
+            let from = PeerName { address, slot };
             let nonce = 0x0123_4567_89ab_cdef;
-            let g = Greeting { kind, address, ring_lines: 1 << 14, bit: 77, barriers: true, nonce };
+            let g = Greeting { kind, from, ring_lines: 1 << 14, bit: 77, barriers: true, nonce };
             assert_eq!(Greeting::decode(&g.encode()), Ok(g));
         }
     }
 
     #[test]
     fn what_is_no_greeting_is_told_apart() {
-        let address = Ipv6Addr::LOCALHOST;
+        let from = Ipv6Addr::LOCALHOST.into();
         let kind = Kind::Hello;
-        let g = Greeting { kind, address, ring_lines: 1 << 14, bit: 0, barriers: false, nonce: 0 };
+        let g = Greeting { kind, from, ring_lines: 1 << 14, bit: 0, barriers: false, nonce: 0 };
         let with = |at: usize, byte| {
             let mut m = g.encode();
             m[at] = byte;
@@ -270,5 +283,6 @@ mod tests {
         assert_eq!(with(10, 9), Err(HelloFault::Field("kind")));
         assert_eq!(with(12, 1), Err(HelloFault::Field("ring")));
         assert_eq!(with(15, 1), Err(HelloFault::Field("ring")));
+        assert_eq!(with(SLOT_AT, 0), Err(HelloFault::Field("slot")));
     }
 }

@@ -4,14 +4,13 @@
 //! every other case unchanged to [`send_messages`](ShmFabric::send_messages) and [`recv_all`](ShmFabric::recv_all).
 #![allow(unsafe_code)] // one contract that is handed on
 
-use std::net::Ipv6Addr;
-
 use super::counters::Counters;
 use super::fabric::ShmFabric;
 use super::grant::LinkId;
 use super::hello::Kind;
 use super::link::{Link, Stage, send_notice};
 use super::memory::{LINE, LineView};
+use super::peer::PeerName;
 use super::ring::{Line, Peeked, halves, pair};
 
 /// The bytes of data in a line, behind the ring's word and a head of three words.
@@ -93,7 +92,7 @@ pub trait LineSink {
 pub struct LineTx<'a> {
     link: &'a mut Link,
     counters: &'a mut Counters,
-    local: &'a Ipv6Addr,
+    local: &'a PeerName,
     sent: u64,
 }
 

@@ -1,7 +1,6 @@
 //! The link to a peer: an outbox each way, and the socket by which both see each other's end.
 
 use std::collections::HashMap;
-use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use hca_core::Instant;
@@ -10,6 +9,7 @@ use super::bell::Caller;
 use super::grants::Direct;
 use super::hello::Kind;
 use super::memory::Segment;
+use super::peer::PeerName;
 use super::proof::Proof;
 use super::ring::{Consumer, Producer};
 
@@ -39,7 +39,7 @@ impl Stage {
 
 /// One peer.
 pub(super) struct Link {
-    pub(super) peer: Ipv6Addr,
+    pub(super) peer: PeerName,
     /// The user at the other end.
     pub(super) uid: u32,
     /// What both outboxes take.
@@ -71,7 +71,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(peer: Ipv6Addr, uid: u32, stage: Stage, outbox: Segment, tx: Producer) -> Self {
+    pub(super) fn new(peer: PeerName, uid: u32, stage: Stage, outbox: Segment, tx: Producer) -> Self {
         Self {
             peer,
             uid,
@@ -144,7 +144,7 @@ impl Link {
 pub(super) struct Links {
     slots: Vec<Option<Box<Link>>>,
     free: Vec<u32>,
-    by_peer: HashMap<Ipv6Addr, u32>,
+    by_peer: HashMap<PeerName, u32>,
     generation: u32,
 }
 
@@ -156,7 +156,7 @@ impl Links {
     pub(super) fn slots(&self) -> u32 {
         self.slots.len() as u32
     }
-    pub(super) fn find(&self, peer: Ipv6Addr) -> Option<u32> {
+    pub(super) fn find(&self, peer: PeerName) -> Option<u32> {
         self.by_peer.get(&peer).copied()
     }
     #[inline]
@@ -208,9 +208,9 @@ impl Links {
 }
 
 /// Tells the other end something that is one message without descriptors.
-pub(super) fn send_notice(socket: &OwnedFd, kind: Kind, from: Ipv6Addr) {
+pub(super) fn send_notice(socket: &OwnedFd, kind: Kind, from: PeerName) {
     let (ring_lines, bit, barriers, nonce) = (0, 0, false, 0);
-    let message = super::hello::Greeting { kind, address: from, ring_lines, bit, barriers, nonce };
+    let message = super::hello::Greeting { kind, from, ring_lines, bit, barriers, nonce };
     // A queue that is full has something to read already, and who is gone needs to be told nothing.
     let _ = super::hello::send(socket.as_fd(), &message, &[]);
 }

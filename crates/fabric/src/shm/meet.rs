@@ -10,7 +10,6 @@
 //! network each side then proves its address ([`proof`](super::proof)).
 
 use core::mem::MaybeUninit;
-use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -24,6 +23,7 @@ use super::grants::{BOARD_BYTES, MAX_NOTICES, PeerSide};
 use super::hello::{self, DESCRIPTORS, Greeting, Kind, Received};
 use super::link::{Link, MAX_LINKS, Stage, send_notice};
 use super::memory::{MemoryFault, Sealed, Segment, Window, Writers, create};
+use super::peer::PeerName;
 use super::ring::{Consumer, Producer, outbox_bytes};
 use crate::PathError;
 
@@ -72,7 +72,7 @@ pub(super) struct Pending {
 /// frees what memory they hold meanwhile; so whoever is told of the death may be told before the listening socket is
 /// closed.
 pub(super) struct Lingering {
-    peer: Ipv6Addr,
+    peer: PeerName,
     at: Instant,
     pause: Duration,
 }
@@ -90,7 +90,7 @@ enum Unwanted {
     #[error("{0}")]
     Memory(#[from] MemoryFault),
     #[error("the peer claims the address {0}, which is not the address of its socket")]
-    Address(Ipv6Addr),
+    Address(PeerName),
     #[error("{MAX_LINKS} peers are connected, which is the limit")]
     Limit,
     #[error("the rings of user {0}'s peers have {MAX_BYTES_OF_USER} bytes, the limit for another user")]
@@ -101,7 +101,7 @@ enum Unwanted {
 
 impl ShmFabric {
     /// The link to a peer; makes one where somebody listens there. `None`: nobody does.
-    pub(super) fn link_to(&mut self, peer: Ipv6Addr) -> Result<Option<u32>, PathError> {
+    pub(super) fn link_to(&mut self, peer: PeerName) -> Result<Option<u32>, PathError> {
         if let Some(slot) = self.links.find(peer) {
             return Ok(Some(slot));
         }
@@ -137,7 +137,7 @@ impl ShmFabric {
         }
         if !self.domain.admits(uid) {
             self.counters.peers_refused += 1;
-            return Err(PathError::ForeignUser { peer: peer.into(), uid });
+            return Err(PathError::ForeignUser { peer: peer.ip(), uid });
         }
         let io = |doing| move |source| PathError::Io { doing, source };
         let mut link =
@@ -184,7 +184,7 @@ impl ShmFabric {
         slot
     }
 
-    fn new_link(&mut self, peer: Ipv6Addr, uid: u32, stage: Stage) -> std::io::Result<Link> {
+    fn new_link(&mut self, peer: PeerName, uid: u32, stage: Stage) -> std::io::Result<Link> {
         let (fd, outbox) = create("hca-shm-ring", outbox_bytes(self.ring_lines), Writers::Creator)?;
         let tx = Producer::new(outbox.clone(), self.ring_lines, self.barrier);
         let mut link = Link::new(peer, uid, stage, outbox, tx);
@@ -206,7 +206,7 @@ impl ShmFabric {
     ) -> rustix::io::Result<()> {
         let greeting = Greeting {
             kind,
-            address: self.local,
+            from: self.local,
             ring_lines: self.ring_lines,
             bit: slot % BITS,
             barriers: self.barriers(),
@@ -353,7 +353,7 @@ impl ShmFabric {
         let socket = &pending.socket;
         match received {
             Received::Message(greeting, fds) if greeting.kind == Kind::Hello => {
-                if self.is_leaving(greeting.address) {
+                if self.is_leaving(greeting.from) {
                     pending.said = Some((greeting, fds));
                     self.pending.push(pending);
                     return self.greeting_begins();
@@ -374,7 +374,7 @@ impl ShmFabric {
     fn admit_waiting(&mut self) {
         let mut at = 0;
         while let Some(pending) = self.pending.get_mut(at) {
-            let address = pending.said.as_ref().map(|said| said.0.address);
+            let address = pending.said.as_ref().map(|said| said.0.from);
             if address.is_none_or(|address| self.is_leaving(address)) {
                 at += 1;
                 continue;
@@ -388,11 +388,11 @@ impl ShmFabric {
 
     /// Somebody said hello.
     pub(super) fn meet(&mut self, socket: OwnedFd, uid: u32, greeting: &Greeting, fds: &[OwnedFd]) {
-        if let Some(slot) = self.links.find(greeting.address) {
+        if let Some(slot) = self.links.find(greeting.from) {
             let link = self.links.get_mut(slot).expect("it was found");
             match link.stage {
                 // Ours stays. The peer finds it at its own socket, or has done so.
-                Stage::Asking(_) | Stage::Up(_) if self.local < greeting.address => {
+                Stage::Asking(_) | Stage::Up(_) if self.local < greeting.from => {
                     return send_notice(&socket, Kind::Crossed, self.local);
                 }
                 Stage::Asking(_) => {
@@ -402,18 +402,18 @@ impl ShmFabric {
                 // The old link goes first; the peer comes again.
                 Stage::Ending => return,
                 Stage::Up(_) | Stage::Own => {
-                    return self.turn_away(&socket, &Unwanted::Address(greeting.address));
+                    return self.turn_away(&socket, &Unwanted::Address(greeting.from));
                 }
             }
         }
         if let Err(why) = self.welcome(&socket, uid, greeting, fds) {
             self.turn_away(&socket, &why);
-            if let Some(slot) = self.links.find(greeting.address) {
+            if let Some(slot) = self.links.find(greeting.from) {
                 self.end(slot);
             }
             return;
         }
-        let slot = self.links.find(greeting.address).expect("it was welcomed");
+        let slot = self.links.find(greeting.from).expect("it was welcomed");
         let link = self.links.get_mut(slot).expect("it was found");
         link.stage = Stage::Up(socket);
         link.direct.trusted = !self.isolated && self.domain.is_own(uid);
@@ -430,7 +430,7 @@ impl ShmFabric {
         greeting: &Greeting,
         fds: &[OwnedFd],
     ) -> Result<(), Unwanted> {
-        let peer = greeting.address;
+        let peer = greeting.from;
         if peer == self.local || self.banned.contains(&peer) {
             return Err(Unwanted::Address(peer));
         }
@@ -538,8 +538,8 @@ impl ShmFabric {
 
     fn be_welcomed(&mut self, slot: u32, greeting: &Greeting, fds: &[OwnedFd]) {
         let link = self.links.get_mut(slot).expect("its socket was just read");
-        if greeting.address != link.peer {
-            return self.drop_peer(slot, &Unwanted::Address(greeting.address));
+        if greeting.from != link.peer {
+            return self.drop_peer(slot, &Unwanted::Address(greeting.from));
         }
         let uid = link.uid;
         let mapped = self.check_user(uid, greeting).and_then(|()| Ok(self.map(greeting, fds)?));
@@ -641,7 +641,7 @@ impl ShmFabric {
         if self.domain.is_own(uid) {
             return Ok(());
         }
-        let of_user = self.links.iter().filter(|(_, l)| l.uid == uid && l.peer != greeting.address);
+        let of_user = self.links.iter().filter(|(_, l)| l.uid == uid && l.peer != greeting.from);
         let has: usize = of_user.map(|(_, l)| l.bytes).sum();
         let more = outbox_bytes(greeting.ring_lines) + outbox_bytes(self.ring_lines);
         if has + more > MAX_BYTES_OF_USER { Err(Unwanted::User(uid)) } else { Ok(()) }

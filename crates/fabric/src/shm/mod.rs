@@ -7,18 +7,18 @@
 //! closes a process's sockets however the process ends, and frees memory without a name with the last process that maps
 //! it.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | `name` | domains, addresses, listening sockets |
-//! | `cred` | whose process is at the other end of a socket |
+//! | `cred` | the user and process at the other end of a socket |
 //! | `hello` | messages over a socket, with descriptors |
 //! | `meet` | connecting, accepting, peers that leave |
 //! | `link`, `path` | the state of a peer; of a path |
 //! | `memory` | mappings, and all access to them |
 //! | `ring` | packets one way, credits the other; parking |
 //! | `bell` | calling a consumer that does not poll |
-//! | `rx`, `tx`; `lines` | the data path; the quick way of small messages |
-//! | `grant`, `grants`, `note`, `pages` | direct access to memory: who grants what, and the messages about it |
+//! | `rx`, `tx`; `lines` | the data path; the fast path of small messages |
+//! | `grant`, `grants`, `note`, `pages` | direct access to memory: grants, and the messages about them |
 //! | `proof` | adapters on addresses of the network: each proves that it is there |
 //! | `access`, `bracket`, `revoke` | an access; both sides of its bracket; taking memory back |
 //! | `process` | memory that is not granted, fetched from the peer's process |
@@ -64,6 +64,8 @@ mod pages;
 #[cfg(not(loom))]
 mod path;
 #[cfg(not(loom))]
+mod peer;
+#[cfg(not(loom))]
 mod process;
 #[cfg(not(loom))]
 mod proof;
@@ -97,6 +99,8 @@ pub use grant::{
 pub use lines::{Found, LINE_DATA_BYTES, LineData, LineMessage, LineSink, LineTx, Lines};
 #[cfg(not(loom))]
 pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
+#[cfg(not(loom))]
+pub use peer::PeerName;
 #[cfg(not(loom))]
 pub use process::{FetchError, LoanTerms, Places, ProcessLoan};
 #[cfg(not(loom))]

@@ -2,9 +2,10 @@
 //!
 //! An abstract socket's name holds all that tells two adapters apart: network namespace, user, domain, address. In a
 //! folder, the folder stands for the first two, so that containers which share it find each other. Adapters at
-//! addresses of the network have a domain made of namespace, user, address, and the inode of the UDP socket that holds
-//! port 4791 of the address. No process can know the inode before the adapter is open, so none can take the adapter's
-//! name beforehand.
+//! addresses of the network have a domain made of namespace, user, address, the slot where the address is shared, and
+//! the inode of the UDP socket that holds port 4791 of the address. No process can know the inode before the adapter is
+//! open, so none can take the adapter's name beforehand. Of several sockets that share a port the kernel tells all
+//! processes the same one, as long as the set of sockets does not change.
 
 use std::ffi::OsStr;
 use std::io;
@@ -23,6 +24,7 @@ use rustix::net::{
 };
 
 use super::ShmError;
+use super::peer::PeerName;
 use crate::cred::PeerCred;
 use crate::netlink::Netlink;
 
@@ -144,7 +146,7 @@ impl Domain {
         if !self.any_user && meta.mode() & 0o022 != 0 {
             return Err(wrong("others may write to it, and put sockets there"));
         }
-        if self.path(Ipv6Addr::LOCALHOST).is_some_and(|p| p.as_os_str().len() + 4 > MAX_SOCKET_PATH) {
+        if self.path(Ipv6Addr::LOCALHOST.into()).is_some_and(|p| p.as_os_str().len() + 4 > MAX_SOCKET_PATH) {
             return Err(wrong("its path is too long for the address of a socket"));
         }
         Ok(())
@@ -204,17 +206,20 @@ impl Domain {
         network
     }
 
-    fn path(&self, addr: Ipv6Addr) -> Option<PathBuf> {
-        Some(self.folder.as_ref()?.join(format!("{}.{:032x}", self.name, addr.to_bits())))
+    fn path(&self, peer: PeerName) -> Option<PathBuf> {
+        Some(self.folder.as_ref()?.join(format!("{}.{:032x}", self.name, peer.address.to_bits())))
     }
-    fn socket_name(&self, addr: Ipv6Addr) -> rustix::io::Result<SocketAddrUnix> {
-        match self.path(addr) {
+    fn socket_name(&self, peer: PeerName) -> rustix::io::Result<SocketAddrUnix> {
+        match self.path(peer) {
             Some(path) => SocketAddrUnix::new(path),
             None => {
-                let mut name = format!("{}{:032x}", self.prefix, addr.to_bits());
+                let mut name = format!("{}{:032x}", self.prefix, peer.address.to_bits());
+                if let Some(slot) = peer.slot {
+                    name += &format!("-{slot}");
+                }
                 if self.by_port {
                     // Without a holder there is no adapter.
-                    let holder = port_holder(addr)?.ok_or(Errno::CONNREFUSED)?;
+                    let holder = port_holder(peer.address)?.ok_or(Errno::CONNREFUSED)?;
                     name += &format!("/{holder:x}");
                 }
                 SocketAddrUnix::new_abstract_name(name.as_bytes())
@@ -223,11 +228,11 @@ impl Domain {
     }
 
     /// Listens at an address; a name that somebody has is an error.
-    pub(super) fn listen(&self, addr: Ipv6Addr) -> Result<Listener, ShmError> {
+    pub(super) fn listen(&self, own: PeerName) -> Result<Listener, ShmError> {
         let io = |doing| move |e: Errno| ShmError::Io { doing, source: e.into() };
         let socket = new_socket().map_err(io("opening a UNIX socket"))?;
-        let Some(path) = self.path(addr) else {
-            let name = self.socket_name(addr).map_err(io("naming a socket"))?;
+        let Some(path) = self.path(own) else {
+            let name = self.socket_name(own).map_err(io("naming a socket"))?;
             bind(&socket, &name).map_err(io("binding an abstract UNIX socket"))?;
             listen(&socket, BACKLOG).map_err(io("listening"))?;
             return Ok(Listener { socket, path: None, fork: Fork::new() });
@@ -250,16 +255,16 @@ impl Domain {
     }
 
     /// Connects to the adapter at an address; tells the user whose it is.
-    pub(super) fn connect(&self, addr: Ipv6Addr) -> rustix::io::Result<(OwnedFd, u32)> {
+    pub(super) fn connect(&self, peer: PeerName) -> rustix::io::Result<(OwnedFd, u32)> {
         let socket = new_socket()?;
-        connect(&socket, &self.socket_name(addr)?)?;
+        connect(&socket, &self.socket_name(peer)?)?;
         let uid = PeerCred::of(&socket)?.uid;
         Ok((socket, uid))
     }
 
     /// Removes the socket file of an adapter whose process is gone. `false`: somebody listens there.
-    pub(super) fn remove_if_stale(&self, addr: Ipv6Addr) -> bool {
-        self.path(addr).is_none_or(|path| remove_if_dead(&path))
+    pub(super) fn remove_if_stale(&self, peer: PeerName) -> bool {
+        self.path(peer).is_none_or(|path| remove_if_dead(&path))
     }
 
     /// Removes the socket files of this domain that nobody listens at.

@@ -1,9 +1,8 @@
 //! Paths: a peer, and the fields of the IP header on the way to it.
 
-use std::net::Ipv6Addr;
-
 use hca_core::{AddressVector, Instant};
 
+use super::peer::PeerName;
 use super::ring::Attributes;
 use crate::{PathError, PathId};
 
@@ -16,7 +15,7 @@ const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// One path.
 pub(super) struct Path {
-    pub(super) peer: Ipv6Addr,
+    pub(super) peer: PeerName,
     pub(super) attributes: Attributes,
     refs: u32,
     /// The link to the peer, as last seen.
@@ -35,12 +34,12 @@ struct Slot {
 pub(super) struct Paths {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    by_key: std::collections::HashMap<(Ipv6Addr, u8, u8), PathId>,
+    by_key: std::collections::HashMap<(PeerName, u8, u8), PathId>,
 }
 
 impl Paths {
     /// The path to a peer; those with equal header fields are one.
-    pub(super) fn open(&mut self, peer: Ipv6Addr, av: &AddressVector) -> Result<PathId, PathError> {
+    pub(super) fn open(&mut self, peer: PeerName, av: &AddressVector) -> Result<PathId, PathError> {
         let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
         let attributes = Attributes { traffic_class: av.traffic_class, hop_limit };
         let key = (peer, attributes.traffic_class, hop_limit);

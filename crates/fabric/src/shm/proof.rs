@@ -14,16 +14,17 @@
 //! The fabric that carries the questions fetches them by [`ShmFabric::question`] and delivers arrived ones by
 //! [`ShmFabric::asked`].
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use hca_core::{AddressVector, Instant};
+use hca_core::{AddressVector, Instant, Qpn};
 
 use super::fabric::ShmFabric;
 use super::hello::{self, Greeting, Kind};
 use super::link::{Stage, send_notice};
 use super::name::random;
+use super::peer::PeerName;
 use crate::cred::PeerCred;
 use crate::{PathError, PathId};
 
@@ -55,14 +56,6 @@ impl Proof {
     }
 }
 
-/// The address of the network by which an adapter is known here.
-pub(super) fn mapped(address: IpAddr) -> Ipv6Addr {
-    match address {
-        IpAddr::V4(a) => a.to_ipv6_mapped(),
-        IpAddr::V6(a) => a,
-    }
-}
-
 impl ShmFabric {
     /// What a peer is asked with.
     pub(super) fn new_proof(&mut self) -> std::io::Result<Proof> {
@@ -72,26 +65,40 @@ impl ShmFabric {
         }))
     }
 
-    /// The path to a peer that listens at its address, if one does who can be taken for it.
-    pub(super) fn open_proven(&mut self, av: &AddressVector) -> Result<Option<PathId>, PathError> {
-        let peer = av.dgid.ip();
-        PathError::unless_unicast(peer)?;
-        let address = mapped(peer);
-        let link = match self.link_to(address) {
-            Ok(Some(link)) => link,
-            // Whoever has squatted a name, its owner could not take it, and sends packets.
-            Ok(None) | Err(PathError::ForeignUser { .. }) => return Ok(None),
-            Err(e) => return Err(e),
-        };
-        let path = self.paths.open(address, av)?;
-        self.paths.get_mut(path).expect("opened just now").link = link;
-        Ok(Some(path))
+    /// The path to the peer of this queue pair that listens at its address, if one does who can be taken for it.
+    pub(super) fn open_proven(&mut self, av: &AddressVector, qpn: Qpn) -> Result<Option<PathId>, PathError> {
+        let address = av.dgid.ip();
+        PathError::unless_unicast(address)?;
+        let mut names = PeerName::of_queue_pair(address, qpn);
+        // Adapters of one job are mostly of one kind.
+        if self.local.slot.is_none() {
+            names.reverse();
+        }
+        for peer in names {
+            let link = match self.link_to(peer) {
+                Ok(Some(link)) => link,
+                // Whoever has squatted a name, its owner could not take it, and sends packets.
+                Ok(None) | Err(PathError::ForeignUser { .. }) => continue,
+                Err(e) => return Err(e),
+            };
+            let path = self.paths.open(peer, av)?;
+            self.paths.get_mut(path).expect("opened just now").link = link;
+            return Ok(Some(path));
+        }
+        Ok(None)
     }
 
-    /// Checks whether the process of a link has ended. Another process may have the address now, and is connected once
-    /// the first link is gone.
-    pub fn is_leaving(&mut self, peer: impl Into<IpAddr>) -> bool {
-        let Some(slot) = self.links.find(mapped(peer.into())).filter(|_| self.domain.is_on_network()) else {
+    /// Checks whether the process that had the address, and the slot, of this queue pair has ended. Another process may
+    /// have them now, and is connected once the link to the first one is gone.
+    pub fn is_predecessor_leaving(&mut self, address: IpAddr, qpn: Qpn) -> bool {
+        let [in_slot, alone] = PeerName::of_queue_pair(address, qpn);
+        // Both are to be checked.
+        self.is_leaving(in_slot) | self.is_leaving(alone)
+    }
+
+    /// As [`is_predecessor_leaving`](Self::is_predecessor_leaving), for one name.
+    pub(super) fn is_leaving(&mut self, peer: PeerName) -> bool {
+        let Some(slot) = self.links.find(peer).filter(|_| self.domain.is_on_network()) else {
             return false;
         };
         let leaving = match self.links.get(slot).map(|l| &l.stage) {
@@ -110,12 +117,12 @@ impl ShmFabric {
 
     /// The next peer that is to be asked a question at its address, and the number to ask with.
     #[inline]
-    pub(crate) fn question(&mut self, now: Instant) -> Option<(IpAddr, u64)> {
+    pub(crate) fn question(&mut self, now: Instant) -> Option<(PeerName, u64)> {
         if self.ask_at.is_none_or(|at| now < at) { None } else { self.next_question(now) }
     }
 
     #[cold]
-    fn next_question(&mut self, now: Instant) -> Option<(IpAddr, u64)> {
+    fn next_question(&mut self, now: Instant) -> Option<(PeerName, u64)> {
         let unanswered = |l: &super::link::Link| {
             let proof = l.unproven.as_ref().filter(|p| !p.answered && matches!(l.stage, Stage::Up(_)));
             proof.map(|p| p.ask_at)
@@ -128,18 +135,18 @@ impl ShmFabric {
         let proof = link.unproven.as_mut().expect("it was found");
         proof.ask_at = now + proof.interval;
         proof.interval = (proof.interval * 2).min(ASK_SELDOM);
-        Some((IpAddr::V6(link.peer).to_canonical(), proof.nonce))
+        Some((link.peer, proof.nonce))
     }
 
-    /// A question has come over the network, from this address: the answer goes to the peer that says it is there, if
+    /// A question has come over the network, from this peer: the answer goes to the peer that says it is there, if
     /// that may still need it.
     #[cold]
-    pub(crate) fn asked(&mut self, from: IpAddr, nonce: u64) {
-        let link = self.links.find(mapped(from)).and_then(|slot| self.links.get(slot));
+    pub(crate) fn asked(&mut self, from: PeerName, nonce: u64) {
+        let link = self.links.find(from).and_then(|slot| self.links.get(slot));
         let Some(link) = link.filter(|l| l.unproven.is_some()) else { return };
         let (Stage::Asking(socket) | Stage::Up(socket)) = &link.stage else { return };
-        let (kind, address) = (Kind::Answer, self.local);
-        let answer = Greeting { kind, address, ring_lines: 0, bit: 0, barriers: false, nonce };
+        let (kind, from) = (Kind::Answer, self.local);
+        let answer = Greeting { kind, from, ring_lines: 0, bit: 0, barriers: false, nonce };
         // What does not get through is asked again.
         let _ = hello::send(socket.as_fd(), &answer, &[]);
     }
@@ -186,7 +193,7 @@ impl ShmFabric {
         if let Some(link) = self.links.get(slot).filter(|l| l.unproven.is_some())
             && let Stage::Asking(socket) | Stage::Up(socket) = &link.stage
         {
-            let address = IpAddr::V6(link.peer).to_canonical();
+            let address = link.peer;
             let pid = pid_of(socket);
             tracing::warn!(
                 %address, pid,
@@ -202,7 +209,7 @@ impl ShmFabric {
     }
 
     /// Whether the process at the other end is one that could not prove to be at this address.
-    pub(super) fn is_impostor(&mut self, peer: Ipv6Addr, socket: &OwnedFd) -> bool {
+    pub(super) fn is_impostor(&mut self, peer: PeerName, socket: &OwnedFd) -> bool {
         match self.impostors.get(&peer) {
             Some(&pid) if pid == pid_of(socket) => true,
             Some(_) => {

@@ -1,7 +1,6 @@
 //! The receiving side: the choice of rings to poll, and taking packets from them.
 
 use core::cmp::Reverse;
-use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use super::access::Reach;
@@ -9,6 +8,7 @@ use super::bell::BITS;
 use super::fabric::{HOT_RINGS, MAX_POLLED, ShmFabric};
 use super::hello::Kind;
 use super::link::{Links, Stage, send_notice};
+use super::peer::PeerName;
 use super::ring::{Garbage, What};
 use super::tx::SRC_PORT;
 use crate::{Direction, RxBudget, RxOutcome, RxPacket};
@@ -32,9 +32,9 @@ enum Taken {
 pub trait ShmSink {
     /// Takes a received packet.
     fn packet(&mut self, packet: &RxPacket<'_>);
-    /// Takes a message of the adapter at this address, of at least 12 bytes, with access to the memory that peers have
+    /// Takes a message of the adapter of this name, of at least 12 bytes, with access to the memory that peers have
     /// granted. Returns the number of bytes that the receiver moved beside the message.
-    fn message(&mut self, from: Ipv6Addr, message: &[u8], reach: Reach<'_>) -> usize;
+    fn message(&mut self, from: PeerName, message: &[u8], reach: Reach<'_>) -> usize;
 }
 
 /// Takes packets only; messages are for an adapter that asked for them.
@@ -44,13 +44,13 @@ impl ShmSink for PacketsOnly<'_> {
     fn packet(&mut self, packet: &RxPacket<'_>) {
         (self.0)(packet);
     }
-    fn message(&mut self, _: Ipv6Addr, _: &[u8], _: Reach<'_>) -> usize {
+    fn message(&mut self, _: PeerName, _: &[u8], _: Reach<'_>) -> usize {
         0
     }
 }
 
 /// Parks a ring, and calls its producer if it waits for the credits that this gives. `true`: it slept, and was woken.
-fn park(links: &mut Links, slot: u32, local: Ipv6Addr) -> bool {
+fn park(links: &mut Links, slot: u32, local: PeerName) -> bool {
     let Some(link) = links.get_mut(slot) else { return false };
     if let Some(rx) = &mut link.rx {
         rx.park();
@@ -159,14 +159,14 @@ impl ShmFabric {
                     tap,
                     self.now,
                     Direction::Rx,
-                    (from, self.local),
+                    (from.address, self.local.address),
                     attributes,
                     packet,
                 );
             }
             sink.packet(&RxPacket {
-                src: link.peer.into(),
-                dst: self.local.into(),
+                src: link.peer.address.into(),
+                dst: self.local.address.into(),
                 src_port: SRC_PORT,
                 traffic_class: attributes.traffic_class,
                 hop_limit: attributes.hop_limit,

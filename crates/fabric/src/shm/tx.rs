@@ -185,7 +185,7 @@ impl ShmFabric {
             self.counters.tx_bytes += packet.len() as u64;
             self.counters.tx_lines += u64::from(lines);
             if let Some(tap) = &mut self.tap {
-                let ends = (self.local, link.peer);
+                let ends = (self.local.address, link.peer.address);
                 show(&mut self.icrc, tap, self.now, Direction::Tx, ends, attributes, packet);
             }
         }

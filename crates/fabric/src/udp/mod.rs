@@ -24,13 +24,14 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use hca_core::wire::ROCEV2_PORT;
-use hca_core::{AddressVector, Counter, GidType, Instant, Mtu, Qpn};
+use hca_core::{AddressVector, Counter, GidType, Instant, Mtu};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::paths::{is_link_local, scoped};
 use crate::share::Share;
 use crate::{
-    Fabric, FabricAttr, FabricLink, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+    Fabric, FabricAttr, FabricLink, OpenError, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
+    TxBatch,
 };
 pub(crate) use counters::{Counters, counters};
 pub(crate) use end::{End, Sink};
@@ -268,8 +269,8 @@ impl Fabric for UdpFabric {
         &self.end.rx.attr
     }
 
-    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
-        self.end.sender.paths.open_path(av, qpn)
+    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
+        self.end.sender.paths.open_path(av, ends)
     }
 
     fn close_path(&mut self, path: PathId) {

@@ -4,15 +4,15 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use hca_core::AddressVector;
 use hca_core::wire::ROCEV2_PORT;
-use hca_core::{AddressVector, Qpn};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::sys;
 use crate::icrc::{FlowCrc, Icrc};
 use crate::lent::Lent;
 use crate::paths::{FIRST_PORT, PathKey, PathTable, chance, is_link_local, scoped};
-use crate::{PathError, PathId, Train, TxBatch};
+use crate::{PathError, PathId, QpEnds, Train, TxBatch};
 
 /// Ports that are tried before a path falls back to the shared socket.
 const PORT_TRIES: u16 = 256;
@@ -149,8 +149,8 @@ impl Paths {
     }
 
     /// The path to a peer; equal address vectors share one, unless the queue pairs' numbers spread them.
-    pub(crate) fn open_path(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
-        let key = PathKey::new(self.local, av, qpn)?;
+    pub(crate) fn open_path(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
+        let key = PathKey::new(self.local, av, ends)?;
         if self.interface == 0 && is_link_local(key.peer) {
             let why = "a link-local address is one of an interface, which a UDP socket at another address does not lead to: \
                        give a global or unique local address of the peer, or open this end at its own link-local \

@@ -12,13 +12,13 @@ mod ring;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use hca_core::{AddressVector, Counter, Instant, Qpn};
+use hca_core::{AddressVector, Counter, Instant};
 
 use crate::udp::sys::TX_BATCH;
 use crate::udp::{End, Refusal, Sink, Step};
 use crate::{
-    Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch, UdpFabric,
-    UdpOptions,
+    Fabric, FabricAttr, OpenError, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+    UdpFabric, UdpOptions,
 };
 use ring::Ring;
 
@@ -119,8 +119,8 @@ impl Fabric for UringFabric {
         &self.end.rx.attr
     }
 
-    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
-        self.end.sender.paths.open_path(av, qpn)
+    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
+        self.end.sender.paths.open_path(av, ends)
     }
 
     fn close_path(&mut self, path: PathId) {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant as Clock;
 
-use hca_core::{AddressVector, Instant};
+use hca_core::{AddressVector, Instant, Qpn};
 use hca_fabric::{AutoFabric, Fabric, PathId, RxBudget, ShmOptions, UdpOptions};
 
 use test_support::namespaces::Namespace;
@@ -18,7 +18,7 @@ fn auto(last: u8) -> AutoFabric {
 }
 fn messages_to(f: &mut AutoFabric, last: u8) -> Option<PathId> {
     let av = AddressVector { dgid: at(last).into(), ..AddressVector::default() };
-    f.open_messages(&av).expect("it can be asked for")
+    f.open_messages(&av, Qpn::new(7)).expect("it can be asked for")
 }
 fn linked(f: &AutoFabric) -> u64 {
     let mut all = Vec::new();

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
+use hca_core::Instant;
 use hca_core::wire::ether_type;
-use hca_core::{Instant, Qpn};
 use hca_fabric::{
     Fabric, OpenError, PathError, RawFabric, RawOptions, RoceVersion, TxBatch, UdpFabric, UdpOptions,
 };
@@ -13,7 +13,8 @@ use test_support::namespaces::{Namespace, Wire, ip};
 
 use crate::capture::{capture_of, read};
 use crate::suite::{
-    BUDGET, at_free_address, av, counter, now, packet, pass, ports_of, put, queue_pairs_are_spread, receive,
+    BUDGET, at_free_address, av, counter, now, of, packet, pass, ports_of, put, queue_pairs_are_spread,
+    receive,
 };
 
 /// Runs a test between two namespaces.
@@ -109,7 +110,7 @@ fn queue_pairs_to_one_peer_have_several_source_ports_where_there_are_ports() {
         let options = || RawOptions { version: RoceVersion::V1, ..RawOptions::default() };
         let [mut a, mut b] = [0, 1].map(|end| open(wire, end, options()));
         acquaint(&mut *a, &mut *b);
-        let path = |a: &mut dyn Fabric, n| a.open_path_of(&av(b.attr().local), Some(Qpn::new(n))).unwrap();
+        let path = |a: &mut dyn Fabric, n| a.open_path_of(&av(b.attr().local), of(n)).unwrap();
         let first = path(&mut *a, 0);
         assert!((1..8).all(|n| path(&mut *a, n) == first), "RoCEv1 has no ports");
         assert_eq!(ports_of(&mut *a, &mut *b, 0..8), 1);

@@ -7,13 +7,13 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant as Clock};
 
-use hca_core::{Instant, Qpn};
+use hca_core::Instant;
 use hca_fabric::{Fabric, OpenError, RxPacket, TxBatch, UdpFabric, UdpOptions};
 use test_support::namespaces::Namespace;
 use test_support::random::Rng;
 use test_support::roles::{Helper, hear, role, say};
 
-use crate::suite::{BUDGET, at_free_address, av, counter, now, packet, put, receive};
+use crate::suite::{BUDGET, at_free_address, av, counter, now, of, packet, put, receive};
 
 /// The test that other processes run.
 const MEMBER: &str = "share::a_member";
@@ -375,7 +375,7 @@ fn a_member() {
         say(child);
     }
     say(slot(&fabric));
-    let path = fabric.open_path_of(&av(at), Some(Qpn::new(7))).unwrap();
+    let path = fabric.open_path_of(&av(at), of(7)).unwrap();
     let mut batch = TxBatch::with_capacity(1 << 16);
     let own = slot(&fabric);
     // Until this process is killed, or the one that started it ends.

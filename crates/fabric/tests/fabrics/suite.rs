@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant as Clock};
 
 use hca_core::{AddressVector, Counter, Gid, Instant, Qpn};
-use hca_fabric::{Fabric, Glance, OpenError, PORTS_PER_PEER, PathError, PathId, RxBudget, TxBatch};
+use hca_fabric::{Fabric, Glance, OpenError, PORTS_PER_PEER, PathError, PathId, QpEnds, RxBudget, TxBatch};
 use test_support::addresses;
 
 pub(crate) const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
@@ -25,6 +25,11 @@ pub(crate) fn at_free_address<F>(salt: u32, open: impl Fn(IpAddr) -> Result<F, O
 
 pub(crate) fn av(peer: IpAddr) -> AddressVector {
     AddressVector { dgid: Gid::from_ip(peer), ..AddressVector::default() }
+}
+
+/// The ends of a path of which only this side's queue pair is known.
+pub(crate) fn of(qpn: u32) -> QpEnds {
+    QpEnds { local: Some(Qpn::new(qpn)), peer: None }
 }
 
 /// A packet of `len` bytes whose content tells its number. All are for the queue pairs of one slot.
@@ -295,9 +300,8 @@ fn both_directions_at_once(a: &mut dyn Fabric, b: &mut dyn Fabric) {
 /// Opens a path for each number, sends a packet by each, and says how many source ports came.
 pub(crate) fn ports_of(a: &mut dyn Fabric, b: &mut dyn Fabric, numbers: std::ops::Range<u32>) -> usize {
     let av = av(b.attr().local);
-    let paths: Vec<_> = numbers
-        .map(|n| a.open_path_of(&av, Some(Qpn::new(n))).unwrap_or_else(|e| panic!("{n}: {e}")))
-        .collect();
+    let paths: Vec<_> =
+        numbers.map(|n| a.open_path_of(&av, of(n)).unwrap_or_else(|e| panic!("{n}: {e}"))).collect();
     let mut batch = TxBatch::with_capacity(1 << 20);
     for (n, &path) in paths.iter().enumerate() {
         put(&mut batch, path, &packet(n as u32, 20));

@@ -1,9 +1,9 @@
 //! The suite over UDP sockets, and tests of UDP only.
 
 use crate::suite::{
-    BUDGET, at_free_address, av, counter, now, packet, pass, ports_of, put, queue_pairs_are_spread, receive,
+    BUDGET, at_free_address, av, counter, now, of, packet, pass, ports_of, put, queue_pairs_are_spread,
+    receive,
 };
-use hca_core::Qpn;
 use hca_fabric::{Fabric, OpenError, PORTS_PER_PEER, TxBatch, UdpFabric, UdpOptions};
 
 fn open(salt: u32) -> UdpFabric {
@@ -44,7 +44,7 @@ fn queue_pairs_are_spread_by_a_part_of_the_sockets_only() {
     // The first peers' queue pairs take all that is for spreading.
     for &peer in &peers {
         for n in 0..4 * u32::from(PORTS_PER_PEER) {
-            a.open_path_of(&av(peer), Some(Qpn::new(n))).unwrap();
+            a.open_path_of(&av(peer), of(n)).unwrap();
         }
     }
     assert_eq!(counter(&a, "tx_shared_paths"), 0, "each peer has a socket of its own");
@@ -56,7 +56,7 @@ fn queue_pairs_are_spread_by_a_part_of_the_sockets_only() {
 fn a_flow_label_says_the_port_of_all_queue_pairs() {
     let mut a = open(64);
     let labelled = hca_core::AddressVector { flow_label: 7, ..av(open(65).attr().local) };
-    let paths: Vec<_> = (0..8).map(|n| a.open_path_of(&labelled, Some(Qpn::new(n))).unwrap()).collect();
+    let paths: Vec<_> = (0..8).map(|n| a.open_path_of(&labelled, of(n)).unwrap()).collect();
     assert!(paths.iter().all(|p| *p == paths[0]), "{paths:?}");
 }
 

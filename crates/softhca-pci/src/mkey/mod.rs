@@ -85,7 +85,7 @@ impl Mkey {
             return Err(wrong);
         }
         let region = self.region.ok_or(wrong)?;
-        self.region = Some(hca.change_mr(region, pd, allowed).map_err(|_| wrong)?);
+        self.region = Some(hca.change_mr(region, pd, allowed).map_err(|_| wrong)?.handle);
         (self.pd, self.context) = (pd, context);
         Ok(())
     }

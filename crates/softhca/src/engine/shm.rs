@@ -1,9 +1,9 @@
-//! The engine's part for peers on this machine: messages, and what is done straight on their memory.
+//! The engine's part for peers on this machine: messages, and direct accesses to the peers' memory.
 
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::IpAddr;
 
-use hca_core::{Access, AhHandle, Instant, Payload, QpHandle, SendFlags, SendWr};
-use hca_fabric::{Fabric, Found, Glance, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
+use hca_core::{Access, AhHandle, Instant, Payload, QpHandle, Qpn, SendFlags, SendWr};
+use hca_fabric::{Fabric, Found, Glance, PeerName, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
 use hca_transport::TxSink;
 
 use super::{
@@ -60,7 +60,7 @@ impl ShmSink for Arrivals<'_> {
         self.core.receive(self.now, packet);
     }
     #[inline]
-    fn message(&mut self, from: Ipv6Addr, message: &[u8], reach: Reach<'_>) -> usize {
+    fn message(&mut self, from: PeerName, message: &[u8], reach: Reach<'_>) -> usize {
         self.core.receive_message(self.now, from, message, reach)
     }
 }
@@ -73,7 +73,7 @@ impl Engine {
         let core = &mut self.core;
         let packets = shm.recv_all(now, budget, &mut Arrivals { core, now }).packets;
         while let Some(peer) = shm.next_gone() {
-            core.peer_gone(IpAddr::V6(peer).to_canonical());
+            core.peer_gone(peer);
         }
         while let Some(notice) = shm.next_notice() {
             core.heed(notice, shm);
@@ -81,12 +81,13 @@ impl Engine {
         packets
     }
 
-    /// Lets go of a process that has gone from a peer's address, before the one that is there now is met.
-    pub(crate) fn part_from_predecessor(&mut self, now: Instant, peer: IpAddr) {
+    /// Lets go of a process that has gone from the address, and slot, of a peer's queue pair, before the one that is there
+    /// now is met.
+    pub(crate) fn part_from_predecessor(&mut self, now: Instant, peer: IpAddr, qpn: Qpn) {
         let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
         // What it left in its ring is taken, in so many pieces at most.
         for _ in 0..MAX_PIECES {
-            if !self.fabric.shm().is_some_and(|shm| shm.is_leaving(peer)) {
+            if !self.fabric.shm().is_some_and(|shm| shm.is_predecessor_leaving(peer, qpn)) {
                 break;
             }
             self.receive(now, budget);
@@ -237,7 +238,7 @@ impl Core {
     pub(crate) fn receive_message(
         &mut self,
         now: Instant,
-        from: Ipv6Addr,
+        from: PeerName,
         message: &[u8],
         reach: Reach<'_>,
     ) -> usize {
@@ -247,7 +248,7 @@ impl Core {
             self.counters.unknown_qp += 1;
             return 0;
         };
-        if !entry.res.peer.is_some_and(|peer| is_at(peer, from)) {
+        if entry.res.near_peer != Some(from) {
             self.counters.foreign_source += 1;
             return 0;
         }
@@ -265,10 +266,10 @@ impl Core {
         moved
     }
 
-    /// The process at this address has gone, and every connection by messages with it.
+    /// The process of this name has gone, and every connection by messages with it.
     #[cold]
-    fn peer_gone(&mut self, peer: IpAddr) {
-        let of_peer = |e: &QpEntry| e.machine.uses_messages() && e.res.peer == Some(peer);
+    fn peer_gone(&mut self, peer: PeerName) {
+        let of_peer = |e: &QpEntry| e.machine.uses_messages() && e.res.near_peer == Some(peer);
         let slots: Vec<u32> = self.qps.iter().filter(|(_, e)| of_peer(e)).map(|(i, _)| i).collect();
         for slot in slots {
             let entry = self.qps.at_mut(slot).expect("listed just now");
@@ -357,14 +358,5 @@ impl Core {
         }
         self.settle(slot);
         sent.unwrap_or(0)
-    }
-}
-
-/// Whether a peer is the one that messages name so.
-#[inline]
-fn is_at(peer: IpAddr, name: Ipv6Addr) -> bool {
-    match peer {
-        IpAddr::V6(peer) => peer == name,
-        IpAddr::V4(peer) => peer.to_ipv6_mapped() == name,
     }
 }

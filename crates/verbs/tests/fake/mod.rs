@@ -25,12 +25,12 @@ pub struct Faults {
     pub refuse_post: AtomicBool,
     /// Each READ and WRITE fails.
     pub fail_rdma: AtomicBool,
-    /// Datagrams come without a header, in whose place there is something else.
+    /// Whether datagrams come without a header, with other bytes in its place.
     pub no_header: AtomicBool,
     /// Completion queues have no descriptor.
     pub no_descriptor: AtomicBool,
     pub turns: AtomicU32,
-    /// Send requests whose memory nobody writes.
+    /// The number of send requests whose memory no code writes.
     pub stable: AtomicU32,
 }
 
@@ -122,6 +122,7 @@ impl Fake {
             atomics: AtomicScope::Cpu,
             foreign_memory: true,
             general_services: false,
+            abilities: hca_core::Abilities::default(),
         };
         change(&mut attr);
         let faults = Arc::<Faults>::default();

@@ -73,7 +73,7 @@ fn knock(address: &str) {
     let (domain, address) = address.split_once(' ').unwrap();
     // As root's, whatever this user is.
     let domain = Domain::of_user(domain, 0);
-    let connected = domain.connect(address.parse().unwrap());
+    let connected = domain.connect(address.parse::<Ipv6Addr>().unwrap().into());
     say(connected.is_ok());
     hear();
 }
@@ -81,10 +81,10 @@ fn knock(address: &str) {
 /// Listens where another user's adapter would.
 fn squat(address: &str) {
     let (domain, address) = address.split_once(' ').unwrap();
-    let address = address.parse().unwrap();
+    let address: Ipv6Addr = address.parse().unwrap();
     let domain =
         if domain == "network" { Domain::of_network_of(0, address) } else { Domain::of_user(domain, 0) };
-    let listener = domain.listen(address).unwrap();
+    let listener = domain.listen(address.into()).unwrap();
     say("listening");
     hear();
     drop(listener);
@@ -160,7 +160,7 @@ fn kill_one_under_load(rounds: u32) {
         let mut flooded = 0_u32;
         let start = Clock::now();
         let mut killed = None;
-        while killed.is_none() || a.links.find(address).is_some() {
+        while killed.is_none() || a.links.find(address.into()).is_some() {
             assert!(start.elapsed() < Duration::from_secs(20), "round {round}: {sent} {echoed} {flooded}");
             if sent == echoed {
                 sent += 1;
@@ -254,7 +254,7 @@ fn a_name_that_another_user_has_taken_is_not_trusted() {
     assert!(matches!(refused, crate::PathError::ForeignUser { uid: NOBODY, .. }), "{refused}");
     assert!(refused.to_string().contains("users=any"));
     // Nor can the name be had.
-    assert!(a.domain.listen(address).is_err());
+    assert!(a.domain.listen(address.into()).is_err());
     squatter.tell("done");
     squatter.child.wait().unwrap();
 }

@@ -11,6 +11,7 @@ use super::super::hello::{self, Greeting, Kind, Received};
 use super::super::link::Stage;
 use super::super::memory::{MemoryFault, Sealed, Writers, create};
 use super::super::note::{Note, Place};
+use super::super::peer::PeerName;
 use super::super::ring::{MAX_RECORD, outbox_bytes};
 use super::super::{LineData, LineSink, Lines, Reach, ShmSink};
 use super::*;
@@ -131,7 +132,7 @@ impl ShmSink for Whole {
     fn packet(&mut self, packet: &RxPacket<'_>) {
         self.long.push((u32::from_ne_bytes(*packet.bytes.first_chunk().unwrap()) >> 8, 0));
     }
-    fn message(&mut self, _: std::net::Ipv6Addr, message: &[u8], _: Reach<'_>) -> usize {
+    fn message(&mut self, _: PeerName, message: &[u8], _: Reach<'_>) -> usize {
         let index = u32::from_ne_bytes(*message.first_chunk().unwrap()) >> 8;
         self.long.push((index, message.len()));
         0
@@ -296,8 +297,8 @@ fn say(a: &mut ShmFabric, greeting: &Greeting, fds: &[OwnedFd]) -> Kind {
 fn a_stranger_is_turned_away_and_told_so() {
     let mut a = open(&domain());
     let lines = 1 << 10;
-    let address = "fd00::77".parse().unwrap();
-    let hello = Greeting { kind: Kind::Hello, address, ring_lines: lines, bit: 9, barriers: false, nonce: 0 };
+    let from = "fd00::77".parse::<std::net::Ipv6Addr>().unwrap().into();
+    let hello = Greeting { kind: Kind::Hello, from, ring_lines: lines, bit: 9, barriers: false, nonce: 0 };
     let len = outbox_bytes(lines) as u64;
     let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     let all = size | SealFlags::FUTURE_WRITE;
@@ -307,7 +308,7 @@ fn a_stranger_is_turned_away_and_told_so() {
     };
     assert_eq!(say(&mut a, &hello, &fds(len, size)), Kind::Refused);
     assert_eq!(say(&mut a, &hello, &fds(len - 4096, all)), Kind::Refused);
-    let impostor = Greeting { address: a.local, ..hello };
+    let impostor = Greeting { from: a.local, ..hello };
     assert_eq!(say(&mut a, &impostor, &fds(len, all)), Kind::Refused);
     assert_eq!(say(&mut a, &hello, &fds(len, all)[..2]), Kind::Refused);
     assert_eq!(say(&mut a, &Greeting { ring_lines: 3, ..hello }, &fds(len, all)), Kind::Refused);
@@ -328,8 +329,9 @@ const SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags
 
 /// What somebody with a ring of so many lines says and hands over.
 fn greeting(number: u16, ring_lines: u32, dense_ring: bool) -> (Greeting, [OwnedFd; 3]) {
-    let (kind, address) = (Kind::Hello, std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 1, number));
-    let hello = Greeting { kind, address, ring_lines, bit: 9, barriers: false, nonce: 0 };
+    let address = std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 1, number);
+    let (kind, from) = (Kind::Hello, address.into());
+    let hello = Greeting { kind, from, ring_lines, bit: 9, barriers: false, nonce: 0 };
     let (len, all) = (outbox_bytes(ring_lines) as u64, SIZE | SealFlags::FUTURE_WRITE);
     let plain = MemfdFlags::empty();
     let ring = if dense_ring { dense(len, all) } else { memfd(len, all, plain) };
@@ -400,8 +402,8 @@ fn messages_out_of_turn_end_the_link() {
     let (mut a, b, _) = met();
     let link = b.links.get(b.links.find(a.local).unwrap()).unwrap();
     let Stage::Up(socket) = &link.stage else { panic!("they have met") };
-    let (kind, address) = (Kind::Crossed, b.local);
-    let message = Greeting { kind, address, ring_lines: 0, bit: 0, barriers: true, nonce: 0 };
+    let (kind, from) = (Kind::Crossed, b.local);
+    let message = Greeting { kind, from, ring_lines: 0, bit: 0, barriers: true, nonce: 0 };
     hello::send(socket.as_fd(), &message, &[]).unwrap();
     let start = Clock::now();
     while counter(&a, "peers_dropped_garbage") == 0 {

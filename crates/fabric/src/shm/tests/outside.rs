@@ -58,7 +58,7 @@ fn meet_helper(mut child: Helper, a: &mut ShmFabric) -> (Helper, LinkId) {
     loop {
         recv(a, &mut Vec::new());
         let up = |slot| a.links.get(slot).is_some_and(|l| matches!(l.stage, Stage::Up(_)));
-        if let Some(slot) = a.links.find(address).filter(|s| up(*s)) {
+        if let Some(slot) = a.links.find(address.into()).filter(|s| up(*s)) {
             return (child, LinkId::new(a.links.token(slot)));
         }
         wait_since(start);

@@ -3,15 +3,25 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 
+use hca_core::Qpn;
+
 use super::super::access::Reach;
 use super::super::hello::{self, Greeting, Kind};
 use super::super::link::Stage;
 use super::super::name::{Domain, Listener};
-use super::super::proof::mapped;
+use super::super::peer::PeerName;
 use super::super::rx::ShmSink;
 use super::children::as_nobody;
 use super::*;
 use crate::{AutoFabric, OpenError, RxPacket, UdpFabric, UdpOptions};
+
+/// A queue pair of a peer.
+const PEER: Qpn = Qpn::new(0x05_0007);
+
+/// The name of an adapter that has an address to itself.
+fn alone(address: IpAddr) -> PeerName {
+    PeerName::new(address, None)
+}
 
 /// An address that nobody has.
 fn free<T>(open: impl Fn(IpAddr) -> Result<T, OpenError>) -> (IpAddr, T) {
@@ -41,13 +51,13 @@ fn small() -> ShmOptions {
 
 /// Takes messages, with their senders.
 #[derive(Default)]
-struct Inbox(Vec<(Ipv6Addr, Vec<u8>)>);
+struct Inbox(Vec<(PeerName, Vec<u8>)>);
 
 impl ShmSink for Inbox {
     fn packet(&mut self, _: &RxPacket<'_>) {
         panic!("no packets are sent");
     }
-    fn message(&mut self, from: Ipv6Addr, message: &[u8], _: Reach<'_>) -> usize {
+    fn message(&mut self, from: PeerName, message: &[u8], _: Reach<'_>) -> usize {
         self.0.push((from, message.to_vec()));
         0
     }
@@ -77,7 +87,7 @@ fn say(now: Instant, shm: &mut ShmFabric, path: PathId, message: &[u8]) -> Optio
 }
 
 fn messages_to(f: &mut AutoFabric, peer: IpAddr) -> Option<PathId> {
-    f.open_messages(&av(peer)).unwrap()
+    f.open_messages(&av(peer), PEER).unwrap()
 }
 
 /// The counter of an adapter.
@@ -105,8 +115,8 @@ fn two_adapters_of_a_machine_exchange_messages_once_both_have_proved_their_addre
         turn(&mut b, &mut at_b);
         assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
     }
-    assert_eq!(at_b.0, [(mapped(here), message.clone())]);
-    assert_eq!(at_a.0, [(mapped(there), message)]);
+    assert_eq!(at_b.0, [(alone(here), message.clone())]);
+    assert_eq!(at_a.0, [(alone(there), message)]);
     assert_eq!((count(&a, "paths_by_shm"), count(&a, "paths_by_udp")), (1, 0));
     assert_eq!((count(&a, "shm_peers_linked"), count(&a, "shm_peers_not_proven")), (1, 0));
     assert_eq!(a.shm().unwrap().greetings + b.shm().unwrap().greetings, 0);
@@ -117,7 +127,10 @@ fn a_peer_that_does_not_listen_is_reached_by_udp() {
     let (_, mut a) = auto();
     let (there, _b) = free(|ip| UdpFabric::open(ip, &UdpOptions::default()));
     assert_eq!(messages_to(&mut a, there), None);
-    assert!(matches!(a.open_messages(&av(Ipv6Addr::LOCALHOST.into())), Err(crate::PathError::Family { .. })));
+    assert!(matches!(
+        a.open_messages(&av(Ipv6Addr::LOCALHOST.into()), PEER),
+        Err(crate::PathError::Family { .. })
+    ));
 }
 
 #[test]
@@ -168,8 +181,8 @@ fn an_adapter_whose_name_is_taken_sends_packets() {
 
 /// Listens for peers of an address.
 fn squat(address: IpAddr) -> Listener {
-    let address = mapped(address);
-    Domain::of_network(address).unwrap().listen(address).unwrap()
+    let own = alone(address);
+    Domain::of_network(own.address).unwrap().listen(own).unwrap()
 }
 
 /// Opens a path to who listens at an address without being there, who does something each turn: nothing leaves, and the
@@ -187,7 +200,7 @@ fn finds_an_impostor(a: &mut AutoFabric, there: IpAddr, mut act: impl FnMut(Inst
         assert_ne!(sent, Some(true), "an impostor is sent a message");
         assert!(inbox.0.is_empty(), "an impostor's message is taken");
         if count(a, "shm_peers_not_proven") > before {
-            assert_eq!(a.shm().unwrap().next_gone(), Some(mapped(there)));
+            assert_eq!(a.shm().unwrap().next_gone(), Some(alone(there)));
             assert_eq!(a.shm().unwrap().greetings, 0);
             return;
         }
@@ -198,21 +211,21 @@ fn finds_an_impostor(a: &mut AutoFabric, there: IpAddr, mut act: impl FnMut(Inst
 #[test]
 fn an_impostor_who_speaks_the_protocol_gets_and_gives_nothing() {
     let (there, holder) = free(|ip| UdpFabric::open(ip, &UdpOptions::default()));
-    let mut impostor = ShmFabric::open_on_network(there, &small()).unwrap();
+    let mut impostor = ShmFabric::open_on_network(alone(there), &small()).unwrap();
     let (here, mut a) = auto();
     finds_an_impostor(&mut a, there, |now| {
         impostor.recv_all(now, RxBudget { packets: 64, bytes: 1 << 16 }, &mut Inbox::default());
-        let Some(slot) = impostor.links.find(mapped(here)) else { return };
+        let Some(slot) = impostor.links.find(alone(here)) else { return };
         let link = impostor.links.get_mut(slot).unwrap();
         let Stage::Up(socket) = &link.stage else { return };
         // It says that it is content, answers what it can, and writes without having been asked to.
         for (kind, nonce) in [(Kind::Proven, 0), (Kind::Answer, 0x1234_5678)] {
-            let local = impostor.local;
-            let g = Greeting { kind, address: local, ring_lines: 0, bit: 0, barriers: false, nonce };
+            let from = impostor.local;
+            let g = Greeting { kind, from, ring_lines: 0, bit: 0, barriers: false, nonce };
             let _ = hello::send(socket.as_fd(), &g, &[]);
         }
         link.unproven = None;
-        let path = impostor.paths.open(mapped(here), &av(here)).unwrap();
+        let path = impostor.paths.open(alone(here), &av(here)).unwrap();
         let _ = say(now, &mut impostor, path, &packet(3, 40));
     });
     assert_eq!(messages_to(&mut a, there), None);
@@ -223,7 +236,7 @@ fn an_impostor_who_speaks_the_protocol_gets_and_gives_nothing() {
 #[ignore = "needs root: to be two users"]
 fn another_users_listener_is_no_peer() {
     let (there, _holder) = free(|ip| UdpFabric::open(ip, &UdpOptions::default()));
-    let mut child = as_nobody("squat", &format!("network {}", mapped(there)));
+    let mut child = as_nobody("squat", &format!("network {}", alone(there).address));
     assert_eq!(child.line(), "listening");
     let (_, mut a) = auto();
     assert_eq!(messages_to(&mut a, there), None);
@@ -254,12 +267,147 @@ fn who_comes_to_the_address_of_one_that_has_gone_is_met_anew() {
         }
         let mut last = Inbox::default();
         let start = Clock::now();
-        while a.shm().unwrap().is_leaving(there) {
+        while a.shm().unwrap().is_predecessor_leaving(there, PEER) {
             turn(&mut a, &mut last);
             assert!(start.elapsed() < Duration::from_secs(10), "it does not part");
         }
-        assert_eq!(last.0, [(mapped(there), left)], "what the first one left is taken");
-        assert_eq!(a.shm().unwrap().next_gone(), Some(mapped(there)));
+        assert_eq!(last.0, [(alone(there), left)], "what the first one left is taken");
+        assert_eq!(a.shm().unwrap().next_gone(), Some(alone(there)));
         a.shm().unwrap().close_path(to_b);
+    }
+}
+
+/// An adapter at an address that others share with it.
+fn shared_at(address: IpAddr) -> Result<AutoFabric, OpenError> {
+    AutoFabric::open(address, &UdpOptions { slots: 4, ..UdpOptions::default() }, &small())
+}
+/// A queue pair of an adapter at a shared address.
+fn qp_of(f: &AutoFabric) -> Qpn {
+    Qpn::new(u32::from(f.attr().qpn_slot.expect("its address is shared")) << 16 | 7)
+}
+/// The name of an adapter.
+fn name(f: &AutoFabric) -> PeerName {
+    PeerName::new(f.attr().local, f.attr().qpn_slot)
+}
+/// Opens a path to a queue pair, and says who has it.
+fn peer_of(f: &mut AutoFabric, address: IpAddr, qpn: Qpn) -> Option<PeerName> {
+    let path = f.open_messages(&av(address), qpn).unwrap()?;
+    f.shm().unwrap().peer_of(path)
+}
+
+/// Each of these adapters says a number to each other one, by the path to its queue pair.
+fn all_exchange(all: &mut [(AutoFabric, Qpn)]) {
+    let names: Vec<_> = all.iter().map(|(f, _)| name(f)).collect();
+    let ends: Vec<_> = all.iter().map(|(f, qpn)| (f.attr().local, *qpn)).collect();
+    let mut waiting = Vec::new();
+    for (from, (f, _)) in all.iter_mut().enumerate() {
+        for (to, (address, qpn)) in ends.iter().enumerate().filter(|(to, _)| *to != from) {
+            let path = f.open_messages(&av(*address), *qpn).unwrap().expect("it listens");
+            assert_eq!(f.shm().unwrap().peer_of(path), Some(names[to]));
+            waiting.push((from, to, path));
+        }
+    }
+    let mut inboxes: Vec<_> = all.iter().map(|_| Inbox::default()).collect();
+    let start = Clock::now();
+    while inboxes.iter().any(|inbox| inbox.0.len() < names.len() - 1) {
+        waiting.retain(|&(from, to, path)| {
+            let message = packet((from * 16 + to) as u32, 40);
+            say(now(), all[from].0.shm().unwrap(), path, &message) != Some(true)
+        });
+        for ((f, _), inbox) in all.iter_mut().zip(&mut inboxes) {
+            turn(f, inbox);
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
+    }
+    for (to, inbox) in inboxes.iter_mut().enumerate() {
+        inbox.0.sort();
+        let others = names.iter().enumerate().filter(|(from, _)| *from != to);
+        let mut wanted: Vec<_> =
+            others.map(|(from, name)| (*name, packet((from * 16 + to) as u32, 40))).collect();
+        wanted.sort();
+        assert_eq!(inbox.0, wanted);
+    }
+}
+
+#[test]
+fn processes_at_one_address_and_adapters_elsewhere_are_told_apart_by_their_slots() {
+    let (at, a) = free(shared_at);
+    let (b, c) = (shared_at(at).unwrap(), shared_at(at).unwrap());
+    let (_, alone) = auto();
+    let mut all: Vec<_> = [a, b, c].into_iter().map(|f| (qp_of(&f), f)).map(|(q, f)| (f, q)).collect();
+    // A number of the one that has its address to itself may begin with the slot of another one.
+    let of_b = all[1].1;
+    all.push((alone, of_b));
+    all_exchange(&mut all);
+}
+
+#[test]
+fn a_slot_in_which_nobody_listens_is_reached_by_udp() {
+    let (at, mut a) = free(shared_at);
+    let own = a.attr().qpn_slot.unwrap();
+    let free = u32::from((own + 1) % 4) << 16 | 7;
+    assert_eq!(peer_of(&mut a, at, Qpn::new(free)), None);
+    // A process that shares the address and has no shared memory.
+    let b = UdpFabric::open(at, &UdpOptions { slots: 4, ..UdpOptions::default() }).unwrap();
+    let of_b = Qpn::new(u32::from(b.attr().qpn_slot.unwrap()) << 16 | 7);
+    assert_eq!(peer_of(&mut a, at, of_b), None);
+    let to_itself = qp_of(&a);
+    assert_eq!(peer_of(&mut a, at, to_itself), Some(name(&a)));
+}
+
+#[test]
+fn a_member_in_another_ones_slot_proves_nothing() {
+    let (at, mut a) = free(shared_at);
+    // It has a slot, and listens under the name of another one, which is free.
+    let member = UdpFabric::open(at, &UdpOptions { slots: 4, ..UdpOptions::default() }).unwrap();
+    let taken = [&a.attr().qpn_slot, &member.attr().qpn_slot].map(|s| s.unwrap());
+    let victim = (0..4).find(|slot| !taken.contains(slot)).unwrap();
+    let of_victim = PeerName::new(at, Some(victim));
+    let mut impostor = ShmFabric::open_on_network(of_victim, &small()).unwrap();
+    let mut member = Some(member);
+    let path = a.open_messages(&av(at), Qpn::new(u32::from(victim) << 16 | 7)).unwrap().expect("it listens");
+    let (begin, mut inbox) = (now(), Inbox::default());
+    for ms in 0..=5_000 {
+        let now = begin + Duration::from_millis(ms);
+        impostor.recv_all(now, RxBudget { packets: 64, bytes: 1 << 16 }, &mut Inbox::default());
+        if let Some(member) = &mut member {
+            let budget = RxBudget { packets: 64, bytes: 1 << 16 };
+            member.recv(now, budget, &mut |p| panic!("a packet for slot {}", p.bytes[5]));
+        }
+        turn_at(now, &mut a, &mut inbox);
+        assert_ne!(
+            say(now, a.shm().unwrap(), path, &packet(1, 40)),
+            Some(true),
+            "an impostor is sent a message"
+        );
+        if count(&a, "shm_peers_not_proven") > 0 {
+            assert_eq!(a.shm().unwrap().next_gone(), Some(of_victim));
+            return;
+        }
+    }
+    panic!("it is waited for in vain");
+}
+
+#[test]
+fn who_comes_to_the_slot_of_one_that_has_gone_is_met_anew() {
+    let (at, a) =
+        free(|ip| AutoFabric::open(ip, &UdpOptions { slots: 2, ..UdpOptions::default() }, &small()));
+    let mut a = a;
+    for round in 1..=3 {
+        let mut b = shared_at(at).unwrap();
+        let (of_a, of_b) = (qp_of(&a), qp_of(&b));
+        let start = Clock::now();
+        while a.shm().unwrap().is_predecessor_leaving(at, of_b) {
+            turn(&mut a, &mut Inbox::default());
+            assert!(start.elapsed() < Duration::from_secs(10), "it does not part");
+        }
+        assert_eq!(peer_of(&mut a, at, of_b), Some(name(&b)));
+        assert_eq!(peer_of(&mut b, at, of_a), Some(name(&a)));
+        let mut idle = Inbox::default();
+        while count(&a, "shm_peers_linked") < round || count(&b, "shm_peers_linked") == 0 {
+            turn(&mut a, &mut idle);
+            turn(&mut b, &mut idle);
+            assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
+        }
     }
 }
