@@ -383,6 +383,62 @@ fn a_dreq_is_answered_in_every_state() {
     assert_eq!(pair.sides[1].state(ids[1]), Some(ConnState::Established));
 }
 
+/// The peer of one side says nothing any more; that side's timers alone end its connection.
+fn side_without_a_peer_ends(pair: &mut Pair, side: usize, id: CommId) -> Vec<Event> {
+    let mut events = Vec::new();
+    while let Some(now) = pair.sides[side].deadline() {
+        pair.sides[side].handle_timeout(now);
+        pair.sent(side);
+        events.extend(pair.events(side));
+    }
+    assert!(pair.sides[side].is_empty(), "nothing is left");
+    assert_eq!(events.pop(), Some(Event::Gone { id }));
+    events
+}
+
+#[test]
+fn a_peer_that_dies_after_its_request_or_before_its_reply_leaves_nothing() {
+    let mut pair = Pair::new();
+    let [active, passive] = pair.requested();
+    let failed = side_without_a_peer_ends(&mut pair, 0, active);
+    assert_eq!(failed, [Event::Failed { id: active, failure: Failure::NoAnswer(Kind::Req) }]);
+    let failed = side_without_a_peer_ends(&mut pair, 1, passive);
+    assert_eq!(failed, [Event::Failed { id: passive, failure: Failure::Unanswered }]);
+}
+
+#[test]
+fn a_peer_that_dies_after_the_reply_leaves_nothing() {
+    let mut pair = Pair::new();
+    let [_, passive] = pair.replied();
+    let failed = side_without_a_peer_ends(&mut pair, 1, passive);
+    assert_eq!(failed, [Event::Failed { id: passive, failure: Failure::NoAnswer(Kind::Rep) }]);
+}
+
+#[test]
+fn a_peer_that_dies_while_connected_or_while_the_connection_ends_leaves_nothing() {
+    let mut pair = Pair::new();
+    let ids = pair.established();
+    for (side, id) in ids.into_iter().enumerate() {
+        // Nothing tells of the peer's death but the queue pair, or the peer's next life.
+        assert_eq!(pair.sides[side].deadline(), None);
+        pair.sides[side].disconnect(at(3), id, PrivateData::EMPTY).unwrap();
+        pair.sent(side);
+        let ended = side_without_a_peer_ends(&mut pair, side, id);
+        let done = Event::DisconnectDone { id, answered: false, private_data: PrivateData::EMPTY };
+        assert_eq!(ended, [done]);
+    }
+}
+
+#[test]
+fn a_peer_that_dies_after_its_end_was_answered_leaves_nothing() {
+    let mut pair = Pair::new();
+    let [active, passive] = pair.established();
+    pair.sides[0].disconnect(at(3), active, PrivateData::EMPTY).unwrap();
+    pair.carry(at(3), 0);
+    assert_eq!(pair.events(1).len(), 1);
+    assert_eq!(side_without_a_peer_ends(&mut pair, 1, passive), []);
+}
+
 #[test]
 fn another_port_that_knows_the_ids_changes_nothing() {
     let mut pair = Pair::new();

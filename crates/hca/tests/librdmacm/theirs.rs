@@ -1,0 +1,72 @@
+//! A program of librdmacm at the far end.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: vm/run cm does"))
+}
+
+/// The address of rxe's port.
+pub(crate) fn address() -> std::net::IpAddr {
+    variable("HCA_CM_ADDRESS").parse().expect("an IP address")
+}
+
+/// The adapter of ours.
+pub(crate) fn device() -> hca::Context {
+    hca::open(&variable("HCA_CM_DEVICE")).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// A program that runs at the far end. What it prints goes to a file, as much as it likes.
+pub(crate) struct Program {
+    what: String,
+    child: Child,
+    printed: PathBuf,
+}
+
+impl Program {
+    pub(crate) fn start(line: &str) -> Self {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let what = format!("{} {line}", variable("HCA_CM_THEIRS"));
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let printed = std::env::temp_dir().join(format!("librdmacm-{}-{number}", std::process::id()));
+        let file = File::create(&printed).unwrap();
+        let mut words = what.split_whitespace();
+        let mut command = Command::new(words.next().expect("a program"));
+        let child = command.args(words).stdout(file.try_clone().unwrap()).stderr(file).spawn();
+        Self { child: child.unwrap_or_else(|e| panic!("{what}: {e}")), what, printed }
+    }
+    /// What it printed until it ended, and whether it ended well.
+    pub(crate) fn output(&mut self) -> (bool, String) {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            match self.child.try_wait().expect("its own child") {
+                Some(status) => return (status.success(), self.printed()),
+                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
+                None => panic!("{} does not end", self.what),
+            }
+        }
+    }
+    fn printed(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.printed).unwrap()).into_owned()
+    }
+    /// It ended well; what it printed.
+    pub(crate) fn succeeds(mut self) -> String {
+        let (good, printed) = self.output();
+        assert!(good, "{} failed", self.what);
+        printed
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = (self.child.kill(), self.child.wait());
+        if std::thread::panicking() {
+            println!("{} printed:\n{}", self.what, self.printed());
+        }
+        let _ = std::fs::remove_file(&self.printed);
+    }
+}
