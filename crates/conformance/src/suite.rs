@@ -138,6 +138,14 @@ macro_rules! __for_each_check {
                 a_queue_without_times_has_none,
                 a_shared_queue_that_is_resized_keeps_its_requests,
                 a_region_that_is_changed_obeys_its_new_rights_and_domain;
+            windows: a_window_of_type_one_is_bound_by_a_call_and_used_through_all_queue_pairs,
+                a_window_grants_its_range_and_rights_and_no_more,
+                a_window_of_type_two_is_bound_by_a_request_to_one_queue_pair,
+                a_bind_or_an_invalidate_that_breaks_a_rule_fails_its_queue_pair,
+                a_peer_takes_back_the_window_that_it_was_lent,
+                a_region_with_windows_is_neither_deregistered_nor_changed,
+                windows_come_and_go_while_peers_read_and_write,
+                windows_of_unreliable_connections_and_none_of_datagrams;
             uc: uc_delivers_messages_of_every_size,
                 uc_writes_with_and_without_immediate,
                 uc_drops_what_nobody_receives_and_goes_on,

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::{Access, PdHandle};
+use crate::{Access, DeviceError, MwHandle, MwRange, PdHandle, QpHandle, Rkey};
 
 /// Abilities that only some devices have. A device without an ability refuses its calls as unsupported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Abilities {
     pub srq_resize: bool,
     /// Whether the domain and the rights of a region can be changed ([`Device::rereg_mr`](crate::Device::rereg_mr)).
     pub mr_rereg: bool,
+    /// Memory windows; 0: the device has none ([`Device::windows`](crate::Device::windows)).
+    pub max_mw: u32,
 }
 
 /// How long a completion queue holds notifications back, so that one notification stands for several completions.
@@ -71,4 +73,72 @@ pub struct MrStatus {
     pub len: u64,
     /// The permitted accesses.
     pub access: Access,
+}
+
+/// The kind of a memory window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MwType {
+    /// Type 1: bound by a call, and used through any queue pair of its protection domain. The device chooses its key
+    /// anew at each bind.
+    One,
+    /// Type 2B: bound by a request of a queue pair, and used through that queue pair alone, of the window's protection
+    /// domain. The program chooses the lowest byte of its key at each bind.
+    Two,
+}
+
+/// The handle and the key of a memory window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MwKeys {
+    /// The handle.
+    pub handle: MwHandle,
+    /// The key. Nothing is reached by it before a bind; of type 2, its lowest byte is the program's to choose.
+    pub rkey: Rkey,
+}
+
+/// The attributes of a memory window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MwStatus {
+    /// The kind.
+    pub kind: MwType,
+    /// The protection domain.
+    pub pd: PdHandle,
+    /// The key now.
+    pub rkey: Rkey,
+    /// The range that it shows; `None`: it is not bound.
+    pub range: Option<MwRange>,
+    /// The queue pair that it is bound to (type 2).
+    pub qp: Option<QpHandle>,
+}
+
+/// Memory windows: keys for parts of a region that are given and taken back without a registration.
+///
+/// A region that has windows bound to it is neither deregistered nor changed. A device never gives a peer on the same
+/// machine direct access by a window's key, so that taking it back needs nothing of the peer.
+///
+/// A window of type 2 is bound by [`SendOp::BindMw`](crate::SendOp::BindMw), and its key is taken back by
+/// [`SendOp::LocalInv`](crate::SendOp::LocalInv) or by the peer's [`SendOp::SendInv`](crate::SendOp::SendInv), or when
+/// its queue pair is destroyed. Only then is it bound anew.
+pub trait MemoryWindows: Send + Sync {
+    /// Creates a memory window.
+    ///
+    /// # Errors
+    /// The limit is reached, or the protection domain is unknown.
+    fn alloc_mw(&self, pd: PdHandle, kind: MwType) -> Result<MwKeys, DeviceError>;
+    /// Binds a window of type 1, which may be bound already; `None` takes its key back and binds it to nothing. Returns
+    /// the new key. On return, nothing is reached by the old key any more.
+    ///
+    /// # Errors
+    /// The window is unknown, of type 2, or zero-based; the region is unknown or of another protection domain; range or
+    /// rights are beyond what it allows. The window is as it was.
+    fn bind_mw(&self, mw: MwHandle, range: Option<&MwRange>) -> Result<Rkey, DeviceError>;
+    /// The attributes of a window.
+    ///
+    /// # Errors
+    /// It is unknown.
+    fn query_mw(&self, mw: MwHandle) -> Result<MwStatus, DeviceError>;
+    /// Destroys a window. On return, nothing is reached by its key any more.
+    ///
+    /// # Errors
+    /// It is unknown.
+    fn dealloc_mw(&self, mw: MwHandle) -> Result<(), DeviceError>;
 }

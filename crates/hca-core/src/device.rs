@@ -14,9 +14,9 @@ use std::os::fd::BorrowedFd;
 
 use crate::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqModeration, CqStatus,
-    DeviceClock, DeviceError, GidEntry, GidType, LinkLayer, Lkey, MrHandle, MrStatus, PdHandle, PortAttr,
-    PortalsOffload, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr,
-    Rkey, SendWr, SrqHandle, SrqStatus,
+    DeviceClock, DeviceError, GidEntry, GidType, LinkLayer, Lkey, MemoryWindows, MrHandle, MrStatus,
+    PdHandle, PortAttr, PortalsOffload, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInfo, QpInit,
+    QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle, SrqStatus,
 };
 
 /// An adapter's control path. The trait is object-safe.
@@ -29,7 +29,7 @@ use crate::{
 /// 1. Apart from its own memory, the device accesses only registered regions of the process. Within these it accesses
 ///    only the memory that the list of an outstanding request names by its region's key, in the way of the request (a
 ///    list that is read is not written), and the memory that peers name by a region's key, as the region's [`Access`]
-///    allows.
+///    allows, or by the key of a memory window that is bound to a region with [`Access::MW_BIND`], as the bind allows.
 /// 2. The program may copy from and to the same bytes meanwhile. So the device's accesses are not plain accesses of
 ///    Rust: they are atomics, assembly, or made outside of this program.
 /// 3. After [`dereg_mr`](Self::dereg_mr) has returned `Ok`, the device no longer accesses the region's memory.
@@ -252,6 +252,10 @@ pub unsafe trait Device: Send + Sync {
         None
     }
 
+    /// Memory windows, where the device has them.
+    fn windows(&self) -> Option<&dyn MemoryWindows> {
+        None
+    }
     /// The capability to run Portals engines itself, where it has it.
     fn portals(&self) -> Option<&dyn PortalsOffload> {
         None

@@ -423,6 +423,10 @@ handle!(
     /// A memory region of a device.
     MrHandle
 );
+handle!(
+    /// A memory window of a device.
+    MwHandle
+);
 
 #[cfg(test)]
 mod tests {

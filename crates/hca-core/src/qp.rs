@@ -51,6 +51,8 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
         /// Peers may invalidate the key by SEND with invalidate (regions only).
         const REMOTE_INVALIDATE = 1 << 4;
+        /// Memory windows may be bound to it, and give peers more rights than it has itself (regions only).
+        const MW_BIND = 1 << 5;
     }
 }
 

@@ -27,8 +27,8 @@ pub enum WcStatus {
     /// The queue pair was in the error state before this request was carried out.
     #[error("work request flushed: the queue pair is in the error state")]
     WrFlushed = 5,
-    /// A memory window could not be bound.
-    #[error("memory window bind error")]
+    /// A memory window could not be bound, or a key not be taken back by its owner.
+    #[error("memory window bind error: the window, its range or its rights do not allow it")]
     MwBind = 6,
     /// The peer sent a response that fits no outstanding request.
     #[error("bad response from the peer")]
@@ -91,6 +91,10 @@ pub enum WcOpcode {
     CompSwap,
     /// Fetch and add.
     FetchAdd,
+    /// Bind of a memory window.
+    BindMw,
+    /// Local invalidate.
+    LocalInv,
     /// A receive request that took a SEND.
     Recv,
     /// A receive request that took the immediate data of an RDMA WRITE.

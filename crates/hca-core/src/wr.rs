@@ -1,6 +1,6 @@
 //! Work requests, which programs post.
 
-use crate::{AhHandle, Lkey, Qkey, Qpn, Rkey};
+use crate::{Access, AhHandle, Lkey, Qkey, Qpn, Rkey};
 
 /// One entry of a scatter/gather list: a piece of registered local memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -22,6 +22,22 @@ pub struct RemoteAddr {
     pub addr: u64,
     /// Key of the peer's region.
     pub rkey: Rkey,
+}
+
+/// A range of a registered region that a memory window shows to peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MwRange {
+    /// The key of the region, which allows windows ([`Access::MW_BIND`]).
+    pub lkey: Lkey,
+    /// The first byte, as an address of the region.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What peers may do: any of [`Access::REMOTE_READ`], `REMOTE_WRITE` and `REMOTE_ATOMIC`. Where they change the
+    /// memory, the region allows local writes.
+    pub access: Access,
+    /// Peers name the first byte by address 0, not by `addr`.
+    pub zero_based: bool,
 }
 
 /// The operation of a send request.
@@ -55,6 +71,15 @@ pub enum SendOp {
         /// The number to add, modulo 2^64.
         add: u64,
     },
+    /// Bind of a memory window of type 2 that is not bound, to this queue pair. Nothing is sent.
+    BindMw {
+        /// The key of the window from now on: its present one, with any other lowest byte.
+        rkey: Rkey,
+        /// The range that it shows.
+        range: MwRange,
+    },
+    /// Taking back of the key of a memory window of type 2 that is bound to this queue pair. Nothing is sent.
+    LocalInv(Rkey),
 }
 
 impl SendOp {
@@ -67,6 +92,8 @@ impl SendOp {
             Self::Read(_) => W::RdmaRead,
             Self::CompareSwap { .. } => W::CompSwap,
             Self::FetchAdd { .. } => W::FetchAdd,
+            Self::BindMw { .. } => W::BindMw,
+            Self::LocalInv(_) => W::LocalInv,
         }
     }
     /// Whether data comes back into the local list (READ and atomics).
@@ -76,6 +103,10 @@ impl SendOp {
     /// Whether it is an atomic operation.
     pub const fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+    /// Whether it is carried out by the device alone, when all earlier requests of its queue have completed.
+    pub const fn is_local(self) -> bool {
+        matches!(self, Self::BindMw { .. } | Self::LocalInv(_))
     }
     /// Whether the peer needs a receive request for it.
     pub const fn consumes_recv(self) -> bool {
@@ -111,7 +142,12 @@ enum OpCode {
     Read,
     CompareSwap,
     FetchAdd,
+    BindMw,
+    LocalInv,
 }
+
+/// The bit of [`MwRange::zero_based`] beside a range's rights.
+const ZERO_BASED: u64 = 1 << 8;
 
 impl FlatOp {
     /// The packed form of an operation.
@@ -127,6 +163,13 @@ impl FlatOp {
             SendOp::Read(remote) => (OpCode::Read, *remote, 0, 0),
             SendOp::CompareSwap { remote, compare, swap } => (OpCode::CompareSwap, *remote, *compare, *swap),
             SendOp::FetchAdd { remote, add } => (OpCode::FetchAdd, *remote, *add, 0),
+            SendOp::BindMw { rkey, range } => {
+                let MwRange { lkey, addr, len, access, zero_based } = *range;
+                let zero_based = if zero_based { ZERO_BASED } else { 0 };
+                let second = (lkey.raw() as u64) << 32 | access.bits() as u64 | zero_based;
+                (OpCode::BindMw, RemoteAddr { addr, rkey: *rkey }, len, second)
+            }
+            SendOp::LocalInv(rkey) => (OpCode::LocalInv, RemoteAddr { addr: 0, rkey: *rkey }, 0, 0),
         };
         Self { addr: remote.addr, first, second, rkey: remote.rkey, code }
     }
@@ -143,6 +186,17 @@ impl FlatOp {
             OpCode::Read => SendOp::Read(remote),
             OpCode::CompareSwap => SendOp::CompareSwap { remote, compare: self.first, swap: self.second },
             OpCode::FetchAdd => SendOp::FetchAdd { remote, add: self.first },
+            OpCode::BindMw => SendOp::BindMw {
+                rkey: self.rkey,
+                range: MwRange {
+                    lkey: Lkey::new((self.second >> 32) as u32),
+                    addr: self.addr,
+                    len: self.first,
+                    access: Access::from_bits_truncate(self.second as u8),
+                    zero_based: self.second & ZERO_BASED != 0,
+                },
+            },
+            OpCode::LocalInv => SendOp::LocalInv(self.rkey),
         }
     }
     /// The target of an RDMA operation; meaningless for a SEND.
@@ -164,6 +218,11 @@ impl FlatOp {
     #[inline(always)]
     pub const fn is_atomic(&self) -> bool {
         matches!(self.code, OpCode::CompareSwap | OpCode::FetchAdd)
+    }
+    /// Whether it is carried out by the device alone.
+    #[inline(always)]
+    pub const fn is_local(&self) -> bool {
+        matches!(self.code, OpCode::BindMw | OpCode::LocalInv)
     }
     /// The operation as its completion reports it.
     #[inline(always)]

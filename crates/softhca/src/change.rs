@@ -151,6 +151,7 @@ impl Engine {
             self.core.general_services = None;
         }
         self.core.tables.ops_of_the_gone.add_all(&res.ops);
+        self.core.tables.mrs.unbind_windows_of(qp);
         res.shared.state.store(DESTROYED, Ordering::SeqCst);
         if let Some(peer) = res.listed {
             self.core.near_qps.remove(&(peer, qp.index));

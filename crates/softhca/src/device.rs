@@ -8,9 +8,10 @@ use std::thread::JoinHandle;
 
 use hca_core::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration,
-    CqPort, CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, Gid, GidEntry, Lid, MrHandle,
-    MrInit, MrKeys, MrStatus, PdHandle, PortAttr, PortalsOffload, QpAttr, QpHandle, QpInfo, QpInit, QpPorts,
-    QpStatus, QpType, Qpn, RecvPort, SrqHandle, SrqInit, SrqStatus,
+    CqPort, CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, Gid, GidEntry, Lid,
+    MemoryWindows, MrHandle, MrInit, MrKeys, MrStatus, MwHandle, MwKeys, MwRange, MwStatus, MwType, PdHandle,
+    PortAttr, PortalsOffload, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, QpType, Qpn, RecvPort,
+    Rkey, SrqHandle, SrqInit, SrqStatus,
 };
 use hca_fabric::{Fabric, FabricAttr, FabricLink, PathError, PathId, PeerName, QpEnds};
 use hca_transport::{Qp, QpConfig};
@@ -44,6 +45,8 @@ pub(crate) const MAX_WR: u32 = 32_768;
 /// The longest completion queue: what many queues of the longest kind complete into.
 pub(crate) const MAX_CQE: u32 = 1 << 22;
 const MAX_SGE: u32 = 64;
+/// Memory windows, where regions leave keys for them.
+const MAX_MW: u32 = 65_536;
 /// The most that notifications are held back.
 const MAX_MODERATION: CqModeration = CqModeration { count: u16::MAX, period: Duration::from_micros(65_535) };
 const MAX_INLINE: u32 = 1024;
@@ -96,7 +99,7 @@ impl SoftHca {
         let events = Arc::new(Events::new(attention.clone()));
         let tables = Tables::new(
             Slab::new(l.pds),
-            MrTable::new(l.mrs, Random::new(seed)),
+            MrTable::new(l.mrs, Random::new(seed)).with_windows(max_mw(&l)),
             Slab::new(l.cqs),
             Slab::new(l.srqs),
             events.clone(),
@@ -297,8 +300,18 @@ fn system_seed() -> Result<u64, DeviceError> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-const ABILITIES: Abilities =
-    Abilities { cq_moderation: Some(MAX_MODERATION), cq_resize: true, srq_resize: true, mr_rereg: true };
+const ABILITIES: Abilities = Abilities {
+    cq_moderation: Some(MAX_MODERATION),
+    cq_resize: true,
+    srq_resize: true,
+    mr_rereg: true,
+    max_mw: MAX_MW,
+};
+
+/// Memory windows that have keys beside those of regions.
+fn max_mw(limits: &Limits) -> u32 {
+    MAX_MW.min((1 << 24) - limits.mrs)
+}
 
 fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
     let attr = DeviceAttr {
@@ -321,7 +334,7 @@ fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
         foreign_memory: true,
         // At a shared address nobody sorts the datagrams to queue pair 1 by their processes.
         general_services: fabric.qpn_slot.is_none(),
-        abilities: ABILITIES,
+        abilities: Abilities { max_mw: max_mw(l), ..ABILITIES },
     };
     let gid = Gid::from_ip(fabric.local);
     let port = PortAttr {
@@ -863,8 +876,40 @@ unsafe impl Device for SoftHca {
         self.shared.turn_fd().ok()
     }
 
+    fn windows(&self) -> Option<&dyn MemoryWindows> {
+        Some(self)
+    }
     fn portals(&self) -> Option<&dyn PortalsOffload> {
         Some(self)
+    }
+}
+
+impl MemoryWindows for SoftHca {
+    fn alloc_mw(&self, pd: PdHandle, kind: MwType) -> Result<MwKeys, DeviceError> {
+        self.shared.fork.check()?;
+        self.shared.control(|e| {
+            e.use_pd(pd)?;
+            let keys = e.core.tables.mrs.alloc_window(pd, kind)?;
+            e.use_pd(pd)?.users += 1;
+            Ok(keys)
+        })
+    }
+    fn bind_mw(&self, mw: MwHandle, range: Option<&MwRange>) -> Result<Rkey, DeviceError> {
+        self.shared.fork.check()?;
+        // As for `dereg_mr`, no access is under way behind this, and no peer has one of its own.
+        self.shared.control(|e| e.core.tables.mrs.bind_one(mw, range))
+    }
+    fn query_mw(&self, mw: MwHandle) -> Result<MwStatus, DeviceError> {
+        self.shared.fork.check()?;
+        self.shared.control(|e| e.core.tables.mrs.window_status(mw))
+    }
+    fn dealloc_mw(&self, mw: MwHandle) -> Result<(), DeviceError> {
+        self.shared.fork.check()?;
+        self.shared.control(|e| {
+            let pd = e.core.tables.mrs.free_window(mw)?;
+            e.leave_pd(pd);
+            Ok(())
+        })
     }
 }
 

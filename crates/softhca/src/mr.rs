@@ -5,6 +5,8 @@
 //! old key misses a slot that was used again. Slots are used again in the order in which they were
 //! freed, and only once a number of them are free.
 
+mod windows;
+
 use core::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,6 +15,7 @@ use hca_core::{Access, DeviceError, MrHandle, MrInit, MrKeys, MrStatus, PdHandle
 
 use crate::random::Random;
 use crate::scattered::Scattered;
+use windows::Window;
 
 /// Free slots that are kept unused before one is used again.
 const QUARANTINE: usize = 4096;
@@ -31,6 +34,10 @@ struct Entry {
     generation: u32,
     /// The memory of one that lies in several pieces; `len` is 0 then, so that the quick ways find nothing.
     scattered: Option<Arc<Scattered>>,
+    /// Windows that are bound to the region.
+    windows: u32,
+    /// It is a memory window, and no region.
+    window: Option<Box<Window>>,
 }
 
 // SAFETY: an entry is an address and a rule; whoever follows the address argues for it in `dma`.
@@ -45,6 +52,8 @@ enum State {
     Invalidated,
     /// It goes, and its key is being taken back.
     Ending,
+    /// It is a memory window.
+    Window,
 }
 
 pub(crate) struct MrTable {
@@ -56,6 +65,12 @@ pub(crate) struct MrTable {
     random: Random,
     limit: u32,
     live: u32,
+    /// Slots of regions, of those that go as well.
+    regions: u32,
+    window_limit: u32,
+    windows: u32,
+    /// Windows that are bound to queue pairs.
+    windows_of_qps: u32,
 }
 
 /// A region that goes: its place is taken until it is [freed](MrTable::free).
@@ -75,15 +90,45 @@ impl MrTable {
         assert!(limit <= 1 << INDEX_BITS, "a key has {INDEX_BITS} index bits");
         let permutation = Permutation::new(&mut random);
         let last = Cell::new((permutation.forward(0), 0));
-        Self { entries: Vec::new(), free: VecDeque::new(), permutation, last, random, limit, live: 0 }
+        let (entries, free) = (Vec::new(), VecDeque::new());
+        let (live, regions, window_limit, windows, windows_of_qps) = (0, 0, 0, 0, 0);
+        Self {
+            entries,
+            free,
+            permutation,
+            last,
+            random,
+            limit,
+            live,
+            regions,
+            window_limit,
+            windows,
+            windows_of_qps,
+        }
     }
 
     pub(crate) fn register(&mut self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError> {
-        let slot = self.take_slot(pd, None)?;
-        let tag = self.random.next() as u8;
-        // Another tag than last time: the old key must miss.
-        let last = self.entries[slot as usize].tag;
-        Ok(self.fill(slot, pd, mr, if tag == last { tag.wrapping_add(1) } else { tag }))
+        let slot = self.region_slot(pd, None)?;
+        let tag = self.other_tag(slot);
+        Ok(self.fill(slot, pd, mr, tag))
+    }
+    /// Another tag than a slot had last: the old key must miss.
+    fn other_tag(&mut self, slot: u32) -> u8 {
+        let (tag, last) = (self.random.next() as u8, self.entries[slot as usize].tag);
+        if tag == last { tag.wrapping_add(1) } else { tag }
+    }
+    /// The key of a slot with its present tag.
+    fn key_of(&self, slot: u32) -> u32 {
+        self.permutation.forward(slot) << 8 | u32::from(self.entries[slot as usize].tag)
+    }
+    /// A free slot for a region, as [`take_slot`](Self::take_slot) has it.
+    fn region_slot(&mut self, pd: PdHandle, avoid: Option<u8>) -> Result<u32, DeviceError> {
+        if self.regions == self.limit {
+            return Err(DeviceError::LimitReached { what: "memory region", limit: self.limit.into() });
+        }
+        let slot = self.take_slot(pd, avoid)?;
+        self.regions += 1;
+        Ok(slot)
     }
 
     /// As [`register`](Self::register), with a tag that the caller chooses. Where that is the one that the slot had
@@ -94,7 +139,7 @@ impl MrTable {
         mr: &MrInit,
         tag: u8,
     ) -> Result<MrKeys, DeviceError> {
-        let slot = self.take_slot(pd, Some(tag))?;
+        let slot = self.region_slot(pd, Some(tag))?;
         Ok(self.fill(slot, pd, mr, tag))
     }
 
@@ -120,7 +165,8 @@ impl MrTable {
 
     /// A free slot; one that did not have the tag `avoid` last, if that is found soon.
     fn take_slot(&mut self, pd: PdHandle, avoid: Option<u8>) -> Result<u32, DeviceError> {
-        let room = (self.entries.len() as u64) < u64::from(self.limit);
+        let limit = u64::from(self.limit) + u64::from(self.window_limit);
+        let room = (self.entries.len() as u64) < limit;
         if room && self.free.len() < QUARANTINE {
             self.entries.push(Entry {
                 base: core::ptr::null_mut(),
@@ -132,6 +178,8 @@ impl MrTable {
                 state: State::Free,
                 generation: 0,
                 scattered: None,
+                windows: 0,
+                window: None,
             });
             return Ok((self.entries.len() - 1) as u32);
         }
@@ -141,7 +189,6 @@ impl MrTable {
                 self.free.swap(0, at);
             }
         }
-        let limit = u64::from(self.limit);
         self.free.pop_front().ok_or(DeviceError::LimitReached { what: "memory region", limit })
     }
 
@@ -155,12 +202,9 @@ impl MrTable {
         entry.access = mr.access;
         entry.state = State::Valid;
         self.live += 1;
-        let key = self.permutation.forward(slot) << 8 | u32::from(entry.tag);
-        MrKeys {
-            handle: MrHandle { index: slot, generation: entry.generation },
-            lkey: hca_core::Lkey::new(key),
-            rkey: hca_core::Rkey::new(key),
-        }
+        let handle = MrHandle { index: slot, generation: entry.generation };
+        let key = self.key_of(slot);
+        MrKeys { handle, lkey: hca_core::Lkey::new(key), rkey: hca_core::Rkey::new(key) }
     }
 
     /// Ends a region: by its key nothing is reached any more. The key is nobody's until its place is
@@ -172,6 +216,10 @@ impl MrTable {
             .get_mut(mr.index as usize)
             .filter(|e| e.generation == mr.generation && matches!(e.state, State::Valid | State::Invalidated))
             .ok_or(DeviceError::UnknownHandle { what: "memory region", handle: mr.index })?;
+        if entry.windows > 0 {
+            let users = entry.windows.into();
+            return Err(DeviceError::InUse { what: "memory region, by windows", users });
+        }
         entry.state = State::Ending;
         entry.base = core::ptr::null_mut();
         entry.len = 0;
@@ -210,6 +258,7 @@ impl MrTable {
     /// Another region may stand in its place.
     pub(crate) fn free(&mut self, ended: EndedMr) {
         self.entries[ended.slot as usize].state = State::Free;
+        self.regions -= 1;
         self.free.push_back(ended.slot);
     }
     #[cfg(test)]

@@ -88,6 +88,12 @@ impl SendQueue {
         if len > self.max_message {
             return Err(PostErrorKind::MessageTooLong { len, max: self.max_message });
         }
+        if wr.op.is_local() && (entries > 0 || len > 0) {
+            return Err(PostErrorKind::Unsupported {
+                qp_type,
+                op: "a list with an operation of the adapter alone",
+            });
+        }
         let atomic = wr.op.is_read_or_atomic() && !matches!(wr.op, hca_core::SendOp::Read(_));
         if atomic && len != 8 {
             return Err(PostErrorKind::AtomicLength { len });

@@ -22,6 +22,7 @@ use crate::counters::OpCounts;
 use crate::dma;
 use crate::doorbell::{Link, Ringer};
 use crate::dormant::Dormancy;
+use crate::mr::Refused;
 use crate::near::{self, Near, Wish};
 use crate::pace::Pace;
 use crate::ring::{Cell, Consumer, Header};
@@ -374,6 +375,12 @@ impl QpHost<'_> {
     fn own_word(&self) -> near::OwnWord {
         (self.res.shared.handle.index, self.res.word)
     }
+    /// The bytes behind a peer's access through a memory window, by the key of the region.
+    #[cold]
+    fn through_window(&self, rkey: Rkey, va: u64, len: u64, access: Access) -> Result<(u32, u64), Refused> {
+        let who = (self.res.pd, self.res.shared.handle);
+        self.tables.mrs.through_window(who, rkey.raw(), va, len, access)
+    }
     #[inline]
     fn local(&self, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
         local(self.tables, self.res.pd, s, access)
@@ -487,6 +494,16 @@ impl Host for QpHost<'_> {
         }
         Ok(())
     }
+    fn carry_out(&mut self, index: u32) -> Result<(), WcStatus> {
+        let (pd, qp) = (self.res.pd, self.res.shared.handle);
+        let mrs = &mut self.tables.mrs;
+        let done = match self.res.sq.header_ref(index).op.op() {
+            SendOp::BindMw { rkey, range } => mrs.bind_two(pd, qp, rkey.raw(), &range),
+            SendOp::LocalInv(rkey) => mrs.invalidate_window(pd, qp, rkey.raw()).unwrap_or(Err(Refused)),
+            op => unreachable!("{op:?} is not carried out by the adapter alone"),
+        };
+        done.map_err(|Refused| WcStatus::MwBind)
+    }
     #[inline]
     fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32) {
         let sq = &mut self.res.sq;
@@ -584,7 +601,8 @@ impl Host for QpHost<'_> {
             Ok(_) => Ok(()),
             Err(_) => {
                 let found = self.tables.mrs.scattered(self.res.pd, rkey.raw(), va, len, access);
-                found.map(|_| ()).map_err(|_| RemoteAccessError)
+                let found = found.map(drop).or_else(|_| self.through_window(rkey, va, len, access).map(drop));
+                found.map_err(|_| RemoteAccessError)
             }
         }
     }
@@ -626,6 +644,10 @@ impl Host for QpHost<'_> {
             .tables
             .mrs
             .translate(self.res.pd, rkey.raw(), va, 8, Access::REMOTE_ATOMIC)
+            .or_else(|_| {
+                let (key, va) = self.through_window(rkey, va, 8, Access::REMOTE_ATOMIC)?;
+                self.tables.mrs.translate(self.res.pd, key, va, 8, Access::empty())
+            })
             .map_err(|_| RemoteAccessError)?;
         // A region whose addresses are not its memory's may have aligned addresses of unaligned words.
         if at.addr() & 7 != 0 {
@@ -635,7 +657,11 @@ impl Host for QpHost<'_> {
         Ok(unsafe { dma::atomic(at, op) })
     }
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), RemoteAccessError> {
-        self.tables.mrs.invalidate(self.res.pd, rkey.raw()).map_err(|_| RemoteAccessError)?;
+        let (pd, qp) = (self.res.pd, self.res.shared.handle);
+        if let Some(done) = self.tables.mrs.invalidate_window(pd, qp, rkey.raw()) {
+            return done.map_err(|_| RemoteAccessError);
+        }
+        self.tables.mrs.invalidate(pd, rkey.raw()).map_err(|_| RemoteAccessError)?;
         self.tables.taken_back.push((rkey.raw(), self.res.recv_cq));
         Ok(())
     }
@@ -717,11 +743,15 @@ impl Host for QpHost<'_> {
         let to = tables.mrs.translate(*pd, rkey.raw(), va, loan.len.into(), Access::REMOTE_WRITE);
         let to = match to {
             Ok(to) => to,
-            // What lies in several pieces is not fetched, but sent.
+            // What lies in several pieces, or is reached through a window, is not fetched, but sent.
             Err(_) => {
                 let scattered =
                     tables.mrs.scattered(*pd, rkey.raw(), va, loan.len.into(), Access::REMOTE_WRITE);
-                return Err(if scattered.is_ok() { LoanError::Gone } else { LoanError::Remote });
+                let is_sent = scattered.is_ok() || {
+                    let (who, access) = ((*pd, res.shared.handle), Access::REMOTE_WRITE);
+                    tables.mrs.through_window(who, rkey.raw(), va, loan.len.into(), access).is_ok()
+                };
+                return Err(if is_sent { LoanError::Gone } else { LoanError::Remote });
             }
         };
         let len = loan.len as usize;
@@ -794,6 +824,8 @@ pub(crate) const fn offers(qp_type: QpType, op: SendOp) -> Result<(), &'static s
     match (qp_type, op) {
         (QpType::Rc, _) | (_, SendOp::Send | SendOp::SendImm(_)) => Ok(()),
         (QpType::Uc, SendOp::Write(_) | SendOp::WriteImm(..)) => Ok(()),
+        (QpType::Uc, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Ok(()),
+        (_, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Err("memory windows"),
         (_, SendOp::SendInv(_)) => Err("SEND with invalidate"),
         (_, SendOp::Write(_) | SendOp::WriteImm(..)) => Err("RDMA WRITE"),
         (_, SendOp::Read(_)) => Err("RDMA READ"),

@@ -251,6 +251,14 @@ pub trait Host {
     /// # Errors
     /// A key does not allow the access.
     fn check_local(&mut self, index: u32, write: bool) -> Result<(), LocalError>;
+    /// Carries out a request that the adapter executes alone ([`FlatOp::is_local`]). All requests before it have
+    /// completed.
+    ///
+    /// # Errors
+    /// The status with which the request fails.
+    fn carry_out(&mut self, _index: u32) -> Result<(), WcStatus> {
+        Err(WcStatus::LocalQpOperation)
+    }
     /// Completes the oldest uncompleted send request, which has this index. The success of an unsignalled request
     /// yields no completion; every other outcome does.
     fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32);

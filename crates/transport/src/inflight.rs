@@ -21,6 +21,8 @@ pub(crate) enum Kind {
     WriteImm,
     Read,
     Atomic,
+    /// Nothing is sent for it, and it is never in flight.
+    Local,
 }
 
 impl Kind {
@@ -32,6 +34,7 @@ impl Kind {
             SendOp::WriteImm(..) => Self::WriteImm,
             SendOp::Read(_) => Self::Read,
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Self::Atomic,
+            SendOp::BindMw { .. } | SendOp::LocalInv(_) => Self::Local,
         }
     }
     /// Completed by a response of its own, never by an acknowledgement of a later packet.

@@ -33,6 +33,8 @@ fn max_unanswered(path: &Path) -> usize {
 /// The outcome of an attempt to send one packet.
 enum Step {
     Sent,
+    /// It is done, and nothing was sent.
+    Done,
     /// Nothing more was posted.
     Idle,
     /// Something has to come in first.
@@ -224,7 +226,7 @@ impl Requester {
         may_start: bool,
         host: &mut H,
         tx: &mut T,
-        max: usize,
+        mut max: usize,
     ) -> (usize, Option<WcStatus>) {
         let mut sent = 0;
         if self.rnr.is_waiting() {
@@ -246,6 +248,7 @@ impl Requester {
         while sent < max && self.ready {
             match self.step(now, path, may_start, host, tx) {
                 Step::Sent => sent += 1,
+                Step::Done => max -= 1,
                 Step::SinkFull => break,
                 Step::Idle => (self.ready, self.blocked) = (false, false),
                 Step::Blocked => (self.ready, self.blocked) = (false, true),
@@ -366,6 +369,9 @@ impl Requester {
                 current
             }
         };
+        if current.kind == Kind::Local {
+            return self.carry_out(may_start, host);
+        }
         if self.cur_index == self.next_index {
             if !may_start || !self.may_start(&current) {
                 return Step::Blocked;
@@ -420,6 +426,21 @@ impl Requester {
             || self.unasked_cost * 4 >= self.window.units()
             || self.cur_psn.add(packets) == self.sent_psn
             || self.refused
+    }
+
+    /// Carries out the next request, of which nothing is sent, once all before it are completed.
+    #[cold]
+    fn carry_out<H: Host>(&mut self, may_start: bool, host: &mut H) -> Step {
+        if !may_start || !self.is_drained() {
+            return Step::Blocked;
+        }
+        if let Err(status) = host.carry_out(self.next_index) {
+            return Step::Fail(status);
+        }
+        host.complete_send(self.next_index, WcStatus::Success, 0);
+        self.next_index = self.next_index.wrapping_add(1);
+        (self.una_index, self.cur_index) = (self.next_index, self.next_index);
+        Step::Done
     }
 
     /// Fails the request at the cursor, once all before it are completed.

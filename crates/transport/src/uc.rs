@@ -72,13 +72,22 @@ impl Unreliable {
         may_start: bool,
         host: &mut H,
         tx: &mut T,
-        max: usize,
+        mut max: usize,
     ) -> (usize, Option<WcStatus>) {
         let mut sent = 0;
         while sent < max {
             if self.packet == 0 && (!may_start || self.index == host.sq_posted()) {
                 self.ready = false;
                 break;
+            }
+            if self.packet == 0 && host.send_request(self.index).op.is_local() {
+                if let Err(status) = host.carry_out(self.index) {
+                    return (sent, Some(status));
+                }
+                host.complete_send(self.index, WcStatus::Success, 0);
+                self.index = self.index.wrapping_add(1);
+                max -= 1;
+                continue;
             }
             match self.send(host, tx) {
                 Ok(true) => sent += 1,

@@ -223,6 +223,7 @@ mod sync;
 mod tokio;
 mod wait;
 mod wc;
+mod window;
 
 pub use adopt::{FrozenBytes, NotAdopted, OwnedBytes};
 pub use ah::{AddressHandle, AhCache, UdPeer};
@@ -248,11 +249,12 @@ pub use srq::{Srq, SrqRef};
 #[cfg(feature = "tokio")]
 pub use tokio::{AsyncCq, NotAsync};
 pub use wc::{Completions, Wc, Wcs};
+pub use window::{MemoryWindow, QpWindow};
 
 // The types that the methods above take and return, so that one `use` is enough.
 pub use hca_core::{
     Abilities, Access, AckTimeout, AddressVector, AsyncEvent, AtomicScope, Completion, Counter, CqModeration,
-    CqStatus, DeviceAttr, DeviceError, Gid, Lid, MrStatus, Mtu, Notify, Pkey, PortAttr, PostErrorKind, Psn,
-    Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, QpType, Qpn, RNR_RETRY_INFINITE, RecvExtra, Rkey,
-    RnrTimer, SrqInit, SrqStatus, StaticRate, TransitionError, WcOpcode, WcStatus,
+    CqStatus, DeviceAttr, DeviceError, Gid, Lid, MrStatus, Mtu, MwStatus, Notify, Pkey, PortAttr,
+    PostErrorKind, Psn, Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, QpType, Qpn, RNR_RETRY_INFINITE,
+    RecvExtra, Rkey, RnrTimer, SrqInit, SrqStatus, StaticRate, TransitionError, WcOpcode, WcStatus,
 };

@@ -15,7 +15,7 @@ use crate::mr::SharedMr;
 use crate::region::Region;
 use crate::service::Service;
 use crate::srq::Srq;
-use crate::{Context, MemoryError};
+use crate::{Context, MemoryError, MemoryWindow, QpWindow};
 
 /// The first arena's size; each further one is as large as all before it, up to [`MAX_ARENA`].
 const MIN_ARENA: usize = 1 << 20;
@@ -136,6 +136,21 @@ impl Pd {
         // SAFETY: as the caller promised.
         let region = unsafe { Region::register(&self.core, addr, len, access | Access::LOCAL_WRITE, None)? };
         Ok(SharedMr::new(region))
+    }
+
+    /// Creates a memory window of type 1, which is bound by a call.
+    ///
+    /// # Errors
+    /// The device's limit, or it has no memory windows (`Abilities::max_mw`).
+    pub fn alloc_window(&self) -> Result<MemoryWindow, DeviceError> {
+        MemoryWindow::create(&self.core)
+    }
+    /// Creates a memory window of type 2, which is bound by a request of a queue pair.
+    ///
+    /// # Errors
+    /// As for [`alloc_window`](Self::alloc_window).
+    pub fn alloc_qp_window(&self) -> Result<QpWindow, DeviceError> {
+        QpWindow::create(&self.core)
     }
 
     /// Begins to build a queue pair whose queues both complete on `cq`.

@@ -60,6 +60,12 @@ pub mod ops {
     /// Compare and swap, fetch and add.
     #[derive(Debug)]
     pub enum Atomic {}
+    /// Bind of a memory window, of RC and UC.
+    #[derive(Debug)]
+    pub enum Bind {}
+    /// Taking back of a memory window's key, of RC and UC.
+    #[derive(Debug)]
+    pub enum LocalInvalidate {}
 }
 
 impl OfferedBy<Rc> for ops::Send {}
@@ -67,6 +73,10 @@ impl OfferedBy<Rc> for ops::SendInvalidate {}
 impl OfferedBy<Rc> for ops::Write {}
 impl OfferedBy<Rc> for ops::Read {}
 impl OfferedBy<Rc> for ops::Atomic {}
+impl OfferedBy<Rc> for ops::Bind {}
+impl OfferedBy<Rc> for ops::LocalInvalidate {}
+impl OfferedBy<Uc> for ops::Bind {}
+impl OfferedBy<Uc> for ops::LocalInvalidate {}
 impl OfferedBy<Uc> for ops::Send {}
 impl OfferedBy<Uc> for ops::Write {}
 impl OfferedBy<Ud> for ops::Datagram {}
@@ -84,4 +94,6 @@ mod sealed {
     impl Sealed for ops::Write {}
     impl Sealed for ops::Read {}
     impl Sealed for ops::Atomic {}
+    impl Sealed for ops::Bind {}
+    impl Sealed for ops::LocalInvalidate {}
 }

@@ -17,3 +17,4 @@ pub(crate) mod shown;
 pub(crate) mod srq;
 pub(crate) mod uc;
 pub(crate) mod ud;
+pub(crate) mod windows;

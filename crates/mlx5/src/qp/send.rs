@@ -155,6 +155,9 @@ impl<B: Bell> SendQueue<B> {
         if len > self.limits.max_message {
             return Err(PostErrorKind::MessageTooLong { len, max: self.limits.max_message });
         }
+        if wr.op.is_local() {
+            return Err(PostErrorKind::Unsupported { qp_type: self.qp.qp_type, op: "memory windows" });
+        }
         if len != 8 && matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
             return Err(PostErrorKind::AtomicLength { len });
         }
@@ -357,6 +360,7 @@ fn offers(qp_type: QpType, op: &SendOp) -> Result<(), PostErrorKind> {
         SendOp::WriteImm(..) => "RDMA WRITE with immediate",
         SendOp::Read(_) => "RDMA READ",
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => "atomics",
+        SendOp::BindMw { .. } | SendOp::LocalInv(_) => "memory windows",
     };
     Err(PostErrorKind::Unsupported { qp_type, op: name })
 }

@@ -242,6 +242,7 @@ fn write_head(block: &Block, op: &SendOp) -> Head {
             put(&block[2], *add, 0);
             (WqeOpcode::AtomicFa, 0, 3)
         }
+        SendOp::BindMw { .. } | SendOp::LocalInv(_) => unreachable!("{op:?} is refused before"),
     };
     Head { opcode, imm, cells }
 }

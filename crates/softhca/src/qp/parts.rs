@@ -1,7 +1,7 @@
 //! Bytes that do not lie in one piece of memory: they continue in later entries of a list, or the memory of an entry
 //! lies in several pieces ([`Scattered`](crate::scattered::Scattered)).
 
-use hca_core::{Access, PdHandle, Rkey, Sge};
+use hca_core::{Access, Lkey, PdHandle, Rkey, Sge};
 use hca_transport::{LocalError, RemoteAccessError};
 
 use super::{QpHost, entries, held_pieces, in_slot, local, pieces};
@@ -60,6 +60,16 @@ impl QpHost<'_> {
         access: Access,
         f: &mut dyn FnMut(*mut u8, usize, usize),
     ) -> Result<(), RemoteAccessError> {
+        if let Ok((key, addr)) = self.through_window(rkey, va, len as u64, access) {
+            let s = Sge { addr, len: len as u32, lkey: Lkey::new(key) };
+            let each = |at, part, len| {
+                f(at, part, len);
+                Ok::<_, LocalError>(())
+            };
+            // The window has the rights that its region need not have.
+            return each_part(self.tables, self.res.pd, s, Access::empty(), each)
+                .map_err(|_| RemoteAccessError);
+        }
         let each = &mut |at, part, len| {
             f(at, part, len);
             Ok(())

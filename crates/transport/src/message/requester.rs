@@ -323,6 +323,9 @@ impl Requester {
         if self.gone {
             return Some(self.local_failure(WcStatus::RetryExceeded));
         }
+        if kind == Kind::Local {
+            return Some(self.carry_out(host));
+        }
         if self.unanswered > 0
             && (request.flags.contains(SendFlags::FENCE)
                 || kind.is_answered() && self.unanswered >= u32::from(path.max_rd_atomic))
@@ -377,15 +380,31 @@ impl Requester {
             Direct::Fail(e) => Some(self.local_failure(local_status(e))),
             Direct::Done => {
                 let len = if Kind::of(&request.op).is_answered() { request.len } else { 0 };
-                host.complete_send(self.next, WcStatus::Success, len);
-                self.current = None;
-                self.next = self.next.wrapping_add(1);
-                (self.una, self.high) = (self.next, self.next);
-                // The peer hears nothing of it, so the next one has its number.
-                self.base = self.base.wrapping_sub(1);
-                Some(Step::Done)
+                Some(self.done_unheard(len, host))
             }
         }
+    }
+    /// Carries out the next request, of which nothing is sent, once all before it are completed.
+    #[cold]
+    fn carry_out<H: Host>(&mut self, host: &mut H) -> Step {
+        if self.una != self.next || self.next != self.high {
+            return self.wait();
+        }
+        match host.carry_out(self.next) {
+            Ok(()) => self.done_unheard(0, host),
+            Err(status) => Step::Fail(status),
+        }
+    }
+    /// Completes the next request, which is the oldest. The peer hears nothing of it, so that the one behind it has its
+    /// number.
+    #[inline(always)]
+    fn done_unheard<H: Host>(&mut self, len: u32, host: &mut H) -> Step {
+        host.complete_send(self.next, WcStatus::Success, len);
+        self.current = None;
+        self.next = self.next.wrapping_add(1);
+        (self.una, self.high) = (self.next, self.next);
+        self.base = self.base.wrapping_sub(1);
+        Step::Done
     }
 
     #[inline]
