@@ -248,6 +248,16 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
         }
     }
 
+    fn read_desk(&mut self, on: bool) {
+        self.network.read_desk(on);
+    }
+    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
+        self.network.claim_service(service)
+    }
+    fn release_service(&mut self, service: u64) {
+        self.network.release_service(service);
+    }
+
     fn counters(&self, out: &mut Vec<Counter>) {
         out.push(Counter { name: "paths_by_shm", value: self.paths_by_shm });
         out.push(Counter { name: "paths_by_udp", value: self.paths_by_udp });

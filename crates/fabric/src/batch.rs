@@ -3,12 +3,14 @@
 //! The packets of a train have the top byte of the destination's number in common: if processes share an address, the
 //! kernel gives a whole train to one of them.
 
+use hca_core::Qpn;
 use hca_core::wire::ICRC_BYTES;
 
 use crate::PathId;
 use crate::lent::Lent;
-use crate::share::SLOT_BYTE;
 
+/// Numbers up to this one are the management queue pairs'. Their datagrams each have a recipient of their own.
+const MANAGEMENT: u32 = 1;
 /// Segments of one train at most: what UDP_SEGMENT takes.
 const MAX_SEGMENTS: usize = 64;
 /// The payload of a packet that is lent is rarely shorter than this.
@@ -109,11 +111,26 @@ impl TxBatch {
         self.open > 0 && self.trains.last().is_some_and(|t| t.path == path && total <= t.segment)
     }
 
-    /// Whether the packet at `start`, which has been written, and the last train are for one slot.
+    /// The number of the queue pair that the packet at `start` is for.
     #[inline]
-    fn is_for_same_slot(&self, start: usize) -> bool {
-        let last = self.trains.last().map_or(start, |t| t.start);
-        self.buf[start + SLOT_BYTE] == self.buf[last + SLOT_BYTE]
+    fn number_at(&self, start: usize) -> u32 {
+        let [_, high, middle, low] = *self.buf[start + 4..].first_chunk().expect("a packet has a BTH");
+        u32::from_be_bytes([0, high, middle, low])
+    }
+    /// The number of the queue pair that the first packet of a train is for.
+    pub(crate) fn number(&self, train: &Train) -> Qpn {
+        Qpn::new(self.number_at(train.start))
+    }
+    /// Whether the packet at `start`, which has been written, and the last train are for one process.
+    #[inline]
+    fn is_for_same_process(&self, start: usize) -> bool {
+        let (new, first) =
+            (self.number_at(start), self.number_at(self.trains.last().map_or(start, |t| t.start)));
+        new >> 16 == first >> 16 && new.min(first) > MANAGEMENT
+    }
+    /// Has the waiting train of this index leave by another path.
+    pub(crate) fn redirect(&mut self, index: usize, path: PathId) {
+        self.trains[self.sent + index].path = path;
     }
 
     /// Appends the packet last reserved.
@@ -125,7 +142,7 @@ impl TxBatch {
         let (path, total) = self.reserved.take().expect("a packet was reserved");
         let start = self.used;
         self.used += total;
-        if self.joins(path, total) && self.is_for_same_slot(start) {
+        if self.joins(path, total) && self.is_for_same_process(start) {
             let t = self.trains.last_mut().expect("it is open");
             t.len += total;
             self.open = if total < t.segment { 0 } else { self.open - 1 };
@@ -296,7 +313,7 @@ mod tests {
     fn push(b: &mut TxBatch, path: u32, len: usize) {
         let room = b.reserve(PathId(path), len).unwrap();
         room.fill(len as u8);
-        room[SLOT_BYTE] = 0;
+        room[5] = 0;
         b.commit();
     }
 
@@ -304,7 +321,7 @@ mod tests {
     fn a_packet_for_another_slot_begins_a_train() {
         let mut b = TxBatch::with_capacity(4096);
         for slot in [1, 1, 2, 2, 1] {
-            b.reserve(PathId(1), 20).unwrap()[SLOT_BYTE] = slot;
+            b.reserve(PathId(1), 20).unwrap()[5..7].copy_from_slice(&[slot, 1]);
             b.commit();
         }
         assert_eq!(b.trains().iter().map(Train::packets).collect::<Vec<_>>(), [2, 2, 1]);

@@ -263,6 +263,19 @@ pub trait Fabric: Send + Any {
     fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
         *glance = None;
     }
+    /// Has management datagrams that name no process come to this adapter, too, where several share the address; or ends
+    /// that.
+    fn read_desk(&mut self, _on: bool) {}
+    /// Has requests of connection management for a service come to this adapter, where several share the address.
+    ///
+    /// # Errors
+    /// Another adapter there has claimed the service ([`AddrInUse`](std::io::ErrorKind::AddrInUse)), or the system
+    /// refuses a socket.
+    fn claim_service(&mut self, _service: u64) -> std::io::Result<()> {
+        Ok(())
+    }
+    /// Ends a claim.
+    fn release_service(&mut self, _service: u64) {}
     /// Appends this fabric's counters.
     fn counters(&self, out: &mut Vec<Counter>);
     /// Installs (or removes) a tap.
@@ -307,6 +320,15 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     #[cfg(not(loom))]
     fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
         (**self).renew_glance(glance);
+    }
+    fn read_desk(&mut self, on: bool) {
+        (**self).read_desk(on);
+    }
+    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
+        (**self).claim_service(service)
+    }
+    fn release_service(&mut self, service: u64) {
+        (**self).release_service(service);
     }
     fn counters(&self, out: &mut Vec<Counter>) {
         (**self).counters(out);

@@ -45,8 +45,30 @@ pub(crate) struct PathKey {
     pub(crate) flow_label: u32,
     /// Which of the [`PORTS_PER_PEER`], where no flow label says it.
     pub(crate) lane: u16,
-    /// The slot of the peer's process, if its address is shared: what it sees of a flow is its own.
-    pub(crate) slot: Option<u8>,
+    /// The process at the peer's address.
+    pub(crate) process: Process,
+}
+
+/// The process at a peer's address, if several share it: each receives its own part of what is sent there, so a flow,
+/// of which the receiver counts the packets, leads to one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Process {
+    /// Not known: datagrams name it one by one.
+    Unknown,
+    /// The process whose queue pairs' numbers begin with this byte.
+    Slot(u8),
+    /// Whichever process a management datagram is for.
+    Management,
+}
+
+impl Process {
+    /// The process that has a queue pair of this number.
+    pub(crate) fn of(qpn: Qpn) -> Self {
+        match qpn.raw() {
+            0 | 1 => Self::Management,
+            _ => Self::Slot(slot_of_number(qpn)),
+        }
+    }
 }
 
 impl PathKey {
@@ -60,8 +82,8 @@ impl PathKey {
         let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
         let flow_label = av.flow_label & 0xf_ffff;
         let lane = ends.local.filter(|_| flow_label == 0).map_or(0, lane_of);
-        let slot = ends.peer.map(slot_of_number);
-        Ok(Self { peer, traffic_class: av.traffic_class, hop_limit, flow_label, lane, slot })
+        let process = ends.peer.map_or(Process::Unknown, Process::of);
+        Ok(Self { peer, traffic_class: av.traffic_class, hop_limit, flow_label, lane, process })
     }
 
     /// The same without regard to this side's queue pair.

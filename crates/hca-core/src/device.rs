@@ -204,6 +204,21 @@ pub unsafe trait Device: Send + Sync {
     fn create_general_services_qp(&self, _pd: PdHandle, _init: &QpInit) -> Result<QpPorts, DeviceError> {
         Err(DeviceError::Unsupported { what: "the general services queue pair" })
     }
+    /// The top byte that the communication IDs of a connection manager on this adapter have, so that messages find the
+    /// adapter among several that share an address. `None`: any byte will do.
+    fn comm_id_prefix(&self) -> Option<u8> {
+        None
+    }
+    /// Has requests for a service, by its ID, come to this adapter's general services queue pair, if several adapters
+    /// share an address. Each claim is to be [released](Self::release_service).
+    ///
+    /// # Errors
+    /// Another adapter at the address has claimed the service ([`DeviceError::InUse`]).
+    fn claim_service(&self, _service: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    /// Ends a claim.
+    fn release_service(&self, _service: u64) {}
     /// Sets attributes and changes the state. RESET forgets the requests of the queue pair's own queues with their
     /// completions; those that it took from a shared receive queue, and that no poll has returned, complete as flushed
     /// or are that queue's again.

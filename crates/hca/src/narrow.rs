@@ -50,6 +50,16 @@ impl Fabric for Narrow {
     fn prepare_wait(&mut self) -> bool {
         self.inner.prepare_wait()
     }
+    fn read_desk(&mut self, on: bool) {
+        self.inner.read_desk(on);
+    }
+    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
+        self.inner.claim_service(service)
+    }
+    fn release_service(&mut self, service: u64) {
+        self.inner.release_service(service);
+    }
+
     fn counters(&self, out: &mut Vec<Counter>) {
         self.inner.counters(out);
     }

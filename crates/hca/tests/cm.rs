@@ -1,5 +1,6 @@
 //! Connections by RDMA CM, between two devices on each kind of network.
 
+use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -13,13 +14,25 @@ use hca::{AsyncQp, CompletionQueue, Completions, Context, Pd, QueuePair, Rc, Rea
 /// Two devices of a network of this test's own.
 fn networks(test: &str) -> Vec<(String, [Context; 2])> {
     let id = std::process::id();
-    let names =
-        [format!("loopback://{test}-{id}"), format!("shm://{test}-{id}"), "udp://".into(), "auto://".into()];
+    let names = [
+        format!("loopback://{test}-{id}"),
+        format!("shm://{test}-{id}"),
+        "udp://".into(),
+        "auto://".into(),
+        one_address("udp", test),
+        one_address("auto", test),
+    ];
     names
         .map(|name| {
             (name.clone(), [0; 2].map(|_| hca::open(&name).unwrap_or_else(|e| panic!("{name}: {e}"))))
         })
         .into()
+}
+
+/// The name of devices that share an address of this test's own.
+fn one_address(scheme: &str, test: &str) -> String {
+    let [a, b, c, ..] = RandomState::new().hash_one(test).to_ne_bytes();
+    format!("{scheme}://127.{}.{b}.{}?share=8", 90 + a % 100, 1 + c % 254)
 }
 
 struct End {
@@ -287,10 +300,13 @@ fn a_connect_gives_up_at_the_time_that_the_program_says() {
     for (name, [client, server]) in networks("timeout") {
         let a = end(&client);
         let params = ConnectParams { timeout: Some(Duration::from_millis(20)), ..ConnectParams::default() };
-        // Nobody listens on queue pair 1 there.
-        let address = SocketAddr::new(server.port().gid.ip(), 7471);
-        let late = connect_with(&client, &a.qp, address, &params).unwrap_err();
-        assert!(matches!(late, ConnectionError::TimedOut(time) if time.as_millis() == 20), "{name}: {late}");
+        // Nobody listens on queue pair 1 there, unless this side does so, as it has the same address.
+        if !name.contains("share=") {
+            let address = SocketAddr::new(server.port().gid.ip(), 7471);
+            let late = connect_with(&client, &a.qp, address, &params).unwrap_err();
+            let on_time = matches!(late, ConnectionError::TimedOut(time) if time.as_millis() == 20);
+            assert!(on_time, "{name}: {late}");
+        }
         // The queue pair can still be connected, and the time is that of the connect alone.
         let listener = Listener::bind(&server, "0.0.0.0:0").unwrap();
         let control = a.qp.control();
@@ -313,4 +329,40 @@ fn a_port_without_a_connection_manager_is_told_by_silence() {
     let address = SocketAddr::new(server.port().gid.ip(), 7471);
     let failed = connect(&client, &a.qp, address, b"").unwrap_err();
     assert!(matches!(failed, ConnectionError::Failed(Failure::NoAnswer(Kind::Req))), "{failed}");
+}
+
+#[test]
+fn listeners_at_one_address_do_not_disturb_each_other() {
+    for scheme in ["udp", "auto"] {
+        let name = one_address(scheme, "listeners");
+        let [a, b, c] = [0; 3].map(|_| hca::open(&name).unwrap_or_else(|e| panic!("{name}: {e}")));
+        let elsewhere = hca::open(&format!("{scheme}://")).unwrap();
+        let [at_a, at_b] = [(&a, "0.0.0.0:7471"), (&b, "0.0.0.0:7472")]
+            .map(|(context, address)| (context, Listener::bind(context, address).unwrap()));
+        // A service has one listener at an address, whichever process has it.
+        let taken = Listener::bind(&b, "0.0.0.0:7471").unwrap_err();
+        assert!(matches!(taken, ConnectionError::Cm(hca::cm::CmError::InUse { .. })), "{taken}");
+        for client in [&c, &a, &b, &elsewhere] {
+            for (server, listener) in [&at_a, &at_b] {
+                let ends = [end(client), end(server)];
+                let control = ends[0].qp.control();
+                std::thread::scope(|s| {
+                    let asks = s.spawn(|| connect(client, &control, listener.address(), b"").unwrap());
+                    let incoming = listener.accept_within(Some(Duration::from_secs(60))).unwrap();
+                    let accepted = incoming.expect("a request").accept(&ends[1].qp, b"").unwrap();
+                    let connection = asks.join().unwrap();
+                    connection.disconnect().unwrap();
+                    assert!(accepted.wait_disconnected(Some(Duration::from_secs(60))).unwrap());
+                });
+            }
+            let nobody = SocketAddr::new(a.port().gid.ip(), 7473);
+            let refused = connect(client, &end(client).qp, nobody, b"").unwrap_err();
+            let ConnectionError::Rejected { reason, .. } = refused else { panic!("{refused}") };
+            assert_eq!(reason, Reason::INVALID_SERVICE_ID);
+        }
+        // A listener that has gone leaves its service to another process.
+        drop(at_a);
+        drop(a);
+        drop(Listener::bind(&b, "0.0.0.0:7471").unwrap());
+    }
 }

@@ -149,6 +149,7 @@ impl Engine {
         let mut res = entry.res;
         if entry.machine.qpn() == GENERAL_SERVICES {
             self.core.general_services = None;
+            self.fabric.read_desk(false);
         }
         self.core.tables.ops_of_the_gone.add_all(&res.ops);
         self.core.tables.mrs.unbind_windows_of(qp);

@@ -332,8 +332,7 @@ fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
         max_rd_atomic: MAX_RD_ATOMIC,
         atomics: AtomicScope::Cpu,
         foreign_memory: true,
-        // At a shared address nobody sorts the datagrams to queue pair 1 by their processes.
-        general_services: fabric.qpn_slot.is_none(),
+        general_services: true,
         abilities: Abilities { max_mw: max_mw(l), ..ABILITIES },
     };
     let gid = Gid::from_ip(fabric.local);
@@ -468,16 +467,12 @@ impl Engine {
         if init.qp_type != QpType::Ud {
             return Err(DeviceError::Unsupported { what: "a general services queue pair that is connected" });
         }
-        if self.fabric.attr().qpn_slot.is_some() {
-            return Err(DeviceError::Unsupported {
-                what: "the general services queue pair at a shared address",
-            });
-        }
         if self.core.general_services.is_some() {
             return Err(DeviceError::InUse { what: "general services queue pair", users: 1 });
         }
         let ports = self.create_qp(hca, pd, init, Some(GENERAL_SERVICES))?;
         self.core.general_services = Some(ports.handle.index);
+        self.fabric.read_desk(true);
         Ok(ports)
     }
 
@@ -820,6 +815,23 @@ unsafe impl Device for SoftHca {
     fn create_general_services_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
         self.shared.fork.check()?;
         self.shared.control(|e| e.create_general_services_qp(&self.shared, pd, init))
+    }
+
+    fn comm_id_prefix(&self) -> Option<u8> {
+        self.opened_on.qpn_slot
+    }
+    fn claim_service(&self, service: u64) -> Result<(), DeviceError> {
+        self.shared.fork.check()?;
+        let claimed = self.shared.control(|e| e.fabric.claim_service(service));
+        claimed.map_err(|source| match source.kind() {
+            std::io::ErrorKind::AddrInUse => DeviceError::InUse { what: "service", users: 1 },
+            _ => DeviceError::Io { doing: "claiming a service at a shared address", source },
+        })
+    }
+    fn release_service(&self, service: u64) {
+        if !self.shared.fork.is_child() {
+            self.shared.control(|e| e.fabric.release_service(service));
+        }
     }
     fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
         self.shared.fork.check()?;

@@ -118,6 +118,7 @@ pub(super) fn unlisten(manager: &Arc<Manager>, service: ServiceId) {
             state.forget(now, asked.id);
         }
     });
+    manager.device.release_service(service.0);
 }
 
 /// Begins to listen at a port.
@@ -133,14 +134,17 @@ pub(super) fn listen(
         return Err(ConnectionError::NotLocal { asked: asked.ip(), device });
     }
     let ports = if asked.port() == 0 { 49_152..=u16::MAX } else { asked.port()..=asked.port() };
-    manager.call(|state, _| {
+    manager.call(|state, now| {
         for port in ports {
             let service = ServiceId::of_port(space, port);
-            match state.machine.listen(service, backlog) {
+            let begun = state.machine.listen(service, backlog).map_err(ConnectionError::from);
+            // Another process at the address may have the service.
+            let claimed = begun
+                .and_then(|()| manager.claim(service).inspect_err(|_| state.machine.unlisten(now, service)));
+            match claimed {
                 Ok(()) => return Ok((service, SocketAddr::new(device, port))),
-                Err(e) if asked.port() != 0 => return Err(e.into()),
-                Err(CmError::InUse { .. }) => {}
-                Err(e) => return Err(e.into()),
+                Err(ConnectionError::Cm(CmError::InUse { .. })) if asked.port() == 0 => {}
+                Err(e) => return Err(e),
             }
         }
         Err(ConnectionError::NoPort)

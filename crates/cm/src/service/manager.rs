@@ -9,7 +9,7 @@ use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hca_core::Instant;
+use hca_core::{Device, Instant};
 use hca_process::PerProcess;
 use hca_verbs::{
     AddressVector, AhCache, Buf, BuildError, CompletionQueue, Completions, Context, DeviceError, Gid, Grh,
@@ -127,6 +127,7 @@ impl Deref for Manager {
 pub(super) struct Core {
     pub(super) gid: Gid,
     pub(super) mtu: Mtu,
+    pub(super) device: Arc<dyn Device>,
     begun: std::time::Instant,
     state: Mutex<State>,
 }
@@ -189,6 +190,7 @@ impl Manager {
         let config = Config {
             guid: guid(port.gid),
             seed: RandomState::new().hash_one(std::process::id()),
+            prefix: context.device().comm_id_prefix(),
             ..Config::default()
         };
         let state = State {
@@ -206,8 +208,13 @@ impl Manager {
             stopped: None,
             next_port: 0,
         };
-        let (gid, mtu) = (port.gid, port.active_mtu);
-        let core = Arc::new(Core { gid, mtu, begun: std::time::Instant::now(), state: Mutex::new(state) });
+        let core = Arc::new(Core {
+            gid: port.gid,
+            mtu: port.active_mtu,
+            device: Arc::clone(context.device()),
+            begun: std::time::Instant::now(),
+            state: Mutex::new(state),
+        });
         let worker = Worker { core: Arc::clone(&core), cq, rq, _pd: pd };
         let spawned = hca_process::spawn("hca-cm", move || worker.run());
         let io = |source| DeviceIo { doing: "starting the connection manager's thread", source };
@@ -292,6 +299,13 @@ impl Core {
             Poll::Pending
         };
         poll_fn(|cx| self.locked(|state| look(state, cx.waker()))).await
+    }
+    /// Has requests for a service come to this manager, of those at its address.
+    pub(super) fn claim(&self, service: ServiceId) -> Result<(), ConnectionError> {
+        self.device.claim_service(service.0).map_err(|e| match e {
+            DeviceError::InUse { .. } => CmError::InUse { service }.into(),
+            e => e.into(),
+        })
     }
     /// A port for a connection of this side, from the range that systems choose from.
     pub(super) fn source_port(&self) -> u16 {

@@ -359,6 +359,16 @@ impl Fabric for Faulty {
         self.inner.prepare_wait()
     }
 
+    fn read_desk(&mut self, on: bool) {
+        self.inner.read_desk(on);
+    }
+    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
+        self.inner.claim_service(service)
+    }
+    fn release_service(&mut self, service: u64) {
+        self.inner.release_service(service);
+    }
+
     fn counters(&self, out: &mut Vec<Counter>) {
         self.inner.counters(out);
         let mut push = |name, value| out.push(Counter { name, value });

@@ -176,7 +176,7 @@ mod tests {
             hop_limit: 64,
             flow_label: 0,
             lane: 0,
-            slot: None,
+            process: crate::paths::Process::Unknown,
         };
         let mut head = [0; MAX_HEAD_BYTES];
         let len = Template::new(&source, &key, 0xc001).write(&[4; 6], 9, &[0; 16], &mut head);

@@ -351,7 +351,7 @@ mod tests {
             hop_limit: head.hop_limit,
             flow_label: head.flow_label,
             lane: 0,
-            slot: None,
+            process: crate::paths::Process::Unknown,
         };
         (Template::new(&source, &key, frame.udp.src_port.get()), head.ident)
     }
@@ -463,7 +463,7 @@ mod tests {
             };
             let version = if v1 { RoceVersion::V1 } else { RoceVersion::V2 };
             let source = Source { version, local: ip(src), mac: [2; 6], vlan: tagged.then_some(77) };
-            let key = PathKey { peer: ip(dst), traffic_class: tc, hop_limit: hops, flow_label: 5, lane: 0, slot: None };
+            let key = PathKey { peer: ip(dst), traffic_class: tc, hop_limit: hops, flow_label: 5, lane: 0, process: crate::paths::Process::Unknown };
             let payload = vec![fill; len * 4];
             let mut head = [0; MAX_HEAD_BYTES];
             let n = Template::new(&source, &key, port).write(&[4; 6], ident, &payload, &mut head);

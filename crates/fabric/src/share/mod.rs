@@ -17,11 +17,13 @@
 //! A network that merges packets for two slots into one train delivers the train to the first packet's slot. A process
 //! forwards such a stray packet to `NAME/slot/N`, with the key that only members have.
 
+mod desk;
 mod hand;
 mod program;
+mod strays;
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -34,15 +36,16 @@ use hca_process::{Fork, NotInChildren};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    listen, recv, sendto, socket_with,
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    recv, socket_with,
 };
 use socket2::Socket;
 
+use crate::OpenError;
 use crate::cred::PeerCred;
 use crate::paths::scoped;
 use crate::udp::sys;
-use crate::{OpenError, RxPacket};
+use strays::{MAX_STRAY, Service};
 
 /// The most processes at one address: one message holds no more descriptors.
 pub const MAX_SLOTS: u16 = 250;
@@ -65,12 +68,6 @@ const MAX_LEFT: usize = 1 << 16;
 const LOOK_NS: u64 = 1_000_000;
 /// Strays and desk datagrams of one look at most.
 pub(crate) const LOOK_PACKETS: usize = 64;
-/// The longest packet that is handed on.
-const MAX_STRAY: usize = 8192;
-/// In front of a stray packet: the key, the source, its port, the traffic class, the hop limit.
-const STRAY_HEAD: usize = KEY_BYTES + 16 + 2 + 1 + 1;
-/// Where the slot stands in a packet: the top byte of the destination's number.
-pub(crate) const SLOT_BYTE: usize = 5;
 /// The lower bytes of a number that the program leads to the slot in front of it, whatever the slot.
 const OF_SLOT: [u8; 2] = [0xff; 2];
 /// The number of the general services queue pair.
@@ -112,6 +109,9 @@ impl Names {
     }
     fn of_all(&self) -> rustix::io::Result<SocketAddrUnix> {
         SocketAddrUnix::new_abstract_name(self.0.as_bytes())
+    }
+    fn of_service(&self, service: u64) -> rustix::io::Result<SocketAddrUnix> {
+        SocketAddrUnix::new_abstract_name(format!("{}/service/{service:016x}", self.0).as_bytes())
     }
     fn of_slot(&self, slot: u8) -> rustix::io::Result<SocketAddrUnix> {
         SocketAddrUnix::new_abstract_name(format!("{}/slot/{slot}", self.0).as_bytes())
@@ -161,6 +161,12 @@ pub(crate) struct Share {
     /// When a program that polls looks at the desk and the mailbox again.
     look_at: Instant,
     buffer: Box<[u8]>,
+    /// Services whose requests come here.
+    services: Vec<Service>,
+    /// Whether this process is one of those that read the desk.
+    reads_desk: bool,
+    /// Answers for all processes since the last look.
+    answers_to_all: u32,
     counts: Counts,
     server: Option<Server>,
     _not_in_children: [NotInChildren; 2],
@@ -190,15 +196,8 @@ impl Share {
         let own = NotInChildren::new(&[socket.as_fd(), mailbox.as_fd()]);
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno("creating an epoll descriptor"))?;
-        let watched = [
-            (mailbox.as_fd(), epoll::EventFlags::IN),
-            // One of the processes is enough.
-            (common.desk().as_fd(), epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE),
-        ];
-        for (i, (fd, flags)) in watched.into_iter().enumerate() {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(i as u64), flags)
-                .map_err(errno("watching the sockets of a shared address"))?;
-        }
+        epoll::add(&epoll, &mailbox, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .map_err(errno("watching the sockets of a shared address"))?;
         let server = Server::start(&common).map_err(io("starting the thread that lets others join"))?;
         let share = Self {
             slot,
@@ -208,6 +207,9 @@ impl Share {
             epoll,
             look_at: Instant::from_nanos(0),
             buffer: vec![0; MAX_STRAY].into(),
+            services: Vec::new(),
+            reads_desk: false,
+            answers_to_all: 0,
             counts: Counts::default(),
             server: Some(server),
             _not_in_children: [all, own],
@@ -241,72 +243,17 @@ impl Share {
         let due = now >= self.look_at;
         if due {
             self.look_at = now + Duration::from_nanos(LOOK_NS);
+            self.answers_to_all = 0;
         }
         due
     }
-    /// The socket for what is of no process.
-    pub(crate) fn desk(&self) -> BorrowedFd<'_> {
-        self.common.desk().as_fd()
+    /// The socket for datagrams that name no process, if this process reads it.
+    pub(crate) fn desk(&self) -> Option<BorrowedFd<'_>> {
+        self.reads_desk.then(|| self.common.desk().as_fd())
     }
     /// Datagrams that came to the desk.
     pub(crate) fn count_desk(&mut self, datagrams: u64) {
         self.counts.desk += datagrams;
-    }
-
-    /// Has packets for this process alone reach a sink; one that is for another process is handed on.
-    #[inline]
-    pub(crate) fn only_own<'a>(
-        &'a mut self,
-        sink: &'a mut dyn FnMut(&RxPacket<'_>),
-    ) -> impl FnMut(&RxPacket<'_>) + 'a {
-        move |packet| {
-            if packet.bytes[SLOT_BYTE] == self.slot || self.hand_on(packet) {
-                sink(packet);
-            }
-        }
-    }
-
-    /// Hands a stray packet on; `true`: it is of no process.
-    #[cold]
-    fn hand_on(&mut self, packet: &RxPacket<'_>) -> bool {
-        let slot = packet.bytes[SLOT_BYTE];
-        if u16::from(slot) >= self.slots() {
-            return true;
-        }
-        let src = match packet.src {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-            IpAddr::V6(v6) => v6,
-        };
-        let message = [
-            &self.common.key[..],
-            &src.octets(),
-            &packet.src_port.to_be_bytes(),
-            &[packet.traffic_class, packet.hop_limit],
-            packet.bytes,
-        ]
-        .concat();
-        let sent = self
-            .names
-            .of_slot(slot)
-            .and_then(|to| sendto(&self.mailbox, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &to));
-        match sent {
-            Ok(_) => self.counts.handed_on += 1,
-            Err(_) => self.counts.lost += 1,
-        }
-        false
-    }
-
-    /// Gives the packets that others handed on to `sink`, and returns how many it were.
-    pub(crate) fn strays(&mut self, local: IpAddr, sink: &mut dyn FnMut(&RxPacket<'_>)) -> usize {
-        let mut packets = 0;
-        for _ in 0..LOOK_PACKETS {
-            let Ok((len, _)) = recv(&self.mailbox, &mut self.buffer[..], RecvFlags::DONTWAIT) else { break };
-            let Some(packet) = stray(&self.buffer[..len], &self.common.key, local) else { continue };
-            packets += 1;
-            sink(&packet);
-        }
-        self.counts.got += packets as u64;
-        packets
     }
 
     pub(crate) fn counters(&self, out: &mut Vec<Counter>) {
@@ -325,26 +272,6 @@ impl Drop for Share {
             server.stop();
         }
     }
-}
-
-/// A packet that a member handed on; `None`: it is no member's.
-fn stray<'a>(message: &'a [u8], key: &[u8; KEY_BYTES], local: IpAddr) -> Option<RxPacket<'a>> {
-    /// A BTH.
-    const LEAST: usize = 12;
-    let (head, bytes) = message.split_at_checked(STRAY_HEAD)?;
-    let (theirs, rest) = head.split_first_chunk::<KEY_BYTES>()?;
-    let (src, rest) = rest.split_first_chunk::<16>()?;
-    let &[port_high, port_low, traffic_class, hop_limit] = rest else { return None };
-    // All of it is compared, whatever differs first.
-    let differs = theirs.iter().zip(key).fold(0, |d, (a, b)| d | a ^ b);
-    (differs == 0 && bytes.len() >= LEAST).then_some(RxPacket {
-        src: IpAddr::V6(Ipv6Addr::from(*src)).to_canonical(),
-        dst: local,
-        src_port: u16::from_be_bytes([port_high, port_low]),
-        traffic_class,
-        hop_limit,
-        bytes,
-    })
 }
 
 /// The sockets of an address: made by this process if it is the first, given by another one else.
@@ -551,30 +478,6 @@ fn serve(common: &Common, stop: &OwnedFd) {
                 break;
             }
             std::thread::sleep(MOMENT);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_packet_is_taken_from_members_alone() {
-        let (key, local) = ([7; KEY_BYTES], IpAddr::from([127, 0, 0, 9]));
-        let source = [&[0; 10][..], &[0xff, 0xff, 127, 0, 0, 5]].concat();
-        let packet = [0x5a; 12];
-        let message = [&key[..], &source, &[0xc0, 0x01, 0x02, 64], &packet].concat();
-        let got = stray(&message, &key, local).expect("it has the key");
-        assert_eq!((got.src, got.src_port), (IpAddr::from([127, 0, 0, 5]), 0xc001));
-        assert_eq!((got.traffic_class, got.hop_limit, got.bytes), (2, 64, &packet[..]));
-        for at in 0..KEY_BYTES {
-            let mut other = message.clone();
-            other[at] ^= 1;
-            assert!(stray(&other, &key, local).is_none(), "byte {at} of the key");
-        }
-        for len in 0..message.len() {
-            assert!(stray(&message[..len], &key, local).is_none(), "{len} bytes");
         }
     }
 }

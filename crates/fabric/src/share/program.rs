@@ -2,6 +2,8 @@
 
 use libc::sock_filter;
 
+use super::desk::{ATTRIBUTE_AT, CLASS_AT, CM, REMOTE_ID_AT, REQUEST_ID_AT, REQUESTS, RESOLVED};
+
 const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;
@@ -10,30 +12,57 @@ const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const RETURN_A: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 
+const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
+const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
+const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
+
 /// The word of the BTH that holds the number of the destination queue pair, in its lower 24 bits.
 const DEST_QP_WORD: u32 = 4;
-/// Numbers that belong to no process: those of the management queue pairs, and the one that stands for a group.
-const OF_ALL: [u32; 3] = [0, 1, 0xff_ffff];
 
-/// The index of a packet's socket: the top byte of the number of the queue pair that it is for, and `slots`, which is
-/// the desk's, where that is of no process.
+/// The index of a packet's socket, as [`Recipient`](super::desk::Recipient) has it: the slot of a process, and `slots`,
+/// which is the desk's index, where the packet names no process.
 pub(super) fn program(slots: u16) -> Vec<sock_filter> {
-    let op = |code, jt, jf, k| sock_filter { code, jt, jf, k };
-    // Offsets count from the UDP payload.
-    let mut ops = vec![op(LOAD_WORD, 0, 0, DEST_QP_WORD), op(AND, 0, 0, 0xff_ffff)];
-    let to_desk = OF_ALL.len() as u8 + 2;
-    ops.extend(OF_ALL.iter().enumerate().map(|(i, n)| op(IF_EQUAL, to_desk - i as u8, 0, *n)));
-    ops.extend([
-        op(SHIFT_RIGHT, 0, 0, 16),
-        op(IF_AT_LEAST, 1, 0, slots.into()),
-        op(RETURN_A, 0, 0, 0),
-        op(RETURN, 0, 0, slots.into()),
-    ]);
-    ops
+    // The places that jumps lead to.
+    const RESOLUTION: u8 = 13;
+    const ID: u8 = 14;
+    const NUMBER: u8 = 16;
+    const DESK: u8 = 19;
+    let op = |code, k: u32| sock_filter { code, jt: 0, jf: 0, k };
+    // Jumps count from the instruction behind them, and offsets from the UDP payload.
+    let if_equal = |at: u8, k: u32, to: u8| sock_filter { code: IF_EQUAL, jt: to - at - 1, jf: 0, k };
+    let unless_equal = |at: u8, k: u32, to: u8| sock_filter { code: IF_EQUAL, jt: 0, jf: to - at - 1, k };
+    let [request, resolve] = REQUESTS.map(u32::from);
+    vec![
+        op(LOAD_WORD, DEST_QP_WORD),
+        op(AND, 0xff_ffff),
+        if_equal(2, 0, DESK),
+        if_equal(3, 0xff_ffff, DESK),
+        unless_equal(4, 1, NUMBER),
+        // A management datagram.
+        op(LOAD_BYTE, CLASS_AT as u32),
+        unless_equal(6, CM.into(), DESK),
+        op(LOAD_HALF, ATTRIBUTE_AT as u32),
+        if_equal(8, request, DESK),
+        if_equal(9, resolve, DESK),
+        if_equal(10, RESOLVED.into(), RESOLUTION),
+        op(LOAD_WORD, REMOTE_ID_AT as u32),
+        op(JUMP, u32::from(ID) - 13),
+        op(LOAD_WORD, REQUEST_ID_AT as u32),
+        if_equal(ID, 0, DESK),
+        // The top byte of an ID, as that of a number.
+        op(SHIFT_RIGHT, 8),
+        op(SHIFT_RIGHT, 16),
+        sock_filter { code: IF_AT_LEAST, jt: 1, jf: 0, k: slots.into() },
+        op(RETURN_A, 0),
+        op(RETURN, slots.into()),
+    ]
 }
 
 #[cfg(test)]
 mod tests {
+    use test_support::random::Rng;
+
+    use super::super::desk::Recipient;
     use super::*;
 
     /// Runs the program as the kernel does.
@@ -43,10 +72,16 @@ mod tests {
             let op = program[at];
             at += 1;
             match op.code {
-                LOAD_WORD => match payload.get(op.k as usize..).and_then(|p| p.first_chunk()) {
-                    Some(word) => a = u32::from_be_bytes(*word),
-                    None => return 0,
-                },
+                LOAD_WORD | LOAD_HALF | LOAD_BYTE => {
+                    let len =
+                        [(LOAD_WORD, 4), (LOAD_HALF, 2), (LOAD_BYTE, 1)].iter().find(|l| l.0 == op.code);
+                    let len = len.expect("it is one of these").1;
+                    let Some(bytes) = payload.get(op.k as usize..).and_then(|p| p.get(..len)) else {
+                        return 0;
+                    };
+                    a = bytes.iter().fold(0, |word, byte| word << 8 | u32::from(*byte));
+                }
+                JUMP => at += op.k as usize,
                 AND => a &= op.k,
                 SHIFT_RIGHT => a >>= op.k,
                 IF_EQUAL => at += usize::from(if a == op.k { op.jt } else { op.jf }),
@@ -62,7 +97,7 @@ mod tests {
     fn a_packet_goes_to_its_queue_pairs_process_and_what_is_of_none_to_the_desk() {
         let program = program(64);
         let to = |qpn: u32| {
-            let mut packet = [0xff; 12];
+            let mut packet = [0xff; 64];
             packet[4..8].copy_from_slice(&(qpn | 0x8000_0000).to_be_bytes());
             run(&program, &packet)
         };
@@ -81,5 +116,62 @@ mod tests {
             assert_eq!(to(qpn), socket, "{qpn:#x}");
         }
         assert_eq!(run(&program, &[0; 7]), 0, "a packet without a BTH");
+    }
+
+    /// A management datagram with this class, attribute and data.
+    fn mad(class: u8, attribute: u16, data: [u32; 4]) -> Vec<u8> {
+        let mut packet = vec![0; 20 + 256];
+        packet[7] = 1;
+        packet[21] = class;
+        packet[36..38].copy_from_slice(&attribute.to_be_bytes());
+        for (i, word) in data.into_iter().enumerate() {
+            packet[44 + 4 * i..][..4].copy_from_slice(&word.to_be_bytes());
+        }
+        packet
+    }
+
+    #[test]
+    fn messages_of_connections_go_by_their_recipients_ids_and_requests_by_their_services() {
+        let program = program(64);
+        let (ours, theirs) = (0x05_000001, 0x3e_00000a);
+        // REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP, LAP, APR.
+        for (attribute, data, recipient) in [
+            (0x10, [theirs, 0, 0x0106, 0x1d2f], Recipient::Service(0x0106_0000_1d2f)),
+            (0x11, [theirs, ours, 0, 0], Recipient::Slot(5)),
+            (0x12, [theirs, ours, 0, 0], Recipient::Slot(5)),
+            (0x12, [theirs, 0, 0, 0], Recipient::All),
+            (0x13, [theirs, ours, 0, 0], Recipient::Slot(5)),
+            (0x14, [theirs, ours, 0, 0], Recipient::Slot(5)),
+            (0x15, [theirs, ours, 0, 0], Recipient::Slot(5)),
+            (0x16, [theirs, ours, 0, 0], Recipient::Slot(5)),
+            (0x17, [theirs, 0, 0x0111, 0x1d2f], Recipient::Service(0x0111_0000_1d2f)),
+            (0x18, [ours, 0, 0, 0], Recipient::Slot(5)),
+            (0x19, [theirs, ours, 0, 0], Recipient::Slot(5)),
+            (0x1a, [theirs, 0x40 << 24, 0, 0], Recipient::Any),
+        ] {
+            let packet = mad(CM, attribute, data);
+            assert_eq!(Recipient::of(&packet, 64), recipient, "{attribute:#x}");
+            let socket = if let Recipient::Slot(slot) = recipient { slot.into() } else { 64 };
+            assert_eq!(run(&program, &packet), socket, "{attribute:#x}");
+        }
+        assert_eq!(Recipient::of(&mad(4, 1, [theirs, ours, 0, 0]), 64), Recipient::Any);
+    }
+
+    #[test]
+    fn the_kernel_and_the_processes_follow_one_rule() {
+        let program = program(7);
+        let mut random = Rng::new(7);
+        for _ in 0..100_000 {
+            let number = [0, 1, 1, 1, 0xff_ffff, random.next_u64() as u32 & 0x0f_ffff][random.below(6)];
+            let word = |r: &mut Rng| [0, 7 << 24, r.next_u64() as u32][r.below(3)];
+            let data = [word(&mut random), word(&mut random), word(&mut random), word(&mut random)];
+            let mut packet = mad([CM, 4][random.below(2)], random.below(0x20) as u16, data);
+            packet[4..8].copy_from_slice(&u32::to_be_bytes(number));
+            let socket = match Recipient::of(&packet, 7) {
+                Recipient::Slot(slot) => slot.into(),
+                _ => 7,
+            };
+            assert_eq!(run(&program, &packet), socket, "{packet:?}");
+        }
     }
 }

@@ -166,6 +166,23 @@ impl RxSocket {
         })
     }
 
+    /// As the [`Fabric`]'s.
+    pub(crate) fn read_desk(&mut self, on: bool) {
+        if let Some(shared) = &mut self.shared {
+            shared.share.read_desk(on);
+        }
+    }
+    /// As the [`Fabric`]'s.
+    pub(crate) fn claim_service(&mut self, service: u64) -> io::Result<()> {
+        self.shared.as_mut().map_or(Ok(()), |shared| shared.share.claim(service))
+    }
+    /// As the [`Fabric`]'s.
+    pub(crate) fn release_service(&mut self, service: u64) {
+        if let Some(shared) = &mut self.shared {
+            shared.share.release(service);
+        }
+    }
+
     /// To be called before a sleep.
     pub(crate) fn prepare_wait(&mut self) {
         if let Some(shared) = &mut self.shared {
@@ -307,6 +324,16 @@ impl Fabric for UdpFabric {
     fn prepare_wait(&mut self) -> bool {
         self.end.rx.prepare_wait();
         false
+    }
+
+    fn read_desk(&mut self, on: bool) {
+        self.end.rx.read_desk(on);
+    }
+    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
+        self.end.rx.claim_service(service)
+    }
+    fn release_service(&mut self, service: u64) {
+        self.end.rx.release_service(service);
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

@@ -11,7 +11,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use super::sys;
 use crate::icrc::{FlowCrc, Icrc};
 use crate::lent::Lent;
-use crate::paths::{FIRST_PORT, PathKey, PathTable, chance, is_link_local, scoped};
+use crate::paths::{FIRST_PORT, PathKey, PathTable, Process, chance, is_link_local, scoped};
 use crate::{PathError, PathId, QpEnds, Train, TxBatch};
 
 /// Ports that are tried before a path falls back to the shared socket.
@@ -38,6 +38,10 @@ pub(crate) struct TxPath {
     uncertain: bool,
     /// The kernel and the way to this peer take trains.
     pub(crate) cuts: bool,
+    /// The process that this path leads to, if the key leaves it open and a datagram has named it.
+    leads_to: Option<Process>,
+    /// The paths to the processes at the peer's address that other datagrams named.
+    others: Vec<(Process, PathId)>,
 }
 
 impl TxPath {
@@ -120,6 +124,8 @@ pub(crate) struct Paths {
     shared_port: u16,
     sockets: usize,
     max_sockets: usize,
+    /// Open paths that may lead to several processes.
+    open_to_all: usize,
     pub(crate) ident_probes: u64,
     /// Paths that could not have a socket of their own, or not learn its Identification.
     pub(crate) shared_paths: u64,
@@ -143,6 +149,7 @@ impl Paths {
             shared_port,
             sockets: 0,
             max_sockets: max_sockets.min(fair),
+            open_to_all: 0,
             ident_probes: 0,
             shared_paths: 0,
         })
@@ -157,20 +164,69 @@ impl Paths {
                        address there, as in udp://[fe80::1%eth0]";
             return Err(PathError::NotUnicast { peer: key.peer, why });
         }
+        self.open_key(key)
+    }
+
+    fn open_key(&mut self, key: PathKey) -> Result<PathId, PathError> {
         let may_spread = self.sockets < self.max_sockets / SPREAD_SHARE || self.table.contains(&key);
         let key = if may_spread { key } else { key.shared() };
         if let Some(id) = self.table.find(&key)? {
             return Ok(id);
         }
-        let path = self.connect(key).unwrap_or_else(|| self.shared_path(key));
+        let path = match key.process {
+            // Its Identification is always 0, which each process can count on.
+            Process::Management => self.unconnected(key),
+            _ => self.connect(key).unwrap_or_else(|| self.shared_path(key)),
+        };
         self.sockets += usize::from(path.socket.is_some());
+        self.open_to_all += usize::from(key.process == Process::Unknown);
         Ok(self.table.insert(key, path))
     }
 
     pub(crate) fn close_path(&mut self, id: PathId) {
         if let Some(path) = self.table.close(id) {
             self.sockets -= usize::from(path.socket.is_some());
+            self.open_to_all -= usize::from(path.key.process == Process::Unknown);
+            for (_, other) in path.others {
+                self.close_path(other);
+            }
         }
+    }
+
+    /// Has each waiting train leave by a path to the process that the train is for.
+    #[inline]
+    pub(crate) fn lead(&mut self, batch: &mut TxBatch) {
+        if self.open_to_all > 0 {
+            self.lead_each(batch);
+        }
+    }
+    fn lead_each(&mut self, batch: &mut TxBatch) {
+        for index in 0..batch.trains().len() {
+            let train = batch.trains()[index];
+            let Some(path) = self.table.get_mut(train.path) else { continue };
+            if path.key.process != Process::Unknown {
+                continue;
+            }
+            let process = Process::of(batch.number(&train));
+            if process != Process::Management && *path.leads_to.get_or_insert(process) == process {
+                continue;
+            }
+            // Without another path it goes by this one.
+            if let Some(other) = self.other(train.path, process) {
+                batch.redirect(index, other);
+            }
+        }
+    }
+    /// The path to another process at the address to which a path leads.
+    fn other(&mut self, id: PathId, process: Process) -> Option<PathId> {
+        let path = self.table.get(id)?;
+        if let Some((_, other)) = path.others.iter().find(|other| other.0 == process) {
+            return Some(*other);
+        }
+        let key = PathKey { process, ..path.key };
+        let other = self.open_key(key).ok()?;
+        self.table.get_mut(id)?.others.push((process, other));
+        Some(other)
     }
 
     #[inline]
@@ -205,8 +261,9 @@ impl Paths {
             return;
         }
         let key = path.key;
-        let (had_socket, path_cuts) = (path.socket.is_some(), path.cuts);
-        let shared = TxPath { cuts: path_cuts, ..self.shared_path(key) };
+        let (had_socket, path_cuts, leads_to) = (path.socket.is_some(), path.cuts, path.leads_to);
+        let others = std::mem::take(&mut path.others);
+        let shared = TxPath { cuts: path_cuts, leads_to, others, ..self.shared_path(key) };
         *self.get_mut(id).expect("found above") = shared;
         self.sockets -= usize::from(had_socket);
     }
@@ -230,15 +287,24 @@ impl Paths {
         };
         let crc = FlowCrc::new(self.local, key.peer, src_port)?;
         let socket = Some(socket);
-        Some(TxPath { key, socket, addr, src_port, crc, next_ident, uncertain: false, cuts: true })
+        let (leads_to, others) = (None, Vec::new());
+        let (uncertain, cuts) = (false, true);
+        Some(TxPath { key, socket, addr, src_port, crc, next_ident, uncertain, cuts, leads_to, others })
     }
 
     fn shared_path(&mut self, key: PathKey) -> TxPath {
         self.shared_paths += 1;
+        self.unconnected(key)
+    }
+
+    /// A path by the socket that is not connected.
+    fn unconnected(&self, key: PathKey) -> TxPath {
         let crc = FlowCrc::new(self.local, key.peer, self.shared_port).expect("families were compared");
         let addr = scoped(key.peer, ROCEV2_PORT, self.interface).into();
         let src_port = self.shared_port;
-        TxPath { key, socket: None, addr, src_port, crc, next_ident: 0, uncertain: false, cuts: true }
+        let (socket, next_ident, uncertain, cuts) = (None, 0, false, true);
+        let (leads_to, others) = (None, Vec::new());
+        TxPath { key, socket, addr, src_port, crc, next_ident, uncertain, cuts, leads_to, others }
     }
 }
 

@@ -48,10 +48,12 @@ impl Shared {
         sink: &mut dyn FnMut(&RxPacket<'_>),
     ) -> usize {
         let (mut packets, mut datagrams) = (0, 0);
-        while datagrams < LOOK_PACKETS && self.slots.recv_one(self.share.desk()).is_ok() {
+        while datagrams < LOOK_PACKETS
+            && self.share.desk().is_some_and(|desk| self.slots.recv_one(desk).is_ok())
+        {
             datagrams += 1;
             let Some(datagram) = self.slots.datagram(0) else { continue };
-            packets += receiver.deliver(now, &datagram, counters, tap, sink);
+            packets += receiver.deliver(now, &datagram, counters, tap, &mut self.share.only_own(sink));
         }
         self.share.count_desk(datagrams as u64);
         packets + self.share.strays(receiver.local, sink)

@@ -99,6 +99,7 @@ impl Sender {
         tap: &mut Option<Box<dyn Tap>>,
     ) {
         self.retry_at = None;
+        self.paths.lead(batch);
         let mut held = 0;
         while batch.trains().len() > held {
             match self.step(now, batch, counters, tap) {

@@ -129,6 +129,7 @@ impl Fabric for UringFabric {
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
         self.end.sender.retry_at = None;
+        self.end.sender.paths.lead(batch);
         let mut held = 0;
         while batch.trains().len() > held {
             let first = batch.trains()[0];
@@ -165,6 +166,16 @@ impl Fabric for UringFabric {
     fn prepare_wait(&mut self) -> bool {
         self.end.rx.prepare_wait();
         self.ring.poll()
+    }
+
+    fn read_desk(&mut self, on: bool) {
+        self.end.rx.read_desk(on);
+    }
+    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
+        self.end.rx.claim_service(service)
+    }
+    fn release_service(&mut self, service: u64) {
+        self.end.rx.release_service(service);
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

@@ -110,6 +110,7 @@ fn what_is_of_no_process_comes_to_one_of_them_by_the_desk() {
     let mut a = first(202, 4);
     let at = a.attr().local;
     let mut b = join(at, 4).unwrap();
+    b.read_desk(true);
     let packets: Vec<_> = [0, 1, 0xff_ffff, 0x04_0000, 0xfe_0000].map(|qpn| packet_to(qpn, qpn, 64)).into();
     send(&mut a, at, &packets);
     let mut got = receive_all(&mut b, packets.len());
@@ -119,6 +120,94 @@ fn what_is_of_no_process_comes_to_one_of_them_by_the_desk() {
     all.sort();
     assert_eq!(got, all);
     assert_eq!(receive(&mut a, 0), Vec::<Vec<u8>>::new());
+}
+
+/// A packet with a message of the connection manager: its attribute, and the words behind its head.
+fn management(attribute: u16, number: u32, words: [u32; 4]) -> Vec<u8> {
+    let mut p = packet_to(1, number, 276);
+    p[21] = 7;
+    p[36..38].copy_from_slice(&attribute.to_be_bytes());
+    for (word, at) in words.into_iter().zip((44..).step_by(4)) {
+        p[at..at + 4].copy_from_slice(&word.to_be_bytes());
+    }
+    p
+}
+
+/// The message REQ, and REP, whose recipient's ID is the second word.
+const REQ: u16 = 0x10;
+const REP: u16 = 0x13;
+
+#[test]
+fn management_datagrams_go_one_by_one_to_their_processes() {
+    let mut a = first(215, 4);
+    let at = a.attr().local;
+    let (mut b, mut c) = (join(at, 4).unwrap(), join(at, 4).unwrap());
+    let mut sender = at_free_address(216, |addr| UdpFabric::open(addr, &options(0)));
+    let slots = [&a, &b, &c].map(|f| slot(f));
+    let to = |n: u32| management(REP, n, [77, u32::from(slots[n as usize % 3]) << 24 | 5, 0, 0]);
+    let packets: Vec<_> = (0..30).map(to).collect();
+    send(&mut sender, at, &packets);
+    for (i, f) in [&mut a, &mut b, &mut c].into_iter().enumerate() {
+        let mine: Vec<_> = packets.iter().skip(i).step_by(3).cloned().collect();
+        assert_eq!(receive(f, mine.len()), mine);
+        assert_eq!((counter(f, "strays_handed_on"), counter(f, "icrc_errors")), (0, 0));
+    }
+}
+
+#[test]
+fn requests_go_to_the_process_that_has_claimed_the_service() {
+    let mut a = first(217, 4);
+    let at = a.attr().local;
+    let (mut b, mut c) = (join(at, 4).unwrap(), join(at, 4).unwrap());
+    let mut sender = at_free_address(218, |addr| UdpFabric::open(addr, &options(0)));
+    b.claim_service(0x0106_1d2f).unwrap();
+    let taken = c.claim_service(0x0106_1d2f).unwrap_err();
+    assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
+    a.read_desk(true);
+    let to = |service, n| management(REQ, n, [77, 0, 0, service]);
+    // One for which nobody listens stays with the process that reads the desk.
+    send(&mut sender, at, &[to(0x0106_1d2f, 1), to(0x0106_1d30, 2)]);
+    assert_eq!(receive_all(&mut a, 1), [to(0x0106_1d30, 2)]);
+    assert_eq!(receive_all(&mut b, 1), [to(0x0106_1d2f, 1)]);
+    // The service of a process that has gone is free, and another process reads the desk.
+    b.release_service(0x0106_1d2f);
+    c.claim_service(0x0106_1d2f).unwrap();
+    c.read_desk(true);
+    drop(a);
+    send(&mut sender, at, &[to(0x0106_1d2f, 3), to(0x0106_1d30, 4)]);
+    assert_eq!(receive_all(&mut c, 2), [to(0x0106_1d2f, 3), to(0x0106_1d30, 4)]);
+    // An answer to a process that the sender does not know comes to all.
+    let unknown = management(0x12, 5, [77, 0, 0, 0]);
+    send(&mut sender, at, std::slice::from_ref(&unknown));
+    for f in [&mut b, &mut c] {
+        assert_eq!(receive_all(f, 1), std::slice::from_ref(&unknown));
+    }
+}
+
+#[test]
+fn datagrams_to_many_processes_are_each_counted_by_their_receiver() {
+    let mut a = first(219, 4);
+    let at = a.attr().local;
+    let mut b = join(at, 4).unwrap();
+    let mut sender = at_free_address(220, |addr| UdpFabric::open(addr, &options(0)));
+    let slots = [slot(&a), slot(&b)];
+    let path = sender.open_path(&av(at)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 20);
+    // More to the one than a receiver expects to be lost.
+    for round in 0..4 {
+        for (to, f) in [(0, &mut a), (1, &mut b)] {
+            for n in 0..if to == 0 { 400 } else { 1 } {
+                put(&mut batch, path, &to_slot(slots[to], n, 64 + n as usize % 2 * 4));
+                sender.send(now(), &mut batch);
+            }
+            let count = if to == 0 { 400 } else { 1 };
+            assert_eq!(receive(f, count).len(), count, "round {round}");
+        }
+    }
+    for f in [&a, &b] {
+        assert_eq!((counter(f, "icrc_idents_refused"), counter(f, "icrc_ident_solved")), (0, 0));
+    }
+    sender.close_path(path);
 }
 
 #[test]

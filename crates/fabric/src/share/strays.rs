@@ -1,0 +1,206 @@
+//! Packets that a process at a shared address receives for another one, and those that a process reads at the desk.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use hca_process::NotInChildren;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketType, bind, recv, sendto};
+
+use super::desk::Recipient;
+use super::{KEY_BYTES, LOOK_PACKETS, Share, unix};
+use crate::RxPacket;
+
+/// The longest packet that is handed on.
+pub(super) const MAX_STRAY: usize = 8192;
+/// In front of a stray packet: the key, the source, its port, the traffic class, the hop limit.
+const STRAY_HEAD: usize = KEY_BYTES + 16 + 2 + 1 + 1;
+/// Services of a process at most.
+const MAX_SERVICES: usize = 1024;
+/// Answers that may be for each process, of one look at most.
+const LOOK_ANSWERS_TO_ALL: u32 = 4;
+
+/// A service whose requests come to this process: the socket that holds its name.
+pub(super) struct Service {
+    id: u64,
+    socket: OwnedFd,
+    _not_in_children: NotInChildren,
+}
+
+impl Share {
+    /// Passes packets for this process to a sink; a packet for another process is handed on.
+    #[inline]
+    pub(crate) fn only_own<'a>(
+        &'a mut self,
+        sink: &'a mut dyn FnMut(&RxPacket<'_>),
+    ) -> impl FnMut(&RxPacket<'_>) + 'a {
+        let own = u32::from(self.slot);
+        move |packet| {
+            let number = u32::from_be_bytes([0, packet.bytes[5], packet.bytes[6], packet.bytes[7]]);
+            if (number >> 16 == own && number > 1) || self.is_own(packet) {
+                sink(packet);
+            }
+        }
+    }
+
+    /// Whether a packet is for this process, too; if not, it is handed on.
+    #[cold]
+    fn is_own(&mut self, packet: &RxPacket<'_>) -> bool {
+        match Recipient::of(packet.bytes, self.slots()) {
+            Recipient::Slot(slot) if slot == self.slot => true,
+            Recipient::Slot(slot) => {
+                let sent = self.names.of_slot(slot).and_then(|name| self.hand_on(packet, &name));
+                self.count(sent);
+                false
+            }
+            Recipient::Service(id) if self.services.iter().any(|service| service.id == id) => true,
+            Recipient::Service(id) => {
+                let sent = self.names.of_service(id).and_then(|name| self.hand_on(packet, &name));
+                // A process that reads the desk rejects requests for services that nobody has claimed.
+                let is_unclaimed = matches!(sent, Err(Errno::CONNREFUSED));
+                if !is_unclaimed {
+                    self.count(sent);
+                }
+                is_unclaimed
+            }
+            Recipient::All => {
+                self.answers_to_all += 1;
+                if self.answers_to_all <= LOOK_ANSWERS_TO_ALL {
+                    for slot in (0..self.slots() as u8).filter(|slot| *slot != self.slot) {
+                        // Most slots have no process.
+                        let _ = self.names.of_slot(slot).and_then(|name| self.hand_on(packet, &name));
+                    }
+                }
+                true
+            }
+            Recipient::Any => true,
+        }
+    }
+
+    fn hand_on(&self, packet: &RxPacket<'_>, to: &SocketAddrUnix) -> rustix::io::Result<()> {
+        let src = match packet.src {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        let message = [
+            &self.common.key[..],
+            &src.octets(),
+            &packet.src_port.to_be_bytes(),
+            &[packet.traffic_class, packet.hop_limit],
+            packet.bytes,
+        ]
+        .concat();
+        sendto(&self.mailbox, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL, to).map(drop)
+    }
+
+    fn count(&mut self, handed_on: rustix::io::Result<()>) {
+        match handed_on {
+            Ok(()) => self.counts.handed_on += 1,
+            Err(_) => self.counts.lost += 1,
+        }
+    }
+
+    /// Passes the packets that other processes handed on to a sink, and returns their number.
+    pub(crate) fn strays(&mut self, local: IpAddr, sink: &mut dyn FnMut(&RxPacket<'_>)) -> usize {
+        let mut packets = 0;
+        for socket in [&self.mailbox].into_iter().chain(self.services.iter().map(|s| &s.socket)) {
+            for _ in 0..LOOK_PACKETS {
+                let Ok((len, _)) = recv(socket, &mut self.buffer[..], RecvFlags::DONTWAIT) else { break };
+                let Some(packet) = stray(&self.buffer[..len], &self.common.key, local) else { continue };
+                packets += 1;
+                sink(&packet);
+            }
+        }
+        self.counts.got += packets as u64;
+        packets
+    }
+
+    /// Makes this process one of those that read the desk, or ends that.
+    pub(crate) fn read_desk(&mut self, on: bool) {
+        if on == self.reads_desk {
+            return;
+        }
+        let desk = self.common.desk();
+        // One of the processes is enough.
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+        let changed = if on {
+            epoll::add(&self.epoll, desk, epoll::EventData::new_u64(1), flags)
+        } else {
+            epoll::delete(&self.epoll, desk)
+        };
+        if let Err(error) = changed {
+            tracing::warn!(%error, "the desk of a shared address is not watched: requests wait for the next packet");
+        }
+        self.reads_desk = on;
+    }
+
+    /// Has requests for a service come to this process.
+    ///
+    /// # Errors
+    /// Another process has claimed it ([`io::ErrorKind::AddrInUse`]), or the system refuses a socket.
+    pub(crate) fn claim(&mut self, id: u64) -> io::Result<()> {
+        if self.services.iter().any(|service| service.id == id) {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        if self.services.len() >= MAX_SERVICES {
+            return Err(Errno::MFILE.into());
+        }
+        let socket = unix(SocketType::DGRAM)?;
+        bind(&socket, &self.names.of_service(id)?)?;
+        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(3), epoll::EventFlags::IN)?;
+        let not_in_children = NotInChildren::new(&[socket.as_fd()]);
+        self.services.push(Service { id, socket, _not_in_children: not_in_children });
+        Ok(())
+    }
+
+    /// Ends a claim.
+    pub(crate) fn release(&mut self, id: u64) {
+        self.services.retain(|service| service.id != id);
+    }
+}
+
+/// A packet that a member handed on; `None`: it is no member's.
+fn stray<'a>(message: &'a [u8], key: &[u8; KEY_BYTES], local: IpAddr) -> Option<RxPacket<'a>> {
+    /// A BTH.
+    const LEAST: usize = 12;
+    let (head, bytes) = message.split_at_checked(STRAY_HEAD)?;
+    let (theirs, rest) = head.split_first_chunk::<KEY_BYTES>()?;
+    let (src, rest) = rest.split_first_chunk::<16>()?;
+    let &[port_high, port_low, traffic_class, hop_limit] = rest else { return None };
+    // All of it is compared, whatever differs first.
+    let differs = theirs.iter().zip(key).fold(0, |d, (a, b)| d | a ^ b);
+    (differs == 0 && bytes.len() >= LEAST).then_some(RxPacket {
+        src: IpAddr::V6(Ipv6Addr::from(*src)).to_canonical(),
+        dst: local,
+        src_port: u16::from_be_bytes([port_high, port_low]),
+        traffic_class,
+        hop_limit,
+        bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_is_taken_from_members_alone() {
+        let (key, local) = ([7; KEY_BYTES], IpAddr::from([127, 0, 0, 9]));
+        let source = [&[0; 10][..], &[0xff, 0xff, 127, 0, 0, 5]].concat();
+        let packet = [0x5a; 12];
+        let message = [&key[..], &source, &[0xc0, 0x01, 0x02, 64], &packet].concat();
+        let got = stray(&message, &key, local).expect("it has the key");
+        assert_eq!((got.src, got.src_port), (IpAddr::from([127, 0, 0, 5]), 0xc001));
+        assert_eq!((got.traffic_class, got.hop_limit, got.bytes), (2, 64, &packet[..]));
+        for at in 0..KEY_BYTES {
+            let mut other = message.clone();
+            other[at] ^= 1;
+            assert!(stray(&other, &key, local).is_none(), "byte {at} of the key");
+        }
+        for len in 0..message.len() {
+            assert!(stray(&message[..len], &key, local).is_none(), "{len} bytes");
+        }
+    }
+}
