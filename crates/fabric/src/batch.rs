@@ -392,7 +392,7 @@ mod tests {
         let mut b = TxBatch::with_capacity(192 << 10);
         let mut packets = 0;
         while !b.cuts_short(PathId(1), 4120) {
-            b.reserve(PathId(1), 4120).unwrap();
+            b.reserve(PathId(1), 4120).unwrap().fill(1);
             b.commit();
             packets += 1;
         }
