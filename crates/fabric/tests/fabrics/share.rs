@@ -179,7 +179,7 @@ fn requests_go_to_the_process_that_has_claimed_the_service() {
     // An answer to a process that the sender does not know comes to all.
     let unknown = management(0x12, 5, [77, 0, 0, 0]);
     send(&mut sender, at, std::slice::from_ref(&unknown));
-    for f in [&mut b, &mut c] {
+    for f in [&mut c, &mut b] {
         assert_eq!(receive_all(f, 1), std::slice::from_ref(&unknown));
     }
 }
