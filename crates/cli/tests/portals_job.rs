@@ -231,6 +231,15 @@ fn two_processes_find_each_other_and_talk() {
 }
 
 #[test]
+fn sixteen_processes_at_one_address_find_each_other_and_talk() {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    for scheme in ["auto", "udp"] {
+        let device = format!("{scheme}://127.89.{high}.{}?share=yes", low.clamp(1, 254));
+        all_are_done(&job(&mut hca_run(16), &device, "all to all"), 16);
+    }
+}
+
+#[test]
 fn the_examples_of_jobs_put_lines_and_add_to_counters() {
     // The examples name their device themselves.
     for (example, lines) in [
