@@ -1,0 +1,60 @@
+//! Connections by RDMA CM between two processes, and how many in a second. The server blocks, with a thread for each
+//! connection; the client has tokio tasks.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use hca::cm::{ConnectParams, Listener, connect_async};
+use hca::{Context, Inline, Rc, Reactor};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+const TASKS: u32 = 32;
+
+fn main() -> Result<(), Failure> {
+    let context = hca::open("auto://")?;
+    if std::env::args().nth(1).as_deref() == Some("serve") {
+        return serve(&context);
+    }
+    let mut server = Command::new(std::env::current_exe()?).arg("serve").stdout(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut line)?;
+    let asked = ask(&context, line.trim().parse()?);
+    server.kill().and_then(|()| server.wait())?;
+    asked
+}
+
+fn serve(context: &Context) -> Result<(), Failure> {
+    let listener = Listener::bind(context, "0.0.0.0:0")?;
+    println!("{}", listener.address());
+    let (pd, cq) = (context.alloc_pd()?, context.create_cq(4096)?);
+    loop {
+        let incoming = listener.accept()?;
+        let mut qp = pd.qp::<Rc>(&cq).max_send_wr(4).max_recv_wr(4).build()?;
+        qp.post_recv(pd.alloc(64)?)?;
+        std::thread::spawn(move || -> Result<(), hca::cm::ConnectionError> {
+            incoming.accept(&qp, b"welcome")?.wait_disconnected(None).map(drop)
+        });
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn ask(context: &Context, server: std::net::SocketAddr) -> Result<(), Failure> {
+    let (pd, reactor) = (context.alloc_pd()?, Reactor::spawn(context.create_cq(4096)?)?);
+    let (begin, mut tasks) = (std::time::Instant::now(), tokio::task::JoinSet::new());
+    for _ in 0..TASKS {
+        let (context, pd, reactor) = (context.clone(), pd.clone(), reactor.clone());
+        tasks.spawn(async move {
+            for _ in 0..25 {
+                let qp = pd.qp::<Rc>(&reactor).max_send_wr(4).max_recv_wr(4).build_async(&reactor)?;
+                let connection = connect_async(&context, &qp, server, &ConnectParams::default()).await?;
+                qp.send(Inline(b"hello")).await?;
+                connection.disconnect_async().await?;
+            }
+            Ok::<_, Failure>(())
+        });
+    }
+    tasks.join_all().await.into_iter().collect::<Result<(), _>>()?;
+    let a_second = f64::from(TASKS * 25) / begin.elapsed().as_secs_f64();
+    println!("{} connections, {a_second:.0} in a second", TASKS * 25);
+    Ok(())
+}
