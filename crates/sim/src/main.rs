@@ -29,6 +29,9 @@ struct Args {
     /// Nodes share machines, and reach each other there by shared memory, as adapters on `auto://` do.
     #[arg(long)]
     near: bool,
+    /// Peers work through memory windows too, which are bound and taken back meanwhile
+    #[arg(long)]
+    windows: bool,
     /// Print every event.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -62,7 +65,9 @@ fn main() -> ExitCode {
 
 fn workload(args: &Args) -> Workload {
     let near = if args.near { " --near" } else { "" };
-    Workload::new().near(args.near).replay(format!("cargo run --release -p hca-sim -- --trace{near}"))
+    let windows = if args.windows { " --windows" } else { "" };
+    let replay = format!("cargo run --release -p hca-sim -- --trace{near}{windows}");
+    Workload::new().near(args.near).windows(args.windows).replay(replay)
 }
 
 fn one(args: &Args, seed: u64) -> Result<(), String> {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use hca_core::{Completion, QpHandle, QpType, RecvExtra, WcOpcode, WcStatus};
 
-use super::end::{End, Life, Op, Promise, RecvBuf, Span};
+use super::end::{End, Lending, Life, Op, Promise, RecvBuf, Span};
 use super::plan::ConnPlan;
 use super::post::{GRH_BYTES, With};
 use super::world::{Checked, World};
@@ -207,6 +207,11 @@ impl World {
             Promise::SharedAdd => {
                 let found = self.take_value(&op.pieces);
                 self.shared_add_returned(p, found)?;
+            }
+            &Promise::Bind(index) => {
+                if let Some(lent) = self.ends[e].invalidatable.get_mut(index) {
+                    lent.state = Lending::Lent;
+                }
             }
             Promise::Mistake => {
                 return Err(self.broken(format!("request {wr_id:#x} succeeded, but had to be refused")));

@@ -4,9 +4,11 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use hca_core::{Access, AddressVector, Gid, Pkey, Qkey, QpAttr, QpCap, QpInit, QpState, QpType, WcStatus};
+use hca_core::{
+    Access, AddressVector, Gid, MwType, Pkey, Qkey, QpAttr, QpCap, QpInit, QpState, QpType, Rkey, WcStatus,
+};
 
-use super::end::{Drain, End, Invalidatable, Life, Own, Promise};
+use super::end::{Drain, End, Invalidatable, Lending, Lent, Life, Own, Promise};
 use super::host::Host;
 use super::plan::recv_limit;
 use super::world::{Checked, World};
@@ -115,6 +117,7 @@ impl World {
             word: None,
             own: None,
             invalidatable: Vec::new(),
+            window: None,
             mistake: plan.mistake.filter(|_| side == 1 && first),
             made: None,
             too_long: false,
@@ -198,14 +201,34 @@ impl World {
                 None => self.host_mut(n).owns.push(range),
             }
         }
-        for _ in 0..2 {
+        let windows = self.plan.windows;
+        for nth in 0..if windows { 3 } else { 2 } {
             let zone = &mut self.host_mut(n).local.zone;
             let Some(range) = zone.take(INVALIDATABLE_BYTES, 8, &mut rng) else { continue };
-            match self.register(n, range.clone(), remote | Access::REMOTE_INVALIDATE)? {
-                Some(keys) => self.ends[e].invalidatable.push(Invalidatable { keys, range, used: false }),
+            let lent = if windows && nth == 0 {
+                let window = self.host_mut(n).alloc_window(MwType::Two);
+                let keys = self.refused("alloc_mw", window)?;
+                // The bind chooses the lowest byte.
+                let rkey = Rkey::new(keys.rkey.raw() ^ (1 + rng.below(255) as u32));
+                Some((Lent::Window(keys.handle), rkey, Lending::Unbound))
+            } else {
+                let keys = self.register(n, range.clone(), remote | Access::REMOTE_INVALIDATE)?;
+                keys.map(|keys| (Lent::Region(keys), keys.rkey, Lending::Lent))
+            };
+            match lent {
+                Some((what, rkey, state)) => {
+                    self.ends[e].invalidatable.push(Invalidatable { what, rkey, range, state });
+                }
                 None => self.host_mut(n).local.zone.give_back(range),
             }
         }
+        if !windows {
+            return Ok(());
+        }
+        let window = self.host_mut(n).alloc_window(MwType::One);
+        let window = self.refused("alloc_mw", window)?.handle;
+        let rkey = self.host(n).bind_window(window);
+        self.ends[e].window = Some((window, self.refused("bind_mw", rkey)?));
         Ok(())
     }
 
@@ -365,8 +388,11 @@ impl World {
             host.shadow.close(range.clone());
             host.remote.zone.give_back(range);
         }
-        let (own, invalidatable) =
-            (self.ends[e].own.take(), core::mem::take(&mut self.ends[e].invalidatable));
+        let (own, invalidatable, window) = (
+            self.ends[e].own.take(),
+            core::mem::take(&mut self.ends[e].invalidatable),
+            self.ends[e].window.take(),
+        );
         let (n, epoch) = (self.ends[e].host, self.ends[e].epoch);
         let Some(host) = self.hosts[n].as_mut().filter(|h| h.epoch == epoch) else { return Ok(()) };
         let mut failed = Ok(());
@@ -374,9 +400,15 @@ impl World {
             failed = failed.and(host.deregister(own.keys));
             host.owns.push(own.zone.all());
         }
-        for Invalidatable { keys, range, .. } in invalidatable {
-            failed = failed.and(host.deregister(keys));
+        for Invalidatable { what, range, .. } in invalidatable {
+            failed = failed.and(match what {
+                Lent::Region(keys) => host.deregister(keys),
+                Lent::Window(window) => host.dealloc_window(window),
+            });
             host.local.zone.give_back(range);
+        }
+        if let Some((window, _)) = window {
+            failed = failed.and(host.dealloc_window(window));
         }
         self.refused("dereg_mr", failed)
     }

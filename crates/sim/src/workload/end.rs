@@ -5,7 +5,7 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use hca_core::{AhHandle, Instant, MrKeys, QpHandle, Qpn, RecvPort, SendPort, WcStatus};
+use hca_core::{AhHandle, Instant, MrKeys, MwHandle, QpHandle, Qpn, RecvPort, Rkey, SendPort, WcStatus};
 
 use super::plan::Mistake;
 use super::zone::Zone;
@@ -46,6 +46,8 @@ pub(super) enum Promise {
     Atomic { old: u64 },
     /// The local list holds a value that nobody else got.
     SharedAdd,
+    /// The window with this index among the end's is bound.
+    Bind(usize),
     /// It fails.
     Mistake,
 }
@@ -71,11 +73,31 @@ pub(super) struct Own {
     pub(super) revoked: bool,
 }
 
-/// A region that the peer may take back.
+/// A region, or a memory window of type 2, that the peer may take back.
 pub(super) struct Invalidatable {
-    pub(super) keys: MrKeys,
+    pub(super) what: Lent,
+    pub(super) rkey: Rkey,
     pub(super) range: Range<usize>,
-    pub(super) used: bool,
+    pub(super) state: Lending,
+}
+
+/// What is lent.
+pub(super) enum Lent {
+    Region(MrKeys),
+    Window(MwHandle),
+}
+
+/// How far it is with what is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lending {
+    /// The window is not bound, and no request to bind it was posted.
+    Unbound,
+    /// The request that binds it is under way, or failed.
+    Asked,
+    /// The key is good.
+    Lent,
+    /// A SEND that takes it back was posted.
+    Used,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +157,8 @@ pub(super) struct End {
     pub(super) word: Option<(Range<usize>, u64)>,
     pub(super) own: Option<Own>,
     pub(super) invalidatable: Vec<Invalidatable>,
+    /// A memory window of type 1 at this end's host, through which its peer may work, and its key.
+    pub(super) window: Option<(MwHandle, Rkey)>,
     pub(super) mistake: Option<Mistake>,
     /// How the mistake it made has to end.
     pub(super) made: Option<WcStatus>,

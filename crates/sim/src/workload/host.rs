@@ -4,7 +4,8 @@ use core::ops::Range;
 use std::sync::Arc;
 
 use hca_core::{
-    Access, Completion, CqHandle, CqPort, Device, DeviceError, MrKeys, PdHandle, RecvPort, SrqHandle, SrqInit,
+    Access, Completion, CqHandle, CqPort, Device, DeviceError, MemoryWindows, MrKeys, MwHandle, MwKeys,
+    MwRange, MwType, PdHandle, RecvPort, Rkey, SrqHandle, SrqInit,
 };
 
 use super::zone::Zone;
@@ -129,6 +130,8 @@ pub(super) struct Host {
     pub(super) shared_posted: u64,
     /// Registered regions: the arena may be freed when none is left.
     pub(super) regions: Vec<MrKeys>,
+    /// Memory windows, which go before the regions.
+    windows: Vec<MwHandle>,
 }
 
 impl Host {
@@ -166,12 +169,12 @@ impl Host {
             Ok(Region { zone: Zone::new(range), keys })
         };
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let mut local = region(local_bytes, pd, Access::LOCAL_WRITE)?;
+        let mut local = region(local_bytes, pd, Access::LOCAL_WRITE | Access::MW_BIND)?;
         let Range { start, end } = local.zone.all();
         let middle = start + (end - start) * 5 / 8;
         local.zone = Zone::new(start..middle);
         let recv_zone = Zone::new(middle..end);
-        let mut remote = region(remote_bytes, pd, all)?;
+        let mut remote = region(remote_bytes, pd, all | Access::MW_BIND)?;
         let readable = region(FIXED_BYTES, pd, Access::REMOTE_READ)?;
         let foreign = region(FIXED_BYTES, other_pd, all)?;
         let owns = (0..OWNS).map(|n| {
@@ -216,6 +219,7 @@ impl Host {
             shared_seen: Vec::new(),
             shared_posted: 0,
             regions,
+            windows: Vec::new(),
         })
     }
 
@@ -255,8 +259,35 @@ impl Host {
         self.regions.retain(|r| r.handle != keys.handle);
         self.device.dereg_mr(keys.handle)
     }
+    /// A memory window, if the adapter has them.
+    pub(super) fn alloc_window(&mut self, kind: MwType) -> Result<MwKeys, DeviceError> {
+        let keys = self.windows_of()?.alloc_mw(self.pd, kind)?;
+        self.windows.push(keys.handle);
+        Ok(keys)
+    }
+    /// Binds a window of type 1 to all that peers work with; returns its key.
+    pub(super) fn bind_window(&self, window: MwHandle) -> Result<Rkey, DeviceError> {
+        let range = self.window_range(&self.remote.keys, self.remote.zone.all());
+        self.windows_of()?.bind_mw(window, Some(&range))
+    }
+    /// A range of a region as a window shows it: peers may do everything.
+    pub(super) fn window_range(&self, region: &MrKeys, range: Range<usize>) -> MwRange {
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let (addr, len) = (self.arena.address(range.start), range.len() as u64);
+        MwRange { lkey: region.lkey, addr, len, access, zero_based: false }
+    }
+    pub(super) fn dealloc_window(&mut self, window: MwHandle) -> Result<(), DeviceError> {
+        self.windows.retain(|w| *w != window);
+        self.windows_of()?.dealloc_mw(window)
+    }
+    fn windows_of(&self) -> Result<&dyn MemoryWindows, DeviceError> {
+        self.device.windows().ok_or(DeviceError::Unsupported { what: "memory windows" })
+    }
     /// Gives back all memory and the protection domains, on which nothing stands any more.
     pub(super) fn close_memory(&mut self) -> Result<(), DeviceError> {
+        while let Some(window) = self.windows.last().copied() {
+            self.dealloc_window(window)?;
+        }
         while let Some(keys) = self.regions.last().copied() {
             self.deregister(keys)?;
         }
@@ -267,6 +298,9 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        while let Some(window) = self.windows.last().copied() {
+            let _ = self.dealloc_window(window);
+        }
         for r in self.regions.drain(..) {
             if self.device.dereg_mr(r.handle).is_err() {
                 self.arena.leak();

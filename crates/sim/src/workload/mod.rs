@@ -50,6 +50,7 @@ pub struct Workload {
     replay: Option<String>,
     tap: Option<Box<dyn Tap>>,
     near: bool,
+    windows: bool,
 }
 
 impl Workload {
@@ -83,6 +84,13 @@ impl Workload {
         self
     }
 
+    /// Peers work through memory windows too, which are bound and taken back meanwhile.
+    #[must_use]
+    pub fn windows(mut self, on: bool) -> Self {
+        self.windows = on;
+        self
+    }
+
     /// Runs the workload of a seed.
     ///
     /// # Errors
@@ -91,6 +99,7 @@ impl Workload {
         // The plan has a stream of its own, so that it does not change with the simulation.
         let mut rng = Rng::new(seed ^ 0x5eed_0000_0000_0000);
         let mut plan = Plan::new(&mut rng);
+        plan.windows = self.windows;
         plan.run_short(&mut Rng::new(seed ^ 0x7368_6f72_7400_0000));
         let near = self.near.then(|| NearProfile::random(&mut Rng::new(seed ^ 0x6e65_6172_0000_0000)));
         let mut builder = Sim::builder(seed)

@@ -131,6 +131,8 @@ pub(super) struct Plan {
     pub(super) shallow: Option<Shallow>,
     /// Regions that an adapter holds at most, where that is few.
     pub(super) max_regions: Option<u32>,
+    /// Peers work through memory windows too.
+    pub(super) windows: bool,
 }
 
 /// A node whose completion queues hold less than what may complete at once.
@@ -188,6 +190,7 @@ impl Plan {
             arena_bytes: if big { 5 << 20 } else { 1 << 20 },
             shallow: None,
             max_regions: None,
+            windows: false,
         }
     }
 

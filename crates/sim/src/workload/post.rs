@@ -9,7 +9,7 @@ use hca_core::{
 };
 
 use super::conn::QKEY;
-use super::end::{Life, Op, Origin, Promise, RecvBuf, Span};
+use super::end::{Invalidatable, Lending, Life, Op, Origin, Promise, RecvBuf, Span};
 use super::plan::Mistake;
 use super::world::{Checked, World};
 use crate::arena::{post_recv, post_send};
@@ -240,7 +240,7 @@ impl World {
                 _ => one(self.draft_send(e)),
             },
             QpType::Rc => match self.rng.below(12) {
-                0..4 => one(self.draft_send(e)),
+                0..4 => one(self.draft_bind(e).or_else(|| self.draft_send(e))),
                 4..7 => one(self.draft_write(e)),
                 7 => one(self.draft_read(e)),
                 8 if two => self.draft_write_read(e),
@@ -356,13 +356,14 @@ impl World {
         let end = &self.ends[e];
         let rc = self.plan.conns[end.conn].kind == QpType::Rc;
         let peer = end.peer;
-        let key = self.ends[peer].invalidatable.iter().position(|i| !i.used).filter(|_| rc);
+        let is_lent = |i: &Invalidatable| i.state == Lending::Lent;
+        let key = self.ends[peer].invalidatable.iter().position(is_lent).filter(|_| rc);
         let (op, with) = match self.rng.below(10) {
             0..5 => (SendOp::Send, With::Nothing),
             9 if key.is_some() => {
                 let i = &mut self.ends[peer].invalidatable[key.expect("seen just now")];
-                i.used = true;
-                (SendOp::SendInv(i.keys.rkey), With::Invalidated(i.keys.rkey))
+                i.state = Lending::Used;
+                (SendOp::SendInv(i.rkey), With::Invalidated(i.rkey))
             }
             _ => {
                 let imm = self.rng.next_u64() as u32;
@@ -390,7 +391,11 @@ impl World {
             // A region that is gone is still named: the access has to be refused.
             Some(own) if own.revoked => return None,
             Some(own) => (Origin::Own(p), own.zone.take(len, 1, &mut self.rng)?, own.keys.rkey),
-            None => (Origin::Remote, host.remote.zone.take(len, 1, &mut self.rng)?, host.remote.keys.rkey),
+            None => {
+                let range = host.remote.zone.take(len, 1, &mut self.rng)?;
+                let window = self.ends[p].window.filter(|_| self.rng.chance(0.3));
+                (Origin::Remote, range, window.map_or(host.remote.keys.rkey, |(_, rkey)| rkey))
+            }
         };
         host.shadow.open(range.clone());
         let remote = RemoteAddr { addr: host.arena.address(range.start), rkey };
@@ -423,6 +428,17 @@ impl World {
         }
         let promise = Promise::Write { target, bytes, number };
         Some(Draft { op, promise, len, pieces, inline, fence: false })
+    }
+
+    /// Bind of a window that the peer may take back from then on.
+    fn draft_bind(&mut self, e: usize) -> Option<Draft> {
+        let index = self.ends[e].invalidatable.iter().position(|i| i.state == Lending::Unbound)?;
+        let host = self.host(self.ends[e].host);
+        let lent = &self.ends[e].invalidatable[index];
+        let (rkey, range) = (lent.rkey, host.window_range(&host.local.keys, lent.range.clone()));
+        self.ends[e].invalidatable[index].state = Lending::Asked;
+        let (op, promise) = (SendOp::BindMw { rkey, range }, Promise::Bind(index));
+        Some(Draft { op, promise, len: 0, pieces: Vec::new(), inline: Some(Vec::new()), fence: false })
     }
 
     /// A WRITE to the peer's region that was deregistered: it has to be refused.
@@ -542,10 +558,12 @@ impl World {
             Mistake::NoAtomicRight => add(to(start(peer.readable.zone.all()), peer.readable.keys.rkey)),
             Mistake::NoReadRight => SendOp::Read(to(start(peer.local.zone.all()), peer.local.keys.rkey)),
             Mistake::ForeignPd => SendOp::Write(to(start(peer.foreign.zone.all()), peer.foreign.keys.rkey)),
-            Mistake::Invalidated => match self.ends[p].invalidatable.iter().find(|i| i.used) {
-                Some(i) => SendOp::Write(to(start(i.range.clone()), i.keys.rkey)),
-                None => return self.draft_mistake(e, Mistake::NoWriteRight),
-            },
+            Mistake::Invalidated => {
+                match self.ends[p].invalidatable.iter().find(|i| i.state == Lending::Used) {
+                    Some(i) => SendOp::Write(to(start(i.range.clone()), i.rkey)),
+                    None => return self.draft_mistake(e, Mistake::NoWriteRight),
+                }
+            }
             Mistake::Misaligned => {
                 status = WcStatus::RemoteInvalidRequest;
                 add(to(start(peer.remote.zone.all()) + 4, peer.remote.keys.rkey))
