@@ -411,3 +411,25 @@ fn who_comes_to_the_slot_of_one_that_has_gone_is_met_anew() {
         }
     }
 }
+
+#[test]
+fn an_old_link_of_a_slot_goes_before_its_successor_is_met() {
+    let two = UdpOptions { slots: 2, ..UdpOptions::default() };
+    let (at, mut a) = free(|ip| AutoFabric::open(ip, &two, &small()));
+    let mut b = shared_at(at).unwrap();
+    let (of_b, start) = (qp_of(&b), Clock::now());
+    assert_eq!(peer_of(&mut a, at, of_b), Some(name(&b)));
+    while count(&a, "shm_peers_linked") == 0 || count(&b, "shm_peers_linked") == 0 {
+        turn(&mut a, &mut Inbox::default());
+        turn(&mut b, &mut Inbox::default());
+        assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
+    }
+    drop(b);
+    let _successor = shared_at(at).unwrap();
+    // The end of the first one is seen by the question alone, without a turn.
+    a.shm().unwrap().is_predecessor_leaving(at, of_b);
+    let shm = a.shm().unwrap();
+    let link = shm.links.find(PeerName::new(at, Some((of_b.raw() >> 16) as u8)));
+    let stage = link.map(|slot| &shm.links.get(slot).unwrap().stage);
+    assert!(matches!(stage, None | Some(Stage::Ending)), "the link to the first one is kept");
+}
