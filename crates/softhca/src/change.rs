@@ -116,6 +116,7 @@ impl Engine {
             };
             if reset || attr.av.is_some() {
                 (res.near, res.wish, res.link) = (None, Wish::default(), None);
+                machine.end_lanes();
             }
             if reset {
                 (res.peer, res.near_peer) = (None, None);
@@ -151,7 +152,7 @@ impl Engine {
             self.core.general_services = None;
             self.fabric.read_desk(false);
         }
-        self.core.tables.ops_of_the_gone.add_all(&res.ops);
+        self.core.tables.ops_of_the_gone.add_all(&res.shared.ops);
         self.core.tables.mrs.unbind_windows_of(qp);
         res.shared.state.store(DESTROYED, Ordering::SeqCst);
         if let Some(peer) = res.listed {

@@ -4,6 +4,8 @@ use hca_core::wire::ParseError;
 use hca_core::{Counter, WcOpcode};
 use hca_transport::{Count, Served};
 
+use crate::sync::{AtomicU64, Ordering};
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EngineCounters {
     pub(crate) turns: u64,
@@ -18,13 +20,27 @@ pub(crate) struct EngineCounters {
 
 /// Requests that succeeded, by operation, and the bytes of their messages: the queue pair's own, and those of its peer
 /// that it served. What a peer on this machine does straight on this side's memory, the peer alone counts.
-#[derive(Clone, Copy, Debug, Default)]
+///
+/// Who has the engine counts; so no count is lost, though a load and a store are not one step.
+#[derive(Debug, Default)]
 pub(crate) struct OpCounts([Done; KINDS]);
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct Done {
-    requests: u64,
-    bytes: u64,
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Done {
+    #[inline(always)]
+    fn add(&self, requests: u64, bytes: u64) {
+        for (count, more) in [(&self.requests, requests), (&self.bytes, bytes)] {
+            count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+        }
+    }
+    fn get(&self) -> (u64, u64) {
+        (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
 }
 
 /// Those of [`WcOpcode`], and behind them those of [`Served`].
@@ -37,32 +53,30 @@ const SERVED_ATOMIC: usize = FIRST_SERVED + Served::Atomic as usize;
 impl OpCounts {
     /// A request of this side, or a message that a receive request took.
     #[inline(always)]
-    pub(crate) fn completed(&mut self, opcode: WcOpcode, bytes: u32) {
+    pub(crate) fn completed(&self, opcode: WcOpcode, bytes: u32) {
         self.add(opcode as usize, bytes);
     }
     /// An operation of the peer.
     #[inline(always)]
-    pub(crate) fn served(&mut self, what: Served, bytes: u32) {
+    pub(crate) fn served(&self, what: Served, bytes: u32) {
         self.add(FIRST_SERVED + what as usize, bytes);
     }
     #[inline(always)]
-    fn add(&mut self, kind: usize, bytes: u32) {
-        let done = &mut self.0[kind];
-        done.requests += 1;
-        done.bytes += u64::from(bytes);
+    fn add(&self, kind: usize, bytes: u32) {
+        self.0[kind].add(1, bytes.into());
     }
     /// Adds those of another queue pair.
-    pub(crate) fn add_all(&mut self, other: &Self) {
-        for (to, from) in self.0.iter_mut().zip(&other.0) {
-            to.requests += from.requests;
-            to.bytes += from.bytes;
+    pub(crate) fn add_all(&self, other: &Self) {
+        for (to, from) in self.0.iter().zip(&other.0) {
+            let (requests, bytes) = from.get();
+            to.add(requests, bytes);
         }
     }
     /// All of them, with their names.
     pub(crate) fn named(&self, out: &mut Vec<Counter>) {
         let of = |kinds: &[usize]| {
-            let done = kinds.iter().map(|kind| self.0[*kind]);
-            done.fold((0, 0), |sum, done| (sum.0 + done.requests, sum.1 + done.bytes))
+            let done = kinds.iter().map(|kind| self.0[*kind].get());
+            done.fold((0, 0), |sum, done| (sum.0 + done.0, sum.1 + done.1))
         };
         use WcOpcode::{CompSwap, FetchAdd, RdmaRead, RdmaWrite, Recv, Send};
         let both = [

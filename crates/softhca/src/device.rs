@@ -500,14 +500,15 @@ impl Engine {
         let qp_shared = Arc::new(QpShared::new(handle));
         let attr = self.fabric.attr();
         let port_mtu = attr.max_mtu;
-        let machine = Machine::new(Qp::new(&QpConfig {
+        let machine = Qp::new(&QpConfig {
             qp_type: init.qp_type,
             qpn,
             max_rd_atomic_limit: MAX_RD_ATOMIC,
             max_send_wr: cap.max_send_wr,
             window_bytes: attr.recv_buffer_bytes.min(u32::MAX as usize) as u32,
             port_mtu,
-        }));
+        });
+        let machine = Machine::new(machine, qp_shared.clone());
         let (rq, recv) = match init.srq {
             Some(s) => (RecvQueue::Shared(s.index), None),
             None => {
@@ -539,7 +540,6 @@ impl Engine {
             guesses: crate::grants::Guesses::default(),
             pace: None,
             counts: [0; hca_transport::Count::COUNT],
-            ops: OpCounts::default(),
         };
         let entry =
             QpEntry { machine, res, ready: false, ack_since: None, timer: None, dormancy: Dormancy::Awake };
@@ -553,6 +553,7 @@ impl Engine {
         let queue = SendQueue {
             qp: qp_shared,
             ring: send_ring,
+            pd,
             qp_type: init.qp_type,
             max_sge: cap.max_send_sge,
             max_inline: cap.max_inline,
@@ -562,6 +563,7 @@ impl Engine {
                 MAX_CONNECTED_MESSAGE
             },
             may_be_near: self.has_shm && init.qp_type == QpType::Rc && hca.progress != Progress::Thread,
+            lane: None,
         };
         let send = QpSendPort { hca: hca.clone(), queue };
         Ok(QpPorts { handle, qpn, cap, send: Box::new(send), recv })
@@ -596,8 +598,9 @@ unsafe impl Device for SoftHca {
         self.shared.control(|e| {
             let t = &e.core.tables;
             e.core.counters.list(&t.counts, &mut out);
-            let mut ops = t.ops_of_the_gone;
-            e.core.qps.iter().for_each(|(_, qp)| ops.add_all(&qp.res.ops));
+            let ops = OpCounts::default();
+            ops.add_all(&t.ops_of_the_gone);
+            e.core.qps.iter().for_each(|(_, qp)| ops.add_all(&qp.res.shared.ops));
             ops.named(&mut out);
             out.extend([
                 Counter { name: "completions", value: t.completions },
@@ -617,7 +620,7 @@ unsafe impl Device for SoftHca {
             let entry = e.core.qps.get(qp.index, qp.generation).ok_or(unknown("queue pair", qp.index))?;
             let mut out = Vec::new();
             crate::counters::named(&entry.res.counts, &mut out);
-            entry.res.ops.named(&mut out);
+            entry.res.shared.ops.named(&mut out);
             Ok(out)
         })
     }

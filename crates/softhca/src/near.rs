@@ -1,6 +1,7 @@
 //! Direct access to the memory of peers on this machine: WRITE, READ and atomics done by the requester's side, once, on
 //! memory that the peer has granted. Everything else goes as a message.
 
+use core::num::NonZeroU64;
 use core::time::Duration;
 use std::collections::HashMap;
 
@@ -238,7 +239,7 @@ impl Near {
     /// The way to the region of a key, if all is there that an access to it needs. `Err`: whether to ask for it.
     #[inline]
     fn find(&mut self, key: u32, regions: &Regions) -> Result<Lane, bool> {
-        if let Some(lane) = self.lane.filter(|lane| lane.region.key == key) {
+        if let Some(lane) = self.lane.filter(|lane| lane.key == key) {
             return Ok(lane);
         }
         let region = match regions.asked.get(&(self.link, key)) {
@@ -248,12 +249,11 @@ impl Near {
         };
         let asks = || self.refused.is_none_or(|refusal| regions.is_over(&refusal));
         let guard = self.guard.ok_or_else(asks)?;
-        Ok(*self.lane.insert(Lane { region, guard }))
+        Ok(*self.lane.insert(Lane::new(region, guard)))
     }
     /// The way to the region that was used last.
-    #[inline(always)]
-    pub(crate) fn lane(&self) -> Option<&Lane> {
-        self.lane.as_ref()
+    pub(crate) fn lane(&self) -> Option<Lane> {
+        self.lane
     }
 }
 
@@ -261,23 +261,45 @@ impl Near {
 /// as what on the peer's board. A bracket finds out whether that still stands there.
 #[derive(Clone, Copy)]
 pub(crate) struct Lane {
-    region: Region,
-    guard: Guard,
+    key: u32,
+    /// Those that the region and the queue pair give.
+    rights: Access,
+    iova: u64,
+    len: u64,
+    grant: GrantId,
+    qp: QpGuard,
 }
 
 impl Lane {
+    fn new(region: Region, guard: Guard) -> Self {
+        let Region { key, grant, iova, len, access, pd } = region;
+        let rights = if pd == guard.pd { access.intersection(guard.access) } else { Access::empty() };
+        Self { key, rights, iova, len, grant, qp: guard.qp }
+    }
+}
+
+/// A lane as the poster has it, as long as the queue pair's lanes are those of this word.
+pub(crate) struct PostersLane {
+    pub(crate) word: NonZeroU64,
+    pub(crate) send_cq: u32,
+    lane: Lane,
+}
+
+impl PostersLane {
+    pub(crate) fn new(word: NonZeroU64, send_cq: u32, lane: Lane) -> Self {
+        Self { word, send_cq, lane }
+    }
     /// Where in the region an access begins, if this is the way to it. One that begins before the region begins far
     /// behind it here, and the bracket refuses that.
     #[inline(always)]
     pub(crate) fn place(&self, remote: RemoteAddr, right: Access) -> Option<u64> {
-        let Self { region, guard } = self;
-        let is = region.key == remote.rkey.raw() && region.pd == guard.pd && guard.access.contains(right);
-        is.then(|| remote.addr.wrapping_sub(region.iova))
+        let Lane { key, rights, iova, .. } = &self.lane;
+        (*key == remote.rkey.raw() && rights.contains(right)).then(|| remote.addr.wrapping_sub(*iova))
     }
     /// Begins an access. `None`: [`carry_out`] is to find out why not.
     #[inline(always)]
     pub(crate) fn enter<'a>(&self, shm: &'a mut ShmFabric) -> Option<Bracket<'a>> {
-        shm.try_access(self.region.grant, &self.guard.qp)
+        shm.try_access(self.lane.grant, &self.lane.qp)
     }
 }
 
@@ -547,22 +569,22 @@ pub(crate) fn carry_out(
         wish.key = Some(key);
         return Direct::Unable;
     };
-    let Lane { region, guard } = match near.find(key, regions) {
+    let lane = match near.find(key, regions) {
         Ok(found) => found,
         Err(ask) => {
             wish.key = ask.then_some(key).or(wish.key);
             return Direct::Unable;
         }
     };
-    let at = remote.addr.wrapping_sub(region.iova);
-    let within = remote.addr >= region.iova && at <= region.len && u64::from(len) <= region.len - at;
-    if !within || region.pd != guard.pd || !(region.access.contains(right) && guard.access.contains(right)) {
+    let at = remote.addr.wrapping_sub(lane.iova);
+    let within = remote.addr >= lane.iova && at <= lane.len && u64::from(len) <= lane.len - at;
+    if !(within && lane.rights.contains(right)) {
         return Direct::Unable;
     }
     if behind {
         return if len > WORTH_WAITING { Direct::Later } else { Direct::Unable };
     }
-    let done = match reach.access(region.grant, &guard.qp) {
+    let done = match reach.access(lane.grant, &lane.qp) {
         Ok(bracket) => move_piece(bracket, at, &mut wish.offset, list, (op, len)),
         Err(Denied::QueuePair { .. }) => {
             (near.guard, near.lane) = (None, None);

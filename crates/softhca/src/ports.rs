@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hca_core::{
     Completion, CqHandle, CqPort, DeviceError, FlatOp, MAX_MESSAGE_BYTES, Mixed, MixedEntry, Notify, Payload,
-    PostError, PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr,
+    PdHandle, PostError, PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr,
     SrqHandle, UdDest,
 };
 
@@ -18,7 +18,7 @@ use crate::cq::{CqShared, epoll_of};
 use crate::device::{MAX_CQE, MAX_WR, in_range};
 use crate::engine::{DESTROYED, decode_state, encode_state};
 use crate::glance::Glance;
-use crate::near;
+use crate::near::{self, PostersLane};
 use crate::options::Progress;
 use crate::patience;
 use crate::qp::{
@@ -44,8 +44,11 @@ pub(crate) struct SendQueue {
     pub(crate) max_inline: u32,
     /// The longest message.
     pub(crate) max_message: u64,
+    pub(crate) pd: PdHandle,
     /// Its peer may be on this machine, and who posts has the engine do what it can do at once.
     pub(crate) may_be_near: bool,
+    /// The way to the peer's memory that was used last.
+    pub(crate) lane: Option<PostersLane>,
 }
 
 impl SendQueue {
@@ -175,12 +178,14 @@ impl SendQueue {
     /// Posts a request of a connection by messages: the engine does it at once, or it is queued.
     #[inline(always)]
     fn post_near<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        match wr.op {
-            SendOp::Write(_) => self.access::<near::Write, NOW>(hca, wr),
-            SendOp::Send if NOW => self.send(hca, wr),
+        // No table of jumps: each of the first two is reached by a comparison.
+        if matches!(wr.op, SendOp::Write(_)) {
+            self.access::<near::Write, NOW>(hca, wr)
+        } else if matches!(wr.op, SendOp::Send) {
             // Those of a batch leave by the doorbell, all of them in one turn.
-            SendOp::Send => self.push(hca, wr),
-            _ => self.post_fetch::<NOW>(hca, wr),
+            if NOW { self.send(hca, wr) } else { self.push(hca, wr) }
+        } else {
+            self.post_fetch::<NOW>(hca, wr)
         }
     }
     #[inline(never)]
@@ -193,25 +198,32 @@ impl SendQueue {
     }
 
     /// A request on the peer's memory: done at once, if nothing before it is under way.
-    #[inline(always)]
+    #[inline(never)]
     fn access<O: near::Op, const NOW: bool>(
         &mut self,
         hca: &Shared,
         wr: &SendWr<'_>,
     ) -> Result<(), PostErrorKind> {
         let may = wr.dest.is_none() && self.ring.is_released() && !hca.fork.is_child();
-        let Some(mut engine) = (if may { hca.engine_to_post() } else { None }) else {
+        let Some(mut engine) = (if may { hca.engine_at_once() } else { None }) else {
             return self.post_queued::<NOW>(hca, wr);
         };
-        if engine.access::<O>(self.qp.handle, wr, self.max_inline, self.max_sge).is_none() {
-            return self.post_queued_with::<NOW>(hca, wr, engine);
+        // Only who has the engine changes the word of lanes.
+        if self.lane.as_ref().map_or(0, |lane| lane.word.get()) != self.qp.lanes.get() {
+            self.lane = engine.posters_lane(self.qp.handle);
         }
-        hca.give_back(engine);
-        Ok(())
+        if let Some(lane) = &self.lane
+            && engine.access::<O>(lane, self, wr).is_some()
+        {
+            hca.give_back(engine);
+            return Ok(());
+        }
+        self.lane = None;
+        self.post_queued_with::<NOW>(hca, wr, engine)
     }
 
     /// A SEND: a small one leaves by a line as it is queued, if nothing keeps it back.
-    #[inline(always)]
+    #[inline(never)]
     fn send(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let (len, place) = match wr.payload {
             Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => (bytes.len(), Place::Slot),

@@ -5,6 +5,7 @@ mod parts;
 
 use core::mem::MaybeUninit;
 use core::net::IpAddr;
+use core::num::NonZeroU64;
 use core::ops::{Deref, DerefMut};
 
 use hca_core::wire::Packet;
@@ -26,7 +27,7 @@ use crate::mr::Refused;
 use crate::near::{self, Near, Wish};
 use crate::pace::Pace;
 use crate::ring::{Cell, Consumer, Header};
-use crate::sync::{Arc, AtomicBool, AtomicU32};
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::tables::{Ah, Tables};
 pub(crate) use lists::RequestList;
 use parts::each_part;
@@ -141,11 +142,20 @@ pub(crate) struct QpShared {
     pub(crate) state: AtomicU32,
     /// It is connected to a peer on this machine, whose memory it may reach.
     pub(crate) near: AtomicBool,
+    pub(crate) lanes: LanesWord,
+    pub(crate) ops: OpCounts,
 }
 
 impl QpShared {
     pub(crate) fn new(handle: QpHandle) -> Self {
-        Self { link: Link::new(), handle, state: AtomicU32::new(0), near: AtomicBool::new(false) }
+        Self {
+            link: Link::new(),
+            handle,
+            state: AtomicU32::new(0),
+            near: AtomicBool::new(false),
+            lanes: LanesWord(AtomicU64::new(0)),
+            ops: OpCounts::default(),
+        }
     }
 }
 impl Ringer for QpShared {
@@ -204,46 +214,93 @@ pub(crate) struct QpRes {
     pub(crate) pace: Option<Arc<Pace>>,
     /// What was counted for it alone.
     pub(crate) counts: [u64; Count::COUNT],
-    pub(crate) ops: OpCounts,
+}
+
+/// Which of a queue pair's ways are quick now, in a word that its ports see, too. Read and written by who has the
+/// engine. It is not 0, and never comes back behind a change of the peer.
+pub(crate) struct LanesWord(AtomicU64);
+
+impl LanesWord {
+    /// The lanes have been looked at since something else touched the machine.
+    const KNOWN: u64 = 1;
+    const SENDS: u64 = 2;
+    const TAKES: u64 = 4;
+    const ACCESSES: u64 = 8;
+    /// From here on it counts the peers.
+    const PEER: u64 = 16;
+
+    #[inline(always)]
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+    #[inline(always)]
+    fn set(&self, word: u64) {
+        self.0.store(word, Ordering::Relaxed);
+    }
 }
 
 /// A queue pair's machine, and what is known of its quick ways until something else touches it.
 pub(crate) struct Machine {
     qp: Qp,
-    lanes: Option<Lanes>,
+    shared: Arc<QpShared>,
+    /// The word of lanes that nobody has looked at.
+    unknown: u64,
 }
 
 impl Machine {
-    pub(crate) fn new(qp: Qp) -> Self {
-        Self { qp, lanes: None }
+    pub(crate) fn new(qp: Qp, shared: Arc<QpShared>) -> Self {
+        let mut machine = Self { qp, shared, unknown: 0 };
+        machine.end_lanes();
+        machine
     }
     #[inline(always)]
-    fn lanes(&mut self) -> Lanes {
-        self.lanes.unwrap_or_else(|| self.look_for_lanes())
+    fn lanes(&self) -> u64 {
+        let word = self.shared.lanes.get();
+        if word & LanesWord::KNOWN == 0 { self.look_for_lanes() } else { word }
     }
     #[inline(never)]
-    fn look_for_lanes(&mut self) -> Lanes {
-        *self.lanes.insert(self.qp.lanes())
+    fn look_for_lanes(&self) -> u64 {
+        let Lanes { sends, takes, accesses } = self.qp.lanes();
+        let flag = |is, flag| if is { flag } else { 0 };
+        let word = self.unknown
+            | LanesWord::KNOWN
+            | flag(sends, LanesWord::SENDS)
+            | flag(takes, LanesWord::TAKES)
+            | flag(accesses, LanesWord::ACCESSES);
+        self.shared.lanes.set(word);
+        word
     }
     /// The quick way for a plain SEND that is next, if there is one now.
     #[inline(always)]
     pub(crate) fn lane_to_send(&mut self) -> Option<Lane<'_>> {
-        if self.lanes().sends { self.qp.lane() } else { None }
+        if self.lanes() & LanesWord::SENDS != 0 { self.qp.lane() } else { None }
     }
     /// The quick way for a plain SEND that has come, if there is one now.
     #[inline(always)]
     pub(crate) fn lane_to_take(&mut self) -> Option<Lane<'_>> {
-        if self.lanes().takes { self.qp.lane() } else { None }
+        if self.lanes() & LanesWord::TAKES != 0 { self.qp.lane() } else { None }
     }
-    /// Whether requests on the peer's memory may be done as they are posted, whenever none is under way.
-    #[inline(always)]
-    pub(crate) fn accesses_at_once(&mut self) -> bool {
-        self.lanes().accesses
+    /// The word of the lanes as long as requests on the peer's memory may be done as they are posted, whenever none is
+    /// under way.
+    pub(crate) fn accesses_at_once(&self) -> Option<NonZeroU64> {
+        let word = self.lanes();
+        if word & LanesWord::ACCESSES == 0 { None } else { NonZeroU64::new(word) }
     }
     /// Its lanes have changed.
     #[inline]
     pub(crate) fn forget_lanes(&mut self) {
-        self.lanes = None;
+        self.shared.lanes.set(self.unknown);
+    }
+    /// It is connected to another peer, or none: what was known of the one before holds no more.
+    pub(crate) fn end_lanes(&mut self) {
+        self.unknown += LanesWord::PEER;
+        self.forget_lanes();
+    }
+}
+impl Drop for Machine {
+    /// Its ports may be there for longer.
+    fn drop(&mut self) {
+        self.end_lanes();
     }
 }
 impl Deref for Machine {
@@ -254,10 +311,10 @@ impl Deref for Machine {
     }
 }
 impl DerefMut for Machine {
-    /// Whoever may change it may change its lane.
+    /// Whoever may change it may change its lanes.
     #[inline]
     fn deref_mut(&mut self) -> &mut Qp {
-        self.lanes = None;
+        self.forget_lanes();
         &mut self.qp
     }
 }
@@ -512,7 +569,7 @@ impl Host for QpHost<'_> {
         let (wr_id, opcode, flags, len) = (h.wr_id, h.op.wc_opcode(), h.flags, h.len);
         sq.release(index.wrapping_add(1));
         if status == WcStatus::Success {
-            self.res.ops.completed(opcode, len);
+            self.res.shared.ops.completed(opcode, len);
             if !flags.contains(SendFlags::SIGNALED) {
                 return;
             }
@@ -545,7 +602,7 @@ impl Host for QpHost<'_> {
     fn complete_recv(&mut self, done: &RecvDone) {
         assert!(self.res.held.active, "a receive request is held");
         if done.status == WcStatus::Success {
-            self.res.ops.completed(done.opcode, done.byte_len);
+            self.res.shared.ops.completed(done.opcode, done.byte_len);
         }
         self.release_held();
         let (wr_id, qp) = (self.res.held.wr_id, self.res.shared.handle);
@@ -810,7 +867,7 @@ impl Host for QpHost<'_> {
     }
     #[inline]
     fn served(&mut self, what: Served, bytes: u32) {
-        self.res.ops.served(what, bytes);
+        self.res.shared.ops.served(what, bytes);
     }
     #[inline]
     fn count(&mut self, what: Count) {

@@ -344,6 +344,11 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn engine_to_post(&self) -> Option<EngineGuard<'_>> {
         patience::found();
+        self.engine_at_once()
+    }
+    /// The same for what is done behind the post: nobody waits for it by looks.
+    #[inline(always)]
+    pub(crate) fn engine_at_once(&self) -> Option<EngineGuard<'_>> {
         self.engine.try_lock()
     }
 

@@ -144,16 +144,34 @@ impl<T> RingSlots<T> {
 
     /// Moves the values of a slot out, by the taker, who has marked it as taken; returns the request's id.
     #[inline(always)]
-    fn empty(&self, seq: u64, mut sink: impl FnMut(T)) -> u64 {
+    fn empty(&self, seq: u64, sink: &mut impl FnMut(T)) -> u64 {
         // SAFETY: (2): our caller's, as it found it posted by Acquire.
         let Head { id, parts } = self.head_of(seq).with(|p| unsafe { *p });
+        // Most have none, or one.
         if parts > 0 {
-            for cell in &self.cells_of(seq)[..parts as usize] {
-                // SAFETY: (2) as above; (3) it holds a value, and each slot is gone through once.
-                sink(cell.with(|p| unsafe { (*p).assume_init_read() }));
+            self.empty_cell(seq, 0, sink);
+            if parts > 1 {
+                self.empty_others(seq, parts, sink);
             }
         }
         id
+    }
+    #[inline(always)]
+    fn empty_cell(&self, seq: u64, part: usize, sink: &mut impl FnMut(T)) {
+        let cell = &self.cells_of(seq)[part];
+        // SAFETY: (2) as in `empty`; (3) it holds a value, and each is gone through once.
+        sink(cell.with(|p| unsafe { (*p).assume_init_read() }));
+    }
+    #[inline(never)]
+    fn empty_others(&self, seq: u64, parts: u32, sink: &mut impl FnMut(T)) {
+        (1..parts as usize).for_each(|part| self.empty_cell(seq, part, sink));
+    }
+    /// Empties the slots from `first` on, up to that of `end`, which is left.
+    #[inline(never)]
+    fn empty_each(&self, first: u64, end: u64, sink: &mut impl FnMut(T)) {
+        for seq in first..end {
+            self.empty(seq, sink);
+        }
     }
 }
 
@@ -243,12 +261,11 @@ impl<T> RingTaker<T> {
         }
         slots.taken.store(seq + 1, Ordering::Relaxed);
         // (2): below `posted`, which we loaded by Acquire, and not below `freed`.
-        let mut next = core::mem::replace(&mut self.head, seq + 1);
-        while next != seq {
-            slots.empty(next, &mut sink);
-            next += 1;
+        let first = core::mem::replace(&mut self.head, seq + 1);
+        if first != seq {
+            slots.empty_each(first, seq, &mut sink);
         }
-        let id = slots.empty(seq, sink);
+        let id = slots.empty(seq, &mut sink);
         // Release: pairs with the Acquire in `RingPoster::has_room`.
         slots.freed.store(seq + 1, Ordering::Release);
         Some(id)

@@ -20,10 +20,11 @@ use rustix::mm::Advice;
 use super::bracket::{self, Stale, Terms};
 use super::fabric::ShmFabric;
 use super::grant::{
-    AccessError, Denied, GrantId, Granted, LinkId, MAX_BRACKET_BYTES, MAX_MAPPED, MAX_MAPPED_OF_PEER, Notice,
-    QpGuard,
+    AccessError, Denied, GrantId, Granted, LinkId, MAX_BRACKET_BYTES, MAX_MAPPED, MAX_MAPPED_OF_PEER,
+    MAX_QP_WORDS, Notice, QpGuard,
 };
-use super::memory::{MemoryFault, OwnWord, PeerWord, Sealed, Segment, Window};
+use super::grants::QP_WORDS_AT;
+use super::memory::{MemoryFault, OwnWord, PeerWord, PeerWords, Sealed, Segment, Window};
 use super::note::{Note, Place};
 use super::pages::{HUGE, PAGE, map_aligned};
 use super::process::Processes;
@@ -88,7 +89,7 @@ pub(super) struct Mapped {
     place: Place,
     generation_now: PeerWord,
     in_use: OwnWord,
-    board: Window,
+    qp_words: PeerWords,
     barrier: Barrier,
     pub(super) link: LinkId,
     pub(super) key: u32,
@@ -177,7 +178,7 @@ impl MappedRegions {
             place,
             generation_now: board.word_at(generation_at),
             in_use: own.word_at(in_use_at),
-            board,
+            qp_words: board.words64(QP_WORDS_AT, MAX_QP_WORDS),
             barrier,
             link,
             key,
@@ -217,9 +218,9 @@ impl MappedRegions {
         let m = self.get_mut(grant).filter(|m| m.link == guard.link).ok_or(Denied::Unknown)?;
         let terms = Terms {
             generation_now: &m.generation_now,
-            board: &m.board,
+            qp_words: &m.qp_words,
             generation: m.place.generation,
-            qp_at: guard.at as usize,
+            qp: guard.slot,
             qp_word: guard.word,
         };
         match bracket::enter(&m.in_use, m.place.region, count, &terms, m.barrier) {
@@ -333,10 +334,14 @@ impl Bracket<'_> {
         if !granted.access.contains(right) {
             return Err(AccessError::Right);
         }
-        self.left = self.left.checked_sub(len).ok_or(AccessError::Length)?;
-        // A few bytes are copied in the same way wherever they go.
-        let caching =
-            if len <= dma::FEW_BYTES { Caching::Cached } else { self.of.footprint.caching(offset, len) };
+        // A few bytes are copied in the same way wherever they go. They are told apart first: one access of them is
+        // never too much for a bracket.
+        let (left, caching) = if len <= dma::FEW_BYTES {
+            (self.left.checked_sub(len), Caching::Cached)
+        } else {
+            (self.left.checked_sub(len), self.of.footprint.caching(offset, len))
+        };
+        self.left = left.ok_or(AccessError::Length)?;
         debug_assert!(self.of.region.writable || right == Access::REMOTE_READ);
         // SAFETY: (1) (2): within the range that was granted, which is within the file.
         Ok((unsafe { self.of.region.base.as_ptr().add(self.of.offset + offset as usize) }, caching))

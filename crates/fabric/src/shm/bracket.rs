@@ -16,7 +16,7 @@
 //! An in-use word carries a count besides the region. If the word differs from the one that the owner saw behind the
 //! barrier, it is from a later access, which found the new generation or did not use this region.
 
-use super::memory::{OwnWord, PeerWord, Window};
+use super::memory::{OwnWord, PeerWord, PeerWords, Window};
 use super::ring::Barrier;
 use crate::sync::Ordering;
 
@@ -31,9 +31,9 @@ pub(super) struct Terms<'a> {
     /// The region's word on the board of the memory's owner.
     pub(super) generation_now: &'a PeerWord,
     pub(super) generation: u32,
-    /// The same board, and where the queue pair's word stands on it.
-    pub(super) board: &'a Window,
-    pub(super) qp_at: usize,
+    /// The queue pairs' words on the same board, and which of them is looked at.
+    pub(super) qp_words: &'a PeerWords,
+    pub(super) qp: u32,
     pub(super) qp_word: u64,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn enter(
     barrier.on_showing();
     // Acquire, both: what the owner did before it published them is done.
     let generation = terms.generation_now.load(Ordering::Acquire);
-    let qp_word = terms.board.word64(terms.qp_at, Ordering::Acquire);
+    let qp_word = terms.qp_words.load(terms.qp, Ordering::Acquire);
     if generation == terms.generation && qp_word == terms.qp_word {
         return Ok(());
     }
@@ -97,7 +97,7 @@ mod loom_tests {
     use crate::sync::{Arc, AtomicU32};
 
     const GENERATION_AT: usize = 0;
-    const QP_AT: usize = 8;
+    const QP: u32 = 1;
 
     /// Two accesses, one after the other, against a revocation: once that has returned, nothing changes the memory.
     /// `by_qp`: the queue pair's word is withdrawn, and not the region.
@@ -108,13 +108,14 @@ mod loom_tests {
             let memory = Arc::new(AtomicU32::new(0));
             let target = Arc::clone(&memory);
             let (in_use, generation_now) = (own.word_at(0), published.word_at(GENERATION_AT));
+            let qp_words = published.words64(0, 2);
             let t = loom::thread::spawn(move || {
                 for count in 1..=2 {
                     let terms = Terms {
                         generation_now: &generation_now,
                         generation: 0,
-                        board: &published,
-                        qp_at: QP_AT,
+                        qp_words: &qp_words,
+                        qp: QP,
                         qp_word: 0,
                     };
                     if enter(&in_use, 4, count, &terms, Barrier::Fence).is_ok() {
@@ -123,7 +124,7 @@ mod loom_tests {
                     }
                 }
             });
-            let at = if by_qp { QP_AT } else { GENERATION_AT };
+            let at = if by_qp { QP as usize * 8 } else { GENERATION_AT };
             board.word(at).store(1, Ordering::Release);
             Barrier::Fence.on_parking();
             let first = seen(&peer, 0);

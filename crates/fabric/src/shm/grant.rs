@@ -49,8 +49,8 @@ pub struct GrantId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpGuard {
     pub(super) link: LinkId,
-    /// Where the word stands on the board.
-    pub(super) at: u32,
+    /// Which of the board's words it is.
+    pub(super) slot: u32,
     pub(super) word: u64,
 }
 

@@ -323,9 +323,8 @@ impl ShmFabric {
         if slot >= MAX_QP_WORDS {
             return None;
         }
-        let at = qp_word_at(slot);
-        self.linked(peer).ok()?.direct.peer.as_mut()?.ready(at).ok()?;
-        Some(QpGuard { link: peer, at: at as u32, word })
+        self.linked(peer).ok()?.direct.peer.as_mut()?.ready(qp_word_at(slot)).ok()?;
+        Some(QpGuard { link: peer, slot, word })
     }
 
     /// A link that is up, by its name.

@@ -175,7 +175,7 @@ impl ShmFabric {
         let out = Segment::heap(outbox_bytes(self.ring_lines));
         let credits = Segment::heap(super::memory::LINE);
         let mut tx = Producer::new(out.clone(), self.ring_lines, self.barrier);
-        tx.link(credits.window(), self.barrier);
+        tx.link(&credits.window(), self.barrier);
         let mut link = Link::new(self.local, self.domain.uid(), Stage::Own, out.clone(), tx);
         link.rx = Some(Consumer::new(out.window(), credits, self.ring_lines, self.barrier));
         link.caller = Some(self.doorbells.caller(self.links.next_slot()));
@@ -464,7 +464,7 @@ impl ShmFabric {
     fn link_up(&mut self, slot: u32, greeting: &Greeting, memory: PeerMemory) {
         let barrier = if greeting.barriers { self.barrier } else { super::ring::Barrier::Fence };
         let link = self.links.get_mut(slot).expect("the link is there");
-        link.tx.link(memory.outbox.clone(), barrier);
+        link.tx.link(&memory.outbox, barrier);
         let outbox_bytes = outbox_bytes(greeting.ring_lines);
         link.bytes += outbox_bytes;
         let board = memory.board.clone();

@@ -237,13 +237,15 @@ impl Window {
     pub(super) fn lines(&self, at: usize, count: u32) -> Lines {
         Lines::new(&self.0, at, count)
     }
-    /// A word of eight bytes; under loom the first four of them.
+    /// So many words of eight bytes, from here on.
+    pub(super) fn words64(&self, at: usize, count: u32) -> PeerWords {
+        PeerWords::new(&self.0, at, count)
+    }
+    /// A word of eight bytes.
+    #[cfg(not(loom))]
     #[inline(always)]
     pub(super) fn word64(&self, at: usize, order: Ordering) -> u64 {
-        #[cfg(not(loom))]
-        return self.0.word64(at).load(order);
-        #[cfg(loom)]
-        return self.0.word(at).load(order).into();
+        self.0.word64(at).load(order)
     }
     /// Has a page be there whose file may have a hole in its place.
     #[cfg(not(loom))]
@@ -315,6 +317,44 @@ impl PeerWord {
     }
 }
 
+/// Words of eight bytes of the peer's: a power of two of them, reached by a masked index, without a check each time.
+pub(super) struct PeerWords {
+    /// `mask + 1` words from here on lie within the mapping (1), which `of` keeps.
+    #[cfg(not(loom))]
+    first: NonNull<u64>,
+    #[cfg(loom)]
+    first: usize,
+    mask: u32,
+    #[cfg_attr(not(loom), expect(dead_code, reason = "it keeps the memory"))]
+    of: Arc<Mapping>,
+}
+
+// SAFETY: (3) all access is by atomics; the right to it is the mapping's.
+#[cfg(not(loom))]
+unsafe impl Send for PeerWords {}
+
+impl PeerWords {
+    fn new(of: &Arc<Mapping>, at: usize, count: u32) -> Self {
+        assert!(count.is_power_of_two() && at.is_multiple_of(8));
+        #[cfg(not(loom))]
+        let first = NonNull::new(of.at(at, count as usize * 8).cast()).expect("no mapping is at 0");
+        #[cfg(loom)]
+        let first = at;
+        Self { first, mask: count - 1, of: Arc::clone(of) }
+    }
+    /// The word of this index; under loom its first four bytes.
+    #[inline(always)]
+    pub(super) fn load(&self, index: u32, order: Ordering) -> u64 {
+        let index = (index & self.mask) as usize;
+        // SAFETY: (1) the masked index is below the number of words, as `new` checked; aligned, and alive as long as
+        // `self`.
+        #[cfg(not(loom))]
+        return unsafe { AtomicU64::from_ptr(self.first.as_ptr().add(index)) }.load(order);
+        #[cfg(loom)]
+        return self.of.word(self.first + index * 8).load(order).into();
+    }
+}
+
 /// The lines of a ring: a power of two of them, reached by an index that runs free, without a check each time.
 #[cfg(not(loom))]
 pub(super) struct Lines {
@@ -368,12 +408,12 @@ impl Lines {
     pub(super) fn view(&self, index: u32) -> LineView<'_> {
         LineView { at: self.at(index), of: PhantomData }
     }
-    /// Writes a word of eight bytes, of eight; only lines of a segment may be written.
+    /// A line, to be written; only those of a segment may be.
     #[inline(always)]
-    fn put(&self, index: u32, at: usize, value: u64, order: Ordering) {
-        assert!(at < LINE / 8);
-        // SAFETY: (1) within the line, aligned, and alive as long as `self`; a segment's memory is writable (4).
-        unsafe { AtomicU64::from_ptr(self.at(index).add(at * 8).cast()).store(value, order) }
+    fn own(&self, index: u32) -> &[AtomicU64; LINE / 8] {
+        // SAFETY: (1), aligned, and alive as long as `self`; a segment's memory is writable (4), and this line is
+        // written by words of eight bytes alone while somebody has this.
+        unsafe { &*self.at(index).cast() }
     }
 }
 
@@ -399,10 +439,21 @@ impl Lines {
     pub(super) fn view(&self, index: u32) -> LineView<'_> {
         LineView { at: self.at(index), of: &self.of }
     }
-    fn put(&self, index: u32, at: usize, value: u64, order: Ordering) {
+    fn own(&self, index: u32) -> [LoomWord<'_>; LINE / 8] {
+        core::array::from_fn(|i| LoomWord([0, 4].map(|half| self.of.word(self.at(index) + i * 8 + half))))
+    }
+}
+
+/// A word of eight bytes under loom.
+#[cfg(loom)]
+struct LoomWord<'a>([&'a AtomicU32; 2]);
+
+#[cfg(loom)]
+impl LoomWord<'_> {
+    fn store(&self, value: u64, order: Ordering) {
         let [first, second]: [u32; 2] = bytemuck::cast(value);
-        self.of.word(self.at(index) + at * 8 + 4).store(second, Ordering::Relaxed);
-        self.of.word(self.at(index) + at * 8).store(first, order);
+        self.0[1].store(second, Ordering::Relaxed);
+        self.0[0].store(first, order);
     }
 }
 
@@ -480,13 +531,14 @@ impl OwnLines {
     /// Writes a line, or only its first three words, the very first last: who finds that finds the others.
     #[inline(always)]
     pub(super) fn store(&self, index: u32, line: &[u64; LINE / 8], three: bool) {
-        let put = |i: usize| self.0.put(index, i, line[i], Ordering::Relaxed);
+        let to = self.0.own(index);
+        let put = |i: usize| to[i].store(line[i], Ordering::Relaxed);
         if !three {
             (3..LINE / 8).for_each(put);
         }
         put(2);
         put(1);
-        self.0.put(index, 0, line[0], Ordering::Release);
+        to[0].store(line[0], Ordering::Release);
     }
 }
 

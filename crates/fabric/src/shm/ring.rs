@@ -30,7 +30,7 @@
 //! raises a count, runs the barrier, and reads the credits once more. A consumer reads the count whenever it returns
 //! credits, and calls the producer once when it finds a new count ([`Consumer::call_due`]).
 
-use super::memory::{LINE, LineView, Lines, OwnLines, Segment, Window};
+use super::memory::{LINE, LineView, Lines, OwnLines, PeerWord, Segment, Window};
 #[cfg(not(loom))]
 use crate::glance::{Glance, InputWord};
 use crate::sync::{Ordering, fence};
@@ -222,8 +222,8 @@ impl From<Garbage> for Refusal {
 pub(super) struct Producer {
     out: Segment,
     ring: OwnLines,
-    /// The consumer's outbox, with its credits; none until it is known.
-    credits: Option<Window>,
+    /// In the consumer's outbox, its credits and how often it parked; none until it is known.
+    consumer: Option<[PeerWord; 2]>,
     barrier: Barrier,
     lines: u32,
     /// Lines filled, and lines consumed as last seen; both run free.
@@ -253,7 +253,7 @@ impl Producer {
         Self {
             ring: out.lines(RING_AT, lines),
             out,
-            credits: None,
+            consumer: None,
             barrier,
             lines,
             tail: 0,
@@ -269,8 +269,8 @@ impl Producer {
         }
     }
     /// The consumer has been met.
-    pub(super) fn link(&mut self, credits: Window, barrier: Barrier) {
-        self.credits = Some(credits);
+    pub(super) fn link(&mut self, credits: &Window, barrier: Barrier) {
+        self.consumer = Some([CREDIT_AT, PARK_AT].map(|at| credits.word_at(at)));
         self.barrier = barrier;
     }
     /// Lines filled and not known to be consumed.
@@ -284,9 +284,9 @@ impl Producer {
 
     /// Looks how far the consumer has come. `true`: farther than before.
     pub(super) fn refresh(&mut self) -> Result<bool, Garbage> {
-        let Some(credits) = &self.credits else { return Ok(false) };
+        let Some([credits, _]) = &self.consumer else { return Ok(false) };
         // Acquire: pairs with the Release in `Consumer::give_credits`.
-        let credits = credits.word(CREDIT_AT, Ordering::Acquire);
+        let credits = credits.load(Ordering::Acquire);
         if credits.wrapping_sub(self.head) > self.unconsumed() {
             return Err(Garbage::Credits { credits, from: self.head, to: self.tail });
         }
@@ -459,9 +459,9 @@ impl Producer {
     /// Who is told so calls.
     #[inline(always)]
     pub(super) fn call_due(&mut self) -> bool {
-        let Some(credits) = &self.credits else { return false };
+        let Some([_, parked]) = &self.consumer else { return false };
         self.barrier.on_showing();
-        let parked = credits.word(PARK_AT, Ordering::Acquire);
+        let parked = parked.load(Ordering::Acquire);
         if parked == self.called {
             return false;
         }

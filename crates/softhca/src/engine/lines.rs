@@ -74,7 +74,7 @@ impl Core {
         let completed = lane.accepts(head)?;
         let len = data.len() as u32;
         let wr_id = place(res, &mut self.tables, data)?;
-        res.ops.completed(WcOpcode::Recv, len);
+        res.shared.ops.completed(WcOpcode::Recv, len);
         lane.took();
         let mut wants_transmit = false;
         if completed > 0 {
@@ -225,9 +225,9 @@ fn place_in(rq: &mut Consumer<RecvHeader>, mrs: &MrTable, pd: PdHandle, data: Li
 #[inline(always)]
 fn complete_requests(res: &mut QpRes, tables: &mut Tables, oldest: u32, count: u32) {
     let (send_cq, qp) = (res.send_cq, res.shared.handle);
-    let QpRes { sq, ops, .. } = res;
+    let QpRes { sq, shared, .. } = res;
     sq.release_each(oldest.wrapping_add(count), |header| {
-        ops.completed(header.op.wc_opcode(), header.len);
+        shared.ops.completed(header.op.wc_opcode(), header.len);
         if header.flags.contains(SendFlags::SIGNALED) {
             tables.complete_plain(send_cq, header.wr_id, qp, header.op.wc_opcode(), 0);
         }

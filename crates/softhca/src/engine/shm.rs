@@ -13,8 +13,9 @@ use super::{
 use crate::clock;
 use crate::doorbell::Doorbell;
 use crate::dormant::Dormancy;
-use crate::near::{self, Piece};
+use crate::near::{self, Piece, PostersLane};
 use crate::patience;
+use crate::ports::SendQueue;
 use crate::qp::{QpEntry, QpHost, QpShared, local};
 
 /// Gives a queue pair's messages to a ring.
@@ -170,42 +171,47 @@ impl Engine {
         (received || self.real_time).then_some(received)
     }
 
-    /// Does a request of one piece on a peer's memory that is not queued, by who finds the send queue empty, if all is
-    /// well with it and it is within the queue's limits. `None`: nothing was done, and it is to be queued.
+    /// The way to the peer's region that a queue pair reached last, for its poster.
+    #[inline(never)]
+    pub(crate) fn posters_lane(&mut self, qp: QpHandle) -> Option<PostersLane> {
+        let QpEntry { machine, res, .. } = &**self.core.qps.get(qp.index, qp.generation)?;
+        Some(PostersLane::new(machine.accesses_at_once()?, res.send_cq, res.near.as_ref()?.lane()?))
+    }
+
+    /// Does a request of one piece on a peer's memory that is not queued, by who finds the send queue empty and its
+    /// lane valid. `None`: nothing was done, and it is to be queued.
     #[inline(always)]
     pub(crate) fn access<O: near::Op>(
         &mut self,
-        qp: QpHandle,
+        lane: &PostersLane,
+        of: &SendQueue,
         wr: &SendWr<'_>,
-        max_inline: u32,
-        max_sge: u32,
     ) -> Option<()> {
-        let shm = self.fabric.shm()?;
-        let core = &mut self.core;
-        let QpEntry { machine, res, .. } = &mut **core.qps.get_mut(qp.index, qp.generation)?;
-        let lane = if machine.accesses_at_once() { res.near.as_ref()?.lane()? } else { return None };
         let at = lane.place(O::remote(&wr.op)?, O::RIGHT)?;
+        let shm = self.fabric.shm()?;
+        let tables = &mut self.core.tables;
         let len = match wr.payload {
             Payload::Inline(bytes) if !O::FETCHES && O::takes(bytes.len() as u32) => {
-                if bytes.len() > max_inline as usize {
+                if bytes.len() > of.max_inline as usize {
                     return None;
                 }
                 O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &Piece::Inline(bytes)).ok()?;
                 bytes.len()
             }
-            Payload::Sges(&[entry]) if max_sge > 0 && O::takes(entry.len) => {
+            Payload::Sges(&[entry]) if of.max_sge > 0 && O::takes(entry.len) => {
                 let access = if O::FETCHES { Access::LOCAL_WRITE } else { Access::empty() };
                 let len = entry.len as usize;
-                let piece = Piece::Memory(local(&core.tables, res.pd, entry, access).ok()?, len);
+                let piece = Piece::Memory(local(tables, of.pd, entry, access).ok()?, len);
                 O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &piece).ok()?;
                 len
             }
             _ => return None,
         };
-        res.ops.completed(O::opcode(&wr.op), len as u32);
+        let opcode = O::opcode(&wr.op);
+        of.qp.ops.completed(opcode, len as u32);
         if wr.flags.contains(SendFlags::SIGNALED) {
             let byte_len = if O::FETCHES { len as u32 } else { 0 };
-            if !core.tables.complete_shown(res.send_cq, wr.wr_id, qp, O::opcode(&wr.op), byte_len) {
+            if !tables.complete_shown(lane.send_cq, wr.wr_id, of.qp.handle, opcode, byte_len) {
                 self.conclude();
             }
         }

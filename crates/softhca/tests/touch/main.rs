@@ -12,6 +12,7 @@
 mod completions;
 #[path = "../ends/mod.rs"]
 mod ends;
+mod lanes;
 mod polls;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -87,7 +88,9 @@ fn ops(remote: RemoteAddr) -> [(SendOp, Access); 4] {
 impl Pair {
     /// With what the target's queue pair, its region and the initiator's memory allow.
     fn new(qp: Access, target: Access, local: Access) -> Self {
-        let [a, b] = shm_pair(Progress::Inline);
+        Self::between(shm_pair(Progress::Inline), qp, target, local)
+    }
+    fn between([a, b]: [End; 2], qp: Access, target: Access, local: Access) -> Self {
         b.device.modify_qp(b.rc.handle, &QpAttr { access: Some(qp), ..QpAttr::default() }).unwrap();
         let target = register(&b, b.pd, BEGIN..END, target);
         let local = register(&a, a.pd, 0..4096, local);

@@ -12,7 +12,7 @@ fn memory(lines: usize) -> Segment {
 fn linked() -> (Producer, Consumer) {
     let (out, own) = (memory(2 + LINES as usize), memory(2));
     let mut producer = Producer::new(out.clone(), LINES, Barrier::Fence);
-    producer.link(own.window(), Barrier::Fence);
+    producer.link(&own.window(), Barrier::Fence);
     (producer, Consumer::new(out.window(), own, LINES, Barrier::Fence))
 }
 

@@ -11,7 +11,7 @@ const PACKETS: core::ops::Range<usize> = if cfg!(miri) { 40..60 } else { 200..40
 fn pair() -> (Producer, Consumer, Segment, Segment) {
     let (out, own) = (Segment::heap(outbox_bytes(LINES)), Segment::heap(outbox_bytes(LINES)));
     let mut producer = Producer::new(out.clone(), LINES, Barrier::Fence);
-    producer.link(own.window(), Barrier::Fence);
+    producer.link(&own.window(), Barrier::Fence);
     let consumer = Consumer::new(out.window(), own.clone(), LINES, Barrier::Fence);
     (producer, consumer, out, own)
 }

@@ -1,0 +1,68 @@
+//! What a poster knows of the way to a peer's memory ends with its connection and with its queue pair.
+
+use hca_core::{
+    Completion, Device, Gid, Payload, PostErrorKind, QpAttr, QpCap, QpInit, QpPorts, QpState, QpType,
+    RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr,
+};
+use softhca::{Options, Progress};
+
+use crate::ends::{connect, shm_pair_with};
+use crate::{ALL, Access, Pair, REMOTE, REMOTE_FAULT};
+
+fn send(port: &mut dyn SendPort, flags: SendFlags) {
+    let wr = SendWr { wr_id: 1, op: SendOp::Send, flags, payload: Payload::Inline(b""), dest: None };
+    // SAFETY: inline data names no memory.
+    unsafe { port.post_now(&wr) }.unwrap();
+}
+
+fn recv(port: &mut dyn RecvPort) {
+    // SAFETY: it names no memory.
+    unsafe { port.post(&[RecvWr { wr_id: 2, sges: &[] }]) }.unwrap();
+    port.ring();
+}
+
+/// One message there, and one back that says it to be done. Returns whether that came the quick way.
+fn exchange(pair: &mut Pair, peer: &mut QpPorts) -> bool {
+    let quick = pair.a.counter("rx_messages_quick");
+    recv(peer.recv.as_deref_mut().expect("it has a queue of its own"));
+    recv(&mut *pair.a.rc.recv);
+    send(&mut *pair.a.rc.send, SendFlags::SIGNALED);
+    let mut one = [Completion::default()];
+    while pair.b.cq.poll(&mut one) == 0 {}
+    send(&mut *peer.send, SendFlags::empty());
+    for _ in 0..2 {
+        pair.ends();
+    }
+    pair.a.counter("rx_messages_quick") > quick
+}
+
+/// The peer that was connected before is still there, and would allow it.
+#[test]
+fn what_one_peer_granted_is_not_reached_over_a_connection_to_another() {
+    let options = Options { progress: Progress::Inline, lazy_acks: true, ..Options::default() };
+    let mut pair = Pair::between(shm_pair_with(&options), REMOTE, ALL, Access::LOCAL_WRITE);
+    pair.warm_up(Access::REMOTE_WRITE);
+    // Of a protection domain that has no such region.
+    let (pd, cq) = (pair.b.device.alloc_pd().unwrap(), pair.b.cq_handle);
+    let init = QpInit { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, cap: QpCap::default() };
+    let mut peer = pair.b.device.create_qp(pd, &init).unwrap();
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    pair.a.device.modify_qp(pair.a.rc.handle, &reset).unwrap();
+    let [at_a, at_b] = [&pair.a, &pair.b].map(|end| Gid::from_ip(end.device.fabric().local));
+    connect(&pair.a.device, pair.a.rc.handle, (at_b, peer.qpn), true);
+    connect(&pair.b.device, peer.handle, (at_a, pair.a.rc.qpn), true);
+    // Behind such a message all is known of the new connection's quick ways.
+    assert!((0..200).any(|n| exchange(&mut pair, &mut peer) && n > 8), "nothing came the quick way");
+    pair.refused(SendOp::Write(pair.remote(0)), pair.sge(0, 8), REMOTE_FAULT, "over the new connection");
+}
+
+#[test]
+fn the_port_of_a_queue_pair_that_went_reaches_nothing() {
+    let mut pair = Pair::warm();
+    pair.a.device.destroy_qp(pair.a.rc.handle).unwrap();
+    let op = SendOp::Write(pair.remote(0));
+    let sge = pair.sge(0, 8);
+    assert_eq!(pair.try_post(op, &[sge], SendFlags::SIGNALED), Err(PostErrorKind::Destroyed));
+    crate::assert_all(&pair.b, 0, "behind the queue pair's end");
+    assert!(pair.alone().is_none());
+}
