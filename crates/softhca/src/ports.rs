@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hca_core::{
     Completion, CqHandle, CqPort, DeviceError, FlatOp, MAX_MESSAGE_BYTES, Mixed, MixedEntry, Notify, Payload,
-    PdHandle, PostError, PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr,
-    SrqHandle, UdDest,
+    PdHandle, PostError, PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort,
+    SendWr, SrqHandle, UdDest,
 };
 
 use hca_fabric::LINE_DATA_BYTES;
