@@ -344,10 +344,14 @@ unsafe impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         let Self { hca, queue } = self;
-        if queue.is_near() {
-            batch(wrs, |wr| queue.post_near::<false>(hca, wr))
-        } else {
-            batch(wrs, |wr| queue.push(hca, wr))
+        match wrs {
+            // Most batches come one by one.
+            [wr] if queue.is_near() => {
+                queue.post_near::<false>(hca, wr).map_err(|kind| PostError { accepted: 0, kind })
+            }
+            [wr] => queue.push(hca, wr).map_err(|kind| PostError { accepted: 0, kind }),
+            _ if queue.is_near() => batch(wrs, |wr| queue.post_near::<false>(hca, wr)),
+            _ => batch(wrs, |wr| queue.push(hca, wr)),
         }
     }
     fn ring(&mut self) {
