@@ -335,8 +335,10 @@ impl Drop for Manager {
     fn drop(&mut self) {
         self.locked(|state| {
             state.ended = true;
-            // All receives complete, so that the thread wakes.
-            let _ = state.sq.control().to_error();
+            // The last messages leave first; the completion of each wakes the thread. Else all receives complete for it.
+            if !state.is_sending() {
+                let _ = state.sq.control().to_error();
+            }
         });
         // The last to let the manager go may be a task that the thread wakes.
         let thread = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());
@@ -374,6 +376,10 @@ impl State {
         while let Some(event) = self.machine.poll_event() {
             self.on_event(event);
         }
+    }
+    /// Whether messages have not left yet.
+    fn is_sending(&self) -> bool {
+        self.sq.control().outstanding().0 > 0
     }
     /// A datagram that is not sent is lost, as on any network; the machine sends it again.
     fn send(&mut self, transmit: &Transmit) {
@@ -485,7 +491,8 @@ impl Worker {
                 for (from, buf) in &heard {
                     state.machine.handle(now, (*from).into(), &buf[Grh::BYTES..]);
                 }
-                (state.ended, state.turn(now).map(|at| at.since(now)))
+                let wait = state.turn(now).map(|at| at.since(now));
+                (state.ended && !state.is_sending(), wait)
             });
             if ended {
                 return;
