@@ -279,6 +279,8 @@ fn a_dropped_future_takes_its_request_back_and_loses_none() {
     for (name, [client, server]) in networks("dropped") {
         let listener = Listener::bind(&server, "0.0.0.0:0").unwrap();
         let address = listener.address();
+        // The client's manager stays, and answers a reply to the request that was taken back.
+        let _stays = Listener::bind(&client, "0.0.0.0:0").unwrap();
         poll_once(listener.accept_async());
         let (a, b) = (end(&client), end(&server));
         poll_once(connect_async(&client, &a.qp, address, &ConnectParams::default()));
