@@ -23,8 +23,8 @@ use rustix::event::epoll;
 use crate::paths::is_link_local;
 use crate::share::{number_of_process, process_of_number};
 use crate::{
-    Fabric, FabricAttr, Glance, OpenError, PathError, PathId, PeerName, QpEnds, RxBudget, RxOutcome,
-    RxPacket, ShmChance, ShmError, ShmFabric, ShmOptions, Tap, TxBatch, UdpFabric, UdpOptions,
+    Fabric, FabricAttr, Glance, ManagementDesk, OpenError, PathError, PathId, PeerName, QpEnds, RxBudget,
+    RxOutcome, RxPacket, ShmChance, ShmError, ShmFabric, ShmOptions, Tap, TxBatch, UdpFabric, UdpOptions,
 };
 
 /// The Q_Key.
@@ -248,14 +248,8 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
         }
     }
 
-    fn read_desk(&mut self, on: bool) {
-        self.network.read_desk(on);
-    }
-    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
-        self.network.claim_service(service)
-    }
-    fn release_service(&mut self, service: u64) {
-        self.network.release_service(service);
+    fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
+        self.network.desk()
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

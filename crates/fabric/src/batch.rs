@@ -8,9 +8,8 @@ use hca_core::wire::ICRC_BYTES;
 
 use crate::PathId;
 use crate::lent::Lent;
+use crate::paths::Process;
 
-/// Numbers up to this one are the management queue pairs'. Their datagrams each have a recipient of their own.
-const MANAGEMENT: u32 = 1;
 /// Segments of one train at most: what UDP_SEGMENT takes.
 const MAX_SEGMENTS: usize = 64;
 /// The payload of a packet that is lent is rarely shorter than this.
@@ -113,20 +112,21 @@ impl TxBatch {
 
     /// The number of the queue pair that the packet at `start` is for.
     #[inline]
-    fn number_at(&self, start: usize) -> u32 {
+    fn number_at(&self, start: usize) -> Qpn {
         let [_, high, middle, low] = *self.buf[start + 4..].first_chunk().expect("a packet has a BTH");
-        u32::from_be_bytes([0, high, middle, low])
+        Qpn::new(u32::from_be_bytes([0, high, middle, low]))
     }
     /// The number of the queue pair that the first packet of a train is for.
     pub(crate) fn number(&self, train: &Train) -> Qpn {
-        Qpn::new(self.number_at(train.start))
+        self.number_at(train.start)
     }
     /// Whether the packet at `start`, which has been written, and the last train are for one process.
     #[inline]
     fn is_for_same_process(&self, start: usize) -> bool {
-        let (new, first) =
-            (self.number_at(start), self.number_at(self.trains.last().map_or(start, |t| t.start)));
-        new >> 16 == first >> 16 && new.min(first) > MANAGEMENT
+        let first = self.trains.last().map_or(start, |t| t.start);
+        let [new, first] = [start, first].map(|at| Process::of(self.number_at(at)));
+        // Each management datagram has a recipient of its own.
+        new == first && new != Process::Management
     }
     /// Has the waiting train of this index leave by another path.
     pub(crate) fn redirect(&mut self, index: usize, path: PathId) {

@@ -263,23 +263,28 @@ pub trait Fabric: Send + Any {
     fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
         *glance = None;
     }
-    /// Has management datagrams that name no process come to this adapter, too, where several share the address; or ends
-    /// that.
-    fn read_desk(&mut self, _on: bool) {}
-    /// Has requests of connection management for a service come to this adapter, where several share the address.
-    ///
-    /// # Errors
-    /// Another adapter there has claimed the service ([`AddrInUse`](std::io::ErrorKind::AddrInUse)), or the system
-    /// refuses a socket.
-    fn claim_service(&mut self, _service: u64) -> std::io::Result<()> {
-        Ok(())
+    /// The desk of an address that several adapters share; `None` where the adapter has its address alone.
+    fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
+        None
     }
-    /// Ends a claim.
-    fn release_service(&mut self, _service: u64) {}
     /// Appends this fabric's counters.
     fn counters(&self, out: &mut Vec<Counter>);
     /// Installs (or removes) a tap.
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>);
+}
+
+/// The desk of a shared address: the management datagrams that name no process.
+pub trait ManagementDesk {
+    /// Gives such datagrams to this adapter, too, from now on (`true`), or no longer.
+    fn read(&mut self, on: bool);
+    /// Gives requests of connection management for a service to this adapter.
+    ///
+    /// # Errors
+    /// Another adapter at the address has claimed the service ([`AddrInUse`](std::io::ErrorKind::AddrInUse)), or the
+    /// system refuses a socket.
+    fn claim(&mut self, service: u64) -> std::io::Result<()>;
+    /// Ends a claim.
+    fn release(&mut self, service: u64);
 }
 
 impl<F: Fabric + ?Sized> Fabric for Box<F> {
@@ -321,14 +326,8 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
         (**self).renew_glance(glance);
     }
-    fn read_desk(&mut self, on: bool) {
-        (**self).read_desk(on);
-    }
-    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
-        (**self).claim_service(service)
-    }
-    fn release_service(&mut self, service: u64) {
-        (**self).release_service(service);
+    fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
+        (**self).desk()
     }
     fn counters(&self, out: &mut Vec<Counter>) {
         (**self).counters(out);

@@ -4,7 +4,8 @@ use std::os::fd::BorrowedFd;
 
 use hca_core::{AddressVector, Counter, Instant, Mtu};
 use hca_fabric::{
-    Fabric, FabricAttr, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+    Fabric, FabricAttr, ManagementDesk, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
+    TxBatch,
 };
 
 /// A network whose largest path MTU is made smaller.
@@ -50,14 +51,8 @@ impl Fabric for Narrow {
     fn prepare_wait(&mut self) -> bool {
         self.inner.prepare_wait()
     }
-    fn read_desk(&mut self, on: bool) {
-        self.inner.read_desk(on);
-    }
-    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
-        self.inner.claim_service(service)
-    }
-    fn release_service(&mut self, service: u64) {
-        self.inner.release_service(service);
+    fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
+        self.inner.desk()
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

@@ -150,7 +150,9 @@ impl Engine {
         let mut res = entry.res;
         if entry.machine.qpn() == GENERAL_SERVICES {
             self.core.general_services = None;
-            self.fabric.read_desk(false);
+            if let Some(desk) = self.fabric.desk() {
+                desk.read(false);
+            }
         }
         self.core.tables.ops_of_the_gone.add_all(&res.shared.ops);
         self.core.tables.mrs.unbind_windows_of(qp);

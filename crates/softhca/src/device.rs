@@ -472,7 +472,9 @@ impl Engine {
         }
         let ports = self.create_qp(hca, pd, init, Some(GENERAL_SERVICES))?;
         self.core.general_services = Some(ports.handle.index);
-        self.fabric.read_desk(true);
+        if let Some(desk) = self.fabric.desk() {
+            desk.read(true);
+        }
         Ok(ports)
     }
 
@@ -825,7 +827,7 @@ unsafe impl Device for SoftHca {
     }
     fn claim_service(&self, service: u64) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
-        let claimed = self.shared.control(|e| e.fabric.claim_service(service));
+        let claimed = self.shared.control(|e| e.fabric.desk().map_or(Ok(()), |desk| desk.claim(service)));
         claimed.map_err(|source| match source.kind() {
             std::io::ErrorKind::AddrInUse => DeviceError::InUse { what: "service", users: 1 },
             _ => DeviceError::Io { doing: "claiming a service at a shared address", source },
@@ -833,7 +835,7 @@ unsafe impl Device for SoftHca {
     }
     fn release_service(&self, service: u64) {
         if !self.shared.fork.is_child() {
-            self.shared.control(|e| e.fabric.release_service(service));
+            self.shared.control(|e| _ = e.fabric.desk().map(|desk| desk.release(service)));
         }
     }
     fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {

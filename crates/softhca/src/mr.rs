@@ -8,7 +8,7 @@
 mod windows;
 
 use core::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use hca_core::{Access, DeviceError, MrHandle, MrInit, MrKeys, MrStatus, PdHandle};
@@ -69,8 +69,8 @@ pub(crate) struct MrTable {
     regions: u32,
     window_limit: u32,
     windows: u32,
-    /// Windows that are bound to queue pairs.
-    windows_of_qps: u32,
+    /// The slots of windows that are bound to queue pairs, behind the queue pair's index.
+    windows_of_qps: BTreeSet<(u32, u32)>,
 }
 
 /// A region that goes: its place is taken until it is [freed](MrTable::free).
@@ -91,7 +91,7 @@ impl MrTable {
         let permutation = Permutation::new(&mut random);
         let last = Cell::new((permutation.forward(0), 0));
         let (entries, free) = (Vec::new(), VecDeque::new());
-        let (live, regions, window_limit, windows, windows_of_qps) = (0, 0, 0, 0, 0);
+        let (live, regions, window_limit, windows, windows_of_qps) = (0, 0, 0, 0, BTreeSet::new());
         Self {
             entries,
             free,

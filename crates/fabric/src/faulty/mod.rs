@@ -15,7 +15,8 @@ use hca_core::wire::ICRC_BYTES;
 use hca_core::{AddressVector, Counter, Instant};
 
 use crate::{
-    Direction, Fabric, FabricAttr, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+    Direction, Fabric, FabricAttr, ManagementDesk, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket,
+    Tap, TxBatch,
 };
 pub use plan::{FaultPlan, FaultPlanError, Faults, Script, Verdict};
 
@@ -359,14 +360,8 @@ impl Fabric for Faulty {
         self.inner.prepare_wait()
     }
 
-    fn read_desk(&mut self, on: bool) {
-        self.inner.read_desk(on);
-    }
-    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
-        self.inner.claim_service(service)
-    }
-    fn release_service(&mut self, service: u64) {
-        self.inner.release_service(service);
+    fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
+        self.inner.desk()
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

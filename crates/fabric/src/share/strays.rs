@@ -11,7 +11,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketType, bind, recv, 
 
 use super::desk::Recipient;
 use super::{KEY_BYTES, LOOK_PACKETS, Share, unix};
-use crate::RxPacket;
+use crate::{ManagementDesk, RxPacket};
 
 /// The longest packet that is handed on.
 pub(super) const MAX_STRAY: usize = 8192;
@@ -116,9 +116,10 @@ impl Share {
         self.counts.got += packets as u64;
         packets
     }
+}
 
-    /// Makes this process one of those that read the desk, or ends that.
-    pub(crate) fn read_desk(&mut self, on: bool) {
+impl ManagementDesk for Share {
+    fn read(&mut self, on: bool) {
         if on == self.reads_desk {
             return;
         }
@@ -136,11 +137,7 @@ impl Share {
         self.reads_desk = on;
     }
 
-    /// Has requests for a service come to this process.
-    ///
-    /// # Errors
-    /// Another process has claimed it ([`io::ErrorKind::AddrInUse`]), or the system refuses a socket.
-    pub(crate) fn claim(&mut self, id: u64) -> io::Result<()> {
+    fn claim(&mut self, id: u64) -> io::Result<()> {
         if self.services.iter().any(|service| service.id == id) {
             return Err(Errno::ADDRINUSE.into());
         }
@@ -155,8 +152,7 @@ impl Share {
         Ok(())
     }
 
-    /// Ends a claim.
-    pub(crate) fn release(&mut self, id: u64) {
+    fn release(&mut self, id: u64) {
         self.services.retain(|service| service.id != id);
     }
 }

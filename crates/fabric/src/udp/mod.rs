@@ -30,8 +30,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::paths::{is_link_local, scoped};
 use crate::share::Share;
 use crate::{
-    Fabric, FabricAttr, FabricLink, OpenError, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
-    TxBatch,
+    Fabric, FabricAttr, FabricLink, ManagementDesk, OpenError, PathError, PathId, QpEnds, RxBudget,
+    RxOutcome, RxPacket, Tap, TxBatch,
 };
 pub(crate) use counters::{Counters, counters};
 pub(crate) use end::{End, Sink};
@@ -167,20 +167,8 @@ impl RxSocket {
     }
 
     /// As the [`Fabric`]'s.
-    pub(crate) fn read_desk(&mut self, on: bool) {
-        if let Some(shared) = &mut self.shared {
-            shared.share.read_desk(on);
-        }
-    }
-    /// As the [`Fabric`]'s.
-    pub(crate) fn claim_service(&mut self, service: u64) -> io::Result<()> {
-        self.shared.as_mut().map_or(Ok(()), |shared| shared.share.claim(service))
-    }
-    /// As the [`Fabric`]'s.
-    pub(crate) fn release_service(&mut self, service: u64) {
-        if let Some(shared) = &mut self.shared {
-            shared.share.release(service);
-        }
+    pub(crate) fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
+        self.shared.as_mut().map(|shared| &mut shared.share as &mut dyn ManagementDesk)
     }
 
     /// To be called before a sleep.
@@ -326,14 +314,8 @@ impl Fabric for UdpFabric {
         false
     }
 
-    fn read_desk(&mut self, on: bool) {
-        self.end.rx.read_desk(on);
-    }
-    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
-        self.end.rx.claim_service(service)
-    }
-    fn release_service(&mut self, service: u64) {
-        self.end.rx.release_service(service);
+    fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
+        self.end.rx.desk()
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

@@ -17,8 +17,8 @@ use hca_core::{AddressVector, Counter, Instant};
 use crate::udp::sys::TX_BATCH;
 use crate::udp::{End, Refusal, Sink, Step};
 use crate::{
-    Fabric, FabricAttr, OpenError, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
-    UdpFabric, UdpOptions,
+    Fabric, FabricAttr, ManagementDesk, OpenError, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket,
+    Tap, TxBatch, UdpFabric, UdpOptions,
 };
 use ring::Ring;
 
@@ -168,14 +168,8 @@ impl Fabric for UringFabric {
         self.ring.poll()
     }
 
-    fn read_desk(&mut self, on: bool) {
-        self.end.rx.read_desk(on);
-    }
-    fn claim_service(&mut self, service: u64) -> std::io::Result<()> {
-        self.end.rx.claim_service(service)
-    }
-    fn release_service(&mut self, service: u64) {
-        self.end.rx.release_service(service);
+    fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
+        self.end.rx.desk()
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

@@ -110,7 +110,7 @@ fn what_is_of_no_process_comes_to_one_of_them_by_the_desk() {
     let mut a = first(202, 4);
     let at = a.attr().local;
     let mut b = join(at, 4).unwrap();
-    b.read_desk(true);
+    b.desk().unwrap().read(true);
     let packets: Vec<_> = [0, 1, 0xff_ffff, 0x04_0000, 0xfe_0000].map(|qpn| packet_to(qpn, qpn, 64)).into();
     send(&mut a, at, &packets);
     let mut got = receive_all(&mut b, packets.len());
@@ -160,19 +160,19 @@ fn requests_go_to_the_process_that_has_claimed_the_service() {
     let at = a.attr().local;
     let (mut b, mut c) = (join(at, 4).unwrap(), join(at, 4).unwrap());
     let mut sender = at_free_address(218, |addr| UdpFabric::open(addr, &options(0)));
-    b.claim_service(0x0106_1d2f).unwrap();
-    let taken = c.claim_service(0x0106_1d2f).unwrap_err();
+    b.desk().unwrap().claim(0x0106_1d2f).unwrap();
+    let taken = c.desk().unwrap().claim(0x0106_1d2f).unwrap_err();
     assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
-    a.read_desk(true);
+    a.desk().unwrap().read(true);
     let to = |service, n| management(REQ, n, [77, 0, 0, service]);
     // One for which nobody listens stays with the process that reads the desk.
     send(&mut sender, at, &[to(0x0106_1d2f, 1), to(0x0106_1d30, 2)]);
     assert_eq!(receive_all(&mut a, 1), [to(0x0106_1d30, 2)]);
     assert_eq!(receive_all(&mut b, 1), [to(0x0106_1d2f, 1)]);
     // The service of a process that has gone is free, and another process reads the desk.
-    b.release_service(0x0106_1d2f);
-    c.claim_service(0x0106_1d2f).unwrap();
-    c.read_desk(true);
+    b.desk().unwrap().release(0x0106_1d2f);
+    c.desk().unwrap().claim(0x0106_1d2f).unwrap();
+    c.desk().unwrap().read(true);
     drop(a);
     send(&mut sender, at, &[to(0x0106_1d2f, 3), to(0x0106_1d30, 4)]);
     assert_eq!(receive_all(&mut c, 2), [to(0x0106_1d2f, 3), to(0x0106_1d30, 4)]);

@@ -139,7 +139,7 @@ impl MrTable {
     fn bind(&mut self, slot: u32, tag: u8, bound: Option<Bound>) {
         if let Some(bound) = &bound {
             self.entries[bound.region as usize].windows += 1;
-            self.windows_of_qps += u32::from(bound.qp.is_some());
+            self.windows_of_qps.extend(bound.qp.map(|qp| (qp.index, slot)));
         }
         let entry = &mut self.entries[slot as usize];
         entry.tag = tag;
@@ -150,7 +150,7 @@ impl MrTable {
         let bound = self.entries[slot as usize].window.as_mut().and_then(|w| w.bound.take());
         if let Some(bound) = &bound {
             self.entries[bound.region as usize].windows -= 1;
-            self.windows_of_qps -= u32::from(bound.qp.is_some());
+            bound.qp.map(|qp| self.windows_of_qps.remove(&(qp.index, slot)));
         }
         bound.is_some()
     }
@@ -174,14 +174,9 @@ impl MrTable {
     }
     /// A queue pair goes: the windows that are bound to it are bound no more.
     pub(crate) fn unbind_windows_of(&mut self, qp: QpHandle) {
-        if self.windows_of_qps == 0 {
-            return;
-        }
-        for slot in 0..self.entries.len() {
-            let window = self.entries[slot].window.as_deref();
-            if window.and_then(|w| w.bound).and_then(|b| b.qp) == Some(qp) {
-                self.unbind(slot as u32);
-            }
+        let of_qp = (qp.index, 0)..=(qp.index, u32::MAX);
+        while let Some(&(_, slot)) = self.windows_of_qps.range(of_qp.clone()).next() {
+            self.unbind(slot);
         }
     }
 
