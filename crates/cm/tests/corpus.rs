@@ -6,14 +6,7 @@ mod connection_manager;
 #[test]
 #[cfg_attr(miri, ignore = "reads a directory, from which miri isolates it")]
 fn the_corpus_of_messages_calls_and_times_passes() {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/connection_manager");
-    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
-    files.sort();
-    assert!(files.len() >= 10, "{} files", files.len());
-    for file in files {
-        println!("{}", file.display());
-        connection_manager::connection_manager(&std::fs::read(&file).unwrap());
-    }
+    test_support::corpus::run("connection_manager", 10, connection_manager::connection_manager);
 }
 
 #[test]

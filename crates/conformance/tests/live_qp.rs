@@ -19,14 +19,6 @@ fn run(data: &[u8]) {
     assert!(bytes <= MAX_BYTES, "{bytes} bytes");
 }
 
-fn corpus() -> Vec<(String, Vec<u8>)> {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/live_qp");
-    let files = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path());
-    let mut all: Vec<_> = files.map(|p| (p.display().to_string(), std::fs::read(&p).unwrap())).collect();
-    all.sort();
-    all
-}
-
 /// An input that fails is left where it can be replayed from.
 fn named(name: &str, data: &[u8]) {
     if let Err(panic) = std::panic::catch_unwind(|| run(data)) {
@@ -40,8 +32,7 @@ fn named(name: &str, data: &[u8]) {
 #[test]
 #[cfg_attr(miri, ignore = "reads a directory, from which miri isolates it")]
 fn the_corpus_of_the_live_queue_pairs_passes() {
-    let corpus = corpus();
-    assert!(corpus.len() >= 60, "{} files", corpus.len());
+    let corpus = test_support::corpus::of("live_qp", 60);
     for (name, data) in &corpus {
         named(name, data);
     }
@@ -76,7 +67,7 @@ fn mutate(rng: &mut Rng, data: &mut Vec<u8>, other: &[u8]) {
 #[test]
 #[cfg_attr(miri, ignore = "reads a directory, from which miri isolates it")]
 fn changed_inputs_pass() {
-    let corpus = corpus();
+    let corpus = test_support::corpus::of("live_qp", 60);
     let rounds = std::env::var("LIVE_QP_ROUNDS").map_or(2000, |n| n.parse().unwrap());
     let mut rng = Rng::new(1);
     for n in 0..rounds {

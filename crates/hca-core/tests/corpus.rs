@@ -6,10 +6,7 @@ mod parse;
 #[test]
 #[cfg_attr(miri, ignore = "reads a directory, from which miri isolates it")]
 fn the_corpus_of_the_parsers_passes() {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/parse");
-    let files = std::fs::read_dir(dir).unwrap();
-    let run = files.map(|f| parse::parse(&std::fs::read(f.unwrap().path()).unwrap())).count();
-    assert!(run >= 100, "{run} files in {dir}");
+    test_support::corpus::run("parse", 100, parse::parse);
 }
 
 /// The frames of the golden capture: a file header of 24 bytes, then 16 bytes before each frame.

@@ -6,14 +6,7 @@ mod matching;
 #[test]
 #[cfg_attr(miri, ignore = "reads a directory, from which miri isolates it")]
 fn the_corpus_of_calls_and_messages_passes() {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/matching");
-    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
-    files.sort();
-    assert!(files.len() >= 50, "{} files", files.len());
-    for file in files {
-        println!("{}", file.display());
-        matching::matching(&std::fs::read(&file).unwrap());
-    }
+    test_support::corpus::run("matching", 50, matching::matching);
 }
 
 #[test]

@@ -93,19 +93,13 @@ fn begin(case: &Case, phase: Phase, theirs: &Endpoint, mtu: hca_core::Mtu) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use test_support::corpus::of;
 
-    fn seeds() -> Vec<(String, Vec<u8>)> {
-        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/control");
-        let files = std::fs::read_dir(corpus).unwrap().map(|f| f.unwrap().path());
-        files.map(|p| (p.file_name().unwrap().to_string_lossy().into(), std::fs::read(&p).unwrap())).collect()
-    }
+    use super::*;
 
     #[test]
     fn the_corpus_of_control_passes_whole_cut_off_and_changed() {
-        let seeds = seeds();
-        assert!(seeds.len() >= 12, "{} seeds", seeds.len());
-        for (_, seed) in seeds {
+        for (_, seed) in of("control", 12) {
             control(&seed);
             for at in 0..seed.len() {
                 understand(&seed[..at], false);
@@ -121,7 +115,7 @@ mod tests {
     #[test]
     fn the_corpus_holds_what_honest_ends_say_and_what_is_refused() {
         // Inputs that fuzzing found may be neither.
-        for (name, seed) in seeds().into_iter().filter(|(name, _)| !name.starts_with("found-")) {
+        for (name, seed) in of("control", 12).into_iter().filter(|(name, _)| !name.starts_with("found-")) {
             let bad = name.starts_with("bad-");
             let understood = |line: &[u8]| {
                 let line = [line, b"\n"].concat();

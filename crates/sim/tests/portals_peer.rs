@@ -56,11 +56,7 @@ fn a_peer_that_changes_its_rank_leaves_none_behind() {
 
 #[test]
 fn the_corpus_of_hostile_peers_passes() {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/portals_peer");
-    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
-    files.sort();
-    assert!(files.len() >= 60, "{} files", files.len());
-    for file in files {
-        named(&file.display().to_string(), &std::fs::read(&file).unwrap());
+    for (name, input) in test_support::corpus::of("portals_peer", 60) {
+        named(&name, &input);
     }
 }

@@ -7,12 +7,5 @@ mod pair;
 #[test]
 #[cfg_attr(miri, ignore = "reads a directory, from which miri isolates it")]
 fn the_corpus_of_pairs_by_messages_passes() {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/message_pair");
-    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
-    files.sort();
-    assert!(files.len() >= 30, "{} files", files.len());
-    for file in files {
-        println!("{}", file.display());
-        message_pair::message_pair(&std::fs::read(&file).unwrap());
-    }
+    test_support::corpus::run("message_pair", 30, message_pair::message_pair);
 }

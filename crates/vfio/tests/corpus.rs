@@ -5,18 +5,13 @@ mod vfio_user;
 
 use proptest::prelude::*;
 
-const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/vfio_user");
-
 fn seeds() -> Vec<Vec<u8>> {
-    let files = std::fs::read_dir(CORPUS).unwrap();
-    files.map(|f| std::fs::read(f.unwrap().path()).unwrap()).collect()
+    test_support::corpus::of("vfio_user", 20).into_iter().map(|(_, seed)| seed).collect()
 }
 
 #[test]
 fn the_corpus_of_vfio_user_passes() {
-    let seeds = seeds();
-    assert!(seeds.len() >= 20, "{} files in {CORPUS}", seeds.len());
-    for seed in seeds {
+    for seed in seeds() {
         vfio_user::vfio_user(&seed);
         for at in 0..seed.len() {
             vfio_user::vfio_user(&seed[..at]);

@@ -56,17 +56,13 @@ pub fn ping_pong(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use test_support::corpus::of;
 
-    fn seeds() -> Vec<(String, Vec<u8>)> {
-        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/control");
-        let files = std::fs::read_dir(corpus).unwrap().map(|f| f.unwrap().path());
-        files.map(|p| (p.file_name().unwrap().to_string_lossy().into(), std::fs::read(&p).unwrap())).collect()
-    }
+    use super::*;
 
     #[test]
     fn the_corpus_of_control_passes_whole_cut_off_and_changed() {
-        for (_, seed) in seeds() {
+        for (_, seed) in of("control", 12) {
             ping_pong(&seed);
             for at in 0..seed.len() {
                 ping_pong(&seed[..at]);
@@ -81,7 +77,7 @@ mod tests {
 
     #[test]
     fn the_corpus_holds_texts_that_honest_ends_say_and_such_as_are_refused() {
-        let seeds = seeds();
+        let seeds = of("control", 12);
         assert!(seeds.iter().filter(|(name, _)| name.contains("ping-pong")).count() >= 5);
         // Inputs that fuzzing found may be neither.
         for (name, seed) in seeds.into_iter().filter(|(name, _)| !name.starts_with("found-")) {

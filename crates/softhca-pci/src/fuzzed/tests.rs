@@ -4,8 +4,6 @@ use proptest::prelude::*;
 
 use super::served_function;
 
-const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/served_function");
-
 /// A client that does nothing, and one that is never started.
 #[test]
 fn an_empty_input_passes() {
@@ -16,21 +14,15 @@ fn an_empty_input_passes() {
 
 #[test]
 fn the_corpus_of_served_function_passes() {
-    let files = std::fs::read_dir(CORPUS).unwrap();
-    let seeds: Vec<_> = files.map(|f| f.unwrap().path()).collect();
-    assert!(seeds.len() >= 20, "{} files in {CORPUS}", seeds.len());
-    for seed in seeds {
-        println!("{}", seed.display());
-        served_function(&std::fs::read(seed).unwrap());
-    }
+    test_support::corpus::run("served_function", 20, served_function);
 }
 
 /// The deep paths of Ethernet are not found by chance in `cargo test`.
 #[test]
 fn the_corpus_brings_frames_to_queues_and_to_others() {
-    let files = std::fs::read_dir(CORPUS).unwrap().map(|f| std::fs::read(f.unwrap().path()).unwrap());
+    let seeds = test_support::corpus::of("served_function", 20).into_iter().map(|(_, seed)| seed);
     let (mut filled, mut sent) = (0, 0);
-    for seed in files.filter(|seed| seed.first().is_some_and(|setup| setup & 3 == 1)) {
+    for seed in seeds.filter(|seed| seed.first().is_some_and(|setup| setup & 3 == 1)) {
         let mut bed = super::run(&seed);
         let (more, others) = bed.driver.function.ethernet.moved();
         (filled, sent) = (filled + more, sent + others);

@@ -589,12 +589,5 @@ fn garbage_by_the_socket_harms_nobody_but_its_sender() {
 /// The committed corpus of the fuzz target `shm_peer`, through its own function.
 #[test]
 fn the_corpus_of_hostile_peers_passes() {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/shm_peer");
-    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
-    files.sort();
-    assert!(files.len() >= 30, "{} files", files.len());
-    for file in files {
-        println!("{}", file.display());
-        super::super::fuzzed::shm_peer(&std::fs::read(&file).unwrap());
-    }
+    test_support::corpus::run("shm_peer", 30, super::super::fuzzed::shm_peer);
 }
