@@ -92,6 +92,11 @@ fn endpoints_are_exchanged_over_a_stream_that_goes_on() {
     let (mut here, there) = std::os::unix::net::UnixStream::pair().unwrap();
     drop(there);
     assert!(matches!(a.exchange(&mut here), Err(ExchangeError::Io(_))));
+    // A line that does not end may lack a digit.
+    let (mut here, mut there) = std::os::unix::net::UnixStream::pair().unwrap();
+    there.write_all(b.to_string().as_bytes()).unwrap();
+    there.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(matches!(a.exchange(&mut here), Err(ExchangeError::Io(_))), "it is no endpoint");
 }
 
 #[test]
