@@ -8,7 +8,7 @@ use hca_fabric::{QpEnds, Revocation, TakeBack, TakeBackId};
 use crate::cq::Purge;
 use crate::device::unknown;
 use crate::engine::{DESTROYED, Engine, GENERAL_SERVICES};
-use crate::near::Wish;
+use crate::near::NearWork;
 use crate::qp::{QpEntry, QpHost, QpRes, RecvQueue};
 use crate::shared::Shared;
 use crate::sync::Ordering;
@@ -115,7 +115,7 @@ impl Engine {
                 None
             };
             if reset || attr.av.is_some() {
-                (res.near, res.wish, res.link) = (None, Wish::default(), None);
+                (res.near, res.near_work, res.link) = (None, NearWork::default(), None);
                 machine.end_lanes();
             }
             if reset {

@@ -25,7 +25,7 @@ use crate::events::Events;
 use crate::glance::Glance;
 use crate::grants::outcome;
 use crate::mr::MrTable;
-use crate::near::Wish;
+use crate::near::NearWork;
 use crate::network::Network;
 use crate::options::{Limits, Options, Progress, Time};
 use crate::ports::{MAX_CONNECTED_MESSAGE, QpRecvPort, QpSendPort, SendQueue, SoftCq, SrqPort};
@@ -534,7 +534,7 @@ impl Engine {
             peer: None,
             near_peer: None,
             near: None,
-            wish: Wish::default(),
+            near_work: NearWork::default(),
             listed: None,
             link: None,
             word: 0,

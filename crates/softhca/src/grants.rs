@@ -220,11 +220,11 @@ impl Core {
                     self.tables.regions.insert(link, key, region);
                 }
                 let guard = shm.qp_guard(link, slot_of(granted.qpn), granted.qp_word);
-                self.tell(link, granted.qpn, key, guard.map(|g| (g, granted.qp_word)), shm);
+                self.pass_answer(link, granted.qpn, key, guard.map(|g| (g, granted.qp_word)), shm);
             }
             Notice::GrantRefused { link, key, qpn } => {
                 self.tables.regions.refuse(link, key);
-                self.tell(link, qpn, key, None, shm);
+                self.pass_answer(link, qpn, key, None, shm);
             }
             Notice::GrantRevoked { link, key, .. } => self.tables.regions.remove(link, key),
             Notice::GrantTaken { link, key } => self.tables.regions.set_offer(link, key, Offer::Taken),
@@ -236,8 +236,8 @@ impl Core {
         }
     }
 
-    /// Tells the queue pairs that are connected to a peer's what it answered.
-    fn tell(
+    /// Passes an answer of a peer to the queue pairs that are connected to the one that it is for.
+    fn pass_answer(
         &mut self,
         link: LinkId,
         qpn: u32,
@@ -260,8 +260,8 @@ impl Core {
     #[cold]
     pub(crate) fn ask(&mut self, slot: u32, path: PathId, shm: &mut ShmFabric) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
-        let wish = &mut entry.res.wish;
-        let (key, offer, process) = (wish.key.take(), wish.offer.take(), core::mem::take(&mut wish.process));
+        let work = &mut entry.res.near_work;
+        let (key, offer, process) = (work.key.take(), work.offer.take(), core::mem::take(&mut work.process));
         let Some(peer) = entry.machine.attr().dest_qpn.filter(|_| shm.shares_memory()) else { return };
         if entry.res.near.is_none() {
             entry.res.near = shm.link_of(path).map(Near::new);

@@ -430,9 +430,9 @@ impl From<LocalError> for Stop {
     }
 }
 
-/// What a queue pair wants of its peer, and how far its next request is.
+/// Near work of a queue pair: the questions for its peer, and the progress of its next request.
 #[derive(Default)]
-pub(crate) struct Wish {
+pub(crate) struct NearWork {
     /// The key to ask for.
     pub(crate) key: Option<u32>,
     /// A key of ours to offer.
@@ -445,9 +445,9 @@ pub(crate) struct Wish {
     pub(crate) moved: usize,
 }
 
-impl Wish {
+impl NearWork {
     #[inline]
-    pub(crate) fn is_any(&self) -> bool {
+    pub(crate) fn asks_peer(&self) -> bool {
         self.key.is_some() || self.offer.is_some() || self.process
     }
 }
@@ -458,7 +458,7 @@ pub(crate) type OwnWord = (u32, u64);
 /// The part of a local list's entry that the peer may fetch by itself; it stands at `at`.
 pub(crate) fn lend(
     near: Option<&Near>,
-    wish: &mut Wish,
+    work: &mut NearWork,
     regions: &Regions,
     reach: Option<&Reach<'_>>,
     (s, at): (Sge, *mut u8),
@@ -466,7 +466,7 @@ pub(crate) fn lend(
 ) -> Option<Loan> {
     let key = s.lkey.raw();
     let Some(near) = near else {
-        wish.offer = Some(key);
+        work.offer = Some(key);
         return None;
     };
     match regions.offered.get(&(near.link, key)) {
@@ -476,13 +476,13 @@ pub(crate) fn lend(
         }
         Some((Offer::Vain, refusal)) => {
             if refusal.is_none_or(|refusal| regions.is_over(&refusal)) {
-                wish.offer = Some(key);
+                work.offer = Some(key);
             }
-            lend_process(Some(near), wish, regions, reach, (key, at, s.len), own)
+            lend_process(Some(near), work, regions, reach, (key, at, s.len), own)
         }
         Some((Offer::Made, _)) => None,
         None => {
-            wish.offer = Some(key);
+            work.offer = Some(key);
             None
         }
     }
@@ -491,7 +491,7 @@ pub(crate) fn lend(
 /// Memory of this process that the peer may fetch by itself although it is not granted.
 pub(crate) fn lend_process(
     near: Option<&Near>,
-    wish: &mut Wish,
+    work: &mut NearWork,
     regions: &Regions,
     reach: Option<&Reach<'_>>,
     (key, at, len): (u32, *mut u8, u32),
@@ -504,7 +504,7 @@ pub(crate) fn lend_process(
         Some(Some(Offer::Taken)) => {}
         Some(Some(_)) => return None,
         Some(None) | None => {
-            wish.process = true;
+            work.process = true;
             return None;
         }
     }
@@ -554,7 +554,7 @@ pub(crate) fn fetch<'r>(
 #[inline]
 pub(crate) fn carry_out(
     near: Option<&mut Near>,
-    wish: &mut Wish,
+    work: &mut NearWork,
     regions: &Regions,
     reach: &mut Reach<'_>,
     list: &RequestList<'_>,
@@ -566,13 +566,13 @@ pub(crate) fn carry_out(
     };
     let key = remote.rkey.raw();
     let Some(near) = near else {
-        wish.key = Some(key);
+        work.key = Some(key);
         return Direct::Unable;
     };
     let lane = match near.find(key, regions) {
         Ok(found) => found,
         Err(ask) => {
-            wish.key = ask.then_some(key).or(wish.key);
+            work.key = ask.then_some(key).or(work.key);
             return Direct::Unable;
         }
     };
@@ -585,7 +585,7 @@ pub(crate) fn carry_out(
         return if len > WORTH_WAITING { Direct::Later } else { Direct::Unable };
     }
     let done = match reach.access(lane.grant, &lane.qp) {
-        Ok(bracket) => move_piece(bracket, at, &mut wish.offset, list, (op, len)),
+        Ok(bracket) => move_piece(bracket, at, &mut work.offset, list, (op, len)),
         Err(Denied::QueuePair { .. }) => {
             (near.guard, near.lane) = (None, None);
             Err(Stop::Remote)
@@ -597,15 +597,15 @@ pub(crate) fn carry_out(
     };
     match done {
         Ok(moved) => {
-            wish.moved += moved;
-            if wish.offset < len {
+            work.moved += moved;
+            if work.offset < len {
                 return Direct::Again;
             }
-            wish.offset = 0;
+            work.offset = 0;
             Direct::Done
         }
         Err(stop) => {
-            wish.offset = 0;
+            work.offset = 0;
             match stop {
                 Stop::Local(e) => Direct::Fail(e),
                 Stop::Remote => Direct::Unable,

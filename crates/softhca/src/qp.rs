@@ -24,7 +24,7 @@ use crate::dma;
 use crate::doorbell::{Link, Ringer};
 use crate::dormant::Dormancy;
 use crate::mr::Refused;
-use crate::near::{self, Near, Wish};
+use crate::near::{self, Near, NearWork};
 use crate::pace::Pace;
 use crate::ring::{Cell, Consumer, Header};
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -200,7 +200,7 @@ pub(crate) struct QpRes {
     pub(crate) near_peer: Option<PeerName>,
     /// A peer on this machine that has been met.
     pub(crate) near: Option<Near>,
-    pub(crate) wish: Wish,
+    pub(crate) near_work: NearWork,
     /// The peer's number by which the engine lists it, if its peer may be on this machine.
     pub(crate) listed: Option<u32>,
     /// The link by which its messages come and go, once one has.
@@ -729,10 +729,10 @@ impl Host for QpHost<'_> {
         let Some(reach) = self.reach.as_mut().filter(|_| self.res.pace.is_none()) else {
             return Direct::Unable;
         };
-        let QpRes { near, wish, sq, pd, .. } = &mut *self.res;
+        let QpRes { near, near_work: work, sq, pd, .. } = &mut *self.res;
         let list = RequestList { sq, index, tables: self.tables, pd: *pd };
         let what = (&request.op.op(), request.len);
-        near::carry_out(near.as_mut(), wish, &self.tables.regions, reach, &list, what, behind)
+        near::carry_out(near.as_mut(), work, &self.tables.regions, reach, &list, what, behind)
     }
 
     #[inline]
@@ -743,7 +743,7 @@ impl Host for QpHost<'_> {
     }
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
         let own = self.own_word();
-        let QpRes { near, wish, sq, pd, pace, .. } = &mut *self.res;
+        let QpRes { near, near_work: work, sq, pd, pace, .. } = &mut *self.res;
         let h = sq.header_ref(index);
         if h.place != Place::Memory || pace.is_some() {
             return None;
@@ -760,14 +760,14 @@ impl Host for QpHost<'_> {
         let _ = pieces(entries(sq.cells(index), h), offset, max as usize, |s, _| {
             // What lies in several pieces is sent.
             let at = local(self.tables, *pd, s, Access::empty())?;
-            loan = near::lend(near.as_ref(), wish, regions, self.reach.as_ref(), (s, at), own);
+            loan = near::lend(near.as_ref(), work, regions, self.reach.as_ref(), (s, at), own);
             Err::<(), LocalError>(LocalError::Length)
         });
         loan
     }
     fn place_loan(&mut self, offset: u32, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
-        let QpRes { near, wish, rq, held, recv_pd: pd, .. } = &mut **res;
+        let QpRes { near, near_work: work, rq, held, recv_pd: pd, .. } = &mut **res;
         if let Some(terms) = loan.terms {
             let mut places = Places::default();
             let place = |s: Sge, _: usize| {
@@ -776,7 +776,7 @@ impl Host for QpHost<'_> {
             held_pieces(rq, held, offset, loan.len as usize, place)?;
             // SAFETY: dma (1): as in `scatter`.
             unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
-            wish.moved += loan.len as usize;
+            work.moved += loan.len as usize;
             return Ok(());
         }
         let reach = reach.as_mut().ok_or(LoanError::Gone)?;
@@ -791,12 +791,12 @@ impl Host for QpHost<'_> {
         };
         let len = loan.len as usize;
         held_pieces(rq, held, offset, len, place)?;
-        wish.moved += len;
+        work.moved += len;
         Ok(())
     }
     fn write_loan(&mut self, rkey: Rkey, va: u64, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
-        let QpRes { near, wish, pd, .. } = &mut **res;
+        let QpRes { near, near_work: work, pd, .. } = &mut **res;
         let to = tables.mrs.translate(*pd, rkey.raw(), va, loan.len.into(), Access::REMOTE_WRITE);
         let to = match to {
             Ok(to) => to,
@@ -824,7 +824,7 @@ impl Host for QpHost<'_> {
             // SAFETY: dma (1): as in `write_remote`, and as in `place_loan` where the memory is the peer's.
             unsafe { bracket.read_into(from, to, len) }.map_err(|_| LoanError::Gone)?;
         }
-        wish.moved += len;
+        work.moved += len;
         Ok(())
     }
     fn lend_remote(&mut self, rkey: Rkey, va: u64, max: u32) -> Option<Loan> {
@@ -832,15 +832,15 @@ impl Host for QpHost<'_> {
             return None;
         }
         let own = self.own_word();
-        let QpRes { near, wish, pd, .. } = &mut *self.res;
+        let QpRes { near, near_work: work, pd, .. } = &mut *self.res;
         let key = rkey.raw();
         let at = self.tables.mrs.translate(*pd, key, va, max.into(), Access::REMOTE_READ).ok()?;
         let (near, reach) = (near.as_ref(), self.reach.as_ref());
-        near::lend_process(near, wish, &self.tables.regions, reach, (key, at, max), own)
+        near::lend_process(near, work, &self.tables.regions, reach, (key, at, max), own)
     }
     fn scatter_loan(&mut self, index: u32, offset: u32, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
-        let QpRes { near, wish, sq, pd, .. } = &mut **res;
+        let QpRes { near, near_work: work, sq, pd, .. } = &mut **res;
         // Memory that is granted is read by the request itself.
         let terms = loan.terms.ok_or(LoanError::Bad)?;
         let mut places = Places::default();
@@ -850,7 +850,7 @@ impl Host for QpHost<'_> {
         pieces(entries(sq.cells(index), sq.header_ref(index)), offset, loan.len as usize, place)?;
         // SAFETY: dma (1): as in `scatter`.
         unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
-        wish.moved += loan.len as usize;
+        work.moved += loan.len as usize;
         Ok(())
     }
 

@@ -422,24 +422,24 @@ impl State {
                 if let Some(answer) = self.resolved.get_mut(&id) {
                     *answer = Some((from, resolution, private_data.bytes().to_vec()));
                 }
-                self.waiters.tell(Subject::Id(id));
+                self.waiters.notify(Subject::Id(id));
             }
             Event::Unresolved { id } => {
                 self.resolved.remove(&id);
-                self.waiters.tell(Subject::Id(id));
+                self.waiters.notify(Subject::Id(id));
             }
             Event::Delayed { .. } | Event::Gone { .. } => {}
         }
     }
     fn ask(&mut self, service: ServiceId, asked: Asked) {
         self.asked.entry(service).or_default().push_back(asked);
-        self.waiters.tell(Subject::Service(service));
+        self.waiters.notify(Subject::Service(service));
     }
     fn change(&mut self, id: CommId, change: impl FnOnce(&mut Status)) {
         if let Some(conn) = self.conns.get_mut(&id) {
             change(conn);
         }
-        self.waiters.tell(Subject::Id(id));
+        self.waiters.notify(Subject::Id(id));
     }
     fn end(&mut self, id: CommId, end: End) {
         self.change(id, |conn| _ = conn.end.get_or_insert(end));
@@ -469,7 +469,7 @@ impl State {
         self.conns.remove(&id);
         self.resolved.remove(&id);
         self.stops.remove(&id);
-        self.waiters.tell(Subject::Id(id));
+        self.waiters.notify(Subject::Id(id));
     }
 }
 
@@ -524,7 +524,7 @@ impl Worker {
     fn stop(&self, why: &str) {
         self.core.locked(|state| {
             state.stopped = Some(why.to_string());
-            state.waiters.tell_all();
+            state.waiters.notify_all();
         });
     }
 }

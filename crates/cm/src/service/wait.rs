@@ -33,10 +33,10 @@ impl Waiters {
         self.woken.extend(self.waiting.entry(subject).or_default().add(waker));
     }
     /// All tasks that wait for this have to be woken.
-    pub(super) fn tell(&mut self, subject: Subject) {
+    pub(super) fn notify(&mut self, subject: Subject) {
         self.woken.extend(self.waiting.remove(&subject).iter_mut().flat_map(WakerSet::take));
     }
-    pub(super) fn tell_all(&mut self) {
+    pub(super) fn notify_all(&mut self) {
         self.woken.extend(self.waiting.drain().flat_map(|(_, mut waiting)| waiting.take()));
     }
     /// The tasks to wake, once no lock is held.

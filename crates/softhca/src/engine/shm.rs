@@ -265,7 +265,7 @@ impl Core {
         let QpEntry { machine, res, .. } = &mut **entry;
         let mut host = QpHost::new(res, &mut self.tables, &self.ahs).reaching(reach);
         machine.handle_message(now, message, &mut host);
-        let moved = core::mem::take(&mut host.res.wish.moved);
+        let moved = core::mem::take(&mut host.res.near_work.moved);
         if self.touched != Some(slot) {
             self.settle_touched(Some(slot));
         }
@@ -302,13 +302,13 @@ impl Core {
             let mut host = QpHost::new(res, tables, ahs).reaching(reach);
             machine.send_messages(now, &mut host, &mut MessageSink { tx, full: false }, BURST_PACKETS)
         });
-        let wishes = res.wish.is_any();
+        let asks = res.near_work.asks_peer();
         if res.link.is_none() {
             res.link = shm.link_of(path);
         }
         match sent {
             // What can't leave now, or failed, is for a turn.
-            None | Some(false) if wishes => {
+            None | Some(false) if asks => {
                 self.ask(qp.index, path, shm);
                 return false;
             }
@@ -322,7 +322,7 @@ impl Core {
         if deadline.is_some_and(|at| entry.timer.is_none_or(|t| at < t)) {
             self.settle(qp.index);
         }
-        if wishes {
+        if asks {
             self.ask(qp.index, path, shm);
         }
         true
@@ -345,21 +345,21 @@ impl Core {
             let mut sink = MessageSink { tx, full: false };
             let mut host = QpHost::new(res, tables, ahs).reaching(reach);
             machine.poll_transmit(now, &mut host, &mut sink, burst);
-            sink.tx.bytes() + core::mem::take(&mut host.res.wish.moved)
+            sink.tx.bytes() + core::mem::take(&mut host.res.near_work.moved)
         });
         if sent.is_none() {
             machine.unreachable(now, &mut QpHost::new(res, tables, ahs));
         } else if res.link.is_none() {
             res.link = shm.link_of(path);
         }
-        let wishes = res.wish.is_any();
+        let asks = res.near_work.asks_peer();
         if let (Some(pace), Some(sent)) = (&res.pace, sent) {
             pace.spend_of_queue_pair(now, sent);
         }
         if machine.ack_owed().is_none() {
             entry.ack_since = entry.ack_since.map(|_| LISTED);
         }
-        if wishes {
+        if asks {
             self.ask(slot, path, shm);
         }
         self.settle(slot);

@@ -273,7 +273,7 @@ impl Requester {
         if kind.is_answered() {
             self.ask(now, path, done, &request, tx)
         } else {
-            self.tell(now, path, done, &request, host, tx)
+            self.send_piece(now, path, done, &request, host, tx)
         }
     }
 

@@ -15,7 +15,7 @@ use crate::{Host, SendRequest, TxSink};
 impl Requester {
     /// A SEND or WRITE, or the next piece of it.
     #[inline]
-    pub(super) fn tell<H: Host, T: TxSink>(
+    pub(super) fn send_piece<H: Host, T: TxSink>(
         &mut self,
         now: Instant,
         path: &Path,
