@@ -1,4 +1,4 @@
-//! What the fuzz target `connection_manager` does with its input: messages of peers, calls of the program and times, in
+//! The fuzz target `connection_manager`: its input is messages of peers, calls of the program and times, in
 //! any order, for a machine with few places. The corpus runs through it in `cargo test` too.
 //!
 //! The input is a list of steps: a byte that says which, and the bytes that its arguments take. An input that ends

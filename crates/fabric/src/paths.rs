@@ -72,7 +72,7 @@ impl Process {
 }
 
 impl PathKey {
-    /// What an address vector asks for, from this address and between queue pairs of these numbers.
+    /// The key of the path that an address vector names, from this address and between queue pairs of these numbers.
     pub(crate) fn new(local: IpAddr, av: &AddressVector, ends: QpEnds) -> Result<Self, PathError> {
         let peer = av.dgid.ip();
         PathError::unless_unicast(peer)?;

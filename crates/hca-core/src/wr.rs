@@ -33,7 +33,7 @@ pub struct MwRange {
     pub addr: u64,
     /// Bytes.
     pub len: u64,
-    /// What peers may do: any of [`Access::REMOTE_READ`], `REMOTE_WRITE` and `REMOTE_ATOMIC`. Where they change the
+    /// The rights of peers: any of [`Access::REMOTE_READ`], `REMOTE_WRITE` and `REMOTE_ATOMIC`. Where they change the
     /// memory, the region allows local writes.
     pub access: Access,
     /// Peers name the first byte by address 0, not by `addr`.

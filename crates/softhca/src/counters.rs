@@ -21,7 +21,7 @@ pub(crate) struct EngineCounters {
 /// Requests that succeeded, by operation, and the bytes of their messages: the queue pair's own, and those of its peer
 /// that it served. What a peer on this machine does straight on this side's memory, the peer alone counts.
 ///
-/// Who has the engine counts; so no count is lost, though a load and a store are not one step.
+/// The owner of the engine counts alone; so no count is lost, though a load and a store are not one step.
 #[derive(Debug, Default)]
 pub(crate) struct OpCounts([Done; KINDS]);
 

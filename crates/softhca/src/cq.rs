@@ -24,7 +24,7 @@ const ATTACHED: u32 = 4;
 /// Completions have times, or notifications are held back: none goes to the caller of a turn without standing in the
 /// queue. Changed under the engine's lock only.
 const SPECIAL: u32 = 8;
-/// What stays when a notification is raised.
+/// Flags that stay when a notification is raised.
 const STAYS: u32 = ATTACHED | SPECIAL;
 
 /// What the engine and the polling side of a completion queue share beside the ring.
@@ -141,7 +141,7 @@ pub(crate) struct CqEntry {
     withheld: u32,
     /// Run by whoever puts completions here.
     engine: Option<Arc<Attached>>,
-    /// What it does beside keeping completions.
+    /// Its work beside keeping completions.
     special: Option<Box<Special>>,
 }
 

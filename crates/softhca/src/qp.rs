@@ -311,7 +311,7 @@ impl Deref for Machine {
     }
 }
 impl DerefMut for Machine {
-    /// Whoever may change it may change its lanes.
+    /// The owner of the machine alone changes its lanes.
     #[inline]
     fn deref_mut(&mut self) -> &mut Qp {
         self.forget_lanes();

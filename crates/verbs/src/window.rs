@@ -130,7 +130,7 @@ impl QpWindow {
     pub fn rkey(&self) -> Rkey {
         self.window.keys.rkey
     }
-    /// What a peer is told of the range of the last bind that was asked for; `None` before the first one.
+    /// The peer's view of the range of the last bind that was requested; `None` before the first one.
     pub fn remote(&self) -> Option<RemoteMr> {
         self.remote
     }

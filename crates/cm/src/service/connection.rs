@@ -33,7 +33,7 @@ pub struct Connection {
     private_data: Vec<u8>,
 }
 
-/// What a connect takes along, and its limits.
+/// The options of a connect: private data, time limit, path MTU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnectParams<'a> {
     /// At most 56 bytes, which come to the listener with the request.

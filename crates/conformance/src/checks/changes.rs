@@ -66,7 +66,7 @@ pub(crate) fn a_completion_queue_that_is_resized_keeps_what_waits_in_it(bed: &dy
     a.world.wait("the notification", || (bell.rung() > 0).then_some(()));
     assert_eq!(a.events(), [], "nothing was lost");
     cq.all_end(100..148, WcStatus::Success);
-    // What is left is that of a queue pair that goes.
+    // The completions that are left are of a queue pair that is destroyed.
     qa.destroy().unwrap();
     cq.stays_empty();
     assert_eq!(resize(1).unwrap().max(1), a.dev().query_cq(cq.handle).unwrap().depth);

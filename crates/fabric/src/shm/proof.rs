@@ -77,7 +77,7 @@ impl ShmFabric {
         for peer in names {
             let link = match self.link_to(peer) {
                 Ok(Some(link)) => link,
-                // Whoever has squatted a name, its owner could not take it, and sends packets.
+                // A name that another process squats is not the owner's: the owner sends packets.
                 Ok(None) | Err(PathError::ForeignUser { .. }) => continue,
                 Err(e) => return Err(e),
             };

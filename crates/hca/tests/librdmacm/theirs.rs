@@ -39,7 +39,7 @@ impl Program {
         let child = command.args(words).stdout(file.try_clone().unwrap()).stderr(file).spawn();
         Self { child: child.unwrap_or_else(|e| panic!("{what}: {e}")), what, printed }
     }
-    /// What it printed until it ended, and whether it ended well.
+    /// The output of the program until its end, and whether it succeeded.
     pub(crate) fn output(&mut self) -> (bool, String) {
         let end = Instant::now() + Duration::from_secs(60);
         loop {

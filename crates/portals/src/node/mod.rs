@@ -234,7 +234,7 @@ pub(crate) struct State {
     /// Where completions are polled to.
     out: Box<[Completion]>,
     looks: u32,
-    /// Those that sleep, or are about to, and were not called.
+    /// Threads that sleep, or are about to, and were not called.
     waiters: u32,
     /// How often waiters were called.
     calls: u64,

@@ -81,7 +81,7 @@ pub(super) struct Invalidatable {
     pub(super) state: Lending,
 }
 
-/// What is lent.
+/// A loan.
 pub(super) enum Lent {
     Region(MrKeys),
     Window(MwHandle),

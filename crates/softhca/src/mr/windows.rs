@@ -8,7 +8,7 @@ use hca_core::{Access, DeviceError, MwHandle, MwKeys, MwRange, MwStatus, MwType,
 
 use super::{Entry, MrTable, Refused, State};
 
-/// What peers may be allowed through a window.
+/// The rights that a window can give to peers.
 const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
 /// A memory window.
@@ -17,7 +17,7 @@ pub(super) struct Window {
     bound: Option<Bound>,
 }
 
-/// What a window shows, and to whom.
+/// The range that a window shows, and the queue pair that it is for.
 #[derive(Clone, Copy)]
 struct Bound {
     range: MwRange,

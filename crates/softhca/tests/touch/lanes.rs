@@ -1,4 +1,4 @@
-//! What a poster knows of the way to a peer's memory ends with its connection and with its queue pair.
+//! A poster's lane to a peer's memory ends with its connection and with its queue pair.
 
 use hca_core::{
     Completion, Device, Gid, Payload, PostErrorKind, QpAttr, QpCap, QpInit, QpPorts, QpState, QpType,
