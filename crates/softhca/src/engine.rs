@@ -25,6 +25,7 @@ use crate::sync::{Arc, Ordering};
 use crate::tables::{Ah, Tables};
 
 mod lines;
+mod objects;
 mod shm;
 
 pub(crate) use shm::Look;

@@ -21,7 +21,7 @@
 //! |---|---|
 //! | `device`, `change` | opening, and the control path; changing and destroying queue pairs |
 //! | `ports`, `glance` | the data path: posting and polling; the checks of an empty poll |
-//! | `engine`, `network` | the turn, and its network; `engine::shm` handles peers on this machine |
+//! | `engine`, `network` | the turn, and its network; `engine::shm`: peers on this machine; `engine::objects`: lookup, creation |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
 //! | `scattered` | regions of several pieces |
 //! | `near`, `grants` | direct access to peers' memory on this machine; regions that peers were granted |

@@ -1,12 +1,11 @@
 //! A queue pair's state beside its transport machine: rings, keys, completions; and the machine's access to them.
 
 mod lists;
+mod machine;
 mod parts;
 
 use core::mem::MaybeUninit;
 use core::net::IpAddr;
-use core::num::NonZeroU64;
-use core::ops::{Deref, DerefMut};
 
 use hca_core::wire::Packet;
 use hca_core::{
@@ -15,7 +14,7 @@ use hca_core::{
 };
 use hca_fabric::{LinkId, PathId, PeerName, Places, Reach};
 use hca_transport::{
-    AtomicOp, Count, Direct, Host, InPlace, Lane, Lanes, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone,
+    AtomicOp, Count, Direct, Host, InPlace, Loan, LoanError, LocalError, QpEvent, RecvDone,
     RemoteAccessError, SMALL_BYTES, SendRequest, Served, UdTarget,
 };
 
@@ -27,9 +26,10 @@ use crate::mr::Refused;
 use crate::near::{self, Near, NearWork};
 use crate::pace::Pace;
 use crate::ring::{Cell, Consumer, Header};
-use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU32};
 use crate::tables::{Ah, Tables};
 pub(crate) use lists::RequestList;
+pub(crate) use machine::{LanesWord, Machine};
 use parts::each_part;
 
 /// The header of a send queue slot, one cache line. The first cell of a datagram's slot is its destination.
@@ -153,7 +153,7 @@ impl QpShared {
             handle,
             state: AtomicU32::new(0),
             near: AtomicBool::new(false),
-            lanes: LanesWord(AtomicU64::new(0)),
+            lanes: LanesWord::new(),
             ops: OpCounts::default(),
         }
     }
@@ -214,109 +214,6 @@ pub(crate) struct QpRes {
     pub(crate) pace: Option<Arc<Pace>>,
     /// What was counted for it alone.
     pub(crate) counts: [u64; Count::COUNT],
-}
-
-/// Which of a queue pair's ways are quick now, in a word that its ports see, too. Read and written by who has the
-/// engine. It is not 0, and never comes back behind a change of the peer.
-pub(crate) struct LanesWord(AtomicU64);
-
-impl LanesWord {
-    /// The lanes have been looked at since something else touched the machine.
-    const KNOWN: u64 = 1;
-    const SENDS: u64 = 2;
-    const TAKES: u64 = 4;
-    const ACCESSES: u64 = 8;
-    /// From here on it counts the peers.
-    const PEER: u64 = 16;
-
-    #[inline(always)]
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-    #[inline(always)]
-    fn set(&self, word: u64) {
-        self.0.store(word, Ordering::Relaxed);
-    }
-}
-
-/// A queue pair's machine, and what is known of its quick ways until something else touches it.
-pub(crate) struct Machine {
-    qp: Qp,
-    shared: Arc<QpShared>,
-    /// The word of lanes that nobody has looked at.
-    unknown: u64,
-}
-
-impl Machine {
-    pub(crate) fn new(qp: Qp, shared: Arc<QpShared>) -> Self {
-        let mut machine = Self { qp, shared, unknown: 0 };
-        machine.end_lanes();
-        machine
-    }
-    #[inline(always)]
-    fn lanes(&self) -> u64 {
-        let word = self.shared.lanes.get();
-        if word & LanesWord::KNOWN == 0 { self.look_for_lanes() } else { word }
-    }
-    #[inline(never)]
-    fn look_for_lanes(&self) -> u64 {
-        let Lanes { sends, takes, accesses } = self.qp.lanes();
-        let flag = |is, flag| if is { flag } else { 0 };
-        let word = self.unknown
-            | LanesWord::KNOWN
-            | flag(sends, LanesWord::SENDS)
-            | flag(takes, LanesWord::TAKES)
-            | flag(accesses, LanesWord::ACCESSES);
-        self.shared.lanes.set(word);
-        word
-    }
-    /// The quick way for a plain SEND that is next, if there is one now.
-    #[inline(always)]
-    pub(crate) fn lane_to_send(&mut self) -> Option<Lane<'_>> {
-        if self.lanes() & LanesWord::SENDS != 0 { self.qp.lane() } else { None }
-    }
-    /// The quick way for a plain SEND that has come, if there is one now.
-    #[inline(always)]
-    pub(crate) fn lane_to_take(&mut self) -> Option<Lane<'_>> {
-        if self.lanes() & LanesWord::TAKES != 0 { self.qp.lane() } else { None }
-    }
-    /// The word of the lanes as long as requests on the peer's memory may be done as they are posted, whenever none is
-    /// under way.
-    pub(crate) fn accesses_at_once(&self) -> Option<NonZeroU64> {
-        let word = self.lanes();
-        if word & LanesWord::ACCESSES == 0 { None } else { NonZeroU64::new(word) }
-    }
-    /// Its lanes have changed.
-    #[inline]
-    pub(crate) fn forget_lanes(&mut self) {
-        self.shared.lanes.set(self.unknown);
-    }
-    /// It is connected to another peer, or none: what was known of the one before holds no more.
-    pub(crate) fn end_lanes(&mut self) {
-        self.unknown += LanesWord::PEER;
-        self.forget_lanes();
-    }
-}
-impl Drop for Machine {
-    /// Its ports may be there for longer.
-    fn drop(&mut self) {
-        self.end_lanes();
-    }
-}
-impl Deref for Machine {
-    type Target = Qp;
-    #[inline]
-    fn deref(&self) -> &Qp {
-        &self.qp
-    }
-}
-impl DerefMut for Machine {
-    /// The owner of the machine alone changes its lanes.
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Qp {
-        self.forget_lanes();
-        &mut self.qp
-    }
 }
 
 /// A queue pair.
