@@ -69,8 +69,8 @@ pub(crate) struct MrTable {
     regions: u32,
     window_limit: u32,
     windows: u32,
-    /// The slots of windows that are bound to queue pairs, behind the queue pair's index.
-    windows_of_qps: BTreeSet<(u32, u32)>,
+    /// Index and generation of a queue pair, and the slot of a window that is bound to that queue pair.
+    windows_of_qps: BTreeSet<(u32, u32, u32)>,
 }
 
 /// A region that goes: its place is taken until it is [freed](MrTable::free).

@@ -139,7 +139,7 @@ impl MrTable {
     fn bind(&mut self, slot: u32, tag: u8, bound: Option<Bound>) {
         if let Some(bound) = &bound {
             self.entries[bound.region as usize].windows += 1;
-            self.windows_of_qps.extend(bound.qp.map(|qp| (qp.index, slot)));
+            self.windows_of_qps.extend(bound.qp.map(|qp| (qp.index, qp.generation, slot)));
         }
         let entry = &mut self.entries[slot as usize];
         entry.tag = tag;
@@ -150,7 +150,7 @@ impl MrTable {
         let bound = self.entries[slot as usize].window.as_mut().and_then(|w| w.bound.take());
         if let Some(bound) = &bound {
             self.entries[bound.region as usize].windows -= 1;
-            bound.qp.map(|qp| self.windows_of_qps.remove(&(qp.index, slot)));
+            bound.qp.map(|qp| self.windows_of_qps.remove(&(qp.index, qp.generation, slot)));
         }
         bound.is_some()
     }
@@ -174,8 +174,8 @@ impl MrTable {
     }
     /// A queue pair goes: the windows that are bound to it are bound no more.
     pub(crate) fn unbind_windows_of(&mut self, qp: QpHandle) {
-        let of_qp = (qp.index, 0)..=(qp.index, u32::MAX);
-        while let Some(&(_, slot)) = self.windows_of_qps.range(of_qp.clone()).next() {
+        let of_qp = (qp.index, qp.generation, 0)..=(qp.index, qp.generation, u32::MAX);
+        while let Some(&(_, _, slot)) = self.windows_of_qps.range(of_qp.clone()).next() {
             self.unbind(slot);
         }
     }
