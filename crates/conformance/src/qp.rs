@@ -1,18 +1,19 @@
 //! Queue pairs of a check, shared receive queues, and pairs of connected queue pairs.
 #![allow(unsafe_code)]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hca_core::{
     Access, AckTimeout, AddressVector, AsyncEvent, DeviceError, Gid, Mtu, Payload, Pkey, PostError, Psn,
     Qkey, QpAttr, QpCap, QpHandle, QpInit, QpPorts, QpState, QpStatus, QpType, Qpn, RecvPort, RecvWr,
-    RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqHandle, SrqInit,
+    RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqHandle, SrqInit, WcStatus,
 };
 
 use crate::Bed;
 use crate::mem::Mem;
 use crate::node::{Cq, Node, Pd};
-use crate::world::lock;
+use crate::world::{RaiseOnDrop, lock};
 
 /// Everything that a peer or this side may be allowed.
 pub(crate) const ALL: Access = Access::all();
@@ -348,6 +349,32 @@ impl Pair {
     }
     pub(crate) fn settle(&self) {
         self.a.node.world.settle();
+    }
+    /// A carries out `ops` over and over, each with `len` bytes of its own, until one is refused. Meanwhile `take_back`
+    /// runs. Each round writes other bytes.
+    pub(crate) fn access_until_refused(&self, ops: &[SendOp], len: usize, take_back: impl FnOnce()) {
+        let (a, ma, done) = (&self.a, &self.ma, AtomicBool::new(false));
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for fill in (1..=u8::MAX).cycle() {
+                    ma.fill(fill);
+                    for (i, op) in ops.iter().enumerate() {
+                        a.send(i as u64, *op, &[ma.sge(i * len, len)]);
+                    }
+                    let statuses: Vec<_> = ops.iter().map(|_| a.send_cq.next().status).collect();
+                    if let Some(failed) = statuses.into_iter().find(|s| *s != WcStatus::Success) {
+                        let status = a.node.world.as_refusal(failed, WcStatus::RemoteAccess);
+                        assert_eq!(status, WcStatus::RemoteAccess);
+                        break;
+                    }
+                    if done.load(Ordering::Acquire) {
+                        break;
+                    }
+                }
+            });
+            let _end = RaiseOnDrop(&done);
+            take_back();
+        });
     }
     /// Sends one message each way and fails if either does not arrive.
     #[track_caller]

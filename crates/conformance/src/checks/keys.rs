@@ -1,14 +1,11 @@
 //! Keys, ranges, rights and protection domains: accesses that must be refused, and that must change nothing.
 
-use core::sync::atomic::{AtomicBool, Ordering};
-
 use hca_core::{Access, AsyncEvent, DeviceError, QpState, RemoteAddr, Rkey, SendOp, Sge, WcStatus};
 
 use crate::Bed;
 use crate::mem::{Mem, pattern};
 use crate::node::Node;
 use crate::qp::{ALL, Conn, Pair, wr};
-use crate::world::RaiseOnDrop;
 
 /// WRITE, READ and an atomic to one place.
 fn remote_ops(remote: RemoteAddr) -> [SendOp; 4] {
@@ -229,24 +226,7 @@ pub(crate) fn after_deregistration_no_write_lands(bed: &dyn Bed) {
     for round in 0..3_u8 {
         let p = Pair::between(&a, &b, Conn { mem_bytes: 64 << 10, ..Conn::default() });
         let target = b.mem(64 << 10, ALL);
-        let done = AtomicBool::new(false);
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                // Writes ever new bytes until one is refused.
-                let mut fill = 1;
-                while !done.load(Ordering::Acquire) {
-                    p.ma.fill(fill);
-                    fill = fill.wrapping_add(1).max(1);
-                    p.a.send(1, SendOp::Write(target.remote(0)), &[p.ma.sge(0, 64 << 10)]);
-                    let c = p.a.send_cq.next();
-                    if c.status != WcStatus::Success {
-                        let status = a.world.as_refusal(c.status, WcStatus::RemoteAccess);
-                        assert_eq!(status, WcStatus::RemoteAccess);
-                        break;
-                    }
-                }
-            });
-            let _end = RaiseOnDrop(&done);
+        p.access_until_refused(&[SendOp::Write(target.remote(0))], 64 << 10, || {
             let some = usize::from(round) * 1000 + 8;
             a.world.wait("the first bytes", || (target.read(some, 1)[0] != 0).then_some(()));
             target.dereg().unwrap();

@@ -1,6 +1,6 @@
 //! Memory windows. A device that has none refuses.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use hca_core::{
     Access, AsyncEvent, DeviceError, MemoryWindows, MwHandle, MwKeys, MwRange, MwType, PostErrorKind,
@@ -10,7 +10,6 @@ use hca_core::{
 use crate::mem::{Mem, pattern};
 use crate::node::Node;
 use crate::qp::{ALL, Conn, Pair, wr};
-use crate::world::RaiseOnDrop;
 use crate::{Bed, Feature};
 
 const RW: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -335,25 +334,9 @@ pub(crate) fn windows_come_and_go_while_peers_read_and_write(bed: &dyn Bed) {
         let p = Pair::between(&a, &b, Conn { mem_bytes: 64 << 10, ..Conn::default() });
         hidden.fill(0);
         let key = mw.bind(Some(&range(&hidden, 0, 32 << 10, RW))).unwrap();
-        let (done, base) = (AtomicBool::new(false), hidden.sge(0, 0).addr);
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                let mut fill = 1;
-                while !done.load(Ordering::Acquire) {
-                    p.ma.fill(fill);
-                    fill = fill.wrapping_add(1).max(1);
-                    let len = 32 << 10;
-                    p.a.send(1, SendOp::Write(at(key, base)), &[p.ma.sge(0, len)]);
-                    p.a.send(2, SendOp::Read(at(key, base)), &[p.ma.sge(len, len)]);
-                    let statuses = [p.a.send_cq.next().status, p.a.send_cq.next().status];
-                    if let Some(failed) = statuses.into_iter().find(|s| *s != WcStatus::Success) {
-                        let status = a.world.as_refusal(failed, WcStatus::RemoteAccess);
-                        assert_eq!(status, WcStatus::RemoteAccess);
-                        break;
-                    }
-                }
-            });
-            let _end = RaiseOnDrop(&done);
+        let base = hidden.sge(0, 0).addr;
+        let ops = [SendOp::Write(at(key, base)), SendOp::Read(at(key, base))];
+        p.access_until_refused(&ops, 32 << 10, || {
             b.world.wait("the first bytes", || (hidden.read(8, 1)[0] != 0).then_some(()));
             // By another bind, by none, or with a bind of other rights: what was is not reached by this key.
             let next = match round % 3 {
