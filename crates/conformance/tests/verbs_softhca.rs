@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::Duration;
 
-use hca_core::{Access, AsyncEvent, Qkey, SrqInit, WcOpcode, WcStatus};
+use hca_core::{Access, AsyncEvent, DeviceError, Qkey, SrqInit, WcOpcode, WcStatus};
 use hca_fabric::LoopbackNet;
 use hca_verbs::*;
 use softhca::{Options, Progress, SoftHca};
@@ -136,6 +136,90 @@ fn a_key_that_was_taken_back_is_refused_and_the_rest_flushed() {
         assert_eq!(statuses, [(WcStatus::RemoteAccess, 1), flushed, flushed]);
         assert_eq!(a.outstanding().0, 0);
         drop((a, b));
+    });
+}
+
+fn word(byte: u8) -> u64 {
+    u64::from_ne_bytes([byte; 8])
+}
+/// How a WRITE of 8 bytes from the first end to `remote` ends.
+fn write_ends(ends: &mut [End; 2], a: &mut QueuePair<Rc>, remote: RemoteMr, byte: u8) -> WcStatus {
+    let data = ends[0].buf(&[byte; 8]);
+    a.post_send(SendRequest::write(data, remote.range(..8))).unwrap();
+    collect(ends, [1, 0])[0][0].1
+}
+
+#[test]
+fn a_window_shows_one_range_until_it_is_bound_anew_taken_back_or_dropped() {
+    in_all_modes(|ends| {
+        let page = ends[1].pd.alloc_shared(4096, Access::MW_BIND).unwrap();
+        let mut window = ends[1].pd.alloc_window().unwrap();
+        assert!(matches!(
+            window.bind(&page.range(..0), Access::REMOTE_WRITE),
+            Err(DeviceError::OutOfRange { .. })
+        ));
+        type End = fn(MemoryWindow, &SharedMr) -> Option<MemoryWindow>;
+        let ways: [End; 3] = [
+            |mut window, page| {
+                window.bind(&page.range(64..), Access::REMOTE_WRITE).unwrap();
+                Some(window)
+            },
+            |mut window, _| {
+                window.unbind().unwrap();
+                Some(window)
+            },
+            |_dropped, _| None,
+        ];
+        for way in ways {
+            let (mut a, b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
+            connect(&a, &b);
+            let shown = window.bind(&page.range(8..16), Access::REMOTE_WRITE).unwrap();
+            assert_eq!(shown.len, 8);
+            assert_eq!(write_ends(ends, &mut a, shown, 9), WcStatus::Success);
+            assert_eq!(page.load_u64(8), word(9));
+            assert!(matches!(page.revoke(), Err(DeviceError::InUse { .. })), "a window shows it");
+            let kept = way(window, &page);
+            assert_eq!(write_ends(ends, &mut a, shown, 5), WcStatus::RemoteAccess);
+            assert_eq!(page.load_u64(8), word(9));
+            window = kept.unwrap_or_else(|| ends[1].pd.alloc_window().unwrap());
+        }
+        drop(window);
+        page.revoke().unwrap();
+    });
+}
+
+#[test]
+fn a_window_of_a_queue_pair_is_bound_by_requests_and_taken_back_by_either_end() {
+    in_all_modes(|ends| {
+        let (mut a, mut b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
+        connect(&a, &b);
+        let pages = [1, 2].map(|_| ends[1].pd.alloc_shared(4096, Access::MW_BIND).unwrap());
+        let mut window = ends[1].pd.alloc_qp_window().unwrap();
+        assert!(window.remote().is_none());
+        // Taken back by the peer, with a message.
+        let bind = SendRequest::bind(&mut window, &pages[0].range(..64), Access::REMOTE_WRITE).unwrap();
+        b.post_send(bind).unwrap();
+        let first = window.remote().unwrap();
+        assert_eq!(collect(ends, [0, 1])[1][0].1, WcStatus::Success);
+        assert_eq!(write_ends(ends, &mut a, first, 3), WcStatus::Success);
+        b.post_recv(()).unwrap();
+        a.post_send(SendRequest::send(()).invalidate(window.rkey())).unwrap();
+        let [sent, received] = collect(ends, [1, 1]);
+        assert_eq!((sent[0].1, received[0].1), (WcStatus::Success, WcStatus::Success));
+        assert_eq!(window.query().unwrap().range, None);
+        pages[0].revoke().unwrap();
+        // Bound to the other region, by addresses from 0, and taken back by its owner.
+        let bind = SendRequest::bind_zero_based(&mut window, &pages[1].range(64..), Access::REMOTE_WRITE);
+        b.post_send(bind.unwrap()).unwrap();
+        let second = window.remote().unwrap();
+        assert_eq!((second.addr, window.rkey() == first.rkey), (0, false));
+        assert_eq!(collect(ends, [0, 1])[1][0].1, WcStatus::Success);
+        assert_eq!(write_ends(ends, &mut a, second, 4), WcStatus::Success);
+        assert_eq!((pages[0].load_u64(0), pages[1].load_u64(64)), (word(3), word(4)));
+        b.post_send(SendRequest::local_inv(window.rkey())).unwrap();
+        assert_eq!(collect(ends, [0, 1])[1][0].1, WcStatus::Success);
+        assert_eq!(write_ends(ends, &mut a, second, 5), WcStatus::RemoteAccess);
+        assert_eq!(pages[1].load_u64(64), word(4));
     });
 }
 
