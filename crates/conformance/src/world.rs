@@ -102,6 +102,18 @@ impl World {
         }
     }
 
+    /// Waits until an adapter that counts datagrams without a receive has dropped `n`; lets all arrive at others.
+    pub(crate) fn wait_no_recv(&self, device: usize, n: u64) {
+        let dropped = || {
+            let counters = self.devices[device].counters();
+            counters.iter().find(|c| c.name == "rx_dropped_no_recv").map(|c| c.value)
+        };
+        if self.lossless && dropped().is_some() {
+            self.wait(&format!("{n} messages without a receive"), || (dropped() >= Some(n)).then_some(()));
+        }
+        self.settle();
+    }
+
     /// All events of one adapter so far.
     pub(crate) fn events(&self, device: usize) -> Vec<AsyncEvent> {
         self.take_events(device).clone()

@@ -49,7 +49,7 @@ pub(crate) fn uc_drops_what_nobody_receives_and_goes_on(bed: &dyn Bed) {
     let p = Pair::new(bed, Conn::of(QpType::Uc));
     p.a.send(1, SendOp::Send, &[p.ma.sge(0, 3000)]);
     p.a.send_cq.ok(1);
-    p.settle();
+    p.a.node.world.wait_no_recv(1, 1);
     p.ma.write(0, &pattern(2, 3000));
     p.b.recv(2, &[p.mb.sge(0, 3000)]);
     p.b.recv_cq.stays_empty();

@@ -201,7 +201,7 @@ pub(crate) fn ud_drops_what_nobody_receives(bed: &dyn Bed) {
         u.a.try_send(&[to(u.to_b(), id, SendOp::Send, &[u.ma.sge(0, 64)])]).unwrap();
     }
     u.a.send_cq.all_end(0..5, WcStatus::Success);
-    u.a.node.world.settle();
+    u.a.node.world.wait_no_recv(1, 5);
     u.b.recv(9, &[u.mb.sge(0, 200)]);
     u.b.recv_cq.stays_empty();
     if bed.can(Feature::Lossless) {

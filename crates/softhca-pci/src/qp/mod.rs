@@ -435,9 +435,13 @@ impl Objects {
             if let (Some(av), Some(remote)) = (attr.av, attr.dest_qpn) {
                 let (handle, remote) = (qp.handle, remote.raw());
                 let here = av.dgid == directory.own();
-                for stranger in directory.connect(qpn, Connection { handle, remote, here }) {
+                let strangers = directory.connect(qpn, Connection { handle, remote, here });
+                for stranger in &strangers {
                     let attr = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
-                    gone("connection of a stranger", hca.modify_qp(stranger, &attr));
+                    gone("connection of a stranger", hca.modify_qp(*stranger, &attr));
+                }
+                if !strangers.is_empty() {
+                    drop_packets_under_way(hca);
                 }
             }
             // An error that the adapter knows nothing of ends here.
@@ -604,6 +608,16 @@ fn peer(context: &Qpc, directory: &Directory) -> (AddressVector, Qpn) {
 /// The peer of who is connected to an address that nobody has: packets leave, and no answer comes.
 fn nobody(directory: &Directory) -> (AddressVector, Qpn) {
     (AddressVector { dgid: directory.own(), ..AddressVector::default() }, NOBODY)
+}
+
+/// Takes packets that queue pairs of this adapter have sent to it, while the receiver is not ready and drops them.
+fn drop_packets_under_way(hca: &SoftHca) {
+    const TURNS: usize = 64;
+    for _ in 0..TURNS {
+        if !hca.turn() {
+            break;
+        }
+    }
 }
 
 /// Has the adapter change a queue pair. An adapter in silicon does not ask whether there is a way to the peer, so one

@@ -1,8 +1,11 @@
 //! Requests that end in error, and the requests that an error flushes.
 
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hca_core::{Device, Gid};
+use hca_fabric::LoopbackNet;
 use hca_prm::command::cq::DestroyCqIn;
 use hca_prm::{
     Ads, CmdStatus, CqError, Cqe64, CqeOpcode, CqeSyndrome, DataSeg, EventType, Opcode, QpState, Qpc,
@@ -230,7 +233,10 @@ fn keys_of_one_function_mean_nothing_to_another_one() {
 fn who_is_connected_to_a_queue_pair_that_is_not_to_him_is_not_heard() {
     for st in [ServiceType::Rc, ServiceType::Uc] {
         // A third function, whose queue pair would continue where A's is.
-        let mut p = Pair::new(QpShape { st, ..QpShape::default() });
+        let clock = Arc::new(AtomicU64::new(0));
+        let later = || clock.fetch_add(100_000_000, Ordering::Relaxed);
+        let server = Server::by_clock(&LoopbackNet::new(), "10.0.0.1", clock.clone());
+        let mut p = Pair::over(server, [0, 1], QpShape { st, ..QpShape::default() });
         let mut c = End::new(&p.server, 2, QpShape { st, ..QpShape::default() });
         let (gid, b, to) = (p.server.gid(), p.b.qp.qpn, p.b.mr.remote(0));
         let qp = c.qp;
@@ -238,6 +244,7 @@ fn who_is_connected_to_a_queue_pair_that_is_not_to_him_is_not_heard() {
         p.b.recv(128, 64);
         c.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[6; 8]));
         let cqe = p.until("the stranger's completion", |_| {
+            later();
             c.client.function.look();
             c.sent()
         });
@@ -251,6 +258,10 @@ fn who_is_connected_to_a_queue_pair_that_is_not_to_him_is_not_heard() {
         d.client.connect(&qp, gid, b);
         d.post(&Wqe::new(WqeOpcode::Send).inline(&[6; 8]));
         d.client.function.look();
+        // What it repeats may be on its way when B gets its peer.
+        later();
+        p.server.hca.turn();
+        later();
         let a = p.a.qp.qpn;
         p.b.client.write(p.b.qp.record, &[0; 8]);
         p.b.qp.rq_pi = 0;
