@@ -61,6 +61,8 @@ macro_rules! __for_each_check {
                 compare_swap_elects_one_winner,
                 adds_mix_with_those_of_the_cpu;
             keys: an_unknown_key_is_refused,
+                the_owner_learns_why_a_key_was_refused,
+                a_completion_says_why_its_local_key_was_refused,
                 a_key_taken_back_is_refused,
                 a_key_of_another_protection_domain_is_refused,
                 an_access_outside_the_region_by_one_is_refused,

@@ -127,11 +127,13 @@ pub struct Completion {
     pub wr_id: u64,
     /// The handle of the queue pair, which is never reused (unlike QPNs).
     pub qp: QpHandle,
-    /// The status. Unless it is success, only `wr_id`, `qp` and `opcode` are valid beside it.
+    /// The status. Unless it is success, only `wr_id`, `qp`, `opcode` and [`vendor_code`](Self::vendor_code) are valid
+    /// beside it.
     pub status: WcStatus,
     /// The operation.
     pub opcode: WcOpcode,
-    /// Bytes received or read; on UD the 40 bytes of GRH are counted.
+    /// Bytes received or read; on UD the 40 bytes of GRH are counted. Of a failed request, the
+    /// [vendor code](Self::vendor_code).
     pub byte_len: u32,
     /// Immediate data or invalidated key.
     pub extra: RecvExtra,
@@ -142,4 +144,54 @@ pub struct Completion {
     pub grh: bool,
     /// Whether the sender asked for a solicited event; not every device reports it.
     pub solicited: bool,
+}
+
+impl Completion {
+    /// The device's own number for the failure, beside the status; 0 for a success, and if the device has none. The
+    /// software adapter has the codes of [`KeyFault`], ConnectX the vendor syndrome of its completion queue entry.
+    #[inline]
+    pub const fn vendor_code(&self) -> u8 {
+        match self.status {
+            WcStatus::Success => 0,
+            _ => self.byte_len as u8,
+        }
+    }
+}
+
+/// The reason why a key does not allow an access.
+///
+/// A peer learns the status only ([`WcStatus::RemoteAccess`]). The owner of the key has a counter for each reason, and
+/// the [vendor code](Completion::vendor_code) of completions whose local key failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+#[repr(u8)]
+pub enum KeyFault {
+    /// No object has the key: the key was never given, or another object has its place by now.
+    #[error("no memory region or window has the key")]
+    Unknown = 1,
+    /// The region was deregistered, the key invalidated, or the window is not bound.
+    #[error("the key was freed: its region is deregistered, the key invalidated or the window not bound")]
+    Freed = 2,
+    /// The object belongs to another protection domain, or the window to another queue pair.
+    #[error("the key belongs to another protection domain, or its window to another queue pair")]
+    OtherPd = 3,
+    /// The access begins in front of the object or ends behind it.
+    #[error("the range is not inside of the memory that the key names")]
+    Range = 4,
+    /// The object lacks a right that the access needs.
+    #[error("the key lacks a right that the access needs")]
+    Right = 5,
+}
+
+impl KeyFault {
+    /// All reasons, in the order of their codes.
+    pub const ALL: [Self; 5] = [Self::Unknown, Self::Freed, Self::OtherPd, Self::Range, Self::Right];
+
+    /// The reason as the vendor code of a completion.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+    /// The reason with this code.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|fault| fault.code() == code)
+    }
 }

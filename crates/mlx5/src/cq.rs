@@ -274,6 +274,7 @@ impl Entries {
             _ => return None,
         };
         fill_in(out, qp, wr_id, cqe.status(), opcode);
+        out.byte_len = cqe.vendor_syndrome().into();
         if out.status != WcStatus::WrFlushed {
             tracing::debug!(qp = %qp.qpn, status = %out.status, vendor = cqe.vendor_syndrome(), "a request failed");
         }

@@ -1,7 +1,7 @@
 //! The engine's counters, by name.
 
 use hca_core::wire::ParseError;
-use hca_core::{Counter, WcOpcode};
+use hca_core::{Counter, KeyFault, WcOpcode};
 use hca_transport::{Count, Served};
 
 use crate::sync::{AtomicU64, Ordering};
@@ -147,6 +147,20 @@ impl EngineCounters {
         out.extend(own.map(|(name, value)| Counter { name, value }));
         named(transport, out);
     }
+}
+
+/// The refused accesses of peers, with the names of their reasons.
+pub(crate) fn named_faults(counts: &[u64; KeyFault::ALL.len()], out: &mut Vec<Counter>) {
+    out.extend(KeyFault::ALL.into_iter().zip(counts).map(|(fault, &value)| {
+        let name = match fault {
+            KeyFault::Unknown => "rx_refused_unknown_key",
+            KeyFault::Freed => "rx_refused_freed_key",
+            KeyFault::OtherPd => "rx_refused_other_pd",
+            KeyFault::Range => "rx_refused_range",
+            KeyFault::Right => "rx_refused_right",
+        };
+        Counter { name, value }
+    }));
 }
 
 /// What the transport counts, with its names.

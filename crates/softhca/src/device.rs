@@ -380,6 +380,7 @@ unsafe impl Device for SoftHca {
         self.shared.control(|e| {
             let t = &e.core.tables;
             e.core.counters.list(&t.counts, &mut out);
+            crate::counters::named_faults(&t.key_faults, &mut out);
             let ops = OpCounts::default();
             ops.add_all(&t.ops_of_the_gone);
             e.core.qps.iter().for_each(|(_, qp)| ops.add_all(&qp.res.shared.ops));

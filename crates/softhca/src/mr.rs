@@ -5,6 +5,7 @@
 //! old key misses a slot that was used again. Slots are used again in the order in which they were
 //! freed, and only once a number of them are free.
 
+mod fault;
 mod windows;
 
 use core::cell::Cell;
@@ -81,7 +82,7 @@ pub(crate) struct EndedMr {
     pub(crate) pd: PdHandle,
 }
 
-/// Why an access was refused. All are one to a peer; the program's own error tells more.
+/// An access was refused. [`MrTable::fault`] finds the reason, which the quick ways do not look for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refused;
 

@@ -1,5 +1,6 @@
 //! A queue pair's state beside its transport machine: rings, keys, completions; and the machine's access to them.
 
+mod faults;
 mod lists;
 mod machine;
 mod parts;
@@ -462,14 +463,15 @@ impl Host for QpHost<'_> {
     fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32) {
         let sq = &mut self.res.sq;
         assert_eq!(index, sq.head(), "send requests complete in order");
+        if status != WcStatus::Success {
+            return self.fail_send(index, status);
+        }
         let h = sq.header_ref(index);
         let (wr_id, opcode, flags, len) = (h.wr_id, h.op.wc_opcode(), h.flags, h.len);
         sq.release(index.wrapping_add(1));
-        if status == WcStatus::Success {
-            self.res.shared.ops.completed(opcode, len);
-            if !flags.contains(SendFlags::SIGNALED) {
-                return;
-            }
+        self.res.shared.ops.completed(opcode, len);
+        if !flags.contains(SendFlags::SIGNALED) {
+            return;
         }
         let qp = self.res.shared.handle;
         let make = || Completion { wr_id, qp, status, opcode, byte_len, ..Completion::default() };
@@ -498,9 +500,10 @@ impl Host for QpHost<'_> {
     #[inline]
     fn complete_recv(&mut self, done: &RecvDone) {
         assert!(self.res.held.active, "a receive request is held");
-        if done.status == WcStatus::Success {
-            self.res.shared.ops.completed(done.opcode, done.byte_len);
+        if done.status != WcStatus::Success {
+            return self.fail_recv(done);
         }
+        self.res.shared.ops.completed(done.opcode, done.byte_len);
         self.release_held();
         let (wr_id, qp) = (self.res.held.wr_id, self.res.shared.handle);
         let &RecvDone { status, opcode, byte_len, extra, solicited, src_qp, grh } = done;
@@ -556,7 +559,7 @@ impl Host for QpHost<'_> {
             Err(_) => {
                 let found = self.tables.mrs.scattered(self.res.pd, rkey.raw(), va, len, access);
                 let found = found.map(drop).or_else(|_| self.through_window(rkey, va, len, access).map(drop));
-                found.map_err(|_| RemoteAccessError)
+                found.map_err(|_| self.refuse(rkey, va, len, access))
             }
         }
     }
@@ -602,20 +605,21 @@ impl Host for QpHost<'_> {
                 let (key, va) = self.through_window(rkey, va, 8, Access::REMOTE_ATOMIC)?;
                 self.tables.mrs.translate(self.res.pd, key, va, 8, Access::empty())
             })
-            .map_err(|_| RemoteAccessError)?;
+            .map_err(|_| self.refuse(rkey, va, 8, Access::REMOTE_ATOMIC))?;
         // A region whose addresses are not its memory's may have aligned addresses of unaligned words.
         if at.addr() & 7 != 0 {
-            return Err(RemoteAccessError);
+            return Err(self.refuse(rkey, va, 8, Access::REMOTE_ATOMIC));
         }
         // SAFETY: as in `write_remote`, with the right to do atomics, and aligned.
         Ok(unsafe { dma::atomic(at, op) })
     }
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), RemoteAccessError> {
         let (pd, qp) = (self.res.pd, self.res.shared.handle);
-        if let Some(done) = self.tables.mrs.invalidate_window(pd, qp, rkey.raw()) {
-            return done.map_err(|_| RemoteAccessError);
+        let mrs = &mut self.tables.mrs;
+        if let Some(done) = mrs.invalidate_window(pd, qp, rkey.raw()) {
+            return done.map_err(|_| self.refuse_invalidate(rkey));
         }
-        self.tables.mrs.invalidate(pd, rkey.raw()).map_err(|_| RemoteAccessError)?;
+        mrs.invalidate(pd, rkey.raw()).map_err(|_| self.refuse_invalidate(rkey))?;
         self.tables.taken_back.push((rkey.raw(), self.res.recv_cq));
         Ok(())
     }
@@ -705,6 +709,9 @@ impl Host for QpHost<'_> {
                     let (who, access) = ((*pd, res.shared.handle), Access::REMOTE_WRITE);
                     tables.mrs.through_window(who, rkey.raw(), va, loan.len.into(), access).is_ok()
                 };
+                if !is_sent {
+                    self.refuse(rkey, va, loan.len.into(), Access::REMOTE_WRITE);
+                }
                 return Err(if is_sent { LoanError::Gone } else { LoanError::Remote });
             }
         };

@@ -2,8 +2,8 @@
 #![allow(unsafe_code)] // one pointer to a poller's memory, with its invariant
 
 use hca_core::{
-    AsyncEvent, Completion, CqHandle, Instant, PdHandle, QpHandle, Sge, SrqHandle, SrqStatus, WcOpcode,
-    WcStatus,
+    AsyncEvent, Completion, CqHandle, Instant, KeyFault, PdHandle, QpHandle, Sge, SrqHandle, SrqStatus,
+    WcOpcode, WcStatus,
 };
 use hca_fabric::PathId;
 use hca_transport::Count;
@@ -131,6 +131,8 @@ pub(crate) struct Tables {
     pub(crate) cqs: Slab<CqEntry>,
     pub(crate) srqs: Slab<SrqEntry>,
     pub(crate) counts: [u64; Count::COUNT],
+    /// Refused accesses of peers, by reason.
+    pub(crate) key_faults: [u64; KeyFault::ALL.len()],
     /// The counts of destroyed queue pairs.
     pub(crate) ops_of_the_gone: OpCounts,
     pub(crate) completions: u64,
@@ -164,6 +166,7 @@ impl Tables {
             cqs,
             srqs,
             counts: [0; Count::COUNT],
+            key_faults: [0; KeyFault::ALL.len()],
             ops_of_the_gone: OpCounts::default(),
             completions: 0,
             events,

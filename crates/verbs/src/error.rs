@@ -221,6 +221,10 @@ pub struct WcError {
     pub opcode: WcOpcode,
     /// The status.
     pub status: WcStatus,
+    /// The device's own number for the failure, 0 if it has none ([`Completion::vendor_code`]).
+    ///
+    /// [`Completion::vendor_code`]: hca_core::Completion::vendor_code
+    pub vendor_code: u8,
 }
 
 impl WcError {
@@ -253,8 +257,12 @@ impl WcError {
 
 impl fmt::Display for WcError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { id, qp, opcode, status } = self;
-        write!(f, "{opcode:?} request {id} of queue pair {qp}: {status}; {}", self.advice())
+        let Self { id, qp, opcode, status, vendor_code } = self;
+        write!(f, "{opcode:?} request {id} of queue pair {qp}: {status}; ")?;
+        if *vendor_code != 0 {
+            write!(f, "vendor code {vendor_code}; ")?;
+        }
+        f.write_str(self.advice())
     }
 }
 impl std::error::Error for WcError {}

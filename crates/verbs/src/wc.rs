@@ -169,7 +169,7 @@ impl<'a> Wc<'a> {
     #[cold]
     fn failure(&self) -> WcError {
         let &Completion { qp, opcode, status, .. } = self.completion;
-        WcError { id: self.id, qp, opcode, status }
+        WcError { id: self.id, qp, opcode, status, vendor_code: self.completion.vendor_code() }
     }
 
     /// The immediate data, if the message has any.

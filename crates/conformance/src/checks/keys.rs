@@ -1,6 +1,8 @@
 //! Keys, ranges, rights and protection domains: accesses that must be refused, and that must change nothing.
 
-use hca_core::{Access, AsyncEvent, DeviceError, QpState, RemoteAddr, Rkey, SendOp, Sge, WcStatus};
+use hca_core::{
+    Access, AsyncEvent, DeviceError, KeyFault, Lkey, QpState, RemoteAddr, Rkey, SendOp, Sge, WcStatus,
+};
 
 use crate::Bed;
 use crate::mem::{Mem, pattern};
@@ -42,6 +44,87 @@ pub(crate) fn an_unknown_key_is_refused(bed: &dyn Bed) {
     for op in remote_ops(RemoteAddr { rkey: Rkey::new(raw.wrapping_add(0x101)), ..m.remote(0) }) {
         refused(&a, &b, &m, op);
     }
+}
+
+/// The reason why a peer was refused is the owner's: one counter goes up by one.
+pub(crate) fn the_owner_learns_why_a_key_was_refused(bed: &dyn Bed) {
+    let [a, b] = Node::open(bed);
+    let faults = || -> Vec<u64> {
+        let counters = b.dev().counters();
+        let value = |name| counters.iter().find(|c| c.name == name).map(|c| c.value);
+        FAULT_COUNTERS.iter().filter_map(|name| value(*name)).collect()
+    };
+    if faults().is_empty() {
+        return;
+    }
+    let m = b.mem(4096, ALL);
+    let (foreign, plain) = (b.other_pd().mem(4096, ALL), b.mem(4096, Access::LOCAL_WRITE));
+    let gone = b.mem(4096, ALL);
+    gone.dereg().unwrap();
+    let unknown = RemoteAddr { rkey: Rkey::new(m.keys().rkey.raw() ^ 1), ..m.remote(0) };
+    for i in 0..4 {
+        for (fault, remote, mem) in [
+            (KeyFault::Unknown, unknown, &m),
+            (KeyFault::Freed, gone.remote(0), &gone),
+            (KeyFault::OtherPd, foreign.remote(0), &foreign),
+            (KeyFault::Range, m.remote(4096), &m),
+            (KeyFault::Right, plain.remote(0), &plain),
+        ] {
+            let mut want = faults();
+            want[usize::from(fault.code()) - 1] += 1;
+            refused(&a, &b, mem, remote_ops(remote)[i]);
+            assert_eq!(faults(), want, "{fault}");
+        }
+    }
+}
+const FAULT_COUNTERS: [&str; KeyFault::ALL.len()] = [
+    "rx_refused_unknown_key",
+    "rx_refused_freed_key",
+    "rx_refused_other_pd",
+    "rx_refused_range",
+    "rx_refused_right",
+];
+
+/// The completion of a request with a bad local key has the reason as its vendor code.
+pub(crate) fn a_completion_says_why_its_local_key_was_refused(bed: &dyn Bed) {
+    let [a, b] = Node::open(bed);
+    if a.dev().counters().iter().all(|c| c.name != FAULT_COUNTERS[0]) {
+        return;
+    }
+    let (m, foreign, gone) = (a.mem(4096, ALL), a.other_pd().mem(4096, ALL), a.mem(4096, ALL));
+    let read_only = a.mem(4096, Access::REMOTE_READ);
+    gone.dereg().unwrap();
+    let (ok, unknown) = (m.sge(0, 8), Lkey::new(m.keys().lkey.raw() ^ 1));
+    for (fault, sge) in [
+        (KeyFault::Unknown, Sge { lkey: unknown, ..ok }),
+        (KeyFault::Freed, gone.sge(0, 8)),
+        (KeyFault::OtherPd, foreign.sge(0, 8)),
+        (KeyFault::Range, Sge { addr: ok.addr + 4089, ..ok }),
+        (KeyFault::Right, read_only.sge(0, 8)),
+    ] {
+        // A list whose second entry is bad, that the adapter fills.
+        let p = Pair::between(&a, &b, Conn { mem_bytes: 4096, ..Conn::default() });
+        p.a.send(1, SendOp::Read(p.mb.remote(0)), &[ok, sge]);
+        let c = p.a.send_cq.ends(1, WcStatus::LocalProtection);
+        assert_eq!(KeyFault::from_code(c.vendor_code()), Some(fault), "READ");
+        let p = Pair::between(&b, &a, Conn { mem_bytes: 4096, ..Conn::default() });
+        p.b.recv(1, &[sge]);
+        p.a.send(1, SendOp::Send, &[p.ma.sge(0, 8)]);
+        let c = p.b.recv_cq.ends(1, WcStatus::LocalProtection);
+        assert_eq!(KeyFault::from_code(c.vendor_code()), Some(fault), "receive");
+        if fault == KeyFault::Right {
+            continue;
+        }
+        let p = Pair::between(&a, &b, Conn { mem_bytes: 4096, ..Conn::default() });
+        p.b.recv(1, &[p.mb.sge(0, 64)]);
+        p.a.send(1, SendOp::Send, &[sge]);
+        let c = p.a.send_cq.ends(1, WcStatus::LocalProtection);
+        assert_eq!(KeyFault::from_code(c.vendor_code()), Some(fault), "SEND");
+    }
+    // Other failures, and what is flushed behind them, have no code.
+    let p = Pair::between(&a, &b, Conn { mem_bytes: 4096, ..Conn::default() });
+    p.a.send(1, SendOp::Read(RemoteAddr { rkey: Rkey::new(0), ..p.mb.remote(0) }), &[p.ma.sge(0, 8)]);
+    assert_eq!(p.a.send_cq.ends(1, WcStatus::RemoteAccess).vendor_code(), 0);
 }
 
 pub(crate) fn a_key_taken_back_is_refused(bed: &dyn Bed) {

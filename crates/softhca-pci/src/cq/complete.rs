@@ -102,6 +102,14 @@ pub(crate) fn error_entry(requester: bool, syndrome: CqeSyndrome, counter: u16, 
     Cqe64::from_array(*entry.as_bytes())
 }
 
+/// As [`error_entry`], of a request of the adapter's, with its vendor code.
+fn failed(requester: bool, c: &Completion, counter: u16, opcode: u8) -> Cqe64 {
+    let entry = error_entry(requester, syndrome(c.status), counter, opcode);
+    let entry = ErrCqe::from_array(*entry.as_bytes());
+    let entry = entry.with(ErrCqe::VENDOR_ERR_SYND, c.vendor_code().into());
+    Cqe64::from_array(*entry.as_bytes())
+}
+
 fn syndrome(status: WcStatus) -> CqeSyndrome {
     CqeSyndrome::of_wc_status(status).unwrap_or(CqeSyndrome::LocalQpOpErr)
 }
@@ -110,7 +118,7 @@ fn syndrome(status: WcStatus) -> CqeSyndrome {
 fn received(c: &Completion, sender: Option<Sender>) -> Cqe64 {
     let counter = c.wr_id as u16;
     if c.status != WcStatus::Success {
-        return error_entry(false, syndrome(c.status), counter, 0);
+        return failed(false, c, counter, 0);
     }
     let opcode = match (c.opcode, c.extra) {
         (WcOpcode::RecvRdmaWithImm, _) => CqeOpcode::RespWrImm,
@@ -193,7 +201,7 @@ fn sent(qp: &mut Qp, c: &Completion, shown: &mut Shown<'_>) {
     qp.send_failed = true;
     let syndrome = syndrome(c.status);
     shown.counters.count_error(qp.counter_set(), true, syndrome);
-    let cqe = error_entry(true, syndrome, id.counter, id.opcode);
+    let cqe = failed(true, c, id.counter, id.opcode);
     shown.write(qp.cq_send, qp.handle, qp.user_index, cqe, true);
 }
 

@@ -13,23 +13,23 @@ const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Acc
 
 /// A memory window.
 pub(super) struct Window {
-    kind: MwType,
-    bound: Option<Bound>,
+    pub(super) kind: MwType,
+    pub(super) bound: Option<Bound>,
 }
 
 /// The range that a window shows, and the queue pair that it is for.
 #[derive(Clone, Copy)]
-struct Bound {
-    range: MwRange,
+pub(super) struct Bound {
+    pub(super) range: MwRange,
     /// The slot of the region, which stays as long as this is bound.
     region: u32,
     /// The one queue pair that serves its peer by the window (type 2).
-    qp: Option<QpHandle>,
+    pub(super) qp: Option<QpHandle>,
 }
 
 impl Bound {
     /// The address by which peers name the first byte.
-    fn base(&self) -> u64 {
+    pub(super) fn base(&self) -> u64 {
         if self.range.zero_based { 0 } else { self.range.addr }
     }
 }

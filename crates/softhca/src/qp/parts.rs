@@ -54,12 +54,22 @@ impl QpHost<'_> {
     /// Goes through the parts of a peer's access that lie in one piece of memory each.
     #[cold]
     pub(super) fn each_of_several_remote(
-        &self,
+        &mut self,
         rkey: Rkey,
         (va, len): (u64, usize),
         access: Access,
         f: &mut dyn FnMut(*mut u8, usize, usize),
     ) -> Result<(), RemoteAccessError> {
+        let done = self.each_of_several_named(rkey, (va, len), access, f);
+        done.map_err(|_| self.refuse(rkey, va, len as u64, access))
+    }
+    fn each_of_several_named(
+        &self,
+        rkey: Rkey,
+        (va, len): (u64, usize),
+        access: Access,
+        f: &mut dyn FnMut(*mut u8, usize, usize),
+    ) -> Result<(), LocalError> {
         if let Ok((key, addr)) = self.through_window(rkey, va, len as u64, access) {
             let s = Sge { addr, len: len as u32, lkey: Lkey::new(key) };
             let each = |at, part, len| {
@@ -67,14 +77,14 @@ impl QpHost<'_> {
                 Ok::<_, LocalError>(())
             };
             // The window has the rights that its region need not have.
-            return each_part(self.tables, self.res.pd, s, Access::empty(), each)
-                .map_err(|_| RemoteAccessError);
+            return each_part(self.tables, self.res.pd, s, Access::empty(), each);
         }
         let each = &mut |at, part, len| {
             f(at, part, len);
             Ok(())
         };
-        each_of_several(self.tables, (self.res.pd, rkey.raw()), (va, len), access, RemoteAccessError, each)
+        let refused = LocalError::Protection;
+        each_of_several(self.tables, (self.res.pd, rkey.raw()), (va, len), access, refused, each)
     }
 }
 

@@ -12,6 +12,7 @@ pub(super) struct Ending {
     pub(super) qp: QpHandle,
     pub(super) opcode: WcOpcode,
     pub(super) status: WcStatus,
+    pub(super) vendor_code: u8,
 }
 
 /// A request whose future was dropped: its number as the program gave it, and what it gives back.
@@ -173,6 +174,7 @@ mod tests {
         qp: QpHandle { index: 1, generation: 1 },
         opcode: WcOpcode::Send,
         status: WcStatus::Success,
+        vendor_code: 0,
     };
 
     #[test]
@@ -213,6 +215,7 @@ mod loom_tests {
         qp: QpHandle { index: 1, generation: 1 },
         opcode: WcOpcode::Send,
         status: WcStatus::Success,
+        vendor_code: 0,
     };
 
     struct Flag(AtomicBool);

@@ -168,7 +168,8 @@ impl<S: Service> Route for Lane<S> {
         if wc.opcode.is_recv() {
             return self.received(wc, wakers);
         }
-        let ending = Ending { qp: wc.qp, opcode: wc.opcode, status: wc.status };
+        let ending =
+            Ending { qp: wc.qp, opcode: wc.opcode, status: wc.status, vendor_code: wc.vendor_code() };
         let mut half = lock(&self.send);
         let left = half.ops.complete(wc.id, ending, wc.take_parts(), wakers);
         wakers.extend(half.room.next_waker());
@@ -511,8 +512,12 @@ impl From<Abandoned<Part>> for Unclaimed {
 impl Ending {
     /// The program's result.
     pub(super) fn result(self, id: u64) -> Result<(), WcError> {
-        let Self { qp, opcode, status } = self;
-        if status == WcStatus::Success { Ok(()) } else { Err(WcError { id, qp, opcode, status }) }
+        let Self { qp, opcode, status, vendor_code } = self;
+        if status == WcStatus::Success {
+            Ok(())
+        } else {
+            Err(WcError { id, qp, opcode, status, vendor_code })
+        }
     }
 }
 
