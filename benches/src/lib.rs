@@ -33,6 +33,7 @@ pub mod floor;
 pub mod foreign;
 pub mod idle;
 pub mod matching;
+pub mod members;
 pub mod peers;
 pub mod placed;
 pub mod plot;

@@ -14,6 +14,7 @@
 //! | `lent` | payloads that are sent without a copy into the train |
 //! | `loopback` | a network inside the process, for tests |
 //! | `netlink` | the kernel's interfaces, routes, neighbours and sockets |
+//! | `own` | this host's address by an interface's name or a prefix |
 //! | `share` | one UDP address for several processes |
 //! | `raw` | Ethernet frames over packet sockets, RoCEv2 and RoCEv1 |
 //! | `link` | the interface below a fabric, and its speed |
@@ -47,6 +48,7 @@ mod link;
 mod loopback;
 mod netlink;
 mod open;
+mod own;
 mod paths;
 mod raw;
 mod share;
@@ -69,6 +71,7 @@ pub use icrc::MeasuredIcrc;
 pub use link::FabricLink;
 pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use open::OpenError;
+pub use own::{Prefix, address_in, address_of};
 pub use paths::PORTS_PER_PEER;
 pub use raw::{RawFabric, RawOptions, RoceVersion};
 pub use share::MAX_SLOTS;

@@ -10,6 +10,7 @@ use std::os::fd::AsFd;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::own::Prefix;
 use crate::raw::frame::Mac;
 
 /// Bytes of one answer: an interface's with all its statistics and virtual functions.
@@ -62,17 +63,7 @@ pub(crate) struct Address {
 impl Address {
     /// Whether another address lies in this one's network.
     pub(crate) fn holds(&self, other: IpAddr) -> bool {
-        match (self.ip, other) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => {
-                let differ = a.to_bits() ^ b.to_bits();
-                differ.checked_shr(32_u32.saturating_sub(self.prefix.into())).unwrap_or(0) == 0
-            }
-            (IpAddr::V6(a), IpAddr::V6(b)) => {
-                let differ = a.to_bits() ^ b.to_bits();
-                differ.checked_shr(128_u32.saturating_sub(self.prefix.into())).unwrap_or(0) == 0
-            }
-            _ => false,
-        }
+        Prefix::new(self.ip, self.prefix).is_some_and(|prefix| prefix.holds(other))
     }
 }
 

@@ -56,6 +56,22 @@ pub enum OpenError {
     /// No interface has the address.
     #[error("no interface of this machine has the address {0}; `ip address` lists those that can be used")]
     NotLocal(IpAddr),
+    /// No address of this machine has the prefix.
+    #[error("no address of this machine has the prefix {prefix}; it has {}", list(.has))]
+    NoneWithPrefix {
+        /// The prefix.
+        prefix: crate::Prefix,
+        /// The machine's addresses.
+        has: Vec<IpAddr>,
+    },
+    /// An interface or a prefix has several addresses of this machine.
+    #[error("{what} stands for several addresses of this machine: name one of {}, or a longer prefix", list(.has))]
+    SeveralAddresses {
+        /// The interface or the prefix.
+        what: String,
+        /// The addresses.
+        has: Vec<IpAddr>,
+    },
     /// The address does not name one interface.
     #[error(
         "{0} does not name one interface: the ICRC covers the address, so give a unicast address, and with a link-local one \

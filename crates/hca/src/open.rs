@@ -1,5 +1,6 @@
 //! Opening devices by name.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hca_core::{Device, DeviceError, Mtu};
 use hca_fabric::{
     AutoFabric, Capture, Fabric, FabricAttr, Faulty, LoopbackNet, OpenError as FabricError, RawFabric,
-    RawOptions, ShmError, ShmFabric, ShmOptions, Tap, UdpFabric, UdpOptions, interface_index,
+    RawOptions, ShmError, ShmFabric, ShmOptions, Tap, UdpFabric, UdpOptions, address_in, address_of,
+    interface_index,
 };
 #[cfg(feature = "uring")]
 use hca_fabric::{UringFabric, UringOptions};
@@ -219,6 +221,7 @@ fn open_function(url: &DeviceUrl) -> Result<Opened, OpenError> {
 
 /// The network that a name asks for, and the name with its address.
 fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+    let url = &*with_address(url)?;
     match &url.target {
         Target::Auto(None) => first_free(&|ip| auto(ip, url), url, &|ip| Target::Auto(Some(ip))),
         Target::Auto(Some(ip)) => at(&|ip| auto(ip, url), *ip, url.clone()),
@@ -250,6 +253,30 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
         #[cfg(not(feature = "uring"))]
         Target::Uring(_) => Err(OpenError::NotBuilt { url: Box::new(url.clone()), feature: "uring" }),
     }
+}
+
+/// The name with the address of its interface or of its prefix, if it has one of these and no address.
+fn with_address(url: &DeviceUrl) -> Result<Cow<'_, DeviceUrl>, OpenError> {
+    let place = match (&url.target, &url.options.interface, url.options.prefix) {
+        (Target::Auto(None) | Target::Udp(None) | Target::Uring(None), Some(interface), _) => {
+            address_of(interface).map(|ip| (ip, interface.clone()))
+        }
+        (Target::Auto(None) | Target::Udp(None) | Target::Uring(None), None, Some(prefix)) => {
+            address_in(prefix)
+        }
+        _ => return Ok(Cow::Borrowed(url)),
+    };
+    let (ip, interface) = place.map_err(|source| OpenError::Fabric { url: Box::new(url.clone()), source })?;
+    let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let mut options = url.options.clone();
+    options.prefix = None;
+    options.interface = link_local.then_some(interface);
+    let target = match url.target {
+        Target::Udp(_) => Target::Udp(Some(ip)),
+        Target::Uring(_) => Target::Uring(Some(ip)),
+        _ => Target::Auto(Some(ip)),
+    };
+    Ok(Cow::Owned(DeviceUrl { target, options }))
 }
 
 /// Opens a network on an address.
@@ -419,11 +446,27 @@ impl Opened {
     }
 }
 
-#[cfg(all(test, not(feature = "uring")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn an_interface_and_a_prefix_give_the_address_there() {
+        for name in ["auto://lo?share=yes", "auto://127.0.0.0/8?share=yes"] {
+            let url = name.parse().unwrap();
+            assert_eq!(with_address(&url).unwrap().to_string(), "auto://127.0.0.1?share=yes");
+        }
+        for (name, parts) in [
+            ("udp://no_such_link", ["no_such_link", "lo"]),
+            ("udp://203.0.113.0/24", ["203.0.113.0/24", "127.0.0.1"]),
+        ] {
+            let error = with_address(&name.parse().unwrap()).unwrap_err().to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+
+    #[test]
+    #[cfg(not(feature = "uring"))]
     fn a_device_that_was_not_built_names_its_feature() {
         let Err(e) = open_exactly(&"uring://".parse().unwrap()) else { panic!("uring:// is opened") };
         assert!(e.to_string().contains("`uring`"), "{e}");

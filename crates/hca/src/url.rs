@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hca_core::{Gid, Lid, Mtu};
-use hca_fabric::{FaultPlan, FaultPlanError, MAX_SLOTS, ProcessVm, RawOptions, RoceVersion};
+use hca_fabric::{FaultPlan, FaultPlanError, MAX_SLOTS, Prefix, ProcessVm, RawOptions, RoceVersion};
 use softhca::Progress;
 use thiserror::Error;
 
@@ -29,6 +29,8 @@ const MAX_WAIT: u32 = 3600;
 /// udp://[fe80::2%eth0]                        an interface's link-local address; `%` and the interface may be left out
 ///                                             where no other one has the address
 /// udp://                                      UDP sockets on a free loopback address
+/// auto://eth0                                 the same on the address of this interface
+/// auto://10.1.0.0/16                          the same on this host's address with this prefix
 /// auto://10.0.0.2?share=yes                   an address that other processes of this user open, too
 /// uring://127.0.0.2?progress=inline           io_uring; the calling thread does the adapter's work
 /// shm://lab                                   shared memory: the processes of this machine that name this domain
@@ -56,12 +58,12 @@ pub struct DeviceUrl {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// The default: RoCEv2 over UDP sockets, and shared memory between RC queue pairs if the peer is such a device of
-    /// the same user on this machine. `None` takes the first free loopback address from 127.0.0.2 on.
+    /// the same user on this machine. `None` takes the address of [`Options::interface`] or of [`Options::prefix`], else
+    /// the first free loopback address from 127.0.0.2 on.
     Auto(Option<IpAddr>),
-    /// RoCEv2 over UDP sockets; `None` takes a free loopback address.
+    /// RoCEv2 over UDP sockets; `None` as for `Auto`.
     Udp(Option<IpAddr>),
-    /// RoCEv2 over UDP by io_uring, or by plain sockets if the kernel has no io_uring; `None` takes a free loopback
-    /// address.
+    /// RoCEv2 over UDP by io_uring, or by plain sockets if the kernel has no io_uring; `None` as for `Auto`.
     Uring(Option<IpAddr>),
     /// Shared memory between processes of this machine; devices of one domain reach each other.
     Shm(String),
@@ -129,8 +131,11 @@ pub struct Options {
     /// of its own; 0: only this process. The first process at the address decides. For `auto://`, `udp://` and
     /// `uring://`.
     pub share: Option<u16>,
-    /// `%INTERFACE` behind a link-local address: the address's interface.
+    /// `%INTERFACE` behind a link-local address: the address's interface. Without an address, as in `auto://eth0`: the
+    /// interface whose address the device takes, see [`hca_fabric::address_of`].
     pub interface: Option<String>,
+    /// `auto://10.1.0.0/16`: the prefix of the address of this host that the device takes.
+    pub prefix: Option<Prefix>,
 }
 
 /// Options of shared memory; `None` selects the default.
@@ -193,7 +198,8 @@ pub enum UrlError {
     },
     /// The address does not parse.
     #[error(
-        "`{address}` in `{url}` is not an IP address: write one of this machine, as in {scheme}://127.0.0.2 or {scheme}://[::1]"
+        "`{address}` in `{url}` is neither an IP address nor a prefix nor an interface's name: write an address of this machine, as in \
+         {scheme}://127.0.0.2 or {scheme}://[::1], or {scheme}://eth0 or {scheme}://10.1.0.0/16 for the address there"
     )]
     Address {
         /// The given text.
@@ -257,8 +263,12 @@ impl FromStr for DeviceUrl {
             }
             _ => (bare, None),
         };
+        let named = matches!(scheme, "auto" | "udp" | "uring") && interface.is_none();
+        let prefix: Option<Prefix> = place.parse().ok().filter(|_| named);
+        let whole = (named && is_interface_name(place)).then_some(place);
         let address = |scheme: &'static str| {
-            let parsed = if bare.is_empty() { Ok(None) } else { bare.parse::<IpAddr>().map(Some) };
+            let none = bare.is_empty() || prefix.is_some() || whole.is_some();
+            let parsed = if none { Ok(None) } else { bare.parse::<IpAddr>().map(Some) };
             parsed.map_err(|_| UrlError::Address { url: url.to_owned(), scheme, address: place.to_owned() })
         };
         let rule = |rule| UrlError::Place { url: url.to_owned(), rule };
@@ -303,6 +313,8 @@ impl FromStr for DeviceUrl {
             }
         };
         let mut options = Options::parse(&items)?;
+        options.prefix = prefix;
+        options.interface = whole.map(str::to_owned);
         if let Some(name) = interface {
             let link_local = bare.parse().is_ok_and(|ip: Ipv6Addr| ip.is_unicast_link_local());
             if !link_local || name.is_empty() || name.contains(['/', '%', ']', ' ']) {
@@ -340,7 +352,8 @@ impl FromStr for DeviceUrl {
 impl fmt::Display for DeviceUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bracketed = |ip: &Option<IpAddr>| match (ip, &self.options.interface) {
-            (None, _) => String::new(),
+            (None, Some(interface)) => interface.clone(),
+            (None, None) => self.options.prefix.map(|p| p.to_string()).unwrap_or_default(),
             (Some(IpAddr::V4(v4)), _) => v4.to_string(),
             (Some(IpAddr::V6(v6)), None) => format!("[{v6}]"),
             (Some(IpAddr::V6(v6)), Some(interface)) => format!("[{v6}%{interface}]"),
@@ -442,6 +455,7 @@ impl Options {
             shm: over.shm.or(self.shm),
             share: over.share.or(self.share),
             interface: over.interface.or(self.interface),
+            prefix: over.prefix.or(self.prefix),
         }
     }
 }
@@ -538,6 +552,12 @@ impl PciOptions {
             self.wait.map(|wait| format!("wait={}", wait.as_secs())),
         ]
     }
+}
+
+/// Whether a text can be an interface's name: it has a letter, and nothing that an address, a prefix or an option needs.
+fn is_interface_name(text: &str) -> bool {
+    let fits = |b: u8| b.is_ascii_graphic() && !b"/:%[]?&".contains(&b);
+    text.bytes().all(fits) && text.bytes().any(|b| b.is_ascii_alphabetic())
 }
 
 fn parse_share(value: &str) -> Result<u16, UrlError> {

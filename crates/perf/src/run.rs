@@ -398,7 +398,11 @@ pub(super) fn unexpected(message: FromPeer) -> ControlError {
 
 /// The device for a peer process on this machine.
 fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
-    let chosen = |ip: &Option<IpAddr>| ip.is_none_or(|ip| ip.is_ipv4() && ip.is_loopback());
+    let options = &device.options;
+    // An interface or a prefix stands for one address, which both ends can only share.
+    let free =
+        options.interface.is_none() && options.prefix.is_none() || options.share.is_some_and(|n| n > 0);
+    let chosen = |ip: &Option<IpAddr>| ip.map_or(free, |ip| ip.is_ipv4() && ip.is_loopback());
     let target = match &device.target {
         Target::Auto(ip) if chosen(ip) => Target::Auto(None),
         Target::Udp(ip) if chosen(ip) => Target::Udp(None),

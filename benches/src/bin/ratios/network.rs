@@ -1,7 +1,11 @@
 //! Packets over UDP and raw Ethernet, and what an adapter costs that nobody uses.
 
+use std::time::Duration;
+
+use hca::DeviceUrl;
 use hca_benches::floor::{self, Floor};
 use hca_benches::idle;
+use hca_benches::members::Members;
 use hca_benches::ratio::{Ratio, summary};
 use hca_perf::Failure;
 use hca_perf::{Op, Pair, Setup};
@@ -9,8 +13,11 @@ use test_support::namespaces::Wire;
 
 use super::{Bench, Row, Unit, less, more, rc, single};
 
+/// Processes that may share an address: the two that are measured, and 63 that are idle.
+const SHARED_BY: u16 = 65;
+
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 21] = [
+pub(super) const ROWS: [Row; 24] = [
     Row { name: "send 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Send) },
     Row { name: "write 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Write) },
     Row { name: "raw send 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), unit: Unit::Ns, measure: |b| raw(b, (Op::Send, 64), Floor::RawPingPong) },
@@ -29,6 +36,9 @@ pub(super) const ROWS: [Row; 21] = [
     Row { name: "write 64 KiB, 1 % loss", against: "the same without loss", target: more(0.3, None), unit: Unit::Blocks, measure: |b| loss(b, "loss=0.01,seed=7") },
     Row { name: "write 64 KiB, 0.1 % loss", against: "the same without loss", target: more(0.7, None), unit: Unit::Blocks, measure: |b| loss(b, "loss=0.001,seed=7") },
     Row { name: "send 8 B, 10,000 idle pairs", against: "the same with none", target: less(1.1, None), unit: Unit::Ns, measure: |b| crowd(b, 10_000) },
+    Row { name: "send 8 B, shared address", against: "the same, an address each", target: less(1.05, None), unit: Unit::Ns, measure: |b| shared(b, 0) },
+    Row { name: "send 8 B, shared address, 63 idle processes", against: "the same, an address each", target: less(1.05, None), unit: Unit::Ns, measure: |b| shared(b, 63) },
+    Row { name: "join of a shared address, the slowest of 63, ms", against: "", target: less(10.0, None), unit: Unit::Alone, measure: slowest_join },
     Row { name: "idle adapter, wake-ups/s", against: "", target: less(1.0, None), unit: Unit::Alone, measure: |b| wakeups(b, 0) },
     Row { name: "idle adapter, 100 pairs, wake-ups/s", against: "", target: less(1.0, None), unit: Unit::Alone, measure: |b| wakeups(b, 100) },
     Row { name: "idle pair, bytes", against: "", target: less(8192.0, None), unit: Unit::Alone, measure: |b| Ok(Some(single(idle::bytes_per_pair(&b.device)?))) },
@@ -103,6 +113,38 @@ pub(super) fn crowd(b: &Bench, count: u32) -> Result<Option<Ratio>, Failure> {
     let _crowd = idle::Crowd::connect(crowded.opened().context(), count)?;
     let case = rc(Op::Send, 8);
     Ok(summary(&b.interleave(|| b.p50(&mut crowded, &case), || b.p50(&mut alone, &case))?))
+}
+
+/// The device of the bench, at an address that processes share.
+fn at_shared(b: &Bench) -> DeviceUrl {
+    let mut device = b.device.clone();
+    device.options.share = Some(SHARED_BY);
+    device
+}
+
+/// The half round trip of two processes at one shared address, beside so many idle processes there, against that of
+/// two with an address each, in ns.
+fn shared(b: &Bench, idle: usize) -> Result<Option<Ratio>, Failure> {
+    let mut alone = b.pair()?;
+    let mut pair = Pair::start(&Setup::new(at_shared(b)))?;
+    let address = pair.opened().url().clone();
+    let mut members = Members::default();
+    for _ in 0..idle {
+        members.add(&address)?;
+    }
+    let case = rc(Op::Send, 8);
+    Ok(summary(&b.interleave(|| b.p50(&mut pair, &case), || b.p50(&mut alone, &case))?))
+}
+
+/// The longest time that one of 63 processes takes to open a device at a shared address, one after the other, in ms.
+fn slowest_join(b: &Bench) -> Result<Option<Ratio>, Failure> {
+    let first = hca::open_exactly(&at_shared(b))?;
+    let mut members = Members::default();
+    let mut slowest = Duration::ZERO;
+    for _ in 0..63 {
+        slowest = slowest.max(members.add(first.url())?);
+    }
+    Ok(Some(single(slowest.as_secs_f64() * 1e3)))
 }
 
 /// Context switches a second of an adapter that nobody uses, with so many connected queue pairs.

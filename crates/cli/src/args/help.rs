@@ -74,6 +74,8 @@ Devices:
   uring://ADDRESS     the same through io_uring, or plain sockets (with a note)
                       where the kernel has none; without ADDRESS a free loopback
                       one is taken
+                      ADDRESS may be an interface, as auto://eth0, or a prefix,
+                      as auto://10.1.0.0/16, with one address of this host
   shm://DOMAIN        shared memory between the processes of this machine that
                       name the DOMAIN
   raw://INTERFACE     Ethernet frames on an interface (needs CAP_NET_RAW), with

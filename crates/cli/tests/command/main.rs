@@ -97,7 +97,7 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
         (&["pingpong", "rd"], "ud"),
         (&["pingpong", "rc", "--mtu", "1500"], "4096"),
         (&["pingpong", "rc", "-n", "0"], "1.."),
-        (&["devinfo", "udp://localhost"], "127.0.0.2"),
+        (&["devinfo", "udp://10.0.0"], "127.0.0.2"),
         (&["fly"], "--help"),
     ] {
         let said = refusal(args, 2);
@@ -109,6 +109,9 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
 fn what_can_not_be_done_is_exit_code_1_and_says_what_to_do() {
     for (args, part) in [
         (&["devinfo", "udp://192.0.2.1"][..], "ip address"),
+        (&["devinfo", "udp://no_such_link"], "this machine has"),
+        (&["devinfo", "udp://203.0.113.0/24"], "127.0.0.1"),
+        (&["perf", "--device", "udp://lo"], "--peer-device"),
         (&["perf", "--device", "loopback://x"], "udp://"),
         (&["perf", "--connect", "127.0.0.1:1"], "--listen"),
         (&["ping", "127.0.0.1:1"], "hca ping --listen 127.0.0.1"),

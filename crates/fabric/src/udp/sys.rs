@@ -475,6 +475,10 @@ pub fn interface_index(name: &str) -> Result<u32, OpenError> {
     known.dedup();
     Err(OpenError::NoInterface { name: name.to_owned(), known })
 }
+/// The addresses of this machine's interfaces, each with its interface's name.
+pub(crate) fn named_addresses() -> Vec<(String, IpAddr)> {
+    interfaces().iter().map(|(name, ip, _)| (text_of(name), *ip)).collect()
+}
 /// The interfaces that have an address.
 pub(crate) fn interfaces_of(local: IpAddr) -> Vec<u32> {
     let own = interfaces().into_iter().filter(|(_, addr, _)| *addr == local);

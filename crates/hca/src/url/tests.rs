@@ -29,6 +29,15 @@ fn every_scheme_is_read() {
 }
 
 #[test]
+fn an_interface_or_a_prefix_stands_for_the_address_there() {
+    let url = parse("auto://eth0");
+    assert_eq!((url.target, url.options.interface.as_deref()), (Target::Auto(None), Some("eth0")));
+    let url = parse("udp://10.1.0.0/16?share=yes");
+    assert_eq!((url.target, url.options.prefix), (Target::Udp(None), "10.1.0.0/16".parse().ok()));
+    assert_eq!(parse("uring://fd00::/64").options.prefix, "fd00::/64".parse().ok());
+}
+
+#[test]
 fn options_are_read() {
     let o =
         parse("udp://127.0.0.2?progress=inline&fault=loss=0.01,seed=7&mtu=1024&capture=/tmp/a%26b").options;
@@ -49,6 +58,10 @@ fn what_is_printed_parses_to_the_same() {
         "udp://[fd00::2]?mtu=256",
         "udp://[fe80::2%eth0.7]?mtu=256",
         "auto://10.0.0.2?share=yes",
+        "auto://eth0?share=yes",
+        "udp://eth0.7",
+        "uring://10.1.0.0/16",
+        "auto://[fd00::]/64?mtu=1024",
         "udp://10.0.0.2?share=yes",
         "uring://10.0.0.2?share=no",
         "uring://10.0.0.2?share=250",
@@ -79,8 +92,10 @@ fn refusals_name_the_value_and_the_remedy() {
     for (url, parts) in [
         ("127.0.0.1", ["127.0.0.1", "auto://"]),
         ("tcp://127.0.0.1", ["`tcp`", "auto://ADDRESS"]),
-        ("udp://localhost", ["localhost", "udp://127.0.0.2"]),
-        ("auto://lab", ["lab", "auto://127.0.0.2"]),
+        ("udp://10.0.0", ["10.0.0", "udp://127.0.0.2"]),
+        ("auto://10.0.0.0/33", ["10.0.0.0/33", "auto://10.1.0.0/16"]),
+        ("auto://a lab", ["a lab", "auto://127.0.0.2"]),
+        ("auto://eth0%eth1", ["eth0%eth1", "auto://eth0"]),
         ("udp://[fd00::2%eth0]", ["link-local", "udp://[fe80::1%eth0]"]),
         ("udp://127.0.0.2%lo", ["link-local", "udp://[fe80::1%eth0]"]),
         ("shm://lab?share=yes", ["share=", "auto://ADDRESS"]),
