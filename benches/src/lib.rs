@@ -11,6 +11,7 @@
 //! | ours in two processes, timed in batches | [`duo`], [`batches`] |
 //! | idle adapters: wake-ups, memory; idle peers; peers that take turns | [`idle`], [`crowd`], [`turns`] |
 //! | an adapter served as ConnectX functions; the same engine within one process | [`served`], [`embedded`] |
+//! | threads with adapters of their own | [`engines`] |
 //! | messages for the Portals matching engine | [`matching`] |
 //! | two Portals nodes, for what is counted and timed part by part; a clock for that | [`portals`], [`ticks`] |
 //! | processes that share CPUs: latency, rate and CPU time of every kind of wait | [`placed`], `cargo run --release --bin placement` |
@@ -29,6 +30,7 @@ pub mod cost;
 pub mod crowd;
 pub mod duo;
 pub mod embedded;
+pub mod engines;
 pub mod floor;
 pub mod foreign;
 pub mod idle;

@@ -22,7 +22,7 @@ use hca_benches::args::seconds;
 use hca_benches::floor::{self, Figures, Floor};
 use hca_benches::plot::{Bar, plot};
 use hca_benches::ratio::{Better, Ratio, Sample, Target, WANTED_PAIRS, interleave, plain, verdict};
-use hca_benches::{crowd, duo, idle, members, served, turns};
+use hca_benches::{crowd, duo, engines, idle, members, served, turns};
 use hca_perf::Failure;
 use hca_perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 
@@ -37,6 +37,7 @@ Examples:
   ratios --fabric shm --only turns,idle           peers that take turns, peers that say nothing
   ratios --fabric shm --device shm://mine?ring=65536 --only rate
   ratios --only shared                            processes at a shared address
+  ratios --fabric shm --only adapters             threads with adapters of their own
   ratios --only stream,loss --time 1 --json
 
 Two CPUs are needed; each of the two processes is bound to one. A row is the median of 7 pairs of
@@ -189,6 +190,7 @@ fn main() -> ExitCode {
     duo::child_if_asked();
     crowd::child_if_asked();
     members::child_if_asked();
+    engines::child_if_asked();
     turns::child_if_asked();
     served::child_if_asked();
     let args = Args::parse();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hca::DeviceUrl;
+use hca_benches::engines::{Processes, Stream, rate_by_threads};
 use hca_benches::floor::{self, Floor};
 use hca_benches::idle;
 use hca_benches::members::Members;
@@ -17,7 +18,7 @@ use super::{Bench, Row, Unit, less, more, rc, single};
 const SHARED_BY: u16 = 65;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 24] = [
+pub(super) const ROWS: [Row; 26] = [
     Row { name: "send 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Send) },
     Row { name: "write 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Write) },
     Row { name: "raw send 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), unit: Unit::Ns, measure: |b| raw(b, (Op::Send, 64), Floor::RawPingPong) },
@@ -42,6 +43,8 @@ pub(super) const ROWS: [Row; 24] = [
     Row { name: "idle adapter, wake-ups/s", against: "", target: less(1.0, None), unit: Unit::Alone, measure: |b| wakeups(b, 0) },
     Row { name: "idle adapter, 100 pairs, wake-ups/s", against: "", target: less(1.0, None), unit: Unit::Alone, measure: |b| wakeups(b, 100) },
     Row { name: "idle pair, bytes", against: "", target: less(8192.0, None), unit: Unit::Alone, measure: |b| Ok(Some(single(idle::bytes_per_pair(&b.device)?))) },
+    Row { name: "2 adapters, a thread each, send 8 B rate", against: "2 processes", target: more(0.9, None), unit: Unit::Messages, measure: |b| beside_processes(b, &at_shared(b)) },
+    Row { name: "2 adapters, a thread each, beside one", against: "1 thread alone", target: None, unit: Unit::Messages, measure: |b| beside_one(b, &at_shared(b)) },
 ];
 
 /// Half of a round trip of 8 bytes against the bare ping-pong, in ns.
@@ -145,6 +148,25 @@ fn slowest_join(b: &Bench) -> Result<Option<Ratio>, Failure> {
         slowest = slowest.max(members.add(first.url())?);
     }
     Ok(Some(single(slowest.as_secs_f64() * 1e3)))
+}
+
+/// Two streams of 8-byte messages by two threads of this process, each between adapters of its own, against the same by
+/// two processes, a second: whether adapters of one process share anything that costs.
+pub(super) fn beside_processes(b: &Bench, device: &DeviceUrl) -> Result<Option<Ratio>, Failure> {
+    let cpus = [b.cpus.0, b.cpus.1];
+    let mut streams = [Stream::open(device)?, Stream::open(device)?];
+    let mut processes = Processes::start(device, &cpus)?;
+    let ours = || rate_by_threads(&mut streams, &cpus, b.time);
+    Ok(summary(&b.interleave(ours, || processes.rate(b.time))?))
+}
+
+/// The same against one thread with one stream: what a second CPU brings.
+pub(super) fn beside_one(b: &Bench, device: &DeviceUrl) -> Result<Option<Ratio>, Failure> {
+    let cpus = [b.cpus.0, b.cpus.1];
+    let mut streams = [Stream::open(device)?, Stream::open(device)?];
+    let mut alone = [Stream::open(device)?];
+    let ours = || rate_by_threads(&mut streams, &cpus, b.time);
+    Ok(summary(&b.interleave(ours, || rate_by_threads(&mut alone, &cpus[..1], b.time))?))
 }
 
 /// Context switches a second of an adapter that nobody uses, with so many connected queue pairs.

@@ -14,7 +14,7 @@ use hca_benches::turns::{Order, Turns};
 use hca_perf::Failure;
 use hca_perf::Op;
 
-use super::network::crowd;
+use super::network::{beside_one, beside_processes, crowd};
 use super::{Bench, Row, Unit, less, more, rc};
 
 /// Memory that no cache holds.
@@ -23,7 +23,7 @@ const COLD_BYTES: usize = 256 << 20;
 const RECEIVE_BUFFERS: usize = 4;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 23] = [
+pub(super) const ROWS: [Row; 25] = [
     Row { name: "send 8 B one way", against: "8 B ring", target: less(1.6, Some(1.35)), unit: Unit::Ns, measure: |b| duo(b, Kind::Send, 8, cache::Kind::RingPingPong) },
     Row { name: "write 8 B half round trip", against: "bare put", target: less(1.3, Some(1.1)), unit: Unit::Ns, measure: |b| duo(b, Kind::Write, 8, cache::Kind::PutPingPong) },
     Row { name: "read 8 B", against: "load of an owned line", target: less(2.0, Some(1.5)), unit: Unit::Ns, measure: |b| duo(b, Kind::Read, 8, cache::Kind::OwnedLoad) },
@@ -47,6 +47,8 @@ pub(super) const ROWS: [Row; 23] = [
     Row { name: "beside 1000 idle pairs", against: "send 8 B alone", target: less(1.1, Some(1.0)), unit: Unit::Ns, measure: |b| crowd(b, 1000) },
     Row { name: "8 peers take turns", against: "one of them alone", target: None, unit: Unit::Ns, measure: |b| turns(b, 8) },
     Row { name: "1000 peers take turns", against: "one of them alone", target: None, unit: Unit::Ns, measure: |b| turns(b, 1000) },
+    Row { name: "2 adapters, a thread each, send 8 B rate", against: "2 processes", target: more(0.9, None), unit: Unit::Messages, measure: |b| beside_processes(b, &b.device.clone()) },
+    Row { name: "2 adapters, a thread each, beside one", against: "1 thread alone", target: None, unit: Unit::Messages, measure: |b| beside_one(b, &b.device.clone()) },
 ];
 
 /// A latency against one on bare cache lines, in ns.
