@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use hca_core::{
-    Access, CqHandle, CqModeration, DeviceError, MrHandle, Notify, QpCap, QpState, SendOp, SrqHandle,
-    WcStatus,
+    Access, Completion, CqHandle, CqModeration, DeviceError, MrHandle, Notify, QpCap, QpState, SendOp,
+    SrqHandle, WcStatus,
 };
 
 use super::cq::Bell;
@@ -68,7 +68,9 @@ pub(crate) fn a_completion_queue_that_is_resized_keeps_what_waits_in_it(bed: &dy
     cq.all_end(100..148, WcStatus::Success);
     // The completions that are left are of a queue pair that is destroyed.
     qa.destroy().unwrap();
-    cq.stays_empty();
+    a.world.settle();
+    // By its port: a check's queue may have polled more than it gave out.
+    assert_eq!(cq.with_port(|port| port.poll(&mut [Completion::default(); 16])), 0);
     assert_eq!(resize(1).unwrap().max(1), a.dev().query_cq(cq.handle).unwrap().depth);
     // Requests that are flushed wait at once.
     let flushed = a.cq(16);
