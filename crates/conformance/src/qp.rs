@@ -74,7 +74,7 @@ impl Conn {
     }
     /// To RTR, towards queue pair `qpn` at `gid`; `psn` is the peer's first.
     pub(crate) fn rtr(&self, qpn: Qpn, gid: Gid, psn: u32) -> QpAttr {
-        let (rc, ud) = (self.qp_type == QpType::Rc, self.qp_type == QpType::Ud);
+        let (rc, ud) = (matches!(self.qp_type, QpType::Rc | QpType::XrcTgt), self.qp_type == QpType::Ud);
         QpAttr {
             state: Some(QpState::Rtr),
             dest_qpn: (!ud).then_some(qpn),
@@ -87,11 +87,11 @@ impl Conn {
         }
     }
     pub(crate) fn rts(&self, psn: u32) -> QpAttr {
-        let rc = self.qp_type == QpType::Rc;
+        let rc = matches!(self.qp_type, QpType::Rc | QpType::XrcIni);
         QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(Psn::new(psn)),
-            timeout: rc.then_some(AckTimeout::new(self.timeout)),
+            timeout: self.qp_type.is_reliable().then_some(AckTimeout::new(self.timeout)),
             retry_cnt: rc.then_some(self.retry_cnt),
             rnr_retry: rc.then_some(self.rnr_retry),
             max_rd_atomic: rc.then_some(self.max_rd_atomic),
@@ -156,9 +156,12 @@ impl Node {
         assert!(got.max_send_wr >= want.max_send_wr && got.max_send_sge >= want.max_send_sge);
         assert!(got.max_inline >= want.max_inline);
         assert!(
-            srq.is_some() || got.max_recv_wr >= want.max_recv_wr && got.max_recv_sge >= want.max_recv_sge
+            srq.is_some()
+                || conn.qp_type == QpType::XrcIni
+                || got.max_recv_wr >= want.max_recv_wr && got.max_recv_sge >= want.max_recv_sge
         );
-        assert_eq!(ports.recv.is_none(), srq.is_some(), "a receive port comes without an SRQ, and only so");
+        let receives = srq.is_none() && conn.qp_type != QpType::XrcIni;
+        assert_eq!(ports.recv.is_some(), receives, "a receive port comes without an SRQ, and only so");
         Qp {
             node: self.clone(),
             handle: ports.handle,
@@ -288,6 +291,9 @@ impl Node {
             .dev()
             .create_srq(self.pd.handle, &SrqInit { max_wr, max_sge })
             .expect("a shared receive queue");
+        self.srq_of(handle, port)
+    }
+    pub(crate) fn srq_of(&self, handle: SrqHandle, port: Box<dyn RecvPort>) -> Arc<Srq> {
         Arc::new(Srq { node: self.clone(), _pd: self.pd.clone(), handle, port: Mutex::new(port) })
     }
 }

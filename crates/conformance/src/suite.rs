@@ -148,6 +148,15 @@ macro_rules! __for_each_check {
                 a_region_with_windows_is_neither_deregistered_nor_changed,
                 windows_come_and_go_while_peers_read_and_write,
                 windows_of_unreliable_connections_and_none_of_datagrams;
+            xrc: each_message_goes_to_the_queue_that_it_names,
+                one_queue_serves_the_targets_of_its_domain,
+                rdma_needs_no_receive_request_and_takes_the_keys_of_the_queue_it_names,
+                a_queue_that_is_gone_or_of_another_domain_is_refused,
+                an_empty_queue_is_not_ready_whatever_the_others_have,
+                a_domain_its_queues_and_targets_go_in_order,
+                a_target_that_goes_gives_its_request_back_and_keeps_its_completions,
+                a_queue_that_goes_in_the_middle_of_a_message_ends_its_target,
+                an_initiator_names_a_queue_and_receives_nothing;
             uc: uc_delivers_messages_of_every_size,
                 uc_writes_with_and_without_immediate,
                 uc_drops_what_nobody_receives_and_goes_on,

@@ -2,7 +2,10 @@
 
 use core::time::Duration;
 
-use crate::{Access, DeviceError, MwHandle, MwRange, PdHandle, QpHandle, Rkey};
+use crate::{
+    Access, CqHandle, DeviceError, MwHandle, MwRange, PdHandle, QpHandle, Qpn, RecvPort, Rkey, SrqHandle,
+    SrqInit, Srqn, XrcdHandle,
+};
 
 /// Abilities that only some devices have. A device without an ability refuses its calls as unsupported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +21,8 @@ pub struct Abilities {
     pub mr_rereg: bool,
     /// Memory windows; 0: the device has none ([`Device::windows`](crate::Device::windows)).
     pub max_mw: u32,
+    /// XRC domains; 0: the device has no XRC ([`Device::xrc`](crate::Device::xrc)).
+    pub max_xrcd: u32,
 }
 
 /// How long a completion queue holds notifications back, so that one notification stands for several completions.
@@ -141,4 +146,61 @@ pub trait MemoryWindows: Send + Sync {
     /// # Errors
     /// It is unknown.
     fn dealloc_mw(&self, mw: MwHandle) -> Result<(), DeviceError>;
+}
+
+/// The port and the names of a new shared receive queue of an XRC domain.
+pub struct XrcSrqPort {
+    /// The handle.
+    pub handle: SrqHandle,
+    /// The number by which requests of peers name it.
+    pub number: Srqn,
+    /// The queue.
+    pub recv: Box<dyn RecvPort>,
+}
+
+/// Extended reliable connections (XRC): a connection ends at an XRC domain, and each of its requests names a shared
+/// receive queue of that domain. So one connection serves all programs or threads behind it.
+///
+/// An initiator is created by [`Device::create_qp`](crate::Device::create_qp) with the type
+/// [`QpType::XrcIni`](crate::QpType::XrcIni), and only sends. Its peer is a target, which only receives:
+/// [`create_xrc_target`](Self::create_xrc_target). A target has neither protection domain nor completion queues: the
+/// queue that a request names decides about both.
+///
+/// - The completion of a receive request goes to the completion queue of its shared receive queue, and names the target
+///   queue pair.
+/// - RDMA and atomics need no receive request, but name a queue, too: the protection domain of their keys is that of the
+///   queue.
+/// - A request that names no queue of the target's domain is refused like one with a wrong key.
+/// - The completions of a target that is destroyed or reset stay: their requests are those of the queues. A request that
+///   it holds for a message under way is its queue's again.
+/// - [`Device::destroy_srq`](crate::Device::destroy_srq) destroys a queue. A target that is receiving a message into a
+///   request of the queue goes to the error state.
+pub trait ExtendedConnections: Send + Sync {
+    /// Creates an XRC domain.
+    ///
+    /// # Errors
+    /// The limit is reached.
+    fn alloc_xrcd(&self) -> Result<XrcdHandle, DeviceError>;
+    /// Destroys an XRC domain.
+    ///
+    /// # Errors
+    /// It is unknown, or queues or targets still belong to it.
+    fn dealloc_xrcd(&self, xrcd: XrcdHandle) -> Result<(), DeviceError>;
+    /// Creates a shared receive queue of an XRC domain, whose completions go to a completion queue of its own choice.
+    ///
+    /// # Errors
+    /// A limit, or an unknown handle.
+    fn create_xrc_srq(
+        &self,
+        pd: PdHandle,
+        xrcd: XrcdHandle,
+        cq: CqHandle,
+        init: &SrqInit,
+    ) -> Result<XrcSrqPort, DeviceError>;
+    /// Creates a target queue pair of an XRC domain in state RESET. It exists until
+    /// [`Device::destroy_qp`](crate::Device::destroy_qp), which names none of its requests.
+    ///
+    /// # Errors
+    /// A limit, or an unknown domain.
+    fn create_xrc_target(&self, xrcd: XrcdHandle) -> Result<(QpHandle, Qpn), DeviceError>;
 }

@@ -14,9 +14,9 @@ use std::os::fd::BorrowedFd;
 
 use crate::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqModeration, CqStatus,
-    DeviceClock, DeviceError, GidEntry, GidType, LinkLayer, Lkey, MemoryWindows, MrHandle, MrStatus,
-    PdHandle, PortAttr, PortalsOffload, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInfo, QpInit,
-    QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle, SrqStatus,
+    DeviceClock, DeviceError, ExtendedConnections, GidEntry, GidType, LinkLayer, Lkey, MemoryWindows,
+    MrHandle, MrStatus, PdHandle, PortAttr, PortalsOffload, PostError, PostErrorKind, QpAttr, QpCap,
+    QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle, SrqStatus,
 };
 
 /// An adapter's control path. The trait is object-safe.
@@ -233,7 +233,7 @@ pub unsafe trait Device: Send + Sync {
     fn query_qp(&self, qp: QpHandle) -> Result<QpStatus, DeviceError>;
     /// Destroys a queue pair. When it returns, the device touches no memory for it any more, and no
     /// completion of it will be returned by any poll that begins later, nor does any hold an entry of its completion
-    /// queues. Returned are the `wr_id`s of the
+    /// queues (those of an [XRC target](ExtendedConnections) stay). Returned are the `wr_id`s of the
     /// requests that it took from a shared receive queue and that no poll will return any more; one that a poll
     /// on another thread returns at this moment may be among them.
     ///
@@ -269,6 +269,10 @@ pub unsafe trait Device: Send + Sync {
 
     /// Memory windows, where the device has them.
     fn windows(&self) -> Option<&dyn MemoryWindows> {
+        None
+    }
+    /// Extended reliable connections (XRC), where the device has them.
+    fn xrc(&self) -> Option<&dyn ExtendedConnections> {
         None
     }
     /// The capability to run Portals engines itself, where it has it.

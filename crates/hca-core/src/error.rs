@@ -226,8 +226,10 @@ pub enum PostErrorKind {
         /// The operation.
         op: &'static str,
     },
-    /// A datagram has no destination, or a request of a connected service has one.
-    #[error("a destination must be given for UD, and for UD only")]
+    /// A datagram or an XRC request has no destination of its kind, or a request of another service has one.
+    #[error(
+        "UD needs the destination of a datagram, XRC the number of a shared receive queue, and other services neither"
+    )]
     Destination,
     /// The address handle of a datagram is invalid for this queue pair.
     #[error(

@@ -65,6 +65,10 @@ number!(
     Qpn(u32), 0xff_ffff, 8
 );
 number!(
+    /// Number of a shared receive queue of an XRC domain, 24 bits.
+    Srqn(u32), 0xff_ffff, 8
+);
+number!(
     /// Packet sequence number, 24 bits, compared by serial arithmetic (so not [`Ord`]).
     Psn(u32), 0xff_ffff, 8
 );
@@ -402,6 +406,10 @@ macro_rules! handle {
 handle!(
     /// A protection domain of a device.
     PdHandle
+);
+handle!(
+    /// An XRC domain of a device.
+    XrcdHandle
 );
 handle!(
     /// A queue pair of a device. Completions carry it, since QPNs are reused.

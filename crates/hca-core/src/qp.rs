@@ -15,6 +15,26 @@ pub enum QpType {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// The sending end of an extended reliable connection (XRC): the initiator, which has no receive queue.
+    XrcIni,
+    /// The receiving end of an extended reliable connection (XRC): the target, which has no send queue and belongs to an
+    /// XRC domain.
+    XrcTgt,
+}
+
+impl QpType {
+    /// Whether requests of the service are acknowledged, and a lost packet is sent again.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::XrcIni | Self::XrcTgt)
+    }
+    /// The service of the far end of a connection.
+    pub const fn peer(self) -> Self {
+        match self {
+            Self::XrcIni => Self::XrcTgt,
+            Self::XrcTgt => Self::XrcIni,
+            Self::Rc | Self::Uc | Self::Ud => self,
+        }
+    }
 }
 
 /// The states of a queue pair.
@@ -86,7 +106,7 @@ pub struct QpInit {
     pub qp_type: QpType,
     /// The completion queue of the send queue.
     pub send_cq: CqHandle,
-    /// The completion queue of the receive queue.
+    /// The completion queue of the receive queue; without meaning for an XRC initiator.
     pub recv_cq: CqHandle,
     /// The shared receive queue, which replaces a receive queue of the queue pair's own.
     pub srq: Option<SrqHandle>,
@@ -262,9 +282,12 @@ fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask
     // What each service sets when it leaves RESET, and may set again later.
     let (init, again) = match qp_type {
         QpType::Ud => (M::PKEY | M::QKEY, M::QKEY),
-        QpType::Uc => (M::PKEY | M::ACCESS, M::ACCESS),
-        QpType::Rc => (M::PKEY | M::ACCESS, M::ACCESS | M::MIN_RNR_TIMER),
+        QpType::Uc | QpType::XrcIni => (M::PKEY | M::ACCESS, M::ACCESS),
+        QpType::Rc | QpType::XrcTgt => (M::PKEY | M::ACCESS, M::ACCESS | M::MIN_RNR_TIMER),
     };
+    // The attributes of the sending and the receiving end of a reliable service.
+    let sends = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_RD_ATOMIC;
+    let receives = M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
     let connect = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
     Some(match (from, to) {
         (_, Reset | Error) => (none, none),
@@ -272,30 +295,24 @@ fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask
         (Init, Init) => (none, init),
         (Init, Rtr) => match qp_type {
             QpType::Ud => (none, init),
-            QpType::Uc => (connect, init),
-            QpType::Rc => (connect | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER, init),
+            QpType::Uc | QpType::XrcIni => (connect, init),
+            QpType::Rc | QpType::XrcTgt => (connect | receives, init),
         },
         (Rtr, Rts) => match qp_type {
-            QpType::Rc => (M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_RD_ATOMIC, again),
+            QpType::Rc | QpType::XrcIni => (sends | M::SQ_PSN, again),
             QpType::Ud | QpType::Uc => (M::SQ_PSN, again),
+            QpType::XrcTgt => (M::TIMEOUT | M::SQ_PSN, again),
         },
         (Rts, Rts) | (Sqd, Rts) => (none, again),
         (Rts, Sqd) => (none, M::SQD_EVENT),
         (Sqd, Sqd) => match qp_type {
             QpType::Ud => (none, init),
             QpType::Uc => (none, init | M::AV),
-            QpType::Rc => (
-                none,
-                init | M::AV
-                    | M::TIMEOUT
-                    | M::RETRY_CNT
-                    | M::RNR_RETRY
-                    | M::MAX_RD_ATOMIC
-                    | M::MAX_DEST_RD_ATOMIC
-                    | M::MIN_RNR_TIMER,
-            ),
+            QpType::Rc => (none, init | M::AV | sends | receives),
+            QpType::XrcIni => (none, init | M::AV | sends),
+            QpType::XrcTgt => (none, init | M::AV | M::TIMEOUT | receives),
         },
-        (Sqe, Rts) if qp_type != QpType::Rc => (none, again),
+        (Sqe, Rts) if !qp_type.is_reliable() => (none, again),
         _ => return None,
     })
 }
@@ -309,29 +326,35 @@ mod tests {
     fn transitions_take_the_attributes_that_they_need_and_no_others() {
         use QpAttrMask as M;
         use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
-        use QpType::{Rc, Uc, Ud};
+        use QpType::{Rc, Uc, Ud, XrcIni, XrcTgt};
         const CONNECT: [M; 4] = [M::AV, M::PATH_MTU, M::DEST_QPN, M::RQ_PSN];
         const RETRIES: [M; 3] = [M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY];
-        for qp_type in [Rc, Uc, Ud] {
+        const SERVED: [M; 2] = [M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER];
+        const STARTED: [M; 2] = [M::SQ_PSN, M::MAX_RD_ATOMIC];
+        const CHANGED: [M; 2] = [M::AV, M::MAX_RD_ATOMIC];
+        for qp_type in [Rc, Uc, Ud, XrcIni, XrcTgt] {
             let first: &[M] = if qp_type == Ud { &[M::PKEY, M::QKEY] } else { &[M::PKEY, M::ACCESS] };
             let again: &[M] = match qp_type {
                 Ud => &[M::QKEY],
-                Uc => &[M::ACCESS],
-                Rc => &[M::ACCESS, M::MIN_RNR_TIMER],
+                Uc | XrcIni => &[M::ACCESS],
+                Rc | XrcTgt => &[M::ACCESS, M::MIN_RNR_TIMER],
             };
             let (connect, start, drained) = match qp_type {
                 Ud => (vec![], vec![M::SQ_PSN], vec![]),
                 Uc => (CONNECT.to_vec(), vec![M::SQ_PSN], vec![M::AV]),
-                Rc => {
-                    let served = [M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER];
-                    let started = [M::SQ_PSN, M::MAX_RD_ATOMIC];
-                    let changed = [M::AV, M::MAX_RD_ATOMIC];
-                    (
-                        [&CONNECT[..], &served].concat(),
-                        [&RETRIES[..], &started].concat(),
-                        [&RETRIES[..], &served, &changed].concat(),
-                    )
+                Rc => (
+                    [&CONNECT[..], &SERVED].concat(),
+                    [&RETRIES[..], &STARTED].concat(),
+                    [&RETRIES[..], &SERVED, &CHANGED].concat(),
+                ),
+                XrcIni => {
+                    (CONNECT.to_vec(), [&RETRIES[..], &STARTED].concat(), [&RETRIES[..], &CHANGED].concat())
                 }
+                XrcTgt => (
+                    [&CONNECT[..], &SERVED].concat(),
+                    vec![M::TIMEOUT, M::SQ_PSN],
+                    [&[M::AV, M::TIMEOUT][..], &SERVED].concat(),
+                ),
             };
             let drained = [first, &drained].concat();
             let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
@@ -345,7 +368,7 @@ mod tests {
                     (Rts | Sqd, Rts) => Some((&[], again)),
                     (Rts, Sqd) => Some((&[], &[M::SQD_EVENT])),
                     (Sqd, Sqd) => Some((&[], &drained)),
-                    (Sqe, Rts) if qp_type != Rc => Some((&[], again)),
+                    (Sqe, Rts) if matches!(qp_type, Uc | Ud) => Some((&[], again)),
                     _ => None,
                 };
                 let of = |masks: &[M]| masks.iter().copied().collect::<M>();
@@ -380,7 +403,7 @@ mod tests {
     #[test]
     fn every_state_goes_to_reset_and_error() {
         use QpState::*;
-        for t in [QpType::Rc, QpType::Uc, QpType::Ud] {
+        for t in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcIni, QpType::XrcTgt] {
             for from in [Reset, Init, Rtr, Rts, Sqd, Sqe, Error] {
                 for to in [Reset, Error] {
                     let attr = QpAttr { state: Some(to), ..QpAttr::default() };
@@ -394,7 +417,9 @@ mod tests {
     fn sqe_is_for_unreliable_services_only() {
         let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
         assert!(attr.check(QpType::Ud, QpState::Sqe).is_ok());
-        assert!(attr.check(QpType::Rc, QpState::Sqe).is_err());
+        for reliable in [QpType::Rc, QpType::XrcIni, QpType::XrcTgt] {
+            assert!(attr.check(reliable, QpState::Sqe).is_err());
+        }
     }
 
     #[test]

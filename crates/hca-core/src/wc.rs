@@ -125,7 +125,8 @@ pub enum RecvExtra {
 pub struct Completion {
     /// The id that was posted.
     pub wr_id: u64,
-    /// The handle of the queue pair, which is never reused (unlike QPNs).
+    /// The handle of the queue pair, which is never reused (unlike QPNs). For a receive request of an XRC domain, that of
+    /// the target queue pair that took it.
     pub qp: QpHandle,
     /// The status. Unless it is success, only `wr_id`, `qp`, `opcode` and [`vendor_code`](Self::vendor_code) are valid
     /// beside it.

@@ -1,6 +1,6 @@
 //! Work requests, which programs post.
 
-use crate::{Access, AhHandle, Lkey, Qkey, Qpn, Rkey};
+use crate::{Access, AhHandle, Lkey, Qkey, Qpn, Rkey, Srqn};
 
 /// One entry of a scatter/gather list: a piece of registered local memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -331,6 +331,22 @@ pub struct UdDest {
     pub qkey: Qkey,
 }
 
+/// The destination of a request, where the connection alone does not name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dest {
+    /// That of a datagram (UD).
+    Datagram(UdDest),
+    /// The shared receive queue of the peer's XRC domain (XRC): receive requests come from this queue, and the keys of
+    /// RDMA and atomics are those of its protection domain.
+    Srq(Srqn),
+}
+
+impl From<UdDest> for Dest {
+    fn from(dest: UdDest) -> Self {
+        Self::Datagram(dest)
+    }
+}
+
 /// A request for the send queue.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
@@ -342,8 +358,8 @@ pub struct SendWr<'a> {
     pub flags: SendFlags,
     /// Local memory.
     pub payload: Payload<'a>,
-    /// The destination; for UD only.
-    pub dest: Option<UdDest>,
+    /// The destination; for UD and XRC only.
+    pub dest: Option<Dest>,
 }
 
 /// A request for a receive queue.

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use hca_core::{
     Abilities, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration, CqPort,
     CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, GidEntry, MrHandle, MrInit, MrKeys,
-    PdHandle, PortAttr, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, RecvPort, SrqHandle, SrqInit,
+    PdHandle, PortAttr, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, QpType, RecvPort, SrqHandle,
+    SrqInit,
 };
 use hca_vfio::PciFunction;
 
@@ -201,6 +202,9 @@ unsafe impl Device for Mlx5 {
     }
 
     fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
+        if matches!(init.qp_type, QpType::XrcIni | QpType::XrcTgt) {
+            return Err(DeviceError::Unsupported { what: "extended reliable connections (XRC)" });
+        }
         self.hca.qps.create(&self.hca, pd, init)
     }
     fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {

@@ -162,9 +162,6 @@ impl Engine {
         }
         let lost = lost_recvs(&res, &mut self.core.tables);
         drop_requests(&mut res, &mut self.core.tables, Purge::All);
-        for cq in [res.send_cq, res.recv_cq] {
-            self.core.tables.cqs.at_mut(cq).expect("a user's queue exists").users -= 1;
-        }
         if let RecvQueue::Shared(s) = res.rq
             && let Some(srq) = self.core.tables.srqs.at_mut(s)
         {
@@ -174,7 +171,14 @@ impl Engine {
             self.close_path(p, entry.machine.uses_messages());
         }
         self.core.forget(qp.index);
-        self.leave_pd(res.pd);
+        if let RecvQueue::Xrc(xrc) = &res.rq {
+            self.end_xrc_target(xrc);
+        } else {
+            for cq in [res.send_cq, res.recv_cq] {
+                self.core.tables.cqs.at_mut(cq).expect("a user's queue exists").users -= 1;
+            }
+            self.leave_pd(res.pd);
+        }
         self.core.finish(now);
         Ok(Change::Made(lost, None))
     }
@@ -206,6 +210,13 @@ fn drop_requests(res: &mut QpRes, tables: &mut Tables, purge: Purge) {
         }
         RecvQueue::Shared(srq) if begun => tables.return_to_srq(*srq, &mut res.held),
         RecvQueue::Shared(_) => {}
+        RecvQueue::Xrc(xrc) => {
+            if begun {
+                xrc.give_back(tables, &mut res.held);
+            }
+            // Completions are those of the shared receive queues.
+            return;
+        }
     }
     for cq in [res.send_cq, res.recv_cq] {
         if let Some(c) = tables.cqs.at_mut(cq) {

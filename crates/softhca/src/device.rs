@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 
 use hca_core::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration,
-    CqPort, CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, Gid, GidEntry, Lid,
-    MemoryWindows, MrHandle, MrInit, MrKeys, MrStatus, MwHandle, MwKeys, MwRange, MwStatus, MwType, PdHandle,
-    PortAttr, PortalsOffload, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, RecvPort, Rkey, SrqHandle,
-    SrqInit, SrqStatus,
+    CqPort, CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, ExtendedConnections, Gid,
+    GidEntry, Lid, MemoryWindows, MrHandle, MrInit, MrKeys, MrStatus, MwHandle, MwKeys, MwRange, MwStatus,
+    MwType, PdHandle, PortAttr, PortalsOffload, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus,
+    RecvPort, Rkey, SrqHandle, SrqInit, SrqStatus,
 };
 use hca_fabric::{Fabric, FabricAttr, FabricLink, QpEnds};
 
@@ -34,6 +34,7 @@ use crate::shared::Shared;
 use crate::slab::Slab;
 use crate::sync::Arc;
 use crate::tables::{Ah, Pd, SrqEntry, Tables};
+use crate::xrc::MAX_XRCD;
 
 /// The longest queue.
 pub(crate) const MAX_WR: u32 = 32_768;
@@ -249,6 +250,35 @@ impl SoftHca {
         };
         Ok((handle, Box::new(port)))
     }
+    /// Creates a shared receive queue; `as_what` is called with it, and may refuse it.
+    pub(crate) fn create_srq_as(
+        &self,
+        pd: PdHandle,
+        init: &SrqInit,
+        as_what: impl FnOnce(&mut Engine, SrqHandle) -> Result<(), DeviceError>,
+    ) -> Result<(SrqHandle, Box<dyn RecvPort>), DeviceError> {
+        self.shared.fork.check()?;
+        in_range("max_wr", init.max_wr, 1, MAX_WR)?;
+        in_range("max_sge", init.max_sge, 0, MAX_SGE)?;
+        let SrqInit { max_wr: depth, max_sge } = *init;
+        let (producer, ring) = ring(depth, max_sge as usize);
+        let handle = self.shared.control(|e| {
+            e.use_pd(pd)?;
+            let srqs = &mut e.core.tables.srqs;
+            let (index, generation) = srqs.vacant().ok_or_else(|| limit("shared receive queue", srqs))?;
+            let handle = SrqHandle { index, generation };
+            let (returned, limit, users, xrc) = (Vec::new(), 0, 0, None);
+            srqs.insert(SrqEntry { handle, pd, ring, returned, depth, max_sge, limit, users, xrc });
+            if let Err(why) = as_what(e, handle) {
+                e.core.tables.srqs.remove(index, generation);
+                return Err(why);
+            }
+            e.use_pd(pd)?.users += 1;
+            Ok(handle)
+        })?;
+        let hca = self.shared.clone();
+        Ok((handle, Box::new(SrqPort { hca, handle, ring: producer, max_sge })))
+    }
     /// The send window of a queue pair.
     ///
     /// # Errors
@@ -296,6 +326,7 @@ const ABILITIES: Abilities = Abilities {
     srq_resize: true,
     mr_rereg: true,
     max_mw: MAX_MW,
+    max_xrcd: MAX_XRCD,
 };
 
 /// Memory windows that have keys beside those of regions.
@@ -514,32 +545,7 @@ unsafe impl Device for SoftHca {
         pd: PdHandle,
         init: &SrqInit,
     ) -> Result<(SrqHandle, Box<dyn RecvPort>), DeviceError> {
-        self.shared.fork.check()?;
-        in_range("max_wr", init.max_wr, 1, MAX_WR)?;
-        in_range("max_sge", init.max_sge, 0, MAX_SGE)?;
-        let (producer, consumer) = ring(init.max_wr, init.max_sge as usize);
-        let handle = self.shared.control(|e| {
-            e.use_pd(pd)?;
-            let srqs = &mut e.core.tables.srqs;
-            let (index, generation) = srqs.vacant().ok_or_else(|| limit("shared receive queue", srqs))?;
-            let handle = SrqHandle { index, generation };
-            let (depth, returned) = (init.max_wr, Vec::new());
-            let max_sge = init.max_sge;
-            srqs.insert(SrqEntry {
-                handle,
-                pd,
-                ring: consumer,
-                returned,
-                depth,
-                max_sge,
-                limit: 0,
-                users: 0,
-            });
-            e.use_pd(pd)?.users += 1;
-            Ok::<_, DeviceError>(handle)
-        })?;
-        let hca = self.shared.clone();
-        Ok((handle, Box::new(SrqPort { hca, handle, ring: producer, max_sge: init.max_sge })))
+        self.create_srq_as(pd, init, |_, _| Ok(()))
     }
     fn set_srq_limit(&self, srq: SrqHandle, limit: u32) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
@@ -560,10 +566,11 @@ unsafe impl Device for SoftHca {
     fn destroy_srq(&self, srq: SrqHandle) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
         self.shared.control(|e| {
-            let users = e.srq(srq)?.users.into();
+            let SrqEntry { users, xrc, .. } = *e.srq(srq)?;
             if users > 0 {
-                return Err(DeviceError::InUse { what: "shared receive queue", users });
+                return Err(DeviceError::InUse { what: "shared receive queue", users: users.into() });
             }
+            xrc.inspect(|xrc| e.end_xrc_srq(srq.index, *xrc));
             let q = e.core.tables.srqs.remove(srq.index, srq.generation).expect("seen just now");
             e.leave_pd(q.pd);
             Ok(())
@@ -675,6 +682,9 @@ unsafe impl Device for SoftHca {
     }
 
     fn windows(&self) -> Option<&dyn MemoryWindows> {
+        Some(self)
+    }
+    fn xrc(&self) -> Option<&dyn ExtendedConnections> {
         Some(self)
     }
     fn portals(&self) -> Option<&dyn PortalsOffload> {

@@ -509,7 +509,7 @@ impl Core {
 
     /// Notes what a queue pair wants after an input.
     #[inline]
-    fn settle(&mut self, slot: u32) {
+    pub(crate) fn settle(&mut self, slot: u32) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
         let wants = entry.machine.wants();
         if wants.transmit && !entry.ready {

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use hca_core::{Access, CqHandle, DeviceError, Instant, QpHandle, QpState};
+use hca_core::{Access, CqHandle, DeviceError, Instant, QpHandle, QpState, QpType};
 use hca_fabric::{Grant, LinkId, Notice, PathId, Revocation, ShmFabric, TakeBack, TakeBackId};
 
 use crate::engine::{Core, Engine, slot_of};
@@ -39,7 +39,10 @@ pub(crate) struct TakingBack {
 /// The word by which peers reach memory through a queue pair as it is now; 0: they may not.
 fn word_of(entry: &QpEntry) -> u64 {
     let m = &entry.machine;
-    if !m.uses_messages() || !matches!(m.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
+    if m.qp_type() != QpType::Rc
+        || !m.uses_messages()
+        || !matches!(m.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
+    {
         return 0;
     }
     near::qp_word(entry.res.words, entry.res.pd.index, m.attr().access.unwrap_or_default())

@@ -100,6 +100,8 @@ mod slab;
 mod sync;
 #[cfg(not(loom))]
 mod tables;
+#[cfg(not(loom))]
+mod xrc;
 
 #[cfg(not(loom))]
 pub use device::SoftHca;

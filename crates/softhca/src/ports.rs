@@ -6,9 +6,9 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hca_core::{
-    Completion, CqHandle, CqPort, DeviceError, FlatOp, MAX_MESSAGE_BYTES, Mixed, MixedEntry, Notify, Payload,
-    PdHandle, PostError, PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort,
-    SendWr, SrqHandle, UdDest,
+    Completion, CqHandle, CqPort, Dest, DeviceError, FlatOp, MAX_MESSAGE_BYTES, Mixed, MixedEntry, Notify,
+    Payload, PdHandle, PostError, PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp,
+    SendPort, SendWr, SrqHandle,
 };
 
 use hca_fabric::LINE_DATA_BYTES;
@@ -22,7 +22,7 @@ use crate::near::{self, PostersLane};
 use crate::options::Progress;
 use crate::patience;
 use crate::qp::{
-    Place, QpShared, RecvHeader, SendHeader, dest_to_cell, entry_to_cell, offers, sge_to_cell,
+    DestKind, Place, QpShared, RecvHeader, SendHeader, dest_to_cell, entry_to_cell, offers, sge_to_cell,
     slot_bytes_to_cell,
 };
 use crate::ring::{Cell, Consumer, Full, Producer};
@@ -67,7 +67,12 @@ impl SendQueue {
         }
         let qp_type = self.qp_type;
         offers(qp_type, wr.op).map_err(|op| PostErrorKind::Unsupported { qp_type, op })?;
-        if wr.dest.is_some() != (qp_type == QpType::Ud) {
+        let fits = match wr.dest {
+            None => !matches!(qp_type, QpType::Ud | QpType::XrcIni),
+            Some(Dest::Datagram(_)) => qp_type == QpType::Ud,
+            Some(Dest::Srq(_)) => qp_type == QpType::XrcIni,
+        };
+        if !fits {
             return Err(PostErrorKind::Destination);
         }
         let (len, entries, place) = match wr.payload {
@@ -122,7 +127,7 @@ impl SendQueue {
         let header = SendHeader {
             wr_id: wr.wr_id,
             op: FlatOp::new(&wr.op),
-            dest: wr.dest.is_some(),
+            dest: DestKind::None,
             len: len as u32,
             sges,
             place,
@@ -130,7 +135,7 @@ impl SendQueue {
         };
         let pushed = match wr.dest {
             None => queue(&mut self.ring, header, wr.payload),
-            Some(dest) => queue_datagram(&mut self.ring, header, wr.payload, dest),
+            Some(dest) => queue_named(&mut self.ring, header, wr.payload, dest),
         };
         pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
     }
@@ -241,7 +246,7 @@ impl SendQueue {
         let header = SendHeader {
             wr_id: wr.wr_id,
             op: FlatOp::new(&SendOp::Send),
-            dest: false,
+            dest: DestKind::None,
             len: len as u32,
             sges: u8::from(place == Place::Memory),
             place,
@@ -271,14 +276,15 @@ fn queue(ring: &mut Producer<SendHeader>, header: SendHeader, payload: Payload<'
         Payload::Mixed(list) => queue_mixed(ring, header, list, None),
     }
 }
-/// Queues a datagram.
-fn queue_datagram(
+/// Queues a request that names its destination.
+fn queue_named(
     ring: &mut Producer<SendHeader>,
     header: SendHeader,
     payload: Payload<'_>,
-    dest: UdDest,
+    dest: Dest,
 ) -> Result<(), Full> {
-    let dest = dest_to_cell(dest);
+    let (kind, dest) = dest_to_cell(dest);
+    let header = SendHeader { dest: kind, ..header };
     let cells = core::iter::once(dest);
     match payload {
         Payload::Sges(sges) => ring.push(header, cells.chain(sges.iter().copied().map(sge_to_cell))),

@@ -1,22 +1,22 @@
 //! A queue pair's state beside its transport machine: rings, keys, completions; and the machine's access to them.
 
 mod faults;
+mod header;
 mod lists;
 mod machine;
 mod parts;
 
-use core::mem::MaybeUninit;
 use core::net::IpAddr;
 
 use hca_core::wire::Packet;
 use hca_core::{
-    Access, AhHandle, AsyncEvent, Completion, FlatOp, Lkey, PdHandle, Qkey, QpCap, QpHandle, QpInfo, QpType,
-    Qpn, Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
+    Access, AsyncEvent, Completion, PdHandle, QpCap, QpHandle, QpInfo, QpType, Rkey, SendFlags, SendOp, Sge,
+    Srqn, WcOpcode, WcStatus,
 };
 use hca_fabric::{LinkId, PathId, PeerName, Places, Reach};
 use hca_transport::{
     AtomicOp, Count, Direct, Host, InPlace, Loan, LoanError, LocalError, QpEvent, RecvDone,
-    RemoteAccessError, SMALL_BYTES, SendRequest, Served, UdTarget,
+    RemoteAccessError, SMALL_BYTES, SendRequest, Served,
 };
 
 use crate::counters::OpCounts;
@@ -26,114 +26,14 @@ use crate::dormant::Dormancy;
 use crate::mr::Refused;
 use crate::near::{self, Near, NearWork};
 use crate::pace::Pace;
-use crate::ring::{Cell, Consumer, Header};
+use crate::ring::{Cell, Consumer};
 use crate::sync::{Arc, AtomicBool, AtomicU32};
 use crate::tables::{Ah, Tables};
+use crate::xrc::XrcRecv;
+pub(crate) use header::*;
 pub(crate) use lists::RequestList;
 pub(crate) use machine::{LanesWord, Machine};
 use parts::each_part;
-
-/// The header of a send queue slot, one cache line. The first cell of a datagram's slot is its destination.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-pub(crate) struct SendHeader {
-    pub(crate) wr_id: u64,
-    pub(crate) op: FlatOp,
-    pub(crate) len: u32,
-    /// Entries in the list; one that is inline as a whole has none.
-    pub(crate) sges: u8,
-    pub(crate) place: Place,
-    pub(crate) dest: bool,
-    pub(crate) flags: SendFlags,
-}
-const _: () = assert!(size_of::<SendHeader>() == 64);
-
-/// Where the bytes of a request are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// In memory, which the cells list.
-    Memory,
-    /// In the cells.
-    Slot,
-    /// Some here, some there: in cells behind the list, whose entries say so.
-    Both,
-}
-
-#[allow(unsafe_code)] // one by one into a slot
-impl Header for SendHeader {
-    #[inline(always)]
-    fn put(self, slot: &mut MaybeUninit<Self>) {
-        let Self { wr_id, op, len, sges, place, dest, flags } = self;
-        let to = slot.as_mut_ptr();
-        // SAFETY: each is a field of the slot, and they are all there are.
-        unsafe {
-            (&raw mut (*to).wr_id).write(wr_id);
-            (&raw mut (*to).op).write(op);
-            (&raw mut (*to).len).write(len);
-            (&raw mut (*to).sges).write(sges);
-            (&raw mut (*to).place).write(place);
-            (&raw mut (*to).dest).write(dest);
-            (&raw mut (*to).flags).write(flags);
-        }
-    }
-}
-
-/// The header of a receive queue slot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RecvHeader {
-    pub(crate) wr_id: u64,
-    /// Bytes that the list takes.
-    pub(crate) room: u64,
-    pub(crate) sges: u8,
-}
-impl Header for RecvHeader {}
-
-pub(crate) const fn sge_to_cell(s: Sge) -> Cell {
-    [s.addr, s.len as u64 | (s.lkey.raw() as u64) << 32]
-}
-#[inline]
-pub(crate) const fn cell_to_sge(c: Cell) -> Sge {
-    Sge { addr: c[0], len: c[1] as u32, lkey: Lkey::new((c[1] >> 32) as u32) }
-}
-
-/// Marks the address of an entry whose bytes are in the slot. No memory of a program's has it.
-const IN_SLOT: u64 = 1 << 63;
-
-/// An entry of a list of both kinds that is memory.
-pub(crate) const fn entry_to_cell(s: Sge) -> Cell {
-    // An address with the mark becomes another one that no region has.
-    sge_to_cell(Sge { addr: if s.addr & IN_SLOT == 0 { s.addr } else { !IN_SLOT }, ..s })
-}
-/// An entry whose bytes are in the slot, `at` bytes behind the beginning of the list.
-pub(crate) const fn slot_bytes_to_cell(at: usize, len: usize) -> Cell {
-    [IN_SLOT | at as u64, len as u64]
-}
-/// The bytes of an entry that are in the slot; `None`: it is memory.
-#[inline]
-pub(crate) fn in_slot<'a>(
-    cells: &'a [Cell],
-    h: &SendHeader,
-    s: &Sge,
-) -> Option<Result<&'a [u8], LocalError>> {
-    if h.place != Place::Both || s.addr & IN_SLOT == 0 {
-        return None;
-    }
-    let (at, len) = ((s.addr & !IN_SLOT) as usize, s.len as usize);
-    let bytes: &[u8] = bytemuck::cast_slice(list(cells, h));
-    Some(bytes.get(at..at.saturating_add(len)).ok_or(LocalError::Length))
-}
-
-pub(crate) const fn dest_to_cell(d: UdDest) -> Cell {
-    let (ah, generation) = (d.ah.index as u64, d.ah.generation as u64);
-    [ah | generation << 32, d.qpn.raw() as u64 | (d.qkey.raw() as u64) << 32]
-}
-const fn cell_to_target(c: Cell) -> UdTarget {
-    UdTarget {
-        ah: AhHandle { index: c[0] as u32, generation: (c[0] >> 32) as u32 },
-        qpn: Qpn::new(c[1] as u32),
-        qkey: Qkey::new((c[1] >> 32) as u32),
-    }
-}
 
 /// What the ports of a queue pair and the engine share.
 pub(crate) struct QpShared {
@@ -181,6 +81,7 @@ pub(crate) struct Held {
 pub(crate) enum RecvQueue {
     Own(Consumer<RecvHeader>),
     Shared(u32),
+    Xrc(XrcRecv),
 }
 
 /// A queue pair without its machine.
@@ -215,6 +116,43 @@ pub(crate) struct QpRes {
     pub(crate) pace: Option<Arc<Pace>>,
     /// What was counted for it alone.
     pub(crate) counts: [u64; Count::COUNT],
+}
+
+impl QpRes {
+    /// Those of a queue pair in RESET. `pds`: its protection domain, and that of its receive requests. `cqs`: where
+    /// sends and receives complete.
+    pub(crate) fn new(
+        shared: Arc<QpShared>,
+        (pd, recv_pd): (PdHandle, PdHandle),
+        cap: QpCap,
+        [send_cq, recv_cq]: [u32; 2],
+        sq: Consumer<SendHeader>,
+        rq: RecvQueue,
+    ) -> Self {
+        Self {
+            shared,
+            pd,
+            recv_pd,
+            cap,
+            send_cq,
+            recv_cq,
+            sq,
+            rq,
+            held: Held::default(),
+            path: None,
+            peer: None,
+            near_peer: None,
+            near: None,
+            near_work: NearWork::default(),
+            listed: None,
+            link: None,
+            word: 0,
+            words: 0,
+            guesses: crate::grants::Guesses::default(),
+            pace: None,
+            counts: [0; Count::COUNT],
+        }
+    }
 }
 
 /// A queue pair.
@@ -316,7 +254,7 @@ fn held_pieces<E: From<LocalError>>(
             let (h, cells) = rq.at(rq.head());
             pieces(cells[..h.sges.into()].iter().copied().map(cell_to_sge), offset, len, f)
         }
-        RecvQueue::Shared(_) => pieces(held.sges.iter().copied(), offset, len, f),
+        RecvQueue::Shared(_) | RecvQueue::Xrc(_) => pieces(held.sges.iter().copied(), offset, len, f),
     }
 }
 
@@ -348,6 +286,13 @@ impl QpHost<'_> {
             rq.release(rq.head().wrapping_add(1));
         }
     }
+    #[inline(never)]
+    fn take_of_xrc(&mut self) -> Option<u64> {
+        let QpRes { rq: RecvQueue::Xrc(xrc), held, .. } = &mut *self.res else { return None };
+        let (room, pd, cq) = xrc.take(self.tables, held)?;
+        (self.res.recv_pd, self.res.recv_cq) = (pd, cq);
+        Some(room)
+    }
     #[inline]
     fn hold_own(&mut self) -> Option<u64> {
         let QpRes { rq: RecvQueue::Own(rq), held, .. } = &mut *self.res else { return None };
@@ -371,7 +316,7 @@ pub(crate) fn entries(cells: &[Cell], h: &SendHeader) -> impl Iterator<Item = Sg
 /// The cells of a request's list or inline bytes.
 #[inline]
 pub(crate) fn list<'a>(cells: &'a [Cell], h: &SendHeader) -> &'a [Cell] {
-    &cells[usize::from(h.dest)..]
+    &cells[usize::from(h.dest != DestKind::None)..]
 }
 
 #[allow(unsafe_code)] // the calls of `dma`, each with its argument
@@ -383,8 +328,13 @@ impl Host for QpHost<'_> {
     #[inline(always)]
     fn send_request(&self, index: u32) -> SendRequest {
         let h = self.res.sq.header_ref(index);
-        let dest = h.dest.then(|| cell_to_target(self.res.sq.cells(index)[0]));
+        let datagram = h.dest == DestKind::Datagram;
+        let dest = datagram.then(|| cell_to_target(self.res.sq.cells(index)[0]));
         SendRequest { op: h.op, flags: h.flags, len: h.len, dest }
+    }
+    fn named_srq(&self, index: u32) -> Srqn {
+        let named = self.res.sq.header_ref(index).dest == DestKind::Srq;
+        if named { Srqn::new(self.res.sq.cells(index)[0][0] as u32) } else { Srqn::default() }
     }
     #[inline]
     fn gather(&mut self, index: u32, offset: u32, out: &mut [u8]) -> Result<(), LocalError> {
@@ -430,7 +380,7 @@ impl Host for QpHost<'_> {
     }
     fn check_local(&mut self, index: u32, write: bool) -> Result<(), LocalError> {
         let h = self.res.sq.header_ref(index);
-        if h.dest {
+        if h.dest == DestKind::Datagram {
             let d = cell_to_target(self.res.sq.cells(index)[0]);
             let ah = self.ahs.get(d.ah.index, d.ah.generation).filter(|a| a.pd == self.res.pd);
             ah.ok_or(LocalError::Protection)?;
@@ -484,6 +434,7 @@ impl Host for QpHost<'_> {
         match self.res.rq {
             RecvQueue::Own(_) => self.hold_own(),
             RecvQueue::Shared(srq) => self.tables.take_from_srq(srq, &mut self.res.held),
+            RecvQueue::Xrc(_) => self.take_of_xrc(),
         }
     }
     #[inline]
@@ -514,8 +465,10 @@ impl Host for QpHost<'_> {
         if !core::mem::take(&mut self.res.held.active) {
             return;
         }
-        if let RecvQueue::Shared(srq) = self.res.rq {
-            self.tables.return_to_srq(srq, &mut self.res.held);
+        match &self.res.rq {
+            RecvQueue::Own(_) => {}
+            RecvQueue::Shared(srq) => self.tables.return_to_srq(*srq, &mut self.res.held),
+            RecvQueue::Xrc(xrc) => xrc.give_back(self.tables, &mut self.res.held),
         }
     }
     fn recv_credits(&self) -> Option<u32> {
@@ -523,7 +476,7 @@ impl Host for QpHost<'_> {
             RecvQueue::Own(rq) => {
                 Some(rq.published().wrapping_sub(rq.head()) - u32::from(self.res.held.active))
             }
-            RecvQueue::Shared(_) => None,
+            RecvQueue::Shared(_) | RecvQueue::Xrc(_) => None,
         }
     }
     fn flush_recv(&mut self) {
@@ -540,7 +493,12 @@ impl Host for QpHost<'_> {
         }
     }
     fn has_srq(&self) -> bool {
-        matches!(self.res.rq, RecvQueue::Shared(_))
+        matches!(self.res.rq, RecvQueue::Shared(_) | RecvQueue::Xrc(_))
+    }
+    fn enter_srq(&mut self, number: Srqn) -> Result<(), RemoteAccessError> {
+        let RecvQueue::Xrc(xrc) = &mut self.res.rq else { return Err(RemoteAccessError) };
+        self.res.pd = xrc.enter(number, self.tables).ok_or(RemoteAccessError)?;
+        Ok(())
     }
 
     #[inline]
@@ -783,10 +741,12 @@ impl Host for QpHost<'_> {
 /// A queue pair's service as the posting side checks it.
 pub(crate) const fn offers(qp_type: QpType, op: SendOp) -> Result<(), &'static str> {
     match (qp_type, op) {
-        (QpType::Rc, _) | (_, SendOp::Send | SendOp::SendImm(_)) => Ok(()),
-        (QpType::Uc, SendOp::Write(_) | SendOp::WriteImm(..)) => Ok(()),
+        (QpType::Rc, _) => Ok(()),
+        (QpType::XrcTgt, _) => Err("send requests"),
         (QpType::Uc, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Ok(()),
         (_, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Err("memory windows"),
+        (QpType::XrcIni, _) | (_, SendOp::Send | SendOp::SendImm(_)) => Ok(()),
+        (QpType::Uc, SendOp::Write(_) | SendOp::WriteImm(..)) => Ok(()),
         (_, SendOp::SendInv(_)) => Err("SEND with invalidate"),
         (_, SendOp::Write(_) | SendOp::WriteImm(..)) => Err("RDMA WRITE"),
         (_, SendOp::Read(_)) => Err("RDMA READ"),

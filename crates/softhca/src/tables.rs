@@ -17,6 +17,7 @@ use crate::qp::{Held, RecvHeader, cell_to_sge};
 use crate::ring::{Consumer, Producer, ring};
 use crate::slab::Slab;
 use crate::sync::Arc;
+use crate::xrc::{MAX_XRCD, XrcSrq, Xrcd};
 
 /// An address handle.
 pub(crate) struct Ah {
@@ -36,6 +37,8 @@ pub(crate) struct SrqEntry {
     /// The event is raised when fewer are left; 0: disarmed.
     pub(crate) limit: u32,
     pub(crate) users: u32,
+    /// It belongs to an XRC domain.
+    pub(crate) xrc: Option<XrcSrq>,
 }
 
 impl SrqEntry {
@@ -130,6 +133,7 @@ pub(crate) struct Tables {
     pub(crate) mrs: MrTable,
     pub(crate) cqs: Slab<CqEntry>,
     pub(crate) srqs: Slab<SrqEntry>,
+    pub(crate) xrcds: Slab<Xrcd>,
     pub(crate) counts: [u64; Count::COUNT],
     /// Refused accesses of peers, by reason.
     pub(crate) key_faults: [u64; KeyFault::ALL.len()],
@@ -165,6 +169,7 @@ impl Tables {
             mrs,
             cqs,
             srqs,
+            xrcds: Slab::new(MAX_XRCD),
             counts: [0; Count::COUNT],
             key_faults: [0; KeyFault::ALL.len()],
             ops_of_the_gone: OpCounts::default(),

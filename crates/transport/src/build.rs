@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use hca_core::AhHandle;
-use hca_core::wire::{AtomicEth, Bth, Opcode};
+use hca_core::wire::{AtomicEth, Bth, Opcode, Xrceth};
 
 use crate::{Host, LocalError, TxSink};
 
@@ -11,10 +11,13 @@ pub(crate) const CNP: Opcode = Opcode::CNP;
 /// Reserved bytes behind the BTH of a CNP.
 pub(crate) const CNP_PAYLOAD: usize = 16;
 
+/// Bytes of the longest extended headers: those of an atomic operation by XRC.
+const MAX_EXT: usize = size_of::<Xrceth>() + size_of::<AtomicEth>();
+
 /// Extended headers in the order in which they follow the BTH.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ext {
-    bytes: [u8; size_of::<AtomicEth>()],
+    bytes: [u8; MAX_EXT],
     len: usize,
 }
 
@@ -22,7 +25,7 @@ impl Ext {
     /// No extended header.
     #[inline]
     pub(crate) fn none() -> Self {
-        Self { bytes: [0; size_of::<AtomicEth>()], len: 0 }
+        Self { bytes: [0; MAX_EXT], len: 0 }
     }
     /// Appends one.
     #[inline]

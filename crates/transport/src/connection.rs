@@ -3,8 +3,8 @@
 //! The connection is a type of its own, apart from the queue pair, whose queues it serves through the host: another
 //! service may keep several connections, or let several queues share one.
 
-use hca_core::wire::{Aeth, Be24, Bth, BthFlags, Opcode, PacketOp, Syndrome};
-use hca_core::{Access, Pkey, Psn, QpAttr, Qpn, RnrTimer};
+use hca_core::wire::{Aeth, Be24, Bth, BthFlags, Opcode, PacketOp, Syndrome, Xrceth};
+use hca_core::{Access, Pkey, Psn, QpAttr, QpType, Qpn, RnrTimer};
 
 use crate::build::{CNP, CNP_PAYLOAD, Ext, reserve_packet};
 use crate::window::packet_cost;
@@ -17,6 +17,31 @@ use crate::responder::Responder;
 const CNP_INTERVAL_NS: u64 = 50_000;
 /// Packets of one READ request at most.
 const MAX_CHUNK_PACKETS: u32 = 64;
+
+/// The end of an extended reliable connection (XRC).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Xrc {
+    /// The connection is none.
+    No,
+    /// Requests leave, and each names a shared receive queue of the peer.
+    Initiator,
+    /// Requests come, and each names a shared receive queue of this side.
+    Target,
+}
+
+impl Xrc {
+    fn of(qp_type: QpType) -> Self {
+        match qp_type {
+            QpType::XrcIni => Self::Initiator,
+            QpType::XrcTgt => Self::Target,
+            QpType::Rc | QpType::Uc | QpType::Ud => Self::No,
+        }
+    }
+    /// Whether this end takes responses, or requests.
+    pub(crate) const fn takes(self, responses: bool) -> bool {
+        matches!((self, responses), (Self::Initiator, true) | (Self::Target, false))
+    }
+}
 
 /// The state of the path to the peer, which both directions use.
 #[derive(Clone, Copy, Debug)]
@@ -38,12 +63,16 @@ pub(crate) struct Path {
     pub(crate) retry_cnt: u8,
     pub(crate) rnr_retry: u8,
     pub(crate) max_rd_atomic: u8,
+    pub(crate) xrc: Xrc,
+    /// The service bits of its opcodes.
+    service: u8,
 }
 
 impl Path {
     pub(crate) fn new(config: &QpConfig, attr: &QpAttr) -> Self {
         let mtu = attr.path_mtu.unwrap_or(config.port_mtu).bytes();
         let packets = (config.window_bytes / 2 / mtu).clamp(1, MAX_CHUNK_PACKETS);
+        let xrc = Xrc::of(config.qp_type);
         Self {
             dest_qpn: attr.dest_qpn.unwrap_or_default(),
             pkey: attr.pkey.unwrap_or_default(),
@@ -59,6 +88,8 @@ impl Path {
             retry_cnt: attr.retry_cnt.unwrap_or(7),
             rnr_retry: attr.rnr_retry.unwrap_or(7),
             max_rd_atomic: attr.max_rd_atomic.unwrap_or(0),
+            xrc,
+            service: if xrc == Xrc::No { 0 } else { Opcode::XRC_SERVICE },
         }
     }
     /// Packets that `len` bytes take: at least one.
@@ -69,7 +100,16 @@ impl Path {
     /// The BTH of a packet on this path.
     #[inline]
     pub(crate) fn bth(&self, op: PacketOp, flags: BthFlags, pad: u8, psn: Psn) -> Bth {
-        Bth::new(Opcode::rc(op), flags, pad, self.pkey, self.dest_qpn, psn)
+        let opcode = Opcode::new(self.service | Opcode::rc(op).raw());
+        Bth::new(opcode, flags, pad, self.pkey, self.dest_qpn, psn)
+    }
+    /// The extended headers that every packet of a request begins with.
+    #[inline]
+    pub(crate) fn ext<H: Host>(&self, index: u32, host: &H) -> Ext {
+        if self.xrc != Xrc::Initiator {
+            return Ext::none();
+        }
+        Ext::one(&Xrceth { reserved: 0, srqn: Be24::new(host.named_srq(index).raw()) })
     }
 }
 

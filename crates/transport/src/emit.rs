@@ -90,7 +90,8 @@ pub(crate) fn emit<H: Host, T: TxSink>(
 ) -> Result<bool, WcStatus> {
     let request = &current.request;
     if current.kind.is_answered() {
-        let (op, ext) = answered_headers(request, packet, packets, path);
+        let mut ext = path.ext(index, host);
+        let op = answered_headers(&mut ext, request, packet, packets, path);
         let bth = path.bth(op, BthFlags::empty(), 0, psn);
         if reserve_packet(tx, None, &bth, &ext, 0).is_none() {
             return Ok(false);
@@ -101,7 +102,8 @@ pub(crate) fn emit<H: Host, T: TxSink>(
     let offset = packet * path.mtu;
     let len = (request.len - offset).min(path.mtu);
     let last = packet + 1 == current.packets;
-    let (op, ext) = headers(request, packet == 0, last);
+    let mut ext = path.ext(index, host);
+    let op = headers(&mut ext, request, packet == 0, last);
     let mut flags = BthFlags::empty();
     if ask {
         flags |= BthFlags::ACK_REQ;
@@ -117,9 +119,9 @@ pub(crate) fn reth(remote: RemoteAddr, len: u32) -> Reth {
     Reth { va: Be64::new(remote.addr), rkey: Be32::new(remote.rkey.raw()), dma_len: Be32::new(len) }
 }
 
-/// Opcode and extended headers of a packet of a SEND or RDMA WRITE.
+/// The opcode of a packet of a SEND or RDMA WRITE, and its own extended headers, behind those in `ext`.
 #[inline]
-pub(crate) fn headers(request: &SendRequest, first: bool, last: bool) -> (PacketOp, Ext) {
+pub(crate) fn headers(ext: &mut Ext, request: &SendRequest, first: bool, last: bool) -> PacketOp {
     use PacketOp as P;
     let op = |only, begin, middle, end| match (first, last) {
         (true, true) => only,
@@ -127,8 +129,7 @@ pub(crate) fn headers(request: &SendRequest, first: bool, last: bool) -> (Packet
         (false, false) => middle,
         (false, true) => end,
     };
-    let mut ext = Ext::none();
-    let op = match request.op.op() {
+    match request.op.op() {
         SendOp::SendImm(imm) => {
             if last {
                 ext.push(&ImmDt { data: Be32::new(imm) });
@@ -157,31 +158,36 @@ pub(crate) fn headers(request: &SendRequest, first: bool, last: bool) -> (Packet
             op(P::WriteOnlyImm, P::WriteFirst, P::WriteMiddle, P::WriteLastImm)
         }
         _ => op(P::SendOnly, P::SendFirst, P::SendMiddle, P::SendLast),
-    };
-    (op, ext)
+    }
 }
 
-/// Opcode and extended header of a READ or atomic request.
-fn answered_headers(request: &SendRequest, packet: u32, packets: u32, path: &Path) -> (PacketOp, Ext) {
-    let atomic = |remote: RemoteAddr, swap_add, compare| {
-        Ext::one(&AtomicEth {
+/// The opcode of a READ or atomic request, and its own extended header, behind those in `ext`.
+fn answered_headers(
+    ext: &mut Ext,
+    request: &SendRequest,
+    packet: u32,
+    packets: u32,
+    path: &Path,
+) -> PacketOp {
+    let mut atomic = |op, remote: RemoteAddr, swap_add, compare| {
+        ext.push(&AtomicEth {
             va: Be64::new(remote.addr),
             rkey: Be32::new(remote.rkey.raw()),
             swap_add: Be64::new(swap_add),
             compare: Be64::new(compare),
-        })
+        });
+        op
     };
     match request.op.op() {
-        SendOp::CompareSwap { remote, compare, swap } => {
-            (PacketOp::CompareSwap, atomic(remote, swap, compare))
-        }
-        SendOp::FetchAdd { remote, add } => (PacketOp::FetchAdd, atomic(remote, add, 0)),
+        SendOp::CompareSwap { remote, compare, swap } => atomic(PacketOp::CompareSwap, remote, swap, compare),
+        SendOp::FetchAdd { remote, add } => atomic(PacketOp::FetchAdd, remote, add, 0),
         SendOp::Read(remote) => {
             let offset = packet * path.mtu;
             let len = u64::from(packets) * u64::from(path.mtu);
             let len = len.min(u64::from(request.len - offset)) as u32;
             let at = RemoteAddr { addr: remote.addr.wrapping_add(offset.into()), ..remote };
-            (PacketOp::ReadRequest, Ext::one(&reth(at, len)))
+            ext.push(&reth(at, len));
+            PacketOp::ReadRequest
         }
         _ => unreachable!("only READ and atomics are answered: {:?}", request.op),
     }

@@ -9,7 +9,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-use hca_core::{Psn, Rkey};
+use hca_core::{Psn, Rkey, Srqn};
 
 use crate::psn::span;
 
@@ -35,6 +35,8 @@ pub(crate) struct Executed {
     /// The message sequence number that its responses tell.
     pub(crate) msn: u32,
     pub(crate) deed: Deed,
+    /// The shared receive queue that it named (XRC).
+    pub(crate) srq: Srqn,
     /// Packets of the whole response.
     packets: u32,
     /// The packets that are to be sent: from `next` up to `end`, which is excluded.
@@ -88,6 +90,7 @@ const NOTHING: Executed = Executed {
     psn: Psn::new(0),
     msn: 0,
     deed: Deed::Atomic { original: 0 },
+    srq: Srqn::new(0),
     packets: 0,
     next: 0,
     end: 0,
@@ -146,7 +149,7 @@ impl History {
     }
     /// Remembers what was carried out just now, in place of the oldest if there is no room. Its response waits from now
     /// on.
-    pub(crate) fn push(&mut self, psn: Psn, msn: u32, deed: Deed, packets: u32) {
+    pub(crate) fn push(&mut self, psn: Psn, msn: u32, (deed, srq): (Deed, Srqn), packets: u32) {
         assert!(self.fresh < self.slots.len(), "the limit was checked");
         if self.len == self.slots.len() {
             self.first = self.at(1);
@@ -155,7 +158,8 @@ impl History {
             self.seek();
         }
         let at = self.at(self.len);
-        self.slots[at] = Executed { psn, msn, deed, packets, next: 0, end: packets, begin: 0, fresh: true };
+        self.slots[at] =
+            Executed { psn, msn, deed, srq, packets, next: 0, end: packets, begin: 0, fresh: true };
         self.len += 1;
         self.fresh += 1;
     }
@@ -200,14 +204,21 @@ impl History {
         Repeat::Answered
     }
     /// A READ request came again, whose response takes so many `packets` of `mtu` bytes.
-    pub(crate) fn read_again(&mut self, psn: Psn, read: Read, packets: u32, mtu: u32, msn: u32) -> Repeat {
+    pub(crate) fn read_again(
+        &mut self,
+        psn: Psn,
+        (read, srq): (Read, Srqn),
+        packets: u32,
+        mtu: u32,
+        msn: u32,
+    ) -> Repeat {
         let Some(i) = self.find(psn) else { return Repeat::Unknown };
         let e = &self.slots[self.at(i)];
         let Deed::Read(whole) = e.deed else { return Repeat::Strange };
         let from = span(e.psn, psn);
         // Of a packet that exists, so it begins before the end.
         let offset = from * mtu;
-        if read.rkey != whole.rkey || read.va != whole.va.wrapping_add(offset.into()) {
+        if srq != e.srq || read.rkey != whole.rkey || read.va != whole.va.wrapping_add(offset.into()) {
             return Repeat::Strange;
         }
         let left = whole.len - offset;

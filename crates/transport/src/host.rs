@@ -3,7 +3,7 @@
 
 use hca_core::wire::Packet;
 use hca_core::{
-    Access, AhHandle, FlatOp, Qkey, Qpn, RecvExtra, RemoteAddr, Rkey, SendFlags, WcOpcode, WcStatus,
+    Access, AhHandle, FlatOp, Qkey, Qpn, RecvExtra, RemoteAddr, Rkey, SendFlags, Srqn, WcOpcode, WcStatus,
 };
 
 /// A send request as the transport sees it; the transport accesses its memory through the [`Host`] only.
@@ -229,6 +229,10 @@ pub trait Host {
     fn sq_posted(&self) -> u32;
     /// The send request of this index.
     fn send_request(&self, index: u32) -> SendRequest;
+    /// The shared receive queue of the peer that a request names (XRC initiators).
+    fn named_srq(&self, _index: u32) -> Srqn {
+        Srqn::default()
+    }
     /// Fills `out` with bytes of a request's local list (or inline data), from `offset` on.
     ///
     /// # Errors
@@ -263,6 +267,14 @@ pub trait Host {
     /// yields no completion; every other outcome does.
     fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32);
 
+    /// Has what follows go to the shared receive queue of this number (XRC targets): receive requests are taken from it,
+    /// and keys are those of its protection domain. A receive request that is held stays that of its queue.
+    ///
+    /// # Errors
+    /// There is no such queue in the queue pair's XRC domain; nothing has changed.
+    fn enter_srq(&mut self, _number: Srqn) -> Result<(), RemoteAccessError> {
+        Err(RemoteAccessError)
+    }
     /// Takes the oldest receive request for the message that begins with `packet` (`None`: the message did not come as
     /// packets). Returns the bytes that the request can take, or `None` if there is no request. At most one request is
     /// held at a time.

@@ -4,7 +4,7 @@ use hca_core::wire::{Packet, PacketOp, TransportKind};
 use hca_core::{Instant, Mtu, Pkey, QpAttr, QpState, QpType, Qpn, TransitionError, WcStatus};
 
 use crate::completer::is_response;
-use crate::connection::{Connection, Path};
+use crate::connection::{Connection, Path, Xrc};
 use crate::inbound::failed_recv;
 use crate::message::{Head, Messages, Op};
 use crate::requester::{NEVER, flush};
@@ -123,9 +123,9 @@ impl Qp {
         }
     }
     /// Sets whether the next connection goes by messages, as between adapters of one machine; both ends must agree. To
-    /// be called before the transition to RTR. RC only.
+    /// be called before the transition to RTR. RC and XRC only.
     pub fn use_messages(&mut self, yes: bool) {
-        self.by_messages = yes && self.config.qp_type == QpType::Rc;
+        self.by_messages = yes && self.config.qp_type.is_reliable();
     }
     /// Whether the connection goes by messages.
     #[inline]
@@ -222,8 +222,10 @@ impl Qp {
         let index = self.sq_index();
         let (config, attr) = (&self.config, &self.attr);
         self.service = match config.qp_type {
-            QpType::Rc if self.by_messages => Service::Local(Messages::new(config, attr, index)),
-            QpType::Rc => Service::Rc(Connection::new(config, attr, index)),
+            QpType::Rc | QpType::XrcIni | QpType::XrcTgt if self.by_messages => {
+                Service::Local(Messages::new(config, attr, index))
+            }
+            QpType::Rc | QpType::XrcIni | QpType::XrcTgt => Service::Rc(Connection::new(config, attr, index)),
             QpType::Uc => Service::Uc(Unreliable::new(config, attr, index)),
             QpType::Ud => {
                 let qkey = attr.qkey.unwrap_or_default();
@@ -315,12 +317,12 @@ impl Qp {
         if rx.ce || bth.fecn() || bth.becn() {
             self.handle_marks(now, rx.ce || bth.fecn(), bth.becn(), host);
         }
-        let fits = matches!(
-            (kind, &self.service),
-            (TransportKind::Rc, Service::Rc(_))
-                | (TransportKind::Uc, Service::Uc(_))
-                | (TransportKind::Ud, Service::Ud(_))
-        );
+        let fits = match (kind, &self.service) {
+            (TransportKind::Rc, Service::Rc(c)) => c.path.xrc == Xrc::No,
+            (TransportKind::Xrc, Service::Rc(c)) => c.path.xrc.takes(is_response(op)),
+            (TransportKind::Uc, Service::Uc(_)) | (TransportKind::Ud, Service::Ud(_)) => true,
+            _ => false,
+        };
         if !fits {
             host.count(Count::DroppedState);
             return;
@@ -398,6 +400,10 @@ impl Qp {
         }
         if !m.responder.lets_in(&m.path, &head) {
             host.count(Count::DroppedPkey);
+            return;
+        }
+        if m.path.xrc == Xrc::Initiator {
+            host.count(Count::DroppedState);
             return;
         }
         if rtr && !self.established {
@@ -727,7 +733,7 @@ impl Qp {
     /// The oldest send request failed: RC goes to ERROR, UC and UD stop sending only.
     #[cold]
     fn fail_send<H: Host>(&mut self, status: WcStatus, host: &mut H) {
-        if self.config.qp_type == QpType::Rc {
+        if self.config.qp_type.is_reliable() {
             self.stop_responder();
             self.end(status, host);
         } else {

@@ -8,7 +8,7 @@ use hca_core::wire::{BthFlags, PacketOp};
 use hca_core::{Instant, Psn, SendFlags, WcStatus};
 
 use crate::build::{Ext, pad, send_packet};
-use crate::connection::Path;
+use crate::connection::{Path, Xrc};
 use crate::emit::{Current, Extent, check, emit, extent, reth};
 use crate::inflight::{Inflight, Kind, Unanswered};
 use crate::psn::{MAX_OUTSTANDING, span};
@@ -281,7 +281,7 @@ impl Requester {
         tx: &mut T,
         max: usize,
     ) -> usize {
-        if self.cur_index != self.next_index || self.sent_psn != self.cur_psn {
+        if self.cur_index != self.next_index || self.sent_psn != self.cur_psn || path.xrc != Xrc::No {
             return 0;
         }
         let (posted, units) = (host.sq_posted(), self.window.units());

@@ -5,10 +5,10 @@
 //! acknowledgement or NAK passes them.
 
 use hca_core::wire::{AtomicAckEth, Be64, BthFlags, NakCode, Packet, PacketOp, Syndrome};
-use hca_core::{Access, MAX_MESSAGE_BYTES, Psn, Rkey, WcStatus};
+use hca_core::{Access, MAX_MESSAGE_BYTES, Psn, Rkey, Srqn, WcStatus};
 
 use crate::build::{Ext, pad, reserve_packet};
-use crate::connection::{Path, aeth};
+use crate::connection::{Path, Xrc, aeth};
 use crate::executed::{Deed, Executed, History, Read, Repeat};
 use crate::inbound::{Fault, Inbound, is_send_or_write, recv_status};
 use crate::{ATOMIC_BYTES, AckOwed, AtomicOp, Count, Host, QpEvent, Served, TxSink};
@@ -76,6 +76,8 @@ pub(crate) struct Responder {
     delivered: bool,
     executed: History,
     max_dest_rd_atomic: u8,
+    /// The shared receive queue that the last request named (XRC).
+    srq: Srqn,
     /// Repeated requests that were never made before.
     strange: u8,
 }
@@ -93,6 +95,7 @@ impl Responder {
             delivered: false,
             executed: History::new(max_dest_rd_atomic),
             max_dest_rd_atomic,
+            srq: Srqn::default(),
             strange: 0,
         }
     }
@@ -141,6 +144,9 @@ impl Responder {
             self.refused = Refused::No;
             self.nak = None;
         }
+        if path.xrc == Xrc::Target {
+            self.enter_srq(psn, packet, host)?;
+        }
         if is_send_or_write(op) {
             match self.inbound.accept(op, packet, path.mtu, path.access, host) {
                 Ok(accepted) => {
@@ -156,6 +162,18 @@ impl Responder {
         } else {
             self.handle_read_or_atomic(path, op, psn, packet, host)
         }
+    }
+
+    /// Has the request go to the shared receive queue that it names. A queue that is unknown, or of another XRC domain,
+    /// is refused like a wrong key: drivers report both as access errors of the queue pair (Linux's qedr).
+    #[inline(never)]
+    fn enter_srq<H: Host>(&mut self, psn: Psn, packet: &Packet<'_>, host: &mut H) -> Result<(), Fatal> {
+        let srq = named_srq(packet);
+        if self.inbound != Inbound::Idle && srq != self.srq {
+            return Err(self.refuse(psn, NakCode::InvalidRequest, None, host));
+        }
+        self.srq = srq;
+        host.enter_srq(srq).map_err(|_| self.refuse(psn, NakCode::RemoteAccess, None, host))
     }
 
     #[cold]
@@ -220,7 +238,7 @@ impl Responder {
         self.msn = self.msn.wrapping_add(1);
         // Its response answers all requests before it as well.
         self.ack = false;
-        self.executed.push(psn, self.msn, deed, packets);
+        self.executed.push(psn, self.msn, (deed, self.srq), packets);
         Ok(())
     }
 
@@ -268,7 +286,8 @@ impl Responder {
     fn repeat_read(&mut self, path: &Path, psn: Psn, packet: &Packet<'_>) -> Repeat {
         match requested(packet) {
             Ok(read) if path.access.contains(Access::REMOTE_READ) => {
-                self.executed.read_again(psn, read, path.packets(read.len), path.mtu, self.msn)
+                let read = (read, if path.xrc == Xrc::No { Srqn::default() } else { named_srq(packet) });
+                self.executed.read_again(psn, read, path.packets(read.0.len), path.mtu, self.msn)
             }
             _ => Repeat::Unknown,
         }
@@ -352,7 +371,9 @@ impl Responder {
         let psn = response.psn.add(response.next);
         let bth = path.bth(op, BthFlags::empty(), pad(len as usize), psn);
         let Some(body) = reserve_packet(tx, None, &bth, &ext, len as usize) else { return Ok(false) };
-        if len > 0 && host.read_remote(read.rkey, read.va.wrapping_add(offset.into()), body).is_err() {
+        let reached = path.xrc == Xrc::No || host.enter_srq(response.srq).is_ok();
+        let from = read.va.wrapping_add(offset.into());
+        if len > 0 && !(reached && host.read_remote(read.rkey, from, body).is_ok()) {
             if !response.fresh {
                 self.executed.leave_off();
                 host.count(Count::DroppedInvalid);
@@ -393,6 +414,11 @@ impl Responder {
 #[inline]
 fn ack_syndrome<H: Host>(host: &H) -> Syndrome {
     Syndrome::Ack(host.recv_credits().map(Syndrome::encode_credits))
+}
+
+/// The shared receive queue that a request of XRC names.
+fn named_srq(packet: &Packet<'_>) -> Srqn {
+    packet.xrceth().map(|xrceth| Srqn::new(xrceth.srqn.get())).unwrap_or_default()
 }
 
 /// The range of a READ request, allowed or not.

@@ -7,7 +7,7 @@
 use hca_core::wire::{Bth, BthFlags, Opcode, Packet, PacketOp};
 use hca_core::{MAX_MESSAGE_BYTES, Psn, QpAttr, SendFlags, SendOp, WcStatus};
 
-use crate::build::{pad, reserve_packet};
+use crate::build::{Ext, pad, reserve_packet};
 use crate::connection::{Cnp, Path};
 use crate::emit::{headers, local_status};
 use crate::inbound::{Fault, Inbound, begins_message, is_send_or_write, recv_status};
@@ -119,7 +119,8 @@ impl Unreliable {
         let offset = self.packet * self.path.mtu;
         let len = (request.len - offset).min(self.path.mtu) as usize;
         let last = self.packet + 1 == packets;
-        let (op, ext) = headers(&request, self.packet == 0, last);
+        let mut ext = Ext::none();
+        let op = headers(&mut ext, &request, self.packet == 0, last);
         let solicited =
             last && request.op.op().consumes_recv() && request.flags.contains(SendFlags::SOLICITED);
         let flags = if solicited { BthFlags::SOLICITED } else { BthFlags::empty() };

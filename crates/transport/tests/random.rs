@@ -225,15 +225,23 @@ proptest! {
 
     #[test]
     fn no_packet_can_do_harm(
-        kind in prop_oneof![Just(QpType::Rc), Just(QpType::Uc), Just(QpType::Ud)],
+        kind in prop_oneof![
+            Just(QpType::Rc),
+            Just(QpType::Uc),
+            Just(QpType::Ud),
+            Just(QpType::XrcIni),
+            Just(QpType::XrcTgt),
+        ],
         packets in prop::collection::vec(
             (any::<u8>(), -3..6_i32, prop_oneof![Just(0_usize), 1..20_usize, Just(256), Just(300)],
              prop::collection::vec(any::<u8>(), 28), any::<bool>(), any::<bool>()), 1..40),
     ) {
         let setup = Setup { qp_type: kind, ..Setup::default() };
         let mut p = Pair::new(&setup);
+        p.b.host.xrc.queues.insert(0, Default::default());
         for _ in 0..10 {
             p.recv(B, 0, 400);
+            p.recv_srq(0, 0, 400);
             p.send(B, SendOp::Send, 0, 300);
         }
         for (n, (op, psn, len, mut ext, sane, ours)) in packets.into_iter().enumerate() {
@@ -243,13 +251,19 @@ proptest! {
                 QpType::Rc => op & 0x1f,
                 QpType::Uc => 0x20 | op & 0xf,
                 QpType::Ud => 0x64 | op & 1,
+                QpType::XrcIni | QpType::XrcTgt => 0xa0 | op & 0x1f,
             };
             let opcode = hca_core::wire::Opcode::new(if op > 250 { 0x81 } else { code });
             let Some(layout) = opcode.layout() else { continue };
+            let xrceth = if layout.xrceth != 0 { 4 } else { 0 };
+            if sane {
+                ext[..xrceth].fill(0);
+            }
             if sane && layout.reth != 0 {
-                ext[..8].copy_from_slice(&64_u64.to_be_bytes());
-                ext[8..12].copy_from_slice(&KEY.raw().to_be_bytes());
-                ext[12..16].copy_from_slice(&(len as u32 * 2).to_be_bytes());
+                let reth = &mut ext[xrceth..];
+                reth[..8].copy_from_slice(&64_u64.to_be_bytes());
+                reth[8..12].copy_from_slice(&KEY.raw().to_be_bytes());
+                reth[12..16].copy_from_slice(&(len as u32 * 2).to_be_bytes());
             }
             ext.resize(usize::from(layout.header_bytes) - 12, 0);
             let raw = Raw { opcode, ext, payload: vec![1; len], ..Raw::rc(hca_core::wire::PacketOp::SendOnly, B, psn) };

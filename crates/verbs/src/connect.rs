@@ -147,6 +147,8 @@ impl fmt::Display for Endpoint {
             QpType::Rc => "rc",
             QpType::Uc => "uc",
             QpType::Ud => "ud",
+            QpType::XrcIni => "xrc-ini",
+            QpType::XrcTgt => "xrc-tgt",
         };
         let Self { qpn, psn, mtu, rd_atomic, gid, lid, .. } = self;
         write!(f, "{service},qpn={qpn},psn={psn},mtu={},rd={rd_atomic},gid={gid}", mtu.bytes())?;
@@ -163,6 +165,8 @@ impl FromStr for Endpoint {
             Some("rc") => QpType::Rc,
             Some("uc") => QpType::Uc,
             Some("ud") => QpType::Ud,
+            Some("xrc-ini") => QpType::XrcIni,
+            Some("xrc-tgt") => QpType::XrcTgt,
             _ => return Err(ParseEndpointError { what: "service" }),
         };
         let mut field = |what: &'static str| {
@@ -294,8 +298,10 @@ pub(crate) fn steps(
     remote: &Endpoint,
     options: &ConnectOptions,
 ) -> Result<(QpAttr, QpAttr), ConnectError> {
-    let rc = ours.service == QpType::Rc;
-    if remote.service != ours.service {
+    let reliable = ours.service.is_reliable();
+    let (sends, serves_peer) =
+        (reliable && ours.service != QpType::XrcTgt, reliable && ours.service != QpType::XrcIni);
+    if remote.service != ours.service.peer() {
         return Err(ConnectError::Service { ours: ours.service, theirs: remote.service });
     }
     let mtu = ours.mtu.min(remote.mtu);
@@ -315,17 +321,17 @@ pub(crate) fn steps(
         }),
         path_mtu: Some(options.mtu.map_or(mtu, |wanted| wanted.min(mtu))),
         rq_psn: Some(remote.psn),
-        max_dest_rd_atomic: rc.then_some(ours.rd_atomic),
-        min_rnr_timer: rc.then_some(options.min_rnr_timer),
+        max_dest_rd_atomic: serves_peer.then_some(ours.rd_atomic),
+        min_rnr_timer: serves_peer.then_some(options.min_rnr_timer),
         ..QpAttr::default()
     };
     let rts = QpAttr {
         state: Some(QpState::Rts),
         sq_psn: Some(options.psn.unwrap_or(ours.psn)),
-        max_rd_atomic: rc.then(|| options.rd_atomic.map_or(serves, |wanted| wanted.min(serves))),
-        timeout: rc.then_some(options.timeout),
-        retry_cnt: rc.then_some(options.retry_cnt),
-        rnr_retry: rc.then_some(options.rnr_retry),
+        max_rd_atomic: sends.then(|| options.rd_atomic.map_or(serves, |wanted| wanted.min(serves))),
+        timeout: reliable.then_some(options.timeout),
+        retry_cnt: sends.then_some(options.retry_cnt),
+        rnr_retry: sends.then_some(options.rnr_retry),
         ..QpAttr::default()
     };
     // A refusal of the second step is found before the first step, which can't be undone.

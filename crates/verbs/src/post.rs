@@ -87,7 +87,7 @@ impl SendSide {
             None if L::HAS_INLINE => self.scratch.payload(),
             None => Payload::Sges(self.scratch.sges()),
         };
-        let dest = peer.as_ref().map(UdPeer::dest);
+        let dest = peer.as_ref().map(|peer| peer.dest().into());
         let wr = SendWr { wr_id, op: op.op(), flags: flags | promise, payload, dest };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
         let posted =

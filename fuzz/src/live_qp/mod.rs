@@ -415,7 +415,7 @@ impl Bed {
         self.next_wr += 1;
         let dest =
             (n == 2).then_some(UdDest { ah: self.ah, qpn: Qpn::new(PEER_QPN[2]), qkey: Qkey::new(QKEY) });
-        let wr = SendWr { wr_id, op, flags, payload: Payload::Sges(&[sge]), dest };
+        let wr = SendWr { wr_id, op, flags, payload: Payload::Sges(&[sge]), dest: dest.map(Into::into) };
         let pair = &mut self.pairs[n];
         // SAFETY: (1)
         match unsafe { pair.send.post(&[wr]) } {

@@ -18,3 +18,4 @@ pub(crate) mod srq;
 pub(crate) mod uc;
 pub(crate) mod ud;
 pub(crate) mod windows;
+pub(crate) mod xrc;

@@ -192,8 +192,12 @@ pub(crate) fn each_state_takes_the_requests_it_should(bed: &dyn Bed) {
                 qpn: qp.qpn,
                 qkey: crate::qp::QKEY,
             });
-            let e =
-                qp.try_send(&[hca_core::SendWr { dest, ..wr(1, SendOp::Send, &[m.sge(0, 8)]) }]).unwrap_err();
+            let e = qp
+                .try_send(&[hca_core::SendWr {
+                    dest: dest.map(Into::into),
+                    ..wr(1, SendOp::Send, &[m.sge(0, 8)])
+                }])
+                .unwrap_err();
             assert_eq!((e.accepted, e.kind), (0, PostErrorKind::WrongState(state)), "{qp_type:?}");
             let r = qp.try_recv(&[RecvWr { wr_id: 1, sges: &[m.sge(0, 100)] }]);
             if state == Reset {

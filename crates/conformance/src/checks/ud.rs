@@ -41,7 +41,7 @@ impl Ud {
 }
 
 fn to<'a>(dest: UdDest, id: u64, op: SendOp, sges: &'a [Sge]) -> SendWr<'a> {
-    SendWr { dest: Some(dest), ..wr(id, op, sges) }
+    SendWr { dest: Some(dest.into()), ..wr(id, op, sges) }
 }
 
 /// Fails unless the 40 bytes in front of a datagram name sender and receiver.
@@ -266,6 +266,7 @@ pub(crate) fn a_destination_is_for_datagrams_and_only_for_them(bed: &dyn Bed) {
 pub(crate) fn send_error_stops_the_send_queue_only(qp: &Qp, m: &Mem, dest: Option<UdDest>) {
     let good = [m.sge(0, 64)];
     let bad = [Sge { lkey: hca_core::Lkey::new(good[0].lkey.raw() ^ 0x100), ..good[0] }];
+    let dest = dest.map(Into::into);
     let one = |id, sges| SendWr { dest, ..wr(id, SendOp::Send, sges) };
     qp.try_send(&[one(1, &bad), one(2, &good), one(3, &good)]).unwrap();
     qp.send_cq.ends(1, WcStatus::LocalProtection);

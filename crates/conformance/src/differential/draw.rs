@@ -323,6 +323,7 @@ impl Draw {
             QpType::Rc => 10,
             QpType::Uc => 6,
             QpType::Ud => 3,
+            kind @ (QpType::XrcIni | QpType::XrcTgt) => unreachable!("no script has {kind:?}"),
         };
         let op = match self.rng.below(kinds) {
             0 | 1 => Op::Send,

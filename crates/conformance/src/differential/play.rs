@@ -329,7 +329,7 @@ impl<'a> Play<'a> {
                     Payload::Mixed(Mixed { entries, inline: *inline, bytes })
                 }
             },
-            dest: (self.script.config.pairs[pair] == QpType::Ud).then_some(dest),
+            dest: (self.script.config.pairs[pair] == QpType::Ud).then_some(dest.into()),
         }
     }
 

@@ -113,6 +113,13 @@ impl Opcode {
     pub const fn rc(op: PacketOp) -> Self {
         Self(op as u8)
     }
+    /// An operation of the extended reliable connection.
+    #[inline]
+    pub const fn xrc(op: PacketOp) -> Self {
+        Self(Self::XRC_SERVICE | op as u8)
+    }
+    /// The service bits of the extended reliable connection.
+    pub const XRC_SERVICE: u8 = 0xa0;
     /// An operation of the unreliable connection.
     #[inline]
     pub const fn uc(op: PacketOp) -> Self {
@@ -307,6 +314,8 @@ mod tests {
     fn an_opcode_is_its_service_and_its_operation() {
         assert_eq!(Opcode::rc(PacketOp::SendOnly).raw(), 0x04);
         assert_eq!(Opcode::uc(PacketOp::WriteOnly).raw(), 0x2a);
+        assert_eq!(Opcode::xrc(PacketOp::SendOnly).raw(), 0xa4);
+        assert_eq!(Opcode::xrc(PacketOp::Acknowledge).kind(), Some(TransportKind::Xrc));
         assert_eq!(Opcode::ud(PacketOp::SendOnlyImm).raw(), 0x65);
         assert_eq!(Opcode::uc(PacketOp::WriteOnly).kind(), Some(TransportKind::Uc));
         assert_eq!(Opcode::ud(PacketOp::SendOnlyImm).kind(), Some(TransportKind::Ud));

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use hca_core::{
-    MAX_MESSAGE_BYTES, Mixed, Payload, PostError, PostErrorKind, QpType, SendOp, SendPort, SendWr, WcOpcode,
+    Dest, MAX_MESSAGE_BYTES, Mixed, Payload, PostError, PostErrorKind, QpType, SendOp, SendPort, SendWr,
+    WcOpcode,
 };
 use hca_prm::WqeOpcode;
 use hca_vfio::mmio::dma_wmb;
@@ -188,7 +189,7 @@ impl<B: Bell> SendQueue<B> {
         if qp_type != QpType::Rc {
             offers(qp_type, &wr.op)?;
         }
-        if wr.dest.is_some() != (qp_type == QpType::Ud) {
+        if matches!(wr.dest, Some(Dest::Datagram(_))) != (qp_type == QpType::Ud) {
             return Err(PostErrorKind::Destination);
         }
         Ok(())
@@ -285,7 +286,7 @@ impl<B: Bell> SendQueue<B> {
     }
     #[inline(never)]
     fn write_datagram(&self, wr: &SendWr<'_>) -> Result<Written, PostErrorKind> {
-        let dest = wr.dest.as_ref().ok_or(PostErrorKind::Destination)?;
+        let Some(Dest::Datagram(dest)) = wr.dest else { return Err(PostErrorKind::Destination) };
         let address = self.ahs.address(dest.ah, self.pd).ok_or(PostErrorKind::AddressHandle)?;
         let to = UdTo { address, qpn: dest.qpn.raw(), qkey: dest.qkey.raw() };
         Ok(wqe::write_datagram(&self.ring, self.next, &self.control, wr, &to))

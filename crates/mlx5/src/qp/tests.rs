@@ -418,8 +418,11 @@ fn services_refuse_what_they_do_not_offer() {
         qpn: Qpn::new(1),
         qkey: hca_core::Qkey::new(1),
     };
-    assert_eq!(ud.post(&SendWr { dest: Some(dest), ..send }), Err(PostErrorKind::AddressHandle));
-    assert_eq!(Bench::new().post(&SendWr { dest: Some(dest), ..send }), Err(PostErrorKind::Destination));
+    assert_eq!(ud.post(&SendWr { dest: Some(dest.into()), ..send }), Err(PostErrorKind::AddressHandle));
+    assert_eq!(
+        Bench::new().post(&SendWr { dest: Some(dest.into()), ..send }),
+        Err(PostErrorKind::Destination)
+    );
 }
 
 #[test]

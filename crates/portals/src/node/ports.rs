@@ -283,7 +283,7 @@ impl Ports {
             op: SendOp::Send,
             flags: SendFlags::SIGNALED,
             payload: Payload::Inline(bytes),
-            dest: Some(UdDest { ah: to.handle(), qpn, qkey: QKEY }),
+            dest: Some(UdDest { ah: to.handle(), qpn, qkey: QKEY }.into()),
         };
         // SAFETY: inline bytes are copied by the call.
         if unsafe { datagrams.post_send_now(&wr) }.is_ok() {
@@ -394,7 +394,7 @@ impl Ports {
             op: SendOp::Send,
             flags: SendFlags::SIGNALED,
             payload: Payload::Sges(&sges),
-            dest: Some(UdDest { ah: to.handle(), qpn: Qpn::new(1), qkey: QKEY }),
+            dest: Some(UdDest { ah: to.handle(), qpn: Qpn::new(1), qkey: QKEY }.into()),
         };
         // SAFETY: the key names no memory, so that the device refuses the list.
         unsafe { self.datagrams.as_mut().expect("it is here").post_send_now(&wr) }.expect("it has room");

@@ -279,6 +279,7 @@ impl From<QpType> for ServiceType {
             QpType::Rc => Self::Rc,
             QpType::Uc => Self::Uc,
             QpType::Ud => Self::Ud,
+            QpType::XrcIni | QpType::XrcTgt => Self::Xrc,
         }
     }
 }

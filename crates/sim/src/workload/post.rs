@@ -197,7 +197,7 @@ impl World {
             None => Payload::Sges(&sges),
         };
         let end = &self.ends[e];
-        let dest = end.ah.map(|ah| UdDest { ah, qpn: self.ends[end.peer].qpn, qkey: QKEY });
+        let dest = end.ah.map(|ah| UdDest { ah, qpn: self.ends[end.peer].qpn, qkey: QKEY }.into());
         let wr = SendWr { wr_id, op: draft.op, flags, payload, dest };
         if self.sim.prints() {
             self.sim.say(&format!(
@@ -239,6 +239,7 @@ impl World {
                 0 => one(self.draft_write(e)),
                 _ => one(self.draft_send(e)),
             },
+            QpType::XrcIni | QpType::XrcTgt => unreachable!("no plan has {kind:?}"),
             QpType::Rc => match self.rng.below(12) {
                 0..4 => one(self.draft_bind(e).or_else(|| self.draft_send(e))),
                 4..7 => one(self.draft_write(e)),

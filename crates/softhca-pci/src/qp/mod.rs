@@ -505,7 +505,7 @@ fn foreign(service: Service) -> u32 {
         Service::Real(QpType::Ud) => {
             optpar::RWE | optpar::PRIMARY_ADDR_PATH | optpar::ALT_ADDR_PATH | optpar::PM_STATE | reliable
         }
-        Service::Inert { .. } => 0,
+        Service::Real(QpType::XrcIni | QpType::XrcTgt) | Service::Inert { .. } => 0,
     }
 }
 

@@ -155,7 +155,7 @@ fn understand<'a>(
     let imm = wqe.ctrl.get(CtrlSeg::IMM);
     let to = match qp_type {
         QpType::Ud => Some(UdAdrsVector::from_array(rest.take()?)),
-        QpType::Rc | QpType::Uc => None,
+        QpType::Rc | QpType::Uc | QpType::XrcIni | QpType::XrcTgt => None,
     };
     if to.as_ref().is_some_and(|to| !to.get(UdAdrsVector::EXT)) {
         return Err(wrong);
@@ -371,7 +371,7 @@ fn take_one(
         return stop(Some(CqeSyndrome::LocalLengthErr), qp);
     }
     let wr_id = SendId { counter, opcode, signaled: wqe.signaled(), aside }.pack();
-    let wr = SendWr { wr_id, op, flags: wqe.flags(), payload, dest };
+    let wr = SendWr { wr_id, op, flags: wqe.flags(), payload, dest: dest.map(Into::into) };
     // SAFETY: the memory is the client's, which is another process or reaches it by copies, as keys were made for.
     match unsafe { qp.send.post(&[wr]) }.map_err(|e| e.kind) {
         Ok(()) => {

@@ -173,7 +173,7 @@ fn tell_along(lane: &mut Lane<'_>, res: &QpRes, ack_since: &mut Option<u64>) {
 fn recv_credits(res: &QpRes) -> Option<u32> {
     match &res.rq {
         RecvQueue::Own(rq) => Some(rq.published().wrapping_sub(rq.head())),
-        RecvQueue::Shared(_) => None,
+        RecvQueue::Shared(_) | RecvQueue::Xrc(_) => None,
     }
 }
 
@@ -184,6 +184,8 @@ fn place(res: &mut QpRes, tables: &mut Tables, data: LineData<'_>) -> Option<u64
     match &mut res.rq {
         RecvQueue::Own(rq) => place_in(rq, &tables.mrs, res.recv_pd, data),
         RecvQueue::Shared(srq) => place_in_shared(*srq, tables, res.recv_pd, data),
+        // It has no lane.
+        RecvQueue::Xrc(_) => None,
     }
 }
 

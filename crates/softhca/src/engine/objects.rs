@@ -1,8 +1,8 @@
 //! Objects of an engine: lookup, use counts, paths, and the creation of queue pairs.
 
 use hca_core::{
-    AddressVector, CqHandle, DeviceError, Gid, PdHandle, QpHandle, QpInit, QpPorts, QpType, Qpn, RecvPort,
-    SrqHandle,
+    AddressVector, CqHandle, DeviceError, Gid, PdHandle, QpCap, QpHandle, QpInit, QpPorts, QpType, Qpn,
+    RecvPort, SrqHandle,
 };
 use hca_fabric::{Fabric, PathError, PathId, PeerName, QpEnds};
 use hca_transport::{Qp, QpConfig};
@@ -12,10 +12,9 @@ use super::{Engine, GENERAL_SERVICES, qpn_of};
 use crate::cq::CqEntry;
 use crate::device::{MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, in_range, limit, unknown};
 use crate::dormant::Dormancy;
-use crate::near::NearWork;
 use crate::options::Progress;
 use crate::ports::{MAX_CONNECTED_MESSAGE, QpRecvPort, QpSendPort, SendQueue};
-use crate::qp::{Held, Machine, QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader};
+use crate::qp::{Machine, QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader};
 use crate::ring::{Cell, ring};
 use crate::shared::Shared;
 use crate::sync::Arc;
@@ -47,6 +46,18 @@ fn no_path(gid: Gid, e: PathError) -> DeviceError {
     }
 }
 
+/// The attributes that a queue pair is created with: an XRC initiator receives nothing.
+fn as_created(init: &QpInit) -> Result<QpInit, DeviceError> {
+    match init.qp_type {
+        QpType::XrcTgt => Err(DeviceError::Unsupported { what: "an XRC target outside of an XRC domain" }),
+        QpType::XrcIni => {
+            let cap = QpCap { max_recv_wr: 0, max_recv_sge: 0, ..init.cap };
+            Ok(QpInit { recv_cq: init.send_cq, srq: None, cap, ..*init })
+        }
+        QpType::Rc | QpType::Uc | QpType::Ud => Ok(*init),
+    }
+}
+
 impl Engine {
     pub(crate) fn use_pd(&mut self, pd: PdHandle) -> Result<&mut Pd, DeviceError> {
         self.core.tables.pds.get_mut(pd.index, pd.generation).ok_or(unknown("protection domain", pd.index))
@@ -68,7 +79,7 @@ impl Engine {
         av: &AddressVector,
         as_before: Option<bool>,
     ) -> Result<(PathId, Option<PeerName>), DeviceError> {
-        let near_too = self.has_shm && qp_type == QpType::Rc && as_before != Some(false);
+        let near_too = self.has_shm && qp_type.is_reliable() && as_before != Some(false);
         if let Some(peer) = ends.peer.filter(|_| near_too) {
             self.part_from_predecessor(now, av.dgid.ip(), peer);
             let av = with_traffic_class(av);
@@ -118,7 +129,11 @@ impl Engine {
     pub(crate) fn recv_pd(&self, pd: PdHandle, init: &QpInit) -> Result<PdHandle, DeviceError> {
         let Some(s) = init.srq else { return Ok(pd) };
         let srq = self.core.tables.srqs.get(s.index, s.generation);
-        Ok(srq.ok_or(unknown("shared receive queue", s.index))?.pd)
+        let srq = srq.ok_or(unknown("shared receive queue", s.index))?;
+        if srq.xrc.is_some() {
+            return Err(DeviceError::Unsupported { what: "a shared receive queue of an XRC domain here" });
+        }
+        Ok(srq.pd)
     }
 
     /// Creates the queue pair of number 1.
@@ -142,6 +157,31 @@ impl Engine {
         Ok(ports)
     }
 
+    /// The handle and the number that the next queue pair has.
+    pub(crate) fn next_qp(&self, number: Option<Qpn>) -> Result<(QpHandle, Qpn), DeviceError> {
+        let vacant = self.core.qps.vacant();
+        let (index, generation) = vacant.ok_or_else(|| limit("queue pair", &self.core.qps))?;
+        let generation_of_number = self.fabric.attr().qpn_slot.map_or(generation, u32::from);
+        let qpn = number.unwrap_or(qpn_of(index, generation_of_number));
+        Ok((QpHandle { index, generation }, qpn))
+    }
+    /// Adds the [next](Self::next_qp) queue pair.
+    pub(crate) fn insert_qp(&mut self, qp_type: QpType, qpn: Qpn, res: QpRes) {
+        let attr = self.fabric.attr();
+        let machine = Qp::new(&QpConfig {
+            qp_type,
+            qpn,
+            max_rd_atomic_limit: MAX_RD_ATOMIC,
+            max_send_wr: res.cap.max_send_wr,
+            window_bytes: attr.recv_buffer_bytes.min(u32::MAX as usize) as u32,
+            port_mtu: attr.max_mtu,
+        });
+        let machine = Machine::new(machine, res.shared.clone());
+        let entry =
+            QpEntry { machine, res, ready: false, ack_since: None, timer: None, dormancy: Dormancy::Awake };
+        self.core.qps.insert(Box::new(entry)).expect("a vacant slot was seen");
+    }
+
     pub(crate) fn create_qp(
         &mut self,
         hca: &Arc<Shared>,
@@ -149,34 +189,21 @@ impl Engine {
         init: &QpInit,
         number: Option<Qpn>,
     ) -> Result<QpPorts, DeviceError> {
+        let init = &as_created(init)?;
         let cap = init.cap;
         self.check_qp(pd, init)?;
         let recv_pd = self.recv_pd(pd, init)?;
-        let Some((index, generation)) = self.core.qps.vacant() else {
-            return Err(limit("queue pair", &self.core.qps));
-        };
-        let handle = QpHandle { index, generation };
-        let generation_of_number = self.fabric.attr().qpn_slot.map_or(generation, u32::from);
-        let qpn = number.unwrap_or(qpn_of(index, generation_of_number));
+        let (handle, qpn) = self.next_qp(number)?;
         let inline = (cap.max_inline as usize).div_ceil(size_of::<Cell>());
         // Lists of both kinds have two entries at least.
         let list = if cap.max_send_sge > 1 { cap.max_send_sge as usize } else { 0 };
-        let cells = (cap.max_send_sge as usize).max(list + inline) + usize::from(init.qp_type == QpType::Ud);
+        let named = matches!(init.qp_type, QpType::Ud | QpType::XrcIni);
+        let cells = (cap.max_send_sge as usize).max(list + inline) + usize::from(named);
         let (send_ring, sq) = ring::<SendHeader>(cap.max_send_wr, cells);
         let qp_shared = Arc::new(QpShared::new(handle));
-        let attr = self.fabric.attr();
-        let port_mtu = attr.max_mtu;
-        let machine = Qp::new(&QpConfig {
-            qp_type: init.qp_type,
-            qpn,
-            max_rd_atomic_limit: MAX_RD_ATOMIC,
-            max_send_wr: cap.max_send_wr,
-            window_bytes: attr.recv_buffer_bytes.min(u32::MAX as usize) as u32,
-            port_mtu,
-        });
-        let machine = Machine::new(machine, qp_shared.clone());
         let (rq, recv) = match init.srq {
             Some(s) => (RecvQueue::Shared(s.index), None),
+            None if init.qp_type == QpType::XrcIni => (RecvQueue::Own(ring::<RecvHeader>(0, 0).1), None),
             None => {
                 let (ring, rq) = ring::<RecvHeader>(cap.max_recv_wr, cap.max_recv_sge as usize);
                 let (hca, qp, max_sge) = (hca.clone(), qp_shared.clone(), cap.max_recv_sge);
@@ -184,32 +211,8 @@ impl Engine {
                 (RecvQueue::Own(rq), Some(Box::new(port) as Box<dyn RecvPort>))
             }
         };
-        let res = QpRes {
-            shared: qp_shared.clone(),
-            pd,
-            recv_pd,
-            cap,
-            send_cq: init.send_cq.index,
-            recv_cq: init.recv_cq.index,
-            sq,
-            rq,
-            held: Held::default(),
-            path: None,
-            peer: None,
-            near_peer: None,
-            near: None,
-            near_work: NearWork::default(),
-            listed: None,
-            link: None,
-            word: 0,
-            words: 0,
-            guesses: crate::grants::Guesses::default(),
-            pace: None,
-            counts: [0; hca_transport::Count::COUNT],
-        };
-        let entry =
-            QpEntry { machine, res, ready: false, ack_since: None, timer: None, dormancy: Dormancy::Awake };
-        self.core.qps.insert(Box::new(entry)).expect("a vacant slot was seen");
+        let cqs = [init.send_cq.index, init.recv_cq.index];
+        self.insert_qp(init.qp_type, qpn, QpRes::new(qp_shared.clone(), (pd, recv_pd), cap, cqs, sq, rq));
         *self.cq_users(init.send_cq)? += 1;
         *self.cq_users(init.recv_cq)? += 1;
         if let Some(srq) = init.srq.and_then(|s| self.core.tables.srqs.at_mut(s.index)) {
@@ -224,7 +227,7 @@ impl Engine {
             max_sge: cap.max_send_sge,
             max_inline: cap.max_inline,
             max_message: if init.qp_type == QpType::Ud {
-                port_mtu.bytes().into()
+                self.fabric.attr().max_mtu.bytes().into()
             } else {
                 MAX_CONNECTED_MESSAGE
             },

@@ -12,6 +12,7 @@
 //! byte 4..6   number of the request
 //! byte 6..8   number of the oldest request of the other direction that is not done
 //! byte 8..12  immediate data, key to take back, syndrome, P_Key, or limit of receive requests
+//! then        the number of a shared receive queue, in the first message of a request by XRC
 //! then        the operation's own fields, and data
 //! ```
 //! All fields are in the byte order of the machine, which both ends share.
@@ -20,7 +21,7 @@ mod lane;
 mod requester;
 mod responder;
 
-use hca_core::{Instant, QpAttr, Qpn, RemoteAddr, Rkey, WcStatus};
+use hca_core::{Instant, QpAttr, Qpn, RemoteAddr, Rkey, Srqn, WcStatus};
 
 use crate::connection::Path;
 use crate::{Host, Loan, QpConfig, TxSink};
@@ -40,8 +41,10 @@ pub(crate) const LOAN_MIN: u32 = 1 << 10;
 /// Bytes that one message lends at most.
 pub(crate) const MAX_LOAN: u32 = 128 << 10;
 /// Bytes of the longest message.
-pub const MAX_MESSAGE: usize = HEAD_BYTES + REMOTE_BYTES + MAX_DATA;
+pub const MAX_MESSAGE: usize = HEAD_BYTES + SRQ_BYTES + REMOTE_BYTES + MAX_DATA;
 
+/// The number of a shared receive queue.
+const SRQ_BYTES: usize = 4;
 /// Address, key and length of remote memory.
 const REMOTE_BYTES: usize = 16;
 /// What the adapters agreed to look at around fetching from a process.
@@ -163,6 +166,20 @@ pub fn dest_of(message: &[u8]) -> Option<Qpn> {
 fn reserve<'a, T: TxSink>(tx: &'a mut T, head: &Head, body: usize) -> Option<&'a mut [u8]> {
     let (first, rest) = tx.reserve(None, HEAD_BYTES + body)?.split_first_chunk_mut::<HEAD_BYTES>()?;
     head.write(first);
+    Some(rest)
+}
+
+/// The same of a message that names a shared receive queue.
+#[inline]
+fn reserve_for<'a, T: TxSink>(
+    tx: &'a mut T,
+    head: &Head,
+    srq: Option<Srqn>,
+    body: usize,
+) -> Option<&'a mut [u8]> {
+    let Some(srq) = srq else { return reserve(tx, head, body) };
+    let (named, rest) = reserve(tx, head, SRQ_BYTES + body)?.split_first_chunk_mut::<SRQ_BYTES>()?;
+    *named = srq.raw().to_ne_bytes();
     Some(rest)
 }
 

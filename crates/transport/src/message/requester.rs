@@ -6,7 +6,7 @@ mod pieces;
 use hca_core::{Instant, MAX_MESSAGE_BYTES, Psn, SendFlags, WcStatus};
 
 use super::{FIRST, Head, LAST, MAX_DATA, Op, reserve};
-use crate::connection::Path;
+use crate::connection::{Path, Xrc};
 use crate::emit::local_status;
 use crate::inflight::Kind;
 use crate::refusal::Rnr;
@@ -243,6 +243,7 @@ impl Requester {
         tx: &mut T,
     ) -> Step {
         if self.sent == 0
+            && path.xrc == Xrc::No
             && let Some(step) = self.small(now, path, done, may_start, host, tx)
         {
             return step;
@@ -271,7 +272,7 @@ impl Requester {
             return Step::Sent;
         }
         if kind.is_answered() {
-            self.ask(now, path, done, &request, tx)
+            self.ask(now, path, done, &request, host, tx)
         } else {
             self.send_piece(now, path, done, &request, host, tx)
         }
@@ -359,7 +360,10 @@ impl Requester {
             return Some(self.local_failure(local_status(e)));
         }
         // What was sent before has its number, so it is sent again.
-        if self.next == self.high && matches!(kind, Kind::Write | Kind::Read | Kind::Atomic) {
+        if self.next == self.high
+            && path.xrc == Xrc::No
+            && matches!(kind, Kind::Write | Kind::Read | Kind::Atomic)
+        {
             self.begin_direct(request, host)
         } else {
             None

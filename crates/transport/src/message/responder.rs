@@ -3,13 +3,15 @@
 use alloc::collections::VecDeque;
 
 use hca_core::wire::{NakCode, Syndrome};
-use hca_core::{Access, MAX_MESSAGE_BYTES, Pkey, Psn, Qpn, RecvExtra, RemoteAddr, Rkey, WcOpcode, WcStatus};
+use hca_core::{
+    Access, MAX_MESSAGE_BYTES, Pkey, Psn, Qpn, RecvExtra, RemoteAddr, Rkey, Srqn, WcOpcode, WcStatus,
+};
 
 use super::{
     BY_VALUE, FIRST, Head, LAST, LENT, LIMITED, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, Op, SOLICITED,
     loan_bytes, put_loan, reserve, take_loan, take_remote,
 };
-use crate::connection::Path;
+use crate::connection::{Path, Xrc};
 use crate::inbound::{Fault, Inbound, place, recv_status};
 use crate::responder::Fatal;
 use crate::{ATOMIC_BYTES, AckOwed, AtomicOp, Count, Host, Loan, LoanError, RecvDone, Served, TxSink};
@@ -18,6 +20,8 @@ use crate::{ATOMIC_BYTES, AckOwed, AtomicOp, Count, Host, Loan, LoanError, RecvD
 #[derive(Clone, Copy, Debug)]
 struct Response {
     number: u16,
+    /// The shared receive queue that it named (XRC).
+    srq: Srqn,
     answer: Answer,
 }
 
@@ -66,6 +70,8 @@ pub(crate) struct Responder {
     /// The oldest one whose response found nobody: it is never said to be done.
     lost: Option<u16>,
     max_dest_rd_atomic: u8,
+    /// The shared receive queue of the request under way, or of the last one (XRC).
+    srq: Srqn,
     /// The requester's P_Key, and whether ours lets it in.
     peer_pkey: Option<Pkey>,
     admitted: bool,
@@ -94,6 +100,7 @@ impl Responder {
             responses: VecDeque::with_capacity(max_dest_rd_atomic.into()),
             lost: None,
             max_dest_rd_atomic,
+            srq: Srqn::default(),
             peer_pkey: None,
             admitted: false,
         }
@@ -251,12 +258,29 @@ impl Responder {
         if first && self.inbound != Inbound::Idle {
             self.begin_anew(host);
         }
+        let body = if path.xrc == Xrc::Target { self.enter_srq(first, body, host)? } else { body };
         match head.op {
             Op::Send | Op::SendImm | Op::SendInv => self.accept_send(head, last, body, host),
             Op::Write | Op::WriteImm => self.accept_write(path, head, last, body, host),
             _ if !first => Err(Fault::Invalid),
             _ => self.accept_question(path, head, body, host),
         }
+    }
+
+    /// Has the request go to the shared receive queue that it names; returns the body behind the number.
+    #[inline(never)]
+    fn enter_srq<'b, H: Host>(
+        &mut self,
+        first: bool,
+        mut body: &'b [u8],
+        host: &mut H,
+    ) -> Result<&'b [u8], Fault> {
+        if first {
+            let (named, rest) = body.split_first_chunk().ok_or(Fault::Invalid)?;
+            (self.srq, body) = (Srqn::new(u32::from_ne_bytes(*named)), rest);
+        }
+        host.enter_srq(self.srq).map_err(|_| Fault::Access)?;
+        Ok(body)
     }
 
     /// The requester left its request off and begins it again, as a refusal of an earlier try came in between.
@@ -459,7 +483,7 @@ impl Responder {
             }
             _ => return Err(Fault::Invalid),
         };
-        let response = Response { number: head.number, answer };
+        let response = Response { number: head.number, srq: self.srq, answer };
         self.responses.push_back(response);
         self.expected = self.expected.wrapping_add(1);
         // The response answers all requests before it as well.
@@ -529,7 +553,7 @@ impl Responder {
     fn respond<H: Host, T: TxSink>(
         &mut self,
         path: &Path,
-        Response { number, answer }: Response,
+        Response { number, srq, answer }: Response,
         host: &mut H,
         tx: &mut T,
     ) -> Result<bool, Fatal> {
@@ -543,6 +567,7 @@ impl Responder {
             Answer::Read { remote, len, sent, lent } => {
                 let addr = remote.addr.wrapping_add(sent.into());
                 if len - sent >= LOAN_MIN
+                    && path.xrc == Xrc::No
                     && lent != Lent::Never
                     && let Some(loan) = host.lend_remote(remote.rkey, addr, MAX_LOAN.min(len - sent))
                 {
@@ -554,7 +579,8 @@ impl Responder {
                 let flags = again | if sent == 0 { FIRST } else { 0 } | if last { LAST } else { 0 };
                 let head = self.head(path, Op::ReadData, flags, number, 0);
                 let Some(out) = reserve(tx, &head, data as usize) else { return Ok(false) };
-                if data > 0 && host.read_remote(remote.rkey, addr, out).is_err() {
+                let reached = path.xrc == Xrc::No || host.enter_srq(srq).is_ok();
+                if data > 0 && !(reached && host.read_remote(remote.rkey, addr, out).is_ok()) {
                     self.responses.clear();
                     self.expected = number;
                     return Err(self.refuse(NakCode::RemoteAccess, None, host));

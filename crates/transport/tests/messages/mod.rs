@@ -240,7 +240,8 @@ impl Ways {
     /// Posts a request without a notification of the queue pair.
     pub fn queue(&mut self, side: Side, op: SendOp, addr: usize, len: u32) {
         let request = SendRequest { op: op.into(), flags: SendFlags::SIGNALED, len, dest: None };
-        self.node(side).host.sq.push(Posted { request, addr, bad: false });
+        let host = &mut self.node(side).host;
+        host.push(Posted { request, addr, bad: false });
     }
     /// Lets a side send the requests just posted: by the fast path, or by `Qp::send_messages`.
     pub fn send_at_once(&mut self, side: Side) -> bool {

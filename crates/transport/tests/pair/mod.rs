@@ -82,6 +82,23 @@ pub struct MockHost {
     pub near: Near,
     /// Whether lists may be sent in place, by their place in `mem`.
     pub stays: bool,
+    /// The shared receive queue that requests name from now on (XRC initiators).
+    pub names: Srqn,
+    named: Vec<Srqn>,
+    pub xrc: XrcQueues,
+}
+
+/// The shared receive queues of an XRC target.
+#[derive(Default)]
+pub struct XrcQueues {
+    /// The waiting requests of each queue, and the key of the memory that its protection domain has.
+    pub queues: BTreeMap<u32, (VecDeque<PostedRecv>, Rkey)>,
+    /// The queue that the request under way names.
+    pub entered: Option<u32>,
+    /// The queue of the request that is held.
+    held_of: u32,
+    /// The queues of completed requests, in their order.
+    pub completed: Vec<u32>,
 }
 
 /// A rule for the outcome of a request (index, request, behind) on the peer's memory.
@@ -143,7 +160,15 @@ impl MockHost {
             writes: 0,
             near: Near::default(),
             stays: false,
+            names: Srqn::default(),
+            named: Vec::new(),
+            xrc: XrcQueues::default(),
         }
+    }
+    /// Queues a request, without a notification of the queue pair.
+    pub fn push(&mut self, posted: Posted) {
+        self.sq.push(posted);
+        self.named.push(self.names);
     }
     fn at(index: u32) -> usize {
         index.wrapping_sub(SQ_BASE) as usize
@@ -166,7 +191,8 @@ impl MockHost {
     }
     fn remote(&self, rkey: Rkey, va: u64, len: u64) -> Result<usize, RemoteAccessError> {
         let end = va.checked_add(len).ok_or(RemoteAccessError)?;
-        if rkey != KEY || self.revoked || end > MEMORY as u64 {
+        let key = self.xrc.entered.map_or(KEY, |srq| self.xrc.queues[&srq].1);
+        if rkey != key || self.revoked || end > MEMORY as u64 {
             Err(RemoteAccessError)
         } else {
             Ok(va as usize)
@@ -203,6 +229,16 @@ impl Host for MockHost {
     fn sq_posted(&self) -> u32 {
         SQ_BASE.wrapping_add(self.sq.len() as u32)
     }
+    fn named_srq(&self, index: u32) -> Srqn {
+        self.named[Self::at(index)]
+    }
+    fn enter_srq(&mut self, number: Srqn) -> Result<(), RemoteAccessError> {
+        if !self.xrc.queues.contains_key(&number.raw()) {
+            return Err(RemoteAccessError);
+        }
+        self.xrc.entered = Some(number.raw());
+        Ok(())
+    }
     fn send_request(&self, index: u32) -> SendRequest {
         self.sq[Self::at(index)].request
     }
@@ -233,7 +269,13 @@ impl Host for MockHost {
     }
     fn take_recv(&mut self, _packet: Option<&Packet<'_>>) -> Option<u64> {
         assert!(self.held.is_none(), "two receive requests held");
-        self.held = self.rq.pop_front();
+        self.held = match self.xrc.entered {
+            Some(srq) => {
+                self.xrc.held_of = srq;
+                self.xrc.queues.get_mut(&srq).and_then(|queue| queue.0.pop_front())
+            }
+            None => self.rq.pop_front(),
+        };
         self.held.map(|r| r.len as u64)
     }
     fn place_recv(&mut self, offset: u32, data: &[u8]) -> Result<(), LocalError> {
@@ -249,10 +291,15 @@ impl Host for MockHost {
     fn complete_recv(&mut self, done: &RecvDone) {
         let r = self.held.take().expect("a receive request is held");
         self.done.push(Done::Recv(r.id, *done));
+        self.xrc.completed.extend(self.xrc.entered.map(|_| self.xrc.held_of));
     }
     fn return_recv(&mut self) {
         let r = self.held.take().expect("a receive request is held");
-        self.rq.push_front(r);
+        let held_of = self.xrc.entered.map(|_| self.xrc.held_of);
+        match held_of.and_then(|srq| self.xrc.queues.get_mut(&srq)) {
+            Some(queue) => queue.0.push_front(r),
+            None => self.rq.push_front(r),
+        }
     }
     fn recv_credits(&self) -> Option<u32> {
         if self.srq { None } else { Some(self.rq.len() as u32) }
@@ -442,6 +489,16 @@ impl Default for Setup {
     }
 }
 
+impl Setup {
+    /// An initiator at A and a target at B.
+    pub fn xrc() -> Self {
+        Self { qp_type: QpType::XrcIni, srq_b: true, ..Self::default() }
+    }
+    fn type_of(&self, side: Side) -> QpType {
+        if side == Side::A { self.qp_type } else { self.qp_type.peer() }
+    }
+}
+
 pub struct Pair {
     pub now: u64,
     pub a: Node,
@@ -479,7 +536,7 @@ impl Pair {
     pub fn reset(setup: &Setup) -> Self {
         let node = |side| Node {
             qp: Qp::new(&QpConfig {
-                qp_type: setup.qp_type,
+                qp_type: setup.type_of(side),
                 qpn: qpn(side),
                 max_rd_atomic_limit: 16,
                 max_send_wr: setup.max_send_wr,
@@ -513,7 +570,8 @@ impl Pair {
         self.modify(side, QpAttr { state: Some(state), ..QpAttr::default() }).unwrap();
     }
     pub fn ready_to_receive(&mut self, side: Side, s: &Setup) {
-        let (rc, ud) = (s.qp_type == QpType::Rc, s.qp_type == QpType::Ud);
+        let serves = matches!(s.type_of(side), QpType::Rc | QpType::XrcTgt);
+        let ud = s.qp_type == QpType::Ud;
         self.modify(
             side,
             QpAttr {
@@ -534,25 +592,25 @@ impl Pair {
                 path_mtu: (!ud).then_some(s.mtu),
                 dest_qpn: (!ud).then_some(qpn(side.other())),
                 rq_psn: (!ud).then_some(Psn::new(rq_psn)),
-                max_dest_rd_atomic: rc.then_some(s.dest_rd_atomic),
-                min_rnr_timer: rc.then_some(RnrTimer::new(s.rnr_timer)),
+                max_dest_rd_atomic: serves.then_some(s.dest_rd_atomic),
+                min_rnr_timer: serves.then_some(RnrTimer::new(s.rnr_timer)),
                 ..QpAttr::default()
             },
         )
         .unwrap();
     }
     pub fn ready_to_send(&mut self, side: Side, s: &Setup) {
-        let rc = s.qp_type == QpType::Rc;
+        let (of, sends) = (s.type_of(side), matches!(s.type_of(side), QpType::Rc | QpType::XrcIni));
         let sq_psn = if side == Side::A { s.psn_a } else { s.psn_b };
         self.modify(
             side,
             QpAttr {
                 state: Some(QpState::Rts),
                 sq_psn: Some(Psn::new(sq_psn)),
-                timeout: rc.then_some(AckTimeout::new(s.timeout)),
-                retry_cnt: rc.then_some(s.retry_cnt),
-                rnr_retry: rc.then_some(s.rnr_retry),
-                max_rd_atomic: rc.then_some(s.rd_atomic),
+                timeout: of.is_reliable().then_some(AckTimeout::new(s.timeout)),
+                retry_cnt: sends.then_some(s.retry_cnt),
+                rnr_retry: sends.then_some(s.rnr_retry),
+                max_rd_atomic: sends.then_some(s.rd_atomic),
                 ..QpAttr::default()
             },
         )
@@ -581,7 +639,7 @@ impl Pair {
     pub fn post_raw(&mut self, side: Side, posted: Posted) {
         let now = Instant::from_nanos(self.now);
         let n = self.node(side);
-        n.host.sq.push(posted);
+        n.host.push(posted);
         n.qp.handle_posted(now, &mut n.host);
     }
     pub fn send(&mut self, side: Side, op: SendOp, addr: usize, len: u32) -> u32 {
@@ -589,6 +647,15 @@ impl Pair {
     }
     pub fn recv(&mut self, side: Side, addr: usize, len: usize) -> u32 {
         self.recv_raw(side, addr, len, false)
+    }
+    /// Posts a receive request to a shared receive queue of the XRC target at B.
+    pub fn recv_srq(&mut self, srq: u32, addr: usize, len: usize) -> u32 {
+        let host = &mut self.b.host;
+        let id = host.next_recv;
+        host.next_recv += 1;
+        let queue = host.xrc.queues.get_mut(&srq).expect("the queue exists");
+        queue.0.push_back(PostedRecv { id, addr, len, bad: false });
+        id
     }
     pub fn recv_raw(&mut self, side: Side, addr: usize, len: usize, bad: bool) -> u32 {
         let now = Instant::from_nanos(self.now);

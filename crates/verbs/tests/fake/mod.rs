@@ -90,7 +90,7 @@ struct Posted {
     op: SendOp,
     flags: SendFlags,
     payload: Result<Vec<Sge>, Vec<u8>>,
-    dest: Option<UdDest>,
+    dest: Option<Dest>,
 }
 
 struct Recv {
@@ -192,7 +192,10 @@ impl State {
         let header = if missing { Header::Missing } else { Header::There };
         let front = (qp.init.qp_type == QpType::Ud).then_some(header);
         let (rc, uc_or_ud) = (qp.init.qp_type == QpType::Rc, qp.init.qp_type != QpType::Rc);
-        let dest = wr.dest.map_or(qp.attr.dest_qpn.unwrap_or_default().raw(), |d| d.qpn.raw());
+        let dest = match wr.dest {
+            Some(Dest::Datagram(dest)) => dest.qpn.raw(),
+            _ => qp.attr.dest_qpn.unwrap_or_default().raw(),
+        };
         let len: usize =
             wr.payload.as_ref().map_or_else(Vec::len, |l| l.iter().map(|s| s.len as usize).sum());
         let status = if wr.op.consumes_recv() {

@@ -319,7 +319,7 @@ proptest! {
             };
             let flags = SendFlags::from_bits_truncate(flags);
             let dest = UdDest { ah: AhHandle::default(), qpn: Qpn::new(1), qkey: Qkey::new(1) };
-            let (dest, flags) = ((odd == 3).then_some(dest), flags | SendFlags::SIGNALED);
+            let (dest, flags) = ((odd == 3).then_some(dest.into()), flags | SendFlags::SIGNALED);
             let wr = SendWr { wr_id: i as u64, op, flags, payload, dest };
             prop_assert_eq!(usual.post(&wr), any.post(&wr));
             let cells = usual.sq.len();

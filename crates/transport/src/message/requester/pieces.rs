@@ -1,13 +1,13 @@
 //! The messages of a request: pieces with their bytes, loans, READ questions, and reports of finished fetches.
 
-use hca_core::{Instant, RemoteAddr, SendFlags, SendOp};
+use hca_core::{Instant, RemoteAddr, SendFlags, SendOp, Srqn};
 
 use super::super::{
     FIRST, Head, LAST, LENT, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, OPERAND_BYTES, Op, REMOTE_BYTES,
-    SOLICITED, loan_bytes, put_loan, put_remote, reserve,
+    SOLICITED, loan_bytes, put_loan, put_remote, reserve, reserve_for,
 };
 use super::{Fetched, Requester, Step};
-use crate::connection::Path;
+use crate::connection::{Path, Xrc};
 use crate::emit::local_status;
 use crate::inflight::Kind;
 use crate::{Host, SendRequest, TxSink};
@@ -25,6 +25,7 @@ impl Requester {
         tx: &mut T,
     ) -> Step {
         if request.len >= LOAN_MIN
+            && path.xrc == Xrc::No
             && self.may_lend()
             && let Some(step) = self.lend(now, path, done, request, host, tx)
         {
@@ -32,11 +33,10 @@ impl Requester {
         }
         let data = ((request.len - self.sent) as usize).min(MAX_DATA);
         let last = self.sent as usize + data == request.len as usize;
-        let remote = self.names_remote(request);
+        let (remote, srq) = (self.names_remote(request), self.names_srq(path, host));
         let head = self.piece_head(path, request, done, last, 0);
-        let Some(out) = reserve(tx, &head, if remote.is_some() { REMOTE_BYTES + data } else { data }) else {
-            return Step::Full;
-        };
+        let body = if remote.is_some() { REMOTE_BYTES + data } else { data };
+        let Some(out) = reserve_for(tx, &head, srq, body) else { return Step::Full };
         let out = match remote {
             Some(remote) => {
                 let (ext, rest) = out.split_first_chunk_mut().expect("room was made for it");
@@ -62,6 +62,12 @@ impl Requester {
             SendOp::Write(remote) | SendOp::WriteImm(remote, _) if self.sent == 0 => Some(remote),
             _ => None,
         }
+    }
+
+    /// The shared receive queue that a request's first message names.
+    #[inline]
+    fn names_srq<H: Host>(&self, path: &Path, host: &H) -> Option<Srqn> {
+        (path.xrc == Xrc::Initiator && self.sent == 0).then(|| host.named_srq(self.next))
     }
 
     /// The head of a SEND's or WRITE's next piece.
@@ -128,12 +134,13 @@ impl Requester {
     }
 
     /// A READ or an atomic.
-    pub(super) fn ask<T: TxSink>(
+    pub(super) fn ask<H: Host, T: TxSink>(
         &mut self,
         now: Instant,
         path: &Path,
         done: u16,
         request: &SendRequest,
+        host: &H,
         tx: &mut T,
     ) -> Step {
         let (op, remote, operands) = match request.op.op() {
@@ -144,7 +151,8 @@ impl Requester {
         };
         let head = self.head(path, op, FIRST | LAST, done, 0);
         let body = REMOTE_BYTES + if operands.is_some() { OPERAND_BYTES } else { 0 };
-        let Some(out) = reserve(tx, &head, body) else { return Step::Full };
+        let srq = self.names_srq(path, host);
+        let Some(out) = reserve_for(tx, &head, srq, body) else { return Step::Full };
         let (ext, rest) = out.split_first_chunk_mut().expect("room was made for it");
         put_remote(ext, remote, request.len);
         if let Some(operands) = operands {

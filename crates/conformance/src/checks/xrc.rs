@@ -1,0 +1,325 @@
+//! Extended reliable connections (XRC). A device that has none refuses.
+
+use std::sync::Arc;
+
+use hca_core::{
+    AsyncEvent, Dest, DeviceError, ExtendedConnections, PostErrorKind, QpHandle, QpState, QpType, Qpn,
+    RecvExtra, RemoteAddr, SendOp, SendWr, SrqInit, Srqn, WcOpcode, WcStatus, XrcdHandle,
+};
+
+use crate::Bed;
+use crate::mem::{Mem, pattern};
+use crate::node::{Cq, Node};
+use crate::qp::{ALL, Conn, Qp, Srq, wr};
+
+/// The extended connections of an adapter, if it has some.
+fn xrc(node: &Node) -> Option<&dyn ExtendedConnections> {
+    let xrc = node.dev().xrc();
+    assert_eq!(xrc.is_some(), node.dev().attr().abilities.max_xrcd > 0, "what the attributes say is so");
+    if xrc.is_none() {
+        let conn = Conn::of(QpType::XrcIni);
+        let cq = node.cq(8);
+        let refused = node.dev().create_qp(node.pd.handle, &crate::qp::qp_init(&conn, &cq, &cq, None));
+        assert!(matches!(refused.map(drop), Err(DeviceError::Unsupported { .. })));
+    }
+    xrc
+}
+
+/// A shared receive queue of a domain, with a completion queue and memory of its own.
+struct Queue {
+    srq: Arc<Srq>,
+    number: Srqn,
+    cq: Arc<Cq>,
+    memory: Mem,
+}
+
+impl Queue {
+    fn new(node: &Node, xrcd: XrcdHandle) -> Self {
+        let cq = node.cq(64);
+        let init = SrqInit { max_wr: 64, max_sge: 1 };
+        let port = xrc(node).expect("seen before").create_xrc_srq(node.pd.handle, xrcd, cq.handle, &init);
+        let port = port.expect("a queue");
+        let srq = node.srq_of(port.handle, port.recv);
+        Self { srq, number: port.number, cq, memory: node.mem(64 << 10, ALL) }
+    }
+    fn recv(&self, wr_id: u64, offset: usize, len: usize) {
+        self.srq.recv(wr_id, &[self.memory.sge(offset, len)]);
+    }
+    fn remote(&self, offset: usize) -> RemoteAddr {
+        RemoteAddr { addr: self.memory.sge(offset, 0).addr, rkey: self.memory.keys().rkey }
+    }
+}
+
+/// A target queue pair; destroyed when dropped.
+struct Target {
+    node: Node,
+    handle: QpHandle,
+    qpn: Qpn,
+}
+impl Target {
+    fn new(node: &Node, xrcd: XrcdHandle) -> Self {
+        let (handle, qpn) = xrc(node).expect("seen before").create_xrc_target(xrcd).expect("a target");
+        Self { node: node.clone(), handle, qpn }
+    }
+    fn destroy(&self) -> Result<Vec<u64>, DeviceError> {
+        self.node.dev().destroy_qp(self.handle)
+    }
+    fn state(&self) -> QpState {
+        self.node.dev().query_qp(self.handle).expect("it is there").state
+    }
+}
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.destroy();
+    }
+}
+
+fn conn(qp_type: QpType, node: &Node) -> Conn {
+    let conn = Conn::of(qp_type);
+    Conn { mtu: conn.mtu.min(node.dev().port().active_mtu), ..conn }
+}
+
+/// An initiator at `a` that is connected to a target of a domain at `b`.
+fn connected(a: &Node, b: &Node, xrcd: XrcdHandle) -> (Qp, Target) {
+    let (ini, tgt) = (conn(QpType::XrcIni, a), conn(QpType::XrcTgt, b));
+    let (from, to) = (a.qp(&ini), Target::new(b, xrcd));
+    from.to_init(&ini);
+    for attr in [tgt.init(), tgt.rtr(from.qpn, a.gid(), tgt.psn[0]), tgt.rts(tgt.psn[1])] {
+        b.dev().modify_qp(to.handle, &attr).expect("a legal transition");
+    }
+    from.to_rts(&ini, to.qpn, b.gid(), 0);
+    (from, to)
+}
+
+/// A connection to a domain with two queues in protection domains of their own.
+struct Xrc {
+    // Dropped in this order.
+    from: Qp,
+    to: Target,
+    queues: [Queue; 2],
+    domain: XrcdHandle,
+    b: Node,
+    a: Node,
+    memory: Mem,
+}
+
+impl Xrc {
+    fn new(bed: &dyn Bed) -> Option<Self> {
+        let [a, b] = Node::open(bed);
+        let domain = xrc(&b)?.alloc_xrcd().expect("a domain");
+        let queues = [Queue::new(&b, domain), Queue::new(&b.other_pd(), domain)];
+        let (from, to) = connected(&a, &b, domain);
+        let memory = a.mem(64 << 10, ALL);
+        Some(Self { from, to, queues, domain, b, a, memory })
+    }
+    fn post(&self, srq: Srqn, id: u64, op: SendOp, offset: usize, len: usize) {
+        let sges = [self.memory.sge(offset, len)];
+        let request = SendWr { dest: Some(Dest::Srq(srq)), ..wr(id, op, &sges) };
+        self.from.try_send(&[request]).expect("the request is taken");
+    }
+    /// Posts to a queue and expects this end.
+    #[track_caller]
+    fn ends(&self, srq: Srqn, op: SendOp, len: usize, status: WcStatus) {
+        self.post(srq, 3, op, 0, len);
+        self.from.send_cq.ends(3, status);
+    }
+}
+
+pub(crate) fn each_message_goes_to_the_queue_that_it_names(bed: &dyn Bed) {
+    let Some(x) = Xrc::new(bed) else { return };
+    assert_ne!(x.queues[0].number, x.queues[1].number);
+    for (i, len) in [0, 8, 48, 1000, 5000, 30_000].into_iter().enumerate() {
+        let seed = i as u64;
+        x.memory.write(0, &pattern(seed, len));
+        for q in &x.queues {
+            q.recv(seed, 0, len);
+        }
+        let extras = [(SendOp::Send, RecvExtra::None), (SendOp::SendImm(9), RecvExtra::Imm(9))];
+        for (q, (op, extra)) in x.queues.iter().rev().zip(extras) {
+            x.post(q.number, seed, op, 0, len);
+            let c = q.cq.ok(seed);
+            assert_eq!((c.qp, c.byte_len, c.extra), (x.to.handle, len as u32, extra));
+            q.memory.assert_bytes(0, &pattern(seed, len));
+            x.from.send_cq.ok(seed);
+        }
+    }
+    for q in &x.queues {
+        q.cq.stays_empty();
+    }
+}
+
+pub(crate) fn one_queue_serves_the_targets_of_its_domain(bed: &dyn Bed) {
+    let Some(x) = Xrc::new(bed) else { return };
+    let (from, to) = connected(&x.a, &x.b, x.domain);
+    let q = &x.queues[0];
+    for round in 0..8 {
+        q.recv(2 * round, 0, 64);
+        x.post(q.number, 1, SendOp::Send, 0, 64);
+        assert_eq!(q.cq.ok(2 * round).qp, x.to.handle);
+        x.from.send_cq.ok(1);
+        q.recv(2 * round + 1, 0, 64);
+        let sges = [x.memory.sge(0, 64)];
+        let request = SendWr { dest: Some(Dest::Srq(q.number)), ..wr(2, SendOp::Send, &sges) };
+        from.try_send(&[request]).unwrap();
+        assert_eq!(q.cq.ok(2 * round + 1).qp, to.handle);
+        from.send_cq.ok(2);
+    }
+}
+
+pub(crate) fn rdma_needs_no_receive_request_and_takes_the_keys_of_the_queue_it_names(bed: &dyn Bed) {
+    let Some(x) = Xrc::new(bed) else { return };
+    let len = 20_000;
+    for (i, q) in x.queues.iter().enumerate() {
+        let seed = 40 + i as u64;
+        x.memory.write(0, &pattern(seed, len));
+        x.ends(q.number, SendOp::Write(q.remote(8)), len, WcStatus::Success);
+        q.memory.assert_bytes(8, &pattern(seed, len));
+        x.memory.fill(0);
+        x.ends(q.number, SendOp::Read(q.remote(8)), len, WcStatus::Success);
+        x.memory.assert_bytes(0, &pattern(seed, len));
+        let add = SendOp::FetchAdd { remote: q.remote(32 << 10), add: 5 };
+        x.ends(q.number, add, 8, WcStatus::Success);
+        x.ends(q.number, add, 8, WcStatus::Success);
+        assert_eq!(x.memory.word(0).load(std::sync::atomic::Ordering::Relaxed), 5);
+        q.recv(7, 0, 0);
+        x.ends(q.number, SendOp::WriteImm(q.remote(0), 6), 8, WcStatus::Success);
+        let c = q.cq.ok(7);
+        assert_eq!((c.opcode, c.extra), (WcOpcode::RecvRdmaWithImm, RecvExtra::Imm(6)));
+    }
+    // READs of both protection domains at once.
+    for (i, q) in x.queues.iter().cycle().take(6).enumerate() {
+        x.post(q.number, i as u64, SendOp::Read(q.remote(8)), i * 10_000, 10_000);
+    }
+    x.from.send_cq.all_end(0..6, WcStatus::Success);
+    for i in 0..6 {
+        x.memory.assert_bytes(i * 10_000 + 8, &pattern(40 + (i as u64 & 1), len)[8..1000]);
+    }
+    // The key of the other queue's domain.
+    let [one, two] = &x.queues;
+    x.ends(one.number, SendOp::Read(two.remote(0)), 8, WcStatus::RemoteAccess);
+    x.b.wait_event(AsyncEvent::QpAccessError(x.to.handle));
+}
+
+pub(crate) fn a_queue_that_is_gone_or_of_another_domain_is_refused(bed: &dyn Bed) {
+    for case in 0..4 {
+        let Some(x) = Xrc::new(bed) else { return };
+        let other = xrc(&x.b).unwrap().alloc_xrcd().unwrap();
+        let foreign = Queue::new(&x.b, other);
+        let number = match case {
+            0 => Srqn::new(0xff_fffe),
+            1 => foreign.number,
+            _ => {
+                x.queues[0].srq.destroy().unwrap();
+                x.queues[0].number
+            }
+        };
+        // A queue in the place of the one that is gone has another number.
+        let next = Queue::new(&x.b, x.domain);
+        next.recv(1, 0, 64);
+        foreign.recv(1, 0, 64);
+        let op = if case == 3 { SendOp::Write(foreign.remote(0)) } else { SendOp::Send };
+        x.ends(number, op, 8, WcStatus::RemoteAccess);
+        x.b.wait_event(AsyncEvent::QpAccessError(x.to.handle));
+        assert_eq!(x.to.state(), QpState::Error);
+        next.cq.stays_empty();
+        foreign.cq.stays_empty();
+    }
+}
+
+pub(crate) fn an_empty_queue_is_not_ready_whatever_the_others_have(bed: &dyn Bed) {
+    let Some(x) = Xrc::new(bed) else { return };
+    let [one, two] = &x.queues;
+    two.recv(1, 0, 64);
+    x.post(one.number, 5, SendOp::Send, 0, 64);
+    two.cq.stays_empty();
+    one.recv(2, 0, 64);
+    one.cq.ok(2);
+    x.from.send_cq.ok(5);
+    x.post(two.number, 6, SendOp::Send, 0, 64);
+    two.cq.ok(1);
+    x.from.send_cq.ok(6);
+}
+
+pub(crate) fn a_domain_its_queues_and_targets_go_in_order(bed: &dyn Bed) {
+    let [a, b] = Node::open(bed);
+    let Some(device) = xrc(&b) else { return };
+    let domain = device.alloc_xrcd().unwrap();
+    let in_use =
+        |users| move |e: &DeviceError| matches!(e, DeviceError::InUse { users: n, .. } if *n == users);
+    let queue = Queue::new(&b, domain);
+    let (from, to) = connected(&a, &b, domain);
+    assert!(device.dealloc_xrcd(domain).is_err_and(|e| in_use(2)(&e)));
+    assert!(queue.cq.destroy().is_err_and(|e| in_use(1)(&e)));
+    assert_eq!(to.destroy().unwrap(), []);
+    assert!(device.dealloc_xrcd(domain).is_err_and(|e| in_use(1)(&e)));
+    queue.srq.destroy().unwrap();
+    queue.cq.destroy().unwrap();
+    device.dealloc_xrcd(domain).unwrap();
+    assert!(matches!(device.dealloc_xrcd(domain), Err(DeviceError::UnknownHandle { .. })));
+    assert!(matches!(device.create_xrc_target(domain), Err(DeviceError::UnknownHandle { .. })));
+    drop(from);
+    // No queue of a domain is a queue pair's own.
+    let domain = device.alloc_xrcd().unwrap();
+    let queue = Queue::new(&b, domain);
+    let init = crate::qp::qp_init(&Conn::default(), &queue.cq, &queue.cq, Some(&queue.srq));
+    assert!(matches!(b.dev().create_qp(b.pd.handle, &init).map(drop), Err(DeviceError::Unsupported { .. })));
+    drop(queue);
+    device.dealloc_xrcd(domain).unwrap();
+    // As many domains as the attributes say.
+    let max = b.dev().attr().abilities.max_xrcd;
+    let all = Vec::from_iter((0..max).map(|_| device.alloc_xrcd().unwrap()));
+    assert!(matches!(device.alloc_xrcd(), Err(DeviceError::LimitReached { .. })));
+    all.into_iter().for_each(|domain| device.dealloc_xrcd(domain).unwrap());
+}
+
+pub(crate) fn a_target_that_goes_gives_its_request_back_and_keeps_its_completions(bed: &dyn Bed) {
+    let Some(x) = Xrc::new(bed) else { return };
+    let q = &x.queues[0];
+    q.recv(1, 0, 64);
+    q.recv(2, 0, 64);
+    x.ends(q.number, SendOp::Send, 8, WcStatus::Success);
+    assert_eq!(x.to.destroy().unwrap(), [], "its requests are those of the queue");
+    let c = q.cq.ok(1);
+    assert_eq!(c.qp, x.to.handle);
+    let (from, to) = connected(&x.a, &x.b, x.domain);
+    let sges = [x.memory.sge(0, 64)];
+    from.try_send(&[SendWr { dest: Some(Dest::Srq(q.number)), ..wr(2, SendOp::Send, &sges) }]).unwrap();
+    assert_eq!(q.cq.ok(2).qp, to.handle);
+    from.send_cq.ok(2);
+}
+
+pub(crate) fn a_queue_that_goes_in_the_middle_of_a_message_ends_its_target(bed: &dyn Bed) {
+    for _ in 0..8 {
+        let Some(x) = Xrc::new(bed) else { return };
+        let q = &x.queues[0];
+        for id in 0..32 {
+            q.recv(id, 0, 60_000);
+        }
+        x.memory.fill(1);
+        for id in 0..32 {
+            x.post(q.number, id, SendOp::Send, 0, 60_000);
+        }
+        x.b.world.wait("the first bytes", || (q.memory.read(8, 1)[0] != 0).then_some(()));
+        q.srq.destroy().unwrap();
+        // From here on nothing is written.
+        q.memory.fill(0);
+        let mut ends = x.from.send_cq.take(32).into_iter().map(|c| c.status).peekable();
+        while ends.next_if_eq(&WcStatus::Success).is_some() {}
+        ends.for_each(|status| assert_ne!(status, WcStatus::Success));
+        q.memory.assert_bytes(0, &[0; 60_000]);
+    }
+}
+
+pub(crate) fn an_initiator_names_a_queue_and_receives_nothing(bed: &dyn Bed) {
+    let Some(x) = Xrc::new(bed) else { return };
+    let sges = [x.memory.sge(0, 8)];
+    let refused = x.from.try_send(&[wr(1, SendOp::Send, &sges)]).unwrap_err();
+    assert_eq!(refused.kind, PostErrorKind::Destination);
+    let named = SendWr { dest: Some(Dest::Srq(x.queues[0].number)), ..wr(1, SendOp::Send, &sges) };
+    let rc = crate::qp::Pair::between(&x.a, &x.b, Conn::default());
+    assert_eq!(rc.a.try_send(&[named]).unwrap_err().kind, PostErrorKind::Destination);
+    let inv = SendWr { op: SendOp::LocalInv(hca_core::Rkey::new(1)), ..named };
+    assert!(matches!(x.from.try_send(&[inv]).unwrap_err().kind, PostErrorKind::Unsupported { .. }));
+    rc.assert_works();
+    assert_eq!(x.to.state(), QpState::Rts);
+}
