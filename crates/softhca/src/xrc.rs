@@ -52,11 +52,13 @@ fn number_of(srq: SrqHandle) -> Srqn {
 }
 
 impl XrcRecv {
-    /// The queue of this number in the domain: its slot, and its protection domain.
+    /// Enters the queue of this number in the domain; returns its protection domain. A queue whose completion queue has
+    /// lost a completion is none.
     pub(crate) fn enter(&mut self, number: Srqn, tables: &Tables) -> Option<PdHandle> {
         let slot = number.raw() & ((1 << SLOT_BITS) - 1);
         let srq = tables.srqs.at(slot)?;
-        srq.xrc.filter(|xrc| xrc.number == number && xrc.xrcd == self.xrcd)?;
+        let xrc = srq.xrc.filter(|xrc| xrc.number == number && xrc.xrcd == self.xrcd)?;
+        tables.cqs.at(xrc.cq.index).filter(|cq| !cq.overrun)?;
         self.entered = slot;
         Some(srq.pd)
     }

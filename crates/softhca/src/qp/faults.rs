@@ -68,7 +68,7 @@ impl QpHost<'_> {
                 let list = cells[..h.sges.into()].iter().copied().map(cell_to_sge);
                 self.list_fault(self.res.recv_pd, list, Access::LOCAL_WRITE)
             }
-            (WcStatus::LocalProtection, RecvQueue::Shared(_)) => {
+            (WcStatus::LocalProtection, RecvQueue::Shared(_) | RecvQueue::Xrc(_)) => {
                 let list = self.res.held.sges.iter().copied();
                 self.list_fault(self.res.recv_pd, list, Access::LOCAL_WRITE)
             }
