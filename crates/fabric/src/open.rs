@@ -29,6 +29,20 @@ pub enum OpenError {
         /// Processes that may share it.
         slots: usize,
     },
+    /// The kernel does not do what a shared address needs.
+    #[error(
+        "no processes can share {local} here: {doing}: {source}; give each process an address of its own, without share= \
+         (on loopback any of 127.0.0.2, 127.0.0.3, …), or have whoever runs this machine allow that call (the container's \
+         seccomp profile; gVisor lacks it)"
+    )]
+    CannotShare {
+        /// The address.
+        local: IpAddr,
+        /// The operation.
+        doing: &'static str,
+        /// The reason.
+        source: io::Error,
+    },
     /// The processes that share the address do not admit this process.
     #[error(
         "the processes that share {local} do not answer, after {} s: {} made its sockets, and those that hold them may be \

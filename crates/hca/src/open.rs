@@ -233,12 +233,12 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
         Target::Uring(Some(ip)) => at(&|ip| uring(ip, url), *ip, url.clone()),
         Target::Shm(domain) => shm(domain, url),
         Target::Raw { interface, options } => {
-            let place = |ip| RawOptions { ip: Some(ip), ..*options };
-            let target = |ip| Target::Raw { interface: interface.clone(), options: place(ip) };
+            let at = |ip| RawOptions { ip, ..*options };
+            let target = |ip| Target::Raw { interface: interface.clone(), options: at(Some(ip)) };
             if interface == LOOPBACK_INTERFACE && options.ip.is_none() {
-                return first_free(&|ip| raw(interface, &place(ip)), url, &target);
+                return first_free(&|ip| raw(interface, at(Some(ip)), url), url, &target);
             }
-            match raw(interface, options) {
+            match raw(interface, at(options.ip), url) {
                 Ok(fabric) => {
                     let target = target(fabric.attr().local);
                     Ok((fabric, DeviceUrl { target, options: url.options.clone() }))
@@ -333,8 +333,9 @@ fn shm(domain: &str, url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), Op
     }
 }
 
-fn raw(interface: &str, options: &RawOptions) -> Result<Box<dyn Fabric>, FabricError> {
-    Ok(Box::new(RawFabric::open(interface, options)?))
+fn raw(interface: &str, options: RawOptions, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
+    let options = RawOptions { slots: url.options.share.unwrap_or_default(), ..options };
+    Ok(Box::new(RawFabric::open(interface, &options)?))
 }
 
 fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {

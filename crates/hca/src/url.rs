@@ -36,6 +36,7 @@ const MAX_WAIT: u32 = 3600;
 /// shm://lab                                   shared memory: the processes of this machine that name this domain
 /// shm://lab?dir=/run/lab                      the same, between containers that share this folder
 /// raw://eth0?ip=10.0.0.2&vlan=7               Ethernet frames on this interface (needs CAP_NET_RAW)
+/// raw://eth0?share=yes                        the same, and other processes of this user open it, too
 /// loopback://lab?fault=loss=0.01,seed=7       inside this process, losing one packet in a hundred
 /// udp://10.0.0.2?capture=/tmp/run.pcapng      every frame into a file that Wireshark opens
 /// vfio://0000:03:00.0                         a ConnectX adapter that is bound to vfio-pci
@@ -71,7 +72,7 @@ pub enum Target {
     Raw {
         /// The interface's name.
         interface: String,
-        /// `ip=ADDRESS`, `roce=1|2` and `vlan=ID`.
+        /// `ip=ADDRESS`, `roce=1|2` and `vlan=ID`. The number of processes is [`Options::share`].
         options: RawOptions,
     },
     /// A network inside this process; devices of one name reach each other.
@@ -128,8 +129,8 @@ pub struct Options {
     /// `dir=`, `users=`, `ring=`, `isolated=` and `process_vm=`, for `shm://`; `auto://` takes the last three.
     pub shm: Option<Box<ShmSettings>>,
     /// `share=yes|no|NUMBER`: the number of processes of this user that may open the same address, each with an adapter
-    /// of its own; 0: only this process. The first process at the address decides. For `auto://`, `udp://` and
-    /// `uring://`.
+    /// of its own; 0: only this process. The first process at the address decides. For `auto://`, `udp://`, `uring://`
+    /// and `raw://`.
     pub share: Option<u16>,
     /// `%INTERFACE` behind a link-local address: the address's interface. Without an address, as in `auto://eth0`: the
     /// interface whose address the device takes, see [`hca_fabric::address_of`].
@@ -327,10 +328,11 @@ impl FromStr for DeviceUrl {
                 "progress=, fault= and capture= belong to the software adapter; leave them out here",
             ));
         }
-        let may_share = matches!(target, Target::Auto(_) | Target::Udp(_) | Target::Uring(_));
+        let may_share =
+            matches!(target, Target::Auto(_) | Target::Udp(_) | Target::Uring(_) | Target::Raw { .. });
         if options.share.is_some() && !may_share {
             return Err(rule(
-                "share= belongs to auto://ADDRESS, udp://ADDRESS and uring://ADDRESS; leave it out here",
+                "share= belongs to auto://ADDRESS, udp://ADDRESS, uring://ADDRESS and raw://INTERFACE; leave it out here",
             ));
         }
         match (&options.shm, &target) {
@@ -622,7 +624,7 @@ fn parse_raw(items: &mut Vec<&str>) -> Result<RawOptions, UrlError> {
         }
     }
     *items = rest;
-    Ok(RawOptions { ip, version: version.unwrap_or_default(), vlan })
+    Ok(RawOptions { ip, version: version.unwrap_or_default(), vlan, ..RawOptions::default() })
 }
 
 fn parse_progress(value: &str) -> Result<Progress, UrlError> {

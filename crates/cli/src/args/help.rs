@@ -96,8 +96,8 @@ Options of a device, as ?option=value, joined by &:
   fault=loss=P,dup=P,reorder=P,corrupt=P,delay=P:MIN-MAX,seed=N
                       faults of the network: P from 0 to 1; tx.loss, rx.loss for
                       one direction; delays as 10us or 2ms
-  share=yes|no|NUMBER auto://, udp://, uring://: processes of this user open
-                      the same address, 64 by default, up to 250
+  share=yes|no|NUMBER auto://, udp://, uring://, raw://: processes of this user
+                      open the same address, 64 by default, up to 250
   dir=FOLDER          shm://: sockets there, for containers that share it
   users=own|any       shm://: the users whose processes are peers
   ring=BYTES          shm://, auto://: 64K to 64M, to each peer

@@ -3,11 +3,13 @@
 mod beds;
 mod limits;
 mod raw;
+mod raw_shared;
 
 use beds::{Net, SoftBed};
 use hca_conformance::suite;
 use hca_fabric::RoceVersion;
 use raw::RawBed;
+use raw_shared::{SharedOn, SharedRawBed};
 use softhca::Progress;
 
 suite!(loopback_inline, SoftBed::new(Net::Loopback, Progress::Inline));
@@ -62,6 +64,21 @@ suite!(
 suite!(
     raw_v1_adaptive,
     RawBed { version: RoceVersion::V1, progress: Progress::Adaptive },
+    needs = "needs root: Ethernet interfaces in network namespaces"
+);
+suite!(
+    raw_shared_inline,
+    SharedRawBed { interface: SharedOn::Loopback, progress: Progress::Inline },
+    needs = "needs root: Ethernet interfaces in network namespaces"
+);
+suite!(
+    raw_shared_adaptive,
+    SharedRawBed { interface: SharedOn::Loopback, progress: Progress::Adaptive },
+    needs = "needs root: Ethernet interfaces in network namespaces"
+);
+suite!(
+    raw_shared_ethernet,
+    SharedRawBed { interface: SharedOn::Ethernet, progress: Progress::Adaptive },
     needs = "needs root: Ethernet interfaces in network namespaces"
 );
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use hca_conformance::{Bed, Feature};
 use hca_core::{Device, Gid};
-use hca_fabric::{RawFabric, RawOptions, RoceVersion};
+use hca_fabric::{OpenError, RawFabric, RawOptions, RoceVersion};
 use softhca::{Options, Progress, SoftHca};
 use test_support::namespaces::{Namespace, ip};
 
@@ -24,28 +24,39 @@ impl Bed for RawBed {
     }
     fn open(&self, n: usize) -> Vec<Arc<dyn Device>> {
         let wire = Wire::shared().as_ref().unwrap_or_else(|why| panic!("{why}"));
-        (0..n)
-            .map(|i| {
-                let fabric = wire.adapter(i, n, self.version);
-                let options = Options { progress: self.progress, ..Options::default() };
-                SoftHca::open(Box::new(fabric), options).expect("the adapter opens") as Arc<dyn Device>
-            })
-            .collect()
+        (0..n).map(|i| opened(wire.adapter(i, n, self.version), self.progress)).collect()
     }
     fn can(&self, feature: Feature) -> bool {
-        match feature {
-            Feature::Lossless | Feature::WaitFd | Feature::Drain => true,
-            Feature::Passive => self.progress != Progress::Inline,
-            _ => false,
-        }
+        can(feature, self.progress)
     }
     fn silent_gid(&self) -> Option<Gid> {
         Some(Ipv4Addr::new(10, 77, 255, 253).into())
     }
 }
 
+pub(crate) fn opened(fabric: Result<RawFabric, OpenError>, progress: Progress) -> Arc<dyn Device> {
+    let fabric = fabric.unwrap_or_else(|e| panic!("{e}"));
+    let options = Options { progress, ..Options::default() };
+    SoftHca::open(Box::new(fabric), options).expect("the adapter opens")
+}
+
+pub(crate) fn can(feature: Feature, progress: Progress) -> bool {
+    match feature {
+        Feature::Lossless | Feature::WaitFd | Feature::Drain => true,
+        Feature::Passive => progress != Progress::Inline,
+        _ => false,
+    }
+}
+
+/// An address of a network that no other adapter of this process has.
+pub(crate) fn next_address(network: u32) -> Ipv4Addr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    Ipv4Addr::from(network + n / 250 * 256 + 1 + n % 250)
+}
+
 /// Namespaces for adapters. The first two hold one end each of a veth pair, `wire`; all are on a bridge by `lan`.
-struct Wire {
+pub(crate) struct Wire {
     places: [Namespace; PLACES],
     /// The bridge's; it goes with its namespace.
     hub: Namespace,
@@ -56,7 +67,7 @@ const PLACES: usize = 4;
 
 impl Wire {
     /// Those of this process, made when they are first asked for; or why there are none.
-    fn shared() -> &'static Result<Self, String> {
+    pub(crate) fn shared() -> &'static Result<Self, String> {
         static WIRE: OnceLock<Result<Wire, String>> = OnceLock::new();
         WIRE.get_or_init(Self::make)
     }
@@ -94,19 +105,17 @@ impl Wire {
     }
 
     /// Opens the fabric of one of `of` adapters, on an address of its own.
-    fn adapter(&self, place: usize, of: usize, version: RoceVersion) -> RawFabric {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    fn adapter(&self, place: usize, of: usize, version: RoceVersion) -> Result<RawFabric, OpenError> {
         let (link, network) = if of <= 2 { ("wire", 0x0a4d_0000) } else { ("lan", 0x0a4e_0000) };
-        let address = Ipv4Addr::from(network + n / 250 * 256 + 1 + n % 250);
+        let address = next_address(network);
         self.within(place, || {
             ip(&format!("addr add {address}/16 dev {link}")).unwrap_or_else(|e| panic!("{e}"));
-            let options = RawOptions { ip: Some(IpAddr::V4(address)), version, vlan: None };
-            RawFabric::open(link, &options).unwrap_or_else(|e| panic!("{e}"))
+            let options = RawOptions { ip: Some(IpAddr::V4(address)), version, ..RawOptions::default() };
+            RawFabric::open(link, &options)
         })
     }
 
-    fn within<T: Send>(&self, place: usize, run: impl FnOnce() -> T + Send) -> T {
+    pub(crate) fn within<T: Send>(&self, place: usize, run: impl FnOnce() -> T + Send) -> T {
         self.places[place].within(run)
     }
 }

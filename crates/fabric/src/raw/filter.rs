@@ -1,12 +1,15 @@
-//! The classic BPF program of a receiving packet socket: only RoCE frames for one address pass.
+//! The classic BPF program of a receiving packet socket: only RoCE frames for one address pass, and at a shared address
+//! only those of one part of the numbers of queue pairs.
 
 use std::net::IpAddr;
 
 use hca_core::Gid;
-use hca_core::wire::{EthernetHeader, Grh, Ipv4Header, ROCEV2_PORT, UdpHeader, ether_type};
+use hca_core::wire::{EthernetHeader, Grh, Ipv4Header, Ipv6Header, ROCEV2_PORT, UdpHeader, ether_type};
+use libc::sock_filter;
 use socket2::SockFilter;
 
 use super::RoceVersion;
+use crate::share::program::{self, Part};
 
 /// A jump's target that stands for "drop"; put right when the program is finished.
 const DROP: u8 = 0xff;
@@ -23,30 +26,22 @@ const PACKET_HOST: u32 = 0;
 const FRAGMENT: u32 = 0x3fff;
 const ETHERNET: u32 = EthernetHeader::BYTES as u32;
 
-/// One instruction, before jumps are made.
-#[derive(Clone, Copy)]
-pub(super) struct Op {
-    pub(super) code: u16,
-    pub(super) jt: u8,
-    pub(super) jf: u8,
-    pub(super) k: u32,
-}
-
 const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
 const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
 const LOAD_HALF_AT_X: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_IND) as u16;
 const X_IS_IPV4_HEADER: u16 = (libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH) as u16;
+const X_IS: u16 = (libc::BPF_LDX | libc::BPF_W | libc::BPF_IMM) as u16;
 const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const IF_ANY_BIT: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-struct Program(Vec<Op>);
+struct Program(Vec<sock_filter>);
 
 impl Program {
     fn op(&mut self, code: u16, k: u32) {
-        self.0.push(Op { code, jt: 0, jf: 0, k });
+        self.0.push(sock_filter { code, jt: 0, jf: 0, k });
     }
     /// Drops what does not have this value there.
     fn want(&mut self, load: u16, at: u32, value: u32) {
@@ -54,15 +49,20 @@ impl Program {
         self.want_loaded(value);
     }
     fn want_loaded(&mut self, value: u32) {
-        self.0.push(Op { code: IF_EQUAL, jt: 0, jf: DROP, k: value });
+        self.0.push(sock_filter { code: IF_EQUAL, jt: 0, jf: DROP, k: value });
     }
     fn want_words(&mut self, at: u32, bytes: &[u8]) {
         for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
             self.want(LOAD_WORD, at + 4 * i as u32, u32::from_be_bytes(*word));
         }
     }
-    fn finish(mut self) -> Vec<Op> {
-        self.op(RETURN, u32::MAX);
+    /// Ends the program: what was not dropped passes, or, at a shared address, goes on to that filter, which finds the
+    /// BTH at this offset from X.
+    fn finish(mut self, shared: Option<(u16, Part)>, bth: u32) -> Vec<sock_filter> {
+        match shared {
+            None => self.op(RETURN, u32::MAX),
+            Some((slots, part)) => self.0.extend(program::filter(slots, part, bth)),
+        }
         self.op(RETURN, 0);
         let last = self.0.len() - 1;
         for (i, op) in self.0.iter_mut().enumerate() {
@@ -78,41 +78,54 @@ impl Program {
 }
 
 /// Passes RoCE packets of this version to `local` in this VLAN (0: untagged, or tagged with a priority only);
-/// fragments and what leaves this machine do not pass.
-pub(super) fn program(version: RoceVersion, local: IpAddr, vlan: u16) -> Vec<Op> {
+/// fragments and what leaves this machine do not pass. If the address is shared among so many processes, only one part
+/// of the packets does.
+pub(super) fn program(
+    version: RoceVersion,
+    local: IpAddr,
+    vlan: u16,
+    shared: Option<(u16, Part)>,
+) -> Vec<sock_filter> {
     let mut p = Program(Vec::new());
     p.want(LOAD_BYTE, PACKET_TYPE, PACKET_HOST);
     p.op(LOAD_HALF, VLAN_TAG);
     p.op(AND, VID);
     p.want_loaded(u32::from(vlan));
-    match (version, local) {
+    let udp = UdpHeader::BYTES as u32;
+    let bth = match (version, local) {
         (RoceVersion::V1, _) => {
+            p.op(X_IS, Grh::BYTES as u32);
             p.want(LOAD_HALF, 12, ether_type::ROCEV1.into());
             p.want(LOAD_BYTE, ETHERNET + 6, Grh::NEXT_IBA.into());
             p.want_words(ETHERNET + 24, &Gid::from_ip(local).0);
+            ETHERNET
         }
         (RoceVersion::V2, IpAddr::V4(ip)) => {
             p.want(LOAD_HALF, 12, ether_type::IPV4.into());
             p.want(LOAD_BYTE, ETHERNET + 9, UdpHeader::PROTOCOL.into());
             p.op(LOAD_HALF, ETHERNET + 6);
-            p.0.push(Op { code: IF_ANY_BIT, jt: DROP, jf: 0, k: FRAGMENT });
+            p.0.push(sock_filter { code: IF_ANY_BIT, jt: DROP, jf: 0, k: FRAGMENT });
             p.want_words(ETHERNET + Ipv4Header::BYTES as u32 - 4, &ip.octets());
             p.op(X_IS_IPV4_HEADER, ETHERNET);
             p.op(LOAD_HALF_AT_X, ETHERNET + 2);
             p.want_loaded(ROCEV2_PORT.into());
+            ETHERNET + udp
         }
         (RoceVersion::V2, IpAddr::V6(ip)) => {
+            p.op(X_IS, Ipv6Header::BYTES as u32);
             p.want(LOAD_HALF, 12, ether_type::IPV6.into());
             p.want(LOAD_BYTE, ETHERNET + 6, UdpHeader::PROTOCOL.into());
             p.want_words(ETHERNET + 24, &ip.octets());
-            p.want(LOAD_HALF, ETHERNET + 40 + 2, ROCEV2_PORT.into());
+            p.op(LOAD_HALF_AT_X, ETHERNET + 2);
+            p.want_loaded(ROCEV2_PORT.into());
+            ETHERNET + udp
         }
-    }
-    p.finish()
+    };
+    p.finish(shared, bth)
 }
 
 /// As a socket takes it.
-pub(super) fn for_socket(ops: &[Op]) -> Vec<SockFilter> {
+pub(super) fn for_socket(ops: &[sock_filter]) -> Vec<SockFilter> {
     ops.iter().map(|o| SockFilter::new(o.code, o.jt, o.jf, o.k)).collect()
 }
 
@@ -124,46 +137,15 @@ pub(super) fn nothing() -> Vec<SockFilter> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::share::machine::{big_endian, run};
 
     /// What a kernel would do with a frame; `tag` and `kind` are its metadata.
-    fn passes(program: &[Op], frame: &[u8], tag: u16, kind: u32) -> bool {
-        let load = |at: u32, bytes: usize| -> Option<u32> {
-            match at {
-                PACKET_TYPE => Some(kind),
-                VLAN_TAG => Some(tag.into()),
-                _ => {
-                    let found = frame.get(at as usize..at as usize + bytes)?;
-                    Some(found.iter().fold(0, |v, b| v << 8 | u32::from(*b)))
-                }
-            }
-        };
-        let (mut a, mut x, mut at) = (0_u32, 0_u32, 0);
-        for _ in 0..100 {
-            let op = program[at];
-            at += 1;
-            let loaded = match op.code {
-                LOAD_WORD => load(op.k, 4),
-                LOAD_HALF => load(op.k, 2),
-                LOAD_BYTE => load(op.k, 1),
-                LOAD_HALF_AT_X => load(op.k + x, 2),
-                X_IS_IPV4_HEADER => load(op.k, 1).map(|b| {
-                    x = (b & 15) * 4;
-                    a
-                }),
-                AND => Some(a & op.k),
-                RETURN => return op.k != 0,
-                IF_EQUAL | IF_ANY_BIT => {
-                    let yes = if op.code == IF_EQUAL { a == op.k } else { a & op.k != 0 };
-                    at += usize::from(if yes { op.jt } else { op.jf });
-                    Some(a)
-                }
-                other => panic!("instruction {other:#x}"),
-            };
-            // What reaches beyond the frame is dropped.
-            let Some(value) = loaded else { return false };
-            a = value;
-        }
-        panic!("the program does not end");
+    fn passes(program: &[sock_filter], frame: &[u8], tag: u16, kind: u32) -> bool {
+        run(program, &|at, bytes| match at {
+            PACKET_TYPE => Some(kind),
+            VLAN_TAG => Some(tag.into()),
+            _ => big_endian(frame, at, bytes),
+        }) != 0
     }
 
     fn frame(src: &str, dst: &str, version: RoceVersion) -> Vec<u8> {
@@ -193,7 +175,7 @@ mod tests {
     #[test]
     fn only_whole_packets_for_this_address_pass() {
         for (src, dst, version) in CASES {
-            let p = program(version, dst.parse().unwrap(), 0);
+            let p = program(version, dst.parse().unwrap(), 0, None);
             let good = frame(src, dst, version);
             assert!(passes(&p, &good, 0, 0), "{dst} {version}");
             assert!(passes(&p, &good, 0xe000, 0), "a priority alone is no VLAN");
@@ -210,9 +192,33 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_to_a_shared_address_passes_to_one_part() {
+        const SLOTS: u16 = 5;
+        let parts: Vec<_> = (0..SLOTS as u8).map(Part::Slot).chain([Part::Desk]).collect();
+        for (src, dst, version) in CASES {
+            let filters =
+                parts.iter().map(|part| program(version, dst.parse().unwrap(), 0, Some((SLOTS, *part))));
+            let filters: Vec<_> = filters.collect();
+            let bare = frame(src, dst, version);
+            let bth = bare.len() - 16;
+            for (number, part) in
+                [(0x01_0007_u32, 1), (0x04_fffe, 4), (0x00_0002, 0), (0x05_0001, 5), (1, 5), (0xff_ffff, 5)]
+            {
+                let mut to = [&bare[..], &[0; 272]].concat();
+                to[bth + 4..bth + 8].copy_from_slice(&number.to_be_bytes());
+                let passed: Vec<_> = filters.iter().map(|f| passes(f, &to, 0, 0)).collect();
+                let expected: Vec<_> = (0..filters.len()).map(|n| n == part).collect();
+                assert_eq!(passed, expected, "{dst} {version}: {number:#x}");
+                assert!(filters.iter().all(|f| !passes(f, &to, 0, 4) && !passes(f, &to, 7, 0)));
+                assert!(filters.iter().all(|f| !passes(f, &to[..bth + 4], 0, 0)), "no BTH");
+            }
+        }
+    }
+
+    #[test]
     fn a_vlan_gets_its_own_frames_only() {
         for (src, dst, version) in CASES {
-            let p = program(version, dst.parse().unwrap(), 7);
+            let p = program(version, dst.parse().unwrap(), 7, None);
             let f = frame(src, dst, version);
             assert!(passes(&p, &f, 7, 0) && passes(&p, &f, 0x6007, 0));
             assert!(!passes(&p, &f, 0, 0) && !passes(&p, &f, 8, 0));
@@ -222,14 +228,14 @@ mod tests {
     #[test]
     fn fragments_other_protocols_and_other_ports_do_not_pass() {
         let good = frame("10.0.0.1", "10.0.0.2", RoceVersion::V2);
-        let p = program(RoceVersion::V2, "10.0.0.2".parse().unwrap(), 0);
+        let p = program(RoceVersion::V2, "10.0.0.2".parse().unwrap(), 0, None);
         for (at, value) in [(20, 0x20), (21, 1), (23, 6), (36, 0), (37, 0), (12, 0x86), (13, 6)] {
             let mut bad = good.clone();
             bad[at] = value;
             assert!(!passes(&p, &bad, 0, 0), "byte {at} as {value:#x}");
         }
         let six = frame("fd00::1", "fd00::2", RoceVersion::V2);
-        let p = program(RoceVersion::V2, "fd00::2".parse().unwrap(), 0);
+        let p = program(RoceVersion::V2, "fd00::2".parse().unwrap(), 0, None);
         for (at, value) in [(20, 44), (56, 0), (13, 0)] {
             let mut bad = six.clone();
             bad[at] = value;

@@ -8,6 +8,10 @@
 //! The kernel removes the VLAN tag of an arriving frame. The fabric cuts a frame of several packets (from a sender over
 //! veth or the loopback, or merged by the interface). In the other direction trains leave uncut if the interface can
 //! cut them or passes them on uncut.
+//!
+//! Processes that [share](crate::share) the address have each a ring of its own, whose filter passes the frames for the
+//! process's queue pairs. Packets among them do not leave an Ethernet interface, and are handed on by UNIX datagrams;
+//! on the loopback interface they are frames as others.
 
 mod counters;
 mod filter;
@@ -15,6 +19,7 @@ pub(crate) mod frame;
 mod neighbours;
 mod place;
 mod rx;
+mod shared;
 mod sys;
 mod tx;
 
@@ -30,17 +35,20 @@ use socket2::{Domain, Socket, Type};
 
 use crate::flow::FlowCounts;
 use crate::netlink::Netlink;
+use crate::share::Share;
+use crate::share::program::Part;
 use crate::udp::Counters;
 use crate::udp::sys::set_option;
 use crate::{
-    Fabric, FabricAttr, FabricLink, OpenError, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
-    TxBatch,
+    Fabric, FabricAttr, FabricLink, ManagementDesk, OpenError, PathError, PathId, QpEnds, RxBudget,
+    RxOutcome, RxPacket, Tap, TxBatch,
 };
 use counters::RawCounters;
 use frame::{Shown, Source};
 use neighbours::Neighbours;
 use place::Place;
 use rx::Receiver;
+use shared::{GUARD, Held};
 use sys::{Ring, SOL_PACKET, Shape};
 use tx::Sender;
 
@@ -88,6 +96,9 @@ pub struct RawOptions {
     pub version: RoceVersion,
     /// The VLAN of the frames, from 1 to 4094; `None` sends without a tag.
     pub vlan: Option<u16>,
+    /// The number of processes of this user that may share the address, at most [`MAX_SLOTS`](crate::MAX_SLOTS); 0: the
+    /// address belongs to this adapter alone. The first process at the address decides.
+    pub slots: u16,
 }
 
 /// A fabric of RoCE frames over an Ethernet interface.
@@ -98,6 +109,8 @@ pub struct RawFabric {
     receiver: Receiver,
     sender: Sender,
     guard: UdpSocket,
+    /// The place at a shared address.
+    shared: Option<Box<Share>>,
     /// Where super-frames go that do not fit a slot.
     long: Box<[u8]>,
     counters: Counters,
@@ -124,25 +137,32 @@ impl RawFabric {
         let place = Place::find(&mut netlink, interface, options.ip)?;
         let local = place.local;
         let io = |doing| move |source| OpenError::Io { doing, local, source };
-        let socket = packet_socket(local)?;
-        let guard = place::guard(&place)?;
+        let mut shared = match options.slots {
+            0 => None,
+            slots => Some(Box::new(Share::join(&Held { place: &place, options }, slots)?)),
+        };
         let mut notes = vec![
             ("interface", format!("{interface}, MAC {}", mac_text(&place.mac))),
             ("link mtu", format!("{} bytes", place.mtu)),
         ];
-        let (vnet, queue_bytes) = offer_superframes(&socket, &mut notes);
-        let program = filter::program(options.version, local, options.vlan.unwrap_or(0));
-        socket.attach_filter(&filter::for_socket(&program)).map_err(io("attaching the filter"))?;
-        set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_VERSION, sys::TPACKET_V2)
-            .map_err(io("asking for ring version 2"))?;
-        // Where the kernel does not know it, the filter drops what this side sends.
-        let _ = set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_IGNORE_OUTGOING, 1);
+        let part = shared.as_ref().map(|share| (share.slots(), Part::Slot(share.slot())));
+        let RawTap { socket, vnet, queue_bytes } = tap(&place, options, part, &mut notes)?;
+        let guard = match &mut shared {
+            None => place::guard(&place)?,
+            Some(share) => share.take(GUARD).map_err(io("taking a slot of a shared address"))?.into(),
+        };
         let shape = Shape::new(MAX_SLOT_FRAME.min(place.mtu as usize + 64), RING_BYTES);
         let ring = Ring::new(&socket, shape, vnet).map_err(io("making the receive ring"))?;
         sys::bind(&socket, place.link, ETH_P_ALL).map_err(io("binding to the interface"))?;
         notes.push(("receive ring", format!("{} frames in {} bytes", shape.slots(), shape.bytes())));
         let source = Source { version: options.version, local, mac: place.mac, vlan: options.vlan };
-        let sender = open_sender(&place, source, netlink, &mut notes)?;
+        let sender = open_sender(&place, source, netlink, shared.is_some(), &mut notes)?;
+        if let Some(share) = &shared {
+            share
+                .watch(socket.as_fd())
+                .map_err(|e| io("watching the sockets of a shared address")(e.into()))?;
+            notes.push(("shared address", share.describe()));
+        }
         let kind = match options.version {
             RoceVersion::V1 => GidType::RoceV1,
             RoceVersion::V2 => GidType::RoceV2,
@@ -152,7 +172,7 @@ impl RawFabric {
             local,
             max_mtu: Mtu::largest_for_link(place.mtu).unwrap_or(Mtu::B256),
             recv_buffer_bytes: queue_bytes.min(shape.slots() * BYTES_A_SLOT),
-            qpn_slot: None,
+            qpn_slot: shared.as_ref().map(|share| share.slot()),
             link: FabricLink::of(Some(interface.to_owned()), kind),
             notes,
         };
@@ -163,6 +183,7 @@ impl RawFabric {
             receiver: Receiver::new(options.version, local, vnet),
             sender,
             guard,
+            shared,
             long: vec![0; LONG_FRAME_BYTES].into_boxed_slice(),
             counters: Counters::default(),
             raw: RawCounters::default(),
@@ -170,6 +191,68 @@ impl RawFabric {
             tap: None,
             told_lost: false,
         })
+    }
+
+    /// Gives the packets of the ring, and those of this adapter to itself, to the sink.
+    #[inline]
+    fn recv_own(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        let mut outcome = RxOutcome::default();
+        let mut bytes = 0;
+        if self.sender.next_deadline().is_some_and(|at| at <= now) {
+            let Self { sender, counters, raw, tap, guard, .. } = self;
+            sender.send_due(&mut tx::Account { now, counters, raw, tap, guard });
+        }
+        if !self.sender.looped.packets.is_empty() {
+            let (mut counters, mut raw, mut tap) = (self.counters, self.raw, self.tap.take());
+            let mut account =
+                rx::Account { now, counters: &mut counters, raw: &mut raw, tap: &mut tap, sink: &mut *sink };
+            bytes += self.take_looped(&budget, &mut outcome, &mut account);
+            (self.counters, self.raw, self.tap) = (counters, raw, tap);
+        }
+        let Self { ring, socket, receiver, long, counters, raw, tap, .. } = self;
+        let mut account = rx::Account { now, counters, raw, tap, sink };
+        while let Some(arrived) = ring.peek() {
+            if outcome.packets >= budget.packets || bytes >= budget.bytes {
+                outcome.more = true;
+                break;
+            }
+            bytes += arrived.bytes.len();
+            if arrived.status & sys::STATUS_COPY != 0 {
+                match rustix::net::recv(&*socket, &mut long[..], RecvFlags::DONTWAIT) {
+                    Ok((len, _)) => {
+                        outcome.packets += receiver.deliver(arrived.status, &long[..len], &mut account);
+                    }
+                    Err(_) => account.counters.recv_errors += 1,
+                }
+                account.counters.recv_calls += 1;
+            } else if arrived.truncated {
+                account.raw.rx_truncated += 1;
+            } else {
+                outcome.packets += receiver.deliver(arrived.status, arrived.bytes, &mut account);
+            }
+            ring.release();
+        }
+        outcome
+    }
+
+    /// Gives what comes to the desk and from other processes at the address to the sink.
+    fn look(&mut self, now: Instant, share: &mut Share, sink: &mut dyn FnMut(&RxPacket<'_>)) -> usize {
+        let Self { receiver, long, counters, raw, tap, attr, .. } = self;
+        share.look(now, attr.local, sink, &mut |desk, sink| {
+            let (len, _) = rustix::net::recv(desk, &mut long[..], RecvFlags::DONTWAIT).ok()?;
+            counters.recv_calls += 1;
+            let frame = &long[..len];
+            let mut account = rx::Account { now, counters, raw, tap, sink };
+            Some(receiver.deliver(rx::status(frame), frame, &mut account))
+        })
+    }
+
+    /// Packets to the own address reach other processes there by UNIX datagrams, and the answers this one: they are
+    /// looked for in each turn then.
+    fn look_often(&mut self) {
+        if let Some(share) = &mut self.shared {
+            share.look_often(self.sender.reaches_itself());
+        }
     }
 
     /// Gives packets of this adapter to itself to the sink, as far as the budget goes.
@@ -223,6 +306,35 @@ impl RawFabric {
     }
 }
 
+/// A packet socket with its filter, which is not bound yet.
+struct RawTap {
+    socket: Socket,
+    /// Each frame comes with a `virtio_net_hdr`.
+    vnet: bool,
+    /// Bytes that may wait in super-frames.
+    queue_bytes: usize,
+}
+
+/// A packet socket for the frames to an address, or to one part of a shared address.
+fn tap(
+    place: &Place,
+    options: &RawOptions,
+    part: Option<(u16, Part)>,
+    notes: &mut Vec<(&'static str, String)>,
+) -> Result<RawTap, OpenError> {
+    let local = place.local;
+    let io = |doing| move |source| OpenError::Io { doing, local, source };
+    let socket = packet_socket(local)?;
+    let (vnet, queue_bytes) = offer_superframes(&socket, notes);
+    let program = filter::program(options.version, local, options.vlan.unwrap_or(0), part);
+    socket.attach_filter(&filter::for_socket(&program)).map_err(io("attaching the filter"))?;
+    set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_VERSION, sys::TPACKET_V2)
+        .map_err(io("asking for ring version 2"))?;
+    // Where the kernel does not know it, the filter drops what this side sends.
+    let _ = set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_IGNORE_OUTGOING, 1);
+    Ok(RawTap { socket, vnet, queue_bytes })
+}
+
 /// A packet socket that receives nothing yet.
 fn packet_socket(local: IpAddr) -> Result<Socket, OpenError> {
     let kind = Type::RAW.nonblocking().cloexec();
@@ -267,6 +379,7 @@ fn open_sender(
     place: &Place,
     source: Source,
     netlink: Netlink,
+    shares: bool,
     notes: &mut Vec<(&'static str, String)>,
 ) -> Result<Sender, OpenError> {
     let io = |doing| move |e| OpenError::Io { doing, local: place.local, source: e };
@@ -281,7 +394,7 @@ fn open_sender(
     let vnet = set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_VNET_HDR, 1).is_ok();
     sys::bind(&socket, place.link, 0).map_err(io("binding to the interface"))?;
     let neighbours = Neighbours::new(netlink, place.link, place.local, place.bare);
-    Ok(Sender::new(socket, source, neighbours, vnet.then_some(place.uncut)))
+    Ok(Sender::new(socket, source, neighbours, vnet.then_some(place.uncut), shares))
 }
 
 fn mac_text(mac: &frame::Mac) -> String {
@@ -294,11 +407,14 @@ impl Fabric for RawFabric {
     }
 
     fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
-        self.sender.open_path(av, ends)
+        let opened = self.sender.open_path(av, ends);
+        self.look_often();
+        opened
     }
 
     fn close_path(&mut self, path: PathId) {
         self.sender.close_path(path, &mut self.raw);
+        self.look_often();
     }
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
@@ -310,51 +426,24 @@ impl Fabric for RawFabric {
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
-        let mut outcome = RxOutcome::default();
-        let mut bytes = 0;
-        if self.sender.next_deadline().is_some_and(|at| at <= now) {
-            let Self { sender, counters, raw, tap, guard, .. } = self;
-            sender.send_due(&mut tx::Account { now, counters, raw, tap, guard });
-        }
-        if !self.sender.looped.packets.is_empty() {
-            let (mut counters, mut raw, mut tap) = (self.counters, self.raw, self.tap.take());
-            let mut account =
-                rx::Account { now, counters: &mut counters, raw: &mut raw, tap: &mut tap, sink: &mut *sink };
-            bytes += self.take_looped(&budget, &mut outcome, &mut account);
-            (self.counters, self.raw, self.tap) = (counters, raw, tap);
-        }
-        let Self { ring, socket, receiver, long, counters, raw, tap, .. } = self;
-        let mut account = rx::Account { now, counters, raw, tap, sink };
-        while let Some(arrived) = ring.peek() {
-            if outcome.packets >= budget.packets || bytes >= budget.bytes {
-                outcome.more = true;
-                break;
-            }
-            bytes += arrived.bytes.len();
-            if arrived.status & sys::STATUS_COPY != 0 {
-                match rustix::net::recv(&*socket, &mut long[..], RecvFlags::DONTWAIT) {
-                    Ok((len, _)) => {
-                        outcome.packets += receiver.deliver(arrived.status, &long[..len], &mut account);
-                    }
-                    Err(_) => account.counters.recv_errors += 1,
-                }
-                account.counters.recv_calls += 1;
-            } else if arrived.truncated {
-                account.raw.rx_truncated += 1;
-            } else {
-                outcome.packets += receiver.deliver(arrived.status, arrived.bytes, &mut account);
-            }
-            ring.release();
-        }
+        let Some(mut share) = self.shared.take() else { return self.recv_own(now, budget, sink) };
+        let mut outcome = self.recv_own(now, budget, &mut share.only_own(sink));
+        outcome.packets += self.look(now, &mut share, sink);
+        self.shared = Some(share);
         outcome
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.sender.next_deadline()
+        let shared = self.shared.as_ref().and_then(|share| share.next_deadline());
+        self.sender.next_deadline().into_iter().chain(shared).min()
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
+        Some(self.shared.as_ref().map_or(self.socket.as_fd(), |share| share.wait_fd()))
+    }
+
+    fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
+        self.shared.as_deref_mut().map(|share| share as &mut dyn ManagementDesk)
     }
 
     fn prepare_wait(&mut self) -> bool {
@@ -362,12 +451,16 @@ impl Fabric for RawFabric {
         if let Ok(Some(e)) = self.socket.take_error() {
             self.interface_error(&e);
         }
+        if let Some(share) = &mut self.shared {
+            share.prepare_wait();
+        }
         self.ring.has_frame() || !self.sender.looped.packets.is_empty()
     }
 
     #[cfg(not(loom))]
     fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
-        if self.sender.looped.packets.is_empty() && self.sender.next_deadline().is_none() {
+        let by_ring = self.shared.is_none() && self.sender.looped.packets.is_empty();
+        if by_ring && self.sender.next_deadline().is_none() {
             self.ring.renew_glance(glance);
         } else {
             *glance = None;
@@ -381,6 +474,9 @@ impl Fabric for RawFabric {
         out.push(Counter { name: "rx_kernel_drops", value: self.drops.get() });
         // The Identification stands in the frame: it is neither learned nor solved.
         FlowCounts::default().append(out);
+        if let Some(share) = &self.shared {
+            share.counters(out);
+        }
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {

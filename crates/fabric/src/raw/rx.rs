@@ -17,6 +17,17 @@ use crate::{Direction, RxPacket, Tap, TapFrame};
 const GSO_NONE: u8 = 0;
 const GSO_ECN: u8 = 0x80;
 
+/// Flags of a `virtio_net_hdr`: the checksum is yet to be put on, or was found right.
+const VNET_NEEDS_CSUM: u8 = 1;
+const VNET_DATA_VALID: u8 = 2;
+
+/// What a slot of the ring would say of a frame that came by the socket's queue, behind a `virtio_net_hdr`.
+pub(super) fn status(bytes: &[u8]) -> u32 {
+    let flags = bytes.first().copied().unwrap_or_default();
+    let status = |flag, status| if flags & flag == 0 { 0 } else { status };
+    status(VNET_NEEDS_CSUM, STATUS_CSUM_NOT_READY) | status(VNET_DATA_VALID, STATUS_CSUM_VALID)
+}
+
 /// What a receive call gives packets to, and counts.
 pub(super) struct Account<'a> {
     pub(super) now: Instant,

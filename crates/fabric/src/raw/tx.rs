@@ -16,7 +16,7 @@ use super::neighbours::{Neighbours, PeerId, Way};
 use super::sys::{self, TX_BATCH, TxHeaders, VNET_BYTES};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::netlink::Route;
-use crate::paths::{FIRST_PORT, PathKey, PathTable, chance};
+use crate::paths::{FIRST_PORT, PathKey, PathTable, Process, chance};
 use crate::udp::{Counters, Refusal};
 use crate::{Direction, PathError, PathId, QpEnds, Tap, TapFrame, Train, TxBatch};
 
@@ -47,6 +47,16 @@ struct RawPath {
     src_port: u16,
     /// IPv4 Identification of the next packet.
     next_ident: u16,
+    /// Identifications are counted; else each frame begins with 0, as no receiver gets all that have this source port.
+    counts: bool,
+}
+
+impl RawPath {
+    /// Identification of a packet that leaves by a frame of its own behind so many others.
+    #[inline]
+    fn ident(&self, ahead: usize) -> u16 {
+        if self.counts { self.next_ident.wrapping_add(ahead as u16) } else { self.next_ident }
+    }
 }
 
 /// A packet to this adapter itself.
@@ -105,6 +115,10 @@ pub(super) struct Sender {
     source: Source,
     paths: PathTable<RawPath>,
     neighbours: Neighbours,
+    /// Other processes have the same address.
+    shares: bool,
+    /// Open paths back to the own address.
+    paths_to_itself: usize,
     icrc: Icrc,
     headers: Box<TxHeaders>,
     /// The head of each frame: a `virtio_net_hdr`, of zeros but for super-frames, and the headers.
@@ -126,18 +140,21 @@ pub(super) struct Sender {
 
 impl Sender {
     /// A sender on a socket that takes a `virtio_net_hdr` in front of each frame and so many packets and bytes in one,
-    /// or knows neither.
+    /// or knows neither. Other processes have the same address if `shares` is set.
     pub(super) fn new(
         socket: Socket,
         source: Source,
         neighbours: Neighbours,
         uncut: Option<(usize, usize)>,
+        shares: bool,
     ) -> Self {
         Self {
             socket,
             source,
             paths: PathTable::new(),
             neighbours,
+            shares,
+            paths_to_itself: 0,
             icrc: Icrc::new(),
             headers: TxHeaders::new(),
             heads: Box::new([[0; ROOM]; TX_BATCH]),
@@ -160,7 +177,9 @@ impl Sender {
         if let Some(id) = self.paths.find(&key)? {
             return Ok(id);
         }
-        let to = if key.peer == local { To::Itself } else { To::Peer(self.open_peer(key.peer)?) };
+        // Frames on the loopback interface come back, to the process that they are for.
+        let is_itself = key.peer == local && !(self.shares && self.neighbours.is_bare());
+        let to = if is_itself { To::Itself } else { To::Peer(self.open_peer(key.peer)?) };
         let src_port = FIRST_PORT | self.paths.entropy(&key) & !FIRST_PORT;
         let crc = match self.source.version {
             RoceVersion::V1 => FlowCrc::grh(local.into(), key.peer.into()),
@@ -168,8 +187,15 @@ impl Sender {
         };
         let src_port = if self.source.version == RoceVersion::V1 { 0 } else { src_port };
         let template = Template::new(&self.source, &key, src_port);
-        let next_ident = chance() as u16;
-        Ok(self.paths.insert(key, RawPath { key, to, template, crc, src_port, next_ident }))
+        let counts = !self.shares && matches!(key.process, Process::Slot(_));
+        let next_ident = if counts { chance() as u16 } else { 0 };
+        self.paths_to_itself += usize::from(is_itself);
+        Ok(self.paths.insert(key, RawPath { key, to, template, crc, src_port, next_ident, counts }))
+    }
+
+    /// Whether a path leads back to the own address.
+    pub(super) fn reaches_itself(&self) -> bool {
+        self.paths_to_itself > 0
     }
 
     /// The peer of a new path; an address of this machine can't be one, unless the interface is the loopback.
@@ -183,8 +209,10 @@ impl Sender {
     }
 
     pub(super) fn close_path(&mut self, id: PathId, raw: &mut RawCounters) {
-        if let Some(RawPath { to: To::Peer(peer), .. }) = self.paths.close(id) {
-            raw.tx_lost_unresolved += self.neighbours.close(peer) as u64;
+        match self.paths.close(id).map(|path| path.to) {
+            Some(To::Peer(peer)) => raw.tx_lost_unresolved += self.neighbours.close(peer) as u64,
+            Some(To::Itself) => self.paths_to_itself -= 1,
+            None => {}
         }
     }
 
@@ -333,14 +361,15 @@ impl Sender {
         let part = Train { len: train.len.min(most), ..train };
         let (mut start, end) = (part.start, part.start + part.len);
         let flips = batch.flip_within(start..end).is_some();
-        if together == 1 {
+        let all_at_once = together == 1 && path.counts;
+        if all_at_once {
             self.icrc.seal(&path.crc, path.next_ident, segment, batch.bytes_mut(&part));
         }
         while start < end {
             let (ident, room) = (path.next_ident, &mut self.heads[count]);
             let len = (end - start).min(together * segment);
             let mut leaving = Leaving { path: Some(train.path), start, len, segment, head: 0, ident };
-            if together > 1 {
+            if !all_at_once {
                 self.icrc.seal(&path.crc, ident, segment, batch.bytes_mut(&leaving.train()));
             }
             leaving.head = if len <= segment {
@@ -353,7 +382,7 @@ impl Sender {
             };
             self.leaving[count] = leaving;
             // As the kernel counts for a UDP socket, whose receivers predict it: one a frame.
-            path.next_ident = ident.wrapping_add(1);
+            path.next_ident = path.ident(1);
             start += len;
             count += 1;
         }
@@ -395,13 +424,14 @@ impl Sender {
             account.raw.tx_lost_unresolved += train.packets() as u64;
             return;
         }
-        let first = path.next_ident;
-        self.icrc.seal(&path.crc, first, train.segment, batch.bytes_mut(&train));
-        path.next_ident = first.wrapping_add(train.packets() as u16);
+        for (k, packet) in batch.bytes_mut(&train).chunks_mut(train.segment).enumerate() {
+            self.icrc.seal(&path.crc, path.ident(k), packet.len(), packet);
+        }
         batch.apply_flips(&train);
-        let to = path.to;
+        let (to, counts, first) = (path.to, path.counts, path.next_ident);
+        path.next_ident = path.ident(train.packets());
         for (k, packet) in batch.bytes(&train).chunks(train.segment).enumerate() {
-            let ident = first.wrapping_add(k as u16);
+            let ident = if counts { first.wrapping_add(k as u16) } else { first };
             match to {
                 To::Peer(peer) => {
                     account.raw.tx_waited += 1;

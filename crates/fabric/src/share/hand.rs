@@ -14,17 +14,19 @@ use super::{KEY_BYTES, MAX_SLOTS};
 
 /// The kernel takes no more descriptors in a message.
 const MAX_DESCRIPTORS: usize = 253;
-/// The listener and the desk come with the slots.
-const _: () = assert!(MAX_SLOTS as usize + 2 <= MAX_DESCRIPTORS);
+/// The number of slots is one byte, and the listener, the desk and its mailbox come with a socket a slot.
+const _: () = assert!(MAX_SLOTS <= 0xff && MAX_SLOTS as usize + 3 <= MAX_DESCRIPTORS);
 /// The first bytes of a message: the protocol and its version.
 const MAGIC: [u8; 8] = *b"hcashar1";
-const BYTES: usize = MAGIC.len() + KEY_BYTES;
+/// Behind it come the key and the number of slots.
+const BYTES: usize = MAGIC.len() + KEY_BYTES + 1;
 
 /// The sockets that a joining process receives, and the members' key.
 pub(super) struct Handed {
     /// The key that members' messages carry, and no others.
     pub(super) key: [u8; KEY_BYTES],
-    /// The listener, the desk, then the slots.
+    pub(super) slots: u16,
+    /// The listener, the desk's mailbox, the desk, then the others.
     pub(super) fds: Vec<OwnedFd>,
 }
 
@@ -35,12 +37,14 @@ pub(super) struct Handed {
 pub(super) fn give(
     to: BorrowedFd<'_>,
     key: &[u8; KEY_BYTES],
+    slots: u16,
     fds: &[BorrowedFd<'_>],
 ) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "the space is for {MAX_DESCRIPTORS}");
-    let parts = [IoSlice::new(&MAGIC), IoSlice::new(key)];
+    let slots = [slots as u8];
+    let parts = [IoSlice::new(&MAGIC), IoSlice::new(key), IoSlice::new(&slots)];
     sendmsg(to, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(|_| ())
 }
 
@@ -67,7 +71,9 @@ pub(super) fn take(from: BorrowedFd<'_>) -> io::Result<Option<Handed>> {
     if got.flags.contains(ReturnFlags::CTRUNC) {
         return Err(Errno::MFILE.into());
     }
-    let (magic, key) = bytes[..BYTES].split_at(MAGIC.len());
-    let is_ours = got.bytes == BYTES && magic == MAGIC && fds.len() > 2;
-    Ok(is_ours.then(|| Handed { key: key.try_into().expect("so many bytes are left"), fds }))
+    let (magic, rest) = bytes[..BYTES].split_at(MAGIC.len());
+    let (key, slots) = rest.split_first_chunk().expect("a key is shorter");
+    let slots = slots[0].into();
+    let is_ours = got.bytes == BYTES && magic == MAGIC && fds.len() > 3 && (1..=MAX_SLOTS).contains(&slots);
+    Ok(is_ours.then_some(Handed { key: *key, slots, fds }))
 }

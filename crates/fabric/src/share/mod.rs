@@ -1,15 +1,16 @@
 //! One address for several processes of a user.
 //!
-//! The top byte of a queue pair's number is the *slot* of its process. All processes at an address hold the same
-//! sockets, one a slot and one more, the *desk*, bound to one address and port. By a [program] that never changes, the
-//! kernel steers each packet to the socket of its slot, and packets that belong to no process (management datagrams) to
-//! the desk. A process receives by the socket of its own slot, and serves the desk together with the others.
+//! The top byte of a queue pair's number is the *slot* of its process. By a [program] that never changes, the kernel
+//! leads each packet to the process of its slot, and packets that belong to no process (management datagrams) to the
+//! *desk*, a socket that all processes hold. The other [sockets](Sockets) differ among fabrics: over UDP all processes
+//! hold one a slot, in a group among which the kernel steers; on raw Ethernet each process has a socket of its own, whose
+//! filter passes the packets of its slot, and all hold the socket that keeps the port.
 //!
 //! | event | effect |
 //! |---|---|
 //! | the first process opens the address | it takes the abstract name of network namespace, user and address, makes the sockets, listens |
 //! | another one opens it | it connects to that name, and a thread of any process that lives gives it all sockets, the listening one too |
-//! | it takes a slot | it binds `NAME/slot/N`, empties that slot's socket, and proves the slot by a packet to itself |
+//! | it takes a slot | it binds `NAME/slot/N`; over UDP it empties that slot's socket, and proves the slot by a packet to itself |
 //! | it ends, in any way | the kernel frees the name of its slot; others hold the sockets, so no index moves |
 //! | the last one ends | the kernel closes all; the next one is the first |
 //! | it forks | the [child](hca_process::NotInChildren) keeps none of the sockets |
@@ -19,33 +20,31 @@
 
 mod desk;
 mod hand;
-mod program;
+#[cfg(test)]
+pub(crate) mod machine;
+pub(crate) mod program;
 mod strays;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as WallTime};
 
-use hca_core::wire::ROCEV2_PORT;
 use hca_core::{Counter, Instant, Qpn};
 use hca_process::{Fork, NotInChildren};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    recv, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
-use socket2::Socket;
 
 use crate::OpenError;
 use crate::cred::PeerCred;
-use crate::paths::scoped;
-use crate::udp::sys;
-use strays::{MAX_STRAY, Service};
+use crate::udp::Sink;
+use strays::{MAX_STRAY, Service, Waiting};
 
 /// The most processes at one address: one message holds no more descriptors.
 pub const MAX_SLOTS: u16 = 250;
@@ -59,17 +58,14 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(2);
 const END_PATIENCE: Duration = Duration::from_millis(200);
 /// A look again, where another process is between two steps.
 const MOMENT: Duration = Duration::from_millis(1);
-/// How long the packet to oneself may take, and how often it is sent.
-const PROOF_PATIENCE: Duration = Duration::from_millis(200);
-const PROOFS: u32 = 3;
-/// Packets that a slot's socket may hold from the process before.
-const MAX_LEFT: usize = 1 << 16;
 /// How often a program that polls looks at the desk and its strays.
 const LOOK_NS: u64 = 1_000_000;
 /// Strays and desk datagrams of one look at most.
 pub(crate) const LOOK_PACKETS: usize = 64;
 /// The lower bytes of a number that the program leads to the slot in front of it, whatever the slot.
-const OF_SLOT: [u8; 2] = [0xff; 2];
+pub(crate) const OF_SLOT: [u8; 2] = [0xff; 2];
+/// What the kernel does for a shared address of UDP sockets.
+pub(crate) const STEERING: &str = "steering packets among sockets of one address (SO_ATTACH_REUSEPORT_CBPF)";
 /// The number of the general services queue pair.
 const GSI: Qpn = Qpn::new(1);
 
@@ -91,27 +87,46 @@ pub(crate) fn process_of_number(qpn: Qpn) -> Option<u8> {
     Some(slot_of_number(qpn)).filter(|slot| number_of_process(Some(*slot)) == qpn)
 }
 
-/// Opens a socket at the address: one of a group, or, with `false`, one that has the address alone.
-pub(crate) type OpenSocket<'a> = &'a dyn Fn(bool) -> Result<Socket, OpenError>;
+/// The sockets that all processes at an address hold, of one kind of fabric.
+pub(crate) trait Sockets {
+    /// The address.
+    fn local(&self) -> IpAddr;
+    /// The end of the address's name, which differs where the same address is another one's.
+    fn place(&self) -> String;
+    /// Makes the sockets, as the first process at the address: the desk, then the others.
+    ///
+    /// # Errors
+    /// The address is another adapter's, or the system refuses the sockets.
+    fn make(&self, slots: u16) -> Result<Vec<OwnedFd>, OpenError>;
+    /// Has what was for an earlier process in a slot forgotten, and shows that packets for the slot arrive there.
+    /// `others` are the sockets behind the desk.
+    ///
+    /// # Errors
+    /// Packets do not arrive.
+    fn prove(&self, slot: u8, others: &[OwnedFd]) -> io::Result<()>;
+}
 
 /// The names of an address.
 struct Names(String);
 
 impl Names {
-    fn of(local: IpAddr, interface: u32) -> io::Result<Self> {
+    fn of(sockets: &dyn Sockets) -> io::Result<Self> {
         let netns = std::fs::metadata("/proc/thread-self/ns/net")?.ino();
         let uid = rustix::process::geteuid().as_raw();
-        let address = match local {
+        let address = match sockets.local() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
             IpAddr::V6(v6) => v6,
         };
-        Ok(Self(format!("hca-share/{netns:x}/{uid}/{:032x}/{interface:x}", address.to_bits())))
+        Ok(Self(format!("hca-share/{netns:x}/{uid}/{:032x}/{}", address.to_bits(), sockets.place())))
     }
     fn of_all(&self) -> rustix::io::Result<SocketAddrUnix> {
         SocketAddrUnix::new_abstract_name(self.0.as_bytes())
     }
     fn of_service(&self, service: u64) -> rustix::io::Result<SocketAddrUnix> {
         SocketAddrUnix::new_abstract_name(format!("{}/service/{service:016x}", self.0).as_bytes())
+    }
+    fn of_desk(&self) -> rustix::io::Result<SocketAddrUnix> {
+        SocketAddrUnix::new_abstract_name(format!("{}/desk", self.0).as_bytes())
     }
     fn of_slot(&self, slot: u8) -> rustix::io::Result<SocketAddrUnix> {
         SocketAddrUnix::new_abstract_name(format!("{}/slot/{slot}", self.0).as_bytes())
@@ -121,7 +136,8 @@ impl Names {
 /// The sockets that all processes at an address hold.
 struct Common {
     key: [u8; KEY_BYTES],
-    /// The listener, the desk, then the slots.
+    slots: u16,
+    /// The listener, the desk's mailbox, the desk, then the others.
     fds: Vec<OwnedFd>,
 }
 
@@ -129,11 +145,15 @@ impl Common {
     fn listener(&self) -> &OwnedFd {
         &self.fds[0]
     }
-    fn desk(&self) -> &OwnedFd {
+    /// Gets what processes that do not read the desk have received for it.
+    fn desk_mailbox(&self) -> &OwnedFd {
         &self.fds[1]
     }
-    fn slots(&self) -> &[OwnedFd] {
-        &self.fds[2..]
+    fn desk(&self) -> &OwnedFd {
+        &self.fds[2]
+    }
+    fn others(&self) -> &[OwnedFd] {
+        &self.fds[3..]
     }
     fn borrowed(&self) -> Vec<BorrowedFd<'_>> {
         self.fds.iter().map(AsFd::as_fd).collect()
@@ -149,6 +169,9 @@ struct Counts {
     desk: u64,
 }
 
+/// Takes the next datagram from the desk.
+pub(crate) type FromDesk<'a> = &'a mut dyn FnMut(BorrowedFd<'_>, Sink<'_>) -> Option<usize>;
+
 /// A process's place at an address that it shares.
 pub(crate) struct Share {
     slot: u8,
@@ -160,7 +183,10 @@ pub(crate) struct Share {
     epoll: OwnedFd,
     /// When a program that polls looks at the desk and the mailbox again.
     look_at: Instant,
+    pause_ns: u64,
     buffer: Box<[u8]>,
+    /// Packets whose recipients' sockets have no room.
+    waiting: Vec<Waiting>,
     /// Services whose requests come here.
     services: Vec<Service>,
     /// Whether this process is one of those that read the desk.
@@ -169,52 +195,56 @@ pub(crate) struct Share {
     answers_to_all: u32,
     counts: Counts,
     server: Option<Server>,
-    _not_in_children: [NotInChildren; 2],
+    not_in_children: Vec<NotInChildren>,
 }
 
 impl Share {
-    /// Joins the processes at an address, as the first one with `slots` slots whose sockets `open` makes; returns the
-    /// socket of the own slot, too.
+    /// Joins the processes at an address, as the first one with `slots` slots.
     ///
     /// # Errors
     /// The address is another user's or an adapter's that does not share it, or all slots are taken, or the kernel does
-    /// not steer packets ([`OpenError::Unsupported`]).
-    pub(crate) fn join(
-        local: IpAddr,
-        interface: u32,
-        slots: u16,
-        open: OpenSocket<'_>,
-    ) -> Result<(Self, Socket), OpenError> {
+    /// not lead packets to their slots ([`OpenError::CannotShare`]).
+    pub(crate) fn join(sockets: &dyn Sockets, slots: u16) -> Result<Self, OpenError> {
+        let local = sockets.local();
         let io = |doing| move |source: io::Error| OpenError::Io { doing, local, source };
         let errno = |doing| move |e: Errno| OpenError::Io { doing, local, source: e.into() };
-        let names = Names::of(local, interface).map_err(io("looking for the network namespace in /proc"))?;
-        let common = Arc::new(common(local, &names, slots.clamp(1, MAX_SLOTS), open)?);
+        let names = Names::of(sockets).map_err(io("looking for the network namespace in /proc"))?;
+        let common = Arc::new(common(sockets, &names, slots.clamp(1, MAX_SLOTS))?);
         let all = NotInChildren::new(&common.borrowed());
-        let (slot, mailbox) = claim(local, interface, &names, &common)?;
-        let socket =
-            common.slots()[usize::from(slot)].try_clone().map_err(io("taking a slot of a shared address"))?;
-        let own = NotInChildren::new(&[socket.as_fd(), mailbox.as_fd()]);
+        let (slot, mailbox) = claim(sockets, &names, &common)?;
+        let own = NotInChildren::new(&[mailbox.as_fd()]);
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno("creating an epoll descriptor"))?;
         epoll::add(&epoll, &mailbox, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(errno("watching the sockets of a shared address"))?;
         let server = Server::start(&common).map_err(io("starting the thread that lets others join"))?;
-        let share = Self {
+        Ok(Self {
             slot,
             names,
             common,
             mailbox,
             epoll,
             look_at: Instant::from_nanos(0),
+            pause_ns: LOOK_NS,
+            waiting: Vec::new(),
             buffer: vec![0; MAX_STRAY].into(),
             services: Vec::new(),
             reads_desk: false,
             answers_to_all: 0,
             counts: Counts::default(),
             server: Some(server),
-            _not_in_children: [all, own],
-        };
-        Ok((share, socket.into()))
+            not_in_children: vec![all, own],
+        })
+    }
+
+    /// A descriptor of a socket behind the desk.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub(crate) fn take(&mut self, index: usize) -> io::Result<OwnedFd> {
+        let socket = self.common.others()[index].try_clone()?;
+        self.not_in_children.push(NotInChildren::new(&[socket.as_fd()]));
+        Ok(socket)
     }
 
     /// The top byte of this process's queue pair numbers.
@@ -223,7 +253,12 @@ impl Share {
     }
     /// The number of slots.
     pub(crate) fn slots(&self) -> u16 {
-        self.common.slots().len() as u16
+        self.common.slots
+    }
+    /// For people: the place.
+    pub(crate) fn describe(&self) -> String {
+        let (slot, slots) = (self.slot, self.slots());
+        format!("slot {slot} of {slots}: this process's queue pair numbers begin with {slot:#04x}")
     }
     /// Has [`wait_fd`](Self::wait_fd) be readable when this is, too.
     pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
@@ -237,23 +272,42 @@ impl Share {
     pub(crate) fn prepare_wait(&mut self) {
         self.look_at = Instant::from_nanos(0);
     }
-    /// Whether the desk and the mailbox are due to be looked at, which they are not again for a while then.
+    /// Whether the desk and the mailbox are looked at in each turn, for packets that come by no other way.
+    pub(crate) fn look_often(&mut self, often: bool) {
+        self.pause_ns = if often { 0 } else { LOOK_NS };
+        self.look_at = Instant::from_nanos(0);
+    }
+    /// When packets that were not handed on yet are due.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let pause = Duration::from_nanos(LOOK_NS - self.pause_ns);
+        (!self.waiting.is_empty()).then(|| self.look_at + pause)
+    }
+    /// Where they are due, gives the packets at the desk, and those that others handed on, to the sink. Returns how many
+    /// it were. `next` takes the next datagram from the desk, gives its packets to a sink, and returns how many it were.
     #[inline]
-    pub(crate) fn is_due(&mut self, now: Instant) -> bool {
-        let due = now >= self.look_at;
-        if due {
-            self.look_at = now + Duration::from_nanos(LOOK_NS);
-            self.answers_to_all = 0;
+    pub(crate) fn look(&mut self, now: Instant, local: IpAddr, sink: Sink<'_>, next: FromDesk<'_>) -> usize {
+        if now < self.look_at {
+            return 0;
         }
-        due
+        self.look_at = now + Duration::from_nanos(self.pause_ns);
+        self.look_now(now, local, sink, next)
     }
-    /// The socket for datagrams that name no process, if this process reads it.
-    pub(crate) fn desk(&self) -> Option<BorrowedFd<'_>> {
-        self.reads_desk.then(|| self.common.desk().as_fd())
-    }
-    /// Datagrams that came to the desk.
-    pub(crate) fn count_desk(&mut self, datagrams: u64) {
-        self.counts.desk += datagrams;
+
+    #[cold]
+    fn look_now(&mut self, now: Instant, local: IpAddr, sink: Sink<'_>, next: FromDesk<'_>) -> usize {
+        self.answers_to_all = 0;
+        let mut packets = 0;
+        // The socket for datagrams that name no process, if this process reads it.
+        if self.reads_desk {
+            let common = Arc::clone(&self.common);
+            for _ in 0..LOOK_PACKETS {
+                let Some(n) = next(common.desk().as_fd(), &mut self.only_own(sink)) else { break };
+                self.counts.desk += 1;
+                packets += n;
+            }
+        }
+        self.hand_on_waiting(now);
+        packets + self.strays(local, sink)
     }
 
     pub(crate) fn counters(&self, out: &mut Vec<Counter>) {
@@ -275,17 +329,17 @@ impl Drop for Share {
 }
 
 /// The sockets of an address: made by this process if it is the first, given by another one else.
-fn common(local: IpAddr, names: &Names, slots: u16, open: OpenSocket<'_>) -> Result<Common, OpenError> {
-    let io = |doing| move |e: Errno| OpenError::Io { doing, local, source: e.into() };
+fn common(sockets: &dyn Sockets, names: &Names, slots: u16) -> Result<Common, OpenError> {
+    let local = sockets.local();
     let until = WallTime::now() + JOIN_PATIENCE;
     let mut maker = 0;
-    let name = names.of_all().map_err(io("naming a shared address"))?;
+    let name = names.of_all().map_err(refusal("naming a shared address", local))?;
     loop {
-        let listener = unix(SocketType::SEQPACKET).map_err(io("opening a UNIX socket"))?;
+        let listener = unix(SocketType::SEQPACKET).map_err(refusal("opening a UNIX socket", local))?;
         match bind(&listener, &name) {
-            Ok(()) => return make(local, listener, slots, open),
+            Ok(()) => return make(sockets, names, listener, slots),
             Err(Errno::ADDRINUSE) => {}
-            Err(e) => return Err(io("binding the name of a shared address")(e)),
+            Err(e) => return Err(refusal("binding an abstract name of a UNIX socket", local)(e)),
         }
         if let Some(common) = ask(local, &name, until, &mut maker)? {
             return Ok(common);
@@ -298,15 +352,30 @@ fn common(local: IpAddr, names: &Names, slots: u16, open: OpenSocket<'_>) -> Res
     }
 }
 
+/// The error of a call without which no address is shared.
+fn refusal(doing: &'static str, local: IpAddr) -> impl Fn(Errno) -> OpenError {
+    move |e| match e {
+        Errno::PERM
+        | Errno::ACCESS
+        | Errno::NOSYS
+        | Errno::INVAL
+        | Errno::AFNOSUPPORT
+        | Errno::PROTONOSUPPORT
+        | Errno::OPNOTSUPP => OpenError::CannotShare { local, doing, source: e.into() },
+        _ => OpenError::Io { doing, local, source: e.into() },
+    }
+}
+
 /// Makes all sockets, as the first process at an address.
-fn make(local: IpAddr, listener: OwnedFd, slots: u16, open: OpenSocket<'_>) -> Result<Common, OpenError> {
+fn make(sockets: &dyn Sockets, names: &Names, listener: OwnedFd, slots: u16) -> Result<Common, OpenError> {
+    let local = sockets.local();
     let io = |doing| move |e: Errno| OpenError::Io { doing, local, source: e.into() };
-    until_free(open)?;
-    let sockets = (0..=slots).map(|_| open(true)).collect::<Result<Vec<_>, _>>()?;
-    sys::steer(sockets[0].as_fd(), &program::program(slots)).map_err(|source| OpenError::Unsupported {
-        what: "steering packets among sockets of one address",
-        source,
-    })?;
+    let desk_mailbox = unix(SocketType::DGRAM).map_err(io("opening a UNIX socket"))?;
+    names
+        .of_desk()
+        .and_then(|name| bind(&desk_mailbox, &name))
+        .map_err(io("binding the name of a shared address's desk"))?;
+    let made = sockets.make(slots)?;
     let mut key = [0; KEY_BYTES];
     let mut filled = 0;
     while filled < KEY_BYTES {
@@ -314,20 +383,17 @@ fn make(local: IpAddr, listener: OwnedFd, slots: u16, open: OpenSocket<'_>) -> R
         filled += rustix::rand::getrandom(&mut key[filled..], flags).map_err(io("drawing a key"))?;
     }
     listen(&listener, BACKLOG).map_err(io("listening for processes that join"))?;
-    let mut sockets = sockets.into_iter().map(OwnedFd::from);
-    let slots: Vec<_> = sockets.by_ref().take(slots.into()).collect();
-    let fds = [listener].into_iter().chain(sockets).chain(slots).collect();
-    Ok(Common { key, fds })
+    Ok(Common { key, slots, fds: [listener, desk_mailbox].into_iter().chain(made).collect() })
 }
 
-/// Waits until no socket has the address. The name that this process has just taken may be free before the sockets of the
-/// processes before are: in a group with them, new sockets would get other indices.
-fn until_free(open: OpenSocket<'_>) -> Result<(), OpenError> {
+/// Opens what has the address alone, once no socket has it. The name that this process has just taken may be free before
+/// the sockets of the processes before are.
+pub(crate) fn once_free<T>(open: impl Fn() -> Result<T, OpenError>) -> Result<T, OpenError> {
     let until = WallTime::now() + END_PATIENCE;
     loop {
-        match open(false) {
+        match open() {
             Err(OpenError::InUse(_)) if WallTime::now() < until => std::thread::sleep(MOMENT),
-            opened => return opened.map(drop),
+            opened => return opened,
         }
     }
 }
@@ -355,7 +421,7 @@ fn ask(
         local,
         source,
     })?;
-    Ok(handed.map(|h| Common { key: h.key, fds: h.fds }))
+    Ok(handed.map(|h| Common { key: h.key, slots: h.slots, fds: h.fds }))
 }
 
 /// Whether this is the user of this process.
@@ -364,7 +430,7 @@ fn is_own(uid: u32) -> bool {
 }
 
 /// Waits until a descriptor is readable, or for so long.
-fn wait_for(fd: &OwnedFd, until: WallTime) {
+pub(crate) fn wait_for(fd: &OwnedFd, until: WallTime) {
     let left = until.saturating_duration_since(WallTime::now());
     let left = Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() };
     let _ = poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&left));
@@ -372,9 +438,10 @@ fn wait_for(fd: &OwnedFd, until: WallTime) {
 
 /// Takes a slot that no process has, from one drawn by chance on: packets to a process that ended just now rarely find
 /// its successor.
-fn claim(local: IpAddr, interface: u32, names: &Names, common: &Common) -> Result<(u8, OwnedFd), OpenError> {
+fn claim(sockets: &dyn Sockets, names: &Names, common: &Common) -> Result<(u8, OwnedFd), OpenError> {
+    let local = sockets.local();
     let io = |doing| move |e: Errno| OpenError::Io { doing, local, source: e.into() };
-    let slots = common.slots().len();
+    let slots = usize::from(common.slots);
     let first = crate::paths::chance() as usize % slots;
     let mut unproven = None;
     for slot in (0..slots).map(|i| ((first + i) % slots) as u8) {
@@ -384,44 +451,16 @@ fn claim(local: IpAddr, interface: u32, names: &Names, common: &Common) -> Resul
             Err(Errno::ADDRINUSE) => continue,
             bound => bound.map_err(io("binding the name of a slot"))?,
         }
-        match prove(local, interface, slot, &common.slots()[usize::from(slot)]) {
+        match sockets.prove(slot, common.others()) {
             Ok(()) => return Ok((slot, mailbox)),
             // Another kernel may count sockets in another way.
             Err(e) => unproven = Some(e),
         }
     }
     Err(match unproven {
-        Some(source) => {
-            OpenError::Unsupported { what: "steering packets among sockets of one address", source }
-        }
+        Some(source) => OpenError::CannotShare { local, doing: STEERING, source },
         None => OpenError::SlotsTaken { local, slots },
     })
-}
-
-/// Empties a slot's socket, and sends a packet to it, which has to arrive there.
-fn prove(local: IpAddr, interface: u32, slot: u8, socket: &OwnedFd) -> io::Result<()> {
-    let mut packet = [0; 2048];
-    for _ in 0..MAX_LEFT {
-        if recv(socket, &mut packet[..], RecvFlags::DONTWAIT).is_err() {
-            break;
-        }
-    }
-    let sender = UdpSocket::bind(scoped(local, 0, interface))?;
-    let nonce = crate::paths::chance().to_be_bytes();
-    let proof = [&[0, 0, 0, 0, 0, slot][..], &OF_SLOT, &nonce].concat();
-    let to: SocketAddr = scoped(local, ROCEV2_PORT, interface);
-    for _ in 0..PROOFS {
-        sender.send_to(&proof, to)?;
-        let until = WallTime::now() + PROOF_PATIENCE;
-        while WallTime::now() < until {
-            match recv(socket, &mut packet[..], RecvFlags::DONTWAIT) {
-                Ok((len, _)) if packet[..len] == proof[..] => return Ok(()),
-                Ok(_) => {}
-                Err(_) => wait_for(socket, until),
-            }
-        }
-    }
-    Err(io::Error::other("a packet to a process's own queue pair did not reach it"))
 }
 
 fn unix(kind: SocketType) -> rustix::io::Result<OwnedFd> {
@@ -473,7 +512,7 @@ fn serve(common: &Common, stop: &OwnedFd) {
         let until = WallTime::now() + JOIN_PATIENCE;
         let fds = common.borrowed();
         // Descriptors under way count against the user's limit: the next moment some have arrived.
-        while let Err(Errno::TOOMANYREFS) = hand::give(connection.as_fd(), &common.key, &fds) {
+        while let Err(Errno::TOOMANYREFS) = hand::give(connection.as_fd(), &common.key, common.slots, &fds) {
             if WallTime::now() >= until {
                 break;
             }

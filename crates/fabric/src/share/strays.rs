@@ -1,9 +1,12 @@
 //! Packets that a process at a shared address receives for another one, and those that a process reads at the desk.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
+use hca_core::Instant;
 use hca_process::NotInChildren;
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -21,6 +24,20 @@ const STRAY_HEAD: usize = KEY_BYTES + 16 + 2 + 1 + 1;
 const MAX_SERVICES: usize = 1024;
 /// Answers that may be for each process, of one look at most.
 const LOOK_ANSWERS_TO_ALL: u32 = 4;
+
+/// Bytes of packets that wait for room at one recipient at most.
+const MAX_WAITING_BYTES: usize = 1 << 20;
+/// Packets are lost if their recipient takes none for this time, as one that is stopped.
+const WAITING_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Packets that wait for room at one recipient, the oldest first.
+pub(super) struct Waiting {
+    to: SocketAddrUnix,
+    messages: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Since when the recipient takes none.
+    full_since: Option<Instant>,
+}
 
 /// A service whose requests come to this process: the socket that holds its name.
 pub(super) struct Service {
@@ -59,27 +76,37 @@ impl Share {
             Recipient::Service(id) => {
                 let sent = self.names.of_service(id).and_then(|name| self.hand_on(packet, &name));
                 // A process that reads the desk rejects requests for services that nobody has claimed.
-                let is_unclaimed = matches!(sent, Err(Errno::CONNREFUSED));
-                if !is_unclaimed {
-                    self.count(sent);
+                if matches!(sent, Err(Errno::CONNREFUSED)) {
+                    return self.is_for_desk(packet);
                 }
-                is_unclaimed
+                self.count(sent);
+                false
             }
             Recipient::All => {
                 self.answers_to_all += 1;
                 if self.answers_to_all <= LOOK_ANSWERS_TO_ALL {
-                    for slot in (0..self.slots() as u8).filter(|slot| *slot != self.slot) {
+                    let own = self.slot;
+                    for slot in (0..self.slots() as u8).filter(|slot| *slot != own) {
                         // Most slots have no process.
                         let _ = self.names.of_slot(slot).and_then(|name| self.hand_on(packet, &name));
                     }
                 }
                 true
             }
-            Recipient::Any => true,
+            Recipient::Any => self.is_for_desk(packet),
         }
     }
 
-    fn hand_on(&self, packet: &RxPacket<'_>, to: &SocketAddrUnix) -> rustix::io::Result<()> {
+    /// Whether this process reads the desk, which a packet is for; if not, the packet is handed on.
+    fn is_for_desk(&mut self, packet: &RxPacket<'_>) -> bool {
+        if !self.reads_desk {
+            let sent = self.names.of_desk().and_then(|name| self.hand_on(packet, &name));
+            self.count(sent);
+        }
+        self.reads_desk
+    }
+
+    fn hand_on(&mut self, packet: &RxPacket<'_>, to: &SocketAddrUnix) -> rustix::io::Result<()> {
         let src = match packet.src {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
             IpAddr::V6(v6) => v6,
@@ -92,7 +119,56 @@ impl Share {
             packet.bytes,
         ]
         .concat();
-        sendto(&self.mailbox, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL, to).map(drop)
+        // None overtakes those that wait.
+        let queue = self.waiting.iter().position(|w| w.to == *to);
+        let sent = if queue.is_some() { Err(Errno::AGAIN) } else { self.send_on(&message, to) };
+        if sent != Err(Errno::AGAIN) {
+            return sent;
+        }
+        let queue = queue.unwrap_or_else(|| {
+            self.waiting.push(Waiting {
+                to: to.clone(),
+                messages: VecDeque::new(),
+                bytes: 0,
+                full_since: None,
+            });
+            self.waiting.len() - 1
+        });
+        let queue = &mut self.waiting[queue];
+        if queue.bytes + message.len() > MAX_WAITING_BYTES {
+            return sent;
+        }
+        queue.bytes += message.len();
+        queue.messages.push_back(message);
+        Ok(())
+    }
+
+    fn send_on(&self, message: &[u8], to: &SocketAddrUnix) -> rustix::io::Result<()> {
+        sendto(&self.mailbox, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL, to).map(drop)
+    }
+
+    /// Hands packets on that wait, as far as their recipients have room.
+    pub(super) fn hand_on_waiting(&mut self, now: Instant) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let mut waiting = std::mem::take(&mut self.waiting);
+        waiting.retain_mut(|queue| {
+            while let Some(message) = queue.messages.front() {
+                match self.send_on(message, &queue.to) {
+                    Ok(()) => queue.full_since = None,
+                    Err(Errno::AGAIN) if now < *queue.full_since.get_or_insert(now) + WAITING_PATIENCE => {
+                        return true;
+                    }
+                    // They were counted as packets that are handed on.
+                    Err(_) => self.counts.lost += 1,
+                }
+                queue.bytes -= message.len();
+                queue.messages.pop_front();
+            }
+            false
+        });
+        self.waiting = waiting;
     }
 
     fn count(&mut self, handed_on: rustix::io::Result<()>) {
@@ -105,7 +181,9 @@ impl Share {
     /// Passes the packets that other processes handed on to a sink, and returns their number.
     pub(crate) fn strays(&mut self, local: IpAddr, sink: &mut dyn FnMut(&RxPacket<'_>)) -> usize {
         let mut packets = 0;
-        for socket in [&self.mailbox].into_iter().chain(self.services.iter().map(|s| &s.socket)) {
+        let desk = self.reads_desk.then(|| self.common.desk_mailbox());
+        let own = [&self.mailbox].into_iter().chain(self.services.iter().map(|s| &s.socket));
+        for socket in own.chain(desk) {
             for _ in 0..LOOK_PACKETS {
                 let Ok((len, _)) = recv(socket, &mut self.buffer[..], RecvFlags::DONTWAIT) else { break };
                 let Some(packet) = stray(&self.buffer[..len], &self.common.key, local) else { continue };
@@ -123,16 +201,17 @@ impl ManagementDesk for Share {
         if on == self.reads_desk {
             return;
         }
-        let desk = self.common.desk();
-        // One of the processes is enough.
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
-        let changed = if on {
-            epoll::add(&self.epoll, desk, epoll::EventData::new_u64(1), flags)
-        } else {
-            epoll::delete(&self.epoll, desk)
-        };
-        if let Err(error) = changed {
-            tracing::warn!(%error, "the desk of a shared address is not watched: requests wait for the next packet");
+        for desk in [self.common.desk(), self.common.desk_mailbox()] {
+            // One of the processes is enough.
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+            let changed = if on {
+                epoll::add(&self.epoll, desk, epoll::EventData::new_u64(1), flags)
+            } else {
+                epoll::delete(&self.epoll, desk)
+            };
+            if let Err(error) = changed {
+                tracing::warn!(%error, "the desk of a shared address is not watched: requests wait for the next packet");
+            }
         }
         self.reads_desk = on;
     }

@@ -53,6 +53,12 @@ impl End {
         outcome
     }
 
+    /// When there is something to do though nothing arrives.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let shared = self.rx.shared.as_ref().and_then(|s| s.share.next_deadline());
+        self.sender.retry_at.into_iter().chain(shared).min()
+    }
+
     /// The descriptor to wait for, where this one is the own socket's.
     pub(crate) fn wait_fd<'a>(&'a self, own: BorrowedFd<'a>) -> BorrowedFd<'a> {
         self.rx.shared.as_ref().map_or(own, |s| s.share.wait_fd())

@@ -11,6 +11,7 @@ mod end;
 mod full;
 #[cfg(test)]
 mod gathered;
+mod group;
 mod path;
 #[cfg(test)]
 mod refusals;
@@ -35,6 +36,7 @@ use crate::{
 };
 pub(crate) use counters::{Counters, counters};
 pub(crate) use end::{End, Sink};
+use group::Group;
 pub(crate) use path::Paths;
 pub(crate) use rx::Receiver;
 pub(crate) use shared::Shared;
@@ -111,26 +113,14 @@ impl RxSocket {
         let interface = interface_of(local, options.interface)?;
         let io = |doing| move |source| OpenError::Io { doing, local, source };
         let mut notes = Vec::new();
-        let joined = match options.slots {
-            0 => None,
+        let (socket, shared) = match options.slots {
+            0 => (bound(local, interface, false)?, None),
             slots => {
-                match Share::join(local, interface, slots, &|in_group| bound(local, interface, in_group)) {
-                    Err(OpenError::Unsupported { what, source }) => {
-                        notes.push((
-                            "shared address",
-                            format!(
-                                "no, this adapter's alone: {what} is missing or forbidden here ({source})"
-                            ),
-                        ));
-                        None
-                    }
-                    joined => Some(joined?),
-                }
+                let mut share = Share::join(&Group { local, interface }, slots)?;
+                let slot =
+                    share.take(share.slot().into()).map_err(io("taking a slot of a shared address"))?;
+                (slot.into(), Some(Box::new(Shared::new(share))))
             }
-        };
-        let (socket, shared) = match joined {
-            Some((share, socket)) => (socket, Some(Box::new(Shared::new(share)))),
-            None => (bound(local, interface, false)?, None),
         };
         if let Err(e) = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1) {
             notes.push(("receive merging", format!("off ({e}): trains arrive packet by packet")));
@@ -149,7 +139,7 @@ impl RxSocket {
         });
         let link = FabricLink::of(sys::interface_name(local, interface), GidType::RoceV2);
         let qpn_slot = shared.as_ref().map(|s| s.share.slot());
-        notes.extend(shared.as_ref().map(|s| ("shared address", s.describe())));
+        notes.extend(shared.as_ref().map(|s| ("shared address", s.share.describe())));
         let attr =
             FabricAttr { name: name.to_owned(), local, max_mtu, recv_buffer_bytes, qpn_slot, link, notes };
         Ok(Self { socket, attr, interface, shared })
@@ -263,8 +253,7 @@ impl UdpFabric {
     }
 
     /// Adds a note for people to the attributes.
-    #[cfg(feature = "io-uring")]
-    pub(crate) fn note(&mut self, what: &'static str, text: String) {
+    pub fn note(&mut self, what: &'static str, text: String) {
         self.end.rx.attr.notes.push((what, text));
     }
 }
@@ -302,7 +291,7 @@ impl Fabric for UdpFabric {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.end.sender.retry_at
+        self.end.next_deadline()
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -156,7 +156,7 @@ impl Fabric for UringFabric {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.end.sender.retry_at
+        self.end.next_deadline()
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -6,6 +6,7 @@ mod faulty;
 mod link_local;
 mod loopback;
 mod raw;
+mod raw_share;
 mod share;
 mod suite;
 mod udp;

@@ -12,13 +12,14 @@ use socket2::{Domain, Protocol, Socket, Type};
 use test_support::namespaces::{Namespace, Wire, ip};
 
 use crate::capture::{capture_of, read};
+use crate::share::to_slot;
 use crate::suite::{
     BUDGET, at_free_address, av, counter, now, of, packet, pass, ports_of, put, queue_pairs_are_spread,
     receive,
 };
 
 /// Runs a test between two namespaces.
-fn over_wire(mtu: u32, test: impl FnOnce(&Wire)) {
+pub(crate) fn over_wire(mtu: u32, test: impl FnOnce(&Wire)) {
     test(&Wire::with_addresses(mtu).unwrap());
 }
 
@@ -27,18 +28,18 @@ fn open(wire: &Wire, end: usize, options: RawOptions) -> Box<dyn Fabric> {
     Box::new(fabric.unwrap_or_else(|e| panic!("{e}")))
 }
 
-fn v6(end: usize) -> Option<IpAddr> {
+pub(crate) fn v6(end: usize) -> Option<IpAddr> {
     format!("fd77::{}", end + 1).parse().ok()
 }
 
 /// Has both find out each other's hardware address, which takes time, and in the suite time stands still.
-fn acquaint(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+pub(crate) fn acquaint(a: &mut dyn Fabric, b: &mut dyn Fabric) {
     let start = std::time::Instant::now();
     let clock = || Instant::from_nanos(start.elapsed().as_nanos() as u64);
     let meet = |from: &mut dyn Fabric, to: &mut dyn Fabric| {
         let path = from.open_path(&av(to.attr().local)).unwrap();
         let mut batch = TxBatch::with_capacity(4096);
-        put(&mut batch, path, &packet(0, 20));
+        put(&mut batch, path, &to_slot(to.attr().qpn_slot.unwrap_or(0), 0, 20));
         from.send(clock(), &mut batch);
         let mut came = 0;
         while came == 0 {
@@ -90,7 +91,7 @@ fn the_suite_passes_in_a_vlan() {
 fn the_suite_passes_over_rocev1() {
     over_wire(4500, |wire| {
         for ip in [|_| None, v6] {
-            let options = |end| RawOptions { ip: ip(end), version: RoceVersion::V1, vlan: None };
+            let options = |end| RawOptions { ip: ip(end), version: RoceVersion::V1, ..RawOptions::default() };
             let [a, b] = [0, 1].map(|end| open(wire, end, options(end)));
             suite(a, b);
         }

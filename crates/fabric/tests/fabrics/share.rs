@@ -31,24 +31,24 @@ fn first(salt: u32, slots: u16) -> UdpFabric {
     at_free_address(salt, |addr| join(addr, slots))
 }
 
-fn slot(fabric: &dyn Fabric) -> u8 {
+pub(crate) fn slot(fabric: &dyn Fabric) -> u8 {
     fabric.attr().qpn_slot.expect("its address is shared")
 }
 
 /// A packet to a queue pair.
-fn packet_to(qpn: u32, number: u32, len: usize) -> Vec<u8> {
+pub(crate) fn packet_to(qpn: u32, number: u32, len: usize) -> Vec<u8> {
     let mut p = packet(number, len);
     p[4..8].copy_from_slice(&qpn.to_be_bytes());
     p
 }
 
 /// A packet to a queue pair of a slot.
-fn to_slot(slot: u8, number: u32, len: usize) -> Vec<u8> {
+pub(crate) fn to_slot(slot: u8, number: u32, len: usize) -> Vec<u8> {
     packet_to(u32::from(slot) << 16 | 7, number, len)
 }
 
 /// Sends packets from `a` to an address, all by one batch.
-fn send(a: &mut dyn Fabric, to: IpAddr, packets: &[Vec<u8>]) {
+pub(crate) fn send(a: &mut dyn Fabric, to: IpAddr, packets: &[Vec<u8>]) {
     let path = a.open_path(&av(to)).unwrap();
     let mut batch = TxBatch::with_capacity(1 << 20);
     for p in packets {
@@ -66,7 +66,7 @@ fn later(n: u64) -> Instant {
 }
 
 /// Packets of all sockets, until there are so many or two seconds passed.
-fn receive_all(fabric: &mut dyn Fabric, count: usize) -> Vec<Vec<u8>> {
+pub(crate) fn receive_all(fabric: &mut dyn Fabric, count: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     let deadline = Clock::now() + Duration::from_secs(2);
     let mut n = 1;
@@ -123,7 +123,7 @@ fn what_is_of_no_process_comes_to_one_of_them_by_the_desk() {
 }
 
 /// A packet with a message of the connection manager: its attribute, and the words behind its head.
-fn management(attribute: u16, number: u32, words: [u32; 4]) -> Vec<u8> {
+pub(crate) fn management(attribute: u16, number: u32, words: [u32; 4]) -> Vec<u8> {
     let mut p = packet_to(1, number, 276);
     p[21] = 7;
     p[36..38].copy_from_slice(&attribute.to_be_bytes());
@@ -134,8 +134,8 @@ fn management(attribute: u16, number: u32, words: [u32; 4]) -> Vec<u8> {
 }
 
 /// The message REQ, and REP, whose recipient's ID is the second word.
-const REQ: u16 = 0x10;
-const REP: u16 = 0x13;
+pub(crate) const REQ: u16 = 0x10;
+pub(crate) const REP: u16 = 0x13;
 
 #[test]
 fn management_datagrams_go_one_by_one_to_their_processes() {

@@ -23,7 +23,7 @@ fn every_scheme_is_read() {
     let raw = |options| Target::Raw { interface: "eth0".into(), options };
     assert_eq!(parse("raw://eth0").target, raw(RawOptions::default()));
     let ip = Some([10, 0, 0, 2].into());
-    let tagged = RawOptions { ip, version: RoceVersion::V1, vlan: Some(7) };
+    let tagged = RawOptions { ip, version: RoceVersion::V1, vlan: Some(7), slots: 0 };
     assert_eq!(parse("raw://eth0?vlan=7&ip=10.0.0.2&mtu=1024&roce=1").target, raw(tagged));
     assert_eq!(parse("loopback://a%20b").target, Target::Loopback("a b".into()));
 }
@@ -65,6 +65,7 @@ fn what_is_printed_parses_to_the_same() {
         "udp://10.0.0.2?share=yes",
         "uring://10.0.0.2?share=no",
         "uring://10.0.0.2?share=250",
+        "raw://eth0?ip=10.0.0.2&share=yes",
         "auto://[fe80::2]",
         "uring://[fe80::2%wire]",
         "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=0.1:20us,seed=3",
