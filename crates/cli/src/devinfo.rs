@@ -21,7 +21,7 @@ pub(crate) fn devinfo(args: &DevinfoArgs) -> Result<(), Failure> {
 }
 
 /// The limits, by name.
-fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 22] {
+fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 24] {
     let held_back = attr.abilities.cq_moderation;
     [
         ("max_qp", attr.max_qp.into()),
@@ -41,6 +41,8 @@ fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 22] {
         ("general_services", attr.general_services.into()),
         ("max_mw", attr.abilities.max_mw.into()),
         ("max_xrcd", attr.abilities.max_xrcd.into()),
+        ("max_mcast_grp", attr.abilities.max_mcast_grp.into()),
+        ("max_mcast_qp_attach", attr.abilities.max_mcast_qp_attach.into()),
         ("max_cq_moderation_count", held_back.map_or(0, |m| m.count.into())),
         ("max_cq_moderation_us", held_back.map_or(0, |m| m.period.as_micros() as u64)),
         ("cq_resize", attr.abilities.cq_resize.into()),

@@ -43,7 +43,7 @@
 //! | [`wire`] | the messages: REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP, LAP, APR |
 //! | `annex` | [`ServiceId`], [`PortSpace`]; [`IpHeader`]: private data with addresses, as Linux's rdma_cm has it |
 //! | `machine` | [`Machine`] and its [`Config`]; one file each for calls, messages, timers, resolutions |
-//! | `service` | listeners, connections and resolutions for programs; one machine for each context |
+//! | `service` | listeners, connections, resolutions and multicast groups for programs; one machine for each context |
 //!
 //! `DESIGN.md` has the rules.
 #![forbid(unsafe_code)]
@@ -61,5 +61,5 @@ pub use machine::{
 #[cfg(feature = "service")]
 pub use service::{
     ConnectParams, Connection, ConnectionError, DatagramListener, DatagramRequest, DatagramService, Incoming,
-    Listener, UDP_QKEY, connect, connect_async, connect_with, resolve, resolve_async,
+    Listener, UDP_QKEY, connect, connect_async, connect_with, group, join, resolve, resolve_async,
 };

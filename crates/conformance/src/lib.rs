@@ -56,6 +56,7 @@
 //! | `errors` | the cause first, then the flushed; RNR and timeouts in their time |
 //! | `srq`, `cq` | sharing, limit and last-request events; overrun, notification, descriptors |
 //! | `uc`, `ud` | messages that the unreliable services drop and never deliver; GRH, Q_Keys, SQE |
+//! | `multicast` | members, copies, loopback, rules and limits of groups |
 //! | `limits` | reported limits are granted, requests beyond them refused; stale handles |
 //! | `progress` | progress of the device while its program makes no calls |
 //! | `portals` | engines of a Portals layer that the device runs itself |

@@ -157,6 +157,15 @@ macro_rules! __for_each_check {
                 a_target_that_goes_gives_its_request_back_and_keeps_its_completions,
                 a_queue_that_goes_in_the_middle_of_a_message_ends_its_target,
                 an_initiator_names_a_queue_and_receives_nothing;
+            multicast: each_member_gets_one_copy_and_no_other_gets_any,
+                messages_to_a_group_loop_back_to_members_on_the_senders_adapter,
+                a_member_that_leaves_gets_no_more,
+                a_member_with_another_queue_key_drops_its_copy,
+                a_member_without_a_receive_drops_its_copy_and_counts,
+                a_train_to_a_group_arrives_whole_and_in_order,
+                memberships_that_break_a_rule_are_refused,
+                groups_and_members_up_to_the_limits_and_no_more,
+                a_message_to_a_group_wakes_a_member_that_sleeps;
             uc: uc_delivers_messages_of_every_size,
                 uc_writes_with_and_without_immediate,
                 uc_drops_what_nobody_receives_and_goes_on,

@@ -515,3 +515,41 @@ fn dropping_in_mid_transfer_gives_everything_back() {
         }
     });
 }
+
+#[test]
+fn a_member_of_a_group_gets_messages_until_its_membership_is_dropped() {
+    const QKEY: Qkey = Qkey::new(0x0bad_cafe);
+    in_all_modes(|ends| {
+        let group: Gid = "239.1.2.3".parse::<std::net::IpAddr>().unwrap().into();
+        let datagrams = |end: &End| {
+            let qp = end.pd.qp::<Ud>(&end.cq).max_send_wr(8).max_recv_wr(8).build().unwrap();
+            qp.activate(QKEY).unwrap();
+            qp
+        };
+        let (mut sender, mut near) = (datagrams(&ends[0]), datagrams(&ends[0]));
+        let mut far = datagrams(&ends[1]);
+        let memberships = [near.join(group).unwrap(), far.join(group).unwrap()];
+        assert!(matches!(far.join(group), Err(DeviceError::Multicast { .. })));
+        for _ in 0..2 {
+            near.post_recv(ends[0].pd.alloc(100).unwrap()).unwrap();
+            far.post_recv(ends[1].pd.alloc(100).unwrap()).unwrap();
+        }
+        let members = ends[0].pd.group(group, QKEY).unwrap();
+        sender.send_to(ends[0].buf(b"to all"), &members).unwrap();
+        let [a, b] = collect(ends, [2, 1]);
+        let of = |came: &Came| {
+            let got = came.iter().find(|c| c.0 == WcOpcode::Recv).expect("a message");
+            assert_eq!(got.1, WcStatus::Success);
+        };
+        of(&a);
+        of(&b);
+        let [near_too, far_too] = memberships;
+        drop(far_too);
+        sender.send_to(ends[0].buf(b"to one"), &members).unwrap();
+        let [a, b] = collect(ends, [2, 0]);
+        of(&a);
+        assert!(b.is_empty());
+        near_too.leave().unwrap();
+        near.join(group).unwrap().leave().unwrap();
+    });
+}

@@ -23,8 +23,9 @@ use rustix::event::epoll;
 use crate::paths::is_link_local;
 use crate::share::{number_of_process, process_of_number};
 use crate::{
-    Fabric, FabricAttr, Glance, ManagementDesk, OpenError, PathError, PathId, PeerName, QpEnds, RxBudget,
-    RxOutcome, RxPacket, ShmChance, ShmError, ShmFabric, ShmOptions, Tap, TxBatch, UdpFabric, UdpOptions,
+    Fabric, FabricAttr, Glance, ManagementDesk, MulticastGroups, OpenError, PathError, PathId, PeerName,
+    QpEnds, RxBudget, RxOutcome, RxPacket, ShmChance, ShmError, ShmFabric, ShmOptions, Tap, TxBatch,
+    UdpFabric, UdpOptions,
 };
 
 /// The Q_Key.
@@ -250,6 +251,10 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
 
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         self.network.desk()
+    }
+
+    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        self.network.groups()
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

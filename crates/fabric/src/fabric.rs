@@ -90,6 +90,11 @@ pub enum PathError {
 }
 
 impl PathError {
+    /// Refuses an address that leads nowhere: besides peers, a path without a queue pair at its end may lead to a
+    /// multicast group.
+    pub(crate) fn unless_addressable(peer: IpAddr, ends: QpEnds) -> Result<(), Self> {
+        if peer.is_multicast() && ends.peer.is_none() { Ok(()) } else { Self::unless_unicast(peer) }
+    }
     /// Refuses a peer's address that names no single peer.
     pub(crate) fn unless_unicast(peer: IpAddr) -> Result<(), Self> {
         let broadcast = matches!(peer, IpAddr::V4(a) if a.is_broadcast());
@@ -204,7 +209,7 @@ pub trait Tap: Send {
 pub trait Fabric: Send + Any {
     /// The fabric's attributes.
     fn attr(&self) -> &FabricAttr;
-    /// Opens a path that is not for a single queue pair, such as an address handle's.
+    /// Opens a path that is not for a single queue pair, such as an address handle's. It may lead to a multicast group.
     ///
     /// # Errors
     /// As [`open_path_of`](Self::open_path_of).
@@ -267,6 +272,10 @@ pub trait Fabric: Send + Any {
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         None
     }
+    /// The multicast groups of this end; `None` where the fabric carries no multicast.
+    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        None
+    }
     /// Appends this fabric's counters.
     fn counters(&self, out: &mut Vec<Counter>);
     /// Installs (or removes) a tap.
@@ -285,6 +294,26 @@ pub trait ManagementDesk {
     fn claim(&mut self, service: u64) -> std::io::Result<()>;
     /// Ends a claim.
     fn release(&mut self, service: u64);
+}
+
+/// The multicast groups whose packets an end receives. A packet to a group comes to all ends that have joined it, the
+/// sender's own included, once each; [`RxPacket::dst`] is the group's address.
+pub trait MulticastGroups {
+    /// Receives a group's packets from now on. The address is a multicast one, of the IP version of the local address,
+    /// and was not joined.
+    ///
+    /// # Errors
+    /// The system refuses.
+    fn join(&mut self, group: IpAddr) -> std::io::Result<()>;
+    /// Receives no more of a group's packets. Nothing happens if it was not joined.
+    fn leave(&mut self, group: IpAddr);
+    /// The most groups that are joined at a time.
+    fn limit(&self) -> u32;
+    /// The descriptor that is readable while packets of groups wait, if [`Fabric::wait_fd`] does not tell of them. It is
+    /// there from the first [`join`](Self::join) on, and stays.
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 impl<F: Fabric + ?Sized> Fabric for Box<F> {
@@ -328,6 +357,9 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         (**self).desk()
+    }
+    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        (**self).groups()
     }
     fn counters(&self, out: &mut Vec<Counter>) {
         (**self).counters(out);

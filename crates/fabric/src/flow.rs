@@ -53,12 +53,13 @@ use crate::ident::{Host, Numbers, Verdict};
 use crate::udp::counters;
 
 /// Flows that are remembered fall into this many sets, by address and port.
-const SETS: usize = 1 << SET_BITS;
 const SET_BITS: u32 = 10;
+/// The same of a multicast group.
+const GROUP_SET_BITS: u32 = 5;
 /// Flows of one set; the one that was used longest ago makes room.
 const WAYS: usize = 4;
-/// Where a flow stands until a packet of it was right.
-const UNKNOWN_FLOW: usize = SETS * WAYS;
+/// Where a flow stands until a packet of it was right. The sets follow.
+const UNKNOWN_FLOW: usize = 0;
 /// Hosts that are remembered; beyond it hosts evict each other, and are learned again.
 const HOSTS: usize = 1 << HOST_BITS;
 const HOST_BITS: u32 = 8;
@@ -96,6 +97,7 @@ pub(crate) struct RxFlows {
     /// The Identification is not shown.
     hidden: bool,
     flows: Box<[Flow]>,
+    set_bits: u32,
     hosts: Box<[(IpAddr, Host)]>,
     icrc: Icrc,
     current: usize,
@@ -119,12 +121,22 @@ counters! {
 impl RxFlows {
     /// Flows whose Identification is hidden.
     pub(crate) fn new(local: IpAddr) -> Self {
+        Self::with_sets(local, SET_BITS)
+    }
+
+    /// Flows to a multicast group, whose Identification is hidden.
+    pub(crate) fn of_group(group: IpAddr) -> Self {
+        Self::with_sets(group, GROUP_SET_BITS)
+    }
+
+    fn with_sets(local: IpAddr, set_bits: u32) -> Self {
         let empty = Flow { src: local, port: 0, used: false, numbers: Numbers::NEW, crc: FlowCrc::default() };
         Self {
             local,
             grh: false,
             hidden: true,
-            flows: vec![empty; UNKNOWN_FLOW + 1].into_boxed_slice(),
+            flows: vec![empty; 1 + (WAYS << set_bits)].into_boxed_slice(),
+            set_bits,
             hosts: vec![(local, Host::NEW); HOSTS].into_boxed_slice(),
             icrc: Icrc::new(),
             current: UNKNOWN_FLOW,
@@ -136,6 +148,10 @@ impl RxFlows {
     /// Flows whose packets are checked by [`check_shown`](Self::check_shown).
     pub(crate) fn shown(local: IpAddr) -> Self {
         Self { hidden: false, ..Self::new(local) }
+    }
+    /// The same of flows to a multicast group.
+    pub(crate) fn shown_of_group(group: IpAddr) -> Self {
+        Self { hidden: false, ..Self::of_group(group) }
     }
 
     /// The flows of RoCEv1, which have no ports.
@@ -149,9 +165,16 @@ impl RxFlows {
         // A flow that is remembered stands first in its set while it is the current one.
         let flow = &self.flows[self.current];
         if self.current == UNKNOWN_FLOW || flow.port != port || flow.src != src {
-            self.turn_to(set_of(src, port), src, port);
+            self.turn_to(self.set_of(src, port), src, port);
         }
         self.segments = 0;
+    }
+
+    /// First slot of a flow's set.
+    #[inline]
+    fn set_of(&self, src: IpAddr, port: u16) -> usize {
+        let spread = (folded(src) ^ u64::from(port) << 32).wrapping_mul(GOLDEN);
+        1 + WAYS * (spread >> (64 - self.set_bits)) as usize
     }
 
     /// Another flow's turn comes: it stands first in its set then, or is a stranger.
@@ -275,17 +298,11 @@ impl RxFlows {
             if found.df_differs {
                 flow.crc.toggle_df();
             }
-            let set = set_of(flow.src, flow.port);
-            self.keep(set);
+            let (src, port) = (flow.src, flow.port);
+            self.keep(self.set_of(src, port));
         }
         Checked::Good(found.ident)
     }
-}
-
-/// First slot of a flow's set.
-#[inline]
-fn set_of(src: IpAddr, port: u16) -> usize {
-    ((folded(src) ^ u64::from(port) << 32).wrapping_mul(GOLDEN) >> (64 - SET_BITS)) as usize * WAYS
 }
 
 #[inline]
@@ -315,6 +332,8 @@ mod tests {
 
     const SRC: [u8; 4] = [10, 0, 0, 1];
     const PORT: u16 = 50_000;
+    /// Flows that are remembered.
+    const FLOWS: usize = WAYS << SET_BITS;
 
     /// A receiver and a sender's view of one flow.
     struct Pair {
@@ -616,12 +635,12 @@ mod tests {
     fn flows_beyond_the_table_make_room_for_each_other_and_are_still_right() {
         let mut p = Pair::new();
         for round in 0..3_u16 {
-            for port in 0..3 * UNKNOWN_FLOW as u16 {
+            for port in 0..3 * FLOWS as u16 {
                 p.turn_to(port);
                 p.datagram([port.wrapping_mul(31).wrapping_add(round)]);
             }
         }
-        assert_eq!(p.rx.flows.len(), UNKNOWN_FLOW + 1);
+        assert_eq!(p.rx.flows.len(), 1 + FLOWS);
     }
 
     #[test]
@@ -635,7 +654,7 @@ mod tests {
         }
         p.port = PORT;
         assert_eq!(p.give(&packet), Checked::Good(8));
-        let known = p.rx.flows[..UNKNOWN_FLOW].iter().filter(|f| f.used).count() as u64;
+        let known = p.rx.flows[1..].iter().filter(|f| f.used).count() as u64;
         assert_eq!(known, p.learned());
     }
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use hca_core::wire::ICRC_BYTES;
 use hca_core::{AddressVector, Counter, Instant, Mtu};
@@ -19,8 +19,8 @@ use crate::flow::{Checked, RxFlows};
 use crate::glance::{Glance, InputWord};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::{
-    Direction, Fabric, FabricAttr, FabricLink, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
-    TapFrame, TxBatch,
+    Direction, Fabric, FabricAttr, FabricLink, MulticastGroups, PathError, PathId, QpEnds, RxBudget,
+    RxOutcome, RxPacket, Tap, TapFrame, Train, TxBatch,
 };
 
 /// Bytes that a queue holds beside those that its receiver has taken; what comes beyond is dropped.
@@ -29,13 +29,17 @@ const QUEUE_BYTES: usize = 4 << 20;
 const QUEUE_TRAINS: usize = 16_384;
 /// Paths of one fabric.
 const MAX_PATHS: usize = 1 << 20;
+/// Groups of one fabric.
+const MAX_GROUPS: u32 = 128;
 /// Every loopback flow has this source port.
 const SRC_PORT: u16 = 0xc000;
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// A train on its way.
+#[derive(Clone, Copy)]
 struct Frame {
     src: IpAddr,
+    dst: IpAddr,
     traffic_class: u8,
     hop_limit: u8,
     /// Identification of the first packet.
@@ -150,10 +154,29 @@ impl Queue {
     }
 }
 
+/// The queues of a network.
+#[derive(Default)]
+struct Queues {
+    by_address: HashMap<IpAddr, Arc<Queue>>,
+    /// Of ends that may have been replaced.
+    by_group: HashMap<IpAddr, Vec<Weak<Queue>>>,
+}
+
+impl Queues {
+    fn leave(&mut self, group: IpAddr, queue: &Arc<Queue>) {
+        if let Some(members) = self.by_group.get_mut(&group) {
+            members.retain(|q| !std::ptr::eq(q.as_ptr(), Arc::as_ptr(queue)));
+            if members.is_empty() {
+                self.by_group.remove(&group);
+            }
+        }
+    }
+}
+
 /// A loopback network in this process.
 #[derive(Clone, Default)]
 pub struct LoopbackNet {
-    queues: Arc<Mutex<HashMap<IpAddr, Arc<Queue>>>>,
+    queues: Arc<Mutex<Queues>>,
 }
 
 impl LoopbackNet {
@@ -162,14 +185,17 @@ impl LoopbackNet {
         Self::default()
     }
 
+    fn lock(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
     fn queue(&self, addr: IpAddr) -> Option<Arc<Queue>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner).get(&addr).cloned()
+        self.lock().by_address.get(&addr).cloned()
     }
 
     /// Attaches an adapter's end at an address of this network, and replaces an end that was attached there before.
     pub fn attach(&self, addr: IpAddr) -> LoopbackFabric {
         let queue = Arc::new(Queue::default());
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner).insert(addr, Arc::clone(&queue));
+        self.lock().by_address.insert(addr, Arc::clone(&queue));
         LoopbackFabric {
             attr: FabricAttr {
                 name: "loopback".to_owned(),
@@ -186,6 +212,7 @@ impl LoopbackNet {
             paths: Vec::new(),
             icrc: Icrc::new(),
             flows: RxFlows::shown(addr),
+            groups: Vec::new(),
             counters: LoopbackCounters::default(),
             tap: None,
             fork: Fork::new(),
@@ -226,6 +253,8 @@ pub struct LoopbackFabric {
     paths: Vec<Option<Path>>,
     icrc: Icrc,
     flows: RxFlows,
+    /// The groups that are joined, each with its flows.
+    groups: Vec<(IpAddr, RxFlows)>,
     counters: LoopbackCounters,
     tap: Option<Box<dyn Tap>>,
     fork: Fork,
@@ -242,12 +271,20 @@ impl LoopbackFabric {
     /// others.
     #[inline(never)]
     fn deliver(&mut self, now: Instant, sink: &mut dyn FnMut(&RxPacket<'_>)) -> (usize, usize) {
-        let Self { taken, flows, tap, counters, attr, queue, .. } = self;
+        let Self { taken, flows, groups, tap, counters, queue, .. } = self;
         if taken.is_empty() {
             queue.take(taken);
         }
         let Some((frame, bytes)) = taken.next() else { return (0, 0) };
-        let (src, dst, src_port) = (frame.src, attr.local, SRC_PORT);
+        let (src, dst, src_port) = (frame.src, frame.dst, SRC_PORT);
+        let flows = match dst.is_multicast() {
+            false => flows,
+            true => match groups.iter_mut().find(|(group, _)| *group == dst) {
+                Some((_, flows)) => flows,
+                // It was left meanwhile.
+                None => return (0, bytes.len()),
+            },
+        };
         let (traffic_class, hop_limit) = (frame.traffic_class, frame.hop_limit);
         let mut good = 0;
         flows.begin(src, src_port);
@@ -293,9 +330,12 @@ impl Drop for LoopbackFabric {
         if self.fork.is_child() {
             return;
         }
-        let mut queues = self.net.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        if queues.get(&self.attr.local).is_some_and(|q| Arc::ptr_eq(q, &self.queue)) {
-            queues.remove(&self.attr.local);
+        let mut queues = self.net.lock();
+        for (group, _) in &self.groups {
+            queues.leave(*group, &self.queue);
+        }
+        if queues.by_address.get(&self.attr.local).is_some_and(|q| Arc::ptr_eq(q, &self.queue)) {
+            queues.by_address.remove(&self.attr.local);
         }
     }
 }
@@ -305,9 +345,9 @@ impl Fabric for LoopbackFabric {
         &self.attr
     }
 
-    fn open_path_of(&mut self, av: &AddressVector, _: QpEnds) -> Result<PathId, PathError> {
+    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
         let (peer, local) = (av.dgid.ip(), self.attr.local);
-        PathError::unless_unicast(peer)?;
+        PathError::unless_addressable(peer, ends)?;
         let crc = FlowCrc::new(local, peer, SRC_PORT).ok_or(PathError::Family { peer, local })?;
         if let Some(i) = self.paths.iter().position(|p| p.as_ref().is_some_and(|p| p.av == *av)) {
             self.paths[i].as_mut().expect("found above").refs += 1;
@@ -366,18 +406,23 @@ impl Fabric for LoopbackFabric {
                     tap.frame(now, &frame);
                 }
             }
+            let (src, dst) = (self.attr.local, path.peer);
+            let (traffic_class, hop_limit) = (path.av.traffic_class, path.hop_limit);
+            let Train { segment, len, .. } = train;
+            let frame = Frame { src, dst, traffic_class, hop_limit, ident: first, segment, len };
+            if dst.is_multicast() {
+                let members = self.net.lock().by_group.get(&dst).cloned().unwrap_or_default();
+                // As on other networks, nobody tells the sender of members that do not get it.
+                members.iter().filter_map(Weak::upgrade).for_each(|queue| _ = queue.push(frame, bytes));
+                self.counters.tx_trains += 1;
+                self.counters.tx_packets += packets;
+                self.counters.tx_bytes += len as u64;
+                continue;
+            }
             // A queue that only this path holds belongs to a peer that left.
             if path.queue.as_ref().is_none_or(|q| Arc::strong_count(q) < 3) {
                 path.queue = self.net.queue(path.peer);
             }
-            let frame = Frame {
-                src: self.attr.local,
-                traffic_class: path.av.traffic_class,
-                hop_limit: path.hop_limit,
-                ident: first,
-                segment: train.segment,
-                len: train.len,
-            };
             match &path.queue {
                 None => self.counters.tx_lost_unreachable += packets,
                 Some(q) if q.push(frame, bytes) => {
@@ -429,6 +474,10 @@ impl Fabric for LoopbackFabric {
         });
     }
 
+    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        Some(self)
+    }
+
     fn counters(&self, out: &mut Vec<Counter>) {
         let c = &self.counters;
         let mut push = |name, value| out.push(Counter { name, value });
@@ -448,5 +497,20 @@ impl Fabric for LoopbackFabric {
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
         self.tap = tap;
+    }
+}
+
+impl MulticastGroups for LoopbackFabric {
+    fn join(&mut self, group: IpAddr) -> std::io::Result<()> {
+        self.groups.push((group, RxFlows::shown_of_group(group)));
+        self.net.lock().by_group.entry(group).or_default().push(Arc::downgrade(&self.queue));
+        Ok(())
+    }
+    fn leave(&mut self, group: IpAddr) {
+        self.groups.retain(|(joined, _)| *joined != group);
+        self.net.lock().leave(group, &self.queue);
+    }
+    fn limit(&self) -> u32 {
+        MAX_GROUPS
     }
 }

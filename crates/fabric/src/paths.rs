@@ -28,10 +28,12 @@ const DEFAULT_HOP_LIMIT: u8 = 64;
 pub(crate) fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(a) if a.is_unicast_link_local())
 }
-/// A socket address on an interface, of which link-local addresses need the index.
+/// A socket address on an interface, of which link-local addresses and groups need the index.
 pub(crate) fn scoped(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
     match ip {
-        IpAddr::V6(a) if a.is_unicast_link_local() => SocketAddrV6::new(a, port, 0, interface).into(),
+        IpAddr::V6(a) if a.is_unicast_link_local() || a.is_multicast() => {
+            SocketAddrV6::new(a, port, 0, interface).into()
+        }
         _ => SocketAddr::new(ip, port),
     }
 }
@@ -75,14 +77,16 @@ impl PathKey {
     /// The key of the path that an address vector names, from this address and between queue pairs of these numbers.
     pub(crate) fn new(local: IpAddr, av: &AddressVector, ends: QpEnds) -> Result<Self, PathError> {
         let peer = av.dgid.ip();
-        PathError::unless_unicast(peer)?;
+        PathError::unless_addressable(peer, ends)?;
         if peer.is_ipv4() != local.is_ipv4() {
             return Err(PathError::Family { peer, local });
         }
         let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
         let flow_label = av.flow_label & 0xf_ffff;
         let lane = ends.local.filter(|_| flow_label == 0).map_or(0, lane_of);
-        let process = ends.peer.map_or(Process::Unknown, Process::of);
+        // A group's packets go to all processes.
+        let number = if peer.is_multicast() { Some(Qpn::MULTICAST) } else { ends.peer };
+        let process = number.map_or(Process::Unknown, Process::of);
         Ok(Self { peer, traffic_class: av.traffic_class, hop_limit, flow_label, lane, process })
     }
 

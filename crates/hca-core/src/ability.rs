@@ -3,8 +3,8 @@
 use core::time::Duration;
 
 use crate::{
-    Access, CqHandle, DeviceError, MwHandle, MwRange, PdHandle, QpHandle, Qpn, RecvPort, Rkey, SrqHandle,
-    SrqInit, Srqn, XrcdHandle,
+    Access, CqHandle, DeviceError, Gid, MwHandle, MwRange, PdHandle, QpHandle, Qpn, RecvPort, Rkey,
+    SrqHandle, SrqInit, Srqn, XrcdHandle,
 };
 
 /// Abilities that only some devices have. A device without an ability refuses its calls as unsupported.
@@ -23,6 +23,10 @@ pub struct Abilities {
     pub max_mw: u32,
     /// XRC domains; 0: the device has no XRC ([`Device::xrc`](crate::Device::xrc)).
     pub max_xrcd: u32,
+    /// Multicast groups that have a member here; 0: the device has none ([`Device::multicast`](crate::Device::multicast)).
+    pub max_mcast_grp: u32,
+    /// Queue pairs of the device that may be members of one multicast group.
+    pub max_mcast_qp_attach: u32,
 }
 
 /// How long a completion queue holds notifications back, so that one notification stands for several completions.
@@ -203,4 +207,30 @@ pub trait ExtendedConnections: Send + Sync {
     /// # Errors
     /// A limit, or an unknown domain.
     fn create_xrc_target(&self, xrcd: XrcdHandle) -> Result<(QpHandle, Qpn), DeviceError>;
+}
+
+/// Multicast: datagrams to a group, of which each member gets a copy.
+///
+/// A group is named by its GID, an IP multicast address: `::ffff:239.1.2.3` on a port whose address is an IPv4 one, an
+/// IPv6 multicast address as it stands on others. A program sends to a group by an address handle with the group's GID
+/// and to [`Qpn::MULTICAST`](crate::Qpn::MULTICAST), from any datagram queue pair: a sender need not be a member. A copy
+/// takes a receive request of the member, behind the checks that a datagram to the queue pair itself meets (state,
+/// partition, Q_Key); a member without one drops its copy and counts that.
+///
+/// Messages loop back: members on the sender's own device get their copies, and so does the sender, if it is a member.
+///
+/// A queue pair that is destroyed leaves its groups. A reset keeps them.
+pub trait Multicast: Send + Sync {
+    /// Makes a datagram queue pair a member of a group.
+    ///
+    /// # Errors
+    /// The GID is not a group's, or of the other IP version; the queue pair is unknown, connected, or a member already;
+    /// the device's limit of groups ([`Abilities::max_mcast_grp`]) or of a group's members
+    /// ([`Abilities::max_mcast_qp_attach`]) is reached; or the network refuses.
+    fn attach_mcast(&self, qp: QpHandle, group: Gid) -> Result<(), DeviceError>;
+    /// Ends a membership. On return, no message to the group is given to the queue pair any more.
+    ///
+    /// # Errors
+    /// The queue pair is unknown, or no member.
+    fn detach_mcast(&self, qp: QpHandle, group: Gid) -> Result<(), DeviceError>;
 }

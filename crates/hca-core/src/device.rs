@@ -15,8 +15,8 @@ use std::os::fd::BorrowedFd;
 use crate::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqModeration, CqStatus,
     DeviceClock, DeviceError, ExtendedConnections, GidEntry, GidType, LinkLayer, Lkey, MemoryWindows,
-    MrHandle, MrStatus, PdHandle, PortAttr, PortalsOffload, PostError, PostErrorKind, QpAttr, QpCap,
-    QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle, SrqStatus,
+    MrHandle, MrStatus, Multicast, PdHandle, PortAttr, PortalsOffload, PostError, PostErrorKind, QpAttr,
+    QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle, SrqStatus,
 };
 
 /// An adapter's control path. The trait is object-safe.
@@ -273,6 +273,10 @@ pub unsafe trait Device: Send + Sync {
     }
     /// Extended reliable connections (XRC), where the device has them.
     fn xrc(&self) -> Option<&dyn ExtendedConnections> {
+        None
+    }
+    /// Multicast groups, where the device has them.
+    fn multicast(&self) -> Option<&dyn Multicast> {
         None
     }
     /// The capability to run Portals engines itself, where it has it.

@@ -93,6 +93,14 @@ pub enum DeviceError {
         /// The rule.
         why: &'static str,
     },
+    /// The membership of a multicast group is refused.
+    #[error("multicast group {group}: {why}")]
+    Multicast {
+        /// The group.
+        group: crate::Gid,
+        /// The rule, and the remedy.
+        why: &'static str,
+    },
     /// The system has no memory of this size.
     #[error(
         "{bytes} bytes of memory can't be had; ask for less, or raise the limit of the process or container"

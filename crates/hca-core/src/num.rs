@@ -126,10 +126,13 @@ impl Psn {
 }
 
 impl Qpn {
+    /// The number that stands for all members of a multicast group.
+    pub const MULTICAST: Self = Self(0xff_ffff);
+
     /// Whether a program's queue pair can have the number: 0 and 1 are for management, and 0xffffff means all members
     /// of a multicast group.
     pub const fn is_ordinary(self) -> bool {
-        self.0 > 1 && self.0 < 0xff_ffff
+        self.0 > 1 && self.0 < Self::MULTICAST.0
     }
 }
 

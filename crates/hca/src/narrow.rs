@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 
 use hca_core::{AddressVector, Counter, Instant, Mtu};
 use hca_fabric::{
-    Fabric, FabricAttr, ManagementDesk, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
-    TxBatch,
+    Fabric, FabricAttr, ManagementDesk, MulticastGroups, PathError, PathId, QpEnds, RxBudget, RxOutcome,
+    RxPacket, Tap, TxBatch,
 };
 
 /// A network whose largest path MTU is made smaller.
@@ -53,6 +53,10 @@ impl Fabric for Narrow {
     }
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         self.inner.desk()
+    }
+
+    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        self.inner.groups()
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

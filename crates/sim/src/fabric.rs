@@ -7,8 +7,8 @@ use std::os::fd::BorrowedFd;
 use hca_core::wire::{Bth, ICRC_BYTES};
 use hca_core::{AddressVector, Counter, Instant, Mtu};
 use hca_fabric::{
-    Direction, Fabric, FabricAttr, FabricLink, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
-    TapFrame, TxBatch,
+    Direction, Fabric, FabricAttr, FabricLink, MulticastGroups, PathError, PathId, QpEnds, RxBudget,
+    RxOutcome, RxPacket, Tap, TapFrame, TxBatch,
 };
 
 use crate::SimNet;
@@ -17,6 +17,8 @@ use crate::net::{Path, RECV_BUFFER_BYTES, seal};
 
 /// Paths that may be open at once.
 const MAX_PATHS: usize = 1 << 20;
+/// Groups of one adapter.
+const MAX_GROUPS: u32 = 16;
 /// When a sender may come again that was told to.
 const COME_AGAIN: Duration = Duration::from_micros(3);
 /// Time to live of a packet whose path names none.
@@ -154,7 +156,7 @@ impl Fabric for SimFabric {
             drop(net);
             let packet = RxPacket {
                 src,
-                dst: self.attr.local,
+                dst: frame.group.unwrap_or(self.attr.local),
                 src_port: frame.src_port,
                 traffic_class: frame.traffic_class,
                 hop_limit: frame.hop_limit,
@@ -168,7 +170,7 @@ impl Fabric for SimFabric {
                     traffic_class: frame.traffic_class,
                     hop_limit: frame.hop_limit,
                 };
-                let dst = self.attr.local;
+                let dst = packet.dst;
                 tap.frame(now, &tap_frame(Direction::Rx, src, dst, &path, frame.ident, &frame.bytes));
             }
             sink(&packet);
@@ -195,6 +197,10 @@ impl Fabric for SimFabric {
         net.is_live(self.node, self.incarnation) && net.has_input(self.node)
     }
 
+    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        Some(self)
+    }
+
     fn counters(&self, out: &mut Vec<Counter>) {
         let Counts { tx_packets, tx_bytes, rx_packets, rx_bytes } = self.counts;
         out.extend([
@@ -207,6 +213,28 @@ impl Fabric for SimFabric {
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
         self.tap = tap;
+    }
+}
+
+impl MulticastGroups for SimFabric {
+    fn join(&mut self, group: IpAddr) -> std::io::Result<()> {
+        self.set_member(group, true);
+        Ok(())
+    }
+    fn leave(&mut self, group: IpAddr) {
+        self.set_member(group, false);
+    }
+    fn limit(&self) -> u32 {
+        MAX_GROUPS
+    }
+}
+
+impl SimFabric {
+    fn set_member(&self, group: IpAddr, joins: bool) {
+        let mut net = self.net.lock();
+        if net.is_live(self.node, self.incarnation) {
+            net.set_member(self.node, group, joins);
+        }
     }
 }
 

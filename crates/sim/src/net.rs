@@ -4,7 +4,7 @@ use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use hca_core::Instant;
@@ -83,6 +83,8 @@ pub(crate) struct Frame {
     pub(crate) id: u64,
     pub(crate) from: usize,
     pub(crate) to: usize,
+    /// The multicast group that it was sent to.
+    pub(crate) group: Option<IpAddr>,
     pub(crate) src_port: u16,
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
@@ -103,6 +105,7 @@ struct Port {
     /// Counts the adapters that were opened here; the latest is the one that lives.
     incarnation: u32,
     alive: bool,
+    groups: BTreeSet<IpAddr>,
     inbox: VecDeque<Frame>,
     inbox_bytes: usize,
     ident: u16,
@@ -296,6 +299,7 @@ impl Net {
             ip,
             incarnation: 0,
             alive: false,
+            groups: BTreeSet::new(),
             inbox,
             inbox_bytes: 0,
             ident,
@@ -320,6 +324,7 @@ impl Net {
         let port = &mut self.ports[node];
         port.alive = false;
         port.looks_at = None;
+        port.groups.clear();
         port.inbox_bytes = 0;
         self.buffers.extend(port.inbox.drain(..).map(|f| f.bytes));
     }
@@ -396,6 +401,7 @@ impl Net {
             id,
             from: node,
             to: to.unwrap_or(usize::MAX >> 48),
+            group: Some(path.peer).filter(IpAddr::is_multicast),
             src_port: path.src_port,
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
@@ -405,7 +411,27 @@ impl Net {
         self.trace.add(now, Event::Sent(frame.tag()));
         match to {
             Some(to) => self.travel(now, to, frame),
+            None if frame.group.is_some() => self.replicate(now, frame),
             None => self.lose(now, frame, Loss::NoAdapter),
+        }
+    }
+
+    /// A frame to a group travels to each adapter that has joined it, the sender's included.
+    fn replicate(&mut self, now: Instant, frame: Frame) {
+        let member = |port: &Port| frame.group.is_some_and(|group| port.groups.contains(&group));
+        let members: Vec<usize> = (0..self.ports.len()).filter(|to| member(&self.ports[*to])).collect();
+        for to in members {
+            self.travel(now, to, Frame { to, ..frame.clone() });
+        }
+        self.buffers.push(frame.bytes);
+    }
+    /// An adapter joins a group, or leaves it.
+    pub(crate) fn set_member(&mut self, node: usize, group: IpAddr, joins: bool) {
+        let groups = &mut self.ports[node].groups;
+        if joins {
+            groups.insert(group);
+        } else {
+            groups.remove(&group);
         }
     }
 
@@ -541,7 +567,8 @@ impl Net {
             return false;
         }
         let (packet, crc) = frame.bytes.split_at(frame.bytes.len() - ICRC_BYTES);
-        let flow = IpFlow::new(self.ports[frame.from].ip, self.ports[frame.to].ip, frame.src_port)
+        let dst = frame.group.unwrap_or(self.ports[frame.to].ip);
+        let flow = IpFlow::new(self.ports[frame.from].ip, dst, frame.src_port)
             .expect("all nodes are of one IP version");
         flow.icrc(frame.ident, packet).to_le_bytes() == crc
     }

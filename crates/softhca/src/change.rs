@@ -154,6 +154,7 @@ impl Engine {
                 desk.read(false);
             }
         }
+        self.leave_groups(qp.index);
         self.core.tables.ops_of_the_gone.add_all(&res.shared.ops);
         self.core.tables.mrs.unbind_windows_of(qp);
         res.shared.state.store(DESTROYED, Ordering::SeqCst);

@@ -9,9 +9,9 @@ use std::thread::JoinHandle;
 use hca_core::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration,
     CqPort, CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, ExtendedConnections, Gid,
-    GidEntry, Lid, MemoryWindows, MrHandle, MrInit, MrKeys, MrStatus, MwHandle, MwKeys, MwRange, MwStatus,
-    MwType, PdHandle, PortAttr, PortalsOffload, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus,
-    RecvPort, Rkey, SrqHandle, SrqInit, SrqStatus,
+    GidEntry, Lid, MemoryWindows, MrHandle, MrInit, MrKeys, MrStatus, Multicast, MwHandle, MwKeys, MwRange,
+    MwStatus, MwType, PdHandle, PortAttr, PortalsOffload, QpAttr, QpHandle, QpInfo, QpInit, QpPorts,
+    QpStatus, RecvPort, Rkey, SrqHandle, SrqInit, SrqStatus,
 };
 use hca_fabric::{Fabric, FabricAttr, FabricLink, QpEnds};
 
@@ -22,6 +22,7 @@ use crate::events::Events;
 use crate::glance::Glance;
 use crate::grants::outcome;
 use crate::mr::MrTable;
+use crate::multicast::MAX_MEMBERS;
 use crate::network::Network;
 use crate::options::{Limits, Options, Progress, Time};
 use crate::ports::{SoftCq, SrqPort};
@@ -63,7 +64,7 @@ impl SoftHca {
     /// # Errors
     /// The progress mode needs a descriptor, which the network does not have; or the system has no descriptor or thread
     /// left.
-    pub fn open(fabric: Box<dyn Fabric>, options: Options) -> Result<std::sync::Arc<Self>, DeviceError> {
+    pub fn open(mut fabric: Box<dyn Fabric>, options: Options) -> Result<std::sync::Arc<Self>, DeviceError> {
         let threaded = options.progress != Progress::Inline;
         let virtual_time = matches!(options.clock, crate::Clock::Virtual(_));
         if threaded && (fabric.wait_fd().is_none() || virtual_time) {
@@ -85,7 +86,7 @@ impl SoftHca {
         // gone do not find its successor at the same address.
         let first_generation = Random::new(seed ^ 1).next() as u32 & 0xffff;
         let opened_on = fabric.attr().clone();
-        let (attr, port) = describe(&opened_on, &l);
+        let (attr, port) = describe(&opened_on, &l, fabric.groups().map_or(0, |groups| groups.limit()));
         let attention = Arc::new(Attention::new());
         let events = Arc::new(Events::new(attention.clone()));
         let tables = Tables::new(
@@ -327,6 +328,9 @@ const ABILITIES: Abilities = Abilities {
     mr_rereg: true,
     max_mw: MAX_MW,
     max_xrcd: MAX_XRCD,
+    // By its network.
+    max_mcast_grp: 0,
+    max_mcast_qp_attach: 0,
 };
 
 /// Memory windows that have keys beside those of regions.
@@ -334,7 +338,13 @@ fn max_mw(limits: &Limits) -> u32 {
     MAX_MW.min((1 << 24) - limits.mrs)
 }
 
-fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
+fn describe(fabric: &FabricAttr, l: &Limits, groups: u32) -> (DeviceAttr, PortAttr) {
+    let abilities = Abilities {
+        max_mw: max_mw(l),
+        max_mcast_grp: groups,
+        max_mcast_qp_attach: if groups > 0 { MAX_MEMBERS } else { 0 },
+        ..ABILITIES
+    };
     let attr = DeviceAttr {
         name: format!("softhca-{}", fabric.local),
         fabric: fabric.name.clone(),
@@ -354,7 +364,7 @@ fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
         atomics: AtomicScope::Cpu,
         foreign_memory: true,
         general_services: true,
-        abilities: Abilities { max_mw: max_mw(l), ..ABILITIES },
+        abilities,
     };
     let gid = Gid::from_ip(fabric.local);
     let port = PortAttr {
@@ -686,6 +696,9 @@ unsafe impl Device for SoftHca {
     }
     fn xrc(&self) -> Option<&dyn ExtendedConnections> {
         Some(self)
+    }
+    fn multicast(&self) -> Option<&dyn Multicast> {
+        (self.shared.attr.abilities.max_mcast_grp > 0).then_some(self)
     }
     fn portals(&self) -> Option<&dyn PortalsOffload> {
         Some(self)

@@ -17,6 +17,7 @@ use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;
 use crate::dormant::{Dormancy, DormantQps};
 use crate::grants::TakingBack;
+use crate::multicast::Groups;
 use crate::network::Network;
 use crate::pace::Paced;
 use crate::qp::{QpEntry, QpHost, QpShared};
@@ -49,7 +50,8 @@ const PACED_TIMER: Duration = Duration::from_micros(100);
 const SLOT_BITS: u32 = 16;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 const FIRST_QPN: u32 = 2;
-/// Queue pairs at most: the last number of a process at a shared address stands for the process.
+/// Queue pairs at most: the last number of a process at a shared address stands for the process, and that of all
+/// numbers for the members of a multicast group.
 pub(crate) const MAX_QPS: u32 = (1 << SLOT_BITS) - FIRST_QPN - 1;
 /// Queue pairs that go before the slot of one is used again, so that packets under way to it find nobody. Slots of
 /// that many cost 64 KiB; a number comes again 256 times as late.
@@ -137,6 +139,8 @@ pub(crate) struct Core {
     pub(crate) dormant: DormantQps,
     /// The slot of the general services queue pair, if there is one.
     pub(crate) general_services: Option<u32>,
+    /// Multicast groups.
+    pub(crate) groups: Groups,
     /// The queue pair of the packet before, which wants what it did to be noted.
     touched: Option<u32>,
     turn: u64,
@@ -214,6 +218,7 @@ impl Engine {
                 timers: BinaryHeap::with_capacity(64),
                 near_qps: BTreeSet::new(),
                 general_services: None,
+                groups: Groups::default(),
                 words_due: Vec::new(),
                 taking_back: Vec::new(),
                 dormant: DormantQps::default(),
@@ -472,6 +477,9 @@ impl Core {
         }
         let entry = self.qps.at_mut(slot).filter(|e| e.machine.qpn().raw() == qpn);
         let Some(entry) = entry else {
+            if qpn == Qpn::MULTICAST.raw() {
+                return self.receive_multicast(now, rx, &packet);
+            }
             self.counters.unknown_qp += 1;
             return;
         };
@@ -718,7 +726,7 @@ impl Core {
 
 /// The header that precedes a datagram in its buffer: over IPv6 the IP header, over IPv4 20 zeros and
 /// the IP header.
-fn write_grh(rx: &RxPacket<'_>, grh: &mut [u8; 40]) {
+pub(crate) fn write_grh(rx: &RxPacket<'_>, grh: &mut [u8; 40]) {
     let udp_len = (8 + rx.bytes.len() + hca_core::wire::ICRC_BYTES) as u16;
     match (rx.src, rx.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {

@@ -23,6 +23,7 @@
 //! | `ports`, `glance` | the data path: posting and polling; the checks of an empty poll |
 //! | `engine`, `network` | the turn, and its network; `engine::shm`: peers on this machine; `engine::objects`: lookup, creation |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
+//! | `multicast` | multicast groups and their members |
 //! | `scattered` | regions of several pieces |
 //! | `near`, `grants` | direct access to peers' memory on this machine; regions that peers were granted |
 //! | `progress`, `doorbell` | progress modes, and doorbells to the thread that turns |
@@ -67,6 +68,8 @@ mod grants;
 mod memory;
 #[cfg(not(loom))]
 mod mr;
+#[cfg(not(loom))]
+mod multicast;
 #[cfg(not(loom))]
 mod near;
 #[cfg(not(loom))]

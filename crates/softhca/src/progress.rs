@@ -226,14 +226,18 @@ fn sleep(shared: &Shared, network: bool, timeout: Option<Duration>) {
     let kick = shared.sleeper.kick.as_ref().expect("a thread has something to kick it by");
     let kick_fd = kick.fd();
     let network = shared.fabric_fd.as_ref().filter(|_| network);
-    let mut fds = [PollFd::new(&kick_fd, PollFlags::IN), PollFd::new(&kick_fd, PollFlags::empty())];
-    let network_fd = network.map(|n| n.as_fd());
-    if let Some(fd) = &network_fd {
-        fds[1] = PollFd::new(fd, PollFlags::IN);
+    let none = || PollFd::new(&kick_fd, PollFlags::empty());
+    let mut fds = [PollFd::new(&kick_fd, PollFlags::IN), none(), none()];
+    let groups = network.and_then(|_| shared.group_fd.get());
+    let (network_fd, group_fd) = (network.map(|n| n.as_fd()), groups.map(|g| g.as_fd()));
+    let mut used = 1;
+    for fd in [&network_fd, &group_fd].into_iter().flatten() {
+        fds[used] = PollFd::new(fd, PollFlags::IN);
+        used += 1;
     }
     let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
     // An interruption is a wake-up like any other: everything is looked at again.
-    let _ = poll(&mut fds, timeout.as_ref());
+    let _ = poll(&mut fds[..used], timeout.as_ref());
     if fds[0].revents().contains(PollFlags::IN) {
         kick.clear();
     }

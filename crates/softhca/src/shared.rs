@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use hca_core::{Completion, CqHandle, DeviceAttr, DeviceError, Instant, PortAttr, QpHandle};
 use hca_turn_lock::{Guard, INNER, TurnLock};
+use rustix::event::epoll;
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
@@ -43,6 +44,9 @@ pub(crate) struct Shared {
     pub(crate) gives_shared_memory: bool,
     /// A copy of the fabric's descriptor, for those that sleep without the engine's lock.
     pub(crate) fabric_fd: Option<OwnedFd>,
+    /// A copy of the descriptor of multicast groups, where [`fabric_fd`](Self::fabric_fd) does not tell of them. Set
+    /// under the engine's lock.
+    pub(crate) group_fd: OnceLock<OwnedFd>,
     wait: OnceLock<DeviceWait>,
     /// Readable as that of [`DeviceWait`], and while asynchronous events wait.
     wait_or_event: OnceLock<OwnedFd>,
@@ -144,6 +148,7 @@ impl Shared {
             fork,
             gives_shared_memory,
             fabric_fd,
+            group_fd: OnceLock::new(),
             wait: OnceLock::new(),
             wait_or_event: OnceLock::new(),
             attention,
@@ -454,7 +459,20 @@ impl Shared {
         let timer = TimerFd::new()?;
         let epoll = epoll_of(&[fabric.as_fd(), timer.fd()])?;
         let timer_at = AtomicU64::new(NEVER);
-        Ok(self.wait.get_or_init(|| DeviceWait { epoll, timer, timer_at }).epoll.as_fd())
+        let _ = self.wait.get_or_init(|| DeviceWait { epoll, timer, timer_at });
+        self.watch_groups();
+        Ok(self.wait.get().expect("it is there").epoll.as_fd())
+    }
+    /// Has all who sleep be woken by packets to multicast groups, too. Whoever makes one of both descriptors comes here
+    /// behind it.
+    pub(crate) fn watch_groups(&self) {
+        // The later one here, by the engine's lock, sees both.
+        self.control(|_| ());
+        if let (Some(groups), Some(wait)) = (self.group_fd.get(), self.wait.get()) {
+            // Both may come here, and the second one finds it done.
+            let _ = epoll::add(&wait.epoll, groups, epoll::EventData::new_u64(2), epoll::EventFlags::IN);
+        }
+        self.sleeper.nudge();
     }
     /// As [`turn_fd`](Self::turn_fd) where there is one, and readable while asynchronous events wait. Completion queues
     /// do not sleep on this: events may wait for ever, and are not theirs.

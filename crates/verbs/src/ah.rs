@@ -67,7 +67,7 @@ impl Drop for Inner {
 pub struct UdPeer {
     /// The path.
     pub ah: AddressHandle,
-    /// The queue pair at the path's end.
+    /// The queue pair at the path's end; [`Qpn::MULTICAST`] at a group's.
     pub qpn: Qpn,
     /// The Q_Key to send; a value with bit 31 set sends the sender's own Q_Key.
     pub qkey: Qkey,

@@ -186,7 +186,7 @@
 //! | `buf`, `mr`, `shared` | memory that peers can, and can not, access |
 //! | `part`, `request`, `service` | requests and their local lists, and the services that offer them |
 //! | `post`, `slots` | posting, and the slots that hold buffers in flight |
-//! | `qp`, `builder`, `connect`, `srq`, `ah` | queues, and connecting them |
+//! | `qp`, `builder`, `connect`, `srq`, `ah`, `multicast` | queues, connecting them, and groups |
 //! | `cq`, `channel`, `wc`, `grh`, `wait`, `tokio` | completions |
 //! | `events` | asynchronous events, by the objects that they are about |
 //! | `reactor` | requests as futures |
@@ -206,6 +206,7 @@ mod error;
 mod events;
 mod grh;
 mod mr;
+mod multicast;
 mod part;
 mod pd;
 mod post;
@@ -236,6 +237,7 @@ pub use cq::{CompletionQueue, CqRef};
 pub use error::*;
 pub use grh::Grh;
 pub use mr::{RemoteMr, SharedMr, SharedRange};
+pub use multicast::Membership;
 pub use part::{First, GatherList, Inline, Part, ScatterList};
 pub use pd::Pd;
 pub use qp::{QpControl, QueuePair, RecvBatch, RecvQueue, SendBatch, SendQueue};
@@ -254,7 +256,7 @@ pub use window::{MemoryWindow, QpWindow};
 // The types that the methods above take and return, so that one `use` is enough.
 pub use hca_core::{
     Abilities, Access, AckTimeout, AddressVector, AsyncEvent, AtomicScope, Completion, Counter, CqModeration,
-    CqStatus, DeviceAttr, DeviceError, Gid, Lid, MrStatus, Mtu, MwStatus, Notify, Pkey, PortAttr,
+    CqStatus, DeviceAttr, DeviceError, Gid, Lid, LinkLayer, MrStatus, Mtu, MwStatus, Notify, Pkey, PortAttr,
     PostErrorKind, Psn, Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, QpType, Qpn, RNR_RETRY_INFINITE,
     RecvExtra, Rkey, RnrTimer, SrqInit, SrqStatus, StaticRate, TransitionError, WcOpcode, WcStatus,
 };

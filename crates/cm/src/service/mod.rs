@@ -6,6 +6,7 @@
 mod connection;
 mod datagram;
 mod error;
+mod group;
 mod listener;
 mod manager;
 mod wait;
@@ -13,4 +14,5 @@ mod wait;
 pub use connection::{ConnectParams, Connection, connect, connect_async, connect_with};
 pub use datagram::{DatagramListener, DatagramRequest, DatagramService, UDP_QKEY, resolve, resolve_async};
 pub use error::ConnectionError;
+pub use group::{group, join};
 pub use listener::{Incoming, Listener};

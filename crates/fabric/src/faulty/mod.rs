@@ -15,8 +15,8 @@ use hca_core::wire::ICRC_BYTES;
 use hca_core::{AddressVector, Counter, Instant};
 
 use crate::{
-    Direction, Fabric, FabricAttr, ManagementDesk, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket,
-    Tap, TxBatch,
+    Direction, Fabric, FabricAttr, ManagementDesk, MulticastGroups, PathError, PathId, QpEnds, RxBudget,
+    RxOutcome, RxPacket, Tap, TxBatch,
 };
 pub use plan::{FaultPlan, FaultPlanError, Faults, Script, Verdict};
 
@@ -362,6 +362,10 @@ impl Fabric for Faulty {
 
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         self.inner.desk()
+    }
+
+    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        self.inner.groups()
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

@@ -4,7 +4,7 @@ use crate::udp::counters;
 
 counters! {
     RawCounters:
-    /// Packets to this adapter's own address, which never reach the interface.
+    /// Packets to this adapter's own address, which never reach the interface, and to groups that it has joined itself.
     looped_packets,
     /// Packets that waited for their peer's hardware address.
     tx_waited,
@@ -30,6 +30,8 @@ counters! {
     rx_truncated,
     /// Frames that passed the filter and are no whole RoCE frames; dropped.
     rx_malformed,
+    /// Packets to multicast groups that this adapter has not joined; dropped.
+    rx_other_groups,
     /// Frames whose UDP checksum is wrong; dropped.
     udp_checksum_errors,
     /// Errors that the interface reported: it went down, or is gone.

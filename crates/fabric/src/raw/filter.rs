@@ -20,8 +20,9 @@ const PACKET_TYPE: u32 = METADATA + 4;
 /// The VLAN tag that was taken off; 0 without one.
 const VLAN_TAG: u32 = METADATA + 44;
 const VID: u32 = 0x0fff;
-/// To this interface's own MAC address.
+/// To this interface's own MAC address, and to that of a group.
 const PACKET_HOST: u32 = 0;
+const PACKET_MULTICAST: u32 = 2;
 /// "More fragments" and the offset.
 const FRAGMENT: u32 = 0x3fff;
 const ETHERNET: u32 = EthernetHeader::BYTES as u32;
@@ -51,6 +52,16 @@ impl Program {
     fn want_loaded(&mut self, value: u32) {
         self.0.push(sock_filter { code: IF_EQUAL, jt: 0, jf: DROP, k: value });
     }
+    /// Drops what has none of both values there.
+    fn want_either(&mut self, load: u16, at: u32, values: [u32; 2]) {
+        self.op(load, at);
+        self.0.push(sock_filter { code: IF_EQUAL, jt: 1, jf: 0, k: values[0] });
+        self.want_loaded(values[1]);
+    }
+    /// Passes over the next `ops` instructions if what is loaded has this value.
+    fn pass_over_if(&mut self, value: u32, ops: u8) {
+        self.0.push(sock_filter { code: IF_EQUAL, jt: ops, jf: 0, k: value });
+    }
     fn want_words(&mut self, at: u32, bytes: &[u8]) {
         for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
             self.want(LOAD_WORD, at + 4 * i as u32, u32::from_be_bytes(*word));
@@ -77,17 +88,21 @@ impl Program {
     }
 }
 
-/// Passes RoCE packets of this version to `local` in this VLAN (0: untagged, or tagged with a priority only);
-/// fragments and what leaves this machine do not pass. If the address is shared among so many processes, only one part
-/// of the packets does.
+/// Passes RoCE packets of this version to `local` in this VLAN (0: untagged, or tagged with a priority only), and, if
+/// asked for, RoCEv2 packets to all multicast groups; fragments and what leaves this machine do not pass. If the address
+/// is shared among so many processes, only one part of the packets does.
 pub(super) fn program(
     version: RoceVersion,
     local: IpAddr,
     vlan: u16,
     shared: Option<(u16, Part)>,
+    groups: bool,
 ) -> Vec<sock_filter> {
     let mut p = Program(Vec::new());
-    p.want(LOAD_BYTE, PACKET_TYPE, PACKET_HOST);
+    match groups {
+        true => p.want_either(LOAD_BYTE, PACKET_TYPE, [PACKET_HOST, PACKET_MULTICAST]),
+        false => p.want(LOAD_BYTE, PACKET_TYPE, PACKET_HOST),
+    }
     p.op(LOAD_HALF, VLAN_TAG);
     p.op(AND, VID);
     p.want_loaded(u32::from(vlan));
@@ -105,7 +120,15 @@ pub(super) fn program(
             p.want(LOAD_BYTE, ETHERNET + 9, UdpHeader::PROTOCOL.into());
             p.op(LOAD_HALF, ETHERNET + 6);
             p.0.push(sock_filter { code: IF_ANY_BIT, jt: DROP, jf: 0, k: FRAGMENT });
-            p.want_words(ETHERNET + Ipv4Header::BYTES as u32 - 4, &ip.octets());
+            const DST: u32 = ETHERNET + Ipv4Header::BYTES as u32 - 4;
+            if groups {
+                p.op(LOAD_WORD, DST);
+                p.pass_over_if(ip.to_bits(), 2);
+                p.op(AND, 0xf000_0000);
+                p.want_loaded(0xe000_0000);
+            } else {
+                p.want_words(DST, &ip.octets());
+            }
             p.op(X_IS_IPV4_HEADER, ETHERNET);
             p.op(LOAD_HALF_AT_X, ETHERNET + 2);
             p.want_loaded(ROCEV2_PORT.into());
@@ -115,6 +138,11 @@ pub(super) fn program(
             p.op(X_IS, Ipv6Header::BYTES as u32);
             p.want(LOAD_HALF, 12, ether_type::IPV6.into());
             p.want(LOAD_BYTE, ETHERNET + 6, UdpHeader::PROTOCOL.into());
+            if groups {
+                // Four words with two instructions each.
+                p.op(LOAD_BYTE, ETHERNET + 24);
+                p.pass_over_if(0xff, 8);
+            }
             p.want_words(ETHERNET + 24, &ip.octets());
             p.op(LOAD_HALF_AT_X, ETHERNET + 2);
             p.want_loaded(ROCEV2_PORT.into());
@@ -175,7 +203,7 @@ mod tests {
     #[test]
     fn only_whole_packets_for_this_address_pass() {
         for (src, dst, version) in CASES {
-            let p = program(version, dst.parse().unwrap(), 0, None);
+            let p = program(version, dst.parse().unwrap(), 0, None, false);
             let good = frame(src, dst, version);
             assert!(passes(&p, &good, 0, 0), "{dst} {version}");
             assert!(passes(&p, &good, 0xe000, 0), "a priority alone is no VLAN");
@@ -196,8 +224,9 @@ mod tests {
         const SLOTS: u16 = 5;
         let parts: Vec<_> = (0..SLOTS as u8).map(Part::Slot).chain([Part::Desk]).collect();
         for (src, dst, version) in CASES {
-            let filters =
-                parts.iter().map(|part| program(version, dst.parse().unwrap(), 0, Some((SLOTS, *part))));
+            let filters = parts
+                .iter()
+                .map(|part| program(version, dst.parse().unwrap(), 0, Some((SLOTS, *part)), false));
             let filters: Vec<_> = filters.collect();
             let bare = frame(src, dst, version);
             let bth = bare.len() - 16;
@@ -218,7 +247,7 @@ mod tests {
     #[test]
     fn a_vlan_gets_its_own_frames_only() {
         for (src, dst, version) in CASES {
-            let p = program(version, dst.parse().unwrap(), 7, None);
+            let p = program(version, dst.parse().unwrap(), 7, None, false);
             let f = frame(src, dst, version);
             assert!(passes(&p, &f, 7, 0) && passes(&p, &f, 0x6007, 0));
             assert!(!passes(&p, &f, 0, 0) && !passes(&p, &f, 8, 0));
@@ -228,18 +257,39 @@ mod tests {
     #[test]
     fn fragments_other_protocols_and_other_ports_do_not_pass() {
         let good = frame("10.0.0.1", "10.0.0.2", RoceVersion::V2);
-        let p = program(RoceVersion::V2, "10.0.0.2".parse().unwrap(), 0, None);
+        let p = program(RoceVersion::V2, "10.0.0.2".parse().unwrap(), 0, None, false);
         for (at, value) in [(20, 0x20), (21, 1), (23, 6), (36, 0), (37, 0), (12, 0x86), (13, 6)] {
             let mut bad = good.clone();
             bad[at] = value;
             assert!(!passes(&p, &bad, 0, 0), "byte {at} as {value:#x}");
         }
         let six = frame("fd00::1", "fd00::2", RoceVersion::V2);
-        let p = program(RoceVersion::V2, "fd00::2".parse().unwrap(), 0, None);
+        let p = program(RoceVersion::V2, "fd00::2".parse().unwrap(), 0, None, false);
         for (at, value) in [(20, 44), (56, 0), (13, 0)] {
             let mut bad = six.clone();
             bad[at] = value;
             assert!(!passes(&p, &bad, 0, 0), "byte {at} as {value:#x}");
+        }
+    }
+
+    #[test]
+    fn packets_to_groups_pass_only_where_they_are_asked_for() {
+        for (src, dst, group) in [("10.0.0.1", "10.0.0.2", "239.1.2.3"), ("fd00::1", "fd00::2", "ff0e::1:2")]
+        {
+            let [without, with] =
+                [false, true].map(|groups| program(RoceVersion::V2, dst.parse().unwrap(), 0, None, groups));
+            let [own, to_group] = [dst, group].map(|to| frame(src, to, RoceVersion::V2));
+            let strange = frame(src, if dst.contains(':') { "fd00::3" } else { "10.0.0.3" }, RoceVersion::V2);
+            for kind in [PACKET_HOST, PACKET_MULTICAST] {
+                assert!(passes(&with, &own, 0, kind) && passes(&with, &to_group, 0, kind), "{kind}");
+                assert!(!passes(&with, &strange, 0, kind) && !passes(&without, &to_group, 0, kind));
+            }
+            for kind in [1, 3, 4] {
+                assert!(!passes(&with, &own, 0, kind) && !passes(&with, &to_group, 0, kind), "{kind}");
+            }
+            let mut other_port = to_group.clone();
+            other_port[if dst.contains(':') { 57 } else { 37 }] ^= 1;
+            assert!(!passes(&with, &other_port, 0, PACKET_MULTICAST));
         }
     }
 }

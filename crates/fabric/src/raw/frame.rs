@@ -189,6 +189,8 @@ impl Template {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shown<'a> {
     pub(super) src: IpAddr,
+    /// This side, or a multicast group.
+    pub(super) dst: IpAddr,
     /// 0 on RoCEv1, which has no ports.
     pub(super) src_port: u16,
     pub(super) traffic_class: u8,
@@ -201,7 +203,7 @@ pub(super) struct Shown<'a> {
     pub(super) checksum_wrong: bool,
 }
 
-/// Takes a frame apart that is for `local`; `None` where it is no whole RoCE frame, or somebody else's. The VLAN tag
+/// Takes a frame apart that is for `local` or, on RoCEv2, for a multicast group; `None` where it is no whole RoCE frame, or somebody else's. The VLAN tag
 /// has been taken off by the kernel. IPv4's own checksum is not looked at: the ICRC covers what matters of
 /// the header. UDP's is, unless `trusted`: it was found right already, or is yet to be put on.
 pub(super) fn parse(version: RoceVersion, local: IpAddr, trusted: bool, frame: &[u8]) -> Option<Shown<'_>> {
@@ -222,6 +224,7 @@ fn parse_grh(local: IpAddr, mut rest: &[u8]) -> Option<Shown<'_>> {
     }
     Some(Shown {
         src: grh.sgid().ip(),
+        dst: local,
         src_port: 0,
         traffic_class: grh.traffic_class(),
         hop_limit: grh.hop_limit,
@@ -232,10 +235,16 @@ fn parse_grh(local: IpAddr, mut rest: &[u8]) -> Option<Shown<'_>> {
     })
 }
 
+/// Whether a packet may be for this side: groups are told apart by who has joined them.
+#[inline]
+fn is_for(dst: IpAddr, local: IpAddr) -> bool {
+    dst == local || dst.is_multicast()
+}
+
 fn parse_ipv4(local: IpAddr, trusted: bool, mut rest: &[u8]) -> Option<Shown<'_>> {
     let ip: &Ipv4Header = take(&mut rest)?;
     let plain = ip.version() == 4 && ip.header_bytes() == Ipv4Header::BYTES && !ip.is_fragment();
-    if !plain || ip.protocol != UdpHeader::PROTOCOL || IpAddr::V4(ip.dst()) != local {
+    if !plain || ip.protocol != UdpHeader::PROTOCOL || !is_for(ip.dst().into(), local) {
         return None;
     }
     let bytes = usize::from(ip.total_len.get()).checked_sub(Ipv4Header::BYTES)?;
@@ -243,6 +252,7 @@ fn parse_ipv4(local: IpAddr, trusted: bool, mut rest: &[u8]) -> Option<Shown<'_>
     let (src_port, payload, checksum_wrong) = parse_udp(trusted, addresses, rest.get(..bytes)?)?;
     Some(Shown {
         src: IpAddr::V4(ip.src()),
+        dst: IpAddr::V4(ip.dst()),
         src_port,
         traffic_class: ip.tos,
         hop_limit: ip.ttl,
@@ -255,7 +265,7 @@ fn parse_ipv4(local: IpAddr, trusted: bool, mut rest: &[u8]) -> Option<Shown<'_>
 
 fn parse_ipv6(local: IpAddr, trusted: bool, mut rest: &[u8]) -> Option<Shown<'_>> {
     let ip: &Ipv6Header = take(&mut rest)?;
-    if ip.version() != 6 || ip.next_header != UdpHeader::PROTOCOL || IpAddr::V6(ip.dst()) != local {
+    if ip.version() != 6 || ip.next_header != UdpHeader::PROTOCOL || !is_for(ip.dst().into(), local) {
         return None;
     }
     let bytes = usize::from(ip.payload_len.get());
@@ -263,6 +273,7 @@ fn parse_ipv6(local: IpAddr, trusted: bool, mut rest: &[u8]) -> Option<Shown<'_>
     let (src_port, payload, checksum_wrong) = parse_udp(trusted, addresses, rest.get(..bytes)?)?;
     Some(Shown {
         src: IpAddr::V6(ip.src()),
+        dst: IpAddr::V6(ip.dst()),
         src_port,
         traffic_class: ip.traffic_class(),
         hop_limit: ip.hop_limit,

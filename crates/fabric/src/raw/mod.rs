@@ -31,17 +31,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use hca_core::{AddressVector, Counter, GidType, Instant, Mtu};
 use rustix::net::RecvFlags;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, InterfaceIndexOrAddress, SockRef, Socket, Type};
 
 use crate::flow::FlowCounts;
 use crate::netlink::Netlink;
 use crate::share::Share;
 use crate::share::program::Part;
-use crate::udp::Counters;
 use crate::udp::sys::set_option;
+use crate::udp::{Counters, member};
 use crate::{
-    Fabric, FabricAttr, FabricLink, ManagementDesk, OpenError, PathError, PathId, QpEnds, RxBudget,
-    RxOutcome, RxPacket, Tap, TxBatch,
+    Fabric, FabricAttr, FabricLink, ManagementDesk, MulticastGroups, OpenError, PathError, PathId, QpEnds,
+    RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
 };
 use counters::RawCounters;
 use frame::{Shown, Source};
@@ -65,6 +65,8 @@ const RECV_BUFFER_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 2 << 20;
 /// Bytes that a peer is told a slot holds: small packets take a slot each, too.
 const BYTES_A_SLOT: usize = 1024;
+/// Groups of one adapter: as many memberships as the kernel lets a socket have (`net.ipv4.igmp_max_memberships`).
+const MAX_GROUPS: u32 = 20;
 /// Any protocol, for a packet socket.
 const ETH_P_ALL: u16 = 3;
 
@@ -108,7 +110,12 @@ pub struct RawFabric {
     socket: Socket,
     receiver: Receiver,
     sender: Sender,
+    /// Holds the address, and the memberships of groups.
     guard: UdpSocket,
+    version: RoceVersion,
+    vlan: u16,
+    /// The interface's index.
+    link: u32,
     /// The place at a shared address.
     shared: Option<Box<Share>>,
     /// Where super-frames go that do not fit a slot.
@@ -183,6 +190,9 @@ impl RawFabric {
             receiver: Receiver::new(options.version, local, vnet),
             sender,
             guard,
+            version: options.version,
+            vlan: options.vlan.unwrap_or(0),
+            link: place.link,
             shared,
             long: vec![0; LONG_FRAME_BYTES].into_boxed_slice(),
             counters: Counters::default(),
@@ -273,6 +283,7 @@ impl RawFabric {
             bytes += l.len;
             let shown = Shown {
                 src: self.attr.local,
+                dst: l.dst,
                 src_port: l.src_port,
                 traffic_class: l.traffic_class,
                 hop_limit: l.hop_limit,
@@ -326,8 +337,8 @@ fn tap(
     let io = |doing| move |source| OpenError::Io { doing, local, source };
     let socket = packet_socket(local)?;
     let (vnet, queue_bytes) = offer_superframes(&socket, notes);
-    let program = filter::program(options.version, local, options.vlan.unwrap_or(0), part);
-    socket.attach_filter(&filter::for_socket(&program)).map_err(io("attaching the filter"))?;
+    let filter = filter::program(options.version, local, options.vlan.unwrap_or(0), part, false);
+    socket.attach_filter(&filter::for_socket(&filter)).map_err(io("attaching the filter"))?;
     set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_VERSION, sys::TPACKET_V2)
         .map_err(io("asking for ring version 2"))?;
     // Where the kernel does not know it, the filter drops what this side sends.
@@ -345,6 +356,17 @@ fn packet_socket(local: IpAddr) -> Result<Socket, OpenError> {
         }
         _ => OpenError::Io { doing: "opening a packet socket", local, source },
     })
+}
+
+/// Has RoCE packets of this version to this address, which is not shared, pass, and, if asked for, packets to groups.
+fn set_filter(
+    socket: &Socket,
+    version: RoceVersion,
+    local: IpAddr,
+    vlan: u16,
+    groups: bool,
+) -> io::Result<()> {
+    socket.attach_filter(&filter::for_socket(&filter::program(version, local, vlan, None, groups)))
 }
 
 /// Asks for what super-frames need; whether each frame comes with a `virtio_net_hdr`, and how many bytes may wait in
@@ -399,6 +421,46 @@ fn open_sender(
 
 fn mac_text(mac: &frame::Mac) -> String {
     mac.map(|b| format!("{b:02x}")).join(":")
+}
+
+impl MulticastGroups for RawFabric {
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        // The kernel tells switches, and has the interface take the group's frames.
+        let guard = SockRef::from(&self.guard);
+        member(&guard, group, self.link)?;
+        if let Err(e) = set_filter(&self.socket, self.version, self.attr.local, self.vlan, true) {
+            leave(&guard, group, self.link);
+            return Err(e);
+        }
+        self.receiver.join(group);
+        self.sender.joined.push(group);
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        if !self.receiver.is_member(group) {
+            return;
+        }
+        leave(&SockRef::from(&self.guard), group, self.link);
+        self.receiver.leave(group);
+        self.sender.joined.retain(|joined| *joined != group);
+        if !self.receiver.has_groups() {
+            // The old one passes more than is wanted, and the receiver drops that.
+            let _ = set_filter(&self.socket, self.version, self.attr.local, self.vlan, false);
+        }
+    }
+
+    fn limit(&self) -> u32 {
+        MAX_GROUPS
+    }
+}
+
+/// Ends a membership, which the kernel ends with the interface too.
+fn leave(socket: &Socket, group: IpAddr, link: u32) {
+    let _ = match group {
+        IpAddr::V4(group) => socket.leave_multicast_v4_n(&group, &InterfaceIndexOrAddress::Index(link)),
+        IpAddr::V6(group) => socket.leave_multicast_v6(&group, link),
+    };
 }
 
 impl Fabric for RawFabric {
@@ -465,6 +527,10 @@ impl Fabric for RawFabric {
         } else {
             *glance = None;
         }
+    }
+
+    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        (self.version == RoceVersion::V2 && self.shared.is_none()).then_some(self)
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

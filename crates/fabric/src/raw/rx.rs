@@ -44,6 +44,8 @@ pub(super) struct Receiver {
     /// A `virtio_net_hdr` stands in front of each frame.
     vnet: bool,
     flows: RxFlows,
+    /// The groups that are joined, each with its flows.
+    groups: Vec<(IpAddr, RxFlows)>,
 }
 
 impl Receiver {
@@ -52,7 +54,20 @@ impl Receiver {
             RoceVersion::V1 => RxFlows::behind_grh(local),
             RoceVersion::V2 => RxFlows::shown(local),
         };
-        Self { version, local, vnet, flows }
+        Self { version, local, vnet, flows, groups: Vec::new() }
+    }
+
+    pub(super) fn join(&mut self, group: IpAddr) {
+        self.groups.push((group, RxFlows::shown_of_group(group)));
+    }
+    pub(super) fn leave(&mut self, group: IpAddr) {
+        self.groups.retain(|(joined, _)| *joined != group);
+    }
+    pub(super) fn has_groups(&self) -> bool {
+        !self.groups.is_empty()
+    }
+    pub(super) fn is_member(&self, group: IpAddr) -> bool {
+        self.groups.iter().any(|(joined, _)| *joined == group)
     }
 
     /// Gives a frame's packets to the sink and returns how many it were. `bytes` begin with a `virtio_net_hdr` if
@@ -107,8 +122,16 @@ impl Receiver {
     /// Checks one packet and gives it to the sink; how many it were.
     #[inline]
     pub(super) fn give(&mut self, shown: &Shown<'_>, account: &mut Account<'_>) -> usize {
-        self.flows.begin(shown.src, shown.src_port);
-        let checked = self.flows.check_shown(shown.ident, shown.dont_fragment, shown.payload);
+        let mut flows = &mut self.flows;
+        if shown.dst != self.local {
+            let Some((_, of_group)) = self.groups.iter_mut().find(|(group, _)| *group == shown.dst) else {
+                account.raw.rx_other_groups += 1;
+                return 0;
+            };
+            flows = of_group;
+        }
+        flows.begin(shown.src, shown.src_port);
+        let checked = flows.check_shown(shown.ident, shown.dont_fragment, shown.payload);
         if account.tap.is_some() {
             self.tapped(shown, checked, account);
         }
@@ -118,7 +141,7 @@ impl Receiver {
                 account.counters.rx_bytes += shown.payload.len() as u64;
                 (account.sink)(&RxPacket {
                     src: shown.src,
-                    dst: self.local,
+                    dst: shown.dst,
                     src_port: shown.src_port,
                     traffic_class: shown.traffic_class,
                     hop_limit: shown.hop_limit,
@@ -143,7 +166,7 @@ impl Receiver {
             direction: Direction::Rx,
             version: self.version,
             src: shown.src,
-            dst: self.local,
+            dst: shown.dst,
             src_port: shown.src_port,
             traffic_class: shown.traffic_class,
             hop_limit: shown.hop_limit,

@@ -37,6 +37,8 @@ enum To {
     Peer(PeerId),
     /// Back to this adapter.
     Itself,
+    /// A multicast group, at its hardware address.
+    Group(Mac),
 }
 
 struct RawPath {
@@ -64,6 +66,7 @@ impl RawPath {
 pub(super) struct Looped {
     pub(super) start: usize,
     pub(super) len: usize,
+    pub(super) dst: IpAddr,
     pub(super) src_port: u16,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
@@ -132,6 +135,8 @@ pub(super) struct Sender {
     /// Since a super-frame was refused: until when packets leave one by one.
     cut_until: Option<Instant>,
     pub(super) looped: Loop,
+    /// The multicast groups that this adapter has joined.
+    pub(super) joined: Vec<IpAddr>,
     /// When packets that the interface did not take are to be sent again.
     retry_at: Option<Instant>,
     /// The interface is gone or down, by its own account.
@@ -164,6 +169,7 @@ impl Sender {
             piece: Box::new([0; ROOM + ONE_PIECE_BYTES]),
             cut_until: None,
             looped: Loop::default(),
+            joined: Vec::new(),
             retry_at: None,
             interface_lost: false,
         }
@@ -177,9 +183,18 @@ impl Sender {
         if let Some(id) = self.paths.find(&key)? {
             return Ok(id);
         }
-        // Frames on the loopback interface come back, to the process that they are for.
-        let is_itself = key.peer == local && !(self.shares && self.neighbours.is_bare());
-        let to = if is_itself { To::Itself } else { To::Peer(self.open_peer(key.peer)?) };
+        let to = match key.peer {
+            // On RoCEv1 a group's GID is not made of its IPv4 address; processes that share an address have no groups.
+            group if group.is_multicast() && self.source.version == RoceVersion::V2 && !self.shares => {
+                To::Group(if self.neighbours.is_bare() { [0; 6] } else { mac_of_group(group) })
+            }
+            peer => {
+                PathError::unless_unicast(peer)?;
+                // Frames on the loopback interface come back, to the process that they are for.
+                let is_itself = peer == local && !(self.shares && self.neighbours.is_bare());
+                if is_itself { To::Itself } else { To::Peer(self.open_peer(peer)?) }
+            }
+        };
         let src_port = FIRST_PORT | self.paths.entropy(&key) & !FIRST_PORT;
         let crc = match self.source.version {
             RoceVersion::V1 => FlowCrc::grh(local.into(), key.peer.into()),
@@ -189,7 +204,7 @@ impl Sender {
         let template = Template::new(&self.source, &key, src_port);
         let counts = !self.shares && matches!(key.process, Process::Slot(_));
         let next_ident = if counts { chance() as u16 } else { 0 };
-        self.paths_to_itself += usize::from(is_itself);
+        self.paths_to_itself += usize::from(to == To::Itself);
         Ok(self.paths.insert(key, RawPath { key, to, template, crc, src_port, next_ident, counts }))
     }
 
@@ -212,7 +227,7 @@ impl Sender {
         match self.paths.close(id).map(|path| path.to) {
             Some(To::Peer(peer)) => raw.tx_lost_unresolved += self.neighbours.close(peer) as u64,
             Some(To::Itself) => self.paths_to_itself -= 1,
-            None => {}
+            None | Some(To::Group(_)) => {}
         }
     }
 
@@ -300,7 +315,11 @@ impl Sender {
                 let before = packets;
                 for packet in batch.bytes(&leaving.train()).chunks(leaving.segment) {
                     let ident = leaving.ident.wrapping_add((packets - before) as u16);
-                    self.account(leaving.path.expect("gathered"), ident, packet, account);
+                    let path = leaving.path.expect("gathered");
+                    self.account(path, ident, packet, account);
+                    if !self.joined.is_empty() {
+                        self.loop_to_group(path, ident, packet, account);
+                    }
                     packets += 1;
                 }
                 account.raw.tx_superframes += u64::from(packets - before > 1);
@@ -329,6 +348,7 @@ impl Sender {
             let way = match path.to {
                 To::Peer(peer) => self.neighbours.way(account.now, peer, account.guard, account.raw),
                 To::Itself => Way::Wait,
+                To::Group(mac) => Way::Known(mac),
             };
             let Way::Known(mac) = way else {
                 if at == 0 {
@@ -437,8 +457,22 @@ impl Sender {
                     account.raw.tx_waited += 1;
                     self.neighbours.wait(peer, (train.path, ident, packet.into()));
                 }
-                To::Itself => self.loop_back(train.path, ident, packet, account),
+                To::Itself => {
+                    self.loop_back(train.path, ident, packet, account);
+                    self.account(train.path, ident, packet, account);
+                }
+                To::Group(_) => unreachable!("what goes to a group need not wait"),
             }
+        }
+    }
+
+    /// What goes to a group that this adapter has joined comes back to it: frames that leave the interface do not.
+    #[cold]
+    fn loop_to_group(&mut self, id: PathId, ident: u16, packet: &[u8], account: &mut Account<'_>) {
+        let group =
+            self.paths.get(id).filter(|path| matches!(path.to, To::Group(_))).map(|path| path.key.peer);
+        if group.is_some_and(|group| self.joined.contains(&group)) && !self.neighbours.is_bare() {
+            self.loop_back(id, ident, packet, account);
         }
     }
 
@@ -449,13 +483,12 @@ impl Sender {
             return;
         }
         let path = self.paths.get(id).expect("the caller looked");
-        let (src_port, traffic_class, hop_limit) =
-            (path.src_port, path.key.traffic_class, path.key.hop_limit);
+        let (dst, src_port) = (path.key.peer, path.src_port);
+        let (traffic_class, hop_limit) = (path.key.traffic_class, path.key.hop_limit);
         let len = packet.len();
-        self.looped.packets.push_back(Looped { start, len, src_port, traffic_class, hop_limit, ident });
+        self.looped.packets.push_back(Looped { start, len, dst, src_port, traffic_class, hop_limit, ident });
         self.looped.bytes.extend_from_slice(packet);
         account.raw.looped_packets += 1;
-        self.account(id, ident, packet, account);
     }
 
     /// Counts a packet that left, and shows it to the tap.
@@ -495,6 +528,20 @@ impl Sender {
     }
 }
 
+/// The hardware address of a multicast group (RFC 1112 section 6.4, RFC 2464 section 7).
+fn mac_of_group(group: IpAddr) -> Mac {
+    match group {
+        IpAddr::V4(group) => {
+            let [_, b, c, d] = group.octets();
+            [0x01, 0x00, 0x5e, b & 0x7f, c, d]
+        }
+        IpAddr::V6(group) => {
+            let [.., a, b, c, d] = group.octets();
+            [0x33, 0x33, a, b, c, d]
+        }
+    }
+}
+
 /// Writes the head of a frame of one packet, behind a `virtio_net_hdr` of zeros, and says where it ends.
 #[inline]
 fn write_head(template: &Template, mac: &Mac, ident: u16, packet: &[u8], room: &mut [u8; ROOM]) -> usize {
@@ -524,5 +571,21 @@ fn advance(batch: &mut TxBatch, mut packets: usize) {
         }
         batch.advance(1);
         packets -= first;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mac_of_group;
+
+    #[test]
+    fn groups_have_the_hardware_addresses_that_ip_gives_them() {
+        for (group, mac) in [
+            ("239.1.2.3", [0x01, 0x00, 0x5e, 1, 2, 3]),
+            ("239.129.2.3", [0x01, 0x00, 0x5e, 1, 2, 3]),
+            ("ff0e::1:2:3ff", [0x33, 0x33, 0, 2, 3, 0xff]),
+        ] {
+            assert_eq!(mac_of_group(group.parse().unwrap()), mac, "{group}");
+        }
     }
 }

@@ -1,12 +1,14 @@
 //! An adapter's end over UDP sockets: all of it except reception, in which plain sockets and io_uring differ.
 
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use hca_core::{Counter, Instant};
 
-use super::{Counters, Paths, Receiver, RxSocket, Sender, UdpOptions};
-use crate::{OpenError, RxOutcome, RxPacket, Tap};
+use super::multicast::{Groups, MAX_GROUPS};
+use super::{Counters, Paths, Receiver, RxSocket, Sender, UdpOptions, sys, tell_hop_limit};
+use crate::{MulticastGroups, OpenError, RxOutcome, RxPacket, Tap};
 
 /// Takes packets of the own socket.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&RxPacket<'_>);
@@ -18,6 +20,8 @@ pub(crate) struct End {
     pub(crate) sender: Sender,
     pub(crate) counters: Counters,
     pub(crate) tap: Option<Box<dyn Tap>>,
+    /// The multicast groups, from the first one that was joined on.
+    groups: Option<Box<Groups>>,
 }
 
 impl End {
@@ -34,10 +38,12 @@ impl End {
             sender: Sender::new(local, paths, options.segmentation),
             counters: Counters::default(),
             tap: None,
+            groups: None,
         })
     }
 
-    /// Receives from the own socket by `own`, and, at a shared address, what comes to the desk and the mailbox.
+    /// Receives from the own socket by `own`, at a shared address, what comes to the desk and the mailbox, and what
+    /// comes to multicast groups.
     #[inline]
     pub(crate) fn recv(
         &mut self,
@@ -45,11 +51,30 @@ impl End {
         sink: Sink<'_>,
         own: impl FnOnce(&mut Self, Sink<'_>) -> RxOutcome,
     ) -> RxOutcome {
-        let Some(mut shared) = self.rx.shared.take() else { return own(self, sink) };
-        let mut outcome = own(self, &mut shared.share.only_own(sink));
-        let Self { receiver, counters, tap, .. } = self;
-        outcome.packets += shared.look(now, receiver, counters, tap, sink);
-        self.rx.shared = Some(shared);
+        if self.groups.is_some() || self.rx.shared.is_some() {
+            return self.recv_all(now, sink, own);
+        }
+        own(self, sink)
+    }
+    fn recv_all(
+        &mut self,
+        now: Instant,
+        sink: Sink<'_>,
+        own: impl FnOnce(&mut Self, Sink<'_>) -> RxOutcome,
+    ) -> RxOutcome {
+        let mut outcome = match self.rx.shared.take() {
+            None => own(self, sink),
+            Some(mut shared) => {
+                let mut outcome = own(self, &mut shared.share.only_own(sink));
+                let Self { receiver, counters, tap, .. } = self;
+                outcome.packets += shared.look(now, receiver, counters, tap, sink);
+                self.rx.shared = Some(shared);
+                outcome
+            }
+        };
+        if let Some(groups) = &mut self.groups {
+            outcome.packets += groups.recv(now, &mut self.counters, &mut self.tap, sink);
+        }
         outcome
     }
 
@@ -72,10 +97,42 @@ impl End {
         push("tx_shared_paths", self.sender.paths.shared_paths);
         self.receiver.flows.counts.append(out);
         self.rx.counters(out);
+        let value = self.groups.as_ref().map_or(0, |groups| groups.dropped());
+        out.push(Counter { name: "rx_kernel_drops_of_groups", value });
     }
 
     pub(crate) fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
-        self.rx.tell_hop_limit(tap.is_some());
+        tell_hop_limit(&self.rx.socket, self.rx.attr.local, tap.is_some());
+        if let Some(groups) = &self.groups {
+            groups.tell_hop_limit(tap.is_some());
+        }
         self.tap = tap;
+    }
+}
+
+impl MulticastGroups for End {
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        let groups = match &mut self.groups {
+            Some(groups) => groups,
+            none => {
+                let interface = sys::interface_at(self.rx.attr.local, self.rx.interface)?;
+                none.insert(Box::new(Groups::new(interface, self.rx.attr.recv_buffer_bytes)?))
+            }
+        };
+        groups.join(group, self.tap.is_some())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        if let Some(groups) = &mut self.groups {
+            groups.leave(group);
+        }
+    }
+
+    fn limit(&self) -> u32 {
+        MAX_GROUPS
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.groups.as_ref().map(|groups| groups.wait_fd())
     }
 }

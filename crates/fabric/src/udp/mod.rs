@@ -12,6 +12,7 @@ mod full;
 #[cfg(test)]
 mod gathered;
 mod group;
+mod multicast;
 mod path;
 #[cfg(test)]
 mod refusals;
@@ -31,12 +32,13 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::paths::{is_link_local, scoped};
 use crate::share::Share;
 use crate::{
-    Fabric, FabricAttr, FabricLink, ManagementDesk, OpenError, PathError, PathId, QpEnds, RxBudget,
-    RxOutcome, RxPacket, Tap, TxBatch,
+    Fabric, FabricAttr, FabricLink, ManagementDesk, MulticastGroups, OpenError, PathError, PathId, QpEnds,
+    RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
 };
 pub(crate) use counters::{Counters, counters};
 pub(crate) use end::{End, Sink};
 use group::Group;
+pub(crate) use multicast::member;
 pub(crate) use path::Paths;
 pub(crate) use rx::Receiver;
 pub(crate) use shared::Shared;
@@ -125,12 +127,7 @@ impl RxSocket {
         if let Err(e) = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1) {
             notes.push(("receive merging", format!("off ({e}): trains arrive packet by packet")));
         }
-        let (level, option) = if local.is_ipv6() {
-            (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)
-        } else {
-            (libc::IPPROTO_IP, libc::IP_RECVTOS)
-        };
-        sys::set_option(socket.as_fd(), level, option, 1).map_err(io("asking for the traffic class"))?;
+        tell_traffic_class(&socket, local).map_err(io("asking for the traffic class"))?;
         let recv_buffer_bytes = grant_recv_buffer(&socket, options.recv_buffer, &mut notes)
             .map_err(io("sizing the receive buffer"))?;
         let max_mtu = sys::link_mtu(local, interface).map_or(Mtu::B1024, |link| {
@@ -168,17 +165,6 @@ impl RxSocket {
         }
     }
 
-    /// Has the hop limit of each datagram told, or not.
-    pub(crate) fn tell_hop_limit(&self, on: bool) {
-        let (level, option) = if self.attr.local.is_ipv6() {
-            (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT)
-        } else {
-            (libc::IPPROTO_IP, libc::IP_RECVTTL)
-        };
-        // A kernel that will not tell leaves the field at 0, "not known".
-        let _ = sys::set_option(self.socket.as_fd(), level, option, i32::from(on));
-    }
-
     /// Appends what the kernel counts at this socket.
     pub(crate) fn counters(&self, out: &mut Vec<Counter>) {
         let value = sys::dropped(self.socket.as_fd()).unwrap_or(0);
@@ -186,6 +172,37 @@ impl RxSocket {
         if let Some(shared) = &self.shared {
             shared.share.counters(out);
         }
+    }
+}
+
+/// Has the traffic class of each datagram told.
+fn tell_traffic_class(socket: &Socket, at: IpAddr) -> io::Result<()> {
+    let (level, option) = if at.is_ipv6() {
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)
+    } else {
+        (libc::IPPROTO_IP, libc::IP_RECVTOS)
+    };
+    sys::set_option(socket.as_fd(), level, option, 1)
+}
+
+/// Has the hop limit of each datagram told, or not.
+fn tell_hop_limit(socket: &Socket, at: IpAddr, on: bool) {
+    let (level, option) = if at.is_ipv6() {
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT)
+    } else {
+        (libc::IPPROTO_IP, libc::IP_RECVTTL)
+    };
+    // A kernel that will not tell leaves the field at 0, "not known".
+    let _ = sys::set_option(socket.as_fd(), level, option, i32::from(on));
+}
+
+/// Allows packets without a UDP checksum: Linux's soft RoCE and adapters leave it at 0 over IPv6, as the ICRC covers
+/// more.
+fn allow_no_checksum(socket: &Socket, at: IpAddr) -> io::Result<()> {
+    if at.is_ipv6() {
+        sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
+    } else {
+        Ok(())
     }
 }
 
@@ -203,11 +220,7 @@ fn bound(local: IpAddr, interface: u32, in_group: bool) -> Result<Socket, OpenEr
         io::ErrorKind::AddrNotAvailable => OpenError::NotLocal(local),
         _ => io("binding port 4791")(e),
     })?;
-    if local.is_ipv6() {
-        // Linux's soft RoCE and adapters leave UDP's checksum at 0, as the ICRC covers more.
-        sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
-            .map_err(io("allowing packets without a UDP checksum"))?;
-    }
+    allow_no_checksum(&socket, local).map_err(io("allowing packets without a UDP checksum"))?;
     Ok(socket)
 }
 
@@ -305,6 +318,10 @@ impl Fabric for UdpFabric {
 
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         self.end.rx.desk()
+    }
+
+    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        Some(&mut self.end)
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

@@ -124,6 +124,8 @@ pub(crate) struct Paths {
     shared_port: u16,
     sockets: usize,
     max_sockets: usize,
+    /// The interface by which packets to multicast groups leave, once there is a path to one.
+    groups_by: Option<u32>,
     /// Open paths that may lead to several processes.
     open_to_all: usize,
     pub(crate) ident_probes: u64,
@@ -149,6 +151,7 @@ impl Paths {
             shared_port,
             sockets: 0,
             max_sockets: max_sockets.min(fair),
+            groups_by: None,
             open_to_all: 0,
             ident_probes: 0,
             shared_paths: 0,
@@ -168,6 +171,10 @@ impl Paths {
     }
 
     fn open_key(&mut self, key: PathKey) -> Result<PathId, PathError> {
+        if key.peer.is_multicast() {
+            self.reach_groups()
+                .map_err(|source| PathError::Io { doing: "addressing a multicast group", source })?;
+        }
         let may_spread = self.sockets < self.max_sockets / SPREAD_SHARE || self.table.contains(&key);
         let key = if may_spread { key } else { key.shared() };
         if let Some(id) = self.table.find(&key)? {
@@ -181,6 +188,21 @@ impl Paths {
         self.sockets += usize::from(path.socket.is_some());
         self.open_to_all += usize::from(key.process == Process::Unknown);
         Ok(self.table.insert(key, path))
+    }
+
+    /// Finds out the interface by which packets to groups leave, once.
+    fn reach_groups(&mut self) -> io::Result<()> {
+        if self.groups_by.is_none() {
+            let interface = sys::interface_at(self.local, self.interface)?;
+            sys::send_to_groups_by(self.shared.as_fd(), self.local.is_ipv6(), interface)?;
+            self.groups_by = Some(interface);
+        }
+        Ok(())
+    }
+    /// The address of a path's packets.
+    fn address(&self, peer: IpAddr) -> SockAddr {
+        let interface = self.groups_by.filter(|_| peer.is_multicast()).unwrap_or(self.interface);
+        scoped(peer, ROCEV2_PORT, interface).into()
     }
 
     pub(crate) fn close_path(&mut self, id: PathId) {
@@ -276,7 +298,10 @@ impl Paths {
         let socket = new_socket(self.local).ok()?;
         let src_port =
             bind_from(&socket, (self.local, self.interface), self.table.entropy(&key), PORT_TRIES)?;
-        let addr = scoped(key.peer, ROCEV2_PORT, self.interface).into();
+        let addr = self.address(key.peer);
+        if let Some(interface) = self.groups_by.filter(|_| key.peer.is_multicast()) {
+            sys::send_to_groups_by(socket.as_fd(), key.peer.is_ipv6(), interface).ok()?;
+        }
         socket.connect(&addr).ok()?;
         set_header(&socket, key).ok()?;
         let next_ident = if self.local.is_ipv4() {
@@ -300,7 +325,7 @@ impl Paths {
     /// A path by the socket that is not connected.
     fn unconnected(&self, key: PathKey) -> TxPath {
         let crc = FlowCrc::new(self.local, key.peer, self.shared_port).expect("families were compared");
-        let addr = scoped(key.peer, ROCEV2_PORT, self.interface).into();
+        let addr = self.address(key.peer);
         let src_port = self.shared_port;
         let (socket, next_ident, uncertain, cuts) = (None, 0, false, true);
         let (leads_to, others) = (None, Vec::new());
@@ -359,10 +384,11 @@ fn bind_from(socket: &Socket, (local, interface): (IpAddr, u32), start: u16, tri
 
 fn set_header(socket: &Socket, key: PathKey) -> io::Result<()> {
     let (tc, hops) = (i32::from(key.traffic_class), i32::from(key.hop_limit));
-    let (level, tc_name, hops_name) = if key.peer.is_ipv6() {
-        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_UNICAST_HOPS)
-    } else {
-        (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+    let (level, tc_name, hops_name) = match (key.peer.is_ipv6(), key.peer.is_multicast()) {
+        (true, false) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_UNICAST_HOPS),
+        (true, true) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_MULTICAST_HOPS),
+        (false, false) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+        (false, true) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_MULTICAST_TTL),
     };
     sys::set_option(socket.as_fd(), level, tc_name, tc)?;
     sys::set_option(socket.as_fd(), level, hops_name, hops)

@@ -12,6 +12,7 @@ use crate::{Direction, RxPacket, Tap, TapFrame};
 
 /// What a receive call works with beside its buffers.
 pub(crate) struct Receiver {
+    /// The packets' destination.
     pub(crate) local: IpAddr,
     pub(crate) flows: RxFlows,
 }
@@ -19,6 +20,10 @@ pub(crate) struct Receiver {
 impl Receiver {
     pub(crate) fn new(local: IpAddr) -> Self {
         Self { local, flows: RxFlows::new(local) }
+    }
+    /// For the packets to a multicast group.
+    pub(crate) fn of_group(group: IpAddr) -> Self {
+        Self { local: group, flows: RxFlows::of_group(group) }
     }
 
     /// Gives a datagram's packets to the sink and returns how many it were.

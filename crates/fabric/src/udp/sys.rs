@@ -49,6 +49,24 @@ pub(crate) fn set_option(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) 
     if r == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Has what a socket sends to multicast groups leave by this interface.
+///
+/// # Errors
+/// The kernel refuses it.
+pub(crate) fn send_to_groups_by(fd: BorrowedFd<'_>, v6: bool, interface: u32) -> io::Result<()> {
+    if v6 {
+        return set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, interface as i32);
+    }
+    let any = libc::in_addr { s_addr: 0 };
+    let by = libc::ip_mreqn { imr_multiaddr: any, imr_address: any, imr_ifindex: interface as i32 };
+    let len = size_of_val(&by) as libc::socklen_t;
+    // SAFETY: (1) the value lives on the stack for the call and its size is given.
+    let r = unsafe {
+        libc::setsockopt(fd.as_raw_fd(), libc::IPPROTO_IP, libc::IP_MULTICAST_IF, (&raw const by).cast(), len)
+    };
+    if r == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Has the kernel choose among the sockets of this one's group, which share an address and port, by what a program
 /// returns for a datagram: the index of a socket in the order in which they were bound.
 ///
@@ -505,6 +523,17 @@ fn interface_with(local: IpAddr, interface: u32) -> Option<Name> {
 fn text_of(name: &Name) -> String {
     // SAFETY: the name ends in a zero.
     unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+/// The index of the interface that an address belongs to; `interface` as for [`link_mtu`].
+///
+/// # Errors
+/// There is none any more.
+pub(crate) fn interface_at(local: IpAddr, interface: u32) -> io::Result<u32> {
+    // SAFETY: the name ends in a zero.
+    let index = |name: Name| index_of(unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) });
+    let index = interface_with(local, interface).map_or(0, index);
+    if index == 0 { Err(io::ErrorKind::AddrNotAvailable.into()) } else { Ok(index) }
 }
 
 /// The name of the interface that an address belongs to; `interface` as for [`link_mtu`].

@@ -17,8 +17,8 @@ use hca_core::{AddressVector, Counter, Instant};
 use crate::udp::sys::TX_BATCH;
 use crate::udp::{End, Refusal, Sink, Step};
 use crate::{
-    Fabric, FabricAttr, ManagementDesk, OpenError, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket,
-    Tap, TxBatch, UdpFabric, UdpOptions,
+    Fabric, FabricAttr, ManagementDesk, MulticastGroups, OpenError, PathError, PathId, QpEnds, RxBudget,
+    RxOutcome, RxPacket, Tap, TxBatch, UdpFabric, UdpOptions,
 };
 use ring::Ring;
 
@@ -170,6 +170,10 @@ impl Fabric for UringFabric {
 
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         self.end.rx.desk()
+    }
+
+    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        Some(&mut self.end)
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

@@ -96,7 +96,9 @@ pub(crate) fn run(mut a: Box<dyn Fabric>, mut b: Box<dyn Fabric>) {
 
 fn an_address_that_names_no_single_peer_has_no_path(a: &mut dyn Fabric) {
     for peer in ["224.0.0.1", "239.255.255.250", "255.255.255.255", "0.0.0.0", "::", "ff02::1"] {
-        let e = a.open_path(&av(peer.parse().unwrap())).expect_err(peer);
+        // A path to one queue pair: others may lead to groups.
+        let ends = QpEnds { peer: Some(Qpn::new(5)), local: None };
+        let e = a.open_path_of(&av(peer.parse().unwrap()), ends).expect_err(peer);
         assert!(matches!(e, PathError::NotUnicast { .. }), "{peer}: {e}");
         assert!(e.to_string().contains(peer) && e.to_string().contains("the peer's own"), "{e}");
     }

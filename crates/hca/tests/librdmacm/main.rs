@@ -10,6 +10,7 @@
 //! | `HCA_CM_THEIRS` | the command that starts a program at the far end, as `nsenter -t 1 -m -n` |
 
 mod end;
+mod mckey;
 mod rejections;
 mod rping;
 mod theirs;

@@ -6,6 +6,9 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+/// The time that a program has.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: vm/run cm does"))
 }
@@ -25,6 +28,7 @@ pub(crate) struct Program {
     what: String,
     child: Child,
     printed: PathBuf,
+    started: Instant,
 }
 
 impl Program {
@@ -37,11 +41,17 @@ impl Program {
         let mut words = what.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
         let child = command.args(words).stdout(file.try_clone().unwrap()).stderr(file).spawn();
-        Self { child: child.unwrap_or_else(|e| panic!("{what}: {e}")), what, printed }
+        let child = child.unwrap_or_else(|e| panic!("{what}: {e}"));
+        Self { child, what, printed, started: Instant::now() }
+    }
+    /// Whether it has not ended yet, as it has to in time.
+    pub(crate) fn runs(&mut self) -> bool {
+        assert!(self.started.elapsed() < PATIENCE, "{} does not end", self.what);
+        self.child.try_wait().expect("its own child").is_none()
     }
     /// The output of the program until its end, and whether it succeeded.
     pub(crate) fn output(&mut self) -> (bool, String) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + PATIENCE;
         loop {
             match self.child.try_wait().expect("its own child") {
                 Some(status) => return (status.success(), self.printed()),
