@@ -29,7 +29,7 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// The group.
+    /// The GID of the group that was joined.
     pub fn group(&self) -> Gid {
         self.group
     }
