@@ -51,6 +51,8 @@ pub struct TxBatch {
     sent: usize,
     /// Packets that the last train still takes.
     open: usize,
+    /// The process that the last train is for.
+    process: Process,
     /// A packet of this many bytes (ICRC included) is reserved behind `used`.
     reserved: Option<(PathId, usize)>,
     /// The payloads that lie elsewhere, in the order of their packets.
@@ -68,6 +70,7 @@ impl TxBatch {
             trains: Vec::with_capacity(64),
             sent: 0,
             open: 0,
+            process: Process::Unknown,
             reserved: None,
             lent: Vec::with_capacity(bytes / LENT_BYTES),
             flips: Vec::new(),
@@ -120,13 +123,10 @@ impl TxBatch {
     pub(crate) fn number(&self, train: &Train) -> Qpn {
         self.number_at(train.start)
     }
-    /// Whether the packet at `start`, which has been written, and the last train are for one process.
-    #[inline]
-    fn is_for_same_process(&self, start: usize) -> bool {
-        let first = self.trains.last().map_or(start, |t| t.start);
-        let [new, first] = [start, first].map(|at| Process::of(self.number_at(at)));
-        // Each management datagram has a recipient of its own.
-        new == first && new != Process::Management
+    /// The process that the packet at `start`, which has been written, is for.
+    #[inline(always)]
+    fn process_at(&self, start: usize) -> Process {
+        Process::of(self.number_at(start))
     }
     /// Has the waiting train of this index leave by another path.
     pub(crate) fn redirect(&mut self, index: usize, path: PathId) {
@@ -142,13 +142,15 @@ impl TxBatch {
         let (path, total) = self.reserved.take().expect("a packet was reserved");
         let start = self.used;
         self.used += total;
-        if self.joins(path, total) && self.is_for_same_process(start) {
+        let process = self.process_at(start);
+        // Each management datagram has a recipient of its own.
+        if self.joins(path, total) && process == self.process && process != Process::Management {
             let t = self.trains.last_mut().expect("it is open");
             t.len += total;
             self.open = if total < t.segment { 0 } else { self.open - 1 };
             return;
         }
-        self.open = segments(total).saturating_sub(1);
+        (self.open, self.process) = (segments(total).saturating_sub(1), process);
         self.trains.push(Train { path, start, len: total, segment: total });
     }
 
