@@ -104,20 +104,22 @@ impl Core {
     /// One packet to the members of a group.
     #[cold]
     pub(crate) fn receive_multicast(&mut self, now: Instant, rx: &RxPacket<'_>, packet: &Packet<'_>) {
-        let Some(members) = self.groups.0.get(&rx.dst) else {
+        let Some(members) = self.groups.0.get_mut(&rx.dst) else {
             self.counters.unknown_group += 1;
             return;
         };
+        let members = core::mem::take(members);
         let mut grh = [0; 40];
         write_grh(rx, &mut grh);
         let meta = RxMeta { ce: rx.congestion_experienced(), grh: Some(&grh) };
-        for slot in members.clone() {
+        for &slot in &members {
             let entry = self.qps.at_mut(slot).expect("a queue pair leaves its groups before it goes");
             let QpEntry { machine, res, .. } = &mut **entry;
             let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
             machine.handle_packet(now, &meta, packet, &mut host);
             self.settle(slot);
         }
+        *self.groups.0.get_mut(&rx.dst).expect("a packet ends no group") = members;
     }
 }
 
