@@ -141,8 +141,10 @@ impl End {
 
     pub fn connect(&self, peer: &Self) {
         let dgid = Gid::from_ip(peer.device.fabric().local);
-        for (qp, to, rc) in [(&self.rc, &peer.rc, true), (&self.uc, &peer.uc, false)] {
-            connect(&self.device, qp.handle, (dgid, to.qpn), rc);
+        // Retries for 2 s: an adapter's thread may wait long for a CPU.
+        let timeout = AckTimeout::new(16);
+        for (qp, to, timeout) in [(&self.rc, &peer.rc, Some(timeout)), (&self.uc, &peer.uc, None)] {
+            connect_with(&self.device, qp.handle, (dgid, to.qpn), timeout);
         }
     }
 
