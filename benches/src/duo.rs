@@ -16,6 +16,7 @@ use hca::{
 };
 use hca_core::Access;
 use hca_perf::Failure;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::batches::{median_ns, median_of, per_second};
 use crate::child::serve_if_asked;
@@ -51,8 +52,15 @@ const PAGE_BYTES: usize = 4096;
 pub enum Kind {
     /// SENDs there and back into receive requests that are posted before.
     Send,
-    /// WRITEs there and back; each side spins on its memory.
+    /// WRITEs there and back; each side spins on its memory, and turns its device between two looks.
     Write,
+    /// The same on memory that is not the library's.
+    WriteForeign,
+    /// WRITEs there and back; each side spins on its memory and calls nothing until the answer is there. The adapters'
+    /// threads are not bound to the CPUs of the programs.
+    Spin,
+    /// The same on memory that is not the library's.
+    SpinForeign,
     /// READ, and atomics, of lines that the far side's CPU has written just before.
     Read,
     /// See [`Read`](Self::Read).
@@ -91,6 +99,9 @@ impl Kind {
         let (name, span) = match self {
             Self::Send => ("send", 0),
             Self::Write => ("write", 0),
+            Self::WriteForeign => ("write-foreign", 0),
+            Self::Spin => ("spin", 0),
+            Self::SpinForeign => ("spin-foreign", 0),
             Self::Read => ("read", 0),
             Self::FetchAdd => ("fetch-add", 0),
             Self::CompareSwap => ("compare-swap", 0),
@@ -107,6 +118,9 @@ impl Kind {
         match name {
             "send" => Self::Send,
             "write" => Self::Write,
+            "write-foreign" => Self::WriteForeign,
+            "spin" => Self::Spin,
+            "spin-foreign" => Self::SpinForeign,
             "read" => Self::Read,
             "fetch-add" => Self::FetchAdd,
             "compare-swap" => Self::CompareSwap,
@@ -118,11 +132,18 @@ impl Kind {
         }
     }
 
+    /// Whether each side calls nothing until the answer is there.
+    fn spins(self) -> bool {
+        matches!(self, Self::Spin | Self::SpinForeign)
+    }
+
     /// Bytes that the other side may reach. Its first line is where a side that owns lines waits.
     fn window_bytes(self, size: usize) -> usize {
         match self {
             Self::Blocks { span } | Self::Foreign { span, .. } => span,
-            Self::Send | Self::Write => size.max(LINE_BYTES),
+            Self::Send | Self::Write | Self::WriteForeign | Self::Spin | Self::SpinForeign => {
+                size.max(LINE_BYTES)
+            }
             Self::Follow => FOLLOWED * LINE_BYTES,
             _ => (1 + OWNED * OWNED_STRIDE) * LINE_BYTES,
         }
@@ -158,6 +179,20 @@ struct Side {
 }
 
 impl Side {
+    /// Opens the device, and binds this thread to CPU `cpus.0`. Where programs spin without calls, the adapter's thread
+    /// is bound to the CPUs of both programs.
+    fn on(cpus: (usize, usize), device: &DeviceUrl, kind: Kind, size: usize) -> Result<Self, Failure> {
+        let mut before = CpuSet::new();
+        before.set(cpus.0);
+        if kind.spins() {
+            before.set(cpus.1);
+        }
+        sched_setaffinity(None, &before)?;
+        let side = Self::new(device, kind, size)?;
+        hca_perf::probe::pin(cpus.0)?;
+        Ok(side)
+    }
+
     fn new(device: &DeviceUrl, kind: Kind, size: usize) -> Result<Self, Failure> {
         let opened = open_exactly(device)?;
         let context = opened.context();
@@ -171,7 +206,8 @@ impl Side {
         let is_foreign = matches!(kind, Kind::Foreign { .. });
         let register = || Foreign::register(&pd, kind.window_bytes(size), rights);
         let foreign = is_foreign.then(register).transpose()?;
-        let far = is_foreign.then(register).transpose()?;
+        let far = (is_foreign || matches!(kind, Kind::WriteForeign | Kind::SpinForeign)).then(register);
+        let far = far.transpose()?;
         let window = match &far {
             Some(far) => far.mr().clone(),
             None => pd.alloc_shared(kind.window_bytes(size), rights)?,
@@ -232,6 +268,37 @@ impl Side {
             batch.post_recv(buf).map_err(|refused| refused.error)?;
         }
         Ok(())
+    }
+
+    /// Looks at the window's first word until `done` says so, and returns the word.
+    #[inline]
+    fn wait_for_word(&self, kind: Kind, mut done: impl FnMut(u64) -> bool) -> u64 {
+        if !kind.spins() {
+            return self.window.wait_until(0, done);
+        }
+        loop {
+            let word = self.window.load_u64(0);
+            if done(word) {
+                return word;
+            }
+            core::hint::spin_loop();
+        }
+    }
+
+    /// Writes the next number, and waits until the far side has written it back.
+    #[inline]
+    fn round_trip(&mut self, kind: Kind, gone: &mut Gone<'_>) -> Result<(), Failure> {
+        self.last += 1;
+        let value = self.last;
+        self.post(kind, value)?;
+        let mut lost = Ok(());
+        self.wait_for_word(kind, |word| {
+            word == value || {
+                lost = gone.look();
+                lost.is_err()
+            }
+        });
+        lost
     }
 
     /// Takes completions; how many messages arrived.
@@ -347,10 +414,10 @@ impl Duo {
     /// # Errors
     /// A device can't be opened, or the process not be started.
     pub fn start(device: &DeviceUrl, cpus: (usize, usize), kind: Kind, size: usize) -> Result<Self, Failure> {
-        hca_perf::probe::pin(cpus.0)?;
         let shared = Shared::new()?;
         let mut child = Command::new(std::env::current_exe()?)
-            .args([CHILD_COMMAND, &device.to_string(), &cpus.1.to_string(), &shared.fd().to_string()])
+            .args([CHILD_COMMAND, &device.to_string()])
+            .args([cpus.1.to_string(), cpus.0.to_string(), shared.fd().to_string()])
             .args(kind.to_args())
             .arg(size.to_string())
             .stdin(Stdio::piped())
@@ -360,7 +427,7 @@ impl Duo {
         let from_child = BufReader::new(from_child.expect("its output is a pipe"));
         // From here on whatever fails ends the child, too.
         let mut guard = Started(Some(child));
-        let mut side = Side::new(device, kind, size)?;
+        let mut side = Side::on(cpus, device, kind, size)?;
         let (mut to_child, mut from_child) = (to_child.expect("its input is a pipe"), from_child);
         writeln!(to_child, "{}", side.introduction()?)?;
         let mut line = String::new();
@@ -385,7 +452,7 @@ impl Duo {
     }
 
     /// Half of a round trip of SENDs or WRITEs, or the time from post to completion of what gives 8 bytes back: the
-    /// median of batches, in ns.
+    /// median of batches, in ns. Between programs that call nothing while they wait it is the mean.
     ///
     /// # Errors
     /// A device, or the far side, can't go on.
@@ -403,21 +470,13 @@ impl Duo {
                     Ok(())
                 })
             }),
-            Kind::Write => median_ns(time, 2 * ROUNDS, || {
-                (0..ROUNDS).try_for_each(|_| {
-                    side.last += 1;
-                    let value = side.last;
-                    side.post(kind, value)?;
-                    let mut lost = Ok(());
-                    side.window.wait_until(0, |word| {
-                        word == value || {
-                            lost = gone.look();
-                            lost.is_err()
-                        }
-                    });
-                    lost
-                })
-            }),
+            Kind::Write | Kind::WriteForeign => {
+                median_ns(time, 2 * ROUNDS, || (0..ROUNDS).try_for_each(|_| side.round_trip(kind, &mut gone)))
+            }
+            // Pauses count.
+            Kind::Spin | Kind::SpinForeign => {
+                per_second(time, 2, || side.round_trip(kind, &mut gone)).map(|rate| 1e9 / rate)
+            }
             _ => median_of(time, OWNED, || {
                 let begin = Instant::now();
                 let round = own_again(shared, || begin.elapsed() > PATIENCE).ok_or("the far side is gone")?;
@@ -611,10 +670,10 @@ pub fn child_if_asked() {
 
 fn serve(args: &[String]) -> Result<(), Failure> {
     end_with_starter()?;
-    let [device, cpu, fd, kind, span, size] = args else { return Err("six arguments".into()) };
-    hca_perf::probe::pin(cpu.parse()?)?;
+    let [device, cpu, other_cpu, fd, kind, span, size] = args else { return Err("seven arguments".into()) };
     let (kind, shared) = (Kind::of_args(kind, span.parse()?), Shared::open(fd.parse()?)?);
-    let mut side = Side::new(&device.parse()?, kind, size.parse()?)?;
+    let cpus = (cpu.parse()?, other_cpu.parse()?);
+    let mut side = Side::on(cpus, &device.parse()?, kind, size.parse()?)?;
     let mut input = BufReader::new(std::io::stdin());
     let mut line = String::new();
     input.read_line(&mut line)?;
@@ -645,11 +704,11 @@ fn serve_burst(side: &mut Side, kind: Kind, shared: &Shared, burst: u64) -> Resu
                 }
             }
         }
-        Kind::Write => {
+        Kind::Write | Kind::WriteForeign | Kind::Spin | Kind::SpinForeign => {
             loop {
                 // What came before this burst began counts as well.
                 let last = side.last;
-                side.last = side.window.wait_until(0, |word| word != last || over());
+                side.last = side.wait_for_word(kind, |word| word != last || over());
                 if side.last == last {
                     return Ok(());
                 }

@@ -26,7 +26,7 @@
 //! | `multicast` | multicast groups and their members |
 //! | `scattered` | regions of several pieces |
 //! | `near`, `grants` | direct access to peers' memory on this machine; regions that peers were granted |
-//! | `progress`, `doorbell` | progress modes, and doorbells to the thread that turns |
+//! | `progress`, `guard`, `doorbell` | progress modes, what the adapter's thread learns, and doorbells to the thread that turns |
 //! | `dormant` | idle queue pairs, whose owner is called when a message arrives |
 //! | `offload`, `runs` | Portals engines of the layer above, which the turning thread runs |
 //! | `events`, `notify` | asynchronous events, and the descriptors that waiters sleep on |
@@ -64,6 +64,7 @@ mod fork;
 mod glance;
 #[cfg(not(loom))]
 mod grants;
+mod guard;
 #[cfg(not(loom))]
 mod memory;
 #[cfg(not(loom))]

@@ -18,8 +18,14 @@
 //!
 //! The last of those turns returns the thread to ACTIVE, at the cost of one wake-up. So at most 2 ms pass between the
 //! program's last turn and the thread's first. A turn that misses the change of state costs a wake-up, never a stall,
-//! because in GUARD the thread does all work. If a turn or a post leaves work for later, it wakes the sleeping thread,
-//! because the thread's deadline does not include that work.
+//! because in GUARD the thread does all work.
+//!
+//! A turn or a post beside GUARD may leave work for later, which the sleeping thread has to know. Waking the thread
+//! costs microseconds, which a program that posts and spins on its memory would pay for each message. So the program
+//! wakes the thread only if the work is due before the thread's sleep ends ([`Sleeper::sleeps_until`]). A thread beside a
+//! program that posts sleeps for [`HORIZON`](crate::guard::HORIZON) at most, which ends before the retransmit timer of a new request can fire.
+//! So posts wake the thread once, and then no more. The first sleep in which the program left nothing is the last one
+//! that the horizon ends ([`Horizon`]): an idle adapter has no tick.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -29,9 +35,11 @@ use hca_core::{DeviceError, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::engine::AckRule;
+use crate::guard::{Horizon, Looks};
 use crate::notify::EventFd;
 use crate::options::Progress;
 use crate::patience;
+use crate::runs::NEVER;
 use crate::shared::{Shared, earlier};
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering};
 
@@ -56,6 +64,10 @@ pub(crate) struct Sleeper {
     turns: CachePadded<AtomicU64>,
     mode: CachePadded<AtomicU32>,
     asleep: AtomicBool,
+    /// When a sleep in GUARD ends by itself, in nanoseconds. Written under the engine's lock.
+    until: AtomicU64,
+    /// Changes whenever the program leaves work to the guard. Lost counts of racing threads do not matter.
+    left: AtomicU32,
     stop: AtomicBool,
     kick: Option<EventFd>,
 }
@@ -66,6 +78,8 @@ impl Sleeper {
             turns: CachePadded::new(AtomicU64::new(0)),
             mode: CachePadded::new(AtomicU32::new(ACTIVE)),
             asleep: AtomicBool::new(false),
+            until: AtomicU64::new(0),
+            left: AtomicU32::new(0),
             stop: AtomicBool::new(false),
             kick: if progress == Progress::Inline { None } else { Some(EventFd::new()?) },
         })
@@ -77,33 +91,44 @@ impl Sleeper {
         }
     }
 
-    /// The program turned the engine.
+    /// The program turned the engine. Returns whether a guard stands, which
+    /// [`turned_beside_guard`](Self::turned_beside_guard) tells of it.
     #[inline]
-    pub(crate) fn program_turned(&self) {
+    #[must_use]
+    pub(crate) fn program_turned(&self) -> bool {
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        if self.mode.load(Ordering::Relaxed) != ACTIVE {
-            self.turned_beside_guard();
-        }
+        self.stands_guard()
     }
+    /// Whether the thread does all work now. If so, work that the program leaves for later is the thread's. Asked after
+    /// the engine was given back, or a note left for its holder: the thread announces that it sleeps before it has the
+    /// engine for the last time.
+    #[inline]
+    pub(crate) fn stands_guard(&self) -> bool {
+        self.mode.load(Ordering::Relaxed) != ACTIVE
+    }
+    /// Counts a turn of the program while a guard stands. Returns whether the guard still stands after it, beside the
+    /// program.
     #[cold]
-    fn turned_beside_guard(&self) {
+    pub(crate) fn turned_beside_guard(&self) -> bool {
         if self.is_own_thread() {
-            return;
+            return false;
         }
         let one_less = |mode: u32| mode.checked_sub(1);
         match self.mode.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less) {
-            Ok(1) => self.kick(),
-            Ok(_) => self.wake_if_asleep(),
-            Err(_) => {}
+            Ok(1) => {
+                self.kick();
+                false
+            }
+            Ok(_) => true,
+            Err(_) => false,
         }
     }
-    /// The program left something to be done, and has not looked at the network. By who has given the engine back, or
-    /// left word for its holder: the thread said that it sleeps before it had the engine for the last time.
-    #[inline]
-    pub(crate) fn program_posted(&self) {
-        if self.mode.load(Ordering::Relaxed) != ACTIVE {
-            self.wake_if_asleep();
-        }
+    /// The program left something to the guard. Returns when the guard's sleep ends by itself, `None` if it is awake.
+    pub(crate) fn sleeps_until(&self) -> Option<Instant> {
+        self.left.store(self.left.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        // Under the engine's lock `until` is of the sleep that is announced, or of one before, which has ended.
+        let asleep = self.asleep.load(Ordering::SeqCst);
+        asleep.then(|| Instant::from_nanos(self.until.load(Ordering::Relaxed)))
     }
     /// The program is about to sleep, and has nothing to be woken by but the thread.
     #[cold]
@@ -155,7 +180,7 @@ fn learn(tolerance: u32, found_work: bool) -> u32 {
 pub(crate) fn run(shared: &Arc<Shared>) {
     let s = &shared.sleeper;
     OWN.set(core::ptr::from_ref(s).addr());
-    let mut tolerance = MIN_TOLERANCE;
+    let (mut tolerance, mut looks) = (MIN_TOLERANCE, Looks::default());
     while !s.stop.load(Ordering::SeqCst) {
         let mut by_tick = false;
         if shared.progress == Progress::Adaptive {
@@ -168,16 +193,20 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             }
             s.mode.store(tolerance, Ordering::SeqCst);
         }
-        guard(shared, &mut tolerance, by_tick);
+        guard(shared, &mut tolerance, &mut looks, by_tick);
     }
 }
 
 /// Turns the engine until the program does so itself again. `by_tick`: the program did not turn for a whole tick.
-fn guard(shared: &Shared, tolerance: &mut u32, mut by_tick: bool) {
+///
+/// With [`Progress::Thread`] the program gives its CPU away while it waits, so the thread yields between its looks.
+fn guard(shared: &Shared, tolerance: &mut u32, looks: &mut Looks, mut by_tick: bool) {
     let s = &shared.sleeper;
-    let mut look_until = Instant::ZERO;
+    let learns = shared.progress == Progress::Adaptive;
+    let (mut look_until, mut by_look) = (Instant::ZERO, false);
+    let mut horizon = Horizon::new(s.left.load(Ordering::Relaxed));
     while !s.stop.load(Ordering::SeqCst) {
-        if shared.progress == Progress::Adaptive && s.mode.load(Ordering::Relaxed) == ACTIVE {
+        if learns && s.mode.load(Ordering::Relaxed) == ACTIVE {
             return;
         }
         // The clock is read by whoever has the engine: a wait for the engine would make it late.
@@ -192,16 +221,23 @@ fn guard(shared: &Shared, tolerance: &mut u32, mut by_tick: bool) {
         if worked || ran {
             s.guard_found_work(*tolerance);
             patience::found();
-            look_until = now + patience::of_the_thread();
+            let looks_on = !learns || looks.found(core::mem::take(&mut by_look));
+            look_until = if looks_on { now + patience::of_the_thread() } else { now };
+            if looks_on || ran {
+                continue;
+            }
+        } else if now < look_until {
+            by_look = true;
+            if !learns {
+                patience::in_vain();
+            }
             continue;
-        }
-        if now < look_until {
-            patience::in_vain();
-            continue;
+        } else if core::mem::take(&mut by_look) && learns {
+            looks.in_vain();
         }
         s.asleep.store(true, Ordering::SeqCst);
         if shared.bell.is_empty()
-            && let Some(timeout) = prepare_to_sleep(shared)
+            && let Some(timeout) = prepare_to_sleep(shared, horizon.next(s.left.load(Ordering::Relaxed)))
         {
             sleep(shared, true, timeout);
         }
@@ -211,14 +247,19 @@ fn guard(shared: &Shared, tolerance: &mut u32, mut by_tick: bool) {
 
 /// For how long the thread may sleep, which has said that it does; `None`: there is input after all, or was something
 /// to be run. All that others have done with the engine before is seen here; who does something behind this sees that
-/// the thread sleeps.
-fn prepare_to_sleep(shared: &Shared) -> Option<Option<Duration>> {
-    let ((input, deadline, now), ran) =
-        shared.control_and_run(|e| (e.fabric.prepare_wait(), e.next_deadline(), shared.time.now()));
+/// the thread sleeps, and until when.
+fn prepare_to_sleep(shared: &Shared, horizon: Option<Duration>) -> Option<Option<Duration>> {
+    let ((input, now, until), ran) = shared.control_and_run(|e| {
+        let (input, now) = (e.fabric.prepare_wait(), shared.time.now());
+        let deadline = earlier(e.next_deadline(), &shared.attention);
+        let until = [deadline, horizon.map(|h| now + h)].into_iter().flatten().min();
+        shared.sleeper.until.store(until.map_or(NEVER, Instant::as_nanos), Ordering::Relaxed);
+        (input, now, until)
+    });
     if input || ran || shared.attention.is_due() {
         return None;
     }
-    Some(earlier(deadline, &shared.attention).map(|d| d.since(now)))
+    Some(until.map(|d| d.since(now)))
 }
 
 /// Sleeps until it is kicked, the time is over, or (if asked for) packets arrive.
@@ -267,26 +308,33 @@ mod tests {
         readable
     }
 
+    /// A turn of the program; whether it leaves what it did not do to a guard.
+    fn turn(s: &Sleeper) -> bool {
+        s.program_turned() && s.turned_beside_guard()
+    }
+
     #[test]
     fn what_an_engine_does_on_the_adapters_thread_is_no_turn_of_the_programs() {
         let sleeper = guarded(1);
-        sleeper.program_turned();
+        assert!(!turn(&sleeper));
         assert_eq!(mode(&sleeper), ACTIVE);
         sleeper.mode.store(1, Ordering::SeqCst);
         OWN.set(core::ptr::from_ref(&sleeper).addr());
-        sleeper.program_turned();
+        assert!(!turn(&sleeper));
         OWN.set(0);
         assert_eq!(mode(&sleeper), 1, "it would look at the network once a tick only");
     }
 
     #[test]
-    fn a_post_is_no_turn_but_wakes_a_guard_that_sleeps_for_what_was_due_before() {
-        let sleeper = guarded(1);
-        sleeper.program_posted();
-        assert_eq!((mode(&sleeper), sleeper.turns.load(Ordering::Relaxed), kicked(&sleeper)), (1, 0, false));
+    fn a_guard_that_sleeps_tells_until_when_and_is_woken_once() {
+        let sleeper = guarded(2);
+        assert_eq!(sleeper.sleeps_until(), None, "it is awake");
+        sleeper.until.store(7, Ordering::Relaxed);
         sleeper.asleep.store(true, Ordering::SeqCst);
-        sleeper.program_posted();
-        sleeper.program_posted();
+        assert_eq!(sleeper.sleeps_until(), Some(Instant::from_nanos(7)));
+        assert!(turn(&sleeper), "the program's last turn but one");
+        sleeper.wake_if_asleep();
+        sleeper.wake_if_asleep();
         assert_eq!((mode(&sleeper), kicked(&sleeper), kicked(&sleeper)), (1, true, false));
     }
 
@@ -302,14 +350,19 @@ mod tests {
         assert!(kicked(&sleeper));
     }
 
-    #[test]
-    fn who_arms_a_queue_that_has_a_waker_and_no_descriptor_is_guarded_at_once() {
-        use hca_core::{Completion, Device, Notify};
+    /// A device on an address of its own.
+    fn device() -> Arc<crate::SoftHca> {
         let open = |host| hca_fabric::UdpFabric::open(host, &hca_fabric::UdpOptions::default()).ok();
         let pid = std::process::id();
         let hosts = (1..=200).map(|n| std::net::Ipv4Addr::from(0x7f00_0000 | (pid << 8 | n) & 0xff_ffff));
         let fabric = hosts.into_iter().find_map(|host| open(host.into())).expect("a free address");
-        let device = crate::SoftHca::open(Box::new(fabric), crate::Options::default()).unwrap();
+        crate::SoftHca::open(Box::new(fabric), crate::Options::default()).unwrap()
+    }
+
+    #[test]
+    fn who_arms_a_queue_that_has_a_waker_and_no_descriptor_is_guarded_at_once() {
+        use hca_core::{Completion, Device, Notify};
+        let device = device();
         let (_, mut cq) = device.create_cq(4).unwrap();
         let mut one = [Completion::default()];
         let is_guarded = || mode(&device.shared().sleeper) != ACTIVE;
@@ -330,12 +383,12 @@ mod tests {
         }
         assert_eq!(tolerance, MAX_TOLERANCE);
         let sleeper = guarded(tolerance);
-        (1..tolerance).for_each(|_| sleeper.program_turned());
+        (1..tolerance).for_each(|_| assert!(turn(&sleeper)));
         assert!(mode(&sleeper) != ACTIVE && !kicked(&sleeper));
         sleeper.guard_found_work(tolerance);
-        (1..tolerance).for_each(|_| sleeper.program_turned());
+        (1..tolerance).for_each(|_| assert!(turn(&sleeper)));
         assert!(mode(&sleeper) != ACTIVE, "the turns are counted since it found work");
-        sleeper.program_turned();
+        assert!(!turn(&sleeper));
         assert!(mode(&sleeper) == ACTIVE && kicked(&sleeper));
         sleeper.guard_found_work(tolerance);
         assert_eq!(mode(&sleeper), ACTIVE, "it was sent away");

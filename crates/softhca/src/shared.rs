@@ -373,8 +373,8 @@ impl Shared {
 
     #[inline(always)]
     fn note_program_turn(&self) {
-        if self.progress == Progress::Adaptive {
-            self.sleeper.program_turned();
+        if self.progress == Progress::Adaptive && self.sleeper.program_turned() {
+            self.turned_beside_guard();
         }
     }
 
@@ -385,8 +385,39 @@ impl Shared {
     }
     #[inline(always)]
     fn note_post(&self) {
-        if self.progress == Progress::Adaptive {
-            self.sleeper.program_posted();
+        if self.progress == Progress::Adaptive && self.sleeper.stands_guard() {
+            self.leave_to_guard(false);
+        }
+    }
+    #[cold]
+    #[inline(never)]
+    fn turned_beside_guard(&self) {
+        if self.sleeper.turned_beside_guard() {
+            self.leave_to_guard(true);
+        }
+    }
+    /// The program has left what it did not do to the guard, which is woken if it sleeps for too long for that.
+    /// `turned`: the network may have to learn again that the guard sleeps.
+    #[cold]
+    #[inline(never)]
+    fn leave_to_guard(&self, turned: bool) {
+        if self.sleeper.sleeps_until().is_none() {
+            return;
+        }
+        let Some(mut turn) = self.engine.try_lock() else { return self.sleeper.wake_if_asleep() };
+        let sleeps_on = self.sleeper.sleeps_until().is_none_or(|until| {
+            let e = &mut *turn;
+            let due = earlier(e.next_deadline(), &self.attention);
+            due.is_none_or(|due| due >= until)
+                && self.bell.is_empty()
+                && !self.attention.is_due()
+                && !(turned && e.fabric.prepare_wait())
+        });
+        if turn.unlock() {
+            self.catch_up();
+        }
+        if !sleeps_on {
+            self.sleeper.wake_if_asleep();
         }
     }
     /// The program is about to sleep, with nothing to be woken by but a waker.

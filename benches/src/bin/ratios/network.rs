@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hca::DeviceUrl;
+use hca_benches::duo::Kind;
 use hca_benches::engines::{Processes, Stream, rate_by_threads};
 use hca_benches::floor::{self, Floor};
 use hca_benches::idle;
@@ -12,13 +13,14 @@ use hca_perf::Failure;
 use hca_perf::{Op, Pair, Setup};
 use test_support::namespaces::Wire;
 
+use super::shm::spin;
 use super::{Bench, Row, Unit, less, more, rc, single};
 
 /// Processes that may share an address: the two that are measured, and 63 that are idle.
 const SHARED_BY: u16 = 65;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 26] = [
+pub(super) const ROWS: [Row; 27] = [
     Row { name: "send 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Send) },
     Row { name: "write 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Write) },
     Row { name: "raw send 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), unit: Unit::Ns, measure: |b| raw(b, (Op::Send, 64), Floor::RawPingPong) },
@@ -40,6 +42,7 @@ pub(super) const ROWS: [Row; 26] = [
     Row { name: "send 8 B, shared address", against: "the same, an address each", target: less(1.05, None), unit: Unit::Ns, measure: |b| shared(b, 0) },
     Row { name: "send 8 B, shared address, 63 idle processes", against: "the same, an address each", target: less(1.05, None), unit: Unit::Ns, measure: |b| shared(b, 63) },
     Row { name: "join of a shared address, the slowest of 63, ms", against: "", target: less(10.0, None), unit: Unit::Alone, measure: slowest_join },
+    Row { name: "spin: write 8 B, half round trip", against: "the same with turns", target: less(3.0, None), unit: Unit::Ns, measure: |b| spin(b, Kind::Spin, Kind::Write) },
     Row { name: "idle adapter, wake-ups/s", against: "", target: less(1.0, None), unit: Unit::Alone, measure: |b| wakeups(b, 0) },
     Row { name: "idle adapter, 100 pairs, wake-ups/s", against: "", target: less(1.0, None), unit: Unit::Alone, measure: |b| wakeups(b, 100) },
     Row { name: "idle pair, bytes", against: "", target: less(8192.0, None), unit: Unit::Alone, measure: |b| Ok(Some(single(idle::bytes_per_pair(&b.device)?))) },

@@ -45,6 +45,8 @@ pub(super) const ROWS: [Row; 25] = [
     Row { name: "beside 100 idle peers", against: "send 8 B alone", target: less(1.1, Some(1.0)), unit: Unit::Ns, measure: |b| peers(b, 100) },
     Row { name: "beside 10000 idle pairs", against: "send 8 B alone", target: less(1.1, Some(1.0)), unit: Unit::Ns, measure: |b| crowd(b, 10_000) },
     Row { name: "beside 1000 idle pairs", against: "send 8 B alone", target: less(1.1, Some(1.0)), unit: Unit::Ns, measure: |b| crowd(b, 1000) },
+    Row { name: "spin: write 8 B half round trip", against: "the same with turns", target: less(3.0, None), unit: Unit::Ns, measure: |b| spin(b, Kind::Spin, Kind::Write) },
+    Row { name: "spin: write 8 B half round trip, foreign memory", against: "the same with turns", target: less(3.0, None), unit: Unit::Ns, measure: |b| spin(b, Kind::SpinForeign, Kind::WriteForeign) },
     Row { name: "8 peers take turns", against: "one of them alone", target: None, unit: Unit::Ns, measure: |b| turns(b, 8) },
     Row { name: "1000 peers take turns", against: "one of them alone", target: None, unit: Unit::Ns, measure: |b| turns(b, 1000) },
     Row { name: "2 adapters, a thread each, send 8 B rate", against: "2 processes", target: more(0.9, None), unit: Unit::Messages, measure: |b| beside_processes(b, &b.device.clone()) },
@@ -56,6 +58,14 @@ fn duo(b: &Bench, kind: Kind, size: usize, floor: cache::Kind) -> Result<Option<
     let mut duo = Duo::start(&b.device, b.cpus, kind, size)?;
     let floor = || Ok(b.floor(Floor::Cache(floor))?.half_rtt_ns);
     Ok(summary(&b.interleave(|| duo.latency_ns(b.time), floor)?))
+}
+
+/// Half of a round trip of WRITEs between programs that call nothing while they wait, against programs that turn their
+/// devices, in ns.
+pub(super) fn spin(b: &Bench, spins: Kind, turns: Kind) -> Result<Option<Ratio>, Failure> {
+    let mut spinning = Duo::start(&b.device, b.cpus, spins, 8)?;
+    let mut turning = Duo::start(&b.device, b.cpus, turns, 8)?;
+    Ok(summary(&b.interleave(|| spinning.latency_ns(b.time), || turning.latency_ns(b.time))?))
 }
 
 /// WRITEs of `size` over `span` bytes against memcpy, in bytes a second.
