@@ -63,6 +63,9 @@ fn as_json(opened: &Opened) -> Value {
     let gids: Vec<Value> = (device.gids().into_iter())
         .map(|e| json!({ "index": e.index, "gid": e.gid.to_string(), "type": e.kind.to_string(), "interface": e.interface }))
         .collect();
+    let port_counters: Option<Map<String, Value>> = device
+        .port_counters()
+        .map(|port| port.named().into_iter().map(|c| (c.name.into(), c.value.into())).collect());
     json!({
         "device": opened.url().to_string(),
         "name": attr.name,
@@ -80,6 +83,8 @@ fn as_json(opened: &Opened) -> Value {
             "speed_mbps": port.link.map(|link| link.mbps),
             "width": port.link.and_then(|link| link.lanes),
             "gids": gids,
+            "pkeys": device.pkeys().iter().map(|pkey| pkey.raw()).collect::<Vec<_>>(),
+            "counters": port_counters,
         },
         "recv_buffer_bytes": buffer,
         "notes": notes,
@@ -111,6 +116,9 @@ fn as_text(opened: &Opened) -> String {
         let on = entry.interface.map_or(String::new(), |name| format!(", {name}"));
         line(&format!("gid[{}]", entry.index), &format!("{} ({}{on})", entry.gid, entry.kind));
     }
+    for (index, pkey) in device.pkeys().iter().enumerate() {
+        line(&format!("pkey[{index}]"), pkey);
+    }
     line("lid", &port.lid);
     line("active_mtu", &port.active_mtu.bytes());
     let (buffer, notes) = fabric.map(|f| (f.recv_buffer_bytes, f.notes)).unzip();
@@ -126,6 +134,10 @@ fn as_text(opened: &Opened) -> String {
     line("", &"");
     for (name, value) in limits(attr).into_iter().filter(|(name, _)| !is_noted(&name.replace('_', " "))) {
         line(name, &value);
+    }
+    if let Some(port) = device.port_counters() {
+        line("", &"");
+        port.named().iter().for_each(|c| line(c.name, &c.value));
     }
     line("", &"");
     let counters = device.counters();

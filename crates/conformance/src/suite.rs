@@ -203,6 +203,7 @@ macro_rules! __for_each_check {
                 many_queue_pairs_are_told_apart,
                 memory_of_the_device_is_zeroed;
             shown: the_gid_table_holds_the_ports_gid_and_fits_its_link,
+                the_ports_counters_count_what_its_link_carries,
                 requests_are_counted_by_operation,
                 what_a_queue_pair_did_is_counted_for_it_alone_and_stays_in_the_sum,
                 queue_pairs_are_listed_with_their_peers,

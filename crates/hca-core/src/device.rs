@@ -15,8 +15,9 @@ use std::os::fd::BorrowedFd;
 use crate::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqModeration, CqStatus,
     DeviceClock, DeviceError, ExtendedConnections, GidEntry, GidType, LinkLayer, Lkey, MemoryWindows,
-    MrHandle, MrStatus, Multicast, PdHandle, PortAttr, PortalsOffload, PostError, PostErrorKind, QpAttr,
-    QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle, SrqStatus,
+    MrHandle, MrStatus, Multicast, PdHandle, Pkey, PortAttr, PortCounters, PortalsOffload, PostError,
+    PostErrorKind, QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle,
+    SrqStatus,
 };
 
 /// An adapter's control path. The trait is object-safe.
@@ -52,6 +53,18 @@ pub unsafe trait Device: Send + Sync {
         let port = self.port();
         let kind = if port.link_layer == LinkLayer::InfiniBand { GidType::Ib } else { GidType::RoceV2 };
         vec![GidEntry { index: 0, gid: port.gid, kind, interface: None }]
+    }
+    /// The entry of the GID table with this index; `None` if it is not in use.
+    fn gid(&self, index: u32) -> Option<GidEntry> {
+        self.gids().into_iter().find(|entry| entry.index == index)
+    }
+    /// The port's P_Key table, by index. A device that takes P_Keys by value has one entry, the default.
+    fn pkeys(&self) -> Vec<Pkey> {
+        vec![Pkey::DEFAULT]
+    }
+    /// The port's counters by the names of the IBA; `None` where there is no link, or the device does not count them.
+    fn port_counters(&self) -> Option<PortCounters> {
+        None
     }
     /// A snapshot of all counters, by name. Names are only ever added.
     fn counters(&self) -> Vec<Counter>;

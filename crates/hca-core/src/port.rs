@@ -3,7 +3,7 @@
 use core::fmt;
 use core::time::Duration;
 
-use crate::{Gid, Lid, Mtu, QpHandle, QpState, QpType, Qpn};
+use crate::{Counter, Gid, Lid, Mtu, QpHandle, QpState, QpType, Qpn};
 
 /// The state of a device's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +73,70 @@ fn rate(f: &mut fmt::Formatter<'_>, mbps: u32) -> fmt::Result {
         ..1000 => write!(f, "{mbps} Mbit/s"),
         _ => write!(f, "{} Gbit/s", f64::from(mbps) / 1000.0),
     }
+}
+
+/// The counters of a port, by the names that the IBA's attribute PortCounters has for them.
+///
+/// They count what the port's link carries. What goes through shared memory is not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PortCounters {
+    /// PortXmitData: octets of the packets that were sent, divided by 4.
+    pub xmit_data: u64,
+    /// PortRcvData: octets of the packets that were received, divided by 4.
+    pub rcv_data: u64,
+    /// PortXmitPkts: packets that were sent.
+    pub xmit_pkts: u64,
+    /// PortRcvPkts: packets that were received.
+    pub rcv_pkts: u64,
+    /// PortRcvErrors: packets that were received with an error, and dropped.
+    pub rcv_errors: u64,
+    /// PortXmitDiscards: packets that were not sent, and dropped.
+    pub xmit_discards: u64,
+}
+
+impl PortCounters {
+    /// All of them, with the IBA's names.
+    pub fn named(&self) -> [Counter; 6] {
+        [
+            ("PortXmitData", self.xmit_data),
+            ("PortRcvData", self.rcv_data),
+            ("PortXmitPkts", self.xmit_pkts),
+            ("PortRcvPkts", self.rcv_pkts),
+            ("PortRcvErrors", self.rcv_errors),
+            ("PortXmitDiscards", self.xmit_discards),
+        ]
+        .map(|(name, value)| Counter { name, value })
+    }
+    /// The port's counters as sums of a device's own counters. `None` if the device does not count packets and octets
+    /// by these names.
+    pub fn sum(counters: &[Counter], names: &PortCounterNames<'_>) -> Option<Self> {
+        let sum = |names: &[&str]| {
+            let named = counters.iter().filter(|c| names.contains(&c.name)).map(|c| c.value);
+            named.reduce(|a, b| a + b)
+        };
+        Some(Self {
+            xmit_data: sum(names.octets.0)? / 4,
+            rcv_data: sum(names.octets.1)? / 4,
+            xmit_pkts: sum(names.packets.0)?,
+            rcv_pkts: sum(names.packets.1)?,
+            rcv_errors: sum(names.rcv_errors).unwrap_or(0),
+            xmit_discards: sum(names.xmit_discards).unwrap_or(0),
+        })
+    }
+}
+
+/// The names of the counters that [`PortCounters::sum`] adds up. The first of a pair are those of what is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct PortCounterNames<'a> {
+    /// Octets of packets.
+    pub octets: (&'a [&'a str], &'a [&'a str]),
+    /// Packets.
+    pub packets: (&'a [&'a str], &'a [&'a str]),
+    /// Packets that were received with an error.
+    pub rcv_errors: &'a [&'a str],
+    /// Packets that were not sent.
+    pub xmit_discards: &'a [&'a str],
 }
 
 /// An entry of a port's GID table.
@@ -152,6 +216,21 @@ impl DeviceClock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ports_counters_are_sums_in_words_of_four_octets() {
+        let names = PortCounterNames {
+            octets: (&["tx_bytes"], &["rx_bytes"]),
+            packets: (&["tx"], &["rx"]),
+            rcv_errors: &["short", "icrc"],
+            xmit_discards: &["lost"],
+        };
+        let counters = [("tx_bytes", 103), ("tx", 2), ("rx_bytes", 40), ("rx", 1), ("short", 3), ("icrc", 4)];
+        let counters = counters.map(|(name, value)| Counter { name, value });
+        let port = PortCounters::sum(&counters, &names).unwrap();
+        assert_eq!(port.named().map(|c| c.value), [25, 10, 2, 1, 7, 0]);
+        assert_eq!(PortCounters::sum(&counters[1..], &names), None);
+    }
 
     #[test]
     fn a_speed_is_told_with_its_lanes_where_they_are_known() {

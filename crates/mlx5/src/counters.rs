@@ -1,6 +1,6 @@
 //! Counters of the adapter: one set for all queue pairs, and those of the port.
 
-use hca_core::Counter;
+use hca_core::{Counter, PortCounterNames};
 use hca_prm::Field;
 use hca_prm::command::counter::{
     AllocQCounterIn, AllocQCounterOut, DeallocQCounterIn, QueryQCounterIn, QueryQCounterOut as Set,
@@ -38,6 +38,14 @@ const OF_QUEUE_PAIRS: [(&str, Field<Set, u32>); 25] = [
     ("resp_remote_invalid_request", Set::RESP_REMOTE_INVALID_REQUEST),
     ("resp_remote_access_errors", Set::RESP_REMOTE_ACCESS_ERRORS),
 ];
+
+/// The counters of the port that the IBA has names for.
+pub(crate) const OF_PORT: PortCounterNames<'static> = PortCounterNames {
+    octets: (&["unicast_xmit_bytes"], &["unicast_rcv_bytes"]),
+    packets: (&["unicast_xmit_packets"], &["unicast_rcv_packets"]),
+    rcv_errors: &["port_rcv_errors"],
+    xmit_discards: &["port_xmit_errors"],
+};
 
 /// The set that all queue pairs name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

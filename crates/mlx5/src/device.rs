@@ -10,8 +10,8 @@ use std::sync::Arc;
 use hca_core::{
     Abilities, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration, CqPort,
     CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, GidEntry, MrHandle, MrInit, MrKeys,
-    PdHandle, PortAttr, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, QpType, RecvPort, SrqHandle,
-    SrqInit,
+    PdHandle, PortAttr, PortCounters, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, QpType, RecvPort,
+    SrqHandle, SrqInit,
 };
 use hca_vfio::PciFunction;
 
@@ -137,6 +137,9 @@ unsafe impl Device for Mlx5 {
         }
         counters::read(&self.hca, &mut all);
         all
+    }
+    fn port_counters(&self) -> Option<PortCounters> {
+        PortCounters::sum(&self.counters(), &counters::OF_PORT)
     }
     fn gids(&self) -> Vec<GidEntry> {
         self.hca.port.gids()

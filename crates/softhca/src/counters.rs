@@ -1,7 +1,7 @@
 //! The engine's counters, by name.
 
 use hca_core::wire::ParseError;
-use hca_core::{Counter, KeyFault, WcOpcode};
+use hca_core::{Counter, KeyFault, PortCounterNames, WcOpcode};
 use hca_transport::{Count, Served};
 
 use crate::sync::{AtomicU64, Ordering};
@@ -150,6 +150,32 @@ impl EngineCounters {
         named(transport, out);
     }
 }
+
+/// The fabrics' and the engine's counters that the IBA has names for. Those of shared memory beside a network have
+/// names of their own, and are not among them.
+pub(crate) const OF_PORT: PortCounterNames<'static> = PortCounterNames {
+    octets: (&["tx_bytes"], &["rx_bytes"]),
+    packets: (&["tx_packets"], &["rx_packets"]),
+    rcv_errors: &[
+        "icrc_errors",
+        "short_packets",
+        "udp_checksum_errors",
+        "rx_malformed",
+        "rx_truncated",
+        "rx_short",
+        "rx_unknown_opcode",
+        "rx_bad_version",
+        "rx_bad_length",
+    ],
+    xmit_discards: &[
+        "tx_lost_unreachable",
+        "tx_lost_no_buffers",
+        "tx_lost_other",
+        "tx_lost_closed",
+        "tx_lost_unresolved",
+        "tx_lost_interface",
+    ],
+};
 
 /// The refused accesses of peers, with the names of their reasons.
 pub(crate) fn named_faults(counts: &[u64; KeyFault::ALL.len()], out: &mut Vec<Counter>) {

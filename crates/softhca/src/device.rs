@@ -10,8 +10,8 @@ use hca_core::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration,
     CqPort, CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, ExtendedConnections, Gid,
     GidEntry, Lid, MemoryWindows, MrHandle, MrInit, MrKeys, MrStatus, Multicast, MwHandle, MwKeys, MwRange,
-    MwStatus, MwType, PdHandle, PortAttr, PortalsOffload, QpAttr, QpHandle, QpInfo, QpInit, QpPorts,
-    QpStatus, RecvPort, Rkey, SrqHandle, SrqInit, SrqStatus,
+    MwStatus, MwType, PdHandle, PortAttr, PortCounters, PortalsOffload, QpAttr, QpHandle, QpInfo, QpInit,
+    QpPorts, QpStatus, RecvPort, Rkey, SrqHandle, SrqInit, SrqStatus,
 };
 use hca_fabric::{Fabric, FabricAttr, FabricLink, QpEnds};
 
@@ -412,6 +412,15 @@ unsafe impl Device for SoftHca {
     fn gids(&self) -> Vec<GidEntry> {
         let FabricLink { kind, interface, .. } = self.opened_on.link.clone();
         vec![GidEntry { index: 0, gid: self.shared.port.gid, kind, interface }]
+    }
+    fn port_counters(&self) -> Option<PortCounters> {
+        // Messages between processes of one machine are no packets.
+        if self.shared.fork.is_child()
+            || self.shared.control(|e| e.fabric.shm().is_some_and(|s| s.is_alone()))
+        {
+            return None;
+        }
+        PortCounters::sum(&self.counters(), &crate::counters::OF_PORT)
     }
     fn counters(&self) -> Vec<Counter> {
         let mut out = Vec::new();

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hca_core::{
-    AsyncEvent, Counter, Device, DeviceAttr, DeviceClock, DeviceError, EventObject, GidEntry, PortAttr, Psn,
-    QpInfo,
+    AsyncEvent, Counter, Device, DeviceAttr, DeviceClock, DeviceError, EventObject, GidEntry, Pkey, PortAttr,
+    PortCounters, Psn, QpInfo,
 };
 use hca_process::Fork;
 
@@ -63,6 +63,18 @@ impl Context {
     /// The port's GID table.
     pub fn gids(&self) -> Vec<GidEntry> {
         self.ctx.device.gids()
+    }
+    /// The entry of the GID table with this index; `None` if it is not in use.
+    pub fn gid(&self, index: u32) -> Option<GidEntry> {
+        self.ctx.device.gid(index)
+    }
+    /// The port's P_Key table, by index.
+    pub fn pkeys(&self) -> Vec<Pkey> {
+        self.ctx.device.pkeys()
+    }
+    /// The port's counters by the names of the IBA; `None` where there is no link, or the device does not count them.
+    pub fn port_counters(&self) -> Option<PortCounters> {
+        self.ctx.device.port_counters()
     }
     /// All queue pairs of the device, also those of other contexts on it; empty where the device lists none.
     pub fn queue_pairs(&self) -> Vec<QpInfo> {

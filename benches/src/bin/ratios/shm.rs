@@ -23,7 +23,7 @@ const COLD_BYTES: usize = 256 << 20;
 const RECEIVE_BUFFERS: usize = 4;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 25] = [
+pub(super) const ROWS: [Row; 27] = [
     Row { name: "send 8 B one way", against: "8 B ring", target: less(1.6, Some(1.35)), unit: Unit::Ns, measure: |b| duo(b, Kind::Send, 8, cache::Kind::RingPingPong) },
     Row { name: "write 8 B half round trip", against: "bare put", target: less(1.3, Some(1.1)), unit: Unit::Ns, measure: |b| duo(b, Kind::Write, 8, cache::Kind::PutPingPong) },
     Row { name: "read 8 B", against: "load of an owned line", target: less(2.0, Some(1.5)), unit: Unit::Ns, measure: |b| duo(b, Kind::Read, 8, cache::Kind::OwnedLoad) },

@@ -1,8 +1,8 @@
 //! Checks of the link, the GID table, the counters, the queue pairs and the clock that a device shows.
 
 use hca_core::{
-    AsyncEvent, Completion, Counter, DeviceError, EventObject, GidType, LinkLayer, Notify, QpHandle, QpType,
-    RemoteAddr, Rkey, SendOp,
+    AsyncEvent, Completion, Counter, DeviceError, EventObject, GidType, LinkLayer, Notify, Pkey, QpHandle,
+    QpType, RemoteAddr, Rkey, SendOp,
 };
 
 use crate::Bed;
@@ -18,6 +18,11 @@ pub(crate) fn the_gid_table_holds_the_ports_gid_and_fits_its_link(bed: &dyn Bed)
     for node in Node::open::<2>(bed) {
         let (port, gids) = (node.dev().port(), node.dev().gids());
         assert!(gids.iter().any(|entry| entry.gid == port.gid), "{port:?} {gids:?}");
+        for entry in &gids {
+            assert_eq!(node.dev().gid(entry.index).as_ref(), Some(entry));
+        }
+        assert_eq!(node.dev().gid(u32::MAX), None);
+        assert!(node.dev().pkeys().contains(&Pkey::DEFAULT));
         assert!(gids.windows(2).all(|pair| pair[0].index < pair[1].index), "{gids:?}");
         let is_ib = port.link_layer == LinkLayer::InfiniBand;
         assert!(gids.iter().all(|entry| (entry.kind == GidType::Ib) == is_ib), "{port:?} {gids:?}");
@@ -26,6 +31,25 @@ pub(crate) fn the_gid_table_holds_the_ports_gid_and_fits_its_link(bed: &dyn Bed)
             assert_ne!(port.link_layer, LinkLayer::Unspecified, "a speed is one of a link");
         }
     }
+}
+
+pub(crate) fn the_ports_counters_count_what_its_link_carries(bed: &dyn Bed) {
+    let p = Pair::rc(bed);
+    if value(&p.a.node.dev().counters(), "paths_by_shm").is_some_and(|paths| paths > 0) {
+        return;
+    }
+    let both = || p.a.node.dev().port_counters().zip(p.b.node.dev().port_counters());
+    let Some((sender, receiver)) = both() else { return };
+    p.b.recv(1, &[p.mb.sge(0, 1000)]);
+    p.a.send(1, SendOp::Send, &[p.ma.sge(0, 1000)]);
+    p.a.send_cq.ok(1);
+    p.b.recv_cq.ok(1);
+    let after = both().expect("they were there before");
+    assert!(after.0.xmit_pkts > sender.xmit_pkts && after.1.rcv_pkts > receiver.rcv_pkts, "{after:?}");
+    // The payload and at least a BTH, in words of 4 octets.
+    let words = (1000 + 12) / 4;
+    assert!(after.0.xmit_data >= sender.xmit_data + words, "{sender:?} {after:?}");
+    assert!(after.1.rcv_data >= receiver.rcv_data + words, "{receiver:?} {after:?}");
 }
 
 pub(crate) fn requests_are_counted_by_operation(bed: &dyn Bed) {
