@@ -59,7 +59,10 @@ impl AutoFabric {
     }
 
     /// Like [`open`](Self::open), beside a UDP end that is open: the name in shared memory says which.
-    pub(crate) fn beside(udp: UdpFabric, shm: &ShmOptions) -> Result<Self, OpenError> {
+    ///
+    /// # Errors
+    /// The system refuses a descriptor.
+    pub fn beside(udp: UdpFabric, shm: &ShmOptions) -> Result<Self, OpenError> {
         let local = udp.attr().local;
         // The same address may stand on two interfaces, which are two adapters.
         let shm = if is_link_local(local) {

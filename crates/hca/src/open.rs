@@ -220,11 +220,17 @@ fn open_function(url: &DeviceUrl) -> Result<Opened, OpenError> {
 }
 
 /// The network that a name asks for, and the name with its address.
-fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+type Named = Result<(Box<dyn Fabric>, DeviceUrl), OpenError>;
+
+fn bare_fabric(url: &DeviceUrl) -> Named {
     let url = &*with_address(url)?;
     match &url.target {
-        Target::Auto(None) => first_free(&|ip| auto(ip, url), url, &|ip| Target::Auto(Some(ip))),
-        Target::Auto(Some(ip)) => at(&|ip| auto(ip, url), *ip, url.clone()),
+        Target::Auto(ip) => match auto_at(*ip, url, None) {
+            Err(OpenError::Fabric { source: why @ FabricError::CannotShare { .. }, .. }) => {
+                auto_alone(*ip, url, &why)
+            }
+            opened => opened,
+        },
         Target::Udp(None) => first_free(&|ip| udp(ip, url), url, &|ip| Target::Udp(Some(ip))),
         Target::Udp(Some(ip)) => at(&|ip| udp(ip, url), *ip, url.clone()),
         #[cfg(feature = "uring")]
@@ -292,14 +298,41 @@ fn udp_options(url: &DeviceUrl) -> Result<UdpOptions, FabricError> {
     Ok(UdpOptions { interface, slots, ..UdpOptions::default() })
 }
 
+/// UDP and shared memory at an address, or at the first free one on loopback, with a note about sharing.
+fn auto_at(ip: Option<IpAddr>, url: &DeviceUrl, note: Option<&str>) -> Named {
+    let open = |ip| auto(ip, url, note);
+    match ip {
+        None => first_free(&open, url, &|ip| Target::Auto(Some(ip))),
+        Some(ip) => at(&open, ip, url.clone()),
+    }
+}
+
+/// An address for this device alone, where the kernel has none shared: the given one, or another loopback address if
+/// that is in use and a loopback address, too.
+fn auto_alone(ip: Option<IpAddr>, url: &DeviceUrl, why: &FabricError) -> Named {
+    tracing::warn!(device = %url, %why, "the device takes an address of its own");
+    let note = format!("none, this device has an address of its own: {why}");
+    let mut own = url.clone();
+    own.options.share = None;
+    match auto_at(ip, &own, Some(&note)) {
+        Err(OpenError::Fabric { source: FabricError::InUse(at), .. }) if at.is_loopback() && at.is_ipv4() => {
+            auto_at(None, &own, Some(&note))
+        }
+        opened => opened,
+    }
+}
+
 /// UDP, and shared memory with peers on this machine. Faults, captures and a smaller path MTU apply to packets: with
 /// one of them, the device does not listen on shared memory, and all its peers are reached by UDP.
-fn auto(ip: IpAddr, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
-    if all_messages(&url.options) {
-        let shm = shm_options(&url.options);
-        return Ok(Box::new(AutoFabric::open(ip, &udp_options(url)?, &shm)?));
+fn auto(ip: IpAddr, url: &DeviceUrl, note: Option<&str>) -> Result<Box<dyn Fabric>, FabricError> {
+    let mut udp = UdpFabric::open(ip, &udp_options(url)?)?;
+    if let Some(note) = note {
+        udp.note("shared address", note.to_owned());
     }
-    udp(ip, url)
+    if all_messages(&url.options) {
+        return Ok(Box::new(AutoFabric::beside(udp, &shm_options(&url.options))?));
+    }
+    Ok(Box::new(udp))
 }
 
 /// Plain sockets where the kernel has no io_uring, or forbids it; [`Opened::stand_in`] says so then.
@@ -326,7 +359,7 @@ fn shm_options(options: &Options) -> ShmOptions {
     }
 }
 
-fn shm(domain: &str, url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+fn shm(domain: &str, url: &DeviceUrl) -> Named {
     match ShmFabric::open(domain, &shm_options(&url.options)) {
         Ok(fabric) => Ok((Box::new(fabric), url.clone())),
         Err(source) => Err(OpenError::Shm { url: Box::new(url.clone()), source }),
@@ -338,7 +371,7 @@ fn raw(interface: &str, options: RawOptions, url: &DeviceUrl) -> Result<Box<dyn 
     Ok(Box::new(RawFabric::open(interface, &options)?))
 }
 
-fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Named {
     match open(ip) {
         Ok(fabric) => Ok((fabric, url)),
         Err(source) => Err(OpenError::Fabric { url: Box::new(url), source }),
@@ -346,11 +379,7 @@ fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, 
 }
 
 /// The first free loopback address from 127.0.0.2 on.
-fn first_free(
-    open: Opener<'_>,
-    url: &DeviceUrl,
-    target: &dyn Fn(IpAddr) -> Target,
-) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+fn first_free(open: Opener<'_>, url: &DeviceUrl, target: &dyn Fn(IpAddr) -> Target) -> Named {
     let name = |ip| DeviceUrl { target: target(ip), options: url.options.clone() };
     let first = u32::from(Ipv4Addr::new(127, 0, 0, 2));
     for ip in (first..first + LOOPBACK_TRIES).map(|n| IpAddr::V4(n.into())) {

@@ -135,3 +135,18 @@ fn an_address_that_is_shared_now_and_one_adapters_then_is_met_as_it_is() {
     }
     assert_eq!((count(&a, "paths_by_shm"), count(&a, "paths_by_udp")), (6, 0));
 }
+
+#[test]
+fn devices_that_cannot_share_an_address_have_each_their_own_and_reach_each_other() {
+    // The filter is on this thread and on those that it starts.
+    let inside = std::thread::spawn(|| {
+        let option = [(1, libc::SOL_SOCKET as u32), (2, libc::SO_ATTACH_REUSEPORT_CBPF as u32)];
+        test_support::filter::refuse_with(libc::SYS_setsockopt, &option, libc::EPERM);
+        let name = at_one_address(88);
+        let (a, b) = (device(&name), device(&name));
+        assert_ne!(a.url(), b.url());
+        exchange(&a, &b).unwrap();
+        assert_eq!(taken(&a, &b), [(1, 0), (1, 0)]);
+    });
+    inside.join().unwrap();
+}

@@ -16,6 +16,22 @@ pub fn refuse(calls: &[c_long], errno: i32) {
     judge(calls, libc::SECCOMP_RET_ERRNO | errno as u32, libc::SECCOMP_RET_ALLOW);
 }
 
+/// Has the calls of one system call fail with this error whose arguments have these values, each by its index.
+pub fn refuse_with(call: c_long, arguments: &[(u32, u32)], errno: i32) {
+    // The number of the system call stands first, and the arguments, of eight bytes each, begin at 16.
+    let wanted = arguments.iter().map(|(index, value)| (16 + 8 * index, *value));
+    let wanted: Vec<_> = std::iter::once((0, call as u32)).chain(wanted).collect();
+    let mut program = Vec::new();
+    for (i, (at, value)) in wanted.iter().enumerate() {
+        let to_allow = 2 * (wanted.len() - i - 1) as u8 + 1;
+        program.push(op(BPF_LD | BPF_W | BPF_ABS, *at, 0, 0));
+        program.push(op(BPF_JMP | BPF_JEQ | BPF_K, *value, 0, to_allow));
+    }
+    program.push(op(BPF_RET | BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0));
+    program.push(op(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0));
+    install(&program);
+}
+
 /// Ends the process without the system calls of an orderly end.
 pub fn end_at_once() -> ! {
     // SAFETY: takes no pointer, and runs nothing of this process.

@@ -42,6 +42,11 @@ pub(crate) fn steering(slots: u16) -> Vec<sock_filter> {
     rule(slots, None, &[op(RETURN_A, 0)], op(RETURN, slots.into()))
 }
 
+/// Steers by the first byte of the payload, for a trial.
+pub(crate) fn by_first_byte() -> Vec<sock_filter> {
+    vec![op(LOAD_BYTE, 0), op(RETURN_A, 0)]
+}
+
 /// The end of a packet socket's filter, which passes one part of the frames; `bth` is the offset of the BTH from X.
 pub(crate) fn filter(slots: u16, part: Part, bth: u32) -> Vec<sock_filter> {
     match part {

@@ -19,6 +19,29 @@ const PROOFS: u32 = 3;
 /// Packets that a slot's socket may hold from the process before.
 const MAX_LEFT: usize = 1 << 16;
 
+/// Whether the kernel steers: two packets of one flow go to two sockets. A kernel without steering may accept the program.
+fn steers(local: IpAddr, interface: u32) -> Result<(), OpenError> {
+    let cannot = |source| OpenError::CannotShare { local, doing: STEERING, source };
+    let first = bound(scoped(local, 0, interface), true)?;
+    let at = first.local_addr().map_err(cannot)?.as_socket().expect("it is one of IP");
+    let group = [first, bound(at, true)?];
+    sys::steer(group[0].as_fd(), &program::by_first_byte()).map_err(cannot)?;
+    let sender = UdpSocket::bind(scoped(local, 0, interface)).map_err(|source| OpenError::Io {
+        doing: "opening a UDP socket",
+        local,
+        source,
+    })?;
+    for (index, socket) in (0..).zip(group.map(OwnedFd::from)) {
+        sender.send_to(&[index], at).map_err(cannot)?;
+        wait_for(&socket, WallTime::now() + PROOF_PATIENCE);
+        let mut got = [0xff];
+        if recv(&socket, &mut got[..], RecvFlags::DONTWAIT).is_err() || got != [index] {
+            return Err(cannot(io::Error::other("a packet did not reach the socket that it was steered to")));
+        }
+    }
+    Ok(())
+}
+
 /// The sockets at an address, behind the desk one for each slot.
 pub(super) struct Group {
     pub(super) local: IpAddr,
@@ -37,10 +60,12 @@ impl Sockets for Group {
 
     fn make(&self, slots: u16) -> Result<Vec<OwnedFd>, OpenError> {
         let Self { local, interface } = *self;
+        let at = scoped(local, ROCEV2_PORT, interface);
+        // Before the address is looked at: it may be in use as an earlier process could not share it.
+        steers(local, interface)?;
         // In a group with sockets of earlier processes, new ones would get other indices.
-        once_free(|| bound(local, interface, false))?;
-        let mut sockets =
-            (0..=slots).map(|_| bound(local, interface, true)).collect::<Result<Vec<_>, _>>()?;
+        once_free(|| bound(at, false))?;
+        let mut sockets = (0..=slots).map(|_| bound(at, true)).collect::<Result<Vec<_>, _>>()?;
         sys::steer(sockets[0].as_fd(), &program::steering(slots))
             .map_err(|source| OpenError::CannotShare { local, doing: STEERING, source })?;
         let desk = sockets.pop();

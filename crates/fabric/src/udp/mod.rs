@@ -22,7 +22,7 @@ pub(crate) mod sys;
 mod tx;
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use hca_core::wire::ROCEV2_PORT;
@@ -116,7 +116,7 @@ impl RxSocket {
         let io = |doing| move |source| OpenError::Io { doing, local, source };
         let mut notes = Vec::new();
         let (socket, shared) = match options.slots {
-            0 => (bound(local, interface, false)?, None),
+            0 => (bound(scoped(local, ROCEV2_PORT, interface), false)?, None),
             slots => {
                 let mut share = Share::join(&Group { local, interface }, slots)?;
                 let slot =
@@ -206,8 +206,9 @@ fn allow_no_checksum(socket: &Socket, at: IpAddr) -> io::Result<()> {
     }
 }
 
-/// A socket at the port of RoCEv2, by itself or in a group of sockets of this user.
-fn bound(local: IpAddr, interface: u32, in_group: bool) -> Result<Socket, OpenError> {
+/// A socket at a port, that of RoCEv2, by itself or in a group of sockets of this user.
+fn bound(at: SocketAddr, in_group: bool) -> Result<Socket, OpenError> {
+    let local = at.ip();
     let io = |doing| move |source| OpenError::Io { doing, local, source };
     let domain = if local.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
     let socket = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))
@@ -215,7 +216,7 @@ fn bound(local: IpAddr, interface: u32, in_group: bool) -> Result<Socket, OpenEr
     if in_group {
         socket.set_reuse_port(true).map_err(io("sharing a port"))?;
     }
-    socket.bind(&scoped(local, ROCEV2_PORT, interface).into()).map_err(|e| match e.kind() {
+    socket.bind(&at.into()).map_err(|e| match e.kind() {
         io::ErrorKind::AddrInUse => OpenError::InUse(local),
         io::ErrorKind::AddrNotAvailable => OpenError::NotLocal(local),
         _ => io("binding port 4791")(e),
