@@ -1,6 +1,7 @@
-//! Portals between processes of a job: by `hca run`, by `mpiexec.hydra`, over shared memory and UDP, and a process that
-//! dies.
+//! Portals between processes of a job: by `hca run`, by `mpiexec.hydra`, over shared memory and UDP, at one address and
+//! across two network namespaces, and a process that dies.
 
+use std::os::fd::AsFd;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use hca::portals::v4::*;
 use hca::portals::{Node, NodeOptions};
 use hca_job::{Job, Settings};
+use test_support::namespaces::{Namespace, Wire};
 
 // The examples that `hca run` starts.
 #[path = "../../hca/examples/job_counters.rs"]
@@ -18,6 +20,8 @@ mod job_puts;
 /// What the process of a job does, when it is this binary, and on which device.
 const MODE: &str = "HCA_TEST_MODE";
 const DEVICE: &str = "HCA_TEST_DEVICE";
+/// The network namespaces of the processes, for each rank in turn; without it they are in the launcher's.
+const NAMESPACES: &str = "HCA_TEST_NAMESPACES";
 
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -64,6 +68,10 @@ struct Here {
 impl Here {
     fn join() -> Self {
         let job = Arc::new(Job::from_env_with(Settings { timeout: Duration::from_secs(50) }).unwrap());
+        if let Ok(namespaces) = std::env::var(NAMESPACES) {
+            let paths: Vec<_> = namespaces.split(' ').collect();
+            enter(paths[job.rank() as usize % paths.len()]);
+        }
         let context = hca::open(&std::env::var(DEVICE).unwrap()).unwrap();
         let node = Node::join(&context, &job, NodeOptions::default()).unwrap();
         let options = NiOptions::MATCHING | NiOptions::LOGICAL;
@@ -75,9 +83,14 @@ impl Here {
     fn rank(&self) -> u32 {
         self.job.rank()
     }
-    fn others(&self) -> impl Iterator<Item = u32> {
-        let mine = self.rank();
-        (0..self.job.size()).filter(move |&rank| rank != mine)
+    fn others(&self) -> Vec<u32> {
+        (0..self.job.size()).filter(|&rank| rank != self.rank()).collect()
+    }
+    /// The ranks before and behind this one, in a ring of three or more.
+    fn neighbours(&self) -> Vec<u32> {
+        let size = self.job.size();
+        assert!(size > 2, "a ring of {size}");
+        [1, size - 1].map(|distance| (self.rank() + distance) % size).into()
     }
     /// The next event of a kind; others are told of in `seen`.
     fn event(&self, kind: EventKind) -> Event {
@@ -92,9 +105,17 @@ impl Here {
     }
 }
 
-/// Every process puts a short and a long message to every other one, and adds to a counter of each.
-fn all_to_all() {
+/// Has this thread, and what it starts, be in a network namespace.
+fn enter(path: &str) {
+    let namespace = std::fs::File::open(path).unwrap();
+    let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+    rustix::thread::move_into_link_name_space(namespace.as_fd(), kind).unwrap();
+}
+
+/// Every process puts a short and a long message to each of some others, and adds to a counter of each.
+fn exchange(partners: fn(&Here) -> Vec<u32>) {
     let here = Here::join();
+    let partners = partners(&here);
     let size = here.job.size() as usize;
     let inbox = here.ni.alloc(size * (SHORT + LONG)).unwrap();
     let counter = here.ni.alloc(8).unwrap();
@@ -103,7 +124,7 @@ fn all_to_all() {
         let start = rank as usize * (SHORT + LONG) + if len == SHORT { 0 } else { SHORT };
         start..start + len
     };
-    for from in here.others() {
+    for &from in &partners {
         for len in [SHORT, LONG] {
             let me = Me {
                 match_id: Source::logical(Some(Rank(from))),
@@ -130,7 +151,7 @@ fn all_to_all() {
     here.job.barrier().unwrap();
 
     let acks = here.ni.ct_alloc().unwrap();
-    for to in here.others() {
+    for &to in &partners {
         for len in [LONG, SHORT] {
             let source = here.ni.alloc(len).unwrap();
             source.write_at(0, &bytes(here.rank(), to, len));
@@ -150,7 +171,7 @@ fn all_to_all() {
         let put = Put { match_bits: 1, ..Put::new(md, 8, Process::logical(Rank(to)), here.pt) };
         here.ni.atomic(&put, AtomicOp::Sum, Datatype::U64).unwrap();
     }
-    for _ in 0..2 * (size - 1) {
+    for _ in 0..2 * partners.len() {
         let event = here.event(EventKind::Put);
         let (from, len) = (event.initiator.rank().0, event.mlength as usize);
         assert_eq!((event.ni_fail_type, event.match_bits), (NiFail::Ok, len as u64));
@@ -158,14 +179,14 @@ fn all_to_all() {
         inbox.read_at(place(from, len).start, &mut got);
         assert!(got == bytes(from, here.rank(), len), "{len} bytes of rank {from}");
     }
-    let wanted = size as u64 - 1;
+    let wanted = partners.len() as u64;
     let (count, _) = here.ni.ct_poll(&[(ct, wanted)], Some(PATIENCE)).unwrap().expect("counts in time");
     assert_eq!((count.success, count.failure), (wanted, 0));
-    let sum: u64 = here.others().map(|rank| u64::from(rank) + 1).sum();
+    let sum: u64 = partners.iter().map(|rank| u64::from(*rank) + 1).sum();
     assert_eq!(counter.load_u64(0), sum);
     let (count, _) = here.ni.ct_poll(&[(acks, 2 * wanted)], Some(PATIENCE)).unwrap().expect("counts in time");
     assert_eq!((count.success, count.failure), (2 * wanted, 0));
-    assert_eq!(here.ni.node().connections(), size - 1);
+    assert_eq!(here.ni.node().connections(), partners.len());
     here.job.barrier().unwrap();
     println!("all is there");
     here.job.finalize().unwrap();
@@ -215,7 +236,8 @@ fn one_dies() {
 #[ignore = "needs a launcher: other tests start it as a process of a job"]
 fn process_of_a_job() {
     match std::env::var(MODE).unwrap().as_str() {
-        "all to all" => all_to_all(),
+        "all to all" => exchange(Here::others),
+        "neighbours" => exchange(Here::neighbours),
         "one dies" => one_dies(),
         "example job_puts" => job_puts::main().unwrap(),
         "example job_counters" => job_counters::main().unwrap(),
@@ -235,7 +257,22 @@ fn sixteen_processes_at_one_address_find_each_other_and_talk() {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     for scheme in ["auto", "udp"] {
         let device = format!("{scheme}://127.89.{high}.{}?share=yes", low.clamp(1, 254));
-        all_are_done(&job(&mut hca_run(16), &device, "all to all"), 16);
+        for mode in ["neighbours", "all to all"] {
+            all_are_done(&job(&mut hca_run(16), &device, mode), 16);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
+fn sixteen_processes_at_two_addresses_of_two_namespaces_find_each_other_and_talk() {
+    let wire = Wire::with_addresses(4500).unwrap();
+    let namespaces = wire.0.each_ref().map(Namespace::path).join(" ");
+    // One name serves both hosts.
+    for device in ["auto://10.77.0.0/24?share=yes", "udp://10.77.0.0/24?share=yes", "raw://wire?share=yes"] {
+        for mode in ["neighbours", "all to all"] {
+            all_are_done(&job(hca_run(16).env(NAMESPACES, &namespaces), device, mode), 16);
+        }
     }
 }
 
