@@ -8,6 +8,7 @@ mod loopback;
 mod raw;
 mod raw_share;
 mod share;
+mod share_survive;
 mod suite;
 mod udp;
 #[cfg(feature = "io-uring")]

@@ -254,7 +254,7 @@ fn one_address_serves_one_fabric_of_either_kind() {
 
 /// Opens a fabric on an address that was just left: a process that another test starts has copies of all descriptors
 /// until it runs its program.
-fn once_free<F>(open: impl Fn() -> Result<F, OpenError>) -> F {
+pub(crate) fn once_free<F>(open: impl Fn() -> Result<F, OpenError>) -> F {
     let begin = std::time::Instant::now();
     loop {
         match open() {

@@ -1,8 +1,4 @@
 //! One address for several processes.
-//!
-//! Invariants:
-//! 1. A forked child of a process with threads makes system calls only.
-#![allow(unsafe_code)] // `fork`
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant as Clock};
@@ -10,24 +6,20 @@ use std::time::{Duration, Instant as Clock};
 use hca_core::Instant;
 use hca_fabric::{Fabric, OpenError, RxPacket, TxBatch, UdpFabric, UdpOptions};
 use test_support::namespaces::Namespace;
-use test_support::random::Rng;
-use test_support::roles::{Helper, hear, role, say};
 
-use crate::suite::{BUDGET, at_free_address, av, counter, now, of, packet, put, receive};
+use crate::raw::once_free;
+use crate::suite::{BUDGET, at_free_address, av, counter, now, packet, put, receive};
 
-/// The test that other processes run.
-const MEMBER: &str = "share::a_member";
-
-fn options(slots: u16) -> UdpOptions {
+pub(crate) fn options(slots: u16) -> UdpOptions {
     UdpOptions { slots, ..UdpOptions::default() }
 }
 
-fn join(at: IpAddr, slots: u16) -> Result<UdpFabric, OpenError> {
+pub(crate) fn join(at: IpAddr, slots: u16) -> Result<UdpFabric, OpenError> {
     UdpFabric::open(at, &options(slots))
 }
 
 /// The first one at an address that nobody has.
-fn first(salt: u32, slots: u16) -> UdpFabric {
+pub(crate) fn first(salt: u32, slots: u16) -> UdpFabric {
     at_free_address(salt, |addr| join(addr, slots))
 }
 
@@ -246,7 +238,7 @@ fn all_slots_taken_is_an_error_and_one_that_was_left_is_taken_again() {
     assert_eq!(slot(&again), left);
     // The last one frees the address.
     drop((a, again));
-    drop(UdpFabric::open(at, &options(0)).expect("nobody has the address"));
+    drop(once_free(|| UdpFabric::open(at, &options(0))));
 }
 
 #[test]
@@ -273,218 +265,4 @@ fn what_was_for_a_process_before_does_not_reach_the_next_one_in_its_slot() {
     let mut c = join(at, 2).unwrap();
     send(&mut sender, at, &[to_slot(left, 3, 64)]);
     assert_eq!((slot(&c), receive(&mut c, 1)), (left, vec![to_slot(left, 3, 64)]));
-}
-
-/// Whether a member answers. It is asked again: a flow of a new process may have the port of one that is gone, and is
-/// known again after some packets.
-fn answers(a: &mut dyn Fabric, number: u32, to: u8) -> bool {
-    let at = a.attr().local;
-    let mut ping = to_slot(to, number, 64);
-    ping[12..16].copy_from_slice(&(u32::from(slot(a)) << 16 | 9).to_be_bytes());
-    ping[16..20].copy_from_slice(&number.to_be_bytes());
-    let deadline = Clock::now() + Duration::from_secs(20);
-    while Clock::now() < deadline {
-        send(a, at, std::slice::from_ref(&ping));
-        let again = Clock::now() + Duration::from_millis(50);
-        while Clock::now() < again {
-            let mut heard = false;
-            a.recv(now(), BUDGET, &mut |p| heard |= p.bytes[16..20] == number.to_be_bytes());
-            if heard {
-                return true;
-            }
-            std::thread::yield_now();
-        }
-    }
-    false
-}
-
-/// Members that are killed at any instant, others that come: each that lives gets its packets, and no others.
-fn kills(rounds: usize) {
-    let mut a = first(209, 16);
-    let at = a.attr().local.to_string();
-    let begin = || Helper::start(MEMBER, "echo", &at, None);
-    let mut random = Rng::new(rounds as u64);
-    let mut members: Vec<(Helper, Option<u8>)> = (0..5).map(|_| (begin(), None)).collect();
-    for round in 0..rounds {
-        let victim = random.below(members.len());
-        let (member, known) = members.swap_remove(victim);
-        // Some of them while they join.
-        if known.is_some() || random.one_in(2) {
-            member.kill();
-        } else {
-            members.push((member, known));
-        }
-        while members.len() < 5 {
-            members.push((begin(), None));
-        }
-        for (i, (member, slot)) in members.iter_mut().enumerate() {
-            // One is left to join while others are asked.
-            if slot.is_none() && i > 0 {
-                *slot = Some(member.line().parse().unwrap());
-            }
-            if let Some(slot) = *slot {
-                assert!(
-                    answers(&mut a, (round * 8 + i) as u32, slot),
-                    "round {round}: slot {slot} is silent"
-                );
-            }
-        }
-        let mut slots: Vec<_> = members.iter().filter_map(|m| m.1).chain([slot(&a)]).collect();
-        slots.sort_unstable();
-        assert!(slots.windows(2).all(|w| w[0] != w[1]), "round {round}: {slots:?}");
-    }
-    for (member, _) in members {
-        member.kill();
-    }
-    assert_eq!((counter(&a, "strays_handed_on"), counter(&a, "strays_lost")), (0, 0));
-}
-
-#[test]
-fn members_that_are_killed_are_missed_by_nobody() {
-    kills(20);
-}
-
-#[test]
-#[ignore = "needs minutes"]
-fn a_thousand_members_that_are_killed_are_missed_by_nobody() {
-    kills(1000);
-}
-
-#[test]
-fn after_all_were_killed_at_once_the_next_one_begins_anew() {
-    let a = first(210, 8);
-    let at = a.attr().local;
-    let mut members: Vec<_> = (0..4).map(|_| Helper::start(MEMBER, "echo", &at.to_string(), None)).collect();
-    for member in &mut members {
-        member.line();
-    }
-    drop(a);
-    for member in &mut members {
-        member.child.kill().unwrap();
-    }
-    for mut member in members {
-        member.child.wait().unwrap();
-    }
-    // Another number of slots shows that the sockets are new ones.
-    let mut b = join(at, 3).unwrap();
-    assert!(b.attr().notes.iter().any(|n| n.1.contains("of 3:")), "{:?}", b.attr().notes);
-    let mine = slot(&b);
-    send(&mut b, at, &[to_slot(mine, 1, 64)]);
-    assert_eq!(receive(&mut b, 1).len(), 1);
-}
-
-#[test]
-fn a_member_that_stands_still_keeps_nobody_from_joining() {
-    let a = first(211, 8);
-    let at = a.attr().local;
-    let mut still = Helper::start(MEMBER, "echo", &at.to_string(), None);
-    still.line();
-    let stop = |signal| {
-        let pid = rustix::process::Pid::from_child(&still.child);
-        rustix::process::kill_process(pid, signal).unwrap();
-    };
-    stop(rustix::process::Signal::STOP);
-    for _ in 0..5 {
-        drop(join(at, 8).unwrap());
-    }
-    // Where all stand still, the error says so.
-    drop(a);
-    let refused = join(at, 8).err().expect("nobody answers");
-    assert!(matches!(refused, OpenError::NoAnswer { .. }), "{refused}");
-    assert!(refused.to_string().contains(&format!("process {}", std::process::id())), "{refused}");
-    stop(rustix::process::Signal::CONT);
-    drop(join(at, 8).unwrap());
-    still.kill();
-}
-
-#[test]
-fn sixty_four_join_at_once() {
-    let a = first(212, 64);
-    let at = a.attr().local;
-    drop(a);
-    let mut members: Vec<_> =
-        (0..64).map(|_| Helper::start(MEMBER, "echo", &format!("{at}"), None)).collect();
-    let mut slots: Vec<u8> = members.iter_mut().map(|m| m.line().parse().unwrap()).collect();
-    slots.sort_unstable();
-    assert!(slots.windows(2).all(|w| w[0] != w[1]), "{slots:?}");
-    for member in members {
-        member.kill();
-    }
-}
-
-#[test]
-fn a_forked_child_keeps_no_socket_of_the_address() {
-    let a = first(214, 4);
-    let at = a.attr().local;
-    let mut member = Helper::start(MEMBER, "forks", &at.to_string(), None);
-    let child = rustix::process::Pid::from_raw(member.line().parse().unwrap()).unwrap();
-    member.kill();
-    drop(a);
-    // The child lives, and the address is nobody's.
-    rustix::process::test_kill_process(child).unwrap();
-    drop(UdpFabric::open(at, &options(0)).expect("nobody has the address"));
-    rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
-}
-
-#[test]
-fn too_few_descriptors_are_named() {
-    let a = first(213, 64);
-    let mut member = Helper::start(MEMBER, "poor", &a.attr().local.to_string(), None);
-    let said = member.line();
-    assert!(said.contains("ulimit -n"), "{said}");
-    member.kill();
-}
-
-#[test]
-#[ignore = "needs another test to start it"]
-fn a_member() {
-    let Some((what, argument)) = role() else { return };
-    let at: IpAddr = argument.parse().unwrap();
-    if what == "poor" {
-        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-        let limit = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, Rlimit { current: Some(40), ..limit }).unwrap();
-        say(join(at, 64).err().expect("there is no room"));
-        hear();
-        return;
-    }
-    let joined = join(at, 64);
-    let mut fabric = joined.unwrap_or_else(|e| panic!("{e}"));
-    if what == "forks" {
-        // SAFETY: (1)
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: (1). Should nobody end this process, the signal does.
-            unsafe {
-                libc::alarm(20);
-                libc::pause();
-                libc::_exit(0);
-            }
-        }
-        say(child);
-    }
-    say(slot(&fabric));
-    let path = fabric.open_path_of(&av(at), of(7)).unwrap();
-    let mut batch = TxBatch::with_capacity(1 << 16);
-    let own = slot(&fabric);
-    // Until this process is killed, or the one that started it ends.
-    loop {
-        fabric.recv(now(), BUDGET, &mut |p| {
-            assert_eq!(p.bytes[5], own, "another slot's packet");
-            let to = u32::from_be_bytes(p.bytes[12..16].try_into().unwrap());
-            let mut answer = p.bytes.to_vec();
-            answer[4..8].copy_from_slice(&to.to_be_bytes());
-            put(&mut batch, path, &answer);
-        });
-        if batch.is_empty() {
-            let fd = fabric.wait_fd().unwrap();
-            let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-            let second = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
-            let _ = rustix::event::poll(&mut watched, Some(&second));
-            if std::os::unix::process::parent_id() == 1 {
-                return;
-            }
-        }
-        fabric.send(now(), &mut batch);
-    }
 }

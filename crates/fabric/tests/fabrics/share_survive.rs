@@ -1,0 +1,358 @@
+//! One address for several processes of which some are killed, stopped, poor or strangers.
+//!
+//! Invariants:
+//! 1. A forked child of a process with threads makes system calls only.
+#![allow(unsafe_code)] // `fork`
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant as Clock};
+
+use hca_fabric::{Fabric, OpenError, TxBatch, UdpFabric};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
+use test_support::namespaces::Namespace;
+use test_support::random::Rng;
+use test_support::roles::{Helper, hear, role, say};
+
+use crate::raw::once_free;
+use crate::share::{first, join, options, send, slot, to_slot};
+use crate::suite::{BUDGET, av, counter, now, of, put, receive};
+
+/// The test that other processes run.
+const MEMBER: &str = "share_survive::a_member";
+
+/// Whether a member answers. It is asked again: a flow of a new process may have the port of one that is gone, and is
+/// known again after some packets.
+fn answers(a: &mut dyn Fabric, number: u32, to: u8) -> bool {
+    let at = a.attr().local;
+    let mut ping = to_slot(to, number, 64);
+    ping[12..16].copy_from_slice(&(u32::from(slot(a)) << 16 | 9).to_be_bytes());
+    ping[16..20].copy_from_slice(&number.to_be_bytes());
+    let deadline = Clock::now() + Duration::from_secs(20);
+    while Clock::now() < deadline {
+        send(a, at, std::slice::from_ref(&ping));
+        let again = Clock::now() + Duration::from_millis(50);
+        while Clock::now() < again {
+            let mut heard = false;
+            a.recv(now(), BUDGET, &mut |p| heard |= p.bytes[16..20] == number.to_be_bytes());
+            if heard {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+    }
+    false
+}
+
+/// Members that are killed at any instant, others that come: each that lives gets its packets, and no others.
+fn kills(rounds: usize) {
+    let mut a = first(209, 16);
+    let at = a.attr().local.to_string();
+    let begin = || Helper::start(MEMBER, "echo", &at, None);
+    let mut random = Rng::new(rounds as u64);
+    let mut members: Vec<(Helper, Option<u8>)> = (0..5).map(|_| (begin(), None)).collect();
+    for round in 0..rounds {
+        let victim = random.below(members.len());
+        let (member, known) = members.swap_remove(victim);
+        // Some of them while they join.
+        if known.is_some() || random.one_in(2) {
+            member.kill();
+        } else {
+            members.push((member, known));
+        }
+        while members.len() < 5 {
+            members.push((begin(), None));
+        }
+        for (i, (member, slot)) in members.iter_mut().enumerate() {
+            // One is left to join while others are asked.
+            if slot.is_none() && i > 0 {
+                *slot = Some(member.line().parse().unwrap());
+            }
+            if let Some(slot) = *slot {
+                assert!(
+                    answers(&mut a, (round * 8 + i) as u32, slot),
+                    "round {round}: slot {slot} is silent"
+                );
+            }
+        }
+        let mut slots: Vec<_> = members.iter().filter_map(|m| m.1).chain([slot(&a)]).collect();
+        slots.sort_unstable();
+        assert!(slots.windows(2).all(|w| w[0] != w[1]), "round {round}: {slots:?}");
+    }
+    for (member, _) in members {
+        member.kill();
+    }
+    assert_eq!((counter(&a, "strays_handed_on"), counter(&a, "strays_lost")), (0, 0));
+}
+
+#[test]
+fn members_that_are_killed_are_missed_by_nobody() {
+    kills(20);
+}
+
+#[test]
+#[ignore = "needs minutes"]
+fn a_thousand_members_that_are_killed_are_missed_by_nobody() {
+    kills(1000);
+}
+
+#[test]
+fn after_all_were_killed_at_once_the_next_one_begins_anew() {
+    let a = first(210, 8);
+    let at = a.attr().local;
+    let mut members: Vec<_> = (0..4).map(|_| Helper::start(MEMBER, "echo", &at.to_string(), None)).collect();
+    for member in &mut members {
+        member.line();
+    }
+    drop(a);
+    for member in &mut members {
+        member.child.kill().unwrap();
+    }
+    for mut member in members {
+        member.child.wait().unwrap();
+    }
+    // Another number of slots shows that the sockets are new ones.
+    let mut b = join(at, 3).unwrap();
+    assert!(b.attr().notes.iter().any(|n| n.1.contains("of 3:")), "{:?}", b.attr().notes);
+    let mine = slot(&b);
+    send(&mut b, at, &[to_slot(mine, 1, 64)]);
+    assert_eq!(receive(&mut b, 1).len(), 1);
+}
+
+/// One member is stopped for this time, in which others join and talk.
+fn one_stands_still(salt: u32, time: Duration) {
+    let mut a = first(salt, 8);
+    let at = a.attr().local;
+    let start = || Helper::start(MEMBER, "echo", &at.to_string(), None);
+    let slot_of = |member: &mut Helper| member.line().parse::<u8>().unwrap();
+    let (mut still, mut beside) = (start(), start());
+    let (still_slot, beside_slot) = (slot_of(&mut still), slot_of(&mut beside));
+    let stop = |signal| {
+        let pid = rustix::process::Pid::from_child(&still.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    };
+    stop(rustix::process::Signal::STOP);
+    let (mut number, end) = (0, Clock::now() + time);
+    while number < 5 || Clock::now() < end {
+        number += 1;
+        // What comes for the member that is stopped waits, and is in nobody's way.
+        send(&mut a, at, &[to_slot(still_slot, 0, 64)]);
+        let mut joined = start();
+        let slot = slot_of(&mut joined);
+        for to in [beside_slot, slot] {
+            assert!(answers(&mut a, number, to), "slot {to} is silent after {number} joins");
+        }
+        joined.kill();
+    }
+    // Where all are stopped, the error says so.
+    beside.kill();
+    drop(a);
+    let refused = join(at, 8).err().expect("nobody answers");
+    assert!(matches!(refused, OpenError::NoAnswer { .. }), "{refused}");
+    assert!(refused.to_string().contains(&format!("process {}", std::process::id())), "{refused}");
+    stop(rustix::process::Signal::CONT);
+    let mut a = join(at, 8).unwrap();
+    assert!(answers(&mut a, 1_000_000, still_slot), "it goes on");
+    still.kill();
+}
+
+#[test]
+fn a_member_that_stands_still_keeps_nobody_from_joining_and_talking() {
+    one_stands_still(211, Duration::ZERO);
+}
+
+#[test]
+#[ignore = "needs minutes"]
+fn a_member_that_stands_still_for_ten_seconds_keeps_nobody_from_joining_and_talking() {
+    one_stands_still(221, Duration::from_secs(10));
+}
+
+#[test]
+fn sixty_four_join_at_once() {
+    let a = first(212, 64);
+    let at = a.attr().local;
+    drop(a);
+    let mut members: Vec<_> =
+        (0..64).map(|_| Helper::start(MEMBER, "echo", &format!("{at}"), None)).collect();
+    let mut slots: Vec<u8> = members.iter_mut().map(|m| m.line().parse().unwrap()).collect();
+    slots.sort_unstable();
+    assert!(slots.windows(2).all(|w| w[0] != w[1]), "{slots:?}");
+    for member in members {
+        member.kill();
+    }
+}
+
+#[test]
+fn a_forked_child_keeps_no_socket_of_the_address() {
+    let a = first(214, 4);
+    let at = a.attr().local;
+    let mut member = Helper::start(MEMBER, "forks", &at.to_string(), None);
+    let child = rustix::process::Pid::from_raw(member.line().parse().unwrap()).unwrap();
+    member.kill();
+    drop(a);
+    // The child lives, and the address is nobody's.
+    rustix::process::test_kill_process(child).unwrap();
+    drop(once_free(|| UdpFabric::open(at, &options(0))));
+    rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
+}
+
+#[test]
+fn too_few_descriptors_are_named() {
+    // The second is the first one at its address.
+    let (a, b) = (first(213, 64), first(222, 64));
+    let free = b.attr().local;
+    drop(b);
+    for at in [a.attr().local, free] {
+        let mut member = Helper::start(MEMBER, "poor", &at.to_string(), None);
+        let said = member.line();
+        assert!(said.contains("ulimit -n"), "{said}");
+        member.kill();
+    }
+    // The processes that are there have lost nothing, and a name that the one took is free.
+    drop(join(a.attr().local, 64).unwrap());
+    drop(join(free, 64).unwrap());
+}
+
+/// A user that is not this one.
+const OTHER_USER: u32 = 65_534;
+
+#[test]
+#[ignore = "needs root: it starts a process of another user"]
+fn another_user_gets_no_place_at_the_address() {
+    let mut a = first(223, 8);
+    let at = a.attr().local;
+    let mut stranger = Helper::start(MEMBER, "joins", &at.to_string(), Some(OTHER_USER));
+    let said = stranger.line();
+    assert!(said.contains("address in use"), "{said}");
+    stranger.kill();
+    let mine = slot(&a);
+    send(&mut a, at, &[to_slot(mine, 1, 64)]);
+    assert_eq!(receive(&mut a, 1).len(), 1);
+}
+
+#[test]
+#[ignore = "needs root: it starts a process of another user"]
+fn another_user_who_takes_the_name_of_an_address_is_named() {
+    use std::os::linux::fs::MetadataExt;
+
+    let a = first(224, 8);
+    let at = a.attr().local;
+    drop(a);
+    let IpAddr::V4(v4) = at else { panic!("{at}") };
+    let netns = std::fs::metadata("/proc/thread-self/ns/net").unwrap().st_ino();
+    let name = format!("hca-share/{netns:x}/0/{:032x}/0", v4.to_ipv6_mapped().to_bits());
+    let mut stranger = Helper::start(MEMBER, "squats", &format!("{at} {name}"), Some(OTHER_USER));
+    assert_eq!(stranger.line(), "it is mine");
+    let refused = join(at, 8).err().expect("the name is taken");
+    assert!(matches!(refused, OpenError::NameTaken { uid: OTHER_USER, .. }), "{refused}");
+    assert!(refused.to_string().contains(&format!("user {OTHER_USER}")), "{refused}");
+    stranger.kill();
+    drop(join(at, 8).unwrap());
+}
+
+#[test]
+#[ignore = "needs root: it makes a network namespace"]
+fn members_outlive_the_maker_of_their_network_namespace() {
+    let at = "127.0.0.77";
+    let namespace = Namespace::new().unwrap();
+    let [mut a, mut b, mut late] = namespace.within(|| {
+        [("echo", at), ("asks", at), ("asks", at)].map(|(what, at)| Helper::start(MEMBER, what, at, None))
+    });
+    let slot = a.line();
+    assert_eq!(b.line(), "ready");
+    b.tell("join");
+    b.line();
+    assert_eq!(late.line(), "ready");
+    // Only sockets and processes hold it from here on.
+    drop(namespace);
+    b.tell(&slot);
+    assert_eq!(b.line(), "true");
+    late.tell("join");
+    let joined = late.line();
+    assert!(joined != slot, "{joined}");
+    late.tell(&slot);
+    assert_eq!(late.line(), "true");
+    [a, b, late].into_iter().for_each(Helper::kill);
+}
+
+#[test]
+#[ignore = "needs another test to start it"]
+fn a_member() {
+    let Some((what, argument)) = role() else { return };
+    let (at, name) = argument.split_once(' ').unwrap_or((&argument, ""));
+    let at: IpAddr = at.parse().unwrap();
+    match what.as_str() {
+        "joins" => {
+            say(join(at, 8).err().expect("the address is another user's"));
+            hear();
+            return;
+        }
+        "squats" => {
+            // A name is one of sockets of a type.
+            let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+            let listener = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+            net::bind(&listener, &name).unwrap();
+            net::listen(&listener, 1).unwrap();
+            say("it is mine");
+            hear();
+            return;
+        }
+        "asks" => {
+            say("ready");
+            assert_eq!(hear(), "join");
+            let mut fabric = join(at, 64).unwrap();
+            say(slot(&fabric));
+            let to = hear().parse().unwrap();
+            say(answers(&mut fabric, 1, to));
+            hear();
+            return;
+        }
+        _ => {}
+    }
+    if what == "poor" {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(40), ..limit }).unwrap();
+        say(join(at, 64).err().expect("there is no room"));
+        hear();
+        return;
+    }
+    let joined = join(at, 64);
+    let mut fabric = joined.unwrap_or_else(|e| panic!("{e}"));
+    if what == "forks" {
+        // SAFETY: (1)
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: (1). Should nobody end this process, the signal does.
+            unsafe {
+                libc::alarm(20);
+                libc::pause();
+                libc::_exit(0);
+            }
+        }
+        say(child);
+    }
+    say(slot(&fabric));
+    let path = fabric.open_path_of(&av(at), of(7)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 20);
+    let own = slot(&fabric);
+    // Until this process is killed, or the one that started it ends.
+    loop {
+        fabric.recv(now(), BUDGET, &mut |p| {
+            assert_eq!(p.bytes[5], own, "another slot's packet");
+            let to = u32::from_be_bytes(p.bytes[12..16].try_into().unwrap());
+            let mut answer = p.bytes.to_vec();
+            answer[4..8].copy_from_slice(&to.to_be_bytes());
+            put(&mut batch, path, &answer);
+        });
+        if batch.is_empty() {
+            let fd = fabric.wait_fd().unwrap();
+            let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+            let second = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
+            let _ = rustix::event::poll(&mut watched, Some(&second));
+            if std::os::unix::process::parent_id() == 1 {
+                return;
+            }
+        }
+        fabric.send(now(), &mut batch);
+    }
+}
