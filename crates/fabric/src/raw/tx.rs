@@ -177,6 +177,11 @@ impl Sender {
 
     pub(super) fn open_path(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
         let local = self.source.local;
+        // On RoCEv1 a group's GID is not made of its IPv4 address; processes that share an address have no groups.
+        let has_groups = self.source.version == RoceVersion::V2 && !self.shares;
+        if !has_groups {
+            PathError::unless_unicast(av.dgid.ip())?;
+        }
         // RoCEv1 has no ports.
         let ends = if self.source.version == RoceVersion::V2 { ends } else { QpEnds::default() };
         let key = PathKey::new(local, av, ends)?;
@@ -184,12 +189,10 @@ impl Sender {
             return Ok(id);
         }
         let to = match key.peer {
-            // On RoCEv1 a group's GID is not made of its IPv4 address; processes that share an address have no groups.
-            group if group.is_multicast() && self.source.version == RoceVersion::V2 && !self.shares => {
+            group if group.is_multicast() => {
                 To::Group(if self.neighbours.is_bare() { [0; 6] } else { mac_of_group(group) })
             }
             peer => {
-                PathError::unless_unicast(peer)?;
                 // Frames on the loopback interface come back, to the process that they are for.
                 let is_itself = peer == local && !(self.shares && self.neighbours.is_bare());
                 if is_itself { To::Itself } else { To::Peer(self.open_peer(peer)?) }
