@@ -506,7 +506,7 @@ fn serve(common: &Common, stop: &OwnedFd) {
         // All processes are woken; the others find nothing.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let Ok(connection) = accept_with(listener, flags) else { continue };
-        if PeerCred::of(&connection).is_ok_and(|cred| !is_own(cred.uid)) {
+        if !PeerCred::of(&connection).is_ok_and(|cred| is_own(cred.uid)) {
             continue;
         }
         let until = WallTime::now() + JOIN_PATIENCE;
