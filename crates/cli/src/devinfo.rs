@@ -2,6 +2,7 @@
 
 use hca::{Opened, Target, open_exactly};
 use hca_core::DeviceAttr;
+use hca_core::wire::Placement;
 use hca_perf::Failure;
 use serde_json::{Map, Value, json};
 
@@ -21,8 +22,9 @@ pub(crate) fn devinfo(args: &DevinfoArgs) -> Result<(), Failure> {
 }
 
 /// The limits, by name.
-fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 24] {
+fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 27] {
     let held_back = attr.abilities.cq_moderation;
+    let flush = |placement| attr.abilities.flush.contains(placement).into();
     [
         ("max_qp", attr.max_qp.into()),
         ("max_qp_wr", attr.max_qp_wr.into()),
@@ -48,6 +50,9 @@ fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 24] {
         ("cq_resize", attr.abilities.cq_resize.into()),
         ("srq_resize", attr.abilities.srq_resize.into()),
         ("mr_rereg", attr.abilities.mr_rereg.into()),
+        ("atomic_write", attr.abilities.atomic_write.into()),
+        ("flush_global", flush(Placement::GLOBAL_VISIBILITY)),
+        ("flush_persistent", flush(Placement::PERSISTENCE)),
     ]
 }
 

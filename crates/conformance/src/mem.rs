@@ -54,9 +54,18 @@ impl Node {
     }
     /// Tries to register `len` bytes of fresh memory and takes the registration back.
     pub(crate) fn try_reg(&self, pd: hca_core::PdHandle, len: usize) -> Result<(), DeviceError> {
+        self.try_reg_for(pd, len, Access::LOCAL_WRITE)
+    }
+    /// The same with these rights.
+    pub(crate) fn try_reg_for(
+        &self,
+        pd: hca_core::PdHandle,
+        len: usize,
+        access: Access,
+    ) -> Result<(), DeviceError> {
         let memory = self.dev().alloc_memory(4096)?;
         let addr = memory.addr();
-        let init = MrInit { addr, len, iova: addr.as_ptr() as u64, access: Access::LOCAL_WRITE };
+        let init = MrInit { addr, len, iova: addr.as_ptr() as u64, access };
         // SAFETY: (2) nothing uses the region, and it goes before `memory`. A `len` beyond the memory is
         // used with a length that has to be refused only.
         let keys = unsafe { self.dev().reg_mr(pd, &init) }?;

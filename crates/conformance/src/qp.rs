@@ -15,8 +15,10 @@ use crate::mem::Mem;
 use crate::node::{Cq, Node, Pd};
 use crate::world::{RaiseOnDrop, lock};
 
-/// Everything that a peer or this side may be allowed.
-pub(crate) const ALL: Access = Access::all();
+/// Everything that a peer or this side may be allowed on regions of all devices.
+pub(crate) const ALL: Access = Access::all().difference(FLUSHES);
+/// The rights to FLUSH.
+pub(crate) const FLUSHES: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
 /// The Q_Key of a check's datagrams.
 pub(crate) const QKEY: Qkey = Qkey::new(0x1234_5678);
 
@@ -52,7 +54,7 @@ impl Default for Conn {
             psn: [0x11_2233, 0x44_5566],
             max_rd_atomic: 8,
             max_dest_rd_atomic: 8,
-            access: ALL,
+            access: Access::all(),
             mem_bytes: 16 << 10,
         }
     }

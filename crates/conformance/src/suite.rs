@@ -166,6 +166,15 @@ macro_rules! __for_each_check {
                 memberships_that_break_a_rule_are_refused,
                 groups_and_members_up_to_the_limits_and_no_more,
                 a_message_to_a_group_wakes_a_member_that_sleeps;
+            placement: an_atomic_write_stores_its_word_and_nothing_else,
+                no_reader_sees_a_part_of_an_atomic_write,
+                a_flush_completes_behind_the_writes_before_it,
+                a_flush_takes_each_range_that_its_key_has,
+                what_breaks_their_rules_is_an_invalid_request,
+                a_key_that_does_not_allow_them_is_refused_and_its_owner_learns_why,
+                the_queue_pair_has_to_allow_them_too,
+                a_right_to_flush_is_given_where_the_device_has_it,
+                a_window_gives_them_its_range_and_rights;
             uc: uc_delivers_messages_of_every_size,
                 uc_writes_with_and_without_immediate,
                 uc_drops_what_nobody_receives_and_goes_on,

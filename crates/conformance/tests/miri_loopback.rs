@@ -35,7 +35,7 @@ fn end(net: &LoopbackNet, host: u8, clock: &Arc<AtomicU64>) -> End {
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(32).unwrap();
     let qp = pd.qp::<Rc>(&cq).max_send_wr(16).max_recv_wr(16).access(Access::all()).build().unwrap();
-    let window = pd.alloc_shared(4096, Access::all()).unwrap();
+    let window = pd.alloc_shared(4096, Access::BY_PEERS).unwrap();
     let spare = pd.alloc_many(8, 700).unwrap();
     End { cq, qp, window, wcs: Completions::with_capacity(8), spare }
 }

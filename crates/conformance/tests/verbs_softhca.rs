@@ -96,6 +96,37 @@ fn a_message_of_many_packets_arrives_whole() {
 }
 
 #[test]
+fn a_word_is_written_behind_what_was_flushed() {
+    in_all_modes(|ends| {
+        let (mut a, b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
+        connect(&a, &b);
+        let log = ends[1].pd.alloc_shared(4096, Access::REMOTE_WRITE | Access::FLUSH_GLOBAL).unwrap();
+        let remote = log.remote();
+        a.post_send(SendRequest::write(ends[0].buf(b"record"), remote.range(8..14)).signaled(false)).unwrap();
+        a.post_send(SendRequest::flush(remote.range(8..14), Placement::GLOBAL_VISIBILITY).id(2)).unwrap();
+        a.post_send(SendRequest::atomic_write(remote.range(..8), 0x0102_0304)).unwrap();
+        a.post_send(SendRequest::flush_region(remote, Placement::GLOBAL_VISIBILITY)).unwrap();
+        let [sent, _] = collect(ends, [3, 0]);
+        let done: Vec<_> = sent.iter().map(|c| (c.0, c.1)).collect();
+        let [flush, word] = [WcOpcode::Flush, WcOpcode::AtomicWrite].map(|op| (op, WcStatus::Success));
+        assert_eq!(done, [flush, word, flush]);
+        let mut found = [0; 6];
+        log.read_at(8, &mut found);
+        assert_eq!((log.load_u64(0), &found), (0x0102_0304, b"record"));
+        // What breaks a rule is refused as it is posted.
+        let odd = a.post_send(SendRequest::atomic_write(remote.range(4..12), 1)).unwrap_err();
+        assert!(matches!(odd.error, PostRefusal::Misaligned { .. }), "{odd}");
+        let short = a.post_send(SendRequest::atomic_write(remote.range(..7), 1)).unwrap_err();
+        assert_eq!(short.error, PostRefusal::RemoteTooShort { len: 8, room: 7 });
+        let long = RemoteMr { len: (1 << 31) + 1, ..remote };
+        let long = a.post_send(SendRequest::flush(long, Placement::GLOBAL_VISIBILITY)).unwrap_err();
+        assert!(matches!(long.error, PostRefusal::Queue(PostErrorKind::MessageTooLong { .. })), "{long}");
+        let kept = ends[1].pd.alloc_shared(4096, Access::FLUSH_PERSISTENT).unwrap_err();
+        assert!(kept.to_string().contains("persistence"), "{kept}");
+    });
+}
+
+#[test]
 fn every_operation_of_a_reliable_connection_does_what_it_says() {
     in_all_modes(|ends| {
         let (mut a, mut b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());

@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use crate::wire::Placement;
 use crate::{
     Access, CqHandle, DeviceError, Gid, MwHandle, MwRange, PdHandle, QpHandle, Qpn, RecvPort, Rkey,
     SrqHandle, SrqInit, Srqn, XrcdHandle,
@@ -27,6 +28,11 @@ pub struct Abilities {
     pub max_mcast_grp: u32,
     /// Queue pairs of the device that may be members of one multicast group.
     pub max_mcast_qp_attach: u32,
+    /// Whether RC queue pairs have ATOMIC WRITE ([`SendOp::AtomicWrite`](crate::SendOp::AtomicWrite)).
+    pub atomic_write: bool,
+    /// The placement types of FLUSH that RC queue pairs have ([`SendOp::Flush`](crate::SendOp::Flush)); empty: no FLUSH.
+    /// The device registers no region for peers to FLUSH to another place.
+    pub flush: Placement,
 }
 
 /// How long a completion queue holds notifications back, so that one notification stands for several completions.

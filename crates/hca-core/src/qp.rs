@@ -73,7 +73,18 @@ bitflags::bitflags! {
         const REMOTE_INVALIDATE = 1 << 4;
         /// Memory windows may be bound to it, and give peers more rights than it has itself (regions only).
         const MW_BIND = 1 << 5;
+        /// Peers may FLUSH, so that what they placed is visible to all readers.
+        const FLUSH_GLOBAL = 1 << 6;
+        /// Peers may FLUSH, so that what they placed survives a loss of power. Only memory that does so has this right.
+        const FLUSH_PERSISTENT = 1 << 7;
     }
+}
+
+impl Access {
+    /// The rights by which peers access memory that is lost with the power: all of theirs but to take keys back, and to
+    /// FLUSH for persistence.
+    pub const BY_PEERS: Self =
+        Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC).union(Self::FLUSH_GLOBAL);
 }
 
 /// The path to a peer.

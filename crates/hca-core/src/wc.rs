@@ -91,6 +91,10 @@ pub enum WcOpcode {
     CompSwap,
     /// Fetch and add.
     FetchAdd,
+    /// WRITE of one word that is not torn.
+    AtomicWrite,
+    /// FLUSH.
+    Flush,
     /// Bind of a memory window.
     BindMw,
     /// Local invalidate.

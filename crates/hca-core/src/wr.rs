@@ -1,5 +1,6 @@
 //! Work requests, which programs post.
 
+use crate::wire::{Feth, Placement, Selectivity};
 use crate::{Access, AhHandle, Lkey, Qkey, Qpn, Rkey, Srqn};
 
 /// One entry of a scatter/gather list: a piece of registered local memory.
@@ -33,8 +34,8 @@ pub struct MwRange {
     pub addr: u64,
     /// Bytes.
     pub len: u64,
-    /// The rights of peers: any of [`Access::REMOTE_READ`], `REMOTE_WRITE` and `REMOTE_ATOMIC`. Where they change the
-    /// memory, the region allows local writes.
+    /// The rights of peers: any of [`Access::REMOTE_READ`], `REMOTE_WRITE`, `REMOTE_ATOMIC` and `FLUSH_GLOBAL`. Where
+    /// they change the memory, the region allows local writes.
     pub access: Access,
     /// Peers name the first byte by address 0, not by `addr`.
     pub zero_based: bool,
@@ -71,6 +72,25 @@ pub enum SendOp {
         /// The number to add, modulo 2^64.
         add: u64,
     },
+    /// WRITE of one aligned 64-bit word, which no reader sees in part. It has no local list.
+    AtomicWrite {
+        /// The word.
+        remote: RemoteAddr,
+        /// Its bytes, as they stand in memory.
+        value: [u8; 8],
+    },
+    /// FLUSH: completes when the data of all earlier requests of this queue to that memory has reached the place that
+    /// the placement type names. It has no local list.
+    Flush {
+        /// The first byte of the range; of a whole region, any address.
+        remote: RemoteAddr,
+        /// Bytes of the range; for a whole region, it means nothing.
+        len: u32,
+        /// Where the data must have arrived: one place, or both.
+        placement: Placement,
+        /// The range, or the whole region of the key.
+        selectivity: Selectivity,
+    },
     /// Bind of a memory window of type 2 that is not bound, to this queue pair. Nothing is sent.
     BindMw {
         /// The key of the window from now on: its present one, with any other lowest byte.
@@ -92,6 +112,8 @@ impl SendOp {
             Self::Read(_) => W::RdmaRead,
             Self::CompareSwap { .. } => W::CompSwap,
             Self::FetchAdd { .. } => W::FetchAdd,
+            Self::AtomicWrite { .. } => W::AtomicWrite,
+            Self::Flush { .. } => W::Flush,
             Self::BindMw { .. } => W::BindMw,
             Self::LocalInv(_) => W::LocalInv,
         }
@@ -100,13 +122,17 @@ impl SendOp {
     pub const fn is_read_or_atomic(self) -> bool {
         matches!(self, Self::Read(_) | Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
-    /// Whether it is an atomic operation.
+    /// Whether it is an atomic operation that returns the old value.
     pub const fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
     /// Whether it is carried out by the device alone, when all earlier requests of its queue have completed.
     pub const fn is_local(self) -> bool {
         matches!(self, Self::BindMw { .. } | Self::LocalInv(_))
+    }
+    /// Whether it has a local list.
+    pub const fn has_list(self) -> bool {
+        !self.is_local() && !matches!(self, Self::AtomicWrite { .. } | Self::Flush { .. })
     }
     /// Whether the peer needs a receive request for it.
     pub const fn consumes_recv(self) -> bool {
@@ -122,9 +148,9 @@ impl SendOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlatOp {
     addr: u64,
-    /// Immediate data, what to compare with, or what to add.
+    /// Immediate data, what to compare with, what to add or to write, or a length.
     first: u64,
-    /// What to swap in.
+    /// What to swap in, or the bits of a FETH.
     second: u64,
     /// Of the peer's region, or the one to take back.
     rkey: Rkey,
@@ -142,6 +168,8 @@ enum OpCode {
     Read,
     CompareSwap,
     FetchAdd,
+    AtomicWrite,
+    Flush,
     BindMw,
     LocalInv,
 }
@@ -163,6 +191,12 @@ impl FlatOp {
             SendOp::Read(remote) => (OpCode::Read, *remote, 0, 0),
             SendOp::CompareSwap { remote, compare, swap } => (OpCode::CompareSwap, *remote, *compare, *swap),
             SendOp::FetchAdd { remote, add } => (OpCode::FetchAdd, *remote, *add, 0),
+            SendOp::AtomicWrite { remote, value } => {
+                (OpCode::AtomicWrite, *remote, u64::from_ne_bytes(*value), 0)
+            }
+            SendOp::Flush { remote, len, placement, selectivity } => {
+                (OpCode::Flush, *remote, *len as u64, Feth::new(*selectivity, *placement).bits() as u64)
+            }
             SendOp::BindMw { rkey, range } => {
                 let MwRange { lkey, addr, len, access, zero_based } = *range;
                 let zero_based = if zero_based { ZERO_BASED } else { 0 };
@@ -186,6 +220,13 @@ impl FlatOp {
             OpCode::Read => SendOp::Read(remote),
             OpCode::CompareSwap => SendOp::CompareSwap { remote, compare: self.first, swap: self.second },
             OpCode::FetchAdd => SendOp::FetchAdd { remote, add: self.first },
+            OpCode::AtomicWrite => SendOp::AtomicWrite { remote, value: self.first.to_ne_bytes() },
+            OpCode::Flush => {
+                let feth = Feth::from_bits(self.second as u32);
+                let region = matches!(feth.selectivity(), Some(Selectivity::Region));
+                let selectivity = if region { Selectivity::Region } else { Selectivity::Range };
+                SendOp::Flush { remote, len: data, placement: feth.placement(), selectivity }
+            }
             OpCode::BindMw => SendOp::BindMw {
                 rkey: self.rkey,
                 range: MwRange {
@@ -214,10 +255,15 @@ impl FlatOp {
     pub const fn plain_write(&self) -> Option<RemoteAddr> {
         if matches!(self.code, OpCode::Write) { Some(self.remote()) } else { None }
     }
-    /// Whether it is an atomic operation.
+    /// Whether it is an atomic operation that returns the old value.
     #[inline(always)]
     pub const fn is_atomic(&self) -> bool {
         matches!(self.code, OpCode::CompareSwap | OpCode::FetchAdd)
+    }
+    /// Whether it has a local list.
+    #[inline(always)]
+    pub const fn has_list(&self) -> bool {
+        !self.is_local() && !matches!(self.code, OpCode::AtomicWrite | OpCode::Flush)
     }
     /// Whether it is carried out by the device alone.
     #[inline(always)]
@@ -387,6 +433,14 @@ mod tests {
             SendOp::Read(remote),
             SendOp::CompareSwap { remote, compare: u64::MAX, swap: 1 << 63 },
             SendOp::FetchAdd { remote, add: u64::MAX - 1 },
+            SendOp::AtomicWrite { remote, value: *b"01234567" },
+            SendOp::Flush {
+                remote,
+                len: u32::MAX,
+                placement: Placement::GLOBAL_VISIBILITY,
+                selectivity: Selectivity::Range,
+            },
+            SendOp::Flush { remote, len: 0, placement: Placement::all(), selectivity: Selectivity::Region },
         ];
         for op in all {
             let flat = FlatOp::new(&op);
@@ -395,6 +449,7 @@ mod tests {
             assert_eq!(flat.plain_write(), matches!(op, SendOp::Write(_)).then_some(remote));
             let atomic = matches!(op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
             assert_eq!(flat.is_atomic(), atomic);
+            assert_eq!(flat.has_list(), op.has_list());
             if !matches!(op, SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_)) {
                 assert_eq!(flat.remote(), remote);
             }

@@ -100,7 +100,7 @@ fn attributes(hca: &Hca) -> DeviceAttr {
         atomics: if caps.atomic { AtomicScope::Hca } else { AtomicScope::None },
         foreign_memory: hca.function().takes_foreign(),
         general_services: false,
-        // It moves no queue to other memory, and changes no region.
+        // It moves no queue to other memory, changes no region, and has neither ATOMIC WRITE nor FLUSH.
         abilities: Abilities {
             cq_moderation: caps.cq_moderation.then_some(cq::MAX_MODERATION),
             ..Abilities::default()

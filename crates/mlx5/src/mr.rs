@@ -110,6 +110,9 @@ impl Mrs {
         bus: u64,
         within: (u64, u64),
     ) -> Result<(u32, u32), DeviceError> {
+        if init.access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
+            return Err(DeviceError::Unsupported { what: "a region for peers to FLUSH" });
+        }
         let pages = Pages::of(bus, init.len as u64, init.iova, within)?;
         let tag = self.tag.fetch_add(1, Ordering::Relaxed) & 0xff;
         let pdn = hca.pds.acquire(pd)?;

@@ -32,6 +32,9 @@ struct Args {
     /// Peers work through memory windows too, which are bound and taken back meanwhile
     #[arg(long)]
     windows: bool,
+    /// Peers use ATOMIC WRITE and FLUSH too
+    #[arg(long)]
+    placement: bool,
     /// Print every event.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -66,8 +69,9 @@ fn main() -> ExitCode {
 fn workload(args: &Args) -> Workload {
     let near = if args.near { " --near" } else { "" };
     let windows = if args.windows { " --windows" } else { "" };
-    let replay = format!("cargo run --release -p hca-sim -- --trace{near}{windows}");
-    Workload::new().near(args.near).windows(args.windows).replay(replay)
+    let placement = if args.placement { " --placement" } else { "" };
+    let replay = format!("cargo run --release -p hca-sim -- --trace{near}{windows}{placement}");
+    Workload::new().near(args.near).windows(args.windows).placement(args.placement).replay(replay)
 }
 
 fn one(args: &Args, seed: u64) -> Result<(), String> {

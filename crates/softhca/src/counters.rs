@@ -45,11 +45,13 @@ impl Done {
 }
 
 /// Those of [`WcOpcode`], and behind them those of [`Served`].
-const KINDS: usize = FIRST_SERVED + 3;
+const KINDS: usize = FIRST_SERVED + Served::COUNT;
 const FIRST_SERVED: usize = WcOpcode::RecvRdmaWithImm as usize + 1;
 const SERVED_WRITE: usize = FIRST_SERVED + Served::Write as usize;
 const SERVED_READ: usize = FIRST_SERVED + Served::Read as usize;
 const SERVED_ATOMIC: usize = FIRST_SERVED + Served::Atomic as usize;
+const SERVED_ATOMIC_WRITE: usize = FIRST_SERVED + Served::AtomicWrite as usize;
+const SERVED_FLUSH: usize = FIRST_SERVED + Served::Flush as usize;
 
 impl OpCounts {
     /// A request of this side, or a message that a receive request took.
@@ -79,7 +81,7 @@ impl OpCounts {
             let done = kinds.iter().map(|kind| self.0[*kind].get());
             done.fold((0, 0), |sum, done| (sum.0 + done.0, sum.1 + done.1))
         };
-        use WcOpcode::{CompSwap, FetchAdd, RdmaRead, RdmaWrite, Recv, Send};
+        use WcOpcode::{AtomicWrite, CompSwap, FetchAdd, Flush, RdmaRead, RdmaWrite, Recv, Send};
         let both = [
             (["tx_send_requests", "tx_send_bytes"], of(&[Send as usize])),
             (["tx_write_requests", "tx_write_bytes"], of(&[RdmaWrite as usize])),
@@ -95,6 +97,10 @@ impl OpCounts {
         let atomics = [
             ("tx_atomic_requests", of(&[CompSwap as usize, FetchAdd as usize]).0),
             ("rx_atomic_requests", of(&[SERVED_ATOMIC]).0),
+            ("tx_atomic_write_requests", of(&[AtomicWrite as usize]).0),
+            ("rx_atomic_write_requests", of(&[SERVED_ATOMIC_WRITE]).0),
+            ("tx_flush_requests", of(&[Flush as usize]).0),
+            ("rx_flush_requests", of(&[SERVED_FLUSH]).0),
         ];
         out.extend(atomics.map(|(name, value)| Counter { name, value }));
     }

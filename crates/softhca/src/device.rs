@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 
+use hca_core::wire::Placement;
 use hca_core::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration,
     CqPort, CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, ExtendedConnections, Gid,
@@ -154,10 +155,11 @@ impl SoftHca {
     /// access is under way that is no longer allowed. The region has a new handle from now on, and the same keys.
     ///
     /// # Errors
-    /// The region or the domain is unknown, and nothing was done; or a peer on this machine may still be within an
+    /// The region or the domain is unknown, or `access` asks for persistence, and nothing was done; or a peer on this machine may still be within an
     /// access.
     pub fn change_mr(&self, mr: MrHandle, pd: PdHandle, access: Access) -> Result<MrKeys, DeviceError> {
         self.shared.fork.check()?;
+        check_rights(access)?;
         let ((init, scattered), ended, begun) = self.shared.control(|e| {
             e.use_pd(pd)?;
             let mrs = &mut e.core.tables.mrs;
@@ -192,9 +194,11 @@ impl SoftHca {
         tag: u8,
     ) -> Result<MrKeys, DeviceError> {
         let len = memory.len();
+        check_rights(access)?;
         self.register_with(pd, (0, len, iova), |mrs| mrs.register_scattered(pd, memory, (iova, access), tag))
     }
     fn register(&self, pd: PdHandle, mr: &MrInit, tag: Option<u8>) -> Result<MrKeys, DeviceError> {
+        check_rights(mr.access)?;
         self.register_with(pd, (mr.addr.addr().get(), mr.len, mr.iova), |mrs| match tag {
             None => mrs.register(pd, mr),
             Some(tag) => mrs.register_tagged(pd, mr, tag),
@@ -314,6 +318,16 @@ impl Drop for SoftHca {
     }
 }
 
+/// Refuses the right to FLUSH for persistence: an answer to such a FLUSH would promise what ordinary memory does not do.
+fn check_rights(access: Access) -> Result<(), DeviceError> {
+    if access.contains(Access::FLUSH_PERSISTENT) {
+        return Err(DeviceError::Unsupported {
+            what: "a FLUSH for persistence: the memory is lost with the power",
+        });
+    }
+    Ok(())
+}
+
 fn system_seed() -> Result<u64, DeviceError> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -331,6 +345,8 @@ const ABILITIES: Abilities = Abilities {
     // By its network.
     max_mcast_grp: 0,
     max_mcast_qp_attach: 0,
+    atomic_write: true,
+    flush: Placement::GLOBAL_VISIBILITY,
 };
 
 /// Memory windows that have keys beside those of regions.

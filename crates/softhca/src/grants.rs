@@ -284,12 +284,12 @@ impl Core {
         }
     }
 
-    /// Offers a region to a peer, for messages to be fetched from. One that peers may write is not: an offer is for
-    /// reading only, and seals the memory.
+    /// Offers a region to a peer, for messages to be fetched from. One that peers may access in another way is
+    /// not: an offer is for reading only, and seals the memory.
     fn offer(&mut self, slot: u32, link: LinkId, key: u32, shm: &mut ShmFabric) -> Option<()> {
         let entry = self.qps.at_mut(slot)?;
         let (base, len, iova, access) = self.tables.mrs.region(entry.res.pd, key)?;
-        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) {
+        if access.intersects(Access::BY_PEERS - Access::REMOTE_READ) {
             return None;
         }
         let pages = shm.pages_of(base.addr(), len)?;
@@ -337,8 +337,7 @@ impl Core {
             }
             return None;
         };
-        let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        let access = access.intersection(remote);
+        let access = access.intersection(Access::BY_PEERS);
         if access.is_empty() {
             return None;
         }

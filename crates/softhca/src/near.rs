@@ -1,10 +1,11 @@
-//! Direct access to the memory of peers on this machine: WRITE, READ and atomics done by the requester's side, once, on
+//! Direct access to the memory of peers on this machine: WRITE, READ, atomics, ATOMIC WRITE and FLUSH done by the requester's side, once, on
 //! memory that the peer has granted. Everything else goes as a message.
 
 use core::num::NonZeroU64;
 use core::time::Duration;
 use std::collections::HashMap;
 
+use hca_core::wire::{Placement, Selectivity};
 use hca_core::{Access, Instant, Qpn, RemoteAddr, Rkey, SendOp, Sge, WcOpcode};
 use hca_fabric::{
     Bracket, Denied, FetchError, GrantId, Granted, LinkId, LoanTerms, MAX_BRACKET_BYTES, MAX_QP_WORDS,
@@ -35,7 +36,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 const REPEATS_APART: Duration = Duration::from_millis(4);
 
 /// What peers may do.
-const RIGHTS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+const RIGHTS: Access = Access::BY_PEERS;
 
 /// The word of a queue pair by which peers may reach memory: how often it changed, protection domain, rights.
 pub(crate) fn qp_word(times: u32, pd: u32, access: Access) -> u64 {
@@ -309,6 +310,8 @@ pub(crate) trait Op {
     const RIGHT: Access;
     /// Data comes back.
     const FETCHES: bool;
+    /// The request has a local list.
+    const LIST: bool = true;
     /// Where it is done; `None` for another operation.
     fn remote(op: &SendOp) -> Option<RemoteAddr>;
     /// Whether a request of one piece may have this length.
@@ -328,6 +331,12 @@ pub(crate) struct Write;
 pub(crate) struct Read;
 /// Atomic operations.
 pub(crate) struct Atomic;
+/// ATOMIC WRITE and FLUSH, whose right is `RIGHT`.
+pub(crate) struct Placed<const RIGHT: u8>;
+/// ATOMIC WRITE.
+pub(crate) type AtomicWrite = Placed<{ Access::REMOTE_WRITE.bits() }>;
+/// FLUSH.
+pub(crate) type Flush = Placed<{ Access::FLUSH_GLOBAL.bits() }>;
 
 impl Op for Write {
     const RIGHT: Access = Access::REMOTE_WRITE;
@@ -387,17 +396,47 @@ impl Op for Atomic {
     }
 }
 
-/// What is done on the peer's memory, and the right to it.
-#[inline(always)]
-fn target(op: &SendOp) -> Option<(RemoteAddr, Access)> {
-    match op {
-        SendOp::Write(remote) => Some((*remote, Access::REMOTE_WRITE)),
-        SendOp::Read(remote) => Some((*remote, Access::REMOTE_READ)),
-        SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
-            Some((*remote, Access::REMOTE_ATOMIC))
-        }
-        _ => None,
+impl<const BITS: u8> Op for Placed<BITS> {
+    const RIGHT: Access = Access::from_bits_truncate(BITS);
+    const FETCHES: bool = false;
+    const LIST: bool = false;
+    #[inline(always)]
+    fn remote(op: &SendOp) -> Option<RemoteAddr> {
+        target(op, 0).map(|(remote, ..)| remote)
     }
+    #[inline(always)]
+    fn opcode(op: &SendOp) -> WcOpcode {
+        op.wc_opcode()
+    }
+    #[inline(always)]
+    fn carry_out(op: &SendOp, bracket: &mut Bracket<'_>, at: u64, _: &Piece<'_>) -> Result<(), Stop> {
+        placed(op, bracket, at)
+    }
+}
+
+/// What is done on the peer's memory, its length there, and the right to it. `None`: nothing is, or the peer has to
+/// judge.
+#[inline(always)]
+fn target(op: &SendOp, len: u32) -> Option<(RemoteAddr, u32, Access)> {
+    let (remote, len, right) = match *op {
+        SendOp::Write(remote) => (remote, len, Access::REMOTE_WRITE),
+        SendOp::Read(remote) => (remote, len, Access::REMOTE_READ),
+        SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
+            (remote, len, Access::REMOTE_ATOMIC)
+        }
+        SendOp::AtomicWrite { remote, .. } if remote.addr.is_multiple_of(8) => {
+            (remote, 8, Access::REMOTE_WRITE)
+        }
+        // One of a whole region has any address, so the peer finds it.
+        SendOp::Flush {
+            remote,
+            len,
+            placement: Placement::GLOBAL_VISIBILITY,
+            selectivity: Selectivity::Range,
+        } => (remote, len, Access::FLUSH_GLOBAL),
+        _ => return None,
+    };
+    (len > 0).then_some((remote, len, right))
 }
 
 /// Where a piece of a request's local list stands.
@@ -561,7 +600,7 @@ pub(crate) fn carry_out(
     (op, len): (&SendOp, u32),
     behind: bool,
 ) -> Direct {
-    let Some((remote, right)) = target(op).filter(|_| len > 0) else {
+    let Some((remote, there, right)) = target(op, len) else {
         return Direct::Unable;
     };
     let key = remote.rkey.raw();
@@ -577,7 +616,7 @@ pub(crate) fn carry_out(
         }
     };
     let at = remote.addr.wrapping_sub(lane.iova);
-    let within = remote.addr >= lane.iova && at <= lane.len && u64::from(len) <= lane.len - at;
+    let within = remote.addr >= lane.iova && at <= lane.len && u64::from(there) <= lane.len - at;
     if !(within && lane.rights.contains(right)) {
         return Direct::Unable;
     }
@@ -661,7 +700,7 @@ fn move_piece(
             let original = atomic(&mut bracket, at, op)?.to_ne_bytes();
             list.each(0, 8, true, |piece, i| give(&original[i..i + piece.len()], &piece))?;
         }
-        _ => return Err(Stop::Remote),
+        _ => placed(op, &mut bracket, at)?,
     }
     *offset += len as u32;
     Ok(len)
@@ -687,6 +726,17 @@ fn read(bracket: &mut Bracket<'_>, from: u64, piece: &Piece<'_>) -> Result<(), S
         // SAFETY: as in `write`, and the list was checked for writing.
         Piece::Memory(to, len) => unsafe { bracket.read_into(from, to, len) }.map_err(|_| Stop::Remote),
     }
+}
+
+/// Does an ATOMIC WRITE or FLUSH.
+#[inline(always)]
+fn placed(op: &SendOp, bracket: &mut Bracket<'_>, at: u64) -> Result<(), Stop> {
+    let done = match *op {
+        SendOp::AtomicWrite { value, .. } => bracket.write_word(at, u64::from_ne_bytes(value)),
+        SendOp::Flush { len, .. } => bracket.flush(at, len.into()),
+        _ => return Err(Stop::Remote),
+    };
+    done.map_err(|_| Stop::Remote)
 }
 
 /// The word's old value.

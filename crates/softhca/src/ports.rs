@@ -96,11 +96,8 @@ impl SendQueue {
         if len > self.max_message {
             return Err(PostErrorKind::MessageTooLong { len, max: self.max_message });
         }
-        if wr.op.is_local() && (entries > 0 || len > 0) {
-            return Err(PostErrorKind::Unsupported {
-                qp_type,
-                op: "a list with an operation of the adapter alone",
-            });
+        if !wr.op.has_list() && (entries > 0 || len > 0) {
+            return Err(PostErrorKind::Unsupported { qp_type, op: "a list with an operation that has none" });
         }
         let atomic = wr.op.is_read_or_atomic() && !matches!(wr.op, hca_core::SendOp::Read(_));
         if atomic && len != 8 {
@@ -198,6 +195,8 @@ impl SendQueue {
         match wr.op {
             SendOp::Read(_) => self.access::<near::Read, NOW>(hca, wr),
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => self.access::<near::Atomic, NOW>(hca, wr),
+            SendOp::AtomicWrite { .. } => self.access::<near::AtomicWrite, NOW>(hca, wr),
+            SendOp::Flush { .. } => self.access::<near::Flush, NOW>(hca, wr),
             _ => self.post_queued::<NOW>(hca, wr),
         }
     }

@@ -7,6 +7,7 @@ mod machine;
 mod parts;
 
 use core::net::IpAddr;
+use core::sync::atomic::fence;
 
 use hca_core::wire::Packet;
 use hca_core::{
@@ -27,7 +28,7 @@ use crate::mr::Refused;
 use crate::near::{self, Near, NearWork};
 use crate::pace::Pace;
 use crate::ring::{Cell, Consumer};
-use crate::sync::{Arc, AtomicBool, AtomicU32};
+use crate::sync::{Arc, AtomicBool, AtomicU32, Ordering};
 use crate::tables::{Ah, Tables};
 use crate::xrc::XrcRecv;
 pub(crate) use header::*;
@@ -555,21 +556,36 @@ impl Host for QpHost<'_> {
         Ok(())
     }
     fn atomic_remote(&mut self, rkey: Rkey, va: u64, op: AtomicOp) -> Result<u64, RemoteAccessError> {
+        let right = op.right();
         let at = self
             .tables
             .mrs
-            .translate(self.res.pd, rkey.raw(), va, 8, Access::REMOTE_ATOMIC)
+            .translate(self.res.pd, rkey.raw(), va, 8, right)
             .or_else(|_| {
-                let (key, va) = self.through_window(rkey, va, 8, Access::REMOTE_ATOMIC)?;
+                let (key, va) = self.through_window(rkey, va, 8, right)?;
                 self.tables.mrs.translate(self.res.pd, key, va, 8, Access::empty())
             })
-            .map_err(|_| self.refuse(rkey, va, 8, Access::REMOTE_ATOMIC))?;
+            .map_err(|_| self.refuse(rkey, va, 8, right))?;
         // A region whose addresses are not its memory's may have aligned addresses of unaligned words.
         if at.addr() & 7 != 0 {
-            return Err(self.refuse(rkey, va, 8, Access::REMOTE_ATOMIC));
+            return Err(self.refuse(rkey, va, 8, right));
         }
-        // SAFETY: as in `write_remote`, with the right to do atomics, and aligned.
+        // SAFETY: as in `write_remote`, with the right to the operation, and aligned.
         Ok(unsafe { dma::atomic(at, op) })
+    }
+    fn flush_remote(
+        &mut self,
+        rkey: Rkey,
+        range: Option<(u64, u64)>,
+        rights: Access,
+    ) -> Result<(), RemoteAccessError> {
+        let user = (self.res.pd, Some(self.res.shared.handle));
+        let allowed = self.tables.mrs.allows(user, rkey.raw(), range, rights);
+        allowed.map_err(|why| self.refuse_for(why, rkey, range.unwrap_or_default(), rights))?;
+        // No region has the right to persistence, so this is for visibility: whatever this adapter placed before is
+        // seen by all that look after the peer has its answer.
+        fence(Ordering::SeqCst);
+        Ok(())
     }
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), RemoteAccessError> {
         let (pd, qp) = (self.res.pd, self.res.shared.handle);
@@ -745,6 +761,8 @@ pub(crate) const fn offers(qp_type: QpType, op: SendOp) -> Result<(), &'static s
         (QpType::XrcTgt, _) => Err("send requests"),
         (QpType::Uc, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Ok(()),
         (_, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Err("memory windows"),
+        (_, SendOp::AtomicWrite { .. }) => Err("ATOMIC WRITE"),
+        (_, SendOp::Flush { .. }) => Err("FLUSH"),
         (QpType::XrcIni, _) | (_, SendOp::Send | SendOp::SendImm(_)) => Ok(()),
         (QpType::Uc, SendOp::Write(_) | SendOp::WriteImm(..)) => Ok(()),
         (_, SendOp::SendInv(_)) => Err("SEND with invalidate"),

@@ -1,13 +1,13 @@
 //! The packets of a send request: the number of their PSNs, their cost in the window, and their headers.
 
-use hca_core::wire::{AtomicEth, Be32, Be64, BthFlags, Ieth, ImmDt, PacketOp, Reth};
+use hca_core::wire::{AtomicEth, Be32, Be64, BthFlags, Feth, Ieth, ImmDt, PacketOp, Reth};
 use hca_core::{MAX_MESSAGE_BYTES, Psn, RemoteAddr, SendFlags, SendOp, WcStatus};
 
 use crate::build::{Ext, pad, reserve_packet, send_packet};
 use crate::connection::Path;
 use crate::inflight::Kind;
 use crate::window::packet_cost;
-use crate::{Host, LocalError, SendRequest, TxSink};
+use crate::{ATOMIC_BYTES, Host, LocalError, SendRequest, TxSink};
 
 /// The request at the cursor, read once.
 #[derive(Clone, Copy, Debug)]
@@ -93,8 +93,12 @@ pub(crate) fn emit<H: Host, T: TxSink>(
         let mut ext = path.ext(index, host);
         let op = answered_headers(&mut ext, request, packet, packets, path);
         let bth = path.bth(op, BthFlags::empty(), 0, psn);
-        if reserve_packet(tx, None, &bth, &ext, 0).is_none() {
+        let value = if let SendOp::AtomicWrite { value, .. } = request.op.op() { Some(value) } else { None };
+        let Some(body) = reserve_packet(tx, None, &bth, &ext, value.map_or(0, |v| v.len())) else {
             return Ok(false);
+        };
+        if let Some(value) = value {
+            body.copy_from_slice(&value);
         }
         tx.commit();
         return Ok(true);
@@ -161,7 +165,7 @@ pub(crate) fn headers(ext: &mut Ext, request: &SendRequest, first: bool, last: b
     }
 }
 
-/// The opcode of a READ or atomic request, and its own extended header, behind those in `ext`.
+/// The opcode of a READ, atomic, ATOMIC WRITE or FLUSH, and its own extended headers, behind those in `ext`.
 fn answered_headers(
     ext: &mut Ext,
     request: &SendRequest,
@@ -188,6 +192,15 @@ fn answered_headers(
             let at = RemoteAddr { addr: remote.addr.wrapping_add(offset.into()), ..remote };
             ext.push(&reth(at, len));
             PacketOp::ReadRequest
+        }
+        SendOp::AtomicWrite { remote, .. } => {
+            ext.push(&reth(remote, ATOMIC_BYTES));
+            PacketOp::AtomicWrite
+        }
+        SendOp::Flush { remote, len, placement, selectivity } => {
+            ext.push(&Feth::new(selectivity, placement));
+            ext.push(&reth(remote, len));
+            PacketOp::Flush
         }
         _ => unreachable!("only READ and atomics are answered: {:?}", request.op),
     }

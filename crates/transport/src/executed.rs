@@ -1,4 +1,4 @@
-//! The READs and atomics that a responder executed last: the unsent rest of their responses, and the requests that may
+//! The READs, atomics, ATOMIC WRITEs and FLUSHes that a responder executed last: the unsent rest of their responses, and the requests that may
 //! be repeated.
 //!
 //! There is room for `max_dest_rd_atomic` of them, which is enough: a requester repeats only requests without a
@@ -21,11 +21,12 @@ pub(crate) struct Read {
     pub(crate) len: u32,
 }
 
-/// An executed request: a READ's range, or an atomic's old value.
+/// An executed request: a READ's range, an atomic's old value, or an ATOMIC WRITE or FLUSH.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Deed {
     Read(Read),
     Atomic { original: u64 },
+    Placed,
 }
 
 /// A READ or atomic that was carried out.
@@ -225,12 +226,13 @@ impl History {
         let is_part = read.len == left || read.len < left && read.len > 0 && read.len.is_multiple_of(mtu);
         if is_part { self.repeat(i, from, from + packets, msn) } else { Repeat::Unknown }
     }
-    /// An atomic came again: its result is told again, and no memory is touched, whatever it names now.
-    pub(crate) fn atomic_again(&mut self, psn: Psn, msn: u32) -> Repeat {
+    /// An atomic (`placed` is false), an ATOMIC WRITE or a FLUSH came again: its result is told again, and no memory is
+    /// touched, whatever it names now.
+    pub(crate) fn done_again(&mut self, psn: Psn, placed: bool, msn: u32) -> Repeat {
         let Some(i) = self.find(psn) else { return Repeat::Unknown };
-        match self.slots[self.at(i)].deed {
-            Deed::Atomic { .. } => self.repeat(i, 0, 1, msn),
-            Deed::Read(_) => Repeat::Strange,
+        match (self.slots[self.at(i)].deed, placed) {
+            (Deed::Atomic { .. }, false) | (Deed::Placed, true) => self.repeat(i, 0, 1, msn),
+            _ => Repeat::Strange,
         }
     }
 }

@@ -68,6 +68,21 @@ pub enum AtomicOp {
         /// The number to add.
         add: u64,
     },
+    /// Store the word, by one access (ATOMIC WRITE).
+    Write {
+        /// New value.
+        value: u64,
+    },
+}
+
+impl AtomicOp {
+    /// The right that it needs.
+    pub const fn right(self) -> Access {
+        match self {
+            Self::CompareSwap { .. } | Self::FetchAdd { .. } => Access::REMOTE_ATOMIC,
+            Self::Write { .. } => Access::REMOTE_WRITE,
+        }
+    }
 }
 
 /// The outcome of a request on the peer's memory.
@@ -215,6 +230,14 @@ pub enum Served {
     Read,
     /// An atomic operation.
     Atomic,
+    /// ATOMIC WRITE.
+    AtomicWrite,
+    /// FLUSH.
+    Flush,
+}
+impl Served {
+    /// The number of operations.
+    pub const COUNT: usize = 5;
 }
 
 /// Bytes that an atomic operation is on.
@@ -317,11 +340,22 @@ pub trait Host {
     /// # Errors
     /// The access is not allowed.
     fn read_remote(&mut self, rkey: Rkey, va: u64, out: &mut [u8]) -> Result<(), RemoteAccessError>;
-    /// Does an atomic operation on an aligned word, key checked; returns the old value.
+    /// Does an atomic operation on an aligned word, key checked; returns the old value, of a [`AtomicOp::Write`] any.
     ///
     /// # Errors
     /// The access is not allowed.
     fn atomic_remote(&mut self, rkey: Rkey, va: u64, op: AtomicOp) -> Result<u64, RemoteAccessError>;
+    /// Makes all data that was placed in a range, or in the whole region (`None`), visible to all readers of the memory
+    /// ([`Access::FLUSH_GLOBAL`]), safe from a loss of power ([`Access::FLUSH_PERSISTENT`]), or both; key checked.
+    ///
+    /// # Errors
+    /// The access is not allowed.
+    fn flush_remote(
+        &mut self,
+        rkey: Rkey,
+        range: Option<(u64, u64)>,
+        rights: Access,
+    ) -> Result<(), RemoteAccessError>;
     /// Invalidates a key (SEND with invalidate).
     ///
     /// # Errors

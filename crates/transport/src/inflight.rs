@@ -19,6 +19,7 @@ pub(crate) enum Kind {
     Send,
     Write,
     WriteImm,
+    /// READ; or ATOMIC WRITE or FLUSH, which a READ response of no bytes answers.
     Read,
     Atomic,
     /// Nothing is sent for it, and it is never in flight.
@@ -32,7 +33,7 @@ impl Kind {
             SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => Self::Send,
             SendOp::Write(_) => Self::Write,
             SendOp::WriteImm(..) => Self::WriteImm,
-            SendOp::Read(_) => Self::Read,
+            SendOp::Read(_) | SendOp::AtomicWrite { .. } | SendOp::Flush { .. } => Self::Read,
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Self::Atomic,
             SendOp::BindMw { .. } | SendOp::LocalInv(_) => Self::Local,
         }

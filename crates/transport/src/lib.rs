@@ -17,6 +17,7 @@
 //! | `responder`, `executed` | PSN checks, READ and atomic responses, NAKs; executed READs that may be repeated |
 //! | `inflight` | the outstanding messages of a requester |
 //! | `inbound` | reassembly of a SEND or WRITE, for RC and UC |
+//! | `placement` | ATOMIC WRITE and FLUSH at the responder |
 //! | `message` | RC between adapters of one machine, by messages instead of packets |
 //! | `uc`, `ud` | the unreliable services |
 //! | `window`, `rtt` | the send window; the measured round trip |
@@ -38,6 +39,7 @@ mod host;
 mod inbound;
 mod inflight;
 mod message;
+mod placement;
 mod psn;
 mod qp;
 mod refusal;

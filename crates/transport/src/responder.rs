@@ -1,16 +1,17 @@
 //! The responder of a reliable connection: it executes requests in the order of their PSNs, answers duplicate requests
 //! without executing them again, and refuses requests that the rules forbid.
 //!
-//! READ requests and atomics wait in a ring until their responses have left, in order; no
+//! READ requests, atomics, ATOMIC WRITEs and FLUSHes wait in a ring until their responses have left, in order; no
 //! acknowledgement or NAK passes them.
 
 use hca_core::wire::{AtomicAckEth, Be64, BthFlags, NakCode, Packet, PacketOp, Syndrome};
-use hca_core::{Access, MAX_MESSAGE_BYTES, Psn, Rkey, Srqn, WcStatus};
+use hca_core::{Access, MAX_MESSAGE_BYTES, Psn, RemoteAddr, Rkey, Srqn, WcStatus};
 
 use crate::build::{Ext, pad, reserve_packet};
 use crate::connection::{Path, Xrc, aeth};
 use crate::executed::{Deed, Executed, History, Read, Repeat};
 use crate::inbound::{Fault, Inbound, is_send_or_write, recv_status};
+use crate::placement::{atomic_write, flush};
 use crate::{ATOMIC_BYTES, AckOwed, AtomicOp, Count, Host, QpEvent, Served, TxSink};
 
 /// Repeated READs and atomics of one connection that were never asked for the first time, before it ends. A healthy
@@ -191,9 +192,7 @@ impl Responder {
                 self.nak = Some((psn, Syndrome::RnrNak(path.rnr_timer)));
                 return Ok(());
             }
-            Fault::Invalid | Fault::TooLong => NakCode::InvalidRequest,
-            Fault::Access | Fault::Invalidate => NakCode::RemoteAccess,
-            Fault::Placement(_) => NakCode::RemoteOperational,
+            fault => nak_code(fault),
         };
         let recv = recv_status(fault);
         Err(self.refuse(psn, code, recv, host))
@@ -227,6 +226,9 @@ impl Responder {
                     host.served(Served::Atomic, ATOMIC_BYTES);
                     (Deed::Atomic { original }, 1)
                 })
+            }
+            PacketOp::AtomicWrite | PacketOp::Flush => {
+                placed(path, packet, host).map(|()| (Deed::Placed, 1)).map_err(nak_code)
             }
             _ => Err(NakCode::InvalidRequest),
         };
@@ -263,7 +265,8 @@ impl Responder {
         }
         let repeat = match op {
             PacketOp::ReadRequest => self.repeat_read(path, psn, packet),
-            PacketOp::CompareSwap | PacketOp::FetchAdd => self.executed.atomic_again(psn, self.msn),
+            PacketOp::CompareSwap | PacketOp::FetchAdd => self.executed.done_again(psn, false, self.msn),
+            PacketOp::AtomicWrite | PacketOp::Flush => self.executed.done_again(psn, true, self.msn),
             op if is_send_or_write(op) => {
                 self.ack = true;
                 Repeat::Answered
@@ -307,6 +310,7 @@ impl Responder {
             let step = match response.deed {
                 Deed::Atomic { original } => self.send_atomic(path, &response, original, host, tx),
                 Deed::Read(read) => self.send_read(path, &response, read, host, tx),
+                Deed::Placed => self.send_read(path, &response, NO_BYTES, host, tx),
             };
             match step {
                 Ok(true) => sent += 1,
@@ -419,6 +423,30 @@ fn ack_syndrome<H: Host>(host: &H) -> Syndrome {
 /// The shared receive queue that a request of XRC names.
 fn named_srq(packet: &Packet<'_>) -> Srqn {
     packet.xrceth().map(|xrceth| Srqn::new(xrceth.srqn.get())).unwrap_or_default()
+}
+
+/// The READ whose response is that of an ATOMIC WRITE or FLUSH.
+const NO_BYTES: Read = Read { rkey: Rkey::new(0), va: 0, len: 0 };
+
+/// The NAK for a fault other than a missing receive request.
+pub(crate) fn nak_code(fault: Fault) -> NakCode {
+    match fault {
+        Fault::NoRecv => unreachable!("a missing receive request is refused until there is one"),
+        Fault::Invalid | Fault::TooLong => NakCode::InvalidRequest,
+        Fault::Access | Fault::Invalidate => NakCode::RemoteAccess,
+        Fault::Placement(_) => NakCode::RemoteOperational,
+    }
+}
+
+/// Executes an ATOMIC WRITE, or a FLUSH, which has a header of its own.
+fn placed<H: Host>(path: &Path, packet: &Packet<'_>, host: &mut H) -> Result<(), Fault> {
+    let reth = packet.reth().ok_or(Fault::Invalid)?;
+    let remote = RemoteAddr { addr: reth.va.get(), rkey: Rkey::new(reth.rkey.get()) };
+    let what = (remote, reth.dma_len.get());
+    match packet.feth() {
+        Some(feth) => flush(path, *feth, what, host),
+        None => atomic_write(path, what, packet.payload(), host),
+    }
 }
 
 /// The range of a READ request, allowed or not.

@@ -116,6 +116,9 @@ impl Host for Side {
     fn atomic_remote(&mut self, _: Rkey, _: u64, _: AtomicOp) -> Result<u64, RemoteAccessError> {
         Err(RemoteAccessError)
     }
+    fn flush_remote(&mut self, _: Rkey, _: Option<(u64, u64)>, _: Access) -> Result<(), RemoteAccessError> {
+        Err(RemoteAccessError)
+    }
     fn invalidate(&mut self, _: Rkey) -> Result<(), RemoteAccessError> {
         Err(RemoteAccessError)
     }

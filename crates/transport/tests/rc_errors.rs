@@ -186,7 +186,8 @@ fn opcode_sequences_that_the_iba_forbids_are_invalid_requests() {
         vec![w(P::WriteFirst, 300).payload(256), Raw::rc(P::WriteLast, B, 0).payload(45)],
         vec![w(P::WriteFirst, 300).payload(256), Raw::rc(P::WriteLast, B, 0).payload(43)],
         vec![w(P::WriteFirst, 300).payload(256), Raw::rc(P::WriteMiddle, B, 0).payload(256)],
-        vec![w(P::AtomicWrite, 8).payload(8)],
+        vec![Raw::rc(P::SendFirst, B, 0).payload(256), w(P::AtomicWrite, 8).payload(8)],
+        vec![Raw::rc(P::SendFirst, B, 0).payload(256), Raw::rc(P::Flush, B, 0).feth(1).reth(0, KEY, 8)],
     ];
     for (n, case) in cases.into_iter().enumerate() {
         let mut p = Pair::rc();

@@ -61,7 +61,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
             recv_cq: cq,
             srq: None,
             cap: QpCap::default(),
-            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            access: Access::BY_PEERS,
             pkey: Pkey::DEFAULT,
             psn: None,
             rd_atomic: None,

@@ -254,6 +254,7 @@ pub use wc::{Completions, Wc, Wcs};
 pub use window::{MemoryWindow, QpWindow};
 
 // The types that the methods above take and return, so that one `use` is enough.
+pub use hca_core::wire::Placement;
 pub use hca_core::{
     Abilities, Access, AckTimeout, AddressVector, AsyncEvent, AtomicScope, Completion, Counter, CqModeration,
     CqStatus, DeviceAttr, DeviceError, Gid, Lid, LinkLayer, MrStatus, Mtu, MwStatus, Notify, Pkey, PortAttr,

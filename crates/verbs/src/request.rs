@@ -3,6 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use hca_core::wire::{Placement, Selectivity};
 use hca_core::{FlatOp, Rkey, SendFlags, SendOp};
 
 use crate::ah::UdPeer;
@@ -160,6 +161,48 @@ impl<L: ScatterList> SendRequest<ops::Atomic, L> {
     #[inline(always)]
     pub fn fetch_add(local: L, remote: RemoteMr, add: u64) -> Self {
         Self::new(SendOp::FetchAdd { remote: remote.target(), add }, Some(remote.len), local)
+    }
+}
+
+impl SendRequest<ops::AtomicWrite, ()> {
+    /// ATOMIC WRITE: stores `value` as the word at the beginning of `remote`, in this machine's byte order. No reader
+    /// of the word sees a part of it, or sees it before the data of earlier WRITEs. It completes when the word is
+    /// stored, and uses the peer's right to write. [`Abilities::atomic_write`](crate::Abilities::atomic_write) tells
+    /// whether the device has it.
+    pub fn atomic_write(remote: RemoteMr, value: u64) -> Self {
+        let op = SendOp::AtomicWrite { remote: remote.target(), value: value.to_ne_bytes() };
+        Self::new(op, Some(remote.len), ())
+    }
+}
+
+impl SendRequest<ops::Flush, ()> {
+    /// FLUSH of a range: completes when the data of all earlier requests of this queue in `remote` has reached the
+    /// place, or the places, of `placement`. The peer's region has the right to each of them
+    /// ([`Access::FLUSH_GLOBAL`](crate::Access::FLUSH_GLOBAL), `FLUSH_PERSISTENT`).
+    /// [`Abilities::flush`](crate::Abilities::flush) tells those that the device has.
+    ///
+    /// ```
+    /// # use hca_verbs::{Buf, Placement, QueuePair, Rc, RemoteMr, SendRequest};
+    /// # fn example(mut qp: QueuePair<Rc>, record: Buf, remote: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
+    /// qp.post_send(SendRequest::write(record, remote.range(8..)).signaled(false))?;
+    /// qp.post_send(SendRequest::flush(remote.range(8..), Placement::GLOBAL_VISIBILITY).signaled(false))?;
+    /// // Behind the record comes the word that tells of it.
+    /// qp.post_send(SendRequest::atomic_write(remote.range(..8), 1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn flush(remote: RemoteMr, placement: Placement) -> Self {
+        Self::flush_of(remote, placement, Selectivity::Range)
+    }
+    /// FLUSH of the whole region, or window, that the key of `remote` names.
+    pub fn flush_region(remote: RemoteMr, placement: Placement) -> Self {
+        Self::flush_of(remote, placement, Selectivity::Region)
+    }
+    fn flush_of(remote: RemoteMr, placement: Placement, selectivity: Selectivity) -> Self {
+        // A longer range is refused when it is posted.
+        let len = u32::try_from(remote.len).unwrap_or(u32::MAX);
+        let op = SendOp::Flush { remote: remote.target(), len, placement, selectivity };
+        Self::new(op, Some(remote.len), ())
     }
 }
 

@@ -60,6 +60,12 @@ pub mod ops {
     /// Compare and swap, fetch and add.
     #[derive(Debug)]
     pub enum Atomic {}
+    /// The operation ATOMIC WRITE, of RC.
+    #[derive(Debug)]
+    pub enum AtomicWrite {}
+    /// The operation FLUSH, of RC.
+    #[derive(Debug)]
+    pub enum Flush {}
     /// Bind of a memory window, of RC and UC.
     #[derive(Debug)]
     pub enum Bind {}
@@ -73,6 +79,8 @@ impl OfferedBy<Rc> for ops::SendInvalidate {}
 impl OfferedBy<Rc> for ops::Write {}
 impl OfferedBy<Rc> for ops::Read {}
 impl OfferedBy<Rc> for ops::Atomic {}
+impl OfferedBy<Rc> for ops::AtomicWrite {}
+impl OfferedBy<Rc> for ops::Flush {}
 impl OfferedBy<Rc> for ops::Bind {}
 impl OfferedBy<Rc> for ops::LocalInvalidate {}
 impl OfferedBy<Uc> for ops::Bind {}
@@ -94,6 +102,8 @@ mod sealed {
     impl Sealed for ops::Write {}
     impl Sealed for ops::Read {}
     impl Sealed for ops::Atomic {}
+    impl Sealed for ops::AtomicWrite {}
+    impl Sealed for ops::Flush {}
     impl Sealed for ops::Bind {}
     impl Sealed for ops::LocalInvalidate {}
 }

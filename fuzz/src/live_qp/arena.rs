@@ -37,13 +37,15 @@ pub(super) enum Area {
     /// What is sent: no peer may name it.
     Source = 6,
 }
+/// All rights that memory of the adapter has.
+const ALL: Access = Access::all().difference(Access::FLUSH_PERSISTENT);
 pub(super) const AREAS: [(Area, usize, Access); 7] = [
-    (Area::Open, 4096, Access::all()),
+    (Area::Open, 4096, ALL),
     (Area::ReadOnly, 1024, Access::REMOTE_READ),
     (Area::Landing, SLOT * SLOTS, Access::LOCAL_WRITE),
     (Area::WriteOnly, 1024, Access::LOCAL_WRITE.union(Access::REMOTE_WRITE)),
-    (Area::Foreign, 512, Access::all()),
-    (Area::Gone, 512, Access::all()),
+    (Area::Foreign, 512, ALL),
+    (Area::Gone, 512, ALL),
     (Area::Source, 2048, Access::empty()),
 ];
 

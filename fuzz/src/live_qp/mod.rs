@@ -28,6 +28,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use hca_core::wire::{Placement, Selectivity};
 use hca_core::{
     Access, AckTimeout, AddressVector, AhHandle, Completion, CqHandle, CqPort, Device, Gid, MrKeys, Mtu,
     Notify, Payload, PdHandle, Pkey, PostErrorKind, Psn, Qkey, QpAttr, QpCap, QpHandle, QpInit, QpState,
@@ -386,6 +387,13 @@ impl Bed {
             0 | 10 => SendOp::Send,
             1 => SendOp::Write(remote),
             2 | 3 => SendOp::Read(remote),
+            4 if which & 64 != 0 => SendOp::AtomicWrite { remote, value: [3; 8] },
+            5 if which & 64 != 0 => SendOp::Flush {
+                remote,
+                len: 40,
+                placement: Placement::GLOBAL_VISIBILITY,
+                selectivity: if long { Selectivity::Region } else { Selectivity::Range },
+            },
             4 => SendOp::FetchAdd { remote, add: 1 },
             5 => SendOp::CompareSwap { remote, compare: 1, swap: 2 },
             6 => SendOp::SendInv(Rkey::new(78)),
@@ -415,7 +423,8 @@ impl Bed {
         self.next_wr += 1;
         let dest =
             (n == 2).then_some(UdDest { ah: self.ah, qpn: Qpn::new(PEER_QPN[2]), qkey: Qkey::new(QKEY) });
-        let wr = SendWr { wr_id, op, flags, payload: Payload::Sges(&[sge]), dest: dest.map(Into::into) };
+        let list = if op.has_list() { core::slice::from_ref(&sge) } else { &[] };
+        let wr = SendWr { wr_id, op, flags, payload: Payload::Sges(list), dest: dest.map(Into::into) };
         let pair = &mut self.pairs[n];
         // SAFETY: (1)
         match unsafe { pair.send.post(&[wr]) } {

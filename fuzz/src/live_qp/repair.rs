@@ -130,7 +130,8 @@ impl Bed {
                 range.start + usize::from(raw) % (range.len() + 8)
             };
             let va = self.arena.addr(place.min(range.end + GUARD / 2)).as_ptr() as u64;
-            let va = if layout.atomic != 0 && raw & 0x8000 == 0 { va & !7 } else { va };
+            let word = layout.atomic != 0 || Opcode::new(bytes[0]).op() == Some(PacketOp::AtomicWrite);
+            let va = if word && raw & 0x8000 == 0 { va & !7 } else { va };
             bytes[at..at + 8].copy_from_slice(&va.to_be_bytes());
             bytes[at + 8..at + 12].copy_from_slice(&key.raw().to_be_bytes());
             if layout.reth != 0 {

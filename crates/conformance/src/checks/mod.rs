@@ -9,6 +9,7 @@ pub(crate) mod foreign;
 pub(crate) mod keys;
 pub(crate) mod limits;
 pub(crate) mod multicast;
+pub(crate) mod placement;
 pub(crate) mod portals;
 pub(crate) mod progress;
 pub(crate) mod qp_states;

@@ -2,6 +2,7 @@
 
 use hca_core::{PostErrorKind, QpState, QpType, RecvExtra, SendOp, WcOpcode, WcStatus};
 
+use crate::checks::placement::{flush_range, write_word};
 use crate::mem::pattern;
 use crate::node::Node;
 use crate::qp::{Conn, Pair, wr};
@@ -94,6 +95,8 @@ pub(crate) fn uc_offers_no_reads_and_no_atomics(bed: &dyn Bed) {
         SendOp::Read(remote),
         SendOp::FetchAdd { remote, add: 1 },
         SendOp::CompareSwap { remote, compare: 0, swap: 1 },
+        write_word(remote, 1),
+        flush_range(remote, 8),
     ] {
         let e = p.a.try_send(&[wr(1, op, &[p.ma.sge(0, 8)])]).unwrap_err();
         assert!(matches!(e.kind, PostErrorKind::Unsupported { qp_type: QpType::Uc, .. }), "{e}");

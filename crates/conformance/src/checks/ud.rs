@@ -7,6 +7,7 @@ use hca_core::{
     QpType, RecvExtra, SendOp, SendWr, Sge, UdDest, WcStatus,
 };
 
+use crate::checks::placement::{flush_range, write_word};
 use crate::mem::{Mem, pattern};
 use crate::node::Node;
 use crate::qp::{ALL, Conn, QKEY, Qp, wr};
@@ -246,6 +247,8 @@ pub(crate) fn ud_offers_sends_only(bed: &dyn Bed) {
         SendOp::Read(remote),
         SendOp::FetchAdd { remote, add: 1 },
         SendOp::SendInv(remote.rkey),
+        write_word(remote, 1),
+        flush_range(remote, 8),
     ] {
         let e = u.a.try_send(&[to(u.to_b(), 1, op, &[u.ma.sge(0, 8)])]).unwrap_err();
         assert!(matches!(e.kind, PostErrorKind::Unsupported { qp_type: QpType::Ud, .. }), "{op:?}: {e}");

@@ -69,7 +69,7 @@ fn end(context: Context) -> End {
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(512).unwrap();
     let qp = pd.qp::<Rc>(&cq).max_send_wr(128).max_recv_wr(128).access(Access::all()).build().unwrap();
-    let window = pd.alloc_shared(4096, Access::all()).unwrap();
+    let window = pd.alloc_shared(4096, Access::BY_PEERS - Access::FLUSH_GLOBAL).unwrap();
     let spare = pd.alloc_many(96, 64).unwrap();
     End { context, cq, qp, window, wcs: Completions::with_capacity(64), spare }
 }

@@ -71,7 +71,7 @@ impl Bulk {
         let own = own.then(|| Own::new(BYTES));
         let window = match &own {
             Some(own) => own.register(&pd),
-            None => pd.alloc_shared(BYTES, Access::all()).unwrap(),
+            None => pd.alloc_shared(BYTES, Access::BY_PEERS).unwrap(),
         };
         let (wcs, remote, told) = (Completions::with_capacity(16), RemoteMr::default(), VecDeque::new());
         Self { context, window, remote, qp, cq, wcs, sends: 0, recvs: 0, told, round: 0, _own: own, _pd: pd }

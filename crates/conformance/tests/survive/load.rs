@@ -110,7 +110,7 @@ impl Load {
     pub(crate) fn invite(&mut self) -> (usize, String) {
         let index = self.peers.iter().position(Option::is_none).unwrap_or(self.peers.len());
         let window = match &mut self.own {
-            None => self.pd.alloc_shared(REGION, Access::all()).unwrap(),
+            None => self.pd.alloc_shared(REGION, Access::BY_PEERS).unwrap(),
             Some(own) => {
                 if index == own.len() {
                     own.push(Own::new(REGION));

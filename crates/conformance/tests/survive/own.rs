@@ -29,7 +29,7 @@ impl Own {
     /// Registers it. The caller lets go of an earlier region before.
     pub(crate) fn register(&self, pd: &Pd) -> SharedMr {
         // SAFETY: (1) (2)
-        unsafe { pd.register(self.at, self.len, Access::all()) }.expect("the device takes any memory")
+        unsafe { pd.register(self.at, self.len, Access::BY_PEERS) }.expect("the device takes any memory")
     }
     /// Takes the pages away although they are registered. Whoever of this process touches them then is at fault, so
     /// only another one's reading is left.

@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
+use core::sync::atomic::{Ordering, fence};
 use std::collections::HashMap;
 use std::io;
 
@@ -347,13 +348,38 @@ impl Bracket<'_> {
         Ok((unsafe { self.of.region.base.as_ptr().add(self.of.offset + offset as usize) }, caching))
     }
 
-    /// The address of an aligned word for an atomic operation.
+    /// The address of an aligned word.
     #[inline(always)]
-    fn word(&mut self, offset: u64) -> Result<*mut u8, AccessError> {
-        let (at, _) = self.at(offset, 8, Access::REMOTE_ATOMIC)?;
+    fn word(&mut self, offset: u64, right: Access) -> Result<*mut u8, AccessError> {
+        let (at, _) = self.at(offset, 8, right)?;
         if at.addr() & 7 == 0 { Ok(at) } else { Err(AccessError::Alignment) }
     }
 
+    /// Writes an aligned word, which no reader sees in part.
+    ///
+    /// # Errors
+    /// As [`AccessError`] says; nothing was written then.
+    pub fn write_word(&mut self, offset: u64, value: u64) -> Result<(), AccessError> {
+        let at = self.word(offset, Access::REMOTE_WRITE)?;
+        // SAFETY: as in `write`, and aligned.
+        unsafe { dma::store_u64(at, value) };
+        Ok(())
+    }
+    /// Makes all that this side has written visible to all readers, if a range of the region may be flushed.
+    ///
+    /// # Errors
+    /// The range leaves the region, or the right is missing.
+    pub fn flush(&mut self, offset: u64, len: u64) -> Result<(), AccessError> {
+        let granted = &self.of.granted;
+        if offset > granted.len || len > granted.len - offset {
+            return Err(AccessError::Range);
+        }
+        if !granted.access.contains(Access::FLUSH_GLOBAL) {
+            return Err(AccessError::Right);
+        }
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
     /// Writes a slice into the region, from `offset` on.
     ///
     /// # Errors
@@ -411,7 +437,7 @@ impl Bracket<'_> {
     /// As [`AccessError`] says; nothing was changed then.
     #[inline(always)]
     pub fn compare_swap(&mut self, offset: u64, compare: u64, swap: u64) -> Result<u64, AccessError> {
-        let at = self.word(offset)?;
+        let at = self.word(offset, Access::REMOTE_ATOMIC)?;
         // SAFETY: `word` checked range, right and alignment; with this right the region is writable (1).
         Ok(unsafe { dma::compare_swap(at, compare, swap) })
     }
@@ -421,7 +447,7 @@ impl Bracket<'_> {
     /// As [`AccessError`] says; nothing was changed then.
     #[inline(always)]
     pub fn fetch_add(&mut self, offset: u64, add: u64) -> Result<u64, AccessError> {
-        let at = self.word(offset)?;
+        let at = self.word(offset, Access::REMOTE_ATOMIC)?;
         // SAFETY: as in `compare_swap`.
         Ok(unsafe { dma::fetch_add(at, add) })
     }

@@ -32,7 +32,7 @@ const MAX_RECORDS: usize = 200;
 const QPN: u32 = 5;
 const QP_WORD: u64 = 0xfeed_0001;
 const PAGES: usize = 8192;
-const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+const ALL: Access = Access::BY_PEERS;
 /// What a turn of the adapter lets pass.
 const STEP: Duration = Duration::from_micros(20);
 

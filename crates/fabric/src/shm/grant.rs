@@ -69,7 +69,7 @@ pub struct Grant<'a> {
     pub len: usize,
     /// The address by which peers name its first byte.
     pub iova: u64,
-    /// The peer's rights: `REMOTE_READ`, `REMOTE_WRITE`, `REMOTE_ATOMIC`; other rights are ignored.
+    /// The peer's rights: those of [`Access::BY_PEERS`]; others are ignored.
     pub access: Access,
     /// The protection domain, in the adapter's own numbers, for the peer to compare with a queue pair's.
     pub pd: u32,

@@ -31,8 +31,7 @@ const OFFERED_AT: usize = 65;
 const _: () = assert!(OFFERED_AT < BYTES);
 
 /// The rights that are told.
-pub(super) const RIGHTS: Access =
-    Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+pub(super) const RIGHTS: Access = Access::BY_PEERS;
 
 /// One message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

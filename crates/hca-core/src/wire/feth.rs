@@ -43,6 +43,14 @@ impl Feth {
     pub const fn new(selectivity: Selectivity, placement: Placement) -> Self {
         Self { bits: Be32::new((selectivity as u32) << SEL_SHIFT | placement.bits() as u32) }
     }
+    /// A header of these 32 bits.
+    pub const fn from_bits(bits: u32) -> Self {
+        Self { bits: Be32::new(bits) }
+    }
+    /// All 32 bits, the reserved ones among them.
+    pub const fn bits(&self) -> u32 {
+        self.bits.get()
+    }
     /// The placement type; unknown bits are kept.
     pub const fn placement(&self) -> Placement {
         Placement::from_bits_retain((self.bits.get() & PLT) as u8)
@@ -67,6 +75,7 @@ mod tests {
         let f = Feth::new(Selectivity::Region, both);
         assert_eq!(bytemuck::bytes_of(&f), [0, 0, 0, 0x13]);
         assert_eq!((f.selectivity(), f.placement()), (Some(Selectivity::Region), both));
+        assert_eq!((f.bits(), Feth::from_bits(0x13)), (0x13, f));
         let reserved: Feth = bytemuck::cast([0xff_u8, 0xff, 0xff, 0xe0]);
         assert_eq!((reserved.selectivity(), reserved.placement()), (None, Placement::empty()));
     }

@@ -156,8 +156,8 @@ impl<B: Bell> SendQueue<B> {
         if len > self.limits.max_message {
             return Err(PostErrorKind::MessageTooLong { len, max: self.limits.max_message });
         }
-        if wr.op.is_local() {
-            return Err(PostErrorKind::Unsupported { qp_type: self.qp.qp_type, op: "memory windows" });
+        if !wr.op.has_list() {
+            return Err(PostErrorKind::Unsupported { qp_type: self.qp.qp_type, op: name(&wr.op) });
         }
         if len != 8 && matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
             return Err(PostErrorKind::AtomicLength { len });
@@ -353,17 +353,26 @@ pub(crate) fn opcode_of(tag: u8) -> WcOpcode {
 /// Whether a service that is not RC offers an operation.
 fn offers(qp_type: QpType, op: &SendOp) -> Result<(), PostErrorKind> {
     let uc = qp_type == QpType::Uc;
-    let name = match op {
-        SendOp::Send | SendOp::SendImm(_) => return Ok(()),
-        SendOp::Write(_) | SendOp::WriteImm(..) if uc => return Ok(()),
+    match op {
+        SendOp::Send | SendOp::SendImm(_) => Ok(()),
+        SendOp::Write(_) | SendOp::WriteImm(..) if uc => Ok(()),
+        op => Err(PostErrorKind::Unsupported { qp_type, op: name(op) }),
+    }
+}
+
+/// An operation as an error names it.
+fn name(op: &SendOp) -> &'static str {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) => "SEND",
         SendOp::SendInv(_) => "SEND with invalidate",
         SendOp::Write(_) => "RDMA WRITE",
         SendOp::WriteImm(..) => "RDMA WRITE with immediate",
         SendOp::Read(_) => "RDMA READ",
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => "atomics",
+        SendOp::AtomicWrite { .. } => "ATOMIC WRITE",
+        SendOp::Flush { .. } => "FLUSH",
         SendOp::BindMw { .. } | SendOp::LocalInv(_) => "memory windows",
-    };
-    Err(PostErrorKind::Unsupported { qp_type, op: name })
+    }
 }
 
 /// The longest message of a service, where the adapter carries 2^`log_max` bytes.

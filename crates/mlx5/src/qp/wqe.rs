@@ -242,7 +242,9 @@ fn write_head(block: &Block, op: &SendOp) -> Head {
             put(&block[2], *add, 0);
             (WqeOpcode::AtomicFa, 0, 3)
         }
-        SendOp::BindMw { .. } | SendOp::LocalInv(_) => unreachable!("{op:?} is refused before"),
+        SendOp::AtomicWrite { .. } | SendOp::Flush { .. } | SendOp::BindMw { .. } | SendOp::LocalInv(_) => {
+            unreachable!("{op:?} is refused before")
+        }
     };
     Head { opcode, imm, cells }
 }

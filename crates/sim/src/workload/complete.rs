@@ -208,6 +208,8 @@ impl World {
                 let found = self.take_value(&op.pieces);
                 self.shared_add_returned(p, found)?;
             }
+            Promise::Flush { target, bytes } => self.must_hold(target, bytes, &what("FLUSH"))?,
+            Promise::AtomicWrite => {}
             &Promise::Bind(index) => {
                 if let Some(lent) = self.ends[e].invalidatable.get_mut(index) {
                     lent.state = Lending::Lent;
@@ -217,7 +219,9 @@ impl World {
                 return Err(self.broken(format!("request {wr_id:#x} succeeded, but had to be refused")));
             }
         }
-        if let Promise::Write { target: span, .. } | Promise::Read { source: Some(span), .. } = op.promise
+        if let Promise::Write { target: span, .. }
+        | Promise::Flush { target: span, .. }
+        | Promise::Read { source: Some(span), .. } = op.promise
             && rc
         {
             self.release(span);
@@ -283,7 +287,10 @@ impl World {
 
     /// A request failed: nobody knows what it did before.
     fn forget(&mut self, e: usize, op: Op) {
-        if let Promise::Write { target: span, .. } | Promise::Read { source: Some(span), .. } = &op.promise {
+        if let Promise::Write { target: span, .. }
+        | Promise::Flush { target: span, .. }
+        | Promise::Read { source: Some(span), .. } = &op.promise
+        {
             self.ends[e].tainted.push(Rc::clone(span));
         }
         self.ends[e].tainted.extend(op.pieces);

@@ -141,7 +141,7 @@ impl World {
         let flow_label = (handle.index * 7919 + c as u32 + 1) & 0xf_ffff;
         let traffic_class = plan.traffic_class;
         let av = AddressVector { dgid, flow_label, traffic_class, ..AddressVector::default() };
-        let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let access = Access::BY_PEERS;
         let (rc, ud) = (plan.kind == QpType::Rc, plan.kind == QpType::Ud);
         let init = QpAttr {
             state: Some(QpState::Init),
@@ -194,7 +194,7 @@ impl World {
             self.ends[p].word = Some((word, 0));
         }
         // Regions that the peer takes back lie within what the host's region for local use covers.
-        let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let remote = Access::LOCAL_WRITE | (Access::BY_PEERS - Access::REMOTE_ATOMIC);
         if own && let Some(range) = host.owns.pop() {
             match self.register(n, range.clone(), remote)? {
                 Some(keys) => self.ends[e].own = Some(Own { zone: Zone::new(range), keys, revoked: false }),

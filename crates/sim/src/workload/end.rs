@@ -46,6 +46,10 @@ pub(super) enum Promise {
     Atomic { old: u64 },
     /// The local list holds a value that nobody else got.
     SharedAdd,
+    /// The peer's memory holds these bytes, which an earlier request wrote.
+    Flush { target: Rc<Span>, bytes: Vec<u8> },
+    /// The word that this end alone changes holds what was written: the next atomic on it tells.
+    AtomicWrite,
     /// The window with this index among the end's is bound.
     Bind(usize),
     /// It fails.

@@ -168,7 +168,7 @@ impl Host {
             regions.push(keys);
             Ok(Region { zone: Zone::new(range), keys })
         };
-        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let all = Access::LOCAL_WRITE | Access::BY_PEERS;
         let mut local = region(local_bytes, pd, Access::LOCAL_WRITE | Access::MW_BIND)?;
         let Range { start, end } = local.zone.all();
         let middle = start + (end - start) * 5 / 8;
@@ -272,7 +272,7 @@ impl Host {
     }
     /// A range of a region as a window shows it: peers may do everything.
     pub(super) fn window_range(&self, region: &MrKeys, range: Range<usize>) -> MwRange {
-        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let access = Access::BY_PEERS;
         let (addr, len) = (self.arena.address(range.start), range.len() as u64);
         MwRange { lkey: region.lkey, addr, len, access, zero_based: false }
     }

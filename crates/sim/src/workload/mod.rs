@@ -51,6 +51,7 @@ pub struct Workload {
     tap: Option<Box<dyn Tap>>,
     near: bool,
     windows: bool,
+    placement: bool,
 }
 
 impl Workload {
@@ -91,6 +92,13 @@ impl Workload {
         self
     }
 
+    /// Peers use ATOMIC WRITE and FLUSH too.
+    #[must_use]
+    pub fn placement(mut self, on: bool) -> Self {
+        self.placement = on;
+        self
+    }
+
     /// Runs the workload of a seed.
     ///
     /// # Errors
@@ -99,7 +107,7 @@ impl Workload {
         // The plan has a stream of its own, so that it does not change with the simulation.
         let mut rng = Rng::new(seed ^ 0x5eed_0000_0000_0000);
         let mut plan = Plan::new(&mut rng);
-        plan.windows = self.windows;
+        (plan.windows, plan.placement) = (self.windows, self.placement);
         plan.run_short(&mut Rng::new(seed ^ 0x7368_6f72_7400_0000));
         let near = self.near.then(|| NearProfile::random(&mut Rng::new(seed ^ 0x6e65_6172_0000_0000)));
         let mut builder = Sim::builder(seed)

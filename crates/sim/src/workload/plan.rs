@@ -133,6 +133,8 @@ pub(super) struct Plan {
     pub(super) max_regions: Option<u32>,
     /// Peers work through memory windows too.
     pub(super) windows: bool,
+    /// Peers use ATOMIC WRITE and FLUSH too.
+    pub(super) placement: bool,
 }
 
 /// A node whose completion queues hold less than what may complete at once.
@@ -191,6 +193,7 @@ impl Plan {
             shallow: None,
             max_regions: None,
             windows: false,
+            placement: false,
         }
     }
 

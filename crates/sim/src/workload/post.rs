@@ -3,6 +3,7 @@
 use core::ops::Range;
 use std::rc::Rc;
 
+use hca_core::wire::{Placement, Selectivity};
 use hca_core::{
     Instant, Lkey, Payload, QpType, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, UdDest,
     WcStatus,
@@ -244,6 +245,7 @@ impl World {
                 0..4 => one(self.draft_bind(e).or_else(|| self.draft_send(e))),
                 4..7 => one(self.draft_write(e)),
                 7 => one(self.draft_read(e)),
+                8 if two && self.plan.placement && self.rng.chance(0.5) => self.draft_write_flush(e),
                 8 if two => self.draft_write_read(e),
                 9 if two => self.draft_read_send(e),
                 10 => one(self.draft_atomic(e)),
@@ -493,6 +495,26 @@ impl World {
         vec![write, read]
     }
 
+    /// A WRITE, and a FLUSH of the same range, or of its whole region, behind it.
+    fn draft_write_flush(&mut self, e: usize) -> Vec<Draft> {
+        let Some(write) = self.draft_write(e) else { return Vec::new() };
+        let (Promise::Write { target, bytes, .. }, SendOp::Write(remote) | SendOp::WriteImm(remote, _)) =
+            (&write.promise, write.op)
+        else {
+            return vec![write];
+        };
+        let promise = Promise::Flush { target: Rc::clone(target), bytes: bytes.clone() };
+        let selectivity = if self.rng.chance(0.3) { Selectivity::Region } else { Selectivity::Range };
+        let op = SendOp::Flush {
+            remote,
+            len: bytes.len() as u32,
+            placement: Placement::GLOBAL_VISIBILITY,
+            selectivity,
+        };
+        let flush = Draft { op, promise, len: 0, pieces: Vec::new(), inline: None, fence: false };
+        vec![write, flush]
+    }
+
     /// A READ, and a fenced SEND of what it brought.
     fn draft_read_send(&mut self, e: usize) -> Vec<Draft> {
         let Some(read) = self.draft_read(e) else { return Vec::new() };
@@ -509,8 +531,23 @@ impl World {
         Some(pieces)
     }
 
-    /// An atomic on the word that only this end changes.
+    /// ATOMIC WRITE of the word that only this end changes.
+    fn draft_atomic_write(&mut self, e: usize) -> Option<Draft> {
+        let (range, _) = self.ends[e].word.clone()?;
+        let peer = self.host(self.ends[self.ends[e].peer].host);
+        let remote = RemoteAddr { addr: peer.arena.address(range.start), rkey: peer.remote.keys.rkey };
+        let value = self.rng.next_u64();
+        self.ends[e].word = Some((range, value));
+        let op = SendOp::AtomicWrite { remote, value: value.to_le_bytes() };
+        let promise = Promise::AtomicWrite;
+        Some(Draft { op, promise, len: 0, pieces: Vec::new(), inline: None, fence: false })
+    }
+
+    /// An atomic on the same word.
     fn draft_atomic(&mut self, e: usize) -> Option<Draft> {
+        if self.plan.placement && self.rng.chance(0.3) {
+            return self.draft_atomic_write(e);
+        }
         let (range, old) = self.ends[e].word.clone()?;
         let pieces = self.take_word(e)?;
         let peer = self.host(self.ends[self.ends[e].peer].host);

@@ -191,6 +191,12 @@ impl Engine {
         let shm = self.fabric.shm()?;
         let tables = &mut self.core.tables;
         let len = match wr.payload {
+            Payload::Sges(&[]) if !O::LIST => {
+                O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &Piece::Inline(&[])).ok()?;
+                0
+            }
+            // One that has no list is refused as it is queued.
+            _ if !O::LIST => return None,
             Payload::Inline(bytes) if !O::FETCHES && O::takes(bytes.len() as u32) => {
                 if bytes.len() > of.max_inline as usize {
                     return None;

@@ -25,13 +25,23 @@ impl MrTable {
     /// The reason why this user's access was refused.
     #[cold]
     pub(crate) fn fault(&self, user: User, key: u32, addr: u64, len: u64, access: Access) -> KeyFault {
-        match self.named(user, key) {
-            Err(fault) => fault,
-            Ok(named) if !named.covers(addr, len) => KeyFault::Range,
-            Ok(named) if !named.access.contains(access) => KeyFault::Right,
-            // A word of an atomic operation that lies in two pieces of memory.
-            Ok(_) => KeyFault::Range,
+        // One that is allowed is a word of an atomic operation that lies in two pieces of memory.
+        self.allows(user, key, Some((addr, len)), access).err().unwrap_or(KeyFault::Range)
+    }
+    /// Whether this user may access a range, or all that the key names (`None`).
+    #[cold]
+    pub(crate) fn allows(
+        &self,
+        user: User,
+        key: u32,
+        range: Option<(u64, u64)>,
+        access: Access,
+    ) -> Result<(), KeyFault> {
+        let named = self.named(user, key)?;
+        if range.is_some_and(|(addr, len)| !named.covers(addr, len)) {
+            return Err(KeyFault::Range);
         }
+        if named.access.contains(access) { Ok(()) } else { Err(KeyFault::Right) }
     }
     /// The reason why this user could not take a key back.
     #[cold]

@@ -9,7 +9,7 @@ use hca_core::{Access, DeviceError, MwHandle, MwKeys, MwRange, MwStatus, MwType,
 use super::{Entry, MrTable, Refused, State};
 
 /// The rights that a window can give to peers.
-const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+const RIGHTS: Access = Access::BY_PEERS;
 
 /// A memory window.
 pub(super) struct Window {

@@ -11,7 +11,19 @@ impl QpHost<'_> {
     pub(super) fn refuse(&mut self, rkey: Rkey, va: u64, len: u64, access: Access) -> RemoteAccessError {
         let user = (self.res.pd, Some(self.res.shared.handle));
         let why = self.tables.mrs.fault(user, rkey.raw(), va, len, access);
-        tracing::debug!(qp = %user.1.unwrap_or_default(), %rkey, va, len, ?access, %why, "a peer's access was refused");
+        self.refuse_for(why, rkey, (va, len), access)
+    }
+    /// As [`refuse`](Self::refuse), for a known reason.
+    #[cold]
+    pub(super) fn refuse_for(
+        &mut self,
+        why: KeyFault,
+        rkey: Rkey,
+        (va, len): (u64, u64),
+        access: Access,
+    ) -> RemoteAccessError {
+        let qp = self.res.shared.handle;
+        tracing::debug!(%qp, %rkey, va, len, ?access, %why, "a peer's access was refused");
         self.tables.key_faults[why as usize - 1] += 1;
         RemoteAccessError
     }

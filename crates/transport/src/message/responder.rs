@@ -2,7 +2,7 @@
 
 use alloc::collections::VecDeque;
 
-use hca_core::wire::{NakCode, Syndrome};
+use hca_core::wire::{Feth, NakCode, Syndrome};
 use hca_core::{
     Access, MAX_MESSAGE_BYTES, Pkey, Psn, Qpn, RecvExtra, RemoteAddr, Rkey, Srqn, WcOpcode, WcStatus,
 };
@@ -13,10 +13,11 @@ use super::{
 };
 use crate::connection::{Path, Xrc};
 use crate::inbound::{Fault, Inbound, place, recv_status};
-use crate::responder::Fatal;
+use crate::placement::{atomic_write, flush};
+use crate::responder::{Fatal, nak_code};
 use crate::{ATOMIC_BYTES, AckOwed, AtomicOp, Count, Host, Loan, LoanError, RecvDone, Served, TxSink};
 
-/// A READ or atomic whose response has not left.
+/// A READ, atomic, ATOMIC WRITE or FLUSH whose response has not left.
 #[derive(Clone, Copy, Debug)]
 struct Response {
     number: u16,
@@ -30,6 +31,10 @@ enum Answer {
     Read { remote: RemoteAddr, len: u32, sent: u32, lent: Lent },
     Atomic { original: u64 },
 }
+
+/// The answer to an ATOMIC WRITE or FLUSH.
+const NO_BYTES: Answer =
+    Answer::Read { remote: RemoteAddr { addr: 0, rkey: Rkey::new(0) }, len: 0, sent: 0, lent: Lent::Not };
 
 /// The state of loans in a READ's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -438,7 +443,7 @@ impl Responder {
         Ok(Did { done: true, delivered: imm })
     }
 
-    /// A READ or an atomic.
+    /// A READ, an atomic, an ATOMIC WRITE or a FLUSH.
     fn accept_question<H: Host>(
         &mut self,
         path: &Path,
@@ -481,6 +486,15 @@ impl Responder {
                 host.served(Served::Atomic, ATOMIC_BYTES);
                 Answer::Atomic { original }
             }
+            // As packets, XRC has neither.
+            Op::AtomicWrite if path.xrc == Xrc::No => {
+                atomic_write(path, (remote, len), operands, host)?;
+                NO_BYTES
+            }
+            Op::Flush if path.xrc == Xrc::No && operands.is_empty() => {
+                flush(path, Feth::from_bits(head.extra), (remote, len), host)?;
+                NO_BYTES
+            }
             _ => return Err(Fault::Invalid),
         };
         let response = Response { number: head.number, srq: self.srq, answer };
@@ -503,9 +517,7 @@ impl Responder {
                 self.nak = Some(Syndrome::RnrNak(path.rnr_timer));
                 return Ok(());
             }
-            Fault::Invalid | Fault::TooLong => NakCode::InvalidRequest,
-            Fault::Access | Fault::Invalidate => NakCode::RemoteAccess,
-            Fault::Placement(_) => NakCode::RemoteOperational,
+            fault => nak_code(fault),
         };
         Err(self.refuse(code, recv_status(fault), host))
     }

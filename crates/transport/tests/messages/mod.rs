@@ -39,6 +39,8 @@ pub enum M {
     ReadData,
     Original,
     Fetched,
+    AtomicWrite,
+    Flush,
 }
 pub const FIRST: u8 = 1;
 pub const LAST: u8 = 2;
@@ -47,7 +49,7 @@ pub const LENT: u8 = 8;
 pub const LIMITED: u8 = 4;
 pub const NOT_LENT: u8 = 8;
 
-const KINDS: [M; 14] = [
+const KINDS: [M; 16] = [
     M::Send,
     M::SendImm,
     M::SendInv,
@@ -62,6 +64,8 @@ const KINDS: [M; 14] = [
     M::ReadData,
     M::Original,
     M::Fetched,
+    M::AtomicWrite,
+    M::Flush,
 ];
 
 /// A message, made or taken apart by hand.

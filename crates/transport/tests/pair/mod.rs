@@ -78,6 +78,7 @@ pub struct MockHost {
     pub revoked: bool,
     pub invalidated: Vec<Rkey>,
     pub atomics: u32,
+    pub flushes: Vec<Flushed>,
     pub writes: u32,
     pub near: Near,
     /// Whether lists may be sent in place, by their place in `mem`.
@@ -101,6 +102,8 @@ pub struct XrcQueues {
     pub completed: Vec<u32>,
 }
 
+/// A FLUSH: range, rights, and the number of WRITEs and atomics that were placed before.
+pub type Flushed = (Option<(u64, u64)>, Access, u32);
 /// A rule for the outcome of a request (index, request, behind) on the peer's memory.
 pub type DirectRule = Box<dyn FnMut(u32, &SendRequest, bool) -> Direct>;
 /// A rule for the number of lent bytes of a request's list (index, offset, at most).
@@ -157,6 +160,7 @@ impl MockHost {
             revoked: false,
             invalidated: Vec::new(),
             atomics: 0,
+            flushes: Vec::new(),
             writes: 0,
             near: Near::default(),
             stays: false,
@@ -339,10 +343,22 @@ impl Host for MockHost {
                 }
             }
             AtomicOp::FetchAdd { add } => old.wrapping_add(add),
+            AtomicOp::Write { value } => value,
         };
         self.mem[at..at + 8].copy_from_slice(&new.to_ne_bytes());
         self.atomics += 1;
         Ok(old)
+    }
+    fn flush_remote(
+        &mut self,
+        rkey: Rkey,
+        range: Option<(u64, u64)>,
+        rights: Access,
+    ) -> Result<(), RemoteAccessError> {
+        let (va, len) = range.unwrap_or((0, 1));
+        self.remote(rkey, va, len)?;
+        self.flushes.push((range, rights, self.writes + self.atomics));
+        Ok(())
     }
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), RemoteAccessError> {
         if rkey != KEY {

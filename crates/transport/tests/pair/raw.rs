@@ -1,6 +1,8 @@
 //! Packets made by hand.
 
-use hca_core::wire::{Aeth, AtomicEth, Be32, Be64, Bth, BthFlags, Deth, Opcode, PacketOp, Reth, Syndrome};
+use hca_core::wire::{
+    Aeth, AtomicEth, Be32, Be64, Bth, BthFlags, Deth, Feth, Opcode, PacketOp, Reth, Syndrome,
+};
 use hca_core::*;
 
 use super::{KEY, Side, qpn};
@@ -34,6 +36,10 @@ impl Raw {
     pub fn reth(mut self, va: u64, rkey: Rkey, len: u32) -> Self {
         let reth = Reth { va: Be64::new(va), rkey: Be32::new(rkey.raw()), dma_len: Be32::new(len) };
         self.ext.extend_from_slice(bytemuck::bytes_of(&reth));
+        self
+    }
+    pub fn feth(mut self, bits: u32) -> Self {
+        self.ext.extend_from_slice(bytemuck::bytes_of(&Feth::from_bits(bits)));
         self
     }
     pub fn atomic(mut self, va: u64, swap_add: u64) -> Self {

@@ -1,16 +1,17 @@
 //! The messages of a request: pieces with their bytes, loans, READ questions, and reports of finished fetches.
 
+use hca_core::wire::Feth;
 use hca_core::{Instant, RemoteAddr, SendFlags, SendOp, Srqn};
 
 use super::super::{
-    FIRST, Head, LAST, LENT, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, OPERAND_BYTES, Op, REMOTE_BYTES,
-    SOLICITED, loan_bytes, put_loan, put_remote, reserve, reserve_for,
+    FIRST, Head, LAST, LENT, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, Op, REMOTE_BYTES, SOLICITED, loan_bytes,
+    put_loan, put_remote, reserve, reserve_for,
 };
 use super::{Fetched, Requester, Step};
 use crate::connection::{Path, Xrc};
 use crate::emit::local_status;
 use crate::inflight::Kind;
-use crate::{Host, SendRequest, TxSink};
+use crate::{ATOMIC_BYTES, Host, SendRequest, TxSink};
 
 impl Requester {
     /// A SEND or WRITE, or the next piece of it.
@@ -133,7 +134,7 @@ impl Requester {
         Some(Step::Sent)
     }
 
-    /// A READ or an atomic.
+    /// A READ, an atomic, an ATOMIC WRITE or a FLUSH.
     pub(super) fn ask<H: Host, T: TxSink>(
         &mut self,
         now: Instant,
@@ -143,22 +144,29 @@ impl Requester {
         host: &H,
         tx: &mut T,
     ) -> Step {
-        let (op, remote, operands) = match request.op.op() {
-            SendOp::CompareSwap { remote, compare, swap } => (Op::CompareSwap, remote, Some([swap, compare])),
-            SendOp::FetchAdd { remote, add } => (Op::FetchAdd, remote, Some([add, 0])),
-            SendOp::Read(remote) => (Op::Read, remote, None),
+        let mut len = request.len;
+        let mut extra = 0;
+        let (op, remote, operands, count) = match request.op.op() {
+            SendOp::CompareSwap { remote, compare, swap } => (Op::CompareSwap, remote, [swap, compare], 2),
+            SendOp::FetchAdd { remote, add } => (Op::FetchAdd, remote, [add, 0], 2),
+            SendOp::Read(remote) => (Op::Read, remote, [0; 2], 0),
+            SendOp::AtomicWrite { remote, value } => {
+                len = ATOMIC_BYTES;
+                (Op::AtomicWrite, remote, [u64::from_ne_bytes(value), 0], 1)
+            }
+            SendOp::Flush { remote, len: bytes, placement, selectivity } => {
+                (len, extra) = (bytes, Feth::new(selectivity, placement).bits());
+                (Op::Flush, remote, [0; 2], 0)
+            }
             _ => unreachable!("only these are answered"),
         };
-        let head = self.head(path, op, FIRST | LAST, done, 0);
-        let body = REMOTE_BYTES + if operands.is_some() { OPERAND_BYTES } else { 0 };
+        let head = self.head(path, op, FIRST | LAST, done, extra);
         let srq = self.names_srq(path, host);
-        let Some(out) = reserve_for(tx, &head, srq, body) else { return Step::Full };
+        let Some(out) = reserve_for(tx, &head, srq, REMOTE_BYTES + count * 8) else { return Step::Full };
         let (ext, rest) = out.split_first_chunk_mut().expect("room was made for it");
-        put_remote(ext, remote, request.len);
-        if let Some(operands) = operands {
-            for (to, word) in rest.as_chunks_mut::<8>().0.iter_mut().zip(operands) {
-                *to = word.to_ne_bytes();
-            }
+        put_remote(ext, remote, len);
+        for (to, word) in rest.as_chunks_mut::<8>().0.iter_mut().zip(operands) {
+            *to = word.to_ne_bytes();
         }
         tx.commit();
         self.unanswered += 1;

@@ -1,0 +1,65 @@
+//! ATOMIC WRITE and FLUSH of the memory placement extensions, as a responder executes them, by packets and by messages
+//! alike.
+//!
+//! Both are answered by a READ response of no bytes, and use a responder resource as READs do. Requests are executed in
+//! order and at once, so that at a FLUSH all earlier WRITEs, ATOMIC WRITEs and atomics have been placed.
+
+use hca_core::wire::{Feth, Placement, Selectivity};
+use hca_core::{Access, RemoteAddr};
+
+use crate::connection::Path;
+use crate::inbound::Fault;
+use crate::{ATOMIC_BYTES, AtomicOp, Host, Served};
+
+/// Executes an ATOMIC WRITE of this length.
+pub(crate) fn atomic_write<H: Host>(
+    path: &Path,
+    (remote, len): (RemoteAddr, u32),
+    value: &[u8],
+    host: &mut H,
+) -> Result<(), Fault> {
+    let word = <[u8; ATOMIC_BYTES as usize]>::try_from(value).map_err(|_| Fault::Invalid)?;
+    if len != ATOMIC_BYTES || !remote.addr.is_multiple_of(ATOMIC_BYTES.into()) {
+        return Err(Fault::Invalid);
+    }
+    let op = AtomicOp::Write { value: u64::from_ne_bytes(word) };
+    if !path.access.contains(op.right()) {
+        return Err(Fault::Access);
+    }
+    host.atomic_remote(remote.rkey, remote.addr, op).map_err(|_| Fault::Access)?;
+    host.served(Served::AtomicWrite, len);
+    Ok(())
+}
+
+/// Executes a FLUSH of `len` bytes, or of the whole region.
+pub(crate) fn flush<H: Host>(
+    path: &Path,
+    feth: Feth,
+    (remote, len): (RemoteAddr, u32),
+    host: &mut H,
+) -> Result<(), Fault> {
+    let rights = flush_rights(feth.placement()).ok_or(Fault::Invalid)?;
+    let range = match feth.selectivity().ok_or(Fault::Invalid)? {
+        Selectivity::Range => Some((remote.addr, u64::from(len))),
+        Selectivity::Region => None,
+    };
+    if !path.access.contains(rights) {
+        return Err(Fault::Access);
+    }
+    // As a READ of no bytes, a FLUSH of no bytes needs no valid key.
+    if range.is_none_or(|(_, len)| len > 0) {
+        host.flush_remote(remote.rkey, range, rights).map_err(|_| Fault::Access)?;
+    }
+    host.served(Served::Flush, 0);
+    Ok(())
+}
+
+/// The rights that a FLUSH of these placement types needs; `None`: of no type, or of a reserved one.
+fn flush_rights(placement: Placement) -> Option<Access> {
+    if placement.is_empty() || !Placement::all().contains(placement) {
+        return None;
+    }
+    let right = |place, right| if placement.contains(place) { right } else { Access::empty() };
+    let global = right(Placement::GLOBAL_VISIBILITY, Access::FLUSH_GLOBAL);
+    Some(global | right(Placement::PERSISTENCE, Access::FLUSH_PERSISTENT))
+}
