@@ -77,7 +77,8 @@ fn rate(f: &mut fmt::Formatter<'_>, mbps: u32) -> fmt::Result {
 
 /// The counters of a port, by the names that the IBA's attribute PortCounters has for them.
 ///
-/// They count what the port's link carries. What goes through shared memory is not counted.
+/// They count what the port's link carries. What goes through shared memory is not counted. A function that `hca serve`
+/// serves counts Ethernet frames alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortCounters {
