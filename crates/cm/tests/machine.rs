@@ -336,6 +336,23 @@ fn a_request_by_an_id_that_is_in_use_shows_a_stale_connection() {
 }
 
 #[test]
+fn a_dreq_without_an_answer_is_sent_again_when_the_program_ends() {
+    let mut pair = Pair::new();
+    let [a, b] = pair.established();
+    assert!(!pair.sides[0].is_releasing());
+    pair.sides[0].repeat_releases();
+    assert!(pair.sent(0).is_empty());
+    pair.sides[0].forget(at(0), a);
+    // The first one is lost.
+    assert_eq!(pair.kinds(0), [Kind::Dreq]);
+    assert!(pair.sides[0].is_releasing());
+    pair.sides[0].repeat_releases();
+    assert_eq!(pair.carry(at(1), 0).len(), 1);
+    pair.carry(at(1), 1);
+    assert!(!pair.sides[0].is_releasing() && pair.sides[1].state(b) == Some(ConnState::TimeWait));
+}
+
+#[test]
 fn a_dreq_is_answered_in_every_state() {
     let dreq = |local, remote, qpn| {
         let message =

@@ -119,6 +119,18 @@ fn a_dropped_connection_is_told_to_the_peer() {
     }
 }
 
+/// Each connection has a manager of its own, which ends with it.
+#[test]
+fn the_last_connection_ends_at_the_peer_though_messages_are_lost() {
+    for seed in 1..9 {
+        let server = hca::open("udp://").unwrap();
+        let client = hca::open(&format!("udp://?fault=loss=0.3,seed={seed}")).unwrap();
+        let (_, [of_client, of_server]) = connected(&[client, server]);
+        drop(of_client);
+        assert!(of_server.wait_disconnected(Some(Duration::from_secs(5))).unwrap(), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_rejection_tells_reason_and_private_data() {
     for (name, [client, server]) in networks("reject") {

@@ -232,6 +232,22 @@ impl Machine {
             State::RepSent(_) | State::DreqSent(_) | State::TimeWait { .. } => {}
         }
     }
+    /// Whether a DREQ has no answer yet.
+    pub fn is_releasing(&self) -> bool {
+        self.table.conns().any(|conn| matches!(conn.state, State::DreqSent(_)))
+    }
+    /// Sends all DREQs without an answer again, before it is time: for a program that ends soon. The retransmissions
+    /// that are left stay as many.
+    pub fn repeat_releases(&mut self) {
+        let mads = self.table.conns().filter_map(|conn| match &conn.state {
+            State::DreqSent(sending) => Some((conn.peer, sending.mad.clone())),
+            _ => None,
+        });
+        for (peer, mad) in mads.collect::<Vec<_>>() {
+            self.counters.retransmitted += 1;
+            self.transmit(peer, mad);
+        }
+    }
     /// The peer is ready. If the program has forgotten the connection meanwhile, the connection ends.
     pub(super) fn on_established(
         &mut self,

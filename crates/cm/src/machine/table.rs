@@ -163,6 +163,12 @@ impl Table {
     pub(super) fn get_mut(&mut self, id: CommId) -> Option<&mut Entry> {
         self.entries.get_mut(&id)
     }
+    pub(super) fn conns(&self) -> impl Iterator<Item = &Conn> {
+        self.entries.values().filter_map(|entry| match entry {
+            Entry::Conn(conn) => Some(&**conn),
+            _ => None,
+        })
+    }
     pub(super) fn conn(&self, id: CommId) -> Option<&Conn> {
         match self.entries.get(&id) {
             Some(Entry::Conn(conn)) => Some(conn),

@@ -35,6 +35,11 @@ const PATHS: usize = 1024;
 const END_TRIES: u32 = 10_000;
 const END_PAUSE: Duration = Duration::from_millis(1);
 
+/// A manager that ends waits so long for the answers to its last DREQs, and sends them again so often meanwhile: nobody
+/// does so later.
+const LINGER: Duration = Duration::from_millis(100);
+const REPEAT: Duration = Duration::from_millis(10);
+
 /// The right to a connection or a resolution. Dropped, it ends what it names.
 pub(super) struct Held {
     pub(super) manager: Arc<Manager>,
@@ -102,8 +107,8 @@ pub(super) struct State {
     give_up: BTreeSet<(Instant, CommId)>,
     /// The last peer to which there is no path.
     no_path: Option<(Gid, DeviceError)>,
-    /// The manager is gone, and its thread ends.
-    ended: bool,
+    /// When the manager went: its thread ends. Its unanswered DREQs are sent again at the second time.
+    ended: Option<(Instant, Instant)>,
     stopped: Option<String>,
     /// The port that a connect takes next as its own.
     next_port: u16,
@@ -204,7 +209,7 @@ impl Manager {
             waiters: Waiters::default(),
             give_up: BTreeSet::new(),
             no_path: None,
-            ended: false,
+            ended: None,
             stopped: None,
             next_port: 0,
         };
@@ -333,9 +338,13 @@ impl From<DeviceIo> for DeviceError {
 
 impl Drop for Manager {
     fn drop(&mut self) {
-        self.locked(|state| {
-            state.ended = true;
+        self.call(|state, now| {
+            state.ended = Some((now, now + REPEAT));
             // The last messages leave first; the completion of each wakes the thread. Else all receives complete for it.
+            if !state.is_sending() {
+                state.machine.repeat_releases();
+                state.settle();
+            }
             if !state.is_sending() {
                 let _ = state.sq.control().to_error();
             }
@@ -376,6 +385,21 @@ impl State {
         while let Some(event) = self.machine.poll_event() {
             self.on_event(event);
         }
+    }
+    /// How long the thread of a manager that is gone goes on: until the next repetition of DREQs without an answer.
+    fn linger(&mut self, now: Instant) -> Option<Duration> {
+        let (ended, repeat) = self.ended?;
+        if now >= ended + LINGER || !self.machine.is_releasing() {
+            return None;
+        }
+        let mut next = repeat;
+        if now >= repeat {
+            self.machine.repeat_releases();
+            self.settle();
+            next = now + REPEAT;
+            self.ended = Some((ended, next));
+        }
+        Some(next.since(now))
     }
     /// Whether messages have not left yet.
     fn is_sending(&self) -> bool {
@@ -492,7 +516,9 @@ impl Worker {
                     state.machine.handle(now, (*from).into(), &buf[Grh::BYTES..]);
                 }
                 let wait = state.turn(now).map(|at| at.since(now));
-                (state.ended && !state.is_sending(), wait)
+                let linger = state.linger(now);
+                let ended = state.ended.is_some() && linger.is_none() && !state.is_sending();
+                (ended, wait.into_iter().chain(linger).min())
             });
             if ended {
                 return;
