@@ -41,8 +41,8 @@ impl Served {
             let _ = std::fs::remove_dir(&folder);
         })?;
         let stopper = server.stopper().map_err(system("making an eventfd"))?;
-        let named = std::thread::Builder::new().name("hca-served".to_owned());
-        let thread = named.spawn(move || server.run()).map_err(system("starting a thread"))?;
+        let thread = hca_process::spawn("hca-served", move || server.run());
+        let thread = thread.map_err(system("starting a thread"))?;
         Ok(Self { folder, sockets, stopper, thread: Some(thread), fork: Fork::new() })
     }
     /// The functions' sockets, in their order.
