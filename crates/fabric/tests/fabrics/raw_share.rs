@@ -96,10 +96,16 @@ fn processes_at_one_address_reach_each_other_though_frames_do_not_come_back() {
         let packets: Vec<_> = (0..150).map(|n| to_slot(slot(&b), n, 4108)).collect();
         let path = a.open_path(&av(at)).unwrap();
         let mut batch = TxBatch::with_capacity(1 << 20);
-        packets.iter().for_each(|p| put(&mut batch, path, p));
+        let (first, rest) = packets.split_at(100);
+        first.iter().for_each(|p| put(&mut batch, path, p));
         a.send(now(), &mut batch);
         let mut got = Vec::new();
         for turn in 1..1000 {
+            if turn == 2 {
+                // There is room again, and some still wait.
+                rest.iter().for_each(|p| put(&mut batch, path, p));
+                a.send(now(), &mut batch);
+            }
             a.recv(Instant::from_nanos(turn * 2_000_000), crate::suite::BUDGET, &mut |p| {
                 panic!("{:?}", p.bytes)
             });
