@@ -155,6 +155,10 @@ macro_rules! __for_each_check {
                 an_empty_queue_is_not_ready_whatever_the_others_have,
                 a_domain_its_queues_and_targets_go_in_order,
                 a_target_that_goes_gives_its_request_back_and_keeps_its_completions,
+                a_target_that_goes_in_the_middle_of_a_message_gives_its_request_back,
+                a_target_in_error_flushes_what_it_holds_and_leaves_the_queue_to_others,
+                a_queue_that_goes_takes_its_completions_along,
+                a_queue_that_lost_a_completion_is_refused_to_all_targets,
                 a_queue_that_goes_in_the_middle_of_a_message_ends_its_target,
                 an_initiator_names_a_queue_and_receives_nothing;
             multicast: each_member_gets_one_copy_and_no_other_gets_any,

@@ -254,6 +254,169 @@ fn a_window_of_a_queue_pair_is_bound_by_requests_and_taken_back_by_either_end() 
     });
 }
 
+/// An XRC domain at the second end with two queues, on that end's completion queue, and a connection to the domain.
+struct Xrcd {
+    a: QueuePair<Xrc>,
+    queues: [XrcSrq; 2],
+    target: XrcTarget,
+    domain: XrcDomain,
+}
+
+impl Xrcd {
+    fn new(ends: &[End; 2]) -> Self {
+        let domain = ends[1].context.alloc_xrc_domain().unwrap();
+        let init = SrqInit { max_wr: 4, max_sge: 1 };
+        let queues = [(); 2].map(|()| domain.create_srq(&ends[1].pd, &ends[1].cq, init).unwrap());
+        let (a, target) = Self::connection(ends, &domain);
+        Self { a, queues, target, domain }
+    }
+    fn connection(ends: &[End; 2], domain: &XrcDomain) -> (QueuePair<Xrc>, XrcTarget) {
+        let (a, target) = (ends[0].qp::<Xrc>(), domain.target().build().unwrap());
+        let options = ConnectOptions::default();
+        a.connect(&target.endpoint().to_string().parse().unwrap(), &options).unwrap();
+        target.connect(&a.endpoint().to_string().parse().unwrap(), &options).unwrap();
+        (a, target)
+    }
+    fn send(&mut self, ends: &[End; 2], queue: usize, byte: u8) {
+        let request = SendRequest::send(ends[0].buf(&[byte; 16])).imm(byte.into());
+        self.a.post_send(request.to_srq(self.queues[queue].number())).unwrap();
+    }
+    /// Waits for the end of all requests, and looks at no message.
+    fn sent(&self, ends: &mut [End; 2]) {
+        let [a, b] = ends;
+        while self.a.outstanding().0 > 0 {
+            a.cq.poll(&mut a.wcs).for_each(|wc| assert_eq!(wc.status, WcStatus::Success));
+            b.context.turn();
+        }
+    }
+}
+
+/// The queue, the target and the bytes of the next message, and how many sends completed meanwhile.
+fn received(ends: &mut [End; 2]) -> (Srqn, hca_core::QpHandle, Vec<u8>) {
+    let start = std::time::Instant::now();
+    let [a, b] = ends;
+    loop {
+        assert!(start.elapsed() < Duration::from_secs(20), "no message came");
+        a.cq.poll(&mut a.wcs).for_each(|wc| assert_eq!(wc.ok().unwrap().srq, Srqn::default()));
+        // One completion at a time.
+        let mut one = Completions::with_capacity(1);
+        if let Some(wc) = b.cq.poll(&mut one).next() {
+            let wc = wc.ok().unwrap();
+            assert_eq!(wc.imm(), Some(wc.payload().unwrap()[0].into()));
+            return (wc.srq, wc.qp, wc.payload().unwrap().to_vec());
+        }
+    }
+}
+
+#[test]
+fn one_connection_serves_the_queues_of_a_domain_and_their_memory() {
+    in_all_modes(|ends| {
+        let mut x = Xrcd::new(ends);
+        for round in 0..6 {
+            for queue in [1, 0] {
+                x.queues[queue].post_recv_id(round, ends[1].pd.alloc(64).unwrap()).unwrap();
+            }
+            for queue in [0, 1] {
+                x.send(ends, queue, round as u8 * 2 + queue as u8);
+                let (srq, qp, bytes) = received(ends);
+                assert_eq!((srq, qp), (x.queues[queue].number(), x.target.handle()));
+                assert_eq!(bytes, [round as u8 * 2 + queue as u8; 16]);
+            }
+        }
+        assert_eq!([0, 1].map(|i| x.queues[i].outstanding()), [0, 0]);
+        // RDMA and atomics need no receive request, and name a queue.
+        x.sent(ends);
+        let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let window = ends[1].pd.alloc_shared(4096, all).unwrap();
+        let (remote, queue) = (window.remote(), x.queues[1].number());
+        x.a.post_send(SendRequest::write(ends[0].buf(&[7; 8]), remote.range(..8)).to_srq(queue)).unwrap();
+        let read = SendRequest::read(ends[0].pd.alloc(8).unwrap(), remote.range(..8));
+        x.a.post_send(read.fence().to_srq(queue)).unwrap();
+        let add = SendRequest::fetch_add(ends[0].pd.alloc(8).unwrap(), remote.range(8..16), 3);
+        x.a.post_send(add.to_srq(queue)).unwrap();
+        let [sent, _] = collect(ends, [3, 0]);
+        assert!(sent.iter().all(|c| c.1 == WcStatus::Success), "{sent:?}");
+        assert_eq!((bytes(&sent[1].2[0]), window.load_u64(8)), (&[7; 8][..], 3));
+    });
+}
+
+#[test]
+fn a_domain_lives_until_the_last_of_its_queues_and_targets_is_dropped() {
+    in_all_modes(|ends| {
+        let reserved = ends[1].cq.reference().reserved();
+        let mut x = Xrcd::new(ends);
+        assert_eq!(ends[1].cq.reference().reserved(), reserved + 8);
+        let domain = x.domain.handle();
+        let device = ends[1].context.device().clone();
+        let dealloc = || device.xrc().unwrap().dealloc_xrcd(domain);
+        drop(x.domain.clone());
+        assert!(matches!(dealloc(), Err(DeviceError::InUse { users: 3, .. })));
+        // A queue that is dropped takes its completions, its buffers and its entries along.
+        for queue in 0..2 {
+            for _ in 0..2 {
+                x.queues[queue].post_recv(ends[1].pd.alloc(64).unwrap()).unwrap();
+            }
+            x.send(ends, queue, queue as u8);
+        }
+        x.sent(ends);
+        let Xrcd { a, queues: [one, mut two], target, domain: kept } = x;
+        drop((one, kept));
+        assert_eq!(ends[1].cq.reference().reserved(), reserved + 4);
+        assert_eq!(received(ends).0, two.number());
+        assert_eq!((two.outstanding(), ends[1].cq.poll(&mut ends[1].wcs).len()), (1, 0));
+        // A target that goes leaves its queue's requests to the next.
+        drop(target);
+        two.post_recv(ends[1].pd.alloc(64).unwrap()).unwrap();
+        a.to_error().unwrap();
+        drop(a);
+        assert!(matches!(dealloc(), Err(DeviceError::InUse { users: 1, .. })));
+        drop(two);
+        assert!(matches!(dealloc(), Err(DeviceError::UnknownHandle { .. })), "it went with the last queue");
+        assert_eq!(ends[1].cq.reference().reserved(), reserved);
+        // Queues that come and go again and again are told apart by the poller, and none is left.
+        let domain = ends[1].context.alloc_xrc_domain().unwrap();
+        for round in 0..600 {
+            let init = SrqInit { max_wr: 1, max_sge: 1 };
+            let mut srq = domain.create_srq(&ends[1].pd, &ends[1].cq, init).unwrap();
+            srq.post_recv(ends[1].pd.alloc(16).unwrap()).unwrap();
+            if round % 100 == 99 {
+                let (mut a, target) = Xrcd::connection(ends, &domain);
+                let request = SendRequest::send(ends[0].buf(&[3; 16])).imm(3);
+                a.post_send(request.to_srq(srq.number())).unwrap();
+                assert_eq!(received(ends).1, target.handle());
+            }
+        }
+    });
+}
+
+#[test]
+fn what_does_not_belong_to_a_domain_is_refused_with_a_remedy() {
+    let mut ends = ends(Progress::Inline);
+    let mut x = Xrcd::new(&ends);
+    let rc = ends[1].qp::<Rc>();
+    let refused = x.a.connect(&rc.endpoint(), &ConnectOptions::default()).unwrap_err();
+    assert!(refused.to_string().ends_with("it connects to one of the service XrcTgt"), "{refused}");
+    let refused = x.target.connect(&x.target.endpoint(), &ConnectOptions::default()).unwrap_err();
+    assert!(matches!(refused, ConnectError::Service { theirs: QpType::XrcTgt, .. }));
+    assert!(matches!(
+        x.a.post_recv(()).unwrap_err().error,
+        PostRefusal::Queue(PostErrorKind::Unsupported { qp_type: QpType::XrcIni, .. })
+    ));
+    let init = SrqInit { max_wr: 4, max_sge: 1 };
+    for (pd, cq, part) in [(0, 1, "protection domain"), (1, 0, "completion queue")] {
+        let refused = x.domain.create_srq(&ends[pd].pd, &ends[cq].cq, init).unwrap_err();
+        assert!(matches!(refused, BuildError::ForeignContext { what } if what == part));
+    }
+    let small = ends[1].context.create_cq(3).unwrap();
+    let refused = x.domain.create_srq(&ends[1].pd, &small, init).unwrap_err();
+    assert!(matches!(refused, BuildError::CqDepth { needed: 4, .. }));
+    // A number that is none of the domain's.
+    let hello = SendRequest::send(ends[0].buf(b"hello")).to_srq(Srqn::new(0xab_cdef));
+    x.a.post_send(hello).unwrap();
+    assert_eq!(collect(&mut ends, [1, 0])[0][0].1, WcStatus::RemoteAccess);
+    assert_eq!(x.target.query().unwrap().state, QpState::Error);
+}
+
 #[test]
 fn unreliable_services_carry_messages() {
     in_all_modes(|ends| {

@@ -162,7 +162,7 @@ pub trait MemoryWindows: Send + Sync {
 pub struct XrcSrqPort {
     /// The handle.
     pub handle: SrqHandle,
-    /// The number by which requests of peers name it.
+    /// The number by which requests of peers name it; not 0.
     pub number: Srqn,
     /// The queue.
     pub recv: Box<dyn RecvPort>,
@@ -177,14 +177,15 @@ pub struct XrcSrqPort {
 /// queue that a request names decides about both.
 ///
 /// - The completion of a receive request goes to the completion queue of its shared receive queue, and names the target
-///   queue pair.
+///   queue pair and the number of the queue.
 /// - RDMA and atomics need no receive request, but name a queue, too: the protection domain of their keys is that of the
 ///   queue.
 /// - A request that names no queue of the target's domain is refused like one with a wrong key.
 /// - The completions of a target that is destroyed or reset stay: their requests are those of the queues. A request that
 ///   it holds for a message under way is its queue's again.
 /// - [`Device::destroy_srq`](crate::Device::destroy_srq) destroys a queue. A target that is receiving a message into a
-///   request of the queue goes to the error state.
+///   request of the queue goes to the error state. No completion of the queue's requests is returned by any poll that
+///   begins later, nor does any hold an entry of the completion queue.
 pub trait ExtendedConnections: Send + Sync {
     /// Creates an XRC domain.
     ///

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{QpHandle, Qpn, Rkey};
+use crate::{QpHandle, Qpn, Rkey, Srqn};
 
 /// The status of a completed work request: all statuses of the IBA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Error)]
@@ -132,8 +132,8 @@ pub struct Completion {
     /// The handle of the queue pair, which is never reused (unlike QPNs). For a receive request of an XRC domain, that of
     /// the target queue pair that took it.
     pub qp: QpHandle,
-    /// The status. Unless it is success, only `wr_id`, `qp`, `opcode` and [`vendor_code`](Self::vendor_code) are valid
-    /// beside it.
+    /// The status. Unless it is success, only `wr_id`, `qp`, `opcode`, `srq` and [`vendor_code`](Self::vendor_code) are
+    /// valid beside it.
     pub status: WcStatus,
     /// The operation.
     pub opcode: WcOpcode,
@@ -144,6 +144,9 @@ pub struct Completion {
     pub extra: RecvExtra,
     /// The sender's queue pair, which is never 0 (UD receives; 0 otherwise).
     pub src_qp: Qpn,
+    /// The number of the XRC domain's shared receive queue whose request it was; 0, which no such queue has, for every
+    /// other request.
+    pub srq: Srqn,
     /// Whether the buffer begins with a 40-byte GRH (UD receives). Without a GRH the 40 bytes are reserved and
     /// undefined: within an InfiniBand subnet, datagrams may have none.
     pub grh: bool,

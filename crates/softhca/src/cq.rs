@@ -364,20 +364,24 @@ impl CqEntry {
     /// Takes the completions of `qp` out of the queue: no poll that begins later finds them, and their places are free.
     /// Or some stay, as `purge` has it.
     pub(crate) fn purge(&mut self, qp: QpHandle, purge: Purge) {
+        self.purge_each(|c| c.qp == qp, purge);
+    }
+    /// The same of the completions that are `its`.
+    pub(crate) fn purge_each(&mut self, its: impl Fn(&Completion) -> bool, purge: Purge) {
         if self.finish().is_some() {
             // Nobody here sets a timer.
             self.raise();
         }
         if self.withheld > 0 {
             for mut c in self.take_unshown() {
-                if c.qp != qp || purge.keeps(&mut c) {
+                if !its(&c) || purge.keeps(&mut c) {
                     self.push(c);
                 }
             }
         }
-        if self.ring.unreleased().any(|c| c.qp == qp) {
+        if self.ring.unreleased().any(&its) {
             // The poller is inside for as long as it copies completions, and takes no lock there.
-            self.shared.poller.exclude(|()| self.ring.retain(|c| c.qp != qp || purge.keeps(c)));
+            self.shared.poller.exclude(|()| self.ring.retain(|c| !its(c) || purge.keeps(c)));
         }
     }
 }

@@ -279,12 +279,17 @@ impl QpHost<'_> {
     fn local(&self, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
         local(self.tables, self.res.pd, s, access)
     }
-    /// Drops the held receive request's slot, for good.
+    /// Drops the held receive request's slot, for good. Returns the number of its queue, if that is one of an XRC domain.
     #[inline]
-    fn release_held(&mut self) {
+    fn release_held(&mut self) -> Srqn {
         self.res.held.active = false;
-        if let RecvQueue::Own(rq) = &mut self.res.rq {
-            rq.release(rq.head().wrapping_add(1));
+        match &mut self.res.rq {
+            RecvQueue::Own(rq) => {
+                rq.release(rq.head().wrapping_add(1));
+                Srqn::default()
+            }
+            RecvQueue::Shared(_) => Srqn::default(),
+            RecvQueue::Xrc(xrc) => xrc.number(),
         }
     }
     #[inline(never)]
@@ -456,10 +461,10 @@ impl Host for QpHost<'_> {
             return self.fail_recv(done);
         }
         self.res.shared.ops.completed(done.opcode, done.byte_len);
-        self.release_held();
+        let srq = self.release_held();
         let (wr_id, qp) = (self.res.held.wr_id, self.res.shared.handle);
         let &RecvDone { status, opcode, byte_len, extra, solicited, src_qp, grh } = done;
-        let make = || Completion { wr_id, qp, status, opcode, byte_len, extra, solicited, src_qp, grh };
+        let make = || Completion { wr_id, qp, status, opcode, byte_len, extra, solicited, src_qp, srq, grh };
         self.tables.complete_with(self.res.recv_cq, make);
     }
     fn return_recv(&mut self) {
@@ -485,8 +490,8 @@ impl Host for QpHost<'_> {
             if self.res.held.active || self.hold_own().is_some() {
                 let (wr_id, qp) = (self.res.held.wr_id, self.res.shared.handle);
                 let (status, opcode) = (WcStatus::WrFlushed, WcOpcode::Recv);
-                self.release_held();
-                let c = Completion { wr_id, qp, status, opcode, ..Completion::default() };
+                let srq = self.release_held();
+                let c = Completion { wr_id, qp, status, opcode, srq, ..Completion::default() };
                 self.tables.complete(self.res.recv_cq, c);
             } else {
                 return;

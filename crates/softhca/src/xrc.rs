@@ -9,6 +9,7 @@ use hca_core::{
     Srqn, XrcSrqPort, XrcdHandle,
 };
 
+use crate::cq::Purge;
 use crate::device::{SoftHca, limit, unknown};
 use crate::engine::Engine;
 use crate::qp::{Held, QpEntry, QpHost, QpRes, QpShared, RecvQueue, SendHeader};
@@ -18,7 +19,7 @@ use crate::tables::Tables;
 
 /// XRC domains.
 pub(crate) const MAX_XRCD: u32 = 4096;
-/// Bits of a queue's slot in its number; the others are the lowest of the slot's generation.
+/// Bits of a queue's slot plus one in its number; the others are the lowest of the slot's generation.
 const SLOT_BITS: u32 = 16;
 
 /// No completion queue, and no protection domain: no table has so many.
@@ -43,19 +44,20 @@ pub(crate) struct XrcRecv {
     xrcd: XrcdHandle,
     /// The slot of the queue that the request under way names.
     entered: u32,
-    /// The slot of the queue that the held request was taken from.
+    /// The slot of the queue that the held request was taken from, and its number.
     taken_from: u32,
+    number: Srqn,
 }
 
 fn number_of(srq: SrqHandle) -> Srqn {
-    Srqn::new(srq.generation << SLOT_BITS | srq.index)
+    Srqn::new(srq.generation << SLOT_BITS | (srq.index + 1))
 }
 
 impl XrcRecv {
     /// Enters the queue of this number in the domain; returns its protection domain. A queue whose completion queue has
     /// lost a completion is none.
     pub(crate) fn enter(&mut self, number: Srqn, tables: &Tables) -> Option<PdHandle> {
-        let slot = number.raw() & ((1 << SLOT_BITS) - 1);
+        let slot = (number.raw() & ((1 << SLOT_BITS) - 1)).checked_sub(1)?;
         let srq = tables.srqs.at(slot)?;
         let xrc = srq.xrc.filter(|xrc| xrc.number == number && xrc.xrcd == self.xrcd)?;
         tables.cqs.at(xrc.cq.index).filter(|cq| !cq.overrun)?;
@@ -66,10 +68,14 @@ impl XrcRecv {
     /// domain, and the completion queue of its completion.
     pub(crate) fn take(&mut self, tables: &mut Tables, held: &mut Held) -> Option<(u64, PdHandle, u32)> {
         let srq = tables.srqs.at(self.entered)?;
-        let (pd, cq) = (srq.pd, srq.xrc?.cq.index);
+        let (pd, xrc) = (srq.pd, srq.xrc?);
         let room = tables.take_from_srq(self.entered, held)?;
-        self.taken_from = self.entered;
-        Some((room, pd, cq))
+        (self.taken_from, self.number) = (self.entered, xrc.number);
+        Some((room, pd, xrc.cq.index))
+    }
+    /// The number of the queue that the held request was taken from, or the last one.
+    pub(crate) fn number(&self) -> Srqn {
+        self.number
     }
     /// Gives the held request back to its queue.
     pub(crate) fn give_back(&self, tables: &mut Tables, held: &mut Held) {
@@ -90,8 +96,8 @@ impl Engine {
     fn begin_xrc_srq(&mut self, srq: SrqHandle, xrcd: XrcdHandle, cq: CqHandle) -> Result<Srqn, DeviceError> {
         self.xrcd(xrcd)?;
         self.cq(cq)?;
-        if srq.index >> SLOT_BITS != 0 {
-            return Err(DeviceError::LimitReached { what: "XRC queue", limit: 1 << SLOT_BITS });
+        if (srq.index + 1) >> SLOT_BITS != 0 {
+            return Err(DeviceError::LimitReached { what: "XRC queue", limit: (1 << SLOT_BITS) - 1 });
         }
         let number = number_of(srq);
         self.srq(srq)?.xrc = Some(XrcSrq { xrcd, number, cq });
@@ -99,8 +105,8 @@ impl Engine {
         *self.cq_users(cq)? += 1;
         Ok(number)
     }
-    /// The queue goes. A target that is receiving a message into one of its requests goes to the error state: the
-    /// memory is not to be accessed any more.
+    /// The queue goes, and its completions with it. A target that is receiving a message into one of its requests goes to
+    /// the error state: the memory is not to be accessed any more.
     pub(crate) fn end_xrc_srq(&mut self, slot: u32, of: XrcSrq) {
         let core = &mut self.core;
         let holds = |e: &QpEntry| matches!(&e.res.rq, RecvQueue::Xrc(x) if x.taken_from == slot);
@@ -115,6 +121,9 @@ impl Engine {
             (res.recv_cq, res.recv_pd) = (NONE, NO_PD);
             core.settle(i);
         }
+        if let Some(cq) = core.tables.cqs.at_mut(of.cq.index) {
+            cq.purge_each(|c| c.srq == of.number, Purge::All);
+        }
         self.core.finish(now);
         *self.cq_users(of.cq).expect("a queue's completion queue outlives it") -= 1;
         self.leave_xrcd(of.xrcd);
@@ -125,7 +134,7 @@ impl Engine {
         let (handle, qpn) = self.next_qp(None)?;
         let cap = QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
         let (_, sq) = ring::<SendHeader>(0, 0);
-        let rq = RecvQueue::Xrc(XrcRecv { xrcd, entered: NONE, taken_from: NONE });
+        let rq = RecvQueue::Xrc(XrcRecv { xrcd, entered: NONE, taken_from: NONE, number: Srqn::default() });
         let res = QpRes::new(Arc::new(QpShared::new(handle)), (NO_PD, NO_PD), cap, [NONE; 2], sq, rq);
         self.insert_qp(QpType::XrcTgt, qpn, res);
         self.xrcd(xrcd)?.users += 1;

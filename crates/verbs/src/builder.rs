@@ -4,10 +4,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use hca_core::{Access, DeviceError, Pkey, Psn, Qkey, QpAttr, QpCap, QpInit, QpPorts, QpState};
+use hca_core::{Access, DeviceError, Pkey, Psn, Qkey, QpAttr, QpCap, QpInit, QpPorts, QpState, QpType, Qpn};
 
 use crate::BuildError;
 use crate::connect::Endpoint;
+use crate::context::Ctx;
 use crate::cq::{CqRef, Entry, Need, register};
 use crate::pd::Pd;
 use crate::post::{RecvSide, SendSide};
@@ -159,7 +160,8 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         let (inner, send, recv) = self.assemble(ports, send_need, recv_need);
         let qp = QueuePair::new(inner, send, recv);
         // From here on, dropping `qp` undoes everything.
-        self.pd.core.ctx.device.modify_qp(qp.handle(), &self.init_attr())?;
+        let attr = to_init(S::TYPE, self.pkey, self.access);
+        self.pd.core.ctx.device.modify_qp(qp.handle(), &attr)?;
         Ok(qp)
     }
 
@@ -181,7 +183,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
             ("max_send_sge", cap.max_send_sge, 0, attr.max_sge),
             ("max_inline", cap.max_inline, 0, attr.max_inline),
         ];
-        if self.srq.is_none() {
+        if self.srq.is_none() && S::TYPE != QpType::XrcIni {
             limits.push(("max_recv_wr", cap.max_recv_wr, 0, attr.max_qp_wr));
             limits.push(("max_recv_sge", cap.max_recv_sge, 0, attr.max_sge));
         }
@@ -195,6 +197,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
     fn needs(&self) -> (Need, Need) {
         let send = Need { entries: self.cap.max_send_wr, srq: None };
         let recv = match &self.srq {
+            _ if S::TYPE == QpType::XrcIni => Need { entries: 0, srq: None },
             Some(srq) => Need { entries: 0, srq: Some((srq.inner.handle, srq.inner.most)) },
             None => Need { entries: self.cap.max_recv_wr, srq: None },
         };
@@ -249,7 +252,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         let inner = QpInner {
             pd: Arc::clone(core),
             handle: qp,
-            endpoint: self.endpoint(ports.qpn),
+            endpoint: endpoint(&core.ctx, S::TYPE, ports.qpn, self.psn, self.rd_atomic),
             context,
             cap: *cap,
             send,
@@ -261,30 +264,37 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         };
         (inner, send_side, recv_side)
     }
+}
 
-    fn endpoint(&self, qpn: hca_core::Qpn) -> Endpoint {
-        let ctx = &self.pd.core.ctx;
-        let port = ctx.device.port();
-        let serves = ctx.device.attr().max_rd_atomic;
-        Endpoint {
-            service: S::TYPE,
-            qpn,
-            psn: self.psn.unwrap_or_else(|| ctx.next_psn()),
-            mtu: port.active_mtu,
-            rd_atomic: self.rd_atomic.unwrap_or(16).min(serves),
-            gid: port.gid,
-            lid: port.lid,
-        }
+/// The data that the peer of a new queue pair must know.
+pub(crate) fn endpoint(
+    ctx: &Ctx,
+    service: QpType,
+    qpn: Qpn,
+    psn: Option<Psn>,
+    rd_atomic: Option<u8>,
+) -> Endpoint {
+    let port = ctx.device.port();
+    let serves = ctx.device.attr().max_rd_atomic;
+    Endpoint {
+        service,
+        qpn,
+        psn: psn.unwrap_or_else(|| ctx.next_psn()),
+        mtu: port.active_mtu,
+        rd_atomic: rd_atomic.unwrap_or(16).min(serves),
+        gid: port.gid,
+        lid: port.lid,
     }
+}
 
-    fn init_attr(&self) -> QpAttr {
-        let datagram = S::TYPE == hca_core::QpType::Ud;
-        QpAttr {
-            state: Some(QpState::Init),
-            pkey: Some(self.pkey),
-            access: (!datagram).then_some(self.access),
-            qkey: datagram.then_some(Qkey::new(0)),
-            ..QpAttr::default()
-        }
+/// What takes a new queue pair to INIT.
+pub(crate) fn to_init(service: QpType, pkey: Pkey, access: Access) -> QpAttr {
+    let datagram = service == QpType::Ud;
+    QpAttr {
+        state: Some(QpState::Init),
+        pkey: Some(pkey),
+        access: (!datagram).then_some(access),
+        qkey: datagram.then_some(Qkey::new(0)),
+        ..QpAttr::default()
     }
 }

@@ -11,7 +11,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use hca_core::{
-    Completion, CqHandle, CqModeration, CqPort, CqStatus, DeviceError, Notify, QpHandle, SrqHandle,
+    Completion, CqHandle, CqModeration, CqPort, CqStatus, DeviceError, Notify, QpHandle, SrqHandle, Srqn,
 };
 
 use crate::context::Ctx;
@@ -362,12 +362,15 @@ impl CompletionQueue {
     /// Finds the request of a completion and takes its buffers back.
     #[inline(always)]
     fn take(&mut self, raw: usize, wcs: &mut Completions) {
+        match self.entries.get_mut(self.last) {
+            Some(entry) if entry.qp == wcs.raw[raw].qp => Self::take_of(entry, raw, wcs),
+            _ => self.take_of_another(raw, wcs),
+        }
+    }
+    #[inline(always)]
+    fn take_of(entry: &mut Entry, raw: usize, wcs: &mut Completions) {
         let Completions { raw: completions, records, count, parts } = wcs;
         let completion = &mut completions[raw];
-        let entry = match self.entries.get_mut(self.last) {
-            Some(entry) if entry.qp == completion.qp => entry,
-            _ => return self.take_of_another(raw, wcs),
-        };
         let keep = |held| match held {
             Held::Ah(_) => {}
             part => parts.push(Some(part)),
@@ -390,13 +393,13 @@ impl CompletionQueue {
     #[inline(never)]
     fn take_of_another(&mut self, raw: usize, wcs: &mut Completions) {
         let completion = &wcs.raw[raw];
-        match self.index.get(&completion.qp) {
-            Some(&found) => {
-                self.last = found;
-                self.take(raw, wcs);
-            }
-            None => stray(completion, "queue pair"),
+        let of_xrc = completion.srq != Srqn::default();
+        let source = if of_xrc { Entry::of_srq(completion.srq) } else { completion.qp };
+        let Some(&found) = self.index.get(&source) else { return stray(completion, "queue pair") };
+        if !of_xrc {
+            self.last = found;
         }
+        Self::take_of(&mut self.entries[found], raw, wcs);
     }
 
     /// Learns of the queue pairs that came. Returns those that went, to be [forgotten](Self::forget) once the
@@ -418,7 +421,9 @@ impl CompletionQueue {
                 self.entries.len() - 1
             });
             self.entries[i] = entry;
-            self.index.insert(qp, i);
+            if let Some(before) = self.index.insert(qp, i) {
+                self.vacate(before);
+            }
         }
         gone
     }
@@ -426,10 +431,13 @@ impl CompletionQueue {
     fn forget(&mut self, gone: Vec<QpHandle>) {
         for qp in gone {
             if let Some(i) = self.index.remove(&qp) {
-                self.entries[i] = Entry::NOBODY;
-                self.vacant.push(i);
+                self.vacate(i);
             }
         }
+    }
+    fn vacate(&mut self, i: usize) {
+        self.entries[i] = Entry::NOBODY;
+        self.vacant.push(i);
     }
 }
 
@@ -511,6 +519,12 @@ impl Entry {
     /// Of no queue pair: no device has a table of so many.
     const NOBODY: Self =
         Self { qp: QpHandle { index: u32::MAX, generation: u32::MAX }, context: 0, send: None, recv: None };
+
+    /// The handle under which a shared receive queue of an XRC domain is found: that of no queue pair either. Its number
+    /// is used again, unlike a handle.
+    const fn of_srq(number: Srqn) -> QpHandle {
+        QpHandle { index: u32::MAX, generation: number.raw() }
+    }
 }
 
 #[derive(Default)]
@@ -573,7 +587,7 @@ impl CqShared {
         let Some(pending) = changes.as_mut() else { return };
         let gone = change.is_none();
         let before = pending.insert(qp, change);
-        if gone && matches!(before, Some(Some(_))) {
+        if gone && matches!(before, Some(Some(_))) && qp.index != u32::MAX {
             // The poller never heard of it (a handle is never used twice).
             pending.remove(&qp);
         }
@@ -581,6 +595,14 @@ impl CqShared {
         self.epoch.fetch_add(1, Ordering::Release);
         drop(changes);
         drop(before);
+    }
+}
+
+impl CqShared {
+    /// Tells the poller of a shared receive queue of an XRC domain that came, or went.
+    pub(crate) fn change_srq(&self, number: Srqn, requests: Option<RecvTaker<Held>>) {
+        let qp = Entry::of_srq(number);
+        self.change(qp, requests.map(|recv| Entry { qp, context: 0, send: None, recv: Some(recv) }));
     }
 }
 

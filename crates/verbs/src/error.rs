@@ -94,7 +94,7 @@ pub enum BuildError {
     },
     /// A part belongs to another context.
     #[error(
-        "the {what} belongs to another context; make it from the context that the queue pair is built in"
+        "the {what} belongs to another context; make it from the context of the queue pair or XRC domain"
     )]
     ForeignContext {
         /// The part.
@@ -110,7 +110,10 @@ pub enum ConnectError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The far end is a queue pair of another service.
-    #[error("the peer's queue pair is {theirs:?}, this one is {ours:?}; both have to be of one service")]
+    #[error(
+        "the peer's queue pair is {theirs:?}, this one is {ours:?}; it connects to one of the service {:?}",
+        ours.peer()
+    )]
     Service {
         /// This end's.
         ours: QpType,

@@ -153,12 +153,12 @@
 //!
 //! | type | `Send` | `Sync` | |
 //! |---|---|---|---|
-//! | [`Context`], [`Pd`], [`AddressHandle`], [`UdPeer`], [`CqRef`], [`SrqRef`], [`QpControl`] | yes | yes | clones are the same object |
+//! | [`Context`], [`Pd`], [`AddressHandle`], [`UdPeer`], [`CqRef`], [`SrqRef`], [`QpControl`], [`XrcDomain`], [`XrcTarget`] | yes | yes | clones are the same object |
 //! | [`Buf`], [`FrozenBuf`], [`Part`], [`SharedMr`], [`SharedRange`] | yes | yes | [`SharedMr`] is written through `&self`, by atomics |
 //! | [`RemoteMr`], [`Endpoint`], [`SendRequest`], [`Completions`], [`Wc`] | yes | yes | data |
 //! | [`Reactor`], [`AsyncQp`], [`AsyncSrq`] | yes | yes | clones are the same object |
 //! | [`Request`], [`Message`] | yes | yes | a future each task may have; [`Driver`] is one task's |
-//! | [`QueuePair`], [`SendQueue`], [`RecvQueue`], [`Srq`], [`CompletionQueue`], batches, and those of [`raw`] | yes | no | one thread at a time; the two halves and the completion queue may be used by three |
+//! | [`QueuePair`], [`SendQueue`], [`RecvQueue`], [`Srq`], [`XrcSrq`], [`CompletionQueue`], batches, and those of [`raw`] | yes | no | one thread at a time; the two halves and the completion queue may be used by three |
 //!
 //! # Dropping, forgetting, forking
 //!
@@ -186,7 +186,7 @@
 //! | `buf`, `mr`, `shared` | memory that peers can, and can not, access |
 //! | `part`, `request`, `service` | requests and their local lists, and the services that offer them |
 //! | `post`, `slots` | posting, and the slots that hold buffers in flight |
-//! | `qp`, `builder`, `connect`, `srq`, `ah`, `multicast` | queues, connecting them, and groups |
+//! | `qp`, `builder`, `connect`, `srq`, `xrc`, `ah`, `multicast` | queues, connecting them, and groups |
 //! | `cq`, `channel`, `wc`, `grh`, `wait`, `tokio` | completions |
 //! | `events` | asynchronous events, by the objects that they are about |
 //! | `reactor` | requests as futures |
@@ -225,6 +225,7 @@ mod tokio;
 mod wait;
 mod wc;
 mod window;
+mod xrc;
 
 pub use adopt::{FrozenBytes, NotAdopted, OwnedBytes};
 pub use ah::{AddressHandle, AhCache, UdPeer};
@@ -246,12 +247,13 @@ pub use reactor::{
     Reclaim, Request, RequestError, Unclaimed,
 };
 pub use request::SendRequest;
-pub use service::{Connected, OfferedBy, Rc, Service, Uc, Ud, ops};
+pub use service::{Connected, OfferedBy, Rc, Service, Uc, Ud, Xrc, ops};
 pub use srq::{Srq, SrqRef};
 #[cfg(feature = "tokio")]
 pub use tokio::{AsyncCq, NotAsync};
 pub use wc::{Completions, Wc, Wcs};
 pub use window::{MemoryWindow, QpWindow};
+pub use xrc::{XrcDomain, XrcSrq, XrcTarget, XrcTargetBuilder};
 
 // The types that the methods above take and return, so that one `use` is enough.
 pub use hca_core::wire::Placement;
@@ -259,5 +261,5 @@ pub use hca_core::{
     Abilities, Access, AckTimeout, AddressVector, AsyncEvent, AtomicScope, Completion, Counter, CqModeration,
     CqStatus, DeviceAttr, DeviceError, Gid, Lid, LinkLayer, MrStatus, Mtu, MwStatus, Notify, Pkey, PortAttr,
     PostErrorKind, Psn, Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, QpType, Qpn, RNR_RETRY_INFINITE,
-    RecvExtra, Rkey, RnrTimer, SrqInit, SrqStatus, StaticRate, TransitionError, WcOpcode, WcStatus,
+    RecvExtra, Rkey, RnrTimer, SrqInit, SrqStatus, Srqn, StaticRate, TransitionError, WcOpcode, WcStatus,
 };

@@ -18,10 +18,9 @@ use hca_core::{
     SendOp, SendPort, SendWr,
 };
 
-use crate::ah::UdPeer;
 use crate::part::{Emptying, Entries, Filling, GatherList, Held, ScatterList, Scratch};
 use crate::pd::PdCore;
-use crate::request::Head;
+use crate::request::{Head, To};
 use crate::slots::{RecvPoster, RingPoster};
 use crate::{PostRefusal, Refused, SendRequest};
 
@@ -60,25 +59,25 @@ impl SendSide {
         local: L,
     ) -> Result<L::Shell, (Head, L, PostRefusal)> {
         // In parts, which stay in registers, and most of which are known where a request is put together.
-        let Head { id, op, flags, remote_len, peer } = head;
-        let refuse = |local, error, peer| Err((Head { id, op, flags, remote_len, peer }, local, error));
+        let Head { id, op, flags, remote_len, to } = head;
+        let refuse = |local, error, to| Err((Head { id, op, flags, remote_len, to }, local, error));
         let signaled = flags.contains(SendFlags::SIGNALED);
         let mut entries = Entries::new::<L>(&self.pd, &mut self.scratch, self.max_sge);
         local.describe(&mut entries);
-        if let Err(error) = check(&op, remote_len, peer.as_ref(), &entries, &self.pd) {
-            return refuse(local, error, peer);
+        if let Err(error) = check(&op, remote_len, to.as_ref(), &entries, &self.pd) {
+            return refuse(local, error, to);
         }
         let promise = entries.promise();
         if !self.poster.has_room() {
-            return refuse(local, PostErrorKind::QueueFull { depth: self.depth }.into(), peer);
+            return refuse(local, PostErrorKind::QueueFull { depth: self.depth }.into(), to);
         }
         if !signaled && self.unsignaled + 1 >= self.depth {
             let run = self.unsignaled + 1;
-            return refuse(local, PostRefusal::NeverSignaled { run, depth: self.depth }, peer);
+            return refuse(local, PostRefusal::NeverSignaled { run, depth: self.depth }, to);
         }
         let (wr_id, shell) = self.poster.put(id, |slot| {
             let shell = local.store(&mut Filling(slot));
-            if let Some(peer) = &peer {
+            if let Some(To::Peer(peer)) = &to {
                 slot.push(Held::Ah(peer.ah.clone()));
             }
             shell
@@ -88,14 +87,14 @@ impl SendSide {
             None if L::HAS_INLINE => self.scratch.payload(),
             None => Payload::Sges(self.scratch.sges()),
         };
-        let dest = peer.as_ref().map(|peer| peer.dest().into());
+        let dest = to.as_ref().map(To::dest);
         let wr = SendWr { wr_id, op: op.op(), flags: flags | promise, payload, dest };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
         let posted =
             unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post(&[wr]).map_err(|e| e.kind) } };
         if let Err(refused) = posted {
             let local = Emptying::slot(&mut self.poster.retract(), |parts| L::restore(shell, parts));
-            return refuse(local, refused.into(), peer);
+            return refuse(local, refused.into(), to);
         }
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(shell)
@@ -236,7 +235,7 @@ fn check_word_or_flush(
 fn check(
     op: &FlatOp,
     remote_len: Option<u64>,
-    peer: Option<&UdPeer>,
+    to: Option<&To>,
     entries: &Entries<'_>,
     pd: &Arc<PdCore>,
 ) -> Result<(), PostRefusal> {
@@ -249,8 +248,8 @@ fn check(
     if op.is_atomic() || !op.has_list() {
         check_word_or_flush(op, remote_len, entries)?;
     }
-    match peer {
-        Some(peer) if !peer.ah.is_of(pd) => Err(PostRefusal::ForeignAh),
+    match to {
+        Some(To::Peer(peer)) if !peer.ah.is_of(pd) => Err(PostRefusal::ForeignAh),
         _ => Ok(()),
     }
 }

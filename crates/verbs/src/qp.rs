@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hca_core::{
-    Access, AsyncEvent, DeviceError, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, Qpn,
+    Access, AsyncEvent, DeviceError, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, QpType,
+    Qpn,
 };
 
 use crate::ah::UdPeer;
@@ -326,6 +327,11 @@ pub struct RecvQueue<S: Service> {
 }
 
 impl<S: Service> RecvQueue<S> {
+    /// Why a queue pair without a receive queue refuses a request.
+    const NONE: PostErrorKind = match S::TYPE {
+        QpType::XrcIni => PostErrorKind::Unsupported { qp_type: S::TYPE, op: "receive requests" },
+        _ => PostErrorKind::UsesSrq,
+    };
     /// Posts a receive request with id 0, and tells the device. A datagram needs 40 bytes more than its payload.
     ///
     /// # Errors
@@ -341,11 +347,11 @@ impl<S: Service> RecvQueue<S> {
     /// As [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
-        post_recv::<true, _>(self.side.as_mut(), id, local)
+        post_recv::<true, _>(self.side.as_mut(), id, local, Self::NONE)
     }
     /// Begins a batch: many requests, one doorbell.
     pub fn batch(&mut self) -> RecvBatch<'_> {
-        RecvBatch { side: self.side.as_mut(), posted: 0 }
+        RecvBatch { side: self.side.as_mut(), posted: 0, none: Self::NONE }
     }
     /// The handle that controls the queue pair.
     pub fn control(&self) -> &QpControl<S> {
@@ -363,11 +369,12 @@ impl<S: Service> fmt::Debug for RecvQueue<S> {
 pub struct RecvBatch<'a> {
     side: Option<&'a mut RecvSide>,
     posted: usize,
+    none: PostErrorKind,
 }
 
 impl<'a> RecvBatch<'a> {
     pub(crate) fn of(side: &'a mut RecvSide) -> Self {
-        Self { side: Some(side), posted: 0 }
+        Self { side: Some(side), posted: 0, none: PostErrorKind::UsesSrq }
     }
     /// Posts a request to the receive queue.
     ///
@@ -383,7 +390,7 @@ impl<'a> RecvBatch<'a> {
     /// As [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
-        post_recv::<false, _>(self.side.as_deref_mut(), id, local)?;
+        post_recv::<false, _>(self.side.as_deref_mut(), id, local, self.none)?;
         self.posted += 1;
         Ok(())
     }
@@ -411,9 +418,10 @@ fn post_recv<const NOW: bool, L: ScatterList>(
     side: Option<&mut RecvSide>,
     id: u64,
     local: L,
+    none: PostErrorKind,
 ) -> Result<(), Refused<L>> {
     let Some(side) = side else {
-        return Err(Refused { request: local, error: PostErrorKind::UsesSrq.into() });
+        return Err(Refused { request: local, error: none.into() });
     };
     side.post::<NOW, _>(id, local).map_err(|(request, error)| Refused { request, error })
 }
@@ -552,8 +560,9 @@ impl<S: Service> QpControl<S> {
 }
 
 impl<S: Connected> QpControl<S> {
-    /// Connects the queue pair to a queue pair of the same service, and makes it ready to send. The far end has to do
-    /// the same; RC repeats messages that are sent before that, and UC loses them.
+    /// Connects the queue pair to a queue pair of the same service, an XRC initiator to an
+    /// [`XrcTarget`](crate::XrcTarget), and makes it ready to send. The far end has to do the same; RC and XRC repeat messages that are sent before that, and UC loses
+    /// them.
     ///
     /// # Errors
     /// The far end has another service, the queue pair is connected already, a value is out of range, or there is no

@@ -4,12 +4,12 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use hca_core::wire::{Placement, Selectivity};
-use hca_core::{FlatOp, Rkey, SendFlags, SendOp};
+use hca_core::{Dest, FlatOp, Rkey, SendFlags, SendOp, Srqn};
 
 use crate::ah::UdPeer;
 use crate::mr::RemoteMr;
 use crate::part::{GatherList, ScatterList};
-use crate::service::ops;
+use crate::service::{OfferedBy, Xrc, ops};
 
 /// A request for a send queue: an operation `O` on a local list `L`.
 ///
@@ -34,13 +34,30 @@ pub(crate) struct Head {
     pub(crate) flags: SendFlags,
     /// Bytes at the peer; for RDMA and atomics.
     pub(crate) remote_len: Option<u64>,
-    pub(crate) peer: Option<UdPeer>,
+    pub(crate) to: Option<To>,
+}
+
+/// The destination of a request, where the connection alone does not name it.
+#[derive(Clone, Debug)]
+pub(crate) enum To {
+    Peer(UdPeer),
+    Srq(Srqn),
+}
+
+impl To {
+    #[inline(always)]
+    pub(crate) fn dest(&self) -> Dest {
+        match self {
+            Self::Peer(peer) => peer.dest().into(),
+            Self::Srq(number) => Dest::Srq(*number),
+        }
+    }
 }
 
 impl<O, L> SendRequest<O, L> {
     #[inline(always)]
     pub(crate) fn new(op: SendOp, remote_len: Option<u64>, local: L) -> Self {
-        let head = Head { id: 0, op: FlatOp::new(&op), flags: SendFlags::SIGNALED, remote_len, peer: None };
+        let head = Head { id: 0, op: FlatOp::new(&op), flags: SendFlags::SIGNALED, remote_len, to: None };
         Self { head, local, op: PhantomData }
     }
 
@@ -85,6 +102,27 @@ impl<O, L> SendRequest<O, L> {
         self.local
     }
 
+    /// Makes it a request to a shared receive queue of the peer's XRC domain, by the queue's
+    /// [number](crate::XrcSrq::number): receive requests come from this queue, and the keys of RDMA and atomics are those
+    /// of its protection domain. After [`imm`](SendRequest::imm) and [`invalidate`](SendRequest::invalidate).
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # fn example(qp: &mut QueuePair<Xrc>, hello: Buf, page: Buf, window: RemoteMr, queue: Srqn) -> Result<(), PostRefusal> {
+    /// qp.post_send(SendRequest::send(hello).imm(7).to_srq(queue)).map_err(|refused| refused.error)?;
+    /// qp.post_send(SendRequest::write(page, window).to_srq(queue)).map_err(|refused| refused.error)?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    #[inline(always)]
+    pub fn to_srq(mut self, queue: Srqn) -> SendRequest<ops::ToSrq<O>, L>
+    where
+        ops::ToSrq<O>: OfferedBy<Xrc>,
+    {
+        self.head.to = Some(To::Srq(queue));
+        SendRequest { head: self.head, local: self.local, op: PhantomData }
+    }
+
     #[inline(always)]
     fn with_op<P>(mut self, op: SendOp) -> SendRequest<P, L> {
         self.head.op = FlatOp::new(&op);
@@ -113,7 +151,7 @@ impl<L: GatherList> SendRequest<ops::Send, L> {
     pub fn to(self, peer: &UdPeer) -> SendRequest<ops::Datagram, L> {
         let op = self.head.op.op();
         let mut request = self.with_op(op);
-        request.head.peer = Some(peer.clone());
+        request.head.to = Some(To::Peer(peer.clone()));
         request
     }
 }

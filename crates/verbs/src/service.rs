@@ -2,13 +2,13 @@
 
 use hca_core::QpType;
 
-/// A transport service: [`Rc`], [`Uc`] or [`Ud`].
+/// A transport service: [`Rc`], [`Uc`], [`Ud`] or [`Xrc`].
 pub trait Service: sealed::Sealed + Send + Sync + 'static {
     /// The queue pair number.
     const TYPE: QpType;
 }
 
-/// A service whose queue pairs are connected to one peer: [`Rc`] or [`Uc`].
+/// A service whose queue pairs are connected to one peer: [`Rc`], [`Uc`] or [`Xrc`].
 pub trait Connected: Service {}
 
 /// Reliable connection: every operation; nothing is lost, doubled or reordered.
@@ -21,6 +21,12 @@ pub enum Uc {}
 #[derive(Debug)]
 pub enum Ud {}
 
+/// Extended reliable connection, the sending end (initiator): SEND, RDMA and atomics to the shared receive queues of the
+/// peer's XRC domain. Each request names one, by [`SendRequest::to_srq`](crate::SendRequest::to_srq). The peer's end is an
+/// [`XrcTarget`](crate::XrcTarget). The queue pair receives nothing.
+#[derive(Debug)]
+pub enum Xrc {}
+
 impl Service for Rc {
     const TYPE: QpType = QpType::Rc;
 }
@@ -30,13 +36,17 @@ impl Service for Uc {
 impl Service for Ud {
     const TYPE: QpType = QpType::Ud;
 }
+impl Service for Xrc {
+    const TYPE: QpType = QpType::XrcIni;
+}
 impl Connected for Rc {}
 impl Connected for Uc {}
+impl Connected for Xrc {}
 
 /// An operation that a service offers.
 #[diagnostic::on_unimplemented(
     message = "a `{S}` queue pair does not offer `{Self}`",
-    note = "Rc offers everything but datagrams; Uc offers SEND and RDMA WRITE; Ud offers datagrams: `SendRequest::send(..).to(..)`"
+    note = "Rc offers everything but datagrams; Uc offers SEND and RDMA WRITE; Ud offers datagrams: `SendRequest::send(..).to(..)`; Xrc offers requests that name a shared receive queue: `SendRequest::send(..).to_srq(..)`"
 )]
 pub trait OfferedBy<S: Service>: sealed::Sealed {}
 
@@ -72,6 +82,9 @@ pub mod ops {
     /// Taking back of a memory window's key, of RC and UC.
     #[derive(Debug)]
     pub enum LocalInvalidate {}
+    /// The operation `O`, to a shared receive queue of the peer's XRC domain.
+    #[derive(Debug)]
+    pub struct ToSrq<O>(core::marker::PhantomData<O>);
 }
 
 impl OfferedBy<Rc> for ops::Send {}
@@ -88,14 +101,20 @@ impl OfferedBy<Uc> for ops::LocalInvalidate {}
 impl OfferedBy<Uc> for ops::Send {}
 impl OfferedBy<Uc> for ops::Write {}
 impl OfferedBy<Ud> for ops::Datagram {}
+impl OfferedBy<Xrc> for ops::ToSrq<ops::Send> {}
+impl OfferedBy<Xrc> for ops::ToSrq<ops::SendInvalidate> {}
+impl OfferedBy<Xrc> for ops::ToSrq<ops::Write> {}
+impl OfferedBy<Xrc> for ops::ToSrq<ops::Read> {}
+impl OfferedBy<Xrc> for ops::ToSrq<ops::Atomic> {}
 
 mod sealed {
-    use super::{Rc, Uc, Ud, ops};
+    use super::{Rc, Uc, Ud, Xrc, ops};
 
     pub trait Sealed {}
     impl Sealed for Rc {}
     impl Sealed for Uc {}
     impl Sealed for Ud {}
+    impl Sealed for Xrc {}
     impl Sealed for ops::Send {}
     impl Sealed for ops::SendInvalidate {}
     impl Sealed for ops::Datagram {}
@@ -106,4 +125,5 @@ mod sealed {
     impl Sealed for ops::Flush {}
     impl Sealed for ops::Bind {}
     impl Sealed for ops::LocalInvalidate {}
+    impl<O> Sealed for ops::ToSrq<O> {}
 }

@@ -3,14 +3,15 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
-use hca_core::{DeviceError, SrqHandle, SrqInit, SrqStatus};
+use hca_core::{DeviceError, RecvPort, SrqHandle, SrqInit, SrqStatus, Srqn};
 
 use crate::part::{Held, ScatterList};
 use crate::pd::PdCore;
 use crate::post::RecvSide;
 use crate::qp::RecvBatch;
 use crate::reactor::Home;
-use crate::slots::{PoolSlots, RecvPoster};
+use crate::slots::{PoolSlots, RecvPoster, RecvTaker};
+use crate::xrc::XrcPlace;
 use crate::{BuildError, Refused, sync};
 
 /// A shared receive queue, from which many queue pairs take requests. One thread at a time posts; queue pairs are built
@@ -40,6 +41,8 @@ pub(crate) struct SrqInner {
     pub(crate) slots: sync::Arc<PoolSlots<Held>>,
     /// Where messages that tasks have done with go, if it is an [`AsyncSrq`](crate::AsyncSrq).
     pub(crate) home: OnceLock<Weak<dyn Home>>,
+    /// Where it is one of an XRC domain.
+    xrc: Option<XrcPlace>,
 }
 
 impl Srq {
@@ -51,10 +54,44 @@ impl Srq {
             return Err(DeviceError::OutOfRange { what: "max_wr", value, min: 1, max });
         }
         let (handle, port) = pd.ctx.device.create_srq(pd.handle, &init)?;
+        Ok(Self::assemble(pd, handle, port, init, most, None))
+    }
+    /// Creates one of an XRC domain, at a place whose number is still to come.
+    pub(crate) fn create_in_domain(
+        pd: &Arc<PdCore>,
+        init: SrqInit,
+        mut place: XrcPlace,
+    ) -> Result<Self, BuildError> {
+        let need = XrcPlace::need(init.max_wr);
+        place.cq.reserve("receive", need)?;
+        let created = place
+            .device()
+            .and_then(|(device, domain)| device.create_xrc_srq(pd.handle, domain, place.cq.handle, &init))
+            .inspect_err(|_| place.cq.release(need))?;
+        place.number = created.number;
+        let srq = Self::assemble(pd, created.handle, created.recv, init, init.max_wr, Some(place));
+        let taker = RecvTaker::Shared(sync::Arc::clone(&srq.srq.inner.slots));
+        if let Some(place) = &srq.srq.inner.xrc {
+            place.cq.change_srq(place.number, Some(taker));
+        }
+        Ok(srq)
+    }
+    fn assemble(
+        pd: &Arc<PdCore>,
+        handle: SrqHandle,
+        port: Box<dyn RecvPort>,
+        init: SrqInit,
+        most: u32,
+        xrc: Option<XrcPlace>,
+    ) -> Self {
         let (slots, poster) = PoolSlots::create(most, init.max_sge as usize);
-        let inner = SrqInner { pd: Arc::clone(pd), handle, init, most, slots, home: OnceLock::new() };
+        let inner = SrqInner { pd: Arc::clone(pd), handle, init, most, slots, home: OnceLock::new(), xrc };
         let side = RecvSide::new(port, RecvPoster::Shared(poster), Arc::clone(pd), init.max_wr, init.max_sge);
-        Ok(Self { side, srq: SrqRef { inner: Arc::new(inner) } })
+        Self { side, srq: SrqRef { inner: Arc::new(inner) } }
+    }
+    /// Its number in its XRC domain.
+    pub(crate) fn number(&self) -> Option<Srqn> {
+        self.srq.inner.xrc.as_ref().map(|place| place.number)
     }
 
     /// A reference with which another thread can build queue pairs.
@@ -163,7 +200,13 @@ impl Drop for SrqInner {
     fn drop(&mut self) {
         let forked = self.pd.ctx.forked();
         if !forked {
-            let Err(error) = self.pd.ctx.device.destroy_srq(self.handle) else { return };
+            let Err(error) = self.pd.ctx.device.destroy_srq(self.handle) else {
+                if let Some(place) = &self.xrc {
+                    place.cq.change_srq(place.number, None);
+                    place.cq.release(XrcPlace::need(self.init.max_wr));
+                }
+                return;
+            };
             tracing::error!(srq = %self.handle, %error, "leaking buffers: the device keeps the shared receive queue");
         }
         std::mem::forget(sync::Arc::clone(&self.slots));

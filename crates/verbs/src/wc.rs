@@ -137,7 +137,8 @@ impl fmt::Debug for Wcs<'_> {
 pub struct Wc<'a> {
     /// The request's id, as posted.
     pub id: u64,
-    /// The number that the queue pair was built with ([`QpBuilder::context`](crate::QpBuilder::context)).
+    /// The number that the queue pair was built with ([`QpBuilder::context`](crate::QpBuilder::context)); 0 for a request
+    /// of an [`XrcSrq`](crate::XrcSrq), whose number is in `wc.srq`.
     pub context: u64,
     completion: &'a Completion,
     parts: &'a mut [Option<Held>],

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use hca_core::{
-    AsyncEvent, Dest, DeviceError, ExtendedConnections, PostErrorKind, QpHandle, QpState, QpType, Qpn,
-    RecvExtra, RemoteAddr, SendOp, SendWr, SrqInit, Srqn, WcOpcode, WcStatus, XrcdHandle,
+    AsyncEvent, Dest, DeviceError, ExtendedConnections, PostErrorKind, QpAttr, QpHandle, QpState, QpType,
+    Qpn, RecvExtra, RemoteAddr, SendOp, SendWr, SrqInit, Srqn, WcOpcode, WcStatus, XrcdHandle,
 };
 
 use crate::Bed;
@@ -127,7 +127,8 @@ impl Xrc {
 
 pub(crate) fn each_message_goes_to_the_queue_that_it_names(bed: &dyn Bed) {
     let Some(x) = Xrc::new(bed) else { return };
-    assert_ne!(x.queues[0].number, x.queues[1].number);
+    let [one, two] = x.queues.each_ref().map(|q| q.number);
+    assert!(one != two && one != Srqn::default() && two != Srqn::default());
     for (i, len) in [0, 8, 48, 1000, 5000, 30_000].into_iter().enumerate() {
         let seed = i as u64;
         x.memory.write(0, &pattern(seed, len));
@@ -138,9 +139,11 @@ pub(crate) fn each_message_goes_to_the_queue_that_it_names(bed: &dyn Bed) {
         for (q, (op, extra)) in x.queues.iter().rev().zip(extras) {
             x.post(q.number, seed, op, 0, len);
             let c = q.cq.ok(seed);
-            assert_eq!((c.qp, c.byte_len, c.extra), (x.to.handle, len as u32, extra));
+            assert_eq!((c.qp, c.srq), (x.to.handle, q.number));
+            assert_eq!((c.byte_len, c.extra, c.src_qp), (len as u32, extra, Qpn::default()));
             q.memory.assert_bytes(0, &pattern(seed, len));
-            x.from.send_cq.ok(seed);
+            let sent = x.from.send_cq.ok(seed);
+            assert_eq!((sent.qp, sent.srq), (x.from.handle, Srqn::default()));
         }
     }
     for q in &x.queues {
@@ -184,7 +187,8 @@ pub(crate) fn rdma_needs_no_receive_request_and_takes_the_keys_of_the_queue_it_n
         q.recv(7, 0, 0);
         x.ends(q.number, SendOp::WriteImm(q.remote(0), 6), 8, WcStatus::Success);
         let c = q.cq.ok(7);
-        assert_eq!((c.opcode, c.extra), (WcOpcode::RecvRdmaWithImm, RecvExtra::Imm(6)));
+        let expected = (q.number, WcOpcode::RecvRdmaWithImm, RecvExtra::Imm(6));
+        assert_eq!((c.srq, c.opcode, c.extra), expected);
     }
     // READs of both protection domains at once.
     for (i, q) in x.queues.iter().cycle().take(6).enumerate() {
@@ -286,6 +290,115 @@ pub(crate) fn a_target_that_goes_gives_its_request_back_and_keeps_its_completion
     from.try_send(&[SendWr { dest: Some(Dest::Srq(q.number)), ..wr(2, SendOp::Send, &sges) }]).unwrap();
     assert_eq!(q.cq.ok(2).qp, to.handle);
     from.send_cq.ok(2);
+}
+
+pub(crate) fn a_target_that_goes_in_the_middle_of_a_message_gives_its_request_back(bed: &dyn Bed) {
+    for way in [QpState::Reset, QpState::Error] {
+        let Some(x) = Xrc::new(bed) else { return };
+        let q = &x.queues[0];
+        q.recv(1, 0, 60_000);
+        x.memory.fill(1);
+        x.post(q.number, 1, SendOp::Send, 0, 60_000);
+        x.b.world.wait("the first bytes", || (q.memory.read(8, 1)[0] != 0).then_some(()));
+        if way == QpState::Reset {
+            let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+            x.b.dev().modify_qp(x.to.handle, &reset).unwrap();
+        } else {
+            assert_eq!(x.to.destroy().unwrap(), []);
+        }
+        // From here on nothing is written, and the request is used up or serves another target.
+        q.memory.fill(0);
+        let first = q.cq.try_next();
+        let (from, to) = connected(&x.a, &x.b, x.domain);
+        if first.is_none() {
+            let sges = [x.memory.sge(0, 8)];
+            let request = SendWr { dest: Some(Dest::Srq(q.number)), ..wr(2, SendOp::Send, &sges) };
+            from.try_send(&[request]).unwrap();
+            assert_eq!((q.cq.ok(1).qp, q.memory.read(0, 8)), (to.handle, vec![1; 8]));
+            from.send_cq.ok(2);
+        }
+        q.memory.assert_bytes(8, &[0; 59_000]);
+        q.cq.stays_empty();
+    }
+}
+
+pub(crate) fn a_target_in_error_flushes_what_it_holds_and_leaves_the_queue_to_others(bed: &dyn Bed) {
+    let Some(x) = Xrc::new(bed) else { return };
+    let q = &x.queues[0];
+    (0..4).for_each(|id| q.recv(id, 0, 60_000));
+    x.memory.fill(1);
+    (0..4).for_each(|id| x.post(q.number, id, SendOp::Send, 0, 60_000));
+    x.b.world.wait("the first bytes", || (q.memory.read(8, 1)[0] != 0).then_some(()));
+    let error = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
+    x.b.dev().modify_qp(x.to.handle, &error).unwrap();
+    x.b.world.settle();
+    let mut next = 0;
+    while let Some(c) = q.cq.try_next() {
+        assert_eq!((c.wr_id, c.qp, c.srq), (next, x.to.handle, q.number));
+        assert!(matches!(c.status, WcStatus::Success | WcStatus::WrFlushed), "{}", c.status);
+        next += 1;
+    }
+    // The others are still the queue's.
+    let (from, to) = connected(&x.a, &x.b, x.domain);
+    for id in next..4 {
+        let sges = [x.memory.sge(0, 8)];
+        let request = SendWr { dest: Some(Dest::Srq(q.number)), ..wr(id, SendOp::Send, &sges) };
+        from.try_send(&[request]).unwrap();
+        assert_eq!(q.cq.ok(id).qp, to.handle);
+        from.send_cq.ok(id);
+    }
+}
+
+pub(crate) fn a_queue_that_goes_takes_its_completions_along(bed: &dyn Bed) {
+    let Some(x) = Xrc::new(bed) else { return };
+    let [a, b] = [&x.queues[0], &x.queues[1]];
+    // Both on one completion queue, which has room for no more.
+    let cq = x.b.cq(8);
+    let queues = [(); 2].map(|()| {
+        let init = SrqInit { max_wr: 4, max_sge: 1 };
+        let port = xrc(&x.b).unwrap().create_xrc_srq(x.b.pd.handle, x.domain, cq.handle, &init).unwrap();
+        (x.b.srq_of(port.handle, port.recv), port.number)
+    });
+    for round in 0..3 {
+        for (srq, number) in &queues {
+            for id in 0..4 {
+                srq.recv(id, &[a.memory.sge(0, 64)]);
+                x.ends(*number, SendOp::Send, 8, WcStatus::Success);
+            }
+        }
+        if round < 2 {
+            assert_eq!(cq.take(8).iter().filter(|c| c.srq == queues[1].1).count(), 4);
+        }
+    }
+    queues[0].0.destroy().unwrap();
+    for id in 0..4 {
+        assert_eq!(cq.ok(id).srq, queues[1].1, "only the completions of the other queue are left");
+    }
+    cq.stays_empty();
+    assert_eq!(x.b.count_events(AsyncEvent::CqOverrun(cq.handle)), 0);
+    // The connection goes on.
+    b.recv(9, 0, 64);
+    x.ends(b.number, SendOp::Send, 8, WcStatus::Success);
+    b.cq.ok(9);
+}
+
+pub(crate) fn a_queue_that_lost_a_completion_is_refused_to_all_targets(bed: &dyn Bed) {
+    let Some(x) = Xrc::new(bed) else { return };
+    let (later, to) = connected(&x.a, &x.b, x.domain);
+    let cq = x.b.cq(2);
+    let init = SrqInit { max_wr: 16, max_sge: 1 };
+    let port = xrc(&x.b).unwrap().create_xrc_srq(x.b.pd.handle, x.domain, cq.handle, &init).unwrap();
+    let srq = x.b.srq_of(port.handle, port.recv);
+    (0..16).for_each(|id| srq.recv(id, &[x.queues[0].memory.sge(0, 64)]));
+    (0..8).for_each(|id| x.post(port.number, id, SendOp::Send, 0, 8));
+    x.b.wait_event(AsyncEvent::CqOverrun(cq.handle));
+    x.b.world.wait("the target's end", || (x.to.state() == QpState::Error).then_some(()));
+    // A target that comes later completes nothing there either.
+    let sges = [x.memory.sge(0, 8)];
+    later.try_send(&[SendWr { dest: Some(Dest::Srq(port.number)), ..wr(1, SendOp::Send, &sges) }]).unwrap();
+    later.send_cq.ends(1, WcStatus::RemoteAccess);
+    assert_eq!(to.state(), QpState::Error);
+    srq.destroy().unwrap();
 }
 
 pub(crate) fn a_queue_that_goes_in_the_middle_of_a_message_ends_its_target(bed: &dyn Bed) {

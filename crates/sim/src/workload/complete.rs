@@ -4,9 +4,9 @@ use core::net::IpAddr;
 use core::time::Duration;
 use std::rc::Rc;
 
-use hca_core::{Completion, QpHandle, QpType, RecvExtra, WcOpcode, WcStatus};
+use hca_core::{Completion, QpHandle, QpType, RecvExtra, Srqn, WcOpcode, WcStatus};
 
-use super::end::{End, Lending, Life, Op, Promise, RecvBuf, Span};
+use super::end::{End, Lending, Life, Op, Promise, RecvBuf, Role, Span};
 use super::plan::ConnPlan;
 use super::post::{GRH_BYTES, With};
 use super::world::{Checked, World};
@@ -298,9 +298,13 @@ impl World {
 
     pub(super) fn receive_completed(&mut self, n: usize, c: &Completion) -> Checked<()> {
         let e = self.end_of(n, c)?;
-        let shared = self.ends[e].shares;
-        let ended = if shared {
-            let srq = self.host_mut(n).srq.as_mut().expect("an end without a receive queue shares one");
+        let named = self.host(n).xrc.as_ref().and_then(|x| x.queues.iter().position(|q| q.0 == c.srq));
+        if named.is_some() != (self.ends[e].role == Some(Role::Target)) {
+            let qpn = self.ends[e].qpn;
+            return Err(self.broken(format!("a completion of qp {qpn} of n{n} names the wrong queue: {c:?}")));
+        }
+        let host = self.hosts[n].as_mut().expect("the node is up");
+        let ended = if let Some(srq) = self.ends[e].shared_queue(host, named.unwrap_or(0)) {
             srq.ledger.complete(c.wr_id, c.status)
         } else {
             self.ends[e].rq.complete(c.wr_id, c.status)
@@ -377,7 +381,8 @@ impl World {
             (_, RecvExtra::Invalidated(key)) => With::Invalidated(key),
             (_, RecvExtra::None) => With::Nothing,
         };
-        let src = if kind == QpType::Ud { c.src_qp.raw() } else { 0 };
+        let src = if kind == QpType::Ud { c.src_qp.raw() } else { c.srq.raw() };
+        self.report.xrc_messages += u64::from(c.srq != Srqn::default());
         let print = fingerprint(&bytes[grh..], with.number(src));
         if kind == QpType::Rc {
             self.is_not_drained(self.ends[e].peer, "a message")?;

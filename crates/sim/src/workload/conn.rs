@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use hca_core::{
-    Access, AddressVector, Gid, MwType, Pkey, Qkey, QpAttr, QpCap, QpInit, QpState, QpType, Rkey, WcStatus,
+    Access, AddressVector, Gid, MwType, Pkey, Qkey, QpAttr, QpCap, QpInit, QpState, QpType, Rkey, Srqn,
+    WcStatus,
 };
 
-use super::end::{Drain, End, Invalidatable, Lending, Lent, Life, Own, Promise};
-use super::host::Host;
+use super::end::{Drain, End, Invalidatable, Lending, Lent, Life, Own, Promise, Role};
+use super::host::{Host, xrc_of};
 use super::plan::recv_limit;
 use super::world::{Checked, World};
 use super::zone::Zone;
@@ -23,12 +24,14 @@ impl World {
     pub(super) fn open_host(&mut self, n: usize, epoch: u32) -> Checked<()> {
         let sharers = self.plan.conns.iter().filter(|c| (0..2).any(|s| c.nodes[s] == n && c.srq[s]));
         let buffer = sharers.map(|c| c.max_message).max();
+        let targets = self.plan.conns.iter().filter(|c| c.xrc && c.nodes[1] == n);
+        let xrc = targets.map(|c| c.max_message).max().map(|b| (recv_limit(b).min(8), b));
         let depth = self.rng.pick(&[2, 8, 32]).min(buffer.map_or(2, recv_limit));
         let node = self.sim.node(n);
         let mut rng = self.rng.fork();
         let cq_depth = self.cq_depth(n);
         let srq = buffer.map(|b| (depth, b));
-        let host = Host::new(&node, self.plan.arena_bytes, epoch, cq_depth, srq, &mut rng);
+        let host = Host::new(&node, self.plan.arena_bytes, epoch, cq_depth, [srq, xrc], &mut rng);
         self.hosts[n] = Some(self.refused("setting up a node", host)?);
         Ok(())
     }
@@ -65,8 +68,9 @@ impl World {
         let host = self.host(host_at);
         let usable: Vec<usize> = (0..host.cqs.len()).filter(|k| !host.cqs[*k].overran).collect();
         let cqs = [r1, r2].map(|r| usable[(r % usable.len() as u64) as usize]);
+        let role = plan.xrc.then_some([Role::Initiator, Role::Target][side]);
         let init = QpInit {
-            qp_type: plan.kind,
+            qp_type: if plan.xrc { QpType::XrcIni } else { plan.kind },
             send_cq: host.cqs[cqs[0]].handle,
             recv_cq: host.cqs[cqs[1]].handle,
             srq: host.srq.as_ref().filter(|_| plan.srq[side]).map(|s| s.handle),
@@ -78,7 +82,15 @@ impl World {
                 max_inline: 128,
             },
         };
-        let ports = self.refused("create_qp", host.device.create_qp(host.pd, &init))?;
+        let (handle, qpn, send, recv) = if role == Some(Role::Target) {
+            let domain = host.xrc.as_ref().expect("a node of a target has a domain").handle;
+            let created = xrc_of(&*host.device).and_then(|xrc| xrc.create_xrc_target(domain));
+            let (handle, qpn) = self.refused("create_xrc_target", created)?;
+            (handle, qpn, None, None)
+        } else {
+            let ports = self.refused("create_qp", host.device.create_qp(host.pd, &init))?;
+            (ports.handle, ports.qpn, Some(ports.send), ports.recv)
+        };
         let epoch = host.epoch;
         let (sq, rq) = End::new_ledgers();
         let now = self.now();
@@ -95,14 +107,16 @@ impl World {
             epoch,
             peer: self.conns[c].ends[1 - side],
             life: Life::Up,
-            handle: ports.handle,
-            qpn: ports.qpn,
+            handle,
+            qpn,
+            role,
+            names: Srqn::default(),
             cqs,
             overran: false,
             owed: None,
-            send: Some(ports.send),
-            shares: ports.recv.is_none(),
-            recv: ports.recv,
+            send,
+            shares: recv.is_none() && role.is_none(),
+            recv,
             ah: None,
             sq,
             rq,
@@ -110,7 +124,11 @@ impl World {
             stream: Stream::default(),
             datagrams,
             placed: BTreeMap::new(),
-            left: if first { plan.requests } else { plan.requests / 3 },
+            left: match (role, first) {
+                (Some(Role::Target), _) => 0,
+                (_, true) => plan.requests,
+                (_, false) => plan.requests / 3,
+            },
             next_post: now,
             next_recv: now,
             progress_at: now,
@@ -118,7 +136,7 @@ impl World {
             own: None,
             invalidatable: Vec::new(),
             window: None,
-            mistake: plan.mistake.filter(|_| side == 1 && first),
+            mistake: plan.mistake.filter(|_| side == usize::from(!plan.xrc) && first),
             made: None,
             too_long: false,
             short: 0,
@@ -158,10 +176,13 @@ impl World {
             rtr.path_mtu = Some(plan.mtu);
             rtr.rq_psn = Some(psn[1 - side]);
         }
-        if rc {
+        let role = self.ends[e].role;
+        if rc && role != Some(Role::Initiator) {
             rtr.max_dest_rd_atomic = Some(plan.rd_atomic);
             rtr.min_rnr_timer = Some(plan.rnr_timer);
-            rts.timeout = Some(plan.timeout);
+        }
+        rts.timeout = rc.then_some(plan.timeout);
+        if rc && role != Some(Role::Target) {
             rts.retry_cnt = Some(plan.retry_cnt);
             rts.rnr_retry = Some(plan.rnr_retry);
             rts.max_rd_atomic = Some(plan.rd_atomic);
@@ -202,10 +223,19 @@ impl World {
             }
         }
         let windows = self.plan.windows;
-        for nth in 0..if windows { 3 } else { 2 } {
+        // Nobody takes back what an initiator lends, and a target binds no window.
+        let role = self.ends[e].role;
+        let loans = if role == Some(Role::Initiator) {
+            0
+        } else if windows {
+            3
+        } else {
+            2
+        };
+        for nth in 0..loans {
             let zone = &mut self.host_mut(n).local.zone;
             let Some(range) = zone.take(INVALIDATABLE_BYTES, 8, &mut rng) else { continue };
-            let lent = if windows && nth == 0 {
+            let lent = if windows && nth == 0 && role.is_none() {
                 let window = self.host_mut(n).alloc_window(MwType::Two);
                 let keys = self.refused("alloc_mw", window)?;
                 // The bind chooses the lowest byte.

@@ -5,8 +5,11 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use hca_core::{AhHandle, Instant, MrKeys, MwHandle, QpHandle, Qpn, RecvPort, Rkey, SendPort, WcStatus};
+use hca_core::{
+    AhHandle, Instant, MrKeys, MwHandle, QpHandle, Qpn, RecvPort, Rkey, SendPort, Srqn, WcStatus,
+};
 
+use super::host::{Host, Srq, XrcDomain};
 use super::plan::Mistake;
 use super::zone::Zone;
 use crate::checker::{Datagrams, Ledger, Order, Stream};
@@ -113,6 +116,15 @@ pub(super) enum Life {
     Gone,
 }
 
+/// The end of an extended reliable connection (XRC).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It only sends, and each request names a shared receive queue of the peer's domain.
+    Initiator,
+    /// It only receives, by the shared receive queues of its node's domain.
+    Target,
+}
+
 /// A send queue that drains (SQD).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Drain {
@@ -131,6 +143,9 @@ pub(super) struct End {
     pub(super) life: Life,
     pub(super) handle: QpHandle,
     pub(super) qpn: Qpn,
+    pub(super) role: Option<Role>,
+    /// The queue that the next requests of an initiator name.
+    pub(super) names: Srqn,
     /// The host's completion queues that it sends and receives on.
     pub(super) cqs: [usize; 2],
     /// One of them overran.
@@ -184,6 +199,21 @@ pub(super) struct End {
 impl End {
     pub(super) fn new_ledgers() -> (Ledger, Ledger) {
         (Ledger::new(Order::Fifo), Ledger::new(Order::Fifo))
+    }
+    /// How many queues it receives by.
+    pub(super) fn recv_queues(&self) -> usize {
+        match self.role {
+            Some(Role::Initiator) => 0,
+            Some(Role::Target) => XrcDomain::QUEUES,
+            None => 1,
+        }
+    }
+    /// The shared one of the queues that it receives by with this index, if it shares them.
+    pub(super) fn shared_queue<'h>(&self, host: &'h mut Host, index: usize) -> Option<&'h mut Srq> {
+        match self.role {
+            Some(Role::Target) => host.xrc.as_mut()?.queues.get_mut(index).map(|(_, srq)| srq),
+            _ => host.srq.as_mut().filter(|_| self.shares),
+        }
     }
     /// Nothing is left to do.
     pub(super) fn is_idle(&self) -> bool {

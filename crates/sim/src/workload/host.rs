@@ -4,8 +4,8 @@ use core::ops::Range;
 use std::sync::Arc;
 
 use hca_core::{
-    Access, Completion, CqHandle, CqPort, Device, DeviceError, MemoryWindows, MrKeys, MwHandle, MwKeys,
-    MwRange, MwType, PdHandle, RecvPort, Rkey, SrqHandle, SrqInit,
+    Access, Completion, CqHandle, CqPort, Device, DeviceError, ExtendedConnections, MemoryWindows, MrKeys,
+    MwHandle, MwKeys, MwRange, MwType, PdHandle, RecvPort, Rkey, SrqHandle, SrqInit, Srqn, XrcdHandle,
 };
 
 use super::zone::Zone;
@@ -38,6 +38,47 @@ pub(super) struct Srq {
     pub(super) depth: u32,
     pub(super) buffer: usize,
     pub(super) limit: SrqLimit,
+}
+
+impl Srq {
+    fn new((handle, port): (SrqHandle, Box<dyn RecvPort>), (depth, buffer): (u32, usize)) -> Self {
+        Self { handle, port, ledger: Ledger::new(Order::Any), depth, buffer, limit: SrqLimit::default() }
+    }
+}
+
+/// The XRC domain of a node: shared receive queues by their numbers.
+pub(super) struct XrcDomain {
+    pub(super) handle: XrcdHandle,
+    pub(super) queues: Vec<(Srqn, Srq)>,
+}
+
+impl XrcDomain {
+    /// Shared receive queues of a domain.
+    pub(super) const QUEUES: usize = 2;
+
+    fn new(device: &dyn Device, pd: PdHandle, cqs: &[Cq], sizes: (u32, usize)) -> Result<Self, DeviceError> {
+        let xrc = xrc_of(device)?;
+        let handle = xrc.alloc_xrcd()?;
+        let mut queues = Vec::new();
+        for k in 0..Self::QUEUES {
+            let init = SrqInit { max_wr: sizes.0, max_sge: 4 };
+            let port = xrc.create_xrc_srq(pd, handle, cqs[k % cqs.len()].handle, &init)?;
+            queues.push((port.number, Srq::new((port.handle, port.recv), sizes)));
+        }
+        Ok(Self { handle, queues })
+    }
+    /// Takes the queues and the domain down.
+    pub(super) fn close(&self, device: &dyn Device) -> Result<(), DeviceError> {
+        for (_, srq) in &self.queues {
+            device.destroy_srq(srq.handle)?;
+        }
+        xrc_of(device)?.dealloc_xrcd(self.handle)
+    }
+}
+
+/// The extended reliable connections of an adapter.
+pub(super) fn xrc_of(device: &dyn Device) -> Result<&dyn ExtendedConnections, DeviceError> {
+    device.xrc().ok_or(DeviceError::Unsupported { what: "extended reliable connections" })
 }
 
 pub(super) struct Cq {
@@ -122,6 +163,7 @@ pub(super) struct Host {
     pub(super) is_deaf: bool,
     pub(super) was_deaf: bool,
     pub(super) srq: Option<Srq>,
+    pub(super) xrc: Option<XrcDomain>,
     /// Counts crashes.
     pub(super) epoch: u32,
     /// A word that all peers add 1 to: offset, values seen, additions posted.
@@ -140,7 +182,7 @@ impl Host {
         bytes: usize,
         epoch: u32,
         cq_depth: u32,
-        srq: Option<(u32, usize)>,
+        [srq, xrc]: [Option<(u32, usize)>; 2],
         rng: &mut Rng,
     ) -> Result<Self, DeviceError> {
         let device = node.device();
@@ -187,11 +229,13 @@ impl Host {
             cqs.push(Cq::new(&*device, cq_depth)?);
         }
         let srq = match srq {
-            Some((depth, buffer)) => {
-                let (handle, port) = device.create_srq(pd, &SrqInit { max_wr: depth, max_sge: 4 })?;
-                let limit = SrqLimit::default();
-                Some(Srq { handle, port, ledger: Ledger::new(Order::Any), depth, buffer, limit })
+            Some(sizes) => {
+                Some(Srq::new(device.create_srq(pd, &SrqInit { max_wr: sizes.0, max_sge: 4 })?, sizes))
             }
+            None => None,
+        };
+        let xrc = match xrc {
+            Some(sizes) => Some(XrcDomain::new(&*device, pd, &cqs, sizes)?),
             None => None,
         };
         let shared_word = remote.zone.take(8, 8, rng).expect("the zone is empty");
@@ -214,6 +258,7 @@ impl Host {
             is_deaf: false,
             was_deaf: false,
             srq,
+            xrc,
             epoch,
             shared_word,
             shared_seen: Vec::new(),

@@ -109,6 +109,7 @@ impl Workload {
         let mut plan = Plan::new(&mut rng);
         (plan.windows, plan.placement) = (self.windows, self.placement);
         plan.run_short(&mut Rng::new(seed ^ 0x7368_6f72_7400_0000));
+        plan.use_xrc(&mut Rng::new(seed ^ 0x7872_6300_0000_0000));
         let near = self.near.then(|| NearProfile::random(&mut Rng::new(seed ^ 0x6e65_6172_0000_0000)));
         let mut builder = Sim::builder(seed)
             .near(near.clone())

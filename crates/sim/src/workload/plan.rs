@@ -51,6 +51,8 @@ impl Mistake {
 pub(super) struct ConnPlan {
     pub(super) nodes: [usize; 2],
     pub(super) kind: QpType,
+    /// It is an extended reliable connection (XRC): the first end is the initiator, the second one the target.
+    pub(super) xrc: bool,
     pub(super) mtu: Mtu,
     pub(super) max_message: usize,
     /// Requests of each end.
@@ -197,6 +199,25 @@ impl Plan {
         }
     }
 
+    /// Some of the reliable connections end at XRC domains.
+    pub(super) fn use_xrc(&mut self, rng: &mut Rng) {
+        let shallow = self.shallow.map(|s| s.node);
+        for conn in &mut self.conns {
+            // A completion that is lost is looked for in the queue pair's own queues, and a region that goes is that of
+            // the first end.
+            let may =
+                conn.kind == QpType::Rc && !conn.doomed && !conn.nodes.iter().any(|n| shallow == Some(*n));
+            conn.xrc = rng.chance(0.25) && may;
+            if conn.xrc {
+                conn.srq = [false; 2];
+            }
+        }
+        // A target has no send queue to drain.
+        let conns = &self.conns;
+        self.chaos
+            .retain(|(_, what)| !matches!(what, Chaos::Drain { conn, side: 1, .. } if conns[*conn].xrc));
+    }
+
     /// Adapters may run short of places: in completion queues, and for regions.
     pub(super) fn run_short(&mut self, rng: &mut Rng) {
         if rng.chance(0.25) {
@@ -278,6 +299,7 @@ impl ConnPlan {
         Self {
             nodes: [a, b],
             kind,
+            xrc: false,
             mtu: rng.pick(&Mtu::ALL),
             max_message,
             requests: rng.between(5, if max_message > 20_000 { 12 } else { 60 }) as u32,

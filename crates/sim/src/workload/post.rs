@@ -5,12 +5,13 @@ use std::rc::Rc;
 
 use hca_core::wire::{Placement, Selectivity};
 use hca_core::{
-    Instant, Lkey, Payload, QpType, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, UdDest,
-    WcStatus,
+    Dest, Instant, Lkey, Payload, QpType, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, Srqn,
+    UdDest, WcStatus,
 };
 
 use super::conn::QKEY;
-use super::end::{Invalidatable, Lending, Life, Op, Origin, Promise, RecvBuf, Span};
+use super::end::{Invalidatable, Lending, Life, Op, Origin, Promise, RecvBuf, Role, Span};
+use super::host::XrcDomain;
 use super::plan::Mistake;
 use super::world::{Checked, World};
 use crate::arena::{post_recv, post_send};
@@ -71,12 +72,31 @@ impl World {
         if end.life != Life::Up || now < end.next_recv {
             return Ok(false);
         }
-        let plan = &self.plan.conns[end.conn];
-        let (n, shared, pause) = (end.host, end.shares, plan.recv_pause);
+        let (plan, queues) = (&self.plan.conns[end.conn], end.recv_queues());
+        let (n, pause) = (end.host, plan.recv_pause);
+        let mut posted = false;
+        for queue in 0..queues {
+            posted |= self.post_receives_to(now, e, queue)?;
+        }
+        if self.ends[e].shares {
+            self.arm_limit(n)?;
+        }
+        // Without memory for one it is tried again when something has completed.
+        if posted {
+            let wait = self.rng.up_to(pause);
+            self.ends[e].next_recv = now + wait;
+        }
+        Ok(posted)
+    }
+
+    /// Posts receive requests to one of the queues that an end receives by.
+    fn post_receives_to(&mut self, now: Instant, e: usize, queue: usize) -> Checked<bool> {
+        let (end, plan) = (&self.ends[e], &self.plan.conns[self.ends[e].conn]);
+        let n = end.host;
         let grh = if plan.kind == QpType::Ud { GRH_BYTES } else { 0 };
         let (mut room, mut bytes) =
             ((plan.recv_depth as usize).saturating_sub(end.rq.len()), plan.max_message);
-        if shared && let Some(srq) = self.hosts[n].as_ref().and_then(|h| h.srq.as_ref()) {
+        if let Some(srq) = self.hosts[n].as_mut().and_then(|h| end.shared_queue(h, queue)) {
             (room, bytes) = ((srq.depth as usize).saturating_sub(srq.ledger.len()), srq.buffer);
         }
         if room == 0 {
@@ -93,8 +113,8 @@ impl World {
             let wr_id = self.new_wr();
             self.recv_bufs.insert(wr_id, RecvBuf { pieces });
             let wr = RecvWr { wr_id, sges: &sges };
-            let result = if shared {
-                let srq = self.host_mut(n).srq.as_mut().expect("an end without a receive queue shares one");
+            let host = self.hosts[n].as_mut().expect("the node is up");
+            let result = if let Some(srq) = self.ends[e].shared_queue(host, queue) {
                 srq.ledger.post(wr_id, true, now);
                 srq.limit.fresh += 1;
                 post_recv(&mut *srq.port, &[wr]).map(|()| srq.port.ring())
@@ -108,14 +128,6 @@ impl World {
                 return Err(self.broken(format!("a receive request of n{n} was refused: {refused}")));
             }
             posted = true;
-        }
-        if shared {
-            self.arm_limit(n)?;
-        }
-        // Without memory for one it is tried again when something has completed.
-        if posted {
-            let wait = self.rng.up_to(pause);
-            self.ends[e].next_recv = now + wait;
         }
         Ok(posted)
     }
@@ -149,17 +161,20 @@ impl World {
         let wanted = 1 + self.rng.below(room as u64) as usize;
         let mut drafts = Vec::new();
         while drafts.len() < wanted && (drafts.len() as u32) < self.ends[e].left {
+            self.name_queue(e);
             let some = self.draft(e, room - drafts.len(), drafts.len() as u32);
             if some.is_empty() {
                 break;
             }
-            drafts.extend(some);
+            let names = self.ends[e].names;
+            drafts.extend(some.into_iter().map(|draft| (draft, names)));
         }
         let end = &self.ends[e];
         if drafts.is_empty() && !end.sq.is_empty() && end.sq.oldest_signaled().is_none() {
             // Memory is short, and is held by requests that only a later one's completion gives back.
+            self.name_queue(e);
             let send = self.draft_send_of(e, &[], Vec::new(), Some(Vec::new()), false);
-            self.post(now, e, send, true)?;
+            self.post(now, e, (send, self.ends[e].names), true)?;
             self.ring(e);
         }
         let posted = drafts.len();
@@ -179,7 +194,17 @@ impl World {
         self.ends[e].send.as_mut().expect("who posts is there").ring();
     }
 
-    fn post(&mut self, now: Instant, e: usize, draft: Draft, must: bool) -> Checked<()> {
+    /// The next requests of an initiator are for one of its peer's queues.
+    fn name_queue(&mut self, e: usize) {
+        if self.ends[e].role == Some(Role::Initiator) {
+            let index = self.rng.below(XrcDomain::QUEUES as u64) as usize;
+            let peer = self.host(self.ends[self.ends[e].peer].host);
+            self.ends[e].names =
+                peer.xrc.as_ref().expect("the node of a target has a domain").queues[index].0;
+        }
+    }
+
+    fn post(&mut self, now: Instant, e: usize, (draft, names): (Draft, Srqn), must: bool) -> Checked<()> {
         let wr_id = self.new_wr();
         let end = &self.ends[e];
         let mistake = matches!(draft.promise, Promise::Mistake);
@@ -198,7 +223,11 @@ impl World {
             None => Payload::Sges(&sges),
         };
         let end = &self.ends[e];
-        let dest = end.ah.map(|ah| UdDest { ah, qpn: self.ends[end.peer].qpn, qkey: QKEY }.into());
+        let dest = match (end.ah, end.role) {
+            (Some(ah), _) => Some(UdDest { ah, qpn: self.ends[end.peer].qpn, qkey: QKEY }.into()),
+            (None, Some(_)) => Some(Dest::Srq(names)),
+            (None, None) => None,
+        };
         let wr = SendWr { wr_id, op: draft.op, flags, payload, dest };
         if self.sim.prints() {
             self.sim.say(&format!(
@@ -328,7 +357,7 @@ impl World {
     fn expect_message(&mut self, e: usize, bytes: &[u8], with: With) -> Option<u64> {
         let end = &self.ends[e];
         let kind = self.plan.conns[end.conn].kind;
-        let src = if kind == QpType::Ud { end.qpn.raw() } else { 0 };
+        let src = if kind == QpType::Ud { end.qpn.raw() } else { end.names.raw() };
         let print = fingerprint(bytes, with.number(src));
         let peer = end.peer;
         if kind == QpType::Rc {
@@ -583,6 +612,11 @@ impl World {
         let mut status = WcStatus::RemoteAccess;
         let mut len = 8;
         let op = match mistake {
+            // A queue that nobody has.
+            Mistake::UnknownKey if self.ends[e].role.is_some() => {
+                self.ends[e].names = Srqn::new(0xff_fffe);
+                SendOp::Send
+            }
             Mistake::UnknownKey => {
                 let key = Rkey::new(peer.remote.keys.rkey.raw() ^ 0x0100);
                 SendOp::Write(to(start(peer.remote.zone.all()), key))
@@ -607,10 +641,10 @@ impl World {
                 add(to(start(peer.remote.zone.all()) + 4, peer.remote.keys.rkey))
             }
             Mistake::TooLong => {
-                let room = if self.ends[p].shares {
-                    peer.srq.as_ref().expect("an end without a receive queue shares one").buffer
-                } else {
-                    self.plan.conns[self.ends[e].conn].max_message
+                let host = self.hosts[self.ends[p].host].as_mut().expect("the peer is up");
+                let room = match self.ends[p].shared_queue(host, 0) {
+                    Some(srq) => srq.buffer,
+                    None => self.plan.conns[self.ends[e].conn].max_message,
                 };
                 status = WcStatus::RemoteInvalidRequest;
                 len = room + 1 + self.rng.below(5000) as usize;

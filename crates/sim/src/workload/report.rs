@@ -13,6 +13,8 @@ pub struct Report {
     pub requests: u64,
     /// Messages that arrived in receive requests.
     pub messages: u64,
+    /// Those of them that named a shared receive queue of an XRC domain.
+    pub xrc_messages: u64,
     /// Bytes that requests moved.
     pub bytes: u64,
     /// Requests that ended with an error that the program or the network caused.
@@ -63,6 +65,7 @@ impl Report {
     pub fn happenings(&self, near: bool) -> Vec<(&'static str, u64)> {
         let net = &self.net;
         let mut all = vec![
+            ("messages to queues of XRC domains", self.xrc_messages),
             ("requests that failed as they should", self.errors),
             ("requests flushed", self.flushed),
             ("send queues drained", self.drains),
@@ -110,6 +113,7 @@ impl AddAssign for Report {
         self.runs += r.runs;
         self.requests += r.requests;
         self.messages += r.messages;
+        self.xrc_messages += r.xrc_messages;
         self.bytes += r.bytes;
         self.errors += r.errors;
         self.flushed += r.flushed;

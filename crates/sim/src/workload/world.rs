@@ -476,6 +476,9 @@ impl World {
             if let Some(srq) = &host.srq {
                 self.refused("destroy_srq", device.destroy_srq(srq.handle))?;
             }
+            if let Some(xrc) = &host.xrc {
+                self.refused("taking an XRC domain down", xrc.close(&*device))?;
+            }
             for cq in &host.cqs {
                 self.refused("destroy_cq", device.destroy_cq(cq.handle))?;
             }

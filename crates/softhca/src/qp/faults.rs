@@ -86,10 +86,10 @@ impl QpHost<'_> {
             }
             _ => None,
         };
-        self.release_held();
+        let srq = self.release_held();
         let (wr_id, qp) = (self.res.held.wr_id, self.res.shared.handle);
         let &RecvDone { status, opcode, .. } = done;
-        let c = Completion { wr_id, qp, status, opcode, byte_len: code(why), ..Completion::default() };
+        let c = Completion { wr_id, qp, status, opcode, byte_len: code(why), srq, ..Completion::default() };
         self.tables.complete(self.res.recv_cq, c);
     }
 

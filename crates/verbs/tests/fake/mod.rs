@@ -339,6 +339,7 @@ impl State {
             byte_len: bytes.len() as u32,
             extra,
             src_qp: Qpn::new(if front.is_some() { from } else { 0 }),
+            srq: Srqn::default(),
             grh: front == Some(Header::There),
             solicited: wr.flags.contains(SendFlags::SOLICITED),
         };
