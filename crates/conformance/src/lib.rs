@@ -55,6 +55,7 @@
 //! | `qp_states` | legal and illegal transitions, the requests that each state takes, draining, reuse |
 //! | `errors` | the cause first, then the flushed; RNR and timeouts in their time |
 //! | `srq`, `cq` | sharing, limit and last-request events; overrun, notification, descriptors |
+//! | `xrc` | domains, their queues by number, initiators and targets; queues, targets and domains that go |
 //! | `uc`, `ud` | messages that the unreliable services drop and never deliver; GRH, Q_Keys, SQE |
 //! | `multicast` | members, copies, loopback, rules and limits of groups |
 //! | `limits` | reported limits are granted, requests beyond them refused; stale handles |

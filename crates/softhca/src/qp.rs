@@ -283,14 +283,15 @@ impl QpHost<'_> {
     #[inline]
     fn release_held(&mut self) -> Srqn {
         self.res.held.active = false;
-        match &mut self.res.rq {
-            RecvQueue::Own(rq) => {
-                rq.release(rq.head().wrapping_add(1));
-                Srqn::default()
-            }
-            RecvQueue::Shared(_) => Srqn::default(),
-            RecvQueue::Xrc(xrc) => xrc.number(),
+        if let RecvQueue::Own(rq) = &mut self.res.rq {
+            rq.release(rq.head().wrapping_add(1));
+            return Srqn::default();
         }
+        self.number_of_held()
+    }
+    #[inline(never)]
+    fn number_of_held(&self) -> Srqn {
+        if let RecvQueue::Xrc(xrc) = &self.res.rq { xrc.number() } else { Srqn::default() }
     }
     #[inline(never)]
     fn take_of_xrc(&mut self) -> Option<u64> {

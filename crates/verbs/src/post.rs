@@ -21,7 +21,7 @@ use hca_core::{
 use crate::part::{Emptying, Entries, Filling, GatherList, Held, ScatterList, Scratch};
 use crate::pd::PdCore;
 use crate::request::{Head, To};
-use crate::slots::{RecvPoster, RingPoster};
+use crate::slots::{RecvPoster, RingPoster, SlotWriter};
 use crate::{PostRefusal, Refused, SendRequest};
 
 /// The posting end of a send queue.
@@ -77,8 +77,8 @@ impl SendSide {
         }
         let (wr_id, shell) = self.poster.put(id, |slot| {
             let shell = local.store(&mut Filling(slot));
-            if let Some(To::Peer(peer)) = &to {
-                slot.push(Held::Ah(peer.ah.clone()));
+            if let Some(to) = &to {
+                hold(slot, to);
             }
             shell
         });
@@ -187,6 +187,14 @@ impl RecvSide {
         self.port.resize(max_wr)?;
         self.depth = max_wr;
         Ok(())
+    }
+}
+
+/// Keeps the path of a datagram until it has left.
+#[inline(never)]
+fn hold(slot: &mut SlotWriter<'_, Held>, to: &To) {
+    if let To::Peer(peer) = to {
+        slot.push(Held::Ah(peer.ah.clone()));
     }
 }
 

@@ -56,13 +56,19 @@ impl XrcDomain {
     /// Shared receive queues of a domain.
     pub(super) const QUEUES: usize = 2;
 
-    fn new(device: &dyn Device, pd: PdHandle, cqs: &[Cq], sizes: (u32, usize)) -> Result<Self, DeviceError> {
+    /// All queues complete on one completion queue, so that the order of a connection's messages is seen.
+    fn new(
+        device: &dyn Device,
+        pd: PdHandle,
+        cq: CqHandle,
+        sizes: (u32, usize),
+    ) -> Result<Self, DeviceError> {
         let xrc = xrc_of(device)?;
         let handle = xrc.alloc_xrcd()?;
         let mut queues = Vec::new();
-        for k in 0..Self::QUEUES {
+        for _ in 0..Self::QUEUES {
             let init = SrqInit { max_wr: sizes.0, max_sge: 4 };
-            let port = xrc.create_xrc_srq(pd, handle, cqs[k % cqs.len()].handle, &init)?;
+            let port = xrc.create_xrc_srq(pd, handle, cq, &init)?;
             queues.push((port.number, Srq::new((port.handle, port.recv), sizes)));
         }
         Ok(Self { handle, queues })
@@ -235,7 +241,7 @@ impl Host {
             None => None,
         };
         let xrc = match xrc {
-            Some(sizes) => Some(XrcDomain::new(&*device, pd, &cqs, sizes)?),
+            Some(sizes) => Some(XrcDomain::new(&*device, pd, cqs[cqs.len() - 1].handle, sizes)?),
             None => None,
         };
         let shared_word = remote.zone.take(8, 8, rng).expect("the zone is empty");
