@@ -274,13 +274,18 @@ impl World {
                 0..4 => one(self.draft_bind(e).or_else(|| self.draft_send(e))),
                 4..7 => one(self.draft_write(e)),
                 7 => one(self.draft_read(e)),
-                8 if two && self.plan.placement && self.rng.chance(0.5) => self.draft_write_flush(e),
+                8 if two && self.places(e) && self.rng.chance(0.5) => self.draft_write_flush(e),
                 8 if two => self.draft_write_read(e),
                 9 if two => self.draft_read_send(e),
                 10 => one(self.draft_atomic(e)),
                 _ => one(self.draft_shared_add(e)),
             },
         }
+    }
+
+    /// Whether an end posts ATOMIC WRITEs and FLUSHes too, which are requests of RC alone.
+    fn places(&self, e: usize) -> bool {
+        self.plan.placement && self.ends[e].role.is_none()
     }
 
     /// A random length, rather short, and often near a boundary.
@@ -574,7 +579,7 @@ impl World {
 
     /// An atomic on the same word.
     fn draft_atomic(&mut self, e: usize) -> Option<Draft> {
-        if self.plan.placement && self.rng.chance(0.3) {
+        if self.places(e) && self.rng.chance(0.3) {
             return self.draft_atomic_write(e);
         }
         let (range, old) = self.ends[e].word.clone()?;
