@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hca::cm::{ConnectParams, Connection, ConnectionError, Listener, connect_with, wire::Reason};
-use hca::{Access, Buf, CompletionQueue, Completions, Context, Pd, QueuePair, Rc, Service};
+use hca::{Access, Buf, CompletionQueue, Completions, Context, Pd, QueuePair, Rc, Service, Wc};
 
 use crate::theirs;
 
@@ -59,17 +59,28 @@ impl<S: Service> End<S> {
         }
         self.came.drain(..count).collect()
     }
+    /// Whether a message has come.
+    pub(crate) fn has_received(&mut self) -> bool {
+        let mut wcs = Completions::with_capacity(1);
+        for wc in self.cq.poll(&mut wcs) {
+            self.take(wc);
+        }
+        !self.came.is_empty()
+    }
     fn poll(&mut self) {
         let mut wcs = Completions::with_capacity(1);
         for wc in self.cq.wait(&mut wcs, LIMIT).expect("a completion") {
-            let mut wc = wc.ok().unwrap();
-            if wc.opcode.is_recv() {
-                let buf = wc.take_buf().expect("a receive has its buffer");
-                self.came.push(Message { buf, len: wc.byte_len as usize, imm: wc.imm() });
-            } else {
-                self.sent += 1;
-                self.back.extend(wc.take_buf());
-            }
+            self.take(wc);
+        }
+    }
+    fn take(&mut self, wc: Wc<'_>) {
+        let mut wc = wc.ok().unwrap();
+        if wc.opcode.is_recv() {
+            let buf = wc.take_buf().expect("a receive has its buffer");
+            self.came.push(Message { buf, len: wc.byte_len as usize, imm: wc.imm() });
+        } else {
+            self.sent += 1;
+            self.back.extend(wc.take_buf());
         }
     }
 }
