@@ -35,6 +35,9 @@ struct Args {
     /// Peers use ATOMIC WRITE and FLUSH too
     #[arg(long)]
     placement: bool,
+    /// Datagrams go to multicast groups too, of which both ends are members
+    #[arg(long)]
+    multicast: bool,
     /// Print every event.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -70,8 +73,10 @@ fn workload(args: &Args) -> Workload {
     let near = if args.near { " --near" } else { "" };
     let windows = if args.windows { " --windows" } else { "" };
     let placement = if args.placement { " --placement" } else { "" };
-    let replay = format!("cargo run --release -p hca-sim -- --trace{near}{windows}{placement}");
-    Workload::new().near(args.near).windows(args.windows).placement(args.placement).replay(replay)
+    let multicast = if args.multicast { " --multicast" } else { "" };
+    let replay = format!("cargo run --release -p hca-sim -- --trace{near}{windows}{placement}{multicast}");
+    let more = Workload::new().windows(args.windows).placement(args.placement).multicast(args.multicast);
+    more.near(args.near).replay(replay)
 }
 
 fn one(args: &Args, seed: u64) -> Result<(), String> {

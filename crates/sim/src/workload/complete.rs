@@ -4,7 +4,7 @@ use core::net::IpAddr;
 use core::time::Duration;
 use std::rc::Rc;
 
-use hca_core::{Completion, QpHandle, QpType, RecvExtra, Srqn, WcOpcode, WcStatus};
+use hca_core::{AhHandle, Completion, Gid, QpHandle, QpType, Qpn, RecvExtra, Srqn, WcOpcode, WcStatus};
 
 use super::end::{End, Lending, Life, Op, Promise, RecvBuf, Role, Span};
 use super::plan::ConnPlan;
@@ -374,7 +374,7 @@ impl World {
             return Err(self.broken(format!("a message of {placed} bytes in a buffer of {room}: {c:?}")));
         }
         let bytes = self.take_message(buf, placed, n, kind == QpType::Rc)?;
-        self.check_grh(e, &bytes[..grh])?;
+        self.check_grh(e, c.src_qp, &bytes[..grh])?;
         let with = match (c.opcode, c.extra) {
             (WcOpcode::RecvRdmaWithImm, RecvExtra::Imm(imm)) => With::WriteImm(imm, c.byte_len),
             (_, RecvExtra::Imm(imm)) => With::Imm(imm),
@@ -428,18 +428,22 @@ impl World {
     }
 
     /// Source and destination in the header before a datagram.
-    fn check_grh(&self, e: usize, grh: &[u8]) -> Checked<()> {
+    fn check_grh(&self, e: usize, from: Qpn, grh: &[u8]) -> Checked<()> {
         if grh.is_empty() {
             return Ok(());
         }
-        let address = |n: usize| match self.sim.net().address(n) {
+        let bytes = |address: IpAddr| match address {
             IpAddr::V4(a) => a.octets().to_vec(),
             IpAddr::V6(a) => a.octets().to_vec(),
         };
-        let (end, mut expected) = (&self.ends[e], Vec::new());
-        expected.extend(address(self.ends[end.peer].host));
-        expected.extend(address(end.host));
-        if grh[GRH_BYTES - expected.len()..] == expected {
+        let address = |n: usize| self.sim.net().address(n);
+        let (end, peer) = (&self.ends[e], self.ends[self.ends[e].peer].host);
+        let names = |src, dst| grh.ends_with(&[bytes(src), bytes(dst)].concat());
+        let is_from_group = |(_, group): (AhHandle, Gid)| {
+            // An own message has come back, unless both have the same number.
+            names(address(peer), group.ip()) || from == end.qpn && names(address(end.host), group.ip())
+        };
+        if names(address(peer), address(end.host)) || end.group.is_some_and(is_from_group) {
             return Ok(());
         }
         Err(self

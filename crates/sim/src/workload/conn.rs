@@ -1,12 +1,13 @@
 //! Connections: their set-up, failure and end.
 
+use core::net::{Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use hca_core::{
-    Access, AddressVector, Gid, MwType, Pkey, Qkey, QpAttr, QpCap, QpInit, QpState, QpType, Rkey, Srqn,
-    WcStatus,
+    Access, AddressVector, DeviceError, Gid, MwType, Pkey, Qkey, QpAttr, QpCap, QpInit, QpState, QpType,
+    Rkey, Srqn, WcStatus,
 };
 
 use super::end::{Drain, End, Invalidatable, Lending, Lent, Life, Own, Promise, Role};
@@ -118,6 +119,7 @@ impl World {
             shares: recv.is_none() && role.is_none(),
             recv,
             ah: None,
+            group: None,
             sq,
             rq,
             ops: BTreeMap::new(),
@@ -194,7 +196,27 @@ impl World {
         if ud {
             let ah = self.refused("create_ah", host.device.create_ah(host.pd, &av))?;
             self.ends[e].ah = Some(ah);
+            if self.plan.multicast {
+                self.join_group(c, e)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Makes an end a member of its connection's group. After a reconnection that is another one: what is under way to
+    /// the members before comes to nobody.
+    fn join_group(&mut self, c: usize, e: usize) -> Checked<()> {
+        let (c, n) = (c as u8, self.conns[c].reconnects as u16);
+        let group = match self.plan.ipv6 {
+            true => Gid::from_ip(Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, n, c.into()).into()),
+            false => Gid::from_ip(Ipv4Addr::new(239, (n >> 8) as u8, n as u8, c).into()),
+        };
+        let (handle, host) = (self.ends[e].handle, self.host(self.ends[e].host));
+        let groups = host.device.multicast().ok_or(DeviceError::Unsupported { what: "multicast" });
+        self.refused("attach_mcast", groups.and_then(|groups| groups.attach_mcast(handle, group)))?;
+        let av = AddressVector { dgid: group, ..AddressVector::default() };
+        let ah = self.refused("create_ah", host.device.create_ah(host.pd, &av))?;
+        self.ends[e].group = Some((ah, group));
         Ok(())
     }
 
@@ -383,10 +405,11 @@ impl World {
         let end = &mut self.ends[e];
         end.life = Life::Gone;
         (end.send, end.recv) = (None, None);
-        let (n, handle, ah) = (end.host, end.handle, end.ah.take());
+        let (n, handle) = (end.host, end.handle);
+        let ahs = [end.ah.take(), end.group.take().map(|group| group.0)];
         let host = self.host(n);
         self.refused("destroy_qp", host.device.destroy_qp(handle))?;
-        if let Some(ah) = ah {
+        for ah in ahs.into_iter().flatten() {
             self.refused("destroy_ah", host.device.destroy_ah(ah))?;
         }
         Ok(())

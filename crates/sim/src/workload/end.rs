@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use hca_core::{
-    AhHandle, Instant, MrKeys, MwHandle, QpHandle, Qpn, RecvPort, Rkey, SendPort, Srqn, WcStatus,
+    AhHandle, Gid, Instant, MrKeys, MwHandle, QpHandle, Qpn, RecvPort, Rkey, SendPort, Srqn, WcStatus,
 };
 
 use super::host::{Host, Srq, XrcDomain};
@@ -157,6 +157,8 @@ pub(super) struct End {
     /// `None` once it is gone, and where it shares a receive queue.
     pub(super) recv: Option<Box<dyn RecvPort>>,
     pub(super) shares: bool,
+    /// The multicast group that it is a member of.
+    pub(super) group: Option<(AhHandle, Gid)>,
     pub(super) ah: Option<AhHandle>,
     pub(super) sq: Ledger,
     pub(super) rq: Ledger,

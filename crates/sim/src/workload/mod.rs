@@ -52,6 +52,7 @@ pub struct Workload {
     near: bool,
     windows: bool,
     placement: bool,
+    multicast: bool,
 }
 
 impl Workload {
@@ -99,6 +100,13 @@ impl Workload {
         self
     }
 
+    /// Datagrams go to multicast groups too, of which both ends are members.
+    #[must_use]
+    pub fn multicast(mut self, on: bool) -> Self {
+        self.multicast = on;
+        self
+    }
+
     /// Runs the workload of a seed.
     ///
     /// # Errors
@@ -108,6 +116,7 @@ impl Workload {
         let mut rng = Rng::new(seed ^ 0x5eed_0000_0000_0000);
         let mut plan = Plan::new(&mut rng);
         (plan.windows, plan.placement) = (self.windows, self.placement);
+        plan.multicast = self.multicast;
         plan.run_short(&mut Rng::new(seed ^ 0x7368_6f72_7400_0000));
         plan.use_xrc(&mut Rng::new(seed ^ 0x7872_6300_0000_0000));
         let near = self.near.then(|| NearProfile::random(&mut Rng::new(seed ^ 0x6e65_6172_0000_0000)));

@@ -137,6 +137,8 @@ pub(super) struct Plan {
     pub(super) windows: bool,
     /// Peers use ATOMIC WRITE and FLUSH too.
     pub(super) placement: bool,
+    /// Datagrams go to multicast groups too.
+    pub(super) multicast: bool,
 }
 
 /// A node whose completion queues hold less than what may complete at once.
@@ -196,6 +198,7 @@ impl Plan {
             max_regions: None,
             windows: false,
             placement: false,
+            multicast: false,
         }
     }
 

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use hca_core::wire::{Placement, Selectivity};
 use hca_core::{
-    Dest, Instant, Lkey, Payload, QpType, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, Srqn,
-    UdDest, WcStatus,
+    Dest, Instant, Lkey, Payload, QpType, Qpn, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge,
+    Srqn, UdDest, WcStatus,
 };
 
 use super::conn::QKEY;
@@ -64,6 +64,8 @@ struct Draft {
     pieces: Vec<Rc<Span>>,
     inline: Option<Vec<u8>>,
     fence: bool,
+    /// It goes to the group of the connection.
+    to_group: bool,
 }
 
 impl World {
@@ -223,10 +225,12 @@ impl World {
             None => Payload::Sges(&sges),
         };
         let end = &self.ends[e];
-        let dest = match (end.ah, end.role) {
-            (Some(ah), _) => Some(UdDest { ah, qpn: self.ends[end.peer].qpn, qkey: QKEY }.into()),
-            (None, Some(_)) => Some(Dest::Srq(names)),
-            (None, None) => None,
+        let group = end.group.filter(|_| draft.to_group);
+        let dest = match (group, end.ah, end.role) {
+            (Some((ah, _)), ..) => Some(UdDest { ah, qpn: Qpn::MULTICAST, qkey: QKEY }.into()),
+            (None, Some(ah), _) => Some(UdDest { ah, qpn: self.ends[end.peer].qpn, qkey: QKEY }.into()),
+            (None, None, Some(_)) => Some(Dest::Srq(names)),
+            (None, None, None) => None,
         };
         let wr = SendWr { wr_id, op: draft.op, flags, payload, dest };
         if self.sim.prints() {
@@ -358,18 +362,24 @@ impl World {
         Some((pieces, None))
     }
 
-    /// A message to the peer is noted where it has to arrive.
-    fn expect_message(&mut self, e: usize, bytes: &[u8], with: With) -> Option<u64> {
+    /// A message to the peer is noted where it has to arrive. Says its number, and whether it goes to the group.
+    fn expect_message(&mut self, e: usize, bytes: &[u8], with: With) -> (Option<u64>, bool) {
         let end = &self.ends[e];
         let kind = self.plan.conns[end.conn].kind;
         let src = if kind == QpType::Ud { end.qpn.raw() } else { end.names.raw() };
         let print = fingerprint(bytes, with.number(src));
         let peer = end.peer;
         if kind == QpType::Rc {
-            return Some(self.ends[peer].stream.sent(print));
+            return (Some(self.ends[peer].stream.sent(print)), false);
         }
         self.ends[peer].datagrams.sent(print);
-        None
+        let to_group = self.ends[e].group.is_some() && self.rng.chance(0.5);
+        if to_group {
+            // It comes back as well.
+            self.ends[e].datagrams.sent(print);
+            self.report.multicasts += 1;
+        }
+        (None, to_group)
     }
 
     fn draft_send(&mut self, e: usize) -> Option<Draft> {
@@ -407,8 +417,8 @@ impl World {
                 (SendOp::SendImm(imm), With::Imm(imm))
             }
         };
-        let number = self.expect_message(e, bytes, with);
-        Draft { op, promise: Promise::Send(number), len: bytes.len(), pieces, inline, fence }
+        let (number, to_group) = self.expect_message(e, bytes, with);
+        Draft { op, promise: Promise::Send(number), len: bytes.len(), pieces, inline, fence, to_group }
     }
 
     /// An unreliable message that no receive request has room for: nobody is to see anything of it.
@@ -416,7 +426,15 @@ impl World {
         let max = self.plan.conns[self.ends[e].conn].max_message;
         let len = max + 1 + self.rng.below(100) as usize;
         let (pieces, inline) = self.source(e, &pattern(3, len))?;
-        Some(Draft { op: SendOp::Send, promise: Promise::Send(None), len, pieces, inline, fence: false })
+        Some(Draft {
+            op: SendOp::Send,
+            promise: Promise::Send(None),
+            len,
+            pieces,
+            inline,
+            fence: false,
+            to_group: false,
+        })
     }
 
     /// A range at the peer for an end to write.
@@ -459,12 +477,12 @@ impl World {
         if self.rng.chance(0.3) {
             let imm = self.new_wr() as u32;
             op = SendOp::WriteImm(remote, imm);
-            number = self.expect_message(e, &[], With::WriteImm(imm, len as u32));
+            number = self.expect_message(e, &[], With::WriteImm(imm, len as u32)).0;
             let peer = self.ends[e].peer;
             self.ends[peer].placed.insert(imm, (target.range.clone(), bytes.clone()));
         }
         let promise = Promise::Write { target, bytes, number };
-        Some(Draft { op, promise, len, pieces, inline, fence: false })
+        Some(Draft { op, promise, len, pieces, inline, fence: false, to_group: false })
     }
 
     /// Bind of a window that the peer may take back from then on.
@@ -475,7 +493,15 @@ impl World {
         let (rkey, range) = (lent.rkey, host.window_range(&host.local.keys, lent.range.clone()));
         self.ends[e].invalidatable[index].state = Lending::Asked;
         let (op, promise) = (SendOp::BindMw { rkey, range }, Promise::Bind(index));
-        Some(Draft { op, promise, len: 0, pieces: Vec::new(), inline: Some(Vec::new()), fence: false })
+        Some(Draft {
+            op,
+            promise,
+            len: 0,
+            pieces: Vec::new(),
+            inline: Some(Vec::new()),
+            fence: false,
+            to_group: false,
+        })
     }
 
     /// A WRITE to the peer's region that was deregistered: it has to be refused.
@@ -487,7 +513,7 @@ impl World {
         let (pieces, inline) = self.source(e, &pattern(1, 16))?;
         self.ends[e].made = Some(WcStatus::RemoteAccess);
         let op = SendOp::Write(RemoteAddr { addr, rkey });
-        Some(Draft { op, promise: Promise::Mistake, len: 16, pieces, inline, fence: false })
+        Some(Draft { op, promise: Promise::Mistake, len: 16, pieces, inline, fence: false, to_group: false })
     }
 
     fn draft_read(&mut self, e: usize) -> Option<Draft> {
@@ -509,6 +535,7 @@ impl World {
             pieces,
             inline: None,
             fence: false,
+            to_group: false,
         })
     }
 
@@ -525,7 +552,15 @@ impl World {
         self.open_pieces(n, &pieces);
         let len = bytes.len();
         let promise = Promise::Read { bytes, source };
-        let read = Draft { op: SendOp::Read(remote), promise, len, pieces, inline: None, fence: false };
+        let read = Draft {
+            op: SendOp::Read(remote),
+            promise,
+            len,
+            pieces,
+            inline: None,
+            fence: false,
+            to_group: false,
+        };
         vec![write, read]
     }
 
@@ -545,7 +580,8 @@ impl World {
             placement: Placement::GLOBAL_VISIBILITY,
             selectivity,
         };
-        let flush = Draft { op, promise, len: 0, pieces: Vec::new(), inline: None, fence: false };
+        let flush =
+            Draft { op, promise, len: 0, pieces: Vec::new(), inline: None, fence: false, to_group: false };
         vec![write, flush]
     }
 
@@ -574,7 +610,7 @@ impl World {
         self.ends[e].word = Some((range, value));
         let op = SendOp::AtomicWrite { remote, value: value.to_le_bytes() };
         let promise = Promise::AtomicWrite;
-        Some(Draft { op, promise, len: 0, pieces: Vec::new(), inline: None, fence: false })
+        Some(Draft { op, promise, len: 0, pieces: Vec::new(), inline: None, fence: false, to_group: false })
     }
 
     /// An atomic on the same word.
@@ -593,7 +629,15 @@ impl World {
             _ => (SendOp::CompareSwap { remote, compare: old ^ 1 << (number % 64), swap: number }, old),
         };
         self.ends[e].word = Some((range, new));
-        Some(Draft { op, promise: Promise::Atomic { old }, len: 8, pieces, inline: None, fence: false })
+        Some(Draft {
+            op,
+            promise: Promise::Atomic { old },
+            len: 8,
+            pieces,
+            inline: None,
+            fence: false,
+            to_group: false,
+        })
     }
 
     /// Adds 1 to the word that all peers of a node share.
@@ -604,7 +648,15 @@ impl World {
         peer.shared_posted += 1;
         let addr = peer.arena.address(peer.shared_word.start);
         let op = SendOp::FetchAdd { remote: RemoteAddr { addr, rkey: peer.remote.keys.rkey }, add: 1 };
-        Some(Draft { op, promise: Promise::SharedAdd, len: 8, pieces, inline: None, fence: false })
+        Some(Draft {
+            op,
+            promise: Promise::SharedAdd,
+            len: 8,
+            pieces,
+            inline: None,
+            fence: false,
+            to_group: false,
+        })
     }
 
     fn draft_mistake(&mut self, e: usize, mistake: Mistake) -> Option<Draft> {
@@ -663,6 +715,6 @@ impl World {
         };
         self.ends[e].made = Some(status);
         self.ends[e].too_long = mistake == Mistake::TooLong;
-        Some(Draft { op, promise: Promise::Mistake, len, pieces, inline, fence: false })
+        Some(Draft { op, promise: Promise::Mistake, len, pieces, inline, fence: false, to_group: false })
     }
 }

@@ -15,6 +15,8 @@ pub struct Report {
     pub messages: u64,
     /// Those of them that named a shared receive queue of an XRC domain.
     pub xrc_messages: u64,
+    /// Datagrams to multicast groups.
+    pub multicasts: u64,
     /// Bytes that requests moved.
     pub bytes: u64,
     /// Requests that ended with an error that the program or the network caused.
@@ -87,6 +89,9 @@ impl Report {
             ("  left to the sender for later", net.deferred),
             ("  crashes", self.crashes),
         ];
+        if self.multicasts > 0 {
+            all.push(("datagrams to groups", self.multicasts));
+        }
         if near {
             let n = &self.near;
             all.extend([
@@ -114,6 +119,7 @@ impl AddAssign for Report {
         self.requests += r.requests;
         self.messages += r.messages;
         self.xrc_messages += r.xrc_messages;
+        self.multicasts += r.multicasts;
         self.bytes += r.bytes;
         self.errors += r.errors;
         self.flushed += r.flushed;
