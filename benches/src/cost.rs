@@ -20,7 +20,8 @@ pub type Counts = BTreeMap<String, u64>;
 pub fn count(program: &Path, case: &str, rounds: u64, dir: &Path) -> Result<u64, Failure> {
     let out: PathBuf = dir.join(format!("callgrind.{case}"));
     let run = Command::new("valgrind")
-        .args(["--tool=callgrind", "--collect-atstart=no", "-q"])
+        // Fair to its threads: without that the one that spins may keep the others from running.
+        .args(["--tool=callgrind", "--collect-atstart=no", "--fair-sched=try", "-q"])
         .arg(format!("--toggle-collect=*::{MARK}*"))
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(program)

@@ -51,7 +51,7 @@ pub struct TxBatch {
     sent: usize,
     /// Packets that the last train still takes.
     open: usize,
-    /// The process that the last train is for.
+    /// The process that the last train is for; unknown until a second packet asks.
     process: Process,
     /// A packet of this many bytes (ICRC included) is reserved behind `used`.
     reserved: Option<(PathId, usize)>,
@@ -123,10 +123,15 @@ impl TxBatch {
     pub(crate) fn number(&self, train: &Train) -> Qpn {
         self.number_at(train.start)
     }
-    /// The process that the packet at `start`, which has been written, is for.
+    /// Whether the packet at `start`, which has been written, and the last train are for one process.
     #[inline(always)]
-    fn process_at(&self, start: usize) -> Process {
-        Process::of(self.number_at(start))
+    fn is_for_same_process(&mut self, start: usize) -> bool {
+        if self.process == Process::Unknown {
+            let first = self.trains.last().map_or(start, |t| t.start);
+            self.process = Process::of(self.number_at(first));
+        }
+        // Each management datagram has a recipient of its own.
+        Process::of(self.number_at(start)) == self.process && self.process != Process::Management
     }
     /// Has the waiting train of this index leave by another path.
     pub(crate) fn redirect(&mut self, index: usize, path: PathId) {
@@ -142,15 +147,13 @@ impl TxBatch {
         let (path, total) = self.reserved.take().expect("a packet was reserved");
         let start = self.used;
         self.used += total;
-        let process = self.process_at(start);
-        // Each management datagram has a recipient of its own.
-        if self.joins(path, total) && process == self.process && process != Process::Management {
+        if self.joins(path, total) && self.is_for_same_process(start) {
             let t = self.trains.last_mut().expect("it is open");
             t.len += total;
             self.open = if total < t.segment { 0 } else { self.open - 1 };
             return;
         }
-        (self.open, self.process) = (segments(total).saturating_sub(1), process);
+        (self.open, self.process) = (segments(total).saturating_sub(1), Process::Unknown);
         self.trains.push(Train { path, start, len: total, segment: total });
     }
 

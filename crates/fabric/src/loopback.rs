@@ -111,6 +111,7 @@ impl Queue {
         Some(self.event.get_or_init(|| fd).as_fd())
     }
     /// Takes a train and its bytes; returns false when it is full.
+    #[inline(always)]
     fn push(&self, frame: Frame, bytes: &[u8]) -> bool {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -190,6 +191,15 @@ impl LoopbackNet {
     }
     fn queue(&self, addr: IpAddr) -> Option<Arc<Queue>> {
         self.lock().by_address.get(&addr).cloned()
+    }
+
+    /// Puts a train into the queues of a group's members. As on other networks, the sender does not learn of members
+    /// that do not get it.
+    #[cold]
+    #[inline(never)]
+    fn push_to_group(&self, frame: Frame, bytes: &[u8]) {
+        let members = self.lock().by_group.get(&frame.dst).cloned().unwrap_or_default();
+        members.iter().filter_map(Weak::upgrade).for_each(|queue| _ = queue.push(frame, bytes));
     }
 
     /// Attaches an adapter's end at an address of this network, and replaces an end that was attached there before.
@@ -411,9 +421,7 @@ impl Fabric for LoopbackFabric {
             let Train { segment, len, .. } = train;
             let frame = Frame { src, dst, traffic_class, hop_limit, ident: first, segment, len };
             if dst.is_multicast() {
-                let members = self.net.lock().by_group.get(&dst).cloned().unwrap_or_default();
-                // As on other networks, nobody tells the sender of members that do not get it.
-                members.iter().filter_map(Weak::upgrade).for_each(|queue| _ = queue.push(frame, bytes));
+                self.net.push_to_group(frame, bytes);
                 self.counters.tx_trains += 1;
                 self.counters.tx_packets += packets;
                 self.counters.tx_bytes += len as u64;

@@ -1,5 +1,5 @@
-//! Direct access to the memory of peers on this machine: WRITE, READ, atomics, ATOMIC WRITE and FLUSH done by the requester's side, once, on
-//! memory that the peer has granted. Everything else goes as a message.
+//! Direct access to the memory of peers on this machine: WRITE, READ, atomics, ATOMIC WRITE and FLUSH done by the
+//! requester's side, once, on memory that the peer has granted. Everything else goes as a message.
 
 use core::num::NonZeroU64;
 use core::time::Duration;

@@ -23,9 +23,9 @@
 //! A turn or a post beside GUARD may leave work for later, which the sleeping thread has to know. Waking the thread
 //! costs microseconds, which a program that posts and spins on its memory would pay for each message. So the program
 //! wakes the thread only if the work is due before the thread's sleep ends ([`Sleeper::sleeps_until`]). A thread beside a
-//! program that posts sleeps for [`HORIZON`](crate::guard::HORIZON) at most, which ends before the retransmit timer of a new request can fire.
-//! So posts wake the thread once, and then no more. The first sleep in which the program left nothing is the last one
-//! that the horizon ends ([`Horizon`]): an idle adapter has no tick.
+//! program that posts sleeps for [`HORIZON`](crate::guard::HORIZON) at most, which ends before the retransmit timer of a
+//! new request can fire. So posts wake the thread once, and then no more. The first sleep in which the program left
+//! nothing is the last one that the horizon ends ([`Horizon`]): an idle adapter has no tick.
 
 use core::cell::Cell;
 use core::time::Duration;

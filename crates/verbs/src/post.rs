@@ -214,23 +214,13 @@ fn check_list(entries: &Entries<'_>) -> Result<(), PostRefusal> {
     Ok(())
 }
 
-/// The rules of atomics, of ATOMIC WRITE and of FLUSH.
-fn check_word_or_flush(
-    op: &FlatOp,
-    remote_len: Option<u64>,
-    entries: &Entries<'_>,
-) -> Result<(), PostRefusal> {
+/// The rules of ATOMIC WRITE and FLUSH.
+#[inline(never)]
+fn check_placed(op: &FlatOp, remote_len: Option<u64>) -> Result<(), PostRefusal> {
     let (addr, room) = (op.remote().addr, remote_len.unwrap_or(0));
     match op.op() {
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if entries.bytes() != 8 => {
-            Err(PostErrorKind::AtomicLength { len: entries.bytes() }.into())
-        }
         SendOp::AtomicWrite { .. } if room < 8 => Err(PostRefusal::RemoteTooShort { len: 8, room }),
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } | SendOp::AtomicWrite { .. }
-            if !addr.is_multiple_of(8) =>
-        {
-            Err(PostRefusal::Misaligned { addr })
-        }
+        SendOp::AtomicWrite { .. } if !addr.is_multiple_of(8) => Err(PostRefusal::Misaligned { addr }),
         SendOp::Flush { selectivity: Selectivity::Range, .. } if room > MAX_MESSAGE_BYTES => {
             Err(PostErrorKind::MessageTooLong { len: room, max: MAX_MESSAGE_BYTES }.into())
         }
@@ -253,8 +243,16 @@ fn check(
     {
         return Err(PostRefusal::RemoteTooShort { len: entries.bytes(), room });
     }
-    if op.is_atomic() || !op.has_list() {
-        check_word_or_flush(op, remote_len, entries)?;
+    if op.is_atomic() {
+        let remote = op.remote();
+        if entries.bytes() != 8 {
+            return Err(PostErrorKind::AtomicLength { len: entries.bytes() }.into());
+        }
+        if !remote.addr.is_multiple_of(8) {
+            return Err(PostRefusal::Misaligned { addr: remote.addr });
+        }
+    } else if !op.has_list() {
+        check_placed(op, remote_len)?;
     }
     match to {
         Some(To::Peer(peer)) if !peer.ah.is_of(pd) => Err(PostRefusal::ForeignAh),

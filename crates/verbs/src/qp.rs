@@ -561,8 +561,8 @@ impl<S: Service> QpControl<S> {
 
 impl<S: Connected> QpControl<S> {
     /// Connects the queue pair to a queue pair of the same service, an XRC initiator to an
-    /// [`XrcTarget`](crate::XrcTarget), and makes it ready to send. The far end has to do the same; RC and XRC repeat messages that are sent before that, and UC loses
-    /// them.
+    /// [`XrcTarget`](crate::XrcTarget), and makes it ready to send. The far end has to do the same; RC and XRC repeat
+    /// messages that are sent before that, and UC loses them.
     ///
     /// # Errors
     /// The far end has another service, the queue pair is connected already, a value is out of range, or there is no
