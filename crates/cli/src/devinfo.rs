@@ -103,7 +103,7 @@ fn as_text(opened: &Opened) -> String {
     let (attr, port, fabric) = (device.attr(), device.port(), opened.fabric_attr());
     let mut out = String::new();
     let mut line = |name: &str, value: &dyn std::fmt::Display| {
-        writeln!(out, "  {name:<22}{value}").expect("a string takes everything");
+        writeln!(out, "  {:<22}{value}", format!("{name} ")).expect("a string takes everything");
     };
     line("device", opened.url());
     line("fabric", &opened.fabric());
