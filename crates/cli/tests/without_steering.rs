@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use test_support::filter::refuse_with;
 
-/// What is forbidden.
+/// The system call that a filter refuses.
 #[derive(Clone, Copy)]
 enum Forbidden {
     /// SO_ATTACH_REUSEPORT_CBPF.

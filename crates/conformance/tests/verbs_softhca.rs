@@ -113,7 +113,7 @@ fn a_word_is_written_behind_what_was_flushed() {
         let mut found = [0; 6];
         log.read_at(8, &mut found);
         assert_eq!((log.load_u64(0), &found), (0x0102_0304, b"record"));
-        // What breaks a rule is refused as it is posted.
+        // A request that breaks a rule is refused as it is posted.
         let odd = a.post_send(SendRequest::atomic_write(remote.range(4..12), 1)).unwrap_err();
         assert!(matches!(odd.error, PostRefusal::Misaligned { .. }), "{odd}");
         let short = a.post_send(SendRequest::atomic_write(remote.range(..7), 1)).unwrap_err();

@@ -155,8 +155,8 @@ impl SoftHca {
     /// access is under way that is no longer allowed. The region has a new handle from now on, and the same keys.
     ///
     /// # Errors
-    /// The region or the domain is unknown, or `access` asks for persistence, and nothing was done; or a peer on this machine may still be within an
-    /// access.
+    /// The region or the domain is unknown, or `access` asks for persistence: nothing was done then. Or a peer on this
+    /// machine may still be within an access.
     pub fn change_mr(&self, mr: MrHandle, pd: PdHandle, access: Access) -> Result<MrKeys, DeviceError> {
         self.shared.fork.check()?;
         check_rights(access)?;

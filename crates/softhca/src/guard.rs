@@ -1,4 +1,4 @@
-//! What the adapter's thread learns in GUARD: whether it looks for more work before it sleeps, and the bound of its
+//! The guard's learning: whether the adapter's thread looks for more work before it sleeps, and the bound of its
 //! sleep.
 
 use core::time::Duration;

@@ -414,8 +414,8 @@ impl<const BITS: u8> Op for Placed<BITS> {
     }
 }
 
-/// What is done on the peer's memory, its length there, and the right to it. `None`: nothing is, or the peer has to
-/// judge.
+/// The place of an operation in the peer's memory, its length there, and the right to it. `None`: there is no such
+/// place, or the peer has to judge.
 #[inline(always)]
 fn target(op: &SendOp, len: u32) -> Option<(RemoteAddr, u32, Access)> {
     let (remote, len, right) = match *op {

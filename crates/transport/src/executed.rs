@@ -1,5 +1,5 @@
-//! The READs, atomics, ATOMIC WRITEs and FLUSHes that a responder executed last: the unsent rest of their responses, and the requests that may
-//! be repeated.
+//! The READs, atomics, ATOMIC WRITEs and FLUSHes that a responder executed last: the unsent rest of their responses,
+//! and the requests that may be repeated.
 //!
 //! There is room for `max_dest_rd_atomic` of them, which is enough: a requester repeats only requests without a
 //! response, and it has at most that many of them. The responder answers a repeated READ only if it is one of these, or

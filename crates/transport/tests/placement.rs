@@ -23,7 +23,7 @@ const fn atomic_write(remote: RemoteAddr) -> SendOp {
     SendOp::AtomicWrite { remote, value: VALUE }
 }
 
-/// What both ways have to do with the same posts.
+/// The same posts by packets and by messages, which have to end the same way.
 fn both_ways(setup: &Setup, posts: impl Fn(&mut Pair), ends: impl Fn(&mut Pair)) {
     let (mut packets, mut ways) = (Pair::new(setup), Ways::new(setup));
     posts(&mut packets);

@@ -203,9 +203,10 @@ pub(super) struct Shown<'a> {
     pub(super) checksum_wrong: bool,
 }
 
-/// Takes a frame apart that is for `local` or, on RoCEv2, for a multicast group; `None` where it is no whole RoCE frame, or somebody else's. The VLAN tag
-/// has been taken off by the kernel. IPv4's own checksum is not looked at: the ICRC covers what matters of
-/// the header. UDP's is, unless `trusted`: it was found right already, or is yet to be put on.
+/// Takes a frame apart that is for `local` or, on RoCEv2, for a multicast group; `None` for a frame of another receiver
+/// and for one that is no whole RoCE frame. The kernel has taken the VLAN tag off. IPv4's own checksum is not looked
+/// at: the ICRC covers the fields of the header that matter. UDP's checksum is, unless `trusted`: the checksum was found
+/// right already, or is yet to be put on.
 pub(super) fn parse(version: RoceVersion, local: IpAddr, trusted: bool, frame: &[u8]) -> Option<Shown<'_>> {
     let mut rest = frame;
     let kind = take::<EthernetHeader>(&mut rest)?.ether_type.get();

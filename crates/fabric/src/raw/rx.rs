@@ -21,7 +21,7 @@ const GSO_ECN: u8 = 0x80;
 const VNET_NEEDS_CSUM: u8 = 1;
 const VNET_DATA_VALID: u8 = 2;
 
-/// What a slot of the ring would say of a frame that came by the socket's queue, behind a `virtio_net_hdr`.
+/// The status that a slot of the ring would have for a frame of the socket's queue, which follows a `virtio_net_hdr`.
 pub(super) fn status(bytes: &[u8]) -> u32 {
     let flags = bytes.first().copied().unwrap_or_default();
     let status = |flag, status| if flags & flag == 0 { 0 } else { status };

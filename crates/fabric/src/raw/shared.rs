@@ -1,5 +1,5 @@
-//! What the processes at a shared address on raw Ethernet hold together: the desk, a packet socket for the frames that
-//! name no process, and the UDP socket that holds the port. Frames for a process come to a packet socket of its own.
+//! The sockets that all processes at a shared address on raw Ethernet hold: the desk, a packet socket for the frames
+//! that name no process, and the UDP socket that holds the port. Frames for a process come to a packet socket of its own.
 
 use std::io;
 use std::net::IpAddr;

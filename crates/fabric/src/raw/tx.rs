@@ -469,7 +469,7 @@ impl Sender {
         }
     }
 
-    /// What goes to a group that this adapter has joined comes back to it: frames that leave the interface do not.
+    /// Loops a packet to a group that this adapter has joined back to it: the interface does not return its own frames.
     #[cold]
     fn loop_to_group(&mut self, id: PathId, ident: u16, packet: &[u8], account: &mut Account<'_>) {
         let group =

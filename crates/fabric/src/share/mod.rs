@@ -64,7 +64,7 @@ const LOOK_NS: u64 = 1_000_000;
 pub(crate) const LOOK_PACKETS: usize = 64;
 /// The lower bytes of a number that the program leads to the slot in front of it, whatever the slot.
 pub(crate) const OF_SLOT: [u8; 2] = [0xff; 2];
-/// What the kernel does for a shared address of UDP sockets.
+/// The service of the kernel that a shared address of UDP sockets needs.
 pub(crate) const STEERING: &str = "steering packets among sockets of one address (SO_ATTACH_REUSEPORT_CBPF)";
 /// The number of the general services queue pair.
 const GSI: Qpn = Qpn::new(1);

@@ -258,7 +258,7 @@ fn who_is_connected_to_a_queue_pair_that_is_not_to_him_is_not_heard() {
         d.client.connect(&qp, gid, b);
         d.post(&Wqe::new(WqeOpcode::Send).inline(&[6; 8]));
         d.client.function.look();
-        // What it repeats may be on its way when B gets its peer.
+        // A retransmission may be on its way when B gets its peer.
         later();
         p.server.hca.turn();
         later();

@@ -7,7 +7,7 @@ use super::{MrTable, State};
 /// The user of a key: a protection domain, and for a peer's access the queue pair that serves the peer.
 pub(crate) type User = (PdHandle, Option<QpHandle>);
 
-/// What a key names: the address of its first byte, the length in bytes, and the rights.
+/// The memory that a key names: the address of its first byte, the length in bytes, and the rights.
 struct Named {
     base: u64,
     len: u64,
@@ -68,7 +68,7 @@ impl MrTable {
         }
     }
 
-    /// What a key names for a user.
+    /// The memory that a key names for a user.
     fn named(&self, (pd, qp): User, key: u32) -> Result<Named, KeyFault> {
         let entry = self.entries.get(self.slot(key) as usize).filter(|e| e.tag == key as u8);
         let entry = entry.ok_or(KeyFault::Unknown)?;

@@ -24,7 +24,7 @@ pub(crate) struct SendHeader {
 }
 const _: () = assert!(size_of::<SendHeader>() == 64);
 
-/// What the first cell of a slot is.
+/// The meaning of the first cell of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DestKind {
     /// A part of the list or of the inline bytes, as all cells.
