@@ -1,14 +1,14 @@
 //! UDP between link-local addresses, over a veth pair between two network namespaces.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hca_fabric::{
     AutoFabric, Fabric, OpenError, PathError, ShmOptions, UdpFabric, UdpOptions, interface_index,
 };
 use test_support::namespaces::{Wire, ip};
 
-use crate::suite::{av, packet, pass};
+use crate::suite::{PATIENCE, av, packet, pass};
 
 fn at(end: usize) -> IpAddr {
     format!("fe80::77:{}", end + 1).parse().unwrap()
@@ -46,7 +46,7 @@ fn once_free<T>(mut open: impl FnMut() -> Result<T, OpenError>) -> Result<T, Ope
     let begun = Instant::now();
     loop {
         match open() {
-            Err(OpenError::InUse(_)) if begun.elapsed() < Duration::from_secs(10) => std::thread::yield_now(),
+            Err(OpenError::InUse(_)) if begun.elapsed() < PATIENCE => std::thread::yield_now(),
             opened => return opened,
         }
     }

@@ -1,8 +1,11 @@
 //! The suite over UDP sockets, and tests of UDP only.
 
+use std::time::Instant as Clock;
+
+use crate::raw::once_free;
 use crate::suite::{
-    BUDGET, at_free_address, av, counter, now, of, packet, pass, ports_of, put, queue_pairs_are_spread,
-    receive,
+    BUDGET, PATIENCE, at_free_address, av, counter, now, of, packet, pass, ports_of, put,
+    queue_pairs_are_spread, receive, takes_none,
 };
 use hca_fabric::{Fabric, OpenError, PORTS_PER_PEER, TxBatch, UdpFabric, UdpOptions};
 
@@ -100,14 +103,19 @@ fn nobody_at_the_peers_address_is_loss_that_is_counted() {
     let nobody = open(8).attr().local;
     let path = a.open_path(&av(nobody)).unwrap();
     let mut batch = TxBatch::with_capacity(1 << 16);
-    for i in 0..5 {
-        put(&mut batch, path, &packet(i, 20));
+    // A process that another test starts may have a copy of the socket there until it runs its program.
+    let begin = Clock::now();
+    let mut sent = 0;
+    while counter(&a, "tx_refused") < 4 {
+        put(&mut batch, path, &packet(sent, 20));
         a.send(now(), &mut batch);
         assert!(batch.is_empty());
+        sent += 1;
+        assert!(begin.elapsed() < PATIENCE, "{sent} packets are lost, of which few are counted");
     }
-    assert_eq!(counter(&a, "tx_refused"), 4);
+    assert!(counter(&a, "tx_refused") < u64::from(sent), "a refusal is told by the next packet");
     // Somebody comes: the flow's numbers are still right.
-    let mut b = UdpFabric::open(nobody, &UdpOptions::default()).unwrap();
+    let mut b = once_free(|| UdpFabric::open(nobody, &UdpOptions::default()));
     for i in 0..5 {
         put(&mut batch, path, &packet(i, 20));
         a.send(now(), &mut batch);
@@ -131,8 +139,10 @@ fn what_a_full_receive_buffer_throws_away_is_counted() {
     }
     a.send(now(), &mut batch);
     assert!(batch.is_empty());
-    let mut got = 0;
-    while b.recv(now(), BUDGET, &mut |_| got += 1).packets > 0 {}
+    let (mut got, begin) = (0, Clock::now());
+    while got as u64 + counter(&b, "rx_kernel_drops") < SENT as u64 && begin.elapsed() < PATIENCE {
+        b.recv(now(), BUDGET, &mut |_| got += 1);
+    }
     assert!((1..SENT).contains(&got), "{got} packets fit 8 KiB");
     assert_eq!(got as u64 + counter(&b, "rx_kernel_drops"), SENT as u64);
     assert_eq!(counter(&b, "icrc_errors"), 0);
@@ -162,9 +172,7 @@ fn datagrams_that_are_no_packets_are_dropped_and_counted() {
     // Long enough, but with an ICRC that no Identification makes right.
     stranger.send_to(&[0xff; 16], to).unwrap();
     stranger.send_to(&[0; 60_000], to).unwrap();
-    for _ in 0..8 {
-        assert_eq!(b.recv(now(), BUDGET, &mut |_| panic!("none is a packet")).packets, 0);
-    }
+    takes_none(&mut b, 5);
     assert_eq!(counter(&b, "short_packets"), 3);
     assert_eq!(counter(&b, "icrc_errors"), 2);
 }

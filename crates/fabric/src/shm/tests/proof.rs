@@ -45,6 +45,24 @@ fn auto_at(address: IpAddr) -> Result<AutoFabric, OpenError> {
 fn auto() -> (IpAddr, AutoFabric) {
     free(auto_at)
 }
+/// Opens an adapter where another one was just closed, with its name: a process that another test starts has copies of
+/// all descriptors until it runs its program.
+fn again(open: impl Fn() -> Result<AutoFabric, OpenError>) -> AutoFabric {
+    let start = Clock::now();
+    loop {
+        match open() {
+            Ok(mut f) => {
+                if f.shm().is_some() {
+                    return f;
+                }
+            }
+            Err(OpenError::InUse(_) | OpenError::SlotsTaken { .. }) => {}
+            Err(e) => panic!("{e}"),
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "the address is not free");
+        std::thread::yield_now();
+    }
+}
 fn small() -> ShmOptions {
     ShmOptions { ring_bytes: 1 << 16, ..ShmOptions::default() }
 }
@@ -141,7 +159,7 @@ fn a_name_that_is_taken_before_its_adapter_opens_is_not_its_name() {
         let holder = Some(holder).filter(|_| holds);
         let _squatter = squat(there);
         drop(holder);
-        let (mut a, mut b) = (auto().1, auto_at(there).unwrap());
+        let (mut a, mut b) = (auto().1, again(|| auto_at(there)));
         meet(&mut a, &mut b);
         assert_eq!(count(&a, "shm_peers_not_proven") + count(&b, "shm_peers_not_proven"), 0);
     }
@@ -175,8 +193,13 @@ fn an_adapter_whose_name_is_taken_sends_packets() {
     assert_eq!(messages_to(&mut a, there), None);
     // Once the name is free again, so is the address.
     drop((squatter, b));
-    assert_eq!(messages_to(&mut a, there), None);
-    meet(&mut a, &mut auto_at(there).unwrap());
+    let start = Clock::now();
+    // Where nobody listens any more, which may come later than the drop (see `again`), the listener is forgotten.
+    while !a.shm().unwrap().impostors.is_empty() {
+        assert_eq!(messages_to(&mut a, there), None);
+        assert!(start.elapsed() < Duration::from_secs(20), "somebody listens there");
+    }
+    meet(&mut a, &mut again(|| auto_at(there)));
 }
 
 /// Listens for peers of an address.
@@ -260,19 +283,20 @@ fn who_comes_to_the_address_of_one_that_has_gone_is_met_anew() {
         let left = packet(round as u32, 40);
         assert_eq!(say(now(), b.shm().unwrap(), to_a, &left), Some(true));
         drop(b);
-        b = auto_at(there).unwrap();
+        b = again(|| auto_at(there));
         // The new one connects before the end of the first was looked for, on every other round.
         if round % 2 == 0 {
             messages_to(&mut b, here).expect("it listens");
         }
-        let mut last = Inbox::default();
+        let (mut last, mut gone) = (Inbox::default(), None);
         let start = Clock::now();
-        while a.shm().unwrap().is_predecessor_leaving(there, PEER) {
+        while a.shm().unwrap().is_predecessor_leaving(there, PEER) || gone.is_none() {
             turn(&mut a, &mut last);
-            assert!(start.elapsed() < Duration::from_secs(10), "it does not part");
+            gone = gone.or(a.shm().unwrap().next_gone());
+            assert!(start.elapsed() < Duration::from_secs(20), "it does not part");
         }
         assert_eq!(last.0, [(alone(there), left)], "what the first one left is taken");
-        assert_eq!(a.shm().unwrap().next_gone(), Some(alone(there)));
+        assert_eq!(gone, Some(alone(there)));
         a.shm().unwrap().close_path(to_b);
     }
 }
@@ -394,12 +418,13 @@ fn who_comes_to_the_slot_of_one_that_has_gone_is_met_anew() {
         free(|ip| AutoFabric::open(ip, &UdpOptions { slots: 2, ..UdpOptions::default() }, &small()));
     let mut a = a;
     for round in 1..=3 {
-        let mut b = shared_at(at).unwrap();
+        let mut b = again(|| shared_at(at));
         let (of_a, of_b) = (qp_of(&a), qp_of(&b));
         let start = Clock::now();
-        while a.shm().unwrap().is_predecessor_leaving(at, of_b) {
+        let is_linked = |a: &mut AutoFabric| a.shm().unwrap().links.find(name(&b)).is_some();
+        while a.shm().unwrap().is_predecessor_leaving(at, of_b) || is_linked(&mut a) {
             turn(&mut a, &mut Inbox::default());
-            assert!(start.elapsed() < Duration::from_secs(10), "it does not part");
+            assert!(start.elapsed() < Duration::from_secs(20), "it does not part");
         }
         assert_eq!(peer_of(&mut a, at, of_b), Some(name(&b)));
         assert_eq!(peer_of(&mut b, at, of_a), Some(name(&a)));
@@ -425,11 +450,17 @@ fn an_old_link_of_a_slot_goes_before_its_successor_is_met() {
         assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
     }
     drop(b);
-    let _successor = shared_at(at).unwrap();
+    let _successor = again(|| shared_at(at));
     // The end of the first one is seen by the question alone, without a turn.
-    a.shm().unwrap().is_predecessor_leaving(at, of_b);
-    let shm = a.shm().unwrap();
-    let link = shm.links.find(PeerName::new(at, Some((of_b.raw() >> 16) as u8)));
-    let stage = link.map(|slot| &shm.links.get(slot).unwrap().stage);
-    assert!(matches!(stage, None | Some(Stage::Ending)), "the link to the first one is kept");
+    let (shm, start) = (a.shm().unwrap(), Clock::now());
+    loop {
+        shm.is_predecessor_leaving(at, of_b);
+        let link = shm.links.find(PeerName::new(at, Some((of_b.raw() >> 16) as u8)));
+        let stage = link.map(|slot| &shm.links.get(slot).unwrap().stage);
+        if matches!(stage, None | Some(Stage::Ending)) {
+            break;
+        }
+        // Its end of the socket may be open for a moment (see `again`).
+        assert!(start.elapsed() < Duration::from_secs(20), "the link to the first one is kept");
+    }
 }
