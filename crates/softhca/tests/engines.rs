@@ -371,9 +371,9 @@ fn an_engine_is_run_at_its_deadline_and_told_of_a_new_one() {
         b.portals().attach(b.cq, weak(&hook)).unwrap();
         until("it is asked for its deadline", || {
             turn();
-            hook.asked.load(Ordering::SeqCst) == 1
+            hook.asked.load(Ordering::SeqCst) >= 1
         });
-        assert_eq!(b.device.next_deadline(), None, "{progress}");
+        until("it has no deadline", || b.device.next_deadline().is_none());
         hook.deadline_us.store(1000, Ordering::SeqCst);
         b.portals().nudge(b.cq).unwrap();
         until("it is run at its deadlines", || {
@@ -382,7 +382,7 @@ fn an_engine_is_run_at_its_deadline_and_told_of_a_new_one() {
         });
         assert!(b.device.next_deadline().is_some_and(|d| d <= Duration::from_millis(1)), "{progress}");
         b.portals().detach(b.cq).unwrap();
-        assert_eq!(b.device.next_deadline(), None, "{progress}");
+        until("its deadline goes with it", || b.device.next_deadline().is_none());
     }
 }
 

@@ -5,10 +5,8 @@ mod ends;
 
 use std::time::{Duration, Instant};
 
-use ends::{End, Qp, connect_labelled, open, post};
-use hca_core::{
-    AckTimeout, Completion, CqPort, Device, Gid, QpCap, QpInit, QpType, SendFlags, SendOp, WcStatus,
-};
+use ends::{End, PATIENT, Qp, connect_labelled, open, post};
+use hca_core::{Completion, CqPort, Device, Gid, QpCap, QpInit, QpType, SendFlags, SendOp, WcStatus};
 use hca_fabric::PORTS_PER_PEER;
 use softhca::Progress;
 
@@ -56,7 +54,7 @@ impl Crowd {
         for pair in &qps {
             for n in 0..2 {
                 let to = (Gid::from_ip(ends[1 - n].device.fabric().local), pair[1 - n].qpn);
-                let timeout = Some(AckTimeout::new(14));
+                let timeout = Some(PATIENT);
                 connect_labelled(&ends[n].device, pair[n].handle, to, timeout, label);
             }
         }

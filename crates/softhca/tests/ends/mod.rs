@@ -21,6 +21,9 @@ use hca_fabric::{
 };
 use softhca::{Options, Progress, SoftHca};
 
+/// Retries for 8 s: an adapter's thread may wait long for a CPU.
+pub const PATIENT: AckTimeout = AckTimeout::new(18);
+
 /// A queue pair and its ports.
 pub struct Qp {
     pub handle: QpHandle,
@@ -141,9 +144,7 @@ impl End {
 
     pub fn connect(&self, peer: &Self) {
         let dgid = Gid::from_ip(peer.device.fabric().local);
-        // Retries for 2 s: an adapter's thread may wait long for a CPU.
-        let timeout = AckTimeout::new(16);
-        for (qp, to, timeout) in [(&self.rc, &peer.rc, Some(timeout)), (&self.uc, &peer.uc, None)] {
+        for (qp, to, timeout) in [(&self.rc, &peer.rc, Some(PATIENT)), (&self.uc, &peer.uc, None)] {
             connect_with(&self.device, qp.handle, (dgid, to.qpn), timeout);
         }
     }
@@ -184,7 +185,7 @@ impl End {
 
 /// Connects a queue pair, to its peer's address and number.
 pub fn connect(device: &SoftHca, qp: QpHandle, to: (Gid, Qpn), rc: bool) {
-    connect_with(device, qp, to, rc.then_some(AckTimeout::new(14)));
+    connect_with(device, qp, to, rc.then_some(PATIENT));
 }
 
 /// The same, of a reliable connection with this timeout, or of an unreliable one.

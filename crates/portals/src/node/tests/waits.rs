@@ -91,8 +91,8 @@ fn who_sleeps_is_woken_by_what_another_thread_does() {
         assert_eq!(waits.map(|waits| waits.join().unwrap()), [1, 1]);
     });
     thread::scope(|scope| {
-        let waits = scope.spawn(|| ni.ct_wait(ct, 2).unwrap_err().code());
         let before = node.sleeps();
+        let waits = scope.spawn(|| ni.ct_wait(ct, 2).unwrap_err().code());
         sleeps(&node, before + 1);
         ni.abort();
         assert_eq!(waits.join().unwrap(), ReturnCode::Aborted);
