@@ -12,7 +12,8 @@ use hca_job::{Doing, Job, JobError, LineFault, MAX_CARD_BYTES, Settings};
 use proptest::prelude::*;
 
 const PATIENT: Settings = Settings { timeout: Duration::from_secs(60) };
-const HASTY: Settings = Settings { timeout: Duration::from_millis(100) };
+/// Longer than the launcher's thread waits for a CPU.
+const HASTY: Settings = Settings { timeout: Duration::from_secs(3) };
 
 fn server(size: u32) -> Server {
     Server::start(size, "test", |_| {}).unwrap()

@@ -38,11 +38,14 @@ fn refused(wants: Wants, options: Options) -> (OpenError, Scripted) {
     let scripted = Scripted::serve(wants);
     (Mlx5::open(scripted.function(), options).unwrap_err(), scripted)
 }
-/// Waits, for ten seconds at most, until that is so.
+/// A function that answers does so within this time, whatever else the machine has to do.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// Waits, for a minute at most, until that is so.
 fn until(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "{what}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -211,7 +214,7 @@ fn a_refusal_while_it_is_started_is_told_and_the_function_is_reset() {
 fn a_command_without_an_answer_ends_the_device_and_every_later_call_fails_at_once() {
     let mut scripted = Scripted::serve(Wants::default());
     let mut short = options();
-    short.command_timeout = Duration::from_millis(200);
+    short.command_timeout = SILENCE;
     let device = Mlx5::open(scripted.function(), short).unwrap();
     let kept = device.alloc_pd().unwrap();
     scripted.state().wants.silent.insert(Opcode::ALLOC_PD);
@@ -223,7 +226,7 @@ fn a_command_without_an_answer_ends_the_device_and_every_later_call_fails_at_onc
     for _ in 0..1000 {
         assert!(matches!(device.alloc_pd(), Err(DeviceError::Dead { .. })));
     }
-    assert!(begun.elapsed() < Duration::from_secs(5), "no later call waits");
+    assert!(begun.elapsed() < 100 * SILENCE, "no later call waits");
     device.dealloc_pd(kept).unwrap();
     assert_eq!(scripted.state().log.len(), given, "nothing more is asked of it");
     until("the program hears of it", || device.poll_event() == Some(AsyncEvent::DeviceFatal));
@@ -237,7 +240,7 @@ fn a_command_without_an_answer_ends_the_device_and_every_later_call_fails_at_onc
 fn mailboxes_of_a_command_without_an_answer_do_not_keep_the_function_open() {
     let mut scripted = Scripted::serve(Wants::default());
     let mut short = options();
-    short.command_timeout = Duration::from_millis(50);
+    short.command_timeout = SILENCE;
     let device = Mlx5::open(scripted.function(), short).unwrap();
     scripted.state().wants.silent.insert(Opcode::CREATE_CQ);
     assert!(matches!(device.create_cq(16), Err(DeviceError::Dead { .. })));
@@ -249,7 +252,7 @@ fn mailboxes_of_a_command_without_an_answer_do_not_keep_the_function_open() {
 fn all_who_wait_for_an_answer_hear_when_one_finds_it_dead() {
     let scripted = Scripted::serve(Wants::default());
     let mut short = options();
-    short.command_timeout = Duration::from_millis(200);
+    short.command_timeout = SILENCE;
     let device = Mlx5::open(scripted.function(), short).unwrap();
     scripted.state().wants.silent.insert(Opcode::ALLOC_PD);
     std::thread::scope(|s| {
@@ -286,7 +289,7 @@ fn who_waits_for_an_answer_or_a_slot_is_told_when_there_is_one() {
         scripted.state().wants.hold.clear();
         let is_notified = |count| {
             for n in 0..count {
-                let told = heard.recv_timeout(Duration::from_secs(20));
+                let told = heard.recv_timeout(Duration::from_secs(60));
                 told.unwrap_or_else(|_| panic!("{n} of {count} have heard in round {round}"));
             }
         };
@@ -334,7 +337,7 @@ fn all_hear(mut options: Options, kill: impl FnOnce(&Scripted, &Arc<Mlx5>), deat
     until_asleep(&threads);
     kill(&scripted, &device);
     for n in 0..40 {
-        let told = heard.recv_timeout(Duration::from_secs(20));
+        let told = heard.recv_timeout(Duration::from_secs(60));
         let told = told.unwrap_or_else(|_| panic!("{n} of 40 have heard"));
         assert!(matches!(told, Err(DeviceError::Dead { .. })), "{told:?}");
     }

@@ -119,7 +119,7 @@ fn a_question_ends_with_the_adapter() {
         let asker = s.spawn(|| device.create_ah(pd, &to(PEER)).unwrap_err());
         let begun = Instant::now();
         while sent(&device) < Some(TOLD + 1) {
-            assert!(begun.elapsed() < Duration::from_secs(10), "nobody asks");
+            assert!(begun.elapsed() < Duration::from_secs(60), "nobody asks");
             std::thread::yield_now();
         }
         scripted.state().wants.health = scripted::unwell(HealthSyndrome::HwFatalErr);
@@ -200,7 +200,8 @@ fn an_adapter_that_does_not_answer_is_not_opened() {
     let scripted = Scripted::serve(wants());
     scripted.state().wants.silent.insert(Opcode::CREATE_FLOW_TABLE);
     let mut options = options();
-    options.command_timeout = Duration::from_millis(50);
+    // The function answers all other commands within this time, whatever else the machine has to do.
+    options.command_timeout = Duration::from_secs(3);
     let e = Mlx5::open(scripted.function(), options).unwrap_err();
     assert!(matches!(e, OpenError::Command { .. }), "{e}");
     assert!(e.to_string().contains("CREATE_FLOW_TABLE"), "{e}");

@@ -18,11 +18,11 @@ fn options() -> Options {
 fn open(scripted: &Scripted) -> Arc<Mlx5> {
     Mlx5::open(scripted.function(), options()).unwrap()
 }
-/// Waits, for ten seconds at most, until that is so.
+/// Waits, for a minute at most, until that is so.
 fn until(what: &str, mut is: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "{what}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
         std::thread::yield_now();
     }
 }
