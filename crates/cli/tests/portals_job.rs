@@ -23,7 +23,7 @@ const DEVICE: &str = "HCA_TEST_DEVICE";
 /// The network namespaces of the processes, for each rank in turn; without it they are in the launcher's.
 const NAMESPACES: &str = "HCA_TEST_NAMESPACES";
 
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(100);
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -40,7 +40,7 @@ fn job(launcher: &mut Command, device: &str, mode: &str) -> Output {
 
 fn hca_run(size: u32) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hca"));
-    command.args(["run", "--timeout", "60", "-n", &size.to_string()]);
+    command.args(["run", "--timeout", "120", "-n", &size.to_string()]);
     command
 }
 
@@ -67,7 +67,7 @@ struct Here {
 
 impl Here {
     fn join() -> Self {
-        let job = Arc::new(Job::from_env_with(Settings { timeout: Duration::from_secs(50) }).unwrap());
+        let job = Arc::new(Job::from_env_with(Settings { timeout: Duration::from_secs(110) }).unwrap());
         if let Ok(namespaces) = std::env::var(NAMESPACES) {
             let paths: Vec<_> = namespaces.split(' ').collect();
             enter(paths[job.rank() as usize % paths.len()]);

@@ -364,17 +364,21 @@ fn end_of(mut child: Child, case: &str) -> ExitStatus {
     }
 }
 
-/// Waits until a pipe that nobody reads takes no more.
-fn full(pipe: &PipeWriter) {
+/// Waits until a pipe that nobody reads takes no more. `false`: the launcher has ended before.
+fn full(pipe: &PipeWriter, child: &mut Child) -> bool {
     let begun = Instant::now();
     let takes_more = || {
         let mut fds = [PollFd::new(pipe, PollFlags::OUT)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
     };
     while takes_more() {
+        if child.try_wait().unwrap().is_some() && takes_more() {
+            return false;
+        }
         assert!(begun.elapsed() < SOON, "nobody fills the pipe");
         std::thread::yield_now();
     }
+    true
 }
 
 #[test]
@@ -389,16 +393,26 @@ fn a_pipe_that_nobody_reads_keeps_nothing_from_ending() {
     ] {
         let case = format!("{by:?}, errors too: {errors_too}");
         let (_unread, filled) = pipe().unwrap();
-        let limit: &[&str] = if by.is_none() { &["--timeout", "1"] } else { &[] };
-        let script = "while :; do echo a line that nobody reads; done";
-        let args = [&["-n", "2", "--grace", "0.1"], limit, &["sh", "-c", script]].concat();
-        let mut command = hca_run(&args);
-        command.stdout(filled.try_clone().unwrap());
-        if errors_too {
-            command.stderr(filled.try_clone().unwrap());
-        }
-        let child = command.spawn().unwrap();
-        full(&filled);
+        let started = |limit: &[&str]| {
+            let script = "while :; do echo a line that nobody reads; done";
+            let args = [&["-n", "2", "--grace", "0.1"], limit, &["sh", "-c", script]].concat();
+            let mut command = hca_run(&args);
+            command.stdout(filled.try_clone().unwrap());
+            if errors_too {
+                command.stderr(filled.try_clone().unwrap());
+            }
+            command.spawn().unwrap()
+        };
+        // Beside other work the time may be over before the pipe is full.
+        let limits: &[&[&str]] = match by {
+            Some(_) => &[&[]],
+            None => &[&["--timeout", "1"], &["--timeout", "5"], &["--timeout", "25"]],
+        };
+        let child = limits.iter().find_map(|limit| {
+            let mut child = started(limit);
+            full(&filled, &mut child).then_some(child)
+        });
+        let child = child.unwrap_or_else(|| panic!("{case}: it ends before the pipe is full"));
         by.into_iter().for_each(|by| signal(&child, by));
         assert_eq!(end_of(child, &case).code(), Some(code), "{case}");
     }
@@ -410,8 +424,8 @@ fn ranks_that_have_ended_lose_nothing_to_a_reader_who_comes_late() {
     let script =
         "i=0; while [ $i -lt 4000 ]; do echo $PMI_RANK of a line that is read late; i=$((i+1)); done";
     let mut command = hca_run(&["-n", "3", "--grace", "0.02", "sh", "-c", script]);
-    let child = command.stdout(filled.try_clone().unwrap()).spawn().unwrap();
-    full(&filled);
+    let mut child = command.stdout(filled.try_clone().unwrap()).spawn().unwrap();
+    assert!(full(&filled, &mut child), "it ends before the pipe is full");
     drop((command, filled));
     let mut said = String::new();
     late.read_to_string(&mut said).unwrap();

@@ -38,6 +38,12 @@ fn json_lines(out: &Output) -> Vec<serde_json::Value> {
     lines.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
 }
 
+/// An address of a test's own, which no other process takes.
+fn address(salt: u32) -> String {
+    let [_, high, middle, low] = (std::process::id() << 4 | salt).to_be_bytes();
+    format!("127.{}.{middle}.{low}", 128 | high & 63)
+}
+
 /// A file of this test's own, removed at the end.
 struct Scratch(std::path::PathBuf);
 impl Scratch {
@@ -186,14 +192,24 @@ fn stat_shows_a_running_adapter_by_process_and_queue_pair() {
     let mut said = String::new();
     BufReader::new(waits.stderr.take().unwrap()).read_line(&mut said).unwrap();
     let pid = waits.id().to_string();
-    let shown = json_lines(&run(&["stat", "--json", "--pid", &pid])).remove(0);
+    // A process that gets no CPU for a second is left out.
+    let told = |args: &[&str], part: &str| {
+        let begun = std::time::Instant::now();
+        loop {
+            let out = run(&[&["stat"], args, &["--pid", &pid]].concat());
+            if text(&out.stdout).contains(part) || begun.elapsed() > signals::PATIENCE {
+                return out;
+            }
+        }
+    };
+    let shown = json_lines(&told(&["--json"], "queue_pairs")).remove(0);
     let device = &shown["processes"][0]["devices"][0];
     assert!(device["device"].as_str().unwrap().starts_with("udp://127."), "{shown}");
     assert_eq!(
         (&device["queue_pairs"][0]["service"], &device["counters"]["queue_pairs"]),
         (&"rc".into(), &1.into())
     );
-    let watched = run(&["stat", "--watch", "--count", "2", "--interval", "0.05", "--pid", &pid]);
+    let watched = told(&["--watch", "--count", "2", "--interval", "0.05"], "tx/s");
     let watched = text(&watched.stdout);
     assert!(watched.contains("tx/s") && watched.contains("RC 0x"), "{watched}");
     waits.kill().unwrap();
@@ -677,8 +693,9 @@ fn ends_with_different_path_mtus_say_what_the_cause_may_be() {
 
 #[test]
 fn a_pingpong_server_waits_on_the_address_of_its_device() {
-    let (mut server, at, _said) = pingpong_server(&["rc", "--device", "udp://127.83.1.5"]);
-    assert_eq!(at.ip().to_string(), "127.83.1.5");
+    let own = address(5);
+    let (mut server, at, _said) = pingpong_server(&["rc", "--device", &format!("udp://{own}")]);
+    assert_eq!(at.ip().to_string(), own);
     server.kill().unwrap();
     server.wait().unwrap();
     let (mut server, at, _said) = pingpong_server(&["rc", "--bind", "127.0.0.1"]);
@@ -751,7 +768,7 @@ fn a_limit_of_file_sizes_is_told_and_leaves_the_network() {
     // Blocks of 512 bytes: less than a board, and more than that but less than a ring.
     for blocks in [16, 1024] {
         let limit = format!("ulimit -f {blocks}");
-        let out = limited(&limit, &["devinfo", "auto://127.83.1.7"]);
+        let out = limited(&limit, &["devinfo", &format!("auto://{}", address(7))]);
         let said = text(&out.stdout) + &text(&out.stderr);
         assert!(out.status.success() && said.contains("ulimit -f"), "{blocks}: {} {said}", out.status);
         let out = limited(&limit, &["devinfo", "shm://limited"]);
@@ -766,7 +783,8 @@ fn a_limit_of_file_sizes_is_told_and_leaves_the_network() {
 
 #[test]
 fn errors_name_the_limit_of_descriptors() {
-    for device in ["auto://127.83.1.8", "shm://limited", "udp://127.83.1.8"] {
+    let at = address(8);
+    for device in [&format!("auto://{at}"), "shm://limited", &format!("udp://{at}")] {
         for descriptors in 5..=20 {
             let out = limited(&format!("ulimit -n {descriptors}"), &["devinfo", device]);
             let said = text(&out.stdout) + &text(&out.stderr);

@@ -2,13 +2,16 @@
 
 use super::*;
 
+/// The longest wait for the end of a command, which takes its turn beside other programs.
+pub(super) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// Presses Ctrl-C once, which ends the command soon, with 130.
 pub(super) fn ended_by_ctrl_c(child: Child) -> Output {
     let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     let (ended, came) = std::sync::mpsc::channel();
     std::thread::spawn(move || ended.send(child.wait_with_output().unwrap()));
-    let out = came.recv_timeout(std::time::Duration::from_secs(5)).unwrap_or_else(|_| {
+    let out = came.recv_timeout(PATIENCE).unwrap_or_else(|_| {
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
         let said = came.recv().unwrap();
         panic!("it goes on after Ctrl-C: {}{}", text(&said.stdout), text(&said.stderr));
