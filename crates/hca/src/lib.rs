@@ -34,6 +34,7 @@
 //! |---|---|
 //! | `uring`, on by default | `uring://`: UDP through io_uring |
 //! | `portals` | [`portals`]: Portals 3.3 and 4.3 |
+//! | `via` | [`via`]: the VI Architecture |
 //! | `vfio` | `vfio://` and `vfio-user://`: ConnectX adapters of this machine, and functions of `hca serve` |
 //! | `tokio` | `Reactor::spawn` and `AsyncCq`: completion queues on a tokio runtime |
 //! | `bytes`, `memmap2` | [`Pd::adopt`] takes memory of these crates |
@@ -61,6 +62,8 @@ pub use hca_job as job;
 pub use hca_job::{Job, JobError};
 pub use hca_verbs as verbs;
 pub use hca_verbs::*;
+#[cfg(feature = "via")]
+pub use hca_via as via;
 #[cfg(feature = "portals")]
 pub use portals;
 
@@ -78,6 +81,8 @@ mod guide {
     mod verbs {}
     #[doc = include_str!("../../../docs/guide/portals.md")]
     mod portals {}
+    #[doc = include_str!("../../../docs/guide/via.md")]
+    mod via {}
     #[doc = include_str!("../../../docs/guide/faults.md")]
     mod faults {}
     #[doc = include_str!("../../../docs/guide/adding-a-device.md")]

@@ -1,0 +1,108 @@
+//! Calls of the program when descriptors complete.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hca_via::{CqEntry, Queue, Request, Vi, ViAttributes};
+
+use crate::bed::{Bed, PATIENCE, connect};
+
+/// The next value, while somebody polls the other side.
+#[track_caller]
+fn next<T>(came: &Receiver<T>, other: &Vi) -> T {
+    for _ in 0..PATIENCE.as_millis() {
+        let _ = other.query();
+        match came.recv_timeout(Duration::from_millis(1)) {
+            Ok(value) => return value,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    panic!("no call has come");
+}
+
+pub(crate) fn a_receive_calls_once(bed: &Bed) {
+    let pair = bed.pair();
+    let (tell, came) = channel();
+    pair.b.vi.recv_notify(move |done| tell.send(done.length).unwrap()).unwrap();
+    pair.b.receive(0, 0, 64);
+    pair.b.receive(1, 64, 64);
+    pair.a.send(0, 0, 7);
+    pair.a.send(1, 0, 8);
+    assert_eq!(next(&came, &pair.a.vi), 7);
+    assert_eq!(pair.received().length, 8, "the second has no call");
+    assert!(came.recv().is_err(), "the callback is gone");
+}
+
+pub(crate) fn a_send_calls_once(bed: &Bed) {
+    let pair = bed.pair();
+    let (tell, came) = channel();
+    pair.b.receive(0, 0, 64);
+    pair.a.vi.send_notify(move |done| tell.send(done.status.is_ok()).unwrap()).unwrap();
+    pair.a.send(0, 0, 7);
+    assert!(next(&came, &pair.b.vi));
+    assert!(came.recv().is_err());
+}
+
+pub(crate) fn a_completion_queue_calls_once(bed: &Bed) {
+    let [a, b] = bed.sides();
+    let cq = b.nic.create_cq(16).unwrap();
+    let x = a.vi();
+    let y = b.nic.create_vi(&ViAttributes::new(&b.ptag), None, Some(&cq)).unwrap();
+    connect((&a, &x), (&b, &y)).unwrap();
+    let (tell, came) = channel();
+    cq.notify(move |entry| tell.send(entry).unwrap()).unwrap();
+    y.post_recv(&b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
+    x.post_send(&a.written(0, &Request::new(&[a.data(0, 8)]))).unwrap();
+    assert_eq!(next(&came, &x), CqEntry { vi: y.id(), queue: Queue::Receive });
+    assert!(y.recv_done().unwrap().status.is_ok());
+    assert!(came.recv().is_err());
+    // One that is never called goes with its queue.
+    let (tell, came) = channel::<()>();
+    cq.notify(move |_| tell.send(()).unwrap()).unwrap();
+    drop((y, cq));
+    assert!(came.recv().is_err());
+}
+
+pub(crate) fn calls_are_made_in_the_order_in_which_they_were_asked_for(bed: &Bed) {
+    let pair = bed.pair();
+    let (tell, came) = channel();
+    for i in 0..20 {
+        let tell = tell.clone();
+        pair.b.vi.recv_notify(move |done| tell.send((i, done.length)).unwrap()).unwrap();
+        pair.b.receive(i, 64 * i, 64);
+    }
+    for i in 0..20 {
+        pair.a.send(i, 0, i);
+    }
+    for i in 0..20 {
+        assert_eq!(next(&came, &pair.a.vi), (i, i as u32));
+    }
+}
+
+pub(crate) fn a_callback_may_ask_for_the_next_call(bed: &Bed) {
+    let pair = bed.pair();
+    let (tell, came) = channel();
+    let crate::bed::Pair { a, b } = pair;
+    for i in 0..2 {
+        b.receive(i, 64 * i, 64);
+    }
+    let vi = Arc::new(Mutex::new(Some(b.vi)));
+    let inner = vi.clone();
+    let again = tell.clone();
+    let held = vi.lock().unwrap();
+    held.as_ref()
+        .unwrap()
+        .recv_notify(move |first| {
+            tell.send(first.length).unwrap();
+            let held = inner.lock().unwrap();
+            held.as_ref().unwrap().recv_notify(move |second| again.send(second.length).unwrap()).unwrap();
+        })
+        .unwrap();
+    drop(held);
+    for i in 0..2 {
+        a.vi.post_send(&a.side.written(i, &Request::new(&[a.side.data(0, 5 + i)]))).unwrap();
+    }
+    assert_eq!([next(&came, &a.vi), next(&came, &a.vi)], [5, 6]);
+}

@@ -1,0 +1,175 @@
+//! Sends and receives, and what a descriptor says of them.
+
+use std::time::Duration;
+
+use hca_via::{Op, Reliability, Request, ReturnCode, Status};
+
+use crate::bed::{Bed, LEVELS, PATIENCE, code, error, pattern};
+
+pub(crate) fn messages_of_every_length_arrive_on_every_level(bed: &Bed) {
+    for level in LEVELS {
+        let pair = bed.pair_of(level);
+        for len in [0, 1, 8, 63, 64, 65, 1000, 4096, 100_000] {
+            let bytes = pattern(len);
+            pair.a.side.fill(0, &bytes);
+            pair.b.receive(0, 0, 100_000);
+            pair.a.send(0, 0, len);
+            let (sent, received) = (pair.sent(), pair.received());
+            assert_eq!((sent.status, sent.length), (Status::DONE, len as u32), "{level:?}");
+            assert!(received.status.is_ok(), "{level:?}, {len} bytes: {received:?}");
+            assert_eq!((received.status.op(), received.length), (Some(Op::Receive), len as u32));
+            assert_eq!(pair.b.side.bytes(0, len), bytes, "{level:?}, {len} bytes");
+        }
+    }
+}
+
+pub(crate) fn a_message_is_gathered_and_scattered_in_the_order_of_its_segments(bed: &Bed) {
+    let pair = bed.pair();
+    for lens in [[3, 5, 2], [300, 700, 24]] {
+        let total: usize = lens.iter().sum();
+        let bytes = pattern(total);
+        pair.a.side.fill(0, &bytes);
+        // The first piece is last in memory.
+        let [x, y, z] = lens;
+        let from = [pair.a.side.data(y + z, x), pair.a.side.data(z, y), pair.a.side.data(0, z)];
+        let to = [pair.b.side.data(5000, 1), pair.b.side.data(0, total - 1)];
+        let receive = pair.b.side.written(0, &Request::new(&to));
+        pair.b.vi.post_recv(&receive).unwrap();
+        pair.a.post(0, &Request::new(&from));
+        assert!(pair.sent().status.is_ok());
+        assert_eq!(pair.received().length as usize, total);
+        let sent = [&bytes[y + z..], &bytes[z..y + z], &bytes[..z]].concat();
+        let got = [pair.b.side.bytes(5000, 1), pair.b.side.bytes(0, total - 1)].concat();
+        assert_eq!(got, sent);
+    }
+}
+
+pub(crate) fn immediate_data_arrives(bed: &Bed) {
+    for level in LEVELS {
+        let pair = bed.pair_of(level);
+        pair.b.receive(0, 0, 64);
+        let data = [pair.a.side.data(0, 8)];
+        pair.a.post(0, &Request::new(&data).immediate(0xfeed_f00d));
+        assert!(pair.sent().status.is_ok());
+        let received = pair.received();
+        assert_eq!(received.status, Status::of_receive() | Status::IMMEDIATE);
+        assert_eq!(received.immediate, Some(0xfeed_f00d));
+        assert_eq!(received.descriptor.control().immediate, 0xfeed_f00d, "it is in memory");
+    }
+}
+
+trait OfReceive {
+    fn of_receive() -> Status;
+}
+impl OfReceive for Status {
+    fn of_receive() -> Status {
+        Status::DONE | Status::from_bits_retain(1 << 16)
+    }
+}
+
+pub(crate) fn the_status_word_is_in_memory(bed: &Bed) {
+    let pair = bed.pair();
+    let receive = pair.b.receive(0, 0, 64);
+    assert_eq!(receive.status(), Status::empty(), "the post clears it");
+    pair.a.send(0, 0, 5);
+    // No descriptor is taken off a queue; the polls of the loop write the word.
+    pair.until("the status", || receive.status().contains(Status::DONE).then_some(()));
+    let control = receive.control();
+    assert_eq!((control.status, control.length), (Status::of_receive().bits(), 5));
+    assert_eq!(pair.received().status, Status::of_receive());
+}
+
+pub(crate) fn a_descriptor_stays_on_its_queue_until_it_is_taken_off(bed: &Bed) {
+    let pair = bed.pair();
+    for i in 0..3 {
+        pair.b.receive(i, 64 * i, 64);
+        pair.a.send(i, 0, i);
+    }
+    pair.until("all", || pair.b.side.descriptor(2).status().contains(Status::DONE).then_some(()));
+    assert!(!pair.b.vi.query().receive_queue_empty);
+    for i in 0..3 {
+        assert_eq!(pair.received().descriptor.addr(), pair.b.side.descriptor(i).addr());
+    }
+    assert!(pair.b.vi.query().receive_queue_empty);
+    assert!(pair.b.vi.recv_done().is_none());
+}
+
+pub(crate) fn the_next_field_is_not_followed(bed: &Bed) {
+    let pair = bed.pair();
+    pair.b.receive(0, 0, 64);
+    let data = [pair.a.side.data(0, 4)];
+    let [one, other] = [0, 1].map(|i| pair.a.side.written(i, &Request::new(&data)));
+    // A circle of two, and one of itself.
+    for (from, to) in [(0, &other), (1024, &one)] {
+        pair.a.side.memory.write_at(from, &to.addr().to_ne_bytes());
+        pair.a.side.memory.write_at(from + 8, &to.handle().0.to_ne_bytes());
+    }
+    pair.a.vi.post_send(&one).unwrap();
+    assert!(pair.sent().status.is_ok());
+    assert!(pair.received().status.is_ok());
+    assert!(pair.a.vi.query().send_queue_empty && pair.b.vi.query().receive_queue_empty);
+}
+
+pub(crate) fn a_descriptor_that_is_posted_twice_completes_twice(bed: &Bed) {
+    let pair = bed.pair();
+    pair.b.receive(0, 0, 64);
+    pair.b.receive(1, 64, 64);
+    let descriptor = pair.a.send(0, 0, 4);
+    pair.a.vi.post_send(&descriptor).unwrap();
+    for _ in 0..2 {
+        assert!(pair.sent().status.is_ok());
+        assert_eq!(pair.received().length, 4);
+    }
+}
+
+pub(crate) fn a_queue_takes_as_many_descriptors_as_the_attributes_say(bed: &Bed) {
+    let [side, _] = bed.sides();
+    let vi = side.vi();
+    let most = side.nic.attributes().max_descriptors_per_queue;
+    let descriptor = side.written(0, &Request::new(&[]));
+    for _ in 0..most {
+        vi.post_recv(&descriptor).unwrap();
+    }
+    assert_eq!(code(vi.post_recv(&descriptor)), ReturnCode::ErrorResource);
+}
+
+pub(crate) fn a_descriptor_has_as_many_segments_as_the_attributes_say(bed: &Bed) {
+    let pair = bed.pair_of(Reliability::Unreliable);
+    let most = pair.a.side.nic.attributes().max_segments_per_descriptor as usize;
+    pair.b.receive(0, 0, 4096);
+    let data = vec![pair.a.side.data(0, 100); most + 1];
+    pair.a.post(0, &Request::new(&data[..most]));
+    assert!(pair.sent().status.is_ok());
+    assert_eq!(pair.received().length as usize, 100 * most);
+    pair.a.post(0, &Request::new(&data));
+    assert_eq!(error(&pair.sent()), Status::FORMAT_ERROR);
+}
+
+pub(crate) fn waits_end_with_their_time(bed: &Bed) {
+    let pair = bed.pair();
+    pair.b.receive(0, 0, 64);
+    let short = Some(Duration::from_millis(5));
+    assert_eq!(code(pair.b.vi.recv_wait(short)), ReturnCode::Timeout);
+    assert_eq!(code(pair.a.vi.send_wait(Some(Duration::ZERO))), ReturnCode::Timeout);
+}
+
+pub(crate) fn two_threads_wait_for_the_two_queues_of_a_vi(bed: &Bed) {
+    let pair = bed.pair();
+    let (a, b) = (&pair.a, &pair.b);
+    a.receive(0, 0, 64);
+    b.receive(0, 0, 64);
+    let wait = Some(PATIENCE);
+    std::thread::scope(|s| {
+        let receives = s.spawn(|| a.vi.recv_wait(wait).unwrap());
+        let sends = s.spawn(|| a.vi.send_wait(wait).unwrap());
+        let echo = s.spawn(|| {
+            assert!(b.vi.recv_wait(wait).unwrap().status.is_ok());
+            b.send(1, 0, 3);
+            b.vi.send_wait(wait).unwrap()
+        });
+        a.send(1, 0, 7);
+        assert_eq!(sends.join().unwrap().length, 7);
+        assert_eq!(receives.join().unwrap().length, 3);
+        assert_eq!(echo.join().unwrap().length, 3);
+    });
+}

@@ -1,0 +1,184 @@
+//! Listeners: programs that wait for clients.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use hca_cm::{CmError, ConnectionError, Incoming};
+use hca_verbs::Context;
+
+use super::hello::{Hello, Kind, Refusal};
+use super::{Discriminator, NetAddress, RemoteAttributes, end_of, mismatch, settle};
+use crate::tasks::{Stop, block_on, left};
+use crate::vi::Control;
+use crate::{Error, Nic, Vi, lock};
+
+/// Takes the first port of a discriminator that is free.
+pub(crate) fn bind(context: &Context, local: &Discriminator) -> Result<hca_cm::Listener, Error> {
+    let mut tried = 0;
+    for port in local.ports() {
+        tried += 1;
+        match hca_cm::Listener::bind(context, SocketAddr::new(context.port().gid.ip(), port)) {
+            Ok(listener) => return Ok(listener),
+            Err(ConnectionError::Cm(CmError::InUse { .. })) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Error::InUse { what: "the ports of the discriminator", users: tried })
+}
+
+/// Refuses a request.
+pub(crate) fn refuse(incoming: Incoming, refusal: Refusal) {
+    if let Err(error) = incoming.reject(&refusal.bytes()) {
+        tracing::debug!(%error, "a request that is refused has gone");
+    }
+}
+
+/// Accepts a request on a queue pair.
+pub(crate) async fn accept(
+    incoming: Incoming,
+    control: &Control,
+    reply: &Hello,
+) -> Result<hca_cm::Connection, Error> {
+    let bytes = reply.bytes();
+    Ok(match control {
+        Control::Rc(control) => incoming.accept_async(control, &bytes).await?,
+        Control::Uc(control) => incoming.accept_async(control, &bytes).await?,
+    })
+}
+
+#[derive(Default)]
+struct Waiting {
+    stop: Stop,
+    requests: Mutex<VecDeque<(Incoming, Hello)>>,
+    came: Condvar,
+}
+
+/// A program that waits for clients with its discriminator. From [`Nic::listen`]. Dropped, it ends, and requests that
+/// wait are refused.
+pub struct Listener {
+    nic: Nic,
+    address: NetAddress,
+    waiting: Arc<Waiting>,
+}
+
+impl Nic {
+    /// Listens for clients with a discriminator: the first half of `VipConnectWait`. Requests wait until
+    /// [`Listener::wait`] takes them. Of two listeners at one address with one discriminator, the earlier one gets the
+    /// requests.
+    ///
+    /// # Errors
+    /// The device has no connection manager, or other programs have all ports of the discriminator.
+    pub fn listen(&self, discriminator: Discriminator) -> Result<Listener, Error> {
+        let listener = bind(&self.shared().context, &discriminator)?;
+        let waiting = Arc::<Waiting>::default();
+        self.shared().tasks.spawn(serve(listener, discriminator, Arc::clone(&waiting)))?;
+        let address = NetAddress { host: self.attributes().host, discriminator };
+        Ok(Listener { nic: self.clone(), address, waiting })
+    }
+}
+
+/// Takes the requests of a listener, and refuses those that are for others.
+async fn serve(listener: hca_cm::Listener, local: Discriminator, waiting: Arc<Waiting>) {
+    while let Some(Ok(incoming)) = waiting.stop.or(listener.accept_async()).await {
+        match Hello::parse(incoming.private_data()) {
+            Some(hello) if hello.remote == local && hello.kind == Kind::ClientServer => {
+                lock::lock(&waiting.requests).push_back((incoming, hello));
+                waiting.came.notify_one();
+            }
+            _ => refuse(incoming, Refusal::NoMatch),
+        }
+    }
+}
+
+impl Listener {
+    /// The address to connect to.
+    pub fn address(&self) -> NetAddress {
+        self.address
+    }
+    /// Waits for a client (`VipConnectWait`); for ever without a `timeout`.
+    ///
+    /// # Errors
+    /// None came in time.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<ConnectionRequest, Error> {
+        let end = end_of(timeout);
+        let mut requests = lock::lock(&self.waiting.requests);
+        loop {
+            if let Some((incoming, hello)) = requests.pop_front() {
+                return Ok(ConnectionRequest { nic: self.nic.clone(), incoming, hello });
+            }
+            requests = match left(end) {
+                Some(Duration::ZERO) => return Err(Error::TimedOut(timeout.unwrap_or_default())),
+                Some(left) => {
+                    let waited = self.waiting.came.wait_timeout(requests, left);
+                    waited.unwrap_or_else(std::sync::PoisonError::into_inner).0
+                }
+                None => {
+                    let waited = self.waiting.came.wait(requests);
+                    waited.unwrap_or_else(std::sync::PoisonError::into_inner)
+                }
+            };
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.waiting.stop.ask();
+        for (incoming, _) in std::mem::take(&mut *lock::lock(&self.waiting.requests)) {
+            refuse(incoming, Refusal::NoMatch);
+        }
+    }
+}
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Listener").field(&self.address).finish()
+    }
+}
+
+/// A client that wants to connect. Dropped, it is rejected.
+#[derive(Debug)]
+pub struct ConnectionRequest {
+    nic: Nic,
+    incoming: Incoming,
+    hello: Hello,
+}
+
+impl ConnectionRequest {
+    /// The client's host, and the discriminator that the client gave itself.
+    pub fn remote(&self) -> NetAddress {
+        NetAddress { host: self.incoming.source().ip(), discriminator: self.hello.local }
+    }
+    /// The attributes of the client's VI.
+    pub fn attributes(&self) -> &RemoteAttributes {
+        &self.hello.attributes
+    }
+    /// Connects a VI to the client's, and waits until the client is ready (`VipConnectAccept`).
+    ///
+    /// # Errors
+    /// The VI is not idle, belongs to another adapter, or has other attributes than the client's, which is told so; or
+    /// the client has gone.
+    pub fn accept(self, vi: &Vi) -> Result<(), Error> {
+        let vi = vi.shared();
+        if !Arc::ptr_eq(&vi.nic, self.nic.shared()) {
+            refuse(self.incoming, Refusal::Rejected);
+            return Err(Error::Parameter { what: "VI", why: "it belongs to another adapter" });
+        }
+        let (attempt, control, attributes) = vi.begin()?;
+        if let Some(refusal) = mismatch(&attributes, &self.hello.attributes) {
+            refuse(self.incoming, refusal);
+            vi.fail(attempt, None);
+            return Err(refusal.error());
+        }
+        let Hello { local, remote, attributes: theirs, .. } = self.hello;
+        let reply = Hello::new(Kind::ClientServer, remote, local, &attributes);
+        let accepted = block_on(accept(self.incoming, &control, &reply));
+        settle(vi, attempt, accepted.map(|connection| (connection, theirs))).map(drop)
+    }
+    /// Rejects the client (`VipConnectReject`).
+    pub fn reject(self) {
+        refuse(self.incoming, Refusal::Rejected);
+    }
+}

@@ -1,0 +1,126 @@
+//! Completion queues: which work queue has a completed descriptor.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::nic::NicShared;
+use crate::notify::Look;
+use crate::source::Source;
+use crate::{Error, Nic, Queue, ViId};
+
+/// An entry of a completion queue: a work queue with a descriptor that has completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqEntry {
+    /// The VI.
+    pub vi: ViId,
+    /// The work queue. [`Vi::send_done`](crate::Vi::send_done) or [`Vi::recv_done`](crate::Vi::recv_done) takes the
+    /// descriptor off.
+    pub queue: Queue,
+}
+
+/// A completion queue. From [`Nic::create_cq`](crate::Nic::create_cq).
+///
+/// Each descriptor that completes on an attached work queue adds an entry. A queue that is full loses the entry, and
+/// raises [`ErrorKind::Overrun`](crate::ErrorKind::Overrun); the descriptor stays on its work queue.
+pub struct Cq {
+    source: Arc<Source>,
+    nic: Arc<NicShared>,
+}
+
+impl Cq {
+    pub(crate) fn create(nic: &Nic, entries: u32) -> Result<Self, Error> {
+        let shared = nic.shared();
+        check_entries(shared, entries)?;
+        let room = 2 * shared.attributes.max_descriptors_per_queue;
+        let source = Source::create(&shared.context, &shared.waiters, room, Some(entries))?;
+        Ok(Self { source, nic: Arc::clone(shared) })
+    }
+    pub(crate) fn source(&self) -> &Arc<Source> {
+        &self.source
+    }
+    pub(crate) fn check(&self, nic: &Arc<NicShared>) -> Result<(), Error> {
+        if Arc::ptr_eq(&self.nic, nic) {
+            return Ok(());
+        }
+        Err(Error::Parameter { what: "completion queue", why: "it belongs to another adapter" })
+    }
+    /// The number of entries.
+    pub fn entries(&self) -> u32 {
+        self.source.with(|state| state.depth().unwrap_or_default() as u32)
+    }
+    /// Takes the oldest entry (`VipCQDone`). Never waits.
+    #[inline]
+    pub fn done(&self) -> Option<CqEntry> {
+        self.source
+            .with(|state| {
+                state.next_entry().or_else(|| {
+                    state.poll();
+                    state.next_entry()
+                })
+            })
+            .map(CqEntry::new)
+    }
+    /// Waits for an entry, and takes it (`VipCQWait`); for ever without a `timeout`.
+    ///
+    /// # Errors
+    /// None came in time.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<CqEntry, Error> {
+        self.source.wait(timeout, |state| state.next_entry()).map(CqEntry::new)
+    }
+    /// Has `call` called once with the next entry (`VipCQNotify`), by a thread of the adapter.
+    ///
+    /// # Errors
+    /// The system starts no thread.
+    pub fn notify(&self, call: impl FnOnce(CqEntry) + Send + 'static) -> Result<(), Error> {
+        let look = |state: &mut crate::source::State| match state.next_entry() {
+            Some(entry) => Look::Found(CqEntry::new(entry)),
+            None if state.is_closed() => Look::Gone,
+            None => Look::Nothing,
+        };
+        self.nic.notifier.add(&self.source, u64::MAX, look, call)
+    }
+    /// Sets the number of entries (`VipResizeCQ`). Entries that wait stay.
+    ///
+    /// # Errors
+    /// 0, beyond the adapter's limit, or fewer than wait.
+    pub fn resize(&self, entries: u32) -> Result<(), Error> {
+        check_entries(&self.nic, entries)?;
+        self.source.with(|state| state.resize(entries as usize))
+    }
+    /// Destroys the queue (`VipDestroyCQ`).
+    ///
+    /// # Errors
+    /// Work queues are attached to it. The error gives the queue back.
+    pub fn destroy(self) -> Result<(), (Self, Error)> {
+        match self.source.with(|state| state.users()) {
+            0 => Ok(()),
+            users => Err((self, Error::InUse { what: "the completion queue", users })),
+        }
+    }
+}
+
+fn check_entries(nic: &NicShared, entries: u32) -> Result<(), Error> {
+    if (1..=nic.attributes.max_cq_entries).contains(&entries) {
+        return Ok(());
+    }
+    Err(Error::Parameter { what: "entries", why: "their number is 0, or more than `max_cq_entries`" })
+}
+
+impl CqEntry {
+    fn new((vi, queue): (ViId, Queue)) -> Self {
+        Self { vi, queue }
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        self.source.with(|state| state.close());
+        self.nic.waiters.call();
+    }
+}
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cq({} entries)", self.entries())
+    }
+}

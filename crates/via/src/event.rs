@@ -1,0 +1,62 @@
+//! Asynchronous errors, which no descriptor reports, and their handler.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use crate::{ViId, lock};
+
+/// The kind of an asynchronous error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The connection has ended: the peer disconnected, failed, or does not answer (`VIP_ERROR_CONN_LOST`).
+    ConnectionLost,
+    /// A descriptor failed on a reliable VI, which ended the connection (`VIP_ERROR_POST_DESC`).
+    Descriptor,
+    /// A completion queue has lost a completion, since the program did not take the others (`VIP_ERROR_VI_OVERRUN`).
+    Overrun,
+    /// The peer's RDMA was refused, which ended the connection (`VIP_ERROR_RDMAW_PROT`, `VIP_ERROR_RDMAR_PROT`).
+    RdmaProtection,
+}
+
+/// An asynchronous error of a VI, for the error handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsyncError {
+    /// The kind.
+    pub kind: ErrorKind,
+    /// The VI.
+    pub vi: ViId,
+}
+
+impl fmt::Display for AsyncError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.kind {
+            ErrorKind::ConnectionLost => "the connection is lost",
+            ErrorKind::Descriptor => "a descriptor failed, which ended the connection",
+            ErrorKind::Overrun => "its completion queue is full, and has lost a completion",
+            ErrorKind::RdmaProtection => "the peer's RDMA was refused, which ended the connection",
+        };
+        write!(f, "{}: {what}", self.vi)
+    }
+}
+
+/// A handler of asynchronous errors.
+pub type ErrorHandler = Arc<dyn Fn(&AsyncError) + Send + Sync>;
+
+/// The error handler of an adapter.
+#[derive(Default)]
+pub(crate) struct Handlers(Mutex<Option<ErrorHandler>>);
+
+impl Handlers {
+    pub(crate) fn set(&self, handler: Option<ErrorHandler>) {
+        *lock::lock(&self.0) = handler;
+    }
+    /// Calls the handler, without a lock.
+    pub(crate) fn raise(&self, error: &AsyncError) {
+        let handler = lock::lock(&self.0).clone();
+        match handler {
+            Some(handler) => handler(error),
+            None => tracing::error!("{error}"),
+        }
+    }
+}

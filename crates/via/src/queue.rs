@@ -1,0 +1,428 @@
+//! Work queues: FIFOs of posted descriptors, in front of one side of a queue pair.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hca_core::{QpHandle, Rkey, WcOpcode, WcStatus};
+use hca_verbs::{
+    GatherList, Inline, OfferedBy, Rc, RecvQueue, Refused, RemoteMr, ScatterList, SendQueue, SendRequest,
+    SharedRange, Uc, Wc,
+};
+
+use crate::descriptor::Outcome;
+use crate::memory::{MemTable, Region};
+use crate::vi::ViShared;
+use crate::{Control, Descriptor, Done, Error, ErrorKind, Op, Ptag, Reliability, Segment, Status, ViState};
+
+/// The most segments of a descriptor, whatever the device can.
+pub(crate) const MAX_SEGMENTS: usize = 30;
+/// Payloads of up to so many bytes are copied into the request.
+pub(crate) const MAX_INLINE: usize = 64;
+
+/// A work queue of a VI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Queue {
+    /// The send queue.
+    Send,
+    /// The receive queue.
+    Receive,
+}
+
+/// One side of a queue pair.
+pub(crate) enum Side {
+    RcSend(SendQueue<Rc>),
+    UcSend(SendQueue<Uc>),
+    RcRecv(RecvQueue<Rc>),
+    UcRecv(RecvQueue<Uc>),
+}
+
+/// What the checks of descriptors need.
+#[derive(Clone)]
+pub(crate) struct Rules {
+    pub(crate) ptag: Ptag,
+    pub(crate) reliability: Reliability,
+    pub(crate) max_transfer_size: u32,
+    pub(crate) max_segments: usize,
+    pub(crate) max_inline: usize,
+}
+
+pub(crate) struct WorkQueue {
+    vi: Arc<ViShared>,
+    which: Queue,
+    table: Arc<MemTable>,
+    side: Side,
+    qp: QpHandle,
+    rules: Rules,
+    posted: VecDeque<Posted>,
+    /// The descriptors from the front on that have completed.
+    done: usize,
+    /// Those of them that nobody took note of.
+    unnoted: usize,
+    depth: usize,
+    /// A descriptor has failed on a reliable VI: those behind it are flushed.
+    broken: bool,
+    news: Option<ErrorKind>,
+}
+
+struct Posted {
+    descriptor: Descriptor,
+    op: Op,
+    /// The bytes of the message to send.
+    length: u32,
+    /// `None` while the device has it.
+    outcome: Option<Outcome>,
+}
+
+/// A descriptor that passed the checks.
+struct Checked<'s> {
+    control: Control,
+    immediate: u32,
+    remote: Option<RemoteMr>,
+    segments: &'s [Segment],
+    length: u32,
+}
+
+impl WorkQueue {
+    pub(crate) fn new(
+        vi: &Arc<ViShared>,
+        which: Queue,
+        table: &Arc<MemTable>,
+        (side, qp): (Side, QpHandle),
+        rules: Rules,
+        depth: usize,
+    ) -> Self {
+        Self {
+            vi: Arc::clone(vi),
+            which,
+            table: Arc::clone(table),
+            side,
+            qp,
+            rules,
+            posted: VecDeque::with_capacity(depth),
+            done: 0,
+            unnoted: 0,
+            depth,
+            broken: false,
+            news: None,
+        }
+    }
+    pub(crate) fn vi(&self) -> &Arc<ViShared> {
+        &self.vi
+    }
+    pub(crate) fn which(&self) -> Queue {
+        self.which
+    }
+    pub(crate) fn is_of(&self, qp: QpHandle) -> bool {
+        self.qp == qp
+    }
+    #[inline]
+    pub(crate) fn take_news(&mut self) -> Option<ErrorKind> {
+        self.news.take()
+    }
+    #[inline]
+    pub(crate) fn take_count(&mut self) -> usize {
+        std::mem::take(&mut self.unnoted)
+    }
+    pub(crate) fn len(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// Takes the first descriptor off the queue, if it has completed.
+    #[inline]
+    pub(crate) fn dequeue(&mut self) -> Option<Done> {
+        if self.done == 0 {
+            return None;
+        }
+        self.done -= 1;
+        let Posted { descriptor, outcome, .. } = self.posted.pop_front()?;
+        let Outcome { status, length, immediate } = outcome.expect("it has completed");
+        Some(Done { descriptor, status, length, immediate })
+    }
+
+    /// Posts a descriptor.
+    #[inline]
+    pub(crate) fn post(&mut self, descriptor: Descriptor) -> Result<(), Error> {
+        if self.posted.len() >= self.depth {
+            return Err(Error::InUse { what: "descriptors of the work queue", users: self.posted.len() });
+        }
+        let state = self.vi.state();
+        if self.which == Queue::Send && matches!(state, ViState::Idle | ViState::ConnectPending) {
+            return Err(Error::State {
+                state,
+                needs: "connect it before a descriptor is posted for sending",
+            });
+        }
+        if !descriptor.region.is_of(&self.rules.ptag) {
+            return Err(Error::Ptag);
+        }
+        let control = descriptor.control();
+        let bits = Control::from_bits_retain(control.control);
+        let op = match (self.which, bits.contains(Control::RDMA_WRITE), bits.contains(Control::RDMA_READ)) {
+            (Queue::Receive, ..) => Op::Receive,
+            (_, true, _) => Op::RdmaWrite,
+            (_, _, true) => Op::RdmaRead,
+            _ => Op::Send,
+        };
+        descriptor.begin(control.length);
+        let sent = if self.broken || state == ViState::Error {
+            Err(Status::FLUSHED_ERROR)
+        } else {
+            let mut room = [Segment::default(); MAX_SEGMENTS + 1];
+            let segments = descriptor.segments(control.segment_count.into(), &mut room);
+            segments
+                .ok_or(Status::FORMAT_ERROR)
+                .and_then(|segments| self.check(&control, bits, segments))
+                .and_then(|checked| self.hand_over(&descriptor.region, &checked))
+        };
+        let outcome =
+            sent.err().map(|error| Outcome { status: Status::of(op) | error, length: 0, immediate: None });
+        if outcome.is_some() && self.rules.reliability.is_reliable() {
+            self.broken = true;
+        }
+        let failed = outcome.is_some();
+        self.posted.push_back(Posted { descriptor, op, length: control.length, outcome });
+        if failed {
+            self.settle();
+        }
+        Ok(())
+    }
+
+    /// The checks that need no memory.
+    #[inline]
+    fn check<'s>(
+        &self,
+        control: &crate::ControlSegment,
+        bits: Control,
+        segments: &'s [Segment],
+    ) -> Result<Checked<'s>, Status> {
+        let (rules, length) = (&self.rules, control.length);
+        let known = Control::all();
+        let rdma = bits & (Control::RDMA_WRITE | Control::RDMA_READ);
+        let wrong = !known.contains(bits)
+            || rdma == Control::RDMA_WRITE | Control::RDMA_READ
+            || bits.contains(Control::RDMA_READ | Control::IMMEDIATE)
+            || bits.contains(Control::RDMA_READ) && !rules.reliability.is_reliable()
+            || self.which == Queue::Receive && !bits.is_empty();
+        if wrong {
+            return Err(Status::FORMAT_ERROR);
+        }
+        let (remote, segments) = if rdma.is_empty() {
+            (None, segments)
+        } else {
+            let (at, data) = segments.split_first().ok_or(Status::FORMAT_ERROR)?;
+            let remote = RemoteMr { addr: at.addr, rkey: Rkey::new(at.handle), len: length.into() };
+            (Some(remote), data)
+        };
+        if segments.len() > rules.max_segments {
+            return Err(Status::FORMAT_ERROR);
+        }
+        let sum: u64 = segments.iter().map(|segment| u64::from(segment.len)).sum();
+        if self.which == Queue::Send && sum != length.into() {
+            return Err(Status::FORMAT_ERROR);
+        }
+        if self.which == Queue::Send && sum > rules.max_transfer_size.into() {
+            return Err(Status::LENGTH_ERROR);
+        }
+        Ok(Checked { control: bits, immediate: control.immediate, remote, segments, length })
+    }
+
+    /// Calls `f` with the memory of a segment: its region, and the offset.
+    #[inline]
+    fn resolve<T>(
+        &self,
+        home: &Arc<Region>,
+        segment: Segment,
+        f: impl FnOnce(&Region, usize) -> T,
+    ) -> Result<T, Status> {
+        let other;
+        let region = if segment.handle() == home.handle {
+            home
+        } else {
+            other = self.table.find(segment.handle()).ok_or(Status::PROTECTION_ERROR)?;
+            &other
+        };
+        let offset = region.offset(segment.addr, segment.len as usize).ok_or(Status::PROTECTION_ERROR)?;
+        if region.is_of(&self.rules.ptag) { Ok(f(region, offset)) } else { Err(Status::PROTECTION_ERROR) }
+    }
+    fn range(&self, home: &Arc<Region>, segment: Segment) -> Result<SharedRange, Status> {
+        self.resolve(home, segment, |region, offset| region.range(offset, segment.len as usize))
+    }
+    fn ranges(&self, home: &Arc<Region>, segments: &[Segment]) -> Result<Vec<SharedRange>, Status> {
+        segments.iter().map(|&segment| self.range(home, segment)).collect()
+    }
+
+    /// Checks the memory, and posts the request to the device.
+    #[inline]
+    fn hand_over(&mut self, home: &Arc<Region>, checked: &Checked<'_>) -> Result<(), Status> {
+        if self.which == Queue::Receive {
+            return match checked.segments {
+                [one] => {
+                    let range = self.range(home, *one)?;
+                    self.side.recv(range)
+                }
+                many => {
+                    let ranges = self.ranges(home, many)?;
+                    self.side.recv(ranges)
+                }
+            };
+        }
+        let length = checked.length as usize;
+        if length <= self.rules.max_inline && !checked.control.contains(Control::RDMA_READ) {
+            let mut bytes = [0; MAX_INLINE];
+            let mut at = 0;
+            for &segment in checked.segments {
+                let into = &mut bytes[at..at + segment.len as usize];
+                self.resolve(home, segment, |region, offset| region.mr().read_at(offset, into))?;
+                at += segment.len as usize;
+            }
+            return self.side.send(checked, Inline(&bytes[..length]));
+        }
+        match checked.segments {
+            [one] => {
+                let range = self.range(home, *one)?;
+                self.side.send_memory(checked, range)
+            }
+            many => {
+                let ranges = self.ranges(home, many)?;
+                self.side.send_memory(checked, ranges)
+            }
+        }
+    }
+
+    /// A request of the device has completed: that of the first descriptor that has not.
+    #[inline]
+    pub(crate) fn complete(&mut self, wc: &Wc<'_>) {
+        let Some(posted) = self.posted.get_mut(self.done) else { return };
+        let outcome = if wc.status == WcStatus::Success {
+            let (op, length) = match (self.which, wc.opcode) {
+                (Queue::Receive, WcOpcode::RecvRdmaWithImm) => (Op::RemoteRdmaWrite, wc.byte_len),
+                (Queue::Receive, _) => (Op::Receive, wc.byte_len),
+                (Queue::Send, _) => (posted.op, posted.length),
+            };
+            let immediate = wc.imm();
+            let mark = if immediate.is_some() { Status::IMMEDIATE } else { Status::empty() };
+            Outcome { status: Status::of(op) | mark, length, immediate }
+        } else {
+            Outcome { status: Status::of(posted.op) | error_of(wc.status), length: 0, immediate: None }
+        };
+        posted.outcome = Some(outcome);
+        self.settle();
+    }
+
+    /// Completes the descriptors from the first one on whose end is known.
+    #[inline]
+    fn settle(&mut self) {
+        while let Some(Posted { descriptor, outcome: Some(outcome), .. }) = self.posted.get(self.done) {
+            descriptor.end(outcome);
+            self.done += 1;
+            self.unnoted += 1;
+            let error = outcome.status.error();
+            if !error.is_empty() && self.rules.reliability.is_reliable() && self.news.is_none() {
+                let lost = Status::FLUSHED_ERROR | Status::TRANSPORT_ERROR;
+                let lost = error.intersects(lost);
+                self.news = Some(if lost { ErrorKind::ConnectionLost } else { ErrorKind::Descriptor });
+            }
+        }
+    }
+
+    /// Ends all descriptors that have not completed as flushed, and goes on with another queue pair.
+    pub(crate) fn begin_anew(&mut self, (side, qp): (Side, QpHandle), rules: Rules) {
+        self.flush();
+        (self.side, self.qp, self.rules, self.broken) = (side, qp, rules, false);
+    }
+    /// Ends all descriptors that have not completed as flushed.
+    pub(crate) fn flush(&mut self) {
+        for posted in self.posted.iter_mut().skip(self.done) {
+            let status = Status::of(posted.op) | Status::FLUSHED_ERROR;
+            posted.outcome.get_or_insert(Outcome { status, length: 0, immediate: None });
+        }
+        self.settle();
+        // The VI knows.
+        self.news = None;
+    }
+}
+
+impl Side {
+    /// Posts a receive.
+    fn recv<L: ScatterList>(&mut self, list: L) -> Result<(), Status> {
+        match self {
+            Self::RcRecv(queue) => queue.post_recv(list).map_err(|refused| status_of(&refused)),
+            Self::UcRecv(queue) => queue.post_recv(list).map_err(|refused| status_of(&refused)),
+            Self::RcSend(_) | Self::UcSend(_) => unreachable!("a receive queue has the receiving side"),
+        }
+    }
+    /// Posts a send or a WRITE.
+    #[inline]
+    fn send<L: GatherList>(&mut self, checked: &Checked<'_>, list: L) -> Result<(), Status> {
+        match self {
+            Self::RcSend(queue) => post(queue, checked, list),
+            Self::UcSend(queue) => post(queue, checked, list),
+            Self::RcRecv(_) | Self::UcRecv(_) => unreachable!("a send queue has the sending side"),
+        }
+    }
+    /// Posts a send, a WRITE or a READ.
+    fn send_memory<L: ScatterList>(&mut self, checked: &Checked<'_>, list: L) -> Result<(), Status> {
+        match (self, checked.remote) {
+            (Self::RcSend(queue), Some(remote)) if checked.control.contains(Control::RDMA_READ) => {
+                submit(queue, checked, SendRequest::read(list, remote))
+            }
+            (side, _) => side.send(checked, list),
+        }
+    }
+}
+
+#[inline]
+fn post<S, L: GatherList>(queue: &mut SendQueue<S>, checked: &Checked<'_>, list: L) -> Result<(), Status>
+where
+    S: hca_verbs::Service,
+    hca_verbs::ops::Send: OfferedBy<S>,
+    hca_verbs::ops::Write: OfferedBy<S>,
+{
+    let immediate = checked.control.contains(Control::IMMEDIATE).then_some(checked.immediate);
+    match (checked.remote, immediate) {
+        (None, None) => submit(queue, checked, SendRequest::send(list)),
+        (None, Some(data)) => submit(queue, checked, SendRequest::send(list).imm(data)),
+        (Some(remote), None) => submit(queue, checked, SendRequest::write(list, remote)),
+        (Some(remote), Some(data)) => submit(queue, checked, SendRequest::write(list, remote).imm(data)),
+    }
+}
+
+#[inline]
+fn submit<S: hca_verbs::Service, O: OfferedBy<S>, L: GatherList>(
+    queue: &mut SendQueue<S>,
+    checked: &Checked<'_>,
+    request: SendRequest<O, L>,
+) -> Result<(), Status> {
+    let fence = checked.control.contains(Control::QUEUE_FENCE);
+    let request = if fence { request.fence() } else { request };
+    queue.post_send(request).map_err(|refused| status_of(&refused))
+}
+
+/// The status of a descriptor that the queue pair refused.
+#[cold]
+fn status_of<R>(refused: &Refused<R>) -> Status {
+    use hca_verbs::PostRefusal;
+    match refused.error {
+        PostRefusal::ForeignPd { .. } => Status::PROTECTION_ERROR,
+        PostRefusal::RemoteTooShort { .. } => Status::LENGTH_ERROR,
+        error => {
+            tracing::debug!(%error, "the queue pair refuses a descriptor");
+            Status::FLUSHED_ERROR
+        }
+    }
+}
+
+/// The error bit of a failed request.
+#[cold]
+fn error_of(status: WcStatus) -> Status {
+    match status {
+        WcStatus::LocalLength => Status::LENGTH_ERROR,
+        WcStatus::LocalProtection | WcStatus::LocalAccess => Status::PROTECTION_ERROR,
+        WcStatus::WrFlushed => Status::FLUSHED_ERROR,
+        WcStatus::RemoteAccess => Status::RDMA_PROTECTION_ERROR,
+        WcStatus::RemoteInvalidRequest | WcStatus::RemoteOperation | WcStatus::RnrRetryExceeded => {
+            Status::REMOTE_DESCRIPTOR_ERROR
+        }
+        _ => Status::TRANSPORT_ERROR,
+    }
+}

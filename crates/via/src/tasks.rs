@@ -1,0 +1,167 @@
+//! The thread of an adapter that waits for what peers do: connections that end, requests, peers that connect.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::{Error, lock};
+
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Tasks, on a thread of their own. Dropped, it drops them.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    new: Mutex<Vec<Task>>,
+    ended: AtomicBool,
+    /// The next time at which a task wants to be polled.
+    alarm: Mutex<Option<Instant>>,
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl Tasks {
+    /// Runs a future to its end.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
+        lock::lock(&self.shared.new).push(Box::pin(task));
+        let mut thread = lock::lock(&self.thread);
+        match &*thread {
+            Some(thread) => thread.thread().unpark(),
+            None => {
+                let shared = Arc::clone(&self.shared);
+                *thread = Some(hca_process::spawn("hca-via", move || shared.run())?);
+            }
+        }
+        Ok(())
+    }
+    /// The clock of tasks of this thread.
+    pub(crate) fn alarm(&self) -> Alarm {
+        Alarm(Arc::clone(&self.shared))
+    }
+}
+
+/// Has the thread poll tasks at a time.
+pub(crate) struct Alarm(Arc<Shared>);
+
+impl Alarm {
+    /// A future that is ready at that time.
+    pub(crate) async fn sleep_until(&self, at: Instant) {
+        std::future::poll_fn(|_| {
+            if Instant::now() >= at {
+                return Poll::Ready(());
+            }
+            let mut alarm = lock::lock(&self.0.alarm);
+            *alarm = Some(alarm.map_or(at, |earlier| earlier.min(at)));
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Release);
+        let Some(thread) = lock::lock(&self.thread).take() else { return };
+        thread.thread().unpark();
+        // A callback on the thread itself may have dropped the last VI.
+        if thread.thread().id() != std::thread::current().id() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut cx = Context::from_waker(&waker);
+        let mut tasks: Vec<Task> = Vec::new();
+        // Each is polled once more after the end, so that a connection that a VI has left is ended.
+        loop {
+            let ended = self.ended.load(Ordering::Acquire);
+            *lock::lock(&self.alarm) = None;
+            tasks.append(&mut lock::lock(&self.new));
+            tasks.retain_mut(|task| task.as_mut().poll(&mut cx).is_pending());
+            if ended {
+                return;
+            }
+            let alarm = *lock::lock(&self.alarm);
+            match alarm.map(|at| at.saturating_duration_since(Instant::now())) {
+                Some(left) => std::thread::park_timeout(left),
+                None => std::thread::park(),
+            }
+        }
+    }
+}
+
+/// Asks a task to end.
+#[derive(Default)]
+pub(crate) struct Stop(Mutex<(bool, Option<Waker>)>);
+
+impl Stop {
+    pub(crate) fn ask(&self) {
+        let mut state = lock::lock(&self.0);
+        state.0 = true;
+        let waker = state.1.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+    /// The value of the future; `None` if the task is asked to end first.
+    pub(crate) async fn or<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = std::pin::pin!(future);
+        std::future::poll_fn(|cx| {
+            let mut state = lock::lock(&self.0);
+            if state.0 {
+                return Poll::Ready(None);
+            }
+            state.1 = Some(cx.waker().clone());
+            drop(state);
+            future.as_mut().poll(cx).map(Some)
+        })
+        .await
+    }
+}
+
+/// The value of the future; `None` if that time is first.
+pub(crate) async fn before<T>(tasks: impl Future<Output = ()>, future: impl Future<Output = T>) -> Option<T> {
+    let (mut end, mut future) = (std::pin::pin!(tasks), std::pin::pin!(future));
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(value) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(value));
+        }
+        end.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}
+
+/// Blocks until the future is ready.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let (mut future, mut cx) = (std::pin::pin!(future), Context::from_waker(&waker));
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut cx) {
+            return value;
+        }
+        std::thread::park();
+    }
+}
+
+/// The time that is left until the end of a timeout.
+pub(crate) fn left(end: Option<Instant>) -> Option<Duration> {
+    end.map(|end| end.saturating_duration_since(Instant::now()))
+}
