@@ -30,7 +30,7 @@ pub use rng::Rng;
 pub use sim::{Actor, Node, Outcome, Sim, SimBuilder, Step, report_panics_only};
 pub use trace::{Event, FrameTag, Loss};
 pub use violation::Violation;
-pub use workload::{Report, Workload};
+pub use workload::{Mix, Report, Workload};
 
 /// The programs of the guide, compiled and run as tests.
 #[cfg(doctest)]

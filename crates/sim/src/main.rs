@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
-use hca_sim::{Report, Violation, Workload};
+use hca_sim::{Mix, Report, Violation, Workload};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 
 /// Runs random programs on simulated adapters and a hostile network, and checks every promise that
@@ -29,15 +29,9 @@ struct Args {
     /// Nodes share machines, and reach each other there by shared memory, as adapters on `auto://` do.
     #[arg(long)]
     near: bool,
-    /// Peers work through memory windows too, which are bound and taken back meanwhile
-    #[arg(long)]
-    windows: bool,
-    /// Peers use ATOMIC WRITE and FLUSH too
-    #[arg(long)]
-    placement: bool,
-    /// Datagrams go to multicast groups too, of which both ends are members
-    #[arg(long)]
-    multicast: bool,
+    /// Services that the programs do not use, separated by commas.
+    #[arg(long, value_name = "SERVICES", value_delimiter = ',')]
+    without: Vec<Without>,
     /// Print every event.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -50,6 +44,31 @@ struct Args {
     /// Go on after a violation, and list the seeds that failed.
     #[arg(long)]
     keep_going: bool,
+}
+
+/// A service that the programs may do without.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Without {
+    /// Memory windows, which are bound and taken back while peers work through them
+    Windows,
+    /// ATOMIC WRITE and FLUSH
+    Placement,
+    /// Datagrams to multicast groups, of which both ends are members
+    Multicast,
+    /// Extended reliable connections (XRC)
+    Xrc,
+}
+
+impl Args {
+    fn mix(&self) -> Mix {
+        let with = |service| !self.without.contains(&service);
+        Mix {
+            windows: with(Without::Windows),
+            placement: with(Without::Placement),
+            multicast: with(Without::Multicast),
+            xrc: with(Without::Xrc),
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -71,12 +90,11 @@ fn main() -> ExitCode {
 
 fn workload(args: &Args) -> Workload {
     let near = if args.near { " --near" } else { "" };
-    let windows = if args.windows { " --windows" } else { "" };
-    let placement = if args.placement { " --placement" } else { "" };
-    let multicast = if args.multicast { " --multicast" } else { "" };
-    let replay = format!("cargo run --release -p hca-sim -- --trace{near}{windows}{placement}{multicast}");
-    let more = Workload::new().windows(args.windows).placement(args.placement).multicast(args.multicast);
-    more.near(args.near).replay(replay)
+    let names = args.without.iter().filter_map(|w| Some(w.to_possible_value()?.get_name().to_owned()));
+    let names: Vec<_> = names.collect();
+    let without = if names.is_empty() { String::new() } else { format!(" --without {}", names.join(",")) };
+    let replay = format!("cargo run --release -p hca-sim -- --trace{near}{without}");
+    Workload::new().mix(args.mix()).near(args.near).replay(replay)
 }
 
 fn one(args: &Args, seed: u64) -> Result<(), String> {
@@ -87,7 +105,7 @@ fn one(args: &Args, seed: u64) -> Result<(), String> {
         workload = workload.tap(Some(tap));
     }
     let report = workload.run(seed).map_err(|v| v.to_string())?;
-    print_summary(&report, args.near, begun.elapsed());
+    print_summary(&report, args, begun.elapsed());
     println!("trace hash of seed {seed}: {:016x}", report.trace_hash);
     Ok(())
 }
@@ -126,7 +144,7 @@ fn many(args: &Args) -> Result<(), String> {
     });
     shared.bar.finish_and_clear();
     let sum = *shared.sum.lock().expect("no thread panicked");
-    print_summary(&sum, args.near, begun.elapsed());
+    print_summary(&sum, args, begun.elapsed());
     let mut violations = shared.violations.into_inner().expect("no thread panicked");
     violations.sort_by_key(|v| v.seed);
     if let Some(first) = violations.first() {
@@ -134,8 +152,8 @@ fn many(args: &Args) -> Result<(), String> {
         return Err(format!("{first}\n{} of {} seeds failed: {}", seeds.len(), sum.runs, seeds.join(" ")));
     }
     println!("no violation in {} seeds", HumanCount(sum.runs));
-    let never: Vec<&str> =
-        sum.happenings(args.near).into_iter().filter(|(_, n)| *n == 0).map(|(what, _)| what.trim()).collect();
+    let all = sum.happenings(args.near, args.mix());
+    let never: Vec<&str> = all.into_iter().filter(|(_, n)| *n == 0).map(|(what, _)| what.trim()).collect();
     if sum.runs >= ALL_HAPPENS_FROM && !never.is_empty() {
         return Err(format!("these never happened, and so were not tested: {}", never.join(", ")));
     }
@@ -176,7 +194,7 @@ fn progress_bar(seeds: u64) -> ProgressBar {
     bar
 }
 
-fn print_summary(r: &Report, near: bool, took: Duration) {
+fn print_summary(r: &Report, args: &Args, took: Duration) {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_BORDERS_ONLY);
     table.set_header(["what", "how many"]);
@@ -190,7 +208,7 @@ fn print_summary(r: &Report, near: bool, took: Duration) {
         ("faults injected", r.net.faults() + r.crashes),
     ];
     let rest = [("comparisons of a whole memory", r.memory_checks), ("events", r.events)];
-    for (what, n) in moved.into_iter().chain(r.happenings(near)).chain(rest) {
+    for (what, n) in moved.into_iter().chain(r.happenings(args.near, args.mix())).chain(rest) {
         table.add_row([what.to_string(), HumanCount(n).to_string()]);
     }
     if let Some(column) = table.column_mut(1) {

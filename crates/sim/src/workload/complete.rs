@@ -208,9 +208,13 @@ impl World {
                 let found = self.take_value(&op.pieces);
                 self.shared_add_returned(p, found)?;
             }
-            Promise::Flush { target, bytes } => self.must_hold(target, bytes, &what("FLUSH"))?,
-            Promise::AtomicWrite => {}
+            Promise::Flush { target, bytes } => {
+                self.report.flushes += 1;
+                self.must_hold(target, bytes, &what("FLUSH"))?;
+            }
+            Promise::AtomicWrite => self.report.atomic_writes += 1,
             &Promise::Bind(index) => {
+                self.report.binds += 1;
                 if let Some(lent) = self.ends[e].invalidatable.get_mut(index) {
                     lent.state = Lending::Lent;
                 }

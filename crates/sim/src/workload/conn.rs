@@ -196,7 +196,7 @@ impl World {
         if ud {
             let ah = self.refused("create_ah", host.device.create_ah(host.pd, &av))?;
             self.ends[e].ah = Some(ah);
-            if self.plan.multicast {
+            if self.plan.mix.multicast {
                 self.join_group(c, e)?;
             }
         }
@@ -244,7 +244,7 @@ impl World {
                 None => self.host_mut(n).owns.push(range),
             }
         }
-        let windows = self.plan.windows;
+        let windows = self.plan.mix.windows;
         // Nobody takes back what an initiator lends, and a target binds no window.
         let role = self.ends[e].role;
         let loans = if role == Some(Role::Initiator) {

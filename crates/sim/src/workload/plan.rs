@@ -4,6 +4,7 @@ use core::time::Duration;
 
 use hca_core::{AckTimeout, Mtu, Psn, QpType, RnrTimer};
 
+use super::Mix;
 use super::host::HOST_REGIONS;
 use crate::{LinkProfile, Rng};
 
@@ -133,12 +134,10 @@ pub(super) struct Plan {
     pub(super) shallow: Option<Shallow>,
     /// Regions that an adapter holds at most, where that is few.
     pub(super) max_regions: Option<u32>,
-    /// Peers work through memory windows too.
-    pub(super) windows: bool,
-    /// Peers use ATOMIC WRITE and FLUSH too.
-    pub(super) placement: bool,
-    /// Datagrams go to multicast groups too.
-    pub(super) multicast: bool,
+    /// The services that the programs use.
+    pub(super) mix: Mix,
+    /// Nodes share machines.
+    pub(super) near: bool,
 }
 
 /// A node whose completion queues hold less than what may complete at once.
@@ -196,9 +195,8 @@ impl Plan {
             arena_bytes: if big { 5 << 20 } else { 1 << 20 },
             shallow: None,
             max_regions: None,
-            windows: false,
-            placement: false,
-            multicast: false,
+            mix: Mix::default(),
+            near: false,
         }
     }
 

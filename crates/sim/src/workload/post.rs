@@ -289,7 +289,7 @@ impl World {
 
     /// Whether an end posts ATOMIC WRITEs and FLUSHes too, which are requests of RC alone.
     fn places(&self, e: usize) -> bool {
-        self.plan.placement && self.ends[e].role.is_none()
+        self.plan.mix.placement && self.ends[e].role.is_none()
     }
 
     /// A random length, rather short, and often near a boundary.

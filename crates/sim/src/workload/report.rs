@@ -2,6 +2,7 @@
 
 use core::ops::AddAssign;
 
+use super::Mix;
 use crate::{NearStats, NetStats};
 
 /// Sums over one or many runs.
@@ -17,6 +18,12 @@ pub struct Report {
     pub xrc_messages: u64,
     /// Datagrams to multicast groups.
     pub multicasts: u64,
+    /// Memory windows bound by a request.
+    pub binds: u64,
+    /// ATOMIC WRITEs that succeeded.
+    pub atomic_writes: u64,
+    /// FLUSHes that succeeded.
+    pub flushes: u64,
     /// Bytes that requests moved.
     pub bytes: u64,
     /// Requests that ended with an error that the program or the network caused.
@@ -64,10 +71,9 @@ pub struct Report {
 impl Report {
     /// The counts of all kinds of events, by their names. In many runs together every kind should happen: a fault that
     /// was enabled and never happened was not tested.
-    pub fn happenings(&self, near: bool) -> Vec<(&'static str, u64)> {
+    pub fn happenings(&self, near: bool, mix: Mix) -> Vec<(&'static str, u64)> {
         let net = &self.net;
         let mut all = vec![
-            ("messages to queues of XRC domains", self.xrc_messages),
             ("requests that failed as they should", self.errors),
             ("requests flushed", self.flushed),
             ("send queues drained", self.drains),
@@ -89,9 +95,14 @@ impl Report {
             ("  left to the sender for later", net.deferred),
             ("  crashes", self.crashes),
         ];
-        if self.multicasts > 0 {
-            all.push(("datagrams to groups", self.multicasts));
-        }
+        let services = [
+            (mix.xrc, "messages to queues of XRC domains", self.xrc_messages),
+            (mix.multicast, "datagrams to groups", self.multicasts),
+            (mix.windows, "windows bound by a request", self.binds),
+            (mix.placement, "ATOMIC WRITEs", self.atomic_writes),
+            (mix.placement, "FLUSHes", self.flushes),
+        ];
+        all.extend(services.into_iter().filter(|s| s.0).map(|(_, what, n)| (what, n)));
         if near {
             let n = &self.near;
             all.extend([
@@ -120,6 +131,9 @@ impl AddAssign for Report {
         self.messages += r.messages;
         self.xrc_messages += r.xrc_messages;
         self.multicasts += r.multicasts;
+        self.binds += r.binds;
+        self.atomic_writes += r.atomic_writes;
+        self.flushes += r.flushes;
         self.bytes += r.bytes;
         self.errors += r.errors;
         self.flushed += r.flushed;

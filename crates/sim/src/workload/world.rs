@@ -418,7 +418,7 @@ impl World {
     /// for themselves first, unless they wait for ever.
     fn lets_go(&self, conn: usize, now: Instant) -> Checked<bool> {
         let plan = &self.plan.conns[conn];
-        let Some(patience) = super::patience(plan) else { return Ok(true) };
+        let Some(patience) = super::patience(plan, self.plan.near) else { return Ok(true) };
         for end in self.conns[conn].ends.map(|e| &self.ends[e]) {
             if end.life != Life::Up || plan.kind != QpType::Rc {
                 continue;
@@ -446,6 +446,11 @@ impl World {
         }
         Ok(true)
     }
+    /// How long requests whose peer is gone may wait.
+    pub(super) fn longest_patience(&self) -> Duration {
+        let all = self.plan.conns.iter().filter_map(|plan| super::patience(plan, self.plan.near));
+        all.max().unwrap_or_default()
+    }
     /// When requests whose peer is gone have waited long enough.
     fn patience_ends(&self) -> impl Iterator<Item = Instant> {
         let alone = |e: &&End| {
@@ -453,7 +458,7 @@ impl World {
             waits && e.sq.oldest_signaled().is_some() && !self.is_deaf(e.host)
         };
         self.ends.iter().filter(alone).filter_map(|e| {
-            let patience = super::patience(&self.plan.conns[e.conn])?;
+            let patience = super::patience(&self.plan.conns[e.conn], self.plan.near)?;
             Some(e.progress_at + patience + Duration::from_nanos(1))
         })
     }
