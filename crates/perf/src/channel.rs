@@ -209,7 +209,7 @@ impl<In: Message> Channel<In> {
         }
     }
 
-    /// Sends a message.
+    /// Sends a message. Whether the other end has hung up is told by [`recv`](Self::recv).
     ///
     /// # Errors
     /// The channel broke, or the other end does not read.
@@ -218,10 +218,11 @@ impl<In: Message> Channel<In> {
         line.push(b'\n');
         let written = self.out.write_all(&line).and_then(|()| self.out.flush());
         self.turn.theirs();
-        written.map_err(|e| match e.kind() {
-            ErrorKind::BrokenPipe => ControlError::Closed,
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => ControlError::Deaf(WRITE_LIMIT),
-            _ => e.into(),
+        written.or_else(|e| match e.kind() {
+            // The thread that reads reports it, behind the last message of the other end, which tells why.
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(()),
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => Err(ControlError::Deaf(WRITE_LIMIT)),
+            _ => Err(e.into()),
         })
     }
 
@@ -390,6 +391,19 @@ mod tests {
         near.send(&ToPeer::Stop).unwrap();
         assert_eq!(far.recv(None).unwrap(), ToPeer::Stop);
         assert!(!far.arrived());
+    }
+
+    #[test]
+    fn the_last_message_of_an_end_that_has_hung_up_is_taken_though_nothing_can_be_sent() {
+        let (mut near, far) = pair();
+        let mut other: Channel<ToPeer> = Channel::over_tcp(&far, None).unwrap();
+        other.send(&FromPeer::Done { received: 1, errors: 0 }).unwrap();
+        far.shutdown(std::net::Shutdown::Both).unwrap();
+        for _ in 0..100 {
+            near.send(&ToPeer::Stop).unwrap();
+        }
+        assert_eq!(near.recv(None).unwrap(), FromPeer::Done { received: 1, errors: 0 });
+        assert!(near.recv(None).is_err());
     }
 
     #[test]

@@ -564,7 +564,7 @@ fn a_client_that_goes_silent_in_the_middle_of_a_measurement_is_given_up_on() {
     let out = client.wait_with_output().unwrap();
     assert_eq!(out.status.code(), Some(1));
     let told = String::from_utf8_lossy(&out.stderr);
-    assert!(told.contains("said nothing for 10s") || told.contains("closed the control channel"), "{told}");
+    assert!(told.contains("sent nothing for 10s") || told.contains("closed the control channel"), "{told}");
 }
 
 /// A listener's answers to lines, each of which it answers; the last one is before it hangs up.
@@ -667,9 +667,9 @@ fn both_ends_of_a_pingpong_meet_for_every_service() {
         ("ud", &["--cm", "--chk", "--size", "1024"]),
     ] {
         let (server, client) = bounce(service, more);
-        for out in [&server, &client] {
-            let said = text(&out.stdout) + &text(&out.stderr);
-            assert!(out.status.success(), "{service}: {said}");
+        let both = [&server, &client].map(|out| text(&out.stdout) + &text(&out.stderr));
+        for (out, said) in [&server, &client].into_iter().zip(&both) {
+            assert!(out.status.success(), "{service}: {}{}", both[0], both[1]);
             assert!(said.contains("remote address") && said.contains("usec/iter"), "{service}: {said}");
         }
     }
