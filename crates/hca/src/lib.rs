@@ -34,7 +34,7 @@
 //! |---|---|
 //! | `uring`, on by default | `uring://`: UDP through io_uring |
 //! | `portals` | [`portals`]: Portals 3.3 and 4.3 |
-//! | `via` | [`via`]: the VI Architecture |
+//! | `via` | `hca::via`: the VI Architecture, the crate `hca-via` |
 //! | `vfio` | `vfio://` and `vfio-user://`: ConnectX adapters of this machine, and functions of `hca serve` |
 //! | `tokio` | `Reactor::spawn` and `AsyncCq`: completion queues on a tokio runtime |
 //! | `bytes`, `memmap2` | [`Pd::adopt`] takes memory of these crates |
