@@ -262,7 +262,8 @@ fn a_function_that_is_reset_under_its_driver_serves_the_next_one() {
     for _ in 0..3 {
         let function = function(&served, 0);
         let mut short = Options::default();
-        short.command_timeout = Duration::from_millis(100);
+        // Long enough for a server that waits for a processor.
+        short.command_timeout = Duration::from_secs(1);
         let device = Mlx5::open(function.clone(), short).unwrap();
         let pd = device.alloc_pd().unwrap();
         let memory = device.alloc_memory(8192).unwrap();

@@ -380,15 +380,15 @@ pub(crate) fn a_target_that_is_gone_is_undeliverable(bed: &Bed) {
 /// Nobody takes the device's events, one of which is that a connection on a shared receive queue has ended.
 pub(crate) fn waits_sleep_after_a_peer_was_lost(bed: &Bed) {
     const WAIT: Duration = Duration::from_millis(200);
-    let pair = bed.pair_with(MATCHING, &Limits::default(), |_, options| NodeOptions {
-        connect_timeout: Duration::from_millis(100),
-        ..options
+    let pair = bed.pair_with(MATCHING, &Limits::default(), |n, options| match n {
+        0 => NodeOptions { connect_timeout: Duration::from_millis(100), ..options },
+        _ => options,
     });
     let source = Source::new(&pair.a, 64, MdOptions::EVENT_CT_ACK | MdOptions::EVENT_SEND_DISABLE);
     let sink = Sink::new(&pair.b, 64, PtOptions::empty());
     sink.post(&pair.b, MeOptions::OP_PUT);
     let put = Put { ack_req: AckReq::Ct, ..Put::new(source.md, 8, id(&pair.b), sink.pt) };
-    // On a machine that has other things to do, either side may lose the other before this one is there.
+    // On a machine that has other things to do, the target may be given up before it is there.
     (1..).find(|&tries| {
         pair.a.put(&put).unwrap();
         pair.counted(&pair.a, source.ct, tries).success > 0
@@ -402,13 +402,21 @@ pub(crate) fn waits_sleep_after_a_peer_was_lost(bed: &Bed) {
         a.ct_poll(&[(source.ct, u64::MAX)], Some(Duration::from_millis(10))).unwrap();
     }
     end_a_connection(a.node().context());
-    let (eq, before) = (a.eq_alloc(4).unwrap(), a.node().sleeps());
-    for _ in 0..2 {
+    let eq = a.eq_alloc(4).unwrap();
+    let sleeps_of_a_wait = || {
+        let before = a.node().sleeps();
         assert_eq!(a.eq_poll(&[eq], Some(WAIT)).unwrap(), None);
-    }
-    // A few for what the adapter itself has to do meanwhile.
-    let slept = a.node().sleeps() - before;
-    assert!((2..=64).contains(&slept), "{slept} sleeps in two waits of {WAIT:?}");
+        a.node().sleeps() - before
+    };
+    let mut slept_in = 0;
+    until(&[], "two waits that sleep", || {
+        let slept = sleeps_of_a_wait();
+        // A few for what the adapter itself has to do meanwhile.
+        assert!(slept <= 32, "{slept} sleeps in a wait of {WAIT:?}");
+        // None in one that gets no processor before its time is over.
+        slept_in += u32::from(slept > 0);
+        (slept_in == 2).then_some(())
+    });
     assert!(a.node().context().poll_event().is_some(), "the event has waited all the time");
 }
 
@@ -643,6 +651,7 @@ pub(crate) fn a_node_of_other_eager_bytes_is_a_stranger(bed: &Bed) {
         pair.a.eq_get(source.eq).unwrap().filter(|got| got.event.kind == EventKind::Ack)
     });
     assert_eq!(got.event.ni_fail_type, NiFail::Undeliverable);
-    assert!(pair.b.node().counts().strangers > 0);
+    // The hello may be behind the end of the initiator's patience.
+    pair.until("the hello", || (pair.b.node().counts().strangers > 0).then_some(()));
     assert_eq!(pair.b.eq_get(sink.eq).unwrap(), None);
 }

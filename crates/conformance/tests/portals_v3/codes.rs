@@ -151,8 +151,9 @@ pub(crate) fn ptl_segv_is_memory_of_another_node(bed: &Bed) {
 }
 
 pub(crate) fn ptl_me_in_use_and_ptl_md_in_use_last_until_what_is_under_way_has_ended(bed: &Bed) {
+    // Longer than this thread waits for a processor between the calls.
     let options =
-        NodeOptions { connect_timeout: std::time::Duration::from_millis(500), ..NodeOptions::default() };
+        NodeOptions { connect_timeout: std::time::Duration::from_secs(2), ..NodeOptions::default() };
     let p = bed.pair_with(&Limits::default(), &options);
     let (me, md) = p.a.post(1, &p.a.md(p.a.zeroed(8), MdOptions::OP_PUT));
     let another = Md::new(p.a.zeroed(8));

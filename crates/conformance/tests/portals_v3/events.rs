@@ -237,15 +237,20 @@ pub(crate) fn undeliverable_is_told_where_nobody_answers(bed: &Bed) {
 }
 
 pub(crate) fn undeliverable_is_told_of_a_target_that_has_gone(bed: &Bed) {
-    let options =
+    let hasty =
         NodeOptions { connect_timeout: std::time::Duration::from_millis(200), ..NodeOptions::default() };
-    let Pair { a, b, .. } = bed.pair_with(&Default::default(), &options);
+    let Pair { a, b, .. } = bed.pair_of(&Default::default(), [hasty, NodeOptions::default()]);
     b.post(1, &b.md(b.zeroed(64), BOTH));
     let (md, id) = (a.loud(b"x"), b.id());
-    a.put_acked(md, &b, 1, 0);
-    a.expect(EventKind::SendStart, &b);
-    a.expect(EventKind::SendEnd, &b);
-    a.expect(EventKind::Ack, &b);
+    // On a machine that has other things to do, the target may be given up before it answers.
+    let met = (0..50).any(|_| {
+        a.put_acked(md, &b, 1, 0);
+        a.expect(EventKind::SendStart, &b);
+        let ends = [(); 2].map(|()| a.next(&b).event);
+        assert_eq!(ends.map(|event| event.kind), [EventKind::SendEnd, EventKind::Ack]);
+        ends[1].ni_fail_type == NiFail::Ok
+    });
+    assert!(met, "the target never answers");
     drop(b);
     a.ni.put(md, AckReq::Ack, id, 1, 0, 0, 0, 0).unwrap();
     a.ni.get(md, id, 1, 0, 0, 0).unwrap();
