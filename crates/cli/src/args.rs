@@ -21,11 +21,12 @@ use hca_perf::{CONTROL_PORT, DEFAULT_MEMORY, Failure, PEER_COMMAND, PeerArgs, in
 use softhca::Progress;
 
 use self::help::{
-    COMPLETIONS_EXAMPLES, DEVICES, DEVINFO_EXAMPLES, EXAMPLES, EXIT_CODES, LIST_EXAMPLES, MAN_EXAMPLES,
-    NAMES, PERF_EXAMPLES, PERF_FIGURES, PERF_TOPICS, PING_EXAMPLES, PINGPONG_EXAMPLES, RUN_EXAMPLES,
-    RUN_EXIT_CODES, SERVE_EXAMPLES, SHOWN_EXIT_CODES, STAT_EXAMPLES, TRACE_EXAMPLES, TRACE_EXIT_CODES,
+    COMPLETIONS_EXAMPLES, DEVICES, DEVINFO_EXAMPLES, EXAMPLES, EXEC_EXAMPLES, EXEC_EXIT_CODES, EXIT_CODES,
+    LIST_EXAMPLES, MAN_EXAMPLES, NAMES, PERF_EXAMPLES, PERF_FIGURES, PERF_TOPICS, PING_EXAMPLES,
+    PINGPONG_EXAMPLES, RUN_EXAMPLES, RUN_EXIT_CODES, SERVE_EXAMPLES, SHOWN_EXIT_CODES, STAT_EXAMPLES,
+    TRACE_EXAMPLES, TRACE_EXIT_CODES,
 };
-use crate::{devinfo, list, perf, ping, pingpong, run, serve, stat, trace, warnings};
+use crate::{devinfo, exec, list, perf, ping, pingpong, run, serve, stat, trace, warnings};
 
 /// RDMA anywhere: a software host channel adapter, verbs over RoCEv2.
 #[derive(Debug, Parser)]
@@ -59,6 +60,9 @@ enum Command {
     /// Starts the processes of a job on this machine; they find each other by PMI-1 (hca-job, MPI)
     #[command(after_long_help = format!("{RUN_EXAMPLES}\n\n{NAMES}\n\n{RUN_EXIT_CODES}"))]
     Run(RunArgs),
+    /// Starts a program that speaks libibverbs, unmodified, on a device of this project
+    #[command(after_long_help = format!("{EXEC_EXAMPLES}\n\n{NAMES}\n\n{EXEC_EXIT_CODES}"))]
+    Exec(ExecArgs),
     /// Serves the software adapter as ConnectX PCI functions at vfio-user sockets
     #[command(after_long_help = format!("{SERVE_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
     Serve(ServeArgs),
@@ -133,6 +137,14 @@ pub(crate) struct DeviceArgs {
     /// Write every frame of this end to a pcapng file, for Wireshark
     #[arg(long, value_name = "FILE.pcapng")]
     pub capture: Option<PathBuf>,
+}
+
+impl DeviceArgs {
+    /// Whether an argument says anything about the device.
+    pub(crate) fn is_said(&self) -> bool {
+        let Self { device, fabric, progress, fault, capture } = self;
+        device.is_some() || fabric.is_some() || progress.is_some() || fault.is_some() || capture.is_some()
+    }
 }
 
 /// Fabrics that need no address; `hca help devices` explains them.
@@ -402,6 +414,20 @@ impl RunArgs {
     }
 }
 
+/// `hca exec`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ExecArgs {
+    /// The device (default: those of HCA_DEVICES, then HCA_DEVICE, then auto://?share=yes).
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// The name by which the program knows the device
+    #[arg(long, default_value = "hca0", value_parser = device_name)]
+    pub name: String,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    pub command: Vec<OsString>,
+}
+
 /// `hca serve`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -431,9 +457,10 @@ pub fn main() -> ExitCode {
     if let Some(why) = misuse {
         Cli::command().error(ErrorKind::ArgumentConflict, why).exit();
     }
-    // Both take signals by themselves: one passes them on, the other takes none.
+    // They take signals by themselves: one passes them on, one takes none, and one becomes another program.
     match &cli.command {
         Command::Run(args) => return run::run(args),
+        Command::Exec(args) => return exec::exec(args),
         Command::RunGuard => {
             run::guard::guard();
             return ExitCode::SUCCESS;
@@ -466,7 +493,7 @@ pub fn main() -> ExitCode {
         },
         Command::Pingpong(args) => plain(pingpong::pingpong(&args)),
         Command::Serve(args) => plain(serve::serve(&args)),
-        Command::Run(_) | Command::RunGuard => unreachable!("they have returned"),
+        Command::Run(_) | Command::RunGuard | Command::Exec(_) => unreachable!("they have returned"),
         Command::Peer(args) => plain(peer::serve_standard_streams(&args)),
     };
     match (interrupt::exit_code(), result) {
@@ -528,6 +555,14 @@ fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
+fn device_name(text: &str) -> Result<String, String> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    match text.len() {
+        1..64 if text.chars().all(legal) => Ok(text.to_owned()),
+        _ => Err(format!("`{text}` is no name of a device: write 1 to 63 letters and digits")),
+    }
+}
+
 fn path_mtu(text: &str) -> Result<hca_core::Mtu, String> {
     let refuse = || format!("`{text}` is no path MTU: use 256, 512, 1024, 2048 or 4096");
     text.parse().ok().and_then(hca_core::Mtu::from_bytes).ok_or_else(refuse)
@@ -552,7 +587,7 @@ mod tests {
     #[test]
     fn every_command_has_help_with_exit_codes_and_one_explains_devices() {
         let mut command = Cli::command();
-        for name in ["devinfo", "perf", "pingpong", "run", "serve", "ping", "devices"] {
+        for name in ["devinfo", "exec", "perf", "pingpong", "run", "serve", "ping", "devices"] {
             let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
             assert!(help.contains("130"), "{name}: {help}");
             let explains = help.contains("udp://ADDRESS ");

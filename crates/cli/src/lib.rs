@@ -3,12 +3,13 @@
 //! | module | contents |
 //! |---|---|
 //! | `args` | the command line, its help, and exit codes |
-//! | `devinfo`, `list`, `perf`, `ping`, `pingpong`, `run`, `serve`, `stat`, `trace` | the commands |
+//! | `devinfo`, `exec`, `list`, `perf`, `ping`, `pingpong`, `run`, `serve`, `stat`, `trace` | the commands |
 //! | `warnings` | the library's warnings, on standard error |
 #![forbid(unsafe_code)]
 
 mod args;
 mod devinfo;
+mod exec;
 mod list;
 mod perf;
 mod ping;

@@ -67,10 +67,7 @@ pub(crate) fn overrides(args: &DeviceArgs) -> Options {
 
 /// The device that the arguments describe, if they say anything of it; `None` leaves it to the environment.
 pub(crate) fn device_if_said(args: &DeviceArgs) -> Result<Option<DeviceUrl>, Failure> {
-    let DeviceArgs { device, fabric, progress, fault, capture } = args;
-    let says =
-        device.is_some() || fabric.is_some() || progress.is_some() || fault.is_some() || capture.is_some();
-    says.then(|| device_or(args, Target::Auto(None))).transpose()
+    args.is_said().then(|| device_or(args, Target::Auto(None))).transpose()
 }
 
 /// The device that the arguments describe: named, or this one.

@@ -244,6 +244,20 @@ Exit codes: 0 all processes succeeded; otherwise the code of the first that fail
 ended it; 124 after --timeout, 127 if the program cannot be started, 1 failed otherwise, 2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, 129 by \
 HUP.";
 
+pub(super) const EXEC_EXAMPLES: &str = "\
+Examples:
+  hca exec ibv_devinfo
+  hca exec ibv_rc_pingpong -g 1     in one terminal, and in another:
+  hca exec ibv_rc_pingpong -g 1 127.0.0.2
+  hca exec --device udp://10.0.0.1?share=yes --name rxe0 ibv_ud_pingpong -g 1
+
+The program finds libibverbs, libmlx5 and libefa of this project first (LD_LIBRARY_PATH), and its devices in HCA_DEVICES: \
+a list of NAME=URL with spaces between them. Processes that the program starts inherit both. librdmacm is the \
+system's, and finds no device.";
+
+pub(super) const EXEC_EXIT_CODES: &str = "\
+Exit codes: those of the program; 127 if it cannot be started, 1 without the library, 2 wrong usage, 130 ended by Ctrl-C.";
+
 pub(super) const SERVE_EXAMPLES: &str = "\
 Examples:
   hca serve --pci /tmp/a.sock --pci /tmp/b.sock

@@ -1,0 +1,128 @@
+//! `hca exec`: starts a program that speaks libibverbs on a device of this project.
+//!
+//! The shared object of `hca-ibverbs` has the names of all libraries that it stands for, as links in a folder. The
+//! loader searches that folder first.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use hca::{DeviceUrl, Target};
+use thiserror::Error;
+
+use crate::args::ExecArgs;
+use crate::perf::device_or;
+
+/// The shared object.
+const LIBRARY: &str = "libhca_ibverbs.so";
+/// The folder of links beside it.
+const LINKS: &str = "hca-libraries";
+/// The names of the libraries that it stands for.
+const NAMES: [&str; 3] = ["libibverbs.so.1", "libmlx5.so.1", "libefa.so.1"];
+/// The variable by which the library finds its devices.
+const DEVICES_VARIABLE: &str = "HCA_DEVICES";
+/// The folders that the loader searches before the system's.
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+/// The exit code of a shell that does not find a program.
+const NOT_FOUND: u8 = 127;
+
+/// The reason why a program is not started.
+#[derive(Debug, Error)]
+enum ExecError {
+    #[error(
+        "there is no {LIBRARY} beside this command ({}): build it by `cargo build -p hca-ibverbs`, or copy it there",
+        .folder.display()
+    )]
+    NoLibrary { folder: PathBuf },
+    #[error("can't make the link {}: {source}; make it as a user who may, to ../{LIBRARY}", .link.display())]
+    Link { link: PathBuf, source: io::Error },
+    #[error("can't find the folder of this command: {0}")]
+    Own(#[source] io::Error),
+    #[error("{0}")]
+    Device(String),
+    #[error("can't start {program:?}: {source}; give its path, or the name of a program in PATH")]
+    Program { program: OsString, source: io::Error },
+}
+
+/// Becomes the program.
+pub(crate) fn exec(args: &ExecArgs) -> ExitCode {
+    let Err(e) = start(args);
+    eprintln!("hca: {e}");
+    ExitCode::from(if matches!(e, ExecError::Program { .. }) { NOT_FOUND } else { 1 })
+}
+
+fn start(args: &ExecArgs) -> Result<Infallible, ExecError> {
+    let own = std::env::current_exe().map_err(ExecError::Own)?;
+    let links = links_to(&library(own.parent().unwrap_or(Path::new("/")))?)?;
+    let mut folders = vec![links];
+    folders.extend(std::env::var_os(LIBRARY_PATH).iter().flat_map(std::env::split_paths));
+    let path = std::env::join_paths(folders).map_err(|e| ExecError::Device(e.to_string()))?;
+    let (program, arguments) = args.command.split_first().expect("the arguments require one");
+    let mut command = Command::new(program);
+    command.args(arguments).env(LIBRARY_PATH, path).env(DEVICES_VARIABLE, devices(args)?);
+    Err(ExecError::Program { program: program.clone(), source: command.exec() })
+}
+
+/// The list of devices: the one of the arguments, or of the environment, or the default one.
+fn devices(args: &ExecArgs) -> Result<OsString, ExecError> {
+    let is_said = args.device.is_said();
+    if let Some(list) = std::env::var_os(DEVICES_VARIABLE).filter(|list| !is_said && !list.is_empty()) {
+        return Ok(list);
+    }
+    let mut url =
+        device_or(&args.device, Target::Auto(None)).map_err(|e| ExecError::Device(e.to_string()))?;
+    if !is_said
+        && url.options.share.is_none()
+        && hca::device_from_environment().is_ok_and(|url| url.is_none())
+    {
+        let shared: DeviceUrl = "auto://?share=yes".parse().expect("a valid name");
+        url = shared;
+    }
+    Ok(format!("{}={url}", args.name).into())
+}
+
+/// The shared object: in a build's folder, beside the command, or in the `lib` beside its folder.
+fn library(folder: &Path) -> Result<PathBuf, ExecError> {
+    ["deps", ".", "../lib/hca", "../lib"]
+        .iter()
+        .map(|place| folder.join(place).join(LIBRARY))
+        .find(|path| path.is_file())
+        .ok_or_else(|| ExecError::NoLibrary { folder: folder.to_owned() })
+}
+
+/// The folder of the links to a library, which are made where they are missing.
+fn links_to(library: &Path) -> Result<PathBuf, ExecError> {
+    let folder = library.parent().expect("it was found in a folder").join(LINKS);
+    let target = Path::new("..").join(LIBRARY);
+    for name in NAMES {
+        let link = folder.join(name);
+        if link.read_link().is_ok_and(|found| found == target) {
+            continue;
+        }
+        let made = std::fs::create_dir_all(&folder).and_then(|()| symlink(&target, &link));
+        match made {
+            // Another process was quicker.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && link.read_link().is_ok() => {}
+            other => other.map_err(|source| ExecError::Link { link, source })?,
+        }
+    }
+    std::path::absolute(folder).map_err(ExecError::Own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_told_with_the_command_that_builds_it() {
+        let error = library(Path::new("/nonexistent/bin")).unwrap_err().to_string();
+        assert!(
+            error.contains("cargo build -p hca-ibverbs") && error.contains("/nonexistent/bin"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,100 @@
+//! `hca exec`, and unmodified programs that it starts.
+
+use std::net::TcpListener;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// The device of both programs: they share an address of loopback.
+const UDP: &str = "udp://127.0.0.1?share=yes";
+const AUTO: &str = "auto://127.0.0.1?share=yes";
+
+fn exec(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hca"));
+    command.arg("exec").args(arguments).env_remove("HCA_DEVICE").env_remove("HCA_DEVICES");
+    command
+}
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
+}
+
+#[test]
+fn a_program_is_told_its_devices_and_finds_the_library_first() {
+    let show = ["sh", "-c", "echo $HCA_DEVICES; echo $LD_LIBRARY_PATH"];
+    let said = exec(&[&["--device", UDP, "--name", "rxe0"][..], &show].concat())
+        .env("LD_LIBRARY_PATH", "/elsewhere")
+        .output()
+        .unwrap();
+    let said = text(&said);
+    let (devices, path) = said.trim().split_once('\n').unwrap();
+    assert_eq!(devices, format!("rxe0={UDP}"));
+    assert!(path.ends_with("/hca-libraries:/elsewhere"), "{path}");
+    let inherited = exec(&show).env("HCA_DEVICES", "a=udp:// b=auto://").output().unwrap();
+    assert!(text(&inherited).starts_with("a=udp:// b=auto://\n"), "{}", text(&inherited));
+    assert!(text(&exec(&show).output().unwrap()).starts_with("hca0=auto://?share=yes\n"));
+}
+
+#[test]
+fn a_program_that_is_not_there_ends_as_a_shell_does() {
+    let said = exec(&["./no-such-program"]).output().unwrap();
+    assert_eq!(said.status.code(), Some(127));
+    assert!(text(&said).contains("no-such-program"), "{}", text(&said));
+}
+
+/// Runs a program twice, as the server and as its client, and returns what both said.
+fn both(device: &str, program: &str, options: &[&str]) -> [String; 2] {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let arguments = [&["--device", device, program, "-p", &port], options].concat();
+    let server = exec(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    let client = loop {
+        // A client that comes too early ends, and leaves the server as it was.
+        let client = exec(&[&arguments[..], &["127.0.0.1"]].concat()).output().unwrap();
+        if client.status.success() || begun.elapsed() > Duration::from_secs(60) {
+            break client;
+        }
+    };
+    let mut server = server;
+    if !client.status.success() {
+        let _ = server.kill();
+    }
+    let server = server.wait_with_output().unwrap();
+    let case = format!("{program} {options:?} on {device}");
+    assert!(client.status.success(), "{case}: client: {}\nserver: {}", text(&client), text(&server));
+    assert!(server.status.success(), "{case}: server: {}", text(&server));
+    [text(&server), text(&client)]
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils: programs of rdma-core"]
+fn devices_are_listed_by_name() {
+    let listed = exec(&["--device", UDP, "--name", "rxe0", "ibv_devices"]).output().unwrap();
+    assert!(listed.status.success() && text(&listed).contains("rxe0"), "{}", text(&listed));
+    let said = exec(&["--device", UDP, "--name", "rxe0", "ibv_devinfo", "-v"]).output().unwrap();
+    let said = text(&said);
+    for part in ["PORT_ACTIVE", "Ethernet", "::ffff:127.0.0.1, RoCE v2"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils: programs of rdma-core"]
+fn ping_pongs_of_every_service_run_polling_and_by_events() {
+    for device in [UDP, AUTO] {
+        for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"] {
+            for options in [&["-g", "1", "-n", "100"][..], &["-g", "1", "-n", "100", "-e"]] {
+                let said = both(device, program, options);
+                assert!(said.iter().all(|text| text.contains("100 iters in")), "{program}: {said:?}");
+            }
+        }
+        both(device, "ibv_rc_pingpong", &["-g", "3", "-n", "100", "-c"]);
+    }
+}
+
+#[test]
+#[ignore = "needs perftest: its measuring programs"]
+fn perftest_measures_sends_and_writes() {
+    for program in ["ib_send_lat", "ib_write_lat", "ib_send_bw"] {
+        let said = both(UDP, program, &["-x", "1", "-n", "200", "-F"]);
+        assert!(said.iter().any(|text| text.contains("200 ")), "{program}: {said:?}");
+    }
+}

@@ -1,0 +1,297 @@
+//! Contexts: tables of functions, and the attributes of the device and its port.
+
+use core::ffi::{c_int, c_void};
+use core::ptr::null;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use hca::hca_core::{AtomicScope, GidType, LinkLayer, LinkSpeed, MAX_MESSAGE_BYTES, Mtu, Pkey};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::abi::{IbvContext, IbvDeviceAttr, IbvGidEntry, IbvPortAttr, Slot, VerbsContext};
+use crate::cq::{poll_cq, req_notify_cq};
+use crate::device::{Adapter, NamedDevice};
+use crate::entry::{Errno, INVALID, In, counted, exports, give, number, pointer};
+use crate::post::{post_recv, post_send, post_srq_recv};
+
+/// The entries of the GID table. All have the port's GID, and are of RoCE v2: programs have fixed ideas of the index.
+const GIDS: u32 = 4;
+
+/// A context that a program opened.
+#[repr(C)]
+pub(crate) struct Context {
+    c: VerbsContext,
+    pub(crate) adapter: Arc<Adapter>,
+    device: In<NamedDevice>,
+    /// The descriptor of asynchronous events.
+    async_fd: OwnedFd,
+}
+
+/// The place of a function of `struct ibv_context` by its offset there.
+const fn at(offset: usize) -> usize {
+    (offset - 8) / 8
+}
+/// The place of a function of `struct verbs_context`, by its offset before the `ibv_context`.
+const fn before(offset: usize) -> usize {
+    (320 - offset) / 8
+}
+
+impl Context {
+    fn open(device: In<NamedDevice>) -> Result<*mut IbvContext, Errno> {
+        let adapter = Adapter::open(device.get()?)?;
+        let async_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
+        let mut ops: [Slot; 32] = [null(); 32];
+        ops[at(96)] = poll_cq as Slot;
+        ops[at(104)] = req_notify_cq as Slot;
+        ops[at(168)] = post_srq_recv as Slot;
+        ops[at(208)] = post_send as Slot;
+        ops[at(216)] = post_recv as Slot;
+        let mut later: [Slot; 39] = [null(); 39];
+        later[before(320)] = query_port as Slot;
+        later[before(104)] = query_device_ex as Slot;
+        let c = VerbsContext {
+            ops: later,
+            sz: size_of::<VerbsContext>(),
+            context: IbvContext {
+                device: device.raw().cast(),
+                ops,
+                cmd_fd: async_fd.as_raw_fd(),
+                async_fd: async_fd.as_raw_fd(),
+                num_comp_vectors: 1,
+                mutex: [0; 5],
+                abi_compat: usize::MAX,
+            },
+        };
+        let context = give(Self { c, adapter, device, async_fd });
+        Ok(context.wrapping_byte_add(core::mem::offset_of!(VerbsContext, context)).cast())
+    }
+
+    /// Checks the number of the port, which is 1.
+    fn port(&self, number: u32) -> Result<hca::hca_core::PortAttr, Errno> {
+        if number == 1 { Ok(self.adapter.device().port()) } else { Err(INVALID) }
+    }
+}
+
+/// The attributes of the port.
+fn port_attr(context: &Context, port: u32) -> Result<IbvPortAttr, Errno> {
+    let port = context.port(port)?;
+    let (active_width, active_speed) = width_and_speed(port.link);
+    let (state, phys_state) = if port.active { (4, 5) } else { (1, 3) };
+    Ok(IbvPortAttr {
+        state,
+        max_mtu: Mtu::B4096.encoding().into(),
+        active_mtu: port.active_mtu.encoding().into(),
+        gid_tbl_len: GIDS as c_int,
+        // Connection management, and GIDs that are IP addresses.
+        port_cap_flags: 1 << 16 | 1 << 26,
+        max_msg_sz: MAX_MESSAGE_BYTES as u32,
+        pkey_tbl_len: 1,
+        lid: port.lid.raw(),
+        max_vl_num: 1,
+        active_width,
+        active_speed,
+        phys_state,
+        // Programs use GIDs, and no LIDs, on Ethernet: a network without a link has GIDs alone, too.
+        link_layer: if port.link_layer == LinkLayer::InfiniBand { 1 } else { 2 },
+        ..IbvPortAttr::default()
+    })
+}
+
+/// The encodings of a link's width and of the speed of its lanes. A link without a speed has the lowest.
+fn width_and_speed(link: Option<LinkSpeed>) -> (u8, u8) {
+    let Some(LinkSpeed { mbps, lanes }) = link else { return (1, 1) };
+    let lanes = lanes.unwrap_or(1).max(1);
+    let width = match lanes {
+        2 => 16,
+        4 => 2,
+        8 => 4,
+        12 => 8,
+        _ => 1,
+    };
+    // The fastest lane of each encoding, in Mbit/s.
+    let speeds = [(2_500, 1), (5_000, 2), (10_000, 4), (14_000, 16), (25_000, 32), (50_000, 64)];
+    let lane = mbps / u32::from(lanes);
+    let speed = speeds.iter().find(|(fastest, _)| lane <= *fastest).map_or(128, |(_, speed)| *speed);
+    (width, speed)
+}
+
+fn device_attr(context: &Context) -> Result<IbvDeviceAttr, Errno> {
+    // Completions of queue pairs in RNR NAK, system image GUID, port events.
+    const CAP_FLAGS: u32 = 1 << 10 | 1 << 11 | 1 << 12;
+    let attr = context.adapter.device().attr();
+    let guid = context.device.get()?.guid;
+    let mut fw_ver = [0; 64];
+    for (to, from) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *to = from;
+    }
+    let rd_atomic = attr.max_rd_atomic.into();
+    Ok(IbvDeviceAttr {
+        fw_ver,
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: attr.max_mr_bytes,
+        page_size_cap: 0xffff_f000,
+        vendor_id: 0,
+        vendor_part_id: 0,
+        hw_ver: 0,
+        max_qp: attr.max_qp,
+        max_qp_wr: attr.max_qp_wr,
+        device_cap_flags: CAP_FLAGS,
+        max_sge: attr.max_sge,
+        max_sge_rd: attr.max_sge,
+        max_cq: attr.max_cq,
+        max_cqe: attr.max_cqe,
+        max_mr: attr.max_mr,
+        max_pd: attr.max_pd,
+        max_qp_rd_atom: rd_atomic,
+        max_ee_rd_atom: 0,
+        max_res_rd_atom: attr.max_qp.saturating_mul(rd_atomic),
+        max_qp_init_rd_atom: rd_atomic,
+        max_ee_init_rd_atom: 0,
+        atomic_cap: match attr.atomics {
+            AtomicScope::None => 0,
+            AtomicScope::Hca => 1,
+            AtomicScope::Cpu => 2,
+        },
+        max_ee: 0,
+        max_rdd: 0,
+        max_mw: 0,
+        max_raw_ipv6_qp: 0,
+        max_raw_ethy_qp: 0,
+        max_mcast_grp: 0,
+        max_mcast_qp_attach: 0,
+        max_total_mcast_qp_attach: 0,
+        max_ah: attr.max_ah,
+        max_fmr: 0,
+        max_map_per_fmr: 0,
+        max_srq: attr.max_srq,
+        max_srq_wr: attr.max_srq_wr,
+        max_srq_sge: attr.max_sge,
+        max_pkeys: 1,
+        local_ca_ack_delay: 0,
+        phys_port_cnt: 1,
+    })
+}
+
+extern "C" fn query_port(context: In<IbvContext>, port: u8, attr: In<IbvPortAttr>, bytes: usize) -> c_int {
+    number(|| {
+        let found = port_attr(context.context()?, port.into())?;
+        attr.zero(bytes)?;
+        attr.set_prefix(&found, bytes)
+    })
+}
+
+extern "C" fn query_device_ex(
+    context: In<IbvContext>,
+    input: In<u32>,
+    attr: In<IbvDeviceAttr>,
+    bytes: usize,
+) -> c_int {
+    number(|| {
+        let asks_more = input.opt().is_some_and(|comp_mask| *comp_mask != 0);
+        if asks_more || bytes < size_of::<IbvDeviceAttr>() {
+            return Err(INVALID);
+        }
+        let found = device_attr(context.context()?)?;
+        attr.zero(bytes)?;
+        attr.set_prefix(&found, bytes)
+    })
+}
+
+/// The GID at an index of the table.
+fn gid(context: &Context, port: u32, index: u32) -> Result<[u8; 16], Errno> {
+    let port = context.port(port)?;
+    if index < GIDS { Ok(port.gid.0) } else { Err(INVALID) }
+}
+/// The type of the GIDs, in the numbering of `enum ibv_gid_type`.
+fn gid_type(context: &Context) -> u32 {
+    let first = context.adapter.device().gids().first().map(|entry| entry.kind);
+    if first == Some(GidType::Ib) { 0 } else { 2 }
+}
+fn gid_entry(context: &Context, index: u32) -> Result<IbvGidEntry, Errno> {
+    let gid = gid(context, 1, index)?;
+    Ok(IbvGidEntry { gid, gid_index: index, port_num: 1, gid_type: gid_type(context), ndev_ifindex: 0 })
+}
+
+exports! {
+    "IBVERBS_1.1" fn ibv_open_device(device: In<NamedDevice>) -> *mut IbvContext {
+        pointer(|| Context::open(device))
+    }
+    "IBVERBS_1.1" fn ibv_close_device(context: In<IbvContext>) -> c_int {
+        number(|| context.whole().take().map(drop))
+    }
+    "IBVERBS_1.1" fn ibv_query_device(context: In<IbvContext>, attr: In<IbvDeviceAttr>) -> c_int {
+        number(|| attr.set(device_attr(context.context()?)?))
+    }
+    "IBVERBS_1.1" fn ibv_query_port(context: In<IbvContext>, port: u8, attr: In<IbvPortAttr>) -> c_int {
+        // The structure ended before `port_cap_flags2` when programs linked to this function.
+        number(|| attr.set_prefix(&port_attr(context.context()?, port.into())?, 48))
+    }
+    "IBVERBS_1.1" fn ibv_query_gid(context: In<IbvContext>, port: u8, index: c_int, to: In<[u8; 16]>) -> c_int {
+        counted(|| {
+            let index = u32::try_from(index).map_err(|_| INVALID)?;
+            to.set(gid(context.context()?, port.into(), index)?)?;
+            Ok(0)
+        })
+    }
+    "IBVERBS_PRIVATE_34" fn ibv_query_gid_type(context: In<IbvContext>, port: u8, index: u32, to: In<u32>) -> c_int {
+        counted(|| {
+            let context = context.context()?;
+            gid(context, port.into(), index)?;
+            // Here 0 stands for InfiniBand and RoCE v1.
+            to.set(u32::from(gid_type(context) == 2))?;
+            Ok(0)
+        })
+    }
+    "IBVERBS_1.11" fn _ibv_query_gid_ex(context: In<IbvContext>, port: u32, index: u32, to: In<IbvGidEntry>, flags: u32, bytes: usize) -> c_int {
+        number(|| {
+            let context = context.context()?;
+            context.port(port)?;
+            if flags != 0 || bytes < size_of::<IbvGidEntry>() {
+                return Err(INVALID);
+            }
+            let entry = gid_entry(context, index).map_err(|_| Errno(libc::ENODATA))?;
+            to.zero(bytes)?;
+            to.set_prefix(&entry, bytes)
+        })
+    }
+    "IBVERBS_1.11" fn _ibv_query_gid_table(context: In<IbvContext>, to: In<IbvGidEntry>, room: usize, flags: u32, bytes: usize) -> isize {
+        let found = counted(|| {
+            let context = context.context()?;
+            if flags != 0 || bytes != size_of::<IbvGidEntry>() || room < GIDS as usize {
+                return Err(INVALID);
+            }
+            for index in 0..GIDS {
+                to.set_at(index as usize, room, gid_entry(context, index)?)?;
+            }
+            Ok(GIDS as c_int)
+        });
+        // The error is the result here.
+        if found < 0 { -(libc::EINVAL as isize) } else { found as isize }
+    }
+    "IBVERBS_1.1" fn ibv_query_pkey(context: In<IbvContext>, port: u8, index: c_int, to: In<u16>) -> c_int {
+        counted(|| {
+            context.context()?.port(port.into())?;
+            if index != 0 {
+                return Err(INVALID);
+            }
+            to.set(Pkey::DEFAULT.raw().to_be())?;
+            Ok(0)
+        })
+    }
+    "IBVERBS_1.5" fn ibv_get_pkey_index(context: In<IbvContext>, port: u8, pkey: u16) -> c_int {
+        counted(|| {
+            context.context()?.port(port.into())?;
+            if u16::from_be(pkey) == Pkey::DEFAULT.raw() { Ok(0) } else { Err(INVALID) }
+        })
+    }
+    "IBVERBS_1.1" fn ibv_get_async_event(context: In<IbvContext>, _event: In<c_void>) -> c_int {
+        counted(|| {
+            let context = context.context()?;
+            // No event is raised yet: a reader waits, or is told that there is none.
+            rustix::io::read(&context.async_fd, &mut [0; 8])?;
+            Err(Errno(libc::EAGAIN))
+        })
+    }
+    "IBVERBS_1.1" fn ibv_ack_async_event(_event: In<c_void>) -> () {}
+}

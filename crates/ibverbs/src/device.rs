@@ -1,0 +1,235 @@
+//! Devices, by the environment, and their adapters.
+
+use core::ffi::{c_char, c_int};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
+
+use hca::hca_core::{Device, QpHandle, Qpn};
+use hca::{DeviceUrl, Opened};
+use hca_process::PerProcess;
+
+use crate::abi::IbvDevice;
+use crate::entry::{Errno, INVALID, In, counted, exports, free_list, give_list, lock, pointer};
+
+/// The environment variable that lists the devices, as `rxe0=udp://10.0.0.1 rxe1=auto://`.
+const DEVICES_VARIABLE: &str = "HCA_DEVICES";
+/// The device of a program whose environment names none.
+const DEFAULT_DEVICE: &str = "auto://?share=yes";
+/// The most bytes of a device's name, with the zero behind it.
+const NAME_BYTES: usize = 64;
+
+/// A device that programs see.
+#[repr(C)]
+pub(crate) struct NamedDevice {
+    pub(crate) c: IbvDevice,
+    pub(crate) name: String,
+    pub(crate) url: DeviceUrl,
+    pub(crate) guid: [u8; 8],
+}
+
+/// The addresses of all devices, which exist until the process ends; an error is told once.
+static DEVICES: LazyLock<Result<Vec<usize>, Errno>> = LazyLock::new(|| {
+    let found = named().and_then(|named| {
+        named.into_iter().map(|(name, url)| NamedDevice::new(name, url)).collect::<Result<Vec<_>, _>>()
+    });
+    match found {
+        Ok(devices) => {
+            Ok(devices.into_iter().map(|device| Box::into_raw(Box::new(device)) as usize).collect())
+        }
+        Err(e) => {
+            eprintln!("hca: {e}");
+            Err(INVALID)
+        }
+    }
+});
+
+/// The names and the URLs of the devices in the environment.
+fn named() -> Result<Vec<(String, DeviceUrl)>, String> {
+    let list = match std::env::var(DEVICES_VARIABLE) {
+        Ok(list) if !list.trim().is_empty() => list,
+        _ => {
+            let one = hca::device_from_environment().map_err(|e| e.to_string())?;
+            one.map_or_else(|| DEFAULT_DEVICE.to_owned(), |url| url.to_string())
+        }
+    };
+    parse(&list)
+}
+
+/// Parses a list of `NAME=URL` or `URL`, with spaces between them. A device without a name has that of its place.
+fn parse(list: &str) -> Result<Vec<(String, DeviceUrl)>, String> {
+    let mut found: Vec<(String, DeviceUrl)> = Vec::new();
+    for (i, item) in list.split_whitespace().enumerate() {
+        let scheme = item.find("://").unwrap_or(item.len());
+        let (name, url) = match item[..scheme].split_once('=') {
+            Some((name, _)) => (name.to_owned(), &item[name.len() + 1..]),
+            None => (format!("hca{i}"), item),
+        };
+        let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        if name.is_empty() || name.len() >= NAME_BYTES || !name.chars().all(legal) {
+            return Err(format!(
+                "{DEVICES_VARIABLE}: `{name}` is no name of a device: 1 to 63 letters and digits"
+            ));
+        }
+        if found.iter().any(|(other, _)| *other == name) {
+            return Err(format!(
+                "{DEVICES_VARIABLE}: two devices are named {name}: give each a name of its own"
+            ));
+        }
+        let url = url.parse().map_err(|e| format!("{DEVICES_VARIABLE}: device {name}: {e}"))?;
+        found.push((name, url));
+    }
+    Ok(found)
+}
+
+impl NamedDevice {
+    fn new(name: String, url: DeviceUrl) -> Result<Self, String> {
+        const NODE_CA: c_int = 1;
+        const TRANSPORT_IB: c_int = 0;
+        let mut c = IbvDevice {
+            ops: [core::ptr::null(); 2],
+            node_type: NODE_CA,
+            transport_type: TRANSPORT_IB,
+            name: [0; NAME_BYTES],
+            dev_name: [0; NAME_BYTES],
+            dev_path: [0; 256],
+            ibdev_path: [0; 256],
+        };
+        put(&mut c.name, &name);
+        put(&mut c.dev_name, &format!("uverbs-{name}"));
+        put(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/uverbs-{name}"));
+        put(&mut c.ibdev_path, &format!("/sys/class/infiniband/{name}"));
+        let guid = guid(&name, &url);
+        Ok(Self { c, name, url, guid })
+    }
+}
+
+/// Stores a text with a zero behind it; one that is too long is cut.
+fn put(to: &mut [c_char], text: &str) {
+    let last = to.len() - 1;
+    for (to, from) in to[..last].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
+}
+
+/// A GUID that all processes of this machine compute for the device, and other machines do not.
+fn guid(name: &str, url: &DeviceUrl) -> [u8; 8] {
+    let mut hasher = DefaultHasher::new();
+    std::fs::read("/etc/machine-id").unwrap_or_default().hash(&mut hasher);
+    rustix::system::uname().nodename().hash(&mut hasher);
+    (name, url.to_string()).hash(&mut hasher);
+    let mut guid = hasher.finish().to_be_bytes();
+    // Locally administered, not a group's, as in an EUI-64.
+    guid[0] = guid[0] & !3 | 2;
+    guid
+}
+
+/// An open adapter, which all contexts of one device in a process share.
+pub(crate) struct Adapter {
+    opened: Opened,
+    /// The numbers of queue pairs by the index of their handles, with the generations above them.
+    qpns: Box<[AtomicU64]>,
+}
+
+impl Adapter {
+    /// The adapter of a device: one that is open already, or a new one.
+    pub(crate) fn open(device: &NamedDevice) -> Result<Arc<Self>, Errno> {
+        static OPEN: PerProcess<Mutex<HashMap<String, Weak<Adapter>>>> = PerProcess::new();
+        let mut open = lock(OPEN.get());
+        if let Some(adapter) = open.get(&device.name).and_then(Weak::upgrade) {
+            return Ok(adapter);
+        }
+        let refuse = |why: &dyn core::fmt::Display| {
+            eprintln!("hca: device {}: {why}", device.name);
+            Errno(libc::ENODEV)
+        };
+        let opened = hca::open_exactly(&device.url).map_err(|e| refuse(&e))?;
+        if opened.device().needs_turns() {
+            return Err(refuse(
+                &"C programs expect an adapter that works by itself: use progress=adaptive or thread",
+            ));
+        }
+        let qpns = (0..opened.device().attr().max_qp as usize + 1).map(|_| AtomicU64::new(0)).collect();
+        let adapter = Arc::new(Self { opened, qpns });
+        open.insert(device.name.clone(), Arc::downgrade(&adapter));
+        Ok(adapter)
+    }
+    #[inline]
+    pub(crate) fn device(&self) -> &dyn Device {
+        &**self.opened.device()
+    }
+    /// Notes the number of a new queue pair.
+    pub(crate) fn note(&self, qp: QpHandle, qpn: Qpn) {
+        if let Some(slot) = self.qpns.get(qp.index as usize) {
+            slot.store(u64::from(qp.generation) << 32 | u64::from(qpn.raw()), Ordering::Release);
+        }
+    }
+    /// The number of the queue pair of a completion; 0 if it is not known any more.
+    #[inline]
+    pub(crate) fn qpn(&self, qp: QpHandle) -> u32 {
+        let noted = self.qpns.get(qp.index as usize).map_or(0, |slot| slot.load(Ordering::Acquire));
+        if (noted >> 32) as u32 == qp.generation { noted as u32 } else { 0 }
+    }
+}
+
+exports! {
+    "IBVERBS_1.1" fn ibv_get_device_list(count: In<c_int>) -> *mut *mut NamedDevice {
+        pointer(|| {
+            let devices = DEVICES.as_ref().map_err(|e| *e)?;
+            let list = give_list(&devices.iter().map(|&at| at as *mut NamedDevice).collect::<Vec<_>>())?;
+            // Programs that do not want the number pass null.
+            let _ = count.set(devices.len() as c_int);
+            Ok(list)
+        })
+    }
+    "IBVERBS_1.1" fn ibv_free_device_list(list: In<*mut NamedDevice>) -> () {
+        free_list(list);
+    }
+    "IBVERBS_1.1" fn ibv_get_device_name(device: In<NamedDevice>) -> *const c_char {
+        pointer(|| Ok(device.get()?.c.name.as_ptr().cast_mut()))
+    }
+    "IBVERBS_1.1" fn ibv_get_device_guid(device: In<NamedDevice>) -> u64 {
+        device.opt().map_or(0, |device| u64::from_ne_bytes(device.guid))
+    }
+    "IBVERBS_1.9" fn ibv_get_device_index(device: In<NamedDevice>) -> c_int {
+        counted(|| {
+            let devices = DEVICES.as_ref().map_err(|e| *e)?;
+            let at = devices.iter().position(|&at| at == device.raw() as usize);
+            at.map(|at| at as c_int).ok_or(INVALID)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_names_or_those_of_their_places() {
+        let found = parse("rxe0=udp://127.0.0.2?share=yes  auto://").unwrap();
+        let found = Vec::from_iter(found.iter().map(|(name, url)| (name.as_str(), url.to_string())));
+        assert_eq!(found, [("rxe0", "udp://127.0.0.2?share=yes".to_owned()), ("hca1", "auto://".to_owned())]);
+    }
+
+    #[test]
+    fn bad_names_and_urls_are_told_with_their_reason() {
+        for (list, part) in [
+            ("a=udp:// a=auto://", "two devices"),
+            ("a/b=udp://", "no name"),
+            ("=udp://", "no name"),
+            ("a=nonsense://", "device a"),
+        ] {
+            let error = parse(list).unwrap_err();
+            assert!(error.contains(part), "{list}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_guid_is_the_same_each_time_and_another_for_another_device() {
+        let url: DeviceUrl = "udp://127.0.0.2".parse().unwrap();
+        assert_eq!(guid("a", &url), guid("a", &url));
+        assert_ne!(guid("a", &url), guid("b", &url));
+        assert_eq!(guid("a", &url)[0] & 3, 2);
+    }
+}

@@ -1,0 +1,298 @@
+//! The border to C: raw pointers, null, `errno` and panics.
+//!
+//! Invariants:
+//! 1. An [`In`] comes from a C program alone, as an argument or in a field of one. It is null, or points to what the
+//!    function's contract says: to an object of this library that is not destroyed before the call returns, or to memory
+//!    of the program that no other thread changes during the call.
+//! 2. Objects of this library are only read through [`In`]. What changes in them is an atomic, or behind a lock.
+//! 3. An object is given to the program once, by [`give`], and taken back once, by [`In::take`], when it is destroyed.
+//! 4. A [`Context`] is only reached by the address of its `struct ibv_context`, which lies in its `verbs_context`.
+//! 5. Functions with the C calling convention that return in a panic do not exist: [`guarded`] catches it.
+#![allow(unsafe_code)]
+
+use core::ffi::{c_char, c_int};
+use core::mem::offset_of;
+use core::ptr::null_mut;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use hca::hca_core::{DeviceError, PostErrorKind, Sge};
+
+use crate::abi::{IbvContext, IbvSge, VerbsContext};
+use crate::context::Context;
+
+/// Defines functions that C programs call, each in its version node.
+macro_rules! exports {
+    ($($version:literal fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)*) => {$(
+        #[allow(unsafe_code)]
+        mod $name {
+            core::arch::global_asm!(concat!(".symver ", stringify!($name), ", ", stringify!($name), "@@@", $version));
+        }
+        #[allow(unsafe_code)]
+        #[unsafe(no_mangle)]
+        extern "C" fn $name($($arg: $t),*) -> $ret $body
+    )*};
+}
+pub(crate) use exports;
+
+/// The number of an error, as `errno` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+/// An argument that is refused.
+pub(crate) const INVALID: Errno = Errno(libc::EINVAL);
+
+impl From<DeviceError> for Errno {
+    fn from(error: DeviceError) -> Self {
+        use DeviceError as D;
+        Self(match error {
+            D::LimitReached { .. } | D::OutOfMemory { .. } => libc::ENOMEM,
+            D::InUse { .. } | D::HasEngine { .. } => libc::EBUSY,
+            D::Unsupported { .. } => libc::EOPNOTSUPP,
+            D::NoPath { .. } => libc::EHOSTUNREACH,
+            D::Refused { .. } | D::Dead { .. } => libc::EIO,
+            D::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            _ => libc::EINVAL,
+        })
+    }
+}
+impl From<PostErrorKind> for Errno {
+    fn from(error: PostErrorKind) -> Self {
+        Self(if matches!(error, PostErrorKind::QueueFull { .. }) { libc::ENOMEM } else { libc::EINVAL })
+    }
+}
+impl From<rustix::io::Errno> for Errno {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self(error.raw_os_error())
+    }
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(number: c_int) {
+    // SAFETY: the location is the calling thread's own.
+    unsafe { *libc::__errno_location() = number };
+}
+
+/// The answer of what is not offered: the number, in `errno` too.
+pub(crate) fn unsupported() -> c_int {
+    set_errno(libc::EOPNOTSUPP);
+    libc::EOPNOTSUPP
+}
+
+/// Runs a call. A panic, which the panic hook has told on standard error, is an error of the device.
+#[inline]
+fn guarded<T>(call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno(libc::EIO)))
+}
+/// A call that returns 0 or the number of an error, and sets `errno` as well.
+#[inline]
+pub(crate) fn number(call: impl FnOnce() -> Result<(), Errno>) -> c_int {
+    guarded(call).map_or_else(
+        |e| {
+            set_errno(e.0);
+            e.0
+        },
+        |()| 0,
+    )
+}
+/// A call that returns a number from 0 on, or -1 and sets `errno`.
+#[inline]
+pub(crate) fn counted(call: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
+    guarded(call).unwrap_or_else(|e| {
+        set_errno(e.0);
+        -1
+    })
+}
+/// A call that returns a pointer, or null and sets `errno`.
+#[inline]
+pub(crate) fn pointer<T>(call: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
+    guarded(call).unwrap_or_else(|e| {
+        set_errno(e.0);
+        null_mut()
+    })
+}
+
+/// Gives an object to the program.
+pub(crate) fn give<T>(object: T) -> *mut T {
+    Box::into_raw(Box::new(object))
+}
+
+/// A pointer from a C program (invariant 1).
+#[repr(transparent)]
+pub(crate) struct In<T>(*mut T);
+
+impl<T> Clone for In<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for In<T> {}
+
+impl<T> In<T> {
+    /// A pointer in a field that the program filled in.
+    pub(crate) fn of(field: *mut T) -> Self {
+        Self(field)
+    }
+    pub(crate) fn raw(self) -> *mut T {
+        self.0
+    }
+    /// The object, or an invalid argument for null.
+    #[inline]
+    pub(crate) fn get<'a>(self) -> Result<&'a T, Errno> {
+        self.opt().ok_or(INVALID)
+    }
+    /// The object; `None` for null.
+    #[inline]
+    pub(crate) fn opt<'a>(self) -> Option<&'a T> {
+        // SAFETY: (1), (2)
+        unsafe { self.0.as_ref() }
+    }
+    /// Stores a result where the program wants it.
+    #[inline]
+    pub(crate) fn set(self, value: T) -> Result<(), Errno> {
+        if self.0.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: (1): memory of the program for a result, which may not be initialised yet.
+        unsafe { self.0.write(value) };
+        Ok(())
+    }
+    /// Stores the elements of a list of results, of which the program has room for `room`.
+    pub(crate) fn set_at(self, index: usize, room: usize, value: T) -> Result<(), Errno> {
+        if self.0.is_null() || index >= room {
+            return Err(INVALID);
+        }
+        // SAFETY: (1): an array of `room` results.
+        unsafe { self.0.add(index).write(value) };
+        Ok(())
+    }
+    /// Takes an object back that was given to the program.
+    pub(crate) fn take(self) -> Result<Box<T>, Errno> {
+        if self.0.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: (3)
+        Ok(unsafe { Box::from_raw(self.0) })
+    }
+    /// Copies the first bytes of a value to a shorter or longer structure of the program's.
+    pub(crate) fn set_prefix<U: Copy>(self, value: &U, bytes: usize) -> Result<(), Errno> {
+        if self.0.is_null() {
+            return Err(INVALID);
+        }
+        let bytes = bytes.min(size_of::<U>());
+        // SAFETY: (1): the program has room for so many bytes, and the value has them.
+        unsafe { core::ptr::copy_nonoverlapping((&raw const *value).cast::<u8>(), self.0.cast(), bytes) };
+        Ok(())
+    }
+    /// Zeroes bytes of a structure of the program's.
+    pub(crate) fn zero(self, bytes: usize) -> Result<(), Errno> {
+        if self.0.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: (1): the program has room for so many bytes.
+        unsafe { self.0.cast::<u8>().write_bytes(0, bytes) };
+        Ok(())
+    }
+}
+
+impl In<IbvContext> {
+    /// The context around it.
+    #[inline]
+    pub(crate) fn context<'a>(self) -> Result<&'a Context, Errno> {
+        self.whole().get()
+    }
+    /// The pointer to the context around it; null for null.
+    pub(crate) fn whole(self) -> In<Context> {
+        if self.0.is_null() {
+            return In(null_mut());
+        }
+        In(self.0.wrapping_byte_sub(offset_of!(VerbsContext, context)).cast())
+    }
+}
+
+const _: () = assert!(size_of::<Sge>() == size_of::<IbvSge>() && align_of::<Sge>() == align_of::<IbvSge>());
+const _: () = assert!(offset_of!(Sge, len) == offset_of!(IbvSge, length));
+const _: () = assert!(offset_of!(Sge, lkey) == offset_of!(IbvSge, lkey));
+
+/// A request's scatter/gather list, as the device takes it: both types have one layout.
+#[inline]
+pub(crate) fn sges<'a>(list: *mut IbvSge, count: c_int) -> Result<&'a [Sge], Errno> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        Ok(_) if list.is_null() => Err(INVALID),
+        // SAFETY: (1), and both types have the same size and the same numbers at the same places.
+        Ok(count) => Ok(unsafe { core::slice::from_raw_parts(list.cast(), count) }),
+        Err(_) => Err(INVALID),
+    }
+}
+
+/// Copies the bytes of an inline entry.
+pub(crate) fn copy_inline(entry: &Sge, to: &mut [u8]) {
+    // SAFETY: (1): the program gives as many bytes at the address as `to` has.
+    unsafe { core::ptr::copy_nonoverlapping(entry.addr as *const u8, to.as_mut_ptr(), to.len()) };
+}
+
+/// A list of pointers that ends with null, for [`free_list`].
+pub(crate) fn give_list<T>(items: &[*mut T]) -> Result<*mut *mut T, Errno> {
+    // SAFETY: calloc takes any sizes; the memory holds one pointer more than there are items.
+    unsafe {
+        let list: *mut *mut T = libc::calloc(items.len() + 1, size_of::<*mut T>()).cast();
+        if list.is_null() {
+            return Err(Errno(libc::ENOMEM));
+        }
+        core::ptr::copy_nonoverlapping(items.as_ptr(), list, items.len());
+        Ok(list)
+    }
+}
+/// Frees a list of [`give_list`].
+pub(crate) fn free_list<T>(list: In<*mut T>) {
+    // SAFETY: (3): a list that was given, or null.
+    unsafe { libc::free(list.0.cast()) };
+}
+
+/// A text for C.
+pub(crate) fn text(text: &'static core::ffi::CStr) -> *const c_char {
+    text.as_ptr()
+}
+
+/// Registers memory of the program's.
+pub(crate) fn reg_mr(
+    device: &dyn hca::hca_core::Device,
+    pd: hca::hca_core::PdHandle,
+    mr: &hca::hca_core::MrInit,
+) -> Result<hca::hca_core::MrKeys, DeviceError> {
+    // SAFETY: the contract of ibv_reg_mr: the memory stays until ibv_dereg_mr, and the program reads and writes it as
+    // memory that others change. Rust code of this process has no reference to it.
+    unsafe { device.reg_mr(pd, mr) }
+}
+/// Posts one request and rings.
+#[inline]
+pub(crate) fn post_send_now(
+    port: &mut dyn hca::hca_core::SendPort,
+    wr: &hca::hca_core::SendWr<'_>,
+) -> Result<(), Errno> {
+    // SAFETY: the contract of ibv_post_send: the program leaves the memory to the device until the completion.
+    Ok(unsafe { port.post_now(wr) }?)
+}
+/// Posts one request.
+#[inline]
+pub(crate) fn post_send(
+    port: &mut dyn hca::hca_core::SendPort,
+    wr: &hca::hca_core::SendWr<'_>,
+) -> Result<(), Errno> {
+    // SAFETY: as above.
+    unsafe { port.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind.into())
+}
+/// Posts one receive request.
+#[inline]
+pub(crate) fn post_recv(
+    port: &mut dyn hca::hca_core::RecvPort,
+    wr: &hca::hca_core::RecvWr<'_>,
+) -> Result<(), Errno> {
+    // SAFETY: the contract of ibv_post_recv: the program leaves the memory to the device until the completion.
+    unsafe { port.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind.into())
+}
+
+/// A lock that stays usable when its holder panicked.
+pub(crate) fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,32 @@
+//! libibverbs on the adapters of this project: one shared object with the version nodes of libibverbs.so.1, and of
+//! provider libraries that programs link to.
+//!
+//! Programs do not add this crate. `hca exec` starts an unmodified program with it; `DESIGN.md` tells what is offered.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `abi` | layouts, with sizes and offsets asserted |
+//! | `entry` | the border to C: raw pointers, null, `errno`, panics |
+//! | `device` | devices by `HCA_DEVICES`, and adapters, of which a process has one a device |
+//! | `context` | contexts: tables of functions, attributes of device and port |
+//! | `memory` | protection domains, regions, address handles |
+//! | `cq` | completion queues, channels, their events |
+//! | `qp` | queue pairs and shared receive queues |
+//! | `post` | work requests |
+//! | `text` | names of numbers |
+//! | `rest` | functions that are not offered |
+//! | `providers` | functions of libmlx5 and libefa, all of which refuse |
+#![deny(unsafe_code)]
+
+#[allow(missing_docs, unreachable_pub)] // a layout's fields are the header's
+mod abi;
+mod context;
+mod cq;
+mod device;
+mod entry;
+mod memory;
+mod post;
+mod providers;
+mod qp;
+mod rest;
+mod text;

@@ -1,0 +1,138 @@
+//! Work requests: from lists of the program's to requests of the device.
+
+use core::ffi::c_int;
+
+use hca::hca_core::{
+    Dest, Payload, Qkey, Qpn, RecvPort, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, UdDest,
+};
+
+use crate::abi::{IbvRecvWr, IbvSendWr};
+use crate::entry::{self, Errno, INVALID, In, lock, number, sges};
+use crate::memory::Ah;
+use crate::qp::{Qp, Srq};
+
+/// The most inline bytes that one request gathers; devices take no more.
+const MAX_INLINE: usize = 1024;
+
+/// Bits of `enum ibv_send_flags`.
+const FENCE: u32 = 1;
+const SIGNALED: u32 = 1 << 1;
+const SOLICITED: u32 = 1 << 2;
+const INLINE: u32 = 1 << 3;
+
+/// The operation of a request, by `enum ibv_wr_opcode`.
+fn operation(wr: &IbvSendWr) -> Result<SendOp, Errno> {
+    let remote = RemoteAddr { addr: wr.addr_or_ah, rkey: Rkey::new(wr.second[0]) };
+    let of_atomic = RemoteAddr { addr: wr.addr_or_ah, rkey: Rkey::new(wr.atomic_rkey) };
+    let operand = u64::from(wr.second[1]) << 32 | u64::from(wr.second[0]);
+    let imm = u32::from_be(wr.imm_or_rkey);
+    Ok(match wr.opcode {
+        0 => SendOp::Write(remote),
+        1 => SendOp::WriteImm(remote, imm),
+        2 => SendOp::Send,
+        3 => SendOp::SendImm(imm),
+        4 => SendOp::Read(remote),
+        5 => SendOp::CompareSwap { remote: of_atomic, compare: operand, swap: wr.swap },
+        6 => SendOp::FetchAdd { remote: of_atomic, add: operand },
+        7 => SendOp::LocalInv(Rkey::new(wr.imm_or_rkey)),
+        9 => SendOp::SendInv(Rkey::new(wr.imm_or_rkey)),
+        _ => return Err(INVALID),
+    })
+}
+
+fn flags(qp: &Qp, wr: &IbvSendWr) -> Result<SendFlags, Errno> {
+    if wr.send_flags & !(FENCE | SIGNALED | SOLICITED | INLINE) != 0 {
+        return Err(INVALID);
+    }
+    let mut flags = SendFlags::empty();
+    flags.set(SendFlags::SIGNALED, qp.signals_all || wr.send_flags & SIGNALED != 0);
+    flags.set(SendFlags::FENCE, wr.send_flags & FENCE != 0);
+    flags.set(SendFlags::SOLICITED, wr.send_flags & SOLICITED != 0);
+    Ok(flags)
+}
+
+/// Tells the program which request was refused, if it wants to know.
+fn name_bad<T>(bad: In<*mut T>, wr: In<T>) {
+    let _ = bad.set(wr.raw());
+}
+
+/// Posts one request by `post`, with its inline bytes gathered on the stack.
+fn send(qp: &Qp, wr: &IbvSendWr, post: impl FnOnce(&SendWr<'_>) -> Result<(), Errno>) -> Result<(), Errno> {
+    let (op, flags) = (operation(wr)?, flags(qp, wr)?);
+    let list = sges(wr.sg_list, wr.num_sge)?;
+    let dest = if qp.is_datagram() {
+        let ah = In::<Ah>::of(wr.addr_or_ah as usize as *mut Ah).get()?.handle;
+        Some(Dest::from(UdDest { ah, qpn: Qpn::new(wr.second[0]), qkey: Qkey::new(wr.second[1]) }))
+    } else {
+        None
+    };
+    let request = |payload| SendWr { wr_id: wr.wr_id, op, flags, payload, dest };
+    if wr.send_flags & INLINE == 0 || op.is_read_or_atomic() {
+        return post(&request(Payload::Sges(list)));
+    }
+    let mut bytes = [0; MAX_INLINE];
+    let mut used = 0;
+    for entry in list {
+        let end = used + entry.len as usize;
+        entry::copy_inline(entry, bytes.get_mut(used..end).ok_or(INVALID)?);
+        used = end;
+    }
+    post(&request(Payload::Inline(&bytes[..used])))
+}
+
+pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> c_int {
+    number(|| {
+        let qp = qp.get()?;
+        let mut port = lock(&qp.send);
+        let first = wr.get().inspect_err(|_| name_bad(bad, wr))?;
+        if first.next.is_null() {
+            let posted = send(qp, first, |wr| entry::post_send_now(&mut **port, wr));
+            return posted.inspect_err(|_| name_bad(bad, wr));
+        }
+        let mut next = wr;
+        let mut result = Ok(());
+        while let Some(wr) = next.opt() {
+            result = send(qp, wr, |wr| entry::post_send(&mut **port, wr));
+            if result.is_err() {
+                name_bad(bad, next);
+                break;
+            }
+            next = In::of(wr.next);
+        }
+        // Those before a refused one are taken.
+        port.ring();
+        result
+    })
+}
+
+/// Posts a list of receive requests.
+fn recv(port: &mut dyn RecvPort, wr: In<IbvRecvWr>, bad: In<*mut IbvRecvWr>) -> Result<(), Errno> {
+    wr.get()?;
+    let mut next = wr;
+    let mut result = Ok(());
+    while let Some(wr) = next.opt() {
+        let post = |sges| entry::post_recv(port, &RecvWr { wr_id: wr.wr_id, sges });
+        result = sges(wr.sg_list, wr.num_sge).and_then(post);
+        if result.is_err() {
+            name_bad(bad, next);
+            break;
+        }
+        next = In::of(wr.next);
+    }
+    port.ring();
+    result
+}
+
+pub(crate) extern "C" fn post_recv(qp: In<Qp>, wr: In<IbvRecvWr>, bad: In<*mut IbvRecvWr>) -> c_int {
+    number(|| {
+        let Some(port) = &qp.get()?.recv else {
+            name_bad(bad, wr);
+            return Err(INVALID);
+        };
+        recv(&mut **lock(port), wr, bad)
+    })
+}
+
+pub(crate) extern "C" fn post_srq_recv(srq: In<Srq>, wr: In<IbvRecvWr>, bad: In<*mut IbvRecvWr>) -> c_int {
+    number(|| recv(&mut **lock(&srq.get()?.recv), wr, bad))
+}

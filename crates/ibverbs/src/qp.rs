@@ -1,0 +1,330 @@
+//! Queue pairs and shared receive queues.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use hca::hca_core::{
+    AckTimeout, Mtu, Pkey, Psn, Qkey, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType, Qpn, RecvPort,
+    RnrTimer, SendPort, SrqHandle, SrqInit,
+};
+
+use crate::abi::{IbvQp, IbvQpAttr, IbvQpCap, IbvQpInitAttr, IbvSrq, IbvSrqAttr, IbvSrqInitAttr};
+use crate::cq::Cq;
+use crate::device::Adapter;
+use crate::entry::{Errno, INVALID, In, exports, give, lock, number, pointer};
+use crate::memory::{Pd, access, access_flags, address, address_attr};
+
+/// A queue pair.
+#[repr(C)]
+pub(crate) struct Qp {
+    c: IbvQp,
+    adapter: Arc<Adapter>,
+    handle: QpHandle,
+    /// Every request is signaled.
+    pub(crate) signals_all: bool,
+    pub(crate) send: Mutex<Box<dyn SendPort>>,
+    pub(crate) recv: Option<Mutex<Box<dyn RecvPort>>>,
+}
+
+/// A shared receive queue.
+#[repr(C)]
+pub(crate) struct Srq {
+    c: IbvSrq,
+    adapter: Arc<Adapter>,
+    handle: SrqHandle,
+    init: SrqInit,
+    limit: AtomicU32,
+    pub(crate) recv: Mutex<Box<dyn RecvPort>>,
+}
+
+impl Qp {
+    /// The numbers of `enum ibv_qp_type`; raw packets, XRC and drivers' own types are not offered.
+    fn service(number: u32) -> Result<QpType, Errno> {
+        match number {
+            2 => Ok(QpType::Rc),
+            3 => Ok(QpType::Uc),
+            4 => Ok(QpType::Ud),
+            8 | 9 | 10 | 0xff => Err(Errno(libc::EOPNOTSUPP)),
+            _ => Err(INVALID),
+        }
+    }
+    pub(crate) fn is_datagram(&self) -> bool {
+        self.c.qp_type == 4
+    }
+
+    fn create(pd: In<Pd>, init: In<IbvQpInitAttr>) -> Result<(*mut Self, QpCap), Errno> {
+        let (owner, attr) = (pd.get()?, init.get()?);
+        let (send_cq, recv_cq) = (In::<Cq>::of(attr.send_cq.cast()), In::<Cq>::of(attr.recv_cq.cast()));
+        let srq = In::<Srq>::of(attr.srq.cast()).opt();
+        let IbvQpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = attr.cap;
+        let init = QpInit {
+            qp_type: Self::service(attr.qp_type)?,
+            send_cq: send_cq.get()?.handle,
+            recv_cq: recv_cq.get()?.handle,
+            srq: srq.map(|srq| srq.handle),
+            // A queue of no entries is one that nothing is posted to.
+            cap: QpCap {
+                max_send_wr: max_send_wr.max(1),
+                max_recv_wr: max_recv_wr.max(1),
+                max_send_sge: max_send_sge.max(1),
+                max_recv_sge: max_recv_sge.max(1),
+                max_inline: max_inline_data,
+            },
+        };
+        let ports = owner.adapter.device().create_qp(owner.handle, &init)?;
+        owner.adapter.note(ports.handle, ports.qpn);
+        let c = IbvQp {
+            context: owner.c.context,
+            qp_context: attr.qp_context,
+            pd: pd.raw().cast(),
+            send_cq: attr.send_cq,
+            recv_cq: attr.recv_cq,
+            srq: attr.srq,
+            handle: ports.handle.index,
+            qp_num: ports.qpn.raw(),
+            state: AtomicU32::new(0),
+            qp_type: attr.qp_type,
+            unused: [0; 11],
+            events_completed: 0,
+        };
+        let qp = give(Self {
+            c,
+            adapter: Arc::clone(&owner.adapter),
+            handle: ports.handle,
+            signals_all: attr.sq_sig_all != 0,
+            send: Mutex::new(ports.send),
+            recv: ports.recv.map(Mutex::new),
+        });
+        Ok((qp, ports.cap))
+    }
+
+    fn modify(&self, attr: &IbvQpAttr, mask: u32) -> Result<(), Errno> {
+        let to = modification(attr, mask)?;
+        if mask & mask::CUR_STATE != 0 && attr.cur_qp_state != self.state()? {
+            return Err(INVALID);
+        }
+        self.adapter.device().modify_qp(self.handle, &to)?;
+        if to.state.is_some() {
+            self.c.state.store(attr.qp_state, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+    /// The state, in the program's numbering.
+    fn state(&self) -> Result<u32, Errno> {
+        Ok(state_number(self.adapter.device().query_qp(self.handle)?.state))
+    }
+
+    fn query(&self) -> Result<(IbvQpAttr, QpCap), Errno> {
+        let status = self.adapter.device().query_qp(self.handle)?;
+        let (attr, state) = (status.attr, state_number(status.state));
+        self.c.state.store(state, Ordering::Relaxed);
+        let found = IbvQpAttr {
+            qp_state: state,
+            cur_qp_state: state,
+            path_mtu: attr.path_mtu.map_or(0, |mtu| mtu.encoding().into()),
+            qkey: attr.qkey.map_or(0, Qkey::raw),
+            rq_psn: attr.rq_psn.map_or(0, Psn::raw),
+            sq_psn: attr.sq_psn.map_or(0, Psn::raw),
+            dest_qp_num: attr.dest_qpn.map_or(0, Qpn::raw),
+            qp_access_flags: access_flags(attr.access.unwrap_or_default()),
+            cap: cap_attr(&status.cap),
+            ah_attr: attr.av.as_ref().map(address_attr).unwrap_or_default(),
+            max_rd_atomic: attr.max_rd_atomic.unwrap_or(0),
+            max_dest_rd_atomic: attr.max_dest_rd_atomic.unwrap_or(0),
+            min_rnr_timer: attr.min_rnr_timer.map_or(0, RnrTimer::encoding),
+            port_num: 1,
+            timeout: attr.timeout.map_or(0, AckTimeout::encoding),
+            retry_cnt: attr.retry_cnt.unwrap_or(0),
+            rnr_retry: attr.rnr_retry.unwrap_or(0),
+            ..IbvQpAttr::default()
+        };
+        Ok((found, status.cap))
+    }
+}
+
+fn cap_attr(cap: &QpCap) -> IbvQpCap {
+    IbvQpCap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline,
+    }
+}
+
+/// States in the order of `enum ibv_qp_state`.
+const STATES: [QpState; 7] =
+    [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
+
+fn state_number(state: QpState) -> u32 {
+    STATES.iter().position(|s| *s == state).expect("all states are listed") as u32
+}
+
+/// Bits of `enum ibv_qp_attr_mask`.
+mod mask {
+    pub(super) const STATE: u32 = 1;
+    pub(super) const CUR_STATE: u32 = 1 << 1;
+    pub(super) const EN_SQD_ASYNC_NOTIFY: u32 = 1 << 2;
+    pub(super) const ACCESS_FLAGS: u32 = 1 << 3;
+    pub(super) const PKEY_INDEX: u32 = 1 << 4;
+    pub(super) const PORT: u32 = 1 << 5;
+    pub(super) const QKEY: u32 = 1 << 6;
+    pub(super) const AV: u32 = 1 << 7;
+    pub(super) const PATH_MTU: u32 = 1 << 8;
+    pub(super) const TIMEOUT: u32 = 1 << 9;
+    pub(super) const RETRY_CNT: u32 = 1 << 10;
+    pub(super) const RNR_RETRY: u32 = 1 << 11;
+    pub(super) const RQ_PSN: u32 = 1 << 12;
+    pub(super) const MAX_QP_RD_ATOMIC: u32 = 1 << 13;
+    pub(super) const MIN_RNR_TIMER: u32 = 1 << 15;
+    pub(super) const SQ_PSN: u32 = 1 << 16;
+    pub(super) const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
+    pub(super) const DEST_QPN: u32 = 1 << 20;
+    /// All that are taken: not alternate paths, their migration, sizes of queues and rate limits.
+    pub(super) const KNOWN: u32 = 0x13_bfff;
+}
+
+/// The attributes that a mask selects.
+///
+/// # Errors
+/// A bit or a value is out of range.
+fn modification(attr: &IbvQpAttr, selected: u32) -> Result<QpAttr, Errno> {
+    use mask::*;
+    let has = |bit| selected & bit != 0;
+    let state = STATES.get(attr.qp_state as usize).copied();
+    let mtu = Mtu::ALL.into_iter().find(|mtu| u32::from(mtu.encoding()) == attr.path_mtu);
+    let out_of_range = has(STATE) && state.is_none()
+        || has(PATH_MTU) && mtu.is_none()
+        || has(PORT) && attr.port_num != 1
+        || has(PKEY_INDEX) && attr.pkey_index != 0
+        || has(TIMEOUT) && attr.timeout > 31
+        || has(MIN_RNR_TIMER) && attr.min_rnr_timer > 31
+        || has(DEST_QPN) && attr.dest_qp_num > 0xff_ffff;
+    if selected & !KNOWN != 0 || out_of_range {
+        return Err(INVALID);
+    }
+    let access = if has(ACCESS_FLAGS) { Some(access(attr.qp_access_flags)?) } else { None };
+    let av = if has(AV) { Some(address(&attr.ah_attr)?) } else { None };
+    Ok(QpAttr {
+        state: state.filter(|_| has(STATE)),
+        pkey: has(PKEY_INDEX).then_some(Pkey::DEFAULT),
+        access,
+        qkey: has(QKEY).then(|| Qkey::new(attr.qkey)),
+        dest_qpn: has(DEST_QPN).then(|| Qpn::new(attr.dest_qp_num)),
+        av,
+        path_mtu: mtu.filter(|_| has(PATH_MTU)),
+        rq_psn: has(RQ_PSN).then(|| Psn::new(attr.rq_psn)),
+        sq_psn: has(SQ_PSN).then(|| Psn::new(attr.sq_psn)),
+        max_rd_atomic: has(MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic),
+        max_dest_rd_atomic: has(MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic),
+        min_rnr_timer: has(MIN_RNR_TIMER).then(|| RnrTimer::new(attr.min_rnr_timer)),
+        timeout: has(TIMEOUT).then(|| AckTimeout::new(attr.timeout)),
+        retry_cnt: has(RETRY_CNT).then_some(attr.retry_cnt),
+        rnr_retry: has(RNR_RETRY).then_some(attr.rnr_retry),
+        sqd_event: has(EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0),
+    })
+}
+
+/// The place of `cap` in `struct ibv_qp_init_attr`, where creation stores what was granted.
+fn granted(init: In<IbvQpInitAttr>) -> In<IbvQpCap> {
+    In::of(init.raw().wrapping_byte_add(core::mem::offset_of!(IbvQpInitAttr, cap)).cast())
+}
+
+exports! {
+    "IBVERBS_1.1" fn ibv_create_qp(pd: In<Pd>, init: In<IbvQpInitAttr>) -> *mut Qp {
+        pointer(|| {
+            let (qp, cap) = Qp::create(pd, init)?;
+            granted(init).set(cap_attr(&cap))?;
+            Ok(qp)
+        })
+    }
+    "IBVERBS_1.1" fn ibv_modify_qp(qp: In<Qp>, attr: In<IbvQpAttr>, mask: c_int) -> c_int {
+        number(|| qp.get()?.modify(attr.get()?, mask as u32))
+    }
+    "IBVERBS_1.1" fn ibv_query_qp(qp: In<Qp>, attr: In<IbvQpAttr>, _mask: c_int, init: In<IbvQpInitAttr>) -> c_int {
+        number(|| {
+            let object = qp.get()?;
+            let (found, cap) = object.query()?;
+            attr.set(found)?;
+            let c = &object.c;
+            init.set(IbvQpInitAttr {
+                qp_context: c.qp_context,
+                send_cq: c.send_cq,
+                recv_cq: c.recv_cq,
+                srq: c.srq,
+                cap: cap_attr(&cap),
+                qp_type: c.qp_type,
+                sq_sig_all: object.signals_all.into(),
+            })
+        })
+    }
+    "IBVERBS_1.1" fn ibv_destroy_qp(qp: In<Qp>) -> c_int {
+        number(|| {
+            let object = qp.get()?;
+            object.adapter.device().destroy_qp(object.handle)?;
+            qp.take().map(drop)
+        })
+    }
+    "IBVERBS_1.6" fn ibv_qp_to_qp_ex(_qp: In<Qp>) -> *mut c_void {
+        pointer(|| Err(Errno(libc::EOPNOTSUPP)))
+    }
+    "IBVERBS_1.1" fn ibv_create_srq(pd: In<Pd>, init: In<IbvSrqInitAttr>) -> *mut Srq {
+        pointer(|| {
+            let (owner, attr) = (pd.get()?, init.get()?);
+            let IbvSrqAttr { max_wr, max_sge, srq_limit: _ } = attr.attr;
+            let init = SrqInit { max_wr, max_sge };
+            let (handle, port) = owner.adapter.device().create_srq(owner.handle, &init)?;
+            let c = IbvSrq {
+                context: owner.c.context,
+                srq_context: attr.srq_context,
+                pd: pd.raw().cast(),
+                handle: handle.index,
+                unused: [0; 11],
+                events_completed: 0,
+            };
+            let adapter = Arc::clone(&owner.adapter);
+            Ok(give(Srq { c, adapter, handle, init, limit: AtomicU32::new(0), recv: Mutex::new(port) }))
+        })
+    }
+    "IBVERBS_1.1" fn ibv_modify_srq(srq: In<Srq>, attr: In<IbvSrqAttr>, mask: c_int) -> c_int {
+        number(|| {
+            const MAX_WR: c_int = 1;
+            const LIMIT: c_int = 2;
+            let (srq, attr) = (srq.get()?, attr.get()?);
+            if mask & !(MAX_WR | LIMIT) != 0 {
+                return Err(INVALID);
+            }
+            if mask & MAX_WR != 0 {
+                lock(&srq.recv).resize(attr.max_wr)?;
+            }
+            if mask & LIMIT != 0 {
+                srq.adapter.device().set_srq_limit(srq.handle, attr.srq_limit)?;
+                srq.limit.store(attr.srq_limit, Ordering::Relaxed);
+            }
+            Ok(())
+        })
+    }
+    "IBVERBS_1.1" fn ibv_query_srq(srq: In<Srq>, attr: In<IbvSrqAttr>) -> c_int {
+        number(|| {
+            let srq = srq.get()?;
+            let found = srq.adapter.device().query_srq(srq.handle);
+            attr.set(found.map_or_else(
+                // A device that changes none of them tells none.
+                |_| IbvSrqAttr {
+                    max_wr: srq.init.max_wr,
+                    max_sge: srq.init.max_sge,
+                    srq_limit: srq.limit.load(Ordering::Relaxed),
+                },
+                |found| IbvSrqAttr { max_wr: found.max_wr, max_sge: found.max_sge, srq_limit: found.limit },
+            ))
+        })
+    }
+    "IBVERBS_1.1" fn ibv_destroy_srq(srq: In<Srq>) -> c_int {
+        number(|| {
+            let object = srq.get()?;
+            object.adapter.device().destroy_srq(object.handle)?;
+            srq.take().map(drop)
+        })
+    }
+}

@@ -1,0 +1,49 @@
+//! Public functions that are not offered, or that have nothing to do here.
+
+use core::ffi::{c_char, c_int, c_void};
+
+use crate::entry::{Errno, counted, exports, pointer, text, unsupported};
+
+/// What is not offered: a null pointer, and `errno`.
+fn none() -> *mut c_void {
+    pointer(|| Err(Errno(libc::EOPNOTSUPP)))
+}
+/// What is not offered, of functions that return -1.
+fn minus_one() -> c_int {
+    counted(|| Err(Errno(libc::EOPNOTSUPP)))
+}
+
+exports! {
+    // IBV_REREG_MR_ERR_INPUT: the region is as it was.
+    "IBVERBS_1.1" fn ibv_rereg_mr() -> c_int { minus_one() }
+    "IBVERBS_1.12" fn ibv_reg_dmabuf_mr() -> *mut c_void { none() }
+    "IBVERBS_1.1" fn ibv_attach_mcast() -> c_int { unsupported() }
+    "IBVERBS_1.1" fn ibv_detach_mcast() -> c_int { unsupported() }
+    "IBVERBS_1.1" fn ibv_init_ah_from_wc() -> c_int { minus_one() }
+    "IBVERBS_1.1" fn ibv_create_ah_from_wc() -> *mut c_void { none() }
+    "IBVERBS_1.1" fn ibv_resolve_eth_l2_from_gid() -> c_int { unsupported() }
+    "IBVERBS_1.10" fn ibv_import_device() -> *mut c_void { none() }
+    "IBVERBS_1.10" fn ibv_import_pd() -> *mut c_void { none() }
+    "IBVERBS_1.10" fn ibv_import_mr() -> *mut c_void { none() }
+    "IBVERBS_1.13" fn ibv_import_dm() -> *mut c_void { none() }
+    "IBVERBS_1.10" fn ibv_unimport_pd() -> () {}
+    "IBVERBS_1.10" fn ibv_unimport_mr() -> () {}
+    "IBVERBS_1.13" fn ibv_unimport_dm() -> () {}
+    "IBVERBS_1.10" fn ibv_query_ece() -> c_int { unsupported() }
+    "IBVERBS_1.10" fn ibv_set_ece() -> c_int { unsupported() }
+    // The order in which the bytes of a message arrive is not promised.
+    "IBVERBS_1.14" fn ibv_query_qp_data_in_order() -> c_int { 0 }
+    // A forked child has its own copy of all pages; the adapter of the parent stays the parent's.
+    "IBVERBS_1.1" fn ibv_fork_init() -> c_int { 0 }
+    "IBVERBS_1.1" fn ibv_dontfork_range() -> c_int { 0 }
+    "IBVERBS_1.1" fn ibv_dofork_range() -> c_int { 0 }
+    // IBV_FORK_UNNEEDED: memory of regions needs no preparation.
+    "IBVERBS_1.13" fn ibv_is_fork_initialized() -> c_int { 2 }
+    "IBVERBS_1.0" fn ibv_get_sysfs_path() -> *const c_char { text(c"/sys") }
+    "IBVERBS_1.0" fn ibv_read_sysfs_file() -> c_int { -1 }
+    // Structures of the kernel, which has no part in this.
+    "IBVERBS_1.1" fn ibv_copy_ah_attr_from_kern() -> () {}
+    "IBVERBS_1.0" fn ibv_copy_path_rec_from_kern() -> () {}
+    "IBVERBS_1.0" fn ibv_copy_path_rec_to_kern() -> () {}
+    "IBVERBS_1.0" fn ibv_copy_qp_attr_from_kern() -> () {}
+}
