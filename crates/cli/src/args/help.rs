@@ -256,7 +256,7 @@ a list of NAME=URL with spaces between them. Processes that the program starts i
 system's, and finds no device.";
 
 pub(super) const EXEC_EXIT_CODES: &str = "\
-Exit codes: those of the program; 127 if it cannot be started, 1 without the library, 2 wrong usage, 130 ended by Ctrl-C.";
+Exit codes: those of the program; 127 if it cannot be started, 1 without the library, 2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";
 
 pub(super) const SERVE_EXAMPLES: &str = "\
 Examples:
