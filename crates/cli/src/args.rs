@@ -359,9 +359,9 @@ pub(crate) struct PingpongArgs {
     /// Receive requests to keep posted
     #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub rx_depth: u32,
-    /// GID index, for command lines of ibv_*_pingpong; a device has one GID, so only 0 is taken
-    #[arg(short, long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=0))]
-    pub gid_idx: u32,
+    /// GID index, for command lines of ibv_*_pingpong; `hca devinfo` lists the indices. A device has one GID
+    #[arg(short, long)]
+    pub gid_idx: Option<u32>,
     /// Validate received bytes, also those of ibv_*_pingpong, which with -c zero the first byte of each page
     #[arg(short, long)]
     pub chk: bool,

@@ -90,6 +90,10 @@ pub(crate) fn pingpong(args: &PingpongArgs) -> Result<(), Failure> {
     if let Some(note) = opened.stand_in() {
         eprintln!("note: {note}");
     }
+    if let Some(index) = args.gid_idx {
+        // All of them lead to the one address that the device has.
+        opened.device().query_gid(index)?;
+    }
     let done = match args.service {
         Service::Rc => connected::<Rc>(args, &opened),
         Service::Uc => connected::<Uc>(args, &opened),

@@ -268,10 +268,15 @@ impl Drop for Qp {
 
 /// Brings two queue pairs in RESET to RTS, towards each other.
 pub(crate) fn connect(conn: &Conn, a: &Qp, b: &Qp) {
+    connect_to(conn, [a, b], [a.node.gid(), b.node.gid()]);
+}
+
+/// The same, each by its GID among these.
+fn connect_to(conn: &Conn, [a, b]: [&Qp; 2], gids: [Gid; 2]) {
     a.to_init(conn);
     b.to_init(conn);
-    b.to_rts(conn, a.qpn, a.node.gid(), 1);
-    a.to_rts(conn, b.qpn, b.node.gid(), 0);
+    b.to_rts(conn, a.qpn, gids[0], 1);
+    a.to_rts(conn, b.qpn, gids[1], 0);
 }
 
 /// A signalled request.
@@ -348,11 +353,15 @@ impl Pair {
         Self::between(&a, &b, conn)
     }
     /// Between two adapters, which may be the same.
-    pub(crate) fn between(a: &Node, b: &Node, mut conn: Conn) -> Self {
+    pub(crate) fn between(a: &Node, b: &Node, conn: Conn) -> Self {
+        Self::to(a, b, conn, [a.gid(), b.gid()])
+    }
+    /// The same, each side by its GID among these.
+    pub(crate) fn to(a: &Node, b: &Node, mut conn: Conn, gids: [Gid; 2]) -> Self {
         conn.mtu = conn.mtu.min(a.dev().port().active_mtu).min(b.dev().port().active_mtu);
         let (ma, mb) = (a.mem(conn.mem_bytes, ALL), b.mem(conn.mem_bytes, ALL));
         let (a, b) = (a.qp(&conn), b.qp(&conn));
-        connect(&conn, &a, &b);
+        connect_to(&conn, [&a, &b], gids);
         Self { conn, a, b, ma, mb }
     }
     pub(crate) fn settle(&self) {

@@ -203,6 +203,7 @@ macro_rules! __for_each_check {
                 ud_refuses_an_address_handle_of_another_domain,
                 ud_one_queue_pair_hears_many,
                 ud_sends_inline_and_to_itself,
+                each_index_of_the_gid_table_names_an_address_that_datagrams_reach,
                 the_general_services_queue_pair_has_number_one_and_hears_its_key;
             limits: capabilities_beyond_the_limits_are_refused,
                 a_queue_takes_its_depth_and_no_more,
@@ -216,6 +217,8 @@ macro_rules! __for_each_check {
                 many_queue_pairs_are_told_apart,
                 memory_of_the_device_is_zeroed;
             shown: the_gid_table_holds_the_ports_gid_and_fits_its_link,
+                each_index_of_the_gid_table_names_an_address_that_connections_reach,
+                the_gid_table_is_asked_by_index_type_and_interface,
                 the_ports_counters_count_what_its_link_carries,
                 requests_are_counted_by_operation,
                 what_a_queue_pair_did_is_counted_for_it_alone_and_stays_in_the_sum,

@@ -55,6 +55,8 @@ impl AutoFabric {
     /// # Errors
     /// As [`UdpFabric::open`].
     pub fn open(local: IpAddr, udp: &UdpOptions, shm: &ShmOptions) -> Result<Self, OpenError> {
+        // Before the UDP end, which may start a thread.
+        ShmFabric::register_while_alone();
         Self::beside(UdpFabric::open(local, udp)?, shm)
     }
 

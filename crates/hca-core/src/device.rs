@@ -47,16 +47,34 @@ pub unsafe trait Device: Send + Sync {
     fn attr(&self) -> &DeviceAttr;
     /// The port (an adapter has one).
     fn port(&self) -> PortAttr;
-    /// The port's GID table: entries that are in use, by index. A device that has no table of its own has one entry,
-    /// the port's GID.
+    /// The port's GID table: entries that are in use, by index. A device that has no table of its own has that of
+    /// [`GidEntry::of_port`].
     fn gids(&self) -> Vec<GidEntry> {
         let port = self.port();
         let kind = if port.link_layer == LinkLayer::InfiniBand { GidType::Ib } else { GidType::RoceV2 };
-        vec![GidEntry { index: 0, gid: port.gid, kind, interface: None }]
+        GidEntry::of_port(port.gid, kind, None)
     }
     /// The entry of the GID table with this index; `None` if it is not in use.
     fn gid(&self, index: u32) -> Option<GidEntry> {
         self.gids().into_iter().find(|entry| entry.index == index)
+    }
+    /// The entry of the GID table with this index, for a program that was told the index.
+    ///
+    /// # Errors
+    /// The index is not in use; the error names those that are.
+    fn query_gid(&self, index: u32) -> Result<GidEntry, DeviceError> {
+        let table = self.gids();
+        let used = table.iter().map(|entry| entry.index).collect();
+        let found = table.into_iter().find(|entry| entry.index == index);
+        found.ok_or(DeviceError::UnusedGidIndex { index, used })
+    }
+    /// The entries of the GID table for packets of this type, on this interface if one is given.
+    fn gids_of(&self, kind: GidType, interface: Option<&str>) -> Vec<GidEntry> {
+        let mut table = self.gids();
+        table.retain(|entry| {
+            entry.kind == kind && interface.is_none_or(|name| entry.interface.as_deref() == Some(name))
+        });
+        table
     }
     /// The port's P_Key table, by index. A device that takes P_Keys by value has one entry, the default.
     fn pkeys(&self) -> Vec<Pkey> {

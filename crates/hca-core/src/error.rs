@@ -20,6 +20,10 @@ macro_rules! debug_as_display {
 
 debug_as_display!(DeviceError, TransitionError, PostErrorKind, PostError);
 
+fn indices(used: &[u32]) -> String {
+    used.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// An error of the control path.
 #[derive(Error)]
 #[non_exhaustive]
@@ -45,6 +49,16 @@ pub enum DeviceError {
         min: u64,
         /// The most.
         max: u64,
+    },
+    /// The port's GID table has no entry with this index.
+    #[error(
+        "the port's GID table has no entry {index}; it has {}, as `hca devinfo` shows", indices(.used)
+    )]
+    UnusedGidIndex {
+        /// The given index.
+        index: u32,
+        /// The indices that are in use.
+        used: Vec<u32>,
     },
     /// The handle names no object (any more).
     #[error("unknown {what} {handle}: it was never created, or was destroyed")]

@@ -153,6 +153,32 @@ pub struct GidEntry {
     pub interface: Option<String>,
 }
 
+impl GidEntry {
+    /// The table of a port that has one address.
+    ///
+    /// A RoCE port has its address at the indices that Linux's RoCE ports have for the type of its packets, since
+    /// programs are told an index (1 or 3 for RoCEv2):
+    ///
+    /// | index | Linux | here |
+    /// |---:|---|---|
+    /// | 0 | the link-local address, RoCEv1 | the address of a port that sends RoCEv1 |
+    /// | 1 | the link-local address, RoCEv2 | the address of a port that sends RoCEv2 |
+    /// | 2 | the interface's address, RoCEv1 | as 0 |
+    /// | 3 | the interface's address, RoCEv2 | as 1 |
+    ///
+    /// A port sends one type of packets from one address, so the other indices are not in use. An InfiniBand port has
+    /// its GID at index 0.
+    pub fn of_port(gid: Gid, kind: GidType, interface: Option<&str>) -> Vec<Self> {
+        let indices: &[u32] = match kind {
+            GidType::Ib => &[0],
+            GidType::RoceV1 => &[0, 2],
+            GidType::RoceV2 => &[1, 3],
+        };
+        let entry = |index: &u32| Self { index: *index, gid, kind, interface: interface.map(str::to_owned) };
+        indices.iter().map(entry).collect()
+    }
+}
+
 /// The type of packets that are sent from a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GidType {

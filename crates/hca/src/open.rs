@@ -325,11 +325,16 @@ fn auto_alone(ip: Option<IpAddr>, url: &DeviceUrl, why: &FabricError) -> Named {
 /// UDP, and shared memory with peers on this machine. Faults, captures and a smaller path MTU apply to packets: with
 /// one of them, the device does not listen on shared memory, and all its peers are reached by UDP.
 fn auto(ip: IpAddr, url: &DeviceUrl, note: Option<&str>) -> Result<Box<dyn Fabric>, FabricError> {
+    let by_memory = all_messages(&url.options);
+    if by_memory {
+        // Before the UDP end, which may start a thread.
+        ShmFabric::register_while_alone();
+    }
     let mut udp = UdpFabric::open(ip, &udp_options(url)?)?;
     if let Some(note) = note {
         udp.note("shared address", note.to_owned());
     }
-    if all_messages(&url.options) {
+    if by_memory {
         return Ok(Box::new(AutoFabric::beside(udp, &shm_options(&url.options))?));
     }
     Ok(Box::new(udp))

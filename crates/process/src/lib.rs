@@ -1,5 +1,5 @@
 //! Process facilities for libraries: detection of forked children, descriptors that children do not keep, the limit of
-//! file sizes, threads without signals.
+//! file sizes, threads without signals, registration for memory barriers.
 //!
 //! ```
 //! use hca_process::Fork;
@@ -17,17 +17,20 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `barrier` | [`register_while_alone`], which registers for the system's memory barriers before there are threads |
 //! | `children` | [`NotInChildren`], descriptors that a forked child does not keep |
 //! | `fork` | [`Fork`], which tells a drop whether it runs in a forked child; [`PerProcess`], a static that a child has anew |
 //! | `file` | [`memory_file`], which returns an error instead of a signal beyond the limit of file sizes |
 //! | `thread` | [`spawn`], which starts a thread that takes none of the program's signals |
 #![deny(unsafe_code)]
 
+mod barrier;
 mod children;
 mod file;
 mod fork;
 mod thread;
 
+pub use barrier::register_while_alone;
 pub use children::NotInChildren;
 pub use file::{check_file_len, memory_file};
 pub use fork::{Fork, PerProcess};

@@ -5,6 +5,10 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::thread::{Builder, JoinHandle};
 
+use rustix::thread::MembarrierCommand;
+
+use crate::barrier::register_while_alone;
+
 /// Signals that a fault of the thread's own raises. Blocked, they would end the process without its handler.
 const FAULTS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT];
@@ -14,12 +18,16 @@ const FAULTS: [libc::c_int; 6] =
 /// A signal to the process goes to any thread that does not block it. A program that waits for signals in one thread
 /// blocks them in all other threads, but can't do so in a thread that a library started before.
 ///
+/// The first thread of a process [registers](crate::register_while_alone) the process for the private expedited barrier
+/// of `membarrier`, which costs milliseconds once there are two.
+///
 /// # Errors
 /// The system starts no more threads.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
+    register_while_alone(MembarrierCommand::RegisterPrivateExpedited);
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: the sets are this function's own, and sigfillset and pthread_sigmask write them before they are read. A
     // thread inherits the mask of the thread that starts it, which has its own back afterwards.

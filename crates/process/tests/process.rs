@@ -7,11 +7,12 @@
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 
-use hca_process::{Fork, NotInChildren, PerProcess, memory_file};
+use hca_process::{Fork, NotInChildren, PerProcess, memory_file, register_while_alone};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::MembarrierCommand;
 
 /// Runs this in a child, and expects that it ends by itself, with all that was expected there.
 fn in_child(what: &str, run: impl FnOnce()) {
@@ -92,7 +93,41 @@ fn descriptors_that_are_registered_lead_nowhere_in_a_child() {
     drop(registered);
 }
 
+/// The commands for which this process is registered, a bit each; `None`: the kernel (before 6.3) does not say.
+fn registrations() -> Option<i64> {
+    const GET_REGISTRATIONS: libc::c_int = 1 << 9;
+    // SAFETY: a call without pointers.
+    let commands = unsafe { libc::syscall(libc::SYS_membarrier, GET_REGISTRATIONS, 0, 0) };
+    (commands >= 0).then_some(commands)
+}
+
+fn the_first_thread_of_a_library_finds_its_process_registered_for_barriers() {
+    let (private, global) =
+        [MembarrierCommand::RegisterPrivateExpedited, MembarrierCommand::RegisterGlobalExpedited]
+            .map(|command| i64::from(command as u32))
+            .into();
+    if registrations().is_none() {
+        println!("this kernel does not tell registrations for membarrier");
+        return;
+    }
+    in_child("a process whose first thread is a library's", || {
+        assert_eq!(registrations(), Some(0));
+        let seen = hca_process::spawn("first", || {
+            // With two threads it would take a grace period.
+            register_while_alone(MembarrierCommand::RegisterGlobalExpedited);
+            registrations()
+        });
+        assert_eq!(seen.unwrap().join().unwrap(), Some(private));
+    });
+    in_child("a process with one thread", || {
+        register_while_alone(MembarrierCommand::RegisterGlobalExpedited);
+        assert_eq!(registrations(), Some(global));
+    });
+}
+
 fn main() {
+    the_first_thread_of_a_library_finds_its_process_registered_for_barriers();
+    println!("the first thread of a library finds its process registered for barriers: ok");
     descriptors_that_are_registered_lead_nowhere_in_a_child();
     println!("descriptors that are registered lead nowhere in a child: ok");
     children_are_told_apart_over_generations();

@@ -426,8 +426,8 @@ unsafe impl Device for SoftHca {
         self.shared.port
     }
     fn gids(&self) -> Vec<GidEntry> {
-        let FabricLink { kind, interface, .. } = self.opened_on.link.clone();
-        vec![GidEntry { index: 0, gid: self.shared.port.gid, kind, interface }]
+        let FabricLink { kind, interface, .. } = &self.opened_on.link;
+        GidEntry::of_port(self.shared.port.gid, *kind, interface.as_deref())
     }
     fn port_counters(&self) -> Option<PortCounters> {
         // Messages between processes of one machine are no packets.

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hca_core::{
-    AsyncEvent, Counter, Device, DeviceAttr, DeviceClock, DeviceError, EventObject, GidEntry, Pkey, PortAttr,
-    PortCounters, Psn, QpInfo,
+    AsyncEvent, Counter, Device, DeviceAttr, DeviceClock, DeviceError, EventObject, GidEntry, GidType, Pkey,
+    PortAttr, PortCounters, Psn, QpInfo,
 };
 use hca_process::Fork;
 
@@ -67,6 +67,17 @@ impl Context {
     /// The entry of the GID table with this index; `None` if it is not in use.
     pub fn gid(&self, index: u32) -> Option<GidEntry> {
         self.ctx.device.gid(index)
+    }
+    /// The entry of the GID table with this index, for a program that was told the index.
+    ///
+    /// # Errors
+    /// As [`Device::query_gid`].
+    pub fn query_gid(&self, index: u32) -> Result<GidEntry, DeviceError> {
+        self.ctx.device.query_gid(index)
+    }
+    /// The entries of the GID table for packets of this type, on this interface if one is given.
+    pub fn gids_of(&self, kind: GidType, interface: Option<&str>) -> Vec<GidEntry> {
+        self.ctx.device.gids_of(kind, interface)
     }
     /// The port's P_Key table, by index.
     pub fn pkeys(&self) -> Vec<Pkey> {

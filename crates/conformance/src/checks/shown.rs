@@ -33,6 +33,49 @@ pub(crate) fn the_gid_table_holds_the_ports_gid_and_fits_its_link(bed: &dyn Bed)
     }
 }
 
+pub(crate) fn each_index_of_the_gid_table_names_an_address_that_connections_reach(bed: &dyn Bed) {
+    let conn = Conn::default();
+    let [a, b] = Node::open(bed);
+    for (mine, theirs) in a.dev().gids().into_iter().zip(b.dev().gids()) {
+        assert_eq!(mine.index, theirs.index, "devices of one kind have tables of one kind");
+        let of_a = a.dev().query_gid(mine.index).expect("the table has it");
+        let of_b = b.dev().query_gid(theirs.index).expect("the table has it");
+        assert_eq!((&of_a, &of_b), (&mine, &theirs));
+        let p = Pair::to(&a, &b, conn, [of_a.gid, of_b.gid]);
+        p.assert_works();
+    }
+}
+
+pub(crate) fn the_gid_table_is_asked_by_index_type_and_interface(bed: &dyn Bed) {
+    for node in Node::open::<2>(bed) {
+        let (device, table) = (node.dev(), node.dev().gids());
+        let used: Vec<u32> = table.iter().map(|entry| entry.index).collect();
+        let unused = (0..8).chain([u32::MAX]).filter(|index| !used.contains(index));
+        for index in unused {
+            let refused = device.query_gid(index).expect_err("the table lacks it");
+            assert!(
+                matches!(&refused, DeviceError::UnusedGidIndex { index: i, used: u } if (*i, u) == (index, &used)),
+                "{refused}"
+            );
+            let said = refused.to_string();
+            assert!(used.iter().all(|index| said.contains(&index.to_string())), "{said}");
+        }
+        for entry in &table {
+            let own = entry.interface.as_deref();
+            assert!(device.gids_of(entry.kind, None).contains(entry));
+            assert!(device.gids_of(entry.kind, own).contains(entry));
+            assert_eq!(device.gids_of(entry.kind, Some("no such interface")), []);
+            // Programs are told these by people who know Linux's table.
+            if let (GidType::RoceV2, true) = (entry.kind, device.attr().name.starts_with("softhca-")) {
+                assert!([1, 3].iter().all(|index| used.contains(index)), "{table:?}");
+            }
+        }
+        for kind in [GidType::Ib, GidType::RoceV1, GidType::RoceV2] {
+            assert!(device.gids_of(kind, None).iter().all(|entry| entry.kind == kind));
+        }
+    }
+}
+
 pub(crate) fn the_ports_counters_count_what_its_link_carries(bed: &dyn Bed) {
     let p = Pair::rc(bed);
     let counters = p.a.node.dev().counters();

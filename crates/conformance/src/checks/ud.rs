@@ -84,6 +84,23 @@ pub(crate) fn ud_datagrams_begin_with_forty_bytes_of_grh(bed: &dyn Bed) {
     }
 }
 
+pub(crate) fn each_index_of_the_gid_table_names_an_address_that_datagrams_reach(bed: &dyn Bed) {
+    if !bed.can(Feature::Lossless) {
+        return;
+    }
+    let u = Ud::new(bed);
+    for (id, entry) in u.b.node.dev().gids().into_iter().enumerate() {
+        let (id, to_b) = (id as u64, UdDest { ah: u.a.node.ah(entry.gid), ..u.to_b() });
+        u.b.recv(id, &[u.mb.sge(0, 512)]);
+        u.a.try_send(&[to(to_b, id, SendOp::Send, &[u.ma.sge(0, 64)])]).unwrap();
+        u.a.send_cq.ok(id);
+        assert_eq!(u.b.recv_cq.ok(id).byte_len, 64 + 40, "{entry:?}");
+        // The sender is found in its own table by what the receiver sees.
+        let from = u.a.node.dev().gids().into_iter().find(|e| e.index == entry.index).expect("it is like B");
+        assert_grh(&u.mb.read(0, 40), from.gid, entry.gid);
+    }
+}
+
 pub(crate) fn the_general_services_queue_pair_has_number_one_and_hears_its_key(bed: &dyn Bed) {
     const GENERAL_KEY: Qkey = Qkey::new(0x8001_0000);
     let u = Ud::new(bed);

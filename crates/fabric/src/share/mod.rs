@@ -9,7 +9,8 @@
 //! | event | effect |
 //! |---|---|
 //! | the first process opens the address | it takes the abstract name of network namespace, user and address, makes the sockets, listens |
-//! | another one opens it | it connects to that name, and a thread of any process that lives gives it all sockets, the listening one too |
+//! | another one opens it | it connects to that name, which wakes a thread of one process there; the thread gives it all sockets, the listening one too |
+//! | that process does not answer | it connects again, which wakes another one |
 //! | it takes a slot | it binds `NAME/slot/N`; over UDP it empties that slot's socket, and proves the slot by a packet to itself |
 //! | it ends, in any way | the kernel frees the name of its slot; others hold the sockets, so no index moves |
 //! | the last one ends | the kernel closes all; the next one is the first |
@@ -54,6 +55,8 @@ const KEY_BYTES: usize = 16;
 const BACKLOG: i32 = 1024;
 /// A process that joins gets no answer for so long.
 const JOIN_PATIENCE: Duration = Duration::from_secs(2);
+/// After this time without an answer the process that joins asks a second one, and so on, each time after twice as long.
+const ASK_ANOTHER_AFTER: Duration = Duration::from_millis(20);
 /// The sockets of processes that ended are closed within this time.
 const END_PATIENCE: Duration = Duration::from_millis(200);
 /// A look again, where another process is between two steps.
@@ -406,17 +409,30 @@ fn ask(
     maker: &mut i32,
 ) -> Result<Option<Common>, OpenError> {
     let io = |doing| move |e: Errno| OpenError::Io { doing, local, source: e.into() };
-    let socket = unix(SocketType::SEQPACKET).map_err(io("opening a UNIX socket"))?;
-    if connect(&socket, name).is_err() {
-        return Ok(None);
-    }
-    let cred = PeerCred::of(&socket).map_err(io("looking for the user of a shared address"))?;
-    if !is_own(cred.uid) {
-        return Err(OpenError::NameTaken { local, uid: cred.uid });
-    }
-    *maker = cred.pid;
-    wait_for(&socket, until);
-    let handed = hand::take(socket.as_fd()).map_err(|source| OpenError::Io {
+    let (mut connections, mut pause) = (Vec::new(), ASK_ANOTHER_AFTER);
+    let answered = loop {
+        let socket = unix(SocketType::SEQPACKET).map_err(io("opening a UNIX socket"))?;
+        if connect(&socket, name).is_ok() {
+            let cred = PeerCred::of(&socket).map_err(io("looking for the user of a shared address"))?;
+            if !is_own(cred.uid) {
+                return Err(OpenError::NameTaken { local, uid: cred.uid });
+            }
+            *maker = cred.pid;
+            connections.push(socket);
+        } else if connections.is_empty() {
+            return Ok(None);
+        }
+        // A connection wakes one process, which may be killed or stopped before it answers.
+        let now = WallTime::now();
+        if let Some(answered) = first_readable(&connections, until.min(now + pause)) {
+            break answered;
+        }
+        if WallTime::now() >= until {
+            return Ok(None);
+        }
+        pause *= 2;
+    };
+    let handed = hand::take(connections[answered].as_fd()).map_err(|source| OpenError::Io {
         doing: "taking over the sockets of a shared address",
         local,
         source,
@@ -431,9 +447,16 @@ fn is_own(uid: u32) -> bool {
 
 /// Waits until a descriptor is readable, or for so long.
 pub(crate) fn wait_for(fd: &OwnedFd, until: WallTime) {
+    first_readable(std::slice::from_ref(fd), until);
+}
+
+/// Waits until a descriptor is readable; `None`: none was, or a signal came.
+fn first_readable(fds: &[OwnedFd], until: WallTime) -> Option<usize> {
     let left = until.saturating_duration_since(WallTime::now());
     let left = Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() };
-    let _ = poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&left));
+    let mut watched: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    poll(&mut watched, Some(&left)).ok()?;
+    watched.iter().position(|fd| !fd.revents().is_empty())
 }
 
 /// Takes a slot that no process has, from one drawn by chance on: packets to a process that ended just now rarely find
@@ -443,9 +466,9 @@ fn claim(sockets: &dyn Sockets, names: &Names, common: &Common) -> Result<(u8, O
     let io = |doing| move |e: Errno| OpenError::Io { doing, local, source: e.into() };
     let slots = usize::from(common.slots);
     let first = crate::paths::chance() as usize % slots;
-    let mut unproven = None;
+    let open = || unix(SocketType::DGRAM).map_err(io("opening a UNIX socket"));
+    let (mut mailbox, mut unproven) = (open()?, None);
     for slot in (0..slots).map(|i| ((first + i) % slots) as u8) {
-        let mailbox = unix(SocketType::DGRAM).map_err(io("opening a UNIX socket"))?;
         let name = names.of_slot(slot).map_err(io("naming a slot of a shared address"))?;
         match bind(&mailbox, &name) {
             Err(Errno::ADDRINUSE) => continue,
@@ -454,7 +477,7 @@ fn claim(sockets: &dyn Sockets, names: &Names, common: &Common) -> Result<(u8, O
         match sockets.prove(slot, common.others()) {
             Ok(()) => return Ok((slot, mailbox)),
             // Another kernel may count sockets in another way.
-            Err(e) => unproven = Some(e),
+            Err(e) => (unproven, mailbox) = (Some(e), open()?),
         }
     }
     Err(match unproven {
@@ -467,18 +490,28 @@ fn unix(kind: SocketType) -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }
 
+/// What the thread that lets other processes join is woken for.
+const JOINS: u64 = 0;
+const STOP: u64 = 1;
+
 /// The thread that lets other processes join, whatever the program does.
 struct Server {
-    stop: Arc<OwnedFd>,
+    stop: OwnedFd,
     thread: JoinHandle<()>,
     fork: Fork,
 }
 
 impl Server {
     fn start(common: &Arc<Common>) -> io::Result<Self> {
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (stopped, common) = (Arc::clone(&stop), Arc::clone(common));
-        let thread = hca_process::spawn("hca-share", move || serve(&common, &stopped))?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let woken_by = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // A connection wakes one process that waits, and not all of them: each would take CPU time from the one that
+        // joins.
+        let one = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+        epoll::add(&woken_by, common.listener(), epoll::EventData::new_u64(JOINS), one)?;
+        epoll::add(&woken_by, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
+        let common = Arc::clone(common);
+        let thread = hca_process::spawn("hca-share", move || serve(&common, &woken_by))?;
         Ok(Self { stop, thread, fork: Fork::new() })
     }
     fn stop(self) {
@@ -486,24 +519,27 @@ impl Server {
             std::mem::forget(self.thread);
             return;
         }
-        if rustix::io::write(&*self.stop, &1_u64.to_ne_bytes()).is_ok() {
+        if rustix::io::write(&self.stop, &1_u64.to_ne_bytes()).is_ok() {
             let _ = self.thread.join();
         }
     }
 }
 
-fn serve(common: &Common, stop: &OwnedFd) {
+/// Answers processes that join, until the thread is stopped.
+fn serve(common: &Common, woken_by: &OwnedFd) {
     let listener = common.listener();
+    let mut events =
+        [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 2];
     loop {
-        let mut watched = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        match poll(&mut watched, None) {
-            Ok(_) | Err(Errno::INTR) => {}
+        let woken = match epoll::wait(woken_by, &mut events, None) {
+            Ok(woken) => woken,
+            Err(Errno::INTR) => continue,
             Err(_) => return,
-        }
-        if !watched[1].revents().is_empty() {
+        };
+        if events[..woken].iter().any(|event| event.data.u64() == STOP) {
             return;
         }
-        // All processes are woken; the others find nothing.
+        // Another process may have been quicker.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let Ok(connection) = accept_with(listener, flags) else { continue };
         if !PeerCred::of(&connection).is_ok_and(|cred| is_own(cred.uid)) {

@@ -153,6 +153,12 @@ pub struct ShmFabric {
 }
 
 impl ShmFabric {
+    /// Prepares a process with one thread for ends, which takes milliseconds once the process has several threads. An
+    /// end that is opened without this call is the same.
+    pub fn register_while_alone() {
+        hca_process::register_while_alone(MembarrierCommand::RegisterGlobalExpedited);
+    }
+
     /// Opens an adapter's end in a domain, at a random address.
     ///
     /// # Errors

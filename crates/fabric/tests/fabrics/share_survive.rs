@@ -4,37 +4,62 @@
 //! 1. A forked child of a process with threads makes system calls only.
 #![allow(unsafe_code)] // `fork`
 
-use std::net::IpAddr;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::OwnedFd;
+use std::os::linux::fs::MetadataExt;
+use std::sync::LazyLock;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant as Clock};
 
-use hca_fabric::{Fabric, OpenError, TxBatch, UdpFabric};
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
+use hca_core::Instant;
+use hca_fabric::{Fabric, OpenError, RawFabric, RawOptions, TxBatch, UdpFabric};
+use rustix::event::epoll;
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketType,
+};
 use test_support::namespaces::Namespace;
 use test_support::random::Rng;
 use test_support::roles::{Helper, hear, role, say};
 
-use crate::raw::once_free;
+use crate::raw::{once_free, over_wire};
 use crate::share::{first, join, options, send, slot, to_slot};
-use crate::suite::{BUDGET, av, counter, now, of, put, receive};
+use crate::suite::{BUDGET, av, counter, of, put, receive};
 
 /// The test that other processes run.
 const MEMBER: &str = "share_survive::a_member";
 
-/// Whether a member answers. It is asked again: a flow of a new process may have the port of one that is gone, and is
-/// known again after some packets.
+/// The time, which neighbours of raw Ethernet need: they are looked up again, and packets wait for them.
+fn time() -> Instant {
+    static START: LazyLock<Clock> = LazyLock::new(Clock::now);
+    Instant::from_nanos(START.elapsed().as_nanos() as u64)
+}
+
+/// Whether the member in a slot answers, which has the address of `a`.
 fn answers(a: &mut dyn Fabric, number: u32, to: u8) -> bool {
     let at = a.attr().local;
+    answers_from(a, at, number, to)
+}
+
+/// Whether the member in a slot of an address answers. It is asked again: a flow of a new process may have the port of
+/// one that is gone, and is known again after some packets.
+fn answers_from(a: &mut dyn Fabric, at: IpAddr, number: u32, to: u8) -> bool {
     let mut ping = to_slot(to, number, 64);
-    ping[12..16].copy_from_slice(&(u32::from(slot(a)) << 16 | 9).to_be_bytes());
+    ping[12..16].copy_from_slice(&(u32::from(a.attr().qpn_slot.unwrap_or(0)) << 16 | 9).to_be_bytes());
     ping[16..20].copy_from_slice(&number.to_be_bytes());
     let deadline = Clock::now() + Duration::from_secs(20);
+    let path = a.open_path(&av(at)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 12);
     while Clock::now() < deadline {
-        send(a, at, std::slice::from_ref(&ping));
+        put(&mut batch, path, &ping);
         let again = Clock::now() + Duration::from_millis(50);
         while Clock::now() < again {
+            a.send(time(), &mut batch);
             let mut heard = false;
-            a.recv(now(), BUDGET, &mut |p| heard |= p.bytes[16..20] == number.to_be_bytes());
+            a.recv(time(), BUDGET, &mut |p| heard |= p.bytes[16..20] == number.to_be_bytes());
             if heard {
+                a.close_path(path);
                 return true;
             }
             std::thread::yield_now();
@@ -44,10 +69,7 @@ fn answers(a: &mut dyn Fabric, number: u32, to: u8) -> bool {
 }
 
 /// Members that are killed at any instant, others that come: each that lives gets its packets, and no others.
-fn kills(rounds: usize) {
-    let mut a = first(209, 16);
-    let at = a.attr().local.to_string();
-    let begin = || Helper::start(MEMBER, "echo", &at, None);
+fn kills(rounds: usize, a: &mut dyn Fabric, at: IpAddr, begin: &dyn Fn() -> Helper) {
     let mut random = Rng::new(rounds as u64);
     let mut members: Vec<(Helper, Option<u8>)> = (0..5).map(|_| (begin(), None)).collect();
     for round in 0..rounds {
@@ -69,30 +91,63 @@ fn kills(rounds: usize) {
             }
             if let Some(slot) = *slot {
                 assert!(
-                    answers(&mut a, (round * 8 + i) as u32, slot),
+                    answers_from(a, at, (round * 8 + i) as u32, slot),
                     "round {round}: slot {slot} is silent"
                 );
             }
         }
-        let mut slots: Vec<_> = members.iter().filter_map(|m| m.1).chain([slot(&a)]).collect();
+        let mut slots: Vec<_> = members.iter().filter_map(|m| m.1).chain(a.attr().qpn_slot).collect();
         slots.sort_unstable();
         assert!(slots.windows(2).all(|w| w[0] != w[1]), "round {round}: {slots:?}");
     }
     for (member, _) in members {
         member.kill();
     }
+}
+
+/// The same over UDP, asked by a member.
+fn kills_over_udp(rounds: usize) {
+    let mut a = first(209, 16);
+    let at = a.attr().local;
+    kills(rounds, &mut a, at, &|| Helper::start(MEMBER, "echo", &at.to_string(), None));
     assert_eq!((counter(&a, "strays_handed_on"), counter(&a, "strays_lost")), (0, 0));
+}
+
+/// The same on raw Ethernet, asked by the other end of the wire.
+fn kills_over_raw(rounds: usize) {
+    over_wire(1500, |wire| {
+        let mut a = wire.within(0, || RawFabric::open("wire", &RawOptions::default())).unwrap();
+        let at: IpAddr = "10.77.0.2".parse().unwrap();
+        let argument = format!("{at} {}", a.attr().local);
+        let begin = || wire.within(1, || Helper::start(MEMBER, "echo", &argument, None));
+        kills(rounds, &mut a, at, &begin);
+        assert_eq!(counter(&a, "icrc_errors"), 0);
+        // No process holds the address any more.
+        wire.within(1, || once_free(|| UdpFabric::open(at, &options(0))));
+    });
 }
 
 #[test]
 fn members_that_are_killed_are_missed_by_nobody() {
-    kills(20);
+    kills_over_udp(20);
 }
 
 #[test]
 #[ignore = "needs minutes"]
 fn a_thousand_members_that_are_killed_are_missed_by_nobody() {
-    kills(1000);
+    kills_over_udp(1000);
+}
+
+#[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
+fn members_on_raw_ethernet_that_are_killed_are_missed_by_nobody() {
+    kills_over_raw(10);
+}
+
+#[test]
+#[ignore = "needs root and a minute: Ethernet interfaces in network namespaces"]
+fn a_hundred_members_on_raw_ethernet_that_are_killed_are_missed_by_nobody() {
+    kills_over_raw(100);
 }
 
 #[test]
@@ -181,6 +236,102 @@ fn sixty_four_join_at_once() {
     }
 }
 
+/// How often the threads of a process that let others join went to sleep.
+fn sleeps_of_server(pid: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|task| task.unwrap().path());
+    let servers = tasks.filter(|task| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "hca-share")
+    });
+    let sleeps = servers.map(|task| {
+        let status = std::fs::read_to_string(task.join("status")).unwrap();
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count.unwrap().trim().parse::<u64>().unwrap()
+    });
+    sleeps.sum()
+}
+
+#[test]
+fn a_join_wakes_few_of_the_processes_that_are_there() {
+    const MEMBERS: u64 = 16;
+    const JOINS: u64 = 10;
+    let a = first(230, 32);
+    let at = a.attr().local;
+    let mut members: Vec<_> =
+        (0..MEMBERS).map(|_| Helper::start(MEMBER, "echo", &at.to_string(), None)).collect();
+    for member in &mut members {
+        member.line();
+    }
+    let sleeps = || -> u64 { members.iter().map(|member| sleeps_of_server(member.child.id())).sum() };
+    let before = sleeps();
+    for _ in 0..JOINS {
+        drop(join(at, 32).unwrap());
+    }
+    // One each; where that is slow, another one is asked.
+    let woken = sleeps() - before;
+    assert!(woken < JOINS * MEMBERS / 2, "{JOINS} joins woke {woken} of {MEMBERS} processes");
+    members.into_iter().for_each(Helper::kill);
+}
+
+/// The socket at which processes that join are accepted, as one that joins gets it, with all others.
+fn sockets_of(at: Ipv4Addr) -> Vec<OwnedFd> {
+    let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    net::connect(&socket, &SocketAddrUnix::new_abstract_name(name_of(at).as_bytes()).unwrap()).unwrap();
+    let (mut bytes, mut space) = ([0; 64], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))]);
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    net::recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags).unwrap();
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    rights.flatten().collect()
+}
+
+/// The name by which the processes of this user share an address.
+fn name_of(at: Ipv4Addr) -> String {
+    let netns = std::fs::metadata("/proc/thread-self/ns/net").unwrap().st_ino();
+    let uid = rustix::process::geteuid().as_raw();
+    format!("hca-share/{netns:x}/{uid}/{:032x}/0", at.to_ipv6_mapped().to_bits())
+}
+
+/// A thread that waits for processes that join, and does not answer: as one that is killed behind its wake-up.
+fn silent(listener: &OwnedFd) -> JoinHandle<usize> {
+    let waits = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let one = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+    epoll::add(&waits, listener, epoll::EventData::new_u64(0), one).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let silent = std::thread::spawn(move || {
+        tell.send(rustix::thread::gettid().as_raw_nonzero()).unwrap();
+        let mut events = [epoll::Event { flags: one, data: epoll::EventData::new_u64(0) }];
+        epoll::wait(&waits, &mut events, None).unwrap()
+    });
+    let status = format!("/proc/self/task/{}/status", told.recv().unwrap());
+    // It may have been woken, and be gone.
+    while std::fs::read_to_string(&status).is_ok_and(|status| !status.contains("State:\tS")) {
+        std::thread::yield_now();
+    }
+    silent
+}
+
+#[test]
+fn a_process_that_is_woken_and_does_not_answer_keeps_nobody_from_joining() {
+    let mut member = first(216, 8);
+    let at = member.attr().local;
+    let IpAddr::V4(v4) = at else { panic!("{at}") };
+    let sockets = sockets_of(v4);
+    // The kernel wakes who has waited for the longest time: the silent one, once the member in front of it is gone. On a
+    // busy machine the join of the member behind it may have woken it already.
+    let silent = loop {
+        let silent = silent(&sockets[0]);
+        drop(std::mem::replace(&mut member, join(at, 8).unwrap()));
+        if !silent.is_finished() {
+            break silent;
+        }
+    };
+    drop(join(at, 8).unwrap());
+    assert_eq!(silent.join().unwrap(), 1);
+}
+
 #[test]
 fn a_forked_child_keeps_no_socket_of_the_address() {
     let a = first(214, 4);
@@ -232,15 +383,11 @@ fn another_user_gets_no_place_at_the_address() {
 #[test]
 #[ignore = "needs root: it starts a process of another user"]
 fn another_user_who_takes_the_name_of_an_address_is_named() {
-    use std::os::linux::fs::MetadataExt;
-
     let a = first(224, 8);
     let at = a.attr().local;
     drop(a);
     let IpAddr::V4(v4) = at else { panic!("{at}") };
-    let netns = std::fs::metadata("/proc/thread-self/ns/net").unwrap().st_ino();
-    let name = format!("hca-share/{netns:x}/0/{:032x}/0", v4.to_ipv6_mapped().to_bits());
-    let mut stranger = Helper::start(MEMBER, "squats", &format!("{at} {name}"), Some(OTHER_USER));
+    let mut stranger = Helper::start(MEMBER, "squats", &format!("{at} {}", name_of(v4)), Some(OTHER_USER));
     assert_eq!(stranger.line(), "it is mine");
     let refused = join(at, 8).err().expect("the name is taken");
     assert!(matches!(refused, OpenError::NameTaken { uid: OTHER_USER, .. }), "{refused}");
@@ -316,8 +463,14 @@ fn a_member() {
         hear();
         return;
     }
-    let joined = join(at, 64);
-    let mut fabric = joined.unwrap_or_else(|e| panic!("{e}"));
+    // On raw Ethernet frames to its own address do not come back: the asker has another one.
+    let (mut fabric, asker): (Box<dyn Fabric>, _) = if name.is_empty() {
+        (Box::new(join(at, 64).unwrap_or_else(|e| panic!("{e}"))), at)
+    } else {
+        let options = RawOptions { ip: Some(at), slots: 16, ..RawOptions::default() };
+        let fabric = RawFabric::open("wire", &options).unwrap_or_else(|e| panic!("{e}"));
+        (Box::new(fabric), name.parse().unwrap())
+    };
     if what == "forks" {
         // SAFETY: (1)
         let child = unsafe { libc::fork() };
@@ -331,20 +484,21 @@ fn a_member() {
         }
         say(child);
     }
-    say(slot(&fabric));
-    let path = fabric.open_path_of(&av(at), of(7)).unwrap();
+    let own = slot(&*fabric);
+    say(own);
+    let path = fabric.open_path_of(&av(asker), of(7)).unwrap();
     let mut batch = TxBatch::with_capacity(1 << 20);
-    let own = slot(&fabric);
     // Until this process is killed, or the one that started it ends.
     loop {
-        fabric.recv(now(), BUDGET, &mut |p| {
+        fabric.recv(time(), BUDGET, &mut |p| {
             assert_eq!(p.bytes[5], own, "another slot's packet");
             let to = u32::from_be_bytes(p.bytes[12..16].try_into().unwrap());
             let mut answer = p.bytes.to_vec();
             answer[4..8].copy_from_slice(&to.to_be_bytes());
             put(&mut batch, path, &answer);
         });
-        if batch.is_empty() {
+        // Packets that wait for the asker's hardware address are sent in turns.
+        if batch.is_empty() && fabric.next_deadline().is_none() {
             let fd = fabric.wait_fd().unwrap();
             let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
             let second = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -353,6 +507,6 @@ fn a_member() {
                 return;
             }
         }
-        fabric.send(now(), &mut batch);
+        fabric.send(time(), &mut batch);
     }
 }
