@@ -17,7 +17,7 @@ use hca_core::{
 use crate::context::Ctx;
 use crate::part::Held;
 use crate::slots::{RecvTaker, RingTaker};
-use crate::wait::{deadline, wait_readable};
+use crate::wait::{deadline, wait_either};
 use crate::wc::{Record, Wc, Wcs};
 use crate::{BuildError, Completions, WaitError};
 
@@ -169,7 +169,22 @@ impl CompletionQueue {
         wcs: &'w mut Completions,
         timeout: Option<Duration>,
     ) -> Result<Wcs<'w>, WaitError> {
-        self.wait_for(wcs, Notify::Any, timeout)
+        self.wait_for(wcs, Notify::Any, None, timeout)
+    }
+
+    /// Takes completions, like [`wait`](Self::wait), but also ends, perhaps without completions, when `other` is
+    /// readable: for a thread that waits for something beside completions. The look before the sleep does not see
+    /// `other`.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_or_readable<'w>(
+        &mut self,
+        wcs: &'w mut Completions,
+        other: BorrowedFd<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Wcs<'w>, WaitError> {
+        self.wait_for(wcs, Notify::Any, Some(other), timeout)
     }
 
     /// Takes completions, like [`wait`](Self::wait), but sleeps at once, and only a solicited completion or an error
@@ -182,13 +197,14 @@ impl CompletionQueue {
         wcs: &'w mut Completions,
         timeout: Option<Duration>,
     ) -> Result<Wcs<'w>, WaitError> {
-        self.wait_for(wcs, Notify::Solicited, timeout)
+        self.wait_for(wcs, Notify::Solicited, None, timeout)
     }
 
     fn wait_for<'w>(
         &mut self,
         wcs: &'w mut Completions,
         notify: Notify,
+        other: Option<BorrowedFd<'_>>,
         timeout: Option<Duration>,
     ) -> Result<Wcs<'w>, WaitError> {
         if self.fill(wcs) > 0 {
@@ -210,8 +226,8 @@ impl CompletionQueue {
             if left == Some(Duration::ZERO) {
                 return Err(WaitError::TimedOut(timeout.unwrap_or_default()));
             }
-            wait_readable(self.port.wait_fd()?, left)?;
-            if self.fill(wcs) > 0 {
+            let readable = wait_either(self.port.wait_fd()?, other, left)?;
+            if self.fill(wcs) > 0 || readable.other {
                 return Ok(wcs.iter_mut());
             }
         }

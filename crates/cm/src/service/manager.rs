@@ -17,6 +17,7 @@ use hca_verbs::{
 };
 
 use super::ConnectionError;
+use super::bell::Bell;
 use super::wait::{Subject, Waiters};
 use crate::wire::{CommId, Guid, MAD_BYTES, Rep, Req, Resolution};
 use crate::{CmError, Config, Event, Failure, Machine, Peer, Resolve, ServiceId, Transmit};
@@ -28,6 +29,8 @@ const GENERAL_SERVICES: Qpn = Qpn::new(1);
 const RECEIVES: u32 = 256;
 /// Datagrams that can be sent before the thread takes their completions.
 const SENDS: u32 = 256;
+/// The thread takes completions of sends, if there are so many, when it is awake. They do not wake it.
+const SENDS_TO_TAKE: u32 = SENDS / 4;
 /// Paths to peers that are kept.
 const PATHS: usize = 1024;
 
@@ -110,8 +113,28 @@ pub(super) struct State {
     /// When the manager went: its thread ends. Its unanswered DREQs are sent again at the second time.
     ended: Option<(Instant, Instant)>,
     stopped: Option<String>,
+    thread: Thread,
     /// The port that a connect takes next as its own.
     next_port: u16,
+}
+
+/// The manager's thread, as those who call the machine see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Thread {
+    /// Looks at the state before it sleeps.
+    Awake,
+    /// Sleeps until then, `None`: until a datagram comes.
+    Asleep(Option<Instant>),
+}
+
+impl Thread {
+    /// Whether the thread has to be woken, for something that is due at `next` (`None`: never).
+    fn oversleeps(self, next: Option<Instant>) -> bool {
+        match self {
+            Self::Awake => false,
+            Self::Asleep(until) => next.is_some_and(|next| until.is_none_or(|until| next < until)),
+        }
+    }
 }
 
 /// The connection manager of a context, which ends with its last listener, connection and resolution. Its thread has no
@@ -135,6 +158,8 @@ pub(super) struct Core {
     pub(super) device: Arc<dyn Device>,
     begun: std::time::Instant,
     state: Mutex<State>,
+    /// Wakes the thread.
+    bell: Bell,
 }
 
 /// The managers of this process, by their devices.
@@ -175,15 +200,15 @@ impl Manager {
         }
         let port = context.port();
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(RECEIVES + SENDS)?;
-        let qp = pd
+        let (cq, sent) = (context.create_cq(RECEIVES)?, context.create_cq(SENDS)?);
+        let mut qp = pd
             .qp::<Ud>(&cq)
+            .send_cq(&sent)
             .general_services()
             .max_send_wr(SENDS)
             .max_recv_wr(RECEIVES)
             .max_inline(MAD_BYTES as u32)
             .build()?;
-        let mut qp = qp;
         for _ in 0..RECEIVES {
             let buf = pd.alloc(Grh::BYTES + MAD_BYTES)?;
             if let Err(refused) = qp.post_recv(buf) {
@@ -211,19 +236,21 @@ impl Manager {
             no_path: None,
             ended: None,
             stopped: None,
+            thread: Thread::Awake,
             next_port: 0,
         };
+        let io = |doing| move |source| ConnectionError::Device(DeviceIo { doing, source }.into());
         let core = Arc::new(Core {
             gid: port.gid,
             mtu: port.active_mtu,
             device: Arc::clone(context.device()),
             begun: std::time::Instant::now(),
             state: Mutex::new(state),
+            bell: Bell::new().map_err(io("creating the descriptor that wakes the connection manager's thread"))?,
         });
-        let worker = Worker { core: Arc::clone(&core), cq, rq, _pd: pd };
+        let worker = Worker { core: Arc::clone(&core), cq, sent, rq, _pd: pd };
         let spawned = hca_process::spawn("hca-cm", move || worker.run());
-        let io = |source| DeviceIo { doing: "starting the connection manager's thread", source };
-        let thread = Some(spawned.map_err(|e| ConnectionError::Device(io(e).into()))?);
+        let thread = Some(spawned.map_err(io("starting the connection manager's thread"))?);
         Ok(Arc::new(Self { core, thread }))
     }
     /// Asks a peer for a connection, which has so much time to be established.
@@ -249,7 +276,7 @@ impl Manager {
             Ok(id)
         })
     }
-    /// Asks a peer, to which there has to be a path: nothing wakes the thread for a message that does not leave.
+    /// Asks a peer, to which there has to be a path: a message that does not leave is not waited for.
     fn ask(
         self: &Arc<Self>,
         to: Gid,
@@ -270,12 +297,16 @@ impl Core {
     pub(super) fn now(&self) -> Instant {
         Instant::ZERO + self.begun.elapsed()
     }
-    /// Looks at the state under its lock, and then wakes the tasks that have to be woken.
+    /// Looks at the state under its lock, and then wakes the thread and the tasks that have to be woken.
     fn locked<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let mut state = lock(&self.state);
         let seen = look(&mut state);
         let woken = state.waiters.woken();
+        let rings = state.wakes_thread();
         drop(state);
+        if rings {
+            self.bell.ring();
+        }
         woken.into_iter().for_each(Waker::wake);
         seen
     }
@@ -340,15 +371,8 @@ impl Drop for Manager {
     fn drop(&mut self) {
         self.call(|state, now| {
             state.ended = Some((now, now + REPEAT));
-            // The last messages leave first; the completion of each wakes the thread. Else all receives complete for it.
-            if !state.is_sending() {
-                state.machine.repeat_releases();
-                state.settle();
-            }
-            if !state.is_sending() {
-                let _ = state.sq.control().to_error();
-            }
         });
+        self.bell.ring();
         // The last to let the manager go may be a task that the thread wakes.
         let thread = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());
         let _ = thread.map(JoinHandle::join);
@@ -371,13 +395,29 @@ impl State {
             self.end(id, End::TimedOut);
         }
         self.settle();
+        self.deadline()
+    }
+    /// When something is due next.
+    fn deadline(&self) -> Option<Instant> {
         let give_up = self.give_up.first().map(|(at, _)| *at);
         self.machine.deadline().into_iter().chain(give_up).min()
     }
+    /// Whether the thread has to be woken, and was not: something is due before its sleep ends, or it has to make room.
+    fn wakes_thread(&mut self) -> bool {
+        let next = if self.has_room() { self.deadline() } else { Some(Instant::ZERO) };
+        let wakes = self.thread.oversleeps(next);
+        if wakes {
+            self.thread = Thread::Awake;
+        }
+        wakes
+    }
+    fn has_room(&self) -> bool {
+        self.sending() < SENDS
+    }
     /// Sends what the machine wants to send, as far as the send queue has room, and takes the machine's events.
     fn settle(&mut self) {
-        // Completions make room, and have the thread come back here.
-        while self.sq.control().outstanding().0 < SENDS
+        // The thread makes room, and comes back here.
+        while self.has_room()
             && let Some(transmit) = self.machine.poll_transmit()
         {
             self.send(&transmit);
@@ -401,9 +441,9 @@ impl State {
         }
         Some(next.since(now))
     }
-    /// Whether messages have not left yet.
-    fn is_sending(&self) -> bool {
-        self.sq.control().outstanding().0 > 0
+    /// Messages whose completion the thread has not taken yet.
+    fn sending(&self) -> u32 {
+        self.sq.control().outstanding().0
     }
     /// A datagram that is not sent is lost, as on any network; the machine sends it again.
     fn send(&mut self, transmit: &Transmit) {
@@ -501,33 +541,40 @@ impl State {
 struct Worker {
     core: Arc<Core>,
     cq: CompletionQueue,
+    /// The completions of sends.
+    sent: CompletionQueue,
     rq: RecvQueue<Ud>,
     _pd: Pd,
 }
 
+/// The thing that the thread does next.
+enum Next {
+    /// Waits for datagrams, so long at most.
+    Receive(Option<Duration>),
+    /// Waits until a message has left, so long at most.
+    Send(Option<Duration>),
+    End,
+}
+
 impl Worker {
     fn run(mut self) {
-        let mut wcs = Completions::default();
+        let (mut wcs, mut left) = (Completions::default(), Completions::default());
         let (mut heard, mut back): (Vec<(Gid, Buf)>, Vec<Buf>) = Default::default();
         loop {
-            let (ended, wait) = self.core.locked(|state| {
-                let now = self.core.now();
-                for (from, buf) in &heard {
-                    state.machine.handle(now, (*from).into(), &buf[Grh::BYTES..]);
-                }
-                let wait = state.turn(now).map(|at| at.since(now));
-                let linger = state.linger(now);
-                let ended = state.ended.is_some() && linger.is_none() && !state.is_sending();
-                (ended, wait.into_iter().chain(linger).min())
-            });
-            if ended {
-                return;
-            }
+            let next = self.turn(&heard, &mut left);
             back.extend(heard.drain(..).map(|(_, buf)| buf));
             if let Err(error) = self.post(&mut back) {
                 return self.stop(&error);
             }
-            match self.cq.wait(&mut wcs, wait) {
+            let got = match next {
+                Next::End => return,
+                Next::Receive(wait) => self.cq.wait_or_readable(&mut wcs, self.core.bell.fd(), wait),
+                Next::Send(wait) => match self.sent.wait(&mut left, wait) {
+                    Ok(_) => Ok(self.cq.poll(&mut wcs)),
+                    Err(e) => Err(e),
+                },
+            };
+            match got {
                 Ok(got) => {
                     for mut wc in got {
                         let from = wc.grh().filter(|_| wc.src_qp == GENERAL_SERVICES).map(|grh| grh.sgid);
@@ -543,6 +590,35 @@ impl Worker {
             }
         }
     }
+    /// Has the machine take what was heard, and do what is due.
+    fn turn(&mut self, heard: &[(Gid, Buf)], left: &mut Completions) -> Next {
+        let Self { core, sent, .. } = self;
+        core.bell.clear();
+        core.locked(|state| {
+            let now = core.now();
+            state.thread = Thread::Awake;
+            for (from, buf) in heard {
+                state.machine.handle(now, (*from).into(), &buf[Grh::BYTES..]);
+            }
+            if state.sending() >= SENDS_TO_TAKE || state.ended.is_some() {
+                sent.poll(left).for_each(drop);
+            }
+            let wait = state.turn(now);
+            let linger = state.linger(now);
+            let until = wait.into_iter().chain(linger.map(|time| now + time)).min();
+            let wait = until.map(|at| at.since(now));
+            let ends = state.ended.is_some() && linger.is_none();
+            // The last messages leave before the manager ends.
+            if !state.has_room() || (ends && state.sending() > 0) {
+                return Next::Send(wait);
+            }
+            if ends {
+                return Next::End;
+            }
+            state.thread = Thread::Asleep(until);
+            Next::Receive(wait)
+        })
+    }
     fn post(&mut self, back: &mut Vec<Buf>) -> Result<(), String> {
         back.drain(..).try_for_each(|buf| self.rq.post_recv(buf).map_err(|refused| refused.to_string()))
     }
@@ -552,5 +628,19 @@ impl Worker {
             state.stopped = Some(why.to_string());
             state.waiters.notify_all();
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_is_woken_for_what_is_due_before_its_sleep_ends() {
+        let at = |ns| Some(Instant::from_nanos(ns));
+        let wakes = |until| [None, at(1), at(2), at(3)].map(|next| Thread::Asleep(until).oversleeps(next));
+        assert_eq!(wakes(at(2)), [false, true, false, false]);
+        assert_eq!(wakes(None), [false, true, true, true], "it sleeps until a datagram comes");
+        assert!(!Thread::Awake.oversleeps(at(1)), "it looks before it sleeps");
     }
 }

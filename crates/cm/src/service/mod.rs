@@ -3,6 +3,7 @@
 //! A context has one [`Machine`](crate::Machine), on queue pair 1 of its device. It begins with the first listener,
 //! connection or resolution of the context, and ends with the last.
 
+mod bell;
 mod connection;
 mod datagram;
 mod error;
