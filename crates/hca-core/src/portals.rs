@@ -7,7 +7,7 @@ use std::sync::Weak;
 use crate::{CqHandle, DeviceError};
 
 /// The matching engine of a Portals layer, which the device runs, as an adapter with a processor of its own runs a
-/// loaded program.
+/// loaded program. A connection manager is run in the same way.
 ///
 /// An engine has a completion queue of its own, which was passed to the device when the engine was
 /// [attached](PortalsOffload::attach). The layer polls that queue in its own calls, too. So if such a call is at work,
@@ -58,4 +58,7 @@ pub trait PortalsOffload {
     /// # Errors
     /// The queue is unknown, or has no engine.
     fn nudge(&self, cq: CqHandle) -> Result<(), DeviceError>;
+    /// The program is about to sleep, until a run of its engine wakes it: the device moves without the program's calls
+    /// from now on.
+    fn program_sleeps(&self) {}
 }

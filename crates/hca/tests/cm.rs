@@ -21,6 +21,9 @@ fn networks(test: &str) -> Vec<(String, [Context; 2])> {
         "auto://".into(),
         one_address("udp", test),
         one_address("auto", test),
+        // The manager has a thread of its own.
+        "udp://?progress=inline".into(),
+        "auto://?progress=thread".into(),
     ];
     names
         .map(|name| {

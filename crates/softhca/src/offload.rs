@@ -177,4 +177,10 @@ impl PortalsOffload for SoftHca {
         shared.wake_for_engines();
         Ok(())
     }
+    fn program_sleeps(&self) {
+        let shared = self.shared();
+        if !shared.fork.is_child() && !shared.sleeper.stands_guard() {
+            shared.program_sleeps();
+        }
+    }
 }

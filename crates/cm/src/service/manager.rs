@@ -1,35 +1,47 @@
-//! The connection manager of a context: the machine, its queue pair and its thread.
+//! The connection manager of a context: the machine, its queue pair, and those that run it.
+//!
+//! A device that runs engines of the layers above ([`Device::portals`]) runs the manager, too: the thread that finds a
+//! datagram handles it, and no other thread wakes. On other devices, and where only the program's calls move the
+//! device, the manager has a thread.
+//!
+//! A run never waits for the state. The program's thread that holds the state may be in a call of the device, which
+//! would run the manager on that very thread. A run that finds the state held leaves a note, and the holder runs the
+//! manager once it has given the state back.
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hca_core::{Device, Instant};
+use hca_core::{CqHandle, Device, Instant, PortalsEngine, PortalsOffload};
 use hca_process::PerProcess;
 use hca_verbs::{
-    AddressVector, AhCache, Buf, BuildError, CompletionQueue, Completions, Context, DeviceError, Gid, Grh,
-    Inline, Mtu, Pd, Qkey, Qpn, RecvQueue, SendQueue, Ud, WaitError,
+    AddressVector, AhCache, BuildError, Context, DeviceError, Gid, Grh, Inline, Mtu, Qkey, Qpn, SendQueue, Ud,
 };
 
 use super::ConnectionError;
+use super::alarm::Alarm;
 use super::bell::Bell;
+use super::port::{Next, Port};
 use super::wait::{Subject, Waiters};
 use crate::wire::{CommId, Guid, MAD_BYTES, Rep, Req, Resolution};
 use crate::{CmError, Config, Event, Failure, Machine, Peer, Resolve, ServiceId, Transmit};
 
 /// The Q_Key of queue pair 1.
 const GENERAL_SERVICES_QKEY: Qkey = Qkey::new(0x8001_0000);
-const GENERAL_SERVICES: Qpn = Qpn::new(1);
-/// Datagrams that can arrive while the thread does not run.
+pub(super) const GENERAL_SERVICES: Qpn = Qpn::new(1);
+/// Datagrams that can arrive while the manager does not run.
 const RECEIVES: u32 = 256;
-/// Datagrams that can be sent before the thread takes their completions.
+/// Datagrams that can be sent before their completions are taken.
 const SENDS: u32 = 256;
-/// The thread takes completions of sends, if there are so many, when it is awake. They do not wake it.
+/// Completions of sends are taken if there may be so many. They have nobody run the manager.
 const SENDS_TO_TAKE: u32 = SENDS / 4;
 /// Paths to peers that are kept.
 const PATHS: usize = 1024;
@@ -113,32 +125,14 @@ pub(super) struct State {
     /// When the manager went: its thread ends. Its unanswered DREQs are sent again at the second time.
     ended: Option<(Instant, Instant)>,
     stopped: Option<String>,
-    thread: Thread,
+    /// The receiving side, where the device runs the manager.
+    port: Option<Port>,
     /// The port that a connect takes next as its own.
     next_port: u16,
 }
 
-/// The manager's thread, as those who call the machine see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Thread {
-    /// Looks at the state before it sleeps.
-    Awake,
-    /// Sleeps until then, `None`: until a datagram comes.
-    Asleep(Option<Instant>),
-}
-
-impl Thread {
-    /// Whether the thread has to be woken, for something that is due at `next` (`None`: never).
-    fn oversleeps(self, next: Option<Instant>) -> bool {
-        match self {
-            Self::Awake => false,
-            Self::Asleep(until) => next.is_some_and(|next| until.is_none_or(|until| next < until)),
-        }
-    }
-}
-
-/// The connection manager of a context, which ends with its last listener, connection and resolution. Its thread has no
-/// part in that, so that the queue pair is gone when the last of them is.
+/// The connection manager of a context, which ends with its last listener, connection and resolution. The device or the
+/// thread that runs it has no part in that, so that the queue pair is gone when the last of them is.
 pub(super) struct Manager {
     core: Arc<Core>,
     thread: Option<JoinHandle<()>>,
@@ -151,15 +145,25 @@ impl Deref for Manager {
     }
 }
 
-/// The state that a manager and its thread share.
+/// The state that a manager shares with the device or the thread that runs it.
 pub(super) struct Core {
     pub(super) gid: Gid,
     pub(super) mtu: Mtu,
     pub(super) device: Arc<dyn Device>,
     begun: std::time::Instant,
     state: Mutex<State>,
+    alarm: Alarm,
+    /// A run found the state held: the holder runs the manager once it has given the state back.
+    note: AtomicBool,
+    /// The queue of datagrams, where the device runs the manager.
+    queue: Option<CqHandle>,
     /// Wakes the thread.
     bell: Bell,
+}
+
+thread_local! {
+    /// The manager that the device runs on this thread.
+    static RUNS: Cell<*const Core> = const { Cell::new(std::ptr::null()) };
 }
 
 /// The managers of this process, by their devices.
@@ -236,21 +240,37 @@ impl Manager {
             no_path: None,
             ended: None,
             stopped: None,
-            thread: Thread::Awake,
+            port: None,
             next_port: 0,
         };
         let io = |doing| move |source| ConnectionError::Device(DeviceIo { doing, source }.into());
+        let bell =
+            Bell::new().map_err(io("creating the descriptor that wakes the connection manager's thread"))?;
+        // A device that only the program's calls move would not run the manager while the program waits for it.
+        let offload = context.device().portals().filter(|_| !context.device().needs_turns());
+        let queue = offload.map(|_| cq.handle());
         let core = Arc::new(Core {
             gid: port.gid,
             mtu: port.active_mtu,
             device: Arc::clone(context.device()),
             begun: std::time::Instant::now(),
             state: Mutex::new(state),
-            bell: Bell::new().map_err(io("creating the descriptor that wakes the connection manager's thread"))?,
+            alarm: Alarm::new(),
+            note: AtomicBool::new(false),
+            queue,
+            bell,
         });
-        let worker = Worker { core: Arc::clone(&core), cq, sent, rq, _pd: pd };
-        let spawned = hca_process::spawn("hca-cm", move || worker.run());
-        let thread = Some(spawned.map_err(io("starting the connection manager's thread"))?);
+        let port = Port::new(pd, cq, sent, rq);
+        let mut thread = None;
+        if let (Some(offload), Some(queue)) = (offload, queue) {
+            lock(&core.state).port = Some(port);
+            let engine: Weak<Core> = Arc::downgrade(&core);
+            offload.attach(queue, engine)?;
+        } else {
+            let core = Arc::clone(&core);
+            let spawned = hca_process::spawn("hca-cm", move || port.run(&core));
+            thread = Some(spawned.map_err(io("starting the connection manager's thread"))?);
+        }
         Ok(Arc::new(Self { core, thread }))
     }
     /// Asks a peer for a connection, which has so much time to be established.
@@ -297,18 +317,97 @@ impl Core {
     pub(super) fn now(&self) -> Instant {
         Instant::ZERO + self.begun.elapsed()
     }
-    /// Looks at the state under its lock, and then wakes the thread and the tasks that have to be woken.
+    /// Looks at the state under its lock, and then wakes the tasks that have to be woken, and has the manager run if it
+    /// has to be.
     fn locked<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = lock(&self.state);
+        let seen = self.with(lock(&self.state), look);
+        if self.run_noted() {
+            self.ring();
+        }
+        seen
+    }
+    fn with<T>(&self, mut state: MutexGuard<'_, State>, look: impl FnOnce(&mut State) -> T) -> T {
         let seen = look(&mut state);
         let woken = state.waiters.woken();
-        let rings = state.wakes_thread();
+        let oversleeps = self.alarm.set(state.deadline());
         drop(state);
-        if rings {
-            self.bell.ring();
+        if oversleeps {
+            self.ring();
         }
         woken.into_iter().for_each(Waker::wake);
         seen
+    }
+    /// Has the device or the thread run the manager.
+    fn ring(&self) {
+        match (self.offload(), self.queue) {
+            // It fails if the manager is ended meanwhile, which runs it.
+            (Some(offload), Some(queue)) => _ = offload.nudge(queue),
+            _ => self.bell.ring(),
+        }
+    }
+    fn offload(&self) -> Option<&dyn PortalsOffload> {
+        self.device.portals().filter(|_| self.queue.is_some())
+    }
+    /// Runs the manager while there is a note and nobody has the state. Returns whether more is to be done.
+    fn run_noted(&self) -> bool {
+        let mut more = false;
+        loop {
+            // Either this load sees the note of a run that found the state held, or that run finds the state free.
+            fence(Ordering::SeqCst);
+            if !self.note.load(Ordering::Relaxed) {
+                return more;
+            }
+            let state = match self.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(state)) => state.into_inner(),
+                Err(TryLockError::WouldBlock) => return more,
+            };
+            self.note.store(false, Ordering::Relaxed);
+            more = self.with(state, |state| {
+                let now = self.now();
+                let more = state.receive(now);
+                state.turn(now);
+                more
+            });
+        }
+    }
+    /// The thread is at work.
+    pub(super) fn runs(&self) {
+        self.bell.clear();
+        self.alarm.runs();
+    }
+    /// The thread's turn: has the machine take what was heard, and do what is due.
+    pub(super) fn turn(&self, port: &mut Port) -> Next {
+        self.locked(|state| {
+            let now = self.now();
+            for (from, mad) in port.heard() {
+                state.machine.handle(now, from.into(), mad);
+            }
+            if state.sending() >= SENDS_TO_TAKE || state.ended.is_some() {
+                port.poll_sent();
+            }
+            state.turn(now);
+            let ends = state.has_ended(now);
+            // The last messages leave before the manager ends.
+            if !state.has_room() || (ends && state.sending() > 0) {
+                Next::Send
+            } else if ends {
+                Next::End
+            } else {
+                Next::Receive
+            }
+        })
+    }
+    /// How long the thread may sleep.
+    pub(super) fn sleeps_for(&self) -> Option<Duration> {
+        self.alarm.tell().map(|at| at.since(self.now()))
+    }
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.fd()
+    }
+    /// Nothing arrives any more.
+    pub(super) fn stop(&self, why: &str) {
+        self.locked(|state| state.stop(why));
     }
     /// Calls the machine, and carries out what it says.
     pub(super) fn call<T>(&self, call: impl FnOnce(&mut State, Instant) -> T) -> T {
@@ -334,7 +433,16 @@ impl Core {
             state.waiters.wait(subject, waker);
             Poll::Pending
         };
-        poll_fn(|cx| self.locked(|state| look(state, cx.waker()))).await
+        poll_fn(|cx| {
+            let looked = self.locked(|state| look(state, cx.waker()));
+            if looked.is_pending()
+                && let Some(offload) = self.offload()
+            {
+                offload.program_sleeps();
+            }
+            looked
+        })
+        .await
     }
     /// Has requests for a service come to this manager, of those at its address.
     pub(super) fn claim(&self, service: ServiceId) -> Result<(), ConnectionError> {
@@ -367,11 +475,35 @@ impl From<DeviceIo> for DeviceError {
     }
 }
 
+/// The device runs the manager.
+impl PortalsEngine for Core {
+    fn run(&self) -> bool {
+        self.alarm.runs();
+        self.note.store(true, Ordering::Relaxed);
+        let outer = RUNS.replace(std::ptr::from_ref(self));
+        let more = self.run_noted();
+        RUNS.set(outer);
+        more
+    }
+    fn next_deadline(&self) -> Option<Duration> {
+        self.sleeps_for()
+    }
+}
+
 impl Drop for Manager {
     fn drop(&mut self) {
-        self.call(|state, now| {
-            state.ended = Some((now, now + REPEAT));
-        });
+        self.call(|state, now| state.ended = Some((now, now + REPEAT)));
+        if let (Some(offload), Some(queue)) = (self.offload(), self.queue) {
+            let _ = offload.detach(queue);
+            let Some(port) = self.locked(|state| state.port.take()) else { return };
+            if RUNS.get() != Arc::as_ptr(&self.core) {
+                return port.run(&self.core);
+            }
+            // A task that the run woke was the last to let the manager go. A device does not wait in a run.
+            let core = Arc::clone(&self.core);
+            self.thread = hca_process::spawn("hca-cm", move || port.run(&core)).ok();
+            return;
+        }
         self.bell.ring();
         // The last to let the manager go may be a task that the thread wakes.
         let thread = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id());
@@ -387,36 +519,55 @@ fn guid(gid: Gid) -> Guid {
 }
 
 impl State {
-    /// Does what is due, and returns when something is due next.
-    fn turn(&mut self, now: Instant) -> Option<Instant> {
+    /// Takes datagrams that have come, where the device runs the manager. Returns whether more may have.
+    fn receive(&mut self, now: Instant) -> bool {
+        let Some(port) = &mut self.port else { return false };
+        let more = port.poll();
+        for (from, mad) in port.heard() {
+            self.machine.handle(now, from.into(), mad);
+        }
+        match port.done() {
+            Ok(()) => more,
+            Err(why) => {
+                self.stop(&why);
+                false
+            }
+        }
+    }
+    /// Nothing arrives any more.
+    fn stop(&mut self, why: &str) {
+        self.stopped = Some(why.to_string());
+        self.waiters.notify_all();
+    }
+    /// Does what is due.
+    fn turn(&mut self, now: Instant) {
         self.machine.handle_timeout(now);
         while let Some(&(at, id)) = self.give_up.first().filter(|(at, _)| *at <= now) {
             self.give_up.remove(&(at, id));
             self.end(id, End::TimedOut);
         }
         self.settle();
-        self.deadline()
     }
     /// When something is due next.
     fn deadline(&self) -> Option<Instant> {
-        let give_up = self.give_up.first().map(|(at, _)| *at);
-        self.machine.deadline().into_iter().chain(give_up).min()
-    }
-    /// Whether the thread has to be woken, and was not: something is due before its sleep ends, or it has to make room.
-    fn wakes_thread(&mut self) -> bool {
-        let next = if self.has_room() { self.deadline() } else { Some(Instant::ZERO) };
-        let wakes = self.thread.oversleeps(next);
-        if wakes {
-            self.thread = Thread::Awake;
+        if !self.has_room() {
+            return Some(Instant::ZERO);
         }
-        wakes
+        let give_up = self.give_up.first().map(|(at, _)| *at);
+        let repeat = self.ended.map(|(_, repeat)| repeat);
+        [self.machine.deadline(), give_up, repeat].into_iter().flatten().min()
     }
     fn has_room(&self) -> bool {
         self.sending() < SENDS
     }
     /// Sends what the machine wants to send, as far as the send queue has room, and takes the machine's events.
     fn settle(&mut self) {
-        // The thread makes room, and comes back here.
+        if self.sending() >= SENDS_TO_TAKE
+            && let Some(port) = &mut self.port
+        {
+            port.poll_sent();
+        }
+        // Without room the manager is run until there is some.
         while self.has_room()
             && let Some(transmit) = self.machine.poll_transmit()
         {
@@ -426,22 +577,21 @@ impl State {
             self.on_event(event);
         }
     }
-    /// How long the thread of a manager that is gone goes on: until the next repetition of DREQs without an answer.
-    fn linger(&mut self, now: Instant) -> Option<Duration> {
-        let (ended, repeat) = self.ended?;
+    /// Whether a manager that is gone has no DREQ without an answer any more, or has waited long enough. Repeats the
+    /// DREQs if it is time.
+    fn has_ended(&mut self, now: Instant) -> bool {
+        let Some((ended, repeat)) = self.ended else { return false };
         if now >= ended + LINGER || !self.machine.is_releasing() {
-            return None;
+            return true;
         }
-        let mut next = repeat;
         if now >= repeat {
             self.machine.repeat_releases();
             self.settle();
-            next = now + REPEAT;
-            self.ended = Some((ended, next));
+            self.ended = Some((ended, now + REPEAT));
         }
-        Some(next.since(now))
+        false
     }
-    /// Messages whose completion the thread has not taken yet.
+    /// Messages whose completion was not taken yet.
     fn sending(&self) -> u32 {
         self.sq.control().outstanding().0
     }
@@ -534,113 +684,5 @@ impl State {
         self.resolved.remove(&id);
         self.stops.remove(&id);
         self.waiters.notify(Subject::Id(id));
-    }
-}
-
-/// The thread that takes datagrams and keeps the time.
-struct Worker {
-    core: Arc<Core>,
-    cq: CompletionQueue,
-    /// The completions of sends.
-    sent: CompletionQueue,
-    rq: RecvQueue<Ud>,
-    _pd: Pd,
-}
-
-/// The thing that the thread does next.
-enum Next {
-    /// Waits for datagrams, so long at most.
-    Receive(Option<Duration>),
-    /// Waits until a message has left, so long at most.
-    Send(Option<Duration>),
-    End,
-}
-
-impl Worker {
-    fn run(mut self) {
-        let (mut wcs, mut left) = (Completions::default(), Completions::default());
-        let (mut heard, mut back): (Vec<(Gid, Buf)>, Vec<Buf>) = Default::default();
-        loop {
-            let next = self.turn(&heard, &mut left);
-            back.extend(heard.drain(..).map(|(_, buf)| buf));
-            if let Err(error) = self.post(&mut back) {
-                return self.stop(&error);
-            }
-            let got = match next {
-                Next::End => return,
-                Next::Receive(wait) => self.cq.wait_or_readable(&mut wcs, self.core.bell.fd(), wait),
-                Next::Send(wait) => match self.sent.wait(&mut left, wait) {
-                    Ok(_) => Ok(self.cq.poll(&mut wcs)),
-                    Err(e) => Err(e),
-                },
-            };
-            match got {
-                Ok(got) => {
-                    for mut wc in got {
-                        let from = wc.grh().filter(|_| wc.src_qp == GENERAL_SERVICES).map(|grh| grh.sgid);
-                        let is_whole = wc.payload().is_some_and(|mad| mad.len() == MAD_BYTES);
-                        match (from.filter(|_| is_whole), wc.take_buf()) {
-                            (Some(from), Some(buf)) => heard.push((from, buf)),
-                            (_, buf) => back.extend(buf),
-                        }
-                    }
-                }
-                Err(WaitError::TimedOut(_)) => {}
-                Err(e) => return self.stop(&e.to_string()),
-            }
-        }
-    }
-    /// Has the machine take what was heard, and do what is due.
-    fn turn(&mut self, heard: &[(Gid, Buf)], left: &mut Completions) -> Next {
-        let Self { core, sent, .. } = self;
-        core.bell.clear();
-        core.locked(|state| {
-            let now = core.now();
-            state.thread = Thread::Awake;
-            for (from, buf) in heard {
-                state.machine.handle(now, (*from).into(), &buf[Grh::BYTES..]);
-            }
-            if state.sending() >= SENDS_TO_TAKE || state.ended.is_some() {
-                sent.poll(left).for_each(drop);
-            }
-            let wait = state.turn(now);
-            let linger = state.linger(now);
-            let until = wait.into_iter().chain(linger.map(|time| now + time)).min();
-            let wait = until.map(|at| at.since(now));
-            let ends = state.ended.is_some() && linger.is_none();
-            // The last messages leave before the manager ends.
-            if !state.has_room() || (ends && state.sending() > 0) {
-                return Next::Send(wait);
-            }
-            if ends {
-                return Next::End;
-            }
-            state.thread = Thread::Asleep(until);
-            Next::Receive(wait)
-        })
-    }
-    fn post(&mut self, back: &mut Vec<Buf>) -> Result<(), String> {
-        back.drain(..).try_for_each(|buf| self.rq.post_recv(buf).map_err(|refused| refused.to_string()))
-    }
-    /// Nothing arrives any more.
-    fn stop(&self, why: &str) {
-        self.core.locked(|state| {
-            state.stopped = Some(why.to_string());
-            state.waiters.notify_all();
-        });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_thread_is_woken_for_what_is_due_before_its_sleep_ends() {
-        let at = |ns| Some(Instant::from_nanos(ns));
-        let wakes = |until| [None, at(1), at(2), at(3)].map(|next| Thread::Asleep(until).oversleeps(next));
-        assert_eq!(wakes(at(2)), [false, true, false, false]);
-        assert_eq!(wakes(None), [false, true, true, true], "it sleeps until a datagram comes");
-        assert!(!Thread::Awake.oversleeps(at(1)), "it looks before it sleeps");
     }
 }

@@ -3,6 +3,7 @@
 //! A context has one [`Machine`](crate::Machine), on queue pair 1 of its device. It begins with the first listener,
 //! connection or resolution of the context, and ends with the last.
 
+mod alarm;
 mod bell;
 mod connection;
 mod datagram;
@@ -10,6 +11,7 @@ mod error;
 mod group;
 mod listener;
 mod manager;
+mod port;
 mod wait;
 
 pub use connection::{ConnectParams, Connection, connect, connect_async, connect_with};
