@@ -664,7 +664,7 @@ unsafe impl Device for SoftHca {
     fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
         let done = self.shared.change(|e, now| e.modify_qp(now, qp, attr));
-        self.shared.sleeper.nudge();
+        self.shared.note_changed();
         done
     }
     fn query_qp(&self, qp: QpHandle) -> Result<QpStatus, DeviceError> {

@@ -72,10 +72,19 @@ impl DeviceWait {
         let input = e.fabric.prepare_wait() || attention.is_due();
         let deadline = if input { Some(now) } else { earlier(e.next_deadline(), attention) };
         let at = deadline.map_or(NEVER, |d| d.as_nanos());
-        if self.timer_at.swap(at, Ordering::Relaxed) != at {
+        if needs_setting(self.timer_at.load(Ordering::Relaxed), at, now) {
+            self.timer_at.store(at, Ordering::Relaxed);
             self.timer.set(deadline.map(|d| d.since(now)));
         }
     }
+}
+
+/// Whether a timer that is set to `set` has to be set for something that is due at `due`. To set a timer costs more than
+/// the wake-up by one that is early, after which the timer is set again: deadlines move on with each message. A timer
+/// that has expired stays readable, so it has to be set.
+fn needs_setting(set: u64, due: u64, now: Instant) -> bool {
+    let now = now.as_nanos();
+    if due <= now { set > now } else { due < set || set <= now }
 }
 
 /// The engine's deadline, or that of what is run beside it.
@@ -420,6 +429,13 @@ impl Shared {
             self.sleeper.wake_if_asleep();
         }
     }
+    /// The control path changed something. The adapter's thread is woken if that is due before its sleep ends; else the
+    /// network learns again that it sleeps, for a path may be new.
+    pub(crate) fn note_changed(&self) {
+        if self.progress == Progress::Thread || self.sleeper.stands_guard() {
+            self.leave_to_guard(true);
+        }
+    }
     /// The program is about to sleep, with nothing to be woken by but a waker.
     #[cold]
     pub(crate) fn program_sleeps(&self) {
@@ -517,5 +533,23 @@ impl Shared {
             _ => epoll_of(&[self.turn_fd()?, events])?,
         };
         Ok(self.wait_or_event.get_or_init(|| epoll).as_fd())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timer_is_set_for_what_is_earlier_and_anew_when_it_has_expired() {
+        let at = |now| move |set, due| needs_setting(set, due, Instant::from_nanos(now));
+        let early = at(5);
+        assert!(early(9, 8) && early(NEVER, 8), "it would expire too late");
+        assert!(!early(9, 10) && !early(9, NEVER) && !early(9, 9), "it expires, and is set then");
+        let late = at(9);
+        assert!(late(9, 10) && late(9, NEVER), "it would stay readable");
+        assert!(!late(9, 9) && !late(8, 9) && !late(9, 2), "it is readable, as it has to be");
+        assert!(late(10, 9), "it is not readable yet");
+        assert!(!early(NEVER, NEVER));
     }
 }

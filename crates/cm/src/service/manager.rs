@@ -14,8 +14,7 @@ use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -29,6 +28,7 @@ use hca_verbs::{
 use super::ConnectionError;
 use super::alarm::Alarm;
 use super::bell::Bell;
+use super::noted::Noted;
 use super::port::{Next, Port};
 use super::wait::{Subject, Waiters};
 use crate::wire::{CommId, Guid, MAD_BYTES, Rep, Req, Resolution};
@@ -151,10 +151,8 @@ pub(super) struct Core {
     pub(super) mtu: Mtu,
     pub(super) device: Arc<dyn Device>,
     begun: std::time::Instant,
-    state: Mutex<State>,
+    state: Noted<State>,
     alarm: Alarm,
-    /// A run found the state held: the holder runs the manager once it has given the state back.
-    note: AtomicBool,
     /// The queue of datagrams, where the device runs the manager.
     queue: Option<CqHandle>,
     /// Wakes the thread.
@@ -254,16 +252,15 @@ impl Manager {
             mtu: port.active_mtu,
             device: Arc::clone(context.device()),
             begun: std::time::Instant::now(),
-            state: Mutex::new(state),
+            state: Noted::new(state),
             alarm: Alarm::new(),
-            note: AtomicBool::new(false),
             queue,
             bell,
         });
         let port = Port::new(pd, cq, sent, rq);
         let mut thread = None;
         if let (Some(offload), Some(queue)) = (offload, queue) {
-            lock(&core.state).port = Some(port);
+            core.state.lock().port = Some(port);
             let engine: Weak<Core> = Arc::downgrade(&core);
             offload.attach(queue, engine)?;
         } else {
@@ -320,7 +317,7 @@ impl Core {
     /// Looks at the state under its lock, and then wakes the tasks that have to be woken, and has the manager run if it
     /// has to be.
     fn locked<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        let seen = self.with(lock(&self.state), look);
+        let seen = self.with(self.state.lock(), look);
         if self.run_noted() {
             self.ring();
         }
@@ -351,18 +348,7 @@ impl Core {
     /// Runs the manager while there is a note and nobody has the state. Returns whether more is to be done.
     fn run_noted(&self) -> bool {
         let mut more = false;
-        loop {
-            // Either this load sees the note of a run that found the state held, or that run finds the state free.
-            fence(Ordering::SeqCst);
-            if !self.note.load(Ordering::Relaxed) {
-                return more;
-            }
-            let state = match self.state.try_lock() {
-                Ok(state) => state,
-                Err(TryLockError::Poisoned(state)) => state.into_inner(),
-                Err(TryLockError::WouldBlock) => return more,
-            };
-            self.note.store(false, Ordering::Relaxed);
+        while let Some(state) = self.state.take_note() {
             more = self.with(state, |state| {
                 let now = self.now();
                 let more = state.receive(now);
@@ -370,6 +356,7 @@ impl Core {
                 more
             });
         }
+        more
     }
     /// The thread is at work.
     pub(super) fn runs(&self) {
@@ -460,7 +447,7 @@ impl Core {
     }
     /// Has the queue pair of a connection stopped when the connection ends.
     pub(super) fn stop_with(&self, id: CommId, stop: impl Fn() + Send + 'static) {
-        lock(&self.state).stops.insert(id, Box::new(stop));
+        self.state.lock().stops.insert(id, Box::new(stop));
     }
 }
 
@@ -479,7 +466,7 @@ impl From<DeviceIo> for DeviceError {
 impl PortalsEngine for Core {
     fn run(&self) -> bool {
         self.alarm.runs();
-        self.note.store(true, Ordering::Relaxed);
+        self.state.leave_note();
         let outer = RUNS.replace(std::ptr::from_ref(self));
         let more = self.run_noted();
         RUNS.set(outer);

@@ -11,6 +11,7 @@ mod error;
 mod group;
 mod listener;
 mod manager;
+mod noted;
 mod port;
 mod wait;
 
