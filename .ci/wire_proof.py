@@ -1,4 +1,4 @@
-"""The inner half of wire-proof: runs `hca perf` between two namespaces, and checks all frames."""
+"""The inner half of wire-proof: runs `hca perf` between two namespaces, then simulations, and checks all frames."""
 
 import collections
 import os
@@ -23,6 +23,14 @@ KINDS = {
     6: "WRITE first", 7: "WRITE middle", 8: "WRITE last", 10: "WRITE only",
     12: "READ request", 13: "READ response first", 14: "READ response middle", 15: "READ response last",
     16: "READ response only", 17: "Acknowledge",
+}
+# What `hca perf` does not send, programs of the simulator do: these seeds together send some of each.
+SEEDS, LEAST_OF_SEEDS = range(1, 25), 3
+SIMULATED = {
+    0x16: "SEND last with invalidate", 0x17: "SEND only with invalidate", 0x1C: "FLUSH", 0x1D: "ATOMIC WRITE",
+    0x64: "datagram", 0x65: "datagram with immediate data", 0xA0: "XRC SEND first", 0xA4: "XRC SEND only",
+    0xA6: "XRC WRITE first", 0xAA: "XRC WRITE only", 0xAC: "XRC READ request", 0xB0: "XRC READ response only",
+    0xB1: "XRC Acknowledge", 0xB2: "XRC ATOMIC Acknowledge", 0xB4: "XRC FetchAdd",
 }
 # fabric, IP version, path MTU of the link, whether both ends capture too.
 RUNS = [
@@ -233,6 +241,7 @@ class Tally:
     def __init__(self):
         self.frames = self.by_scapy = self.wrong = self.longest = 0
         self.kinds = collections.Counter()
+        self.to_groups = 0
 
     def add(self, packet):
         v4 = packet[0] >> 4 == 4
@@ -241,6 +250,7 @@ class Tally:
         opcode = packet[40 if is_grh(packet) else udp + 8]
         self.frames += 1
         self.kinds[opcode] += 1
+        self.to_groups += packet[16] & 0xF0 == 0xE0 if v4 else packet[24] == 0xFF
         self.longest = max(self.longest, length)
         # Ethernet pads short frames.
         packet = packet[:length]
@@ -253,6 +263,13 @@ class Tally:
 
 
 def check(label, path, mtu):
+    tally = judge(label, path, mtu, KINDS, LEAST)
+    for code in tally.kinds.keys() - KINDS.keys():
+        fail(f"{label}: {tally.kinds[code]} frames of opcode {code:#04x}")
+    return tally
+
+
+def judge(label, path, mtu, kinds, least):
     tally = Tally()
     for packet in frames_of(path):
         tally.add(packet)
@@ -260,17 +277,32 @@ def check(label, path, mtu):
         fail(f"{label}: {tally.wrong} of {tally.frames} frames have another ICRC")
     if tally.longest > mtu:
         fail(f"{label}: a frame of {tally.longest} bytes was not cut")
-    for code, name in KINDS.items():
-        if tally.kinds[code] < LEAST:
-            fail(f"{label}: {tally.kinds[code]} frames of {name}, at least {LEAST} are wanted")
-    for code in tally.kinds.keys() - KINDS.keys():
-        fail(f"{label}: {tally.kinds[code]} frames of opcode {code:#04x}")
+    for code, name in kinds.items():
+        if tally.kinds[code] < least:
+            fail(f"{label}: {tally.kinds[code]} frames of {name}, at least {least} are wanted")
     return tally
+
+
+def simulate(sim, work):
+    """Frames of simulated programs, as they were sent. Returns the file with all of them, and their tally."""
+    label, all_of_them = "simulator", f"{work}/simulated.pcapng"
+    with open(all_of_them, "wb") as out:
+        for seed in SEEDS:
+            one = f"{work}/seed.pcapng"
+            sh(sim, "--seed", str(seed), "--capture", one)
+            # A file of this format may have any number of sections.
+            with open(one, "rb") as section:
+                out.write(section.read())
+    tally = judge(label, all_of_them, 4500, SIMULATED, LEAST_OF_SEEDS)
+    if tally.to_groups < LEAST_OF_SEEDS:
+        fail(f"{label}: {tally.to_groups} frames to multicast groups, at least {LEAST_OF_SEEDS} are wanted")
+    return all_of_them, tally
 
 
 def tshark(label, path, frames):
     """Decodes a file; returns how many frames tshark takes for InfiniBand."""
-    base = ["tshark", "-n", "-r", path, "--disable-protocol", "rpcordma"]
+    # Its heuristics take programs' short datagrams for other protocols of InfiniBand.
+    base = ["tshark", "-n", "-r", path, "--disable-protocol", "rpcordma", "--disable-protocol", "infiniband.eoib"]
     out = sh(*base, "-T", "fields", "-e", "infiniband.bth.opcode", "-e", "_ws.malformed", stderr=subprocess.DEVNULL)
     lines = out.splitlines()
     known = sum(1 for line in lines if line.split("\t")[0])
@@ -294,7 +326,7 @@ def self_test():
         assert icrc(wrong) == icrc_by_scapy(wrong) != wrong[-4:]
 
 
-def main(hca):
+def main(hca, sim):
     begun = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     self_test()
@@ -319,6 +351,8 @@ def main(hca):
                 total.frames += tally.frames
                 total.by_scapy += tally.by_scapy
                 total.kinds += tally.kinds
+        path, tally = simulate(sim, work)
+        rows.append((f"simulator, {len(SEEDS)} seeds", "--capture", tally, tshark("simulator", path, tally.frames)))
     head = ("run", "frames from", "frames", "agree", "by scapy", "tshark", "kinds", "rarest")
     lines = [(r, w, t.frames, t.frames - t.wrong, t.by_scapy, k, len(t.kinds), min(t.kinds.values(), default=0))
              for r, w, t, k in rows]
@@ -327,6 +361,8 @@ def main(hca):
         cells = [str(c).ljust(w) if i < 2 else str(c).rjust(w) for i, (c, w) in enumerate(zip(line, widths))]
         print("  ".join(cells))
     kinds = ", ".join(f"{name} {total.kinds[code]}" for code, name in KINDS.items())
+    kinds_of_seeds = ", ".join(f"{name} {tally.kinds[code]}" for code, name in SIMULATED.items())
+    print(f"of the simulator: to multicast groups {tally.to_groups}, {kinds_of_seeds}")
     print(f"{total.frames} frames, {total.by_scapy} of them by scapy too, in {time.monotonic() - begun:.0f} s: {kinds}")
     sys.exit(1 if failures or not rows else 0)
 
@@ -335,4 +371,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "record":
         record(sys.argv[2])
     else:
-        main(sys.argv[1])
+        main(sys.argv[1], sys.argv[2])
