@@ -6,7 +6,11 @@
 // is gone with it.
 //
 //   open ADDRESS                             the device with this GID         ok MTU
-//   region BYTES RIGHTS                      rights: of the letters w, r, a   ok REGION ADDRESS RKEY
+//   able                                     ok, and of the words windows, atomic_write, flush those that the device has
+//   region BYTES RIGHTS                      rights: of the letters w, r, a,  ok REGION ADDRESS RKEY
+//                                            m (memory windows), f (FLUSH for visibility)
+//   window TYPE                              1 or 2                           ok WINDOW RKEY
+//   bind WINDOW QP ID REGION OFFSET BYTES RIGHTS                              ok RKEY, which is good when ID has completed
 //   fill REGION OFFSET BYTES SEED            bytes that the seed makes
 //   blank REGION OFFSET BYTES                0xee
 //   check REGION OFFSET BYTES SEED           the bytes are the seed's, and GUARD of 0xee stand on each side
@@ -14,13 +18,16 @@
 //   word REGION OFFSET / set REGION OFFSET VALUE
 //   srq REQUESTS
 //   qp KIND REQUESTS SHARED                  kind: rc, uc, ud                 ok QP NUMBER
+//                                            rcx: rc with ATOMIC WRITE and FLUSH, where the device has them
 //   connect QP NUMBER PSN OWN_PSN ADDRESS MTU TIMEOUT RETRY RNR_RETRY RNR_TIMER
 //   activate QP QKEY                         a datagram queue pair
 //   path ADDRESS                             ok PATH
 //   recv QP ID REGION OFFSET BYTES           qp -1: the shared receive queue
 //   post QP ID OPERATION REGION OFFSET BYTES ADDRESS RKEY A B
-//        a: immediate data, or what to add or compare; b: what to swap; of datagrams ADDRESS is a path, RKEY a number, b the Q_Key
+//        a: immediate data, what to add, compare or write, the key to take back, or the placement types of a FLUSH;
+//        b: what to swap, or the selectivity level of a FLUSH; of datagrams ADDRESS is a path, RKEY a number, b the Q_Key
 //   poll MS COUNT                            ok N, and of each: id:status:opcode:bytes:imm:qpn:source
+//                                            imm: immediate data, or the key that was taken back
 //   destroy QP
 //   counter NAME                             of the device's hardware counters
 #include <arpa/inet.h>
@@ -36,7 +43,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { REGIONS = 16, PAIRS = 16, PATHS = 16, LINE = 1024, GUARD = 32, BLANK = 0xee, ENTRIES = 8192, COMPLETIONS = 64 };
+enum { REGIONS = 16, PAIRS = 16, PATHS = 16, WINDOWS = 16, LINE = 1024, GUARD = 32, BLANK = 0xee, ENTRIES = 8192, COMPLETIONS = 64 };
 static const uint64_t LONGEST = 256 << 20;
 
 struct region {
@@ -53,6 +60,8 @@ static int gid_index;
 static struct region regions[REGIONS];
 static struct ibv_qp *pairs[PAIRS];
 static struct ibv_ah *paths[PATHS];
+static struct ibv_mw *windows[WINDOWS];
+static uint64_t able;
 static FILE *out;
 
 static void ok(const char *format, ...) {
@@ -111,9 +120,15 @@ static struct ibv_ah_attr path_to(const union ibv_gid *gid) {
         .is_global = 1, .port_num = 1, .grh = {.dgid = *gid, .sgid_index = (uint8_t)gid_index, .hop_limit = 64}};
 }
 
+static int has_windows(void) { return (able & IBV_DEVICE_MEM_WINDOW) && (able & (IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B)); }
+// The kernel's numbers, which verbs.h does not name.
+static int has_flush(void) { return able >> 38 & 1; }
+static int has_atomic_write(void) { return able >> 40 & 1; }
+
 static void open_device(const char *address) {
     union ibv_gid wanted, gid;
     int count;
+    struct ibv_device_attr_ex attr;
     struct ibv_device **list = ibv_get_device_list(&count);
     if (device) return no("open already");
     if (!parse_gid(address, &wanted)) return no("no address: %s", address);
@@ -129,16 +144,26 @@ static void open_device(const char *address) {
     pd = ibv_alloc_pd(device);
     cq = ibv_create_cq(device, ENTRIES, NULL, NULL, 0);
     if (!pd || !cq) return no_errno("protection domain, completion queue", errno);
+    if (ibv_query_device_ex(device, NULL, &attr)) return no("it does not tell what it is able to do");
+    able = attr.device_cap_flags_ex;
     ok(" %d", 128 << port.active_mtu);
 }
 
+static int rights_of(const char *letters) {
+    static const struct {
+        char letter;
+        int right;
+    } all[] = {{'w', IBV_ACCESS_REMOTE_WRITE}, {'r', IBV_ACCESS_REMOTE_READ}, {'a', IBV_ACCESS_REMOTE_ATOMIC},
+               {'m', IBV_ACCESS_MW_BIND},      {'f', IBV_ACCESS_FLUSH_GLOBAL}};
+    int access = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (strchr(letters, all[i].letter)) access |= all[i].right;
+    return access;
+}
 static void make_region(uint64_t len, const char *rights) {
-    int n = 0, access = IBV_ACCESS_LOCAL_WRITE;
+    int n = 0, access = IBV_ACCESS_LOCAL_WRITE | rights_of(rights);
     while (n < REGIONS && regions[n].mr) n++;
     if (n == REGIONS || len == 0 || len > LONGEST) return no("too many regions, or bytes");
-    if (strchr(rights, 'w')) access |= IBV_ACCESS_REMOTE_WRITE;
-    if (strchr(rights, 'r')) access |= IBV_ACCESS_REMOTE_READ;
-    if (strchr(rights, 'a')) access |= IBV_ACCESS_REMOTE_ATOMIC;
     struct region made = {.bytes = aligned_alloc(4096, (len + 4095) / 4096 * 4096), .len = len};
     if (!made.bytes) return no("no memory");
     memset(made.bytes, BLANK, len);
@@ -146,6 +171,39 @@ static void make_region(uint64_t len, const char *rights) {
     if (!made.mr) return no_errno("registration", errno);
     regions[n] = made;
     ok(" %d %" PRIuPTR " %" PRIu32, n, (uintptr_t)made.bytes, made.mr->rkey);
+}
+
+static void make_window(int type) {
+    int n = 0;
+    while (n < WINDOWS && windows[n]) n++;
+    if (n == WINDOWS) return no("too many windows");
+    windows[n] = ibv_alloc_mw(pd, type == 1 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2);
+    if (!windows[n]) return no_errno("memory window", errno);
+    ok(" %d %" PRIu32, n, windows[n]->rkey);
+}
+static void bind_window(int n, int qp_number, uint64_t id, int region, uint64_t offset, uint64_t len, const char *rights) {
+    uint8_t *bytes = within(region, offset, len);
+    struct ibv_qp *qp = bytes ? pair(qp_number) : NULL;
+    if (!qp) return;
+    if (n < 0 || n >= WINDOWS || !windows[n]) return no("no window %d", n);
+    struct ibv_mw_bind_info info = {
+        .mr = regions[region].mr, .addr = (uintptr_t)bytes, .length = len, .mw_access_flags = (unsigned)rights_of(rights)};
+    uint32_t rkey = ibv_inc_rkey(windows[n]->rkey);
+    int error;
+    if (windows[n]->type == IBV_MW_TYPE_1) {
+        struct ibv_mw_bind bind = {.wr_id = id, .send_flags = IBV_SEND_SIGNALED, .bind_info = info};
+        error = ibv_bind_mw(qp, windows[n], &bind);
+        rkey = windows[n]->rkey;
+    } else {
+        struct ibv_send_wr wr = {.wr_id = id, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED}, *bad;
+        wr.bind_mw.mw = windows[n];
+        wr.bind_mw.rkey = rkey;
+        wr.bind_mw.bind_info = info;
+        error = ibv_post_send(qp, &wr, &bad);
+        if (!error) windows[n]->rkey = rkey;
+    }
+    if (error) no_errno("bind", error);
+    else ok(" %" PRIu32, rkey);
 }
 
 static int blank_until(const uint8_t *from, const uint8_t *to) {
@@ -169,11 +227,18 @@ static void make_pair(const char *kind, uint32_t requests, int shared) {
     int n = 0;
     while (n < PAIRS && pairs[n]) n++;
     if (n == PAIRS || (shared && !srq)) return no("too many queue pairs, or no shared receive queue");
-    struct ibv_qp_init_attr init = {
-        .send_cq = cq, .recv_cq = cq, .srq = shared ? srq : NULL, .sq_sig_all = 1,
+    int extended = !strcmp(kind, "rcx");
+    struct ibv_qp_init_attr_ex init = {
+        .send_cq = cq, .recv_cq = cq, .srq = shared ? srq : NULL, .sq_sig_all = 1, .pd = pd, .comp_mask = IBV_QP_INIT_ATTR_PD,
         .qp_type = !strcmp(kind, "ud") ? IBV_QPT_UD : !strcmp(kind, "uc") ? IBV_QPT_UC : IBV_QPT_RC,
         .cap = {.max_send_wr = requests, .max_recv_wr = shared ? 0 : requests, .max_send_sge = 1, .max_recv_sge = 1}};
-    struct ibv_qp *qp = ibv_create_qp(pd, &init);
+    if (extended) {
+        init.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        init.send_ops_flags = IBV_QP_EX_WITH_SEND;
+        if (has_flush()) init.send_ops_flags |= IBV_QP_EX_WITH_FLUSH;
+        if (has_atomic_write()) init.send_ops_flags |= IBV_QP_EX_WITH_ATOMIC_WRITE;
+    }
+    struct ibv_qp *qp = ibv_create_qp_ex(device, &init);
     if (!qp) return no_errno("queue pair", errno);
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
     int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
@@ -181,6 +246,7 @@ static void make_pair(const char *kind, uint32_t requests, int shared) {
     else mask |= IBV_QP_ACCESS_FLAGS;
     attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
     if (init.qp_type == IBV_QPT_RC) attr.qp_access_flags |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    if (extended && has_flush()) attr.qp_access_flags |= IBV_ACCESS_FLUSH_GLOBAL;
     int error = ibv_modify_qp(qp, &attr, mask);
     if (error) return no_errno("INIT", error);
     pairs[n] = qp;
@@ -240,6 +306,19 @@ static void post_recv(int n, uint64_t id, int region, uint64_t offset, uint64_t 
     struct ibv_recv_wr wr = {.wr_id = id, .sg_list = &sge, .num_sge = len ? 1 : 0}, *bad;
     ok_or_errno("receive request", qp ? ibv_post_recv(qp, &wr, &bad) : ibv_post_srq_recv(srq, &wr, &bad));
 }
+// What has no number for ibv_post_send.
+static void post_extended(struct ibv_qp *qp, uint64_t id, const char *op, uint64_t len, uint64_t remote, uint32_t rkey, uint64_t a,
+                          uint64_t b) {
+    struct ibv_qp_ex *extended = ibv_qp_to_qp_ex(qp);
+    int flush = !strcmp(op, "flush");
+    if (!extended || !(flush ? has_flush() : has_atomic_write())) return no("the queue pair, or the device, has no %s", op);
+    ibv_wr_start(extended);
+    extended->wr_id = id;
+    extended->wr_flags = IBV_SEND_SIGNALED;
+    if (flush) ibv_wr_flush(extended, rkey, remote, len, (uint8_t)a, (uint8_t)b);
+    else ibv_wr_atomic_write(extended, rkey, remote, &a);
+    ok_or_errno(op, ibv_wr_complete(extended));
+}
 static void post_send(int n, uint64_t id, const char *op, int region, uint64_t offset, uint64_t len, uint64_t remote,
                       uint32_t rkey, uint64_t a, uint64_t b) {
     static const struct {
@@ -247,16 +326,18 @@ static void post_send(int n, uint64_t id, const char *op, int region, uint64_t o
         enum ibv_wr_opcode opcode;
     } operations[] = {{"send", IBV_WR_SEND},   {"sendimm", IBV_WR_SEND_WITH_IMM},        {"write", IBV_WR_RDMA_WRITE},
                       {"read", IBV_WR_RDMA_READ}, {"writeimm", IBV_WR_RDMA_WRITE_WITH_IMM}, {"add", IBV_WR_ATOMIC_FETCH_AND_ADD},
-                      {"cas", IBV_WR_ATOMIC_CMP_AND_SWP}};
+                      {"cas", IBV_WR_ATOMIC_CMP_AND_SWP}, {"sendinv", IBV_WR_SEND_WITH_INV},        {"localinv", IBV_WR_LOCAL_INV}};
     uint8_t *bytes = within(region, offset, len);
     struct ibv_qp *qp = bytes ? pair(n) : NULL;
     size_t i = 0, count = sizeof operations / sizeof *operations;
     if (!qp) return;
+    if (!strcmp(op, "flush") || !strcmp(op, "atomicwrite")) return post_extended(qp, id, op, len, remote, rkey, a, b);
     while (i < count && strcmp(operations[i].name, op)) i++;
     if (i == count) return no("no operation %s", op);
     struct ibv_sge sge = {.addr = (uintptr_t)bytes, .length = (uint32_t)len, .lkey = regions[region].mr->lkey};
     struct ibv_send_wr wr = {.wr_id = id, .sg_list = &sge, .num_sge = len ? 1 : 0, .opcode = operations[i].opcode}, *bad;
-    wr.imm_data = htonl((uint32_t)a);
+    if (wr.opcode == IBV_WR_SEND_WITH_INV || wr.opcode == IBV_WR_LOCAL_INV) wr.invalidate_rkey = (uint32_t)a;
+    else wr.imm_data = htonl((uint32_t)a);
     if (qp->qp_type == IBV_QPT_UD) {
         if (remote >= PATHS || !paths[remote]) return no("no path %" PRIu64, remote);
         wr.wr.ud.ah = paths[remote];
@@ -289,9 +370,13 @@ static void poll_cq(int64_t ms, int most) {
     while ((n = ibv_poll_cq(cq, most, wc)) == 0 && now_ms() < until) usleep(100);
     if (n < 0) return no("the completion queue is broken");
     fprintf(out, "ok %d", n);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
+        // The kernel's rxe has another bit than verbs.h for a key that was taken back, which is that of a good checksum there.
+        int taken_back = wc[i].wc_flags & (IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK);
+        uint32_t with = wc[i].wc_flags & IBV_WC_WITH_IMM ? ntohl(wc[i].imm_data) : taken_back ? wc[i].invalidated_rkey : 0;
         fprintf(out, " %" PRIu64 ":%d:%d:%" PRIu32 ":%" PRIu32 ":%" PRIu32 ":%" PRIu32, wc[i].wr_id, wc[i].status, wc[i].opcode,
-                wc[i].byte_len, wc[i].wc_flags & IBV_WC_WITH_IMM ? ntohl(wc[i].imm_data) : 0, wc[i].qp_num, wc[i].src_qp);
+                wc[i].byte_len, with, wc[i].qp_num, wc[i].src_qp);
+    }
     fputc('\n', out);
 }
 
@@ -313,7 +398,9 @@ static int memory_command(const char *line) {
     uint8_t *bytes;
     if (sscanf(line, "open %63s", text) == 1) open_device(text);
     else if (!device) no("open a device first");
-    else if (sscanf(line, "region %" SCNu64 " %63s", &len, text) == 2) make_region(len, text);
+    else if (!strncmp(line, "able\n", 5)) {
+        ok("%s%s%s", has_windows() ? " windows" : "", has_atomic_write() ? " atomic_write" : "", has_flush() ? " flush" : "");
+    } else if (sscanf(line, "region %" SCNu64 " %63s", &len, text) == 2) make_region(len, text);
     else if (sscanf(line, "fill %d %" SCNu64 " %" SCNu64 " %" SCNu64, &n, &offset, &len, &value) == 4) {
         if (!(bytes = within(n, offset, len))) return 1;
         for (uint64_t i = 0; i < len; i++) bytes[i] = byte_of(value, i);
@@ -345,7 +432,7 @@ static int pair_command(const char *line) {
     uint32_t number;
     struct far far;
     char text[64];
-    int n, shared;
+    int n, shared, window;
     if (sscanf(line, "srq %" SCNu32, &number) == 1) {
         struct ibv_srq_init_attr init = {.attr = {.max_wr = number, .max_sge = 1}};
         if (srq) no("there is one");
@@ -355,6 +442,10 @@ static int pair_command(const char *line) {
     else if (sscanf(line, "connect %d %" SCNu32 " %" SCNu32 " %" SCNu32 " %63s %" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32 " %" SCNu32,
                     &n, &far.qpn, &far.psn, &far.own_psn, text, &far.mtu, &far.timeout, &far.retry, &far.rnr_retry,
                     &far.rnr_timer) == 10) connect_pair(n, text, &far);
+    else if (sscanf(line, "window %d", &n) == 1) make_window(n);
+    else if (sscanf(line, "bind %d %d %" SCNu64 " %d %" SCNu64 " %" SCNu64 " %63s", &window, &n, &id, &shared, &offset, &len,
+                    text) == 7)
+        bind_window(window, n, id, shared, offset, len, text);
     else if (sscanf(line, "activate %d %" SCNu32, &n, &number) == 2) activate(n, number);
     else if (sscanf(line, "path %63s", text) == 1) make_path(text);
     else if (sscanf(line, "recv %d %" SCNu64 " %d %" SCNu64 " %" SCNu64, &n, &id, &shared, &offset, &len) == 5)

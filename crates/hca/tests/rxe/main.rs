@@ -15,6 +15,8 @@
 mod clean;
 mod datagrams;
 mod errors;
+mod extended;
+mod flush;
 mod lossy;
 mod peer;
 mod world;

@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use hca::hca_core::{
-    Access, AckTimeout, Gid, Lid, Mtu, Psn, QpType, Qpn, RemoteAddr, Rkey, RnrTimer, SrqInit,
+    Access, AckTimeout, Gid, Lid, Mtu, Psn, QpType, Qpn, RecvExtra, RemoteAddr, Rkey, RnrTimer, SrqInit,
 };
 use hca::{
-    CompletionQueue, Completions, ConnectOptions, Connected, Context, Endpoint, OfferedBy, Pd, QueuePair, Rc,
-    RemoteMr, SendRequest, Service, SharedMr, SharedRange, Srq, Uc, ops,
+    CompletionQueue, Completions, ConnectOptions, Connected, Context, Endpoint, OfferedBy, Pd, Placement,
+    QueuePair, Rc, RemoteMr, SendRequest, Service, SharedMr, SharedRange, Srq, Uc, ops,
 };
 
 use crate::peer::{Peer, variable};
@@ -45,6 +45,12 @@ pub(crate) enum Kind {
     Read,
     Add,
     CompareSwap,
+    /// A SEND that takes back the key in `a` of the request.
+    SendInvalidate,
+    /// ATOMIC WRITE of `a`.
+    AtomicWrite,
+    /// FLUSH of the request's range for visibility; of the whole region, or window, if `b` is 1.
+    Flush,
 }
 impl Kind {
     pub(crate) const ALL: [Self; 7] =
@@ -71,6 +77,9 @@ impl Kind {
             Self::Read => "read",
             Self::Add => "add",
             Self::CompareSwap => "cas",
+            Self::SendInvalidate => "sendinv",
+            Self::AtomicWrite => "atomicwrite",
+            Self::Flush => "flush",
         }
     }
 }
@@ -93,9 +102,9 @@ pub(crate) struct Request {
     pub(crate) at: usize,
     pub(crate) len: usize,
     pub(crate) remote: RemoteAddr,
-    /// Immediate data, or what is added or compared.
+    /// Immediate data, or what is added, compared or written, or the key that is taken back.
     pub(crate) a: u64,
-    /// What is swapped in.
+    /// What is swapped in, or the selectivity of a FLUSH.
     pub(crate) b: u64,
 }
 
@@ -107,6 +116,7 @@ pub(crate) struct Done {
     /// By the number that verbs have for it, 0 for success.
     pub(crate) status: u32,
     pub(crate) bytes: u32,
+    /// Immediate data, or the key that was taken back.
     pub(crate) imm: u32,
 }
 
@@ -122,6 +132,8 @@ pub(crate) struct Setup {
     pub(crate) rnr_retry: u8,
     /// Whether receives are posted to a shared receive queue at both ends.
     pub(crate) shared: bool,
+    /// Whether rxe's queue pair has ATOMIC WRITE and FLUSH, where its device has them.
+    pub(crate) extended: bool,
 }
 impl Default for Setup {
     fn default() -> Self {
@@ -133,6 +145,7 @@ impl Default for Setup {
             retry: [6, 6],
             rnr_retry: 7,
             shared: false,
+            extended: false,
         }
     }
 }
@@ -149,7 +162,7 @@ struct Link<S: Service> {
 pub(crate) struct World<S: Service> {
     pub(crate) peer: Peer,
     pub(crate) context: Context,
-    pd: Pd,
+    pub(crate) pd: Pd,
     cq: CompletionQueue,
     wcs: Completions,
     srq: Option<Srq>,
@@ -178,11 +191,15 @@ where
 {
     /// With so many bytes of memory at each end, and no connection yet.
     pub(crate) fn new(bytes: usize) -> Self {
+        let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        Self::with_rights(bytes, rights, "wra")
+    }
+    /// As [`new`](Self::new), with these rights of the memory at our end and at rxe's.
+    pub(crate) fn with_rights(bytes: usize, rights: Access, theirs: &str) -> Self {
         let mut peer = Peer::open(&variable("HCA_RXE_ADDRESS"));
-        let region = remote_region(&peer.ask(&format!("region {bytes} wra")));
+        let region = remote_region(&peer.ask(&format!("region {bytes} {theirs}")));
         let context = our_context();
         let pd = context.alloc_pd().unwrap();
-        let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = pd.alloc_shared(bytes, rights).unwrap();
         let cq = context.create_cq(4096).unwrap();
         let wcs = Completions::default();
@@ -198,7 +215,11 @@ where
 
     /// Another connection; its number.
     pub(crate) fn connect(&mut self, setup: Setup) -> usize {
-        let kind = if S::TYPE == QpType::Uc { "uc" } else { "rc" };
+        let kind = match S::TYPE {
+            QpType::Uc => "uc",
+            _ if setup.extended => "rcx",
+            _ => "rc",
+        };
         if setup.shared && self.srq.is_none() {
             self.srq = Some(self.pd.create_srq(SrqInit { max_wr: 128, max_sge: 1 }).unwrap());
             self.peer.ask("srq 128");
@@ -282,6 +303,8 @@ where
             Side::Rxe => {
                 let Request { id, kind, at, len, remote, a, b } = request;
                 let (theirs, word) = (self.links[link].theirs, kind.word());
+                // Placement types of a FLUSH: visibility.
+                let a = if *kind == Kind::Flush { &1 } else { a };
                 let RemoteAddr { addr, rkey } = remote;
                 self.peer
                     .tell(&format!("post {theirs} {id} {word} 0 {at} {len} {addr} {} {a} {b}", rkey.raw()));
@@ -320,7 +343,11 @@ where
                     id: wc.id,
                     status: wc.status as u32,
                     bytes: wc.byte_len,
-                    imm: wc.imm().unwrap_or_default(),
+                    imm: match wc.extra {
+                        RecvExtra::Imm(data) => data,
+                        RecvExtra::Invalidated(rkey) => rkey.raw(),
+                        RecvExtra::None => 0,
+                    },
                 })
                 .collect()
             }
@@ -348,6 +375,15 @@ where
         }
         assert_eq!(all.len(), count, "{side:?}: {all:?}");
         all
+    }
+
+    /// Our end of a connection.
+    pub(crate) fn ours(&mut self, link: usize) -> &mut QueuePair<S> {
+        self.links[link].qp.as_mut().expect("it is there")
+    }
+    /// The peer's name for its end of a connection.
+    pub(crate) fn theirs(&self, link: usize) -> usize {
+        self.links[link].theirs
     }
 
     /// One end of a connection goes, without a word to the other.
@@ -569,6 +605,15 @@ impl Post for QueuePair<Rc> {
             Kind::Add => self.post_send(SendRequest::fetch_add(list, far, a).id(id)).unwrap(),
             Kind::CompareSwap => {
                 self.post_send(SendRequest::compare_swap(list, far, a, b).id(id)).unwrap();
+            }
+            Kind::SendInvalidate => {
+                let send = SendRequest::send(list).invalidate(Rkey::new(a as u32));
+                self.post_send(send.id(id)).unwrap();
+            }
+            Kind::AtomicWrite => self.post_send(SendRequest::atomic_write(far, a).id(id)).unwrap(),
+            Kind::Flush => {
+                let of = if b == 1 { SendRequest::flush_region } else { SendRequest::flush };
+                self.post_send(of(far, Placement::GLOBAL_VISIBILITY).id(id)).unwrap();
             }
             _ => post_common(self, request, list),
         }
