@@ -299,6 +299,12 @@ impl Engine {
         }
     }
 
+    /// Whether a queue pair owes an acknowledgement.
+    pub(crate) fn owes_acks(&self) -> bool {
+        let owes = |slot: &u32| self.core.qps.at(*slot).is_some_and(|e| e.machine.ack_owed().is_some());
+        self.core.acks.iter().any(owes)
+    }
+
     /// Sends all acknowledgements that are owed, before the adapter goes.
     pub(crate) fn acknowledge_all(&mut self, now: Instant) {
         self.core.turn += 1;
@@ -326,7 +332,7 @@ impl Engine {
             && core.paced.opens_at().is_none()
     }
     /// When what waits to be sent or acknowledged is tried.
-    fn sends_at(&self) -> Option<Instant> {
+    pub(crate) fn sends_at(&self) -> Option<Instant> {
         let core = &self.core;
         if core.ready.len() > core.ready_blocked || core.acks.len() > core.acks_blocked {
             return Some(core.now);
@@ -369,6 +375,10 @@ impl Engine {
     /// Sends the acknowledgements that are due: all that were owed before this turn, and by the rule those
     /// of queue pairs whose program has nothing to answer yet.
     fn flush_acks(&mut self, now: Instant, rule: AckRule) -> bool {
+        if rule == AckRule::WithAnswer {
+            self.core.keep_owed_acks();
+            return false;
+        }
         let mut sent = false;
         let (mut kept, mut blocked) = (0, 0);
         let core = &mut self.core;
@@ -402,6 +412,8 @@ pub(crate) enum AckRule {
     /// With the next packet to the peer, or in the next turn: who turns looks at its memory between turns,
     /// and may answer what it finds there.
     NextTurn,
+    /// With the next packet to the peer, or in the first turn with another rule, for which the caller cares.
+    WithAnswer,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -655,6 +667,20 @@ impl Core {
         (false, by_messages)
     }
 
+    /// Leaves the acknowledgements that are owed as they are, and forgets those that went along with packets.
+    fn keep_owed_acks(&mut self) {
+        let qps = &mut self.qps;
+        self.acks.retain(|slot| {
+            let Some(entry) = qps.at_mut(*slot) else { return false };
+            let owes = entry.machine.ack_owed().is_some();
+            if !owes {
+                entry.ack_since = None;
+            }
+            owes
+        });
+        self.acks_blocked = self.acks.len();
+    }
+
     fn flush_ack(
         &mut self,
         now: Instant,
@@ -672,7 +698,7 @@ impl Core {
         let may_wait = match rule {
             AckRule::Now => false,
             AckRule::UnlessDelivered => owed.delivered,
-            AckRule::NextTurn => true,
+            AckRule::NextTurn | AckRule::WithAnswer => true,
         };
         if since == turn && may_wait {
             return Ack::NextTurn;

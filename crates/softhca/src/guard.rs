@@ -3,6 +3,8 @@
 
 use core::time::Duration;
 
+use hca_core::Instant;
+
 /// The longest sleep of a guard whose program leaves work: shorter than any retransmit timer.
 pub(crate) const HORIZON: Duration = Duration::from_micros(250);
 /// Looks in vain in a row, after which the thread sleeps without a look.
@@ -51,6 +53,60 @@ impl Looks {
             self.until_try = (2 * self.until_try).min(UNTIL_TRY.1);
         }
         self.slept = 0;
+    }
+}
+
+/// For how long the thread holds acknowledgements back.
+const HOLD: Duration = Duration::from_micros(50);
+
+/// Whether the thread holds the acknowledgements of what it received back until the program answers.
+///
+/// The answer to what a peer wrote leaves with the program's next post, and an acknowledgement that is owed goes along.
+/// An acknowledgement that leaves earlier costs the peer's thread a wake-up of its own, and so, where no CPU is free,
+/// the peer's program the CPU just when the answer comes. A peer that waits for its completion only, and not for an
+/// answer, gets it late. So the thread learns from what became of those that it held back.
+#[derive(Debug)]
+pub(crate) struct HeldAcks {
+    tries: Looks,
+    /// What comes next is held back.
+    holds: bool,
+    /// Until when acknowledgements are held back now.
+    until: Option<Instant>,
+}
+
+impl Default for HeldAcks {
+    fn default() -> Self {
+        Self { tries: Looks::default(), holds: true, until: None }
+    }
+}
+
+impl HeldAcks {
+    /// Whether a turn holds back what becomes due. `owed`: acknowledgements are owed before the turn.
+    pub(crate) fn hold_back(&mut self, now: Instant, owed: bool) -> bool {
+        let Some(until) = self.until else { return self.holds };
+        if owed && now < until {
+            return true;
+        }
+        self.until = None;
+        if owed {
+            self.tries.in_vain();
+        }
+        self.holds = self.tries.found(!owed);
+        // What has waited until now leaves, whatever else comes.
+        self.holds && !owed
+    }
+    /// Such a turn has held back what became due, or not. `worked`: it found something. `owed`: acknowledgements are
+    /// owed behind it.
+    pub(crate) fn turned(&mut self, now: Instant, held_back: bool, worked: bool, owed: bool) {
+        if !held_back {
+            self.holds |= worked && self.tries.found(false);
+        } else if owed && self.until.is_none() {
+            self.until = Some(now + HOLD);
+        }
+    }
+    /// Until when acknowledgements are held back.
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.until
     }
 }
 
@@ -125,5 +181,56 @@ mod tests {
         assert_eq!(horizon.next(7), None);
         assert_eq!([8, 8, 8].map(|left| horizon.next(left)), [Some(HORIZON), None, None]);
         assert_eq!([9, 10, 10].map(|left| horizon.next(left)), [Some(HORIZON), Some(HORIZON), None]);
+    }
+
+    /// What a thread does that holds acknowledgements back as it has learned: one message, and the turn in which it
+    /// looks after what it has held back, `later`. Returns whether it has held back.
+    fn message(held: &mut HeldAcks, now: Instant, later: Duration, answered: bool) -> bool {
+        let holds = held.hold_back(now, false);
+        held.turned(now, holds, true, holds);
+        assert_eq!(held.until(), holds.then_some(now + HOLD), "a bound of the thread's sleep");
+        if holds {
+            let owed = !answered;
+            let still = held.hold_back(now + later, owed);
+            held.turned(now + later, still, owed && !still, owed && still);
+        }
+        holds
+    }
+
+    #[test]
+    fn acknowledgements_that_leave_with_answers_are_held_back_on_and_on() {
+        let mut held = HeldAcks::default();
+        for n in 0..10_000 {
+            assert!(message(&mut held, Instant::from_nanos(n * 100_000), HOLD / 5, true));
+            assert_eq!(held.until(), None);
+        }
+    }
+
+    #[test]
+    fn acknowledgements_that_nothing_follows_are_soon_held_back_ever_more_rarely() {
+        let mut held = HeldAcks::default();
+        let now = |n: u64| Instant::from_nanos(n * 100_000);
+        let holds = (0..1000).filter(|n| message(&mut held, now(*n), HOLD, false)).count();
+        assert!((3..=7).contains(&holds), "{holds}");
+        // As soon as a try meets an answer, all are held back.
+        let until_answered = (0..10_000).find(|n| message(&mut held, now(*n), HOLD / 5, true));
+        assert!(until_answered.is_some());
+        assert!((0..100).all(|n| message(&mut held, now(n), HOLD / 5, true)));
+    }
+
+    #[test]
+    fn no_acknowledgement_is_held_back_for_longer_than_its_time() {
+        let (mut held, begin) = (HeldAcks::default(), Instant::from_nanos(7));
+        // What was owed before the thread came is so, too, although its turn finds nothing.
+        assert!(held.hold_back(begin, true));
+        held.turned(begin, true, false, true);
+        assert_eq!(held.until(), Some(begin + HOLD));
+        // More that comes meanwhile waits no longer than the first.
+        let later = begin + HOLD / 2;
+        assert!(held.hold_back(later, true));
+        held.turned(later, true, true, true);
+        assert_eq!(held.until(), Some(begin + HOLD));
+        assert!(!held.hold_back(begin + HOLD, true));
+        assert_eq!(held.until(), None);
     }
 }

@@ -34,8 +34,8 @@ use std::os::fd::AsFd;
 use hca_core::{DeviceError, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::engine::AckRule;
-use crate::guard::{Horizon, Looks};
+use crate::engine::{AckRule, Engine};
+use crate::guard::{HeldAcks, Horizon, Looks};
 use crate::notify::EventFd;
 use crate::options::Progress;
 use crate::patience;
@@ -48,7 +48,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// The mode in which the program turns. Any other is that of the guard, which so many turns of the program end.
 const ACTIVE: u32 = 0;
 /// How many they are where the program does not leave work lying, and at most; the factor from one such time to the
-/// next.
+/// next, and the share by which they are fewer behind a tick without work.
 const MIN_TOLERANCE: u32 = 1;
 const MAX_TOLERANCE: u32 = 512;
 const TOLERANCE_FACTOR: u32 = 8;
@@ -170,9 +170,14 @@ impl Sleeper {
     }
 }
 
-/// How many turns end a guard, behind one that was entered by a tick and found work at once, or none.
+/// How many turns end a guard, behind one that was entered by a tick and found work at once, or none. A tick without
+/// work says little: of two programs that answer each other, only one has left work lying. So the number falls slowly.
 fn learn(tolerance: u32, found_work: bool) -> u32 {
-    let next = if found_work { tolerance * TOLERANCE_FACTOR } else { tolerance / TOLERANCE_FACTOR };
+    let next = if found_work {
+        tolerance * TOLERANCE_FACTOR
+    } else {
+        tolerance - tolerance.div_ceil(TOLERANCE_FACTOR)
+    };
     next.clamp(MIN_TOLERANCE, MAX_TOLERANCE)
 }
 
@@ -180,7 +185,7 @@ fn learn(tolerance: u32, found_work: bool) -> u32 {
 pub(crate) fn run(shared: &Arc<Shared>) {
     let s = &shared.sleeper;
     OWN.set(core::ptr::from_ref(s).addr());
-    let (mut tolerance, mut looks) = (MIN_TOLERANCE, Looks::default());
+    let (mut tolerance, mut looks, mut held) = (MIN_TOLERANCE, Looks::default(), HeldAcks::default());
     while !s.stop.load(Ordering::SeqCst) {
         let mut by_tick = false;
         if shared.progress == Progress::Adaptive {
@@ -193,14 +198,19 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             }
             s.mode.store(tolerance, Ordering::SeqCst);
         }
-        guard(shared, &mut tolerance, &mut looks, by_tick);
+        guard(shared, &mut tolerance, (&mut looks, &mut held), by_tick);
     }
 }
 
 /// Turns the engine until the program does so itself again. `by_tick`: the program did not turn for a whole tick.
 ///
 /// With [`Progress::Thread`] the program gives its CPU away while it waits, so the thread yields between its looks.
-fn guard(shared: &Shared, tolerance: &mut u32, looks: &mut Looks, mut by_tick: bool) {
+fn guard(
+    shared: &Shared,
+    tolerance: &mut u32,
+    (looks, held): (&mut Looks, &mut HeldAcks),
+    mut by_tick: bool,
+) {
     let s = &shared.sleeper;
     let learns = shared.progress == Progress::Adaptive;
     let (mut look_until, mut by_look) = (Instant::ZERO, false);
@@ -212,7 +222,7 @@ fn guard(shared: &Shared, tolerance: &mut u32, looks: &mut Looks, mut by_tick: b
         // The clock is read by whoever has the engine: a wait for the engine would make it late.
         let ((worked, now), ran) = shared.control_and_run(|e| {
             let now = shared.time.now();
-            (shared.whole_turn(e, now, AckRule::UnlessDelivered), now)
+            (guard_turn(shared, e, now, learns.then_some(&mut *held)), now)
         });
         if core::mem::take(&mut by_tick) {
             *tolerance = learn(*tolerance, worked);
@@ -237,7 +247,8 @@ fn guard(shared: &Shared, tolerance: &mut u32, looks: &mut Looks, mut by_tick: b
         }
         s.asleep.store(true, Ordering::SeqCst);
         if shared.bell.is_empty()
-            && let Some(timeout) = prepare_to_sleep(shared, horizon.next(s.left.load(Ordering::Relaxed)))
+            && let Some(timeout) =
+                prepare_to_sleep(shared, held.until(), horizon.next(s.left.load(Ordering::Relaxed)))
         {
             sleep(shared, true, timeout);
         }
@@ -245,14 +256,28 @@ fn guard(shared: &Shared, tolerance: &mut u32, looks: &mut Looks, mut by_tick: b
     }
 }
 
+/// A turn of the thread in GUARD. Where the program may answer what comes, acknowledgements may wait for the answer.
+fn guard_turn(shared: &Shared, e: &mut Engine, now: Instant, held: Option<&mut HeldAcks>) -> bool {
+    let Some(held) = held else { return shared.whole_turn(e, now, AckRule::UnlessDelivered) };
+    let holds_back = held.hold_back(now, e.owes_acks());
+    let rule = if holds_back { AckRule::WithAnswer } else { AckRule::UnlessDelivered };
+    let worked = shared.whole_turn(e, now, rule);
+    held.turned(now, holds_back, worked, e.owes_acks());
+    worked
+}
+
 /// For how long the thread may sleep, which has said that it does; `None`: there is input after all, or was something
 /// to be run. All that others have done with the engine before is seen here; who does something behind this sees that
 /// the thread sleeps, and until when.
-fn prepare_to_sleep(shared: &Shared, horizon: Option<Duration>) -> Option<Option<Duration>> {
+fn prepare_to_sleep(
+    shared: &Shared,
+    held_until: Option<Instant>,
+    horizon: Option<Duration>,
+) -> Option<Option<Duration>> {
     let ((input, now, until), ran) = shared.control_and_run(|e| {
         let (input, now) = (e.fabric.prepare_wait(), shared.time.now());
         let deadline = earlier(e.next_deadline(), &shared.attention);
-        let until = [deadline, horizon.map(|h| now + h)].into_iter().flatten().min();
+        let until = [deadline, held_until, horizon.map(|h| now + h)].into_iter().flatten().min();
         shared.sleeper.until.store(until.map_or(NEVER, Instant::as_nanos), Ordering::Relaxed);
         (input, now, until)
     });
@@ -352,11 +377,14 @@ mod tests {
 
     /// A device on an address of its own.
     fn device() -> Arc<crate::SoftHca> {
+        device_with(crate::Options::default())
+    }
+    fn device_with(options: crate::Options) -> Arc<crate::SoftHca> {
         let open = |host| hca_fabric::UdpFabric::open(host, &hca_fabric::UdpOptions::default()).ok();
         let pid = std::process::id();
         let hosts = (1..=200).map(|n| std::net::Ipv4Addr::from(0x7f00_0000 | (pid << 8 | n) & 0xff_ffff));
         let fabric = hosts.into_iter().find_map(|host| open(host.into())).expect("a free address");
-        crate::SoftHca::open(Box::new(fabric), crate::Options::default()).unwrap()
+        crate::SoftHca::open(Box::new(fabric), options).unwrap()
     }
 
     #[test]
@@ -392,9 +420,75 @@ mod tests {
         assert!(mode(&sleeper) == ACTIVE && kicked(&sleeper));
         sleeper.guard_found_work(tolerance);
         assert_eq!(mode(&sleeper), ACTIVE, "it was sent away");
-        for _ in 0..5 {
+        assert!(learn(tolerance, false) > tolerance / 2, "one tick without work says little");
+        for _ in 0..50 {
             tolerance = learn(tolerance, false);
         }
         assert_eq!(tolerance, MIN_TOLERANCE);
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn an_acknowledgement_that_leaves_with_an_answer_leaves_the_guard_nothing_to_do() {
+        use hca_core::{
+            AckTimeout, AddressVector, Device, Gid, Mtu, Payload, Pkey, Psn, QpAttr, QpCap, QpInit, QpState,
+            QpType, RecvWr, RnrTimer, SendFlags, SendOp, SendWr,
+        };
+        let devices = [0, 1]
+            .map(|_| device_with(crate::Options { progress: Progress::Inline, ..crate::Options::default() }));
+        let mut qps = devices.each_ref().map(|device| {
+            let (cq, _) = device.create_cq(16).unwrap();
+            let (pd, cap) = (device.alloc_pd().unwrap(), QpCap::default());
+            let init = QpInit { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, cap };
+            device.create_qp(pd, &init).unwrap()
+        });
+        for (n, device) in devices.iter().enumerate() {
+            let dgid = Gid::from_ip(devices[1 - n].fabric().local);
+            let init = QpAttr { state: Some(QpState::Init), pkey: Some(Pkey::DEFAULT), ..QpAttr::default() };
+            let rtr = QpAttr {
+                state: Some(QpState::Rtr),
+                dest_qpn: Some(qps[1 - n].qpn),
+                av: Some(AddressVector { dgid, ..AddressVector::default() }),
+                path_mtu: Some(Mtu::B1024),
+                rq_psn: Some(Psn::new(7)),
+                max_dest_rd_atomic: Some(1),
+                min_rnr_timer: Some(RnrTimer::new(1)),
+                ..QpAttr::default()
+            };
+            let rts = QpAttr {
+                state: Some(QpState::Rts),
+                sq_psn: Some(Psn::new(7)),
+                timeout: Some(AckTimeout::new(18)),
+                retry_cnt: Some(7),
+                rnr_retry: Some(7),
+                max_rd_atomic: Some(1),
+                ..QpAttr::default()
+            };
+            let init = QpAttr { access: Some(hca_core::Access::empty()), ..init };
+            for attr in [init, rtr, rts] {
+                device.modify_qp(qps[n].handle, &attr).unwrap();
+            }
+            let recv = qps[n].recv.as_mut().unwrap();
+            // SAFETY: the request names no memory.
+            unsafe { recv.post(&[RecvWr { wr_id: 0, sges: &[] }]) }.unwrap();
+            recv.ring();
+        }
+        let (payload, flags) = (Payload::Inline(b""), SendFlags::SIGNALED);
+        let message = SendWr { wr_id: 1, op: SendOp::Send, flags, payload, dest: None };
+        let mut held = HeldAcks::default();
+        let mut turn = || {
+            devices[1].shared().control(|e| {
+                let now = devices[1].shared().time.now();
+                guard_turn(devices[1].shared(), e, now, Some(&mut held));
+                (e.owes_acks(), held.until(), e.sends_at())
+            })
+        };
+        // SAFETY: inline data names no memory.
+        unsafe { qps[0].send.post_now(&message) }.unwrap();
+        let (owes, until, _) = turn();
+        assert!(owes && until.is_some(), "it waits for the answer");
+        // SAFETY: as above.
+        unsafe { qps[1].send.post_now(&message) }.unwrap();
+        assert_eq!(turn(), (false, None, None), "the guard sleeps until a packet comes or a timer fires");
     }
 }
