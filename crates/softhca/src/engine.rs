@@ -668,6 +668,8 @@ impl Core {
     }
 
     /// Leaves the acknowledgements that are owed as they are, and forgets those that went along with packets.
+    #[cold]
+    #[inline(never)]
     fn keep_owed_acks(&mut self) {
         let qps = &mut self.qps;
         self.acks.retain(|slot| {
