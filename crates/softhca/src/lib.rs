@@ -21,7 +21,8 @@
 //! |---|---|
 //! | `device`, `change` | opening, and the control path; changing and destroying queue pairs |
 //! | `ports`, `glance` | the data path: posting and polling; the checks of an empty poll |
-//! | `engine`, `network` | the turn, and its network; `engine::shm`: peers on this machine; `engine::objects`: lookup, creation |
+//! | `engine`, `network` | the turn, and its network |
+//! | `engine::acks`, `shm`, `objects` | acknowledgements; peers on this machine; lookup and creation |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
 //! | `multicast` | multicast groups and their members |
 //! | `scattered` | regions of several pieces |

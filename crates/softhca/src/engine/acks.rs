@@ -1,0 +1,153 @@
+//! Acknowledgements: which are owed, and when they leave.
+
+use hca_core::{Instant, QpHandle};
+use hca_fabric::{Fabric, TxBatch};
+
+use super::shm::MessageSink;
+use super::{Core, Engine, Sink, group_by_path};
+use crate::qp::{QpEntry, QpHost};
+
+/// When an acknowledgement that became due in this turn leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AckRule {
+    /// Now: the program that is given the message may never call again, and nobody else moves the adapter.
+    Now,
+    /// Now, unless the program was given a message that it may answer: then with the answer, or in the
+    /// next turn.
+    UnlessDelivered,
+    /// With the next packet to the peer, or in the next turn: who turns looks at its memory between turns,
+    /// and may answer what it finds there.
+    NextTurn,
+    /// With the next packet to the peer, or in the first turn with another rule, for which the caller cares.
+    WithAnswer,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ack {
+    None,
+    Sent,
+    NextTurn,
+    /// The network takes no more, or READ responses stand before it: it leaves behind them.
+    Blocked,
+}
+
+impl Engine {
+    /// Sends the acknowledgement that a queue pair owes, before it goes: its peer's requests were carried
+    /// out, and must not end in error.
+    pub(crate) fn acknowledge(&mut self, now: Instant, qp: QpHandle) {
+        if self.core.qps.get(qp.index, qp.generation).is_some_and(|e| e.machine.ack_owed().is_some()) {
+            self.core.turn += 1;
+            self.core.flush_ack(now, qp.index, AckRule::UnlessDelivered, &mut self.tx, &mut *self.fabric);
+            self.send(now);
+        }
+    }
+
+    /// Whether a queue pair owes an acknowledgement.
+    pub(crate) fn owes_acks(&self) -> bool {
+        let owes = |slot: &u32| self.core.qps.at(*slot).is_some_and(|e| e.machine.ack_owed().is_some());
+        self.core.acks.iter().any(owes)
+    }
+
+    /// Sends all acknowledgements that are owed, before the adapter goes.
+    pub(crate) fn acknowledge_all(&mut self, now: Instant) {
+        self.core.turn += 1;
+        self.flush_acks(now, AckRule::UnlessDelivered);
+        self.send(now);
+    }
+
+    /// Sends the acknowledgements that are due: all that were owed before this turn, and by the rule those
+    /// of queue pairs whose program has nothing to answer yet.
+    pub(super) fn flush_acks(&mut self, now: Instant, rule: AckRule) -> bool {
+        if rule == AckRule::WithAnswer {
+            self.core.keep_owed_acks();
+            return false;
+        }
+        let mut sent = false;
+        let (mut kept, mut blocked) = (0, 0);
+        let core = &mut self.core;
+        group_by_path(&mut core.acks, &core.qps);
+        for i in 0..self.core.acks.len() {
+            let slot = self.core.acks[i];
+            match self.core.flush_ack(now, slot, rule, &mut self.tx, &mut *self.fabric) {
+                Ack::Sent => sent = true,
+                Ack::None => {}
+                later @ (Ack::NextTurn | Ack::Blocked) => {
+                    self.core.acks[kept] = slot;
+                    kept += 1;
+                    blocked += usize::from(later == Ack::Blocked);
+                }
+            }
+        }
+        self.core.acks.truncate(kept);
+        self.core.acks_blocked = blocked;
+        sent
+    }
+}
+
+impl Core {
+    /// Leaves the acknowledgements that are owed as they are, and forgets those that went along with packets.
+    #[cold]
+    #[inline(never)]
+    fn keep_owed_acks(&mut self) {
+        let qps = &mut self.qps;
+        self.acks.retain(|slot| {
+            let Some(entry) = qps.at_mut(*slot) else { return false };
+            let owes = entry.machine.ack_owed().is_some();
+            if !owes {
+                entry.ack_since = None;
+            }
+            owes
+        });
+        self.acks_blocked = self.acks.len();
+    }
+
+    fn flush_ack(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        rule: AckRule,
+        tx: &mut TxBatch,
+        fabric: &mut dyn Fabric,
+    ) -> Ack {
+        let turn = self.turn;
+        let Some(entry) = self.qps.at_mut(slot) else { return Ack::None };
+        let (Some(owed), Some(since)) = (entry.machine.ack_owed(), entry.ack_since) else {
+            entry.ack_since = None;
+            return Ack::None;
+        };
+        let may_wait = match rule {
+            AckRule::Now => false,
+            AckRule::UnlessDelivered => owed.delivered,
+            AckRule::NextTurn | AckRule::WithAnswer => true,
+        };
+        if since == turn && may_wait {
+            return Ack::NextTurn;
+        }
+        let QpEntry { machine, res, .. } = &mut **entry;
+        let path = res.path;
+        let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
+        let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false, fabric: None };
+        let sent = if machine.uses_messages() {
+            let (Some(path), Some(shm)) = (path, fabric.shm()) else { return Ack::None };
+            let acked = shm.send_messages(now, path, |tx, _| {
+                let mut sink = MessageSink { tx, full: false };
+                let sent = machine.poll_ack(now, &mut host, &mut sink);
+                (sent, sink.full)
+            });
+            if host.res.link.is_none() {
+                host.res.link = shm.link_of(path);
+            }
+            // Where nobody is, nobody asks.
+            let (sent, full) = acked.unwrap_or_default();
+            sink.full = full;
+            sent
+        } else {
+            machine.poll_ack(now, &mut host, &mut sink)
+        };
+        if sink.full || machine.ack_owed().is_some() {
+            return Ack::Blocked;
+        }
+        entry.ack_since = None;
+        if sent { Ack::Sent } else { Ack::None }
+    }
+}
