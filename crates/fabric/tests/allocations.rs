@@ -43,7 +43,7 @@ fn allocations(a: &mut dyn Fabric, b: &mut dyn Fabric) -> u64 {
             batch.commit();
         }
         a.send(now, &mut batch);
-        // What is late comes with a later round.
+        // A late packet comes with a later round.
         for _ in 0..8 {
             got += b.recv(now, budget, &mut |_| {}).packets;
         }

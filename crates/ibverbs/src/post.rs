@@ -99,7 +99,7 @@ pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut I
             }
             next = In::of(wr.next);
         }
-        // Those before a refused one are taken.
+        // The requests before a refused one are taken.
         port.ring();
         result
     })

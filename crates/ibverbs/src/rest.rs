@@ -4,11 +4,11 @@ use core::ffi::{c_char, c_int, c_void};
 
 use crate::entry::{Errno, counted, exports, pointer, text, unsupported};
 
-/// What is not offered: a null pointer, and `errno`.
+/// The answer of functions that are not offered and return a pointer: null, and `errno`.
 fn none() -> *mut c_void {
     pointer(|| Err(Errno(libc::EOPNOTSUPP)))
 }
-/// What is not offered, of functions that return -1.
+/// The answer of functions that are not offered and return a number: -1, and `errno`.
 fn minus_one() -> c_int {
     counted(|| Err(Errno(libc::EOPNOTSUPP)))
 }

@@ -9,7 +9,7 @@
 //! | event | effect |
 //! |---|---|
 //! | the first process opens the address | it takes the abstract name of network namespace, user and address, makes the sockets, listens |
-//! | another one opens it | it connects to that name, which wakes a thread of one process there; the thread gives it all sockets, the listening one too |
+//! | another one opens it | it connects to that name and wakes a thread of one process, which gives it all sockets |
 //! | that process does not answer | it connects again, which wakes another one |
 //! | it takes a slot | it binds `NAME/slot/N`; over UDP it empties that slot's socket, and proves the slot by a packet to itself |
 //! | it ends, in any way | the kernel frees the name of its slot; others hold the sockets, so no index moves |
@@ -490,7 +490,7 @@ fn unix(kind: SocketType) -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }
 
-/// What the thread that lets other processes join is woken for.
+/// The events that wake the thread that lets other processes join.
 const JOINS: u64 = 0;
 const STOP: u64 = 1;
 

@@ -1,6 +1,6 @@
 //! Memory windows, keys that a SEND takes back, and ATOMIC WRITE, each with either side as the requester.
 //!
-//! What rxe's kernel does not have is told, and left out.
+//! A test tells which operations rxe's kernel lacks, and leaves them out.
 
 use hca::hca_core::{Access, RemoteAddr, Rkey, WcStatus};
 use hca::{MemoryWindow, QpWindow, Rc, SendRequest};

@@ -104,7 +104,7 @@ pub(crate) struct Request {
     pub(crate) remote: RemoteAddr,
     /// Immediate data, or what is added, compared or written, or the key that is taken back.
     pub(crate) a: u64,
-    /// What is swapped in, or the selectivity of a FLUSH.
+    /// The value that a compare-and-swap stores, or the selectivity of a FLUSH.
     pub(crate) b: u64,
 }
 
