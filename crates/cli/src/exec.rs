@@ -73,15 +73,12 @@ fn devices(args: &ExecArgs) -> Result<OsString, ExecError> {
     if let Some(list) = std::env::var_os(DEVICES_VARIABLE).filter(|list| !is_said && !list.is_empty()) {
         return Ok(list);
     }
-    let mut url =
-        device_or(&args.device, Target::Auto(None)).map_err(|e| ExecError::Device(e.to_string()))?;
-    if !is_said
-        && url.options.share.is_none()
-        && hca::device_from_environment().is_ok_and(|url| url.is_none())
-    {
-        let shared: DeviceUrl = "auto://?share=yes".parse().expect("a valid name");
-        url = shared;
-    }
+    let is_chosen = is_said || !matches!(hca::device_from_environment(), Ok(None));
+    let url: DeviceUrl = if is_chosen {
+        device_or(&args.device, Target::Auto(None)).map_err(|e| ExecError::Device(e.to_string()))?
+    } else {
+        "auto://?share=yes".parse().expect("a valid name")
+    };
     Ok(format!("{}={url}", args.name).into())
 }
 
