@@ -77,7 +77,7 @@ fn as_json(opened: &Opened) -> Value {
         "fabric": opened.fabric(),
         "progress": opened.progress().to_string(),
         "atomics": format!("{:?}", attr.atomics).to_lowercase(),
-        "portals_on_adapter": device.portals().is_some(),
+        "portals_on_adapter": device.offload().is_some(),
         "limits": limits,
         "port": {
             "gid": port.gid.to_string(),
@@ -111,7 +111,7 @@ fn as_text(opened: &Opened) -> String {
     line("atomics", &format!("{:?}", attr.atomics).to_lowercase());
     line(
         "portals",
-        &if device.portals().is_some() { "matched on the adapter" } else { "matched by the program" },
+        &if device.offload().is_some() { "matched on the adapter" } else { "matched by the program" },
     );
     line("", &"");
     line("port", &if port.active { "active" } else { "down" });

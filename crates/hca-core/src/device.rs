@@ -15,9 +15,8 @@ use std::os::fd::BorrowedFd;
 use crate::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqModeration, CqStatus,
     DeviceClock, DeviceError, ExtendedConnections, GidEntry, GidType, LinkLayer, Lkey, MemoryWindows,
-    MrHandle, MrStatus, Multicast, PdHandle, Pkey, PortAttr, PortCounters, PortalsOffload, PostError,
-    PostErrorKind, QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle,
-    SrqStatus,
+    MrHandle, MrStatus, Multicast, Offload, PdHandle, Pkey, PortAttr, PortCounters, PostError, PostErrorKind,
+    QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle, SrqStatus,
 };
 
 /// An adapter's control path. The trait is object-safe.
@@ -311,7 +310,7 @@ pub unsafe trait Device: Send + Sync {
         None
     }
     /// The capability to run Portals engines itself, where it has it.
-    fn portals(&self) -> Option<&dyn PortalsOffload> {
+    fn offload(&self) -> Option<&dyn Offload> {
         None
     }
 }

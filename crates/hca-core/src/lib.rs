@@ -15,7 +15,7 @@
 //! | `port` | [`PortAttr`], [`GidEntry`], [`QpInfo`], [`DeviceClock`]: properties of a device |
 //! | `ability` | [`Abilities`] that only some devices have: [`MemoryWindows`], [`ExtendedConnections`]; [`CqStatus`], [`SrqStatus`], [`MrStatus`] |
 //! | `device` | [`Device`] (control path) and its ports (data path) |
-//! | `portals` | [`PortalsEngine`]: a Portals layer's engine, which a device may run |
+//! | `offload` | [`OffloadEngine`]: an engine of the layer above, which a device may run |
 //!
 //! ```
 //! use hca_core::{Psn, Mtu};
@@ -30,8 +30,8 @@ mod device;
 mod error;
 mod event;
 mod num;
+mod offload;
 mod port;
-mod portals;
 mod qp;
 mod time;
 mod wc;
@@ -43,8 +43,8 @@ pub use device::*;
 pub use error::*;
 pub use event::*;
 pub use num::*;
+pub use offload::*;
 pub use port::*;
-pub use portals::*;
 pub use qp::*;
 pub use time::*;
 pub use wc::*;

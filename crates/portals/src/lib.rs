@@ -3,7 +3,7 @@
 //!
 //! A program opens a device elsewhere, creates a [`Node`] on it, and opens network interfaces on the node. Each version
 //! has its own module, with its own names, handles and return codes: [`v4`] for Portals 4.3, [`v3`] for Portals 3.3. If
-//! the device can match ([`Device::portals`](hca_core::Device::portals)), a put to a posted entry lands in its buffer,
+//! the device can match ([`Device::offload`](hca_core::Device::offload)), a put to a posted entry lands in its buffer,
 //! with its event, while the target program computes and makes no calls; otherwise the program's own calls do that
 //! work. There is no other difference.
 //!

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use hca_core::{
-    Access, Completion, Device, Lid, Payload, PortalsEngine, Psn, QpCap, QpType, RecvWr, SendFlags, SendOp,
+    Access, Completion, Device, Lid, OffloadEngine, Payload, Psn, QpCap, QpType, RecvWr, SendFlags, SendOp,
     SendWr, SrqInit, WcOpcode, WcStatus,
 };
 use hca_sim::{LinkProfile, Node, Sim, check, sleep};
@@ -68,7 +68,7 @@ impl Ports {
     }
 }
 
-impl PortalsEngine for Echo {
+impl OffloadEngine for Echo {
     fn run(&self) -> bool {
         self.runs.fetch_add(1, Ordering::Relaxed);
         // Its program connects it: that is a call of the device's.
@@ -94,7 +94,7 @@ fn attach(node: &Node) -> (Arc<Echo>, Arc<dyn Device>) {
     let cq = ports.cq.handle();
     let echo = Arc::new(Echo { ports: Mutex::new(ports), runs: AtomicU32::new(0) });
     let engine: Weak<Echo> = Arc::downgrade(&echo);
-    device.portals().expect("the software adapter runs engines").attach(cq, engine).unwrap();
+    device.offload().expect("the software adapter runs engines").attach(cq, engine).unwrap();
     (echo, device)
 }
 

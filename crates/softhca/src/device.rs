@@ -11,8 +11,8 @@ use hca_core::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration,
     CqPort, CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, ExtendedConnections, Gid,
     GidEntry, Lid, MemoryWindows, MrHandle, MrInit, MrKeys, MrStatus, Multicast, MwHandle, MwKeys, MwRange,
-    MwStatus, MwType, PdHandle, PortAttr, PortCounters, PortalsOffload, QpAttr, QpHandle, QpInfo, QpInit,
-    QpPorts, QpStatus, RecvPort, Rkey, SrqHandle, SrqInit, SrqStatus,
+    MwStatus, MwType, Offload, PdHandle, PortAttr, PortCounters, QpAttr, QpHandle, QpInfo, QpInit, QpPorts,
+    QpStatus, RecvPort, Rkey, SrqHandle, SrqInit, SrqStatus,
 };
 use hca_fabric::{Fabric, FabricAttr, FabricLink, QpEnds};
 
@@ -725,7 +725,7 @@ unsafe impl Device for SoftHca {
     fn multicast(&self) -> Option<&dyn Multicast> {
         (self.shared.attr.abilities.max_mcast_grp > 0).then_some(self)
     }
-    fn portals(&self) -> Option<&dyn PortalsOffload> {
+    fn offload(&self) -> Option<&dyn Offload> {
         Some(self)
     }
 }

@@ -11,7 +11,7 @@
 use core::time::Duration;
 use std::sync::Weak;
 
-use hca_core::{CqHandle, DeviceError, PortalsEngine, PortalsOffload};
+use hca_core::{CqHandle, DeviceError, Offload, OffloadEngine};
 
 use crate::SoftHca;
 use crate::device::unknown;
@@ -31,7 +31,7 @@ pub(crate) struct Attached {
     word: RunWord,
     /// When it wants to be run, in nanoseconds.
     at: AtomicU64,
-    engine: Weak<dyn PortalsEngine>,
+    engine: Weak<dyn OffloadEngine>,
     attention: Arc<Attention>,
 }
 
@@ -132,8 +132,8 @@ impl Shared {
     }
 }
 
-impl PortalsOffload for SoftHca {
-    fn attach(&self, cq: CqHandle, engine: Weak<dyn PortalsEngine>) -> Result<(), DeviceError> {
+impl Offload for SoftHca {
+    fn attach(&self, cq: CqHandle, engine: Weak<dyn OffloadEngine>) -> Result<(), DeviceError> {
         let shared = self.shared();
         shared.fork.check()?;
         let attention = shared.attention.clone();

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use ends::{connect, open};
 use hca_core::{
-    Access, Completion, CqHandle, CqPort, Device, DeviceError, DmaMemory, Gid, MrInit, MrKeys, Payload,
-    PortalsEngine, PortalsOffload, QpCap, QpHandle, QpInit, QpType, Qpn, RecvPort, RecvWr, SendFlags, SendOp,
+    Access, Completion, CqHandle, CqPort, Device, DeviceError, DmaMemory, Gid, MrInit, MrKeys, Offload,
+    OffloadEngine, Payload, QpCap, QpHandle, QpInit, QpType, Qpn, RecvPort, RecvWr, SendFlags, SendOp,
     SendPort, SendWr, Sge, SrqInit, WcStatus,
 };
 use softhca::{Progress, SoftHca};
@@ -110,8 +110,8 @@ impl Side {
     fn connect(&self, to: &Self) {
         connect(&self.device, self.qp, (Gid::from_ip(to.device.fabric().local), to.qpn), true);
     }
-    fn portals(&self) -> &dyn PortalsOffload {
-        self.device.portals().expect("the software adapter runs engines")
+    fn offload(&self) -> &dyn Offload {
+        self.device.offload().expect("the software adapter runs engines")
     }
     fn send(&mut self) {
         self.ports.as_mut().unwrap().send(Payload::Inline(b"message"));
@@ -168,7 +168,7 @@ impl Echo {
             by_adapter: AtomicU64::new(0),
             most,
         });
-        side.portals().attach(side.cq, weak(&echo)).unwrap();
+        side.offload().attach(side.cq, weak(&echo)).unwrap();
         echo
     }
     fn taken(&self) -> u64 {
@@ -176,7 +176,7 @@ impl Echo {
     }
 }
 
-impl PortalsEngine for Echo {
+impl OffloadEngine for Echo {
     fn run(&self) -> bool {
         assert!(!self.running.swap(true, Ordering::Relaxed), "two runs at once");
         if std::thread::current().name() == Some("hca-progress") {
@@ -192,7 +192,7 @@ impl PortalsEngine for Echo {
     }
 }
 
-fn weak<E: PortalsEngine + 'static>(engine: &Arc<E>) -> Weak<dyn PortalsEngine> {
+fn weak<E: OffloadEngine + 'static>(engine: &Arc<E>) -> Weak<dyn OffloadEngine> {
     let engine: Weak<E> = Arc::downgrade(engine);
     engine
 }
@@ -209,7 +209,7 @@ impl<F: Fn() -> bool + Send + Sync + 'static> Hook<F> {
         Arc::new(Self { run, deadline_us: AtomicU64::new(u64::MAX), asked: AtomicU32::new(0) })
     }
 }
-impl<F: Fn() -> bool + Send + Sync> PortalsEngine for Hook<F> {
+impl<F: Fn() -> bool + Send + Sync> OffloadEngine for Hook<F> {
     fn run(&self) -> bool {
         (self.run)()
     }
@@ -247,7 +247,7 @@ fn messages_are_answered_while_the_target_program_computes() {
         }
         assert_eq!(echo.taken(), 150, "{fabric} {progress}");
         assert!(echo.by_adapter.load(Ordering::Relaxed) > 0, "{fabric} {progress}");
-        b.portals().detach(b.cq).unwrap();
+        b.offload().detach(b.cq).unwrap();
     }
 }
 
@@ -268,7 +268,7 @@ fn who_polls_another_queue_or_turns_the_device_runs_the_engine() {
         }
         assert_eq!(echo.taken(), 200, "{fabric}");
         assert_eq!(echo.by_adapter.load(Ordering::Relaxed), 0);
-        b.portals().detach(b.cq).unwrap();
+        b.offload().detach(b.cq).unwrap();
     }
 }
 
@@ -285,7 +285,7 @@ fn a_post_that_completes_at_once_runs_the_engine_behind_it() {
         let runs = runs.clone();
         move || runs.fetch_add(1, Ordering::SeqCst) == u32::MAX
     });
-    b.portals().attach(b.cq, weak(&hook)).unwrap();
+    b.offload().attach(b.cq, weak(&hook)).unwrap();
     b.device.turn();
     assert_eq!(runs.load(Ordering::SeqCst), 1, "it is run once to begin with");
     // A queue pair in error flushes what is posted.
@@ -346,14 +346,14 @@ fn an_engine_with_more_to_do_is_run_again_though_nobody_calls() {
             let runs = runs.clone();
             move || runs.fetch_add(1, Ordering::SeqCst) + 1 < RUNS
         });
-        b.portals().attach(b.cq, weak(&hook)).unwrap();
+        b.offload().attach(b.cq, weak(&hook)).unwrap();
         until("it is run until nothing is left", || {
             if progress == Progress::Inline {
                 b.device.turn();
             }
             runs.load(Ordering::SeqCst) == RUNS
         });
-        b.portals().detach(b.cq).unwrap();
+        b.offload().detach(b.cq).unwrap();
         assert_eq!(runs.load(Ordering::SeqCst), RUNS, "{progress}");
     }
 }
@@ -368,20 +368,20 @@ fn an_engine_is_run_at_its_deadline_and_told_of_a_new_one() {
             move || runs.fetch_add(1, Ordering::SeqCst) == u32::MAX
         });
         let turn = || _ = (progress == Progress::Inline).then(|| b.device.turn());
-        b.portals().attach(b.cq, weak(&hook)).unwrap();
+        b.offload().attach(b.cq, weak(&hook)).unwrap();
         until("it is asked for its deadline", || {
             turn();
             hook.asked.load(Ordering::SeqCst) >= 1
         });
         until("it has no deadline", || b.device.next_deadline().is_none());
         hook.deadline_us.store(1000, Ordering::SeqCst);
-        b.portals().nudge(b.cq).unwrap();
+        b.offload().nudge(b.cq).unwrap();
         until("it is run at its deadlines", || {
             turn();
             runs.load(Ordering::SeqCst) >= 6
         });
         assert!(b.device.next_deadline().is_some_and(|d| d <= Duration::from_millis(1)), "{progress}");
-        b.portals().detach(b.cq).unwrap();
+        b.offload().detach(b.cq).unwrap();
         until("its deadline goes with it", || b.device.next_deadline().is_none());
     }
 }
@@ -400,14 +400,14 @@ fn detaching_waits_for_a_run_of_another_thread_and_none_follows() {
             true
         }
     });
-    b.portals().attach(b.cq, weak(&hook)).unwrap();
+    b.offload().attach(b.cq, weak(&hook)).unwrap();
     until("the adapter's thread runs it", || inside.load(Ordering::SeqCst));
     std::thread::scope(|s| {
         let (tell, told) = mpsc::channel();
         let (device, cq, left) = (&b.device, b.cq, &left);
         let detaching = s.spawn(move || {
             tell.send(()).unwrap();
-            device.portals().unwrap().detach(cq).unwrap();
+            device.offload().unwrap().detach(cq).unwrap();
             assert!(left.load(Ordering::SeqCst), "a run was under way");
         });
         told.recv().unwrap();
@@ -419,8 +419,8 @@ fn detaching_waits_for_a_run_of_another_thread_and_none_follows() {
     let runs = b.runs();
     (0..100).for_each(|_| _ = b.device.turn());
     assert_eq!(b.runs(), runs);
-    assert!(matches!(b.portals().detach(b.cq), Err(DeviceError::UnknownHandle { .. })));
-    assert!(matches!(b.portals().nudge(b.cq), Err(DeviceError::UnknownHandle { .. })));
+    assert!(matches!(b.offload().detach(b.cq), Err(DeviceError::UnknownHandle { .. })));
+    assert!(matches!(b.offload().nudge(b.cq), Err(DeviceError::UnknownHandle { .. })));
 }
 
 #[test]
@@ -430,12 +430,12 @@ fn an_engine_detaches_itself_within_its_run() {
     let hook = Hook::new({
         let (device, cq, runs) = (b.device.clone(), b.cq, runs.clone());
         move || {
-            device.portals().unwrap().detach(cq).unwrap();
+            device.offload().unwrap().detach(cq).unwrap();
             runs.fetch_add(1, Ordering::SeqCst);
             true
         }
     });
-    b.portals().attach(b.cq, weak(&hook)).unwrap();
+    b.offload().attach(b.cq, weak(&hook)).unwrap();
     until("it is run", || runs.load(Ordering::SeqCst) == 1);
     until("the run ends", || Arc::strong_count(&hook) == 1);
     assert_eq!((runs.load(Ordering::SeqCst), b.runs()), (1, 1));
@@ -450,19 +450,19 @@ fn a_queue_has_one_engine_and_its_end_is_the_engines() {
         let runs = runs.clone();
         move || runs.fetch_add(1, Ordering::SeqCst) < u32::MAX
     });
-    b.portals().attach(cq, weak(&hook)).unwrap();
-    let again = b.portals().attach(cq, weak(&hook));
+    b.offload().attach(cq, weak(&hook)).unwrap();
+    let again = b.offload().attach(cq, weak(&hook));
     assert!(matches!(again, Err(DeviceError::HasEngine { cq: of }) if of == cq.index));
-    b.portals().attach(b.cq, weak(&hook)).unwrap();
+    b.offload().attach(b.cq, weak(&hook)).unwrap();
     assert!(matches!(b.device.destroy_cq(b.cq), Err(DeviceError::InUse { .. })));
-    b.portals().detach(b.cq).expect("a queue that is in use keeps its engine");
+    b.offload().detach(b.cq).expect("a queue that is in use keeps its engine");
     b.device.turn();
     assert!(runs.load(Ordering::SeqCst) > 0);
     b.device.destroy_cq(cq).unwrap();
     let before = runs.load(Ordering::SeqCst);
     (0..10).for_each(|_| _ = b.device.turn());
     assert_eq!(runs.load(Ordering::SeqCst), before);
-    assert!(matches!(b.portals().attach(cq, weak(&hook)), Err(DeviceError::UnknownHandle { .. })));
+    assert!(matches!(b.offload().attach(cq, weak(&hook)), Err(DeviceError::UnknownHandle { .. })));
 }
 
 #[test]
@@ -491,7 +491,7 @@ fn an_adapter_that_goes_runs_its_engines_no_more() {
             let runs = runs.clone();
             move || runs.fetch_add(1, Ordering::SeqCst) < u32::MAX
         });
-        b.portals().attach(b.cq, weak(&hook)).unwrap();
+        b.offload().attach(b.cq, weak(&hook)).unwrap();
         let (_, mut other) = b.device.create_cq(8).unwrap();
         until("it is run", || {
             b.device.turn();
@@ -537,6 +537,6 @@ fn threads_that_turn_at_once_run_an_engine_one_at_a_time_and_lose_nothing() {
             over.store(true, Ordering::Relaxed);
         });
         assert_eq!(echo.taken(), 1000, "{fabric} {progress}");
-        b.portals().detach(b.cq).unwrap();
+        b.offload().detach(b.cq).unwrap();
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ends::{End, network, open, post, send};
 use hca_core::{
-    Completion, Device, DeviceError, Instant, MrKeys, Notify, Payload, PortalsEngine, PostErrorKind, QpAttr,
+    Completion, Device, DeviceError, Instant, MrKeys, Notify, OffloadEngine, Payload, PostErrorKind, QpAttr,
     QpState, RecvWr, SendFlags, SendOp, SendWr,
 };
 use hca_fabric::{Capture, Fabric, ShmFabric, ShmOptions, Tap, TapFrame};
@@ -27,7 +27,7 @@ const MESSAGES: u64 = 50;
 /// A Portals engine that wants to be run every now and then.
 struct Restless(AtomicU32);
 
-impl PortalsEngine for Restless {
+impl OffloadEngine for Restless {
     fn run(&self) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed) == u32::MAX
     }
@@ -38,7 +38,7 @@ impl PortalsEngine for Restless {
 
 /// What the child finds of the engine that the parent attached.
 fn engine_is_the_parents(e: &mut End, engine: &Arc<Restless>) -> bool {
-    let portals = e.device.portals().expect("the software adapter runs engines");
+    let portals = e.device.offload().expect("the software adapter runs engines");
     let refused = |r: Result<(), DeviceError>| matches!(r, Err(DeviceError::Unsupported { .. }));
     let weak: Weak<Restless> = Arc::downgrade(engine);
     let all = refused(portals.attach(e.cq_handle, weak))
@@ -156,7 +156,7 @@ fn check(fabric: &str, progress: Progress) {
     let engine = Arc::new(Restless(AtomicU32::new(0)));
     for e in &ends {
         let weak: Weak<Restless> = Arc::downgrade(&engine);
-        e.device.portals().expect("the software adapter runs engines").attach(e.cq_handle, weak).unwrap();
+        e.device.offload().expect("the software adapter runs engines").attach(e.cq_handle, weak).unwrap();
     }
     let [a, b] = &mut ends;
     a.recv();

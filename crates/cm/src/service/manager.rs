@@ -1,6 +1,6 @@
 //! The connection manager of a context: the machine, its queue pair, and those that run it.
 //!
-//! A device that runs engines of the layers above ([`Device::portals`]) runs the manager, too: the thread that finds a
+//! A device that runs engines of the layers above ([`Device::offload`]) runs the manager, too: the thread that finds a
 //! datagram handles it, and no other thread wakes. On other devices, and where only the program's calls move the
 //! device, the manager has a thread.
 //!
@@ -19,7 +19,7 @@ use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hca_core::{CqHandle, Device, Instant, PortalsEngine, PortalsOffload};
+use hca_core::{CqHandle, Device, Instant, Offload, OffloadEngine};
 use hca_process::PerProcess;
 use hca_verbs::{
     AddressVector, AhCache, BuildError, Context, DeviceError, Gid, Grh, Inline, Mtu, Qkey, Qpn, SendQueue, Ud,
@@ -241,11 +241,11 @@ impl Manager {
             port: None,
             next_port: 0,
         };
-        let io = |doing| move |source| ConnectionError::Device(DeviceIo { doing, source }.into());
+        let io = |doing| move |source| ConnectionError::Device(DeviceError::Io { doing, source });
         let bell =
             Bell::new().map_err(io("creating the descriptor that wakes the connection manager's thread"))?;
         // A device that only the program's calls move would not run the manager while the program waits for it.
-        let offload = context.device().portals().filter(|_| !context.device().needs_turns());
+        let offload = context.device().offload().filter(|_| !context.device().needs_turns());
         let queue = offload.map(|_| cq.handle());
         let core = Arc::new(Core {
             gid: port.gid,
@@ -342,8 +342,8 @@ impl Core {
             _ => self.bell.ring(),
         }
     }
-    fn offload(&self) -> Option<&dyn PortalsOffload> {
-        self.device.portals().filter(|_| self.queue.is_some())
+    fn offload(&self) -> Option<&dyn Offload> {
+        self.device.offload().filter(|_| self.queue.is_some())
     }
     /// Runs the manager while there is a note and nobody has the state. Returns whether more is to be done.
     fn run_noted(&self) -> bool {
@@ -451,19 +451,8 @@ impl Core {
     }
 }
 
-/// The error of a system call as the device's.
-struct DeviceIo {
-    doing: &'static str,
-    source: std::io::Error,
-}
-impl From<DeviceIo> for DeviceError {
-    fn from(e: DeviceIo) -> Self {
-        Self::Io { doing: e.doing, source: e.source }
-    }
-}
-
 /// The device runs the manager.
-impl PortalsEngine for Core {
+impl OffloadEngine for Core {
     fn run(&self) -> bool {
         self.alarm.runs();
         self.state.leave_note();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use hca_core::{DeviceError, PortalsEngine, SendOp, WcOpcode, WcStatus};
+use hca_core::{DeviceError, OffloadEngine, SendOp, WcOpcode, WcStatus};
 
 use crate::mem::{Mem, pattern};
 use crate::node::Node;
@@ -31,7 +31,7 @@ impl Echo {
     }
 }
 
-impl PortalsEngine for Echo {
+impl OffloadEngine for Echo {
     fn run(&self) -> bool {
         assert!(!self.running.swap(true, Ordering::AcqRel), "two runs at once");
         let mut taken = 0;
@@ -57,7 +57,7 @@ impl PortalsEngine for Echo {
 
 pub(crate) fn an_engine_answers_while_the_target_program_computes(bed: &dyn Bed) {
     let [na, nb] = Node::open(bed);
-    let Some(portals) = nb.dev().portals() else { return };
+    let Some(portals) = nb.dev().offload() else { return };
     let conn = Conn::default();
     let (srq, cq) = (nb.srq(REQUESTS as u32, 1), nb.cq(256));
     let (a, b) = (na.qp(&conn), nb.qp_on(&conn, &cq, &cq, Some(&srq)));
@@ -93,7 +93,7 @@ pub(crate) fn an_engine_answers_while_the_target_program_computes(bed: &dyn Bed)
 
 pub(crate) fn an_engine_is_run_at_its_deadline(bed: &dyn Bed) {
     struct Restless(AtomicBool);
-    impl PortalsEngine for Restless {
+    impl OffloadEngine for Restless {
         fn run(&self) -> bool {
             self.0.store(true, Ordering::Release);
             false
@@ -103,7 +103,7 @@ pub(crate) fn an_engine_is_run_at_its_deadline(bed: &dyn Bed) {
         }
     }
     let [node] = Node::open(bed);
-    let Some(portals) = node.dev().portals() else { return };
+    let Some(portals) = node.dev().offload() else { return };
     let (cq, engine) = (node.cq(8), Arc::new(Restless(AtomicBool::new(false))));
     let weak: Weak<Restless> = Arc::downgrade(&engine);
     portals.attach(cq.handle, weak).expect("the queue has none");

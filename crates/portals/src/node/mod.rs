@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use hca_core::{Completion, CqHandle, Instant, PortalsEngine, Qpn};
+use hca_core::{Completion, CqHandle, Instant, OffloadEngine, Qpn};
 use hca_matching::instrument::{self, Part};
 use hca_matching::{Jid, Nid, Pid, Rank, Uid};
 use hca_process::Fork;
@@ -299,7 +299,7 @@ impl Node {
         };
         let cq = ports.cq().handle();
         let (maker, departures) = (ports.maker(), Arc::<Departures>::default());
-        let offload = context.device().portals().filter(|_| options.offload);
+        let offload = context.device().offload().filter(|_| options.offload);
         let state = State {
             nis: Default::default(),
             net: Net { peers: Vec::new(), ports, in_use: 0, crowded: false, bundles: 0, unrung: Vec::new() },
@@ -519,7 +519,7 @@ impl Inner {
     /// Has a device that runs the node ask when it wants to be run.
     #[cold]
     fn tell_deadline(&self) {
-        if let Some(offload) = self.context.device().portals()
+        if let Some(offload) = self.context.device().offload()
             && let Err(error) = offload.nudge(self.cq)
         {
             tracing::warn!(%error, "the device does not run the node's engine");
@@ -534,7 +534,7 @@ impl Drop for Inner {
         if self.fork.is_child() {
             return;
         }
-        if let Some(offload) = self.context.device().portals().filter(|_| self.offloaded)
+        if let Some(offload) = self.context.device().offload().filter(|_| self.offloaded)
             && let Err(error) = offload.detach(self.cq)
         {
             tracing::warn!(%error, "the device keeps the node's engine");
@@ -552,7 +552,7 @@ impl Drop for Inner {
 }
 
 /// The node, as the device runs it.
-impl PortalsEngine for Inner {
+impl OffloadEngine for Inner {
     fn run(&self) -> bool {
         self.after_unlock(true, Vec::new())
     }

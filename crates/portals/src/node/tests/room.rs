@@ -275,7 +275,7 @@ fn progress_tells_whether_anything_came() {
 /// As the device runs it.
 #[test]
 fn a_run_tells_whether_anything_came_or_was_due() {
-    use hca_core::PortalsEngine;
+    use hca_core::OffloadEngine;
     let bed = Bed::new(|o| o);
     let runs = |timer: Duration| {
         bed.node.with(|state| (state.looks, state.timer) = (0, Some(state.clock.now() + timer)));

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use hca_core::PortalsEngine;
+use hca_core::OffloadEngine;
 use hca_fabric::LoopbackNet;
 use rustix::io::{FdFlags, fcntl_getfd, read};
 use softhca::{Options, Progress, SoftHca};
