@@ -4,7 +4,7 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// An entry of a table of functions; null: the function is not offered.
 pub type Slot = *const ();
@@ -84,6 +84,38 @@ pub struct IbvCq {
     pub async_events_completed: u32,
 }
 
+/// The layout of `struct ibv_cq_ex`.
+#[repr(C)]
+pub struct IbvCqEx {
+    pub cq: IbvCq,
+    pub comp_mask: u32,
+    pub status: AtomicU32,
+    pub wr_id: AtomicU64,
+    /// From `start_poll` on.
+    pub ops: [Slot; 18],
+}
+
+/// The layout of `struct ibv_cq_init_attr_ex`.
+#[repr(C)]
+pub struct IbvCqInitAttrEx {
+    pub cqe: u32,
+    pub cq_context: *mut c_void,
+    pub channel: *mut IbvCompChannel,
+    pub comp_vector: u32,
+    pub wc_flags: u64,
+    pub comp_mask: u32,
+    pub flags: u32,
+    pub parent_domain: *mut IbvPd,
+}
+
+/// The layout of `struct ibv_modify_cq_attr`.
+#[repr(C)]
+pub struct IbvModifyCqAttr {
+    pub attr_mask: u32,
+    pub count: u16,
+    pub period: u16,
+}
+
 /// The layout of `struct ibv_srq`.
 #[repr(C)]
 pub struct IbvSrq {
@@ -110,6 +142,24 @@ pub struct IbvQp {
     pub qp_type: u32,
     pub unused: Unused,
     pub events_completed: u32,
+}
+
+/// The layout of `struct ibv_qp_ex`. The program writes `wr_id` and `wr_flags`.
+#[repr(C)]
+pub struct IbvQpEx {
+    pub qp_base: IbvQp,
+    pub comp_mask: u64,
+    pub wr_id: AtomicU64,
+    pub wr_flags: AtomicU32,
+    /// From `wr_atomic_cmp_swp` on.
+    pub ops: [Slot; 22],
+}
+
+/// The layout of `struct ibv_data_buf`.
+#[repr(C)]
+pub struct IbvDataBuf {
+    pub addr: *mut c_void,
+    pub length: usize,
 }
 
 /// The layout of `struct ibv_ah`.
@@ -206,6 +256,36 @@ pub struct IbvQpInitAttr {
     pub sq_sig_all: c_int,
 }
 
+/// The layout of `struct ibv_rx_hash_conf`.
+#[repr(C)]
+pub struct IbvRxHashConf {
+    pub rx_hash_function: u8,
+    pub rx_hash_key_len: u8,
+    pub rx_hash_key: *mut u8,
+    pub rx_hash_fields_mask: u64,
+}
+
+/// The layout of `struct ibv_qp_init_attr_ex`, which goes on as that without `_ex` does.
+#[repr(C)]
+pub struct IbvQpInitAttrEx {
+    pub qp_context: *mut c_void,
+    pub send_cq: *mut IbvCq,
+    pub recv_cq: *mut IbvCq,
+    pub srq: *mut IbvSrq,
+    pub cap: IbvQpCap,
+    pub qp_type: u32,
+    pub sq_sig_all: c_int,
+    pub comp_mask: u32,
+    pub pd: *mut IbvPd,
+    pub xrcd: *mut c_void,
+    pub create_flags: u32,
+    pub max_tso_header: u16,
+    pub rwq_ind_tbl: *mut c_void,
+    pub rx_hash_conf: IbvRxHashConf,
+    pub source_qpn: u32,
+    pub send_ops_flags: u64,
+}
+
 /// The layout of `struct ibv_ah_attr`, with its `struct ibv_global_route` in front.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -298,6 +378,7 @@ pub struct IbvPortAttr {
     pub link_layer: u8,
     pub flags: u8,
     pub port_cap_flags2: u16,
+    pub active_speed_ex: u32,
 }
 
 /// The layout of `struct ibv_device_attr`.
@@ -346,6 +427,33 @@ pub struct IbvDeviceAttr {
     pub phys_port_cnt: u8,
 }
 
+/// The layout of `struct ibv_device_attr_ex`. What this library never offers is `unused`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IbvDeviceAttrEx {
+    pub orig_attr: IbvDeviceAttr,
+    pub comp_mask: u32,
+    pub odp_caps: [u64; 3],
+    pub completion_timestamp_mask: u64,
+    pub hca_core_clock: u64,
+    pub device_cap_flags_ex: u64,
+    /// TCP segmentation, receive side scaling, work queues, pacing, raw packets, tag matching.
+    pub tso_caps: [u32; 20],
+    pub max_cq_count: u16,
+    pub max_cq_period: u16,
+    pub max_dm_size: u64,
+    pub pci_atomic_caps: [u16; 3],
+    pub xrc_odp_caps: u32,
+    pub phys_port_cnt_ex: u32,
+}
+
+/// The layout of `struct ibv_values_ex`.
+#[repr(C)]
+pub struct IbvValuesEx {
+    pub comp_mask: u32,
+    pub raw_clock: [i64; 2],
+}
+
 /// The layout of `struct ibv_gid_entry`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -357,10 +465,11 @@ pub struct IbvGidEntry {
     pub ndev_ifindex: u32,
 }
 
-/// Asserts the size of each type, and offsets of its fields.
+/// Asserts the size of each type, and offsets of its fields. A type that has grown has its size of release 44 behind
+/// `from`.
 macro_rules! layouts {
-    ($($t:ident $size:literal { $($field:ident $offset:literal),* })*) => {$(
-        const _: () = assert!(size_of::<$t>() == $size);
+    ($($t:ident $size:literal $(from $older:literal)? { $($field:ident $offset:literal),* })*) => {$(
+        const _: () = assert!(size_of::<$t>() == $size $(&& $older < $size)?);
         $(const _: () = assert!(offset_of!($t, $field) == $offset);)*
     )*};
 }
@@ -372,18 +481,27 @@ layouts! {
     IbvMr 48 { addr 16, length 24, lkey 36, rkey 40 }
     IbvCompChannel 16 { fd 8 }
     IbvCq 128 { cqe 28, unused 32, comp_events_completed 120 }
+    IbvCqEx 288 { comp_mask 128, status 132, wr_id 136, ops 144 }
+    IbvCqInitAttrEx 56 { cq_context 8, channel 16, comp_vector 24, wc_flags 32, comp_mask 40, flags 44, parent_domain 48 }
+    IbvModifyCqAttr 8 { attr_mask 0, count 4, period 6 }
     IbvSrq 128 { handle 24, unused 32, events_completed 120 }
     IbvQp 160 { qp_num 52, state 56, qp_type 60, unused 64, events_completed 152 }
+    IbvQpEx 360 from 352 { comp_mask 160, wr_id 168, wr_flags 176, ops 184 }
+    IbvDataBuf 16 { length 8 }
     IbvAh 24 { handle 16 }
     IbvSge 16 { length 8, lkey 12 }
     IbvSendWr 128 { opcode 28, send_flags 32, imm_or_rkey 36, addr_or_ah 40, second 48, swap 56, atomic_rkey 64, remote_srqn 72, bind_or_tso 80 }
     IbvRecvWr 32 { num_sge 24 }
     IbvWc 48 { status 8, vendor_err 16, imm_or_rkey 24, qp_num 28, src_qp 32, wc_flags 36, sl 44 }
     IbvQpInitAttr 64 { cap 32, qp_type 52, sq_sig_all 56 }
+    IbvRxHashConf 24 { rx_hash_key 8, rx_hash_fields_mask 16 }
+    IbvQpInitAttrEx 136 { cap 32, sq_sig_all 56, comp_mask 60, pd 64, xrcd 72, create_flags 80, max_tso_header 84, rwq_ind_tbl 88, rx_hash_conf 96, source_qpn 120, send_ops_flags 128 }
     IbvAhAttr 32 { flow_label 16, sgid_index 20, dlid 24, is_global 29, port_num 30 }
     IbvQpAttr 144 { cap 36, ah_attr 56, alt_ah_attr 88, pkey_index 120, port_num 129, alt_timeout 134, rate_limit 136 }
     IbvSrqInitAttr 24 { attr 8 }
-    IbvPortAttr 52 { gid_tbl_len 12, pkey_tbl_len 32, lid 34, link_layer 46, port_cap_flags2 48 }
+    IbvPortAttr 56 from 52 { gid_tbl_len 12, pkey_tbl_len 32, lid 34, link_layer 46, port_cap_flags2 48 }
     IbvDeviceAttr 232 { node_guid 64, max_mr_size 80, max_qp 108, atomic_cap 164, max_pkeys 224, phys_port_cnt 227 }
+    IbvDeviceAttrEx 400 { comp_mask 232, odp_caps 240, completion_timestamp_mask 264, hca_core_clock 272, device_cap_flags_ex 280, tso_caps 288, max_cq_count 368, max_cq_period 370, max_dm_size 376, pci_atomic_caps 384, xrc_odp_caps 392, phys_port_cnt_ex 396 }
+    IbvValuesEx 24 { raw_clock 8 }
     IbvGidEntry 32 { gid_index 16, ndev_ifindex 28 }
 }

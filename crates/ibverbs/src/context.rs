@@ -8,11 +8,15 @@ use std::sync::Arc;
 use hca::hca_core::{AtomicScope, GidType, LinkLayer, LinkSpeed, MAX_MESSAGE_BYTES, Mtu, Pkey};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::abi::{IbvContext, IbvDeviceAttr, IbvGidEntry, IbvPortAttr, Slot, VerbsContext};
+use crate::abi::{
+    IbvContext, IbvDeviceAttr, IbvDeviceAttrEx, IbvGidEntry, IbvPortAttr, IbvValuesEx, Slot, VerbsContext,
+};
 use crate::cq::{poll_cq, req_notify_cq};
+use crate::cq_ex::{create_cq_ex, modify_cq};
 use crate::device::{Adapter, NamedDevice};
 use crate::entry::{Errno, INVALID, In, counted, exports, give, number, pointer};
 use crate::post::{post_recv, post_send, post_srq_recv};
+use crate::qp::create_qp_ex;
 
 /// The entries of the GID table. All have the port's GID, and are of RoCE v2: programs have fixed ideas of the index.
 const GIDS: u32 = 4;
@@ -48,7 +52,11 @@ impl Context {
         ops[at(216)] = post_recv as Slot;
         let mut later: [Slot; 39] = [null(); 39];
         later[before(320)] = query_port as Slot;
+        later[before(184)] = modify_cq as Slot;
+        later[before(128)] = query_rt_values as Slot;
+        later[before(120)] = create_cq_ex as Slot;
         later[before(104)] = query_device_ex as Slot;
+        later[before(56)] = create_qp_ex as Slot;
         let c = VerbsContext {
             ops: later,
             sz: size_of::<VerbsContext>(),
@@ -173,6 +181,42 @@ fn device_attr(context: &Context) -> Result<IbvDeviceAttr, Errno> {
     })
 }
 
+fn device_attr_ex(context: &Context) -> Result<IbvDeviceAttrEx, Errno> {
+    let orig_attr = device_attr(context)?;
+    let device = context.adapter.device();
+    let clock = device.clock();
+    let moderation = device.attr().abilities.cq_moderation.unwrap_or_default();
+    Ok(IbvDeviceAttrEx {
+        orig_attr,
+        comp_mask: 0,
+        odp_caps: [0; 3],
+        completion_timestamp_mask: if clock.is_some() { u64::MAX } else { 0 },
+        hca_core_clock: clock.map_or(0, |clock| clock.khz.into()),
+        device_cap_flags_ex: orig_attr.device_cap_flags.into(),
+        tso_caps: [0; 20],
+        max_cq_count: moderation.count,
+        max_cq_period: u16::try_from(moderation.period.as_micros()).unwrap_or(u16::MAX),
+        max_dm_size: 0,
+        pci_atomic_caps: [0; 3],
+        xrc_odp_caps: 0,
+        phys_port_cnt_ex: 1,
+    })
+}
+
+/// Tells the device's clock: its ticks stand in the place of nanoseconds, as time stamps have them.
+extern "C" fn query_rt_values(context: In<IbvContext>, values: In<IbvValuesEx>) -> c_int {
+    number(|| {
+        const RAW_CLOCK: u32 = 1;
+        let clock = context.context()?.adapter.device().clock();
+        if values.get()?.comp_mask & !RAW_CLOCK != 0 {
+            return Err(INVALID);
+        }
+        let clock = clock.ok_or(Errno(libc::EOPNOTSUPP))?;
+        let known = values.get()?.comp_mask & RAW_CLOCK;
+        values.set(IbvValuesEx { comp_mask: known, raw_clock: [0, clock.now as i64] })
+    })
+}
+
 extern "C" fn query_port(context: In<IbvContext>, port: u8, attr: In<IbvPortAttr>, bytes: usize) -> c_int {
     number(|| {
         let found = port_attr(context.context()?, port.into())?;
@@ -184,7 +228,7 @@ extern "C" fn query_port(context: In<IbvContext>, port: u8, attr: In<IbvPortAttr
 extern "C" fn query_device_ex(
     context: In<IbvContext>,
     input: In<u32>,
-    attr: In<IbvDeviceAttr>,
+    attr: In<IbvDeviceAttrEx>,
     bytes: usize,
 ) -> c_int {
     number(|| {
@@ -192,7 +236,7 @@ extern "C" fn query_device_ex(
         if asks_more || bytes < size_of::<IbvDeviceAttr>() {
             return Err(INVALID);
         }
-        let found = device_attr(context.context()?)?;
+        let found = device_attr_ex(context.context()?)?;
         attr.zero(bytes)?;
         attr.set_prefix(&found, bytes)
     })

@@ -11,9 +11,11 @@ use hca::hca_core::{Completion, CqHandle, CqPort, Notify, RecvExtra, WcOpcode, W
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 
-use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvWc};
+use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvWc};
+use crate::cq_ex::{Current, empty};
 use crate::device::Adapter;
 use crate::entry::{Errno, INVALID, In, counted, exports, give, lock, number, pointer};
+use crate::held::Held;
 
 /// Completions that one call to the device returns.
 const BATCH: usize = 16;
@@ -75,13 +77,27 @@ impl Wake for Notification {
     }
 }
 
-/// A completion queue.
+/// Whether the completions of a queue have times.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CqKind {
+    Plain,
+    Timed,
+}
+
+/// What polls share: the port, and the completion that a program reads field by field.
+pub(crate) struct Polled {
+    pub(crate) port: Box<dyn CqPort>,
+    pub(crate) current: Current,
+}
+
+/// A completion queue. Each is an extended one.
 #[repr(C)]
 pub(crate) struct Cq {
-    c: IbvCq,
-    adapter: Arc<Adapter>,
+    pub(crate) c: IbvCqEx,
+    pub(crate) adapter: Arc<Adapter>,
     pub(crate) handle: CqHandle,
-    port: Mutex<Box<dyn CqPort>>,
+    pub(crate) kind: CqKind,
+    pub(crate) port: Held<Polled>,
     notification: Option<Arc<Notification>>,
     channel: In<CompChannel>,
     /// Events that were taken and not acknowledged yet.
@@ -89,19 +105,23 @@ pub(crate) struct Cq {
     acknowledged: Condvar,
 }
 
-fn create(
+pub(crate) fn create(
     context: In<IbvContext>,
     cqe: c_int,
     cq_context: *mut c_void,
     channel: In<CompChannel>,
     vector: c_int,
+    kind: CqKind,
 ) -> Result<*mut Cq, Errno> {
     let adapter = Arc::clone(&context.context()?.adapter);
     let depth = u32::try_from(cqe).ok().filter(|&depth| depth > 0).ok_or(INVALID)?;
     if vector != 0 {
         return Err(INVALID);
     }
-    let (handle, mut port) = adapter.device().create_cq(depth)?;
+    let (handle, mut port) = match kind {
+        CqKind::Plain => adapter.device().create_cq(depth)?,
+        CqKind::Timed => adapter.device().create_timed_cq(depth)?,
+    };
     let notification = channel.opt().map(|channel| {
         let events = Arc::clone(&channel.events);
         channel.users.fetch_add(1, Ordering::Relaxed);
@@ -121,11 +141,12 @@ fn create(
         comp_events_completed: 0,
         async_events_completed: 0,
     };
-    let port = Mutex::new(port);
+    let port = Held::new(Polled { port, current: Current::default() });
     let cq = give(Cq {
-        c,
+        c: empty(c),
         adapter,
         handle,
+        kind,
         port,
         notification: notification.clone(),
         channel,
@@ -166,7 +187,7 @@ fn wait(channel: &CompChannel) -> Result<usize, Errno> {
 }
 
 /// A completion as the program sees it.
-fn translate(adapter: &Adapter, wc: &Completion) -> IbvWc {
+pub(crate) fn translate(adapter: &Adapter, wc: &Completion) -> IbvWc {
     const GRH: u32 = 1;
     const WITH_IMM: u32 = 1 << 1;
     const WITH_INV: u32 = 1 << 3;
@@ -217,12 +238,12 @@ pub(crate) extern "C" fn poll_cq(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> c_i
     counted(|| {
         let cq = cq.get()?;
         let room = usize::try_from(room).map_err(|_| INVALID)?;
-        let mut port = lock(&cq.port);
+        let mut polled = cq.port.lock();
         let mut found = 0;
         let mut batch = [Completion::default(); BATCH];
         while found < room {
             let want = BATCH.min(room - found);
-            let got = port.poll(&mut batch[..want]);
+            let got = polled.port.poll(&mut batch[..want]);
             for wc in &batch[..got] {
                 out.set_at(found, room, translate(&cq.adapter, wc))?;
                 found += 1;
@@ -241,20 +262,20 @@ pub(crate) extern "C" fn req_notify_cq(cq: In<Cq>, solicited_only: c_int) -> c_i
         if let Some(notification) = &cq.notification {
             notification.armed.store(true, Ordering::Release);
         }
-        lock(&cq.port).arm(if solicited_only == 0 { Notify::Any } else { Notify::Solicited });
+        cq.port.lock().port.arm(if solicited_only == 0 { Notify::Any } else { Notify::Solicited });
         Ok(())
     })
 }
 
 exports! {
     "IBVERBS_1.1" fn ibv_create_cq(context: In<IbvContext>, cqe: c_int, cq_context: *mut c_void, channel: In<CompChannel>, vector: c_int) -> *mut Cq {
-        pointer(|| create(context, cqe, cq_context, channel, vector))
+        pointer(|| create(context, cqe, cq_context, channel, vector, CqKind::Plain))
     }
     "IBVERBS_1.1" fn ibv_resize_cq(cq: In<Cq>, cqe: c_int) -> c_int {
         number(|| {
             let cq = cq.get()?;
-            let depth = lock(&cq.port).resize(u32::try_from(cqe).map_err(|_| INVALID)?)?;
-            cq.c.cqe.store(depth, Ordering::Relaxed);
+            let depth = cq.port.lock().port.resize(u32::try_from(cqe).map_err(|_| INVALID)?)?;
+            cq.c.cq.cqe.store(depth, Ordering::Relaxed);
             Ok(())
         })
     }
@@ -301,7 +322,7 @@ exports! {
             let object = In::of(cq).get()?;
             *lock(&object.unacknowledged) += 1;
             to.set(cq)?;
-            cq_context.set(object.c.cq_context)?;
+            cq_context.set(object.c.cq.cq_context)?;
             Ok(0)
         })
     }

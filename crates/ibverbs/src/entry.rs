@@ -146,6 +146,14 @@ impl<T> In<T> {
         // SAFETY: (1), (2)
         unsafe { self.0.as_ref() }
     }
+    /// An element of an array of the program's.
+    pub(crate) fn at<'a>(self, index: usize) -> Result<&'a T, Errno> {
+        if self.0.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: (1): the program has given the array's length.
+        Ok(unsafe { &*self.0.add(index) })
+    }
     /// Stores a result where the program wants it.
     #[inline]
     pub(crate) fn set(self, value: T) -> Result<(), Errno> {

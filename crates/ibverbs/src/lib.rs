@@ -11,8 +11,10 @@
 //! | `context` | contexts: tables of functions, attributes of device and port |
 //! | `memory` | protection domains, regions, address handles |
 //! | `cq` | completion queues, channels, their events |
+//! | `cq_ex` | extended completion queues, which are read field by field |
+//! | `held` | a lock that one call takes and a later one releases |
 //! | `qp` | queue pairs and shared receive queues |
-//! | `post` | work requests |
+//! | `post`, `qp_ex` | work requests, in lists and built call by call |
 //! | `text` | names of numbers |
 //! | `rest` | functions that are not offered |
 //! | `providers` | functions of libmlx5 and libefa, all of which refuse |
@@ -22,11 +24,14 @@
 mod abi;
 mod context;
 mod cq;
+mod cq_ex;
 mod device;
 mod entry;
+mod held;
 mod memory;
 mod post;
 mod providers;
 mod qp;
+mod qp_ex;
 mod rest;
 mod text;

@@ -12,13 +12,13 @@ use crate::memory::Ah;
 use crate::qp::{Qp, Srq};
 
 /// The most inline bytes that one request gathers; devices take no more.
-const MAX_INLINE: usize = 1024;
+pub(crate) const MAX_INLINE: usize = 1024;
 
 /// Bits of `enum ibv_send_flags`.
 const FENCE: u32 = 1;
 const SIGNALED: u32 = 1 << 1;
 const SOLICITED: u32 = 1 << 2;
-const INLINE: u32 = 1 << 3;
+pub(crate) const INLINE: u32 = 1 << 3;
 
 /// The operation of a request, by `enum ibv_wr_opcode`.
 fn operation(wr: &IbvSendWr) -> Result<SendOp, Errno> {
@@ -40,14 +40,15 @@ fn operation(wr: &IbvSendWr) -> Result<SendOp, Errno> {
     })
 }
 
-fn flags(qp: &Qp, wr: &IbvSendWr) -> Result<SendFlags, Errno> {
-    if wr.send_flags & !(FENCE | SIGNALED | SOLICITED | INLINE) != 0 {
+/// The options of a request, by the program's flags.
+pub(crate) fn flags(qp: &Qp, set: u32) -> Result<SendFlags, Errno> {
+    if set & !(FENCE | SIGNALED | SOLICITED | INLINE) != 0 {
         return Err(INVALID);
     }
     let mut flags = SendFlags::empty();
-    flags.set(SendFlags::SIGNALED, qp.signals_all || wr.send_flags & SIGNALED != 0);
-    flags.set(SendFlags::FENCE, wr.send_flags & FENCE != 0);
-    flags.set(SendFlags::SOLICITED, wr.send_flags & SOLICITED != 0);
+    flags.set(SendFlags::SIGNALED, qp.signals_all || set & SIGNALED != 0);
+    flags.set(SendFlags::FENCE, set & FENCE != 0);
+    flags.set(SendFlags::SOLICITED, set & SOLICITED != 0);
     Ok(flags)
 }
 
@@ -58,7 +59,7 @@ fn name_bad<T>(bad: In<*mut T>, wr: In<T>) {
 
 /// Posts one request by `post`, with its inline bytes gathered on the stack.
 fn send(qp: &Qp, wr: &IbvSendWr, post: impl FnOnce(&SendWr<'_>) -> Result<(), Errno>) -> Result<(), Errno> {
-    let (op, flags) = (operation(wr)?, flags(qp, wr)?);
+    let (op, flags) = (operation(wr)?, flags(qp, wr.send_flags)?);
     let list = sges(wr.sg_list, wr.num_sge)?;
     let dest = if qp.is_datagram() {
         let ah = In::<Ah>::of(wr.addr_or_ah as usize as *mut Ah).get()?.handle;
@@ -83,16 +84,21 @@ fn send(qp: &Qp, wr: &IbvSendWr, post: impl FnOnce(&SendWr<'_>) -> Result<(), Er
 pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> c_int {
     number(|| {
         let qp = qp.get()?;
-        let mut port = lock(&qp.send);
+        let Some(send_queue) = &qp.send else {
+            name_bad(bad, wr);
+            return Err(INVALID);
+        };
+        let mut sending = send_queue.lock();
+        let port = &mut *sending.port;
         let first = wr.get().inspect_err(|_| name_bad(bad, wr))?;
         if first.next.is_null() {
-            let posted = send(qp, first, |wr| entry::post_send_now(&mut **port, wr));
+            let posted = send(qp, first, |wr| entry::post_send_now(port, wr));
             return posted.inspect_err(|_| name_bad(bad, wr));
         }
         let mut next = wr;
         let mut result = Ok(());
         while let Some(wr) = next.opt() {
-            result = send(qp, wr, |wr| entry::post_send(&mut **port, wr));
+            result = send(qp, wr, |wr| entry::post_send(port, wr));
             if result.is_err() {
                 name_bad(bad, next);
                 break;

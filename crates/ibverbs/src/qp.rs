@@ -1,6 +1,6 @@
 //! Queue pairs and shared receive queues.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -9,21 +9,34 @@ use hca::hca_core::{
     RnrTimer, SendPort, SrqHandle, SrqInit,
 };
 
-use crate::abi::{IbvQp, IbvQpAttr, IbvQpCap, IbvQpInitAttr, IbvSrq, IbvSrqAttr, IbvSrqInitAttr};
+use crate::abi::{
+    IbvContext, IbvQp, IbvQpAttr, IbvQpCap, IbvQpEx, IbvQpInitAttr, IbvQpInitAttrEx, IbvSrq, IbvSrqAttr,
+    IbvSrqInitAttr,
+};
 use crate::cq::Cq;
 use crate::device::Adapter;
 use crate::entry::{Errno, INVALID, In, exports, give, lock, number, pointer};
+use crate::held::Held;
 use crate::memory::{Pd, access, access_flags, address, address_attr};
+use crate::qp_ex::{Build, functions, offered};
 
-/// A queue pair.
+/// What posts to a send queue share: the port, and the requests that a program builds call by call.
+pub(crate) struct Sending {
+    pub(crate) port: Box<dyn SendPort>,
+    pub(crate) build: Build,
+}
+
+/// A queue pair. Each is an extended one.
 #[repr(C)]
 pub(crate) struct Qp {
-    c: IbvQp,
+    pub(crate) c: IbvQpEx,
     adapter: Arc<Adapter>,
     handle: QpHandle,
     /// Every request is signaled.
     pub(crate) signals_all: bool,
-    pub(crate) send: Mutex<Box<dyn SendPort>>,
+    /// The program has asked for the extended interface.
+    extended: bool,
+    pub(crate) send: Option<Held<Sending>>,
     pub(crate) recv: Option<Mutex<Box<dyn RecvPort>>>,
 }
 
@@ -50,11 +63,11 @@ impl Qp {
         }
     }
     pub(crate) fn is_datagram(&self) -> bool {
-        self.c.qp_type == 4
+        self.c.qp_base.qp_type == 4
     }
 
-    fn create(pd: In<Pd>, init: In<IbvQpInitAttr>) -> Result<(*mut Self, QpCap), Errno> {
-        let (owner, attr) = (pd.get()?, init.get()?);
+    fn create(pd: In<Pd>, attr: &IbvQpInitAttr, extended: bool) -> Result<(*mut Self, QpCap), Errno> {
+        let owner = pd.get()?;
         let (send_cq, recv_cq) = (In::<Cq>::of(attr.send_cq.cast()), In::<Cq>::of(attr.recv_cq.cast()));
         let srq = In::<Srq>::of(attr.srq.cast()).opt();
         let IbvQpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = attr.cap;
@@ -88,12 +101,14 @@ impl Qp {
             unused: [0; 11],
             events_completed: 0,
         };
+        let c = IbvQpEx { qp_base: c, comp_mask: 0, wr_id: 0.into(), wr_flags: 0.into(), ops: functions() };
         let qp = give(Self {
             c,
             adapter: Arc::clone(&owner.adapter),
             handle: ports.handle,
             signals_all: attr.sq_sig_all != 0,
-            send: Mutex::new(ports.send),
+            extended,
+            send: Some(Held::new(Sending { port: ports.send, build: Build::default() })),
             recv: ports.recv.map(Mutex::new),
         });
         Ok((qp, ports.cap))
@@ -106,7 +121,7 @@ impl Qp {
         }
         self.adapter.device().modify_qp(self.handle, &to)?;
         if to.state.is_some() {
-            self.c.state.store(attr.qp_state, Ordering::Relaxed);
+            self.c.qp_base.state.store(attr.qp_state, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -118,7 +133,7 @@ impl Qp {
     fn query(&self) -> Result<(IbvQpAttr, QpCap), Errno> {
         let status = self.adapter.device().query_qp(self.handle)?;
         let (attr, state) = (status.attr, state_number(status.state));
-        self.c.state.store(state, Ordering::Relaxed);
+        self.c.qp_base.state.store(state, Ordering::Relaxed);
         let found = IbvQpAttr {
             qp_state: state,
             cur_qp_state: state,
@@ -231,10 +246,38 @@ fn granted(init: In<IbvQpInitAttr>) -> In<IbvQpCap> {
     In::of(init.raw().wrapping_byte_add(core::mem::offset_of!(IbvQpInitAttr, cap)).cast())
 }
 
+/// Bits of `enum ibv_qp_init_attr_mask`.
+mod init_mask {
+    pub(super) const PD: u32 = 1;
+    pub(super) const CREATE_FLAGS: u32 = 1 << 2;
+    pub(super) const SEND_OPS: u32 = 1 << 6;
+}
+
+pub(crate) extern "C" fn create_qp_ex(_context: In<IbvContext>, init: In<IbvQpInitAttrEx>) -> *mut Qp {
+    pointer(|| {
+        use init_mask::*;
+        let attr = init.get()?;
+        let has = |bit| attr.comp_mask & bit != 0;
+        if attr.comp_mask & !(PD | CREATE_FLAGS | SEND_OPS) != 0
+            || has(CREATE_FLAGS) && attr.create_flags != 0
+        {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        if has(SEND_OPS) && attr.send_ops_flags & !offered(attr.qp_type) != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let pd = if has(PD) { In::of(attr.pd.cast()) } else { return Err(INVALID) };
+        let plain = In::<IbvQpInitAttr>::of(init.raw().cast());
+        let (qp, cap) = Qp::create(pd, plain.get()?, has(SEND_OPS))?;
+        granted(plain).set(cap_attr(&cap))?;
+        Ok(qp)
+    })
+}
+
 exports! {
     "IBVERBS_1.1" fn ibv_create_qp(pd: In<Pd>, init: In<IbvQpInitAttr>) -> *mut Qp {
         pointer(|| {
-            let (qp, cap) = Qp::create(pd, init)?;
+            let (qp, cap) = Qp::create(pd, init.get()?, false)?;
             granted(init).set(cap_attr(&cap))?;
             Ok(qp)
         })
@@ -247,7 +290,7 @@ exports! {
             let object = qp.get()?;
             let (found, cap) = object.query()?;
             attr.set(found)?;
-            let c = &object.c;
+            let c = &object.c.qp_base;
             init.set(IbvQpInitAttr {
                 qp_context: c.qp_context,
                 send_cq: c.send_cq,
@@ -266,8 +309,8 @@ exports! {
             qp.take().map(drop)
         })
     }
-    "IBVERBS_1.6" fn ibv_qp_to_qp_ex(_qp: In<Qp>) -> *mut c_void {
-        pointer(|| Err(Errno(libc::EOPNOTSUPP)))
+    "IBVERBS_1.6" fn ibv_qp_to_qp_ex(qp: In<Qp>) -> *mut Qp {
+        pointer(|| if qp.get()?.extended { Ok(qp.raw()) } else { Err(Errno(libc::EOPNOTSUPP)) })
     }
     "IBVERBS_1.1" fn ibv_create_srq(pd: In<Pd>, init: In<IbvSrqInitAttr>) -> *mut Srq {
         pointer(|| {

@@ -1,8 +1,9 @@
 //! Calls as C programs make them: through the loaded object, with its layouts.
 
 #[allow(dead_code, unreachable_pub)]
-#[path = "../src/abi.rs"]
+#[path = "../../src/abi.rs"]
 mod abi;
+#[path = "../common/mod.rs"]
 mod common;
 
 use std::ffi::{c_int, c_void};
@@ -26,8 +27,16 @@ macro_rules! call {
     (@word $arg:expr) => { usize };
 }
 
+mod extended;
+
 fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// A later function, which lies `offset` bytes before the context.
+fn later(context: *mut IbvContext, offset: usize) -> usize {
+    // SAFETY: a context that is open has the table before it.
+    unsafe { *context.byte_sub(offset).cast::<usize>() }
 }
 
 /// A function of the table in a context.
@@ -82,36 +91,40 @@ fn pair() -> Pair {
     let mut init = init_attr(cq);
     let qps = [(); 2].map(|()| call!(ibv_create_qp(pd, &raw mut init) -> *mut IbvQp));
     assert!(qps.iter().all(|qp| !qp.is_null()), "{}", errno());
-    let mut gid = [0u64; 2];
-    assert_eq!(call!(ibv_query_gid(context, 1, 1, &raw mut gid) -> c_int), 0);
-    for (qp, peer) in [(qps[0], qps[1]), (qps[1], qps[0])] {
-        // SAFETY: a queue pair that exists.
-        let dest_qp_num = unsafe { (*peer).qp_num };
-        let ah_attr =
-            IbvAhAttr { dgid: gid, hop_limit: 1, is_global: 1, port_num: 1, ..IbvAhAttr::default() };
-        let attr = IbvQpAttr {
-            qp_state: 1,
-            port_num: 1,
-            qp_access_flags: 0b1110,
-            path_mtu: 3,
-            dest_qp_num,
-            ah_attr,
-            max_dest_rd_atomic: 1,
-            max_rd_atomic: 1,
-            min_rnr_timer: 12,
-            timeout: 14,
-            retry_cnt: 7,
-            rnr_retry: 7,
-            ..IbvQpAttr::default()
-        };
-        assert_eq!(modify(qp, &attr, 0b11_1001), 0, "INIT");
-        assert_eq!(modify(qp, &IbvQpAttr { qp_state: 2, ..attr }, 0x12_9181), 0, "RTR");
-        assert_eq!(modify(qp, &IbvQpAttr { qp_state: 3, ..attr }, 0x1_2e01), 0, "RTS");
-    }
-    Pair { context, pd, cq, qps }
+    let pair = Pair { context, pd, cq, qps };
+    pair.connect();
+    pair
 }
 
 impl Pair {
+    fn connect(&self) {
+        let mut gid = [0u64; 2];
+        assert_eq!(call!(ibv_query_gid(self.context, 1, 1, &raw mut gid) -> c_int), 0);
+        for (qp, peer) in [(self.qps[0], self.qps[1]), (self.qps[1], self.qps[0])] {
+            // SAFETY: a queue pair that exists.
+            let dest_qp_num = unsafe { (*peer).qp_num };
+            let ah_attr =
+                IbvAhAttr { dgid: gid, hop_limit: 1, is_global: 1, port_num: 1, ..IbvAhAttr::default() };
+            let attr = IbvQpAttr {
+                qp_state: 1,
+                port_num: 1,
+                qp_access_flags: 0b1110,
+                path_mtu: 3,
+                dest_qp_num,
+                ah_attr,
+                max_dest_rd_atomic: 1,
+                max_rd_atomic: 1,
+                min_rnr_timer: 12,
+                timeout: 14,
+                retry_cnt: 7,
+                rnr_retry: 7,
+                ..IbvQpAttr::default()
+            };
+            assert_eq!(modify(qp, &attr, 0b11_1001), 0, "INIT");
+            assert_eq!(modify(qp, &IbvQpAttr { qp_state: 2, ..attr }, 0x12_9181), 0, "RTR");
+            assert_eq!(modify(qp, &IbvQpAttr { qp_state: 3, ..attr }, 0x1_2e01), 0, "RTS");
+        }
+    }
     fn register(&self, memory: &mut [u8]) -> *mut IbvMr {
         let mr = call!(ibv_reg_mr(self.pd, memory.as_mut_ptr(), memory.len(), 1) -> *mut IbvMr);
         assert!(!mr.is_null(), "{}", errno());

@@ -1,0 +1,142 @@
+//! A lock that one call of a program may take, and a later call release: between `ibv_start_poll` and `ibv_end_poll`,
+//! and between `ibv_wr_start` and `ibv_wr_complete`, no other thread uses the queue.
+//!
+//! Invariants:
+//! 1. The value is reached by the thread that set the word from [`FREE`] to another state, and no other, until the word
+//!    is [`FREE`] again.
+//! 2. `within` is set only while a call sequence has the lock. The thread that began the sequence makes its calls: the
+//!    contract of the two sequences.
+#![allow(unsafe_code)]
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use rustix::thread::futex;
+
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+/// Taken, and threads may wait.
+const WAITED_FOR: u32 = 2;
+
+/// A value behind a lock of one word.
+pub(crate) struct Held<T> {
+    word: AtomicU32,
+    within: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: (1): one thread at a time reaches the value, as behind a mutex.
+unsafe impl<T: Send> Sync for Held<T> {}
+
+impl<T> Held<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { word: AtomicU32::new(FREE), within: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// Takes the lock for one call.
+    #[inline]
+    pub(crate) fn lock(&self) -> Locked<'_, T> {
+        // Acquire: pairs with the Release of `unlock`.
+        if self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.wait();
+        }
+        Locked(self)
+    }
+    /// Begins a call sequence: keeps a lock that was taken.
+    #[inline]
+    pub(crate) fn begin(locked: Locked<'_, T>) {
+        locked.0.within.store(true, Ordering::Relaxed);
+        core::mem::forget(locked);
+    }
+    /// The value, within a call sequence; `None` where the program began none.
+    #[inline]
+    pub(crate) fn within<R>(&self, read: impl FnOnce(&mut T) -> R) -> Option<R> {
+        // SAFETY: (1), (2)
+        self.within.load(Ordering::Relaxed).then(|| read(unsafe { &mut *self.value.get() }))
+    }
+    /// Ends a call sequence: the lock is released when the result is dropped. `None` where the program began none.
+    #[inline]
+    pub(crate) fn end(&self) -> Option<Locked<'_, T>> {
+        self.within.load(Ordering::Relaxed).then(|| {
+            self.within.store(false, Ordering::Relaxed);
+            Locked(self)
+        })
+    }
+
+    #[cold]
+    fn wait(&self) {
+        while self.word.swap(WAITED_FOR, Ordering::Acquire) != FREE {
+            // Returns at once if the word has changed; a signal ends the wait early, and the loop looks again.
+            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, WAITED_FOR, None);
+        }
+    }
+    #[inline]
+    fn unlock(&self) {
+        // Release: pairs with the Acquire of whoever takes the lock next.
+        if self.word.swap(FREE, Ordering::Release) == WAITED_FOR {
+            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+        }
+    }
+}
+
+/// The lock, taken.
+pub(crate) struct Locked<'a, T>(&'a Held<T>);
+
+impl<T> Deref for Locked<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: (1)
+        unsafe { &*self.0.value.get() }
+    }
+}
+impl<T> DerefMut for Locked<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: (1)
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+impl<T> Drop for Locked<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn a_sequence_keeps_other_threads_out_until_it_ends() {
+        let held = Arc::new(Held::new(1));
+        assert!(held.within(|_| ()).is_none() && held.end().is_none(), "none was begun");
+        Held::begin(held.lock());
+        let other = std::thread::spawn({
+            let held = Arc::clone(&held);
+            move || *held.lock()
+        });
+        while held.word.load(Ordering::Relaxed) != WAITED_FOR {
+            std::thread::yield_now();
+        }
+        held.within(|value| *value = 2).unwrap();
+        *held.end().unwrap() += 1;
+        assert_eq!(other.join().unwrap(), 3);
+        assert!(held.within(|_| ()).is_none());
+    }
+
+    #[test]
+    fn threads_count_one_by_one() {
+        let held = Arc::new(Held::new(0));
+        let threads = Vec::from_iter((0..4).map(|_| {
+            let held = Arc::clone(&held);
+            std::thread::spawn(move || (0..1000).for_each(|_| *held.lock() += 1))
+        }));
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert_eq!(*held.lock(), 4000);
+    }
+}

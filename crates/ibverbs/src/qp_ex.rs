@@ -1,0 +1,264 @@
+//! The posting interface of extended queue pairs: requests are built call by call, and posted together.
+//!
+//! `wr_start` takes the lock of the send queue, and `wr_complete` or `wr_abort` releases it. An error of a call is kept,
+//! and `wr_complete` returns it; then none of the requests is posted.
+
+use core::ffi::{c_int, c_void};
+use core::ops::Range;
+use core::sync::atomic::Ordering;
+
+use hca::hca_core::{
+    Dest, Lkey, Payload, Qkey, Qpn, RemoteAddr, Rkey, SendFlags, SendOp, SendPort, SendWr, Sge, Srqn, UdDest,
+};
+
+use crate::abi::{IbvDataBuf, IbvSge, Slot};
+use crate::entry::{self, Errno, INVALID, In, number, sges};
+use crate::held::Held;
+use crate::memory::Ah;
+use crate::post::{INLINE, MAX_INLINE, flags};
+use crate::qp::Qp;
+
+/// Operations by the bits of `enum ibv_qp_create_send_ops_flags`.
+const WRITES: u64 = 0b11;
+const SENDS: u64 = 0b1100;
+const READ: u64 = 1 << 4;
+const ATOMICS: u64 = 0b11 << 5;
+const SEND_INV: u64 = 1 << 9;
+
+/// The operations of a service (`enum ibv_qp_type`).
+pub(crate) fn offered(qp_type: u32) -> u64 {
+    match qp_type {
+        2 => WRITES | SENDS | READ | ATOMICS | SEND_INV,
+        3 => WRITES | SENDS,
+        4 => SENDS,
+        _ => 0,
+    }
+}
+
+/// The functions of an extended queue pair, in the order of `struct ibv_qp_ex`.
+pub(crate) fn functions() -> [Slot; 22] {
+    [
+        wr_atomic_cmp_swp as Slot,
+        wr_atomic_fetch_add as Slot,
+        wr_refused as Slot,
+        wr_refused as Slot,
+        wr_rdma_read as Slot,
+        wr_rdma_write as Slot,
+        wr_rdma_write_imm as Slot,
+        wr_send as Slot,
+        wr_send_imm as Slot,
+        wr_send_inv as Slot,
+        wr_refused as Slot,
+        wr_set_ud_addr as Slot,
+        wr_set_xrc_srqn as Slot,
+        wr_set_inline_data as Slot,
+        wr_set_inline_data_list as Slot,
+        wr_set_sge as Slot,
+        wr_set_sge_list as Slot,
+        wr_start as Slot,
+        wr_complete as Slot,
+        wr_abort as Slot,
+        wr_refused as Slot,
+        wr_refused as Slot,
+    ]
+}
+
+/// A request that is being built.
+struct Built {
+    wr_id: u64,
+    op: SendOp,
+    flags: SendFlags,
+    dest: Option<Dest>,
+    local: Local,
+}
+
+/// The local side of a request: a part of one of the two lists in [`Build`].
+enum Local {
+    Sges(Range<usize>),
+    Inline(Range<usize>),
+}
+
+/// The requests between `wr_start` and `wr_complete`.
+#[derive(Default)]
+pub(crate) struct Build {
+    requests: Vec<Built>,
+    sges: Vec<Sge>,
+    bytes: Vec<u8>,
+    error: Option<Errno>,
+}
+
+impl Build {
+    fn clear(&mut self) {
+        self.requests.clear();
+        self.sges.clear();
+        self.bytes.clear();
+        self.error = None;
+    }
+    fn request(
+        &self,
+        built: &Built,
+        post: impl FnOnce(&SendWr<'_>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let payload = match &built.local {
+            Local::Sges(range) => Payload::Sges(&self.sges[range.clone()]),
+            Local::Inline(range) => Payload::Inline(&self.bytes[range.clone()]),
+        };
+        post(&SendWr { wr_id: built.wr_id, op: built.op, flags: built.flags, payload, dest: built.dest })
+    }
+    /// Posts all requests. The first that is refused ends it.
+    fn post(&self, port: &mut dyn SendPort) -> Result<(), Errno> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        if let [one] = &self.requests[..] {
+            return self.request(one, |wr| entry::post_send_now(port, wr));
+        }
+        let posted =
+            self.requests.iter().try_for_each(|built| self.request(built, |wr| entry::post_send(port, wr)));
+        // The requests before a refused one are taken.
+        port.ring();
+        posted
+    }
+    fn last(&mut self) -> Result<&mut Built, Errno> {
+        self.requests.last_mut().ok_or(INVALID)
+    }
+    fn inline(&mut self, parts: impl Iterator<Item = Sge>) -> Result<(), Errno> {
+        let start = self.bytes.len();
+        for part in parts {
+            let from = self.bytes.len();
+            if from - start + part.len as usize > MAX_INLINE {
+                return Err(INVALID);
+            }
+            self.bytes.resize(from + part.len as usize, 0);
+            entry::copy_inline(&part, &mut self.bytes[from..]);
+        }
+        let end = self.bytes.len();
+        self.last()?.local = Local::Inline(start..end);
+        Ok(())
+    }
+    fn memory(&mut self, list: &[Sge]) -> Result<(), Errno> {
+        let start = self.sges.len();
+        self.sges.extend_from_slice(list);
+        let end = self.sges.len();
+        self.last()?.local = Local::Sges(start..end);
+        Ok(())
+    }
+}
+
+/// Runs a call within a sequence, and keeps its error; a call outside of one has no effect.
+fn build(qp: In<Qp>, call: impl FnOnce(&Qp, &mut Build) -> Result<(), Errno>) {
+    let _ = number(|| {
+        let qp = qp.get()?;
+        let Some(send) = &qp.send else { return Err(INVALID) };
+        let done = send.within(|sending| {
+            let build = &mut sending.build;
+            if let Err(e) = call(qp, build) {
+                build.error.get_or_insert(e);
+            }
+        });
+        done.ok_or(INVALID)
+    });
+}
+/// Begins a request with the number and the flags that the program has set.
+fn begin(qp: In<Qp>, op: SendOp) {
+    build(qp, |qp, build| {
+        let (wr_id, set) = (qp.c.wr_id.load(Ordering::Relaxed), qp.c.wr_flags.load(Ordering::Relaxed));
+        // The calls that set the data say whether it is inline.
+        let flags = flags(qp, set & !INLINE)?;
+        build.requests.push(Built { wr_id, op, flags, dest: None, local: Local::Sges(0..0) });
+        Ok(())
+    });
+}
+fn remote(rkey: u32, addr: u64) -> RemoteAddr {
+    RemoteAddr { addr, rkey: Rkey::new(rkey) }
+}
+
+extern "C" fn wr_start(qp: In<Qp>) {
+    let _ = number(|| {
+        let Some(send) = &qp.get()?.send else { return Err(INVALID) };
+        let mut sending = send.lock();
+        sending.build.clear();
+        Held::begin(sending);
+        Ok(())
+    });
+}
+extern "C" fn wr_complete(qp: In<Qp>) -> c_int {
+    number(|| {
+        let Some(send) = &qp.get()?.send else { return Err(INVALID) };
+        let mut sending = send.end().ok_or(INVALID)?;
+        let sending = &mut *sending;
+        sending.build.post(&mut *sending.port)
+    })
+}
+extern "C" fn wr_abort(qp: In<Qp>) {
+    drop(qp.opt().and_then(|qp| qp.send.as_ref()).and_then(Held::end));
+}
+
+extern "C" fn wr_atomic_cmp_swp(qp: In<Qp>, rkey: u32, addr: u64, compare: u64, swap: u64) {
+    begin(qp, SendOp::CompareSwap { remote: remote(rkey, addr), compare, swap });
+}
+extern "C" fn wr_atomic_fetch_add(qp: In<Qp>, rkey: u32, addr: u64, add: u64) {
+    begin(qp, SendOp::FetchAdd { remote: remote(rkey, addr), add });
+}
+extern "C" fn wr_rdma_read(qp: In<Qp>, rkey: u32, addr: u64) {
+    begin(qp, SendOp::Read(remote(rkey, addr)));
+}
+extern "C" fn wr_rdma_write(qp: In<Qp>, rkey: u32, addr: u64) {
+    begin(qp, SendOp::Write(remote(rkey, addr)));
+}
+extern "C" fn wr_rdma_write_imm(qp: In<Qp>, rkey: u32, addr: u64, imm: u32) {
+    begin(qp, SendOp::WriteImm(remote(rkey, addr), u32::from_be(imm)));
+}
+extern "C" fn wr_send(qp: In<Qp>) {
+    begin(qp, SendOp::Send);
+}
+extern "C" fn wr_send_imm(qp: In<Qp>, imm: u32) {
+    begin(qp, SendOp::SendImm(u32::from_be(imm)));
+}
+extern "C" fn wr_send_inv(qp: In<Qp>, rkey: u32) {
+    begin(qp, SendOp::SendInv(Rkey::new(rkey)));
+}
+/// An operation that queue pairs are not created with.
+extern "C" fn wr_refused(qp: In<Qp>) {
+    build(qp, |_, _| Err(Errno(libc::EOPNOTSUPP)));
+}
+
+extern "C" fn wr_set_ud_addr(qp: In<Qp>, ah: In<Ah>, qpn: u32, qkey: u32) {
+    build(qp, |_, build| {
+        let ah = ah.get()?.handle;
+        build.last()?.dest = Some(Dest::from(UdDest { ah, qpn: Qpn::new(qpn), qkey: Qkey::new(qkey) }));
+        Ok(())
+    });
+}
+extern "C" fn wr_set_xrc_srqn(qp: In<Qp>, number: u32) {
+    build(qp, |_, build| {
+        build.last()?.dest = Some(Dest::Srq(Srqn::new(number)));
+        Ok(())
+    });
+}
+extern "C" fn wr_set_sge(qp: In<Qp>, lkey: u32, addr: u64, length: u32) {
+    build(qp, |_, build| build.memory(&[Sge { addr, len: length, lkey: Lkey::new(lkey) }]));
+}
+extern "C" fn wr_set_sge_list(qp: In<Qp>, count: usize, list: *mut IbvSge) {
+    build(qp, |_, build| build.memory(sges(list, c_int::try_from(count).map_err(|_| INVALID)?)?));
+}
+extern "C" fn wr_set_inline_data(qp: In<Qp>, addr: *mut c_void, length: usize) {
+    build(qp, |_, build| build.inline([inline_part(addr, length)?].into_iter()));
+}
+extern "C" fn wr_set_inline_data_list(qp: In<Qp>, count: usize, list: In<IbvDataBuf>) {
+    build(qp, |_, build| {
+        let mut parts = Vec::new();
+        for i in 0..count {
+            let part = list.at(i)?;
+            parts.push(inline_part(part.addr, part.length)?);
+        }
+        build.inline(parts.into_iter())
+    });
+}
+/// A piece of the program's memory whose bytes are to be copied.
+fn inline_part(addr: *mut c_void, length: usize) -> Result<Sge, Errno> {
+    if length > MAX_INLINE || addr.is_null() && length > 0 {
+        return Err(INVALID);
+    }
+    Ok(Sge { addr: addr as u64, len: length as u32, lkey: Lkey::new(0) })
+}
