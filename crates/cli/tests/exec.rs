@@ -1,5 +1,6 @@
 //! `hca exec`, and unmodified programs that it starts.
 
+use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -88,6 +89,18 @@ fn ping_pongs_of_every_service_run_polling_and_by_events() {
         }
         both(device, "ibv_rc_pingpong", &["-g", "3", "-n", "100", "-c"]);
     }
+}
+
+#[test]
+#[ignore = "needs ibverbs-utils: programs of rdma-core"]
+fn asynchronous_events_are_waited_for() {
+    let mut watch = exec(&["--device", UDP, "--name", "rxe0", "stdbuf", "-oL", "ibv_asyncwatch"]);
+    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(watch.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+    assert!(line.starts_with("rxe0: async event FD"), "{line}");
 }
 
 #[test]

@@ -454,6 +454,14 @@ pub struct IbvValuesEx {
     pub raw_clock: [i64; 2],
 }
 
+/// The layout of `struct ibv_async_event`.
+#[repr(C)]
+pub struct IbvAsyncEvent {
+    /// The address of the object, or the number of the port.
+    pub element: usize,
+    pub event_type: u32,
+}
+
 /// The layout of `struct ibv_gid_entry`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -503,5 +511,6 @@ layouts! {
     IbvDeviceAttr 232 { node_guid 64, max_mr_size 80, max_qp 108, atomic_cap 164, max_pkeys 224, phys_port_cnt 227 }
     IbvDeviceAttrEx 400 { comp_mask 232, odp_caps 240, completion_timestamp_mask 264, hca_core_clock 272, device_cap_flags_ex 280, tso_caps 288, max_cq_count 368, max_cq_period 370, max_dm_size 376, pci_atomic_caps 384, xrc_odp_caps 392, phys_port_cnt_ex 396 }
     IbvValuesEx 24 { raw_clock 8 }
+    IbvAsyncEvent 16 { element 0, event_type 8 }
     IbvGidEntry 32 { gid_index 16, ndev_ifindex 28 }
 }

@@ -1,16 +1,16 @@
 //! Contexts: tables of functions, and the attributes of the device and its port.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::ptr::null;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use hca::hca_core::{AtomicScope, GidType, LinkLayer, LinkSpeed, MAX_MESSAGE_BYTES, Mtu, Pkey};
-use rustix::event::{EventfdFlags, eventfd};
 
 use crate::abi::{
     IbvContext, IbvDeviceAttr, IbvDeviceAttrEx, IbvGidEntry, IbvPortAttr, IbvValuesEx, Slot, VerbsContext,
 };
+use crate::async_event::ContextEvents;
 use crate::cq::{poll_cq, req_notify_cq};
 use crate::cq_ex::{create_cq_ex, modify_cq};
 use crate::device::{Adapter, NamedDevice};
@@ -27,8 +27,8 @@ pub(crate) struct Context {
     c: VerbsContext,
     pub(crate) adapter: Arc<Adapter>,
     device: In<NamedDevice>,
-    /// The descriptor of asynchronous events.
-    async_fd: OwnedFd,
+    /// Asynchronous events.
+    pub(crate) events: Arc<ContextEvents>,
 }
 
 /// The place of a function of `struct ibv_context` by its offset there.
@@ -43,7 +43,8 @@ const fn before(offset: usize) -> usize {
 impl Context {
     fn open(device: In<NamedDevice>) -> Result<*mut IbvContext, Errno> {
         let adapter = Adapter::open(device.get()?)?;
-        let async_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
+        let events = Arc::new(ContextEvents::new()?);
+        adapter.listeners.open(&events);
         let mut ops: [Slot; 32] = [null(); 32];
         ops[at(96)] = poll_cq as Slot;
         ops[at(104)] = req_notify_cq as Slot;
@@ -63,14 +64,14 @@ impl Context {
             context: IbvContext {
                 device: device.raw().cast(),
                 ops,
-                cmd_fd: async_fd.as_raw_fd(),
-                async_fd: async_fd.as_raw_fd(),
+                cmd_fd: events.fd().as_raw_fd(),
+                async_fd: events.fd().as_raw_fd(),
                 num_comp_vectors: 1,
                 mutex: [0; 5],
                 abi_compat: usize::MAX,
             },
         };
-        let context = give(Self { c, adapter, device, async_fd });
+        let context = give(Self { c, adapter, device, events });
         Ok(context.wrapping_byte_add(core::mem::offset_of!(VerbsContext, context)).cast())
     }
 
@@ -329,13 +330,4 @@ exports! {
             if u16::from_be(pkey) == Pkey::DEFAULT.raw() { Ok(0) } else { Err(INVALID) }
         })
     }
-    "IBVERBS_1.1" fn ibv_get_async_event(context: In<IbvContext>, _event: In<c_void>) -> c_int {
-        counted(|| {
-            let context = context.context()?;
-            // No event is raised yet: a reader waits, or is told that there is none.
-            rustix::io::read(&context.async_fd, &mut [0; 8])?;
-            Err(Errno(libc::EAGAIN))
-        })
-    }
-    "IBVERBS_1.1" fn ibv_ack_async_event(_event: In<c_void>) -> () {}
 }

@@ -2,67 +2,35 @@
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::task::{Wake, Waker};
 
-use hca::hca_core::{Completion, CqHandle, CqPort, Notify, RecvExtra, WcOpcode, WcStatus};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{OFlags, fcntl_getfl};
+use hca::hca_core::{Completion, CqHandle, CqPort, EventObject, Notify, RecvExtra, WcOpcode, WcStatus};
 
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvWc};
 use crate::cq_ex::{Current, empty};
 use crate::device::Adapter;
-use crate::entry::{Errno, INVALID, In, counted, exports, give, lock, number, pointer};
+use crate::entry::{Errno, INVALID, In, counted, exports, give, number, pointer};
+use crate::event::{Events, Unacknowledged};
 use crate::held::Held;
 
 /// Completions that one call to the device returns.
 const BATCH: usize = 16;
-
-/// The events of a channel: addresses of completion queues, and a descriptor that counts them.
-struct Events {
-    fd: OwnedFd,
-    waiting: Mutex<VecDeque<usize>>,
-}
-
-impl Events {
-    fn push(&self, cq: usize) {
-        let mut waiting = lock(&self.waiting);
-        waiting.push_back(cq);
-        // The counter does not overflow: each event of it is in the list.
-        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
-    }
-    /// Takes the oldest event. Does not wait: the descriptor counts what the list has.
-    fn pop(&self) -> Option<usize> {
-        let mut waiting = lock(&self.waiting);
-        let cq = waiting.pop_front()?;
-        let _ = rustix::io::read(&self.fd, &mut [0; 8]);
-        Some(cq)
-    }
-    /// Takes all events of a queue.
-    fn forget(&self, cq: usize) {
-        let mut waiting = lock(&self.waiting);
-        let before = waiting.len();
-        waiting.retain(|&other| other != cq);
-        for _ in waiting.len()..before {
-            let _ = rustix::io::read(&self.fd, &mut [0; 8]);
-        }
-    }
-}
 
 /// A completion channel.
 #[repr(C)]
 pub(crate) struct CompChannel {
     c: IbvCompChannel,
     adapter: Arc<Adapter>,
-    events: Arc<Events>,
+    /// Addresses of completion queues.
+    events: Arc<Events<usize>>,
     users: AtomicU32,
 }
 
 /// The notification of a queue: an event of its channel, once for each time that it was armed.
 struct Notification {
-    events: Arc<Events>,
+    events: Arc<Events<usize>>,
     armed: AtomicBool,
     /// The queue's address, once it has one.
     cq: std::sync::OnceLock<usize>,
@@ -100,9 +68,8 @@ pub(crate) struct Cq {
     pub(crate) port: Held<Polled>,
     notification: Option<Arc<Notification>>,
     channel: In<CompChannel>,
-    /// Events that were taken and not acknowledged yet.
-    unacknowledged: Mutex<u32>,
-    acknowledged: Condvar,
+    completion_events: Unacknowledged,
+    pub(crate) async_events: Unacknowledged,
 }
 
 pub(crate) fn create(
@@ -113,7 +80,8 @@ pub(crate) fn create(
     vector: c_int,
     kind: CqKind,
 ) -> Result<*mut Cq, Errno> {
-    let adapter = Arc::clone(&context.context()?.adapter);
+    let owner = context.context()?;
+    let (adapter, events) = (Arc::clone(&owner.adapter), Arc::clone(&owner.events));
     let depth = u32::try_from(cqe).ok().filter(|&depth| depth > 0).ok_or(INVALID)?;
     if vector != 0 {
         return Err(INVALID);
@@ -150,40 +118,15 @@ pub(crate) fn create(
         port,
         notification: notification.clone(),
         channel,
-        unacknowledged: Mutex::new(0),
-        acknowledged: Condvar::new(),
+        completion_events: Unacknowledged::default(),
+        async_events: Unacknowledged::default(),
     });
+    In::of(cq).get()?.adapter.listeners.add(EventObject::Cq(handle), cq as usize, &events);
     // A queue is armed once it is known to the program, and so by then to its notification.
     if let Some(notification) = &notification {
         let _ = notification.cq.set(cq as usize);
     }
     Ok(cq)
-}
-
-/// Waits for an event of a channel, while the adapter makes progress.
-fn wait(channel: &CompChannel) -> Result<usize, Errno> {
-    let device = channel.adapter.device();
-    let events = &channel.events;
-    loop {
-        if let Some(cq) = events.pop() {
-            return Ok(cq);
-        }
-        if fcntl_getfl(&events.fd)?.contains(OFlags::NONBLOCK) {
-            return Err(Errno(libc::EAGAIN));
-        }
-        let timeout = device.next_deadline().and_then(|d| Timespec::try_from(d).ok());
-        let turn_fd = device.turn_fd();
-        let mut fds = [PollFd::new(&events.fd, PollFlags::IN), PollFd::new(&events.fd, PollFlags::IN)];
-        let mut used = 1;
-        if let Some(fd) = &turn_fd {
-            fds[1] = PollFd::new(fd, PollFlags::IN);
-            used = 2;
-        }
-        poll(&mut fds[..used], timeout.as_ref())?;
-        if fds[0].revents().is_empty() {
-            device.turn();
-        }
-    }
 }
 
 /// A completion as the program sees it.
@@ -285,14 +228,11 @@ exports! {
             object.adapter.device().destroy_cq(object.handle)?;
             if let Some(notification) = &object.notification {
                 notification.armed.store(false, Ordering::Release);
-                notification.events.forget(cq.raw() as usize);
+                notification.events.forget(|other| *other == cq.raw() as usize);
             }
-            let mut unacknowledged = lock(&object.unacknowledged);
-            while *unacknowledged > 0 {
-                let waited = object.acknowledged.wait(unacknowledged);
-                unacknowledged = waited.unwrap_or_else(PoisonError::into_inner);
-            }
-            drop(unacknowledged);
+            object.adapter.listeners.remove(EventObject::Cq(object.handle), cq.raw() as usize);
+            object.completion_events.wait();
+            object.async_events.wait();
             object.channel.opt().inspect(|channel| {
                 channel.users.fetch_sub(1, Ordering::Relaxed);
             });
@@ -302,9 +242,8 @@ exports! {
     "IBVERBS_1.0" fn ibv_create_comp_channel(context: In<IbvContext>) -> *mut CompChannel {
         pointer(|| {
             let adapter = Arc::clone(&context.context()?.adapter);
-            let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
-            let c = IbvCompChannel { context: context.raw(), fd: fd.as_fd().as_raw_fd(), refcnt: 0 };
-            let events = Arc::new(Events { fd, waiting: Mutex::default() });
+            let events = Arc::new(Events::new()?);
+            let c = IbvCompChannel { context: context.raw(), fd: events.fd().as_raw_fd(), refcnt: 0 };
             Ok(give(CompChannel { c, adapter, events, users: AtomicU32::new(0) }))
         })
     }
@@ -318,9 +257,10 @@ exports! {
     }
     "IBVERBS_1.1" fn ibv_get_cq_event(channel: In<CompChannel>, to: In<*mut Cq>, cq_context: In<*mut c_void>) -> c_int {
         counted(|| {
-            let cq = wait(channel.get()?)? as *mut Cq;
+            let channel = channel.get()?;
+            let note = |cq: &usize| _ = In::of(*cq as *mut Cq).opt().map(|cq| cq.completion_events.take());
+            let cq = channel.events.take(channel.adapter.device(), note)? as *mut Cq;
             let object = In::of(cq).get()?;
-            *lock(&object.unacknowledged) += 1;
             to.set(cq)?;
             cq_context.set(object.c.cq.cq_context)?;
             Ok(0)
@@ -328,9 +268,7 @@ exports! {
     }
     "IBVERBS_1.1" fn ibv_ack_cq_events(cq: In<Cq>, count: u32) -> () {
         if let Some(cq) = cq.opt() {
-            let mut unacknowledged = lock(&cq.unacknowledged);
-            *unacknowledged = unacknowledged.saturating_sub(count);
-            cq.acknowledged.notify_all();
+            cq.completion_events.acknowledge(count);
         }
     }
 }

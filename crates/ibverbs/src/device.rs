@@ -11,6 +11,7 @@ use hca::{DeviceUrl, Opened};
 use hca_process::PerProcess;
 
 use crate::abi::IbvDevice;
+use crate::async_event::{Listeners, pump};
 use crate::entry::{Errno, INVALID, In, counted, exports, free_list, give_list, lock, pointer};
 
 /// The environment variable that lists the devices, as `rxe0=udp://10.0.0.1 rxe1=auto://`.
@@ -130,6 +131,7 @@ pub(crate) struct Adapter {
     opened: Opened,
     /// The numbers of queue pairs by the index of their handles, with the generations above them.
     qpns: Box<[AtomicU64]>,
+    pub(crate) listeners: Listeners,
 }
 
 impl Adapter {
@@ -151,7 +153,8 @@ impl Adapter {
             ));
         }
         let qpns = (0..opened.device().attr().max_qp as usize + 1).map(|_| AtomicU64::new(0)).collect();
-        let adapter = Arc::new(Self { opened, qpns });
+        let adapter = Arc::new(Self { opened, qpns, listeners: Listeners::default() });
+        pump(&adapter);
         open.insert(device.name.clone(), Arc::downgrade(&adapter));
         Ok(adapter)
     }

@@ -12,6 +12,8 @@
 //! | `memory` | protection domains, regions, address handles |
 //! | `cq` | completion queues, channels, their events |
 //! | `cq_ex` | extended completion queues, which are read field by field |
+//! | `async_event` | events of objects, the port and the device |
+//! | `event` | lists of events, and their acknowledgements |
 //! | `held` | a lock that one call takes and a later one releases |
 //! | `qp` | queue pairs and shared receive queues |
 //! | `post`, `qp_ex` | work requests, in lists and built call by call |
@@ -22,11 +24,13 @@
 
 #[allow(missing_docs, unreachable_pub)] // a layout's fields are the header's
 mod abi;
+mod async_event;
 mod context;
 mod cq;
 mod cq_ex;
 mod device;
 mod entry;
+mod event;
 mod held;
 mod memory;
 mod post;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use hca::hca_core::{Access, AddressVector, AhHandle, Gid, Lid, MrHandle, MrInit, PdHandle, StaticRate};
 
 use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvMr, IbvPd};
+use crate::async_event::ContextEvents;
 use crate::device::Adapter;
 use crate::entry::{Errno, INVALID, In, exports, give, number, pointer, reg_mr};
 
@@ -17,6 +18,13 @@ pub(crate) struct Pd {
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) handle: PdHandle,
 }
+impl Pd {
+    /// The asynchronous events of the context.
+    pub(crate) fn events(&self) -> Result<Arc<ContextEvents>, Errno> {
+        Ok(Arc::clone(&In::of(self.c.context).context()?.events))
+    }
+}
+
 /// A memory region.
 #[repr(C)]
 pub(crate) struct Mr {

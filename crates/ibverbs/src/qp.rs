@@ -5,8 +5,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hca::hca_core::{
-    AckTimeout, Mtu, Pkey, Psn, Qkey, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType, Qpn, RecvPort,
-    RnrTimer, SendPort, SrqHandle, SrqInit,
+    AckTimeout, EventObject, Mtu, Pkey, Psn, Qkey, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType, Qpn,
+    RecvPort, RnrTimer, SendPort, SrqHandle, SrqInit,
 };
 
 use crate::abi::{
@@ -16,6 +16,7 @@ use crate::abi::{
 use crate::cq::Cq;
 use crate::device::Adapter;
 use crate::entry::{Errno, INVALID, In, exports, give, lock, number, pointer};
+use crate::event::Unacknowledged;
 use crate::held::Held;
 use crate::memory::{Pd, access, access_flags, address, address_attr};
 use crate::qp_ex::{Build, functions, offered};
@@ -36,6 +37,7 @@ pub(crate) struct Qp {
     pub(crate) signals_all: bool,
     /// The program has asked for the extended interface.
     extended: bool,
+    pub(crate) async_events: Unacknowledged,
     pub(crate) send: Option<Held<Sending>>,
     pub(crate) recv: Option<Mutex<Box<dyn RecvPort>>>,
 }
@@ -48,6 +50,7 @@ pub(crate) struct Srq {
     handle: SrqHandle,
     init: SrqInit,
     limit: AtomicU32,
+    pub(crate) async_events: Unacknowledged,
     pub(crate) recv: Mutex<Box<dyn RecvPort>>,
 }
 
@@ -108,9 +111,11 @@ impl Qp {
             handle: ports.handle,
             signals_all: attr.sq_sig_all != 0,
             extended,
+            async_events: Unacknowledged::default(),
             send: Some(Held::new(Sending { port: ports.send, build: Build::default() })),
             recv: ports.recv.map(Mutex::new),
         });
+        owner.adapter.listeners.add(EventObject::Qp(ports.handle), qp as usize, &owner.events()?);
         Ok((qp, ports.cap))
     }
 
@@ -306,6 +311,8 @@ exports! {
         number(|| {
             let object = qp.get()?;
             object.adapter.device().destroy_qp(object.handle)?;
+            object.adapter.listeners.remove(EventObject::Qp(object.handle), qp.raw() as usize);
+            object.async_events.wait();
             qp.take().map(drop)
         })
     }
@@ -326,8 +333,17 @@ exports! {
                 unused: [0; 11],
                 events_completed: 0,
             };
-            let adapter = Arc::clone(&owner.adapter);
-            Ok(give(Srq { c, adapter, handle, init, limit: AtomicU32::new(0), recv: Mutex::new(port) }))
+            let srq = give(Srq {
+                c,
+                adapter: Arc::clone(&owner.adapter),
+                handle,
+                init,
+                limit: AtomicU32::new(0),
+                async_events: Unacknowledged::default(),
+                recv: Mutex::new(port),
+            });
+            owner.adapter.listeners.add(EventObject::Srq(handle), srq as usize, &owner.events()?);
+            Ok(srq)
         })
     }
     "IBVERBS_1.1" fn ibv_modify_srq(srq: In<Srq>, attr: In<IbvSrqAttr>, mask: c_int) -> c_int {
@@ -367,6 +383,8 @@ exports! {
         number(|| {
             let object = srq.get()?;
             object.adapter.device().destroy_srq(object.handle)?;
+            object.adapter.listeners.remove(EventObject::Srq(object.handle), srq.raw() as usize);
+            object.async_events.wait();
             srq.take().map(drop)
         })
     }

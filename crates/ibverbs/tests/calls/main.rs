@@ -27,6 +27,7 @@ macro_rules! call {
     (@word $arg:expr) => { usize };
 }
 
+mod events;
 mod extended;
 
 fn errno() -> c_int {
@@ -146,9 +147,33 @@ impl Pair {
         for qp in self.qps {
             assert_eq!(call!(ibv_destroy_qp(qp) -> c_int), 0);
         }
+        self.end_without_queue_pairs();
+    }
+    fn end_without_queue_pairs(self) {
         assert_eq!(call!(ibv_destroy_cq(self.cq) -> c_int), 0);
         assert_eq!(call!(ibv_dealloc_pd(self.pd) -> c_int), 0);
         assert_eq!(call!(ibv_close_device(self.context) -> c_int), 0);
+    }
+}
+
+/// A request without data.
+fn send_wr(wr_id: u64, opcode: u32, send_flags: u32) -> IbvSendWr {
+    IbvSendWr {
+        wr_id,
+        next: null_mut(),
+        sg_list: null_mut(),
+        num_sge: 0,
+        opcode,
+        send_flags,
+        imm_or_rkey: 0,
+        addr_or_ah: 0,
+        second: [0; 2],
+        swap: 0,
+        atomic_rkey: 0,
+        pad: 0,
+        remote_srqn: 0,
+        pad_behind: 0,
+        bind_or_tso: [0; 6],
     }
 }
 
@@ -173,23 +198,7 @@ fn lists_of_requests_are_taken_up_to_the_refused_one_and_inline_bytes_are_gather
     assert_eq!(posted, 0);
 
     let mut parts = [sge(mr, base.wrapping_add(3), 3), sge(mr, base, 3)];
-    let send = |wr_id, next, opcode, send_flags| IbvSendWr {
-        wr_id,
-        next,
-        sg_list: null_mut(),
-        num_sge: 0,
-        opcode,
-        send_flags,
-        imm_or_rkey: 0,
-        addr_or_ah: 0,
-        second: [0; 2],
-        swap: 0,
-        atomic_rkey: 0,
-        pad: 0,
-        remote_srqn: 0,
-        pad_behind: 0,
-        bind_or_tso: [0; 6],
-    };
+    let send = |wr_id, next, opcode, send_flags| IbvSendWr { next, ..send_wr(wr_id, opcode, send_flags) };
     // The last has an opcode that no request has.
     let mut refused = send(12, null_mut(), 77, 2);
     let mut with_data = send(11, &raw mut refused, 3, 2 | 8);

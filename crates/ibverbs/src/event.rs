@@ -1,0 +1,111 @@
+//! Events on their way to a program: a list with a descriptor that counts it, and events that are to be acknowledged.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use hca::hca_core::Device;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
+
+use crate::entry::{Errno, lock};
+
+/// Events, and a descriptor that counts them, on which programs sleep.
+pub(crate) struct Events<T> {
+    fd: OwnedFd,
+    waiting: Mutex<VecDeque<T>>,
+}
+
+impl<T> Events<T> {
+    /// The most events that wait. Beyond it the oldest is lost: the program does not look.
+    const MAX: usize = 1 << 16;
+
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
+        Ok(Self { fd, waiting: Mutex::default() })
+    }
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+    pub(crate) fn push(&self, event: T) {
+        let mut waiting = lock(&self.waiting);
+        if waiting.len() == Self::MAX {
+            waiting.pop_front();
+            self.uncount();
+        }
+        waiting.push_back(event);
+        // The counter does not overflow: each event of it is in the list.
+        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+    }
+    /// Takes the oldest event, and notes it while no other thread can [forget](Self::forget) it. Does not wait: the
+    /// descriptor counts what the list has.
+    fn pop(&self, note: impl FnOnce(&T)) -> Option<T> {
+        let mut waiting = lock(&self.waiting);
+        let event = waiting.pop_front()?;
+        self.uncount();
+        note(&event);
+        Some(event)
+    }
+    /// Takes away all events of an object that is destroyed.
+    pub(crate) fn forget(&self, of: impl Fn(&T) -> bool) {
+        let mut waiting = lock(&self.waiting);
+        let before = waiting.len();
+        waiting.retain(|event| !of(event));
+        (waiting.len()..before).for_each(|_| self.uncount());
+    }
+    fn uncount(&self) {
+        let _ = rustix::io::read(&self.fd, &mut [0; 8]);
+    }
+
+    /// Waits for an event, while the device makes progress.
+    ///
+    /// # Errors
+    /// There is none, and the program has made the descriptor one that does not block; or a signal came.
+    pub(crate) fn take(&self, device: &dyn Device, note: impl Fn(&T)) -> Result<T, Errno> {
+        loop {
+            if let Some(event) = self.pop(&note) {
+                return Ok(event);
+            }
+            if fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK) {
+                return Err(Errno(libc::EAGAIN));
+            }
+            let timeout = device.next_deadline().and_then(|d| Timespec::try_from(d).ok());
+            let turn_fd = device.turn_fd();
+            let mut fds = [PollFd::new(&self.fd, PollFlags::IN), PollFd::new(&self.fd, PollFlags::IN)];
+            let mut used = 1;
+            if let Some(fd) = &turn_fd {
+                fds[1] = PollFd::new(fd, PollFlags::IN);
+                used = 2;
+            }
+            poll(&mut fds[..used], timeout.as_ref())?;
+            if fds[0].revents().is_empty() {
+                device.turn();
+            }
+        }
+    }
+}
+
+/// Events of one object that were taken, and not acknowledged yet.
+#[derive(Default)]
+pub(crate) struct Unacknowledged {
+    count: Mutex<u32>,
+    none: Condvar,
+}
+
+impl Unacknowledged {
+    pub(crate) fn take(&self) {
+        *lock(&self.count) += 1;
+    }
+    pub(crate) fn acknowledge(&self, count: u32) {
+        let mut unacknowledged = lock(&self.count);
+        *unacknowledged = unacknowledged.saturating_sub(count);
+        self.none.notify_all();
+    }
+    /// Waits until all are acknowledged.
+    pub(crate) fn wait(&self) {
+        let mut count = lock(&self.count);
+        while *count > 0 {
+            count = self.none.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Asynchronous events.
+
+use super::*;
+use crate::abi::{IbvAsyncEvent, IbvSrq, IbvSrqAttr, IbvSrqInitAttr};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const QP_ACCESS_ERR: u32 = 3;
+const SRQ_LIMIT_REACHED: u32 = 15;
+
+fn next_event(context: *mut IbvContext) -> IbvAsyncEvent {
+    let mut event = IbvAsyncEvent { element: 0, event_type: 99 };
+    assert_eq!(call!(ibv_get_async_event(context, &raw mut event) -> c_int), 0, "{}", errno());
+    event
+}
+fn acknowledge(mut event: IbvAsyncEvent) {
+    call!(ibv_ack_async_event(&raw mut event) -> ());
+}
+/// Has calls that would wait refuse.
+fn do_not_wait(context: *mut IbvContext) {
+    // SAFETY: a context that is open, and its descriptor.
+    unsafe { libc::fcntl((*context).async_fd, libc::F_SETFL, libc::O_NONBLOCK) };
+}
+fn none_waits(context: *mut IbvContext) {
+    let mut event = IbvAsyncEvent { element: 0, event_type: 0 };
+    assert_eq!(call!(ibv_get_async_event(context, &raw mut event) -> c_int), -1);
+    assert_eq!(errno(), libc::EAGAIN);
+}
+
+#[test]
+fn an_event_names_its_object_which_is_destroyed_once_it_is_acknowledged() {
+    let pair = pair();
+    let mut memory = vec![0u8; 64];
+    let mr = pair.register(&mut memory);
+    let mut from = sge(mr, memory.as_ptr(), 8);
+    // A key that no region has.
+    let mut write = IbvSendWr { addr_or_ah: 1, second: [0x7777_7700, 0], ..send_wr(1, 0, 2) };
+    (write.sg_list, write.num_sge) = (&raw mut from, 1);
+    let mut bad: *mut IbvSendWr = null_mut();
+    let posted = call!(@ slot(pair.context, 208), (pair.qps[0], &raw mut write, &raw mut bad) -> c_int);
+    assert_eq!(posted, 0);
+    let event = next_event(pair.context);
+    assert_eq!((event.event_type, event.element), (QP_ACCESS_ERR, pair.qps[1] as usize));
+
+    let acknowledged = AtomicBool::new(false);
+    let qp = pair.qps[1] as usize;
+    std::thread::scope(|scope| {
+        let ends = scope.spawn(|| {
+            assert_eq!(call!(ibv_destroy_qp(qp) -> c_int), 0);
+            assert!(acknowledged.load(Ordering::SeqCst), "destroyed before the event was acknowledged");
+        });
+        (0..1000).for_each(|_| std::thread::yield_now());
+        acknowledged.store(true, Ordering::SeqCst);
+        acknowledge(event);
+        ends.join().unwrap();
+    });
+    assert_eq!(call!(ibv_destroy_qp(pair.qps[0]) -> c_int), 0);
+    assert_eq!(call!(ibv_dereg_mr(mr) -> c_int), 0);
+    pair.end_without_queue_pairs();
+}
+
+#[test]
+fn events_of_an_object_that_is_gone_are_gone_with_it() {
+    let context = open();
+    do_not_wait(context);
+    none_waits(context);
+    let pd = call!(ibv_alloc_pd(context) -> *mut IbvPd);
+    for taken in [true, false] {
+        let attr = IbvSrqAttr { max_wr: 4, max_sge: 1, srq_limit: 0 };
+        let mut init = IbvSrqInitAttr { srq_context: null_mut(), attr };
+        let srq = call!(ibv_create_srq(pd, &raw mut init) -> *mut IbvSrq);
+        // It has no requests, and so fewer than two.
+        let mut limit = IbvSrqAttr { srq_limit: 2, ..attr };
+        assert_eq!(call!(ibv_modify_srq(srq, &raw mut limit, 2) -> c_int), 0);
+        if taken {
+            let event = next_event(context);
+            assert_eq!((event.event_type, event.element), (SRQ_LIMIT_REACHED, srq as usize));
+            acknowledge(event);
+        }
+        assert_eq!(call!(ibv_destroy_srq(srq) -> c_int), 0);
+        none_waits(context);
+    }
+    assert_eq!(call!(ibv_get_async_event(0, 0) -> c_int), -1);
+    call!(ibv_ack_async_event(0) -> ());
+    assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), 0);
+    assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
+}
