@@ -8,6 +8,7 @@
 //! |---|---|
 //! | SEND on a connection | [`CtrlSeg`], data |
 //! | SEND of a datagram | [`CtrlSeg`], [`UdAdrsVector`], data |
+//! | any of these on an extended connection | [`CtrlSeg`], [`XrcSeg`], then as on a connection |
 //! | WRITE, READ | [`CtrlSeg`], [`RaddrSeg`], data |
 //! | atomic | [`CtrlSeg`], [`RaddrSeg`], [`AtomicSeg`], one data pointer for the old value |
 //! | invalidate, fast register | [`CtrlSeg`], [`UmrCtrlSeg`], [`Mkc`](crate::Mkc), translation entries |
@@ -54,6 +55,12 @@ layout! {
         IMM: 0x0c [31:0],
         /// The key that the entry makes or invalidates.
         UMR_MKEY: 0x0c [31:0] over,
+    }
+
+    /// Segment of an extended connection, before all others: the shared receive queue of the peer's domain.
+    pub struct XrcSeg: 0x10 {
+        /// The queue's number.
+        XRC_SRQN: 0x00 [31:0],
     }
 
     /// Remote address segment: the address and the key at the peer.

@@ -19,6 +19,7 @@ use hca_prm::{CmdStatus, CqErrorSyndrome, EventType};
 use softhca::{Pace, SoftHca};
 
 use crate::bus::registers::Clock;
+use crate::command::Numbers;
 use crate::command::caps::LOG_QPS;
 use crate::cq::{self, complete::BATCH};
 use crate::function::Function;
@@ -128,6 +129,9 @@ pub(crate) struct Objects {
     pub(crate) qps: Numbered<qp::Qp>,
     pub(crate) watched: qp::watch::Watched,
     pub(crate) srqs: Numbered<srq::Srq>,
+    /// Domains of extended connections.
+    pub(crate) xrcds: Numbered<srq::xrc::Domain>,
+    pub(crate) xrcd_numbers: Numbers,
     /// Queue pairs by the adapter's index.
     pub(crate) by_index: Numbered<u32>,
     pub(crate) addresses: Addresses,
@@ -146,7 +150,7 @@ pub(crate) struct Objects {
     pub(crate) failed_cqs: Vec<u32>,
     last_number: u32,
     /// Bytes that the adapter's queues have for this function, and may have.
-    queue_bytes: usize,
+    pub(crate) queue_bytes: usize,
     pub(crate) max_queue_bytes: usize,
     /// Bytes that were let go of, and that nobody has asked about.
     pub(crate) freed_bytes: usize,
@@ -185,6 +189,8 @@ impl Objects {
             qps: Numbered::default(),
             watched: qp::watch::Watched::default(),
             srqs: Numbered::default(),
+            xrcds: Numbered::default(),
+            xrcd_numbers: Numbers::default(),
             by_index: Numbered::default(),
             addresses: Addresses::default(),
             room: Box::default(),
@@ -220,12 +226,12 @@ impl Objects {
         Ok(bytes)
     }
 
-    /// A number that no queue of the function has.
+    /// A number that no completion queue of the function has.
     pub(crate) fn new_number(&mut self) -> Result<u32, CmdStatus> {
         for _ in 0..NUMBERS {
             self.last_number = (self.last_number + 1) % NUMBERS;
             let n = self.last_number;
-            if n != 0 && !self.cqs.contains_key(&n) && !self.srqs.contains_key(&n) {
+            if n != 0 && !self.cqs.contains_key(&n) {
                 return Ok(n);
             }
         }
@@ -308,6 +314,7 @@ impl Objects {
             for qp in self.qps.values_mut().filter(|qp| qp.cq_send == cqn || qp.cq_recv == cqn) {
                 qp.fail(&self.hca);
             }
+            self.end_extended_of(cqn);
         }
     }
 
@@ -333,6 +340,7 @@ impl Objects {
                 gone("shared receive queue", self.hca.destroy_srq(handle));
             }
         }
+        self.remove_domains();
         self.remove_bus_keys();
         self.leaving.add_keys(std::mem::take(&mut self.mkeys), std::mem::take(&mut self.keys_of));
         self.forget_addresses();

@@ -49,8 +49,13 @@ pub(crate) struct XrcRecv {
     number: Srqn,
 }
 
-fn number_of(srq: SrqHandle) -> Srqn {
-    Srqn::new(srq.generation << SLOT_BITS | (srq.index + 1))
+impl SoftHca {
+    /// The number of a shared receive queue, which no other one of the adapter has at the same time. By the number of a
+    /// queue of an XRC domain, requests of peers name it. `None`: the queue lies beyond those that have a number.
+    pub fn srq_number(srq: SrqHandle) -> Option<Srqn> {
+        let slot = srq.index + 1;
+        (slot >> SLOT_BITS == 0).then(|| Srqn::new(srq.generation << SLOT_BITS | slot))
+    }
 }
 
 impl XrcRecv {
@@ -96,10 +101,8 @@ impl Engine {
     fn begin_xrc_srq(&mut self, srq: SrqHandle, xrcd: XrcdHandle, cq: CqHandle) -> Result<Srqn, DeviceError> {
         self.xrcd(xrcd)?;
         self.cq(cq)?;
-        if (srq.index + 1) >> SLOT_BITS != 0 {
-            return Err(DeviceError::LimitReached { what: "XRC queue", limit: (1 << SLOT_BITS) - 1 });
-        }
-        let number = number_of(srq);
+        let none = DeviceError::LimitReached { what: "XRC queue", limit: (1 << SLOT_BITS) - 1 };
+        let number = SoftHca::srq_number(srq).ok_or(none)?;
         self.srq(srq)?.xrc = Some(XrcSrq { xrcd, number, cq });
         self.xrcd(xrcd)?.users += 1;
         *self.cq_users(cq)? += 1;

@@ -70,6 +70,8 @@ commands! {
     ARM_XRC_SRQ => ArmXrcSrqIn: 0x10 {
         /// The number.
         XRC_SRQN: 0x08 [23:0],
+        /// How few.
+        LWM: 0x0c [15:0],
     }, ArmXrcSrqOut: 0x10 {
     }
 

@@ -76,6 +76,8 @@ layout! {
         MIN_RNR_NAK: 0x94 [28:24],
         /// The packet sequence number that is expected next.
         NEXT_RCV_PSN: 0x94 [23:0],
+        /// The domain of extended connections that a target belongs to.
+        XRCD: 0x98 [23:0],
         /// The completion queue of the receive queue.
         CQN_RCV: 0x9c [23:0],
         /// Bus address of the doorbell record.

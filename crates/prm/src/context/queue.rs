@@ -86,8 +86,32 @@ layout! {
 
     /// Context of a shared receive queue of extended reliable connections.
     pub struct XrcSrqc: 0x40 {
+        /// Whether it is ready or in error: an [`XrcSrqState`] code.
+        STATE: 0x00 [31:28],
+        /// Entries, as a power of two.
+        LOG_XRC_SRQ_SIZE: 0x00 [27:24],
+        /// Entries have no segment that names the next one.
+        BASIC_CYCLIC_RCV_WQE: 0x04 [27],
+        /// Bytes of an entry, as a power of two less 4.
+        LOG_RQ_STRIDE: 0x04 [26:24],
+        /// The domain of extended connections.
+        XRCD: 0x04 [23:0],
+        /// Where in the first page it begins, in units of 1/64 of a page.
+        PAGE_OFFSET: 0x08 [31:26],
+        /// The doorbell record is given as a place in registered user memory.
+        DBR_UMEM_VALID: 0x08 [24],
+        /// The completion queue of its requests.
+        CQN: 0x08 [23:0],
+        /// Bytes of a page, as a power of two less 12.
+        LOG_PAGE_SIZE: 0x10 [29:24],
+        /// The user's number for this queue, which completions carry where the interface says so.
+        USER_INDEX: 0x10 [23:0],
         /// The protection domain.
         PD: 0x18 [23:0],
+        /// How few requests make an event; 0 if it is not armed.
+        LWM: 0x1c [31:16],
+        /// Bus address of the doorbell record.
+        DBR_ADDR: 0x28 [63:0],
     }
 
     /// Context of a receive memory pool: in version 1 of the interface, a shared receive queue.
@@ -205,6 +229,12 @@ codes! {
         Armed = 0x9 "armed for the next completion",
         Fired = 0xa "fired: it has made its event",
         AlwaysArmed = 0xb "armed for every completion",
+    }
+
+    /// State of a shared receive queue of extended reliable connections.
+    pub enum XrcSrqState {
+        Good = 0x0 "ready",
+        Error = 0x1 "in error",
     }
 
     /// State of a receive memory pool.

@@ -3,11 +3,17 @@
 use std::ops::{Deref, DerefMut};
 
 use hca_core::{Device, Gid, Mtu};
+#[cfg(test)]
+use hca_prm::XrcSrqc;
 use hca_prm::command::cq::{CreateCqIn, CreateCqOut};
 use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut};
 use hca_prm::command::qp::{CreateQpIn, CreateQpOut, DestroyQpIn, QueryQpIn, QueryQpOut, Rst2InitQpIn};
 use hca_prm::command::resource::{AllocPdIn, AllocPdOut};
+#[cfg(test)]
+use hca_prm::command::resource::{AllocXrcdIn, AllocXrcdOut};
 use hca_prm::command::srq::{CreateRmpIn, CreateRmpOut};
+#[cfg(test)]
+use hca_prm::command::srq::{CreateXrcSrqIn, CreateXrcSrqOut};
 use hca_prm::{
     AccessMode, Ads, CmdStatus, Cqc, Cqe64, DataSeg, Eqe, EventType, Mkc, Opcode, Qpc, RaddrSeg, Rmpc,
     RqType, ServiceType, Wq, WqType, optpar,
@@ -306,22 +312,71 @@ impl Client {
         ClientMr { key, addr, iova }
     }
 
-    pub(crate) fn rmp(&mut self, log_size: u32) -> ClientSrq {
+    /// Memory for a shared receive queue of 2^`log_size` entries, and the command's list of its pages.
+    fn srq_memory(&mut self, log_size: u32) -> (ClientSrq, Vec<u64>) {
         let bytes = (64_u64 << log_size).next_multiple_of(PAGE);
         let (list, record) = (self.alloc(bytes, PAGE), self.alloc(8, 64));
         for i in 0..1_u16 << log_size {
             self.write(list + 64 * u64::from(i) + 2, &(i + 1).to_be_bytes());
         }
+        let last = (1 << log_size) - 1;
+        (ClientSrq { rmpn: 0, list, record, head: 0, tail: last, posted: 0 }, pages(list, bytes))
+    }
+
+    pub(crate) fn rmp(&mut self, log_size: u32) -> ClientSrq {
+        let (srq, pages) = self.srq_memory(log_size);
         let wq = Wq::new()
             .with(Wq::WQ_TYPE, WqType::LinkedList.code())
             .with(Wq::PD, self.pd)
             .with(Wq::LOG_WQ_STRIDE, 6)
             .with(Wq::LOG_WQ_SZ, log_size)
-            .with(Wq::DBR_ADDR, record);
+            .with(Wq::DBR_ADDR, srq.record);
         let command = CreateRmpIn::new().with(CreateRmpIn::CTX, Rmpc::new().with(Rmpc::WQ, wq));
-        let (out, _) = self.command_with(&command, &pages(list, bytes), 0).unwrap();
-        let last = (1 << log_size) - 1;
-        ClientSrq { rmpn: out.get(CreateRmpOut::RMPN), list, record, head: 0, tail: last, posted: 0 }
+        let (out, _) = self.command_with(&command, &pages, 0).unwrap();
+        ClientSrq { rmpn: out.get(CreateRmpOut::RMPN), ..srq }
+    }
+
+    /// A domain of extended connections.
+    #[cfg(test)]
+    pub(crate) fn xrcd(&mut self) -> u32 {
+        self.command(&AllocXrcdIn::new()).unwrap().get(AllocXrcdOut::XRCD)
+    }
+
+    /// A shared receive queue of a domain of extended connections.
+    #[cfg(test)]
+    pub(crate) fn try_xrc_srq(
+        &mut self,
+        log_size: u32,
+        (xrcd, cqn): (u32, u32),
+        user_index: u32,
+    ) -> Result<ClientSrq, CmdStatus> {
+        let (srq, pages) = self.srq_memory(log_size);
+        let context = XrcSrqc::new()
+            .with(XrcSrqc::LOG_XRC_SRQ_SIZE, log_size)
+            .with(XrcSrqc::LOG_RQ_STRIDE, 6 - 4)
+            .with(XrcSrqc::XRCD, xrcd)
+            .with(XrcSrqc::CQN, cqn)
+            .with(XrcSrqc::USER_INDEX, user_index)
+            .with(XrcSrqc::PD, self.pd)
+            .with(XrcSrqc::DBR_ADDR, srq.record);
+        let command = CreateXrcSrqIn::new().with(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY, context);
+        let (out, _) = self.command_with(&command, &pages, 0)?;
+        Ok(ClientSrq { rmpn: out.get(CreateXrcSrqOut::XRC_SRQN), ..srq })
+    }
+
+    /// A target of a domain, as Linux makes it: without a doorbell page and a record, and with queues that mean nothing.
+    #[cfg(test)]
+    pub(crate) fn try_target(&mut self, xrcd: u32) -> Result<ClientQp, CmdStatus> {
+        let context = Qpc::new()
+            .with(Qpc::ST, ServiceType::Xrc.code())
+            .with(Qpc::PD, self.pd)
+            .with(Qpc::NO_SQ, true)
+            .with(Qpc::RQ_TYPE, RqType::Srq.code())
+            .with(Qpc::XRCD, xrcd)
+            .with(Qpc::USER_INDEX, 0xff_ffff);
+        let (out, _) = self.command_with(&CreateQpIn::new().with(CreateQpIn::QPC, context), &[], 0)?;
+        let (qpn, st) = (out.get(CreateQpOut::QPN), ServiceType::Xrc);
+        Ok(ClientQp { qpn, rq: 0, sq: 0, record: 0, log_rq: 0, log_sq: 0, rq_pi: 0, sq_pi: 0, st })
     }
 
     /// Posts to a shared receive queue. Returns the entry's index.

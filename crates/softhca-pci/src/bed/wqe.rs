@@ -1,7 +1,9 @@
 //! Requests of send queues.
 
 use hca_core::Gid;
-use hca_prm::{AtomicSeg, CompletionMode, CtrlSeg, DataSeg, InlineSeg, RaddrSeg, UdAdrsVector, WqeOpcode};
+use hca_prm::{
+    AtomicSeg, CompletionMode, CtrlSeg, DataSeg, InlineSeg, RaddrSeg, UdAdrsVector, WqeOpcode, XrcSeg,
+};
 
 /// A request of a send queue that is being put together.
 #[derive(Clone, Debug)]
@@ -31,6 +33,11 @@ impl Wqe {
     }
     pub(crate) fn imm(mut self, imm: u32) -> Self {
         self.ctrl.set(CtrlSeg::IMM, imm);
+        self
+    }
+    /// To a shared receive queue of the peer's domain.
+    pub(crate) fn srq(mut self, number: u32) -> Self {
+        self.rest.extend(XrcSeg::new().with(XrcSeg::XRC_SRQN, number).as_bytes());
         self
     }
     pub(crate) fn to(mut self, remote: RaddrSeg) -> Self {

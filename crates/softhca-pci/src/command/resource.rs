@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hca_core::{Device, PdHandle};
 use hca_prm::command::resource::{
-    AllocPdOut, AllocTransportDomainOut, AllocUarOut, AllocXrcdOut, ConfigIntModerationIn,
-    ConfigIntModerationOut, DeallocPdIn, DeallocTransportDomainIn, DeallocUarIn, DeallocXrcdIn,
-    QuerySpecialContextsOut,
+    AllocPdOut, AllocTransportDomainOut, AllocUarOut, ConfigIntModerationIn, ConfigIntModerationOut,
+    DeallocPdIn, DeallocTransportDomainIn, DeallocUarIn, QuerySpecialContextsOut,
 };
 use hca_prm::{CmdStatus, Opcode};
 
@@ -17,7 +16,7 @@ use crate::function::Function;
 
 /// As powers of two: protection domains, domains of extended connections, transport domains of a function.
 pub(super) const LOG_PDS: u32 = 10;
-pub(super) const LOG_XRCDS: u32 = 8;
+pub(crate) const LOG_XRCDS: u32 = 8;
 pub(super) const LOG_TRANSPORT_DOMAINS: u32 = 10;
 /// The key for addresses of the bus.
 pub(crate) const RESERVED_LKEY: u32 = 0x0000_ff00;
@@ -56,7 +55,6 @@ impl Numbers {
 pub(crate) struct Resources {
     pds: BTreeMap<u32, PdHandle>,
     numbers: Numbers,
-    xrcds: Numbers,
     transport_domains: Numbers,
 }
 
@@ -91,11 +89,8 @@ impl Function {
             }
             Opcode::ALLOC_PD => self.alloc_pd(out),
             Opcode::DEALLOC_PD => self.dealloc_pd(parse::<DeallocPdIn>(input)?.get(DeallocPdIn::PD)),
-            Opcode::ALLOC_XRCD => {
-                let number = r.xrcds.alloc(LOG_XRCDS)?;
-                out.put(&AllocXrcdOut::new().with(AllocXrcdOut::XRCD, number))
-            }
-            Opcode::DEALLOC_XRCD => r.xrcds.free(parse::<DeallocXrcdIn>(input)?.get(DeallocXrcdIn::XRCD)),
+            Opcode::ALLOC_XRCD => self.alloc_xrcd(out),
+            Opcode::DEALLOC_XRCD => self.dealloc_xrcd(input),
             Opcode::ALLOC_TRANSPORT_DOMAIN => {
                 let number = r.transport_domains.alloc(LOG_TRANSPORT_DOMAINS)?;
                 out.put(

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use hca_core::wire::Grh;
-use hca_core::{Completion, QpHandle, RecvExtra, WcOpcode, WcStatus};
-use hca_prm::{CqErrorSyndrome, Cqe64, CqeOpcode, CqeSyndrome, ErrCqe, EventType};
+use hca_core::{Completion, QpHandle, RecvExtra, Srqn, WcOpcode, WcStatus};
+use hca_prm::{CqErrorSyndrome, Cqe64, CqeOpcode, CqeSyndrome, ErrCqe, EventType, XrcSrqc};
 use softhca::SoftHca;
 
 use crate::bus::registers::Clock;
@@ -139,6 +139,17 @@ fn received(c: &Completion, sender: Option<Sender>) -> Cqe64 {
     cqe
 }
 
+/// A receive request of a domain of extended connections has ended. Its target may have gone by now.
+fn received_by_domain(c: &Completion, srqs: &Numbered<Srq>, target: Option<&Qp>, shown: &mut Shown<'_>) {
+    let Some(context) = srqs.get(&c.srq.raw()).and_then(Srq::extended) else { return };
+    let well = c.status == WcStatus::Success;
+    if let Some(target) = target.filter(|_| !well) {
+        shown.counters.count_error(target.counter_set(), false, syndrome(c.status));
+    }
+    let (cqn, user_index) = (context.get(XrcSrqc::CQN), context.get(XrcSrqc::USER_INDEX));
+    shown.write(cqn, c.qp, user_index, received(c, None), c.solicited || !well);
+}
+
 /// What a receiver is told of who has sent a datagram.
 #[derive(Clone, Copy)]
 struct Sender {
@@ -251,6 +262,10 @@ impl Objects {
         let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, counters, wire, times };
         for c in &port.batch[..n] {
             let number = shown.number(c.qp);
+            if c.srq != Srqn::default() {
+                received_by_domain(c, srqs, qps.get(&number), &mut shown);
+                continue;
+            }
             let Some(qp) = qps.get_mut(&number).filter(|qp| qp.handle == c.qp) else { continue };
             if c.opcode.is_recv() {
                 let datagram = qp.is_datagram() && c.status == WcStatus::Success;
@@ -315,10 +330,13 @@ impl Objects {
     pub(crate) fn take_places(&mut self, guest: &Guest) -> bool {
         let mut any = false;
         self.activate_called();
-        let Self { qps, watched, cqs, srqs, raised, failed_cqs, by_index, hca, buses, counters, .. } = self;
+        let Self {
+            qps, watched, cqs, srqs, xrcds, raised, failed_cqs, by_index, hca, buses, counters, ..
+        } = self;
         let (wire, times) = (self.wire, Times::of(self.clock));
         let mut names = Names { hca, guest, buses, keys: None };
-        for number in &watched.shared {
+        let of_domains = watched.domains.iter().filter_map(|number| xrcds.get(number));
+        for number in watched.shared.iter().chain(of_domains.flat_map(|domain| &domain.srqs)) {
             if let Some(srq) = srqs.get_mut(number) {
                 any |= crate::qp::recv::take_shared(*number, srq, &mut names, raised);
             }

@@ -7,7 +7,7 @@ pub(crate) mod complete;
 mod tests;
 
 use hca_prm::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn, ModifyCqIn, QueryCqIn, QueryCqOut, modify};
-use hca_prm::{CI_MASK, CmdStatus, CqSt, CqStatus, Cqc, Cqe64, CqeOpcode};
+use hca_prm::{CI_MASK, CmdStatus, CqSt, CqStatus, Cqc, Cqe64, CqeOpcode, XrcSrqc};
 
 use crate::command::caps::{LOG_CQ_SIZE, LOG_CQS};
 use crate::command::{Output, parse};
@@ -16,6 +16,7 @@ use crate::eth::uses::Thing;
 use crate::function::Function;
 use crate::guest::{Guest, Window};
 use crate::objects::{Objects, has_room, no_window};
+use crate::srq::Srq;
 
 /// Bytes of an entry, as a power of two.
 const LOG_CQE: u32 = 6;
@@ -177,12 +178,15 @@ impl Objects {
         Ok(cqn)
     }
 
-    /// Destroys a completion queue that no queue pair uses.
+    /// Destroys a completion queue that no queue pair and no shared receive queue uses.
     pub(crate) fn destroy_cq(&mut self, cqn: u32) -> Result<(), CmdStatus> {
         if !self.cqs.contains_key(&cqn) {
             return Err(CmdStatus::BadRes);
         }
-        if self.qps.values().any(|qp| qp.cq_send == cqn || qp.cq_recv == cqn) {
+        let of_domain = |srq: &Srq| srq.extended().is_some_and(|context| context.get(XrcSrqc::CQN) == cqn);
+        if self.qps.values().any(|qp| qp.cq_send == cqn || qp.cq_recv == cqn)
+            || self.srqs.values().any(of_domain)
+        {
             return Err(CmdStatus::ResBusy);
         }
         if let Some(cq) = self.cqs.remove(&cqn) {

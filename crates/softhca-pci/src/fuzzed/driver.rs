@@ -10,10 +10,13 @@ use hca_prm::command::eq::{CreateEqIn, CreateEqOut};
 use hca_prm::command::hca::{ManagePagesIn, ManagePagesMod};
 use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut};
 use hca_prm::command::qp::{CreateQpIn, CreateQpOut, Rst2InitQpIn};
-use hca_prm::command::srq::{CreateRmpIn, CreateRmpOut, CreateSrqIn, CreateSrqOut, CreateXrcSrqIn};
+use hca_prm::command::resource::AllocXrcdIn;
+use hca_prm::command::srq::{
+    CreateRmpIn, CreateRmpOut, CreateSrqIn, CreateSrqOut, CreateXrcSrqIn, CreateXrcSrqOut,
+};
 use hca_prm::{
     AccessMode, Ads, CmdIfBox, CmdOut, CmdQueueEntry, Cqc, Cqe64, DataSeg, EqSt, Eqc, Layout, Mkc, Opcode,
-    Qpc, RaddrSeg, Rmpc, RqType, ServiceType, Srqc, Wq, WqType, WqeOpcode,
+    Qpc, RaddrSeg, Rmpc, RqType, ServiceType, Srqc, Wq, WqType, WqeOpcode, XrcSrqc,
 };
 
 use super::Input;
@@ -40,6 +43,8 @@ pub(super) struct Pair {
     pub(super) recv: Queue,
     pub(super) send: Queue,
     pub(super) datagrams: bool,
+    /// It is one of extended connections.
+    extended: bool,
 }
 
 /// A key: where it leads.
@@ -326,15 +331,17 @@ impl Driver {
 
     pub(super) fn make_qp(&mut self, input: &mut Input<'_>) {
         let [kind, sizes, cqs, more] = input.bytes();
-        let real = [ServiceType::Rc, ServiceType::Rc, ServiceType::Uc, ServiceType::Ud];
+        use ServiceType::{Rc, Uc, Ud, Xrc};
+        let real = [Rc, Rc, Uc, Ud, Xrc];
         let services = if kind & 8 == 0 { &real[..] } else { ServiceType::ALL };
         let service = services[usize::from(kind & 7) % services.len()];
         let (log_rq, log_sq) = (u32::from(sizes & 7), u32::from(sizes >> 4 & 7));
         let shared = (more & 1 != 0).then(|| chosen(&self.srqs, more >> 4).number);
-        let rq_bytes = if shared.is_some() { 0 } else { 64 << log_rq };
+        let extended = service == Xrc;
+        let rq_bytes = if shared.is_some() || extended { 0 } else { 64 << log_rq };
         let bytes = rq_bytes + (64 << log_sq);
         let (at, record) = (self.room(more >> 1, bytes), self.room(more >> 1, 64));
-        let rq_type = if shared.is_some() { RqType::Srq } else { RqType::Regular };
+        let rq_type = if shared.is_some() || extended { RqType::Srq } else { RqType::Regular };
         let context = Qpc::new()
             .with(Qpc::ST, service.code())
             .with(Qpc::PD, self.pd(more >> 2))
@@ -344,16 +351,18 @@ impl Driver {
             .with(Qpc::LOG_SQ_SIZE, log_sq)
             .with(Qpc::RQ_TYPE, rq_type.code())
             .with(Qpc::SRQN_RMPN_XRQN, shared.unwrap_or(0))
+            .with(Qpc::NO_SQ, extended && sizes & 0x80 != 0)
+            .with(Qpc::XRCD, 1 + u32::from(sizes >> 3 & 1))
             .with(Qpc::CQN_SND, chosen(&self.cqs, cqs & 15).number)
             .with(Qpc::CQN_RCV, chosen(&self.cqs, cqs >> 4).number)
             .with(Qpc::DBR_ADDR, record);
         let command = CreateQpIn::new().with(CreateQpIn::QPC, context);
         let out = self.made::<CreateQpOut>(input, Opcode::CREATE_QP, command, Self::pages(at, bytes));
-        let datagrams = service == ServiceType::Ud;
+        let datagrams = service == Ud;
         self.qps.extend(out.map(|out| {
             let recv = Queue { number: out.get(CreateQpOut::QPN), at, record, log_size: log_rq, count: 0 };
             let send = Queue { at: at + rq_bytes, record: record + 4, log_size: log_sq, ..recv };
-            Pair { recv, send, datagrams }
+            Pair { recv, send, datagrams, extended }
         }));
     }
 
@@ -464,8 +473,19 @@ impl Driver {
                 out.map(|out| out.get(CreateSrqOut::SRQN))
             }
             _ => {
-                self.layout(input, Opcode::CREATE_XRC_SRQ, CreateXrcSrqIn::new(), pages, 16);
-                None
+                if size & 0x40 != 0 {
+                    self.layout(input, Opcode::ALLOC_XRCD, AllocXrcdIn::new(), std::iter::empty(), 16);
+                }
+                let context = XrcSrqc::new()
+                    .with(XrcSrqc::PD, pd)
+                    .with(XrcSrqc::XRCD, 1 + u32::from(size >> 3 & 1))
+                    .with(XrcSrqc::CQN, chosen(&self.cqs, kind >> 2).number)
+                    .with(XrcSrqc::LOG_XRC_SRQ_SIZE, log_size)
+                    .with(XrcSrqc::LOG_RQ_STRIDE, 2)
+                    .with(XrcSrqc::DBR_ADDR, record);
+                let command = CreateXrcSrqIn::new().with(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY, context);
+                let out = self.made::<CreateXrcSrqOut>(input, Opcode::CREATE_XRC_SRQ, command, pages);
+                out.map(|out| out.get(CreateXrcSrqOut::XRC_SRQN))
             }
         };
         self.srqs.extend(number.map(|number| Queue { number, at, record, log_size, count: 0 }));
@@ -498,6 +518,9 @@ impl Driver {
         if pair.datagrams {
             let (gid, lid) = if what & 2 == 0 { (self.gid, 0) } else { (Gid([peer; 16]), peer.into()) };
             wqe = wqe.datagram(gid, lid, chosen(&self.qps, peer).recv.number, 0x1111);
+        }
+        if pair.extended {
+            wqe = wqe.srq(chosen(&self.srqs, peer).number);
         }
         if opcode.code() & 0x18 != 0 && !matches!(opcode, WqeOpcode::Send | WqeOpcode::SendImm) {
             let (key, addr, _) = self.place(input);

@@ -1,13 +1,15 @@
 //! Queue pairs of a function's driver.
 //!
-//! A queue pair of the RC, UC or UD service has a counterpart at the adapter, with the same number and, except for the
-//! send queue error state, the same state. Management queue pairs, and the queue pair by which Linux changes memory
+//! A queue pair of the RC, UC, UD or XRC service has a counterpart at the adapter, with the same number and, except for
+//! the send queue error state, the same state. An XRC queue pair without a send queue is a target, which has no queues,
+//! no doorbell record and no completion queues; one with a send queue is an initiator, which has that queue alone. Management queue pairs, and the queue pair by which Linux changes memory
 //! keys, have no counterpart: they have a number, states, and queues. They accept management datagrams, which get no
 //! answer, and changes of the rights and protection domains of keys; every other request ends in error. Queue pairs of
-//! other services, extended reliable connections (XRC) among them, are refused.
+//! other services are refused.
 
 mod aside;
 pub(crate) mod grh;
+pub(crate) mod modify;
 pub(crate) mod recv;
 mod segments;
 pub(crate) mod send;
@@ -28,22 +30,19 @@ mod tests_wqe;
 pub(crate) mod watch;
 
 use hca_core::{
-    Access, AckTimeout, AddressVector, Device, DeviceError, Gid, Lid, PdHandle, Pkey, Psn, Qkey, QpAttr,
-    QpCap, QpHandle, QpInit, QpState, QpType, Qpn, RecvPort, RnrTimer, SendPort, SrqHandle,
+    Device, ExtendedConnections, PdHandle, QpCap, QpHandle, QpInit, QpState, QpType, RecvPort, SendPort,
+    SrqHandle,
 };
-use hca_prm::command::qp::{CreateQpIn, CreateQpOut, DestroyQpIn, QueryQpIn, QueryQpOut, Rst2InitQpIn};
-use hca_prm::{
-    Ads, CmdStatus, MtuCode, Opcode, QpState as StateCode, Qpc, RqType, SEND_WQE_BB, ServiceType, optpar,
-};
-use softhca::SoftHca;
+use hca_prm::command::qp::{CreateQpIn, CreateQpOut, DestroyQpIn, QueryQpIn, QueryQpOut};
+use hca_prm::{CmdStatus, QpState as StateCode, Qpc, RqType, SEND_WQE_BB, ServiceType};
 
 use crate::command::caps::{self, LOG_QP_SIZE, LOG_QPS};
 use crate::command::{Output, parse};
 use crate::function::Function;
 use crate::guest::{Guest, Window};
-use crate::objects::{Objects, gone, has_room, no_window, status};
+use crate::objects::{Objects, has_room, no_window, status};
 use crate::port::counters::Fetched;
-use crate::port::directory::{Connection, Directory};
+use crate::port::directory::Directory;
 use crate::srq::Srq;
 use aside::Aside;
 
@@ -116,10 +115,14 @@ pub(crate) struct Qp {
     pub(crate) cq_recv: u32,
     /// The shared receive queue that it takes requests from.
     pub(crate) srq: Option<u32>,
+    /// The domain of extended connections of a target.
+    pub(crate) xrcd: Option<u32>,
+    /// None of a target, and none once it has gone.
     pub(crate) memory: Option<QpMemory>,
     pub(crate) sq: Option<WorkQueue>,
     pub(crate) rq: Option<WorkQueue>,
-    pub(crate) send: Box<dyn SendPort>,
+    /// Where send requests go; none of a target.
+    pub(crate) send: Option<Box<dyn SendPort>>,
     /// Where own receive requests go; none where they come from a shared queue, or go nowhere.
     pub(crate) recv: Option<Box<dyn RecvPort>>,
     /// It is in RESET: its records mean nothing, as drivers clear them later.
@@ -155,6 +158,10 @@ impl Qp {
     }
     pub(crate) fn is_datagram(&self) -> bool {
         self.service == Service::Real(QpType::Ud)
+    }
+    /// Whether an error of its send queue ends all of it.
+    pub(crate) fn is_reliable(&self) -> bool {
+        matches!(self.service, Service::Real(qp_type) if qp_type.is_reliable())
     }
     /// The set of counters that it names.
     pub(crate) fn counter_set(&self) -> u32 {
@@ -235,6 +242,17 @@ impl Shape {
     }
 }
 
+/// A queue pair as the adapter has made it.
+struct Made {
+    handle: QpHandle,
+    qpn: u32,
+    xrcd: Option<u32>,
+    memory: Option<QpMemory>,
+    send: Option<Box<dyn SendPort>>,
+    recv: Option<Box<dyn RecvPort>>,
+    counted: usize,
+}
+
 fn service(context: &Qpc) -> Result<Service, CmdStatus> {
     use ServiceType as S;
     let service = ServiceType::from_code(context.get(Qpc::ST)).ok_or(CmdStatus::BadParam)?;
@@ -242,6 +260,9 @@ fn service(context: &Qpc) -> Result<Service, CmdStatus> {
         S::Rc => Service::Real(QpType::Rc),
         S::Uc => Service::Real(QpType::Uc),
         S::Ud => Service::Real(QpType::Ud),
+        S::Xrc if context.get(Qpc::RQ_TYPE) == RqType::Regular.code() => return Err(CmdStatus::BadParam),
+        S::Xrc if context.get(Qpc::NO_SQ) => Service::Real(QpType::XrcTgt),
+        S::Xrc => Service::Real(QpType::XrcIni),
         S::Qp0 | S::Qp1 => Service::Inert { sends: true },
         // Linux makes one at its start, also where capabilities tell it to change no key by requests.
         S::RegUmr => Service::Inert { sends: false },
@@ -265,49 +286,38 @@ impl Objects {
         }
         caps::check_clock(context.get(Qpc::TS_FORMAT))?;
         let service = service(&context)?;
-        let shape = Shape::of(&context)?;
-        let (cq_send, cq_recv) = (context.get(Qpc::CQN_SND), context.get(Qpc::CQN_RCV));
-        let has_queue = |cqn: &u32| self.cqs.contains_key(cqn);
-        let needs_recv = shape.rq.is_some() || shape.shared;
-        if (shape.sq.is_some() && !has_queue(&cq_send)) || (needs_recv && !has_queue(&cq_recv)) {
-            return Err(CmdStatus::BadRes);
-        }
+        let Shape { sq, rq, shared } = Shape::of(&context)?;
+        // Those of extended connections have no receive queue; drivers name one of a domain all the same.
+        let extended = matches!(service, Service::Real(QpType::XrcIni | QpType::XrcTgt));
+        let shape = Shape { sq, rq, shared: shared && !extended };
+        let (cq_send, cq_recv) = self.completion_queues(&context, &shape)?;
         let real = matches!(service, Service::Real(_));
         let srq = (shape.shared && real).then(|| context.get(Qpc::SRQN_RMPN_XRQN));
-        let adapters_srq = srq.map(|number| self.adapters_srq(number)).transpose()?;
-        let memory = shape.memory(guest, &context, pas)?;
-        let completions = self.completions()?;
-        let (qp_type, cap) = match service {
-            Service::Real(qp_type) => (qp_type, shape.cap()),
-            Service::Inert { .. } => {
-                let cap =
-                    QpCap { max_send_wr: 1, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
-                (QpType::Ud, cap)
-            }
+        let made = if service == Service::Real(QpType::XrcTgt) {
+            self.make_target(context.get(Qpc::XRCD))?
+        } else {
+            let adapters_srq = srq.map(|number| self.adapters_srq(number)).transpose()?;
+            let memory = shape.memory(guest, &context, pas)?;
+            self.make_queues(pd, service, &shape, adapters_srq, memory)?
         };
-        let init = QpInit { qp_type, send_cq: completions, recv_cq: completions, srq: adapters_srq, cap };
-        let counted = self.count_queues(&cap)?;
-        let ports = self.hca.create_qp(pd, &init).map_err(|e| {
-            self.uncount_queue(counted);
-            status(e)
-        })?;
         if let Some(pace) = &self.pace {
-            self.hca.set_pace(ports.handle, pace.clone());
+            self.hca.set_pace(made.handle, pace.clone());
         }
-        let qpn = ports.qpn.raw();
+        let qpn = made.qpn;
         let qp = Qp {
-            handle: ports.handle,
+            handle: made.handle,
             service,
             pd,
             user_index: context.get(Qpc::USER_INDEX),
             cq_send,
             cq_recv,
             srq,
-            memory: Some(memory),
+            xrcd: made.xrcd,
+            memory: made.memory,
             sq: shape.sq,
             rq: shape.rq,
-            send: ports.send,
-            recv: ports.recv.filter(|_| real),
+            send: made.send,
+            recv: made.recv.filter(|_| real),
             in_reset: true,
             announced: 0,
             held: 0,
@@ -319,12 +329,66 @@ impl Objects {
             fetched: Fetched::default(),
             watch: watch::Watch::default(),
             context,
-            counted,
+            counted: made.counted,
         };
         self.by_index.insert(qp.handle.index, qpn);
         self.qps.insert(qpn, qp);
         self.watched.insert(qpn);
         Ok(qpn)
+    }
+
+    /// The completion queues of a queue pair: those of the queues that it has.
+    fn completion_queues(&self, context: &Qpc, shape: &Shape) -> Result<(u32, u32), CmdStatus> {
+        let of = |there: bool, cqn: u32| match (there, self.cqs.contains_key(&cqn)) {
+            (true, false) => Err(CmdStatus::BadRes),
+            (_, true) => Ok(cqn),
+            (false, false) => Ok(0),
+        };
+        let receives = shape.rq.is_some() || shape.shared;
+        Ok((of(shape.sq.is_some(), context.get(Qpc::CQN_SND))?, of(receives, context.get(Qpc::CQN_RCV))?))
+    }
+
+    /// Has the adapter make a target of a domain of extended connections.
+    fn make_target(&mut self, xrcd: u32) -> Result<Made, CmdStatus> {
+        let domain = self.xrcds.get(&xrcd).ok_or(CmdStatus::BadRes)?;
+        let (handle, qpn) = self.hca.create_xrc_target(domain.handle).map_err(status)?;
+        let (xrcd, qpn) = (Some(xrcd), qpn.raw());
+        Ok(Made { handle, qpn, xrcd, memory: None, send: None, recv: None, counted: 0 })
+    }
+
+    /// Has the adapter make a queue pair with queues.
+    fn make_queues(
+        &mut self,
+        pd: PdHandle,
+        service: Service,
+        shape: &Shape,
+        srq: Option<SrqHandle>,
+        memory: QpMemory,
+    ) -> Result<Made, CmdStatus> {
+        let completions = self.completions()?;
+        let (qp_type, cap) = match service {
+            Service::Real(qp_type) => (qp_type, shape.cap()),
+            Service::Inert { .. } => {
+                let cap =
+                    QpCap { max_send_wr: 1, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
+                (QpType::Ud, cap)
+            }
+        };
+        let init = QpInit { qp_type, send_cq: completions, recv_cq: completions, srq, cap };
+        let counted = self.count_queues(&cap)?;
+        let ports = self.hca.create_qp(pd, &init).map_err(|e| {
+            self.uncount_queue(counted);
+            status(e)
+        })?;
+        Ok(Made {
+            handle: ports.handle,
+            qpn: ports.qpn.raw(),
+            xrcd: None,
+            memory: Some(memory),
+            send: Some(ports.send),
+            recv: ports.recv,
+            counted,
+        })
     }
 
     fn unnamed(&mut self) -> Result<PdHandle, CmdStatus> {
@@ -357,7 +421,7 @@ impl Objects {
         self.leave_counters(qpn);
         let qp = self.qps.remove(&qpn).ok_or(CmdStatus::BadRes)?;
         self.by_index.remove(&qp.handle.index);
-        self.watched.remove(qpn, &qp, &mut self.srqs);
+        self.watched.remove(qpn, &qp, (&mut self.srqs, &mut self.xrcds));
         let lost = self.hca.destroy_qp(qp.handle).map_err(status)?;
         self.uncount_queue(qp.counted);
         if let Some(srq) = qp.srq {
@@ -376,7 +440,7 @@ impl Objects {
     pub(crate) fn state_of(&self, qp: &Qp) -> Result<StateCode, CmdStatus> {
         let state =
             if qp.is_inert() { qp.inert_state } else { self.hca.query_qp(qp.handle).map_err(status)?.state };
-        let reliable = qp.service == Service::Real(QpType::Rc);
+        let reliable = qp.is_reliable();
         Ok(match state {
             QpState::Reset => StateCode::Rst,
             QpState::Init => StateCode::Init,
@@ -399,292 +463,6 @@ impl Objects {
             .with(Qpc::HW_SQ_WQEBB_COUNTER, next(qp.sq))
             .with(Qpc::HW_RQ_COUNTER, next(qp.rq)))
     }
-
-    /// Carries out a command that changes a queue pair's state or attributes.
-    pub(crate) fn modify_qp(
-        &mut self,
-        opcode: Opcode,
-        qpn: u32,
-        optional: u32,
-        asked: &Qpc,
-        directory: &mut Directory,
-    ) -> Result<(), CmdStatus> {
-        self.activate(qpn);
-        let qp = self.qps.get(&qpn).ok_or(CmdStatus::BadRes)?;
-        let (froms, to) = transition(opcode).ok_or(CmdStatus::BadOp)?;
-        if !froms.is_empty() && !froms.contains(&self.state_of(qp)?) {
-            return Err(CmdStatus::BadQpState);
-        }
-        let rate = asked.get(Qpc::PRIMARY_ADDRESS_PATH).get(Ads::STAT_RATE);
-        if optional & foreign(qp.service) != 0 || (opcode == Opcode::INIT2RTR_QP && rate != 0) {
-            return Err(CmdStatus::BadParam);
-        }
-        if to == QpState::Reset {
-            self.take_all_completions(directory);
-        }
-        self.leave_counters(qpn);
-        let Self { hca, qps, addresses, .. } = self;
-        let qp = qps.get_mut(&qpn).ok_or(CmdStatus::BadRes)?;
-        let mut context = qp.context;
-        set_fields(opcode, optional, asked, &mut context);
-        if let Service::Real(qp_type) = qp.service {
-            let mut attr = attributes(opcode, qp_type, optional, &context, directory)?;
-            let in_sqe = opcode == Opcode::SQERR2RTS_QP
-                && hca.query_qp(qp.handle).map_err(status)?.state == QpState::Rts;
-            // Before it hears anybody.
-            if let (Some(av), Some(remote)) = (attr.av, attr.dest_qpn) {
-                let (handle, remote) = (qp.handle, remote.raw());
-                let here = av.dgid == directory.own();
-                let strangers = directory.connect(qpn, Connection { handle, remote, here });
-                for stranger in &strangers {
-                    let attr = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
-                    gone("connection of a stranger", hca.modify_qp(*stranger, &attr));
-                }
-                if !strangers.is_empty() {
-                    drop_packets_under_way(hca);
-                }
-            }
-            // An error that the adapter knows nothing of ends here.
-            if !in_sqe && let Err(e) = modify(hca, qp.handle, &mut attr, directory) {
-                if attr.av.is_some() {
-                    directory.disconnect(qpn);
-                }
-                return Err(status(e));
-            }
-        } else {
-            qp.inert_state = to;
-        }
-        qp.context = context;
-        qp.in_reset = to == QpState::Reset;
-        match to {
-            QpState::Reset => {
-                directory.disconnect(qpn);
-                if qp.is_datagram() {
-                    addresses.in_flight -= qp.held.min(addresses.in_flight);
-                }
-                qp.empty();
-            }
-            QpState::Error => qp.send_failed = true,
-            QpState::Rts if opcode == Opcode::SQERR2RTS_QP => qp.send_failed = false,
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-/// From which states a command leads, all where none is named, and to which.
-fn transition(opcode: Opcode) -> Option<(&'static [StateCode], QpState)> {
-    use StateCode as S;
-    Some(match opcode {
-        Opcode::RST2INIT_QP => (&[S::Rst], QpState::Init),
-        Opcode::INIT2INIT_QP => (&[S::Init], QpState::Init),
-        Opcode::INIT2RTR_QP => (&[S::Init], QpState::Rtr),
-        Opcode::RTR2RTS_QP => (&[S::Rtr], QpState::Rts),
-        Opcode::RTS2RTS_QP => (&[S::Rts], QpState::Rts),
-        Opcode::SQERR2RTS_QP => (&[S::SqEr], QpState::Rts),
-        Opcode::SQD_RTS_QP => (&[S::Sqd], QpState::Rts),
-        Opcode::QP_2ERR => (&[], QpState::Error),
-        Opcode::QP_2RST => (&[], QpState::Reset),
-        _ => return None,
-    })
-}
-
-/// Which optional fields a service has not: who names one is refused.
-fn foreign(service: Service) -> u32 {
-    let reliable = optpar::RRE
-        | optpar::RAE
-        | optpar::RNR_TIMEOUT
-        | optpar::SRA_MAX
-        | optpar::RRA_MAX
-        | optpar::RETRY_COUNT
-        | optpar::RNR_RETRY
-        | optpar::ACK_TIMEOUT;
-    match service {
-        Service::Real(QpType::Rc) => optpar::Q_KEY,
-        Service::Real(QpType::Uc) => optpar::Q_KEY | reliable,
-        Service::Real(QpType::Ud) => {
-            optpar::RWE | optpar::PRIMARY_ADDR_PATH | optpar::ALT_ADDR_PATH | optpar::PM_STATE | reliable
-        }
-        Service::Real(QpType::XrcIni | QpType::XrcTgt) | Service::Inert { .. } => 0,
-    }
-}
-
-/// Sets those fields of a context that a command sets.
-fn set_fields(opcode: Opcode, optional: u32, asked: &Qpc, context: &mut Qpc) {
-    let set = |context: &mut Qpc, bit: u32, always: bool, fields: &[hca_prm::Field<Qpc, u32>]| {
-        if always || optional & bit != 0 {
-            for field in fields {
-                context.set(*field, asked.get(*field));
-            }
-        }
-    };
-    let flags = |context: &mut Qpc, always: bool| {
-        for (bit, field) in [(optpar::RRE, Qpc::RRE), (optpar::RWE, Qpc::RWE), (optpar::RAE, Qpc::RAE)] {
-            if always || optional & bit != 0 {
-                context.set(field, asked.get(field));
-            }
-        }
-    };
-    let first = opcode == Opcode::RST2INIT_QP;
-    let (rtr, rts) = (opcode == Opcode::INIT2RTR_QP, opcode == Opcode::RTR2RTS_QP);
-    flags(context, first);
-    set(context, optpar::Q_KEY, first, &[Qpc::Q_KEY]);
-    set(context, optpar::PM_STATE, first, &[Qpc::PM_STATE]);
-    set(context, optpar::COUNTER_SET_ID, first, &[Qpc::COUNTER_SET_ID]);
-    set(context, optpar::RNR_TIMEOUT, rtr, &[Qpc::MIN_RNR_NAK]);
-    set(context, optpar::RRA_MAX, rtr, &[Qpc::LOG_RRA_MAX]);
-    set(context, optpar::SRA_MAX, rts, &[Qpc::LOG_SRA_MAX]);
-    set(context, optpar::RETRY_COUNT, rts, &[Qpc::RETRY_COUNT]);
-    set(context, optpar::RNR_RETRY, rts, &[Qpc::RNR_RETRY]);
-    set(context, 0, rts, &[Qpc::NEXT_SEND_PSN, Qpc::LOG_ACK_REQ_FREQ]);
-    set(context, 0, rtr, &[Qpc::MTU, Qpc::LOG_MSG_MAX, Qpc::REMOTE_QPN, Qpc::NEXT_RCV_PSN]);
-    let asked_path = asked.get(Qpc::PRIMARY_ADDRESS_PATH);
-    let path = context.get(Qpc::PRIMARY_ADDRESS_PATH);
-    let timeout = asked_path.get(Ads::ACK_TIMEOUT);
-    let path = match opcode {
-        Opcode::INIT2RTR_QP => {
-            let (pkey, port) = (path.get(Ads::PKEY_INDEX), path.get(Ads::VHCA_PORT_NUM));
-            asked_path.with(Ads::PKEY_INDEX, pkey).with(Ads::VHCA_PORT_NUM, port)
-        }
-        Opcode::RST2INIT_QP => path
-            .with(Ads::PKEY_INDEX, asked_path.get(Ads::PKEY_INDEX))
-            .with(Ads::VHCA_PORT_NUM, asked_path.get(Ads::VHCA_PORT_NUM)),
-        Opcode::RTR2RTS_QP => path.with(Ads::ACK_TIMEOUT, timeout),
-        _ if optional & optpar::ACK_TIMEOUT != 0 => path.with(Ads::ACK_TIMEOUT, timeout),
-        _ => path,
-    };
-    context.set(Qpc::PRIMARY_ADDRESS_PATH, path);
-}
-
-/// What peers may do through a queue pair.
-fn access(context: &Qpc) -> Access {
-    [(Qpc::RRE, Access::REMOTE_READ), (Qpc::RWE, Access::REMOTE_WRITE), (Qpc::RAE, Access::REMOTE_ATOMIC)]
-        .into_iter()
-        .filter(|(field, _)| context.get(*field))
-        .map(|(_, access)| access)
-        .collect()
-}
-
-/// By what a path leads on: by its GID, if it has one, or by its LID; the other one is none.
-pub(crate) fn named(gid: [u8; 16], grh: bool, lid: u32) -> (Gid, Lid) {
-    if gid != [0; 16] && (grh || lid == 0) {
-        (Gid(gid), Lid::new(0))
-    } else {
-        (Gid::default(), Lid::new(lid as u16))
-    }
-}
-
-/// Where a path leads. The addresses of functions here lead to the adapter's own.
-pub(crate) fn destination(directory: &Directory, (gid, lid): (Gid, Lid)) -> Option<Gid> {
-    if gid == Gid::default() { directory.route_lid(lid) } else { Some(directory.route_gid(gid)) }
-}
-
-/// A queue pair that answers nothing: the adapter gives no queue pair the number of management, and drops what is for
-/// one that it has not.
-const NOBODY: Qpn = Qpn::new(0);
-
-/// To whom a context connects its queue pair.
-fn peer(context: &Qpc, directory: &Directory) -> (AddressVector, Qpn) {
-    let path = context.get(Qpc::PRIMARY_ADDRESS_PATH);
-    let (gid, lid) = (path.get(Ads::RGID_RIP), path.get(Ads::RLID));
-    let Some(dgid) = destination(directory, named(gid, path.get(Ads::GRH), lid)) else {
-        return nobody(directory);
-    };
-    let mut traffic_class = path.get(Ads::TCLASS) as u8;
-    if path.rmac() != [0; 6] {
-        // RoCE has a place of its own for the class of service.
-        traffic_class = (path.get(Ads::DSCP) << 2) as u8 | traffic_class & 3;
-    }
-    let av = AddressVector {
-        dgid,
-        flow_label: path.get(Ads::FLOW_LABEL),
-        hop_limit: path.get(Ads::HOP_LIMIT) as u8,
-        traffic_class,
-        ..AddressVector::default()
-    };
-    (av, Qpn::new(context.get(Qpc::REMOTE_QPN)))
-}
-
-/// The peer of who is connected to an address that nobody has: packets leave, and no answer comes.
-fn nobody(directory: &Directory) -> (AddressVector, Qpn) {
-    (AddressVector { dgid: directory.own(), ..AddressVector::default() }, NOBODY)
-}
-
-/// Takes packets that queue pairs of this adapter have sent to it, while the receiver is not ready and drops them.
-fn drop_packets_under_way(hca: &SoftHca) {
-    const TURNS: usize = 64;
-    for _ in 0..TURNS {
-        if !hca.turn() {
-            break;
-        }
-    }
-}
-
-/// Has the adapter change a queue pair. An adapter in silicon does not ask whether there is a way to the peer, so one
-/// to which the network has none is nobody.
-fn modify(hca: &SoftHca, qp: QpHandle, attr: &mut QpAttr, directory: &Directory) -> Result<(), DeviceError> {
-    match hca.modify_qp(qp, attr) {
-        Err(e @ (DeviceError::NoPath { .. } | DeviceError::Io { .. })) if attr.av.is_some() => {
-            tracing::debug!("a connection leads nowhere: {e}");
-            let (av, remote) = nobody(directory);
-            (attr.av, attr.dest_qpn) = (Some(av), Some(remote));
-            hca.modify_qp(qp, attr)
-        }
-        done => done,
-    }
-}
-
-/// What the adapter is asked for.
-fn attributes(
-    opcode: Opcode,
-    qp_type: QpType,
-    optional: u32,
-    context: &Qpc,
-    directory: &Directory,
-) -> Result<QpAttr, CmdStatus> {
-    let (_, to) = transition(opcode).ok_or(CmdStatus::BadOp)?;
-    let mut attr = QpAttr { state: Some(to), ..QpAttr::default() };
-    if matches!(to, QpState::Reset | QpState::Error) {
-        return Ok(attr);
-    }
-    let (connected, rc) = (qp_type != QpType::Ud, qp_type == QpType::Rc);
-    let entering = matches!(opcode, Opcode::RST2INIT_QP | Opcode::INIT2INIT_QP);
-    if entering {
-        attr.pkey = Some(Pkey::DEFAULT);
-    }
-    if connected && (entering || optional & (optpar::RRE | optpar::RWE | optpar::RAE) != 0) {
-        attr.access = Some(access(context));
-    }
-    if !connected && (entering || optional & optpar::Q_KEY != 0) {
-        attr.qkey = Some(Qkey::new(context.get(Qpc::Q_KEY)));
-    }
-    let rnr = RnrTimer::new(context.get(Qpc::MIN_RNR_NAK) as u8);
-    if opcode == Opcode::INIT2RTR_QP && connected {
-        let mtu = MtuCode::from_code(context.get(Qpc::MTU)).and_then(MtuCode::mtu);
-        attr.path_mtu = Some(mtu.ok_or(CmdStatus::BadParam)?);
-        let (av, remote) = peer(context, directory);
-        (attr.av, attr.dest_qpn) = (Some(av), Some(remote));
-        attr.rq_psn = Some(Psn::new(context.get(Qpc::NEXT_RCV_PSN)));
-        if rc {
-            attr.max_dest_rd_atomic = Some(1 << context.get(Qpc::LOG_RRA_MAX));
-            attr.min_rnr_timer = Some(rnr);
-        }
-    }
-    if opcode == Opcode::RTR2RTS_QP {
-        attr.sq_psn = Some(Psn::new(context.get(Qpc::NEXT_SEND_PSN)));
-        if rc {
-            let timeout = context.get(Qpc::PRIMARY_ADDRESS_PATH).get(Ads::ACK_TIMEOUT);
-            attr.timeout = Some(AckTimeout::new(timeout as u8));
-            attr.retry_cnt = Some(context.get(Qpc::RETRY_COUNT) as u8);
-            attr.rnr_retry = Some(context.get(Qpc::RNR_RETRY) as u8);
-            attr.max_rd_atomic = Some(1 << context.get(Qpc::LOG_SRA_MAX));
-        }
-    }
-    let later = !entering && opcode != Opcode::INIT2RTR_QP;
-    if rc && later && optional & optpar::RNR_TIMEOUT != 0 {
-        attr.min_rnr_timer = Some(rnr);
-    }
-    Ok(attr)
 }
 
 impl Function {
@@ -697,7 +475,9 @@ impl Function {
             None if context.get(Qpc::ST) == ServiceType::RegUmr.code() => self.objects.unnamed()?,
             None => return Err(CmdStatus::BadRes),
         };
-        if !self.pages.is_given(context.get(Qpc::UAR_PAGE)) {
+        // A target announces nothing, so Linux gives it no doorbell page.
+        let is_target = context.get(Qpc::ST) == ServiceType::Xrc.code() && context.get(Qpc::NO_SQ);
+        if !is_target && !self.pages.is_given(context.get(Qpc::UAR_PAGE)) {
             return Err(CmdStatus::BadRes);
         }
         let pas = &input[CreateQpIn::SIZE..];
@@ -717,24 +497,5 @@ impl Function {
     pub(crate) fn query_qp(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
         let qpn = parse::<QueryQpIn>(input)?.get(QueryQpIn::QPN);
         out.put(&QueryQpOut::new().with(QueryQpOut::QPC, self.objects.query_qp(qpn)?))
-    }
-
-    /// All commands that change a queue pair's state or attributes, told apart by `opcode`.
-    pub(crate) fn modify_qp(
-        &mut self,
-        opcode: Opcode,
-        input: &[u8],
-        _out: &mut Output,
-    ) -> Result<(), CmdStatus> {
-        let (qpn, optional, asked) = if matches!(opcode, Opcode::QP_2ERR | Opcode::QP_2RST) {
-            (parse::<DestroyQpIn>(input)?.get(DestroyQpIn::QPN), 0, Qpc::new())
-        } else {
-            // The layouts of all of these are alike.
-            let command: Rst2InitQpIn = parse(input)?;
-            let optional = command.get(Rst2InitQpIn::OPT_PARAM_MASK);
-            (command.get(Rst2InitQpIn::QPN), optional, command.get(Rst2InitQpIn::QPC))
-        };
-        let mut directory = self.directory.lock();
-        self.objects.modify_qp(opcode, qpn, optional, &asked, &mut directory)
     }
 }

@@ -6,12 +6,12 @@
 #![allow(unsafe_code)] // `SendPort::post`, with its argument
 
 use hca_core::{
-    AddressVector, Device, Payload, PdHandle, PostErrorKind, Qkey, QpState, QpType, Qpn, RemoteAddr, Rkey,
-    SendFlags, SendOp, SendWr, Sge, UdDest,
+    AddressVector, Dest, Device, Payload, PdHandle, PostErrorKind, Qkey, QpState, QpType, Qpn, RemoteAddr,
+    Rkey, SendFlags, SendOp, SendWr, Sge, Srqn, UdDest,
 };
 use hca_prm::{
     AtomicSeg, CompletionMode, CqeSyndrome, CtrlSeg, EventType, FenceMode, Mkc, RaddrSeg, SEND_WQE_BB,
-    UdAdrsVector, UmrCtrlSeg, WQE_DS_UNIT, WqeOpcode,
+    UdAdrsVector, UmrCtrlSeg, WQE_DS_UNIT, WqeOpcode, XrcSeg,
 };
 
 use super::aside::Aside;
@@ -21,7 +21,8 @@ use crate::guest::Window;
 use crate::mkey::bus::Names;
 use crate::objects::{Addresses, address_key};
 use crate::port::directory::Directory;
-use crate::qp::{Barrier, MAX_SEND_SGE, Qp, Service, WorkQueue, destination, named};
+use crate::qp::modify::{destination, named};
+use crate::qp::{Barrier, MAX_SEND_SGE, Qp, Service, WorkQueue};
 
 /// Bytes of the longest request.
 const MAX_WQE: usize = hca_prm::MAX_WQE_DS as usize * WQE_DS_UNIT;
@@ -126,8 +127,17 @@ fn load(queue: &Window, sq: &WorkQueue, from: usize, mut into: &mut [u8]) {
 struct Request<'a> {
     op: SendOp,
     data: Data<'a>,
-    /// Where a datagram goes.
-    to: Option<UdAdrsVector>,
+    to: To,
+}
+
+/// Where a request goes.
+enum To {
+    /// To the peer of its queue pair.
+    Peer,
+    /// Where a datagram's address leads.
+    Address(UdAdrsVector),
+    /// To a shared receive queue of the peer's domain.
+    Srq(Srqn),
 }
 
 /// Understands a request; `None`: nothing is to be done.
@@ -154,10 +164,11 @@ fn understand<'a>(
     };
     let imm = wqe.ctrl.get(CtrlSeg::IMM);
     let to = match qp_type {
-        QpType::Ud => Some(UdAdrsVector::from_array(rest.take()?)),
-        QpType::Rc | QpType::Uc | QpType::XrcIni | QpType::XrcTgt => None,
+        QpType::Ud => To::Address(UdAdrsVector::from_array(rest.take()?)),
+        QpType::XrcIni => To::Srq(Srqn::new(XrcSeg::from_array(rest.take()?).get(XrcSeg::XRC_SRQN))),
+        QpType::Rc | QpType::Uc | QpType::XrcTgt => To::Peer,
     };
-    if to.as_ref().is_some_and(|to| !to.get(UdAdrsVector::EXT)) {
+    if matches!(&to, To::Address(to) if !to.get(UdAdrsVector::EXT)) {
         return Err(wrong);
     }
     let op = match opcode {
@@ -293,8 +304,8 @@ pub(crate) fn take(
             Err(()) => return shown.fail_queue_pair(qp, EventType::WqCatasError),
         }
     }
-    if posts {
-        qp.send.ring();
+    if let Some(port) = qp.send.as_mut().filter(|_| posts) {
+        port.ring();
     }
     qp.sq.is_some_and(|now| now.next != sq.next)
 }
@@ -342,15 +353,18 @@ fn take_one(
     };
     if !is_heard(qp, directory, shown) {
         // Nobody answers, as in a network that knows who sends, or whose link is down.
-        let reliable = qp.service == Service::Real(QpType::Rc);
-        return stop(reliable.then_some(CqeSyndrome::TransportRetryExcErr), qp);
+        return stop(qp.is_reliable().then_some(CqeSyndrome::TransportRetryExcErr), qp);
     }
-    let dest = match to.map(|to| address(qp.pd, &to, addresses, directory, shown)) {
-        None => None,
-        Some(Found::There(dest)) => Some(dest),
-        Some(Found::Nowhere) => return stop(None, qp),
-        Some(Found::Later) => return Ok(Step::Waits),
+    let dest = match to {
+        To::Peer => None,
+        To::Srq(number) => Some(Dest::Srq(number)),
+        To::Address(to) => match address(qp.pd, &to, addresses, directory, shown) {
+            Found::There(dest) => Some(dest.into()),
+            Found::Nowhere => return stop(None, qp),
+            Found::Later => return Ok(Step::Waits),
+        },
     };
+    let datagram = matches!(dest, Some(Dest::Datagram(_)));
     let aside = matches!(data, Data::Mixed(_));
     let mut count = match data {
         Data::Inline(_) => 0,
@@ -367,19 +381,20 @@ fn take_one(
     } else {
         Payload::Sges(&room.sges[..count])
     };
-    if dest.is_some() && bytes_of(&payload) > u64::from(shown.wire.longest_datagram) {
+    if datagram && bytes_of(&payload) > u64::from(shown.wire.longest_datagram) {
         return stop(Some(CqeSyndrome::LocalLengthErr), qp);
     }
+    let Some(port) = &mut qp.send else { return Err(()) };
     let wr_id = SendId { counter, opcode, signaled: wqe.signaled(), aside }.pack();
-    let wr = SendWr { wr_id, op, flags: wqe.flags(), payload, dest: dest.map(Into::into) };
+    let wr = SendWr { wr_id, op, flags: wqe.flags(), payload, dest };
     // SAFETY: the memory is the client's, which is another process or reaches it by copies, as keys were made for.
-    match unsafe { qp.send.post(&[wr]) }.map_err(|e| e.kind) {
+    match unsafe { port.post(&[wr]) }.map_err(|e| e.kind) {
         Ok(()) => {
             qp.held += 1;
             if let Some(memory) = qp.aside.as_mut().filter(|_| aside) {
                 memory.posted();
             }
-            addresses.in_flight += u32::from(dest.is_some());
+            addresses.in_flight += u32::from(datagram);
             if let Some(sq) = &mut qp.sq {
                 sq.next = sq.next.wrapping_add(blocks);
             }
@@ -451,7 +466,7 @@ fn pass_barrier(qp: &mut Qp, barrier: Barrier, shown: &mut Shown<'_>) -> Step {
     if wrong.is_some() && !qp.send_failed {
         qp.send_failed = true;
         // The send queues of unreliable services fail alone.
-        if qp.service == Service::Real(QpType::Rc) {
+        if qp.is_reliable() {
             qp.fail(shown.hca);
         }
     }

@@ -13,6 +13,7 @@ use crate::function::Function;
 use crate::objects::{Numbered, Objects};
 use crate::qp::Qp;
 use crate::srq::Srq;
+use crate::srq::xrc::Domain;
 
 /// Looks in vain before a queue pair becomes dormant. In tests they are dormant most of the time.
 const PATIENCE: u32 = if cfg!(test) { 2 } else { 1024 };
@@ -39,6 +40,8 @@ pub(crate) struct Watched {
     pub(crate) awake: Vec<u32>,
     /// The shared receive queues of these.
     pub(crate) shared: Vec<u32>,
+    /// The domains of extended connections of these, each with its shared receive queues.
+    pub(crate) domains: Vec<u32>,
     /// Those that the adapter is to wake as soon as their places were taken.
     activated: Vec<QpHandle>,
     /// All of them, and which one's turn it is.
@@ -68,12 +71,39 @@ impl Watched {
             shared.retain(|n| *n != number);
         }
     }
+    /// A target that is awake takes places from the shared receive queues of its domain.
+    fn wake_domain(&mut self, number: u32, xrcds: &mut Numbered<Domain>) {
+        let Some(domain) = xrcds.get_mut(&number) else { return };
+        if domain.awake == 0 {
+            self.domains.push(number);
+        }
+        domain.awake += 1;
+    }
+    /// Such a target is dormant, or has gone.
+    fn forget_domain(domains: &mut Vec<u32>, number: u32, xrcds: &mut Numbered<Domain>) {
+        let Some(domain) = xrcds.get_mut(&number) else { return };
+        domain.awake -= 1;
+        if domain.awake == 0 {
+            domains.retain(|n| *n != number);
+        }
+    }
     /// A queue pair has gone.
-    pub(crate) fn remove(&mut self, number: u32, qp: &Qp, srqs: &mut Numbered<Srq>) {
+    pub(crate) fn remove(
+        &mut self,
+        number: u32,
+        qp: &Qp,
+        (srqs, xrcds): (&mut Numbered<Srq>, &mut Numbered<Domain>),
+    ) {
         self.all.retain(|n| *n != number);
         self.awake.retain(|n| *n != number);
-        if let Some(srq) = qp.srq.filter(|_| qp.watch.awake) {
+        if !qp.watch.awake {
+            return;
+        }
+        if let Some(srq) = qp.srq {
             Self::forget_shared(&mut self.shared, srq, srqs);
+        }
+        if let Some(xrcd) = qp.xrcd {
+            Self::forget_domain(&mut self.domains, xrcd, xrcds);
         }
     }
     pub(crate) fn clear(&mut self) {
@@ -116,6 +146,9 @@ impl Objects {
         if let Some(srq) = qp.srq {
             self.watched.wake_shared(srq, &mut self.srqs);
         }
+        if let Some(xrcd) = qp.xrcd {
+            self.watched.wake_domain(xrcd, &mut self.xrcds);
+        }
     }
 
     /// A doorbell was rung, which may have hidden another one.
@@ -135,11 +168,16 @@ impl Objects {
     /// Places of all that are awake were taken: what has waited for some of them comes, once they have all that they
     /// were given.
     pub(crate) fn wake_activated(&mut self) {
-        let Self { watched, qps, srqs, by_index, hca, .. } = self;
+        let Self { watched, qps, srqs, xrcds, by_index, hca, .. } = self;
         watched.activated.retain(|handle| {
             let qp = by_index.get(&handle.index).and_then(|number| qps.get(number));
-            let shared = |qp: &Qp| qp.srq.and_then(|number| srqs.get(&number)).is_some_and(|srq| srq.more);
-            let more = qp.is_some_and(|qp| qp.handle == *handle && (qp.watch.more || shared(qp)));
+            let shared = |number: &u32| srqs.get(number).is_some_and(|srq| srq.more);
+            let domain = |qp: &Qp| qp.xrcd.and_then(|number| xrcds.get(&number));
+            let any_shared = |qp: &Qp| {
+                qp.srq.is_some_and(|number| shared(&number))
+                    || domain(qp).is_some_and(|domain| domain.srqs.iter().any(shared))
+            };
+            let more = qp.is_some_and(|qp| qp.handle == *handle && (qp.watch.more || any_shared(qp)));
             if !more {
                 hca.wake(*handle);
             }
@@ -171,8 +209,8 @@ impl Objects {
 
     /// Makes queue pairs dormant that had nothing to do for a while.
     pub(crate) fn park_idle(&mut self) {
-        let Self { watched, qps, srqs, hca, .. } = self;
-        let shared = &mut watched.shared;
+        let Self { watched, qps, srqs, xrcds, hca, .. } = self;
+        let (shared, domains) = (&mut watched.shared, &mut watched.domains);
         watched.awake.retain(|number| {
             let Some(qp) = qps.get_mut(number) else { return false };
             qp.watch.quiet = if qp.is_idle() { qp.watch.quiet + 1 } else { 0 };
@@ -184,6 +222,9 @@ impl Objects {
                 qp.watch = Watch { is_dormant, ..Watch::default() };
                 if let Some(srq) = qp.srq {
                     Watched::forget_shared(shared, srq, srqs);
+                }
+                if let Some(xrcd) = qp.xrcd {
+                    Watched::forget_domain(domains, xrcd, xrcds);
                 }
                 return false;
             }

@@ -1,19 +1,22 @@
 //! Shared receive queues: those of version 1 of the interface (receive memory pools), of version 0, and of extended
-//! reliable connections. The latter are accepted, and nothing is received into them, as there are no such connections.
+//! reliable connections ([`xrc`]). Each has the number that the adapter has for it.
 //!
 //! A shared receive queue is a list: each entry names the next one. The list begins with entry 0, and the driver
 //! appends entries that it has taken back, so the adapter follows the list as far as the doorbell record counts.
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_xrc;
+pub(crate) mod xrc;
 
-use hca_core::{Device, PdHandle, RecvPort, SrqHandle, SrqInit};
+use hca_core::{Device, PdHandle, RecvPort, SrqHandle, SrqInit, Srqn};
 use hca_prm::command::srq::{
-    ArmRqIn, ArmXrcSrqIn, CreateRmpIn, CreateRmpOut, CreateSrqIn, CreateSrqOut, CreateXrcSrqIn,
-    CreateXrcSrqOut, DestroyRmpIn, DestroySrqIn, DestroyXrcSrqIn, ModifyRmpIn, QueryRmpIn, QueryRmpOut,
-    QuerySrqIn, QuerySrqOut, QueryXrcSrqIn, QueryXrcSrqOut,
+    ArmRqIn, CreateRmpIn, CreateRmpOut, CreateSrqIn, CreateSrqOut, DestroyRmpIn, DestroySrqIn, ModifyRmpIn,
+    QueryRmpIn, QueryRmpOut, QuerySrqIn, QuerySrqOut,
 };
 use hca_prm::{CmdStatus, RmpState, Rmpc, Srqc, Wq, WqType, XrcSrqc};
+use softhca::SoftHca;
 
 use crate::command::caps::{LOG_SRQ_SIZE, LOG_SRQS};
 use crate::command::{Output, parse};
@@ -65,7 +68,7 @@ pub(crate) struct Adapters {
 pub(crate) struct Srq {
     pub(crate) kind: Kind,
     pub(crate) pd: PdHandle,
-    /// None of those that nothing is received into.
+    /// None once nobody can be told of what is received.
     pub(crate) adapters: Option<Adapters>,
     pub(crate) memory: Option<SrqMemory>,
     pub(crate) log_size: u32,
@@ -148,30 +151,33 @@ impl Objects {
     ) -> Result<u32, CmdStatus> {
         has_room(self.srqs.len(), LOG_SRQS)?;
         let shape = match &kind {
-            Kind::Pool(context) => Some(Shape::of_pool(context)?),
-            Kind::Plain(context) => Some(Shape::of_plain(context)),
-            Kind::Extended(_) => None,
+            Kind::Pool(context) => Shape::of_pool(context)?,
+            Kind::Plain(context) => Shape::of_plain(context),
+            Kind::Extended(context) => Shape::of_extended(context)?,
         };
-        let number = self.new_number()?;
-        let memory = shape.map(|shape| shape.memory(guest, pas)).transpose()?;
-        let (log_size, log_stride) = shape.map_or((0, 5), |s| (s.log_size, s.log_stride));
-        let adapters = if shape.is_some() {
-            let init = SrqInit { max_wr: 1 << log_size, max_sge: (1 << (log_stride - 4)) - 1 };
-            let counted = self.count_queue(init.max_wr, init.max_sge)?;
-            match self.hca.create_srq(pd, &init) {
-                Ok((handle, port)) => Some(Adapters { handle, port, counted }),
-                Err(e) => {
-                    self.uncount_queue(counted);
-                    return Err(status(e));
-                }
-            }
-        } else {
-            None
+        let memory = Some(shape.memory(guest, pas)?);
+        let Shape { log_size, log_stride, .. } = shape;
+        let init = SrqInit { max_wr: 1 << log_size, max_sge: (1 << (log_stride - 4)) - 1 };
+        let counted = self.count_queue(init.max_wr, init.max_sge)?;
+        let made = match &kind {
+            Kind::Extended(context) => self.make_extended(pd, context, &init),
+            _ => self.hca.create_srq(pd, &init).map_err(status),
         };
+        let (handle, port) = made.inspect_err(|_| self.uncount_queue(counted))?;
+        let Some(number) = SoftHca::srq_number(handle).map(Srqn::raw) else {
+            gone("shared receive queue", self.hca.destroy_srq(handle));
+            self.uncount_queue(counted);
+            return Err(CmdStatus::NoRes);
+        };
+        if let Kind::Extended(context) = &kind
+            && let Some(domain) = self.xrcds.get_mut(&context.get(XrcSrqc::XRCD))
+        {
+            domain.srqs.push(number);
+        }
         let srq = Srq {
             kind,
             pd,
-            adapters,
+            adapters: Some(Adapters { handle, port, counted }),
             memory,
             log_size,
             log_stride,
@@ -191,7 +197,13 @@ impl Objects {
         if let Some(handle) = srq.handle() {
             self.hca.destroy_srq(handle).map_err(status)?;
         }
-        let adapters = self.srqs.remove(&number).and_then(|srq| srq.adapters);
+        let removed = self.srqs.remove(&number);
+        for domain in
+            self.xrcds.values_mut().filter(|_| removed.as_ref().is_some_and(|s| s.extended().is_some()))
+        {
+            domain.srqs.retain(|n| *n != number);
+        }
+        let adapters = removed.and_then(|srq| srq.adapters);
         self.uncount_queue(adapters.map_or(0, |a| a.counted));
         Ok(())
     }
@@ -226,9 +238,6 @@ fn is_pool(kind: &Kind) -> bool {
 fn is_plain(kind: &Kind) -> bool {
     matches!(kind, Kind::Plain(_))
 }
-fn is_extended(kind: &Kind) -> bool {
-    matches!(kind, Kind::Extended(_))
-}
 
 impl Function {
     fn pd(&self, number: u32) -> Result<PdHandle, CmdStatus> {
@@ -255,26 +264,6 @@ impl Function {
     pub(crate) fn arm_rq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
         let command: ArmRqIn = parse(input)?;
         self.objects.arm_srq(&self.guest, command.get(ArmRqIn::SRQ_NUMBER), command.get(ArmRqIn::LWM))
-    }
-
-    pub(crate) fn create_xrc_srq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
-        let context = parse::<CreateXrcSrqIn>(input)?.get(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY);
-        let pd = self.pd(context.get(XrcSrqc::PD))?;
-        let number = self.objects.create_srq(&self.guest, pd, Kind::Extended(context), &[])?;
-        out.put(&CreateXrcSrqOut::new().with(CreateXrcSrqOut::XRC_SRQN, number))
-    }
-    pub(crate) fn destroy_xrc_srq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
-        self.objects.destroy_srq(parse::<DestroyXrcSrqIn>(input)?.get(DestroyXrcSrqIn::XRC_SRQN), is_extended)
-    }
-    pub(crate) fn query_xrc_srq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
-        let number = parse::<QueryXrcSrqIn>(input)?.get(QueryXrcSrqIn::XRC_SRQN);
-        let srq = self.objects.srqs.get(&number).ok_or(CmdStatus::BadRes)?;
-        let Kind::Extended(context) = srq.kind else { return Err(CmdStatus::BadRes) };
-        out.put(&QueryXrcSrqOut::new().with(QueryXrcSrqOut::XRC_SRQ_CONTEXT_ENTRY, context))
-    }
-    pub(crate) fn arm_xrc_srq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
-        let command: ArmXrcSrqIn = parse(input)?;
-        self.objects.arm_srq(&self.guest, command.get(ArmXrcSrqIn::XRC_SRQN), 0)
     }
 
     pub(crate) fn create_rmp(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {

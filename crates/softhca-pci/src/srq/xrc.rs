@@ -1,0 +1,151 @@
+//! Extended reliable connections (XRC): domains, and their shared receive queues.
+//!
+//! A domain of a function is a domain of the adapter. A shared receive queue of a domain has the number by which peers
+//! name it, and its requests complete into a completion queue of its own choice. Target queue pairs of the domain take
+//! receive requests from all queues of the domain, so these are read while one of the targets is awake.
+
+use hca_core::{Device, ExtendedConnections, PdHandle, RecvPort, SrqHandle, SrqInit, XrcdHandle};
+use hca_prm::command::resource::{AllocXrcdOut, DeallocXrcdIn};
+use hca_prm::command::srq::{
+    ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut, DestroyXrcSrqIn, QueryXrcSrqIn, QueryXrcSrqOut,
+};
+use hca_prm::{CmdStatus, EventType, XrcSrqState, XrcSrqc};
+
+use super::{Kind, Shape, Srq};
+use crate::command::resource::LOG_XRCDS;
+use crate::command::{Output, parse};
+use crate::function::Function;
+use crate::objects::{Objects, Raised, gone, status};
+
+/// A domain of extended connections.
+pub(crate) struct Domain {
+    pub(crate) handle: XrcdHandle,
+    /// Its shared receive queues.
+    pub(crate) srqs: Vec<u32>,
+    /// Its targets that are awake.
+    pub(crate) awake: u32,
+}
+
+impl Srq {
+    /// The context of one of a domain.
+    pub(crate) fn extended(&self) -> Option<&XrcSrqc> {
+        if let Kind::Extended(context) = &self.kind { Some(context) } else { None }
+    }
+}
+
+impl Shape {
+    pub(super) fn of_extended(context: &XrcSrqc) -> Result<Self, CmdStatus> {
+        if context.get(XrcSrqc::DBR_UMEM_VALID) || context.get(XrcSrqc::BASIC_CYCLIC_RCV_WQE) {
+            return Err(CmdStatus::BadParam);
+        }
+        Ok(Self {
+            log_size: context.get(XrcSrqc::LOG_XRC_SRQ_SIZE),
+            log_stride: context.get(XrcSrqc::LOG_RQ_STRIDE) + 4,
+            log_page: context.get(XrcSrqc::LOG_PAGE_SIZE) + 12,
+            page_offset: context.get(XrcSrqc::PAGE_OFFSET),
+            record: context.get(XrcSrqc::DBR_ADDR),
+        })
+    }
+}
+
+impl Objects {
+    fn alloc_xrcd(&mut self) -> Result<u32, CmdStatus> {
+        let number = self.xrcd_numbers.alloc(LOG_XRCDS)?;
+        match self.hca.alloc_xrcd() {
+            Ok(handle) => {
+                self.xrcds.insert(number, Domain { handle, srqs: Vec::new(), awake: 0 });
+                Ok(number)
+            }
+            Err(e) => {
+                self.xrcd_numbers.free(number)?;
+                Err(status(e))
+            }
+        }
+    }
+
+    /// Destroys a domain that neither queues nor targets belong to.
+    fn dealloc_xrcd(&mut self, number: u32) -> Result<(), CmdStatus> {
+        let domain = self.xrcds.get(&number).ok_or(CmdStatus::BadRes)?;
+        self.hca.dealloc_xrcd(domain.handle).map_err(status)?;
+        self.xrcds.remove(&number);
+        self.xrcd_numbers.free(number)
+    }
+
+    /// Destroys all domains; their queues and targets are gone by now.
+    pub(crate) fn remove_domains(&mut self) {
+        for (_, domain) in self.xrcds.drain() {
+            gone("domain of extended connections", self.hca.dealloc_xrcd(domain.handle));
+        }
+        self.xrcd_numbers = Default::default();
+    }
+
+    /// Has the adapter make a shared receive queue of a domain.
+    pub(super) fn make_extended(
+        &mut self,
+        pd: PdHandle,
+        context: &XrcSrqc,
+        init: &SrqInit,
+    ) -> Result<(SrqHandle, Box<dyn RecvPort>), CmdStatus> {
+        if !self.cqs.contains_key(&context.get(XrcSrqc::CQN)) {
+            return Err(CmdStatus::BadRes);
+        }
+        let completions = self.completions()?;
+        let domain = self.xrcds.get(&context.get(XrcSrqc::XRCD)).ok_or(CmdStatus::BadRes)?;
+        let made = self.hca.create_xrc_srq(pd, domain.handle, completions, init).map_err(status)?;
+        Ok((made.handle, made.recv))
+    }
+
+    /// The queues of domains whose completion queue has failed end with it: nobody could be told of what they receive.
+    pub(crate) fn end_extended_of(&mut self, cqn: u32) {
+        for (number, srq) in &mut self.srqs {
+            let names = srq.extended().is_some_and(|context| context.get(XrcSrqc::CQN) == cqn);
+            let Some(adapters) = srq.adapters.take_if(|_| names) else { continue };
+            gone("shared receive queue", self.hca.destroy_srq(adapters.handle));
+            self.queue_bytes -= adapters.counted;
+            self.freed_bytes += adapters.counted;
+            srq.memory = None;
+            self.raised.push_back(Raised::Queue { event: EventType::SrqCatasError, number: *number });
+        }
+    }
+}
+
+fn is_extended(kind: &Kind) -> bool {
+    matches!(kind, Kind::Extended(_))
+}
+
+impl Function {
+    pub(crate) fn alloc_xrcd(&mut self, out: &mut Output) -> Result<(), CmdStatus> {
+        out.put(&AllocXrcdOut::new().with(AllocXrcdOut::XRCD, self.objects.alloc_xrcd()?))
+    }
+    pub(crate) fn dealloc_xrcd(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
+        self.objects.dealloc_xrcd(parse::<DeallocXrcdIn>(input)?.get(DeallocXrcdIn::XRCD))
+    }
+
+    pub(crate) fn create_xrc_srq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let context = parse::<CreateXrcSrqIn>(input)?.get(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY);
+        let pd = self.pd(context.get(XrcSrqc::PD))?;
+        let pas = &input[CreateXrcSrqIn::SIZE..];
+        let number = self.objects.create_srq(&self.guest, pd, Kind::Extended(context), pas)?;
+        out.put(&CreateXrcSrqOut::new().with(CreateXrcSrqOut::XRC_SRQN, number))
+    }
+    /// What the queue has received is shown first.
+    pub(crate) fn destroy_xrc_srq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        let number = parse::<DestroyXrcSrqIn>(input)?.get(DestroyXrcSrqIn::XRC_SRQN);
+        self.objects.take_all_completions(&self.directory.lock());
+        self.objects.destroy_srq(number, is_extended)
+    }
+    pub(crate) fn query_xrc_srq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let number = parse::<QueryXrcSrqIn>(input)?.get(QueryXrcSrqIn::XRC_SRQN);
+        let srq = self.objects.srqs.get(&number).ok_or(CmdStatus::BadRes)?;
+        let context = srq.extended().ok_or(CmdStatus::BadRes)?;
+        let state = if srq.memory.is_some() { XrcSrqState::Good } else { XrcSrqState::Error };
+        let context = context.with(XrcSrqc::STATE, state.code()).with(XrcSrqc::LWM, srq.limit);
+        out.put(&QueryXrcSrqOut::new().with(QueryXrcSrqOut::XRC_SRQ_CONTEXT_ENTRY, context))
+    }
+    pub(crate) fn arm_xrc_srq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        let command: ArmXrcSrqIn = parse(input)?;
+        let number = command.get(ArmXrcSrqIn::XRC_SRQN);
+        self.objects.srqs.get(&number).filter(|srq| is_extended(&srq.kind)).ok_or(CmdStatus::BadRes)?;
+        self.objects.arm_srq(&self.guest, number, command.get(ArmXrcSrqIn::LWM))
+    }
+}
