@@ -103,15 +103,11 @@ impl CompletionQueue {
     /// `depth` is 0, beyond the device's limit, or less than queue pairs have reserved; or the device can not
     /// (`Abilities::cq_resize`). The queue is as it was.
     pub fn resize(&mut self, depth: u32) -> Result<(), DeviceError> {
-        // Nobody reserves meanwhile.
-        let reserved = self.cq.shared.reserved();
-        if depth < reserved.entries {
-            let users = reserved.entries.into();
-            return Err(DeviceError::InUse { what: "entries of the completion queue", users });
-        }
-        self.port.resize(depth)?;
-        self.cq.shared.depth.store(depth, Ordering::Relaxed);
-        Ok(())
+        let before = self.cq.shared.limit(depth)?;
+        // Without the lock: the device may call wakers, which may build and drop queue pairs.
+        let resized = self.port.resize(depth);
+        self.cq.shared.set_depth(if resized.is_ok() { depth } else { before });
+        resized.map(drop)
     }
     /// Holds notifications back, so that one stands for several completions: a waiter by [`wait_fd`](Self::wait_fd), a
     /// waker or a channel wakes up less often. Polls still return completions at once.
@@ -580,6 +576,22 @@ impl CqShared {
             *reserved.srqs.entry(srq).or_default() += 1;
         }
         Ok(())
+    }
+
+    /// Reserves no more than `depth` entries from now on, and no more than before. Returns the depth.
+    fn limit(&self, depth: u32) -> Result<u32, DeviceError> {
+        let reserved = self.reserved();
+        if depth < reserved.entries {
+            let users = reserved.entries.into();
+            return Err(DeviceError::InUse { what: "entries of the completion queue", users });
+        }
+        let before = self.depth.load(Ordering::Relaxed);
+        self.depth.store(before.min(depth), Ordering::Relaxed);
+        Ok(before)
+    }
+    fn set_depth(&self, depth: u32) {
+        let _reserved = self.reserved();
+        self.depth.store(depth, Ordering::Relaxed);
     }
 
     /// Gives entries back.

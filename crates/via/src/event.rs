@@ -49,7 +49,9 @@ pub(crate) struct Handlers(Mutex<Option<ErrorHandler>>);
 
 impl Handlers {
     pub(crate) fn set(&self, handler: Option<ErrorHandler>) {
-        *lock::lock(&self.0) = handler;
+        let before = std::mem::replace(&mut *lock::lock(&self.0), handler);
+        // Without the lock: with the earlier handler goes what it holds.
+        drop(before);
     }
     /// Calls the handler, without a lock.
     pub(crate) fn raise(&self, error: &AsyncError) {

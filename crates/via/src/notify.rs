@@ -1,6 +1,10 @@
 //! The thread that calls the program when descriptors complete.
+//!
+//! The thread holds no lock of the notifier while it looks at jobs, and while it drops them: a look may call the handler
+//! of asynchronous errors, and a callback that goes may take the last reference to the adapter along. Both may use the
+//! notifier.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
@@ -27,13 +31,14 @@ pub(crate) struct Notifier {
 
 struct Shared {
     waiters: Arc<Waiters>,
-    jobs: Mutex<Jobs>,
+    inbox: Mutex<Inbox>,
     added: Condvar,
 }
 
+/// The jobs that the thread has not taken over yet.
 #[derive(Default)]
-struct Jobs {
-    list: VecDeque<Job>,
+struct Inbox {
+    jobs: Vec<Job>,
     ended: bool,
 }
 
@@ -46,8 +51,8 @@ struct Job {
 
 impl Notifier {
     pub(crate) fn new(waiters: &Arc<Waiters>) -> Self {
-        let (jobs, added) = Default::default();
-        let shared = Shared { waiters: Arc::clone(waiters), jobs, added };
+        let (inbox, added) = Default::default();
+        let shared = Shared { waiters: Arc::clone(waiters), inbox, added };
         Self { thread: Mutex::default(), shared: Arc::new(shared) }
     }
     /// Has `call` called once with what `look` finds in the source.
@@ -68,21 +73,25 @@ impl Notifier {
             Look::Gone => Look::Gone,
         };
         let job = Job { source: Arc::clone(source), key, check: Box::new(check) };
+        self.start()?;
+        lock::lock(&self.shared.inbox).jobs.push(job);
+        self.shared.added.notify_all();
+        self.shared.waiters.call();
+        Ok(())
+    }
+    fn start(&self) -> Result<(), Error> {
         let mut thread = lock::lock(&self.thread);
         if thread.is_none() {
             let shared = Arc::clone(&self.shared);
             *thread = Some(hca_process::spawn("hca-via-notify", move || shared.run())?);
         }
-        lock::lock(&self.shared.jobs).list.push_back(job);
-        self.shared.added.notify_all();
-        self.shared.waiters.call();
         Ok(())
     }
 }
 
 impl Drop for Notifier {
     fn drop(&mut self) {
-        lock::lock(&self.shared.jobs).ended = true;
+        lock::lock(&self.shared.inbox).ended = true;
         self.shared.added.notify_all();
         self.shared.waiters.call();
         let Some(thread) = lock::lock(&self.thread).take() else { return };
@@ -95,35 +104,39 @@ impl Drop for Notifier {
 
 impl Shared {
     fn run(&self) {
-        loop {
-            let mut jobs = lock::lock(&self.jobs);
-            while jobs.list.is_empty() && !jobs.ended {
-                jobs = self.added.wait(jobs).unwrap_or_else(std::sync::PoisonError::into_inner);
-            }
-            drop(jobs);
+        let jobs = RefCell::default();
+        while self.wait_for_jobs(&jobs) {
             // `None`: the end, or no job is left.
-            match self.waiters.wait(None, || self.arm(), || self.look()) {
+            match self.waiters.wait(None, || arm(&jobs.borrow()), || self.look(&jobs)) {
                 Ok(Some(call)) => call(),
                 Ok(None) => {}
                 Err(error) => tracing::error!(%error, "notifications are late"),
             }
-            if lock::lock(&self.jobs).ended {
-                return;
-            }
         }
     }
-    fn arm(&self) {
-        for job in &lock::lock(&self.jobs).list {
-            job.source.arm();
+    /// Waits until there are jobs; returns `false` at the end.
+    fn wait_for_jobs(&self, jobs: &RefCell<Vec<Job>>) -> bool {
+        let mut inbox = lock::lock(&self.inbox);
+        while jobs.borrow().is_empty() && inbox.jobs.is_empty() && !inbox.ended {
+            inbox = self.added.wait(inbox).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
+        !inbox.ended
+    }
+    /// Takes the jobs over that were added; returns whether the end has come.
+    fn take_over(&self, jobs: &mut Vec<Job>) -> bool {
+        let mut inbox = lock::lock(&self.inbox);
+        jobs.append(&mut inbox.jobs);
+        inbox.ended
     }
     /// The next call to make.
-    fn look(&self) -> Option<Option<Call>> {
-        let mut jobs = lock::lock(&self.jobs);
-        let Jobs { list, ended } = &mut *jobs;
+    fn look(&self, jobs: &RefCell<Vec<Job>>) -> Option<Option<Call>> {
+        let mut jobs = jobs.borrow_mut();
+        if self.take_over(&mut jobs) {
+            return Some(None);
+        }
         let mut at = 0;
-        while at < list.len() {
-            let (before, rest) = list.make_contiguous().split_at_mut(at);
+        while at < jobs.len() {
+            let (before, rest) = jobs.split_at_mut(at);
             let Job { source, key, check } = &mut rest[0];
             // One that has found nothing is first.
             if before.iter().any(|job| Arc::ptr_eq(&job.source, source) && job.key == *key) {
@@ -132,13 +145,19 @@ impl Shared {
             }
             match source.polled(check) {
                 Look::Found(call) => {
-                    list.remove(at);
+                    jobs.remove(at);
                     return Some(Some(call));
                 }
                 Look::Nothing => at += 1,
-                Look::Gone => drop(list.remove(at)),
+                Look::Gone => drop(jobs.remove(at)),
             }
         }
-        (list.is_empty() || *ended).then_some(None)
+        jobs.is_empty().then_some(None)
+    }
+}
+
+fn arm(jobs: &[Job]) {
+    for job in jobs {
+        job.source.arm();
     }
 }

@@ -116,6 +116,8 @@ checks! { $
         a_completion_queue_calls_once,
         calls_are_made_in_the_order_in_which_they_were_asked_for,
         a_callback_may_ask_for_the_next_call,
+        a_callback_that_is_never_called_may_use_the_adapter_as_it_goes,
+        an_error_that_the_thread_of_callbacks_finds_may_ask_for_a_call,
     }
     memory {
         memory_with_posted_descriptors_is_not_deregistered,

@@ -1,12 +1,12 @@
 //! Calls of the program when descriptors complete.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hca_via::{CqEntry, Queue, Request, Vi, ViAttributes};
+use hca_via::{Cq, CqEntry, ErrorKind, Nic, Queue, Request, Vi, ViAttributes};
 
-use crate::bed::{Bed, PATIENCE, connect};
+use crate::bed::{Bed, PATIENCE, connect, until};
 
 /// The next value, while somebody polls the other side.
 #[track_caller]
@@ -105,4 +105,71 @@ pub(crate) fn a_callback_may_ask_for_the_next_call(bed: &Bed) {
         a.vi.post_send(&a.side.written(i, &Request::new(&[a.side.data(0, 5 + i)]))).unwrap();
     }
     assert_eq!([next(&came, &a.vi), next(&came, &a.vi)], [5, 6]);
+}
+
+/// A part of a callback that asks for another call when it goes, and takes an adapter along.
+struct Goes {
+    nic: Option<Nic>,
+    other: Cq,
+    tell: Sender<()>,
+}
+
+impl Drop for Goes {
+    fn drop(&mut self) {
+        self.other.notify(|_| ()).unwrap();
+        self.nic = None;
+        self.tell.send(()).unwrap();
+    }
+}
+
+pub(crate) fn a_callback_that_is_never_called_may_use_the_adapter_as_it_goes(bed: &Bed) {
+    let nic = Nic::open(&bed.contexts(1)[0]).unwrap();
+    let [cq, other] = [16, 16].map(|entries| nic.create_cq(entries).unwrap());
+    let (tell, gone) = channel();
+    let goes = Goes { nic: Some(nic), other, tell };
+    cq.notify(move |_| drop(goes)).unwrap();
+    drop(cq);
+    gone.recv_timeout(PATIENCE).expect("the callback goes with its queue");
+}
+
+pub(crate) fn an_error_that_the_thread_of_callbacks_finds_may_ask_for_a_call(bed: &Bed) {
+    let [a, b] = bed.sides();
+    let [cq, other] = [1, 16].map(|entries| b.nic.create_cq(entries).unwrap());
+    let x = a.vi();
+    let y = b.nic.create_vi(&ViAttributes::new(&b.ptag), None, Some(&cq)).unwrap();
+    connect((&a, &x), (&b, &y)).unwrap();
+    // Neither queue that is polled here is the one of the callbacks.
+    let send = |i| {
+        y.post_recv(&b.written(i, &Request::new(&[b.data(0, 64)]))).unwrap();
+        x.post_send(&a.written(i, &Request::new(&[a.data(0, 8)]))).unwrap();
+        let sent = || {
+            assert!(y.send_done().is_none());
+            x.send_done()
+        };
+        assert!(until(&[], "a send", sent).status.is_ok());
+    };
+    let (told, errors) = channel();
+    let told = Mutex::new(told);
+    b.nic.set_error_handler(Some(Arc::new(move |error| {
+        other.notify(|_| ()).unwrap();
+        told.lock().unwrap().send((error.kind, std::thread::current().id())).unwrap();
+    })));
+    // The thread of callbacks is in one of them while the queue overruns.
+    let (called, calls) = channel();
+    let (go_on, may_go_on) = channel::<()>();
+    let tell = called.clone();
+    cq.notify(move |_| {
+        called.send(std::thread::current().id()).unwrap();
+        let _ = may_go_on.recv();
+    })
+    .unwrap();
+    send(0);
+    let thread = next(&calls, &x);
+    cq.notify(move |_| tell.send(std::thread::current().id()).unwrap()).unwrap();
+    (1..4).for_each(send);
+    drop(go_on);
+    let told = errors.recv_timeout(PATIENCE).expect("the handler is called, and returns");
+    assert_eq!(told, (ErrorKind::Overrun, thread));
+    assert_eq!(calls.recv_timeout(PATIENCE), Ok(thread));
+    b.nic.set_error_handler(None);
 }

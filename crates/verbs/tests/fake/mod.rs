@@ -32,7 +32,11 @@ pub struct Faults {
     pub turns: AtomicU32,
     /// The number of send requests whose memory no code writes.
     pub stable: AtomicU32,
+    /// Called while a completion queue is resized, as a waker may be; it says whether the device can.
+    pub while_resizing: Mutex<Option<Resizing>>,
 }
+
+pub type Resizing = Box<dyn FnOnce() -> bool + Send>;
 
 pub struct Fake {
     attr: DeviceAttr,
@@ -678,6 +682,13 @@ unsafe impl CqPort for FakeCq {
     }
     fn set_waker(&mut self, waker: &Waker) {
         self.shared.lock().cqs.get_mut(&self.id).unwrap().waker = Some(waker.clone());
+    }
+    fn resize(&mut self, depth: u32) -> Result<u32, DeviceError> {
+        let during = self.shared.faults.while_resizing.lock().unwrap().take();
+        if during.is_some_and(|during| !during()) {
+            return Err(DeviceError::Unsupported { what: "resizing" });
+        }
+        Ok(depth)
     }
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
         if self.shared.faults.no_descriptor.load(Ordering::Relaxed) {

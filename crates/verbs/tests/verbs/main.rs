@@ -364,6 +364,45 @@ fn completion_queues_can_not_overrun() {
 }
 
 #[test]
+fn queue_pairs_come_and_go_while_their_completion_queue_is_resized() {
+    let (fake, context) = context();
+    let pd = context.alloc_pd().unwrap();
+    let mut cq = context.create_cq(16).unwrap();
+    let reference = cq.reference();
+    let build = move |n| pd.qp::<Ud>(&reference).max_send_wr(n).max_recv_wr(n).build();
+    let first = build(4).unwrap();
+    // (old depth, new depth, room meanwhile, whether the device can)
+    for (from, to, room, can) in
+        [(16, 32, 16, true), (32, 16, 16, true), (16, 64, 16, false), (16, 8, 8, false)]
+    {
+        assert_eq!(cq.depth(), from);
+        let build = build.clone();
+        let (asked, ask) = std::sync::mpsc::channel();
+        let (answer, answered) = std::sync::mpsc::channel();
+        let other = std::thread::spawn(move || {
+            ask.recv().unwrap();
+            let none = build((room - 8) / 2 + 1).unwrap_err();
+            let another = (room > 8).then(|| build((room - 8) / 2).unwrap());
+            answer.send((none, another)).unwrap();
+        });
+        let during = move || {
+            asked.send(()).unwrap();
+            let (none, another) =
+                answered.recv_timeout(Duration::from_secs(60)).expect("nobody waits for the resize");
+            assert!(matches!(none, BuildError::CqDepth { depth, .. } if depth == room), "{none:?}");
+            drop(another);
+            can
+        };
+        *fake.faults.while_resizing.lock().unwrap() = Some(Box::new(during));
+        assert_eq!(cq.resize(to).is_ok(), can);
+        assert_eq!(cq.depth(), if can { to } else { from });
+        other.join().unwrap();
+    }
+    assert!(matches!(cq.resize(7), Err(hca_core::DeviceError::InUse { users: 8, .. })));
+    drop(first);
+}
+
+#[test]
 fn limits_and_foreign_parts_are_refused_by_name() {
     let (_fake, context) = context();
     let (_other_fake, other) = self::context();
