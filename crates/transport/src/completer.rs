@@ -97,7 +97,7 @@ impl Requester {
         let Some(probed) = self.probed.filter(|p| !self.una_psn.is_before(p.end)) else { return };
         self.probed = None;
         let after_ns = now.as_nanos().saturating_sub(probed.at_ns);
-        if self.una_psn.is_before(probed.tells_of) && self.rtt.may_answer(after_ns) {
+        if self.una_psn.is_before(probed.tells_of) && self.rtt.is_answer(after_ns) {
             self.rewind(now.as_nanos());
         }
     }

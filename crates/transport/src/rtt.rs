@@ -23,13 +23,15 @@ pub(crate) struct Rtt {
     /// Probes since the last sample. What was probed yields none, so a path that became slow is measured only once a
     /// probe waits long enough.
     backoff: u32,
+    /// Since the last sample an answer came too soon after a probe to be the probe's.
+    doubted: bool,
 }
 
 impl Rtt {
     /// Takes a sample.
     pub(crate) fn sample(&mut self, rtt_ns: u64) {
         let rtt = rtt_ns.max(1);
-        self.backoff = 0;
+        (self.backoff, self.doubted) = (0, false);
         if self.srtt_ns == 0 {
             (self.srtt_ns, self.rttvar_ns, self.min_ns) = (rtt, rtt / 2, rtt);
             return;
@@ -59,10 +61,12 @@ impl Rtt {
         };
         base.saturating_mul(1 << self.backoff).min(ceiling_ns).min(MAX_PROBE_NS)
     }
-    /// Whether an answer that came so soon after a packet may be that packet's: half of the least round trip is left
-    /// for turns, whose times are coarse.
-    pub(crate) fn may_answer(&self, after_ns: u64) -> bool {
-        after_ns >= self.min_ns / 2
+    /// Whether an answer that came so soon after a probe is taken for the probe's: from half of the least round trip on,
+    /// as the times of turns are coarse. One that comes sooner may be an older packet's. It is no accident the second
+    /// time without a sample between: the path has become faster, which no sample tells while only probes are sent.
+    pub(crate) fn is_answer(&mut self, after_ns: u64) -> bool {
+        let soon = after_ns < self.min_ns / 2;
+        !soon || core::mem::replace(&mut self.doubted, true)
     }
     /// Whether packets queue up on the path so much that the window should not grow.
     #[inline]
@@ -133,11 +137,20 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_may_be_a_packets_from_half_of_the_least_round_trip_on() {
+    fn an_answer_is_a_probes_from_half_of_the_least_round_trip_on() {
         let mut rtt = Rtt::default();
-        assert!(rtt.may_answer(0), "nothing is known");
+        assert!(rtt.is_answer(0), "nothing is known");
         rtt.sample(1000);
-        assert_eq!([499, 500, 501].map(|ns| rtt.may_answer(ns)), [false, true, true]);
+        assert_eq!([501, 500, 499].map(|ns| rtt.is_answer(ns)), [true, true, false]);
+    }
+
+    #[test]
+    fn the_second_answer_that_comes_too_soon_is_believed_until_there_is_a_sample() {
+        let mut rtt = Rtt::default();
+        rtt.sample(1000);
+        assert_eq!([499, 1, 600, 1].map(|ns| rtt.is_answer(ns)), [false, true, true, true]);
+        rtt.sample(1000);
+        assert_eq!([600, 499, 499].map(|ns| rtt.is_answer(ns)), [true, false, true]);
     }
 
     #[test]

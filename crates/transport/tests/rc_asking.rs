@@ -635,6 +635,22 @@ fn an_answer_that_comes_too_soon_to_be_the_probes_tells_of_no_loss() {
 }
 
 #[test]
+fn a_path_that_became_faster_costs_two_probes_and_not_one_a_packet() {
+    let mut p = Pair::rc();
+    p.script = Box::new(|_, _, _| Fate::Late(MS / 4));
+    measure(&mut p);
+    for _ in 0..8 {
+        write(&mut p, QUIET);
+    }
+    // All are lost, and nothing takes long from then on.
+    p.script = Box::new(|side, n, _| if side == A && n < 8 { Fate::Drop } else { Fate::Pass });
+    p.run();
+    p.expect_sends(&[Success; 8]);
+    assert_eq!(p.a.host.counted(Count::Probe), 2);
+    assert_eq!(p.a.host.counted(Count::Retransmitted), 6);
+}
+
+#[test]
 fn what_is_acknowledged_after_going_back_is_not_sent_again() {
     let mut p = Pair::rc();
     for _ in 0..3 {
