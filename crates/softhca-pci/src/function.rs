@@ -200,9 +200,9 @@ impl Function {
             }
         }
         for at in 0..self.pages.begin_look() {
-            if let Some((uar, cqn)) = self.pages.take_armed(at) {
+            if let Some((uar, cqn, word)) = self.pages.take_armed(at) {
                 any = true;
-                self.armed(uar, cqn);
+                self.armed(uar, cqn, Some(word));
             }
             let named = |queue| {
                 self.objects.activate(queue);

@@ -19,9 +19,10 @@ use crate::function::Function;
 use crate::objects::Raised;
 
 impl Function {
-    /// A completion queue was armed by a doorbell of this page: has armed ones make the events that are due.
-    pub(crate) fn armed(&mut self, uar: u32, cqn: u32) {
-        self.objects.look_at_arms(uar, cqn);
+    /// A completion queue was armed by a doorbell of this page, whose word may be known: has armed ones make the events
+    /// that are due.
+    pub(crate) fn armed(&mut self, uar: u32, cqn: u32, word: Option<u32>) {
+        self.objects.look_at_arms(uar, cqn, word);
         self.post_raised();
     }
 

@@ -163,7 +163,7 @@ impl Client {
     pub(crate) fn arm(&mut self, cq: &ClientCq, solicited: bool) {
         let word = (cq.sn & 3) << 28 | u32::from(solicited) << 24 | cq.ci & 0xff_ffff;
         self.write(cq.record + 4, &word.to_be_bytes());
-        self.driver.function.armed(self.uar, cq.cqn);
+        self.driver.function.armed(self.uar, cq.cqn, Some(word));
     }
 
     /// Takes an event: its type and data.

@@ -228,7 +228,8 @@ impl Function {
             }
             let number = |bytes: &[u8]| bytes.try_into().map(u32::from_be_bytes).ok();
             if let Some(cqn) = named.and_then(number) {
-                self.armed(uar, cqn & 0xff_ffff);
+                let word = data.get(..4).filter(|_| at == CQ_DOORBELL as u64).and_then(number);
+                self.armed(uar, cqn & 0xff_ffff, word);
             }
             self.objects.suspect_all();
             self.ethernet_rung(uar);

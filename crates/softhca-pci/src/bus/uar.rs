@@ -235,9 +235,9 @@ impl DoorbellPages {
         self.polled.len()
     }
 
-    /// Takes the doorbell by which completion queues are armed from page number `at` of this look. Returns the page, and
-    /// the queue that it names.
-    pub(crate) fn take_armed(&mut self, at: usize) -> Option<(u32, u32)> {
+    /// Takes the doorbell by which completion queues are armed from page number `at` of this look. Returns the page, the
+    /// queue that it names, and its word.
+    pub(crate) fn take_armed(&mut self, at: usize) -> Option<(u32, u32, u32)> {
         let uar = *self.due.get(at)?;
         let word = self.word(uar, CQ_DOORBELL);
         if word.load(Ordering::Relaxed) == 0 {
@@ -246,7 +246,8 @@ impl DoorbellPages {
         // Acquire: as in `take_rung`.
         let bytes = word.swap(0, Ordering::Acquire).to_ne_bytes();
         self.stirred(uar);
-        Some((uar, CqDoorbell::from_array(bytes).get(CqDoorbell::CQN)))
+        let doorbell = CqDoorbell::from_array(bytes);
+        Some((uar, doorbell.get(CqDoorbell::CQN), u32::from_be_bytes(doorbell.record_word())))
     }
 
     /// Takes the send doorbells of page number `at` of this look, and names the queues that they are of. Returns the page
@@ -332,7 +333,7 @@ mod tests {
         let doorbell = CqDoorbell::new().with(CqDoorbell::CMD_SN, 1).with(CqDoorbell::CQN, 0x1234);
         pages.word(uar, 0x20).store(u64::from_ne_bytes(*doorbell.as_bytes()), Ordering::Relaxed);
         pages.begin_look();
-        assert_eq!((pages.take_armed(0), pages.take_armed(0)), (Some((uar, 0x1234)), None));
+        assert_eq!((pages.take_armed(0), pages.take_armed(0)), (Some((uar, 0x1234, 1 << 28)), None));
         assert_eq!(pages.take_rung(0, drop), None);
     }
 

@@ -13,9 +13,12 @@
 //! that page, and a changed word counts as a request. The counter in two bits makes the word of a request after an
 //! event differ from the word before, unless the driver has taken four events and no completion. Drivers begin with a
 //! word of 0 in the record, and may arm by that very word; so the function writes a word that no driver writes
-//! ([`UNARMED`]) into a new queue's record, and any later word is the driver's. Of two words that a driver writes
-//! between two looks the function sees only the second: a driver that asks for any completion and then at once for a
-//! solicited one may get an event for the solicited one only.
+//! ([`UNARMED`]) into a new queue's record, and any later word is the driver's.
+//!
+//! A doorbell carries the word, too. The record may hold a later one by then, so both count, the doorbell's first. Two
+//! requests of which the driver has written both doorbells between two looks leave one word in both places: a driver
+//! that asks for any completion and then at once for a solicited one gets an event for the solicited one only.
+//! Doorbells that come as messages are taken one by one, so there nothing is lost.
 
 /// Counters of completions have 24 bits.
 const MASK: u32 = 0xff_ffff;
@@ -29,6 +32,17 @@ pub(crate) const UNARMED: u32 = u32::MAX;
 fn beyond(at: u32, taken: u32) -> bool {
     let ahead = at.wrapping_sub(taken) & MASK;
     ahead != 0 && ahead <= MASK / 2
+}
+
+/// A doorbell of a queue's page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bell {
+    /// It names another queue.
+    Others,
+    /// It names this queue; its word is not known.
+    Named,
+    /// It names this queue, and has this word.
+    Word(u32),
 }
 
 /// What is known of a queue's arming.
@@ -46,13 +60,17 @@ pub(crate) struct Arm {
 }
 
 impl Arm {
-    /// The page was rung, by a doorbell that names this queue or not, and the record holds `word`. Whether an event is
-    /// due.
-    pub(crate) fn look(&mut self, word: u32, named: bool) -> bool {
-        if word == UNARMED || self.seen == Some(word) && !named {
-            return false;
+    /// The page was rung, and the record holds `word`. Whether an event is due.
+    pub(crate) fn look(&mut self, word: u32, bell: Bell) -> bool {
+        let earlier = match bell {
+            Bell::Word(earlier) if earlier != word => self.ask(earlier),
+            _ => false,
+        };
+        if word == UNARMED || self.seen == Some(word) && bell == Bell::Others {
+            return earlier;
         }
-        self.ask(word)
+        // One that was due before has told of what this one would.
+        self.ask(word) || earlier
     }
 
     /// The driver asks by this word. Whether an event is due. Who waits for any completion, and has had no event since,
@@ -110,6 +128,8 @@ mod tests {
         Take { but: u32 },
         /// The driver writes the word to the record.
         Record { solicited: bool },
+        /// And to the page.
+        Ring,
         /// The adapter sees a doorbell of the page: the last one of this queue, or that was lost.
         Rung { lost: bool },
         /// The driver takes its event, if there is one.
@@ -121,6 +141,7 @@ mod tests {
             3 => any::<bool>().prop_map(|urgent| Step::Write { urgent }),
             2 => (0_u32..3).prop_map(|but| Step::Take { but }),
             2 => any::<bool>().prop_map(|solicited| Step::Record { solicited }),
+            2 => Just(Step::Ring),
             3 => any::<bool>().prop_map(|lost| Step::Rung { lost }),
             2 => Just(Step::Event),
         ];
@@ -143,8 +164,8 @@ mod tests {
         /// Completions that there were when the last event was made.
         told: usize,
         events: u32,
-        /// A doorbell of this queue is on its way.
-        rings: bool,
+        /// The doorbell of this queue that the adapter has not seen: its word, and what it armed for.
+        bell: Option<(u32, usize, bool)>,
         /// Events taken since a completion was.
         idle_events: u32,
         /// The record may hold a word that it held before.
@@ -180,7 +201,7 @@ mod tests {
             let mut plain = Plain { record: UNARMED, ..Plain::default() };
             // Counters may wrap.
             arm.written = start;
-            for step in steps.into_iter().chain([Step::Rung { lost: false }]) {
+            for step in steps.into_iter().chain([Step::Ring, Step::Rung { lost: false }]) {
                 match step {
                     Step::Write { urgent } => {
                         plain.urgent.push(urgent);
@@ -197,20 +218,27 @@ mod tests {
                         let ci = start.wrapping_add(plain.taken as u32) & MASK;
                         plain.record = plain.sn << 28 | u32::from(solicited) << 24 | ci;
                         plain.armed = Some((plain.taken, solicited));
-                        plain.rings = true;
                         plain.seen_before = plain.idle_events > 3;
                     }
+                    Step::Ring => {
+                        plain.bell = plain.armed.map(|(from, solicited)| (plain.record, from, solicited));
+                    }
                     Step::Rung { lost } => {
-                        let named = core::mem::take(&mut plain.rings) && !lost;
-                        plain.any = match plain.armed {
-                            Some((from, false)) if named || plain.seen != Some(plain.record) => Some(from),
-                            // Who waits for any completion still does so if he asks for a solicited one.
-                            _ => plain.any,
-                        };
+                        let bell = plain.bell.take().filter(|_| !lost);
+                        // Who waits for any completion still does so if he asks for a solicited one.
+                        if let Some((_, from, false)) = bell {
+                            plain.any = Some(from);
+                        }
+                        if let Some((from, false)) = plain.armed
+                            && (bell.is_some() || plain.seen != Some(plain.record))
+                        {
+                            plain.any = Some(from);
+                        }
                         plain.seen = Some(plain.record);
-                        plain.event(arm.look(plain.record, named));
+                        let bell = bell.map_or(Bell::Others, |(word, ..)| Bell::Word(word));
+                        plain.event(arm.look(plain.record, bell));
                         // Another doorbell of the page changes nothing.
-                        prop_assert!(!arm.look(plain.record, false));
+                        prop_assert!(!arm.look(plain.record, Bell::Others));
                         let told = !plain.owed() || plain.events > 0;
                         prop_assert!(told || plain.seen_before, "an event is missing");
                     }
@@ -230,18 +258,18 @@ mod tests {
     #[test]
     fn a_queue_that_was_never_armed_makes_no_event() {
         let mut arm = Arm::default();
-        assert!(!arm.look(UNARMED, false) && !arm.wrote(true) && !arm.look(UNARMED, true));
+        assert!(!arm.look(UNARMED, Bell::Others) && !arm.wrote(true) && !arm.look(UNARMED, Bell::Named));
         assert_eq!(arm.waits(), None);
-        assert!(arm.look(0, false), "by the word that most drivers begin with");
+        assert!(arm.look(0, Bell::Others), "by the word that most drivers begin with");
     }
 
     #[test]
     fn an_event_comes_at_once_for_what_is_there_and_once_for_a_word() {
         let mut arm = Arm::default();
         assert!(!arm.wrote(false));
-        assert!(arm.look(0, false), "one was written, and none taken");
-        assert!(!arm.wrote(false) && !arm.look(0, false), "no new word");
-        assert!(!arm.look(1 << 28 | 2, false), "both were taken");
+        assert!(arm.look(0, Bell::Others), "one was written, and none taken");
+        assert!(!arm.wrote(false) && !arm.look(0, Bell::Others), "no new word");
+        assert!(!arm.look(1 << 28 | 2, Bell::Others), "both were taken");
         assert_eq!(arm.waits(), Some(false));
         assert!(arm.wrote(false));
         assert_eq!(arm.waits(), None);
@@ -250,8 +278,8 @@ mod tests {
     #[test]
     fn who_arms_before_he_looks_has_no_second_event_of_the_same() {
         let mut arm = Arm::default();
-        assert!(!arm.look(0, true) && arm.wrote(false));
-        assert!(!arm.look(1 << 28, true), "the event told of it");
+        assert!(!arm.look(0, Bell::Named) && arm.wrote(false));
+        assert!(!arm.look(1 << 28, Bell::Named), "the event told of it");
         assert!(arm.wrote(false), "and not of this one");
     }
 
@@ -259,9 +287,9 @@ mod tests {
     fn a_doorbell_that_names_the_queue_asks_even_by_a_word_that_was_seen() {
         let mut arm = Arm::default();
         assert!(!arm.wrote(false));
-        assert!(arm.look(0, false), "it may have been armed by that word");
-        assert!(!arm.look(0, false) && arm.waits().is_none());
-        assert!(!arm.look(0, true), "the event told of what there is");
+        assert!(arm.look(0, Bell::Others), "it may have been armed by that word");
+        assert!(!arm.look(0, Bell::Others) && arm.waits().is_none());
+        assert!(!arm.look(0, Bell::Named), "the event told of what there is");
         assert_eq!(arm.waits(), Some(false));
         assert!(arm.wrote(false));
     }
@@ -269,35 +297,54 @@ mod tests {
     #[test]
     fn who_waits_for_any_completion_does_so_until_there_is_an_event() {
         let mut arm = Arm::default();
-        assert!(!arm.look(0, false) && !arm.look(SOLICITED, false));
+        assert!(!arm.look(0, Bell::Others) && !arm.look(SOLICITED, Bell::Others));
         assert_eq!(arm.waits(), Some(false));
         assert!(arm.wrote(false));
         assert_eq!(arm.waits(), None, "an event disarms");
-        assert!(!arm.look(1 << 28 | SOLICITED | 1, false));
+        assert!(!arm.look(1 << 28 | SOLICITED | 1, Bell::Others));
         assert!(arm.wrote(true) && !arm.wrote(true));
     }
 
     #[test]
     fn who_arms_before_he_takes_an_event_waits_for_any_completion_behind_it_too() {
         let mut arm = Arm::default();
-        assert!(!arm.look(0, true) && arm.wrote(false));
+        assert!(!arm.look(0, Bell::Named) && arm.wrote(false));
         // Armed again by the same word, as the event was not taken yet; then it is, and the next word is of another kind.
-        assert!(!arm.look(0, true) && !arm.look(1 << 28 | SOLICITED | 1, true));
+        assert!(!arm.look(0, Bell::Named) && !arm.look(1 << 28 | SOLICITED | 1, Bell::Named));
         assert_eq!(arm.waits(), Some(false));
         assert!(arm.wrote(false));
         // The other way round the weaker request is forgotten.
-        assert!(!arm.look(2 << 28 | SOLICITED | 2, true) && !arm.look(2 << 28 | 2, true));
+        assert!(!arm.look(2 << 28 | SOLICITED | 2, Bell::Named) && !arm.look(2 << 28 | 2, Bell::Named));
         assert!(arm.wrote(false) && !arm.wrote(true));
+    }
+
+    #[test]
+    fn who_asks_for_any_completion_by_a_doorbell_waits_for_any_though_the_record_has_another_word_by_now() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(SOLICITED, Bell::Word(0)));
+        assert_eq!(arm.waits(), Some(false));
+        // The second doorbell comes later.
+        assert!(!arm.look(SOLICITED, Bell::Word(SOLICITED)) && arm.wrote(false));
+        assert_eq!(arm.waits(), None);
+        // What the first one asks for is there: it has its event, and the second one waits.
+        let mut arm = Arm::default();
+        assert!(!arm.wrote(false));
+        assert!(arm.look(SOLICITED | 1, Bell::Word(0)));
+        assert_eq!(arm.waits(), Some(true));
+        assert!(!arm.wrote(false) && arm.wrote(true));
     }
 
     #[test]
     fn one_that_waits_for_a_solicited_completion_has_no_event_for_others() {
         let mut arm = Arm::default();
-        assert!(!arm.look(SOLICITED, false));
+        assert!(!arm.look(SOLICITED, Bell::Others));
         assert!(!arm.wrote(false));
         assert!(arm.wrote(true));
         assert!(!arm.wrote(false));
-        assert!(!arm.look(1 << 28 | SOLICITED | 1, false), "the solicited one was not taken, but told of");
+        assert!(
+            !arm.look(1 << 28 | SOLICITED | 1, Bell::Others),
+            "the solicited one was not taken, but told of"
+        );
         assert!(arm.wrote(true));
     }
 }

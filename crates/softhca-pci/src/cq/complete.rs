@@ -9,6 +9,7 @@ use softhca::SoftHca;
 
 use crate::bus::registers::Clock;
 use crate::command::Resources;
+use crate::cq::arm::Bell;
 use crate::cq::{Cq, Written};
 use crate::guest::Guest;
 use crate::mkey::bus::{Buses, Names};
@@ -286,11 +287,11 @@ impl Objects {
         n
     }
 
-    /// A doorbell of this page was rung that arms this completion queue: has it, and others whose doorbells it may have
-    /// hidden, make the events that are due.
-    pub(crate) fn look_at_arms(&mut self, uar: u32, named: u32) {
+    /// A doorbell of this page was rung that arms this completion queue by this word, if that is known: has it, and
+    /// others whose doorbells it may have hidden, make the events that are due.
+    pub(crate) fn look_at_arms(&mut self, uar: u32, named: u32, word: Option<u32>) {
         if self.cqs.get(&named).is_some_and(|cq| cq.uar == uar) {
-            self.look_at_arm(named, true);
+            self.look_at_arm(named, word.map_or(Bell::Named, Bell::Word));
         }
         self.arms.suspect(uar);
         self.look_at_suspected_arms();
@@ -301,15 +302,15 @@ impl Objects {
         let mut any = false;
         for _ in 0..ARMS_A_LOOK {
             let Some(cqn) = self.arms.next_suspect() else { break };
-            self.look_at_arm(cqn, false);
+            self.look_at_arm(cqn, Bell::Others);
             any = true;
         }
         any
     }
 
-    fn look_at_arm(&mut self, cqn: u32, named: bool) {
+    fn look_at_arm(&mut self, cqn: u32, bell: Bell) {
         let Some(cq) = self.cqs.get_mut(&cqn) else { return };
-        if cq.rung(named) {
+        if cq.rung(bell) {
             self.raised.push_back(Raised::Completion { eqn: cq.eqn, cqn });
         }
     }

@@ -11,7 +11,7 @@ use hca_prm::{CI_MASK, CmdStatus, CqSt, CqStatus, Cqc, Cqe64, CqeOpcode, XrcSrqc
 
 use crate::command::caps::{LOG_CQ_SIZE, LOG_CQS};
 use crate::command::{Output, parse};
-use crate::cq::arm::{Arm, UNARMED};
+use crate::cq::arm::{Arm, Bell, UNARMED};
 use crate::eth::uses::Thing;
 use crate::function::Function;
 use crate::guest::{Guest, Window};
@@ -102,10 +102,10 @@ impl Cq {
         written
     }
 
-    /// A doorbell of its page was rung, by which it was named or not. Whether an event is to be made.
-    pub(crate) fn rung(&mut self, named: bool) -> bool {
+    /// A doorbell of its page was rung. Whether an event is to be made.
+    pub(crate) fn rung(&mut self, bell: Bell) -> bool {
         let Some(memory) = self.memory.as_ref().filter(|_| !self.failed) else { return false };
-        self.arm.look(memory.record.load32(RECORD_ARM), named)
+        self.arm.look(memory.record.load32(RECORD_ARM), bell)
     }
 
     fn context(&self) -> Cqc {

@@ -1,6 +1,6 @@
 //! Events of completion queues.
 
-use hca_prm::{CompEvent, Cqe64, EventType, WqeOpcode};
+use hca_prm::{CQ_DOORBELL, CompEvent, Cqe64, EventType, WqeOpcode};
 
 use crate::bed::{Pair, QpShape, Wqe};
 
@@ -108,6 +108,27 @@ fn a_queue_that_waits_for_solicited_messages_has_no_event_for_others() {
     send(&mut p, true);
     p.received();
     assert_eq!(completion_event(&mut p), Some(cq.cqn));
+}
+
+#[test]
+fn who_arms_for_any_completion_and_then_for_a_solicited_one_waits_for_any_whatever_the_record_holds_by_then()
+{
+    for record_first in [false, true] {
+        let mut p = begin();
+        let (cq, at) = (p.b.recv_cq, u64::from(p.b.client.uar) * 4096 + CQ_DOORBELL as u64);
+        let word = |solicited: u32| (solicited << 24).to_be_bytes();
+        // The driver may write the record the second time before the first doorbell is taken.
+        p.b.client.write(cq.record + 4, &word(record_first.into()));
+        for solicited in [0, 1] {
+            if solicited == 1 {
+                p.b.client.write(cq.record + 4, &word(1));
+            }
+            p.b.client.function.bar_write(at, &[word(solicited), cq.cqn.to_be_bytes()].concat());
+        }
+        send(&mut p, false);
+        p.received();
+        assert_eq!(completion_event(&mut p), Some(cq.cqn), "record first: {record_first}");
+    }
 }
 
 #[test]

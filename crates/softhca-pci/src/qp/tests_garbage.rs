@@ -82,7 +82,7 @@ fn play(p: &mut Pair, junk: &[Junk]) {
                 received = received.wrapping_add(*n);
                 p.a.client.write(qp.record, &u32::from(received).to_be_bytes());
             }
-            Junk::Ring => p.a.client.function.armed(uar, 0),
+            Junk::Ring => p.a.client.function.armed(uar, 0, None),
             Junk::Look => p.look(),
         }
     }
