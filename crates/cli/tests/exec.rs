@@ -88,6 +88,9 @@ fn ping_pongs_of_every_service_run_polling_and_by_events() {
             }
         }
         both(device, "ibv_rc_pingpong", &["-g", "3", "-n", "100", "-c"]);
+        both(device, "ibv_rc_pingpong", &["-g", "1", "-n", "100", "-t", "-N"]);
+        both(device, "ibv_rc_pingpong", &["-g", "1", "-n", "100", "-j"]);
+        both(device, "ibv_xsrq_pingpong", &["-g", "1", "-n", "100", "-e"]);
     }
 }
 

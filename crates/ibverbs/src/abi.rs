@@ -4,7 +4,7 @@
 
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
 /// An entry of a table of functions; null: the function is not offered.
 pub type Slot = *const ();
@@ -52,12 +52,102 @@ pub struct IbvPd {
 #[repr(C)]
 pub struct IbvMr {
     pub context: *mut IbvContext,
-    pub pd: *mut IbvPd,
-    pub addr: *mut c_void,
-    pub length: usize,
+    pub pd: AtomicPtr<IbvPd>,
+    pub addr: AtomicPtr<c_void>,
+    pub length: AtomicUsize,
     pub handle: u32,
-    pub lkey: u32,
-    pub rkey: u32,
+    pub lkey: AtomicU32,
+    pub rkey: AtomicU32,
+}
+
+/// The layout of `struct ibv_mw`.
+#[repr(C)]
+pub struct IbvMw {
+    pub context: *mut IbvContext,
+    pub pd: *mut IbvPd,
+    pub rkey: AtomicU32,
+    pub handle: u32,
+    pub kind: u32,
+}
+
+/// The layout of `struct ibv_mw_bind_info`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IbvMwBindInfo {
+    pub mr: *mut IbvMr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: u32,
+}
+
+/// The layout of `struct ibv_mw_bind`.
+#[repr(C)]
+pub struct IbvMwBind {
+    pub wr_id: u64,
+    pub send_flags: u32,
+    pub bind_info: IbvMwBindInfo,
+}
+
+/// The layout of `struct ibv_td`, and of `struct ibv_xrcd`.
+#[repr(C)]
+pub struct IbvTd {
+    pub context: *mut IbvContext,
+}
+
+/// The layout of `struct ibv_parent_domain_init_attr`.
+#[repr(C)]
+pub struct IbvParentDomainInitAttr {
+    pub pd: *mut IbvPd,
+    pub td: *mut IbvTd,
+    pub comp_mask: u32,
+    pub alloc: Slot,
+    pub free: Slot,
+    pub pd_context: *mut c_void,
+}
+
+/// The layout of `struct ibv_xrcd_init_attr`.
+#[repr(C)]
+pub struct IbvXrcdInitAttr {
+    pub comp_mask: u32,
+    pub fd: c_int,
+    pub oflags: c_int,
+}
+
+/// The layout of `struct ibv_qp_open_attr`.
+#[repr(C)]
+pub struct IbvQpOpenAttr {
+    pub comp_mask: u32,
+    pub qp_num: u32,
+    pub xrcd: *mut c_void,
+    pub qp_context: *mut c_void,
+    pub qp_type: u32,
+}
+
+/// The layout of `struct ibv_dm`.
+#[repr(C)]
+pub struct IbvDm {
+    pub context: *mut IbvContext,
+    pub memcpy_to_dm: Slot,
+    pub memcpy_from_dm: Slot,
+    pub comp_mask: u32,
+    pub handle: u32,
+}
+
+/// The layout of `struct ibv_alloc_dm_attr`.
+#[repr(C)]
+pub struct IbvAllocDmAttr {
+    pub length: usize,
+    pub log_align_req: u32,
+    pub comp_mask: u32,
+}
+
+/// The layout of `struct ibv_ece`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IbvEce {
+    pub vendor_id: u32,
+    pub options: u32,
+    pub comp_mask: u32,
 }
 
 /// The layout of `struct ibv_comp_channel`.
@@ -201,7 +291,16 @@ pub struct IbvSendWr {
     pub pad: u32,
     pub remote_srqn: u32,
     pub pad_behind: u32,
-    pub bind_or_tso: [u64; 6],
+    pub bind_mw: IbvMw2Bind,
+}
+
+/// The member `bind_mw` of `struct ibv_send_wr`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IbvMw2Bind {
+    pub mw: *mut IbvMw,
+    pub rkey: u32,
+    pub bind_info: IbvMwBindInfo,
 }
 
 /// The layout of `struct ibv_recv_wr`.
@@ -352,6 +451,19 @@ pub struct IbvSrqInitAttr {
     pub attr: IbvSrqAttr,
 }
 
+/// The layout of `struct ibv_srq_init_attr_ex`, which goes on as that without `_ex` does.
+#[repr(C)]
+pub struct IbvSrqInitAttrEx {
+    pub srq_context: *mut c_void,
+    pub attr: IbvSrqAttr,
+    pub comp_mask: u32,
+    pub srq_type: u32,
+    pub pd: *mut IbvPd,
+    pub xrcd: *mut c_void,
+    pub cq: *mut IbvCq,
+    pub tm_cap: [u32; 2],
+}
+
 /// The layout of `struct ibv_port_attr`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -487,6 +599,16 @@ layouts! {
     VerbsContext 648 { ops 0, sz 312, context 320 }
     IbvPd 16 { handle 8 }
     IbvMr 48 { addr 16, length 24, lkey 36, rkey 40 }
+    IbvMw 32 { rkey 16, handle 20, kind 24 }
+    IbvMwBindInfo 32 { addr 8, length 16, mw_access_flags 24 }
+    IbvMwBind 48 { send_flags 8, bind_info 16 }
+    IbvTd 8 { context 0 }
+    IbvParentDomainInitAttr 48 { td 8, comp_mask 16, alloc 24, pd_context 40 }
+    IbvXrcdInitAttr 12 { fd 4, oflags 8 }
+    IbvQpOpenAttr 32 { qp_num 4, xrcd 8, qp_context 16, qp_type 24 }
+    IbvDm 32 { memcpy_to_dm 8, memcpy_from_dm 16, comp_mask 24, handle 28 }
+    IbvAllocDmAttr 16 { log_align_req 8, comp_mask 12 }
+    IbvEce 12 { options 4, comp_mask 8 }
     IbvCompChannel 16 { fd 8 }
     IbvCq 128 { cqe 28, unused 32, comp_events_completed 120 }
     IbvCqEx 288 { comp_mask 128, status 132, wr_id 136, ops 144 }
@@ -498,7 +620,7 @@ layouts! {
     IbvDataBuf 16 { length 8 }
     IbvAh 24 { handle 16 }
     IbvSge 16 { length 8, lkey 12 }
-    IbvSendWr 128 { opcode 28, send_flags 32, imm_or_rkey 36, addr_or_ah 40, second 48, swap 56, atomic_rkey 64, remote_srqn 72, bind_or_tso 80 }
+    IbvSendWr 128 { opcode 28, send_flags 32, imm_or_rkey 36, addr_or_ah 40, second 48, swap 56, atomic_rkey 64, remote_srqn 72, bind_mw 80 }
     IbvRecvWr 32 { num_sge 24 }
     IbvWc 48 { status 8, vendor_err 16, imm_or_rkey 24, qp_num 28, src_qp 32, wc_flags 36, sl 44 }
     IbvQpInitAttr 64 { cap 32, qp_type 52, sq_sig_all 56 }
@@ -507,6 +629,7 @@ layouts! {
     IbvAhAttr 32 { flow_label 16, sgid_index 20, dlid 24, is_global 29, port_num 30 }
     IbvQpAttr 144 { cap 36, ah_attr 56, alt_ah_attr 88, pkey_index 120, port_num 129, alt_timeout 134, rate_limit 136 }
     IbvSrqInitAttr 24 { attr 8 }
+    IbvSrqInitAttrEx 64 { attr 8, comp_mask 20, srq_type 24, pd 32, xrcd 40, cq 48, tm_cap 56 }
     IbvPortAttr 56 from 52 { gid_tbl_len 12, pkey_tbl_len 32, lid 34, link_layer 46, port_cap_flags2 48 }
     IbvDeviceAttr 232 { node_guid 64, max_mr_size 80, max_qp 108, atomic_cap 164, max_pkeys 224, phys_port_cnt 227 }
     IbvDeviceAttrEx 400 { comp_mask 232, odp_caps 240, completion_timestamp_mask 264, hca_core_clock 272, device_cap_flags_ex 280, tso_caps 288, max_cq_count 368, max_cq_period 370, max_dm_size 376, pci_atomic_caps 384, xrc_odp_caps 392, phys_port_cnt_ex 396 }

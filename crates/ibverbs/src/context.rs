@@ -14,9 +14,14 @@ use crate::async_event::ContextEvents;
 use crate::cq::{poll_cq, req_notify_cq};
 use crate::cq_ex::{create_cq_ex, modify_cq};
 use crate::device::{Adapter, NamedDevice};
+use crate::dm::{alloc_dm, free_dm, reg_dm_mr};
+use crate::domain::{alloc_parent_domain, alloc_td, dealloc_td};
 use crate::entry::{Errno, INVALID, In, counted, exports, give, number, pointer};
+use crate::null::alloc_null_mr;
 use crate::post::{post_recv, post_send, post_srq_recv};
 use crate::qp::create_qp_ex;
+use crate::window::{alloc_mw, bind_mw, dealloc_mw};
+use crate::xrc::{close_xrcd, create_srq_ex, get_srq_num, open_qp, open_xrcd};
 
 /// The entries of the GID table. All have the port's GID, and are of RoCE v2: programs have fixed ideas of the index.
 const GIDS: u32 = 4;
@@ -46,6 +51,9 @@ impl Context {
         let events = Arc::new(ContextEvents::new()?);
         adapter.listeners.open(&events);
         let mut ops: [Slot; 32] = [null(); 32];
+        ops[at(64)] = alloc_mw as Slot;
+        ops[at(72)] = bind_mw as Slot;
+        ops[at(80)] = dealloc_mw as Slot;
         ops[at(96)] = poll_cq as Slot;
         ops[at(104)] = req_notify_cq as Slot;
         ops[at(168)] = post_srq_recv as Slot;
@@ -53,11 +61,23 @@ impl Context {
         ops[at(216)] = post_recv as Slot;
         let mut later: [Slot; 39] = [null(); 39];
         later[before(320)] = query_port as Slot;
+        later[before(304)] = alloc_null_mr as Slot;
+        later[before(264)] = reg_dm_mr as Slot;
+        later[before(256)] = alloc_dm as Slot;
+        later[before(248)] = free_dm as Slot;
+        later[before(208)] = alloc_parent_domain as Slot;
+        later[before(200)] = dealloc_td as Slot;
+        later[before(192)] = alloc_td as Slot;
         later[before(184)] = modify_cq as Slot;
         later[before(128)] = query_rt_values as Slot;
         later[before(120)] = create_cq_ex as Slot;
         later[before(104)] = query_device_ex as Slot;
+        later[before(64)] = open_qp as Slot;
         later[before(56)] = create_qp_ex as Slot;
+        later[before(48)] = get_srq_num as Slot;
+        later[before(40)] = create_srq_ex as Slot;
+        later[before(32)] = open_xrcd as Slot;
+        later[before(24)] = close_xrcd as Slot;
         let c = VerbsContext {
             ops: later,
             sz: size_of::<VerbsContext>(),
@@ -75,6 +95,11 @@ impl Context {
         Ok(context.wrapping_byte_add(core::mem::offset_of!(VerbsContext, context)).cast())
     }
 
+    /// The first index of a GID in the table.
+    pub(crate) fn gid_index(&self, gid: hca::hca_core::Gid) -> Option<u8> {
+        // All entries are the port's own.
+        (self.adapter.device().port().gid == gid).then_some(1)
+    }
     /// Checks the number of the port, which is 1.
     fn port(&self, number: u32) -> Result<hca::hca_core::PortAttr, Errno> {
         if number == 1 { Ok(self.adapter.device().port()) } else { Err(INVALID) }
@@ -125,9 +150,16 @@ fn width_and_speed(link: Option<LinkSpeed>) -> (u8, u8) {
 }
 
 fn device_attr(context: &Context) -> Result<IbvDeviceAttr, Errno> {
-    // Completions of queue pairs in RNR NAK, system image GUID, port events.
-    const CAP_FLAGS: u32 = 1 << 10 | 1 << 11 | 1 << 12;
     let attr = context.adapter.device().attr();
+    let can = attr.abilities;
+    // Port events, system image GUID, RNR NAKs; the current state is checked; windows and memory management.
+    let caps = [
+        (1 << 7 | 1 << 10 | 1 << 11 | 1 << 12, true),
+        (1 << 13, can.srq_resize),
+        (1 << 17 | 1 << 21 | 1 << 24, can.max_mw > 0),
+        (1 << 20, can.max_xrcd > 0),
+    ];
+    let device_cap_flags = caps.iter().filter(|(_, has)| *has).fold(0, |flags, (bits, _)| flags | bits);
     let guid = context.device.get()?.guid;
     let mut fw_ver = [0; 64];
     for (to, from) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
@@ -145,7 +177,7 @@ fn device_attr(context: &Context) -> Result<IbvDeviceAttr, Errno> {
         hw_ver: 0,
         max_qp: attr.max_qp,
         max_qp_wr: attr.max_qp_wr,
-        device_cap_flags: CAP_FLAGS,
+        device_cap_flags,
         max_sge: attr.max_sge,
         max_sge_rd: attr.max_sge,
         max_cq: attr.max_cq,
@@ -164,12 +196,12 @@ fn device_attr(context: &Context) -> Result<IbvDeviceAttr, Errno> {
         },
         max_ee: 0,
         max_rdd: 0,
-        max_mw: 0,
+        max_mw: can.max_mw,
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
-        max_mcast_grp: 0,
-        max_mcast_qp_attach: 0,
-        max_total_mcast_qp_attach: 0,
+        max_mcast_grp: can.max_mcast_grp,
+        max_mcast_qp_attach: can.max_mcast_qp_attach,
+        max_total_mcast_qp_attach: can.max_mcast_grp.saturating_mul(can.max_mcast_qp_attach),
         max_ah: attr.max_ah,
         max_fmr: 0,
         max_map_per_fmr: 0,
@@ -197,7 +229,7 @@ fn device_attr_ex(context: &Context) -> Result<IbvDeviceAttrEx, Errno> {
         tso_caps: [0; 20],
         max_cq_count: moderation.count,
         max_cq_period: u16::try_from(moderation.period.as_micros()).unwrap_or(u16::MAX),
-        max_dm_size: 0,
+        max_dm_size: crate::dm::MAX_BYTES as u64,
         pci_atomic_caps: [0; 3],
         xrc_odp_caps: 0,
         phys_port_cnt_ex: 1,

@@ -149,7 +149,10 @@ pub(crate) fn translate(adapter: &Adapter, wc: &Completion) -> IbvWc {
     IbvWc {
         wr_id: wc.wr_id,
         status: wc.status as u32,
-        opcode: opcode(wc.opcode),
+        opcode: match wc.opcode {
+            WcOpcode::LocalInv if adapter.binds.take(wc.qp, wc.wr_id) => opcode(WcOpcode::BindMw),
+            other => opcode(other),
+        },
         vendor_err: wc.vendor_code().into(),
         byte_len: if wc.status == WcStatus::Success { wc.byte_len } else { 0 },
         imm_or_rkey,

@@ -13,6 +13,9 @@ use hca_process::PerProcess;
 use crate::abi::IbvDevice;
 use crate::async_event::{Listeners, pump};
 use crate::entry::{Errno, INVALID, In, counted, exports, free_list, give_list, lock, pointer};
+use crate::null::Nulls;
+use crate::window::Binds;
+use crate::xrc::Domain;
 
 /// The environment variable that lists the devices, as `rxe0=udp://10.0.0.1 rxe1=auto://`.
 const DEVICES_VARIABLE: &str = "HCA_DEVICES";
@@ -132,6 +135,10 @@ pub(crate) struct Adapter {
     /// The numbers of queue pairs by the index of their handles, with the generations above them.
     qpns: Box<[AtomicU64]>,
     pub(crate) listeners: Listeners,
+    pub(crate) nulls: Nulls,
+    pub(crate) binds: Binds,
+    /// XRC domains that files name, by the files' devices and numbers.
+    pub(crate) xrc_files: Mutex<HashMap<(u64, u64), Weak<Domain>>>,
 }
 
 impl Adapter {
@@ -153,7 +160,14 @@ impl Adapter {
             ));
         }
         let qpns = (0..opened.device().attr().max_qp as usize + 1).map(|_| AtomicU64::new(0)).collect();
-        let adapter = Arc::new(Self { opened, qpns, listeners: Listeners::default() });
+        let adapter = Arc::new(Self {
+            opened,
+            qpns,
+            listeners: Listeners::default(),
+            nulls: Nulls::default(),
+            binds: Binds::default(),
+            xrc_files: Mutex::default(),
+        });
         pump(&adapter);
         open.insert(device.name.clone(), Arc::downgrade(&adapter));
         Ok(adapter)

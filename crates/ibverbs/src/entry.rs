@@ -128,6 +128,9 @@ impl<T> Clone for In<T> {
 impl<T> Copy for In<T> {}
 
 impl<T> In<T> {
+    pub(crate) fn null() -> Self {
+        Self(null_mut())
+    }
     /// A pointer in a field that the program filled in.
     pub(crate) fn of(field: *mut T) -> Self {
         Self(field)
@@ -231,6 +234,16 @@ pub(crate) fn sges<'a>(list: *mut IbvSge, count: c_int) -> Result<&'a [Sge], Err
         Ok(count) => Ok(unsafe { core::slice::from_raw_parts(list.cast(), count) }),
         Err(_) => Err(INVALID),
     }
+}
+
+/// The attributes of an open file.
+pub(crate) fn stat(fd: c_int) -> Result<rustix::fs::Stat, Errno> {
+    if fd < 0 {
+        return Err(Errno(libc::EBADF));
+    }
+    // SAFETY: the program gives a descriptor that is open during the call; of a wrong one the kernel says so.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    Ok(rustix::fs::fstat(fd)?)
 }
 
 /// Copies the bytes of an inline entry.

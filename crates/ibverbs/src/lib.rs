@@ -10,6 +10,11 @@
 //! | `device` | devices by `HCA_DEVICES`, and adapters, of which a process has one a device |
 //! | `context` | contexts: tables of functions, attributes of device and port |
 //! | `memory` | protection domains, regions, address handles |
+//! | `null`, `dm`, `mapping` | null regions, device memory, and the memory behind them |
+//! | `domain` | thread domains and parent domains |
+//! | `window` | memory windows |
+//! | `xrc` | extended reliable connections |
+//! | `multicast` | groups |
 //! | `cq` | completion queues, channels, their events |
 //! | `cq_ex` | extended completion queues, which are read field by field |
 //! | `async_event` | events of objects, the port and the device |
@@ -29,13 +34,20 @@ mod context;
 mod cq;
 mod cq_ex;
 mod device;
+mod dm;
+mod domain;
 mod entry;
 mod event;
 mod held;
+mod mapping;
 mod memory;
+mod multicast;
+mod null;
 mod post;
 mod providers;
 mod qp;
 mod qp_ex;
 mod rest;
 mod text;
+mod window;
+mod xrc;

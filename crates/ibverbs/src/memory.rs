@@ -2,27 +2,34 @@
 
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
-use std::sync::Arc;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use hca::hca_core::{Access, AddressVector, AhHandle, Gid, Lid, MrHandle, MrInit, PdHandle, StaticRate};
 
-use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvMr, IbvPd};
-use crate::async_event::ContextEvents;
+use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvMr, IbvPd, IbvWc};
 use crate::device::Adapter;
-use crate::entry::{Errno, INVALID, In, exports, give, number, pointer, reg_mr};
+use crate::dm::Dm;
+use crate::domain::Td;
+use crate::entry::{Errno, INVALID, In, counted, exports, give, lock, number, pointer, reg_mr};
+use crate::mapping::Mapping;
+use crate::null::Null;
 
-/// A protection domain.
+/// A protection domain, or a parent domain.
 #[repr(C)]
 pub(crate) struct Pd {
     pub(crate) c: IbvPd,
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) handle: PdHandle,
+    /// Parent domains of a protection domain.
+    pub(crate) users: AtomicU32,
+    /// What a parent domain stands for.
+    pub(crate) parent: Option<Parent>,
 }
-impl Pd {
-    /// The asynchronous events of the context.
-    pub(crate) fn events(&self) -> Result<Arc<ContextEvents>, Errno> {
-        Ok(Arc::clone(&In::of(self.c.context).context()?.events))
-    }
+/// The protection domain and the thread domain of a parent domain.
+pub(crate) struct Parent {
+    pub(crate) pd: In<Pd>,
+    pub(crate) td: In<Td>,
 }
 
 /// A memory region.
@@ -30,8 +37,49 @@ impl Pd {
 pub(crate) struct Mr {
     c: IbvMr,
     adapter: Arc<Adapter>,
-    handle: MrHandle,
+    registered: Mutex<Registered>,
+    backing: Backing,
 }
+/// The registration of a region, which `ibv_rereg_mr` changes.
+struct Registered {
+    handle: MrHandle,
+    pd: PdHandle,
+    access: Access,
+}
+/// Whose memory a region has.
+pub(crate) enum Backing {
+    /// The program's.
+    Program,
+    /// Device memory, which outlives its regions.
+    Dm(In<Dm>),
+    /// Of a descriptor.
+    Mapped { _mapping: Mapping },
+    /// None: a null region.
+    Null(Null),
+}
+
+/// Memory that is to be registered.
+pub(crate) struct Range {
+    pub(crate) addr: *mut c_void,
+    pub(crate) len: usize,
+    pub(crate) iova: u64,
+    pub(crate) access: Access,
+}
+impl Range {
+    /// # Errors
+    /// Null, no bytes, the end of all memory, or rights of peers to write where the program does not let the device
+    /// write.
+    pub(crate) fn mr_init(&self) -> Result<MrInit, Errno> {
+        let writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        if self.len == 0 || self.access.intersects(writes) && !self.access.contains(Access::LOCAL_WRITE) {
+            return Err(INVALID);
+        }
+        let addr = NonNull::new(self.addr.cast::<u8>()).ok_or(Errno(libc::EFAULT))?;
+        (self.addr as usize).checked_add(self.len).ok_or(INVALID)?;
+        Ok(MrInit { addr, len: self.len, iova: self.iova, access: self.access })
+    }
+}
+
 /// An address handle.
 #[repr(C)]
 pub(crate) struct Ah {
@@ -40,6 +88,8 @@ pub(crate) struct Ah {
     pub(crate) handle: AhHandle,
 }
 
+/// The flag of `enum ibv_access_flags` by which the first byte has address 0.
+pub(crate) const ZERO_BASED: u32 = 1 << 5;
 /// Flags of `enum ibv_access_flags` that programs set for speed, and that any device may leave alone.
 const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
 /// Rights, as (the program's bit, ours).
@@ -97,9 +147,8 @@ pub(crate) fn address(attr: &IbvAhAttr) -> Result<AddressVector, Errno> {
 }
 /// The path, as a query tells it.
 pub(crate) fn address_attr(av: &AddressVector) -> IbvAhAttr {
-    let half = |at: usize| u64::from_ne_bytes(av.dgid.0[at..at + 8].try_into().expect("8 bytes"));
     IbvAhAttr {
-        dgid: [half(0), half(8)],
+        dgid: halves(av.dgid),
         flow_label: av.flow_label,
         hop_limit: av.hop_limit,
         traffic_class: av.traffic_class,
@@ -112,29 +161,186 @@ pub(crate) fn address_attr(av: &AddressVector) -> IbvAhAttr {
     }
 }
 
-/// Registers memory; null addresses and empty ranges are refused, as are rights of peers to write where the program
-/// does not let the device write.
-fn register(pd: In<Pd>, addr: *mut c_void, length: usize, iova: u64, flags: u32) -> Result<*mut Mr, Errno> {
+/// Registers memory. The program is shown `addr` as its address.
+pub(crate) fn register(
+    pd: In<Pd>,
+    range: &Range,
+    addr: *mut c_void,
+    backing: Backing,
+) -> Result<*mut Mr, Errno> {
     let owner = pd.get()?;
-    let access = access(flags)?;
-    let writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    if length == 0 || access.intersects(writes) && !access.contains(Access::LOCAL_WRITE) {
-        return Err(INVALID);
-    }
-    let first = NonNull::new(addr.cast::<u8>()).ok_or(Errno(libc::EFAULT))?;
-    (addr as usize).checked_add(length).ok_or(INVALID)?;
-    let keys =
-        reg_mr(owner.adapter.device(), owner.handle, &MrInit { addr: first, len: length, iova, access })?;
+    let keys = reg_mr(owner.adapter.device(), owner.handle, &range.mr_init()?)?;
     let c = IbvMr {
         context: owner.c.context,
-        pd: pd.raw().cast(),
-        addr,
-        length,
+        pd: AtomicPtr::new(pd.raw().cast()),
+        addr: AtomicPtr::new(addr),
+        length: AtomicUsize::new(range.len),
         handle: keys.handle.index,
-        lkey: keys.lkey.raw(),
-        rkey: keys.rkey.raw(),
+        lkey: AtomicU32::new(keys.lkey.raw()),
+        rkey: AtomicU32::new(keys.rkey.raw()),
     };
-    Ok(give(Mr { c, adapter: Arc::clone(&owner.adapter), handle: keys.handle }))
+    let registered = Registered { handle: keys.handle, pd: owner.handle, access: range.access };
+    Ok(give(Mr { c, adapter: Arc::clone(&owner.adapter), registered: Mutex::new(registered), backing }))
+}
+/// Registers memory of the program's.
+fn register_own(pd: In<Pd>, addr: *mut c_void, len: usize, iova: u64, flags: u32) -> Result<*mut Mr, Errno> {
+    pd.get()?;
+    register(pd, &Range { addr, len, iova, access: access(flags)? }, addr, Backing::Program)
+}
+
+impl Mr {
+    pub(crate) fn lkey(&self) -> u32 {
+        self.c.lkey.load(Ordering::Relaxed)
+    }
+    fn dereg(&self) -> Result<(), Errno> {
+        self.adapter.device().dereg_mr(lock(&self.registered).handle)?;
+        match &self.backing {
+            Backing::Null(null) => self.adapter.nulls.end(&self.adapter, self.lkey(), null)?,
+            Backing::Dm(dm) => _ = dm.get()?.users.fetch_sub(1, Ordering::Relaxed),
+            Backing::Program | Backing::Mapped { .. } => {}
+        }
+        Ok(())
+    }
+    /// Changes the domain and the rights, and the memory if a range is given.
+    fn change(
+        &self,
+        pd: In<Pd>,
+        access: Option<Access>,
+        memory: Option<(*mut c_void, usize)>,
+    ) -> Result<(), Errno> {
+        let device = self.adapter.device();
+        let mut registered = lock(&self.registered);
+        let domain = pd.opt().map_or(registered.pd, |pd| pd.handle);
+        let access = access.unwrap_or(registered.access);
+        let keys = match memory {
+            Some((addr, len)) => {
+                let range = Range { addr, len, iova: addr as u64, access };
+                let keys = reg_mr(device, domain, &range.mr_init()?)?;
+                // The old registration is given up last, so that a refusal leaves it as it was.
+                if let Err(e) = device.dereg_mr(registered.handle) {
+                    let _ = device.dereg_mr(keys.handle);
+                    return Err(e.into());
+                }
+                self.c.addr.store(addr, Ordering::Relaxed);
+                self.c.length.store(len, Ordering::Relaxed);
+                keys
+            }
+            None => device.rereg_mr(registered.handle, domain, access)?,
+        };
+        *registered = Registered { handle: keys.handle, pd: domain, access };
+        self.c.lkey.store(keys.lkey.raw(), Ordering::Relaxed);
+        self.c.rkey.store(keys.rkey.raw(), Ordering::Relaxed);
+        if !pd.raw().is_null() {
+            self.c.pd.store(pd.raw().cast(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// Numbers of `enum ibv_rereg_mr_err_code`: the arguments are wrong, and the region is as it was; the change failed.
+const REREG_INPUT: c_int = -1;
+const REREG_COMMAND: c_int = -4;
+
+fn rereg(
+    mr: In<Mr>,
+    flags: c_int,
+    pd: In<Pd>,
+    (addr, len): (*mut c_void, usize),
+    rights: c_int,
+) -> Result<(), (c_int, Errno)> {
+    const TRANSLATION: c_int = 1;
+    const PD: c_int = 1 << 1;
+    const ACCESS: c_int = 1 << 2;
+    let input = |e: Errno| (REREG_INPUT, e);
+    let object = mr.get().map_err(input)?;
+    let has = |bit| flags & bit != 0;
+    let wrong = flags & !(TRANSLATION | PD | ACCESS) != 0
+        || !matches!(object.backing, Backing::Program)
+        || has(TRANSLATION) && (addr.is_null() || len == 0)
+        || has(PD) && pd.raw().is_null()
+        || rights != 0 && !has(ACCESS);
+    if wrong {
+        return Err(input(INVALID));
+    }
+    let rights = if has(ACCESS) { Some(access(rights as u32).map_err(input)?) } else { None };
+    let pd = if has(PD) { pd } else { In::null() };
+    object.change(pd, rights, has(TRANSLATION).then_some((addr, len))).map_err(|e| (REREG_COMMAND, e))
+}
+
+/// Registers a part of what a descriptor stands for.
+fn register_fd(
+    pd: In<Pd>,
+    (offset, len): (u64, usize),
+    iova: u64,
+    fd: c_int,
+    flags: u32,
+) -> Result<*mut Mr, Errno> {
+    pd.get()?;
+    let access = access(flags)?;
+    let page = rustix::param::page_size() as u64;
+    let before = offset % page;
+    let bytes = len.checked_add(before as usize).filter(|_| len > 0).ok_or(INVALID)?;
+    let mapping = Mapping::of_fd(fd, offset - before, bytes, access.contains(Access::LOCAL_WRITE))?;
+    let addr = mapping.first().as_ptr().wrapping_add(before as usize).cast();
+    register(
+        pd,
+        &Range { addr, len, iova, access },
+        offset as *mut c_void,
+        Backing::Mapped { _mapping: mapping },
+    )
+}
+
+/// The path back to the sender of a datagram, from its completion and the header before its data.
+fn path_back(
+    context: In<IbvContext>,
+    port: u8,
+    wc: &IbvWc,
+    header: In<[u8; 40]>,
+) -> Result<IbvAhAttr, Errno> {
+    const GRH: u32 = 1;
+    let context = context.context()?;
+    let mut attr = IbvAhAttr {
+        dlid: wc.slid,
+        sl: wc.sl,
+        src_path_bits: wc.dlid_path_bits,
+        port_num: port,
+        ..IbvAhAttr::default()
+    };
+    if wc.wc_flags & GRH == 0 {
+        return Ok(attr);
+    }
+    let bytes = header.get()?;
+    let class = u32::from_be_bytes(bytes[..4].try_into().expect("4 bytes"));
+    let gid = |at: usize| Gid(bytes[at..at + 16].try_into().expect("16 bytes"));
+    attr.is_global = 1;
+    let own;
+    if bytes[20] == 0x45 {
+        // A header of IPv4, behind 20 bytes without meaning.
+        let address =
+            |at: usize| Gid::from_ip([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]].into());
+        own = address(36);
+        attr.dgid = halves(address(32));
+        (attr.traffic_class, attr.hop_limit) = (bytes[21], bytes[28]);
+    } else if class >> 28 == 6 {
+        own = gid(24);
+        attr.dgid = halves(gid(8));
+        attr.flow_label = class & 0xf_ffff;
+        (attr.traffic_class, attr.hop_limit) = ((class >> 20) as u8, bytes[7]);
+    } else {
+        return Err(INVALID);
+    }
+    attr.sgid_index = context.gid_index(own).ok_or(INVALID)?;
+    Ok(attr)
+}
+/// A GID as the two numbers of a structure.
+fn halves(gid: Gid) -> [u64; 2] {
+    [0, 8].map(|at| u64::from_ne_bytes(gid.0[at..at + 8].try_into().expect("8 bytes")))
+}
+fn create_ah(pd: In<Pd>, attr: &IbvAhAttr) -> Result<*mut Ah, Errno> {
+    let owner = pd.get()?;
+    let handle = owner.adapter.device().create_ah(owner.handle, &address(attr)?)?;
+    let c = IbvAh { context: owner.c.context, pd: pd.raw().cast(), handle: handle.index };
+    Ok(give(Ah { c, adapter: Arc::clone(&owner.adapter), handle }))
 }
 
 exports! {
@@ -142,39 +348,63 @@ exports! {
         pointer(|| {
             let adapter = Arc::clone(&context.context()?.adapter);
             let handle = adapter.device().alloc_pd()?;
-            Ok(give(Pd { c: IbvPd { context: context.raw(), handle: handle.index }, adapter, handle }))
+            let c = IbvPd { context: context.raw(), handle: handle.index };
+            Ok(give(Pd { c, adapter, handle, users: AtomicU32::new(0), parent: None }))
         })
     }
     "IBVERBS_1.1" fn ibv_dealloc_pd(pd: In<Pd>) -> c_int {
         number(|| {
             let object = pd.get()?;
-            object.adapter.device().dealloc_pd(object.handle)?;
+            if object.users.load(Ordering::Relaxed) > 0 {
+                return Err(Errno(libc::EBUSY));
+            }
+            match &object.parent {
+                Some(Parent { pd, td }) => {
+                    pd.get()?.users.fetch_sub(1, Ordering::Relaxed);
+                    td.opt().inspect(|td| _ = td.users.fetch_sub(1, Ordering::Relaxed));
+                }
+                None => object.adapter.device().dealloc_pd(object.handle)?,
+            }
             pd.take().map(drop)
         })
     }
     "IBVERBS_1.1" fn ibv_reg_mr(pd: In<Pd>, addr: *mut c_void, length: usize, access: c_int) -> *mut Mr {
-        pointer(|| register(pd, addr, length, addr as u64, access as u32))
+        pointer(|| register_own(pd, addr, length, addr as u64, access as u32))
     }
     "IBVERBS_1.7" fn ibv_reg_mr_iova(pd: In<Pd>, addr: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut Mr {
-        pointer(|| register(pd, addr, length, iova, access as u32))
+        pointer(|| register_own(pd, addr, length, iova, access as u32))
     }
     "IBVERBS_1.8" fn ibv_reg_mr_iova2(pd: In<Pd>, addr: *mut c_void, length: usize, iova: u64, access: u32) -> *mut Mr {
-        pointer(|| register(pd, addr, length, iova, access))
+        pointer(|| register_own(pd, addr, length, iova, access))
     }
     "IBVERBS_1.1" fn ibv_dereg_mr(mr: In<Mr>) -> c_int {
         number(|| {
-            let object = mr.get()?;
-            object.adapter.device().dereg_mr(object.handle)?;
+            mr.get()?.dereg()?;
             mr.take().map(drop)
         })
     }
+    "IBVERBS_1.1" fn ibv_rereg_mr(mr: In<Mr>, flags: c_int, pd: In<Pd>, addr: *mut c_void, length: usize, access: c_int) -> c_int {
+        let mut code = REREG_INPUT;
+        let done = number(|| rereg(mr, flags, pd, (addr, length), access).map_err(|(failed, e)| {
+            code = failed;
+            e
+        }));
+        if done == 0 { 0 } else { code }
+    }
+    "IBVERBS_1.12" fn ibv_reg_dmabuf_mr(pd: In<Pd>, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int) -> *mut Mr {
+        pointer(|| register_fd(pd, (offset, length), iova, fd, access as u32))
+    }
     "IBVERBS_1.1" fn ibv_create_ah(pd: In<Pd>, attr: In<IbvAhAttr>) -> *mut Ah {
-        pointer(|| {
-            let owner = pd.get()?;
-            let handle = owner.adapter.device().create_ah(owner.handle, &address(attr.get()?)?)?;
-            let c = IbvAh { context: owner.c.context, pd: pd.raw().cast(), handle: handle.index };
-            Ok(give(Ah { c, adapter: Arc::clone(&owner.adapter), handle }))
+        pointer(|| create_ah(pd, attr.get()?))
+    }
+    "IBVERBS_1.1" fn ibv_init_ah_from_wc(context: In<IbvContext>, port: u8, wc: In<IbvWc>, grh: In<[u8; 40]>, to: In<IbvAhAttr>) -> c_int {
+        counted(|| {
+            to.set(path_back(context, port, wc.get()?, grh)?)?;
+            Ok(0)
         })
+    }
+    "IBVERBS_1.1" fn ibv_create_ah_from_wc(pd: In<Pd>, wc: In<IbvWc>, grh: In<[u8; 40]>, port: u8) -> *mut Ah {
+        pointer(|| create_ah(pd, &path_back(In::of(pd.get()?.c.context), port, wc.get()?, grh)?))
     }
     "IBVERBS_1.1" fn ibv_destroy_ah(ah: In<Ah>) -> c_int {
         number(|| {

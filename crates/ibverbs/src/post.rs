@@ -3,13 +3,15 @@
 use core::ffi::c_int;
 
 use hca::hca_core::{
-    Dest, Payload, Qkey, Qpn, RecvPort, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, UdDest,
+    Dest, Payload, Qkey, Qpn, RecvPort, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Srqn, UdDest,
 };
 
 use crate::abi::{IbvRecvWr, IbvSendWr};
 use crate::entry::{self, Errno, INVALID, In, lock, number, sges};
 use crate::memory::Ah;
+use crate::null::Nulls;
 use crate::qp::{Qp, Srq};
+use crate::window::bind_request;
 
 /// The most inline bytes that one request gathers; devices take no more.
 pub(crate) const MAX_INLINE: usize = 1024;
@@ -35,6 +37,7 @@ fn operation(wr: &IbvSendWr) -> Result<SendOp, Errno> {
         5 => SendOp::CompareSwap { remote: of_atomic, compare: operand, swap: wr.swap },
         6 => SendOp::FetchAdd { remote: of_atomic, add: operand },
         7 => SendOp::LocalInv(Rkey::new(wr.imm_or_rkey)),
+        8 => bind_request(In::of(wr.bind_mw.mw.cast()), wr.bind_mw.rkey, &wr.bind_mw.bind_info)?,
         9 => SendOp::SendInv(Rkey::new(wr.imm_or_rkey)),
         _ => return Err(INVALID),
     })
@@ -60,15 +63,17 @@ fn name_bad<T>(bad: In<*mut T>, wr: In<T>) {
 /// Posts one request by `post`, with its inline bytes gathered on the stack.
 fn send(qp: &Qp, wr: &IbvSendWr, post: impl FnOnce(&SendWr<'_>) -> Result<(), Errno>) -> Result<(), Errno> {
     let (op, flags) = (operation(wr)?, flags(qp, wr.send_flags)?);
-    let list = sges(wr.sg_list, wr.num_sge)?;
+    let list = if op.has_list() { sges(wr.sg_list, wr.num_sge)? } else { &[] };
     let dest = if qp.is_datagram() {
         let ah = In::<Ah>::of(wr.addr_or_ah as usize as *mut Ah).get()?.handle;
         Some(Dest::from(UdDest { ah, qpn: Qpn::new(wr.second[0]), qkey: Qkey::new(wr.second[1]) }))
     } else {
-        None
+        qp.is_xrc().then(|| Dest::Srq(Srqn::new(wr.remote_srqn)))
     };
     let request = |payload| SendWr { wr_id: wr.wr_id, op, flags, payload, dest };
     if wr.send_flags & INLINE == 0 || op.is_read_or_atomic() {
+        let mut room = Vec::new();
+        let list = qp.adapter.nulls.replace(list, op.is_read_or_atomic(), &mut room)?;
         return post(&request(Payload::Sges(list)));
     }
     let mut bytes = [0; MAX_INLINE];
@@ -112,13 +117,21 @@ pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut I
 }
 
 /// Posts a list of receive requests.
-fn recv(port: &mut dyn RecvPort, wr: In<IbvRecvWr>, bad: In<*mut IbvRecvWr>) -> Result<(), Errno> {
+fn recv(
+    nulls: &Nulls,
+    port: &mut dyn RecvPort,
+    wr: In<IbvRecvWr>,
+    bad: In<*mut IbvRecvWr>,
+) -> Result<(), Errno> {
     wr.get()?;
     let mut next = wr;
     let mut result = Ok(());
     while let Some(wr) = next.opt() {
-        let post = |sges| entry::post_recv(port, &RecvWr { wr_id: wr.wr_id, sges });
-        result = sges(wr.sg_list, wr.num_sge).and_then(post);
+        result = sges(wr.sg_list, wr.num_sge).and_then(|list| {
+            let mut room = Vec::new();
+            let sges = nulls.replace(list, true, &mut room)?;
+            entry::post_recv(port, &RecvWr { wr_id: wr.wr_id, sges })
+        });
         if result.is_err() {
             name_bad(bad, next);
             break;
@@ -131,14 +144,18 @@ fn recv(port: &mut dyn RecvPort, wr: In<IbvRecvWr>, bad: In<*mut IbvRecvWr>) -> 
 
 pub(crate) extern "C" fn post_recv(qp: In<Qp>, wr: In<IbvRecvWr>, bad: In<*mut IbvRecvWr>) -> c_int {
     number(|| {
-        let Some(port) = &qp.get()?.recv else {
+        let qp = qp.get()?;
+        let Some(port) = &qp.recv else {
             name_bad(bad, wr);
             return Err(INVALID);
         };
-        recv(&mut **lock(port), wr, bad)
+        recv(&qp.adapter.nulls, &mut **lock(port), wr, bad)
     })
 }
 
 pub(crate) extern "C" fn post_srq_recv(srq: In<Srq>, wr: In<IbvRecvWr>, bad: In<*mut IbvRecvWr>) -> c_int {
-    number(|| recv(&mut **lock(&srq.get()?.recv), wr, bad))
+    number(|| {
+        let srq = srq.get()?;
+        recv(&srq.adapter.nulls, &mut **lock(&srq.recv), wr, bad)
+    })
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use hca::hca_core::{
     AckTimeout, EventObject, Mtu, Pkey, Psn, Qkey, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType, Qpn,
-    RecvPort, RnrTimer, SendPort, SrqHandle, SrqInit,
+    RecvPort, RnrTimer, SendPort, SrqHandle, SrqInit, Srqn,
 };
 
 use crate::abi::{
@@ -20,6 +20,7 @@ use crate::event::Unacknowledged;
 use crate::held::Held;
 use crate::memory::{Pd, access, access_flags, address, address_attr};
 use crate::qp_ex::{Build, functions, offered};
+use crate::xrc::{Domain, INITIATOR, TARGET, create_target};
 
 /// What posts to a send queue share: the port, and the requests that a program builds call by call.
 pub(crate) struct Sending {
@@ -31,8 +32,10 @@ pub(crate) struct Sending {
 #[repr(C)]
 pub(crate) struct Qp {
     pub(crate) c: IbvQpEx,
-    adapter: Arc<Adapter>,
-    handle: QpHandle,
+    pub(crate) adapter: Arc<Adapter>,
+    pub(crate) handle: QpHandle,
+    /// The XRC domain of a target.
+    domain: Option<Arc<Domain>>,
     /// Every request is signaled.
     pub(crate) signals_all: bool,
     /// The program has asked for the extended interface.
@@ -42,31 +45,51 @@ pub(crate) struct Qp {
     pub(crate) recv: Option<Mutex<Box<dyn RecvPort>>>,
 }
 
+/// A queue pair of the device that is to be given to the program.
+pub(crate) struct NewQp {
+    pub(crate) handle: QpHandle,
+    pub(crate) qpn: u32,
+    pub(crate) send: Option<Box<dyn SendPort>>,
+    pub(crate) recv: Option<Box<dyn RecvPort>>,
+    pub(crate) extended: bool,
+}
+
 /// A shared receive queue.
 #[repr(C)]
 pub(crate) struct Srq {
     c: IbvSrq,
-    adapter: Arc<Adapter>,
+    pub(crate) adapter: Arc<Adapter>,
     handle: SrqHandle,
     init: SrqInit,
+    /// That of a queue of an XRC domain.
+    pub(crate) number: Option<Srqn>,
     limit: AtomicU32,
     pub(crate) async_events: Unacknowledged,
     pub(crate) recv: Mutex<Box<dyn RecvPort>>,
 }
 
 impl Qp {
-    /// The numbers of `enum ibv_qp_type`; raw packets, XRC and drivers' own types are not offered.
+    /// The numbers of `enum ibv_qp_type`; raw packets and drivers' own types are not offered.
     fn service(number: u32) -> Result<QpType, Errno> {
         match number {
             2 => Ok(QpType::Rc),
             3 => Ok(QpType::Uc),
             4 => Ok(QpType::Ud),
-            8 | 9 | 10 | 0xff => Err(Errno(libc::EOPNOTSUPP)),
+            INITIATOR => Ok(QpType::XrcIni),
+            8 | 0xff => Err(Errno(libc::EOPNOTSUPP)),
             _ => Err(INVALID),
         }
     }
     pub(crate) fn is_datagram(&self) -> bool {
         self.c.qp_base.qp_type == 4
+    }
+    /// Whether each request names a shared receive queue of the peer's.
+    pub(crate) fn is_xrc(&self) -> bool {
+        self.c.qp_base.qp_type == INITIATOR
+    }
+    /// Whether it is of a service that has memory windows.
+    pub(crate) fn binds_windows(&self) -> bool {
+        matches!(self.c.qp_base.qp_type, 2 | 3)
     }
 
     fn create(pd: In<Pd>, attr: &IbvQpInitAttr, extended: bool) -> Result<(*mut Self, QpCap), Errno> {
@@ -74,8 +97,11 @@ impl Qp {
         let (send_cq, recv_cq) = (In::<Cq>::of(attr.send_cq.cast()), In::<Cq>::of(attr.recv_cq.cast()));
         let srq = In::<Srq>::of(attr.srq.cast()).opt();
         let IbvQpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = attr.cap;
+        let qp_type = Self::service(attr.qp_type)?;
+        // An XRC initiator has no receive queue, and programs give none of its completion queue.
+        let recv_cq = if qp_type == QpType::XrcIni { send_cq } else { recv_cq };
         let init = QpInit {
-            qp_type: Self::service(attr.qp_type)?,
+            qp_type,
             send_cq: send_cq.get()?.handle,
             recv_cq: recv_cq.get()?.handle,
             srq: srq.map(|srq| srq.handle),
@@ -90,15 +116,34 @@ impl Qp {
         };
         let ports = owner.adapter.device().create_qp(owner.handle, &init)?;
         owner.adapter.note(ports.handle, ports.qpn);
+        let new = NewQp {
+            handle: ports.handle,
+            qpn: ports.qpn.raw(),
+            send: Some(ports.send),
+            recv: ports.recv,
+            extended,
+        };
+        Ok((Self::give(In::of(owner.c.context), new, attr, pd, None)?, ports.cap))
+    }
+    /// Gives a queue pair of the device to the program.
+    pub(crate) fn give(
+        context: In<IbvContext>,
+        new: NewQp,
+        attr: &IbvQpInitAttr,
+        pd: In<Pd>,
+        domain: Option<Arc<Domain>>,
+    ) -> Result<*mut Self, Errno> {
+        let owner = context.context()?;
+        let NewQp { handle, qpn, send, recv, extended } = new;
         let c = IbvQp {
-            context: owner.c.context,
+            context: context.raw(),
             qp_context: attr.qp_context,
             pd: pd.raw().cast(),
             send_cq: attr.send_cq,
             recv_cq: attr.recv_cq,
             srq: attr.srq,
-            handle: ports.handle.index,
-            qp_num: ports.qpn.raw(),
+            handle: handle.index,
+            qp_num: qpn,
             state: AtomicU32::new(0),
             qp_type: attr.qp_type,
             unused: [0; 11],
@@ -108,18 +153,25 @@ impl Qp {
         let qp = give(Self {
             c,
             adapter: Arc::clone(&owner.adapter),
-            handle: ports.handle,
+            handle,
+            domain,
             signals_all: attr.sq_sig_all != 0,
             extended,
             async_events: Unacknowledged::default(),
-            send: Some(Held::new(Sending { port: ports.send, build: Build::default() })),
-            recv: ports.recv.map(Mutex::new),
+            send: send.map(|port| Held::new(Sending { port, build: Build::default() })),
+            recv: recv.map(Mutex::new),
         });
-        owner.adapter.listeners.add(EventObject::Qp(ports.handle), qp as usize, &owner.events()?);
-        Ok((qp, ports.cap))
+        owner.adapter.listeners.add(EventObject::Qp(handle), qp as usize, &owner.events);
+        Ok(qp)
     }
 
     fn modify(&self, attr: &IbvQpAttr, mask: u32) -> Result<(), Errno> {
+        // Programs give both ends of an XRC connection the attributes of RC; each leaves those of the other end alone.
+        let mask = match self.c.qp_base.qp_type {
+            INITIATOR => mask & !(mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER),
+            TARGET => mask & !(mask::MAX_QP_RD_ATOMIC | mask::RETRY_CNT | mask::RNR_RETRY),
+            _ => mask,
+        };
         let to = modification(attr, mask)?;
         if mask & mask::CUR_STATE != 0 && attr.cur_qp_state != self.state()? {
             return Err(INVALID);
@@ -160,6 +212,48 @@ impl Qp {
             ..IbvQpAttr::default()
         };
         Ok((found, status.cap))
+    }
+}
+
+impl Srq {
+    pub(crate) fn create(pd: In<Pd>, attr: &IbvSrqInitAttr) -> Result<*mut Self, Errno> {
+        let owner = pd.get()?;
+        let init = SrqInit { max_wr: attr.attr.max_wr, max_sge: attr.attr.max_sge };
+        let (handle, port) = owner.adapter.device().create_srq(owner.handle, &init)?;
+        Self::give(pd, attr, (handle, None, port), init)
+    }
+    /// Gives a queue of the device to the program.
+    pub(crate) fn give(
+        pd: In<Pd>,
+        attr: &IbvSrqInitAttr,
+        (handle, number, port): (SrqHandle, Option<Srqn>, Box<dyn RecvPort>),
+        init: SrqInit,
+    ) -> Result<*mut Self, Errno> {
+        let owner = pd.get()?;
+        let c = IbvSrq {
+            context: owner.c.context,
+            srq_context: attr.srq_context,
+            pd: pd.raw().cast(),
+            handle: handle.index,
+            unused: [0; 11],
+            events_completed: 0,
+        };
+        let srq = give(Self {
+            c,
+            adapter: Arc::clone(&owner.adapter),
+            handle,
+            init,
+            number,
+            limit: AtomicU32::new(0),
+            async_events: Unacknowledged::default(),
+            recv: Mutex::new(port),
+        });
+        owner.adapter.listeners.add(
+            EventObject::Srq(handle),
+            srq as usize,
+            &In::of(owner.c.context).context()?.events,
+        );
+        Ok(srq)
     }
 }
 
@@ -254,26 +348,30 @@ fn granted(init: In<IbvQpInitAttr>) -> In<IbvQpCap> {
 /// Bits of `enum ibv_qp_init_attr_mask`.
 mod init_mask {
     pub(super) const PD: u32 = 1;
+    pub(super) const XRCD: u32 = 1 << 1;
     pub(super) const CREATE_FLAGS: u32 = 1 << 2;
     pub(super) const SEND_OPS: u32 = 1 << 6;
 }
 
-pub(crate) extern "C" fn create_qp_ex(_context: In<IbvContext>, init: In<IbvQpInitAttrEx>) -> *mut Qp {
+pub(crate) extern "C" fn create_qp_ex(context: In<IbvContext>, init: In<IbvQpInitAttrEx>) -> *mut Qp {
     pointer(|| {
         use init_mask::*;
         let attr = init.get()?;
         let has = |bit| attr.comp_mask & bit != 0;
-        if attr.comp_mask & !(PD | CREATE_FLAGS | SEND_OPS) != 0
-            || has(CREATE_FLAGS) && attr.create_flags != 0
-        {
+        let unknown = attr.comp_mask & !(PD | XRCD | CREATE_FLAGS | SEND_OPS) != 0;
+        if unknown || has(CREATE_FLAGS) && attr.create_flags != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         if has(SEND_OPS) && attr.send_ops_flags & !offered(attr.qp_type) != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let pd = if has(PD) { In::of(attr.pd.cast()) } else { return Err(INVALID) };
         let plain = In::<IbvQpInitAttr>::of(init.raw().cast());
-        let (qp, cap) = Qp::create(pd, plain.get()?, has(SEND_OPS))?;
+        let (qp, cap) = match attr.qp_type {
+            TARGET if has(XRCD) => create_target(context, In::of(attr.xrcd.cast()), plain.get()?)?,
+            TARGET => return Err(INVALID),
+            _ if !has(PD) => return Err(INVALID),
+            _ => Qp::create(In::of(attr.pd.cast()), plain.get()?, has(SEND_OPS))?,
+        };
         granted(plain).set(cap_attr(&cap))?;
         Ok(qp)
     })
@@ -310,7 +408,10 @@ exports! {
     "IBVERBS_1.1" fn ibv_destroy_qp(qp: In<Qp>) -> c_int {
         number(|| {
             let object = qp.get()?;
-            object.adapter.device().destroy_qp(object.handle)?;
+            match &object.domain {
+                Some(domain) => domain.close_target(object.c.qp_base.qp_num)?,
+                None => _ = object.adapter.device().destroy_qp(object.handle)?,
+            }
             object.adapter.listeners.remove(EventObject::Qp(object.handle), qp.raw() as usize);
             object.async_events.wait();
             qp.take().map(drop)
@@ -320,31 +421,7 @@ exports! {
         pointer(|| if qp.get()?.extended { Ok(qp.raw()) } else { Err(Errno(libc::EOPNOTSUPP)) })
     }
     "IBVERBS_1.1" fn ibv_create_srq(pd: In<Pd>, init: In<IbvSrqInitAttr>) -> *mut Srq {
-        pointer(|| {
-            let (owner, attr) = (pd.get()?, init.get()?);
-            let IbvSrqAttr { max_wr, max_sge, srq_limit: _ } = attr.attr;
-            let init = SrqInit { max_wr, max_sge };
-            let (handle, port) = owner.adapter.device().create_srq(owner.handle, &init)?;
-            let c = IbvSrq {
-                context: owner.c.context,
-                srq_context: attr.srq_context,
-                pd: pd.raw().cast(),
-                handle: handle.index,
-                unused: [0; 11],
-                events_completed: 0,
-            };
-            let srq = give(Srq {
-                c,
-                adapter: Arc::clone(&owner.adapter),
-                handle,
-                init,
-                limit: AtomicU32::new(0),
-                async_events: Unacknowledged::default(),
-                recv: Mutex::new(port),
-            });
-            owner.adapter.listeners.add(EventObject::Srq(handle), srq as usize, &owner.events()?);
-            Ok(srq)
-        })
+        pointer(|| Srq::create(pd, init.get()?))
     }
     "IBVERBS_1.1" fn ibv_modify_srq(srq: In<Srq>, attr: In<IbvSrqAttr>, mask: c_int) -> c_int {
         number(|| {

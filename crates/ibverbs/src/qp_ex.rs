@@ -11,26 +11,33 @@ use hca::hca_core::{
     Dest, Lkey, Payload, Qkey, Qpn, RemoteAddr, Rkey, SendFlags, SendOp, SendPort, SendWr, Sge, Srqn, UdDest,
 };
 
-use crate::abi::{IbvDataBuf, IbvSge, Slot};
+use hca::hca_core::wire::{Placement, Selectivity};
+
+use crate::abi::{IbvDataBuf, IbvMwBindInfo, IbvSge, Slot};
 use crate::entry::{self, Errno, INVALID, In, number, sges};
 use crate::held::Held;
 use crate::memory::Ah;
+use crate::null::Nulls;
 use crate::post::{INLINE, MAX_INLINE, flags};
 use crate::qp::Qp;
+use crate::window::{Mw, bind_request};
 
 /// Operations by the bits of `enum ibv_qp_create_send_ops_flags`.
 const WRITES: u64 = 0b11;
 const SENDS: u64 = 0b1100;
 const READ: u64 = 1 << 4;
 const ATOMICS: u64 = 0b11 << 5;
+const WINDOWS: u64 = 0b11 << 7;
 const SEND_INV: u64 = 1 << 9;
+const PLACEMENT: u64 = 0b11 << 11;
 
 /// The operations of a service (`enum ibv_qp_type`).
 pub(crate) fn offered(qp_type: u32) -> u64 {
     match qp_type {
-        2 => WRITES | SENDS | READ | ATOMICS | SEND_INV,
-        3 => WRITES | SENDS,
+        2 => WRITES | SENDS | READ | ATOMICS | SEND_INV | WINDOWS | PLACEMENT,
+        3 => WRITES | SENDS | WINDOWS,
         4 => SENDS,
+        9 => WRITES | SENDS | READ | ATOMICS | SEND_INV,
         _ => 0,
     }
 }
@@ -40,8 +47,8 @@ pub(crate) fn functions() -> [Slot; 22] {
     [
         wr_atomic_cmp_swp as Slot,
         wr_atomic_fetch_add as Slot,
-        wr_refused as Slot,
-        wr_refused as Slot,
+        wr_bind_mw as Slot,
+        wr_local_inv as Slot,
         wr_rdma_read as Slot,
         wr_rdma_write as Slot,
         wr_rdma_write_imm as Slot,
@@ -58,8 +65,8 @@ pub(crate) fn functions() -> [Slot; 22] {
         wr_start as Slot,
         wr_complete as Slot,
         wr_abort as Slot,
-        wr_refused as Slot,
-        wr_refused as Slot,
+        wr_atomic_write as Slot,
+        wr_flush as Slot,
     ]
 }
 
@@ -136,9 +143,10 @@ impl Build {
         self.last()?.local = Local::Inline(start..end);
         Ok(())
     }
-    fn memory(&mut self, list: &[Sge]) -> Result<(), Errno> {
-        let start = self.sges.len();
-        self.sges.extend_from_slice(list);
+    fn memory(&mut self, nulls: &Nulls, list: &[Sge]) -> Result<(), Errno> {
+        let (start, writes) = (self.sges.len(), self.last()?.op.is_read_or_atomic());
+        let mut room = Vec::new();
+        self.sges.extend_from_slice(nulls.replace(list, writes, &mut room)?);
         let end = self.sges.len();
         self.last()?.local = Local::Sges(start..end);
         Ok(())
@@ -161,7 +169,12 @@ fn build(qp: In<Qp>, call: impl FnOnce(&Qp, &mut Build) -> Result<(), Errno>) {
 }
 /// Begins a request with the number and the flags that the program has set.
 fn begin(qp: In<Qp>, op: SendOp) {
+    begin_with(qp, || Ok(op));
+}
+/// As [`begin`], with an operation that may be refused.
+fn begin_with(qp: In<Qp>, op: impl FnOnce() -> Result<SendOp, Errno>) {
     build(qp, |qp, build| {
+        let op = op()?;
         let (wr_id, set) = (qp.c.wr_id.load(Ordering::Relaxed), qp.c.wr_flags.load(Ordering::Relaxed));
         // The calls that set the data say whether it is inline.
         let flags = flags(qp, set & !INLINE)?;
@@ -218,6 +231,27 @@ extern "C" fn wr_send_imm(qp: In<Qp>, imm: u32) {
 extern "C" fn wr_send_inv(qp: In<Qp>, rkey: u32) {
     begin(qp, SendOp::SendInv(Rkey::new(rkey)));
 }
+extern "C" fn wr_bind_mw(qp: In<Qp>, mw: In<Mw>, rkey: u32, info: In<IbvMwBindInfo>) {
+    begin_with(qp, || bind_request(mw, rkey, info.get()?));
+}
+extern "C" fn wr_local_inv(qp: In<Qp>, rkey: u32) {
+    begin(qp, SendOp::LocalInv(Rkey::new(rkey)));
+}
+extern "C" fn wr_atomic_write(qp: In<Qp>, rkey: u32, addr: u64, word: In<[u8; 8]>) {
+    begin_with(qp, || Ok(SendOp::AtomicWrite { remote: remote(rkey, addr), value: *word.get()? }));
+}
+extern "C" fn wr_flush(qp: In<Qp>, rkey: u32, addr: u64, len: usize, placement: u8, level: u8) {
+    begin_with(qp, || {
+        let placement = Placement::from_bits(placement).filter(|p| !p.is_empty()).ok_or(INVALID)?;
+        let selectivity = match level {
+            0 => Selectivity::Range,
+            1 => Selectivity::Region,
+            _ => return Err(INVALID),
+        };
+        let len = u32::try_from(len).map_err(|_| INVALID)?;
+        Ok(SendOp::Flush { remote: remote(rkey, addr), len, placement, selectivity })
+    });
+}
 /// An operation that queue pairs are not created with.
 extern "C" fn wr_refused(qp: In<Qp>) {
     build(qp, |_, _| Err(Errno(libc::EOPNOTSUPP)));
@@ -237,10 +271,14 @@ extern "C" fn wr_set_xrc_srqn(qp: In<Qp>, number: u32) {
     });
 }
 extern "C" fn wr_set_sge(qp: In<Qp>, lkey: u32, addr: u64, length: u32) {
-    build(qp, |_, build| build.memory(&[Sge { addr, len: length, lkey: Lkey::new(lkey) }]));
+    build(qp, |qp, build| {
+        build.memory(&qp.adapter.nulls, &[Sge { addr, len: length, lkey: Lkey::new(lkey) }])
+    });
 }
 extern "C" fn wr_set_sge_list(qp: In<Qp>, count: usize, list: *mut IbvSge) {
-    build(qp, |_, build| build.memory(sges(list, c_int::try_from(count).map_err(|_| INVALID)?)?));
+    build(qp, |qp, build| {
+        build.memory(&qp.adapter.nulls, sges(list, c_int::try_from(count).map_err(|_| INVALID)?)?)
+    });
 }
 extern "C" fn wr_set_inline_data(qp: In<Qp>, addr: *mut c_void, length: usize) {
     build(qp, |_, build| build.inline([inline_part(addr, length)?].into_iter()));

@@ -2,25 +2,13 @@
 
 use core::ffi::{c_char, c_int, c_void};
 
-use crate::entry::{Errno, counted, exports, pointer, text, unsupported};
+use crate::entry::{Errno, exports, pointer, text, unsupported};
 
 /// The answer of functions that are not offered and return a pointer: null, and `errno`.
 fn none() -> *mut c_void {
     pointer(|| Err(Errno(libc::EOPNOTSUPP)))
 }
-/// The answer of functions that are not offered and return a number: -1, and `errno`.
-fn minus_one() -> c_int {
-    counted(|| Err(Errno(libc::EOPNOTSUPP)))
-}
-
 exports! {
-    // IBV_REREG_MR_ERR_INPUT: the region is as it was.
-    "IBVERBS_1.1" fn ibv_rereg_mr() -> c_int { minus_one() }
-    "IBVERBS_1.12" fn ibv_reg_dmabuf_mr() -> *mut c_void { none() }
-    "IBVERBS_1.1" fn ibv_attach_mcast() -> c_int { unsupported() }
-    "IBVERBS_1.1" fn ibv_detach_mcast() -> c_int { unsupported() }
-    "IBVERBS_1.1" fn ibv_init_ah_from_wc() -> c_int { minus_one() }
-    "IBVERBS_1.1" fn ibv_create_ah_from_wc() -> *mut c_void { none() }
     "IBVERBS_1.1" fn ibv_resolve_eth_l2_from_gid() -> c_int { unsupported() }
     "IBVERBS_1.10" fn ibv_import_device() -> *mut c_void { none() }
     "IBVERBS_1.10" fn ibv_import_pd() -> *mut c_void { none() }

@@ -20,6 +20,7 @@ fn c_field<'a>(of: &str, field: &'a str) -> &'a str {
         ("VerbsContext", "ops") => "query_port",
         ("IbvAhAttr", "flow_label") => "grh.flow_label",
         ("IbvAhAttr", "sgid_index") => "grh.sgid_index",
+        ("IbvMw", "kind") => "type",
         ("IbvCqEx", "ops") => "start_poll",
         ("IbvQpEx", "ops") => "wr_atomic_cmp_swp",
         ("IbvModifyCqAttr", "count") => "moderate.cq_count",
@@ -33,7 +34,6 @@ fn c_field<'a>(of: &str, field: &'a str) -> &'a str {
         (_, "swap") => "wr.atomic.swap",
         (_, "atomic_rkey") => "wr.atomic.rkey",
         (_, "remote_srqn") => "qp_type.xrc.remote_srqn",
-        (_, "bind_or_tso") => "bind_mw",
         _ => field,
     }
 }

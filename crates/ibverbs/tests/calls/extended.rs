@@ -117,9 +117,7 @@ fn requests_are_built_call_by_call_and_completions_are_read_field_by_field() {
     builder.start();
     builder.set(7, 0);
     builder.send_imm(0x0a0b_0c0d);
-    // SAFETY: a region that exists.
-    let lkey = unsafe { (*mr).lkey };
-    call!(@ builder.at(15), (builder.0, lkey, memory.as_ptr(), 4) -> ());
+    call!(@ builder.at(15), (builder.0, lkey(mr), memory.as_ptr(), 4) -> ());
     builder.set(8, 2);
     call!(@ builder.at(7), (builder.0) -> ());
     builder.inline(b"inline");

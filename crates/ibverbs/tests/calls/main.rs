@@ -29,6 +29,7 @@ macro_rules! call {
 
 mod events;
 mod extended;
+mod objects;
 
 fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
@@ -173,13 +174,18 @@ fn send_wr(wr_id: u64, opcode: u32, send_flags: u32) -> IbvSendWr {
         pad: 0,
         remote_srqn: 0,
         pad_behind: 0,
-        bind_or_tso: [0; 6],
+        // SAFETY: numbers and null pointers.
+        bind_mw: unsafe { std::mem::zeroed() },
     }
 }
 
-fn sge(mr: *mut IbvMr, addr: *const u8, length: u32) -> IbvSge {
+fn lkey(mr: *mut IbvMr) -> u32 {
     // SAFETY: a region that exists.
-    IbvSge { addr: addr as u64, length, lkey: unsafe { (*mr).lkey } }
+    unsafe { (*mr).lkey.load(std::sync::atomic::Ordering::Relaxed) }
+}
+
+fn sge(mr: *mut IbvMr, addr: *const u8, length: u32) -> IbvSge {
+    IbvSge { addr: addr as u64, length, lkey: lkey(mr) }
 }
 
 #[test]
@@ -277,7 +283,9 @@ fn null_and_numbers_out_of_range_are_invalid() {
         assert_eq!(call!(@ at, (0) -> c_int), libc::EINVAL, "{function}");
     }
     let mut init = init_attr(cq);
-    for (kind, expected) in [(9, libc::EOPNOTSUPP), (8, libc::EOPNOTSUPP), (5, libc::EINVAL)] {
+    for (kind, expected) in
+        [(8, libc::EOPNOTSUPP), (0xff, libc::EOPNOTSUPP), (5, libc::EINVAL), (10, libc::EINVAL)]
+    {
         init.qp_type = kind;
         assert!(call!(ibv_create_qp(pd, &raw mut init) -> *mut c_void).is_null());
         assert_eq!(errno(), expected, "type {kind}");

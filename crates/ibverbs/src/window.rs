@@ -1,0 +1,177 @@
+//! Memory windows.
+//!
+//! A window of type 1 is bound by a call of the device, and programs expect a completion of the bind. Two requests that
+//! change nothing are its completion: a bind of a hidden window of type 2 without rights for peers, and the return of
+//! its key. The completion of the second is the bind's.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use hca::hca_core::{
+    Access, Lkey, MemoryWindows, MwHandle, MwKeys, MwRange, MwType, Payload, QpHandle, Rkey, SendFlags,
+    SendOp, SendPort, SendWr,
+};
+
+use crate::abi::{IbvMw, IbvMwBind, IbvMwBindInfo};
+use crate::device::Adapter;
+use crate::entry::{self, Errno, INVALID, In, give, lock, number, pointer};
+use crate::memory::{Mr, Pd, ZERO_BASED, access};
+use crate::post::flags;
+use crate::qp::Qp;
+
+/// The number of type 1 in `enum ibv_mw_type`, and that of type 2.
+const TYPE_1: u32 = 1;
+const TYPE_2: u32 = 2;
+
+/// A memory window.
+#[repr(C)]
+pub(crate) struct Mw {
+    pub(crate) c: IbvMw,
+    adapter: Arc<Adapter>,
+    pd: In<Pd>,
+    handle: MwHandle,
+    hidden: Mutex<Hidden>,
+}
+
+/// The hidden windows of a window of type 1, by queue pair, and the range of the last bind.
+#[derive(Default)]
+struct Hidden {
+    windows: HashMap<QpHandle, MwKeys>,
+    range: Option<MwRange>,
+}
+
+/// Requests of which each stands for a bind, by queue pair and number.
+#[derive(Default)]
+pub(crate) struct Binds(Mutex<HashMap<(QpHandle, u64), u32>>);
+
+impl Binds {
+    fn add(&self, qp: QpHandle, wr_id: u64) {
+        *lock(&self.0).entry((qp, wr_id)).or_default() += 1;
+    }
+    /// Whether the completion of a request that took a key back is that of a bind.
+    #[cold]
+    pub(crate) fn take(&self, qp: QpHandle, wr_id: u64) -> bool {
+        let mut binds = lock(&self.0);
+        let Some(count) = binds.get_mut(&(qp, wr_id)) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            binds.remove(&(qp, wr_id));
+        }
+        true
+    }
+}
+
+impl Mw {
+    fn windows(&self) -> Result<&dyn MemoryWindows, Errno> {
+        windows(&self.adapter)
+    }
+}
+fn windows(adapter: &Adapter) -> Result<&dyn MemoryWindows, Errno> {
+    adapter.device().windows().ok_or(Errno(libc::EOPNOTSUPP))
+}
+
+/// The range that a program names.
+pub(crate) fn range(info: &IbvMwBindInfo) -> Result<MwRange, Errno> {
+    let mr = In::<Mr>::of(info.mr.cast()).get()?;
+    Ok(MwRange {
+        lkey: Lkey::new(mr.lkey()),
+        addr: info.addr,
+        len: info.length,
+        access: access(info.mw_access_flags & !ZERO_BASED)?,
+        zero_based: info.mw_access_flags & ZERO_BASED != 0,
+    })
+}
+/// The request that binds a window of type 2.
+pub(crate) fn bind_request(mw: In<Mw>, rkey: u32, info: &IbvMwBindInfo) -> Result<SendOp, Errno> {
+    let window = mw.get()?;
+    if window.c.kind != TYPE_2 {
+        return Err(INVALID);
+    }
+    // The program chooses the lowest byte of the key, and no other.
+    if (rkey ^ window.c.rkey.load(Ordering::Relaxed)) & !0xff != 0 {
+        return Err(INVALID);
+    }
+    window.c.rkey.store(rkey, Ordering::Relaxed);
+    Ok(SendOp::BindMw { rkey: Rkey::new(rkey), range: range(info)? })
+}
+
+pub(crate) extern "C" fn alloc_mw(pd: In<Pd>, kind: u32) -> *mut Mw {
+    pointer(|| {
+        let owner = pd.get()?;
+        let of = match kind {
+            TYPE_1 => MwType::One,
+            TYPE_2 => MwType::Two,
+            _ => return Err(INVALID),
+        };
+        let keys = windows(&owner.adapter)?.alloc_mw(owner.handle, of)?;
+        let c = IbvMw {
+            context: owner.c.context,
+            pd: pd.raw().cast(),
+            rkey: AtomicU32::new(keys.rkey.raw()),
+            handle: keys.handle.index,
+            kind,
+        };
+        let adapter = Arc::clone(&owner.adapter);
+        Ok(give(Mw { c, adapter, pd, handle: keys.handle, hidden: Mutex::default() }))
+    })
+}
+
+pub(crate) extern "C" fn dealloc_mw(mw: In<Mw>) -> c_int {
+    number(|| {
+        let window = mw.get()?;
+        window.windows()?.dealloc_mw(window.handle)?;
+        for (_, keys) in lock(&window.hidden).windows.drain() {
+            window.windows()?.dealloc_mw(keys.handle)?;
+        }
+        mw.take().map(drop)
+    })
+}
+
+/// Posts the two requests that change nothing, of which the second is signaled as the bind is.
+fn complete(
+    qp: &Qp,
+    port: &mut dyn SendPort,
+    rkey: Rkey,
+    range: &MwRange,
+    (wr_id, flags): (u64, SendFlags),
+) -> Result<(), Errno> {
+    let range = MwRange { access: Access::empty(), zero_based: false, ..*range };
+    let request = |op, flags| SendWr { wr_id, op, flags, payload: Payload::Sges(&[]), dest: None };
+    entry::post_send(port, &request(SendOp::BindMw { rkey, range }, flags & SendFlags::FENCE))?;
+    if flags.contains(SendFlags::SIGNALED) {
+        qp.adapter.binds.add(qp.handle, wr_id);
+    }
+    let posted = entry::post_send(port, &request(SendOp::LocalInv(rkey), flags));
+    port.ring();
+    posted.inspect_err(|_| _ = qp.adapter.binds.take(qp.handle, wr_id))
+}
+
+pub(crate) extern "C" fn bind_mw(qp: In<Qp>, mw: In<Mw>, bind: In<IbvMwBind>) -> c_int {
+    number(|| {
+        let (qp, window, bind) = (qp.get()?, mw.get()?, bind.get()?);
+        let info = &bind.bind_info;
+        let flags = flags(qp, bind.send_flags)?;
+        let queue = qp.send.as_ref().filter(|_| qp.binds_windows()).ok_or(INVALID)?;
+        if window.c.kind != TYPE_1 {
+            return Err(INVALID);
+        }
+        let mut hidden = lock(&window.hidden);
+        let new = if info.length == 0 { None } else { Some(range(info)?) };
+        let shown = new.or(hidden.range).ok_or(INVALID)?;
+        let mut keys = match hidden.windows.get(&qp.handle) {
+            Some(keys) => *keys,
+            None => window.windows()?.alloc_mw(window.pd.get()?.handle, MwType::Two)?,
+        };
+        // A bind takes another lowest byte than the key has.
+        let key = keys.rkey.raw();
+        keys.rkey = Rkey::new(key & !0xff | key.wrapping_add(1) & 0xff);
+        hidden.windows.insert(qp.handle, keys);
+        let mut sending = queue.lock();
+        let rkey = window.windows()?.bind_mw(window.handle, new.as_ref())?;
+        window.c.rkey.store(rkey.raw(), Ordering::Relaxed);
+        hidden.range = new;
+        complete(qp, &mut *sending.port, keys.rkey, &shown, (bind.wr_id, flags))
+    })
+}

@@ -1,0 +1,356 @@
+//! Windows, groups, device memory, null regions, changed regions, domains, XRC.
+
+use super::*;
+use crate::abi::{
+    IbvAllocDmAttr, IbvMw, IbvMwBind, IbvMwBindInfo, IbvParentDomainInitAttr, IbvQpInitAttrEx, IbvQpOpenAttr,
+    IbvSrq, IbvSrqAttr, IbvSrqInitAttrEx, IbvXrcdInitAttr,
+};
+use std::os::fd::AsRawFd as _;
+use std::sync::atomic::Ordering;
+
+const LOCAL_WRITE: u32 = 1;
+const REMOTE_WRITE: u32 = 2;
+const REMOTE_READ: u32 = 4;
+const MW_BIND: u32 = 16;
+const ZERO_BASED: u32 = 32;
+
+impl Pair {
+    fn register_with(&self, memory: &mut [u8], access: u32) -> *mut IbvMr {
+        let mr = call!(ibv_reg_mr(self.pd, memory.as_mut_ptr(), memory.len(), access) -> *mut IbvMr);
+        assert!(!mr.is_null(), "{}", errno());
+        mr
+    }
+    /// Posts one request of the first queue pair, with one entry.
+    fn post(&self, mut wr: IbvSendWr, mut entry: IbvSge) -> c_int {
+        (wr.sg_list, wr.num_sge) = (&raw mut entry, 1);
+        self.post_as_is(&mut wr)
+    }
+    fn post_as_is(&self, wr: &mut IbvSendWr) -> c_int {
+        let mut bad: *mut IbvSendWr = null_mut();
+        call!(@ slot(self.context, 208), (self.qps[0], &raw mut *wr, &raw mut bad) -> c_int)
+    }
+    /// An RDMA request of 8 bytes, and the status of its completion.
+    fn rdma(&self, opcode: u32, from: IbvSge, addr: u64, rkey: u32) -> u32 {
+        let wr = IbvSendWr { addr_or_ah: addr, second: [rkey, 0], ..send_wr(5, opcode, 2) };
+        assert_eq!(self.post(wr, from), 0);
+        let mut wc = [IbvWc::default()];
+        while call!(@ slot(self.context, 96), (self.cq, 1, &raw mut wc) -> c_int) == 0 {}
+        assert_eq!(wc[0].wr_id, 5);
+        wc[0].status
+    }
+    fn write(&self, from: IbvSge, addr: u64, rkey: u32) -> u32 {
+        self.rdma(0, from, addr, rkey)
+    }
+}
+
+fn rkey(mw: *mut IbvMw) -> u32 {
+    // SAFETY: a window that exists.
+    unsafe { (*mw).rkey.load(Ordering::Relaxed) }
+}
+fn dereg(mr: *mut IbvMr) -> c_int {
+    call!(ibv_dereg_mr(mr) -> c_int)
+}
+
+#[test]
+fn a_window_of_type_1_is_bound_with_a_completion_and_shows_its_range_alone() {
+    let pair = pair();
+    let mut memory = vec![0u8; 256];
+    memory[..8].copy_from_slice(b"through!");
+    let mr = pair.register_with(&mut memory, LOCAL_WRITE | MW_BIND);
+    let base = memory.as_ptr();
+    let mw = call!(@ slot(pair.context, 64), (pair.pd, 1) -> *mut IbvMw);
+    let bind = |length: u64, flags| {
+        let info = IbvMwBindInfo { mr, addr: base as u64 + 64, length, mw_access_flags: flags };
+        let mut bind = IbvMwBind { wr_id: 77, send_flags: 2, bind_info: info };
+        call!(@ slot(pair.context, 72), (pair.qps[1], mw, &raw mut bind) -> c_int)
+    };
+    assert_eq!(bind(1024, REMOTE_WRITE), libc::EINVAL, "beyond the region");
+    for _ in 0..3 {
+        assert_eq!(bind(8, REMOTE_WRITE), 0);
+        let wc = pair.completions(1);
+        assert_eq!((wc[0].wr_id, wc[0].opcode), (77, 5));
+    }
+    let from = sge(mr, base, 8);
+    assert_eq!(pair.write(from, base as u64 + 64, rkey(mw)), 0);
+    assert_eq!(&memory[64..72], b"through!");
+    assert_eq!(dereg(mr), libc::EBUSY, "the window is bound to it");
+    let key = rkey(mw);
+    assert_eq!(bind(0, 0), 0);
+    assert_eq!(pair.completions(1)[0].opcode, 5);
+    assert_eq!(pair.write(from, base as u64 + 64, key), 10, "a remote access error: the key is taken back");
+    assert_eq!(call!(@ slot(pair.context, 80), (mw) -> c_int), 0);
+    assert_eq!(dereg(mr), 0);
+    pair.end();
+}
+
+#[test]
+fn a_window_of_type_2_is_bound_by_a_request_and_its_key_is_taken_back_by_another() {
+    let pair = pair();
+    let mut memory = vec![0u8; 64];
+    let mr = pair.register_with(&mut memory, LOCAL_WRITE | MW_BIND);
+    let mw = call!(@ slot(pair.context, 64), (pair.pd, 2) -> *mut IbvMw);
+    let key = rkey(mw) ^ 1;
+    let mut bind = send_wr(1, 8, 2);
+    let info = IbvMwBindInfo { mr, addr: memory.as_ptr() as u64, length: 64, mw_access_flags: REMOTE_READ };
+    bind.bind_mw = abi::IbvMw2Bind { mw, rkey: key, bind_info: info };
+    assert_eq!(pair.post_as_is(&mut bind), 0);
+    let mut back = IbvSendWr { imm_or_rkey: key, ..send_wr(2, 7, 2) };
+    assert_eq!(pair.post_as_is(&mut back), 0);
+    assert_eq!(
+        pair.completions(2).iter().map(|wc| (wc.wr_id, wc.opcode)).collect::<Vec<_>>(),
+        [(1, 5), (2, 6)]
+    );
+    bind.bind_mw.rkey = key ^ 0x100;
+    assert_eq!(pair.post_as_is(&mut bind), libc::EINVAL, "another key than the window's");
+    assert_eq!(call!(@ slot(pair.context, 80), (mw) -> c_int), 0);
+    assert_eq!(dereg(mr), 0);
+    pair.end();
+}
+
+#[test]
+fn device_memory_is_copied_to_and_from_and_its_regions_begin_at_zero() {
+    let pair = pair();
+    let mut attr = IbvAllocDmAttr { length: 128, log_align_req: 3, comp_mask: 0 };
+    let alloc = later(pair.context, 256);
+    let dm = call!(@ alloc, (pair.context, &raw mut attr) -> *mut abi::IbvDm);
+    assert!(!dm.is_null());
+    // SAFETY: device memory that exists.
+    let (to_dm, from_dm) = unsafe { ((*dm).memcpy_to_dm as usize, (*dm).memcpy_from_dm as usize) };
+    let mut memory = vec![0u8; 64];
+    assert_eq!(call!(@ to_dm, (dm, 16, b"device m".as_ptr(), 8) -> c_int), 0);
+    assert_eq!(call!(@ to_dm, (dm, 121, b"device m".as_ptr(), 8) -> c_int), libc::EINVAL);
+    assert_eq!(call!(@ from_dm, (memory.as_mut_ptr(), dm, usize::MAX, 8) -> c_int), libc::EINVAL);
+    let register = |offset: usize, flags| call!(@ later(pair.context, 264), (pair.pd, dm, offset, 64, flags) -> *mut IbvMr);
+    assert!(register(16, LOCAL_WRITE).is_null() && register(65, ZERO_BASED).is_null());
+    let of_dm = register(16, LOCAL_WRITE | ZERO_BASED);
+    let mr = pair.register_with(&mut memory, LOCAL_WRITE | REMOTE_WRITE);
+    // SAFETY: a region that exists.
+    let key = unsafe { (*mr).rkey.load(Ordering::Relaxed) };
+    assert_eq!(pair.write(sge(of_dm, std::ptr::null(), 8), memory.as_ptr() as u64, key), 0);
+    assert_eq!(&memory[..8], b"device m");
+    assert_eq!(call!(@ later(pair.context, 248), (dm) -> c_int), libc::EBUSY);
+    assert_eq!((dereg(of_dm), dereg(mr)), (0, 0));
+    assert_eq!(call!(@ later(pair.context, 248), (dm) -> c_int), 0);
+    attr.length = 1 << 30;
+    assert!(call!(@ alloc, (pair.context, &raw mut attr) -> *mut c_void).is_null());
+    pair.end();
+}
+
+#[test]
+fn a_null_region_gives_zeros_and_takes_what_is_lost() {
+    let pair = pair();
+    let null = call!(@ later(pair.context, 304), (pair.pd) -> *mut IbvMr);
+    assert!(!null.is_null(), "{}", errno());
+    let mut memory = vec![7u8; 64];
+    let mr = pair.register_with(&mut memory, LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ);
+    // SAFETY: a region that exists.
+    let key = unsafe { (*mr).rkey.load(Ordering::Relaxed) };
+    let nowhere = sge(null, 0xdead_0000 as *const u8, 8);
+    // A read into it, and a write from it.
+    assert_eq!(pair.rdma(4, nowhere, memory.as_ptr() as u64, key), 0);
+    assert_eq!(pair.write(nowhere, memory.as_ptr() as u64, key), 0);
+    assert_eq!((&memory[..8], memory[8]), (&[0; 8][..], 7));
+    let key = lkey(null);
+    assert_eq!((dereg(null), dereg(mr)), (0, 0));
+    let gone = IbvSge { addr: 0, length: 8, lkey: key };
+    assert_eq!(pair.rdma(0, gone, 0, 0), 4, "a local protection error");
+    pair.end();
+}
+
+#[test]
+fn a_region_is_changed_in_place() {
+    let pair = pair();
+    let (mut first, mut second) = (vec![1u8; 64], vec![2u8; 128]);
+    let mr = pair.register_with(&mut first, LOCAL_WRITE);
+    let rereg = |flags: u32, pd: *mut IbvPd, addr: *mut u8, len: usize, access: u32| call!(ibv_rereg_mr(mr, flags, pd, addr, len, access) -> c_int);
+    assert_eq!(rereg(8, null_mut(), null_mut(), 0, 0), -1);
+    assert_eq!(rereg(1, null_mut(), null_mut(), 0, 0), -1, "no memory");
+    assert_eq!(rereg(1, null_mut(), second.as_mut_ptr(), 128, 1), -1, "rights that are not to be changed");
+    assert_eq!(rereg(1, null_mut(), second.as_mut_ptr(), 128, 0), 0);
+    assert_eq!(rereg(4, null_mut(), null_mut(), 0, LOCAL_WRITE | REMOTE_WRITE), 0);
+    let pd = call!(ibv_alloc_pd(pair.context) -> *mut IbvPd);
+    assert_eq!(rereg(2, pd, null_mut(), 0, 0), 0);
+    assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), libc::EBUSY, "the region is in it");
+    assert_eq!(rereg(2, pair.pd, null_mut(), 0, 0), 0);
+    // SAFETY: a region that exists.
+    let (key, addr) = unsafe { ((*mr).rkey.load(Ordering::Relaxed), (*mr).addr.load(Ordering::Relaxed)) };
+    assert_eq!(addr.cast(), second.as_mut_ptr());
+    assert_eq!(pair.write(sge(mr, second.as_ptr(), 8), second.as_ptr() as u64 + 64, key), 0);
+    assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), 0);
+    assert_eq!(dereg(mr), 0);
+    pair.end();
+}
+
+#[test]
+fn memory_of_a_descriptor_is_a_region() {
+    let pair = pair();
+    // SAFETY: a name that ends with zero.
+    let fd = unsafe { libc::memfd_create(c"dmabuf".as_ptr(), 0) };
+    // SAFETY: the descriptor was just made.
+    let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+    file.set_len(8192).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"of a fd!", 4100).unwrap();
+    let register = common::symbol("ibv_reg_dmabuf_mr", "IBVERBS_1.12").unwrap();
+    let mr = call!(@ register, (pair.pd, 4100, 64, 0x1000, file.as_raw_fd(), 1) -> *mut IbvMr);
+    assert!(!mr.is_null(), "{}", errno());
+    let mut memory = vec![0u8; 64];
+    let to = pair.register_with(&mut memory, LOCAL_WRITE | REMOTE_WRITE);
+    // SAFETY: a region that exists.
+    let key = unsafe { (*to).rkey.load(Ordering::Relaxed) };
+    assert_eq!(pair.write(sge(mr, 0x1000 as *const u8, 8), memory.as_ptr() as u64, key), 0);
+    assert_eq!(&memory[..8], b"of a fd!");
+    assert_eq!((dereg(mr), dereg(to)), (0, 0));
+    assert!(call!(@ register, (pair.pd, 0, 64, 0, -1isize, 1) -> *mut IbvMr).is_null());
+    assert_eq!(errno(), libc::EBADF);
+    pair.end();
+}
+
+#[test]
+fn a_parent_domain_is_its_protection_domain() {
+    let context = open();
+    let pd = call!(ibv_alloc_pd(context) -> *mut IbvPd);
+    let mut none = 0u32;
+    let td = call!(@ later(context, 192), (context, &raw mut none) -> *mut abi::IbvTd);
+    let mut attr = IbvParentDomainInitAttr {
+        pd,
+        td,
+        comp_mask: 0,
+        alloc: std::ptr::null(),
+        free: std::ptr::null(),
+        pd_context: null_mut(),
+    };
+    let create = later(context, 208);
+    let parent = call!(@ create, (context, &raw mut attr) -> *mut IbvPd);
+    let mut memory = [0u8; 64];
+    let mr = call!(ibv_reg_mr(parent, memory.as_mut_ptr(), 64, 1) -> *mut IbvMr);
+    assert!(!mr.is_null(), "{}", errno());
+    assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), libc::EBUSY);
+    assert_eq!(call!(@ later(context, 200), (td) -> c_int), libc::EBUSY);
+    attr.pd = parent;
+    assert!(call!(@ create, (context, &raw mut attr) -> *mut c_void).is_null(), "a parent's parent");
+    attr.pd = null_mut();
+    assert!(call!(@ create, (context, &raw mut attr) -> *mut c_void).is_null());
+    assert_eq!(dereg(mr), 0);
+    assert_eq!(call!(ibv_dealloc_pd(parent) -> c_int), 0);
+    assert_eq!(call!(@ later(context, 200), (td) -> c_int), 0);
+    assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), 0);
+    assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
+}
+
+#[test]
+fn a_target_is_opened_again_and_lives_as_long_as_one_opening() {
+    let context = open();
+    let pd = call!(ibv_alloc_pd(context) -> *mut IbvPd);
+    let cq = call!(ibv_create_cq(context, 16, 0, 0, 0) -> *mut IbvCq);
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let open_xrcd = |oflags| {
+        let mut attr = IbvXrcdInitAttr { comp_mask: 3, fd: file.as_raw_fd(), oflags };
+        call!(@ later(context, 32), (context, &raw mut attr) -> *mut c_void)
+    };
+    assert!(open_xrcd(0).is_null(), "the file has no domain");
+    assert_eq!(errno(), libc::EAGAIN);
+    let xrcd = open_xrcd(libc::O_CREAT);
+    let again = open_xrcd(0);
+    assert!(!xrcd.is_null() && !again.is_null() && open_xrcd(libc::O_CREAT | libc::O_EXCL).is_null());
+    let mut srq_attr = IbvSrqInitAttrEx {
+        srq_context: null_mut(),
+        attr: IbvSrqAttr { max_wr: 4, max_sge: 1, srq_limit: 0 },
+        comp_mask: 0xf,
+        srq_type: 1,
+        pd,
+        xrcd,
+        cq,
+        tm_cap: [0; 2],
+    };
+    let srq = call!(@ later(context, 40), (context, &raw mut srq_attr) -> *mut IbvSrq);
+    let mut number = 0u32;
+    assert_eq!(call!(@ later(context, 48), (srq, &raw mut number) -> c_int), 0);
+    assert_ne!(number, 0);
+
+    // SAFETY: numbers and null pointers.
+    let mut init: IbvQpInitAttrEx = unsafe { std::mem::zeroed() };
+    (init.qp_type, init.comp_mask, init.xrcd) = (10, 2, xrcd);
+    let target = call!(@ later(context, 56), (context, &raw mut init) -> *mut IbvQp);
+    assert!(!target.is_null(), "{}", errno());
+    // SAFETY: a queue pair that exists.
+    let qp_num = unsafe { (*target).qp_num };
+    let mut attr = IbvQpOpenAttr { comp_mask: 0xb, qp_num, xrcd: again, qp_context: null_mut(), qp_type: 10 };
+    let opened = call!(@ later(context, 64), (context, &raw mut attr) -> *mut IbvQp);
+    assert!(!opened.is_null(), "{}", errno());
+    assert_eq!(call!(ibv_destroy_qp(target) -> c_int), 0);
+    let to_init = IbvQpAttr { qp_state: 1, port_num: 1, ..IbvQpAttr::default() };
+    assert_eq!(modify(opened, &to_init, 0b11_1001), 0, "it is there still");
+    let close = later(context, 24);
+    assert_eq!(call!(@ close, (xrcd) -> c_int), 0);
+    assert_eq!(call!(@ close, (again) -> c_int), libc::EBUSY);
+    let mut bad: *mut IbvSendWr = null_mut();
+    let mut wr = send_wr(1, 2, 0);
+    assert_eq!(call!(@ slot(context, 208), (opened, &raw mut wr, &raw mut bad) -> c_int), libc::EINVAL);
+    assert_eq!(call!(ibv_destroy_qp(opened) -> c_int), 0);
+    assert!(call!(@ later(context, 64), (context, &raw mut attr) -> *mut c_void).is_null());
+    assert_eq!(call!(ibv_destroy_srq(srq) -> c_int), 0);
+    assert_eq!(call!(@ close, (again) -> c_int), 0);
+    assert_eq!(call!(ibv_destroy_cq(cq) -> c_int), 0);
+    assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), 0);
+    assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
+}
+
+#[test]
+fn a_datagram_is_answered_by_its_completion_and_a_group_is_joined() {
+    let context = open();
+    let pd = call!(ibv_alloc_pd(context) -> *mut IbvPd);
+    let cq = call!(ibv_create_cq(context, 16, 0, 0, 0) -> *mut IbvCq);
+    let mut init = init_attr(cq);
+    init.qp_type = 4;
+    let qp = call!(ibv_create_qp(pd, &raw mut init) -> *mut IbvQp);
+    let attr = IbvQpAttr { port_num: 1, qkey: 0x11, ..IbvQpAttr::default() };
+    for (state, mask) in [(1, 0x71), (2, 1), (3, 1 | 1 << 16)] {
+        assert_eq!(modify(qp, &IbvQpAttr { qp_state: state, ..attr }, mask), 0, "{state}");
+    }
+    let mut memory = vec![0u8; 256];
+    let mr = call!(ibv_reg_mr(pd, memory.as_mut_ptr(), 256, 1) -> *mut IbvMr);
+    let mut gid = [0u8; 16];
+    assert_eq!(call!(ibv_query_gid(context, 1, 1, &raw mut gid) -> c_int), 0);
+    let pair = Pair { context, pd, cq, qps: [qp; 2] };
+    let receive = || {
+        let mut entry = sge(mr, memory.as_ptr(), 128);
+        let mut wr = IbvRecvWr { wr_id: 1, next: null_mut(), sg_list: &raw mut entry, num_sge: 1 };
+        let mut bad: *mut IbvRecvWr = null_mut();
+        assert_eq!(call!(@ slot(context, 216), (qp, &raw mut wr, &raw mut bad) -> c_int), 0);
+    };
+    let send = |ah: *mut c_void, qpn| {
+        let wr = IbvSendWr { addr_or_ah: ah as u64, second: [qpn, 0x11], ..send_wr(2, 2, 0) };
+        assert_eq!(pair.post(wr, sge(mr, memory.as_ptr().wrapping_add(200), 8)), 0);
+        pair.completions(1)[0]
+    };
+    // SAFETY: a queue pair that exists.
+    let own = unsafe { (*qp).qp_num };
+    let halves = [0, 8].map(|at| u64::from_ne_bytes(gid[at..at + 8].try_into().unwrap()));
+    let mut to_self =
+        IbvAhAttr { dgid: halves, hop_limit: 9, is_global: 1, port_num: 1, ..IbvAhAttr::default() };
+    let ah = call!(ibv_create_ah(pd, &raw mut to_self) -> *mut c_void);
+    receive();
+    let mut wc = send(ah, own);
+    assert_eq!((wc.byte_len, wc.src_qp, wc.wc_flags), (48, own, 1));
+    let back = call!(ibv_create_ah_from_wc(pd, &raw mut wc, memory.as_ptr(), 1) -> *mut c_void);
+    assert!(!back.is_null(), "{}", errno());
+    receive();
+    assert_eq!(send(back, own).src_qp, own);
+
+    let mut group = *b"\0\0\0\0\0\0\0\0\0\0\xff\xff\xef\x01\x02\x03";
+    let attach = |gid: &mut [u8; 16]| call!(ibv_attach_mcast(qp, gid.as_mut_ptr(), 0) -> c_int);
+    assert_eq!(attach(&mut gid), libc::EINVAL, "no group's");
+    let joined = attach(&mut group);
+    // A device in memory has no groups.
+    assert!(joined == 0 || joined == libc::EOPNOTSUPP, "{joined}");
+    if joined == 0 {
+        assert_eq!(call!(ibv_detach_mcast(qp, group.as_mut_ptr(), 0) -> c_int), 0);
+        assert_ne!(call!(ibv_detach_mcast(qp, group.as_mut_ptr(), 0) -> c_int), 0, "it is no member");
+    }
+    for ah in [ah, back] {
+        assert_eq!(call!(ibv_destroy_ah(ah) -> c_int), 0);
+    }
+    assert_eq!(dereg(mr), 0);
+    assert_eq!(call!(ibv_destroy_qp(qp) -> c_int), 0);
+    pair.end_without_queue_pairs();
+}
