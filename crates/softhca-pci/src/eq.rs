@@ -77,6 +77,11 @@ impl Eqs {
         at.and_then(|at| self.queues.get(at)).is_some_and(Option::is_some)
     }
 
+    /// Whether one of them is armed on a doorbell page.
+    pub(crate) fn use_uar(&self, uar: u32) -> bool {
+        self.queues.iter().flatten().any(|eq| eq.context.get(Eqc::UAR_PAGE) == uar)
+    }
+
     /// The queue that asks for events of a type.
     pub(crate) fn of_type(&self, event: EventType) -> Option<u32> {
         let code = event.code();
@@ -229,6 +234,9 @@ impl Function {
     pub(crate) fn destroy_eq(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
         let eqn = parse::<DestroyEqIn>(input)?.get(DestroyEqIn::EQ_NUMBER);
         let uar = self.eqs.get(eqn).ok_or(CmdStatus::BadRes)?.context.get(Eqc::UAR_PAGE);
+        if self.objects.cqs.values().any(|cq| cq.eqn == eqn) {
+            return Err(CmdStatus::ResBusy);
+        }
         self.eqs.queues[eqn as usize - 1] = None;
         self.pages.remove_event_queue(uar);
         self.forget_requests();

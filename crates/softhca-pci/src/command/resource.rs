@@ -85,6 +85,9 @@ impl Function {
             }
             Opcode::DEALLOC_UAR => {
                 let uar = parse::<DeallocUarIn>(input)?.get(DeallocUarIn::UAR);
+                if self.uses_uar(uar) {
+                    return Err(CmdStatus::ResBusy);
+                }
                 if self.pages.free(uar) { Ok(()) } else { Err(CmdStatus::BadRes) }
             }
             Opcode::ALLOC_PD => self.alloc_pd(out),
@@ -110,6 +113,14 @@ impl Function {
             Opcode::NOP => Ok(()),
             _ => Err(CmdStatus::BadOp),
         }
+    }
+
+    /// Whether a queue announces its work, or is armed, on a doorbell page.
+    fn uses_uar(&self, uar: u32) -> bool {
+        self.eqs.use_uar(uar)
+            || self.objects.cqs.values().any(|cq| cq.uar == uar)
+            || self.objects.qps.values().any(|qp| qp.uar() == Some(uar))
+            || self.ethernet.uses_uar(uar)
     }
 
     fn alloc_pd(&mut self, out: &mut Output) -> Result<(), CmdStatus> {

@@ -190,6 +190,11 @@ impl Traffic {
 }
 
 impl Ethernet {
+    /// Whether a send queue announces its work on a doorbell page.
+    pub(crate) fn uses_uar(&self, uar: u32) -> bool {
+        self.sqs.values().any(|sq| sq.uar() == uar)
+    }
+
     /// Interfaces for sending.
     fn tis(&mut self, opcode: Opcode, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
         match opcode {

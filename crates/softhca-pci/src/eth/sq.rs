@@ -88,6 +88,11 @@ impl Wqe {
 }
 
 impl Sq {
+    /// The doorbell page on which it announces its work.
+    pub(super) fn uar(&self) -> u32 {
+        self.context.get(Sqc::WQ).get(Wq::UAR_PAGE)
+    }
+
     fn new(context: Sqc, pd: Option<PdHandle>, list: &[u8]) -> Result<Self, CmdStatus> {
         caps::check_clock(context.get(Sqc::TS_FORMAT))?;
         let ring = Ring::new(&context.get(Sqc::WQ), MAX_LOG_SIZE, LOG_BLOCK..=LOG_BLOCK, list)?;
@@ -295,7 +300,7 @@ impl Function {
 
     /// A doorbell of this page was rung: the next look takes what send queues of it hold.
     pub(crate) fn ethernet_rung(&mut self, uar: u32) {
-        let of_page = |(_, sq): &(u32, &mut Sq)| sq.context.get(Sqc::WQ).get(Wq::UAR_PAGE) == uar;
+        let of_page = |(_, sq): &(u32, &mut Sq)| sq.uar() == uar;
         for (_, sq) in self.ethernet.sqs.iter_mut().filter(of_page) {
             sq.rung = sq.state != RESET;
         }

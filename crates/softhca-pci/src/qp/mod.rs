@@ -163,6 +163,10 @@ impl Qp {
     pub(crate) fn is_reliable(&self) -> bool {
         matches!(self.service, Service::Real(qp_type) if qp_type.is_reliable())
     }
+    /// The doorbell page on which it announces its work; a target has none.
+    pub(crate) fn uar(&self) -> Option<u32> {
+        self.sq.map(|_| self.context.get(Qpc::UAR_PAGE))
+    }
     /// The set of counters that it names.
     pub(crate) fn counter_set(&self) -> u32 {
         self.context.get(Qpc::COUNTER_SET_ID)

@@ -7,12 +7,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hca_core::{Device, Gid};
 use hca_fabric::LoopbackNet;
 use hca_prm::command::cq::DestroyCqIn;
+use hca_prm::command::eq::DestroyEqIn;
+use hca_prm::command::mkey::DestroyMkeyIn;
+use hca_prm::command::resource::{DeallocPdIn, DeallocUarIn};
+use hca_prm::command::srq::DestroyRmpIn;
 use hca_prm::{
     Ads, CmdStatus, CqError, Cqe64, CqeOpcode, CqeSyndrome, DataSeg, EventType, Opcode, QpState, Qpc,
     RaddrSeg, ServiceType, WqeOpcode,
 };
 
-use crate::bed::{BASE, End, LEN, PAGE, Pair, QpShape, Server, Wqe};
+use crate::bed::{BASE, Client, End, LEN, PAGE, Pair, QpShape, Server, Wqe};
 use crate::qp::tests::{counter, opcode, syndrome};
 
 /// The counters and syndromes of all completions of A's send queue, once there are this many.
@@ -390,6 +394,37 @@ fn a_full_completion_queue_is_in_error_with_its_queue_pairs_and_keeps_what_it_ha
     p.a.client.destroy(a_qpn).unwrap();
     assert_eq!(destroy(&mut p), Ok(()));
     assert_eq!(destroy(&mut p), Err(CmdStatus::BadRes));
+}
+
+#[test]
+fn what_queues_and_keys_name_stays_until_they_go() {
+    let server = Server::new();
+    let mut c = server.client(0);
+    let (pd, uar, eqn) = (c.pd, c.uar, c.eq.eqn);
+    let (cq, srq) = (c.cq(4), c.rmp(4));
+    let qp = c.qp(QpShape { srq: Some(srq.rmpn), ..QpShape::default() }, &cq, &cq);
+    let mr = c.mr(4096);
+    let (pd, uar) =
+        (DeallocPdIn::new().with(DeallocPdIn::PD, pd), DeallocUarIn::new().with(DeallocUarIn::UAR, uar));
+    let eq = DestroyEqIn::new().with(DestroyEqIn::EQ_NUMBER, eqn);
+    let cq = DestroyCqIn::new().with(DestroyCqIn::CQN, cq.cqn);
+    let srq = DestroyRmpIn::new().with(DestroyRmpIn::RMPN, srq.rmpn);
+    let statuses = |c: &mut Client| {
+        let of = |done: Result<(), CmdStatus>| done.err();
+        [
+            of(c.command(&srq).map(drop)),
+            of(c.command(&cq).map(drop)),
+            of(c.command(&eq).map(drop)),
+            of(c.command(&uar).map(drop)),
+            of(c.command(&pd).map(drop)),
+        ]
+    };
+    let (busy, gone) = (Some(CmdStatus::ResBusy), Some(CmdStatus::BadRes));
+    assert_eq!(statuses(&mut c), [busy; 5], "a queue pair and a key are there");
+    c.destroy(qp.qpn).unwrap();
+    assert_eq!(statuses(&mut c), [None, None, None, None, busy], "a key is left");
+    c.command(&DestroyMkeyIn::new().with(DestroyMkeyIn::MKEY_INDEX, mr.key >> 8)).unwrap();
+    assert_eq!(statuses(&mut c), [gone, gone, gone, gone, None]);
 }
 
 #[test]
