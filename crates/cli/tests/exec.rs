@@ -1,5 +1,8 @@
 //! `hca exec`, and unmodified programs that it starts.
 
+#[path = "exec/rdmacm.rs"]
+mod rdmacm;
+
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
@@ -41,9 +44,14 @@ fn a_program_that_is_not_there_ends_as_a_shell_does() {
     assert!(text(&said).contains("no-such-program"), "{}", text(&said));
 }
 
+/// A port that no socket has.
+fn free_port() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+}
+
 /// Runs a program twice, as the server and as its client, and returns what both said.
 fn both(device: &str, program: &str, options: &[&str]) -> [String; 2] {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let port = free_port();
     let arguments = [&["--device", device, program, "-p", &port], options].concat();
     let server = exec(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let begun = Instant::now();

@@ -60,6 +60,7 @@ pub use machine::{
 };
 #[cfg(feature = "service")]
 pub use service::{
-    ConnectParams, Connection, ConnectionError, DatagramListener, DatagramRequest, DatagramService, Incoming,
-    Listener, UDP_QKEY, connect, connect_async, connect_with, group, join, resolve, resolve_async,
+    Agent, ConnectParams, Connection, ConnectionError, DatagramListener, DatagramRequest, DatagramService,
+    Incoming, Listener, Sink, UDP_QKEY, connect, connect_async, connect_with, group, join, resolve,
+    resolve_async,
 };

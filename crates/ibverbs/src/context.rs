@@ -46,7 +46,7 @@ const fn before(offset: usize) -> usize {
 }
 
 impl Context {
-    fn open(device: In<NamedDevice>) -> Result<*mut IbvContext, Errno> {
+    pub(crate) fn open(device: In<NamedDevice>) -> Result<*mut IbvContext, Errno> {
         let adapter = Adapter::open(device.get()?)?;
         let events = Arc::new(ContextEvents::new()?);
         adapter.listeners.open(&events);

@@ -49,6 +49,11 @@ static DEVICES: LazyLock<Result<Vec<usize>, Errno>> = LazyLock::new(|| {
     }
 });
 
+/// The addresses of all devices.
+pub(crate) fn named_devices() -> Result<&'static [usize], Errno> {
+    DEVICES.as_deref().map_err(|e| *e)
+}
+
 /// The names and the URLs of the devices in the environment.
 fn named() -> Result<Vec<(String, DeviceUrl)>, String> {
     let list = match std::env::var(DEVICES_VARIABLE) {
@@ -171,6 +176,10 @@ impl Adapter {
         pump(&adapter);
         open.insert(device.name.clone(), Arc::downgrade(&adapter));
         Ok(adapter)
+    }
+    /// The adapter, for the layers that stand on the safe verbs.
+    pub(crate) fn verbs(&self) -> &hca::Context {
+        self.opened.context()
     }
     #[inline]
     pub(crate) fn device(&self) -> &dyn Device {

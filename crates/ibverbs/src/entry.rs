@@ -29,7 +29,7 @@ macro_rules! exports {
         }
         #[allow(unsafe_code)]
         #[unsafe(no_mangle)]
-        extern "C" fn $name($($arg: $t),*) -> $ret $body
+        pub(crate) extern "C" fn $name($($arg: $t),*) -> $ret $body
     )*};
 }
 pub(crate) use exports;
@@ -109,6 +109,19 @@ pub(crate) fn pointer<T>(call: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T
         set_errno(e.0);
         null_mut()
     })
+}
+
+/// The result of a function of this library that returns 0 or the number of an error.
+pub(crate) fn done(number: c_int) -> Result<(), Errno> {
+    if number == 0 { Ok(()) } else { Err(Errno(number)) }
+}
+/// The result of a function of this library that returns a pointer, or null and sets `errno`.
+pub(crate) fn made<T>(pointer: *mut T) -> Result<*mut T, Errno> {
+    if pointer.is_null() {
+        // SAFETY: the location is the calling thread's own.
+        return Err(Errno(unsafe { *libc::__errno_location() }));
+    }
+    Ok(pointer)
 }
 
 /// Gives an object to the program.

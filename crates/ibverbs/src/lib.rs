@@ -1,5 +1,5 @@
-//! libibverbs on the adapters of this project: one shared object with the version nodes of libibverbs.so.1, and of
-//! provider libraries that programs link to.
+//! libibverbs and librdmacm on the adapters of this project: one shared object with the version nodes of libibverbs.so.1,
+//! of librdmacm.so.1, and of provider libraries that programs link to.
 //!
 //! Programs do not add this crate. `hca exec` starts an unmodified program with it; `DESIGN.md` tells what is offered.
 //!
@@ -22,6 +22,7 @@
 //! | `held` | a lock that one call takes and a later one releases |
 //! | `qp` | queue pairs and shared receive queues |
 //! | `post`, `qp_ex` | work requests, in lists and built call by call |
+//! | `rdmacm` | librdmacm |
 //! | `text` | names of numbers |
 //! | `rest` | functions that are not offered |
 //! | `providers` | functions of libmlx5 and libefa, all of which refuse |
@@ -47,6 +48,7 @@ mod post;
 mod providers;
 mod qp;
 mod qp_ex;
+mod rdmacm;
 mod rest;
 mod text;
 mod window;

@@ -100,6 +100,8 @@ impl Qp {
         let qp_type = Self::service(attr.qp_type)?;
         // An XRC initiator has no receive queue, and programs give none of its completion queue.
         let recv_cq = if qp_type == QpType::XrcIni { send_cq } else { recv_cq };
+        // Programs send a few bytes inline without asking for room, as other adapters have room for their lists.
+        let spare = (max_send_sge.max(1).saturating_mul(16)).min(owner.adapter.device().attr().max_inline);
         let init = QpInit {
             qp_type,
             send_cq: send_cq.get()?.handle,
@@ -111,7 +113,7 @@ impl Qp {
                 max_recv_wr: max_recv_wr.max(1),
                 max_send_sge: max_send_sge.max(1),
                 max_recv_sge: max_recv_sge.max(1),
-                max_inline: max_inline_data,
+                max_inline: max_inline_data.max(spare),
             },
         };
         let ports = owner.adapter.device().create_qp(owner.handle, &init)?;

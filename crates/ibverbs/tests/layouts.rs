@@ -42,9 +42,18 @@ fn c_field<'a>(of: &str, field: &'a str) -> &'a str {
 #[test]
 #[ignore = "needs libibverbs-dev: compiles a C program"]
 fn a_c_compiler_finds_the_same_sizes_and_offsets() {
-    let abi = include_str!("../src/abi.rs");
+    compile("infiniband/verbs.h", include_str!("../src/abi.rs"), 50);
+}
+/// As above, for `src/rdmacm/abi.rs`.
+#[test]
+#[ignore = "needs librdmacm-dev: compiles a C program"]
+fn a_c_compiler_finds_the_same_sizes_and_offsets_of_librdmacm() {
+    compile("rdma/rdma_cma.h", include_str!("../src/rdmacm/abi.rs"), 40);
+}
+
+fn compile(header: &str, abi: &str, fields_at_least: usize) {
     let rows = abi.split_once("layouts! {\n").unwrap().1.split_once("\n}").unwrap().0;
-    let mut program = "#include <stddef.h>\n#include <infiniband/verbs.h>\n".to_owned();
+    let mut program = format!("#include <stddef.h>\n#include <{header}>\n");
     let mut asserted = 0;
     for row in rows.lines() {
         let (head, fields) = row.trim().trim_end_matches('}').split_once('{').unwrap();
@@ -60,8 +69,9 @@ fn a_c_compiler_finds_the_same_sizes_and_offsets() {
             asserted += 1;
         }
     }
-    assert!(asserted > 50, "{asserted}");
-    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("layouts.c");
+    assert!(asserted > fields_at_least, "{asserted}");
+    let file =
+        std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.c", header.replace('/', "-")));
     std::fs::write(&file, program).unwrap();
     let said = Command::new("cc").arg("-fsyntax-only").arg(&file).output().expect("there is a C compiler");
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));

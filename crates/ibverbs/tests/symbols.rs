@@ -7,8 +7,8 @@ use std::process::Command;
 
 /// The list of a release, as (node, name).
 fn listed() -> BTreeSet<(String, String)> {
-    let text = include_str!("../symbols-44.txt");
-    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let texts = [include_str!("../symbols-44.txt"), include_str!("../symbols-rdmacm.txt")];
+    let lines = texts.iter().flat_map(|text| text.lines()).filter(|line| !line.starts_with('#'));
     lines.map(|line| line.split_once(' ').unwrap()).map(|(a, b)| (a.to_owned(), b.to_owned())).collect()
 }
 
@@ -25,7 +25,7 @@ fn the_versioned_symbols_are_those_of_the_list_and_no_others() {
     let said =
         Command::new("objdump").arg("-T").arg(common::path()).output().expect("objdump is of binutils");
     let text = String::from_utf8(said.stdout).unwrap();
-    let nodes = ["IBVERBS_", "MLX5_", "EFA_"];
+    let nodes = ["IBVERBS_", "RDMACM_", "MLX5_", "EFA_"];
     let found: BTreeSet<_> = text
         .lines()
         .filter(|line| line.contains(" .text"))

@@ -207,6 +207,26 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The ID of the connection or the resolution that the event is about.
+    pub const fn id(&self) -> CommId {
+        match self {
+            Self::Request { id, .. }
+            | Self::Reply { id, .. }
+            | Self::Delayed { id, .. }
+            | Self::Established { id, .. }
+            | Self::Rejected { id, .. }
+            | Self::Failed { id, .. }
+            | Self::Disconnected { id, .. }
+            | Self::DisconnectDone { id, .. }
+            | Self::Gone { id }
+            | Self::SidrRequest { id, .. }
+            | Self::Resolved { id, .. }
+            | Self::Unresolved { id } => *id,
+        }
+    }
+}
+
 /// A program's answer to [`Event::SidrRequest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SidrAnswer {

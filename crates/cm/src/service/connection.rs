@@ -191,7 +191,7 @@ pub(super) fn stop_at_the_end<S: Connected>(held: &Held, qp: &QpControl<S>) {
 }
 
 /// A request without service and private data.
-fn request(ours: &Endpoint, peer: Gid) -> Req {
+pub(super) fn request(ours: &Endpoint, peer: Gid) -> Req {
     Req {
         local_qpn: ours.qpn,
         responder_resources: ours.rd_atomic,

@@ -26,6 +26,7 @@ use hca_verbs::{
 };
 
 use super::ConnectionError;
+use super::agent::Sink;
 use super::alarm::Alarm;
 use super::bell::Bell;
 use super::noted::Noted;
@@ -117,6 +118,8 @@ pub(super) struct State {
     stops: HashMap<CommId, Stop>,
     pub(super) asked: HashMap<ServiceId, VecDeque<Asked>>,
     pub(super) resolved: HashMap<CommId, Option<(Peer, Resolution, Vec<u8>)>>,
+    /// The receivers of events about what layers above do by themselves ([`super::Agent`]).
+    pub(super) sinks: HashMap<Subject, Arc<dyn Sink>>,
     waiters: Waiters,
     /// Connections that have so much time to be established.
     give_up: BTreeSet<(Instant, CommId)>,
@@ -233,6 +236,7 @@ impl Manager {
             stops: HashMap::new(),
             asked: HashMap::new(),
             resolved: HashMap::new(),
+            sinks: HashMap::new(),
             waiters: Waiters::default(),
             give_up: BTreeSet::new(),
             no_path: None,
@@ -277,7 +281,7 @@ impl Manager {
         request: &Req,
         timeout: Option<Duration>,
     ) -> Result<Held, ConnectionError> {
-        self.ask(to, |state, now| {
+        self.held(to, |state, now| {
             let id = state.machine.connect(now, to.into(), request)?;
             let give_up = timeout.map(|timeout| now + timeout);
             state.give_up.extend(give_up.map(|at| (at, id)));
@@ -287,26 +291,20 @@ impl Manager {
     }
     /// Asks a peer for the queue pair of a service.
     pub(super) fn resolve(self: &Arc<Self>, ask: &Resolve) -> Result<Held, ConnectionError> {
-        self.ask(ask.to.gid, |state, now| {
+        self.held(ask.to.gid, |state, now| {
             let id = state.machine.resolve(now, ask)?;
             state.resolved.insert(id, None);
             Ok(id)
         })
     }
-    /// Asks a peer, to which there has to be a path: a message that does not leave is not waited for.
-    fn ask(
+    /// As [`ask`](Core::ask), with the right to what was asked for.
+    fn held(
         self: &Arc<Self>,
         to: Gid,
         ask: impl FnOnce(&mut State, Instant) -> Result<CommId, CmError>,
     ) -> Result<Held, ConnectionError> {
-        let (id, no_path) = self.locked(|state| {
-            state.no_path = None;
-            let id = ask(state, self.now())?;
-            state.settle();
-            Ok::<_, CmError>((id, state.no_path.take_if(|(gid, _)| *gid == to)))
-        })?;
-        let held = Held { manager: Arc::clone(self), id };
-        no_path.map_or(Ok(held), |(_, error)| Err(error.into()))
+        let id = self.ask(to, ask)?;
+        Ok(Held { manager: Arc::clone(self), id })
     }
 }
 
@@ -404,6 +402,28 @@ impl Core {
             done
         })
     }
+    /// Asks a peer, to which there has to be a path: a message that does not leave is not waited for.
+    pub(super) fn ask(
+        &self,
+        to: Gid,
+        ask: impl FnOnce(&mut State, Instant) -> Result<CommId, CmError>,
+    ) -> Result<CommId, ConnectionError> {
+        self.locked(|state| {
+            state.no_path = None;
+            let id = ask(state, self.now())?;
+            state.settle();
+            let Some((_, error)) = state.no_path.take_if(|(gid, _)| *gid == to) else { return Ok(id) };
+            state.forget(self.now(), id);
+            state.settle();
+            Err(error.into())
+        })
+    }
+    /// The program is about to sleep, until the manager wakes it.
+    pub(super) fn program_sleeps(&self) {
+        if let Some(offload) = self.offload() {
+            offload.program_sleeps();
+        }
+    }
     /// Waits until `ready` yields something, which is looked at anew when the subject changes.
     pub(super) async fn until<T>(
         &self,
@@ -422,10 +442,8 @@ impl Core {
         };
         poll_fn(|cx| {
             let looked = self.locked(|state| look(state, cx.waker()));
-            if looked.is_pending()
-                && let Some(offload) = self.offload()
-            {
-                offload.program_sleeps();
+            if looked.is_pending() {
+                self.program_sleeps();
             }
             looked
         })
@@ -588,7 +606,26 @@ impl State {
             tracing::debug!(to = %to.gid, %refused, "a message of the connection manager is not sent");
         }
     }
+    /// Gives an event to the sink that it is for. Returns whether there is one.
+    fn give(&mut self, event: &Event) -> bool {
+        let id = event.id();
+        let (subject, is_asked) = match event {
+            Event::Request { service, .. } => (Subject::Service(*service), true),
+            Event::SidrRequest { request, .. } => (Subject::Service(request.service_id), true),
+            _ => (Subject::Id(id), false),
+        };
+        let Some(sink) = self.sinks.get(&subject).cloned() else { return false };
+        if let Some(of_request) = sink.event(event)
+            && is_asked
+        {
+            self.sinks.insert(Subject::Id(id), of_request);
+        }
+        true
+    }
     fn on_event(&mut self, event: Event) {
+        if self.give(&event) {
+            return;
+        }
         match event {
             Event::Request { id, service, from, request } => {
                 self.conns.insert(id, Status::default());
@@ -659,6 +696,7 @@ impl State {
         self.conns.remove(&id);
         self.resolved.remove(&id);
         self.stops.remove(&id);
+        self.sinks.remove(&Subject::Id(id));
         self.waiters.notify(Subject::Id(id));
     }
 }

@@ -3,6 +3,7 @@
 //! A context has one [`Machine`](crate::Machine), on queue pair 1 of its device. It begins with the first listener,
 //! connection or resolution of the context, and ends with the last.
 
+mod agent;
 mod alarm;
 mod bell;
 mod connection;
@@ -15,6 +16,7 @@ mod noted;
 mod port;
 mod wait;
 
+pub use agent::{Agent, Sink};
 pub use connection::{ConnectParams, Connection, connect, connect_async, connect_with};
 pub use datagram::{DatagramListener, DatagramRequest, DatagramService, UDP_QKEY, resolve, resolve_async};
 pub use error::ConnectionError;

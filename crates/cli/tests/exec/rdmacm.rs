@@ -1,0 +1,124 @@
+//! Unmodified programs of librdmacm: Debian's rdmacm-utils.
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{AUTO, UDP, exec, free_port, text};
+
+/// A server and its client get so much time.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A program that ends with the test.
+struct Server(Option<Child>);
+
+impl Server {
+    fn start(arguments: &[&str]) -> Self {
+        let child = exec(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Self(Some(child))
+    }
+    fn has_ended(&mut self) -> bool {
+        self.0.as_mut().unwrap().try_wait().unwrap().is_some()
+    }
+    /// What it said until its end, which is waited for.
+    fn output(mut self) -> std::process::Output {
+        self.0.take().unwrap().wait_with_output().unwrap()
+    }
+}
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Runs a client until it is successful: one that comes before its server listens is rejected at once.
+fn client(device: &str, arguments: &[&str], server: &mut Server) -> String {
+    let begun = Instant::now();
+    loop {
+        let said = exec(&[&["--device", device], arguments].concat()).output().unwrap();
+        if said.status.success() {
+            return text(&said);
+        }
+        let case = format!("{arguments:?} on {device}: {}", text(&said));
+        assert!(begun.elapsed() < LIMIT && !server.has_ended(), "{case}");
+    }
+}
+
+/// Runs a server and its client to the end of both, and returns what both said.
+fn pair(device: &str, server: &[&str], clients: &[&str]) -> [String; 2] {
+    let mut running = Server::start(&[&["--device", device], server].concat());
+    let of_client = client(device, clients, &mut running);
+    let said = running.output();
+    assert!(said.status.success(), "{server:?} on {device}: {}\nclient: {of_client}", text(&said));
+    [text(&said), of_client]
+}
+
+#[test]
+#[ignore = "needs rdmacm-utils: programs of librdmacm"]
+fn rping_reads_and_writes_over_ipv4_ipv6_and_shared_memory() {
+    for (device, at) in [(UDP, "127.0.0.1"), ("udp://[::1]?share=yes", "::1"), (AUTO, "127.0.0.1")] {
+        let port = free_port();
+        let [server, client] = pair(
+            device,
+            &["rping", "-s", "-a", at, "-p", &port, "-v", "-C", "3"],
+            &["rping", "-c", "-a", at, "-p", &port, "-v", "-C", "3"],
+        );
+        for said in [server, client] {
+            assert!(said.contains("ping data: rdma-ping-2: CDEFGHIJ"), "{device}: {said}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs rdmacm-utils: programs of librdmacm"]
+fn a_server_that_stays_serves_one_client_after_the_other() {
+    let port = free_port();
+    let mut server = Server::start(&["--device", UDP, "rping", "-s", "-P", "-a", "127.0.0.1", "-p", &port]);
+    for _ in 0..3 {
+        client(UDP, &["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "10"], &mut server);
+    }
+    assert!(!server.has_ended());
+}
+
+#[test]
+#[ignore = "needs rdmacm-utils: programs of librdmacm"]
+fn programs_connect_with_endpoints_and_with_event_channels() {
+    let port = free_port();
+    let ends = ["-s", "127.0.0.1", "-p", &port];
+    pair(UDP, &["rdma_server", "-p", &port], &[&["rdma_client"][..], &ends].concat());
+    pair(UDP, &["rdma_xserver", "-p", &port], &[&["rdma_xclient"][..], &ends].concat());
+    let many = ["-c", "5", "-C", "10", "-p", &port];
+    let [server, client] = pair(
+        UDP,
+        &[&["ucmatose"][..], &many].concat(),
+        &[&["ucmatose", "-s", "127.0.0.1", "-b", "127.0.0.1"][..], &many].concat(),
+    );
+    assert!(server.contains("return status 0") && client.contains("return status 0"), "{server}{client}");
+}
+
+#[test]
+#[ignore = "needs rdmacm-utils: programs of librdmacm"]
+fn connections_are_made_and_ended_by_the_hundred() {
+    let port = free_port();
+    let mut server = Server::start(&["--device", UDP, "cmtime", "-c", "100", "-p", &port]);
+    let said = client(UDP, &["cmtime", "-s", "127.0.0.1", "-c", "100", "-p", &port], &mut server);
+    assert!(said.contains("disconnect"), "{said}");
+}
+
+#[test]
+#[ignore = "needs rdmacm-utils: programs of librdmacm"]
+fn members_of_a_group_receive_what_is_sent_to_it() {
+    let group = ["--device", UDP, "mckey", "-m", "239.77.1.2", "-b", "127.0.0.1", "-C", "10"];
+    let mut member = Server::start(&group);
+    let begun = Instant::now();
+    // What is sent before it has joined is lost.
+    while !member.has_ended() {
+        let sender = exec(&[&group[..], &["-s"]].concat()).output().unwrap();
+        assert!(text(&sender).contains("return status 0"), "{}", text(&sender));
+        assert!(begun.elapsed() < LIMIT);
+    }
+    let said = text(&member.output());
+    assert!(said.contains("return status 0"), "{said}");
+}

@@ -1,0 +1,31 @@
+//! librdmacm: connections by the connection manager of this project.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `abi` | layouts, with sizes and offsets asserted |
+//! | `border` | the border to C, as far as `entry` does not have it: fields that both sides use, addresses |
+//! | `device` | devices with their connection managers, found by IP addresses |
+//! | `id` | identifiers: creation, destruction, options, and what is known of their connections |
+//! | `channel`, `event` | event channels; events, and what taking one does |
+//! | `address` | binding, resolving, listening |
+//! | `connect` | connecting, accepting, rejecting, disconnecting |
+//! | `qp` | queue pairs of identifiers, and their transitions |
+//! | `multicast` | groups |
+//! | `endpoint` | `rdma_getaddrinfo`, endpoints, calls that wait |
+//! | `sockets` | sockets over RDMA |
+//! | `text` | names of events |
+
+#[allow(unreachable_pub)] // a layout's fields are the header's
+mod abi;
+mod address;
+mod border;
+mod channel;
+mod connect;
+mod device;
+mod endpoint;
+mod event;
+mod id;
+mod multicast;
+mod qp;
+mod sockets;
+mod text;
