@@ -234,6 +234,7 @@ impl Function {
     pub(crate) fn destroy_eq(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
         let eqn = parse::<DestroyEqIn>(input)?.get(DestroyEqIn::EQ_NUMBER);
         let uar = self.eqs.get(eqn).ok_or(CmdStatus::BadRes)?.context.get(Eqc::UAR_PAGE);
+        self.commands.charge(self.objects.cqs.len());
         if self.objects.cqs.values().any(|cq| cq.eqn == eqn) {
             return Err(CmdStatus::ResBusy);
         }

@@ -173,7 +173,7 @@ impl Engine {
         }
         self.core.forget(qp.index);
         if let RecvQueue::Xrc(xrc) = &res.rq {
-            self.end_xrc_target(xrc);
+            self.end_xrc_target(qp.index, xrc);
         } else {
             for cq in [res.send_cq, res.recv_cq] {
                 self.core.tables.cqs.at_mut(cq).expect("a user's queue exists").users -= 1;

@@ -26,9 +26,10 @@ const SLOT_BITS: u32 = 16;
 const NONE: u32 = u32::MAX;
 const NO_PD: PdHandle = PdHandle { index: NONE, generation: NONE };
 
-/// An XRC domain: how many queues and targets belong to it.
+/// An XRC domain: how many queues and targets belong to it, and the slots of the targets.
 pub(crate) struct Xrcd {
     users: u64,
+    targets: Vec<u32>,
 }
 
 /// The XRC side of a shared receive queue.
@@ -111,9 +112,10 @@ impl Engine {
     /// The queue goes, and its completions with it. A target that is receiving a message into one of its requests goes to
     /// the error state: the memory is not to be accessed any more.
     pub(crate) fn end_xrc_srq(&mut self, slot: u32, of: XrcSrq) {
+        let mut slots = self.xrcd(of.xrcd).expect("a domain outlives what belongs to it").targets.clone();
         let core = &mut self.core;
         let holds = |e: &QpEntry| matches!(&e.res.rq, RecvQueue::Xrc(x) if x.taken_from == slot);
-        let slots = Vec::from_iter(core.qps.iter().filter(|(_, e)| holds(e)).map(|(i, _)| i));
+        slots.retain(|i| core.qps.at(*i).is_some_and(|e| holds(e)));
         let now = core.now;
         for i in slots {
             let QpEntry { machine, res, .. } = &mut **core.qps.at_mut(i).expect("listed just now");
@@ -140,11 +142,17 @@ impl Engine {
         let rq = RecvQueue::Xrc(XrcRecv { xrcd, entered: NONE, taken_from: NONE, number: Srqn::default() });
         let res = QpRes::new(Arc::new(QpShared::new(handle)), (NO_PD, NO_PD), cap, [NONE; 2], sq, rq);
         self.insert_qp(QpType::XrcTgt, qpn, res);
-        self.xrcd(xrcd)?.users += 1;
+        let domain = self.xrcd(xrcd)?;
+        domain.users += 1;
+        domain.targets.push(handle.index);
         Ok((handle, qpn))
     }
-    /// A target goes.
-    pub(crate) fn end_xrc_target(&mut self, of: &XrcRecv) {
+    /// The target in this slot goes.
+    pub(crate) fn end_xrc_target(&mut self, slot: u32, of: &XrcRecv) {
+        let targets = &mut self.xrcd(of.xrcd).expect("a domain outlives what belongs to it").targets;
+        if let Some(at) = targets.iter().position(|target| *target == slot) {
+            targets.swap_remove(at);
+        }
         self.leave_xrcd(of.xrcd);
     }
 }
@@ -154,7 +162,7 @@ impl ExtendedConnections for SoftHca {
         self.shared().fork.check()?;
         self.shared().control(|e| {
             let xrcds = &mut e.core.tables.xrcds;
-            let inserted = xrcds.insert(Xrcd { users: 0 });
+            let inserted = xrcds.insert(Xrcd { users: 0, targets: Vec::new() });
             inserted
                 .map(|(index, generation)| XrcdHandle { index, generation })
                 .ok_or_else(|| limit("XRC domain", xrcds))

@@ -46,6 +46,8 @@ const MAX_OUTPUT: usize = 256 << 10;
 /// command. Beyond it, slots whose doorbell was rung wait, and each look runs one.
 const BUDGET: usize = 16 << 20;
 const COMMAND_COST: usize = 64 << 10;
+/// That of an object that a command looks at to find whether it names another one.
+const OBJECT_COST: usize = 64;
 /// Mailboxes of an input that are read in one look.
 const BOXES_A_LOOK: usize = 1024;
 // A doorbell has a bit for each slot.
@@ -103,6 +105,11 @@ impl Commands {
     /// As new, but for what was spent: resets bring no more time.
     pub(crate) fn reset(&mut self) {
         *self = Self { spent: self.spent, ..Self::default() };
+    }
+
+    /// A command looks through so many objects, which counts as so many bytes of its input.
+    pub(crate) fn charge(&mut self, objects: usize) {
+        self.spent += objects * OBJECT_COST;
     }
 
     /// What was spent is forgotten, as by a look.

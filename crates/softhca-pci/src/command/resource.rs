@@ -85,6 +85,7 @@ impl Function {
             }
             Opcode::DEALLOC_UAR => {
                 let uar = parse::<DeallocUarIn>(input)?.get(DeallocUarIn::UAR);
+                self.commands.charge(self.objects.cqs.len() + self.objects.qps.len());
                 if self.uses_uar(uar) {
                     return Err(CmdStatus::ResBusy);
                 }

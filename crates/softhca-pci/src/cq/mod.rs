@@ -234,6 +234,7 @@ impl Function {
         if self.ethernet.uses.has(Thing::Cq(cqn)) {
             return Err(CmdStatus::ResBusy);
         }
+        self.commands.charge(self.objects.qps.len() + self.objects.srqs.len());
         self.objects.destroy_cq(cqn)
     }
 

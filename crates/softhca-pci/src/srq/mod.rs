@@ -198,9 +198,8 @@ impl Objects {
             self.hca.destroy_srq(handle).map_err(status)?;
         }
         let removed = self.srqs.remove(&number);
-        for domain in
-            self.xrcds.values_mut().filter(|_| removed.as_ref().is_some_and(|s| s.extended().is_some()))
-        {
+        let context = removed.as_ref().and_then(Srq::extended);
+        if let Some(domain) = context.and_then(|context| self.xrcds.get_mut(&context.get(XrcSrqc::XRCD))) {
             domain.srqs.retain(|n| *n != number);
         }
         let adapters = removed.and_then(|srq| srq.adapters);

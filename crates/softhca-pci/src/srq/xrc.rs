@@ -131,6 +131,8 @@ impl Function {
     /// What the queue has received is shown first.
     pub(crate) fn destroy_xrc_srq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
         let number = parse::<DestroyXrcSrqIn>(input)?.get(DestroyXrcSrqIn::XRC_SRQN);
+        // The adapter looks whether a target receives into one of its requests.
+        self.commands.charge(self.objects.qps.len());
         self.objects.take_all_completions(&self.directory.lock());
         self.objects.destroy_srq(number, is_extended)
     }
