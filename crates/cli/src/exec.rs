@@ -22,7 +22,16 @@ const LIBRARY: &str = "libhca_ibverbs.so";
 /// The folder of links beside it.
 const LINKS: &str = "hca-libraries";
 /// The names of the libraries that it stands for.
-const NAMES: [&str; 4] = ["libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "libefa.so.1"];
+const NAMES: [&str; 8] = [
+    "libibverbs.so.1",
+    "librdmacm.so.1",
+    "libefa.so.1",
+    "libhns.so.1",
+    "libionic.so.1",
+    "libmana.so.1",
+    "libmlx4.so.1",
+    "libmlx5.so.1",
+];
 /// The variable by which the library finds its devices.
 const DEVICES_VARIABLE: &str = "HCA_DEVICES";
 /// The folders that the loader searches before the system's.

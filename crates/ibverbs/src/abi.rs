@@ -60,6 +60,20 @@ pub struct IbvMr {
     pub rkey: AtomicU32,
 }
 
+/// The layout of `struct ibv_mr_init_attr`.
+#[repr(C)]
+pub struct IbvMrInitAttr {
+    pub length: usize,
+    pub access: c_int,
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut c_void,
+    pub fd: c_int,
+    pub fd_offset: u64,
+    pub dmah: *mut c_void,
+    pub buf: *mut c_void,
+}
+
 /// The layout of `struct ibv_mw`.
 #[repr(C)]
 pub struct IbvMw {
@@ -587,10 +601,10 @@ pub struct IbvGidEntry {
 }
 
 /// Asserts the size of each type, and offsets of its fields. A type that has grown has its size of release 44 behind
-/// `from`.
+/// `from`, and a later type its release behind `since`.
 macro_rules! layouts {
-    ($($t:ident $size:literal $(from $older:literal)? { $($field:ident $offset:literal),* })*) => {$(
-        const _: () = assert!(size_of::<$t>() == $size $(&& $older < $size)?);
+    ($($t:ident $size:literal $(from $older:literal)? $(since $release:literal)? { $($field:ident $offset:literal),* })*) => {$(
+        const _: () = assert!(size_of::<$t>() == $size $(&& $older < $size)? $(&& $release > 44)?);
         $(const _: () = assert!(offset_of!($t, $field) == $offset);)*
     )*};
 }
@@ -600,6 +614,7 @@ layouts! {
     VerbsContext 648 { ops 0, sz 312, context 320 }
     IbvPd 16 { handle 8 }
     IbvMr 48 { addr 16, length 24, lkey 36, rkey 40 }
+    IbvMrInitAttr 72 since 59 { access 8, comp_mask 16, iova 24, addr 32, fd 40, fd_offset 48, dmah 56, buf 64 }
     IbvMw 32 { rkey 16, handle 20, kind 24 }
     IbvMwBindInfo 32 { addr 8, length 16, mw_access_flags 24 }
     IbvMwBind 48 { send_flags 8, bind_info 16 }

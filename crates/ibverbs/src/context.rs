@@ -304,6 +304,13 @@ exports! {
         // The structure ended before `port_cap_flags2` when programs linked to this function.
         number(|| attr.set_prefix(&port_attr(context.context()?, port.into())?, 48))
     }
+    "IBVERBS_1.16" fn ibv_query_port_speed(context: In<IbvContext>, port: u32, to: In<u64>) -> c_int {
+        number(|| {
+            // In units of 100 Mbit/s.
+            let link = context.context()?.port(port)?.link.ok_or(Errno(libc::EOPNOTSUPP))?;
+            to.set(u64::from(link.mbps / 100))
+        })
+    }
     "IBVERBS_1.1" fn ibv_query_gid(context: In<IbvContext>, port: u8, index: c_int, to: In<[u8; 16]>) -> c_int {
         counted(|| {
             let index = u32::try_from(index).map_err(|_| INVALID)?;

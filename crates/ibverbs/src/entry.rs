@@ -34,6 +34,21 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
+/// Puts a function into further version nodes, under which programs of other releases look for it.
+macro_rules! also {
+    ($($name:ident $($version:literal)*;)*) => {$($(
+        core::arch::global_asm!(concat!(
+            ".globl ", stringify!($name), ".", $version, "\n",
+            ".set ", stringify!($name), ".", $version, ", ", stringify!($name), "\n",
+            ".symver ", stringify!($name), ".", $version, ", ", stringify!($name), "@", $version,
+        ));
+    )*)*};
+}
+also! {
+    ibv_query_gid_type "IBVERBS_PRIVATE_57" "IBVERBS_PRIVATE_59" "IBVERBS_PRIVATE_64" "IBVERBS_PRIVATE_65";
+    mlx5dv_init_obj "MLX5_1.0";
+}
+
 /// The number of an error, as `errno` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) c_int);

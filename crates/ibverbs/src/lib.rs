@@ -11,6 +11,7 @@
 //! | `context` | contexts: tables of functions, attributes of device and port |
 //! | `memory` | protection domains, regions, address handles |
 //! | `null`, `dm`, `mapping` | null regions, device memory, and the memory behind them |
+//! | `buffer` | buffers that programs allocate for registration |
 //! | `domain` | thread domains and parent domains |
 //! | `window` | memory windows |
 //! | `xrc` | extended reliable connections |
@@ -25,12 +26,13 @@
 //! | `rdmacm` | librdmacm |
 //! | `text` | names of numbers |
 //! | `rest` | functions that are not offered |
-//! | `providers` | functions of libmlx5 and libefa, all of which refuse |
+//! | `providers` | functions of libmlx5, libefa and others, all of which refuse |
 #![deny(unsafe_code)]
 
 #[allow(missing_docs, unreachable_pub)] // a layout's fields are the header's
 mod abi;
 mod async_event;
+mod buffer;
 mod context;
 mod cq;
 mod cq_ex;

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use hca::hca_core::{Access, AddressVector, AhHandle, Gid, Lid, MrHandle, MrInit, PdHandle, StaticRate};
 
-use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvMr, IbvPd, IbvWc};
+use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvMr, IbvMrInitAttr, IbvPd, IbvWc};
+use crate::buffer::Buffer;
 use crate::device::Adapter;
 use crate::dm::Dm;
 use crate::domain::Td;
@@ -290,6 +291,39 @@ fn register_fd(
     )
 }
 
+/// Bits of `enum ibv_mr_init_attr_mask`.
+mod init_mask {
+    pub(super) const IOVA: u64 = 1;
+    pub(super) const ADDR: u64 = 1 << 1;
+    pub(super) const FD: u64 = 1 << 2;
+    pub(super) const FD_OFFSET: u64 = 1 << 3;
+    pub(super) const DMAH: u64 = 1 << 4;
+    pub(super) const BUF: u64 = 1 << 5;
+    pub(super) const KNOWN: u64 = IOVA | ADDR | FD | FD_OFFSET | DMAH | BUF;
+}
+fn register_ex(pd: In<Pd>, attr: &IbvMrInitAttr) -> Result<*mut Mr, Errno> {
+    use init_mask::*;
+    let has = |bits| attr.comp_mask & bits == bits;
+    if attr.comp_mask & !KNOWN != 0 || has(DMAH) {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    if has(BUF) {
+        let inside = In::<Buffer>::of(attr.buf.cast()).get()?.holds(pd, attr.addr, attr.length);
+        if !inside || !has(ADDR) || attr.comp_mask & (FD | FD_OFFSET) != 0 {
+            return Err(INVALID);
+        }
+    }
+    if has(FD) && has(FD_OFFSET) && !has(ADDR) {
+        let iova = if has(IOVA) { attr.iova } else { 0 };
+        return register_fd(pd, (attr.fd_offset, attr.length), iova, attr.fd, attr.access as u32);
+    }
+    if !has(ADDR) || attr.comp_mask & (FD | FD_OFFSET) != 0 {
+        return Err(INVALID);
+    }
+    let iova = if has(IOVA) { attr.iova } else { attr.addr as u64 };
+    register_own(pd, attr.addr, attr.length, iova, attr.access as u32)
+}
+
 /// The path back to the sender of a datagram, from its completion and the header before its data.
 fn path_back(
     context: In<IbvContext>,
@@ -393,6 +427,17 @@ exports! {
     }
     "IBVERBS_1.12" fn ibv_reg_dmabuf_mr(pd: In<Pd>, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int) -> *mut Mr {
         pointer(|| register_fd(pd, (offset, length), iova, fd, access as u32))
+    }
+    "IBVERBS_1.15" fn ibv_reg_mr_ex(pd: In<Pd>, attr: In<IbvMrInitAttr>) -> *mut Mr {
+        pointer(|| register_ex(pd, attr.get()?))
+    }
+    "IBVERBS_1.17" fn ibv_reg_buf_mr(pd: In<Pd>, buffer: In<Buffer>, addr: *mut c_void, length: usize, access: c_int) -> *mut Mr {
+        pointer(|| {
+            if !buffer.get()?.holds(pd, addr, length) {
+                return Err(INVALID);
+            }
+            register_own(pd, addr, length, addr as u64, access as u32)
+        })
     }
     "IBVERBS_1.1" fn ibv_create_ah(pd: In<Pd>, attr: In<IbvAhAttr>) -> *mut Ah {
         pointer(|| create_ah(pd, attr.get()?))

@@ -1,4 +1,5 @@
-//! Functions of providers that this library stands in for: libmlx5 and libefa. Programs link to them, and ask a device
+//! Functions of providers that this library stands in for: libefa, libhns, libionic, libmana, libmlx4
+//! and libmlx5. Programs link to them, and ask a device
 //! first whether it is theirs; no device is.
 
 use core::ffi::{c_int, c_void};
@@ -167,4 +168,40 @@ refused! {
     "EFA_1.1" pointer efadv_create_qp_ex;
     "EFA_1.2" pointer efadv_cq_from_ibv_cq_ex;
     "EFA_1.2" pointer efadv_create_cq;
+    "EFA_1.3" number efadv_query_mr;
+    "EFA_1.4" number efadv_query_cq;
+    "EFA_1.4" number efadv_query_qp_wqs;
+    "EFA_1.5" count efadv_get_max_rq_depth;
+    "EFA_1.5" count efadv_get_max_sq_depth;
+    "EFA_1.6" pointer efadv_qp_from_ibv_qp_ex;
+    "EFA_1.7" pointer efadv_create_comp_cntr;
+    "HNS_1.0" no hnsdv_is_supported;
+    "HNS_1.0" number hnsdv_query_device;
+    "HNS_1.0" pointer hnsdv_create_qp;
+    "IONIC_1.0" no ionic_dv_ctx_get_udma_count;
+    "IONIC_1.0" no ionic_dv_ctx_get_udma_mask;
+    "IONIC_1.0" no ionic_dv_pd_get_udma_mask;
+    "IONIC_1.0" number ionic_dv_pd_set_rqcmb;
+    "IONIC_1.0" number ionic_dv_pd_set_sqcmb;
+    "IONIC_1.0" number ionic_dv_pd_set_udma_mask;
+    "MANA_1.0" number manadv_init_obj;
+    "MANA_1.0" number manadv_set_context_attr;
+    "MLX4_1.0" number mlx4dv_init_obj;
+    "MLX4_1.0" number mlx4dv_query_device;
+    "MLX4_1.0" number mlx4dv_set_context_attr;
+    "MLX4_1.0" pointer mlx4dv_create_qp;
+    "MLX5_1.25" number mlx5dv_get_data_direct_sysfs_path;
+    "MLX5_1.25" pointer mlx5dv_reg_dmabuf_mr;
+    "MLX5_1.25.1" pointer __mlx5dv_create_flow;
+    "MLX5_1.26" count mlx5dv_devx_uar_export_dmabuf_fd;
+    "MLX5_1.27" number _mlx5dv_get_export_sizes;
+    "MLX5_1.27" number mlx5dv_devx_obj_export;
+    "MLX5_1.27" pointer mlx5dv_devx_obj_import;
+    "MLX5_1.27" number mlx5dv_devx_obj_unimport;
+    "MLX5_1.27" number mlx5dv_devx_umem_export;
+    "MLX5_1.27" pointer mlx5dv_devx_umem_import;
+    "MLX5_1.27" number mlx5dv_devx_umem_unimport;
+    "MLX5_1.27" number mlx5dv_var_export;
+    "MLX5_1.27" pointer mlx5dv_var_import;
+    "MLX5_1.27" number mlx5dv_var_unimport;
 }

@@ -354,3 +354,39 @@ fn a_datagram_is_answered_by_its_completion_and_a_group_is_joined() {
     assert_eq!(call!(ibv_destroy_qp(qp) -> c_int), 0);
     pair.end_without_queue_pairs();
 }
+
+#[test]
+fn a_buffer_is_registered_by_attributes() {
+    let pair = pair();
+    let symbol = |name, node| common::symbol(name, node).unwrap();
+    let mut buffer: *mut c_void = null_mut();
+    let alloc = symbol("ibv_alloc_buf", "IBVERBS_1.17");
+    let memory = call!(@ alloc, (pair.pd, 8192, &raw mut buffer) -> *mut u8);
+    assert!(!memory.is_null() && !buffer.is_null());
+    let mut attr = abi::IbvMrInitAttr {
+        length: 4096,
+        access: 1,
+        comp_mask: 1 | 1 << 1 | 1 << 5,
+        iova: 0x5000,
+        addr: memory.wrapping_add(4096).cast(),
+        fd: -1,
+        fd_offset: 0,
+        dmah: null_mut(),
+        buf: buffer,
+    };
+    let register = symbol("ibv_reg_mr_ex", "IBVERBS_1.15");
+    let register = |attr: &mut abi::IbvMrInitAttr| call!(@ register, (pair.pd, &raw mut *attr) -> *mut IbvMr);
+    let mr = register(&mut attr);
+    assert!(!mr.is_null(), "{}", errno());
+    assert_eq!(dereg(mr), 0);
+    attr.length = 4097;
+    assert!(register(&mut attr).is_null() && errno() == libc::EINVAL, "beyond the buffer");
+    attr.comp_mask = 1 << 4;
+    assert!(register(&mut attr).is_null() && errno() == libc::EOPNOTSUPP, "no DMA handles");
+    let mr =
+        call!(@ symbol("ibv_reg_buf_mr", "IBVERBS_1.17"), (pair.pd, buffer, memory, 8192, 1) -> *mut IbvMr);
+    assert_eq!(dereg(mr), 0);
+    assert_eq!(call!(@ symbol("ibv_export_buf_dmabuf_fd", "IBVERBS_1.18"), (buffer) -> c_int), -1);
+    call!(@ symbol("ibv_free_buf", "IBVERBS_1.17"), (buffer) -> ());
+    pair.end();
+}
