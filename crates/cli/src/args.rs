@@ -423,6 +423,9 @@ pub(crate) struct ExecArgs {
     /// The name by which the program knows the device
     #[arg(long, default_value = "hca0", value_parser = device_name)]
     pub name: String,
+    /// Tell each error completion, refused request and asynchronous error in words on standard error, once
+    #[arg(long)]
+    pub explain: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,

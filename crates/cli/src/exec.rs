@@ -34,6 +34,8 @@ const NAMES: [&str; 8] = [
 ];
 /// The variable by which the library finds its devices.
 const DEVICES_VARIABLE: &str = "HCA_DEVICES";
+/// The variable by which the library is asked to explain errors.
+const EXPLAIN_VARIABLE: &str = "HCA_EXPLAIN";
 /// The folders that the loader searches before the system's.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// The exit code of a shell that does not find a program.
@@ -73,6 +75,9 @@ fn start(args: &ExecArgs) -> Result<Infallible, ExecError> {
     let (program, arguments) = args.command.split_first().expect("the arguments require one");
     let mut command = Command::new(program);
     command.args(arguments).env(LIBRARY_PATH, path).env(DEVICES_VARIABLE, devices(args)?);
+    if args.explain {
+        command.env(EXPLAIN_VARIABLE, "1");
+    }
     Err(ExecError::Program { program: program.clone(), source: command.exec() })
 }
 

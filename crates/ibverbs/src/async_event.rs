@@ -12,6 +12,7 @@ use crate::cq::Cq;
 use crate::device::Adapter;
 use crate::entry::{Errno, In, counted, exports, lock};
 use crate::event::{Events, Unacknowledged};
+use crate::explain;
 use crate::qp::{Qp, Srq};
 
 /// Numbers of `enum ibv_event_type`.
@@ -118,6 +119,7 @@ impl Wake for Pump {
         let Some(adapter) = self.0.upgrade() else { return };
         let pumping = lock(&adapter.listeners.pump);
         while let Some(event) = adapter.device().poll_event() {
+            explain::event(&adapter, event);
             adapter.listeners.dispatch(event);
         }
         drop(pumping);

@@ -131,6 +131,9 @@ pub(crate) fn create(
 
 /// A completion as the program sees it.
 pub(crate) fn translate(adapter: &Adapter, wc: &Completion) -> IbvWc {
+    if let Some(notes) = adapter.notes.as_ref().filter(|_| wc.status != WcStatus::Success) {
+        notes.completion(adapter, wc);
+    }
     const GRH: u32 = 1;
     const WITH_IMM: u32 = 1 << 1;
     const WITH_INV: u32 = 1 << 3;

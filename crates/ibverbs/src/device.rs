@@ -13,6 +13,7 @@ use hca_process::PerProcess;
 use crate::abi::IbvDevice;
 use crate::async_event::{Listeners, pump};
 use crate::entry::{Errno, INVALID, In, counted, exports, free_list, give_list, lock, pointer};
+use crate::explain::Notes;
 use crate::null::Nulls;
 use crate::window::Binds;
 use crate::xrc::Domain;
@@ -142,6 +143,8 @@ pub(crate) struct Adapter {
     pub(crate) listeners: Listeners,
     pub(crate) nulls: Nulls,
     pub(crate) binds: Binds,
+    /// Requests and regions, where errors are to be explained.
+    pub(crate) notes: Option<Box<Notes>>,
     /// XRC domains that files name, by the files' devices and numbers.
     pub(crate) xrc_files: Mutex<HashMap<(u64, u64), Weak<Domain>>>,
 }
@@ -171,6 +174,7 @@ impl Adapter {
             listeners: Listeners::default(),
             nulls: Nulls::default(),
             binds: Binds::default(),
+            notes: Notes::new(),
             xrc_files: Mutex::default(),
         });
         pump(&adapter);

@@ -19,6 +19,7 @@ use hca::hca_core::{DeviceError, PostErrorKind, Sge};
 
 use crate::abi::{IbvContext, IbvSge, VerbsContext};
 use crate::context::Context;
+use crate::explain;
 
 /// Defines functions that C programs call, each in its version node.
 macro_rules! exports {
@@ -59,6 +60,7 @@ pub(crate) const INVALID: Errno = Errno(libc::EINVAL);
 impl From<DeviceError> for Errno {
     fn from(error: DeviceError) -> Self {
         use DeviceError as D;
+        explain::refused(&error);
         Self(match error {
             D::LimitReached { .. } | D::OutOfMemory { .. } => libc::ENOMEM,
             D::InUse { .. } | D::HasEngine { .. } => libc::EBUSY,
@@ -318,27 +320,27 @@ pub(crate) fn reg_mr(
 pub(crate) fn post_send_now(
     port: &mut dyn hca::hca_core::SendPort,
     wr: &hca::hca_core::SendWr<'_>,
-) -> Result<(), Errno> {
+) -> Result<(), PostErrorKind> {
     // SAFETY: the contract of ibv_post_send: the program leaves the memory to the device until the completion.
-    Ok(unsafe { port.post_now(wr) }?)
+    unsafe { port.post_now(wr) }
 }
 /// Posts one request.
 #[inline]
 pub(crate) fn post_send(
     port: &mut dyn hca::hca_core::SendPort,
     wr: &hca::hca_core::SendWr<'_>,
-) -> Result<(), Errno> {
+) -> Result<(), PostErrorKind> {
     // SAFETY: as above.
-    unsafe { port.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind.into())
+    unsafe { port.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)
 }
 /// Posts one receive request.
 #[inline]
 pub(crate) fn post_recv(
     port: &mut dyn hca::hca_core::RecvPort,
     wr: &hca::hca_core::RecvWr<'_>,
-) -> Result<(), Errno> {
+) -> Result<(), PostErrorKind> {
     // SAFETY: the contract of ibv_post_recv: the program leaves the memory to the device until the completion.
-    unsafe { port.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind.into())
+    unsafe { port.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)
 }
 
 /// A lock that stays usable when its holder panicked.

@@ -20,6 +20,7 @@
 //! | `cq_ex` | extended completion queues, which are read field by field |
 //! | `async_event` | events of objects, the port and the device |
 //! | `event` | lists of events, and their acknowledgements |
+//! | `explain` | errors in words |
 //! | `held` | a lock that one call takes and a later one releases |
 //! | `qp` | queue pairs and shared receive queues |
 //! | `post`, `qp_ex` | work requests, in lists and built call by call |
@@ -41,6 +42,7 @@ mod dm;
 mod domain;
 mod entry;
 mod event;
+mod explain;
 mod held;
 mod mapping;
 mod memory;

@@ -5,7 +5,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use hca::hca_core::{Access, AddressVector, AhHandle, Gid, Lid, MrHandle, MrInit, PdHandle, StaticRate};
+use hca::hca_core::{
+    Access, AddressVector, AhHandle, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, StaticRate,
+};
 
 use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvMr, IbvMrInitAttr, IbvPd, IbvWc};
 use crate::buffer::Buffer;
@@ -180,8 +182,15 @@ pub(crate) fn register(
         lkey: AtomicU32::new(keys.lkey.raw()),
         rkey: AtomicU32::new(keys.rkey.raw()),
     };
+    note(&owner.adapter, &keys, range.iova, range.len, range.access);
     let registered = Registered { handle: keys.handle, pd: owner.handle, access: range.access };
     Ok(give(Mr { c, adapter: Arc::clone(&owner.adapter), registered: Mutex::new(registered), backing }))
+}
+/// Remembers a region, where errors are to be explained.
+fn note(adapter: &Adapter, keys: &MrKeys, first: u64, len: usize, access: Access) {
+    if let Some(notes) = &adapter.notes {
+        notes.region([keys.lkey.raw(), keys.rkey.raw()], first, len, access);
+    }
 }
 /// Registers memory of the program's.
 fn register_own(pd: In<Pd>, addr: *mut c_void, len: usize, iova: u64, flags: u32) -> Result<*mut Mr, Errno> {
@@ -193,8 +202,16 @@ impl Mr {
     pub(crate) fn lkey(&self) -> u32 {
         self.c.lkey.load(Ordering::Relaxed)
     }
+    /// Forgets the keys, which are given back.
+    fn forget_keys(&self) {
+        if let Some(notes) = &self.adapter.notes {
+            notes.freed(self.lkey());
+            notes.freed(self.c.rkey.load(Ordering::Relaxed));
+        }
+    }
     fn dereg(&self) -> Result<(), Errno> {
         self.adapter.device().dereg_mr(lock(&self.registered).handle)?;
+        self.forget_keys();
         match &self.backing {
             Backing::Null(null) => self.adapter.nulls.end(&self.adapter, self.lkey(), null)?,
             Backing::Dm(dm) => _ = dm.get()?.users.fetch_sub(1, Ordering::Relaxed),
@@ -228,6 +245,9 @@ impl Mr {
             }
             None => device.rereg_mr(registered.handle, domain, access)?,
         };
+        self.forget_keys();
+        let (first, len) = (self.c.addr.load(Ordering::Relaxed), self.c.length.load(Ordering::Relaxed));
+        note(&self.adapter, &keys, first as u64, len, access);
         *registered = Registered { handle: keys.handle, pd: domain, access };
         self.c.lkey.store(keys.lkey.raw(), Ordering::Relaxed);
         self.c.rkey.store(keys.rkey.raw(), Ordering::Relaxed);

@@ -3,13 +3,15 @@
 use core::ffi::c_int;
 
 use hca::hca_core::{
-    Dest, Payload, Qkey, Qpn, RecvPort, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Srqn, UdDest,
+    Dest, Payload, PostErrorKind, Qkey, Qpn, RecvPort, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr,
+    Srqn, UdDest,
 };
 
 use crate::abi::{IbvRecvWr, IbvSendWr};
+use crate::device::Adapter;
 use crate::entry::{self, Errno, INVALID, In, lock, number, sges};
+use crate::explain;
 use crate::memory::Ah;
-use crate::null::Nulls;
 use crate::qp::{Qp, Srq};
 use crate::window::bind_request;
 
@@ -60,8 +62,56 @@ fn name_bad<T>(bad: In<*mut T>, wr: In<T>) {
     let _ = bad.set(wr.raw());
 }
 
+/// The reason why a request is not taken.
+pub(crate) enum Refused {
+    /// By this library.
+    Argument(Errno),
+    Device(PostErrorKind),
+}
+impl From<Errno> for Refused {
+    fn from(error: Errno) -> Self {
+        Self::Argument(error)
+    }
+}
+impl From<PostErrorKind> for Refused {
+    fn from(error: PostErrorKind) -> Self {
+        Self::Device(error)
+    }
+}
+impl Refused {
+    /// The number of the error, which is explained where the program's environment asks for it.
+    #[cold]
+    pub(crate) fn errno(self, queue: impl FnOnce() -> String, wr_id: u64) -> Errno {
+        let (error, why): (_, &dyn core::fmt::Display) = match &self {
+            Self::Argument(error) => (*error, &explain::of_errno(*error)),
+            Self::Device(kind) => ((*kind).into(), kind),
+        };
+        if explain::enabled() {
+            explain::refused_request(&queue(), wr_id, why);
+        }
+        error
+    }
+}
+
 /// Posts one request by `post`, with its inline bytes gathered on the stack.
-fn send(qp: &Qp, wr: &IbvSendWr, post: impl FnOnce(&SendWr<'_>) -> Result<(), Errno>) -> Result<(), Errno> {
+fn send(
+    qp: &Qp,
+    wr: &IbvSendWr,
+    post: impl FnOnce(&SendWr<'_>) -> Result<(), PostErrorKind>,
+) -> Result<(), Errno> {
+    prepare(qp, wr, |request| {
+        if let Some(notes) = &qp.adapter.notes {
+            notes.send(qp.handle, request);
+        }
+        post(request)
+    })
+    .map_err(|refused| refused.errno(|| qp.name(), wr.wr_id))
+}
+fn prepare(
+    qp: &Qp,
+    wr: &IbvSendWr,
+    post: impl FnOnce(&SendWr<'_>) -> Result<(), PostErrorKind>,
+) -> Result<(), Refused> {
     let (op, flags) = (operation(wr)?, flags(qp, wr.send_flags)?);
     let list = if op.has_list() { sges(wr.sg_list, wr.num_sge)? } else { &[] };
     let dest = if qp.is_datagram() {
@@ -74,7 +124,7 @@ fn send(qp: &Qp, wr: &IbvSendWr, post: impl FnOnce(&SendWr<'_>) -> Result<(), Er
     if wr.send_flags & INLINE == 0 || op.is_read_or_atomic() {
         let mut room = Vec::new();
         let list = qp.adapter.nulls.replace(list, op.is_read_or_atomic(), &mut room)?;
-        return post(&request(Payload::Sges(list)));
+        return Ok(post(&request(Payload::Sges(list)))?);
     }
     let mut bytes = [0; MAX_INLINE];
     let mut used = 0;
@@ -83,7 +133,7 @@ fn send(qp: &Qp, wr: &IbvSendWr, post: impl FnOnce(&SendWr<'_>) -> Result<(), Er
         entry::copy_inline(entry, bytes.get_mut(used..end).ok_or(INVALID)?);
         used = end;
     }
-    post(&request(Payload::Inline(&bytes[..used])))
+    Ok(post(&request(Payload::Inline(&bytes[..used])))?)
 }
 
 pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> c_int {
@@ -116,9 +166,20 @@ pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut I
     })
 }
 
+fn recv_one(adapter: &Adapter, port: &mut dyn RecvPort, wr: &IbvRecvWr) -> Result<(), Refused> {
+    let list = sges(wr.sg_list, wr.num_sge)?;
+    if let Some(notes) = &adapter.notes {
+        notes.recv(wr.wr_id, list);
+    }
+    let mut room = Vec::new();
+    let sges = adapter.nulls.replace(list, true, &mut room)?;
+    Ok(entry::post_recv(port, &RecvWr { wr_id: wr.wr_id, sges })?)
+}
+
 /// Posts a list of receive requests.
 fn recv(
-    nulls: &Nulls,
+    adapter: &Adapter,
+    queue: impl Fn() -> String,
     port: &mut dyn RecvPort,
     wr: In<IbvRecvWr>,
     bad: In<*mut IbvRecvWr>,
@@ -127,11 +188,7 @@ fn recv(
     let mut next = wr;
     let mut result = Ok(());
     while let Some(wr) = next.opt() {
-        result = sges(wr.sg_list, wr.num_sge).and_then(|list| {
-            let mut room = Vec::new();
-            let sges = nulls.replace(list, true, &mut room)?;
-            entry::post_recv(port, &RecvWr { wr_id: wr.wr_id, sges })
-        });
+        result = recv_one(adapter, port, wr).map_err(|refused| refused.errno(&queue, wr.wr_id));
         if result.is_err() {
             name_bad(bad, next);
             break;
@@ -149,13 +206,13 @@ pub(crate) extern "C" fn post_recv(qp: In<Qp>, wr: In<IbvRecvWr>, bad: In<*mut I
             name_bad(bad, wr);
             return Err(INVALID);
         };
-        recv(&qp.adapter.nulls, &mut **lock(port), wr, bad)
+        recv(&qp.adapter, || qp.name(), &mut **lock(port), wr, bad)
     })
 }
 
 pub(crate) extern "C" fn post_srq_recv(srq: In<Srq>, wr: In<IbvRecvWr>, bad: In<*mut IbvRecvWr>) -> c_int {
     number(|| {
         let srq = srq.get()?;
-        recv(&srq.adapter.nulls, &mut **lock(&srq.recv), wr, bad)
+        recv(&srq.adapter, || srq.name(), &mut **lock(&srq.recv), wr, bad)
     })
 }

@@ -80,6 +80,11 @@ impl Qp {
             _ => Err(INVALID),
         }
     }
+    /// Its name in messages.
+    #[cold]
+    pub(crate) fn name(&self) -> String {
+        format!("queue pair {}", self.c.qp_base.qp_num)
+    }
     pub(crate) fn is_datagram(&self) -> bool {
         self.c.qp_base.qp_type == 4
     }
@@ -218,6 +223,11 @@ impl Qp {
 }
 
 impl Srq {
+    /// Its name in messages.
+    #[cold]
+    pub(crate) fn name(&self) -> String {
+        format!("shared receive queue {}", self.handle.index)
+    }
     pub(crate) fn create(pd: In<Pd>, attr: &IbvSrqInitAttr) -> Result<*mut Self, Errno> {
         let owner = pd.get()?;
         let init = SrqInit { max_wr: attr.attr.max_wr, max_sge: attr.attr.max_sge };

@@ -8,7 +8,8 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use hca::hca_core::{
-    Dest, Lkey, Payload, Qkey, Qpn, RemoteAddr, Rkey, SendFlags, SendOp, SendPort, SendWr, Sge, Srqn, UdDest,
+    Dest, Lkey, Payload, PostErrorKind, Qkey, Qpn, RemoteAddr, Rkey, SendFlags, SendOp, SendPort, SendWr,
+    Sge, Srqn, UdDest,
 };
 
 use hca::hca_core::wire::{Placement, Selectivity};
@@ -18,7 +19,7 @@ use crate::entry::{self, Errno, INVALID, In, number, sges};
 use crate::held::Held;
 use crate::memory::Ah;
 use crate::null::Nulls;
-use crate::post::{INLINE, MAX_INLINE, flags};
+use crate::post::{INLINE, MAX_INLINE, Refused, flags};
 use crate::qp::Qp;
 use crate::window::{Mw, bind_request};
 
@@ -103,25 +104,34 @@ impl Build {
     }
     fn request(
         &self,
+        qp: &Qp,
         built: &Built,
-        post: impl FnOnce(&SendWr<'_>) -> Result<(), Errno>,
+        post: impl FnOnce(&SendWr<'_>) -> Result<(), PostErrorKind>,
     ) -> Result<(), Errno> {
         let payload = match &built.local {
             Local::Sges(range) => Payload::Sges(&self.sges[range.clone()]),
             Local::Inline(range) => Payload::Inline(&self.bytes[range.clone()]),
         };
-        post(&SendWr { wr_id: built.wr_id, op: built.op, flags: built.flags, payload, dest: built.dest })
+        let request =
+            SendWr { wr_id: built.wr_id, op: built.op, flags: built.flags, payload, dest: built.dest };
+        if let Some(notes) = &qp.adapter.notes {
+            notes.send(qp.handle, &request);
+        }
+        post(&request).map_err(|kind| Refused::Device(kind).errno(|| qp.name(), built.wr_id))
     }
     /// Posts all requests. The first that is refused ends it.
-    fn post(&self, port: &mut dyn SendPort) -> Result<(), Errno> {
+    fn post(&self, qp: &Qp, port: &mut dyn SendPort) -> Result<(), Errno> {
         if let Some(error) = self.error {
-            return Err(error);
+            let last = self.requests.last().map_or(0, |built| built.wr_id);
+            return Err(Refused::Argument(error).errno(|| qp.name(), last));
         }
         if let [one] = &self.requests[..] {
-            return self.request(one, |wr| entry::post_send_now(port, wr));
+            return self.request(qp, one, |wr| entry::post_send_now(port, wr));
         }
-        let posted =
-            self.requests.iter().try_for_each(|built| self.request(built, |wr| entry::post_send(port, wr)));
+        let posted = self
+            .requests
+            .iter()
+            .try_for_each(|built| self.request(qp, built, |wr| entry::post_send(port, wr)));
         // The requests before a refused one are taken.
         port.ring();
         posted
@@ -197,10 +207,10 @@ extern "C" fn wr_start(qp: In<Qp>) {
 }
 extern "C" fn wr_complete(qp: In<Qp>) -> c_int {
     number(|| {
-        let Some(send) = &qp.get()?.send else { return Err(INVALID) };
-        let mut sending = send.end().ok_or(INVALID)?;
+        let qp = qp.get()?;
+        let mut sending = qp.send.as_ref().and_then(Held::end).ok_or(INVALID)?;
         let sending = &mut *sending;
-        sending.build.post(&mut *sending.port)
+        sending.build.post(qp, &mut *sending.port)
     })
 }
 extern "C" fn wr_abort(qp: In<Qp>) {

@@ -18,7 +18,7 @@ use crate::abi::{IbvMw, IbvMwBind, IbvMwBindInfo};
 use crate::device::Adapter;
 use crate::entry::{self, Errno, INVALID, In, give, lock, number, pointer};
 use crate::memory::{Mr, Pd, ZERO_BASED, access};
-use crate::post::flags;
+use crate::post::{Refused, flags};
 use crate::qp::Qp;
 
 /// The number of type 1 in `enum ibv_mw_type`, and that of type 2.
@@ -139,13 +139,15 @@ fn complete(
 ) -> Result<(), Errno> {
     let range = MwRange { access: Access::empty(), zero_based: false, ..*range };
     let request = |op, flags| SendWr { wr_id, op, flags, payload: Payload::Sges(&[]), dest: None };
-    entry::post_send(port, &request(SendOp::BindMw { rkey, range }, flags & SendFlags::FENCE))?;
+    let refused = |kind| Refused::Device(kind).errno(|| qp.name(), wr_id);
+    entry::post_send(port, &request(SendOp::BindMw { rkey, range }, flags & SendFlags::FENCE))
+        .map_err(refused)?;
     if flags.contains(SendFlags::SIGNALED) {
         qp.adapter.binds.add(qp.handle, wr_id);
     }
     let posted = entry::post_send(port, &request(SendOp::LocalInv(rkey), flags));
     port.ring();
-    posted.inspect_err(|_| _ = qp.adapter.binds.take(qp.handle, wr_id))
+    posted.map_err(refused).inspect_err(|_| _ = qp.adapter.binds.take(qp.handle, wr_id))
 }
 
 pub(crate) extern "C" fn bind_mw(qp: In<Qp>, mw: In<Mw>, bind: In<IbvMwBind>) -> c_int {

@@ -250,6 +250,7 @@ Examples:
   hca exec ibv_rc_pingpong -g 1     in one terminal, and in another:
   hca exec ibv_rc_pingpong -g 1 127.0.0.2
   hca exec --device udp://10.0.0.1?share=yes --name rxe0 ibv_ud_pingpong -g 1
+  hca exec --explain ./my-server
 
 The program finds libibverbs and the provider libraries of this project first (LD_LIBRARY_PATH), and its devices in HCA_DEVICES: \
 a list of NAME=URL with spaces between them. Processes that the program starts inherit both. librdmacm is the \

@@ -40,6 +40,9 @@ fn an_event_names_its_object_which_is_destroyed_once_it_is_acknowledged() {
     assert_eq!(posted, 0);
     let event = next_event(pair.context);
     assert_eq!((event.event_type, event.element), (QP_ACCESS_ERR, pair.qps[1] as usize));
+    let mut wc = [IbvWc::default()];
+    while call!(@ slot(pair.context, 96), (pair.cq, 1, &raw mut wc) -> c_int) == 0 {}
+    assert_eq!((wc[0].wr_id, wc[0].status), (1, 10));
 
     let acknowledged = AtomicBool::new(false);
     let qp = pair.qps[1] as usize;
@@ -83,4 +86,34 @@ fn events_of_an_object_that_is_gone_are_gone_with_it() {
     call!(ibv_ack_async_event(0) -> ());
     assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), 0);
     assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
+}
+
+/// Runs a test of this program as another process, and returns what it says on standard error.
+fn run_alone(test: &str, explain: &str) -> String {
+    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    let said = alone.args(["--exact", test, "--nocapture"]).env("HCA_EXPLAIN", explain).output().unwrap();
+    assert!(said.status.success());
+    String::from_utf8(said.stderr).unwrap()
+}
+
+#[test]
+fn errors_are_told_in_words_and_once_where_the_environment_asks_for_it() {
+    let test = "events::an_event_names_its_object_which_is_destroyed_once_it_is_acknowledged";
+    let said = run_alone(test, "1");
+    let count = |part: &str| said.matches(part).count();
+    let parts = [
+        "request 0x1, an RDMA WRITE of 8 bytes at 0x1 of the peer with key 0x77777700, ended with: remote access error",
+        "a peer's access was refused: no memory region or window has the key",
+        "compare address and key with those that the peer sent",
+    ];
+    assert!(parts.iter().all(|part| count(part) == 1), "{said}");
+    assert!(!run_alone(test, "0").contains("hca:"));
+    let said =
+        run_alone("lists_of_requests_are_taken_up_to_the_refused_one_and_inline_bytes_are_gathered", "1");
+    assert!(said.contains("request 0xc was refused as it was posted: a wrong argument"), "{said}");
+    let said = run_alone("objects::a_null_region_gives_zeros_and_takes_what_is_lost", "1");
+    assert!(
+        said.contains("entry 0: key") && said.contains("was freed: its region is deregistered"),
+        "{said}"
+    );
 }
