@@ -34,6 +34,7 @@
 //! |---|---|
 //! | `uring`, on by default | `uring://`: UDP through io_uring |
 //! | `portals` | [`portals`]: Portals 3.3 and 4.3 |
+//! | `am` | `hca::am`: Active Messages, the crate `hca-am` |
 //! | `via` | `hca::via`: the VI Architecture, the crate `hca-via` |
 //! | `vfio` | `vfio://` and `vfio-user://`: ConnectX adapters of this machine, and functions of `hca serve` |
 //! | `tokio` | `Reactor::spawn` and `AsyncCq`: completion queues on a tokio runtime |
@@ -55,6 +56,8 @@ mod open;
 pub mod stat;
 mod url;
 
+#[cfg(feature = "am")]
+pub use hca_am as am;
 /// Connections by RDMA CM: listeners, connects, resolutions.
 pub use hca_cm as cm;
 pub use hca_core;
@@ -83,6 +86,8 @@ mod guide {
     mod portals {}
     #[doc = include_str!("../../../docs/guide/via.md")]
     mod via {}
+    #[doc = include_str!("../../../docs/guide/am.md")]
+    mod am {}
     #[doc = include_str!("../../../docs/guide/faults.md")]
     mod faults {}
     #[doc = include_str!("../../../docs/guide/adding-a-device.md")]

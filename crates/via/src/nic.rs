@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use hca_core::wire::Placement;
-use hca_verbs::Context;
+use hca_verbs::{AckTimeout, Context};
 
 use crate::event::Handlers;
 use crate::memory::MemTable;
@@ -52,11 +52,14 @@ impl Reliability {
 pub struct NicOptions {
     /// The number of descriptors that a work queue takes; at most what the device can.
     pub descriptors_per_queue: u32,
+    /// The timeout for an acknowledgement of a reliable VI, which tries seven times more; that of
+    /// [`ConnectOptions`](hca_verbs::ConnectOptions) unless given, which gives a silent peer up after 17 s.
+    pub ack_timeout: Option<AckTimeout>,
 }
 
 impl Default for NicOptions {
     fn default() -> Self {
-        Self { descriptors_per_queue: 256 }
+        Self { descriptors_per_queue: 256, ack_timeout: None }
     }
 }
 
@@ -135,6 +138,7 @@ pub(crate) struct NicShared {
     pub(crate) table: Arc<MemTable>,
     pub(crate) handlers: Handlers,
     pub(crate) max_inline: usize,
+    pub(crate) ack_timeout: Option<AckTimeout>,
     pub(crate) vis: AtomicUsize,
     /// Keeps the connection manager, so that a request that nobody waits for is refused at once.
     _presence: Option<hca_cm::Listener>,
@@ -178,6 +182,7 @@ impl Nic {
             table: Arc::default(),
             handlers: Handlers::default(),
             max_inline: MAX_INLINE.min(context.attr().max_inline as usize),
+            ack_timeout: options.ack_timeout,
             vis: AtomicUsize::new(0),
             _presence: presence.transpose()?,
         };

@@ -6,7 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use hca_core::{AsyncEvent, EventObject, QpAttr, QpHandle, QpState};
-use hca_verbs::{Access, BuildError, ConnectError, CqRef, OfferedBy, QpControl, Rc, Service, Uc, ops};
+use hca_verbs::{
+    Access, AckTimeout, BuildError, ConnectError, CqRef, OfferedBy, QpControl, Rc, Service, Uc, ops,
+};
 
 use crate::connect::peer::PeerOutcome;
 use crate::nic::NicShared;
@@ -116,12 +118,13 @@ impl Control {
         };
         status.is_ok_and(|status| status.state == QpState::Init)
     }
-    /// Has a message without a receive descriptor end the connection, instead of waiting for one.
-    fn end_without_descriptor(&self) -> Result<(), ConnectError> {
+    /// Has a message without a receive descriptor end the connection, instead of waiting for one; and a silent peer
+    /// after the given time.
+    fn end_without_descriptor(&self, timeout: Option<AckTimeout>) -> Result<(), ConnectError> {
         let Self::Rc(control) = self else { return Ok(()) };
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
         control.modify(&to(QpState::Sqd))?;
-        control.modify(&QpAttr { rnr_retry: Some(0), ..to(QpState::Sqd) })?;
+        control.modify(&QpAttr { rnr_retry: Some(0), timeout, ..to(QpState::Sqd) })?;
         control.modify(&to(QpState::Rts))
     }
 }
@@ -223,7 +226,7 @@ impl ViShared {
             let needs = "the connection was given up while it was made";
             return Err(Error::State { state: self.state(), needs });
         }
-        link.control.end_without_descriptor()?;
+        link.control.end_without_descriptor(self.nic.ack_timeout)?;
         let leave = Arc::<Stop>::default();
         self.nic.tasks.spawn(watch(Arc::downgrade(self), connection, Arc::clone(&leave)))?;
         link.leave = Some(leave);

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -54,6 +55,7 @@ struct Waiting {
     stop: Stop,
     requests: Mutex<VecDeque<(Incoming, Hello)>>,
     came: Condvar,
+    closed: AtomicBool,
 }
 
 /// A program that waits for clients with its discriminator. From [`Nic::listen`]. Dropped, it ends, and requests that
@@ -101,13 +103,16 @@ impl Listener {
     /// Waits for a client (`VipConnectWait`); for ever without a `timeout`.
     ///
     /// # Errors
-    /// None came in time.
+    /// None came in time, or the listener was [closed](Self::close).
     pub fn wait(&self, timeout: Option<Duration>) -> Result<ConnectionRequest, Error> {
         let end = end_of(timeout);
         let mut requests = lock::lock(&self.waiting.requests);
         loop {
             if let Some((incoming, hello)) = requests.pop_front() {
                 return Ok(ConnectionRequest { nic: self.nic.clone(), incoming, hello });
+            }
+            if self.waiting.closed.load(Ordering::Acquire) {
+                return Err(Error::Parameter { what: "listener", why: "it was closed" });
             }
             requests = match left(end) {
                 Some(Duration::ZERO) => return Err(Error::TimedOut(timeout.unwrap_or_default())),
@@ -122,14 +127,24 @@ impl Listener {
             };
         }
     }
+    /// Ends it, as a drop does, for a listener that another thread waits at: all waits end with an error, and requests
+    /// that wait are refused.
+    pub fn close(&self) {
+        self.waiting.stop.ask();
+        let mut requests = lock::lock(&self.waiting.requests);
+        self.waiting.closed.store(true, Ordering::Release);
+        let left = std::mem::take(&mut *requests);
+        drop(requests);
+        self.waiting.came.notify_all();
+        for (incoming, _) in left {
+            refuse(incoming, Refusal::NoMatch);
+        }
+    }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.waiting.stop.ask();
-        for (incoming, _) in std::mem::take(&mut *lock::lock(&self.waiting.requests)) {
-            refuse(incoming, Refusal::NoMatch);
-        }
+        self.close();
     }
 }
 impl fmt::Debug for Listener {

@@ -1,0 +1,664 @@
+//! Bundles: endpoints that are polled together, and the calls of programs.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use hca_verbs::{AckTimeout, Context};
+
+use crate::endpoint::{Endpoint, Link, Mapped, Open, SMALL, Side, Translation};
+use crate::lower::{Event, LinkId, Lower, Sleeper, Unsent, Verbs, Via};
+use crate::message::{Message, Pause, Returned, Token, check_call, surely};
+use crate::segment::{Remote, Segment, Source};
+use crate::wire::{Body, Head, Hello};
+use crate::{EndpointId, EndpointName, Error, EventMask, Tag, Way};
+
+/// The options of a bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The requests to one peer that may wait for their answers, at most; the peer's setting counts as well. 1 to 256.
+    pub credits: u16,
+    /// The most bytes of a medium message that the endpoints take, at most 64 KiB.
+    pub max_medium: usize,
+    /// The most links: peers that were mapped, and peers that have mapped an endpoint of the bundle.
+    pub max_links: usize,
+    /// Entries of a handler table.
+    pub handlers: u16,
+    /// Entries of a translation table.
+    pub translations: usize,
+    /// How long a map waits for the peer.
+    pub map_timeout: Duration,
+    /// While the program polls or waits, mapped peers are asked for a sign of life so often.
+    pub probe_interval: Duration,
+    /// The time that a peer's adapter has for an acknowledgement; a silent peer is given up after eight such times.
+    pub ack_timeout: AckTimeout,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            credits: 16,
+            max_medium: 4096,
+            max_links: 64,
+            handlers: 256,
+            translations: 256,
+            map_timeout: Duration::from_secs(20),
+            probe_interval: Duration::from_millis(100),
+            // 0.27 s.
+            ack_timeout: AckTimeout::new(16),
+        }
+    }
+}
+
+/// Polls between two looks at the clock.
+const POLLS_A_CLOCK: u32 = 256;
+
+/// A sequential bundle: a set of endpoints that are polled together, by one thread at a time.
+///
+/// Handlers are called by [`poll`](Self::poll), and by calls that wait. A handler runs to its end before the next one
+/// begins.
+pub struct Bundle {
+    pub(crate) lower: Box<dyn Lower>,
+    pub(crate) options: Options,
+    pub(crate) way: Way,
+    pub(crate) endpoints: Vec<Option<Endpoint>>,
+    pub(crate) links: Vec<Option<Link>>,
+    pub(crate) events: VecDeque<Event>,
+    /// Links whose peers have to be told of requests that have ended.
+    pub(crate) owing: Vec<LinkId>,
+    next_look: Instant,
+    polls: u32,
+}
+
+impl Bundle {
+    /// A bundle on a device, with the layer below of choice (`AM_AllocateBundle`).
+    ///
+    /// # Errors
+    /// The device's limits; over VIs also a device without descriptors to wait on.
+    pub fn open(context: &Context, way: Way) -> Result<Self, Error> {
+        Self::open_with(context, way, &Options::default())
+    }
+    /// As [`open`](Self::open), with options.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), or an option is out of its range.
+    pub fn open_with(context: &Context, way: Way, options: &Options) -> Result<Self, Error> {
+        if !(1..=256).contains(&options.credits) {
+            return Err(Error::Limit { what: "credits, from 1", max: 256 });
+        }
+        if options.max_medium > 1 << 16 {
+            return Err(Error::Limit { what: "max_medium", max: 1 << 16 });
+        }
+        if !(1..=1 << 16).contains(&options.max_links) {
+            return Err(Error::Limit { what: "max_links, from 1", max: 1 << 16 });
+        }
+        let lower: Box<dyn Lower> = match way {
+            Way::Verbs => Box::new(Verbs::open(context, options)?),
+            Way::Via => Box::new(Via::open(context, options)?),
+        };
+        Ok(Self {
+            lower,
+            options: *options,
+            way,
+            endpoints: Vec::new(),
+            links: Vec::new(),
+            events: VecDeque::new(),
+            owing: Vec::new(),
+            next_look: Instant::now() + options.probe_interval,
+            polls: 0,
+        })
+    }
+    /// The options that it was opened with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    fn hello(&self) -> Hello {
+        let (credits, max_medium) = (self.options.credits, self.options.max_medium as u32);
+        Hello { credits, max_medium, ..Hello::default() }
+    }
+    /// Adds an endpoint, with the tag [`Tag::NONE`] (`AM_AllocateEndpoint`).
+    ///
+    /// # Errors
+    /// The device's limits, or the system starts no thread.
+    pub fn endpoint(&mut self) -> Result<EndpointId, Error> {
+        let id = EndpointId(self.endpoints.len());
+        let name = self.lower.listen(id.0, self.hello())?;
+        self.endpoints.push(Some(Endpoint {
+            name,
+            tag: Tag::NONE,
+            mask: EventMask::None,
+            segment: None,
+            handlers: std::iter::repeat_with(|| None).take(self.options.handlers.into()).collect(),
+            on_return: None,
+            translations: vec![None; self.options.translations],
+        }));
+        Ok(id)
+    }
+    /// Removes an endpoint (`AM_FreeEndpoint`). Its peers get back what they send to it from then on.
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn free_endpoint(&mut self, endpoint: EndpointId) -> Result<(), Error> {
+        self.at(endpoint)?;
+        self.lower.unlisten(endpoint.0);
+        self.endpoints[endpoint.0] = None;
+        for place in 0..self.links.len() {
+            if let Some(link) = &self.links[place]
+                && link.endpoint == endpoint.0
+            {
+                self.lower.close(link.id);
+                self.links[place] = None;
+            }
+        }
+        Ok(())
+    }
+    fn at(&self, endpoint: EndpointId) -> Result<&Endpoint, Error> {
+        self.endpoints.get(endpoint.0).and_then(Option::as_ref).ok_or(Error::Endpoint)
+    }
+    fn at_mut(&mut self, endpoint: EndpointId) -> Result<&mut Endpoint, Error> {
+        self.endpoints.get_mut(endpoint.0).and_then(Option::as_mut).ok_or(Error::Endpoint)
+    }
+    /// The name of an endpoint, by which peers map it.
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn name(&self, endpoint: EndpointId) -> Result<EndpointName, Error> {
+        Ok(self.at(endpoint)?.name)
+    }
+    /// The tag of an endpoint (`AM_GetTag`).
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn tag(&self, endpoint: EndpointId) -> Result<Tag, Error> {
+        Ok(self.at(endpoint)?.tag)
+    }
+    /// Sets the tag of an endpoint (`AM_SetTag`), for requests that are handled from now on.
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn set_tag(&mut self, endpoint: EndpointId, tag: Tag) -> Result<(), Error> {
+        self.at_mut(endpoint)?.tag = tag;
+        Ok(())
+    }
+    /// Sets which events end a [`wait`](Self::wait) (`AM_SetEventMask`); none at first.
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn set_event_mask(&mut self, endpoint: EndpointId, mask: EventMask) -> Result<(), Error> {
+        self.at_mut(endpoint)?.mask = mask;
+        Ok(())
+    }
+    /// Sets a handler, in the place of an earlier one (`AM_SetHandler`).
+    ///
+    /// # Errors
+    /// There is no such endpoint; or the number is 0, which is the error handler's, or beyond the table.
+    pub fn set_handler(
+        &mut self,
+        endpoint: EndpointId,
+        handler: u16,
+        call: impl FnMut(&Message<'_>, Token<'_>) + Send + 'static,
+    ) -> Result<(), Error> {
+        let endpoint = self.at_mut(endpoint)?;
+        let len = endpoint.handlers.len();
+        if handler == 0 || usize::from(handler) >= len {
+            return Err(Error::Handler { handler, len });
+        }
+        endpoint.handlers[usize::from(handler)] = Some(Box::new(call));
+        Ok(())
+    }
+    /// Sets a handler at the lowest number that has none (`AM_SetHandlerAny`).
+    ///
+    /// # Errors
+    /// There is no such endpoint, or the table is full.
+    pub fn set_handler_any(
+        &mut self,
+        endpoint: EndpointId,
+        call: impl FnMut(&Message<'_>, Token<'_>) + Send + 'static,
+    ) -> Result<u16, Error> {
+        let handlers = &self.at(endpoint)?.handlers;
+        let (users, free) = (handlers.len(), handlers.iter().skip(1).position(Option::is_none));
+        let handler = free.ok_or(Error::InUse { what: "the handler table", users })? as u16 + 1;
+        self.set_handler(endpoint, handler, call)?;
+        Ok(handler)
+    }
+    /// Sets the handler of returned messages: handler 0. Without one they are logged.
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn set_error_handler(
+        &mut self,
+        endpoint: EndpointId,
+        call: impl FnMut(&Returned<'_>) + Send + 'static,
+    ) -> Result<(), Error> {
+        self.at_mut(endpoint)?.on_return = Some(Box::new(call));
+        Ok(())
+    }
+    /// Gives an endpoint a segment of zeroed memory, into which peers write by bulk messages (`AM_SetSeg`).
+    ///
+    /// # Errors
+    /// There is no such endpoint; peers have mapped it, or it has mapped peers, which were told of no segment or of
+    /// another one; or the device has no memory.
+    pub fn set_segment(&mut self, endpoint: EndpointId, len: usize) -> Result<Segment, Error> {
+        let mapped = self.at(endpoint)?.translations.iter().flatten().count();
+        if mapped > 0 {
+            return Err(Error::InUse { what: "the endpoint: peers that know its segment", users: mapped });
+        }
+        let segment = self.lower.alloc(len)?;
+        self.lower.set_segment(endpoint.0, segment.remote())?;
+        self.at_mut(endpoint)?.segment = Some(segment.clone());
+        Ok(segment)
+    }
+    /// Allocates memory from which bulk messages go without a copy.
+    ///
+    /// # Errors
+    /// The device has no memory.
+    pub fn alloc(&mut self, len: usize) -> Result<Segment, Error> {
+        self.lower.alloc(len)
+    }
+    /// The segment of an endpoint (`AM_GetSeg`).
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn segment(&self, endpoint: EndpointId) -> Result<Option<Segment>, Error> {
+        Ok(self.at(endpoint)?.segment.clone())
+    }
+
+    /// Maps a peer's endpoint at an index of the translation table, with the tag that it is expected to have (`AM_Map`).
+    /// Waits for the peer's adapter, not for its program.
+    ///
+    /// # Errors
+    /// There is no such endpoint; the index is beyond the table, or in use; no endpoint has the name; no answer came in
+    /// time; or a limit is reached.
+    pub fn map(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        peer: &EndpointName,
+        tag: Tag,
+    ) -> Result<(), Error> {
+        let own = self.at(endpoint)?;
+        match own.translations.get(index) {
+            None => return Err(Error::Index { index, len: own.translations.len() }),
+            Some(Some(_)) => return Err(Error::InUse { what: "the index", users: 1 }),
+            Some(None) => {}
+        }
+        let segment = own.segment.as_ref().map(Segment::remote).unwrap_or_default();
+        let hello = Hello {
+            tag: tag.0,
+            host: own.name.wire_host(),
+            endpoint: own.name.id,
+            segment_addr: segment.addr,
+            segment_len: segment.len,
+            segment_key: segment.key,
+            ..self.hello()
+        };
+        let timeout = self.options.map_timeout;
+        let end = Instant::now() + timeout;
+        let id = self.lower.connect(peer, &hello, timeout)?;
+        let mapped = Mapped { index, open: VecDeque::new(), credits: 0, down: false };
+        self.put(Link { id, endpoint: endpoint.0, peer: None, side: Side::Mapped(mapped) });
+        // The peer's adapter says hello without its program.
+        let mut pause = Pause::default();
+        loop {
+            match self.link(id) {
+                Some(Link { peer: Some(_), .. }) => break,
+                Some(Link { side: Side::Mapped(Mapped { down: false, .. }), .. }) => {}
+                _ => {
+                    self.end(id);
+                    return Err(Error::Unreachable);
+                }
+            }
+            if Instant::now() >= end {
+                self.end(id);
+                return Err(Error::TimedOut(timeout));
+            }
+            if self.poll()? == 0 {
+                pause.wait(&mut *self.lower, &mut self.events)?;
+            }
+        }
+        // A handler that ran meanwhile has no bundle, so the endpoint is still there.
+        self.at_mut(endpoint)?.translations[index] = Some(Translation { name: *peer, tag, link: id });
+        Ok(())
+    }
+    /// Maps a peer at the lowest index that is free (`AM_MapAny`).
+    ///
+    /// # Errors
+    /// As [`map`](Self::map), or the table is full.
+    pub fn map_any(&mut self, endpoint: EndpointId, peer: &EndpointName, tag: Tag) -> Result<usize, Error> {
+        let table = &self.at(endpoint)?.translations;
+        let (users, free) = (table.len(), table.iter().position(Option::is_none));
+        let index = free.ok_or(Error::InUse { what: "the translation table", users })?;
+        self.map(endpoint, index, peer, tag)?;
+        Ok(index)
+    }
+    /// Unmaps an index (`AM_UnMap`). Requests that were not answered come back as unreachable.
+    ///
+    /// # Errors
+    /// There is no such endpoint, or the index is not mapped.
+    pub fn unmap(&mut self, endpoint: EndpointId, index: usize) -> Result<(), Error> {
+        let link = self.translation(endpoint, index)?.link;
+        self.lose(link);
+        self.end(link);
+        self.at_mut(endpoint)?.translations[index] = None;
+        Ok(())
+    }
+    /// The name and the tag of a mapped index (`AM_GetTranslationName`, `AM_GetTranslationTag`); `None` where none is
+    /// mapped (`AM_GetTranslationInuse`).
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn mapped(&self, endpoint: EndpointId, index: usize) -> Result<Option<(EndpointName, Tag)>, Error> {
+        let entry = self.at(endpoint)?.translations.get(index).copied().flatten();
+        Ok(entry.map(|translation| (translation.name, translation.tag)))
+    }
+    #[inline]
+    fn translation(&self, endpoint: EndpointId, index: usize) -> Result<Translation, Error> {
+        let table = &self.at(endpoint)?.translations;
+        table.get(index).copied().flatten().ok_or(Error::Index { index, len: table.len() })
+    }
+    /// The number of requests to a mapped index that were not answered.
+    ///
+    /// # Errors
+    /// There is no such endpoint, or the index is not mapped.
+    pub fn outstanding(&self, endpoint: EndpointId, index: usize) -> Result<usize, Error> {
+        let id = self.translation(endpoint, index)?.link;
+        Ok(match self.link(id) {
+            Some(Link { side: Side::Mapped(mapped), .. }) => mapped.open.len(),
+            _ => 0,
+        })
+    }
+    /// Whether the peer of a mapped index is there, as far as was noticed.
+    ///
+    /// # Errors
+    /// There is no such endpoint, or the index is not mapped.
+    pub fn is_reachable(&self, endpoint: EndpointId, index: usize) -> Result<bool, Error> {
+        let id = self.translation(endpoint, index)?.link;
+        Ok(matches!(self.link(id), Some(Link { side: Side::Mapped(Mapped { down: false, .. }), .. })))
+    }
+    /// The most bytes of a medium message to a mapped index (`AM_MaxMedium`), and the bytes of the peer's segment.
+    ///
+    /// # Errors
+    /// There is no such endpoint, or the index is not mapped.
+    pub fn limits(&self, endpoint: EndpointId, index: usize) -> Result<(usize, u64), Error> {
+        let id = self.translation(endpoint, index)?.link;
+        let peer = self.link(id).and_then(|link| link.peer).ok_or(Error::Unreachable)?;
+        Ok((peer.max_medium as usize, peer.segment_len))
+    }
+
+    /// Sends a short request (`AM_Request`). Waits for a credit if there is none, and handles messages meanwhile.
+    ///
+    /// # Errors
+    /// There is no such endpoint, the index is not mapped, there are too many arguments, or the peer has gone.
+    #[inline]
+    pub fn request(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+    ) -> Result<(), Error> {
+        self.send(endpoint, index, handler, args, Body::Short, None, true)
+    }
+    /// Sends a medium request (`AM_RequestI`). The payload is copied.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), or the payload is longer than the peer takes.
+    pub fn request_medium(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+        data: &[u8],
+    ) -> Result<(), Error> {
+        self.send(endpoint, index, handler, args, Body::Medium(data), None, true)
+    }
+    /// Writes into the peer's segment from `offset` on, and then sends the request (`AM_RequestXfer`).
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), or the range does not lie in one of the segments.
+    pub fn request_bulk<'s>(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+        source: impl Into<Source<'s>>,
+        offset: u64,
+    ) -> Result<(), Error> {
+        let source = source.into();
+        let body = Body::Bulk { offset, len: source.len() as u64 };
+        self.send(endpoint, index, handler, args, body, Some(&source), true)
+    }
+    /// As [`request`](Self::request), and returns instead of waiting.
+    ///
+    /// # Errors
+    /// As there, or [`Error::NotSent`].
+    pub fn try_request(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+    ) -> Result<(), Error> {
+        self.send(endpoint, index, handler, args, Body::Short, None, false)
+    }
+    /// As [`request_medium`](Self::request_medium), and returns instead of waiting.
+    ///
+    /// # Errors
+    /// As there, or [`Error::NotSent`].
+    pub fn try_request_medium(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+        data: &[u8],
+    ) -> Result<(), Error> {
+        self.send(endpoint, index, handler, args, Body::Medium(data), None, false)
+    }
+    /// As [`request_bulk`](Self::request_bulk), and returns instead of waiting (`AM_RequestXferAsync`).
+    ///
+    /// # Errors
+    /// As there, or [`Error::NotSent`].
+    pub fn try_request_bulk<'s>(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+        source: impl Into<Source<'s>>,
+        offset: u64,
+    ) -> Result<(), Error> {
+        let source = source.into();
+        let body = Body::Bulk { offset, len: source.len() as u64 };
+        self.send(endpoint, index, handler, args, body, Some(&source), false)
+    }
+
+    #[inline]
+    #[allow(clippy::too_many_arguments)] // the parts of a request
+    fn send(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+        body: Body<'_>,
+        source: Option<&Source<'_>>,
+        waits: bool,
+    ) -> Result<(), Error> {
+        let id = self.translation(endpoint, index)?.link;
+        self.credit(id, waits)?;
+        let link = self.link(id).ok_or(Error::Unreachable)?;
+        let max_medium = link.peer.map_or(0, |peer| peer.max_medium as usize);
+        let segment = link.segment();
+        check_call(args, &body, source, max_medium, segment)?;
+        if let (Some(source), Body::Bulk { offset, len }) = (source, body) {
+            let to = Remote { addr: segment.addr.wrapping_add(offset), len, key: segment.key };
+            self.post(waits, |lower| lower.put(id, source, to))?;
+        }
+        let head = Head::request(handler, args, &body);
+        let head = head.bytes();
+        let payload = if let Body::Medium(data) = body { data } else { &[] };
+        // Behind a WRITE the message has to follow.
+        let waits = waits || source.is_some();
+        let kept = if payload.len() > SMALL {
+            Some(self.post(waits, |lower| lower.send_kept(id, head, payload))?)
+        } else {
+            self.post(waits, |lower| lower.send(id, head, payload))?;
+            None
+        };
+        if let Some(Link { side: Side::Mapped(mapped), .. }) = self.link_mut(id) {
+            mapped.open.push_back(Open::new(head, payload, kept));
+        }
+        Ok(())
+    }
+    #[inline]
+    fn post<T>(
+        &mut self,
+        waits: bool,
+        mut send: impl FnMut(&mut dyn Lower) -> Result<T, Unsent>,
+    ) -> Result<T, Error> {
+        match send(&mut *self.lower) {
+            Ok(sent) => Ok(sent),
+            Err(Unsent::Down) => Err(Error::Unreachable),
+            Err(Unsent::Full) if waits => surely(&mut *self.lower, &mut self.events, send),
+            Err(Unsent::Full) => {
+                self.lower.poll(&mut self.events);
+                Err(Error::NotSent)
+            }
+        }
+    }
+    /// Waits for a credit.
+    #[inline]
+    fn credit(&mut self, id: LinkId, waits: bool) -> Result<(), Error> {
+        let mut pause = Pause::default();
+        loop {
+            match self.link(id) {
+                Some(Link { side: Side::Mapped(Mapped { open, credits, down: false, .. }), .. }) => {
+                    if open.len() < *credits {
+                        return Ok(());
+                    }
+                }
+                _ => return Err(Error::Unreachable),
+            }
+            if !waits {
+                return Err(Error::NotSent);
+            }
+            if self.poll()? == 0 {
+                pause.wait(&mut *self.lower, &mut self.events)?;
+            }
+        }
+    }
+
+    /// Handles the messages that have come (`AM_Poll`). Returns their number.
+    ///
+    /// # Errors
+    /// The system refused.
+    ///
+    /// # Panics
+    /// A handler has panicked: its panic goes on, once the bundle is in order. The request was returned to its sender.
+    #[inline]
+    pub fn poll(&mut self) -> Result<usize, Error> {
+        if self.events.is_empty() {
+            self.lower.poll(&mut self.events);
+        }
+        let mut handled = 0;
+        for _ in 0..self.events.len() {
+            let Some(event) = self.events.pop_front() else { break };
+            handled += usize::from(matches!(event, Event::Received(..)));
+            self.handle(event);
+        }
+        if !self.owing.is_empty() {
+            self.settle();
+        }
+        self.polls += 1;
+        if self.polls.is_multiple_of(POLLS_A_CLOCK) {
+            self.look_around();
+        }
+        Ok(handled)
+    }
+    fn look_around(&mut self) {
+        let now = Instant::now();
+        if now >= self.next_look {
+            self.next_look = now + self.options.probe_interval;
+            self.lower.look_around(&mut self.events);
+        }
+    }
+    /// Waits until a message has come for an endpoint whose mask asks for that (`AM_WaitSema`). Returns whether it has;
+    /// `false` after the time. [`poll`](Self::poll) then handles it.
+    ///
+    /// # Errors
+    /// No endpoint asks for events, or the system refused to wait.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Error> {
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            if self.has_event()? {
+                return Ok(true);
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Ok(false);
+            }
+            if let Some(sleeper) = self.before_sleep() {
+                sleeper.sleep(left.unwrap_or(Duration::MAX).min(self.options.probe_interval))?;
+            }
+        }
+    }
+    /// Whether an endpoint has what its mask asks for.
+    pub(crate) fn has_event(&mut self) -> Result<bool, Error> {
+        let asks = |endpoint: &Option<Endpoint>| {
+            endpoint.as_ref().is_some_and(|endpoint| endpoint.mask == EventMask::NotEmpty)
+        };
+        if !self.endpoints.iter().any(asks) {
+            return Err(Error::NoEvents);
+        }
+        self.lower.poll(&mut self.events);
+        // Links that peers have just made are entered, so that their messages are known.
+        while let Some(Event::Accepted(..)) = self.events.front() {
+            if let Some(event) = self.events.pop_front() {
+                self.handle(event);
+            }
+        }
+        Ok(self.events.iter().any(|event| match event {
+            Event::Accepted(endpoint, _) => asks(&self.endpoints[*endpoint]),
+            Event::Received(id, _) | Event::Down(id) => {
+                self.link(*id).is_some_and(|link| asks(&self.endpoints[link.endpoint]))
+            }
+        }))
+    }
+    /// Asks for a wake-up; `None` if something has come meanwhile.
+    pub(crate) fn before_sleep(&mut self) -> Option<Sleeper> {
+        let before = self.events.len();
+        self.look_around();
+        self.lower.arm();
+        self.lower.poll(&mut self.events);
+        (self.events.len() == before).then(|| self.lower.sleeper())
+    }
+    /// Waits until all requests to all peers were answered, or have come back.
+    ///
+    /// # Errors
+    /// Some were not in time.
+    pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
+        let end = Instant::now() + timeout;
+        let mut pause = Pause::default();
+        let open = |link: &Link| matches!(&link.side, Side::Mapped(mapped) if !mapped.open.is_empty());
+        while self.links.iter().flatten().any(open) {
+            if Instant::now() >= end {
+                return Err(Error::TimedOut(timeout));
+            }
+            if self.poll()? == 0 {
+                pause.wait(&mut *self.lower, &mut self.events)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (endpoints, links) =
+            (self.endpoints.iter().flatten().count(), self.links.iter().flatten().count());
+        write!(f, "Bundle({} endpoints, {} links, {:?})", endpoints, links, self.way)
+    }
+}

@@ -1,0 +1,509 @@
+//! Links over verbs: a queue pair for each peer, one shared receive queue, inline sends.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hca_cm::{ConnectParams, Connection, Incoming, Listener, connect_with};
+use hca_core::{AckTimeout, QpAttr, QpState, Rkey, SrqInit, WcStatus};
+use hca_verbs::{
+    Access, Buf, CompletionChannel, CompletionQueue, Completions, ConnectError, Context, CqRef, FrozenBuf,
+    GatherList, Inline, Notify, OfferedBy, Part, Pd, PostErrorKind, PostRefusal, QpControl, Rc, RemoteMr,
+    SendQueue, SendRequest, Srq, SrqRef,
+};
+
+use super::acceptor::{Acceptor, Greeting, Inbox, Places, Stop};
+use super::{Event, Kept, LinkId, Lower, Received, Sizes, Sleeper, Unsent};
+use crate::bundle::Options;
+use crate::segment::{Place, Remote, Segment, Source};
+use crate::wire::Hello;
+use crate::{EndpointName, Error, Way};
+
+/// What comes with a request to connect, so that other programs are refused.
+const MARK: &[u8] = b"hca-am/1";
+/// Messages of up to so many bytes are copied into the request.
+const MAX_INLINE: usize = 256;
+const BATCH: usize = 32;
+/// Links for which the shared receive queue has buffers ahead.
+const AHEAD: usize = 4;
+
+pub(crate) struct Verbs {
+    context: Context,
+    recv: CompletionQueue,
+    send: CompletionQueue,
+    srq: Srq,
+    channel: CompletionChannel,
+    maker: Arc<Maker>,
+    inbox: Arc<Inbox<Link>>,
+    acceptors: Vec<Option<Acceptor>>,
+    links: Vec<Option<(LinkId, Link)>>,
+    count: usize,
+    /// Messages of links that are not taken over yet.
+    early: Vec<(LinkId, Received)>,
+    wcs: Completions,
+    send_wcs: Completions,
+    /// Parts of completed sends.
+    back: Vec<Part>,
+    pool: Vec<Buf>,
+}
+
+/// What builds queue pairs.
+struct Maker {
+    pd: Pd,
+    recv: CqRef,
+    send: CqRef,
+    srq: SrqRef,
+    sizes: Sizes,
+    inline: usize,
+    ack_timeout: AckTimeout,
+    places: Places,
+}
+
+struct Link {
+    queue: SendQueue<Rc>,
+    connection: Connection,
+    kept: Vec<Option<FrozenBuf>>,
+    inline: usize,
+    /// Requests since the last signalled one.
+    unsignaled: u32,
+    depth: u32,
+    accepted: bool,
+    down: bool,
+}
+
+impl Maker {
+    fn depth(&self) -> u32 {
+        // A bulk message is two requests.
+        2 * self.sizes.sends() as u32
+    }
+    fn build(&self, id: LinkId) -> Result<hca_verbs::QueuePair<Rc>, Error> {
+        let builder = self.pd.qp::<Rc>(&self.send).recv_cq(&self.recv).srq(&self.srq).context(id.0);
+        let builder = builder.max_send_wr(self.depth()).max_send_sge(1).max_inline(self.inline as u32);
+        Ok(builder.access(Access::REMOTE_WRITE).build()?)
+    }
+    /// Sets the time after which a silent peer is given up: RDMA CM leaves it at the default.
+    fn bound(&self, control: &QpControl<Rc>) -> Result<(), ConnectError> {
+        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        control.modify(&to(QpState::Sqd))?;
+        control.modify(&QpAttr { timeout: Some(self.ack_timeout), ..to(QpState::Sqd) })?;
+        control.modify(&to(QpState::Rts))
+    }
+    fn link(
+        &self,
+        qp: hca_verbs::QueuePair<Rc>,
+        connection: Connection,
+        hello: &Hello,
+        accepted: bool,
+    ) -> Result<Link, Error> {
+        self.bound(&qp.control())?;
+        let (queue, _) = qp.split();
+        let (depth, inline) = (self.depth(), self.inline);
+        let mut link =
+            Link { queue, connection, kept: Vec::new(), inline, unsignaled: 0, depth, accepted, down: false };
+        link.post(SendRequest::send(Inline(&hello.bytes())), false).map_err(|_| Error::Unreachable)?;
+        Ok(link)
+    }
+}
+
+impl Link {
+    /// Posts a request. It is signalled if its buffer is to come back, or if it is time for that.
+    #[inline]
+    fn post<O: OfferedBy<Rc>, L: GatherList>(
+        &mut self,
+        request: SendRequest<O, L>,
+        signal: bool,
+    ) -> Result<(), Unsent> {
+        if self.down {
+            return Err(Unsent::Down);
+        }
+        let signal = signal || self.unsignaled + 1 >= self.depth / 4;
+        match self.queue.post_send(request.signaled(signal)) {
+            Ok(()) => {
+                self.unsignaled = if signal { 0 } else { self.unsignaled + 1 };
+                Ok(())
+            }
+            Err(refused) => Err(match refused.error {
+                PostRefusal::Queue(PostErrorKind::QueueFull { .. }) => Unsent::Full,
+                error => {
+                    tracing::debug!(%error, "the queue pair of a link refuses a message");
+                    Unsent::Down
+                }
+            }),
+        }
+    }
+}
+
+impl Verbs {
+    pub(crate) fn open(context: &Context, options: &Options) -> Result<Self, Error> {
+        let sizes = Sizes::new(options);
+        let inline = MAX_INLINE.min(context.attr().max_inline as usize);
+        if inline < crate::wire::MAX_HEAD_BYTES.max(crate::wire::HELLO_BYTES) {
+            return Err(Error::Limit { what: "inline bytes of the device", max: inline });
+        }
+        let links = sizes.max_links as u32;
+        let most = (sizes.receives() * (sizes.max_links + AHEAD)) as u32;
+        let pd = context.alloc_pd()?;
+        let first = (AHEAD * sizes.receives()) as u32;
+        let srq = pd.create_srq_up_to(SrqInit { max_wr: first, max_sge: 1 }, most)?;
+        let mut recv = context.create_cq(most)?;
+        let mut send = context.create_cq(links * 2 * sizes.sends() as u32)?;
+        let channel = context.create_channel()?;
+        channel.attach(&mut recv);
+        channel.attach(&mut send);
+        let maker = Maker {
+            pd,
+            recv: recv.reference(),
+            send: send.reference(),
+            srq: srq.reference(),
+            sizes,
+            inline,
+            ack_timeout: options.ack_timeout,
+            places: Places::new(sizes.max_links),
+        };
+        let mut verbs = Self {
+            context: context.clone(),
+            recv,
+            send,
+            srq,
+            channel,
+            maker: Arc::new(maker),
+            inbox: Arc::new(Inbox::new()),
+            acceptors: Vec::new(),
+            links: Vec::new(),
+            count: 0,
+            early: Vec::new(),
+            wcs: Completions::with_capacity(BATCH),
+            send_wcs: Completions::with_capacity(BATCH),
+            back: Vec::new(),
+            pool: Vec::new(),
+        };
+        verbs.fill()?;
+        Ok(verbs)
+    }
+    /// Gives the shared receive queue the buffers that the links need.
+    fn fill(&mut self) -> Result<(), Error> {
+        let sizes = self.maker.sizes;
+        let wanted = (sizes.receives() * (self.count + AHEAD)) as u32;
+        if self.srq.init().max_wr < wanted && self.srq.query().is_ok_and(|status| status.max_wr < wanted) {
+            self.srq.resize(wanted)?;
+        }
+        while self.srq.outstanding() < wanted {
+            let buf = self.maker.pd.alloc(sizes.message)?;
+            if self.srq.post_recv(buf).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+    fn add(&mut self, id: LinkId, link: Link) {
+        let place = id.place();
+        if place >= self.links.len() {
+            self.links.resize_with(place + 1, || None);
+        }
+        self.links[place] = Some((id, link));
+        self.count += 1;
+        if let Err(error) = self.fill() {
+            tracing::warn!(%error, "no more receive buffers: peers have to wait for those that are there");
+        }
+    }
+    #[inline]
+    fn link(&mut self, id: LinkId) -> Result<&mut Link, Unsent> {
+        match self.links.get_mut(id.place()) {
+            Some(Some((known, link))) if *known == id => Ok(link),
+            _ => Err(Unsent::Down),
+        }
+    }
+    fn buffer(&mut self) -> Result<Buf, Unsent> {
+        if let Some(buf) = self.pool.pop() {
+            return Ok(buf);
+        }
+        self.maker.pd.alloc(self.maker.sizes.message).map_err(|_| Unsent::Full)
+    }
+    fn filled(&mut self, head: &[u8], payload: &[u8]) -> Result<(FrozenBuf, usize), Unsent> {
+        let mut buf = self.buffer()?;
+        let len = head.len() + payload.len();
+        buf[..head.len()].copy_from_slice(head);
+        buf[head.len()..len].copy_from_slice(payload);
+        Ok((buf.freeze(), len))
+    }
+    fn give_back(&mut self, part: Part) {
+        let buf = match part {
+            Part::Buf(buf) => buf,
+            Part::Frozen(frozen) => match frozen.try_unfreeze() {
+                Ok(buf) => buf,
+                Err(_) => return,
+            },
+            Part::Shared(_) => return,
+        };
+        if buf.len() == self.maker.sizes.message && self.pool.len() < 4 * self.maker.sizes.sends() {
+            self.pool.push(buf);
+        }
+    }
+    fn take_over(&mut self, into: &mut VecDeque<Event>) {
+        let fresh = self.inbox.take();
+        for (endpoint, id, link) in fresh {
+            self.add(id, link);
+            into.push_back(Event::Accepted(endpoint, id));
+            let early = std::mem::take(&mut self.early);
+            for (of, received) in early {
+                if of == id {
+                    into.push_back(Event::Received(id, received));
+                } else {
+                    self.early.push((of, received));
+                }
+            }
+        }
+    }
+    #[cold]
+    fn fail(&mut self, id: LinkId, into: &mut VecDeque<Event>) {
+        if let Ok(link) = self.link(id)
+            && !link.down
+        {
+            link.down = true;
+            let _ = link.queue.control().to_error();
+            into.push_back(Event::Down(id));
+        }
+    }
+}
+
+/// Accepts the peers of an endpoint.
+fn serve(
+    listener: &Listener,
+    stop: &Stop,
+    maker: &Maker,
+    greeting: &Greeting,
+    inbox: &Inbox<Link>,
+    of: usize,
+) {
+    while let Some(Ok(incoming)) = stop.or(listener.accept_async()) {
+        if !incoming.private_data().starts_with(MARK) {
+            let _ = incoming.reject(b"this endpoint speaks hca-am/1");
+            continue;
+        }
+        match maker.places.take() {
+            Ok(id) => match accept(stop, maker, greeting, incoming, id) {
+                Ok(link) => inbox.put(of, id, link),
+                Err(error) => {
+                    tracing::debug!(%error, "a peer was not accepted");
+                    maker.places.free(id);
+                }
+            },
+            Err(error) => {
+                tracing::warn!(%error, "a peer was refused");
+                let _ = incoming.reject(b"no link is left");
+            }
+        }
+    }
+}
+
+fn accept(
+    stop: &Stop,
+    maker: &Maker,
+    greeting: &Greeting,
+    incoming: Incoming,
+    id: LinkId,
+) -> Result<Link, Error> {
+    let qp = maker.build(id)?;
+    let accepted = stop.or(incoming.accept_async(&qp.control(), &[])).ok_or(Error::Unreachable)?;
+    maker.link(qp, accepted?, &greeting.say(), true)
+}
+
+impl Lower for Verbs {
+    fn listen(&mut self, endpoint: usize, hello: Hello) -> Result<EndpointName, Error> {
+        let host = self.context.port().gid.ip();
+        let listener = Listener::bind(&self.context, SocketAddr::new(host, 0))?;
+        let name = EndpointName { way: Way::Verbs, host, id: listener.address().port().into() };
+        let hello = Hello { host: name.wire_host(), endpoint: name.id, ..hello };
+        let greeting = Arc::new(Greeting::new(hello));
+        let (maker, inbox) = (Arc::clone(&self.maker), Arc::clone(&self.inbox));
+        let says = Arc::clone(&greeting);
+        let serve = move |stop: &Stop| serve(&listener, stop, &maker, &says, &inbox, endpoint);
+        if endpoint >= self.acceptors.len() {
+            self.acceptors.resize_with(endpoint + 1, || None);
+        }
+        self.acceptors[endpoint] = Some(Acceptor::start(greeting, serve)?);
+        Ok(name)
+    }
+    fn unlisten(&mut self, endpoint: usize) {
+        self.acceptors[endpoint] = None;
+    }
+    fn set_segment(&mut self, endpoint: usize, remote: Remote) -> Result<(), Error> {
+        let acceptor = self.acceptors.get(endpoint).and_then(Option::as_ref).ok_or(Error::Endpoint)?;
+        acceptor.greeting.set_segment(remote)
+    }
+    fn alloc(&mut self, len: usize) -> Result<Segment, Error> {
+        Ok(Segment(Place::Verbs(self.maker.pd.alloc_shared(len, Access::REMOTE_WRITE)?)))
+    }
+    fn connect(&mut self, to: &EndpointName, hello: &Hello, timeout: Duration) -> Result<LinkId, Error> {
+        let port = match (to.way, u16::try_from(to.id)) {
+            (Way::Verbs, Ok(port)) => port,
+            _ => return Err(Error::Name("verbs")),
+        };
+        let maker = Arc::clone(&self.maker);
+        let id = maker.places.take()?;
+        let connected = maker.build(id).and_then(|qp| {
+            let params = ConnectParams { private_data: MARK, timeout: Some(timeout), mtu: None };
+            let connection = connect_with(&self.context, &qp, (to.host, port), &params)?;
+            maker.link(qp, connection, hello, false)
+        });
+        let link = connected.inspect_err(|_| maker.places.free(id))?;
+        self.add(id, link);
+        Ok(id)
+    }
+    fn close(&mut self, id: LinkId) {
+        if self.link(id).is_ok() {
+            self.links[id.place()] = None;
+            self.count -= 1;
+            self.maker.places.free(id);
+            // Requests of the shared queue that the link had taken went with it.
+            let _ = self.fill();
+        }
+    }
+    #[inline]
+    fn send(&mut self, id: LinkId, head: &[u8], payload: &[u8]) -> Result<(), Unsent> {
+        let len = head.len() + payload.len();
+        let link = self.link(id)?;
+        if payload.is_empty() {
+            return link.post(SendRequest::send(Inline(head)), false);
+        }
+        if len <= link.inline {
+            let mut bytes = [0; MAX_INLINE];
+            bytes[..head.len()].copy_from_slice(head);
+            bytes[head.len()..len].copy_from_slice(payload);
+            return link.post(SendRequest::send(Inline(&bytes[..len])), false);
+        }
+        let (frozen, len) = self.filled(head, payload)?;
+        self.link(id)?.post(SendRequest::send(frozen.slice(..len)), true)
+    }
+    fn send_kept(&mut self, id: LinkId, head: &[u8], payload: &[u8]) -> Result<Kept, Unsent> {
+        let (frozen, len) = self.filled(head, payload)?;
+        let part = frozen.slice(..len);
+        let link = self.link(id)?;
+        link.post(SendRequest::send(part.clone()), true)?;
+        let place = link.kept.iter().position(Option::is_none).unwrap_or(link.kept.len());
+        if place == link.kept.len() {
+            link.kept.push(None);
+        }
+        link.kept[place] = Some(part);
+        Ok(Kept(place as u32))
+    }
+    fn kept(&self, id: LinkId, kept: Kept) -> Vec<u8> {
+        match self.links.get(id.place()) {
+            Some(Some((known, link))) if *known == id => {
+                link.kept[kept.0 as usize].as_deref().map(<[u8]>::to_vec).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+    #[inline]
+    fn let_go(&mut self, id: LinkId, kept: Kept) {
+        let Ok(link) = self.link(id) else { return };
+        if let Some(frozen) = link.kept[kept.0 as usize].take() {
+            self.give_back(Part::Frozen(frozen));
+        }
+    }
+    fn put(&mut self, id: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent> {
+        let remote = RemoteMr { addr: to.addr, rkey: Rkey::new(to.key), len: to.len };
+        match from {
+            Source::Bytes([]) => Ok(()),
+            Source::Bytes(bytes) => {
+                let mut buf = self.maker.pd.alloc(bytes.len()).map_err(|_| Unsent::Full)?;
+                buf.copy_from_slice(bytes);
+                self.link(id)?.post(SendRequest::write(buf, remote), true)
+            }
+            Source::Segment(Segment(Place::Verbs(mr)), range) => {
+                self.link(id)?.post(SendRequest::write(mr.range(range.clone()), remote), false)
+            }
+            Source::Segment(..) => Err(Unsent::Down),
+        }
+    }
+    #[inline]
+    fn recycle(&mut self, _: LinkId, received: Received) {
+        if let Received::Buf(buf, _) = received
+            && let Err(refused) = self.srq.post_recv(buf)
+        {
+            tracing::debug!(error = %refused.error, "a receive buffer is freed");
+        }
+    }
+    fn look_around(&mut self, into: &mut VecDeque<Event>) {
+        for place in 0..self.links.len() {
+            let Some((id, link)) = &mut self.links[place] else { continue };
+            let id = *id;
+            // A WRITE of no bytes needs no key and no receive request, and is acknowledged.
+            let probe = SendRequest::write(Inline(&[]), RemoteMr::default());
+            let alive = if link.accepted {
+                link.connection.is_connected()
+            } else {
+                link.connection.is_connected() && link.post(probe, false) != Err(Unsent::Down)
+            };
+            if !alive {
+                self.fail(id, into);
+            }
+        }
+        for (id, received) in std::mem::take(&mut self.early) {
+            // One whose handshake has failed has no place.
+            if self.maker.places.has(id) {
+                self.early.push((id, received));
+            } else {
+                self.recycle(id, received);
+            }
+        }
+    }
+    #[inline]
+    fn poll(&mut self, into: &mut VecDeque<Event>) {
+        let mut failed = None;
+        loop {
+            let mut came = 0;
+            for mut wc in self.recv.poll(&mut self.wcs) {
+                came += 1;
+                let id = LinkId(wc.context);
+                let Some(buf) = wc.take_buf() else { continue };
+                if wc.status != WcStatus::Success {
+                    let _ = self.srq.post_recv(buf);
+                    failed = Some(id);
+                    continue;
+                }
+                let received = Received::Buf(buf, wc.byte_len as usize);
+                match self.links.get(id.place()) {
+                    Some(Some((known, _))) if *known == id => into.push_back(Event::Received(id, received)),
+                    _ => self.early.push((id, received)),
+                }
+            }
+            if let Some(id) = failed.take() {
+                self.fail(id, into);
+            }
+            if came < BATCH {
+                break;
+            }
+        }
+        self.take_over(into);
+        self.poll_sends(into);
+    }
+    fn arm(&mut self) {
+        self.recv.arm(Notify::Any);
+        self.send.arm(Notify::Any);
+    }
+    fn sleeper(&self) -> Sleeper {
+        Sleeper::Verbs(self.channel.clone())
+    }
+}
+
+impl Verbs {
+    #[inline]
+    fn poll_sends(&mut self, into: &mut VecDeque<Event>) {
+        let mut failed = None;
+        for mut wc in self.send.poll(&mut self.send_wcs) {
+            self.back.extend(wc.take_parts());
+            if wc.status != WcStatus::Success {
+                failed = Some(LinkId(wc.context));
+            }
+        }
+        if let Some(id) = failed {
+            self.fail(id, into);
+        }
+        while let Some(part) = self.back.pop() {
+            self.give_back(part);
+        }
+    }
+}

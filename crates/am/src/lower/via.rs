@@ -1,0 +1,493 @@
+//! Links over the VI Architecture, as AMVIA version 3 has them: a VI for each peer, two completion queues a bundle, and
+//! descriptors and buffers of the link in one registered region.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hca_verbs::Context;
+use hca_via::{
+    Cq, CqEntry, Discriminator, Listener, MemAttributes, MemHandle, Memory, NetAddress, Nic, NicOptions,
+    Ptag, Queue, Reliability, RemoteAddress, Request, Segment as ViaSegment, Vi, ViAttributes, ViId, ViState,
+};
+
+use super::acceptor::{Acceptor, Greeting, Inbox, Places, Stop, lock};
+use super::{Event, Kept, LinkId, Lower, Received, Sizes, Sleeper, Unsent};
+use crate::bundle::Options;
+use crate::segment::{Place, Remote, Segment, Source};
+use crate::wire::Hello;
+use crate::{EndpointName, Error, Way};
+
+/// Bytes of a descriptor of two segments.
+const DESCRIPTOR: usize = 64;
+/// The most bytes of a bulk message.
+const MAX_TRANSFER: u32 = 1 << 30;
+/// Entries that a poll takes from a completion queue before it handles them.
+const BATCH: usize = 32;
+
+pub(crate) struct Via {
+    maker: Arc<Maker>,
+    queues: Queues,
+    inbox: Arc<Inbox<Link>>,
+    acceptors: Vec<Option<Accepting>>,
+    links: Vec<Option<(LinkId, Link)>>,
+    /// Links by the names of their VIs.
+    vis: HashMap<ViId, LinkId>,
+    /// Entries of links that are not taken over yet.
+    early: Vec<CqEntry>,
+    pool: Vec<Vec<u8>>,
+}
+
+/// An acceptor, and the listener that its thread waits at.
+struct Accepting {
+    listener: Arc<Listener>,
+    acceptor: Acceptor,
+}
+
+impl Drop for Accepting {
+    fn drop(&mut self) {
+        self.listener.close();
+    }
+}
+
+/// The two completion queues of a bundle.
+#[derive(Clone)]
+pub(crate) struct Queues {
+    recv: Arc<Cq>,
+    send: Arc<Cq>,
+    /// The entry that ended a sleep.
+    found: Arc<Mutex<VecDeque<CqEntry>>>,
+}
+
+impl Queues {
+    pub(super) fn sleep(&self, timeout: Duration) -> Result<(), Error> {
+        match self.recv.wait(Some(timeout)) {
+            Ok(entry) => {
+                lock(&self.found).push_back(entry);
+                Ok(())
+            }
+            Err(hca_via::Error::TimedOut(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// What builds VIs.
+struct Maker {
+    nic: Nic,
+    ptag: Ptag,
+    queues: Queues,
+    sizes: Sizes,
+    places: Places,
+}
+
+/// A link: a VI with its descriptors and buffers.
+struct Link {
+    vi: Vi,
+    memory: Memory,
+    sizes: Sizes,
+    /// The places of the send queue's descriptors, in the order of their posts; `None` for one with memory of its own.
+    posted: VecDeque<Posted>,
+    free: Vec<u32>,
+    /// Of each place: whether the queue, and whether the caller, still needs it.
+    held: Vec<[bool; 2]>,
+    lens: Vec<usize>,
+    accepted: bool,
+    down: bool,
+}
+
+enum Posted {
+    Place(u32),
+    /// Memory that is freed when the descriptor has completed.
+    Staged(#[allow(dead_code)] Option<Memory>, u32),
+}
+
+impl Link {
+    /// Bytes of a place: a descriptor, and a message.
+    fn stride(sizes: &Sizes) -> usize {
+        DESCRIPTOR + sizes.message
+    }
+    fn offset(&self, place: usize) -> usize {
+        place * Self::stride(&self.sizes)
+    }
+    /// The place of the send queue with this number: those of the receive queue are first.
+    fn send_offset(&self, place: u32) -> usize {
+        self.offset(self.sizes.receives() + place as usize)
+    }
+    /// A VI with its memory, and with all receive descriptors posted.
+    fn build(maker: &Maker, accepted: bool) -> Result<Self, Error> {
+        let sizes = maker.sizes;
+        let attributes = ViAttributes {
+            reliability: Reliability::Delivery,
+            max_transfer_size: MAX_TRANSFER,
+            ..ViAttributes::new(&maker.ptag)
+        };
+        let vi = maker.nic.create_vi(&attributes, Some(&maker.queues.send), Some(&maker.queues.recv))?;
+        let sends = sizes.sends() as u32;
+        let bytes = Self::stride(&sizes) * (sizes.receives() + sizes.sends());
+        let memory = maker.nic.alloc(bytes, &MemAttributes::new(&maker.ptag))?;
+        let link = Self {
+            vi,
+            memory,
+            sizes,
+            posted: VecDeque::new(),
+            free: (0..sends).rev().collect(),
+            held: vec![[false; 2]; sends as usize],
+            lens: vec![0; sends as usize],
+            accepted,
+            down: false,
+        };
+        for place in 0..sizes.receives() {
+            link.post_receive(place)?;
+        }
+        Ok(link)
+    }
+    fn post_receive(&self, place: usize) -> Result<(), Error> {
+        let offset = self.offset(place);
+        let descriptor = self.memory.descriptor(offset)?;
+        let segment = ViaSegment::new(&self.memory, offset + DESCRIPTOR, self.sizes.message as u32);
+        descriptor.write(&Request::new(&[segment]))?;
+        Ok(self.vi.post_recv(&descriptor)?)
+    }
+    fn take_place(&mut self) -> Result<u32, Unsent> {
+        if self.down {
+            return Err(Unsent::Down);
+        }
+        self.free.pop().ok_or(Unsent::Full)
+    }
+    fn post(&mut self, offset: usize, request: &Request<'_>) -> Result<(), Unsent> {
+        let posted = self
+            .memory
+            .descriptor(offset)
+            .and_then(|descriptor| descriptor.write(request).and_then(|()| self.vi.post_send(&descriptor)));
+        posted.map_err(|error| {
+            tracing::debug!(%error, "the VI of a link refuses a descriptor");
+            Unsent::Down
+        })
+    }
+    /// Sends a message; `keep`: the caller frees its place.
+    fn send(&mut self, head: &[u8], payload: &[u8], keep: bool) -> Result<u32, Unsent> {
+        let place = self.take_place()?;
+        let (offset, len) = (self.send_offset(place), head.len() + payload.len());
+        self.memory.write_at(offset + DESCRIPTOR, head);
+        if !payload.is_empty() {
+            self.memory.write_at(offset + DESCRIPTOR + head.len(), payload);
+        }
+        let segment = ViaSegment::new(&self.memory, offset + DESCRIPTOR, len as u32);
+        self.post(offset, &Request::new(&[segment])).inspect_err(|_| self.free.push(place))?;
+        self.posted.push_back(Posted::Place(place));
+        self.held[place as usize] = [true, keep];
+        self.lens[place as usize] = len;
+        Ok(place)
+    }
+    /// Writes into the peer's memory; the descriptor has a place of its own.
+    fn put(&mut self, segments: &[ViaSegment], staged: Option<Memory>, to: Remote) -> Result<(), Unsent> {
+        let place = self.take_place()?;
+        let remote = RemoteAddress { addr: to.addr, handle: MemHandle(to.key) };
+        let request = Request::write(segments, remote);
+        self.post(self.send_offset(place), &request).inspect_err(|_| self.free.push(place))?;
+        self.posted.push_back(Posted::Staged(staged, place));
+        Ok(())
+    }
+    /// One side does not need a place any more: 0 the queue, 1 the caller.
+    fn release(&mut self, place: u32, side: usize) {
+        let held = &mut self.held[place as usize];
+        held[side] = false;
+        if *held == [false; 2] {
+            self.free.push(place);
+        }
+    }
+    /// Takes the descriptors off the send queue that have completed. Returns whether all did well.
+    fn collect(&mut self) -> bool {
+        let mut well = true;
+        while let Some(done) = self.vi.send_done() {
+            well &= done.status.is_ok();
+            match self.posted.pop_front() {
+                Some(Posted::Place(place)) => self.release(place, 0),
+                Some(Posted::Staged(_, place)) => self.free.push(place),
+                None => {}
+            }
+        }
+        well
+    }
+}
+
+impl Via {
+    pub(crate) fn open(context: &Context, options: &Options) -> Result<Self, Error> {
+        let sizes = Sizes::new(options);
+        let descriptors_per_queue = sizes.sends().max(sizes.receives()) as u32;
+        let ack_timeout = Some(options.ack_timeout);
+        let nic = Nic::open_with(context, &NicOptions { descriptors_per_queue, ack_timeout })?;
+        let entries = descriptors_per_queue * sizes.max_links as u32;
+        let queues = Queues {
+            recv: Arc::new(nic.create_cq(entries)?),
+            send: Arc::new(nic.create_cq(entries)?),
+            found: Arc::default(),
+        };
+        nic.set_error_handler(Some(Arc::new(|error| tracing::debug!(%error, "a link has failed"))));
+        let ptag = nic.create_ptag()?;
+        let places = Places::new(sizes.max_links);
+        let maker = Arc::new(Maker { nic, ptag, queues: queues.clone(), sizes, places });
+        Ok(Self {
+            maker,
+            queues,
+            inbox: Arc::new(Inbox::new()),
+            acceptors: Vec::new(),
+            links: Vec::new(),
+            vis: HashMap::new(),
+            early: Vec::new(),
+            pool: Vec::new(),
+        })
+    }
+    fn add(&mut self, id: LinkId, link: Link) {
+        let place = id.place();
+        if place >= self.links.len() {
+            self.links.resize_with(place + 1, || None);
+        }
+        self.vis.insert(link.vi.id(), id);
+        self.links[place] = Some((id, link));
+    }
+    fn link(&mut self, id: LinkId) -> Result<&mut Link, Unsent> {
+        match self.links.get_mut(id.place()) {
+            Some(Some((known, link))) if *known == id => Ok(link),
+            _ => Err(Unsent::Down),
+        }
+    }
+    #[cold]
+    fn fail(&mut self, id: LinkId, into: &mut VecDeque<Event>) {
+        if let Ok(link) = self.link(id)
+            && !link.down
+        {
+            link.down = true;
+            into.push_back(Event::Down(id));
+        }
+    }
+    fn take_over(&mut self, into: &mut VecDeque<Event>) {
+        let fresh = self.inbox.take();
+        if fresh.is_empty() {
+            return;
+        }
+        for (endpoint, id, link) in fresh {
+            self.add(id, link);
+            into.push_back(Event::Accepted(endpoint, id));
+        }
+        for entry in std::mem::take(&mut self.early) {
+            self.enter(entry, into);
+        }
+    }
+    /// Takes the descriptor of an entry.
+    fn enter(&mut self, entry: CqEntry, into: &mut VecDeque<Event>) {
+        let Some(&id) = self.vis.get(&entry.vi) else {
+            // Of a link that was closed, or of one whose handshake is about to end.
+            if self.early.len() < self.maker.sizes.max_links * self.maker.sizes.receives() {
+                self.early.push(entry);
+            }
+            return;
+        };
+        if entry.queue == Queue::Send {
+            let well = self.link(id).is_ok_and(Link::collect);
+            if !well {
+                self.fail(id, into);
+            }
+            return;
+        }
+        let mut bytes = self.pool.pop().unwrap_or_default();
+        let Some(Some((_, link))) = self.links.get_mut(id.place()) else { return };
+        let Some(done) = link.vi.recv_done() else {
+            self.pool.push(bytes);
+            return;
+        };
+        if !done.status.is_ok() {
+            self.fail(id, into);
+            return;
+        }
+        let offset = (done.descriptor.addr() - link.memory.addr()) as usize;
+        bytes.resize(done.length as usize, 0);
+        link.memory.read_at(offset + DESCRIPTOR, &mut bytes);
+        let place = offset / Link::stride(&link.sizes);
+        into.push_back(Event::Received(id, Received::Copy(bytes, place as u32)));
+    }
+}
+
+/// Accepts the peers of an endpoint.
+fn serve(
+    listener: &Listener,
+    stop: &Stop,
+    maker: &Maker,
+    greeting: &Greeting,
+    inbox: &Inbox<Link>,
+    of: usize,
+) {
+    while let Ok(request) = listener.wait(None) {
+        if stop.is_asked() {
+            return;
+        }
+        let id = match maker.places.take() {
+            Ok(id) => id,
+            Err(error) => {
+                tracing::warn!(%error, "a peer was refused");
+                request.reject();
+                continue;
+            }
+        };
+        let accepted = Link::build(maker, true).and_then(|mut link| {
+            request.accept(&link.vi)?;
+            greet(&mut link, &greeting.say())?;
+            Ok(link)
+        });
+        match accepted {
+            Ok(link) => inbox.put(of, id, link),
+            Err(error) => {
+                tracing::debug!(%error, "a peer was not accepted");
+                maker.places.free(id);
+            }
+        }
+    }
+}
+
+fn greet(link: &mut Link, hello: &Hello) -> Result<(), Error> {
+    link.send(&hello.bytes(), &[], false).map(drop).map_err(|_| Error::Unreachable)
+}
+
+fn discriminator(id: u64) -> Result<Discriminator, Error> {
+    let mut bytes = *b"hca-am/1\0\0\0\0\0\0\0\0";
+    bytes[8..].copy_from_slice(&id.to_be_bytes());
+    Ok(Discriminator::new(&bytes)?)
+}
+
+/// A number that no other endpoint has.
+fn unique() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    let mut hasher = std::hash::RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.finish()
+}
+
+impl Lower for Via {
+    fn listen(&mut self, endpoint: usize, hello: Hello) -> Result<EndpointName, Error> {
+        let name = EndpointName { way: Way::Via, host: self.maker.nic.attributes().host, id: unique() };
+        let listener = Arc::new(self.maker.nic.listen(discriminator(name.id)?)?);
+        let greeting = Arc::new(Greeting::new(Hello { host: name.wire_host(), endpoint: name.id, ..hello }));
+        let (maker, inbox) = (Arc::clone(&self.maker), Arc::clone(&self.inbox));
+        let (says, waits) = (Arc::clone(&greeting), Arc::clone(&listener));
+        let serve = move |stop: &Stop| serve(&waits, stop, &maker, &says, &inbox, endpoint);
+        if endpoint >= self.acceptors.len() {
+            self.acceptors.resize_with(endpoint + 1, || None);
+        }
+        let acceptor = Acceptor::start(greeting, serve)?;
+        self.acceptors[endpoint] = Some(Accepting { listener, acceptor });
+        Ok(name)
+    }
+    fn unlisten(&mut self, endpoint: usize) {
+        self.acceptors[endpoint] = None;
+    }
+    fn set_segment(&mut self, endpoint: usize, remote: Remote) -> Result<(), Error> {
+        let accepting = self.acceptors.get(endpoint).and_then(Option::as_ref).ok_or(Error::Endpoint)?;
+        accepting.acceptor.greeting.set_segment(remote)
+    }
+    fn alloc(&mut self, len: usize) -> Result<Segment, Error> {
+        let attributes = MemAttributes { enable_rdma_write: true, ..MemAttributes::new(&self.maker.ptag) };
+        Ok(Segment(Place::Via(self.maker.nic.alloc(len, &attributes)?)))
+    }
+    fn connect(&mut self, to: &EndpointName, hello: &Hello, timeout: Duration) -> Result<LinkId, Error> {
+        if to.way != Way::Via {
+            return Err(Error::Name("via"));
+        }
+        let there = NetAddress { host: to.host, discriminator: discriminator(to.id)? };
+        let maker = Arc::clone(&self.maker);
+        let id = maker.places.take()?;
+        let connected = Link::build(&maker, false).and_then(|mut link| {
+            link.vi.connect(discriminator(hello.endpoint)?, &there, Some(timeout))?;
+            greet(&mut link, hello)?;
+            Ok(link)
+        });
+        self.add(id, connected.inspect_err(|_| maker.places.free(id))?);
+        Ok(id)
+    }
+    fn close(&mut self, id: LinkId) {
+        if let Ok(link) = self.link(id) {
+            let vi = link.vi.id();
+            self.vis.remove(&vi);
+            self.links[id.place()] = None;
+            self.maker.places.free(id);
+        }
+    }
+    #[inline]
+    fn send(&mut self, id: LinkId, head: &[u8], payload: &[u8]) -> Result<(), Unsent> {
+        self.link(id)?.send(head, payload, false).map(drop)
+    }
+    fn send_kept(&mut self, id: LinkId, head: &[u8], payload: &[u8]) -> Result<Kept, Unsent> {
+        self.link(id)?.send(head, payload, true).map(Kept)
+    }
+    fn kept(&self, id: LinkId, kept: Kept) -> Vec<u8> {
+        match self.links.get(id.place()) {
+            Some(Some((known, link))) if *known == id => {
+                link.memory.to_vec(link.send_offset(kept.0) + DESCRIPTOR, link.lens[kept.0 as usize])
+            }
+            _ => Vec::new(),
+        }
+    }
+    fn let_go(&mut self, id: LinkId, kept: Kept) {
+        if let Ok(link) = self.link(id) {
+            link.release(kept.0, 1);
+        }
+    }
+    fn put(&mut self, id: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent> {
+        match from {
+            Source::Bytes([]) => Ok(()),
+            Source::Bytes(bytes) => {
+                let attributes = MemAttributes::new(&self.maker.ptag);
+                let staged = self.maker.nic.alloc(bytes.len(), &attributes).map_err(|_| Unsent::Full)?;
+                staged.write_at(0, bytes);
+                let segment = ViaSegment::new(&staged, 0, bytes.len() as u32);
+                self.link(id)?.put(&[segment], Some(staged), to)
+            }
+            Source::Segment(Segment(Place::Via(memory)), range) => {
+                let segment = ViaSegment::new(memory, range.start, range.len() as u32);
+                self.link(id)?.put(&[segment], None, to)
+            }
+            Source::Segment(..) => Err(Unsent::Down),
+        }
+    }
+    #[inline]
+    fn recycle(&mut self, id: LinkId, received: Received) {
+        let Received::Copy(bytes, place) = received else { return };
+        self.pool.push(bytes);
+        if let Ok(link) = self.link(id)
+            && let Err(error) = link.post_receive(place as usize)
+        {
+            tracing::debug!(%error, "a receive descriptor is not posted again");
+        }
+    }
+    fn look_around(&mut self, into: &mut VecDeque<Event>) {
+        for place in 0..self.links.len() {
+            let Some((id, link)) = &mut self.links[place] else { continue };
+            let id = *id;
+            // A WRITE of no bytes needs no handle and no receive descriptor, and is acknowledged.
+            let alive = link.vi.state() == ViState::Connected
+                && (link.accepted || link.put(&[], None, Remote::default()) != Err(Unsent::Down));
+            if !alive {
+                self.fail(id, into);
+            }
+        }
+        let (vis, places) = (&self.vis, &self.maker.places);
+        self.early.retain(|entry| vis.contains_key(&entry.vi) || places.any_to_come(vis.len()));
+    }
+    #[inline]
+    fn poll(&mut self, into: &mut VecDeque<Event>) {
+        self.take_over(into);
+        let mut found = std::mem::take(&mut *lock(&self.queues.found));
+        for _ in 0..BATCH {
+            let Some(entry) = found.pop_front().or_else(|| self.queues.recv.done()) else { break };
+            self.enter(entry, into);
+        }
+        lock(&self.queues.found).append(&mut found);
+        while let Some(entry) = self.queues.send.done() {
+            self.enter(entry, into);
+        }
+    }
+    fn arm(&mut self) {}
+    fn sleeper(&self) -> Sleeper {
+        Sleeper::Via(self.queues.clone())
+    }
+}

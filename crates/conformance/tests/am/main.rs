@@ -1,0 +1,95 @@
+//! Active Messages on the software adapter: the same tests over verbs and over VIs, on several fabrics.
+
+mod bed;
+#[allow(dead_code)] // the suite of devices has the others of its beds
+#[path = "../softhca/beds.rs"]
+mod beds;
+mod failures;
+mod messages;
+mod peers;
+mod returned;
+mod waits;
+
+use bed::Bed;
+use beds::Net;
+use hca_am::Way;
+use softhca::Progress;
+
+macro_rules! checks {
+    ($d:tt $($module:ident { $($check:ident,)* })*) => {
+        /// All checks, or those of the modules that are named.
+        macro_rules! suite {
+            ($d name:ident, $d bed:expr) => {
+                mod $d name {
+                    $(mod $module {
+                        #[allow(unused_imports)]
+                        use crate::*;
+                        $(#[test] fn $check() { crate::$module::$check(&$d bed); })*
+                    })*
+                }
+            };
+            (nightly $d name:ident, $d bed:expr) => {
+                mod $d name {
+                    $(mod $module {
+                        #[allow(unused_imports)]
+                        use crate::*;
+                        $(#[test] #[ignore = "needs nightly: a bed beyond those of each change"]
+                        fn $check() { crate::$module::$check(&$d bed); })*
+                    })*
+                }
+            };
+        }
+    };
+}
+
+checks! { $
+    messages {
+        short_requests_with_every_number_of_arguments_arrive,
+        medium_requests_of_every_length_arrive,
+        a_bulk_request_is_in_the_segment_when_its_handler_runs,
+        replies_of_each_kind_come_back,
+        requests_are_handled_in_their_order,
+        a_request_without_a_reply_gives_its_credit_back,
+        a_message_names_its_sender,
+        two_endpoints_map_each_other,
+        an_endpoint_maps_itself,
+        one_endpoint_maps_many,
+    }
+    returned {
+        a_request_with_another_tag_comes_back,
+        a_request_for_a_handler_that_is_not_there_comes_back,
+        a_reply_without_a_handler_is_rejected,
+        a_reply_has_no_reply,
+        calls_out_of_range_are_refused,
+        a_handler_that_panics_returns_its_request,
+        a_handler_may_only_reply,
+        a_segment_that_peers_know_is_not_changed,
+        an_index_is_unmapped_and_mapped_again,
+        a_freed_endpoint_is_gone,
+    }
+    failures {
+        a_request_beyond_the_credits_is_not_sent,
+        credits_exhausted_both_ways_are_no_deadlock,
+        a_handler_that_blocks_holds_its_own_bundle_only,
+        a_peer_that_leaves_is_told,
+        nobody_there_is_an_error,
+        links_have_a_limit,
+    }
+    waits {
+        a_wait_ends_with_a_message,
+        a_wait_ends_with_its_time,
+        a_wait_needs_a_mask,
+        several_threads_use_a_parallel_bundle,
+    }
+}
+
+suite!(verbs_shm_inline, Bed::new(Net::Shm, Progress::Inline, Way::Verbs));
+suite!(via_shm_inline, Bed::new(Net::Shm, Progress::Inline, Way::Via));
+suite!(verbs_udp_inline, Bed::new(Net::Udp, Progress::Inline, Way::Verbs));
+suite!(nightly via_udp_inline, Bed::new(Net::Udp, Progress::Inline, Way::Via));
+suite!(nightly verbs_udp_thread, Bed::new(Net::Udp, Progress::Adaptive, Way::Verbs));
+suite!(nightly via_udp_thread, Bed::new(Net::Udp, Progress::Adaptive, Way::Via));
+suite!(nightly verbs_shm_thread, Bed::new(Net::Shm, Progress::Adaptive, Way::Verbs));
+suite!(nightly via_shm_thread, Bed::new(Net::Shm, Progress::Adaptive, Way::Via));
+suite!(nightly verbs_auto_thread, Bed::new(Net::Auto, Progress::Adaptive, Way::Verbs));
+suite!(nightly via_auto_shared_thread, Bed::new(Net::AutoShared, Progress::Adaptive, Way::Via));
