@@ -29,6 +29,7 @@ macro_rules! call {
 
 mod events;
 mod extended;
+mod rdmacm;
 mod objects;
 
 fn errno() -> c_int {

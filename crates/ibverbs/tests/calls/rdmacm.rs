@@ -1,0 +1,286 @@
+//! Calls of librdmacm.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::time::Duration;
+
+use super::{common, errno, init_attr};
+
+const TCP: usize = 0x0106;
+/// Kinds of events.
+const ADDR_RESOLVED: u32 = 0;
+const ROUTE_RESOLVED: u32 = 2;
+const CONNECT_REQUEST: u32 = 4;
+const REJECTED: u32 = 8;
+const ESTABLISHED: u32 = 9;
+const DISCONNECTED: u32 = 10;
+
+/// Calls a function of librdmacm of the first node.
+macro_rules! cm {
+    ($name:ident($($arg:expr),*)) => {
+        cm!($name($($arg),*) -> c_int)
+    };
+    ($name:ident($($arg:expr),*) -> $ret:ty) => {
+        call!(@ common::symbol(stringify!($name), "RDMACM_1.0").expect(stringify!($name)), ($($arg),*) -> $ret)
+    };
+}
+
+/// A pointer in a field of a structure.
+fn field(of: *mut c_void, offset: usize) -> *mut c_void {
+    // SAFETY: a structure that exists, with a pointer there.
+    unsafe { of.byte_add(offset).cast::<*mut c_void>().read_unaligned() }
+}
+fn word(of: *mut c_void, offset: usize) -> u32 {
+    // SAFETY: as above, with a number there.
+    unsafe { of.byte_add(offset).cast::<u32>().read_unaligned() }
+}
+fn create(channel: *mut c_void) -> *mut c_void {
+    let mut id: *mut c_void = null_mut();
+    assert_eq!(cm!(rdma_create_id(channel, &raw mut id, 77, TCP)), 0, "{}", errno());
+    assert_eq!(field(id, 16) as usize, 77, "the program's pointer");
+    id
+}
+fn channel() -> *mut c_void {
+    cm!(rdma_create_event_channel() -> *mut c_void)
+}
+
+/// An IPv4 address as C has it.
+fn address(ip: [u8; 4], port: u16) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(ip) },
+        sin_zero: [0; 8],
+    }
+}
+
+/// An event that was taken.
+#[derive(Debug)]
+struct Event {
+    at: *mut c_void,
+    id: *mut c_void,
+    kind: u32,
+    status: u32,
+}
+
+fn next(channel: *mut c_void) -> Event {
+    let mut at: *mut c_void = null_mut();
+    assert_eq!(cm!(rdma_get_cm_event(channel, &raw mut at)), 0, "{}", errno());
+    Event { at, id: field(at, 0), kind: word(at, 16), status: word(at, 20) }
+}
+impl Event {
+    /// The private data of a connection's event.
+    fn data(&self) -> Vec<u8> {
+        let (data, len) = (field(self.at, 24).cast::<u8>(), word(self.at, 32) as u8);
+        // SAFETY: an event that was not acknowledged has its data.
+        unsafe { std::slice::from_raw_parts(data, len.into()) }.to_vec()
+    }
+    fn ack(self) {
+        assert_eq!(cm!(rdma_ack_cm_event(self.at)), 0);
+    }
+}
+fn expect(channel: *mut c_void, id: *mut c_void, kind: u32) {
+    let event = next(channel);
+    assert_eq!((event.id, event.kind, event.status), (id, kind, 0));
+    event.ack();
+}
+
+/// A listener with its port.
+fn listener(channel: *mut c_void) -> (*mut c_void, u16) {
+    let id = create(channel);
+    let any = address([0; 4], 0);
+    assert_eq!(cm!(rdma_bind_addr(id, &raw const any)), 0, "{}", errno());
+    let port = u16::from_be(cm!(rdma_get_src_port(id) -> u16));
+    assert_ne!(port, 0);
+    assert_eq!(cm!(rdma_listen(id, 8)), 0, "{}", errno());
+    (id, port)
+}
+fn create_qp(id: *mut c_void) {
+    let mut attr = init_attr(null_mut());
+    assert_eq!(cm!(rdma_create_qp(id, 0, &raw mut attr)), 0, "{}", errno());
+    assert!(!attr.send_cq.is_null() && field(id, 368) == attr.send_cq.cast(), "it made completion queues");
+}
+/// An identifier that has its route and its queue pair.
+fn resolved(channel: *mut c_void, port: u16) -> *mut c_void {
+    let id = create(channel);
+    let to = address([127, 0, 0, 1], port);
+    assert_eq!(cm!(rdma_resolve_addr(id, 0, &raw const to, 1000)), 0, "{}", errno());
+    expect(channel, id, ADDR_RESOLVED);
+    assert_eq!(cm!(rdma_resolve_route(id, 1000)), 0, "{}", errno());
+    expect(channel, id, ROUTE_RESOLVED);
+    create_qp(id);
+    id
+}
+/// The parameters of a connect or an accept.
+fn param(data: &[u8]) -> [u64; 3] {
+    let numbers = [data.len() as u8, 1, 1, 0, 7, 7, 0, 0];
+    [data.as_ptr() as u64, u64::from_le_bytes(numbers), 0]
+}
+fn destroy(id: *mut c_void) {
+    cm!(rdma_destroy_qp(id) -> ());
+    assert_eq!(cm!(rdma_destroy_id(id)), 0, "{}", errno());
+}
+
+#[test]
+fn a_connection_carries_private_data_and_ends_on_both_sides() {
+    let (channel, clients) = (channel(), channel());
+    let (listener, port) = listener(channel);
+    let client = resolved(clients, port);
+    let asks = param(b"may I?");
+    assert_eq!(cm!(rdma_connect(client, asks.as_ptr())), 0, "{}", errno());
+    let request = next(channel);
+    assert_eq!((request.kind, field(request.at, 8)), (CONNECT_REQUEST, listener));
+    assert_eq!((&request.data()[..6], request.data().len()), (&b"may I?"[..], 56));
+    let server = request.id;
+    assert_eq!((field(server, 16) as usize, field(server, 8)), (77, channel), "both are the listener's");
+    request.ack();
+    create_qp(server);
+    let says = param(b"yes");
+    assert_eq!(cm!(rdma_accept(server, says.as_ptr())), 0, "{}", errno());
+    let established = next(clients);
+    assert_eq!((established.kind, established.id, &established.data()[..4]), (ESTABLISHED, client, &b"yes\0"[..]));
+    established.ack();
+    expect(channel, server, ESTABLISHED);
+    assert_eq!(cm!(rdma_disconnect(client)), 0, "{}", errno());
+    expect(channel, server, DISCONNECTED);
+    expect(clients, client, DISCONNECTED);
+    assert_eq!(cm!(rdma_disconnect(server)), 0, "the answer to the end of a connection");
+    [client, server, listener].into_iter().for_each(destroy);
+    cm!(rdma_destroy_event_channel(channel) -> ());
+    cm!(rdma_destroy_event_channel(clients) -> ());
+}
+
+#[test]
+fn requests_are_rejected_by_the_program_and_by_the_end_of_their_listener() {
+    let (channel, clients) = (channel(), channel());
+    let (listener, port) = listener(channel);
+    let client = resolved(clients, port);
+    assert_eq!(cm!(rdma_connect(client, 0)), 0, "{}", errno());
+    let request = next(channel);
+    assert_eq!(cm!(rdma_reject(request.id, b"no".as_ptr(), 2)), 0, "{}", errno());
+    let server = request.id;
+    request.ack();
+    destroy(server);
+    let rejected = next(clients);
+    assert_eq!((rejected.kind, rejected.status, &rejected.data()[..2]), (REJECTED, 28, &b"no"[..]));
+    rejected.ack();
+    destroy(client);
+    // The program never takes this request.
+    let client = resolved(clients, port);
+    assert_eq!(cm!(rdma_connect(client, 0)), 0, "{}", errno());
+    destroy(listener);
+    let rejected = next(clients);
+    assert_eq!((rejected.kind, rejected.id), (REJECTED, client));
+    rejected.ack();
+    destroy(client);
+}
+
+#[test]
+fn calls_wait_for_their_events_where_there_is_no_channel() {
+    let channel = channel();
+    let (listener, port) = listener(channel);
+    let id = create(null_mut());
+    let to = address([127, 0, 0, 1], port);
+    assert_eq!(cm!(rdma_resolve_addr(id, 0, &raw const to, 1000)), 0, "{}", errno());
+    assert_eq!(word(field(id, 352), 16), ADDR_RESOLVED, "the identifier has the event");
+    assert_eq!(cm!(rdma_resolve_route(id, 1000)), 0, "{}", errno());
+    assert_eq!(word(field(id, 352), 16), ROUTE_RESOLVED);
+    assert_eq!(cm!(rdma_migrate_id(id, channel)), 0, "{}", errno());
+    assert_eq!(field(id, 8), channel);
+    [id, listener].into_iter().for_each(destroy);
+}
+
+#[test]
+fn an_identifier_is_there_until_its_events_are_acknowledged() {
+    let channel = channel();
+    let id = create(channel);
+    let to = address([127, 0, 0, 1], 9);
+    assert_eq!(cm!(rdma_resolve_addr(id, 0, &raw const to, 1000)), 0, "{}", errno());
+    let event = next(channel);
+    let (gone, wait) = std::sync::mpsc::channel();
+    let at = id as usize;
+    let thread = std::thread::spawn(move || {
+        destroy(at as *mut c_void);
+        gone.send(()).unwrap();
+    });
+    assert!(wait.recv_timeout(Duration::from_millis(50)).is_err(), "the event is not acknowledged");
+    event.ack();
+    wait.recv_timeout(Duration::from_secs(60)).unwrap();
+    thread.join().unwrap();
+}
+
+#[test]
+fn calls_out_of_place_are_invalid_and_ports_have_one_owner() {
+    let channel = channel();
+    let (listener, port) = listener(channel);
+    let id = create(channel);
+    let (taken, own) = (address([0; 4], port), address([0; 4], 0));
+    let invalid = |said: c_int, what: &str| assert_eq!((said, errno()), (-1, libc::EINVAL), "{what}");
+    assert_eq!((cm!(rdma_bind_addr(id, &raw const taken)), errno()), (-1, libc::EADDRINUSE));
+    invalid(cm!(rdma_resolve_route(id, 1)), "a route without an address");
+    invalid(cm!(rdma_connect(id, 0)), "a connect without a route");
+    invalid(cm!(rdma_accept(id, 0)), "an accept without a request");
+    invalid(cm!(rdma_disconnect(id)), "an end without a connection");
+    invalid(cm!(rdma_reject(id, 0, 0)), "a rejection without a request");
+    invalid(cm!(rdma_join_multicast(id, &raw const own, 0)), "a group that is none");
+    invalid(cm!(rdma_listen(listener, 1)), "a second time");
+    assert_eq!(cm!(rdma_bind_addr(id, &raw const own)), 0);
+    invalid(cm!(rdma_bind_addr(id, &raw const own)), "bound twice");
+    let mut attr = init_attr(null_mut());
+    invalid(cm!(rdma_create_qp(id, 0, &raw mut attr)), "a queue pair without a device");
+    let unix = libc::sockaddr { sa_family: libc::AF_UNIX as u16, sa_data: [0; 14] };
+    assert_eq!((cm!(rdma_resolve_addr(id, 0, &raw const unix, 1)), errno()), (-1, libc::EAFNOSUPPORT));
+    [id, listener].into_iter().for_each(destroy);
+    let id = create(channel);
+    assert_eq!(cm!(rdma_bind_addr(id, &raw const taken)), 0, "the port is free again");
+    destroy(id);
+}
+
+#[test]
+fn null_and_what_was_destroyed_are_refused() {
+    let channel = channel();
+    let id = create(channel);
+    let to = address([127, 0, 0, 1], 9);
+    assert_eq!(cm!(rdma_resolve_addr(id, 0, &raw const to, 1000)), 0, "{}", errno());
+    let event = next(channel);
+    let at = event.at;
+    event.ack();
+    assert_eq!((cm!(rdma_ack_cm_event(at)), errno()), (-1, libc::EINVAL), "acknowledged twice");
+    destroy(id);
+    for id in [null_mut(), id] {
+        for name in [
+            "rdma_destroy_id",
+            "rdma_bind_addr",
+            "rdma_resolve_addr",
+            "rdma_resolve_route",
+            "rdma_create_qp",
+            "rdma_create_srq",
+            "rdma_connect",
+            "rdma_listen",
+            "rdma_accept",
+            "rdma_reject",
+            "rdma_notify",
+            "rdma_disconnect",
+            "rdma_join_multicast",
+            "rdma_leave_multicast",
+            "rdma_migrate_id",
+            "rdma_set_option",
+            "rdma_get_request",
+            "rdma_get_cm_event",
+            "rdma_ack_cm_event",
+        ] {
+            let function = common::symbol(name, "RDMACM_1.0").unwrap();
+            let said = call!(@ function, (id, 0, 0, 0, 0) -> c_int);
+            assert_eq!((said, errno()), (-1, libc::EINVAL), "{name}");
+        }
+        cm!(rdma_destroy_qp(id) -> ());
+        cm!(rdma_destroy_ep(id) -> ());
+        cm!(rdma_destroy_event_channel(id) -> ());
+        cm!(rdma_freeaddrinfo(id) -> ());
+    }
+    assert_eq!((cm!(rdma_create_id(channel, 0, 0, TCP)), errno()), (-1, libc::EINVAL));
+    let mut to: *mut c_void = null_mut();
+    assert_eq!((cm!(rdma_create_id(channel, &raw mut to, 0, 1)), errno()), (-1, libc::EINVAL), "a space");
+    assert_eq!((cm!(rdma_getaddrinfo(0, 0, 0, &raw mut to)), errno()), (-1, libc::EINVAL));
+    cm!(rdma_destroy_event_channel(channel) -> ());
+}
