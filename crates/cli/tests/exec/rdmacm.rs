@@ -98,6 +98,33 @@ fn programs_connect_with_endpoints_and_with_event_channels() {
     assert!(server.contains("return status 0") && client.contains("return status 0"), "{server}{client}");
 }
 
+/// Its port is always the same, so that no other test runs it.
+#[test]
+#[ignore = "needs rdmacm-utils: programs of librdmacm"]
+fn datagram_services_are_found() {
+    let many = ["-c", "5", "-C", "10"];
+    let [server, client] = pair(
+        UDP,
+        &[&["udaddy"][..], &many].concat(),
+        &[&["udaddy", "-s", "127.0.0.1", "-b", "127.0.0.1"][..], &many].concat(),
+    );
+    assert!(server.contains("return status 0") && client.contains("return status 0"), "{server}{client}");
+}
+
+#[test]
+#[ignore = "needs rdmacm-utils: programs of librdmacm"]
+fn a_server_listens_on_each_of_its_devices() {
+    let port = free_port();
+    let two = "a=udp://127.0.0.1?share=yes b=udp://127.0.0.2?share=yes";
+    let mut command = exec(&["rping", "-s", "-P", "-p", &port]);
+    command.env("HCA_DEVICES", two).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut server = Server(Some(command.spawn().unwrap()));
+    for at in ["127.0.0.1", "127.0.0.2"] {
+        let device = "udp://127.0.0.3?share=yes";
+        client(device, &["rping", "-c", "-a", at, "-p", &port, "-C", "2"], &mut server);
+    }
+}
+
 #[test]
 #[ignore = "needs rdmacm-utils: programs of librdmacm"]
 fn connections_are_made_and_ended_by_the_hundred() {

@@ -85,8 +85,8 @@ impl Id {
         self.set_device(&mut state, &device);
         self.set_addresses(Some(SocketAddr::new(device.ip(), port)), Some(to));
         let gid = Gid::from(to.ip());
-        // A loopback address that is no device's stands for the device.
-        let is_own = to.ip().is_loopback() && CmDevice::all()?.iter().all(|device| device.gid != gid);
+        // A loopback address stands for the device itself, if the device is not at one: others are not reached by it.
+        let is_own = to.ip().to_canonical().is_loopback() && !device.ip().is_loopback();
         state.to = Some((if is_own { device.gid } else { gid }, to));
         state.phase = Phase::AddressResolved;
         drop(state);

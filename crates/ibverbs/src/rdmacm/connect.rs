@@ -13,7 +13,7 @@ use super::abi::{IbvEce, RdmaCmId, RdmaConnParam};
 use super::border::{at_exit, bytes};
 use super::device::CmDevice;
 use super::event::complete;
-use super::id::{Asked, Ear, IDS, Id, Phase, State, UC};
+use super::id::{Asked, Ear, IDS, Id, Phase, RC, State, UC, UD};
 use super::qp::{self, fresh_psn};
 use crate::entry::{Errno, INVALID, In, counted, exports};
 
@@ -92,6 +92,9 @@ impl Id {
         }
         let (device, (peer, to)) = state.device.clone().zip(state.to).ok_or(INVALID)?;
         let params = Params::new(self, &state, &device, given)?;
+        if !matches!(self.c.qp_type.get(), RC | UC | UD) {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
         let service = ServiceId::of_port(self.space(), to.port());
         let source = std::net::SocketAddr::new(device.ip(), self.source_port());
         let header = IpHeader::new(source, to.ip().to_canonical()).map_err(|_| INVALID)?;

@@ -9,7 +9,7 @@ use hca::cm::wire::{Rep, Req};
 use hca::hca_core::{Gid, Mtu};
 
 use super::abi::{QpInitAttrExHead, RdmaCmId};
-use super::id::{IDS, Id, State, UC, UD};
+use super::id::{IDS, Id, RC, State, UC, UD};
 use crate::abi::{IbvAhAttr, IbvQpAttr, IbvQpCap, IbvQpInitAttr, IbvSrqInitAttr};
 use crate::cq::{
     CompChannel, Cq, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq,
@@ -243,6 +243,10 @@ fn create_with(id: &Id, plain: In<IbvQpInitAttr>, create: impl FnOnce() -> *mut 
     let mut attr = *plain.get()?;
     if !id.c.qp.get().is_null() || id.c.verbs.get().is_null() {
         return Err(INVALID);
+    }
+    // Requests of connections name no XRC queue pair yet.
+    if !matches!(attr.qp_type, RC | UC | UD) {
+        return Err(Errno(libc::EOPNOTSUPP));
     }
     if attr.qp_type != id.c.qp_type.get() && (attr.qp_type == UD) != id.is_datagram() {
         return Err(INVALID);

@@ -29,8 +29,8 @@ macro_rules! call {
 
 mod events;
 mod extended;
-mod rdmacm;
 mod objects;
+mod rdmacm;
 
 fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)

@@ -44,7 +44,7 @@ fn channel() -> *mut c_void {
     cm!(rdma_create_event_channel() -> *mut c_void)
 }
 
-/// An IPv4 address as C has it.
+/// An IPv4 address as C has it. All zeros as a destination are the device itself.
 fn address(ip: [u8; 4], port: u16) -> libc::sockaddr_in {
     libc::sockaddr_in {
         sin_family: libc::AF_INET as u16,
@@ -103,7 +103,7 @@ fn create_qp(id: *mut c_void) {
 /// An identifier that has its route and its queue pair.
 fn resolved(channel: *mut c_void, port: u16) -> *mut c_void {
     let id = create(channel);
-    let to = address([127, 0, 0, 1], port);
+    let to = address([0; 4], port);
     assert_eq!(cm!(rdma_resolve_addr(id, 0, &raw const to, 1000)), 0, "{}", errno());
     expect(channel, id, ADDR_RESOLVED);
     assert_eq!(cm!(rdma_resolve_route(id, 1000)), 0, "{}", errno());
@@ -138,7 +138,10 @@ fn a_connection_carries_private_data_and_ends_on_both_sides() {
     let says = param(b"yes");
     assert_eq!(cm!(rdma_accept(server, says.as_ptr())), 0, "{}", errno());
     let established = next(clients);
-    assert_eq!((established.kind, established.id, &established.data()[..4]), (ESTABLISHED, client, &b"yes\0"[..]));
+    assert_eq!(
+        (established.kind, established.id, &established.data()[..4]),
+        (ESTABLISHED, client, &b"yes\0"[..])
+    );
     established.ack();
     expect(channel, server, ESTABLISHED);
     assert_eq!(cm!(rdma_disconnect(client)), 0, "{}", errno());
@@ -180,7 +183,7 @@ fn calls_wait_for_their_events_where_there_is_no_channel() {
     let channel = channel();
     let (listener, port) = listener(channel);
     let id = create(null_mut());
-    let to = address([127, 0, 0, 1], port);
+    let to = address([0; 4], port);
     assert_eq!(cm!(rdma_resolve_addr(id, 0, &raw const to, 1000)), 0, "{}", errno());
     assert_eq!(word(field(id, 352), 16), ADDR_RESOLVED, "the identifier has the event");
     assert_eq!(cm!(rdma_resolve_route(id, 1000)), 0, "{}", errno());
@@ -194,7 +197,7 @@ fn calls_wait_for_their_events_where_there_is_no_channel() {
 fn an_identifier_is_there_until_its_events_are_acknowledged() {
     let channel = channel();
     let id = create(channel);
-    let to = address([127, 0, 0, 1], 9);
+    let to = address([0; 4], 9);
     assert_eq!(cm!(rdma_resolve_addr(id, 0, &raw const to, 1000)), 0, "{}", errno());
     let event = next(channel);
     let (gone, wait) = std::sync::mpsc::channel();
@@ -240,7 +243,7 @@ fn calls_out_of_place_are_invalid_and_ports_have_one_owner() {
 fn null_and_what_was_destroyed_are_refused() {
     let channel = channel();
     let id = create(channel);
-    let to = address([127, 0, 0, 1], 9);
+    let to = address([0; 4], 9);
     assert_eq!(cm!(rdma_resolve_addr(id, 0, &raw const to, 1000)), 0, "{}", errno());
     let event = next(channel);
     let at = event.at;
