@@ -10,7 +10,7 @@ use hca::hca_core::{Gid, Pkey};
 use super::abi::{IbvSaPathRec, RdmaCmId};
 use super::border::address;
 use super::channel::What;
-use super::device::{CmDevice, bind_all};
+use super::device::{CmDevice, bind_all, has_adapter};
 use super::event::{Kind, complete};
 use super::id::{Ear, IDS, Id, Phase, State};
 use super::qp::path_to;
@@ -85,8 +85,8 @@ impl Id {
         self.set_device(&mut state, &device);
         self.set_addresses(Some(SocketAddr::new(device.ip(), port)), Some(to));
         let gid = Gid::from(to.ip());
-        // A loopback address stands for the device itself, if the device is not at one: others are not reached by it.
-        let is_own = to.ip().to_canonical().is_loopback() && !device.ip().is_loopback();
+        // A loopback address without an adapter stands for the device itself.
+        let is_own = to.ip().to_canonical().is_loopback() && !has_adapter(to.ip().to_canonical());
         state.to = Some((if is_own { device.gid } else { gid }, to));
         state.phase = Phase::AddressResolved;
         drop(state);

@@ -148,6 +148,24 @@ fn route(to: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip().to_canonical())
 }
 
+/// Whether a socket of this machine receives what is sent to the port of RoCEv2 at an address.
+pub(super) fn has_adapter(ip: IpAddr) -> bool {
+    const PORT: u16 = 4791;
+    // As the kernel lists addresses: words of four bytes, each a number of this machine's byte order.
+    let text = |octets: &[u8]| -> String {
+        let words = octets.chunks_exact(4).map(|word| u32::from_ne_bytes(word.try_into().expect("4 bytes")));
+        words.map(|word| format!("{word:08X}")).collect()
+    };
+    let (list, address, any) = match ip {
+        IpAddr::V4(ip) => ("/proc/net/udp", text(&ip.octets()), text(&[0; 4])),
+        IpAddr::V6(ip) => ("/proc/net/udp6", text(&ip.octets()), text(&[0; 16])),
+    };
+    let sockets = std::fs::read_to_string(list).unwrap_or_default();
+    let local = |line: &str| line.split_whitespace().nth(1).map(str::to_owned);
+    let wanted = [address, any].map(|address| format!("{address}:{PORT:04X}"));
+    sockets.lines().filter_map(local).any(|found| wanted.contains(&found))
+}
+
 impl From<ConnectionError> for Errno {
     fn from(error: ConnectionError) -> Self {
         match error {
