@@ -45,6 +45,8 @@ pub(crate) struct SendQueue {
     /// The longest message.
     pub(crate) max_message: u64,
     pub(crate) pd: PdHandle,
+    /// It is of a type that has one peer, and whose requests name no destination.
+    pub(crate) is_connected: bool,
     /// Its peer may be on this machine, and who posts has the engine do what it can do at once.
     pub(crate) may_be_near: bool,
     /// The way to the peer's memory that was used last.
@@ -53,18 +55,36 @@ pub(crate) struct SendQueue {
 
 impl SendQueue {
     /// Checks a request against the queue pair's limits; returns its length, its entries, and where its bytes are.
-    #[inline]
+    #[inline(always)]
     fn check(&self, hca: &Shared, wr: &SendWr<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
+        let state = self.qp.state.load(Ordering::Relaxed);
+        if state != encode_state(QpState::Rts) || hca.fork.is_child() {
+            self.check_state(hca)?;
+        }
+        // Most requests are of a kind that connected queue pairs have, and that has a list of any length.
+        let is_common = self.is_connected
+            && wr.dest.is_none()
+            && matches!(wr.op, SendOp::Send | SendOp::Write(_))
+            && !matches!(wr.payload, Payload::Mixed(_));
+        let (len, entries, place) = if is_common { self.list_of(wr)? } else { self.check_kind(wr)? };
+        if len > self.max_message {
+            return Err(PostErrorKind::MessageTooLong { len, max: self.max_message });
+        }
+        Ok((len, entries, place))
+    }
+    #[cold]
+    fn check_state(&self, hca: &Shared) -> Result<(), PostErrorKind> {
         if hca.fork.is_child() {
             return Err(PostErrorKind::Destroyed);
         }
-        let state = self.qp.state.load(Ordering::Relaxed);
-        if state != encode_state(QpState::Rts) {
-            let state = decode_state(state).ok_or(PostErrorKind::Destroyed)?;
-            if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
-                return Err(PostErrorKind::WrongState(state));
-            }
+        match decode_state(self.qp.state.load(Ordering::Relaxed)).ok_or(PostErrorKind::Destroyed)? {
+            state @ (QpState::Reset | QpState::Init | QpState::Rtr) => Err(PostErrorKind::WrongState(state)),
+            _ => Ok(()),
         }
+    }
+    /// As [`check`](Self::check), of any kind of request.
+    #[inline(never)]
+    fn check_kind(&self, wr: &SendWr<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
         let qp_type = self.qp_type;
         offers(qp_type, wr.op).map_err(|op| PostErrorKind::Unsupported { qp_type, op })?;
         let fits = match wr.dest {
@@ -75,35 +95,36 @@ impl SendQueue {
         if !fits {
             return Err(PostErrorKind::Destination);
         }
-        let (len, entries, place) = match wr.payload {
-            Payload::Sges(sges) => {
-                if sges.len() > self.max_sge as usize {
-                    return Err(PostErrorKind::TooManySges { count: sges.len(), max: self.max_sge });
-                }
-                (sges.iter().map(|s| u64::from(s.len)).sum(), sges.len() as u8, Place::Memory)
-            }
-            Payload::Inline(_) | Payload::Mixed(_) if wr.op.is_read_or_atomic() => {
-                return Err(PostErrorKind::Unsupported { qp_type, op: "inline data with READ or atomics" });
-            }
+        if wr.op.is_read_or_atomic() && !matches!(wr.payload, Payload::Sges(_)) {
+            return Err(PostErrorKind::Unsupported { qp_type, op: "inline data with READ or atomics" });
+        }
+        let (len, entries, place) = self.list_of(wr)?;
+        if !wr.op.has_list() && (entries > 0 || len > 0) {
+            return Err(PostErrorKind::Unsupported { qp_type, op: "a list with an operation that has none" });
+        }
+        if wr.op.is_atomic() && len != 8 {
+            return Err(PostErrorKind::AtomicLength { len });
+        }
+        Ok((len, entries, place))
+    }
+    /// Checks a request's list alone.
+    #[inline(always)]
+    fn list_of(&self, wr: &SendWr<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
+        match wr.payload {
             Payload::Inline(bytes) => {
                 if bytes.len() > self.max_inline as usize {
                     return Err(PostErrorKind::InlineTooLong { len: bytes.len(), max: self.max_inline });
                 }
-                (bytes.len() as u64, 0, Place::Slot)
+                Ok((bytes.len() as u64, 0, Place::Slot))
             }
-            Payload::Mixed(list) => self.check_mixed(&list)?,
-        };
-        if len > self.max_message {
-            return Err(PostErrorKind::MessageTooLong { len, max: self.max_message });
+            Payload::Sges(sges) => {
+                if sges.len() > self.max_sge as usize {
+                    return Err(PostErrorKind::TooManySges { count: sges.len(), max: self.max_sge });
+                }
+                Ok((sges.iter().map(|s| u64::from(s.len)).sum(), sges.len() as u8, Place::Memory))
+            }
+            Payload::Mixed(list) => self.check_mixed(&list),
         }
-        if !wr.op.has_list() && (entries > 0 || len > 0) {
-            return Err(PostErrorKind::Unsupported { qp_type, op: "a list with an operation that has none" });
-        }
-        let atomic = wr.op.is_read_or_atomic() && !matches!(wr.op, hca_core::SendOp::Read(_));
-        if atomic && len != 8 {
-            return Err(PostErrorKind::AtomicLength { len });
-        }
-        Ok((len, entries, place))
     }
     #[cold]
     fn check_mixed(&self, list: &Mixed<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
@@ -177,7 +198,7 @@ impl SendQueue {
     fn is_near(&self) -> bool {
         self.may_be_near && self.qp.near.load(Ordering::Relaxed)
     }
-    /// Posts a request of a connection by messages: the engine does it at once, or it is queued.
+    /// Posts a request of a connection by messages: one on the peer's memory is done at once, or it is queued.
     #[inline(always)]
     fn post_near<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         // No table of jumps: each of the first two is reached by a comparison.

@@ -17,7 +17,7 @@ use hca_core::{
 use hca_fabric::{LinkId, PathId, PeerName, Places, Reach};
 use hca_transport::{
     AtomicOp, Count, Direct, Host, InPlace, Loan, LoanError, LocalError, QpEvent, RecvDone,
-    RemoteAccessError, SMALL_BYTES, SendRequest, Served,
+    RemoteAccessError, SendRequest, Served,
 };
 
 use crate::counters::OpCounts;
@@ -616,12 +616,6 @@ impl Host for QpHost<'_> {
         near::carry_out(near.as_mut(), work, &self.tables.regions, reach, &list, what, behind)
     }
 
-    #[inline]
-    fn small_send(&self, index: u32) -> Option<u32> {
-        let h = self.res.sq.header_ref(index);
-        let plain = h.op.is_plain_send() && !h.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
-        (plain && h.len <= SMALL_BYTES).then_some(h.len)
-    }
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
         let own = self.own_word();
         let QpRes { near, near_work: work, sq, pd, pace, .. } = &mut *self.res;

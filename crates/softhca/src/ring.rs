@@ -323,9 +323,13 @@ impl<H: Header> Consumer<H> {
     #[cfg(not(loom))]
     #[inline]
     pub(crate) fn header_ref(&self, index: u32) -> &H {
-        let slot = self.slot(index);
-        // SAFETY: as in `header`; the slot stays ours as long as `self` is borrowed, since `release`
-        // takes `&mut self`.
+        self.header_in(self.slot(index))
+    }
+    #[cfg(not(loom))]
+    #[inline(always)]
+    fn header_in(&self, slot: usize) -> &H {
+        // SAFETY: as in `header`: our callers have `slot` from `self.slot`. The slot stays ours as long as `self` is
+        // borrowed, since `release` takes `&mut self`.
         self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() })
     }
     /// The area of a slot.
@@ -335,11 +339,16 @@ impl<H: Header> Consumer<H> {
     #[cfg(not(loom))]
     #[inline]
     pub(crate) fn cells(&self, index: u32) -> &[Cell] {
-        let base = self.slot(index) * self.ring.cells_per_slot;
+        self.cells_in(self.slot(index))
+    }
+    #[cfg(not(loom))]
+    #[inline(always)]
+    fn cells_in(&self, slot: usize) -> &[Cell] {
+        let base = slot * self.ring.cells_per_slot;
         let cells = &self.ring.cells[base..base + self.ring.cells_per_slot];
         let first: *const UnsafeCell<Cell> = cells.as_ptr();
-        // SAFETY: our `UnsafeCell` has the layout of its content; the cells are ours (2) as long as
-        // `self` is borrowed.
+        // SAFETY: our `UnsafeCell` has the layout of its content; the cells are ours (2), as in `header_in`, as long
+        // as `self` is borrowed.
         unsafe { core::slice::from_raw_parts(first.cast::<Cell>(), cells.len()) }
     }
     /// The header and the area of a slot.
@@ -349,7 +358,8 @@ impl<H: Header> Consumer<H> {
     #[cfg(not(loom))]
     #[inline]
     pub(crate) fn at(&self, index: u32) -> (&H, &[Cell]) {
-        (self.header_ref(index), self.cells(index))
+        let slot = self.slot(index);
+        (self.header_in(slot), self.cells_in(slot))
     }
     /// The header of the oldest slot, and its first cell if slots have any.
     #[cfg(not(loom))]

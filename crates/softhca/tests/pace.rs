@@ -8,10 +8,10 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ends::{End, Qp, network};
+use ends::{End, Qp, network, send};
 use hca_core::{
-    Access, Completion, Device, MrInit, Payload, QpAttr, QpState, RemoteAddr, SendFlags, SendOp, SendWr, Sge,
-    WcStatus,
+    Access, Completion, Device, MrInit, Payload, QpAttr, QpState, RecvWr, RemoteAddr, SendFlags, SendOp,
+    SendWr, Sge, WcStatus,
 };
 use hca_fabric::{Fabric, LoopbackNet};
 use softhca::{Clock, Options, Pace, Progress, SoftHca};
@@ -144,6 +144,35 @@ fn writes_to_a_near_peer_leave_at_the_rate() {
     // What the rings lend and reach directly would not be counted.
     post(&mut bed.a.rc, from, SendOp::Write(to), 100);
     leaves_at_the_rate(bed, 0, 100);
+}
+
+#[test]
+fn small_sends_to_a_near_peer_leave_at_the_rate() {
+    const EACH: usize = 8;
+    let mut bed = Bed::new(true);
+    let (mut posted, mut done) = (0, 0);
+    // Each takes a cache line of the ring.
+    while posted < 8 * (BURST as usize / 64) {
+        for _ in 0..EACH {
+            let sges = [Sge { addr: local(&bed.b).0, len: 64, lkey: local(&bed.b).1 }];
+            // SAFETY: the memory lives as long as the device is used.
+            unsafe { bed.b.rc.recv.post_now(&RecvWr { wr_id: 0, sges: &sges }) }.unwrap();
+            send(&mut bed.a.rc, SendFlags::SIGNALED);
+        }
+        posted += EACH;
+        let [sent, _] = bed.turn();
+        done += sent;
+        if sent == 0 {
+            break;
+        }
+    }
+    assert!(done > 0, "the burst leaves");
+    assert!(done < 2 * (BURST as usize / 64), "{done} left at once, of {posted}");
+    let asleep = bed.a.device.next_deadline().expect("somebody wakes it");
+    assert!(!asleep.is_zero(), "it does not spin");
+    bed.wait(10_000_000);
+    let [sent, _] = bed.turn();
+    assert!(sent > 0, "they go on");
 }
 
 #[test]

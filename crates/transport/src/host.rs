@@ -100,9 +100,6 @@ pub enum Direct {
     Fail(LocalError),
 }
 
-/// The most bytes of a SEND that [`Host::small_send`] reports: the data that fits a cache line with its head.
-pub const SMALL_BYTES: u32 = 48;
-
 /// A piece of a message that the peer fetches from this side's memory itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loan {
@@ -368,11 +365,6 @@ pub trait Host {
         Direct::Unable
     }
 
-    /// The length of a request that is a plain SEND of at most [`SMALL_BYTES`], neither fenced nor solicited; `None` is
-    /// always allowed. Called for connections by messages only.
-    fn small_send(&self, _index: u32) -> Option<u32> {
-        None
-    }
     /// Lends the peer up to `max` bytes of a request's local list from `offset` on, if the peer can reach that memory.
     /// Called for connections by messages only.
     fn lend(&mut self, _index: u32, _offset: u32, _max: u32) -> Option<Loan> {

@@ -14,7 +14,7 @@ use crate::pd::Pd;
 use crate::post::{RecvSide, SendSide};
 use crate::qp::{QpInner, QueuePair};
 use crate::service::Service;
-use crate::slots::{RecvPoster, RecvSlots, RecvTaker, RingSlots};
+use crate::slots::{RecvPoster, RecvSlots, RingSlots, Taker};
 use crate::srq::SrqRef;
 use crate::sync;
 
@@ -234,7 +234,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         let (recv, recv_taker, recv_side) = match (&self.srq, ports.recv) {
             (Some(srq), _) => {
                 let slots = &srq.inner.slots;
-                let taker = RecvTaker::Shared(sync::Arc::clone(slots));
+                let taker = Taker::Shared(sync::Arc::clone(slots));
                 (RecvSlots::Shared(sync::Arc::clone(slots)), taker, None)
             }
             (None, port) => {
@@ -243,12 +243,16 @@ impl<'a, S: Service> QpBuilder<'a, S> {
                 let side = port.map(|port| {
                     RecvSide::new(port, poster, Arc::clone(core), cap.max_recv_wr, cap.max_recv_sge)
                 });
-                (RecvSlots::Own(slots), RecvTaker::Own(taker), side)
+                (RecvSlots::Own(slots), Taker::Own(taker), side)
             }
         };
         let (qp, context) = (ports.handle, self.context);
         let (send_cq, recv_cq) = (Arc::clone(&self.send_cq.shared), Arc::clone(&self.recv_cq.shared));
-        register(&send_cq, &recv_cq, Entry { qp, context, send: Some(taker), recv: Some(recv_taker) });
+        register(
+            &send_cq,
+            &recv_cq,
+            Entry { qp, context, send: Some(Taker::Own(taker)), recv: Some(recv_taker) },
+        );
         let inner = QpInner {
             pd: Arc::clone(core),
             handle: qp,

@@ -16,7 +16,7 @@ use hca_core::{
 
 use crate::context::Ctx;
 use crate::part::Held;
-use crate::slots::{RecvTaker, RingTaker};
+use crate::slots::Taker;
 use crate::wait::{deadline, wait_either};
 use crate::wc::{Record, Wc, Wcs};
 use crate::{BuildError, Completions, WaitError};
@@ -387,11 +387,8 @@ impl CompletionQueue {
             Held::Ah(_) => {}
             part => parts.push(Some(part)),
         };
-        let id = if completion.opcode.is_recv() {
-            entry.recv.as_mut().and_then(|taker| taker.take(completion.wr_id, keep))
-        } else {
-            entry.send.as_mut().and_then(|taker| taker.take(completion.wr_id, keep))
-        };
+        let slots = if completion.opcode.is_recv() { &mut entry.recv } else { &mut entry.send };
+        let id = slots.as_mut().and_then(|slots| slots.take(completion.wr_id, keep));
         // A queue pair that is dropped at this moment frees what it took from a shared queue.
         let Some(id) = id else { return stray(completion, "outstanding request") };
         let context = entry.context;
@@ -523,8 +520,8 @@ pub(crate) struct CqShared {
 pub(crate) struct Entry {
     pub(crate) qp: QpHandle,
     pub(crate) context: u64,
-    pub(crate) send: Option<RingTaker<Held>>,
-    pub(crate) recv: Option<RecvTaker<Held>>,
+    pub(crate) send: Option<Taker<Held>>,
+    pub(crate) recv: Option<Taker<Held>>,
 }
 
 impl Entry {
@@ -628,7 +625,7 @@ impl CqShared {
 
 impl CqShared {
     /// Tells the poller of a shared receive queue of an XRC domain that came, or went.
-    pub(crate) fn change_srq(&self, number: Srqn, requests: Option<RecvTaker<Held>>) {
+    pub(crate) fn change_srq(&self, number: Srqn, requests: Option<Taker<Held>>) {
         let qp = Entry::of_srq(number);
         self.change(qp, requests.map(|recv| Entry { qp, context: 0, send: None, recv: Some(recv) }));
     }

@@ -469,13 +469,13 @@ impl<T> RecvPoster<T> {
     }
 }
 
-/// The taking end of a receive queue's slots.
-pub(crate) enum RecvTaker<T> {
+/// The taking end of a queue's slots.
+pub(crate) enum Taker<T> {
     Own(RingTaker<T>),
     Shared(Arc<PoolSlots<T>>),
 }
 
-impl<T> RecvTaker<T> {
+impl<T> Taker<T> {
     /// Gives the values of request `wr_id` to `sink`, and returns the request's id; `None` if no such
     /// request is outstanding.
     #[inline(always)]

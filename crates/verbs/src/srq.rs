@@ -10,7 +10,7 @@ use crate::pd::PdCore;
 use crate::post::RecvSide;
 use crate::qp::RecvBatch;
 use crate::reactor::Home;
-use crate::slots::{PoolSlots, RecvPoster, RecvTaker};
+use crate::slots::{PoolSlots, RecvPoster, Taker};
 use crate::xrc::XrcPlace;
 use crate::{BuildError, Refused, sync};
 
@@ -70,7 +70,7 @@ impl Srq {
             .inspect_err(|_| place.cq.release(need))?;
         place.number = created.number;
         let srq = Self::assemble(pd, created.handle, created.recv, init, init.max_wr, Some(place));
-        let taker = RecvTaker::Shared(sync::Arc::clone(&srq.srq.inner.slots));
+        let taker = Taker::Shared(sync::Arc::clone(&srq.srq.inner.slots));
         if let Some(place) = &srq.srq.inner.xrc {
             place.cq.change_srq(place.number, Some(taker));
         }

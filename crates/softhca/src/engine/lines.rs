@@ -124,34 +124,62 @@ impl Core {
         Some(())
     }
 
-    /// Sends plain SENDs from a queue pair's send queue. `true`: nothing is left of what was posted.
+    /// As [`send_lines`], by who has just posted, without the engine's lists. `true`: nothing is left of what was posted.
     #[inline]
-    pub(super) fn send_lines(&mut self, qp: QpHandle, shm: &mut ShmFabric) -> bool {
+    pub(super) fn send_posted_lines(&mut self, qp: QpHandle, shm: &mut ShmFabric) -> bool {
         let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
-        let QpEntry { machine, res, ack_since, timer, .. } = &mut **entry;
-        let Some(link) = res.link else { return false };
-        let Some(mut lane) = machine.lane_to_send() else { return false };
-        let Some(mut tx) = shm.line_tx(link) else { return false };
-        let posted = res.sq.refresh();
-        let first = lane.next();
-        while lane.next() != posted && lane.has_credit() {
-            let Some(mut message) = gather(res, &self.tables, lane.next(), lane.head()) else { break };
-            if !tx.push(&mut message) {
-                break;
-            }
-            lane.sent(self.now);
+        // What a pace may hold up is for a turn.
+        if entry.res.pace.is_some() {
+            return false;
         }
-        let sent = lane.next() != first;
-        tx.call();
-        if sent {
-            tell_along(&mut lane, res, ack_since);
-        }
-        let all = lane.next() == posted;
-        if sent && is_due_before(timer, &lane) {
+        let Sent { is_all, is_due, .. } = send_lines(entry, &self.tables, self.now, shm, usize::MAX);
+        if is_due {
             self.settle(qp.index);
         }
-        all
+        is_all
     }
+}
+
+/// The outcome of [`send_lines`].
+#[derive(Default)]
+pub(super) struct Sent {
+    /// The requests that were sent.
+    pub(super) count: usize,
+    /// No request is left.
+    is_all: bool,
+    /// They are to be looked after before the engine's timers do.
+    is_due: bool,
+}
+
+/// Sends plain SENDs from a queue pair's send queue, at most `max`, as long as nothing else is to be sent before them.
+#[inline(always)]
+pub(super) fn send_lines(
+    entry: &mut QpEntry,
+    tables: &Tables,
+    now: Instant,
+    shm: &mut ShmFabric,
+    max: usize,
+) -> Sent {
+    let mut sent = Sent::default();
+    let QpEntry { machine, res, ack_since, timer, .. } = entry;
+    let Some(mut lane) = machine.lane_to_send() else { return sent };
+    let Some(mut tx) = res.link.and_then(|link| shm.line_tx(link)) else { return sent };
+    let posted = res.sq.refresh();
+    while lane.next() != posted && sent.count < max && lane.has_credit() {
+        let Some(mut message) = gather(res, tables, lane.next(), lane.head()) else { break };
+        if !tx.push(&mut message) {
+            break;
+        }
+        lane.sent(now);
+        sent.count += 1;
+    }
+    tx.call();
+    sent.is_all = lane.next() == posted;
+    if sent.count > 0 {
+        tell_along(&mut lane, res, ack_since);
+        sent.is_due = is_due_before(timer, &lane);
+    }
+    sent
 }
 
 /// Whether what was sent is looked after earlier than the engine's timers do.
@@ -237,9 +265,9 @@ fn complete_requests(res: &mut QpRes, tables: &mut Tables, oldest: u32, count: u
 }
 
 /// The message of a request, if it is a plain SEND that a line takes and whose bytes stand in one piece.
-#[inline]
+#[inline(always)]
 fn gather(res: &QpRes, tables: &Tables, index: u32, head: [u32; 3]) -> Option<LineMessage> {
-    let header: &SendHeader = res.sq.header_ref(index);
+    let (header, cells) = res.sq.at(index);
     let plain = header.op.is_plain_send()
         && !header.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED)
         && header.len as usize <= LINE_DATA_BYTES;
@@ -247,14 +275,12 @@ fn gather(res: &QpRes, tables: &Tables, index: u32, head: [u32; 3]) -> Option<Li
         return None;
     }
     let mut message = LineMessage::new(head, header.len as usize);
-    let cells = list(res.sq.cells(index), header);
-    let out = message.data_mut();
+    let (out, cells) = (message.data_mut(), list(cells, header));
     if header.place == Place::Slot {
-        out.copy_from_slice(&bytemuck::cast_slice(cells)[..out.len()]);
+        put_inline(out, &bytemuck::cast_slice(cells)[..header.len as usize]);
     } else if !out.is_empty() {
-        let entry =
-            cell_to_sge(*cells.first().filter(|_| header.sges == 1 && header.place == Place::Memory)?);
-        load(entry, res, tables, out)?;
+        let one = header.sges == 1 && header.place == Place::Memory;
+        load(cell_to_sge(*cells.first().filter(|_| one)?), res, tables, out)?;
     }
     Some(message)
 }
@@ -263,15 +289,21 @@ fn gather(res: &QpRes, tables: &Tables, index: u32, head: [u32; 3]) -> Option<Li
 #[inline(always)]
 fn gather_posted(payload: Payload<'_>, res: &QpRes, tables: &Tables, out: &mut [u8]) -> Option<()> {
     match payload {
-        Payload::Inline(bytes) => match (<&mut [u8; 8]>::try_from(&mut *out), bytes.first_chunk::<8>()) {
-            (Ok(out), Some(word)) => *out = *word,
-            _ => out.copy_from_slice(bytes),
-        },
+        Payload::Inline(bytes) => put_inline(out, bytes),
         Payload::Sges(_) if out.is_empty() => {}
         Payload::Sges(&[entry]) => load(entry, res, tables, out)?,
         Payload::Sges(_) | Payload::Mixed(_) => return None,
     }
     Some(())
+}
+
+/// Copies inline bytes, which are as many as `out` has: most are a word.
+#[inline(always)]
+fn put_inline(out: &mut [u8], bytes: &[u8]) {
+    match (<&mut [u8; 8]>::try_from(&mut *out), bytes.first_chunk()) {
+        (Ok(out), Some(word)) => *out = *word,
+        _ => out.copy_from_slice(bytes),
+    }
 }
 
 /// Loads the bytes of an entry, which are as many as `out` has.

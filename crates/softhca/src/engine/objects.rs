@@ -231,6 +231,7 @@ impl Engine {
             } else {
                 MAX_CONNECTED_MESSAGE
             },
+            is_connected: matches!(init.qp_type, QpType::Rc | QpType::Uc),
             may_be_near: self.has_shm && init.qp_type == QpType::Rc && hca.progress != Progress::Thread,
             lane: None,
         };

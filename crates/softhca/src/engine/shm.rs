@@ -6,6 +6,7 @@ use hca_core::{Access, AhHandle, Instant, Payload, QpHandle, Qpn, SendFlags, Sen
 use hca_fabric::{Fabric, Found, Glance, PeerName, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
 use hca_transport::TxSink;
 
+use super::lines::send_lines;
 use super::{
     AckRule, BURST_PACKETS, Core, Engine, LISTED, MAX_PIECES, SHORT_TURNS, TURN_BYTES, TURN_LINES,
     TURN_PACKETS, slot_of,
@@ -16,7 +17,12 @@ use crate::dormant::Dormancy;
 use crate::near::{self, Piece, PostersLane};
 use crate::patience;
 use crate::ports::SendQueue;
-use crate::qp::{QpEntry, QpHost, QpShared, local};
+use crate::qp::{Machine, QpEntry, QpHost, QpShared, local};
+use crate::slab::Slab;
+use crate::tables::{Ah, Tables};
+
+/// Bytes of a message of one line, as a turn's share counts them.
+const LINE_BYTES: usize = 64;
 
 /// Gives a queue pair's messages to a ring.
 pub(super) struct MessageSink<'a, 'b> {
@@ -232,7 +238,7 @@ impl Engine {
         }
         match (caller, self.fabric.shm()) {
             (Some(qp), Some(shm)) => {
-                let sent = self.core.send_lines(qp, shm) || self.core.send_at_once(qp, shm);
+                let sent = self.core.send_posted_lines(qp, shm) || self.core.send_at_once(qp, shm);
                 // What failed is noted, and shown, by the turn.
                 if sent {
                     self.conclude_completions();
@@ -298,40 +304,22 @@ impl Core {
     fn send_at_once(&mut self, qp: QpHandle, shm: &mut ShmFabric) -> bool {
         let now = self.now;
         let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
-        let QpEntry { machine, res, .. } = &mut **entry;
         // What a pace may hold up is for a turn.
-        let may = res.pace.is_none() && machine.may_send_messages();
-        let Some(path) = res.path.filter(|_| may) else { return false };
-        res.sq.refresh();
-        let (tables, ahs) = (&mut self.tables, &self.ahs);
-        let sent = shm.send_messages(now, path, |tx, reach| {
-            let mut host = QpHost::new(res, tables, ahs).reaching(reach);
-            machine.send_messages(now, &mut host, &mut MessageSink { tx, full: false }, BURST_PACKETS)
+        if entry.res.pace.is_some() || !entry.machine.may_send_messages() {
+            return false;
+        }
+        entry.res.sq.refresh();
+        let sent = exchange(entry, (&mut self.tables, &self.ahs), now, shm, |machine, host, sink| {
+            machine.send_messages(now, host, sink, BURST_PACKETS)
         });
-        let asks = res.near_work.asks_peer();
-        if res.link.is_none() {
-            res.link = shm.link_of(path);
-        }
-        match sent {
-            // What can't leave now, or failed, is for a turn.
-            None | Some(false) if asks => {
-                self.ask(qp.index, path, shm);
-                return false;
-            }
-            None | Some(false) => return false,
-            Some(true) => {}
-        }
-        if machine.ack_owed().is_none() {
-            entry.ack_since = entry.ack_since.map(|_| LISTED);
-        }
-        let deadline = entry.machine.next_deadline();
+        // What can't leave now, or failed, is for a turn.
+        let is_all = sent == Some(true);
+        let deadline = entry.machine.next_deadline().filter(|_| is_all);
         if deadline.is_some_and(|at| entry.timer.is_none_or(|t| at < t)) {
             self.settle(qp.index);
         }
-        if asks {
-            self.ask(qp.index, path, shm);
-        }
-        true
+        self.ask_if_due(qp.index, shm);
+        is_all
     }
 
     /// Lets a queue pair send messages; returns the bytes that left.
@@ -344,31 +332,53 @@ impl Core {
         fabric: &mut dyn Fabric,
     ) -> usize {
         let Some(entry) = self.qps.at_mut(slot) else { return 0 };
-        let QpEntry { machine, res, .. } = &mut **entry;
-        let (Some(path), Some(shm)) = (res.path, fabric.shm()) else { return 0 };
-        let (tables, ahs) = (&mut self.tables, &self.ahs);
-        let sent = shm.send_messages(now, path, |tx, reach| {
-            let mut sink = MessageSink { tx, full: false };
-            let mut host = QpHost::new(res, tables, ahs).reaching(reach);
-            machine.poll_transmit(now, &mut host, &mut sink, burst);
-            sink.tx.bytes() + core::mem::take(&mut host.res.near_work.moved)
+        let Some(shm) = fabric.shm() else { return 0 };
+        let lines = send_lines(entry, &self.tables, now, shm, burst).count;
+        let sent = exchange(entry, (&mut self.tables, &self.ahs), now, shm, |machine, host, sink| {
+            machine.poll_transmit(now, host, sink, burst - lines);
+            sink.tx.bytes() + core::mem::take(&mut host.res.near_work.moved) + lines * LINE_BYTES
         });
-        if sent.is_none() {
-            machine.unreachable(now, &mut QpHost::new(res, tables, ahs));
-        } else if res.link.is_none() {
-            res.link = shm.link_of(path);
+        let QpEntry { machine, res, .. } = &mut **entry;
+        match (sent, &res.pace) {
+            (None, _) => machine.unreachable(now, &mut QpHost::new(res, &mut self.tables, &self.ahs)),
+            (Some(sent), Some(pace)) => pace.spend_of_queue_pair(now, sent),
+            (Some(_), None) => {}
         }
-        let asks = res.near_work.asks_peer();
-        if let (Some(pace), Some(sent)) = (&res.pace, sent) {
-            pace.spend_of_queue_pair(now, sent);
-        }
-        if machine.ack_owed().is_none() {
-            entry.ack_since = entry.ack_since.map(|_| LISTED);
-        }
-        if asks {
-            self.ask(slot, path, shm);
-        }
+        self.ask_if_due(slot, shm);
         self.settle(slot);
         sent.unwrap_or(0)
     }
+
+    /// Asks a queue pair's peer what the requests just tried need to know.
+    #[inline(always)]
+    fn ask_if_due(&mut self, slot: u32, shm: &mut ShmFabric) {
+        let due = self.qps.at(slot).filter(|e| e.res.near_work.asks_peer());
+        if let Some(path) = due.and_then(|e| e.res.path) {
+            self.ask(slot, path, shm);
+        }
+    }
+}
+
+/// Lets a queue pair send messages by `send`, which may reach its peer's memory. `None`: nobody is at its path.
+#[inline(always)]
+fn exchange<R>(
+    entry: &mut QpEntry,
+    (tables, ahs): (&mut Tables, &Slab<Ah>),
+    now: Instant,
+    shm: &mut ShmFabric,
+    send: impl FnOnce(&mut Machine, &mut QpHost<'_>, &mut MessageSink<'_, '_>) -> R,
+) -> Option<R> {
+    let QpEntry { machine, res, ack_since, .. } = entry;
+    let path = res.path?;
+    let sent = shm.send_messages(now, path, |tx, reach| {
+        let mut host = QpHost::new(res, tables, ahs).reaching(reach);
+        send(machine, &mut host, &mut MessageSink { tx, full: false })
+    });
+    if res.link.is_none() {
+        res.link = shm.link_of(path);
+    }
+    if machine.ack_owed().is_none() {
+        *ack_since = ack_since.map(|_| LISTED);
+    }
+    sent
 }

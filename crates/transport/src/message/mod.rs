@@ -32,7 +32,6 @@ pub(crate) use responder::Responder;
 
 /// Bytes of a message's head.
 pub const HEAD_BYTES: usize = 12;
-const _: () = assert!(HEAD_BYTES + crate::SMALL_BYTES as usize == 60, "it fits a line with its word");
 /// Data bytes of one message; longer requests take several.
 pub(crate) const MAX_DATA: usize = 4096;
 /// A SEND or WRITE of so many bytes is lent, if it can be: from there on one copy is quicker than three, by

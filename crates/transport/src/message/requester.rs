@@ -242,12 +242,6 @@ impl Requester {
         host: &mut H,
         tx: &mut T,
     ) -> Step {
-        if self.sent == 0
-            && path.xrc == Xrc::No
-            && let Some(step) = self.small(now, path, done, may_start, host, tx)
-        {
-            return step;
-        }
         let request = match self.current {
             Some(request) => request,
             None if self.next == host.sq_posted() || !may_start && self.next == self.high => {
@@ -276,40 +270,6 @@ impl Requester {
         } else {
             self.send_piece(now, path, done, &request, host, tx)
         }
-    }
-
-    /// The next request, if it is one of the many that nothing keeps back and that one line takes.
-    #[inline]
-    fn small<H: Host, T: TxSink>(
-        &mut self,
-        now: Instant,
-        path: &Path,
-        done: u16,
-        may_start: bool,
-        host: &mut H,
-        tx: &mut T,
-    ) -> Option<Step> {
-        if self.next == host.sq_posted() {
-            return Some(Step::Blocked);
-        }
-        if !may_start || self.gone || self.alone || !self.greeted {
-            return None;
-        }
-        let len = host.small_send(self.next)?;
-        if self.limit.is_some_and(|limit| self.used.wrapping_sub(limit) as i32 >= 0) {
-            return None;
-        }
-        let head = self.head(path, Op::Send, FIRST | LAST, done, 0);
-        let Some(out) = reserve(tx, &head, len as usize) else { return Some(Step::Full) };
-        if len > 0
-            && let Err(e) = host.gather(self.next, 0, out)
-        {
-            return Some(self.local_failure(local_status(e)));
-        }
-        tx.commit();
-        self.used = self.used.wrapping_add(1);
-        self.left(now);
-        Some(Step::Sent)
     }
 
     /// What decides over a request before its first message; `None`: it is sent.
@@ -453,13 +413,13 @@ impl Requester {
     pub(super) fn is_plain(&self) -> bool {
         self.next == self.high && self.unanswered == 0
     }
-    /// Whether nothing keeps the next request back, but perhaps the peer's receive requests.
+    /// Whether nothing keeps the next request back, but perhaps the peer's receive requests, and nothing was begun of it.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.greeted
             && self.is_plain()
-            && self.sent == 0
-            && !(self.ready | self.gone | self.alone | self.away)
+            && self.current.is_none()
+            && !(self.gone | self.alone | self.away)
             && !self.rnr.is_waiting()
     }
     /// The request that is sent next.

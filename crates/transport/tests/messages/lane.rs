@@ -6,6 +6,9 @@ use hca_transport::*;
 use super::{Msg, Ways};
 use crate::pair::*;
 
+/// The data bytes of a message of one line at most.
+const LINE_DATA_BYTES: u32 = 48;
+
 /// The messages of one side that took the fast path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quick {
@@ -36,15 +39,19 @@ impl Ways {
         }
     }
 
-    /// Lets a side send the last posted requests, if they are plain SENDs with nothing to be sent before them. `true`:
-    /// all of them were sent.
+    /// Lets a side send its next requests, as far as they are plain SENDs with nothing to be sent before them. `true`: no
+    /// request is left.
     pub fn send_quick(&mut self, side: Side) -> bool {
-        let room = self.room.saturating_sub(self.way[side as usize].len());
+        self.send_quick_at_most(side, usize::MAX).1
+    }
+    /// The same, with at most `max` requests. Returns how many were sent, and whether none is left.
+    pub fn send_quick_at_most(&mut self, side: Side, max: usize) -> (usize, bool) {
+        let room = self.room.saturating_sub(self.way[side as usize].len()).min(max);
         let now = self.instant();
         let Node { qp, host } = self.node(side);
         let lanes = qp.lanes();
         if !lanes.sends {
-            return false;
+            return (0, false);
         }
         let (posted, mut out) = (host.sq_posted(), Vec::new());
         loop {
@@ -56,7 +63,7 @@ impl Ways {
             let Posted { request, addr, bad } = host.sq[index.wrapping_sub(SQ_BASE) as usize];
             let plain = request.op.is_plain_send()
                 && !request.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED)
-                && request.len <= SMALL_BYTES;
+                && request.len <= LINE_DATA_BYTES;
             if !plain || bad {
                 break;
             }
@@ -73,12 +80,13 @@ impl Ways {
             assert_eq!(owes, qp.ack_owed().is_some(), "an acknowledgement is owed");
             kept(lanes, qp);
         }
-        self.went[side as usize].sent += out.len();
+        let sent = out.len();
+        self.went[side as usize].sent += sent;
         for bytes in out {
             self.log.push((side, Msg::parse(&bytes)));
             self.way[side as usize].push_back(bytes);
         }
-        all
+        (sent, all)
     }
 
     /// Lets a side take a message. `false`: the message is for the general path, and nothing was done.
@@ -89,7 +97,7 @@ impl Ways {
     fn try_to_take(&mut self, side: Side, bytes: &[u8]) -> Option<()> {
         let Node { qp, host } = self.node(side);
         let (head, data) = bytes.split_first_chunk::<HEAD_BYTES>()?;
-        if data.len() > SMALL_BYTES as usize {
+        if data.len() > LINE_DATA_BYTES as usize {
             return None;
         }
         let words = head.as_chunks::<4>().0;

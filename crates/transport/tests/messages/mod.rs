@@ -227,13 +227,13 @@ impl Ways {
     }
     /// Lets a side send all messages except an acknowledgement.
     pub fn send_side(&mut self, side: Side) -> usize {
-        let (mut sink, burst) = (self.sink(side), self.burst);
-        self.with(side, |now, qp, host| {
-            if qp.wants_transmit() {
-                qp.poll_transmit(now, host, &mut sink, burst);
-            }
-        });
-        self.took(side, sink)
+        if !self.node(side).qp.wants_transmit() {
+            return 0;
+        }
+        let by_lines = if self.is_quick() { self.send_quick_at_most(side, self.burst).0 } else { 0 };
+        let (mut sink, burst) = (self.sink(side), self.burst - by_lines);
+        self.with(side, |now, qp, host| qp.poll_transmit(now, host, &mut sink, burst));
+        by_lines + self.took(side, sink)
     }
     /// Lets a side send the acknowledgement that it owes.
     pub fn ack_side(&mut self, side: Side) -> usize {

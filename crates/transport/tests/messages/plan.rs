@@ -235,7 +235,6 @@ pub fn reach(p: &mut Ways, seed: u64) {
             x >> 20
         };
         let near = &mut p.node(side).host.near;
-        near.small = roll() % 2 == 0;
         near.gone.extend((0..100).map(|_| roll() % 4 == 0));
         let mut lend = roll;
         near.lend = Some(Box::new(move |_, _, max| match lend() % 4 {

@@ -125,8 +125,6 @@ pub struct Near {
     pub bad: bool,
     /// Of the loans to come, those that are out of reach, by order.
     pub gone: VecDeque<bool>,
-    /// It tells which SENDs are small.
-    pub small: bool,
     /// Loans that were fetched.
     pub fetched: Vec<Loan>,
 }
@@ -374,11 +372,6 @@ impl Host for MockHost {
             self.reach(index, request);
         }
         outcome
-    }
-    fn small_send(&self, index: u32) -> Option<u32> {
-        let SendRequest { op, flags, len, .. } = self.sq[Self::at(index)].request;
-        let plain = op.is_plain_send() && !flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
-        (self.near.small && plain && len <= SMALL_BYTES).then_some(len)
     }
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
         let len = self.near.lend.as_mut()?(index, offset, max)?;
