@@ -51,8 +51,12 @@ fn free_port() -> String {
 
 /// Runs a program twice, as the server and as its client, and returns what both said.
 fn both(device: &str, program: &str, options: &[&str]) -> [String; 2] {
+    both_of(device, &[program], options)
+}
+/// As [`both`], with arguments in front of the port.
+fn both_of(device: &str, program: &[&str], options: &[&str]) -> [String; 2] {
     let port = free_port();
-    let arguments = [&["--device", device, program, "-p", &port], options].concat();
+    let arguments = [&["--device", device], program, &["-p", &port], options].concat();
     let server = exec(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let begun = Instant::now();
     let client = loop {
@@ -67,7 +71,7 @@ fn both(device: &str, program: &str, options: &[&str]) -> [String; 2] {
         let _ = server.kill();
     }
     let server = server.wait_with_output().unwrap();
-    let case = format!("{program} {options:?} on {device}");
+    let case = format!("{program:?} {options:?} on {device}");
     assert!(client.status.success(), "{case}: client: {}\nserver: {}", text(&client), text(&server));
     assert!(server.status.success(), "{case}: server: {}", text(&server));
     [text(&server), text(&client)]
@@ -114,11 +118,52 @@ fn asynchronous_events_are_waited_for() {
     assert!(line.starts_with("rxe0: async event FD"), "{line}");
 }
 
+/// One program of perftest, as `ib_send_lat`, over a service, with a way to post or to wait.
+fn perftest(program: &str, service: &str, option: Option<&str>) {
+    // A retry only after a second: the machine may be busy.
+    let options = [&["-x", "1", "-n", "100", "-F", "-u", "18", "-c", service], option.as_slice()].concat();
+    let said = both(UDP, program, &options);
+    assert!(said.iter().any(|text| text.contains("100 ")), "{program} {options:?}: {said:?}");
+}
+
 #[test]
 #[ignore = "needs perftest: its measuring programs"]
-fn perftest_measures_sends_and_writes() {
-    for program in ["ib_send_lat", "ib_write_lat", "ib_send_bw"] {
-        let said = both(UDP, program, &["-x", "1", "-n", "200", "-F"]);
-        assert!(said.iter().any(|text| text.contains("200 ")), "{program}: {said:?}");
+fn perftest_measures_each_operation() {
+    for program in ["ib_write_lat", "ib_read_bw", "ib_atomic_lat"] {
+        perftest(program, "RC", None);
+    }
+    perftest("ib_send_bw", "UD", Some("-e"));
+    perftest("ib_send_lat", "XRC", Some("--use_old_post_send"));
+}
+
+#[test]
+#[ignore = "for nightly: half a minute under valgrind"]
+fn a_memory_checker_finds_nothing_in_a_ping_pong() {
+    // Its leaks are those of the program.
+    let checked = ["valgrind", "-q", "--error-exitcode=9", "--leak-check=no", "ibv_rc_pingpong"];
+    both_of(AUTO, &checked, &["-g", "1", "-n", "20"]);
+}
+
+#[test]
+#[ignore = "a minute and more, for nightly: each program of perftest over each service"]
+fn perftest_measures_each_operation_over_each_service() {
+    let services: [(&str, &[&str]); 4] = [
+        ("send", &["RC", "UC", "UD", "XRC"]),
+        ("write", &["RC", "UC", "XRC"]),
+        ("read", &["RC", "XRC"]),
+        ("atomic", &["RC", "XRC"]),
+    ];
+    for (operation, services) in services {
+        for kind in ["lat", "bw"] {
+            for service in services {
+                for option in [None, Some("-e"), Some("--use_old_post_send")] {
+                    // A write tells its target nothing that it could wait for.
+                    let waits = option == Some("-e") && operation == "write";
+                    if !waits {
+                        perftest(&format!("ib_{operation}_{kind}"), service, option);
+                    }
+                }
+            }
+        }
     }
 }

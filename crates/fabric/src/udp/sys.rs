@@ -74,14 +74,22 @@ pub(crate) fn send_to_groups_by(fd: BorrowedFd<'_>, v6: bool, interface: u32) ->
 /// The kernel refuses it.
 pub(crate) fn steer(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    // The kernel reads the padding, too, and memory checkers look at it.
+    let mut of_kernel = core::mem::MaybeUninit::<libc::sock_fprog>::uninit();
+    let at = of_kernel.as_mut_ptr();
+    // SAFETY: the value, and both of its fields.
+    unsafe {
+        at.write_bytes(0, 1);
+        (&raw mut (*at).len).write(len);
+        (&raw mut (*at).filter).write(program.as_ptr().cast_mut());
+    }
     // SAFETY: (1) the kernel reads the program, which lives for the call, and copies it.
     let r = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_ATTACH_REUSEPORT_CBPF,
-            (&raw const program).cast(),
+            of_kernel.as_ptr().cast(),
             size_of::<libc::sock_fprog>() as libc::socklen_t,
         )
     };

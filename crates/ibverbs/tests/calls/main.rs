@@ -30,6 +30,7 @@ macro_rules! call {
 mod events;
 mod extended;
 mod objects;
+mod processes;
 mod rdmacm;
 
 fn errno() -> c_int {
