@@ -102,6 +102,21 @@ fn a_server_that_stays_serves_one_client_after_the_other() {
     assert!(!server.has_ended());
 }
 
+/// The moments reach from the start of the program to data on the connection.
+#[test]
+#[ignore = "needs rdmacm-utils: programs of librdmacm"]
+fn a_server_outlives_clients_that_are_killed_at_any_moment() {
+    let port = free_port();
+    let mut server = Server::start(&["--device", UDP, "rping", "-s", "-P", "-a", "127.0.0.1", "-p", &port]);
+    let endless = ["--device", UDP, "rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1000000"];
+    for moment in [0, 20, 40, 80, 160, 320] {
+        let client = Server::start(&endless);
+        std::thread::sleep(Duration::from_millis(moment));
+        drop(client);
+    }
+    client(UDP, &["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "10"], &mut server);
+}
+
 #[test]
 #[ignore = "needs rdmacm-utils: programs of librdmacm"]
 fn programs_connect_with_endpoints_and_with_event_channels() {
@@ -178,4 +193,16 @@ fn members_of_a_group_receive_what_is_sent_to_it() {
     }
     let said = text(&member.output());
     assert!(said.contains("return status 0"), "{said}");
+}
+
+/// Each first connects to exchange its parameters; then the server listens anew.
+#[test]
+#[ignore = "needs perftest: its measuring programs"]
+fn perftest_connects_by_librdmacm() {
+    for program in ["ib_send_lat", "ib_read_lat"] {
+        let port = free_port();
+        let server = [program, "-R", "-n", "200", "-F", "-p", &port];
+        let said = pair(UDP, &port, &server, &[&server[..], &["127.0.0.1"]].concat());
+        assert!(said.iter().any(|text| text.contains(" 200 ")), "{program}: {said:?}");
+    }
 }

@@ -11,8 +11,9 @@ use hca::hca_core::{AckTimeout, Lid, Mtu, Pkey, Psn, QpType, Qpn};
 
 use super::abi::{IbvEce, RdmaCmId, RdmaConnParam};
 use super::border::{at_exit, bytes};
+use super::channel::What;
 use super::device::CmDevice;
-use super::event::complete;
+use super::event::{Kind, complete};
 use super::id::{Asked, Ear, IDS, Id, Phase, RC, State, UC, UD};
 use super::qp::{self, fresh_psn};
 use crate::entry::{Errno, INVALID, In, counted, exports};
@@ -249,13 +250,27 @@ impl Id {
 /// Asks again, as the path carries only packets of a smaller MTU. Returns whether it does.
 pub(super) fn again(id: &Arc<Id>) -> bool {
     let mut state = id.state();
-    let (Some(device), Some(before)) = (state.device.clone(), state.comm) else { return false };
-    let Some((peer, request)) = &mut state.sent else { return false };
+    let Some((_, request)) = &mut state.sent else { return false };
     let Some(mtu) = Mtu::from_bytes(request.path_mtu.bytes() / 2) else { return false };
     request.path_mtu = mtu;
-    let (peer, request) = (*peer, *request);
+    ask_again(id, &mut state)
+}
+/// Asks again, as nobody listened before. The program hears of an error.
+pub(super) fn once_more(id: &Arc<Id>) {
+    let mut state = id.state();
+    // The identifier may be gone meanwhile.
+    if state.phase == Phase::Connecting && !ask_again(id, &mut state) {
+        state.phase = Phase::Ended;
+        drop(state);
+        id.note(What::Plain(Kind::Unreachable, -libc::EHOSTUNREACH));
+    }
+}
+/// Sends the request of an identifier once more, as a new one.
+fn ask_again(id: &Arc<Id>, state: &mut State) -> bool {
+    let (Some(device), Some(before)) = (state.device.clone(), state.comm) else { return false };
+    let Some((peer, request)) = &state.sent else { return false };
     device.agent.forget(before);
-    state.comm = device.agent.connect(peer, &request, Ear::new(id, &device)).ok();
+    state.comm = device.agent.connect(*peer, request, Ear::new(id, &device)).ok();
     state.comm.is_some()
 }
 

@@ -2,6 +2,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::net::UdpSocket;
 use std::sync::{Arc, Mutex};
 
@@ -121,15 +122,21 @@ impl CmDevice {
     }
 }
 
-/// Binds a port on all of the devices; port 0 chooses one.
+/// Binds a port on all of the devices; port 0 chooses one. The choice begins anywhere, so that a port that was given back
+/// is not another program's at once.
 pub(super) fn bind_all(
     devices: &[Arc<CmDevice>],
     space: PortSpace,
     port: u16,
     shares: bool,
 ) -> Result<u16, Errno> {
-    let ports = if port == 0 { PORTS } else { port..=port };
-    for port in ports.clone() {
+    let any = || {
+        let count = u64::from(PORTS.end() - PORTS.start()) + 1;
+        let first = RandomState::new().hash_one(0) % count;
+        (0..count).map(move |i| PORTS.start() + ((first + i) % count) as u16).collect()
+    };
+    let ports: Vec<u16> = if port == 0 { any() } else { vec![port] };
+    for port in ports {
         let service = ServiceId::of_port(space, port);
         let bound = devices.iter().take_while(|device| device.bind(service, shares).is_ok()).count();
         if bound == devices.len() {

@@ -225,6 +225,7 @@ fn changed(id: &Arc<Id>, event: &Event) -> Option<Content> {
             Some(Kind::Established.into())
         }
         Event::Rejected { reason: Reason::INVALID_MTU, .. } if super::connect::again(id) => None,
+        Event::Rejected { reason: Reason::INVALID_SERVICE_ID, .. } if super::later::repeat(id) => None,
         Event::Rejected { reason, private_data, .. } => {
             ended(id);
             let data = private_data.bytes().to_vec();

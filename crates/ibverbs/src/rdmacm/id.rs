@@ -67,6 +67,8 @@ pub(super) struct State {
     pub(super) asked: Option<Asked>,
     /// The request that was sent, for the case that the path carries less.
     pub(super) sent: Option<(Gid, Req)>,
+    /// How often nobody listened to it.
+    pub(super) refusals: u32,
     pub(super) link: Option<Link>,
     /// A connection that was refused by this side after the peer had accepted: its end is no event.
     pub(super) has_failed: bool,

@@ -9,6 +9,7 @@
 //! | `channel`, `event` | event channels; events, and what taking one does |
 //! | `address` | binding, resolving, listening |
 //! | `connect` | connecting, accepting, rejecting, disconnecting |
+//! | `later` | requests that are repeated, as nobody listens yet |
 //! | `qp` | queue pairs of identifiers, and their transitions |
 //! | `multicast` | groups |
 //! | `endpoint` | `rdma_getaddrinfo`, endpoints, calls that wait |
@@ -25,6 +26,7 @@ mod device;
 mod endpoint;
 mod event;
 mod id;
+mod later;
 mod multicast;
 mod qp;
 mod sockets;

@@ -63,7 +63,11 @@ struct Event {
     status: u32,
 }
 
+/// The next event, which comes within a minute.
 fn next(channel: *mut c_void) -> Event {
+    let mut fd = libc::pollfd { fd: word(channel, 0) as c_int, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one descriptor, of a channel that exists.
+    assert_eq!(unsafe { libc::poll(&raw mut fd, 1, 60_000) }, 1, "no event in a minute");
     let mut at: *mut c_void = null_mut();
     assert_eq!(cm!(rdma_get_cm_event(channel, &raw mut at)), 0, "{}", errno());
     Event { at, id: field(at, 0), kind: word(at, 16), status: word(at, 20) }
@@ -286,4 +290,47 @@ fn null_and_what_was_destroyed_are_refused() {
     assert_eq!((cm!(rdma_create_id(channel, &raw mut to, 0, 1)), errno()), (-1, libc::EINVAL), "a space");
     assert_eq!((cm!(rdma_getaddrinfo(0, 0, 0, &raw mut to)), errno()), (-1, libc::EINVAL));
     cm!(rdma_destroy_event_channel(channel) -> ());
+}
+
+/// The test runs twice: the other process, which has the port in its environment, connects and ends.
+#[test]
+fn the_connections_of_a_program_that_exits_end() {
+    const PORT: &str = "HCA_TEST_PORT";
+    let channel = channel();
+    if let Ok(port) = std::env::var(PORT) {
+        let client = resolved(channel, port.parse().unwrap());
+        assert_eq!(cm!(rdma_connect(client, 0)), 0, "{}", errno());
+        expect(channel, client, ESTABLISHED);
+        std::process::exit(0);
+    }
+    let (listener, port) = listener(channel);
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "rdmacm::the_connections_of_a_program_that_exits_end"])
+        .env(PORT, port.to_string())
+        .spawn()
+        .unwrap();
+    let request = next(channel);
+    let server = request.id;
+    assert_eq!(request.kind, CONNECT_REQUEST);
+    request.ack();
+    create_qp(server);
+    assert_eq!(cm!(rdma_accept(server, 0)), 0, "{}", errno());
+    expect(channel, server, ESTABLISHED);
+    expect(channel, server, DISCONNECTED);
+    assert!(child.wait().unwrap().success());
+    [server, listener].into_iter().for_each(destroy);
+}
+
+#[test]
+fn a_connect_to_nobody_is_refused() {
+    let (channel, clients) = (channel(), channel());
+    // A port that is free again.
+    let (before, port) = listener(channel);
+    destroy(before);
+    let client = resolved(clients, port);
+    assert_eq!(cm!(rdma_connect(client, 0)), 0, "{}", errno());
+    let refused = next(clients);
+    assert_eq!((refused.kind, refused.status), (REJECTED, 8), "nobody listens");
+    refused.ack();
+    destroy(client);
 }
