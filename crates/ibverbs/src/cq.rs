@@ -56,6 +56,8 @@ pub(crate) enum CqKind {
 pub(crate) struct Polled {
     pub(crate) port: Box<dyn CqPort>,
     pub(crate) current: Current,
+    /// Room for what the device returns, which is not cleared between polls.
+    batch: [Completion; BATCH],
 }
 
 /// A completion queue. Each is an extended one.
@@ -109,7 +111,7 @@ pub(crate) fn create(
         comp_events_completed: 0,
         async_events_completed: 0,
     };
-    let port = Held::new(Polled { port, current: Current::default() });
+    let port = Held::new(Polled { port, current: Current::default(), batch: [Completion::default(); BATCH] });
     let cq = give(Cq {
         c: empty(c),
         adapter,
@@ -188,12 +190,12 @@ pub(crate) extern "C" fn poll_cq(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> c_i
         let cq = cq.get()?;
         let room = usize::try_from(room).map_err(|_| INVALID)?;
         let mut polled = cq.port.lock();
+        let Polled { port, batch, .. } = &mut *polled;
         let mut found = 0;
-        let mut batch = [Completion::default(); BATCH];
         while found < room {
             let want = BATCH.min(room - found);
-            let got = polled.port.poll(&mut batch[..want]);
-            for wc in &batch[..got] {
+            let got = port.poll(&mut batch[..want]);
+            for wc in &batch[..got.min(want)] {
                 out.set_at(found, room, translate(&cq.adapter, wc))?;
                 found += 1;
             }
