@@ -5,11 +5,11 @@
 //! | from | call | to |
 //! |---|---|---|
 //! | the server, for each message | `config_read`, `config_write`, `bar_read`, `bar_write`, `dma_map`, `dma_unmap`, `reset` | here |
-//! | the server, in a loop | [`Function::look_at_requests`] of all, [`Function::look_at_places`] of all, [`Function::carry_out`] of all | `uar` (doorbells) and `path` |
-//! | `registers`, for a write of the command doorbell | `Function::run_commands` | `command` |
-//! | `command`, by operation code | `Function::create_cq` and the like: `(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus>` | `command/*` and `objects/*` |
-//! | here and `registers`, for each completion queue that was armed | `Function::armed` | `cq` |
-//! | `objects`, `path` | `Function::post_event`, `Function::raise` | `eq` |
+//! | the server, in a loop | [`Function::look_at_requests`] of all, [`Function::look_at_places`] of all, [`Function::carry_out`] of all | `bus::uar` (doorbells), `qp`, `cq`, `srq`, `eth` |
+//! | `bus::registers`, for a write of the command doorbell | `Function::run_commands` | `command` |
+//! | `command`, by operation code | `Function::create_cq` and the like: `(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus>` | `command`, `eq` and the folder of the object, as `cq` |
+//! | here and `bus::registers`, for each completion queue that was armed | `Function::armed` | `cq` |
+//! | `objects`, `cq`, `port` | `Function::post_event`, `Function::raise` | `eq` |
 //! | here, for a range of client memory that goes | `Function::release_memory`, then `Guest::unmap` | `objects`, `guest` |
 //! | here, at reset and teardown | `Function::destroy_objects` | `objects` |
 

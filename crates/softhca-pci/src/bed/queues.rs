@@ -367,12 +367,20 @@ impl Client {
     /// A target of a domain, as Linux makes it: without a doorbell page and a record, and with queues that mean nothing.
     #[cfg(test)]
     pub(crate) fn try_target(&mut self, xrcd: u32) -> Result<ClientQp, CmdStatus> {
+        self.try_target_with(xrcd, 0)
+    }
+
+    /// The same, with a completion queue that means nothing.
+    #[cfg(test)]
+    pub(crate) fn try_target_with(&mut self, xrcd: u32, cqn: u32) -> Result<ClientQp, CmdStatus> {
         let context = Qpc::new()
             .with(Qpc::ST, ServiceType::Xrc.code())
             .with(Qpc::PD, self.pd)
             .with(Qpc::NO_SQ, true)
             .with(Qpc::RQ_TYPE, RqType::Srq.code())
             .with(Qpc::XRCD, xrcd)
+            .with(Qpc::CQN_SND, cqn)
+            .with(Qpc::CQN_RCV, cqn)
             .with(Qpc::USER_INDEX, 0xff_ffff);
         let (out, _) = self.command_with(&CreateQpIn::new().with(CreateQpIn::QPC, context), &[], 0)?;
         let (qpn, st) = (out.get(CreateQpOut::QPN), ServiceType::Xrc);

@@ -236,11 +236,13 @@ impl DoorbellPages {
     }
 
     /// Takes the doorbell by which completion queues are armed from page number `at` of this look. Returns the page, the
-    /// queue that it names, and its word.
+    /// queue that it names, and its word. A driver of 32 bits writes the word first and then the number of the queue. No
+    /// queue has the number 0, so a doorbell with that number is the first half of one, and is left for a later look.
     pub(crate) fn take_armed(&mut self, at: usize) -> Option<(u32, u32, u32)> {
         let uar = *self.due.get(at)?;
         let word = self.word(uar, CQ_DOORBELL);
-        if word.load(Ordering::Relaxed) == 0 {
+        let cqn = CqDoorbell::from_array(word.load(Ordering::Relaxed).to_ne_bytes()).get(CqDoorbell::CQN);
+        if cqn == 0 {
             return None;
         }
         // Acquire: as in `take_rung`.
@@ -335,6 +337,19 @@ mod tests {
         pages.begin_look();
         assert_eq!((pages.take_armed(0), pages.take_armed(0)), (Some((uar, 0x1234, 1 << 28)), None));
         assert_eq!(pages.take_rung(0, drop), None);
+    }
+
+    #[test]
+    fn the_first_half_of_a_doorbell_waits_for_the_second() {
+        let mut pages = DoorbellPages::new().unwrap();
+        let (_, uar) = (pages.alloc(), pages.alloc().unwrap());
+        let half = CqDoorbell::new().with(CqDoorbell::CMD_SN, 2).with(CqDoorbell::CI, 5);
+        for (doorbell, taken) in [(half, None), (half.with(CqDoorbell::CQN, 9), Some((uar, 9, 2 << 28 | 5)))]
+        {
+            pages.word(uar, CQ_DOORBELL).store(u64::from_ne_bytes(*doorbell.as_bytes()), Ordering::Relaxed);
+            pages.begin_look();
+            assert_eq!(pages.take_armed(0), taken);
+        }
     }
 
     #[test]

@@ -15,15 +15,21 @@
 //! word of 0 in the record, and may arm by that very word; so the function writes a word that no driver writes
 //! ([`UNARMED`]) into a new queue's record, and any later word is the driver's.
 //!
-//! A doorbell carries the word, too. The record may hold a later one by then, so both count, the doorbell's first. Two
-//! requests of which the driver has written both doorbells between two looks leave one word in both places: a driver
-//! that asks for any completion and then at once for a solicited one gets an event for the solicited one only.
-//! Doorbells that come as messages are taken one by one, so there nothing is lost.
+//! A doorbell carries the word, too. The record may hold a later one by then, so both count, the doorbell's first. The
+//! doorbell's word counts only if its counter of events is that of the record, and its counter of completions lies
+//! between that of the word that counted last and that of the record. Any other word is older than an event that the
+//! driver has taken, or is made of the halves of two doorbells. Two requests of which the driver has written both
+//! doorbells between two looks leave one word in both places: a driver that asks for any completion and then at once
+//! for a solicited one gets an event for the solicited one only. Doorbells that come as messages are taken one by one,
+//! so there nothing is lost.
 
 /// Counters of completions have 24 bits.
 const MASK: u32 = 0xff_ffff;
 /// Set where the driver waits for a solicited completion, or one in error.
 const SOLICITED: u32 = 1 << 24;
+
+/// The counter of events.
+const EVENTS: u32 = 3 << 28;
 
 /// The word of a queue that was never armed.
 pub(crate) const UNARMED: u32 = u32::MAX;
@@ -63,7 +69,7 @@ impl Arm {
     /// The page was rung, and the record holds `word`. Whether an event is due.
     pub(crate) fn look(&mut self, word: u32, bell: Bell) -> bool {
         let earlier = match bell {
-            Bell::Word(earlier) if earlier != word => self.ask(earlier),
+            Bell::Word(earlier) if earlier != word && self.believes(earlier, word) => self.ask(earlier),
             _ => false,
         };
         if word == UNARMED || self.seen == Some(word) && bell == Bell::Others {
@@ -71,6 +77,14 @@ impl Arm {
         }
         // One that was due before has told of what this one would.
         self.ask(word) || earlier
+    }
+
+    /// Whether a doorbell's word can be that of a request which is no older than what is known, where the record holds
+    /// another one.
+    fn believes(&self, bell: u32, record: u32) -> bool {
+        (bell ^ record) & EVENTS == 0
+            && !beyond(bell, record & MASK)
+            && self.seen.is_none_or(|seen| !beyond(seen, bell & MASK))
     }
 
     /// The driver asks by this word. Whether an event is due. Who waits for any completion, and has had no event since,
@@ -132,6 +146,8 @@ mod tests {
         Ring,
         /// The adapter sees a doorbell of the page: the last one of this queue, or that was lost.
         Rung { lost: bool },
+        /// The adapter looks because of an earlier doorbell of another queue.
+        Glance,
         /// The driver takes its event, if there is one.
         Event,
     }
@@ -143,6 +159,7 @@ mod tests {
             2 => any::<bool>().prop_map(|solicited| Step::Record { solicited }),
             2 => Just(Step::Ring),
             3 => any::<bool>().prop_map(|lost| Step::Rung { lost }),
+            1 => Just(Step::Glance),
             2 => Just(Step::Event),
         ];
         proptest::collection::vec(step, 0..60)
@@ -159,8 +176,12 @@ mod tests {
         armed: Option<(usize, bool)>,
         /// That of those requests which the adapter has seen and which waits for any completion.
         any: Option<usize>,
-        /// The word that the adapter saw last.
-        seen: Option<u32>,
+        /// What the record asks for: the position, and the kind.
+        asks: (usize, bool),
+        /// The word that the adapter saw last, and its position.
+        seen: Option<(u32, usize)>,
+        /// The requests that the adapter has seen since the last event.
+        requests: Vec<(usize, bool)>,
         /// Completions that there were when the last event was made.
         told: usize,
         events: u32,
@@ -173,21 +194,58 @@ mod tests {
     }
 
     impl Plain {
+        /// Whether there is a completion that this request is for, and that no event told of.
+        fn has_news(&self, (from, solicited): (usize, bool)) -> bool {
+            self.urgent[from.max(self.told)..].iter().any(|u| *u || !solicited)
+        }
         /// Whether an event is owed: a completion that was armed for is there, and no event told of it.
         fn owed(&self) -> bool {
-            let armed_for = |(from, solicited): (usize, bool)| {
-                self.urgent[from.max(self.told)..].iter().any(|u| *u || !solicited)
-            };
-            self.armed.is_some_and(armed_for) || self.any.is_some_and(|from| armed_for((from, false)))
+            self.armed.is_some_and(|armed| self.has_news(armed))
+                || self.any.is_some_and(|from| self.has_news((from, false)))
         }
-        fn event(&mut self, made: bool) {
-            assert!(!made || self.record != UNARMED, "it was never armed");
-            if made {
+        /// Makes the event that the requests of which the adapter knows are owed. Returns whether there was one.
+        fn serve(&mut self) -> bool {
+            let due = self.requests.iter().any(|request| self.has_news(*request));
+            if due {
                 if self.owed() {
                     (self.armed, self.any) = (None, None);
                 }
+                self.requests.clear();
                 (self.told, self.events) = (self.urgent.len(), self.events + 1);
             }
+            due
+        }
+        fn ask(&mut self, word: u32, request: (usize, bool)) -> bool {
+            self.seen = Some((word, request.0));
+            self.requests.push(request);
+            self.serve()
+        }
+        /// The adapter looks at the record, and at the doorbell if there is one. Returns whether it makes an event.
+        fn look(&mut self, bell: Option<(u32, usize, bool)>) -> bool {
+            if self.record == UNARMED {
+                return false;
+            }
+            // The doorbell is older than the record, but the driver has taken no event in between.
+            let timely = bell.filter(|(word, from, _)| {
+                *word != self.record
+                    && word >> 28 == self.record >> 28
+                    && self.seen.is_none_or(|seen| seen.1 <= *from)
+            });
+            // Who waits for any completion still does so if he asks for a solicited one.
+            if let Some((_, from, false)) = timely {
+                self.any = Some(from);
+            }
+            let mut made = false;
+            if let Some((word, from, solicited)) = timely {
+                made |= self.ask(word, (from, solicited));
+            }
+            if bell.is_some() || self.seen.is_none_or(|seen| seen.0 != self.record) {
+                if let Some((from, false)) = self.armed {
+                    self.any = Some(from);
+                }
+                made |= self.ask(self.record, self.asks);
+            }
+            made
         }
     }
 
@@ -205,7 +263,7 @@ mod tests {
                 match step {
                     Step::Write { urgent } => {
                         plain.urgent.push(urgent);
-                        plain.event(arm.wrote(urgent));
+                        prop_assert_eq!(arm.wrote(urgent), plain.serve(), "an event for what was asked for");
                     }
                     Step::Take { but } => {
                         let before = plain.taken;
@@ -217,26 +275,23 @@ mod tests {
                     Step::Record { solicited } => {
                         let ci = start.wrapping_add(plain.taken as u32) & MASK;
                         plain.record = plain.sn << 28 | u32::from(solicited) << 24 | ci;
-                        plain.armed = Some((plain.taken, solicited));
+                        plain.asks = (plain.taken, solicited);
+                        plain.armed = Some(plain.asks);
                         plain.seen_before = plain.idle_events > 3;
                     }
                     Step::Ring => {
-                        plain.bell = plain.armed.map(|(from, solicited)| (plain.record, from, solicited));
+                        let bell = plain.armed.map(|(from, solicited)| (plain.record, from, solicited));
+                        plain.bell = bell.or(plain.bell);
+                    }
+                    Step::Glance => {
+                        let made = arm.look(plain.record, Bell::Others);
+                        prop_assert_eq!(made, plain.look(None), "an event for what was asked for");
                     }
                     Step::Rung { lost } => {
-                        let bell = plain.bell.take().filter(|_| !lost);
-                        // Who waits for any completion still does so if he asks for a solicited one.
-                        if let Some((_, from, false)) = bell {
-                            plain.any = Some(from);
-                        }
-                        if let Some((from, false)) = plain.armed
-                            && (bell.is_some() || plain.seen != Some(plain.record))
-                        {
-                            plain.any = Some(from);
-                        }
-                        plain.seen = Some(plain.record);
-                        let bell = bell.map_or(Bell::Others, |(word, ..)| Bell::Word(word));
-                        plain.event(arm.look(plain.record, bell));
+                        let rung = plain.bell.take().filter(|_| !lost);
+                        let bell = rung.map_or(Bell::Others, |(word, ..)| Bell::Word(word));
+                        let made = arm.look(plain.record, bell);
+                        prop_assert_eq!(made, plain.look(rung), "an event for what was asked for");
                         // Another doorbell of the page changes nothing.
                         prop_assert!(!arm.look(plain.record, Bell::Others));
                         let told = !plain.owed() || plain.events > 0;
@@ -332,6 +387,29 @@ mod tests {
         assert!(arm.look(SOLICITED | 1, Bell::Word(0)));
         assert_eq!(arm.waits(), Some(true));
         assert!(!arm.wrote(false) && arm.wrote(true));
+    }
+
+    #[test]
+    fn a_doorbell_that_is_older_than_the_last_event_asks_for_nothing() {
+        let mut arm = Arm::default();
+        // Another queue's doorbell had the record looked at; this queue's own one is seen behind the event.
+        assert!(!arm.look(0, Bell::Others) && arm.wrote(false));
+        assert!(!arm.look(1 << 28 | SOLICITED | 1, Bell::Word(0)));
+        assert_eq!(arm.waits(), Some(true));
+        assert!(!arm.wrote(false) && arm.wrote(true));
+    }
+
+    #[test]
+    fn a_doorbell_of_which_half_is_missing_asks_by_the_record_alone() {
+        for sn in [0, 1] {
+            let mut arm = Arm::default();
+            assert!(!arm.wrote(false) && !arm.look(sn << 28 | SOLICITED | 1, Bell::Others));
+            // The half that names the queue comes without the word.
+            assert!(!arm.look(sn << 28 | SOLICITED | 1, Bell::Word(0)), "that one was taken");
+            assert_eq!(arm.waits(), Some(true));
+            assert!(!arm.look(sn << 28 | SOLICITED | 1, Bell::Word(sn << 28 | 2)), "beyond the record");
+            assert_eq!(arm.waits(), Some(true));
+        }
     }
 
     #[test]

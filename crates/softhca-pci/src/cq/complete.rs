@@ -264,7 +264,8 @@ impl Objects {
         for c in &port.batch[..n] {
             let number = shown.number(c.qp);
             if c.srq != Srqn::default() {
-                received_by_domain(c, srqs, qps.get(&number), &mut shown);
+                let target = qps.get(&number).filter(|qp| qp.handle == c.qp);
+                received_by_domain(c, srqs, target, &mut shown);
                 continue;
             }
             let Some(qp) = qps.get_mut(&number).filter(|qp| qp.handle == c.qp) else { continue };

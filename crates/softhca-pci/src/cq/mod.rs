@@ -178,6 +178,15 @@ impl Objects {
         Ok(cqn)
     }
 
+    /// That a completion queue is there and can be written. Returns its number.
+    pub(crate) fn usable_cq(&self, cqn: u32) -> Result<u32, CmdStatus> {
+        match self.cqs.get(&cqn) {
+            None => Err(CmdStatus::BadRes),
+            Some(cq) if cq.failed => Err(CmdStatus::BadResState),
+            Some(_) => Ok(cqn),
+        }
+    }
+
     /// Destroys a completion queue that no queue pair and no shared receive queue uses.
     pub(crate) fn destroy_cq(&mut self, cqn: u32) -> Result<(), CmdStatus> {
         if !self.cqs.contains_key(&cqn) {

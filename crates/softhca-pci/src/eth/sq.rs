@@ -277,9 +277,7 @@ pub(super) fn complete(objects: &mut Objects, cqn: u32, entry: Cqe64, urgent: bo
 impl Function {
     /// What an Ethernet queue names has to be there. Returns its protection domain, if it has one.
     pub(super) fn queue_names(&self, wq: &Wq, cqn: u32) -> Result<Option<PdHandle>, CmdStatus> {
-        if !self.objects.cqs.contains_key(&cqn) {
-            return Err(CmdStatus::BadRes);
-        }
+        self.objects.usable_cq(cqn)?;
         Ok(self.resources.pd(wq.get(Wq::PD)))
     }
 

@@ -2,10 +2,10 @@
 //!
 //! A queue pair of the RC, UC, UD or XRC service has a counterpart at the adapter, with the same number and, except for
 //! the send queue error state, the same state. An XRC queue pair without a send queue is a target, which has no queues,
-//! no doorbell record and no completion queues; one with a send queue is an initiator, which has that queue alone. Management queue pairs, and the queue pair by which Linux changes memory
-//! keys, have no counterpart: they have a number, states, and queues. They accept management datagrams, which get no
-//! answer, and changes of the rights and protection domains of keys; every other request ends in error. Queue pairs of
-//! other services are refused.
+//! no doorbell record and no completion queues; one with a send queue is an initiator, which has that queue alone.
+//! Management queue pairs, and the queue pair by which Linux changes memory keys, have no counterpart: they have a
+//! number, states, and queues. They accept management datagrams, which get no answer, and changes of the rights and
+//! protection domains of keys; every other request ends in error. Queue pairs of other services are refused.
 
 mod aside;
 pub(crate) mod grh;
@@ -341,13 +341,10 @@ impl Objects {
         Ok(qpn)
     }
 
-    /// The completion queues of a queue pair: those of the queues that it has.
+    /// The completion queues of a queue pair: those of the queues that it has. A queue that it lacks has none, whichever
+    /// the driver names.
     fn completion_queues(&self, context: &Qpc, shape: &Shape) -> Result<(u32, u32), CmdStatus> {
-        let of = |there: bool, cqn: u32| match (there, self.cqs.contains_key(&cqn)) {
-            (true, false) => Err(CmdStatus::BadRes),
-            (_, true) => Ok(cqn),
-            (false, false) => Ok(0),
-        };
+        let of = |there: bool, cqn: u32| if there { self.usable_cq(cqn) } else { Ok(0) };
         let receives = shape.rq.is_some() || shape.shared;
         Ok((of(shape.sq.is_some(), context.get(Qpc::CQN_SND))?, of(receives, context.get(Qpc::CQN_RCV))?))
     }
@@ -412,8 +409,10 @@ impl Objects {
         Ok(send + recv?)
     }
 
+    /// The adapter's queue of a shared receive queue; those of domains are for targets alone.
     fn adapters_srq(&self, number: u32) -> Result<SrqHandle, CmdStatus> {
-        self.srqs.get(&number).and_then(Srq::handle).ok_or(CmdStatus::BadRes)
+        let srq = self.srqs.get(&number).filter(|srq| srq.extended().is_none());
+        srq.and_then(Srq::handle).ok_or(CmdStatus::BadRes)
     }
 
     /// Destroys a queue pair. What the adapter has completed for it is shown first.

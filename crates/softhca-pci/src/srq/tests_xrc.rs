@@ -1,6 +1,6 @@
 //! Extended reliable connections: initiators, targets, domains and their shared receive queues.
 
-use hca_core::Device;
+use hca_core::{Device, ExtendedConnections};
 use hca_prm::command::cq::DestroyCqIn;
 use hca_prm::command::resource::{DeallocPdIn, DeallocXrcdIn};
 use hca_prm::command::srq::{ArmXrcSrqIn, DestroyXrcSrqIn, QueryXrcSrqIn, QueryXrcSrqOut};
@@ -322,10 +322,59 @@ fn a_reset_takes_domains_and_all_that_belongs_to_them() {
     x.p.b.client.function.reset();
     assert_eq!(x.p.b.client.function.objects.queue_bytes, 0);
     assert!(x.p.b.client.function.objects.xrcds.is_empty());
-    // The adapter has none of them any more: a sender's retries end.
+    // The adapter has none of them any more, so that nothing of a sender's is done.
     x.send(srqn, &[1; 8]);
     for _ in 0..8 {
         x.p.a.client.function.look();
     }
     assert!(x.p.a.sent().is_none_or(|cqe| opcode(&cqe) == CqeOpcode::ReqErr));
+    x.p.a.client.function.reset();
+    for function in [&mut x.p.a.client.function, &mut x.p.b.client.function] {
+        while function.give_back() {}
+    }
+    // A shared receive queue would keep its protection domain.
+    let new = Server::new();
+    assert_eq!(protection_domains(&x.p.server), protection_domains(&new));
+    assert_eq!(free_domains(&x.p.server), free_domains(&new));
+}
+
+/// The protection domains that the adapter has.
+fn protection_domains(server: &Server) -> u64 {
+    server.hca.counters().iter().find(|c| c.name == "protection_domains").expect("it is counted").value
+}
+
+/// The domains of extended connections that the adapter has left.
+fn free_domains(server: &Server) -> usize {
+    std::iter::from_fn(|| server.hca.alloc_xrcd().ok()).count()
+}
+
+#[test]
+fn a_target_holds_no_completion_queue_and_ends_with_none() {
+    let mut x = Extended::new();
+    let (xrcd, c) = (x.xrcd, &mut x.p.b.client);
+    let cq = c.cq(2);
+    let target = c.try_target_with(xrcd, cq.cqn).unwrap();
+    c.command(&DestroyCqIn::new().with(DestroyCqIn::CQN, cq.cqn)).unwrap();
+    c.destroy(target.qpn).unwrap();
+}
+
+#[test]
+fn a_queue_of_a_domain_is_for_targets_alone() {
+    let mut x = Extended::new();
+    let (srqn, cq) = (x.srq.rmpn, x.p.b.recv_cq);
+    let shape = QpShape { srq: Some(srqn), ..QpShape::default() };
+    assert_eq!(x.p.b.client.try_qp(shape, &cq, &cq).err(), Some(CmdStatus::BadRes));
+}
+
+#[test]
+fn nothing_is_made_that_completes_into_a_queue_in_error() {
+    let mut x = Extended::new();
+    let (xrcd, c) = (x.xrcd, &mut x.p.b.client);
+    let (cq, good) = (c.cq(2), c.cq(2));
+    c.function.objects.fail_cq(cq.cqn, hca_prm::CqErrorSyndrome::CqOverrun);
+    let refused = Some(CmdStatus::BadResState);
+    assert_eq!(c.try_xrc_srq(2, (xrcd, cq.cqn), USER).err(), refused);
+    assert_eq!(c.try_qp(QpShape::default(), &cq, &good).err(), refused);
+    assert_eq!(c.try_qp(QpShape::default(), &good, &cq).err(), refused);
+    assert_eq!(c.try_qp(QpShape::default(), &good, &good).err(), None);
 }

@@ -86,9 +86,7 @@ impl Objects {
         context: &XrcSrqc,
         init: &SrqInit,
     ) -> Result<(SrqHandle, Box<dyn RecvPort>), CmdStatus> {
-        if !self.cqs.contains_key(&context.get(XrcSrqc::CQN)) {
-            return Err(CmdStatus::BadRes);
-        }
+        self.usable_cq(context.get(XrcSrqc::CQN))?;
         let completions = self.completions()?;
         let domain = self.xrcds.get(&context.get(XrcSrqc::XRCD)).ok_or(CmdStatus::BadRes)?;
         let made = self.hca.create_xrc_srq(pd, domain.handle, completions, init).map_err(status)?;
