@@ -28,7 +28,7 @@ use crate::command::{Commands, Resources};
 use crate::eq::Eqs;
 use crate::eth::Ethernet;
 use crate::guest::{Guest, Part};
-use crate::objects::Objects;
+use crate::objects::{Objects, QUEUE_PAIRS_A_LOOK};
 use crate::port::directory::SharedDirectory;
 use crate::port::fixed::Fixed;
 use crate::port::link::{Link, Wire};
@@ -242,10 +242,12 @@ impl Function {
         self.release_piece(iova, size) || self.guest.unmap(iova, size, RANGES_A_LOOK) == Ok(true)
     }
 
-    /// The same of the keys alone.
+    /// The same of queue pairs and keys alone.
     fn release_piece(&mut self, iova: u64, size: u64) -> bool {
         // What is refused takes nothing back.
-        self.guest.check_unmap(iova, size).is_ok() && self.objects.release_keys(iova, size, KEYS_A_LOOK)
+        self.guest.check_unmap(iova, size).is_ok()
+            && (self.objects.release_queue_pairs(iova, size, QUEUE_PAIRS_A_LOOK)
+                || self.objects.release_keys(iova, size, KEYS_A_LOOK))
     }
 
     /// Does a piece of what a write to the configuration space would do, as it switches bus mastering off or resets the

@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use hca_core::{
     AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqPort, Device, DeviceError, PdHandle, QpAttr,
-    QpHandle, QpState, SrqHandle,
+    QpHandle, QpState, SrqHandle, Srqn,
 };
 use hca_prm::{CmdStatus, CqErrorSyndrome, EventType};
+use rustc_hash::FxHashSet;
 use softhca::{Pace, SoftHca};
 
 use crate::bus::registers::Clock;
@@ -33,8 +34,8 @@ use crate::{qp, srq};
 /// Entries of the queue into which all queue pairs of a function complete. It is emptied in each look; if it overflows
 /// nevertheless, all queue pairs of the function are in error.
 const COMPLETIONS: u32 = 1 << 17;
-/// Queue pairs that are destroyed in one look where all objects go.
-const QUEUE_PAIRS_A_LOOK: usize = 64;
+/// Queue pairs that are destroyed in one look where all objects go, or put in error where their memory goes.
+pub(crate) const QUEUE_PAIRS_A_LOOK: usize = 64;
 /// Numbers have 24 bits.
 const NUMBERS: u32 = 1 << 24;
 
@@ -156,6 +157,9 @@ pub(crate) struct Objects {
     pub(crate) freed_bytes: usize,
     /// Bytes of the keys' lists of pages.
     pub(crate) listed_bytes: usize,
+    /// Queue pairs that were looked at because of completion queues that failed.
+    #[cfg(test)]
+    pub(crate) looked_through: usize,
 }
 
 impl std::fmt::Debug for Objects {
@@ -202,6 +206,8 @@ impl Objects {
             freed_bytes: 0,
             max_queue_bytes: MOST_QUEUE_BYTES,
             listed_bytes: 0,
+            #[cfg(test)]
+            looked_through: 0,
         }
     }
 
@@ -279,10 +285,11 @@ impl Objects {
     }
 
     fn srq_limit_reached(&mut self, srq: SrqHandle) -> bool {
-        let found = self.srqs.iter_mut().find(|(_, s)| s.handle() == Some(srq));
-        let Some((number, queue)) = found else { return false };
+        let Some(number) = SoftHca::srq_number(srq).map(Srqn::raw) else { return false };
+        let found = self.srqs.get_mut(&number).filter(|queue| queue.handle() == Some(srq));
+        let Some(queue) = found else { return false };
         queue.limit = 0;
-        self.raised.push_back(Raised::Queue { event: EventType::SrqRqLimit, number: *number });
+        self.raised.push_back(Raised::Queue { event: EventType::SrqRqLimit, number });
         true
     }
 
@@ -308,14 +315,22 @@ impl Objects {
         }
     }
 
-    /// Puts the queue pairs of failed completion queues in error.
+    /// Puts the queue pairs of failed completion queues in error, and the shared receive queues of domains: by one look
+    /// at each of them, however many completion queues there are.
     pub(crate) fn end_failed(&mut self) {
-        while let Some(cqn) = self.failed_cqs.pop() {
-            for qp in self.qps.values_mut().filter(|qp| qp.cq_send == cqn || qp.cq_recv == cqn) {
-                qp.fail(&self.hca);
-            }
-            self.end_extended_of(cqn);
+        if self.failed_cqs.is_empty() {
+            return;
         }
+        let failed: FxHashSet<u32> = self.failed_cqs.drain(..).collect();
+        #[cfg(test)]
+        {
+            self.looked_through += self.qps.len();
+        }
+        let of_failed = |qp: &&mut qp::Qp| failed.contains(&qp.cq_send) || failed.contains(&qp.cq_recv);
+        for qp in self.qps.values_mut().filter(of_failed).filter(|qp| !qp.has_ended()) {
+            qp.fail(&self.hca);
+        }
+        self.end_extended_of(&failed);
     }
 
     /// Destroys so many queue pairs, at most, before all objects are. Returns whether there are more.
@@ -376,13 +391,21 @@ impl Objects {
         });
     }
 
+    /// Puts queue pairs in error whose queues or records lie here, so many at most. Returns whether there may be more.
+    pub(crate) fn release_queue_pairs(&mut self, iova: u64, size: u64, most: usize) -> bool {
+        let mut left = most;
+        for qp in self.qps.values_mut().filter(|qp| qp.touches(iova, size)).take(most) {
+            qp.fail(&self.hca);
+            qp.memory = None;
+            left -= 1;
+        }
+        left == 0
+    }
+
     /// The ranges of client memory go that begin here: keys and queues that lie in them, even in part, are made invalid.
     /// When it returns, the adapter touches that memory no more.
     pub(crate) fn release_memory(&mut self, iova: u64, size: u64) {
-        for qp in self.qps.values_mut().filter(|qp| qp.touches(iova, size)) {
-            qp.fail(&self.hca);
-            qp.memory = None;
-        }
+        self.release_queue_pairs(iova, size, usize::MAX);
         self.release_keys(iova, size, usize::MAX);
         self.unmap_range(iova, size);
         for srq in self.srqs.values_mut().filter(|srq| srq.touches(iova, size)) {
@@ -427,6 +450,11 @@ impl Function {
 }
 
 impl qp::Qp {
+    /// Whether it was put in error as its memory went, and not reset since.
+    fn has_ended(&self) -> bool {
+        self.memory.is_none() && self.send_failed
+    }
+
     /// Puts it in error: what it has under way is flushed.
     pub(crate) fn fail(&mut self, hca: &SoftHca) {
         self.send_failed = true;
@@ -479,6 +507,31 @@ impl From<Fault> for CmdStatus {
 mod tests {
     use super::*;
     use crate::bed::{QpShape, Server};
+
+    #[test]
+    fn where_all_memory_goes_queue_pairs_end_piece_by_piece_and_are_looked_at_once() {
+        let server = Server::new();
+        let mut c = server.client(0);
+        let (cqs, other): (Vec<_>, _) = ((0..32).map(|_| c.cq(1)).collect(), c.cq(1));
+        let count = QUEUE_PAIRS_A_LOOK * 3 / 2;
+        for i in 0..count {
+            c.qp(QpShape { log_rq: 0, log_sq: 0, ..QpShape::default() }, &cqs[i % 32], &other);
+        }
+        let (master, none) = (6_u16.to_le_bytes(), 2_u16.to_le_bytes());
+        c.function.config_write(4, &master);
+        let ended = |c: &Function| c.objects.qps.values().filter(|qp| qp.has_ended()).count();
+        let (mut before, mut pieces) = (0, 0);
+        while c.function.piece_before(4, &none) {
+            let now = ended(&c.function);
+            assert!(now - before <= QUEUE_PAIRS_A_LOOK, "{before} queue pairs, then {now}");
+            (before, pieces) = (now, pieces + 1);
+            assert!(pieces < 1000, "it comes to no end");
+        }
+        assert_eq!(ended(&c.function), count);
+        c.function.config_write(4, &none);
+        assert!(c.function.objects.cqs.values().all(|cq| cq.failed && cq.memory.is_none()));
+        assert_eq!(c.function.objects.looked_through, count, "once, and not for each completion queue");
+    }
 
     #[test]
     fn queues_that_go_give_their_room_back() {

@@ -3,6 +3,8 @@
 //! All completion queues of a page are armed by doorbells in one place, and each doorbell names one queue. So behind
 //! each doorbell all queues of the page are suspects; each look examines some of them.
 
+use std::collections::VecDeque;
+
 use crate::objects::Numbered;
 
 /// The completion queues of a page, and which of them are suspects: so many from one of them on.
@@ -17,8 +19,8 @@ struct Page {
 #[derive(Debug, Default)]
 pub(crate) struct Arms {
     pages: Numbered<Page>,
-    /// Pages with suspects.
-    suspected: Vec<u32>,
+    /// Pages with suspects, in the order of their turns: one suspect each.
+    suspected: VecDeque<u32>,
 }
 
 impl Arms {
@@ -41,22 +43,23 @@ impl Arms {
     pub(crate) fn suspect(&mut self, uar: u32) {
         let Some(page) = self.pages.get_mut(&uar) else { return };
         if page.left == 0 {
-            self.suspected.push(uar);
+            self.suspected.push_back(uar);
         }
         page.left = page.cqs.len();
     }
 
-    /// Takes a suspect.
+    /// Takes a suspect: of the pages in turn, so that none waits for one that is rung all the time.
     pub(crate) fn next_suspect(&mut self) -> Option<u32> {
         loop {
-            let uar = self.suspected.last()?;
+            let uar = self.suspected.pop_front()?;
             // A page may be without queues by now.
-            if let Some(page) = self.pages.get_mut(uar).filter(|page| page.left > 0) {
-                page.left -= 1;
-                page.next = (page.next + 1) % page.cqs.len();
-                return Some(page.cqs[page.next]);
+            let Some(page) = self.pages.get_mut(&uar).filter(|page| page.left > 0) else { continue };
+            page.left -= 1;
+            page.next = (page.next + 1) % page.cqs.len();
+            if page.left > 0 {
+                self.suspected.push_back(uar);
             }
-            self.suspected.pop();
+            return Some(page.cqs[page.next]);
         }
     }
 }
@@ -85,8 +88,8 @@ mod tests {
         for uar in [0, 1, 7] {
             arms.suspect(uar);
         }
-        assert!(arms.next_suspect().is_some_and(|cqn| cqn % 2 == 1));
-        arms.suspect(1);
+        assert!(arms.next_suspect().is_some_and(|cqn| cqn % 2 == 0));
+        arms.suspect(0);
         assert_eq!(all(&mut arms), (0..10).collect::<Vec<_>>());
         // Queues go in the middle, and a page with all of its own.
         arms.suspect(0);
@@ -101,5 +104,23 @@ mod tests {
         arms.insert(1, 3);
         arms.suspect(1);
         assert_eq!(all(&mut arms), [3]);
+    }
+
+    #[test]
+    fn a_page_that_is_rung_all_the_time_delays_no_other_page() {
+        let mut arms = Arms::default();
+        arms.insert(1, 1);
+        for cqn in 2..400 {
+            arms.insert(2, cqn);
+        }
+        for order in [[1, 2], [2, 1]] {
+            order.into_iter().for_each(|uar| arms.suspect(uar));
+            let mut seen = false;
+            for _ in 0..4 {
+                seen |= arms.next_suspect() == Some(1);
+                arms.suspect(2);
+            }
+            assert!(seen, "{order:?}");
+        }
     }
 }

@@ -337,10 +337,17 @@ impl Objects {
         } = self;
         let (wire, times) = (self.wire, Times::of(self.clock));
         let mut names = Names { hca, guest, buses, keys: None };
-        let of_domains = watched.domains.iter().filter_map(|number| xrcds.get(number));
-        for number in watched.shared.iter().chain(of_domains.flat_map(|domain| &domain.srqs)) {
-            if let Some(srq) = srqs.get_mut(number) {
-                any |= crate::qp::recv::take_shared(*number, srq, &mut names, raised);
+        let mut take = |number: &u32| {
+            let Some(srq) = srqs.get_mut(number) else { return false };
+            any |= crate::qp::recv::take_shared(*number, srq, &mut names, raised);
+            srq.more
+        };
+        for number in &watched.shared {
+            take(number);
+        }
+        for number in &watched.domains {
+            if let Some(domain) = xrcds.get_mut(number) {
+                domain.more = domain.srqs.iter().fold(false, |more, number| take(number) | more);
             }
         }
         let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, counters, wire, times };

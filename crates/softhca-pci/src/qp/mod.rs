@@ -491,6 +491,10 @@ impl Function {
 
     pub(crate) fn destroy_qp(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
         let qpn = parse::<DestroyQpIn>(input)?.get(DestroyQpIn::QPN);
+        if self.objects.qps.get(&qpn).is_some_and(Qp::is_datagram) {
+            // Whether its protection domain has others is looked for.
+            self.commands.charge(self.objects.qps.len());
+        }
         let mut directory = self.directory.lock();
         self.objects.destroy_qp(qpn, &directory)?;
         directory.remove_qp(qpn);

@@ -174,8 +174,7 @@ impl Objects {
             let shared = |number: &u32| srqs.get(number).is_some_and(|srq| srq.more);
             let domain = |qp: &Qp| qp.xrcd.and_then(|number| xrcds.get(&number));
             let any_shared = |qp: &Qp| {
-                qp.srq.is_some_and(|number| shared(&number))
-                    || domain(qp).is_some_and(|domain| domain.srqs.iter().any(shared))
+                qp.srq.is_some_and(|number| shared(&number)) || domain(qp).is_some_and(|domain| domain.more)
             };
             let more = qp.is_some_and(|qp| qp.handle == *handle && (qp.watch.more || any_shared(qp)));
             if !more {

@@ -10,6 +10,7 @@ use hca_prm::command::srq::{
     ArmXrcSrqIn, CreateXrcSrqIn, CreateXrcSrqOut, DestroyXrcSrqIn, QueryXrcSrqIn, QueryXrcSrqOut,
 };
 use hca_prm::{CmdStatus, EventType, XrcSrqState, XrcSrqc};
+use rustc_hash::FxHashSet;
 
 use super::{Kind, Shape, Srq};
 use crate::command::resource::LOG_XRCDS;
@@ -24,6 +25,8 @@ pub(crate) struct Domain {
     pub(crate) srqs: Vec<u32>,
     /// Its targets that are awake.
     pub(crate) awake: u32,
+    /// One of its shared receive queues has more requests than were taken in the last look.
+    pub(crate) more: bool,
 }
 
 impl Srq {
@@ -53,7 +56,7 @@ impl Objects {
         let number = self.xrcd_numbers.alloc(LOG_XRCDS)?;
         match self.hca.alloc_xrcd() {
             Ok(handle) => {
-                self.xrcds.insert(number, Domain { handle, srqs: Vec::new(), awake: 0 });
+                self.xrcds.insert(number, Domain { handle, srqs: Vec::new(), awake: 0, more: false });
                 Ok(number)
             }
             Err(e) => {
@@ -94,9 +97,9 @@ impl Objects {
     }
 
     /// The queues of domains whose completion queue has failed end with it: nobody could be told of what they receive.
-    pub(crate) fn end_extended_of(&mut self, cqn: u32) {
+    pub(crate) fn end_extended_of(&mut self, failed: &FxHashSet<u32>) {
         for (number, srq) in &mut self.srqs {
-            let names = srq.extended().is_some_and(|context| context.get(XrcSrqc::CQN) == cqn);
+            let names = srq.extended().is_some_and(|context| failed.contains(&context.get(XrcSrqc::CQN)));
             let Some(adapters) = srq.adapters.take_if(|_| names) else { continue };
             gone("shared receive queue", self.hca.destroy_srq(adapters.handle));
             self.queue_bytes -= adapters.counted;
