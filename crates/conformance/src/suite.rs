@@ -284,6 +284,33 @@ macro_rules! __tests {
     };
 }
 
+/// Defines `suite!` for the suite of a layer: a module with one `#[test]` for each check, all on the same bed.
+///
+/// A check is a function `fn(&Bed)` of a module of the test program, which is listed as `module { check, }`, behind a
+/// `$`. `suite!(name, bed)` evaluates the bed once a test; `suite!(name, bed, needs = "reason")` ignores the tests.
+#[macro_export]
+#[allow(clippy::crate_in_macro_def)] // the checks are the test program's
+macro_rules! checks {
+    ($d:tt $($module:ident { $($check:ident,)* })*) => {
+        macro_rules! suite {
+            ($d name:ident, $d bed:expr $d(, needs = $d why:literal)?) => {
+                needing! { [$d(#[ignore = $d why])?] $d name, $d bed }
+            };
+        }
+        macro_rules! needing {
+            ($d ignored:tt $d name:ident, $d bed:expr) => {
+                mod $d name {
+                    $(mod $module {
+                        #[allow(unused_imports)] // a bed may be made of names of the crate's root
+                        use crate::*;
+                        $($crate::__test! { $d ignored fn $check() { crate::$module::$check(&$d bed); } })*
+                    })*
+                }
+            };
+        }
+    };
+}
+
 /// A test with the attributes in brackets.
 #[doc(hidden)]
 #[macro_export]

@@ -15,34 +15,7 @@ use beds::Net;
 use hca_am::Way;
 use softhca::Progress;
 
-macro_rules! checks {
-    ($d:tt $($module:ident { $($check:ident,)* })*) => {
-        /// All checks, or those of the modules that are named.
-        macro_rules! suite {
-            ($d name:ident, $d bed:expr) => {
-                mod $d name {
-                    $(mod $module {
-                        #[allow(unused_imports)]
-                        use crate::*;
-                        $(#[test] fn $check() { crate::$module::$check(&$d bed); })*
-                    })*
-                }
-            };
-            (nightly $d name:ident, $d bed:expr) => {
-                mod $d name {
-                    $(mod $module {
-                        #[allow(unused_imports)]
-                        use crate::*;
-                        $(#[test] #[ignore = "needs nightly: a bed beyond those of each change"]
-                        fn $check() { crate::$module::$check(&$d bed); })*
-                    })*
-                }
-            };
-        }
-    };
-}
-
-checks! { $
+hca_conformance::checks! { $
     messages {
         short_requests_with_every_number_of_arguments_arrive,
         medium_requests_of_every_length_arrive,
@@ -86,10 +59,14 @@ checks! { $
 suite!(verbs_shm_inline, Bed::new(Net::Shm, Progress::Inline, Way::Verbs));
 suite!(via_shm_inline, Bed::new(Net::Shm, Progress::Inline, Way::Via));
 suite!(verbs_udp_inline, Bed::new(Net::Udp, Progress::Inline, Way::Verbs));
-suite!(nightly via_udp_inline, Bed::new(Net::Udp, Progress::Inline, Way::Via));
-suite!(nightly verbs_udp_thread, Bed::new(Net::Udp, Progress::Adaptive, Way::Verbs));
-suite!(nightly via_udp_thread, Bed::new(Net::Udp, Progress::Adaptive, Way::Via));
-suite!(nightly verbs_shm_thread, Bed::new(Net::Shm, Progress::Adaptive, Way::Verbs));
-suite!(nightly via_shm_thread, Bed::new(Net::Shm, Progress::Adaptive, Way::Via));
-suite!(nightly verbs_auto_thread, Bed::new(Net::Auto, Progress::Adaptive, Way::Verbs));
-suite!(nightly via_auto_shared_thread, Bed::new(Net::AutoShared, Progress::Adaptive, Way::Via));
+suite!(via_udp_inline, Bed::new(Net::Udp, Progress::Inline, Way::Via), needs = "for nightly");
+suite!(verbs_udp_thread, Bed::new(Net::Udp, Progress::Adaptive, Way::Verbs), needs = "for nightly");
+suite!(via_udp_thread, Bed::new(Net::Udp, Progress::Adaptive, Way::Via), needs = "for nightly");
+suite!(verbs_shm_thread, Bed::new(Net::Shm, Progress::Adaptive, Way::Verbs), needs = "for nightly");
+suite!(via_shm_thread, Bed::new(Net::Shm, Progress::Adaptive, Way::Via), needs = "for nightly");
+suite!(verbs_auto_thread, Bed::new(Net::Auto, Progress::Adaptive, Way::Verbs), needs = "for nightly");
+suite!(
+    via_auto_shared_thread,
+    Bed::new(Net::AutoShared, Progress::Adaptive, Way::Via),
+    needs = "for nightly"
+);

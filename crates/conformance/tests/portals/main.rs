@@ -25,28 +25,7 @@ use bed::Bed;
 use beds::Net;
 use softhca::Progress;
 
-macro_rules! checks {
-    ($d:tt $($module:ident { $($check:ident,)* })*) => {
-        macro_rules! suite {
-            ($d name:ident, $d bed:expr $d(, needs = $d why:literal)?) => {
-                needing! { [$d(#[ignore = $d why])?] $d name, $d bed }
-            };
-        }
-        macro_rules! needing {
-            ($d ignored:tt $d name:ident, $d bed:expr) => {
-                mod $d name {
-                    $(mod $module {
-                        #[allow(unused_imports)]
-                        use crate::*;
-                        $(hca_conformance::__test! { $d ignored fn $check() { crate::$module::$check(&$d bed); } })*
-                    })*
-                }
-            };
-        }
-    };
-}
-
-checks! { $
+hca_conformance::checks! { $
     ni {
         all_four_kinds_work_at_once_and_apart,
         an_interface_that_is_open_is_opened_again_as_the_same,

@@ -19,23 +19,7 @@ use bed::Bed;
 use beds::Net;
 use softhca::Progress;
 
-macro_rules! checks {
-    ($d:tt $($module:ident { $($check:ident,)* })*) => {
-        macro_rules! suite {
-            ($d name:ident, $d bed:expr) => {
-                mod $d name {
-                    $(mod $module {
-                        #[allow(unused_imports)]
-                        use crate::*;
-                        $(#[test] fn $check() { crate::$module::$check(&$d bed); })*
-                    })*
-                }
-            };
-        }
-    };
-}
-
-checks! { $
+hca_conformance::checks! { $
     send {
         messages_of_every_length_arrive_on_every_level,
         a_message_is_gathered_and_scattered_in_the_order_of_its_segments,
