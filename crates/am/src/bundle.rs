@@ -7,9 +7,9 @@ use hca_verbs::{AckTimeout, Context};
 
 use crate::endpoint::{Endpoint, Link, Mapped, Open, SMALL, Side, Translation};
 use crate::lower::{Event, LinkId, Lower, Sleeper, Unsent, Verbs, Via};
-use crate::message::{Message, Pause, Returned, Token, check_call, surely};
-use crate::segment::{Remote, Segment, Source};
-use crate::wire::{Body, Head, Hello};
+use crate::message::{Load, Message, Pause, Returned, Token, surely};
+use crate::segment::{Segment, Source};
+use crate::wire::{Head, Hello};
 use crate::{EndpointId, EndpointName, Error, EventMask, Tag, Way};
 
 /// The options of a bundle.
@@ -397,7 +397,7 @@ impl Bundle {
         handler: u16,
         args: &[u32],
     ) -> Result<(), Error> {
-        self.send(endpoint, index, handler, args, Body::Short, None, true)
+        self.send(endpoint, index, handler, args, &Load::Short, true)
     }
     /// Sends a medium request (`AM_RequestI`). The payload is copied.
     ///
@@ -411,7 +411,7 @@ impl Bundle {
         args: &[u32],
         data: &[u8],
     ) -> Result<(), Error> {
-        self.send(endpoint, index, handler, args, Body::Medium(data), None, true)
+        self.send(endpoint, index, handler, args, &Load::Medium(data), true)
     }
     /// Writes into the peer's segment from `offset` on, and then sends the request (`AM_RequestXfer`).
     ///
@@ -426,9 +426,7 @@ impl Bundle {
         source: impl Into<Source<'s>>,
         offset: u64,
     ) -> Result<(), Error> {
-        let source = source.into();
-        let body = Body::Bulk { offset, len: source.len() as u64 };
-        self.send(endpoint, index, handler, args, body, Some(&source), true)
+        self.send(endpoint, index, handler, args, &Load::Bulk(source.into(), offset), true)
     }
     /// As [`request`](Self::request), and returns instead of waiting.
     ///
@@ -441,7 +439,7 @@ impl Bundle {
         handler: u16,
         args: &[u32],
     ) -> Result<(), Error> {
-        self.send(endpoint, index, handler, args, Body::Short, None, false)
+        self.send(endpoint, index, handler, args, &Load::Short, false)
     }
     /// As [`request_medium`](Self::request_medium), and returns instead of waiting.
     ///
@@ -455,7 +453,7 @@ impl Bundle {
         args: &[u32],
         data: &[u8],
     ) -> Result<(), Error> {
-        self.send(endpoint, index, handler, args, Body::Medium(data), None, false)
+        self.send(endpoint, index, handler, args, &Load::Medium(data), false)
     }
     /// As [`request_bulk`](Self::request_bulk), and returns instead of waiting (`AM_RequestXferAsync`).
     ///
@@ -470,21 +468,17 @@ impl Bundle {
         source: impl Into<Source<'s>>,
         offset: u64,
     ) -> Result<(), Error> {
-        let source = source.into();
-        let body = Body::Bulk { offset, len: source.len() as u64 };
-        self.send(endpoint, index, handler, args, body, Some(&source), false)
+        self.send(endpoint, index, handler, args, &Load::Bulk(source.into(), offset), false)
     }
 
     #[inline]
-    #[allow(clippy::too_many_arguments)] // the parts of a request
     fn send(
         &mut self,
         endpoint: EndpointId,
         index: usize,
         handler: u16,
         args: &[u32],
-        body: Body<'_>,
-        source: Option<&Source<'_>>,
+        load: &Load<'_>,
         waits: bool,
     ) -> Result<(), Error> {
         let id = self.translation(endpoint, index)?.link;
@@ -492,16 +486,15 @@ impl Bundle {
         let link = self.link(id).ok_or(Error::Unreachable)?;
         let max_medium = link.peer.map_or(0, |peer| peer.max_medium as usize);
         let segment = link.segment();
-        check_call(args, &body, source, max_medium, segment)?;
-        if let (Some(source), Body::Bulk { offset, len }) = (source, body) {
-            let to = Remote { addr: segment.addr.wrapping_add(offset), len, key: segment.key };
+        let body = load.check(args, max_medium, segment)?;
+        let write = load.write(segment);
+        if let Some((source, to)) = write {
             self.post(waits, |lower| lower.put(id, source, to))?;
         }
         let head = Head::request(handler, args, &body);
-        let head = head.bytes();
-        let payload = if let Body::Medium(data) = body { data } else { &[] };
+        let (head, payload) = (head.bytes(), body.payload());
         // Behind a WRITE the message has to follow.
-        let waits = waits || source.is_some();
+        let waits = waits || write.is_some();
         let kept = if payload.len() > SMALL {
             Some(self.post(waits, |lower| lower.send_kept(id, head, payload))?)
         } else {

@@ -37,7 +37,7 @@ pub(crate) struct Translation {
 pub(crate) struct Link {
     pub(crate) id: LinkId,
     pub(crate) endpoint: usize,
-    /// What the peer said first.
+    /// The peer's hello, once it has come.
     pub(crate) peer: Option<Hello>,
     pub(crate) side: Side,
 }

@@ -147,7 +147,7 @@ pub enum Error {
     /// An option is out of its range, or a limit is reached.
     #[error("{what}: at most {max}")]
     Limit {
-        /// What is limited.
+        /// The limited resource.
         what: &'static str,
         /// The most.
         max: usize,

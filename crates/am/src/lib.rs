@@ -36,7 +36,7 @@
 //! |---|---|---|---|
 //! | short | up to 16 arguments of 32 bits | [`Bundle::request`] | [`Token::reply`] |
 //! | medium | and a payload, which the handler sees as a slice | [`Bundle::request_medium`] | [`Token::reply_medium`] |
-//! | bulk | and bytes, which are in the receiver's segment when the handler runs | [`Bundle::request_bulk`] | [`Token::reply_bulk`] |
+//! | bulk | and bytes, which are in the receiver's segment by then | [`Bundle::request_bulk`] | [`Token::reply_bulk`] |
 //!
 //! The calls `try_…` return [`Error::NotSent`] where the others wait for a credit.
 //!
@@ -60,11 +60,14 @@
 //! | `AM_Map`, `AM_MapAny`, `AM_UnMap` | [`Bundle::map`], [`Bundle::map_any`], [`Bundle::unmap`] |
 //! | `AM_GetTranslationInuse`, `…Name`, `…Tag` | [`Bundle::mapped`] |
 //! | `AM_SetNumTranslations`, `AM_SetExpectedResources` | [`Options`] |
-//! | `AM_SetHandler`, `AM_SetHandlerAny` | [`Bundle::set_handler`], [`Bundle::set_handler_any`], [`Bundle::set_error_handler`] |
+//! | `AM_SetHandler`, handler 0 | [`Bundle::set_handler`], [`Bundle::set_error_handler`] |
+//! | `AM_SetHandlerAny` | [`Bundle::set_handler_any`] |
 //! | `AM_SetEventMask`, `AM_WaitSema` | [`Bundle::set_event_mask`], [`Bundle::wait`], [`Parallel::wait`] |
-//! | `AM_GetSourceEndpoint`, `AM_GetDestEndpoint`, `AM_GetMsgTag` | [`Message::source`], [`Message::endpoint`], [`Message::tag`] |
+//! | `AM_GetSourceEndpoint`, `AM_GetDestEndpoint` | [`Message::source`], [`Message::endpoint`] |
+//! | `AM_GetMsgTag` | [`Message::tag`] |
 //! | `AM_Poll` | [`Bundle::poll`] |
-//! | `AM_Request`, `AM_RequestI`, `AM_RequestXfer` | [`Bundle::request`], [`Bundle::request_medium`], [`Bundle::request_bulk`] |
+//! | `AM_Request`, `AM_RequestI` | [`Bundle::request`], [`Bundle::request_medium`] |
+//! | `AM_RequestXfer` | [`Bundle::request_bulk`] |
 //! | `AM_RequestXferAsync` | [`Bundle::try_request_bulk`] |
 //! | `AM_Reply`, `AM_ReplyI`, `AM_ReplyXfer` | [`Token::reply`], [`Token::reply_medium`], [`Token::reply_bulk`] |
 //! | `AM_MaxShort`, `AM_MaxMedium`, `AM_MaxLong` | [`MAX_ARGS`], [`Bundle::limits`] |

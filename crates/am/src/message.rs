@@ -34,10 +34,7 @@ impl<'a> Message<'a> {
     /// The payload of a medium message; of others none.
     #[inline]
     pub fn data(&self) -> &'a [u8] {
-        match self.body {
-            Body::Medium(data) => data,
-            _ => &[],
-        }
+        self.body.payload()
     }
     /// The bytes of the endpoint's segment that a bulk message has written.
     pub fn range(&self) -> Option<Range<usize>> {
@@ -99,7 +96,7 @@ pub struct Returned<'a> {
 /// }
 /// ```
 ///
-/// It does not outlive the handler:
+/// A token does not outlive the handler:
 ///
 /// ```compile_fail
 /// let mut later = None;
@@ -124,14 +121,14 @@ impl Token<'_> {
     /// There are too many arguments, the message is a reply, or the peer has gone.
     #[inline]
     pub fn reply(self, handler: u16, args: &[u32]) -> Result<(), Error> {
-        self.answer(handler, args, Body::Short, None)
+        self.answer(handler, args, &Load::Short)
     }
     /// Replies by a medium message.
     ///
     /// # Errors
     /// As [`reply`](Self::reply), or the payload is longer than the peer takes.
     pub fn reply_medium(self, handler: u16, args: &[u32], data: &[u8]) -> Result<(), Error> {
-        self.answer(handler, args, Body::Medium(data), None)
+        self.answer(handler, args, &Load::Medium(data))
     }
     /// Replies by a bulk message, into the segment of the endpoint that has sent the request.
     ///
@@ -144,28 +141,18 @@ impl Token<'_> {
         source: impl Into<Source<'s>>,
         offset: u64,
     ) -> Result<(), Error> {
-        let source = source.into();
-        let body = Body::Bulk { offset, len: source.len() as u64 };
-        self.answer(handler, args, body, Some(&source))
+        self.answer(handler, args, &Load::Bulk(source.into(), offset))
     }
     #[inline]
-    fn answer(
-        self,
-        handler: u16,
-        args: &[u32],
-        body: Body<'_>,
-        source: Option<&Source<'_>>,
-    ) -> Result<(), Error> {
+    fn answer(self, handler: u16, args: &[u32], load: &Load<'_>) -> Result<(), Error> {
         let answer = self.0.ok_or(Error::NotARequest)?;
-        check_call(args, &body, source, answer.max_medium, answer.peer)?;
+        let body = load.check(args, answer.max_medium, answer.peer)?;
         let Answer { lower, events, link, .. } = answer;
-        if let (Some(source), Body::Bulk { offset, len }) = (source, body) {
-            let to = Remote { addr: answer.peer.addr.wrapping_add(offset), len, key: answer.peer.key };
+        if let Some((source, to)) = load.write(answer.peer) {
             surely(lower, events, |lower| lower.put(link, source, to))?;
         }
         let head = Head::reply(answer.acks, handler, args, &body);
-        let payload = if let Body::Medium(data) = body { data } else { &[] };
-        surely(lower, events, |lower| lower.send(link, head.bytes(), payload))?;
+        surely(lower, events, |lower| lower.send(link, head.bytes(), body.payload()))?;
         *answer.answered = true;
         Ok(())
     }
@@ -177,37 +164,54 @@ impl std::fmt::Debug for Token<'_> {
     }
 }
 
-/// The rules of requests and replies that the sender checks.
-#[inline]
-pub(crate) fn check_call(
-    args: &[u32],
-    body: &Body<'_>,
-    source: Option<&Source<'_>>,
-    max_medium: usize,
-    peer: Remote,
-) -> Result<(), Error> {
-    if args.len() > MAX_ARGS {
-        return Err(Error::Args { count: args.len(), max: MAX_ARGS });
+/// The data of a request or a reply besides its arguments, as the program gives them.
+pub(crate) enum Load<'a> {
+    Short,
+    Medium(&'a [u8]),
+    /// Bytes for the peer's segment, from an offset on.
+    Bulk(Source<'a>, u64),
+}
+
+impl<'a> Load<'a> {
+    /// The body of the message, if the call keeps the rules that the sender checks.
+    #[inline]
+    pub(crate) fn check(&self, args: &[u32], max_medium: usize, peer: Remote) -> Result<Body<'a>, Error> {
+        if args.len() > MAX_ARGS {
+            return Err(Error::Args { count: args.len(), max: MAX_ARGS });
+        }
+        match self {
+            Self::Short => Ok(Body::Short),
+            Self::Medium(data) if data.len() > max_medium => {
+                Err(Error::Length { len: data.len(), max: max_medium })
+            }
+            Self::Medium(data) => Ok(Body::Medium(data)),
+            Self::Bulk(source, offset) => {
+                let (offset, len) = (*offset, source.len() as u64);
+                if len > MAX_BULK {
+                    return Err(Error::Length { len: source.len(), max: MAX_BULK as usize });
+                }
+                if !peer.has(offset, len) {
+                    return Err(Error::Segment { offset, len, segment: peer.len });
+                }
+                if !source.is_whole() {
+                    return Err(Error::Segment { offset, len, segment: 0 });
+                }
+                Ok(Body::Bulk { offset, len })
+            }
+        }
     }
-    match *body {
-        Body::Medium(data) if data.len() > max_medium => {
-            Err(Error::Length { len: data.len(), max: max_medium })
+    /// The bytes that a bulk message writes before it is sent, and their place.
+    #[inline]
+    pub(crate) fn write(&self, peer: Remote) -> Option<(&Source<'a>, Remote)> {
+        match self {
+            Self::Bulk(source, offset) => Some((source, peer.part(*offset, source.len() as u64))),
+            Self::Short | Self::Medium(_) => None,
         }
-        Body::Bulk { len, .. } if len > MAX_BULK => {
-            Err(Error::Length { len: len as usize, max: MAX_BULK as usize })
-        }
-        Body::Bulk { offset, len } if !peer.has(offset, len) => {
-            Err(Error::Segment { offset, len, segment: peer.len })
-        }
-        Body::Bulk { offset, len } if !source.is_some_and(Source::is_whole) => {
-            Err(Error::Segment { offset, len, segment: 0 })
-        }
-        _ => Ok(()),
     }
 }
 
 /// The most bytes of a bulk message, if the segment has as many.
-pub(crate) const MAX_BULK: u64 = 1 << 30;
+const MAX_BULK: u64 = 1 << 30;
 /// Looks without success before a waiting thread sleeps.
 const LOOKS: u32 = 2000;
 /// How long it then sleeps at most.

@@ -79,7 +79,7 @@ impl Bundle {
     }
     #[cold]
     fn tell_returned(&mut self, endpoint: usize, index: usize, reason: Reason, call: &Call<'_>) {
-        let data = if let Body::Medium(data) = call.body { data } else { &[] };
+        let data = call.body.payload();
         let range = if let Body::Bulk { offset, len } = call.body { Some((offset, len)) } else { None };
         let returned = Returned { reason, index, handler: call.handler, args: call.args(), data, range };
         let Some(Some(endpoint)) = self.endpoints.get_mut(endpoint) else { return };

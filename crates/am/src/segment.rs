@@ -85,6 +85,10 @@ impl Remote {
     pub(crate) fn has(&self, offset: u64, len: u64) -> bool {
         offset.checked_add(len).is_some_and(|end| end <= self.len)
     }
+    /// The part of `len` bytes that begins at `offset`, which [was checked](Self::has).
+    pub(crate) fn part(&self, offset: u64, len: u64) -> Self {
+        Self { addr: self.addr.wrapping_add(offset), len, key: self.key }
+    }
 }
 
 impl fmt::Debug for Segment {

@@ -16,7 +16,7 @@ pub const HELLO_BYTES: usize = 64;
 /// The version of the format, which both hellos of a link carry.
 pub const VERSION: u8 = 1;
 
-/// What a message carries besides its arguments.
+/// The data of a message besides its arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body<'a> {
     /// Nothing: a short message.
@@ -32,6 +32,18 @@ pub enum Body<'a> {
     },
 }
 
+impl<'a> Body<'a> {
+    /// The payload of a medium message; of others none.
+    #[inline]
+    #[must_use]
+    pub fn payload(&self) -> &'a [u8] {
+        match self {
+            Self::Medium(payload) => payload,
+            Self::Short | Self::Bulk { .. } => &[],
+        }
+    }
+}
+
 /// A request or a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call<'a> {
@@ -41,7 +53,7 @@ pub struct Call<'a> {
     pub args: [u32; MAX_ARGS],
     /// The number of arguments.
     pub arg_count: usize,
-    /// What it carries.
+    /// Its data.
     pub body: Body<'a>,
 }
 
@@ -101,7 +113,7 @@ pub struct Hello {
 /// A message that is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// It ends too early, or has bytes behind its end.
+    /// The message ends too early, or has bytes behind its end.
     #[error("a message of kind {kind} has {len} bytes")]
     Length {
         /// The kind.
@@ -304,9 +316,7 @@ impl Head {
 pub fn encode(frame: &Frame<'_>) -> Vec<u8> {
     let call = |make: fn(u16, u16, &[u32], &Body<'_>) -> Head, acks: u16, call: &Call<'_>| {
         let mut bytes = make(acks, call.handler, call.args(), &call.body).bytes().to_vec();
-        if let Body::Medium(payload) = call.body {
-            bytes.extend_from_slice(payload);
-        }
+        bytes.extend_from_slice(call.body.payload());
         bytes
     };
     match frame {

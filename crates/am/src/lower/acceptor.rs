@@ -1,4 +1,4 @@
-//! What the ways below share: places of links, and the threads that accept peers.
+//! Parts that both lower layers have: places of links, and the threads that accept peers.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,7 +78,7 @@ impl<L> Inbox<L> {
     }
 }
 
-/// What an endpoint tells its peers first.
+/// The hello of an endpoint: the first message of a link.
 pub(super) struct Greeting(Mutex<(Hello, bool)>);
 
 impl Greeting {

@@ -60,7 +60,7 @@ impl Received {
     }
 }
 
-/// What happened on links.
+/// An event of a link.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A peer has mapped an endpoint.
@@ -111,7 +111,7 @@ pub(crate) trait Lower: Send {
     fn poll(&mut self, into: &mut VecDeque<Event>);
     /// Asks for a wake-up at the next event. What came before is found by a poll afterwards.
     fn arm(&mut self);
-    /// What sleeps until then.
+    /// A handle to sleep by until then.
     fn sleeper(&self) -> Sleeper;
 }
 

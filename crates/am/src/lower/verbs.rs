@@ -20,7 +20,7 @@ use crate::segment::{Place, Remote, Segment, Source};
 use crate::wire::Hello;
 use crate::{EndpointName, Error, Way};
 
-/// What comes with a request to connect, so that other programs are refused.
+/// The private data of a request to connect, by which other programs are refused.
 const MARK: &[u8] = b"hca-am/1";
 /// Messages of up to so many bytes are copied into the request.
 const MAX_INLINE: usize = 256;
@@ -48,7 +48,7 @@ pub(crate) struct Verbs {
     pool: Vec<Buf>,
 }
 
-/// What builds queue pairs.
+/// The parts that queue pairs are built of.
 struct Maker {
     pd: Pd,
     recv: CqRef,

@@ -72,7 +72,7 @@ impl Queues {
     }
 }
 
-/// What builds VIs.
+/// The parts that VIs are built of.
 struct Maker {
     nic: Nic,
     ptag: Ptag,
