@@ -263,8 +263,8 @@ impl Bundle {
         Ok(self.at(endpoint)?.segment.clone())
     }
 
-    /// Maps a peer's endpoint at an index of the translation table, with the tag that it is expected to have (`AM_Map`).
-    /// Waits for the peer's adapter, not for its program.
+    /// Maps a peer's endpoint at an index of the translation table, with the tag that it is expected to have
+    /// (`AM_Map`). Waits for the peer's adapter, not for its program.
     ///
     /// # Errors
     /// There is no such endpoint; the index is beyond the table, or in use; no endpoint has the name; no answer came in

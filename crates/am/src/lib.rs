@@ -1,9 +1,9 @@
 //! Active Messages II over any [`Device`](hca_core::Device): each message names a handler at the receiver, which is
 //! called with the message's arguments and data.
 //!
-//! An endpoint has handlers, a table of the peers that it has mapped, a tag, and a segment. Endpoints of a [`Bundle`] are
-//! polled together. A request is answered by one reply, or ends without one. A handler is a closure; that of a request
-//! gets a [`Token`], which replies once.
+//! An endpoint has handlers, a table of the peers that it has mapped, a tag, and a segment. Endpoints of a [`Bundle`]
+//! are polled together. A request is answered by one reply, or ends without one. A handler is a closure; that of a
+//! request gets a [`Token`], which replies once.
 //!
 //! ```
 //! use hca_am::{Bundle, Error, Tag, Way};
@@ -43,7 +43,8 @@
 //! # Rules
 //!
 //! - Handlers of a bundle run one at a time, within [`Bundle::poll`] and calls that wait.
-//! - A handler may only reply. In a sequential bundle it has nothing else; in a [`Parallel`] one other calls are refused.
+//! - A handler may only reply. In a sequential bundle it has nothing else; in a [`Parallel`] one other calls are
+//!   refused.
 //! - Requests of one endpoint to one peer are handled in their order. So are their replies.
 //! - A request that can not be handled comes back to the sender's error handler, with a [`Reason`]. A peer that is gone
 //!   is noticed while the program polls or waits.

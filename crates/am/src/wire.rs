@@ -1,7 +1,7 @@
 //! The messages on a link, as bytes. `DESIGN.md` has the table.
 //!
-//! All numbers are little-endian. A message is parsed before anything of it is used; parsing allocates nothing and never
-//! panics.
+//! All numbers are little-endian. A message is parsed before anything of it is used; parsing allocates nothing and
+//! never panics.
 
 use crate::{MAX_ARGS, Reason};
 

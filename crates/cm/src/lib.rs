@@ -3,8 +3,8 @@
 //!
 //! A [`Machine`] is the connection manager of one port. Datagrams that peers have sent to queue pair 1, the program's
 //! calls and the time go in; datagrams, and events for the program, come out. The machine does no I/O, starts no
-//! thread, reads no clock and draws no random number. It creates and changes no queue pair either: the program does, with
-//! the numbers of the messages.
+//! thread, reads no clock and draws no random number. It creates and changes no queue pair either: the program does,
+//! with the numbers of the messages.
 //!
 //! ```
 //! use hca_cm::wire::{PrivateData, Rep, Req};

@@ -52,7 +52,7 @@ pub(crate) enum CqKind {
     Timed,
 }
 
-/// What polls share: the port, and the completion that a program reads field by field.
+/// The state of polls: the port, and the completion that a program reads field by field.
 pub(crate) struct Polled {
     pub(crate) port: Box<dyn CqPort>,
     pub(crate) current: Current,

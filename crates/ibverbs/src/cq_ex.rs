@@ -171,7 +171,7 @@ extern "C" fn read_wallclock_ns(cq: In<Cq>) -> u64 {
     u64::try_from(now.saturating_sub(clock.since(at)).as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What an extended queue shows before its first poll.
+/// The fields of an extended queue before its first poll.
 pub(crate) fn empty(cq: crate::abi::IbvCq) -> IbvCqEx {
     IbvCqEx { cq, comp_mask: 0, status: 0.into(), wr_id: 0.into(), ops: functions() }
 }

@@ -56,7 +56,7 @@ pub(crate) fn refused_request(queue: &str, wr_id: u64, why: &dyn core::fmt::Disp
     }
 }
 
-/// What is remembered of an adapter's requests and regions.
+/// Records of an adapter's requests and regions.
 #[derive(Default)]
 pub(crate) struct Notes {
     requests: Mutex<VecDeque<Noted>>,
@@ -114,7 +114,7 @@ impl Notes {
         }
     }
 
-    /// What a key allows, of an access that failed.
+    /// The rights of a key, of an access that failed.
     fn of_key(&self, key: u32, addr: u64, len: u64, needs: Access) -> String {
         let Some(region) = lock(&self.regions).get(&key).copied() else {
             return format!("no region of this process has key {key:#x}");
@@ -160,7 +160,7 @@ impl Notes {
         };
         (words, self.wrong_keys(wc.status, noted, bytes))
     }
-    /// What does not fit between a request and the regions of its keys.
+    /// The mismatches between a request and the regions of its keys, in words.
     fn wrong_keys(&self, status: WcStatus, noted: &Noted, bytes: u64) -> String {
         let mut words = String::new();
         if status == WcStatus::LocalProtection {
@@ -230,7 +230,7 @@ fn needs(op: &SendOp) -> Option<(RemoteAddr, Access)> {
     }
 }
 
-/// What to do about a status.
+/// Advice about a status.
 fn advice(status: WcStatus) -> &'static str {
     use WcStatus as S;
     match status {

@@ -1,5 +1,5 @@
-//! libibverbs and librdmacm on the adapters of this project: one shared object with the version nodes of libibverbs.so.1,
-//! of librdmacm.so.1, and of provider libraries that programs link to.
+//! libibverbs and librdmacm on the adapters of this project: one shared object with the version nodes of
+//! libibverbs.so.1, of librdmacm.so.1, and of provider libraries that programs link to.
 //!
 //! Programs do not add this crate. `hca exec` starts an unmodified program with it; `DESIGN.md` tells what is offered.
 //!

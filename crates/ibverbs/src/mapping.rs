@@ -76,7 +76,8 @@ impl Mapping {
 }
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and no region of a device has it any more: its owner deregistered it.
+        // SAFETY: the mapping is this value's own, and no region of a device has it any more: its owner deregistered
+        // it.
         let _ = unsafe { munmap(self.first.as_ptr().cast(), self.len) };
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct Pd {
     pub(crate) handle: PdHandle,
     /// Parent domains of a protection domain.
     pub(crate) users: AtomicU32,
-    /// What a parent domain stands for.
+    /// The protection domain that a parent domain stands for.
     pub(crate) parent: Option<Parent>,
 }
 /// The protection domain and the thread domain of a parent domain.

@@ -31,7 +31,7 @@ struct Places {
     sink: u64,
 }
 
-/// What a null region consists of, beside the region of its key.
+/// The parts of a null region beside the region of its key.
 pub(crate) struct Null {
     zeros: MrHandle,
     _zeros: Mapping,

@@ -22,7 +22,7 @@ use crate::memory::{Pd, access, access_flags, address, address_attr};
 use crate::qp_ex::{Build, functions, offered};
 use crate::xrc::{Domain, INITIATOR, TARGET, create_target};
 
-/// What posts to a send queue share: the port, and the requests that a program builds call by call.
+/// The state of posts to a send queue: the port, and the requests that a program builds call by call.
 pub(crate) struct Sending {
     pub(crate) port: Box<dyn SendPort>,
     pub(crate) build: Build,

@@ -1,7 +1,7 @@
 //! The posting interface of extended queue pairs: requests are built call by call, and posted together.
 //!
-//! `wr_start` takes the lock of the send queue, and `wr_complete` or `wr_abort` releases it. An error of a call is kept,
-//! and `wr_complete` returns it; then none of the requests is posted.
+//! `wr_start` takes the lock of the send queue, and `wr_complete` or `wr_abort` releases it. An error of a call is
+//! kept, and `wr_complete` returns it; then none of the requests is posted.
 
 use core::ffi::{c_int, c_void};
 use core::ops::Range;

@@ -1,4 +1,5 @@
-//! Extended reliable connections (XRC): domains, their shared receive queues, and targets that are opened several times.
+//! Extended reliable connections (XRC): domains, their shared receive queues, and targets that are opened several
+//! times.
 
 use core::ffi::c_int;
 use core::ptr::null_mut;

@@ -402,8 +402,8 @@ impl Objects {
         left == 0
     }
 
-    /// The ranges of client memory go that begin here: keys and queues that lie in them, even in part, are made invalid.
-    /// When it returns, the adapter touches that memory no more.
+    /// The ranges of client memory go that begin here: keys and queues that lie in them, even in part, are made
+    /// invalid. When it returns, the adapter touches that memory no more.
     pub(crate) fn release_memory(&mut self, iova: u64, size: u64) {
         self.release_queue_pairs(iova, size, usize::MAX);
         self.release_keys(iova, size, usize::MAX);
@@ -431,8 +431,8 @@ impl Function {
         self.objects.destroy_all();
     }
 
-    /// Does a piece of what [`destroy_objects`](Self::destroy_objects) is about to do, which would take long where there
-    /// are thousands of queue pairs. Returns whether there is more.
+    /// Does a piece of what [`destroy_objects`](Self::destroy_objects) is about to do, which would take long where
+    /// there are thousands of queue pairs. Returns whether there is more.
     pub(crate) fn destroy_piece(&mut self) -> bool {
         self.objects.destroy_some(QUEUE_PAIRS_A_LOOK)
     }

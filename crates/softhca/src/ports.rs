@@ -45,7 +45,7 @@ pub(crate) struct SendQueue {
     /// The longest message.
     pub(crate) max_message: u64,
     pub(crate) pd: PdHandle,
-    /// It is of a type that has one peer, and whose requests name no destination.
+    /// The queue pair is of a type that has one peer, and whose requests name no destination.
     pub(crate) is_connected: bool,
     /// Its peer may be on this machine, and who posts has the engine do what it can do at once.
     pub(crate) may_be_near: bool,
@@ -364,8 +364,8 @@ fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) ->
 }
 
 // SAFETY: (1) a list and inline bytes are copied into the ring's slot, or used up by `access` and `send`, which return
-// behind that. (2) A refusal comes before the ring's end is moved. (3) The engine takes requests from the ring in order, its
-// machine ends them in order, and looks at a request's list no more once the completion is appended.
+// behind that. (2) A refusal comes before the ring's end is moved. (3) The engine takes requests from the ring in
+// order, its machine ends them in order, and looks at a request's list no more once the completion is appended.
 unsafe impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
@@ -576,8 +576,8 @@ impl SoftCq {
         }
     }
 
-    /// Completions were taken. A queue that is still armed, as they came before it was, is waited for all the same: by a
-    /// channel of many queues, say.
+    /// Completions were taken. A queue that is still armed, as they came before it was, is waited for all the same: by
+    /// a channel of many queues, say.
     #[inline]
     fn waits_no_more(&mut self) {
         if self.waiting && !self.shared.is_armed() {

@@ -279,7 +279,8 @@ impl QpHost<'_> {
     fn local(&self, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
         local(self.tables, self.res.pd, s, access)
     }
-    /// Drops the held receive request's slot, for good. Returns the number of its queue, if that is one of an XRC domain.
+    /// Drops the held receive request's slot, for good. Returns the number of its queue, if that is one of an XRC
+    /// domain.
     #[inline]
     fn release_held(&mut self) -> Srqn {
         self.res.held.active = false;

@@ -109,8 +109,8 @@ impl Engine {
         *self.cq_users(cq)? += 1;
         Ok(number)
     }
-    /// The queue goes, and its completions with it. A target that is receiving a message into one of its requests goes to
-    /// the error state: the memory is not to be accessed any more.
+    /// The queue goes, and its completions with it. A target that is receiving a message into one of its requests goes
+    /// to the error state: the memory is not to be accessed any more.
     pub(crate) fn end_xrc_srq(&mut self, slot: u32, of: XrcSrq) {
         let mut slots = self.xrcd(of.xrcd).expect("a domain outlives what belongs to it").targets.clone();
         let core = &mut self.core;

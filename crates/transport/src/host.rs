@@ -287,8 +287,8 @@ pub trait Host {
     /// yields no completion; every other outcome does.
     fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32);
 
-    /// Has what follows go to the shared receive queue of this number (XRC targets): receive requests are taken from it,
-    /// and keys are those of its protection domain. A receive request that is held stays that of its queue.
+    /// Has what follows go to the shared receive queue of this number (XRC targets): receive requests are taken from
+    /// it, and keys are those of its protection domain. A receive request that is held stays that of its queue.
     ///
     /// # Errors
     /// There is no such queue in the queue pair's XRC domain; nothing has changed.

@@ -61,9 +61,10 @@ impl Rtt {
         };
         base.saturating_mul(1 << self.backoff).min(ceiling_ns).min(MAX_PROBE_NS)
     }
-    /// Whether an answer that came so soon after a probe is taken for the probe's: from half of the least round trip on,
-    /// as the times of turns are coarse. One that comes sooner may be an older packet's. It is no accident the second
-    /// time without a sample between: the path has become faster, which no sample tells while only probes are sent.
+    /// Whether an answer that came so soon after a probe is taken for the probe's: from half of the least round trip
+    /// on, as the times of turns are coarse. One that comes sooner may be an older packet's. It is no accident the
+    /// second time without a sample between: the path has become faster, which no sample tells while only probes are
+    /// sent.
     pub(crate) fn is_answer(&mut self, after_ns: u64) -> bool {
         let soon = after_ns < self.min_ns / 2;
         !soon || core::mem::replace(&mut self.doubted, true)

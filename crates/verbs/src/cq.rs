@@ -292,8 +292,8 @@ impl CompletionQueue {
 
     /// Takes the oldest completions, like [`poll`](Self::poll), with the times at which the device wrote them, in ticks
     /// of [`Context::clock`](crate::Context::clock). The queue is one of
-    /// [`Context::create_timed_cq`](crate::Context::create_timed_cq). A ConnectX adapter gives a request that failed the
-    /// time 0.
+    /// [`Context::create_timed_cq`](crate::Context::create_timed_cq). A ConnectX adapter gives a request that failed
+    /// the time 0.
     ///
     /// ```
     /// # use hca_verbs::*;
@@ -529,8 +529,8 @@ impl Entry {
     const NOBODY: Self =
         Self { qp: QpHandle { index: u32::MAX, generation: u32::MAX }, context: 0, send: None, recv: None };
 
-    /// The handle under which a shared receive queue of an XRC domain is found: that of no queue pair either. Its number
-    /// is used again, unlike a handle.
+    /// The handle under which a shared receive queue of an XRC domain is found: that of no queue pair either. Its
+    /// number is used again, unlike a handle.
     const fn of_srq(number: Srqn) -> QpHandle {
         QpHandle { index: u32::MAX, generation: number.raw() }
     }

@@ -233,8 +233,8 @@ impl Nic {
     ///
     /// # Safety
     /// As [`Pd::register`](hca_verbs::Pd::register): `addr .. addr + len` stays valid for reads and writes until
-    /// [`Memory::deregister`] has succeeded, or all clones and all descriptors in it are gone. Meanwhile no reference to
-    /// these bytes is used.
+    /// [`Memory::deregister`] has succeeded, or all clones and all descriptors in it are gone. Meanwhile no reference
+    /// to these bytes is used.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc), or the device reaches only memory that it gave out itself.

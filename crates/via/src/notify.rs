@@ -1,8 +1,8 @@
 //! The thread that calls the program when descriptors complete.
 //!
-//! The thread holds no lock of the notifier while it looks at jobs, and while it drops them: a look may call the handler
-//! of asynchronous errors, and a callback that goes may take the last reference to the adapter along. Both may use the
-//! notifier.
+//! The thread holds no lock of the notifier while it looks at jobs, and while it drops them: a look may call the
+//! handler of asynchronous errors, and a callback that goes may take the last reference to the adapter along. Both may
+//! use the notifier.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex};

@@ -111,7 +111,7 @@ pub(crate) trait Lower: Send {
     fn poll(&mut self, into: &mut VecDeque<Event>);
     /// Asks for a wake-up at the next event. What came before is found by a poll afterwards.
     fn arm(&mut self);
-    /// A handle to sleep by until then.
+    /// The means to sleep until then.
     fn sleeper(&self) -> Sleeper;
 }
 

@@ -19,7 +19,7 @@ impl Server {
     fn has_ended(&mut self) -> bool {
         self.0.as_mut().unwrap().try_wait().unwrap().is_some()
     }
-    /// What it said until its end, which is waited for.
+    /// The output of the program until its end, which is waited for.
     fn output(mut self) -> std::process::Output {
         self.0.take().unwrap().wait_with_output().unwrap()
     }
@@ -54,8 +54,8 @@ fn is_claimed(port: &str) -> bool {
     sockets.lines().any(|line| names.iter().any(|name| line.ends_with(name)))
 }
 
-/// Runs a server and its client to the end of both, and returns what both said. They begin anew if some connections came
-/// before the server listens: such a server waits for more than the client makes.
+/// Runs a server and its client to the end of both, and returns what both said. They begin anew if some connections
+/// came before the server listens: such a server waits for more than the client makes.
 fn pair(device: &str, port: &str, server: &[&str], clients: &[&str]) -> [String; 2] {
     let begun = Instant::now();
     loop {

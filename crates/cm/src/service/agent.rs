@@ -18,8 +18,8 @@ pub trait Sink: Send + Sync {
     /// Takes an event. A listener's sink returns the sink of the connection or the resolution that is asked for;
     /// without one the request is nobody's, until the listener ends.
     ///
-    /// The call is made under the connection manager's lock: it notes the event, calls nothing of the [`Agent`], and does
-    /// not wait.
+    /// The call is made under the connection manager's lock: it notes the event, calls nothing of the [`Agent`], and
+    /// does not wait.
     fn event(&self, event: &Event) -> Option<Arc<dyn Sink>>;
 }
 

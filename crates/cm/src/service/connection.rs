@@ -283,8 +283,8 @@ impl Connection {
     pub fn disconnect(self) -> Result<(), ConnectionError> {
         block(self.disconnect_async())
     }
-    /// As [`disconnect`](Self::disconnect), for tasks. The peer is asked at the first poll, even if the future is dropped
-    /// after it.
+    /// As [`disconnect`](Self::disconnect), for tasks. The peer is asked at the first poll, even if the future is
+    /// dropped after it.
     ///
     /// # Errors
     /// As there.

@@ -122,8 +122,8 @@ impl CmDevice {
     }
 }
 
-/// Binds a port on all of the devices; port 0 chooses one. The choice begins anywhere, so that a port that was given back
-/// is not another program's at once.
+/// Binds a port on all of the devices; port 0 chooses one. The choice begins anywhere, so that a port that was given
+/// back is not another program's at once.
 pub(super) fn bind_all(
     devices: &[Arc<CmDevice>],
     space: PortSpace,

@@ -53,7 +53,7 @@ pub(super) struct Group {
     pub(super) is_attached: bool,
 }
 
-/// What is known of an identifier, beside the fields that the program sees.
+/// The state of an identifier beside the fields that the program sees.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) phase: Phase,

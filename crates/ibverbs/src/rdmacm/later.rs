@@ -1,9 +1,9 @@
 //! Requests for connections that are repeated because nobody listens yet.
 //!
-//! Programs agree by a first connection, and then one of them listens anew while the other one connects (perftest's `-R`).
-//! They rely on the time that a kernel takes for the resolution of an address and of a route. Here resolution takes no
-//! time, so the time is given when it is needed: behind a rejection. One thread repeats the requests, and ends when there
-//! are none.
+//! Programs agree by a first connection, and then one of them listens anew while the other one connects (perftest's
+//! `-R`). They rely on the time that a kernel takes for the resolution of an address and of a route. Here resolution
+//! takes no time, so the time is given when it is needed: behind a rejection. One thread repeats the requests, and ends
+//! when there are none.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};

@@ -364,7 +364,8 @@ impl Client {
         Ok(ClientSrq { rmpn: out.get(CreateXrcSrqOut::XRC_SRQN), ..srq })
     }
 
-    /// A target of a domain, as Linux makes it: without a doorbell page and a record, and with queues that mean nothing.
+    /// A target of a domain, as Linux makes it: without a doorbell page and a record, and with queues that mean
+    /// nothing.
     #[cfg(test)]
     pub(crate) fn try_target(&mut self, xrcd: u32) -> Result<ClientQp, CmdStatus> {
         self.try_target_with(xrcd, 0)

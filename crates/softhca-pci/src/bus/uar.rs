@@ -235,9 +235,10 @@ impl DoorbellPages {
         self.polled.len()
     }
 
-    /// Takes the doorbell by which completion queues are armed from page number `at` of this look. Returns the page, the
-    /// queue that it names, and its word. A driver of 32 bits writes the word first and then the number of the queue. No
-    /// queue has the number 0, so a doorbell with that number is the first half of one, and is left for a later look.
+    /// Takes the doorbell by which completion queues are armed from page number `at` of this look. Returns the page,
+    /// the queue that it names, and its word. A driver of 32 bits writes the word first and then the number of the
+    /// queue. No queue has the number 0, so a doorbell with that number is the first half of one, and is left for a
+    /// later look.
     pub(crate) fn take_armed(&mut self, at: usize) -> Option<(u32, u32, u32)> {
         let uar = *self.due.get(at)?;
         let word = self.word(uar, CQ_DOORBELL);
@@ -252,8 +253,8 @@ impl DoorbellPages {
         Some((uar, doorbell.get(CqDoorbell::CQN), u32::from_be_bytes(doorbell.record_word())))
     }
 
-    /// Takes the send doorbells of page number `at` of this look, and names the queues that they are of. Returns the page
-    /// if there were any.
+    /// Takes the send doorbells of page number `at` of this look, and names the queues that they are of. Returns the
+    /// page if there were any.
     pub(crate) fn take_rung(&mut self, at: usize, mut named: impl FnMut(u32)) -> Option<u32> {
         let uar = *self.due.get(at)?;
         let mut rung = false;

@@ -92,8 +92,8 @@ impl hca_vfio::user::serve::Function for Function {
         self.reset();
     }
 
-    /// Ends queue pairs and takes keys and ranges back where memory goes, and destroys queue pairs where all go, so many
-    /// at a time.
+    /// Ends queue pairs and takes keys and ranges back where memory goes, and destroys queue pairs where all go, so
+    /// many at a time.
     fn prepare(&mut self, request: &Request<'_>) -> bool {
         match request {
             Request::DmaUnmap(unmap) => self.unmap_piece(unmap.address, unmap.size),

@@ -367,8 +367,8 @@ impl Function {
         Undelivered::Held
     }
 
-    /// Follows a chain of mailboxes from the one at `at` on, which has the first of these numbers. Returns where the one
-    /// behind them is.
+    /// Follows a chain of mailboxes from the one at `at` on, which has the first of these numbers. Returns where the
+    /// one behind them is.
     fn walk(
         &self,
         entry: &CmdQueueEntry,

@@ -43,11 +43,11 @@ fn beyond(at: u32, taken: u32) -> bool {
 /// A doorbell of a queue's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bell {
-    /// It names another queue.
+    /// The word names another queue.
     Others,
-    /// It names this queue; its word is not known.
+    /// The word names this queue; its request is not known.
     Named,
-    /// It names this queue, and has this word.
+    /// The doorbell names this queue, and has this word.
     Word(u32),
 }
 
@@ -364,7 +364,8 @@ mod tests {
     fn who_arms_before_he_takes_an_event_waits_for_any_completion_behind_it_too() {
         let mut arm = Arm::default();
         assert!(!arm.look(0, Bell::Named) && arm.wrote(false));
-        // Armed again by the same word, as the event was not taken yet; then it is, and the next word is of another kind.
+        // Armed again by the same word, as the event was not taken yet; then it is, and the next word is of another
+        // kind.
         assert!(!arm.look(0, Bell::Named) && !arm.look(1 << 28 | SOLICITED | 1, Bell::Named));
         assert_eq!(arm.waits(), Some(false));
         assert!(arm.wrote(false));

@@ -298,7 +298,8 @@ impl Objects {
         self.look_at_suspected_arms();
     }
 
-    /// Looks whether some of those are armed whose doorbell another one may have hidden. Returns whether there were any.
+    /// Looks whether some of those are armed whose doorbell another one may have hidden. Returns whether there were
+    /// any.
     fn look_at_suspected_arms(&mut self) -> bool {
         let mut any = false;
         for _ in 0..ARMS_A_LOOK {

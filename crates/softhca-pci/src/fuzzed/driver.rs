@@ -43,7 +43,7 @@ pub(super) struct Pair {
     pub(super) recv: Queue,
     pub(super) send: Queue,
     pub(super) datagrams: bool,
-    /// It is one of extended connections.
+    /// The queue pair is one of extended connections.
     extended: bool,
 }
 

@@ -341,8 +341,8 @@ impl Objects {
         Ok(qpn)
     }
 
-    /// The completion queues of a queue pair: those of the queues that it has. A queue that it lacks has none, whichever
-    /// the driver names.
+    /// The completion queues of a queue pair: those of the queues that it has. A queue that it lacks has none,
+    /// whichever the driver names.
     fn completion_queues(&self, context: &Qpc, shape: &Shape) -> Result<(u32, u32), CmdStatus> {
         let of = |there: bool, cqn: u32| if there { self.usable_cq(cqn) } else { Ok(0) };
         let receives = shape.rq.is_some() || shape.shared;

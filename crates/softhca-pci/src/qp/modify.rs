@@ -171,7 +171,7 @@ fn set_fields(opcode: Opcode, optional: u32, asked: &Qpc, context: &mut Qpc) {
     context.set(Qpc::PRIMARY_ADDRESS_PATH, path);
 }
 
-/// What peers may do through a queue pair.
+/// The rights of peers through a queue pair.
 fn access(context: &Qpc) -> Access {
     [(Qpc::RRE, Access::REMOTE_READ), (Qpc::RWE, Access::REMOTE_WRITE), (Qpc::RAE, Access::REMOTE_ATOMIC)]
         .into_iter()
@@ -249,7 +249,7 @@ fn modify(hca: &SoftHca, qp: QpHandle, attr: &mut QpAttr, directory: &Directory)
     }
 }
 
-/// What the adapter is asked for.
+/// The attributes of a change of state, for the adapter.
 fn attributes(
     opcode: Opcode,
     qp_type: QpType,

@@ -216,8 +216,8 @@ fn address(
     shown: &Shown<'_>,
 ) -> Found {
     let lid = to.get(UdAdrsVector::RLID_UDP_SPORT);
-    // Between Ethernet ports there always is a GRH, and the bit is reserved. Between InfiniBand ports all that is about a
-    // GRH means nothing without the bit: UCX leaves there what stood in that place of the queue before.
+    // Between Ethernet ports there always is a GRH, and the bit is reserved. Between InfiniBand ports all that is about
+    // a GRH means nothing without the bit: UCX leaves there what stood in that place of the queue before.
     let header = shown.wire.ethernet || to.get(UdAdrsVector::GRH) || lid == 0;
     let global = if header { *to } else { UdAdrsVector::new() };
     let (by_gid, by_lid) = named(global.get(UdAdrsVector::RGID_RIP), header, lid);

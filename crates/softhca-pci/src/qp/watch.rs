@@ -3,9 +3,9 @@
 //! Active queue pairs, and their shared receive queues, are read in each look. A queue pair without work for some looks
 //! becomes dormant: nobody reads it, and packets for it wait in the adapter. It becomes active again when a doorbell
 //! names it, when a packet arrives for it, and by commands; by then its driver's receive requests are taken first. A
-//! doorbell can hide another one that was written to the same place, and receive requests for a queue pair in error have
-//! no doorbell. So some dormant queue pairs are read now and then, all of them soon after a doorbell, and all before the
-//! server sleeps.
+//! doorbell can hide another one that was written to the same place, and receive requests for a queue pair in error
+//! have no doorbell. So some dormant queue pairs are read now and then, all of them soon after a doorbell, and all
+//! before the server sleeps.
 
 use hca_core::QpHandle;
 

@@ -129,7 +129,7 @@ impl Function {
         let number = self.objects.create_srq(&self.guest, pd, Kind::Extended(context), pas)?;
         out.put(&CreateXrcSrqOut::new().with(CreateXrcSrqOut::XRC_SRQN, number))
     }
-    /// What the queue has received is shown first.
+    /// Received messages of the queue are shown first.
     pub(crate) fn destroy_xrc_srq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
         let number = parse::<DestroyXrcSrqIn>(input)?.get(DestroyXrcSrqIn::XRC_SRQN);
         // The adapter looks whether a target receives into one of its requests.

@@ -124,7 +124,8 @@ impl Core {
         Some(())
     }
 
-    /// As [`send_lines`], by who has just posted, without the engine's lists. `true`: nothing is left of what was posted.
+    /// As [`send_lines`], by who has just posted, without the engine's lists. `true`: nothing is left of what was
+    /// posted.
     #[inline]
     pub(super) fn send_posted_lines(&mut self, qp: QpHandle, shm: &mut ShmFabric) -> bool {
         let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
@@ -147,7 +148,7 @@ pub(super) struct Sent {
     pub(super) count: usize,
     /// No request is left.
     is_all: bool,
-    /// They are to be looked after before the engine's timers do.
+    /// The queue pair needs a look before the timers of the engine.
     is_due: bool,
 }
 

@@ -88,8 +88,8 @@ impl Engine {
         packets
     }
 
-    /// Lets go of a process that has gone from the address, and slot, of a peer's queue pair, before the one that is there
-    /// now is met.
+    /// Lets go of a process that has gone from the address, and slot, of a peer's queue pair, before the one that is
+    /// there now is met.
     pub(crate) fn part_from_predecessor(&mut self, now: Instant, peer: IpAddr, qpn: Qpn) {
         let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
         // What it left in its ring is taken, in so many pieces at most.

@@ -413,7 +413,8 @@ impl Requester {
     pub(super) fn is_plain(&self) -> bool {
         self.next == self.high && self.unanswered == 0
     }
-    /// Whether nothing keeps the next request back, but perhaps the peer's receive requests, and nothing was begun of it.
+    /// Whether nothing keeps the next request back, but perhaps the peer's receive requests, and nothing was begun of
+    /// it.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.greeted

@@ -39,8 +39,8 @@ impl Ways {
         }
     }
 
-    /// Lets a side send its next requests, as far as they are plain SENDs with nothing to be sent before them. `true`: no
-    /// request is left.
+    /// Lets a side send its next requests, as far as they are plain SENDs with nothing to be sent before them. `true`:
+    /// no request is left.
     pub fn send_quick(&mut self, side: Side) -> bool {
         self.send_quick_at_most(side, usize::MAX).1
     }
