@@ -5,6 +5,7 @@ mod bed;
 #[path = "../softhca/beds.rs"]
 mod beds;
 mod failures;
+mod killed;
 mod messages;
 mod peers;
 mod returned;
