@@ -127,6 +127,7 @@ fn what_can_not_be_done_is_exit_code_1_and_says_what_to_do() {
         (&["perf", "--device", "udp://[::1]"], "--peer-device"),
         (&["pingpong", "rc", "--connect", "127.0.0.1", "--port", "1"], "--listen"),
         (&["pingpong", "ud", "127.0.0.1", "--size", "8192"], "--size"),
+        (&["pingpong", "rc", "127.0.0.1", "--port", "1", "-g", "77"], "no entry 77"),
         (&["devinfo", "--capture", "/nonexistent/x.pcapng"], "/nonexistent/x.pcapng"),
     ] {
         let said = refusal(args, 1);
