@@ -45,7 +45,7 @@ fn am_role() {
         }
     };
     bundle.set_handler(ep, 1, handler).unwrap();
-    say(&bundle.name(ep).unwrap().to_string());
+    say(bundle.name(ep).unwrap().to_string());
     loop {
         bundle.poll().unwrap();
         std::thread::yield_now();
