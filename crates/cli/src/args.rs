@@ -60,7 +60,7 @@ enum Command {
     /// Starts the processes of a job on this machine; they find each other by PMI-1 (hca-job, MPI)
     #[command(after_long_help = format!("{RUN_EXAMPLES}\n\n{NAMES}\n\n{RUN_EXIT_CODES}"))]
     Run(RunArgs),
-    /// Starts a program that speaks libibverbs, unmodified, on a device of this project
+    /// Starts a program that speaks libibverbs or librdmacm, unmodified, on a device of this project
     #[command(after_long_help = format!("{EXEC_EXAMPLES}\n\n{NAMES}\n\n{EXEC_EXIT_CODES}"))]
     Exec(ExecArgs),
     /// Serves the software adapter as ConnectX PCI functions at vfio-user sockets
