@@ -37,10 +37,8 @@ struct Notification {
 }
 impl Wake for Notification {
     fn wake(self: Arc<Self>) {
-        if let Some(&cq) = self.cq.get()
-            && self.armed.swap(false, Ordering::AcqRel)
-        {
-            self.events.push(cq);
+        if let Some(&cq) = self.cq.get() {
+            self.events.push_if(cq, || self.armed.swap(false, Ordering::AcqRel));
         }
     }
 }

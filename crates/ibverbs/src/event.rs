@@ -28,7 +28,15 @@ impl<T> Events<T> {
         self.fd.as_fd()
     }
     pub(crate) fn push(&self, event: T) {
+        self.push_if(event, || true);
+    }
+    /// Adds an event if a condition holds, both under the lock of the list. An object that is destroyed ends the
+    /// condition first, and then [forgets](Self::forget) its events, so none is added behind that.
+    pub(crate) fn push_if(&self, event: T, condition: impl FnOnce() -> bool) {
         let mut waiting = lock(&self.waiting);
+        if !condition() {
+            return;
+        }
         if waiting.len() == Self::MAX {
             waiting.pop_front();
             self.uncount();
@@ -107,5 +115,20 @@ impl Unacknowledged {
         while *count > 0 {
             count = self.none.wait(count).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An object that ends its condition while it is looked at finds the event.
+    #[test]
+    fn no_event_is_forgotten_between_a_condition_and_its_event() {
+        let events = Events::new().unwrap();
+        events.push_if(1, || false);
+        events.push_if(2, || events.waiting.try_lock().is_err());
+        assert_eq!(events.pop(|_| ()), Some(2), "the condition was looked at without the lock");
+        assert_eq!(events.pop(|_| ()), None);
     }
 }
