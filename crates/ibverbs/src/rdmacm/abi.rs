@@ -106,6 +106,21 @@ pub struct RdmaConnParam {
     pub qp_num: u32,
 }
 
+impl RdmaConnParam {
+    /// The parameters of an event that has none.
+    pub const NONE: Self = Self {
+        private_data: core::ptr::null(),
+        private_data_len: 0,
+        responder_resources: 0,
+        initiator_depth: 0,
+        flow_control: 0,
+        retry_count: 0,
+        rnr_retry_count: 0,
+        srq: 0,
+        qp_num: 0,
+    };
+}
+
 /// The layout of `struct rdma_ud_param`.
 #[repr(C)]
 #[derive(Clone, Copy)]

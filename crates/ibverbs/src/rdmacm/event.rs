@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hca::cm::wire::{Info, PrivateData, Reason, Rep, Req, Resolution};
-use hca::cm::{Event, Failure, IpHeader};
+use hca::cm::{Event, Failure};
 use hca::hca_core::Gid;
 
 use super::abi::{RdmaCmEvent, RdmaConnParam, RdmaEventChannel, RdmaEventParam, RdmaUdParam};
@@ -30,6 +30,7 @@ pub(super) enum Kind {
     Established = 9,
     Disconnected = 10,
     MulticastJoin = 12,
+    MulticastError = 13,
     TimewaitExit = 15,
     AddrinfoResolved = 16,
 }
@@ -79,7 +80,7 @@ pub(super) fn occur(note: &Note) -> Option<*mut RdmaCmEvent> {
             Some(Content { kind: *kind, status: *status, param: Param::Arg(*arg), child: None })
         }
         What::Joined { group, context } => Some(super::multicast::joined(id, *group).map_or_else(
-            |e| Content { status: -e.0, kind: 13, param: Param::None, child: None },
+            |e| Content { status: -e.0, ..Kind::MulticastError.into() },
             |ud| {
                 let ud = RdmaUdParam { private_data: *context as *const u8, ..ud };
                 Content { param: Param::Ud(ud, Vec::new()), ..Kind::MulticastJoin.into() }
@@ -92,17 +93,6 @@ pub(super) fn occur(note: &Note) -> Option<*mut RdmaCmEvent> {
 }
 
 fn give(of: &Arc<Id>, content: &Content) -> *mut RdmaCmEvent {
-    let none = RdmaConnParam {
-        private_data: null(),
-        private_data_len: 0,
-        responder_resources: 0,
-        initiator_depth: 0,
-        flow_control: 0,
-        retry_count: 0,
-        rnr_retry_count: 0,
-        srq: 0,
-        qp_num: 0,
-    };
     let cleared = RdmaUdParam {
         private_data: null(),
         private_data_len: 0,
@@ -126,7 +116,7 @@ fn give(of: &Arc<Id>, content: &Content) -> *mut RdmaCmEvent {
         (if bytes.is_empty() { null() } else { given.data.at().cast::<u8>() }, bytes.len() as u8)
     };
     let param = match &content.param {
-        Param::None => RdmaEventParam { conn: none },
+        Param::None => RdmaEventParam { conn: RdmaConnParam::NONE },
         Param::Arg(arg) => RdmaEventParam { arg: *arg },
         Param::Conn(conn, bytes) => {
             let (private_data, private_data_len) = data(bytes);
@@ -165,20 +155,8 @@ fn request(listener: &Arc<Id>, child: &Arc<Id>) -> Option<Content> {
         child.migrate(In::of(core::ptr::null_mut())).ok()?;
     }
     let param = match &asked {
-        Asked::Connection(_, request) => {
-            let data = match IpHeader::parse(&request.private_data) {
-                Ok((_, data)) => data.to_vec(),
-                Err(_) => request.private_data.bytes().to_vec(),
-            };
-            Param::Conn(of_request(request), data)
-        }
-        Asked::Datagram(peer, request) => {
-            let data = match IpHeader::parse(&request.private_data) {
-                Ok((_, data)) => data.to_vec(),
-                Err(_) => request.private_data.bytes().to_vec(),
-            };
-            Param::Ud(of_datagrams(peer.gid, 0, 0), data)
-        }
+        Asked::Connection(_, request) => Param::Conn(of_request(request), asked.data()),
+        Asked::Datagram(peer, _) => Param::Ud(of_datagrams(peer.gid, 0, 0), asked.data()),
     };
     Some(Content { param, child: Some(Arc::clone(child)), ..Kind::ConnectRequest.into() })
 }
@@ -229,9 +207,8 @@ fn changed(id: &Arc<Id>, event: &Event) -> Option<Content> {
         Event::Rejected { reason, private_data, .. } => {
             ended(id);
             let data = private_data.bytes().to_vec();
-            let none = RdmaConnParam { private_data: null(), ..of_reply(&Rep::default()) };
-            let none = RdmaConnParam { flow_control: 0, qp_num: 0, ..none };
-            Some(Content { status: reason.0.into(), param: Param::Conn(none, data), ..Kind::Rejected.into() })
+            let param = Param::Conn(RdmaConnParam::NONE, data);
+            Some(Content { status: reason.0.into(), param, ..Kind::Rejected.into() })
         }
         Event::Failed { failure: Failure::NoListener, .. } => None,
         Event::Failed { .. } | Event::Unresolved { .. } => {

@@ -46,6 +46,29 @@ pub(super) enum Asked {
     Datagram(Peer, SidrReq),
 }
 
+impl Asked {
+    fn peer(&self) -> Peer {
+        let (Self::Connection(peer, _) | Self::Datagram(peer, _)) = self;
+        *peer
+    }
+    /// The addresses, and the program's data behind them. Programs that connect without addresses, by service IDs, have
+    /// private data of another form.
+    fn header(&self) -> Option<(IpHeader, &[u8])> {
+        match self {
+            Self::Connection(_, request) => IpHeader::parse(&request.private_data).ok(),
+            Self::Datagram(_, request) => IpHeader::parse(&request.private_data).ok(),
+        }
+    }
+    /// The private data of the peer's program.
+    pub(super) fn data(&self) -> Vec<u8> {
+        let all: &[u8] = match self {
+            Self::Connection(_, request) => request.private_data.bytes(),
+            Self::Datagram(_, request) => request.private_data.bytes(),
+        };
+        self.header().map_or(all, |(_, data)| data).to_vec()
+    }
+}
+
 /// A multicast group that an identifier is a member of.
 pub(super) struct Group {
     pub(super) gid: Gid,
@@ -323,11 +346,7 @@ impl Ear {
     fn child(&self, comm: CommId, service: ServiceId, asked: Asked) -> Arc<Id> {
         let c = &self.id.c;
         let child = Id::new(&self.id.channel(), c.context.get(), c.ps, c.qp_type.get());
-        let (peer, header) = match &asked {
-            Asked::Connection(peer, request) => (*peer, IpHeader::parse(&request.private_data).ok()),
-            Asked::Datagram(peer, request) => (*peer, IpHeader::parse(&request.private_data).ok()),
-        };
-        // Programs that connect without addresses, by service IDs, have private data of another form.
+        let (peer, header) = (asked.peer(), asked.header());
         let source = header.as_ref().map_or(SocketAddr::new(peer.gid.ip(), 0), |(header, _)| header.source());
         let here = header.as_ref().map_or(self.device.ip(), |(header, _)| header.destination());
         child.set_addresses(Some(SocketAddr::new(here, service.0 as u16)), Some(source));
