@@ -383,13 +383,19 @@ fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Named {
     }
 }
 
-/// The first free loopback address from 127.0.0.2 on.
+/// The first free loopback address. Devices that share an address begin with 127.0.0.1, which no other device takes
+/// unless its name says so: all processes that give the same name are at the same address. The others begin behind it.
 fn first_free(open: Opener<'_>, url: &DeviceUrl, target: &dyn Fn(IpAddr) -> Target) -> Named {
     let name = |ip| DeviceUrl { target: target(ip), options: url.options.clone() };
-    let first = u32::from(Ipv4Addr::new(127, 0, 0, 2));
+    let first = u32::from(Ipv4Addr::new(
+        127,
+        0,
+        0,
+        if url.options.share.is_some_and(|slots| slots > 0) { 1 } else { 2 },
+    ));
     for ip in (first..first + LOOPBACK_TRIES).map(|n| IpAddr::V4(n.into())) {
         match open(ip) {
-            Err(FabricError::InUse(_) | FabricError::SlotsTaken { .. }) => {}
+            Err(FabricError::InUse(_) | FabricError::SlotsTaken { .. } | FabricError::NameTaken { .. }) => {}
             Ok(fabric) => return Ok((fabric, name(ip))),
             Err(source) => return Err(OpenError::Fabric { url: Box::new(name(ip)), source }),
         }
@@ -484,6 +490,15 @@ impl Opened {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_that_share_an_address_are_at_one_that_no_other_device_takes_by_itself() {
+        let open = |name: &str| bare_fabric(&name.parse().unwrap()).unwrap();
+        let _alone = open("udp://");
+        let [a, b] = ["udp://?share=yes", "auto://?share=yes"].map(open);
+        assert_eq!(a.1.to_string(), "udp://127.0.0.1?share=yes");
+        assert_eq!(b.1.to_string(), "auto://127.0.0.1?share=yes");
+    }
 
     #[test]
     fn an_interface_and_a_prefix_give_the_address_there() {

@@ -129,8 +129,8 @@ pub struct Options {
     /// `dir=`, `users=`, `ring=`, `isolated=` and `process_vm=`, for `shm://`; `auto://` takes the last three.
     pub shm: Option<Box<ShmSettings>>,
     /// `share=yes|no|NUMBER`: the number of processes of this user that may open the same address, each with an adapter
-    /// of its own; 0: only this process. The first process at the address decides. For `auto://`, `udp://`, `uring://`
-    /// and `raw://`.
+    /// of its own; 0: only this process. The first process at the address decides. Without an address the processes are
+    /// at 127.0.0.1. For `auto://`, `udp://`, `uring://` and `raw://`.
     pub share: Option<u16>,
     /// `%INTERFACE` behind a link-local address: the address's interface. Without an address, as in `auto://eth0`: the
     /// interface whose address the device takes, see [`hca_fabric::address_of`].

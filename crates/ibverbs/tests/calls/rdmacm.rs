@@ -104,10 +104,14 @@ fn create_qp(id: *mut c_void) {
     assert_eq!(cm!(rdma_create_qp(id, 0, &raw mut attr)), 0, "{}", errno());
     assert!(!attr.send_cq.is_null() && field(id, 368) == attr.send_cq.cast(), "it made completion queues");
 }
-/// An identifier that has its route and its queue pair.
+/// An identifier that has its route to a port of this process's device, and its queue pair.
 fn resolved(channel: *mut c_void, port: u16) -> *mut c_void {
+    resolved_to(channel, [0; 4], port)
+}
+/// An identifier that has its route and its queue pair.
+fn resolved_to(channel: *mut c_void, ip: [u8; 4], port: u16) -> *mut c_void {
     let id = create(channel);
-    let to = address([0; 4], port);
+    let to = address(ip, port);
     assert_eq!(cm!(rdma_resolve_addr(id, 0, &raw const to, 1000)), 0, "{}", errno());
     expect(channel, id, ADDR_RESOLVED);
     assert_eq!(cm!(rdma_resolve_route(id, 1000)), 0, "{}", errno());
@@ -292,21 +296,32 @@ fn null_and_what_was_destroyed_are_refused() {
     cm!(rdma_destroy_event_channel(channel) -> ());
 }
 
+/// The address of this process's device. Another process may be at another one.
+fn own_ip(channel: *mut c_void) -> [u8; 4] {
+    let id = resolved(channel, 1);
+    // SAFETY: an identifier that has its route has an address there.
+    let at = unsafe { id.byte_add(32).cast::<libc::sockaddr_in>().read_unaligned() };
+    destroy(id);
+    at.sin_addr.s_addr.to_ne_bytes()
+}
+
 /// The test runs twice: the other process, which has the port in its environment, connects and ends.
 #[test]
 fn the_connections_of_a_program_that_exits_end() {
-    const PORT: &str = "HCA_TEST_PORT";
+    const LISTENER: &str = "HCA_TEST_LISTENER";
     let channel = channel();
-    if let Ok(port) = std::env::var(PORT) {
-        let client = resolved(channel, port.parse().unwrap());
+    if let Ok(listener) = std::env::var(LISTENER) {
+        let to: std::net::SocketAddrV4 = listener.parse().unwrap();
+        let client = resolved_to(channel, to.ip().octets(), to.port());
         assert_eq!(cm!(rdma_connect(client, 0)), 0, "{}", errno());
         expect(channel, client, ESTABLISHED);
         std::process::exit(0);
     }
     let (listener, port) = listener(channel);
+    let at = std::net::SocketAddrV4::new(own_ip(channel).into(), port);
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "rdmacm::the_connections_of_a_program_that_exits_end"])
-        .env(PORT, port.to_string())
+        .env(LISTENER, at.to_string())
         .spawn()
         .unwrap();
     let request = next(channel);
