@@ -57,6 +57,8 @@ enum Without {
     Multicast,
     /// Extended reliable connections (XRC)
     Xrc,
+    /// Connections and resolutions by a connection manager on each node.
+    Cm,
 }
 
 impl Args {
@@ -67,6 +69,7 @@ impl Args {
             placement: with(Without::Placement),
             multicast: with(Without::Multicast),
             xrc: with(Without::Xrc),
+            cm: with(Without::Cm),
         }
     }
 }

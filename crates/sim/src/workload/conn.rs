@@ -34,7 +34,7 @@ impl World {
         let srq = buffer.map(|b| (depth, b));
         let host = Host::new(&node, self.plan.arena_bytes, epoch, cq_depth, [srq, xrc], &mut rng);
         self.hosts[n] = Some(self.refused("setting up a node", host)?);
-        Ok(())
+        self.managers.open(n, epoch)
     }
 
     /// Creates the two queue pairs of a connection and connects them.
@@ -493,6 +493,7 @@ impl World {
             }
         }
         self.by_qp.retain(|k, _| k.0 != n);
+        self.managers.crash(n);
         self.sim.node(n).crash();
         drop(host);
     }

@@ -8,6 +8,7 @@ mod complete;
 mod conn;
 mod end;
 mod host;
+mod managers;
 mod plan;
 mod post;
 mod report;
@@ -60,12 +61,14 @@ pub struct Mix {
     pub multicast: bool,
     /// Extended reliable connections (XRC).
     pub xrc: bool,
+    /// Connections and resolutions by a connection manager on each node.
+    pub cm: bool,
 }
 
 impl Default for Mix {
     /// All of them.
     fn default() -> Self {
-        Self { windows: true, placement: true, multicast: true, xrc: true }
+        Self { windows: true, placement: true, multicast: true, xrc: true, cm: true }
     }
 }
 
@@ -130,6 +133,9 @@ impl Workload {
         if self.mix.xrc {
             plan.use_xrc(&mut Rng::new(seed ^ 0x7872_6300_0000_0000));
         }
+        if self.mix.cm {
+            plan.use_managers(&mut Rng::new(seed ^ 0x636d_0000_0000_0000));
+        }
         let near = self.near.then(|| NearProfile::random(&mut Rng::new(seed ^ 0x6e65_6172_0000_0000)));
         let mut builder = Sim::builder(seed)
             .near(near.clone())
@@ -153,7 +159,7 @@ impl Workload {
         let outcome = drive(&sim, &world, heal);
         sim.net().set_tap(None);
         outcome?;
-        let mut report = world.borrow().report;
+        let mut report = world.borrow().report();
         report.net = sim.stats();
         report.near += sim.net().near_stats();
         report.events = sim.events();
@@ -247,7 +253,7 @@ mod tests {
     #[test]
     fn a_request_waits_for_a_neighbour_that_proves_its_address_late() {
         // The first question for the proof is lost, and meanwhile the peer's completion queues overrun.
-        let mix = Mix { multicast: false, ..Mix::default() };
+        let mix = Mix { multicast: false, cm: false, ..Mix::default() };
         Workload::new().mix(mix).near(true).run(10).unwrap();
     }
 
@@ -265,5 +271,6 @@ mod tests {
         assert!(sum.drains > 5 && sum.srq_limits > 5, "{sum:?}");
         assert!(sum.binds > 5 && sum.atomic_writes > 5 && sum.flushes > 5, "{sum:?}");
         assert!(sum.multicasts > 5 && sum.xrc_messages > 0, "{sum:?}");
+        assert!(sum.managed > 5 && sum.resolved > 2, "{sum:?}");
     }
 }

@@ -6,6 +6,7 @@ use hca_core::{AckTimeout, Mtu, Psn, QpType, RnrTimer};
 
 use super::Mix;
 use super::host::HOST_REGIONS;
+use super::managers::{Call, REGIONS};
 use crate::{LinkProfile, Rng};
 
 /// A mistake that an end makes as its last request.
@@ -134,6 +135,8 @@ pub(super) struct Plan {
     pub(super) shallow: Option<Shallow>,
     /// Regions that an adapter holds at most, where that is few.
     pub(super) max_regions: Option<u32>,
+    /// Connections and resolutions that programs ask for by their connection managers.
+    pub(super) calls: Vec<Call>,
     /// The services that the programs use.
     pub(super) mix: Mix,
     /// Nodes share machines.
@@ -195,6 +198,7 @@ impl Plan {
             arena_bytes: if big { 5 << 20 } else { 1 << 20 },
             shallow: None,
             max_regions: None,
+            calls: Vec::new(),
             mix: Mix::default(),
             near: false,
         }
@@ -217,6 +221,13 @@ impl Plan {
         let conns = &self.conns;
         self.chaos
             .retain(|(_, what)| !matches!(what, Chaos::Drain { conn, side: 1, .. } if conns[*conn].xrc));
+    }
+
+    /// Programs ask for connections by a connection manager on each node.
+    pub(super) fn use_managers(&mut self, rng: &mut Rng) {
+        let calls = rng.between(1, 12);
+        self.calls = (0..calls).map(|_| Call::new(rng, self.nodes, self.heal)).collect();
+        self.max_regions = self.max_regions.map(|regions| regions + REGIONS);
     }
 
     /// Adapters may run short of places: in completion queues, and for regions.

@@ -18,6 +18,10 @@ pub struct Report {
     pub xrc_messages: u64,
     /// Datagrams to multicast groups.
     pub multicasts: u64,
+    /// Connections that connection managers established.
+    pub managed: u64,
+    /// Queue pairs of services that connection managers found (SIDR).
+    pub resolved: u64,
     /// Memory windows bound by a request.
     pub binds: u64,
     /// ATOMIC WRITEs that succeeded.
@@ -98,6 +102,8 @@ impl Report {
         let services = [
             (mix.xrc, "messages to queues of XRC domains", self.xrc_messages),
             (mix.multicast, "datagrams to groups", self.multicasts),
+            (mix.cm, "connections by connection managers", self.managed),
+            (mix.cm, "queue pairs that they found (SIDR)", self.resolved),
             (mix.windows, "windows bound by a request", self.binds),
             (mix.placement, "ATOMIC WRITEs", self.atomic_writes),
             (mix.placement, "FLUSHes", self.flushes),
@@ -131,6 +137,8 @@ impl AddAssign for Report {
         self.messages += r.messages;
         self.xrc_messages += r.xrc_messages;
         self.multicasts += r.multicasts;
+        self.managed += r.managed;
+        self.resolved += r.resolved;
         self.binds += r.binds;
         self.atomic_writes += r.atomic_writes;
         self.flushes += r.flushes;

@@ -137,8 +137,9 @@ impl World {
         access: Access,
     ) -> Checked<Option<MrKeys>> {
         let limit = self.plan.max_regions;
+        let of_manager = self.managers.regions();
         let host = self.host_mut(n);
-        let held = host.regions.len();
+        let held = host.regions.len() + of_manager;
         let full = limit.is_some_and(|l| held >= l as usize);
         match host.register(range, access) {
             Ok(keys) if !full => Ok(Some(keys)),

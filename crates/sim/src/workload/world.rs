@@ -8,6 +8,7 @@ use hca_core::{AsyncEvent, Completion, DeviceError, Instant, QpHandle, QpType, W
 
 use super::end::{End, Life, Origin, RecvBuf, Span};
 use super::host::Host;
+use super::managers::Managers;
 use super::plan::{Chaos, Plan};
 use super::report::Report;
 use crate::checker::Breach;
@@ -52,6 +53,7 @@ pub(super) struct World {
     /// Since when there are no faults any more.
     pub(super) healed_at: Option<Instant>,
     pub(super) report: Report,
+    pub(super) managers: Managers,
 }
 
 #[derive(Clone, Debug)]
@@ -79,6 +81,7 @@ impl World {
             next_check: Instant::ZERO + MEMORY_CHECK_EVERY,
             healed_at: None,
             report: Report { runs: 1, ..Report::default() },
+            managers: Managers::new(sim, plan.calls.clone()),
             plan,
         };
         for n in 0..world.plan.nodes {
@@ -99,6 +102,12 @@ impl World {
     }
     pub(super) fn host_mut(&mut self, n: usize) -> &mut Host {
         self.hosts[n].as_mut().expect("the node is up")
+    }
+    /// The counts until now.
+    pub(super) fn report(&self) -> Report {
+        let mut report = self.report;
+        self.managers.count(&mut report);
+        report
     }
     pub(super) fn now(&self) -> Instant {
         self.sim.now()
@@ -133,6 +142,7 @@ impl World {
                 posted |= self.post_receives(now, e)?;
                 posted |= self.post_requests(now, e)?;
             }
+            posted |= self.managers.step(now)?;
             // What goes on after a drain may be done at once.
             if !posted && !self.poll_all()? {
                 break;
@@ -164,6 +174,7 @@ impl World {
             .chain(chaos)
             .chain(undo)
             .chain(self.patience_ends())
+            .chain(self.managers.next_due())
             .filter(|at| *at > now)
             .min()
     }
@@ -465,6 +476,8 @@ impl World {
 
     /// Takes everything down; the memory must be as it should be to the last byte.
     pub(super) fn tear_down(&mut self) -> Checked<()> {
+        self.managers.agree()?;
+        self.managers.close();
         self.check_memories()?;
         for c in 0..self.conns.len() {
             if !self.conns[c].closed {
@@ -507,13 +520,14 @@ impl World {
     pub(super) fn is_finished(&self) -> bool {
         self.chaos.is_empty()
             && self.undo.is_empty()
+            && self.managers.is_finished()
             && self.ends.iter().all(End::is_idle)
             && self.conns.iter().all(|c| c.reconnect_at.is_none() && (c.closed || c.close_at.is_none()))
             && self.conns.iter().all(|c| c.closed || c.ends.iter().all(|e| self.ends[*e].life == Life::Up))
     }
     /// What is still outstanding, for a report.
     pub(super) fn outstanding(&self) -> String {
-        let mut out = String::new();
+        let mut out = self.managers.outstanding();
         for e in &self.ends {
             if e.is_idle() {
                 continue;
