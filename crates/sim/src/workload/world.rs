@@ -136,8 +136,8 @@ impl World {
         loop {
             self.poll_all()?;
             self.run_chaos(now)?;
-            self.tend_connections(now)?;
-            let mut posted = false;
+            // What comes up while a connection is closed, as an overrun, may be about connections looked at before.
+            let mut posted = self.tend_connections(now)?;
             for e in 0..self.ends.len() {
                 posted |= self.post_receives(now, e)?;
                 posted |= self.post_requests(now, e)?;
@@ -385,7 +385,9 @@ impl World {
         }
     }
 
-    fn tend_connections(&mut self, now: Instant) -> Checked<()> {
+    /// Closes and makes connections that it is time for. Returns whether one was closed.
+    fn tend_connections(&mut self, now: Instant) -> Checked<bool> {
+        let mut any = false;
         for e in 0..self.ends.len() {
             let due = self.ends[e].drain.and_then(|d| d.resume_at).is_some_and(|at| at <= now);
             if due && self.ends[e].life != Life::Gone {
@@ -414,13 +416,14 @@ impl World {
             let deaf = ends.iter().any(|e| self.is_deaf(self.ends[*e].host));
             if self.conns[c].close_at.is_some_and(|at| at <= now) && !deaf {
                 self.close(c)?;
+                any = true;
                 let wait = self.rng.up_to(Duration::from_millis(2));
                 let again = self.conns[c].reconnects < MAX_RECONNECTS;
                 self.conns[c].reconnects += 1;
                 self.conns[c].reconnect_at = again.then_some(now + wait);
             }
         }
-        Ok(())
+        Ok(any)
     }
     fn both_up(&self, conn: usize) -> bool {
         self.plan.conns[conn].nodes.iter().all(|n| self.hosts[*n].is_some())
