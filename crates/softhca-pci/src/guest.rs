@@ -18,6 +18,7 @@
 //!    `hca_dma`, whose invariants hold by 1 and 2; no reference to plain bytes of it is ever made.
 #![allow(unsafe_code)]
 
+pub(crate) mod users;
 mod window;
 
 use core::ptr::NonNull;

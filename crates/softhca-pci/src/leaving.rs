@@ -12,7 +12,8 @@ use hca_core::{Device, PdHandle};
 use softhca::SoftHca;
 
 use crate::function::Function;
-use crate::mkey::{Cells, KeysOf, Mkey};
+use crate::guest::users::{Cells, Users};
+use crate::mkey::Mkey;
 use crate::objects::{KEY, Numbered, Objects, gone};
 
 /// Keys that are given back in one look.
@@ -30,7 +31,7 @@ pub(crate) struct Leaving {
 
 impl Leaving {
     /// Keys whose queue pairs are gone.
-    pub(crate) fn add_keys(&mut self, keys: Numbered<Mkey>, of: KeysOf) {
+    pub(crate) fn add_keys(&mut self, keys: Numbered<Mkey>, of: Users) {
         if !keys.is_empty() {
             self.keys.push_back(keys.into_values());
         }

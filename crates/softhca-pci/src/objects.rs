@@ -24,6 +24,7 @@ use crate::command::Numbers;
 use crate::command::caps::LOG_QPS;
 use crate::cq::{self, complete::BATCH};
 use crate::function::Function;
+use crate::guest::users::{SharedUsers, Users};
 use crate::guest::{Fault, MOST_QUEUE_BYTES, NoWindow};
 use crate::leaving::Leaving;
 use crate::mkey::{self, bus};
@@ -109,6 +110,14 @@ pub(crate) fn address_key(av: &AddressVector) -> AddressKey {
     (av.dgid.0, av.flow_label, av.hop_limit, av.traffic_class)
 }
 
+/// The queues of a function by the client memory that they lie in.
+#[derive(Debug, Default)]
+pub(crate) struct QueuesOf {
+    pub(crate) qps: SharedUsers,
+    pub(crate) cqs: SharedUsers,
+    pub(crate) srqs: SharedUsers,
+}
+
 /// The objects of a function.
 pub(crate) struct Objects {
     pub(crate) hca: Arc<SoftHca>,
@@ -116,7 +125,10 @@ pub(crate) struct Objects {
     /// Entries of that.
     pub(crate) completion_entries: u32,
     pub(crate) mkeys: Numbered<mkey::Mkey>,
-    pub(crate) keys_of: mkey::KeysOf,
+    /// Keys by the memory that they name.
+    pub(crate) keys_of: Users,
+    /// Queues by the memory where they and their records lie.
+    pub(crate) queues_of: QueuesOf,
     /// The objects that resets have left.
     pub(crate) leaving: Leaving,
     /// Keys of the bus's own addresses.
@@ -149,6 +161,8 @@ pub(crate) struct Objects {
     pub(crate) counters: counters::QCounters,
     /// Completion queues that lost a completion, and whose queue pairs are still to be put in error.
     pub(crate) failed_cqs: Vec<u32>,
+    /// Those queue pairs.
+    failing: Vec<u32>,
     last_number: u32,
     /// Bytes that the adapter's queues have for this function, and may have.
     pub(crate) queue_bytes: usize,
@@ -183,7 +197,8 @@ impl Objects {
             completions: None,
             completion_entries: COMPLETIONS,
             mkeys: Numbered::default(),
-            keys_of: mkey::KeysOf::default(),
+            keys_of: Users::default(),
+            queues_of: QueuesOf::default(),
             leaving: Leaving::default(),
             buses: bus::Buses::default(),
             nobody: None,
@@ -201,6 +216,7 @@ impl Objects {
             raised: VecDeque::new(),
             counters: counters::QCounters::default(),
             failed_cqs: Vec::new(),
+            failing: Vec::new(),
             last_number: 0,
             queue_bytes: 0,
             freed_bytes: 0,
@@ -315,8 +331,8 @@ impl Objects {
         }
     }
 
-    /// Puts the queue pairs of failed completion queues in error, and the shared receive queues of domains: by one look
-    /// at each of them, however many completion queues there are.
+    /// Notes the queue pairs of failed completion queues, for [`fail_some`](Self::fail_some), and ends the shared receive
+    /// queues of domains: by one look at each of them, however many completion queues there are.
     pub(crate) fn end_failed(&mut self) {
         if self.failed_cqs.is_empty() {
             return;
@@ -326,11 +342,26 @@ impl Objects {
         {
             self.looked_through += self.qps.len();
         }
-        let of_failed = |qp: &&mut qp::Qp| failed.contains(&qp.cq_send) || failed.contains(&qp.cq_recv);
-        for qp in self.qps.values_mut().filter(of_failed).filter(|qp| !qp.has_ended()) {
-            qp.fail(&self.hca);
-        }
+        let of_failed = |qp: &qp::Qp| failed.contains(&qp.cq_send) || failed.contains(&qp.cq_recv);
+        let ends = self.qps.iter().filter(|(_, qp)| of_failed(qp) && !qp.has_ended());
+        self.failing.extend(ends.map(|(number, _)| *number));
         self.end_extended_of(&failed);
+    }
+
+    /// Puts some of the queue pairs in error whose completion queues have failed. Returns whether there were any.
+    pub(crate) fn fail_some(&mut self) -> bool {
+        let some = self.failing.len().saturating_sub(QUEUE_PAIRS_A_LOOK)..;
+        let has_failed = |cqn| self.cqs.get(&cqn).is_some_and(|cq| cq.failed);
+        let mut any = false;
+        for number in self.failing.drain(some) {
+            any = true;
+            // The number may have gone to another queue pair.
+            let qp = self.qps.get_mut(&number);
+            if let Some(qp) = qp.filter(|qp| has_failed(qp.cq_send) || has_failed(qp.cq_recv)) {
+                qp.fail(&self.hca);
+            }
+        }
+        any
     }
 
     /// Destroys so many queue pairs, at most, before all objects are. Returns whether there are more.
@@ -369,6 +400,7 @@ impl Objects {
         }
         self.raised.clear();
         self.failed_cqs.clear();
+        self.failing.clear();
         (self.queue_bytes, self.listed_bytes) = (0, 0);
     }
 
@@ -393,13 +425,15 @@ impl Objects {
 
     /// Puts queue pairs in error whose queues or records lie here, so many at most. Returns whether there may be more.
     pub(crate) fn release_queue_pairs(&mut self, iova: u64, size: u64, most: usize) -> bool {
-        let mut left = most;
-        for qp in self.qps.values_mut().filter(|qp| qp.touches(iova, size)).take(most) {
+        let touches = |qp: &qp::Qp| qp.memory.as_ref().is_some_and(|memory| memory.touches(iova, size));
+        let some =
+            self.queues_of.qps.near(iova, size, most, |number| self.qps.get(&number).is_some_and(touches));
+        for number in &some {
+            let Some(qp) = self.qps.get_mut(number).filter(|qp| qp.memory.is_some()) else { continue };
             qp.fail(&self.hca);
             qp.memory = None;
-            left -= 1;
         }
-        left == 0
+        some.len() == most
     }
 
     /// The ranges of client memory go that begin here: keys and queues that lie in them, even in part, are made
@@ -408,15 +442,15 @@ impl Objects {
         self.release_queue_pairs(iova, size, usize::MAX);
         self.release_keys(iova, size, usize::MAX);
         self.unmap_range(iova, size);
-        for srq in self.srqs.values_mut().filter(|srq| srq.touches(iova, size)) {
-            srq.memory = None;
+        for number in self.queues_of.srqs.near(iova, size, usize::MAX, |_| true) {
+            if let Some(srq) = self.srqs.get_mut(&number) {
+                srq.memory.take_if(|memory| memory.touches(iova, size));
+            }
         }
-        let cqs: Vec<u32> =
-            self.cqs.iter().filter(|(_, cq)| cq.touches(iova, size)).map(|(cqn, _)| *cqn).collect();
-        for cqn in cqs {
-            self.fail_cq(cqn, CqErrorSyndrome::CqAccessViolation);
-            if let Some(cq) = self.cqs.get_mut(&cqn) {
-                cq.memory = None;
+        for cqn in self.queues_of.cqs.near(iova, size, usize::MAX, |_| true) {
+            let memory = self.cqs.get_mut(&cqn).map(|cq| &mut cq.memory);
+            if memory.is_some_and(|memory| memory.take_if(|memory| memory.touches(iova, size)).is_some()) {
+                self.fail_cq(cqn, CqErrorSyndrome::CqAccessViolation);
             }
         }
         self.end_failed();
@@ -521,16 +555,69 @@ mod tests {
         c.function.config_write(4, &master);
         let ended = |c: &Function| c.objects.qps.values().filter(|qp| qp.has_ended()).count();
         let (mut before, mut pieces) = (0, 0);
-        while c.function.piece_before(4, &none) {
+        loop {
+            let more = c.function.piece_before(4, &none);
             let now = ended(&c.function);
             assert!(now - before <= QUEUE_PAIRS_A_LOOK, "{before} queue pairs, then {now}");
             (before, pieces) = (now, pieces + 1);
             assert!(pieces < 1000, "it comes to no end");
+            if !more {
+                break;
+            }
         }
         assert_eq!(ended(&c.function), count);
         c.function.config_write(4, &none);
         assert!(c.function.objects.cqs.values().all(|cq| cq.failed && cq.memory.is_none()));
         assert_eq!(c.function.objects.looked_through, count, "once, and not for each completion queue");
+    }
+
+    #[test]
+    fn where_a_completion_queue_overruns_its_queue_pairs_end_piece_by_piece() {
+        let server = Server::new();
+        let mut c = server.client(0);
+        let (cq, other) = (c.cq(1), c.cq(1));
+        let count = QUEUE_PAIRS_A_LOOK * 5 / 2;
+        for i in 0..count + 3 {
+            let of = if i < count { &cq } else { &other };
+            c.qp(QpShape { log_rq: 0, log_sq: 0, ..QpShape::default() }, of, of);
+        }
+        c.function.objects.fail_cq(cq.cqn, CqErrorSyndrome::CqOverrun);
+        let ended = |c: &Function| c.objects.qps.values().filter(|qp| qp.send_failed).count();
+        let (mut before, mut looks) = (0, 0);
+        while c.function.look() {
+            let now = ended(&c.function);
+            assert!(now - before <= QUEUE_PAIRS_A_LOOK, "{before} queue pairs, then {now}");
+            (before, looks) = (now, looks + 1);
+            assert!(looks < 1000, "it comes to no end");
+        }
+        assert!(looks >= 3, "{looks} looks");
+        assert_eq!(before, count, "those of the other completion queue go on");
+    }
+
+    #[test]
+    fn memory_that_goes_has_its_own_queues_looked_at() {
+        let server = Server::new();
+        let mut c = server.client(0);
+        let (cq, other) = (c.cq(1), c.cq(1));
+        let qps: Vec<_> = (0..8).map(|_| c.qp(QpShape::default(), &cq, &other)).collect();
+        let srq = c.rmp(2);
+        let objects = &c.function.objects;
+        let all = (objects.queues_of.qps.len(), objects.queues_of.cqs.len(), objects.queues_of.srqs.len());
+        assert_eq!(all, (8, 2, 1));
+        // Another range of the client's memory than that of the queues.
+        let near = |users: &SharedUsers| users.near(crate::bed::BASE + (1 << 40), 4096, 100, |_| true).len();
+        assert_eq!(
+            [&objects.queues_of.qps, &objects.queues_of.cqs, &objects.queues_of.srqs].map(near),
+            [0; 3]
+        );
+        for qp in &qps {
+            c.destroy(qp.qpn).unwrap();
+        }
+        c.function.objects.destroy_srq(srq.rmpn, |_| true).unwrap();
+        c.function.objects.destroy_cq(cq.cqn).unwrap();
+        c.function.objects.destroy_cq(other.cqn).unwrap();
+        let of = &c.function.objects.queues_of;
+        assert_eq!((of.qps.len(), of.cqs.len(), of.srqs.len()), (0, 0, 0));
     }
 
     #[test]

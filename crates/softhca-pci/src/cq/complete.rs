@@ -241,7 +241,7 @@ impl Objects {
             }
         }
         self.end_failed();
-        any
+        any | self.fail_some()
     }
 
     /// Takes all that the adapter has completed.

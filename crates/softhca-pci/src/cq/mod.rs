@@ -14,6 +14,7 @@ use crate::command::{Output, parse};
 use crate::cq::arm::{Arm, Bell, UNARMED};
 use crate::eth::uses::Thing;
 use crate::function::Function;
+use crate::guest::users::{Noted, Windows};
 use crate::guest::{Guest, Window};
 use crate::objects::{Objects, has_room, no_window};
 use crate::srq::Srq;
@@ -32,12 +33,18 @@ pub(crate) struct CqMemory {
     record: Window,
 }
 
+impl Windows for CqMemory {
+    fn windows(&self) -> impl Iterator<Item = &Window> {
+        [&self.ring, &self.record].into_iter()
+    }
+}
+
 /// A completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq {
     pub(crate) eqn: u32,
     pub(crate) uar: u32,
-    pub(crate) memory: Option<CqMemory>,
+    pub(crate) memory: Option<Noted<CqMemory>>,
     log_size: u32,
     /// Bytes of an entry, as a power of two; one of 128 bytes has its content in the upper half.
     log_entry: u32,
@@ -65,10 +72,6 @@ pub(crate) enum Written {
 }
 
 impl Cq {
-    pub(crate) fn touches(&self, iova: u64, size: u64) -> bool {
-        self.memory.as_ref().is_some_and(|m| m.ring.touches(iova, size) || m.record.touches(iova, size))
-    }
-
     fn is_full(&mut self, memory_ci: impl FnOnce() -> u32) -> bool {
         let full = |produced: u32, consumed: u32, log_size: u32| {
             produced.wrapping_sub(consumed) & CI_MASK >= 1 << log_size
@@ -163,7 +166,7 @@ impl Objects {
         let cq = Cq {
             eqn: context.get(Cqc::C_EQN),
             uar: context.get(Cqc::UAR_PAGE),
-            memory: Some(memory),
+            memory: Some(self.queues_of.cqs.note(cqn, memory)),
             log_size,
             log_entry,
             produced: 0,

@@ -14,14 +14,9 @@ mod tests_scattered;
 #[cfg(test)]
 mod tests_umr;
 
-use std::collections::{BTreeMap, btree_map};
-use std::iter::Flatten;
-use std::ops::RangeInclusive;
-
 use hca_core::{Access, Device, MrHandle, MrInit, PdHandle};
 use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, QueryMkeyIn, QueryMkeyOut};
 use hca_prm::{AccessMode, CmdIn, CmdStatus, CqeSyndrome, Mkc, Opcode, UmrCtrlSeg, mkey_mask, pas};
-use rustc_hash::FxHashSet;
 use softhca::SoftHca;
 
 use crate::command::caps::LOG_MKEYS;
@@ -36,8 +31,6 @@ const MAX_LOG_PAGE: u32 = 62;
 const OCTWORD: usize = 2 * pas::ENTRY;
 /// Pages and pieces of memory of a key that are looked up in one look.
 const PIECES_A_LOOK: usize = 16 << 10;
-/// Cells in which the ranges of one key are noted, about, where it has more ranges.
-const MOST_CELLS: u64 = 1024;
 
 /// A memory key.
 #[derive(Debug)]
@@ -148,68 +141,6 @@ impl Keys<'_> {
             context.set(Mkc::PD, requested.get(Mkc::PD));
         }
         mkey.change(hca, pd, context)
-    }
-}
-
-/// Which keys name parts of which client memory: memory that goes takes its keys with it, and nobody looks at others.
-///
-/// Addresses are cut into cells, of 4 KiB, 8 KiB and so on. Joined ranges of which a key names parts are in one or two
-/// cells, of the least size that they fit into. Where there are very many the key is in the cells of one size in which they
-/// lie.
-#[derive(Debug, Default)]
-pub(crate) struct KeysOf {
-    /// By the logarithm of their size.
-    sizes: BTreeMap<u32, BTreeMap<u64, FxHashSet<u32>>>,
-}
-
-/// The keys of cells, cell by cell.
-pub(crate) type Cells = Flatten<btree_map::IntoValues<u32, BTreeMap<u64, FxHashSet<u32>>>>;
-
-impl KeysOf {
-    /// The cells in which ranges lie that are in order, and their sizes; some more than once.
-    fn cells(ranges: &[(u64, u64)]) -> impl Iterator<Item = (u32, RangeInclusive<u64>)> {
-        let size = |bytes: u64| bytes.checked_next_power_of_two().map_or(63, u64::ilog2).max(12);
-        let span = |(begin, end): (u64, u64)| end - begin;
-        let all = ranges.first().zip(ranges.last()).map_or((0, 0), |(first, last)| (first.0, last.1));
-        let coarse = size(span(all) / MOST_CELLS);
-        let many = ranges.len() as u64 > MOST_CELLS;
-        let mut noted = None;
-        ranges.iter().filter_map(move |&range| {
-            let log = if many { coarse } else { size(span(range)) };
-            let cells = range.0 >> log..=(range.1 - 1) >> log;
-            let new = !many || noted != Some(*cells.end()) || cells.start() != cells.end();
-            noted = Some(*cells.end());
-            new.then_some((log, cells))
-        })
-    }
-    fn add(&mut self, ranges: &[(u64, u64)], key: u32) {
-        for (log, cells) in Self::cells(ranges) {
-            let of_size = self.sizes.entry(log).or_default();
-            for cell in cells {
-                of_size.entry(cell).or_default().insert(key);
-            }
-        }
-    }
-    fn remove(&mut self, ranges: &[(u64, u64)], key: u32) {
-        for (log, cells) in Self::cells(ranges) {
-            let Some(of_size) = self.sizes.get_mut(&log) else { continue };
-            for cell in cells {
-                let btree_map::Entry::Occupied(mut keys) = of_size.entry(cell) else { continue };
-                keys.get_mut().remove(&key);
-                if keys.get().is_empty() {
-                    keys.remove();
-                }
-            }
-        }
-    }
-    /// Those that may name parts of a range, and maybe others near by; some more than once.
-    fn near(&self, iova: u64, size: u64) -> impl Iterator<Item = u32> {
-        let last = iova.saturating_add(size.saturating_sub(1));
-        let cells = self.sizes.iter().flat_map(move |(log, cells)| cells.range(iova >> log..=last >> log));
-        cells.flat_map(|(_, keys)| keys.iter().copied())
-    }
-    pub(crate) fn into_cells(self) -> Cells {
-        self.sizes.into_values().flatten()
     }
 }
 

@@ -8,7 +8,6 @@ use hca_prm::{AccessMode, CmdStatus, CqeOpcode, CqeSyndrome, DataSeg, Mkc, Raddr
 use proptest::prelude::*;
 
 use crate::bed::{Answer, BASE, Client, End, LEN, PAGE, Pair, QpShape, Wqe, sealed};
-use crate::mkey::KeysOf;
 use crate::qp::tests::{opcode, syndrome};
 
 /// Where the key's bytes begin for its users.
@@ -251,22 +250,6 @@ fn memory_that_goes_while_a_key_of_it_is_made_is_not_the_keys() {
 }
 
 #[test]
-fn a_key_of_very_many_ranges_is_noted_in_few_cells() {
-    let mut of = KeysOf::default();
-    let ranges: Vec<(u64, u64)> =
-        (0..5000).map(|n| (BASE + 3 * n * PAGE, BASE + (3 * n + 1) * PAGE)).collect();
-    of.add(&[(BASE, BASE + PAGE)], 1);
-    of.add(&ranges, 2);
-    let cells: usize = of.sizes.values().map(std::collections::BTreeMap::len).sum();
-    assert!((500..=1030).contains(&cells), "{cells}");
-    for (begin, end) in &ranges {
-        assert!(of.near(*begin, end - begin).any(|key| key == 2));
-    }
-    of.remove(&ranges, 2);
-    assert_eq!(of.near(0, u64::MAX).collect::<Vec<_>>(), [1]);
-}
-
-#[test]
 fn a_range_that_goes_leaves_the_keys_of_the_one_beside_it() {
     let mut p = Pair::new(QpShape::default());
     let End { client, .. } = &mut p.a;
@@ -287,32 +270,4 @@ fn a_range_that_goes_leaves_the_keys_of_the_one_beside_it() {
     assert_eq!(done(&mut p, &write(keys[1])), CqeOpcode::Req);
     p.a.post(&write(keys[0]));
     assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
-}
-
-proptest! {
-    /// Against a plain list: every key that names a part of memory that goes is near.
-    #[test]
-    fn the_keys_of_a_range_are_found_whatever_their_sizes(
-        keys in prop::collection::vec((0_u64..1 << 20, 1_u64..1 << 14), 1..40),
-        gone in prop::collection::vec(any::<bool>(), 40),
-        (at, len) in (0_u64..1 << 20, 1_u64..1 << 16),
-    ) {
-        let mut of = KeysOf::default();
-        let ranges: Vec<(u64, u64)> = keys.iter().map(|(at, len)| (at * PAGE, (at + len) * PAGE)).collect();
-        for (key, range) in (0..).zip(&ranges) {
-            of.add(&[*range], key);
-        }
-        for ((key, range), _) in (0..).zip(&ranges).zip(&gone).filter(|(_, gone)| **gone) {
-            of.remove(&[*range], key);
-        }
-        let (begin, end) = (at * PAGE, (at + len) * PAGE);
-        let near: Vec<u32> = of.near(begin, end - begin).collect();
-        for ((key, range), gone) in (0..).zip(&ranges).zip(&gone) {
-            let named = range.0 < end && begin < range.1;
-            prop_assert!(near.contains(&key) || *gone || !named, "{key}");
-            prop_assert!(!near.contains(&key) || !gone);
-        }
-        let all: std::collections::HashSet<u32> = of.near(0, u64::MAX).collect();
-        prop_assert_eq!(all.len(), (0..keys.len()).filter(|i| !gone[*i]).count());
-    }
 }

@@ -39,6 +39,7 @@ use hca_prm::{CmdStatus, QpState as StateCode, Qpc, RqType, SEND_WQE_BB, Service
 use crate::command::caps::{self, LOG_QP_SIZE, LOG_QPS};
 use crate::command::{Output, parse};
 use crate::function::Function;
+use crate::guest::users::{Noted, Windows};
 use crate::guest::{Guest, Window};
 use crate::objects::{Objects, has_room, no_window, status};
 use crate::port::counters::Fetched;
@@ -92,6 +93,12 @@ pub(crate) struct QpMemory {
     pub(crate) record: Window,
 }
 
+impl Windows for QpMemory {
+    fn windows(&self) -> impl Iterator<Item = &Window> {
+        self.queues.iter().chain([&self.record])
+    }
+}
+
 /// What stands before the next request of a send queue until all before it have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Barrier {
@@ -118,7 +125,7 @@ pub(crate) struct Qp {
     /// The domain of extended connections of a target.
     pub(crate) xrcd: Option<u32>,
     /// None of a target, and none once it has gone.
-    pub(crate) memory: Option<QpMemory>,
+    pub(crate) memory: Option<Noted<QpMemory>>,
     pub(crate) sq: Option<WorkQueue>,
     pub(crate) rq: Option<WorkQueue>,
     /// Where send requests go; none of a target.
@@ -148,11 +155,6 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    pub(crate) fn touches(&self, iova: u64, size: u64) -> bool {
-        self.memory.as_ref().is_some_and(|m| {
-            m.record.touches(iova, size) || m.queues.as_ref().is_some_and(|q| q.touches(iova, size))
-        })
-    }
     pub(crate) fn is_inert(&self) -> bool {
         matches!(self.service, Service::Inert { .. })
     }
@@ -317,7 +319,7 @@ impl Objects {
             cq_recv,
             srq,
             xrcd: made.xrcd,
-            memory: made.memory,
+            memory: made.memory.map(|memory| self.queues_of.qps.note(qpn, memory)),
             sq: shape.sq,
             rq: shape.rq,
             send: made.send,

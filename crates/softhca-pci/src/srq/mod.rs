@@ -21,6 +21,7 @@ use softhca::SoftHca;
 use crate::command::caps::{LOG_SRQ_SIZE, LOG_SRQS};
 use crate::command::{Output, parse};
 use crate::function::Function;
+use crate::guest::users::{Noted, Windows};
 use crate::guest::{Guest, Window};
 use crate::objects::{Objects, gone, has_room, no_window, status};
 
@@ -57,6 +58,12 @@ pub(crate) struct SrqMemory {
     pub(crate) record: Window,
 }
 
+impl Windows for SrqMemory {
+    fn windows(&self) -> impl Iterator<Item = &Window> {
+        [&self.list, &self.record].into_iter()
+    }
+}
+
 /// The adapter's queue.
 pub(crate) struct Adapters {
     pub(crate) handle: SrqHandle,
@@ -70,7 +77,7 @@ pub(crate) struct Srq {
     pub(crate) pd: PdHandle,
     /// None once nobody can be told of what is received.
     pub(crate) adapters: Option<Adapters>,
-    pub(crate) memory: Option<SrqMemory>,
+    pub(crate) memory: Option<Noted<SrqMemory>>,
     pub(crate) log_size: u32,
     pub(crate) log_stride: u32,
     /// Requests taken, and the entry that is the next one.
@@ -87,9 +94,6 @@ pub(crate) struct Srq {
 }
 
 impl Srq {
-    pub(crate) fn touches(&self, iova: u64, size: u64) -> bool {
-        self.memory.as_ref().is_some_and(|m| m.list.touches(iova, size) || m.record.touches(iova, size))
-    }
     pub(crate) fn handle(&self) -> Option<SrqHandle> {
         self.adapters.as_ref().map(|a| a.handle)
     }
@@ -155,7 +159,7 @@ impl Objects {
             Kind::Plain(context) => Shape::of_plain(context),
             Kind::Extended(context) => Shape::of_extended(context)?,
         };
-        let memory = Some(shape.memory(guest, pas)?);
+        let memory = shape.memory(guest, pas)?;
         let Shape { log_size, log_stride, .. } = shape;
         let init = SrqInit { max_wr: 1 << log_size, max_sge: (1 << (log_stride - 4)) - 1 };
         let counted = self.count_queue(init.max_wr, init.max_sge)?;
@@ -178,7 +182,7 @@ impl Objects {
             kind,
             pd,
             adapters: Some(Adapters { handle, port, counted }),
-            memory,
+            memory: Some(self.queues_of.srqs.note(number, memory)),
             log_size,
             log_stride,
             taken: 0,
