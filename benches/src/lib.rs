@@ -14,6 +14,7 @@
 //! | threads with adapters of their own | [`engines`] |
 //! | messages for the Portals matching engine | [`matching`] |
 //! | two Portals nodes, for what is counted and timed part by part; a clock for that | [`portals`], [`ticks`] |
+//! | Active Messages between two processes; LogP | [`am`], `cargo run --release --bin logp` |
 //! | processes that share CPUs: latency, rate and CPU time of every kind of wait | [`placed`], `cargo run --release --bin placement` |
 //! | peers: what Debian packages, by its own programs | [`peers`], `cargo run --release --bin peers` |
 //! | arguments of the programs | [`args`] |
@@ -23,6 +24,7 @@
 //! | instruction counts, which repeat exactly | `cargo run --release --bin instructions`, `.ci/instructions` |
 #![deny(unsafe_code)]
 
+pub mod am;
 pub mod args;
 pub mod batches;
 mod child;

@@ -12,6 +12,14 @@ use hca_job::{Job, Settings};
 use test_support::namespaces::{Namespace, Wire};
 
 // The examples that `hca run` starts.
+#[path = "../../hca/examples/global_em3d.rs"]
+mod global_em3d;
+#[path = "../../hca/examples/global_heat.rs"]
+mod global_heat;
+#[path = "../../hca/examples/global_ring.rs"]
+mod global_ring;
+#[path = "../../hca/examples/global_sorts.rs"]
+mod global_sorts;
 #[path = "../../hca/examples/job_counters.rs"]
 mod job_counters;
 #[path = "../../hca/examples/job_puts.rs"]
@@ -241,6 +249,10 @@ fn process_of_a_job() {
         "one dies" => one_dies(),
         "example job_puts" => job_puts::main().unwrap(),
         "example job_counters" => job_counters::main().unwrap(),
+        "example global_em3d" => global_em3d::main().unwrap(),
+        "example global_heat" => global_heat::main().unwrap(),
+        "example global_ring" => global_ring::main().unwrap(),
+        "example global_sorts" => global_sorts::main().unwrap(),
         other => panic!("{other}"),
     }
 }
@@ -287,6 +299,25 @@ fn the_examples_of_jobs_put_lines_and_add_to_counters() {
         let said = text(&out.stdout);
         assert!(out.status.success(), "{example}: {said}{}", text(&out.stderr));
         assert!(lines.iter().all(|line| said.contains(line)), "{example}: {said}");
+    }
+}
+
+#[test]
+fn the_examples_of_global_memory_give_what_sequential_runs_give() {
+    for (example, line) in [
+        ("global_ring", "8 processes; the sum of their ranks is 28\n"),
+        ("global_sorts", "8 processes sorted 16000 keys in two ways, as a sequential sort does\n"),
+        ("global_em3d", "8 processes made 6 steps of 640 nodes, as a sequential run does\n"),
+        ("global_heat", "8 processes, 96 rows, 40 steps: 6400.000 of heat, as in a sequential run\n"),
+    ] {
+        for device in ["auto://", "udp://"] {
+            let mut launcher = hca_run(8);
+            launcher.args(["--device", device]);
+            let out = job(&mut launcher, device, &format!("example {example}"));
+            let said = text(&out.stdout);
+            assert!(out.status.success(), "{example}: {said}{}", text(&out.stderr));
+            assert!(said.contains(line), "{example}: {said}");
+        }
     }
 }
 

@@ -35,6 +35,7 @@
 //! | `uring`, on by default | `uring://`: UDP through io_uring |
 //! | `portals` | [`portals`]: Portals 3.3 and 4.3 |
 //! | `am` | `hca::am`: Active Messages, the crate `hca-am` |
+//! | `global` | `hca::global`: the global memory of Split-C, the crate `hca-global` |
 //! | `via` | `hca::via`: the VI Architecture, the crate `hca-via` |
 //! | `vfio` | `vfio://` and `vfio-user://`: ConnectX adapters of this machine, and functions of `hca serve` |
 //! | `tokio` | `Reactor::spawn` and `AsyncCq`: completion queues on a tokio runtime |
@@ -61,6 +62,8 @@ pub use hca_am as am;
 /// Connections by RDMA CM: listeners, connects, resolutions.
 pub use hca_cm as cm;
 pub use hca_core;
+#[cfg(feature = "global")]
+pub use hca_global as global;
 pub use hca_job as job;
 pub use hca_job::{Job, JobError};
 pub use hca_verbs as verbs;
@@ -88,6 +91,8 @@ mod guide {
     mod via {}
     #[doc = include_str!("../../../docs/guide/am.md")]
     mod am {}
+    #[doc = include_str!("../../../docs/guide/global.md")]
+    mod global {}
     #[doc = include_str!("../../../docs/guide/faults.md")]
     mod faults {}
     #[doc = include_str!("../../../docs/guide/adding-a-device.md")]

@@ -2,9 +2,10 @@
 //! minute, from interleaved pairs of one placement of the CPUs.
 //!
 //! ```text
-//! cargo run --release -p hca-benches --bin ratios -- [--fabric udp|shm|portals|matching|vfio-user] [--plot FILE.svg] [--json] [--only NAME,..] [--device URL] [--time SECONDS]
+//! cargo run --release -p hca-benches --bin ratios -- [--fabric udp|shm|portals|matching|vfio-user|layers] [--plot FILE.svg] [--json] [--only NAME,..] [--device URL] [--time SECONDS]
 //! ```
 
+mod layers;
 mod matching;
 mod network;
 mod portals;
@@ -32,6 +33,7 @@ Examples:
   ratios --fabric portals                         Portals beside the verbs, and beside published figures
   ratios --fabric matching                        what Portals matching costs beside its memory
   ratios --fabric vfio-user                       the ConnectX driver on functions that are served
+  ratios --fabric layers --device udp://          Active Messages beside the verbs, over UDP
   ratios --fabric shm --plot ratios-shm.svg       shared memory, and a drawing
   ratios --fabric shm --only 'send 8 B one way'   one row
   ratios --fabric shm --only turns,idle           peers that take turns, peers that say nothing
@@ -84,6 +86,8 @@ enum Fabric {
     Matching,
     /// Functions of an adapter that another process serves, and the ConnectX driver on them.
     VfioUser,
+    /// Active Messages over verbs and over VIs, on shared memory.
+    Layers,
 }
 
 impl Fabric {
@@ -94,7 +98,7 @@ impl Fabric {
                 "udp://".parse().expect("it is a device's name")
             }
             // A domain of its own, so that nobody else is in it.
-            Self::Shm => {
+            Self::Shm | Self::Layers => {
                 format!("shm://ratios-{}", std::process::id()).parse().expect("it is a device's name")
             }
         }
@@ -107,6 +111,7 @@ impl Fabric {
             Self::Portals => &portals::ROWS,
             Self::Matching => &matching::ROWS,
             Self::VfioUser => &vfio_user::ROWS,
+            Self::Layers => &layers::ROWS,
         }
     }
 }
@@ -193,6 +198,7 @@ fn main() -> ExitCode {
     engines::child_if_asked();
     turns::child_if_asked();
     served::child_if_asked();
+    hca_benches::am::child_if_asked();
     let args = Args::parse();
     match all(&args) {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,10 +1,12 @@
-//! Active Messages on the software adapter: the same tests over verbs and over VIs, on several fabrics.
+//! Active Messages on the software adapter: the same tests over verbs and over VIs, on several fabrics. And the global
+//! memory that stands on them.
 
 mod bed;
 #[allow(dead_code)] // the suite of devices has the others of its beds
 #[path = "../softhca/beds.rs"]
 mod beds;
 mod failures;
+mod global;
 mod killed;
 mod messages;
 mod peers;

@@ -1,0 +1,197 @@
+//! Global memory: processes are threads with adapters of their own.
+
+use hca_am::Way;
+use hca_global::{Error, Joining, Process};
+use softhca::Progress;
+
+use crate::bed::Bed;
+use crate::beds::Net;
+
+const VERBS: Bed = Bed::new(Net::Shm, Progress::Inline, Way::Verbs);
+const VIA: Bed = Bed::new(Net::Shm, Progress::Inline, Way::Via);
+const MEMORY: usize = 1 << 20;
+
+/// Runs so many processes. Returns what each of them returns, by rank.
+fn run<T: Send>(bed: &Bed, size: usize, each: impl Fn(Process) -> T + Sync) -> Vec<T> {
+    let joining: Vec<_> = bed
+        .contexts(size)
+        .iter()
+        .map(|context| Joining::open(context, bed.way, MEMORY, size).expect("a process opens"))
+        .collect();
+    let names: Vec<_> = joining.iter().map(|process| process.name().unwrap()).collect();
+    std::thread::scope(|s| {
+        let threads: Vec<_> = joining
+            .into_iter()
+            .enumerate()
+            .map(|(rank, process)| {
+                let (names, each) = (&names, &each);
+                s.spawn(move || each(process.join(rank, names).expect("all join")))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn accesses(bed: &Bed) {
+    run(bed, 3, |mut process| {
+        let (rank, size) = (process.rank(), process.size());
+        let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+        let array = process.spread::<u64>(100).unwrap();
+        let other = process.spread::<[u8; 3]>(5).unwrap();
+        // Written by one, read by all.
+        process.write(array.at(next, 7).unwrap(), 1000 + rank as u64).unwrap();
+        process.barrier().unwrap();
+        for at in 0..size {
+            let expected = 1000 + ((at + size - 1) % size) as u64;
+            assert_eq!(process.read(array.at(at, 7).unwrap()).unwrap(), expected);
+        }
+        // Split phases: many are under way.
+        for i in 10..60 {
+            process.put(array.at(next, i).unwrap(), (rank * 100 + i) as u64).unwrap();
+        }
+        process.sync().unwrap();
+        process.barrier().unwrap();
+        let gets: Vec<_> = (10..60).map(|i| process.get(array.at(next, i).unwrap()).unwrap()).collect();
+        process.sync().unwrap();
+        for (i, get) in gets.into_iter().enumerate() {
+            assert_eq!(process.take(get).unwrap(), (rank * 100 + i + 10) as u64);
+        }
+        process.barrier().unwrap();
+        // Stores, counted by the target and waited for by all.
+        process.store(other.at(next, 4).unwrap(), [rank as u8; 3]).unwrap();
+        process.store_sync(3).unwrap();
+        assert_eq!(process.load(&other, 4, 1).unwrap(), [[before as u8; 3]]);
+        process.barrier().unwrap();
+        for i in 0..5 {
+            process.store(other.at(next, i).unwrap(), [i as u8; 3]).unwrap();
+        }
+        process.all_store_sync().unwrap();
+        assert_eq!(process.load(&other, 0, 5).unwrap(), [0, 1, 2, 3, 4].map(|i| [i; 3]));
+        // In bulk, beyond the landing place.
+        let long = process.spread::<u32>(80_000).unwrap();
+        let values: Vec<u32> = (0..80_000).map(|i| i * 3 + rank as u32).collect();
+        process.write_bulk(&long, next, 0, &values).unwrap();
+        process.barrier().unwrap();
+        let mut back = vec![0; 79_000];
+        process.read_bulk(&long, next, 1000, &mut back).unwrap();
+        assert!(back == values[1000..]);
+        process.barrier().unwrap();
+        process.store_bulk(&long, before, 5, &values[..9]).unwrap();
+        process.store_sync(36).unwrap();
+        assert_eq!(process.load(&long, 5, 2).unwrap(), [next as u32, 3 + next as u32]);
+        // Procedures run one at a time.
+        let add = process.register(move |memory, args| {
+            let old = memory.load(&array, args[0] as usize).unwrap();
+            memory.save(&array, args[0] as usize, old + args[1]).unwrap();
+            old
+        });
+        process.barrier().unwrap();
+        for _ in 0..20 {
+            process.call(0, add, &[0, 2]).unwrap();
+        }
+        process.barrier().unwrap();
+        assert_eq!(process.read(array.at(0, 0).unwrap()).unwrap(), 120);
+        process.finish().unwrap();
+    });
+}
+
+fn collectives(bed: &Bed, size: usize) {
+    run(bed, size, |mut process| {
+        let rank = process.rank() as u64;
+        for root in 0..size {
+            // One part, many parts, none.
+            for len in [1, 2000, 0] {
+                let mut values = vec![rank; len];
+                process.broadcast(root, &mut values).unwrap();
+                assert_eq!(values, vec![root as u64; len]);
+            }
+            let mut sums = [rank, 1];
+            process.reduce(root, &mut sums, |a, b| a + b).unwrap();
+            let all = [(0..size as u64).sum(), size as u64];
+            assert_eq!(sums, if rank == root as u64 { all } else { [rank, 1] });
+        }
+        // Not commutative: the order of ranks is seen.
+        let mut digits = [rank + 1];
+        process.scan(&mut digits, |a, b| a * 10_u64.pow(b.ilog10() + 1) + b).unwrap();
+        assert_eq!(digits[0], (0..=rank).fold(0, |all, digit| all * 10 + digit + 1));
+        let mut most = [rank * 7 % 5];
+        process.all_reduce(&mut most, u64::max).unwrap();
+        assert_eq!(most[0], (0..size as u64).map(|rank| rank * 7 % 5).max().unwrap());
+        process.finish().unwrap();
+    });
+}
+
+#[test]
+fn memory_is_reached_in_each_way_over_verbs() {
+    accesses(&VERBS);
+}
+
+#[test]
+fn memory_is_reached_in_each_way_over_vis() {
+    accesses(&VIA);
+}
+
+#[test]
+fn collectives_give_what_a_loop_over_the_ranks_gives() {
+    for size in [1, 2, 5] {
+        collectives(&VERBS, size);
+    }
+    collectives(&VIA, 3);
+}
+
+#[test]
+fn what_is_out_of_bounds_is_refused() {
+    run(&VERBS, 2, |mut process| {
+        let array = process.spread::<u64>(10).unwrap();
+        assert!(matches!(array.at(2, 0), Err(Error::Rank { rank: 2, size: 2 })));
+        assert!(matches!(array.at(0, 10), Err(Error::Bounds { first: 10, end: 11, len: 10 })));
+        assert!(matches!(array.part(0, usize::MAX, 2), Err(Error::Bounds { .. })));
+        assert!(array.cyclic(19).is_ok() && array.cyclic(20).is_err());
+        assert!(process.write_bulk(&array, 1, 5, &[0; 6]).is_err());
+        assert!(process.read_bulk(&array, 1, 0, &mut [0; 11]).is_err());
+        assert!(process.load(&array, 10, 1).is_err() && process.save(&array, 9, &[0; 2]).is_err());
+        assert!(matches!(process.spread::<u64>(0), Err(Error::Room { asked: 0, .. })));
+        assert!(matches!(process.spread::<u64>(usize::MAX), Err(Error::Room { .. })));
+        assert!(matches!(process.broadcast(2, &mut [0_u8]), Err(Error::Rank { .. })));
+        let got = process.get(array.at(1, 0).unwrap()).unwrap();
+        // The value may have come already.
+        let early = process.take(got);
+        assert!(matches!(early, Err(Error::NotSynced) | Ok(0)), "{early:?}");
+        process.finish().unwrap();
+    });
+}
+
+#[test]
+fn processes_that_differ_in_a_size_are_told() {
+    let told = run(&VERBS, 2, |mut process| {
+        let made = process.spread::<u64>(10 + process.rank());
+        process.finish().unwrap();
+        made
+    });
+    assert!(told.iter().all(|made| matches!(made, Err(Error::Mismatch { rank: 1 }))), "{told:?}");
+}
+
+#[test]
+fn a_process_that_is_gone_ends_the_collectives_of_the_others() {
+    type Collective = fn(&mut Process) -> Result<(), Error>;
+    let collectives: [Collective; 4] = [
+        Process::barrier,
+        |process| process.all_reduce(&mut [1_u64], |a, b| a + b),
+        |process| process.broadcast(2, &mut [1_u64]),
+        Process::all_store_sync,
+    ];
+    for collective in collectives {
+        // A process that leaves while others still join is a loss of the join.
+        let joined = std::sync::Barrier::new(3);
+        let told = run(&VERBS, 3, |mut process| {
+            joined.wait();
+            if process.rank() == 2 {
+                return None;
+            }
+            Some(collective(&mut process))
+        });
+        for told in told.into_iter().flatten() {
+            assert!(matches!(told, Err(Error::Lost { .. })), "{told:?}");
+        }
+    }
+}

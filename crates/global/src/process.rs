@@ -1,0 +1,492 @@
+//! Processes of a job: their memory, and accesses to the memory of others.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytemuck::{Pod, Zeroable};
+use hca_am::{Bundle, EndpointId, EndpointName, EventMask, Options, Segment, Source, Tag, Way};
+use hca_job::Job;
+use hca_verbs::Context;
+
+use crate::state::{BYE, CALL, FETCH, READ, STORE, STORED, State, WRITE, handlers, lock, words};
+use crate::{Error, GlobalPtr, Spread};
+
+/// Bytes at the beginning of each process's memory, into which bulk reads come.
+const LANDING: usize = 1 << 18;
+const TAG: Tag = Tag(0x51c);
+/// Polls without success before a process sleeps.
+const LOOKS: u32 = 2000;
+/// The longest sleep.
+const NAP: Duration = Duration::from_millis(2);
+/// The most bytes of an element, and of a part of a collective's message.
+pub(crate) const ELEMENT: usize = 4096;
+/// How long the last messages may take.
+const FAREWELL: Duration = Duration::from_secs(20);
+
+/// A process that has memory, and does not know the others yet.
+pub struct Joining {
+    bundle: Bundle,
+    ep: EndpointId,
+    memory: Segment,
+    state: Arc<Mutex<State>>,
+}
+
+/// A process of a job, with its part of the global memory.
+pub struct Process {
+    pub(crate) bundle: Bundle,
+    pub(crate) ep: EndpointId,
+    pub(crate) state: Arc<Mutex<State>>,
+    memory: Segment,
+    /// The first byte that no array has.
+    free: usize,
+    rank: usize,
+    size: usize,
+    /// Reads, writes and calls that were begun.
+    begun: u64,
+    next: u32,
+    /// Bytes that stores have brought, and the program has waited for.
+    stored: u64,
+    /// The number of barriers and of other collectives.
+    pub(crate) epoch: u32,
+    pub(crate) collective: u32,
+}
+
+/// A value that a [`get`](Process::get) fetches.
+#[derive(Debug)]
+#[must_use = "the value is taken by `take`, behind a sync"]
+pub struct Get<T> {
+    number: u32,
+    of: std::marker::PhantomData<fn() -> T>,
+}
+
+/// A procedure that [`Process::call`] runs at another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcedureId(u32);
+
+impl Joining {
+    /// A process with so many bytes of global memory, on a device.
+    ///
+    /// # Errors
+    /// The device's limits.
+    pub fn open(context: &Context, way: Way, bytes: usize, size: usize) -> Result<Self, Error> {
+        let options = Options { max_links: 2 * size.max(1), translations: size, ..Options::default() };
+        let mut bundle = Bundle::open_with(context, way, &options)?;
+        let ep = bundle.endpoint()?;
+        bundle.set_tag(ep, TAG)?;
+        bundle.set_event_mask(ep, EventMask::NotEmpty)?;
+        let memory = bundle.set_segment(ep, LANDING + bytes.next_multiple_of(64))?;
+        let state = Arc::<Mutex<State>>::default();
+        handlers(&mut bundle, ep, &state)?;
+        Ok(Self { bundle, ep, memory, state })
+    }
+    /// The name that the other processes have to know.
+    ///
+    /// # Errors
+    /// None, as long as the process is there.
+    pub fn name(&self) -> Result<EndpointName, Error> {
+        Ok(self.bundle.name(self.ep)?)
+    }
+    /// Joins the processes with these names, its own included, as the one with that rank. Waits for all.
+    ///
+    /// # Errors
+    /// A process is not there, or the rank is none.
+    pub fn join(self, rank: usize, names: &[EndpointName]) -> Result<Process, Error> {
+        let size = names.len();
+        if rank >= size {
+            return Err(Error::Rank { rank, size });
+        }
+        let Self { bundle, ep, memory, state } = self;
+        lock(&state).left = vec![false; size];
+        let mut process = Process {
+            bundle,
+            ep,
+            state,
+            memory,
+            free: LANDING,
+            rank,
+            size,
+            begun: 0,
+            next: 0,
+            stored: 0,
+            epoch: 0,
+            collective: 0,
+        };
+        for (index, name) in names.iter().enumerate() {
+            process.bundle.map(ep, index, name, TAG)?;
+        }
+        process.barrier()?;
+        Ok(process)
+    }
+}
+
+impl Process {
+    /// Joins the processes of a job, each with so many bytes of global memory.
+    ///
+    /// # Errors
+    /// The job, the device's limits, or a process that is not there.
+    pub fn start(job: &Job, context: &Context, way: Way, bytes: usize) -> Result<Self, Error> {
+        let (rank, size) = (job.rank() as usize, job.size() as usize);
+        let joining = Joining::open(context, way, bytes, size)?;
+        job.publish(joining.name()?.to_string().as_bytes())?;
+        job.fence()?;
+        let names: Result<Vec<EndpointName>, Error> =
+            (0..job.size()).map(|rank| Ok(String::from_utf8_lossy(&job.card(rank)?).parse()?)).collect();
+        joining.join(rank, &names?)
+    }
+    /// The rank of this process: `MYPROC`.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+    /// The number of processes: `PROCS`.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+    /// An array of which each process has `len` zeroed elements. All processes call it, in the same order.
+    ///
+    /// # Errors
+    /// There is no room, the array is empty, or another process asks for another size.
+    pub fn spread<T: Pod>(&mut self, len: usize) -> Result<Spread<T>, Error> {
+        let (asked, left) = (len.saturating_mul(size_of::<T>()), self.memory.len() - self.free);
+        let room = asked.checked_next_multiple_of(64).filter(|room| asked > 0 && *room <= left);
+        let room = room.ok_or(Error::Room { asked, left })?;
+        let offset = self.free;
+        self.free += room;
+        self.agree((offset as u64) << 32 ^ asked as u64)?;
+        Ok(Spread::new(offset as u64, len, self.size))
+    }
+
+    /// Copies the elements from `first` on of this process's part.
+    ///
+    /// # Errors
+    /// They do not lie in the array.
+    pub fn load<T: Pod>(&self, array: &Spread<T>, first: usize, count: usize) -> Result<Vec<T>, Error> {
+        array.check(first, count)?;
+        let mut out = vec![T::zeroed(); count];
+        self.memory
+            .read_at(array.offset as usize + first * size_of::<T>(), bytemuck::cast_slice_mut(&mut out));
+        Ok(out)
+    }
+    /// Copies into the elements from `first` on of this process's part.
+    ///
+    /// # Errors
+    /// They do not lie in the array.
+    pub fn save<T: Pod>(&self, array: &Spread<T>, first: usize, elements: &[T]) -> Result<(), Error> {
+        array.check(first, elements.len())?;
+        self.memory.write_at(array.offset as usize + first * size_of::<T>(), bytemuck::cast_slice(elements));
+        Ok(())
+    }
+
+    /// Reads an element of a process, by a request that the process answers while it polls.
+    ///
+    /// # Errors
+    /// The process that has it is gone, or the element is longer than 4096 bytes.
+    pub fn read<T: Pod>(&mut self, from: GlobalPtr<T>) -> Result<T, Error> {
+        let got = self.get(from)?;
+        self.sync()?;
+        self.take(got)
+    }
+    /// Writes an element of a process, and waits until it is there.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn write<T: Pod>(&mut self, to: GlobalPtr<T>, value: T) -> Result<(), Error> {
+        self.put(to, value)?;
+        self.sync()
+    }
+    /// Begins to read an element: `:=` of Split-C. A [`sync`](Self::sync) waits for it.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn get<T: Pod>(&mut self, from: GlobalPtr<T>) -> Result<Get<T>, Error> {
+        let len = element::<T>()?;
+        let [low, high] = words(from.offset);
+        let number = self.number();
+        self.request(from.rank(), READ, &[low, high, len as u32, number])?;
+        self.begun += 1;
+        Ok(Get { number, of: std::marker::PhantomData })
+    }
+    /// Takes the value of a get.
+    ///
+    /// # Errors
+    /// No sync has waited for it.
+    pub fn take<T: Pod>(&mut self, got: Get<T>) -> Result<T, Error> {
+        let bytes = lock(&self.state).values.remove(&got.number).ok_or(Error::NotSynced)?;
+        let mut value = T::zeroed();
+        bytemuck::bytes_of_mut(&mut value).copy_from_slice(&bytes);
+        Ok(value)
+    }
+    /// Begins to write an element. A [`sync`](Self::sync) waits until it is there.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn put<T: Pod>(&mut self, to: GlobalPtr<T>, value: T) -> Result<(), Error> {
+        self.send(to, WRITE, value)?;
+        self.begun += 1;
+        Ok(())
+    }
+    /// Writes an element without an answer: `:-` of Split-C. The process that has it waits by
+    /// [`store_sync`](Self::store_sync), or all wait by [`all_store_sync`](Self::all_store_sync).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn store<T: Pod>(&mut self, to: GlobalPtr<T>, value: T) -> Result<(), Error> {
+        self.send(to, STORE, value)
+    }
+    fn send<T: Pod>(&mut self, to: GlobalPtr<T>, handler: u16, value: T) -> Result<(), Error> {
+        let len = element::<T>()?;
+        let [low, high] = words(to.offset);
+        let sent = self.bundle.request_medium(
+            self.ep,
+            to.rank(),
+            handler,
+            &[low, high, len as u32],
+            bytemuck::bytes_of(&value),
+        );
+        sent.map_err(|error| self.failure(to.rank(), error))
+    }
+    /// Waits until all gets, puts and bulk puts of this process have ended.
+    ///
+    /// # Errors
+    /// A process is gone.
+    pub fn sync(&mut self) -> Result<(), Error> {
+        let begun = self.begun;
+        self.until(|state| (state.ended >= begun).then_some(()))
+    }
+    /// Waits until stores have brought so many bytes more to this process.
+    ///
+    /// # Errors
+    /// A process is gone.
+    pub fn store_sync(&mut self, bytes: usize) -> Result<(), Error> {
+        let wanted = self.stored + bytes as u64;
+        self.until(|state| (state.stored >= wanted).then_some(()))?;
+        self.stored = wanted;
+        Ok(())
+    }
+    /// Waits until all stores of all processes have arrived. All processes call it.
+    ///
+    /// # Errors
+    /// A process is gone.
+    pub fn all_store_sync(&mut self) -> Result<(), Error> {
+        // A request without a reply is acknowledged once its handler has run.
+        for rank in 0..self.size {
+            while self.bundle.outstanding(self.ep, rank)? > 0 {
+                self.step(&mut 0)?;
+            }
+        }
+        self.barrier()?;
+        self.stored = lock(&self.state).stored;
+        // So that no store of the next phase is counted to this one.
+        self.barrier()
+    }
+
+    /// Reads elements in bulk.
+    ///
+    /// # Errors
+    /// The process that has them is gone, or they do not lie in the array.
+    pub fn read_bulk<T: Pod>(
+        &mut self,
+        array: &Spread<T>,
+        rank: usize,
+        first: usize,
+        out: &mut [T],
+    ) -> Result<(), Error> {
+        let from = array.part(rank, first, out.len())?;
+        for (i, piece) in bytemuck::cast_slice_mut::<T, u8>(out).chunks_mut(LANDING).enumerate() {
+            let [low, high] = words(from.offset + (i * LANDING) as u64);
+            self.request(rank, FETCH, &[low, high, piece.len() as u32])?;
+            self.begun += 1;
+            self.sync()?;
+            self.memory.read_at(0, piece);
+        }
+        Ok(())
+    }
+    /// Writes elements in bulk, and waits until they are there.
+    ///
+    /// # Errors
+    /// As [`read_bulk`](Self::read_bulk).
+    pub fn write_bulk<T: Pod>(
+        &mut self,
+        array: &Spread<T>,
+        rank: usize,
+        first: usize,
+        elements: &[T],
+    ) -> Result<(), Error> {
+        self.put_bulk(array, rank, first, elements)?;
+        self.sync()
+    }
+    /// Begins to write elements in bulk. A [`sync`](Self::sync) waits until they are there.
+    ///
+    /// # Errors
+    /// As [`read_bulk`](Self::read_bulk).
+    pub fn put_bulk<T: Pod>(
+        &mut self,
+        array: &Spread<T>,
+        rank: usize,
+        first: usize,
+        elements: &[T],
+    ) -> Result<(), Error> {
+        self.send_bulk(array, rank, first, elements, 1)?;
+        self.begun += 1;
+        Ok(())
+    }
+    /// Writes elements in bulk without an answer, as [`store`](Self::store) does.
+    ///
+    /// # Errors
+    /// As [`read_bulk`](Self::read_bulk).
+    pub fn store_bulk<T: Pod>(
+        &mut self,
+        array: &Spread<T>,
+        rank: usize,
+        first: usize,
+        elements: &[T],
+    ) -> Result<(), Error> {
+        self.send_bulk(array, rank, first, elements, 0)
+    }
+    fn send_bulk<T: Pod>(
+        &mut self,
+        array: &Spread<T>,
+        rank: usize,
+        first: usize,
+        elements: &[T],
+        answered: u32,
+    ) -> Result<(), Error> {
+        let to = array.part(rank, first, elements.len())?;
+        let source = Source::Bytes(bytemuck::cast_slice(elements));
+        let sent = self.bundle.request_bulk(self.ep, rank, STORED, &[answered], source, to.offset);
+        sent.map_err(|error| self.failure(rank, error))
+    }
+
+    /// Gives a procedure a number, by which other processes call it. All processes do it, in the same order. It runs
+    /// within the polls of this process, alone.
+    pub fn register(
+        &mut self,
+        procedure: impl FnMut(&Memory<'_>, &[u64]) -> u64 + Send + 'static,
+    ) -> ProcedureId {
+        let mut procedure = procedure;
+        let mut state = lock(&self.state);
+        state.procedures.push(Box::new(move |segment, args| procedure(&Memory(segment), args)));
+        ProcedureId(state.procedures.len() as u32 - 1)
+    }
+    /// Runs a procedure at a process, alone, with up to 7 arguments: `atomic` of Split-C.
+    ///
+    /// # Errors
+    /// The process is gone, it has no such procedure, or there are too many arguments.
+    pub fn call(&mut self, rank: usize, procedure: ProcedureId, args: &[u64]) -> Result<u64, Error> {
+        let number = self.number();
+        let mut all = vec![number, procedure.0];
+        all.extend(args.iter().flat_map(|&arg| words(arg)));
+        self.request(rank, CALL, &all)?;
+        self.begun += 1;
+        self.sync()?;
+        let bytes = lock(&self.state).values.remove(&number).ok_or(Error::NotSynced)?;
+        Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| Error::NotSynced)?))
+    }
+
+    /// Ends the process's part in the job: all processes call it, and none goes on before the others no longer need it.
+    ///
+    /// # Errors
+    /// A process is gone before its time.
+    pub fn finish(mut self) -> Result<(), Error> {
+        self.barrier()?;
+        let own = self.rank as u32;
+        for rank in (0..self.size).filter(|&rank| rank != self.rank) {
+            // One that has left needs no farewell.
+            let _ = self.bundle.request(self.ep, rank, BYE, &[own]);
+        }
+        let (own, mut pause) = (self.rank, 0);
+        loop {
+            let others = lock(&self.state).left.iter().enumerate().all(|(rank, left)| *left || rank == own);
+            if others {
+                break;
+            }
+            self.step(&mut pause)?;
+        }
+        let _ = self.bundle.flush(FAREWELL);
+        Ok(())
+    }
+
+    fn number(&mut self) -> u32 {
+        self.next = self.next.wrapping_add(1);
+        self.next
+    }
+    pub(crate) fn request(&mut self, rank: usize, handler: u16, args: &[u32]) -> Result<(), Error> {
+        let size = self.size;
+        if rank >= size {
+            return Err(Error::Rank { rank, size });
+        }
+        let sent = self.bundle.request(self.ep, rank, handler, args);
+        sent.map_err(|error| self.failure(rank, error))
+    }
+    pub(crate) fn failure(&self, rank: usize, error: hca_am::Error) -> Error {
+        match error {
+            hca_am::Error::Unreachable => Error::Lost { rank },
+            error => Error::Am(error),
+        }
+    }
+    /// Polls until the state has something. A process that is gone ends it.
+    pub(crate) fn until<T>(&mut self, mut ready: impl FnMut(&mut State) -> Option<T>) -> Result<T, Error> {
+        let mut pause = 0;
+        loop {
+            if let Some(value) = ready(&mut lock(&self.state)) {
+                return Ok(value);
+            }
+            self.step(&mut pause)?;
+        }
+    }
+    /// One poll; after many without success, a short sleep.
+    fn step(&mut self, pause: &mut u32) -> Result<(), Error> {
+        if self.bundle.poll()? > 0 {
+            *pause = 0;
+            return Ok(());
+        }
+        *pause += 1;
+        if *pause < LOOKS {
+            return Ok(());
+        }
+        self.bundle.wait(Some(NAP))?;
+        let state = lock(&self.state);
+        if let Some(&(rank, reason)) = state.back.iter().find(|(rank, _)| !state.left[*rank]) {
+            return Err(match reason {
+                hca_am::Reason::Unreachable => Error::Lost { rank },
+                reason => Error::Returned { rank, reason },
+            });
+        }
+        for rank in (0..self.size).filter(|&rank| !state.left[rank]) {
+            if !self.bundle.is_reachable(self.ep, rank)? {
+                return Err(Error::Lost { rank });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The memory of a process, for a procedure that runs there.
+#[derive(Debug)]
+pub struct Memory<'a>(&'a Segment);
+
+impl Memory<'_> {
+    /// Copies the element `index` of this process's part.
+    ///
+    /// # Errors
+    /// It does not lie in the array.
+    pub fn load<T: Pod>(&self, array: &Spread<T>, index: usize) -> Result<T, Error> {
+        array.check(index, 1)?;
+        let mut value = T::zeroed();
+        self.0.read_at(array.offset as usize + index * size_of::<T>(), bytemuck::bytes_of_mut(&mut value));
+        Ok(value)
+    }
+    /// Copies into the element `index` of this process's part.
+    ///
+    /// # Errors
+    /// It does not lie in the array.
+    pub fn save<T: Pod>(&self, array: &Spread<T>, index: usize, value: T) -> Result<(), Error> {
+        array.check(index, 1)?;
+        self.0.write_at(array.offset as usize + index * size_of::<T>(), bytemuck::bytes_of(&value));
+        Ok(())
+    }
+}
+
+fn element<T: Zeroable>() -> Result<usize, Error> {
+    let len = size_of::<T>();
+    if len <= ELEMENT { Ok(len) } else { Err(Error::Element { len }) }
+}

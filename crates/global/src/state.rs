@@ -1,0 +1,159 @@
+//! What the handlers of a process change.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hca_am::{Bundle, EndpointId, Error as AmError, Message, Reason, Segment, Token};
+use rustc_hash::FxHashMap;
+
+/// Requests.
+pub(crate) const READ: u16 = 1;
+pub(crate) const WRITE: u16 = 2;
+pub(crate) const STORE: u16 = 3;
+pub(crate) const STORED: u16 = 4;
+pub(crate) const FETCH: u16 = 5;
+pub(crate) const CALL: u16 = 6;
+pub(crate) const BARRIER: u16 = 7;
+pub(crate) const DATA: u16 = 8;
+pub(crate) const BYE: u16 = 9;
+/// Replies.
+pub(crate) const VALUE: u16 = 10;
+pub(crate) const DONE: u16 = 11;
+pub(crate) const FETCHED: u16 = 12;
+
+/// A procedure that runs at the process that has the memory.
+pub(crate) type Procedure = Box<dyn FnMut(&Segment, &[u64]) -> u64 + Send>;
+
+#[derive(Default)]
+pub(crate) struct State {
+    /// Values that have come, by the numbers of their reads.
+    pub(crate) values: FxHashMap<u32, Vec<u8>>,
+    /// Reads, writes and calls that have ended.
+    pub(crate) ended: u64,
+    /// Bytes that stores have brought.
+    pub(crate) stored: u64,
+    /// Messages of barriers, by epoch and round.
+    pub(crate) arrived: FxHashMap<(u32, u32), u32>,
+    /// Parts of messages of collectives, by their number and their sender.
+    pub(crate) parts: FxHashMap<(u32, u32), VecDeque<Vec<u8>>>,
+    /// Processes that have said good-bye.
+    pub(crate) left: Vec<bool>,
+    pub(crate) procedures: Vec<Procedure>,
+    /// Messages that came back: the process and the reason.
+    pub(crate) back: Vec<(usize, Reason)>,
+}
+
+pub(crate) fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The arguments with a place and a length.
+pub(crate) fn place(args: &[u32]) -> Option<(u64, usize)> {
+    let &[low, high, len, ..] = args else { return None };
+    Some((u64::from(high) << 32 | u64::from(low), len as usize))
+}
+pub(crate) fn words(offset: u64) -> [u32; 2] {
+    [offset as u32, (offset >> 32) as u32]
+}
+/// Whether bytes lie in a segment.
+fn inside(segment: &Segment, offset: u64, len: usize) -> bool {
+    usize::try_from(offset).is_ok_and(|offset| offset <= segment.len() && len <= segment.len() - offset)
+}
+
+/// Replies; a requester that is gone is noticed elsewhere.
+fn answer(replied: Result<(), AmError>) {
+    drop(replied);
+}
+
+/// Sets the handlers. Requests that name places outside of the segment are dropped: no process of this library sends
+/// any.
+pub(crate) fn handlers(
+    bundle: &mut Bundle,
+    ep: EndpointId,
+    state: &Arc<Mutex<State>>,
+) -> Result<(), AmError> {
+    bundle.set_handler(ep, READ, |message: &Message<'_>, token: Token<'_>| {
+        let (Some(segment), Some((offset, len))) = (message.segment(), place(message.args())) else { return };
+        if len <= 4096 && inside(segment, offset, len) {
+            let mut bytes = [0; 4096];
+            segment.read_at(offset as usize, &mut bytes[..len]);
+            answer(token.reply_medium(VALUE, &[message.arg(3)], &bytes[..len]));
+        }
+    })?;
+    bundle.set_handler(ep, WRITE, |message, token| {
+        if put(message).is_some() {
+            answer(token.reply(DONE, &[]));
+        }
+    })?;
+    let own = Arc::clone(state);
+    bundle.set_handler(ep, STORE, move |message, _| {
+        if let Some(len) = put(message) {
+            lock(&own).stored += len as u64;
+        }
+    })?;
+    // The bytes are there.
+    let own = Arc::clone(state);
+    bundle.set_handler(ep, STORED, move |message, token| {
+        if message.arg(0) == 1 {
+            answer(token.reply(DONE, &[]));
+        } else {
+            lock(&own).stored += message.range().map_or(0, |range| range.len() as u64);
+        }
+    })?;
+    bundle.set_handler(ep, FETCH, |message, token| {
+        let (Some(segment), Some((offset, len))) = (message.segment(), place(message.args())) else { return };
+        if inside(segment, offset, len) {
+            let range = offset as usize..offset as usize + len;
+            let source = hca_am::Source::Segment(segment, range);
+            answer(token.reply_bulk(FETCHED, &[], source, 0));
+        }
+    })?;
+    let own = Arc::clone(state);
+    bundle.set_handler(ep, CALL, move |message, token| {
+        let Some(segment) = message.segment() else { return };
+        let args: Vec<u64> = message.args()[2..]
+            .chunks_exact(2)
+            .map(|pair| u64::from(pair[1]) << 32 | u64::from(pair[0]))
+            .collect();
+        let mut state = lock(&own);
+        if let Some(procedure) = state.procedures.get_mut(message.arg(1) as usize) {
+            let value = procedure(segment, &args);
+            answer(token.reply_medium(VALUE, &[message.arg(0)], &value.to_le_bytes()));
+        }
+    })?;
+    let own = Arc::clone(state);
+    bundle.set_handler(ep, BARRIER, move |message, _| {
+        *lock(&own).arrived.entry((message.arg(0), message.arg(1))).or_default() += 1;
+    })?;
+    let own = Arc::clone(state);
+    bundle.set_handler(ep, DATA, move |message, _| {
+        let key = (message.arg(0), message.arg(1));
+        lock(&own).parts.entry(key).or_default().push_back(message.data().to_vec());
+    })?;
+    let own = Arc::clone(state);
+    bundle.set_handler(ep, BYE, move |message, _| {
+        if let Some(left) = lock(&own).left.get_mut(message.arg(0) as usize) {
+            *left = true;
+        }
+    })?;
+    let own = Arc::clone(state);
+    bundle.set_handler(ep, VALUE, move |message, _| {
+        let mut state = lock(&own);
+        state.ended += 1;
+        state.values.insert(message.arg(0), message.data().to_vec());
+    })?;
+    for done in [DONE, FETCHED] {
+        let own = Arc::clone(state);
+        bundle.set_handler(ep, done, move |_, _| lock(&own).ended += 1)?;
+    }
+    let own = Arc::clone(state);
+    bundle.set_error_handler(ep, move |back| lock(&own).back.push((back.index, back.reason)))
+}
+
+/// Writes the payload to the place that the arguments name.
+fn put(message: &Message<'_>) -> Option<usize> {
+    let (segment, (offset, _)) = (message.segment()?, place(message.args())?);
+    let len = message.data().len();
+    inside(segment, offset, len).then(|| segment.write_at(offset as usize, message.data()))?;
+    Some(len)
+}
