@@ -21,10 +21,10 @@ use hca_perf::{CONTROL_PORT, DEFAULT_MEMORY, Failure, PEER_COMMAND, PeerArgs, in
 use softhca::Progress;
 
 use self::help::{
-    COMPLETIONS_EXAMPLES, DEVICES, DEVINFO_EXAMPLES, EXAMPLES, EXEC_EXAMPLES, EXEC_EXIT_CODES, EXIT_CODES,
-    LIST_EXAMPLES, MAN_EXAMPLES, NAMES, PERF_EXAMPLES, PERF_FIGURES, PERF_TOPICS, PING_EXAMPLES,
-    PINGPONG_EXAMPLES, RUN_EXAMPLES, RUN_EXIT_CODES, SERVE_EXAMPLES, SHOWN_EXIT_CODES, STAT_EXAMPLES,
-    TRACE_EXAMPLES, TRACE_EXIT_CODES,
+    COMPLETIONS_EXAMPLES, DEVICES, DEVICES_EXAMPLES, DEVINFO_EXAMPLES, EXAMPLES, EXEC_EXAMPLES,
+    EXEC_EXIT_CODES, EXIT_CODES, LIST_EXAMPLES, MAN_EXAMPLES, NAMES, PERF_EXAMPLES, PERF_FIGURES,
+    PERF_TOPICS, PING_EXAMPLES, PINGPONG_EXAMPLES, RUN_EXAMPLES, RUN_EXIT_CODES, SERVE_EXAMPLES,
+    SHOWN_EXIT_CODES, STAT_EXAMPLES, TRACE_EXAMPLES, TRACE_EXIT_CODES,
 };
 use crate::{devinfo, exec, list, perf, ping, pingpong, run, serve, stat, trace, warnings};
 
@@ -72,9 +72,9 @@ enum Command {
     /// Explains what `hca perf` measures, and the fields of its rows
     #[command(after_long_help = format!("{PERF_FIGURES}\n\n{EXIT_CODES}"))]
     PerfFigures,
-    /// Explains the names of devices and their options
-    #[command(after_long_help = format!("{DEVICES}\n\n{EXIT_CODES}"))]
-    Devices,
+    /// Lists the devices that programs under `hca exec` see; its help explains the names of devices and their options
+    #[command(after_long_help = format!("{DEVICES_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+    Devices(ListArgs),
     /// Writes the completions of a shell to standard output
     #[command(after_long_help = format!("{COMPLETIONS_EXAMPLES}\n\n{EXIT_CODES}"))]
     Completions {
@@ -170,7 +170,7 @@ pub(crate) struct DevinfoArgs {
     pub json: bool,
 }
 
-/// `hca list`.
+/// `hca list` and `hca devices`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ListArgs {
     /// Print one JSON array
@@ -480,7 +480,7 @@ pub fn main() -> ExitCode {
         Command::List(args) => shown(list::list(&args)),
         Command::Stat(args) => shown(stat::stat(&args)),
         Command::Ping(args) => plain(ping::ping(&args)),
-        Command::Devices => plain(explain("devices")),
+        Command::Devices(args) => plain(list::named(&args)),
         Command::PerfFigures => plain(explain("perf-figures")),
         Command::Completions { shell } => plain(completions(shell)),
         Command::Man { folder } => plain(man(&folder)),

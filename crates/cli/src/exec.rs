@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use hca::{DeviceUrl, Target};
+use hca::{DEVICES_VARIABLE, DeviceUrl, Target};
 use thiserror::Error;
 
 use crate::args::ExecArgs;
@@ -32,8 +32,6 @@ const NAMES: [&str; 8] = [
     "libmlx4.so.1",
     "libmlx5.so.1",
 ];
-/// The variable by which the library finds its devices.
-const DEVICES_VARIABLE: &str = "HCA_DEVICES";
 /// The variable by which the library is asked to explain errors.
 const EXPLAIN_VARIABLE: &str = "HCA_EXPLAIN";
 /// The folders that the loader searches before the system's.

@@ -1,9 +1,10 @@
-//! `hca list`: the devices that can be opened on this machine, and the reasons why others can't.
+//! `hca list`: the devices that can be opened on this machine, and the reasons why others can't. `hca devices`: those
+//! that the environment names.
 
 use std::path::Path;
 
 use comfy_table::{Table, presets};
-use hca::{DeviceUrl, open_exactly};
+use hca::{DeviceUrl, NamedDevice, named_devices, open_exactly};
 use hca_perf::Failure;
 use serde_json::{Value, json};
 
@@ -39,6 +40,24 @@ pub(crate) fn list(args: &ListArgs) -> Result<bool, Failure> {
         println!("{}", as_text(&found));
     }
     Ok(found.iter().any(|found| found.is.is_ok()))
+}
+
+/// Runs `hca devices`.
+pub(crate) fn named(args: &ListArgs) -> Result<(), Failure> {
+    let devices = named_devices()?;
+    let guid = |device: &NamedDevice| device.node_guid().map(|byte| format!("{byte:02x}")).concat();
+    if args.json {
+        let as_json = |device: &NamedDevice| json!({ "name": device.name, "node_guid": guid(device), "device": device.url.to_string() });
+        println!("{}", Value::from_iter(devices.iter().map(as_json)));
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(["NAME", "NODE GUID", "DEVICE"]);
+    for device in &devices {
+        table.add_row([&device.name, &guid(device), &device.url.to_string()]);
+    }
+    println!("{}", table.trim_fmt());
+    Ok(())
 }
 
 /// Opens a device, and closes it.

@@ -38,6 +38,25 @@ fn a_program_is_told_its_devices_and_finds_the_library_first() {
 }
 
 #[test]
+fn devices_are_listed_as_programs_see_them() {
+    let devices = |arguments: &[&str], list: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hca"));
+        command.arg("devices").args(arguments).env_remove("HCA_DEVICE").env("HCA_DEVICES", list);
+        command.output().unwrap()
+    };
+    let table = text(&devices(&[], "rxe0=udp://10.0.0.1?share=yes auto://lo"));
+    let rows: Vec<Vec<&str>> = table.lines().skip(1).map(|row| row.split_whitespace().collect()).collect();
+    assert_eq!(rows.iter().map(|row| row[0]).collect::<Vec<_>>(), ["rxe0", "hca1"], "{table}");
+    assert_eq!(rows[0][2], "udp://10.0.0.1?share=yes");
+    assert!(rows.iter().all(|row| row[1].len() == 16) && rows[0][1] != rows[1][1], "{table}");
+    let json = text(&devices(&["--json"], ""));
+    assert!(json.starts_with(r#"[{"device":"auto://?share=yes","name":"hca0","node_guid":""#), "{json}");
+    let refused = devices(&[], "a=udp:// a=auto://");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused).contains("two devices are named a"), "{}", text(&refused));
+}
+
+#[test]
 fn a_program_that_is_not_there_ends_as_a_shell_does() {
     let said = exec(&["./no-such-program"]).output().unwrap();
     assert_eq!(said.status.code(), Some(127));

@@ -52,6 +52,7 @@
 //! | [`verbs`], [`hca_core`] | the crates below, for programs that need more than the re-exports |
 #![forbid(unsafe_code)]
 
+mod named;
 mod narrow;
 mod open;
 pub mod stat;
@@ -73,6 +74,7 @@ pub use hca_via as via;
 #[cfg(feature = "portals")]
 pub use portals;
 
+pub use named::{DEVICES_VARIABLE, NamedDevice, NamedDevicesError, named_devices};
 pub use open::{
     DEVICE_VARIABLE, OpenError, Opened, device_from_environment, open, open_device, open_exactly,
 };

@@ -2,7 +2,6 @@
 
 use core::ffi::{c_char, c_int};
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
@@ -18,10 +17,6 @@ use crate::null::Nulls;
 use crate::window::Binds;
 use crate::xrc::Domain;
 
-/// The environment variable that lists the devices, as `rxe0=udp://10.0.0.1 rxe1=auto://`.
-const DEVICES_VARIABLE: &str = "HCA_DEVICES";
-/// The device of a program whose environment names none.
-const DEFAULT_DEVICE: &str = "auto://?share=yes";
 /// The most bytes of a device's name, with the zero behind it.
 const NAME_BYTES: usize = 64;
 
@@ -35,18 +30,14 @@ pub(crate) struct NamedDevice {
 }
 
 /// The addresses of all devices, which exist until the process ends; an error is told once.
-static DEVICES: LazyLock<Result<Vec<usize>, Errno>> = LazyLock::new(|| {
-    let found = named().and_then(|named| {
-        named.into_iter().map(|(name, url)| NamedDevice::new(name, url)).collect::<Result<Vec<_>, _>>()
-    });
-    match found {
-        Ok(devices) => {
-            Ok(devices.into_iter().map(|device| Box::into_raw(Box::new(device)) as usize).collect())
-        }
-        Err(e) => {
-            eprintln!("hca: {e}");
-            Err(INVALID)
-        }
+static DEVICES: LazyLock<Result<Vec<usize>, Errno>> = LazyLock::new(|| match hca::named_devices() {
+    Ok(devices) => Ok(devices
+        .into_iter()
+        .map(|device| Box::into_raw(Box::new(NamedDevice::new(device))) as usize)
+        .collect()),
+    Err(e) => {
+        eprintln!("hca: {e}");
+        Err(INVALID)
     }
 });
 
@@ -55,48 +46,12 @@ pub(crate) fn named_devices() -> Result<&'static [usize], Errno> {
     DEVICES.as_deref().map_err(|e| *e)
 }
 
-/// The names and the URLs of the devices in the environment.
-fn named() -> Result<Vec<(String, DeviceUrl)>, String> {
-    let list = match std::env::var(DEVICES_VARIABLE) {
-        Ok(list) if !list.trim().is_empty() => list,
-        _ => {
-            let one = hca::device_from_environment().map_err(|e| e.to_string())?;
-            one.map_or_else(|| DEFAULT_DEVICE.to_owned(), |url| url.to_string())
-        }
-    };
-    parse(&list)
-}
-
-/// Parses a list of `NAME=URL` or `URL`, with spaces between them. A device without a name has that of its place.
-fn parse(list: &str) -> Result<Vec<(String, DeviceUrl)>, String> {
-    let mut found: Vec<(String, DeviceUrl)> = Vec::new();
-    for (i, item) in list.split_whitespace().enumerate() {
-        let scheme = item.find("://").unwrap_or(item.len());
-        let (name, url) = match item[..scheme].split_once('=') {
-            Some((name, _)) => (name.to_owned(), &item[name.len() + 1..]),
-            None => (format!("hca{i}"), item),
-        };
-        let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-        if name.is_empty() || name.len() >= NAME_BYTES || !name.chars().all(legal) {
-            return Err(format!(
-                "{DEVICES_VARIABLE}: `{name}` is no name of a device: 1 to 63 letters and digits"
-            ));
-        }
-        if found.iter().any(|(other, _)| *other == name) {
-            return Err(format!(
-                "{DEVICES_VARIABLE}: two devices are named {name}: give each a name of its own"
-            ));
-        }
-        let url = url.parse().map_err(|e| format!("{DEVICES_VARIABLE}: device {name}: {e}"))?;
-        found.push((name, url));
-    }
-    Ok(found)
-}
-
 impl NamedDevice {
-    fn new(name: String, url: DeviceUrl) -> Result<Self, String> {
+    fn new(device: hca::NamedDevice) -> Self {
         const NODE_CA: c_int = 1;
         const TRANSPORT_IB: c_int = 0;
+        let guid = device.node_guid();
+        let hca::NamedDevice { name, url } = device;
         let mut c = IbvDevice {
             ops: [core::ptr::null(); 2],
             node_type: NODE_CA,
@@ -110,8 +65,7 @@ impl NamedDevice {
         put(&mut c.dev_name, &format!("uverbs-{name}"));
         put(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/uverbs-{name}"));
         put(&mut c.ibdev_path, &format!("/sys/class/infiniband/{name}"));
-        let guid = guid(&name, &url);
-        Ok(Self { c, name, url, guid })
+        Self { c, name, url, guid }
     }
 }
 
@@ -121,18 +75,6 @@ fn put(to: &mut [c_char], text: &str) {
     for (to, from) in to[..last].iter_mut().zip(text.bytes()) {
         *to = from as c_char;
     }
-}
-
-/// A GUID that all processes of this machine compute for the device, and other machines do not.
-fn guid(name: &str, url: &DeviceUrl) -> [u8; 8] {
-    let mut hasher = DefaultHasher::new();
-    std::fs::read("/etc/machine-id").unwrap_or_default().hash(&mut hasher);
-    rustix::system::uname().nodename().hash(&mut hasher);
-    (name, url.to_string()).hash(&mut hasher);
-    let mut guid = hasher.finish().to_be_bytes();
-    // Locally administered, not a group's, as in an EUI-64.
-    guid[0] = guid[0] & !3 | 2;
-    guid
 }
 
 /// An open adapter, which all contexts of one device in a process share.
@@ -228,38 +170,5 @@ exports! {
             let at = devices.iter().position(|&at| at == device.raw() as usize);
             at.map(|at| at as c_int).ok_or(INVALID)
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn devices_have_names_or_those_of_their_places() {
-        let found = parse("rxe0=udp://127.0.0.2?share=yes  auto://").unwrap();
-        let found = Vec::from_iter(found.iter().map(|(name, url)| (name.as_str(), url.to_string())));
-        assert_eq!(found, [("rxe0", "udp://127.0.0.2?share=yes".to_owned()), ("hca1", "auto://".to_owned())]);
-    }
-
-    #[test]
-    fn bad_names_and_urls_are_told_with_their_reason() {
-        for (list, part) in [
-            ("a=udp:// a=auto://", "two devices"),
-            ("a/b=udp://", "no name"),
-            ("=udp://", "no name"),
-            ("a=nonsense://", "device a"),
-        ] {
-            let error = parse(list).unwrap_err();
-            assert!(error.contains(part), "{list}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_guid_is_the_same_each_time_and_another_for_another_device() {
-        let url: DeviceUrl = "udp://127.0.0.2".parse().unwrap();
-        assert_eq!(guid("a", &url), guid("a", &url));
-        assert_ne!(guid("a", &url), guid("b", &url));
-        assert_eq!(guid("a", &url)[0] & 3, 2);
     }
 }

@@ -25,6 +25,13 @@ Examples:
 
 Each device is opened and closed, except adapters behind vfio, which opening would reset.";
 
+pub(super) const DEVICES_EXAMPLES: &str = "\
+Examples:
+  hca devices
+  HCA_DEVICES='rxe0=udp://10.0.0.1?share=yes rxe1=auto://lo' hca devices --json
+
+The columns are those of ibv_devices, and the device behind each name. Nothing is opened.";
+
 pub(super) const PING_EXAMPLES: &str = "\
 Examples:
   hca ping --listen 10.0.0.1        on the other host, then here:
