@@ -3,6 +3,8 @@
 //! The shared object of `hca-ibverbs` has the names of all libraries that it stands for, as links in a folder. The
 //! loader searches that folder first.
 
+mod tree;
+
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io;
@@ -11,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use hca::{DEVICES_VARIABLE, DeviceUrl, Target};
+use hca::{DEVICES_VARIABLE, DeviceUrl, NamedDevice, Target};
 use thiserror::Error;
 
 use crate::args::ExecArgs;
@@ -34,6 +36,11 @@ const NAMES: [&str; 8] = [
 ];
 /// The variable by which the library is asked to explain errors.
 const EXPLAIN_VARIABLE: &str = "HCA_EXPLAIN";
+/// The library that leads programs to the files of devices, and the variable by which it finds them.
+const PATHS_LIBRARY: &str = "libhca_paths.so";
+const PATHS_VARIABLE: &str = "HCA_PATHS";
+/// The libraries that the loader loads first.
+const PRELOAD: &str = "LD_PRELOAD";
 /// The folders that the loader searches before the system's.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// The exit code of a shell that does not find a program.
@@ -66,13 +73,31 @@ pub(crate) fn exec(args: &ExecArgs) -> ExitCode {
 
 fn start(args: &ExecArgs) -> Result<Infallible, ExecError> {
     let own = std::env::current_exe().map_err(ExecError::Own)?;
-    let links = links_to(&library(own.parent().unwrap_or(Path::new("/")))?)?;
+    let library = library(own.parent().unwrap_or(Path::new("/")))?;
+    let links = links_to(&library)?;
     let mut folders = vec![links];
     folders.extend(std::env::var_os(LIBRARY_PATH).iter().flat_map(std::env::split_paths));
     let path = std::env::join_paths(folders).map_err(|e| ExecError::Device(e.to_string()))?;
     let (program, arguments) = args.command.split_first().expect("the arguments require one");
     let mut command = Command::new(program);
-    command.args(arguments).env(LIBRARY_PATH, path).env(DEVICES_VARIABLE, devices(args)?);
+    let devices = devices(args)?;
+    if let Some(paths) = tree::beside(&library, PATHS_LIBRARY) {
+        let named =
+            NamedDevice::list(&devices.to_string_lossy()).map_err(|e| ExecError::Device(e.to_string()))?;
+        match tree::tree(&named) {
+            Ok(tree) => {
+                let others = std::env::var_os(PRELOAD).filter(|others| !others.is_empty());
+                let all = [Some(paths.into_os_string()), others].into_iter().flatten().collect::<Vec<_>>();
+                command.env(PATHS_VARIABLE, tree).env(PRELOAD, all.join(":".as_ref()));
+            }
+            Err(e) => {
+                eprintln!(
+                    "hca: the program finds no devices below /sys and /dev, where UCX looks for them: {e}"
+                );
+            }
+        }
+    }
+    command.args(arguments).env(LIBRARY_PATH, path).env(DEVICES_VARIABLE, devices);
     if args.explain {
         command.env(EXPLAIN_VARIABLE, "1");
     }

@@ -1,5 +1,7 @@
 //! `hca exec`, and unmodified programs that it starts.
 
+#[path = "exec/programs.rs"]
+mod programs;
 #[path = "exec/rdmacm.rs"]
 mod rdmacm;
 
@@ -35,6 +37,18 @@ fn a_program_is_told_its_devices_and_finds_the_library_first() {
     let inherited = exec(&show).env("HCA_DEVICES", "a=udp:// b=auto://").output().unwrap();
     assert!(text(&inherited).starts_with("a=udp:// b=auto://\n"), "{}", text(&inherited));
     assert!(text(&exec(&show).output().unwrap()).starts_with("hca0=auto://?share=yes\n"));
+}
+
+#[test]
+fn programs_find_the_files_of_their_devices() {
+    let show = "cd /sys/class/infiniband && ls && cat rxe0/ports/1/state rxe0/ports/1/gids/1 \
+        rxe0/ports/1/gid_attrs/types/1 && cat rxe0/node_guid && test -c /dev/infiniband/uverbs-rxe0 && echo there";
+    let said = exec(&["--device", UDP, "--name", "rxe0", "sh", "-c", show]).output().unwrap();
+    let said = text(&said);
+    let lines: Vec<&str> = said.lines().collect();
+    let gid = "0000:0000:0000:0000:0000:ffff:7f00:0001";
+    assert_eq!(lines[..4], ["rxe0", "4: ACTIVE", gid, "RoCE v2"], "{said}");
+    assert!(lines[4].len() == 19 && lines[5] == "there", "{said}");
 }
 
 #[test]

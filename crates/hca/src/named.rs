@@ -53,6 +53,33 @@ pub enum NamedDevicesError {
 }
 
 impl NamedDevice {
+    /// Parses a list of `NAME=URL` or `URL`, with spaces between them. A device without a name has that of its place:
+    /// `hca0`, `hca1`, and so on.
+    ///
+    /// # Errors
+    /// A name or a URL is not valid, or two devices have one name.
+    pub fn list(list: &str) -> Result<Vec<Self>, NamedDevicesError> {
+        let mut found: Vec<Self> = Vec::new();
+        for (i, item) in list.split_whitespace().enumerate() {
+            let scheme = item.find("://").unwrap_or(item.len());
+            let (name, url) = match item[..scheme].split_once('=') {
+                Some((name, _)) => (name.to_owned(), &item[name.len() + 1..]),
+                None => (format!("hca{i}"), item),
+            };
+            let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+            if name.is_empty() || name.len() > NAME_BYTES || !name.chars().all(legal) {
+                return Err(NamedDevicesError::Name { name });
+            }
+            if found.iter().any(|other| other.name == name) {
+                return Err(NamedDevicesError::Twice { name });
+            }
+            match url.parse() {
+                Ok(url) => found.push(Self { name, url }),
+                Err(source) => return Err(NamedDevicesError::Url { name, source: Box::new(source) }),
+            }
+        }
+        Ok(found)
+    }
     /// A GUID that all processes of this machine compute for the device, and other machines do not.
     pub fn node_guid(&self) -> [u8; 8] {
         let mut hasher = DefaultHasher::new();
@@ -78,31 +105,7 @@ pub fn named_devices() -> Result<Vec<NamedDevice>, NamedDevicesError> {
             one.map_or_else(|| DEFAULT_DEVICE.to_owned(), |url| url.to_string())
         }
     };
-    parse(&list)
-}
-
-/// Parses a list of `NAME=URL` or `URL`, with spaces between them. A device without a name has that of its place.
-fn parse(list: &str) -> Result<Vec<NamedDevice>, NamedDevicesError> {
-    let mut found: Vec<NamedDevice> = Vec::new();
-    for (i, item) in list.split_whitespace().enumerate() {
-        let scheme = item.find("://").unwrap_or(item.len());
-        let (name, url) = match item[..scheme].split_once('=') {
-            Some((name, _)) => (name.to_owned(), &item[name.len() + 1..]),
-            None => (format!("hca{i}"), item),
-        };
-        let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-        if name.is_empty() || name.len() > NAME_BYTES || !name.chars().all(legal) {
-            return Err(NamedDevicesError::Name { name });
-        }
-        if found.iter().any(|other| other.name == name) {
-            return Err(NamedDevicesError::Twice { name });
-        }
-        match url.parse() {
-            Ok(url) => found.push(NamedDevice { name, url }),
-            Err(source) => return Err(NamedDevicesError::Url { name, source: Box::new(source) }),
-        }
-    }
-    Ok(found)
+    NamedDevice::list(&list)
 }
 
 #[cfg(test)]
@@ -111,7 +114,7 @@ mod tests {
 
     #[test]
     fn devices_have_names_or_those_of_their_places() {
-        let found = parse("rxe0=udp://127.0.0.2?share=yes  auto://").unwrap();
+        let found = NamedDevice::list("rxe0=udp://127.0.0.2?share=yes  auto://").unwrap();
         let found = Vec::from_iter(found.iter().map(|device| (device.name.as_str(), device.url.to_string())));
         assert_eq!(found, [("rxe0", "udp://127.0.0.2?share=yes".to_owned()), ("hca1", "auto://".to_owned())]);
     }
@@ -126,7 +129,7 @@ mod tests {
             (&long, "no name"),
             ("a=nonsense://", "device a"),
         ] {
-            let error = parse(list).unwrap_err().to_string();
+            let error = NamedDevice::list(list).unwrap_err().to_string();
             assert!(error.contains(part), "{list}: {error}");
         }
     }

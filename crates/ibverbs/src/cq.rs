@@ -162,6 +162,7 @@ pub(crate) fn translate(adapter: &Adapter, wc: &Completion) -> IbvWc {
         qp_num: adapter.qpn(wc.qp),
         src_qp: wc.src_qp.raw(),
         wc_flags: flags,
+        sl: if wc.grh { adapter.packet_type } else { 0 },
         ..IbvWc::default()
     }
 }

@@ -32,7 +32,7 @@ pub(crate) fn functions() -> [Slot; 18] {
         read_src_qp as Slot,
         read_wc_flags as Slot,
         read_nothing as Slot,
-        read_nothing as Slot,
+        read_sl as Slot,
         read_nothing as Slot,
         read_completion_ts as Slot,
         read_nothing as Slot,
@@ -156,10 +156,13 @@ extern "C" fn read_src_qp(cq: In<Cq>) -> u32 {
 extern "C" fn read_wc_flags(cq: In<Cq>) -> u32 {
     field(cq, |current| current.wc.wc_flags)
 }
+extern "C" fn read_sl(cq: In<Cq>) -> u8 {
+    field(cq, |current| current.wc.sl)
+}
 extern "C" fn read_completion_ts(cq: In<Cq>) -> u64 {
     field(cq, |current| current.at)
 }
-/// LIDs, service levels and path bits, which packets of a RoCE port have not, and fields that are not offered.
+/// LIDs and path bits, which packets of a RoCE port have not, and fields that are not offered.
 extern "C" fn read_nothing(_cq: In<Cq>) -> u32 {
     0
 }

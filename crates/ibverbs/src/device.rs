@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
-use hca::hca_core::{Device, QpHandle, Qpn};
+use hca::hca_core::{Device, GidType, QpHandle, Qpn};
 use hca::{DeviceUrl, Opened};
 use hca_process::PerProcess;
 
@@ -85,10 +85,25 @@ pub(crate) struct Adapter {
     pub(crate) listeners: Listeners,
     pub(crate) nulls: Nulls,
     pub(crate) binds: Binds,
+    /// The service level of completions of datagrams, see [`packet_type`].
+    pub(crate) packet_type: u8,
     /// Requests and regions, where errors are to be explained.
     pub(crate) notes: Option<Box<Notes>>,
     /// XRC domains that files name, by the files' devices and numbers.
     pub(crate) xrc_files: Mutex<HashMap<(u64, u64), Weak<Domain>>>,
+}
+
+/// The type of a RoCE port's packets, as completions of datagrams have it in the place of a service level, which such
+/// packets lack. Programs need it to find the addresses in the header of a datagram: UCX drops datagrams otherwise. 0 is
+/// RoCEv1, or an InfiniBand port; 1 is RoCEv2 over IPv6, 2 over IPv4.
+fn packet_type(device: &dyn Device) -> u8 {
+    let port = device.port();
+    let v2 = device.gids().iter().any(|entry| entry.kind == GidType::RoceV2);
+    match port.gid.ip().is_ipv4() {
+        _ if !v2 => 0,
+        false => 1,
+        true => 2,
+    }
 }
 
 impl Adapter {
@@ -109,6 +124,7 @@ impl Adapter {
                 &"C programs expect an adapter that works by itself: use progress=adaptive or thread",
             ));
         }
+        let packet_type = packet_type(&**opened.device());
         let qpns = (0..opened.device().attr().max_qp as usize + 1).map(|_| AtomicU64::new(0)).collect();
         let adapter = Arc::new(Self {
             opened,
@@ -116,6 +132,7 @@ impl Adapter {
             listeners: Listeners::default(),
             nulls: Nulls::default(),
             binds: Binds::default(),
+            packet_type,
             notes: Notes::new(),
             xrc_files: Mutex::default(),
         });

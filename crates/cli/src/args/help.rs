@@ -255,14 +255,15 @@ pub(super) const EXEC_EXAMPLES: &str = "\
 Examples:
   hca exec ibv_devinfo
   hca exec ibv_rc_pingpong -g 1     in one terminal, and in another:
-  hca exec ibv_rc_pingpong -g 1 127.0.0.2
+  hca exec ibv_rc_pingpong -g 1 127.0.0.1
   hca exec --device udp://10.0.0.1?share=yes --name rxe0 ibv_ud_pingpong -g 1
   hca exec rping -s -P              in one terminal, and in another:
-  hca exec rping -c -a 127.0.0.2 -v -C 5
+  hca exec rping -c -a 127.0.0.1 -v -C 5
   hca exec --explain ./my-server
 
 The program finds libibverbs, librdmacm and the provider libraries of this project first (LD_LIBRARY_PATH), and its \
-devices in HCA_DEVICES: a list of NAME=URL with spaces between them. Processes that the program starts inherit both.";
+devices in HCA_DEVICES: a list of NAME=URL with spaces between them. A preloaded library (LD_PRELOAD) shows it the \
+devices below /sys/class/infiniband and /dev/infiniband. Processes that the program starts inherit all of it.";
 
 pub(super) const EXEC_EXIT_CODES: &str = "\
 Exit codes: those of the program; 127 if it cannot be started, 1 without the library, 2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";

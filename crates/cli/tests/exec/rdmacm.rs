@@ -9,10 +9,10 @@ use super::{AUTO, UDP, exec, free_port, text};
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A program that ends with the test.
-struct Server(Option<Child>);
+pub(super) struct Server(Option<Child>);
 
 impl Server {
-    fn start(arguments: &[&str]) -> Self {
+    pub(super) fn start(arguments: &[&str]) -> Self {
         let child = exec(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         Self(Some(child))
     }
@@ -20,7 +20,7 @@ impl Server {
         self.0.as_mut().unwrap().try_wait().unwrap().is_some()
     }
     /// The output of the program until its end, which is waited for.
-    fn output(mut self) -> std::process::Output {
+    pub(super) fn output(mut self) -> std::process::Output {
         self.0.take().unwrap().wait_with_output().unwrap()
     }
 }
@@ -34,7 +34,7 @@ impl Drop for Server {
 }
 
 /// Runs a client until it is successful: one that comes before its server listens is rejected at once.
-fn client(device: &str, arguments: &[&str], server: &mut Server) -> String {
+pub(super) fn client(device: &str, arguments: &[&str], server: &mut Server) -> String {
     let begun = Instant::now();
     loop {
         let said = exec(&[&["--device", device], arguments].concat()).output().unwrap();

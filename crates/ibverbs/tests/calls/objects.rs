@@ -331,7 +331,8 @@ fn a_datagram_is_answered_by_its_completion_and_a_group_is_joined() {
     let ah = call!(ibv_create_ah(pd, &raw mut to_self) -> *mut c_void);
     receive();
     let mut wc = send(ah, own);
-    assert_eq!((wc.byte_len, wc.src_qp, wc.wc_flags), (48, own, 1));
+    // RoCEv2 over IPv4.
+    assert_eq!((wc.byte_len, wc.src_qp, wc.wc_flags, wc.sl), (48, own, 1, 2));
     let back = call!(ibv_create_ah_from_wc(pd, &raw mut wc, memory.as_ptr(), 1) -> *mut c_void);
     assert!(!back.is_null(), "{}", errno());
     receive();

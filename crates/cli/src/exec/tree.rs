@@ -1,0 +1,167 @@
+//! The files by which programs find RDMA devices, as Linux shows them below `/sys/class/infiniband` and
+//! `/dev/infiniband`. `hca-paths`, which programs preload, leads them here.
+//!
+//! The folder is in the user's own folder of temporary files, under a name made of the contents: programs with the same
+//! devices share it, and it stays.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use hca::hca_core::{GidType, LinkLayer};
+use hca::{NamedDevice, Target, open_exactly};
+
+/// A file's path below the root, and its contents. A device file, which programs look for and do not use, has none: it is
+/// a link to a character device that everybody may open.
+type File = (String, Option<String>);
+/// The file behind device files.
+const DEVICE_FILE: &str = "/dev/null";
+
+/// Counters of ports, which are not counted here.
+const COUNTERS: [&str; 10] = [
+    "VL15_dropped",
+    "link_downed",
+    "link_error_recovery",
+    "port_rcv_data",
+    "port_rcv_errors",
+    "port_rcv_packets",
+    "port_xmit_data",
+    "port_xmit_discards",
+    "port_xmit_packets",
+    "symbol_error",
+];
+/// Entries of the GID table that are shown.
+const GIDS: u32 = 4;
+
+/// The folder with the files of these devices.
+///
+/// # Errors
+/// The system refuses the files, or the folder is another user's.
+pub(super) fn tree(devices: &[NamedDevice]) -> io::Result<PathBuf> {
+    let mut files = vec![
+        ("sys/class/infiniband_verbs/abi_version".to_owned(), Some("6\n".to_owned())),
+        ("sys/class/infiniband_cm/abi_version".to_owned(), Some("5\n".to_owned())),
+        ("dev/infiniband/rdma_cm".to_owned(), None),
+    ];
+    devices.iter().for_each(|device| add(&mut files, device));
+    let mut hasher = DefaultHasher::new();
+    files.hash(&mut hasher);
+    let own = own_folder()?;
+    let there = own.join(format!("devices-{:016x}", hasher.finish()));
+    if there.is_dir() {
+        return Ok(there);
+    }
+    let made = own.join(format!("making-{}", std::process::id()));
+    for (path, contents) in &files {
+        let path = made.join(path);
+        fs::create_dir_all(path.parent().expect("a file has a folder"))?;
+        match contents {
+            Some(contents) => fs::write(path, contents)?,
+            None => symlink(DEVICE_FILE, path)?,
+        }
+    }
+    match fs::rename(&made, &there) {
+        // Another process was quicker.
+        Err(_) if there.is_dir() => fs::remove_dir_all(&made)?,
+        renamed => renamed?,
+    }
+    Ok(there)
+}
+
+/// The user's own folder, which nobody else writes to.
+fn own_folder() -> io::Result<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let folder = std::env::temp_dir().join(format!("hca-{uid}"));
+    match fs::DirBuilder::new().mode(0o700).create(&folder) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(&folder)?;
+    if !found.is_dir() || found.uid() != uid || found.mode() & 0o022 != 0 {
+        let what = format!("{} is not a folder that this user alone writes to: remove it", folder.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+    }
+    Ok(folder)
+}
+
+/// Adds the files of a device. One that can't be opened now is shown with its port down.
+fn add(files: &mut Vec<File>, device: &NamedDevice) {
+    let name = &device.name;
+    let guid = device.node_guid();
+    let guid =
+        guid.chunks(2).map(|two| format!("{:02x}{:02x}", two[0], two[1])).collect::<Vec<_>>().join(":");
+    let verbs = format!("sys/class/infiniband_verbs/uverbs-{name}");
+    files.push((format!("dev/infiniband/uverbs-{name}"), None));
+    files.extend(
+        [("ibdev", name.as_str()), ("abi_version", "1"), ("dev", "231:192")]
+            .map(|(file, text)| (format!("{verbs}/{file}"), Some(format!("{text}\n")))),
+    );
+    let root = format!("sys/class/infiniband/{name}");
+    let mut put = |file: &str, text: &str| files.push((format!("{root}/{file}"), Some(format!("{text}\n"))));
+    let version = env!("CARGO_PKG_VERSION");
+    for (file, text) in [
+        ("node_type", "1: CA"),
+        ("node_guid", &guid),
+        ("sys_image_guid", &guid),
+        ("node_desc", name),
+        ("fw_ver", version),
+        ("hca_type", "hca"),
+        ("board_id", "hca"),
+        ("hw_rev", "0"),
+        ("device/numa_node", "-1"),
+        ("device/vendor", "0x0000"),
+        ("device/device", "0x0000"),
+        ("device/local_cpus", "ffffffff,ffffffff"),
+    ] {
+        put(file, text);
+    }
+    // An adapter behind vfio is not opened, which would reset it.
+    let is_function = matches!(device.url.target, Target::Vfio { .. } | Target::VfioUser { .. });
+    let mut url = device.url.clone();
+    url.options.capture = None;
+    let opened = if is_function { None } else { open_exactly(&url).ok() };
+    let port = opened.as_ref().map(|opened| opened.device().port());
+    let is_up = is_function || port.is_some();
+    let ib = port.as_ref().is_some_and(|port| port.link_layer == LinkLayer::InfiniBand);
+    let rate = port
+        .as_ref()
+        .and_then(|port| port.link)
+        .map_or_else(|| "100 Gb/sec (4X EDR)".to_owned(), |link| link.to_string());
+    for (file, text) in [
+        ("state", if is_up { "4: ACTIVE" } else { "1: DOWN" }),
+        ("phys_state", if is_up { "5: LinkUp" } else { "3: Disabled" }),
+        ("rate", &rate),
+        ("lid", "0x0"),
+        ("lid_mask_count", "0"),
+        ("sm_lid", "0x0"),
+        ("sm_sl", "0"),
+        ("cap_mask", "0x00010000"),
+        ("link_layer", if ib { "InfiniBand" } else { "Ethernet" }),
+        ("pkeys/0", "0xffff"),
+    ] {
+        put(&format!("ports/1/{file}"), text);
+    }
+    for counter in COUNTERS {
+        put(&format!("ports/1/counters/{counter}"), "0");
+    }
+    let gids = opened.as_ref().map(|opened| opened.device().gids()).unwrap_or_default();
+    for index in 0..GIDS {
+        let entry = gids.iter().find(|entry| entry.index == index);
+        let gid = entry.map_or([0; 16], |entry| entry.gid.0);
+        let text: Vec<String> = gid.chunks(2).map(|two| format!("{:02x}{:02x}", two[0], two[1])).collect();
+        put(&format!("ports/1/gids/{index}"), &text.join(":"));
+        // Linux shows no attributes of an entry that is not in use.
+        let Some(entry) = entry else { continue };
+        let kind = if entry.kind == GidType::RoceV2 { "RoCE v2" } else { "IB/RoCE v1" };
+        put(&format!("ports/1/gid_attrs/types/{index}"), kind);
+        put(&format!("ports/1/gid_attrs/ndevs/{index}"), entry.interface.as_deref().unwrap_or_default());
+    }
+}
+
+/// The path of a library beside the shared object, if it is there.
+pub(super) fn beside(library: &Path, name: &str) -> Option<PathBuf> {
+    let path = std::path::absolute(library.with_file_name(name)).ok()?;
+    path.is_file().then_some(path)
+}

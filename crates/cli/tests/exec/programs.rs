@@ -1,0 +1,74 @@
+//! Unmodified programs that stand on libraries of others: pyverbs, libfabric, UCX, Open MPI.
+
+use std::net::UdpSocket;
+use std::process::Command;
+
+use super::rdmacm::{Server, client};
+use super::{AUTO, exec, free_port, text};
+
+/// The folder of the programs' sources.
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/exec");
+
+#[test]
+#[ignore = "for nightly, needs python3-pyverbs"]
+fn pyverbs_does_every_kind_of_queue() {
+    let script = format!("{SOURCES}/verbs.py");
+    let said = exec(&["--device", AUTO, "/usr/bin/python3", &script]).output().unwrap();
+    assert!(said.status.success(), "{}", text(&said));
+    assert_eq!(text(&said), "rc\nwindow\nsrq\ncq_ex\nud\n");
+}
+
+/// libfabric looks for interfaces other than that of loopback.
+#[test]
+#[ignore = "for nightly, needs libfabric-bin: fi_pingpong"]
+fn libfabric_has_connected_datagram_and_reliable_endpoints() {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    // Nothing is sent: the address of this host on the way there is asked for.
+    socket.connect("192.0.2.1:9").expect("an interface besides that of loopback");
+    let ip = socket.local_addr().unwrap().ip().to_string();
+    let device = format!("auto://{ip}?share=yes");
+    for endpoint in ["msg", "dgram", "rdm"] {
+        let port = free_port();
+        let common = ["fi_pingpong", "-p", "verbs", "-e", endpoint, "-I", "100", "-B", &port];
+        let mut server = Server::start(&[&["--device", &device], &common[..]].concat());
+        let common = ["fi_pingpong", "-p", "verbs", "-e", endpoint, "-I", "100", "-P", &port, &ip];
+        let said = client(&device, &common, &mut server);
+        assert!(said.contains("=100"), "{endpoint}: {said}");
+        assert!(server.output().status.success(), "{endpoint}");
+    }
+}
+
+#[test]
+#[ignore = "for nightly, needs ucx-utils: ucx_perftest"]
+fn ucx_has_tags_put_get_and_active_messages_over_rc_and_ud() {
+    for transport in ["rc_v", "ud_v"] {
+        for kind in ["tag_lat", "tag_bw", "ucp_put_lat", "ucp_get", "ucp_am_lat"] {
+            let port = free_port();
+            let tls = format!("UCX_TLS={transport},self");
+            let common = ["env", &tls, "UCX_NET_DEVICES=hca0:1", "ucx_perftest", "-p", &port];
+            let mut server = Server::start(&[&["--device", AUTO], &common[..]].concat());
+            let more = ["-t", kind, "-n", "1000", "-w", "100", "127.0.0.1"];
+            let said = client(AUTO, &[&common[..], &more].concat(), &mut server);
+            assert!(said.contains("Final:"), "{transport} {kind}: {said}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "for nightly, needs libopenmpi-dev: mpicc and mpirun"]
+fn ranks_of_open_mpi_reach_each_other_by_messages_and_puts() {
+    let program = std::env::temp_dir().join(format!("hca-ranks-{}", std::process::id()));
+    let source = format!("{SOURCES}/ranks.c");
+    let compiled = Command::new("mpicc").args(["-O1", "-o"]).arg(&program).arg(source).output().unwrap();
+    assert!(compiled.status.success(), "{}", text(&compiled));
+    for ranks in ["2", "16"] {
+        let mut mpirun = exec(&["--device", AUTO, "mpirun", "-n", ranks, "--oversubscribe"]);
+        mpirun.args(["--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "btl", "^openib"]).arg(&program);
+        mpirun.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        mpirun.env("UCX_TLS", "rc_v,ud_v,self").env("UCX_NET_DEVICES", "hca0:1");
+        let said = mpirun.output().unwrap();
+        assert!(said.status.success(), "{}", text(&said));
+        assert_eq!(text(&said), format!("{ranks} ranks, 0 wrong\n"));
+    }
+    std::fs::remove_file(program).unwrap();
+}

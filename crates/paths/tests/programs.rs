@@ -1,0 +1,93 @@
+//! Programs of the system that preload the library.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The shared object of this crate, beside the tests.
+fn library() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    tests.parent().unwrap().join("libhca_paths.so")
+}
+
+/// A folder with the files of a device, which goes with the test.
+struct Tree(PathBuf);
+
+impl Tree {
+    fn new(name: &str) -> Self {
+        let root = std::env::temp_dir().join(format!("hca-paths-{name}-{}", std::process::id()));
+        let device = root.join("sys/class/infiniband/rxe0");
+        fs::create_dir_all(device.join("ports/1")).unwrap();
+        fs::write(device.join("ports/1/state"), "4: ACTIVE\n").unwrap();
+        symlink("ports/1", device.join("port")).unwrap();
+        fs::create_dir_all(root.join("dev/infiniband")).unwrap();
+        symlink("/dev/null", root.join("dev/infiniband/uverbs-rxe0")).unwrap();
+        Self(root)
+    }
+}
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What a shell's commands say, with the library and the tree, or without a tree.
+fn said(tree: Option<&Path>, script: &str) -> String {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).env("LD_PRELOAD", library()).env("LC_ALL", "C").env_remove("HCA_PATHS");
+    if let Some(tree) = tree {
+        shell.env("HCA_PATHS", tree);
+    }
+    let out = shell.output().unwrap();
+    String::from_utf8_lossy(&[&out.stdout[..], &out.stderr].concat()).into_owned()
+}
+
+#[test]
+fn programs_find_the_files_of_the_tree_by_every_call() {
+    let tree = Tree::new("found");
+    let device = "/sys/class/infiniband/rxe0";
+    for (script, expected) in [
+        (format!("cat {device}/ports/1/state"), "4: ACTIVE\n"),
+        ("ls /sys/class/infiniband".into(), "rxe0\n"),
+        ("ls /sys/class/infiniband/".into(), "rxe0\n"),
+        (format!("test -e {device} && echo there"), "there\n"),
+        (format!("readlink {device}/port"), "ports/1\n"),
+        (format!("stat -c %s {device}/ports/1/state"), "10\n"),
+        (format!("stat -L -c %F {device}/port"), "directory\n"),
+        (
+            "test -c /dev/infiniband/uverbs-rxe0 && test -w /dev/infiniband/uverbs-rxe0 && echo yes".into(),
+            "yes\n",
+        ),
+        (format!("find {device} -name state -type f | wc -l"), "1\n"),
+        (format!("cd {device}/ports && cat 1/state"), "4: ACTIVE\n"),
+        (format!("head -c 1 <{device}/ports/1/state"), "4"),
+    ] {
+        assert_eq!(said(Some(&tree.0), &script), expected, "{script}");
+    }
+    // This program follows links by itself, one by one.
+    let real = said(Some(&tree.0), &format!("realpath {device}/port"));
+    assert_eq!(real, format!("{device}/ports/1\n"));
+}
+
+#[test]
+fn other_paths_and_programs_without_a_tree_are_as_they_are() {
+    let tree = Tree::new("others");
+    for (tree, script) in [
+        (Some(&*tree.0), "ls /sys/class/net"),
+        (Some(&*tree.0), "cat /sys/class/infinibandx /nowhere; stat /etc/passwd; readlink /proc/self/cwd"),
+        (None, "ls /sys/class/infiniband; test -e /dev/infiniband && echo there"),
+    ] {
+        let plain = Command::new("sh").args(["-c", script]).env("LC_ALL", "C").output().unwrap();
+        let plain = String::from_utf8_lossy(&[&plain.stdout[..], &plain.stderr].concat()).into_owned();
+        assert_eq!(said(tree, script), plain, "{script}");
+    }
+}
+
+#[test]
+fn a_path_that_gets_too_long_is_not_led() {
+    let long = "x".repeat(4000);
+    let tree = PathBuf::from(format!("/tmp/{}", "y/".repeat(200)));
+    let said = said(Some(&tree), &format!("cat /sys/class/infiniband/{long}"));
+    assert!(said.contains("No such file") || said.contains("File name too long"), "{said}");
+}
