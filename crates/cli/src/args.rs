@@ -451,6 +451,9 @@ pub(crate) struct ServeArgs {
 
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
+    if exec::rdma::is_meant() {
+        return exec::rdma::main();
+    }
     let cli = Cli::parse();
     let misuse = match &cli.command {
         Command::Perf(args) => args.misuse(),

@@ -3,6 +3,7 @@
 //! The shared object of `hca-ibverbs` has the names of all libraries that it stands for, as links in a folder. The
 //! loader searches that folder first.
 
+pub(crate) mod rdma;
 mod tree;
 
 use std::convert::Infallible;
@@ -89,6 +90,12 @@ fn start(args: &ExecArgs) -> Result<Infallible, ExecError> {
                 let others = std::env::var_os(PRELOAD).filter(|others| !others.is_empty());
                 let all = [Some(paths.into_os_string()), others].into_iter().flatten().collect::<Vec<_>>();
                 command.env(PATHS_VARIABLE, tree).env(PRELOAD, all.join(":".as_ref()));
+                if let Ok(folder) = program_link(&library, &own) {
+                    let path = std::env::var_os("PATH").unwrap_or_default();
+                    let folders = std::iter::once(folder).chain(std::env::split_paths(&path));
+                    let path = std::env::join_paths(folders).map_err(|e| ExecError::Device(e.to_string()))?;
+                    command.env("PATH", path);
+                }
             }
             Err(e) => {
                 eprintln!(
@@ -126,6 +133,21 @@ fn library(folder: &Path) -> Result<PathBuf, ExecError> {
         .map(|place| folder.join(place).join(LIBRARY))
         .find(|path| path.is_file())
         .ok_or_else(|| ExecError::NoLibrary { folder: folder.to_owned() })
+}
+
+/// The folder with the program `rdma`, which is a link to this command. It is made where it is missing.
+fn program_link(library: &Path, own: &Path) -> io::Result<PathBuf> {
+    let folder = std::path::absolute(library.with_file_name(rdma::FOLDER))?;
+    let link = folder.join(rdma::NAME);
+    if link.canonicalize().is_ok_and(|found| own.canonicalize().is_ok_and(|own| own == found)) {
+        return Ok(folder);
+    }
+    std::fs::create_dir_all(&folder)?;
+    // Another one may be of a command that was moved.
+    let made = folder.join(format!("{}.{}", rdma::NAME, std::process::id()));
+    symlink(own, &made)?;
+    std::fs::rename(&made, &link)?;
+    Ok(folder)
 }
 
 /// The folder of the links to a library, which are made where they are missing.

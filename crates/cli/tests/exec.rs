@@ -52,6 +52,23 @@ fn programs_find_the_files_of_their_devices() {
 }
 
 #[test]
+fn rdma_shows_links_and_devices_as_iproute2_does() {
+    let rdma = |arguments: &[&str]| {
+        let said =
+            exec(&[&["--device", UDP, "--name", "rxe0", "rdma"], arguments].concat()).output().unwrap();
+        (said.status.code(), text(&said))
+    };
+    let link = "link rxe0/1 state ACTIVE physical_state LINK_UP netdev lo \n";
+    assert_eq!(rdma(&["link", "show"]), (Some(0), link.into()));
+    assert_eq!(rdma(&["link"]), rdma(&["link", "show", "rxe0/1"]));
+    let json = r#"[{"ifindex":0,"ifname":"rxe0","netdev":"lo","netdev_index":1,"physical_state":"LINK_UP","port":1,"state":"ACTIVE"}]"#;
+    assert_eq!(rdma(&["link", "show", "-j"]), (Some(0), format!("{json}\n")));
+    let (code, dev) = rdma(&["-j", "dev", "show"]);
+    assert!(code == Some(0) && dev.contains(r#""node_type":"ca""#), "{dev}");
+    assert_eq!(rdma(&["link", "show", "other"]), (Some(1), "Wrong device name\n".into()));
+}
+
+#[test]
 fn devices_are_listed_as_programs_see_them() {
     let devices = |arguments: &[&str], list: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hca"));
