@@ -114,10 +114,15 @@ impl Engine {
         true
     }
 
-    fn wake(&mut self, now: Instant, qp: QpHandle) {
+    /// Ends a queue pair's dormancy, if it is not to `stay` dormant, and has the queue pair take what waited.
+    fn wake(&mut self, now: Instant, qp: QpHandle, stay: bool) {
         let Self { fabric, core, .. } = self;
         let Some(entry) = core.qps.get_mut(qp.index, qp.generation) else { return };
-        if core::mem::take(&mut entry.dormancy) != Dormancy::Called {
+        let called = entry.dormancy == Dormancy::Called;
+        if called || !stay {
+            entry.dormancy = Dormancy::Awake;
+        }
+        if !called {
             return;
         }
         core.dormant.called.retain(|called| *called != qp);
@@ -135,6 +140,10 @@ impl Engine {
                     }
                 }
             }
+        }
+        if stay && let Some(entry) = core.qps.get_mut(qp.index, qp.generation) {
+            entry.dormancy = Dormancy::Dormant;
+            entry.res.link = None;
         }
         core.settle_touched(None);
         self.conclude();
@@ -158,11 +167,19 @@ impl SoftHca {
     pub fn wake(&self, qp: QpHandle) {
         if !self.shared().fork.is_child() {
             let now = self.shared().time.now();
-            self.shared().control(|e| e.wake(now, qp));
+            self.shared().control(|e| e.wake(now, qp, false));
+        }
+    }
+    /// Has a dormant queue pair take the packets and messages that waited, and stay dormant: those that come later wait
+    /// again. Answers leave as always. A queue pair for which nothing waits stays unchanged.
+    pub fn deliver(&self, qp: QpHandle) {
+        if !self.shared().fork.is_child() {
+            let now = self.shared().time.now();
+            self.shared().control(|e| e.wake(now, qp, true));
         }
     }
     /// The dormant queue pairs, among those that `meant` picks, for which a packet or message waits. Each is listed
-    /// until it is [woken](Self::wake). If nothing waits for any queue pair, the call costs one load.
+    /// until it is [woken](Self::wake), or has [taken](Self::deliver) what waits. If nothing waits for any queue pair, the call costs one load.
     pub fn called(&self, meant: impl Fn(QpHandle) -> bool) -> Vec<QpHandle> {
         if self.calls.load(Ordering::Relaxed) == 0 || self.shared().fork.is_child() {
             return Vec::new();

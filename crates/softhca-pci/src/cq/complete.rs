@@ -331,8 +331,8 @@ impl Objects {
 
     /// Takes new receive requests. Returns whether there were any.
     pub(crate) fn take_places(&mut self, guest: &Guest) -> bool {
-        let mut any = false;
         self.activate_called();
+        let mut any = self.read_for_called(guest);
         let Self {
             qps, watched, cqs, srqs, xrcds, raised, failed_cqs, by_index, hca, buses, counters, ..
         } = self;
@@ -348,7 +348,7 @@ impl Objects {
         }
         for number in &watched.domains {
             if let Some(domain) = xrcds.get_mut(number) {
-                domain.more = domain.srqs.iter().fold(false, |more, number| take(number) | more);
+                domain.read_all(&mut take);
             }
         }
         let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, counters, wire, times };

@@ -24,7 +24,7 @@ mod tests_fields;
 #[cfg(test)]
 mod tests_garbage;
 #[cfg(test)]
-mod tests_watch;
+pub(crate) mod tests_watch;
 #[cfg(test)]
 mod tests_wqe;
 pub(crate) mod watch;

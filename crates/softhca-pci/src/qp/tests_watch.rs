@@ -11,12 +11,12 @@ fn awake(client: &Client) -> usize {
 }
 
 /// Looks until none of both sides' queue pairs is awake.
-fn all_doze(p: &mut Pair) {
+pub(crate) fn all_doze(p: &mut Pair) {
     p.until("sleep", |p| (awake(&p.a.client) + awake(&p.b.client) == 0).then_some(()));
 }
 
 /// Messages that found no place.
-fn missed(p: &Pair) -> u64 {
+pub(crate) fn missed(p: &Pair) -> u64 {
     let missed = |c: &&hca_core::Counter| c.name.contains("no_recv") || c.name.contains("rnr");
     p.server.hca.counters().iter().filter(missed).map(|c| c.value).sum()
 }

@@ -6,14 +6,20 @@
 //! doorbell can hide another one that was written to the same place, and receive requests for a queue pair in error
 //! have no doorbell. So some dormant queue pairs are read now and then, all of them soon after a doorbell, and all
 //! before the server sleeps.
+//!
+//! A target of extended connections takes places from any queue of its domain. Where these are many, it does not become
+//! active: what arrives for it waits until each queue was read, some in each look, and is delivered then.
 
 use hca_core::QpHandle;
 
 use crate::function::Function;
+use crate::guest::Guest;
+use crate::mkey::bus::Names;
 use crate::objects::{Numbered, Objects};
 use crate::qp::Qp;
+use crate::qp::recv::take_shared;
 use crate::srq::Srq;
-use crate::srq::xrc::Domain;
+use crate::srq::xrc::{Domain, Due, QUEUES_A_LOOK};
 
 /// Looks in vain before a queue pair becomes dormant. In tests they are dormant most of the time.
 const PATIENCE: u32 = if cfg!(test) { 2 } else { 1024 };
@@ -27,6 +33,8 @@ pub(crate) struct Watch {
     awake: bool,
     /// The adapter lets wait what comes for it.
     is_dormant: bool,
+    /// It is dormant, and in the list of those for which queues are read.
+    is_called: bool,
     /// Looks since it had something to do.
     quiet: u32,
     /// It has been given more places than were taken in the last look.
@@ -44,6 +52,8 @@ pub(crate) struct Watched {
     pub(crate) domains: Vec<u32>,
     /// Those that the adapter is to wake as soon as their places were taken.
     activated: Vec<QpHandle>,
+    /// Targets for which something waits until their domain has read so far.
+    called: Vec<(u32, Due)>,
     /// All of them, and which one's turn it is.
     all: Vec<u32>,
     next: usize,
@@ -96,6 +106,7 @@ impl Watched {
     ) {
         self.all.retain(|n| *n != number);
         self.awake.retain(|n| *n != number);
+        self.called.retain(|(n, _)| *n != number);
         if !qp.watch.awake {
             return;
         }
@@ -141,6 +152,9 @@ impl Objects {
         if qp.watch.is_dormant {
             self.watched.activated.push(qp.handle);
         }
+        if qp.watch.is_called {
+            self.watched.called.retain(|(n, _)| *n != number);
+        }
         qp.watch = Watch { awake: true, ..Watch::default() };
         self.watched.awake.push(number);
         if let Some(srq) = qp.srq {
@@ -159,10 +173,46 @@ impl Objects {
     /// Those that have something waiting for them at the adapter are looked at.
     pub(crate) fn activate_called(&mut self) {
         for handle in self.hca.called(|qp| self.number_of(qp).is_some()) {
-            if let Some(number) = self.number_of(handle) {
-                self.activate(number);
+            let Some(number) = self.number_of(handle) else { continue };
+            let Self { watched, qps, xrcds, .. } = self;
+            let Some(qp) = qps.get_mut(&number) else { continue };
+            match qp.xrcd.and_then(|xrcd| xrcds.get(&xrcd)).filter(|domain| domain.is_large()) {
+                None => self.activate(number),
+                Some(domain) if !qp.watch.is_called => {
+                    qp.watch.is_called = true;
+                    watched.called.push((number, domain.due()));
+                }
+                Some(_) => {}
             }
         }
+    }
+
+    /// Reads queues of domains with many of them, for targets for which something waits, and delivers it where all were
+    /// read. Returns whether something waits.
+    pub(crate) fn read_for_called(&mut self, guest: &Guest) -> bool {
+        let Self { watched, qps, srqs, xrcds, hca, raised, buses, .. } = self;
+        let any = !watched.called.is_empty();
+        let (mut left, mut names) = (QUEUES_A_LOOK, Names { hca, guest, buses, keys: None });
+        watched.called.retain_mut(|(number, due)| {
+            let Some(qp) = qps.get_mut(number) else { return false };
+            let domain = qp.xrcd.and_then(|xrcd| xrcds.get_mut(&xrcd));
+            if let Some(domain) = domain.filter(|domain| !domain.has_read(due)) {
+                domain.read_some(&mut left, |number| {
+                    let srq = srqs.get_mut(number);
+                    srq.is_some_and(|srq| {
+                        take_shared(*number, srq, &mut names, raised);
+                        srq.more
+                    })
+                });
+                if !domain.has_read(due) {
+                    return true;
+                }
+            }
+            qp.watch.is_called = false;
+            names.hca.deliver(qp.handle);
+            false
+        });
+        any
     }
 
     /// Places of all that are awake were taken: what has waited for some of them comes, once they have all that they
@@ -213,7 +263,8 @@ impl Objects {
         watched.awake.retain(|number| {
             let Some(qp) = qps.get_mut(number) else { return false };
             qp.watch.quiet = if qp.is_idle() { qp.watch.quiet + 1 } else { 0 };
-            if qp.watch.quiet < PATIENCE {
+            let large = qp.xrcd.and_then(|xrcd| xrcds.get(&xrcd)).is_some_and(Domain::is_large);
+            if qp.watch.quiet < if large { 1 } else { PATIENCE } {
                 return true;
             }
             let is_dormant = !qp.is_inert() && hca.make_dormant(qp.handle);

@@ -176,7 +176,7 @@ impl Objects {
         if let Kind::Extended(context) = &kind
             && let Some(domain) = self.xrcds.get_mut(&context.get(XrcSrqc::XRCD))
         {
-            domain.srqs.push(number);
+            domain.insert(number);
         }
         let srq = Srq {
             kind,
@@ -204,7 +204,7 @@ impl Objects {
         let removed = self.srqs.remove(&number);
         let context = removed.as_ref().and_then(Srq::extended);
         if let Some(domain) = context.and_then(|context| self.xrcds.get_mut(&context.get(XrcSrqc::XRCD))) {
-            domain.srqs.retain(|n| *n != number);
+            domain.remove(number);
         }
         let adapters = removed.and_then(|srq| srq.adapters);
         self.uncount_queue(adapters.map_or(0, |a| a.counted));

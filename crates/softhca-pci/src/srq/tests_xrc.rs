@@ -11,6 +11,8 @@ use hca_prm::{
 
 use crate::bed::{Client, ClientCq, ClientQp, ClientSrq, End, Pair, QpShape, Server, Wqe};
 use crate::qp::tests::{counter, opcode, syndrome};
+use crate::qp::tests_watch::{all_doze, missed};
+use crate::srq::xrc::QUEUES_A_LOOK;
 
 /// How an initiator is made: with a shared receive queue of no meaning, as Linux makes it.
 const INITIATOR: QpShape = QpShape { st: ServiceType::Xrc, log_rq: 0, log_sq: 6, srq: Some(0), clock: 0 };
@@ -174,6 +176,49 @@ fn a_sleeping_target_finds_the_requests_that_were_posted_meanwhile() {
     assert!(x.p.b.received().is_none());
     x.recv(0, 64);
     assert_eq!((opcode(&x.p.received()), x.p.b.bytes(0, 1)), (CqeOpcode::RespSend, vec![9]));
+}
+
+#[test]
+fn a_target_of_a_domain_with_many_queues_sleeps_while_they_are_read_in_turn() {
+    let mut x = Extended::new();
+    let mut others: Vec<_> = (0..3 * QUEUES_A_LOOK as u32).map(|user| x.other_srq(user)).collect();
+    all_doze(&mut x.p);
+    let read = |x: &Extended| x.p.b.client.function.objects.xrcds[&x.xrcd].read;
+    for round in 0..2_u8 {
+        for (user, (srq, cq)) in (0..).zip(&mut others) {
+            let (before, seg) = (read(&x), x.p.b.mr.seg(0, 64));
+            let index = x.p.b.client.post_srq(srq, &seg);
+            x.send(srq.rmpn, &[round; 8]);
+            let (mut last, mut looks) = (before, 0);
+            let cqe = x.p.until("a message", |p| {
+                let objects = &p.b.client.function.objects;
+                assert!(objects.watched.domains.is_empty(), "the target is awake");
+                let now = objects.xrcds[&x.xrcd].read;
+                assert!(now - last <= QUEUES_A_LOOK as u64, "{last} queues were read, then {now}");
+                (last, looks) = (now, looks + 1);
+                p.b.client.poll(cq)
+            });
+            assert_eq!((opcode(&cqe), cqe.get(Cqe64::SRQN_USER_INDEX)), (CqeOpcode::RespSend, user));
+            assert!(
+                looks >= 3 && last - before <= 4 * QUEUES_A_LOOK as u64,
+                "{looks} looks, {before} to {last}"
+            );
+            assert_eq!(opcode(&x.p.sent()), CqeOpcode::Req);
+            x.p.b.client.free_srq(srq, index);
+        }
+    }
+    assert_eq!(missed(&x.p), 0);
+    let before = read(&x);
+    (0..8).for_each(|_| x.p.look());
+    assert_eq!(read(&x), before, "nothing waits");
+    // Queues that go while something waits are waited for no more.
+    x.send(x.srq.rmpn, &[1; 8]);
+    x.p.look();
+    for (srq, _) in others {
+        destroy_srq(&mut x.p.b.client, srq.rmpn).unwrap();
+    }
+    x.recv(0, 64);
+    assert_eq!(opcode(&x.p.received()), CqeOpcode::RespSend);
 }
 
 #[test]

@@ -18,15 +18,74 @@ use crate::command::{Output, parse};
 use crate::function::Function;
 use crate::objects::{Objects, Raised, gone, status};
 
+/// Shared receive queues that are read in one look for targets of domains that have more of them.
+pub(crate) const QUEUES_A_LOOK: usize = if cfg!(test) { 4 } else { 64 };
+
 /// A domain of extended connections.
 pub(crate) struct Domain {
     pub(crate) handle: XrcdHandle,
-    /// Its shared receive queues.
-    pub(crate) srqs: Vec<u32>,
+    /// Its shared receive queues, and which one's turn it is.
+    srqs: Vec<u32>,
+    next: usize,
+    /// Queues that were read in turn, and how often there have come to be others.
+    pub(super) read: u64,
+    changes: u32,
     /// Its targets that are awake.
     pub(crate) awake: u32,
     /// One of its shared receive queues has more requests than were taken in the last look.
     pub(crate) more: bool,
+}
+
+/// How far a domain has to read, from some look on, until it has read each of its queues.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Due {
+    read: u64,
+    changes: u32,
+}
+
+impl Domain {
+    fn new(handle: XrcdHandle) -> Self {
+        Self { handle, srqs: Vec::new(), next: 0, read: 0, changes: 0, awake: 0, more: false }
+    }
+    pub(super) fn insert(&mut self, number: u32) {
+        self.srqs.push(number);
+        self.changes = self.changes.wrapping_add(1);
+    }
+    pub(super) fn remove(&mut self, number: u32) {
+        self.srqs.retain(|n| *n != number);
+        self.changes = self.changes.wrapping_add(1);
+    }
+    /// Whether it has so many queues that they are read in turn, and its targets do not stay awake.
+    pub(crate) fn is_large(&self) -> bool {
+        self.srqs.len() > QUEUES_A_LOOK
+    }
+    pub(crate) fn due(&self) -> Due {
+        Due { read: self.read + self.srqs.len() as u64, changes: self.changes }
+    }
+    /// Whether it has read so far. If its queues are other ones by now, it begins anew.
+    pub(crate) fn has_read(&self, due: &mut Due) -> bool {
+        if due.changes != self.changes {
+            *due = self.due();
+        }
+        self.read >= due.read
+    }
+    /// Reads all of its queues. `take` says whether one has more requests than it took.
+    pub(crate) fn read_all(&mut self, mut take: impl FnMut(&u32) -> bool) {
+        self.more = self.srqs.iter().fold(false, |more, number| take(number) | more);
+    }
+    /// Reads some of its queues, at most `left`, of which it takes those.
+    pub(crate) fn read_some(&mut self, left: &mut usize, mut take: impl FnMut(&u32) -> bool) {
+        let most = (*left).min(self.srqs.len());
+        for _ in 0..most {
+            *left -= 1;
+            self.next %= self.srqs.len();
+            if take(&self.srqs[self.next]) {
+                return;
+            }
+            self.next += 1;
+            self.read += 1;
+        }
+    }
 }
 
 impl Srq {
@@ -56,7 +115,7 @@ impl Objects {
         let number = self.xrcd_numbers.alloc(LOG_XRCDS)?;
         match self.hca.alloc_xrcd() {
             Ok(handle) => {
-                self.xrcds.insert(number, Domain { handle, srqs: Vec::new(), awake: 0, more: false });
+                self.xrcds.insert(number, Domain::new(handle));
                 Ok(number)
             }
             Err(e) => {
