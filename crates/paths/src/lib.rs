@@ -3,201 +3,366 @@
 //! `HCA_PATHS` names the tree; without it nothing changes.
 //!
 //! Each function here has the name of one of the C library, and calls that one with the same arguments but for the path.
+//! A device's file is a link in the tree, and no link to the program. `realpath` answers with the name that the program
+//! knows.
 //!
 //! | not led | why |
 //! |---|---|
 //! | relative paths | a program that changes to a folder of `/sys` is not known |
-//! | system calls without the C library | static programs, and those of Go |
+//! | patterns of `glob`, walks of `nftw` | the C library opens what they name by itself |
+//! | system calls without the C library | static programs, and those of Go: `hca exec --namespace` is for them |
 //!
 //! Invariants of the unsafe code:
 //!
 //! 1. A path is null or ends with a zero, as the functions of the C library demand of their callers.
-//! 2. The function behind a name has that name's type: the C library's own, found by `dlsym`.
+//! 2. [`Next`] has the address of the C library's function of the same name and so of the same type.
+//! 3. The tree's name is set once, and its memory stays.
+//! 4. `errno` changes by the C library's function alone.
 #![allow(unsafe_code)]
-// The names are those of the C library, which documents them.
-#![allow(missing_docs, clippy::missing_safety_doc)]
+// The unit tests have the C library's own functions.
+#![cfg_attr(test, allow(dead_code))]
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::{MaybeUninit, transmute};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
-use std::os::unix::ffi::OsStrExt;
-use std::sync::OnceLock;
 
-use libc::{DIR, FILE, mode_t, size_t, ssize_t};
-
-/// The folders that are led.
-const LED: [&[u8]; 4] = [
-    b"/sys/class/infiniband",
-    b"/sys/class/infiniband_verbs",
-    b"/sys/class/infiniband_cm",
-    b"/dev/infiniband",
+/// The environment variable that names the tree's folder.
+const TREE_VARIABLE: &CStr = c"HCA_PATHS";
+/// The most bytes of a path, with the zero behind it.
+const PATH_BYTES: usize = libc::PATH_MAX as usize;
+/// The most parts of a path that is led.
+const MAX_PARTS: usize = 32;
+/// Folders that are led, by their parts.
+const FOLDERS: [&[&[u8]]; 4] = [
+    &[b"sys", b"class", b"infiniband"],
+    &[b"sys", b"class", b"infiniband_verbs"],
+    &[b"sys", b"class", b"infiniband_cm"],
+    &[b"dev", b"infiniband"],
 ];
-/// The environment variable with the folder of the tree.
-pub const TREE_VARIABLE: &str = "HCA_PATHS";
-/// The longest path, with its zero.
-const MAX_PATH: usize = libc::PATH_MAX as usize;
 
-/// The folder of the tree, as the environment of the process's beginning had it.
-fn tree() -> Option<&'static [u8]> {
-    static TREE: OnceLock<Option<Vec<u8>>> = OnceLock::new();
-    let read =
-        || std::env::var_os(TREE_VARIABLE).map(|tree| tree.as_bytes().to_vec()).filter(|t| !t.is_empty());
-    TREE.get_or_init(read).as_deref()
+type Path = *const c_char;
+
+/// Where a path is led to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Nowhere: it is another path.
+    Elsewhere,
+    /// A file of attributes.
+    Attribute,
+    /// A device's file: the tree has links that stand for it.
+    Device,
 }
 
-/// Whether a path is one of the folders, or below.
-fn is_led(path: &[u8]) -> bool {
-    LED.iter().any(|folder| path.strip_prefix(*folder).is_some_and(|rest| rest.is_empty() || rest[0] == b'/'))
+/// The C library's function of a name.
+struct Next {
+    name: &'static CStr,
+    at: AtomicPtr<c_void>,
 }
-
-/// Room for a path that is led elsewhere.
-struct Room(MaybeUninit<[u8; MAX_PATH]>);
-
-impl Room {
-    /// The path to use in the place of another one.
-    ///
-    /// # Safety
-    /// Invariant 1.
-    unsafe fn lead(&mut self, path: *const c_char) -> *const c_char {
-        // Most paths are told by their first bytes.
-        if path.is_null() {
-            return path;
-        }
-        // SAFETY: it ends with a zero.
-        let asked = unsafe { CStr::from_ptr(path) }.to_bytes();
-        if !is_led(asked) {
-            return path;
-        }
-        let Some(tree) = tree() else { return path };
-        let len = tree.len() + asked.len();
-        if len >= MAX_PATH {
-            return path;
-        }
-        let room = self.0.as_mut_ptr().cast::<u8>();
-        // SAFETY: `len` and one more byte fit; the room is this function's alone.
-        unsafe {
-            room.copy_from_nonoverlapping(tree.as_ptr(), tree.len());
-            room.add(tree.len()).copy_from_nonoverlapping(asked.as_ptr(), asked.len());
-            room.add(len).write(0);
-        }
-        room.cast_const().cast()
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, at: AtomicPtr::new(null_mut()) }
+    }
+    #[inline]
+    fn get(&self) -> *mut c_void {
+        let at = self.at.load(Ordering::Relaxed);
+        if at.is_null() { self.find() } else { at }
+    }
+    #[cold]
+    fn find(&self) -> *mut c_void {
+        let at = keeping_errno(|| {
+            // SAFETY: the name ends with a zero.
+            unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) }
+        });
+        assert!(!at.is_null(), "the C library has no {:?}", self.name);
+        self.at.store(at, Ordering::Relaxed);
+        at
     }
 }
 
-/// The function of the C library with this name; null if it has none.
-fn next(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    let mut found = slot.load(Ordering::Acquire);
-    if found.is_null() {
-        // SAFETY: a name that ends with a zero.
-        found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-        slot.store(found, Ordering::Release);
-    }
-    found
+fn keeping_errno<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: the location is the calling thread's own.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    let result = call();
+    // SAFETY: as above.
+    unsafe { *errno = before };
+    result
 }
 
-/// What a function returns where the C library has none of its name.
-trait Missing {
-    fn missing() -> Self;
+/// The tree's folder (3); empty where there is none.
+fn tree() -> &'static CStr {
+    static TREE: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
+    #[cold]
+    fn find() -> *mut c_char {
+        keeping_errno(|| {
+            // SAFETY: the name ends with a zero. The program's other threads do not change its environment yet: the
+            // constructor has asked.
+            let told = unsafe { libc::getenv(TREE_VARIABLE.as_ptr()) };
+            // Another machine's processes inherit the name, and not the tree.
+            // SAFETY: the value ends with a zero.
+            let is_there = !told.is_null()
+                && unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, told, libc::X_OK) } == 0;
+            // SAFETY: the value ends with a zero.
+            let copy = if is_there { unsafe { libc::strdup(told) } } else { null_mut() };
+            if copy.is_null() { c"".as_ptr().cast_mut() } else { copy }
+        })
+    }
+    let mut at = TREE.load(Ordering::Acquire);
+    if at.is_null() {
+        at = find();
+        TREE.store(at, Ordering::Release);
+    }
+    // SAFETY: (3): a text that ends with a zero.
+    unsafe { CStr::from_ptr(at) }
 }
-impl Missing for c_int {
-    fn missing() -> Self {
+
+/// Looks the tree up before the program runs, as its environment and its signal handlers may be in the way later.
+extern "C" fn prepare() {
+    if !tree().is_empty() {
+        calls::NEXT.iter().for_each(|next| _ = next.get());
+    }
+}
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static PREPARE: extern "C" fn() = prepare;
+
+/// Calls `call` with the path, or with the path in the tree.
+#[inline]
+fn led<T>(path: Path, call: impl Fn(Path, Place) -> T) -> T {
+    if path.is_null() || tree().is_empty() {
+        return call(path, Place::Elsewhere);
+    }
+    // SAFETY: (1)
+    let text = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if !text.starts_with(b"/") {
+        return call(path, Place::Elsewhere);
+    }
+    let mut room = [const { MaybeUninit::uninit() }; PATH_BYTES];
+    match in_tree(text, tree().to_bytes(), &mut room) {
+        Some((led, place)) => call(led.as_ptr(), place),
+        None => call(path, Place::Elsewhere),
+    }
+}
+
+/// The path in the tree, for one of a folder that is led; or the path that `..` leads to from there. `..` is taken by
+/// the names alone, as no folder of the tree is a link.
+fn in_tree<'a>(
+    text: &[u8],
+    tree: &[u8],
+    room: &'a mut [MaybeUninit<u8>; PATH_BYTES],
+) -> Option<(&'a CStr, Place)> {
+    let mut parts: [&[u8]; MAX_PARTS] = [b""; MAX_PARTS];
+    let (mut count, mut was_led, mut folder) = (0_usize, false, None);
+    for part in text.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b".")) {
+        if part == b".." {
+            if !was_led {
+                return None;
+            }
+            count = count.saturating_sub(1);
+        } else {
+            *parts.get_mut(count)? = part;
+            count += 1;
+        }
+        folder = FOLDERS.into_iter().find(|folder| parts[..count].starts_with(folder));
+        was_led |= folder.is_some();
+    }
+    if !was_led {
+        return None;
+    }
+    let mut used = 0;
+    let mut put = |bytes: &[u8]| {
+        room.get_mut(used..used + bytes.len())?.write_copy_of_slice(bytes);
+        used += bytes.len();
+        Some(())
+    };
+    put(if folder.is_some() { tree } else { b"" })?;
+    for part in &parts[..count] {
+        put(b"/")?;
+        put(part)?;
+    }
+    if text.ends_with(b"/") || count == 0 {
+        put(b"/")?;
+    }
+    put(b"\0")?;
+    // SAFETY: the first `used` bytes are written.
+    let bytes = unsafe { core::slice::from_raw_parts(room.as_ptr().cast(), used) };
+    let place = match folder {
+        Some(folder) if folder[0] == b"dev" && count > folder.len() => Place::Device,
+        Some(_) => Place::Attribute,
+        None => Place::Elsewhere,
+    };
+    Some((CStr::from_bytes_with_nul(bytes).ok()?, place))
+}
+
+/// The program's name for a path, from a real one: without the tree's folder in front.
+fn without_tree(real: *mut c_char) -> *mut c_char {
+    if real.is_null() || tree().is_empty() {
+        return real;
+    }
+    // SAFETY: the C library's result ends with a zero.
+    let text = unsafe { CStr::from_ptr(real) }.to_bytes_with_nul();
+    if let Some(rest) = text.strip_prefix(tree().to_bytes()).filter(|rest| rest.starts_with(b"/")) {
+        // SAFETY: both lie in the result, which is the program's or new; the bytes move to its start.
+        unsafe { core::ptr::copy(rest.as_ptr(), real.cast(), rest.len()) };
+    }
+    real
+}
+
+/// The functions. Those with optional arguments take all of them: the calling convention passes them alike.
+mod calls {
+    use super::*;
+
+    type Stat = *mut c_void;
+    type Dir = *mut libc::DIR;
+    type File = *mut libc::FILE;
+
+    macro_rules! functions {
+        ($(fn $name:ident $next:ident($($arg:ident: $t:ty),*) -> $ret:ty $body:block)*) => {
+            /// The C library's functions.
+            pub(super) static NEXT: [&Next; [$(stringify!($name)),*].len()] = [$(&$name::NEXT),*];
+            $(
+                mod $name {
+                    pub(super) static NEXT: super::Next = super::Next::new(
+                        match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                            Ok(name) => name,
+                            Err(_) => unreachable!(),
+                        },
+                    );
+                }
+                #[cfg_attr(not(test), unsafe(no_mangle))]
+                extern "C" fn $name($($arg: $t),*) -> $ret {
+                    // SAFETY: (2)
+                    let $next: unsafe extern "C" fn($($t),*) -> $ret = unsafe { transmute($name::NEXT.get()) };
+                    $body
+                }
+            )*
+        };
+    }
+    /// A call of the C library's function, whose contract the program keeps.
+    macro_rules! call {
+        ($next:ident($($arg:expr),*)) => {
+            // SAFETY: (1), (2): the program's arguments, with a path that is as good.
+            unsafe { $next($($arg),*) }
+        };
+    }
+    /// Without the flag that asks for a link itself, where links stand for devices.
+    fn follow(flags: c_int, place: Place) -> c_int {
+        if place == Place::Device { flags & !libc::AT_SYMLINK_NOFOLLOW } else { flags }
+    }
+    /// What `readlink` answers of a file that is no link.
+    fn no_link() -> isize {
+        // SAFETY: the location is the calling thread's own.
+        unsafe { *libc::__errno_location() = libc::EINVAL };
         -1
     }
-}
-impl Missing for ssize_t {
-    fn missing() -> Self {
-        -1
-    }
-}
-impl<T> Missing for *mut T {
-    fn missing() -> Self {
-        null_mut()
-    }
-}
 
-/// Defines functions of the C library: the arguments in front of the path, the path, and those behind it.
-macro_rules! led {
-    ($(fn $name:ident($($before:ident: $of:ty,)* @$path:ident $(, $arg:ident: $kind:ty)*) -> $ret:ty;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub unsafe extern "C" fn $name($($before: $of,)* $path: *const c_char $(, $arg: $kind)*) -> $ret {
-            static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                Ok(name) => name,
-                Err(_) => panic!("a name without a zero"),
-            };
-            let found = next(&NEXT, NAME);
-            if found.is_null() {
-                // SAFETY: the thread's own number.
-                unsafe { *libc::__errno_location() = libc::ENOSYS };
-                return Missing::missing();
-            }
-            let mut room = Room(MaybeUninit::uninit());
-            // SAFETY: invariants 1 and 2.
-            unsafe {
-                let call: unsafe extern "C" fn($($of,)* *const c_char $(, $kind)*) -> $ret = transmute(found);
-                call($($before,)* room.lead($path) $(, $arg)*)
-            }
-        }
-    )*};
-}
+    functions! {
+        fn open next(path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, _| call!(next(path, flags, mode))) }
+        fn open64 next(path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, _| call!(next(path, flags, mode))) }
+        fn __open_2 next(path: Path, flags: c_int) -> c_int { led(path, |path, _| call!(next(path, flags))) }
+        fn __open64_2 next(path: Path, flags: c_int) -> c_int { led(path, |path, _| call!(next(path, flags))) }
+        fn openat next(at: c_int, path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, _| call!(next(at, path, flags, mode))) }
+        fn openat64 next(at: c_int, path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, _| call!(next(at, path, flags, mode))) }
+        fn __openat_2 next(at: c_int, path: Path, flags: c_int) -> c_int { led(path, |path, _| call!(next(at, path, flags))) }
+        fn __openat64_2 next(at: c_int, path: Path, flags: c_int) -> c_int { led(path, |path, _| call!(next(at, path, flags))) }
+        fn fopen next(path: Path, mode: Path) -> File { led(path, |path, _| call!(next(path, mode))) }
+        fn fopen64 next(path: Path, mode: Path) -> File { led(path, |path, _| call!(next(path, mode))) }
+        fn opendir next(path: Path) -> Dir { led(path, |path, _| call!(next(path))) }
+        fn scandir next(path: Path, list: *mut c_void, filter: *mut c_void, order: *mut c_void) -> c_int { led(path, |path, _| call!(next(path, list, filter, order))) }
+        fn scandir64 next(path: Path, list: *mut c_void, filter: *mut c_void, order: *mut c_void) -> c_int { led(path, |path, _| call!(next(path, list, filter, order))) }
+        fn chdir next(path: Path) -> c_int { led(path, |path, _| call!(next(path))) }
+        fn access next(path: Path, mode: c_int) -> c_int { led(path, |path, _| call!(next(path, mode))) }
+        fn eaccess next(path: Path, mode: c_int) -> c_int { led(path, |path, _| call!(next(path, mode))) }
+        fn euidaccess next(path: Path, mode: c_int) -> c_int { led(path, |path, _| call!(next(path, mode))) }
+        fn faccessat next(at: c_int, path: Path, mode: c_int, flags: c_int) -> c_int { led(path, |path, place| call!(next(at, path, mode, follow(flags, place)))) }
+        fn stat next(path: Path, to: Stat) -> c_int { led(path, |path, _| call!(next(path, to))) }
+        fn stat64 next(path: Path, to: Stat) -> c_int { led(path, |path, _| call!(next(path, to))) }
+        fn lstat next(path: Path, to: Stat) -> c_int { led(path, |path, place| if place == Place::Device { stat(path, to) } else { call!(next(path, to)) }) }
+        fn lstat64 next(path: Path, to: Stat) -> c_int { led(path, |path, place| if place == Place::Device { stat64(path, to) } else { call!(next(path, to)) }) }
+        fn fstatat next(at: c_int, path: Path, to: Stat, flags: c_int) -> c_int { led(path, |path, place| call!(next(at, path, to, follow(flags, place)))) }
+        fn fstatat64 next(at: c_int, path: Path, to: Stat, flags: c_int) -> c_int { led(path, |path, place| call!(next(at, path, to, follow(flags, place)))) }
+        fn statx next(at: c_int, path: Path, flags: c_int, mask: c_uint, to: Stat) -> c_int { led(path, |path, place| call!(next(at, path, follow(flags, place), mask, to))) }
+        fn readlink next(path: Path, to: *mut c_char, room: usize) -> isize { led(path, |path, place| if place == Place::Device { no_link() } else { call!(next(path, to, room)) }) }
+        fn __readlink_chk next(path: Path, to: *mut c_char, room: usize, size: usize) -> isize { led(path, |path, place| if place == Place::Device { no_link() } else { call!(next(path, to, room, size)) }) }
+        fn readlinkat next(at: c_int, path: Path, to: *mut c_char, room: usize) -> isize { led(path, |path, place| if place == Place::Device { no_link() } else { call!(next(at, path, to, room)) }) }
+        fn __readlinkat_chk next(at: c_int, path: Path, to: *mut c_char, room: usize, size: usize) -> isize { led(path, |path, place| if place == Place::Device { no_link() } else { call!(next(at, path, to, room, size)) }) }
+        fn getxattr next(path: Path, name: Path, to: *mut c_void, room: usize) -> isize { led(path, |path, _| call!(next(path, name, to, room))) }
+        fn lgetxattr next(path: Path, name: Path, to: *mut c_void, room: usize) -> isize { led(path, |path, place| if place == Place::Device { getxattr(path, name, to, room) } else { call!(next(path, name, to, room)) }) }
+        fn listxattr next(path: Path, to: *mut c_char, room: usize) -> isize { led(path, |path, _| call!(next(path, to, room))) }
+        fn llistxattr next(path: Path, to: *mut c_char, room: usize) -> isize { led(path, |path, place| if place == Place::Device { listxattr(path, to, room) } else { call!(next(path, to, room)) }) }
+        fn realpath next(path: Path, to: *mut c_char) -> *mut c_char { without_tree(led(path, |path, _| call!(next(path, to)))) }
+        fn __realpath_chk next(path: Path, to: *mut c_char, size: usize) -> *mut c_char { without_tree(led(path, |path, _| call!(next(path, to, size)))) }
+        fn canonicalize_file_name next(path: Path) -> *mut c_char { without_tree(led(path, |path, _| call!(next(path)))) }
+    }
 
-// `open` and its siblings are called with a mode or without: the argument is passed on as it came.
-led! {
-    fn open(@path, flags: c_int, mode: mode_t) -> c_int;
-    fn open64(@path, flags: c_int, mode: mode_t) -> c_int;
-    fn __open_2(@path, flags: c_int) -> c_int;
-    fn __open64_2(@path, flags: c_int) -> c_int;
-    fn openat(dir: c_int, @path, flags: c_int, mode: mode_t) -> c_int;
-    fn openat64(dir: c_int, @path, flags: c_int, mode: mode_t) -> c_int;
-    fn __openat_2(dir: c_int, @path, flags: c_int) -> c_int;
-    fn __openat64_2(dir: c_int, @path, flags: c_int) -> c_int;
-    fn fopen(@path, mode: *const c_char) -> *mut FILE;
-    fn fopen64(@path, mode: *const c_char) -> *mut FILE;
-    fn chdir(@path) -> c_int;
-    fn opendir(@path) -> *mut DIR;
-    fn scandir(@path, list: *mut c_void, filter: *const c_void, order: *const c_void) -> c_int;
-    fn scandir64(@path, list: *mut c_void, filter: *const c_void, order: *const c_void) -> c_int;
-    fn access(@path, mode: c_int) -> c_int;
-    fn eaccess(@path, mode: c_int) -> c_int;
-    fn euidaccess(@path, mode: c_int) -> c_int;
-    fn faccessat(dir: c_int, @path, mode: c_int, flags: c_int) -> c_int;
-    fn stat(@path, into: *mut c_void) -> c_int;
-    fn stat64(@path, into: *mut c_void) -> c_int;
-    fn lstat(@path, into: *mut c_void) -> c_int;
-    fn lstat64(@path, into: *mut c_void) -> c_int;
-    fn fstatat(dir: c_int, @path, into: *mut c_void, flags: c_int) -> c_int;
-    fn fstatat64(dir: c_int, @path, into: *mut c_void, flags: c_int) -> c_int;
-    fn __xstat(version: c_int, @path, into: *mut c_void) -> c_int;
-    fn __xstat64(version: c_int, @path, into: *mut c_void) -> c_int;
-    fn __lxstat(version: c_int, @path, into: *mut c_void) -> c_int;
-    fn __lxstat64(version: c_int, @path, into: *mut c_void) -> c_int;
-    fn __fxstatat(version: c_int, dir: c_int, @path, into: *mut c_void, flags: c_int) -> c_int;
-    fn __fxstatat64(version: c_int, dir: c_int, @path, into: *mut c_void, flags: c_int) -> c_int;
-    fn statx(dir: c_int, @path, flags: c_int, mask: c_uint, into: *mut c_void) -> c_int;
-    fn readlink(@path, into: *mut c_char, len: size_t) -> ssize_t;
-    fn __readlink_chk(@path, into: *mut c_char, len: size_t, room: size_t) -> ssize_t;
-    fn readlinkat(dir: c_int, @path, into: *mut c_char, len: size_t) -> ssize_t;
-    fn realpath(@path, into: *mut c_char) -> *mut c_char;
-    fn __realpath_chk(@path, into: *mut c_char, room: size_t) -> *mut c_char;
-    fn canonicalize_file_name(@path) -> *mut c_char;
+    // Programs that were linked to a C library before 2.33 call these, whose first argument is the structure's version.
+    // There is one of it on this architecture.
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    extern "C" fn __xstat(_: c_int, path: Path, to: Stat) -> c_int {
+        stat(path, to)
+    }
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    extern "C" fn __xstat64(_: c_int, path: Path, to: Stat) -> c_int {
+        stat64(path, to)
+    }
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    extern "C" fn __lxstat(_: c_int, path: Path, to: Stat) -> c_int {
+        lstat(path, to)
+    }
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    extern "C" fn __lxstat64(_: c_int, path: Path, to: Stat) -> c_int {
+        lstat64(path, to)
+    }
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    extern "C" fn __fxstatat(_: c_int, at: c_int, path: Path, to: Stat, flags: c_int) -> c_int {
+        fstatat(at, path, to, flags)
+    }
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    extern "C" fn __fxstatat64(_: c_int, at: c_int, path: Path, to: Stat, flags: c_int) -> c_int {
+        fstatat64(at, path, to, flags)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn led_to(path: &str) -> Option<(String, bool)> {
+        let mut room = [const { MaybeUninit::uninit() }; PATH_BYTES];
+        let (path, place) = in_tree(path.as_bytes(), b"/t", &mut room)?;
+        Some((path.to_str().unwrap().to_owned(), place == Place::Device))
+    }
+
     #[test]
-    fn only_the_folders_of_devices_are_led() {
-        for path in
-            ["/sys/class/infiniband", "/sys/class/infiniband/", "/sys/class/infiniband/rxe0/ports/1/state"]
-        {
-            assert!(is_led(path.as_bytes()), "{path}");
+    fn paths_of_devices_are_led_to_the_tree_and_no_others() {
+        for (path, is_device) in [
+            ("/sys/class/infiniband", false),
+            ("/sys/class/infiniband/hca0/ports/1/state", false),
+            ("/sys/class/infiniband_verbs/abi_version", false),
+            ("/sys/class/infiniband_cm", false),
+            ("/dev/infiniband/", false),
+            ("/dev/infiniband/uverbs0", true),
+        ] {
+            assert_eq!(led_to(path), Some((format!("/t{path}"), is_device)));
         }
-        assert!(is_led(b"/dev/infiniband/uverbs0") && is_led(b"/sys/class/infiniband_verbs/abi_version"));
-        for path in ["/sys/class/infinibandx", "/sys/class/net", "/dev/infiniban", "", "sys/class/infiniband"]
-        {
-            assert!(!is_led(path.as_bytes()), "{path}");
+        let plain = Some(("/t/sys/class/infiniband/a".to_owned(), false));
+        assert_eq!(led_to("//sys/./class//infiniband/a"), plain);
+        assert_eq!(led_to("/sys/class/infiniband/b/../a"), plain);
+        // Back to where the tree is not.
+        assert_eq!(led_to("/sys/class/infiniband/a/../../net"), Some(("/sys/class/net".to_owned(), false)));
+        assert_eq!(led_to("/dev/infiniband/../.."), Some(("/".to_owned(), false)));
+        for other in ["", "/", "/sys/class", "/sys/class/../class/infiniband"] {
+            assert_eq!(led_to(other), None, "{other}");
         }
+        for other in
+            ["/sys/class/infinibandx", "/dev/null", "/x/../dev/infiniband", "/a/sys/class/infiniband"]
+        {
+            assert_eq!(led_to(other), None, "{other}");
+        }
+        assert_eq!(led_to(&format!("/dev/infiniband/{}", "x".repeat(5000))), None, "too long");
+        assert_eq!(led_to(&format!("/dev/infiniband{}", "/x".repeat(100))), None, "too deep");
     }
 }

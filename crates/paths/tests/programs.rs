@@ -62,6 +62,15 @@ fn programs_find_the_files_of_the_tree_by_every_call() {
         (format!("find {device} -name state -type f | wc -l"), "1\n"),
         (format!("cd {device}/ports && cat 1/state"), "4: ACTIVE\n"),
         (format!("head -c 1 <{device}/ports/1/state"), "4"),
+        // A device's file is no link to the program, and what leads elsewhere is not led.
+        ("test -L /dev/infiniband/uverbs-rxe0 || echo device".into(), "device\n"),
+        ("ls -l /dev/infiniband | grep -c '^crw-rw-rw-.* uverbs-rxe0$'".into(), "1\n"),
+        ("readlink /dev/infiniband/uverbs-rxe0 || echo none".into(), "none\n"),
+        (
+            "test -e /dev/infiniband/../null && test -d /sys//class/infiniband/../net && echo yes".into(),
+            "yes\n",
+        ),
+        ("cat /sys//class/./infiniband/rxe0/../rxe0/ports/1/state".into(), "4: ACTIVE\n"),
     ] {
         assert_eq!(said(Some(&tree.0), &script), expected, "{script}");
     }
@@ -90,4 +99,19 @@ fn a_path_that_gets_too_long_is_not_led() {
     let tree = PathBuf::from(format!("/tmp/{}", "y/".repeat(200)));
     let said = said(Some(&tree), &format!("cat /sys/class/infiniband/{long}"));
     assert!(said.contains("No such file") || said.contains("File name too long"), "{said}");
+}
+
+#[test]
+fn real_paths_are_those_that_the_program_knows() {
+    let port = "/sys/class/infiniband/rxe0/port";
+    if std::env::var_os("HCA_PATHS").is_some() {
+        // The C library follows the links of the tree.
+        println!("real {}", fs::canonicalize(port).unwrap().display());
+        return;
+    }
+    let tree = Tree::new("real");
+    let own = std::env::current_exe().unwrap();
+    let script = format!("{} --exact --nocapture real_paths_are_those_that_the_program_knows", own.display());
+    let said = said(Some(&tree.0), &script);
+    assert!(said.contains("real /sys/class/infiniband/rxe0/ports/1\n"), "{said}");
 }
