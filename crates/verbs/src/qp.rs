@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hca_core::{
-    Access, AsyncEvent, DeviceError, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, QpType,
-    Qpn,
+    Access, AckTimeout, AsyncEvent, DeviceError, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle, QpState,
+    QpStatus, QpType, Qpn,
 };
 
 use crate::ah::UdPeer;
@@ -571,6 +571,23 @@ impl<S: Connected> QpControl<S> {
         let (rtr, rts) = steps(&self.inner.endpoint, remote, options)?;
         self.modify(&rtr)?;
         self.modify(&rts)
+    }
+
+    /// Changes how a connected queue pair retries: the timeout for an acknowledgement, and the number of attempts while
+    /// the peer has no receive request. `None` leaves a value as it is. The send queue is drained meanwhile (SQD), so
+    /// requests that were posted before complete by the old values.
+    ///
+    /// # Errors
+    /// The queue pair is not connected, or the device refused.
+    pub fn set_retries(
+        &self,
+        timeout: Option<AckTimeout>,
+        rnr_retry: Option<u8>,
+    ) -> Result<(), ConnectError> {
+        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        self.modify(&to(QpState::Sqd))?;
+        self.modify(&QpAttr { timeout, rnr_retry, ..to(QpState::Sqd) })?;
+        self.modify(&to(QpState::Rts))
     }
 
     /// Changes the peer's access rights.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use hca_core::{AsyncEvent, EventObject, QpAttr, QpHandle, QpState};
+use hca_core::{AsyncEvent, EventObject, QpHandle, QpState};
 use hca_verbs::{
     Access, AckTimeout, BuildError, ConnectError, CqRef, OfferedBy, QpControl, Rc, Service, Uc, ops,
 };
@@ -122,10 +122,7 @@ impl Control {
     /// after the given time.
     fn end_without_descriptor(&self, timeout: Option<AckTimeout>) -> Result<(), ConnectError> {
         let Self::Rc(control) = self else { return Ok(()) };
-        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
-        control.modify(&to(QpState::Sqd))?;
-        control.modify(&QpAttr { rnr_retry: Some(0), timeout, ..to(QpState::Sqd) })?;
-        control.modify(&to(QpState::Rts))
+        control.set_retries(timeout, Some(0))
     }
 }
 

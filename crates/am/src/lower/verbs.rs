@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hca_cm::{ConnectParams, Connection, Incoming, Listener, connect_with};
-use hca_core::{AckTimeout, QpAttr, QpState, Rkey, SrqInit, WcStatus};
+use hca_core::{AckTimeout, Rkey, SrqInit, WcStatus};
 use hca_verbs::{
-    Access, Buf, CompletionChannel, CompletionQueue, Completions, ConnectError, Context, CqRef, FrozenBuf,
-    GatherList, Inline, Notify, OfferedBy, Part, Pd, PostErrorKind, PostRefusal, QpControl, Rc, RemoteMr,
-    SendQueue, SendRequest, Srq, SrqRef,
+    Access, Buf, CompletionChannel, CompletionQueue, Completions, Context, CqRef, FrozenBuf, GatherList,
+    Inline, Notify, OfferedBy, Part, Pd, PostErrorKind, PostRefusal, Rc, RemoteMr, SendQueue, SendRequest,
+    Srq, SrqRef,
 };
 
 use super::acceptor::{Acceptor, Greeting, Inbox, Places, Stop};
@@ -82,13 +82,6 @@ impl Maker {
         let builder = builder.max_send_wr(self.depth()).max_send_sge(1).max_inline(self.inline as u32);
         Ok(builder.access(Access::REMOTE_WRITE).build()?)
     }
-    /// Sets the time after which a silent peer is given up: RDMA CM leaves it at the default.
-    fn bound(&self, control: &QpControl<Rc>) -> Result<(), ConnectError> {
-        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
-        control.modify(&to(QpState::Sqd))?;
-        control.modify(&QpAttr { timeout: Some(self.ack_timeout), ..to(QpState::Sqd) })?;
-        control.modify(&to(QpState::Rts))
-    }
     fn link(
         &self,
         qp: hca_verbs::QueuePair<Rc>,
@@ -96,7 +89,8 @@ impl Maker {
         hello: &Hello,
         accepted: bool,
     ) -> Result<Link, Error> {
-        self.bound(&qp.control())?;
+        // RDMA CM leaves the time after which a silent peer is given up at the default.
+        qp.control().set_retries(Some(self.ack_timeout), None)?;
         let (queue, _) = qp.split();
         let (depth, inline) = (self.depth(), self.inline);
         let mut link =
