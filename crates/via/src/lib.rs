@@ -55,9 +55,9 @@
 //! | `VipCQDone`, `VipCQWait`, `VipCQNotify` | [`Cq::done`], [`Cq::wait`], [`Cq::notify`] |
 //! | `VipNSInit`, `VipNSShutdown` | [`NameService::open`], its drop |
 //! | `VipNSGetHostByName`, `VipNSGetHostByAddr` | [`NameService::host_by_name`], [`NameService::host_by_addr`] |
-//! | `VipQuerySystemManagementInfo` | not there |
+//! | `VipQuerySystemManagementInfo` | in the C library alone |
 //!
-//! The C library, quality of service and what else is missing: the last section of [`design`].
+//! Quality of service and what else is missing: the last section of [`design`].
 //!
 //! # Modules
 //!
