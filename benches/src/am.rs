@@ -1,4 +1,4 @@
-//! Active Messages between two processes: this one, and a child that it starts; and their LogP parameters.
+//! Active Messages between two processes: this one, and a child that it starts.
 //!
 //! Between two bursts the child blocks, so that a floor has both CPUs for itself.
 
@@ -15,7 +15,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::batches::{median_ns, per_second};
 use crate::child::{serve_if_asked, wait_for_end};
-use crate::ratio::median;
+use crate::logp::{Bursts, delay};
 
 /// The first argument of a process that is the far side.
 const CHILD_COMMAND: &str = "__am";
@@ -28,10 +28,10 @@ const SINK: u16 = 3;
 const STOP: u16 = 4;
 /// Round trips, or requests, between two looks at the clock.
 const ROUNDS: usize = 64;
-/// Requests of a burst that shows the gap.
-const BURST: usize = 2000;
-/// Repetitions of a burst.
-const REPEATS: usize = 15;
+/// Repetitions of a burst, of which the fastest counts.
+const REPEATS: usize = 41;
+/// The time of a measurement of [`Bursts`].
+const BURST_TIME: Duration = Duration::from_millis(250);
 
 /// Opens a bundle with an endpoint, on this CPU.
 fn open(device: &DeviceUrl, way: &str, cpu: usize) -> Result<(Opened, Bundle, EndpointId), Failure> {
@@ -58,28 +58,6 @@ pub struct Two {
     asked: u64,
     memory: Segment,
     _device: Opened,
-}
-
-/// The parameters of LogP, in ns, and the gap of a byte in bulk.
-#[derive(Clone, Copy, Debug)]
-pub struct LogP {
-    /// The round trip of a short message.
-    pub round_trip: f64,
-    /// What sending costs the processor.
-    pub send: f64,
-    /// What receiving costs it.
-    pub receive: f64,
-    /// The time between two messages of a long burst.
-    pub gap: f64,
-    /// The time of a byte between two bulk messages of a long burst.
-    pub byte_gap: f64,
-}
-
-impl LogP {
-    /// The latency: what of half of a round trip neither side's processor spends.
-    pub fn latency(&self) -> f64 {
-        self.round_trip / 2.0 - self.send - self.receive
-    }
 }
 
 impl Two {
@@ -171,51 +149,40 @@ impl Two {
             .map_err(Failure::from)
         })
     }
+}
 
-    /// The parameters of LogP, by bursts of short requests with a delay behind each.
-    ///
-    /// # Errors
-    /// As [`latency_ns`](Self::latency_ns).
-    pub fn logp(&mut self, time: Duration) -> Result<LogP, Failure> {
-        let round_trip = 2.0 * self.latency_ns(time)?;
-        // Before any reply has come back, nothing but sending is paid.
-        let few = usize::from(self.bundle.options().credits) / 2;
-        let send = self.bursts(few, Duration::ZERO)?;
-        let gap = self.bursts(BURST, Duration::ZERO)?;
-        // Beyond the gap a longer delay makes each message as much later: the rest is sending and receiving.
-        let mut both = Vec::new();
-        for times in [2, 3, 4] {
-            let delay = Duration::from_nanos((gap * f64::from(times)) as u64);
-            both.push(self.bursts(BURST, delay)? - delay.as_nanos() as f64);
-        }
-        let receive = (median(both).unwrap_or(send) - send).max(0.0);
-        let bulk =
-            |two: &mut Self, size| two.bulk_bytes_per_s(size, time).map(|rate| size as f64 / rate * 1e9);
-        let (short, long) = (bulk(self, SEGMENT / 4)?, bulk(self, SEGMENT)?);
-        let byte_gap = (long - short) / (SEGMENT - SEGMENT / 4) as f64;
-        Ok(LogP { round_trip, send, receive, gap, byte_gap })
+impl Bursts for Two {
+    type Error = Failure;
+    fn window(&self) -> usize {
+        self.bundle.options().credits.into()
     }
-    /// The time of a request, with its delay, in bursts of `count`, in ns: the median.
-    fn bursts(&mut self, count: usize, delay: Duration) -> Result<f64, Failure> {
+    fn round_trip_ns(&mut self) -> Result<f64, Failure> {
+        Ok(2.0 * self.latency_ns(BURST_TIME)?)
+    }
+    fn burst_ns(&mut self, count: usize, pause: Duration) -> Result<f64, Failure> {
         self.burst(|two| {
-            let mut times = Vec::new();
+            let mut least = f64::INFINITY;
             for _ in 0..REPEATS {
-                let begin = Instant::now();
+                let (begin, mut paused) = (Instant::now(), Duration::ZERO);
                 for _ in 0..count {
                     two.ask()?;
-                    if !delay.is_zero() {
-                        let sent = Instant::now();
-                        while sent.elapsed() < delay {
-                            std::hint::spin_loop();
-                        }
+                    if !pause.is_zero() {
+                        paused += delay(pause);
                         two.bundle.poll()?;
                     }
                 }
-                times.push(begin.elapsed().as_nanos() as f64 / count as f64);
+                least = least.min((begin.elapsed() - paused).as_nanos() as f64 / count as f64);
                 two.settle()?;
             }
-            Ok(median(times).unwrap_or_default())
+            Ok(least)
         })
+    }
+    fn byte_gap_ns(&mut self) -> Result<Option<f64>, Failure> {
+        let bulk = |two: &mut Self, size| {
+            two.bulk_bytes_per_s(size, BURST_TIME).map(|rate| size as f64 / rate * 1e9)
+        };
+        let (short, long) = (bulk(self, SEGMENT / 4)?, bulk(self, SEGMENT)?);
+        Ok(Some((long - short) / (SEGMENT - SEGMENT / 4) as f64))
     }
 }
 

@@ -14,7 +14,7 @@
 //! | threads with adapters of their own | [`engines`] |
 //! | messages for the Portals matching engine | [`matching`] |
 //! | two Portals nodes, for what is counted and timed part by part; a clock for that | [`portals`], [`ticks`] |
-//! | Active Messages between two processes; LogP | [`am`], `cargo run --release --bin logp` |
+//! | Active Messages and VIs between two processes; LogP | [`am`], [`via`], [`logp`], `cargo run --release --bin logp` |
 //! | processes that share CPUs: latency, rate and CPU time of every kind of wait | [`placed`], `cargo run --release --bin placement` |
 //! | peers: what Debian packages, by its own programs | [`peers`], `cargo run --release --bin peers` |
 //! | arguments of the programs | [`args`] |
@@ -36,6 +36,7 @@ pub mod engines;
 pub mod floor;
 pub mod foreign;
 pub mod idle;
+pub mod logp;
 pub mod matching;
 pub mod members;
 pub mod peers;
@@ -47,3 +48,4 @@ pub mod raw;
 pub mod served;
 pub mod ticks;
 pub mod turns;
+pub mod via;

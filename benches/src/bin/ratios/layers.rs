@@ -1,4 +1,4 @@
-//! The layers: Active Messages over verbs and over VIs, beside the verbs of the same device.
+//! The layers: VIs, and Active Messages over verbs and over VIs, beside the verbs of the same device.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -9,6 +9,7 @@ use hca_benches::am::{SEGMENT, Two};
 use hca_benches::batches::per_second;
 use hca_benches::duo::{Duo, Kind};
 use hca_benches::ratio::{Ratio, summary};
+use hca_benches::via::TwoVis;
 use hca_perf::Failure;
 
 use super::{Bench, Row, Unit, less, more};
@@ -17,7 +18,8 @@ use super::{Bench, Row, Unit, less, more};
 const MEDIUM: usize = 4096;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 7] = [
+pub(super) const ROWS: [Row; 8] = [
+    Row { name: "via send 8 B", against: "send 8 B", target: less(1.15, Some(1.05)), unit: Unit::Ns, measure: via },
     Row { name: "am short over verbs, half round trip", against: "send 8 B", target: less(1.2, Some(1.1)), unit: Unit::Ns, measure: |b| short(b, Way::Verbs) },
     Row { name: "am short over vis, half round trip", against: "send 8 B", target: None, unit: Unit::Ns, measure: |b| short(b, Way::Via) },
     Row { name: "am short over vis", against: "am short over verbs", target: None, unit: Unit::Ns, measure: mapping },
@@ -26,6 +28,13 @@ pub(super) const ROWS: [Row; 7] = [
     Row { name: "am bulk 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| bulk(b, Way::Verbs) },
     Row { name: "am bulk 1 MiB over vis", against: "write 1 MiB", target: None, unit: Unit::Bytes, measure: |b| bulk(b, Way::Via) },
 ];
+
+/// Half of a round trip of two VIs with Reliable Delivery against that of SENDs, in ns.
+fn via(b: &Bench) -> Result<Option<Ratio>, Failure> {
+    let mut two = TwoVis::start(&b.device, b.cpus, b.time)?;
+    let mut duo = Duo::start(&b.device, b.cpus, Kind::Send, 8)?;
+    Ok(summary(&b.interleave(|| two.latency_ns(), || duo.latency_ns(b.time))?))
+}
 
 /// Half of a round trip against that of SENDs, in ns.
 fn short(b: &Bench, way: Way) -> Result<Option<Ratio>, Failure> {

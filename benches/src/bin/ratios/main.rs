@@ -199,6 +199,7 @@ fn main() -> ExitCode {
     turns::child_if_asked();
     served::child_if_asked();
     hca_benches::am::child_if_asked();
+    hca_benches::via::child_if_asked();
     let args = Args::parse();
     match all(&args) {
         Ok(true) => ExitCode::SUCCESS,

@@ -25,6 +25,8 @@ const MARK: &[u8] = b"hca-am/1";
 /// Messages of up to so many bytes are copied into the request.
 const MAX_INLINE: usize = 256;
 const BATCH: usize = 32;
+/// Polls between two looks at completed sends.
+const POLLS_A_LOOK: u32 = 8;
 /// Links for which the shared receive queue has buffers ahead.
 const AHEAD: usize = 4;
 
@@ -46,6 +48,8 @@ pub(crate) struct Verbs {
     /// Parts of completed sends.
     back: Vec<Part>,
     pool: Vec<Buf>,
+    /// Polls until the send queue is looked at.
+    until_sends: u32,
 }
 
 /// The parts that queue pairs are built of.
@@ -171,6 +175,7 @@ impl Verbs {
             send_wcs: Completions::with_capacity(BATCH),
             back: Vec::new(),
             pool: Vec::new(),
+            until_sends: POLLS_A_LOOK,
         };
         verbs.fill()?;
         Ok(verbs)
@@ -472,9 +477,16 @@ impl Lower for Verbs {
             }
         }
         self.take_over(into);
-        self.poll_sends(into);
+        // Nobody waits for the end of a send: its buffer comes back, or its link is found to have failed.
+        self.until_sends -= 1;
+        if self.until_sends == 0 {
+            self.until_sends = POLLS_A_LOOK;
+            self.poll_sends(into);
+        }
     }
     fn arm(&mut self) {
+        // The poll behind it has to see what will not be told of.
+        self.until_sends = 1;
         self.recv.arm(Notify::Any);
         self.send.arm(Notify::Any);
     }
