@@ -426,6 +426,12 @@ pub(crate) struct ExecArgs {
     /// Tell each error completion, refused request and asynchronous error in words on standard error, once
     #[arg(long)]
     pub explain: bool,
+    /// Show the files of devices in a user and mount namespace of the program's own, which static programs see, too
+    #[arg(long, conflicts_with = "no_paths")]
+    pub namespace: bool,
+    /// Show no files of devices, and preload nothing: programs with ASan want to be loaded first
+    #[arg(long)]
+    pub no_paths: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,

@@ -3,11 +3,12 @@
 //! The shared object of `hca-ibverbs` has the names of all libraries that it stands for, as links in a folder. The
 //! loader searches that folder first.
 
+mod namespace;
 pub(crate) mod rdma;
 mod tree;
 
 use std::convert::Infallible;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
@@ -61,6 +62,8 @@ enum ExecError {
     Own(#[source] io::Error),
     #[error("{0}")]
     Device(String),
+    #[error(transparent)]
+    Namespace(#[from] namespace::NamespaceError),
     #[error("can't start {program:?}: {source}; give its path, or the name of a program in PATH")]
     Program { program: OsString, source: io::Error },
 }
@@ -82,33 +85,54 @@ fn start(args: &ExecArgs) -> Result<Infallible, ExecError> {
     let (program, arguments) = args.command.split_first().expect("the arguments require one");
     let mut command = Command::new(program);
     let devices = devices(args)?;
-    if let Some(paths) = tree::beside(&library, PATHS_LIBRARY) {
-        let named =
-            NamedDevice::list(&devices.to_string_lossy()).map_err(|e| ExecError::Device(e.to_string()))?;
-        match tree::tree(&named) {
-            Ok(tree) => {
-                let others = std::env::var_os(PRELOAD).filter(|others| !others.is_empty());
-                let all = [Some(paths.into_os_string()), others].into_iter().flatten().collect::<Vec<_>>();
-                command.env(PATHS_VARIABLE, tree).env(PRELOAD, all.join(":".as_ref()));
-                if let Ok(folder) = program_link(&library, &own) {
-                    let path = std::env::var_os("PATH").unwrap_or_default();
-                    let folders = std::iter::once(folder).chain(std::env::split_paths(&path));
-                    let path = std::env::join_paths(folders).map_err(|e| ExecError::Device(e.to_string()))?;
-                    command.env("PATH", path);
-                }
-            }
-            Err(e) => {
-                eprintln!(
-                    "hca: the program finds no devices below /sys and /dev, where UCX looks for them: {e}"
-                );
-            }
-        }
+    if args.namespace {
+        namespace::enter()?;
+    }
+    if !args.no_paths {
+        show_files(&mut command, args, &devices, &library, &own)?;
     }
     command.args(arguments).env(LIBRARY_PATH, path).env(DEVICES_VARIABLE, devices);
     if args.explain {
         command.env(EXPLAIN_VARIABLE, "1");
     }
     Err(ExecError::Program { program: program.clone(), source: command.exec() })
+}
+
+/// Shows the program the files of its devices, and the command `rdma`.
+fn show_files(
+    command: &mut Command,
+    args: &ExecArgs,
+    devices: &OsStr,
+    library: &Path,
+    own: &Path,
+) -> Result<(), ExecError> {
+    let paths = tree::beside(library, PATHS_LIBRARY);
+    if paths.is_none() && !args.namespace {
+        return Ok(());
+    }
+    let named =
+        NamedDevice::list(&devices.to_string_lossy()).map_err(|e| ExecError::Device(e.to_string()))?;
+    let tree = match tree::tree(&named) {
+        Ok(tree) => tree,
+        Err(e) => {
+            eprintln!("hca: the program finds no devices below /sys and /dev, where UCX looks for them: {e}");
+            return Ok(());
+        }
+    };
+    command.env(PATHS_VARIABLE, &tree);
+    if let Ok(folder) = program_link(library, own) {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::iter::once(folder).chain(std::env::split_paths(&path));
+        let path = std::env::join_paths(folders).map_err(|e| ExecError::Device(e.to_string()))?;
+        command.env("PATH", path);
+    }
+    if args.namespace {
+        return Ok(namespace::show(&tree)?);
+    }
+    let others = std::env::var_os(PRELOAD).filter(|others| !others.is_empty());
+    let all = [paths.map(PathBuf::into_os_string), others].into_iter().flatten().collect::<Vec<_>>();
+    command.env(PRELOAD, all.join(":".as_ref()));
+    Ok(())
 }
 
 /// The list of devices: the one of the arguments, or of the environment, or the default one.

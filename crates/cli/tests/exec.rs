@@ -42,13 +42,46 @@ fn a_program_is_told_its_devices_and_finds_the_library_first() {
 #[test]
 fn programs_find_the_files_of_their_devices() {
     let show = "cd /sys/class/infiniband && ls && cat rxe0/ports/1/state rxe0/ports/1/gids/1 \
-        rxe0/ports/1/gid_attrs/types/1 && cat rxe0/node_guid && test -c /dev/infiniband/uverbs-rxe0 && echo there";
+        rxe0/ports/1/gid_attrs/types/1 && cat rxe0/node_guid && test -c /dev/infiniband/uverbs0 && echo there";
     let said = exec(&["--device", UDP, "--name", "rxe0", "sh", "-c", show]).output().unwrap();
     let said = text(&said);
     let lines: Vec<&str> = said.lines().collect();
     let gid = "0000:0000:0000:0000:0000:ffff:7f00:0001";
     assert_eq!(lines[..4], ["rxe0", "4: ACTIVE", gid, "RoCE v2"], "{said}");
     assert!(lines[4].len() == 19 && lines[5] == "there", "{said}");
+}
+
+/// What a shell under `hca exec` says, with two devices.
+fn shell(options: &[&str], script: &str) -> String {
+    let devices = "rxe0=udp://127.0.0.1?share=yes rxe1=udp://127.0.9.9";
+    let said = exec(&[options, &["sh", "-c", script]].concat()).env("HCA_DEVICES", devices).output().unwrap();
+    assert!(said.status.success(), "{script}: {}", text(&said));
+    text(&said)
+}
+/// Prints what programs read of the second device, whose address no other process can have.
+const SHOW_PORT: &str = "cd /sys/class/infiniband/rxe1/ports/1; cat state link_layer gids/1 gid_attrs/types/3 \
+    gid_attrs/ndevs/1 counters/port_rcv_data; cat /sys/class/infiniband_verbs/uverbs1/ibdev";
+const SHOWN_PORT: &str =
+    "4: ACTIVE\nEthernet\n0000:0000:0000:0000:0000:ffff:7f00:0909\nRoCE v2\nlo\n0\nrxe1\n";
+
+#[test]
+fn sixteen_processes_of_one_job_see_the_files_of_several_devices() {
+    let script = format!("for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do ({SHOW_PORT}) & done; wait");
+    let said = shell(&[], &script);
+    for line in SHOWN_PORT.lines() {
+        assert_eq!(said.lines().filter(|said| *said == line).count(), 16, "{line}: {said}");
+    }
+    let without = "ls /sys/class/infiniband/rxe0 2>/dev/null || echo $HCA_PATHS-$LD_PRELOAD-";
+    assert_eq!(shell(&["--no-paths"], without), "--\n");
+}
+
+#[test]
+#[ignore = "needs root: a namespace of its own"]
+fn a_namespace_shows_the_files_without_a_preloaded_library() {
+    let script =
+        format!("test -c /dev/null && test -d /sys/class/net/lo && echo -$LD_PRELOAD- && {SHOW_PORT}");
+    assert_eq!(shell(&["--namespace"], &script), format!("--\n{SHOWN_PORT}"));
+    assert!(shell(&["--namespace"], "rdma link").contains("link rxe1/1 state ACTIVE"));
 }
 
 #[test]

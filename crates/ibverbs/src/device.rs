@@ -31,9 +31,8 @@ pub(crate) struct NamedDevice {
 
 /// The addresses of all devices, which exist until the process ends; an error is told once.
 static DEVICES: LazyLock<Result<Vec<usize>, Errno>> = LazyLock::new(|| match hca::named_devices() {
-    Ok(devices) => Ok(devices
-        .into_iter()
-        .map(|device| Box::into_raw(Box::new(NamedDevice::new(device))) as usize)
+    Ok(devices) => Ok((devices.into_iter().enumerate())
+        .map(|(place, device)| Box::into_raw(Box::new(NamedDevice::new(place, device))) as usize)
         .collect()),
     Err(e) => {
         eprintln!("hca: {e}");
@@ -47,7 +46,7 @@ pub(crate) fn named_devices() -> Result<&'static [usize], Errno> {
 }
 
 impl NamedDevice {
-    fn new(device: hca::NamedDevice) -> Self {
+    fn new(place: usize, device: hca::NamedDevice) -> Self {
         const NODE_CA: c_int = 1;
         const TRANSPORT_IB: c_int = 0;
         let guid = device.node_guid();
@@ -62,8 +61,8 @@ impl NamedDevice {
             ibdev_path: [0; 256],
         };
         put(&mut c.name, &name);
-        put(&mut c.dev_name, &format!("uverbs-{name}"));
-        put(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/uverbs-{name}"));
+        put(&mut c.dev_name, &format!("uverbs{place}"));
+        put(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{place}"));
         put(&mut c.ibdev_path, &format!("/sys/class/infiniband/{name}"));
         Self { c, name, url, guid }
     }

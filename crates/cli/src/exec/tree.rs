@@ -7,17 +7,21 @@
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use hca::hca_core::{GidType, LinkLayer};
+use hca::hca_core::{GidEntry, GidType, LinkLayer, LinkSpeed};
 use hca::{NamedDevice, Target, open_exactly};
+use hca_fabric::{address_in, address_of};
 
 /// A file's path below the root, and its contents. A device file, which programs look for and do not use, has none: it is
 /// a link to a character device that everybody may open.
 type File = (String, Option<String>);
 /// The file behind device files.
 const DEVICE_FILE: &str = "/dev/null";
+/// The number of that device.
+const DEVICE_NUMBER: &str = "1:3";
 
 /// Counters of ports, which are not counted here.
 const COUNTERS: [&str; 10] = [
@@ -45,7 +49,7 @@ pub(super) fn tree(devices: &[NamedDevice]) -> io::Result<PathBuf> {
         ("sys/class/infiniband_cm/abi_version".to_owned(), Some("5\n".to_owned())),
         ("dev/infiniband/rdma_cm".to_owned(), None),
     ];
-    devices.iter().for_each(|device| add(&mut files, device));
+    devices.iter().enumerate().for_each(|(place, device)| add(&mut files, place, device));
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
     let own = own_folder()?;
@@ -86,16 +90,65 @@ fn own_folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
+/// What the files tell of a port.
+struct Port {
+    is_up: bool,
+    link_layer: LinkLayer,
+    link: Option<LinkSpeed>,
+    gids: Vec<GidEntry>,
+}
+
+impl Port {
+    /// The port of a device. A device that only one process can have is not opened: a program of another `hca exec` may
+    /// be about to open it. Nor is an adapter behind vfio, which that would reset.
+    fn of(device: &NamedDevice) -> Self {
+        let mut url = device.url.clone();
+        url.options.capture = None;
+        let ip = match &url.target {
+            Target::Auto(ip) | Target::Udp(ip) | Target::Uring(ip) => *ip,
+            _ => None,
+        };
+        let of_interface = || url.options.interface.as_deref().and_then(|name| address_of(name).ok());
+        let of_prefix = || url.options.prefix.and_then(|prefix| address_in(prefix).ok()).map(|(ip, _)| ip);
+        let is_raw = matches!(url.target, Target::Raw { .. });
+        let ip = ip.or_else(of_interface).or_else(of_prefix).filter(|_| !is_raw);
+        let is_function = matches!(url.target, Target::Vfio { .. } | Target::VfioUser { .. });
+        let is_shared = url.options.share.is_some_and(|processes| processes > 0);
+        let unknown = Self { is_up: true, link_layer: LinkLayer::Ethernet, link: None, gids: Vec::new() };
+        if is_function {
+            return unknown;
+        }
+        if let Some(ip) = ip.filter(|_| !is_shared) {
+            let interface = url.options.interface.clone().or_else(|| interface_of(ip));
+            let gids = GidEntry::of_port(ip.into(), GidType::RoceV2, interface.as_deref());
+            return Self { gids, ..unknown };
+        }
+        let Ok(opened) = open_exactly(&url) else { return Self { is_up: false, ..unknown } };
+        let (port, gids) = (opened.device().port(), opened.device().gids());
+        Self { is_up: port.active, link_layer: port.link_layer, link: port.link, gids }
+    }
+}
+
+/// The interface that has an address.
+fn interface_of(ip: IpAddr) -> Option<String> {
+    if ip.is_loopback() {
+        return Some("lo".to_owned());
+    }
+    let names = fs::read_dir("/sys/class/net").ok()?.flatten();
+    let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.find(|name| address_of(name).is_ok_and(|address| address == ip))
+}
+
 /// Adds the files of a device. One that can't be opened now is shown with its port down.
-fn add(files: &mut Vec<File>, device: &NamedDevice) {
+fn add(files: &mut Vec<File>, place: usize, device: &NamedDevice) {
     let name = &device.name;
     let guid = device.node_guid();
     let guid =
         guid.chunks(2).map(|two| format!("{:02x}{:02x}", two[0], two[1])).collect::<Vec<_>>().join(":");
-    let verbs = format!("sys/class/infiniband_verbs/uverbs-{name}");
-    files.push((format!("dev/infiniband/uverbs-{name}"), None));
+    let verbs = format!("sys/class/infiniband_verbs/uverbs{place}");
+    files.push((format!("dev/infiniband/uverbs{place}"), None));
     files.extend(
-        [("ibdev", name.as_str()), ("abi_version", "1"), ("dev", "231:192")]
+        [("ibdev", name.as_str()), ("abi_version", "1"), ("dev", DEVICE_NUMBER)]
             .map(|(file, text)| (format!("{verbs}/{file}"), Some(format!("{text}\n")))),
     );
     let root = format!("sys/class/infiniband/{name}");
@@ -117,18 +170,9 @@ fn add(files: &mut Vec<File>, device: &NamedDevice) {
     ] {
         put(file, text);
     }
-    // An adapter behind vfio is not opened, which would reset it.
-    let is_function = matches!(device.url.target, Target::Vfio { .. } | Target::VfioUser { .. });
-    let mut url = device.url.clone();
-    url.options.capture = None;
-    let opened = if is_function { None } else { open_exactly(&url).ok() };
-    let port = opened.as_ref().map(|opened| opened.device().port());
-    let is_up = is_function || port.is_some();
-    let ib = port.as_ref().is_some_and(|port| port.link_layer == LinkLayer::InfiniBand);
-    let rate = port
-        .as_ref()
-        .and_then(|port| port.link)
-        .map_or_else(|| "100 Gb/sec (4X EDR)".to_owned(), |link| link.to_string());
+    let Port { is_up, link_layer, link, gids } = Port::of(device);
+    let ib = link_layer == LinkLayer::InfiniBand;
+    let rate = link.map_or_else(|| "100 Gb/sec (4X EDR)".to_owned(), |link| link.to_string());
     for (file, text) in [
         ("state", if is_up { "4: ACTIVE" } else { "1: DOWN" }),
         ("phys_state", if is_up { "5: LinkUp" } else { "3: Disabled" }),
@@ -146,7 +190,6 @@ fn add(files: &mut Vec<File>, device: &NamedDevice) {
     for counter in COUNTERS {
         put(&format!("ports/1/counters/{counter}"), "0");
     }
-    let gids = opened.as_ref().map(|opened| opened.device().gids()).unwrap_or_default();
     for index in 0..GIDS {
         let entry = gids.iter().find(|entry| entry.index == index);
         let gid = entry.map_or([0; 16], |entry| entry.gid.0);
