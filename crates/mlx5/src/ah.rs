@@ -46,12 +46,13 @@ impl Ahs {
         av: &AddressVector,
     ) -> Result<AhHandle, DeviceError> {
         let address = hca.path(av)?.address();
-        let pdn = hca.pds.acquire(pd)?;
-        let mut control = self.control();
-        let (index, generation) = control.insert(pd).inspect_err(|_| hca.pds.release(pd))?;
-        let handle = AhHandle { index, generation };
-        self.addresses.set(handle, pdn, &address);
-        Ok(handle)
+        hca.pds.hold(pd, |pdn| {
+            let mut control = self.control();
+            let (index, generation) = control.insert(pd)?;
+            let handle = AhHandle { index, generation };
+            self.addresses.set(handle, pdn, &address);
+            Ok(handle)
+        })
     }
     pub(crate) fn destroy(&self, hca: &Arc<Hca>, ah: AhHandle) -> Result<(), DeviceError> {
         let mut control = self.control();

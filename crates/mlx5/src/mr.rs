@@ -115,16 +115,12 @@ impl Mrs {
         }
         let pages = Pages::of(bus, init.len as u64, init.iova, within)?;
         let tag = self.tag.fetch_add(1, Ordering::Relaxed) & 0xff;
-        let pdn = hca.pds.acquire(pd)?;
-        let context = context(init.access, (init.iova, init.len as u64), pdn, tag, &pages);
-        let (input, list) = pages.command(context);
-        match hca.exec_with(&input, &list, &mut []) {
-            Ok(out) => Ok((out.get(CreateMkeyOut::MKEY_INDEX), tag)),
-            Err(e) => {
-                hca.pds.release(pd);
-                Err(e.into())
-            }
-        }
+        hca.pds.hold(pd, |pdn| {
+            let context = context(init.access, (init.iova, init.len as u64), pdn, tag, &pages);
+            let (input, list) = pages.command(context);
+            let out = hca.exec_with(&input, &list, &mut [])?;
+            Ok((out.get(CreateMkeyOut::MKEY_INDEX), tag))
+        })
     }
 
     /// Takes a region's keys back.

@@ -58,11 +58,19 @@ impl Pds {
     }
 
     /// The number on the adapter, for an object that will belong to it: [`release`](Self::release) takes that back.
-    pub(crate) fn acquire(&self, pd: PdHandle) -> Result<u32, DeviceError> {
+    fn acquire(&self, pd: PdHandle) -> Result<u32, DeviceError> {
         let mut table = self.table();
         let found = table.find_mut(pd.index, pd.generation)?;
         found.users += 1;
         Ok(found.pdn)
+    }
+    /// Makes an object that belongs to it, by its number on the adapter.
+    pub(crate) fn hold<T>(
+        &self,
+        pd: PdHandle,
+        make: impl FnOnce(u32) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        make(self.acquire(pd)?).inspect_err(|_| self.release(pd))
     }
     /// An object of it is gone.
     pub(crate) fn release(&self, pd: PdHandle) {

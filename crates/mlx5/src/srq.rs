@@ -230,12 +230,7 @@ impl Srqs {
         in_range("max_sge", init.max_sge, 0, max_sge(&hca.caps))?;
         hca.check_alive()?;
         self.table().check_room()?;
-        let pdn = hca.pds.acquire(pd)?;
-        let made = self.make(hca, pd, pdn, init);
-        if made.is_err() {
-            hca.pds.release(pd);
-        }
-        made
+        hca.pds.hold(pd, |pdn| self.make(hca, pd, pdn, init))
     }
 
     fn make(

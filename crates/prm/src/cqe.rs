@@ -61,8 +61,6 @@ layout! {
 
     /// A completion queue entry of a failed request: a [`Cqe64`] with other fields in these places.
     pub struct ErrCqe: 0x40 {
-        /// The shared receive queue, or `USER_INDEX`.
-        SRQN_USER_INDEX: 0x20 [23:0],
         /// More about the fault, of the firmware.
         VENDOR_ERR_SYND: 0x34 [15:8],
         /// What failed: a [`CqeSyndrome`] code.
@@ -75,8 +73,6 @@ layout! {
         WQE_COUNTER: 0x3c [31:16],
         /// [`CqeOpcode::ReqErr`] or [`CqeOpcode::RespErr`].
         OPCODE: 0x3c [7:4],
-        /// Changes from round to round.
-        OWNER: 0x3c [0],
     }
 }
 

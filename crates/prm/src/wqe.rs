@@ -33,8 +33,6 @@ layout! {
 
     /// Control segment: the operation of a send queue's entry. Its first 8 bytes are also written to the doorbell page.
     pub struct CtrlSeg: 0x10 {
-        /// A variant of the operation.
-        OPC_MOD: 0x00 [31:24],
         /// The entry's first block, counted without end.
         WQE_INDEX: 0x00 [23:8],
         /// The operation: a [`WqeOpcode`] code.
@@ -359,7 +357,6 @@ mod tests {
     #[test]
     fn every_field_of_a_control_segment_has_its_bits() {
         let seen = [
-            ones!(CtrlSeg, OPC_MOD),
             ones!(CtrlSeg, WQE_INDEX),
             ones!(CtrlSeg, OPCODE),
             ones!(CtrlSeg, QP_OR_SQ),
@@ -370,8 +367,7 @@ mod tests {
             CtrlSeg::new().with(CtrlSeg::SE, true).as_bytes().to_vec(),
             ones!(CtrlSeg, IMM),
         ];
-        let wanted: [(usize, &[u8]); 10] = [
-            (0, &[0xff]),
+        let wanted: [(usize, &[u8]); 9] = [
             (1, &[0xff, 0xff]),
             (3, &[0xff]),
             (4, &[0xff, 0xff, 0xff]),

@@ -173,12 +173,7 @@ impl Qps {
         in_range("max_inline", cap.max_inline, 0, max_inline(caps))?;
         hca.check_alive()?;
         self.table().check_room()?;
-        let pdn = hca.pds.acquire(pd)?;
-        let made = self.make(hca, pd, pdn, init);
-        if made.is_err() {
-            hca.pds.release(pd);
-        }
-        made
+        hca.pds.hold(pd, |pdn| self.make(hca, pd, pdn, init))
     }
 
     fn make(&self, hca: &Arc<Hca>, pd: PdHandle, pdn: u32, init: &QpInit) -> Result<QpPorts, DeviceError> {

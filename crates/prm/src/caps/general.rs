@@ -29,8 +29,6 @@ layout! {
         LOG_MAX_EQ: 0x1c [3:0],
         /// Bytes of a region.
         LOG_MAX_MRW_SZ: 0x20 [22:16],
-        /// Entries of an indirect key.
-        LOG_MAX_KLM_LIST_SIZE: 0x20 [5:0],
         /// READs and atomics under way of a queue pair.
         LOG_MAX_RA_REQ_QP: 0x28 [21:16],
         /// READs and atomics of a peer on a queue pair.
@@ -65,8 +63,6 @@ layout! {
         CQE_VERSION: 0x3c [3:0],
         /// Work requests cannot change the page size.
         UMR_MODIFY_ENTITY_SIZE_DISABLED: 0x40 [24],
-        /// Work requests cannot change the right to atomics.
-        UMR_MODIFY_ATOMIC_DISABLED: 0x40 [23],
         /// Work requests cannot change indirect keys.
         UMR_INDIRECT_MKEY_DISABLED: 0x40 [22],
         /// Which signatures of commands are checked: none (0), as at the start (1), all (3).
@@ -93,8 +89,6 @@ layout! {
         UAR_4K: 0x48 [31],
         /// Doorbell pages in BAR 0, as a power of two of MiB.
         UAR_SZ: 0x48 [21:16],
-        /// The driver's own context may register user memory.
-        UMEM_UID_0: 0x48 [13],
         /// Bytes of the smallest page.
         LOG_PG_SZ: 0x48 [7:0],
         /// Data may be written to the doorbell (BlueFlame).

@@ -17,8 +17,6 @@ layout! {
         ST: 0x00 [23:16],
         /// Path migration: a [`PathMigration`] code.
         PM_STATE: 0x00 [12:11],
-        /// Work of the host's that the adapter does: tag matching is 1, storage targets 2.
-        OFFLOAD_TYPE: 0x00 [7:4],
         /// The protection domain.
         PD: 0x04 [23:0],
         /// Payload of a packet: an [`MtuCode`](crate::MtuCode).

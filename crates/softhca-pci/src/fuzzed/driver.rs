@@ -1,5 +1,9 @@
 //! The client that a fuzzer plays: it gives commands, creates objects and uses them as a driver does, except for the
 //! deviations that the input chooses.
+//!
+//! It shares the layout of slots and requests with the driver of the [`bed`](crate::bed), and is no variant of that: the
+//! input chooses each size, number and address that it writes, each of its commands may fail, and its memory overlaps
+//! and may go at any time.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

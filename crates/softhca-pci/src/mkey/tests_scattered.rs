@@ -41,10 +41,7 @@ impl Key {
         }
     }
     fn seg(&self, at: u64, len: u64) -> DataSeg {
-        DataSeg::new()
-            .with(DataSeg::LKEY, self.key)
-            .with(DataSeg::ADDR, START + at)
-            .with(DataSeg::BYTE_COUNT, len as u32)
+        DataSeg::pointer(len as u32, self.key, START + at)
     }
     fn remote(&self, at: u64) -> RaddrSeg {
         RaddrSeg::new().with(RaddrSeg::RADDR, START + at).with(RaddrSeg::RKEY, self.key)
@@ -112,68 +109,50 @@ fn the_ends_of_a_key_of_scattered_pages_are_its_ends() {
     }
 }
 
-#[test]
-fn half_a_gibibyte_of_scattered_pages_takes_no_mappings_and_its_range_takes_it_along() {
-    const PAGES: u64 = 128 << 10;
+/// Pages of half a gibibyte.
+const PAGES: u64 = 128 << 10;
+
+/// A key of half a gibibyte, whose pages lie in the other order in memory. Its file is mapped in pieces of so many pages,
+/// in this order or the other one; a part that goes takes the key along, and no other one.
+fn half_a_gibibyte(piece: u64, forwards: bool, part: u64) {
     let mut p = Pair::new(QpShape::default());
     let End { client, .. } = &mut p.a;
     // As one of eight functions.
     client.function.set_part(crate::guest::Part::of(8, 16 << 30));
-    let more = BASE + LEN;
-    let file = sealed(PAGES * PAGE);
-    let copy = file.try_clone().unwrap().into();
-    client.function.dma_map(more, PAGES * PAGE, (true, true), Some((copy, 0))).unwrap();
-    let pages: Vec<u64> = (0..PAGES).rev().map(|n| more + n * PAGE).collect();
-    let context = |context| context;
-    let key = client.try_mr(&pages, more, PAGES * PAGE, context).unwrap();
+    let (more, file) = (BASE + LEN, sealed(PAGES * PAGE));
+    for page in (0..PAGES).step_by(piece as usize) {
+        let copy = file.try_clone().unwrap().into();
+        let offset = if forwards { page } else { PAGES - piece - page } * PAGE;
+        client
+            .function
+            .dma_map(more + page * PAGE, piece * PAGE, (true, true), Some((copy, offset)))
+            .unwrap();
+    }
+    let pages = (0..PAGES).map(|n| more + if forwards { PAGES - 1 - n } else { n } * PAGE);
+    let key = client.try_mr(&pages.collect::<Vec<_>>(), more, PAGES * PAGE, |context| context).unwrap();
     let beside = client.mr(PAGE);
-    let seg = DataSeg::new()
-        .with(DataSeg::LKEY, key)
-        .with(DataSeg::ADDR, more + PAGE - 4)
-        .with(DataSeg::BYTE_COUNT, 8);
+    let seg = DataSeg::pointer(8, key, more + PAGE - 4);
     file.write_all_at(b"last", PAGES * PAGE - 4).unwrap();
     file.write_all_at(b"next", (PAGES - 2) * PAGE).unwrap();
     let to = p.b.mr.remote(0);
     let write = |seg| Wqe::new(WqeOpcode::RdmaWrite).to(to).seg(seg);
     assert_eq!(done(&mut p, &write(seg)), CqeOpcode::Req);
     assert_eq!(p.b.bytes(0, 8), b"lastnext");
-    p.a.client.function.dma_unmap(more, PAGES * PAGE).unwrap();
+    p.a.client.function.dma_unmap(more + part * PAGE, piece * PAGE).unwrap();
     assert_eq!(done(&mut p, &write(beside.seg(0, 8))), CqeOpcode::Req, "other keys stay");
     p.a.post(&write(seg));
     assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
 }
 
 #[test]
+fn half_a_gibibyte_of_scattered_pages_takes_no_mappings_and_its_range_takes_it_along() {
+    half_a_gibibyte(PAGES, true, 0);
+}
+
+/// As an IOMMU has them: side by side for the function.
+#[test]
 fn half_a_gibibyte_that_is_mapped_page_by_page_is_one_key_and_any_page_that_goes_takes_it_along() {
-    const PAGES: u64 = 128 << 10;
-    let mut p = Pair::new(QpShape::default());
-    let End { client, .. } = &mut p.a;
-    client.function.set_part(crate::guest::Part::of(8, 16 << 30));
-    let more = BASE + LEN;
-    let file = sealed(PAGES * PAGE);
-    for page in 0..PAGES {
-        // As an IOMMU has them: side by side for the function, in the other order in memory.
-        let copy = file.try_clone().unwrap().into();
-        let (iova, offset) = (more + page * PAGE, (PAGES - 1 - page) * PAGE);
-        client.function.dma_map(iova, PAGE, (true, true), Some((copy, offset))).unwrap();
-    }
-    let pages: Vec<u64> = (0..PAGES).map(|n| more + n * PAGE).collect();
-    let key = client.try_mr(&pages, more, PAGES * PAGE, |context| context).unwrap();
-    let beside = client.mr(PAGE);
-    let seg = DataSeg::new()
-        .with(DataSeg::LKEY, key)
-        .with(DataSeg::ADDR, more + PAGE - 4)
-        .with(DataSeg::BYTE_COUNT, 8);
-    file.write_all_at(b"last", PAGES * PAGE - 4).unwrap();
-    file.write_all_at(b"next", (PAGES - 2) * PAGE).unwrap();
-    let to = p.b.mr.remote(0);
-    let write = |seg| Wqe::new(WqeOpcode::RdmaWrite).to(to).seg(seg);
-    assert_eq!(done(&mut p, &write(seg)), CqeOpcode::Req);
-    assert_eq!(p.b.bytes(0, 8), b"lastnext");
-    p.a.client.function.dma_unmap(more + 70_000 * PAGE, PAGE).unwrap();
-    assert_eq!(done(&mut p, &write(beside.seg(0, 8))), CqeOpcode::Req, "other keys stay");
-    p.a.post(&write(seg));
-    assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
+    half_a_gibibyte(1, false, 70_000);
 }
 
 /// A client with as many pages as are looked up in five looks, in a range of their own, and the command that makes a key of

@@ -7,7 +7,7 @@ use hca_prm::command::vport::{RoceAddr, SetRoceAddressIn};
 use hca_prm::register::Pmtu;
 use hca_prm::{Cqe64, CqeOpcode, CqeSyndrome, Opcode, ServiceType, UdAdrsVector, WqeOpcode};
 
-use crate::bed::{Client, End, Pair, QpShape, Server, Wqe};
+use crate::bed::{Client, Pair, QpShape, Wqe};
 use crate::command::Output;
 use crate::function::PortKind;
 use crate::port::link::Wire;
@@ -29,13 +29,7 @@ pub(crate) fn ethernet(client: &mut Client, addresses: &[(u32, Gid)]) {
 }
 
 fn datagrams() -> Pair {
-    let server = Server::new();
-    let shape = QpShape { st: ServiceType::Ud, ..QpShape::default() };
-    let (mut a, mut b) = (End::new(&server, 0, shape), End::new(&server, 1, shape));
-    let gid = server.gid();
-    a.client.connect(&a.qp, gid, 0);
-    b.client.connect(&b.qp, gid, 0);
-    Pair { server, a, b }
+    Pair::new(QpShape { st: ServiceType::Ud, ..QpShape::default() })
 }
 
 /// How a datagram is addressed.

@@ -19,7 +19,7 @@ use crate::function::Function;
 use crate::objects::{Objects, Raised, gone, status};
 
 /// Shared receive queues that are read in one look for targets of domains that have more of them.
-pub(crate) const QUEUES_A_LOOK: usize = if cfg!(test) { 4 } else { 64 };
+pub(crate) const QUEUES_A_LOOK: usize = if cfg!(any(test, fuzzing)) { 4 } else { 64 };
 
 /// A domain of extended connections.
 pub(crate) struct Domain {
