@@ -36,6 +36,10 @@ impl<'a> Message<'a> {
     pub fn data(&self) -> &'a [u8] {
         self.body.payload()
     }
+    /// Whether it is a medium message, which may have a payload of no bytes.
+    pub fn is_medium(&self) -> bool {
+        matches!(self.body, Body::Medium(_))
+    }
     /// The bytes of the endpoint's segment that a bulk message has written.
     pub fn range(&self) -> Option<Range<usize>> {
         match self.body {

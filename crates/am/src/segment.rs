@@ -67,6 +67,10 @@ impl Segment {
         self.read_at(range.start, &mut out);
         out
     }
+    /// The address of the first byte in this process.
+    pub fn addr(&self) -> u64 {
+        self.remote().addr
+    }
     pub(crate) fn remote(&self) -> Remote {
         match &self.0 {
             Place::Verbs(mr) => {

@@ -174,8 +174,14 @@ fn processes_that_differ_in_a_size_are_told() {
 #[test]
 fn a_process_that_is_gone_ends_the_collectives_of_the_others() {
     type Collective = fn(&mut Process) -> Result<(), Error>;
-    let collectives: [Collective; 4] = [
+    let collectives: [Collective; 6] = [
         Process::barrier,
+        |process| process.spread::<u64>(1).map(drop),
+        // The sum comes to the root from the process that is gone; no other process waits for that one.
+        |process| {
+            let root = process.rank();
+            process.reduce(root, &mut [1_u64], |a, b| a + b)
+        },
         |process| process.all_reduce(&mut [1_u64], |a, b| a + b),
         |process| process.broadcast(2, &mut [1_u64]),
         Process::all_store_sync,

@@ -1,0 +1,21 @@
+//! libam: Active Messages II for programs in C, over [`hca::am`].
+//!
+//! C programs include `include/am.h` and link with `libam.so`. Programs in Rust use [`hca::am`] itself.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `border` | the border to C: pointers, handlers, tokens, panics |
+//! | `objects` | the device, bundles and endpoints by their handles |
+//! | `endpoint` | bundles and endpoints: segments, tags, translations, handlers, events |
+//! | `message` | requests, replies, and what a handler learns of its message |
+#![deny(unsafe_code)]
+#![allow(non_snake_case)] // the functions have the names of the header
+
+mod border;
+mod endpoint;
+mod message;
+mod objects;
+
+#[cfg(doc)]
+#[doc = include_str!("../DESIGN.md")]
+pub mod design {}

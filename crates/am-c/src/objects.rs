@@ -1,0 +1,96 @@
+//! The device, bundles and endpoints. A handle is a number that is given once, so that a stale one names nothing.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use hca::Context;
+use hca::am::{Bundle, EndpointId, Parallel, Way};
+
+use crate::border::{Code, Result};
+
+/// An endpoint of a bundle.
+#[derive(Clone, Copy)]
+pub(crate) struct Endpoint {
+    pub(crate) bundle: usize,
+    pub(crate) id: EndpointId,
+    pub(crate) mask: i32,
+}
+
+/// What a program has.
+#[derive(Default)]
+pub(crate) struct Objects {
+    /// Calls of AM_Init that no AM_Terminate has ended.
+    inits: usize,
+    /// The device's name and the way, as AM_SetDevice sets them.
+    pub(crate) device: Option<(String, Way)>,
+    context: Option<Context>,
+    pub(crate) bundles: HashMap<usize, Parallel>,
+    pub(crate) endpoints: HashMap<usize, Endpoint>,
+    last: usize,
+}
+
+static OBJECTS: LazyLock<Mutex<Objects>> = LazyLock::new(Mutex::default);
+
+/// The objects of the process. No bundle is used under this lock.
+pub(crate) fn objects() -> MutexGuard<'static, Objects> {
+    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Objects {
+    pub(crate) fn handle(&mut self) -> usize {
+        self.last += 1;
+        self.last
+    }
+    pub(crate) fn is_open(&self) -> bool {
+        self.inits > 0
+    }
+    pub(crate) fn init(&mut self) -> Result {
+        if self.context.is_none() {
+            let name = self.device.as_ref().map_or("auto://", |(name, _)| name);
+            let opened = hca::open(name).inspect_err(|error| eprintln!("am: {error}"));
+            self.context = Some(opened.map_err(|_| Code::Resource)?);
+        }
+        self.inits += 1;
+        Ok(())
+    }
+    /// Ends an AM_Init. Returns the bundles, which are freed without the lock.
+    pub(crate) fn terminate(&mut self) -> Result<Vec<Parallel>> {
+        self.inits = self.inits.checked_sub(1).ok_or(Code::NotInit)?;
+        if self.inits > 0 {
+            return Ok(Vec::new());
+        }
+        self.context = None;
+        self.endpoints.clear();
+        Ok(self.bundles.drain().map(|(_, bundle)| bundle).collect())
+    }
+    /// The device, and the way of its bundles.
+    pub(crate) fn context(&self) -> Result<(Context, Way)> {
+        let way = self.device.as_ref().map_or(Way::Verbs, |(_, way)| *way);
+        Ok((self.context.clone().ok_or(Code::NotInit)?, way))
+    }
+}
+
+/// The bundle of a handle.
+pub(crate) fn bundle(handle: usize) -> Result<Parallel> {
+    let objects = objects();
+    if !objects.is_open() {
+        return Err(Code::NotInit);
+    }
+    objects.bundles.get(&handle).cloned().ok_or(Code::BadArg)
+}
+/// The endpoint of a handle.
+pub(crate) fn endpoint(handle: usize) -> Result<Endpoint> {
+    let objects = objects();
+    if !objects.is_open() {
+        return Err(Code::NotInit);
+    }
+    objects.endpoints.get(&handle).copied().ok_or(Code::BadArg)
+}
+/// Uses an endpoint and its bundle.
+pub(crate) fn with<T>(
+    handle: usize,
+    call: impl FnOnce(&mut Bundle, EndpointId) -> std::result::Result<T, hca::am::Error>,
+) -> Result<T> {
+    let endpoint = endpoint(handle)?;
+    Ok(bundle(endpoint.bundle)?.with(|bundle| call(bundle, endpoint.id))?)
+}
