@@ -39,6 +39,8 @@ struct Side {
     sends: Vec<Descriptor>,
     next: usize,
     posted: usize,
+    /// Receive descriptors that are posted again behind the next send.
+    idle: Vec<Descriptor>,
     _device: Opened,
 }
 
@@ -69,7 +71,7 @@ impl Side {
                 sends.push(descriptor);
             }
         }
-        Ok(Self { vi, memory, sends, next: 0, posted: 0, _device: device })
+        Ok(Self { vi, memory, sends, next: 0, posted: 0, idle: Vec::new(), _device: device })
     }
     fn send(&mut self) -> Result<(), Failure> {
         while self.posted >= WINDOW {
@@ -80,6 +82,9 @@ impl Side {
         }
         self.vi.post_send(&self.sends[self.next])?;
         (self.next, self.posted) = ((self.next + 1) % SLOTS, self.posted + 1);
+        for descriptor in self.idle.drain(..) {
+            self.vi.post_recv(&descriptor)?;
+        }
         Ok(())
     }
     /// Takes a message, if one has come. Returns its first byte.
@@ -89,7 +94,7 @@ impl Side {
         let offset = (done.descriptor.addr() - self.memory.addr()) as usize;
         let mut first = [0];
         self.memory.read_at(offset + SLOT_BYTES / 2, &mut first);
-        self.vi.post_recv(&done.descriptor)?;
+        self.idle.push(done.descriptor);
         Ok(Some(first[0]))
     }
 }

@@ -16,6 +16,8 @@ use crate::{Control, Descriptor, Done, Error, ErrorKind, Op, Ptag, Reliability, 
 
 /// The most segments of a descriptor, whatever the device can.
 pub(crate) const MAX_SEGMENTS: usize = 30;
+/// Segments that are read without room for the most.
+const FEW_SEGMENTS: usize = 2;
 /// Payloads of up to so many bytes are copied into the request.
 pub(crate) const MAX_INLINE: usize = 64;
 
@@ -167,8 +169,16 @@ impl WorkQueue {
         let sent = if self.broken || state == ViState::Error {
             Err(Status::FLUSHED_ERROR)
         } else {
-            let mut room = [Segment::default(); MAX_SEGMENTS + 1];
-            let segments = descriptor.segments(control.segment_count.into(), &mut room);
+            let (mut few, mut many);
+            // Most descriptors have one segment, or an address segment and one.
+            let room: &mut [Segment] = if usize::from(control.segment_count) <= FEW_SEGMENTS {
+                few = [Segment::default(); FEW_SEGMENTS];
+                &mut few
+            } else {
+                many = [Segment::default(); MAX_SEGMENTS + 1];
+                &mut many
+            };
+            let segments = descriptor.segments(control.segment_count.into(), room);
             segments
                 .ok_or(Status::FORMAT_ERROR)
                 .and_then(|segments| self.check(&control, bits, segments))
