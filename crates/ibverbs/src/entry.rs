@@ -11,7 +11,7 @@
 #![allow(unsafe_code)]
 
 use core::ffi::{c_char, c_int};
-use core::mem::offset_of;
+use core::mem::{MaybeUninit, offset_of};
 use core::ptr::null_mut;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -198,6 +198,7 @@ impl<T> In<T> {
         Ok(())
     }
     /// Stores the elements of a list of results, of which the program has room for `room`.
+    #[inline]
     pub(crate) fn set_at(self, index: usize, room: usize, value: T) -> Result<(), Errno> {
         if self.0.is_null() || index >= room {
             return Err(INVALID);
@@ -280,6 +281,29 @@ pub(crate) fn stat(fd: c_int) -> Result<rustix::fs::Stat, Errno> {
 pub(crate) fn copy_inline(entry: &Sge, to: &mut [u8]) {
     // SAFETY: (1): the program gives as many bytes at the address as `to` has.
     unsafe { core::ptr::copy_nonoverlapping(entry.addr as *const u8, to.as_mut_ptr(), to.len()) };
+}
+
+/// The bytes of a request's inline entries: those of a single entry where they lie, those of several gathered in `room`.
+/// `None` if they do not fit, or an entry has no address.
+#[inline]
+pub(crate) fn inline_bytes<'a>(list: &'a [Sge], room: &'a mut [MaybeUninit<u8>]) -> Option<&'a [u8]> {
+    if list.iter().any(|entry| entry.addr == 0 && entry.len > 0) {
+        return None;
+    }
+    if let [one] = list {
+        let first = if one.len == 0 { core::ptr::dangling() } else { one.addr as *const u8 };
+        // SAFETY: (1): the program gives as many bytes at the address, and no thread changes them during the call.
+        return Some(unsafe { core::slice::from_raw_parts(first, one.len as usize) });
+    }
+    let mut used = 0;
+    for entry in list {
+        let to = room.get_mut(used..used + entry.len as usize)?;
+        // SAFETY: (1): the program gives as many bytes at the address as `to` has room for.
+        unsafe { core::ptr::copy_nonoverlapping(entry.addr as *const u8, to.as_mut_ptr().cast(), to.len()) };
+        used += to.len();
+    }
+    // SAFETY: the first `used` bytes were written.
+    Some(unsafe { core::slice::from_raw_parts(room.as_ptr().cast(), used) })
 }
 
 /// A list of pointers that ends with null, for [`free_list`].

@@ -1,6 +1,7 @@
 //! Work requests: from lists of the program's to requests of the device.
 
 use core::ffi::c_int;
+use core::mem::MaybeUninit;
 
 use hca::hca_core::{
     Dest, Payload, PostErrorKind, Qkey, Qpn, RecvPort, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr,
@@ -24,28 +25,32 @@ const SIGNALED: u32 = 1 << 1;
 const SOLICITED: u32 = 1 << 2;
 pub(crate) const INLINE: u32 = 1 << 3;
 
-/// The operation of a request, by `enum ibv_wr_opcode`.
-fn operation(wr: &IbvSendWr) -> Result<SendOp, Errno> {
+/// Fills the operation of a request in, by `enum ibv_wr_opcode`, at the place where the device reads it: an enum that is
+/// returned is copied as a whole.
+#[inline(always)]
+fn fill_operation(op: &mut SendOp, wr: &IbvSendWr) -> Result<(), Errno> {
     let remote = RemoteAddr { addr: wr.addr_or_ah, rkey: Rkey::new(wr.second[0]) };
     let of_atomic = RemoteAddr { addr: wr.addr_or_ah, rkey: Rkey::new(wr.atomic_rkey) };
     let operand = u64::from(wr.second[1]) << 32 | u64::from(wr.second[0]);
     let imm = u32::from_be(wr.imm_or_rkey);
-    Ok(match wr.opcode {
-        0 => SendOp::Write(remote),
-        1 => SendOp::WriteImm(remote, imm),
-        2 => SendOp::Send,
-        3 => SendOp::SendImm(imm),
-        4 => SendOp::Read(remote),
-        5 => SendOp::CompareSwap { remote: of_atomic, compare: operand, swap: wr.swap },
-        6 => SendOp::FetchAdd { remote: of_atomic, add: operand },
-        7 => SendOp::LocalInv(Rkey::new(wr.imm_or_rkey)),
-        8 => bind_request(In::of(wr.bind_mw.mw.cast()), wr.bind_mw.rkey, &wr.bind_mw.bind_info)?,
-        9 => SendOp::SendInv(Rkey::new(wr.imm_or_rkey)),
+    match wr.opcode {
+        0 => *op = SendOp::Write(remote),
+        1 => *op = SendOp::WriteImm(remote, imm),
+        2 => *op = SendOp::Send,
+        3 => *op = SendOp::SendImm(imm),
+        4 => *op = SendOp::Read(remote),
+        5 => *op = SendOp::CompareSwap { remote: of_atomic, compare: operand, swap: wr.swap },
+        6 => *op = SendOp::FetchAdd { remote: of_atomic, add: operand },
+        7 => *op = SendOp::LocalInv(Rkey::new(wr.imm_or_rkey)),
+        8 => *op = bind_request(In::of(wr.bind_mw.mw.cast()), wr.bind_mw.rkey, &wr.bind_mw.bind_info)?,
+        9 => *op = SendOp::SendInv(Rkey::new(wr.imm_or_rkey)),
         _ => return Err(INVALID),
-    })
+    }
+    Ok(())
 }
 
 /// The options of a request, by the program's flags.
+#[inline(always)]
 pub(crate) fn flags(qp: &Qp, set: u32) -> Result<SendFlags, Errno> {
     if set & !(FENCE | SIGNALED | SOLICITED | INLINE) != 0 {
         return Err(INVALID);
@@ -93,7 +98,8 @@ impl Refused {
     }
 }
 
-/// Posts one request by `post`, with its inline bytes gathered on the stack.
+/// Posts one request by `post`, with the inline bytes of several entries gathered on the stack.
+#[inline(always)]
 fn send(
     qp: &Qp,
     wr: &IbvSendWr,
@@ -107,33 +113,36 @@ fn send(
     })
     .map_err(|refused| refused.errno(|| qp.name(), wr.wr_id))
 }
+#[inline(always)]
 fn prepare(
     qp: &Qp,
     wr: &IbvSendWr,
     post: impl FnOnce(&SendWr<'_>) -> Result<(), PostErrorKind>,
 ) -> Result<(), Refused> {
-    let (op, flags) = (operation(wr)?, flags(qp, wr.send_flags)?);
-    let list = if op.has_list() { sges(wr.sg_list, wr.num_sge)? } else { &[] };
-    let dest = if qp.is_datagram() {
+    let flags = flags(qp, wr.send_flags)?;
+    let mut request =
+        SendWr { wr_id: wr.wr_id, op: SendOp::Send, flags, payload: Payload::Sges(&[]), dest: None };
+    fill_operation(&mut request.op, wr)?;
+    if qp.is_datagram() {
         let ah = In::<Ah>::of(wr.addr_or_ah as usize as *mut Ah).get()?.handle;
-        Some(Dest::from(UdDest { ah, qpn: Qpn::new(wr.second[0]), qkey: Qkey::new(wr.second[1]) }))
-    } else {
-        qp.is_xrc().then(|| Dest::Srq(Srqn::new(wr.remote_srqn)))
-    };
-    let request = |payload| SendWr { wr_id: wr.wr_id, op, flags, payload, dest };
-    if wr.send_flags & INLINE == 0 || op.is_read_or_atomic() {
-        let mut room = Vec::new();
-        let list = qp.adapter.nulls.replace(list, op.is_read_or_atomic(), &mut room)?;
-        return Ok(post(&request(Payload::Sges(list)))?);
+        let (qpn, qkey) = (Qpn::new(wr.second[0]), Qkey::new(wr.second[1]));
+        request.dest = Some(Dest::from(UdDest { ah, qpn, qkey }));
+    } else if qp.is_xrc() {
+        request.dest = Some(Dest::Srq(Srqn::new(wr.remote_srqn)));
     }
-    let mut bytes = [0; MAX_INLINE];
-    let mut used = 0;
-    for entry in list {
-        let end = used + entry.len as usize;
-        entry::copy_inline(entry, bytes.get_mut(used..end).ok_or(INVALID)?);
-        used = end;
+    if !request.op.has_list() {
+        return Ok(post(&request)?);
     }
-    Ok(post(&request(Payload::Inline(&bytes[..used])))?)
+    let list = sges(wr.sg_list, wr.num_sge)?;
+    let is_read = request.op.is_read_or_atomic();
+    if wr.send_flags & INLINE != 0 && !is_read {
+        let mut bytes = [const { MaybeUninit::uninit() }; MAX_INLINE];
+        request.payload = Payload::Inline(entry::inline_bytes(list, &mut bytes).ok_or(INVALID)?);
+        return Ok(post(&request)?);
+    }
+    let mut room = Vec::new();
+    request.payload = Payload::Sges(qp.adapter.nulls.replace(list, is_read, &mut room)?);
+    Ok(post(&request)?)
 }
 
 pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> c_int {

@@ -225,6 +225,32 @@ fn lists_of_requests_are_taken_up_to_the_refused_one_and_inline_bytes_are_gather
     // SAFETY: a queue pair that exists.
     assert_eq!(found[1].qp_num, unsafe { (*pair.qps[1]).qp_num });
     assert_eq!(&memory[128..134], b"defabc");
+
+    // A single inline entry is read during the call.
+    let mut again = IbvRecvWr { wr_id: 3, next: null_mut(), sg_list: &raw mut into[0], num_sge: 1 };
+    let posted = call!(@ post_recv, (pair.qps[1], &raw mut again, &raw mut bad_recv) -> c_int);
+    assert_eq!(posted, 0);
+    let inline = |mut list: Vec<IbvSge>| {
+        let mut wr = send(13, null_mut(), 2, 2 | 8);
+        (wr.sg_list, wr.num_sge) = (list.as_mut_ptr(), list.len() as c_int);
+        let mut bad: *mut IbvSendWr = null_mut();
+        let posted = call!(@ slot(pair.context, 208), (pair.qps[0], &raw mut wr, &raw mut bad) -> c_int);
+        assert_eq!(bad.is_null(), posted == 0);
+        posted
+    };
+    let mut own = *b"inline";
+    assert_eq!(inline(vec![sge(mr, own.as_mut_ptr(), 6)]), 0);
+    own.fill(0);
+    for refused in [
+        vec![sge(mr, null_mut(), 6)],
+        vec![sge(mr, base, 256)],
+        vec![sge(mr, base, 3), sge(mr, null_mut(), 1)],
+        vec![sge(mr, base, 256); 5],
+    ] {
+        assert_eq!(inline(refused), libc::EINVAL);
+    }
+    assert_eq!(pair.completions(2).len(), 2);
+    assert_eq!(&memory[64..70], b"inline", "{own:?}");
     assert_eq!(call!(ibv_dereg_mr(mr) -> c_int), 0);
     pair.end();
 }
