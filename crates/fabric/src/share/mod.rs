@@ -374,10 +374,15 @@ fn make(sockets: &dyn Sockets, names: &Names, listener: OwnedFd, slots: u16) -> 
     let local = sockets.local();
     let io = |doing| move |e: Errno| OpenError::Io { doing, local, source: e.into() };
     let desk_mailbox = unix(SocketType::DGRAM).map_err(io("opening a UNIX socket"))?;
-    names
-        .of_desk()
-        .and_then(|name| bind(&desk_mailbox, &name))
-        .map_err(io("binding the name of a shared address's desk"))?;
+    let of_desk = names.of_desk().map_err(io("naming a shared address's desk"))?;
+    let until = WallTime::now() + JOIN_PATIENCE;
+    loop {
+        match bind(&desk_mailbox, &of_desk) {
+            // The processes before have freed the first name, and are about to free this one.
+            Err(Errno::ADDRINUSE) if WallTime::now() < until => std::thread::sleep(MOMENT),
+            bound => break bound.map_err(io("binding the name of a shared address's desk"))?,
+        }
+    }
     let made = sockets.make(slots)?;
     let mut key = [0; KEY_BYTES];
     let mut filled = 0;
@@ -554,5 +559,48 @@ fn serve(common: &Common, woken_by: &OwnedFd) {
             }
             std::thread::sleep(MOMENT);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sockets of an address of this test alone.
+    struct Own;
+
+    impl Sockets for Own {
+        fn local(&self) -> IpAddr {
+            [127, 0, 0, 1].into()
+        }
+        fn place(&self) -> String {
+            format!("test-{}", std::process::id())
+        }
+        fn make(&self, _: u16) -> Result<Vec<OwnedFd>, OpenError> {
+            Ok(Vec::new())
+        }
+        fn prove(&self, _: u8, _: &[OwnedFd]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_desk_of_processes_that_end_is_waited_for() {
+        let names = Names::of(&Own).unwrap();
+        let before = unix(SocketType::DGRAM).unwrap();
+        bind(&before, &names.of_desk().unwrap()).unwrap();
+        std::thread::scope(|s| {
+            let first = s.spawn(|| common(&Own, &names, 4));
+            // It has the first name, and so comes to the desk's.
+            let has_name = || {
+                let other = unix(SocketType::SEQPACKET).unwrap();
+                bind(&other, &names.of_all().unwrap()) == Err(Errno::ADDRINUSE)
+            };
+            while !has_name() && !first.is_finished() {
+                std::thread::yield_now();
+            }
+            drop(before);
+            assert!(first.join().unwrap().is_ok());
+        });
     }
 }
