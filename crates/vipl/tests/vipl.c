@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "vipl.h"
 
@@ -395,7 +396,10 @@ static void connections(struct side *a, struct side *b) {
     OK(VipSetViAttributes(b->vi, &other));
     /* Peers: whoever asks first is told later. */
     IS(VipConnectPeerDone(a->vi, &remote), VIP_INVALID_STATE);
-    OK(VipConnectPeerRequest(a->vi, &a->address, &b->address, 1));
+    /* Not b: a request that reaches b late would end that of b below. */
+    nobody = b->address;
+    nobody.HostAddress[nobody.HostAddressLen] ^= 1;
+    OK(VipConnectPeerRequest(a->vi, &a->address, &nobody, 1));
     IS(VipConnectPeerWait(a->vi, &remote), VIP_TIMEOUT);
     OK(VipConnectPeerRequest(a->vi, &a->address, &b->address, PATIENCE));
     IS(VipConnectPeerDone(a->vi, &remote), VIP_NOT_DONE);
@@ -537,7 +541,9 @@ int main(int argc, char **argv) {
         IS(VipCloseNic(both[i]->nic), VIP_ERROR_RESOURCE);
         OK(VipDeregisterMem(both[i]->nic, both[i]->memory, both[i]->handle));
         IS(VipCloseNic(both[i]->nic), VIP_ERROR_RESOURCE);
-        OK(VipDestroyPtag(both[i]->nic, both[i]->ptag));
+        /* The adapter's thread may be about to let go of the attributes of a connection that has ended. */
+        for (int ms = 0; ms < PATIENCE && VipDestroyPtag(both[i]->nic, both[i]->ptag) == VIP_ERROR_RESOURCE; ms++) usleep(1000);
+        IS(VipDestroyPtag(both[i]->nic, both[i]->ptag), VIP_INVALID_PTAG);
         OK(VipCloseNic(both[i]->nic));
         IS(VipCloseNic(both[i]->nic), VIP_INVALID_PARAMETER);
         free(both[i]->memory);
