@@ -15,7 +15,7 @@
 //! Invariants of the unsafe code:
 //!
 //! 1. A path is null or ends with a zero, as the functions of the C library demand of their callers.
-//! 2. [`Next`] has the address of the C library's function of the same name and so of the same type.
+//! 2. `Next` has the address of the C library's function of the same name and so of the same type.
 //! 3. The tree's name is set once, and its memory stays.
 //! 4. `errno` changes by the C library's function alone.
 #![allow(unsafe_code)]

@@ -160,6 +160,17 @@ pub(super) struct Core {
     queue: Option<CqHandle>,
     /// Wakes the thread.
     bell: Bell,
+    /// The last field: the sending half of the queue pair goes before it.
+    _until_gone: UntilGone,
+}
+
+/// Exists until both halves of a manager's queue pair are gone.
+pub(super) type UntilGone = Arc<()>;
+
+/// A manager that a device has, or had: its queue pair may outlive it.
+struct Known {
+    manager: Weak<Manager>,
+    queue_pair: Weak<()>,
 }
 
 thread_local! {
@@ -168,7 +179,7 @@ thread_local! {
 }
 
 /// The managers of this process, by their devices.
-static MANAGERS: PerProcess<Mutex<HashMap<usize, Weak<Manager>>>> = PerProcess::new();
+static MANAGERS: PerProcess<Mutex<HashMap<usize, Known>>> = PerProcess::new();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -180,10 +191,12 @@ impl Manager {
         // The manager holds the device, so no other device has the address meanwhile.
         let key = Arc::as_ptr(context.device()).cast::<()>() as usize;
         let mut managers = lock(MANAGERS.get());
-        if let Some(manager) = managers.get(&key).and_then(Weak::upgrade) {
+        if let Some(manager) = managers.get(&key).and_then(|known| known.manager.upgrade()) {
             return Ok(manager);
         }
-        // A manager that was let go just now may still have the queue pair.
+        // A manager that was let go just now may still have the queue pair. Those of other devices are not forgotten
+        // before theirs is gone.
+        managers.retain(|_, known| known.queue_pair.strong_count() > 0);
         let mut tries = if managers.contains_key(&key) { END_TRIES } else { 0 };
         let manager = loop {
             match Self::begin(context) {
@@ -194,8 +207,8 @@ impl Manager {
                 begun => break begun?,
             }
         };
-        managers.retain(|_, manager| manager.strong_count() > 0);
-        managers.insert(key, Arc::downgrade(&manager));
+        let queue_pair = Arc::downgrade(&manager.core._until_gone);
+        managers.insert(key, Known { manager: Arc::downgrade(&manager), queue_pair });
         Ok(manager)
     }
 
@@ -251,6 +264,7 @@ impl Manager {
         // A device that only the program's calls move would not run the manager while the program waits for it.
         let offload = context.device().offload().filter(|_| !context.device().needs_turns());
         let queue = offload.map(|_| cq.handle());
+        let until_gone = UntilGone::default();
         let core = Arc::new(Core {
             gid: port.gid,
             mtu: port.active_mtu,
@@ -260,8 +274,9 @@ impl Manager {
             alarm: Alarm::new(),
             queue,
             bell,
+            _until_gone: Arc::clone(&until_gone),
         });
-        let port = Port::new(pd, cq, sent, rq);
+        let port = Port::new(pd, cq, sent, rq, until_gone);
         let mut thread = None;
         if let (Some(offload), Some(queue)) = (offload, queue) {
             core.state.lock().port = Some(port);

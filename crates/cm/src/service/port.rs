@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hca_verbs::{Buf, CompletionQueue, Completions, Gid, Grh, Pd, RecvQueue, Ud, WaitError, Wcs};
 
-use super::manager::{Core, GENERAL_SERVICES};
+use super::manager::{Core, GENERAL_SERVICES, UntilGone};
 use crate::wire::MAD_BYTES;
 
 /// The receiving side of queue pair 1, and the completions of its sends.
@@ -16,6 +16,8 @@ pub(super) struct Port {
     left: Completions,
     inbox: Inbox,
     _pd: Pd,
+    /// The last field: the receiving half of the queue pair goes before it.
+    _until_gone: UntilGone,
 }
 
 /// Datagrams that have come, with their senders, and buffers to be posted again.
@@ -39,9 +41,15 @@ impl Inbox {
 }
 
 impl Port {
-    pub(super) fn new(pd: Pd, cq: CompletionQueue, sent: CompletionQueue, rq: RecvQueue<Ud>) -> Self {
+    pub(super) fn new(
+        pd: Pd,
+        cq: CompletionQueue,
+        sent: CompletionQueue,
+        rq: RecvQueue<Ud>,
+        until_gone: UntilGone,
+    ) -> Self {
         let (wcs, left) = (Completions::default(), Completions::default());
-        Self { cq, sent, rq, wcs, left, inbox: Inbox::default(), _pd: pd }
+        Self { cq, sent, rq, wcs, left, inbox: Inbox::default(), _pd: pd, _until_gone: until_gone }
     }
     /// Takes the datagrams that are there. Returns whether more may be.
     pub(super) fn poll(&mut self) -> bool {
