@@ -10,9 +10,9 @@ const BURST: usize = 256;
 pub struct LogP {
     /// The round trip of a short message.
     pub round_trip: f64,
-    /// What sending costs the processor.
+    /// The processor's time for sending a message.
     pub send: f64,
-    /// What receiving costs it.
+    /// The processor's time for receiving a message.
     pub receive: f64,
     /// The time between two messages of a long burst.
     pub gap: f64,
@@ -54,7 +54,7 @@ pub trait Bursts {
 /// Measures a layer.
 ///
 /// # Errors
-/// Those of the layer.
+/// A layer's own: its messages can't be sent, or its far side is gone.
 pub fn measure<B: Bursts>(layer: &mut B) -> Result<LogP, B::Error> {
     let round_trip = layer.round_trip_ns()?;
     // No answer is taken before the window is full: nothing but sending is paid.

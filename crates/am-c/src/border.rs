@@ -5,7 +5,7 @@
 //!    changes during the call. It need not be aligned. The types behind it are plain numbers.
 //! 2. A [`Handler`] is a function of the header's type that may be called by any thread until the process ends.
 //! 3. The token of a handler is the address of a [`Running`] on the stack of the call. [`CURRENT`] has this address as
-//!    long as the handler runs, and each use compares: a stale or foreign token is refused.
+//!    long as the handler runs and no handler within it, and each use compares: a stale or foreign token is refused.
 //! 4. No panic leaves a function with the C calling convention: [`guarded`] catches it.
 #![allow(unsafe_code)]
 
@@ -186,7 +186,8 @@ pub(crate) fn call(handler: Handler, endpoint: usize, message: &Message<'_>, tok
     let running =
         Running { token: Cell::new(Some(token)), source: message.source(), tag: message.tag(), endpoint };
     let at = &raw const running as usize;
-    CURRENT.set(at);
+    // A handler may poll another bundle, whose handlers then run within it.
+    let outer = CURRENT.replace(at);
     let args = message.args();
     let data = match message.range() {
         Some(range) => {
@@ -199,7 +200,7 @@ pub(crate) fn call(handler: Handler, endpoint: usize, message: &Message<'_>, tok
         Some((data, bytes)) => with_args!(handler, (at => usize, data => usize, bytes => usize), args),
         None => with_args!(handler, (at => usize), args),
     }
-    CURRENT.set(0);
+    CURRENT.set(outer);
 }
 
 /// Calls handler 0.
@@ -223,7 +224,7 @@ pub(crate) fn tell(handler: Handler, message: &Returned<'_>) {
         (None, false) => 2,
         (None, true) => 1,
     };
-    // What was refused is the reply of the peer.
+    // The peer refused a reply.
     let opcode = opcode + if message.reason == hca::am::Reason::ReplyRejected { 3 } else { 0 };
     // SAFETY: (2) handler 0 has the type `AM_error_fn`.
     let f = unsafe { std::mem::transmute::<Handler, extern "C" fn(c_int, c_int, *const CReturned)>(handler) };

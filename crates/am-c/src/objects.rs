@@ -16,7 +16,7 @@ pub(crate) struct Endpoint {
     pub(crate) mask: i32,
 }
 
-/// What a program has.
+/// The objects of a program, by their handles.
 #[derive(Default)]
 pub(crate) struct Objects {
     /// Calls of AM_Init that no AM_Terminate has ended.

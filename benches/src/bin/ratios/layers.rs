@@ -43,7 +43,7 @@ fn short(b: &Bench, way: Way) -> Result<Option<Ratio>, Failure> {
     Ok(summary(&b.interleave(|| two.latency_ns(b.time), || duo.latency_ns(b.time))?))
 }
 
-/// What VIs cost, in ns.
+/// The price of VIs below Active Messages, in ns.
 fn mapping(b: &Bench) -> Result<Option<Ratio>, Failure> {
     let vis = RefCell::new(Two::start(&b.device, b.cpus, Way::Via)?);
     let mut verbs = Two::start(&b.device, b.cpus, Way::Verbs)?;

@@ -65,7 +65,7 @@ fn show(rows: &[Row], what: fn(&Row) -> (String, Value), of: Option<&str>, json:
     } else {
         chosen.into_iter().map(|(text, _)| text + "\n").collect()
     };
-    // Whoever reads no more needs no more.
+    // A closed pipe is no error: its reader has what it wants.
     let _ = io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
 }
