@@ -209,3 +209,36 @@ fn perftest_connects_by_librdmacm() {
         assert!(said.iter().any(|text| text.contains(" 200 ")), "{program}: {said:?}");
     }
 }
+
+#[test]
+#[ignore = "needs rdmacm-utils: programs of librdmacm"]
+fn sockets_over_rdma_carry_streams_and_write_to_mapped_memory() {
+    for program in ["rstream", "riostream"] {
+        let port = free_port();
+        // `b` blocks, `n` does not; `v` has each byte checked.
+        for mode in ["b", "n"] {
+            let common = [program, "-p", &port, "-I", "10", "-C", "20", "-S", "10000", "-T", "v", "-T", mode];
+            let mut server = Server::start(&[&["--device", UDP], &common[..]].concat());
+            let said = client(UDP, &[&common[..], &["-s", "127.0.0.1"]].concat(), &mut server);
+            assert!(said.contains("custom"), "{program}: {said}");
+            let said = server.output();
+            assert!(said.status.success(), "{program}: {}", text(&said));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs rdmacm-utils: programs of librdmacm"]
+fn a_file_is_copied_over_rdma() {
+    let folder = std::env::temp_dir().join(format!("hca-rcopy-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let [from, to] = ["from", "to"].map(|name| folder.join(name).to_str().unwrap().to_owned());
+    let content: Vec<u8> = (0..300_000_u32).flat_map(|i| i.to_le_bytes()).collect();
+    std::fs::write(&from, &content).unwrap();
+    let port = free_port();
+    let mut server = Server::start(&["--device", UDP, "rcopy", "-p", &port]);
+    let remote = format!("127.0.0.1:{to}");
+    client(UDP, &["rcopy", &from, &remote, "-p", &port], &mut server);
+    assert!(std::fs::read(&to).unwrap() == content);
+    std::fs::remove_dir_all(folder).unwrap();
+}

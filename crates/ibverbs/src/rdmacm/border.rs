@@ -5,6 +5,8 @@
 //!    instructions. That no two threads do so at the same time is the contract of librdmacm: one thread at a time calls
 //!    functions of an identifier and looks at it. So each access here is a volatile copy, and no reference is made.
 //! 2. Memory that a program passes with a length has so many bytes, and no thread changes it during the call.
+//! 3. Memory that a program maps for a socket's peer stays until the program unmaps it or closes the socket. It is written
+//!    under the lock that both calls take.
 #![allow(unsafe_code)]
 
 use core::cell::UnsafeCell;
@@ -92,6 +94,27 @@ pub(super) fn bytes(at: *const u8, len: usize) -> Vec<u8> {
     }
     // SAFETY: (2)
     unsafe { core::slice::from_raw_parts(at, len) }.to_vec()
+}
+
+/// Copies bytes to memory of the program's, of a call or mapped.
+pub(super) fn copy_to(at: *mut u8, from: &[u8]) -> Result<(), Errno> {
+    if at.is_null() && !from.is_empty() {
+        return Err(Errno(libc::EFAULT));
+    }
+    // SAFETY: (2), (3)
+    unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), at, from.len()) };
+    Ok(())
+}
+
+/// Waits for descriptors of the program's; a negative one is left out.
+pub(super) fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<(), Errno> {
+    // SAFETY: the list has so many entries; of a wrong descriptor the kernel says so.
+    let ready = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) };
+    if ready < 0 {
+        Err(std::io::Error::last_os_error().raw_os_error().map_or(INVALID, Errno))
+    } else {
+        Ok(())
+    }
 }
 
 /// The address in a `struct sockaddr` of IPv4 or IPv6.

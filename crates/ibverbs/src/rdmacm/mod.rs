@@ -13,7 +13,8 @@
 //! | `qp` | queue pairs of identifiers, and their transitions |
 //! | `multicast` | groups |
 //! | `endpoint` | `rdma_getaddrinfo`, endpoints, calls that wait |
-//! | `sockets` | sockets over RDMA |
+//! | `sockets` | the calls of sockets over RDMA |
+//! | `stream` | their connections |
 //! | `text` | names of events |
 
 #[allow(unreachable_pub)] // a layout's fields are the header's
@@ -30,4 +31,5 @@ mod later;
 mod multicast;
 mod qp;
 mod sockets;
+mod stream;
 mod text;

@@ -1,28 +1,329 @@
-//! The calls of sockets over RDMA, which are not offered yet.
+//! The calls of sockets over RDMA: streams, and memory that the peer writes to. Datagrams are refused.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_long};
+use core::net::SocketAddr;
+use std::time::{Duration, Instant};
 
-use crate::entry::unsupported;
+use super::border::{address, address_bytes, bytes, copy_to, poll, storage};
+use super::stream::{Phase, Socket, Waiter};
+use crate::entry::{Errno, INVALID, In, counted, exports, unsupported};
 
-macro_rules! refused {
-    ($($version:literal $kind:ident $($name:ident)*;)*) => {$($(refused!(@$kind $version $name);)*)*};
-    (@number $version:literal $name:ident) => {
-        crate::entry::exports! { $version fn $name() -> c_int {
-            unsupported();
-            -1
-        } }
-    };
-    (@count $version:literal $name:ident) => {
-        crate::entry::exports! { $version fn $name() -> isize {
-            unsupported();
-            -1
-        } }
-    };
+/// The options of RDMA sockets themselves, beside those of sockets and of TCP.
+const SOL_RDMA: c_int = 0x1_0000;
+/// The bytes that `rgetsockopt` tells of buffers.
+const BUFFER_BYTES: c_int = 1 << 19;
+
+/// A call that returns a number of bytes, or -1 and sets `errno`.
+fn size(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
+    let mut found = -1;
+    let done = counted(|| {
+        found = call()? as isize;
+        Ok(0)
+    });
+    if done < 0 { -1 } else { found }
 }
 
-refused! {
-    "RDMACM_1.0" number rsocket rbind rlisten raccept rconnect rshutdown rclose rpoll rselect;
-    "RDMACM_1.0" number rgetpeername rgetsockname rsetsockopt rgetsockopt rfcntl riounmap;
-    "RDMACM_1.0" count rrecv rrecvfrom rrecvmsg rsend rsendto rsendmsg rread rreadv rwrite rwritev riomap riowrite;
-    "RDMACM_1.5" number repoll_create repoll_ctl repoll_wait;
+/// Stores an address, as much of it as the program has room for.
+fn give_address(found: Option<SocketAddr>, to: *mut u8, len: In<u32>) -> Result<(), Errno> {
+    let found = found.ok_or(Errno(libc::ENOTCONN))?;
+    let bytes = address_bytes(found);
+    let room = bytes.min(*len.get()? as usize);
+    copy_to(to, &storage(Some(found)).0[..room])?;
+    len.set(bytes as u32)
+}
+
+/// The memory of a list of entries.
+fn entries(list: In<libc::iovec>, count: usize) -> Result<Vec<(*mut u8, usize)>, Errno> {
+    (0..count).map(|i| list.at(i).map(|entry| (entry.iov_base.cast(), entry.iov_len))).collect()
+}
+fn send_all(socket: c_int, list: &[(*mut u8, usize)], flags: c_int) -> Result<usize, Errno> {
+    let all: Vec<u8> = list.iter().flat_map(|&(at, len)| bytes(at, len)).collect();
+    Socket::of(socket)?.send(&all, None, flags & libc::MSG_DONTWAIT == 0)
+}
+fn recv_all(socket: c_int, list: &[(*mut u8, usize)], flags: c_int) -> Result<usize, Errno> {
+    let room = list.iter().map(|(_, len)| len).sum();
+    let received = Socket::of(socket)?.recv(room, flags)?;
+    let mut rest = &received[..];
+    for &(at, len) in list {
+        let (part, after) = rest.split_at(len.min(rest.len()));
+        copy_to(at, part)?;
+        rest = after;
+    }
+    Ok(received.len())
+}
+/// The entries of a message; addresses and control data are left alone, as on other streams.
+fn message(message: In<libc::msghdr>) -> Result<Vec<(*mut u8, usize)>, Errno> {
+    let message = message.get()?;
+    entries(In::of(message.msg_iov), message.msg_iovlen)
+}
+
+/// Looks at all descriptors, sockets of RDMA and others; how many have events.
+fn look(fds: &mut [libc::pollfd], waiter: &Waiter, timeout_ms: c_int) -> Result<c_int, Errno> {
+    let mut others: Vec<libc::pollfd> = fds.to_vec();
+    let mut ready = 0;
+    for (fd, other) in fds.iter_mut().zip(&mut others) {
+        fd.revents = 0;
+        let Some(socket) = Socket::find(fd.fd) else { continue };
+        other.fd = -1;
+        fd.revents = socket.events() & (fd.events | libc::POLLHUP | libc::POLLERR);
+        ready += c_int::from(fd.revents != 0);
+    }
+    let own = std::os::fd::AsRawFd::as_raw_fd(&*waiter.0);
+    others.push(libc::pollfd { fd: own, events: libc::POLLIN, revents: 0 });
+    poll(&mut others, if ready > 0 { 0 } else { timeout_ms })?;
+    for (fd, other) in fds.iter_mut().zip(&others).filter(|(_, other)| other.fd >= 0) {
+        fd.revents = other.revents;
+        ready += c_int::from(fd.revents != 0);
+    }
+    Ok(ready)
+}
+/// Waits until a descriptor has an event; for ever with a negative time.
+fn wait(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<c_int, Errno> {
+    let end = u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+    let waiter = Waiter::new()?;
+    loop {
+        waiter.clear();
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let left_ms =
+            left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(c_int::MAX as u128) as c_int);
+        let ready = look(fds, &waiter, left_ms)?;
+        if ready > 0 || left_ms == 0 {
+            return Ok(ready);
+        }
+    }
+}
+
+/// Whether a set of `select` has a descriptor.
+fn has(set: Option<[u64; 16]>, fd: usize) -> bool {
+    set.is_some_and(|words| words[fd / 64] >> (fd % 64) & 1 != 0)
+}
+/// `rselect`: the events of three sets.
+fn select(count: c_int, sets: [In<[u64; 16]>; 3], timeout: In<libc::timeval>) -> Result<c_int, Errno> {
+    let count = usize::try_from(count).ok().filter(|count| *count <= 1024).ok_or(INVALID)?;
+    let asked = sets.map(|set| set.opt().copied());
+    let kinds = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+    let mut fds: Vec<libc::pollfd> = Vec::new();
+    for fd in 0..count {
+        let events = (0..3).filter(|&i| has(asked[i], fd)).fold(0, |events, i| events | kinds[i]);
+        if events != 0 {
+            fds.push(libc::pollfd { fd: fd as c_int, events, revents: 0 });
+        }
+    }
+    let ms = |time: &libc::timeval| (time.tv_sec * 1000 + (time.tv_usec + 999) / 1000) as c_int;
+    wait(&mut fds, timeout.opt().map_or(-1, ms))?;
+    let ends = [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
+    let mut found = 0;
+    for i in 0..3 {
+        if asked[i].is_none() {
+            continue;
+        }
+        let mut words = [0_u64; 16];
+        for fd in fds.iter().filter(|fd| fd.events & kinds[i] != 0 && fd.revents & ends[i] != 0) {
+            words[fd.fd as usize / 64] |= 1 << (fd.fd % 64);
+            found += 1;
+        }
+        sets[i].set(words)?;
+    }
+    Ok(found)
+}
+
+fn is_known(level: c_int) -> bool {
+    [libc::SOL_SOCKET, libc::IPPROTO_TCP, libc::IPPROTO_IPV6, SOL_RDMA].contains(&level)
+}
+/// The value of an option: what was set, or what stands without that.
+fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
+    if !is_known(level) {
+        return Err(Errno(libc::ENOPROTOOPT));
+    }
+    let state = socket.state();
+    let number = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ERROR) => match state.phase {
+            Phase::Failed(e) => e.0,
+            _ => 0,
+        },
+        (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+        (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => BUFFER_BYTES,
+        _ => 0,
+    };
+    Ok(state.options.get(&(level, name)).cloned().unwrap_or_else(|| number.to_ne_bytes().to_vec()))
+}
+
+exports! {
+    "RDMACM_1.0" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        counted(|| {
+            const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+            if domain != libc::AF_INET && domain != libc::AF_INET6 {
+                return Err(Errno(libc::EAFNOSUPPORT));
+            }
+            if kind & !FLAGS != libc::SOCK_STREAM || protocol != 0 && protocol != libc::IPPROTO_TCP {
+                return Err(Errno(libc::EPROTONOSUPPORT));
+            }
+            let (number, socket) = Socket::create()?;
+            socket.state().nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+            Ok(number)
+        })
+    }
+    "RDMACM_1.0" fn rbind(socket: c_int, to: In<libc::sockaddr>, _len: u32) -> c_int {
+        counted(|| {
+            Socket::of(socket)?.state().local = Some(address(to)?);
+            Ok(0)
+        })
+    }
+    "RDMACM_1.0" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
+        counted(|| {
+            Socket::of(socket)?.listen(usize::try_from(backlog).unwrap_or(0))?;
+            Ok(0)
+        })
+    }
+    "RDMACM_1.0" fn raccept(socket: c_int, from: *mut u8, len: In<u32>) -> c_int {
+        counted(|| {
+            let accepted = Socket::of(socket)?.accept()?;
+            if !from.is_null() {
+                let peer = accepted.state().peer;
+                give_address(peer, from, len)?;
+            }
+            Ok(accepted.number())
+        })
+    }
+    "RDMACM_1.0" fn rconnect(socket: c_int, to: In<libc::sockaddr>, _len: u32) -> c_int {
+        counted(|| {
+            Socket::of(socket)?.connect(address(to)?)?;
+            Ok(0)
+        })
+    }
+    "RDMACM_1.0" fn rshutdown(socket: c_int, how: c_int) -> c_int {
+        counted(|| Socket::of(socket)?.shut_down(how).map(|()| 0))
+    }
+    "RDMACM_1.0" fn rclose(socket: c_int) -> c_int {
+        counted(|| Socket::close(socket).map(|()| 0))
+    }
+    "RDMACM_1.0" fn rrecv(socket: c_int, at: *mut u8, len: usize, flags: c_int) -> isize {
+        size(|| recv_all(socket, &[(at, len)], flags))
+    }
+    "RDMACM_1.0" fn rrecvfrom(socket: c_int, at: *mut u8, len: usize, flags: c_int, from: *mut u8, room: In<u32>) -> isize {
+        size(|| {
+            let count = recv_all(socket, &[(at, len)], flags)?;
+            if !from.is_null() {
+                let peer = Socket::of(socket)?.state().peer;
+                give_address(peer, from, room)?;
+            }
+            Ok(count)
+        })
+    }
+    "RDMACM_1.0" fn rrecvmsg(socket: c_int, msg: In<libc::msghdr>, flags: c_int) -> isize {
+        size(|| recv_all(socket, &message(msg)?, flags))
+    }
+    "RDMACM_1.0" fn rread(socket: c_int, at: *mut u8, len: usize) -> isize {
+        size(|| recv_all(socket, &[(at, len)], 0))
+    }
+    "RDMACM_1.0" fn rreadv(socket: c_int, list: In<libc::iovec>, count: c_int) -> isize {
+        size(|| recv_all(socket, &entries(list, usize::try_from(count).map_err(|_| INVALID)?)?, 0))
+    }
+    "RDMACM_1.0" fn rsend(socket: c_int, at: *mut u8, len: usize, flags: c_int) -> isize {
+        size(|| send_all(socket, &[(at, len)], flags))
+    }
+    "RDMACM_1.0" fn rsendto(socket: c_int, at: *mut u8, len: usize, flags: c_int, to: In<libc::sockaddr>, _size: u32) -> isize {
+        size(|| if to.raw().is_null() { send_all(socket, &[(at, len)], flags) } else { Err(Errno(libc::EISCONN)) })
+    }
+    "RDMACM_1.0" fn rsendmsg(socket: c_int, msg: In<libc::msghdr>, flags: c_int) -> isize {
+        size(|| send_all(socket, &message(msg)?, flags))
+    }
+    "RDMACM_1.0" fn rwrite(socket: c_int, at: *mut u8, len: usize) -> isize {
+        size(|| send_all(socket, &[(at, len)], 0))
+    }
+    "RDMACM_1.0" fn rwritev(socket: c_int, list: In<libc::iovec>, count: c_int) -> isize {
+        size(|| send_all(socket, &entries(list, usize::try_from(count).map_err(|_| INVALID)?)?, 0))
+    }
+    "RDMACM_1.0" fn rpoll(fds: In<libc::pollfd>, count: libc::nfds_t, timeout_ms: c_int) -> c_int {
+        counted(|| {
+            let count = count as usize;
+            let mut list: Vec<libc::pollfd> = (0..count).map(|i| fds.at(i).copied()).collect::<Result<_, _>>()?;
+            let ready = wait(&mut list, timeout_ms)?;
+            for (i, fd) in list.into_iter().enumerate() {
+                fds.set_at(i, count, fd)?;
+            }
+            Ok(ready)
+        })
+    }
+    "RDMACM_1.0" fn rselect(count: c_int, read: In<[u64; 16]>, write: In<[u64; 16]>, other: In<[u64; 16]>, timeout: In<libc::timeval>) -> c_int {
+        counted(|| select(count, [read, write, other], timeout))
+    }
+    "RDMACM_1.0" fn rgetpeername(socket: c_int, to: *mut u8, len: In<u32>) -> c_int {
+        counted(|| {
+            let peer = Socket::of(socket)?.state().peer;
+            give_address(peer, to, len).map(|()| 0)
+        })
+    }
+    "RDMACM_1.0" fn rgetsockname(socket: c_int, to: *mut u8, len: In<u32>) -> c_int {
+        counted(|| {
+            let local = Socket::of(socket)?.state().local;
+            give_address(local.or(Some(([0, 0, 0, 0], 0).into())), to, len).map(|()| 0)
+        })
+    }
+    "RDMACM_1.0" fn rsetsockopt(socket: c_int, level: c_int, name: c_int, value: *const u8, len: u32) -> c_int {
+        counted(|| {
+            if !is_known(level) {
+                return Err(Errno(libc::ENOPROTOOPT));
+            }
+            let value = bytes(value, (len as usize).min(64));
+            Socket::of(socket)?.state().options.insert((level, name), value);
+            Ok(0)
+        })
+    }
+    "RDMACM_1.0" fn rgetsockopt(socket: c_int, level: c_int, name: c_int, value: *mut u8, len: In<u32>) -> c_int {
+        counted(|| {
+            let socket = Socket::of(socket)?;
+            let found = option(&socket, level, name)?;
+            let count = found.len().min(*len.get()? as usize);
+            copy_to(value, &found[..count])?;
+            len.set(count as u32)?;
+            Ok(0)
+        })
+    }
+    // Its third argument is one of a variable number, which come in the same registers.
+    "RDMACM_1.0" fn rfcntl(socket: c_int, command: c_int, argument: c_long) -> c_int {
+        counted(|| {
+            let socket = Socket::of(socket)?;
+            let mut state = socket.state();
+            match command {
+                libc::F_GETFL => Ok(if state.nonblocking { libc::O_NONBLOCK } else { 0 }),
+                libc::F_SETFL => {
+                    state.nonblocking = argument & c_long::from(libc::O_NONBLOCK) != 0;
+                    Ok(0)
+                }
+                _ => Err(Errno(libc::EOPNOTSUPP)),
+            }
+        })
+    }
+    "RDMACM_1.0" fn riomap(socket: c_int, at: *mut u8, len: usize, _access: c_int, _flags: c_int, offset: i64) -> i64 {
+        let mut found = -1;
+        let done = counted(|| {
+            let chosen = if offset == -1 { at as i64 } else { offset };
+            Socket::of(socket)?.map(at as usize, len, chosen as u64);
+            found = chosen;
+            Ok(0)
+        });
+        if done < 0 { -1 } else { found }
+    }
+    "RDMACM_1.0" fn riounmap(socket: c_int, at: *mut u8, len: usize) -> c_int {
+        counted(|| Socket::of(socket)?.unmap(at as usize, len).map(|()| 0))
+    }
+    "RDMACM_1.0" fn riowrite(socket: c_int, at: *mut u8, len: usize, offset: i64, flags: c_int) -> usize {
+        let sent = size(|| {
+            Socket::of(socket)?.send(&bytes(at, len), Some(offset as u64), flags & libc::MSG_DONTWAIT == 0)
+        });
+        sent as usize
+    }
+    "RDMACM_1.5" fn repoll_create() -> c_int {
+        unsupported();
+        -1
+    }
+    "RDMACM_1.5" fn repoll_ctl() -> c_int {
+        unsupported();
+        -1
+    }
+    "RDMACM_1.5" fn repoll_wait() -> c_int {
+        unsupported();
+        -1
+    }
 }

@@ -32,6 +32,7 @@ mod extended;
 mod objects;
 mod processes;
 mod rdmacm;
+mod sockets;
 
 fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)

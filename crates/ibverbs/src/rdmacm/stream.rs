@@ -1,0 +1,535 @@
+//! Connections of sockets over RDMA. Each has a thread, which connects, receives into a list of bytes, and gives the
+//! buffers of sent messages back.
+//!
+//! A message is a SEND of at most [`CHUNK`] bytes behind a header of 8: of the stream's bytes, or of bytes for mapped
+//! memory of the peer. A message without bytes is the end of the stream. A receiver whose program reads slowly posts no
+//! more buffers, and the sender's requests are repeated meanwhile.
+
+use core::ffi::c_int;
+use core::net::SocketAddr;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hca::cm::{Connection, ConnectionError, Listener, connect};
+use hca::verbs::{Buf, CompletionQueue, Completions, Context, QueuePair, Rc, RecvQueue, SendQueue, WcOpcode};
+use hca_process::PerProcess;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::border::copy_to;
+use super::device::CmDevice;
+use crate::entry::{Errno, In, lock};
+
+/// The most bytes of a message, and the header before them: an address of mapped memory, or [`STREAM`].
+const CHUNK: usize = 32 * 1024;
+const HEADER: usize = 8;
+const STREAM: u64 = u64::MAX;
+/// Messages under way in each direction.
+const DEPTH: usize = 16;
+/// No more buffers are posted while so many bytes wait for the program.
+const WAITING_BYTES: usize = CHUNK * DEPTH;
+/// `rclose` waits so long for the peer to take what was sent.
+const LINGER: Duration = Duration::from_secs(10);
+/// The listener's threads look so often whether the socket was closed.
+const LISTEN_LOOK: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    New,
+    Listening,
+    Connecting,
+    Open,
+    /// It never was connected, or is not any more.
+    Failed(Errno),
+}
+
+/// Memory that the peer writes to.
+struct Map {
+    offset: u64,
+    len: usize,
+    at: usize,
+}
+
+/// What calls and threads of a socket share.
+pub(super) struct State {
+    pub(super) phase: Phase,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) peer: Option<SocketAddr>,
+    pub(super) nonblocking: bool,
+    pub(super) options: HashMap<(c_int, c_int), Vec<u8>>,
+    /// Connections that wait for `raccept`.
+    pub(super) accepted: VecDeque<Arc<Socket>>,
+    received: VecDeque<u8>,
+    /// The peer's stream has ended; so has the own one.
+    ended: bool,
+    end_sent: bool,
+    /// The program has closed the socket; its threads have ended.
+    closing: bool,
+    threads: usize,
+    free: Vec<Buf>,
+    queue: Option<SendQueue<Rc>>,
+    maps: Vec<Map>,
+}
+
+/// A socket of the program.
+pub(super) struct Socket {
+    /// The program's number of it.
+    id: OwnedFd,
+    /// Wakes the thread: the program has read or closed.
+    wake: OwnedFd,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+static SOCKETS: PerProcess<Mutex<HashMap<c_int, Arc<Socket>>>> = PerProcess::new();
+/// Descriptors of calls that wait for one of several sockets.
+static WAITERS: PerProcess<Mutex<Vec<Arc<OwnedFd>>>> = PerProcess::new();
+
+/// Makes a descriptor readable.
+fn ring(fd: &OwnedFd) {
+    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+}
+
+/// A descriptor that becomes readable when a socket changes, as long as it is held.
+pub(super) struct Waiter(pub(super) Arc<OwnedFd>);
+impl Waiter {
+    pub(super) fn new() -> Result<Self, Errno> {
+        let fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        lock(WAITERS.get()).push(Arc::clone(&fd));
+        Ok(Self(fd))
+    }
+    /// Forgets the changes until now.
+    pub(super) fn clear(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]);
+    }
+}
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        lock(WAITERS.get()).retain(|fd| !Arc::ptr_eq(fd, &self.0));
+    }
+}
+
+/// The error of a connection that was not made.
+fn refused(error: ConnectionError) -> Errno {
+    Errno(match error {
+        ConnectionError::Rejected { .. } => libc::ECONNREFUSED,
+        ConnectionError::Failed(_) | ConnectionError::TimedOut(_) => libc::ETIMEDOUT,
+        ConnectionError::Disconnected => libc::ECONNRESET,
+        other => return other.into(),
+    })
+}
+
+fn verbs(device: &CmDevice) -> Result<Context, Errno> {
+    Ok(In::of(device.context()).context()?.adapter.verbs().clone())
+}
+
+/// A queue pair with its buffers.
+struct Lane {
+    qp: QueuePair<Rc>,
+    cq: CompletionQueue,
+    free: Vec<Buf>,
+}
+impl Lane {
+    fn new(context: &Context) -> Result<Self, Errno> {
+        let no_memory = |_| Errno(libc::ENOMEM);
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(2 * DEPTH as u32 + 2)?;
+        let depth = DEPTH as u32;
+        let built = pd.qp::<Rc>(&cq).max_send_wr(depth).max_recv_wr(depth).build();
+        let mut qp = built.map_err(|_| Errno(libc::ENOMEM))?;
+        let mut buffers = pd.alloc_many(2 * DEPTH, HEADER + CHUNK).map_err(no_memory)?;
+        let free = buffers.split_off(DEPTH);
+        for buffer in buffers {
+            qp.post_recv(buffer).map_err(|_| Errno(libc::ENOMEM))?;
+        }
+        Ok(Self { qp, cq, free })
+    }
+}
+
+impl Socket {
+    /// Makes a socket, which is the program's by its number.
+    pub(super) fn create() -> Result<(c_int, Arc<Self>), Errno> {
+        let socket = Arc::new(Self {
+            id: eventfd(0, EventfdFlags::CLOEXEC)?,
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            state: Mutex::new(State {
+                phase: Phase::New,
+                local: None,
+                peer: None,
+                nonblocking: false,
+                options: HashMap::new(),
+                accepted: VecDeque::new(),
+                received: VecDeque::new(),
+                ended: false,
+                end_sent: false,
+                closing: false,
+                threads: 0,
+                free: Vec::new(),
+                queue: None,
+                maps: Vec::new(),
+            }),
+            changed: Condvar::new(),
+        });
+        let number = socket.number();
+        lock(SOCKETS.get()).insert(number, Arc::clone(&socket));
+        Ok((number, socket))
+    }
+    pub(super) fn number(&self) -> c_int {
+        self.id.as_raw_fd()
+    }
+    /// The socket of a number; `None` for another descriptor.
+    pub(super) fn find(number: c_int) -> Option<Arc<Self>> {
+        lock(SOCKETS.get()).get(&number).cloned()
+    }
+    pub(super) fn of(number: c_int) -> Result<Arc<Self>, Errno> {
+        Self::find(number).ok_or(Errno(libc::EBADF))
+    }
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+    /// Tells calls that wait for this socket.
+    fn tell(&self) {
+        self.changed.notify_all();
+        lock(WAITERS.get()).iter().for_each(|fd| ring(fd));
+    }
+    /// Changes the state, and tells it.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.tell();
+    }
+    /// Waits until a look at the state finds something. `EAGAIN` if the socket or the call does not wait.
+    fn until<T>(
+        &self,
+        waits: bool,
+        mut look: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
+    ) -> Result<T, Errno> {
+        let mut state = self.state();
+        loop {
+            if let Some(found) = look(&mut state) {
+                return found;
+            }
+            if !waits || state.nonblocking {
+                return Err(Errno(libc::EAGAIN));
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+    /// Starts a thread of the socket, which is counted.
+    fn thread(
+        self: &Arc<Self>,
+        name: &str,
+        run: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) -> Result<(), Errno> {
+        self.state().threads += 1;
+        let socket = Arc::clone(self);
+        let body = move || {
+            run(&socket);
+            socket.change(|state| state.threads -= 1);
+        };
+        let started = hca_process::spawn(name, body);
+        started.map(drop).map_err(|_| {
+            self.state().threads -= 1;
+            Errno(libc::EAGAIN)
+        })
+    }
+
+    /// Listens at the local address on each of its devices.
+    pub(super) fn listen(self: &Arc<Self>, backlog: usize) -> Result<(), Errno> {
+        let mut at = self.state().local.unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
+        let is_any = at.ip().is_unspecified();
+        let devices = if is_any { CmDevice::all()? } else { vec![CmDevice::at(at.ip())?] };
+        for device in devices {
+            let context = verbs(&device)?;
+            let at_device = if is_any { at } else { SocketAddr::new(device.ip(), at.port()) };
+            let listener = Listener::bind_with(&context, at_device, backlog.clamp(1, 4096))?;
+            at.set_port(listener.address().port());
+            self.thread("hca-rlisten", move |socket| socket.serve(&context, &listener))?;
+        }
+        self.change(|state| {
+            state.phase = Phase::Listening;
+            state.local = Some(at);
+        });
+        Ok(())
+    }
+    /// Takes requests until the socket is closed.
+    fn serve(self: &Arc<Self>, context: &Context, listener: &Listener) {
+        while !self.state().closing {
+            let Ok(Some(incoming)) = listener.accept_within(Some(LISTEN_LOOK)) else { continue };
+            let (Ok((_, socket)), Ok(lane)) = (Self::create(), Lane::new(context)) else { continue };
+            {
+                let mut state = socket.state();
+                state.phase = Phase::Connecting;
+                state.local = Some(listener.address());
+                state.peer = Some(incoming.source());
+            }
+            let listening = Arc::clone(self);
+            let _ = socket.thread("hca-rsocket", move |socket| match incoming.accept(&lane.qp, &[]) {
+                Ok(connection) => socket.run(lane, connection, Some(&listening)),
+                Err(_) => _ = lock(SOCKETS.get()).remove(&socket.number()),
+            });
+        }
+    }
+    pub(super) fn accept(&self) -> Result<Arc<Self>, Errno> {
+        self.until(true, |state| match state.phase {
+            Phase::Listening => state.accepted.pop_front().map(Ok),
+            _ => Some(Err(Errno(libc::EINVAL))),
+        })
+    }
+    pub(super) fn connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), Errno> {
+        match self.state().phase {
+            Phase::New => {}
+            Phase::Open => return Err(Errno(libc::EISCONN)),
+            Phase::Connecting => return Err(Errno(libc::EALREADY)),
+            Phase::Listening | Phase::Failed(_) => return Err(Errno(libc::EINVAL)),
+        }
+        let device = CmDevice::towards(to.ip())?;
+        let context = verbs(&device)?;
+        let lane = Lane::new(&context)?;
+        let to_device = if to.ip().is_loopback() && device.ip() != to.ip() {
+            SocketAddr::new(device.ip(), to.port())
+        } else {
+            to
+        };
+        self.change(|state| {
+            state.phase = Phase::Connecting;
+            state.peer = Some(to);
+            state.local = Some(SocketAddr::new(device.ip(), state.local.map_or(0, |local| local.port())));
+        });
+        self.thread("hca-rsocket", move |socket| match connect(&context, &lane.qp, to_device, &[]) {
+            Ok(connection) => socket.run(lane, connection, None),
+            Err(e) => socket.change(|state| state.phase = Phase::Failed(refused(e))),
+        })?;
+        let done = self.until(true, |state| match state.phase {
+            Phase::Connecting => None,
+            Phase::Failed(e) => Some(Err(e)),
+            _ => Some(Ok(())),
+        });
+        done.map_err(|e| if e.0 == libc::EAGAIN { Errno(libc::EINPROGRESS) } else { e })
+    }
+
+    /// The life of a connection. A listening socket hears of it once it can be used.
+    fn run(self: &Arc<Self>, lane: Lane, connection: Connection, listening: Option<&Self>) {
+        let Lane { qp, mut cq, free } = lane;
+        let (send, mut recv) = qp.split();
+        self.change(|state| {
+            state.queue = Some(send);
+            state.free = free;
+            state.phase = Phase::Open;
+        });
+        if let Some(listening) = listening {
+            listening.change(|state| state.accepted.push_back(Arc::clone(self)));
+        }
+        let mut wcs = Completions::with_capacity(2 * DEPTH);
+        let mut held: Vec<Buf> = Vec::new();
+        loop {
+            let arrived = cq.wait_or_readable(&mut wcs, self.wake.as_fd(), None);
+            let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
+            let Ok(arrived) = arrived else { break };
+            let mut state = self.state();
+            for mut wc in arrived {
+                let (is_good, is_recv, len) =
+                    (wc.error().is_none(), wc.opcode == WcOpcode::Recv, wc.byte_len);
+                let Some(buf) = wc.take_buf() else { continue };
+                if !is_good {
+                    state.broken();
+                } else if is_recv {
+                    state.take(&buf[..len as usize]);
+                    held.push(buf);
+                } else {
+                    state.free.push(buf);
+                }
+            }
+            let is_broken = state.phase != Phase::Open;
+            if state.received.len() < WAITING_BYTES && !is_broken {
+                post(&mut recv, &mut held);
+            }
+            // The end of the stream follows what the program sent, once there is a buffer for it.
+            if state.closing && !state.end_sent && matches!(state.post(STREAM, &[]), Some(Ok(()))) {
+                state.end_sent = true;
+            }
+            let is_over = is_broken || state.closing && state.end_sent && state.free.len() == DEPTH;
+            drop(state);
+            self.tell();
+            if is_over {
+                break;
+            }
+        }
+        self.change(|state| {
+            state.broken();
+            state.queue = None;
+        });
+        let _ = connection.disconnect();
+    }
+
+    /// Sends bytes of the stream, or for mapped memory from an address on.
+    pub(super) fn send(&self, bytes: &[u8], to: Option<u64>, waits: bool) -> Result<usize, Errno> {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            let part = &bytes[sent..bytes.len().min(sent + CHUNK)];
+            let header = to.map_or(STREAM, |to| to + sent as u64);
+            match self.until(waits, |state| state.post(header, part)) {
+                Ok(()) => sent += part.len(),
+                Err(_) if sent > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(sent)
+    }
+    /// Takes bytes of the stream: all that the call wants if it waits for all. None at the end of the stream.
+    pub(super) fn recv(&self, room: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
+        let least = if flags & libc::MSG_WAITALL != 0 { room } else { 1 };
+        let waits = flags & libc::MSG_DONTWAIT == 0;
+        let mut taken = Vec::new();
+        loop {
+            let peeks = flags & libc::MSG_PEEK != 0;
+            let part = self.until(waits, |state| state.read(room - taken.len(), peeks));
+            // The thread may wait for room.
+            ring(&self.wake);
+            match part {
+                Ok(part) if part.is_empty() => return Ok(taken),
+                Ok(part) => taken.extend(part),
+                Err(_) if !taken.is_empty() => return Ok(taken),
+                Err(e) => return Err(e),
+            }
+            if taken.len() >= least || peeks {
+                return Ok(taken);
+            }
+        }
+    }
+    /// Ends the own stream.
+    pub(super) fn shut_down(&self, how: c_int) -> Result<(), Errno> {
+        if self.state().phase != Phase::Open {
+            return Err(Errno(libc::ENOTCONN));
+        }
+        if how != libc::SHUT_WR {
+            self.change(|state| state.ended = true);
+        }
+        if how == libc::SHUT_RD {
+            return Ok(());
+        }
+        let end =
+            self.until(true, |state| if state.end_sent { Some(Ok(())) } else { state.post(STREAM, &[]) });
+        self.change(|state| state.end_sent = true);
+        end
+    }
+    /// Closes the socket: what was sent is delivered first.
+    pub(super) fn close(number: c_int) -> Result<(), Errno> {
+        let socket = lock(SOCKETS.get()).remove(&number).ok_or(Errno(libc::EBADF))?;
+        let accepted = {
+            let mut state = socket.state();
+            state.closing = true;
+            // The program may use its memory for something else now.
+            state.maps.clear();
+            std::mem::take(&mut state.accepted)
+        };
+        for waiting in accepted {
+            let _ = Self::close(waiting.number());
+        }
+        ring(&socket.wake);
+        let end = Instant::now() + LINGER;
+        let mut state = socket.state();
+        while state.threads > 0 {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = socket.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+    /// Maps memory for the peer's writes, at an offset.
+    pub(super) fn map(&self, at: usize, len: usize, offset: u64) {
+        self.state().maps.push(Map { offset, len, at });
+    }
+    pub(super) fn unmap(&self, at: usize, len: usize) -> Result<(), Errno> {
+        let mut state = self.state();
+        let found = state.maps.iter().position(|map| (map.at, map.len) == (at, len));
+        found.map(|index| _ = state.maps.remove(index)).ok_or(Errno(libc::EINVAL))
+    }
+    /// The events of `poll` that have happened.
+    pub(super) fn events(&self) -> i16 {
+        let state = self.state();
+        let mut events = 0;
+        if !state.accepted.is_empty() || !state.received.is_empty() || state.ended {
+            events |= libc::POLLIN;
+        }
+        match state.phase {
+            Phase::Open if !state.free.is_empty() => events |= libc::POLLOUT,
+            Phase::Failed(_) => events |= libc::POLLIN | libc::POLLOUT | libc::POLLHUP,
+            _ => {}
+        }
+        events
+    }
+}
+
+/// Posts buffers that were received into.
+fn post(recv: &mut RecvQueue<Rc>, held: &mut Vec<Buf>) {
+    while let Some(buf) = held.pop() {
+        if let Err(refused) = recv.post_recv(buf) {
+            drop(refused);
+            return;
+        }
+    }
+}
+
+impl State {
+    /// The connection is over.
+    fn broken(&mut self) {
+        if self.phase == Phase::Open {
+            self.phase = Phase::Failed(Errno(libc::ECONNRESET));
+        }
+    }
+    /// Takes a message.
+    fn take(&mut self, message: &[u8]) {
+        let Some((header, bytes)) = message.split_first_chunk::<HEADER>() else { return };
+        let to = u64::from_le_bytes(*header);
+        if to == STREAM {
+            self.ended |= bytes.is_empty();
+            self.received.extend(bytes);
+            return;
+        }
+        let of = |map: &&Map| {
+            to.checked_sub(map.offset).is_some_and(|from| from + bytes.len() as u64 <= map.len as u64)
+        };
+        // Bytes for memory that is not mapped are dropped.
+        if let Some(map) = self.maps.iter().find(of) {
+            let at = map.at + (to - map.offset) as usize;
+            let _ = copy_to(at as *mut u8, bytes);
+        }
+    }
+    /// Posts a message, if there is a buffer for it.
+    fn post(&mut self, header: u64, bytes: &[u8]) -> Option<Result<(), Errno>> {
+        match self.phase {
+            Phase::Open if self.end_sent || self.closing && !bytes.is_empty() => {
+                return Some(Err(Errno(libc::EPIPE)));
+            }
+            Phase::Open => {}
+            Phase::Failed(_) => return Some(Err(Errno(libc::EPIPE))),
+            _ => return Some(Err(Errno(libc::ENOTCONN))),
+        }
+        let queue = self.queue.as_mut()?;
+        let mut buf = self.free.pop()?;
+        let len = HEADER + bytes.len();
+        buf[..HEADER].copy_from_slice(&header.to_le_bytes());
+        buf[HEADER..len].copy_from_slice(bytes);
+        Some(queue.send(buf.first(len)).map_err(|_| Errno(libc::EPIPE)))
+    }
+    /// Takes received bytes; none at the end.
+    fn read(&mut self, room: usize, peeks: bool) -> Option<Result<Vec<u8>, Errno>> {
+        let count = room.min(self.received.len());
+        if count > 0 || room == 0 {
+            let bytes = self.received.range(..count).copied().collect();
+            if !peeks {
+                self.received.drain(..count);
+            }
+            return Some(Ok(bytes));
+        }
+        match self.phase {
+            _ if self.ended => Some(Ok(Vec::new())),
+            Phase::Failed(e) => Some(Err(e)),
+            Phase::Open => None,
+            _ => Some(Err(Errno(libc::ENOTCONN))),
+        }
+    }
+}

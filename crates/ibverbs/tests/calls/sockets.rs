@@ -1,0 +1,147 @@
+//! Calls of sockets over RDMA.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use super::{common, errno};
+
+/// Calls a function of librdmacm of the first node.
+macro_rules! cm {
+    ($name:ident($($arg:expr),*)) => {
+        cm!($name($($arg),*) -> c_int)
+    };
+    ($name:ident($($arg:expr),*) -> $ret:ty) => {
+        call!(@ common::symbol(stringify!($name), "RDMACM_1.0").expect(stringify!($name)), ($($arg),*) -> $ret)
+    };
+}
+
+const NONE: *mut c_void = null_mut();
+
+fn socket() -> c_int {
+    let socket = cm!(rsocket(libc::AF_INET, libc::SOCK_STREAM, 0));
+    assert!(socket >= 0, "{}", errno());
+    socket
+}
+/// An address as C has it; port 0 for any.
+fn address(ip: [u8; 4], port: u16) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(ip) },
+        sin_zero: [0; 8],
+    }
+}
+fn events(socket: c_int, events: i16, timeout_ms: c_int) -> i16 {
+    let mut fd = libc::pollfd { fd: socket, events, revents: 0 };
+    assert!(cm!(rpoll(&raw mut fd, 1, timeout_ms)) >= 0, "{}", errno());
+    fd.revents
+}
+fn listening() -> (c_int, u16) {
+    let (listener, any) = (socket(), address([0; 4], 0));
+    assert_eq!(cm!(rbind(listener, &raw const any, 16)), 0);
+    assert_eq!(cm!(rlisten(listener, 8)), 0, "{}", errno());
+    let (mut found, mut len) = (address([0; 4], 0), 16_u32);
+    assert_eq!(cm!(rgetsockname(listener, &raw mut found, &raw mut len)), 0);
+    (listener, u16::from_be(found.sin_port))
+}
+/// Two ends of a connection.
+fn pair() -> [c_int; 2] {
+    let (listener, port) = listening();
+    let (client, to) = (socket(), address([127, 0, 0, 1], port));
+    assert_eq!(cm!(rconnect(client, &raw const to, 16)), 0, "{}", errno());
+    assert_eq!(events(listener, libc::POLLIN, 60_000), libc::POLLIN);
+    let server = cm!(raccept(listener, NONE, NONE));
+    assert!(server >= 0, "{}", errno());
+    assert_eq!(cm!(rclose(listener)), 0);
+    [client, server]
+}
+
+#[test]
+fn what_was_sent_before_a_socket_is_closed_arrives_in_order_and_then_the_end() {
+    let [client, server] = pair();
+    // More than the buffers of both sides take, so that the sender waits for the receiver.
+    let sent: Vec<u8> = (0..600_000_u32).flat_map(u32::to_le_bytes).collect();
+    let copy = sent.clone();
+    let closing = std::thread::spawn(move || {
+        let (at, len) = (copy.as_ptr(), copy.len());
+        assert_eq!(cm!(rsend(client, at, len, 0) -> isize), len as isize);
+        cm!(rclose(client))
+    });
+    let mut received = vec![0_u8; sent.len() + 1];
+    let mut count = 0;
+    loop {
+        let room = received.len() - count;
+        let found = cm!(rrecv(server, received[count..].as_mut_ptr(), room, 0) -> isize);
+        assert!(found >= 0, "{count}: {}", errno());
+        if found == 0 {
+            break;
+        }
+        count += found as usize;
+    }
+    assert!(received[..count] == sent, "{count} of {} bytes", sent.len());
+    assert_eq!(closing.join().unwrap(), 0);
+    assert_eq!(cm!(rclose(server)), 0);
+}
+
+#[test]
+fn bytes_for_mapped_memory_come_before_later_ones_of_the_stream_and_stay_within_it() {
+    let [client, server] = pair();
+    let mut memory = [0_u8; 32];
+    let at = memory.as_mut_ptr();
+    assert_eq!(cm!(riomap(server, at, 16, libc::PROT_WRITE, 0, 1000) -> isize), 1000);
+    let bytes = [7_u8; 8];
+    for offset in [1004, 1012, 999, 5] {
+        assert_eq!(cm!(riowrite(client, bytes.as_ptr(), 8, offset, 0) -> isize), 8);
+    }
+    let mut told = 0_u8;
+    assert_eq!(cm!(rsend(client, bytes.as_ptr(), 1, 0) -> isize), 1);
+    assert_eq!(cm!(rrecv(server, &raw mut told, 1, libc::MSG_WAITALL) -> isize), 1);
+    // SAFETY: the memory lives, and the peer has written what it sent before the byte.
+    let found: Vec<u8> = (0..32).map(|i| unsafe { at.add(i).read_volatile() }).collect();
+    let wanted: Vec<u8> = (0..32).map(|i| if (4..12).contains(&i) { 7 } else { 0 }).collect();
+    assert_eq!(found, wanted);
+    assert_eq!(cm!(riounmap(server, at, 16)), 0);
+    assert_eq!((cm!(riounmap(server, at, 16)), errno()), (-1, libc::EINVAL));
+    assert_eq!([cm!(rclose(client)), cm!(rclose(server))], [0, 0]);
+}
+
+#[test]
+fn sockets_tell_what_they_wait_for_and_refuse_what_they_are_not() {
+    let refused = |call: &dyn Fn() -> isize, number: c_int| assert_eq!((call(), errno()), (-1, number));
+    refused(&|| cm!(rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0)) as isize, libc::EPROTONOSUPPORT);
+    refused(&|| cm!(rsocket(libc::AF_UNIX, libc::SOCK_STREAM, 0)) as isize, libc::EAFNOSUPPORT);
+    refused(&|| cm!(rclose(1 << 20)) as isize, libc::EBADF);
+    let fresh = socket();
+    let mut byte = 0_u8;
+    refused(&|| cm!(rrecv(fresh, &raw const byte, 1, 0) -> isize), libc::ENOTCONN);
+    refused(&|| cm!(rsend(fresh, &raw const byte, 1, 0) -> isize), libc::ENOTCONN);
+    refused(&|| cm!(raccept(fresh, NONE, NONE)) as isize, libc::EINVAL);
+    refused(&|| cm!(rgetpeername(fresh, NONE, NONE)) as isize, libc::ENOTCONN);
+    refused(&|| cm!(rsetsockopt(fresh, 12345, 1, NONE, 0)) as isize, libc::ENOPROTOOPT);
+    let (listener, _) = listening();
+    assert_eq!(events(listener, libc::POLLIN, 0), 0);
+    assert_eq!(cm!(rclose(listener)), 0);
+    // A port that is never chosen, at which nobody listens.
+    let nowhere = address([127, 0, 0, 1], 1);
+    refused(&|| cm!(rconnect(fresh, &raw const nowhere, 16)) as isize, libc::ECONNREFUSED);
+    assert_eq!(cm!(rclose(fresh)), 0);
+
+    let [client, server] = pair();
+    assert_eq!(events(client, libc::POLLIN | libc::POLLOUT, 60_000), libc::POLLOUT);
+    refused(&|| cm!(rrecv(server, &raw const byte, 1, libc::MSG_DONTWAIT) -> isize), libc::EAGAIN);
+    assert_eq!(cm!(rfcntl(server, libc::F_SETFL, libc::O_NONBLOCK)), 0);
+    assert_eq!(cm!(rfcntl(server, libc::F_GETFL, 0)), libc::O_NONBLOCK);
+    refused(&|| cm!(rread(server, &raw const byte, 1) -> isize), libc::EAGAIN);
+    assert_eq!(cm!(rwrite(client, b"x".as_ptr(), 1) -> isize), 1);
+    assert_eq!(events(server, libc::POLLIN, 60_000), libc::POLLIN);
+    assert_eq!(cm!(rrecv(server, &raw mut byte, 1, libc::MSG_PEEK) -> isize), 1);
+    assert_eq!((cm!(rread(server, &raw mut byte, 1) -> isize), byte), (1, b'x'));
+    // The other half of the connection goes on.
+    assert_eq!(cm!(rshutdown(client, libc::SHUT_WR)), 0);
+    assert_eq!(events(server, libc::POLLIN, 60_000), libc::POLLIN);
+    assert_eq!(cm!(rread(server, &raw mut byte, 1) -> isize), 0);
+    refused(&|| cm!(rwrite(client, b"y".as_ptr(), 1) -> isize), libc::EPIPE);
+    assert_eq!(cm!(rwrite(server, b"z".as_ptr(), 1) -> isize), 1);
+    assert_eq!((cm!(rread(client, &raw mut byte, 1) -> isize), byte), (1, b'z'));
+    assert_eq!([cm!(rclose(client)), cm!(rclose(server))], [0, 0]);
+}
