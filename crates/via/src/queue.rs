@@ -63,6 +63,8 @@ pub(crate) struct WorkQueue {
     depth: usize,
     /// A descriptor has failed on a reliable VI: those behind it are flushed.
     broken: bool,
+    /// Descriptors were flushed before a connection was made.
+    early: bool,
     news: Option<ErrorKind>,
 }
 
@@ -105,6 +107,7 @@ impl WorkQueue {
             unnoted: 0,
             depth,
             broken: false,
+            early: false,
             news: None,
         }
     }
@@ -166,29 +169,12 @@ impl WorkQueue {
             _ => Op::Send,
         };
         descriptor.begin(control.length);
-        let sent = if self.broken || state == ViState::Error {
+        let sent = if state == ViState::Error {
             Err(Status::FLUSHED_ERROR)
         } else {
-            let (mut few, mut many);
-            // Most descriptors have one segment, or an address segment and one.
-            let room: &mut [Segment] = if usize::from(control.segment_count) <= FEW_SEGMENTS {
-                few = [Segment::default(); FEW_SEGMENTS];
-                &mut few
-            } else {
-                many = [Segment::default(); MAX_SEGMENTS + 1];
-                &mut many
-            };
-            let segments = descriptor.segments(control.segment_count.into(), room);
-            segments
-                .ok_or(Status::FORMAT_ERROR)
-                .and_then(|segments| self.check(&control, bits, segments))
-                .and_then(|checked| self.hand_over(&descriptor.region, &checked))
+            self.carry_out(&descriptor, &control)
         };
-        let outcome =
-            sent.err().map(|error| Outcome { status: Status::of(op) | error, length: 0, immediate: None });
-        if outcome.is_some() && self.rules.reliability.is_reliable() {
-            self.broken = true;
-        }
+        let outcome = self.refusal(op, sent);
         let failed = outcome.is_some();
         self.posted.push_back(Posted { descriptor, op, length: control.length, outcome });
         if failed {
@@ -197,15 +183,42 @@ impl WorkQueue {
         Ok(())
     }
 
+    /// Reads the segments of a descriptor, checks them, and posts the request to the device.
+    #[inline]
+    fn carry_out(&mut self, descriptor: &Descriptor, control: &crate::ControlSegment) -> Result<(), Status> {
+        if self.broken {
+            return Err(Status::FLUSHED_ERROR);
+        }
+        let (mut few, mut many);
+        // Most descriptors have one segment, or an address segment and one.
+        let room: &mut [Segment] = if usize::from(control.segment_count) <= FEW_SEGMENTS {
+            few = [Segment::default(); FEW_SEGMENTS];
+            &mut few
+        } else {
+            many = [Segment::default(); MAX_SEGMENTS + 1];
+            &mut many
+        };
+        let segments = descriptor.segments(control.segment_count.into(), room).ok_or(Status::FORMAT_ERROR)?;
+        let checked = self.check(control, segments)?;
+        self.hand_over(&descriptor.region, &checked)
+    }
+    /// The end of a descriptor that could not be carried out.
+    #[inline]
+    fn refusal(&mut self, op: Op, sent: Result<(), Status>) -> Option<Outcome> {
+        let error = sent.err()?;
+        self.broken |= self.rules.reliability.is_reliable();
+        Some(Outcome { status: Status::of(op) | error, length: 0, immediate: None })
+    }
+
     /// The checks that need no memory.
     #[inline]
     fn check<'s>(
         &self,
         control: &crate::ControlSegment,
-        bits: Control,
         segments: &'s [Segment],
     ) -> Result<Checked<'s>, Status> {
         let (rules, length) = (&self.rules, control.length);
+        let bits = Control::from_bits_retain(control.control);
         let known = Control::all();
         let rdma = bits & (Control::RDMA_WRITE | Control::RDMA_READ);
         let wrong = !known.contains(bits)
@@ -312,6 +325,10 @@ impl WorkQueue {
             let immediate = wc.imm();
             let mark = if immediate.is_some() { Status::IMMEDIATE } else { Status::empty() };
             Outcome { status: Status::of(op) | mark, length, immediate }
+        } else if wc.status == WcStatus::WrFlushed && self.vi.state() == ViState::ConnectPending {
+            // The peer has gone before it was connected. The next queue pair gets the descriptors.
+            self.early = true;
+            return;
         } else {
             Outcome { status: Status::of(posted.op) | error_of(wc.status), length: 0, immediate: None }
         };
@@ -335,10 +352,30 @@ impl WorkQueue {
         }
     }
 
+    /// Goes on with another queue pair, which gets the descriptors that have not completed.
+    pub(crate) fn carry_on(&mut self, (side, qp): (Side, QpHandle), rules: Rules) {
+        (self.side, self.qp, self.rules, self.early) = (side, qp, rules, false);
+        // Descriptors behind one that was refused have their end.
+        let broken = std::mem::take(&mut self.broken);
+        for at in self.done..self.posted.len() {
+            let Posted { descriptor, op, outcome: None, .. } = &self.posted[at] else { continue };
+            let (descriptor, op) = (descriptor.clone(), *op);
+            let sent = self.carry_out(&descriptor, &descriptor.control());
+            self.posted[at].outcome = self.refusal(op, sent);
+        }
+        self.broken |= broken;
+        self.settle();
+    }
+    /// The connection was made after all, and has ended meanwhile.
+    pub(crate) fn end_early(&mut self) {
+        if std::mem::take(&mut self.early) {
+            self.flush();
+        }
+    }
     /// Ends all descriptors that have not completed as flushed, and goes on with another queue pair.
     pub(crate) fn begin_anew(&mut self, (side, qp): (Side, QpHandle), rules: Rules) {
         self.flush();
-        (self.side, self.qp, self.rules, self.broken) = (side, qp, rules, false);
+        (self.side, self.qp, self.rules, self.broken, self.early) = (side, qp, rules, false, false);
     }
     /// Ends all descriptors that have not completed as flushed.
     pub(crate) fn flush(&mut self) {

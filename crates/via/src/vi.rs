@@ -139,7 +139,8 @@ pub(crate) struct ViShared {
 
 /// The parts of a VI that connecting changes.
 pub(crate) struct Link {
-    attributes: ViAttributes,
+    /// `None` once the program has dropped the VI: tasks that hold it for a moment do not hold the protection tag.
+    attributes: Option<ViAttributes>,
     control: Control,
     /// Ends the task that has the connection.
     pub(crate) leave: Option<Arc<Stop>>,
@@ -147,6 +148,12 @@ pub(crate) struct Link {
     pub(crate) peer: Option<PeerOutcome>,
     /// Counts the connections that were begun.
     attempt: u64,
+}
+
+impl Link {
+    fn attributes(&self) -> &ViAttributes {
+        self.attributes.as_ref().expect("the program has the VI")
+    }
 }
 
 impl ViShared {
@@ -188,7 +195,7 @@ impl ViShared {
     }
 
     /// Begins to connect. Returns the number of the attempt, the queue pair and the attributes.
-    pub(crate) fn begin(&self) -> Result<(u64, Control, ViAttributes), Error> {
+    pub(crate) fn begin(&self) -> Result<(u64, Control, RemoteAttributes), Error> {
         let mut link = self.link();
         let state = self.state();
         if state != ViState::Idle {
@@ -196,16 +203,25 @@ impl ViShared {
         }
         self.set(ViState::ConnectPending);
         link.attempt += 1;
-        Ok((link.attempt, link.control.clone(), link.attributes.clone()))
+        Ok((link.attempt, link.control.clone(), link.attributes().into()))
     }
-    /// Ends an attempt that has failed. Posted receive descriptors stay, unless the queue pair was in use.
+    /// Goes on with an attempt whose peer has gone before it was connected. Posted receive descriptors stay.
+    pub(crate) fn try_again(self: &Arc<Self>, attempt: u64) -> Result<Control, Error> {
+        let mut link = self.link();
+        if link.attempt != attempt || self.state() != ViState::ConnectPending {
+            return Err(Error::State { state: self.state(), needs: "the connection was given up" });
+        }
+        self.renew_unused(&mut link)?;
+        Ok(link.control.clone())
+    }
+    /// Ends an attempt that has failed. Posted receive descriptors stay.
     pub(crate) fn fail(self: &Arc<Self>, attempt: u64, outcome: Option<PeerOutcome>) {
         let mut link = self.link();
         if link.attempt != attempt || self.state() != ViState::ConnectPending {
             return;
         }
         (link.peer, link.leave) = (outcome, None);
-        let renewed = if link.control.is_new() { Ok(()) } else { self.renew(&mut link) };
+        let renewed = self.renew_unused(&mut link);
         self.set(if renewed.is_ok() { ViState::Idle } else { ViState::Error });
         drop(link);
         self.tell_all();
@@ -230,6 +246,8 @@ impl ViShared {
         link.remote = Some(remote.clone());
         link.peer = outcome;
         self.set(ViState::Connected);
+        let (source, slot) = &self.recv;
+        source.quietly(|state| state.change(*slot, WorkQueue::end_early));
         Ok(())
     }
     /// Ends the connection, or the attempt to make one. The VI is idle.
@@ -241,7 +259,7 @@ impl ViShared {
         }
         (link.remote, link.peer) = (None, None);
         link.control.to_error();
-        let renewed = self.renew(&mut link);
+        let renewed = self.renew(&mut link, WorkQueue::begin_anew);
         self.set(if renewed.is_ok() { ViState::Idle } else { ViState::Error });
         drop(link);
         self.tell_all();
@@ -254,13 +272,17 @@ impl ViShared {
             source.with(|_| ());
         }
     }
-    /// Takes what has completed, flushes the rest, and puts a new queue pair in the place of the old one.
-    fn renew(self: &Arc<Self>, link: &mut Link) -> Result<(), Error> {
-        let (rules, context) = (self.nic.rules(&link.attributes), context_of(self.send.1, self.recv.1));
+    /// Has an idle queue pair, in the place of one that was never connected to a peer's.
+    fn renew_unused(self: &Arc<Self>, link: &mut Link) -> Result<(), Error> {
+        if link.control.is_new() { Ok(()) } else { self.renew(link, WorkQueue::carry_on) }
+    }
+    /// Takes what has completed, and puts a new queue pair in the place of the old one. `pass` passes a work queue on.
+    fn renew(self: &Arc<Self>, link: &mut Link, pass: Pass) -> Result<(), Error> {
+        let (rules, context) = (self.nic.rules(link.attributes()), context_of(self.send.1, self.recv.1));
         for (source, _) in [&self.send, &self.recv] {
             source.quietly(|state| state.poll());
         }
-        let built = build(&self.nic, &link.attributes, context, &self.send.0, &self.recv.0);
+        let built = build(&self.nic, link.attributes(), context, &self.send.0, &self.recv.0);
         let (control, send, recv) = match built {
             Ok(built) => built,
             Err(error) => {
@@ -274,7 +296,7 @@ impl ViShared {
         link.control = control;
         for ((source, slot), side) in [(&self.send, send), (&self.recv, recv)] {
             let rules = rules.clone();
-            source.quietly(|state| state.change(*slot, |queue| queue.begin_anew((side, handle), rules)));
+            source.quietly(|state| state.change(*slot, |queue| pass(queue, (side, handle), rules)));
         }
         Ok(())
     }
@@ -332,6 +354,9 @@ async fn watch(vi: Weak<ViShared>, connection: hca_cm::Connection, leave: Arc<St
         vi.lost(&leave);
     }
 }
+
+/// Passes a work queue on to a new queue pair.
+type Pass = fn(&mut WorkQueue, (Side, QpHandle), Rules);
 
 /// A queue pair, and its two sides.
 type Built = (Control, Side, Side);
@@ -419,7 +444,7 @@ impl Vi {
         })?;
         let handle = control.handle();
         let link = Link {
-            attributes: attributes.clone(),
+            attributes: Some(attributes.clone()),
             control,
             leave: None,
             remote: None,
@@ -465,7 +490,7 @@ impl Vi {
         let link = self.shared.link();
         ViStatus {
             state: self.shared.state(),
-            attributes: link.attributes.clone(),
+            attributes: link.attributes().clone(),
             remote: link.remote.clone(),
             send_queue_empty,
             receive_queue_empty,
@@ -479,8 +504,8 @@ impl Vi {
         self.shared.nic.check(attributes)?;
         self.check_unused()?;
         let mut link = self.shared.link();
-        let before = std::mem::replace(&mut link.attributes, attributes.clone());
-        let renewed = self.shared.renew(&mut link);
+        let before = link.attributes.replace(attributes.clone());
+        let renewed = self.shared.renew(&mut link, WorkQueue::begin_anew);
         if renewed.is_err() {
             link.attributes = before;
         }
@@ -648,11 +673,12 @@ impl Drop for Vi {
     fn drop(&mut self) {
         let mut link = self.shared.link();
         link.attempt += 1;
+        let attributes = link.attributes.take();
         if let Some(leave) = link.leave.take() {
             leave.ask();
         }
         link.control.to_error();
-        drop(link);
+        drop((link, attributes));
         for (source, slot) in [&self.shared.send, &self.shared.recv] {
             // Dropped outside of the lock.
             let queue = source.with(|state| state.remove(*slot));

@@ -63,7 +63,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    fn new(context: &Context) -> Self {
+    pub(crate) fn new(context: &Context) -> Self {
         let nic = Nic::open(context).expect("an adapter opens");
         let ptag = nic.create_ptag().unwrap();
         let memory = nic.alloc(MEMORY, &MemAttributes::rdma(&ptag)).unwrap();

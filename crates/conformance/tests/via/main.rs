@@ -85,6 +85,7 @@ hca_conformance::checks! { $
         a_peer_of_other_attributes_is_refused,
         a_client_is_no_peer,
         a_peer_request_is_taken_back_by_a_disconnect,
+        a_peer_that_gives_up_while_it_is_accepted_may_ask_again,
     }
     cq {
         a_completion_queue_names_the_queues_in_the_order_of_completions,
@@ -108,6 +109,7 @@ hca_conformance::checks! { $
         deregistered_memory_is_not_reached,
         attributes_of_memory_are_changed,
         a_tag_in_use_is_not_destroyed,
+        a_tag_is_free_at_once_when_its_vis_are_gone,
         a_tag_of_another_adapter_is_refused,
     }
 }

@@ -1,8 +1,10 @@
 //! Registered memory and protection tags.
 
-use hca_via::{MemAttributes, RemoteAddress, Request, ReturnCode, Segment, Status, ViAttributes};
+use std::sync::{Arc, Mutex, mpsc};
 
-use crate::bed::{Bed, code, error};
+use hca_via::{MemAttributes, NetAddress, RemoteAddress, Request, ReturnCode, Segment, Status, ViAttributes};
+
+use crate::bed::{Bed, PATIENCE, Side, code, error, name};
 
 pub(crate) fn memory_with_posted_descriptors_is_not_deregistered(bed: &Bed) {
     let pair = bed.pair();
@@ -78,6 +80,36 @@ pub(crate) fn a_tag_in_use_is_not_destroyed(bed: &Bed) {
     let (ptag, _) = ptag.destroy().unwrap_err();
     vi.destroy().unwrap();
     ptag.destroy().unwrap();
+}
+
+pub(crate) fn a_tag_is_free_at_once_when_its_vis_are_gone(bed: &Bed) {
+    // One waits to be asked, and one asks again and again.
+    let [a, b] = bed.sides();
+    for (side, other) in [(&a, &b), (&b, &a)] {
+        let ptag = side.nic.create_ptag().unwrap();
+        let vi = side.nic.create_vi(&ViAttributes::new(&ptag), None, None).unwrap();
+        let silent = NetAddress { host: other.nic.attributes().host, discriminator: name("silent") };
+        vi.peer_request(name("asker"), &silent, None).unwrap();
+        drop(vi);
+        ptag.destroy().unwrap();
+    }
+    // The adapter's thread has the VI in its hands, as it tells of the end of the connection.
+    let pair = bed.pair();
+    let (has, told) = mpsc::channel();
+    let (go_on, may) = mpsc::channel();
+    let (has, may) = (Mutex::new(has), Mutex::new(may));
+    pair.b.side.nic.set_error_handler(Some(Arc::new(move |_| {
+        has.lock().unwrap().send(()).unwrap();
+        may.lock().unwrap().recv_timeout(PATIENCE).unwrap();
+    })));
+    pair.a.vi.disconnect().unwrap();
+    // Not polled here: the thread is the one that notices.
+    told.recv_timeout(PATIENCE).unwrap();
+    let Side { ptag, memory, .. } = pair.b.side;
+    drop(pair.b.vi);
+    memory.deregister().unwrap();
+    ptag.destroy().unwrap();
+    go_on.send(()).unwrap();
 }
 
 pub(crate) fn a_tag_of_another_adapter_is_refused(bed: &Bed) {

@@ -1,7 +1,12 @@
 //! Peers that ask for each other.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
+use hca_cm::{ConnectParams, ConnectionError, connect_async};
+use hca_verbs::Rc;
 use hca_via::{NetAddress, Reliability, Request, ReturnCode, ViAttributes, ViState};
 
 use crate::bed::{Bed, PATIENCE, Side, code, name, until};
@@ -87,4 +92,61 @@ pub(crate) fn a_peer_request_is_taken_back_by_a_disconnect(bed: &Bed) {
         vi.peer_request(name("asker"), &remote, None).unwrap();
         // Dropped, it ends as well.
     }
+}
+
+/// Notes that a task is woken.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// What the peer "first" of the tests says when it asks "hello".
+fn hello_of_first() -> [u8; 45] {
+    let mut hello = [0; 45];
+    hello[..13].copy_from_slice(&[b'V', b'I', b'A', b'1', 1, 2, 3, 0, 0x10, 0, 0, 5, 5]);
+    hello[13..18].copy_from_slice(b"first");
+    hello[29..34].copy_from_slice(b"hello");
+    hello
+}
+
+pub(crate) fn a_peer_that_gives_up_while_it_is_accepted_may_ask_again(bed: &Bed) {
+    /// The first port of the discriminator "hello".
+    const PORT: u16 = 42_317;
+    let mut contexts = bed.contexts(2);
+    contexts.sort_by_key(|context| context.port().gid.ip());
+    let [a, b] = [0, 1].map(|i| Side::new(&contexts[i]));
+    let [x, y] = [a.vi(), b.vi()];
+    y.post_recv(&b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
+    y.peer_request(name("hello"), &at(&a, "first"), Some(2 * PATIENCE)).unwrap();
+
+    let pd = contexts[0].alloc_pd().unwrap();
+    let cq = contexts[0].create_cq(256).unwrap();
+    let (asker, _) = pd.qp::<Rc>(&cq.reference()).build().unwrap().split();
+    let to = (b.nic.attributes().host, PORT).into();
+    // A client is refused with words of its own once the other side waits.
+    until(&[&x, &y], "the other side to wait", || {
+        let mut client = hello_of_first();
+        client[4] = 0;
+        let params = ConnectParams { private_data: &client, ..ConnectParams::default() };
+        let refused = hca_cm::connect_with(&contexts[0], asker.control(), to, &params).unwrap_err();
+        matches!(refused, ConnectionError::Rejected { private_data, .. } if private_data.starts_with(b"VIA1"))
+            .then_some(())
+    });
+    let (hello, woken) = (hello_of_first(), Arc::<Woken>::default());
+    let params = ConnectParams { private_data: &hello, ..ConnectParams::default() };
+    let mut asks = Box::pin(connect_async(&contexts[0], asker.control(), to, &params));
+    let waker = Waker::from(Arc::clone(&woken));
+    assert!(asks.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    until(&[&x, &y], "the answer", || woken.0.load(Ordering::Acquire).then_some(()));
+    // The answer is there. The request is taken back instead.
+    drop(asks);
+    x.peer_request(name("first"), &at(&b, "hello"), Some(PATIENCE)).unwrap();
+    until(&[&x, &y], "the connection", || x.peer_done().unwrap().zip(y.peer_done().unwrap()));
+    x.post_send(&a.written(0, &Request::new(&[a.data(0, 8)]))).unwrap();
+    let received = until(&[&x, &y], "a message", || y.recv_done());
+    assert!(received.status.is_ok(), "the descriptor that was posted before: {received:?}");
 }

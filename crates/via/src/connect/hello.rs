@@ -1,6 +1,6 @@
 //! The private data of connection requests, replies and rejections.
 
-use crate::{Discriminator, Error, Reliability, RemoteAttributes, ViAttributes};
+use crate::{Discriminator, Error, Reliability, RemoteAttributes};
 
 const MAGIC: [u8; 4] = *b"VIA1";
 /// Bytes of requests and replies.
@@ -29,20 +29,6 @@ pub(crate) struct Hello {
 }
 
 impl Hello {
-    pub(crate) fn new(
-        kind: Kind,
-        local: Discriminator,
-        remote: Discriminator,
-        attributes: &ViAttributes,
-    ) -> Self {
-        let attributes = RemoteAttributes {
-            reliability: attributes.reliability,
-            max_transfer_size: attributes.max_transfer_size,
-            enable_rdma_write: attributes.enable_rdma_write,
-            enable_rdma_read: attributes.enable_rdma_read,
-        };
-        Self { kind, local, remote, attributes }
-    }
     pub(crate) fn bytes(&self) -> [u8; HELLO_BYTES] {
         let RemoteAttributes { reliability, max_transfer_size, enable_rdma_write, enable_rdma_read } =
             self.attributes;

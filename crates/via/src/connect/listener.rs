@@ -188,7 +188,7 @@ impl ConnectionRequest {
             return Err(refusal.error());
         }
         let Hello { local, remote, attributes: theirs, .. } = self.hello;
-        let reply = Hello::new(Kind::ClientServer, remote, local, &attributes);
+        let reply = Hello { kind: Kind::ClientServer, local: remote, remote: local, attributes };
         let accepted = block_on(accept(self.incoming, &control, &reply));
         settle(vi, attempt, accepted.map(|connection| (connection, theirs))).map(drop)
     }

@@ -34,8 +34,19 @@ pub struct RemoteAttributes {
     pub enable_rdma_read: bool,
 }
 
+impl From<&ViAttributes> for RemoteAttributes {
+    fn from(attributes: &ViAttributes) -> Self {
+        Self {
+            reliability: attributes.reliability,
+            max_transfer_size: attributes.max_transfer_size,
+            enable_rdma_write: attributes.enable_rdma_write,
+            enable_rdma_read: attributes.enable_rdma_read,
+        }
+    }
+}
+
 /// Why a VI can not be connected to one with these attributes.
-fn mismatch(ours: &ViAttributes, theirs: &RemoteAttributes) -> Option<Refusal> {
+fn mismatch(ours: &RemoteAttributes, theirs: &RemoteAttributes) -> Option<Refusal> {
     if ours.reliability != theirs.reliability {
         return Some(Refusal::Reliability);
     }
@@ -100,7 +111,7 @@ impl Vi {
     ) -> Result<RemoteAttributes, Error> {
         let vi = self.shared();
         let (attempt, control, attributes) = vi.begin()?;
-        let hello = Hello::new(Kind::ClientServer, local, remote.discriminator, &attributes);
+        let hello = Hello { kind: Kind::ClientServer, local, remote: remote.discriminator, attributes };
         let end = end_of(timeout);
         let asked = block_on(ask(&vi.nic.context, &control, remote.host, &hello, end));
         let asked = asked.map_err(|error| timed_out(error, timeout));

@@ -10,7 +10,7 @@ use super::hello::{Hello, Kind, Refusal};
 use super::{Discriminator, NetAddress, RemoteAttributes, ask, end_of, listener, mismatch, timed_out};
 use crate::tasks::{Alarm, Stop, before};
 use crate::vi::{Control, ViShared};
-use crate::{Error, Vi, ViAttributes, ViState};
+use crate::{Error, Vi, ViState};
 
 /// What has come of a peer request.
 pub(crate) type PeerOutcome = Result<RemoteAttributes, Error>;
@@ -19,11 +19,12 @@ pub(crate) type PeerOutcome = Result<RemoteAttributes, Error>;
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// A peer request under way.
+/// A peer request under way. It holds neither the VI nor its protection tag, which the program may destroy meanwhile.
 struct Meeting {
+    vi: Weak<ViShared>,
+    attempt: u64,
     context: Context,
-    control: Control,
-    attributes: ViAttributes,
+    attributes: RemoteAttributes,
     ours: NetAddress,
     theirs: NetAddress,
     end: Option<Instant>,
@@ -53,8 +54,9 @@ impl Vi {
         drop(link);
         let means = (stop, vi.nic.tasks.alarm());
         let context = vi.nic.context.clone();
-        let meeting = Meeting { context, control, attributes, ours, theirs: *remote, end: end_of(timeout) };
-        let spawned = vi.nic.tasks.spawn(meet(Arc::downgrade(vi), attempt, meeting, timeout, means));
+        let (vi_of, end) = (Arc::downgrade(vi), end_of(timeout));
+        let meeting = Meeting { vi: vi_of, attempt, context, attributes, ours, theirs: *remote, end };
+        let spawned = vi.nic.tasks.spawn(meet(meeting, control, timeout, means));
         if spawned.is_err() {
             vi.fail(attempt, None);
         }
@@ -95,18 +97,17 @@ fn outcome(vi: &ViShared, peer: &mut Option<PeerOutcome>) -> Result<Option<Remot
 
 /// Makes the connection, and tells the VI.
 async fn meet(
-    vi: Weak<ViShared>,
-    attempt: u64,
     meeting: Meeting,
+    control: Control,
     timeout: Option<Duration>,
     (stop, alarm): (Arc<Stop>, Alarm),
 ) {
-    let Some(met) = stop.or(meeting.meet(&alarm)).await else { return };
+    let Some(met) = stop.or(meeting.meet(control, &alarm)).await else { return };
     let met = met.map_err(|error| match error {
         Error::TimedOut(_) => Error::TimedOut(timeout.unwrap_or_default()),
         error => timed_out(error, timeout),
     });
-    let Some(vi) = vi.upgrade() else { return };
+    let (Some(vi), attempt) = (meeting.vi.upgrade(), meeting.attempt) else { return };
     let done = met
         .and_then(|(connection, remote)| vi.succeed(attempt, connection, &remote, Some(Ok(remote.clone()))));
     if let Err(error) = done {
@@ -118,21 +119,24 @@ type Met = Result<(Connection, RemoteAttributes), Error>;
 
 impl Meeting {
     /// The side with the lower address asks, and the other one waits to be asked.
-    async fn meet(&self, alarm: &Alarm) -> Met {
+    async fn meet(&self, control: Control, alarm: &Alarm) -> Met {
         if self.ours < self.theirs {
-            return self.ask(alarm).await;
+            return self.ask(&control, alarm).await;
         }
-        let Some(end) = self.end else { return self.wait().await };
-        before(alarm.sleep_until(end), self.wait()).await.unwrap_or(Err(Error::TimedOut(Duration::ZERO)))
+        let Some(end) = self.end else { return self.wait(control).await };
+        before(alarm.sleep_until(end), self.wait(control))
+            .await
+            .unwrap_or(Err(Error::TimedOut(Duration::ZERO)))
     }
     fn hello(&self) -> Hello {
-        Hello::new(Kind::Peer, self.ours.discriminator, self.theirs.discriminator, &self.attributes)
+        let [local, remote] = [self.ours, self.theirs].map(|address| address.discriminator);
+        Hello { kind: Kind::Peer, local, remote, attributes: self.attributes.clone() }
     }
     /// Asks again and again while the other side does not wait yet.
-    async fn ask(&self, alarm: &Alarm) -> Met {
+    async fn ask(&self, control: &Control, alarm: &Alarm) -> Met {
         let mut pause = PAUSE;
         loop {
-            match ask(&self.context, &self.control, self.theirs.host, &self.hello(), self.end).await {
+            match ask(&self.context, control, self.theirs.host, &self.hello(), self.end).await {
                 Err(Error::NoMatch) => {}
                 asked => return asked,
             }
@@ -144,8 +148,9 @@ impl Meeting {
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
-    /// Waits to be asked.
-    async fn wait(&self) -> Met {
+    /// Waits to be asked. A peer that has asked and gives up before it is connected, or before its request came here,
+    /// may ask again.
+    async fn wait(&self, mut control: Control) -> Met {
         let listener = listener::bind(&self.context, &self.ours.discriminator)?;
         loop {
             let incoming = listener.accept_async().await?;
@@ -163,8 +168,12 @@ impl Meeting {
                 listener::refuse(incoming, refusal);
                 return Err(refusal.error());
             }
-            let connection = listener::accept(incoming, &self.control, &self.hello()).await?;
-            return Ok((connection, hello.attributes));
+            match listener::accept(incoming, &control, &self.hello()).await {
+                Ok(connection) => return Ok((connection, hello.attributes)),
+                Err(error) => tracing::debug!(%error, "a peer has given its request up"),
+            }
+            let vi = self.vi.upgrade().ok_or(Error::Rejected)?;
+            control = vi.try_again(self.attempt)?;
         }
     }
 }
