@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use hca::hca_core::{Device, GidType, QpHandle, Qpn};
 use hca::{DeviceUrl, Opened};
-use hca_process::PerProcess;
+use hca_process::{PerProcess, as_library};
 
 use crate::abi::IbvDevice;
 use crate::async_event::{Listeners, pump};
@@ -30,15 +30,16 @@ pub(crate) struct NamedDevice {
 }
 
 /// The addresses of all devices, which exist until the process ends; an error is told once.
-static DEVICES: LazyLock<Result<Vec<usize>, Errno>> = LazyLock::new(|| match hca::named_devices() {
-    Ok(devices) => Ok((devices.into_iter().enumerate())
-        .map(|(place, device)| Box::into_raw(Box::new(NamedDevice::new(place, device))) as usize)
-        .collect()),
-    Err(e) => {
-        eprintln!("hca: {e}");
-        Err(INVALID)
-    }
-});
+static DEVICES: LazyLock<Result<Vec<usize>, Errno>> =
+    LazyLock::new(|| match as_library(hca::named_devices) {
+        Ok(devices) => Ok((devices.into_iter().enumerate())
+            .map(|(place, device)| Box::into_raw(Box::new(NamedDevice::new(place, device))) as usize)
+            .collect()),
+        Err(e) => {
+            eprintln!("hca: {e}");
+            Err(INVALID)
+        }
+    });
 
 /// The addresses of all devices.
 pub(crate) fn named_devices() -> Result<&'static [usize], Errno> {
@@ -117,7 +118,7 @@ impl Adapter {
             eprintln!("hca: device {}: {why}", device.name);
             Errno(libc::ENODEV)
         };
-        let opened = hca::open_exactly(&device.url).map_err(|e| refuse(&e))?;
+        let opened = as_library(|| hca::open_exactly(&device.url)).map_err(|e| refuse(&e))?;
         if opened.device().needs_turns() {
             return Err(refuse(
                 &"C programs expect an adapter that works by itself: use progress=adaptive or thread",

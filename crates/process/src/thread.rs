@@ -1,6 +1,7 @@
 //! Threads of libraries, without the program's signals.
 #![allow(unsafe_code)] // the mask of signals
 
+use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::thread::{Builder, JoinHandle};
@@ -12,6 +13,27 @@ use crate::barrier::register_while_alone;
 /// Signals that a fault of the thread's own raises. Blocked, they would end the process without its handler.
 const FAULTS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT];
+
+thread_local! {
+    static IS_LIBRARY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Marks the calls that `call` makes as a library's own, on this thread: see [`is_library`].
+pub fn as_library<T>(call: impl FnOnce() -> T) -> T {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            IS_LIBRARY.set(self.0);
+        }
+    }
+    let _before = Before(IS_LIBRARY.replace(true));
+    call()
+}
+/// Whether this thread is a library's, started by [`spawn`], or is in [`as_library`]. A program may have put functions
+/// of its own before those of the C library, which call the library that calls them.
+pub fn is_library() -> bool {
+    IS_LIBRARY.get()
+}
 
 /// Starts a thread of a library: it has a name, and takes none of the program's signals.
 ///
@@ -37,7 +59,7 @@ pub fn spawn<T: Send + 'static>(
             libc::sigdelset(all.as_mut_ptr(), fault);
         }
         libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr());
-        let thread = Builder::new().name(name.to_owned()).spawn(run);
+        let thread = Builder::new().name(name.to_owned()).spawn(|| as_library(run));
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
         thread
     }
@@ -55,6 +77,15 @@ mod tests {
     }
     fn bit(signal: libc::c_int) -> u64 {
         1 << (signal - 1)
+    }
+
+    #[test]
+    fn calls_of_libraries_are_known_on_their_threads_and_within_them() {
+        assert!(!is_library());
+        assert_eq!(as_library(|| (as_library(is_library), is_library())), (true, true));
+        assert_eq!((spawn("own", is_library).unwrap().join().unwrap(), is_library()), (true, false));
+        let panicked = std::panic::catch_unwind(|| as_library(|| panic!("for the test")));
+        assert!(panicked.is_err() && !is_library());
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::net::UdpSocket;
 use std::process::Command;
 
-use super::rdmacm::{Server, client};
-use super::{AUTO, exec, free_port, text};
+use super::rdmacm::{Server, client, pair};
+use super::{AUTO, UDP, exec, free_port, text};
 
 /// The folder of the programs' sources.
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/exec");
@@ -51,6 +51,21 @@ fn ucx_has_tags_put_get_and_active_messages_over_rc_and_ud() {
             let said = client(AUTO, &[&common[..], &more].concat(), &mut server);
             assert!(said.contains("Final:"), "{transport} {kind}: {said}");
         }
+    }
+}
+
+/// librspreload makes sockets over RDMA of a program's sockets. Its release for Debian 12 has no `accept4` and no `epoll`.
+#[test]
+#[ignore = "for nightly, needs iperf3 and librspreload"]
+fn a_program_of_plain_sockets_runs_over_rdma() {
+    const PRELOAD: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so.1";
+    for more in [&[][..], &["-R"], &["-P", "4"]] {
+        let port = free_port();
+        let common = ["env", PRELOAD, "iperf3", "-p", &port];
+        // Waits until the port is claimed at the device, and not of the kernel.
+        let client = [&common[..], &["-c", "127.0.0.1", "-n", "4M"], more].concat();
+        let [_, said] = pair(UDP, &port, &[&common[..], &["-s", "-1"]].concat(), &client);
+        assert!(said.contains("receiver"), "{more:?}: {said}");
     }
 }
 

@@ -56,7 +56,7 @@ fn is_claimed(port: &str) -> bool {
 
 /// Runs a server and its client to the end of both, and returns what both said. They begin anew if some connections
 /// came before the server listens: such a server waits for more than the client makes.
-fn pair(device: &str, port: &str, server: &[&str], clients: &[&str]) -> [String; 2] {
+pub(super) fn pair(device: &str, port: &str, server: &[&str], clients: &[&str]) -> [String; 2] {
     let begun = Instant::now();
     loop {
         let mut running = Server::start(&[&["--device", device], server].concat());
@@ -241,4 +241,17 @@ fn a_file_is_copied_over_rdma() {
     client(UDP, &["rcopy", &from, &remote, "-p", &port], &mut server);
     assert!(std::fs::read(&to).unwrap() == content);
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+#[ignore = "needs rdmacm-utils: programs of librdmacm"]
+fn datagrams_of_sockets_over_rdma_are_answered() {
+    let port = free_port();
+    // The server never ends by itself.
+    let mut server = Server::start(&["--device", UDP, "udpong", "-p", &port, "-T", "b"]);
+    for modes in [&["-T", "b"][..], &["-T", "n", "-T", "e"], &["-T", "a"]] {
+        let common = ["udpong", "-s", "127.0.0.1", "-p", &port, "-C", "50", "-S", "1000"];
+        let said = client(UDP, &[&common[..], modes].concat(), &mut server);
+        assert!(said.contains("custom"), "{modes:?}: {said}");
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use hca::cm::{Agent, CmError, ConnectionError, PortSpace, ServiceId};
 use hca::hca_core::{Device, DeviceError, Gid};
-use hca_process::PerProcess;
+use hca_process::{PerProcess, as_library};
 
 use super::border::Field;
 use crate::abi::IbvContext;
@@ -150,7 +150,7 @@ pub(super) fn bind_all(
 /// The address of this machine from which the kernel sends to an address.
 fn route(to: IpAddr) -> Option<IpAddr> {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = UdpSocket::bind(any).ok()?;
+    let socket = as_library(|| UdpSocket::bind(any)).ok()?;
     socket.connect(SocketAddr::new(to, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip().to_canonical())
 }

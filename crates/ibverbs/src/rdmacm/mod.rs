@@ -15,6 +15,7 @@
 //! | `endpoint` | `rdma_getaddrinfo`, endpoints, calls that wait |
 //! | `sockets` | the calls of sockets over RDMA |
 //! | `stream` | their connections |
+//! | `datagram` | their datagrams |
 //! | `text` | names of events |
 
 #[allow(unreachable_pub)] // a layout's fields are the header's
@@ -23,6 +24,7 @@ mod address;
 mod border;
 mod channel;
 mod connect;
+mod datagram;
 mod device;
 mod endpoint;
 mod event;

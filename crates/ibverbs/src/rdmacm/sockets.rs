@@ -1,11 +1,13 @@
-//! The calls of sockets over RDMA: streams, and memory that the peer writes to. Datagrams are refused.
+//! The calls of sockets over RDMA: streams, memory that the peer writes to, and datagrams.
 
 use core::ffi::{c_int, c_long};
+use core::mem::offset_of;
 use core::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::border::{address, address_bytes, bytes, copy_to, poll, storage};
-use super::stream::{Phase, Socket, Waiter};
+use super::datagram::Datagrams;
+use super::stream::{CHUNK, Phase, Socket, Waiter};
 use crate::entry::{Errno, INVALID, In, counted, exports, unsupported};
 
 /// The options of RDMA sockets themselves, beside those of sockets and of TCP.
@@ -32,29 +34,74 @@ fn give_address(found: Option<SocketAddr>, to: *mut u8, len: In<u32>) -> Result<
     len.set(bytes as u32)
 }
 
+/// An address and a length.
+type Entry = (*mut u8, usize);
+
 /// The memory of a list of entries.
-fn entries(list: In<libc::iovec>, count: usize) -> Result<Vec<(*mut u8, usize)>, Errno> {
+fn entries(list: In<libc::iovec>, count: usize) -> Result<Vec<Entry>, Errno> {
     (0..count).map(|i| list.at(i).map(|entry| (entry.iov_base.cast(), entry.iov_len))).collect()
 }
-fn send_all(socket: c_int, list: &[(*mut u8, usize)], flags: c_int) -> Result<usize, Errno> {
+/// Sends the bytes of the entries: as a part of the stream, or as a datagram, which has an address unless the socket is
+/// connected.
+fn send_all(socket: c_int, list: &[Entry], flags: c_int, to: In<libc::sockaddr>) -> Result<usize, Errno> {
+    let socket = Socket::of(socket)?;
     let all: Vec<u8> = list.iter().flat_map(|&(at, len)| bytes(at, len)).collect();
-    Socket::of(socket)?.send(&all, None, flags & libc::MSG_DONTWAIT == 0)
+    let waits = flags & libc::MSG_DONTWAIT == 0;
+    let to = if to.raw().is_null() { None } else { Some(address(to)?) };
+    if socket.is_datagram() {
+        return socket.send_datagram(&all, to, waits);
+    }
+    if to.is_some() { Err(Errno(libc::EISCONN)) } else { socket.send(&all, None, waits) }
 }
-fn recv_all(socket: c_int, list: &[(*mut u8, usize)], flags: c_int) -> Result<usize, Errno> {
+/// What a receiving call has found.
+struct Received {
+    from: Option<SocketAddr>,
+    count: usize,
+    /// A datagram had more bytes than the entries.
+    is_cut: bool,
+}
+fn recv_all(socket: c_int, list: &[Entry], flags: c_int) -> Result<Received, Errno> {
+    let socket = Socket::of(socket)?;
     let room = list.iter().map(|(_, len)| len).sum();
-    let received = Socket::of(socket)?.recv(room, flags)?;
-    let mut rest = &received[..];
+    let (from, mut all) = if socket.is_datagram() {
+        let (peeks, waits) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_DONTWAIT == 0);
+        let (from, all) = socket.recv_datagram(peeks, waits)?;
+        (Some(from), all)
+    } else {
+        let all = socket.recv(room, flags)?;
+        (socket.state().peer, all)
+    };
+    let whole = all.len();
+    all.truncate(room);
+    let mut rest = &all[..];
     for &(at, len) in list {
         let (part, after) = rest.split_at(len.min(rest.len()));
         copy_to(at, part)?;
         rest = after;
     }
-    Ok(received.len())
+    let count = if flags & libc::MSG_TRUNC != 0 { whole } else { all.len() };
+    Ok(Received { from, count, is_cut: whole > all.len() })
 }
-/// The entries of a message; addresses and control data are left alone, as on other streams.
-fn message(message: In<libc::msghdr>) -> Result<Vec<(*mut u8, usize)>, Errno> {
+
+/// A field of a message that the call writes.
+fn field<T>(of: In<libc::msghdr>, offset: usize) -> In<T> {
+    In::of(of.raw().wrapping_byte_add(offset).cast())
+}
+/// The entries of a message, and its address. Control data is left alone.
+fn message(message: In<libc::msghdr>) -> Result<(Vec<Entry>, *mut u8), Errno> {
     let message = message.get()?;
-    entries(In::of(message.msg_iov), message.msg_iovlen)
+    Ok((entries(In::of(message.msg_iov), message.msg_iovlen)?, message.msg_name.cast()))
+}
+fn recv_message(socket: c_int, to: In<libc::msghdr>, flags: c_int) -> Result<usize, Errno> {
+    let (list, name) = message(to)?;
+    let received = recv_all(socket, &list, flags)?;
+    if !name.is_null() {
+        give_address(received.from, name, field(to, offset_of!(libc::msghdr, msg_namelen)))?;
+    }
+    let cut = if received.is_cut { libc::MSG_TRUNC } else { 0 };
+    field(to, offset_of!(libc::msghdr, msg_controllen)).set(0_usize)?;
+    field(to, offset_of!(libc::msghdr, msg_flags)).set(cut)?;
+    Ok(received.count)
 }
 
 /// Looks at all descriptors, sockets of RDMA and others; how many have events.
@@ -141,7 +188,11 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> 
             Phase::Failed(e) => e.0,
             _ => 0,
         },
+        (libc::SOL_SOCKET, libc::SO_TYPE) if state.datagrams.is_some() => libc::SOCK_DGRAM,
         (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => CHUNK as c_int,
+        // Counters of a TCP that is not there.
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => return Ok(vec![0; 1024]),
         (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => BUFFER_BYTES,
         _ => 0,
     };
@@ -152,20 +203,29 @@ exports! {
     "RDMACM_1.0" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         counted(|| {
             const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-            if domain != libc::AF_INET && domain != libc::AF_INET6 {
+            // A program may have put librspreload's `socket` before the C library's: this library's own are none of RDMA.
+            if hca_process::is_library() || domain != libc::AF_INET && domain != libc::AF_INET6 {
                 return Err(Errno(libc::EAFNOSUPPORT));
             }
-            if kind & !FLAGS != libc::SOCK_STREAM || protocol != 0 && protocol != libc::IPPROTO_TCP {
-                return Err(Errno(libc::EPROTONOSUPPORT));
-            }
+            let is_datagram = match (kind & !FLAGS, protocol) {
+                (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => false,
+                (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => true,
+                _ => return Err(Errno(libc::EPROTONOSUPPORT)),
+            };
             let (number, socket) = Socket::create()?;
-            socket.state().nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+            let mut state = socket.state();
+            state.nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+            state.datagrams = is_datagram.then(Datagrams::default);
             Ok(number)
         })
     }
     "RDMACM_1.0" fn rbind(socket: c_int, to: In<libc::sockaddr>, _len: u32) -> c_int {
         counted(|| {
-            Socket::of(socket)?.state().local = Some(address(to)?);
+            let (socket, at) = (Socket::of(socket)?, address(to)?);
+            if socket.is_datagram() {
+                return socket.bind_datagrams(at).map(|()| 0);
+            }
+            socket.state().local = Some(at);
             Ok(0)
         })
     }
@@ -187,8 +247,10 @@ exports! {
     }
     "RDMACM_1.0" fn rconnect(socket: c_int, to: In<libc::sockaddr>, _len: u32) -> c_int {
         counted(|| {
-            Socket::of(socket)?.connect(address(to)?)?;
-            Ok(0)
+            let (socket, to) = (Socket::of(socket)?, address(to)?);
+            let connected =
+                if socket.is_datagram() { socket.connect_datagrams(to) } else { socket.connect(to) };
+            connected.map(|()| 0)
         })
     }
     "RDMACM_1.0" fn rshutdown(socket: c_int, how: c_int) -> c_int {
@@ -198,41 +260,46 @@ exports! {
         counted(|| Socket::close(socket).map(|()| 0))
     }
     "RDMACM_1.0" fn rrecv(socket: c_int, at: *mut u8, len: usize, flags: c_int) -> isize {
-        size(|| recv_all(socket, &[(at, len)], flags))
+        size(|| recv_all(socket, &[(at, len)], flags).map(|received| received.count))
     }
     "RDMACM_1.0" fn rrecvfrom(socket: c_int, at: *mut u8, len: usize, flags: c_int, from: *mut u8, room: In<u32>) -> isize {
         size(|| {
-            let count = recv_all(socket, &[(at, len)], flags)?;
+            let received = recv_all(socket, &[(at, len)], flags)?;
             if !from.is_null() {
-                let peer = Socket::of(socket)?.state().peer;
-                give_address(peer, from, room)?;
+                give_address(received.from, from, room)?;
             }
-            Ok(count)
+            Ok(received.count)
         })
     }
     "RDMACM_1.0" fn rrecvmsg(socket: c_int, msg: In<libc::msghdr>, flags: c_int) -> isize {
-        size(|| recv_all(socket, &message(msg)?, flags))
+        size(|| recv_message(socket, msg, flags))
     }
     "RDMACM_1.0" fn rread(socket: c_int, at: *mut u8, len: usize) -> isize {
-        size(|| recv_all(socket, &[(at, len)], 0))
+        size(|| recv_all(socket, &[(at, len)], 0).map(|received| received.count))
     }
     "RDMACM_1.0" fn rreadv(socket: c_int, list: In<libc::iovec>, count: c_int) -> isize {
-        size(|| recv_all(socket, &entries(list, usize::try_from(count).map_err(|_| INVALID)?)?, 0))
+        size(|| {
+            let list = entries(list, usize::try_from(count).map_err(|_| INVALID)?)?;
+            recv_all(socket, &list, 0).map(|received| received.count)
+        })
     }
     "RDMACM_1.0" fn rsend(socket: c_int, at: *mut u8, len: usize, flags: c_int) -> isize {
-        size(|| send_all(socket, &[(at, len)], flags))
+        size(|| send_all(socket, &[(at, len)], flags, In::null()))
     }
     "RDMACM_1.0" fn rsendto(socket: c_int, at: *mut u8, len: usize, flags: c_int, to: In<libc::sockaddr>, _size: u32) -> isize {
-        size(|| if to.raw().is_null() { send_all(socket, &[(at, len)], flags) } else { Err(Errno(libc::EISCONN)) })
+        size(|| send_all(socket, &[(at, len)], flags, to))
     }
     "RDMACM_1.0" fn rsendmsg(socket: c_int, msg: In<libc::msghdr>, flags: c_int) -> isize {
-        size(|| send_all(socket, &message(msg)?, flags))
+        size(|| {
+            let (list, name) = message(msg)?;
+            send_all(socket, &list, flags, In::of(name.cast()))
+        })
     }
     "RDMACM_1.0" fn rwrite(socket: c_int, at: *mut u8, len: usize) -> isize {
-        size(|| send_all(socket, &[(at, len)], 0))
+        size(|| send_all(socket, &[(at, len)], 0, In::null()))
     }
     "RDMACM_1.0" fn rwritev(socket: c_int, list: In<libc::iovec>, count: c_int) -> isize {
-        size(|| send_all(socket, &entries(list, usize::try_from(count).map_err(|_| INVALID)?)?, 0))
+        size(|| send_all(socket, &entries(list, usize::try_from(count).map_err(|_| INVALID)?)?, 0, In::null()))
     }
     "RDMACM_1.0" fn rpoll(fds: In<libc::pollfd>, count: libc::nfds_t, timeout_ms: c_int) -> c_int {
         counted(|| {

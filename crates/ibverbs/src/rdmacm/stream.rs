@@ -9,7 +9,7 @@ use core::ffi::c_int;
 use core::net::SocketAddr;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use hca::cm::{Connection, ConnectionError, Listener, connect};
@@ -17,22 +17,23 @@ use hca::verbs::{Buf, CompletionQueue, Completions, Context, QueuePair, Rc, Recv
 use hca_process::PerProcess;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::border::copy_to;
+use super::border::{at_exit, copy_to};
+use super::datagram::Datagrams;
 use super::device::CmDevice;
 use crate::entry::{Errno, In, lock};
 
 /// The most bytes of a message, and the header before them: an address of mapped memory, or [`STREAM`].
-const CHUNK: usize = 32 * 1024;
+pub(super) const CHUNK: usize = 32 * 1024;
 const HEADER: usize = 8;
 const STREAM: u64 = u64::MAX;
 /// Messages under way in each direction.
 const DEPTH: usize = 16;
 /// No more buffers are posted while so many bytes wait for the program.
 const WAITING_BYTES: usize = CHUNK * DEPTH;
-/// `rclose` waits so long for the peer to take what was sent.
+/// A program that ends waits so long for peers to take what was sent.
 const LINGER: Duration = Duration::from_secs(10);
-/// The listener's threads look so often whether the socket was closed.
-const LISTEN_LOOK: Duration = Duration::from_millis(100);
+/// Threads that wait for requests look so often whether the socket was closed.
+pub(super) const LISTEN_LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -65,11 +66,15 @@ pub(super) struct State {
     ended: bool,
     end_sent: bool,
     /// The program has closed the socket; its threads have ended.
-    closing: bool,
+    pub(super) closing: bool,
     threads: usize,
+    /// Those of them that hold the socket's port.
+    listening: usize,
     free: Vec<Buf>,
     queue: Option<SendQueue<Rc>>,
     maps: Vec<Map>,
+    /// A socket of datagrams has these.
+    pub(super) datagrams: Option<Datagrams>,
 }
 
 /// A socket of the program.
@@ -86,8 +91,32 @@ static SOCKETS: PerProcess<Mutex<HashMap<c_int, Arc<Socket>>>> = PerProcess::new
 /// Descriptors of calls that wait for one of several sockets.
 static WAITERS: PerProcess<Mutex<Vec<Arc<OwnedFd>>>> = PerProcess::new();
 
+/// Sockets that the program has closed, and that may have something to send.
+static CLOSED: PerProcess<Mutex<Vec<Arc<Socket>>>> = PerProcess::new();
+
+/// Has what was sent delivered when the program ends, as a kernel does for its programs.
+fn ends_with_the_program() {
+    extern "C" fn end() {
+        let (done, wait) = mpsc::channel();
+        // Not on this thread: it may be one that a signal has interrupted while it held a lock.
+        let spawned = hca_process::spawn("hca-rsocket-end", move || {
+            let open: Vec<c_int> = lock(SOCKETS.get()).keys().copied().collect();
+            open.into_iter().for_each(|number| _ = Socket::close(number));
+            let closed = std::mem::take(&mut *lock(CLOSED.get()));
+            let end = Instant::now() + LINGER;
+            closed.iter().for_each(|socket| socket.wait_until(end, |state| state.threads == 0));
+            let _ = done.send(());
+        });
+        if spawned.is_ok() {
+            let _ = wait.recv_timeout(LINGER);
+        }
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| at_exit(end));
+}
+
 /// Makes a descriptor readable.
-fn ring(fd: &OwnedFd) {
+pub(super) fn ring(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }
 
@@ -120,8 +149,14 @@ fn refused(error: ConnectionError) -> Errno {
     })
 }
 
-fn verbs(device: &CmDevice) -> Result<Context, Errno> {
+pub(super) fn verbs(device: &CmDevice) -> Result<Context, Errno> {
     Ok(In::of(device.context()).context()?.adapter.verbs().clone())
+}
+
+/// The address of a peer as a device knows it: the addresses of loopback are the first device's.
+pub(super) fn at_device(to: SocketAddr, device: &CmDevice) -> SocketAddr {
+    let ip = if to.ip().is_loopback() { device.ip() } else { to.ip() };
+    SocketAddr::new(ip, to.port())
 }
 
 /// A queue pair with its buffers.
@@ -165,12 +200,15 @@ impl Socket {
                 end_sent: false,
                 closing: false,
                 threads: 0,
+                listening: 0,
                 free: Vec::new(),
                 queue: None,
                 maps: Vec::new(),
+                datagrams: None,
             }),
             changed: Condvar::new(),
         });
+        ends_with_the_program();
         let number = socket.number();
         lock(SOCKETS.get()).insert(number, Arc::clone(&socket));
         Ok((number, socket))
@@ -185,21 +223,24 @@ impl Socket {
     pub(super) fn of(number: c_int) -> Result<Arc<Self>, Errno> {
         Self::find(number).ok_or(Errno(libc::EBADF))
     }
+    pub(super) fn is_datagram(&self) -> bool {
+        self.state().datagrams.is_some()
+    }
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
     /// Tells calls that wait for this socket.
-    fn tell(&self) {
+    pub(super) fn tell(&self) {
         self.changed.notify_all();
         lock(WAITERS.get()).iter().for_each(|fd| ring(fd));
     }
     /// Changes the state, and tells it.
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state());
         self.tell();
     }
     /// Waits until a look at the state finds something. `EAGAIN` if the socket or the call does not wait.
-    fn until<T>(
+    pub(super) fn until<T>(
         &self,
         waits: bool,
         mut look: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
@@ -216,7 +257,7 @@ impl Socket {
         }
     }
     /// Starts a thread of the socket, which is counted.
-    fn thread(
+    pub(super) fn thread(
         self: &Arc<Self>,
         name: &str,
         run: impl FnOnce(&Arc<Self>) + Send + 'static,
@@ -234,8 +275,27 @@ impl Socket {
         })
     }
 
+    /// Starts a thread with a listener, which holds the socket's port until the thread ends.
+    pub(super) fn listening<L: Send + 'static>(
+        self: &Arc<Self>,
+        name: &str,
+        listener: L,
+        run: impl FnOnce(&Arc<Self>, &L) + Send + 'static,
+    ) -> Result<(), Errno> {
+        self.state().listening += 1;
+        let started = self.thread(name, move |socket| {
+            run(socket, &listener);
+            drop(listener);
+            socket.change(|state| state.listening -= 1);
+        });
+        started.inspect_err(|_| self.state().listening -= 1)
+    }
+
     /// Listens at the local address on each of its devices.
     pub(super) fn listen(self: &Arc<Self>, backlog: usize) -> Result<(), Errno> {
+        if self.is_datagram() {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
         let mut at = self.state().local.unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
         let is_any = at.ip().is_unspecified();
         let devices = if is_any { CmDevice::all()? } else { vec![CmDevice::at(at.ip())?] };
@@ -244,7 +304,9 @@ impl Socket {
             let at_device = if is_any { at } else { SocketAddr::new(device.ip(), at.port()) };
             let listener = Listener::bind_with(&context, at_device, backlog.clamp(1, 4096))?;
             at.set_port(listener.address().port());
-            self.thread("hca-rlisten", move |socket| socket.serve(&context, &listener))?;
+            self.listening("hca-rlisten", listener, move |socket, listener| {
+                socket.serve(&context, listener);
+            })?;
         }
         self.change(|state| {
             state.phase = Phase::Listening;
@@ -255,7 +317,8 @@ impl Socket {
     /// Takes requests until the socket is closed.
     fn serve(self: &Arc<Self>, context: &Context, listener: &Listener) {
         while !self.state().closing {
-            let Ok(Some(incoming)) = listener.accept_within(Some(LISTEN_LOOK)) else { continue };
+            let Ok(incoming) = listener.accept_within(Some(LISTEN_LOOK)) else { break };
+            let Some(incoming) = incoming else { continue };
             let (Ok((_, socket)), Ok(lane)) = (Self::create(), Lane::new(context)) else { continue };
             {
                 let mut state = socket.state();
@@ -273,6 +336,7 @@ impl Socket {
     pub(super) fn accept(&self) -> Result<Arc<Self>, Errno> {
         self.until(true, |state| match state.phase {
             Phase::Listening => state.accepted.pop_front().map(Ok),
+            _ if state.datagrams.is_some() => Some(Err(Errno(libc::EOPNOTSUPP))),
             _ => Some(Err(Errno(libc::EINVAL))),
         })
     }
@@ -286,11 +350,7 @@ impl Socket {
         let device = CmDevice::towards(to.ip())?;
         let context = verbs(&device)?;
         let lane = Lane::new(&context)?;
-        let to_device = if to.ip().is_loopback() && device.ip() != to.ip() {
-            SocketAddr::new(device.ip(), to.port())
-        } else {
-            to
-        };
+        let to_device = at_device(to, &device);
         self.change(|state| {
             state.phase = Phase::Connecting;
             state.peer = Some(to);
@@ -413,7 +473,7 @@ impl Socket {
         self.change(|state| state.end_sent = true);
         end
     }
-    /// Closes the socket: what was sent is delivered first.
+    /// Closes the socket. What was sent is delivered all the same, by the socket's thread.
     pub(super) fn close(number: c_int) -> Result<(), Errno> {
         let socket = lock(SOCKETS.get()).remove(&number).ok_or(Errno(libc::EBADF))?;
         let accepted = {
@@ -421,22 +481,29 @@ impl Socket {
             state.closing = true;
             // The program may use its memory for something else now.
             state.maps.clear();
+            state.datagrams.iter().for_each(Datagrams::close);
             std::mem::take(&mut state.accepted)
         };
         for waiting in accepted {
             let _ = Self::close(waiting.number());
         }
         ring(&socket.wake);
-        let end = Instant::now() + LINGER;
-        let mut state = socket.state();
-        while state.threads > 0 {
+        // The program may use the port for another socket.
+        socket.wait_until(Instant::now() + LINGER, |state| state.listening == 0);
+        let mut closed = lock(CLOSED.get());
+        closed.retain(|socket| socket.state().threads > 0);
+        closed.push(socket);
+        Ok(())
+    }
+    fn wait_until(&self, end: Instant, is_so: fn(&State) -> bool) {
+        let mut state = self.state();
+        while !is_so(&state) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
-            state = socket.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        Ok(())
     }
     /// Maps memory for the peer's writes, at an offset.
     pub(super) fn map(&self, at: usize, len: usize, offset: u64) {
@@ -451,6 +518,10 @@ impl Socket {
     pub(super) fn events(&self) -> i16 {
         let state = self.state();
         let mut events = 0;
+        if let Some(datagrams) = &state.datagrams {
+            events |= if datagrams.has_arrived() { libc::POLLIN } else { 0 };
+            return events | if datagrams.has_room() { libc::POLLOUT } else { 0 };
+        }
         if !state.accepted.is_empty() || !state.received.is_empty() || state.ended {
             events |= libc::POLLIN;
         }

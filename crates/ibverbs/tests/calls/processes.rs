@@ -7,7 +7,7 @@ use std::process::Command;
 const ALONE: &str = "HCA_TEST_ALONE";
 
 /// Runs this test in a process of its own, which ends with 0; `true` in that process.
-fn alone(test: &str, how: &str) -> bool {
+pub(super) fn alone(test: &str, how: &str) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return true;
     }

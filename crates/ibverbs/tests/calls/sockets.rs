@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
+use super::processes::alone;
 use super::{common, errno};
 
 /// Calls a function of librdmacm of the first node.
@@ -108,7 +109,7 @@ fn bytes_for_mapped_memory_come_before_later_ones_of_the_stream_and_stay_within_
 #[test]
 fn sockets_tell_what_they_wait_for_and_refuse_what_they_are_not() {
     let refused = |call: &dyn Fn() -> isize, number: c_int| assert_eq!((call(), errno()), (-1, number));
-    refused(&|| cm!(rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0)) as isize, libc::EPROTONOSUPPORT);
+    refused(&|| cm!(rsocket(libc::AF_INET, libc::SOCK_RAW, 0)) as isize, libc::EPROTONOSUPPORT);
     refused(&|| cm!(rsocket(libc::AF_UNIX, libc::SOCK_STREAM, 0)) as isize, libc::EAFNOSUPPORT);
     refused(&|| cm!(rclose(1 << 20)) as isize, libc::EBADF);
     let fresh = socket();
@@ -144,4 +145,98 @@ fn sockets_tell_what_they_wait_for_and_refuse_what_they_are_not() {
     assert_eq!(cm!(rwrite(server, b"z".as_ptr(), 1) -> isize), 1);
     assert_eq!((cm!(rread(client, &raw mut byte, 1) -> isize), byte), (1, b'z'));
     assert_eq!([cm!(rclose(client)), cm!(rclose(server))], [0, 0]);
+}
+
+/// A socket of datagrams at a port of its own.
+fn datagrams(port: u16) -> (c_int, libc::sockaddr_in) {
+    let socket = cm!(rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));
+    let mut at = address([127, 0, 0, 1], port);
+    assert_eq!(cm!(rbind(socket, &raw const at, 16)), 0, "{}", errno());
+    let mut len = 16_u32;
+    assert_eq!(cm!(rgetsockname(socket, &raw mut at, &raw mut len)), 0);
+    (socket, at)
+}
+/// A datagram and its sender's address.
+fn receive(socket: c_int, room: usize) -> (Vec<u8>, libc::sockaddr_in) {
+    let (mut bytes, mut from, mut len) = (vec![0_u8; room], address([0; 4], 0), 16_u32);
+    let got = cm!(rrecvfrom(socket, bytes.as_mut_ptr(), room, 0, &raw mut from, &raw mut len) -> isize);
+    assert!(got >= 0, "{}", errno());
+    bytes.truncate(got as usize);
+    (bytes, from)
+}
+
+#[test]
+fn datagrams_arrive_whole_with_their_senders_address_and_are_answered() {
+    let (server, at) = datagrams(0);
+    let client = cm!(rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));
+    let send = |socket, bytes: &[u8], to: &libc::sockaddr_in| cm!(rsendto(socket, bytes.as_ptr(), bytes.len(), 0, &raw const *to, 16) -> isize);
+    // Those before the answer with the address's queue pair wait for it.
+    for text in ["first", "second", "third"] {
+        assert_eq!(send(client, text.as_bytes(), &at), text.len() as isize, "{}", errno());
+    }
+    let (first, from) = receive(server, 64);
+    assert_eq!(first, b"first");
+    assert_eq!((from.sin_addr.s_addr, from.sin_family), (at.sin_addr.s_addr, at.sin_family));
+    // What has no room in the buffer is gone.
+    assert_eq!([receive(server, 3).0, receive(server, 64).0], [b"sec".to_vec(), b"third".to_vec()]);
+    assert_eq!(send(server, b"answer", &from), 6);
+    let (answer, of) = receive(client, 64);
+    assert_eq!((&answer[..], of.sin_port), (&b"answer"[..], at.sin_port));
+
+    // A connected socket sends without an address, and hears of one alone.
+    assert_eq!(cm!(rconnect(client, &raw const at, 16)), 0);
+    let (other, other_at) = datagrams(0);
+    assert_eq!(send(other, b"stranger", &from), 8);
+    assert_eq!(cm!(rsend(client, b"x".as_ptr(), 1, 0) -> isize), 1);
+    assert_eq!(receive(server, 64).0, b"x");
+    assert_eq!(send(server, b"friend", &from), 6);
+    assert_eq!(receive(client, 64).0, b"friend");
+    // One who is not there gets nothing, and the sender is not told.
+    let nowhere = address([127, 0, 0, 1], 1);
+    assert_eq!(send(other, b"lost", &nowhere), 4);
+
+    let refused = |call: &dyn Fn() -> isize, number: c_int| assert_eq!((call(), errno()), (-1, number));
+    let large = vec![0_u8; 1 << 16];
+    refused(&|| send(client, &large, &at), libc::EMSGSIZE);
+    refused(&|| cm!(rsend(server, large.as_ptr(), 1, 0) -> isize), libc::EDESTADDRREQ);
+    refused(&|| cm!(rlisten(server, 1)) as isize, libc::EOPNOTSUPP);
+    refused(&|| cm!(rbind(server, &raw const at, 16)) as isize, libc::EINVAL);
+    refused(&|| cm!(rrecv(server, large.as_ptr(), 1, libc::MSG_DONTWAIT) -> isize), libc::EAGAIN);
+    assert_eq!(events(server, libc::POLLIN | libc::POLLOUT, 0), libc::POLLOUT);
+    let taken = cm!(rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));
+    refused(&|| cm!(rbind(taken, &raw const other_at, 16)) as isize, libc::EADDRINUSE);
+    // A port is free once its socket is closed.
+    assert_eq!(cm!(rclose(other)), 0);
+    assert_eq!(cm!(rbind(taken, &raw const other_at, 16)), 0, "{}", errno());
+    assert_eq!([client, server, taken].map(|socket| cm!(rclose(socket))), [0; 3]);
+}
+
+#[test]
+fn a_forked_child_has_sockets_of_its_own() {
+    if !alone("sockets::a_forked_child_has_sockets_of_its_own", "fork") {
+        return;
+    }
+    let byte_over = |[from, to]: [c_int; 2]| {
+        let mut byte = 0_u8;
+        assert_eq!(cm!(rsend(from, b"f".as_ptr(), 1, 0) -> isize), 1);
+        assert_eq!((cm!(rrecv(to, &raw mut byte, 1, 0) -> isize), byte), (1, b'f'));
+    };
+    let before = pair();
+    byte_over(before);
+    // SAFETY: the child calls this library, and ends by exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        assert_eq!((cm!(rclose(before[0])), errno()), (-1, libc::EBADF));
+        let own = pair();
+        byte_over(own);
+        assert_eq!(own.map(|socket| cm!(rclose(socket))), [0, 0]);
+        // SAFETY: it ends the child.
+        unsafe { libc::exit(0) };
+    }
+    let mut status = 1;
+    // SAFETY: the child's number, and room for its status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    byte_over(before);
+    assert_eq!(before.map(|socket| cm!(rclose(socket))), [0, 0]);
 }
