@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use hca::hca_core::{Gid, Multicast};
 
-use crate::entry::{Errno, In, exports, number};
+use crate::entry::{Errno, In, exports, lock, number};
 use crate::qp::Qp;
 
 /// Calls the device about a queue pair and a group, by the group's GID; LIDs have no meaning on a RoCE port.
@@ -22,9 +22,17 @@ fn member(
 
 exports! {
     "IBVERBS_1.1" fn ibv_attach_mcast(qp: In<Qp>, group: In<[u8; 16]>, _lid: u16) -> c_int {
-        member(qp, group, |multicast, qp, group| multicast.attach_mcast(qp.handle, group))
+        member(qp, group, |multicast, qp, group| {
+            multicast.attach_mcast(qp.handle, group)?;
+            lock(&qp.groups).insert(group);
+            Ok(())
+        })
     }
     "IBVERBS_1.1" fn ibv_detach_mcast(qp: In<Qp>, group: In<[u8; 16]>, _lid: u16) -> c_int {
-        member(qp, group, |multicast, qp, group| multicast.detach_mcast(qp.handle, group))
+        member(qp, group, |multicast, qp, group| {
+            multicast.detach_mcast(qp.handle, group)?;
+            lock(&qp.groups).remove(&group);
+            Ok(())
+        })
     }
 }

@@ -2,11 +2,12 @@
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use hca::hca_core::{
-    AckTimeout, EventObject, Mtu, Pkey, Psn, Qkey, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType, Qpn,
-    RecvPort, RnrTimer, SendPort, SrqHandle, SrqInit, Srqn,
+    AckTimeout, EventObject, Gid, Mtu, Pkey, Psn, Qkey, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType,
+    Qpn, RecvPort, RnrTimer, SendPort, SrqHandle, SrqInit, Srqn,
 };
 
 use crate::abi::{
@@ -41,6 +42,8 @@ pub(crate) struct Qp {
     /// The program has asked for the extended interface.
     extended: bool,
     pub(crate) async_events: Unacknowledged,
+    /// The groups that `ibv_attach_mcast` made it a member of.
+    pub(crate) groups: Mutex<HashSet<Gid>>,
     pub(crate) send: Option<Held<Sending>>,
     pub(crate) recv: Option<Mutex<Box<dyn RecvPort>>>,
 }
@@ -165,6 +168,7 @@ impl Qp {
             signals_all: attr.sq_sig_all != 0,
             extended,
             async_events: Unacknowledged::default(),
+            groups: Mutex::default(),
             send: send.map(|port| Held::new(Sending { port, build: Build::default() })),
             recv: recv.map(Mutex::new),
         });
@@ -420,6 +424,9 @@ exports! {
     "IBVERBS_1.1" fn ibv_destroy_qp(qp: In<Qp>) -> c_int {
         number(|| {
             let object = qp.get()?;
+            if !lock(&object.groups).is_empty() {
+                return Err(Errno(libc::EBUSY));
+            }
             match &object.domain {
                 Some(domain) => domain.close_target(object.c.qp_base.qp_num)?,
                 None => _ = object.adapter.device().destroy_qp(object.handle)?,

@@ -329,11 +329,12 @@ exports! {
     }
     "RDMACM_1.0" fn rsetsockopt(socket: c_int, level: c_int, name: c_int, value: *const u8, len: u32) -> c_int {
         counted(|| {
+            let socket = Socket::of(socket)?;
             if !is_known(level) {
                 return Err(Errno(libc::ENOPROTOOPT));
             }
             let value = bytes(value, (len as usize).min(64));
-            Socket::of(socket)?.state().options.insert((level, name), value);
+            socket.state().options.insert((level, name), value);
             Ok(0)
         })
     }

@@ -32,6 +32,7 @@ mod extended;
 mod objects;
 mod processes;
 mod rdmacm;
+mod refusals;
 mod sockets;
 
 fn errno() -> c_int {

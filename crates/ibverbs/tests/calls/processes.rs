@@ -38,21 +38,15 @@ fn exchange(pair: &Pair) {
     assert_eq!(call!(ibv_dereg_mr(mr) -> c_int), 0);
 }
 
-#[test]
-fn a_forked_child_opens_the_device_anew_and_the_parent_goes_on() {
-    if !alone("processes::a_forked_child_opens_the_device_anew_and_the_parent_goes_on", "fork") {
-        return;
-    }
-    let before = pair();
-    exchange(&before);
+/// Forks. The child opens the device anew, and ends well; then the parent goes on.
+fn forked(child_also: impl FnOnce()) {
     // SAFETY: the child calls this library, and ends by _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let own = pair();
         exchange(&own);
         own.end();
-        // What it has inherited is the parent's: it is refused, or has no effect there.
-        let _ = call!(ibv_destroy_qp(before.qps[0]) -> c_int);
+        child_also();
         // SAFETY: it ends the child.
         unsafe { libc::_exit(0) };
     }
@@ -60,8 +54,132 @@ fn a_forked_child_opens_the_device_anew_and_the_parent_goes_on() {
     // SAFETY: the child's number, and room for its status.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
+}
+
+#[test]
+fn a_forked_child_opens_the_device_anew_and_the_parent_goes_on() {
+    if !alone("processes::a_forked_child_opens_the_device_anew_and_the_parent_goes_on", "fork") {
+        return;
+    }
+    let before = pair();
+    exchange(&before);
+    // What the child has inherited is the parent's: it is refused, or has no effect there.
+    forked(|| _ = call!(ibv_destroy_qp(before.qps[0]) -> c_int));
     exchange(&before);
     before.end();
+}
+
+#[test]
+fn a_program_forks_in_every_state_of_its_queues() {
+    if !alone("processes::a_program_forks_in_every_state_of_its_queues", "fork") {
+        return;
+    }
+    let context = open();
+    forked(|| {});
+    let pair = pair();
+    // With a completion that nobody has taken, and a request that waits for its message.
+    let post = |qp, wr: &mut IbvSendWr| {
+        let mut bad: *mut IbvSendWr = null_mut();
+        call!(@ slot(pair.context, 208), (qp, &raw mut *wr, &raw mut bad) -> c_int)
+    };
+    let mut receive = IbvRecvWr { wr_id: 1, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
+    let mut bad: *mut IbvRecvWr = null_mut();
+    for _ in 0..2 {
+        let posted = call!(@ slot(pair.context, 216), (pair.qps[1], &raw mut receive, &raw mut bad) -> c_int);
+        assert_eq!(posted, 0);
+    }
+    assert_eq!(post(pair.qps[0], &mut send_wr(2, 2, 2)), 0);
+    forked(|| {});
+    // With a thread that sleeps on a channel, and an armed queue.
+    let create = common::symbol("ibv_create_comp_channel", "IBVERBS_1.0").unwrap();
+    let channel = call!(@ create, (context) -> *mut c_void) as usize;
+    let cq = call!(ibv_create_cq(context, 4, 0, channel, 0) -> *mut IbvCq);
+    assert_eq!(call!(@ slot(context, 104), (cq, 0) -> c_int), 0);
+    std::thread::spawn(move || {
+        let (mut cq, mut given): (*mut c_void, *mut c_void) = (null_mut(), null_mut());
+        call!(ibv_get_cq_event(channel, &raw mut cq, &raw mut given) -> c_int)
+    });
+    forked(|| {});
+    pair.completions(2);
+    // With queue pairs in the error state, and one in RESET.
+    assert_eq!(modify(pair.qps[1], &IbvQpAttr { qp_state: 6, ..IbvQpAttr::default() }, 1), 0);
+    let mut init = init_attr(pair.cq);
+    let fresh = call!(ibv_create_qp(pair.pd, &raw mut init) -> *mut IbvQp);
+    forked(|| {});
+    assert_eq!(call!(ibv_destroy_qp(fresh) -> c_int), 0);
+    let own = self::pair();
+    exchange(&own);
+    own.end();
+}
+
+#[test]
+fn the_library_outlives_its_handle() {
+    if !alone("processes::the_library_outlives_its_handle", "dlclose") {
+        return;
+    }
+    let pair = pair();
+    exchange(&pair);
+    common::close();
+    exchange(&pair);
+    pair.end();
+}
+
+/// Forbids what the default profile of containers forbids, for this process and its children.
+fn forbid(calls: &[libc::c_long]) {
+    const LOAD: u16 = 0x20;
+    const IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const ERRNO: u32 = 0x0005_0000;
+    const ALLOW: u32 = 0x7fff_0000;
+    let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
+    let mut steps = vec![step(LOAD, 0, 0)];
+    for (i, call) in calls.iter().enumerate() {
+        steps.push(step(IF_EQUAL, *call as u32, (calls.len() - i) as u8));
+    }
+    steps.push(step(RETURN, ALLOW, 0));
+    steps.push(step(RETURN, ERRNO | libc::EPERM as u32, 0));
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: the program's steps live during the call, and each jump of it stays within.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::syscall(libc::SYS_seccomp, 1, 0, &raw const program)
+    };
+    assert_eq!(done, 0, "{}", errno());
+}
+
+#[test]
+fn a_program_runs_where_system_calls_are_forbidden_with_thousands_of_descriptors_open() {
+    let test =
+        "processes::a_program_runs_where_system_calls_are_forbidden_with_thousands_of_descriptors_open";
+    if !alone(test, "seccomp") {
+        return;
+    }
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: room for the limits, and then limits that were read.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        limit.rlim_cur = limit.rlim_max.min(8192);
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+    }
+    let wanted = limit.rlim_cur.saturating_sub(256).min(4096);
+    let files: Vec<_> = (0..wanted).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+    forbid(&[
+        libc::SYS_io_uring_setup,
+        libc::SYS_io_uring_enter,
+        libc::SYS_io_uring_register,
+        libc::SYS_userfaultfd,
+        libc::SYS_perf_event_open,
+        libc::SYS_process_vm_readv,
+        libc::SYS_process_vm_writev,
+        libc::SYS_kcmp,
+        libc::SYS_pidfd_getfd,
+        libc::SYS_mlock,
+        libc::SYS_mbind,
+    ]);
+    let pair = pair();
+    exchange(&pair);
+    pair.end();
+    drop(files);
 }
 
 #[test]

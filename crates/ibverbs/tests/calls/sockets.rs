@@ -118,6 +118,7 @@ fn sockets_tell_what_they_wait_for_and_refuse_what_they_are_not() {
     refused(&|| cm!(rsend(fresh, &raw const byte, 1, 0) -> isize), libc::ENOTCONN);
     refused(&|| cm!(raccept(fresh, NONE, NONE)) as isize, libc::EINVAL);
     refused(&|| cm!(rgetpeername(fresh, NONE, NONE)) as isize, libc::ENOTCONN);
+    refused(&|| cm!(rsetsockopt(1 << 20, 12345, 1, NONE, 0)) as isize, libc::EBADF);
     refused(&|| cm!(rsetsockopt(fresh, 12345, 1, NONE, 0)) as isize, libc::ENOPROTOOPT);
     let (listener, _) = listening();
     assert_eq!(events(listener, libc::POLLIN, 0), 0);
