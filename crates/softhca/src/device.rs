@@ -34,6 +34,7 @@ use crate::runs::Attention;
 use crate::scattered::Scattered;
 use crate::shared::Shared;
 use crate::slab::Slab;
+use crate::sleep::Sleep;
 use crate::sync::Arc;
 use crate::tables::{Ah, Pd, SrqEntry, Tables};
 use crate::xrc::MAX_XRCD;
@@ -115,8 +116,9 @@ impl SoftHca {
         )?);
         let thread = if threaded {
             let s = shared.clone();
+            let sleep = Sleep::new(s.sleeper.kick(), s.fabric_fd.as_ref(), &s.sleeper.watch)?;
             let io = |source| DeviceError::Io { doing: "starting the adapter's thread", source };
-            Some(hca_process::spawn("hca-progress", move || progress::run(&s)).map_err(io)?)
+            Some(hca_process::spawn("hca-progress", move || progress::run(&s, sleep)).map_err(io)?)
         } else {
             None
         };

@@ -57,7 +57,7 @@ impl Looks {
 }
 
 /// For how long the thread holds acknowledgements back.
-const HOLD: Duration = Duration::from_micros(50);
+const HOLD: Duration = HORIZON;
 
 /// Whether the thread holds the acknowledgements of what it received back until the program answers.
 ///

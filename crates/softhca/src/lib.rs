@@ -102,6 +102,8 @@ mod scattered;
 mod shared;
 #[cfg(not(loom))]
 mod slab;
+#[cfg(not(loom))]
+mod sleep;
 mod sync;
 #[cfg(not(loom))]
 mod tables;

@@ -26,24 +26,33 @@
 //! program that posts sleeps for [`HORIZON`](crate::guard::HORIZON) at most, which ends before the retransmit timer of a
 //! new request can fire. So posts wake the thread once, and then no more. The first sleep in which the program left
 //! nothing is the last one that the horizon ends ([`Horizon`]): an idle adapter has no tick.
+//!
+//! A thread that wakes may have interrupted the program's thread that has the engine, on the same CPU. So in GUARD the
+//! thread does not wait for the engine: it asks the holder for a whole turn, and sleeps for [`NAP`] at most. Packets do
+//! not wake it from that, until the holder has done the turn: they would do so at once, before the holder runs.
+//!
+//! A program's thread does not wait for the engine either, nor does it wake the thread that has it: it leaves a note,
+//! and the holder looks whether the thread's sleep is short enough for what was left.
 
 use core::cell::Cell;
 use core::time::Duration;
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 
 use hca_core::{DeviceError, Instant};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::engine::{AckRule, Engine};
 use crate::guard::{HeldAcks, Horizon, Looks};
 use crate::notify::EventFd;
 use crate::options::Progress;
 use crate::patience;
-use crate::runs::NEVER;
 use crate::shared::{Shared, earlier};
+use crate::sleep::{Sleep, Watch, doze};
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering};
 
 const TICK: Duration = Duration::from_millis(1);
+/// The longest sleep of a thread in GUARD that found the engine held: longer than a turn. The holder may be on the same
+/// CPU, and interrupted by the thread.
+const NAP: Duration = crate::guard::HORIZON;
 
 /// The mode in which the program turns. Any other is that of the guard, which so many turns of the program end.
 const ACTIVE: u32 = 0;
@@ -69,6 +78,12 @@ pub(crate) struct Sleeper {
     /// Changes whenever the program leaves work to the guard. Lost counts of racing threads do not matter.
     left: AtomicU32,
     stop: AtomicBool,
+    /// Whoever gives the engine back does a turn for the thread.
+    asked: AtomicBool,
+    /// Whoever has given the engine back ends the thread's sleep, or has packets end it again.
+    wanted: AtomicBool,
+    done: AtomicBool,
+    pub(crate) watch: Watch,
     kick: Option<EventFd>,
 }
 
@@ -81,14 +96,26 @@ impl Sleeper {
             until: AtomicU64::new(0),
             left: AtomicU32::new(0),
             stop: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
+            wanted: AtomicBool::new(false),
+            done: AtomicBool::new(false),
+            watch: Watch::default(),
             kick: if progress == Progress::Inline { None } else { Some(EventFd::new()?) },
         })
     }
 
-    fn kick(&self) {
+    /// Ends the thread's sleep.
+    fn wake(&self) {
         if let Some(k) = &self.kick {
             k.signal();
         }
+    }
+    /// The descriptor by which the thread's sleep is ended.
+    ///
+    /// # Panics
+    /// There is no thread.
+    pub(crate) fn kick(&self) -> &EventFd {
+        self.kick.as_ref().expect("a thread has something to kick it by")
     }
 
     /// The program turned the engine. Returns whether a guard stands, which
@@ -116,7 +143,7 @@ impl Sleeper {
         let one_less = |mode: u32| mode.checked_sub(1);
         match self.mode.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less) {
             Ok(1) => {
-                self.kick();
+                self.wake();
                 false
             }
             Ok(_) => true,
@@ -130,12 +157,35 @@ impl Sleeper {
         let asleep = self.asleep.load(Ordering::SeqCst);
         asleep.then(|| Instant::from_nanos(self.until.load(Ordering::Relaxed)))
     }
+    /// Asks for a turn by whoever has the engine.
+    pub(crate) fn ask_for_a_turn(&self) {
+        self.asked.store(true, Ordering::SeqCst);
+    }
+    /// Whether a turn was asked for; once.
+    pub(crate) fn is_asked_for_a_turn(&self) -> bool {
+        self.asked.load(Ordering::Relaxed) && self.asked.swap(false, Ordering::SeqCst)
+    }
+    /// The turn that was asked for is done: packets end the thread's sleep again, or it ends now, as soon as the engine is
+    /// given back.
+    pub(crate) fn turn_done(&self, ends: bool) {
+        if ends { &self.wanted } else { &self.done }.store(true, Ordering::Relaxed);
+    }
+    /// Behind the engine: sees to the thread's sleep.
+    pub(crate) fn see_to_sleep<'a>(&self, sockets: impl Iterator<Item = &'a OwnedFd>) {
+        let taken = |flag: &AtomicBool| flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::Relaxed);
+        if taken(&self.done) {
+            self.watch.go_on(sockets);
+        }
+        if taken(&self.wanted) {
+            self.wake_if_asleep();
+        }
+    }
     /// The program is about to sleep, and has nothing to be woken by but the thread.
     #[cold]
     pub(crate) fn program_sleeps(&self) {
         let guard = |mode| if mode == ACTIVE { Some(MIN_TOLERANCE) } else { None };
         match self.mode.fetch_update(Ordering::SeqCst, Ordering::SeqCst, guard) {
-            Ok(_) => self.kick(),
+            Ok(_) => self.wake(),
             Err(_) => self.wake_if_asleep(),
         }
     }
@@ -155,18 +205,18 @@ impl Sleeper {
     #[inline]
     pub(crate) fn wake_if_asleep(&self) {
         if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
-            self.kick();
+            self.wake();
         }
     }
 
     /// The control path changed something that the thread may have to look at.
     pub(crate) fn nudge(&self) {
-        self.kick();
+        self.wake();
     }
 
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.kick();
+        self.wake();
     }
 }
 
@@ -182,15 +232,18 @@ fn learn(tolerance: u32, found_work: bool) -> u32 {
 }
 
 /// The thread's life.
-pub(crate) fn run(shared: &Arc<Shared>) {
+pub(crate) fn run(shared: &Arc<Shared>, sleep: Sleep) {
     let s = &shared.sleeper;
     OWN.set(core::ptr::from_ref(s).addr());
-    let (mut tolerance, mut looks, mut held) = (MIN_TOLERANCE, Looks::default(), HeldAcks::default());
+    // Where the system refuses, the thread waits for the slice of a program that spins.
+    let _ = hca_process::run_soon();
+    let mut tolerance = MIN_TOLERANCE;
+    let mut own = Own { sleep, looks: Looks::default(), held: HeldAcks::default() };
     while !s.stop.load(Ordering::SeqCst) {
         let mut by_tick = false;
         if shared.progress == Progress::Adaptive {
             let seen = s.turns.load(Ordering::Relaxed);
-            sleep(shared, false, Some(TICK));
+            doze(s.kick(), TICK);
             // The program may have said meanwhile that it sleeps.
             by_tick = s.mode.load(Ordering::SeqCst) == ACTIVE;
             if by_tick && s.turns.load(Ordering::Relaxed) != seen {
@@ -198,19 +251,22 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             }
             s.mode.store(tolerance, Ordering::SeqCst);
         }
-        guard(shared, &mut tolerance, (&mut looks, &mut held), by_tick);
+        guard(shared, &mut tolerance, &mut own, by_tick);
     }
+}
+
+/// What the thread sleeps on, and what it has learned.
+struct Own {
+    sleep: Sleep,
+    looks: Looks,
+    held: HeldAcks,
 }
 
 /// Turns the engine until the program does so itself again. `by_tick`: the program did not turn for a whole tick.
 ///
 /// With [`Progress::Thread`] the program gives its CPU away while it waits, so the thread yields between its looks.
-fn guard(
-    shared: &Shared,
-    tolerance: &mut u32,
-    (looks, held): (&mut Looks, &mut HeldAcks),
-    mut by_tick: bool,
-) {
+fn guard(shared: &Shared, tolerance: &mut u32, own: &mut Own, mut by_tick: bool) {
+    let Own { sleep, looks, held } = own;
     let s = &shared.sleeper;
     let learns = shared.progress == Progress::Adaptive;
     let (mut look_until, mut by_look) = (Instant::ZERO, false);
@@ -220,10 +276,15 @@ fn guard(
             return;
         }
         // The clock is read by whoever has the engine: a wait for the engine would make it late.
-        let ((worked, now), ran) = shared.control_and_run(|e| {
+        let mut worked = false;
+        let turn = |e: &mut Engine| {
             let now = shared.time.now();
-            (guard_turn(shared, e, now, learns.then_some(&mut *held)), now)
-        });
+            // It runs again where notes were left meanwhile.
+            worked |= guard_turn(shared, e, now, learns.then_some(&mut *held));
+            now
+        };
+        let done = if learns { turn_or_nap(shared, sleep, turn) } else { Some(shared.control_and_run(turn)) };
+        let Some((now, ran)) = done else { continue };
         if core::mem::take(&mut by_tick) {
             *tolerance = learn(*tolerance, worked);
         }
@@ -247,13 +308,40 @@ fn guard(
         }
         s.asleep.store(true, Ordering::SeqCst);
         if shared.bell.is_empty()
-            && let Some(timeout) =
-                prepare_to_sleep(shared, held.until(), horizon.next(s.left.load(Ordering::Relaxed)))
+            && let Some((until, now)) =
+                prepare_to_sleep(shared, sleep, held.until(), horizon.next(s.left.load(Ordering::Relaxed)))
         {
-            sleep(shared, true, timeout);
+            sleep.sleep(s.kick(), until, now);
         }
         s.asleep.store(false, Ordering::SeqCst);
     }
+}
+
+/// Does `turn` with the engine. If another thread has that, sleeps until it has done a whole turn and packets come; for
+/// [`NAP`] at most.
+fn turn_or_nap<R>(
+    shared: &Shared,
+    sleep: &mut Sleep,
+    mut turn: impl FnMut(&mut Engine) -> R,
+) -> Option<(R, bool)> {
+    let s = &shared.sleeper;
+    if let Some(done) = shared.turn_or_ask(&mut turn) {
+        return Some(done);
+    }
+    let now = shared.time.now();
+    let until = Some(now + NAP);
+    // Before the thread says that it sleeps: who sees that sees until when.
+    s.until.store(sleep.ends_at(until, now), Ordering::SeqCst);
+    s.asleep.store(true, Ordering::SeqCst);
+    s.watch.stop(shared.sockets());
+    // Who does a turn behind this has packets wake the thread again.
+    let done = shared.turn_or_ask(turn);
+    if done.is_none() {
+        sleep.sleep(s.kick(), until, now);
+    }
+    s.asleep.store(false, Ordering::SeqCst);
+    s.watch.go_on(shared.sockets());
+    done
 }
 
 /// A turn of the thread in GUARD. Where the program may answer what comes, acknowledgements may wait for the answer.
@@ -266,51 +354,37 @@ fn guard_turn(shared: &Shared, e: &mut Engine, now: Instant, held: Option<&mut H
     worked
 }
 
-/// For how long the thread may sleep, which has said that it does; `None`: there is input after all, or was something
-/// to be run. All that others have done with the engine before is seen here; who does something behind this sees that
-/// the thread sleeps, and until when.
+/// Until when the thread may sleep, which has said that it does, and what time it is. `None`: there is input after all, or
+/// work that is due, or something was to be run, or another thread has the engine. All that others have done with the
+/// engine before is seen here; a thread that does something behind this sees that this one sleeps, and until when.
 fn prepare_to_sleep(
     shared: &Shared,
+    sleep: &mut Sleep,
     held_until: Option<Instant>,
     horizon: Option<Duration>,
-) -> Option<Option<Duration>> {
-    let ((input, now, until), ran) = shared.control_and_run(|e| {
-        let (input, now) = (e.fabric.prepare_wait(), shared.time.now());
+) -> Option<(Option<Instant>, Instant)> {
+    let prepare = |e: &mut Engine| {
+        // A program that finds the engine held here has rung, and does not wake the thread.
+        let (input, now) = (e.fabric.prepare_wait() || !shared.bell.is_empty(), shared.time.now());
         let deadline = earlier(e.next_deadline(), &shared.attention);
         let until = [deadline, held_until, horizon.map(|h| now + h)].into_iter().flatten().min();
-        shared.sleeper.until.store(until.map_or(NEVER, Instant::as_nanos), Ordering::Relaxed);
+        shared.sleeper.until.store(sleep.ends_at(until, now), Ordering::Relaxed);
         (input, now, until)
-    });
-    if input || ran || shared.attention.is_due() {
-        return None;
+    };
+    let adaptive = shared.progress == Progress::Adaptive;
+    let done = if adaptive { shared.turn_or_ask(prepare) } else { Some(shared.control_and_run(prepare)) };
+    let ((input, now, until), ran) = done?;
+    if let Some(groups) = shared.group_fd.get() {
+        sleep.watch_groups(groups);
     }
-    Some(until.map(|d| d.since(now)))
-}
-
-/// Sleeps until it is kicked, the time is over, or (if asked for) packets arrive.
-fn sleep(shared: &Shared, network: bool, timeout: Option<Duration>) {
-    let kick = shared.sleeper.kick.as_ref().expect("a thread has something to kick it by");
-    let kick_fd = kick.fd();
-    let network = shared.fabric_fd.as_ref().filter(|_| network);
-    let none = || PollFd::new(&kick_fd, PollFlags::empty());
-    let mut fds = [PollFd::new(&kick_fd, PollFlags::IN), none(), none()];
-    let groups = network.and_then(|_| shared.group_fd.get());
-    let (network_fd, group_fd) = (network.map(|n| n.as_fd()), groups.map(|g| g.as_fd()));
-    let mut used = 1;
-    for fd in [&network_fd, &group_fd].into_iter().flatten() {
-        fds[used] = PollFd::new(fd, PollFlags::IN);
-        used += 1;
-    }
-    let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
-    // An interruption is a wake-up like any other: everything is looked at again.
-    let _ = poll(&mut fds[..used], timeout.as_ref());
-    if fds[0].revents().contains(PollFlags::IN) {
-        kick.clear();
-    }
+    let goes_on = input || ran || shared.attention.is_due() || until.is_some_and(|at| at <= now);
+    (!goes_on).then_some((until, now))
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
     use super::*;
 
     /// A guard that so many turns of the program end.
@@ -404,6 +478,18 @@ mod tests {
     }
 
     #[test]
+    fn a_guard_that_finds_the_engine_held_waits_for_nobody_and_has_the_holder_turn() {
+        let device = device_with(crate::Options { progress: Progress::Inline, ..crate::Options::default() });
+        let shared = device.shared();
+        let turns = Cell::new(0);
+        let turn = || shared.turn_or_ask(|_| turns.set(turns.get() + 1)).is_some();
+        shared.control(|_| assert!(!turn()));
+        assert_eq!(turns.get(), 0);
+        assert!(!shared.sleeper.is_asked_for_a_turn(), "the holder has turned");
+        assert!(turn() && turns.get() == 1 && !shared.sleeper.is_asked_for_a_turn());
+    }
+
+    #[test]
     fn a_guard_learns_from_work_that_was_left_lying() {
         let mut tolerance = MIN_TOLERANCE;
         for _ in 0..5 {
@@ -427,15 +513,13 @@ mod tests {
         assert_eq!(tolerance, MIN_TOLERANCE);
     }
 
-    #[test]
+    /// Two queue pairs of these devices, connected to each other, with a receive request each.
     #[allow(unsafe_code)]
-    fn an_acknowledgement_that_leaves_with_an_answer_leaves_the_guard_nothing_to_do() {
+    fn connected(devices: &[Arc<crate::SoftHca>; 2]) -> [hca_core::QpPorts; 2] {
         use hca_core::{
-            AckTimeout, AddressVector, Device, Gid, Mtu, Payload, Pkey, Psn, QpAttr, QpCap, QpInit, QpState,
-            QpType, RecvWr, RnrTimer, SendFlags, SendOp, SendWr,
+            AckTimeout, AddressVector, Device, Gid, Mtu, Pkey, Psn, QpAttr, QpCap, QpInit, QpState, QpType,
+            RecvWr, RnrTimer,
         };
-        let devices = [0, 1]
-            .map(|_| device_with(crate::Options { progress: Progress::Inline, ..crate::Options::default() }));
         let mut qps = devices.each_ref().map(|device| {
             let (cq, _) = device.create_cq(16).unwrap();
             let (pd, cap) = (device.alloc_pd().unwrap(), QpCap::default());
@@ -473,6 +557,43 @@ mod tests {
             unsafe { recv.post(&[RecvWr { wr_id: 0, sges: &[] }]) }.unwrap();
             recv.ring();
         }
+        qps
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_post_beside_a_holder_of_the_engine_shortens_the_sleep_of_the_guard() {
+        use hca_core::{Payload, SendFlags, SendOp, SendWr};
+        let inline = || crate::Options { progress: Progress::Inline, ..crate::Options::default() };
+        // Nobody turns the peer, so there is no answer, and the request stays to be repeated.
+        let devices = [device(), device_with(inline())];
+        let [mut qp, _peer] = connected(&devices);
+        let shared = devices[0].shared();
+        let until = |sleeps: &dyn Fn(u64) -> bool| {
+            let begin = std::time::Instant::now();
+            while !(shared.sleeper.asleep.load(Ordering::SeqCst)
+                && shared.sleeper.stands_guard()
+                && sleeps(shared.sleeper.until.load(Ordering::SeqCst)))
+            {
+                assert!(begin.elapsed() < Duration::from_secs(20));
+                std::thread::yield_now();
+            }
+        };
+        until(&|at| at == crate::runs::NEVER);
+        let (payload, flags) = (Payload::Inline(b""), SendFlags::SIGNALED);
+        let message = SendWr { wr_id: 1, op: SendOp::Send, flags, payload, dest: None };
+        // SAFETY: inline data names no memory.
+        shared.control(|_| unsafe { qp.send.post_now(&message) }).unwrap();
+        until(&|at| at != crate::runs::NEVER);
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn an_acknowledgement_that_leaves_with_an_answer_leaves_the_guard_nothing_to_do() {
+        use hca_core::{Payload, SendFlags, SendOp, SendWr};
+        let devices = [0, 1]
+            .map(|_| device_with(crate::Options { progress: Progress::Inline, ..crate::Options::default() }));
+        let mut qps = connected(&devices);
         let (payload, flags) = (Payload::Inline(b""), SendFlags::SIGNALED);
         let message = SendWr { wr_id: 1, op: SendOp::Send, flags, payload, dest: None };
         let mut held = HeldAcks::default();

@@ -82,7 +82,7 @@ impl DeviceWait {
 /// Whether a timer that is set to `set` has to be set for something that is due at `due`. To set a timer costs more than
 /// the wake-up by one that is early, after which the timer is set again: deadlines move on with each message. A timer
 /// that has expired stays readable, so it has to be set.
-fn needs_setting(set: u64, due: u64, now: Instant) -> bool {
+pub(crate) fn needs_setting(set: u64, due: u64, now: Instant) -> bool {
     let now = now.as_nanos();
     if due <= now { set > now } else { due < set || set <= now }
 }
@@ -301,14 +301,14 @@ impl Shared {
         if turn.unlock() {
             self.engine.turn_or_notify_holder(|e| self.turn_posted(e));
         }
-        self.attention.wake_now();
+        self.wake_now();
         self.run_due(polled);
     }
     #[cold]
     #[inline(never)]
     fn catch_up(&self) {
         self.engine.turn_or_notify_holder(|e| self.turn_posted(e));
-        self.attention.wake_now();
+        self.wake_now();
         self.run_due(None);
     }
 
@@ -373,11 +373,33 @@ impl Shared {
             e.turn_posted(self.time.now(), &self.bell, caller);
         }
     }
-    /// What others posted who found the engine held.
+    /// What others posted who found the engine held, or left to the adapter's thread.
     fn turn_posted(&self, e: &mut Engine) {
         self.note_change();
-        self.turn_once(e, None);
+        let asked = self.sleeper.is_asked_for_a_turn();
+        if asked {
+            // The thread, which asked, looks after the acknowledgements.
+            let now = self.time.now();
+            self.whole_turn(e, now, AckRule::WithAnswer);
+        } else {
+            self.turn_once(e, None);
+        }
         self.keep_waiters(e);
+        if self.progress == Progress::Adaptive && self.sleeper.stands_guard() {
+            let ends = !self.guard_sleeps_on(e, asked);
+            if asked || ends {
+                self.sleeper.turn_done(ends);
+            }
+        }
+    }
+    /// What the adapter's thread in GUARD sleeps on, of the network.
+    pub(crate) fn sockets(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.fabric_fd.iter().chain(self.group_fd.get())
+    }
+    /// Behind the engine: wakes all that are to be woken.
+    fn wake_now(&self) {
+        self.attention.wake_now();
+        self.sleeper.see_to_sleep(self.sockets());
     }
 
     #[inline(always)]
@@ -413,21 +435,27 @@ impl Shared {
         if self.sleeper.sleeps_until().is_none() {
             return;
         }
-        let Some(mut turn) = self.engine.try_lock() else { return self.sleeper.wake_if_asleep() };
-        let sleeps_on = self.sleeper.sleeps_until().is_none_or(|until| {
-            let e = &mut *turn;
-            let due = earlier(e.next_deadline(), &self.attention);
-            due.is_none_or(|due| due >= until)
-                && self.bell.is_empty()
-                && !self.attention.is_due()
-                && !(turned && e.fabric.prepare_wait())
-        });
+        let Some(mut turn) = self.engine.try_lock() else {
+            // What was posted is looked after by whoever has the engine.
+            return if turned { self.sleeper.wake_if_asleep() } else { self.catch_up() };
+        };
+        let sleeps_on = self.guard_sleeps_on(&mut turn, turned);
         if turn.unlock() {
             self.catch_up();
         }
         if !sleeps_on {
             self.sleeper.wake_if_asleep();
         }
+    }
+    /// Whether the adapter's thread may sleep on in GUARD, with what was left to it; also if it is awake.
+    fn guard_sleeps_on(&self, e: &mut Engine, turned: bool) -> bool {
+        self.sleeper.sleeps_until().is_none_or(|until| {
+            let due = earlier(e.next_deadline(), &self.attention);
+            due.is_none_or(|due| due >= until)
+                && self.bell.is_empty()
+                && !self.attention.is_due()
+                && !(turned && e.fabric.prepare_wait())
+        })
     }
     /// The control path changed something. The adapter's thread is woken if that is due before its sleep ends; else the
     /// network learns again that it sleeps, for a path may be new.
@@ -457,8 +485,24 @@ impl Shared {
             r
         };
         let r = self.engine.with(f, |e| self.turn_posted(e));
-        self.attention.wake_now();
+        self.wake_now();
         (r, self.attention.is_due() && self.run_due(None))
+    }
+
+    /// As [`control_and_run`](Self::control_and_run), for the thread in GUARD, which does not wait for the engine: a thread
+    /// that wakes may have interrupted the one that has the engine. `None`: that one does a whole turn as it gives the
+    /// engine back.
+    pub(crate) fn turn_or_ask<R>(&self, mut f: impl FnMut(&mut Engine) -> R) -> Option<(R, bool)> {
+        self.sleeper.ask_for_a_turn();
+        let r = self.engine.turn_or_notify_holder(|e| {
+            self.sleeper.is_asked_for_a_turn();
+            self.note_change();
+            let r = f(e);
+            self.keep_waiters(e);
+            r
+        })?;
+        self.wake_now();
+        Some((r, self.attention.is_due() && self.run_due(None)))
     }
 
     /// Somebody may sleep, or be about to, while a turn, a post or a change is made: deadlines that are new
@@ -483,7 +527,7 @@ impl Shared {
     /// Before a program sleeps on a descriptor: makes it readable as soon as the device needs a turn.
     pub(crate) fn prepare_wait(&self) {
         self.engine.with(|e| self.prepare(e), |e| self.turn_posted(e));
-        self.attention.wake_now();
+        self.wake_now();
     }
 
     /// How long until the next turn is due.
