@@ -1,14 +1,15 @@
 //! Bundles: endpoints that are polled together, and the calls of programs.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use hca_verbs::{AckTimeout, Context};
 
 use crate::endpoint::{Endpoint, Link, Mapped, Open, SMALL, Side, Translation};
 use crate::lower::{Event, LinkId, Lower, Sleeper, Unsent, Verbs, Via};
-use crate::message::{Load, Message, Pause, Returned, Token, surely};
-use crate::segment::{Segment, Source};
+use crate::message::{Load, MAX_BULK, Message, Pause, Returned, Token, surely};
+use crate::segment::{Remote, Segment, Source};
 use crate::wire::{Head, Hello};
 use crate::{EndpointId, EndpointName, Error, EventMask, Tag, Way};
 
@@ -469,6 +470,85 @@ impl Bundle {
         offset: u64,
     ) -> Result<(), Error> {
         self.send(endpoint, index, handler, args, &Load::Bulk(source.into(), offset), false)
+    }
+
+    /// Begins to write into the segment of a mapped peer from `offset` on, by RDMA: no handler runs, and the peer's
+    /// program has no part in it. [`sync`](Self::sync) waits for the end. Accesses of a link, and its bulk messages,
+    /// are carried out in their order.
+    ///
+    /// # Errors
+    /// There is no such endpoint, the index is not mapped, the range does not lie in one of the segments, or the peer has
+    /// gone.
+    #[inline]
+    pub fn write<'s>(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        source: impl Into<Source<'s>>,
+        offset: u64,
+    ) -> Result<(), Error> {
+        let source = source.into();
+        if !source.is_whole() {
+            return Err(Error::Segment { offset, len: source.len() as u64, segment: 0 });
+        }
+        let (id, to) = self.reach(endpoint, index, offset, source.len() as u64)?;
+        self.post(true, |lower| lower.write(id, &source, to))
+    }
+    /// Begins to read from the segment of a mapped peer, from `offset` on, into a range of a segment of this bundle, as
+    /// [`write`](Self::write) does.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn read(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        offset: u64,
+        into: &Segment,
+        range: Range<usize>,
+    ) -> Result<(), Error> {
+        if !Source::Segment(into, range.clone()).is_whole() {
+            return Err(Error::Segment { offset, len: range.len() as u64, segment: 0 });
+        }
+        let (id, from) = self.reach(endpoint, index, offset, range.len() as u64)?;
+        self.post(true, |lower| lower.read(id, into, range.clone(), from))
+    }
+    /// Waits until all reads and writes of a mapped index have ended: what was written lies in the peer's memory. No
+    /// handler runs meanwhile.
+    ///
+    /// # Errors
+    /// There is no such endpoint, the index is not mapped, or the peer has gone.
+    #[inline]
+    pub fn sync(&mut self, endpoint: EndpointId, index: usize) -> Result<(), Error> {
+        let id = self.translation(endpoint, index)?.link;
+        let mut pause = Pause::default();
+        loop {
+            match self.lower.accesses(id, &mut self.events) {
+                Ok(0) => return Ok(()),
+                Ok(_) => pause.wait(&mut *self.lower, &mut self.events)?,
+                Err(_) => return Err(Error::Unreachable),
+            }
+        }
+    }
+    /// The link of an index, and a range of its peer's segment.
+    #[inline]
+    fn reach(
+        &self,
+        endpoint: EndpointId,
+        index: usize,
+        offset: u64,
+        len: u64,
+    ) -> Result<(LinkId, Remote), Error> {
+        let id = self.translation(endpoint, index)?.link;
+        let segment = self.link(id).ok_or(Error::Unreachable)?.segment();
+        if len > MAX_BULK {
+            return Err(Error::Length { len: len as usize, max: MAX_BULK as usize });
+        }
+        if !segment.has(offset, len) {
+            return Err(Error::Segment { offset, len, segment: segment.len });
+        }
+        Ok((id, segment.part(offset, len)))
     }
 
     #[inline]

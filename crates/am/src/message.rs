@@ -215,7 +215,7 @@ impl<'a> Load<'a> {
 }
 
 /// The most bytes of a bulk message, if the segment has as many.
-const MAX_BULK: u64 = 1 << 30;
+pub(crate) const MAX_BULK: u64 = 1 << 30;
 /// Looks without success before a waiting thread sleeps.
 const LOOKS: u32 = 2000;
 /// How long it then sleeps at most.

@@ -20,7 +20,7 @@
 //! | read, write | [`Process::read`], [`Process::write`] |
 //! | `:=`, `sync()` | [`Process::get`], [`Process::put`], [`Process::sync`] |
 //! | `:-`, `store_sync`, `all_store_sync` | [`Process::store`], [`Process::store_sync`], [`Process::all_store_sync`] |
-//! | `bulk_read`, `bulk_write`, `bulk_put`, `bulk_store` | [`Process::read_bulk`], [`Process::write_bulk`], [`Process::put_bulk`], [`Process::store_bulk`] |
+//! | `bulk_read`, `bulk_write`, `bulk_put`, `bulk_store` | [`Process::read_bulk`], [`Process::write_bulk`], [`Process::put_bulk`], [`Process::store_bulk`]; without a copy [`Process::read_part`], [`Process::put_part`] |
 //! | `atomic` | [`Process::register`], [`Process::call`] |
 //! | `barrier`, `all_bcast`, `all_reduce`, scan | [`Process::barrier`], [`Process::broadcast`], [`Process::reduce`], [`Process::all_reduce`], [`Process::scan`] |
 //!
@@ -28,7 +28,8 @@
 //!
 //! - Elements are plain data ([`bytemuck::Pod`]). A [`Spread`] checks bounds; a [`GlobalPtr`] comes from one.
 //! - The memory is copied in and out, so no two processes race on a reference.
-//! - Accesses are carried out while the process that has the memory polls: in any call that waits. Bulk writes are RDMA.
+//! - Reads, writes and bulk accesses are RDMA. Gets, puts, stores and calls are carried out while the process that has
+//!   the memory polls: in any call that waits.
 //! - A process that is gone ends the waits of all others with [`Error::Lost`].
 //!
 //! # Modules

@@ -1,5 +1,6 @@
 //! Processes of a job: their memory, and accesses to the memory of others.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use hca_am::{Bundle, EndpointId, EndpointName, EventMask, Options, Segment, Sour
 use hca_job::Job;
 use hca_verbs::Context;
 
-use crate::state::{BYE, CALL, FETCH, READ, STORE, STORED, State, WRITE, handlers, lock, words};
+use crate::state::{BYE, CALL, READ, STORE, STORED, State, WRITE, handlers, lock, words};
 use crate::{Error, GlobalPtr, Spread};
 
 /// Bytes at the beginning of each process's memory, into which bulk reads come.
@@ -43,6 +44,8 @@ pub struct Process {
     size: usize,
     /// Reads, writes and calls that were begun.
     begun: u64,
+    /// Processes with writes in bulk that a sync waits for.
+    written: Vec<usize>,
     next: u32,
     /// Bytes that stores have brought, and the program has waited for.
     stored: u64,
@@ -106,6 +109,7 @@ impl Joining {
             rank,
             size,
             begun: 0,
+            written: Vec::new(),
             next: 0,
             stored: 0,
             epoch: 0,
@@ -176,22 +180,37 @@ impl Process {
         Ok(())
     }
 
-    /// Reads an element of a process, by a request that the process answers while it polls.
+    /// Reads an element of a process, by RDMA: the program of that process has no part in it.
     ///
     /// # Errors
     /// The process that has it is gone, or the element is longer than 4096 bytes.
+    #[inline]
     pub fn read<T: Pod>(&mut self, from: GlobalPtr<T>) -> Result<T, Error> {
-        let got = self.get(from)?;
-        self.sync()?;
-        self.take(got)
+        self.fetch(from.rank(), from.offset, 0..element::<T>()?)?;
+        let mut value = T::zeroed();
+        self.memory.read_at(0, bytemuck::bytes_of_mut(&mut value));
+        Ok(value)
     }
-    /// Writes an element of a process, and waits until it is there.
+    /// Writes an element of a process by RDMA, and waits until it is there.
     ///
     /// # Errors
     /// As [`read`](Self::read).
+    #[inline]
     pub fn write<T: Pod>(&mut self, to: GlobalPtr<T>, value: T) -> Result<(), Error> {
-        self.put(to, value)?;
-        self.sync()
+        let rank = to.rank();
+        element::<T>()?;
+        self.settle_requests(rank)?;
+        let written = self.bundle.write(self.ep, rank, bytemuck::bytes_of(&value), to.offset);
+        let written = written.and_then(|()| self.bundle.sync(self.ep, rank));
+        written.map_err(|error| self.failure(rank, error))
+    }
+    /// Waits until a process has handled all requests, so that an access by RDMA comes behind them.
+    #[inline]
+    fn settle_requests(&mut self, rank: usize) -> Result<(), Error> {
+        while self.bundle.outstanding(self.ep, rank)? > 0 {
+            self.step(&mut 0)?;
+        }
+        Ok(())
     }
     /// Begins to read an element: `:=` of Split-C. A [`sync`](Self::sync) waits for it.
     ///
@@ -249,8 +268,16 @@ impl Process {
     /// # Errors
     /// A process is gone.
     pub fn sync(&mut self) -> Result<(), Error> {
+        self.settle_writes()?;
         let begun = self.begun;
         self.until(|state| (state.ended >= begun).then_some(()))
+    }
+    /// Waits until what was written in bulk is there.
+    fn settle_writes(&mut self) -> Result<(), Error> {
+        while let Some(rank) = self.written.pop() {
+            self.bundle.sync(self.ep, rank).map_err(|error| self.failure(rank, error))?;
+        }
+        Ok(())
     }
     /// Waits until stores have brought so many bytes more to this process.
     ///
@@ -269,9 +296,7 @@ impl Process {
     pub fn all_store_sync(&mut self) -> Result<(), Error> {
         // A request without a reply is acknowledged once its handler has run.
         for rank in 0..self.size {
-            while self.bundle.outstanding(self.ep, rank)? > 0 {
-                self.step(&mut 0)?;
-            }
+            self.settle_requests(rank)?;
         }
         self.barrier()?;
         self.stored = lock(&self.state).stored;
@@ -279,7 +304,7 @@ impl Process {
         self.barrier()
     }
 
-    /// Reads elements in bulk.
+    /// Reads elements in bulk, by RDMA.
     ///
     /// # Errors
     /// The process that has them is gone, or they do not lie in the array.
@@ -292,11 +317,61 @@ impl Process {
     ) -> Result<(), Error> {
         let from = array.part(rank, first, out.len())?;
         for (i, piece) in bytemuck::cast_slice_mut::<T, u8>(out).chunks_mut(LANDING).enumerate() {
-            let [low, high] = words(from.offset + (i * LANDING) as u64);
-            self.request(rank, FETCH, &[low, high, piece.len() as u32])?;
-            self.begun += 1;
-            self.sync()?;
+            self.fetch(rank, from.offset + (i * LANDING) as u64, 0..piece.len())?;
             self.memory.read_at(0, piece);
+        }
+        Ok(())
+    }
+    /// Reads as many elements of a process, from `first` on, as go into the elements from `at` on of this process's own
+    /// part of an array: by RDMA, without a copy.
+    ///
+    /// # Errors
+    /// As [`read_bulk`](Self::read_bulk).
+    pub fn read_part<T: Pod>(
+        &mut self,
+        array: &Spread<T>,
+        rank: usize,
+        first: usize,
+        into: &Spread<T>,
+        at: usize,
+        count: usize,
+    ) -> Result<(), Error> {
+        let (from, range) = (array.part(rank, first, count)?, own(into, at, count)?);
+        self.fetch(rank, from.offset, range)
+    }
+    /// Begins to write `count` elements of this process's own part of an array, from `at` on, to the elements of a
+    /// process from `first` on: by RDMA, without a copy. A [`sync`](Self::sync) waits until they are there; until then
+    /// they stay as they are.
+    ///
+    /// # Errors
+    /// As [`read_bulk`](Self::read_bulk).
+    pub fn put_part<T: Pod>(
+        &mut self,
+        array: &Spread<T>,
+        rank: usize,
+        first: usize,
+        from: &Spread<T>,
+        at: usize,
+        count: usize,
+    ) -> Result<(), Error> {
+        let (to, range) = (array.part(rank, first, count)?, own(from, at, count)?);
+        let memory = self.memory.clone();
+        self.put_from(rank, Source::Segment(&memory, range), to.offset)
+    }
+    /// Reads bytes of a process into a range of this process's memory.
+    #[inline]
+    fn fetch(&mut self, rank: usize, offset: u64, range: Range<usize>) -> Result<(), Error> {
+        self.settle_requests(rank)?;
+        let read = self.bundle.read(self.ep, rank, offset, &self.memory, range);
+        let read = read.and_then(|()| self.bundle.sync(self.ep, rank));
+        read.map_err(|error| self.failure(rank, error))
+    }
+    fn put_from(&mut self, rank: usize, source: Source<'_>, offset: u64) -> Result<(), Error> {
+        self.settle_requests(rank)?;
+        let written = self.bundle.write(self.ep, rank, source, offset);
+        written.map_err(|error| self.failure(rank, error))?;
+        if !self.written.contains(&rank) {
+            self.written.push(rank);
         }
         Ok(())
     }
@@ -325,9 +400,8 @@ impl Process {
         first: usize,
         elements: &[T],
     ) -> Result<(), Error> {
-        self.send_bulk(array, rank, first, elements, 1)?;
-        self.begun += 1;
-        Ok(())
+        let to = array.part(rank, first, elements.len())?;
+        self.put_from(rank, Source::Bytes(bytemuck::cast_slice(elements)), to.offset)
     }
     /// Writes elements in bulk without an answer, as [`store`](Self::store) does.
     ///
@@ -340,19 +414,9 @@ impl Process {
         first: usize,
         elements: &[T],
     ) -> Result<(), Error> {
-        self.send_bulk(array, rank, first, elements, 0)
-    }
-    fn send_bulk<T: Pod>(
-        &mut self,
-        array: &Spread<T>,
-        rank: usize,
-        first: usize,
-        elements: &[T],
-        answered: u32,
-    ) -> Result<(), Error> {
         let to = array.part(rank, first, elements.len())?;
         let source = Source::Bytes(bytemuck::cast_slice(elements));
-        let sent = self.bundle.request_bulk(self.ep, rank, STORED, &[answered], source, to.offset);
+        let sent = self.bundle.request_bulk(self.ep, rank, STORED, &[], source, to.offset);
         sent.map_err(|error| self.failure(rank, error))
     }
 
@@ -387,6 +451,7 @@ impl Process {
     /// # Errors
     /// A process is gone before its time.
     pub fn finish(mut self) -> Result<(), Error> {
+        self.settle_writes()?;
         self.barrier()?;
         let own = self.rank as u32;
         for rank in (0..self.size).filter(|&rank| rank != self.rank) {
@@ -486,6 +551,12 @@ impl Memory<'_> {
     }
 }
 
+/// The bytes of this process's memory that elements of its own part of an array have.
+fn own<T: Pod>(array: &Spread<T>, first: usize, count: usize) -> Result<Range<usize>, Error> {
+    array.check(first, count)?;
+    let begin = array.offset as usize + first * size_of::<T>();
+    Ok(begin..begin + count * size_of::<T>())
+}
 fn element<T: Zeroable>() -> Result<usize, Error> {
     let len = size_of::<T>();
     if len <= ELEMENT { Ok(len) } else { Err(Error::Element { len }) }

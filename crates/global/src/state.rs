@@ -11,15 +11,13 @@ pub(crate) const READ: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 pub(crate) const STORE: u16 = 3;
 pub(crate) const STORED: u16 = 4;
-pub(crate) const FETCH: u16 = 5;
-pub(crate) const CALL: u16 = 6;
-pub(crate) const BARRIER: u16 = 7;
-pub(crate) const DATA: u16 = 8;
-pub(crate) const BYE: u16 = 9;
+pub(crate) const CALL: u16 = 5;
+pub(crate) const BARRIER: u16 = 6;
+pub(crate) const DATA: u16 = 7;
+pub(crate) const BYE: u16 = 8;
 /// Replies.
-pub(crate) const VALUE: u16 = 10;
-pub(crate) const DONE: u16 = 11;
-pub(crate) const FETCHED: u16 = 12;
+pub(crate) const VALUE: u16 = 9;
+pub(crate) const DONE: u16 = 10;
 
 /// A procedure that runs at the process that has the memory.
 pub(crate) type Procedure = Box<dyn FnMut(&Segment, &[u64]) -> u64 + Send>;
@@ -93,20 +91,8 @@ pub(crate) fn handlers(
     })?;
     // The bytes are there.
     let own = Arc::clone(state);
-    bundle.set_handler(ep, STORED, move |message, token| {
-        if message.arg(0) == 1 {
-            answer(token.reply(DONE, &[]));
-        } else {
-            lock(&own).stored += message.range().map_or(0, |range| range.len() as u64);
-        }
-    })?;
-    bundle.set_handler(ep, FETCH, |message, token| {
-        let (Some(segment), Some((offset, len))) = (message.segment(), place(message.args())) else { return };
-        if inside(segment, offset, len) {
-            let range = offset as usize..offset as usize + len;
-            let source = hca_am::Source::Segment(segment, range);
-            answer(token.reply_bulk(FETCHED, &[], source, 0));
-        }
+    bundle.set_handler(ep, STORED, move |message, _| {
+        lock(&own).stored += message.range().map_or(0, |range| range.len() as u64);
     })?;
     let own = Arc::clone(state);
     bundle.set_handler(ep, CALL, move |message, token| {
@@ -142,10 +128,8 @@ pub(crate) fn handlers(
         state.ended += 1;
         state.values.insert(message.arg(0), message.data().to_vec());
     })?;
-    for done in [DONE, FETCHED] {
-        let own = Arc::clone(state);
-        bundle.set_handler(ep, done, move |_, _| lock(&own).ended += 1)?;
-    }
+    let own = Arc::clone(state);
+    bundle.set_handler(ep, DONE, move |_, _| lock(&own).ended += 1)?;
     let own = Arc::clone(state);
     bundle.set_error_handler(ep, move |back| lock(&own).back.push((back.index, back.reason)))
 }

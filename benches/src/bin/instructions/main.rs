@@ -8,6 +8,7 @@
 //! ```
 
 mod clock;
+mod layers;
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,6 +19,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
+use hca::am::Way;
 use hca::{
     AsyncQp, Buf, CompletionQueue, Completions, ConnectOptions, Driver, Inline, OfferedBy, Opened, Pd,
     QueuePair, Rc, Reactor, RemoteMr, SendBatch, SendRequest, open_exactly,
@@ -46,13 +48,15 @@ const BURST: u64 = 64;
 /// Networks without a system call.
 const LOOPBACK: &str = "loopback://count?progress=inline&acks=lazy";
 const SHM: &str = "shm://count?progress=inline&acks=lazy";
+/// With a thread, as connection managers would move an adapter without one at each message.
+const SHM_THREAD: &str = "shm://count?acks=lazy";
 /// One whose system calls are counted by what the program does around them.
 const UDP: &str = "udp://?progress=inline&acks=lazy";
 
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 31] = [
+const CASES: [Case; 38] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -75,6 +79,13 @@ const CASES: [Case; 31] = [
     ("shm_poll_empty", || poll_empty(SHM)),
     ("portals_shm_put_8", || portals_put(SHM)),
     ("portals_udp_put_8", || portals_put(UDP)),
+    ("via_shm_ping_8", || layers::via_ping(SHM_THREAD)),
+    ("am_shm_ping_8", || layers::am_ping(SHM_THREAD, Way::Verbs)),
+    ("am_via_shm_ping_8", || layers::am_ping(SHM_THREAD, Way::Via)),
+    ("am_shm_medium_4096", || layers::am_medium(SHM_THREAD, Way::Verbs)),
+    ("am_via_shm_medium_4096", || layers::am_medium(SHM_THREAD, Way::Via)),
+    ("global_shm_read_8", || layers::global(SHM_THREAD, false)),
+    ("global_shm_write_8", || layers::global(SHM_THREAD, true)),
     ("match_put_1", || match_message(Target::persistent())),
     ("match_place_1", match_place),
     ("match_wild_1000", || match_message(Target::wild(1000, false))),

@@ -5,6 +5,7 @@ mod verbs;
 mod via;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
 use hca_verbs::Buf;
@@ -102,6 +103,13 @@ pub(crate) trait Lower: Send {
     fn let_go(&mut self, link: LinkId, kept: Kept);
     /// Writes into the peer's memory, ahead of the next message.
     fn put(&mut self, link: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent>;
+    /// Begins to write into the peer's memory, without a message.
+    fn write(&mut self, link: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent>;
+    /// Begins to read the peer's memory into a range of a segment.
+    fn read(&mut self, link: LinkId, into: &Segment, range: Range<usize>, from: Remote)
+    -> Result<(), Unsent>;
+    /// The writes and reads that have not ended, after a look.
+    fn accesses(&mut self, link: LinkId, events: &mut VecDeque<Event>) -> Result<usize, Unsent>;
     /// Gives the memory of a message back.
     fn recycle(&mut self, link: LinkId, received: Received);
     /// Asks the peers' adapters of the links that this side made for a sign of life, and looks whether the peers of the

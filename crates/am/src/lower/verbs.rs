@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,8 +26,12 @@ const MARK: &[u8] = b"hca-am/1";
 /// Messages of up to so many bytes are copied into the request.
 const MAX_INLINE: usize = 256;
 const BATCH: usize = 32;
+/// The rights of peers to segments.
+const PEERS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 /// Polls between two looks at completed sends.
 const POLLS_A_LOOK: u32 = 8;
+/// The number of requests whose ends are counted.
+const ACCESS: u64 = 1;
 /// Links for which the shared receive queue has buffers ahead.
 const AHEAD: usize = 4;
 
@@ -71,6 +76,8 @@ struct Link {
     inline: usize,
     /// Requests since the last signalled one.
     unsignaled: u32,
+    /// Writes and reads that have not ended.
+    accesses: usize,
     depth: u32,
     accepted: bool,
     down: bool,
@@ -84,7 +91,7 @@ impl Maker {
     fn build(&self, id: LinkId) -> Result<hca_verbs::QueuePair<Rc>, Error> {
         let builder = self.pd.qp::<Rc>(&self.send).recv_cq(&self.recv).srq(&self.srq).context(id.0);
         let builder = builder.max_send_wr(self.depth()).max_send_sge(1).max_inline(self.inline as u32);
-        Ok(builder.access(Access::REMOTE_WRITE).build()?)
+        Ok(builder.access(PEERS).build()?)
     }
     fn link(
         &self,
@@ -97,8 +104,17 @@ impl Maker {
         qp.control().set_retries(Some(self.ack_timeout), None)?;
         let (queue, _) = qp.split();
         let (depth, inline) = (self.depth(), self.inline);
-        let mut link =
-            Link { queue, connection, kept: Vec::new(), inline, unsignaled: 0, depth, accepted, down: false };
+        let mut link = Link {
+            queue,
+            connection,
+            kept: Vec::new(),
+            inline,
+            unsignaled: 0,
+            accesses: 0,
+            depth,
+            accepted,
+            down: false,
+        };
         link.post(SendRequest::send(Inline(&hello.bytes())), false).map_err(|_| Error::Unreachable)?;
         Ok(link)
     }
@@ -129,6 +145,19 @@ impl Link {
                 }
             }),
         }
+    }
+}
+
+impl Link {
+    /// Posts a write or a read.
+    #[inline]
+    fn post_access<O: OfferedBy<Rc>, L: GatherList>(
+        &mut self,
+        request: SendRequest<O, L>,
+    ) -> Result<(), Unsent> {
+        self.post(request.id(ACCESS), true)?;
+        self.accesses += 1;
+        Ok(())
     }
 }
 
@@ -332,7 +361,7 @@ impl Lower for Verbs {
         acceptor.greeting.set_segment(remote)
     }
     fn alloc(&mut self, len: usize) -> Result<Segment, Error> {
-        Ok(Segment(Place::Verbs(self.maker.pd.alloc_shared(len, Access::REMOTE_WRITE)?)))
+        Ok(Segment(Place::Verbs(self.maker.pd.alloc_shared(len, PEERS)?)))
     }
     fn connect(&mut self, to: &EndpointName, hello: &Hello, timeout: Duration) -> Result<LinkId, Error> {
         let port = match (to.way, u16::try_from(to.id)) {
@@ -417,6 +446,37 @@ impl Lower for Verbs {
             Source::Segment(..) => Err(Unsent::Down),
         }
     }
+    fn write(&mut self, id: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent> {
+        let remote = RemoteMr { addr: to.addr, rkey: Rkey::new(to.key), len: to.len };
+        match from {
+            Source::Bytes(bytes) if bytes.len() <= self.maker.inline => {
+                self.link(id)?.post_access(SendRequest::write(Inline(bytes), remote))
+            }
+            Source::Bytes(bytes) => {
+                let mut buf = self.maker.pd.alloc(bytes.len()).map_err(|_| Unsent::Full)?;
+                buf.copy_from_slice(bytes);
+                self.link(id)?.post_access(SendRequest::write(buf, remote))
+            }
+            Source::Segment(Segment(Place::Verbs(mr)), range) => {
+                self.link(id)?.post_access(SendRequest::write(mr.range(range.clone()), remote))
+            }
+            Source::Segment(..) => Err(Unsent::Down),
+        }
+    }
+    #[inline]
+    fn read(&mut self, id: LinkId, into: &Segment, range: Range<usize>, from: Remote) -> Result<(), Unsent> {
+        let Segment(Place::Verbs(mr)) = into else { return Err(Unsent::Down) };
+        let remote = RemoteMr { addr: from.addr, rkey: Rkey::new(from.key), len: from.len };
+        self.link(id)?.post_access(SendRequest::read(mr.range(range), remote))
+    }
+    #[inline]
+    fn accesses(&mut self, id: LinkId, events: &mut VecDeque<Event>) -> Result<usize, Unsent> {
+        if self.link(id)?.accesses > 0 {
+            self.poll_sends(events);
+        }
+        let link = self.link(id)?;
+        if link.down { Err(Unsent::Down) } else { Ok(link.accesses) }
+    }
     #[inline]
     fn recycle(&mut self, _: LinkId, received: Received) {
         if let Received::Buf(buf, _) = received
@@ -499,10 +559,17 @@ impl Verbs {
     #[inline]
     fn poll_sends(&mut self, into: &mut VecDeque<Event>) {
         let mut failed = None;
-        for mut wc in self.send.poll(&mut self.send_wcs) {
-            self.back.extend(wc.take_parts());
+        let Self { send, send_wcs, links, back, .. } = self;
+        for mut wc in send.poll(send_wcs) {
+            back.extend(wc.take_parts());
+            let id = LinkId(wc.context);
             if wc.status != WcStatus::Success {
-                failed = Some(LinkId(wc.context));
+                failed = Some(id);
+            } else if wc.id == ACCESS
+                && let Some(Some((known, link))) = links.get_mut(id.place())
+                && *known == id
+            {
+                link.accesses -= 1;
             }
         }
         if let Some(id) = failed {

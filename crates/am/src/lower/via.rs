@@ -2,6 +2,7 @@
 //! descriptors and buffers of the link in one registered region.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -92,6 +93,8 @@ struct Link {
     /// Of each place: whether the queue, and whether the caller, still needs it.
     held: Vec<[bool; 2]>,
     lens: Vec<usize>,
+    /// Writes and reads that have not ended.
+    accesses: usize,
     accepted: bool,
     down: bool,
 }
@@ -100,6 +103,8 @@ enum Posted {
     Place(u32),
     /// Memory that is freed when the descriptor has completed.
     Staged(#[allow(dead_code)] Option<Memory>, u32),
+    /// The same of a write or a read whose end is counted.
+    Access(#[allow(dead_code)] Option<Memory>, u32),
 }
 
 impl Link {
@@ -134,6 +139,7 @@ impl Link {
             free: (0..sends).rev().collect(),
             held: vec![[false; 2]; sends as usize],
             lens: vec![0; sends as usize],
+            accesses: 0,
             accepted,
             down: false,
         };
@@ -180,13 +186,23 @@ impl Link {
         self.lens[place as usize] = len;
         Ok(place)
     }
-    /// Writes into the peer's memory; the descriptor has a place of its own.
-    fn put(&mut self, segments: &[ViaSegment], staged: Option<Memory>, to: Remote) -> Result<(), Unsent> {
+    /// Posts an RDMA; the descriptor has a place of its own, which is returned.
+    fn rdma(&mut self, request: &Request<'_>) -> Result<u32, Unsent> {
         let place = self.take_place()?;
-        let remote = RemoteAddress { addr: to.addr, handle: MemHandle(to.key) };
-        let request = Request::write(segments, remote);
-        self.post(self.send_offset(place), &request).inspect_err(|_| self.free.push(place))?;
+        self.post(self.send_offset(place), request).inspect_err(|_| self.free.push(place))?;
+        Ok(place)
+    }
+    /// Writes into the peer's memory.
+    fn put(&mut self, segments: &[ViaSegment], staged: Option<Memory>, to: Remote) -> Result<(), Unsent> {
+        let place = self.rdma(&Request::write(segments, there(to)))?;
         self.posted.push_back(Posted::Staged(staged, place));
+        Ok(())
+    }
+    /// As [`put`](Self::put), and its end is counted.
+    fn write(&mut self, segment: ViaSegment, staged: Option<Memory>, to: Remote) -> Result<(), Unsent> {
+        let place = self.rdma(&Request::write(&[segment], there(to)))?;
+        self.posted.push_back(Posted::Access(staged, place));
+        self.accesses += 1;
         Ok(())
     }
     /// One side does not need a place any more: 0 the queue, 1 the caller.
@@ -205,11 +221,19 @@ impl Link {
             match self.posted.pop_front() {
                 Some(Posted::Place(place)) => self.release(place, 0),
                 Some(Posted::Staged(_, place)) => self.free.push(place),
+                Some(Posted::Access(_, place)) => {
+                    self.free.push(place);
+                    self.accesses -= usize::from(done.status.is_ok());
+                }
                 None => {}
             }
         }
         well
     }
+}
+
+fn there(remote: Remote) -> RemoteAddress {
+    RemoteAddress { addr: remote.addr, handle: MemHandle(remote.key) }
 }
 
 impl Via {
@@ -238,6 +262,13 @@ impl Via {
             early: Vec::new(),
             pool: Vec::new(),
         })
+    }
+    /// A copy in registered memory.
+    fn stage(&self, bytes: &[u8]) -> Result<(ViaSegment, Memory), Unsent> {
+        let attributes = MemAttributes::new(&self.maker.ptag);
+        let staged = self.maker.nic.alloc(bytes.len(), &attributes).map_err(|_| Unsent::Full)?;
+        staged.write_at(0, bytes);
+        Ok((ViaSegment::new(&staged, 0, bytes.len() as u32), staged))
     }
     fn add(&mut self, id: LinkId, link: Link) {
         let place = id.place();
@@ -386,7 +417,7 @@ impl Lower for Via {
         accepting.acceptor.greeting.set_segment(remote)
     }
     fn alloc(&mut self, len: usize) -> Result<Segment, Error> {
-        let attributes = MemAttributes { enable_rdma_write: true, ..MemAttributes::new(&self.maker.ptag) };
+        let attributes = MemAttributes::rdma(&self.maker.ptag);
         Ok(Segment(Place::Via(self.maker.nic.alloc(len, &attributes)?)))
     }
     fn connect(&mut self, to: &EndpointName, hello: &Hello, timeout: Duration) -> Result<LinkId, Error> {
@@ -436,10 +467,7 @@ impl Lower for Via {
         match from {
             Source::Bytes([]) => Ok(()),
             Source::Bytes(bytes) => {
-                let attributes = MemAttributes::new(&self.maker.ptag);
-                let staged = self.maker.nic.alloc(bytes.len(), &attributes).map_err(|_| Unsent::Full)?;
-                staged.write_at(0, bytes);
-                let segment = ViaSegment::new(&staged, 0, bytes.len() as u32);
+                let (segment, staged) = self.stage(bytes)?;
                 self.link(id)?.put(&[segment], Some(staged), to)
             }
             Source::Segment(Segment(Place::Via(memory)), range) => {
@@ -448,6 +476,36 @@ impl Lower for Via {
             }
             Source::Segment(..) => Err(Unsent::Down),
         }
+    }
+    fn write(&mut self, id: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent> {
+        match from {
+            Source::Bytes([]) => Ok(()),
+            Source::Bytes(bytes) => {
+                let (segment, staged) = self.stage(bytes)?;
+                self.link(id)?.write(segment, Some(staged), to)
+            }
+            Source::Segment(Segment(Place::Via(memory)), range) => {
+                let segment = ViaSegment::new(memory, range.start, range.len() as u32);
+                self.link(id)?.write(segment, None, to)
+            }
+            Source::Segment(..) => Err(Unsent::Down),
+        }
+    }
+    fn read(&mut self, id: LinkId, into: &Segment, range: Range<usize>, from: Remote) -> Result<(), Unsent> {
+        let Segment(Place::Via(memory)) = into else { return Err(Unsent::Down) };
+        let segment = ViaSegment::new(memory, range.start, range.len() as u32);
+        let link = self.link(id)?;
+        let place = link.rdma(&Request::read(&[segment], there(from)))?;
+        link.posted.push_back(Posted::Access(None, place));
+        link.accesses += 1;
+        Ok(())
+    }
+    fn accesses(&mut self, id: LinkId, events: &mut VecDeque<Event>) -> Result<usize, Unsent> {
+        while let Some(entry) = self.queues.send.done() {
+            self.enter(entry, events);
+        }
+        let link = self.link(id)?;
+        if link.down { Err(Unsent::Down) } else { Ok(link.accesses) }
     }
     #[inline]
     fn recycle(&mut self, id: LinkId, received: Received) {

@@ -1,7 +1,9 @@
 //! Global memory: processes are threads with adapters of their own.
 
+use std::time::{Duration, Instant};
+
 use hca_am::Way;
-use hca_global::{Error, Joining, Process};
+use hca_global::{Error, Joining, ProcedureId, Process, Spread};
 use softhca::Progress;
 
 use crate::bed::Bed;
@@ -79,6 +81,26 @@ fn accesses(bed: &Bed) {
         process.store_bulk(&long, before, 5, &values[..9]).unwrap();
         process.store_sync(36).unwrap();
         assert_eq!(process.load(&long, 5, 2).unwrap(), [next as u32, 3 + next as u32]);
+        // Without a copy, from the memory of one process to that of another; and while that one's program does not poll.
+        let landed = process.spread::<u32>(80_000).unwrap();
+        process.put_part(&landed, before, 10, &long, 20, 5_000).unwrap();
+        process.sync().unwrap();
+        process.barrier().unwrap();
+        let values = process.load(&long, 0, 80_000).unwrap();
+        let mut theirs = vec![0; 5_000];
+        process.read_bulk(&landed, before, 10, &mut theirs).unwrap();
+        assert!(theirs == values[20..5_020]);
+        process.read_part(&landed, before, 10, &landed, 10_000, 5_000).unwrap();
+        assert_eq!(process.load(&landed, 10_000, 5_000).unwrap(), theirs);
+        assert!(process.put_part(&landed, before, 79_999, &long, 0, 2).is_err());
+        assert!(process.read_part(&landed, before, 0, &long, 79_999, 2).is_err());
+        // An access by RDMA comes behind the requests to the same process.
+        let counted = process.spread::<u64>(1).unwrap();
+        for i in 1..=40 {
+            process.store(counted.at(next, 0).unwrap(), i).unwrap();
+        }
+        assert_eq!(process.read(counted.at(next, 0).unwrap()).unwrap(), 40);
+        process.barrier().unwrap();
         // Procedures run one at a time.
         let add = process.register(move |memory, args| {
             let old = memory.load(&array, args[0] as usize).unwrap();
@@ -171,33 +193,78 @@ fn processes_that_differ_in_a_size_are_told() {
     assert!(told.iter().all(|made| matches!(made, Err(Error::Mismatch { rank: 1 }))), "{told:?}");
 }
 
+/// How long the others of a process that is gone may take to notice.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs a call in two processes whose third one has left. Each has to end with its loss, and in time.
+fn others_are_told(call: impl Fn(&mut Process, &Spread<u64>, ProcedureId) -> Result<(), Error> + Sync) {
+    // A process that leaves while others still join is a loss of the join.
+    let joined = std::sync::Barrier::new(3);
+    let told = run(&VERBS, 3, |mut process| {
+        let array = process.spread::<u64>(8).unwrap();
+        let procedure = process.register(|_, _| 0);
+        joined.wait();
+        if process.rank() == 2 {
+            return None;
+        }
+        let begin = Instant::now();
+        let told = call(&mut process, &array, procedure);
+        // Those that wait for nothing of the process that is gone have to notice as well.
+        let told = told.and_then(|()| process.barrier());
+        assert!(begin.elapsed() < PATIENCE, "{:?}", begin.elapsed());
+        Some(told)
+    });
+    for told in told.into_iter().flatten() {
+        assert!(matches!(told, Err(Error::Lost { .. })), "{told:?}");
+    }
+}
+
 #[test]
 fn a_process_that_is_gone_ends_the_collectives_of_the_others() {
-    type Collective = fn(&mut Process) -> Result<(), Error>;
-    let collectives: [Collective; 6] = [
-        Process::barrier,
-        |process| process.spread::<u64>(1).map(drop),
-        // The sum comes to the root from the process that is gone; no other process waits for that one.
-        |process| {
-            let root = process.rank();
-            process.reduce(root, &mut [1_u64], |a, b| a + b)
-        },
-        |process| process.all_reduce(&mut [1_u64], |a, b| a + b),
-        |process| process.broadcast(2, &mut [1_u64]),
-        Process::all_store_sync,
-    ];
-    for collective in collectives {
-        // A process that leaves while others still join is a loss of the join.
-        let joined = std::sync::Barrier::new(3);
-        let told = run(&VERBS, 3, |mut process| {
-            joined.wait();
-            if process.rank() == 2 {
-                return None;
-            }
-            Some(collective(&mut process))
-        });
-        for told in told.into_iter().flatten() {
-            assert!(matches!(told, Err(Error::Lost { .. })), "{told:?}");
-        }
-    }
+    others_are_told(|process, _, _| process.barrier());
+    others_are_told(|process, _, _| process.spread::<u64>(1).map(drop));
+    // The sum comes to the root from the process that is gone; no other process waits for that one.
+    others_are_told(|process, _, _| {
+        let root = process.rank();
+        process.reduce(root, &mut [1_u64], |a, b| a + b)
+    });
+    others_are_told(|process, _, _| process.all_reduce(&mut [1_u64], |a, b| a + b));
+    others_are_told(|process, _, _| process.scan(&mut [1_u64], |a, b| a + b));
+    others_are_told(|process, _, _| process.broadcast(2, &mut [1_u64]));
+    // More than one message has room for, to processes that are there and to the one that is gone.
+    others_are_told(|process, _, _| process.broadcast(0, &mut [1_u64; 100_000]));
+    others_are_told(|process, _, _| process.all_store_sync());
+}
+
+#[test]
+fn a_process_that_is_gone_ends_the_accesses_of_the_others() {
+    others_are_told(|process, array, _| process.read(array.at(2, 0)?).map(drop));
+    others_are_told(|process, array, _| process.write(array.at(2, 0)?, 1));
+    others_are_told(|process, array, _| process.read_bulk(array, 2, 0, &mut [0; 8]));
+    others_are_told(|process, array, _| process.write_bulk(array, 2, 0, &[1; 8]));
+    others_are_told(|process, array, _| {
+        process.put_part(array, 2, 0, array, 0, 8)?;
+        process.sync()
+    });
+    others_are_told(|process, array, _| {
+        let got = process.get(array.at(2, 0)?)?;
+        process.sync()?;
+        process.take(got).map(drop)
+    });
+    others_are_told(|process, array, _| {
+        process.put(array.at(2, 0)?, 1)?;
+        process.sync()
+    });
+    others_are_told(|process, _, procedure| process.call(2, procedure, &[]).map(drop));
+    others_are_told(|process, _, _| process.store_sync(1));
+}
+
+#[test]
+fn a_process_that_is_gone_ends_the_finish_of_the_others() {
+    let joined = std::sync::Barrier::new(3);
+    let told = run(&VERBS, 3, |process| {
+        joined.wait();
+        if process.rank() == 2 { Ok(()) } else { process.finish() }
+    });
+    assert!(told[..2].iter().all(|told| matches!(told, Err(Error::Lost { .. }))), "{told:?}");
 }
