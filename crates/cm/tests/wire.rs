@@ -53,7 +53,7 @@ prop_compose! {
 }
 prop_compose! {
     fn req()(
-        numbers in any::<([u32; 2], [u64; 2], [u8; 2], u32, u16)>(), local_qpn in qpn(), uc in any::<bool>(),
+        numbers in any::<([u32; 2], [u64; 2], [u8; 2], u32, u16)>(), local_qpn in qpn(), transport in 0..3usize,
         timeouts in (timeout(), timeout()), flags in any::<[bool; 2]>(), retries in (bits(), bits(), bits()),
         mtu in 0..5usize, primary in path(), private_data in data(),
     ) -> Req {
@@ -67,7 +67,7 @@ prop_compose! {
             responder_resources,
             initiator_depth,
             remote_response_timeout: timeouts.0,
-            transport: if uc { Transport::Uc } else { Transport::Rc },
+            transport: [Transport::Rc, Transport::Uc, Transport::Xrc][transport],
             flow_control: flags[0],
             starting_psn: Psn::new(psn),
             local_response_timeout: timeouts.1,
@@ -84,7 +84,7 @@ prop_compose! {
 }
 prop_compose! {
     fn rep()(
-        ids in ids(), numbers in any::<(u32, u32, u64, [u8; 2])>(), local_qpn in qpn(), small in (bits(), bits(), bits()),
+        ids in ids(), numbers in any::<(u32, u32, u64, [u8; 2])>(), local_qpn in qpn(), local_eecn in qpn(), small in (bits(), bits(), bits()),
         flags in any::<[bool; 2]>(), private_data in data(),
     ) -> Rep {
         let (qkey, psn, guid, [responder_resources, initiator_depth]) = numbers;
@@ -92,6 +92,7 @@ prop_compose! {
             ids,
             local_qkey: Qkey::new(qkey),
             local_qpn,
+            local_eecn,
             starting_psn: Psn::new(psn),
             responder_resources,
             initiator_depth,
@@ -220,6 +221,7 @@ fn samples() -> Vec<(&'static str, Mad)> {
         ids,
         local_qkey: Qkey::new(0x0a0b_0c0d),
         local_qpn: Qpn::new(0x12_3456),
+        local_eecn: Qpn::new(0),
         starting_psn: Psn::new(0xab_cdef),
         responder_resources: 16,
         initiator_depth: 8,

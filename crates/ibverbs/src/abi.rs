@@ -468,6 +468,7 @@ pub struct IbvSrqInitAttr {
 
 /// The layout of `struct ibv_srq_init_attr_ex`, which goes on as that without `_ex` does.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct IbvSrqInitAttrEx {
     pub srq_context: *mut c_void,
     pub attr: IbvSrqAttr,

@@ -3,7 +3,8 @@
 use core::ffi::{c_char, c_int};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Once, Weak};
+use std::time::Duration;
 
 use hca::hca_core::{Device, GidType, QpHandle, Qpn};
 use hca::{DeviceUrl, Opened};
@@ -11,7 +12,9 @@ use hca_process::{PerProcess, as_library};
 
 use crate::abi::IbvDevice;
 use crate::async_event::{Listeners, pump};
-use crate::entry::{Errno, INVALID, In, counted, exports, free_list, give_list, lock, pointer};
+use crate::entry::{
+    Errno, INVALID, In, at_exit, counted, exports, free_list, give_list, last, lock, pointer,
+};
 use crate::explain::Notes;
 use crate::null::Nulls;
 use crate::window::Binds;
@@ -106,10 +109,26 @@ fn packet_type(device: &dyn Device) -> u8 {
     }
 }
 
+/// The adapters that are open, by their devices' names.
+static OPEN: PerProcess<Mutex<HashMap<String, Weak<Adapter>>>> = PerProcess::new();
+/// A program that ends waits so long for its captures.
+const AT_EXIT: Duration = Duration::from_millis(500);
+
+/// Writes captures to the end when the program ends with its devices open.
+fn captures_end_with_the_program() {
+    extern "C" fn end() {
+        last("hca-captures", AT_EXIT, || {
+            let open: Vec<_> = lock(OPEN.get()).values().filter_map(Weak::upgrade).collect();
+            open.iter().for_each(|adapter| _ = adapter.opened.finish_capture());
+        });
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| at_exit(end));
+}
+
 impl Adapter {
     /// The adapter of a device: one that is open already, or a new one.
     pub(crate) fn open(device: &NamedDevice) -> Result<Arc<Self>, Errno> {
-        static OPEN: PerProcess<Mutex<HashMap<String, Weak<Adapter>>>> = PerProcess::new();
         let mut open = lock(OPEN.get());
         if let Some(adapter) = open.get(&device.name).and_then(Weak::upgrade) {
             return Ok(adapter);
@@ -137,6 +156,9 @@ impl Adapter {
             xrc_files: Mutex::default(),
         });
         pump(&adapter);
+        if device.url.options.capture.is_some() {
+            captures_end_with_the_program();
+        }
         open.insert(device.name.clone(), Arc::downgrade(&adapter));
         Ok(adapter)
     }

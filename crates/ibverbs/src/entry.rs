@@ -367,6 +367,24 @@ pub(crate) fn post_recv(
     unsafe { port.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)
 }
 
+/// Has a function called when the program ends by `exit` or by returning from `main`.
+pub(crate) fn at_exit(call: extern "C" fn()) {
+    // SAFETY: the object is never unloaded, so that the function is there when the program ends.
+    unsafe { libc::atexit(call) };
+}
+/// Runs what is left to do as the program ends, and waits so long for it. Not on this thread: it may be one that a
+/// signal has interrupted while it held a lock.
+pub(crate) fn last(name: &str, wait: std::time::Duration, call: impl FnOnce() + Send + 'static) {
+    let (done, ended) = std::sync::mpsc::channel();
+    let run = move || {
+        call();
+        let _ = done.send(());
+    };
+    if hca_process::spawn(name, run).is_ok() {
+        let _ = ended.recv_timeout(wait);
+    }
+}
+
 /// A lock that stays usable when its holder panicked.
 pub(crate) fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -85,11 +85,16 @@ impl Engine {
             let (value, max) = (mtu.bytes().into(), port_mtu.bytes().into());
             return Err(TransitionError::Value { what: "path_mtu", value, max }.into());
         }
+        let ends = matches!(attr.state, Some(QpState::Reset | QpState::Error));
+        if ends {
+            self.acknowledge(now, qp);
+        }
+        let entry = self.core.qps.get(qp.index, qp.generation).ok_or_else(missing)?;
         let (qp_type, had_messages) = (entry.machine.qp_type(), entry.machine.uses_messages());
         let as_before = entry.res.path.map(|_| had_messages);
         let peer = attr.dest_qpn.or(entry.machine.attr().dest_qpn);
         let kind = (qp_type, QpEnds { local: Some(entry.machine.qpn()), peer });
-        if matches!(attr.state, Some(QpState::Reset | QpState::Error))
+        if ends
             // Before requests end whose memory peers may be fetching.
             && let Some(id) = self.withdraw_word(qp)
         {

@@ -4,7 +4,7 @@
 mod ends;
 
 use ends::{End, open, send};
-use hca_core::{Completion, Device, SendFlags};
+use hca_core::{Completion, Device, QpAttr, QpState, SendFlags, WcStatus};
 use softhca::Progress;
 
 fn pair(fabric: &str) -> Option<[End; 2]> {
@@ -42,6 +42,28 @@ fn the_last_message_is_acknowledged(fabric: &str) {
     }
     a.close();
     b.close();
+}
+
+/// A program that has its message may end the queue pair at once.
+#[test]
+fn a_queue_pair_that_is_stopped_acknowledges_first_what_it_delivered() {
+    for (fabric, to) in [("udp", QpState::Error), ("udp", QpState::Reset), ("shm", QpState::Error)] {
+        let Some([mut a, mut b]) = pair(fabric) else { continue };
+        b.recv();
+        send(&mut a.rc, SendFlags::SIGNALED);
+        let device = a.device.clone();
+        poll_only(&mut b, &*device);
+        assert!(a.next(&*device).is_some(), "{fabric}: nothing came back");
+        b.recv();
+        send(&mut a.rc, SendFlags::SIGNALED);
+        // The turn delivers the message, and leaves its acknowledgement to the next.
+        b.device.turn();
+        b.device.modify_qp(b.rc.handle, &QpAttr { state: Some(to), ..QpAttr::default() }).unwrap();
+        let sent = a.next(&*device).map(|wc| wc.status);
+        assert_eq!(sent, Some(WcStatus::Success), "{fabric}, {to:?}");
+        a.close();
+        b.close();
+    }
 }
 
 #[test]

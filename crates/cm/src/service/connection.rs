@@ -197,7 +197,11 @@ pub(super) fn request(ours: &Endpoint, peer: Gid) -> Req {
         responder_resources: ours.rd_atomic,
         initiator_depth: ours.rd_atomic,
         remote_response_timeout: RESPONSE_TIMEOUT,
-        transport: if ours.service == QpType::Uc { Transport::Uc } else { Transport::Rc },
+        transport: match ours.service {
+            QpType::Uc => Transport::Uc,
+            QpType::XrcIni => Transport::Xrc,
+            _ => Transport::Rc,
+        },
         flow_control: true,
         starting_psn: ours.psn,
         local_response_timeout: RESPONSE_TIMEOUT,

@@ -183,6 +183,7 @@ impl Incoming {
         match self.request.transport {
             Transport::Rc => QpType::Rc,
             Transport::Uc => QpType::Uc,
+            Transport::Xrc => QpType::XrcIni,
         }
     }
     /// Connects a queue pair, tells the peer, and waits until the peer is ready. `private_data`, at most 196 bytes,

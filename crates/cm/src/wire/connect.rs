@@ -15,6 +15,8 @@ pub enum Transport {
     Rc,
     /// Unreliable connection.
     Uc,
+    /// Extended reliable connection: the sender's queue pair is an initiator, and the receiver's a target.
+    Xrc,
 }
 
 /// The primary path of a connection, as the side that asks for the connection has it: the local side is that side.
@@ -112,6 +114,7 @@ mod req {
     pub(super) const RNR_RETRY_COUNT: Field = at(50, 5, 3);
     pub(super) const MAX_CM_RETRIES: Field = at(51, 0, 4);
     pub(super) const SRQ: Field = at(51, 4, 1);
+    pub(super) const EXTENDED_TRANSPORT: Field = at(51, 5, 3);
     pub(super) const LOCAL_LID: Field = at(52, 0, 16);
     pub(super) const REMOTE_LID: Field = at(54, 0, 16);
     pub(super) const LOCAL_GID: usize = 56;
@@ -125,6 +128,10 @@ mod req {
     pub(super) const LOCAL_ACK_TIMEOUT: Field = at(95, 0, 5);
     pub(super) const PRIVATE_DATA: usize = 140;
 }
+
+/// The transport service type that says that the extended one counts, and XRC's of these.
+const EXTENDED: u64 = 3;
+const XRC: u64 = 1;
 
 fn bits<const N: u32>(field: Field, body: &Body) -> Bits<N> {
     Bits::at_most(field.get(body) as u32)
@@ -174,10 +181,11 @@ impl Req {
     pub const PRIVATE_BYTES: usize = 92;
 
     pub(super) fn parse(body: &Body) -> Result<Self, FieldError> {
-        let transport = match req::TRANSPORT.get(body) {
-            0 => Transport::Rc,
-            1 => Transport::Uc,
-            value => {
+        let transport = match (req::TRANSPORT.get(body), req::EXTENDED_TRANSPORT.get(body)) {
+            (0, _) => Transport::Rc,
+            (1, _) => Transport::Uc,
+            (EXTENDED, XRC) => Transport::Xrc,
+            (value, _) => {
                 return Err(FieldError::new("transport service type", value, Reason::INVALID_TRANSPORT_TYPE));
             }
         };
@@ -213,7 +221,13 @@ impl Req {
         req::RESPONDER_RESOURCES.set(body, self.responder_resources.into());
         req::INITIATOR_DEPTH.set(body, self.initiator_depth.into());
         req::REMOTE_RESPONSE_TIMEOUT.set(body, self.remote_response_timeout.encoding().into());
-        req::TRANSPORT.set(body, u64::from(self.transport == Transport::Uc));
+        let (transport, extended) = match self.transport {
+            Transport::Rc => (0, 0),
+            Transport::Uc => (1, 0),
+            Transport::Xrc => (EXTENDED, XRC),
+        };
+        req::TRANSPORT.set(body, transport);
+        req::EXTENDED_TRANSPORT.set(body, extended);
         req::FLOW_CONTROL.set(body, self.flow_control.into());
         req::STARTING_PSN.set(body, self.starting_psn.raw().into());
         req::LOCAL_RESPONSE_TIMEOUT.set(body, self.local_response_timeout.encoding().into());
@@ -367,8 +381,10 @@ pub struct Rep {
     pub ids: Ids,
     /// The sender's Q_Key; unused by connections.
     pub local_qkey: Qkey,
-    /// The sender's queue pair.
+    /// The sender's queue pair; it may be 0 where there is a target of XRC.
     pub local_qpn: Qpn,
+    /// The sender's target of XRC, in the place of an end-to-end context; 0 for other services.
+    pub local_eecn: Qpn,
     /// The first PSN that the receiver sends on the connection.
     pub starting_psn: Psn,
     /// READs and atomics that the sender serves at a time.
@@ -396,6 +412,7 @@ impl Rep {
     pub const PRIVATE_BYTES: usize = 196;
     const LOCAL_QKEY: Field = at(8, 0, 32);
     const LOCAL_QPN: Field = at(12, 0, 24);
+    const LOCAL_EECN: Field = at(16, 0, 24);
     const STARTING_PSN: Field = at(20, 0, 24);
     const RESPONDER_RESOURCES: Field = at(24, 0, 8);
     const INITIATOR_DEPTH: Field = at(25, 0, 8);
@@ -408,10 +425,13 @@ impl Rep {
     const PRIVATE_DATA: usize = 36;
 
     pub(super) fn parse(body: &Body) -> Result<Self, FieldError> {
+        let local_eecn = Qpn::new(Self::LOCAL_EECN.get(body) as u32);
+        let is_target = Self::LOCAL_QPN.get(body) == 0 && local_eecn.is_ordinary();
         Ok(Self {
             ids: Ids::parse(body),
             local_qkey: Qkey::new(Self::LOCAL_QKEY.get(body) as u32),
-            local_qpn: qpn(Self::LOCAL_QPN, body)?,
+            local_qpn: if is_target { Qpn::new(0) } else { qpn(Self::LOCAL_QPN, body)? },
+            local_eecn,
             starting_psn: Psn::new(Self::STARTING_PSN.get(body) as u32),
             responder_resources: Self::RESPONDER_RESOURCES.get(body) as u8,
             initiator_depth: Self::INITIATOR_DEPTH.get(body) as u8,
@@ -428,6 +448,7 @@ impl Rep {
         self.ids.build(body);
         Self::LOCAL_QKEY.set(body, self.local_qkey.raw().into());
         Self::LOCAL_QPN.set(body, self.local_qpn.raw().into());
+        Self::LOCAL_EECN.set(body, self.local_eecn.raw().into());
         Self::STARTING_PSN.set(body, self.starting_psn.raw().into());
         Self::RESPONDER_RESOURCES.set(body, self.responder_resources.into());
         Self::INITIATOR_DEPTH.set(body, self.initiator_depth.into());

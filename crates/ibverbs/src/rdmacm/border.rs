@@ -212,9 +212,3 @@ pub(super) fn look_up(
     unsafe { libc::freeaddrinfo(list) };
     Ok(found)
 }
-
-/// Has a function called when the program ends by `exit` or by returning from `main`.
-pub(super) fn at_exit(call: extern "C" fn()) {
-    // SAFETY: the object is never unloaded, so that the function is there when the program ends.
-    unsafe { libc::atexit(call) };
-}

@@ -1,7 +1,7 @@
 //! Connecting, accepting, rejecting and disconnecting.
 
 use core::ffi::c_int;
-use std::sync::{Arc, Once, mpsc};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use hca::Endpoint;
@@ -10,13 +10,14 @@ use hca::cm::{Agent, IpHeader, Resolve, ServiceId, SidrAnswer, UDP_QKEY, wire};
 use hca::hca_core::{AckTimeout, Lid, Mtu, Pkey, Psn, QpType, Qpn};
 
 use super::abi::{IbvEce, RdmaCmId, RdmaConnParam};
-use super::border::{at_exit, bytes};
+use super::border::bytes;
 use super::channel::What;
 use super::device::CmDevice;
 use super::event::{Kind, complete};
 use super::id::{Asked, Ear, IDS, Id, Phase, RC, State, UC, UD};
 use super::qp::{self, fresh_psn};
-use crate::entry::{Errno, INVALID, In, counted, exports};
+use crate::entry::{Errno, INVALID, In, at_exit, counted, exports, last};
+use crate::xrc::{INITIATOR, TARGET};
 
 /// The retries of a connection for which the program says nothing.
 const RETRIES: u8 = 7;
@@ -74,7 +75,11 @@ impl Params {
 
 fn endpoint(id: &Id, device: &CmDevice, qpn: u32, psn: u32, rd_atomic: u8) -> Endpoint {
     Endpoint {
-        service: if id.c.qp_type.get() == UC { QpType::Uc } else { QpType::Rc },
+        service: match id.c.qp_type.get() {
+            UC => QpType::Uc,
+            INITIATOR => QpType::XrcIni,
+            _ => QpType::Rc,
+        },
         qpn: Qpn::new(qpn),
         psn: Psn::new(psn),
         mtu: device.agent.mtu(),
@@ -93,7 +98,7 @@ impl Id {
         }
         let (device, (peer, to)) = state.device.clone().zip(state.to).ok_or(INVALID)?;
         let params = Params::new(self, &state, &device, given)?;
-        if !matches!(self.c.qp_type.get(), RC | UC | UD) {
+        if !matches!(self.c.qp_type.get(), RC | UC | UD | INITIATOR) {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let service = ServiceId::of_port(self.space(), to.port());
@@ -174,12 +179,14 @@ impl Id {
         let psn = state.link.as_ref().ok_or(INVALID)?.rq_psn;
         let private_data = PrivateData::new(&params.private_data).map_err(|_| INVALID)?;
         qp::ready(self, &state)?;
+        let is_target = self.c.qp_type.get() == TARGET;
         let reply = Rep {
+            local_eecn: Qpn::new(if is_target { qpn } else { 0 }),
             responder_resources: state.responder_resources,
             initiator_depth: state.initiator_depth,
             flow_control: params.flow_control,
             rnr_retry_count: Bits::at_most(params.rnr_retry_count.into()),
-            srq: params.srq,
+            srq: params.srq || is_target,
             private_data,
             ..Agent::reply(&endpoint(self, &device, qpn, psn, most), &request)
         };
@@ -277,15 +284,7 @@ fn ask_again(id: &Arc<Id>, state: &mut State) -> bool {
 /// Has the connections ended when the program ends without doing so, as a kernel does for its programs.
 fn ends_with_the_program() {
     extern "C" fn end() {
-        let (done, wait) = mpsc::channel();
-        // Not on this thread: it may be one that a signal has interrupted while it held a lock.
-        let spawned = hca_process::spawn("hca-cm-end", move || {
-            IDS.all().iter().for_each(Id::stop);
-            let _ = done.send(());
-        });
-        if spawned.is_ok() {
-            let _ = wait.recv_timeout(AT_EXIT);
-        }
+        last("hca-cm-end", AT_EXIT, || IDS.all().iter().for_each(Id::stop));
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| at_exit(end));

@@ -11,11 +11,12 @@ use hca::hca_core::{Device, DeviceError, Gid};
 use hca_process::{PerProcess, as_library};
 
 use super::border::Field;
-use crate::abi::IbvContext;
+use crate::abi::{IbvContext, IbvXrcdInitAttr};
 use crate::context::Context;
 use crate::device::named_devices;
 use crate::entry::{Errno, In, lock, made};
 use crate::memory::{Pd, ibv_alloc_pd};
+use crate::xrc::{Xrcd, open_xrcd};
 
 /// The ports that a bind to port 0 chooses from.
 const PORTS: core::ops::RangeInclusive<u16> = 49_152..=u16::MAX;
@@ -26,6 +27,8 @@ pub(crate) struct CmDevice {
     context: Field<*mut IbvContext>,
     /// The protection domain of queue pairs for which the program gives none.
     pd: Field<*mut Pd>,
+    /// The XRC domain of identifiers' targets and queues, once one needs it.
+    xrcd: Mutex<Option<Field<*mut Xrcd>>>,
     pub(super) agent: Agent,
     pub(super) gid: Gid,
     /// Services that identifiers of this process are bound to, and how many are.
@@ -46,7 +49,7 @@ impl CmDevice {
         let pd = Field::new(made(ibv_alloc_pd(context))?);
         let gid = agent.gid();
         let context = Field::new(context.raw());
-        Ok(Self { context, pd, agent, gid, bound: Mutex::default() })
+        Ok(Self { context, pd, xrcd: Mutex::default(), agent, gid, bound: Mutex::default() })
     }
     /// All devices that can be opened.
     ///
@@ -65,6 +68,18 @@ impl CmDevice {
     }
     pub(super) fn pd(&self) -> *mut Pd {
         self.pd.get()
+    }
+    /// The XRC domain that identifiers share.
+    pub(super) fn xrcd(&self) -> Result<*mut Xrcd, Errno> {
+        let mut domain = lock(&self.xrcd);
+        if let Some(there) = &*domain {
+            return Ok(there.get());
+        }
+        const FD_AND_FLAGS: u32 = 0b11;
+        let mut attr = IbvXrcdInitAttr { comp_mask: FD_AND_FLAGS, fd: -1, oflags: libc::O_CREAT };
+        let new = made(open_xrcd(In::of(self.context()), In::of(&raw mut attr)))?;
+        *domain = Some(Field::new(new));
+        Ok(new)
     }
     pub(super) fn device(&self) -> Result<&dyn Device, Errno> {
         Ok(In::of(self.context.get()).context()?.adapter.device())

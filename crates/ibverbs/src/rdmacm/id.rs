@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use hca::cm::wire::{CommId, Req, SidrReq};
+use hca::cm::wire::{CommId, Req, SidrReq, Transport};
 use hca::cm::{Event, IpHeader, Peer, PortSpace, ServiceId, Sink};
 use hca::hca_core::{Gid, Pkey};
 
@@ -16,6 +16,7 @@ use super::device::CmDevice;
 use super::qp::Link;
 use crate::abi::IbvQpInitAttr;
 use crate::entry::{Errno, INVALID, In, counted, exports, lock};
+use crate::xrc::TARGET;
 
 pub(super) const RC: u32 = 2;
 pub(super) const UC: u32 = 3;
@@ -357,7 +358,11 @@ impl Ear {
             // The peer's READs are served here, and those of this side by the peer.
             state.responder_resources = request.initiator_depth;
             state.initiator_depth = request.responder_resources;
-            child.c.qp_type.set(if request.transport == hca::cm::wire::Transport::Uc { UC } else { RC });
+            child.c.qp_type.set(match request.transport {
+                Transport::Rc => RC,
+                Transport::Uc => UC,
+                Transport::Xrc => TARGET,
+            });
         }
         (state.comm, state.asked, state.phase) = (Some(comm), Some(asked), Phase::Asked);
         drop(state);

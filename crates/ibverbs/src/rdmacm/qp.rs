@@ -5,20 +5,19 @@ use core::hash::BuildHasher;
 use std::hash::RandomState;
 
 use hca::cm::UDP_QKEY;
-use hca::cm::wire::{Rep, Req};
+use hca::cm::wire::{Rep, Req, Transport};
 use hca::hca_core::{Gid, Mtu};
 
 use super::abi::{QpInitAttrExHead, RdmaCmId};
 use super::id::{IDS, Id, RC, State, UC, UD};
-use crate::abi::{IbvAhAttr, IbvQpAttr, IbvQpCap, IbvQpInitAttr, IbvSrqInitAttr};
+use crate::abi::{IbvAhAttr, IbvQpAttr, IbvQpCap, IbvQpInitAttr, IbvSrqInitAttr, IbvSrqInitAttrEx};
 use crate::cq::{
     CompChannel, Cq, ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq,
 };
-use crate::entry::{Errno, INVALID, In, counted, done, exports, made};
+use crate::entry::{Errno, INVALID, In, counted, done, exports, made, pointer};
 use crate::memory::Pd;
-use crate::qp::{
-    Qp, create_qp_ex, ibv_create_qp, ibv_create_srq, ibv_destroy_qp, ibv_destroy_srq, ibv_modify_qp,
-};
+use crate::qp::{Qp, create_qp_ex, ibv_create_qp, ibv_destroy_qp, ibv_destroy_srq, ibv_modify_qp};
+use crate::xrc::{INITIATOR, TARGET};
 
 /// States of `enum ibv_qp_state`.
 const INIT: u32 = 1;
@@ -29,6 +28,12 @@ const ERROR: u32 = 6;
 pub(super) const SGID_INDEX: u8 = 1;
 /// The path MTU is told in the request.
 const HOP_LIMIT: u8 = 64;
+
+/// Bits of `enum ibv_srq_init_attr_mask`.
+const SRQ_TYPE: u32 = 1;
+const SRQ_PD: u32 = 1 << 1;
+const SRQ_XRCD: u32 = 1 << 2;
+const SRQ_CQ: u32 = 1 << 3;
 
 /// Bits of `enum ibv_qp_attr_mask`: those of each transition.
 mod mask {
@@ -94,10 +99,11 @@ impl Link {
     }
     /// The numbers of a request of this side and of the peer's reply.
     pub(super) fn active(peer: Gid, request: &Req, reply: &Rep) -> Self {
+        let is_xrc = request.transport == Transport::Xrc;
         Self {
             peer,
             mtu: request.path_mtu,
-            dest_qpn: reply.local_qpn.raw(),
+            dest_qpn: if is_xrc { reply.local_eecn } else { reply.local_qpn }.raw(),
             rq_psn: request.starting_psn.raw(),
             sq_psn: reply.starting_psn.raw(),
             retry_count: request.retry_count.get() as u8,
@@ -244,8 +250,7 @@ fn create_with(id: &Id, plain: In<IbvQpInitAttr>, create: impl FnOnce() -> *mut 
     if !id.c.qp.get().is_null() || id.c.verbs.get().is_null() {
         return Err(INVALID);
     }
-    // Requests of connections name no XRC queue pair yet.
-    if !matches!(attr.qp_type, RC | UC | UD) {
+    if !matches!(attr.qp_type, RC | UC | UD | INITIATOR | TARGET) {
         return Err(Errno(libc::EOPNOTSUPP));
     }
     if attr.qp_type != id.c.qp_type.get() && (attr.qp_type == UD) != id.is_datagram() {
@@ -270,23 +275,89 @@ pub(super) fn create(id: &Id, pd: *mut Pd, attr: In<IbvQpInitAttr>) -> Result<()
     if foreign {
         return Err(INVALID);
     }
-    create_with(id, attr, || ibv_create_qp(In::of(pd), attr))?;
+    create_with(id, attr, || match attr.opt() {
+        Some(attr) if attr.qp_type == TARGET => create_target(id, attr),
+        _ => ibv_create_qp(In::of(pd), attr),
+    })?;
     id.c.pd.set(pd);
     Ok(())
+}
+/// A target of the domain of the identifier's device.
+fn create_target(id: &Id, attr: &IbvQpInitAttr) -> *mut Qp {
+    pointer(|| {
+        let context = In::of(id.c.verbs.get());
+        let device = id.state().device.clone().ok_or(INVALID)?;
+        Ok(crate::xrc::create_target(context, In::of(device.xrcd()?), attr)?.0)
+    })
 }
 pub(super) fn destroy(id: &Id) {
     let qp = id.c.qp.replace(core::ptr::null_mut());
     if !qp.is_null() {
         let _ = ibv_destroy_qp(In::of(qp));
     }
-    destroy_cqs(id);
+    // Their shared receive queue has completions of the identifier's still.
+    if id.c.qp_type.get() != TARGET || id.c.srq.get().is_null() {
+        destroy_cqs(id);
+    }
 }
 /// Destroys the shared receive queue of an identifier.
 pub(super) fn destroy_srq(id: &Id) {
     let srq = id.c.srq.replace(core::ptr::null_mut());
     if !srq.is_null() {
         let _ = ibv_destroy_srq(In::of(srq));
+        if id.c.qp_type.get() == TARGET && id.c.qp.get().is_null() {
+            destroy_cqs(id);
+        }
     }
+}
+/// Creates the shared receive queue of an identifier: of XRC where its queue pair is a target, with the identifier's
+/// completions.
+fn create_srq(id: &Id, pd: *mut Pd, attr: In<IbvSrqInitAttr>) -> Result<(), Errno> {
+    let given = attr.get()?;
+    let (srq_context, attr) = (given.srq_context, given.attr);
+    let comp_mask = if id.c.qp_type.get() == TARGET { SRQ_TYPE } else { 0 };
+    let none: *mut core::ffi::c_void = core::ptr::null_mut();
+    let mut all = IbvSrqInitAttrEx {
+        srq_context,
+        attr,
+        comp_mask: comp_mask | if pd.is_null() { 0 } else { SRQ_PD },
+        srq_type: 1,
+        pd: pd.cast(),
+        xrcd: none,
+        cq: none.cast(),
+        tm_cap: [0; 2],
+    };
+    create_srq_ex(id, In::of(&raw mut all))
+}
+fn create_srq_ex(id: &Id, given: In<IbvSrqInitAttrEx>) -> Result<(), Errno> {
+    const XRC: u32 = 1;
+    if !id.c.srq.get().is_null() || id.c.verbs.get().is_null() {
+        return Err(INVALID);
+    }
+    let mut attr = *given.get()?;
+    let has = |attr: &IbvSrqInitAttrEx, bit| attr.comp_mask & bit != 0;
+    if !has(&attr, SRQ_PD) {
+        attr.pd = id.c.pd.get().cast();
+    }
+    attr.comp_mask |= SRQ_PD;
+    if has(&attr, SRQ_TYPE) && attr.srq_type == XRC {
+        if !has(&attr, SRQ_XRCD) {
+            let device = id.state().device.clone().ok_or(INVALID)?;
+            attr.xrcd = device.xrcd()?.cast();
+        }
+        if !has(&attr, SRQ_CQ) {
+            if id.c.recv_cq.get().is_null() {
+                let (channel, cq) = create_cq(id, attr.attr.max_wr)?;
+                id.c.recv_cq_channel.set(channel);
+                id.c.recv_cq.set(cq);
+            }
+            attr.cq = id.c.recv_cq.get().cast();
+        }
+        attr.comp_mask |= SRQ_XRCD | SRQ_CQ;
+    }
+    let context = In::of(id.c.verbs.get());
+    id.c.srq.set(made(crate::xrc::create_srq_ex(context, In::of(&raw mut attr)))?);
+    Ok(())
 }
 
 exports! {
@@ -318,16 +389,11 @@ exports! {
     "RDMACM_1.0" fn rdma_create_srq(id: In<RdmaCmId>, pd: *mut Pd, attr: In<IbvSrqInitAttr>) -> c_int {
         counted(|| {
             let id = IDS.get(id)?;
-            if !id.c.srq.get().is_null() || id.c.verbs.get().is_null() {
-                return Err(INVALID);
-            }
-            let pd = if pd.is_null() { id.c.pd.get() } else { pd };
-            id.c.srq.set(made(ibv_create_srq(In::of(pd), attr))?);
-            Ok(0)
+            create_srq(&id, pd, attr).map(|()| 0)
         })
     }
-    "RDMACM_1.0" fn rdma_create_srq_ex() -> c_int {
-        counted(|| Err(Errno(libc::EOPNOTSUPP)))
+    "RDMACM_1.0" fn rdma_create_srq_ex(id: In<RdmaCmId>, attr: In<IbvSrqInitAttrEx>) -> c_int {
+        counted(|| create_srq_ex(&*IDS.get(id)?, attr).map(|()| 0))
     }
     "RDMACM_1.0" fn rdma_destroy_srq(id: In<RdmaCmId>) -> () {
         if let Ok(id) = IDS.get(id) {

@@ -9,7 +9,7 @@ use core::ffi::c_int;
 use core::net::SocketAddr;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use hca::cm::{Connection, ConnectionError, Listener, connect};
@@ -17,10 +17,10 @@ use hca::verbs::{Buf, CompletionQueue, Completions, Context, QueuePair, Rc, Recv
 use hca_process::PerProcess;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::border::{at_exit, copy_to};
+use super::border::copy_to;
 use super::datagram::Datagrams;
 use super::device::CmDevice;
-use crate::entry::{Errno, In, lock};
+use crate::entry::{Errno, In, at_exit, last, lock};
 
 /// The most bytes of a message, and the header before them: an address of mapped memory, or [`STREAM`].
 pub(super) const CHUNK: usize = 32 * 1024;
@@ -97,19 +97,13 @@ static CLOSED: PerProcess<Mutex<Vec<Arc<Socket>>>> = PerProcess::new();
 /// Has what was sent delivered when the program ends, as a kernel does for its programs.
 fn ends_with_the_program() {
     extern "C" fn end() {
-        let (done, wait) = mpsc::channel();
-        // Not on this thread: it may be one that a signal has interrupted while it held a lock.
-        let spawned = hca_process::spawn("hca-rsocket-end", move || {
+        last("hca-rsocket-end", LINGER, || {
             let open: Vec<c_int> = lock(SOCKETS.get()).keys().copied().collect();
             open.into_iter().for_each(|number| _ = Socket::close(number));
             let closed = std::mem::take(&mut *lock(CLOSED.get()));
             let end = Instant::now() + LINGER;
             closed.iter().for_each(|socket| socket.wait_until(end, |state| state.threads == 0));
-            let _ = done.send(());
         });
-        if spawned.is_ok() {
-            let _ = wait.recv_timeout(LINGER);
-        }
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| at_exit(end));

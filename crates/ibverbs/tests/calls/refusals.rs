@@ -30,13 +30,14 @@ const OF_NULL: &[(c_int, c_int, &str)] = &[
     (
         -1,
         libc::EINVAL,
-        "ibv_get_async_event ibv_get_cq_event ibv_get_device_index ibv_get_pkey_index ibv_init_ah_from_wc ibv_query_gid
-        ibv_query_gid_type ibv_query_pkey ibv_rereg_mr rdma_accept rdma_ack_cm_event rdma_bind_addr rdma_connect
-        rdma_create_ep rdma_create_id rdma_create_qp rdma_create_qp_ex rdma_create_srq rdma_destroy_id rdma_disconnect
-        rdma_establish rdma_get_cm_event rdma_get_remote_ece rdma_get_request rdma_getaddrinfo rdma_init_qp_attr
-        rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast rdma_listen rdma_migrate_id rdma_notify
-        rdma_query_addrinfo rdma_reject rdma_reject_ece rdma_resolve_addr rdma_resolve_addrinfo rdma_resolve_route
-        rdma_set_local_ece rdma_set_option rdma_write_cm_event rrecvmsg rsendmsg",
+        "ibv_get_async_event ibv_get_cq_event ibv_get_device_index ibv_get_pkey_index ibv_init_ah_from_wc
+        ibv_query_gid ibv_query_gid_type ibv_query_pkey ibv_rereg_mr rdma_accept rdma_ack_cm_event rdma_bind_addr
+        rdma_connect rdma_create_ep rdma_create_id rdma_create_qp rdma_create_qp_ex rdma_create_srq
+        rdma_create_srq_ex rdma_destroy_id rdma_disconnect rdma_establish rdma_get_cm_event rdma_get_remote_ece
+        rdma_get_request rdma_getaddrinfo rdma_init_qp_attr rdma_join_multicast rdma_join_multicast_ex
+        rdma_leave_multicast rdma_listen rdma_migrate_id rdma_notify rdma_query_addrinfo rdma_reject rdma_reject_ece
+        rdma_resolve_addr rdma_resolve_addrinfo rdma_resolve_route rdma_set_local_ece rdma_set_option
+        rdma_write_cm_event rrecvmsg rsendmsg",
     ),
     (-libc::EINVAL, libc::EINVAL, "_ibv_query_gid_table"),
     // Not offered.
@@ -52,7 +53,7 @@ const OF_NULL: &[(c_int, c_int, &str)] = &[
         libc::EOPNOTSUPP,
         "ibv_alloc_dmah ibv_create_comp_cntr ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd",
     ),
-    (-1, libc::EOPNOTSUPP, "ibv_dm_export_dmabuf_fd rdma_create_srq_ex repoll_create repoll_ctl repoll_wait"),
+    (-1, libc::EOPNOTSUPP, "ibv_dm_export_dmabuf_fd repoll_create repoll_ctl repoll_wait"),
     (-1, libc::ENODATA, "ibv_export_buf_dmabuf_fd"),
     // The descriptor is 0, and no socket of this library.
     (
@@ -149,7 +150,8 @@ fn functions_of_tables_refuse_null_too() {
 
 /// Calls of librdmacm, each of which begins with an identifier.
 const OF_ID: &str = "rdma_accept rdma_bind_addr rdma_connect rdma_create_qp rdma_create_qp_ex rdma_create_srq
-    rdma_destroy_id rdma_disconnect rdma_establish rdma_get_remote_ece rdma_init_qp_attr rdma_join_multicast
+    rdma_create_srq_ex rdma_destroy_id rdma_disconnect rdma_establish rdma_get_remote_ece rdma_init_qp_attr
+    rdma_join_multicast
     rdma_join_multicast_ex rdma_leave_multicast rdma_listen rdma_migrate_id rdma_notify rdma_query_addrinfo rdma_reject
     rdma_reject_ece rdma_resolve_addr rdma_resolve_addrinfo rdma_resolve_route rdma_set_local_ece rdma_set_option
     rdma_write_cm_event rdma_get_request rdma_destroy_ep rdma_destroy_qp rdma_destroy_srq rdma_get_src_port

@@ -32,7 +32,7 @@ enum Ack {
 }
 
 impl Engine {
-    /// Sends the acknowledgement that a queue pair owes, before it goes: its peer's requests were carried
+    /// Sends the acknowledgement that a queue pair owes, before it goes or becomes unable to: its peer's requests were carried
     /// out, and must not end in error.
     pub(crate) fn acknowledge(&mut self, now: Instant, qp: QpHandle) {
         if self.core.qps.get(qp.index, qp.generation).is_some_and(|e| e.machine.ack_owed().is_some()) {
