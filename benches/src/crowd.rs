@@ -11,8 +11,8 @@ use hca::{
 use hca_perf::Failure;
 use softhca::Progress;
 
-use crate::child::{serve_if_asked, wait_for_end};
 use crate::floor::end_with_starter;
+use hca_perf::child::{serve_if_asked, wait_for_end};
 
 /// The first argument of a process that holds idle peers.
 const CHILD_COMMAND: &str = "__peers";

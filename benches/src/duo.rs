@@ -18,11 +18,11 @@ use hca_core::Access;
 use hca_perf::Failure;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::batches::{median_ns, median_of, per_second};
-use crate::child::serve_if_asked;
 use crate::floor::cache::{OWNED, OWNED_STRIDE, own_again, owned_line};
 use crate::floor::{LINE_BYTES, Shared, end_with_starter};
 use crate::foreign::Foreign;
+use hca_perf::batches::{median_ns, median_of, per_second};
+use hca_perf::child::serve_if_asked;
 
 /// The first argument of a process that is the far side.
 const CHILD_COMMAND: &str = "__duo";

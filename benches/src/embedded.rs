@@ -10,8 +10,8 @@ use hca::{
 use hca_core::Access;
 use hca_perf::Failure;
 
-use crate::batches::per_second;
 use crate::duo::aligned;
+use hca_perf::batches::per_second;
 
 /// Requests that are under way at once.
 const UNDER_WAY: usize = 4;

@@ -12,8 +12,8 @@ use hca::{
 use hca_perf::Failure;
 use hca_perf::probe::pin;
 
-use crate::child::{serve_if_asked, wait_for_end};
 use crate::floor::end_with_starter;
+use hca_perf::child::{serve_if_asked, wait_for_end};
 
 /// The first argument of a process with one stream.
 const CHILD_COMMAND: &str = "__stream";

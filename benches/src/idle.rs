@@ -8,7 +8,7 @@ use hca::{CompletionQueue, ConnectOptions, Context, DeviceUrl, Endpoint, QueuePa
 use hca_core::Qpn;
 use hca_perf::Failure;
 
-use crate::child::serve_if_asked;
+use hca_perf::child::serve_if_asked;
 
 /// The first argument of a process that is looked at while it idles.
 const CHILD_COMMAND: &str = "__idle";

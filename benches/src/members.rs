@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use hca::{DeviceUrl, open_exactly};
 use hca_perf::Failure;
 
-use crate::child::{serve_if_asked, wait_for_end};
 use crate::floor::end_with_starter;
+use hca_perf::child::{serve_if_asked, wait_for_end};
 
 /// The first argument of a process that stays at a shared address.
 const CHILD_COMMAND: &str = "__member";

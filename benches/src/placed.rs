@@ -18,9 +18,9 @@ use hca_perf::Failure;
 use rustix::time::{ClockId, clock_gettime};
 use softhca::{Patience, Progress};
 
-use crate::child::serve_if_asked;
 use crate::floor::end_with_starter;
-use crate::ratio::median;
+use hca_perf::batches::median;
+use hca_perf::child::serve_if_asked;
 
 /// The first argument of a process that talks.
 const TALK_COMMAND: &str = "__placed";

@@ -30,6 +30,12 @@ pub struct PlotError {
     why: String,
 }
 
+impl PlotError {
+    pub(crate) fn at(path: &Path, why: impl ToString) -> Self {
+        Self { path: path.display().to_string(), why: why.to_string() }
+    }
+}
+
 const WIDTH: u32 = 1100;
 const BAR_HEIGHT: u32 = 20;
 /// What lies around the bars, with the axis.
@@ -46,11 +52,9 @@ const BEHIND: RGBColor = RGBColor(200, 90, 40);
 /// # Errors
 /// The file can't be written.
 pub fn plot(path: &Path, beside: &str, bars: &[Bar]) -> Result<(), PlotError> {
-    let refuse =
-        |e: &dyn std::fmt::Display| PlotError { path: path.display().to_string(), why: e.to_string() };
     let mut text = String::new();
-    draw(&mut text, beside, bars).map_err(|e| refuse(&e))?;
-    std::fs::write(path, text).map_err(|e| refuse(&e))
+    draw(&mut text, beside, bars).map_err(|e| PlotError::at(path, e))?;
+    std::fs::write(path, text).map_err(|e| PlotError::at(path, e))
 }
 
 fn draw(text: &mut String, beside: &str, bars: &[Bar]) -> Result<(), DrawingAreaErrorKind<std::io::Error>> {

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use hca_perf::Failure;
+use hca_perf::batches::median;
 use hca_perf::probe::{Placement, placement};
 
 /// Pairs of one placement that a ratio is the median of.
@@ -148,17 +149,6 @@ pub fn summary(samples: &[Sample]) -> Option<Ratio> {
     })
 }
 
-/// The middle value; of an even count the mean of the two in the middle.
-pub fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    match n {
-        0 => None,
-        n if !n.is_multiple_of(2) => Some(values[n / 2]),
-        n => Some((values[n / 2 - 1] + values[n / 2]) / 2.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,13 +171,6 @@ mod tests {
         assert_eq!((r.median, r.low, r.high), (1.2, 1.1, 1.5));
         assert_eq!((r.pairs, r.placement, r.ours, r.floor), (3, Near, 2.4, 2.0));
         assert_eq!(summary(&samples[2..3]), None);
-    }
-
-    #[test]
-    fn medians() {
-        assert_eq!(median(vec![]), None);
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
     }
 
     #[test]

@@ -12,8 +12,8 @@ use hca_perf::Failure;
 use softhca::{Options, Progress, SoftHca};
 use softhca_pci::{PortKind, Served, ServerOptions};
 
-use crate::child::{serve_if_asked, wait_for_end};
 use crate::floor::end_with_starter;
+use hca_perf::child::{serve_if_asked, wait_for_end};
 
 /// The first argument of a process that serves functions.
 const CHILD_COMMAND: &str = "__served";

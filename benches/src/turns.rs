@@ -18,9 +18,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use softhca::Progress;
 use test_support::random::Rng;
 
-use crate::batches::median_ns;
-use crate::child::{serve_if_asked, wait_for_end};
 use crate::floor::{Shared, end_with_starter};
+use hca_perf::batches::median_ns;
+use hca_perf::child::{serve_if_asked, wait_for_end};
 
 /// The first argument of a process that is all the peers.
 const CHILD_COMMAND: &str = "__turns";

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{Far, Figures, LINE_BYTES, Line, START_LIMIT, Shared};
-use crate::batches::{median_ns, median_of, per_second};
+use hca_perf::batches::{median_ns, median_of, per_second};
 
 /// Lines that are shared.
 pub(super) const LINES: usize = 4 * SLOTS;

@@ -10,7 +10,7 @@ use std::thread::{scope, yield_now};
 use std::time::{Duration, Instant};
 
 use super::{Far, Figures, Line, START_LIMIT, Shared};
-use crate::batches::median_ns;
+use hca_perf::batches::median_ns;
 
 /// Lines that are shared: two apart, since processors fetch lines by twos.
 pub(super) const LINES: usize = 12;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use hca_verbs::{AckTimeout, Context};
 
 use crate::endpoint::{Endpoint, Link, Mapped, Open, SMALL, Side, Translation};
+use crate::instrument::{self, Part, mark};
 use crate::lower::{Event, LinkId, Lower, Sleeper, Unsent, Verbs, Via};
 use crate::message::{Load, MAX_BULK, Message, Pause, Returned, Token, surely};
 use crate::segment::{Remote, Segment, Source};
@@ -561,6 +562,7 @@ impl Bundle {
         load: &Load<'_>,
         waits: bool,
     ) -> Result<(), Error> {
+        instrument::begin();
         let id = self.translation(endpoint, index)?.link;
         self.credit(id, waits)?;
         let link = self.link(id).ok_or(Error::Unreachable)?;
@@ -573,6 +575,7 @@ impl Bundle {
         }
         let head = Head::request(handler, args, &body);
         let (head, payload) = (head.bytes(), body.payload());
+        mark(Part::SendBookkeeping);
         // Behind a WRITE the message has to follow.
         let waits = waits || write.is_some();
         let kept = if payload.len() > SMALL {
@@ -584,6 +587,7 @@ impl Bundle {
         if let Some(Link { side: Side::Mapped(mapped), .. }) = self.link_mut(id) {
             mapped.open.push_back(Open::new(head, payload, kept));
         }
+        mark(Part::SendBookkeeping);
         Ok(())
     }
     #[inline]

@@ -84,11 +84,13 @@
 //! | `name`, `segment`, `error` | [`EndpointName`], [`Tag`]; [`Segment`]; [`Error`], [`Reason`] |
 //! | [`wire`] | the messages as bytes |
 //! | `lower` | links over verbs and over VIs |
+//! | [`instrument`] | marks between the parts of a request and its reply, for benches (feature `instrument`) |
 #![forbid(unsafe_code)]
 
 mod bundle;
 mod endpoint;
 mod error;
+pub mod instrument;
 mod lower;
 mod message;
 mod name;

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::bundle::Bundle;
 use crate::endpoint::{Link, Side};
+use crate::instrument::{self, Part, mark};
 use crate::lower::{Event, LinkId, Received};
 use crate::message::{Answer, Message, Returned, Token, surely};
 use crate::segment::{Remote, Segment};
@@ -92,6 +93,7 @@ impl Bundle {
     /// Handles a message. The error is a rule that the peer breaks.
     #[inline]
     fn receive(&mut self, id: LinkId, received: &Received) -> Result<(), &'static str> {
+        instrument::begin();
         let credits = self.options.credits;
         let Some(link) = self.link_mut(id) else { return Ok(()) };
         let endpoint = link.endpoint;
@@ -99,6 +101,7 @@ impl Bundle {
             tracing::debug!(%error, "bytes of a peer are no message");
             "bytes that are no message"
         })?;
+        mark(Part::ReadData);
         match (frame, &mut link.side) {
             (Frame::Hello(hello), side) => {
                 if link.peer.is_some() {
@@ -113,11 +116,14 @@ impl Bundle {
             _ if link.peer.is_none() => Err("a message before the hello"),
             (Frame::Request(call), Side::Accepted(_)) => {
                 self.serve(id, endpoint, &call);
+                mark(Part::Act);
                 Ok(())
             }
             (Frame::Reply { acks, call }, Side::Mapped(_)) => {
                 self.close_requests(id, usize::from(acks) + 1)?;
+                mark(Part::ProcessReceived);
                 self.take_reply(id, endpoint, &call);
+                mark(Part::Act);
                 Ok(())
             }
             (Frame::Ack(acks), Side::Mapped(_)) => self.close_requests(id, acks.into()).map(drop),

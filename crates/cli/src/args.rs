@@ -15,6 +15,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use hca::{DeviceUrl, FaultSpec};
+use hca_perf::layers::{Kind, layer_if_asked};
 use hca_perf::plan::{DEFAULT_SIZES, Layer, Memory, Op, Service, Size};
 use hca_perf::portals::{DEFAULT_DEPTHS, Depths, Eager, Entries};
 use hca_perf::{CONTROL_PORT, DEFAULT_MEMORY, Failure, PEER_COMMAND, PeerArgs, interrupt, peer};
@@ -22,11 +23,11 @@ use softhca::Progress;
 
 use self::help::{
     COMPLETIONS_EXAMPLES, DEVICES, DEVICES_EXAMPLES, DEVINFO_EXAMPLES, EXAMPLES, EXEC_EXAMPLES,
-    EXEC_EXIT_CODES, EXIT_CODES, LIST_EXAMPLES, MAN_EXAMPLES, NAMES, PERF_EXAMPLES, PERF_FIGURES,
-    PERF_TOPICS, PING_EXAMPLES, PINGPONG_EXAMPLES, RUN_EXAMPLES, RUN_EXIT_CODES, SERVE_EXAMPLES,
-    SHOWN_EXIT_CODES, STAT_EXAMPLES, TRACE_EXAMPLES, TRACE_EXIT_CODES,
+    EXEC_EXIT_CODES, EXIT_CODES, LIST_EXAMPLES, LOGP_EXAMPLES, MAN_EXAMPLES, NAMES, PERF_EXAMPLES,
+    PERF_FIGURES, PERF_TOPICS, PING_EXAMPLES, PINGPONG_EXAMPLES, RUN_EXAMPLES, RUN_EXIT_CODES,
+    SERVE_EXAMPLES, SHOWN_EXIT_CODES, STAT_EXAMPLES, TRACE_EXAMPLES, TRACE_EXIT_CODES,
 };
-use crate::{devinfo, exec, list, perf, ping, pingpong, run, serve, stat, trace, warnings};
+use crate::{devinfo, exec, list, logp, perf, ping, pingpong, run, serve, stat, trace, warnings};
 
 /// RDMA anywhere: a software host channel adapter, verbs over RoCEv2.
 #[derive(Debug, Parser)]
@@ -48,6 +49,9 @@ enum Command {
     /// Measures latency, bandwidth and message rate between two processes
     #[command(after_help = format!("{PERF_EXAMPLES}\n\n{PERF_TOPICS}\n\n{EXIT_CODES}"))]
     Perf(Box<PerfArgs>),
+    /// Measures the parameters of LogP of each layer: latency, overheads, gap, and the gap of a byte
+    #[command(after_long_help = format!("{LOGP_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
+    Logp(LogpArgs),
     /// Tells whether a host is reached, by which way, and the round-trip time
     #[command(after_long_help = format!("{PING_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
     Ping(PingArgs),
@@ -196,6 +200,29 @@ pub(crate) struct PingArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// `hca logp`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct LogpArgs {
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Layers (default: all)
+    #[arg(long, value_name = "LAYER,..", value_enum, value_delimiter = ',')]
+    pub layer: Vec<Kind>,
+    /// Seconds for a measurement, of which a layer has some twelve
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.25")]
+    pub duration: Duration,
+    /// Print one JSON object for each layer, and nothing else
+    #[arg(long)]
+    pub json: bool,
+    /// The device of the peer process (default: the same fabric on an address of its own)
+    #[arg(long, value_name = "URL")]
+    pub peer_device: Option<DeviceUrl>,
+    /// Do not bind each process to a CPU of its own
+    #[arg(long)]
+    pub no_pin: bool,
 }
 
 /// `hca stat`.
@@ -460,6 +487,7 @@ pub fn main() -> ExitCode {
     if exec::rdma::is_meant() {
         return exec::rdma::main();
     }
+    layer_if_asked();
     let cli = Cli::parse();
     let misuse = match &cli.command {
         Command::Perf(args) => args.misuse(),
@@ -495,6 +523,7 @@ pub fn main() -> ExitCode {
         Command::Man { folder } => plain(man(&folder)),
         Command::Devinfo(args) => plain(devinfo::devinfo(&args)),
         Command::Perf(args) => plain(perf::perf(&args)),
+        Command::Logp(args) => plain(logp::logp(&args)),
         Command::Portals(PortalsCommand::Trace(args)) => match trace::trace(&args) {
             Ok(trace::Ended::Otherwise) => return ExitCode::from(3),
             Err(e) if e.is::<trace::TraceError>() => {

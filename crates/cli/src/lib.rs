@@ -3,7 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `args` | the command line, its help, and exit codes |
-//! | `devinfo`, `exec`, `list`, `perf`, `ping`, `pingpong`, `run`, `serve`, `stat`, `trace` | the commands |
+//! | `devinfo`, `exec`, `list`, `logp`, `perf`, `ping`, `pingpong`, `run`, `serve`, `stat`, `trace` | the commands |
 //! | `warnings` | the library's warnings, on standard error |
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod args;
 mod devinfo;
 mod exec;
 mod list;
+mod logp;
 mod perf;
 mod ping;
 mod pingpong;

@@ -470,6 +470,15 @@ impl Process {
         Ok(())
     }
 
+    /// Carries out what other processes have asked for, without waiting. Returns the number of messages. A process that
+    /// computes for long calls it now and then, so that the others need not wait.
+    ///
+    /// # Errors
+    /// The device can't go on.
+    pub fn poll(&mut self) -> Result<usize, Error> {
+        Ok(self.bundle.poll()?)
+    }
+
     fn number(&mut self) -> u32 {
         self.next = self.next.wrapping_add(1);
         self.next

@@ -29,6 +29,8 @@ mod ability;
 mod device;
 mod error;
 mod event;
+#[cfg(feature = "instrument")]
+pub mod marks;
 mod num;
 mod offload;
 mod port;

@@ -50,73 +50,22 @@ mod marks {
 
 #[cfg(feature = "instrument")]
 mod marks {
-    use std::cell::Cell;
-    use std::sync::OnceLock;
+    use hca_core::marks;
 
     use super::Part;
 
-    static CLOCK: OnceLock<fn() -> u64> = OnceLock::new();
+    pub use marks::{begin, set_clock};
 
-    thread_local! {
-        static LAST: Cell<u64> = const { Cell::new(0) };
-        static SPENT: [Cell<u64>; Part::ALL.len()] = const { [const { Cell::new(0) }; Part::ALL.len()] };
-    }
-
-    /// Sets the clock that the marks read, once for the process. Without a clock nothing is counted.
-    pub fn set_clock(clock: fn() -> u64) {
-        // A second one would be no better.
-        let _ = CLOCK.set(clock);
-    }
     /// The clock ticks that this thread has spent in each part since the last call.
     pub fn take() -> [u64; Part::ALL.len()] {
-        SPENT.with(|spent| std::array::from_fn(|part| spent[part].replace(0)))
-    }
-    /// Begins a part now, instead of at the last mark.
-    #[inline]
-    pub fn begin() {
-        if let Some(clock) = CLOCK.get() {
-            LAST.set(clock());
-        }
+        let spent = marks::take();
+        Part::ALL.map(|part| spent[part as usize].ticks)
     }
     /// Ends a part: the time since the last mark is counted for it.
     #[inline]
     pub fn mark(part: Part) {
-        let Some(clock) = CLOCK.get() else { return };
-        let now = clock();
-        let last = LAST.replace(now);
-        SPENT.with(|spent| {
-            let of = &spent[part as usize];
-            of.set(of.get() + now.saturating_sub(last));
-        });
+        marks::mark(part as usize);
     }
 }
 
 pub use marks::*;
-
-#[cfg(all(test, feature = "instrument"))]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    thread_local! {
-        static NOW: Cell<u64> = const { Cell::new(0) };
-    }
-
-    #[test]
-    fn the_time_between_marks_is_the_part_of_the_later_one() {
-        set_clock(|| NOW.get());
-        let at = |now| NOW.set(now);
-        at(100);
-        begin();
-        at(103);
-        mark(Part::Match);
-        at(110);
-        mark(Part::Event);
-        at(111);
-        mark(Part::Match);
-        let spent = take();
-        assert_eq!((spent[Part::Match as usize], spent[Part::Event as usize]), (4, 7));
-        assert_eq!((spent.iter().sum::<u64>(), take()), (11, [0; Part::ALL.len()]));
-    }
-}

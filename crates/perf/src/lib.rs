@@ -8,6 +8,8 @@
 //! | [`plan`] | operations, services, sizes: the rows |
 //! | `control`, `channel` | the control protocol of the two processes, and its connection |
 //! | [`portals`] | the same for Portals |
+//! | [`layers`] | LogP of verbs, VIs, Active Messages, global memory and Portals |
+//! | [`batches`], [`child`] | times below the step of the clock; other processes of the same program |
 //! | `side` | one side's queue pair and memory, through the safe verbs |
 //! | `run` | the measuring side; [`Pair`] starts it |
 //! | [`peer`] | the side that answers |
@@ -21,12 +23,15 @@
 #[doc = include_str!("../DESIGN.md")]
 pub mod design {}
 
+pub mod batches;
 mod channel;
+pub mod child;
 mod control;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
 pub mod interrupt;
 mod json;
+pub mod layers;
 pub mod peer;
 pub mod plan;
 pub mod portals;

@@ -39,6 +39,25 @@ const WARM_UP: u64 = 16;
 /// The longest latency of the histogram: 1000 s.
 const MAX_LATENCY_NS: u64 = 1_000_000_000_000;
 
+/// One side, whose messages the other side answers.
+pub(crate) trait Answered {
+    /// Posts a message; `false`: the queue is full.
+    fn ask(&mut self) -> Result<bool, Failure>;
+    /// How many answers have come since the last call.
+    fn answers(&mut self) -> Result<usize, Failure>;
+}
+
+impl Answered for Side {
+    #[inline]
+    fn ask(&mut self) -> Result<bool, Failure> {
+        self.post(stamp(1))
+    }
+    #[inline]
+    fn answers(&mut self) -> Result<usize, Failure> {
+        Ok(self.poll()?.received as usize)
+    }
+}
+
 /// The settings of a measurement.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -289,16 +308,7 @@ impl Pair {
         if !case.service.offers(case.op) {
             return Err(PairError::NoSuchOperation { service: case.service, op: case.op }.into());
         }
-        let mut side = Side::new(&self.opened, case, phase)?;
-        let endpoint = side.endpoint();
-        let (mtu, cm) = (self.mtu, self.cm);
-        self.channel.send(&ToPeer::Prepare { case: *case, phase, mtu, endpoint, cm })?;
-        match self.channel.recv(Some(PATIENCE))? {
-            FromPeer::Ready { endpoint, port: None } if !cm => side.connect(&endpoint, mtu)?,
-            FromPeer::Ready { endpoint, port: Some(port) } if cm => side.call(&endpoint, port, mtu)?,
-            FromPeer::Ready { .. } => return Err(PairError::NoCm.into()),
-            other => return Err(unexpected(other).into()),
-        }
+        let mut side = self.meet(case, phase)?;
         let pace = Pace::new(&mut self.channel, limit, case.size);
         let mut run = Run { side: &mut side, pace, case, out: Measured::new() };
         match phase {
@@ -319,6 +329,38 @@ impl Pair {
             other => return Err(unexpected(other).into()),
         }
         Ok(measured)
+    }
+
+    /// A side that is connected to one of the peer.
+    fn meet(&mut self, case: &Case, phase: Phase) -> Result<Side, Failure> {
+        let mut side = Side::new(&self.opened, case, phase)?;
+        let endpoint = side.endpoint();
+        let (mtu, cm) = (self.mtu, self.cm);
+        self.channel.send(&ToPeer::Prepare { case: *case, phase, mtu, endpoint, cm })?;
+        match self.channel.recv(Some(PATIENCE))? {
+            FromPeer::Ready { endpoint, port: None } if !cm => side.connect(&endpoint, mtu)?,
+            FromPeer::Ready { endpoint, port: Some(port) } if cm => side.call(&endpoint, port, mtu)?,
+            FromPeer::Ready { .. } => return Err(PairError::NoCm.into()),
+            other => return Err(unexpected(other).into()),
+        }
+        Ok(side)
+    }
+    /// Runs a program of SENDs, each of which the peer answers by one.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), or the program's.
+    pub(crate) fn answered<T>(
+        &mut self,
+        case: &Case,
+        run: impl FnOnce(&mut dyn Answered) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut side = self.meet(case, Phase::Latency)?;
+        let done = run(&mut side)?;
+        self.channel.send(&ToPeer::Stop)?;
+        match self.channel.recv(Some(DRAIN_LIMIT + PATIENCE))? {
+            FromPeer::Done { .. } => Ok(done),
+            other => Err(unexpected(other).into()),
+        }
     }
 
     /// Measures one row: the latency in one half of `time`, a stream in the other.
@@ -397,7 +439,7 @@ pub(super) fn unexpected(message: FromPeer) -> ControlError {
 }
 
 /// The device for a peer process on this machine.
-fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
+pub(super) fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
     let options = &device.options;
     // An interface or a prefix stands for one address, which both ends can only share.
     let free =

@@ -198,8 +198,7 @@ fn main() -> ExitCode {
     engines::child_if_asked();
     turns::child_if_asked();
     served::child_if_asked();
-    hca_benches::am::child_if_asked();
-    hca_benches::via::child_if_asked();
+    hca_perf::layers::layer_if_asked();
     let args = Args::parse();
     match all(&args) {
         Ok(true) => ExitCode::SUCCESS,

@@ -5,10 +5,10 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::hint::black_box;
 
-use hca_benches::batches::median_ns;
 use hca_benches::matching::Target;
 use hca_benches::ratio::{Ratio, summary};
 use hca_perf::Failure;
+use hca_perf::batches::median_ns;
 
 use super::{Bench, Row, Unit, less};
 

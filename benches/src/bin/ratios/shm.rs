@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::hint::black_box;
 
 use hca::{Buf, Pd};
-use hca_benches::batches::per_second;
 use hca_benches::crowd::Peers;
 use hca_benches::duo::{Duo, ForeignOp, Kind, aligned};
 use hca_benches::floor::{Floor, cache};
@@ -13,6 +12,7 @@ use hca_benches::ratio::{Ratio, summary};
 use hca_benches::turns::{Order, Turns};
 use hca_perf::Failure;
 use hca_perf::Op;
+use hca_perf::batches::per_second;
 
 use super::network::{beside_one, beside_processes, crowd};
 use super::{Bench, Row, Unit, less, more, rc};

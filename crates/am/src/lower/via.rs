@@ -15,6 +15,7 @@ use hca_via::{
 use super::acceptor::{Acceptor, Greeting, Inbox, Places, Stop, lock};
 use super::{Event, Kept, LinkId, Lower, Received, Sizes, Sleeper, Unsent};
 use crate::bundle::Options;
+use crate::instrument::{self, Part, mark};
 use crate::segment::{Place, Remote, Segment, Source};
 use crate::wire::Hello;
 use crate::{EndpointName, Error, Way};
@@ -153,7 +154,10 @@ impl Link {
         let descriptor = self.memory.descriptor(offset)?;
         let segment = ViaSegment::new(&self.memory, offset + DESCRIPTOR, self.sizes.message as u32);
         descriptor.write(&Request::new(&[segment]))?;
-        Ok(self.vi.post_recv(&descriptor)?)
+        mark(Part::RecycleReceive);
+        let posted = self.vi.post_recv(&descriptor);
+        mark(Part::PostReceive);
+        Ok(posted?)
     }
     fn take_place(&mut self) -> Result<u32, Unsent> {
         if self.down {
@@ -162,10 +166,10 @@ impl Link {
         self.free.pop().ok_or(Unsent::Full)
     }
     fn post(&mut self, offset: usize, request: &Request<'_>) -> Result<(), Unsent> {
-        let posted = self
-            .memory
-            .descriptor(offset)
-            .and_then(|descriptor| descriptor.write(request).and_then(|()| self.vi.post_send(&descriptor)));
+        let written = self.memory.descriptor(offset).and_then(|made| made.write(request).map(|()| made));
+        mark(Part::BuildSend);
+        let posted = written.and_then(|descriptor| self.vi.post_send(&descriptor));
+        mark(Part::PostSend);
         posted.map_err(|error| {
             tracing::debug!(%error, "the VI of a link refuses a descriptor");
             Unsent::Down
@@ -217,6 +221,7 @@ impl Link {
     fn collect(&mut self) -> bool {
         let mut well = true;
         while let Some(done) = self.vi.send_done() {
+            mark(Part::SendDone);
             well &= done.status.is_ok();
             match self.posted.pop_front() {
                 Some(Posted::Place(place)) => self.release(place, 0),
@@ -227,7 +232,9 @@ impl Link {
                 }
                 None => {}
             }
+            mark(Part::RecycleSend);
         }
+        mark(Part::SendDone);
         well
     }
 }
@@ -324,7 +331,9 @@ impl Via {
         }
         let mut bytes = self.pool.pop().unwrap_or_default();
         let Some(Some((_, link))) = self.links.get_mut(id.place()) else { return };
-        let Some(done) = link.vi.recv_done() else {
+        let done = link.vi.recv_done();
+        mark(Part::RecvDone);
+        let Some(done) = done else {
             self.pool.push(bytes);
             return;
         };
@@ -337,6 +346,7 @@ impl Via {
         link.memory.read_at(offset + DESCRIPTOR, &mut bytes);
         let place = offset / Link::stride(&link.sizes);
         into.push_back(Event::Received(id, Received::Copy(bytes, place as u32)));
+        mark(Part::ProcessReceived);
     }
 }
 
@@ -533,15 +543,28 @@ impl Lower for Via {
     }
     #[inline]
     fn poll(&mut self, into: &mut VecDeque<Event>) {
+        instrument::begin();
+        instrument::hold();
+        let mut any = false;
         self.take_over(into);
         let mut found = std::mem::take(&mut *lock(&self.queues.found));
         for _ in 0..BATCH {
-            let Some(entry) = found.pop_front().or_else(|| self.queues.recv.done()) else { break };
+            let entry = found.pop_front().or_else(|| self.queues.recv.done());
+            mark(Part::CqDoneReceive);
+            let Some(entry) = entry else { break };
+            any = true;
             self.enter(entry, into);
         }
         lock(&self.queues.found).append(&mut found);
-        while let Some(entry) = self.queues.send.done() {
+        loop {
+            let entry = self.queues.send.done();
+            mark(Part::CqDoneSend);
+            let Some(entry) = entry else { break };
+            any = true;
             self.enter(entry, into);
+        }
+        if !any {
+            instrument::undo();
         }
     }
     fn arm(&mut self) {}

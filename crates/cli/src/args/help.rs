@@ -43,6 +43,18 @@ pair by its number, which both ends tell each other over TCP, so an adapter alon
 Queue pair 1 has a number that is known, but it is the program's that serves RDMA CM: an adapter that answered there by \
 itself would have to look for a path to each stranger that asks.";
 
+pub(super) const LOGP_EXAMPLES: &str = "\
+Examples:
+  hca logp                          all layers over UDP
+  hca logp --fabric shm --layer verbs,am,am-via --json
+
+By bursts of requests of 8 bytes with a delay behind each, which another process answers (Culler, Liu, Martin and \
+Yoshikawa, 1996). o_send and o_recv are the processor's times for a message, g is the time between two messages of a \
+long burst, L = RTT/2 - o_send - o_recv is the rest of the way, G the time of a byte in bulk.
+
+L is below zero where the two ends overlap: the bursts keep a message's lines in the caches, and what a receiver does \
+for several messages at once costs each less than it costs one.";
+
 pub(super) const STAT_EXAMPLES: &str = "\
 Examples:
   hca stat                          sums since each device was opened

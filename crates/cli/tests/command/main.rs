@@ -385,6 +385,23 @@ fn portals_rows(more: &[&str]) -> Vec<serde_json::Value> {
 }
 
 #[test]
+fn logp_measures_every_layer() {
+    let lines = json_lines(&run(&["logp", "--fabric", "shm", "--duration", "0.02", "--json"]));
+    let layers: Vec<&str> = lines.iter().filter_map(|line| line["layer"].as_str()).collect();
+    let all =
+        ["verbs", "VIs", "AM over verbs", "AM over VIs", "global over verbs", "global over VIs", "Portals"];
+    assert_eq!(layers, all);
+    for line in &lines {
+        for field in ["rtt_ns", "o_send_ns", "g_ns", "byte_gap_ns"] {
+            assert!(line[field].as_f64().is_some_and(|ns| ns > 0.0), "{field} of {line}");
+        }
+        let [rtt, l, send, receive] =
+            ["rtt_ns", "l_ns", "o_send_ns", "o_recv_ns"].map(|field| line[field].as_f64().unwrap());
+        assert!((rtt / 2.0 - send - receive - l).abs() < 1.0, "{line}");
+    }
+}
+
+#[test]
 fn perf_measures_portals_on_every_fabric_matched_by_the_adapter_and_by_the_program() {
     let each = |op| [8, 65536].map(|size| (op, size));
     let wanted = [&each("put")[..], &each("put-ack"), &each("get"), &each("atomic")[..1]].concat();

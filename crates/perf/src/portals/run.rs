@@ -8,7 +8,7 @@ use ::portals::{Card, Node};
 use super::super::control::{FromPeer, NodeCard, Phase, ToPeer};
 use super::super::json::Row;
 use super::super::plan::{Layer, Op};
-use super::super::run::{DRAIN_LIMIT, Limit, Measured, PATIENCE, Pace, Pair, unexpected};
+use super::super::run::{Answered, DRAIN_LIMIT, Limit, Measured, PATIENCE, Pace, Pair, unexpected};
 use super::half::Half;
 use super::{Case, Other, Settings, open};
 use crate::Failure;
@@ -63,29 +63,51 @@ impl Pair {
         if case.is_unanswered() {
             return Err(super::UNANSWERED.into());
         }
-        let mut half = Half::new(&nodes.node, nodes.other, case, phase, nodes.settings.eager_bytes.bytes())?;
-        self.channel.send(&ToPeer::Move { case: *case, phase })?;
-        match self.channel.recv(Some(PATIENCE))? {
-            FromPeer::Listening => {}
-            other => return Err(unexpected(other).into()),
-        }
+        let mut half = self.half(nodes, case, phase)?;
         let mut pace = Pace::new(&mut self.channel, limit, case.size);
         let mut measured = match phase {
             Phase::Latency => latency(&mut half, case, &mut pace)?,
             Phase::Stream => stream(&mut half, &mut pace)?,
         };
+        measured.errors = measured.errors.saturating_add(self.part(nodes, half)?);
+        Ok(measured)
+    }
+    /// This side's half of a measurement, which the peer's waits for.
+    fn half(&mut self, nodes: &Nodes, case: &Case, phase: Phase) -> Result<Half, Failure> {
+        let half = Half::new(&nodes.node, nodes.other, case, phase, nodes.settings.eager_bytes.bytes())?;
+        self.channel.send(&ToPeer::Move { case: *case, phase })?;
+        match self.channel.recv(Some(PATIENCE))? {
+            FromPeer::Listening => {}
+            other => return Err(unexpected(other).into()),
+        }
+        Ok(half)
+    }
+    /// Ends a measurement. Returns the peer's errors.
+    fn part(&mut self, nodes: &Nodes, half: Half) -> Result<u64, Failure> {
         self.channel.send(&ToPeer::Stop)?;
         // The peer's operations under way may need an answer of this side.
         let told = Instant::now();
         while !self.channel.over() && told.elapsed() < DRAIN_LIMIT {
             nodes.node.progress();
         }
-        match self.channel.recv(Some(DRAIN_LIMIT + PATIENCE))? {
-            FromPeer::Done { errors, .. } => measured.errors = measured.errors.saturating_add(errors),
+        let errors = match self.channel.recv(Some(DRAIN_LIMIT + PATIENCE))? {
+            FromPeer::Done { errors, .. } => errors,
             other => return Err(unexpected(other).into()),
-        }
+        };
         half.settle()?;
-        Ok(measured)
+        Ok(errors)
+    }
+    /// Runs a program of puts, each of which the peer answers by one.
+    pub(crate) fn answered_portals<T>(
+        &mut self,
+        nodes: &Nodes,
+        case: &Case,
+        run: impl FnOnce(&mut dyn Answered) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut half = self.half(nodes, case, Phase::Latency)?;
+        let done = run(&mut half)?;
+        self.part(nodes, half)?;
+        Ok(done)
     }
 
     /// Measures one row: the latency in one half of `time`, a stream in the other. Messages behind other entries have
@@ -112,6 +134,20 @@ impl Pair {
             entries: case.before.map(|before| before.entries),
             ..row
         })
+    }
+}
+
+impl Answered for Half {
+    #[inline]
+    fn ask(&mut self) -> Result<bool, Failure> {
+        self.post()?;
+        Ok(true)
+    }
+    #[inline]
+    fn answers(&mut self) -> Result<usize, Failure> {
+        // Takes the events of this side's puts, too.
+        self.completed()?;
+        Ok(usize::from(self.arrived()?))
     }
 }
 

@@ -1,19 +1,15 @@
-//! Other processes of a bench: the same program, started with a command of its own.
+//! The far side of a measurement: the same program, started with a command of its own.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use hca_perf::Failure;
+use crate::Failure;
 
 /// How long a process may take to end.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Runs `serve` with the arguments behind `command`, and ends the process, if that is what it was started for.
-pub(crate) fn serve_if_asked(
-    command: &str,
-    what: &str,
-    serve: impl FnOnce(&[String]) -> Result<(), Failure>,
-) {
+pub fn serve_if_asked(command: &str, what: &str, serve: impl FnOnce(&[String]) -> Result<(), Failure>) {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let Some((first, args)) = args.split_first() else { return };
     if first != command {
@@ -27,7 +23,7 @@ pub(crate) fn serve_if_asked(
 }
 
 /// Waits until a process that was told to end has ended; one that does not is killed.
-pub(crate) fn wait_for_end(child: &mut Child) {
+pub fn wait_for_end(child: &mut Child) {
     let begin = Instant::now();
     while matches!(child.try_wait(), Ok(None)) {
         if begin.elapsed() > LAST_WORDS {

@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ratio::median;
-
 /// Batches that are kept.
 const MAX_BATCHES: usize = 1 << 18;
 
@@ -77,5 +75,28 @@ pub fn per_second<E>(
         if passed >= time {
             return Ok(done as f64 / passed.as_secs_f64());
         }
+    }
+}
+
+/// The middle value; of an even count the mean of the two in the middle.
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    match n {
+        0 => None,
+        n if !n.is_multiple_of(2) => Some(values[n / 2]),
+        n => Some((values[n / 2 - 1] + values[n / 2]) / 2.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
     }
 }

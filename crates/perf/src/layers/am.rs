@@ -1,0 +1,145 @@
+//! Active Messages between two processes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hca::Opened;
+use hca::am::{Bundle, EndpointId, Message, Segment, Source, Tag, Token, Way};
+
+use super::two::{BULK, Near, ROUNDS, Two};
+use super::{LAYER_COMMAND, way_name};
+use crate::batches::per_second;
+use crate::{Failure, Setup};
+
+/// Bytes of the segments, and of the longest bulk message.
+pub const SEGMENT: usize = BULK;
+const TAG: Tag = Tag(0xa3);
+const ECHO: u16 = 1;
+const REPLIED: u16 = 2;
+const SINK: u16 = 3;
+const STOP: u16 = 4;
+
+/// An endpoint with its bundle.
+pub struct End {
+    bundle: Bundle,
+    ep: EndpointId,
+    /// Replies to requests of this end.
+    replies: Arc<AtomicU64>,
+    asked: u64,
+    memory: Segment,
+    stopped: Arc<AtomicBool>,
+    _device: Opened,
+}
+
+/// Two endpoints in two processes, of which this one has mapped the other. `time`: of a measurement.
+///
+/// # Errors
+/// A device can't be opened, or the process not be started.
+pub fn start(setup: &Setup, way: Way, time: Duration) -> Result<Two<End>, Failure> {
+    Two::start(setup, LAYER_COMMAND, &format!("am {}", way_name(way)), time, |opened| End::open(opened, way))
+}
+
+impl End {
+    pub(super) fn open(device: Opened, way: Way) -> Result<Self, Failure> {
+        let mut bundle = Bundle::open(device.context(), way)?;
+        let ep = bundle.endpoint()?;
+        bundle.set_tag(ep, TAG)?;
+        bundle.set_segment(ep, SEGMENT)?;
+        let (replies, stopped) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (counts, stops) = (Arc::clone(&replies), Arc::clone(&stopped));
+        bundle.set_handler(ep, ECHO, |message, token| {
+            let _ = token.reply(REPLIED, message.args());
+        })?;
+        // Only this thread counts.
+        let count = move |_: &Message<'_>, _: Token<'_>| {
+            counts.store(counts.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        };
+        bundle.set_handler(ep, REPLIED, count)?;
+        bundle.set_handler(ep, SINK, |_, _| ())?;
+        bundle.set_handler(ep, STOP, move |_, _| stops.store(true, Ordering::Relaxed))?;
+        let memory = bundle.alloc(SEGMENT)?;
+        Ok(Self { bundle, ep, replies, asked: 0, memory, stopped, _device: device })
+    }
+}
+
+impl Near for End {
+    fn window(&self) -> usize {
+        self.bundle.options().credits.into()
+    }
+    #[inline]
+    fn ask(&mut self) -> Result<(), Failure> {
+        self.asked += 1;
+        Ok(self.bundle.request(self.ep, 0, ECHO, &[self.asked as u32, 0])?)
+    }
+    #[inline]
+    fn poll(&mut self) -> Result<(), Failure> {
+        self.bundle.poll()?;
+        Ok(())
+    }
+    #[inline]
+    fn settle(&mut self) -> Result<(), Failure> {
+        while self.replies.load(Ordering::Relaxed) < self.asked {
+            self.bundle.poll()?;
+        }
+        Ok(())
+    }
+    fn bulk_ns(&mut self, size: usize, time: Duration) -> Result<Option<f64>, Failure> {
+        let memory = self.memory.clone();
+        let rate = per_second(time, 1, || {
+            self.bundle.request_bulk(self.ep, 0, SINK, &[], Source::Segment(&memory, 0..size), 0)
+        })?;
+        Ok(Some(1e9 / rate))
+    }
+}
+
+impl super::two::End for End {
+    fn introduction(&self) -> Result<String, Failure> {
+        Ok(self.bundle.name(self.ep)?.to_string())
+    }
+    fn meet(&mut self, other: &str, near: bool) -> Result<(), Failure> {
+        if near {
+            self.bundle.map(self.ep, 0, &other.parse()?, TAG)?;
+        }
+        Ok(())
+    }
+    fn stop(&mut self) -> Result<(), Failure> {
+        self.bundle.request(self.ep, 0, STOP, &[])?;
+        Ok(self.bundle.flush(Duration::from_secs(10))?)
+    }
+    fn serve(&mut self) -> Result<bool, Failure> {
+        self.bundle.poll()?;
+        let stopped = self.stopped.load(Ordering::Relaxed);
+        if stopped {
+            self.stopped.store(false, Ordering::Relaxed);
+            // The answer to the last request leaves before this side blocks.
+            self.bundle.poll()?;
+        }
+        Ok(stopped)
+    }
+}
+
+impl Two<End> {
+    /// Bytes a second of medium requests without replies.
+    ///
+    /// # Errors
+    /// A device, or the far side, can't go on.
+    pub fn medium_bytes_per_s(&mut self, size: usize) -> Result<f64, Failure> {
+        let (data, time) = (vec![7; size], self.time);
+        self.during(|end| {
+            let rate = per_second(time, ROUNDS * size, || {
+                (0..ROUNDS).try_for_each(|_| end.bundle.request_medium(end.ep, 0, SINK, &[], &data))
+            })?;
+            Ok(rate)
+        })
+    }
+    /// Bytes a second of bulk requests without replies, from registered memory.
+    ///
+    /// # Errors
+    /// As [`medium_bytes_per_s`](Self::medium_bytes_per_s).
+    pub fn bulk_bytes_per_s(&mut self, size: usize) -> Result<f64, Failure> {
+        let time = self.time;
+        let ns = self.during(|end| end.bulk_ns(size, time))?;
+        Ok(ns.map_or(0.0, |ns| size as f64 / ns * 1e9))
+    }
+}
