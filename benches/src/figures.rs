@@ -99,6 +99,7 @@ fn lines(area: &Area<'_, '_>, title: &str, value: &str, lines: &[(String, Vec<(f
         .x_desc("bytes of a message")
         .y_desc(value)
         .x_label_formatter(&|x| bytes_text(x.round() as u64))
+        .y_label_formatter(&|y| format!("{y}"))
         .label_style(("sans-serif", 12))
         .light_line_style(BLACK.mix(0.05))
         .draw()?;
@@ -130,6 +131,7 @@ fn bars(
         .configure_mesh()
         .disable_x_mesh()
         .disable_x_axis()
+        .y_label_formatter(&|y| format!("{y}"))
         .y_desc(value)
         .label_style(("sans-serif", 12))
         .light_line_style(BLACK.mix(0.05))

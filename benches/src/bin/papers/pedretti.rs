@@ -6,7 +6,7 @@ use hca_benches::figures::Figure;
 use hca_benches::portals::{End, ends};
 use hca_benches::ticks;
 use hca_matching::instrument::{self, Part};
-use hca_perf::batches::median;
+use hca_perf::batches::middle_mean;
 use hca_perf::portals::{Case, Settings};
 use hca_perf::{Failure, Op, Pair, probe};
 
@@ -15,7 +15,7 @@ use super::{Fabric, Run};
 
 const SOURCE: &str = "\
 K. Pedretti, R. Brightwell, \"A NIC-offload Implementation of Portals for Quadrics QsNet\", 2004; two hosts of two Pentium III at 1 GHz
-each, a QsNet adapter in a PCI slot of 64 bits at 66 MHz, whose own processor matches. Ours are medians: the initiator's parts between
+each, a QsNet adapter in a PCI slot of 64 bits at 66 MHz, whose own processor matches. Ours are the means of the middle half, of figures the medians: the initiator's parts between
 calls of Portals 4.3 on two threads of this process, the target's by marks, the figures' between two processes. The text that there is of
 the paper has no pictures: figures 3 and 4 have values only where it tells them.";
 
@@ -201,7 +201,7 @@ fn initiator(device: &str, rounds: u32) -> Result<[f64; 4], Failure> {
         let answered = other.join().expect("it does not panic");
         parts.and_then(|parts| answered.map(|()| parts))
     })?;
-    Ok(parts.map(|part| ticks::ns(median(part).unwrap_or(0.0))))
+    Ok(parts.map(|part| ticks::ns(middle_mean(part).unwrap_or(0.0))))
 }
 
 /// Sends pings; what each part of each round took, in ticks.
@@ -268,10 +268,10 @@ fn adapter(device: &str, rounds: u32) -> Result<[f64; 8], Failure> {
             }
         };
         for (part, (of, ticks)) in parts.iter_mut().zip(ADAPTER.iter().zip(spent)) {
-            part.push((ticks as f64 - cost * marks(of.0)).max(0.0));
+            part.push(ticks as f64 - cost * marks(of.0));
         }
     }
-    Ok(parts.map(|part| ticks::ns(median(part).unwrap_or(0.0))))
+    Ok(parts.map(|part| ticks::ns(middle_mean(part).unwrap_or(0.0).max(0.0))))
 }
 
 /// How many marks a part has in a message for an entry that it uses up.
@@ -293,5 +293,5 @@ fn mark_cost() -> f64 {
         }
         costs.push(instrument::take()[Part::Bytes as usize] as f64 / 8.0);
     }
-    median(costs).unwrap_or(0.0)
+    middle_mean(costs).unwrap_or(0.0)
 }

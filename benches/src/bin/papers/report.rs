@@ -125,6 +125,7 @@ pub(crate) fn figure(x: f64) -> String {
         x if x >= 10.0 => 1,
         x if x >= 1.0 => 2,
         x if x >= 0.1 => 3,
+        x if x < 5e-5 => 0,
         _ => 4,
     };
     format!("{x:.digits$}")

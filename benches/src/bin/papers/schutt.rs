@@ -170,8 +170,8 @@ fn table_4(run: &Run, report: &mut Report) -> Result<(), Failure> {
     }
     let crossover = crossover(run)?;
     let note = match crossover {
-        Some(_) => "where a protocol message of 64 B and one of 64 KiB take the same",
-        None => "up to 64 KiB a message within a protocol message is faster",
+        Some(_) => "where RDMA and a copy into a protocol message of 64 KiB take the same",
+        None => "up to 64 KiB the copy is faster",
     };
     rows.push(Row::new("crossover of short and long, payload", Unit::Bytes, 2012.0, crossover, note));
     report.show("Table 4 and figure 7: the second driver, 3rd generation", &rows);

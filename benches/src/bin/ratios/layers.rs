@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::hint::black_box;
 
+use hca::DeviceUrl;
 use hca::am::Way;
 use hca_benches::duo::{Duo, Kind};
 use hca_benches::ratio::{Ratio, summary};
@@ -11,53 +12,64 @@ use hca_perf::Failure;
 use hca_perf::Setup;
 use hca_perf::batches::per_second;
 use hca_perf::layers::am::{self, SEGMENT};
-use hca_perf::layers::via;
+use hca_perf::layers::{global, via};
 
-use super::{Bench, Row, Unit, less, more};
+use super::{Bench, Fabric, Row, Unit, less, more};
 
 /// Bytes of a medium message.
 const MEDIUM: usize = 4096;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 8] = [
-    Row { name: "via send 8 B", against: "send 8 B", target: less(1.15, Some(1.05)), unit: Unit::Ns, measure: vis },
-    Row { name: "am short over verbs, half round trip", against: "send 8 B", target: less(1.2, Some(1.1)), unit: Unit::Ns, measure: |b| short(b, Way::Verbs) },
-    Row { name: "am short over vis, half round trip", against: "send 8 B", target: None, unit: Unit::Ns, measure: |b| short(b, Way::Via) },
-    Row { name: "am short over vis", against: "am short over verbs", target: None, unit: Unit::Ns, measure: mapping },
+pub(super) const ROWS: [Row; 15] = [
+    Row { name: "via send 8 B", against: "send 8 B", target: less(1.15, Some(1.05)), unit: Unit::Ns, measure: |b| vis(b, Fabric::Shm) },
+    Row { name: "am short over verbs, half round trip", against: "send 8 B", target: less(1.2, Some(1.1)), unit: Unit::Ns, measure: |b| short(b, Fabric::Shm, Way::Verbs) },
+    Row { name: "am short over vis, half round trip", against: "send 8 B", target: None, unit: Unit::Ns, measure: |b| short(b, Fabric::Shm, Way::Via) },
+    Row { name: "am short over vis", against: "am short over verbs", target: None, unit: Unit::Ns, measure: |b| mapping(b, Fabric::Shm) },
     Row { name: "am medium 4 KiB flood over verbs", against: "memcpy", target: more(0.5, Some(0.7)), unit: Unit::Bytes, measure: |b| medium(b, Way::Verbs) },
     Row { name: "am medium 4 KiB flood over vis", against: "memcpy", target: None, unit: Unit::Bytes, measure: |b| medium(b, Way::Via) },
-    Row { name: "am bulk 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| bulk(b, Way::Verbs) },
-    Row { name: "am bulk 1 MiB over vis", against: "write 1 MiB", target: None, unit: Unit::Bytes, measure: |b| bulk(b, Way::Via) },
+    Row { name: "am bulk 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| bulk(b, Fabric::Shm, Way::Verbs) },
+    Row { name: "am bulk 1 MiB over vis", against: "write 1 MiB", target: None, unit: Unit::Bytes, measure: |b| bulk(b, Fabric::Shm, Way::Via) },
+    Row { name: "global put 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| put(b, Fabric::Shm) },
+    Row { name: "udp via send 8 B", against: "send 8 B", target: less(1.05, Some(1.02)), unit: Unit::Ns, measure: |b| vis(b, Fabric::Udp) },
+    Row { name: "udp am short over verbs, half round trip", against: "send 8 B", target: less(1.2, Some(1.1)), unit: Unit::Ns, measure: |b| short(b, Fabric::Udp, Way::Verbs) },
+    Row { name: "udp am short over vis, half round trip", against: "send 8 B", target: None, unit: Unit::Ns, measure: |b| short(b, Fabric::Udp, Way::Via) },
+    Row { name: "udp am short over vis", against: "am short over verbs", target: None, unit: Unit::Ns, measure: |b| mapping(b, Fabric::Udp) },
+    Row { name: "udp am bulk 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| bulk(b, Fabric::Udp, Way::Verbs) },
+    Row { name: "udp global put 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| put(b, Fabric::Udp) },
 ];
 
-fn setup(b: &Bench) -> Setup {
-    Setup { cpus: Some(b.cpus), ..Setup::new(b.device.clone()) }
+/// The device of a row: the one that was named, or the fabric's.
+fn device(b: &Bench, fabric: Fabric) -> DeviceUrl {
+    b.named.clone().unwrap_or_else(|| fabric.device())
+}
+fn setup(b: &Bench, fabric: Fabric) -> Setup {
+    Setup { cpus: Some(b.cpus), ..Setup::new(device(b, fabric)) }
 }
 
 /// Half of a round trip of two VIs with Reliable Delivery against that of SENDs, in ns.
-fn vis(b: &Bench) -> Result<Option<Ratio>, Failure> {
-    let mut two = via::start(&setup(b), via::Spec::default(), b.time)?;
-    let mut duo = Duo::start(&b.device, b.cpus, Kind::Send, 8)?;
+fn vis(b: &Bench, fabric: Fabric) -> Result<Option<Ratio>, Failure> {
+    let mut two = via::start(&setup(b, fabric), via::Spec::default(), b.time)?;
+    let mut duo = Duo::start(&device(b, fabric), b.cpus, Kind::Send, 8)?;
     Ok(summary(&b.interleave(|| two.latency_ns(), || duo.latency_ns(b.time))?))
 }
 
 /// Half of a round trip against that of SENDs, in ns.
-fn short(b: &Bench, way: Way) -> Result<Option<Ratio>, Failure> {
-    let mut two = am::start(&setup(b), way, b.time)?;
-    let mut duo = Duo::start(&b.device, b.cpus, Kind::Send, 8)?;
+fn short(b: &Bench, fabric: Fabric, way: Way) -> Result<Option<Ratio>, Failure> {
+    let mut two = am::start(&setup(b, fabric), way, b.time)?;
+    let mut duo = Duo::start(&device(b, fabric), b.cpus, Kind::Send, 8)?;
     Ok(summary(&b.interleave(|| two.latency_ns(), || duo.latency_ns(b.time))?))
 }
 
 /// The price of VIs below Active Messages, in ns.
-fn mapping(b: &Bench) -> Result<Option<Ratio>, Failure> {
-    let vis = RefCell::new(am::start(&setup(b), Way::Via, b.time)?);
-    let mut verbs = am::start(&setup(b), Way::Verbs, b.time)?;
+fn mapping(b: &Bench, fabric: Fabric) -> Result<Option<Ratio>, Failure> {
+    let vis = RefCell::new(am::start(&setup(b, fabric), Way::Via, b.time)?);
+    let mut verbs = am::start(&setup(b, fabric), Way::Verbs, b.time)?;
     Ok(summary(&b.interleave(|| vis.borrow_mut().latency_ns(), || verbs.latency_ns())?))
 }
 
 /// Medium messages against copies of as many bytes, from one buffer into 16, in bytes a second.
 fn medium(b: &Bench, way: Way) -> Result<Option<Ratio>, Failure> {
-    let mut two = am::start(&setup(b), way, b.time)?;
+    let mut two = am::start(&setup(b, Fabric::Shm), way, b.time)?;
     let (source, mut targets) = (vec![7_u8; MEDIUM], vec![0_u8; 16 * MEDIUM]);
     let mut next = 0;
     let mut floor = || {
@@ -72,9 +84,17 @@ fn medium(b: &Bench, way: Way) -> Result<Option<Ratio>, Failure> {
 }
 
 /// Bulk messages of 1 MiB against WRITEs of as much, in bytes a second.
-fn bulk(b: &Bench, way: Way) -> Result<Option<Ratio>, Failure> {
-    let mut two = am::start(&setup(b), way, b.time)?;
-    let mut duo = Duo::start(&b.device, b.cpus, Kind::Blocks { span: SEGMENT }, SEGMENT)?;
+fn bulk(b: &Bench, fabric: Fabric, way: Way) -> Result<Option<Ratio>, Failure> {
+    let mut two = am::start(&setup(b, fabric), way, b.time)?;
+    let mut duo = Duo::start(&device(b, fabric), b.cpus, Kind::Blocks { span: SEGMENT }, SEGMENT)?;
     let ours = || two.bulk_bytes_per_s(SEGMENT);
+    Ok(summary(&b.interleave(ours, || duo.write_bytes_per_s(b.time))?))
+}
+
+/// Puts of 1 MiB into global memory, from memory of the program, against WRITEs of as much, in bytes a second.
+fn put(b: &Bench, fabric: Fabric) -> Result<Option<Ratio>, Failure> {
+    let mut two = global::start(&setup(b, fabric), Way::Verbs, b.time)?;
+    let mut duo = Duo::start(&device(b, fabric), b.cpus, Kind::Blocks { span: SEGMENT }, SEGMENT)?;
+    let ours = || two.put_bytes_per_s(SEGMENT);
     Ok(summary(&b.interleave(ours, || duo.write_bytes_per_s(b.time))?))
 }

@@ -86,7 +86,7 @@ enum Fabric {
     Matching,
     /// Functions of an adapter that another process serves, and the ConnectX driver on them.
     VfioUser,
-    /// Active Messages over verbs and over VIs, on shared memory.
+    /// VIs, Active Messages over verbs and over VIs, and global memory; on shared memory and over UDP.
     Layers,
 }
 
