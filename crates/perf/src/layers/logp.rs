@@ -51,7 +51,7 @@ pub trait Bursts {
     fn byte_gap_ns(&mut self) -> Result<Option<f64>, Self::Error>;
 }
 
-/// Measures a layer.
+/// Measures the parameters of LogP of a layer.
 ///
 /// # Errors
 /// A layer's own: its messages can't be sent, or its far side is gone.
