@@ -124,7 +124,7 @@ fn figure_2(run: &Run, setup: &Setup, report: &mut Report) -> Result<(), Failure
         ours.push(of_way);
     }
     let told = [
-        (Some(70.4), "a round trip: 2 x (30.2 + 5) by the text"),
+        (Some(70.4), "a request and its reply there, 2 x (30.2 + 5) by the text; RDMA here"),
         (Some(70.4), "the same"),
         (Some(30.0), "the gap: slightly below that of table 2 by the text"),
         (Some(30.0), "the same"),

@@ -19,9 +19,9 @@ const WINDOW: usize = 16;
 /// An access to an element of 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// A read, and a wait for it.
+    /// A read by RDMA, and a wait for it.
     Read,
-    /// A write, and a wait for it.
+    /// A write by RDMA, and a wait for it.
     Write,
     /// Gets in a row, and one wait.
     Get,
@@ -70,13 +70,15 @@ impl End {
         let joining = Some(Joining::open(device.context(), way, BYTES, 2)?);
         Ok(Self { rank, joining, joined: None, _device: device })
     }
-    /// Reads the other process's element by a get and a sync.
+    /// Reads the other process's element by a get, which the other process answers, and a sync.
     ///
     /// # Errors
     /// The other process is gone.
     pub fn get(&mut self) -> Result<u64, Failure> {
         let Joined { process, word, .. } = self.joined();
-        Ok(process.read(*word)?)
+        let got = process.get(*word)?;
+        process.sync()?;
+        Ok(process.take(got)?)
     }
     #[inline]
     fn joined(&mut self) -> &mut Joined {
