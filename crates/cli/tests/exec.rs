@@ -51,6 +51,28 @@ fn programs_find_the_files_of_their_devices() {
     assert!(lines[4].len() == 19 && lines[5] == "there", "{said}");
 }
 
+#[test]
+fn files_of_devices_go_once_nobody_has_used_them_for_an_hour() {
+    let folder = std::env::temp_dir().join(format!("hca-clean-up-{}", std::process::id()));
+    let own = folder.join(format!("hca-{}", rustix::process::geteuid().as_raw()));
+    let [old, used, fresh] = ["devices-0", "devices-1", "devices-2"].map(|name| own.join(name));
+    for made in [&old, &used, &fresh] {
+        std::fs::create_dir_all(made.join("sys")).unwrap();
+    }
+    std::fs::set_permissions(&own, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let two_hours_ago = std::time::SystemTime::now() - Duration::from_secs(7200);
+    for made in [&old, &used] {
+        std::fs::File::open(made).unwrap().set_modified(two_hours_ago).unwrap();
+    }
+    let mut user = Command::new("sleep").arg("600").env("HCA_PATHS", &used).spawn().unwrap();
+    let said = exec(&["--device", UDP, "true"]).env("TMPDIR", &folder).output().unwrap();
+    user.kill().unwrap();
+    user.wait().unwrap();
+    assert!(said.status.success(), "{}", text(&said));
+    assert_eq!([&old, &used, &fresh].map(|made| made.exists()), [false, true, true]);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 /// What a shell under `hca exec` says, with two devices.
 fn shell(options: &[&str], script: &str) -> String {
     let devices = "rxe0=udp://127.0.0.1?share=yes rxe1=udp://127.0.9.9";
@@ -59,10 +81,9 @@ fn shell(options: &[&str], script: &str) -> String {
     text(&said)
 }
 /// Prints what programs read of the second device, whose address no other process can have.
-const SHOW_PORT: &str = "cd /sys/class/infiniband/rxe1/ports/1; cat state link_layer gids/1 gid_attrs/types/3 \
+const SHOW_PORT: &str = "cd /sys/class/infiniband/rxe1/ports/1; cat state rate cap_mask link_layer gids/1 gid_attrs/types/3 \
     gid_attrs/ndevs/1 counters/port_rcv_data; cat /sys/class/infiniband_verbs/uverbs1/ibdev";
-const SHOWN_PORT: &str =
-    "4: ACTIVE\nEthernet\n0000:0000:0000:0000:0000:ffff:7f00:0909\nRoCE v2\nlo\n0\nrxe1\n";
+const SHOWN_PORT: &str = "4: ACTIVE\n2.5 Gb/sec (1X SDR)\n0x04010000\nEthernet\n0000:0000:0000:0000:0000:ffff:7f00:0909\nRoCE v2\nlo\n0\nrxe1\n";
 
 #[test]
 fn sixteen_processes_of_one_job_see_the_files_of_several_devices() {

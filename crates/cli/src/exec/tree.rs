@@ -2,18 +2,23 @@
 //! `/dev/infiniband`. `hca-paths`, which programs preload, leads them here.
 //!
 //! The folder is in the user's own folder of temporary files, under a name made of the contents: programs with the same
-//! devices share it, and it stays.
+//! devices share it. It stays until another one is made an hour and more after its last use, and no process of the user
+//! knows it.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use hca::hca_core::{GidEntry, GidType, LinkLayer, LinkSpeed};
 use hca::{NamedDevice, Target, open_exactly};
 use hca_fabric::{address_in, address_of};
+
+use super::PATHS_VARIABLE;
 
 /// A file's path below the root, and its contents. A device file, which programs look for and do not use, has none: it is
 /// a link to a character device that everybody may open.
@@ -36,6 +41,8 @@ const COUNTERS: [&str; 10] = [
     "port_xmit_packets",
     "symbol_error",
 ];
+/// A folder is kept so long after its last use, even if no process uses it.
+const KEPT: Duration = Duration::from_secs(3600);
 /// Entries of the GID table that are shown.
 const GIDS: u32 = 4;
 
@@ -55,8 +62,11 @@ pub(super) fn tree(devices: &[NamedDevice]) -> io::Result<PathBuf> {
     let own = own_folder()?;
     let there = own.join(format!("devices-{:016x}", hasher.finish()));
     if there.is_dir() {
+        // It was used now; without the right to say so it is cleaned up sooner.
+        let _ = fs::File::open(&there).and_then(|folder| folder.set_modified(SystemTime::now()));
         return Ok(there);
     }
+    clean_up(&own);
     let made = own.join(format!("making-{}", std::process::id()));
     for (path, contents) in &files {
         let path = made.join(path);
@@ -72,6 +82,42 @@ pub(super) fn tree(devices: &[NamedDevice]) -> io::Result<PathBuf> {
         renamed => renamed?,
     }
     Ok(there)
+}
+
+/// Removes folders that were not used for long and that no process names in its environment.
+fn clean_up(own: &Path) {
+    let is_old = |path: &Path| {
+        let used = fs::metadata(path).and_then(|found| found.modified());
+        used.is_ok_and(|used| used.elapsed().is_ok_and(|age| age > KEPT))
+    };
+    let folders = fs::read_dir(own).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut old: Vec<PathBuf> = folders.filter(|path| is_old(path)).collect();
+    if old.is_empty() {
+        return;
+    }
+    // Processes of other users can't read the folder.
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Ok(environment) = fs::read(process.path().join("environ")) else { continue };
+        let names = |path: &Path| {
+            let variable = [PATHS_VARIABLE.as_bytes(), b"=", path.as_os_str().as_bytes()].concat();
+            environment.split(|byte| *byte == 0).any(|part| part == variable)
+        };
+        old.retain(|path| !names(path));
+    }
+    // What can't be removed stays.
+    old.iter().for_each(|path| _ = fs::remove_dir_all(path));
+}
+
+/// The rate of a port as Linux shows it. A port without a link has the rate that `ibv_query_port` tells.
+fn rate(link: Option<LinkSpeed>) -> String {
+    let LinkSpeed { mbps, lanes } = link.unwrap_or(LinkSpeed { mbps: 2_500, lanes: Some(1) });
+    let lanes = u32::from(lanes.unwrap_or(1).max(1));
+    let names =
+        [(2_500, "SDR"), (5_000, "DDR"), (10_000, "QDR"), (14_000, "FDR"), (25_000, "EDR"), (50_000, "HDR")];
+    let name = names.iter().find(|(fastest, _)| mbps / lanes <= *fastest).map_or("NDR", |(_, name)| name);
+    let tenths = mbps % 1000 / 100;
+    let rest = if tenths == 0 { String::new() } else { format!(".{tenths}") };
+    format!("{}{rest} Gb/sec ({lanes}X {name})", mbps / 1000)
 }
 
 /// The user's own folder, which nobody else writes to.
@@ -172,16 +218,15 @@ fn add(files: &mut Vec<File>, place: usize, device: &NamedDevice) {
     }
     let Port { is_up, link_layer, link, gids } = Port::of(device);
     let ib = link_layer == LinkLayer::InfiniBand;
-    let rate = link.map_or_else(|| "100 Gb/sec (4X EDR)".to_owned(), |link| link.to_string());
     for (file, text) in [
         ("state", if is_up { "4: ACTIVE" } else { "1: DOWN" }),
         ("phys_state", if is_up { "5: LinkUp" } else { "3: Disabled" }),
-        ("rate", &rate),
+        ("rate", &rate(link)),
         ("lid", "0x0"),
         ("lid_mask_count", "0"),
         ("sm_lid", "0x0"),
         ("sm_sl", "0"),
-        ("cap_mask", "0x00010000"),
+        ("cap_mask", "0x04010000"),
         ("link_layer", if ib { "InfiniBand" } else { "Ethernet" }),
         ("pkeys/0", "0xffff"),
     ] {
