@@ -1,11 +1,8 @@
 //! Peers that ask for each other.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
-use hca_cm::{ConnectParams, ConnectionError, connect_async};
+use hca_cm::{ConnectParams, ConnectionError};
 use hca_verbs::Rc;
 use hca_via::{NetAddress, Reliability, Request, ReturnCode, ViAttributes, ViState};
 
@@ -94,16 +91,6 @@ pub(crate) fn a_peer_request_is_taken_back_by_a_disconnect(bed: &Bed) {
     }
 }
 
-/// Notes that a task is woken.
-#[derive(Default)]
-struct Woken(AtomicBool);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
 /// What the peer "first" of the tests says when it asks "hello".
 fn hello_of_first() -> [u8; 45] {
     let mut hello = [0; 45];
@@ -126,7 +113,7 @@ pub(crate) fn a_peer_that_gives_up_while_it_is_accepted_may_ask_again(bed: &Bed)
     let pd = contexts[0].alloc_pd().unwrap();
     let cq = contexts[0].create_cq(256).unwrap();
     let (asker, _) = pd.qp::<Rc>(&cq.reference()).build().unwrap().split();
-    let to = (b.nic.attributes().host, PORT).into();
+    let to = std::net::SocketAddr::new(b.nic.attributes().host, PORT);
     // A client is refused with words of its own once the other side waits.
     until(&[&x, &y], "the other side to wait", || {
         let mut client = hello_of_first();
@@ -136,14 +123,12 @@ pub(crate) fn a_peer_that_gives_up_while_it_is_accepted_may_ask_again(bed: &Bed)
         matches!(refused, ConnectionError::Rejected { private_data, .. } if private_data.starts_with(b"VIA1"))
             .then_some(())
     });
-    let (hello, woken) = (hello_of_first(), Arc::<Woken>::default());
+    // One whose queue pair is of no use takes its request back when the answer comes.
+    asker.control().to_error().unwrap();
+    let hello = hello_of_first();
     let params = ConnectParams { private_data: &hello, ..ConnectParams::default() };
-    let mut asks = Box::pin(connect_async(&contexts[0], asker.control(), to, &params));
-    let waker = Waker::from(Arc::clone(&woken));
-    assert!(asks.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    until(&[&x, &y], "the answer", || woken.0.load(Ordering::Acquire).then_some(()));
-    // The answer is there. The request is taken back instead.
-    drop(asks);
+    let refused = hca_cm::connect_with(&contexts[0], asker.control(), to, &params).unwrap_err();
+    assert!(matches!(refused, ConnectionError::QueuePair(_)), "the other side has answered: {refused}");
     x.peer_request(name("first"), &at(&b, "hello"), Some(PATIENCE)).unwrap();
     until(&[&x, &y], "the connection", || x.peer_done().unwrap().zip(y.peer_done().unwrap()));
     x.post_send(&a.written(0, &Request::new(&[a.data(0, 8)]))).unwrap();
