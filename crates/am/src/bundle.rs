@@ -84,6 +84,14 @@ impl Bundle {
     /// # Errors
     /// As [`open`](Self::open), or an option is out of its range.
     pub fn open_with(context: &Context, way: Way, options: &Options) -> Result<Self, Error> {
+        Self::build(context, way, options, false)
+    }
+    pub(crate) fn build(
+        context: &Context,
+        way: Way,
+        options: &Options,
+        by_hand: bool,
+    ) -> Result<Self, Error> {
         if !(1..=256).contains(&options.credits) {
             return Err(Error::Limit { what: "credits, from 1", max: 256 });
         }
@@ -95,7 +103,7 @@ impl Bundle {
         }
         let lower: Box<dyn Lower> = match way {
             Way::Verbs => Box::new(Verbs::open(context, options)?),
-            Way::Via => Box::new(Via::open(context, options)?),
+            Way::Via => Box::new(Via::open(context, options, by_hand)?),
         };
         Ok(Self {
             lower,
@@ -114,6 +122,19 @@ impl Bundle {
         &self.options
     }
 
+    /// What an endpoint says first.
+    pub(crate) fn hello_of(&self, own: &Endpoint, tag: Tag) -> Hello {
+        let segment = own.segment.as_ref().map(Segment::remote).unwrap_or_default();
+        Hello {
+            tag: tag.0,
+            host: own.name.wire_host(),
+            endpoint: own.name.id,
+            segment_addr: segment.addr,
+            segment_len: segment.len,
+            segment_key: segment.key,
+            ..self.hello()
+        }
+    }
     fn hello(&self) -> Hello {
         let (credits, max_medium) = (self.options.credits, self.options.max_medium as u32);
         Hello { credits, max_medium, ..Hello::default() }
@@ -125,6 +146,10 @@ impl Bundle {
     pub fn endpoint(&mut self) -> Result<EndpointId, Error> {
         let id = EndpointId(self.endpoints.len());
         let name = self.lower.listen(id.0, self.hello())?;
+        self.add_endpoint(name);
+        Ok(id)
+    }
+    pub(crate) fn add_endpoint(&mut self, name: EndpointName) {
         self.endpoints.push(Some(Endpoint {
             name,
             tag: Tag::NONE,
@@ -134,7 +159,6 @@ impl Bundle {
             on_return: None,
             translations: vec![None; self.options.translations],
         }));
-        Ok(id)
     }
     /// Removes an endpoint (`AM_FreeEndpoint`). Its peers get back what they send to it from then on.
     ///
@@ -154,10 +178,10 @@ impl Bundle {
         }
         Ok(())
     }
-    fn at(&self, endpoint: EndpointId) -> Result<&Endpoint, Error> {
+    pub(crate) fn at(&self, endpoint: EndpointId) -> Result<&Endpoint, Error> {
         self.endpoints.get(endpoint.0).and_then(Option::as_ref).ok_or(Error::Endpoint)
     }
-    fn at_mut(&mut self, endpoint: EndpointId) -> Result<&mut Endpoint, Error> {
+    pub(crate) fn at_mut(&mut self, endpoint: EndpointId) -> Result<&mut Endpoint, Error> {
         self.endpoints.get_mut(endpoint.0).and_then(Option::as_mut).ok_or(Error::Endpoint)
     }
     /// The name of an endpoint, by which peers map it.
@@ -284,16 +308,7 @@ impl Bundle {
             Some(Some(_)) => return Err(Error::InUse { what: "the index", users: 1 }),
             Some(None) => {}
         }
-        let segment = own.segment.as_ref().map(Segment::remote).unwrap_or_default();
-        let hello = Hello {
-            tag: tag.0,
-            host: own.name.wire_host(),
-            endpoint: own.name.id,
-            segment_addr: segment.addr,
-            segment_len: segment.len,
-            segment_key: segment.key,
-            ..self.hello()
-        };
+        let hello = self.hello_of(own, tag);
         let timeout = self.options.map_timeout;
         let end = Instant::now() + timeout;
         let id = self.lower.connect(peer, &hello, timeout)?;

@@ -88,6 +88,7 @@
 #![forbid(unsafe_code)]
 
 mod bundle;
+mod by_hand;
 mod endpoint;
 mod error;
 pub mod instrument;
@@ -104,6 +105,8 @@ pub mod wire;
 pub mod design {}
 
 pub use bundle::{Bundle, Options};
+#[doc(hidden)]
+pub use by_hand::HalfLink;
 pub use endpoint::EndpointId;
 pub use error::{Error, Reason, ReturnCode};
 pub use message::{Message, Returned, Token};

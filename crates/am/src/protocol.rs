@@ -185,10 +185,11 @@ impl Bundle {
             let _ = surely(&mut *self.lower, &mut self.events, |lower| lower.send(id, head.bytes(), &[]));
         } else {
             *owed += 1;
-            match *owed {
-                owed if owed >= threshold => self.pay(id),
-                1 => self.owing.push(id),
-                _ => {}
+            let owed = *owed;
+            if owed >= threshold {
+                self.pay(id);
+            } else if owed == 1 && !self.owing.contains(&id) {
+                self.owing.push(id);
             }
         }
         if let Some(panic) = panic {

@@ -55,6 +55,7 @@ impl SharedMr {
     ///
     /// # Panics
     /// The range does not lie inside.
+    #[inline]
     #[track_caller]
     pub fn range(&self, range: impl RangeBounds<usize>) -> SharedRange {
         let (start, end) = bounds(range, self.len());
@@ -65,9 +66,19 @@ impl SharedMr {
     ///
     /// # Panics
     /// The bytes do not lie inside.
+    #[inline]
     #[track_caller]
     pub fn read_at(&self, offset: usize, out: &mut [u8]) {
         self.region.bytes().read(offset, out);
+    }
+    /// A copy of the 64 bytes from `offset` on (Acquire), by one access for each 8.
+    ///
+    /// # Panics
+    /// `offset` is not a multiple of 8, or the bytes do not lie inside.
+    #[inline]
+    #[track_caller]
+    pub fn load_line(&self, offset: usize) -> [u8; 64] {
+        self.region.bytes().line(offset)
     }
     /// Copies `data` to the bytes from `offset` on.
     ///

@@ -71,6 +71,18 @@ impl SharedBytes {
 
     #[inline]
     #[track_caller]
+    pub(crate) fn line(&self, offset: usize) -> [u8; 64] {
+        let at = self.at(offset, 64);
+        assert!(at.addr() & 7 == 0, "offset {offset} is not aligned to 8 bytes");
+        let mut line = [0; 64];
+        // SAFETY: 64 bytes inside, aligned, as just checked; (1).
+        unsafe { hca_dma::load_line(at, &mut line) };
+        core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire);
+        line
+    }
+
+    #[inline]
+    #[track_caller]
     pub(crate) fn store(&self, offset: usize, value: u64) {
         // SAFETY: as above.
         unsafe { hca_dma::store_u64(self.word(offset), value) };

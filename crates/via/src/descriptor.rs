@@ -145,6 +145,24 @@ pub const SEGMENT_BYTES: usize = 16;
 /// Descriptors lie at multiples of this number of bytes. A control segment and two others have as many bytes.
 pub const DESCRIPTOR_ALIGN: u64 = 64;
 
+/// Segments that are read together with the control segment.
+pub(crate) const FEW_SEGMENTS: usize = 2;
+const LINE_BYTES: usize = CONTROL_BYTES + FEW_SEGMENTS * SEGMENT_BYTES;
+
+/// What is read at once.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Line {
+    control: ControlSegment,
+    segments: [Segment; FEW_SEGMENTS],
+}
+
+impl Line {
+    fn parts(self) -> (ControlSegment, [Segment; FEW_SEGMENTS]) {
+        (self.control, self.segments)
+    }
+}
+
 /// Where the length lies; the status is behind it, and both are one word.
 const LENGTH_AT: usize = 24;
 const IMMEDIATE_AT: usize = 20;
@@ -270,19 +288,36 @@ impl Descriptor {
     pub fn status(&self) -> Status {
         Status::from_bits_retain(self.length_and_status()[1])
     }
+    /// The control segment and those behind it, if they are [`FEW_SEGMENTS`] or fewer: read at once.
+    #[inline]
+    pub(crate) fn load(&self) -> (ControlSegment, [Segment; FEW_SEGMENTS]) {
+        let mr = self.region.mr();
+        if self.region.len() - self.offset >= LINE_BYTES {
+            return bytemuck::cast::<_, Line>(mr.load_line(self.offset)).parts();
+        }
+        // The memory ends with the control segment, or with one behind it.
+        let mut line = [0; LINE_BYTES];
+        let len = self.region.len() - self.offset;
+        mr.read_at(self.offset, &mut line[..len]);
+        bytemuck::cast::<_, Line>(line).parts()
+    }
     fn length_and_status(&self) -> [u32; 2] {
         bytemuck::cast(self.region.mr().load_u64(self.offset + LENGTH_AT))
     }
 
+    /// Whether so many segments lie inside of the memory.
+    #[inline]
+    pub(crate) fn has_segments(&self, count: usize) -> bool {
+        self.offset + CONTROL_BYTES + count * SEGMENT_BYTES <= self.region.len()
+    }
     /// Reads the segments behind the control segment into `out`, as many as it has room for.
     #[inline]
     pub(crate) fn segments<'s>(&self, count: usize, out: &'s mut [Segment]) -> Option<&'s [Segment]> {
         let out = out.get_mut(..count)?;
-        let at = self.offset + CONTROL_BYTES;
-        let end = at + size_of_val(out);
-        if end > self.region.mr().len() {
+        if !self.has_segments(count) {
             return None;
         }
+        let at = self.offset + CONTROL_BYTES;
         self.region.mr().read_at(at, bytemuck::cast_slice_mut(out));
         Some(out)
     }
@@ -302,6 +337,11 @@ impl Descriptor {
     }
 }
 
+impl From<&Self> for Descriptor {
+    fn from(descriptor: &Self) -> Self {
+        descriptor.clone()
+    }
+}
 impl fmt::Debug for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Descriptor({:#x}, {:?})", self.addr(), self.status())

@@ -112,9 +112,14 @@ impl Region {
         self.attributes.ptag == *ptag
     }
     #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+    #[inline]
     pub(crate) fn mr(&self) -> &SharedMr {
         &self.mr
     }
+    #[inline]
     pub(crate) fn range(&self, offset: usize, len: usize) -> SharedRange {
         self.mr.range(offset..offset + len)
     }

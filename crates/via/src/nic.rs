@@ -55,11 +55,14 @@ pub struct NicOptions {
     /// The timeout for an acknowledgement of a reliable VI, which tries seven times more; that of
     /// [`ConnectOptions`](hca_verbs::ConnectOptions) unless given, which gives a silent peer up after 17 s.
     pub ack_timeout: Option<AckTimeout>,
+    /// Without a connection manager: the program connects VIs itself, as in a simulation.
+    #[doc(hidden)]
+    pub by_hand: bool,
 }
 
 impl Default for NicOptions {
     fn default() -> Self {
-        Self { descriptors_per_queue: 256, ack_timeout: None }
+        Self { descriptors_per_queue: 256, ack_timeout: None, by_hand: false }
     }
 }
 
@@ -172,7 +175,8 @@ impl Nic {
     pub fn open_with(context: &Context, options: &NicOptions) -> Result<Self, Error> {
         let waiters = Arc::new(Waiters::new(context)?);
         let host = context.port().gid.ip();
-        let presence = context.attr().general_services.then(|| hca_cm::Listener::bind(context, (host, 0)));
+        let managed = context.attr().general_services && !options.by_hand;
+        let presence = managed.then(|| hca_cm::Listener::bind(context, (host, 0)));
         let shared = NicShared {
             tasks: Tasks::default(),
             notifier: Notifier::new(&waiters),

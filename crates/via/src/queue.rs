@@ -9,15 +9,16 @@ use hca_verbs::{
     SharedRange, Uc, Wc,
 };
 
-use crate::descriptor::Outcome;
+use crate::descriptor::{FEW_SEGMENTS, Outcome};
 use crate::memory::{MemTable, Region};
 use crate::vi::ViShared;
-use crate::{Control, Descriptor, Done, Error, ErrorKind, Op, Ptag, Reliability, Segment, Status, ViState};
+use crate::{
+    Control, ControlSegment, Descriptor, Done, Error, ErrorKind, Op, Ptag, Reliability, Segment, Status,
+    ViState,
+};
 
 /// The most segments of a descriptor, whatever the device can.
 pub(crate) const MAX_SEGMENTS: usize = 30;
-/// Segments that are read without room for the most.
-const FEW_SEGMENTS: usize = 2;
 /// Payloads of up to so many bytes are copied into the request.
 pub(crate) const MAX_INLINE: usize = 64;
 
@@ -65,6 +66,8 @@ pub(crate) struct WorkQueue {
     broken: bool,
     /// Descriptors were flushed before a connection was made.
     early: bool,
+    /// Descriptors that wait for their turn may have their ends, as they were refused or flushed.
+    refused: bool,
     news: Option<ErrorKind>,
 }
 
@@ -108,15 +111,19 @@ impl WorkQueue {
             depth,
             broken: false,
             early: false,
+            refused: false,
             news: None,
         }
     }
+    #[inline]
     pub(crate) fn vi(&self) -> &Arc<ViShared> {
         &self.vi
     }
+    #[inline]
     pub(crate) fn which(&self) -> Queue {
         self.which
     }
+    #[inline]
     pub(crate) fn is_of(&self, qp: QpHandle) -> bool {
         self.qp == qp
     }
@@ -160,7 +167,7 @@ impl WorkQueue {
         if !descriptor.region.is_of(&self.rules.ptag) {
             return Err(Error::Ptag);
         }
-        let control = descriptor.control();
+        let (control, few) = descriptor.load();
         let bits = Control::from_bits_retain(control.control);
         let op = match (self.which, bits.contains(Control::RDMA_WRITE), bits.contains(Control::RDMA_READ)) {
             (Queue::Receive, ..) => Op::Receive,
@@ -172,7 +179,7 @@ impl WorkQueue {
         let sent = if state == ViState::Error {
             Err(Status::FLUSHED_ERROR)
         } else {
-            self.carry_out(&descriptor, &control)
+            self.carry_out(&descriptor, &control, &few)
         };
         let outcome = self.refusal(op, sent);
         let failed = outcome.is_some();
@@ -185,21 +192,28 @@ impl WorkQueue {
 
     /// Reads the segments of a descriptor, checks them, and posts the request to the device.
     #[inline]
-    fn carry_out(&mut self, descriptor: &Descriptor, control: &crate::ControlSegment) -> Result<(), Status> {
+    fn carry_out(
+        &mut self,
+        descriptor: &Descriptor,
+        control: &ControlSegment,
+        few: &[Segment; FEW_SEGMENTS],
+    ) -> Result<(), Status> {
         if self.broken {
             return Err(Status::FLUSHED_ERROR);
         }
-        let (mut few, mut many);
-        // Most descriptors have one segment, or an address segment and one.
-        let room: &mut [Segment] = if usize::from(control.segment_count) <= FEW_SEGMENTS {
-            few = [Segment::default(); FEW_SEGMENTS];
-            &mut few
-        } else {
-            many = [Segment::default(); MAX_SEGMENTS + 1];
-            &mut many
-        };
-        let segments = descriptor.segments(control.segment_count.into(), room).ok_or(Status::FORMAT_ERROR)?;
-        let checked = self.check(control, segments)?;
+        let count = usize::from(control.segment_count);
+        let Some(few) = few.get(..count) else { return self.carry_out_many(descriptor, control) };
+        if !descriptor.has_segments(count) {
+            return Err(Status::FORMAT_ERROR);
+        }
+        let checked = self.check(control, few)?;
+        self.hand_over(&descriptor.region, &checked)
+    }
+    #[inline(never)]
+    fn carry_out_many(&mut self, descriptor: &Descriptor, control: &ControlSegment) -> Result<(), Status> {
+        let mut room = [Segment::default(); MAX_SEGMENTS + 1];
+        let segments = descriptor.segments(control.segment_count.into(), &mut room);
+        let checked = self.check(control, segments.ok_or(Status::FORMAT_ERROR)?)?;
         self.hand_over(&descriptor.region, &checked)
     }
     /// The end of a descriptor that could not be carried out.
@@ -212,11 +226,7 @@ impl WorkQueue {
 
     /// The checks that need no memory.
     #[inline]
-    fn check<'s>(
-        &self,
-        control: &crate::ControlSegment,
-        segments: &'s [Segment],
-    ) -> Result<Checked<'s>, Status> {
+    fn check<'s>(&self, control: &ControlSegment, segments: &'s [Segment]) -> Result<Checked<'s>, Status> {
         let (rules, length) = (&self.rules, control.length);
         let bits = Control::from_bits_retain(control.control);
         let known = Control::all();
@@ -267,6 +277,7 @@ impl WorkQueue {
         let offset = region.offset(segment.addr, segment.len as usize).ok_or(Status::PROTECTION_ERROR)?;
         if region.is_of(&self.rules.ptag) { Ok(f(region, offset)) } else { Err(Status::PROTECTION_ERROR) }
     }
+    #[inline]
     fn range(&self, home: &Arc<Region>, segment: Segment) -> Result<SharedRange, Status> {
         self.resolve(home, segment, |region, offset| region.range(offset, segment.len as usize))
     }
@@ -332,23 +343,37 @@ impl WorkQueue {
         } else {
             Outcome { status: Status::of(posted.op) | error_of(wc.status), length: 0, immediate: None }
         };
+        posted.descriptor.end(&outcome);
         posted.outcome = Some(outcome);
-        self.settle();
+        (self.done, self.unnoted) = (self.done + 1, self.unnoted + 1);
+        if outcome.status.intersects(Status::ERROR) {
+            self.take_note(outcome.status);
+        }
+        // Those behind it may have their ends already.
+        if self.refused {
+            self.settle();
+        }
     }
 
     /// Completes the descriptors from the first one on whose end is known.
-    #[inline]
+    #[cold]
     fn settle(&mut self) {
+        self.refused = true;
         while let Some(Posted { descriptor, outcome: Some(outcome), .. }) = self.posted.get(self.done) {
-            descriptor.end(outcome);
-            self.done += 1;
-            self.unnoted += 1;
-            let error = outcome.status.error();
-            if !error.is_empty() && self.rules.reliability.is_reliable() && self.news.is_none() {
-                let lost = Status::FLUSHED_ERROR | Status::TRANSPORT_ERROR;
-                let lost = error.intersects(lost);
-                self.news = Some(if lost { ErrorKind::ConnectionLost } else { ErrorKind::Descriptor });
-            }
+            let outcome = *outcome;
+            descriptor.end(&outcome);
+            (self.done, self.unnoted) = (self.done + 1, self.unnoted + 1);
+            self.take_note(outcome.status);
+        }
+        self.refused = self.posted.len() > self.done;
+    }
+    /// Notes that a descriptor has failed, if it has.
+    #[cold]
+    fn take_note(&mut self, status: Status) {
+        let error = status.error();
+        if !error.is_empty() && self.rules.reliability.is_reliable() && self.news.is_none() {
+            let lost = error.intersects(Status::FLUSHED_ERROR | Status::TRANSPORT_ERROR);
+            self.news = Some(if lost { ErrorKind::ConnectionLost } else { ErrorKind::Descriptor });
         }
     }
 
@@ -360,7 +385,8 @@ impl WorkQueue {
         for at in self.done..self.posted.len() {
             let Posted { descriptor, op, outcome: None, .. } = &self.posted[at] else { continue };
             let (descriptor, op) = (descriptor.clone(), *op);
-            let sent = self.carry_out(&descriptor, &descriptor.control());
+            let (control, few) = descriptor.load();
+            let sent = self.carry_out(&descriptor, &control, &few);
             self.posted[at].outcome = self.refusal(op, sent);
         }
         self.broken |= broken;
@@ -391,6 +417,7 @@ impl WorkQueue {
 
 impl Side {
     /// Posts a receive.
+    #[inline]
     fn recv<L: ScatterList>(&mut self, list: L) -> Result<(), Status> {
         match self {
             Self::RcRecv(queue) => queue.post_recv(list).map_err(|refused| status_of(&refused)),

@@ -1,23 +1,25 @@
 //! Completion queues of the verbs, each with the work queues that complete on it, under one lock.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hca_core::{DeviceError, Notify};
+use hca_turn_lock::{Guard, OUTER, TurnLock};
 use hca_verbs::{CompletionQueue, Completions, Context, CqRef, Wc};
 
 use crate::queue::WorkQueue;
 use crate::vi::ViShared;
 use crate::wait::Waiters;
-use crate::{Error, ErrorKind, Queue, ViId, lock};
+use crate::{Error, ErrorKind, Queue, ViId};
 
 /// Completions that a poll takes at once.
 const BATCH: usize = 16;
 
 /// A completion queue of the verbs.
 pub(crate) struct Source {
-    state: Mutex<State>,
+    /// Outside of the lock of the device. Who takes and releases it time and again does so by plain stores.
+    state: TurnLock<State, OUTER>,
     waiters: Arc<Waiters>,
 }
 
@@ -55,21 +57,26 @@ impl Source {
             depth.map(|depth| Entries { waiting: VecDeque::new(), depth: depth as usize, closed: false });
         let wcs = Completions::with_capacity(BATCH);
         let state = State { cq, wcs, queues: Vec::new(), taken: Vec::new(), entries, news: Vec::new() };
-        Ok(Arc::new(Self { state: Mutex::new(state), waiters: Arc::clone(waiters) }))
+        Ok(Arc::new(Self { state: TurnLock::new(state), waiters: Arc::clone(waiters) }))
     }
     /// Uses the state; what VIs have to be told is told once the lock is released.
     #[inline]
     pub(crate) fn with<T>(&self, use_it: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = lock::lock(&self.state);
+        let mut state = self.state.lock();
         let value = use_it(&mut state);
-        if !state.news.is_empty() {
+        if state.news.is_empty() {
+            release(state);
+        } else {
             tell(state);
         }
         value
     }
     /// As [`with`](Self::with), by a holder of a VI's link: what VIs have to be told is told by the next other use.
     pub(crate) fn quietly<T>(&self, use_it: impl FnOnce(&mut State) -> T) -> T {
-        use_it(&mut lock::lock(&self.state))
+        let mut state = self.state.lock();
+        let value = use_it(&mut state);
+        release(state);
+        value
     }
     /// Takes what completed, and then uses the state.
     #[inline]
@@ -96,10 +103,16 @@ impl Source {
     }
 }
 
+/// Releases the state. No thread leaves notes at its lock.
+#[inline(always)]
+fn release(state: Guard<'_, State, OUTER>) {
+    let _ = state.unlock();
+}
+
 #[cold]
-fn tell(mut state: MutexGuard<'_, State>) {
+fn tell(mut state: Guard<'_, State, OUTER>) {
     let news = std::mem::take(&mut state.news);
-    drop(state);
+    release(state);
     for (vi, kind) in news {
         vi.tell(kind);
     }

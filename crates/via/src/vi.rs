@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use hca_core::{AsyncEvent, EventObject, QpHandle, QpState};
 use hca_verbs::{
-    Access, AckTimeout, BuildError, ConnectError, CqRef, OfferedBy, QpControl, Rc, Service, Uc, ops,
+    Access, AckTimeout, BuildError, ConnectError, ConnectOptions, CqRef, Endpoint, OfferedBy, QpControl, Rc,
+    Service, Uc, ops,
 };
 
 use crate::connect::peer::PeerOutcome;
@@ -97,6 +98,12 @@ pub(crate) enum Control {
 }
 
 impl Control {
+    fn endpoint(&self) -> Endpoint {
+        match self {
+            Self::Rc(control) => control.endpoint(),
+            Self::Uc(control) => control.endpoint(),
+        }
+    }
     fn handle(&self) -> QpHandle {
         match self {
             Self::Rc(control) => control.handle(),
@@ -194,6 +201,21 @@ impl ViShared {
         }
     }
 
+    /// Connects the queue pair to a peer's that the program knows.
+    pub(crate) fn connect_by_hand(self: &Arc<Self>, remote: &Endpoint) -> Result<(), Error> {
+        let (attempt, control, _) = self.begin()?;
+        let options = ConnectOptions::default();
+        let connected = match &control {
+            Control::Rc(control) => control.connect(remote, &options),
+            Control::Uc(control) => control.connect(remote, &options),
+        };
+        let connected = connected.and_then(|()| control.end_without_descriptor(self.nic.ack_timeout));
+        match connected {
+            Ok(()) => self.set(ViState::Connected),
+            Err(_) => self.fail(attempt, None),
+        }
+        Ok(connected?)
+    }
     /// Begins to connect. Returns the number of the attempt, the queue pair and the attributes.
     pub(crate) fn begin(&self) -> Result<(u64, Control, RemoteAttributes), Error> {
         let mut link = self.link();
@@ -472,6 +494,19 @@ impl Vi {
     pub(crate) fn shared(&self) -> &Arc<ViShared> {
         &self.shared
     }
+    /// The queue pair, for a program that connects it [by hand](Self::connect_by_hand).
+    #[doc(hidden)]
+    pub fn endpoint_by_hand(&self) -> Endpoint {
+        self.shared.link().control.endpoint()
+    }
+    /// Connects to the VI with this queue pair, whose program does the same.
+    ///
+    /// # Errors
+    /// The VI is not idle, or the device refuses.
+    #[doc(hidden)]
+    pub fn connect_by_hand(&self, remote: &Endpoint) -> Result<(), Error> {
+        self.shared.connect_by_hand(remote)
+    }
     /// The VI's name in completion queues and asynchronous errors.
     pub fn id(&self) -> ViId {
         self.shared.id
@@ -551,13 +586,13 @@ impl Vi {
     }
 
     /// Posts a descriptor to the send queue (`VipPostSend`). A descriptor that can not be carried out completes with an
-    /// error.
+    /// error. One that is given, and not lent, saves a clone.
     ///
     /// # Errors
     /// The queue is full, the VI was not connected, or the descriptor's memory has another protection tag.
     #[inline]
-    pub fn post_send(&self, descriptor: &Descriptor) -> Result<(), Error> {
-        self.post(Queue::Send, descriptor.clone())
+    pub fn post_send(&self, descriptor: impl Into<Descriptor>) -> Result<(), Error> {
+        self.post(Queue::Send, descriptor.into())
     }
     /// Posts a descriptor to the receive queue (`VipPostRecv`). A descriptor that can not be carried out completes with
     /// an error.
@@ -565,8 +600,8 @@ impl Vi {
     /// # Errors
     /// The queue is full, or the descriptor's memory has another protection tag.
     #[inline]
-    pub fn post_recv(&self, descriptor: &Descriptor) -> Result<(), Error> {
-        self.post(Queue::Receive, descriptor.clone())
+    pub fn post_recv(&self, descriptor: impl Into<Descriptor>) -> Result<(), Error> {
+        self.post(Queue::Receive, descriptor.into())
     }
     /// Posts the descriptor at an address, in the memory that the handle names.
     ///

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use hca_verbs::Buf;
+use hca_verbs::{Buf, Endpoint};
 
 pub(crate) use verbs::Verbs;
 pub(crate) use via::Via;
@@ -92,6 +92,10 @@ pub(crate) trait Lower: Send {
         hello: &crate::wire::Hello,
         timeout: Duration,
     ) -> Result<LinkId, Error>;
+    /// A part of a link that the program connects itself, and its queue pair.
+    fn half_link(&mut self, accepted: bool) -> Result<(LinkId, Endpoint), Error>;
+    /// Connects it to the peer's, and says hello.
+    fn join(&mut self, half: LinkId, remote: &Endpoint, hello: &crate::wire::Hello) -> Result<(), Error>;
     /// Ends a link. No event of it comes any more.
     fn close(&mut self, link: LinkId);
     /// Sends a message of these two parts.

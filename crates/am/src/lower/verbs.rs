@@ -9,9 +9,9 @@ use std::time::Duration;
 use hca_cm::{ConnectParams, Connection, Incoming, Listener, connect_with};
 use hca_core::{AckTimeout, Rkey, SrqInit, WcStatus};
 use hca_verbs::{
-    Access, Buf, CompletionChannel, CompletionQueue, Completions, Context, CqRef, FrozenBuf, GatherList,
-    Inline, Notify, OfferedBy, Part, Pd, PostErrorKind, PostRefusal, Rc, RemoteMr, SendQueue, SendRequest,
-    Srq, SrqRef,
+    Access, Buf, CompletionChannel, CompletionQueue, Completions, ConnectOptions, Context, CqRef, Endpoint,
+    FrozenBuf, GatherList, Inline, Notify, OfferedBy, Part, Pd, PostErrorKind, PostRefusal, Rc, RemoteMr,
+    SendQueue, SendRequest, Srq, SrqRef,
 };
 
 use super::acceptor::{Acceptor, Greeting, Inbox, Places, Stop};
@@ -45,6 +45,8 @@ pub(crate) struct Verbs {
     inbox: Arc<Inbox<Link>>,
     acceptors: Vec<Option<Acceptor>>,
     links: Vec<Option<(LinkId, Link)>>,
+    /// Queue pairs that the program is about to connect, and whether the peer maps.
+    halves: Vec<(LinkId, hca_verbs::QueuePair<Rc>, bool)>,
     count: usize,
     /// Messages of links that are not taken over yet.
     early: Vec<(LinkId, Received)>,
@@ -71,7 +73,8 @@ struct Maker {
 
 struct Link {
     queue: SendQueue<Rc>,
-    connection: Connection,
+    /// `None` for one that the program connected itself.
+    connection: Option<Connection>,
     kept: Vec<Option<FrozenBuf>>,
     inline: usize,
     /// Requests since the last signalled one.
@@ -96,7 +99,7 @@ impl Maker {
     fn link(
         &self,
         qp: hca_verbs::QueuePair<Rc>,
-        connection: Connection,
+        connection: Option<Connection>,
         hello: &Hello,
         accepted: bool,
     ) -> Result<Link, Error> {
@@ -198,6 +201,7 @@ impl Verbs {
             inbox: Arc::new(Inbox::new()),
             acceptors: Vec::new(),
             links: Vec::new(),
+            halves: Vec::new(),
             count: 0,
             early: Vec::new(),
             wcs: Completions::with_capacity(BATCH),
@@ -334,7 +338,7 @@ fn accept(
 ) -> Result<Link, Error> {
     let qp = maker.build(id)?;
     let accepted = stop.or(incoming.accept_async(&qp.control(), &[])).ok_or(Error::Unreachable)?;
-    maker.link(qp, accepted?, &greeting.say(), true)
+    maker.link(qp, Some(accepted?), &greeting.say(), true)
 }
 
 impl Lower for Verbs {
@@ -373,11 +377,26 @@ impl Lower for Verbs {
         let connected = maker.build(id).and_then(|qp| {
             let params = ConnectParams { private_data: MARK, timeout: Some(timeout), mtu: None };
             let connection = connect_with(&self.context, &qp, (to.host, port), &params)?;
-            maker.link(qp, connection, hello, false)
+            maker.link(qp, Some(connection), hello, false)
         });
         let link = connected.inspect_err(|_| maker.places.free(id))?;
         self.add(id, link);
         Ok(id)
+    }
+    fn half_link(&mut self, accepted: bool) -> Result<(LinkId, Endpoint), Error> {
+        let id = self.maker.places.take()?;
+        let qp = self.maker.build(id).inspect_err(|_| self.maker.places.free(id))?;
+        let endpoint = qp.endpoint();
+        self.halves.push((id, qp, accepted));
+        Ok((id, endpoint))
+    }
+    fn join(&mut self, half: LinkId, remote: &Endpoint, hello: &Hello) -> Result<(), Error> {
+        let at = self.halves.iter().position(|(id, ..)| *id == half).ok_or(Error::Unreachable)?;
+        let (id, qp, accepted) = self.halves.swap_remove(at);
+        qp.connect(remote, &ConnectOptions::default())?;
+        let link = self.maker.link(qp, None, hello, accepted)?;
+        self.add(id, link);
+        Ok(())
     }
     fn close(&mut self, id: LinkId) {
         if self.link(id).is_ok() {
@@ -491,11 +510,8 @@ impl Lower for Verbs {
             let id = *id;
             // A WRITE of no bytes needs no key and no receive request, and is acknowledged.
             let probe = SendRequest::write(Inline(&[]), RemoteMr::default());
-            let alive = if link.accepted {
-                link.connection.is_connected()
-            } else {
-                link.connection.is_connected() && link.post(probe, false) != Err(Unsent::Down)
-            };
+            let connected = link.connection.as_ref().is_none_or(Connection::is_connected);
+            let alive = connected && (link.accepted || link.post(probe, false) != Err(Unsent::Down));
             if !alive {
                 self.fail(id, into);
             }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hca_verbs::Context;
+use hca_verbs::{Context, Endpoint};
 use hca_via::{
     Cq, CqEntry, Discriminator, Listener, MemAttributes, MemHandle, Memory, NetAddress, Nic, NicOptions,
     Ptag, Queue, Reliability, RemoteAddress, Request, Segment as ViaSegment, Vi, ViAttributes, ViId, ViState,
@@ -244,11 +244,11 @@ fn there(remote: Remote) -> RemoteAddress {
 }
 
 impl Via {
-    pub(crate) fn open(context: &Context, options: &Options) -> Result<Self, Error> {
+    pub(crate) fn open(context: &Context, options: &Options, by_hand: bool) -> Result<Self, Error> {
         let sizes = Sizes::new(options);
         let descriptors_per_queue = sizes.sends().max(sizes.receives()) as u32;
         let ack_timeout = Some(options.ack_timeout);
-        let nic = Nic::open_with(context, &NicOptions { descriptors_per_queue, ack_timeout })?;
+        let nic = Nic::open_with(context, &NicOptions { descriptors_per_queue, ack_timeout, by_hand })?;
         let entries = descriptors_per_queue * sizes.max_links as u32;
         let queues = Queues {
             recv: Arc::new(nic.create_cq(entries)?),
@@ -444,6 +444,18 @@ impl Lower for Via {
         });
         self.add(id, connected.inspect_err(|_| maker.places.free(id))?);
         Ok(id)
+    }
+    fn half_link(&mut self, accepted: bool) -> Result<(LinkId, Endpoint), Error> {
+        let id = self.maker.places.take()?;
+        let link = Link::build(&self.maker, accepted).inspect_err(|_| self.maker.places.free(id))?;
+        let endpoint = link.vi.endpoint_by_hand();
+        self.add(id, link);
+        Ok((id, endpoint))
+    }
+    fn join(&mut self, half: LinkId, remote: &Endpoint, hello: &Hello) -> Result<(), Error> {
+        let link = self.link(half).map_err(|_| Error::Unreachable)?;
+        link.vi.connect_by_hand(remote)?;
+        greet(link, hello)
     }
     fn close(&mut self, id: LinkId) {
         if let Ok(link) = self.link(id) {

@@ -102,10 +102,10 @@ pub(crate) fn of_two_listeners_with_one_discriminator_the_earlier_gets_the_reque
 pub(crate) fn a_vi_that_was_rejected_keeps_its_receive_descriptors(bed: &Bed) {
     let [a, b] = bed.sides();
     let (client, server) = (a.vi(), b.vi());
-    client.post_recv(&a.written(0, &Request::new(&[a.data(0, 64)]))).unwrap();
+    client.post_recv(a.written(0, &Request::new(&[a.data(0, 64)]))).unwrap();
     assert_eq!(code(client.connect(name("me"), &at(&b, "nobody"), None)), ReturnCode::NoMatch);
     connect((&a, &client), (&b, &server)).unwrap();
-    server.post_send(&b.written(0, &Request::new(&[b.data(0, 8)]))).unwrap();
+    server.post_send(b.written(0, &Request::new(&[b.data(0, 8)]))).unwrap();
     let received = until(&[&client, &server], "a message", || client.recv_done());
     assert!(received.status.is_ok());
 }

@@ -13,21 +13,21 @@ pub(crate) fn a_completion_queue_names_the_queues_in_the_order_of_completions(be
     let x = a.nic.create_vi(&attributes, Some(&cq), Some(&cq)).unwrap();
     let y = b.vi();
     connect((&a, &x), (&b, &y)).unwrap();
-    x.post_recv(&a.written(0, &Request::new(&[a.data(0, 64)]))).unwrap();
-    y.post_recv(&b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
-    x.post_send(&a.written(1, &Request::new(&[a.data(0, 8)]))).unwrap();
+    x.post_recv(a.written(0, &Request::new(&[a.data(0, 64)]))).unwrap();
+    y.post_recv(b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
+    x.post_send(a.written(1, &Request::new(&[a.data(0, 8)]))).unwrap();
     let sent = until(&[&x, &y], "an entry", || cq.done());
     assert_eq!(sent, CqEntry { vi: x.id(), queue: Queue::Send });
     assert!(x.recv_done().is_none());
     assert!(x.send_done().unwrap().status.is_ok(), "the descriptor is on its queue until now");
-    y.post_send(&b.written(1, &Request::new(&[b.data(0, 8)]))).unwrap();
+    y.post_send(b.written(1, &Request::new(&[b.data(0, 8)]))).unwrap();
     let received = until(&[&x, &y], "an entry", || cq.done());
     assert_eq!(received, CqEntry { vi: x.id(), queue: Queue::Receive });
     assert!(x.recv_done().unwrap().status.is_ok());
     assert!(cq.done().is_none());
     // A failure at the post has its entry, too.
     let bad = hca_via::Segment { handle: 0x55, ..a.data(0, 8) };
-    x.post_recv(&a.written(2, &Request::new(&[bad]))).unwrap();
+    x.post_recv(a.written(2, &Request::new(&[bad]))).unwrap();
     assert_eq!(cq.done(), Some(CqEntry { vi: x.id(), queue: Queue::Receive }));
 }
 
@@ -88,11 +88,11 @@ pub(crate) fn a_completion_queue_wakes_its_waiter(bed: &Bed) {
     let x = a.vi();
     let y = b.nic.create_vi(&ViAttributes::new(&b.ptag), None, Some(&cq)).unwrap();
     connect((&a, &x), (&b, &y)).unwrap();
-    y.post_recv(&b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
+    y.post_recv(b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
     assert_eq!(code(cq.wait(Some(Duration::from_millis(1)))), ReturnCode::Timeout);
     std::thread::scope(|s| {
         let waits = s.spawn(|| cq.wait(Some(PATIENCE)).unwrap());
-        x.post_send(&a.written(0, &Request::new(&[a.data(0, 8)]))).unwrap();
+        x.post_send(a.written(0, &Request::new(&[a.data(0, 8)]))).unwrap();
         assert!(x.send_wait(Some(PATIENCE)).unwrap().status.is_ok());
         assert_eq!(waits.join().unwrap(), CqEntry { vi: y.id(), queue: Queue::Receive });
     });
@@ -107,10 +107,10 @@ pub(crate) fn several_vis_share_a_completion_queue(bed: &Bed) {
         (0..4).map(|_| b.nic.create_vi(&attributes, Some(&cq), Some(&cq)).unwrap()).collect();
     for (i, (client, server)) in clients.iter().zip(&servers).enumerate() {
         connect((&a, client), (&b, server)).unwrap();
-        server.post_recv(&b.written(i, &Request::new(&[b.data(64 * i, 64)]))).unwrap();
+        server.post_recv(b.written(i, &Request::new(&[b.data(64 * i, 64)]))).unwrap();
     }
     for (i, (client, server)) in clients.iter().zip(&servers).enumerate().rev() {
-        client.post_send(&a.written(i, &Request::new(&[a.data(0, i)]))).unwrap();
+        client.post_send(a.written(i, &Request::new(&[a.data(0, i)]))).unwrap();
         let entry = until(&[client], "an entry", || cq.done());
         assert_eq!(entry, CqEntry { vi: server.id(), queue: Queue::Receive });
         assert_eq!(server.recv_done().unwrap().length as usize, i);

@@ -53,8 +53,8 @@ pub(crate) fn a_completion_queue_calls_once(bed: &Bed) {
     connect((&a, &x), (&b, &y)).unwrap();
     let (tell, came) = channel();
     cq.notify(move |entry| tell.send(entry).unwrap()).unwrap();
-    y.post_recv(&b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
-    x.post_send(&a.written(0, &Request::new(&[a.data(0, 8)]))).unwrap();
+    y.post_recv(b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
+    x.post_send(a.written(0, &Request::new(&[a.data(0, 8)]))).unwrap();
     assert_eq!(next(&came, &x), CqEntry { vi: y.id(), queue: Queue::Receive });
     assert!(y.recv_done().unwrap().status.is_ok());
     assert!(came.recv().is_err());
@@ -102,7 +102,7 @@ pub(crate) fn a_callback_may_ask_for_the_next_call(bed: &Bed) {
         .unwrap();
     drop(held);
     for i in 0..2 {
-        a.vi.post_send(&a.side.written(i, &Request::new(&[a.side.data(0, 5 + i)]))).unwrap();
+        a.vi.post_send(a.side.written(i, &Request::new(&[a.side.data(0, 5 + i)]))).unwrap();
     }
     assert_eq!([next(&came, &a.vi), next(&came, &a.vi)], [5, 6]);
 }
@@ -140,8 +140,8 @@ pub(crate) fn an_error_that_the_thread_of_callbacks_finds_may_ask_for_a_call(bed
     connect((&a, &x), (&b, &y)).unwrap();
     // Neither queue that is polled here is the one of the callbacks.
     let send = |i| {
-        y.post_recv(&b.written(i, &Request::new(&[b.data(0, 64)]))).unwrap();
-        x.post_send(&a.written(i, &Request::new(&[a.data(0, 8)]))).unwrap();
+        y.post_recv(b.written(i, &Request::new(&[b.data(0, 64)]))).unwrap();
+        x.post_send(a.written(i, &Request::new(&[a.data(0, 8)]))).unwrap();
         let sent = || {
             assert!(y.send_done().is_none());
             x.send_done()

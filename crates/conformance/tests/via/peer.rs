@@ -16,7 +16,7 @@ pub(crate) fn peers_connect_whichever_asks_first(bed: &Bed) {
     for reversed in [false, true] {
         let [a, b] = bed.sides();
         let [x, y] = [a.vi(), b.vi()];
-        y.post_recv(&b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
+        y.post_recv(b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
         let asks = [(&x, "left", at(&b, "right")), (&y, "right", at(&a, "left"))];
         let order: [usize; 2] = if reversed { [1, 0] } else { [0, 1] };
         for (i, &which) in order.iter().enumerate() {
@@ -27,7 +27,7 @@ pub(crate) fn peers_connect_whichever_asks_first(bed: &Bed) {
         until(&[&x, &y], "the connection", || x.peer_done().unwrap().zip(y.peer_done().unwrap()));
         assert_eq!(x.peer_wait().unwrap().reliability, Reliability::Delivery);
         assert_eq!([x.state(), y.state()], [ViState::Connected; 2]);
-        x.post_send(&a.written(0, &Request::new(&[a.data(0, 8)]))).unwrap();
+        x.post_send(a.written(0, &Request::new(&[a.data(0, 8)]))).unwrap();
         assert!(until(&[&x, &y], "a message", || y.recv_done()).status.is_ok());
     }
 }
@@ -107,7 +107,7 @@ pub(crate) fn a_peer_that_gives_up_while_it_is_accepted_may_ask_again(bed: &Bed)
     contexts.sort_by_key(|context| context.port().gid.ip());
     let [a, b] = [0, 1].map(|i| Side::new(&contexts[i]));
     let [x, y] = [a.vi(), b.vi()];
-    y.post_recv(&b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
+    y.post_recv(b.written(0, &Request::new(&[b.data(0, 64)]))).unwrap();
     y.peer_request(name("hello"), &at(&a, "first"), Some(2 * PATIENCE)).unwrap();
 
     let pd = contexts[0].alloc_pd().unwrap();
@@ -131,7 +131,7 @@ pub(crate) fn a_peer_that_gives_up_while_it_is_accepted_may_ask_again(bed: &Bed)
     assert!(matches!(refused, ConnectionError::QueuePair(_)), "the other side has answered: {refused}");
     x.peer_request(name("first"), &at(&b, "hello"), Some(PATIENCE)).unwrap();
     until(&[&x, &y], "the connection", || x.peer_done().unwrap().zip(y.peer_done().unwrap()));
-    x.post_send(&a.written(0, &Request::new(&[a.data(0, 8)]))).unwrap();
+    x.post_send(a.written(0, &Request::new(&[a.data(0, 8)]))).unwrap();
     let received = until(&[&x, &y], "a message", || y.recv_done());
     assert!(received.status.is_ok(), "the descriptor that was posted before: {received:?}");
 }

@@ -164,7 +164,7 @@ impl End {
     #[inline]
     fn post_idle(&mut self) -> Result<(), Failure> {
         for descriptor in self.idle.drain(..) {
-            self.vi.post_recv(&descriptor)?;
+            self.vi.post_recv(descriptor)?;
         }
         Ok(())
     }
