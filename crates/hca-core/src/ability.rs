@@ -4,8 +4,8 @@ use core::time::Duration;
 
 use crate::wire::Placement;
 use crate::{
-    Access, CqHandle, DeviceError, Gid, MwHandle, MwRange, PdHandle, QpHandle, Qpn, RecvPort, Rkey,
-    SrqHandle, SrqInit, Srqn, XrcdHandle,
+    Access, CqHandle, DeviceError, Gid, MwHandle, MwRange, PdHandle, QpHandle, QpInit, QpPorts, Qpn, RddHandle,
+    RecvPort, Rkey, SrqHandle, SrqInit, Srqn, XrcdHandle,
 };
 
 /// Abilities that only some devices have. A device without an ability refuses its calls as unsupported.
@@ -24,6 +24,9 @@ pub struct Abilities {
     pub max_mw: u32,
     /// XRC domains; 0: the device has no XRC ([`Device::xrc`](crate::Device::xrc)).
     pub max_xrcd: u32,
+    /// Domains of reliable datagrams; 0: the device has no RD
+    /// ([`Device::reliable_datagrams`](crate::Device::reliable_datagrams)).
+    pub max_rdd: u32,
     /// Multicast groups that have a member here; 0: the device has none ([`Device::multicast`](crate::Device::multicast)).
     pub max_mcast_grp: u32,
     /// Queue pairs of the device that may be members of one multicast group.
@@ -214,6 +217,49 @@ pub trait ExtendedConnections: Send + Sync {
     /// # Errors
     /// A limit, or an unknown domain.
     fn create_xrc_target(&self, xrcd: XrcdHandle) -> Result<(QpHandle, Qpn), DeviceError>;
+}
+
+/// Reliable datagrams (RD): each request of a queue pair names the queue pair that it is for, and the end-to-end context
+/// (EE context) by which it goes. So one reliable connection between two adapters serves all queue pairs of both, and a
+/// queue pair sends to as many queue pairs as there are.
+///
+/// - A queue pair and an end-to-end context belong to one RD domain, and work together only within it.
+/// - An end-to-end context is connected like an RC queue pair, by [`Device::modify_qp`](crate::Device::modify_qp) with
+///   the attributes of one, where `dest_qpn` is the number of the peer's context. A queue pair has a Q_Key, as one of UD.
+/// - An end-to-end context has one message under way, and so has a queue pair. Contexts serve their queue pairs in turn.
+/// - SEND, RDMA WRITE, RDMA READ and atomics are offered. Keys are those of the protection domain of the queue pair that
+///   a request is for, with the rights of the end-to-end context.
+/// - A request that is refused, or that fails at this side, ends with its status and takes its queue pair to
+///   [`QpState::Sqe`](crate::QpState::Sqe). The end-to-end context resynchronizes with its peer, and serves its other
+///   queue pairs. A message of which the peer has a part is aborted there: its receive request completes as
+///   [`RemoteAborted`](crate::WcStatus::RemoteAborted).
+/// - A peer that does not answer takes the end-to-end context to the error state. Requests that name a context in
+///   another state than RTS or SQD fail with [`InvalidEecState`](crate::WcStatus::InvalidEecState).
+/// - A receive request's completion names the sender's queue pair. Requests of one receive queue complete in any order,
+///   as several end-to-end contexts take from it.
+pub trait ReliableDatagrams: Send + Sync {
+    /// Creates an RD domain.
+    ///
+    /// # Errors
+    /// The limit is reached.
+    fn alloc_rdd(&self) -> Result<RddHandle, DeviceError>;
+    /// Destroys an RD domain.
+    ///
+    /// # Errors
+    /// It is unknown, or queue pairs or end-to-end contexts still belong to it.
+    fn dealloc_rdd(&self, rdd: RddHandle) -> Result<(), DeviceError>;
+    /// Creates a queue pair of an RD domain in state RESET. `init` is of type [`QpType::Rd`](crate::QpType::Rd) and names
+    /// no shared receive queue.
+    ///
+    /// # Errors
+    /// A limit, or an unknown handle.
+    fn create_rd_qp(&self, pd: PdHandle, rdd: RddHandle, init: &QpInit) -> Result<QpPorts, DeviceError>;
+    /// Creates an end-to-end context of an RD domain in state RESET; returns its handle and its number. It exists until
+    /// [`Device::destroy_qp`](crate::Device::destroy_qp).
+    ///
+    /// # Errors
+    /// A limit, or an unknown domain.
+    fn create_eec(&self, rdd: RddHandle) -> Result<(QpHandle, Qpn), DeviceError>;
 }
 
 /// Multicast: datagrams to a group, of which each member gets a copy.

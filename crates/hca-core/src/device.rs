@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 
 use crate::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqModeration, CqStatus,
-    DeviceClock, DeviceError, ExtendedConnections, GidEntry, GidType, LinkLayer, Lkey, MemoryWindows,
+    DeviceClock, DeviceError, ExtendedConnections, GidEntry, GidType, LinkLayer, Lkey, MemoryWindows, ReliableDatagrams,
     MrHandle, MrStatus, Multicast, Offload, PdHandle, Pkey, PortAttr, PortCounters, PostError, PostErrorKind,
     QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle, SrqStatus,
 };
@@ -303,6 +303,10 @@ pub unsafe trait Device: Send + Sync {
     }
     /// Extended reliable connections (XRC), where the device has them.
     fn xrc(&self) -> Option<&dyn ExtendedConnections> {
+        None
+    }
+    /// Reliable datagrams (RD), where the device has them.
+    fn reliable_datagrams(&self) -> Option<&dyn ReliableDatagrams> {
         None
     }
     /// Multicast groups, where the device has them.

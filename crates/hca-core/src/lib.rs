@@ -13,7 +13,7 @@
 //! | `qp` | queue pair states, attributes and the legal transitions |
 //! | `event` | [`AsyncEvent`] and the [`EventObject`] that it is about; the [`EventQueue`] of a device; [`WakerSet`] |
 //! | `port` | [`PortAttr`], [`GidEntry`], [`QpInfo`], [`DeviceClock`]: properties of a device |
-//! | `ability` | [`Abilities`] that only some devices have: [`MemoryWindows`], [`ExtendedConnections`]; [`CqStatus`], [`SrqStatus`], [`MrStatus`] |
+//! | `ability` | [`Abilities`] that only some devices have: [`MemoryWindows`], [`ExtendedConnections`], [`ReliableDatagrams`]; [`CqStatus`], [`SrqStatus`], [`MrStatus`] |
 //! | `device` | [`Device`] (control path) and its ports (data path) |
 //! | `offload` | [`OffloadEngine`]: an engine of the layer above, which a device may run |
 //!

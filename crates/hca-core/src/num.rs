@@ -415,6 +415,10 @@ handle!(
     XrcdHandle
 );
 handle!(
+    /// A domain of reliable datagrams (RD) of a device.
+    RddHandle
+);
+handle!(
     /// A queue pair of a device. Completions carry it, since QPNs are reused.
     QpHandle
 );

@@ -20,19 +20,28 @@ pub enum QpType {
     /// The receiving end of an extended reliable connection (XRC): the target, which has no send queue and belongs to an
     /// XRC domain.
     XrcTgt,
+    /// Reliable datagram (RD): a queue pair of an RD domain, whose messages go by end-to-end contexts.
+    Rd,
+    /// An end-to-end context (RD): the reliable connection of an RD domain to one of another adapter, which has no queues
+    /// of its own.
+    Eec,
 }
 
 impl QpType {
     /// Whether requests of the service are acknowledged, and a lost packet is sent again.
     pub const fn is_reliable(self) -> bool {
-        matches!(self, Self::Rc | Self::XrcIni | Self::XrcTgt)
+        !matches!(self, Self::Uc | Self::Ud)
+    }
+    /// Whether a failed send request stops the send queue alone ([`QpState::Sqe`]).
+    pub const fn has_sqe(self) -> bool {
+        matches!(self, Self::Uc | Self::Ud | Self::Rd)
     }
     /// The service of the far end of a connection.
     pub const fn peer(self) -> Self {
         match self {
             Self::XrcIni => Self::XrcTgt,
             Self::XrcTgt => Self::XrcIni,
-            Self::Rc | Self::Uc | Self::Ud => self,
+            Self::Rc | Self::Uc | Self::Ud | Self::Rd | Self::Eec => self,
         }
     }
 }
@@ -51,7 +60,7 @@ pub enum QpState {
     Rts,
     /// Send queue drained: requests under way complete, and no new one starts.
     Sqd,
-    /// Send queue error (UC and UD): still receives.
+    /// Send queue error (UC, UD and RD): still receives.
     Sqe,
     /// Error: every request completes as flushed.
     Error,
@@ -292,9 +301,9 @@ fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask
     let none = M::empty();
     // What each service sets when it leaves RESET, and may set again later.
     let (init, again) = match qp_type {
-        QpType::Ud => (M::PKEY | M::QKEY, M::QKEY),
+        QpType::Ud | QpType::Rd => (M::PKEY | M::QKEY, M::QKEY),
         QpType::Uc | QpType::XrcIni => (M::PKEY | M::ACCESS, M::ACCESS),
-        QpType::Rc | QpType::XrcTgt => (M::PKEY | M::ACCESS, M::ACCESS | M::MIN_RNR_TIMER),
+        QpType::Rc | QpType::XrcTgt | QpType::Eec => (M::PKEY | M::ACCESS, M::ACCESS | M::MIN_RNR_TIMER),
     };
     // The attributes of the sending and the receiving end of a reliable service.
     let sends = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_RD_ATOMIC;
@@ -305,25 +314,28 @@ fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask
         (Reset, Init) => (init, none),
         (Init, Init) => (none, init),
         (Init, Rtr) => match qp_type {
-            QpType::Ud => (none, init),
+            QpType::Ud | QpType::Rd => (none, init),
             QpType::Uc | QpType::XrcIni => (connect, init),
-            QpType::Rc | QpType::XrcTgt => (connect | receives, init),
+            QpType::Rc | QpType::XrcTgt | QpType::Eec => (connect | receives, init),
         },
         (Rtr, Rts) => match qp_type {
-            QpType::Rc | QpType::XrcIni => (sends | M::SQ_PSN, again),
+            QpType::Rc | QpType::XrcIni | QpType::Eec => (sends | M::SQ_PSN, again),
             QpType::Ud | QpType::Uc => (M::SQ_PSN, again),
+            QpType::Rd => (none, again),
             QpType::XrcTgt => (M::TIMEOUT | M::SQ_PSN, again),
         },
+        // The messages of a queue pair of RD are drained by their end-to-end contexts.
+        (_, Sqd) | (Sqd, Rts) if qp_type == QpType::Rd => return None,
         (Rts, Rts) | (Sqd, Rts) => (none, again),
         (Rts, Sqd) => (none, M::SQD_EVENT),
         (Sqd, Sqd) => match qp_type {
-            QpType::Ud => (none, init),
+            QpType::Ud | QpType::Rd => (none, init),
             QpType::Uc => (none, init | M::AV),
-            QpType::Rc => (none, init | M::AV | sends | receives),
+            QpType::Rc | QpType::Eec => (none, init | M::AV | sends | receives),
             QpType::XrcIni => (none, init | M::AV | sends),
             QpType::XrcTgt => (none, init | M::AV | M::TIMEOUT | receives),
         },
-        (Sqe, Rts) if !qp_type.is_reliable() => (none, again),
+        (Sqe, Rts) if qp_type.has_sqe() => (none, again),
         _ => return None,
     })
 }
@@ -337,23 +349,24 @@ mod tests {
     fn transitions_take_the_attributes_that_they_need_and_no_others() {
         use QpAttrMask as M;
         use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
-        use QpType::{Rc, Uc, Ud, XrcIni, XrcTgt};
+        use QpType::{Eec, Rc, Rd, Uc, Ud, XrcIni, XrcTgt};
         const CONNECT: [M; 4] = [M::AV, M::PATH_MTU, M::DEST_QPN, M::RQ_PSN];
         const RETRIES: [M; 3] = [M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY];
         const SERVED: [M; 2] = [M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER];
         const STARTED: [M; 2] = [M::SQ_PSN, M::MAX_RD_ATOMIC];
         const CHANGED: [M; 2] = [M::AV, M::MAX_RD_ATOMIC];
-        for qp_type in [Rc, Uc, Ud, XrcIni, XrcTgt] {
-            let first: &[M] = if qp_type == Ud { &[M::PKEY, M::QKEY] } else { &[M::PKEY, M::ACCESS] };
+        for qp_type in [Rc, Uc, Ud, XrcIni, XrcTgt, Rd, Eec] {
+            let first: &[M] = if matches!(qp_type, Ud | Rd) { &[M::PKEY, M::QKEY] } else { &[M::PKEY, M::ACCESS] };
             let again: &[M] = match qp_type {
-                Ud => &[M::QKEY],
+                Ud | Rd => &[M::QKEY],
                 Uc | XrcIni => &[M::ACCESS],
-                Rc | XrcTgt => &[M::ACCESS, M::MIN_RNR_TIMER],
+                Rc | XrcTgt | Eec => &[M::ACCESS, M::MIN_RNR_TIMER],
             };
             let (connect, start, drained) = match qp_type {
                 Ud => (vec![], vec![M::SQ_PSN], vec![]),
+                Rd => (vec![], vec![], vec![]),
                 Uc => (CONNECT.to_vec(), vec![M::SQ_PSN], vec![M::AV]),
-                Rc => (
+                Rc | Eec => (
                     [&CONNECT[..], &SERVED].concat(),
                     [&RETRIES[..], &STARTED].concat(),
                     [&RETRIES[..], &SERVED, &CHANGED].concat(),
@@ -376,10 +389,11 @@ mod tests {
                     (Init, Init) => Some((&[], first)),
                     (Init, Rtr) => Some((&connect, first)),
                     (Rtr, Rts) => Some((&start, again)),
+                    (_, Sqd) | (Sqd, Rts) if qp_type == Rd => None,
                     (Rts | Sqd, Rts) => Some((&[], again)),
                     (Rts, Sqd) => Some((&[], &[M::SQD_EVENT])),
                     (Sqd, Sqd) => Some((&[], &drained)),
-                    (Sqe, Rts) if matches!(qp_type, Uc | Ud) => Some((&[], again)),
+                    (Sqe, Rts) if matches!(qp_type, Uc | Ud | Rd) => Some((&[], again)),
                     _ => None,
                 };
                 let of = |masks: &[M]| masks.iter().copied().collect::<M>();
@@ -414,7 +428,15 @@ mod tests {
     #[test]
     fn every_state_goes_to_reset_and_error() {
         use QpState::*;
-        for t in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcIni, QpType::XrcTgt] {
+        for t in [
+            QpType::Rc,
+            QpType::Uc,
+            QpType::Ud,
+            QpType::XrcIni,
+            QpType::XrcTgt,
+            QpType::Rd,
+            QpType::Eec,
+        ] {
             for from in [Reset, Init, Rtr, Rts, Sqd, Sqe, Error] {
                 for to in [Reset, Error] {
                     let attr = QpAttr { state: Some(to), ..QpAttr::default() };
@@ -428,7 +450,7 @@ mod tests {
     fn sqe_is_for_unreliable_services_only() {
         let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
         assert!(attr.check(QpType::Ud, QpState::Sqe).is_ok());
-        for reliable in [QpType::Rc, QpType::XrcIni, QpType::XrcTgt] {
+        for reliable in [QpType::Rc, QpType::XrcIni, QpType::XrcTgt, QpType::Eec] {
             assert!(attr.check(reliable, QpState::Sqe).is_err());
         }
     }

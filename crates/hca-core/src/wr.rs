@@ -1,7 +1,7 @@
 //! Work requests, which programs post.
 
 use crate::wire::{Feth, Placement, Selectivity};
-use crate::{Access, AhHandle, Lkey, Qkey, Qpn, Rkey, Srqn};
+use crate::{Access, AhHandle, Lkey, QpHandle, Qkey, Qpn, Rkey, Srqn};
 
 /// One entry of a scatter/gather list: a piece of registered local memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -385,8 +385,26 @@ pub enum Dest {
     /// The shared receive queue of the peer's XRC domain (XRC): receive requests come from this queue, and the keys of
     /// RDMA and atomics are those of its protection domain.
     Srq(Srqn),
+    /// That of a reliable datagram (RD).
+    Reliable(RdDest),
 }
 
+/// The destination of a reliable datagram (RD).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RdDest {
+    /// The end-to-end context to the adapter of the queue pair.
+    pub eec: QpHandle,
+    /// The queue pair at the far end.
+    pub qpn: Qpn,
+    /// The Q_Key of the queue pair at the far end.
+    pub qkey: Qkey,
+}
+
+impl From<RdDest> for Dest {
+    fn from(dest: RdDest) -> Self {
+        Self::Reliable(dest)
+    }
+}
 impl From<UdDest> for Dest {
     fn from(dest: UdDest) -> Self {
         Self::Datagram(dest)
@@ -404,7 +422,7 @@ pub struct SendWr<'a> {
     pub flags: SendFlags,
     /// Local memory.
     pub payload: Payload<'a>,
-    /// The destination; for UD and XRC only.
+    /// The destination; for UD, XRC and RD only.
     pub dest: Option<Dest>,
 }
 

@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use hca_core::AhHandle;
-use hca_core::wire::{AtomicEth, Bth, Opcode, Xrceth};
+use hca_core::wire::{AtomicEth, Bth, Deth, Opcode, Rdeth};
 
 use crate::{Host, LocalError, TxSink};
 
@@ -11,8 +11,8 @@ pub(crate) const CNP: Opcode = Opcode::CNP;
 /// Reserved bytes behind the BTH of a CNP.
 pub(crate) const CNP_PAYLOAD: usize = 16;
 
-/// Bytes of the longest extended headers: those of an atomic operation by XRC.
-const MAX_EXT: usize = size_of::<Xrceth>() + size_of::<AtomicEth>();
+/// Bytes of the longest extended headers: those of an atomic operation by RD.
+const MAX_EXT: usize = size_of::<Rdeth>() + size_of::<Deth>() + size_of::<AtomicEth>();
 
 /// Extended headers in the order in which they follow the BTH.
 #[derive(Clone, Copy, Debug)]

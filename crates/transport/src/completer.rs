@@ -169,6 +169,9 @@ impl Requester {
 
     #[inline]
     fn complete_oldest<H: Host>(&mut self, kind: Kind, byte_len: u32, host: &mut H) {
+        if kind == Kind::Resync {
+            return self.resynchronized();
+        }
         host.complete_send(self.una_index, WcStatus::Success, byte_len);
         self.una_index = self.una_index.wrapping_add(1);
         self.recv_done = self.recv_done.wrapping_add(kind.consumes_recv().into());

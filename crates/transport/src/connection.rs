@@ -3,12 +3,14 @@
 //! The connection is a type of its own, apart from the queue pair, whose queues it serves through the host: another
 //! service may keep several connections, or let several queues share one.
 
-use hca_core::wire::{Aeth, Be24, Bth, BthFlags, Opcode, PacketOp, Syndrome, Xrceth};
+use hca_core::wire::{
+    Aeth, Be24, Be32, Bth, BthFlags, Deth, Opcode, PacketOp, Rdeth, Syndrome, TransportKind, Xrceth,
+};
 use hca_core::{Access, Pkey, Psn, QpAttr, QpType, Qpn, RnrTimer};
 
 use crate::build::{CNP, CNP_PAYLOAD, Ext, reserve_packet};
 use crate::window::packet_cost;
-use crate::{Count, Host, QpConfig, TxSink};
+use crate::{Count, Host, QpConfig, RdEnds, TxSink};
 
 use crate::requester::Requester;
 use crate::responder::Responder;
@@ -18,28 +20,44 @@ const CNP_INTERVAL_NS: u64 = 50_000;
 /// Packets of one READ request at most.
 const MAX_CHUNK_PACKETS: u32 = 64;
 
-/// The end of an extended reliable connection (XRC).
+/// The service of a connection, by what its requests name beside the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Xrc {
-    /// The connection is none.
-    No,
-    /// Requests leave, and each names a shared receive queue of the peer.
+pub(crate) enum Variant {
+    /// Nothing (RC).
+    Plain,
+    /// Requests leave, and each names a shared receive queue of the peer (XRC).
     Initiator,
-    /// Requests come, and each names a shared receive queue of this side.
+    /// Requests come, and each names a shared receive queue of this side (XRC).
     Target,
+    /// Each request names a queue pair of either side (RD): the connection is an end-to-end context.
+    EndToEnd,
 }
 
-impl Xrc {
+impl Variant {
     fn of(qp_type: QpType) -> Self {
         match qp_type {
             QpType::XrcIni => Self::Initiator,
             QpType::XrcTgt => Self::Target,
-            QpType::Rc | QpType::Uc | QpType::Ud => Self::No,
+            QpType::Eec => Self::EndToEnd,
+            QpType::Rc | QpType::Uc | QpType::Ud | QpType::Rd => Self::Plain,
         }
     }
-    /// Whether this end takes responses, or requests.
-    pub(crate) const fn takes(self, responses: bool) -> bool {
-        matches!((self, responses), (Self::Initiator, true) | (Self::Target, false))
+    /// Whether packets of this service are for this end: responses, or requests.
+    pub(crate) const fn takes(self, kind: TransportKind, responses: bool) -> bool {
+        match self {
+            Self::Plain => matches!(kind, TransportKind::Rc),
+            Self::Initiator => matches!(kind, TransportKind::Xrc) && responses,
+            Self::Target => matches!(kind, TransportKind::Xrc) && !responses,
+            Self::EndToEnd => matches!(kind, TransportKind::Rd),
+        }
+    }
+    /// The service bits of the opcodes.
+    const fn service(self) -> u8 {
+        match self {
+            Self::Plain => 0,
+            Self::Initiator | Self::Target => Opcode::XRC_SERVICE,
+            Self::EndToEnd => Opcode::RD_SERVICE,
+        }
     }
 }
 
@@ -63,7 +81,7 @@ pub(crate) struct Path {
     pub(crate) retry_cnt: u8,
     pub(crate) rnr_retry: u8,
     pub(crate) max_rd_atomic: u8,
-    pub(crate) xrc: Xrc,
+    pub(crate) variant: Variant,
     /// The service bits of its opcodes.
     service: u8,
 }
@@ -72,7 +90,7 @@ impl Path {
     pub(crate) fn new(config: &QpConfig, attr: &QpAttr) -> Self {
         let mtu = attr.path_mtu.unwrap_or(config.port_mtu).bytes();
         let packets = (config.window_bytes / 2 / mtu).clamp(1, MAX_CHUNK_PACKETS);
-        let xrc = Xrc::of(config.qp_type);
+        let variant = Variant::of(config.qp_type);
         Self {
             dest_qpn: attr.dest_qpn.unwrap_or_default(),
             pkey: attr.pkey.unwrap_or_default(),
@@ -88,8 +106,8 @@ impl Path {
             retry_cnt: attr.retry_cnt.unwrap_or(7),
             rnr_retry: attr.rnr_retry.unwrap_or(7),
             max_rd_atomic: attr.max_rd_atomic.unwrap_or(0),
-            xrc,
-            service: if xrc == Xrc::No { 0 } else { Opcode::XRC_SERVICE },
+            variant,
+            service: variant.service(),
         }
     }
     /// Packets that `len` bytes take: at least one.
@@ -100,16 +118,44 @@ impl Path {
     /// The BTH of a packet on this path.
     #[inline]
     pub(crate) fn bth(&self, op: PacketOp, flags: BthFlags, pad: u8, psn: Psn) -> Bth {
-        let opcode = Opcode::new(self.service | Opcode::rc(op).raw());
-        Bth::new(opcode, flags, pad, self.pkey, self.dest_qpn, psn)
+        self.bth_to(self.dest_qpn, op, flags, pad, psn)
     }
-    /// The extended headers that every packet of a request begins with.
+    /// The same, of a packet to this queue pair.
     #[inline]
-    pub(crate) fn ext<H: Host>(&self, index: u32, host: &H) -> Ext {
-        if self.xrc != Xrc::Initiator {
-            return Ext::none();
+    pub(crate) fn bth_to(&self, to: Qpn, op: PacketOp, flags: BthFlags, pad: u8, psn: Psn) -> Bth {
+        let opcode = Opcode::new(self.service | Opcode::rc(op).raw());
+        Bth::new(opcode, flags, pad, self.pkey, to, psn)
+    }
+    /// The queue pair that every packet of a request is for, and the extended headers that it begins with.
+    #[inline]
+    pub(crate) fn head<H: Host>(&self, index: u32, host: &H) -> (Qpn, Ext) {
+        match self.variant {
+            Variant::Plain | Variant::Target => (self.dest_qpn, Ext::none()),
+            Variant::Initiator => {
+                let srqn = Be24::new(host.named_srq(index).raw());
+                (self.dest_qpn, Ext::one(&Xrceth { reserved: 0, srqn }))
+            }
+            Variant::EndToEnd => self.datagram_head(&host.rd_ends(index)),
         }
-        Ext::one(&Xrceth { reserved: 0, srqn: Be24::new(host.named_srq(index).raw()) })
+    }
+    /// The same of a reliable datagram.
+    #[inline(never)]
+    pub(crate) fn datagram_head(&self, ends: &RdEnds) -> (Qpn, Ext) {
+        let mut ext = Ext::one(&self.rdeth());
+        ext.push(&Deth { qkey: Be32::new(ends.qkey.raw()), reserved: 0, src_qp: Be24::new(ends.from.raw()) });
+        (ends.to, ext)
+    }
+    /// The queue pair that a response is for, and the extended headers that it begins with; `asker` sent the request
+    /// (RD).
+    #[inline]
+    pub(crate) fn answer(&self, asker: u32) -> (Qpn, Ext) {
+        match self.variant {
+            Variant::EndToEnd => (Qpn::new(asker), Ext::one(&self.rdeth())),
+            _ => (self.dest_qpn, Ext::none()),
+        }
+    }
+    fn rdeth(&self) -> Rdeth {
+        Rdeth { reserved: 0, eec: Be24::new(self.dest_qpn.raw()) }
     }
 }
 

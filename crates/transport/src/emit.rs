@@ -90,9 +90,9 @@ pub(crate) fn emit<H: Host, T: TxSink>(
 ) -> Result<bool, WcStatus> {
     let request = &current.request;
     if current.kind.is_answered() {
-        let mut ext = path.ext(index, host);
+        let (to, mut ext) = path.head(index, host);
         let op = answered_headers(&mut ext, request, packet, packets, path);
-        let bth = path.bth(op, BthFlags::empty(), 0, psn);
+        let bth = path.bth_to(to, op, BthFlags::empty(), 0, psn);
         let value = if let SendOp::AtomicWrite { value, .. } = request.op.op() { Some(value) } else { None };
         let Some(body) = reserve_packet(tx, None, &bth, &ext, value.map_or(0, |v| v.len())) else {
             return Ok(false);
@@ -106,7 +106,7 @@ pub(crate) fn emit<H: Host, T: TxSink>(
     let offset = packet * path.mtu;
     let len = (request.len - offset).min(path.mtu);
     let last = packet + 1 == current.packets;
-    let mut ext = path.ext(index, host);
+    let (to, mut ext) = path.head(index, host);
     let op = headers(&mut ext, request, packet == 0, last);
     let mut flags = BthFlags::empty();
     if ask {
@@ -115,7 +115,7 @@ pub(crate) fn emit<H: Host, T: TxSink>(
     if last && current.kind.consumes_recv() && request.flags.contains(SendFlags::SOLICITED) {
         flags |= BthFlags::SOLICITED;
     }
-    let bth = path.bth(op, flags, pad(len as usize), psn);
+    let bth = path.bth_to(to, op, flags, pad(len as usize), psn);
     send_packet((index, offset, len, current.packets == 1), &bth, &ext, host, tx).map_err(local_status)
 }
 

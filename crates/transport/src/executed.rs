@@ -9,7 +9,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-use hca_core::{Psn, Rkey, Srqn};
+use hca_core::{Psn, Rkey};
 
 use crate::psn::span;
 
@@ -19,6 +19,14 @@ pub(crate) struct Read {
     pub(crate) rkey: Rkey,
     pub(crate) va: u64,
     pub(crate) len: u32,
+}
+
+/// What a request names beside its operation: the shared receive queue that it is for (XRC); or the queue pair that it is
+/// for, and the one that sent it (RD).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) to: u32,
+    pub(crate) from: u32,
 }
 
 /// An executed request: a READ's range, an atomic's old value, or an ATOMIC WRITE or FLUSH.
@@ -36,8 +44,7 @@ pub(crate) struct Executed {
     /// The message sequence number that its responses tell.
     pub(crate) msn: u32,
     pub(crate) deed: Deed,
-    /// The shared receive queue that it named (XRC).
-    pub(crate) srq: Srqn,
+    pub(crate) named: Named,
     /// Packets of the whole response.
     packets: u32,
     /// The packets that are to be sent: from `next` up to `end`, which is excluded.
@@ -85,13 +92,13 @@ pub(crate) enum Repeat {
     Strange,
 }
 
-const _: () = assert!(size_of::<Executed>() <= 56);
+const _: () = assert!(size_of::<Executed>() <= 64);
 
 const NOTHING: Executed = Executed {
     psn: Psn::new(0),
     msn: 0,
     deed: Deed::Atomic { original: 0 },
-    srq: Srqn::new(0),
+    named: Named { to: 0, from: 0 },
     packets: 0,
     next: 0,
     end: 0,
@@ -150,7 +157,7 @@ impl History {
     }
     /// Remembers what was carried out just now, in place of the oldest if there is no room. Its response waits from now
     /// on.
-    pub(crate) fn push(&mut self, psn: Psn, msn: u32, (deed, srq): (Deed, Srqn), packets: u32) {
+    pub(crate) fn push(&mut self, psn: Psn, msn: u32, (deed, named): (Deed, Named), packets: u32) {
         assert!(self.fresh < self.slots.len(), "the limit was checked");
         if self.len == self.slots.len() {
             self.first = self.at(1);
@@ -160,7 +167,7 @@ impl History {
         }
         let at = self.at(self.len);
         self.slots[at] =
-            Executed { psn, msn, deed, srq, packets, next: 0, end: packets, begin: 0, fresh: true };
+            Executed { psn, msn, deed, named, packets, next: 0, end: packets, begin: 0, fresh: true };
         self.len += 1;
         self.fresh += 1;
     }
@@ -208,7 +215,7 @@ impl History {
     pub(crate) fn read_again(
         &mut self,
         psn: Psn,
-        (read, srq): (Read, Srqn),
+        (read, named): (Read, Named),
         packets: u32,
         mtu: u32,
         msn: u32,
@@ -219,7 +226,7 @@ impl History {
         let from = span(e.psn, psn);
         // Of a packet that exists, so it begins before the end.
         let offset = from * mtu;
-        if srq != e.srq || read.rkey != whole.rkey || read.va != whole.va.wrapping_add(offset.into()) {
+        if named != e.named || read.rkey != whole.rkey || read.va != whole.va.wrapping_add(offset.into()) {
             return Repeat::Strange;
         }
         let left = whole.len - offset;

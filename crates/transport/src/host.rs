@@ -30,6 +30,17 @@ pub struct UdTarget {
     pub qkey: Qkey,
 }
 
+/// The ends of a reliable datagram (RD).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RdEnds {
+    /// The queue pair that the datagram is for.
+    pub to: Qpn,
+    /// The Q_Key of that queue pair.
+    pub qkey: Qkey,
+    /// The queue pair that sends the datagram.
+    pub from: Qpn,
+}
+
 /// The place of a message's bytes in the sender's memory. The transport does not read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InPlace {
@@ -144,7 +155,7 @@ pub struct RecvDone {
     pub extra: RecvExtra,
     /// The sender asked for a solicited event.
     pub solicited: bool,
-    /// Sending queue pair; UD only.
+    /// Sending queue pair; UD and RD only.
     pub src_qp: Qpn,
     /// The buffer begins with a GRH; UD only.
     pub grh: bool,
@@ -253,6 +264,10 @@ pub trait Host {
     fn named_srq(&self, _index: u32) -> Srqn {
         Srqn::default()
     }
+    /// The ends of a request (end-to-end contexts).
+    fn rd_ends(&self, _index: u32) -> RdEnds {
+        RdEnds::default()
+    }
     /// Fills `out` with bytes of a request's local list (or inline data), from `offset` on.
     ///
     /// # Errors
@@ -293,6 +308,16 @@ pub trait Host {
     /// # Errors
     /// There is no such queue in the queue pair's XRC domain; nothing has changed.
     fn enter_srq(&mut self, _number: Srqn) -> Result<(), RemoteAccessError> {
+        Err(RemoteAccessError)
+    }
+    /// Has what follows go to the queue pair of this number (end-to-end contexts): receive requests are taken from it,
+    /// and keys are those of its protection domain. A receive request that is held stays that of its queue pair. The
+    /// Q_Key is that of a new request; one that is answered again has none.
+    ///
+    /// # Errors
+    /// The RD domain has no such queue pair that receives, or the Q_Key is not that of the queue pair; nothing has
+    /// changed.
+    fn enter_queue_pair(&mut self, _number: Qpn, _qkey: Option<Qkey>) -> Result<(), RemoteAccessError> {
         Err(RemoteAccessError)
     }
     /// Takes the oldest receive request for the message that begins with `packet` (`None`: the message did not come as

@@ -243,6 +243,12 @@ fn write<H: Host>(op: PacketOp, rkey: Rkey, va: u64, data: &[u8], host: &mut H) 
     Err(Fault::Access)
 }
 
+/// The queue pair that sent a request, where the packet names it (RD).
+#[inline(always)]
+fn sender(packet: &Packet<'_>) -> Qpn {
+    packet.deth().map_or(Qpn::default(), |deth| Qpn::new(deth.src_qp.get()))
+}
+
 #[inline(always)]
 fn finish_send<H: Host>(packet: &Packet<'_>, byte_len: u32, host: &mut H) -> Result<(), Fault> {
     let extra = if let Some(imm) = packet.imm() {
@@ -260,7 +266,7 @@ fn finish_send<H: Host>(packet: &Packet<'_>, byte_len: u32, host: &mut H) -> Res
         byte_len,
         extra,
         solicited: packet.bth().solicited(),
-        src_qp: Qpn::default(),
+        src_qp: sender(packet),
         grh: false,
     });
     Ok(())
@@ -275,7 +281,7 @@ fn finish_write<H: Host>(packet: &Packet<'_>, byte_len: u32, host: &mut H) -> Ac
         byte_len,
         extra: RecvExtra::Imm(imm),
         solicited: packet.bth().solicited(),
-        src_qp: Qpn::default(),
+        src_qp: sender(packet),
         grh: false,
     });
     DELIVERED

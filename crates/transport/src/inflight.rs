@@ -24,6 +24,8 @@ pub(crate) enum Kind {
     Atomic,
     /// Nothing is sent for it, and it is never in flight.
     Local,
+    /// RESYNC of an end-to-end context, which is no request of the host.
+    Resync,
 }
 
 impl Kind {

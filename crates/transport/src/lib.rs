@@ -1,5 +1,5 @@
 //! The InfiniBand transport as pure state machines: reliable connection (RC), unreliable connection
-//! (UC) and unreliable datagram (UD).
+//! (UC), unreliable datagram (UD) and reliable datagram (RD).
 //!
 //! A [`Qp`] takes inputs by `handle_*` (a packet, posted requests, a timeout) and yields outputs by
 //! `poll_*` (a packet to send) and [`Qp::next_deadline`]. It does no I/O, reads no clock, draws no
@@ -12,6 +12,7 @@
 //! | `qp` | [`Qp`]: states, transitions, dispatch of inputs |
 //! | `host` | [`Host`] and [`TxSink`]: the environment of a queue pair |
 //! | `connection` | one reliable connection: both directions, the path, congestion notifications |
+//! | `datagram` | reliable datagrams: end-to-end contexts and the queue pairs that they serve |
 //! | `requester`, `completer` | sending, retransmission, probes and timeouts; handling of responses |
 //! | `emit` | the packets of a send request |
 //! | `responder`, `executed` | PSN checks, READ and atomic responses, NAKs; executed READs that may be repeated |
@@ -33,6 +34,7 @@ pub mod design {}
 mod build;
 mod completer;
 mod connection;
+mod datagram;
 mod emit;
 mod executed;
 mod host;

@@ -4,7 +4,7 @@ use hca_core::wire::{Packet, PacketOp, TransportKind};
 use hca_core::{Instant, Mtu, Pkey, QpAttr, QpState, QpType, Qpn, TransitionError, WcStatus};
 
 use crate::completer::is_response;
-use crate::connection::{Connection, Path, Xrc};
+use crate::connection::{Connection, Path, Variant};
 use crate::inbound::failed_recv;
 use crate::message::{Head, Messages, Op};
 use crate::requester::{NEVER, flush};
@@ -125,7 +125,11 @@ impl Qp {
     /// Sets whether the next connection goes by messages, as between adapters of one machine; both ends must agree. To
     /// be called before the transition to RTR. RC and XRC only.
     pub fn use_messages(&mut self, yes: bool) {
-        self.by_messages = yes && self.config.qp_type.is_reliable();
+        self.by_messages = yes && Self::may_use_messages(self.config.qp_type);
+    }
+    /// Whether a connection of this service may go by messages. An end-to-end context goes by packets.
+    pub const fn may_use_messages(qp_type: QpType) -> bool {
+        matches!(qp_type, QpType::Rc | QpType::XrcIni | QpType::XrcTgt)
     }
     /// Whether the connection goes by messages.
     #[inline]
@@ -225,7 +229,11 @@ impl Qp {
             QpType::Rc | QpType::XrcIni | QpType::XrcTgt if self.by_messages => {
                 Service::Local(Messages::new(config, attr, index))
             }
-            QpType::Rc | QpType::XrcIni | QpType::XrcTgt => Service::Rc(Connection::new(config, attr, index)),
+            QpType::Rc | QpType::XrcIni | QpType::XrcTgt | QpType::Eec => {
+                Service::Rc(Connection::new(config, attr, index))
+            }
+            // Its messages go by end-to-end contexts.
+            QpType::Rd => Service::Unconnected { index },
             QpType::Uc => Service::Uc(Unreliable::new(config, attr, index)),
             QpType::Ud => {
                 let qkey = attr.qkey.unwrap_or_default();
@@ -318,8 +326,7 @@ impl Qp {
             self.handle_marks(now, rx.ce || bth.fecn(), bth.becn(), host);
         }
         let fits = match (kind, &self.service) {
-            (TransportKind::Rc, Service::Rc(c)) => c.path.xrc == Xrc::No,
-            (TransportKind::Xrc, Service::Rc(c)) => c.path.xrc.takes(is_response(op)),
+            (_, Service::Rc(c)) => c.path.variant.takes(kind, is_response(op)),
             (TransportKind::Uc, Service::Uc(_)) | (TransportKind::Ud, Service::Ud(_)) => true,
             _ => false,
         };
@@ -402,7 +409,7 @@ impl Qp {
             host.count(Count::DroppedPkey);
             return;
         }
-        if m.path.xrc == Xrc::Initiator {
+        if m.path.variant == Variant::Initiator {
             host.count(Count::DroppedState);
             return;
         }
@@ -630,12 +637,17 @@ impl Qp {
             Service::Ud(d) => d.poll(may_start, host, tx, max),
             Service::Unconnected { .. } => (0, None),
         };
+        let sent = sent + n;
         if let Some(status) = failure {
             self.fail_send(status, host);
+            if self.state == QpState::Rts && sent < max_packets {
+                // It failed alone (RD).
+                return sent + self.poll_transmit(now, host, tx, max_packets - sent);
+            }
         } else if self.drain_event {
             self.check_drained(host);
         }
-        sent + n
+        sent
     }
 
     /// `None`: the sink is full.
@@ -732,13 +744,13 @@ impl Qp {
     }
     /// The oldest send request failed: RC goes to ERROR, UC and UD stop sending only.
     #[cold]
-    fn fail_send<H: Host>(&mut self, status: WcStatus, host: &mut H) {
-        if self.config.qp_type.is_reliable() {
-            self.stop_responder();
-            self.end(status, host);
-        } else {
+    pub(crate) fn fail_send<H: Host>(&mut self, status: WcStatus, host: &mut H) {
+        if self.config.qp_type.has_sqe() {
             self.set_state(QpState::Sqe);
             self.flush_send(status, host);
+        } else if !(ends_request_alone(status) && self.abandon(status, host)) {
+            self.stop_responder();
+            self.end(status, host);
         }
     }
     /// A request of the peer failed; the NAK, and what was asked for before it, still leave.
@@ -746,6 +758,11 @@ impl Qp {
     fn fail_request<H: Host>(&mut self, fatal: Fatal, host: &mut H) {
         if self.state == QpState::Error {
             return;
+        }
+        if self.config.qp_type == QpType::Eec
+            && let Service::Rc(c) = &mut self.service
+        {
+            return c.responder.refuse_message(fatal.recv, host);
         }
         if let Some(status) = fatal.recv {
             host.complete_recv(&failed_recv(status));
@@ -761,6 +778,11 @@ impl Qp {
         host.complete_recv(&failed_recv(status));
         self.end(WcStatus::WrFlushed, host);
     }
+}
+
+/// Whether a send request of RD that ends so leaves its end-to-end context as it is.
+const fn ends_request_alone(status: WcStatus) -> bool {
+    !matches!(status, WcStatus::RetryExceeded | WcStatus::BadResponse)
 }
 
 /// Sets the attributes in `all` that `given` sets.

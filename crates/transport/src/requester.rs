@@ -5,17 +5,17 @@
 //! the next packet to send, and a retransmission moves the cursor back. `completer` handles responses.
 
 use hca_core::wire::{BthFlags, PacketOp};
-use hca_core::{Instant, Psn, SendFlags, WcStatus};
+use hca_core::{FlatOp, Instant, Psn, SendFlags, SendOp, WcStatus};
 
-use crate::build::{Ext, pad, send_packet};
-use crate::connection::{Path, Xrc};
+use crate::build::{Ext, pad, reserve_packet, send_packet};
+use crate::connection::{Path, Variant};
 use crate::emit::{Current, Extent, check, emit, extent, reth};
 use crate::inflight::{Inflight, Kind, Unanswered};
 use crate::psn::{MAX_OUTSTANDING, span};
 use crate::refusal::Rnr;
 use crate::rtt::Rtt;
 use crate::window::{UNIT_BYTES, Window, packet_cost};
-use crate::{Count, Host, QpConfig, TxSink, WindowStats};
+use crate::{Count, Host, QpConfig, RdEnds, SendRequest, TxSink, WindowStats};
 
 /// Packets without an acknowledgement being asked for at most.
 const MAX_UNASKED_PACKETS: u32 = 32;
@@ -110,6 +110,8 @@ pub(crate) struct Requester {
     /// When the cursor last went back, and from where.
     rewound_at: u64,
     rewound_una: Option<Psn>,
+    /// The message in flight is a RESYNC, for the queue pair of the message that was abandoned (RD).
+    pub(crate) resync: Option<RdEnds>,
 }
 
 impl Requester {
@@ -151,6 +153,7 @@ impl Requester {
             retries_left: path.retry_cnt,
             rewound_at: 0,
             rewound_una: None,
+            resync: None,
         }
     }
 
@@ -281,7 +284,7 @@ impl Requester {
         tx: &mut T,
         max: usize,
     ) -> usize {
-        if self.cur_index != self.next_index || self.sent_psn != self.cur_psn || path.xrc != Xrc::No {
+        if self.cur_index != self.next_index || self.sent_psn != self.cur_psn || path.variant != Variant::Plain {
             return 0;
         }
         let (posted, units) = (host.sq_posted(), self.window.units());
@@ -353,6 +356,9 @@ impl Requester {
         host: &mut H,
         tx: &mut T,
     ) -> Step {
+        if let Some(ends) = self.resync {
+            return self.step_resync(now, &ends, path, host, tx);
+        }
         let current = match self.current {
             Some(c) => c,
             None => {
@@ -373,7 +379,7 @@ impl Requester {
             return self.carry_out(may_start, host);
         }
         if self.cur_index == self.next_index {
-            if !may_start || !self.may_start(&current) {
+            if !may_start || !self.may_start(&current) || path.variant == Variant::EndToEnd && !self.is_drained() {
                 return Step::Blocked;
             }
             if let Err(status) = check(&current, self.cur_index, path, host) {
@@ -546,14 +552,8 @@ impl Requester {
             self.probe_due = false;
             return Ok(true);
         }
-        let request = host.send_request(self.una_index);
-        let current = Current { request, kind: Kind::of(&request.op), packets: path.packets(request.len) };
-        let packet = span(self.first_psn(self.una_index), self.una_psn);
-        if !emit(&current, self.una_index, packet, 1, self.una_psn, true, path, host, tx)? {
+        if !self.send_oldest(path, host, tx)? {
             return Ok(false);
-        }
-        if current.kind == Kind::Read {
-            self.asked_alone = Some(self.una_psn);
         }
         host.count(Count::Probe);
         self.probe_due = false;
@@ -571,6 +571,26 @@ impl Requester {
         self.rtt.probed();
         self.probe_at = now.as_nanos().saturating_add(self.probe_ns(path));
         Ok(true)
+    }
+
+    /// Sends the oldest unacknowledged packet, by itself. `false`: the sink is full.
+    fn send_oldest<H: Host, T: TxSink>(
+        &mut self,
+        path: &Path,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Result<bool, WcStatus> {
+        if let Some(ends) = self.resync {
+            return Ok(send_resync(&ends, self.una_psn, path, tx));
+        }
+        let request = host.send_request(self.una_index);
+        let current = Current { request, kind: Kind::of(&request.op), packets: path.packets(request.len) };
+        let packet = span(self.first_psn(self.una_index), self.una_psn);
+        let sent = emit(&current, self.una_index, packet, 1, self.una_psn, true, path, host, tx)?;
+        if sent && current.kind == Kind::Read {
+            self.asked_alone = Some(self.una_psn);
+        }
+        Ok(sent)
     }
 
     /// Time passed. An error is the end of the oldest request.
@@ -695,17 +715,90 @@ impl Requester {
         self.current = None;
     }
 
+    /// Ends the oldest request, which is alone, with `status`, and nothing else (RD). What the peer has of it is aborted
+    /// there by a RESYNC, before the next request is started.
+    pub(crate) fn abandon<H: Host>(&mut self, status: WcStatus, path: &Path, host: &mut H) {
+        let begun = !self.is_drained() && self.sent_psn != self.first_psn(self.una_index);
+        let ends = host.rd_ends(self.una_index);
+        host.complete_send(self.una_index, status, 0);
+        self.una_index = self.una_index.wrapping_add(1);
+        self.next_index = self.una_index;
+        self.rest();
+        self.unanswered.clear();
+        (self.sample, self.probed, self.asked_alone) = (None, None, None);
+        (self.unasked_packets, self.unasked_cost) = (0, 0);
+        self.refused = false;
+        self.retries_left = path.retry_cnt;
+        self.rnr.progressed();
+        if begun {
+            self.resync = Some(ends);
+            self.inflight.put(self.next_index, self.next_psn, Kind::Resync, self.next_cost);
+            self.next_index = self.next_index.wrapping_add(1);
+            self.next_psn = self.next_psn.add(1);
+            self.next_cost = self.next_cost.wrapping_add(packet_cost(0));
+        }
+        self.ready = true;
+    }
+    /// Goes on with the requests from `index` on; none is under way (RD).
+    pub(crate) fn serve_from(&mut self, index: u32) {
+        assert!(self.is_drained(), "one message at a time");
+        (self.una_index, self.next_index, self.cur_index) = (index, index, index);
+        self.ready = true;
+    }
+    /// The peer has answered the RESYNC.
+    #[cold]
+    pub(crate) fn resynchronized(&mut self) {
+        self.resync = None;
+        (self.next_index, self.cur_index, self.cur_packet) = (self.una_index, self.una_index, 0);
+    }
+    #[cold]
+    fn step_resync<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        ends: &RdEnds,
+        path: &Path,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Step {
+        if self.cur_index == self.next_index {
+            return Step::Blocked;
+        }
+        if !send_resync(ends, self.cur_psn, path, tx) {
+            return Step::SinkFull;
+        }
+        let nothing = SendRequest { op: FlatOp::new(&SendOp::Send), flags: SendFlags::empty(), len: 0, dest: None };
+        let current = Current { request: nothing, kind: Kind::Resync, packets: 1 };
+        self.sent(now, &current, Extent { packets: 1, cost: packet_cost(0) }, true, host);
+        Step::Sent
+    }
+
     /// Completes the oldest request with `status` (unless there is none) and all others as flushed.
     pub(crate) fn flush<H: Host>(&mut self, status: WcStatus, host: &mut H) {
         self.una_index = flush(self.una_index, status, host);
         self.next_index = self.una_index;
+        self.resync = None;
+        self.rest();
+    }
+    /// Nothing is in flight any more. What was sent is not sent again.
+    fn rest(&mut self) {
         self.next_psn = self.sent_psn;
-        self.una_psn = self.sent_psn;
+        (self.una_psn, self.una_cost) = (self.sent_psn, self.next_cost);
         self.cursor_to_una();
         self.disarm();
         self.rnr.stop();
         (self.ready, self.blocked) = (false, false);
     }
+}
+
+/// Sends a RESYNC, which asks for an acknowledgement. `false`: the sink is full.
+fn send_resync<T: TxSink>(ends: &RdEnds, psn: Psn, path: &Path, tx: &mut T) -> bool {
+    let (to, ext) = path.datagram_head(ends);
+    let bth = path.bth_to(to, PacketOp::Resync, BthFlags::ACK_REQ, 0, psn);
+    let sent = reserve_packet(tx, None, &bth, &ext, 0).is_some();
+    if sent {
+        tx.commit();
+    }
+    sent
 }
 
 /// Completes the requests from `index` on, the first with `status` and the others as flushed; returns the index behind

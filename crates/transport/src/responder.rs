@@ -5,12 +5,12 @@
 //! acknowledgement or NAK passes them.
 
 use hca_core::wire::{AtomicAckEth, Be64, BthFlags, NakCode, Packet, PacketOp, Syndrome};
-use hca_core::{Access, MAX_MESSAGE_BYTES, Psn, RemoteAddr, Rkey, Srqn, WcStatus};
+use hca_core::{Access, MAX_MESSAGE_BYTES, Psn, Qkey, Qpn, RemoteAddr, Rkey, Srqn, WcStatus};
 
-use crate::build::{Ext, pad, reserve_packet};
-use crate::connection::{Path, Xrc, aeth};
-use crate::executed::{Deed, Executed, History, Read, Repeat};
-use crate::inbound::{Fault, Inbound, is_send_or_write, recv_status};
+use crate::build::{pad, reserve_packet};
+use crate::connection::{Path, Variant, aeth};
+use crate::executed::{Deed, Executed, History, Named, Read, Repeat};
+use crate::inbound::{Fault, Inbound, failed_recv, is_send_or_write, recv_status};
 use crate::placement::{atomic_write, flush};
 use crate::{ATOMIC_BYTES, AckOwed, AtomicOp, Count, Host, QpEvent, Served, TxSink};
 
@@ -58,6 +58,8 @@ enum Refused {
     Sequence,
     /// There was no receive request.
     NotReady,
+    /// The message was refused, and all that follows is until a RESYNC (RD).
+    Message(NakCode),
 }
 
 /// The responder of one connection.
@@ -77,8 +79,8 @@ pub(crate) struct Responder {
     delivered: bool,
     executed: History,
     max_dest_rd_atomic: u8,
-    /// The shared receive queue that the last request named (XRC).
-    srq: Srqn,
+    /// What the last request named.
+    named: Named,
     /// Repeated requests that were never made before.
     strange: u8,
 }
@@ -96,7 +98,7 @@ impl Responder {
             delivered: false,
             executed: History::new(max_dest_rd_atomic),
             max_dest_rd_atomic,
-            srq: Srqn::default(),
+            named: Named::default(),
             strange: 0,
         }
     }
@@ -142,11 +144,24 @@ impl Responder {
             return self.handle_unexpected(path, op, psn, packet, host);
         }
         if self.refused != Refused::No {
+            if let Refused::Message(code) = self.refused
+                && op != PacketOp::Resync
+            {
+                host.count(Count::Duplicate);
+                self.nak = Some((psn, Syndrome::Nak(code)));
+                return Ok(());
+            }
             self.refused = Refused::No;
             self.nak = None;
         }
-        if path.xrc == Xrc::Target {
-            self.enter_srq(psn, packet, host)?;
+        match path.variant {
+            Variant::Plain | Variant::Initiator => {}
+            Variant::Target => self.enter_srq(psn, packet, host)?,
+            Variant::EndToEnd if op == PacketOp::Resync => {
+                self.resync(psn, packet, host);
+                return Ok(());
+            }
+            Variant::EndToEnd => self.enter_queue_pair(psn, packet, host)?,
         }
         if is_send_or_write(op) {
             match self.inbound.accept(op, packet, path.mtu, path.access, host) {
@@ -169,12 +184,76 @@ impl Responder {
     /// is refused like a wrong key: drivers report both as access errors of the queue pair (Linux's qedr).
     #[inline(never)]
     fn enter_srq<H: Host>(&mut self, psn: Psn, packet: &Packet<'_>, host: &mut H) -> Result<(), Fatal> {
-        let srq = named_srq(packet);
-        if self.inbound != Inbound::Idle && srq != self.srq {
+        let named = named_srq(packet);
+        if self.inbound != Inbound::Idle && named != self.named {
             return Err(self.refuse(psn, NakCode::InvalidRequest, None, host));
         }
-        self.srq = srq;
+        self.named = named;
+        let srq = Srqn::new(named.to);
         host.enter_srq(srq).map_err(|_| self.refuse(psn, NakCode::RemoteAccess, None, host))
+    }
+    /// Has the request go to the queue pair that it is for.
+    #[inline(never)]
+    fn enter_queue_pair<H: Host>(
+        &mut self,
+        psn: Psn,
+        packet: &Packet<'_>,
+        host: &mut H,
+    ) -> Result<(), Fatal> {
+        let named = named_queue_pairs(packet);
+        let begun = self.inbound != Inbound::Idle;
+        if begun && named != self.named {
+            return Err(self.refuse(psn, NakCode::InvalidRequest, None, host));
+        }
+        self.named = named;
+        let qkey = packet.deth().map(|deth| Qkey::new(deth.qkey.get()));
+        let entered = host.enter_queue_pair(Qpn::new(named.to), qkey);
+        entered.map_err(|_| self.refuse(psn, NakCode::InvalidRd, None, host))
+    }
+
+    /// Goes on behind what the peer has abandoned (RD).
+    #[cold]
+    fn resync<H: Host>(&mut self, psn: Psn, packet: &Packet<'_>, host: &mut H) {
+        if psn.is_before(self.expected) {
+            // The acknowledgement was lost.
+            host.count(Count::Duplicate);
+        } else {
+            self.drop_inbound(WcStatus::RemoteAborted, host);
+            self.named = named_queue_pairs(packet);
+            self.executed.clear();
+            (self.refused, self.nak) = (Refused::No, None);
+            (self.expected, self.ack_psn) = (psn.add(1), psn);
+        }
+        self.ack = true;
+    }
+    /// Drops the message under way; its receive request completes with `status`.
+    fn drop_inbound<H: Host>(&mut self, status: WcStatus, host: &mut H) {
+        if let Inbound::Send { .. } = core::mem::take(&mut self.inbound) {
+            host.complete_recv(&failed_recv(status));
+        }
+    }
+    /// Refuses the rest of the message that was refused just now, and all that follows it until a RESYNC (RD). `recv`:
+    /// how its receive request ends, if the fault is its own.
+    pub(crate) fn refuse_message<H: Host>(&mut self, recv: Option<WcStatus>, host: &mut H) {
+        if let Some((_, Syndrome::Nak(code))) = self.nak {
+            self.refused = Refused::Message(code);
+        }
+        match recv {
+            // It is held, if also no message is under way.
+            Some(status) => {
+                self.inbound = Inbound::Idle;
+                host.complete_recv(&failed_recv(status));
+            }
+            None => self.drop_inbound(WcStatus::RemoteAborted, host),
+        }
+    }
+    /// The queue pair that the message under way is for goes: the rest is refused (RD).
+    pub(crate) fn refuse_inbound<H: Host>(&mut self, host: &mut H) {
+        if self.inbound != Inbound::Idle {
+            host.count(Count::NakInvalid);
+            self.nak = Some((self.expected, Syndrome::Nak(NakCode::InvalidRd)));
+            self.refuse_message(None, host);
+        }
     }
 
     #[cold]
@@ -240,7 +319,7 @@ impl Responder {
         self.msn = self.msn.wrapping_add(1);
         // Its response answers all requests before it as well.
         self.ack = false;
-        self.executed.push(psn, self.msn, (deed, self.srq), packets);
+        self.executed.push(psn, self.msn, (deed, self.named), packets);
         Ok(())
     }
 
@@ -253,6 +332,10 @@ impl Responder {
         packet: &Packet<'_>,
         host: &mut H,
     ) -> Result<(), Fatal> {
+        if op == PacketOp::Resync {
+            self.resync(psn, packet, host);
+            return Ok(());
+        }
         if !psn.is_before(self.expected) {
             if self.refused == Refused::No {
                 self.refused = Refused::Sequence;
@@ -289,7 +372,12 @@ impl Responder {
     fn repeat_read(&mut self, path: &Path, psn: Psn, packet: &Packet<'_>) -> Repeat {
         match requested(packet) {
             Ok(read) if path.access.contains(Access::REMOTE_READ) => {
-                let read = (read, if path.xrc == Xrc::No { Srqn::default() } else { named_srq(packet) });
+                let named = match path.variant {
+                    Variant::Plain | Variant::Initiator => Named::default(),
+                    Variant::Target => named_srq(packet),
+                    Variant::EndToEnd => named_queue_pairs(packet),
+                };
+                let read = (read, named);
                 self.executed.read_again(psn, read, path.packets(read.0.len), path.mtu, self.msn)
             }
             _ => Repeat::Unknown,
@@ -339,9 +427,10 @@ impl Responder {
         host: &mut H,
         tx: &mut T,
     ) -> Result<bool, Fatal> {
-        let mut ext = Ext::one(&aeth(ack_syndrome(host), response.msn));
+        let (to, mut ext) = path.answer(response.named.from);
+        ext.push(&aeth(ack_syndrome(host), response.msn));
         ext.push(&AtomicAckEth { original: Be64::new(original) });
-        let bth = path.bth(PacketOp::AtomicAcknowledge, BthFlags::empty(), 0, response.psn);
+        let bth = path.bth_to(to, PacketOp::AtomicAcknowledge, BthFlags::empty(), 0, response.psn);
         if reserve_packet(tx, None, &bth, &ext, 0).is_none() {
             return Ok(false);
         }
@@ -367,15 +456,14 @@ impl Responder {
             (false, false) => P::ReadResponseMiddle,
             (false, true) => P::ReadResponseLast,
         };
-        let ext = if op == P::ReadResponseMiddle {
-            Ext::none()
-        } else {
-            Ext::one(&aeth(ack_syndrome(host), response.msn))
-        };
+        let (to, mut ext) = path.answer(response.named.from);
+        if op != P::ReadResponseMiddle {
+            ext.push(&aeth(ack_syndrome(host), response.msn));
+        }
         let psn = response.psn.add(response.next);
-        let bth = path.bth(op, BthFlags::empty(), pad(len as usize), psn);
+        let bth = path.bth_to(to, op, BthFlags::empty(), pad(len as usize), psn);
         let Some(body) = reserve_packet(tx, None, &bth, &ext, len as usize) else { return Ok(false) };
-        let reached = path.xrc == Xrc::No || host.enter_srq(response.srq).is_ok();
+        let reached = path.variant == Variant::Plain || reach(path, response.named, host);
         let from = read.va.wrapping_add(offset.into());
         if len > 0 && !(reached && host.read_remote(read.rkey, from, body).is_ok()) {
             if !response.fresh {
@@ -403,8 +491,9 @@ impl Responder {
 
     #[inline]
     fn send_ack<T: TxSink>(&mut self, path: &Path, psn: Psn, syndrome: Syndrome, tx: &mut T) -> bool {
-        let ext = Ext::one(&aeth(syndrome, self.msn));
-        let bth = path.bth(PacketOp::Acknowledge, BthFlags::empty(), 0, psn);
+        let (to, mut ext) = path.answer(self.named.from);
+        ext.push(&aeth(syndrome, self.msn));
+        let bth = path.bth_to(to, PacketOp::Acknowledge, BthFlags::empty(), 0, psn);
         if reserve_packet(tx, None, &bth, &ext, 0).is_none() {
             return false;
         }
@@ -421,8 +510,21 @@ fn ack_syndrome<H: Host>(host: &H) -> Syndrome {
 }
 
 /// The shared receive queue that a request of XRC names.
-fn named_srq(packet: &Packet<'_>) -> Srqn {
-    packet.xrceth().map(|xrceth| Srqn::new(xrceth.srqn.get())).unwrap_or_default()
+fn named_srq(packet: &Packet<'_>) -> Named {
+    Named { to: packet.xrceth().map_or(0, |xrceth| xrceth.srqn.get()), from: 0 }
+}
+/// The queue pairs that a request of RD names.
+fn named_queue_pairs(packet: &Packet<'_>) -> Named {
+    let from = packet.deth().map_or(0, |deth| deth.src_qp.get());
+    Named { to: packet.bth().dest_qp().raw(), from }
+}
+/// Has what follows go to the queue that a request named. `false`: it is gone.
+#[inline(never)]
+fn reach<H: Host>(path: &Path, named: Named, host: &mut H) -> bool {
+    match path.variant {
+        Variant::EndToEnd => host.enter_queue_pair(Qpn::new(named.to), None).is_ok(),
+        _ => host.enter_srq(Srqn::new(named.to)).is_ok(),
+    }
 }
 
 /// The READ whose response is that of an ATOMIC WRITE or FLUSH.

@@ -231,6 +231,7 @@ proptest! {
             Just(QpType::Ud),
             Just(QpType::XrcIni),
             Just(QpType::XrcTgt),
+            Just(QpType::Eec),
         ],
         packets in prop::collection::vec(
             (any::<u8>(), -3..6_i32, prop_oneof![Just(0_usize), 1..20_usize, Just(256), Just(300)],
@@ -238,10 +239,11 @@ proptest! {
     ) {
         let setup = Setup { qp_type: kind, ..Setup::default() };
         let mut p = Pair::new(&setup);
-        p.b.host.xrc.queues.insert(0, Default::default());
+        let named = if kind == QpType::Eec { qpn(B).raw() } else { 0 };
+        p.b.host.xrc.queues.insert(named, Default::default());
         for _ in 0..10 {
             p.recv(B, 0, 400);
-            p.recv_srq(0, 0, 400);
+            p.recv_srq(named, 0, 400);
             p.send(B, SendOp::Send, 0, 300);
         }
         for (n, (op, psn, len, mut ext, sane, ours)) in packets.into_iter().enumerate() {
@@ -252,15 +254,21 @@ proptest! {
                 QpType::Uc => 0x20 | op & 0xf,
                 QpType::Ud => 0x64 | op & 1,
                 QpType::XrcIni | QpType::XrcTgt => 0xa0 | op & 0x1f,
+                QpType::Eec => 0x40 | op & 0x1f,
+                QpType::Rd => unreachable!("it takes no packets"),
             };
             let opcode = hca_core::wire::Opcode::new(if op > 250 { 0x81 } else { code });
             let Some(layout) = opcode.layout() else { continue };
-            let xrceth = if layout.xrceth != 0 { 4 } else { 0 };
+            let names = usize::from(layout.deth.max(layout.xrceth)).saturating_sub(12)
+                + if layout.deth != 0 { 8 } else if layout.xrceth != 0 { 4 } else { 0 };
             if sane {
-                ext[..xrceth].fill(0);
+                ext[..names].fill(0);
+                if layout.deth != 0 {
+                    ext[names - 8..names - 4].copy_from_slice(&QKEY.raw().to_be_bytes());
+                }
             }
             if sane && layout.reth != 0 {
-                let reth = &mut ext[xrceth..];
+                let reth = &mut ext[names..];
                 reth[..8].copy_from_slice(&64_u64.to_be_bytes());
                 reth[8..12].copy_from_slice(&KEY.raw().to_be_bytes());
                 reth[12..16].copy_from_slice(&(len as u32 * 2).to_be_bytes());

@@ -120,6 +120,8 @@ impl Opcode {
     }
     /// The service bits of the extended reliable connection.
     pub const XRC_SERVICE: u8 = 0xa0;
+    /// The service bits of the reliable datagram.
+    pub const RD_SERVICE: u8 = 0x40;
     /// An operation of the unreliable connection.
     #[inline]
     pub const fn uc(op: PacketOp) -> Self {

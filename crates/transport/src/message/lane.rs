@@ -11,7 +11,7 @@ use hca_core::{Instant, QpState};
 
 use super::{FIRST, LAST, Messages, Op};
 use crate::Qp;
-use crate::connection::Xrc;
+use crate::connection::Variant;
 use crate::qp::Service;
 
 /// The first byte of a SEND that one message takes, without anything else.
@@ -42,7 +42,7 @@ impl Qp {
     /// The fast paths that are available now.
     pub fn lanes(&self) -> Lanes {
         match self.service() {
-            Service::Local(m) if self.state() == QpState::Rts && m.path.xrc == Xrc::No => {
+            Service::Local(m) if self.state() == QpState::Rts && m.path.variant == Variant::Plain => {
                 let silent = m.responder.is_silent() && !self.awaits_drain();
                 Lanes {
                     sends: m.requester.is_open() && silent,

@@ -6,7 +6,7 @@ mod pieces;
 use hca_core::{Instant, MAX_MESSAGE_BYTES, Psn, SendFlags, WcStatus};
 
 use super::{FIRST, Head, LAST, MAX_DATA, Op, reserve};
-use crate::connection::{Path, Xrc};
+use crate::connection::{Path, Variant};
 use crate::emit::local_status;
 use crate::inflight::Kind;
 use crate::refusal::Rnr;
@@ -321,7 +321,7 @@ impl Requester {
         }
         // What was sent before has its number, so it is sent again.
         if self.next == self.high
-            && path.xrc == Xrc::No
+            && path.variant == Variant::Plain
             && matches!(kind, Kind::Write | Kind::Read | Kind::Atomic)
         {
             self.begin_direct(request, host)

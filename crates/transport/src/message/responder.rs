@@ -11,7 +11,7 @@ use super::{
     BY_VALUE, FIRST, Head, LAST, LENT, LIMITED, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, Op, SOLICITED,
     loan_bytes, put_loan, reserve, take_loan, take_remote,
 };
-use crate::connection::{Path, Xrc};
+use crate::connection::{Path, Variant};
 use crate::inbound::{Fault, Inbound, place, recv_status};
 use crate::placement::{atomic_write, flush};
 use crate::responder::{Fatal, nak_code};
@@ -263,7 +263,7 @@ impl Responder {
         if first && self.inbound != Inbound::Idle {
             self.begin_anew(host);
         }
-        let body = if path.xrc == Xrc::Target { self.enter_srq(first, body, host)? } else { body };
+        let body = if path.variant == Variant::Target { self.enter_srq(first, body, host)? } else { body };
         match head.op {
             Op::Send | Op::SendImm | Op::SendInv => self.accept_send(head, last, body, host),
             Op::Write | Op::WriteImm => self.accept_write(path, head, last, body, host),
@@ -487,11 +487,11 @@ impl Responder {
                 Answer::Atomic { original }
             }
             // As packets, XRC has neither.
-            Op::AtomicWrite if path.xrc == Xrc::No => {
+            Op::AtomicWrite if path.variant == Variant::Plain => {
                 atomic_write(path, (remote, len), operands, host)?;
                 NO_BYTES
             }
-            Op::Flush if path.xrc == Xrc::No && operands.is_empty() => {
+            Op::Flush if path.variant == Variant::Plain && operands.is_empty() => {
                 flush(path, Feth::from_bits(head.extra), (remote, len), host)?;
                 NO_BYTES
             }
@@ -579,7 +579,7 @@ impl Responder {
             Answer::Read { remote, len, sent, lent } => {
                 let addr = remote.addr.wrapping_add(sent.into());
                 if len - sent >= LOAN_MIN
-                    && path.xrc == Xrc::No
+                    && path.variant == Variant::Plain
                     && lent != Lent::Never
                     && let Some(loan) = host.lend_remote(remote.rkey, addr, MAX_LOAN.min(len - sent))
                 {
@@ -591,7 +591,7 @@ impl Responder {
                 let flags = again | if sent == 0 { FIRST } else { 0 } | if last { LAST } else { 0 };
                 let head = self.head(path, Op::ReadData, flags, number, 0);
                 let Some(out) = reserve(tx, &head, data as usize) else { return Ok(false) };
-                let reached = path.xrc == Xrc::No || host.enter_srq(srq).is_ok();
+                let reached = path.variant == Variant::Plain || host.enter_srq(srq).is_ok();
                 if data > 0 && !(reached && host.read_remote(remote.rkey, addr, out).is_ok()) {
                     self.responses.clear();
                     self.expected = number;

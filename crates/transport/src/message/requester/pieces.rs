@@ -8,7 +8,7 @@ use super::super::{
     put_loan, put_remote, reserve, reserve_for,
 };
 use super::{Fetched, Requester, Step};
-use crate::connection::{Path, Xrc};
+use crate::connection::{Path, Variant};
 use crate::emit::local_status;
 use crate::inflight::Kind;
 use crate::{ATOMIC_BYTES, Host, SendRequest, TxSink};
@@ -26,7 +26,7 @@ impl Requester {
         tx: &mut T,
     ) -> Step {
         if request.len >= LOAN_MIN
-            && path.xrc == Xrc::No
+            && path.variant == Variant::Plain
             && self.may_lend()
             && let Some(step) = self.lend(now, path, done, request, host, tx)
         {
@@ -68,7 +68,7 @@ impl Requester {
     /// The shared receive queue that a request's first message names.
     #[inline]
     fn names_srq<H: Host>(&self, path: &Path, host: &H) -> Option<Srqn> {
-        (path.xrc == Xrc::Initiator && self.sent == 0).then(|| host.named_srq(self.next))
+        (path.variant == Variant::Initiator && self.sent == 0).then(|| host.named_srq(self.next))
     }
 
     /// The head of a SEND's or WRITE's next piece.
