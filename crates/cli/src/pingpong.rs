@@ -195,7 +195,9 @@ impl<S: VerbsService> Bounce<S> {
                 moved = Instant::now();
             } else if moved.elapsed() > STALL {
                 let advice = match S::TYPE {
-                    QpType::Rc | QpType::XrcIni | QpType::XrcTgt => "see what the other end printed",
+                    QpType::Rc | QpType::XrcIni | QpType::XrcTgt | QpType::Rd | QpType::Eec => {
+                        "see what the other end printed"
+                    }
                     QpType::Uc => {
                         "this service loses messages, or the other end uses another path MTU (--mtu), size or count; start both again"
                     }

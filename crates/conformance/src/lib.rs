@@ -56,6 +56,7 @@
 //! | `errors` | the cause first, then the flushed; RNR and timeouts in their time |
 //! | `srq`, `cq` | sharing, limit and last-request events; overrun, notification, descriptors |
 //! | `xrc` | domains, their queues by number, initiators and targets; queues, targets and domains that go |
+//! | `rd` | domains of reliable datagrams, queue pairs and end-to-end contexts; those that fail, and those that go |
 //! | `uc`, `ud` | messages that the unreliable services drop and never deliver; GRH, Q_Keys, SQE |
 //! | `multicast` | members, copies, loopback, rules and limits of groups |
 //! | `limits` | reported limits are granted, requests beyond them refused; stale handles |

@@ -65,7 +65,7 @@ impl Conn {
         Self { qp_type, ..Self::default() }
     }
     pub(crate) fn init(&self) -> QpAttr {
-        let ud = self.qp_type == QpType::Ud;
+        let ud = matches!(self.qp_type, QpType::Ud | QpType::Rd);
         QpAttr {
             state: Some(QpState::Init),
             pkey: Some(Pkey::DEFAULT),
@@ -76,7 +76,8 @@ impl Conn {
     }
     /// To RTR, towards queue pair `qpn` at `gid`; `psn` is the peer's first.
     pub(crate) fn rtr(&self, qpn: Qpn, gid: Gid, psn: u32) -> QpAttr {
-        let (rc, ud) = (matches!(self.qp_type, QpType::Rc | QpType::XrcTgt), self.qp_type == QpType::Ud);
+        let (rc, ud) =
+            (matches!(self.qp_type, QpType::Rc | QpType::XrcTgt | QpType::Eec), self.qp_type == QpType::Ud);
         QpAttr {
             state: Some(QpState::Rtr),
             dest_qpn: (!ud).then_some(qpn),
@@ -89,7 +90,7 @@ impl Conn {
         }
     }
     pub(crate) fn rts(&self, psn: u32) -> QpAttr {
-        let rc = matches!(self.qp_type, QpType::Rc | QpType::XrcIni);
+        let rc = matches!(self.qp_type, QpType::Rc | QpType::XrcIni | QpType::Eec);
         QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(Psn::new(psn)),
@@ -147,7 +148,7 @@ impl Node {
         let ports = self.dev().create_general_services_qp(self.pd.handle, &init)?;
         Ok(self.qp_of(ports, &conn, (&send_cq, &recv_cq), None))
     }
-    fn qp_of(
+    pub(crate) fn qp_of(
         &self,
         ports: QpPorts,
         conn: &Conn,

@@ -4,8 +4,8 @@ use core::time::Duration;
 
 use crate::wire::Placement;
 use crate::{
-    Access, CqHandle, DeviceError, Gid, MwHandle, MwRange, PdHandle, QpHandle, QpInit, QpPorts, Qpn, RddHandle,
-    RecvPort, Rkey, SrqHandle, SrqInit, Srqn, XrcdHandle,
+    Access, CqHandle, DeviceError, Gid, MwHandle, MwRange, PdHandle, QpHandle, QpInit, QpPorts, Qpn,
+    RddHandle, RecvPort, Rkey, SrqHandle, SrqInit, Srqn, XrcdHandle,
 };
 
 /// Abilities that only some devices have. A device without an ability refuses its calls as unsupported.

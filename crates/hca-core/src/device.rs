@@ -14,9 +14,10 @@ use std::os::fd::BorrowedFd;
 
 use crate::{
     Abilities, Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqModeration, CqStatus,
-    DeviceClock, DeviceError, ExtendedConnections, GidEntry, GidType, LinkLayer, Lkey, MemoryWindows, ReliableDatagrams,
+    DeviceClock, DeviceError, ExtendedConnections, GidEntry, GidType, LinkLayer, Lkey, MemoryWindows,
     MrHandle, MrStatus, Multicast, Offload, PdHandle, Pkey, PortAttr, PortCounters, PostError, PostErrorKind,
-    QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle, SrqStatus,
+    QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, ReliableDatagrams, Rkey, SendWr,
+    SrqHandle, SrqStatus,
 };
 
 /// An adapter's control path. The trait is object-safe.

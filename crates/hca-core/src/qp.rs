@@ -356,7 +356,8 @@ mod tests {
         const STARTED: [M; 2] = [M::SQ_PSN, M::MAX_RD_ATOMIC];
         const CHANGED: [M; 2] = [M::AV, M::MAX_RD_ATOMIC];
         for qp_type in [Rc, Uc, Ud, XrcIni, XrcTgt, Rd, Eec] {
-            let first: &[M] = if matches!(qp_type, Ud | Rd) { &[M::PKEY, M::QKEY] } else { &[M::PKEY, M::ACCESS] };
+            let first: &[M] =
+                if matches!(qp_type, Ud | Rd) { &[M::PKEY, M::QKEY] } else { &[M::PKEY, M::ACCESS] };
             let again: &[M] = match qp_type {
                 Ud | Rd => &[M::QKEY],
                 Uc | XrcIni => &[M::ACCESS],
@@ -428,15 +429,8 @@ mod tests {
     #[test]
     fn every_state_goes_to_reset_and_error() {
         use QpState::*;
-        for t in [
-            QpType::Rc,
-            QpType::Uc,
-            QpType::Ud,
-            QpType::XrcIni,
-            QpType::XrcTgt,
-            QpType::Rd,
-            QpType::Eec,
-        ] {
+        for t in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcIni, QpType::XrcTgt, QpType::Rd, QpType::Eec]
+        {
             for from in [Reset, Init, Rtr, Rts, Sqd, Sqe, Error] {
                 for to in [Reset, Error] {
                     let attr = QpAttr { state: Some(to), ..QpAttr::default() };

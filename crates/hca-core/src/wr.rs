@@ -1,7 +1,7 @@
 //! Work requests, which programs post.
 
 use crate::wire::{Feth, Placement, Selectivity};
-use crate::{Access, AhHandle, Lkey, QpHandle, Qkey, Qpn, Rkey, Srqn};
+use crate::{Access, AhHandle, Lkey, Qkey, QpHandle, Qpn, Rkey, Srqn};
 
 /// One entry of a scatter/gather list: a piece of registered local memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -205,8 +205,14 @@ unsafe impl Device for Mlx5 {
     }
 
     fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
-        if matches!(init.qp_type, QpType::XrcIni | QpType::XrcTgt) {
-            return Err(DeviceError::Unsupported { what: "extended reliable connections (XRC)" });
+        match init.qp_type {
+            QpType::Rc | QpType::Uc | QpType::Ud => {}
+            QpType::XrcIni | QpType::XrcTgt => {
+                return Err(DeviceError::Unsupported { what: "extended reliable connections (XRC)" });
+            }
+            QpType::Rd | QpType::Eec => {
+                return Err(DeviceError::Unsupported { what: "reliable datagrams (RD)" });
+            }
         }
         self.hca.qps.create(&self.hca, pd, init)
     }

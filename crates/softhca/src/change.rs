@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use hca_core::{Completion, DeviceError, Instant, QpAttr, QpHandle, QpState, TransitionError};
+use hca_core::{Completion, DeviceError, Instant, QpAttr, QpHandle, QpState, QpType, TransitionError};
 use hca_fabric::{QpEnds, Revocation, TakeBack, TakeBackId};
 
 use crate::cq::Purge;
@@ -91,7 +91,7 @@ impl Engine {
         }
         let entry = self.core.qps.get(qp.index, qp.generation).ok_or_else(missing)?;
         let (qp_type, had_messages) = (entry.machine.qp_type(), entry.machine.uses_messages());
-        let as_before = entry.res.path.map(|_| had_messages);
+        let (as_before, is_of_rd) = (entry.res.path.map(|_| had_messages), entry.res.rd.is_some());
         let peer = attr.dest_qpn.or(entry.machine.attr().dest_qpn);
         let kind = (qp_type, QpEnds { local: Some(entry.machine.qpn()), peer });
         if ends
@@ -99,6 +99,12 @@ impl Engine {
             && let Some(id) = self.withdraw_word(qp)
         {
             return Ok(Change::Behind(id));
+        }
+        if is_of_rd && matches!(attr.state, Some(QpState::Reset | QpState::Error)) {
+            self.core.recall(qp.index);
+            if attr.state == Some(QpState::Reset) && qp_type == QpType::Rd {
+                self.core.refuse_inbound_of(qp.index);
+            }
         }
         let path = attr.av.as_ref().map(|av| self.open_path_of(now, kind, av, as_before)).transpose()?;
         let done = self.core.with_qp(now, qp, |entry, tables, ahs| {
@@ -150,6 +156,10 @@ impl Engine {
         if let Some(id) = self.withdraw_word(qp) {
             return Ok(Change::Behind(id));
         }
+        if self.core.qps.get(qp.index, qp.generation).is_some_and(|entry| entry.res.rd.is_some()) {
+            self.core.recall(qp.index);
+            self.core.refuse_inbound_of(qp.index);
+        }
         let entry =
             self.core.qps.remove(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
         let mut res = entry.res;
@@ -177,9 +187,11 @@ impl Engine {
             self.close_path(p, entry.machine.uses_messages());
         }
         self.core.forget(qp.index);
+        self.end_rd_qp(entry.machine.qpn(), &mut res);
+        self.end_eec(qp.index, &mut res);
         if let RecvQueue::Xrc(xrc) = &res.rq {
             self.end_xrc_target(qp.index, xrc);
-        } else {
+        } else if !matches!(res.rq, RecvQueue::Context(_)) {
             for cq in [res.send_cq, res.recv_cq] {
                 self.core.tables.cqs.at_mut(cq).expect("a user's queue exists").users -= 1;
             }
@@ -221,6 +233,14 @@ fn drop_requests(res: &mut QpRes, tables: &mut Tables, purge: Purge) {
                 xrc.give_back(tables, &mut res.held);
             }
             // Completions are those of the shared receive queues.
+            return;
+        }
+        RecvQueue::Datagrams(slot) => tables.drop_datagram_requests(*slot),
+        RecvQueue::Context(context) => {
+            if begun {
+                context.give_back(tables, &mut res.held);
+            }
+            // Completions are those of the queue pairs.
             return;
         }
     }

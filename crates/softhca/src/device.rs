@@ -12,7 +12,7 @@ use hca_core::{
     CqPort, CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, ExtendedConnections, Gid,
     GidEntry, Lid, MemoryWindows, MrHandle, MrInit, MrKeys, MrStatus, Multicast, MwHandle, MwKeys, MwRange,
     MwStatus, MwType, Offload, PdHandle, PortAttr, PortCounters, QpAttr, QpHandle, QpInfo, QpInit, QpPorts,
-    QpStatus, RecvPort, Rkey, SrqHandle, SrqInit, SrqStatus,
+    QpStatus, RecvPort, ReliableDatagrams, Rkey, SrqHandle, SrqInit, SrqStatus,
 };
 use hca_fabric::{Fabric, FabricAttr, FabricLink, QpEnds};
 
@@ -29,6 +29,7 @@ use crate::options::{Limits, Options, Progress, Time};
 use crate::ports::{SoftCq, SrqPort};
 use crate::progress::{self, Sleeper};
 use crate::random::Random;
+use crate::rd::MAX_RDD;
 use crate::ring::ring;
 use crate::runs::Attention;
 use crate::scattered::Scattered;
@@ -129,7 +130,7 @@ impl SoftHca {
     pub fn progress(&self) -> Progress {
         self.shared.progress
     }
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
     /// The attributes of the network, some found at run time; in a forked child, those of the time when the adapter was
@@ -274,8 +275,8 @@ impl SoftHca {
             let srqs = &mut e.core.tables.srqs;
             let (index, generation) = srqs.vacant().ok_or_else(|| limit("shared receive queue", srqs))?;
             let handle = SrqHandle { index, generation };
-            let (returned, limit, users, xrc) = (Vec::new(), 0, 0, None);
-            srqs.insert(SrqEntry { handle, pd, ring, returned, depth, max_sge, limit, users, xrc });
+            let (returned, limit, users, xrc, rd) = (Vec::new(), 0, 0, None, None);
+            srqs.insert(SrqEntry { handle, pd, ring, returned, depth, max_sge, limit, users, xrc, rd });
             if let Err(why) = as_what(e, handle) {
                 e.core.tables.srqs.remove(index, generation);
                 return Err(why);
@@ -344,6 +345,7 @@ const ABILITIES: Abilities = Abilities {
     mr_rereg: true,
     max_mw: MAX_MW,
     max_xrcd: MAX_XRCD,
+    max_rdd: MAX_RDD,
     // By its network.
     max_mcast_grp: 0,
     max_mcast_qp_attach: 0,
@@ -722,6 +724,9 @@ unsafe impl Device for SoftHca {
         Some(self)
     }
     fn xrc(&self) -> Option<&dyn ExtendedConnections> {
+        Some(self)
+    }
+    fn reliable_datagrams(&self) -> Option<&dyn ReliableDatagrams> {
         Some(self)
     }
     fn multicast(&self) -> Option<&dyn Multicast> {

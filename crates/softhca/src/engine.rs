@@ -408,7 +408,8 @@ impl Core {
             Ok(p) => p,
             Err(e) => return self.counters.malformed(e),
         };
-        let qpn = packet.bth().dest_qp().raw();
+        // A reliable datagram names its end-to-end context.
+        let qpn = packet.rdeth().map_or_else(|| packet.bth().dest_qp().raw(), |rdeth| rdeth.eec.get());
         let mut slot = slot_of(qpn);
         if qpn == GENERAL_SERVICES.raw() {
             slot = self.general_services.unwrap_or(slot);
@@ -456,7 +457,14 @@ impl Core {
     /// Notes what a queue pair wants after an input.
     #[inline]
     pub(crate) fn settle(&mut self, slot: u32) {
-        let Some(entry) = self.qps.at_mut(slot) else { return };
+        let entry = match self.qps.at_mut(slot) {
+            Some(entry) if entry.res.rd.is_none() => entry,
+            _ => {
+                self.settle_rd(slot);
+                let Some(entry) = self.qps.at_mut(slot) else { return };
+                entry
+            }
+        };
         let wants = entry.machine.wants();
         if wants.transmit && !entry.ready {
             entry.ready = true;
@@ -596,9 +604,11 @@ impl Core {
     /// Puts the queue pairs of overrun completion queues in error, and shows all completions.
     pub(crate) fn finish(&mut self, now: Instant) {
         while let Some(cq) = self.tables.overrun_cqs.pop() {
-            let users = |e: &QpEntry| e.res.send_cq == cq || e.res.recv_cq == cq;
+            let is_context = |e: &QpEntry| e.machine.qp_type() == QpType::Eec;
+            let users = |e: &QpEntry| !is_context(e) && (e.res.send_cq == cq || e.res.recv_cq == cq);
             let slots: Vec<u32> = self.qps.iter().filter(|(_, e)| users(e)).map(|(i, _)| i).collect();
             for slot in slots {
+                self.recall(slot);
                 let entry = self.qps.at_mut(slot).expect("listed just now");
                 let QpEntry { machine, res, .. } = &mut **entry;
                 machine.fail(now, &mut QpHost::new(res, &mut self.tables, &self.ahs));

@@ -94,6 +94,7 @@ mod progress;
 mod qp;
 #[cfg(not(loom))]
 mod random;
+mod rd;
 mod ring;
 mod runs;
 #[cfg(not(loom))]

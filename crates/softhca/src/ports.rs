@@ -88,9 +88,10 @@ impl SendQueue {
         let qp_type = self.qp_type;
         offers(qp_type, wr.op).map_err(|op| PostErrorKind::Unsupported { qp_type, op })?;
         let fits = match wr.dest {
-            None => !matches!(qp_type, QpType::Ud | QpType::XrcIni),
+            None => !matches!(qp_type, QpType::Ud | QpType::XrcIni | QpType::Rd),
             Some(Dest::Datagram(_)) => qp_type == QpType::Ud,
             Some(Dest::Srq(_)) => qp_type == QpType::XrcIni,
+            Some(Dest::Reliable(_)) => qp_type == QpType::Rd,
         };
         if !fits {
             return Err(PostErrorKind::Destination);

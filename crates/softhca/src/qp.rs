@@ -11,12 +11,12 @@ use core::sync::atomic::fence;
 
 use hca_core::wire::Packet;
 use hca_core::{
-    Access, AsyncEvent, Completion, PdHandle, QpCap, QpHandle, QpInfo, QpType, Rkey, SendFlags, SendOp, Sge,
-    Srqn, WcOpcode, WcStatus,
+    Access, AsyncEvent, Completion, PdHandle, Qkey, QpCap, QpHandle, QpInfo, QpType, Qpn, RdDest, Rkey,
+    SendFlags, SendOp, Sge, Srqn, WcOpcode, WcStatus,
 };
 use hca_fabric::{LinkId, PathId, PeerName, Places, Reach};
 use hca_transport::{
-    AtomicOp, Count, Direct, Host, InPlace, Loan, LoanError, LocalError, QpEvent, RecvDone,
+    AtomicOp, Count, Direct, Host, InPlace, Loan, LoanError, LocalError, QpEvent, RdEnds, RecvDone,
     RemoteAccessError, SendRequest, Served,
 };
 
@@ -27,6 +27,7 @@ use crate::dormant::Dormancy;
 use crate::mr::Refused;
 use crate::near::{self, Near, NearWork};
 use crate::pace::Pace;
+use crate::rd::{ContextRecv, Rd};
 use crate::ring::{Cell, Consumer};
 use crate::sync::{Arc, AtomicBool, AtomicU32, Ordering};
 use crate::tables::{Ah, Tables};
@@ -83,14 +84,25 @@ pub(crate) enum RecvQueue {
     Own(Consumer<RecvHeader>),
     Shared(u32),
     Xrc(XrcRecv),
+    /// That of a queue pair of RD, from which end-to-end contexts take: its slot in the table of shared ones.
+    Datagrams(u32),
+    Context(ContextRecv),
 }
 
 /// A queue pair without its machine.
 pub(crate) struct QpRes {
     pub(crate) shared: Arc<QpShared>,
+    /// That of the keys that peers name.
     pub(crate) pd: PdHandle,
+    /// That of its send requests: an end-to-end context has those of the queue pair that it serves.
+    pub(crate) send_pd: PdHandle,
     /// That of its receive requests: a shared queue has one of its own.
     pub(crate) recv_pd: PdHandle,
+    /// The queue pairs whose requests complete here: itself, or those that an end-to-end context serves.
+    pub(crate) sender: Arc<QpShared>,
+    pub(crate) receiver: Arc<QpShared>,
+    /// What it has to do with RD, if anything.
+    pub(crate) rd: Option<Box<Rd>>,
     pub(crate) cap: QpCap,
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
@@ -131,9 +143,13 @@ impl QpRes {
         rq: RecvQueue,
     ) -> Self {
         Self {
+            sender: shared.clone(),
+            receiver: shared.clone(),
             shared,
             pd,
+            send_pd: pd,
             recv_pd,
+            rd: None,
             cap,
             send_cq,
             recv_cq,
@@ -255,7 +271,7 @@ fn held_pieces<E: From<LocalError>>(
             let (h, cells) = rq.at(rq.head());
             pieces(cells[..h.sges.into()].iter().copied().map(cell_to_sge), offset, len, f)
         }
-        RecvQueue::Shared(_) | RecvQueue::Xrc(_) => pieces(held.sges.iter().copied(), offset, len, f),
+        _ => pieces(held.sges.iter().copied(), offset, len, f),
     }
 }
 
@@ -277,7 +293,7 @@ impl QpHost<'_> {
     }
     #[inline]
     fn local(&self, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
-        local(self.tables, self.res.pd, s, access)
+        local(self.tables, self.res.send_pd, s, access)
     }
     /// Drops the held receive request's slot, for good. Returns the number of its queue, if that is one of an XRC
     /// domain.
@@ -300,6 +316,17 @@ impl QpHost<'_> {
         let (room, pd, cq) = xrc.take(self.tables, held)?;
         (self.res.recv_pd, self.res.recv_cq) = (pd, cq);
         Some(room)
+    }
+    #[inline(never)]
+    fn take_of_queue_pair(&mut self) -> Option<u64> {
+        let QpRes { rq: RecvQueue::Context(context), held, .. } = &mut *self.res else { return None };
+        let (room, of) = context.take(self.tables, held)?;
+        (self.res.recv_pd, self.res.recv_cq, self.res.receiver) = of;
+        Some(room)
+    }
+    fn hold_datagrams(&mut self) -> Option<u64> {
+        let RecvQueue::Datagrams(slot) = self.res.rq else { return None };
+        self.tables.take_from_srq(slot, &mut self.res.held)
     }
     #[inline]
     fn hold_own(&mut self) -> Option<u64> {
@@ -331,7 +358,10 @@ pub(crate) fn list<'a>(cells: &'a [Cell], h: &SendHeader) -> &'a [Cell] {
 impl Host for QpHost<'_> {
     #[inline]
     fn sq_posted(&self) -> u32 {
-        self.res.sq.tail()
+        match &self.res.rd {
+            None => self.res.sq.tail(),
+            Some(rd) => rd.posted(&self.res.sq),
+        }
     }
     #[inline(always)]
     fn send_request(&self, index: u32) -> SendRequest {
@@ -343,6 +373,11 @@ impl Host for QpHost<'_> {
     fn named_srq(&self, index: u32) -> Srqn {
         let named = self.res.sq.header_ref(index).dest == DestKind::Srq;
         if named { Srqn::new(self.res.sq.cells(index)[0][0] as u32) } else { Srqn::default() }
+    }
+    fn rd_ends(&self, index: u32) -> RdEnds {
+        let from = self.res.rd.as_ref().and_then(|rd| rd.served()).unwrap_or_default();
+        let RdDest { qpn, qkey, .. } = cell_to_reliable(self.res.sq.cells(index)[0]);
+        RdEnds { to: qpn, qkey, from }
     }
     #[inline]
     fn gather(&mut self, index: u32, offset: u32, out: &mut [u8]) -> Result<(), LocalError> {
@@ -390,7 +425,7 @@ impl Host for QpHost<'_> {
         let h = self.res.sq.header_ref(index);
         if h.dest == DestKind::Datagram {
             let d = cell_to_target(self.res.sq.cells(index)[0]);
-            let ah = self.ahs.get(d.ah.index, d.ah.generation).filter(|a| a.pd == self.res.pd);
+            let ah = self.ahs.get(d.ah.index, d.ah.generation).filter(|a| a.pd == self.res.send_pd);
             ah.ok_or(LocalError::Protection)?;
         }
         if h.place == Place::Slot {
@@ -401,14 +436,14 @@ impl Host for QpHost<'_> {
         for s in entries(cells, h).filter(|s| s.len > 0 && in_slot(cells, h, s).is_none()) {
             self.local(s, access).map(drop).or_else(|e| {
                 let found =
-                    self.tables.mrs.scattered(self.res.pd, s.lkey.raw(), s.addr, s.len.into(), access);
+                    self.tables.mrs.scattered(self.res.send_pd, s.lkey.raw(), s.addr, s.len.into(), access);
                 found.map(drop).map_err(|_| e)
             })?;
         }
         Ok(())
     }
     fn carry_out(&mut self, index: u32) -> Result<(), WcStatus> {
-        let (pd, qp) = (self.res.pd, self.res.shared.handle);
+        let (pd, qp) = (self.res.send_pd, self.res.shared.handle);
         let mrs = &mut self.tables.mrs;
         let done = match self.res.sq.header_ref(index).op.op() {
             SendOp::BindMw { rkey, range } => mrs.bind_two(pd, qp, rkey.raw(), &range),
@@ -427,11 +462,11 @@ impl Host for QpHost<'_> {
         let h = sq.header_ref(index);
         let (wr_id, opcode, flags, len) = (h.wr_id, h.op.wc_opcode(), h.flags, h.len);
         sq.release(index.wrapping_add(1));
-        self.res.shared.ops.completed(opcode, len);
+        self.res.sender.ops.completed(opcode, len);
         if !flags.contains(SendFlags::SIGNALED) {
             return;
         }
-        let qp = self.res.shared.handle;
+        let qp = self.res.sender.handle;
         let make = || Completion { wr_id, qp, status, opcode, byte_len, ..Completion::default() };
         self.tables.complete_with(self.res.send_cq, make);
     }
@@ -443,6 +478,8 @@ impl Host for QpHost<'_> {
             RecvQueue::Own(_) => self.hold_own(),
             RecvQueue::Shared(srq) => self.tables.take_from_srq(srq, &mut self.res.held),
             RecvQueue::Xrc(_) => self.take_of_xrc(),
+            RecvQueue::Datagrams(_) => None,
+            RecvQueue::Context(_) => self.take_of_queue_pair(),
         }
     }
     #[inline]
@@ -462,9 +499,9 @@ impl Host for QpHost<'_> {
         if done.status != WcStatus::Success {
             return self.fail_recv(done);
         }
-        self.res.shared.ops.completed(done.opcode, done.byte_len);
+        self.res.receiver.ops.completed(done.opcode, done.byte_len);
         let srq = self.release_held();
-        let (wr_id, qp) = (self.res.held.wr_id, self.res.shared.handle);
+        let (wr_id, qp) = (self.res.held.wr_id, self.res.receiver.handle);
         let &RecvDone { status, opcode, byte_len, extra, solicited, src_qp, grh } = done;
         let make = || Completion { wr_id, qp, status, opcode, byte_len, extra, solicited, src_qp, srq, grh };
         self.tables.complete_with(self.res.recv_cq, make);
@@ -477,6 +514,8 @@ impl Host for QpHost<'_> {
             RecvQueue::Own(_) => {}
             RecvQueue::Shared(srq) => self.tables.return_to_srq(*srq, &mut self.res.held),
             RecvQueue::Xrc(xrc) => xrc.give_back(self.tables, &mut self.res.held),
+            RecvQueue::Datagrams(_) => {}
+            RecvQueue::Context(context) => context.give_back(self.tables, &mut self.res.held),
         }
     }
     fn recv_credits(&self) -> Option<u32> {
@@ -484,13 +523,13 @@ impl Host for QpHost<'_> {
             RecvQueue::Own(rq) => {
                 Some(rq.published().wrapping_sub(rq.head()) - u32::from(self.res.held.active))
             }
-            RecvQueue::Shared(_) | RecvQueue::Xrc(_) => None,
+            _ => None,
         }
     }
     fn flush_recv(&mut self) {
         loop {
-            if self.res.held.active || self.hold_own().is_some() {
-                let (wr_id, qp) = (self.res.held.wr_id, self.res.shared.handle);
+            if self.res.held.active || self.hold_own().or_else(|| self.hold_datagrams()).is_some() {
+                let (wr_id, qp) = (self.res.held.wr_id, self.res.receiver.handle);
                 let (status, opcode) = (WcStatus::WrFlushed, WcOpcode::Recv);
                 let srq = self.release_held();
                 let c = Completion { wr_id, qp, status, opcode, srq, ..Completion::default() };
@@ -502,6 +541,11 @@ impl Host for QpHost<'_> {
     }
     fn has_srq(&self) -> bool {
         matches!(self.res.rq, RecvQueue::Shared(_) | RecvQueue::Xrc(_))
+    }
+    fn enter_queue_pair(&mut self, number: Qpn, qkey: Option<Qkey>) -> Result<(), RemoteAccessError> {
+        let RecvQueue::Context(context) = &mut self.res.rq else { return Err(RemoteAccessError) };
+        self.res.pd = context.enter(number, qkey, self.tables).ok_or(RemoteAccessError)?;
+        Ok(())
     }
     fn enter_srq(&mut self, number: Srqn) -> Result<(), RemoteAccessError> {
         let RecvQueue::Xrc(xrc) = &mut self.res.rq else { return Err(RemoteAccessError) };
@@ -611,7 +655,7 @@ impl Host for QpHost<'_> {
         let Some(reach) = self.reach.as_mut().filter(|_| self.res.pace.is_none()) else {
             return Direct::Unable;
         };
-        let QpRes { near, near_work: work, sq, pd, .. } = &mut *self.res;
+        let QpRes { near, near_work: work, sq, send_pd: pd, .. } = &mut *self.res;
         let list = RequestList { sq, index, tables: self.tables, pd: *pd };
         let what = (&request.op.op(), request.len);
         near::carry_out(near.as_mut(), work, &self.tables.regions, reach, &list, what, behind)
@@ -619,7 +663,7 @@ impl Host for QpHost<'_> {
 
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
         let own = self.own_word();
-        let QpRes { near, near_work: work, sq, pd, pace, .. } = &mut *self.res;
+        let QpRes { near, near_work: work, sq, send_pd: pd, pace, .. } = &mut *self.res;
         let h = sq.header_ref(index);
         if h.place != Place::Memory || pace.is_some() {
             return None;
@@ -719,7 +763,7 @@ impl Host for QpHost<'_> {
     }
     fn scatter_loan(&mut self, index: u32, offset: u32, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
-        let QpRes { near, near_work: work, sq, pd, .. } = &mut **res;
+        let QpRes { near, near_work: work, sq, send_pd: pd, .. } = &mut **res;
         // Memory that is granted is read by the request itself.
         let terms = loan.terms.ok_or(LoanError::Bad)?;
         let mut places = Places::default();
@@ -759,7 +803,7 @@ impl Host for QpHost<'_> {
 pub(crate) const fn offers(qp_type: QpType, op: SendOp) -> Result<(), &'static str> {
     match (qp_type, op) {
         (QpType::Rc, _) => Ok(()),
-        (QpType::XrcTgt, _) => Err("send requests"),
+        (QpType::XrcTgt | QpType::Eec, _) => Err("send requests"),
         (QpType::Uc, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Ok(()),
         (_, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Err("memory windows"),
         (_, SendOp::AtomicWrite { .. }) => Err("ATOMIC WRITE"),
@@ -767,6 +811,7 @@ pub(crate) const fn offers(qp_type: QpType, op: SendOp) -> Result<(), &'static s
         (QpType::XrcIni, _) | (_, SendOp::Send | SendOp::SendImm(_)) => Ok(()),
         (QpType::Uc, SendOp::Write(_) | SendOp::WriteImm(..)) => Ok(()),
         (_, SendOp::SendInv(_)) => Err("SEND with invalidate"),
+        (QpType::Rd, _) => Ok(()),
         (_, SendOp::Write(_) | SendOp::WriteImm(..)) => Err("RDMA WRITE"),
         (_, SendOp::Read(_)) => Err("RDMA READ"),
         (_, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) => Err("atomics"),

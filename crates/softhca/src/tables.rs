@@ -14,6 +14,7 @@ use crate::events::Events;
 use crate::mr::MrTable;
 use crate::near::Regions;
 use crate::qp::{Held, RecvHeader, cell_to_sge};
+use crate::rd::{RdRecv, RdTables};
 use crate::ring::{Consumer, Producer, ring};
 use crate::slab::Slab;
 use crate::sync::Arc;
@@ -39,6 +40,8 @@ pub(crate) struct SrqEntry {
     pub(crate) users: u32,
     /// It belongs to an XRC domain.
     pub(crate) xrc: Option<XrcSrq>,
+    /// It is the receive queue of a queue pair of RD.
+    pub(crate) rd: Option<Box<RdRecv>>,
 }
 
 impl SrqEntry {
@@ -134,6 +137,7 @@ pub(crate) struct Tables {
     pub(crate) cqs: Slab<CqEntry>,
     pub(crate) srqs: Slab<SrqEntry>,
     pub(crate) xrcds: Slab<Xrcd>,
+    pub(crate) rd: RdTables,
     pub(crate) counts: [u64; Count::COUNT],
     /// Refused accesses of peers, by reason.
     pub(crate) key_faults: [u64; KeyFault::ALL.len()],
@@ -170,6 +174,7 @@ impl Tables {
             cqs,
             srqs,
             xrcds: Slab::new(MAX_XRCD),
+            rd: RdTables::default(),
             counts: [0; Count::COUNT],
             key_faults: [0; KeyFault::ALL.len()],
             ops_of_the_gone: OpCounts::default(),

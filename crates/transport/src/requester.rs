@@ -284,7 +284,10 @@ impl Requester {
         tx: &mut T,
         max: usize,
     ) -> usize {
-        if self.cur_index != self.next_index || self.sent_psn != self.cur_psn || path.variant != Variant::Plain {
+        if self.cur_index != self.next_index
+            || self.sent_psn != self.cur_psn
+            || path.variant != Variant::Plain
+        {
             return 0;
         }
         let (posted, units) = (host.sq_posted(), self.window.units());
@@ -379,7 +382,10 @@ impl Requester {
             return self.carry_out(may_start, host);
         }
         if self.cur_index == self.next_index {
-            if !may_start || !self.may_start(&current) || path.variant == Variant::EndToEnd && !self.is_drained() {
+            if !may_start
+                || !self.may_start(&current)
+                || path.variant == Variant::EndToEnd && !self.is_drained()
+            {
                 return Step::Blocked;
             }
             if let Err(status) = check(&current, self.cur_index, path, host) {
@@ -766,7 +772,8 @@ impl Requester {
         if !send_resync(ends, self.cur_psn, path, tx) {
             return Step::SinkFull;
         }
-        let nothing = SendRequest { op: FlatOp::new(&SendOp::Send), flags: SendFlags::empty(), len: 0, dest: None };
+        let nothing =
+            SendRequest { op: FlatOp::new(&SendOp::Send), flags: SendFlags::empty(), len: 0, dest: None };
         let current = Current { request: nothing, kind: Kind::Resync, packets: 1 };
         self.sent(now, &current, Extent { packets: 1, cost: packet_cost(0) }, true, host);
         Step::Sent

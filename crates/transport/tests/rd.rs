@@ -79,7 +79,8 @@ fn rdma_and_atomics_take_the_keys_of_the_queue_pair_that_they_name() {
     send(&mut p, (from, one), swap, 300_008, 8);
     p.run();
     p.expect_sends(&[Success; 6]);
-    for (side, addr, from) in [(A, 100_000, 500_000), (A, 200_000, 500_000), (B, 600_000, 0), (B, 700_000, 0)] {
+    for (side, addr, from) in [(A, 100_000, 500_000), (A, 200_000, 500_000), (B, 600_000, 0), (B, 700_000, 0)]
+    {
         p.expect_bytes(side, addr, from, 9_000);
     }
     assert_eq!(p.b.host.mem[800_000..800_008], 9_u64.to_ne_bytes());
@@ -126,12 +127,7 @@ fn one_message_is_under_way_at_a_time() {
 const REFUSALS: [(SendOp, u32, WcStatus, Option<WcStatus>); 5] = [
     (SendOp::Write(RemoteAddr { addr: 0, rkey: Rkey::new(1) }), 700, RemoteAccess, None),
     (SendOp::Read(RemoteAddr { addr: 0, rkey: Rkey::new(1) }), 700, RemoteAccess, None),
-    (
-        SendOp::FetchAdd { remote: RemoteAddr { addr: 4, rkey: KEY }, add: 1 },
-        8,
-        RemoteInvalidRequest,
-        None,
-    ),
+    (SendOp::FetchAdd { remote: RemoteAddr { addr: 4, rkey: KEY }, add: 1 }, 8, RemoteInvalidRequest, None),
     // More than one packet of it was placed.
     (SendOp::Send, 1700, RemoteInvalidRequest, Some(LocalLength)),
     (SendOp::WriteImm(RemoteAddr { addr: 0, rkey: Rkey::new(1) }, 3), 16, RemoteAccess, None),
@@ -222,7 +218,8 @@ fn a_refusal_and_its_resync_survive_each_fault_of_each_packet() {
                     }
                     p.fill(A, 0, 2000);
                     p.script = Box::new(move |s, k, _| if s == side && k == n { fate } else { Fate::Pass });
-                    for (to, op, len) in [(two, SendOp::Send, 900), (one, op, len), (two, SendOp::Send, 700)] {
+                    for (to, op, len) in [(two, SendOp::Send, 900), (one, op, len), (two, SendOp::Send, 700)]
+                    {
                         send(&mut p, (AT_A[0], to), op, 0, len);
                     }
                     p.run();

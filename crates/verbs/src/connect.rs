@@ -149,6 +149,8 @@ impl fmt::Display for Endpoint {
             QpType::Ud => "ud",
             QpType::XrcIni => "xrc-ini",
             QpType::XrcTgt => "xrc-tgt",
+            QpType::Rd => "rd",
+            QpType::Eec => "eec",
         };
         let Self { qpn, psn, mtu, rd_atomic, gid, lid, .. } = self;
         write!(f, "{service},qpn={qpn},psn={psn},mtu={},rd={rd_atomic},gid={gid}", mtu.bytes())?;
@@ -167,6 +169,7 @@ impl FromStr for Endpoint {
             Some("ud") => QpType::Ud,
             Some("xrc-ini") => QpType::XrcIni,
             Some("xrc-tgt") => QpType::XrcTgt,
+            Some("eec") => QpType::Eec,
             _ => return Err(ParseEndpointError { what: "service" }),
         };
         let mut field = |what: &'static str| {

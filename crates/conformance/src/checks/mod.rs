@@ -13,6 +13,7 @@ pub(crate) mod placement;
 pub(crate) mod portals;
 pub(crate) mod progress;
 pub(crate) mod qp_states;
+pub(crate) mod rd;
 pub(crate) mod rdma;
 pub(crate) mod send_recv;
 pub(crate) mod shown;

@@ -323,7 +323,9 @@ impl Draw {
             QpType::Rc => 10,
             QpType::Uc => 6,
             QpType::Ud => 3,
-            kind @ (QpType::XrcIni | QpType::XrcTgt) => unreachable!("no script has {kind:?}"),
+            kind @ (QpType::XrcIni | QpType::XrcTgt | QpType::Rd | QpType::Eec) => {
+                unreachable!("no script has {kind:?}")
+            }
         };
         let op = match self.rng.below(kinds) {
             0 | 1 => Op::Send,

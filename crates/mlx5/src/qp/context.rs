@@ -34,6 +34,7 @@ pub(crate) fn service(qp_type: QpType) -> ServiceType {
         QpType::Uc => ServiceType::Uc,
         QpType::Ud => ServiceType::Ud,
         QpType::XrcIni | QpType::XrcTgt => ServiceType::Xrc,
+        QpType::Rd | QpType::Eec => unreachable!("the driver creates no reliable datagrams"),
     }
 }
 
@@ -128,7 +129,7 @@ fn allowed(qp_type: QpType, from: QpState, to: QpState) -> u32 {
         QpType::Rc => optpar::RRE | optpar::RWE | optpar::RAE,
         QpType::Uc => optpar::RWE,
         QpType::Ud => optpar::Q_KEY,
-        QpType::XrcIni | QpType::XrcTgt => 0,
+        QpType::XrcIni | QpType::XrcTgt | QpType::Rd | QpType::Eec => 0,
     };
     // What a transition needs is always taken: INIT to RTR the timer.
     let timer = if qp_type == QpType::Rc && !early { optpar::RNR_TIMEOUT } else { 0 };

@@ -273,17 +273,6 @@ impl ServiceType {
     }
 }
 
-impl From<QpType> for ServiceType {
-    fn from(kind: QpType) -> Self {
-        match kind {
-            QpType::Rc => Self::Rc,
-            QpType::Uc => Self::Uc,
-            QpType::Ud => Self::Ud,
-            QpType::XrcIni | QpType::XrcTgt => Self::Xrc,
-        }
-    }
-}
-
 /// The mask of the context's optional fields that a transition takes over: `OPT_PARAM_MASK` of the commands that modify
 /// queue pairs. Required fields of the transition need no bit.
 pub mod optpar {
@@ -348,9 +337,6 @@ mod tests {
             (Verbs::Error, 6),
         ] {
             assert_eq!(QpState::from(verbs).code(), code, "{verbs:?}");
-        }
-        for &service in ServiceType::ALL {
-            assert!(service.verbs().is_none_or(|verbs| ServiceType::from(verbs) == service), "{service:?}");
         }
         assert_eq!(ServiceType::ALL.iter().filter_map(|service| service.verbs()).count(), 3);
     }

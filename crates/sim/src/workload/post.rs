@@ -273,7 +273,9 @@ impl World {
                 0 => one(self.draft_write(e)),
                 _ => one(self.draft_send(e)),
             },
-            QpType::XrcIni | QpType::XrcTgt => unreachable!("no plan has {kind:?}"),
+            QpType::XrcIni | QpType::XrcTgt | QpType::Rd | QpType::Eec => {
+                unreachable!("no plan has {kind:?}")
+            }
             QpType::Rc => match self.rng.below(12) {
                 0..4 => one(self.draft_bind(e).or_else(|| self.draft_send(e))),
                 4..7 => one(self.draft_write(e)),

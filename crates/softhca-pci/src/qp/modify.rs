@@ -116,6 +116,7 @@ fn foreign(service: Service) -> u32 {
         | optpar::ACK_TIMEOUT;
     match service {
         Service::Real(QpType::Rc | QpType::XrcIni | QpType::XrcTgt) => optpar::Q_KEY,
+        Service::Real(QpType::Rd | QpType::Eec) => unreachable!("no command creates reliable datagrams"),
         Service::Real(QpType::Uc) => optpar::Q_KEY | reliable,
         Service::Real(QpType::Ud) => {
             optpar::RWE | optpar::PRIMARY_ADDR_PATH | optpar::ALT_ADDR_PATH | optpar::PM_STATE | reliable

@@ -166,7 +166,7 @@ fn understand<'a>(
     let to = match qp_type {
         QpType::Ud => To::Address(UdAdrsVector::from_array(rest.take()?)),
         QpType::XrcIni => To::Srq(Srqn::new(XrcSeg::from_array(rest.take()?).get(XrcSeg::XRC_SRQN))),
-        QpType::Rc | QpType::Uc | QpType::XrcTgt => To::Peer,
+        QpType::Rc | QpType::Uc | QpType::XrcTgt | QpType::Rd | QpType::Eec => To::Peer,
     };
     if matches!(&to, To::Address(to) if !to.get(UdAdrsVector::EXT)) {
         return Err(wrong);

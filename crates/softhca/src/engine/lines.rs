@@ -202,7 +202,7 @@ fn tell_along(lane: &mut Lane<'_>, res: &QpRes, ack_since: &mut Option<u64>) {
 fn recv_credits(res: &QpRes) -> Option<u32> {
     match &res.rq {
         RecvQueue::Own(rq) => Some(rq.published().wrapping_sub(rq.head())),
-        RecvQueue::Shared(_) | RecvQueue::Xrc(_) => None,
+        _ => None,
     }
 }
 
@@ -214,7 +214,7 @@ fn place(res: &mut QpRes, tables: &mut Tables, data: LineData<'_>) -> Option<u64
         RecvQueue::Own(rq) => place_in(rq, &tables.mrs, res.recv_pd, data),
         RecvQueue::Shared(srq) => place_in_shared(*srq, tables, res.recv_pd, data),
         // It has no lane.
-        RecvQueue::Xrc(_) => None,
+        RecvQueue::Xrc(_) | RecvQueue::Datagrams(_) | RecvQueue::Context(_) => None,
     }
 }
 
@@ -311,7 +311,7 @@ fn put_inline(out: &mut [u8], bytes: &[u8]) {
 #[inline]
 fn load(entry: Sge, res: &QpRes, tables: &Tables, out: &mut [u8]) -> Option<()> {
     debug_assert_eq!(entry.len as usize, out.len());
-    let from = local(tables, res.pd, entry, Access::empty()).ok()?;
+    let from = local(tables, res.send_pd, entry, Access::empty()).ok()?;
     // SAFETY: dma (1): as in `place`; `out` is as long as the entry.
     unsafe { dma::load(from, out) };
     Some(())

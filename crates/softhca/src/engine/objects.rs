@@ -54,6 +54,10 @@ fn as_created(init: &QpInit) -> Result<QpInit, DeviceError> {
             let cap = QpCap { max_recv_wr: 0, max_recv_sge: 0, ..init.cap };
             Ok(QpInit { recv_cq: init.send_cq, srq: None, cap, ..*init })
         }
+        QpType::Rd => Err(DeviceError::Unsupported { what: "a queue pair of RD outside of an RD domain" }),
+        QpType::Eec => {
+            Err(DeviceError::Unsupported { what: "an end-to-end context outside of an RD domain" })
+        }
         QpType::Rc | QpType::Uc | QpType::Ud => Ok(*init),
     }
 }
@@ -79,7 +83,7 @@ impl Engine {
         av: &AddressVector,
         as_before: Option<bool>,
     ) -> Result<(PathId, Option<PeerName>), DeviceError> {
-        let near_too = self.has_shm && qp_type.is_reliable() && as_before != Some(false);
+        let near_too = self.has_shm && Qp::may_use_messages(qp_type) && as_before != Some(false);
         if let Some(peer) = ends.peer.filter(|_| near_too) {
             self.part_from_predecessor(now, av.dgid.ip(), peer);
             let av = with_traffic_class(av);
@@ -189,7 +193,16 @@ impl Engine {
         init: &QpInit,
         number: Option<Qpn>,
     ) -> Result<QpPorts, DeviceError> {
-        let init = &as_created(init)?;
+        self.create_any_qp(hca, pd, &as_created(init)?, number)
+    }
+    /// The same, of any type that has queues.
+    pub(crate) fn create_any_qp(
+        &mut self,
+        hca: &Arc<Shared>,
+        pd: PdHandle,
+        init: &QpInit,
+        number: Option<Qpn>,
+    ) -> Result<QpPorts, DeviceError> {
         let cap = init.cap;
         self.check_qp(pd, init)?;
         let recv_pd = self.recv_pd(pd, init)?;
@@ -197,7 +210,7 @@ impl Engine {
         let inline = (cap.max_inline as usize).div_ceil(size_of::<Cell>());
         // Lists of both kinds have two entries at least.
         let list = if cap.max_send_sge > 1 { cap.max_send_sge as usize } else { 0 };
-        let named = matches!(init.qp_type, QpType::Ud | QpType::XrcIni);
+        let named = matches!(init.qp_type, QpType::Ud | QpType::XrcIni | QpType::Rd);
         let cells = (cap.max_send_sge as usize).max(list + inline) + usize::from(named);
         let (send_ring, sq) = ring::<SendHeader>(cap.max_send_wr, cells);
         let qp_shared = Arc::new(QpShared::new(handle));

@@ -45,12 +45,15 @@ impl QpHost<'_> {
         let h = self.res.sq.header_ref(index);
         let (wr_id, opcode) = (h.wr_id, h.op.wc_opcode());
         self.res.sq.release(index.wrapping_add(1));
-        let (qp, byte_len) = (self.res.shared.handle, code(why));
+        let (qp, byte_len) = (self.res.sender.handle, code(why));
+        if let Some(rd) = &mut self.res.rd {
+            rd.request_failed();
+        }
         let c = Completion { wr_id, qp, status, opcode, byte_len, ..Completion::default() };
         self.tables.complete(self.res.send_cq, c);
     }
     fn send_fault(&self, index: u32, status: WcStatus) -> Option<KeyFault> {
-        let (pd, qp) = (self.res.pd, self.res.shared.handle);
+        let (pd, qp) = (self.res.send_pd, self.res.shared.handle);
         let (h, cells) = self.res.sq.at(index);
         match (status, h.op.op()) {
             (WcStatus::MwBind, SendOp::BindMw { rkey, range }) => {
@@ -80,14 +83,14 @@ impl QpHost<'_> {
                 let list = cells[..h.sges.into()].iter().copied().map(cell_to_sge);
                 self.list_fault(self.res.recv_pd, list, Access::LOCAL_WRITE)
             }
-            (WcStatus::LocalProtection, RecvQueue::Shared(_) | RecvQueue::Xrc(_)) => {
+            (WcStatus::LocalProtection, _) => {
                 let list = self.res.held.sges.iter().copied();
                 self.list_fault(self.res.recv_pd, list, Access::LOCAL_WRITE)
             }
             _ => None,
         };
         let srq = self.release_held();
-        let (wr_id, qp) = (self.res.held.wr_id, self.res.shared.handle);
+        let (wr_id, qp) = (self.res.held.wr_id, self.res.receiver.handle);
         let &RecvDone { status, opcode, .. } = done;
         let c = Completion { wr_id, qp, status, opcode, byte_len: code(why), srq, ..Completion::default() };
         self.tables.complete(self.res.recv_cq, c);

@@ -3,7 +3,7 @@
 
 use core::mem::MaybeUninit;
 
-use hca_core::{AhHandle, Dest, FlatOp, Lkey, Qkey, Qpn, SendFlags, Sge, UdDest};
+use hca_core::{AhHandle, Dest, FlatOp, Lkey, Qkey, QpHandle, Qpn, RdDest, SendFlags, Sge, UdDest};
 use hca_transport::{LocalError, UdTarget};
 
 use super::list;
@@ -33,6 +33,8 @@ pub(crate) enum DestKind {
     Datagram,
     /// The number of the shared receive queue that a request of XRC names.
     Srq,
+    /// The destination of a reliable datagram.
+    Reliable,
 }
 
 /// Where the bytes of a request are.
@@ -114,11 +116,23 @@ pub(crate) const fn dest_to_cell(dest: Dest) -> (DestKind, Cell) {
     match dest {
         Dest::Datagram(d) => (DestKind::Datagram, datagram_to_cell(d)),
         Dest::Srq(number) => (DestKind::Srq, [number.raw() as u64, 0]),
+        Dest::Reliable(d) => (DestKind::Reliable, reliable_to_cell(d)),
     }
 }
 const fn datagram_to_cell(d: UdDest) -> Cell {
     let (ah, generation) = (d.ah.index as u64, d.ah.generation as u64);
     [ah | generation << 32, d.qpn.raw() as u64 | (d.qkey.raw() as u64) << 32]
+}
+const fn reliable_to_cell(d: RdDest) -> Cell {
+    let (index, generation) = (d.eec.index as u64, d.eec.generation as u64);
+    [index | generation << 32, d.qpn.raw() as u64 | (d.qkey.raw() as u64) << 32]
+}
+pub(crate) const fn cell_to_reliable(c: Cell) -> RdDest {
+    RdDest {
+        eec: QpHandle { index: c[0] as u32, generation: (c[0] >> 32) as u32 },
+        qpn: Qpn::new(c[1] as u32),
+        qkey: Qkey::new((c[1] >> 32) as u32),
+    }
 }
 pub(super) const fn cell_to_target(c: Cell) -> UdTarget {
     UdTarget {

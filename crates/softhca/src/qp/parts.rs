@@ -19,7 +19,7 @@ impl QpHost<'_> {
                 out[at..at + s.len as usize].copy_from_slice(bytes?);
                 return Ok(());
             }
-            each_part(self.tables, self.res.pd, s, Access::empty(), |from, part, len| {
+            each_part(self.tables, self.res.send_pd, s, Access::empty(), |from, part, len| {
                 // SAFETY: as in `gather`.
                 unsafe { dma::load(from, &mut out[at + part..at + part + len]) };
                 Ok(())
@@ -31,7 +31,7 @@ impl QpHost<'_> {
     pub(super) fn scatter_parts(&self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalError> {
         let (h, cells) = self.res.sq.at(index);
         pieces(entries(cells, h), offset, data.len(), |s, at| {
-            each_part(self.tables, self.res.pd, s, Access::LOCAL_WRITE, |to, part, len| {
+            each_part(self.tables, self.res.send_pd, s, Access::LOCAL_WRITE, |to, part, len| {
                 // SAFETY: as in `scatter`.
                 unsafe { dma::store(to, &data[at + part..at + part + len]) };
                 Ok(())

@@ -246,7 +246,8 @@ impl Pair {
         .unwrap();
     }
     pub fn ready_to_send(&mut self, side: Side, s: &Setup) {
-        let (of, sends) = (s.type_of(side), matches!(s.type_of(side), QpType::Rc | QpType::XrcIni | QpType::Eec));
+        let (of, sends) =
+            (s.type_of(side), matches!(s.type_of(side), QpType::Rc | QpType::XrcIni | QpType::Eec));
         let sq_psn = if side == Side::A { s.psn_a } else { s.psn_b };
         self.modify(
             side,
