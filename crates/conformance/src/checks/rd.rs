@@ -436,9 +436,12 @@ pub(crate) fn a_receiver_that_goes_in_the_middle_of_a_message_is_refused(bed: &d
     for way in 0..3 {
         let Some(d) = Domains::new(bed) else { return };
         let gone = End::new(&d.b, &d.b.node);
-        gone.recv(1, 0, 60_000);
+        // More than leaves at once.
+        gone.qp.recv(1, &[gone.memory.sge(0, 60_000); 4]);
         d.from[0].memory.fill(1);
-        d.post((&d.from[0], &gone), 1, SendOp::Send, 0, 60_000);
+        let sges = [d.from[0].memory.sge(0, 60_000); 4];
+        let request = SendWr { dest: Some(Dest::Reliable(d.dest(&gone))), ..wr(1, SendOp::Send, &sges) };
+        d.from[0].qp.try_send(&[request]).unwrap();
         d.b.node.world.wait("the first bytes", || (gone.memory.read(8, 1)[0] != 0).then_some(()));
         match way {
             0 => _ = gone.qp.destroy().unwrap(),
