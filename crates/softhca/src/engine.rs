@@ -408,8 +408,7 @@ impl Core {
             Ok(p) => p,
             Err(e) => return self.counters.malformed(e),
         };
-        // A reliable datagram names its end-to-end context.
-        let qpn = packet.rdeth().map_or_else(|| packet.bth().dest_qp().raw(), |rdeth| rdeth.eec.get());
+        let qpn = packet.bth().dest_qp().raw();
         let mut slot = slot_of(qpn);
         if qpn == GENERAL_SERVICES.raw() {
             slot = self.general_services.unwrap_or(slot);
@@ -419,9 +418,11 @@ impl Core {
             if qpn == Qpn::MULTICAST.raw() {
                 return self.receive_multicast(now, rx, &packet);
             }
-            self.counters.unknown_qp += 1;
-            return;
+            return self.receive_datagram(now, rx, &packet);
         };
+        if entry.res.rd.is_some() {
+            return self.receive_datagram(now, rx, &packet);
+        }
         if entry.res.peer.is_some_and(|peer| peer != rx.src) {
             self.counters.foreign_source += 1;
             return;
@@ -457,14 +458,7 @@ impl Core {
     /// Notes what a queue pair wants after an input.
     #[inline]
     pub(crate) fn settle(&mut self, slot: u32) {
-        let entry = match self.qps.at_mut(slot) {
-            Some(entry) if entry.res.rd.is_none() => entry,
-            _ => {
-                self.settle_rd(slot);
-                let Some(entry) = self.qps.at_mut(slot) else { return };
-                entry
-            }
-        };
+        let Some(entry) = self.qps.at_mut(slot) else { return };
         let wants = entry.machine.wants();
         if wants.transmit && !entry.ready {
             entry.ready = true;
@@ -482,10 +476,21 @@ impl Core {
             entry.timer = Some(at);
             self.timers.push(Reverse((at, slot)));
         }
-        let state = encode_state(entry.machine.state());
+        let (state, is_of_rd) = (encode_state(entry.machine.state()), entry.res.rd.is_some());
         // Only the engine stores the state, under its lock, so this compares with its own last word.
         if entry.res.shared.state.load(Ordering::Relaxed) != state {
             self.show_state(slot, state);
+        }
+        if is_of_rd {
+            self.settle_rd(slot);
+        }
+    }
+    /// A queue pair has its turn to send.
+    pub(crate) fn make_ready(&mut self, slot: u32) {
+        if let Some(entry) = self.qps.at_mut(slot)
+            && !core::mem::replace(&mut entry.ready, true)
+        {
+            self.ready.push_back(slot);
         }
     }
 

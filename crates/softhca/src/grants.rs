@@ -101,14 +101,19 @@ impl Engine {
     #[inline]
     pub(crate) fn take_back(&mut self) {
         let core = &self.core;
-        if !(core.words_due.is_empty() && core.tables.taken_back.is_empty() && core.taking_back.is_empty()) {
+        // Where memory is not shared, no peer has any.
+        let none = core.tables.taken_back.is_empty()
+            && (!self.has_shm || core.words_due.is_empty() && core.taking_back.is_empty());
+        if !none {
             self.take_back_now();
         }
     }
 
     #[cold]
     fn take_back_now(&mut self) {
-        let Some(shm) = self.fabric.shm() else { return };
+        let Some(shm) = self.fabric.shm() else {
+            return self.core.tables.taken_back.clear();
+        };
         self.core.continue_take_backs(shm);
         while let Some(slot) = self.core.words_due.pop() {
             if let Some(id) = self.core.publish_word(slot, shm) {

@@ -10,13 +10,17 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use hca_core::wire::Packet;
 use hca_core::{
-    DeviceError, PdHandle, Qkey, QpCap, QpHandle, QpInit, QpPorts, QpState, QpType, Qpn, RddHandle,
+    DeviceError, Instant, PdHandle, Qkey, QpCap, QpHandle, QpInit, QpPorts, QpState, QpType, Qpn, RddHandle,
     ReliableDatagrams, SrqHandle, WcStatus,
 };
 
+use hca_fabric::RxPacket;
+use hca_transport::RxMeta;
+
 use crate::device::{SoftHca, limit, unknown};
-use crate::engine::{Core, Engine};
+use crate::engine::{Core, Engine, slot_of};
 use crate::qp::{
     DestKind, Held, QpEntry, QpHost, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader, cell_to_reliable,
 };
@@ -184,6 +188,27 @@ impl Core {
         }
     }
 
+    /// One packet that is for no queue pair, or for one of RD: a reliable datagram is for the context that it names.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn receive_datagram(&mut self, now: Instant, rx: &RxPacket<'_>, packet: &Packet<'_>) {
+        let named = packet.rdeth().map(|rdeth| rdeth.eec.get());
+        let slot = named.map_or(NONE, slot_of);
+        let entry = self.qps.at_mut(slot).filter(|e| Some(e.machine.qpn().raw()) == named);
+        let Some(entry) = entry else {
+            self.counters.unknown_qp += 1;
+            return;
+        };
+        if entry.res.peer.is_some_and(|peer| peer != rx.src) {
+            self.counters.foreign_source += 1;
+            return;
+        }
+        let QpEntry { machine, res, .. } = &mut **entry;
+        let meta = RxMeta { ce: rx.congestion_experienced(), grh: None };
+        machine.handle_packet(now, &meta, packet, &mut QpHost::new(res, &mut self.tables, &self.ahs));
+        self.settle_touched(Some(slot));
+    }
+
     /// Notes what an input has changed for a queue pair or context.
     #[cold]
     pub(crate) fn settle_rd(&mut self, slot: u32) {
@@ -301,6 +326,7 @@ impl Core {
             (context.posted, context.failed) = (index.wrapping_add(1), false);
         }
         machine.serve_from(index);
+        self.make_ready(slot);
     }
     /// The request that a context served is done: the send queue goes back.
     fn give_back(&mut self, slot: u32) {

@@ -145,14 +145,27 @@ impl Path {
         ext.push(&Deth { qkey: Be32::new(ends.qkey.raw()), reserved: 0, src_qp: Be24::new(ends.from.raw()) });
         (ends.to, ext)
     }
-    /// The queue pair that a response is for, and the extended headers that it begins with; `asker` sent the request
-    /// (RD).
-    #[inline]
-    pub(crate) fn answer(&self, asker: u32) -> (Qpn, Ext) {
-        match self.variant {
-            Variant::EndToEnd => (Qpn::new(asker), Ext::one(&self.rdeth())),
-            _ => (self.dest_qpn, Ext::none()),
+    /// The queue pair that a response is for, and its extended headers; `asker` sent the request (RD).
+    #[inline(always)]
+    pub(crate) fn answer(&self, asker: u32, aeth: Aeth) -> (Qpn, Ext) {
+        if self.variant == Variant::EndToEnd {
+            return self.datagram_answer(asker, Some(aeth));
         }
+        (self.dest_qpn, Ext::one(&aeth))
+    }
+    /// The same of a response's packet without an acknowledgement.
+    #[inline(always)]
+    pub(crate) fn answer_alone(&self, asker: u32) -> (Qpn, Ext) {
+        if self.variant == Variant::EndToEnd {
+            return self.datagram_answer(asker, None);
+        }
+        (self.dest_qpn, Ext::none())
+    }
+    #[inline(never)]
+    fn datagram_answer(&self, asker: u32, aeth: Option<Aeth>) -> (Qpn, Ext) {
+        let mut ext = Ext::one(&self.rdeth());
+        aeth.iter().for_each(|aeth| ext.push(aeth));
+        (Qpn::new(asker), ext)
     }
     fn rdeth(&self) -> Rdeth {
         Rdeth { reserved: 0, eec: Be24::new(self.dest_qpn.raw()) }

@@ -326,6 +326,7 @@ impl Qp {
             self.handle_marks(now, rx.ce || bth.fecn(), bth.becn(), host);
         }
         let fits = match (kind, &self.service) {
+            (TransportKind::Rc, Service::Rc(c)) => c.path.variant == Variant::Plain,
             (_, Service::Rc(c)) => c.path.variant.takes(kind, is_response(op)),
             (TransportKind::Uc, Service::Uc(_)) | (TransportKind::Ud, Service::Ud(_)) => true,
             _ => false,

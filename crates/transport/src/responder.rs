@@ -7,7 +7,7 @@
 use hca_core::wire::{AtomicAckEth, Be64, BthFlags, NakCode, Packet, PacketOp, Syndrome};
 use hca_core::{Access, MAX_MESSAGE_BYTES, Psn, Qkey, Qpn, RemoteAddr, Rkey, Srqn, WcStatus};
 
-use crate::build::{pad, reserve_packet};
+use crate::build::{Ext, pad, reserve_packet};
 use crate::connection::{Path, Variant, aeth};
 use crate::executed::{Deed, Executed, History, Named, Read, Repeat};
 use crate::inbound::{Fault, Inbound, failed_recv, is_send_or_write, recv_status};
@@ -154,14 +154,12 @@ impl Responder {
             self.refused = Refused::No;
             self.nak = None;
         }
-        match path.variant {
-            Variant::Plain | Variant::Initiator => {}
-            Variant::Target => self.enter_srq(psn, packet, host)?,
-            Variant::EndToEnd if op == PacketOp::Resync => {
+        if path.variant != Variant::Plain {
+            if op == PacketOp::Resync {
                 self.resync(psn, packet, host);
                 return Ok(());
             }
-            Variant::EndToEnd => self.enter_queue_pair(psn, packet, host)?,
+            self.enter(path, psn, packet, host)?;
         }
         if is_send_or_write(op) {
             match self.inbound.accept(op, packet, path.mtu, path.access, host) {
@@ -180,6 +178,21 @@ impl Responder {
         }
     }
 
+    /// Has the request go to the queue that it names.
+    #[inline(never)]
+    fn enter<H: Host>(
+        &mut self,
+        path: &Path,
+        psn: Psn,
+        packet: &Packet<'_>,
+        host: &mut H,
+    ) -> Result<(), Fatal> {
+        match path.variant {
+            Variant::Plain | Variant::Initiator => Ok(()),
+            Variant::Target => self.enter_srq(psn, packet, host),
+            Variant::EndToEnd => self.enter_queue_pair(psn, packet, host),
+        }
+    }
     /// Has the request go to the shared receive queue that it names. A queue that is unknown, or of another XRC domain,
     /// is refused like a wrong key: drivers report both as access errors of the queue pair (Linux's qedr).
     #[inline(never)]
@@ -427,8 +440,7 @@ impl Responder {
         host: &mut H,
         tx: &mut T,
     ) -> Result<bool, Fatal> {
-        let (to, mut ext) = path.answer(response.named.from);
-        ext.push(&aeth(ack_syndrome(host), response.msn));
+        let (to, mut ext) = path.answer(response.named.from, aeth(ack_syndrome(host), response.msn));
         ext.push(&AtomicAckEth { original: Be64::new(original) });
         let bth = path.bth_to(to, PacketOp::AtomicAcknowledge, BthFlags::empty(), 0, response.psn);
         if reserve_packet(tx, None, &bth, &ext, 0).is_none() {
@@ -456,10 +468,12 @@ impl Responder {
             (false, false) => P::ReadResponseMiddle,
             (false, true) => P::ReadResponseLast,
         };
-        let (to, mut ext) = path.answer(response.named.from);
-        if op != P::ReadResponseMiddle {
-            ext.push(&aeth(ack_syndrome(host), response.msn));
-        }
+        let asker = response.named.from;
+        let (to, ext) = if op == P::ReadResponseMiddle {
+            path.answer_alone(asker)
+        } else {
+            path.answer(asker, aeth(ack_syndrome(host), response.msn))
+        };
         let psn = response.psn.add(response.next);
         let bth = path.bth_to(to, op, BthFlags::empty(), pad(len as usize), psn);
         let Some(body) = reserve_packet(tx, None, &bth, &ext, len as usize) else { return Ok(false) };
@@ -491,13 +505,16 @@ impl Responder {
 
     #[inline]
     fn send_ack<T: TxSink>(&mut self, path: &Path, psn: Psn, syndrome: Syndrome, tx: &mut T) -> bool {
-        let (to, mut ext) = path.answer(self.named.from);
-        ext.push(&aeth(syndrome, self.msn));
-        let bth = path.bth_to(to, PacketOp::Acknowledge, BthFlags::empty(), 0, psn);
-        if reserve_packet(tx, None, &bth, &ext, 0).is_none() {
+        // With headers of one length, where most are.
+        let aeth = aeth(syndrome, self.msn);
+        let sent = if path.variant == Variant::EndToEnd {
+            send_empty(path.answer(self.named.from, aeth), path, psn, tx)
+        } else {
+            send_empty((path.dest_qpn, Ext::one(&aeth)), path, psn, tx)
+        };
+        if !sent {
             return false;
         }
-        tx.commit();
         // A NAK acknowledges all before it as well.
         (self.ack, self.delivered) = (false, false);
         true
@@ -525,6 +542,17 @@ fn reach<H: Host>(path: &Path, named: Named, host: &mut H) -> bool {
         Variant::EndToEnd => host.enter_queue_pair(Qpn::new(named.to), None).is_ok(),
         _ => host.enter_srq(Srqn::new(named.to)).is_ok(),
     }
+}
+
+/// Sends an acknowledgement to this queue pair. `false`: the sink has no room.
+#[inline(always)]
+fn send_empty<T: TxSink>((to, ext): (Qpn, Ext), path: &Path, psn: Psn, tx: &mut T) -> bool {
+    let bth = path.bth_to(to, PacketOp::Acknowledge, BthFlags::empty(), 0, psn);
+    let sent = reserve_packet(tx, None, &bth, &ext, 0).is_some();
+    if sent {
+        tx.commit();
+    }
+    sent
 }
 
 /// The READ whose response is that of an ATOMIC WRITE or FLUSH.
