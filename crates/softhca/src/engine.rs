@@ -408,6 +408,9 @@ impl Core {
             Ok(p) => p,
             Err(e) => return self.counters.malformed(e),
         };
+        if packet.opcode().is_rd() {
+            return self.receive_datagram(now, rx, &packet);
+        }
         let qpn = packet.bth().dest_qp().raw();
         let mut slot = slot_of(qpn);
         if qpn == GENERAL_SERVICES.raw() {
@@ -418,11 +421,9 @@ impl Core {
             if qpn == Qpn::MULTICAST.raw() {
                 return self.receive_multicast(now, rx, &packet);
             }
-            return self.receive_datagram(now, rx, &packet);
+            self.counters.unknown_qp += 1;
+            return;
         };
-        if entry.res.rd.is_some() {
-            return self.receive_datagram(now, rx, &packet);
-        }
         if entry.res.peer.is_some_and(|peer| peer != rx.src) {
             self.counters.foreign_source += 1;
             return;

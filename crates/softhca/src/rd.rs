@@ -188,7 +188,7 @@ impl Core {
         }
     }
 
-    /// One packet that is for no queue pair, or for one of RD: a reliable datagram is for the context that it names.
+    /// One reliable datagram: it is for the context that it names, whatever queue pair it is for.
     #[cold]
     #[inline(never)]
     pub(crate) fn receive_datagram(&mut self, now: Instant, rx: &RxPacket<'_>, packet: &Packet<'_>) {

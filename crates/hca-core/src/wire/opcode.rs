@@ -145,6 +145,11 @@ impl Opcode {
             _ => return None,
         })
     }
+    /// Whether the transport service is the reliable datagram.
+    #[inline]
+    pub const fn is_rd(self) -> bool {
+        self.0 & 0xe0 == Self::RD_SERVICE
+    }
     /// The operation, if the low bits name one (for a CNP: none).
     #[inline]
     pub const fn op(self) -> Option<PacketOp> {
