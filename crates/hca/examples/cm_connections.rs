@@ -1,5 +1,5 @@
 //! Connections by RDMA CM between two processes, and how many in a second. The server blocks, with a thread for each
-//! connection; the client has tokio tasks.
+//! connection; the client has tokio tasks. `HCA_DEVICE` names another device than a local address.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -9,9 +9,11 @@ use hca::{Context, Inline, Rc, Reactor};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 const TASKS: u32 = 32;
+const CONNECTIONS: u32 = 3200;
 
 fn main() -> Result<(), Failure> {
-    let context = hca::open("auto://")?;
+    let device = std::env::var("HCA_DEVICE");
+    let context = hca::open(device.as_deref().unwrap_or("auto://"))?;
     if std::env::args().nth(1).as_deref() == Some("serve") {
         return serve(&context);
     }
@@ -44,7 +46,7 @@ async fn ask(context: &Context, server: std::net::SocketAddr) -> Result<(), Fail
     for _ in 0..TASKS {
         let (context, pd, reactor) = (context.clone(), pd.clone(), reactor.clone());
         tasks.spawn(async move {
-            for _ in 0..25 {
+            for _ in 0..CONNECTIONS / TASKS {
                 let qp = pd.qp::<Rc>(&reactor).max_send_wr(4).max_recv_wr(4).build_async(&reactor)?;
                 let connection = connect_async(&context, &qp, server, &ConnectParams::default()).await?;
                 qp.send(Inline(b"hello")).await?;
@@ -54,7 +56,7 @@ async fn ask(context: &Context, server: std::net::SocketAddr) -> Result<(), Fail
         });
     }
     tasks.join_all().await.into_iter().collect::<Result<(), _>>()?;
-    let a_second = f64::from(TASKS * 25) / begin.elapsed().as_secs_f64();
-    println!("{} connections, {a_second:.0} in a second", TASKS * 25);
+    let a_second = f64::from(CONNECTIONS) / begin.elapsed().as_secs_f64();
+    println!("{CONNECTIONS} connections, {a_second:.0} in a second");
     Ok(())
 }

@@ -8,10 +8,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use hca_core::{
-    Abilities, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration, CqPort,
-    CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, GidEntry, MrHandle, MrInit, MrKeys,
-    PdHandle, PortAttr, PortCounters, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, QpType, RecvPort,
-    SrqHandle, SrqInit,
+    Abilities, Access, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqModeration,
+    CqPort, CqStatus, Device, DeviceAttr, DeviceClock, DeviceError, DmaMemory, GidEntry, MrHandle, MrInit,
+    MrKeys, MrStatus, PdHandle, PortAttr, PortCounters, QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus,
+    QpType, RecvPort, SrqHandle, SrqInit,
 };
 use hca_vfio::PciFunction;
 
@@ -100,8 +100,9 @@ fn attributes(hca: &Hca) -> DeviceAttr {
         atomics: if caps.atomic { AtomicScope::Hca } else { AtomicScope::None },
         foreign_memory: hca.function().takes_foreign(),
         general_services: false,
-        // It moves no queue to other memory, changes no region, and has neither ATOMIC WRITE nor FLUSH.
+        // It moves no queue to other memory, and has neither ATOMIC WRITE nor FLUSH.
         abilities: Abilities {
+            mr_rereg: true,
             cq_moderation: caps.cq_moderation.then_some(cq::MAX_MODERATION),
             ..Abilities::default()
         },
@@ -168,6 +169,12 @@ unsafe impl Device for Mlx5 {
     }
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
         self.hca.mrs.deregister(&self.hca, mr)
+    }
+    fn rereg_mr(&self, mr: MrHandle, pd: PdHandle, access: Access) -> Result<MrKeys, DeviceError> {
+        self.hca.mrs.change(&self.hca, mr, pd, access)
+    }
+    fn query_mr(&self, mr: MrHandle) -> Result<MrStatus, DeviceError> {
+        self.hca.mrs.query(mr)
     }
 
     fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {

@@ -4,15 +4,17 @@
 //! adapter, so a key uses the largest page size of which whole pages lie in the memory. A request's address and the
 //! adapter's address have to agree in the bits below the page size.
 //!
+//! A region that is changed has another key over the same memory, and the older key is destroyed.
+//!
 //! Invariants:
 //! 1. A mapping of the program's own memory is removed only after the key over it is destroyed, or the adapter can no
 //!    longer access any memory.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-use hca_core::{Access, DeviceError, Lkey, MrHandle, MrInit, MrKeys, PdHandle, Rkey};
+use hca_core::{Access, DeviceError, Lkey, MrHandle, MrInit, MrKeys, MrStatus, PdHandle, Rkey};
 use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn};
 use hca_prm::{AccessMode, Mkc, pas};
 use hca_vfio::{DmaBuf, DmaMapping, DmaRights};
@@ -33,10 +35,28 @@ const LOG_MAX_PAGE: u32 = 30;
 /// is to be longer is better told by larger pages, for which addresses have to agree.
 const MAX_PAGES: u64 = 1 << 20;
 
+/// The memory of a region, as requests and the adapter address it.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    iova: u64,
+    len: u64,
+    bus: u64,
+    /// What is mapped around it.
+    within: (u64, u64),
+}
+
+/// A key of a region, and what it permits.
+struct Key {
+    pd: PdHandle,
+    access: Access,
+    index: u32,
+    tag: u32,
+}
+
 /// A region.
 struct Mr {
-    pd: PdHandle,
-    mkey_index: u32,
+    key: Key,
+    place: Place,
     /// A mapping of the program's own memory.
     mapping: Option<DmaMapping>,
 }
@@ -46,11 +66,14 @@ pub(crate) struct Mrs {
     table: Mutex<Table<Mr>>,
     /// The lowest byte of the next key.
     tag: AtomicU32,
+    /// Held by a change of a region, so that its memory stays mapped, and shared by those that take regions back.
+    changes: RwLock<()>,
 }
 
 impl Mrs {
     pub(crate) fn new(limit: u32) -> Self {
-        Self { table: Mutex::new(Table::new("memory region", limit)), tag: AtomicU32::new(1) }
+        let table = Mutex::new(Table::new("memory region", limit));
+        Self { table, tag: AtomicU32::new(1), changes: RwLock::new(()) }
     }
     fn table(&self) -> MutexGuard<'_, Table<Mr>> {
         // It is whole between any two of its operations.
@@ -82,64 +105,97 @@ impl Mrs {
                 (mapping.iova().0, (0, u64::MAX), Some(mapping))
             }
         };
-        let made = self.key(hca, pd, init, bus, within);
-        let (mkey_index, tag) = match made {
-            Ok(made) => made,
+        let place = Place { iova: init.iova, len: init.len as u64, bus, within };
+        let key = match self.key(hca, pd, init.access, &place) {
+            Ok(key) => key,
             Err(e) => {
                 unmap(hca, mapping)?;
                 return Err(e);
             }
         };
-        let mut made = Some(Mr { pd, mkey_index, mapping });
-        let inserted = self.table().insert_with(|_, _| made.take().expect("it is inserted once"));
-        let (index, generation) = match (inserted, made) {
+        let mut made = Some(Mr { key, place, mapping });
+        let inserted = insert(&mut self.table(), &mut made);
+        match made {
             // Somebody took the last place meanwhile.
-            (Err(e), Some(made)) => return Err(end(hca, made).err().unwrap_or(e)),
-            (inserted, _) => inserted?,
-        };
-        let key = mkey_index << 8 | tag;
-        let handle = MrHandle { index, generation };
-        Ok(MrKeys { handle, lkey: Lkey::new(key), rkey: Rkey::new(key) })
+            Some(made) => end(hca, made).and(inserted),
+            None => inserted,
+        }
     }
 
-    fn key(
-        &self,
-        hca: &Hca,
-        pd: PdHandle,
-        init: &MrInit,
-        bus: u64,
-        within: (u64, u64),
-    ) -> Result<(u32, u32), DeviceError> {
-        if init.access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
+    fn key(&self, hca: &Hca, pd: PdHandle, access: Access, place: &Place) -> Result<Key, DeviceError> {
+        if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
             return Err(DeviceError::Unsupported { what: "a region for peers to FLUSH" });
         }
-        let pages = Pages::of(bus, init.len as u64, init.iova, within)?;
+        let pages = Pages::of(place.bus, place.len, place.iova, place.within)?;
         let tag = self.tag.fetch_add(1, Ordering::Relaxed) & 0xff;
         hca.pds.hold(pd, |pdn| {
-            let context = context(init.access, (init.iova, init.len as u64), pdn, tag, &pages);
+            let context = context(access, (place.iova, place.len), pdn, tag, &pages);
             let (input, list) = pages.command(context);
             let out = hca.exec_with(&input, &list, &mut [])?;
-            Ok((out.get(CreateMkeyOut::MKEY_INDEX), tag))
+            Ok(Key { pd, access, index: out.get(CreateMkeyOut::MKEY_INDEX), tag })
         })
+    }
+
+    /// Gives a region another key, of this domain and these rights, and takes the older one back.
+    pub(crate) fn change(
+        &self,
+        hca: &Hca,
+        mr: MrHandle,
+        pd: PdHandle,
+        access: Access,
+    ) -> Result<MrKeys, DeviceError> {
+        let _changes = self.changes.write().unwrap_or_else(PoisonError::into_inner);
+        let place = self.table().find(mr.index, mr.generation)?.place;
+        let mut key = self.key(hca, pd, access, &place)?;
+        let keys = {
+            let mut table = self.table();
+            let mut region = table.remove(mr.index, mr.generation)?;
+            core::mem::swap(&mut region.key, &mut key);
+            insert(&mut table, &mut Some(region))?
+        };
+        take_back(hca, &key).map(|()| keys)
+    }
+    /// The attributes of a region.
+    pub(crate) fn query(&self, mr: MrHandle) -> Result<MrStatus, DeviceError> {
+        let table = self.table();
+        let Mr { key, place, .. } = table.find(mr.index, mr.generation)?;
+        Ok(MrStatus { pd: key.pd, iova: place.iova, len: place.len, access: key.access })
     }
 
     /// Takes a region's keys back.
     pub(crate) fn deregister(&self, hca: &Hca, mr: MrHandle) -> Result<(), DeviceError> {
+        let _changes = self.changes.read().unwrap_or_else(PoisonError::into_inner);
         let found = self.table().remove(mr.index, mr.generation)?;
         end(hca, found)
     }
 }
 
-/// Has the adapter let go of a region's memory. An error: nobody knows whether it has.
-fn end(hca: &Hca, mr: Mr) -> Result<(), DeviceError> {
-    let gone = hca.exec(&DestroyMkeyIn::new().with(DestroyMkeyIn::MKEY_INDEX, mr.mkey_index));
+/// Puts a region into the table, unless there is no room.
+fn insert(table: &mut Table<Mr>, mr: &mut Option<Mr>) -> Result<MrKeys, DeviceError> {
+    table.check_room()?;
+    let mr = mr.take().expect("a region is put in once");
+    let key = mr.key.index << 8 | mr.key.tag;
+    let (index, generation) = table.insert(mr)?;
+    let handle = MrHandle { index, generation };
+    Ok(MrKeys { handle, lkey: Lkey::new(key), rkey: Rkey::new(key) })
+}
+
+/// Takes a key back. An error: nobody knows whether the adapter still uses it.
+fn take_back(hca: &Hca, key: &Key) -> Result<(), DeviceError> {
+    let gone = hca.exec(&DestroyMkeyIn::new().with(DestroyMkeyIn::MKEY_INDEX, key.index));
     let mut kept_away = Ok(());
     if let Err(e) = gone {
         // (1) The key may still be there.
         tracing::error!(%e, "destroying a memory key failed");
         kept_away = hca.kill(Death::Holds);
     }
-    hca.pds.release(mr.pd);
+    hca.pds.release(key.pd);
+    kept_away
+}
+
+/// Has the adapter let go of a region's memory. An error: nobody knows whether it has.
+fn end(hca: &Hca, mr: Mr) -> Result<(), DeviceError> {
+    let kept_away = take_back(hca, &mr.key);
     kept_away.and(unmap(hca, mr.mapping))
 }
 

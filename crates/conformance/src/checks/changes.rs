@@ -199,6 +199,7 @@ pub(crate) fn a_region_that_is_changed_obeys_its_new_rights_and_domain(bed: &dyn
         (0..3).for_each(|_| run(p, op, WcStatus::Success));
         p.settle();
     }
+    let older = m.remote(0);
     m.rereg(&b, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
     assert_eq!(b.dev().query_mr(m.handle()).unwrap().access, Access::LOCAL_WRITE | Access::REMOTE_READ);
     m.fill(5);
@@ -207,6 +208,9 @@ pub(crate) fn a_region_that_is_changed_obeys_its_new_rights_and_domain(bed: &dyn
     for ((p, op), want) in known.iter().zip(ops(&m)).zip(wants) {
         run(p, op, want);
     }
+    let late = Pair::between(&a, &b, Conn::default());
+    late.ma.fill(7);
+    run(&late, SendOp::Write(older), WcStatus::RemoteAccess);
     m.assert_bytes(0, &[5; 64]);
     known[1].ma.assert_bytes(0, &[5; 8]);
     assert_unknown(&b.dev().query_mr(was));
