@@ -94,6 +94,7 @@ mod progress;
 mod qp;
 #[cfg(not(loom))]
 mod random;
+#[cfg(not(loom))]
 mod rd;
 mod ring;
 mod runs;
