@@ -405,6 +405,10 @@ pub(crate) fn a_receiver_that_stays_unready_stops_the_sender_alone(bed: &dyn Bed
     let Some(d) = Domains::with(bed, |conn| conn.rnr_retry = 2) else { return };
     d.ends((&d.from[0], &d.to[0]), SendOp::Send, 8, WcStatus::RnrRetryExceeded);
     d.from[0].resume();
+    // A late copy of the request takes no receive request any more once the next message has come.
+    d.to[1].recv(5, 0, 8);
+    d.ends((&d.from[0], &d.to[1]), SendOp::Send, 8, WcStatus::Success);
+    d.to[1].qp.recv_cq.ok(5);
     d.assert_work();
 }
 
