@@ -15,7 +15,7 @@ pub enum Figure {
     Lines {
         /// The caption.
         title: String,
-        /// What the values are.
+        /// The name and the unit of the values.
         value: &'static str,
         /// The lines, each with a name and its points: bytes, and a value.
         lines: Vec<(String, Vec<(f64, f64)>)>,
@@ -24,7 +24,7 @@ pub enum Figure {
     Bars {
         /// The caption.
         title: String,
-        /// What the values are; the axis is linear.
+        /// The name and the unit of the values; the axis is linear.
         value: &'static str,
         /// The names of the bars of a group.
         names: Vec<String>,
@@ -35,16 +35,12 @@ pub enum Figure {
 
 const WIDTH: u32 = 900;
 const HEIGHT: u32 = 420;
-const COLOURS: [RGBColor; 8] = [
-    RGBColor(31, 90, 180),
-    RGBColor(214, 96, 20),
-    RGBColor(30, 140, 70),
-    RGBColor(160, 30, 110),
-    RGBColor(90, 160, 230),
-    RGBColor(240, 170, 70),
-    RGBColor(110, 200, 120),
-    RGBColor(120, 120, 120),
-];
+
+/// The colour of the series of this number.
+fn colour_of(i: usize) -> RGBColor {
+    let [red, green, blue] = hca_perf::COLOURS[i % hca_perf::COLOURS.len()];
+    RGBColor(red, green, blue)
+}
 
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
@@ -104,7 +100,7 @@ fn lines(area: &Area<'_, '_>, title: &str, value: &str, lines: &[(String, Vec<(f
         .light_line_style(BLACK.mix(0.05))
         .draw()?;
     for (i, (name, points)) in lines.iter().enumerate() {
-        let colour = COLOURS[i % COLOURS.len()];
+        let colour = colour_of(i);
         chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?;
         chart.draw_series(points.iter().map(|&p| Circle::new(p, 3, colour.filled())))?;
         key(area, i, name, colour)?;
@@ -143,7 +139,7 @@ fn bars(
             let Some(bar) = *bar else { continue };
             let at = left + i as f64 * width;
             let corners = [(at, 0.0), (at + width * 0.94, bar)];
-            let colour = COLOURS[i % COLOURS.len()];
+            let colour = colour_of(i);
             chart.draw_series([Rectangle::new(corners, colour.mix(0.8).filled())])?;
             let (x, y) = chart.backend_coord(&(at, bar));
             area.draw(&Text::new(
@@ -160,7 +156,7 @@ fn bars(
         ))?;
     }
     for (i, name) in names.iter().enumerate() {
-        key(area, i, name, COLOURS[i % COLOURS.len()])?;
+        key(area, i, name, colour_of(i))?;
     }
     Ok(())
 }

@@ -122,7 +122,7 @@ struct Tagged {
     outgoing: Option<Notice>,
 }
 
-/// What the program's calls and the interrupts share.
+/// The state that the program's calls and the interrupts share.
 struct State {
     polled: QueuePair<Rc>,
     polled_cq: CompletionQueue,

@@ -42,7 +42,7 @@ impl From<Error> for Code {
 /// Defines functions that C programs call. Each returns 0 or the number of a code.
 macro_rules! exports {
     ($(fn $name:ident($($arg:ident: $t:ty),* $(,)?) $body:block)*) => {$(
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code)] // its name alone
         #[unsafe(no_mangle)]
         pub(crate) extern "C" fn $name($($arg: $t),*) -> i32 {
             $crate::border::guarded(|| $body)

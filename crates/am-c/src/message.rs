@@ -71,17 +71,17 @@ exports! {
     }
 }
 
-#[allow(unsafe_code)]
+#[allow(unsafe_code)] // its name alone
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn AM_MaxShort() -> c_int {
     MAX_ARGS as c_int
 }
-#[allow(unsafe_code)]
+#[allow(unsafe_code)] // its name alone
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn AM_MaxMedium() -> c_int {
     Options::default().max_medium as c_int
 }
-#[allow(unsafe_code)]
+#[allow(unsafe_code)] // its name alone
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn AM_MaxLong() -> usize {
     1 << 30

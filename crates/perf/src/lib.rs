@@ -51,6 +51,18 @@ pub use peer::PeerArgs;
 pub use plan::{Case, Layer, Memory, Op, Plan, Service, Size, bytes_text};
 pub use run::{Limit, Measured, Pair, PairError, Setup, device_at};
 
+/// The colours of the series of a chart, in their order: red, green and blue, 0 to 255.
+pub const COLOURS: [[u8; 3]; 8] = [
+    [31, 90, 180],
+    [214, 96, 20],
+    [30, 140, 70],
+    [160, 30, 110],
+    [90, 160, 230],
+    [240, 170, 70],
+    [110, 200, 120],
+    [120, 120, 120],
+];
+
 /// The error of a failed measurement or command, which names the remedy.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 

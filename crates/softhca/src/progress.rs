@@ -514,7 +514,7 @@ mod tests {
     }
 
     /// Two queue pairs of these devices, connected to each other, with a receive request each.
-    #[allow(unsafe_code)]
+    #[allow(unsafe_code)] // posts, as a program does
     fn connected(devices: &[Arc<crate::SoftHca>; 2]) -> [hca_core::QpPorts; 2] {
         use hca_core::{
             AckTimeout, AddressVector, Device, Gid, Mtu, Pkey, Psn, QpAttr, QpCap, QpInit, QpState, QpType,
@@ -561,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    #[allow(unsafe_code)]
+    #[allow(unsafe_code)] // posts, as a program does
     fn a_post_beside_a_holder_of_the_engine_shortens_the_sleep_of_the_guard() {
         use hca_core::{Payload, SendFlags, SendOp, SendWr};
         let inline = || crate::Options { progress: Progress::Inline, ..crate::Options::default() };
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    #[allow(unsafe_code)]
+    #[allow(unsafe_code)] // posts, as a program does
     fn an_acknowledgement_that_leaves_with_an_answer_leaves_the_guard_nothing_to_do() {
         use hca_core::{Payload, SendFlags, SendOp, SendWr};
         let devices = [0, 1]

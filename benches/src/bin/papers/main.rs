@@ -1,7 +1,8 @@
 //! The tables and figures of five papers, with our values beside the published ones.
 //!
 //! ```text
-//! cargo run --release -p hca-benches --features instrument --bin papers -- --paper NAME [--fabric shm|udp] [--plot FILE.svg] [--json]
+//! cargo run --release -p hca-benches --features instrument --bin papers -- \
+//!     --paper NAME [--fabric shm|udp] [--plot FILE.svg] [--json]
 //! ```
 
 mod begel;
@@ -42,7 +43,7 @@ struct Args {
     /// The paper
     #[arg(long, value_enum, default_value_t = Paper::Pedretti)]
     paper: Paper,
-    /// What carries the messages; buonadonna measures both
+    /// The network of the messages; buonadonna measures both
     #[arg(long, value_enum, default_value_t = Fabric::Shm)]
     fabric: Fabric,
     /// Round trips of Pedretti's tables
@@ -90,7 +91,7 @@ enum Fabric {
     Udp,
 }
 
-/// What is measured with.
+/// The settings of a measurement.
 struct Run {
     fabric: Fabric,
     time: Duration,

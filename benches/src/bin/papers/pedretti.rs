@@ -282,7 +282,7 @@ fn marks(part: Part) -> f64 {
     }
 }
 
-/// What a mark itself takes, in ticks.
+/// The time that a mark itself takes, in ticks.
 fn mark_cost() -> f64 {
     let mut costs = Vec::new();
     for _ in 0..1000 {

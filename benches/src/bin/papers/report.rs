@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use hca_benches::figures::{self, Figure};
 use hca_perf::Failure;
 
-/// What a value is measured in.
+/// The unit of a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Microseconds.

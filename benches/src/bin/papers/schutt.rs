@@ -83,7 +83,7 @@ fn table_2(run: &Run, report: &Report) -> Result<(), Failure> {
             rows.push(Row::new(what, Unit::Us, values[i], trips[i], "blocked sends and receives, as there"));
         }
     }
-    // What the same messages take where nobody sleeps.
+    // The time of the same messages where nobody sleeps.
     let polled = {
         let mut verbs = hca_perf::layers::Verbs::start(&placed(run, false), run.time)?;
         verbs.set_messages(hca_perf::Service::Rc, 4);

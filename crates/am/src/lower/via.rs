@@ -105,6 +105,7 @@ enum Posted {
     /// Memory that is freed when the descriptor has completed.
     Staged(#[allow(dead_code)] Option<Memory>, u32),
     /// The same of a write or a read whose end is counted.
+    // The memory is kept, and not read.
     Access(#[allow(dead_code)] Option<Memory>, u32),
 }
 

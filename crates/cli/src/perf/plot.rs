@@ -27,18 +27,6 @@ pub(super) enum PlotError {
     },
 }
 
-/// One colour an operation; one dash pattern a service would be lost in print, so a service shifts the hue.
-const COLOURS: [RGBColor; 8] = [
-    RGBColor(31, 90, 180),
-    RGBColor(214, 96, 20),
-    RGBColor(30, 140, 70),
-    RGBColor(160, 30, 110),
-    RGBColor(90, 160, 230),
-    RGBColor(240, 170, 70),
-    RGBColor(110, 200, 120),
-    RGBColor(120, 120, 120),
-];
-
 /// One line of a chart.
 struct Series {
     name: String,
@@ -176,7 +164,9 @@ fn chart<DB: DrawingBackend>(
         .light_line_style(BLACK.mix(0.06))
         .draw()?;
     for (i, s) in all.iter().enumerate() {
-        let colour = COLOURS[i % COLOURS.len()];
+        // One colour an operation; one dash pattern a service would be lost in print, so a service shifts the hue.
+        let [red, green, blue] = hca_perf::COLOURS[i % hca_perf::COLOURS.len()];
+        let colour = RGBColor(red, green, blue);
         chart
             .draw_series(LineSeries::new(s.points.iter().copied(), colour.stroke_width(2)))?
             .label(&s.name)
