@@ -22,7 +22,7 @@ pub(crate) fn devinfo(args: &DevinfoArgs) -> Result<(), Failure> {
 }
 
 /// The limits, by name.
-fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 27] {
+fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 28] {
     let held_back = attr.abilities.cq_moderation;
     let flush = |placement| attr.abilities.flush.contains(placement).into();
     [
@@ -43,6 +43,7 @@ fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 27] {
         ("general_services", attr.general_services.into()),
         ("max_mw", attr.abilities.max_mw.into()),
         ("max_xrcd", attr.abilities.max_xrcd.into()),
+        ("max_rdd", attr.abilities.max_rdd.into()),
         ("max_mcast_grp", attr.abilities.max_mcast_grp.into()),
         ("max_mcast_qp_attach", attr.abilities.max_mcast_qp_attach.into()),
         ("max_cq_moderation_count", held_back.map_or(0, |m| m.count.into())),

@@ -13,10 +13,12 @@ use crate::cq::{CqRef, Entry, Need, register};
 use crate::pd::Pd;
 use crate::post::{RecvSide, SendSide};
 use crate::qp::{QpInner, QueuePair};
-use crate::service::Service;
-use crate::slots::{RecvPoster, RecvSlots, RingSlots, Taker};
+use crate::rd::RdDomain;
+use crate::service::{Rd, Service};
+use crate::slots::{PoolSlots, RecvPoster, RecvSlots, RingSlots, Taker};
 use crate::srq::SrqRef;
 use crate::sync;
+use crate::wc::Record;
 
 /// A builder of queue pairs. From [`Pd::qp`].
 ///
@@ -41,6 +43,8 @@ pub struct QpBuilder<'a, S> {
     rd_atomic: Option<u8>,
     context: u64,
     general_services: bool,
+    /// The RD domain of the queue pair.
+    rd: Option<RdDomain>,
     service: PhantomData<fn() -> S>,
 }
 
@@ -51,6 +55,12 @@ impl QpBuilder<'_, crate::Ud> {
     pub fn general_services(mut self) -> Self {
         self.general_services = true;
         self
+    }
+}
+
+impl<'a> QpBuilder<'a, Rd> {
+    pub(crate) fn of_rd_domain(pd: &'a Pd, cq: CqRef, domain: RdDomain) -> Self {
+        Self { rd: Some(domain), ..Self::new(pd, cq) }
     }
 }
 
@@ -68,6 +78,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
             rd_atomic: None,
             context: 0,
             general_services: false,
+            rd: None,
             service: PhantomData,
         }
     }
@@ -174,6 +185,9 @@ impl<'a, S: Service> QpBuilder<'a, S> {
                 return Err(BuildError::ForeignContext { what });
             }
         }
+        if self.rd.as_ref().is_some_and(|rd| !rd.is_of(&self.pd.core)) {
+            return Err(BuildError::ForeignContext { what: "protection domain" });
+        }
         if let Some(srq) = &self.srq {
             srq.check_pd(&self.pd.core)?;
         }
@@ -213,7 +227,9 @@ impl<'a, S: Service> QpBuilder<'a, S> {
             cap: self.cap,
         };
         let (device, pd) = (&self.pd.core.ctx.device, self.pd.core.handle);
-        if self.general_services {
+        if let Some(rd) = &self.rd {
+            rd.create_qp(pd, &init)
+        } else if self.general_services {
             device.create_general_services_qp(pd, &init)
         } else {
             device.create_qp(pd, &init)
@@ -231,27 +247,34 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         // A datagram also holds its address handle.
         let (send, poster, taker) = RingSlots::create(cap.max_send_wr, cap.max_send_sge as usize + 1);
         let send_side = SendSide::new(ports.send, poster, Arc::clone(core), cap);
+        let recv_side =
+            |port, poster| RecvSide::new(port, poster, Arc::clone(core), cap.max_recv_wr, cap.max_recv_sge);
         let (recv, recv_taker, recv_side) = match (&self.srq, ports.recv) {
             (Some(srq), _) => {
                 let slots = &srq.inner.slots;
                 let taker = Taker::Shared(sync::Arc::clone(slots));
                 (RecvSlots::Shared(sync::Arc::clone(slots)), taker, None)
             }
+            // Several end-to-end contexts take from it.
+            (None, port) if S::TYPE == QpType::Rd => {
+                let (slots, poster) = PoolSlots::create(cap.max_recv_wr, cap.max_recv_sge as usize);
+                let taker = Taker::Shared(sync::Arc::clone(&slots));
+                let side = port.map(|port| recv_side(port, RecvPoster::Shared(poster)));
+                (RecvSlots::Shared(slots), taker, side)
+            }
             (None, port) => {
                 let (slots, poster, taker) = RingSlots::create(cap.max_recv_wr, cap.max_recv_sge as usize);
-                let poster = RecvPoster::Own(poster);
-                let side = port.map(|port| {
-                    RecvSide::new(port, poster, Arc::clone(core), cap.max_recv_wr, cap.max_recv_sge)
-                });
+                let side = port.map(|port| recv_side(port, RecvPoster::Own(poster)));
                 (RecvSlots::Own(slots), Taker::Own(taker), side)
             }
         };
         let (qp, context) = (ports.handle, self.context);
+        let grh_area = if S::TYPE == QpType::Ud { Record::GRH_AREA } else { 0 };
         let (send_cq, recv_cq) = (Arc::clone(&self.send_cq.shared), Arc::clone(&self.recv_cq.shared));
         register(
             &send_cq,
             &recv_cq,
-            Entry { qp, context, send: Some(Taker::Own(taker)), recv: Some(recv_taker) },
+            Entry { qp, context, grh_area, send: Some(Taker::Own(taker)), recv: Some(recv_taker) },
         );
         let inner = QpInner {
             pd: Arc::clone(core),
@@ -265,6 +288,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
             recv_cq: (recv_cq, recv_need),
             srq: self.srq.as_ref().map(|srq| Arc::clone(&srq.inner)),
             last_wqe_reached: AtomicBool::new(false),
+            _rd: self.rd.clone(),
         };
         (inner, send_side, recv_side)
     }
@@ -293,7 +317,7 @@ pub(crate) fn endpoint(
 
 /// What takes a new queue pair to INIT.
 pub(crate) fn to_init(service: QpType, pkey: Pkey, access: Access) -> QpAttr {
-    let datagram = service == QpType::Ud;
+    let datagram = matches!(service, QpType::Ud | QpType::Rd);
     QpAttr {
         state: Some(QpState::Init),
         pkey: Some(pkey),

@@ -15,7 +15,7 @@ use hca_process::Fork;
 
 use crate::events::Events;
 use crate::pd::Pd;
-use crate::{CompletionChannel, CompletionQueue, MemoryError, WaitError, XrcDomain};
+use crate::{CompletionChannel, CompletionQueue, MemoryError, RdDomain, WaitError, XrcDomain};
 
 /// A device in use, which creates protection domains and completion queues. Cheap to clone.
 ///
@@ -119,6 +119,14 @@ impl Context {
     /// The device's limit, or it has no extended reliable connections (`Abilities::max_xrcd` is 0).
     pub fn alloc_xrc_domain(&self) -> Result<XrcDomain, DeviceError> {
         XrcDomain::create(Arc::clone(&self.ctx))
+    }
+
+    /// Allocates a domain of reliable datagrams.
+    ///
+    /// # Errors
+    /// The device's limit, or it has no reliable datagrams (`Abilities::max_rdd` is 0).
+    pub fn alloc_rd_domain(&self) -> Result<RdDomain, DeviceError> {
+        RdDomain::create(Arc::clone(&self.ctx))
     }
 
     /// Creates a completion queue of `depth` entries. Queue pairs reserve their depths on it, so it

@@ -323,7 +323,7 @@ impl CompletionQueue {
         self.take_polled(n, wcs);
         // A completion of a queue pair that is being dropped has no record.
         for (i, record) in wcs.records.iter().enumerate() {
-            times[i] = times[record.raw as usize];
+            times[i] = times[record.raw()];
         }
         Ok(wcs.iter_mut().zip(times.iter().copied()))
     }
@@ -384,7 +384,7 @@ impl CompletionQueue {
         let Completions { raw: completions, records, count, parts } = wcs;
         let completion = &mut completions[raw];
         let keep = |held| match held {
-            Held::Ah(_) => {}
+            Held::Ah(_) | Held::Ee(_) => {}
             part => parts.push(Some(part)),
         };
         let slots = if completion.opcode.is_recv() { &mut entry.recv } else { &mut entry.send };
@@ -394,7 +394,7 @@ impl CompletionQueue {
         let context = entry.context;
         // From here on it is the program's number, not that of the slot.
         completion.wr_id = id;
-        records[*count] = Record { context, raw: raw as u32, parts_end: parts.len() as u32 };
+        records[*count] = Record { context, raw: raw as u32 | entry.grh_area, parts_end: parts.len() as u32 };
         *count += 1;
     }
 
@@ -520,14 +520,18 @@ pub(crate) struct CqShared {
 pub(crate) struct Entry {
     pub(crate) qp: QpHandle,
     pub(crate) context: u64,
+    /// [`Record::GRH_AREA`] if messages lie behind the area of a GRH, else 0.
+    pub(crate) grh_area: u32,
     pub(crate) send: Option<Taker<Held>>,
     pub(crate) recv: Option<Taker<Held>>,
 }
 
 impl Entry {
     /// Of no queue pair: no device has a table of so many.
-    const NOBODY: Self =
-        Self { qp: QpHandle { index: u32::MAX, generation: u32::MAX }, context: 0, send: None, recv: None };
+    const NOBODY: Self = Self::empty(QpHandle { index: u32::MAX, generation: u32::MAX });
+    const fn empty(qp: QpHandle) -> Self {
+        Self { qp, context: 0, grh_area: 0, send: None, recv: None }
+    }
 
     /// The handle under which a shared receive queue of an XRC domain is found: that of no queue pair either. Its
     /// number is used again, unlike a handle.
@@ -627,7 +631,7 @@ impl CqShared {
     /// Tells the poller of a shared receive queue of an XRC domain that came, or went.
     pub(crate) fn change_srq(&self, number: Srqn, requests: Option<Taker<Held>>) {
         let qp = Entry::of_srq(number);
-        self.change(qp, requests.map(|recv| Entry { qp, context: 0, send: None, recv: Some(recv) }));
+        self.change(qp, requests.map(|recv| Entry { recv: Some(recv), ..Entry::empty(qp) }));
     }
 }
 
@@ -635,7 +639,8 @@ impl CqShared {
 pub(crate) fn register(send_cq: &Arc<CqShared>, recv_cq: &Arc<CqShared>, mut entry: Entry) {
     let qp = entry.qp;
     if !Arc::ptr_eq(send_cq, recv_cq) {
-        recv_cq.change(qp, Some(Entry { qp, context: entry.context, send: None, recv: entry.recv.take() }));
+        let Entry { context, grh_area, ref mut recv, .. } = entry;
+        recv_cq.change(qp, Some(Entry { qp, context, grh_area, send: None, recv: recv.take() }));
     }
     send_cq.change(qp, Some(entry));
 }

@@ -94,7 +94,7 @@ pub enum BuildError {
     },
     /// A part belongs to another context.
     #[error(
-        "the {what} belongs to another context; make it from the context of the queue pair or XRC domain"
+        "the {what} belongs to another context; make it from the context of the queue pair, or of the XRC or RD domain"
     )]
     ForeignContext {
         /// The part.
@@ -160,6 +160,11 @@ pub enum PostRefusal {
         "the address handle belongs to another protection domain than the queue pair; create one in the queue pair's own"
     )]
     ForeignAh,
+    /// The end-to-end context belongs to another context.
+    #[error(
+        "the end-to-end context belongs to another context than the queue pair; build one in the queue pair's RD domain"
+    )]
+    ForeignEe,
     /// The queue would be full for ever, because all of its requests would be unsignalled.
     #[error(
         "{run} requests in a row are unsignalled, and a queue of {depth} would never be freed; signal at least every {depth}th"

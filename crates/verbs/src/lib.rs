@@ -153,7 +153,7 @@
 //!
 //! | type | `Send` | `Sync` | |
 //! |---|---|---|---|
-//! | [`Context`], [`Pd`], [`AddressHandle`], [`UdPeer`], [`CqRef`], [`SrqRef`], [`QpControl`], [`XrcDomain`], [`XrcTarget`] | yes | yes | clones are the same object |
+//! | [`Context`], [`Pd`], [`AddressHandle`], [`UdPeer`], [`CqRef`], [`SrqRef`], [`QpControl`], [`XrcDomain`], [`XrcTarget`], [`RdDomain`], [`EeContext`] | yes | yes | clones are the same object |
 //! | [`Buf`], [`FrozenBuf`], [`Part`], [`SharedMr`], [`SharedRange`] | yes | yes | [`SharedMr`] is written through `&self`, by atomics |
 //! | [`RemoteMr`], [`Endpoint`], [`SendRequest`], [`Completions`], [`Wc`] | yes | yes | data |
 //! | [`Reactor`], [`AsyncQp`], [`AsyncSrq`] | yes | yes | clones are the same object |
@@ -186,7 +186,7 @@
 //! | `buf`, `mr`, `shared` | memory that peers can, and can not, access |
 //! | `part`, `request`, `service` | requests and their local lists, and the services that offer them |
 //! | `post`, `slots` | posting, and the slots that hold buffers in flight |
-//! | `qp`, `builder`, `connect`, `srq`, `xrc`, `ah`, `multicast` | queues, connecting them, and groups |
+//! | `qp`, `builder`, `connect`, `srq`, `xrc`, `rd`, `ah`, `multicast` | queues, connecting them, and groups |
 //! | `cq`, `channel`, `wc`, `grh`, `wait`, `tokio` | completions |
 //! | `events` | asynchronous events, by the objects that they are about |
 //! | `reactor` | requests as futures |
@@ -212,6 +212,7 @@ mod pd;
 mod post;
 mod qp;
 pub mod raw;
+mod rd;
 mod reactor;
 mod region;
 mod request;
@@ -242,12 +243,13 @@ pub use multicast::Membership;
 pub use part::{First, GatherList, Inline, Part, ScatterList};
 pub use pd::Pd;
 pub use qp::{QpControl, QueuePair, RecvBatch, RecvQueue, SendBatch, SendQueue};
+pub use rd::{EeContext, EeContextBuilder, RdDomain, RdPeer};
 pub use reactor::{
     AsyncBatch, AsyncQp, AsyncSrq, Drain, Driver, Failed, Message, Messages, Reactor, Ready, Receive,
     Reclaim, Request, RequestError, Unclaimed,
 };
 pub use request::SendRequest;
-pub use service::{Connected, OfferedBy, Rc, Service, Uc, Ud, Xrc, ops};
+pub use service::{Connected, OfferedBy, Rc, Rd, Service, Uc, Ud, Xrc, ops};
 pub use srq::{Srq, SrqRef};
 #[cfg(feature = "tokio")]
 pub use tokio::{AsyncCq, NotAsync};

@@ -12,6 +12,7 @@ use crate::ah::AddressHandle;
 use crate::buf::{Buf, FrozenBuf};
 use crate::mr::SharedRange;
 use crate::pd::PdCore;
+use crate::rd::EeContext;
 use crate::region::Region;
 use crate::slots::{SlotReader, SlotWriter};
 
@@ -60,6 +61,7 @@ impl From<SharedRange> for Part {
 pub(crate) enum Held {
     Part(Part),
     Ah(#[allow(dead_code)] AddressHandle), // held, never read
+    Ee(#[allow(dead_code)] EeContext),
 }
 
 /// The first bytes of a buffer: only they are posted, and the completion gives the whole buffer back. From
@@ -247,7 +249,7 @@ impl Emptying<'_> {
     ) -> R {
         let mut parts = slot.filter_map(|held| match held {
             Held::Part(part) => Some(part),
-            Held::Ah(_) => None,
+            Held::Ah(_) | Held::Ee(_) => None,
         });
         restore(&mut Emptying(&mut parts))
     }

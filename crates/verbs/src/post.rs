@@ -193,8 +193,10 @@ impl RecvSide {
 /// Keeps the path of a datagram until it has left.
 #[inline(never)]
 fn hold(slot: &mut SlotWriter<'_, Held>, to: &To) {
-    if let To::Peer(peer) = to {
-        slot.push(Held::Ah(peer.ah.clone()));
+    match to {
+        To::Peer(peer) => slot.push(Held::Ah(peer.ah.clone())),
+        To::Reliable(peer) => slot.push(Held::Ee(peer.by.clone())),
+        To::Srq(_) => {}
     }
 }
 
@@ -256,6 +258,7 @@ fn check(
     }
     match to {
         Some(To::Peer(peer)) if !peer.ah.is_of(pd) => Err(PostRefusal::ForeignAh),
+        Some(To::Reliable(peer)) if !peer.by.is_of(pd) => Err(PostRefusal::ForeignEe),
         _ => Ok(()),
     }
 }

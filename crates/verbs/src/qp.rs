@@ -19,8 +19,9 @@ use crate::mr::RemoteMr;
 use crate::part::{GatherList, Held, Inline, ScatterList};
 use crate::pd::PdCore;
 use crate::post::{RecvSide, SendSide};
+use crate::rd::{RdDomain, RdPeer};
 use crate::request::SendRequest;
-use crate::service::{Connected, OfferedBy, Rc, Service, Ud, ops};
+use crate::service::{Connected, OfferedBy, Rc, Rd, Service, Ud, ops};
 use crate::slots::{RecvSlots, RingSlots};
 use crate::srq::SrqInner;
 use crate::wait::deadline;
@@ -149,6 +150,16 @@ impl QueuePair<Ud> {
     }
 }
 
+impl QueuePair<Rd> {
+    /// Posts a plain SEND as a reliable datagram, like [`SendQueue::send_to`](SendQueue::<Rd>::send_to).
+    ///
+    /// # Errors
+    /// As [`SendQueue::post_send`].
+    pub fn send_to<L: GatherList>(&mut self, local: L, peer: &RdPeer) -> Result<(), Refused<L::Back>> {
+        self.sq.send_to(local, peer)
+    }
+}
+
 impl<S: Service> Deref for QueuePair<S> {
     type Target = QpControl<S>;
     fn deref(&self) -> &QpControl<S> {
@@ -270,6 +281,17 @@ impl SendQueue<Ud> {
     #[allow(clippy::result_large_err)]
     pub fn send_to<L: GatherList>(&mut self, local: L, peer: &UdPeer) -> Result<(), Refused<L::Back>> {
         self.post_plain(SendRequest::send(local).to(peer))
+    }
+}
+
+impl SendQueue<Rd> {
+    /// Posts a plain SEND as a reliable datagram, signalled, id 0.
+    ///
+    /// # Errors
+    /// Like [`post_send`](Self::post_send).
+    #[allow(clippy::result_large_err)]
+    pub fn send_to<L: GatherList>(&mut self, local: L, peer: &RdPeer) -> Result<(), Refused<L::Back>> {
+        self.post_plain(SendRequest::send(local).to_peer(peer))
     }
 }
 
@@ -636,6 +658,8 @@ pub(crate) struct QpInner {
     pub(crate) srq: Option<Arc<SrqInner>>,
     /// A drain has taken the event that the shared receive queue is given up.
     pub(crate) last_wqe_reached: AtomicBool,
+    /// Kept for the queue pair, which is destroyed before.
+    pub(crate) _rd: Option<RdDomain>,
 }
 
 impl QpInner {

@@ -9,7 +9,8 @@ use hca_core::{Dest, FlatOp, Rkey, SendFlags, SendOp, Srqn};
 use crate::ah::UdPeer;
 use crate::mr::RemoteMr;
 use crate::part::{GatherList, ScatterList};
-use crate::service::{OfferedBy, Xrc, ops};
+use crate::rd::RdPeer;
+use crate::service::{OfferedBy, Rd, Xrc, ops};
 
 /// A request for a send queue: an operation `O` on a local list `L`.
 ///
@@ -41,6 +42,7 @@ pub(crate) struct Head {
 #[derive(Clone, Debug)]
 pub(crate) enum To {
     Peer(UdPeer),
+    Reliable(RdPeer),
     Srq(Srqn),
 }
 
@@ -49,6 +51,7 @@ impl To {
     pub(crate) fn dest(&self) -> Dest {
         match self {
             Self::Peer(peer) => peer.dest().into(),
+            Self::Reliable(peer) => peer.dest().into(),
             Self::Srq(number) => Dest::Srq(*number),
         }
     }
@@ -120,6 +123,25 @@ impl<O, L> SendRequest<O, L> {
         ops::ToSrq<O>: OfferedBy<Xrc>,
     {
         self.head.to = Some(To::Srq(queue));
+        SendRequest { head: self.head, local: self.local, op: PhantomData }
+    }
+
+    /// Makes it a reliable datagram: a request for the queue pair of `peer`. Receive requests come from this queue pair,
+    /// and the keys of RDMA and atomics are those of its protection domain. After [`imm`](SendRequest::imm).
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # fn example(qp: &mut QueuePair<Rd>, a: &RdPeer, b: &RdPeer, news: Buf, page: Buf, window: RemoteMr) -> Result<(), PostRefusal> {
+    /// qp.post_send(SendRequest::send(news).imm(7).to_peer(a)).map_err(|refused| refused.error)?;
+    /// qp.post_send(SendRequest::read(page, window).to_peer(b)).map_err(|refused| refused.error)?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn to_peer(mut self, peer: &RdPeer) -> SendRequest<ops::ToPeer<O>, L>
+    where
+        ops::ToPeer<O>: OfferedBy<Rd>,
+    {
+        self.head.to = Some(To::Reliable(peer.clone()));
         SendRequest { head: self.head, local: self.local, op: PhantomData }
     }
 

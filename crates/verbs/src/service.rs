@@ -2,7 +2,7 @@
 
 use hca_core::QpType;
 
-/// A transport service: [`Rc`], [`Uc`], [`Ud`] or [`Xrc`].
+/// A transport service: [`Rc`], [`Uc`], [`Ud`], [`Xrc`] or [`Rd`].
 pub trait Service: sealed::Sealed + Send + Sync + 'static {
     /// The queue pair number.
     const TYPE: QpType;
@@ -27,6 +27,12 @@ pub enum Ud {}
 #[derive(Debug)]
 pub enum Xrc {}
 
+/// Reliable datagram: SEND, RDMA and atomics to any queue pair that an end-to-end context leads to, each request to
+/// another one, by [`SendRequest::to_peer`](crate::SendRequest::to_peer). Nothing is lost, doubled or reordered. A queue
+/// pair is of an [`RdDomain`](crate::RdDomain), which has an example.
+#[derive(Debug)]
+pub enum Rd {}
+
 impl Service for Rc {
     const TYPE: QpType = QpType::Rc;
 }
@@ -39,6 +45,9 @@ impl Service for Ud {
 impl Service for Xrc {
     const TYPE: QpType = QpType::XrcIni;
 }
+impl Service for Rd {
+    const TYPE: QpType = QpType::Rd;
+}
 impl Connected for Rc {}
 impl Connected for Uc {}
 impl Connected for Xrc {}
@@ -46,7 +55,7 @@ impl Connected for Xrc {}
 /// An operation that a service offers.
 #[diagnostic::on_unimplemented(
     message = "a `{S}` queue pair does not offer `{Self}`",
-    note = "Rc offers everything but datagrams; Uc offers SEND and RDMA WRITE; Ud offers datagrams: `SendRequest::send(..).to(..)`; Xrc offers requests that name a shared receive queue: `SendRequest::send(..).to_srq(..)`"
+    note = "Rc offers everything but datagrams; Uc offers SEND and RDMA WRITE; Ud offers datagrams: `SendRequest::send(..).to(..)`; Xrc offers requests that name a shared receive queue: `SendRequest::send(..).to_srq(..)`; Rd offers requests that name a peer: `SendRequest::send(..).to_peer(..)`"
 )]
 pub trait OfferedBy<S: Service>: sealed::Sealed {}
 
@@ -85,6 +94,9 @@ pub mod ops {
     /// The operation `O`, to a shared receive queue of the peer's XRC domain.
     #[derive(Debug)]
     pub struct ToSrq<O>(core::marker::PhantomData<O>);
+    /// The operation `O`, as a reliable datagram.
+    #[derive(Debug)]
+    pub struct ToPeer<O>(core::marker::PhantomData<O>);
 }
 
 impl OfferedBy<Rc> for ops::Send {}
@@ -106,15 +118,20 @@ impl OfferedBy<Xrc> for ops::ToSrq<ops::SendInvalidate> {}
 impl OfferedBy<Xrc> for ops::ToSrq<ops::Write> {}
 impl OfferedBy<Xrc> for ops::ToSrq<ops::Read> {}
 impl OfferedBy<Xrc> for ops::ToSrq<ops::Atomic> {}
+impl OfferedBy<Rd> for ops::ToPeer<ops::Send> {}
+impl OfferedBy<Rd> for ops::ToPeer<ops::Write> {}
+impl OfferedBy<Rd> for ops::ToPeer<ops::Read> {}
+impl OfferedBy<Rd> for ops::ToPeer<ops::Atomic> {}
 
 mod sealed {
-    use super::{Rc, Uc, Ud, Xrc, ops};
+    use super::{Rc, Rd, Uc, Ud, Xrc, ops};
 
     pub trait Sealed {}
     impl Sealed for Rc {}
     impl Sealed for Uc {}
     impl Sealed for Ud {}
     impl Sealed for Xrc {}
+    impl Sealed for Rd {}
     impl Sealed for ops::Send {}
     impl Sealed for ops::SendInvalidate {}
     impl Sealed for ops::Datagram {}
@@ -126,4 +143,5 @@ mod sealed {
     impl Sealed for ops::Bind {}
     impl Sealed for ops::LocalInvalidate {}
     impl<O> Sealed for ops::ToSrq<O> {}
+    impl<O> Sealed for ops::ToPeer<O> {}
 }

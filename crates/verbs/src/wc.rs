@@ -28,8 +28,18 @@ pub struct Completions {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Record {
     pub(crate) context: u64,
+    /// Which, and [`GRH_AREA`](Self::GRH_AREA).
     pub(crate) raw: u32,
     pub(crate) parts_end: u32,
+}
+
+impl Record {
+    /// The queue pair's messages lie behind the area of a GRH.
+    pub(crate) const GRH_AREA: u32 = 1 << 31;
+
+    pub(crate) fn raw(&self) -> usize {
+        (self.raw & !Self::GRH_AREA) as usize
+    }
 }
 
 impl Completions {
@@ -109,12 +119,13 @@ impl<'a> Iterator for Wcs<'a> {
     type Item = Wc<'a>;
     #[inline]
     fn next(&mut self) -> Option<Wc<'a>> {
-        let &Record { raw, context, parts_end } = self.records.next()?;
-        let c = &self.raw[raw as usize];
+        let record @ &Record { raw, context, parts_end } = self.records.next()?;
+        let c = &self.raw[record.raw()];
         let (parts, rest) = std::mem::take(&mut self.parts).split_at_mut((parts_end - self.taken) as usize);
         self.parts = rest;
         self.taken = parts_end;
-        Some(Wc { id: c.wr_id, context, completion: c, parts })
+        let grh_area = raw & Record::GRH_AREA != 0;
+        Some(Wc { id: c.wr_id, context, grh_area, completion: c, parts })
     }
     #[inline]
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -140,6 +151,7 @@ pub struct Wc<'a> {
     /// The number that the queue pair was built with ([`QpBuilder::context`](crate::QpBuilder::context)); 0 for a request
     /// of an [`XrcSrq`](crate::XrcSrq), whose number is in `wc.srq`.
     pub context: u64,
+    grh_area: bool,
     completion: &'a Completion,
     parts: &'a mut [Option<Held>],
 }
@@ -208,7 +220,7 @@ impl<'a> Wc<'a> {
     pub fn take_parts(&mut self) -> impl Iterator<Item = Part> {
         self.parts.iter_mut().filter_map(|p| match p.take() {
             Some(Held::Part(part)) => Some(part),
-            Some(Held::Ah(_)) | None => None,
+            Some(Held::Ah(_) | Held::Ee(_)) | None => None,
         })
     }
 
@@ -230,8 +242,11 @@ impl<'a> Wc<'a> {
         }
         let buf = self.first_buf()?;
         let end = buf.len().min(self.byte_len as usize);
-        let datagram = self.src_qp.raw() != 0;
-        buf.get(if datagram { Grh::BYTES } else { 0 }..end)
+        buf.get(self.payload_start()..end)
+    }
+    /// Where the message begins in the buffer.
+    pub(crate) fn payload_start(&self) -> usize {
+        if self.grh_area { Grh::BYTES } else { 0 }
     }
 
     /// An address handle for the path back to the sender of a datagram; `None` where [`grh`](Self::grh) is.

@@ -16,7 +16,7 @@ const SIZE: usize = 300;
 const GRH_BYTES: usize = 40;
 
 fn end(context: &Context) -> End<Ud> {
-    let mut end = End::new(context);
+    let mut end = End::<Ud>::new(context);
     end.qp.activate(UDP_QKEY).unwrap();
     end.post_recvs(MESSAGES, GRH_BYTES + SIZE);
     end

@@ -26,18 +26,21 @@ pub(crate) trait Home: Send + Sync {
 /// A message that waits to be taken.
 pub(super) struct Arrived {
     buf: Option<Buf>,
+    start: usize,
     completion: Completion,
 }
 
 impl Arrived {
     pub(super) fn new(wc: &mut Wc<'_>) -> Self {
-        Self { buf: wc.take_buf(), completion: **wc }
+        Self { buf: wc.take_buf(), start: wc.payload_start(), completion: **wc }
     }
 }
 
 /// A received message, which derefs to its payload. Dropping it posts its buffer again, to the queue that it came from.
 pub struct Message {
     buf: Option<Buf>,
+    /// Where the payload begins.
+    start: usize,
     completion: Completion,
     home: Arc<dyn Home>,
 }
@@ -91,7 +94,7 @@ impl Message {
 
     fn range(&self) -> std::ops::Range<usize> {
         let len = self.buf.as_ref().map_or(0, |buf| buf.len());
-        let start = if self.src_qp().is_some() { Grh::BYTES.min(len) } else { 0 };
+        let start = self.start.min(len);
         // An RDMA WRITE counts bytes that lie elsewhere.
         let here = self.completion.opcode == crate::WcOpcode::Recv;
         let end = if here { len.min(self.completion.byte_len as usize) } else { start };
@@ -133,8 +136,8 @@ impl Drop for Message {
 impl<S: Service> Handle<S> {
     /// The oldest message that has come.
     fn take_from(&self, half: &mut RecvHalf<S>) -> Result<Option<Message>, RequestError> {
-        if let Some(Arrived { buf, completion }) = half.arrived.pop_front() {
-            return Ok(Some(Message { buf, completion, home: self.home() }));
+        if let Some(Arrived { buf, start, completion }) = half.arrived.pop_front() {
+            return Ok(Some(Message { buf, start, completion, home: self.home() }));
         }
         match half.failed {
             Some(error) => Err(error.into()),

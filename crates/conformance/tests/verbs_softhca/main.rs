@@ -13,6 +13,8 @@ use hca_fabric::LoopbackNet;
 use hca_verbs::*;
 use softhca::{Options, Progress, SoftHca};
 
+mod rd;
+
 /// One end: an adapter of its own on a network that both share.
 struct End {
     context: Context,
