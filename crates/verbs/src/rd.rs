@@ -187,7 +187,7 @@ impl EeContext {
     pub fn number(&self) -> Qpn {
         self.inner.endpoint.qpn
     }
-    /// The device's handle.
+    /// The handle that the device knows.
     pub fn handle(&self) -> QpHandle {
         self.inner.handle
     }
