@@ -71,12 +71,12 @@ impl Requester {
             && let Some(Syndrome::Ack(credits)) = Syndrome::decode(*syndrome)
             && packet.opcode().op() == Some(PacketOp::Acknowledge)
         {
-            let before = self.recv_limit;
+            let before = self.credits.limit;
             self.credit(credits);
-            if let (Some(before), Some(limit)) = (before, self.recv_limit)
+            if let (Some(before), Some(limit)) = (before, self.credits.limit)
                 && (limit.wrapping_sub(before) as i32) < 0
             {
-                self.recv_limit = Some(before);
+                self.credits.limit = Some(before);
             }
             return;
         }
@@ -180,7 +180,7 @@ impl Requester {
     /// The responder's credit count, as of the last PSN that it acknowledged.
     #[inline]
     fn credit(&mut self, credits: Option<u8>) {
-        self.recv_limit = credits.map(|encoded| {
+        self.credits.limit = credits.map(|encoded| {
             // A SEND under way holds its receive request already.
             let begun = !self.is_drained()
                 && self.una_kind() == Kind::Send

@@ -1,7 +1,7 @@
 //! The packets of a send request: the number of their PSNs, their cost in the window, and their headers.
 
 use hca_core::wire::{AtomicEth, Be32, Be64, BthFlags, Feth, Ieth, ImmDt, PacketOp, Reth};
-use hca_core::{MAX_MESSAGE_BYTES, Psn, RemoteAddr, SendFlags, SendOp, WcStatus};
+use hca_core::{Psn, RemoteAddr, SendFlags, SendOp, WcStatus};
 
 use crate::build::{Ext, pad, reserve_packet, send_packet};
 use crate::connection::Path;
@@ -40,29 +40,6 @@ pub(crate) fn extent(current: &Current, packet: u32, path: &Path) -> Extent {
         path.full_cost.wrapping_mul(packets as u16)
     };
     Extent { packets, cost }
-}
-
-/// Checks a request before its first packet.
-#[inline]
-pub(crate) fn check<H: Host>(
-    current: &Current,
-    index: u32,
-    path: &Path,
-    host: &mut H,
-) -> Result<(), WcStatus> {
-    let len = current.request.len;
-    if u64::from(len) > MAX_MESSAGE_BYTES || (current.kind == Kind::Atomic && len != 8) {
-        return Err(WcStatus::LocalLength);
-    }
-    let answered = current.kind.is_answered();
-    if answered && path.max_rd_atomic == 0 {
-        return Err(WcStatus::LocalQpOperation);
-    }
-    // A message of one packet is checked as it is gathered.
-    if len > 0 && (answered || current.packets > 1) {
-        host.check_local(index, answered).map_err(local_status)?;
-    }
-    Ok(())
 }
 
 /// The completion status of a local failure.

@@ -16,9 +16,9 @@
 //! | `requester`, `completer` | sending, retransmission, probes and timeouts; handling of responses |
 //! | `emit` | the packets of a send request |
 //! | `responder`, `executed` | PSN checks, READ and atomic responses, NAKs; executed READs that may be repeated |
+//! | `rules` | what keeps the next request back, or refuses it |
 //! | `inflight` | the outstanding messages of a requester |
-//! | `inbound` | reassembly of a SEND or WRITE, for RC and UC |
-//! | `placement` | ATOMIC WRITE and FLUSH at the responder |
+//! | `inbound`, `answered` | execution of SENDs and WRITEs from their pieces; of READs, atomics, ATOMIC WRITEs and FLUSHes |
 //! | `message` | RC between adapters of one machine, by messages instead of packets |
 //! | `uc`, `ud` | the unreliable services |
 //! | `window`, `rtt` | the send window; the measured round trip |
@@ -31,6 +31,7 @@ extern crate alloc;
 #[cfg(doc)]
 #[doc = include_str!("../DESIGN.md")]
 pub mod design {}
+mod answered;
 mod build;
 mod completer;
 mod connection;
@@ -41,13 +42,13 @@ mod host;
 mod inbound;
 mod inflight;
 mod message;
-mod placement;
 mod psn;
 mod qp;
 mod refusal;
 mod requester;
 mod responder;
 mod rtt;
+mod rules;
 mod uc;
 mod ud;
 mod window;

@@ -9,11 +9,12 @@ use hca_core::{FlatOp, Instant, Psn, SendFlags, SendOp, WcStatus};
 
 use crate::build::{Ext, pad, reserve_packet, send_packet};
 use crate::connection::{Path, Variant};
-use crate::emit::{Current, Extent, check, emit, extent, reth};
+use crate::emit::{Current, Extent, emit, extent, reth};
 use crate::inflight::{Inflight, Kind, Unanswered};
 use crate::psn::{MAX_OUTSTANDING, span};
 use crate::refusal::Rnr;
 use crate::rtt::Rtt;
+use crate::rules::{Credits, check, may_begin};
 use crate::window::{UNIT_BYTES, Window, packet_cost};
 use crate::{Count, Host, QpConfig, RdEnds, SendRequest, TxSink, WindowStats};
 
@@ -86,10 +87,9 @@ pub(crate) struct Requester {
     max_unasked: u32,
     /// The PSN behind the last packet that asked, until it is answered.
     asked: Option<Psn>,
-    /// Messages started and completed that consume receive requests, and how many may be started.
-    recv_started: u32,
+    pub(crate) credits: Credits,
+    /// Messages completed that consumed receive requests.
     pub(crate) recv_done: u32,
-    pub(crate) recv_limit: Option<u32>,
     pub(crate) window: Window,
     pub(crate) rtt: Rtt,
     /// A packet whose round trip is being measured, and when it left.
@@ -137,9 +137,8 @@ impl Requester {
             unasked_cost: 0,
             max_unasked: (config.max_send_wr / 4).clamp(1, MAX_UNASKED_PACKETS),
             asked: None,
-            recv_started: 0,
+            credits: Credits::default(),
             recv_done: 0,
-            recv_limit: None,
             window: Window::new(config.window_bytes, path.mtu),
             rtt: Rtt::default(),
             sample: None,
@@ -388,7 +387,9 @@ impl Requester {
             {
                 return Step::Blocked;
             }
-            if let Err(status) = check(&current, self.cur_index, path, host) {
+            if let Err(status) =
+                check(&current.request, (current.kind, current.packets > 1), self.cur_index, path, host)
+            {
                 return self.local_failure(status);
             }
         }
@@ -426,10 +427,7 @@ impl Requester {
         self.unasked_packets += packets;
         self.unasked_cost += u32::from(cost);
         let ends = self.cur_packet + packets == current.packets;
-        let takes_last_credit = || {
-            current.kind.consumes_recv()
-                && self.recv_limit.is_some_and(|limit| self.recv_started.wrapping_sub(limit) as i32 >= -1)
-        };
+        let takes_last_credit = || current.kind.consumes_recv() && !self.credits.are_more_than(1);
         ends && (current.packets > 1
             || current.request.flags.contains(SendFlags::SIGNALED)
             || takes_last_credit())
@@ -464,18 +462,9 @@ impl Requester {
     /// Whether the rules between messages let the next one start.
     #[inline]
     fn may_start(&mut self, current: &Current) -> bool {
-        if current.request.flags.contains(SendFlags::FENCE) && self.unanswered.len() > 0 {
-            return false;
-        }
-        // Without credits one message may go, as a probe, when nothing else is in flight.
-        if let Some(limit) = self.recv_limit
-            && current.kind.consumes_recv()
-            && self.recv_started.wrapping_sub(limit) as i32 >= 0
-            && self.una_psn != self.cur_psn
-        {
-            return false;
-        }
-        self.inflight.make_room(self.una_index, self.next_index.wrapping_sub(self.una_index))
+        let is_alone = self.una_psn == self.cur_psn;
+        may_begin(current.request.flags, current.kind, self.unanswered.len(), &self.credits, is_alone)
+            && self.inflight.make_room(self.una_index, self.next_index.wrapping_sub(self.una_index))
     }
 
     /// Gives the message at the cursor its PSNs. `cost` is that of what is sent first of it.
@@ -492,7 +481,7 @@ impl Requester {
             }
         };
         self.next_cost = self.next_cost.wrapping_add(whole);
-        self.recv_started = self.recv_started.wrapping_add(current.kind.consumes_recv().into());
+        self.credits.take(current.kind);
     }
 
     /// A packet at the cursor left: moves the cursor on.

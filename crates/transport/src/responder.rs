@@ -7,12 +7,12 @@
 use hca_core::wire::{AtomicAckEth, Be64, BthFlags, NakCode, Packet, PacketOp, Syndrome};
 use hca_core::{Access, MAX_MESSAGE_BYTES, Psn, Qkey, Qpn, RemoteAddr, Rkey, Srqn, WcStatus};
 
+use crate::answered;
 use crate::build::{Ext, pad, reserve_packet};
 use crate::connection::{Path, Variant, aeth};
 use crate::executed::{Deed, Executed, History, Named, Read, Repeat};
-use crate::inbound::{Fault, Inbound, failed_recv, is_send_or_write, recv_status};
-use crate::placement::{atomic_write, flush};
-use crate::{ATOMIC_BYTES, AckOwed, AtomicOp, Count, Host, QpEvent, Served, TxSink};
+use crate::inbound::{Fault, Inbound, Piece, failed_recv, is_send_or_write, recv_status};
+use crate::{AckOwed, AtomicOp, Count, Host, QpEvent, TxSink};
 
 /// Repeated READs and atomics of one connection that were never asked for the first time, before it ends. A healthy
 /// requester sends none; whoever guesses keys has so many guesses, none of which tells anything.
@@ -162,7 +162,11 @@ impl Responder {
             self.enter(path, psn, packet, host)?;
         }
         if is_send_or_write(op) {
-            match self.inbound.accept(op, packet, path.mtu, path.access, host) {
+            let accepted = match Piece::of_packet(op, packet, path.mtu) {
+                Ok(piece) => self.inbound.accept(&piece, path.access, host),
+                Err(fault) => Err(fault),
+            };
+            match accepted {
                 Ok(accepted) => {
                     self.expected = psn.add(1);
                     self.ack_psn = psn;
@@ -309,24 +313,20 @@ impl Responder {
             return Err(self.refuse(psn, NakCode::InvalidRequest, None, host));
         }
         let done = match op {
-            PacketOp::ReadRequest => read_request(path, packet, host).map(|r| {
-                host.served(Served::Read, r.len);
-                (Deed::Read(r), path.packets(r.len))
+            PacketOp::ReadRequest => requested(packet).and_then(|read| {
+                let remote = RemoteAddr { addr: read.va, rkey: read.rkey };
+                answered::read(path, (remote, read.len), host)?;
+                Ok((Deed::Read(read), path.packets(read.len)))
             }),
             PacketOp::CompareSwap | PacketOp::FetchAdd => {
-                atomic_request(path, op, packet, host).map(|original| {
-                    host.served(Served::Atomic, ATOMIC_BYTES);
-                    (Deed::Atomic { original }, 1)
-                })
+                atomic_request(path, op, packet, host).map(|original| (Deed::Atomic { original }, 1))
             }
-            PacketOp::AtomicWrite | PacketOp::Flush => {
-                placed(path, packet, host).map(|()| (Deed::Placed, 1)).map_err(nak_code)
-            }
-            _ => Err(NakCode::InvalidRequest),
+            PacketOp::AtomicWrite | PacketOp::Flush => placed(path, packet, host).map(|()| (Deed::Placed, 1)),
+            _ => Err(Fault::Invalid),
         };
         let (deed, packets) = match done {
             Ok(done) => done,
-            Err(code) => return Err(self.refuse(psn, code, None, host)),
+            Err(fault) => return Err(self.refuse(psn, nak_code(fault), None, host)),
         };
         self.expected = psn.add(packets);
         self.msn = self.msn.wrapping_add(1);
@@ -384,7 +384,9 @@ impl Responder {
     /// of a READ long done, so that it is allowed no more ends nothing.
     fn repeat_read(&mut self, path: &Path, psn: Psn, packet: &Packet<'_>) -> Repeat {
         match requested(packet) {
-            Ok(read) if path.access.contains(Access::REMOTE_READ) => {
+            Ok(read)
+                if u64::from(read.len) <= MAX_MESSAGE_BYTES && path.access.contains(Access::REMOTE_READ) =>
+            {
                 let named = match path.variant {
                     Variant::Plain | Variant::Initiator => Named::default(),
                     Variant::Target => named_srq(packet),
@@ -561,7 +563,7 @@ const NO_BYTES: Read = Read { rkey: Rkey::new(0), va: 0, len: 0 };
 /// The NAK for a fault other than a missing receive request.
 pub(crate) fn nak_code(fault: Fault) -> NakCode {
     match fault {
-        Fault::NoRecv => unreachable!("a missing receive request is refused until there is one"),
+        Fault::NoRecv | Fault::NotLent => unreachable!("the peer is to send the request again"),
         Fault::Invalid | Fault::TooLong => NakCode::InvalidRequest,
         Fault::Access | Fault::Invalidate => NakCode::RemoteAccess,
         Fault::Placement(_) => NakCode::RemoteOperational,
@@ -574,29 +576,15 @@ fn placed<H: Host>(path: &Path, packet: &Packet<'_>, host: &mut H) -> Result<(),
     let remote = RemoteAddr { addr: reth.va.get(), rkey: Rkey::new(reth.rkey.get()) };
     let what = (remote, reth.dma_len.get());
     match packet.feth() {
-        Some(feth) => flush(path, *feth, what, host),
-        None => atomic_write(path, what, packet.payload(), host),
+        Some(feth) => answered::flush(path, *feth, what, host),
+        None => answered::atomic_write(path, what, packet.payload(), host),
     }
 }
 
 /// The range of a READ request, allowed or not.
-fn requested(packet: &Packet<'_>) -> Result<Read, NakCode> {
-    let reth = packet.reth().ok_or(NakCode::InvalidRequest)?;
-    let read = Read { rkey: Rkey::new(reth.rkey.get()), va: reth.va.get(), len: reth.dma_len.get() };
-    if u64::from(read.len) > MAX_MESSAGE_BYTES { Err(NakCode::InvalidRequest) } else { Ok(read) }
-}
-
-fn read_request<H: Host>(path: &Path, packet: &Packet<'_>, host: &mut H) -> Result<Read, NakCode> {
-    let read = requested(packet)?;
-    if !path.access.contains(Access::REMOTE_READ) {
-        return Err(NakCode::RemoteAccess);
-    }
-    // A READ of no bytes touches nothing and needs no valid key.
-    if read.len > 0 {
-        host.check_remote(read.rkey, read.va, read.len.into(), Access::REMOTE_READ)
-            .map_err(|_| NakCode::RemoteAccess)?;
-    }
-    Ok(read)
+fn requested(packet: &Packet<'_>) -> Result<Read, Fault> {
+    let reth = packet.reth().ok_or(Fault::Invalid)?;
+    Ok(Read { rkey: Rkey::new(reth.rkey.get()), va: reth.va.get(), len: reth.dma_len.get() })
 }
 
 fn atomic_request<H: Host>(
@@ -604,20 +592,14 @@ fn atomic_request<H: Host>(
     op: PacketOp,
     packet: &Packet<'_>,
     host: &mut H,
-) -> Result<u64, NakCode> {
-    let eth = packet.atomic().ok_or(NakCode::InvalidRequest)?;
-    let va = eth.va.get();
-    if !va.is_multiple_of(8) {
-        return Err(NakCode::InvalidRequest);
-    }
-    if !path.access.contains(Access::REMOTE_ATOMIC) {
-        return Err(NakCode::RemoteAccess);
-    }
+) -> Result<u64, Fault> {
+    let eth = packet.atomic().ok_or(Fault::Invalid)?;
     let swap_add = eth.swap_add.get();
     let atomic = if op == PacketOp::FetchAdd {
         AtomicOp::FetchAdd { add: swap_add }
     } else {
         AtomicOp::CompareSwap { compare: eth.compare.get(), swap: swap_add }
     };
-    host.atomic_remote(Rkey::new(eth.rkey.get()), va, atomic).map_err(|_| NakCode::RemoteAccess)
+    let remote = RemoteAddr { addr: eth.va.get(), rkey: Rkey::new(eth.rkey.get()) };
+    answered::atomic(path, remote, atomic, host)
 }

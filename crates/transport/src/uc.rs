@@ -10,7 +10,7 @@ use hca_core::{MAX_MESSAGE_BYTES, Psn, QpAttr, SendFlags, SendOp, WcStatus};
 use crate::build::{Ext, pad, reserve_packet};
 use crate::connection::{Cnp, Path};
 use crate::emit::{headers, local_status};
-use crate::inbound::{Fault, Inbound, begins_message, is_send_or_write, recv_status};
+use crate::inbound::{Fault, Inbound, Piece, begins_message, is_send_or_write, recv_status};
 use crate::{Count, Host, QpConfig, SendRequest, TxSink};
 
 /// Both directions of an unreliable connection.
@@ -161,11 +161,12 @@ impl Unreliable {
             host.count(if gap { Count::DroppedPsn } else { Count::DroppedInvalid });
             return Ok(());
         }
-        let Err(fault) = self.inbound.accept(op, packet, self.path.mtu, self.path.access, host) else {
+        let piece = Piece::of_packet(op, packet, self.path.mtu);
+        let Err(fault) = piece.and_then(|piece| self.inbound.accept(&piece, self.path.access, host)) else {
             return Ok(());
         };
         match fault {
-            Fault::NoRecv => {
+            Fault::NoRecv | Fault::NotLent => {
                 host.count(Count::DroppedNoRecv);
                 self.abandon(host);
             }

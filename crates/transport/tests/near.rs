@@ -303,6 +303,25 @@ fn the_limit_counts_what_every_operation_used() {
 }
 
 #[test]
+fn the_limit_counts_what_a_message_under_way_holds() {
+    let mut p = Ways::rc();
+    for _ in 0..3 {
+        p.recv(B, 200_000, 3 * PIECE);
+    }
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.run();
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, SendOp::Send, 0, 3 * PIECE as u32);
+    p.send_side(A);
+    // The WRITE, and the first piece of the SEND.
+    assert!(p.take(B) && p.take(B));
+    p.log.clear();
+    p.ack_side(B);
+    let told: Vec<_> = p.sent(B).into_iter().filter(|m| m.has(LIMITED)).map(|m| m.extra).collect();
+    assert_eq!(told, [3], "one is held, and two are left");
+}
+
+#[test]
 fn a_shared_receive_queue_tells_no_limit() {
     let mut p = Ways::new(&Setup { srq_b: true, ..Setup::default() });
     for _ in 0..40 {

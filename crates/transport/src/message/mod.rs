@@ -109,6 +109,11 @@ impl Op {
         Self::AtomicWrite,
         Self::Flush,
     ];
+    /// Whether it is a SEND or RDMA WRITE, or a piece of one.
+    #[inline]
+    const fn is_send_or_write(self) -> bool {
+        (self as u8) <= Self::WriteImm as u8
+    }
     /// Whether it answers a request.
     #[inline]
     pub(crate) const fn is_answer(self) -> bool {

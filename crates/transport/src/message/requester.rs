@@ -3,7 +3,7 @@
 mod completer;
 mod pieces;
 
-use hca_core::{Instant, MAX_MESSAGE_BYTES, Psn, SendFlags, WcStatus};
+use hca_core::{Instant, Psn, WcStatus};
 
 use super::{FIRST, Head, LAST, MAX_DATA, Op, reserve};
 use crate::connection::{Path, Variant};
@@ -11,6 +11,7 @@ use crate::emit::local_status;
 use crate::inflight::Kind;
 use crate::refusal::Rnr;
 use crate::requester::{NEVER, flush};
+use crate::rules::{Credits, check, may_begin};
 use crate::{Count, Direct, Host, SendRequest, TxSink};
 
 /// How long nothing is heard before requests are sent again: at first, and at most.
@@ -40,16 +41,14 @@ pub(crate) struct Requester {
     fetched: Option<Fetched>,
     /// READs and atomics that wait for their responses.
     unanswered: u32,
-    /// Receive requests of the peer that were used, and how many may be.
-    used: u32,
-    limit: Option<u32>,
+    credits: Credits,
     ready: bool,
     /// Something that only the peer can change keeps the next request back.
     blocked: bool,
     /// The peer could not reach what was lent: nothing is lent before the request of this index.
     lends_from: Option<u32>,
     /// The oldest request was refused for want of a receive request, and goes alone until it is taken.
-    alone: bool,
+    refused: bool,
     /// The peer has been told our P_Key.
     greeted: bool,
     /// The peer has gone, and the connection with it.
@@ -119,12 +118,11 @@ impl Requester {
             fetch: Fetch::No,
             fetched: None,
             unanswered: 0,
-            used: 0,
-            limit: None,
+            credits: Credits::default(),
             ready: false,
             blocked: false,
             lends_from: None,
-            alone: false,
+            refused: false,
             greeted: false,
             gone: false,
             away: false,
@@ -287,37 +285,19 @@ impl Requester {
         if kind == Kind::Local {
             return Some(self.carry_out(host));
         }
-        if self.unanswered > 0
-            && (request.flags.contains(SendFlags::FENCE)
-                || kind.is_answered() && self.unanswered >= u32::from(path.max_rd_atomic))
+        let is_alone = self.una == self.next;
+        if self.refused && !is_alone
+            || kind.is_answered() && self.unanswered > 0 && self.unanswered >= u32::from(path.max_rd_atomic)
+            || !may_begin(request.flags, kind, self.unanswered as usize, &self.credits, is_alone)
         {
             return Some(self.wait());
-        }
-        if self.alone && self.una != self.next {
-            return Some(self.wait());
-        }
-        if kind.consumes_recv() {
-            // Without known receive requests one message may go, as a probe, when nothing else is under way.
-            if let Some(limit) = self.limit
-                && self.used.wrapping_sub(limit) as i32 >= 0
-                && self.una != self.next
-            {
-                return Some(self.wait());
-            }
-        }
-        if u64::from(request.len) > MAX_MESSAGE_BYTES || kind == Kind::Atomic && request.len != 8 {
-            return Some(self.local_failure(WcStatus::LocalLength));
         }
         // One that was begun before the limit became 0 is still asked for again.
-        if kind.is_answered() && path.max_rd_atomic == 0 && self.next == self.high {
-            return Some(self.local_failure(WcStatus::LocalQpOperation));
-        }
-        // A message of one piece is checked as it is gathered.
-        if request.len > 0
-            && (kind.is_answered() || request.len as usize > MAX_DATA)
-            && let Err(e) = host.check_local(self.next, kind.is_answered())
-        {
-            return Some(self.local_failure(local_status(e)));
+        if self.next == self.high || !kind.is_answered() {
+            let several = request.len as usize > MAX_DATA;
+            if let Err(status) = check(request, (kind, several), self.next, path, host) {
+                return Some(self.local_failure(status));
+            }
         }
         // What was sent before has its number, so it is sent again.
         if self.next == self.high
@@ -420,7 +400,7 @@ impl Requester {
         self.greeted
             && self.is_plain()
             && self.current.is_none()
-            && !(self.gone | self.alone | self.away)
+            && !(self.gone | self.refused | self.away)
             && !self.rnr.is_waiting()
     }
     /// The request that is sent next.
@@ -436,7 +416,7 @@ impl Requester {
     /// Whether the peer is known to have a receive request for it.
     #[inline]
     pub(super) fn has_credit(&self) -> bool {
-        self.limit.is_none_or(|limit| (self.used.wrapping_sub(limit) as i32) < 0)
+        self.credits.are_more_than(0)
     }
     /// It was sent, in one message, by an [open](Self::is_open) requester, and will use a receive request.
     #[inline(always)]
@@ -444,7 +424,7 @@ impl Requester {
         if !self.is_waiting() {
             self.progressed();
         }
-        self.used = self.used.wrapping_add(1);
+        self.credits.take(Kind::Send);
         self.resend_at = self.resend_at.min(now.as_nanos().saturating_add(self.resend_wait));
         self.next = self.next.wrapping_add(1);
         self.high = self.next;
@@ -465,7 +445,7 @@ impl Requester {
     pub(super) fn completed(&mut self, count: u32) {
         self.una = self.una.wrapping_add(count);
         self.rnr.progressed();
-        self.alone = false;
+        self.refused = false;
         self.progressed();
         self.unblock();
     }
@@ -493,7 +473,7 @@ impl Requester {
         let mut index = from;
         while index != end {
             let kind = Kind::of(&host.send_request(index).op);
-            self.used = self.used.wrapping_sub(kind.consumes_recv().into());
+            self.credits.give_back(kind);
             self.unanswered = self.unanswered.saturating_sub(kind.is_answered().into());
             index = index.wrapping_add(1);
         }

@@ -3,19 +3,17 @@
 use alloc::collections::VecDeque;
 
 use hca_core::wire::{Feth, NakCode, Syndrome};
-use hca_core::{
-    Access, MAX_MESSAGE_BYTES, Pkey, Psn, Qpn, RecvExtra, RemoteAddr, Rkey, Srqn, WcOpcode, WcStatus,
-};
+use hca_core::{Pkey, Psn, Qpn, RecvExtra, RemoteAddr, Rkey, Srqn, WcStatus};
 
 use super::{
     BY_VALUE, FIRST, Head, LAST, LENT, LIMITED, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, Op, SOLICITED,
     loan_bytes, put_loan, reserve, take_loan, take_remote,
 };
+use crate::answered;
 use crate::connection::{Path, Variant};
-use crate::inbound::{Fault, Inbound, place, recv_status};
-use crate::placement::{atomic_write, flush};
+use crate::inbound::{Accepted, Body, Fault, Inbound, Piece, recv_status};
 use crate::responder::{Fatal, nak_code};
-use crate::{ATOMIC_BYTES, AckOwed, AtomicOp, Count, Host, Loan, LoanError, RecvDone, Served, TxSink};
+use crate::{AckOwed, AtomicOp, Count, Host, Loan, TxSink};
 
 /// A READ, atomic, ATOMIC WRITE or FLUSH whose response has not left.
 #[derive(Clone, Copy, Debug)]
@@ -63,13 +61,13 @@ pub(crate) struct Responder {
     /// Its receive request was missing; until it comes again all is dropped.
     refused: bool,
     nak: Option<Syndrome>,
-    /// It is refused because what was lent is out of reach.
+    /// The refusal says that what was lent is out of reach.
     not_lent: bool,
     /// Something is to be acknowledged, and a receive request was completed since the last time.
     ack: bool,
     delivered: bool,
-    /// Receive requests taken, and the limit that the requester was told.
-    taken: u32,
+    /// Receive requests completed, and the limit that the requester was told.
+    completed: u32,
     told: u32,
     responses: VecDeque<Response>,
     /// The oldest one whose response found nobody: it is never said to be done.
@@ -82,14 +80,6 @@ pub(crate) struct Responder {
     admitted: bool,
 }
 
-/// The outcome of a message.
-struct Did {
-    done: bool,
-    delivered: bool,
-}
-
-const MORE: Did = Did { done: false, delivered: false };
-
 impl Responder {
     pub(crate) fn new(psn: Psn, max_dest_rd_atomic: u8) -> Self {
         Self {
@@ -100,7 +90,7 @@ impl Responder {
             not_lent: false,
             ack: false,
             delivered: false,
-            taken: 0,
+            completed: 0,
             told: 0,
             responses: VecDeque::with_capacity(max_dest_rd_atomic.into()),
             lost: None,
@@ -144,9 +134,14 @@ impl Responder {
         }
         self.delivered = false;
         // The limit of receive requests goes by an acknowledgement of its own, long before the peer runs out.
-        let left = self.told.wrapping_sub(self.taken);
+        let left = self.told.wrapping_sub(self.taken());
         self.ack = left as i32 <= 0 && recv_credits().is_some_and(|c| c > 0)
             || left.is_multiple_of(16) && recv_credits().is_some_and(|c| left < c / 2);
+    }
+    /// Receive requests completed or held.
+    #[inline(always)]
+    fn taken(&self) -> u32 {
+        self.completed.wrapping_add(matches!(self.inbound, Inbound::Send { .. }).into())
     }
     /// Whether nothing is to be said of the requester's requests but that they are done.
     #[inline]
@@ -172,7 +167,7 @@ impl Responder {
     #[inline]
     pub(super) fn took(&mut self) {
         self.expected = self.expected.wrapping_add(1);
-        self.taken = self.taken.wrapping_add(1);
+        self.completed = self.completed.wrapping_add(1);
         (self.ack, self.delivered) = (true, true);
     }
     /// Nothing more is answered.
@@ -214,12 +209,13 @@ impl Responder {
             self.not_lent = false;
         }
         match self.accept(path, head, body, host) {
-            Ok(did) => {
-                if did.done {
+            Ok(accepted) => {
+                if accepted.done {
                     self.expected = self.expected.wrapping_add(1);
                     self.ack = true;
                 }
-                self.delivered |= did.delivered;
+                self.completed = self.completed.wrapping_add(accepted.delivered.into());
+                self.delivered |= accepted.delivered;
                 Ok(())
             }
             Err(fault) => self.handle_fault(fault, path, host),
@@ -258,18 +254,26 @@ impl Responder {
     }
 
     #[inline]
-    fn accept<H: Host>(&mut self, path: &Path, head: &Head, body: &[u8], host: &mut H) -> Result<Did, Fault> {
-        let (first, last) = (head.has(FIRST), head.has(LAST));
+    fn accept<H: Host>(
+        &mut self,
+        path: &Path,
+        head: &Head,
+        body: &[u8],
+        host: &mut H,
+    ) -> Result<Accepted, Fault> {
+        let first = head.has(FIRST);
         if first && self.inbound != Inbound::Idle {
             self.begin_anew(host);
         }
         let body = if path.variant == Variant::Target { self.enter_srq(first, body, host)? } else { body };
-        match head.op {
-            Op::Send | Op::SendImm | Op::SendInv => self.accept_send(head, last, body, host),
-            Op::Write | Op::WriteImm => self.accept_write(path, head, last, body, host),
-            _ if !first => Err(Fault::Invalid),
-            _ => self.accept_question(path, head, body, host),
+        if head.op.is_send_or_write() {
+            return self.inbound.accept(&piece(head, body)?, path.access, host);
         }
+        if !first {
+            return Err(Fault::Invalid);
+        }
+        self.accept_question(path, head, body, host)?;
+        Ok(Accepted { done: false, delivered: false })
     }
 
     /// Has the request go to the shared receive queue that it names; returns the body behind the number.
@@ -293,154 +297,7 @@ impl Responder {
     fn begin_anew<H: Host>(&mut self, host: &mut H) {
         if let Inbound::Send { .. } = core::mem::take(&mut self.inbound) {
             host.return_recv();
-            self.taken = self.taken.wrapping_sub(1);
         }
-    }
-
-    #[inline]
-    fn accept_send<H: Host>(
-        &mut self,
-        head: &Head,
-        last: bool,
-        body: &[u8],
-        host: &mut H,
-    ) -> Result<Did, Fault> {
-        let (offset, room) = match self.inbound {
-            Inbound::Idle => {
-                let room = host.take_recv(None).ok_or(Fault::NoRecv)?;
-                self.taken = self.taken.wrapping_add(1);
-                (0, room)
-            }
-            Inbound::Send { offset, room } => (offset, room),
-            Inbound::Write { .. } => return Err(Fault::Invalid),
-        };
-        let len = if head.has(LENT) {
-            self.fetch(offset, room, body, host)?
-        } else {
-            if body.len() > MAX_DATA || u64::from(offset) + body.len() as u64 > MAX_MESSAGE_BYTES {
-                return Err(Fault::Invalid);
-            }
-            place(host, offset, room, body)?;
-            body.len() as u32
-        };
-        if len == 0 && !last {
-            return Err(Fault::Invalid);
-        }
-        let offset = offset + len;
-        if !last {
-            self.inbound = Inbound::Send { offset, room };
-            return Ok(MORE);
-        }
-        let extra = match head.op {
-            Op::SendImm => RecvExtra::Imm(head.extra),
-            Op::SendInv => {
-                let rkey = Rkey::new(head.extra);
-                host.invalidate(rkey).map_err(|_| Fault::Invalidate)?;
-                RecvExtra::Invalidated(rkey)
-            }
-            _ => RecvExtra::None,
-        };
-        self.inbound = Inbound::Idle;
-        host.complete_recv(&received(WcOpcode::Recv, offset, extra, head));
-        Ok(Did { done: true, delivered: true })
-    }
-
-    /// Fetches a piece that the requester lends; returns its length.
-    fn fetch<H: Host>(&mut self, offset: u32, room: u64, body: &[u8], host: &mut H) -> Result<u32, Fault> {
-        let loan = take_loan(body).ok_or(Fault::Invalid)?;
-        if u64::from(offset) + u64::from(loan.len) > MAX_MESSAGE_BYTES {
-            return Err(Fault::Invalid);
-        }
-        if u64::from(offset) + u64::from(loan.len) > room {
-            return Err(Fault::TooLong);
-        }
-        host.place_loan(offset, &loan).map_err(|e| {
-            if e == LoanError::Gone {
-                // The receive request waits for the message to come again.
-                host.return_recv();
-                self.taken = self.taken.wrapping_sub(1);
-            }
-            self.not_fetched(e)
-        })?;
-        Ok(loan.len)
-    }
-
-    /// What was lent could not be fetched; if it is out of reach, the request is to come again with its data.
-    #[cold]
-    fn not_fetched(&mut self, why: LoanError) -> Fault {
-        match why {
-            LoanError::Local(e) => Fault::Placement(e),
-            LoanError::Remote => Fault::Access,
-            LoanError::Bad => Fault::Invalid,
-            LoanError::Gone => {
-                self.not_lent = true;
-                Fault::NoRecv
-            }
-        }
-    }
-
-    #[inline]
-    fn accept_write<H: Host>(
-        &mut self,
-        path: &Path,
-        head: &Head,
-        last: bool,
-        body: &[u8],
-        host: &mut H,
-    ) -> Result<Did, Fault> {
-        let (va, rkey, left, len, data) = match self.inbound {
-            Inbound::Idle => {
-                let (remote, len, data) = take_remote(body).ok_or(Fault::Invalid)?;
-                if u64::from(len) > MAX_MESSAGE_BYTES {
-                    return Err(Fault::Invalid);
-                }
-                if !path.access.contains(Access::REMOTE_WRITE) {
-                    return Err(Fault::Access);
-                }
-                // What comes in one piece is checked as it is written.
-                if !last {
-                    host.check_remote(remote.rkey, remote.addr, len.into(), Access::REMOTE_WRITE)
-                        .map_err(|_| Fault::Access)?;
-                }
-                (remote.addr, remote.rkey, len, len, data)
-            }
-            Inbound::Write { va, rkey, left, len } => (va, rkey, left, len, body),
-            Inbound::Send { .. } => return Err(Fault::Invalid),
-        };
-        let loan = if head.has(LENT) { Some(take_loan(data).ok_or(Fault::Invalid)?) } else { None };
-        let size = loan.map_or(data.len() as u32, |l| l.len);
-        let whole = loan.is_some() || size == MAX_DATA as u32;
-        let fits = if last { size == left } else { whole && size < left };
-        if !fits {
-            return Err(Fault::Invalid);
-        }
-        let imm = last && head.op == Op::WriteImm;
-        if imm {
-            // One that is missing is asked for with the whole request, which changes nothing by coming again.
-            host.take_recv(None).ok_or(Fault::NoRecv)?;
-        }
-        let written = match loan {
-            Some(loan) => host.write_loan(rkey, va, &loan),
-            None if size > 0 => host.write_remote(rkey, va, data).map_err(|_| LoanError::Remote),
-            None => Ok(()),
-        };
-        if let Err(e) = written {
-            if imm {
-                host.return_recv();
-            }
-            return Err(self.not_fetched(e));
-        }
-        if !last {
-            self.inbound = Inbound::Write { va: va.wrapping_add(size.into()), rkey, left: left - size, len };
-            return Ok(MORE);
-        }
-        self.inbound = Inbound::Idle;
-        host.served(Served::Write, len);
-        if imm {
-            self.taken = self.taken.wrapping_add(1);
-            host.complete_recv(&received(WcOpcode::RecvRdmaWithImm, len, RecvExtra::Imm(head.extra), head));
-        }
-        Ok(Did { done: true, delivered: imm })
     }
 
     /// A READ, an atomic, an ATOMIC WRITE or a FLUSH.
@@ -450,49 +307,33 @@ impl Responder {
         head: &Head,
         body: &[u8],
         host: &mut H,
-    ) -> Result<Did, Fault> {
+    ) -> Result<(), Fault> {
         if self.responses.len() >= usize::from(self.max_dest_rd_atomic) {
             return Err(Fault::Invalid);
         }
         let (remote, len, operands) = take_remote(body).ok_or(Fault::Invalid)?;
         let answer = match head.op {
-            Op::Read => {
-                if u64::from(len) > MAX_MESSAGE_BYTES || !operands.is_empty() {
-                    return Err(Fault::Invalid);
-                }
-                if !path.access.contains(Access::REMOTE_READ) {
-                    return Err(Fault::Access);
-                }
-                host.check_remote(remote.rkey, remote.addr, len.into(), Access::REMOTE_READ)
-                    .map_err(|_| Fault::Access)?;
-                host.served(Served::Read, len);
+            Op::Read if operands.is_empty() => {
+                answered::read(path, (remote, len), host)?;
                 Answer::Read { remote, len, sent: 0, lent: Lent::Not }
             }
             Op::CompareSwap | Op::FetchAdd => {
                 let (&[first, second], []) = operands.as_chunks::<8>() else { return Err(Fault::Invalid) };
                 let (first, second) = (u64::from_ne_bytes(first), u64::from_ne_bytes(second));
-                if !remote.addr.is_multiple_of(8) {
-                    return Err(Fault::Invalid);
-                }
-                if !path.access.contains(Access::REMOTE_ATOMIC) {
-                    return Err(Fault::Access);
-                }
                 let op = if head.op == Op::FetchAdd {
                     AtomicOp::FetchAdd { add: first }
                 } else {
                     AtomicOp::CompareSwap { compare: second, swap: first }
                 };
-                let original = host.atomic_remote(remote.rkey, remote.addr, op).map_err(|_| Fault::Access)?;
-                host.served(Served::Atomic, ATOMIC_BYTES);
-                Answer::Atomic { original }
+                Answer::Atomic { original: answered::atomic(path, remote, op, host)? }
             }
             // As packets, XRC has neither.
             Op::AtomicWrite if path.variant == Variant::Plain => {
-                atomic_write(path, (remote, len), operands, host)?;
+                answered::atomic_write(path, (remote, len), operands, host)?;
                 NO_BYTES
             }
             Op::Flush if path.variant == Variant::Plain && operands.is_empty() => {
-                flush(path, Feth::from_bits(head.extra), (remote, len), host)?;
+                answered::flush(path, Feth::from_bits(head.extra), (remote, len), host)?;
                 NO_BYTES
             }
             _ => return Err(Fault::Invalid),
@@ -502,13 +343,14 @@ impl Responder {
         self.expected = self.expected.wrapping_add(1);
         // The response answers all requests before it as well.
         self.ack = false;
-        Ok(MORE)
+        Ok(())
     }
 
     #[cold]
     fn handle_fault<H: Host>(&mut self, fault: Fault, path: &Path, host: &mut H) -> Result<(), Fatal> {
         let code = match fault {
-            Fault::NoRecv => {
+            Fault::NoRecv | Fault::NotLent => {
+                self.not_lent = fault == Fault::NotLent;
                 if !self.not_lent {
                     host.count(Count::RnrNakSent);
                 }
@@ -638,7 +480,7 @@ impl Responder {
             return false;
         }
         let (flags, limit) = match host.recv_credits() {
-            Some(credits) => (LIMITED, self.taken.wrapping_add(credits)),
+            Some(credits) => (LIMITED, self.taken().wrapping_add(credits)),
             None => (0, 0),
         };
         let head = self.head(path, Op::Ack, flags, self.expected, limit);
@@ -657,17 +499,34 @@ impl Responder {
     }
 }
 
-#[inline]
-fn received(opcode: WcOpcode, byte_len: u32, extra: RecvExtra, head: &Head) -> RecvDone {
-    RecvDone {
-        status: WcStatus::Success,
-        opcode,
-        byte_len,
-        extra,
-        solicited: head.has(SOLICITED),
-        src_qp: Qpn::default(),
-        grh: false,
-    }
+/// The piece of a SEND or RDMA WRITE that a message carries.
+#[inline(always)]
+fn piece<'a>(head: &Head, body: &'a [u8]) -> Result<Piece<'a>, Fault> {
+    let (first, last) = (head.has(FIRST), head.has(LAST));
+    let writes = matches!(head.op, Op::Write | Op::WriteImm);
+    let (target, data) = if first && writes {
+        let (remote, len, data) = take_remote(body).ok_or(Fault::Invalid)?;
+        (Some((remote, len)), data)
+    } else {
+        (None, body)
+    };
+    let body = if head.has(LENT) {
+        Body::Lent(take_loan(data).ok_or(Fault::Invalid)?)
+    } else {
+        // As of packets, all but the last one are full.
+        let least = if last { usize::from(!first) } else { MAX_DATA };
+        if data.len() > MAX_DATA || data.len() < least {
+            return Err(Fault::Invalid);
+        }
+        Body::Bytes(data)
+    };
+    let extra = match head.op {
+        Op::SendImm | Op::WriteImm => RecvExtra::Imm(head.extra),
+        Op::SendInv => RecvExtra::Invalidated(Rkey::new(head.extra)),
+        _ => RecvExtra::None,
+    };
+    let solicited = head.has(SOLICITED);
+    Ok(Piece { writes, first, last, target, body, extra, solicited, src_qp: Qpn::default(), packet: None })
 }
 
 #[cfg(test)]

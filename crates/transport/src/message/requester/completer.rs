@@ -27,8 +27,7 @@ impl Requester {
             }
             // It was done although it was about to be sent again, and took its receive request.
             if self.una == self.next && self.sent == 0 {
-                let kind = Kind::of(&host.send_request(self.una).op);
-                self.used = self.used.wrapping_add(kind.consumes_recv().into());
+                self.credits.take(Kind::of(&host.send_request(self.una).op));
             }
             host.complete_send(self.una, WcStatus::Success, 0);
             self.advance();
@@ -48,7 +47,7 @@ impl Requester {
         }
         self.una = self.una.wrapping_add(1);
         self.rnr.progressed();
-        self.alone = false;
+        self.refused = false;
     }
 
     #[inline]
@@ -73,7 +72,7 @@ impl Requester {
         }
         match head.op {
             Op::Ack => {
-                self.limit = head.has(LIMITED).then_some(head.extra);
+                self.credits.limit = head.has(LIMITED).then_some(head.extra);
                 self.unblock();
                 Ok(())
             }
@@ -99,7 +98,7 @@ impl Requester {
             Some(Syndrome::RnrNak(timer)) => {
                 host.count(Count::RnrNakReceived);
                 self.rnr.refused(now.as_nanos(), timer)?;
-                self.alone = true;
+                self.refused = true;
                 self.recount(self.una, host);
                 self.go_back(self.una);
                 self.ready = false;

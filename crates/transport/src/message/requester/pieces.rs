@@ -89,8 +89,9 @@ impl Requester {
     /// A piece of a SEND or WRITE has left.
     #[inline]
     fn piece_left(&mut self, now: Instant, request: &SendRequest, len: u32, last: bool) {
-        let takes_recv = self.sent == 0 && Kind::of(&request.op).consumes_recv();
-        self.used = self.used.wrapping_add(takes_recv.into());
+        if self.sent == 0 {
+            self.credits.take(Kind::of(&request.op));
+        }
         if last {
             self.left(now);
         } else {

@@ -1,15 +1,53 @@
-//! ATOMIC WRITE and FLUSH of the memory placement extensions, as a responder executes them, by packets and by messages
-//! alike.
+//! READ, atomics, ATOMIC WRITE and FLUSH, as a responder executes them, by packets and by messages alike.
 //!
-//! Both are answered by a READ response of no bytes, and use a responder resource as READs do. Requests are executed in
-//! order and at once, so that at a FLUSH all earlier WRITEs, ATOMIC WRITEs and atomics have been placed.
+//! A READ response answers an ATOMIC WRITE or FLUSH, too, without bytes; so these use a responder resource as READs do.
+//! Requests are executed in order and at once: at a FLUSH all earlier WRITEs, ATOMIC WRITEs and atomics have been placed.
 
 use hca_core::wire::{Feth, Placement, Selectivity};
-use hca_core::{Access, RemoteAddr};
+use hca_core::{Access, MAX_MESSAGE_BYTES, RemoteAddr};
 
 use crate::connection::Path;
 use crate::inbound::Fault;
 use crate::{ATOMIC_BYTES, AtomicOp, Host, Served};
+
+/// Begins a READ of so many bytes: what it names may be read now, and is read when its response is sent.
+pub(crate) fn read<H: Host>(
+    path: &Path,
+    (remote, len): (RemoteAddr, u32),
+    host: &mut H,
+) -> Result<(), Fault> {
+    if u64::from(len) > MAX_MESSAGE_BYTES {
+        return Err(Fault::Invalid);
+    }
+    if !path.access.contains(Access::REMOTE_READ) {
+        return Err(Fault::Access);
+    }
+    // A READ of no bytes touches nothing and needs no valid key.
+    if len > 0 {
+        host.check_remote(remote.rkey, remote.addr, len.into(), Access::REMOTE_READ)
+            .map_err(|_| Fault::Access)?;
+    }
+    host.served(Served::Read, len);
+    Ok(())
+}
+
+/// Executes an atomic; returns the word's old value.
+pub(crate) fn atomic<H: Host>(
+    path: &Path,
+    remote: RemoteAddr,
+    op: AtomicOp,
+    host: &mut H,
+) -> Result<u64, Fault> {
+    if !remote.addr.is_multiple_of(ATOMIC_BYTES.into()) {
+        return Err(Fault::Invalid);
+    }
+    if !path.access.contains(Access::REMOTE_ATOMIC) {
+        return Err(Fault::Access);
+    }
+    let original = host.atomic_remote(remote.rkey, remote.addr, op).map_err(|_| Fault::Access)?;
+    host.served(Served::Atomic, ATOMIC_BYTES);
+    Ok(original)
+}
 
 /// Executes an ATOMIC WRITE of this length.
 pub(crate) fn atomic_write<H: Host>(
