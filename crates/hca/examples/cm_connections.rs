@@ -1,11 +1,11 @@
-//! Connections by RDMA CM between two processes, and how many in a second. The server blocks, with a thread for each
-//! connection; the client has tokio tasks. `HCA_DEVICE` names another device than a local address.
+//! Connections by RDMA CM between two processes: one by calls that block, and then many by tokio tasks, and how many in a
+//! second. `HCA_DEVICE` names another device than a local address.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use hca::cm::{ConnectParams, Listener, connect_async};
-use hca::{Context, Inline, Rc, Reactor};
+use hca::cm::{ConnectParams, Listener, connect, connect_async};
+use hca::{Completions, Context, Inline, Rc, Reactor};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 const TASKS: u32 = 32;
@@ -20,23 +20,40 @@ fn main() -> Result<(), Failure> {
     let mut server = Command::new(std::env::current_exe()?).arg("serve").stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut line)?;
-    let asked = ask(&context, line.trim().parse()?);
+    let address = line.trim().parse()?;
+    let asked = ask_once(&context, address).and_then(|()| ask(&context, address));
     server.kill().and_then(|()| server.wait())?;
     asked
 }
 
-fn serve(context: &Context) -> Result<(), Failure> {
+#[tokio::main(flavor = "current_thread")]
+async fn serve(context: &Context) -> Result<(), Failure> {
     let listener = Listener::bind(context, "0.0.0.0:0")?;
     println!("{}", listener.address());
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(4096)?);
     loop {
-        let incoming = listener.accept()?;
+        let incoming = listener.accept_async().await?;
         let mut qp = pd.qp::<Rc>(&cq).max_send_wr(4).max_recv_wr(4).build()?;
         qp.post_recv(pd.alloc(64)?)?;
-        std::thread::spawn(move || -> Result<(), hca::cm::ConnectionError> {
-            incoming.accept(&qp, b"welcome")?.wait_disconnected(None).map(drop)
-        });
+        tokio::spawn(async move { incoming.accept_async(&qp, b"welcome").await?.disconnected().await });
     }
+}
+
+/// One connection, by calls that block.
+fn ask_once(context: &Context, server: std::net::SocketAddr) -> Result<(), Failure> {
+    let mut cq = context.create_cq(16)?;
+    let mut qp = context.alloc_pd()?.qp::<Rc>(&cq).max_send_wr(4).max_recv_wr(4).build()?;
+    let connection = connect(context, &qp, server, b"the first")?;
+    println!(
+        "the server says {:?}",
+        String::from_utf8_lossy(connection.private_data()).trim_end_matches('\0')
+    );
+    qp.send_inline(b"hello")?;
+    for wc in cq.wait(&mut Completions::with_capacity(1), None)? {
+        wc.ok()?;
+    }
+    connection.disconnect()?;
+    Ok(())
 }
 
 #[tokio::main(flavor = "current_thread")]

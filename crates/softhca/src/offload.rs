@@ -179,7 +179,7 @@ impl Offload for SoftHca {
     }
     fn program_sleeps(&self) {
         let shared = self.shared();
-        if !shared.fork.is_child() && !shared.sleeper.stands_guard() {
+        if !shared.fork.is_child() && !shared.sleeper.stands_guard() && !shared.attention.has_waiters() {
             shared.program_sleeps();
         }
     }

@@ -490,6 +490,30 @@ mod tests {
     }
 
     #[test]
+    fn a_program_whose_other_thread_sleeps_on_a_descriptor_has_no_guard_at_once() {
+        use hca_core::{Device, Notify, Offload};
+        let device = device();
+        let sleeper = &device.shared().sleeper;
+        let (_, mut cq) = device.create_cq(4).unwrap();
+        // Whether the mode is still that of a program which turns, behind its word that it sleeps. A tick may have come
+        // in between.
+        let stays_active = || {
+            let seen = || {
+                while sleeper.stands_guard() {
+                    device.turn();
+                }
+                Offload::program_sleeps(&*device);
+                !sleeper.stands_guard()
+            };
+            (0..2000).any(|_| seen())
+        };
+        assert!(!stays_active());
+        cq.wait_fd().unwrap();
+        cq.arm(Notify::Any);
+        assert!(stays_active());
+    }
+
+    #[test]
     fn a_guard_learns_from_work_that_was_left_lying() {
         let mut tolerance = MIN_TOLERANCE;
         for _ in 0..5 {

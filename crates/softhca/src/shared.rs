@@ -66,10 +66,11 @@ struct DeviceWait {
 }
 
 impl DeviceWait {
-    /// Makes the descriptor readable as soon as the engine needs a turn, and at once if it does now.
-    fn prepare(&self, e: &mut Engine, time: &Time, attention: &Attention) {
+    /// Makes the descriptor readable as soon as the engine needs a turn, and at once if it does now, or if something is
+    /// `due` beside it.
+    fn prepare(&self, e: &mut Engine, time: &Time, attention: &Attention, due: bool) {
         let now = time.now();
-        let input = e.fabric.prepare_wait() || attention.is_due();
+        let input = e.fabric.prepare_wait() || due;
         let deadline = if input { Some(now) } else { earlier(e.next_deadline(), attention) };
         let at = deadline.map_or(NEVER, |d| d.as_nanos());
         if needs_setting(self.timer_at.load(Ordering::Relaxed), at, now) {
@@ -511,22 +512,28 @@ impl Shared {
     #[inline]
     fn keep_waiters(&self, e: &mut Engine) {
         if self.progress != Progress::Thread && self.attention.has_waiters() {
-            self.prepare(e);
+            // The caller runs what is due once it has given the engine back.
+            self.prepare(e, false);
         }
     }
 
     #[cold]
-    fn prepare(&self, e: &mut Engine) {
+    fn prepare(&self, e: &mut Engine, due: bool) {
         self.note_change();
         e.next_turn_is_whole();
         if let Some(wait) = self.wait.get() {
-            wait.prepare(e, &self.time, &self.attention);
+            wait.prepare(e, &self.time, &self.attention, due);
         }
     }
 
     /// Before a program sleeps on a descriptor: makes it readable as soon as the device needs a turn.
     pub(crate) fn prepare_wait(&self) {
-        self.engine.with(|e| self.prepare(e), |e| self.turn_posted(e));
+        let prepare = |e: &mut Engine| self.prepare(e, self.attention.is_due());
+        let catch_up = |e: &mut Engine| {
+            self.turn_posted(e);
+            prepare(e);
+        };
+        self.engine.with(prepare, catch_up);
         self.wake_now();
     }
 

@@ -1,5 +1,6 @@
 //! Outgoing flows: a connected socket each, and the IPv4 Identification that comes next on it.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,6 +20,8 @@ const PORT_TRIES: u16 = 256;
 /// Queue pairs are spread over several ports to a peer while less than this part of the sockets (one of 4) is in use:
 /// the others are for further peers, of which each is to have one of its own.
 const SPREAD_SHARE: usize = 4;
+/// Closed paths that are kept with their sockets: who connects and disconnects again and again opens the same ones.
+const MAX_CLOSED: usize = 64;
 /// Send buffer to ask for, a flow.
 const SEND_BUFFER_BYTES: i32 = 2 << 20;
 /// What is sent to learn a flow's Identification. Only this side's own shared socket gets it.
@@ -122,8 +125,12 @@ pub(crate) struct Paths {
     shared: Socket,
     shared_addr: SockAddr,
     shared_port: u16,
+    /// Of open paths.
     sockets: usize,
     max_sockets: usize,
+    /// Closed paths with a socket, the one that was closed last at the end. Each may be opened again as it was: its flow
+    /// goes on.
+    closed: VecDeque<TxPath>,
     /// The interface by which packets to multicast groups leave, once there is a path to one.
     groups_by: Option<u32>,
     /// Open paths that may lead to several processes.
@@ -151,6 +158,7 @@ impl Paths {
             shared_port,
             sockets: 0,
             max_sockets: max_sockets.min(fair),
+            closed: VecDeque::new(),
             groups_by: None,
             open_to_all: 0,
             ident_probes: 0,
@@ -183,7 +191,7 @@ impl Paths {
         let path = match key.process {
             // Its Identification is always 0, which each process can count on.
             Process::Management => self.unconnected(key),
-            _ => self.connect(key).unwrap_or_else(|| self.shared_path(key)),
+            _ => self.reopen(key).or_else(|| self.connect(key)).unwrap_or_else(|| self.shared_path(key)),
         };
         self.sockets += usize::from(path.socket.is_some());
         self.open_to_all += usize::from(key.process == Process::Unknown);
@@ -206,13 +214,32 @@ impl Paths {
     }
 
     pub(crate) fn close_path(&mut self, id: PathId) {
-        if let Some(path) = self.table.close(id) {
+        if let Some(mut path) = self.table.close(id) {
             self.sockets -= usize::from(path.socket.is_some());
             self.open_to_all -= usize::from(path.key.process == Process::Unknown);
-            for (_, other) in path.others {
+            for (_, other) in std::mem::take(&mut path.others) {
                 self.close_path(other);
             }
+            self.keep(path);
         }
+    }
+    /// Keeps a closed path with its socket, instead of the one that was closed first if there are too many.
+    fn keep(&mut self, path: TxPath) {
+        if path.socket.is_none() {
+            return;
+        }
+        self.closed.push_back(TxPath { leads_to: None, ..path });
+        self.limit_closed(MAX_CLOSED);
+    }
+    /// Lets closed paths go, such that so many remain at most, and that all sockets are as many as there may be.
+    fn limit_closed(&mut self, most: usize) {
+        let most = most.min(self.max_sockets - self.sockets);
+        self.closed.drain(..self.closed.len().saturating_sub(most));
+    }
+    /// A path that was closed.
+    fn reopen(&mut self, key: PathKey) -> Option<TxPath> {
+        let index = self.closed.iter().rposition(|path| path.key == key)?;
+        self.closed.remove(index)
     }
 
     /// Has each waiting train leave by a path to the process that the train is for.
@@ -295,6 +322,7 @@ impl Paths {
         if self.sockets >= self.max_sockets {
             return None;
         }
+        self.limit_closed(self.max_sockets - self.sockets - 1);
         let socket = new_socket(self.local).ok()?;
         let src_port =
             bind_from(&socket, (self.local, self.interface), self.table.entropy(&key), PORT_TRIES)?;
@@ -415,5 +443,58 @@ fn learn_ident(socket: &Socket, sink: &SockAddr) -> io::Result<u16> {
     match header {
         Some([0x45, _, _, _, hi, lo, ..]) => Ok(u16::from_be_bytes([*hi, *lo])),
         _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    /// Paths from an address of this test's own, which have so many sockets at most.
+    fn paths(salt: u8, max_sockets: usize) -> Paths {
+        Paths::open(Ipv4Addr::new(127, 201, std::process::id() as u8, salt).into(), 0, max_sockets).unwrap()
+    }
+    fn open(paths: &mut Paths, peer: u8) -> PathId {
+        let dgid = hca_core::Gid::from_ip(Ipv4Addr::new(127, 202, 0, peer).into());
+        paths.open_path(&AddressVector { dgid, ..AddressVector::default() }, QpEnds::default()).unwrap()
+    }
+
+    #[test]
+    fn a_path_that_is_opened_again_goes_on_as_it_was() {
+        let mut paths = paths(1, 16);
+        let first = open(&mut paths, 1);
+        paths.get_mut(first).unwrap().sent(0);
+        let was = (paths.get(first).unwrap().src_port, paths.kernel_ident(first));
+        let probes = paths.ident_probes;
+        paths.close_path(first);
+        let second = open(&mut paths, 1);
+        assert_ne!(second, first);
+        assert_eq!(paths.get(second).unwrap().src_port, was.0);
+        assert_eq!(paths.ident_probes, probes, "its number is known");
+        assert_eq!(paths.get(second).unwrap().ident(0), paths.kernel_ident(second), "and right");
+        assert_eq!(paths.get(second).unwrap().ident(0), was.1.wrapping_add(2));
+        let other = open(&mut paths, 2);
+        assert_ne!(paths.get(other).unwrap().src_port, was.0);
+    }
+
+    #[test]
+    fn closed_paths_keep_as_many_sockets_as_there_may_be_and_are_no_obstacle_to_open_ones() {
+        let mut paths = paths(2, 4);
+        for round in 0..3 {
+            let open: Vec<_> = (0..4).map(|peer| open(&mut paths, 4 * round + peer)).collect();
+            assert!(
+                open.iter().all(|path| paths.get(*path).unwrap().own_socket().is_some()),
+                "round {round}"
+            );
+            assert_eq!((paths.sockets, paths.closed.len()), (4, 0));
+            open.into_iter().for_each(|path| paths.close_path(path));
+            assert_eq!((paths.sockets, paths.closed.len()), (0, 4));
+        }
+        let mut many = self::paths(3, 4 * MAX_CLOSED);
+        let open: Vec<_> = (0..MAX_CLOSED as u8 + 2).map(|peer| open(&mut many, peer)).collect();
+        open.into_iter().for_each(|path| many.close_path(path));
+        assert_eq!(many.closed.len(), MAX_CLOSED);
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hca::cm::{ConnectParams, Connection, ConnectionError, Listener, connect_with, wire::Reason};
-use hca::{Access, Buf, CompletionQueue, Completions, Context, Pd, QueuePair, Rc, Service, Wc};
+use hca::{Access, Buf, CompletionQueue, Completions, Context, Pd, QueuePair, Rc, Service, Wc, WcStatus};
 
 use crate::theirs;
 
@@ -16,6 +16,8 @@ pub(crate) struct End<S: Service> {
     pub(crate) cq: CompletionQueue,
     pub(crate) qp: QueuePair<S>,
     sent: usize,
+    /// The peer ends the connection once it has what was sent last.
+    parts: bool,
     back: Vec<Buf>,
     came: Vec<Message>,
 }
@@ -37,7 +39,16 @@ impl<S: Service> End<S> {
             Access::REMOTE_WRITE | Access::REMOTE_READ
         };
         let qp = pd.qp::<S>(&cq).max_send_wr(64).max_recv_wr(64).access(rights).build().unwrap();
-        Self { context: context.clone(), pd, cq, qp, sent: 0, back: Vec::new(), came: Vec::new() }
+        Self {
+            context: context.clone(),
+            pd,
+            cq,
+            qp,
+            sent: 0,
+            parts: false,
+            back: Vec::new(),
+            came: Vec::new(),
+        }
     }
     pub(crate) fn post_recvs(&mut self, count: usize, len: usize) {
         for buf in self.pd.alloc_many(count, len).unwrap() {
@@ -51,6 +62,12 @@ impl<S: Service> End<S> {
         }
         self.sent -= count;
         std::mem::take(&mut self.back)
+    }
+    /// As [`completed`](Self::completed), of what the peer ends the connection for. Linux's rxe delivers a message, and
+    /// then acknowledges it, unless the program that got it has ended the connection meanwhile.
+    pub(crate) fn completed_last(&mut self, count: usize) {
+        self.parts = true;
+        self.completed(count);
     }
     /// The next `count` messages.
     pub(crate) fn received(&mut self, count: usize) -> Vec<Message> {
@@ -74,6 +91,10 @@ impl<S: Service> End<S> {
         }
     }
     fn take(&mut self, wc: Wc<'_>) {
+        if self.parts && wc.status == WcStatus::WrFlushed {
+            self.sent += usize::from(!wc.opcode.is_recv());
+            return;
+        }
         let mut wc = wc.ok().unwrap();
         if wc.opcode.is_recv() {
             let buf = wc.take_buf().expect("a receive has its buffer");

@@ -40,7 +40,7 @@ fn serve(context: &Context, size: usize) {
     let client =
         Program::start(&format!("rping -c -a {} -p {} -C {ROUNDS} -S {size} -v -V", at.ip(), at.port()));
     let connection = accept(&listener, &end);
-    for _ in 0..ROUNDS {
+    for round in 1..=ROUNDS {
         let source = next(&mut end);
         let text = end.pd.alloc(source.len as usize).unwrap();
         end.qp.read(text, source).unwrap();
@@ -49,8 +49,12 @@ fn serve(context: &Context, size: usize) {
         let target = next(&mut end);
         end.qp.write(text, target).unwrap();
         end.completed(1);
-        say(&mut end, &RemoteMr::default());
+        if round < ROUNDS {
+            say(&mut end, &RemoteMr::default());
+        }
     }
+    end.qp.send_inline(&tell(&RemoteMr::default())).unwrap();
+    end.completed_last(1);
     assert!(connection.wait_disconnected(LIMIT).unwrap());
     let printed = client.succeeds();
     assert_eq!(printed.lines().filter(|line| line.contains("rdma-ping-")).count(), ROUNDS, "{printed}");

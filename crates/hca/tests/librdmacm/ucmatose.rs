@@ -19,7 +19,6 @@ fn send(end: &mut End<Rc>) {
     for buf in end.pd.alloc_many(MESSAGES, SIZE).unwrap() {
         end.qp.send(buf).unwrap();
     }
-    end.completed(MESSAGES);
 }
 fn receive(end: &mut End<Rc>) {
     assert!(end.received(MESSAGES).iter().all(|message| message.len == SIZE));
@@ -39,6 +38,7 @@ fn ucmatose_makes_connections_to_this_adapter() {
     let client = Program::start(&format!("ucmatose -s {} -p {} {}", at.ip(), at.port(), options()));
     let connections: Vec<_> = ends.iter().map(|end| accept(&listener, end)).collect();
     ends.iter_mut().for_each(send);
+    ends.iter_mut().for_each(|end| drop(end.completed(MESSAGES)));
     ends.iter_mut().for_each(receive);
     connections.into_iter().for_each(|connection| connection.disconnect().unwrap());
     let printed = client.succeeds();
@@ -54,6 +54,7 @@ fn this_adapter_makes_connections_to_ucmatose() {
     let connections: Vec<Connection> = ends.iter().map(|end| call(end, 7485)).collect();
     ends.iter_mut().for_each(receive);
     ends.iter_mut().for_each(send);
+    ends.iter_mut().for_each(|end| end.completed_last(MESSAGES));
     for connection in &connections {
         assert!(connection.wait_disconnected(LIMIT).unwrap());
     }
