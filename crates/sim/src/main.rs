@@ -57,6 +57,8 @@ enum Without {
     Multicast,
     /// Extended reliable connections (XRC)
     Xrc,
+    /// Reliable datagrams.
+    Rd,
     /// Connections and resolutions by a connection manager on each node.
     Cm,
 }
@@ -69,6 +71,7 @@ impl Args {
             placement: with(Without::Placement),
             multicast: with(Without::Multicast),
             xrc: with(Without::Xrc),
+            rd: with(Without::Rd),
             cm: with(Without::Cm),
         }
     }

@@ -102,7 +102,8 @@ impl Engine {
         }
         if is_of_rd && matches!(attr.state, Some(QpState::Reset | QpState::Error)) {
             self.core.recall(qp.index);
-            if attr.state == Some(QpState::Reset) && qp_type == QpType::Rd {
+            // What contexts receive for it ends first, as its receive requests end in order.
+            if qp_type == QpType::Rd {
                 self.core.refuse_inbound_of(qp.index);
             }
         }

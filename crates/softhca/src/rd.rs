@@ -365,8 +365,8 @@ impl Core {
         self.with_machine(at, |machine, host| _ = machine.abandon(WcStatus::WrFlushed, host));
         self.settle(at);
     }
-    /// The messages under way to a queue pair that goes, or by a context that goes, are refused. Their receive requests
-    /// complete.
+    /// The messages under way to a queue pair that goes or ends its requests, or by a context that goes, are refused.
+    /// Their receive requests complete as flushed.
     pub(crate) fn refuse_inbound_of(&mut self, slot: u32) {
         let Some(queue) = self.queue(slot) else {
             return self.with_machine(slot, |machine, host| machine.refuse_inbound(host));

@@ -203,8 +203,8 @@ impl Requester {
         if !self.reach(now, path, psn, host) {
             return Ok(());
         }
-        if self.rnr.is_waiting() {
-            // The same refusal once more.
+        if self.rnr.is_waiting() || self.resync.is_some() {
+            // The same refusal once more, or one of a RESYNC, which needs no receive request.
             return Ok(());
         }
         self.rnr.refused(now.as_nanos().saturating_add(1), timer)?;
@@ -226,7 +226,8 @@ impl Requester {
             return Ok(());
         }
         if let Some(status) = status_of(code) {
-            return Err(status);
+            // A RESYNC is not refused: it is the abandoned message before that was, and no request has this PSN.
+            return if self.resync.is_some() { Ok(()) } else { Err(status) };
         }
         if self.may_rewind(now) {
             self.retries_left = self.retries_left.checked_sub(1).ok_or(WcStatus::RetryExceeded)?;

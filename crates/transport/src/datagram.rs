@@ -34,7 +34,8 @@ impl Qp {
         c.requester.abandon(status, &c.path, host);
         true
     }
-    /// Refuses the rest of the message that an end-to-end context is receiving: the queue pair that it is for goes.
+    /// Refuses the rest of the message that an end-to-end context is receiving: the queue pair that it is for
+    /// goes, or ends its requests.
     pub fn refuse_inbound<H: Host>(&mut self, host: &mut H) {
         if let Service::Rc(c) = self.service_mut() {
             c.responder.refuse_inbound(host);

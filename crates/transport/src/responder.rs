@@ -264,11 +264,12 @@ impl Responder {
             None => self.drop_inbound(WcStatus::RemoteAborted, host),
         }
     }
-    /// The queue pair that the message under way is for goes: the rest is refused (RD).
+    /// The queue pair that the message under way is for goes, or ends its requests: the rest is refused (RD).
     pub(crate) fn refuse_inbound<H: Host>(&mut self, host: &mut H) {
         if self.inbound != Inbound::Idle {
             host.count(Count::NakInvalid);
             self.nak = Some((self.expected, Syndrome::Nak(NakCode::InvalidRd)));
+            self.drop_inbound(WcStatus::WrFlushed, host);
             self.refuse_message(None, host);
         }
     }

@@ -305,5 +305,30 @@ fn the_rest_of_a_message_to_a_queue_pair_that_goes_is_refused() {
     send(&mut p, (AT_A[1], two), SendOp::Send, 0, 900);
     p.run();
     p.expect_sends(&[RemoteInvalidRd, Success]);
-    assert_eq!(recv_statuses(&p), [RemoteAborted, Success]);
+    assert_eq!(recv_statuses(&p), [WrFlushed, Success]);
+}
+
+#[test]
+fn a_refusal_that_a_resync_crosses_is_that_of_the_message_before() {
+    let mut p = pair();
+    let [(one, _), (two, _)] = AT_B;
+    p.recv_srq(one, 0, 10_000);
+    p.recv_srq(two, 20_000, 1000);
+    // The RESYNC is late. Its PSN is the one that B expects next when B refuses the message.
+    p.script = Box::new(|s, n, _| if s == A && n == 3 { Fate::Late(100_000) } else { Fate::Pass });
+    p.sink_room = 3;
+    send(&mut p, (AT_A[0], one), SendOp::Send, 0, 5000);
+    p.transmit_side(A);
+    p.sink_room = usize::MAX;
+    assert!(p.a.qp.abandon(WrFlushed, &mut p.a.host));
+    while p.b.host.held.is_none() {
+        assert!(p.turn());
+    }
+    p.b.qp.refuse_inbound(&mut p.b.host);
+    send(&mut p, (AT_A[1], two), SendOp::Send, 0, 900);
+    p.run();
+    assert!(p.naks(B).contains(&NakCode::InvalidRd));
+    p.expect_sends(&[WrFlushed, Success]);
+    assert_eq!(recv_statuses(&p), [WrFlushed, Success]);
+    assert!(p.a.qp.is_vacant());
 }

@@ -68,7 +68,8 @@ impl World {
         self.report.recovery_ns = self.report.recovery_ns.max(waited.as_nanos() as u64);
         let plan = &self.plan.conns[end.conn];
         let bound = recovery_bound(plan);
-        if plan.kind != QpType::Rc || waited <= bound {
+        // A reliable datagram waits for those of others.
+        if plan.kind != QpType::Rc || plan.rd || waited <= bound {
             return Ok(());
         }
         Err(self.broken(format!(
@@ -129,6 +130,9 @@ impl World {
             WcStatus::RnrRetryExceeded => plan.rnr_retry < 7,
             WcStatus::RemoteAccess => end.made == Some(WcStatus::RemoteAccess) || revoked(peer),
             WcStatus::RemoteInvalidRequest => end.made == Some(WcStatus::RemoteInvalidRequest),
+            // The end-to-end context has failed with the request of another queue pair.
+            WcStatus::InvalidEecState => plan.rd && plan.may_fail,
+            WcStatus::RemoteInvalidRd => plan.rd && peer.life != Life::Up,
             _ => false,
         };
         if true_word && plan.kind == QpType::Rc
@@ -358,7 +362,8 @@ impl World {
             || peer.made.is_some()
             || revoked(end)
             || self.plan.conns[end.conn].may_fail;
-        if c.status == WcStatus::WrFlushed && called_for {
+        let aborted = c.status == WcStatus::RemoteAborted && end.eec.is_some();
+        if (c.status == WcStatus::WrFlushed || aborted) && called_for {
             return Ok(());
         }
         Err(self.broken(format!(
@@ -386,6 +391,13 @@ impl World {
             (_, RecvExtra::None) => With::Nothing,
         };
         let src = if kind == QpType::Ud { c.src_qp.raw() } else { c.srq.raw() };
+        if self.ends[e].eec.is_some() {
+            self.report.rd_messages += 1;
+            let sender = self.ends[self.ends[e].peer].qpn;
+            if c.src_qp != sender {
+                return Err(self.broken(format!("a message of qp {sender} names another sender: {c:?}")));
+            }
+        }
         self.report.xrc_messages += u64::from(c.srq != Srqn::default());
         let print = fingerprint(&bytes[grh..], with.number(src));
         if kind == QpType::Rc {

@@ -10,9 +10,10 @@ use hca_core::{
     Rkey, Srqn, WcStatus,
 };
 
+use super::datagrams::rd_of;
 use super::end::{Drain, End, Invalidatable, Lending, Lent, Life, Own, Promise, Role};
 use super::host::{Host, xrc_of};
-use super::plan::recv_limit;
+use super::plan::{ConnPlan, recv_limit};
 use super::world::{Checked, World};
 use super::zone::Zone;
 use crate::checker::{Datagrams, Stream};
@@ -33,7 +34,12 @@ impl World {
         let cq_depth = self.cq_depth(n);
         let srq = buffer.map(|b| (depth, b));
         let host = Host::new(&node, self.plan.arena_bytes, epoch, cq_depth, [srq, xrc], &mut rng);
-        self.hosts[n] = Some(self.refused("setting up a node", host)?);
+        let mut host = self.refused("setting up a node", host)?;
+        if self.plan.conns.iter().any(|c| c.rd && c.nodes.contains(&n)) {
+            let domain = rd_of(&host).and_then(|rd| rd.alloc_rdd());
+            host.rdd = Some(self.refused("alloc_rdd", domain)?);
+        }
+        self.hosts[n] = Some(host);
         self.managers.open(n, epoch)
     }
 
@@ -53,7 +59,10 @@ impl World {
         }
         let conn = &mut self.conns[c];
         (conn.closed, conn.close_at) = (false, None);
-        for side in 0..2 {
+        let links = if self.plan.conns[c].rd { self.link(c)?.map(Some) } else { [None; 2] };
+        for (side, link) in links.into_iter().enumerate() {
+            let e = self.conns[c].ends[side];
+            self.ends[e].eec = link;
             self.bring_up(c, side)?;
         }
         for side in 0..2 {
@@ -71,7 +80,11 @@ impl World {
         let cqs = [r1, r2].map(|r| usable[(r % usable.len() as u64) as usize]);
         let role = plan.xrc.then_some([Role::Initiator, Role::Target][side]);
         let init = QpInit {
-            qp_type: if plan.xrc { QpType::XrcIni } else { plan.kind },
+            qp_type: match plan {
+                ConnPlan { xrc: true, .. } => QpType::XrcIni,
+                ConnPlan { rd: true, .. } => QpType::Rd,
+                _ => plan.kind,
+            },
             send_cq: host.cqs[cqs[0]].handle,
             recv_cq: host.cqs[cqs[1]].handle,
             srq: host.srq.as_ref().filter(|_| plan.srq[side]).map(|s| s.handle),
@@ -89,7 +102,11 @@ impl World {
             let (handle, qpn) = self.refused("create_xrc_target", created)?;
             (handle, qpn, None, None)
         } else {
-            let ports = self.refused("create_qp", host.device.create_qp(host.pd, &init))?;
+            let created = match host.rdd.filter(|_| plan.rd) {
+                Some(rdd) => rd_of(host).and_then(|rd| rd.create_rd_qp(host.pd, rdd, &init)),
+                None => host.device.create_qp(host.pd, &init),
+            };
+            let ports = self.refused("create_qp", created)?;
             (ports.handle, ports.qpn, Some(ports.send), ports.recv)
         };
         let epoch = host.epoch;
@@ -119,6 +136,7 @@ impl World {
             shares: recv.is_none() && role.is_none(),
             recv,
             ah: None,
+            eec: None,
             group: None,
             sq,
             rq,
@@ -162,17 +180,20 @@ impl World {
         let traffic_class = plan.traffic_class;
         let av = AddressVector { dgid, flow_label, traffic_class, ..AddressVector::default() };
         let access = Access::BY_PEERS;
-        let (rc, ud) = (plan.kind == QpType::Rc, plan.kind == QpType::Ud);
+        // Reliable datagrams have the path in their end-to-end context.
+        let (rc, ud) = (plan.kind == QpType::Rc && !plan.rd, plan.kind == QpType::Ud);
+        let datagrams = ud || plan.rd;
         let init = QpAttr {
             state: Some(QpState::Init),
             pkey: Some(Pkey::DEFAULT),
-            access: (!ud).then_some(access),
-            qkey: ud.then_some(QKEY),
+            access: (!datagrams).then_some(access),
+            qkey: datagrams.then_some(QKEY),
             ..QpAttr::default()
         };
         let mut rtr = QpAttr { state: Some(QpState::Rtr), ..QpAttr::default() };
-        let mut rts = QpAttr { state: Some(QpState::Rts), sq_psn: Some(psn[side]), ..QpAttr::default() };
-        if !ud {
+        let mut rts = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
+        rts.sq_psn = (!plan.rd).then_some(psn[side]);
+        if !datagrams {
             rtr.av = Some(av);
             rtr.dest_qpn = Some(peer_qpn);
             rtr.path_mtu = Some(plan.mtu);
@@ -245,9 +266,10 @@ impl World {
             }
         }
         let windows = self.plan.mix.windows;
-        // Nobody takes back what an initiator lends, and a target binds no window.
+        // Nobody takes back what an initiator or a queue pair of RD lends, and a target binds no window.
         let role = self.ends[e].role;
-        let loans = if role == Some(Role::Initiator) {
+        let rd = self.plan.conns[c].rd;
+        let loans = if role == Some(Role::Initiator) || rd {
             0
         } else if windows {
             3

@@ -160,6 +160,8 @@ pub(super) struct End {
     /// The multicast group that it is a member of.
     pub(super) group: Option<(AhHandle, Gid)>,
     pub(super) ah: Option<AhHandle>,
+    /// The end-to-end context by which it sends reliable datagrams.
+    pub(super) eec: Option<QpHandle>,
     pub(super) sq: Ledger,
     pub(super) rq: Ledger,
     pub(super) ops: BTreeMap<u64, Op>,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use hca_core::{
     Access, Completion, CqHandle, CqPort, Device, DeviceError, ExtendedConnections, MemoryWindows, MrKeys,
-    MwHandle, MwKeys, MwRange, MwType, PdHandle, RecvPort, Rkey, SrqHandle, SrqInit, Srqn, XrcdHandle,
+    MwHandle, MwKeys, MwRange, MwType, PdHandle, RddHandle, RecvPort, Rkey, SrqHandle, SrqInit, Srqn,
+    XrcdHandle,
 };
 
 use super::zone::Zone;
@@ -170,6 +171,8 @@ pub(super) struct Host {
     pub(super) was_deaf: bool,
     pub(super) srq: Option<Srq>,
     pub(super) xrc: Option<XrcDomain>,
+    /// The domain of its reliable datagrams.
+    pub(super) rdd: Option<RddHandle>,
     /// Counts crashes.
     pub(super) epoch: u32,
     /// A word that all peers add 1 to: offset, values seen, additions posted.
@@ -265,6 +268,7 @@ impl Host {
             was_deaf: false,
             srq,
             xrc,
+            rdd: None,
             epoch,
             shared_word,
             shared_seen: Vec::new(),

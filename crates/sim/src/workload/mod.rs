@@ -6,6 +6,7 @@
 
 mod complete;
 mod conn;
+mod datagrams;
 mod end;
 mod host;
 mod managers;
@@ -61,6 +62,8 @@ pub struct Mix {
     pub multicast: bool,
     /// Extended reliable connections (XRC).
     pub xrc: bool,
+    /// Reliable datagrams (RD).
+    pub rd: bool,
     /// Connections and resolutions by a connection manager on each node.
     pub cm: bool,
 }
@@ -68,7 +71,7 @@ pub struct Mix {
 impl Default for Mix {
     /// All of them.
     fn default() -> Self {
-        Self { windows: true, placement: true, multicast: true, xrc: true, cm: true }
+        Self { windows: true, placement: true, multicast: true, xrc: true, rd: true, cm: true }
     }
 }
 
@@ -132,6 +135,9 @@ impl Workload {
         plan.run_short(&mut Rng::new(seed ^ 0x7368_6f72_7400_0000));
         if self.mix.xrc {
             plan.use_xrc(&mut Rng::new(seed ^ 0x7872_6300_0000_0000));
+        }
+        if self.mix.rd {
+            plan.use_rd(&mut Rng::new(seed ^ 0x7264_0000_0000_0000));
         }
         if self.mix.cm {
             plan.use_managers(&mut Rng::new(seed ^ 0x636d_0000_0000_0000));
@@ -253,7 +259,7 @@ mod tests {
     #[test]
     fn a_request_waits_for_a_neighbour_that_proves_its_address_late() {
         // The first question for the proof is lost, and meanwhile the peer's completion queues overrun.
-        let mix = Mix { multicast: false, cm: false, ..Mix::default() };
+        let mix = Mix { multicast: false, rd: false, cm: false, ..Mix::default() };
         Workload::new().mix(mix).near(true).run(10).unwrap();
     }
 
@@ -270,7 +276,7 @@ mod tests {
         assert!(sum.requests > 500 && sum.messages > 200 && sum.net.faults() > 100, "{sum:?}");
         assert!(sum.drains > 5 && sum.srq_limits > 5, "{sum:?}");
         assert!(sum.binds > 5 && sum.atomic_writes > 5 && sum.flushes > 5, "{sum:?}");
-        assert!(sum.multicasts > 5 && sum.xrc_messages > 0, "{sum:?}");
+        assert!(sum.multicasts > 5 && sum.xrc_messages > 0 && sum.rd_messages > 5, "{sum:?}");
         assert!(sum.managed > 5 && sum.resolved > 2, "{sum:?}");
     }
 }

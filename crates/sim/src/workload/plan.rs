@@ -55,6 +55,8 @@ pub(super) struct ConnPlan {
     pub(super) kind: QpType,
     /// It is an extended reliable connection (XRC): the first end is the initiator, the second one the target.
     pub(super) xrc: bool,
+    /// Its queue pairs are of reliable datagrams (RD), and go by the end-to-end contexts of the two nodes.
+    pub(super) rd: bool,
     pub(super) mtu: Mtu,
     pub(super) max_message: usize,
     /// Requests of each end.
@@ -223,6 +225,46 @@ impl Plan {
             .retain(|(_, what)| !matches!(what, Chaos::Drain { conn, side: 1, .. } if conns[*conn].xrc));
     }
 
+    /// Some of the reliable connections are reliable datagrams.
+    pub(super) fn use_rd(&mut self, rng: &mut Rng) {
+        let shallow = self.shallow.map(|s| s.node);
+        for c in 0..self.conns.len() {
+            let conn = &self.conns[c];
+            let may = conn.kind == QpType::Rc
+                && !conn.xrc
+                && !conn.doomed
+                && !conn.nodes.iter().any(|n| shallow == Some(*n));
+            if !(rng.chance(0.35) && may) {
+                continue;
+            }
+            let nodes = conn.nodes;
+            let is_between =
+                |other: &&ConnPlan| other.rd && (other.nodes == nodes || other.nodes == [nodes[1], nodes[0]]);
+            // The settings are those of the end-to-end contexts, which all share.
+            if let Some(first) = self.conns.iter().find(is_between).cloned() {
+                let ConnPlan { nodes, max_message, requests, send_depth, recv_depth, .. } = self.conns[c];
+                let ConnPlan { mistake, unsignaled, pause, recv_pause, .. } = self.conns[c];
+                self.conns[c] = ConnPlan {
+                    nodes,
+                    max_message,
+                    requests,
+                    send_depth,
+                    recv_depth,
+                    mistake,
+                    unsignaled,
+                    pause,
+                    recv_pause,
+                    ..first
+                };
+            }
+            let conn = &mut self.conns[c];
+            (conn.rd, conn.srq) = (true, [false; 2]);
+        }
+        // A queue pair of RD has no state SQD.
+        let conns = &self.conns;
+        self.chaos.retain(|(_, what)| !matches!(what, Chaos::Drain { conn, .. } if conns[*conn].rd));
+    }
+
     /// Programs ask for connections by a connection manager on each node.
     pub(super) fn use_managers(&mut self, rng: &mut Rng) {
         let calls = rng.between(1, 12);
@@ -312,6 +354,7 @@ impl ConnPlan {
             nodes: [a, b],
             kind,
             xrc: false,
+            rd: false,
             mtu: rng.pick(&Mtu::ALL),
             max_message,
             requests: rng.between(5, if max_message > 20_000 { 12 } else { 60 }) as u32,

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use hca_core::wire::{Placement, Selectivity};
 use hca_core::{
-    Dest, Instant, Lkey, Payload, QpType, Qpn, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge,
-    Srqn, UdDest, WcStatus,
+    Dest, Instant, Lkey, Payload, QpType, Qpn, RdDest, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr,
+    Sge, Srqn, UdDest, WcStatus,
 };
 
 use super::conn::QKEY;
@@ -230,7 +230,10 @@ impl World {
             (Some((ah, _)), ..) => Some(UdDest { ah, qpn: Qpn::MULTICAST, qkey: QKEY }.into()),
             (None, Some(ah), _) => Some(UdDest { ah, qpn: self.ends[end.peer].qpn, qkey: QKEY }.into()),
             (None, None, Some(_)) => Some(Dest::Srq(names)),
-            (None, None, None) => None,
+            (None, None, None) => {
+                let qpn = self.ends[end.peer].qpn;
+                end.eec.map(|eec| Dest::Reliable(RdDest { eec, qpn, qkey: QKEY }))
+            }
         };
         let wr = SendWr { wr_id, op: draft.op, flags, payload, dest };
         if self.sim.prints() {
@@ -291,7 +294,7 @@ impl World {
 
     /// Whether an end posts ATOMIC WRITEs and FLUSHes too, which are requests of RC alone.
     fn places(&self, e: usize) -> bool {
-        self.plan.mix.placement && self.ends[e].role.is_none()
+        self.plan.mix.placement && self.ends[e].role.is_none() && self.ends[e].eec.is_none()
     }
 
     /// A random length, rather short, and often near a boundary.

@@ -16,6 +16,8 @@ pub struct Report {
     pub messages: u64,
     /// Those of them that named a shared receive queue of an XRC domain.
     pub xrc_messages: u64,
+    /// Messages that arrived as reliable datagrams.
+    pub rd_messages: u64,
     /// Datagrams to multicast groups.
     pub multicasts: u64,
     /// Connections that connection managers established.
@@ -101,6 +103,7 @@ impl Report {
         ];
         let services = [
             (mix.xrc, "messages to queues of XRC domains", self.xrc_messages),
+            (mix.rd, "reliable datagrams", self.rd_messages),
             (mix.multicast, "datagrams to groups", self.multicasts),
             (mix.cm, "connections by connection managers", self.managed),
             (mix.cm, "queue pairs that they found (SIDR)", self.resolved),
@@ -136,6 +139,7 @@ impl AddAssign for Report {
         self.requests += r.requests;
         self.messages += r.messages;
         self.xrc_messages += r.xrc_messages;
+        self.rd_messages += r.rd_messages;
         self.multicasts += r.multicasts;
         self.managed += r.managed;
         self.resolved += r.resolved;

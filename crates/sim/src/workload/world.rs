@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use hca_core::{AsyncEvent, Completion, DeviceError, Instant, QpHandle, QpType, WcStatus};
 
+use super::datagrams::{Links, rd_of};
 use super::end::{End, Life, Origin, RecvBuf, Span};
 use super::host::Host;
 use super::managers::Managers;
@@ -54,6 +55,7 @@ pub(super) struct World {
     pub(super) healed_at: Option<Instant>,
     pub(super) report: Report,
     pub(super) managers: Managers,
+    pub(super) links: Links,
 }
 
 #[derive(Clone, Debug)]
@@ -82,6 +84,7 @@ impl World {
             healed_at: None,
             report: Report { runs: 1, ..Report::default() },
             managers: Managers::new(sim, plan.calls.clone()),
+            links: Links::default(),
             plan,
         };
         for n in 0..world.plan.nodes {
@@ -434,7 +437,8 @@ impl World {
         let plan = &self.plan.conns[conn];
         let Some(patience) = super::patience(plan, self.plan.near) else { return Ok(true) };
         for end in self.conns[conn].ends.map(|e| &self.ends[e]) {
-            if end.life != Life::Up || plan.kind != QpType::Rc {
+            // A queue pair of RD whose peer has stopped sending is still heard.
+            if end.life != Life::Up || plan.kind != QpType::Rc || plan.rd {
                 continue;
             }
             if self.is_deaf(end.host) {
@@ -489,6 +493,7 @@ impl World {
         }
         self.poll_all()?;
         self.check_memories()?;
+        self.close_links()?;
         for n in 0..self.hosts.len() {
             let Some(mut host) = self.hosts[n].take() else { continue };
             self.check_shared_word(n, &host)?;
@@ -496,6 +501,9 @@ impl World {
             let device = host.device.clone();
             if let Some(srq) = &host.srq {
                 self.refused("destroy_srq", device.destroy_srq(srq.handle))?;
+            }
+            if let Some(rdd) = host.rdd {
+                self.refused("dealloc_rdd", rd_of(&host).and_then(|rd| rd.dealloc_rdd(rdd)))?;
             }
             if let Some(xrc) = &host.xrc {
                 self.refused("taking an XRC domain down", xrc.close(&*device))?;
