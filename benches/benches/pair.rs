@@ -41,7 +41,7 @@ fn floor_time(
 
 fn between_processes(c: &mut Criterion, setup: &Setup, cpus: (usize, usize)) {
     let mut pair = Pair::start(setup).expect("the pair can be started");
-    let rc = |op, size| Case { service: Service::Rc, op, size: Size::of(size) };
+    let rc = |op, size| Case { service: Service::Rc, op, size: Size::of(size), foreign: false };
 
     let mut group = c.benchmark_group("half round trip");
     for op in [Op::Send, Op::Write] {

@@ -12,20 +12,41 @@ pub const MARK: &str = "counted_";
 /// Counted instructions for each case.
 pub type Counts = BTreeMap<String, u64>;
 
-/// Counts the instructions of one case: runs `program count CASE` under callgrind, collecting inside of
-/// the functions whose names begin with [`MARK`] only, and divides by the `rounds` that it does.
+/// What is counted: a program that does so many rounds.
+pub struct Counted<'a> {
+    /// The program, and its arguments.
+    pub command: &'a [&'a str],
+    /// A round's instructions are a part of all.
+    pub rounds: u64,
+    /// Only functions with this in their mangled names are counted, without those that they call.
+    pub of: Option<&'a str>,
+}
+
+/// Counts the instructions of one case: runs its program under callgrind, collecting inside of the functions whose names
+/// begin with [`MARK`] only, and divides by the rounds that it does.
 ///
 /// # Errors
 /// valgrind is missing, or the program failed under it.
-pub fn count(program: &Path, case: &str, rounds: u64, dir: &Path) -> Result<u64, Failure> {
+pub fn count(case: &str, counted: &Counted<'_>, dir: &Path) -> Result<u64, Failure> {
     let out: PathBuf = dir.join(format!("callgrind.{case}"));
-    let run = Command::new("valgrind")
-        // Fair to its threads: without that the one that spins may keep the others from running.
-        .args(["--tool=callgrind", "--collect-atstart=no", "--fair-sched=try", "-q"])
-        .arg(format!("--toggle-collect=*::{MARK}*"))
+    let mut valgrind = Command::new("valgrind");
+    // Fair to its threads: without that the one that spins may keep the others from running.
+    valgrind.args([
+        "--tool=callgrind",
+        "--collect-atstart=no",
+        "--fair-sched=try",
+        "-q",
+        "--compress-strings=no",
+    ]);
+    if counted.of.is_some() {
+        // A C program's names are not mangled.
+        valgrind.args(["--demangle=no", &format!("--toggle-collect={MARK}*")]);
+    } else {
+        valgrind.arg(format!("--toggle-collect=*::{MARK}*"));
+    }
+    let run = valgrind
         .arg(format!("--callgrind-out-file={}", out.display()))
-        .arg(program)
-        .args(["count", case])
+        .args(counted.command)
         .output()
         .map_err(|e| format!("valgrind can't be started: {e}; install it, as by apt-get install valgrind"))?;
     if !run.status.success() {
@@ -34,11 +55,33 @@ pub fn count(program: &Path, case: &str, rounds: u64, dir: &Path) -> Result<u64,
     }
     let profile = std::fs::read_to_string(&out)?;
     std::fs::remove_file(&out)?;
-    let total = total(&profile).ok_or_else(|| format!("case {case}: callgrind wrote no total"))?;
+    let total = match counted.of {
+        Some(name) => Some(total_of(&profile, name)),
+        None => total(&profile),
+    };
+    let total = total.ok_or_else(|| format!("case {case}: callgrind wrote no total"))?;
     if total == 0 {
         return Err(format!("case {case}: no function named {MARK}… was entered").into());
     }
-    Ok(total / rounds)
+    Ok(total / counted.rounds)
+}
+
+/// The instructions of functions with `name` in theirs: the lines behind a function's name, but for those that say what a
+/// call took.
+fn total_of(profile: &str, name: &str) -> u64 {
+    let (mut sum, mut is_of, mut is_call) = (0, false, false);
+    for line in profile.lines() {
+        if let Some(function) = line.strip_prefix("fn=") {
+            is_of = function.contains(name);
+        } else if line.starts_with("calls=") {
+            is_call = true;
+        } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
+            let cost = line.split_whitespace().nth(1).and_then(|cost| cost.parse::<u64>().ok());
+            sum += cost.filter(|_| is_of && !is_call).unwrap_or(0);
+            is_call = false;
+        }
+    }
+    sum
 }
 
 /// The total of a profile: the last line that begins with `summary:` or `totals:`.
@@ -132,5 +175,11 @@ mod tests {
     fn the_total_of_a_profile_is_found() {
         assert_eq!(total("version: 1\nsummary: 7\n\nfn=(1)\ntotals: 4711\n"), Some(4711));
         assert_eq!(total("version: 1\n"), None);
+    }
+
+    #[test]
+    fn calls_are_not_of_the_function_that_makes_them() {
+        let profile = "fn=a_post\n7 3\n+1 2\ncfn=device\ncalls=1 9\n* 50\nfn=device\n9 50\nfn=b_post\n4 1\ntotals: 56\n";
+        assert_eq!((total_of(profile, "post"), total_of(profile, "device")), (6, 50));
     }
 }

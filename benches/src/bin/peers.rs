@@ -341,7 +341,7 @@ impl Ours {
             What::SendBandwidth(_) | What::SendRate | What::PutRate => {
                 let op = if what.is_put() { Op::Write } else { Op::Send };
                 let pair = Pair::start(&Setup::new(device.clone()))?;
-                let case = Case { service: Service::Rc, op, size: Size::of(what.size()) };
+                let case = Case { service: Service::Rc, op, size: Size::of(what.size()), foreign: false };
                 return Ok(Self::Pair(Box::new(pair), case));
             }
         };

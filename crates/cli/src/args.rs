@@ -275,6 +275,9 @@ pub(crate) struct PerfArgs {
     /// Portals: the longest message that is sent with its header
     #[arg(long, value_delimiter = ',', value_name = "BYTES,..")]
     pub eager: Vec<Eager>,
+    /// Use memory of the C library, as other programs do, not the adapter's (verbs)
+    #[arg(long, conflicts_with = "listen")]
+    pub foreign_memory: bool,
     /// Connect queue pairs by RDMA CM (verbs)
     #[arg(long, conflicts_with = "listen")]
     pub cm: bool,
@@ -316,6 +319,9 @@ impl PerfArgs {
         let of_portals = self.depth.is_some() || self.offload.is_some() || !self.eager.is_empty();
         if self.layer == Layer::Verbs && of_portals && self.listen.is_none() {
             return Some("--depth, --offload and --eager are of Portals: add --layer portals");
+        }
+        if self.layer == Layer::Portals && self.foreign_memory {
+            return Some("Portals has memory of its own: leave --foreign-memory away");
         }
         if self.layer == Layer::Portals && self.cm {
             return Some("Portals makes its connections itself: leave --cm away");

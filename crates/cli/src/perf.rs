@@ -140,7 +140,10 @@ impl Cases {
     fn of(args: &PerfArgs, mtu: u32) -> Self {
         let ops = if args.op.is_empty() { args.layer.default_ops() } else { &args.op[..] };
         if args.layer == Layer::Verbs {
-            return Self::Verbs(Plan::new(&args.service, ops, &args.size, mtu, args.duration));
+            return Self::Verbs({
+                let plan = Plan::new(&args.service, ops, &args.size, mtu, args.duration);
+                plan.with_foreign_memory(args.foreign_memory)
+            });
         }
         let default = portals::Settings::default();
         let offload = args.offload.map_or(default.offload, |asked| asked == Switch::On);

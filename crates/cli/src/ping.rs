@@ -22,7 +22,7 @@ pub(crate) fn ping(args: &PingArgs) -> Result<(), Failure> {
     let named = device(&args.device)?;
     let mut pair = Pair::connect(address, named.as_ref(), &overrides(&args.device), None)
         .map_err(|e| said(e, address))?;
-    let case = Case { service: Service::Rc, op: Op::Send, size: Size::of(8) };
+    let case = Case { service: Service::Rc, op: Op::Send, size: Size::of(8), foreign: false };
     let row = pair.row(&case, MEASURED).map_err(|e| {
         let port = "let UDP port 4791 in on both sides";
         format!("{address} answers by TCP, and not by RDMA: {port}; the measurement said: {e}")

@@ -39,10 +39,12 @@ macro_rules! number {
 
         impl $name {
             /// The number, cut to the bits that the wire has for it.
+            #[inline]
             pub const fn new(raw: $t) -> Self {
                 Self(raw & $mask)
             }
             /// The number as an integer.
+            #[inline]
             pub const fn raw(self) -> $t {
                 self.0
             }

@@ -119,6 +119,7 @@ impl SendOp {
         }
     }
     /// Whether data comes back into the local list (READ and atomics).
+    #[inline]
     pub const fn is_read_or_atomic(self) -> bool {
         matches!(self, Self::Read(_) | Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
@@ -131,6 +132,7 @@ impl SendOp {
         matches!(self, Self::BindMw { .. } | Self::LocalInv(_))
     }
     /// Whether it has a local list.
+    #[inline]
     pub const fn has_list(self) -> bool {
         !self.is_local() && !matches!(self, Self::AtomicWrite { .. } | Self::Flush { .. })
     }
@@ -284,13 +286,13 @@ impl From<SendOp> for FlatOp {
 }
 
 bitflags::bitflags! {
-    /// Options of a send request.
+    /// Options of a send request. Those that `enum ibv_send_flags` has, too, have its bits.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct SendFlags: u8 {
         /// A success is reported by a completion (a failure always is).
-        const SIGNALED = 1;
+        const SIGNALED = 1 << 1;
         /// The request waits until all earlier READs and atomics of this queue have completed.
-        const FENCE = 1 << 1;
+        const FENCE = 1;
         /// The receive completion raises a solicited event.
         const SOLICITED = 1 << 2;
         /// Neither the program nor a peer writes the request's memory until it completes. The device may then send

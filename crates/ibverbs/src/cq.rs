@@ -1,12 +1,15 @@
 //! Completion queues, and channels of their events.
 
 use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
-use hca::hca_core::{Completion, CqHandle, CqPort, EventObject, Notify, RecvExtra, WcOpcode, WcStatus};
+use hca::hca_core::{
+    Completion, CqHandle, CqPort, EventObject, Notify, QpHandle, RecvExtra, WcOpcode, WcStatus,
+};
 
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvWc};
 use crate::cq_ex::{Current, empty};
@@ -15,6 +18,8 @@ use crate::entry::{Errno, INVALID, In, counted, exports, give, number, pointer};
 use crate::event::{Events, Unacknowledged};
 use crate::held::Held;
 
+/// A handle that no queue pair has.
+const NO_QP: QpHandle = QpHandle { index: u32::MAX, generation: u32::MAX };
 /// Completions that one call to the device returns.
 const BATCH: usize = 16;
 
@@ -52,6 +57,7 @@ pub(crate) enum CqKind {
 
 /// The state of polls: the port, and the completion that a program reads field by field.
 pub(crate) struct Polled {
+    pub(crate) last: Last,
     pub(crate) port: Box<dyn CqPort>,
     pub(crate) current: Current,
     /// Room for what the device returns, which is not cleared between polls.
@@ -109,7 +115,12 @@ pub(crate) fn create(
         comp_events_completed: 0,
         async_events_completed: 0,
     };
-    let port = Held::new(Polled { port, current: Current::default(), batch: [Completion::default(); BATCH] });
+    let port = Held::new(Polled {
+        last: Last(NO_QP, 0),
+        port,
+        current: Current::default(),
+        batch: [Completion::default(); BATCH],
+    });
     let cq = give(Cq {
         c: empty(c),
         adapter,
@@ -129,8 +140,50 @@ pub(crate) fn create(
     Ok(cq)
 }
 
+/// The queue pair of the last completion, and its number.
+pub(crate) struct Last(QpHandle, u32);
+
+impl Last {
+    /// The number of a completion's queue pair.
+    #[inline(always)]
+    pub(crate) fn number(&mut self, adapter: &Adapter, wc: &Completion) -> u32 {
+        // One comparison.
+        let word = |qp: QpHandle| u64::from(qp.generation) << 32 | u64::from(qp.index);
+        if word(self.0) == word(wc.qp) { self.1 } else { self.look(adapter, wc) }
+    }
+    #[inline(never)]
+    fn look(&mut self, adapter: &Adapter, wc: &Completion) -> u32 {
+        *self = Self(wc.qp, adapter.qpn(wc.qp));
+        self.1
+    }
+}
+
+/// Stores a completion as the program sees it.
+#[inline(always)]
+pub(crate) fn translate(adapter: &Adapter, wc: &Completion, qp_num: u32, to: &mut MaybeUninit<IbvWc>) {
+    let is_plain = wc.status == WcStatus::Success && wc.extra == RecvExtra::None && !wc.grh;
+    if !is_plain || wc.opcode == WcOpcode::LocalInv {
+        return translate_any(adapter, wc, qp_num, to);
+    }
+    to.write(IbvWc {
+        wr_id: wc.wr_id,
+        opcode: opcode(wc.opcode),
+        byte_len: wc.byte_len,
+        qp_num,
+        src_qp: wc.src_qp.raw(),
+        ..IbvWc::default()
+    });
+}
 /// A completion as the program sees it.
-pub(crate) fn translate(adapter: &Adapter, wc: &Completion) -> IbvWc {
+pub(crate) fn translated(adapter: &Adapter, wc: &Completion, qp_num: u32) -> IbvWc {
+    let mut to = [IbvWc::default()];
+    if let Ok([to]) = In::of(&raw mut to[0]).places(1) {
+        translate(adapter, wc, qp_num, to);
+    }
+    to[0]
+}
+#[inline(never)]
+fn translate_any(adapter: &Adapter, wc: &Completion, qp_num: u32, to: &mut MaybeUninit<IbvWc>) {
     if let Some(notes) = adapter.notes.as_ref().filter(|_| wc.status != WcStatus::Success) {
         notes.completion(adapter, wc);
     }
@@ -149,25 +202,24 @@ pub(crate) fn translate(adapter: &Adapter, wc: &Completion) -> IbvWc {
             rkey.raw()
         }
     };
-    IbvWc {
+    let is_bind = wc.opcode == WcOpcode::LocalInv && adapter.binds.take(wc.qp, wc.wr_id);
+    to.write(IbvWc {
         wr_id: wc.wr_id,
         status: wc.status as u32,
-        opcode: match wc.opcode {
-            WcOpcode::LocalInv if adapter.binds.take(wc.qp, wc.wr_id) => opcode(WcOpcode::BindMw),
-            other => opcode(other),
-        },
+        opcode: opcode(if is_bind { WcOpcode::BindMw } else { wc.opcode }),
         vendor_err: wc.vendor_code().into(),
         byte_len: if wc.status == WcStatus::Success { wc.byte_len } else { 0 },
         imm_or_rkey,
-        qp_num: adapter.qpn(wc.qp),
+        qp_num,
         src_qp: wc.src_qp.raw(),
         wc_flags: flags,
         sl: if wc.grh { adapter.packet_type } else { 0 },
         ..IbvWc::default()
-    }
+    });
 }
 
 /// The number of an operation in `enum ibv_wc_opcode`.
+#[inline(always)]
 const fn opcode(opcode: WcOpcode) -> u32 {
     match opcode {
         WcOpcode::Send => 0,
@@ -184,25 +236,53 @@ const fn opcode(opcode: WcOpcode) -> u32 {
     }
 }
 
-pub(crate) extern "C" fn poll_cq(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> c_int {
-    counted(|| {
-        let cq = cq.get()?;
-        let room = usize::try_from(room).map_err(|_| INVALID)?;
-        let mut polled = cq.port.lock();
-        let Polled { port, batch, .. } = &mut *polled;
-        let mut found = 0;
-        while found < room {
+impl Polled {
+    /// Stores what the device has returned in the first places of `out`.
+    #[inline(always)]
+    fn show(&mut self, adapter: &Adapter, got: usize, out: In<IbvWc>) -> Result<(), Errno> {
+        for (to, wc) in out.places(got)?.iter_mut().zip(&self.batch[..got]) {
+            translate(adapter, wc, self.last.number(adapter, wc), to);
+        }
+        Ok(())
+    }
+    /// Goes on with a poll that returned `got` completions; the program has room for `room` of them and of others.
+    #[inline(never)]
+    fn several(
+        &mut self,
+        adapter: &Adapter,
+        got: usize,
+        room: usize,
+        out: In<IbvWc>,
+    ) -> Result<usize, Errno> {
+        let mut found = got;
+        self.show(adapter, got, out)?;
+        while found.is_multiple_of(BATCH) && found < room {
             let want = BATCH.min(room - found);
-            let got = port.poll(&mut batch[..want]);
-            for wc in &batch[..got.min(want)] {
-                out.set_at(found, room, translate(&cq.adapter, wc))?;
-                found += 1;
-            }
+            let got = self.port.poll(&mut self.batch[..want]).min(want);
+            self.show(adapter, got, out.behind(found))?;
+            found += got;
             if got < want {
                 break;
             }
         }
-        Ok(found as c_int)
+        Ok(found)
+    }
+}
+
+pub(crate) extern "C" fn poll_cq(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> c_int {
+    counted(|| {
+        let cq = cq.get()?;
+        if room <= 0 {
+            return if room == 0 { Ok(0) } else { Err(INVALID) };
+        }
+        let mut polled = cq.port.lock();
+        let polled = &mut *polled;
+        match polled.port.poll(&mut polled.batch[..BATCH.min(room as usize)]) {
+            0 => Ok(0),
+            // The most frequent one, without a loop.
+            1 => polled.show(&cq.adapter, 1, out).map(|()| 1),
+            got => Ok(polled.several(&cq.adapter, got, room as usize, out)? as c_int),
+        }
     })
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hca::hca_core::{Completion, CqModeration};
 
 use crate::abi::{IbvContext, IbvCqEx, IbvCqInitAttrEx, IbvModifyCqAttr, IbvWc, Slot};
-use crate::cq::{Cq, CqKind, create, translate};
+use crate::cq::{Cq, CqKind, create, translated};
 use crate::entry::{Errno, INVALID, In, number, pointer};
 use crate::held::Held;
 
@@ -93,7 +93,8 @@ fn next(cq: &Cq, state: &mut crate::cq::Polled) -> c_int {
     if found == 0 {
         return libc::ENOENT;
     }
-    let wc = translate(&cq.adapter, &wc[0]);
+    let qp_num = state.last.number(&cq.adapter, &wc[0]);
+    let wc = translated(&cq.adapter, &wc[0], qp_num);
     cq.c.status.store(wc.status, Ordering::Relaxed);
     cq.c.wr_id.store(wc.wr_id, Ordering::Relaxed);
     state.current = Current { wc, at: at[0] };

@@ -207,6 +207,19 @@ impl<T> In<T> {
         unsafe { self.0.add(index).write(value) };
         Ok(())
     }
+    /// The first places of an array of results, of which the program has at least `count`.
+    #[inline(always)]
+    pub(crate) fn places<'a>(self, count: usize) -> Result<&'a mut [MaybeUninit<T>], Errno> {
+        if self.0.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: (1): an array with room for all, which may not be initialised.
+        Ok(unsafe { core::slice::from_raw_parts_mut(self.0.cast(), count) })
+    }
+    /// The rest of an array, behind `count` elements.
+    pub(crate) fn behind(self, count: usize) -> Self {
+        Self(self.0.wrapping_add(count))
+    }
     /// Takes an object back that was given to the program.
     pub(crate) fn take(self) -> Result<Box<T>, Errno> {
         if self.0.is_null() {
@@ -283,6 +296,24 @@ pub(crate) fn copy_inline(entry: &Sge, to: &mut [u8]) {
     unsafe { core::ptr::copy_nonoverlapping(entry.addr as *const u8, to.as_mut_ptr(), to.len()) };
 }
 
+/// The entry of a list that has no other.
+#[inline(always)]
+pub(crate) fn only<'a>(list: *mut IbvSge, count: c_int) -> Option<&'a Sge> {
+    if count != 1 {
+        return None;
+    }
+    // SAFETY: (1), and both types have the same size and the same numbers at the same places.
+    unsafe { list.cast::<Sge>().as_ref() }
+}
+
+/// The bytes of an inline entry; `None` if it has no address.
+#[inline(always)]
+pub(crate) fn inline_entry(entry: &Sge) -> Option<&[u8]> {
+    // SAFETY: (1): the program gives as many bytes at the address, and no thread changes them during the call.
+    (entry.addr != 0)
+        .then(|| unsafe { core::slice::from_raw_parts(entry.addr as *const u8, entry.len as usize) })
+}
+
 /// The bytes of a request's inline entries: those of a single entry where they lie, those of several gathered in `room`.
 /// `None` if they do not fit, or an entry has no address.
 #[inline]
@@ -291,9 +322,7 @@ pub(crate) fn inline_bytes<'a>(list: &'a [Sge], room: &'a mut [MaybeUninit<u8>])
         return None;
     }
     if let [one] = list {
-        let first = if one.len == 0 { core::ptr::dangling() } else { one.addr as *const u8 };
-        // SAFETY: (1): the program gives as many bytes at the address, and no thread changes them during the call.
-        return Some(unsafe { core::slice::from_raw_parts(first, one.len as usize) });
+        return Some(inline_entry(one).unwrap_or_default());
     }
     let mut used = 0;
     for entry in list {
@@ -357,13 +386,22 @@ pub(crate) fn post_send(
     // SAFETY: as above.
     unsafe { port.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)
 }
+/// Posts one receive request and rings.
+#[inline]
+pub(crate) fn post_recv_now(
+    port: &mut dyn hca::hca_core::RecvPort,
+    wr: &hca::hca_core::RecvWr<'_>,
+) -> Result<(), PostErrorKind> {
+    // SAFETY: the contract of ibv_post_recv: the program leaves the memory to the device until the completion.
+    unsafe { port.post_now(wr) }
+}
 /// Posts one receive request.
 #[inline]
 pub(crate) fn post_recv(
     port: &mut dyn hca::hca_core::RecvPort,
     wr: &hca::hca_core::RecvWr<'_>,
 ) -> Result<(), PostErrorKind> {
-    // SAFETY: the contract of ibv_post_recv: the program leaves the memory to the device until the completion.
+    // SAFETY: as above.
     unsafe { port.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)
 }
 

@@ -14,6 +14,7 @@ use hca::hca_core::{
 
 use crate::device::Adapter;
 use crate::entry::{Errno, lock};
+use crate::post::look_at_requests;
 
 /// The environment variable that asks for it; empty and `0` do not.
 const VARIABLE: &str = "HCA_EXPLAIN";
@@ -80,7 +81,10 @@ struct Region {
 
 impl Notes {
     pub(crate) fn new() -> Option<Box<Self>> {
-        enabled().then(Box::default)
+        enabled().then(|| {
+            look_at_requests();
+            Box::default()
+        })
     }
     fn push(&self, noted: Noted) {
         let mut requests = lock(&self.requests);

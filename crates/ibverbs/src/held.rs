@@ -2,8 +2,7 @@
 //! and between `ibv_wr_start` and `ibv_wr_complete`, no other thread uses the queue.
 //!
 //! Invariants:
-//! 1. The value is reached by the thread that set the word from [`FREE`] to another state, and no other, until the word
-//!    is [`FREE`] again.
+//! 1. The value is reached by the thread that set [`TAKEN`] in the word, and no other, until it has cleared it.
 //! 2. `within` is set only while a call sequence has the lock. The thread that began the sequence makes its calls: the
 //!    contract of the two sequences.
 #![allow(unsafe_code)]
@@ -14,9 +13,9 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::thread::futex;
 
-const FREE: u32 = 0;
+/// The bit of a lock that a thread has. The bits are such that taking and releasing are one instruction each.
 const TAKEN: u32 = 1;
-/// Taken, and threads may wait.
+/// The bit of a lock for which threads may wait.
 const WAITED_FOR: u32 = 2;
 
 /// A value behind a lock of one word.
@@ -31,14 +30,14 @@ unsafe impl<T: Send> Sync for Held<T> {}
 
 impl<T> Held<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { word: AtomicU32::new(FREE), within: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Self { word: AtomicU32::new(0), within: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
     /// Takes the lock for one call.
     #[inline]
     pub(crate) fn lock(&self) -> Locked<'_, T> {
         // Acquire: pairs with the Release of `unlock`.
-        if self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if self.word.fetch_or(TAKEN, Ordering::Acquire) & TAKEN != 0 {
             self.wait();
         }
         Locked(self)
@@ -66,17 +65,24 @@ impl<T> Held<T> {
 
     #[cold]
     fn wait(&self) {
-        while self.word.swap(WAITED_FOR, Ordering::Acquire) != FREE {
+        // Who was waiting leaves the bit of waiting as it takes the lock: others may wait beside it.
+        while self.word.fetch_or(TAKEN | WAITED_FOR, Ordering::Acquire) & TAKEN != 0 {
             // Returns at once if the word has changed; a signal ends the wait early, and the loop looks again.
-            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, WAITED_FOR, None);
+            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, TAKEN | WAITED_FOR, None);
         }
     }
     #[inline]
     fn unlock(&self) {
         // Release: pairs with the Acquire of whoever takes the lock next.
-        if self.word.swap(FREE, Ordering::Release) == WAITED_FOR {
-            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+        if self.word.fetch_sub(TAKEN, Ordering::Release) != TAKEN {
+            self.wake();
         }
+    }
+    #[cold]
+    fn wake(&self) {
+        // Another thread may have the lock by now: its bit stays.
+        self.word.fetch_and(!WAITED_FOR, Ordering::Relaxed);
+        let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
     }
 }
 
@@ -120,7 +126,7 @@ mod tests {
             let held = Arc::clone(&held);
             move || *held.lock()
         });
-        while held.word.load(Ordering::Relaxed) != WAITED_FOR {
+        while held.word.load(Ordering::Relaxed) & WAITED_FOR == 0 {
             std::thread::yield_now();
         }
         held.within(|value| *value = 2).unwrap();

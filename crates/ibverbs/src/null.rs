@@ -13,6 +13,7 @@ use crate::device::Adapter;
 use crate::entry::{Errno, INVALID, In, lock, pointer, reg_mr};
 use crate::mapping::Mapping;
 use crate::memory::{Backing, Mr, Pd, Range, register};
+use crate::post::look_at_requests;
 
 /// The most bytes of an entry that names a null region.
 const MAX_BYTES: usize = 16 << 20;
@@ -94,6 +95,7 @@ pub(crate) extern "C" fn alloc_null_mr(pd: In<Pd>) -> *mut Mr {
         let nulls = &owner.adapter.nulls;
         lock(&nulls.by_key).insert(In::of(mr).get()?.lkey(), places);
         nulls.any.store(true, Ordering::Relaxed);
+        look_at_requests();
         Ok(mr)
     })
 }

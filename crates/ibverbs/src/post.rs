@@ -3,17 +3,20 @@
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 
+use core::sync::atomic::{AtomicBool, Ordering};
+
 use hca::hca_core::{
     Dest, Payload, PostErrorKind, Qkey, Qpn, RecvPort, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr,
-    Srqn, UdDest,
+    Sge, Srqn, UdDest,
 };
 
 use crate::abi::{IbvRecvWr, IbvSendWr};
 use crate::device::Adapter;
-use crate::entry::{self, Errno, INVALID, In, lock, number, sges};
+use crate::entry::{self, Errno, INVALID, In, number, sges};
 use crate::explain;
+use crate::held::Held;
 use crate::memory::Ah;
-use crate::qp::{Qp, Srq};
+use crate::qp::{Qp, SendQueue, Srq};
 use crate::window::bind_request;
 
 /// The most inline bytes that one request gathers; devices take no more.
@@ -24,6 +27,23 @@ const FENCE: u32 = 1;
 const SIGNALED: u32 = 1 << 1;
 const SOLICITED: u32 = 1 << 2;
 pub(crate) const INLINE: u32 = 1 << 3;
+const ALL: u32 = FENCE | SIGNALED | SOLICITED | INLINE;
+
+/// Numbers of `enum ibv_wr_opcode`: the operations of [`post_send`]'s short way.
+const WRITE: u32 = 0;
+const SEND: u32 = 2;
+
+/// Whether requests of this process are looked at before they are posted: they are noted for errors in words, or there
+/// was a null region.
+static LOOKED_AT: AtomicBool = AtomicBool::new(false);
+
+/// Has all requests from now on looked at before they are posted.
+pub(crate) fn look_at_requests() {
+    LOOKED_AT.store(true, Ordering::Relaxed);
+}
+fn are_looked_at() -> bool {
+    LOOKED_AT.load(Ordering::Relaxed)
+}
 
 /// Fills the operation of a request in, by `enum ibv_wr_opcode`, at the place where the device reads it: an enum that is
 /// returned is copied as a whole.
@@ -49,17 +69,16 @@ fn fill_operation(op: &mut SendOp, wr: &IbvSendWr) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The options of a request, by the program's flags.
+/// The options of a request, by the program's flags: both have the same bits.
 #[inline(always)]
 pub(crate) fn flags(qp: &Qp, set: u32) -> Result<SendFlags, Errno> {
-    if set & !(FENCE | SIGNALED | SOLICITED | INLINE) != 0 {
+    const _: () =
+        assert!(SendFlags::FENCE.bits() as u32 == FENCE && SendFlags::SIGNALED.bits() as u32 == SIGNALED);
+    const _: () = assert!(SendFlags::SOLICITED.bits() as u32 == SOLICITED);
+    if set & !ALL != 0 {
         return Err(INVALID);
     }
-    let mut flags = SendFlags::empty();
-    flags.set(SendFlags::SIGNALED, qp.signals_all || set & SIGNALED != 0);
-    flags.set(SendFlags::FENCE, set & FENCE != 0);
-    flags.set(SendFlags::SOLICITED, set & SOLICITED != 0);
-    Ok(flags)
+    Ok(SendFlags::from_bits_truncate((set & !INLINE) as u8) | qp.always)
 }
 
 /// Tells the program which request was refused, if it wants to know.
@@ -145,59 +164,131 @@ fn prepare(
     Ok(post(&request)?)
 }
 
+/// Posts a list of requests. One request of the kind that most have takes a short way: a WRITE or SEND of a connection,
+/// whose list has one entry.
 pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> c_int {
     number(|| {
-        let qp = qp.get()?;
-        let Some(send_queue) = &qp.send else {
-            name_bad(bad, wr);
-            return Err(INVALID);
+        let (Some(object), Some(first)) = (qp.opt(), wr.opt()) else { return post_list(qp, wr, bad) };
+        let SendQueue::Connected(queue) = &object.send else { return post_list(qp, wr, bad) };
+        let Some(entry) = entry::only(first.sg_list, first.num_sge) else { return post_list(qp, wr, bad) };
+        let is_common = first.next.is_null() && first.opcode & !SEND == WRITE && first.send_flags & !ALL == 0;
+        if !is_common || are_looked_at() {
+            return post_list(qp, wr, bad);
+        }
+        let remote = RemoteAddr { addr: first.addr_or_ah, rkey: Rkey::new(first.second[0]) };
+        let mut request = SendWr {
+            wr_id: first.wr_id,
+            op: SendOp::Write(remote),
+            flags: flags(object, first.send_flags)?,
+            payload: Payload::Sges(core::slice::from_ref(entry)),
+            dest: None,
         };
-        let mut sending = send_queue.lock();
-        let port = &mut *sending.port;
-        let first = wr.get().inspect_err(|_| name_bad(bad, wr))?;
-        if first.next.is_null() {
-            let posted = send(qp, first, |wr| entry::post_send_now(port, wr));
-            return posted.inspect_err(|_| name_bad(bad, wr));
+        if first.opcode == SEND {
+            request.op = SendOp::Send;
         }
-        let mut next = wr;
-        let mut result = Ok(());
-        while let Some(wr) = next.opt() {
-            result = send(qp, wr, |wr| entry::post_send(port, wr));
-            if result.is_err() {
-                name_bad(bad, next);
-                break;
-            }
-            next = In::of(wr.next);
+        if first.send_flags & INLINE != 0 {
+            let Some(bytes) = entry::inline_entry(entry) else { return post_list(qp, wr, bad) };
+            request.payload = Payload::Inline(bytes);
         }
-        // The requests before a refused one are taken.
-        port.ring();
-        result
+        match entry::post_send_now(&mut *queue.lock().port, &request) {
+            Ok(()) => Ok(()),
+            Err(kind) => refuse(object, wr, first, bad, kind),
+        }
     })
 }
-
-fn recv_one(adapter: &Adapter, port: &mut dyn RecvPort, wr: &IbvRecvWr) -> Result<(), Refused> {
-    let list = sges(wr.sg_list, wr.num_sge)?;
-    if let Some(notes) = &adapter.notes {
-        notes.recv(wr.wr_id, list);
-    }
-    let mut room = Vec::new();
-    let sges = adapter.nulls.replace(list, true, &mut room)?;
-    Ok(entry::post_recv(port, &RecvWr { wr_id: wr.wr_id, sges })?)
-}
-
-/// Posts a list of receive requests.
-fn recv(
-    adapter: &Adapter,
-    queue: impl Fn() -> String,
-    port: &mut dyn RecvPort,
-    wr: In<IbvRecvWr>,
-    bad: In<*mut IbvRecvWr>,
+/// Tells the program that the device refuses its request.
+#[cold]
+#[inline(never)]
+fn refuse(
+    qp: &Qp,
+    wr: In<IbvSendWr>,
+    request: &IbvSendWr,
+    bad: In<*mut IbvSendWr>,
+    kind: PostErrorKind,
 ) -> Result<(), Errno> {
-    wr.get()?;
+    name_bad(bad, wr);
+    Err(Refused::Device(kind).errno(|| qp.name(), request.wr_id))
+}
+/// Posts a list of requests of any kind.
+#[inline(never)]
+fn post_list(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> Result<(), Errno> {
+    let qp = qp.get()?;
+    let first = wr.get().inspect_err(|_| name_bad(bad, wr))?;
+    let Some(send_queue) = qp.send.get() else {
+        name_bad(bad, wr);
+        return Err(INVALID);
+    };
+    let mut sending = send_queue.lock();
+    let port = &mut *sending.port;
+    if first.next.is_null() {
+        let posted = send(qp, first, |wr| entry::post_send_now(port, wr));
+        return posted.inspect_err(|_| name_bad(bad, wr));
+    }
     let mut next = wr;
     let mut result = Ok(());
     while let Some(wr) = next.opt() {
-        result = recv_one(adapter, port, wr).map_err(|refused| refused.errno(&queue, wr.wr_id));
+        result = send(qp, wr, |wr| entry::post_send(port, wr));
+        if result.is_err() {
+            name_bad(bad, next);
+            break;
+        }
+        next = In::of(wr.next);
+    }
+    // The requests before a refused one are taken.
+    port.ring();
+    result
+}
+
+/// Posts one receive request by `post`.
+#[inline(always)]
+fn recv_one(
+    adapter: &Adapter,
+    wr: &IbvRecvWr,
+    post: impl FnOnce(&RecvWr<'_>) -> Result<(), PostErrorKind>,
+) -> Result<(), Refused> {
+    let list = sges(wr.sg_list, wr.num_sge)?;
+    if are_looked_at() {
+        return recv_looked_at(adapter, wr.wr_id, list, post);
+    }
+    Ok(post(&RecvWr { wr_id: wr.wr_id, sges: list })?)
+}
+#[cold]
+fn recv_looked_at(
+    adapter: &Adapter,
+    wr_id: u64,
+    list: &[Sge],
+    post: impl FnOnce(&RecvWr<'_>) -> Result<(), PostErrorKind>,
+) -> Result<(), Refused> {
+    if let Some(notes) = &adapter.notes {
+        notes.recv(wr_id, list);
+    }
+    let mut room = Vec::new();
+    let sges = adapter.nulls.replace(list, true, &mut room)?;
+    Ok(post(&RecvWr { wr_id, sges })?)
+}
+
+/// Posts a list of receive requests.
+#[inline(always)]
+fn recv(
+    adapter: &Adapter,
+    queue: impl Fn() -> String,
+    port: &Held<Box<dyn RecvPort>>,
+    wr: In<IbvRecvWr>,
+    bad: In<*mut IbvRecvWr>,
+) -> Result<(), Errno> {
+    let first = wr.get()?;
+    let mut port = port.lock();
+    if first.next.is_null() {
+        return recv_one(adapter, first, |wr| entry::post_recv_now(&mut **port, wr)).map_err(|refused| {
+            name_bad(bad, wr);
+            refused.errno(&queue, first.wr_id)
+        });
+    }
+    let mut next = wr;
+    let mut result = Ok(());
+    while let Some(wr) = next.opt() {
+        result = recv_one(adapter, wr, |wr| entry::post_recv(&mut **port, wr))
+            .map_err(|refused| refused.errno(&queue, wr.wr_id));
         if result.is_err() {
             name_bad(bad, next);
             break;
@@ -215,13 +306,13 @@ pub(crate) extern "C" fn post_recv(qp: In<Qp>, wr: In<IbvRecvWr>, bad: In<*mut I
             name_bad(bad, wr);
             return Err(INVALID);
         };
-        recv(&qp.adapter, || qp.name(), &mut **lock(port), wr, bad)
+        recv(&qp.adapter, || qp.name(), port, wr, bad)
     })
 }
 
 pub(crate) extern "C" fn post_srq_recv(srq: In<Srq>, wr: In<IbvRecvWr>, bad: In<*mut IbvRecvWr>) -> c_int {
     number(|| {
         let srq = srq.get()?;
-        recv(&srq.adapter, || srq.name(), &mut **lock(&srq.recv), wr, bad)
+        recv(&srq.adapter, || srq.name(), &srq.recv, wr, bad)
     })
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use hca::hca_core::{
     AckTimeout, EventObject, Gid, Mtu, Pkey, Psn, Qkey, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType,
-    Qpn, RecvPort, RnrTimer, SendPort, SrqHandle, SrqInit, Srqn,
+    Qpn, RecvPort, RnrTimer, SendFlags, SendPort, SrqHandle, SrqInit, Srqn,
 };
 
 use crate::abi::{
@@ -29,6 +29,10 @@ pub(crate) struct Sending {
     pub(crate) build: Build,
 }
 
+/// Numbers of `enum ibv_qp_type`.
+const RC: u32 = 2;
+const UC: u32 = 3;
+
 /// A queue pair. Each is an extended one.
 #[repr(C)]
 pub(crate) struct Qp {
@@ -37,15 +41,33 @@ pub(crate) struct Qp {
     pub(crate) handle: QpHandle,
     /// The XRC domain of a target.
     domain: Option<Arc<Domain>>,
-    /// Every request is signaled.
-    pub(crate) signals_all: bool,
+    /// Flags that every request has: whether it is signaled.
+    pub(crate) always: SendFlags,
     /// The program has asked for the extended interface.
     extended: bool,
     pub(crate) async_events: Unacknowledged,
     /// The groups that `ibv_attach_mcast` made it a member of.
     pub(crate) groups: Mutex<HashSet<Gid>>,
-    pub(crate) send: Option<Held<Sending>>,
-    pub(crate) recv: Option<Mutex<Box<dyn RecvPort>>>,
+    pub(crate) send: SendQueue,
+    pub(crate) recv: Option<Held<Box<dyn RecvPort>>>,
+}
+
+/// The send queue of a queue pair.
+pub(crate) enum SendQueue {
+    /// Requests go to the peer of the connection.
+    Connected(Held<Sending>),
+    /// Requests name their destination.
+    Named(Held<Sending>),
+    /// A target of XRC has none.
+    None,
+}
+impl SendQueue {
+    pub(crate) fn get(&self) -> Option<&Held<Sending>> {
+        match self {
+            Self::Connected(queue) | Self::Named(queue) => Some(queue),
+            Self::None => None,
+        }
+    }
 }
 
 /// A queue pair of the device that is to be given to the program.
@@ -68,15 +90,15 @@ pub(crate) struct Srq {
     pub(crate) number: Option<Srqn>,
     limit: AtomicU32,
     pub(crate) async_events: Unacknowledged,
-    pub(crate) recv: Mutex<Box<dyn RecvPort>>,
+    pub(crate) recv: Held<Box<dyn RecvPort>>,
 }
 
 impl Qp {
     /// The numbers of `enum ibv_qp_type`; raw packets and drivers' own types are not offered.
     fn service(number: u32) -> Result<QpType, Errno> {
         match number {
-            2 => Ok(QpType::Rc),
-            3 => Ok(QpType::Uc),
+            RC => Ok(QpType::Rc),
+            UC => Ok(QpType::Uc),
             4 => Ok(QpType::Ud),
             INITIATOR => Ok(QpType::XrcIni),
             8 | 0xff => Err(Errno(libc::EOPNOTSUPP)),
@@ -97,7 +119,7 @@ impl Qp {
     }
     /// Whether it is of a service that has memory windows.
     pub(crate) fn binds_windows(&self) -> bool {
-        matches!(self.c.qp_base.qp_type, 2 | 3)
+        matches!(self.c.qp_base.qp_type, RC | UC)
     }
 
     fn create(pd: In<Pd>, attr: &IbvQpInitAttr, extended: bool) -> Result<(*mut Self, QpCap), Errno> {
@@ -165,12 +187,16 @@ impl Qp {
             adapter: Arc::clone(&owner.adapter),
             handle,
             domain,
-            signals_all: attr.sq_sig_all != 0,
+            always: if attr.sq_sig_all == 0 { SendFlags::empty() } else { SendFlags::SIGNALED },
             extended,
             async_events: Unacknowledged::default(),
             groups: Mutex::default(),
-            send: send.map(|port| Held::new(Sending { port, build: Build::default() })),
-            recv: recv.map(Mutex::new),
+            send: match send.map(|port| Held::new(Sending { port, build: Build::default() })) {
+                Some(queue) if matches!(attr.qp_type, RC | UC) => SendQueue::Connected(queue),
+                Some(queue) => SendQueue::Named(queue),
+                None => SendQueue::None,
+            },
+            recv: recv.map(Held::new),
         });
         owner.adapter.listeners.add(EventObject::Qp(handle), qp as usize, &owner.events);
         Ok(qp)
@@ -262,7 +288,7 @@ impl Srq {
             number,
             limit: AtomicU32::new(0),
             async_events: Unacknowledged::default(),
-            recv: Mutex::new(port),
+            recv: Held::new(port),
         });
         owner.adapter.listeners.add(
             EventObject::Srq(handle),
@@ -417,7 +443,7 @@ exports! {
                 srq: c.srq,
                 cap: cap_attr(&cap),
                 qp_type: c.qp_type,
-                sq_sig_all: object.signals_all.into(),
+                sq_sig_all: object.always.contains(SendFlags::SIGNALED).into(),
             })
         })
     }
@@ -451,7 +477,7 @@ exports! {
                 return Err(INVALID);
             }
             if mask & MAX_WR != 0 {
-                lock(&srq.recv).resize(attr.max_wr)?;
+                srq.recv.lock().resize(attr.max_wr)?;
             }
             if mask & LIMIT != 0 {
                 srq.adapter.device().set_srq_limit(srq.handle, attr.srq_limit)?;

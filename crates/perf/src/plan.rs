@@ -227,6 +227,9 @@ pub struct Case {
     pub op: Op,
     /// Bytes a message.
     pub size: Size,
+    /// The memory of both sides is the C library's, as that of most programs is, and not the adapter's.
+    #[serde(skip_serializing_if = "core::ops::Not::not")]
+    pub foreign: bool,
 }
 
 /// A row as another process says it.
@@ -235,18 +238,20 @@ struct CaseFields {
     service: Service,
     op: Op,
     size: Size,
+    #[serde(default)]
+    foreign: bool,
 }
 
 impl TryFrom<CaseFields> for Case {
     type Error = String;
-    fn try_from(CaseFields { service, op, size }: CaseFields) -> Result<Self, String> {
+    fn try_from(CaseFields { service, op, size, foreign }: CaseFields) -> Result<Self, String> {
         if !service.offers(op) {
             return Err(format!("{service} has no {op}"));
         }
         if op == Op::Atomic && size != ATOMIC_SIZE {
             return Err(format!("an atomic of {size}: it has {ATOMIC_SIZE}"));
         }
-        Ok(Self { service, op, size })
+        Ok(Self { service, op, size, foreign })
     }
 }
 
@@ -283,12 +288,18 @@ impl Plan {
                     if service == Service::Ud && size.0 > u64::from(mtu) {
                         left_out.push(format!("{size} does not fit one datagram (path MTU {mtu})"));
                     } else {
-                        cases.push(Case { service, op, size });
+                        cases.push(Case { service, op, size, foreign: false });
                     }
                 }
             }
         }
         Self { cases, duration, left_out }
+    }
+    /// Has all rows measured with memory of the C library.
+    #[must_use]
+    pub fn with_foreign_memory(mut self, foreign: bool) -> Self {
+        self.cases.iter_mut().for_each(|case| case.foreign = foreign);
+        self
     }
 }
 
@@ -339,7 +350,10 @@ mod tests {
     fn sizes_that_an_atomic_does_not_have_are_told() {
         let left_out = |sizes: &[Size]| {
             let plan = Plan::new(&[Service::Rc], &[Op::Atomic], sizes, 4096, Duration::from_secs(1));
-            assert_eq!(plan.cases, [Case { service: Service::Rc, op: Op::Atomic, size: Size::of(8) }]);
+            assert_eq!(
+                plan.cases,
+                [Case { service: Service::Rc, op: Op::Atomic, size: Size::of(8), foreign: false }]
+            );
             plan.left_out
         };
         assert_eq!(

@@ -116,15 +116,15 @@ impl Side {
             Service::Ud => AnyQp::Ud(build(&pd, &cq, send_depth, recv_depth, inline)?, None),
         };
         let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let window = pd.alloc_shared(flag_offset(size) + FLAG_BYTES, rights)?;
+        let window = shared(&pd, case, flag_offset(size) + FLAG_BYTES, rights)?;
         // Written once, so that it has pages of its own and not the system's one page of zeros.
-        let mut source = pd.alloc(if goes_inline { 1 } else { size })?;
+        let mut source = buffer(&pd, case, if goes_inline { 1 } else { size })?;
         source.fill(FILL);
         if case.op == Op::Read {
             window.write_at(0, &vec![FILL; size]);
         }
         let sinks = match case.op {
-            Op::Read | Op::Atomic => pd.alloc_many(window_messages as usize, size)?,
+            Op::Read | Op::Atomic => buffers(&pd, case, window_messages as usize, size)?,
             _ => Vec::new(),
         };
         let mut side = Self {
@@ -353,7 +353,24 @@ fn receives(pd: &Pd, case: &Case, depth: usize) -> Result<Vec<Option<Buf>>, Fail
         return Ok((0..depth).map(|_| None).collect());
     }
     let grh = if case.service == Service::Ud { GRH_BYTES } else { 0 };
-    Ok(pd.alloc_many(depth, case.size.bytes() as usize + grh)?.into_iter().map(Some).collect())
+    Ok(buffers(pd, case, depth, case.size.bytes() as usize + grh)?.into_iter().map(Some).collect())
+}
+
+/// A buffer of the memory that is measured.
+fn buffer(pd: &Pd, case: &Case, len: usize) -> Result<Buf, Failure> {
+    Ok(if case.foreign { pd.adopt(vec![FILL; len])? } else { pd.alloc(len)? })
+}
+/// So many of them.
+fn buffers(pd: &Pd, case: &Case, count: usize, len: usize) -> Result<Vec<Buf>, Failure> {
+    if case.foreign {
+        (0..count).map(|_| buffer(pd, case, len)).collect()
+    } else {
+        Ok(pd.alloc_many(count, len)?)
+    }
+}
+/// The memory that the other side uses.
+fn shared(pd: &Pd, case: &Case, len: usize, rights: Access) -> Result<SharedMr, Failure> {
+    Ok(if case.foreign { pd.adopt_shared(vec![0_u8; len], rights)? } else { pd.alloc_shared(len, rights)? })
 }
 
 /// Whether the request of this number is signalled, of every `every`, a power of two.

@@ -1,4 +1,4 @@
-//! Adopted memory: memory of the program's own as buffers.
+//! Adopted memory: memory of the program's own as buffers, and as memory that peers use.
 //!
 //! Invariants of the unsafe code:
 //! 1. An [`Owner`] is boxed before its `bytes` are called, and is neither moved nor used until it is given back or
@@ -15,7 +15,7 @@ use hca_core::Access;
 use thiserror::Error;
 
 use crate::region::{Memory, Region};
-use crate::{Buf, FrozenBuf, MemoryError, Pd};
+use crate::{Buf, FrozenBuf, MemoryError, Pd, SharedMr};
 
 /// An owner of bytes that no other code writes: `Vec<u8>`, `Box<[u8]>`; with the features of these names
 /// `bytes::BytesMut` and `memmap2::MmapMut`.
@@ -152,7 +152,7 @@ impl Pd {
     pub fn adopt<T: OwnedBytes>(&self, owner: T) -> Result<Buf, NotAdopted<T>> {
         let bytes = |owner: &mut T| NonNull::from(owner.bytes());
         self.adopt_owner(owner, Access::LOCAL_WRITE, bytes)
-            .map(|(region, addr, len)| Buf::new(region, addr, len))
+            .map(|(region, addr, len)| Buf::new(Arc::new(region), addr, len))
     }
 
     /// Registers memory of the program that is only read, like [`adopt`](Self::adopt): requests send from it, and
@@ -164,7 +164,17 @@ impl Pd {
         let bytes = |owner: &mut T| NonNull::from(owner.bytes());
         // Frozen at once, and for ever: its region lets nobody write.
         self.adopt_owner(owner, Access::empty(), bytes)
-            .map(|(region, addr, len)| Buf::new(region, addr, len).freeze())
+            .map(|(region, addr, len)| Buf::new(Arc::new(region), addr, len).freeze())
+    }
+
+    /// Registers memory of the program's own as memory that peers read and write, like
+    /// [`alloc_shared`](Self::alloc_shared). The owner is dropped with the last clone of the region.
+    ///
+    /// # Errors
+    /// As [`adopt`](Self::adopt).
+    pub fn adopt_shared<T: OwnedBytes>(&self, owner: T, access: Access) -> Result<SharedMr, NotAdopted<T>> {
+        let bytes = |owner: &mut T| NonNull::from(owner.bytes());
+        self.adopt_owner(owner, access | Access::LOCAL_WRITE, bytes).map(|(region, ..)| SharedMr::new(region))
     }
 
     fn adopt_owner<T: Send + Sync + 'static>(
@@ -172,7 +182,7 @@ impl Pd {
         owner: T,
         access: Access,
         bytes: impl FnOnce(&mut T) -> NonNull<[u8]>,
-    ) -> Result<(Arc<Region>, NonNull<u8>, usize), NotAdopted<T>> {
+    ) -> Result<(Region, NonNull<u8>, usize), NotAdopted<T>> {
         let attr = self.core.ctx.device.attr();
         if !attr.foreign_memory {
             return Err(NotAdopted {
@@ -190,7 +200,7 @@ impl Pd {
         match registered {
             Ok(mut region) => {
                 region.hold(Memory::Program(owner));
-                Ok((Arc::new(region), addr, len))
+                Ok((region, addr, len))
             }
             Err(error) => {
                 let owner = owner.into_inner().expect("it was just given");

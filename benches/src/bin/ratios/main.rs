@@ -149,7 +149,7 @@ const fn more(must: f64, aim: Option<f64>) -> Option<Target> {
     Some(Target { better: Better::More, must, aim })
 }
 const fn rc(op: Op, size: u64) -> Case {
-    Case { service: Service::Rc, op, size: Size::of(size) }
+    Case { service: Service::Rc, op, size: Size::of(size), foreign: false }
 }
 
 /// What rows are measured with.

@@ -358,6 +358,9 @@ fn perf_measures_every_service_over_shared_memory() {
             assert!(row["count"].as_u64().unwrap() > 0, "{row}");
         }
     }
+    let of_malloc = ["perf", "--json", "--foreign-memory", "--op", "send,write,read", "--size", "8,4096"];
+    let rows = json_lines(&run(&[&of_malloc[..], &["--duration", "0.04", "--fabric", "shm"]].concat()));
+    assert!(rows.len() == 6 && rows.iter().all(|row| row["errors"] == 0), "{rows:?}");
     let info = &json_lines(&run(&["devinfo", "shm://lab?ring=64K", "--json"]))[0];
     assert!(info["port"]["gid"].as_str().unwrap().starts_with("fd"), "{info}");
     assert_eq!(info["recv_buffer_bytes"], 32768);

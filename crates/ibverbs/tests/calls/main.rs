@@ -258,6 +258,52 @@ fn lists_of_requests_are_taken_up_to_the_refused_one_and_inline_bytes_are_gather
 }
 
 #[test]
+fn lists_of_common_requests_are_posted_whole_and_polled_with_much_room() {
+    const LISTS: u64 = 20;
+    let pair = pair();
+    let cq = call!(ibv_create_cq(pair.context, 64, 0, 0, 0) -> *mut IbvCq);
+    let mut init = init_attr(cq);
+    init.cap.max_send_wr = 64;
+    let qps = [(); 2].map(|()| call!(ibv_create_qp(pair.pd, &raw mut init) -> *mut IbvQp));
+    let wide = Pair { context: pair.context, pd: pair.pd, cq, qps };
+    wide.connect();
+    let mut memory = vec![0u8; 64];
+    let base = memory.as_mut_ptr();
+    let mr = call!(ibv_reg_mr(wide.pd, base, 64, 3) -> *mut IbvMr);
+    // SAFETY: a region that exists.
+    let rkey = unsafe { (*mr).rkey.load(std::sync::atomic::Ordering::Relaxed) };
+    let mut entry = sge(mr, base, 8);
+    let mut write = |wr_id, next| {
+        let mut wr = IbvSendWr { next, ..send_wr(wr_id, 0, 2) };
+        (wr.sg_list, wr.num_sge, wr.addr_or_ah, wr.second) = (&raw mut entry, 1, base as u64 + 32, [rkey, 0]);
+        wr
+    };
+    for list in 0..LISTS {
+        let mut second = write(2 * list + 1, null_mut());
+        let mut first = write(2 * list, &raw mut second);
+        let mut bad: *mut IbvSendWr = null_mut();
+        assert_eq!(call!(@ slot(wide.context, 208), (wide.qps[0], &raw mut first, &raw mut bad) -> c_int), 0);
+    }
+    let mut found = 0;
+    while found < 2 * LISTS {
+        let mut wc = [IbvWc::default(); 64];
+        let got = call!(@ slot(wide.context, 96), (wide.cq, 64, &raw mut wc) -> c_int);
+        for wc in &wc[..usize::try_from(got).unwrap()] {
+            assert_eq!((wc.status, wc.wr_id, wc.opcode), (0, found, 1));
+            // SAFETY: a queue pair that exists.
+            assert_eq!(wc.qp_num, unsafe { (*wide.qps[0]).qp_num });
+            found += 1;
+        }
+    }
+    assert_eq!(call!(ibv_dereg_mr(mr) -> c_int), 0);
+    for qp in pair.qps {
+        assert_eq!(call!(ibv_destroy_qp(qp) -> c_int), 0);
+    }
+    assert_eq!(call!(ibv_destroy_cq(pair.cq) -> c_int), 0);
+    wide.end();
+}
+
+#[test]
 fn objects_that_others_use_are_busy() {
     let pair = pair();
     let mut memory = vec![0u8; 64];

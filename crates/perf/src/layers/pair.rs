@@ -56,12 +56,12 @@ impl Verbs {
     /// # Errors
     /// A device can't be opened, or the process not be started.
     pub fn start(setup: &Setup, time: Duration) -> Result<Self, Failure> {
-        let case = Case { service: Service::Rc, op: Op::Send, size: Size::of(8) };
+        let case = Case { service: Service::Rc, op: Op::Send, size: Size::of(8), foreign: false };
         Ok(Self { pair: Pair::start(setup)?, time, case })
     }
     /// The same with another service, and messages of another size.
     pub fn set_messages(&mut self, service: Service, size: u64) {
-        self.case = Case { service, op: Op::Send, size: Size::of(size) };
+        self.case = Case { service, op: Op::Send, size: Size::of(size), foreign: false };
     }
     /// Half of a round trip of SENDs, in ns: the median of batches.
     ///
@@ -76,7 +76,7 @@ impl Verbs {
     /// # Errors
     /// As [`latency_ns`](Self::latency_ns).
     pub fn read_ns(&mut self, size: u64) -> Result<f64, Failure> {
-        let case = Case { service: Service::Rc, op: Op::Read, size: Size::of(size) };
+        let case = Case { service: Service::Rc, op: Op::Read, size: Size::of(size), foreign: false };
         let measured = self.pair.run(&case, Phase::Latency, Limit::Time(self.time))?;
         Ok(measured.latencies.value_at_quantile(0.5) as f64)
     }
@@ -100,7 +100,8 @@ impl Bursts for Verbs {
     fn byte_gap_ns(&mut self) -> Result<Option<f64>, Failure> {
         let (pair, limit) = (&mut self.pair, Limit::Time(self.time / STREAMS));
         byte_gap_ns(|size| {
-            let case = Case { service: Service::Rc, op: Op::Write, size: Size::of(size as u64) };
+            let case =
+                Case { service: Service::Rc, op: Op::Write, size: Size::of(size as u64), foreign: false };
             Ok(Some(1e9 / pair.run(&case, Phase::Stream, limit)?.rate()))
         })
     }

@@ -47,6 +47,20 @@ fn memory_that_is_only_read_is_frozen_and_stays_so() {
 }
 
 #[test]
+fn shared_memory_may_be_the_programs_own() {
+    let p = pair();
+    let bytes = vec![3_u8; 16].into_boxed_slice();
+    let at = bytes.as_ptr();
+    let shared = p.pd.adopt_shared(bytes, Access::REMOTE_READ).unwrap();
+    assert_eq!((shared.remote().addr, shared.remote().len), (at as u64, 16));
+    let clone = shared.clone();
+    drop(shared);
+    let mut read = [0; 16];
+    clone.read_at(0, &mut read);
+    assert_eq!(read, [3; 16]);
+}
+
+#[test]
 fn memory_that_is_not_adopted_comes_back_and_dropped_it_is_dropped() {
     let p = pair();
     let refused = p.pd.adopt(Vec::new()).unwrap_err();
