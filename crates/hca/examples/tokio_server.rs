@@ -1,15 +1,32 @@
-//! A server on tokio with one shared receive queue, and 32 clients: a task for each connection on both sides, endpoints
-//! exchanged over TCP.
+//! A server on tokio with one shared receive queue, and 32 clients: a task for each connection on both sides. Half of the
+//! clients connect by RDMA CM, the others exchange endpoints over TCP.
 
-use hca::{AsyncQp, AsyncSrq, ConnectOptions, Pd, Rc, Reactor, SrqInit};
+use std::net::SocketAddr;
+
+use hca::cm::{ConnectParams, Incoming, Listener, connect_async};
+use hca::{AsyncQp, AsyncSrq, ConnectOptions, Context, Pd, Rc, Reactor, SrqInit};
 use tokio::net::{TcpListener, TcpStream};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 const CLIENTS: u32 = 32;
 
-async fn serve(pd: Pd, reactor: Reactor, srq: AsyncSrq, mut stream: TcpStream) -> Result<(), Failure> {
-    let qp = pd.qp::<Rc>(&reactor).max_send_wr(8).srq(&srq).build_async(&reactor)?;
-    qp.connect(&qp.endpoint().exchange_async(&mut stream).await?, &ConnectOptions::default())?;
+/// What each side needs for a queue pair.
+#[derive(Clone)]
+struct Side {
+    context: Context,
+    pd: Pd,
+    reactor: Reactor,
+}
+
+impl Side {
+    fn new() -> Result<Self, Failure> {
+        let context = hca::open("auto://")?;
+        let (pd, reactor) = (context.alloc_pd()?, Reactor::spawn(context.create_cq(4096)?)?);
+        Ok(Self { context, pd, reactor })
+    }
+}
+
+async fn answer(qp: &AsyncQp<Rc>) -> Result<(), Failure> {
     loop {
         let request = qp.recv().await?; // its buffer goes back to the shared queue when it is dropped
         let number = u32::from_be_bytes(request[..].try_into()?);
@@ -17,32 +34,60 @@ async fn serve(pd: Pd, reactor: Reactor, srq: AsyncSrq, mut stream: TcpStream) -
     }
 }
 
-async fn ask(pd: Pd, reactor: Reactor, mut stream: TcpStream, number: u32) -> Result<u32, Failure> {
-    let qp: AsyncQp<Rc> = pd.qp::<Rc>(&reactor).max_send_wr(8).max_recv_wr(8).build_async(&reactor)?;
-    qp.post_recv(pd.alloc(64)?)?;
-    qp.connect(&qp.endpoint().exchange_async(&mut stream).await?, &ConnectOptions::default())?;
+async fn ask(qp: &AsyncQp<Rc>, number: u32) -> Result<u32, Failure> {
     qp.send(hca::Inline(&number.to_be_bytes())).await?;
     Ok(u32::from_be_bytes(qp.recv().await?[..].try_into()?))
 }
 
+async fn serve_over_tcp(side: Side, srq: AsyncSrq, mut stream: TcpStream) -> Result<(), Failure> {
+    let qp = side.pd.qp::<Rc>(&side.reactor).max_send_wr(8).srq(&srq).build_async(&side.reactor)?;
+    qp.connect(&qp.endpoint().exchange_async(&mut stream).await?, &ConnectOptions::default())?;
+    answer(&qp).await
+}
+
+async fn serve(side: Side, srq: AsyncSrq, incoming: Incoming) -> Result<(), Failure> {
+    let qp = side.pd.qp::<Rc>(&side.reactor).max_send_wr(8).srq(&srq).build_async(&side.reactor)?;
+    let _connection = incoming.accept_async(&qp, b"").await?;
+    answer(&qp).await // ends with the connection
+}
+
+async fn client(side: Side, cm: SocketAddr, tcp: SocketAddr, number: u32) -> Result<u32, Failure> {
+    let qp = side.pd.qp::<Rc>(&side.reactor).max_send_wr(8).max_recv_wr(8).build_async(&side.reactor)?;
+    qp.post_recv(side.pd.alloc(64)?)?;
+    if number.is_multiple_of(2) {
+        let connection = connect_async(&side.context, &qp, cm, &ConnectParams::default()).await?;
+        let answer = ask(&qp, number).await?;
+        connection.disconnect_async().await?;
+        return Ok(answer);
+    }
+    let mut stream = TcpStream::connect(tcp).await?;
+    qp.connect(&qp.endpoint().exchange_async(&mut stream).await?, &ConnectOptions::default())?;
+    ask(&qp, number).await
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Failure> {
-    let (server, client) = (hca::open("auto://")?, hca::open("auto://")?);
-    let (server_pd, pd) = (server.alloc_pd()?, client.alloc_pd()?);
-    let srq = AsyncSrq::new(server_pd.create_srq(SrqInit { max_wr: 256, max_sge: 1 })?);
-    srq.post_recvs(server_pd.alloc_many(256, 64)?)?;
-    let serving = Reactor::spawn(server.create_cq(4096)?)?;
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(serve(server_pd.clone(), serving.clone(), srq.clone(), stream));
+    let (server, side) = (Side::new()?, Side::new()?);
+    let srq = AsyncSrq::new(server.pd.create_srq(SrqInit { max_wr: 256, max_sge: 1 })?);
+    srq.post_recvs(server.pd.alloc_many(256, 64)?)?;
+    let (cm, tcp) = (Listener::bind(&server.context, "0.0.0.0:0")?, TcpListener::bind("127.0.0.1:0").await?);
+    let (cm_address, tcp_address) = (cm.address(), tcp.local_addr()?);
+    tokio::spawn({
+        let (server, srq) = (server.clone(), srq.clone());
+        async move {
+            while let Ok(incoming) = cm.accept_async().await {
+                tokio::spawn(serve(server.clone(), srq.clone(), incoming));
+            }
         }
     });
-    let (reactor, mut asked) = (Reactor::spawn(client.create_cq(4096)?)?, tokio::task::JoinSet::new());
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = tcp.accept().await {
+            tokio::spawn(serve_over_tcp(server.clone(), srq.clone(), stream));
+        }
+    });
+    let mut asked = tokio::task::JoinSet::new();
     for number in 0..CLIENTS {
-        let (pd, reactor) = (pd.clone(), reactor.clone());
-        asked.spawn(async move { ask(pd, reactor, TcpStream::connect(address).await?, number).await });
+        asked.spawn(client(side.clone(), cm_address, tcp_address, number));
     }
     let mut sum = 0;
     while let Some(answer) = asked.join_next().await {

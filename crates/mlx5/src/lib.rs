@@ -23,7 +23,9 @@
 //! An adapter that does not answer, or reports a fatal health state, is declared dead: all later calls fail at once
 //! with the reason, and memory that it may still access is not reused until the function is reset or closed.
 //!
-//! Not supported: Ethernet for programs, memory windows, dynamic connections, multicast, and more than one port.
+//! Not supported: Ethernet for programs, memory windows, fast registration, ATOMIC WRITE, FLUSH, other depths for queues
+//! that exist, dynamic connections, multicast, and more than one port. The device's [`Abilities`](hca_core::Abilities)
+//! say so, and its calls are refused.
 //!
 //! ```no_run
 //! use hca_core::Device;
