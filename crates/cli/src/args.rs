@@ -465,6 +465,9 @@ pub(crate) struct ExecArgs {
     /// Show no files of devices, and preload nothing: programs with ASan want to be loaded first
     #[arg(long)]
     pub no_paths: bool,
+    /// Serve long blocks of malloc, and those aligned to pages, from memory that peers on this machine write to directly
+    #[arg(long)]
+    pub heap: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,

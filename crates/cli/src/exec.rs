@@ -41,6 +41,8 @@ const EXPLAIN_VARIABLE: &str = "HCA_EXPLAIN";
 /// The library that leads programs to the files of devices, and the variable by which it finds them.
 const PATHS_LIBRARY: &str = "libhca_paths.so";
 const PATHS_VARIABLE: &str = "HCA_PATHS";
+/// The library that serves long blocks of malloc.
+const HEAP_LIBRARY: &str = "libhca_heap.so";
 /// The libraries that the loader loads first.
 const PRELOAD: &str = "LD_PRELOAD";
 /// The folders that the loader searches before the system's.
@@ -58,6 +60,10 @@ enum ExecError {
     NoLibrary { folder: PathBuf },
     #[error("can't make the link {}: {source}; make it as a user who may, to ../{LIBRARY}", .link.display())]
     Link { link: PathBuf, source: io::Error },
+    #[error(
+        "there is no {HEAP_LIBRARY} beside {LIBRARY}: build it by `cargo build -p hca-heap`, or leave --heap away"
+    )]
+    NoHeap,
     #[error("can't find the folder of this command: {0}")]
     Own(#[source] io::Error),
     #[error("{0}")]
@@ -90,6 +96,10 @@ fn start(args: &ExecArgs) -> Result<Infallible, ExecError> {
     }
     if !args.no_paths {
         show_files(&mut command, args, &devices, &library, &own)?;
+    }
+    if args.heap {
+        let heap = tree::beside(&library, HEAP_LIBRARY).ok_or(ExecError::NoHeap)?;
+        preload(&mut command, heap);
     }
     command.args(arguments).env(LIBRARY_PATH, path).env(DEVICES_VARIABLE, devices);
     if args.explain {
@@ -129,10 +139,19 @@ fn show_files(
     if args.namespace {
         return Ok(namespace::show(&tree)?);
     }
-    let others = std::env::var_os(PRELOAD).filter(|others| !others.is_empty());
-    let all = [paths.map(PathBuf::into_os_string), others].into_iter().flatten().collect::<Vec<_>>();
-    command.env(PRELOAD, all.join(":".as_ref()));
+    if let Some(paths) = paths {
+        preload(command, paths);
+    }
     Ok(())
+}
+
+/// Has the loader load a library first, before those that it was told to.
+fn preload(command: &mut Command, library: PathBuf) {
+    let told =
+        command.get_envs().find(|(name, _)| *name == PRELOAD).map(|(_, value)| value.map(OsStr::to_owned));
+    let others = told.unwrap_or_else(|| std::env::var_os(PRELOAD)).filter(|others| !others.is_empty());
+    let all = [Some(library.into_os_string()), others].into_iter().flatten().collect::<Vec<_>>();
+    command.env(PRELOAD, all.join(":".as_ref()));
 }
 
 /// The list of devices: the one of the arguments, or of the environment, or the default one.

@@ -241,6 +241,15 @@ fn perftest_measures_each_operation() {
 }
 
 #[test]
+#[ignore = "needs perftest: its measuring programs"]
+fn perftest_writes_to_blocks_of_malloc_that_peers_can_map() {
+    for (program, size) in [("ib_write_bw", "1048576"), ("ib_write_lat", "8")] {
+        let said = both_of(AUTO, &["--heap", program], &["-x", "1", "-n", "100", "-F", "-s", size]);
+        assert!(said.iter().any(|text| text.contains("100 ")), "{program}: {said:?}");
+    }
+}
+
+#[test]
 #[ignore = "for nightly: half a minute under valgrind"]
 fn a_memory_checker_finds_nothing_in_a_ping_pong() {
     // Its leaks are those of the program.

@@ -16,6 +16,7 @@ use crate::entry::{
     Errno, INVALID, In, at_exit, counted, exports, free_list, give_list, last, lock, pointer,
 };
 use crate::explain::Notes;
+use crate::heap;
 use crate::null::Nulls;
 use crate::window::Binds;
 use crate::xrc::Domain;
@@ -143,6 +144,7 @@ impl Adapter {
                 &"C programs expect an adapter that works by itself: use progress=adaptive or thread",
             ));
         }
+        heap::offer();
         let packet_type = packet_type(&**opened.device());
         let qpns = (0..opened.device().attr().max_qp as usize + 1).map(|_| AtomicU64::new(0)).collect();
         let adapter = Arc::new(Self {

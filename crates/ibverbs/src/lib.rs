@@ -21,6 +21,7 @@
 //! | `async_event` | events of objects, the port and the device |
 //! | `event` | lists of events, and their acknowledgements |
 //! | `explain` | errors in words |
+//! | `heap` | blocks for the allocator of `hca exec --heap` |
 //! | `held` | a lock that one call takes and a later one releases |
 //! | `qp` | queue pairs and shared receive queues |
 //! | `post`, `qp_ex` | work requests, in lists and built call by call |
@@ -43,6 +44,7 @@ mod domain;
 mod entry;
 mod event;
 mod explain;
+mod heap;
 mod held;
 mod mapping;
 mod memory;

@@ -18,6 +18,15 @@ fn pyverbs_does_every_kind_of_queue() {
     assert_eq!(text(&said), "rc\nwindow\nsrq\ncq_ex\nud\n");
 }
 
+/// A block of malloc that peers can map is like any other, in a forked child, too.
+#[test]
+fn long_blocks_of_malloc_can_be_mapped_by_peers_and_are_copied_for_children() {
+    let script = format!("{SOURCES}/heap.py");
+    let said = exec(&["--device", AUTO, "--heap", "python3", &script]).output().unwrap();
+    assert!(said.status.success(), "{}", text(&said));
+    assert_eq!(text(&said), "as malloc's\n");
+}
+
 /// libfabric looks for interfaces other than that of loopback.
 #[test]
 #[ignore = "for nightly, needs libfabric-bin: fi_pingpong"]
