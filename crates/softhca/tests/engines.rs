@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use ends::{connect, open};
 use hca_core::{
-    Access, Completion, CqHandle, CqPort, Device, DeviceError, DmaMemory, Gid, MrInit, MrKeys, Offload,
-    OffloadEngine, Payload, QpCap, QpHandle, QpInit, QpType, Qpn, RecvPort, RecvWr, SendFlags, SendOp,
-    SendPort, SendWr, Sge, SrqInit, WcStatus,
+    Access, Completion, CqHandle, CqPort, Device, DeviceError, DmaMemory, Gid, MrInit, MrKeys, Notify,
+    Offload, OffloadEngine, Payload, QpCap, QpHandle, QpInit, QpType, Qpn, RecvPort, RecvWr, SendFlags,
+    SendOp, SendPort, SendWr, Sge, SrqInit, WcStatus,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use softhca::{Progress, SoftHca};
 
 /// Longer than anything here takes on a machine that is busy with other work.
@@ -384,6 +385,34 @@ fn an_engine_is_run_at_its_deadline_and_told_of_a_new_one() {
         b.offload().detach(b.cq).unwrap();
         until("its deadline goes with it", || b.device.next_deadline().is_none());
     }
+}
+
+#[test]
+fn an_engine_that_is_to_be_run_ends_the_sleep_on_a_descriptor() {
+    let b = Side::open("udp", Progress::Inline, 1);
+    let hook = Hook::new(|| false);
+    b.offload().attach(b.cq, weak(&hook)).unwrap();
+    let (_, mut cq) = b.device.create_cq(4).unwrap();
+    cq.wait_fd().unwrap();
+    cq.arm(Notify::Any);
+    let mut is_readable = || {
+        let fd = cq.wait_fd().unwrap();
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    };
+    let sleeps = |is_readable: &mut dyn FnMut() -> bool| {
+        until("nothing is left to do", || {
+            b.device.turn();
+            !is_readable()
+        });
+    };
+    sleeps(&mut is_readable);
+    let asked = hook.asked.load(Ordering::SeqCst);
+    b.offload().nudge(b.cq).unwrap();
+    until("the timer of what is due now expires", &mut is_readable);
+    assert_eq!(hook.asked.load(Ordering::SeqCst), asked, "nobody has run it");
+    sleeps(&mut is_readable);
+    assert!(hook.asked.load(Ordering::SeqCst) > asked);
 }
 
 #[test]
