@@ -247,7 +247,7 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
     }
 
     /// Turns that look at everything find what comes by the network.
-    fn renew_glance(&mut self, glance: &mut Option<Glance>) {
+    fn renew_glance(&mut self, glance: &mut Glance) -> bool {
         match &mut self.shm {
             Some(shm) => shm.renew_glance(glance),
             None => self.network.renew_glance(glance),

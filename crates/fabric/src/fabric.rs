@@ -262,11 +262,11 @@ pub trait Fabric: Send + Any {
     fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
         None
     }
-    /// Updates a glance to the present state of the fabric, whose last call found no input. `None`: only
-    /// [`recv`](Self::recv) can tell whether a packet has arrived.
+    /// Updates a glance to the present state of the fabric, whose last call found no input. `false`: the glance is not
+    /// valid, as only [`recv`](Self::recv) can tell whether a packet has arrived.
     #[cfg(not(loom))]
-    fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
-        *glance = None;
+    fn renew_glance(&mut self, _glance: &mut crate::Glance) -> bool {
+        false
     }
     /// The desk of an address that several adapters share; `None` where the adapter has its address alone.
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
@@ -352,8 +352,8 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
         (**self).shm()
     }
     #[cfg(not(loom))]
-    fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
-        (**self).renew_glance(glance);
+    fn renew_glance(&mut self, glance: &mut crate::Glance) -> bool {
+        (**self).renew_glance(glance)
     }
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         (**self).desk()

@@ -44,31 +44,36 @@ impl InputWord {
 }
 
 /// The words that show whether a fabric has input, for a poller that polls often without result. A glance is valid
-/// until the next call of the fabric.
+/// until the next call of the fabric; before the first one it shows words that never change.
 pub struct Glance {
     input: InputWord,
     /// Changes when something comes by other ways.
     others: InputWord,
 }
 
-impl Glance {
-    pub(crate) fn new(input: InputWord, others: InputWord) -> Self {
-        Self { input, others }
+impl Default for Glance {
+    fn default() -> Self {
+        Self { input: InputWord::silent(), others: InputWord::silent() }
     }
-    /// Looks for input at another word of the same owner. `false`: it is another owner's.
+}
+
+impl Glance {
+    /// Looks for input at this word, whose value is `quiet` while nothing has come; `others` makes the word that tells of
+    /// other input, where the owner is another one than before.
     #[inline]
-    pub(crate) fn moves_to<T: Send + Sync + 'static>(
+    pub(crate) fn look_at<T: Send + Sync + 'static>(
         &mut self,
         owner: &Arc<T>,
         find: impl for<'a> FnOnce(&'a T) -> &'a AtomicU32,
         quiet: u32,
-    ) -> bool {
+        others: impl FnOnce() -> InputWord,
+    ) {
         let input = &mut self.input;
-        let same = ptr::addr_eq(Arc::as_ptr(&input.owner), Arc::as_ptr(owner));
-        if same {
+        if ptr::addr_eq(Arc::as_ptr(&input.owner), Arc::as_ptr(owner)) {
             (input.at, input.quiet) = (NonNull::from(find(owner)), quiet);
+        } else {
+            *self = Self { input: InputWord::new(owner, find, quiet), others: others() };
         }
-        same
     }
     /// Whether no input has arrived.
     #[inline(always)]

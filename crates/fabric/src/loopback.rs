@@ -475,11 +475,9 @@ impl Fabric for LoopbackFabric {
     }
 
     #[cfg(not(loom))]
-    fn renew_glance(&mut self, glance: &mut Option<Glance>) {
-        // The queue stays the same.
-        glance.get_or_insert_with(|| {
-            Glance::new(InputWord::new(&self.queue, |queue| &queue.stirred, 0), InputWord::silent())
-        });
+    fn renew_glance(&mut self, glance: &mut Glance) -> bool {
+        glance.look_at(&self.queue, |queue| &queue.stirred, 0, InputWord::silent);
+        true
     }
 
     fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {

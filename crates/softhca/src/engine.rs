@@ -62,7 +62,7 @@ pub(crate) const SPARED_SLOTS: usize = 4096;
 const MAX_PIECES: usize = (64 << 20) / 64 / TURN_PACKETS + 1;
 
 /// Turns in a row at most that look at shared memory alone: where it is alone, and where there is another network.
-const SHORT_TURNS: (u32, u32) = (128, 16);
+const SHORT_TURNS: (u32, u32) = (256, 16);
 /// Messages of one line that a turn takes from a ring before it looks at other things.
 const TURN_LINES: usize = 64;
 

@@ -15,11 +15,12 @@ use crate::patience;
 #[derive(Default)]
 pub(crate) struct Glance {
     /// Where it is seen that the network has input.
-    network: Option<hca_fabric::Glance>,
+    network: hca_fabric::Glance,
     /// How often the engine had been changed when this was made.
     changes: u32,
-    /// Looks until a whole turn is due.
+    /// Looks until a whole turn is due, and how many they were; none where this shows nothing.
     left: u32,
+    looks: u32,
     /// When the last one was, in ticks, and how many later the next one is due.
     whole_at: u32,
     ticks: u32,
@@ -31,8 +32,8 @@ impl Glance {
     /// Whether nothing is to be done, if nothing but the network has changed since this was made.
     #[inline(always)]
     pub(crate) fn is_quiet(&mut self, changes: u32) -> bool {
-        let (Some(network), Some(left)) = (&self.network, self.left.checked_sub(1)) else { return false };
-        if self.changes != changes || !network.is_quiet() {
+        let Some(left) = self.left.checked_sub(1) else { return false };
+        if self.changes != changes || !self.network.is_quiet() {
             return false;
         }
         self.left = left;
@@ -41,16 +42,16 @@ impl Glance {
     /// Whether as many looks were made as may be between two whole turns, once.
     #[inline]
     pub(crate) fn take_spent(&mut self) -> bool {
-        let spent = self.network.is_some() && self.left == 0;
+        let spent = self.looks > 0 && self.left == 0;
         if spent {
             // Of no use until it is renewed.
-            (self.left, self.changes) = (1, self.changes.wrapping_sub(1));
+            self.looks = 0;
         }
         spent
     }
     /// The next poll looks at more.
     pub(crate) fn forget(&mut self) {
-        *self = Self::default();
+        (self.left, self.looks, self.idle) = (0, 0, false);
     }
     /// Behind a turn: who turns in vain twice in a row is likely to go on.
     #[inline(always)]
@@ -63,6 +64,7 @@ impl Glance {
     #[inline]
     pub(crate) fn renew(&mut self, engine: &mut Engine, changes: u32) {
         (self.left, self.whole_at) = engine.renew_glance(&mut self.network);
+        self.looks = self.left;
         (self.changes, self.ticks) = (changes, patience::of_short_turns());
     }
 }

@@ -405,7 +405,8 @@ impl Shared {
 
     #[inline(always)]
     fn note_program_turn(&self) {
-        if self.progress == Progress::Adaptive && self.sleeper.program_turned() {
+        // Counted in all modes, as that is less than to ask for the mode.
+        if self.sleeper.program_turned() && self.progress == Progress::Adaptive {
             self.turned_beside_guard();
         }
     }

@@ -150,8 +150,7 @@ impl CompletionQueue {
     /// ```
     #[inline(always)]
     pub fn poll<'w>(&mut self, wcs: &'w mut Completions) -> Wcs<'w> {
-        self.fill(wcs);
-        wcs.iter_mut()
+        if self.fill(wcs) == 0 { Wcs::default() } else { wcs.iter_mut() }
     }
 
     /// Takes completions; if there are none, waits for some, for ever without a `timeout`. The call blocks on the

@@ -108,6 +108,7 @@ impl<'a> IntoIterator for &'a mut Completions {
 }
 
 /// The completions of one poll, oldest first.
+#[derive(Default)]
 pub struct Wcs<'a> {
     records: std::slice::Iter<'a, Record>,
     raw: &'a [Completion],

@@ -16,6 +16,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::pin::{Pin, pin};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
@@ -44,6 +45,8 @@ const TRIES: usize = 4;
 /// Rounds of each case, of which the count is the mean.
 const ROUNDS: u64 = 256;
 /// Messages by one doorbell.
+/// Peers that take turns: more than are polled.
+const PEERS: usize = 64;
 const BURST: u64 = 64;
 
 /// Networks without a system call.
@@ -57,7 +60,7 @@ const UDP: &str = "udp://?progress=inline&acks=lazy";
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 38] = [
+const CASES: [Case; 39] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -70,6 +73,7 @@ const CASES: [Case; 38] = [
     ("shm_ping_8", shm_ping),
     ("shm_ping_raw_8", || shm_ping_raw(false)),
     ("shm_ping_raw_8_srq", || shm_ping_raw(true)),
+    ("shm_turns_8", shm_turns),
     ("shm_burst_8", || rc_burst(SHM)),
     ("shm_write_8", shm_write),
     ("shm_writes_8", shm_writes),
@@ -213,7 +217,7 @@ fn counted_icrc(flow: &mut MeasuredIcrc, bytes: &mut [u8]) {
 
 /// One end of a connection inside of this process.
 struct End {
-    opened: Opened,
+    opened: Arc<Opened>,
     pd: Pd,
     cq: CompletionQueue,
     qp: QueuePair<Rc>,
@@ -221,7 +225,10 @@ struct End {
 }
 
 fn end(device: &str) -> Result<End, Failure> {
-    let opened = open_exactly(&device.parse()?)?;
+    end_of(Arc::new(open_exactly(&device.parse()?)?))
+}
+
+fn end_of(opened: Arc<Opened>) -> Result<End, Failure> {
     let pd = opened.context().alloc_pd()?;
     let cq = opened.context().create_cq(1024)?;
     let qp = pd.qp::<Rc>(&cq).max_send_wr(512).max_recv_wr(512).build()?;
@@ -229,13 +236,16 @@ fn end(device: &str) -> Result<End, Failure> {
 }
 
 fn ends(device: &str) -> (End, End) {
-    let make = || -> Result<_, Failure> {
-        let (a, b) = (end(device)?, end(device)?);
-        a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default())?;
-        b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default())?;
-        Ok((a, b))
-    };
-    make().expect("a connection within a process can always be made")
+    end(device)
+        .and_then(|a| Ok((a, end(device)?)))
+        .and_then(connected)
+        .expect("a connection within a process can be made")
+}
+
+fn connected((a, b): (End, End)) -> Result<(End, End), Failure> {
+    a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default())?;
+    b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default())?;
+    Ok((a, b))
 }
 
 fn post_send() {
@@ -341,6 +351,28 @@ fn counted_shm_ping(a: &mut End, b: &mut End, id: u64) {
 fn shm_ping_once(a: &mut End, b: &mut End, id: u64) {
     one_way(a, b, id);
     one_way(b, a, id);
+}
+
+/// A message there and back between an adapter and, each time, another one of these peers.
+fn shm_turns() {
+    let first = Arc::new(open_exactly(&SHM.parse().expect("it is a device")).expect("there is room"));
+    let mut pairs: Vec<_> = (0..PEERS)
+        .map(|_| {
+            end_of(first.clone()).and_then(|a| connected((a, end(SHM)?))).expect("they reach each other")
+        })
+        .collect();
+    for (a, b) in &mut pairs {
+        for end in [&mut *a, &mut *b] {
+            for buf in end.pd.alloc_many(64, 8).expect("there is memory") {
+                end.qp.post_recv(buf).expect("the queue has room");
+            }
+        }
+        rc_burst_once(a, b);
+    }
+    for id in 1..=ROUNDS {
+        let (a, b) = &mut pairs[id as usize % PEERS];
+        counted_shm_ping(a, b, id);
+    }
 }
 
 fn one_way(from: &mut End, to: &mut End, id: u64) {

@@ -520,13 +520,9 @@ impl Fabric for RawFabric {
     }
 
     #[cfg(not(loom))]
-    fn renew_glance(&mut self, glance: &mut Option<crate::Glance>) {
+    fn renew_glance(&mut self, glance: &mut crate::Glance) -> bool {
         let by_ring = self.shared.is_none() && self.sender.looped.packets.is_empty();
-        if by_ring && self.sender.next_deadline().is_none() {
-            self.ring.renew_glance(glance);
-        } else {
-            *glance = None;
-        }
+        by_ring && self.sender.next_deadline().is_none() && self.ring.renew_glance(glance)
     }
 
     fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {

@@ -174,19 +174,15 @@ impl Ring {
         unsafe { AtomicU32::from_ptr(self.at().cast()) }
     }
 
-    /// Brings a glance to the slot that the kernel fills next, unless a frame waits there: then there is none.
+    /// Brings a glance to the slot that the kernel fills next. `false`: a frame waits there.
     #[cfg(not(loom))]
-    pub(super) fn renew_glance(&self, glance: &mut Option<Glance>) {
+    pub(super) fn renew_glance(&self, glance: &mut Glance) -> bool {
         let (at, quiet) = (self.offset(), self.status().load(Ordering::Relaxed));
-        if quiet & STATUS_USER != 0 {
-            *glance = None;
-        } else if !glance
-            .as_mut()
-            .is_some_and(|g| g.moves_to(&self.memory, |memory| memory.status(at), quiet))
-        {
-            let input = InputWord::new(&self.memory, |memory| memory.status(at), quiet);
-            *glance = Some(Glance::new(input, InputWord::silent()));
+        let is_quiet = quiet & STATUS_USER == 0;
+        if is_quiet {
+            glance.look_at(&self.memory, |memory| memory.status(at), quiet, InputWord::silent);
         }
+        is_quiet
     }
 
     /// Whether a frame waits.

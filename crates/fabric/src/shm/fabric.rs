@@ -515,15 +515,10 @@ impl Fabric for ShmFabric {
 
     /// There is one only where a single ring is polled and nothing waits to be seen to.
     #[inline]
-    fn renew_glance(&mut self, glance: &mut Option<Glance>) {
-        let (&[slot], None, false) = (&self.polled[..], &self.chance, self.is_called()) else {
-            *glance = None;
-            return;
-        };
-        match self.links.get(slot).and_then(|link| link.rx.as_ref()) {
-            Some(rx) => rx.renew_glance(glance, || self.doorbells.glance()),
-            None => *glance = None,
-        }
+    fn renew_glance(&mut self, glance: &mut Glance) -> bool {
+        let (&[slot], None, false) = (&self.polled[..], &self.chance, self.is_called()) else { return false };
+        let rx = self.links.get(slot).and_then(|link| link.rx.as_ref());
+        rx.is_some_and(|rx| rx.renew_glance(glance, || self.doorbells.glance()))
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

@@ -389,14 +389,11 @@ impl Lines {
         &self,
         index: u32,
         quiet: u32,
-        glance: &mut Option<Glance>,
+        glance: &mut Glance,
         others: impl FnOnce() -> InputWord,
     ) {
         let at = self.offset + (index & self.mask) as usize * LINE;
-        if !glance.as_mut().is_some_and(|glance| glance.moves_to(&self.of, |of| of.word(at), quiet)) {
-            let input = InputWord::new(&self.of, |of| of.word(at), quiet);
-            *glance = Some(Glance::new(input, others()));
-        }
+        glance.look_at(&self.of, |of| of.word(at), quiet, others);
     }
     #[inline]
     fn atomic(&self, index: u32) -> &AtomicU32 {

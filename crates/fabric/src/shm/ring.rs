@@ -608,16 +608,16 @@ impl Consumer {
     pub(super) fn has_record(&self) -> bool {
         has_record(&self.ring, self.head, self.tag)
     }
-    /// Brings a glance to where the next record will stand, unless one stands there: then there is none.
+    /// Brings a glance to where the next record will stand. `false`: one stands there.
     #[cfg(not(loom))]
     #[inline]
-    pub(super) fn renew_glance(&self, glance: &mut Option<Glance>, others: impl FnOnce() -> InputWord) {
+    pub(super) fn renew_glance(&self, glance: &mut Glance, others: impl FnOnce() -> InputWord) -> bool {
         let word = self.ring.word(self.head, Ordering::Relaxed);
-        if word >> TAG_SHIFT == self.tag {
-            *glance = None;
-        } else {
+        let is_quiet = word >> TAG_SHIFT != self.tag;
+        if is_quiet {
             self.ring.glance(self.head, word, glance, others);
         }
+        is_quiet
     }
     /// Looks at the next record. A line stays where it is until [`pass_line`](Self::pass_line), and whatever else
     /// stands there is for [`take`](Self::take).

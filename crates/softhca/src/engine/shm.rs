@@ -129,15 +129,17 @@ impl Engine {
         if self.real_time { Look::Nothing } else { Look::All }
     }
     /// Brings a poller's glance up to where the engine stands, whose turn found nothing to do. Returns how many looks
-    /// are left until a whole turn is due, and when the last one began, in ticks.
+    /// are left until a whole turn is due, none where the glance shows nothing, and when the last one began, in ticks.
     #[inline]
-    pub(crate) fn renew_glance(&mut self, glance: &mut Option<Glance>) -> (u32, u32) {
-        if self.real_time && self.rests() {
-            self.fabric.renew_glance(glance);
+    pub(crate) fn renew_glance(&mut self, glance: &mut Glance) -> (u32, u32) {
+        let looks = if !(self.real_time && self.rests() && self.fabric.renew_glance(glance)) {
+            0
+        } else if self.has_shm {
+            self.short_turns
         } else {
-            *glance = None;
-        }
-        (if self.has_shm { self.short_turns } else { SHORT_TURNS.0 }, self.whole_at)
+            SHORT_TURNS.0
+        };
+        (looks, self.whole_at)
     }
     /// A whole turn is due; short ones follow.
     #[inline(never)]
