@@ -257,6 +257,22 @@ fn a_memory_checker_finds_nothing_in_a_ping_pong() {
     both_of(AUTO, &checked, &["-g", "1", "-n", "20"]);
 }
 
+/// A C program whose allocations and accesses are checked, and of which nothing is left at its end.
+#[test]
+#[ignore = "needs libibverbs-dev: compiles a C program with ASan"]
+fn address_sanitizer_finds_neither_faults_nor_leaks() {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/src/bin/instructions/ibv.c");
+    let program = std::env::temp_dir().join(format!("hca-asan-{}", std::process::id()));
+    let checks = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    let compiled =
+        Command::new("cc").args(checks).args([source, "-libverbs", "-o"]).arg(&program).output().unwrap();
+    assert!(compiled.status.success(), "{}", text(&compiled));
+    let path = program.to_str().unwrap();
+    let said = exec(&["--device", AUTO, "--no-paths", path, "256"]).output().unwrap();
+    std::fs::remove_file(&program).unwrap();
+    assert!(said.status.success(), "{}", text(&said));
+}
+
 #[test]
 #[ignore = "a minute and more, for nightly: each program of perftest over each service"]
 fn perftest_measures_each_operation_over_each_service() {

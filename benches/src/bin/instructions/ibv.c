@@ -95,5 +95,9 @@ int main(int count, char **arguments)
                 usleep(1000);
         }
     }
+    need(ibv_destroy_qp(qp) == 0 && ibv_destroy_qp(peer) == 0, "ibv_destroy_qp");
+    need(ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0, "ibv_dereg_mr");
+    need(ibv_close_device(context) == 0, "ibv_close_device");
+    ibv_free_device_list(devices);
     return 0;
 }

@@ -124,6 +124,44 @@ fn the_library_outlives_its_handle() {
     pair.end();
 }
 
+#[test]
+fn a_program_has_signal_handlers_of_its_own() {
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    /// Signals that the program's threads took, and those that threads of the library took.
+    static TAKEN: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
+    extern "C" fn handler(_: c_int) {
+        let mut name = [0_u8; 16];
+        // SAFETY: room for a thread's name.
+        unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+        TAKEN[usize::from(name.starts_with(b"hca"))].fetch_add(1, Relaxed);
+    }
+    if !alone("processes::a_program_has_signal_handlers_of_its_own", "signals") {
+        return;
+    }
+    // SAFETY: the handler calls what handlers may. Calls that it interrupts are not begun anew.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        assert_eq!(libc::sigaction(libc::SIGALRM, &raw const action, null_mut()), 0);
+        let every = libc::timeval { tv_sec: 0, tv_usec: 1000 };
+        let timer = libc::itimerval { it_interval: every, it_value: every };
+        assert_eq!(libc::setitimer(libc::ITIMER_REAL, &raw const timer, null_mut()), 0);
+    }
+    while TAKEN[0].load(Relaxed) < 100 {
+        let own = pair();
+        (0..20).for_each(|_| exchange(&own));
+        own.end();
+    }
+    assert_eq!(TAKEN[1].load(Relaxed), 0, "the library's threads take none");
+    let mut now = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: room for the action.
+    let now = unsafe {
+        assert_eq!(libc::sigaction(libc::SIGALRM, std::ptr::null(), now.as_mut_ptr()), 0);
+        now.assume_init()
+    };
+    assert_eq!(now.sa_sigaction, handler as *const () as usize, "the handler is the program's still");
+}
+
 /// Forbids what the default profile of containers forbids, for this process and its children.
 fn forbid(calls: &[libc::c_long]) {
     const LOAD: u16 = 0x20;
