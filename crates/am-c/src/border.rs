@@ -51,8 +51,11 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
-/// Runs a call. A panic, which the panic hook has told on standard error, is an error of a resource.
+/// Runs a call. A panic, which the panic hook has told on standard error, is an error of a resource. Under the fuzzer
+/// it ends the process.
 pub(crate) fn guarded(call: impl FnOnce() -> Result) -> i32 {
+    #[cfg(any(test, fuzzing))]
+    let call = || catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| std::process::abort());
     match catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Code::Resource)) {
         Ok(()) => 0,
         Err(code) => code as i32,
@@ -70,6 +73,14 @@ impl<T> Clone for Ptr<T> {
     }
 }
 impl<T> Copy for Ptr<T> {}
+
+#[cfg(any(test, fuzzing))]
+impl<T> Ptr<T> {
+    /// A pointer to this address, which is null or keeps the promises of (1).
+    pub(crate) fn of(addr: usize) -> Self {
+        Self(addr as *mut T)
+    }
+}
 
 impl<T: Copy> Ptr<T> {
     pub(crate) fn is_null(self) -> bool {

@@ -36,7 +36,7 @@ fn mapped(ep: usize, at: c_int) -> Result<(EndpointName, Tag)> {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct NameArg {
-    text: CName,
+    pub(crate) text: CName,
 }
 
 exports! {

@@ -8,13 +8,20 @@
 //! | `objects` | the device, bundles and endpoints by their handles |
 //! | `endpoint` | bundles and endpoints: segments, tags, translations, handlers, events |
 //! | `message` | requests, replies, and what a handler learns of its message |
+//! | `fuzzed` | the fuzz target of calls, in tests and under the fuzzer only |
 #![deny(unsafe_code)]
 #![allow(non_snake_case)] // the functions have the names of the header
 
 mod border;
 mod endpoint;
+#[cfg(any(test, fuzzing))]
+#[allow(unsafe_code)] // handlers of the program
+mod fuzzed;
 mod message;
 mod objects;
+
+#[cfg(fuzzing)]
+pub use fuzzed::calls as fuzz_calls;
 
 #[cfg(doc)]
 #[doc = include_str!("../DESIGN.md")]

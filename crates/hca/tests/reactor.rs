@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use hca::{
-    Access, AsyncQp, AsyncSrq, ConnectOptions, Opened, Pd, Rc, Reactor, RemoteMr, SharedMr, SrqInit,
-    open_device,
+    Access, AsyncQp, AsyncSrq, Completions, ConnectOptions, Inline, Opened, Pd, Qkey, Rc, Reactor, RemoteMr,
+    SharedMr, SrqInit, Ud, open_device,
 };
 
 const CONNECTIONS: usize = 100;
@@ -96,4 +96,35 @@ async fn a_hundred_connections_share_one_completion_queue_over_udp() {
 #[tokio::test]
 async fn a_hundred_connections_share_one_completion_queue_over_shared_memory() {
     hundred("shm://hundred?progress=inline").await;
+}
+
+/// A thread sleeps until a message comes, another posts it, and nobody turns the adapter behind the post. Its first
+/// datagram to itself opens the path.
+#[test]
+fn a_message_to_the_own_adapter_is_taken_while_the_program_sleeps() {
+    for n in 0..8 {
+        let context = hca::open(&format!("shm://own-{}-{n}", std::process::id())).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let (send_cq, mut recv_cq) = (context.create_cq(4).unwrap(), context.create_cq(4).unwrap());
+        let mut qp = pd.qp::<Ud>(&recv_cq).send_cq(&send_cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
+        qp.activate(Qkey::new(7)).unwrap();
+        qp.post_recv(pd.alloc(64).unwrap()).unwrap();
+        let own = pd.create_ah(&qp.endpoint().av()).unwrap().peer(qp.qpn(), Qkey::new(7));
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut wcs = Completions::default();
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                let came = runtime.block_on(async { recv_cq.next(&mut wcs).await.count() });
+                tell.send(came).unwrap();
+            });
+            // The adapter's thread may be asleep by now, or not.
+            std::thread::sleep(Duration::from_millis(30));
+            qp.send_to(Inline(b"own"), &own).unwrap();
+            let came = told.recv_timeout(Duration::from_secs(20));
+            // A turn frees the sleeper, so that a failure is told.
+            context.turn();
+            assert_eq!(came, Ok(1), "adapter {n}");
+        });
+    }
 }

@@ -387,7 +387,7 @@ impl Shared {
         }
         self.keep_waiters(e);
         if self.progress == Progress::Adaptive && self.sleeper.stands_guard() {
-            let ends = !self.guard_sleeps_on(e, asked);
+            let ends = !self.guard_sleeps_on(e);
             if asked || ends {
                 self.sleeper.turn_done(ends);
             }
@@ -430,7 +430,7 @@ impl Shared {
         }
     }
     /// The program has left what it did not do to the guard, which is woken if it sleeps for too long for that.
-    /// `turned`: the network may have to learn again that the guard sleeps.
+    /// `turned`: the caller has no need of the engine.
     #[cold]
     #[inline(never)]
     fn leave_to_guard(&self, turned: bool) {
@@ -441,7 +441,7 @@ impl Shared {
             // What was posted is looked after by whoever has the engine.
             return if turned { self.sleeper.wake_if_asleep() } else { self.catch_up() };
         };
-        let sleeps_on = self.guard_sleeps_on(&mut turn, turned);
+        let sleeps_on = self.guard_sleeps_on(&mut turn);
         if turn.unlock() {
             self.catch_up();
         }
@@ -449,14 +449,16 @@ impl Shared {
             self.sleeper.wake_if_asleep();
         }
     }
-    /// Whether the adapter's thread may sleep on in GUARD, with what was left to it; also if it is awake.
-    fn guard_sleeps_on(&self, e: &mut Engine, turned: bool) -> bool {
+    /// Whether the adapter's thread may sleep on in GUARD, with what was left to it; also if it is awake. The network
+    /// learns again that it sleeps: a turn may have taken from a ring, and a post may have opened a path, as the first
+    /// datagram to a peer does.
+    fn guard_sleeps_on(&self, e: &mut Engine) -> bool {
         self.sleeper.sleeps_until().is_none_or(|until| {
             let due = earlier(e.next_deadline(), &self.attention);
             due.is_none_or(|due| due >= until)
                 && self.bell.is_empty()
                 && !self.attention.is_due()
-                && !(turned && e.fabric.prepare_wait())
+                && !e.fabric.prepare_wait()
         })
     }
     /// The control path changed something. The adapter's thread is woken if that is due before its sleep ends; else the

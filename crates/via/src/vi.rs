@@ -574,12 +574,13 @@ impl Vi {
         }
     }
     /// Ends the connection, or an attempt to make one (`VipDisconnect`). On return the VI is idle, and all its posted
-    /// descriptors have completed: those that were not carried out as flushed.
+    /// descriptors have completed: those that were not carried out as flushed. An idle VI with receive descriptors is
+    /// rid of them so.
     ///
     /// # Errors
-    /// The VI is idle; or the device has no queue pair left, and the VI is in the state Error.
+    /// The VI is idle and has no descriptors; or the device has no queue pair left, and the VI is in the state Error.
     pub fn disconnect(&self) -> Result<(), Error> {
-        if self.state() == ViState::Idle {
+        if self.check_unused().is_ok() {
             return Err(Error::State { state: ViState::Idle, needs: "it is not connected" });
         }
         self.shared.disconnect()

@@ -29,8 +29,11 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
-/// Runs a call. A panic, which the panic hook has told on standard error, is an error of a resource.
+/// Runs a call. A panic, which the panic hook has told on standard error, is an error of a resource. Under the fuzzer
+/// it ends the process.
 pub(crate) fn guarded(call: impl FnOnce() -> Result) -> u32 {
+    #[cfg(any(test, fuzzing))]
+    let call = || catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| std::process::abort());
     match catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Code::ErrorResource)) {
         Ok(()) => 0,
         Err(code) => code as u32,
@@ -48,6 +51,14 @@ impl<T> Clone for Ptr<T> {
     }
 }
 impl<T> Copy for Ptr<T> {}
+
+#[cfg(any(test, fuzzing))]
+impl<T> Ptr<T> {
+    /// A pointer to this address, which is null or keeps the promises of (1).
+    pub(crate) fn of(addr: usize) -> Self {
+        Self(addr as *mut T)
+    }
+}
 
 impl<T: Copy> Ptr<T> {
     /// The pointer, if it is not null. Asked before a call has an effect.

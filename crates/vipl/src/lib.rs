@@ -14,6 +14,7 @@
 //! | `queue` | posts, completions, notify callbacks |
 //! | `cq` | completion queues |
 //! | `names` | the name service |
+//! | `fuzzed` | the fuzz target of calls, in tests and under the fuzzer only |
 #![deny(unsafe_code)]
 #![allow(non_snake_case)] // the functions have the names of VIPL
 
@@ -21,12 +22,17 @@ mod abi;
 mod border;
 mod connect;
 mod cq;
+#[cfg(any(test, fuzzing))]
+mod fuzzed;
 mod memory;
 mod names;
 mod nic;
 mod queue;
 mod table;
 mod vi;
+
+#[cfg(fuzzing)]
+pub use fuzzed::calls as fuzz_calls;
 
 #[cfg(doc)]
 #[doc = include_str!("../DESIGN.md")]

@@ -15,6 +15,14 @@ impl Handle {
     /// The null pointer.
     pub(crate) const NONE: Self = Self(0);
 
+    #[cfg(any(test, fuzzing))]
+    pub(crate) const fn of(raw: usize) -> Self {
+        Self(raw)
+    }
+    #[cfg(any(test, fuzzing))]
+    pub(crate) const fn raw(self) -> usize {
+        self.0
+    }
     pub(crate) fn is_none(self) -> bool {
         self == Self::NONE
     }

@@ -88,7 +88,11 @@ pub(crate) fn a_vi_with_descriptors_is_not_destroyed(bed: &Bed) {
     // Descriptors come off an idle VI by a change of the attributes no more than by themselves.
     let refused = vi.set_attributes(&ViAttributes::new(&a.side.ptag));
     assert_eq!(code(refused), ReturnCode::ErrorResource);
-    drop(vi);
+    // A disconnect flushes them, though nothing is connected.
+    vi.disconnect().unwrap();
+    assert_eq!(error(&vi.recv_done().unwrap()), Status::FLUSHED_ERROR);
+    assert_eq!(code(vi.disconnect()), ReturnCode::InvalidState);
+    vi.destroy().map_err(|(_, error)| error).unwrap();
 }
 
 pub(crate) fn a_vi_that_is_dropped_with_descriptors_lets_their_memory_go(bed: &Bed) {
