@@ -78,13 +78,31 @@ fn a_program_of_plain_sockets_runs_over_rdma() {
     }
 }
 
-#[test]
-#[ignore = "for nightly, needs libopenmpi-dev: mpicc and mpirun"]
-fn ranks_of_open_mpi_reach_each_other_by_messages_and_puts() {
-    let program = std::env::temp_dir().join(format!("hca-ranks-{}", std::process::id()));
+/// Compiles the program whose ranks check what they get.
+fn ranks_program(name: &str) -> std::path::PathBuf {
+    let program = std::env::temp_dir().join(format!("hca-{name}-{}", std::process::id()));
     let source = format!("{SOURCES}/ranks.c");
     let compiled = Command::new("mpicc").args(["-O1", "-o"]).arg(&program).arg(source).output().unwrap();
     assert!(compiled.status.success(), "{}", text(&compiled));
+    program
+}
+
+/// Two network namespaces with a link stand for two machines: each rank has an adapter at the address of its own.
+#[test]
+#[ignore = "for nightly, needs root and libopenmpi-dev: network namespaces"]
+fn ranks_of_open_mpi_reach_those_of_another_network_namespace() {
+    let program = ranks_program("far-ranks");
+    let script = format!("{SOURCES}/far-ranks.sh");
+    let said = Command::new("sh").arg(script).arg(env!("CARGO_BIN_EXE_hca")).arg(&program).output().unwrap();
+    std::fs::remove_file(program).unwrap();
+    assert!(said.status.success(), "{}", text(&said));
+    assert!(text(&said).ends_with("16 ranks, 0 wrong\n"), "{}", text(&said));
+}
+
+#[test]
+#[ignore = "for nightly, needs libopenmpi-dev: mpicc and mpirun"]
+fn ranks_of_open_mpi_reach_each_other_by_messages_and_puts() {
+    let program = ranks_program("ranks");
     for ranks in ["2", "16"] {
         let mut mpirun = exec(&["--device", AUTO, "mpirun", "-n", ranks, "--oversubscribe"]);
         mpirun.args(["--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "btl", "^openib"]).arg(&program);
