@@ -127,8 +127,8 @@ impl ShmFabric {
         Some(LineTx { link, counters: &mut self.counters, local: &self.local, sent: 0 })
     }
 
-    /// Polls the rings, and names one with a message. If several have messages, each call names another one. `None`: no
-    /// polled ring has a message.
+    /// Polls the rings, and names one with a message. If several have messages, each call names another one, a ring whose
+    /// producer has called before the others. `None`: no polled ring has a message.
     #[inline(always)]
     pub fn look(&mut self) -> Option<Found> {
         if self.is_blind() {
@@ -139,6 +139,11 @@ impl ShmFabric {
     }
     #[inline(never)]
     fn look_at_many(&mut self) -> Option<Found> {
+        if self.doorbells.rung() {
+            self.look_at = self.polled.len();
+            self.answer_calls();
+            self.park_surplus();
+        }
         let count = self.polled.len();
         for _ in 0..count {
             if self.look_at >= count {

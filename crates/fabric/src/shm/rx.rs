@@ -73,7 +73,7 @@ impl ShmFabric {
     }
 
     /// Takes the calls of producers whose rings are not polled.
-    #[cold]
+    #[inline(never)]
     pub(super) fn answer_calls(&mut self) {
         let mut called = std::mem::take(&mut self.called);
         called.clear();
@@ -196,10 +196,17 @@ impl ShmFabric {
         if self.ended > 0 {
             self.remove_ended_links();
         }
+        self.park_surplus();
+        outcome
+    }
+    /// Stops polling rings where they have become too many.
+    #[inline]
+    pub(super) fn park_surplus(&mut self) {
         if self.polled.len() > MAX_POLLED {
             self.park_idle();
+            // The rings with the latest input are the first now.
+            self.look_at = 0;
         }
-        outcome
     }
 
     /// Links whose peer is gone, and whose ring is empty now.

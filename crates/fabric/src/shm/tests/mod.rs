@@ -261,6 +261,37 @@ fn peers_beyond_the_hot_ones_are_parked_and_call() {
     assert_eq!(counter(&a, "rings_found_by_scan"), 0);
 }
 
+/// More peers than are polled, of which each calls when it is its turn.
+#[test]
+fn a_look_answers_calls_and_leaves_no_more_rings_polled_than_there_may_be() {
+    let d = domain();
+    let mut a = open(&d);
+    let mut peers: Vec<_> = (0..80).map(|_| open(&d)).collect();
+    let paths: Vec<_> = peers.iter_mut().map(|p| p.open_path(&av(a.attr().local)).unwrap()).collect();
+    let mut got = Vec::new();
+    let start = Clock::now();
+    for (p, path) in peers.iter_mut().zip(&paths) {
+        send(p, *path, &[packet(0, 40)]);
+    }
+    while got.len() < peers.len() {
+        recv(&mut a, &mut got);
+        for p in &mut peers {
+            recv(p, &mut Vec::new());
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{} came", got.len());
+    }
+    a.park_idle();
+    for round in 0..3 {
+        for (p, path) in peers.iter_mut().zip(&paths) {
+            send(p, *path, &[packet(round, 40)]);
+            assert!(a.look().is_some(), "its ring is named");
+            assert!(!a.doorbells.rung() && a.polled.len() <= super::fabric::MAX_POLLED);
+            assert_eq!(recv(&mut a, &mut got), 1);
+        }
+    }
+    assert!(counter(&a, "rings_unparked") > 200 && counter(&a, "rings_found_by_scan") == 0);
+}
+
 #[test]
 fn the_way_to_itself_is_not_looked_at_while_it_is_idle() {
     let d = domain();
