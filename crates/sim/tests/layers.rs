@@ -8,6 +8,8 @@
 //! `HCA_SIM_LAYERS_SEEDS` is the number of seeds, `HCA_SIM_LAYERS_FIRST` the first one; `HCA_SIM_SEED` runs a single
 //! seed.
 
+mod logp;
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
