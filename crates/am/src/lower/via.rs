@@ -197,6 +197,17 @@ impl Link {
         self.post(self.send_offset(place), request).inspect_err(|_| self.free.push(place))?;
         Ok(place)
     }
+    /// Posts an RDMA WRITE of bytes, which lie behind the descriptor until it has completed. `None`: they do not fit.
+    fn rdma_of(&mut self, bytes: &[u8], to: Remote) -> Option<Result<u32, Unsent>> {
+        (bytes.len() <= self.sizes.message).then(|| {
+            let place = self.take_place()?;
+            let offset = self.send_offset(place);
+            self.memory.write_at(offset + DESCRIPTOR, bytes);
+            let segment = ViaSegment::new(&self.memory, offset + DESCRIPTOR, bytes.len() as u32);
+            let posted = self.post(offset, &Request::write(&[segment], there(to)));
+            posted.inspect_err(|_| self.free.push(place)).map(|()| place)
+        })
+    }
     /// Writes into the peer's memory.
     fn put(&mut self, segments: &[ViaSegment], staged: Option<Memory>, to: Remote) -> Result<(), Unsent> {
         let place = self.rdma(&Request::write(segments, there(to)))?;
@@ -490,6 +501,11 @@ impl Lower for Via {
         match from {
             Source::Bytes([]) => Ok(()),
             Source::Bytes(bytes) => {
+                let link = self.link(id)?;
+                if let Some(place) = link.rdma_of(bytes, to) {
+                    link.posted.push_back(Posted::Staged(None, place?));
+                    return Ok(());
+                }
                 let (segment, staged) = self.stage(bytes)?;
                 self.link(id)?.put(&[segment], Some(staged), to)
             }
@@ -504,6 +520,12 @@ impl Lower for Via {
         match from {
             Source::Bytes([]) => Ok(()),
             Source::Bytes(bytes) => {
+                let link = self.link(id)?;
+                if let Some(place) = link.rdma_of(bytes, to) {
+                    link.posted.push_back(Posted::Access(None, place?));
+                    link.accesses += 1;
+                    return Ok(());
+                }
                 let (segment, staged) = self.stage(bytes)?;
                 self.link(id)?.write(segment, Some(staged), to)
             }
