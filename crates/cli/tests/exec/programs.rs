@@ -100,6 +100,18 @@ fn ranks_of_open_mpi_reach_those_of_another_network_namespace() {
 }
 
 #[test]
+#[ignore = "for nightly, needs root, libopenmpi-dev, slurmd, slurmctld and munge"]
+fn ranks_that_srun_starts_reach_each_other() {
+    let program = ranks_program("srun-ranks");
+    let script = format!("{SOURCES}/slurm.sh");
+    let mut srun = Command::new("sh");
+    let said = srun.arg(script).arg(env!("CARGO_BIN_EXE_hca")).arg(&program).arg("8").output().unwrap();
+    std::fs::remove_file(program).unwrap();
+    assert!(said.status.success(), "{}", text(&said));
+    assert!(text(&said).contains("8 ranks, 0 wrong\n"), "{}", text(&said));
+}
+
+#[test]
 #[ignore = "for nightly, needs libopenmpi-dev: mpicc and mpirun"]
 fn ranks_of_open_mpi_reach_each_other_by_messages_and_puts() {
     let program = ranks_program("ranks");
