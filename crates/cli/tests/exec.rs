@@ -241,6 +241,16 @@ fn perftest_measures_each_operation() {
 }
 
 #[test]
+#[ignore = "for nightly, needs perftest: 32 processes at a time"]
+fn perftest_runs_in_sixteen_pairs_at_one_address() {
+    std::thread::scope(|scope| {
+        for pair in 0..16 {
+            scope.spawn(move || perftest(["ib_send_bw", "ib_read_lat"][pair % 2], "RC", None));
+        }
+    });
+}
+
+#[test]
 #[ignore = "needs perftest: its measuring programs"]
 fn perftest_writes_to_blocks_of_malloc_that_peers_can_map() {
     for (program, size) in [("ib_write_bw", "1048576"), ("ib_write_lat", "8")] {
