@@ -370,16 +370,13 @@ fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) ->
 unsafe impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        // SAFETY: our caller's.
+        batch(wrs, |wr| unsafe { self.post_one(wr) })
+    }
+    #[inline]
+    unsafe fn post_one(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let Self { hca, queue } = self;
-        match wrs {
-            // Most batches come one by one.
-            [wr] if queue.is_near() => {
-                queue.post_near::<false>(hca, wr).map_err(|kind| PostError { accepted: 0, kind })
-            }
-            [wr] => queue.push(hca, wr).map_err(|kind| PostError { accepted: 0, kind }),
-            _ if queue.is_near() => batch(wrs, |wr| queue.post_near::<false>(hca, wr)),
-            _ => batch(wrs, |wr| queue.push(hca, wr)),
-        }
+        if queue.is_near() { queue.post_near::<false>(hca, wr) } else { queue.push(hca, wr) }
     }
     fn ring(&mut self) {
         self.queue.ring(&self.hca);

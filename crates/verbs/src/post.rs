@@ -90,8 +90,7 @@ impl SendSide {
         let dest = to.as_ref().map(To::dest);
         let wr = SendWr { wr_id, op: op.op(), flags: flags | promise, payload, dest };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
-        let posted =
-            unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post(&[wr]).map_err(|e| e.kind) } };
+        let posted = unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post_one(&wr) } };
         if let Err(refused) = posted {
             let local = Emptying::slot(&mut self.poster.retract(), |parts| L::restore(shell, parts));
             return refuse(local, refused.into(), to);

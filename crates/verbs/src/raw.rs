@@ -331,7 +331,7 @@ impl RawQp {
     /// The reason why the request is refused.
     pub unsafe fn post_send_later(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         // SAFETY: (1).
-        unsafe { self.send.post(std::slice::from_ref(wr)) }.map_err(|e| e.kind)
+        unsafe { self.send.post_one(wr) }
     }
     /// Rings the doorbell for all posted requests.
     pub fn ring(&mut self) {
