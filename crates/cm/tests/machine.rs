@@ -221,6 +221,25 @@ fn a_peer_can_not_delay_for_ever() {
 }
 
 #[test]
+fn an_answer_is_remembered_until_the_peer_has_waited_for_it_and_repeated_its_request() {
+    // Both sides cut long waits to the same time, and the MRA takes some of it to arrive.
+    let mut pair = Pair::with(|config| config.max_wait = Duration::from_secs(2));
+    let ids = pair.requested();
+    pair.sides[1].delay(at(1), ids[1], CmTimeout::new(22)).unwrap();
+    pair.carry(at(9), 1);
+    let no_data = PrivateData::EMPTY;
+    pair.sides[1].reject(at(1), ids[1], Reason::CONSUMER_DEFINED, Info::EMPTY, no_data).unwrap();
+    let lost = only(pair.sent(1));
+    let again = pair.sides[0].deadline().unwrap();
+    assert_eq!(again, at(2009));
+    pair.sides[1].handle_timeout(again);
+    pair.sides[0].handle_timeout(again);
+    assert_eq!(only(pair.carry(again, 0)).message.kind(), Kind::Req);
+    assert_eq!(only(pair.sent(1)), lost, "the same answer once more");
+    assert_eq!(pair.events(1), [], "the program hears of one request");
+}
+
+#[test]
 fn a_rejection_has_reason_and_private_data_and_is_repeated_for_a_repeated_request() {
     let mut pair = Pair::new();
     let ids = pair.requested();

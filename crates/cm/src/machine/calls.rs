@@ -65,6 +65,7 @@ impl Machine {
             retries: request.max_cm_retries.get() as u8,
             round_trip,
             repeats: self.repeats(&request),
+            delay: Duration::ZERO,
             closed: false,
             forgotten: false,
             timer: None,
@@ -145,7 +146,7 @@ impl Machine {
         let (peer, transaction) = (conn.peer, conn.transaction);
         // The peer waits for so long, and then repeats its message as often as is left to it.
         let patience = service_timeout.duration() + Self::patience(conn);
-        conn.repeats = longest.min(conn.repeats + service_timeout.duration());
+        conn.delay = service_timeout.duration().min(longest);
         self.send(peer, transaction, message);
         if about == About::Req {
             self.table.set_timer(id, Some(now + patience));

@@ -85,6 +85,8 @@ pub(super) struct Conn {
     pub(super) round_trip: Duration,
     /// The time in which either side repeats its REQ or REP.
     pub(super) repeats: Duration,
+    /// How long the last MRA of this side has the peer wait before that.
+    pub(super) delay: Duration,
     /// The program has had the closing event, or has closed the connection itself.
     pub(super) closed: bool,
     /// The program does not want any events.
@@ -110,7 +112,9 @@ impl Conn {
     pub(super) fn time_wait(&self) -> Duration {
         match self.state {
             // The peer repeats its message until it has the answer, which may get lost.
-            State::ReqReceived { .. } | State::RepSent(_) | State::RepReceived { .. } => self.repeats,
+            State::ReqReceived { .. } | State::RepSent(_) | State::RepReceived { .. } => {
+                self.repeats + self.delay
+            }
             _ => self.round_trip,
         }
     }

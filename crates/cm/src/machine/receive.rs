@@ -1,5 +1,7 @@
 //! Messages of peers.
 
+use core::time::Duration;
+
 use hca_core::Instant;
 
 use super::conn::{Conn, Remote, State};
@@ -94,6 +96,7 @@ impl Machine {
             retries: retries as u8,
             round_trip,
             repeats: self.repeats(request),
+            delay: Duration::ZERO,
             closed: false,
             forgotten: false,
             timer: None,
