@@ -13,7 +13,7 @@
 //! Invariants of the unsafe code:
 //!
 //! 1. Callers keep the contracts of the C library's functions.
-//! 2. The functions of a [`Source`] are set once, all together, before [`SOURCE`] is shown, and stay.
+//! 2. The functions of a [`Source`] are set once, all together, before `SOURCE` is shown, and stay.
 //! 3. A block of a source begins at a page, is zeroed, and has at least the bytes that were asked for.
 #![allow(unsafe_code)]
 // The unit tests have the C library's own functions.
