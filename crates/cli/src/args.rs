@@ -275,7 +275,7 @@ pub(crate) struct PerfArgs {
     /// Portals: the longest message that is sent with its header
     #[arg(long, value_delimiter = ',', value_name = "BYTES,..")]
     pub eager: Vec<Eager>,
-    /// Use memory of the C library, as other programs do, not the adapter's (verbs)
+    /// Use memory of the C library (verbs)
     #[arg(long, conflicts_with = "listen")]
     pub foreign_memory: bool,
     /// Connect queue pairs by RDMA CM (verbs)
@@ -284,7 +284,7 @@ pub(crate) struct PerfArgs {
     /// Seconds for each row
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.8")]
     pub duration: Duration,
-    /// Print one JSON object for each row, and nothing else
+    /// Print a JSON object for each row
     #[arg(long)]
     pub json: bool,
     /// Draw latency and bandwidth against size

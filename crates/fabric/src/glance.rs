@@ -14,7 +14,8 @@ pub(crate) struct InputWord {
     at: NonNull<AtomicU32>,
     /// Its value while nothing has come.
     quiet: u32,
-    owner: Arc<dyn Any + Send + Sync>,
+    /// `None`: it is static.
+    owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: the word is reached as an atomic, and its owner is shared by threads.
@@ -27,12 +28,12 @@ impl InputWord {
         find: impl for<'a> FnOnce(&'a T) -> &'a AtomicU32,
         quiet: u32,
     ) -> Self {
-        Self { at: NonNull::from(find(owner)), quiet, owner: owner.clone() }
+        Self { at: NonNull::from(find(owner)), quiet, owner: Some(owner.clone()) }
     }
     /// One that never changes.
     pub(crate) fn silent() -> Self {
         static WORD: AtomicU32 = AtomicU32::new(0);
-        Self { at: NonNull::from(&WORD), quiet: 0, owner: Arc::new(()) }
+        Self { at: NonNull::from(&WORD), quiet: 0, owner: None }
     }
     #[inline(always)]
     fn is_quiet(&self) -> bool {
@@ -69,7 +70,7 @@ impl Glance {
         others: impl FnOnce() -> InputWord,
     ) {
         let input = &mut self.input;
-        if ptr::addr_eq(Arc::as_ptr(&input.owner), Arc::as_ptr(owner)) {
+        if input.owner.as_ref().is_some_and(|of| ptr::addr_eq(Arc::as_ptr(of), Arc::as_ptr(owner))) {
             (input.at, input.quiet) = (NonNull::from(find(owner)), quiet);
         } else {
             *self = Self { input: InputWord::new(owner, find, quiet), others: others() };
