@@ -3,8 +3,8 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use hca_core::wire::Placement;
 use hca_verbs::{AckTimeout, Context};
@@ -143,6 +143,8 @@ pub(crate) struct NicShared {
     pub(crate) max_inline: usize,
     pub(crate) ack_timeout: Option<AckTimeout>,
     pub(crate) vis: AtomicUsize,
+    /// Held from where a completion queue is given room for a queue pair until that has taken the room.
+    pub(crate) building: Mutex<()>,
     /// Keeps the connection manager, so that a request that nobody waits for is refused at once.
     _presence: Option<hca_cm::Listener>,
 }
@@ -188,6 +190,7 @@ impl Nic {
             max_inline: MAX_INLINE.min(context.attr().max_inline as usize),
             ack_timeout: options.ack_timeout,
             vis: AtomicUsize::new(0),
+            building: Mutex::default(),
             _presence: presence.transpose()?,
         };
         Ok(Self { shared: Arc::new(shared) })

@@ -391,6 +391,7 @@ fn build(
     recv: &Arc<Source>,
 ) -> Result<Built, Error> {
     let depth = nic.attributes.max_descriptors_per_queue;
+    let _room_is_kept = lock::lock(&nic.building);
     if Arc::ptr_eq(send, recv) {
         send.quietly(|state| state.grow(2 * depth))?;
     } else {

@@ -40,6 +40,20 @@ pub(crate) fn an_attached_queue_is_not_waited_for(bed: &Bed) {
     assert_eq!(code(vi.send_wait(Some(Duration::ZERO))), ReturnCode::Timeout, "it has none");
 }
 
+pub(crate) fn vis_that_threads_create_at_once_have_room_in_their_completion_queue(bed: &Bed) {
+    let [a, _] = bed.sides();
+    let cq = a.nic.create_cq(16).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let create = |_| a.nic.create_vi(&ViAttributes::new(&a.ptag), Some(&cq), Some(&cq)).unwrap();
+                let vis: Vec<_> = (0..16).map(create).collect();
+                drop(vis);
+            });
+        }
+    });
+}
+
 pub(crate) fn a_completion_queue_that_is_full_loses_entries_and_says_so(bed: &Bed) {
     let [a, _] = bed.sides();
     let cq = a.nic.create_cq(2).unwrap();
