@@ -21,7 +21,7 @@ const PORT_TRIES: u16 = 256;
 /// the others are for further peers, of which each is to have one of its own.
 const SPREAD_SHARE: usize = 4;
 /// Closed paths that are kept with their sockets: who connects and disconnects again and again opens the same ones.
-const MAX_CLOSED: usize = 64;
+const MAX_CLOSED: usize = 16;
 /// Send buffer to ask for, a flow.
 const SEND_BUFFER_BYTES: i32 = 2 << 20;
 /// What is sent to learn a flow's Identification. Only this side's own shared socket gets it.
