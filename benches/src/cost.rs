@@ -12,7 +12,7 @@ pub const MARK: &str = "counted_";
 /// Counted instructions for each case.
 pub type Counts = BTreeMap<String, u64>;
 
-/// What is counted: a program that does so many rounds.
+/// A counted case: a program that does so many rounds.
 pub struct Counted<'a> {
     /// The program, and its arguments.
     pub command: &'a [&'a str],

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 const CLIENTS: u32 = 32;
 
-/// What each side needs for a queue pair.
+/// The objects that each side needs for a queue pair.
 #[derive(Clone)]
 struct Side {
     context: Context,

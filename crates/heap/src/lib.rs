@@ -31,7 +31,7 @@ const LONG: usize = 128 << 10;
 /// The longest block: all pages of a block are there from the beginning.
 const MAX: usize = 256 << 20;
 
-/// What has memory that peers can map.
+/// A source of memory that peers can map.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Source {

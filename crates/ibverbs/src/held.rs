@@ -65,7 +65,7 @@ impl<T> Held<T> {
 
     #[cold]
     fn wait(&self) {
-        // Who was waiting leaves the bit of waiting as it takes the lock: others may wait beside it.
+        // A waiting thread leaves the bit of waiting as it takes the lock: others may wait beside it.
         while self.word.fetch_or(TAKEN | WAITED_FOR, Ordering::Acquire) & TAKEN != 0 {
             // Returns at once if the word has changed; a signal ends the wait early, and the loop looks again.
             let _ = futex::wait(&self.word, futex::Flags::PRIVATE, TAKEN | WAITED_FOR, None);

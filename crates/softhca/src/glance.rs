@@ -65,6 +65,10 @@ impl Glance {
     pub(crate) fn renew(&mut self, engine: &mut Engine, changes: u32) {
         (self.left, self.whole_at) = engine.renew_glance(&mut self.network);
         self.looks = self.left;
+        if self.looks == 0 {
+            // The memory that it showed may go.
+            self.network = hca_fabric::Glance::default();
+        }
         (self.changes, self.ticks) = (changes, patience::of_short_turns());
     }
 }

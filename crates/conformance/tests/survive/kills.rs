@@ -7,7 +7,7 @@ use softhca::Progress;
 use test_support::random::Rng;
 use test_support::roles::say;
 
-use crate::load::{Load, OWN, counters, pattern};
+use crate::load::{AT, Load, OWN, counters, pattern};
 use crate::{domain, own_domain, peer, shared_address, start};
 
 /// The time in which a survivor's requests to the dead end: not a quarter of what a silent peer is given, so that only
@@ -114,8 +114,12 @@ fn kill_under_load(domain: &str, rounds: u32, progress: Progress, seed: u64) {
             assert!(ran.tick() < PATIENCE, "round {round}: {before:?}, and now {now:?}");
             now = held();
         }
-        // Closed paths keep sockets, but only so many however many rounds there are.
-        let descriptors = before.map_or(now.descriptors + CLOSED_PATHS, |b: Held| b.descriptors);
+        // At a shared address closed paths keep sockets, but only so many however many rounds there are.
+        let descriptors = match before {
+            _ if !domain.starts_with(AT) => now.descriptors,
+            Some(before) => before.descriptors,
+            None => now.descriptors + CLOSED_PATHS,
+        };
         before = Some(Held { descriptors, ..now });
     }
     let fetched = load.context.counter("process_fetches").unwrap_or(0);

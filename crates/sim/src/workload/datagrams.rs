@@ -100,7 +100,7 @@ impl World {
     }
 }
 
-/// What takes an end-to-end context from RESET to RTS.
+/// The attributes that take an end-to-end context from RESET to RTS.
 fn steps(plan: &ConnPlan, side: usize, peer: Qpn, dgid: Gid, shift: u32) -> [QpAttr; 3] {
     let psn = plan.psn.map(|psn| psn.add(shift));
     let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };

@@ -1,5 +1,5 @@
-//! LogP judges itself for verbs, VIs and Active Messages: in simulated time, a longer latency, overhead or gap moves that parameter
-//! alone, by as much.
+//! LogP judges itself for verbs, VIs and Active Messages: in simulated time, a longer latency, overhead or gap moves that
+//! parameter alone, by as much.
 //!
 //! The processors' overheads are pauses of the program in simulated time, those of the far side a part of the way back.
 //! The gap is the rate of the link, whose latency is as much shorter as a packet takes to leave.
@@ -23,7 +23,7 @@ const RATE: u64 = 4_000_000;
 const LOOK: Duration = Duration::from_micros(4);
 /// How long nothing is sent before a burst.
 const QUIET: Duration = Duration::from_millis(100);
-/// What two measurements of one time may differ by: some looks.
+/// The largest difference of two measurements of one time: some looks.
 const NEAR_NS: f64 = 12_000.0;
 
 /// The parameters of a machine, in ns. The gap is that of a request; `None`: the link has no rate.
@@ -37,7 +37,7 @@ struct Machine {
 
 const BASE: Machine = Machine { latency: 300_000, send: 40_000, receive: 30_000, gap: Some(200_000) };
 
-/// What sends requests.
+/// The side that sends requests.
 trait Asks {
     /// Sends a request. `false`: the window is full, or the way is not open yet.
     fn ask(&mut self) -> bool;
