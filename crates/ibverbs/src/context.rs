@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 use core::ptr::null;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use hca::hca_core::{AtomicScope, GidType, LinkLayer, LinkSpeed, MAX_MESSAGE_BYTES, Mtu, Pkey};
@@ -17,6 +17,7 @@ use crate::device::{Adapter, NamedDevice};
 use crate::dm::{alloc_dm, free_dm, reg_dm_mr};
 use crate::domain::{alloc_parent_domain, alloc_td, dealloc_td};
 use crate::entry::{Errno, INVALID, In, counted, exports, give, number, pointer};
+use crate::import::File;
 use crate::null::alloc_null_mr;
 use crate::post::{post_recv, post_send, post_srq_recv};
 use crate::qp::create_qp_ex;
@@ -31,7 +32,9 @@ const GIDS: u32 = 4;
 pub(crate) struct Context {
     c: VerbsContext,
     pub(crate) adapter: Arc<Adapter>,
-    device: In<NamedDevice>,
+    pub(crate) file: Arc<File>,
+    /// The command descriptor.
+    _command: Option<OwnedFd>,
     /// Asynchronous events.
     pub(crate) events: Arc<ContextEvents>,
 }
@@ -47,7 +50,15 @@ const fn before(offset: usize) -> usize {
 
 impl Context {
     pub(crate) fn open(device: In<NamedDevice>) -> Result<*mut IbvContext, Errno> {
-        let adapter = Adapter::open(device.get()?)?;
+        let (file, command) = File::create(device)?;
+        Self::of(file, || command)
+    }
+    /// A context of a file, which takes the command descriptor if nothing is refused.
+    pub(crate) fn of(
+        file: Arc<File>,
+        command: impl FnOnce() -> Option<OwnedFd>,
+    ) -> Result<*mut IbvContext, Errno> {
+        let adapter = Arc::clone(&file.adapter);
         let events = Arc::new(ContextEvents::new()?);
         adapter.listeners.open(&events);
         let mut ops: [Slot; 32] = [null(); 32];
@@ -78,20 +89,21 @@ impl Context {
         later[before(40)] = create_srq_ex as Slot;
         later[before(32)] = open_xrcd as Slot;
         later[before(24)] = close_xrcd as Slot;
+        let command = command();
         let c = VerbsContext {
             ops: later,
             sz: size_of::<VerbsContext>(),
             context: IbvContext {
-                device: device.raw().cast(),
+                device: file.device().raw().cast(),
                 ops,
-                cmd_fd: events.fd().as_raw_fd(),
+                cmd_fd: command.as_ref().map_or(events.fd().as_raw_fd(), AsRawFd::as_raw_fd),
                 async_fd: events.fd().as_raw_fd(),
                 num_comp_vectors: 1,
                 mutex: [0; 5],
                 abi_compat: usize::MAX,
             },
         };
-        let context = give(Self { c, adapter, device, events });
+        let context = give(Self { c, adapter, file, _command: command, events });
         Ok(context.wrapping_byte_add(core::mem::offset_of!(VerbsContext, context)).cast())
     }
 
@@ -160,7 +172,7 @@ fn device_attr(context: &Context) -> Result<IbvDeviceAttr, Errno> {
         (1 << 20, can.max_xrcd > 0),
     ];
     let device_cap_flags = caps.iter().filter(|(_, has)| *has).fold(0, |flags, (bits, _)| flags | bits);
-    let guid = context.device.get()?.guid;
+    let guid = context.file.device().get()?.guid;
     let mut fw_ver = [0; 64];
     for (to, from) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
         *to = from;

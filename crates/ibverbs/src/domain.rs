@@ -57,6 +57,7 @@ pub(crate) extern "C" fn alloc_parent_domain(
         Ok(give(Pd {
             c: IbvPd { context: context.raw(), handle: owner.c.handle },
             adapter: Arc::clone(&owner.adapter),
+            file: Arc::clone(&owner.file),
             handle: owner.handle,
             users: AtomicU32::new(0),
             parent: Some(Parent { pd, td }),

@@ -290,6 +290,12 @@ pub(crate) fn stat(fd: c_int) -> Result<rustix::fs::Stat, Errno> {
     Ok(rustix::fs::fstat(fd)?)
 }
 
+/// A descriptor that the program gives away.
+pub(crate) fn owned(fd: c_int) -> std::os::fd::OwnedFd {
+    // SAFETY: the contract of ibv_import_device: an open descriptor, which the program closes no more.
+    unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) }
+}
+
 /// Copies the bytes of an inline entry.
 pub(crate) fn copy_inline(entry: &Sge, to: &mut [u8]) {
     // SAFETY: (1): the program gives as many bytes at the address as `to` has.

@@ -23,6 +23,7 @@
 //! | `explain` | errors in words |
 //! | `heap` | blocks for the allocator of `hca exec --heap` |
 //! | `held` | a lock that one call takes and a later one releases |
+//! | `import` | contexts and objects by descriptors and handles |
 //! | `qp` | queue pairs and shared receive queues |
 //! | `post`, `qp_ex` | work requests, in lists and built call by call |
 //! | `rdmacm` | librdmacm |
@@ -46,6 +47,7 @@ mod event;
 mod explain;
 mod heap;
 mod held;
+mod import;
 mod mapping;
 mod memory;
 mod multicast;

@@ -5,16 +5,15 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use hca::hca_core::{
-    Access, AddressVector, AhHandle, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, StaticRate,
-};
+use hca::hca_core::{Access, AddressVector, AhHandle, Gid, Lid, MrInit, MrKeys, PdHandle, StaticRate};
 
 use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvMr, IbvMrInitAttr, IbvPd, IbvWc};
 use crate::buffer::Buffer;
 use crate::device::Adapter;
-use crate::dm::Dm;
+use crate::dm::Memory;
 use crate::domain::Td;
 use crate::entry::{Errno, INVALID, In, counted, exports, give, lock, number, pointer, reg_mr};
+use crate::import::File;
 use crate::mapping::Mapping;
 use crate::null::Null;
 
@@ -23,6 +22,7 @@ use crate::null::Null;
 pub(crate) struct Pd {
     pub(crate) c: IbvPd,
     pub(crate) adapter: Arc<Adapter>,
+    pub(crate) file: Arc<File>,
     pub(crate) handle: PdHandle,
     /// Parent domains of a protection domain.
     pub(crate) users: AtomicU32,
@@ -35,17 +35,42 @@ pub(crate) struct Parent {
     pub(crate) td: In<Td>,
 }
 
-/// A memory region.
+impl Pd {
+    /// The domain of a handle, once more.
+    pub(crate) fn import(context: In<IbvContext>, handle: u32) -> Result<*mut Self, Errno> {
+        let file = Arc::clone(&context.context()?.file);
+        let found = file.pds.get(handle)?;
+        Ok(Self::give(context, file, found, handle))
+    }
+    fn give(context: In<IbvContext>, file: Arc<File>, handle: PdHandle, number: u32) -> *mut Self {
+        let c = IbvPd { context: context.raw(), handle: number };
+        let adapter = Arc::clone(&file.adapter);
+        give(Self { c, adapter, file, handle, users: AtomicU32::new(0), parent: None })
+    }
+    /// Whether it is no parent domain and has none.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.parent.is_none() && self.users.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// A memory region, or an import of one.
 #[repr(C)]
 pub(crate) struct Mr {
     c: IbvMr,
+    file: Arc<File>,
+    region: Arc<Region>,
+    is_import: bool,
+}
+/// What a region and its imports share.
+pub(crate) struct Region {
     adapter: Arc<Adapter>,
     registered: Mutex<Registered>,
     backing: Backing,
 }
 /// The registration of a region, which `ibv_rereg_mr` changes.
 struct Registered {
-    handle: MrHandle,
+    keys: MrKeys,
+    len: usize,
     pd: PdHandle,
     access: Access,
 }
@@ -54,7 +79,7 @@ pub(crate) enum Backing {
     /// The program's.
     Program,
     /// Device memory, which outlives its regions.
-    Dm(In<Dm>),
+    Dm(Arc<Memory>),
     /// Of a descriptor.
     Mapped { _mapping: Mapping },
     /// None: a null region.
@@ -173,18 +198,12 @@ pub(crate) fn register(
 ) -> Result<*mut Mr, Errno> {
     let owner = pd.get()?;
     let keys = reg_mr(owner.adapter.device(), owner.handle, &range.mr_init()?)?;
-    let c = IbvMr {
-        context: owner.c.context,
-        pd: AtomicPtr::new(pd.raw().cast()),
-        addr: AtomicPtr::new(addr),
-        length: AtomicUsize::new(range.len),
-        handle: keys.handle.index,
-        lkey: AtomicU32::new(keys.lkey.raw()),
-        rkey: AtomicU32::new(keys.rkey.raw()),
-    };
     note(&owner.adapter, &keys, range.iova, range.len, range.access);
-    let registered = Registered { handle: keys.handle, pd: owner.handle, access: range.access };
-    Ok(give(Mr { c, adapter: Arc::clone(&owner.adapter), registered: Mutex::new(registered), backing }))
+    let registered = Registered { keys, len: range.len, pd: owner.handle, access: range.access };
+    let adapter = Arc::clone(&owner.adapter);
+    let region = Arc::new(Region { adapter, registered: Mutex::new(registered), backing });
+    let handle = owner.file.mrs.add(Arc::clone(&region));
+    Ok(Mr::give(pd, owner, addr, region, handle, false))
 }
 /// Remembers a region, where errors are to be explained.
 fn note(adapter: &Adapter, keys: &MrKeys, first: u64, len: usize, access: Access) {
@@ -198,23 +217,57 @@ fn register_own(pd: In<Pd>, addr: *mut c_void, len: usize, iova: u64, flags: u32
     register(pd, &Range { addr, len, iova, access: access(flags)? }, addr, Backing::Program)
 }
 
+impl Region {
+    /// Forgets keys, which are given back.
+    fn forget(&self, keys: &MrKeys) {
+        if let Some(notes) = &self.adapter.notes {
+            notes.freed(keys.lkey.raw());
+            notes.freed(keys.rkey.raw());
+        }
+    }
+}
+
 impl Mr {
+    fn give(
+        pd: In<Pd>,
+        owner: &Pd,
+        addr: *mut c_void,
+        region: Arc<Region>,
+        handle: u32,
+        is_import: bool,
+    ) -> *mut Self {
+        let registered = lock(&region.registered);
+        let c = IbvMr {
+            context: owner.c.context,
+            pd: AtomicPtr::new(pd.raw().cast()),
+            addr: AtomicPtr::new(addr),
+            length: AtomicUsize::new(registered.len),
+            handle,
+            lkey: AtomicU32::new(registered.keys.lkey.raw()),
+            rkey: AtomicU32::new(registered.keys.rkey.raw()),
+        };
+        drop(registered);
+        give(Self { c, file: Arc::clone(&owner.file), region, is_import })
+    }
+    /// The region of a handle, once more. It has no address, as in rdma-core.
+    pub(crate) fn import(pd: In<Pd>, handle: u32) -> Result<*mut Self, Errno> {
+        let owner = pd.get()?;
+        let region = owner.file.mrs.get(handle)?;
+        Ok(Self::give(pd, owner, core::ptr::null_mut(), region, handle, true))
+    }
     pub(crate) fn lkey(&self) -> u32 {
         self.c.lkey.load(Ordering::Relaxed)
     }
-    /// Forgets the keys, which are given back.
-    fn forget_keys(&self) {
-        if let Some(notes) = &self.adapter.notes {
-            notes.freed(self.lkey());
-            notes.freed(self.c.rkey.load(Ordering::Relaxed));
-        }
-    }
     fn dereg(&self) -> Result<(), Errno> {
-        self.adapter.device().dereg_mr(lock(&self.registered).handle)?;
-        self.forget_keys();
-        match &self.backing {
-            Backing::Null(null) => self.adapter.nulls.end(&self.adapter, self.lkey(), null)?,
-            Backing::Dm(dm) => _ = dm.get()?.users.fetch_sub(1, Ordering::Relaxed),
+        let Region { adapter, registered, backing } = &*self.region;
+        let keys = lock(registered).keys;
+        // One that an import has ended is unknown to the device.
+        adapter.device().dereg_mr(keys.handle)?;
+        self.file.mrs.remove(self.c.handle);
+        self.region.forget(&keys);
+        match backing {
+            Backing::Null(null) => adapter.nulls.end(adapter, keys.lkey.raw(), null)?,
+            Backing::Dm(memory) => _ = memory.users.fetch_sub(1, Ordering::Relaxed),
             Backing::Program | Backing::Mapped { .. } => {}
         }
         Ok(())
@@ -226,8 +279,8 @@ impl Mr {
         access: Option<Access>,
         memory: Option<(*mut c_void, usize)>,
     ) -> Result<(), Errno> {
-        let device = self.adapter.device();
-        let mut registered = lock(&self.registered);
+        let device = self.region.adapter.device();
+        let mut registered = lock(&self.region.registered);
         let domain = pd.opt().map_or(registered.pd, |pd| pd.handle);
         let access = access.unwrap_or(registered.access);
         let keys = match memory {
@@ -235,7 +288,7 @@ impl Mr {
                 let range = Range { addr, len, iova: addr as u64, access };
                 let keys = reg_mr(device, domain, &range.mr_init()?)?;
                 // The old registration is given up last, so that a refusal leaves it as it was.
-                if let Err(e) = device.dereg_mr(registered.handle) {
+                if let Err(e) = device.dereg_mr(registered.keys.handle) {
                     let _ = device.dereg_mr(keys.handle);
                     return Err(e.into());
                 }
@@ -243,12 +296,12 @@ impl Mr {
                 self.c.length.store(len, Ordering::Relaxed);
                 keys
             }
-            None => device.rereg_mr(registered.handle, domain, access)?,
+            None => device.rereg_mr(registered.keys.handle, domain, access)?,
         };
-        self.forget_keys();
+        self.region.forget(&registered.keys);
         let (first, len) = (self.c.addr.load(Ordering::Relaxed), self.c.length.load(Ordering::Relaxed));
-        note(&self.adapter, &keys, first as u64, len, access);
-        *registered = Registered { handle: keys.handle, pd: domain, access };
+        note(&self.region.adapter, &keys, first as u64, len, access);
+        *registered = Registered { keys, len, pd: domain, access };
         self.c.lkey.store(keys.lkey.raw(), Ordering::Relaxed);
         self.c.rkey.store(keys.rkey.raw(), Ordering::Relaxed);
         if !pd.raw().is_null() {
@@ -276,7 +329,8 @@ fn rereg(
     let object = mr.get().map_err(input)?;
     let has = |bit| flags & bit != 0;
     let wrong = flags & !(TRANSLATION | PD | ACCESS) != 0
-        || !matches!(object.backing, Backing::Program)
+        || object.is_import
+        || !matches!(object.region.backing, Backing::Program)
         || has(TRANSLATION) && (addr.is_null() || len == 0)
         || has(PD) && pd.raw().is_null()
         || rights != 0 && !has(ACCESS);
@@ -400,10 +454,10 @@ fn create_ah(pd: In<Pd>, attr: &IbvAhAttr) -> Result<*mut Ah, Errno> {
 exports! {
     "IBVERBS_1.1" fn ibv_alloc_pd(context: In<IbvContext>) -> *mut Pd {
         pointer(|| {
-            let adapter = Arc::clone(&context.context()?.adapter);
-            let handle = adapter.device().alloc_pd()?;
-            let c = IbvPd { context: context.raw(), handle: handle.index };
-            Ok(give(Pd { c, adapter, handle, users: AtomicU32::new(0), parent: None }))
+            let file = Arc::clone(&context.context()?.file);
+            let handle = file.adapter.device().alloc_pd()?;
+            let number = file.pds.add(handle);
+            Ok(Pd::give(context, file, handle, number))
         })
     }
     "IBVERBS_1.1" fn ibv_dealloc_pd(pd: In<Pd>) -> c_int {
@@ -417,7 +471,10 @@ exports! {
                     pd.get()?.users.fetch_sub(1, Ordering::Relaxed);
                     td.opt().inspect(|td| _ = td.users.fetch_sub(1, Ordering::Relaxed));
                 }
-                None => object.adapter.device().dealloc_pd(object.handle)?,
+                None => {
+                    object.adapter.device().dealloc_pd(object.handle)?;
+                    object.file.pds.remove(object.c.handle);
+                }
             }
             pd.take().map(drop)
         })

@@ -12,13 +12,6 @@ fn none() -> *mut c_void {
 
 exports! {
     "IBVERBS_1.1" fn ibv_resolve_eth_l2_from_gid() -> c_int { unsupported() }
-    "IBVERBS_1.10" fn ibv_import_device() -> *mut c_void { none() }
-    "IBVERBS_1.10" fn ibv_import_pd() -> *mut c_void { none() }
-    "IBVERBS_1.10" fn ibv_import_mr() -> *mut c_void { none() }
-    "IBVERBS_1.13" fn ibv_import_dm() -> *mut c_void { none() }
-    "IBVERBS_1.10" fn ibv_unimport_pd() -> () {}
-    "IBVERBS_1.10" fn ibv_unimport_mr() -> () {}
-    "IBVERBS_1.13" fn ibv_unimport_dm() -> () {}
     "IBVERBS_1.10" fn ibv_query_ece(_qp: In<c_void>, ece: In<IbvEce>) -> c_int {
         let _ = ece.zero(size_of::<IbvEce>());
         unsupported()

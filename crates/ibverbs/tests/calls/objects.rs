@@ -391,3 +391,152 @@ fn a_buffer_is_registered_by_attributes() {
     call!(@ symbol("ibv_free_buf", "IBVERBS_1.17"), (buffer) -> ());
     pair.end();
 }
+
+/// Calls a function of a later node.
+macro_rules! of_node {
+    ($name:ident $node:literal ($($arg:expr),*) -> $ret:ty) => {
+        call!(@ common::symbol(stringify!($name), $node).expect(stringify!($name)), ($($arg),*) -> $ret)
+    };
+}
+
+/// A context by a duplicate of another's command descriptor, of which the library is the owner.
+fn import_device(of: *mut IbvContext) -> *mut IbvContext {
+    // SAFETY: a context that is open.
+    let command = unsafe { libc::dup((*of).cmd_fd) };
+    let context = of_node!(ibv_import_device "IBVERBS_1.10" (command) -> *mut IbvContext);
+    assert!(!context.is_null(), "{}", errno());
+    // SAFETY: both contexts are open.
+    unsafe {
+        assert_eq!((*context).cmd_fd, command);
+        assert!((*context).device == (*of).device && (*context).async_fd != (*of).async_fd);
+    }
+    context
+}
+fn import_pd(context: *mut IbvContext, handle: u32) -> *mut IbvPd {
+    of_node!(ibv_import_pd "IBVERBS_1.10" (context, handle) -> *mut IbvPd)
+}
+fn import_mr(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
+    of_node!(ibv_import_mr "IBVERBS_1.10" (pd, handle) -> *mut IbvMr)
+}
+
+#[test]
+fn objects_are_imported_by_the_descriptor_of_a_context_and_by_handles() {
+    let pair = pair();
+    let context = import_device(pair.context);
+    // SAFETY: a domain that exists.
+    let pd = import_pd(context, unsafe { (*pair.pd).handle });
+    assert!(!pd.is_null(), "{}", errno());
+    // Memory of the imported domain works with the queue pairs of the other one.
+    let mut memory = vec![0u8; 64];
+    memory[..8].copy_from_slice(b"imported");
+    let base = memory.as_mut_ptr();
+    let mr = call!(ibv_reg_mr(pd, base, 64, LOCAL_WRITE | REMOTE_WRITE) -> *mut IbvMr);
+    assert!(!mr.is_null(), "{}", errno());
+    // SAFETY: a region that exists.
+    let again = import_mr(pair.pd, unsafe { (*mr).handle });
+    assert!(!again.is_null(), "{}", errno());
+    let of = |mr: *mut IbvMr| {
+        // SAFETY: a region that exists.
+        let mr = unsafe { &*mr };
+        let numbers = [&mr.lkey, &mr.rkey].map(|key| key.load(Ordering::Relaxed));
+        (numbers, mr.length.load(Ordering::Relaxed), mr.handle, mr.addr.load(Ordering::Relaxed))
+    };
+    let (first, second) = (of(mr), of(again));
+    assert_eq!((second.0, second.1, second.2), (first.0, 64, first.2));
+    assert!(second.3.is_null() && first.3.cast() == base);
+    assert_eq!(pair.write(sge(again, base, 8), base as u64 + 32, first.0[1]), 0);
+    assert_eq!(&memory[32..40], b"imported");
+    let rereg = call!(ibv_rereg_mr(again, 4, 0, 0, 0, LOCAL_WRITE) -> c_int);
+    assert_eq!((rereg, errno()), (-1, libc::EINVAL), "an import is not changed");
+    // One of them ends the region, and the other one is let go of.
+    assert_eq!(dereg(again), 0);
+    assert_eq!(pair.write(sge(mr, base, 8), base as u64 + 32, first.0[1]), 4, "a local protection error");
+    assert_eq!(dereg(mr), libc::EINVAL);
+    of_node!(ibv_unimport_mr "IBVERBS_1.10" (mr) -> ());
+    assert!(import_mr(pd, first.2).is_null());
+    assert_eq!(errno(), libc::ENOENT);
+
+    assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), libc::EBUSY, "queue pairs are in it");
+    of_node!(ibv_unimport_pd "IBVERBS_1.10" (pd) -> ());
+    assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
+    pair.end();
+}
+
+#[test]
+fn device_memory_is_imported_and_ends_once() {
+    let context = open();
+    let other = import_device(context);
+    let pd = call!(ibv_alloc_pd(other) -> *mut IbvPd);
+    let mut attr = IbvAllocDmAttr { length: 128, log_align_req: 0, comp_mask: 0 };
+    let dm = call!(@ later(context, 256), (context, &raw mut attr) -> *mut abi::IbvDm);
+    // SAFETY: device memory that exists.
+    let handle = unsafe { (*dm).handle };
+    let again = of_node!(ibv_import_dm "IBVERBS_1.13" (other, handle) -> *mut abi::IbvDm);
+    assert!(!again.is_null(), "{}", errno());
+    // SAFETY: device memory that exists.
+    let (to_dm, from_dm) = unsafe { ((*dm).memcpy_to_dm as usize, (*again).memcpy_from_dm as usize) };
+    let mut seen = [0u8; 4];
+    assert_eq!(call!(@ to_dm, (dm, 60, b"both".as_ptr(), 4) -> c_int), 0);
+    assert_eq!(call!(@ from_dm, (seen.as_mut_ptr(), again, 60, 4) -> c_int), 0);
+    assert_eq!(&seen, b"both");
+    let mr = call!(@ later(other, 264), (pd, again, 0, 64, LOCAL_WRITE | ZERO_BASED) -> *mut IbvMr);
+    assert!(!mr.is_null(), "{}", errno());
+    assert_eq!(call!(@ later(context, 248), (dm) -> c_int), libc::EBUSY, "the import's region is in it");
+    assert_eq!(dereg(mr), 0);
+    assert_eq!(call!(@ later(context, 248), (dm) -> c_int), 0);
+    assert!(call!(@ later(other, 264), (pd, again, 0, 64, ZERO_BASED) -> *mut c_void).is_null());
+    assert_eq!(call!(@ later(other, 248), (again) -> c_int), libc::EINVAL, "it is freed");
+    of_node!(ibv_unimport_dm "IBVERBS_1.13" (again) -> ());
+    assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), 0);
+    // The file is there as long as one of its contexts is.
+    assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
+    let third = import_device(other);
+    assert!(of_node!(ibv_import_dm "IBVERBS_1.13" (third, handle) -> *mut c_void).is_null());
+    assert_eq!(errno(), libc::ENOENT);
+    for context in [other, third] {
+        assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
+    }
+}
+
+#[test]
+fn what_is_no_open_context_of_this_process_is_not_imported() {
+    if !processes::alone("objects::what_is_no_open_context_of_this_process_is_not_imported", "fork") {
+        return;
+    }
+    let refused = |command: c_int| {
+        assert!(of_node!(ibv_import_device "IBVERBS_1.10" (command) -> *mut c_void).is_null());
+        errno()
+    };
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert_eq!([refused(-1), refused(file.as_raw_fd())], [libc::EINVAL; 2]);
+    let (context, other) = (open(), open());
+    // SAFETY: a context that is open.
+    let command = unsafe { libc::dup((*context).cmd_fd) };
+    // A child has the descriptor, and not the objects.
+    // SAFETY: the child calls this library, and ends by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let found = of_node!(ibv_import_device "IBVERBS_1.10" (command) -> *mut c_void);
+        let is_right = found.is_null() && errno() == libc::EOPNOTSUPP;
+        // SAFETY: it ends the child.
+        unsafe { libc::_exit(c_int::from(!is_right)) };
+    }
+    let mut status = 1;
+    // SAFETY: the child's number, and room for its status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    // Handles are those of a file, and not of a device.
+    let pd = call!(ibv_alloc_pd(context) -> *mut IbvPd);
+    // SAFETY: a domain that exists.
+    let handle = unsafe { (*pd).handle };
+    assert!(import_pd(other, handle).is_null());
+    assert_eq!(errno(), libc::ENOENT);
+    assert!(import_pd(context, handle ^ 0x100).is_null());
+    assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), 0);
+    for context in [context, other] {
+        assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
+    }
+    assert_eq!(refused(command), libc::EOPNOTSUPP, "it is closed");
+    // SAFETY: the descriptor is this test's.
+    unsafe { libc::close(command) };
+}

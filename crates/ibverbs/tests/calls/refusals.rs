@@ -24,8 +24,8 @@ const OF_NULL: &[(c_int, c_int, &str)] = &[
         0,
         libc::EINVAL,
         "ibv_ack_async_event ibv_alloc_buf ibv_alloc_pd ibv_create_ah ibv_create_ah_from_wc ibv_create_comp_channel
-        ibv_create_cq ibv_create_qp ibv_create_srq ibv_free_buf ibv_get_device_name ibv_open_device ibv_qp_to_qp_ex
-        ibv_reg_buf_mr ibv_reg_dmabuf_mr ibv_reg_mr ibv_reg_mr_ex ibv_reg_mr_iova ibv_reg_mr_iova2",
+        ibv_create_cq ibv_create_qp ibv_create_srq ibv_free_buf ibv_get_device_name ibv_import_dm ibv_import_mr
+        ibv_import_pd ibv_open_device ibv_qp_to_qp_ex ibv_reg_buf_mr ibv_reg_dmabuf_mr ibv_reg_mr ibv_reg_mr_ex ibv_reg_mr_iova ibv_reg_mr_iova2",
     ),
     (
         -1,
@@ -51,10 +51,12 @@ const OF_NULL: &[(c_int, c_int, &str)] = &[
     (
         0,
         libc::EOPNOTSUPP,
-        "ibv_alloc_dmah ibv_create_comp_cntr ibv_import_device ibv_import_dm ibv_import_mr ibv_import_pd",
+        "ibv_alloc_dmah ibv_create_comp_cntr",
     ),
     (-1, libc::EOPNOTSUPP, "ibv_dm_export_dmabuf_fd repoll_create repoll_ctl repoll_wait"),
     (-1, libc::ENODATA, "ibv_export_buf_dmabuf_fd"),
+    // The descriptor is 0, and no context's.
+    (0, libc::EINVAL, "ibv_import_device"),
     // The descriptor is 0, and no socket of this library.
     (
         -1,
