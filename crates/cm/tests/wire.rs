@@ -27,6 +27,9 @@ fn timeout() -> impl Strategy<Value = CmTimeout> {
 fn qpn() -> impl Strategy<Value = Qpn> {
     (2..0xff_ffffu32).prop_map(Qpn::new)
 }
+fn ece() -> impl Strategy<Value = Ece> {
+    (bits(), any::<u32>()).prop_map(|(vendor, options)| Ece { vendor, options })
+}
 fn gid() -> impl Strategy<Value = Gid> {
     any::<[u8; 16]>().prop_map(Gid)
 }
@@ -55,7 +58,7 @@ prop_compose! {
     fn req()(
         numbers in any::<([u32; 2], [u64; 2], [u8; 2], u32, u16)>(), local_qpn in qpn(), transport in 0..3usize,
         timeouts in (timeout(), timeout()), flags in any::<[bool; 2]>(), retries in (bits(), bits(), bits()),
-        mtu in 0..5usize, primary in path(), private_data in data(),
+        mtu in 0..5usize, primary in path(), ece in ece(), private_data in data(),
     ) -> Req {
         let ([id, qkey], [service, guid], [responder_resources, initiator_depth], psn, pkey) = numbers;
         Req {
@@ -78,6 +81,7 @@ prop_compose! {
             max_cm_retries: retries.2,
             srq: flags[1],
             primary,
+            ece,
             private_data,
         }
     }
@@ -85,7 +89,7 @@ prop_compose! {
 prop_compose! {
     fn rep()(
         ids in ids(), numbers in any::<(u32, u32, u64, [u8; 2])>(), local_qpn in qpn(), local_eecn in qpn(), small in (bits(), bits(), bits()),
-        flags in any::<[bool; 2]>(), private_data in data(),
+        flags in any::<[bool; 2]>(), ece in ece(), private_data in data(),
     ) -> Rep {
         let (qkey, psn, guid, [responder_resources, initiator_depth]) = numbers;
         Rep {
@@ -102,6 +106,7 @@ prop_compose! {
             rnr_retry_count: small.2,
             srq: flags[1],
             local_ca_guid: Guid(guid),
+            ece,
             private_data,
         }
     }
@@ -215,6 +220,7 @@ fn samples() -> Vec<(&'static str, Mad)> {
         max_cm_retries: Bits::new(15).unwrap(),
         srq: true,
         primary: path,
+        ece: Ece { vendor: Bits::new(0x0a_1b2c).unwrap(), options: 0x5e5f_6061 },
         private_data: PrivateData::new(&[0xd0, 0xd1, 0xd2]).unwrap(),
     };
     let rep = Rep {
@@ -231,6 +237,7 @@ fn samples() -> Vec<(&'static str, Mad)> {
         rnr_retry_count: Bits::new(6).unwrap(),
         srq: true,
         local_ca_guid: Guid(0x0102_0304_0506_0708),
+        ece: Ece { vendor: Bits::new(0x3d_4e5f).unwrap(), options: 0x6263_6465 },
         private_data: PrivateData::new(&[0xd3]).unwrap(),
     };
     let mra = Mra {

@@ -46,6 +46,16 @@ pub struct Path {
     pub local_ack_timeout: AckTimeout,
 }
 
+/// Extended connection establishment: what the adapters of one vendor agree on beyond the specification. Without a
+/// vendor there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Ece {
+    /// The vendor.
+    pub vendor: Bits<24>,
+    /// Options, which are the vendor's.
+    pub options: u32,
+}
+
 /// REQ: asks for a connection.
 ///
 /// A message may name an alternate path as well. Parsing skips the alternate path, and a message that is built has
@@ -90,6 +100,8 @@ pub struct Req {
     pub srq: bool,
     /// The path.
     pub primary: Path,
+    /// Extended connection establishment that the sender offers.
+    pub ece: Ece,
     /// Private data.
     pub private_data: PrivateData<{ Req::PRIVATE_BYTES }>,
 }
@@ -97,6 +109,7 @@ pub struct Req {
 mod req {
     use super::{Field, at};
     pub(super) const LOCAL_COMM_ID: Field = at(0, 0, 32);
+    pub(super) const VENDOR_ID: Field = at(5, 0, 24);
     pub(super) const SERVICE_ID: Field = at(8, 0, 64);
     pub(super) const LOCAL_CA_GUID: Field = at(16, 0, 64);
     pub(super) const LOCAL_QKEY: Field = at(28, 0, 32);
@@ -180,7 +193,8 @@ impl Req {
     /// Bytes of private data.
     pub const PRIVATE_BYTES: usize = 92;
 
-    pub(super) fn parse(body: &Body) -> Result<Self, FieldError> {
+    /// The options of a vendor are in the attribute modifier of the datagram.
+    pub(super) fn parse(body: &Body, modifier: u32) -> Result<Self, FieldError> {
         let transport = match (req::TRANSPORT.get(body), req::EXTENDED_TRANSPORT.get(body)) {
             (0, _) => Transport::Rc,
             (1, _) => Transport::Uc,
@@ -209,11 +223,13 @@ impl Req {
             max_cm_retries: bits(req::MAX_CM_RETRIES, body),
             srq: req::SRQ.get(body) != 0,
             primary: Path::parse(body),
+            ece: Ece { vendor: bits(req::VENDOR_ID, body), options: modifier },
             private_data: PrivateData::parse(body, req::PRIVATE_DATA),
         })
     }
     pub(super) fn build(&self, body: &mut Body) {
         req::LOCAL_COMM_ID.set(body, self.local_comm_id.0.into());
+        req::VENDOR_ID.set(body, self.ece.vendor.get().into());
         req::SERVICE_ID.set(body, self.service_id.0);
         req::LOCAL_CA_GUID.set(body, self.local_ca_guid.0);
         req::LOCAL_QKEY.set(body, self.local_qkey.raw().into());
@@ -403,6 +419,8 @@ pub struct Rep {
     pub srq: bool,
     /// The sender's adapter.
     pub local_ca_guid: Guid,
+    /// Extended connection establishment that the sender agrees to.
+    pub ece: Ece,
     /// Private data.
     pub private_data: PrivateData<{ Rep::PRIVATE_BYTES }>,
 }
@@ -414,6 +432,8 @@ impl Rep {
     const LOCAL_QPN: Field = at(12, 0, 24);
     const LOCAL_EECN: Field = at(16, 0, 24);
     const STARTING_PSN: Field = at(20, 0, 24);
+    /// The bytes of the vendor, from the first one.
+    const VENDOR_ID: [Field; 3] = [at(15, 0, 8), at(19, 0, 8), at(23, 0, 8)];
     const RESPONDER_RESOURCES: Field = at(24, 0, 8);
     const INITIATOR_DEPTH: Field = at(25, 0, 8);
     const TARGET_ACK_DELAY: Field = at(26, 0, 5);
@@ -424,7 +444,9 @@ impl Rep {
     const LOCAL_CA_GUID: Field = at(28, 0, 64);
     const PRIVATE_DATA: usize = 36;
 
-    pub(super) fn parse(body: &Body) -> Result<Self, FieldError> {
+    /// The options of a vendor are in the attribute modifier of the datagram.
+    pub(super) fn parse(body: &Body, modifier: u32) -> Result<Self, FieldError> {
+        let vendor = Self::VENDOR_ID.iter().fold(0, |vendor, byte| vendor << 8 | byte.get(body) as u32);
         let local_eecn = Qpn::new(Self::LOCAL_EECN.get(body) as u32);
         let is_target = Self::LOCAL_QPN.get(body) == 0 && local_eecn.is_ordinary();
         Ok(Self {
@@ -441,6 +463,7 @@ impl Rep {
             rnr_retry_count: bits(Self::RNR_RETRY_COUNT, body),
             srq: Self::SRQ.get(body) != 0,
             local_ca_guid: Guid(Self::LOCAL_CA_GUID.get(body)),
+            ece: Ece { vendor: Bits::at_most(vendor), options: modifier },
             private_data: PrivateData::parse(body, Self::PRIVATE_DATA),
         })
     }
@@ -458,6 +481,9 @@ impl Rep {
         Self::RNR_RETRY_COUNT.set(body, self.rnr_retry_count.get().into());
         Self::SRQ.set(body, self.srq.into());
         Self::LOCAL_CA_GUID.set(body, self.local_ca_guid.0);
+        for (byte, shift) in Self::VENDOR_ID.into_iter().zip([16, 8, 0]) {
+            byte.set(body, (self.ece.vendor.get() >> shift & 0xff).into());
+        }
         self.private_data.build(body, Self::PRIVATE_DATA);
     }
 }

@@ -10,13 +10,13 @@ mod reason;
 mod release;
 mod sidr;
 
-pub use connect::{About, Drep, Ids, Mra, Path, Rej, Rep, Req, Rtu, Transport};
+pub use connect::{About, Drep, Ece, Ids, Mra, Path, Rej, Rep, Req, Rtu, Transport};
 pub use fields::{Bits, CmTimeout, CommId, Guid, Info, PrivateData, PrivateDataTooLong, TransactionId};
 pub use reason::{Reason, SidrStatus};
 pub use release::{ApStatus, Apr, Dreq, Lap};
 pub use sidr::{Refusal, Resolution, SidrRep, SidrReq};
 
-use hca_core::wire::{MadHeader, method, mgmt_class};
+use hca_core::wire::{Be32, MadHeader, method, mgmt_class};
 use hca_core::{Mtu, Qpn};
 
 use fields::{Body, Field};
@@ -215,7 +215,7 @@ impl Mad {
         let foreign = ParseError::Foreign { what: "attribute", value: attribute };
         let kind = Kind::from_attribute(attribute).ok_or(foreign)?;
         let transaction = TransactionId(header.tid.get());
-        match Message::parse(kind, body) {
+        match Message::parse(kind, body, header.attr_mod.get()) {
             Ok(message) => Ok(Self { transaction, message }),
             Err(FieldError { field, value, reason }) => {
                 // A REQ has no ID of its receiver: four bytes are reserved there.
@@ -236,20 +236,28 @@ impl Mad {
         let kind = self.message.kind();
         let transaction = self.transaction.0;
         let class = mgmt_class::COMM_MGT;
-        *header =
-            bytemuck::cast(MadHeader::new(class, CLASS_VERSION, method::SEND, transaction, kind as u16));
+        let mut common = MadHeader::new(class, CLASS_VERSION, method::SEND, transaction, kind as u16);
+        common.attr_mod = Be32::new(self.message.modifier());
+        *header = bytemuck::cast(common);
         self.message.build(body.try_into().expect("256 bytes without 24"));
         mad
     }
 }
 
 impl Message {
-    fn parse(kind: Kind, body: &Body) -> Result<Self, FieldError> {
+    /// The attribute modifier of the datagram.
+    const fn modifier(&self) -> u32 {
+        match self {
+            Self::Req(Req { ece, .. }) | Self::Rep(Rep { ece, .. }) => ece.options,
+            _ => 0,
+        }
+    }
+    fn parse(kind: Kind, body: &Body, modifier: u32) -> Result<Self, FieldError> {
         Ok(match kind {
-            Kind::Req => Req::parse(body)?.into(),
+            Kind::Req => Req::parse(body, modifier)?.into(),
             Kind::Mra => Mra::parse(body)?.into(),
             Kind::Rej => Rej::parse(body)?.into(),
-            Kind::Rep => Rep::parse(body)?.into(),
+            Kind::Rep => Rep::parse(body, modifier)?.into(),
             Kind::Rtu => Rtu::parse(body).into(),
             Kind::Dreq => Dreq::parse(body)?.into(),
             Kind::Drep => Drep::parse(body).into(),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use hca::Endpoint;
-use hca::cm::wire::{Bits, PrivateData, Reason, Refusal, Rep, Req, Resolution};
+use hca::cm::wire::{Bits, Ece, PrivateData, Reason, Refusal, Rep, Req, Resolution};
 use hca::cm::{Agent, IpHeader, Resolve, ServiceId, SidrAnswer, UDP_QKEY, wire};
 use hca::hca_core::{AckTimeout, Lid, Mtu, Pkey, Psn, QpType, Qpn};
 
@@ -139,6 +139,7 @@ impl Id {
             rnr_retry_count: Bits::at_most(params.rnr_retry_count.into()),
             srq: params.srq,
             primary,
+            ece: state.local_ece,
             private_data: header.with_data(&params.private_data).map_err(|_| INVALID)?,
             ..model
         };
@@ -187,6 +188,8 @@ impl Id {
             flow_control: params.flow_control,
             rnr_retry_count: Bits::at_most(params.rnr_retry_count.into()),
             srq: params.srq || is_target,
+            // The vendor is that of the request.
+            ece: Ece { vendor: state.remote_ece.vendor, ..state.local_ece },
             private_data,
             ..Agent::reply(&endpoint(self, &device, qpn, psn, most), &request)
         };
@@ -196,7 +199,7 @@ impl Id {
         Ok(())
     }
 
-    fn reject(self: &Arc<Self>, data: &[u8]) -> Result<(), Errno> {
+    fn reject(self: &Arc<Self>, reason: Reason, data: &[u8]) -> Result<(), Errno> {
         let mut state = self.state();
         let (device, comm) = state.device.clone().zip(state.comm).ok_or(INVALID)?;
         if let Some(Asked::Datagram(..)) = state.asked {
@@ -207,7 +210,6 @@ impl Id {
         } else {
             let data = PrivateData::new(data).map_err(|_| INVALID)?;
             let info = wire::Info::EMPTY;
-            let reason = Reason::CONSUMER_DEFINED;
             let rejected = device.agent.call(|cm, now| cm.reject(now, comm, reason, info, data));
             rejected.map_err(|_| INVALID)?;
         }
@@ -310,10 +312,10 @@ exports! {
         })
     }
     "RDMACM_1.0" fn rdma_reject(id: In<RdmaCmId>, data: *const u8, len: u8) -> c_int {
-        counted(|| IDS.get(id)?.reject(&bytes(data, len.into())).map(|()| 0))
+        counted(|| IDS.get(id)?.reject(Reason::CONSUMER_DEFINED, &bytes(data, len.into())).map(|()| 0))
     }
     "RDMACM_1.3" fn rdma_reject_ece(id: In<RdmaCmId>, data: *const u8, len: u8) -> c_int {
-        counted(|| IDS.get(id)?.reject(&bytes(data, len.into())).map(|()| 0))
+        counted(|| IDS.get(id)?.reject(Reason::VENDOR_OPTION_NOT_SUPPORTED, &bytes(data, len.into())).map(|()| 0))
     }
     "RDMACM_1.0" fn rdma_disconnect(id: In<RdmaCmId>) -> c_int {
         counted(|| {
@@ -330,17 +332,26 @@ exports! {
     "RDMACM_1.0" fn rdma_notify(id: In<RdmaCmId>, event: u32) -> c_int {
         counted(|| IDS.get(id)?.notify(event).map(|()| 0))
     }
-    // Devices have no extended connection establishment: a program's own is taken, and the peer's is none.
+    // Devices have no extended connection establishment, so that it is that of programs with queue pairs of their own.
     "RDMACM_1.3" fn rdma_set_local_ece(id: In<RdmaCmId>, ece: In<IbvEce>) -> c_int {
         counted(|| {
-            IDS.get(id)?;
-            if ece.get()?.comp_mask != 0 { Err(INVALID) } else { Ok(0) }
+            let (id, given) = (IDS.get(id)?, ece.get()?);
+            let vendor = Bits::new(given.vendor_id).ok_or(INVALID)?;
+            if !id.c.qp.get().is_null() || given.vendor_id == 0 || given.comp_mask != 0 {
+                return Err(INVALID);
+            }
+            id.state().local_ece = Ece { vendor, options: given.options };
+            Ok(0)
         })
     }
     "RDMACM_1.3" fn rdma_get_remote_ece(id: In<RdmaCmId>, ece: In<IbvEce>) -> c_int {
         counted(|| {
-            IDS.get(id)?;
-            ece.set(IbvEce::default())?;
+            let id = IDS.get(id)?;
+            if !id.c.qp.get().is_null() {
+                return Err(INVALID);
+            }
+            let Ece { vendor, options } = id.state().remote_ece;
+            ece.set(IbvEce { vendor_id: vendor.get(), options, comp_mask: 0 })?;
             Ok(0)
         })
     }

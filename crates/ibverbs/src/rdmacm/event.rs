@@ -259,6 +259,7 @@ fn accepted(id: &Arc<Id>, reply: &Rep) -> Option<Content> {
     let mut state = id.state();
     let (device, comm, (peer, request)) = (state.device.clone()?, state.comm?, state.sent?);
     state.link = Some(Link::active(peer, &request, reply));
+    state.remote_ece = reply.ece;
     (state.responder_resources, state.initiator_depth) = (reply.initiator_depth, reply.responder_resources);
     let param = Param::Conn(of_reply(reply), reply.private_data.bytes().to_vec());
     if id.c.qp.get().is_null() {

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use hca::cm::wire::{CommId, Req, SidrReq, Transport};
+use hca::cm::wire::{CommId, Ece, Req, SidrReq, Transport};
 use hca::cm::{Event, IpHeader, Peer, PortSpace, ServiceId, Sink};
 use hca::hca_core::{Gid, Pkey};
 
@@ -96,6 +96,9 @@ pub(super) struct State {
     pub(super) link: Option<Link>,
     /// A connection that was refused by this side after the peer had accepted: its end is no event.
     pub(super) has_failed: bool,
+    /// Extended connection establishment of a program with a queue pair of its own, and the peer's.
+    pub(super) local_ece: Ece,
+    pub(super) remote_ece: Ece,
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
     pub(super) traffic_class: u8,
@@ -355,6 +358,7 @@ impl Ear {
         child.set_device(&mut state, &self.device);
         if let Asked::Connection(peer, request) = &asked {
             state.link = Some(Link::passive(peer.gid, request));
+            state.remote_ece = request.ece;
             // The peer's READs are served here, and those of this side by the peer.
             state.responder_resources = request.initiator_depth;
             state.initiator_depth = request.responder_resources;

@@ -5,7 +5,7 @@ use core::hash::BuildHasher;
 use std::hash::RandomState;
 
 use hca::cm::UDP_QKEY;
-use hca::cm::wire::{Rep, Req, Transport};
+use hca::cm::wire::{Ece, Rep, Req, Transport};
 use hca::hca_core::{Gid, Mtu};
 
 use super::abi::{QpInitAttrExHead, RdmaCmId};
@@ -263,7 +263,9 @@ fn create_with(id: &Id, plain: In<IbvQpInitAttr>, create: impl FnOnce() -> *mut 
     let qp = created.inspect_err(|_| destroy_cqs(id))?;
     id.c.qp_type.set(attr.qp_type);
     id.c.qp.set(qp);
-    let state = id.state();
+    let mut state = id.state();
+    // Its queue pair has none.
+    state.local_ece = Ece::default();
     let to: &[u32] = if attr.qp_type == UD { &[INIT, RTR, RTS] } else { &[INIT] };
     let moved = to.iter().try_for_each(|to| to_state(id, &state, *to));
     drop(state);

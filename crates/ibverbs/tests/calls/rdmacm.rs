@@ -11,6 +11,7 @@ const TCP: usize = 0x0106;
 const ADDR_RESOLVED: u32 = 0;
 const ROUTE_RESOLVED: u32 = 2;
 const CONNECT_REQUEST: u32 = 4;
+const CONNECT_RESPONSE: u32 = 5;
 const REJECTED: u32 = 8;
 const ESTABLISHED: u32 = 9;
 const DISCONNECTED: u32 = 10;
@@ -348,4 +349,62 @@ fn a_connect_to_nobody_is_refused() {
     assert_eq!((refused.kind, refused.status), (REJECTED, 8), "nobody listens");
     refused.ack();
     destroy(client);
+}
+
+/// Two programs with queue pairs of their own, whose numbers they give, agree on a vendor's options.
+#[test]
+fn vendors_options_go_to_the_peer_and_back_where_the_queue_pairs_are_the_programs() {
+    const VENDOR: u32 = 0x02_c903;
+    let set = |id, ece: [u32; 3]| call!(@ common::symbol("rdma_set_local_ece", "RDMACM_1.3").unwrap(), (id, ece.as_ptr()) -> c_int);
+    let get = |id| {
+        let mut ece = [u32::MAX; 3];
+        let at = common::symbol("rdma_get_remote_ece", "RDMACM_1.3").unwrap();
+        assert_eq!(call!(@ at, (id, ece.as_mut_ptr()) -> c_int), 0, "{}", errno());
+        ece
+    };
+    let (channel, clients) = (channel(), channel());
+    let (listener, port) = listener(channel);
+    let client = create(clients);
+    let to = address([0; 4], port);
+    assert_eq!(cm!(rdma_resolve_addr(client, 0, &raw const to, 1000)), 0, "{}", errno());
+    expect(clients, client, ADDR_RESOLVED);
+    assert_eq!(cm!(rdma_resolve_route(client, 1000)), 0, "{}", errno());
+    expect(clients, client, ROUTE_RESOLVED);
+    for wrong in [[0, 1, 0], [VENDOR, 1, 1], [1 << 24, 1, 0]] {
+        assert_eq!((set(client, wrong), errno()), (-1, libc::EINVAL), "{wrong:?}");
+    }
+    assert_eq!(set(client, [VENDOR, 0x1234_5678, 0]), 0, "{}", errno());
+    let [data, numbers, _] = param(b"");
+    let with_number = |number: u64| [data, numbers, number];
+    let asks = with_number(0x1111);
+    assert_eq!(cm!(rdma_connect(client, asks.as_ptr())), 0, "{}", errno());
+    let request = next(channel);
+    let server = request.id;
+    request.ack();
+    assert_eq!(get(server), [VENDOR, 0x1234_5678, 0]);
+    // The vendor of the answer is that of the request.
+    assert_eq!(set(server, [7, 0x9abc_def0, 0]), 0, "{}", errno());
+    let says = with_number(0x2222);
+    assert_eq!(cm!(rdma_accept(server, says.as_ptr())), 0, "{}", errno());
+    expect(clients, client, CONNECT_RESPONSE);
+    assert_eq!(get(client), [VENDOR, 0x9abc_def0, 0]);
+    let establish = common::symbol("rdma_establish", "RDMACM_1.2").unwrap();
+    assert_eq!(call!(@ establish, (client) -> c_int), 0, "{}", errno());
+    expect(channel, server, ESTABLISHED);
+    [client, server].into_iter().for_each(destroy);
+
+    // Queue pairs of this library have none, and their identifiers refuse it.
+    let client = resolved(clients, port);
+    assert_eq!((set(client, [VENDOR, 1, 0]), errno()), (-1, libc::EINVAL));
+    assert_eq!(cm!(rdma_connect(client, 0)), 0, "{}", errno());
+    let request = next(channel);
+    let server = request.id;
+    request.ack();
+    assert_eq!(get(server), [0; 3]);
+    let reject = common::symbol("rdma_reject_ece", "RDMACM_1.3").unwrap();
+    assert_eq!(call!(@ reject, (server, b"no".as_ptr(), 2) -> c_int), 0, "{}", errno());
+    let rejected = next(clients);
+    assert_eq!((rejected.kind, rejected.status, &rejected.data()[..2]), (REJECTED, 35, &b"no"[..]));
+    rejected.ack();
+    [client, server, listener].into_iter().for_each(destroy);
 }

@@ -155,6 +155,36 @@ fn functions_of_tables_refuse_null_too() {
     pair.end();
 }
 
+/// The functions of the header answer `EOPNOTSUPP` for the null entries, as those of a device in silicon without counters
+/// do.
+#[test]
+fn what_no_device_has_is_refused_and_no_attribute_promises_it() {
+    let pair = pair();
+    // Of counters: destroy, create, attach, read; then those of flows and of receive side scaling.
+    for offset in [272, 280, 288, 296, 80, 96, 136, 144, 152, 160, 168] {
+        assert_eq!(later(pair.context, offset), 0, "{offset}");
+    }
+    let mut ece = [1_u32, 2, 0];
+    for name in ["ibv_query_ece", "ibv_set_ece"] {
+        let at = common::symbol(name, "IBVERBS_1.10").unwrap();
+        assert_eq!(call!(@ at, (pair.qps[0], &raw mut ece) -> c_int), libc::EOPNOTSUPP, "{name}");
+        assert_eq!(ece, [0; 3], "{name}");
+    }
+    let mut caps = [7_u8; 64];
+    let at = common::symbol("_ibv_query_comp_cntr_caps", "IBVERBS_1.18").unwrap();
+    assert_eq!(call!(@ at, (pair.context, &raw mut caps, 64) -> c_int), libc::EOPNOTSUPP);
+    assert_eq!(caps, [0; 64]);
+    let mut attr = std::mem::MaybeUninit::<abi::IbvDeviceAttrEx>::zeroed();
+    let bytes = size_of::<abi::IbvDeviceAttrEx>();
+    assert_eq!(call!(@ later(pair.context, 104), (pair.context, 0, &raw mut attr, bytes) -> c_int), 0);
+    // SAFETY: numbers, which the call has written.
+    let attr = unsafe { attr.assume_init() };
+    assert_eq!((attr.odp_caps, attr.tso_caps, attr.xrc_odp_caps), ([0; 3], [0; 20], 0));
+    // Raw packets, flow steering that the kernel manages, and inner checksums.
+    assert_eq!(attr.device_cap_flags_ex & (1 << 18 | 1 << 26 | 1 << 29 | 1 << 34 | 1 << 35 | 1 << 36), 0);
+    pair.end();
+}
+
 /// Calls of librdmacm, each of which begins with an identifier.
 const OF_ID: &str = "rdma_accept rdma_bind_addr rdma_connect rdma_create_qp rdma_create_qp_ex rdma_create_srq
     rdma_create_srq_ex rdma_destroy_id rdma_disconnect rdma_establish rdma_get_remote_ece rdma_init_qp_attr
