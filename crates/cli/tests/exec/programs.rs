@@ -2,6 +2,7 @@
 
 use std::net::UdpSocket;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::rdmacm::{Server, client, pair};
 use super::{AUTO, UDP, exec, free_port, text};
@@ -63,6 +64,27 @@ fn ucx_has_tags_put_get_and_active_messages_over_rc_and_ud() {
     }
 }
 
+/// A program of our own, as those of the package exchange addresses over TCP.
+#[test]
+#[ignore = "for nightly, needs libucx-dev"]
+fn ucx_listens_and_connects_by_socket_addresses_of_librdmacm() {
+    let program = compiled("cc", "ucx-sockaddr", &["-lucp", "-lucs"]);
+    for device in [UDP, AUTO] {
+        for transport in ["rc_v", "ud_v"] {
+            let port = free_port();
+            let tls = format!("UCX_TLS={transport},self");
+            let env = ["env", &tls, "UCX_NET_DEVICES=hca0:1", "UCX_SOCKADDR_TLS_PRIORITY=rdmacm"];
+            let server = [&env[..], &[program.to_str().unwrap(), &port]].concat();
+            let [served, said] = pair(device, &port, &server, &[&server[..], &["127.0.0.1"]].concat());
+            assert!(
+                served.contains("served") && said.contains("all came back"),
+                "{transport}: {served}{said}"
+            );
+        }
+    }
+    std::fs::remove_file(program).unwrap();
+}
+
 /// librspreload makes sockets over RDMA of a program's sockets. Its release for Debian 12 has no `accept4` and no `epoll`.
 #[test]
 #[ignore = "for nightly, needs iperf3 and librspreload"]
@@ -78,20 +100,27 @@ fn a_program_of_plain_sockets_runs_over_rdma() {
     }
 }
 
-/// Compiles the program whose ranks check what they get.
-fn ranks_program(name: &str) -> std::path::PathBuf {
-    let program = std::env::temp_dir().join(format!("hca-{name}-{}", std::process::id()));
-    let source = format!("{SOURCES}/ranks.c");
-    let compiled = Command::new("mpicc").args(["-O1", "-o"]).arg(&program).arg(source).output().unwrap();
+/// Compiles a program of [`SOURCES`], into a file of its own for each call.
+fn compiled(compiler: &str, name: &str, libraries: &[&str]) -> std::path::PathBuf {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    let program = std::env::temp_dir().join(format!("hca-{name}-{}-{call}", std::process::id()));
+    let source = format!("{SOURCES}/{name}.c");
+    let mut command = Command::new(compiler);
+    let compiled = command.args(["-O1", "-o"]).arg(&program).arg(source).args(libraries).output().unwrap();
     assert!(compiled.status.success(), "{}", text(&compiled));
     program
+}
+/// The program whose ranks check what they get.
+fn ranks_program() -> std::path::PathBuf {
+    compiled("mpicc", "ranks", &[])
 }
 
 /// Two network namespaces with a link stand for two machines: each rank has an adapter at the address of its own.
 #[test]
 #[ignore = "for nightly, needs root and libopenmpi-dev: network namespaces"]
 fn ranks_of_open_mpi_reach_those_of_another_network_namespace() {
-    let program = ranks_program("far-ranks");
+    let program = ranks_program();
     let script = format!("{SOURCES}/far-ranks.sh");
     let said = Command::new("sh").arg(script).arg(env!("CARGO_BIN_EXE_hca")).arg(&program).output().unwrap();
     std::fs::remove_file(program).unwrap();
@@ -102,7 +131,7 @@ fn ranks_of_open_mpi_reach_those_of_another_network_namespace() {
 #[test]
 #[ignore = "for nightly, needs root, libopenmpi-dev, slurmd, slurmctld and munge"]
 fn ranks_that_srun_starts_reach_each_other() {
-    let program = ranks_program("srun-ranks");
+    let program = ranks_program();
     let script = format!("{SOURCES}/slurm.sh");
     let mut srun = Command::new("sh");
     let said = srun.arg(script).arg(env!("CARGO_BIN_EXE_hca")).arg(&program).arg("8").output().unwrap();
@@ -114,7 +143,7 @@ fn ranks_that_srun_starts_reach_each_other() {
 #[test]
 #[ignore = "for nightly, needs libopenmpi-dev: mpicc and mpirun"]
 fn ranks_of_open_mpi_reach_each_other_by_messages_and_puts() {
-    let program = ranks_program("ranks");
+    let program = ranks_program();
     for ranks in ["2", "16"] {
         let mut mpirun = exec(&["--device", AUTO, "mpirun", "-n", ranks, "--oversubscribe"]);
         mpirun.args(["--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "btl", "^openib"]).arg(&program);
