@@ -90,11 +90,18 @@ fn ucx_listens_and_connects_by_socket_addresses_of_librdmacm() {
 #[ignore = "for nightly, needs iperf3 and librspreload"]
 fn a_program_of_plain_sockets_runs_over_rdma() {
     const PRELOAD: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so.1";
-    for more in [&[][..], &["-R"], &["-P", "4"]] {
+    let datagrams = ["-u", "-b", "20M", "-n", "400K"];
+    for more in [
+        &["-n", "4M"][..],
+        &["-n", "4M", "-R"],
+        &["-n", "4M", "-P", "4"],
+        &datagrams,
+        &[&datagrams[..], &["-P", "3"]].concat(),
+    ] {
         let port = free_port();
         let common = ["env", PRELOAD, "iperf3", "-p", &port];
         // Waits until the port is claimed at the device, and not of the kernel.
-        let client = [&common[..], &["-c", "127.0.0.1", "-n", "4M"], more].concat();
+        let client = [&common[..], &["-c", "127.0.0.1"], more].concat();
         let [_, said] = pair(UDP, &port, &[&common[..], &["-s", "-1"]].concat(), &client);
         assert!(said.contains("receiver"), "{more:?}: {said}");
     }

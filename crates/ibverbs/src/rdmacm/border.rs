@@ -10,10 +10,11 @@
 #![allow(unsafe_code)]
 
 use core::cell::UnsafeCell;
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{CStr, c_char, c_int, c_long};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use core::ptr::{null, null_mut};
 use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
 use hca_process::PerProcess;
@@ -114,6 +115,26 @@ pub(super) fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<(), Er
         Err(std::io::Error::last_os_error().raw_os_error().map_or(INVALID, Errno))
     } else {
         Ok(())
+    }
+}
+
+/// A descriptor of the program's, for the time of a call.
+pub(super) fn borrowed<'a>(fd: c_int) -> Result<BorrowedFd<'a>, Errno> {
+    if fd < 0 {
+        return Err(Errno(libc::EBADF));
+    }
+    // SAFETY: the program gives a descriptor that is open during the call; of a wrong one the kernel says so.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Tells or sets the flags of a descriptor of this library, as `fcntl` does, which a program may have another one of.
+pub(super) fn descriptor_flags(fd: c_int, command: c_int, flags: c_long) -> Result<c_int, Errno> {
+    // SAFETY: neither command takes a pointer.
+    let done = unsafe { libc::syscall(libc::SYS_fcntl, fd, command, flags) };
+    if done < 0 {
+        Err(std::io::Error::last_os_error().raw_os_error().map_or(INVALID, Errno))
+    } else {
+        Ok(done as c_int)
     }
 }
 

@@ -17,11 +17,12 @@ use hca::verbs::{
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::device::CmDevice;
-use super::stream::{LISTEN_LOOK, Socket, at_device, ring, verbs};
+use super::group::Group;
+use super::stream::{Socket, at_device, ring, verbs};
 use crate::entry::{Errno, INVALID};
 
 /// The sender's port, before the datagram.
-const HEADER: usize = 2;
+pub(super) const HEADER: usize = 2;
 /// Datagrams under way in each direction, of each device.
 const DEPTH: usize = 64;
 /// Datagrams that wait for the program, and those that wait for an answer with an address's queue pair.
@@ -57,6 +58,8 @@ struct Name {
 pub(super) struct Datagrams {
     ports: Vec<Port>,
     number: u16,
+    /// Those of the port's addresses, one for each device.
+    groups: Vec<Arc<Group>>,
     arrived: VecDeque<(SocketAddr, Vec<u8>)>,
     names: HashMap<SocketAddr, Name>,
 }
@@ -72,9 +75,11 @@ impl Datagrams {
     pub(super) fn has_room(&self) -> bool {
         self.ports.iter().all(|port| !port.free.is_empty())
     }
-    /// Wakes the threads, as the socket was closed.
-    pub(super) fn close(&self) {
+    /// Wakes the threads, as the socket was closed. The groups that it is no member of any more.
+    pub(super) fn close(&self, socket: &Socket) -> Vec<Arc<Group>> {
+        self.groups.iter().for_each(|group| group.leave(socket));
         self.ports.iter().for_each(|port| ring(&port.wake));
+        self.groups.clone()
     }
     /// Whether all that the program has sent has left.
     fn is_done(&self, port: usize) -> bool {
@@ -139,6 +144,10 @@ impl Datagrams {
             self.names.entry(from).or_insert_with(fresh);
             self.learn(from, Some(peer));
         }
+        self.arrive(from, bytes);
+    }
+    /// Keeps a datagram for the program, if there is room.
+    fn arrive(&mut self, from: SocketAddr, bytes: &[u8]) {
         if self.arrived.len() < MAX_ARRIVED {
             self.arrived.push_back((from, bytes.to_vec()));
         }
@@ -191,37 +200,57 @@ impl Socket {
         if self.state().datagrams.as_ref().is_none_or(Datagrams::is_bound) {
             return Err(INVALID);
         }
-        let mut opened = Vec::new();
+        let shares = self.state().shares_port();
+        let mut opened: Vec<(Port, RecvQueue<Ud>, CompletionQueue, Arc<Group>)> = Vec::new();
         for device in devices {
-            let (port, recv, cq) = Port::new(device)?;
-            let here = if is_any { at } else { SocketAddr::new(device.ip(), at.port()) };
-            let listener = DatagramListener::bind(&port.context, here)?;
-            at.set_port(listener.address().port());
-            opened.push((port, recv, cq, listener));
+            let found = Port::new(device).and_then(|(port, recv, cq)| {
+                let group = self.group(&port, &mut at, is_any, shares)?;
+                Ok((port, recv, cq, group))
+            });
+            let undo = |_: &Errno| opened.iter().for_each(|(.., group)| group.leave(self));
+            let found = found.inspect_err(undo)?;
+            opened.push(found);
         }
         self.state().local = Some(at);
-        for (index, (port, recv, cq, listener)) in opened.into_iter().enumerate() {
-            let (control, pd, wake) = (port.queue.control().clone(), port.pd.clone(), Arc::clone(&port.wake));
+        for (index, (port, recv, cq, group)) in opened.into_iter().enumerate() {
+            let (pd, wake) = (port.pd.clone(), Arc::clone(&port.wake));
             self.change(|state| {
                 let Some(datagrams) = &mut state.datagrams else { return };
                 datagrams.number = at.port();
                 datagrams.ports.push(port);
+                datagrams.groups.push(Arc::clone(&group));
             });
-            self.thread("hca-rdatagrams", move |socket| socket.receive(index, &pd, recv, cq, &wake))?;
-            self.listening("hca-rnames", listener, move |socket, listener| {
-                while !socket.state().closing {
-                    match listener.accept_within(Some(LISTEN_LOOK)) {
-                        Ok(Some(asked)) => _ = asked.accept(&control, UDP_QKEY, &[]),
-                        Ok(None) => {}
-                        Err(_) => break,
-                    }
-                }
-            })?;
+            self.thread("hca-rdatagrams", move |socket| socket.receive(index, &pd, recv, cq, &wake, &group))?;
         }
         Ok(())
     }
+    /// The group of the socket at an address of a device, whose port is chosen if it is 0.
+    fn group(
+        self: &Arc<Self>,
+        port: &Port,
+        at: &mut SocketAddr,
+        is_any: bool,
+        shares: bool,
+    ) -> Result<Arc<Group>, Errno> {
+        let here = SocketAddr::new(port.device.ip(), at.port());
+        let control = port.queue.control();
+        if let Some(group) = Group::join(here, self, control, shares) {
+            return Ok(group);
+        }
+        let listener = DatagramListener::bind(&port.context, if is_any { *at } else { here })?;
+        at.set_port(listener.address().port());
+        Group::create(listener, self, control, shares)
+    }
     /// Receives datagrams on one device, until the socket is closed and what it has sent has left.
-    fn receive(&self, at: usize, pd: &Pd, mut recv: RecvQueue<Ud>, mut cq: CompletionQueue, wake: &OwnedFd) {
+    fn receive(
+        &self,
+        at: usize,
+        pd: &Pd,
+        mut recv: RecvQueue<Ud>,
+        mut cq: CompletionQueue,
+        wake: &OwnedFd,
+        group: &Group,
+    ) {
         let mut wcs = Completions::with_capacity(2 * DEPTH);
         let mut paths = AhCache::new(pd, MAX_NAMES);
         loop {
@@ -231,6 +260,7 @@ impl Socket {
             let mut state = self.state();
             let from_one = state.peer;
             let Some(datagrams) = &mut state.datagrams else { break };
+            let mut of_others = Vec::new();
             for mut wc in arrived {
                 let is_recv = wc.opcode == WcOpcode::Recv;
                 let from = wc.grh().map(|grh| grh.reply_path().dgid.ip());
@@ -238,7 +268,9 @@ impl Socket {
                     && let Some((port, bytes)) = wc.payload().and_then(<[u8]>::split_first_chunk)
                 {
                     let from = SocketAddr::new(from, u16::from_be_bytes(*port));
-                    if from_one.is_none_or(|one| one == from) {
+                    if let Some(other) = group.other(self, from) {
+                        of_others.push((other, from, bytes.to_vec()));
+                    } else if from_one.is_none_or(|one| one == from) {
                         datagrams.take(at, from, peer, bytes);
                     }
                 }
@@ -251,6 +283,9 @@ impl Socket {
             let is_over = state.closing && state.datagrams.as_ref().is_none_or(|all| all.is_done(at));
             drop(state);
             self.tell();
+            for (other, from, bytes) in of_others {
+                other.change(|state| _ = state.datagrams.as_mut().map(|all| all.arrive(from, &bytes)));
+            }
             if is_over {
                 break;
             }
@@ -259,7 +294,11 @@ impl Socket {
     /// Has datagrams come from an address, and go there, where the program names none.
     pub(super) fn connect_datagrams(self: &Arc<Self>, to: SocketAddr) -> Result<(), Errno> {
         let to = self.bound_towards(to)?;
-        self.change(|state| state.peer = Some(to));
+        self.change(|state| {
+            state.peer = Some(to);
+            let groups = state.datagrams.iter().flat_map(|datagrams| &datagrams.groups);
+            groups.for_each(|group| group.connect(self, to));
+        });
         Ok(())
     }
     /// Binds a socket that is not bound, for an address. The address as the device knows it.

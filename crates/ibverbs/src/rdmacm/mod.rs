@@ -15,7 +15,8 @@
 //! | `endpoint` | `rdma_getaddrinfo`, endpoints, calls that wait |
 //! | `sockets` | the calls of sockets over RDMA |
 //! | `stream` | their connections |
-//! | `datagram` | their datagrams |
+//! | `datagram`, `group` | their datagrams; sockets that share a port |
+//! | `sets` | sets of sockets and other descriptors, as `epoll` has them |
 //! | `text` | names of events |
 
 #[allow(unreachable_pub)] // a layout's fields are the header's
@@ -28,10 +29,12 @@ mod datagram;
 mod device;
 mod endpoint;
 mod event;
+mod group;
 mod id;
 mod later;
 mod multicast;
 mod qp;
+mod sets;
 mod sockets;
 mod stream;
 mod text;

@@ -5,10 +5,11 @@ use core::mem::offset_of;
 use core::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::border::{address, address_bytes, bytes, copy_to, poll, storage};
-use super::datagram::Datagrams;
-use super::stream::{CHUNK, Phase, Socket, Waiter};
-use crate::entry::{Errno, INVALID, In, counted, exports, unsupported};
+use super::border::{address, address_bytes, bytes, copy_to, descriptor_flags, poll, storage};
+use super::datagram::{self, Datagrams};
+use super::device::CmDevice;
+use super::stream::{CHUNK, Phase, Socket, Waiter, left_ms};
+use crate::entry::{Errno, INVALID, In, counted, exports};
 
 /// The options of RDMA sockets themselves, beside those of sockets and of TCP.
 const SOL_RDMA: c_int = 0x1_0000;
@@ -130,11 +131,9 @@ fn wait(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<c_int, Errno> {
     let waiter = Waiter::new()?;
     loop {
         waiter.clear();
-        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let left_ms =
-            left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(c_int::MAX as u128) as c_int);
-        let ready = look(fds, &waiter, left_ms)?;
-        if ready > 0 || left_ms == 0 {
+        let left = left_ms(end);
+        let ready = look(fds, &waiter, left)?;
+        if ready > 0 || left == 0 {
             return Ok(ready);
         }
     }
@@ -182,6 +181,11 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> 
     if !is_known(level) {
         return Err(Errno(libc::ENOPROTOOPT));
     }
+    let local = socket.state().local;
+    // As much as a datagram to the peer may have: programs take it for that.
+    let segment = local
+        .and_then(|local| CmDevice::at(local.ip()).ok())
+        .map_or(CHUNK, |device| device.agent.mtu().bytes() as usize - datagram::HEADER);
     let state = socket.state();
     let number = match (level, name) {
         (libc::SOL_SOCKET, libc::SO_ERROR) => match state.phase {
@@ -190,7 +194,7 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> 
         },
         (libc::SOL_SOCKET, libc::SO_TYPE) if state.datagrams.is_some() => libc::SOCK_DGRAM,
         (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
-        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => CHUNK as c_int,
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => segment as c_int,
         // Counters of a TCP that is not there.
         (libc::IPPROTO_TCP, libc::TCP_INFO) => return Ok(vec![0; 1024]),
         (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => BUFFER_BYTES,
@@ -257,7 +261,12 @@ exports! {
         counted(|| Socket::of(socket)?.shut_down(how).map(|()| 0))
     }
     "RDMACM_1.0" fn rclose(socket: c_int) -> c_int {
-        counted(|| Socket::close(socket).map(|()| 0))
+        counted(|| {
+            if !super::sets::close(socket) {
+                Socket::close(socket)?;
+            }
+            Ok(0)
+        })
     }
     "RDMACM_1.0" fn rrecv(socket: c_int, at: *mut u8, len: usize, flags: c_int) -> isize {
         size(|| recv_all(socket, &[(at, len)], flags).map(|received| received.count))
@@ -354,6 +363,8 @@ exports! {
             let socket = Socket::of(socket)?;
             let mut state = socket.state();
             match command {
+                // Of the descriptor whose number the socket has.
+                libc::F_GETFD | libc::F_SETFD => descriptor_flags(socket.number(), command, argument),
                 libc::F_GETFL => Ok(if state.nonblocking { libc::O_NONBLOCK } else { 0 }),
                 libc::F_SETFL => {
                     state.nonblocking = argument & c_long::from(libc::O_NONBLOCK) != 0;
@@ -381,17 +392,5 @@ exports! {
             Socket::of(socket)?.send(&bytes(at, len), Some(offset as u64), flags & libc::MSG_DONTWAIT == 0)
         });
         sent as usize
-    }
-    "RDMACM_1.5" fn repoll_create() -> c_int {
-        unsupported();
-        -1
-    }
-    "RDMACM_1.5" fn repoll_ctl() -> c_int {
-        unsupported();
-        -1
-    }
-    "RDMACM_1.5" fn repoll_wait() -> c_int {
-        unsupported();
-        -1
     }
 }

@@ -7,6 +7,7 @@
 
 use core::ffi::c_int;
 use core::net::SocketAddr;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
@@ -31,7 +32,7 @@ const DEPTH: usize = 16;
 /// No more buffers are posted while so many bytes wait for the program.
 const WAITING_BYTES: usize = CHUNK * DEPTH;
 /// A program that ends waits so long for peers to take what was sent.
-const LINGER: Duration = Duration::from_secs(10);
+pub(super) const LINGER: Duration = Duration::from_secs(10);
 /// Threads that wait for requests look so often whether the socket was closed.
 pub(super) const LISTEN_LOOK: Duration = Duration::from_millis(100);
 
@@ -83,6 +84,8 @@ pub(super) struct Socket {
     id: OwnedFd,
     /// Wakes the thread: the program has read or closed.
     wake: OwnedFd,
+    /// It grows with each change that is told.
+    version: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -112,6 +115,17 @@ fn ends_with_the_program() {
 /// Makes a descriptor readable.
 pub(super) fn ring(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+}
+
+/// Has all calls look again that wait for one of several sockets.
+pub(super) fn tell_waiters() {
+    lock(WAITERS.get()).iter().for_each(|fd| ring(fd));
+}
+
+/// The time that a waiting call has left, as `poll` takes it; for ever without an end.
+pub(super) fn left_ms(end: Option<Instant>) -> c_int {
+    let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+    left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(c_int::MAX as u128) as c_int)
 }
 
 /// A descriptor that becomes readable when a socket changes, as long as it is held.
@@ -182,6 +196,7 @@ impl Socket {
         let socket = Arc::new(Self {
             id: eventfd(0, EventfdFlags::CLOEXEC)?,
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            version: AtomicU64::new(0),
             state: Mutex::new(State {
                 phase: Phase::New,
                 local: None,
@@ -225,8 +240,12 @@ impl Socket {
     }
     /// Tells calls that wait for this socket.
     pub(super) fn tell(&self) {
+        self.version.fetch_add(1, Ordering::Release);
         self.changed.notify_all();
-        lock(WAITERS.get()).iter().for_each(|fd| ring(fd));
+        tell_waiters();
+    }
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
     }
     /// Changes the state, and tells it.
     pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
@@ -470,13 +489,14 @@ impl Socket {
     /// Closes the socket. What was sent is delivered all the same, by the socket's thread.
     pub(super) fn close(number: c_int) -> Result<(), Errno> {
         let socket = lock(SOCKETS.get()).remove(&number).ok_or(Errno(libc::EBADF))?;
-        let accepted = {
+        let (accepted, groups) = {
             let mut state = socket.state();
             state.closing = true;
             // The program may use its memory for something else now.
             state.maps.clear();
-            state.datagrams.iter().for_each(Datagrams::close);
-            std::mem::take(&mut state.accepted)
+            let groups =
+                state.datagrams.as_ref().map(|datagrams| datagrams.close(&socket)).unwrap_or_default();
+            (std::mem::take(&mut state.accepted), groups)
         };
         for waiting in accepted {
             let _ = Self::close(waiting.number());
@@ -484,6 +504,7 @@ impl Socket {
         ring(&socket.wake);
         // The program may use the port for another socket.
         socket.wait_until(Instant::now() + LINGER, |state| state.listening == 0);
+        groups.iter().for_each(|group| group.wait_for_end());
         let mut closed = lock(CLOSED.get());
         closed.retain(|socket| socket.state().threads > 0);
         closed.push(socket);
@@ -519,6 +540,9 @@ impl Socket {
         if !state.accepted.is_empty() || !state.received.is_empty() || state.ended {
             events |= libc::POLLIN;
         }
+        if state.ended {
+            events |= libc::POLLRDHUP;
+        }
         match state.phase {
             Phase::Open if !state.free.is_empty() => events |= libc::POLLOUT,
             Phase::Failed(_) => events |= libc::POLLIN | libc::POLLOUT | libc::POLLHUP,
@@ -539,6 +563,15 @@ fn post(recv: &mut RecvQueue<Rc>, held: &mut Vec<Buf>) {
 }
 
 impl State {
+    /// Whether other sockets may be bound to the same port.
+    pub(super) fn shares_port(&self) -> bool {
+        let is_set = |name| {
+            self.options
+                .get(&(libc::SOL_SOCKET, name))
+                .is_some_and(|value| value.iter().any(|byte| *byte != 0))
+        };
+        is_set(libc::SO_REUSEADDR) || is_set(libc::SO_REUSEPORT)
+    }
     /// The connection is over.
     fn broken(&mut self) {
         if self.phase == Phase::Open {

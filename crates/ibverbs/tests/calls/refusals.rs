@@ -37,7 +37,7 @@ const OF_NULL: &[(c_int, c_int, &str)] = &[
         rdma_get_request rdma_getaddrinfo rdma_init_qp_attr rdma_join_multicast rdma_join_multicast_ex
         rdma_leave_multicast rdma_listen rdma_migrate_id rdma_notify rdma_query_addrinfo rdma_reject rdma_reject_ece
         rdma_resolve_addr rdma_resolve_addrinfo rdma_resolve_route rdma_set_local_ece rdma_set_option
-        rdma_write_cm_event rrecvmsg rsendmsg",
+        rdma_write_cm_event repoll_wait rrecvmsg rsendmsg",
     ),
     (-libc::EINVAL, libc::EINVAL, "_ibv_query_gid_table"),
     // Not offered.
@@ -53,7 +53,7 @@ const OF_NULL: &[(c_int, c_int, &str)] = &[
         libc::EOPNOTSUPP,
         "ibv_alloc_dmah ibv_create_comp_cntr",
     ),
-    (-1, libc::EOPNOTSUPP, "ibv_dm_export_dmabuf_fd repoll_create repoll_ctl repoll_wait"),
+    (-1, libc::EOPNOTSUPP, "ibv_dm_export_dmabuf_fd"),
     (-1, libc::ENODATA, "ibv_export_buf_dmabuf_fd"),
     // The descriptor is 0, and no context's.
     (0, libc::EINVAL, "ibv_import_device"),
@@ -62,7 +62,7 @@ const OF_NULL: &[(c_int, c_int, &str)] = &[
         -1,
         libc::EBADF,
         "raccept rbind rclose rconnect rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap riowrite rlisten
-        rread rreadv rrecv rrecvfrom rsend rsendto rsetsockopt rshutdown rwrite rwritev",
+        repoll_ctl rread rreadv rrecv rrecvfrom rsend rsendto rsetsockopt rshutdown rwrite rwritev",
     ),
     (-1, libc::EAFNOSUPPORT, "rsocket"),
     // Numbers, of which 0 is a good one or an unknown one.
@@ -82,6 +82,8 @@ const OF_NULL: &[(c_int, c_int, &str)] = &[
         ibv_wc_status_str rdma_create_event_channel rdma_event_str",
     ),
     (ANY, ANY, "rdma_get_devices"),
+    // A set of no members, whose number is a descriptor.
+    (ANY, 0, "repoll_create"),
     // Nothing to return, or a port of an identifier: the upper half of the register is anything.
     (
         ANY,

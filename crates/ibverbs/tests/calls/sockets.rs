@@ -159,6 +159,7 @@ fn datagrams(port: u16) -> (c_int, libc::sockaddr_in) {
 }
 /// A datagram and its sender's address.
 fn receive(socket: c_int, room: usize) -> (Vec<u8>, libc::sockaddr_in) {
+    assert_eq!(events(socket, libc::POLLIN, 60_000), libc::POLLIN, "no datagram in a minute");
     let (mut bytes, mut from, mut len) = (vec![0_u8; room], address([0; 4], 0), 16_u32);
     let got = cm!(rrecvfrom(socket, bytes.as_mut_ptr(), room, 0, &raw mut from, &raw mut len) -> isize);
     assert!(got >= 0, "{}", errno());
@@ -210,6 +211,131 @@ fn datagrams_arrive_whole_with_their_senders_address_and_are_answered() {
     assert_eq!(cm!(rclose(other)), 0);
     assert_eq!(cm!(rbind(taken, &raw const other_at, 16)), 0, "{}", errno());
     assert_eq!([client, server, taken].map(|socket| cm!(rclose(socket))), [0; 3]);
+}
+
+/// A socket of datagrams at a port that others may be bound to, too.
+fn shared_datagrams(at: &libc::sockaddr_in) -> c_int {
+    let socket = cm!(rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));
+    let on: c_int = 1;
+    assert_eq!(cm!(rsetsockopt(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, &raw const on, 4)), 0);
+    assert_eq!(cm!(rbind(socket, &raw const *at, 16)), 0, "{}", errno());
+    socket
+}
+
+/// As a server does that serves each peer by a socket of its own.
+#[test]
+fn sockets_at_one_port_get_the_datagrams_of_their_peers_and_the_last_one_those_of_others() {
+    let (mut at, mut len) = (address([127, 0, 0, 1], 0), 16_u32);
+    let first = shared_datagrams(&at);
+    assert_eq!(cm!(rgetsockname(first, &raw mut at, &raw mut len)), 0);
+    let send = |socket, bytes: &[u8]| {
+        let sent = cm!(rsendto(socket, bytes.as_ptr(), bytes.len(), 0, &raw const at, 16) -> isize);
+        assert_eq!(sent, bytes.len() as isize, "{}", errno());
+    };
+    let bind = |socket| (cm!(rbind(socket, &raw const at, 16)), errno());
+    let [one, two, three] = [(); 3].map(|()| datagrams(0).0);
+    send(three, b"three");
+    assert_eq!(receive(first, 64).0, b"three");
+    send(one, b"one");
+    let (bytes, from) = receive(first, 64);
+    assert_eq!((&bytes[..], cm!(rconnect(first, &raw const from, 16))), (&b"one"[..], 0));
+    let alone = cm!(rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));
+    assert_eq!(bind(alone), (-1, libc::EADDRINUSE), "it does not share");
+    let second = shared_datagrams(&at);
+    // This one knows the first socket's queue pair, and the next one asks.
+    send(three, b"handed over");
+    assert_eq!(receive(second, 64).0, b"handed over");
+    send(two, b"two");
+    assert_eq!(receive(second, 64).0, b"two");
+    send(one, b"mine");
+    assert_eq!(receive(first, 64).0, b"mine");
+    assert_eq!(cm!(rsend(first, b"back".as_ptr(), 4, 0) -> isize), 4);
+    let (bytes, of) = receive(one, 64);
+    assert_eq!((&bytes[..], of.sin_port), (&b"back"[..], at.sin_port));
+    // The port stays with the other one, and is free after both.
+    assert_eq!(cm!(rclose(first)), 0);
+    send(two, b"still");
+    assert_eq!(receive(second, 64).0, b"still");
+    assert_eq!(bind(alone), (-1, libc::EADDRINUSE));
+    assert_eq!(cm!(rclose(second)), 0);
+    assert_eq!(cm!(rbind(alone, &raw const at, 16)), 0, "{}", errno());
+    assert_eq!([one, two, three, alone].map(|socket| cm!(rclose(socket))), [0; 4]);
+}
+
+const IN: u32 = libc::EPOLLIN as u32;
+const OUT: u32 = libc::EPOLLOUT as u32;
+const EDGE: u32 = libc::EPOLLET as u32;
+const ONCE: u32 = libc::EPOLLONESHOT as u32;
+
+/// Calls a function of sets.
+macro_rules! set {
+    ($name:ident($($arg:expr),*)) => {
+        call!(@ common::symbol(stringify!($name), "RDMACM_1.5").expect(stringify!($name)), ($($arg),*) -> c_int)
+    };
+}
+
+#[test]
+fn a_set_has_events_of_sockets_and_of_other_descriptors_by_level_by_edge_and_once() {
+    let set = set!(repoll_create(libc::EPOLL_CLOEXEC));
+    assert!(set >= 0, "{}", errno());
+    let [client, server] = pair();
+    let change = |operation: c_int, number: c_int, events: u32, data: u64| {
+        let event = libc::epoll_event { events, u64: data };
+        set!(repoll_ctl(set, operation, number, &raw const event))
+    };
+    // Each event is found by what it is of.
+    let found = |timeout_ms: c_int| {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let count = set!(repoll_wait(set, events.as_mut_ptr(), 4, timeout_ms));
+        let count = usize::try_from(count).unwrap_or_else(|_| panic!("{}", errno()));
+        events[..count].iter().map(|event| (event.u64, event.events)).collect::<Vec<_>>()
+    };
+    // SAFETY: it takes no pointers.
+    let other = unsafe { libc::eventfd(0, 0) };
+    assert_eq!(change(libc::EPOLL_CTL_ADD, server, IN | EDGE, 7), 0, "{}", errno());
+    assert_eq!(change(libc::EPOLL_CTL_ADD, other, IN, 9), 0, "{}", errno());
+    assert_eq!(found(0), []);
+    let write = || assert_eq!(cm!(rwrite(client, b"x".as_ptr(), 1) -> isize), 1);
+    // The first byte wakes a thread that waits already, and the second is told though the first is not read.
+    let waiting = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| found(60_000));
+        write();
+        thread.join().unwrap()
+    });
+    assert_eq!(waiting, [(7, IN)]);
+    write();
+    assert_eq!(found(60_000), [(7, IN)]);
+    // SAFETY: 8 bytes.
+    assert_eq!(unsafe { libc::write(other, [1_u8; 8].as_ptr().cast(), 8) }, 8);
+    assert_eq!(found(60_000), [(9, IN)]);
+    assert_eq!(change(libc::EPOLL_CTL_DEL, other, 0, 0), 0);
+    // By level it is told again and again, once only once, and anew when that is asked for.
+    assert_eq!(change(libc::EPOLL_CTL_MOD, server, IN, 8), 0);
+    assert_eq!([found(60_000), found(60_000)], [[(8, IN)]; 2]);
+    assert_eq!(change(libc::EPOLL_CTL_MOD, server, IN | OUT | ONCE, 6), 0);
+    assert_eq!([found(60_000), found(0)], [vec![(6, IN | OUT)], vec![]]);
+    assert_eq!(change(libc::EPOLL_CTL_MOD, server, OUT | ONCE, 5), 0);
+    assert_eq!(found(60_000), [(5, OUT)]);
+
+    let refused = |said: c_int, number: c_int| assert_eq!((said, errno()), (-1, number));
+    refused(change(libc::EPOLL_CTL_ADD, server, IN, 0), libc::EEXIST);
+    refused(change(libc::EPOLL_CTL_MOD, client, IN, 0), libc::ENOENT);
+    refused(change(libc::EPOLL_CTL_DEL, other, 0, 0), libc::ENOENT);
+    refused(change(77, server, IN, 0), libc::EINVAL);
+    refused(set!(repoll_ctl(set, libc::EPOLL_CTL_MOD, server, 0)), libc::EFAULT);
+    refused(set!(repoll_ctl(set, libc::EPOLL_CTL_ADD, -1_i32, 0)), libc::EBADF);
+    refused(set!(repoll_wait(other, NONE, 1, 0)), libc::EFAULT);
+    refused(set!(repoll_create(1)), libc::EINVAL);
+    // A closed socket is no member.
+    assert_eq!(change(libc::EPOLL_CTL_MOD, server, IN, 4), 0);
+    assert_eq!(cm!(rclose(server)), 0);
+    assert_eq!(found(0), []);
+    assert_eq!(cm!(rfcntl(client, libc::F_SETFD, libc::FD_CLOEXEC)), 0);
+    assert_eq!(cm!(rfcntl(client, libc::F_GETFD, 0)), libc::FD_CLOEXEC);
+    assert_eq!([cm!(rclose(set)), cm!(rclose(client))], [0, 0]);
+    refused(set!(repoll_wait(set, &raw const set, 1, 0)), libc::EBADF);
+    // SAFETY: the descriptor is this test's.
+    unsafe { libc::close(other) };
 }
 
 #[test]
