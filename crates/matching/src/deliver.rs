@@ -301,7 +301,7 @@ impl Interface {
         header.response(fail, 0, 0, false)
     }
     /// The entry that a message is for.
-    #[inline(never)]
+    #[inline(always)]
     fn choose(&mut self, header: &Header) -> Choice {
         if self.config.version == Version::V3 && !self.acl.is_empty() && !self.is_admitted(header) {
             return Choice::failed(NiFail::PermViolation);

@@ -73,8 +73,17 @@ impl Interface {
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
-    #[inline]
+    #[inline(always)]
     pub fn check_transfer(&self, transfer: &Transfer) -> Result<(), Error> {
+        // Most are puts.
+        let is_put = transfer.operation == Operation::Put && transfer.reply.is_none();
+        if is_put && transfer.length <= self.config.limits.max_msg_size {
+            return self.check_range(transfer.md, "md", transfer.local_offset, transfer.length);
+        }
+        self.check_any_transfer(transfer)
+    }
+    #[inline(never)]
+    fn check_any_transfer(&self, transfer: &Transfer) -> Result<(), Error> {
         let Transfer { operation, length, .. } = *transfer;
         let limits = &self.config.limits;
         let limit = match operation {

@@ -556,6 +556,7 @@ impl Interface {
     ///
     /// # Errors
     /// [`Error::Handle`].
+    #[inline]
     pub fn eq_len(&self, eq: EqHandle) -> Result<usize, Error> {
         Ok(self.eqs.get(eq.0).ok_or(Error::Handle { argument: "eq" })?.len())
     }

@@ -184,23 +184,27 @@ impl NiCore {
     #[inline]
     pub(crate) fn start(&self, transfer: &Transfer) -> Result<(), Error> {
         let ni = self.ni();
-        let done = self.state(|state| match state.start(ni, transfer) {
-            Ok(()) => {
-                state.make_room();
-                Some(Ok(()))
-            }
-            Err(Error::Target { .. }) if state.is_unknown(ni, transfer.target) => None,
-            Err(Error::Target { .. }) if state.is_unconnected(ni, transfer.target) => None,
-            refused => Some(refused),
+        let done = self.state(|state| {
+            state.start(ni, transfer)?;
+            state.make_room();
+            Ok(())
         });
-        done.unwrap_or_else(|| self.start_anew(transfer))
+        match done {
+            Ok(()) => Ok(()),
+            Err(refused) => self.start_anew(transfer, refused),
+        }
     }
-    /// Begins an operation whose target is still to be found, or to be met.
+    /// Begins an operation that was refused, if its target was only still to be found, or to be met.
     #[cold]
-    fn start_anew(&self, transfer: &Transfer) -> Result<(), Error> {
-        self.find(transfer.target)?;
-        self.node.meet(self.ni(), transfer.target)?;
-        self.state(|state| state.start_and_connect(self.ni(), transfer))
+    fn start_anew(&self, transfer: &Transfer, refused: Error) -> Result<(), Error> {
+        let Error::Target { target } = refused else { return Err(refused) };
+        let ni = self.ni();
+        if self.state(|state| state.is_unknown(ni, target) || state.is_unconnected(ni, target)) {
+            self.find(target)?;
+            self.node.meet(ni, target)?;
+        }
+        // Otherwise another thread may have met it meanwhile.
+        self.state(|state| state.start_and_connect(ni, transfer))
     }
     /// Has something done when a count is reached.
     pub(crate) fn trigger(&self, ct: CtHandle, threshold: u64, what: Triggered) -> Result<(), Error> {
@@ -257,18 +261,19 @@ impl NiCore {
     pub(crate) fn eq_take<R>(
         &self,
         eq: EqHandle,
-        show: impl Fn(&Event, bool) -> R,
+        show: impl FnOnce(&Event, bool) -> R,
     ) -> Result<Option<R>, Error> {
         let ni = self.ni();
+        // Built here, and not handed through the results of the calls between.
+        let mut shown = None;
         self.state(|state| {
-            if let Some(shown) = state.ni(ni).engine.eq_take(eq, &show)? {
-                return Ok(Some(shown));
+            if state.ni(ni).engine.eq_len(eq)? > 0 || state.progress() {
+                let engine = &mut state.ni(ni).engine;
+                engine.eq_take(eq, |event, dropped| shown = Some(show(event, dropped)))?;
             }
-            if !state.progress() {
-                return Ok(None);
-            }
-            Ok(state.ni(ni).engine.eq_take(eq, &show)?)
-        })
+            Ok::<_, Error>(())
+        })?;
+        Ok(shown)
     }
     /// Takes an event of one of several queues, waiting for it; without a timeout for ever.
     pub(crate) fn eq_poll(

@@ -33,6 +33,9 @@ const FETCHED: u8 = 5;
 const BYE: u8 = 6;
 const PING: u8 = 7;
 
+/// The code of the operation put.
+const PUT: u8 = 0;
+
 const HAS_OFFSET: u8 = 1;
 const HAS_HDR_DATA: u8 = 2;
 const HAS_ATOMIC: u8 = 4;
@@ -62,13 +65,9 @@ impl Pieces<'_> {
     }
 }
 
-/// A parsed message; its fields are not checked against the node's state.
+/// A parsed message that begins no operation; its fields are not checked against the node's state.
 #[derive(Debug)]
 pub(crate) enum Message<'a> {
-    /// An operation, with its bytes.
-    Request(Request<'a>, &'a [u8]),
-    /// An operation whose bytes the target fetches.
-    RequestLent(Request<'a>, Pieces<'a>),
     /// What became of one, with the bytes of a reply. The bytes of a lent request were fetched.
     Response(u32, Response, &'a [u8]),
     /// A reply whose bytes the initiator fetches; `Fetched` answers the second token.
@@ -82,7 +81,7 @@ pub(crate) enum Message<'a> {
 }
 
 /// The head of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Request<'a> {
     /// Which of the node's interfaces.
     pub(crate) ni: u8,
@@ -118,7 +117,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// Bytes that a message begins with, or all of it.
+/// Bytes that a message begins with, or all of it, with room for a body as long as the rest of the longest head.
 ///
 /// It is built of words, since its reader loads words or more, and a load waits for narrower stores.
 pub(crate) struct Head {
@@ -144,13 +143,10 @@ impl Head {
         bytemuck::cast_slice(&self.words[..self.len])
     }
 
-    /// Writes it to where a message begins, word by word; returns its bytes.
+    /// The head with room for a body of so many bytes behind it; `None`: it has less.
     #[inline(always)]
-    pub(crate) fn write(&self, message: &mut [u64]) -> usize {
-        for (to, from) in message.iter_mut().zip(&self.words[..self.len]) {
-            *to = *from;
-        }
-        self.len * 8
+    pub(crate) fn with_body(&mut self, body: usize) -> Option<&mut [u8]> {
+        bytemuck::cast_slice_mut(&mut self.words).get_mut(..self.len * 8 + body)
     }
 
     /// Of an operation.
@@ -162,7 +158,11 @@ impl Head {
         operand: &[u8; OPERAND_BYTES],
         lent: bool,
     ) -> Self {
-        let atomic = header.operation.atomic();
+        // Most are puts.
+        let (operation, atomic) = match header.operation {
+            Operation::Put => (PUT, None),
+            other => coded(other),
+        };
         let with_operand = atomic.is_some_and(|(op, _)| op.needs_operand());
         let has = |present: bool, bit: u8| if present { bit } else { 0 };
         let fields = has(header.remote_offset != 0, HAS_OFFSET)
@@ -170,7 +170,7 @@ impl Head {
             | has(atomic.is_some(), HAS_ATOMIC)
             | has(with_operand, HAS_OPERAND);
         let kind = if lent { REQUEST_LENT } else { REQUEST };
-        let first = [kind, ni | ack_code(header.ack) << 4, operation_code(&header.operation), fields];
+        let first = [kind, ni | ack_code(header.ack) << 4, operation, fields];
         let mut head = Self::new(first, (header.pt_index & 0xffff) << 16 | header.ac_index & 0xffff);
         head.push(u64::from(token) << 32 | header.length & 0xffff_ffff);
         head.push(header.match_bits);
@@ -225,19 +225,11 @@ impl Piece {
 }
 
 impl<'a> Message<'a> {
-    /// Reads a message. Lengths and other claims of its fields are not checked.
-    #[inline]
+    /// Reads a message that is [no request](is_request). Lengths and other claims of its fields are not checked.
+    #[inline(never)]
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
         let short = WireError::Short { length: bytes.len() };
         match *bytes.first().ok_or(short)? {
-            kind @ (REQUEST | REQUEST_LENT) => {
-                let (request, rest) = parse_request(bytes)?;
-                Ok(if kind == REQUEST {
-                    Self::Request(request, rest)
-                } else {
-                    Self::RequestLent(request, pieces(rest)?)
-                })
-            }
             kind @ (RESPONSE | RESPONSE_LENT) => {
                 let head = bytes.get(..24).ok_or(short)?;
                 let response = Response {
@@ -262,14 +254,36 @@ impl<'a> Message<'a> {
             value => Err(WireError::Field { field: "the kind of message", value }),
         }
     }
-    /// The interface that a request is for, if so much can be read of it.
-    pub(crate) fn interface_of(bytes: &[u8]) -> Option<u8> {
-        matches!(*bytes.first()?, REQUEST | REQUEST_LENT).then(|| bytes.get(1).map(|ni| ni & 15))?
-    }
 }
 
+/// What is behind the head of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Behind {
+    /// The bytes of the operation, if it has any.
+    Bytes,
+    /// The [`pieces`] of memory from which the target fetches the bytes.
+    Pieces,
+}
+
+/// What is behind the head, if the message begins an operation; [`parse_request`] reads such a message.
 #[inline(always)]
-fn parse_request(bytes: &[u8]) -> Result<(Request<'_>, &[u8]), WireError> {
+pub(crate) fn is_request(bytes: &[u8]) -> Option<Behind> {
+    match *bytes.first()? {
+        REQUEST => Some(Behind::Bytes),
+        REQUEST_LENT => Some(Behind::Pieces),
+        _ => None,
+    }
+}
+/// The interface that a request is for, if so much can be read of it.
+pub(crate) fn interface_of(bytes: &[u8]) -> Option<u8> {
+    is_request(bytes)?;
+    bytes.get(1).map(|ni| ni & 15)
+}
+
+/// Reads a [request](is_request) into `request`, which is a default one; returns what is behind its head. Its claims are
+/// not checked.
+#[inline(always)]
+pub(crate) fn parse_request<'a>(bytes: &'a [u8], request: &mut Request<'a>) -> Result<&'a [u8], WireError> {
     let short = WireError::Short { length: bytes.len() };
     let (head, mut rest) = bytes.split_at_checked(24).ok_or(short)?;
     let fields = head[3];
@@ -281,28 +295,30 @@ fn parse_request(bytes: &[u8]) -> Result<(Request<'_>, &[u8]), WireError> {
         rest = later;
         Ok(Some(now))
     };
-    let remote_offset = take(HAS_OFFSET, 8)?.map_or(0, |b| u64_at(b, 0));
-    let hdr_data = take(HAS_HDR_DATA, 8)?.map_or(0, |b| u64_at(b, 0));
-    let atomic = take(HAS_ATOMIC, 8)?.map(|b| (b[0], b[1]));
-    let operand = take(HAS_OPERAND, OPERAND_BYTES)?.unwrap_or_default();
-    let header = Header {
-        operation: operation(head[2], atomic)?,
-        ack: ack(head[1] >> 4)?,
-        pt_index: u16_at(head, 4).into(),
-        ac_index: u16_at(head, 6).into(),
-        match_bits: u64_at(head, 16),
-        remote_offset,
-        length: u32_at(head, 12).into(),
-        hdr_data,
-        ..Header::default()
-    };
-    if operand.is_empty() && header.operation.atomic().is_some_and(|(op, _)| op.needs_operand()) {
+    // Field by field where they will be read: what is built elsewhere is copied.
+    let header = &mut request.header;
+    header.remote_offset = take(HAS_OFFSET, 8)?.map_or(0, |b| u64_at(b, 0));
+    header.hdr_data = take(HAS_HDR_DATA, 8)?.map_or(0, |b| u64_at(b, 0));
+    let mut atomic = None;
+    if fields & (HAS_ATOMIC | HAS_OPERAND) != 0 {
+        atomic = take(HAS_ATOMIC, 8)?.map(|b| (b[0], b[1]));
+        request.operand = take(HAS_OPERAND, OPERAND_BYTES)?.unwrap_or_default();
+    }
+    header.operation = operation(head[2], atomic)?;
+    header.ack = ack(head[1] >> 4)?;
+    header.pt_index = u16_at(head, 4).into();
+    header.ac_index = u16_at(head, 6).into();
+    header.match_bits = u64_at(head, 16);
+    header.length = u32_at(head, 12).into();
+    if request.operand.is_empty() && header.operation.atomic().is_some_and(|(op, _)| op.needs_operand()) {
         return Err(short);
     }
-    Ok((Request { ni: head[1] & 15, token: u32_at(head, 8), header, operand }, rest))
+    (request.ni, request.token) = (head[1] & 15, u32_at(head, 8));
+    Ok(rest)
 }
 
-fn pieces(bytes: &[u8]) -> Result<Pieces<'_>, WireError> {
+/// The pieces behind the head of a request whose bytes are lent.
+pub(crate) fn pieces(bytes: &[u8]) -> Result<Pieces<'_>, WireError> {
     if bytes.len().is_multiple_of(PIECE_BYTES) {
         Ok(Pieces(bytes))
     } else {
@@ -310,15 +326,18 @@ fn pieces(bytes: &[u8]) -> Result<Pieces<'_>, WireError> {
     }
 }
 
-fn operation_code(operation: &Operation) -> u8 {
-    match operation {
-        Operation::Put => 0,
+/// The code of an operation, and what it has beside.
+#[inline(never)]
+fn coded(operation: Operation) -> (u8, Option<(AtomicOp, Datatype)>) {
+    let code = match operation {
+        Operation::Put => PUT,
         Operation::Get => 1,
         Operation::GetPut => 2,
         Operation::Atomic(..) => 3,
         Operation::FetchAtomic(..) => 4,
         Operation::Swap(..) => 5,
-    }
+    };
+    (code, operation.atomic())
 }
 
 #[inline]
@@ -331,7 +350,7 @@ fn operation(code: u8, atomic: Option<(u8, u8)>) -> Result<Operation, WireError>
         Ok((op, ty))
     };
     Ok(match code {
-        0 => Operation::Put,
+        PUT => Operation::Put,
         1 => Operation::Get,
         2 => Operation::GetPut,
         3 => pair().map(|(op, ty)| Operation::Atomic(op, ty))?,
@@ -407,6 +426,11 @@ mod tests {
         Request { ni: 3, token: 0xdead_beef, header, operand: if with { &OPERAND } else { &[] } }
     }
 
+    fn read(bytes: &[u8]) -> Result<(Request<'_>, &[u8]), WireError> {
+        let mut request = Request::default();
+        parse_request(bytes, &mut request).map(|rest| (request, rest))
+    }
+
     fn head(request: &Request<'_>) -> Head {
         Head::request(request.ni, request.token, &request.header, &OPERAND, false)
     }
@@ -431,10 +455,11 @@ mod tests {
                 let wanted = request(operation, offset, hdr_data);
                 let mut bytes = head(&wanted).as_bytes().to_vec();
                 bytes.extend(b"payload");
-                let Ok(Message::Request(got, rest)) = Message::parse(&bytes) else { panic!("{operation:?}") };
+                assert_eq!(is_request(&bytes), Some(Behind::Bytes));
+                let (got, rest) = read(&bytes).unwrap();
                 assert_eq!((got, rest), (wanted, &b"payload"[..]));
                 for cut in 0..bytes.len() - 7 {
-                    assert!(Message::parse(&bytes[..cut]).is_err(), "{operation:?} cut to {cut}");
+                    assert!(read(&bytes[..cut]).is_err(), "{operation:?} cut to {cut}");
                 }
             }
         }
@@ -475,7 +500,12 @@ mod tests {
         ] {
             let mut bytes = good.clone();
             bytes[at] = value;
-            let Err(WireError::Field { field: got, .. }) = Message::parse(&bytes) else { panic!("{field}") };
+            let message = if is_request(&bytes).is_some() {
+                read(&bytes).map(drop)
+            } else {
+                Message::parse(&bytes).map(drop)
+            };
+            let Err(WireError::Field { field: got, .. }) = message else { panic!("{field}") };
             assert_eq!(got, field);
         }
         assert!(Message::parse(&[]).is_err());

@@ -9,6 +9,7 @@ use hca_core::{Access, DeviceError, MrHandle, MrStatus, RemoteAddr, Rkey};
 
 use crate::buf::{bounds, try_bounds};
 use crate::region::Region;
+use crate::shared::SharedBytes;
 use crate::{Pd, RangeError, WaitError};
 
 /// A memory region that peers can access, with the rights that it was created with. From
@@ -59,7 +60,7 @@ impl SharedMr {
     #[track_caller]
     pub fn range(&self, range: impl RangeBounds<usize>) -> SharedRange {
         let (start, end) = bounds(range, self.len());
-        SharedRange { region: Arc::clone(&self.region), start, len: end - start }
+        SharedRange { region: Arc::clone(&self.region), bytes: self.region.bytes().part(start, end - start) }
     }
 
     /// Copies from `offset` on into `out`.
@@ -232,8 +233,8 @@ impl fmt::Debug for SharedMr {
 #[derive(Clone)]
 pub struct SharedRange {
     region: Arc<Region>,
-    start: usize,
-    len: usize,
+    /// Its bytes of the region's.
+    bytes: SharedBytes,
 }
 
 impl SharedRange {
@@ -243,15 +244,15 @@ impl SharedRange {
     }
     /// The length in bytes.
     pub fn len(&self) -> usize {
-        self.len
+        self.bytes.len()
     }
     /// Whether the part has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
     /// The offset in the region.
     pub fn offset(&self) -> usize {
-        self.start
+        self.bytes.addr().addr().get() - self.region.base().addr().get()
     }
     /// The region that the part lies in.
     pub fn mr(&self) -> SharedMr {
@@ -268,12 +269,12 @@ impl SharedRange {
     #[must_use]
     #[track_caller]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
-        let (start, end) = bounds(range, self.len);
-        Self { region: Arc::clone(&self.region), start: self.start + start, len: end - start }
+        let (start, end) = bounds(range, self.len());
+        Self { region: Arc::clone(&self.region), bytes: self.bytes.part(start, end - start) }
     }
     /// The address and key with which a peer accesses the part.
     pub fn remote(&self) -> RemoteMr {
-        RemoteMr { addr: self.addr(), rkey: self.region.keys().rkey, len: self.len as u64 }
+        RemoteMr { addr: self.addr(), rkey: self.region.keys().rkey, len: self.len() as u64 }
     }
     /// Copies bytes out, like [`SharedMr::read_at`], with an offset in the part.
     ///
@@ -282,7 +283,7 @@ impl SharedRange {
     #[inline]
     #[track_caller]
     pub fn read_at(&self, offset: usize, out: &mut [u8]) {
-        self.region.bytes().read(self.at(offset, out.len()), out);
+        self.bytes.read(offset, out);
     }
     /// Copies bytes in, like [`SharedMr::write_at`], with an offset in the part.
     ///
@@ -291,7 +292,7 @@ impl SharedRange {
     #[inline]
     #[track_caller]
     pub fn write_at(&self, offset: usize, data: &[u8]) {
-        self.region.bytes().write(self.at(offset, data.len()), data);
+        self.bytes.write(offset, data);
     }
     /// Reads a word, like [`SharedMr::load_u64`], with an offset in the part.
     ///
@@ -300,7 +301,7 @@ impl SharedRange {
     #[inline]
     #[track_caller]
     pub fn load_u64(&self, offset: usize) -> u64 {
-        self.region.bytes().load(self.at(offset, 8))
+        self.bytes.load(offset)
     }
     /// Writes a word, like [`SharedMr::store_u64`], with an offset in the part.
     ///
@@ -309,28 +310,19 @@ impl SharedRange {
     #[inline]
     #[track_caller]
     pub fn store_u64(&self, offset: usize, value: u64) {
-        self.region.bytes().store(self.at(offset, 8), value);
+        self.bytes.store(offset, value);
     }
-    /// The offset of the part's bytes in the region.
-    #[inline]
-    #[track_caller]
-    fn at(&self, offset: usize, len: usize) -> usize {
-        let inside = offset <= self.len && len <= self.len - offset;
-        assert!(inside, "bytes {offset}..{} of a part of {}", offset.saturating_add(len), self.len);
-        self.start + offset
-    }
-
     pub(crate) fn region(&self) -> &Arc<Region> {
         &self.region
     }
     pub(crate) fn addr(&self) -> u64 {
-        (self.region.base().addr().get() + self.start) as u64
+        self.bytes.addr().addr().get() as u64
     }
 }
 
 impl fmt::Debug for SharedRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedRange({}..{})", self.start, self.start + self.len)
+        write!(f, "SharedRange({}..{})", self.offset(), self.offset() + self.len())
     }
 }
 

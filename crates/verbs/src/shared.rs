@@ -37,6 +37,16 @@ impl SharedBytes {
         self.addr
     }
 
+    /// The `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// They do not lie inside.
+    #[track_caller]
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Self {
+        let addr = NonNull::new(self.at(offset, len)).expect("no memory is at 0");
+        Self { addr, len }
+    }
+
     /// The address of `len` bytes at `offset`.
     ///
     /// # Panics
@@ -46,7 +56,7 @@ impl SharedBytes {
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(
             offset <= self.len && len <= self.len - offset,
-            "bytes {offset}..{} of a region of {}",
+            "bytes {offset}..{} of memory of {}",
             offset.saturating_add(len),
             self.len
         );
@@ -178,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "bytes 9..17 of a region of 16")]
+    #[should_panic(expected = "bytes 9..17 of memory of 16")]
     fn access_beyond_the_end_panics() {
         let mut words = [0; 2];
         region(&mut words).write(9, &[0; 8]);

@@ -2,11 +2,55 @@
 
 use hca_matching::{Header, NiFail, Operation, Response, ResponseKind, Transfer};
 
-use super::State;
+use super::interface::NiState;
 use super::peer::{Fetch, Fetched, Flying, Out};
 use super::post::{Body, Full};
+use super::{Net, State};
 use crate::wire::{self, Head};
 use crate::{Error, memory};
+
+impl Net {
+    /// Sends an operation's message; with token 0, nothing is to come back. `copy`: its bytes, if its memory may have
+    /// changed.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "an operation and its interface are taken apart here")]
+    pub(super) fn send_transfer(
+        &mut self,
+        peer: u32,
+        ni: u8,
+        of_ni: &NiState,
+        transfer: &Transfer,
+        token: u32,
+        copy: Option<&[u8]>,
+        lent: bool,
+    ) -> Result<(), Full> {
+        let header = Header {
+            operation: transfer.operation,
+            ack: transfer.ack,
+            pt_index: transfer.pt_index,
+            ac_index: transfer.ac_index,
+            match_bits: transfer.match_bits,
+            remote_offset: transfer.remote_offset,
+            length: transfer.length,
+            hdr_data: transfer.hdr_data,
+            ..Header::default()
+        };
+        let mut head = Head::request(ni, token, &header, &transfer.operand, lent);
+        let body = match copy {
+            _ if !transfer.operation.writes() || transfer.length == 0 => Body::None,
+            Some(copy) => Body::Bytes(copy),
+            None => {
+                let memory = of_ni.md_memory(transfer.md).expect("a descriptor has memory");
+                if lent {
+                    let pieces = memory.remote(transfer.local_offset, transfer.length);
+                    return self.send(peer, &mut head, &Body::Where(&pieces));
+                }
+                Body::Memory(memory, transfer.local_offset, transfer.length as usize)
+            }
+        };
+        self.send(peer, &mut head, &body)
+    }
+}
 
 impl State {
     /// Begins an operation, and has its target met if that is new.
@@ -28,17 +72,19 @@ impl State {
     pub(crate) fn start(&mut self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         self.check(ni, transfer)?;
         let peer = self.route(ni, transfer.target)?;
+        let lent = self.is_lent(transfer);
         let of_ni = self.nis[ni as usize].as_mut().expect("its interface is open");
         if let Some(trace) = &mut of_ni.trace {
             trace.began(transfer);
         }
         let of = self.net.peer(peer);
         let clear = of.is_clear() && of.waiting.is_empty();
-        if clear && !transfer.is_answered() && !self.is_lent(transfer) {
-            self.nis[ni as usize].as_ref().expect("it is open").engine.check_transfer(transfer)?;
-            if self.send_transfer(peer, ni, transfer, 0, None).is_ok() {
-                self.ni(ni).engine.sent_at_once(transfer);
-                self.after(ni);
+        if clear && !transfer.is_answered() && !lent {
+            of_ni.engine.check_transfer(transfer)?;
+            if self.net.send_transfer(peer, ni, of_ni, transfer, 0, None, false).is_ok() {
+                of_ni.engine.sent_at_once(transfer);
+                let is_settled = of_ni.engine.is_settled();
+                self.note(ni, is_settled);
                 return Ok(());
             }
         }
@@ -117,44 +163,6 @@ impl State {
     #[inline]
     pub(super) fn is_lent(&self, transfer: &Transfer) -> bool {
         transfer.operation == Operation::Put && transfer.length > self.eager_bytes as u64
-    }
-    /// Sends an operation's message; with token 0, nothing is to come back.
-    #[inline(always)]
-    pub(super) fn send_transfer(
-        &mut self,
-        peer: u32,
-        ni: u8,
-        transfer: &Transfer,
-        token: u32,
-        copy: Option<&[u8]>,
-    ) -> Result<(), Full> {
-        let lent = self.is_lent(transfer);
-        let header = Header {
-            operation: transfer.operation,
-            ack: transfer.ack,
-            pt_index: transfer.pt_index,
-            ac_index: transfer.ac_index,
-            match_bits: transfer.match_bits,
-            remote_offset: transfer.remote_offset,
-            length: transfer.length,
-            hdr_data: transfer.hdr_data,
-            ..Header::default()
-        };
-        let head = Head::request(ni, token, &header, &transfer.operand, lent);
-        let body = match (copy, &self.nis[ni as usize]) {
-            _ if !transfer.operation.writes() || transfer.length == 0 => Body::None,
-            (Some(copy), _) => Body::Bytes(copy),
-            (None, Some(of_ni)) => {
-                let memory = of_ni.md_memory(transfer.md).expect("a descriptor has memory");
-                if lent {
-                    let pieces = memory.remote(transfer.local_offset, transfer.length);
-                    return self.net.send(peer, &head, &Body::Where(&pieces));
-                }
-                Body::Memory(memory, transfer.local_offset, transfer.length as usize)
-            }
-            (None, None) => unreachable!("operations hold their interface"),
-        };
-        self.net.send(peer, &head, &body)
     }
 
     /// An answer, with the bytes of a reply.

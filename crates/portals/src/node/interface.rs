@@ -247,8 +247,14 @@ impl State {
     /// Does the work that the engine left: triggered operations, memory to release.
     #[inline(always)]
     pub(crate) fn after(&mut self, ni: u8) {
+        let is_settled = self.ni(ni).engine.is_settled();
+        self.note(ni, is_settled);
+    }
+    /// The same where it is known whether the engine left any.
+    #[inline(always)]
+    pub(super) fn note(&mut self, ni: u8, is_settled: bool) {
         self.found = true;
-        if !self.ni(ni).engine.is_settled() {
+        if !is_settled {
             self.settle(ni);
         }
     }

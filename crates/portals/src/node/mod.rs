@@ -453,20 +453,12 @@ impl Node {
         let mut state = self.inner.state.lock();
         instrument::mark(Part::Lock);
         let result = f(&mut state);
-        let wake = state.take_found();
-        let sooner = state.sooner;
-        let queued_work = state.take_queued_work();
+        let left = if state.leaves_work() { Some(state.take_left()) } else { None };
         instrument::begin();
         let wanted = state.unlock();
         instrument::mark(Part::Unlock);
-        if wake > 0 {
-            self.inner.wake(wake);
-        }
-        if sooner {
-            self.inner.tell_deadline();
-        }
-        if wanted || !queued_work.is_empty() {
-            self.inner.after_unlock(wanted, queued_work);
+        if wanted || left.is_some() {
+            self.inner.do_left(wanted, left.unwrap_or_default());
         }
         result
     }
@@ -478,7 +470,33 @@ impl fmt::Debug for Node {
     }
 }
 
+/// What the holder of the lock leaves to be done behind it.
+#[derive(Default)]
+struct Left {
+    /// The waiters to wake, as [`State::take_waiters`] counts them.
+    wake: u32,
+    /// The device is to ask for the deadline.
+    sooner: bool,
+    queued_work: Vec<DeviceWork>,
+}
+
 impl Inner {
+    /// Does what was left behind the lock: by other threads, if `wanted`, and by the holder.
+    #[cold]
+    fn do_left(&self, wanted: bool, Left { wake, sooner, queued_work }: Left) {
+        self.wake_and_tell(wake, sooner);
+        if wanted || !queued_work.is_empty() {
+            self.after_unlock(wanted, queued_work);
+        }
+    }
+    fn wake_and_tell(&self, wake: u32, sooner: bool) {
+        if wake > 0 {
+            self.wake(wake);
+        }
+        if sooner {
+            self.tell_deadline();
+        }
+    }
     /// Does the work that was left while the node was held: by other threads, if `wanted`, and by the holder.
     #[cold]
     fn after_unlock(&self, wanted: bool, mut queued_work: Vec<DeviceWork>) -> bool {
@@ -499,15 +517,10 @@ impl Inner {
                 }
             }
             let more = state.progress() | state.run_timers();
-            queued_work.append(&mut state.queued_work);
-            let (wake, sooner) = (state.take_found(), state.sooner);
+            let Left { wake, sooner, queued_work: new } = state.take_left();
+            queued_work.extend(new);
             let wanted = state.unlock();
-            if wake > 0 {
-                self.wake(wake);
-            }
-            if sooner {
-                self.tell_deadline();
-            }
+            self.wake_and_tell(wake, sooner);
             if !wanted {
                 return more;
             }
@@ -561,7 +574,7 @@ impl OffloadEngine for Inner {
         let mut state = self.state.try_lock()?;
         let timer = state.timer;
         state.sooner = false;
-        let queued_work = state.take_queued_work();
+        let queued_work = std::mem::take(&mut state.queued_work);
         let wanted = state.unlock();
         self.after_unlock(wanted, queued_work);
         timer.map(|timer| timer.since(self.clock.now()))
@@ -618,7 +631,7 @@ impl State {
         match self.net.ports.sort(wc) {
             Came::Message { slot, len } => {
                 match self.peer_of(wc) {
-                    Some(peer) if self.peer(peer).listens() => {
+                    Some(peer) if self.net.peer(peer).listens() => {
                         let message = self.net.ports.message(slot, len);
                         self.heard(peer, message.as_bytes());
                     }
@@ -672,15 +685,15 @@ impl State {
     fn peer(&mut self, peer: u32) -> &mut Peer {
         self.net.peer(peer)
     }
-    /// The device work to execute after the lock is released.
-    #[inline]
-    fn take_queued_work(&mut self) -> Vec<DeviceWork> {
-        if self.queued_work.is_empty() { Vec::new() } else { std::mem::take(&mut self.queued_work) }
+    /// Whether the holder leaves anything to be done behind the lock.
+    #[inline(always)]
+    fn leaves_work(&self) -> bool {
+        self.waiters > 0 && self.found || self.sooner || !self.queued_work.is_empty()
     }
-    /// As [`take_waiters`](Self::take_waiters), if anything was found.
-    #[inline]
-    fn take_found(&mut self) -> u32 {
-        if self.waiters > 0 && std::mem::take(&mut self.found) { self.take_waiters() } else { 0 }
+    #[cold]
+    fn take_left(&mut self) -> Left {
+        let wake = if self.waiters > 0 && std::mem::take(&mut self.found) { self.take_waiters() } else { 0 };
+        Left { wake, sooner: self.sooner, queued_work: std::mem::take(&mut self.queued_work) }
     }
     /// The number of waiters to wake, and whether to raise signals ([`ARMED`]), which disarms them. They are called by
     /// that, each once.

@@ -57,33 +57,32 @@ pub(super) struct Full;
 impl Net {
     /// Posts a message, if there is room for it on the queue pair, the completion queue and among the slots.
     #[inline(always)]
-    pub(super) fn send(&mut self, peer: u32, head: &Head, body: &Body<'_>) -> Result<(), Full> {
+    pub(super) fn send(&mut self, peer: u32, head: &mut Head, body: &Body<'_>) -> Result<(), Full> {
         let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
-        if of.outstanding() >= of.depth || self.in_use >= self.ports.budget {
+        let crowded = self.in_use >= self.ports.budget / 2 || of.outstanding() * 2 >= of.depth;
+        if crowded && (of.outstanding() >= of.depth || self.in_use >= self.ports.budget) {
             return Err(Full);
         }
-        let len = head.as_bytes().len() + body.len();
+        let begin = head.as_bytes().len();
+        let len = begin + body.len();
         if len > self.ports.max_inline {
             return self.send_slot(peer, head.as_bytes(), body);
         }
-        // As words, for the copies that follow; most messages need only the first of the two.
-        let (mut line, mut lines);
-        let words: &mut [u64] = if len <= 64 {
-            line = [0; 8];
-            &mut line
-        } else {
-            lines = [0; MAX_INLINE / 8];
-            &mut lines
+        let mut long;
+        let message = match head.with_body(body.len()) {
+            Some(message) => message,
+            None => {
+                long = [0; MAX_INLINE];
+                long[..begin].copy_from_slice(head.as_bytes());
+                &mut long[..len]
+            }
         };
-        let begin = head.write(words);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
-        body.write(&mut bytes[begin..len]);
-        let crowded = self.in_use >= self.ports.budget / 2 || of.outstanding() * 2 >= of.depth;
+        body.write(&mut message[begin..]);
         self.crowded |= crowded;
         let signaled = of.silent + 1 >= MAX_SILENT || crowded;
         let posted = of.posted.wrapping_add(1);
         let later = self.bundles > 0;
-        match post_inline(of.qp(), posted.into(), &bytes[..len], signaled, later) {
+        match post_inline(of.qp(), posted.into(), message, signaled, later) {
             Ok(()) => {
                 of.posted = posted;
                 of.silent = if signaled { 0 } else { of.silent + 1 };
@@ -190,26 +189,33 @@ impl State {
         let sent = match &out {
             Out::Request(token) => return self.post_request(peer, *token).err().map(|Full| out),
             Out::Response { token, response, data } => {
-                self.net.send(peer, &Head::response(*token, response, None), &Body::Bytes(data))
+                self.net.send(peer, &mut Head::response(*token, response, None), &Body::Bytes(data))
             }
-            Out::Lent { token, response, lender, pieces } => {
-                self.net.send(peer, &Head::response(*token, response, Some(*lender)), &Body::Where(pieces))
+            Out::Lent { token, response, lender, pieces } => self.net.send(
+                peer,
+                &mut Head::response(*token, response, Some(*lender)),
+                &Body::Where(pieces),
+            ),
+            Out::Fetched { token, fail } => {
+                self.net.send(peer, &mut Head::fetched(*token, *fail), &Body::None)
             }
-            Out::Fetched { token, fail } => self.net.send(peer, &Head::fetched(*token, *fail), &Body::None),
             Out::Read { fetch, from, to } => self.net.read(peer, *fetch, *from, to),
-            Out::Ping => self.net.send(peer, &Head::ping(), &Body::None),
-            Out::Bye => self.net.send(peer, &Head::bye(), &Body::None),
+            Out::Ping => self.net.send(peer, &mut Head::ping(), &Body::None),
+            Out::Bye => self.net.send(peer, &mut Head::bye(), &Body::None),
         };
         sent.err().map(|Full| out)
     }
-    /// Answers an operation; with no bytes behind.
-    #[inline]
+    /// Answers an operation, if its initiator waits for that.
+    #[inline(always)]
     pub(super) fn respond(&mut self, peer: u32, token: u32, response: &Response, body: &Body<'_>) {
-        if token == 0 {
-            return;
+        if token != 0 {
+            self.answer(peer, token, response, body);
         }
+    }
+    #[inline(never)]
+    fn answer(&mut self, peer: u32, token: u32, response: &Response, body: &Body<'_>) {
         if self.peer(peer).is_clear()
-            && self.net.send(peer, &Head::response(token, response, None), body).is_ok()
+            && self.net.send(peer, &mut Head::response(token, response, None), body).is_ok()
         {
             return;
         }
@@ -229,8 +235,10 @@ impl State {
         let (transfer, ni) = (flying.flight.transfer, flying.ni);
         let answered = flying.flight.is_answered();
         let copy = flying.copy.take();
-        let wanted = if answered || self.is_lent(&transfer) { token } else { 0 };
-        let sent = self.send_transfer(peer, ni, &transfer, wanted, copy.as_deref());
+        let lent = self.is_lent(&transfer);
+        let wanted = if answered || lent { token } else { 0 };
+        let of_ni = self.nis[ni as usize].as_deref().expect("operations hold their interface");
+        let sent = self.net.send_transfer(peer, ni, of_ni, &transfer, wanted, copy.as_deref(), lent);
         let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
         let Some(flying) = of.flying.get_mut(token) else { return Ok(()) };
         if let Err(full) = sent {
@@ -238,8 +246,7 @@ impl State {
             return Err(full);
         }
         flying.gone = true;
-        let tell = flying.unsent && !self.is_lent(&transfer);
-        if !tell {
+        if !flying.unsent || lent {
             return Ok(());
         }
         let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");

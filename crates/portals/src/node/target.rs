@@ -5,10 +5,11 @@ use hca_matching::instrument::{self, Part};
 use hca_matching::{Delivery, Header, NiFail, Operation, Response, ResponseKind, Verdict, atomic};
 
 use super::State;
+use super::interface::NiState;
 use super::peer::{Fetched, Lending, Out};
 use super::ports::{MAX_READ, MAX_SGE};
 use super::post::{Body, NOTHING};
-use crate::wire::{self, Message, Piece, Request};
+use crate::wire::{self, Behind, Message, Piece, Request, WireError};
 
 impl State {
     /// A message came.
@@ -20,9 +21,15 @@ impl State {
             // It knows this side, or could not have sent.
             self.is_up(peer);
         }
+        if let Some(behind) = wire::is_request(bytes) {
+            let mut request = Request::default();
+            return match wire::parse_request(bytes, &mut request) {
+                Err(error) => self.hear_nonsense(peer, bytes, &error),
+                Ok(data) if behind == Behind::Bytes => self.hear_request(peer, &mut request, data),
+                Ok(pieces) => self.hear_request_lent(peer, &mut request, pieces, bytes),
+            };
+        }
         match Message::parse(bytes) {
-            Ok(Message::Request(request, data)) => self.hear_request(peer, &request, data),
-            Ok(Message::RequestLent(request, pieces)) => self.hear_request_lent(peer, &request, pieces),
             Ok(Message::Response(token, response, data)) => self.hear_response(peer, token, &response, data),
             Ok(Message::ResponseLent(token, response, lender, pieces)) => {
                 self.hear_lent(peer, token, &response, lender, pieces);
@@ -30,25 +37,29 @@ impl State {
             Ok(Message::Fetched(token, fail)) => self.hear_fetched(peer, token, fail),
             Ok(Message::Bye) => self.gone(peer),
             Ok(Message::Ping) => {}
-            Err(error) => {
-                // The answer names the interface, if that can be read.
-                let ni = Message::interface_of(bytes).and_then(|ni| self.nis.get_mut(ni as usize)?.as_mut());
-                if let Some(ni) = ni {
-                    let _ = ni.engine.reject(&Header::default(), NiFail::OpViolation);
-                }
-                self.malformed(peer, &error);
-            }
+            Err(error) => self.hear_nonsense(peer, bytes, &error),
         }
     }
+    #[cold]
+    fn hear_nonsense(&mut self, peer: u32, bytes: &[u8], error: &WireError) {
+        // The answer names the interface, if that can be read.
+        let ni = wire::interface_of(bytes).and_then(|ni| self.nis.get_mut(ni as usize)?.as_mut());
+        if let Some(ni) = ni {
+            let _ = ni.engine.reject(&Header::default(), NiFail::OpViolation);
+        }
+        self.malformed(peer, error);
+    }
 
-    /// The message's header, with its sender as the connection knows it.
+    /// The interface that a message is for; its header gets its sender, as the connection knows it.
     #[inline(always)]
-    fn header_of(&mut self, peer: u32, request: &Request<'_>) -> Option<Header> {
+    fn admit(&mut self, peer: u32, request: &mut Request<'_>) -> Option<&mut NiState> {
         let Self { net, nis, .. } = self;
         let identity = &net.peer(peer).identity;
-        let ni = nis.get(request.ni as usize)?.as_ref().filter(|ni| !ni.is_closing())?;
-        let initiator = ni.process_of(identity)?;
-        Some(Header { initiator, uid: identity.uid, jid: identity.jid, ..request.header })
+        let ni = nis.get_mut(request.ni as usize)?.as_deref_mut().filter(|ni| !ni.is_closing())?;
+        let header = &mut request.header;
+        header.initiator = ni.process_of(identity)?;
+        (header.uid, header.jid) = (identity.uid, identity.jid);
+        Some(ni)
     }
     /// An interface that is not open here takes nothing.
     #[cold]
@@ -61,22 +72,23 @@ impl State {
         };
         self.respond(peer, request.token, &Response { kind, fail: NiFail::Dropped, ..NOTHING }, &Body::None);
     }
-    #[inline]
-    fn hear_request(&mut self, peer: u32, request: &Request<'_>, data: &[u8]) {
-        let Some(header) = self.header_of(peer, request) else { return self.no_interface(peer, request) };
+    #[inline(always)]
+    fn hear_request(&mut self, peer: u32, request: &mut Request<'_>, data: &[u8]) {
+        let Some(ni) = self.admit(peer, request) else { return self.no_interface(peer, request) };
+        let header = &request.header;
         let carried = if header.operation.writes() { header.length } else { 0 };
-        let ni = self.ni(request.ni);
         if data.len() as u64 != carried {
-            let response = ni.engine.reject(&header, NiFail::OpViolation);
+            let response = ni.engine.reject(header, NiFail::OpViolation);
             return self.respond(peer, request.token, &response, &Body::None);
         }
         if header.operation == Operation::Put {
             instrument::mark(Part::Inspect);
-            let response = ni.place(&header, data);
-            self.after(request.ni);
+            let response = ni.place(header, data);
+            let is_settled = ni.engine.is_settled();
+            self.note(request.ni, is_settled);
             return self.respond(peer, request.token, &response, &Body::None);
         }
-        let Some(delivery) = self.deliver(peer, request, &header) else { return };
+        let Some(delivery) = self.deliver(peer, request, header) else { return };
         match header.operation {
             Operation::Get => self.serve_get(peer, request, delivery),
             _ => self.combine(peer, request, delivery, data),
@@ -155,16 +167,22 @@ impl State {
         self.after(request.ni);
         self.respond(peer, request.token, &response, &Body::Bytes(&before));
     }
-    fn hear_request_lent(&mut self, peer: u32, request: &Request<'_>, pieces: wire::Pieces<'_>) {
-        let Some(header) = self.header_of(peer, request) else { return self.no_interface(peer, request) };
+    /// As [`hear_request`](Self::hear_request) of `message`, behind whose head the memory is named that has the bytes.
+    #[inline(never)]
+    fn hear_request_lent(&mut self, peer: u32, request: &mut Request<'_>, pieces: &[u8], message: &[u8]) {
+        let pieces = match wire::pieces(pieces) {
+            Ok(pieces) => pieces,
+            Err(error) => return self.hear_nonsense(peer, message, &error),
+        };
+        let Some(ni) = self.admit(peer, request) else { return self.no_interface(peer, request) };
+        let header = &request.header;
         let good =
             header.operation == Operation::Put && pieces.total() == header.length && request.token != 0;
-        let ni = self.ni(request.ni);
         if !good {
-            let response = ni.engine.reject(&header, NiFail::OpViolation);
+            let response = ni.engine.reject(header, NiFail::OpViolation);
             return self.respond(peer, request.token, &response, &Body::None);
         }
-        let Some(delivery) = self.deliver(peer, request, &header) else { return };
+        let Some(delivery) = self.deliver(peer, request, header) else { return };
         if delivery.mlength == 0 || self.peer(peer).is_full_of_puts() {
             let fail = if delivery.mlength == 0 { NiFail::Ok } else { NiFail::Dropped };
             let response = self.ni(request.ni).complete(delivery, fail);
