@@ -309,6 +309,10 @@ impl Socket {
         if self.is_datagram() {
             return Err(Errno(libc::EOPNOTSUPP));
         }
+        // Programs listen a second time for another length of the queue, which has no effect.
+        if self.state().phase == Phase::Listening {
+            return Ok(());
+        }
         let mut at = self.state().local.unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
         let is_any = at.ip().is_unspecified();
         let devices = if is_any { CmDevice::all()? } else { vec![CmDevice::at(at.ip())?] };

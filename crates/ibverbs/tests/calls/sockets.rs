@@ -121,6 +121,7 @@ fn sockets_tell_what_they_wait_for_and_refuse_what_they_are_not() {
     refused(&|| cm!(rsetsockopt(1 << 20, 12345, 1, NONE, 0)) as isize, libc::EBADF);
     refused(&|| cm!(rsetsockopt(fresh, 12345, 1, NONE, 0)) as isize, libc::ENOPROTOOPT);
     let (listener, _) = listening();
+    assert_eq!(cm!(rlisten(listener, 16)), 0, "once more");
     assert_eq!(events(listener, libc::POLLIN, 0), 0);
     assert_eq!(cm!(rclose(listener)), 0);
     // A port that is never chosen, at which nobody listens.
