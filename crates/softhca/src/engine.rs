@@ -127,6 +127,8 @@ pub(crate) struct Core {
     acks: Vec<u32>,
     /// As `ready_blocked`.
     acks_blocked: usize,
+    /// So many others of `acks` wait for an answer of the program; the adapter's thread knows until when.
+    acks_held: usize,
     /// When queue pairs want a call, and when notifications of completion queues are held back no longer; entries may be
     /// too early, never too late.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
@@ -147,6 +149,8 @@ pub(crate) struct Core {
     turn: u64,
     /// The time that was passed in last.
     pub(crate) now: Instant,
+    /// Packets or messages have arrived since the adapter's thread last asked.
+    pub(crate) arrived: bool,
 }
 
 /// Gives a queue pair's packets to the batch.
@@ -206,6 +210,7 @@ impl Engine {
             whole_at: clock::ticks(),
             tx: TxBatch::with_capacity(BATCH_BYTES),
             core: Core {
+                arrived: false,
                 qps,
                 tables,
                 ahs,
@@ -216,6 +221,7 @@ impl Engine {
                 paced: Paced::default(),
                 acks: Vec::with_capacity(64),
                 acks_blocked: 0,
+                acks_held: 0,
                 timers: BinaryHeap::with_capacity(64),
                 near_qps: BTreeSet::new(),
                 general_services: None,
@@ -254,6 +260,7 @@ impl Engine {
         let core = &mut self.core;
         packets += self.fabric.recv(now, budget, &mut |p| core.receive(now, p)).packets;
         core.settle_touched(None);
+        core.arrived |= packets > 0;
         packets > 0
     }
 
@@ -292,7 +299,11 @@ impl Engine {
 
     /// When the next turn is due even if nothing happens: at once where something is to be sent that was not tried yet.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let timer = self.core.timers.peek().map(|t| t.0.0);
+        self.deadline_of_late_timers(Duration::ZERO)
+    }
+    /// The same if timers may fire so late.
+    pub(crate) fn deadline_of_late_timers(&self, late: Duration) -> Option<Instant> {
+        let timer = self.core.timers.peek().map(|t| t.0.0 + late);
         let paced = self.core.paced.opens_at();
         [timer, paced, self.fabric.next_deadline(), self.sends_at(), self.takes_back_at()]
             .into_iter()
@@ -312,7 +323,7 @@ impl Engine {
     /// When what waits to be sent or acknowledged is tried.
     pub(crate) fn sends_at(&self) -> Option<Instant> {
         let core = &self.core;
-        if core.ready.len() > core.ready_blocked || core.acks.len() > core.acks_blocked {
+        if core.ready.len() > core.ready_blocked || core.acks.len() > core.acks_blocked + core.acks_held {
             return Some(core.now);
         }
         let blocked = core.ready_blocked > 0 || core.acks_blocked > 0 || !self.tx.is_empty();
@@ -687,7 +698,8 @@ impl Core {
         self.acks.retain(|s| *s != slot);
         self.paced.forget(slot);
         self.dormant.forget(slot);
-        (self.ready_grouped, self.ready_blocked, self.acks_blocked) = (0, 0, 0);
+        (self.ready_grouped, self.ready_blocked) = (0, 0);
+        (self.acks_blocked, self.acks_held) = (0, 0);
     }
 }
 

@@ -5,12 +5,12 @@ use core::time::Duration;
 
 use hca_core::Instant;
 
-/// The longest sleep of a guard whose program leaves work: shorter than any retransmit timer.
-pub(crate) const HORIZON: Duration = Duration::from_micros(250);
+/// The longest sleep of a guard whose program leaves work, at first: shorter than any retransmit timer; and at most.
+const HORIZON: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(8));
 /// Looks in vain in a row, after which the thread sleeps without a look.
 const IN_VAIN: u32 = 2;
 /// Sleeps with work after which the thread tries a look again, at first and at most.
-const UNTIL_TRY: (u32, u32) = (64, 4096);
+const UNTIL_TRY: (u32, u32) = (64, 1 << 16);
 
 /// Whether the thread looks for more work, after it did some, before it sleeps.
 ///
@@ -56,9 +56,6 @@ impl Looks {
     }
 }
 
-/// For how long the thread holds acknowledgements back.
-const HOLD: Duration = HORIZON;
-
 /// Whether the thread holds the acknowledgements of what it received back until the program answers.
 ///
 /// The answer to what a peer wrote leaves with the program's next post, and an acknowledgement that is owed goes along.
@@ -97,12 +94,17 @@ impl HeldAcks {
     }
     /// Such a turn has held back what became due, or not. `worked`: it found something. `owed`: acknowledgements are
     /// owed behind it.
-    pub(crate) fn turned(&mut self, now: Instant, held_back: bool, worked: bool, owed: bool) {
+    /// `hold`: for how long they are held back.
+    pub(crate) fn turned(&mut self, now: Instant, held_back: bool, worked: bool, owed: bool, hold: Duration) {
         if !held_back {
             self.holds |= worked && self.tries.found(false);
         } else if owed && self.until.is_none() {
-            self.until = Some(now + HOLD);
+            self.until = Some(now + hold);
         }
+    }
+    /// Whether what comes next is held back.
+    pub(crate) fn holds(&self) -> bool {
+        self.holds
     }
     /// Until when acknowledgements are held back.
     pub(crate) fn until(&self) -> Option<Instant> {
@@ -110,21 +112,42 @@ impl HeldAcks {
     }
 }
 
-/// The bound of the thread's sleeps by what its program leaves to it.
+/// The bound of the thread's sleeps beside a program that leaves work to it, as the timers of what it posts.
+///
+/// A sleep that the bound ends costs the program some 20 us of its CPU, and may cost it milliseconds: a thread that had
+/// more of a CPU than the program since it last slept does not run at once when a packet wakes it. So sleeps whose bound
+/// was in vain make the next ones longer, and a timer may fire so much later. One that was due makes them short again.
 #[derive(Debug)]
 pub(crate) struct Horizon {
     /// How often the program had left something, at the last sleep.
     seen: u32,
+    bound: Duration,
 }
 
 impl Horizon {
     pub(crate) fn new(left: u32) -> Self {
-        Self { seen: left }
+        Self { seen: left, bound: HORIZON.0 }
     }
     /// The bound of the next sleep. There is none if the program has left nothing since the last sleep began.
     pub(crate) fn next(&mut self, left: u32) -> Option<Duration> {
         let before = core::mem::replace(&mut self.seen, left);
-        (before != left).then_some(HORIZON)
+        (before != left).then_some(self.bound)
+    }
+    /// The thread has a CPU of its own: its sleeps cost the program nothing.
+    pub(crate) fn begin_again(&mut self) {
+        self.bound = HORIZON.0;
+    }
+    /// The bound, where there is one.
+    pub(crate) fn bound(&self) -> Duration {
+        self.bound
+    }
+    /// How much later than due a timer may fire that the program leaves.
+    pub(crate) fn late(&self) -> Duration {
+        self.bound - HORIZON.0
+    }
+    /// A sleep beside a program that spins has ended, and not by packets. `worked`: something was due.
+    pub(crate) fn ended(&mut self, worked: bool) {
+        self.bound = if worked { (self.bound / 2).max(HORIZON.0) } else { (2 * self.bound).min(HORIZON.1) };
     }
 }
 
@@ -161,9 +184,10 @@ mod tests {
     fn a_thread_whose_looks_hold_its_peer_up_sleeps_at_once_and_tries_ever_more_rarely() {
         let mut looks = Looks::default();
         assert_eq!(looks_in_vain(&mut looks, 1 + IN_VAIN, |_| false), IN_VAIN);
-        // 64, 128, .., 4096, and then 4096 again.
+        // 64, 128, .., 65,536, and then 65,536 again.
         assert_eq!(looks_in_vain(&mut looks, 8192, |_| false), 7);
-        assert_eq!(looks_in_vain(&mut looks, 8192, |_| false), 2);
+        assert_eq!(looks_in_vain(&mut looks, 1 << 17, |_| false), 4);
+        assert_eq!(looks_in_vain(&mut looks, 1 << 17, |_| false), 2);
     }
 
     #[test]
@@ -176,23 +200,40 @@ mod tests {
     }
 
     #[test]
+    fn bounds_in_vain_make_sleeps_longer_and_one_that_was_due_makes_them_shorter() {
+        let mut horizon = Horizon::new(0);
+        let mut bound_behind = |worked| {
+            horizon.ended(worked);
+            assert_eq!(horizon.late() + HORIZON.0, horizon.bound());
+            horizon.bound()
+        };
+        let in_vain: Vec<_> = (0..7).map(|_| bound_behind(false).as_micros()).collect();
+        assert_eq!(in_vain, [500, 1000, 2000, 4000, 8000, 8000, 8000]);
+        let due: Vec<_> = (0..6).map(|_| bound_behind(true).as_micros()).collect();
+        assert_eq!(due, [4000, 2000, 1000, 500, 250, 250]);
+        bound_behind(false);
+        horizon.begin_again();
+        assert_eq!(horizon.late(), Duration::ZERO);
+    }
+
+    #[test]
     fn only_a_program_that_leaves_work_bounds_the_sleeps_of_its_guard() {
         let mut horizon = Horizon::new(7);
         assert_eq!(horizon.next(7), None);
-        assert_eq!([8, 8, 8].map(|left| horizon.next(left)), [Some(HORIZON), None, None]);
-        assert_eq!([9, 10, 10].map(|left| horizon.next(left)), [Some(HORIZON), Some(HORIZON), None]);
+        assert_eq!([8, 8, 8].map(|left| horizon.next(left)), [Some(HORIZON.0), None, None]);
+        assert_eq!([9, 10, 10].map(|left| horizon.next(left)), [Some(HORIZON.0), Some(HORIZON.0), None]);
     }
 
     /// What a thread does that holds acknowledgements back as it has learned: one message, and the turn in which it
     /// looks after what it has held back, `later`. Returns whether it has held back.
     fn message(held: &mut HeldAcks, now: Instant, later: Duration, answered: bool) -> bool {
         let holds = held.hold_back(now, false);
-        held.turned(now, holds, true, holds);
-        assert_eq!(held.until(), holds.then_some(now + HOLD), "a bound of the thread's sleep");
+        held.turned(now, holds, true, holds, HORIZON.0);
+        assert_eq!(held.until(), holds.then_some(now + HORIZON.0), "a bound of the thread's sleep");
         if holds {
             let owed = !answered;
             let still = held.hold_back(now + later, owed);
-            held.turned(now + later, still, owed && !still, owed && still);
+            held.turned(now + later, still, owed && !still, owed && still, HORIZON.0);
         }
         holds
     }
@@ -201,7 +242,7 @@ mod tests {
     fn acknowledgements_that_leave_with_answers_are_held_back_on_and_on() {
         let mut held = HeldAcks::default();
         for n in 0..10_000 {
-            assert!(message(&mut held, Instant::from_nanos(n * 100_000), HOLD / 5, true));
+            assert!(message(&mut held, Instant::from_nanos(n * 100_000), HORIZON.0 / 5, true));
             assert_eq!(held.until(), None);
         }
     }
@@ -210,12 +251,12 @@ mod tests {
     fn acknowledgements_that_nothing_follows_are_soon_held_back_ever_more_rarely() {
         let mut held = HeldAcks::default();
         let now = |n: u64| Instant::from_nanos(n * 100_000);
-        let holds = (0..1000).filter(|n| message(&mut held, now(*n), HOLD, false)).count();
+        let holds = (0..1000).filter(|n| message(&mut held, now(*n), HORIZON.0, false)).count();
         assert!((3..=7).contains(&holds), "{holds}");
         // As soon as a try meets an answer, all are held back.
-        let until_answered = (0..10_000).find(|n| message(&mut held, now(*n), HOLD / 5, true));
+        let until_answered = (0..10_000).find(|n| message(&mut held, now(*n), HORIZON.0 / 5, true));
         assert!(until_answered.is_some());
-        assert!((0..100).all(|n| message(&mut held, now(n), HOLD / 5, true)));
+        assert!((0..100).all(|n| message(&mut held, now(n), HORIZON.0 / 5, true)));
     }
 
     #[test]
@@ -223,14 +264,14 @@ mod tests {
         let (mut held, begin) = (HeldAcks::default(), Instant::from_nanos(7));
         // What was owed before the thread came is so, too, although its turn finds nothing.
         assert!(held.hold_back(begin, true));
-        held.turned(begin, true, false, true);
-        assert_eq!(held.until(), Some(begin + HOLD));
+        held.turned(begin, true, false, true, HORIZON.0);
+        assert_eq!(held.until(), Some(begin + HORIZON.0));
         // More that comes meanwhile waits no longer than the first.
-        let later = begin + HOLD / 2;
+        let later = begin + HORIZON.0 / 2;
         assert!(held.hold_back(later, true));
-        held.turned(later, true, true, true);
-        assert_eq!(held.until(), Some(begin + HOLD));
-        assert!(!held.hold_back(begin + HOLD, true));
+        held.turned(later, true, true, true, HORIZON.0);
+        assert_eq!(held.until(), Some(begin + HORIZON.0));
+        assert!(!held.hold_back(begin + HORIZON.0, true));
         assert_eq!(held.until(), None);
     }
 }

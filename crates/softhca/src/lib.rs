@@ -101,6 +101,7 @@ mod runs;
 #[cfg(not(loom))]
 mod scattered;
 #[cfg(not(loom))]
+mod seat;
 mod shared;
 #[cfg(not(loom))]
 mod slab;

@@ -23,12 +23,12 @@
 //! A turn or a post beside GUARD may leave work for later, which the sleeping thread has to know. Waking the thread
 //! costs microseconds, which a program that posts and spins on its memory would pay for each message. So the program
 //! wakes the thread only if the work is due before the thread's sleep ends ([`Sleeper::sleeps_until`]). A thread beside a
-//! program that posts sleeps for [`HORIZON`](crate::guard::HORIZON) at most, which ends before the retransmit timer of a
+//! program that posts sleeps for a [bound](crate::guard::Horizon) at most, which ends before the retransmit timer of a
 //! new request can fire. So posts wake the thread once, and then no more. The first sleep in which the program left
 //! nothing is the last one that the horizon ends ([`Horizon`]): an idle adapter has no tick.
 //!
 //! A thread that wakes may have interrupted the program's thread that has the engine, on the same CPU. So in GUARD the
-//! thread does not wait for the engine: it asks the holder for a whole turn, and sleeps for [`NAP`] at most. Packets do
+//! thread does not wait for the engine: it asks the holder for a whole turn, and sleeps for its [bound](Horizon::bound) at most. Packets do
 //! not wake it from that, until the holder has done the turn: they would do so at once, before the holder runs.
 //!
 //! A program's thread does not wait for the engine either, nor does it wake the thread that has it: it leaves a note,
@@ -45,14 +45,12 @@ use crate::guard::{HeldAcks, Horizon, Looks};
 use crate::notify::EventFd;
 use crate::options::Progress;
 use crate::patience;
+use crate::seat::Seat;
 use crate::shared::{Shared, earlier};
 use crate::sleep::{Sleep, Watch, doze};
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering};
 
 const TICK: Duration = Duration::from_millis(1);
-/// The longest sleep of a thread in GUARD that found the engine held: longer than a turn. The holder may be on the same
-/// CPU, and interrupted by the thread.
-const NAP: Duration = crate::guard::HORIZON;
 
 /// The mode in which the program turns. Any other is that of the guard, which so many turns of the program end.
 const ACTIVE: u32 = 0;
@@ -77,6 +75,12 @@ pub(crate) struct Sleeper {
     until: AtomicU64,
     /// Changes whenever the program leaves work to the guard. Lost counts of racing threads do not matter.
     left: AtomicU32,
+    /// How much later than due a timer may fire that the program leaves, in nanoseconds.
+    late: AtomicU64,
+    /// The thread holds acknowledgements back for an answer of the program.
+    holds: AtomicBool,
+    /// The CPU on which the program left something last.
+    program_cpu: AtomicU32,
     stop: AtomicBool,
     /// Whoever gives the engine back does a turn for the thread.
     asked: AtomicBool,
@@ -95,6 +99,9 @@ impl Sleeper {
             asleep: AtomicBool::new(false),
             until: AtomicU64::new(0),
             left: AtomicU32::new(0),
+            late: AtomicU64::new(0),
+            holds: AtomicBool::new(false),
+            program_cpu: AtomicU32::new(0),
             stop: AtomicBool::new(false),
             asked: AtomicBool::new(false),
             wanted: AtomicBool::new(false),
@@ -153,9 +160,18 @@ impl Sleeper {
     /// The program left something to the guard. Returns when the guard's sleep ends by itself, `None` if it is awake.
     pub(crate) fn sleeps_until(&self) -> Option<Instant> {
         self.left.store(self.left.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.program_cpu.store(rustix::thread::sched_getcpu() as u32, Ordering::Relaxed);
         // Under the engine's lock `until` is of the sleep that is announced, or of one before, which has ended.
         let asleep = self.asleep.load(Ordering::SeqCst);
         asleep.then(|| Instant::from_nanos(self.until.load(Ordering::Relaxed)))
+    }
+    /// How much later than due a timer may fire that the program leaves.
+    pub(crate) fn late(&self) -> Duration {
+        Duration::from_nanos(self.late.load(Ordering::Relaxed))
+    }
+    /// By which rule a turn acknowledges that the thread has asked for.
+    pub(crate) fn ack_rule(&self) -> AckRule {
+        if self.holds.load(Ordering::Relaxed) { AckRule::WithAnswer } else { AckRule::UnlessDelivered }
     }
     /// Asks for a turn by whoever has the engine.
     pub(crate) fn ask_for_a_turn(&self) {
@@ -238,7 +254,13 @@ pub(crate) fn run(shared: &Arc<Shared>, sleep: Sleep) {
     // Where the system refuses, the thread waits for the slice of a program that spins.
     let _ = hca_process::run_soon();
     let mut tolerance = MIN_TOLERANCE;
-    let mut own = Own { sleep, looks: Looks::default(), held: HeldAcks::default() };
+    let mut own = Own {
+        sleep,
+        looks: Looks::default(),
+        held: HeldAcks::default(),
+        horizon: Horizon::new(0),
+        seat: Seat::default(),
+    };
     while !s.stop.load(Ordering::SeqCst) {
         let mut by_tick = false;
         if shared.progress == Progress::Adaptive {
@@ -260,31 +282,55 @@ struct Own {
     sleep: Sleep,
     looks: Looks,
     held: HeldAcks,
+    horizon: Horizon,
+    seat: Seat,
+}
+
+impl Own {
+    /// Something was found. Returns whether the thread looks for more before it sleeps.
+    fn looks_on(&mut self, by_look: bool, s: &Sleeper) -> bool {
+        let looks_on = self.looks.found(by_look);
+        if looks_on {
+            self.seat.leave();
+            self.horizon.begin_again();
+        } else {
+            self.seat.take(s.program_cpu.load(Ordering::Relaxed));
+        }
+        looks_on
+    }
 }
 
 /// Turns the engine until the program does so itself again. `by_tick`: the program did not turn for a whole tick.
 ///
 /// With [`Progress::Thread`] the program gives its CPU away while it waits, so the thread yields between its looks.
 fn guard(shared: &Shared, tolerance: &mut u32, own: &mut Own, mut by_tick: bool) {
-    let Own { sleep, looks, held } = own;
     let s = &shared.sleeper;
     let learns = shared.progress == Progress::Adaptive;
-    let (mut look_until, mut by_look) = (Instant::ZERO, false);
-    let mut horizon = Horizon::new(s.left.load(Ordering::Relaxed));
+    let (mut look_until, mut by_look, mut slept) = (Instant::ZERO, false, false);
+    own.horizon = Horizon::new(s.left.load(Ordering::Relaxed));
     while !s.stop.load(Ordering::SeqCst) {
         if learns && s.mode.load(Ordering::Relaxed) == ACTIVE {
+            own.seat.leave();
             return;
         }
         // The clock is read by whoever has the engine: a wait for the engine would make it late.
-        let mut worked = false;
+        let (mut worked, mut arrived, bound) = (false, false, own.horizon.bound());
         let turn = |e: &mut Engine| {
             let now = shared.time.now();
             // It runs again where notes were left meanwhile.
-            worked |= guard_turn(shared, e, now, learns.then_some(&mut *held));
+            worked |= guard_turn(shared, e, now, learns.then_some((&mut own.held, bound)));
+            arrived |= core::mem::take(&mut e.core.arrived);
             now
         };
-        let done = if learns { turn_or_nap(shared, sleep, turn) } else { Some(shared.control_and_run(turn)) };
+        let done = match learns {
+            true => turn_or_nap(shared, &mut own.sleep, bound, turn),
+            false => Some(shared.control_and_run(turn)),
+        };
         let Some((now, ran)) = done else { continue };
+        if core::mem::take(&mut slept) && !arrived && own.seat.is_taken() {
+            own.horizon.ended(worked || ran);
+        }
+        s.late.store(own.horizon.late().as_nanos() as u64, Ordering::Relaxed);
         if core::mem::take(&mut by_tick) {
             *tolerance = learn(*tolerance, worked);
         }
@@ -292,7 +338,11 @@ fn guard(shared: &Shared, tolerance: &mut u32, own: &mut Own, mut by_tick: bool)
         if worked || ran {
             s.guard_found_work(*tolerance);
             patience::found();
-            let looks_on = !learns || looks.found(core::mem::take(&mut by_look));
+            if by_look && learns && !arrived {
+                // What its own program has posted says nothing of the next message.
+                continue;
+            }
+            let looks_on = !learns || own.looks_on(core::mem::take(&mut by_look), s);
             look_until = if looks_on { now + patience::of_the_thread() } else { now };
             if looks_on || ran {
                 continue;
@@ -304,24 +354,25 @@ fn guard(shared: &Shared, tolerance: &mut u32, own: &mut Own, mut by_tick: bool)
             }
             continue;
         } else if core::mem::take(&mut by_look) && learns {
-            looks.in_vain();
+            own.looks.in_vain();
         }
         s.asleep.store(true, Ordering::SeqCst);
         if shared.bell.is_empty()
-            && let Some((until, now)) =
-                prepare_to_sleep(shared, sleep, held.until(), horizon.next(s.left.load(Ordering::Relaxed)))
+            && let Some((until, now)) = prepare_to_sleep(shared, own)
         {
-            sleep.sleep(s.kick(), until, now);
+            own.sleep.sleep(s.kick(), until, now);
+            slept = true;
         }
         s.asleep.store(false, Ordering::SeqCst);
     }
 }
 
 /// Does `turn` with the engine. If another thread has that, sleeps until it has done a whole turn and packets come; for
-/// [`NAP`] at most.
+/// `nap` at most, which is longer than a turn: the holder may be on the same CPU, and interrupted by the thread.
 fn turn_or_nap<R>(
     shared: &Shared,
     sleep: &mut Sleep,
+    nap: Duration,
     mut turn: impl FnMut(&mut Engine) -> R,
 ) -> Option<(R, bool)> {
     let s = &shared.sleeper;
@@ -329,7 +380,7 @@ fn turn_or_nap<R>(
         return Some(done);
     }
     let now = shared.time.now();
-    let until = Some(now + NAP);
+    let until = Some(now + nap);
     // Before the thread says that it sleeps: who sees that sees until when.
     s.until.store(sleep.ends_at(until, now), Ordering::SeqCst);
     s.asleep.store(true, Ordering::SeqCst);
@@ -345,28 +396,32 @@ fn turn_or_nap<R>(
 }
 
 /// A turn of the thread in GUARD. Where the program may answer what comes, acknowledgements may wait for the answer.
-fn guard_turn(shared: &Shared, e: &mut Engine, now: Instant, held: Option<&mut HeldAcks>) -> bool {
-    let Some(held) = held else { return shared.whole_turn(e, now, AckRule::UnlessDelivered) };
+fn guard_turn(
+    shared: &Shared,
+    e: &mut Engine,
+    now: Instant,
+    held: Option<(&mut HeldAcks, Duration)>,
+) -> bool {
+    let Some((held, hold)) = held else { return shared.whole_turn(e, now, AckRule::UnlessDelivered) };
     let holds_back = held.hold_back(now, e.owes_acks());
     let rule = if holds_back { AckRule::WithAnswer } else { AckRule::UnlessDelivered };
     let worked = shared.whole_turn(e, now, rule);
-    held.turned(now, holds_back, worked, e.owes_acks());
+    held.turned(now, holds_back, worked, e.owes_acks(), hold);
+    shared.sleeper.holds.store(held.holds(), Ordering::Relaxed);
     worked
 }
 
 /// Until when the thread may sleep, which has said that it does, and what time it is. `None`: there is input after all, or
 /// work that is due, or something was to be run, or another thread has the engine. All that others have done with the
 /// engine before is seen here; a thread that does something behind this sees that this one sleeps, and until when.
-fn prepare_to_sleep(
-    shared: &Shared,
-    sleep: &mut Sleep,
-    held_until: Option<Instant>,
-    horizon: Option<Duration>,
-) -> Option<(Option<Instant>, Instant)> {
+fn prepare_to_sleep(shared: &Shared, own: &mut Own) -> Option<(Option<Instant>, Instant)> {
+    let horizon = own.horizon.next(shared.sleeper.left.load(Ordering::Relaxed));
+    let (sleep, held_until) = (&mut own.sleep, own.held.until());
     let prepare = |e: &mut Engine| {
         // A program that finds the engine held here has rung, and does not wake the thread.
         let (input, now) = (e.fabric.prepare_wait() || !shared.bell.is_empty(), shared.time.now());
-        let deadline = earlier(e.next_deadline(), &shared.attention);
+        let late = if horizon.is_some() { shared.sleeper.late() } else { Duration::ZERO };
+        let deadline = earlier(e.deadline_of_late_timers(late), &shared.attention);
         let until = [deadline, held_until, horizon.map(|h| now + h)].into_iter().flatten().min();
         shared.sleeper.until.store(sleep.ends_at(until, now), Ordering::Relaxed);
         (input, now, until)
@@ -624,7 +679,7 @@ mod tests {
         let mut turn = || {
             devices[1].shared().control(|e| {
                 let now = devices[1].shared().time.now();
-                guard_turn(devices[1].shared(), e, now, Some(&mut held));
+                guard_turn(devices[1].shared(), e, now, Some((&mut held, Duration::from_micros(250))));
                 (e.owes_acks(), held.until(), e.sends_at())
             })
         };

@@ -123,6 +123,9 @@ impl Drop for Poll<'_> {
     }
 }
 
+/// Looks at the engine that the adapter's thread in GUARD has, before a post is left to it: some microseconds.
+const GUARD_LOOKS: u32 = 64;
+
 impl Shared {
     pub(crate) fn new(
         engine: Engine,
@@ -257,10 +260,10 @@ impl Shared {
         (taken > 0 || worked).then_some(taken)
     }
 
-    /// Runs `f` if nobody else has the engine.
+    /// Runs `f` if nobody else has the engine, or not for long.
     #[inline(always)]
     fn with_engine<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> Option<R> {
-        let mut turn = self.engine.try_lock();
+        let mut turn = self.engine_soon();
         let result = turn.as_mut().map(|turn| f(turn));
         if let Some(turn) = turn {
             self.give_back_of(turn, None);
@@ -359,7 +362,25 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn engine_to_post(&self) -> Option<EngineGuard<'_>> {
         patience::found();
-        self.engine_at_once()
+        self.engine_soon()
+    }
+    #[inline(always)]
+    fn engine_soon(&self) -> Option<EngineGuard<'_>> {
+        self.engine_at_once().or_else(|| self.engine_of_guard())
+    }
+    /// The engine, which another thread has, if the adapter's thread in GUARD gives it back soon. That thread has just
+    /// placed what this program answers. What the program left it to send would be counted as that thread's share of the
+    /// CPU, which it needs to run at once when the next packet comes.
+    #[cold]
+    #[inline(never)]
+    fn engine_of_guard(&self) -> Option<EngineGuard<'_>> {
+        if self.progress != Progress::Adaptive || !self.sleeper.stands_guard() {
+            return None;
+        }
+        (0..GUARD_LOOKS).find_map(|_| {
+            core::hint::spin_loop();
+            self.engine.try_lock()
+        })
     }
     /// The same for what is done behind the post: nobody waits for it by looks.
     #[inline(always)]
@@ -379,9 +400,8 @@ impl Shared {
         self.note_change();
         let asked = self.sleeper.is_asked_for_a_turn();
         if asked {
-            // The thread, which asked, looks after the acknowledgements.
             let now = self.time.now();
-            self.whole_turn(e, now, AckRule::WithAnswer);
+            self.whole_turn(e, now, self.sleeper.ack_rule());
         } else {
             self.turn_once(e, None);
         }
@@ -454,7 +474,7 @@ impl Shared {
     /// datagram to a peer does.
     fn guard_sleeps_on(&self, e: &mut Engine) -> bool {
         self.sleeper.sleeps_until().is_none_or(|until| {
-            let due = earlier(e.next_deadline(), &self.attention);
+            let due = earlier(e.deadline_of_late_timers(self.sleeper.late()), &self.attention);
             due.is_none_or(|due| due >= until)
                 && self.bell.is_empty()
                 && !self.attention.is_due()

@@ -79,7 +79,7 @@ impl Engine {
             }
         }
         self.core.acks.truncate(kept);
-        self.core.acks_blocked = blocked;
+        (self.core.acks_blocked, self.core.acks_held) = (blocked, 0);
         sent
     }
 }
@@ -98,7 +98,7 @@ impl Core {
             }
             owes
         });
-        self.acks_blocked = self.acks.len();
+        (self.acks_blocked, self.acks_held) = (0, self.acks.len());
     }
 
     fn flush_ack(
