@@ -246,7 +246,11 @@ exports! {
                 let peer = accepted.state().peer;
                 give_address(peer, from, len)?;
             }
-            Ok(accepted.number())
+            let number = accepted.give();
+            if number.is_err() {
+                accepted.end();
+            }
+            number
         })
     }
     "RDMACM_1.0" fn rconnect(socket: c_int, to: In<libc::sockaddr>, _len: u32) -> c_int {

@@ -10,7 +10,7 @@ use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use hca::cm::{Connection, ConnectionError, Listener, connect};
@@ -80,8 +80,8 @@ pub(super) struct State {
 
 /// A socket of the program.
 pub(super) struct Socket {
-    /// The program's number of it.
-    id: OwnedFd,
+    /// The program's number of it, from the time when the program has the socket.
+    id: OnceLock<OwnedFd>,
     /// Wakes the thread: the program has read or closed.
     wake: OwnedFd,
     /// It grows with each change that is told.
@@ -193,8 +193,22 @@ impl Lane {
 impl Socket {
     /// Makes a socket, which is the program's by its number.
     pub(super) fn create() -> Result<(c_int, Arc<Self>), Errno> {
-        let socket = Arc::new(Self {
-            id: eventfd(0, EventfdFlags::CLOEXEC)?,
+        let socket = Self::new()?;
+        Ok((socket.give()?, socket))
+    }
+    /// Gives the socket to the program. Its number is a descriptor of this call, as in rdma-core: librspreload takes a
+    /// descriptor of its own before, and release 44 of it mixes both up if the socket's is the lower one.
+    pub(super) fn give(self: &Arc<Self>) -> Result<c_int, Errno> {
+        let id = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let number = id.as_raw_fd();
+        let _ = self.id.set(id);
+        lock(SOCKETS.get()).insert(number, Arc::clone(self));
+        Ok(number)
+    }
+    fn new() -> Result<Arc<Self>, Errno> {
+        ends_with_the_program();
+        Ok(Arc::new(Self {
+            id: OnceLock::new(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             version: AtomicU64::new(0),
             state: Mutex::new(State {
@@ -216,14 +230,10 @@ impl Socket {
                 datagrams: None,
             }),
             changed: Condvar::new(),
-        });
-        ends_with_the_program();
-        let number = socket.number();
-        lock(SOCKETS.get()).insert(number, Arc::clone(&socket));
-        Ok((number, socket))
+        }))
     }
     pub(super) fn number(&self) -> c_int {
-        self.id.as_raw_fd()
+        self.id.get().map_or(-1, AsRawFd::as_raw_fd)
     }
     /// The socket of a number; `None` for another descriptor.
     pub(super) fn find(number: c_int) -> Option<Arc<Self>> {
@@ -336,7 +346,7 @@ impl Socket {
         while !self.state().closing {
             let Ok(incoming) = listener.accept_within(Some(LISTEN_LOOK)) else { break };
             let Some(incoming) = incoming else { continue };
-            let (Ok((_, socket)), Ok(lane)) = (Self::create(), Lane::new(context)) else { continue };
+            let (Ok(socket), Ok(lane)) = (Self::new(), Lane::new(context)) else { continue };
             {
                 let mut state = socket.state();
                 state.phase = Phase::Connecting;
@@ -344,9 +354,10 @@ impl Socket {
                 state.peer = Some(incoming.source());
             }
             let listening = Arc::clone(self);
-            let _ = socket.thread("hca-rsocket", move |socket| match incoming.accept(&lane.qp, &[]) {
-                Ok(connection) => socket.run(lane, connection, Some(&listening)),
-                Err(_) => _ = lock(SOCKETS.get()).remove(&socket.number()),
+            let _ = socket.thread("hca-rsocket", move |socket| {
+                if let Ok(connection) = incoming.accept(&lane.qp, &[]) {
+                    socket.run(lane, connection, Some(&listening));
+                }
             });
         }
     }
@@ -493,26 +504,29 @@ impl Socket {
     /// Closes the socket. What was sent is delivered all the same, by the socket's thread.
     pub(super) fn close(number: c_int) -> Result<(), Errno> {
         let socket = lock(SOCKETS.get()).remove(&number).ok_or(Errno(libc::EBADF))?;
+        socket.end();
+        Ok(())
+    }
+    /// Ends a socket that the program has no more, or never had.
+    pub(super) fn end(self: Arc<Self>) {
         let (accepted, groups) = {
-            let mut state = socket.state();
+            let mut state = self.state();
             state.closing = true;
             // The program may use its memory for something else now.
             state.maps.clear();
-            let groups =
-                state.datagrams.as_ref().map(|datagrams| datagrams.close(&socket)).unwrap_or_default();
+            let groups = state.datagrams.as_ref().map(|datagrams| datagrams.close(&self)).unwrap_or_default();
             (std::mem::take(&mut state.accepted), groups)
         };
         for waiting in accepted {
-            let _ = Self::close(waiting.number());
+            waiting.end();
         }
-        ring(&socket.wake);
+        ring(&self.wake);
         // The program may use the port for another socket.
-        socket.wait_until(Instant::now() + LINGER, |state| state.listening == 0);
+        self.wait_until(Instant::now() + LINGER, |state| state.listening == 0);
         groups.iter().for_each(|group| group.wait_for_end());
         let mut closed = lock(CLOSED.get());
         closed.retain(|socket| socket.state().threads > 0);
-        closed.push(socket);
-        Ok(())
+        closed.push(self);
     }
     fn wait_until(&self, end: Instant, is_so: fn(&State) -> bool) {
         let mut state = self.state();

@@ -57,6 +57,23 @@ fn pair() -> [c_int; 2] {
     [client, server]
 }
 
+/// librspreload of release 44 takes a descriptor before it calls `raccept`, and hears of no event of a socket whose number
+/// is lower.
+#[test]
+fn an_accepted_socket_has_a_number_of_the_call() {
+    if !alone("sockets::an_accepted_socket_has_a_number_of_the_call", "alone") {
+        return;
+    }
+    let (listener, port) = listening();
+    let (client, to) = (socket(), address([127, 0, 0, 1], port));
+    assert_eq!(cm!(rconnect(client, &raw const to, 16)), 0, "{}", errno());
+    assert_eq!(events(listener, libc::POLLIN, 60_000), libc::POLLIN);
+    let before = std::fs::File::open("/dev/null").unwrap();
+    let server = cm!(raccept(listener, NONE, NONE));
+    assert!(server > std::os::fd::AsRawFd::as_raw_fd(&before), "{server}: {}", errno());
+    assert_eq!([client, server, listener].map(|socket| cm!(rclose(socket))), [0; 3]);
+}
+
 #[test]
 fn what_was_sent_before_a_socket_is_closed_arrives_in_order_and_then_the_end() {
     let [client, server] = pair();
