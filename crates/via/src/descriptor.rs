@@ -106,9 +106,9 @@ impl Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct ControlSegment {
-    /// The address of the next descriptor. Not read: each post takes one descriptor.
+    /// The address of the descriptor that the same post takes behind this one; 0 for none.
     pub next: u64,
-    /// The memory handle of the next descriptor. Not read.
+    /// The memory handle of that descriptor.
     pub next_handle: u32,
     /// The number of segments behind this one, with the address segment.
     pub segment_count: u16,
@@ -163,6 +163,7 @@ impl Line {
     }
 }
 
+const NEXT_HANDLE_AT: usize = 8;
 /// Where the length lies; the status is behind it, and both are one word.
 const LENGTH_AT: usize = 24;
 const IMMEDIATE_AT: usize = 20;
@@ -277,6 +278,13 @@ impl Descriptor {
         }
         mr.write_at(at, bytemuck::cast_slice(request.segments));
         Ok(())
+    }
+    /// Has a post take another descriptor behind this one (`Next`); `None` ends the chain here, as a
+    /// [write](Self::write) does. The link stays in memory behind the post.
+    pub fn chain(&self, next: Option<&Self>) {
+        let (addr, handle) = next.map_or((0, 0), |next| (next.addr(), next.handle().0));
+        self.region.mr().write_at(self.offset, &addr.to_ne_bytes());
+        self.region.mr().write_at(self.offset + NEXT_HANDLE_AT, &handle.to_ne_bytes());
     }
     /// The control segment, as it lies in memory now.
     pub fn control(&self) -> ControlSegment {

@@ -13,8 +13,8 @@ use crate::descriptor::{FEW_SEGMENTS, Outcome};
 use crate::memory::{MemTable, Region};
 use crate::vi::ViShared;
 use crate::{
-    Control, ControlSegment, Descriptor, Done, Error, ErrorKind, Op, Ptag, Reliability, Segment, Status,
-    ViState,
+    CONTROL_BYTES, Control, ControlSegment, Descriptor, Done, Error, ErrorKind, MemHandle, Op, Ptag,
+    Reliability, Segment, Status, ViState,
 };
 
 /// The most segments of a descriptor, whatever the device can.
@@ -151,11 +151,11 @@ impl WorkQueue {
         Some(Done { descriptor, status, length, immediate })
     }
 
-    /// Posts a descriptor.
+    /// Posts a descriptor, and those that follow it by `Next`.
     #[inline]
     pub(crate) fn post(&mut self, descriptor: Descriptor) -> Result<(), Error> {
         if self.posted.len() >= self.depth {
-            return Err(Error::InUse { what: "descriptors of the work queue", users: self.posted.len() });
+            return Err(self.full());
         }
         let state = self.vi.state();
         if self.which == Queue::Send && matches!(state, ViState::Idle | ViState::ConnectPending) {
@@ -168,6 +168,61 @@ impl WorkQueue {
             return Err(Error::Ptag);
         }
         let (control, few) = descriptor.load();
+        if control.next != 0 {
+            return self.post_chain(descriptor, &control, state);
+        }
+        self.take(descriptor, &control, &few, state);
+        Ok(())
+    }
+    /// Posts the descriptors of a chain in their order, or none of them.
+    #[cold]
+    fn post_chain(
+        &mut self,
+        first: Descriptor,
+        control: &ControlSegment,
+        state: ViState,
+    ) -> Result<(), Error> {
+        let (mut chain, mut last) = (vec![first], *control);
+        while last.next != 0 {
+            // A circle ends here.
+            if chain.len() >= self.depth {
+                return Err(Error::Parameter {
+                    what: "chain of descriptors",
+                    why: "it is a circle, or longer than a work queue",
+                });
+            }
+            let (addr, handle) = (last.next, last.next_handle);
+            let region = self.table.find(MemHandle(handle));
+            let region = region.ok_or(Error::Memory { handle, addr, len: CONTROL_BYTES })?;
+            if !region.is_of(&self.rules.ptag) {
+                return Err(Error::Ptag);
+            }
+            let descriptor = Descriptor::at(region, addr)?;
+            last = descriptor.load().0;
+            chain.push(descriptor);
+        }
+        if self.posted.len() + chain.len() > self.depth {
+            return Err(self.full());
+        }
+        for descriptor in chain {
+            let (control, few) = descriptor.load();
+            self.take(descriptor, &control, &few, state);
+        }
+        Ok(())
+    }
+    #[cold]
+    fn full(&self) -> Error {
+        Error::InUse { what: "descriptors of the work queue", users: self.posted.len() }
+    }
+    /// Takes a descriptor that may be posted.
+    #[inline]
+    fn take(
+        &mut self,
+        descriptor: Descriptor,
+        control: &ControlSegment,
+        few: &[Segment; FEW_SEGMENTS],
+        state: ViState,
+    ) {
         let bits = Control::from_bits_retain(control.control);
         let op = match (self.which, bits.contains(Control::RDMA_WRITE), bits.contains(Control::RDMA_READ)) {
             (Queue::Receive, ..) => Op::Receive,
@@ -179,7 +234,7 @@ impl WorkQueue {
         let sent = if state == ViState::Error {
             Err(Status::FLUSHED_ERROR)
         } else {
-            self.carry_out(&descriptor, &control, &few)
+            self.carry_out(&descriptor, control, few)
         };
         let outcome = self.refusal(op, sent);
         let failed = outcome.is_some();
@@ -187,7 +242,6 @@ impl WorkQueue {
         if failed {
             self.settle();
         }
-        Ok(())
     }
 
     /// Reads the segments of a descriptor, checks them, and posts the request to the device.

@@ -587,20 +587,21 @@ impl Vi {
         self.shared.disconnect()
     }
 
-    /// Posts a descriptor to the send queue (`VipPostSend`). A descriptor that can not be carried out completes with an
-    /// error. One that is given, and not lent, saves a clone.
+    /// Posts a descriptor to the send queue (`VipPostSend`), and those that are [chained](Descriptor::chain) behind it. A
+    /// descriptor that can not be carried out completes with an error. One that is given, and not lent, saves a clone.
     ///
     /// # Errors
-    /// The queue is full, the VI was not connected, or the descriptor's memory has another protection tag.
+    /// The queue has no room for all of them, the VI was not connected, a descriptor's memory has another protection tag,
+    /// or the chain is a circle or leaves registered memory. None was posted then.
     #[inline]
     pub fn post_send(&self, descriptor: impl Into<Descriptor>) -> Result<(), Error> {
         self.post(Queue::Send, descriptor.into())
     }
-    /// Posts a descriptor to the receive queue (`VipPostRecv`). A descriptor that can not be carried out completes with
-    /// an error.
+    /// Posts a descriptor to the receive queue (`VipPostRecv`), and those that are [chained](Descriptor::chain) behind it.
+    /// A descriptor that can not be carried out completes with an error.
     ///
     /// # Errors
-    /// The queue is full, or the descriptor's memory has another protection tag.
+    /// As [`post_send`](Self::post_send), but the VI need not be connected.
     #[inline]
     pub fn post_recv(&self, descriptor: impl Into<Descriptor>) -> Result<(), Error> {
         self.post(Queue::Receive, descriptor.into())

@@ -71,7 +71,7 @@ typedef union {
 } VIP_PVOID64;
 
 typedef struct {
-    VIP_PVOID64 Next; /* not read: each post takes one descriptor */
+    VIP_PVOID64 Next; /* posted behind this one by the same call; zero ends the chain */
     VIP_MEM_HANDLE NextHandle;
     VIP_UINT16 SegCount;
     VIP_UINT16 Control;

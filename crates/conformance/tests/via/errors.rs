@@ -154,6 +154,12 @@ pub(crate) fn descriptors_of_a_wrong_form_are_format_errors(bed: &Bed) {
             .collect();
         memory.write_at(0, &words);
         let descriptor = memory.descriptor(0).unwrap();
+        assert_eq!(
+            code(pair.a.vi.post_send(&descriptor)),
+            ReturnCode::InvalidParameter,
+            "its chain leads nowhere"
+        );
+        descriptor.chain(None);
         pair.a.vi.post_send(&descriptor).unwrap();
         assert!(!error(&pair.sent()).is_empty());
     }

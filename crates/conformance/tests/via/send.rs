@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hca_via::{Op, Reliability, Request, ReturnCode, Status};
 
-use crate::bed::{Bed, LEVELS, PATIENCE, code, error, pattern};
+use crate::bed::{Bed, LEVELS, PATIENCE, Side, code, error, pattern};
 
 pub(crate) fn messages_of_every_length_arrive_on_every_level(bed: &Bed) {
     for level in LEVELS {
@@ -96,20 +96,64 @@ pub(crate) fn a_descriptor_stays_on_its_queue_until_it_is_taken_off(bed: &Bed) {
     assert!(pair.b.vi.recv_done().is_none());
 }
 
-pub(crate) fn the_next_field_is_not_followed(bed: &Bed) {
+pub(crate) fn a_post_takes_a_chain_in_its_order(bed: &Bed) {
     let pair = bed.pair();
-    pair.b.receive(0, 0, 64);
+    let bytes = pattern(300);
+    pair.a.side.fill(0, &bytes);
+    let make = |side: &Side, i: usize| side.written(i, &Request::new(&[side.data(100 * i, 100)]));
+    let sends = [0, 1, 2].map(|i| make(&pair.a.side, i));
+    let receives = [0, 1, 2].map(|i| make(&pair.b.side, i));
+    for chain in [&sends, &receives] {
+        chain[0].chain(Some(&chain[1]));
+        chain[1].chain(Some(&chain[2]));
+    }
+    // The links stay: each round posts the heads alone.
+    for _ in 0..2 {
+        pair.b.vi.post_recv(&receives[0]).unwrap();
+        pair.a.vi.post_send(&sends[0]).unwrap();
+        for i in 0..3 {
+            assert_eq!(pair.sent().descriptor.addr(), sends[i].addr());
+            let received = pair.received();
+            assert_eq!((received.descriptor.addr(), received.length), (receives[i].addr(), 100));
+        }
+        assert_eq!(pair.b.side.bytes(0, 300), bytes);
+    }
+    sends[0].chain(None);
+    pair.b.vi.post_recv(&receives[2]).unwrap();
+    pair.a.vi.post_send(&sends[0]).unwrap();
+    assert!(pair.sent().status.is_ok() && pair.received().status.is_ok());
+    assert!(pair.a.vi.query().send_queue_empty && pair.b.vi.query().receive_queue_empty);
+}
+
+pub(crate) fn a_chain_is_posted_as_a_whole_or_not_at_all(bed: &Bed) {
+    let pair = bed.pair();
     let data = [pair.a.side.data(0, 4)];
     let [one, other] = [0, 1].map(|i| pair.a.side.written(i, &Request::new(&data)));
     // A circle of two, and one of itself.
-    for (from, to) in [(0, &other), (1024, &one)] {
-        pair.a.side.memory.write_at(from, &to.addr().to_ne_bytes());
-        pair.a.side.memory.write_at(from + 8, &to.handle().0.to_ne_bytes());
+    one.chain(Some(&other));
+    for next in [&one, &other] {
+        other.chain(Some(next));
+        assert_eq!(code(pair.a.vi.post_send(&one)), ReturnCode::InvalidParameter);
     }
-    pair.a.vi.post_send(&one).unwrap();
-    assert!(pair.sent().status.is_ok());
-    assert!(pair.received().status.is_ok());
-    assert!(pair.a.vi.query().send_queue_empty && pair.b.vi.query().receive_queue_empty);
+    // Its second descriptor lies nowhere, is misaligned, or has another tag.
+    let at = one.addr() - pair.a.side.memory.addr();
+    for (addr, handle) in [(64, 0xdead_beef), (other.addr() + 8, other.handle().0), (64, other.handle().0)] {
+        pair.a.side.memory.write_at(at as usize, &addr.to_ne_bytes());
+        pair.a.side.memory.write_at(at as usize + 8, &handle.to_ne_bytes());
+        assert_eq!(code(pair.a.vi.post_send(&one)), ReturnCode::InvalidParameter);
+    }
+    assert!(pair.a.vi.query().send_queue_empty);
+    // One place is left, for two.
+    other.chain(None);
+    let receive = pair.b.side.written(0, &Request::new(&[]));
+    let most = pair.b.side.nic.attributes().max_descriptors_per_queue;
+    for _ in 1..most {
+        pair.b.vi.post_recv(&receive).unwrap();
+    }
+    receive.chain(Some(&pair.b.side.written(1, &Request::new(&[]))));
+    assert_eq!(code(pair.b.vi.post_recv(&receive)), ReturnCode::ErrorResource);
+    receive.chain(None);
+    pair.b.vi.post_recv(&receive).unwrap();
 }
 
 pub(crate) fn a_descriptor_that_is_posted_twice_completes_twice(bed: &Bed) {
