@@ -1,6 +1,7 @@
 //! Direct access to the memory of peers on this machine: WRITE, READ, atomics, ATOMIC WRITE and FLUSH done by the
 //! requester's side, once, on memory that the peer has granted. Everything else goes as a message.
 
+use core::hash::{BuildHasherDefault, Hasher};
 use core::num::NonZeroU64;
 use core::time::Duration;
 use std::collections::HashMap;
@@ -87,6 +88,38 @@ enum Answer {
     Refused(Refusal),
 }
 
+/// A table by numbers of links and keys. Peers that choose keys are of this user, and have few regions each.
+type ByKey<K, V> = HashMap<K, V, BuildHasherDefault<KeyHasher>>;
+
+/// Mixes a few numbers by multiplications: messages that are lent look two of them up.
+#[derive(Default)]
+struct KeyHasher(u64);
+
+impl KeyHasher {
+    #[inline]
+    fn mix(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+}
+
+impl Hasher for KeyHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.mix(byte.into()));
+    }
+    #[inline]
+    fn write_u32(&mut self, number: u32) {
+        self.mix(number.into());
+    }
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        self.mix(number);
+    }
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// What this adapter and its peers have let each other see.
 #[derive(Default)]
 pub(crate) struct Regions {
@@ -95,13 +128,13 @@ pub(crate) struct Regions {
     /// Until then nothing is asked or offered again.
     repeat_at: Instant,
     /// Peers' regions by key.
-    asked: HashMap<(LinkId, u32), Answer>,
+    asked: ByKey<(LinkId, u32), Answer>,
     /// Peers' regions that messages are fetched from.
-    lent: HashMap<(LinkId, u32), Region>,
+    lent: ByKey<(LinkId, u32), Region>,
     /// Regions of ours that were offered for that, whether the peer has taken them, and when it last did not.
-    offered: HashMap<(LinkId, u32), (Offer, Option<Refusal>)>,
+    offered: ByKey<(LinkId, u32), (Offer, Option<Refusal>)>,
     /// Whether peers fetch from this process what is not granted.
-    processes: HashMap<LinkId, Offer>,
+    processes: ByKey<LinkId, Offer>,
 }
 
 /// What became of an offer.
