@@ -20,7 +20,7 @@ use super::{Bench, Fabric, Row, Unit, less, more};
 const MEDIUM: usize = 4096;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 15] = [
+pub(super) const ROWS: [Row; 17] = [
     Row { name: "via send 8 B", against: "send 8 B", target: less(1.15, Some(1.05)), unit: Unit::Ns, measure: |b| vis(b, Fabric::Shm) },
     Row { name: "am short over verbs, half round trip", against: "send 8 B", target: less(1.2, Some(1.1)), unit: Unit::Ns, measure: |b| short(b, Fabric::Shm, Way::Verbs) },
     Row { name: "am short over vis, half round trip", against: "send 8 B", target: None, unit: Unit::Ns, measure: |b| short(b, Fabric::Shm, Way::Via) },
@@ -30,12 +30,14 @@ pub(super) const ROWS: [Row; 15] = [
     Row { name: "am bulk 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| bulk(b, Fabric::Shm, Way::Verbs) },
     Row { name: "am bulk 1 MiB over vis", against: "write 1 MiB", target: None, unit: Unit::Bytes, measure: |b| bulk(b, Fabric::Shm, Way::Via) },
     Row { name: "global put 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| put(b, Fabric::Shm) },
+    Row { name: "global put of a part 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| put_part(b, Fabric::Shm) },
     Row { name: "udp via send 8 B", against: "send 8 B", target: less(1.05, Some(1.02)), unit: Unit::Ns, measure: |b| vis(b, Fabric::Udp) },
     Row { name: "udp am short over verbs, half round trip", against: "send 8 B", target: less(1.2, Some(1.1)), unit: Unit::Ns, measure: |b| short(b, Fabric::Udp, Way::Verbs) },
     Row { name: "udp am short over vis, half round trip", against: "send 8 B", target: None, unit: Unit::Ns, measure: |b| short(b, Fabric::Udp, Way::Via) },
     Row { name: "udp am short over vis", against: "am short over verbs", target: None, unit: Unit::Ns, measure: |b| mapping(b, Fabric::Udp) },
     Row { name: "udp am bulk 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| bulk(b, Fabric::Udp, Way::Verbs) },
     Row { name: "udp global put 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| put(b, Fabric::Udp) },
+    Row { name: "udp global put of a part 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| put_part(b, Fabric::Udp) },
 ];
 
 /// The device of a row: the one that was named, or the fabric's.
@@ -96,5 +98,13 @@ fn put(b: &Bench, fabric: Fabric) -> Result<Option<Ratio>, Failure> {
     let mut two = global::start(&setup(b, fabric), Way::Verbs, b.time)?;
     let mut duo = Duo::start(&device(b, fabric), b.cpus, Kind::Blocks { span: SEGMENT }, SEGMENT)?;
     let ours = || two.put_bytes_per_s(SEGMENT);
+    Ok(summary(&b.interleave(ours, || duo.write_bytes_per_s(b.time))?))
+}
+
+/// The same from this process's own part of global memory.
+fn put_part(b: &Bench, fabric: Fabric) -> Result<Option<Ratio>, Failure> {
+    let mut two = global::start(&setup(b, fabric), Way::Verbs, b.time)?;
+    let mut duo = Duo::start(&device(b, fabric), b.cpus, Kind::Blocks { span: SEGMENT }, SEGMENT)?;
+    let ours = || two.put_part_bytes_per_s(SEGMENT);
     Ok(summary(&b.interleave(ours, || duo.write_bytes_per_s(b.time))?))
 }

@@ -182,4 +182,17 @@ impl Two<End> {
         let ns = self.during(|end| end.bulk_ns(size, time))?;
         Ok(ns.map_or(0.0, |ns| size as f64 / ns * 1e9))
     }
+    /// Bytes a second of puts of a part of global memory, without a copy.
+    ///
+    /// # Errors
+    /// As [`access_ns`](Self::access_ns).
+    pub fn put_part_bytes_per_s(&mut self, size: usize) -> Result<f64, Failure> {
+        let time = self.time;
+        self.during(|end| {
+            let Joined { process, block, .. } = end.joined();
+            let rate = per_second(time, size, || process.put_part(block, 1, 0, block, 0, size))?;
+            process.sync()?;
+            Ok(rate)
+        })
+    }
 }
