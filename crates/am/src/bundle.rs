@@ -54,6 +54,9 @@ impl Default for Options {
 /// Polls between two looks at the clock.
 const POLLS_A_CLOCK: u32 = 256;
 
+/// Messages that a run of the device handles at most.
+const A_RUN: usize = 64;
+
 /// A sequential bundle: a set of endpoints that are polled together, by one thread at a time.
 ///
 /// Handlers are called by [`poll`](Self::poll), and by calls that wait. A handler runs to its end before the next one
@@ -67,6 +70,12 @@ pub struct Bundle {
     pub(crate) events: VecDeque<Event>,
     /// Links whose peers have to be told of requests that have ended.
     pub(crate) owing: Vec<LinkId>,
+    /// The panic of a handler, until its message is done with.
+    pub(crate) panic: Option<Box<dyn std::any::Any + Send>>,
+    /// The device runs it, whose thread must not wait.
+    pub(crate) in_run: bool,
+    /// A run has handled something that a [wait](Self::wait) is to tell of.
+    told: bool,
     next_look: Instant,
     polls: u32,
 }
@@ -113,6 +122,9 @@ impl Bundle {
             links: Vec::new(),
             events: VecDeque::new(),
             owing: Vec::new(),
+            panic: None,
+            in_run: false,
+            told: false,
             next_look: Instant::now() + options.probe_interval,
             polls: 0,
         })
@@ -169,11 +181,15 @@ impl Bundle {
         self.lower.unlisten(endpoint.0);
         self.endpoints[endpoint.0] = None;
         for place in 0..self.links.len() {
-            if let Some(link) = &self.links[place]
-                && link.endpoint == endpoint.0
-            {
+            if let Some(link) = self.links[place].take_if(|link| link.endpoint == endpoint.0) {
+                if let Side::Mapped(mapped) = &link.side {
+                    mapped
+                        .open
+                        .iter()
+                        .filter_map(|open| open.kept)
+                        .for_each(|kept| self.lower.let_go(link.id, kept));
+                }
                 self.lower.close(link.id);
-                self.links[place] = None;
             }
         }
         Ok(())
@@ -664,11 +680,43 @@ impl Bundle {
         if !self.owing.is_empty() {
             self.settle();
         }
+        self.look_at_times();
+        Ok(handled)
+    }
+    #[inline]
+    fn look_at_times(&mut self) {
         self.polls += 1;
         if self.polls.is_multiple_of(POLLS_A_CLOCK) {
             self.look_around();
         }
-        Ok(handled)
+    }
+    /// Handles messages on the device's thread: so many at most, and none whose answer would have to wait.
+    pub(crate) fn run(&mut self) -> Left {
+        self.lower.poll(&mut self.events);
+        let mut left = Left::Nothing;
+        for handled in 0.. {
+            let link = match self.events.front() {
+                None => break,
+                Some(_) if handled == A_RUN => {
+                    left = Left::More;
+                    break;
+                }
+                Some(Event::Received(link, _)) => Some(*link),
+                Some(_) => None,
+            };
+            if link.is_some_and(|link| !self.lower.has_room(link, &mut self.events)) {
+                left = Left::NoRoom;
+                break;
+            }
+            let Some(event) = self.events.pop_front() else { break };
+            self.told |= self.ends_a_wait(&event);
+            self.handle(event);
+        }
+        if !self.owing.is_empty() {
+            self.settle();
+        }
+        self.look_at_times();
+        left
     }
     fn look_around(&mut self) {
         let now = Instant::now();
@@ -699,11 +747,11 @@ impl Bundle {
     }
     /// Whether an endpoint has what its mask asks for.
     pub(crate) fn has_event(&mut self) -> Result<bool, Error> {
-        let asks = |endpoint: &Option<Endpoint>| {
-            endpoint.as_ref().is_some_and(|endpoint| endpoint.mask == EventMask::NotEmpty)
-        };
         if !self.endpoints.iter().any(asks) {
             return Err(Error::NoEvents);
+        }
+        if std::mem::take(&mut self.told) {
+            return Ok(true);
         }
         self.lower.poll(&mut self.events);
         // Links that peers have just made are entered, so that their messages are known.
@@ -712,12 +760,16 @@ impl Bundle {
                 self.handle(event);
             }
         }
-        Ok(self.events.iter().any(|event| match event {
+        Ok(self.events.iter().any(|event| self.ends_a_wait(event)))
+    }
+    /// Whether an endpoint's mask asks for an event.
+    fn ends_a_wait(&self, event: &Event) -> bool {
+        match event {
             Event::Accepted(endpoint, _) => asks(&self.endpoints[*endpoint]),
             Event::Received(id, _) | Event::Down(id) => {
                 self.link(*id).is_some_and(|link| asks(&self.endpoints[link.endpoint]))
             }
-        }))
+        }
     }
     /// Asks for a wake-up; `None` if something has come meanwhile.
     pub(crate) fn before_sleep(&mut self) -> Option<Sleeper> {
@@ -745,6 +797,21 @@ impl Bundle {
         }
         Ok(())
     }
+}
+
+fn asks(endpoint: &Option<Endpoint>) -> bool {
+    endpoint.as_ref().is_some_and(|endpoint| endpoint.mask == EventMask::NotEmpty)
+}
+
+/// What a [run](Bundle::run) leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// All that came was handled.
+    Nothing,
+    /// There is more, for another run.
+    More,
+    /// There is more, whose answers have no room yet.
+    NoRoom,
 }
 
 impl std::fmt::Debug for Bundle {

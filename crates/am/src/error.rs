@@ -124,6 +124,11 @@ pub enum Error {
         /// The bytes of the segment.
         segment: u64,
     },
+    /// The device can not run handlers, or the bundle does not stand on verbs.
+    #[error(
+        "the device has no engine for handlers: that takes a bundle over verbs, and a device that runs engines"
+    )]
+    NoEngine,
     /// There is no credit: the call would have to wait.
     #[error("all credits for requests to this peer are in use: poll, and call again")]
     NotSent,

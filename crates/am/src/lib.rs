@@ -42,7 +42,8 @@
 //!
 //! # Rules
 //!
-//! - Handlers of a bundle run one at a time, within [`Bundle::poll`] and calls that wait.
+//! - Handlers of a bundle run one at a time, within [`Bundle::poll`] and calls that wait; those of an
+//!   [offloaded](Parallel::offloaded) one also on the device's thread, while the program computes.
 //! - A handler may only reply. In a sequential bundle it has nothing else; in a [`Parallel`] one other calls are
 //!   refused.
 //! - Requests of one endpoint to one peer are handled in their order. So are their replies.

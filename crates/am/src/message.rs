@@ -116,6 +116,8 @@ pub(crate) struct Answer<'a> {
     pub(crate) max_medium: usize,
     pub(crate) peer: Remote,
     pub(crate) answered: &'a mut bool,
+    /// Whether the reply may wait for room.
+    pub(crate) waits: bool,
 }
 
 impl Token<'_> {
@@ -151,12 +153,12 @@ impl Token<'_> {
     fn answer(self, handler: u16, args: &[u32], load: &Load<'_>) -> Result<(), Error> {
         let answer = self.0.ok_or(Error::NotARequest)?;
         let body = load.check(args, answer.max_medium, answer.peer)?;
-        let Answer { lower, events, link, .. } = answer;
+        let Answer { lower, events, link, waits, .. } = answer;
         if let Some((source, to)) = load.write(answer.peer) {
-            surely(lower, events, |lower| lower.put(link, source, to))?;
+            post(lower, events, waits, |lower| lower.put(link, source, to))?;
         }
         let head = Head::reply(answer.acks, handler, args, &body);
-        surely(lower, events, |lower| lower.send(link, head.bytes(), body.payload()))?;
+        post(lower, events, waits, |lower| lower.send(link, head.bytes(), body.payload()))?;
         *answer.answered = true;
         Ok(())
     }
@@ -238,6 +240,23 @@ pub(crate) fn surely<T>(
             }
         }
     }
+}
+
+/// Sends; waits for room as [`surely`] does, or not at all.
+#[inline]
+fn post<T>(
+    lower: &mut dyn Lower,
+    events: &mut VecDeque<Event>,
+    waits: bool,
+    mut send: impl FnMut(&mut dyn Lower) -> Result<T, Unsent>,
+) -> Result<T, Error> {
+    if waits {
+        return surely(lower, events, send);
+    }
+    send(lower).map_err(|unsent| match unsent {
+        Unsent::Full => Error::NotSent,
+        Unsent::Down => Error::Unreachable,
+    })
 }
 
 /// Looks for a while, and then sleeps between two looks.

@@ -42,6 +42,9 @@ impl Bundle {
                     self.lose(id);
                 }
                 self.lower.recycle(id, received);
+                if let Some(panic) = self.panic.take() {
+                    resume_unwind(panic);
+                }
             }
             Event::Accepted(endpoint, id) => {
                 if self.endpoints[endpoint].is_some() {
@@ -66,6 +69,9 @@ impl Bundle {
             .iter()
             .map(|open| open.kept.map_or_else(|| open.bytes().to_vec(), |kept| self.lower.kept(id, kept)))
             .collect();
+        for kept in open.iter().filter_map(|open| open.kept) {
+            self.lower.let_go(id, kept);
+        }
         // The link stays in its place, so that the index is known to be lost until the program unmaps it.
         self.lower.close(id);
         for bytes in back {
@@ -161,8 +167,8 @@ impl Bundle {
     #[inline]
     fn take_reply(&mut self, id: LinkId, endpoint: usize, call: &Call<'_>) {
         let mut answered = false;
-        let refused = self.dispatch(id, endpoint, call, false, &mut answered).err();
-        if refused.is_some()
+        let refused = self.dispatch_caught(id, endpoint, call, false, &mut answered).err();
+        if refused.is_some_and(|reason| reason != Reason::HandlerPanicked)
             && let Some(Link { side: Side::Mapped(mapped), .. }) = self.link(id)
         {
             let index = mapped.index;
@@ -173,8 +179,7 @@ impl Bundle {
     #[inline]
     fn serve(&mut self, id: LinkId, endpoint: usize, call: &Call<'_>) {
         let mut answered = false;
-        let mut panic = None;
-        let handled = self.dispatch_caught(id, endpoint, call, &mut answered, &mut panic);
+        let handled = self.dispatch_caught(id, endpoint, call, true, &mut answered);
         let threshold = (self.options.credits / 2).max(1);
         let Some(link) = self.link_mut(id) else { return };
         let Side::Accepted(owed) = &mut link.side else { return };
@@ -192,23 +197,21 @@ impl Bundle {
                 self.owing.push(id);
             }
         }
-        if let Some(panic) = panic {
-            resume_unwind(panic);
-        }
     }
+    /// Calls a handler. Its panic goes on once the message is done with.
     #[inline]
     fn dispatch_caught(
         &mut self,
         id: LinkId,
         endpoint: usize,
         call: &Call<'_>,
+        is_request: bool,
         answered: &mut bool,
-        panic: &mut Option<Box<dyn std::any::Any + Send>>,
     ) -> Result<(), Reason> {
-        match catch_unwind(AssertUnwindSafe(|| self.dispatch(id, endpoint, call, true, answered))) {
+        match catch_unwind(AssertUnwindSafe(|| self.dispatch(id, endpoint, call, is_request, answered))) {
             Ok(handled) => handled,
             Err(thrown) => {
-                *panic = Some(thrown);
+                self.panic = Some(thrown);
                 Err(Reason::HandlerPanicked)
             }
         }
@@ -223,7 +226,7 @@ impl Bundle {
         is_request: bool,
         answered: &mut bool,
     ) -> Result<(), Reason> {
-        let Self { lower, events, links, endpoints, way, .. } = self;
+        let Self { lower, events, links, endpoints, way, in_run, .. } = self;
         let Some(Some(Link { peer: Some(peer), side, .. })) = links.get(id.place()) else {
             return Err(Reason::BadEndpoint);
         };
@@ -265,6 +268,7 @@ impl Bundle {
                 max_medium,
                 peer: remote,
                 answered,
+                waits: !*in_run,
             }))
         } else {
             Token(None)

@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
@@ -57,21 +57,32 @@ impl Places {
 pub(super) struct Inbox<L> {
     links: Mutex<Vec<(usize, LinkId, L)>>,
     any: AtomicBool,
+    /// Called behind each link: who polls only when messages come may have the link's first messages already.
+    tell: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl<L> Inbox<L> {
     pub(super) fn new() -> Self {
-        Self { links: Mutex::default(), any: AtomicBool::new(false) }
+        Self { links: Mutex::default(), any: AtomicBool::new(false), tell: OnceLock::new() }
     }
     pub(super) fn put(&self, endpoint: usize, id: LinkId, link: L) {
         lock(&self.links).push((endpoint, id, link));
         self.any.store(true, Ordering::Release);
-    }
-    #[inline]
-    pub(super) fn take(&self) -> Vec<(usize, LinkId, L)> {
-        if !self.any.load(Ordering::Relaxed) {
-            return Vec::new();
+        if let Some(tell) = self.tell.get() {
+            tell();
         }
+    }
+    /// Has `tell` called for each link that comes from now on. The first one that is given stays.
+    pub(super) fn tell_by(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _ = self.tell.set(Box::new(tell));
+    }
+    /// Whether there may be any.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+    #[cold]
+    pub(super) fn take(&self) -> Vec<(usize, LinkId, L)> {
         let mut links = lock(&self.links);
         self.any.store(false, Ordering::Relaxed);
         std::mem::take(&mut links)

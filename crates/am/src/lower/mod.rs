@@ -6,8 +6,10 @@ mod via;
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
+use hca_core::{CqHandle, Device};
 use hca_verbs::{Buf, Endpoint};
 
 pub(crate) use verbs::Verbs;
@@ -125,6 +127,11 @@ pub(crate) trait Lower: Send {
     fn arm(&mut self);
     /// The means to sleep until then.
     fn sleeper(&self) -> Sleeper;
+    /// The device and the completion queue by which messages come, if the device may handle them. From now on the
+    /// device runs the queue's engine when a peer has made a link.
+    fn engine_queue(&self) -> Option<(Arc<dyn Device>, CqHandle)>;
+    /// Whether a link has room for all that a handled request sends. Looks at completed sends first if it has not.
+    fn has_room(&mut self, link: LinkId, events: &mut VecDeque<Event>) -> bool;
 }
 
 /// Sleeps until something happens on the links of a bundle, without the bundle.

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hca_cm::{ConnectParams, Connection, Incoming, Listener, connect_with};
-use hca_core::{AckTimeout, Rkey, SrqInit, WcStatus};
+use hca_core::{AckTimeout, CqHandle, Device, Rkey, SrqInit, WcStatus};
 use hca_verbs::{
     Access, Buf, CompletionChannel, CompletionQueue, Completions, ConnectOptions, Context, CqRef, Endpoint,
     FrozenBuf, GatherList, Inline, Notify, OfferedBy, Part, Pd, PostErrorKind, PostRefusal, Rc, RemoteMr,
-    SendQueue, SendRequest, Srq, SrqRef,
+    SendQueue, SendRequest, SharedMr, SharedRange, Srq, SrqRef,
 };
 
 use super::acceptor::{Acceptor, Greeting, Inbox, Places, Stop};
@@ -32,6 +32,10 @@ const PEERS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 const POLLS_A_LOOK: u32 = 8;
 /// The number of requests whose ends are counted.
 const ACCESS: u64 = 1;
+/// Bytes of memory for long requests that a bundle gets at once.
+const CHUNK: usize = 1 << 20;
+/// Requests of the queue that a handled request posts at most: a bulk reply, and an acknowledgement.
+const AN_ANSWER: u32 = 3;
 /// Links for which the shared receive queue has buffers ahead.
 const AHEAD: usize = 4;
 
@@ -55,6 +59,7 @@ pub(crate) struct Verbs {
     /// Parts of completed sends.
     back: Vec<Part>,
     pool: Vec<Buf>,
+    slots: Slots,
     /// Polls until the send queue is looked at.
     until_sends: u32,
 }
@@ -75,7 +80,6 @@ struct Link {
     queue: SendQueue<Rc>,
     /// `None` for one that the program connected itself.
     connection: Option<Connection>,
-    kept: Vec<Option<FrozenBuf>>,
     inline: usize,
     /// Requests since the last signalled one.
     unsignaled: u32,
@@ -84,6 +88,46 @@ struct Link {
     depth: u32,
     accepted: bool,
     down: bool,
+}
+
+/// Memory from which long requests are sent, and which keeps them until they were answered. The place that was free for
+/// the longest time is used next: lines that a peer on another CPU has read lately are slow to write.
+#[derive(Default)]
+struct Slots {
+    chunks: Vec<SharedMr>,
+    free: VecDeque<u32>,
+    lens: Vec<u32>,
+}
+
+impl Slots {
+    /// Writes a message into a free place. Returns the place, and its bytes for a request.
+    fn fill(
+        &mut self,
+        pd: &Pd,
+        stride: usize,
+        (head, payload): (&[u8], &[u8]),
+    ) -> Result<(u32, SharedRange), Unsent> {
+        if self.free.is_empty() {
+            let count = (CHUNK / stride).max(1);
+            let memory = pd.alloc_shared(count * stride, Access::empty()).map_err(|_| Unsent::Full)?;
+            self.chunks.push(memory);
+            let before = self.lens.len();
+            self.lens.resize(before + count, 0);
+            self.free.extend(before as u32..(before + count) as u32);
+        }
+        let place = self.free.pop_front().ok_or(Unsent::Full)?;
+        self.lens[place as usize] = (head.len() + payload.len()) as u32;
+        let (memory, range) = self.at(place, stride);
+        memory.write_at(range.start, head);
+        memory.write_at(range.start + head.len(), payload);
+        let sent = memory.range(range);
+        Ok((place, sent))
+    }
+    fn at(&self, place: u32, stride: usize) -> (&SharedMr, Range<usize>) {
+        let each = (CHUNK / stride).max(1);
+        let at = place as usize % each * stride;
+        (&self.chunks[place as usize / each], at..at + self.lens[place as usize] as usize)
+    }
 }
 
 impl Maker {
@@ -107,17 +151,8 @@ impl Maker {
         qp.control().set_retries(Some(self.ack_timeout), None)?;
         let (queue, _) = qp.split();
         let (depth, inline) = (self.depth(), self.inline);
-        let mut link = Link {
-            queue,
-            connection,
-            kept: Vec::new(),
-            inline,
-            unsignaled: 0,
-            accesses: 0,
-            depth,
-            accepted,
-            down: false,
-        };
+        let mut link =
+            Link { queue, connection, inline, unsignaled: 0, accesses: 0, depth, accepted, down: false };
         link.post(SendRequest::send(Inline(&hello.bytes())), false).map_err(|_| Error::Unreachable)?;
         Ok(link)
     }
@@ -208,6 +243,7 @@ impl Verbs {
             send_wcs: Completions::with_capacity(BATCH),
             back: Vec::new(),
             pool: Vec::new(),
+            slots: Slots::default(),
             until_sends: POLLS_A_LOOK,
         };
         verbs.fill()?;
@@ -272,6 +308,7 @@ impl Verbs {
             self.pool.push(buf);
         }
     }
+    #[cold]
     fn take_over(&mut self, into: &mut VecDeque<Event>) {
         let fresh = self.inbox.take();
         for (endpoint, id, link) in fresh {
@@ -424,31 +461,20 @@ impl Lower for Verbs {
         self.link(id)?.post(SendRequest::send(frozen.slice(..len)), true)
     }
     fn send_kept(&mut self, id: LinkId, head: &[u8], payload: &[u8]) -> Result<Kept, Unsent> {
-        let (frozen, len) = self.filled(head, payload)?;
-        let part = frozen.slice(..len);
-        let link = self.link(id)?;
-        link.post(SendRequest::send(part.clone()), true)?;
-        let place = link.kept.iter().position(Option::is_none).unwrap_or(link.kept.len());
-        if place == link.kept.len() {
-            link.kept.push(None);
-        }
-        link.kept[place] = Some(part);
-        Ok(Kept(place as u32))
+        let Self { slots, maker, .. } = self;
+        let (place, sent) = slots.fill(&maker.pd, maker.sizes.message, (head, payload))?;
+        let posted = self.link(id).and_then(|link| link.post(SendRequest::send(sent), false));
+        posted.inspect_err(|_| self.slots.free.push_front(place)).map(|()| Kept(place))
     }
-    fn kept(&self, id: LinkId, kept: Kept) -> Vec<u8> {
-        match self.links.get(id.place()) {
-            Some(Some((known, link))) if *known == id => {
-                link.kept[kept.0 as usize].as_deref().map(<[u8]>::to_vec).unwrap_or_default()
-            }
-            _ => Vec::new(),
-        }
+    fn kept(&self, _: LinkId, kept: Kept) -> Vec<u8> {
+        let (memory, range) = self.slots.at(kept.0, self.maker.sizes.message);
+        let mut bytes = vec![0; range.len()];
+        memory.read_at(range.start, &mut bytes);
+        bytes
     }
     #[inline]
-    fn let_go(&mut self, id: LinkId, kept: Kept) {
-        let Ok(link) = self.link(id) else { return };
-        if let Some(frozen) = link.kept[kept.0 as usize].take() {
-            self.give_back(Part::Frozen(frozen));
-        }
+    fn let_go(&mut self, _: LinkId, kept: Kept) {
+        self.slots.free.push_back(kept.0);
     }
     fn put(&mut self, id: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent> {
         let remote = RemoteMr { addr: to.addr, rkey: Rkey::new(to.key), len: to.len };
@@ -552,7 +578,9 @@ impl Lower for Verbs {
                 break;
             }
         }
-        self.take_over(into);
+        if self.inbox.any() {
+            self.take_over(into);
+        }
         // Nobody waits for the end of a send: its buffer comes back, or its link is found to have failed.
         self.until_sends -= 1;
         if self.until_sends == 0 {
@@ -568,6 +596,28 @@ impl Lower for Verbs {
     }
     fn sleeper(&self) -> Sleeper {
         Sleeper::Verbs(self.channel.clone())
+    }
+    fn engine_queue(&self) -> Option<(Arc<dyn Device>, CqHandle)> {
+        let (device, queue) = (Arc::clone(self.context.device()), self.recv.handle());
+        let runs = Arc::clone(&device);
+        self.inbox.tell_by(move || {
+            // Without an engine nobody has to be told.
+            let _ = runs.offload().map(|offload| offload.nudge(queue));
+        });
+        Some((device, queue))
+    }
+    fn has_room(&mut self, id: LinkId, events: &mut VecDeque<Event>) -> bool {
+        for looked in [false, true] {
+            if looked {
+                self.poll_sends(events);
+            }
+            // A link that is gone has no room, and needs none.
+            let Ok(link) = self.link(id) else { return true };
+            if link.queue.control().outstanding().0 + AN_ANSWER <= link.depth {
+                return true;
+            }
+        }
+        false
     }
 }
 

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hca_core::{CqHandle, Device};
 use hca_verbs::{Context, Endpoint};
 use hca_via::{
     Cq, CqEntry, Discriminator, Listener, MemAttributes, MemHandle, Memory, NetAddress, Nic, NicOptions,
@@ -312,6 +313,7 @@ impl Via {
             into.push_back(Event::Down(id));
         }
     }
+    #[cold]
     fn take_over(&mut self, into: &mut VecDeque<Event>) {
         let fresh = self.inbox.take();
         if fresh.is_empty() {
@@ -581,7 +583,9 @@ impl Lower for Via {
         instrument::begin();
         instrument::hold();
         let mut any = false;
-        self.take_over(into);
+        if self.inbox.any() {
+            self.take_over(into);
+        }
         let mut found = std::mem::take(&mut *lock(&self.queues.found));
         for _ in 0..BATCH {
             let entry = found.pop_front().or_else(|| self.queues.recv.done());
@@ -605,5 +609,11 @@ impl Lower for Via {
     fn arm(&mut self) {}
     fn sleeper(&self) -> Sleeper {
         Sleeper::Via(self.queues.clone())
+    }
+    fn engine_queue(&self) -> Option<(Arc<dyn Device>, CqHandle)> {
+        None
+    }
+    fn has_room(&mut self, _: LinkId, _: &mut VecDeque<Event>) -> bool {
+        true
     }
 }

@@ -9,6 +9,7 @@ mod failures;
 mod global;
 mod killed;
 mod messages;
+mod offload;
 mod peers;
 mod returned;
 mod waits;
