@@ -95,7 +95,7 @@ int AM_GetTranslationInuse(ep_t endpoint, int index); /* AM_OK if it is */
 int AM_GetTranslationTag(ep_t endpoint, int index, tag_t *tag);
 int AM_GetTranslationName(ep_t endpoint, int index, en_t *name);
 int AM_GetNumTranslations(ep_t endpoint, int *count);
-/* More than there are: AM_ERR_RESOURCE. */
+/* 256 at first. More than 65,536: AM_ERR_RESOURCE. An index beyond the new end is mapped: AM_ERR_IN_USE. */
 int AM_SetNumTranslations(ep_t endpoint, int count);
 /* Needs nothing: each mapping brings its buffers. */
 int AM_SetExpectedResources(ep_t endpoint, int endpoints, int outstanding);

@@ -148,12 +148,11 @@ exports! {
         out.write(name_of(&mapped(ep, at)?.0))
     }
     fn AM_GetNumTranslations(ep: usize, out: Ptr<c_int>) {
-        endpoint(ep)?;
-        out.write(Options::default().translations as c_int)
+        out.write(with(ep, |bundle, id| bundle.translations(id))? as c_int)
     }
     fn AM_SetNumTranslations(ep: usize, count: c_int) {
-        endpoint(ep)?;
-        if index(count)? <= Options::default().translations { Ok(()) } else { Err(Code::Resource) }
+        let count = index(count)?;
+        with(ep, |bundle, id| bundle.set_translations(id, count))
     }
     fn AM_SetExpectedResources(ep: usize, endpoints: c_int, outstanding: c_int) {
         endpoint(ep)?;

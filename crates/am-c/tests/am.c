@@ -257,7 +257,13 @@ int main(int argc, char **argv) {
     HOLDS(number >= 256);
     OK(AM_GetNumTranslations(client, &number));
     HOLDS(number >= 256);
-    OK(AM_SetNumTranslations(client, number));
+    OK(AM_SetNumTranslations(client, 1000));
+    OK(AM_GetNumTranslations(client, &number));
+    IS(number, 1000);
+    OK(AM_Map(client, 999, server_name, TAG));
+    IS(AM_SetNumTranslations(client, 999), AM_ERR_IN_USE);
+    OK(AM_UnMap(client, 999));
+    OK(AM_SetNumTranslations(client, 256));
     OK(AM_SetExpectedResources(client, 4, 16));
     OK(AM_Map(client, 0, server_name, TAG));
     OK(AM_MapAny(client, &number, server_name, TAG + 1));

@@ -25,7 +25,7 @@ pub struct Options {
     pub max_links: usize,
     /// Entries of a handler table.
     pub handlers: u16,
-    /// Entries of a translation table.
+    /// Entries of a translation table at first.
     pub translations: usize,
     /// How long a map waits for the peer.
     pub map_timeout: Duration,
@@ -51,6 +51,8 @@ impl Default for Options {
     }
 }
 
+/// Entries of a translation table at most: as many as the links of a bundle.
+const MAX_TRANSLATIONS: usize = 1 << 16;
 /// Polls between two looks at the clock.
 const POLLS_A_CLOCK: u32 = 256;
 
@@ -352,6 +354,31 @@ impl Bundle {
         // A handler that ran meanwhile has no bundle, so the endpoint is still there.
         self.at_mut(endpoint)?.translations[index] = Some(Translation { name: *peer, tag, link: id });
         Ok(())
+    }
+    /// Gives an endpoint's translation table so many entries (`AM_SetNumTranslations`), at most 65,536. Entries up to
+    /// there keep their mappings. How many peers can be mapped at a time is the bundle's limit of
+    /// [links](Options::max_links).
+    ///
+    /// # Errors
+    /// There is no such endpoint, the number is too large, or an entry beyond it is mapped.
+    pub fn set_translations(&mut self, endpoint: EndpointId, count: usize) -> Result<(), Error> {
+        if count > MAX_TRANSLATIONS {
+            return Err(Error::Limit { what: "translations", max: MAX_TRANSLATIONS });
+        }
+        let table = &mut self.at_mut(endpoint)?.translations;
+        let users = table.iter().skip(count).flatten().count();
+        if users > 0 {
+            return Err(Error::InUse { what: "translations beyond the new end of the table", users });
+        }
+        table.resize(count, None);
+        Ok(())
+    }
+    /// The entries of an endpoint's translation table (`AM_GetNumTranslations`).
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn translations(&self, endpoint: EndpointId) -> Result<usize, Error> {
+        Ok(self.at(endpoint)?.translations.len())
     }
     /// Maps a peer at the lowest index that is free (`AM_MapAny`).
     ///

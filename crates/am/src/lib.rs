@@ -61,7 +61,8 @@
 //! | `AM_GetSeg`, `AM_SetSeg` | [`Bundle::segment`], [`Bundle::set_segment`] |
 //! | `AM_Map`, `AM_MapAny`, `AM_UnMap` | [`Bundle::map`], [`Bundle::map_any`], [`Bundle::unmap`] |
 //! | `AM_GetTranslationInuse`, `…Name`, `…Tag` | [`Bundle::mapped`] |
-//! | `AM_SetNumTranslations`, `AM_SetExpectedResources` | [`Options`] |
+//! | `AM_GetNumTranslations`, `AM_SetNumTranslations` | [`Bundle::translations`], [`Bundle::set_translations`] |
+//! | `AM_SetExpectedResources` | [`Options`] |
 //! | `AM_SetHandler`, handler 0 | [`Bundle::set_handler`], [`Bundle::set_error_handler`] |
 //! | `AM_SetHandlerAny` | [`Bundle::set_handler_any`] |
 //! | `AM_SetEventMask`, `AM_WaitSema` | [`Bundle::set_event_mask`], [`Bundle::wait`], [`Parallel::wait`] |

@@ -38,6 +38,7 @@ hca_conformance::checks! { $
         a_reply_without_a_handler_is_rejected,
         a_reply_has_no_reply,
         calls_out_of_range_are_refused,
+        a_translation_table_has_the_length_that_was_asked_for,
         a_handler_that_panics_returns_its_request,
         a_handler_may_only_reply,
         a_segment_that_peers_know_is_not_changed,

@@ -106,6 +106,24 @@ pub(crate) fn calls_out_of_range_are_refused(bed: &Bed) {
     }
 }
 
+pub(crate) fn a_translation_table_has_the_length_that_was_asked_for(bed: &Bed) {
+    let [mut a, mut b] = bed.pair();
+    let told = b.hear(1);
+    let (name, ep) = (b.name(), a.ep);
+    assert_eq!(a.bundle.translations(ep).unwrap(), 256);
+    a.bundle.set_translations(ep, 1000).unwrap();
+    a.bundle.map(ep, 999, &name, TAG).unwrap();
+    a.bundle.request(ep, 999, 1, &[7]).unwrap();
+    assert_eq!(next(&mut [&mut a, &mut b], "a request", &told), [7]);
+    assert!(matches!(a.bundle.set_translations(ep, 999), Err(Error::InUse { users: 1, .. })));
+    assert!(matches!(a.bundle.set_translations(ep, (1 << 16) + 1), Err(Error::Limit { .. })));
+    a.bundle.unmap(ep, 999).unwrap();
+    a.bundle.set_translations(ep, 1).unwrap();
+    assert!(matches!(a.bundle.request(ep, 1, 1, &[]), Err(Error::Index { index: 1, len: 1 })));
+    a.request(1, &[8]);
+    assert_eq!(next(&mut [&mut a, &mut b], "a request", &told), [8]);
+}
+
 pub(crate) fn a_handler_that_panics_returns_its_request(bed: &Bed) {
     let [mut a, mut b] = bed.pair();
     let told = b.hear(1);
