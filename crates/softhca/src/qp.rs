@@ -338,6 +338,15 @@ impl QpHost<'_> {
     }
 }
 
+/// Completes a send request that succeeded, and is no READ or atomic.
+#[inline(always)]
+pub(crate) fn complete_sent(header: &SendHeader, of: &QpShared, send_cq: u32, tables: &mut Tables) {
+    of.ops.completed(header.op.wc_opcode(), header.len);
+    if header.flags.contains(SendFlags::SIGNALED) {
+        tables.complete_plain(send_cq, header.wr_id, of.handle, header.op.wc_opcode(), 0);
+    }
+}
+
 #[inline]
 pub(crate) fn local(tables: &Tables, pd: PdHandle, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
     tables.mrs.translate(pd, s.lkey.raw(), s.addr, s.len.into(), access).map_err(|_| LocalError::Protection)
@@ -469,6 +478,13 @@ impl Host for QpHost<'_> {
         let qp = self.res.sender.handle;
         let make = || Completion { wr_id, qp, status, opcode, byte_len, ..Completion::default() };
         self.tables.complete_with(self.res.send_cq, make);
+    }
+    #[inline]
+    fn complete_sends(&mut self, first: u32, count: u32) {
+        let QpRes { sq, sender, send_cq, .. } = &mut *self.res;
+        assert_eq!(first, sq.head(), "send requests complete in order");
+        let end = first.wrapping_add(count);
+        sq.release_each(end, |header| complete_sent(header, sender, *send_cq, self.tables));
     }
 
     #[inline]

@@ -301,6 +301,11 @@ pub trait Host {
     /// Completes the oldest uncompleted send request, which has this index. The success of an unsignalled request
     /// yields no completion; every other outcome does.
     fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32);
+    /// Completes the oldest `count` uncompleted send requests, from this index on, which succeeded; none of them is a
+    /// READ or an atomic.
+    fn complete_sends(&mut self, first: u32, count: u32) {
+        (0..count).for_each(|i| self.complete_send(first.wrapping_add(i), WcStatus::Success, 0));
+    }
 
     /// Has what follows go to the shared receive queue of this number (XRC targets): receive requests are taken from
     /// it, and keys are those of its protection domain. A receive request that is held stays that of its queue.

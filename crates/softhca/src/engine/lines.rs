@@ -11,7 +11,8 @@ use crate::dma;
 use crate::doorbell::Doorbell;
 use crate::mr::MrTable;
 use crate::qp::{
-    Place, QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader, cell_to_sge, list, local,
+    Place, QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader, cell_to_sge, complete_sent, list,
+    local,
 };
 use crate::ring::{Consumer, Producer};
 use crate::tables::Tables;
@@ -78,7 +79,9 @@ impl Core {
         lane.took();
         let mut wants_transmit = false;
         if completed > 0 {
-            complete_requests(res, &mut self.tables, lane.oldest(), completed);
+            let QpRes { sq, shared, send_cq, .. } = &mut *res;
+            let end = lane.oldest().wrapping_add(completed);
+            sq.release_each(end, |header| complete_sent(header, shared, *send_cq, &mut self.tables));
             wants_transmit = lane.completed(completed);
         }
         self.tables.complete_plain(res.recv_cq, wr_id, res.shared.handle, WcOpcode::Recv, len);
@@ -250,19 +253,6 @@ fn place_in(rq: &mut Consumer<RecvHeader>, mrs: &MrTable, pd: PdHandle, data: Li
     let wr_id = header.wr_id;
     rq.release(rq.head().wrapping_add(1));
     Some(wr_id)
-}
-
-/// Completes so many requests from the oldest on; none of them is a READ or an atomic.
-#[inline(always)]
-fn complete_requests(res: &mut QpRes, tables: &mut Tables, oldest: u32, count: u32) {
-    let (send_cq, qp) = (res.send_cq, res.shared.handle);
-    let QpRes { sq, shared, .. } = res;
-    sq.release_each(oldest.wrapping_add(count), |header| {
-        shared.ops.completed(header.op.wc_opcode(), header.len);
-        if header.flags.contains(SendFlags::SIGNALED) {
-            tables.complete_plain(send_cq, header.wr_id, qp, header.op.wc_opcode(), 0);
-        }
-    });
 }
 
 /// The message of a request, if it is a plain SEND that a line takes and whose bytes stand in one piece.
