@@ -585,7 +585,11 @@ impl Bundle {
         loop {
             match self.lower.accesses(id, &mut self.events) {
                 Ok(0) => return Ok(()),
-                Ok(_) => pause.wait(&mut *self.lower, &mut self.events)?,
+                Ok(_) => {
+                    // A peer that has left answers no access.
+                    self.look_at_times();
+                    pause.wait(&mut *self.lower, &mut self.events)?;
+                }
                 Err(_) => return Err(Error::Unreachable),
             }
         }
