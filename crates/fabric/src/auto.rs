@@ -107,7 +107,8 @@ impl<N: Fabric> AutoFabric<N> {
                 (None, format!("by UDP: {why}"))
             }
         };
-        let fds = network.wait_fd().into_iter().chain(shm.as_ref().and_then(Fabric::wait_fd));
+        let of_network = network.wait_fd().into_iter().chain(network.wait_fd_beside());
+        let fds = of_network.chain(shm.as_ref().and_then(Fabric::wait_fd));
         for (i, fd) in fds.enumerate() {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(i as u64), epoll::EventFlags::IN)
                 .map_err(io("watching the sockets"))?;

@@ -251,6 +251,11 @@ pub trait Fabric: Send + Any {
     }
     /// A descriptor that is readable when `recv` has packets. `None`: this fabric has no descriptor (the simulator).
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
+    /// A second descriptor, of packets that come rarely: at a shared address those that name no process. One set for both
+    /// would cost each packet of the first a wake-up of the set.
+    fn wait_fd_beside(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// To be called before one sleeps on [`wait_fd`](Self::wait_fd); `true`: do not sleep, there is input.
     fn prepare_wait(&mut self) -> bool {
         false
@@ -343,6 +348,9 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         (**self).wait_fd()
+    }
+    fn wait_fd_beside(&self) -> Option<BorrowedFd<'_>> {
+        (**self).wait_fd_beside()
     }
     fn prepare_wait(&mut self) -> bool {
         (**self).prepare_wait()

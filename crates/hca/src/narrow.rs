@@ -48,6 +48,9 @@ impl Fabric for Narrow {
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.wait_fd()
     }
+    fn wait_fd_beside(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wait_fd_beside()
+    }
     fn prepare_wait(&mut self) -> bool {
         self.inner.prepare_wait()
     }

@@ -117,7 +117,7 @@ impl SoftHca {
         )?);
         let thread = if threaded {
             let s = shared.clone();
-            let sleep = Sleep::new(s.sleeper.kick(), s.fabric_fd.as_ref(), &s.sleeper.watch)?;
+            let sleep = Sleep::new(s.sleeper.kick(), &s.sleeper.watch)?;
             let io = |source| DeviceError::Io { doing: "starting the adapter's thread", source };
             Some(hca_process::spawn("hca-progress", move || progress::run(&s, sleep)).map_err(io)?)
         } else {

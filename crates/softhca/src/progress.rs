@@ -265,6 +265,7 @@ pub(crate) fn run(shared: &Arc<Shared>, sleep: Sleep) {
         let mut by_tick = false;
         if shared.progress == Progress::Adaptive {
             let seen = s.turns.load(Ordering::Relaxed);
+            own.sleep.hear(&shared.fabric_fds, false);
             doze(s.kick(), TICK);
             // The program may have said meanwhile that it sleeps.
             by_tick = s.mode.load(Ordering::SeqCst) == ACTIVE;
@@ -308,6 +309,7 @@ fn guard(shared: &Shared, tolerance: &mut u32, own: &mut Own, mut by_tick: bool)
     let learns = shared.progress == Progress::Adaptive;
     let (mut look_until, mut by_look, mut slept) = (Instant::ZERO, false, false);
     own.horizon = Horizon::new(s.left.load(Ordering::Relaxed));
+    own.sleep.hear(&shared.fabric_fds, true);
     while !s.stop.load(Ordering::SeqCst) {
         if learns && s.mode.load(Ordering::Relaxed) == ACTIVE {
             own.seat.leave();
@@ -422,7 +424,9 @@ fn prepare_to_sleep(shared: &Shared, own: &mut Own) -> Option<(Option<Instant>, 
         let (input, now) = (e.fabric.prepare_wait() || !shared.bell.is_empty(), shared.time.now());
         let late = if horizon.is_some() { shared.sleeper.late() } else { Duration::ZERO };
         let deadline = earlier(e.deadline_of_late_timers(late), &shared.attention);
-        let until = [deadline, held_until, horizon.map(|h| now + h)].into_iter().flatten().min();
+        // Where the system has no memory for its set, the thread looks each tick.
+        let deaf = (!sleep.hears()).then(|| now + TICK);
+        let until = [deadline, held_until, horizon.map(|h| now + h), deaf].into_iter().flatten().min();
         shared.sleeper.until.store(sleep.ends_at(until, now), Ordering::Relaxed);
         (input, now, until)
     };

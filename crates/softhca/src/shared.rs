@@ -42,9 +42,9 @@ pub(crate) struct Shared {
     pub(crate) fork: Fork,
     /// Memory is allocated such that peers on this machine can be given it.
     pub(crate) gives_shared_memory: bool,
-    /// A copy of the fabric's descriptor, for those that sleep without the engine's lock.
-    pub(crate) fabric_fd: Option<OwnedFd>,
-    /// A copy of the descriptor of multicast groups, where [`fabric_fd`](Self::fabric_fd) does not tell of them. Set
+    /// Copies of the fabric's descriptors, for those that sleep without the engine's lock.
+    pub(crate) fabric_fds: Vec<OwnedFd>,
+    /// A copy of the descriptor of multicast groups, where [`fabric_fds`](Self::fabric_fds) do not tell of them. Set
     /// under the engine's lock.
     pub(crate) group_fd: OnceLock<OwnedFd>,
     wait: OnceLock<DeviceWait>,
@@ -135,12 +135,11 @@ impl Shared {
         (events, attention): (Arc<Events>, Arc<Attention>),
         sleeper: Sleeper,
     ) -> Result<Self, DeviceError> {
-        let fabric_fd = engine
-            .fabric
-            .wait_fd()
+        let fds = engine.fabric.wait_fd().into_iter().chain(engine.fabric.wait_fd_beside());
+        let fabric_fds = fds
             .map(|fd| fd.try_clone_to_owned())
-            .transpose()
-            .map_err(|source| DeviceError::Io { doing: "copying the network's descriptor", source })?;
+            .collect::<Result<_, _>>()
+            .map_err(|source| DeviceError::Io { doing: "copying the network's descriptors", source })?;
         let gives_shared_memory = engine.shares_memory;
         let engine = TurnLock::new(engine);
         // With nobody else to do it, what is yielded is acknowledged before it is.
@@ -160,7 +159,7 @@ impl Shared {
             sleeper,
             fork,
             gives_shared_memory,
-            fabric_fd,
+            fabric_fds,
             group_fd: OnceLock::new(),
             wait: OnceLock::new(),
             wait_or_event: OnceLock::new(),
@@ -415,7 +414,7 @@ impl Shared {
     }
     /// What the adapter's thread in GUARD sleeps on, of the network.
     pub(crate) fn sockets(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.fabric_fd.iter().chain(self.group_fd.get())
+        self.fabric_fds.iter().chain(self.group_fd.get())
     }
     /// Behind the engine: wakes all that are to be woken.
     fn wake_now(&self) {
@@ -576,9 +575,12 @@ impl Shared {
             return Ok(w.epoll.as_fd());
         }
         let none = DeviceError::Unsupported { what: "waiting on a descriptor: its network has none" };
-        let fabric = self.fabric_fd.as_ref().ok_or(none)?;
+        if self.fabric_fds.is_empty() {
+            return Err(none);
+        }
         let timer = TimerFd::new()?;
-        let epoll = epoll_of(&[fabric.as_fd(), timer.fd()])?;
+        let fds: Vec<_> = self.fabric_fds.iter().map(AsFd::as_fd).chain([timer.fd()]).collect();
+        let epoll = epoll_of(&fds)?;
         let timer_at = AtomicU64::new(NEVER);
         let _ = self.wait.get_or_init(|| DeviceWait { epoll, timer, timer_at });
         self.watch_groups();

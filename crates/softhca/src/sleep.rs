@@ -7,11 +7,12 @@
 //! receive it, and in a virtual machine much longer. A timer that has become too early costs a wake-up once.
 
 use core::time::Duration;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
 use hca_core::{DeviceError, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
 
 use crate::cq::epoll_of;
 use crate::notify::{EventFd, TimerFd};
@@ -57,17 +58,36 @@ pub(crate) struct Sleep {
     timer_at: u64,
     /// The sockets of multicast groups are watched.
     groups: bool,
+    /// Those of the network are.
+    hears: bool,
 }
 
 impl Sleep {
-    pub(crate) fn new(kick: &EventFd, network: Option<&OwnedFd>, watch: &Watch) -> Result<Self, DeviceError> {
+    pub(crate) fn new(kick: &EventFd, watch: &Watch) -> Result<Self, DeviceError> {
         let timer = TimerFd::new()?;
         // The first one is the kick.
-        let mut fds = vec![kick.fd(), timer.fd()];
-        fds.extend(network.map(AsFd::as_fd));
-        let epoll = Arc::new(epoll_of(&fds)?);
+        let epoll = Arc::new(epoll_of(&[kick.fd(), timer.fd()])?);
         let _ = watch.epoll.set(epoll.clone());
-        Ok(Self { epoll, timer, timer_at: NEVER, groups: false })
+        Ok(Self { epoll, timer, timer_at: NEVER, groups: false, hears: false })
+    }
+    /// Has packets at `sockets` end sleeps, or not: beside a program that turns each packet would cost the kernel a look
+    /// at this set. Returns whether they do.
+    pub(crate) fn hear(&mut self, sockets: &[OwnedFd], hears: bool) -> bool {
+        if self.hears != hears {
+            let data = epoll::EventData::new_u64(u64::MAX);
+            let change = |socket| match hears {
+                true => epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN)
+                    .or_else(|e| if e == Errno::EXIST { Ok(()) } else { Err(e) }),
+                false => epoll::delete(&self.epoll, socket),
+            };
+            let changed = sockets.iter().all(|socket| change(socket).is_ok());
+            self.hears = hears && changed;
+        }
+        self.hears
+    }
+    /// Whether packets end sleeps.
+    pub(crate) fn hears(&self) -> bool {
+        self.hears
     }
     /// Has packets to multicast groups end sleeps, once there is a descriptor of them.
     pub(crate) fn watch_groups(&mut self, groups: &OwnedFd) {
@@ -126,7 +146,9 @@ mod tests {
             let (theirs, ours) = UnixDatagram::pair().unwrap();
             (theirs, OwnedFd::from(ours))
         });
-        let mut sleep = Sleep::new(&kick, Some(&network), &Watch::default()).unwrap();
+        let mut sleep = Sleep::new(&kick, &Watch::default()).unwrap();
+        let network = [network];
+        assert!(sleep.hear(&network, true));
         kick.signal();
         sleep.sleep(&kick, None, at(1));
         // The kick is taken: the time ends the next sleep, of one millisecond.
@@ -140,12 +162,21 @@ mod tests {
         rustix::io::read(&groups, &mut event).unwrap();
         to_us.send(&[1]).unwrap();
         sleep.sleep(&kick, None, at(2_000_000));
+        // Beside a program that turns they end none, and later they do at once.
+        rustix::io::read(&network[0], &mut event).unwrap();
+        assert!(!sleep.hear(&network, false));
+        to_us.send(&[1]).unwrap();
+        let before = std::time::Instant::now();
+        sleep.sleep(&kick, Some(at(3_000_001)), at(2_000_001));
+        assert!(before.elapsed() >= Duration::from_millis(1));
+        assert!(sleep.hear(&network, true) && sleep.hear(&network, true));
+        sleep.sleep(&kick, None, at(3_000_001));
     }
 
     #[test]
     fn a_timer_that_is_early_enough_stays_set_and_one_that_has_expired_does_not() {
         let kick = EventFd::new().unwrap();
-        let mut sleep = Sleep::new(&kick, None, &Watch::default()).unwrap();
+        let mut sleep = Sleep::new(&kick, &Watch::default()).unwrap();
         assert_eq!(sleep.ends_at(None, at(1)), NEVER);
         let hour = 3_600_000_000_000;
         kick.signal();
@@ -161,16 +192,18 @@ mod tests {
         let (kick, watch) = (EventFd::new().unwrap(), Watch::default());
         let (theirs, ours) = UnixDatagram::pair().unwrap();
         let network = OwnedFd::from(ours);
-        let mut sleep = Sleep::new(&kick, Some(&network), &watch).unwrap();
+        let mut sleep = Sleep::new(&kick, &watch).unwrap();
+        let network = [network];
+        assert!(sleep.hear(&network, true));
         theirs.send(&[1]).unwrap();
-        watch.stop([&network].into_iter());
+        watch.stop(network.iter());
         let mut slept = |now, until| {
             let begin = std::time::Instant::now();
             sleep.sleep(&kick, Some(at(until)), at(now));
             begin.elapsed()
         };
         assert!(slept(1, 1_000_001) >= Duration::from_millis(1));
-        watch.go_on([&network].into_iter());
+        watch.go_on(network.iter());
         assert!(slept(2_000_000, 30_000_000_000) < Duration::from_secs(25), "the packet is still there");
     }
 }

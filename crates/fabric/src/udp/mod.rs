@@ -262,7 +262,6 @@ impl UdpFabric {
     /// The address is in use, is not of this machine, or the system refuses sockets.
     pub fn open(local: IpAddr, options: &UdpOptions) -> Result<Self, OpenError> {
         let end = End::open(local, options, "udp")?;
-        end.rx.watch(end.rx.socket.as_fd())?;
         Ok(Self { end, slots: sys::RxSlots::new(RX_SLOTS), busy: 0 })
     }
 
@@ -309,7 +308,10 @@ impl Fabric for UdpFabric {
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.end.wait_fd(self.end.rx.socket.as_fd()))
+        Some(self.end.rx.socket.as_fd())
+    }
+    fn wait_fd_beside(&self) -> Option<BorrowedFd<'_>> {
+        self.end.rx.shared.as_ref().map(|shared| shared.share.wait_fd())
     }
 
     fn prepare_wait(&mut self) -> bool {
