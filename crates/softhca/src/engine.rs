@@ -210,7 +210,6 @@ impl Engine {
             whole_at: clock::ticks(),
             tx: TxBatch::with_capacity(BATCH_BYTES),
             core: Core {
-                arrived: false,
                 qps,
                 tables,
                 ahs,
@@ -232,6 +231,7 @@ impl Engine {
                 touched: None,
                 turn: 0,
                 now: Instant::ZERO,
+                arrived: false,
             },
         }
     }

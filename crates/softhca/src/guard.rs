@@ -93,8 +93,7 @@ impl HeldAcks {
         self.holds && !owed
     }
     /// Such a turn has held back what became due, or not. `worked`: it found something. `owed`: acknowledgements are
-    /// owed behind it.
-    /// `hold`: for how long they are held back.
+    /// owed behind it. `hold`: for how long they are held back.
     pub(crate) fn turned(&mut self, now: Instant, held_back: bool, worked: bool, owed: bool, hold: Duration) {
         if !held_back {
             self.holds |= worked && self.tries.found(false);
@@ -114,9 +113,10 @@ impl HeldAcks {
 
 /// The bound of the thread's sleeps beside a program that leaves work to it, as the timers of what it posts.
 ///
-/// A sleep that the bound ends costs the program some 20 us of its CPU, and may cost it milliseconds: a thread that had
-/// more of a CPU than the program since it last slept does not run at once when a packet wakes it. So sleeps whose bound
-/// was in vain make the next ones longer, and a timer may fire so much later. One that was due makes them short again.
+/// A sleep that the bound ends costs the program some 20 us of its CPU, and may cost it milliseconds: a thread that
+/// had more of a CPU than the program since it last slept does not run at once when a packet wakes it. So sleeps whose
+/// bound was in vain make the next ones longer, and a timer may fire so much later. One that was due makes them shorter
+/// again.
 #[derive(Debug)]
 pub(crate) struct Horizon {
     /// How often the program had left something, at the last sleep.

@@ -102,6 +102,7 @@ mod runs;
 mod scattered;
 #[cfg(not(loom))]
 mod seat;
+#[cfg(not(loom))]
 mod shared;
 #[cfg(not(loom))]
 mod slab;

@@ -22,14 +22,15 @@
 //!
 //! A turn or a post beside GUARD may leave work for later, which the sleeping thread has to know. Waking the thread
 //! costs microseconds, which a program that posts and spins on its memory would pay for each message. So the program
-//! wakes the thread only if the work is due before the thread's sleep ends ([`Sleeper::sleeps_until`]). A thread beside a
-//! program that posts sleeps for a [bound](crate::guard::Horizon) at most, which ends before the retransmit timer of a
-//! new request can fire. So posts wake the thread once, and then no more. The first sleep in which the program left
-//! nothing is the last one that the horizon ends ([`Horizon`]): an idle adapter has no tick.
+//! wakes the thread only if the work is due before the thread's sleep ends ([`Sleeper::sleeps_until`]). A thread beside
+//! a program that posts sleeps for no longer than a bound ([`Horizon::bound`]), which ends before the retransmit timer of
+//! a new request can fire, or so much later as timers may fire late. So posts wake the thread once, and then no more.
+//! The first sleep in which the program left nothing is the last one that the bound ends: an idle adapter has no tick.
 //!
 //! A thread that wakes may have interrupted the program's thread that has the engine, on the same CPU. So in GUARD the
-//! thread does not wait for the engine: it asks the holder for a whole turn, and sleeps for its [bound](Horizon::bound) at most. Packets do
-//! not wake it from that, until the holder has done the turn: they would do so at once, before the holder runs.
+//! thread does not wait for the engine: it asks the holder for a whole turn, and sleeps for no longer than that bound.
+//! Packets do not wake it from that, until the holder has done the turn: they would do so at once, before the holder
+//! runs.
 //!
 //! A program's thread does not wait for the engine either, nor does it wake the thread that has it: it leaves a note,
 //! and the holder looks whether the thread's sleep is short enough for what was left.

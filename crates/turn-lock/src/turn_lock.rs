@@ -235,13 +235,14 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
     }
 
     /// Runs `f` if the lock is free, and again while notes were left meanwhile; else leaves a note, so that the holder
-    /// runs its own function once more. `None`: the holder does the work. Never waits.
+    /// runs its own function once more. `None`: the holder does the work. Never waits. The caller is a guest: as a
+    /// favourite it would cost the next other thread a barrier.
     #[inline]
     pub fn turn_or_notify_holder<R>(&self, mut f: impl FnMut(&mut T) -> R) -> Option<R> {
         let mut result = None;
         while let Some(mut guard) = self.lock_or_notify_holder() {
             result = Some(guard.run(&mut f));
-            if !guard.unlock() {
+            if !guard.unlock_unfavoured() {
                 break;
             }
         }

@@ -84,9 +84,9 @@ impl End {
         self.sender.retry_at.into_iter().chain(shared).min()
     }
 
-    /// The descriptor to wait for, where this one is the own socket's.
-    pub(crate) fn wait_fd<'a>(&'a self, own: BorrowedFd<'a>) -> BorrowedFd<'a> {
-        self.rx.shared.as_ref().map_or(own, |s| s.share.wait_fd())
+    /// The descriptor to wait for beside the own socket's, at a shared address.
+    pub(crate) fn wait_fd_beside(&self) -> Option<BorrowedFd<'_>> {
+        self.rx.shared.as_ref().map(|shared| shared.share.wait_fd())
     }
 
     /// Appends these plain counters, and all others.

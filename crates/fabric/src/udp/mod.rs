@@ -142,17 +142,6 @@ impl RxSocket {
         Ok(Self { socket, attr, interface, shared })
     }
 
-    /// Has the descriptor that is waited for tell of this one too, where the address is shared.
-    pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> Result<(), OpenError> {
-        let Some(shared) = &self.shared else { return Ok(()) };
-        let local = self.attr.local;
-        shared.share.watch(fd).map_err(|e| OpenError::Io {
-            doing: "watching the sockets of a shared address",
-            local,
-            source: e.into(),
-        })
-    }
-
     /// As the [`Fabric`]'s.
     pub(crate) fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         self.shared.as_mut().map(|shared| &mut shared.share as &mut dyn ManagementDesk)
@@ -311,7 +300,7 @@ impl Fabric for UdpFabric {
         Some(self.end.rx.socket.as_fd())
     }
     fn wait_fd_beside(&self) -> Option<BorrowedFd<'_>> {
-        self.end.rx.shared.as_ref().map(|shared| shared.share.wait_fd())
+        self.end.wait_fd_beside()
     }
 
     fn prepare_wait(&mut self) -> bool {

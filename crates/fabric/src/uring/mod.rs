@@ -48,7 +48,6 @@ impl UringFabric {
         let end = End::open(local, &options.udp, "uring")?;
         let ring = Ring::open(end.rx.socket.as_fd(), options.single_thread)
             .map_err(|(what, source)| OpenError::Unsupported { what, source })?;
-        end.rx.watch(ring.fd())?;
         Ok(Self { ring, end })
     }
 
@@ -160,7 +159,10 @@ impl Fabric for UringFabric {
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.end.wait_fd(self.ring.fd()))
+        Some(self.ring.fd())
+    }
+    fn wait_fd_beside(&self) -> Option<BorrowedFd<'_>> {
+        self.end.wait_fd_beside()
     }
 
     fn prepare_wait(&mut self) -> bool {
