@@ -157,6 +157,7 @@ fn a_guest_is_never_favoured() {
     for _ in 0..2 * FAVOUR.0 {
         assert!(!lock.lock_or_notify_holder().unwrap().unlock_unfavoured());
         lock.with(|_| (), |_| ());
+        assert!(lock.turn_or_notify_holder(|_| ()).is_some());
     }
     assert!(!is_favoured(&lock));
 }
