@@ -834,7 +834,7 @@ fn asks(endpoint: &Option<Endpoint>) -> bool {
     endpoint.as_ref().is_some_and(|endpoint| endpoint.mask == EventMask::NotEmpty)
 }
 
-/// What a [run](Bundle::run) leaves.
+/// The messages that a [run](Bundle::run) leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
     /// All that came was handled.

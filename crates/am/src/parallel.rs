@@ -118,7 +118,7 @@ impl Parallel {
         let Some(engine) = &shared.engine else { return shared.hold(bundle, call) };
         let value = shared.hold(bundle, |bundle| {
             let value = call(bundle);
-            // What the call took off the queue, and did not handle, is no completion that the device would run for.
+            // Messages that the call took off the queue, and did not handle, are no completions: no run comes for them.
             if !bundle.events.is_empty() {
                 engine.note.store(true, Ordering::Relaxed);
             }

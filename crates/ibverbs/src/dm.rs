@@ -24,7 +24,7 @@ pub(crate) struct Dm {
     file: Arc<File>,
     memory: Arc<Memory>,
 }
-/// What device memory and its imports share. Its regions are counted.
+/// The memory that device memory and its imports share. The regions on it are counted.
 pub(crate) struct Memory {
     mapping: Mapping,
     len: usize,

@@ -63,7 +63,7 @@ impl<T: Clone> Table<T> {
     }
 }
 
-/// What the contexts of one command descriptor and of its duplicates share.
+/// The adapter and the tables of objects that the contexts of a command descriptor and of its duplicates share.
 pub(crate) struct File {
     pub(crate) adapter: Arc<Adapter>,
     /// The address of the device.

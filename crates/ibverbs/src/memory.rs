@@ -61,7 +61,7 @@ pub(crate) struct Mr {
     region: Arc<Region>,
     is_import: bool,
 }
-/// What a region and its imports share.
+/// The registration that a region and its imports share.
 pub(crate) struct Region {
     adapter: Arc<Adapter>,
     registered: Mutex<Registered>,

@@ -145,7 +145,7 @@ impl Horizon {
     pub(crate) fn late(&self) -> Duration {
         self.bound - HORIZON.0
     }
-    /// A sleep beside a program that spins has ended, and not by packets. `worked`: something was due.
+    /// A sleep beside a program that spins has ended, and not by packets. `worked`: a timer was due.
     pub(crate) fn ended(&mut self, worked: bool) {
         self.bound = if worked { (self.bound / 2).max(HORIZON.0) } else { (2 * self.bound).min(HORIZON.1) };
     }

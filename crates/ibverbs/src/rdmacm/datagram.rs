@@ -58,7 +58,7 @@ struct Name {
 pub(super) struct Datagrams {
     ports: Vec<Port>,
     number: u16,
-    /// Those of the port's addresses, one for each device.
+    /// The groups of the port's addresses, one for each device.
     groups: Vec<Arc<Group>>,
     arrived: VecDeque<(SocketAddr, Vec<u8>)>,
     names: HashMap<SocketAddr, Name>,

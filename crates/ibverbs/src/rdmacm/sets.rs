@@ -16,7 +16,7 @@ use super::border::{borrowed, poll};
 use super::stream::{Socket, Waiter, left_ms, tell_waiters};
 use crate::entry::{Errno, INVALID, In, counted, exports, lock};
 
-/// What a program asks for, by `enum EPOLL_EVENTS`.
+/// Flags of a program's interest: the values of `enum EPOLL_EVENTS`.
 const EDGE: u32 = 1 << 31;
 const ONCE: u32 = 1 << 30;
 /// Events that are told without being asked for.

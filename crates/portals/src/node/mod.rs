@@ -470,7 +470,7 @@ impl fmt::Debug for Node {
     }
 }
 
-/// What the holder of the lock leaves to be done behind it.
+/// The work that the holder of the lock leaves to be done behind the lock.
 #[derive(Default)]
 struct Left {
     /// The waiters to wake, as [`State::take_waiters`] counts them.
