@@ -61,6 +61,6 @@ pub use machine::{
 #[cfg(feature = "service")]
 pub use service::{
     Agent, ConnectParams, Connection, ConnectionError, DatagramListener, DatagramRequest, DatagramService,
-    Incoming, Listener, Sink, UDP_QKEY, connect, connect_async, connect_with, group, join, resolve,
-    resolve_async,
+    Incoming, Listener, Sink, UDP_QKEY, connect, connect_async, connect_with, ephemeral_port, group, join,
+    ports_to_bind, resolve, resolve_async,
 };

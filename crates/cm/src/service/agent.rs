@@ -46,10 +46,6 @@ impl Agent {
     pub fn mtu(&self) -> Mtu {
         self.manager.mtu
     }
-    /// A port for a connection of this side, from the range that systems choose from.
-    pub fn source_port(&self) -> u16 {
-        self.manager.source_port()
-    }
     /// Has requests for a service come to this connection manager, of those at its address.
     ///
     /// # Errors

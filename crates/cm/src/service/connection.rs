@@ -10,6 +10,7 @@ use hca_verbs::{
 
 use super::ConnectionError;
 use super::manager::{End, Held, Manager, State};
+use super::ports::ephemeral_port;
 use super::wait::{Subject, block, block_on};
 use crate::wire::{Bits, CmTimeout, Info, Path, PrivateData, Reason, Rep, Req, Transport};
 use crate::{IpHeader, PortSpace, ServiceId};
@@ -137,7 +138,7 @@ async fn attempt<S: Connected>(
     timeout: Option<Duration>,
 ) -> Result<Connection, ConnectionError> {
     let ours = Endpoint { mtu, ..qp.endpoint() };
-    let source = SocketAddr::new(manager.gid.ip(), manager.source_port());
+    let source = SocketAddr::new(manager.gid.ip(), ephemeral_port());
     let data = IpHeader::new(source, to.ip())?.with_data(private_data)?;
     let peer = Gid::from(to.ip());
     let request = Req {

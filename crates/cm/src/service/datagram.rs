@@ -10,6 +10,7 @@ use super::ConnectionError;
 use super::connection::{MAX_RETRIES, RESPONSE_TIMEOUT, first_address};
 use super::listener::{listen, next, unlisten};
 use super::manager::{Asked, Held, Manager, Request};
+use super::ports::ephemeral_port;
 use super::wait::{Subject, block, block_on};
 use crate::wire::{PrivateData, Refusal, Resolution, SidrReq};
 use crate::{IpHeader, Peer, PortSpace, Resolve, ServiceId, SidrAnswer};
@@ -67,7 +68,7 @@ pub async fn resolve_async(
     private_data: &[u8],
 ) -> Result<DatagramService, ConnectionError> {
     let manager = Manager::of(context)?;
-    let source = SocketAddr::new(manager.gid.ip(), manager.source_port());
+    let source = SocketAddr::new(manager.gid.ip(), ephemeral_port());
     let ask = Resolve {
         to: Peer { gid: address.ip().into(), lid: Lid::default() },
         service: ServiceId::of_port(PortSpace::Udp, address.port()),

@@ -9,6 +9,7 @@ use hca_verbs::{Connected, Context, Endpoint, Lid, QpControl, QpType};
 use super::ConnectionError;
 use super::connection::{Connection, ended, first_address, options, reply, stop_at_the_end};
 use super::manager::{Asked, Held, Manager, Request};
+use super::ports::ports_to_bind;
 use super::wait::{Subject, block, block_on};
 use crate::wire::{Info, PrivateData, Reason, Rep, Req, Transport};
 use crate::{CmError, IpHeader, PortSpace, ServiceId};
@@ -133,9 +134,8 @@ pub(super) fn listen(
     if !asked.ip().is_unspecified() && asked.ip() != device {
         return Err(ConnectionError::NotLocal { asked: asked.ip(), device });
     }
-    let ports = if asked.port() == 0 { 49_152..=u16::MAX } else { asked.port()..=asked.port() };
     manager.call(|state, now| {
-        for port in ports {
+        for port in ports_to_bind(asked.port()) {
             let service = ServiceId::of_port(space, port);
             let begun = state.machine.listen(service, backlog).map_err(ConnectionError::from);
             // Another process at the address may have the service.

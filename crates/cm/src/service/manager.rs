@@ -130,8 +130,6 @@ pub(super) struct State {
     stopped: Option<String>,
     /// The receiving side, where the device runs the manager.
     port: Option<Port>,
-    /// The port that a connect takes next as its own.
-    next_port: u16,
 }
 
 /// The connection manager of a context, which ends with its last listener, connection and resolution. The device or the
@@ -256,7 +254,6 @@ impl Manager {
             ended: None,
             stopped: None,
             port: None,
-            next_port: 0,
         };
         let io = |doing| move |source| ConnectionError::Device(DeviceError::Io { doing, source });
         let bell =
@@ -469,13 +466,6 @@ impl Core {
         self.device.claim_service(service.0).map_err(|e| match e {
             DeviceError::InUse { .. } => CmError::InUse { service }.into(),
             e => e.into(),
-        })
-    }
-    /// A port for a connection of this side, from the range that systems choose from.
-    pub(super) fn source_port(&self) -> u16 {
-        self.locked(|state| {
-            state.next_port = (state.next_port + 1) % 16_384;
-            49_152 + state.next_port
         })
     }
     /// Has the queue pair of a connection stopped when the connection ends.

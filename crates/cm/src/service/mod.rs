@@ -14,6 +14,7 @@ mod listener;
 mod manager;
 mod noted;
 mod port;
+mod ports;
 mod wait;
 
 pub use agent::{Agent, Sink};
@@ -22,3 +23,4 @@ pub use datagram::{DatagramListener, DatagramRequest, DatagramService, UDP_QKEY,
 pub use error::ConnectionError;
 pub use group::{group, join};
 pub use listener::{Incoming, Listener};
+pub use ports::{ephemeral_port, ports_to_bind};

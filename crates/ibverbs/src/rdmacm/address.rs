@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use hca::cm::ServiceId;
+use hca::cm::{ServiceId, ephemeral_port};
 use hca::hca_core::{Gid, Pkey};
 
 use super::abi::{IbvSaPathRec, RdmaCmId};
@@ -80,7 +80,7 @@ impl Id {
         }
         let port = match state.bound.first() {
             Some((_, service)) => service.0 as u16,
-            None => device.agent.source_port(),
+            None => ephemeral_port(),
         };
         self.set_device(&mut state, &device);
         self.set_addresses(Some(SocketAddr::new(device.ip(), port)), Some(to));

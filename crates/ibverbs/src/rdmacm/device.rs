@@ -2,11 +2,10 @@
 
 use core::net::{IpAddr, SocketAddr};
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::net::UdpSocket;
 use std::sync::{Arc, Mutex};
 
-use hca::cm::{Agent, CmError, ConnectionError, PortSpace, ServiceId};
+use hca::cm::{Agent, CmError, ConnectionError, PortSpace, ServiceId, ports_to_bind};
 use hca::hca_core::{Device, DeviceError, Gid};
 use hca_process::{PerProcess, as_library};
 
@@ -17,9 +16,6 @@ use crate::device::named_devices;
 use crate::entry::{Errno, In, lock, made};
 use crate::memory::{Pd, ibv_alloc_pd};
 use crate::xrc::{Xrcd, open_xrcd};
-
-/// The ports that a bind to port 0 chooses from.
-const PORTS: core::ops::RangeInclusive<u16> = 49_152..=u16::MAX;
 
 /// A device whose context this library has open for the connections of the program, until the process ends.
 pub(crate) struct CmDevice {
@@ -137,21 +133,14 @@ impl CmDevice {
     }
 }
 
-/// Binds a port on all of the devices; port 0 chooses one. The choice begins anywhere, so that a port that was given
-/// back is not another program's at once.
+/// Binds a port on all of the devices; port 0 chooses one.
 pub(super) fn bind_all(
     devices: &[Arc<CmDevice>],
     space: PortSpace,
     port: u16,
     shares: bool,
 ) -> Result<u16, Errno> {
-    let any = || {
-        let count = u64::from(PORTS.end() - PORTS.start()) + 1;
-        let first = RandomState::new().hash_one(0) % count;
-        (0..count).map(move |i| PORTS.start() + ((first + i) % count) as u16).collect()
-    };
-    let ports: Vec<u16> = if port == 0 { any() } else { vec![port] };
-    for port in ports {
+    for port in ports_to_bind(port) {
         let service = ServiceId::of_port(space, port);
         let bound = devices.iter().take_while(|device| device.bind(service, shares).is_ok()).count();
         if bound == devices.len() {
