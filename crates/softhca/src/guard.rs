@@ -5,8 +5,13 @@ use core::time::Duration;
 
 use hca_core::Instant;
 
-/// The longest sleep of a guard whose program leaves work, at first: shorter than any retransmit timer; and at most.
-const HORIZON: (Duration, Duration) = (Duration::from_micros(250), Duration::from_millis(8));
+use crate::patience;
+
+/// The longest sleep of a guard whose program leaves work, at first, and at most.
+fn horizon() -> (Duration, Duration) {
+    // 250 us, shorter than any retransmit timer, and 8 ms.
+    (patience::tick() / 4, patience::tick() * 8)
+}
 /// Looks in vain in a row, after which the thread sleeps without a look.
 const IN_VAIN: u32 = 2;
 /// Sleeps with work after which the thread tries a look again, at first and at most.
@@ -126,7 +131,7 @@ pub(crate) struct Horizon {
 
 impl Horizon {
     pub(crate) fn new(left: u32) -> Self {
-        Self { seen: left, bound: HORIZON.0 }
+        Self { seen: left, bound: horizon().0 }
     }
     /// The bound of the next sleep. There is none if the program has left nothing since the last sleep began.
     pub(crate) fn next(&mut self, left: u32) -> Option<Duration> {
@@ -135,7 +140,7 @@ impl Horizon {
     }
     /// The thread has a CPU of its own: its sleeps cost the program nothing.
     pub(crate) fn begin_again(&mut self) {
-        self.bound = HORIZON.0;
+        self.bound = horizon().0;
     }
     /// The bound, where there is one.
     pub(crate) fn bound(&self) -> Duration {
@@ -143,11 +148,12 @@ impl Horizon {
     }
     /// How much later than due a timer may fire that the program leaves.
     pub(crate) fn late(&self) -> Duration {
-        self.bound - HORIZON.0
+        self.bound - horizon().0
     }
     /// A sleep beside a program that spins has ended, and not by packets. `worked`: a timer was due.
     pub(crate) fn ended(&mut self, worked: bool) {
-        self.bound = if worked { (self.bound / 2).max(HORIZON.0) } else { (2 * self.bound).min(HORIZON.1) };
+        let (first, last) = horizon();
+        self.bound = if worked { (self.bound / 2).max(first) } else { (2 * self.bound).min(last) };
     }
 }
 
@@ -201,39 +207,39 @@ mod tests {
 
     #[test]
     fn bounds_in_vain_make_sleeps_longer_and_one_that_was_due_makes_them_shorter() {
-        let mut horizon = Horizon::new(0);
+        let mut own = Horizon::new(0);
         let mut bound_behind = |worked| {
-            horizon.ended(worked);
-            assert_eq!(horizon.late() + HORIZON.0, horizon.bound());
-            horizon.bound()
+            own.ended(worked);
+            assert_eq!(own.late() + horizon().0, own.bound());
+            own.bound()
         };
         let in_vain: Vec<_> = (0..7).map(|_| bound_behind(false).as_micros()).collect();
         assert_eq!(in_vain, [500, 1000, 2000, 4000, 8000, 8000, 8000]);
         let due: Vec<_> = (0..6).map(|_| bound_behind(true).as_micros()).collect();
         assert_eq!(due, [4000, 2000, 1000, 500, 250, 250]);
         bound_behind(false);
-        horizon.begin_again();
-        assert_eq!(horizon.late(), Duration::ZERO);
+        own.begin_again();
+        assert_eq!(own.late(), Duration::ZERO);
     }
 
     #[test]
     fn only_a_program_that_leaves_work_bounds_the_sleeps_of_its_guard() {
-        let mut horizon = Horizon::new(7);
-        assert_eq!(horizon.next(7), None);
-        assert_eq!([8, 8, 8].map(|left| horizon.next(left)), [Some(HORIZON.0), None, None]);
-        assert_eq!([9, 10, 10].map(|left| horizon.next(left)), [Some(HORIZON.0), Some(HORIZON.0), None]);
+        let mut own = Horizon::new(7);
+        assert_eq!(own.next(7), None);
+        assert_eq!([8, 8, 8].map(|left| own.next(left)), [Some(horizon().0), None, None]);
+        assert_eq!([9, 10, 10].map(|left| own.next(left)), [Some(horizon().0), Some(horizon().0), None]);
     }
 
     /// What a thread does that holds acknowledgements back as it has learned: one message, and the turn in which it
     /// looks after what it has held back, `later`. Returns whether it has held back.
     fn message(held: &mut HeldAcks, now: Instant, later: Duration, answered: bool) -> bool {
         let holds = held.hold_back(now, false);
-        held.turned(now, holds, true, holds, HORIZON.0);
-        assert_eq!(held.until(), holds.then_some(now + HORIZON.0), "a bound of the thread's sleep");
+        held.turned(now, holds, true, holds, horizon().0);
+        assert_eq!(held.until(), holds.then_some(now + horizon().0), "a bound of the thread's sleep");
         if holds {
             let owed = !answered;
             let still = held.hold_back(now + later, owed);
-            held.turned(now + later, still, owed && !still, owed && still, HORIZON.0);
+            held.turned(now + later, still, owed && !still, owed && still, horizon().0);
         }
         holds
     }
@@ -242,7 +248,7 @@ mod tests {
     fn acknowledgements_that_leave_with_answers_are_held_back_on_and_on() {
         let mut held = HeldAcks::default();
         for n in 0..10_000 {
-            assert!(message(&mut held, Instant::from_nanos(n * 100_000), HORIZON.0 / 5, true));
+            assert!(message(&mut held, Instant::from_nanos(n * 100_000), horizon().0 / 5, true));
             assert_eq!(held.until(), None);
         }
     }
@@ -251,12 +257,12 @@ mod tests {
     fn acknowledgements_that_nothing_follows_are_soon_held_back_ever_more_rarely() {
         let mut held = HeldAcks::default();
         let now = |n: u64| Instant::from_nanos(n * 100_000);
-        let holds = (0..1000).filter(|n| message(&mut held, now(*n), HORIZON.0, false)).count();
+        let holds = (0..1000).filter(|n| message(&mut held, now(*n), horizon().0, false)).count();
         assert!((3..=7).contains(&holds), "{holds}");
         // As soon as a try meets an answer, all are held back.
-        let until_answered = (0..10_000).find(|n| message(&mut held, now(*n), HORIZON.0 / 5, true));
+        let until_answered = (0..10_000).find(|n| message(&mut held, now(*n), horizon().0 / 5, true));
         assert!(until_answered.is_some());
-        assert!((0..100).all(|n| message(&mut held, now(n), HORIZON.0 / 5, true)));
+        assert!((0..100).all(|n| message(&mut held, now(n), horizon().0 / 5, true)));
     }
 
     #[test]
@@ -264,14 +270,14 @@ mod tests {
         let (mut held, begin) = (HeldAcks::default(), Instant::from_nanos(7));
         // What was owed before the thread came is so, too, although its turn finds nothing.
         assert!(held.hold_back(begin, true));
-        held.turned(begin, true, false, true, HORIZON.0);
-        assert_eq!(held.until(), Some(begin + HORIZON.0));
+        held.turned(begin, true, false, true, horizon().0);
+        assert_eq!(held.until(), Some(begin + horizon().0));
         // More that comes meanwhile waits no longer than the first.
-        let later = begin + HORIZON.0 / 2;
+        let later = begin + horizon().0 / 2;
         assert!(held.hold_back(later, true));
-        held.turned(later, true, true, true, HORIZON.0);
-        assert_eq!(held.until(), Some(begin + HORIZON.0));
-        assert!(!held.hold_back(begin + HORIZON.0, true));
+        held.turned(later, true, true, true, horizon().0);
+        assert_eq!(held.until(), Some(begin + horizon().0));
+        assert!(!held.hold_back(begin + horizon().0, true));
         assert_eq!(held.until(), None);
     }
 }

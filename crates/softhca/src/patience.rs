@@ -53,6 +53,9 @@ pub struct Patience {
     pub wait_ns: u64,
     /// The time that the adapter's thread polls after its last work before it sleeps.
     pub thread_ns: u64,
+    /// The tick after which the adapter's thread looks whether the program has run a turn. A quarter of it is the first
+    /// bound of its sleeps beside a program that leaves work, and eight of it the last one.
+    pub tick_ns: u64,
     /// The time for which turns may poll shared memory only, in ticks of the processor (one to five a nanosecond).
     pub short_ticks: u32,
 }
@@ -66,6 +69,7 @@ impl Patience {
         sleep_factor: 25,
         wait_ns: 50_000,
         thread_ns: 50_000,
+        tick_ns: 1_000_000,
         short_ticks: 1 << 19,
     };
 
@@ -77,6 +81,7 @@ impl Patience {
         IN_FORCE.sleep_factor.store(self.sleep_factor, Ordering::Relaxed);
         IN_FORCE.wait_ns.store(self.wait_ns, Ordering::Relaxed);
         IN_FORCE.thread_ns.store(self.thread_ns, Ordering::Relaxed);
+        IN_FORCE.tick_ns.store(self.tick_ns, Ordering::Relaxed);
         IN_FORCE.short_ticks.store(self.short_ticks, Ordering::Relaxed);
     }
 }
@@ -95,6 +100,7 @@ struct InForce {
     sleep_factor: AtomicU32,
     wait_ns: AtomicU64,
     thread_ns: AtomicU64,
+    tick_ns: AtomicU64,
     short_ticks: AtomicU32,
 }
 
@@ -109,6 +115,7 @@ impl InForce {
             sleep_factor: AtomicU32::new(p.sleep_factor),
             wait_ns: AtomicU64::new(p.wait_ns),
             thread_ns: AtomicU64::new(p.thread_ns),
+            tick_ns: AtomicU64::new(p.tick_ns),
             short_ticks: AtomicU32::new(p.short_ticks),
         }
     }
@@ -193,6 +200,11 @@ pub(crate) fn note(found_something: bool) {
 #[inline(always)]
 pub(crate) fn of_short_turns() -> u32 {
     IN_FORCE.short_ticks.load(Ordering::Relaxed)
+}
+
+/// The tick of the adapter's thread.
+pub(crate) fn tick() -> Duration {
+    Duration::from_nanos(IN_FORCE.tick_ns.load(Ordering::Relaxed))
 }
 
 /// How long who waits for completions looks before it sleeps, where its looks turn the engine.

@@ -51,8 +51,6 @@ use crate::shared::{Shared, earlier};
 use crate::sleep::{Sleep, Watch, doze};
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering};
 
-const TICK: Duration = Duration::from_millis(1);
-
 /// The mode in which the program turns. Any other is that of the guard, which so many turns of the program end.
 const ACTIVE: u32 = 0;
 /// How many they are where the program does not leave work lying, and at most; the factor from one such time to the
@@ -267,7 +265,7 @@ pub(crate) fn run(shared: &Arc<Shared>, sleep: Sleep) {
         if shared.progress == Progress::Adaptive {
             let seen = s.turns.load(Ordering::Relaxed);
             own.sleep.hear(&shared.fabric_fds, false);
-            doze(s.kick(), TICK);
+            doze(s.kick(), patience::tick());
             // The program may have said meanwhile that it sleeps.
             by_tick = s.mode.load(Ordering::SeqCst) == ACTIVE;
             if by_tick && s.turns.load(Ordering::Relaxed) != seen {
@@ -426,7 +424,7 @@ fn prepare_to_sleep(shared: &Shared, own: &mut Own) -> Option<(Option<Instant>, 
         let late = if horizon.is_some() { shared.sleeper.late() } else { Duration::ZERO };
         let deadline = earlier(e.deadline_of_late_timers(late), &shared.attention);
         // Where the system has no memory for its set, the thread looks each tick.
-        let deaf = (!sleep.hears()).then(|| now + TICK);
+        let deaf = (!sleep.hears()).then(|| now + patience::tick());
         let until = [deadline, held_until, horizon.map(|h| now + h), deaf].into_iter().flatten().min();
         shared.sleeper.until.store(sleep.ends_at(until, now), Ordering::Relaxed);
         (input, now, until)

@@ -106,9 +106,10 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let result = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["count", case] => {
-            // Valgrind is so slow that a short turn would always come late, and that every yield would seem to find
-            // company, and be followed by others.
-            Patience { short_ticks: u32::MAX, looks: u32::MAX, ..Patience::default() }.set();
+            // Valgrind is so slow that a short turn would always come late, that every yield would seem to find
+            // company, and be followed by others, and that the program would seem to turn the engine no more.
+            let tick_ns = 1_000_000_000;
+            Patience { short_ticks: u32::MAX, looks: u32::MAX, tick_ns, ..Patience::default() }.set();
             run(case)
         }
         ["--update"] => check(true),
