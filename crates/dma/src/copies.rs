@@ -1,8 +1,9 @@
 //! Copies and atomics on memory that others (the program, its peers, other processes) may read and write meanwhile.
 //!
 //! Invariants:
-//! 1. The caller guarantees that each raw range is mapped, with the right to this access, during the call. A slice is
-//!    memory of this process that no other code accesses.
+//! 1. The caller guarantees that each raw range is mapped, with the right to this access, during the call, or that the
+//!    program has unmapped it and has called [`survive`](crate::survive). A slice is memory of this process that no
+//!    other code accesses.
 //! 2. This module makes no reference to memory behind a raw range, and no access by Rust's own operations, atomic or
 //!    not. All accesses are those of `word`, or assembly, which is opaque to the compiler, so a race with others is a
 //!    race of hardware loads and stores, not undefined behaviour.

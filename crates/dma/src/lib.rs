@@ -11,12 +11,19 @@
 //! |---|---|
 //! | `copies` | copies of any length, the quickest way for each |
 //! | `word` | the accesses that they are made of: assembly, volatile words, bytes under Miri |
+//! | `fault` | memory that a program has unmapped: stores are dropped, and lost loads are told, after [`survive`] |
 #![deny(unsafe_code)]
 
 mod copies;
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(miri)))]
+mod fault;
+#[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(miri))))]
+#[path = "fault_none.rs"]
+mod fault;
 mod word;
 
 pub use copies::{
     Caching, FEW_BYTES, Footprint, compare_swap, copy, fetch_add, load, load_as, load_line, load_relaxed,
     load_u64, store, store_as, store_relaxed, store_u64, zero,
 };
+pub use fault::{has_lost, survive};

@@ -28,15 +28,23 @@ pub(crate) use volatile::*;
 mod assembly {
     use core::arch::asm;
 
+    use crate::fault::survivable;
+
     macro_rules! access {
-        ($($load:ident $store:ident $t:ty, $class:ident, $get:literal, $put:literal;)*) => {$(
+        ($($load:ident $store:ident $t:ty, $class:ident, $get:literal, $clear:literal, $put:literal;)*) => {$(
             /// # Safety
             /// (1) for reads.
             #[inline(always)]
             pub(crate) unsafe fn $load(at: *const u8) -> $t {
                 let value: $t;
                 // SAFETY: our caller's.
-                unsafe { asm!($get, v = out($class) value, at = in(reg) at, options(nostack, preserves_flags)) };
+                unsafe {
+                    asm!(
+                        survivable!(lost: $get, $clear),
+                        v = out($class) value, at = in(reg) at,
+                        options(nostack, preserves_flags)
+                    );
+                }
                 value
             }
             /// # Safety
@@ -44,15 +52,56 @@ mod assembly {
             #[inline(always)]
             pub(crate) unsafe fn $store(at: *mut u8, value: $t) {
                 // SAFETY: our caller's.
-                unsafe { asm!($put, v = in($class) value, at = in(reg) at, options(nostack, preserves_flags)) };
+                unsafe {
+                    asm!(
+                        survivable!(dropped: $put),
+                        v = in($class) value, at = in(reg) at,
+                        options(nostack, preserves_flags)
+                    );
+                }
             }
         )*};
     }
     access! {
-        load8 store8 u8, reg_byte, "mov {v}, byte ptr [{at}]", "mov byte ptr [{at}], {v}";
-        load16 store16 u16, reg, "movzx {v:e}, word ptr [{at}]", "mov word ptr [{at}], {v:x}";
-        load32 store32 u32, reg, "mov {v:e}, dword ptr [{at}]", "mov dword ptr [{at}], {v:e}";
-        load64 store64 u64, reg, "mov {v}, qword ptr [{at}]", "mov qword ptr [{at}], {v}";
+        load8 store8 u8, reg_byte, "mov {v}, byte ptr [{at}]", "mov {v}, 0", "mov byte ptr [{at}], {v}";
+        load16 store16 u16, reg, "movzx {v:e}, word ptr [{at}]", "mov {v:e}, 0", "mov word ptr [{at}], {v:x}";
+        load32 store32 u32, reg, "mov {v:e}, dword ptr [{at}]", "mov {v:e}, 0", "mov dword ptr [{at}], {v:e}";
+        load64 store64 u64, reg, "mov {v}, qword ptr [{at}]", "mov {v:e}, 0", "mov qword ptr [{at}], {v}";
+    }
+
+    /// Loads a byte, if its page is there.
+    ///
+    /// # Safety
+    /// (1) for reads, or the page is missing.
+    pub(crate) unsafe fn load_if_there(at: *const u8) -> Option<u8> {
+        let (value, is_there): (u8, u32);
+        // SAFETY: our caller's.
+        unsafe {
+            asm!(
+                "mov {there:e}, 1",
+                survivable!(told: "mov {v}, byte ptr [{at}]", "mov {there:e}, 0"),
+                v = out(reg_byte) value, there = out(reg) is_there, at = in(reg) at,
+                options(nostack, preserves_flags)
+            );
+        }
+        (is_there != 0).then_some(value)
+    }
+    /// Stores a byte, if its page is there.
+    ///
+    /// # Safety
+    /// (1) for writes, or the page is missing.
+    pub(crate) unsafe fn store_if_there(at: *mut u8, value: u8) -> bool {
+        let is_there: u32;
+        // SAFETY: our caller's.
+        unsafe {
+            asm!(
+                "mov {there:e}, 1",
+                survivable!(told: "mov byte ptr [{at}], {v}", "mov {there:e}, 0"),
+                v = in(reg_byte) value, there = out(reg) is_there, at = in(reg) at,
+                options(nostack, preserves_flags)
+            );
+        }
+        is_there != 0
     }
 
     /// Returns the old value.
@@ -65,7 +114,7 @@ mod assembly {
         // SAFETY: our caller's.
         unsafe {
             asm!(
-                "lock cmpxchg qword ptr [{at}], {swap}",
+                survivable!(lost: "lock cmpxchg qword ptr [{at}], {swap}", "xor eax, eax"),
                 at = in(reg) at, swap = in(reg) swap, inout("rax") old,
                 options(nostack)
             );
@@ -81,7 +130,11 @@ mod assembly {
         let mut value = add;
         // SAFETY: our caller's.
         unsafe {
-            asm!("lock xadd qword ptr [{at}], {v}", at = in(reg) at, v = inout(reg) value, options(nostack));
+            asm!(
+                survivable!(lost: "lock xadd qword ptr [{at}], {v}", "xor {v:e}, {v:e}"),
+                at = in(reg) at, v = inout(reg) value,
+                options(nostack)
+            );
         }
         value
     }

@@ -364,14 +364,17 @@ pub(crate) fn text(text: &'static core::ffi::CStr) -> *const c_char {
     text.as_ptr()
 }
 
-/// Registers memory of the program's.
+/// Registers memory of the program's. Accesses to it survive that the program unmaps it, as those of an adapter in
+/// silicon do.
 pub(crate) fn reg_mr(
     device: &dyn hca::hca_core::Device,
     pd: hca::hca_core::PdHandle,
     mr: &hca::hca_core::MrInit,
 ) -> Result<hca::hca_core::MrKeys, DeviceError> {
-    // SAFETY: the contract of ibv_reg_mr: the memory stays until ibv_dereg_mr, and the program reads and writes it as
-    // memory that others change. Rust code of this process has no reference to it.
+    // Programs that have replaced the action of SIGSEGV meanwhile are found out here.
+    hca_dma::survive();
+    // SAFETY: the contract of ibv_reg_mr: the memory stays until ibv_dereg_mr, or its accesses fail one by one, and the
+    // program reads and writes it as memory that others change. Rust code of this process has no reference to it.
     unsafe { device.reg_mr(pd, mr) }
 }
 /// Posts one request and rings.

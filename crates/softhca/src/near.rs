@@ -602,8 +602,8 @@ pub(crate) unsafe fn fetch_process(
     let loan = ProcessLoan { addr: loan.memory.addr, len, key: loan.memory.rkey.raw(), terms };
     // SAFETY: our caller's.
     unsafe { reach.fetch(near.link, &loan, places) }.map_err(|e| match e {
-        FetchError::Gone => LoanError::Gone,
-        FetchError::Fault => LoanError::Bad,
+        // Either side's program may have unmapped its memory: the copies by the ring find out which.
+        FetchError::Gone | FetchError::Fault => LoanError::Gone,
     })
 }
 
@@ -708,8 +708,7 @@ fn move_piece(
         SendOp::Write(_) if whole as usize <= WHOLE_BYTES => {
             let mut word = [0; WHOLE_BYTES];
             list.each::<Stop>(0, len, false, |piece, i| {
-                fetch_local(&piece, &mut word[i..i + piece.len()]);
-                Ok(())
+                Ok(fetch_local(&piece, &mut word[i..i + piece.len()])?)
             })?;
             bracket.write(begin, &word[..len]).map_err(|_| Stop::Remote)?;
         }
@@ -748,7 +747,8 @@ fn write(bracket: &mut Bracket<'_>, to: u64, piece: &Piece<'_>) -> Result<(), St
         // region that is registered here as well is moved by instructions that do not care.
         Piece::Memory(from, len) => unsafe { bracket.write_from(to, from, len) },
     };
-    written.map_err(|_| Stop::Remote)
+    written.map_err(|_| Stop::Remote)?;
+    Ok(crate::dma::copied().map_err(LocalError::from)?)
 }
 
 #[allow(unsafe_code)] // as above
@@ -784,15 +784,21 @@ fn atomic(bracket: &mut Bracket<'_>, at: u64, op: &SendOp) -> Result<u64, Stop> 
 }
 
 /// Loads the bytes of a piece, which are as many as `out` has.
+///
+/// # Errors
+/// The program has unmapped them.
 #[allow(unsafe_code)] // as above
 #[inline]
-fn fetch_local(piece: &Piece<'_>, out: &mut [u8]) {
+fn fetch_local(piece: &Piece<'_>, out: &mut [u8]) -> Result<(), LocalError> {
     match *piece {
-        Piece::Inline(bytes) => out.copy_from_slice(bytes),
+        Piece::Inline(bytes) => {
+            out.copy_from_slice(bytes);
+            Ok(())
+        }
         Piece::Memory(from, len) => {
             assert_eq!(len, out.len(), "as many bytes as the piece has");
             // SAFETY: as in `write`.
-            unsafe { crate::dma::load(from, out) };
+            Ok(unsafe { crate::dma::load(from, out) }?)
         }
     }
 }

@@ -403,8 +403,7 @@ impl Host for QpHost<'_> {
             && let Ok(from) = self.local(s, Access::empty())
         {
             // SAFETY: dma (1): `translate` found `s` inside a live region, and we run under the engine's lock.
-            unsafe { dma::load(from, out) };
-            return Ok(());
+            return Ok(unsafe { dma::load(from, out) }?);
         }
         self.gather_parts(index, offset, out)
     }
@@ -599,6 +598,7 @@ impl Host for QpHost<'_> {
             return self.each_of_several_remote(rkey, (va, data.len()), access, &mut |to, part, len| {
                 // SAFETY: as below.
                 unsafe { dma::store(to, &data[part..part + len]) };
+                Ok(())
             });
         };
         // SAFETY: dma (1): `translate` found the range inside a live region that peers may write, and we
@@ -615,12 +615,11 @@ impl Host for QpHost<'_> {
         let Ok(from) = self.tables.mrs.translate(self.res.pd, rkey.raw(), va, len, access) else {
             return self.each_of_several_remote(rkey, (va, out.len()), access, &mut |from, part, len| {
                 // SAFETY: as below.
-                unsafe { dma::load(from, &mut out[part..part + len]) };
+                Ok(unsafe { dma::load(from, &mut out[part..part + len]) }?)
             });
         };
         // SAFETY: as in `write_remote`, with the right to read.
-        unsafe { dma::load(from, out) };
-        Ok(())
+        unsafe { dma::load(from, out) }.map_err(|_| self.refuse(rkey, va, len, access))
     }
     fn atomic_remote(&mut self, rkey: Rkey, va: u64, op: AtomicOp) -> Result<u64, RemoteAccessError> {
         let right = op.right();
@@ -638,7 +637,7 @@ impl Host for QpHost<'_> {
             return Err(self.refuse(rkey, va, 8, right));
         }
         // SAFETY: as in `write_remote`, with the right to the operation, and aligned.
-        Ok(unsafe { dma::atomic(at, op) })
+        unsafe { dma::atomic(at, op) }.map_err(|_| self.refuse(rkey, va, 8, right))
     }
     fn flush_remote(
         &mut self,

@@ -5,6 +5,9 @@
 use core::arch::asm;
 use std::sync::OnceLock;
 
+use crate::fault::{lose, survivable};
+use crate::word;
+
 /// From here on a string move is quicker, on processors that have a quick one.
 const STRING_BYTES: usize = 3072;
 /// What is assumed of the largest cache where the system does not tell.
@@ -60,13 +63,44 @@ pub(super) unsafe fn move_cached(to: *mut u8, from: *const u8, len: usize) {
 /// As [`move_cached`]; the direction flag is clear as the ABI demands.
 #[inline]
 pub(super) unsafe fn string_move(to: *mut u8, from: *const u8, len: usize) {
+    let left: usize;
     // SAFETY: our caller's.
     unsafe {
         asm!(
-            "rep movsb",
-            inout("rcx") len => _, inout("rdi") to => _, inout("rsi") from => _,
+            survivable!(dropped: "rep movsb"),
+            inout("rcx") len => left, inout("rdi") to => _, inout("rsi") from => _,
             options(nostack, preserves_flags)
         );
+        if left != 0 {
+            move_what_is_there(to.add(len - left), from.add(len - left), left);
+        }
+    }
+}
+
+/// Copies what is left of a move that met a page that is not there: all bytes whose pages are there on both sides.
+///
+/// # Safety
+/// As [`move_cached`], or pages are missing.
+#[cold]
+#[inline(never)]
+unsafe fn move_what_is_there(to: *mut u8, from: *const u8, len: usize) {
+    let mut at = 0;
+    while at < len {
+        // As far as one page of either side goes. Its first byte tells whether it is there.
+        let within = |addr: usize| PAGE - addr % PAGE;
+        let piece = within(to.addr() + at).min(within(from.addr() + at)).min(len - at);
+        // SAFETY: our caller's; the piece is within the ranges.
+        unsafe {
+            match word::load_if_there(from.add(at)) {
+                None => lose(),
+                Some(byte) => {
+                    if word::store_if_there(to.add(at), byte) {
+                        (1..piece).for_each(|i| word::store8(to.add(at + i), word::load8(from.add(at + i))));
+                    }
+                }
+            }
+        }
+        at += piece;
     }
 }
 
@@ -99,8 +133,11 @@ macro_rules! moves_by_blocks {
         unsafe fn $blocks(to: *mut u8, from: *const u8, blocks: usize) {
             // SAFETY: our caller's.
             unsafe {
+                let left: usize;
+                let (to_at, from_at): (*mut u8, *const u8);
                 asm!(
-                    "2:",
+                    survivable!(dropped:
+                    "5:",
                     concat!($mov, " {a}, [{from}]"),
                     concat!($mov, " {b}, [{from} + ", $second, "]"),
                     concat!($mov, " {c}, [{from} + ", $third, "]"),
@@ -112,14 +149,17 @@ macro_rules! moves_by_blocks {
                     concat!("add {from}, ", $bytes),
                     concat!("add {to}, ", $bytes),
                     "dec {n}",
-                    "jnz 2b",
+                    "jnz 5b"),
                     $end,
-                    n = inout(reg) blocks => _,
-                    to = inout(reg) to => _,
-                    from = inout(reg) from => _,
+                    n = inout(reg) blocks => left,
+                    to = inout(reg) to => to_at,
+                    from = inout(reg) from => from_at,
                     a = out($register) _, b = out($register) _, c = out($register) _, d = out($register) _,
                     options(nostack)
                 );
+                if left != 0 {
+                    move_what_is_there(to_at, from_at, left * $bytes);
+                }
             }
         }
     };
@@ -174,10 +214,12 @@ pub(super) unsafe fn move_streaming(to: *mut u8, from: *const u8, len: usize) {
 #[inline]
 #[target_feature(enable = "avx")]
 unsafe fn stream_group(to: *mut u8, from: *const u8) {
+    let left: usize;
     // SAFETY: our caller's.
     unsafe {
         asm!(
-            "2:",
+            survivable!(dropped:
+            "5:",
             "vmovdqu {a}, [{from}]",
             "vmovdqu {b}, [{from} + 32]",
             "vmovdqu {c}, [{from} + 4096]",
@@ -197,14 +239,18 @@ unsafe fn stream_group(to: *mut u8, from: *const u8) {
             "add {from}, 64",
             "add {to}, 64",
             "dec {n}",
-            "jnz 2b",
+            "jnz 5b"),
             "vzeroupper",
-            n = inout(reg) PAGE / 64 => _,
+            n = inout(reg) PAGE / 64 => left,
             to = inout(reg) to => _,
             from = inout(reg) from => _,
             a = out(ymm_reg) _, b = out(ymm_reg) _, c = out(ymm_reg) _, d = out(ymm_reg) _,
             e = out(ymm_reg) _, f = out(ymm_reg) _, g = out(ymm_reg) _, h = out(ymm_reg) _,
             options(nostack)
         );
+        if left != 0 {
+            // What is copied once more is the same.
+            move_what_is_there(to, from, PAGES * PAGE);
+        }
     }
 }

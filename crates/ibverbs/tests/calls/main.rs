@@ -34,6 +34,7 @@ mod processes;
 mod rdmacm;
 mod refusals;
 mod sockets;
+mod unmapped;
 
 fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
@@ -102,33 +103,37 @@ fn pair() -> Pair {
     pair
 }
 
+/// Brings a queue pair of a connection from RESET to RTS.
+fn connect_to(qp: *mut IbvQp, dest_qp_num: u32, ah_attr: IbvAhAttr) {
+    let attr = IbvQpAttr {
+        qp_state: 1,
+        port_num: 1,
+        qp_access_flags: 0b1110,
+        path_mtu: 3,
+        dest_qp_num,
+        ah_attr,
+        max_dest_rd_atomic: 1,
+        max_rd_atomic: 1,
+        min_rnr_timer: 12,
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        ..IbvQpAttr::default()
+    };
+    assert_eq!(modify(qp, &attr, 0b11_1001), 0, "INIT");
+    assert_eq!(modify(qp, &IbvQpAttr { qp_state: 2, ..attr }, 0x12_9181), 0, "RTR");
+    assert_eq!(modify(qp, &IbvQpAttr { qp_state: 3, ..attr }, 0x1_2e01), 0, "RTS");
+}
+
 impl Pair {
     fn connect(&self) {
         let mut gid = [0u64; 2];
         assert_eq!(call!(ibv_query_gid(self.context, 1, 1, &raw mut gid) -> c_int), 0);
         for (qp, peer) in [(self.qps[0], self.qps[1]), (self.qps[1], self.qps[0])] {
-            // SAFETY: a queue pair that exists.
-            let dest_qp_num = unsafe { (*peer).qp_num };
-            let ah_attr =
+            let path =
                 IbvAhAttr { dgid: gid, hop_limit: 1, is_global: 1, port_num: 1, ..IbvAhAttr::default() };
-            let attr = IbvQpAttr {
-                qp_state: 1,
-                port_num: 1,
-                qp_access_flags: 0b1110,
-                path_mtu: 3,
-                dest_qp_num,
-                ah_attr,
-                max_dest_rd_atomic: 1,
-                max_rd_atomic: 1,
-                min_rnr_timer: 12,
-                timeout: 14,
-                retry_cnt: 7,
-                rnr_retry: 7,
-                ..IbvQpAttr::default()
-            };
-            assert_eq!(modify(qp, &attr, 0b11_1001), 0, "INIT");
-            assert_eq!(modify(qp, &IbvQpAttr { qp_state: 2, ..attr }, 0x12_9181), 0, "RTR");
-            assert_eq!(modify(qp, &IbvQpAttr { qp_state: 3, ..attr }, 0x1_2e01), 0, "RTS");
+            // SAFETY: a queue pair that exists.
+            connect_to(qp, unsafe { (*peer).qp_num }, path);
         }
     }
     fn register(&self, memory: &mut [u8]) -> *mut IbvMr {

@@ -8,14 +8,25 @@ const ALONE: &str = "HCA_TEST_ALONE";
 
 /// Runs this test in a process of its own, which ends with 0; `true` in that process.
 pub(super) fn alone(test: &str, how: &str) -> bool {
+    alone_with(test, how, ("HCA_TEST_HOW", how))
+}
+/// As [`alone`], with a variable.
+pub(super) fn alone_with(test: &str, how: &str, variable: (&str, &str)) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return true;
     }
     let own = std::env::current_exe().unwrap();
     let mut process = Command::new(own);
     let process = process.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(ALONE, how);
+    process.env(variable.0, variable.1);
     let said = process.output().unwrap();
-    assert!(said.status.success(), "{how}: {:?} {}", said.status, String::from_utf8_lossy(&said.stderr));
+    assert!(
+        said.status.success(),
+        "{how}, {}: {:?} {}",
+        variable.1,
+        said.status,
+        String::from_utf8_lossy(&said.stderr)
+    );
     false
 }
 

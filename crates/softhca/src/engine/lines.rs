@@ -303,6 +303,5 @@ fn load(entry: Sge, res: &QpRes, tables: &Tables, out: &mut [u8]) -> Option<()> 
     debug_assert_eq!(entry.len as usize, out.len());
     let from = local(tables, res.send_pd, entry, Access::empty()).ok()?;
     // SAFETY: dma (1): as in `place`; `out` is as long as the entry.
-    unsafe { dma::load(from, out) };
-    Some(())
+    unsafe { dma::load(from, out) }.ok()
 }

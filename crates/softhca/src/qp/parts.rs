@@ -21,8 +21,7 @@ impl QpHost<'_> {
             }
             each_part(self.tables, self.res.send_pd, s, Access::empty(), |from, part, len| {
                 // SAFETY: as in `gather`.
-                unsafe { dma::load(from, &mut out[at + part..at + part + len]) };
-                Ok(())
+                Ok(unsafe { dma::load(from, &mut out[at + part..at + part + len]) }?)
             })
         })
     }
@@ -58,7 +57,7 @@ impl QpHost<'_> {
         rkey: Rkey,
         (va, len): (u64, usize),
         access: Access,
-        f: &mut dyn FnMut(*mut u8, usize, usize),
+        f: &mut dyn FnMut(*mut u8, usize, usize) -> Result<(), LocalError>,
     ) -> Result<(), RemoteAccessError> {
         let done = self.each_of_several_named(rkey, (va, len), access, f);
         done.map_err(|_| self.refuse(rkey, va, len as u64, access))
@@ -68,23 +67,15 @@ impl QpHost<'_> {
         rkey: Rkey,
         (va, len): (u64, usize),
         access: Access,
-        f: &mut dyn FnMut(*mut u8, usize, usize),
+        f: &mut dyn FnMut(*mut u8, usize, usize) -> Result<(), LocalError>,
     ) -> Result<(), LocalError> {
         if let Ok((key, addr)) = self.through_window(rkey, va, len as u64, access) {
             let s = Sge { addr, len: len as u32, lkey: Lkey::new(key) };
-            let each = |at, part, len| {
-                f(at, part, len);
-                Ok::<_, LocalError>(())
-            };
             // The window has the rights that its region need not have.
-            return each_part(self.tables, self.res.pd, s, Access::empty(), each);
+            return each_part(self.tables, self.res.pd, s, Access::empty(), f);
         }
-        let each = &mut |at, part, len| {
-            f(at, part, len);
-            Ok(())
-        };
         let refused = LocalError::Protection;
-        each_of_several(self.tables, (self.res.pd, rkey.raw()), (va, len), access, refused, each)
+        each_of_several(self.tables, (self.res.pd, rkey.raw()), (va, len), access, refused, f)
     }
 }
 
