@@ -56,7 +56,7 @@ impl Cq {
             .with(|state| {
                 state.next_entry().or_else(|| {
                     state.poll();
-                    state.next_entry()
+                    state.next_entry_or_ask()
                 })
             })
             .map(CqEntry::new)
@@ -66,14 +66,14 @@ impl Cq {
     /// # Errors
     /// None came in time.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<CqEntry, Error> {
-        self.source.wait(timeout, |state| state.next_entry()).map(CqEntry::new)
+        self.source.wait(timeout, |state| state.next_entry_or_ask()).map(CqEntry::new)
     }
     /// Has `call` called once with the next entry (`VipCQNotify`), by a thread of the adapter.
     ///
     /// # Errors
     /// The system starts no thread.
     pub fn notify(&self, call: impl FnOnce(CqEntry) + Send + 'static) -> Result<(), Error> {
-        let look = |state: &mut crate::source::State| match state.next_entry() {
+        let look = |state: &mut crate::source::State| match state.next_entry_or_ask() {
             Some(entry) => Look::Found(CqEntry::new(entry)),
             None if state.is_closed() => Look::Gone,
             None => Look::Nothing,

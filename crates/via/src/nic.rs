@@ -116,7 +116,9 @@ impl NicAttributes {
             max_register_block_bytes: attr.max_mr_bytes,
             max_register_regions: attr.max_mr,
             max_vi: attr.max_qp,
-            max_descriptors_per_queue: options.descriptors_per_queue.clamp(1, attr.max_qp_wr),
+            max_descriptors_per_queue: options
+                .descriptors_per_queue
+                .clamp(1, attr.max_qp_wr.saturating_sub(1).max(1)),
             max_segments_per_descriptor: segments,
             max_cq: attr.max_cq,
             max_cq_entries: attr.max_cqe,

@@ -21,6 +21,10 @@ use crate::{
 pub(crate) const MAX_SEGMENTS: usize = 30;
 /// Payloads of up to so many bytes are copied into the request.
 pub(crate) const MAX_INLINE: usize = 64;
+/// Sends whose ends are learnt together, at most.
+const MOST_TOGETHER: u64 = 8;
+/// Set in the number of a request that ends no descriptor, see [`WorkQueue::ask`].
+const ASKING: u64 = 1 << 63;
 
 /// A work queue of a VI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,8 +61,14 @@ pub(crate) struct WorkQueue {
     qp: QpHandle,
     rules: Rules,
     posted: VecDeque<Posted>,
+    /// The number of the first descriptor of `posted`: descriptors are counted as they are posted.
+    first: u64,
     /// The descriptors from the front on that have completed.
     done: usize,
+    /// The number behind the last send that was signalled: the ends of those from there on were not asked for.
+    asked_to: u64,
+    /// Of so many sends in a row one is signalled.
+    together: u64,
     /// Those of them that nobody took note of.
     unnoted: usize,
     depth: usize,
@@ -106,7 +116,10 @@ impl WorkQueue {
             qp,
             rules,
             posted: VecDeque::with_capacity(depth),
+            first: 0,
             done: 0,
+            asked_to: 0,
+            together: 1,
             unnoted: 0,
             depth,
             broken: false,
@@ -146,6 +159,7 @@ impl WorkQueue {
             return None;
         }
         self.done -= 1;
+        self.first += 1;
         let Posted { descriptor, outcome, .. } = self.posted.pop_front()?;
         let Outcome { status, length, immediate } = outcome.expect("it has completed");
         Some(Done { descriptor, status, length, immediate })
@@ -234,13 +248,14 @@ impl WorkQueue {
         let sent = if state == ViState::Error {
             Err(Status::FLUSHED_ERROR)
         } else {
-            self.carry_out(&descriptor, control, few)
+            self.carry_out(&descriptor, control, few, self.next())
         };
         let outcome = self.refusal(op, sent);
         let failed = outcome.is_some();
         self.posted.push_back(Posted { descriptor, op, length: control.length, outcome });
         if failed {
             self.settle();
+            self.ask();
         }
     }
 
@@ -251,24 +266,30 @@ impl WorkQueue {
         descriptor: &Descriptor,
         control: &ControlSegment,
         few: &[Segment; FEW_SEGMENTS],
+        number: u64,
     ) -> Result<(), Status> {
         if self.broken {
             return Err(Status::FLUSHED_ERROR);
         }
         let count = usize::from(control.segment_count);
-        let Some(few) = few.get(..count) else { return self.carry_out_many(descriptor, control) };
+        let Some(few) = few.get(..count) else { return self.carry_out_many(descriptor, control, number) };
         if !descriptor.has_segments(count) {
             return Err(Status::FORMAT_ERROR);
         }
         let checked = self.check(control, few)?;
-        self.hand_over(&descriptor.region, &checked)
+        self.hand_over(&descriptor.region, &checked, number)
     }
     #[inline(never)]
-    fn carry_out_many(&mut self, descriptor: &Descriptor, control: &ControlSegment) -> Result<(), Status> {
+    fn carry_out_many(
+        &mut self,
+        descriptor: &Descriptor,
+        control: &ControlSegment,
+        number: u64,
+    ) -> Result<(), Status> {
         let mut room = [Segment::default(); MAX_SEGMENTS + 1];
         let segments = descriptor.segments(control.segment_count.into(), &mut room);
         let checked = self.check(control, segments.ok_or(Status::FORMAT_ERROR)?)?;
-        self.hand_over(&descriptor.region, &checked)
+        self.hand_over(&descriptor.region, &checked, number)
     }
     /// The end of a descriptor that could not be carried out.
     #[inline]
@@ -341,7 +362,7 @@ impl WorkQueue {
 
     /// Checks the memory, and posts the request to the device.
     #[inline]
-    fn hand_over(&mut self, home: &Arc<Region>, checked: &Checked<'_>) -> Result<(), Status> {
+    fn hand_over(&mut self, home: &Arc<Region>, checked: &Checked<'_>, number: u64) -> Result<(), Status> {
         if self.which == Queue::Receive {
             return match checked.segments {
                 [one] => {
@@ -363,23 +384,75 @@ impl WorkQueue {
                 self.resolve(home, segment, |region, offset| region.mr().read_at(offset, into))?;
                 at += segment.len as usize;
             }
-            return self.side.send(checked, Inline(&bytes[..length]));
+            let signal = self.is_to_signal(number);
+            self.side.send(checked, Inline(&bytes[..length]), (number, signal))?;
+            if signal {
+                self.asked_to = number + 1;
+            }
+            return Ok(());
         }
         match checked.segments {
             [one] => {
                 let range = self.range(home, *one)?;
-                self.side.send_memory(checked, range)
+                self.side.send_memory(checked, range, number)?;
             }
             many => {
                 let ranges = self.ranges(home, many)?;
-                self.side.send_memory(checked, ranges)
+                self.side.send_memory(checked, ranges, number)?;
+            }
+        }
+        self.asked_to = number + 1;
+        Ok(())
+    }
+
+    /// The number of the next descriptor.
+    #[inline]
+    fn next(&self) -> u64 {
+        self.first + self.posted.len() as u64
+    }
+    /// Whether the request of a small send is signalled. A request that is acknowledged tells the end of all before it.
+    /// So a program that has several sends under way learns of some ends together, and one that waits for each send of
+    /// each end by itself. An unreliable VI has no acknowledgements to save.
+    #[inline]
+    fn is_to_signal(&mut self, number: u64) -> bool {
+        if self.posted.len() as u64 >= 2 * self.together && self.together < MOST_TOGETHER {
+            self.together *= 2;
+        }
+        number + 1 - self.asked_to >= self.together || !self.rules.reliability.is_reliable()
+    }
+    /// Asks for the end of sends that were not signalled, if a program waits for them and no earlier end will tell of
+    /// more: by a WRITE of no bytes, which needs no handle and no descriptor of the peer.
+    pub(crate) fn ask(&mut self) {
+        let (ended, next) = (self.first + self.done as u64, self.next());
+        if self.which == Queue::Receive || ended == next || ended < self.asked_to || self.asked_to >= next {
+            return;
+        }
+        if let Side::RcSend(queue) = &mut self.side {
+            self.together = 1;
+            let request = SendRequest::write(Inline(&[]), RemoteMr::default()).id(next | ASKING);
+            match queue.post_send(request) {
+                Ok(()) => self.asked_to = next,
+                Err(refused) => {
+                    tracing::debug!(error = %refused.error, "the ends of sends can not be asked for");
+                }
             }
         }
     }
 
-    /// A request of the device has completed: that of the first descriptor that has not.
+    /// A request of the device has completed.
     #[inline]
     pub(crate) fn complete(&mut self, wc: &Wc<'_>) {
+        if self.which == Queue::Send {
+            // Those before it have succeeded: they would have told of a failure.
+            let (number, asking) = (wc.id & !ASKING, wc.id & ASKING != 0);
+            while self.first + (self.done as u64) < number && self.end_next() {}
+            if asking {
+                if wc.status != WcStatus::Success {
+                    self.take_note(error_of(wc.status));
+                }
+                return;
+            }
+        }
         let Some(posted) = self.posted.get_mut(self.done) else { return };
         let outcome = if wc.status == WcStatus::Success {
             let (op, length) = match (self.which, wc.opcode) {
@@ -409,6 +482,20 @@ impl WorkQueue {
         }
     }
 
+    /// The first send that has not completed has succeeded. Returns whether there was one.
+    #[inline]
+    fn end_next(&mut self) -> bool {
+        let Some(posted) = self.posted.get_mut(self.done) else { return false };
+        let outcome = Outcome { status: Status::of(posted.op), length: posted.length, immediate: None };
+        posted.descriptor.end(&outcome);
+        posted.outcome = Some(outcome);
+        (self.done, self.unnoted) = (self.done + 1, self.unnoted + 1);
+        if self.refused {
+            self.settle();
+        }
+        true
+    }
+
     /// Completes the descriptors from the first one on whose end is known.
     #[cold]
     fn settle(&mut self) {
@@ -434,13 +521,14 @@ impl WorkQueue {
     /// Goes on with another queue pair, which gets the descriptors that have not completed.
     pub(crate) fn carry_on(&mut self, (side, qp): (Side, QpHandle), rules: Rules) {
         (self.side, self.qp, self.rules, self.early) = (side, qp, rules, false);
+        self.asked_to = self.first + self.done as u64;
         // Descriptors behind one that was refused have their end.
         let broken = std::mem::take(&mut self.broken);
         for at in self.done..self.posted.len() {
             let Posted { descriptor, op, outcome: None, .. } = &self.posted[at] else { continue };
             let (descriptor, op) = (descriptor.clone(), *op);
             let (control, few) = descriptor.load();
-            let sent = self.carry_out(&descriptor, &control, &few);
+            let sent = self.carry_out(&descriptor, &control, &few, self.first + at as u64);
             self.posted[at].outcome = self.refusal(op, sent);
         }
         self.broken |= broken;
@@ -481,26 +569,44 @@ impl Side {
     }
     /// Posts a send or a WRITE.
     #[inline]
-    fn send<L: GatherList>(&mut self, checked: &Checked<'_>, list: L) -> Result<(), Status> {
+    fn send<L: GatherList>(
+        &mut self,
+        checked: &Checked<'_>,
+        list: L,
+        numbered: Numbered,
+    ) -> Result<(), Status> {
         match self {
-            Self::RcSend(queue) => post(queue, checked, list),
-            Self::UcSend(queue) => post(queue, checked, list),
+            Self::RcSend(queue) => post(queue, checked, list, numbered),
+            Self::UcSend(queue) => post(queue, checked, list, numbered),
             Self::RcRecv(_) | Self::UcRecv(_) => unreachable!("a send queue has the sending side"),
         }
     }
-    /// Posts a send, a WRITE or a READ.
-    fn send_memory<L: ScatterList>(&mut self, checked: &Checked<'_>, list: L) -> Result<(), Status> {
+    /// Posts a send, a WRITE or a READ, signalled.
+    fn send_memory<L: ScatterList>(
+        &mut self,
+        checked: &Checked<'_>,
+        list: L,
+        number: u64,
+    ) -> Result<(), Status> {
         match (self, checked.remote) {
             (Self::RcSend(queue), Some(remote)) if checked.control.contains(Control::RDMA_READ) => {
-                submit(queue, checked, SendRequest::read(list, remote))
+                submit(queue, checked, SendRequest::read(list, remote), (number, true))
             }
-            (side, _) => side.send(checked, list),
+            (side, _) => side.send(checked, list, (number, true)),
         }
     }
 }
 
+/// The number of a request, and whether it is signalled.
+type Numbered = (u64, bool);
+
 #[inline]
-fn post<S, L: GatherList>(queue: &mut SendQueue<S>, checked: &Checked<'_>, list: L) -> Result<(), Status>
+fn post<S, L: GatherList>(
+    queue: &mut SendQueue<S>,
+    checked: &Checked<'_>,
+    list: L,
+    numbered: Numbered,
+) -> Result<(), Status>
 where
     S: hca_verbs::Service,
     hca_verbs::ops::Send: OfferedBy<S>,
@@ -508,10 +614,12 @@ where
 {
     let immediate = checked.control.contains(Control::IMMEDIATE).then_some(checked.immediate);
     match (checked.remote, immediate) {
-        (None, None) => submit(queue, checked, SendRequest::send(list)),
-        (None, Some(data)) => submit(queue, checked, SendRequest::send(list).imm(data)),
-        (Some(remote), None) => submit(queue, checked, SendRequest::write(list, remote)),
-        (Some(remote), Some(data)) => submit(queue, checked, SendRequest::write(list, remote).imm(data)),
+        (None, None) => submit(queue, checked, SendRequest::send(list), numbered),
+        (None, Some(data)) => submit(queue, checked, SendRequest::send(list).imm(data), numbered),
+        (Some(remote), None) => submit(queue, checked, SendRequest::write(list, remote), numbered),
+        (Some(remote), Some(data)) => {
+            submit(queue, checked, SendRequest::write(list, remote).imm(data), numbered)
+        }
     }
 }
 
@@ -520,7 +628,9 @@ fn submit<S: hca_verbs::Service, O: OfferedBy<S>, L: GatherList>(
     queue: &mut SendQueue<S>,
     checked: &Checked<'_>,
     request: SendRequest<O, L>,
+    (number, signal): Numbered,
 ) -> Result<(), Status> {
+    let request = request.id(number).signaled(signal);
     let fence = checked.control.contains(Control::QUEUE_FENCE);
     let request = if fence { request.fence() } else { request };
     queue.post_send(request).map_err(|refused| status_of(&refused))

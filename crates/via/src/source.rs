@@ -11,7 +11,7 @@ use hca_verbs::{CompletionQueue, Completions, Context, CqRef, Wc};
 use crate::queue::WorkQueue;
 use crate::vi::ViShared;
 use crate::wait::Waiters;
-use crate::{Error, ErrorKind, Queue, ViId};
+use crate::{Done, Error, ErrorKind, Queue, ViId};
 
 /// Completions that a poll takes at once.
 const BATCH: usize = 16;
@@ -164,6 +164,22 @@ impl State {
     pub(crate) fn queue(&mut self, slot: u32) -> &mut WorkQueue {
         self.queues[slot as usize].as_mut().expect("a VI keeps its queues")
     }
+    /// Takes the first descriptor off a queue, if it has completed. Who finds none waits for it, so its end is asked for.
+    #[inline]
+    pub(crate) fn dequeue_or_ask(&mut self, slot: u32) -> Option<Done> {
+        let queue = self.queue(slot);
+        let done = queue.dequeue();
+        if done.is_none() {
+            queue.ask();
+        }
+        done
+    }
+    /// Asks for the ends of a work queue's sends, if it is there.
+    pub(crate) fn ask(&mut self, slot: u32) {
+        if let Some(queue) = &mut self.queues[slot as usize] {
+            queue.ask();
+        }
+    }
     /// Uses a work queue, and takes note of descriptors that have completed by that.
     #[inline]
     pub(crate) fn change<T>(&mut self, slot: u32, change: impl FnOnce(&mut WorkQueue) -> T) -> T {
@@ -174,8 +190,17 @@ impl State {
         value
     }
     /// The oldest entry of the program's completion queue.
+    #[inline]
     pub(crate) fn next_entry(&mut self) -> Option<(ViId, Queue)> {
         self.entries.as_mut()?.waiting.pop_front()
+    }
+    /// The same. Who finds none waits for one, so the ends of sends are asked for.
+    pub(crate) fn next_entry_or_ask(&mut self) -> Option<(ViId, Queue)> {
+        let entry = self.next_entry();
+        if entry.is_none() {
+            self.queues.iter_mut().flatten().for_each(WorkQueue::ask);
+        }
+        entry
     }
     /// The program has dropped the completion queue: no entry is taken any more.
     pub(crate) fn close(&mut self) {

@@ -280,7 +280,7 @@ impl ViShared {
             leave.ask();
         }
         (link.remote, link.peer) = (None, None);
-        link.control.to_error();
+        self.end_queue_pair(&link);
         let renewed = self.renew(&mut link, WorkQueue::begin_anew);
         self.set(if renewed.is_ok() { ViState::Idle } else { ViState::Error });
         drop(link);
@@ -340,10 +340,16 @@ impl ViShared {
     /// The connection has ended.
     fn lose(&self, link: &mut Link) {
         self.set(ViState::Error);
-        link.control.to_error();
+        self.end_queue_pair(link);
         if let Some(leave) = link.leave.take() {
             leave.ask();
         }
+    }
+    /// Ends the queue pair. Which sends have succeeded before is asked for.
+    fn end_queue_pair(&self, link: &Link) {
+        let (source, slot) = &self.send;
+        source.quietly(|state| state.ask(*slot));
+        link.control.to_error();
     }
     fn raise(&self, kind: ErrorKind, qp: QpHandle) {
         self.nic.waiters.call();
@@ -393,9 +399,9 @@ fn build(
     let depth = nic.attributes.max_descriptors_per_queue;
     let _room_is_kept = lock::lock(&nic.building);
     if Arc::ptr_eq(send, recv) {
-        send.quietly(|state| state.grow(2 * depth))?;
+        send.quietly(|state| state.grow(2 * depth + 1))?;
     } else {
-        send.quietly(|state| state.grow(depth))?;
+        send.quietly(|state| state.grow(depth + 1))?;
         recv.quietly(|state| state.grow(depth))?;
     }
     let cqs = [send, recv].map(|source| source.quietly(|state| state.cq()));
@@ -424,7 +430,8 @@ where
     access.set(Access::REMOTE_READ, attributes.enable_rdma_read && attributes.reliability.is_reliable());
     let pd = attributes.ptag.pd();
     let builder = pd.qp::<S>(&send).send_cq(&send).recv_cq(&recv).access(access).context(context);
-    let builder = builder.max_send_wr(depth).max_recv_wr(depth).max_inline(nic.max_inline as u32);
+    // One more than descriptors asks for their ends.
+    let builder = builder.max_send_wr(depth + 1).max_recv_wr(depth).max_inline(nic.max_inline as u32);
     builder.max_send_sge(segments).max_recv_sge(segments).build()
 }
 
@@ -450,7 +457,7 @@ impl Vi {
         }
         let (depth, rules) = (shared.attributes.max_descriptors_per_queue, shared.rules(attributes));
         let own = if send_cq.is_none() || recv_cq.is_none() {
-            Some(Source::create(&shared.context, &shared.waiters, 2 * depth, None)?)
+            Some(Source::create(&shared.context, &shared.waiters, 2 * depth + 1, None)?)
         } else {
             None
         };
@@ -640,7 +647,7 @@ impl Vi {
                 return Some(done);
             }
             state.poll();
-            state.queue(*slot).dequeue()
+            state.dequeue_or_ask(*slot)
         })
     }
     /// Waits until the first descriptor of the send queue has completed, and takes it off (`VipSendWait`); for ever
@@ -661,7 +668,7 @@ impl Vi {
     }
     fn wait(&self, queue: Queue, timeout: Option<Duration>) -> Result<Done, Error> {
         let (source, slot) = self.unattached(queue)?;
-        source.wait(timeout, |state| state.queue(*slot).dequeue())
+        source.wait(timeout, |state| state.dequeue_or_ask(*slot))
     }
     fn unattached(&self, queue: Queue) -> Result<&(Arc<Source>, u32), Error> {
         let own = self.shared.source(queue);
@@ -697,7 +704,7 @@ impl Vi {
                 if !state.is_at(slot, &vi) {
                     return Look::Gone;
                 }
-                match state.queue(slot).dequeue() {
+                match state.dequeue_or_ask(slot) {
                     Some(done) => Look::Found(done),
                     None => Look::Nothing,
                 }

@@ -31,6 +31,10 @@ impl Bed {
     pub(crate) const fn new(net: Net, progress: Progress) -> Self {
         Self { net, progress }
     }
+    /// Whether each message says which of the peer's have come.
+    pub(crate) fn acknowledges_by_answers(&self) -> bool {
+        matches!(self.net, Net::Shm)
+    }
     pub(crate) fn contexts(&self, n: usize) -> Vec<Context> {
         SoftBed::new(self.net, self.progress).open(n).into_iter().map(Context::new).collect()
     }

@@ -30,6 +30,9 @@ hca_conformance::checks! { $
         a_chain_is_posted_as_a_whole_or_not_at_all,
         a_descriptor_that_is_posted_twice_completes_twice,
         a_queue_takes_as_many_descriptors_as_the_attributes_say,
+        all_of_several_sends_end_in_their_order,
+        a_thread_that_waits_learns_of_the_last_of_several_sends,
+        a_full_send_queue_empties,
         a_descriptor_has_as_many_segments_as_the_attributes_say,
         waits_end_with_their_time,
         two_threads_wait_for_the_two_queues_of_a_vi,
@@ -62,6 +65,7 @@ hca_conformance::checks! { $
     states {
         an_idle_vi_takes_receives_and_no_sends,
         a_disconnect_flushes_and_makes_the_vi_idle,
+        what_was_delivered_before_a_disconnect_is_not_flushed,
         a_vi_is_connected_again_and_again,
         the_end_of_the_peer_is_an_error_that_is_told_once,
         a_vi_with_descriptors_is_not_destroyed,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hca_via::{Op, Reliability, Request, ReturnCode, Status};
 
-use crate::bed::{Bed, LEVELS, PATIENCE, Side, code, error, pattern};
+use crate::bed::{Bed, LEVELS, PATIENCE, Pair, Side, code, error, pattern};
 
 pub(crate) fn messages_of_every_length_arrive_on_every_level(bed: &Bed) {
     for level in LEVELS {
@@ -177,6 +177,68 @@ pub(crate) fn a_queue_takes_as_many_descriptors_as_the_attributes_say(bed: &Bed)
         vi.post_recv(&descriptor).unwrap();
     }
     assert_eq!(code(vi.post_recv(&descriptor)), ReturnCode::ErrorResource);
+}
+
+/// More small sends than end together, and fewer than so many again.
+const SOME: usize = 13;
+
+/// Sends of which the program has taken no end off, all of them received by the peer.
+fn delivered(pair: &Pair) {
+    for i in 0..SOME {
+        pair.b.receive(i, 64 * i, 64);
+    }
+    for i in 0..SOME {
+        pair.a.send(i, 0, 8);
+    }
+    for _ in 0..SOME {
+        assert!(pair.received().status.is_ok());
+    }
+}
+
+pub(crate) fn all_of_several_sends_end_in_their_order(bed: &Bed) {
+    let pair = bed.pair();
+    for _ in 0..3 {
+        delivered(&pair);
+        for i in 0..SOME {
+            let done = pair.sent();
+            assert!(done.status.is_ok());
+            assert_eq!((done.descriptor.addr(), done.length), (pair.a.side.descriptor(i).addr(), 8));
+        }
+        assert!(pair.a.vi.query().send_queue_empty);
+    }
+}
+
+pub(crate) fn a_thread_that_waits_learns_of_the_last_of_several_sends(bed: &Bed) {
+    let pair = bed.pair();
+    delivered(&pair);
+    std::thread::scope(|s| {
+        let waits = s.spawn(|| {
+            (0..SOME).for_each(|_| assert!(pair.a.vi.send_wait(Some(PATIENCE)).unwrap().status.is_ok()));
+        });
+        pair.until("the thread", || waits.is_finished().then_some(()));
+    });
+}
+
+pub(crate) fn a_full_send_queue_empties(bed: &Bed) {
+    let pair = bed.pair();
+    let most = pair.a.side.nic.attributes().max_descriptors_per_queue as usize;
+    for _ in 0..2 {
+        for i in 0..most {
+            pair.b.receive(i % SOME, 0, 64);
+        }
+        let descriptor = pair.a.side.written(0, &Request::new(&[pair.a.side.data(0, 8)]));
+        // The first ones have their ends asked for, one by one.
+        for _ in 0..most {
+            pair.a.vi.post_send(&descriptor).unwrap();
+            let _ = pair.b.vi.recv_done();
+        }
+        assert_eq!(code(pair.a.vi.post_send(&descriptor)), ReturnCode::ErrorResource);
+        (0..most).for_each(|_| assert!(pair.sent().status.is_ok()));
+        pair.until("all", || {
+            let _ = pair.b.vi.recv_done();
+            pair.b.vi.query().receive_queue_empty.then_some(())
+        });
+    }
 }
 
 pub(crate) fn a_descriptor_has_as_many_segments_as_the_attributes_say(bed: &Bed) {

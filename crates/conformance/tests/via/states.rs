@@ -36,6 +36,34 @@ pub(crate) fn a_disconnect_flushes_and_makes_the_vi_idle(bed: &Bed) {
     assert!(pair.a.side.told().is_empty(), "the program's own end is no error");
 }
 
+pub(crate) fn what_was_delivered_before_a_disconnect_is_not_flushed(bed: &Bed) {
+    for peer_ends in [false, true] {
+        let pair = bed.pair();
+        for i in 0..5 {
+            pair.b.receive(i, 0, 64);
+        }
+        for i in 0..5 {
+            pair.a.send(i, 0, 8);
+        }
+        for _ in 0..5 {
+            assert!(pair.received().status.is_ok());
+        }
+        // Over shared memory the answer also says how many messages have come before.
+        pair.a.receive(5, 0, 64);
+        pair.b.send(6, 0, 1);
+        let _ = pair.until("the answer", || pair.a.vi.recv_done());
+        let ends = if peer_ends { &pair.b } else { &pair.a };
+        ends.vi.disconnect().unwrap();
+        if peer_ends {
+            pair.until("the end", || (pair.a.vi.state() == ViState::Error).then_some(()));
+        }
+        let ends: Vec<_> = (0..5).map(|_| error(&pair.sent())).collect();
+        let well = ends.iter().take_while(|end| end.is_empty()).count();
+        assert!(ends[well..].iter().all(|end| *end == Status::FLUSHED_ERROR), "{ends:?}");
+        assert!(well == 5 || !bed.acknowledges_by_answers(), "{ends:?}");
+    }
+}
+
 pub(crate) fn a_vi_is_connected_again_and_again(bed: &Bed) {
     for level in [Reliability::Delivery, Reliability::Unreliable] {
         let pair = bed.pair_of(level);

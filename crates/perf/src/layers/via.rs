@@ -1,5 +1,6 @@
 //! VIs of two processes. The far one answers each message.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,10 +74,10 @@ pub struct End {
     /// Where the near side is expected.
     listener: Option<Listener>,
     memory: Memory,
-    sends: Vec<Descriptor>,
+    /// Send descriptors that are not posted, in the order in which they are next.
+    sends: VecDeque<Descriptor>,
     /// Bytes from one descriptor of `memory` to the next.
     stride: usize,
-    next: usize,
     posted: usize,
     /// Receive descriptors that are posted again behind the next send.
     idle: Vec<Descriptor>,
@@ -114,7 +115,7 @@ impl End {
             ..ViAttributes::new(&ptag)
         };
         let vi = nic.create_vi(&attributes, None, None)?;
-        let mut sends = Vec::new();
+        let mut sends = VecDeque::new();
         for slot in 0..2 * SLOTS {
             let descriptor = memory.descriptor(slot * stride)?;
             let data = Segment::new(&memory, slot * stride + DESCRIPTOR, spec.size as u32);
@@ -123,7 +124,7 @@ impl End {
                 vi.post_recv(&descriptor)?;
             } else {
                 memory.write_at(slot * stride + DESCRIPTOR, &vec![ECHO; spec.size]);
-                sends.push(descriptor);
+                sends.push_back(descriptor);
             }
         }
         let listener = Some(nic.listen(Discriminator::new(NAME)?)?);
@@ -134,7 +135,6 @@ impl End {
             memory,
             sends,
             stride,
-            next: 0,
             posted: 0,
             idle: Vec::new(),
             open: 0,
@@ -144,10 +144,14 @@ impl End {
             _device: device,
         })
     }
-    /// Takes a completed send descriptor, if there is one.
+    /// Takes the send descriptors that have completed.
     fn collect(&mut self) -> Result<(), Failure> {
-        if let Some(done) = self.vi.send_done() {
+        while let Some(done) = self.vi.send_done() {
             well(&done)?;
+            // Those of RDMA stand behind their block.
+            if done.descriptor.handle() == self.memory.handle() {
+                self.sends.push_back(done.descriptor);
+            }
             self.posted -= 1;
         }
         Ok(())
@@ -157,9 +161,16 @@ impl End {
         while self.posted >= WINDOW {
             self.collect()?;
         }
-        self.vi.post_send(&self.sends[self.next])?;
-        (self.next, self.posted) = ((self.next + 1) % SLOTS, self.posted + 1);
+        let descriptor = self.sends.pop_front().ok_or("no send descriptor is left")?;
+        self.vi.post_send(descriptor)?;
+        self.posted += 1;
         self.post_idle()
+    }
+    /// Has all messages ask for an answer, as at first.
+    fn all_echo(&self) {
+        for slot in SLOTS..2 * SLOTS {
+            self.memory.write_at(slot * self.stride + DESCRIPTOR, &[ECHO]);
+        }
     }
     #[inline]
     fn post_idle(&mut self) -> Result<(), Failure> {
@@ -170,7 +181,8 @@ impl End {
     }
     /// As `send`, with this first byte.
     fn send_as(&mut self, what: u8) -> Result<(), Failure> {
-        let at = (SLOTS + self.next) * self.stride + DESCRIPTOR;
+        let next = self.sends.front().ok_or("no send descriptor is left")?;
+        let at = (next.addr() - self.memory.addr()) as usize + DESCRIPTOR;
         self.memory.write_at(at, &[what]);
         self.send()
     }
@@ -269,10 +281,9 @@ impl super::two::End for End {
         Ok(())
     }
     fn stop(&mut self) -> Result<(), Failure> {
-        let slot = self.next;
         self.send_as(STOP)?;
         self.drain(0)?;
-        self.memory.write_at((SLOTS + slot) * self.stride + DESCRIPTOR, &[ECHO]);
+        self.all_echo();
         Ok(())
     }
     fn serve(&mut self) -> Result<bool, Failure> {
@@ -324,9 +335,7 @@ impl Two<End> {
                 Ok::<_, Failure>(())
             })?;
             end.drain(0)?;
-            for slot in SLOTS..2 * SLOTS {
-                end.memory.write_at(slot * end.stride + DESCRIPTOR, &[ECHO]);
-            }
+            end.all_echo();
             Ok(rate)
         })
     }
