@@ -5,6 +5,7 @@ mod programs;
 #[path = "exec/rdmacm.rs"]
 mod rdmacm;
 
+use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
@@ -208,6 +209,38 @@ fn ping_pongs_of_every_service_run_polling_and_by_events() {
         both(device, "ibv_rc_pingpong", &["-g", "1", "-n", "100", "-j"]);
         both(device, "ibv_xsrq_pingpong", &["-g", "1", "-n", "100", "-e"]);
     }
+}
+
+/// As monitors do, by another process than those that are counted; and as a sum of the latter, of which one still runs.
+#[test]
+#[ignore = "needs ibverbs-utils: programs of rdma-core"]
+fn counters_of_the_port_go_on_with_each_process() {
+    // A name of its own: other tests have devices at this address, too.
+    let name = format!("ctr{}", std::process::id());
+    let own = ["--name", &name];
+    let read = || {
+        let script = format!(
+            "for kind in counters hw_counters; do cd /sys/class/infiniband/{name}/ports/1/$kind; for counter in *; do \
+            echo $counter $(cat $PWD/$counter); done; done"
+        );
+        let said = exec(&[&["--device", UDP], &own[..], &["sh", "-c", &script]].concat()).output().unwrap();
+        let said = text(&said);
+        let pairs = said.lines().filter_map(|line| line.split_once(' '));
+        pairs.map(|(name, value)| (name.to_owned(), value.parse().expect(&said))).collect::<HashMap<_, u64>>()
+    };
+    let of = |counters: &HashMap<String, u64>, name: &str| counters[name];
+    let before = read();
+    let said =
+        both_of(UDP, &[&own[..], &["ibv_rc_pingpong"]].concat(), &["-g", "1", "-n", "100", "-s", "64"]);
+    assert!(said.iter().all(|text| text.contains("100 iters in")), "{said:?}");
+    let after = read();
+    for name in ["port_xmit_packets", "port_rcv_packets"] {
+        assert!(of(&after, name) >= of(&before, name) + 200, "{name}: {before:?} {after:?}");
+    }
+    // In words of 4 bytes.
+    assert!(of(&after, "port_xmit_data") >= of(&before, "port_xmit_data") + 200 * 64 / 4, "{after:?}");
+    // The processes that have ended are counted once.
+    assert_eq!(read(), after);
 }
 
 #[test]

@@ -85,9 +85,22 @@ fn value(counters: &[(String, u64)], name: &str) -> u64 {
 /// The devices that a process shows.
 #[derive(Default)]
 struct Shown {
-    devices: Vec<(String, Weak<dyn Device>)>,
+    devices: Vec<ShownDevice>,
     /// A thread answers, or could not be started.
     is_told: bool,
+}
+
+struct ShownDevice {
+    url: String,
+    /// The name that a program's port has, if it has files.
+    port: Option<String>,
+    device: Weak<dyn Device>,
+}
+
+impl ShownDevice {
+    fn is(&self, device: &Arc<dyn Device>) -> bool {
+        core::ptr::addr_eq(self.device.as_ptr(), Arc::as_ptr(device))
+    }
 }
 
 /// A forked child has none of its parent's threads, and its own devices.
@@ -104,8 +117,8 @@ pub(crate) fn show(url: String, device: &Arc<dyn Device>) {
         return;
     }
     let mut shown = shown();
-    shown.devices.retain(|(_, device)| device.strong_count() > 0);
-    shown.devices.push((url, Arc::downgrade(device)));
+    shown.devices.retain(|shown| shown.device.strong_count() > 0);
+    shown.devices.push(ShownDevice { url, port: None, device: Arc::downgrade(device) });
     let is_told = mem::replace(&mut shown.is_told, true);
     drop(shown);
     if !is_told && let Ok(listener) = listen(std::process::id()) {
@@ -154,26 +167,56 @@ fn answer(listener: &UnixListener) {
 }
 
 fn write_counters(mut stream: &UnixStream) -> io::Result<()> {
-    let open = |(url, device): &(String, Weak<dyn Device>)| Some((url.clone(), device.upgrade()?));
+    let open = |shown: &ShownDevice| Some((shown.url.clone(), shown.port.clone(), shown.device.upgrade()?));
     let devices: Vec<_> = shown().devices.iter().filter_map(open).collect();
     let name = fs::read_to_string("/proc/self/comm").unwrap_or_default();
     // A process's name may be anything.
     let name = name.trim_end_matches('\n').replace(char::is_control, "?");
     let mut text = format!("process\t{}\t{name}\n", std::process::id());
-    for (url, device) in devices {
-        tell_device(&mut text, &url, &*device);
+    for (url, port, device) in devices {
+        tell_device(&mut text, &url, port.as_deref(), &*device);
     }
     text.push_str("end\n");
     stream.write_all(text.as_bytes())
 }
 
-fn tell_device(text: &mut String, url: &str, device: &dyn Device) {
+/// The counters of a device, and those of its port by the IBA's names.
+fn counters(device: &dyn Device) -> Vec<Counter> {
+    let port = device.port_counters().map(|port| port.named());
+    device.counters().into_iter().chain(port.into_iter().flatten()).collect()
+}
+
+/// Tells to which port, by the name of its files, a device's counters belong.
+#[doc(hidden)] // for hca-ibverbs
+pub fn count_for(device: &Arc<dyn Device>, port: &str) {
+    shown()
+        .devices
+        .iter_mut()
+        .filter(|shown| shown.is(device))
+        .for_each(|shown| shown.port = Some(port.into()));
+}
+
+/// Shows a device no longer; what it has counted, for whoever keeps that. `None`: it was not shown.
+#[doc(hidden)] // for hca-ibverbs
+pub fn hide(device: &Arc<dyn Device>) -> Option<Vec<Counter>> {
+    let mut shown = shown();
+    let before = shown.devices.len();
+    shown.devices.retain(|shown| !shown.is(device));
+    let was_shown = shown.devices.len() < before;
+    drop(shown);
+    was_shown.then(|| counters(&**device))
+}
+
+fn tell_device(text: &mut String, url: &str, port: Option<&str>, device: &dyn Device) {
     use std::fmt::Write;
     let mut line = |args: std::fmt::Arguments<'_>| {
         text.write_fmt(args).and_then(|()| text.write_str("\n")).expect("a string takes everything");
     };
     line(format_args!("device\t{url}"));
-    for Counter { name, value } in device.counters() {
+    if let Some(port) = port {
+        line(format_args!("port\t{port}"));
+    }
+    for Counter { name, value } in counters(device) {
         line(format_args!("counter\t{name}\t{value}"));
     }
     for qp in device.queue_pairs().into_iter().take(MAX_QUEUE_PAIRS) {

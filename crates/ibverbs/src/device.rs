@@ -1,14 +1,17 @@
 //! Devices, by the environment, and their adapters.
 
 use core::ffi::{c_char, c_int};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Once, Weak};
 use std::time::Duration;
 
-use hca::hca_core::{Device, GidType, QpHandle, Qpn};
+use hca::hca_core::{Counter, Device, GidType, QpHandle, Qpn};
 use hca::{DeviceUrl, Opened};
-use hca_process::{PerProcess, as_library};
+use hca_process::{Fork, PerProcess, as_library};
 
 use crate::abi::IbvDevice;
 use crate::async_event::{Listeners, pump};
@@ -23,6 +26,8 @@ use crate::xrc::Domain;
 
 /// The most bytes of a device's name, with the zero behind it.
 const NAME_BYTES: usize = 64;
+/// The variable that names the folder with the files of devices.
+const FILES_VARIABLE: &str = "HCA_PATHS";
 
 /// A device that programs see.
 #[repr(C)]
@@ -83,6 +88,8 @@ fn put(to: &mut [c_char], text: &str) {
 
 /// An open adapter, which all contexts of one device in a process share.
 pub(crate) struct Adapter {
+    name: String,
+    fork: Fork,
     opened: Opened,
     /// The numbers of queue pairs by the index of their handles, with the generations above them.
     qpns: Box<[AtomicU64]>,
@@ -110,21 +117,54 @@ fn packet_type(device: &dyn Device) -> u8 {
     }
 }
 
+impl Drop for Adapter {
+    fn drop(&mut self) {
+        if !self.fork.is_child() {
+            self.count_for_ever();
+        }
+    }
+}
+
 /// The adapters that are open, by their devices' names.
 static OPEN: PerProcess<Mutex<HashMap<String, Weak<Adapter>>>> = PerProcess::new();
-/// A program that ends waits so long for its captures.
+/// A program that ends waits so long for its captures and its counters.
 const AT_EXIT: Duration = Duration::from_millis(500);
 
-/// Writes captures to the end when the program ends with its devices open.
-fn captures_end_with_the_program() {
+/// Writes captures to the end, and keeps what was counted, when the program ends with its devices open.
+fn adapters_end_with_the_program() {
     extern "C" fn end() {
-        last("hca-captures", AT_EXIT, || {
+        last("hca-at-exit", AT_EXIT, || {
             let open: Vec<_> = lock(OPEN.get()).values().filter_map(Weak::upgrade).collect();
-            open.iter().for_each(|adapter| _ = adapter.opened.finish_capture());
+            for adapter in &open {
+                adapter.count_for_ever();
+                let _ = adapter.opened.finish_capture();
+            }
         });
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| at_exit(end));
+}
+
+/// Adds counters to those in a file, by their names.
+fn add_up(folder: &Path, file: &str, counters: &[Counter]) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let mut file =
+        File::options().read(true).write(true).create(true).truncate(false).open(folder.join(file))?;
+    // The end of the process releases the lock, too.
+    file.lock()?;
+    let mut before = String::new();
+    file.read_to_string(&mut before)?;
+    let mut sums = BTreeMap::new();
+    for (name, value) in before.lines().filter_map(|line| line.split_once('\t')) {
+        *sums.entry(name).or_insert(0_u64) += value.parse().unwrap_or(0);
+    }
+    for counter in counters.iter().filter(|counter| counter.value > 0) {
+        *sums.entry(counter.name).or_default() += counter.value;
+    }
+    let text: String = sums.iter().map(|(name, value)| format!("{name}\t{value}\n")).collect();
+    file.rewind()?;
+    // No value has fewer digits than before.
+    file.write_all(text.as_bytes())
 }
 
 impl Adapter {
@@ -148,6 +188,8 @@ impl Adapter {
         let packet_type = packet_type(&**opened.device());
         let qpns = (0..opened.device().attr().max_qp as usize + 1).map(|_| AtomicU64::new(0)).collect();
         let adapter = Arc::new(Self {
+            name: device.name.clone(),
+            fork: Fork::new(),
             opened,
             qpns,
             listeners: Listeners::default(),
@@ -158,11 +200,21 @@ impl Adapter {
             xrc_files: Mutex::default(),
         });
         pump(&adapter);
-        if device.url.options.capture.is_some() {
-            captures_end_with_the_program();
+        if let Some(tree) = std::env::var_os(FILES_VARIABLE) {
+            let port = format!("{}/{}", tree.to_string_lossy(), device.name);
+            hca::stat::count_for(adapter.opened.device(), &port);
         }
+        adapters_end_with_the_program();
         open.insert(device.name.clone(), Arc::downgrade(&adapter));
         Ok(adapter)
+    }
+    /// Keeps what the adapter has counted among the files of its device, as its port's counters go on there. Once only.
+    fn count_for_ever(&self) {
+        let Some(counters) = hca::stat::hide(self.opened.device()) else { return };
+        if let Some(tree) = std::env::var_os(FILES_VARIABLE) {
+            // Without the right to write there, the port has counted nothing.
+            let _ = add_up(&Path::new(&tree).join("ended"), &self.name, &counters);
+        }
     }
     /// The adapter, for the layers that stand on the safe verbs.
     pub(crate) fn verbs(&self) -> &hca::Context {

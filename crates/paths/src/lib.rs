@@ -4,7 +4,7 @@
 //!
 //! Each function here has the name of one of the C library, and calls that one with the same arguments but for the path.
 //! A device's file is a link in the tree, and no link to the program. `realpath` answers with the name that the program
-//! knows.
+//! knows. A counter's file gets its present value first (`counters`).
 //!
 //! | not led | why |
 //! |---|---|
@@ -21,6 +21,8 @@
 #![allow(unsafe_code)]
 // The unit tests have the C library's own functions.
 #![cfg_attr(test, allow(dead_code))]
+
+mod counters;
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::{MaybeUninit, transmute};
@@ -189,6 +191,9 @@ fn in_tree<'a>(
     put(b"\0")?;
     // SAFETY: the first `used` bytes are written.
     let bytes = unsafe { core::slice::from_raw_parts(room.as_ptr().cast(), used) };
+    if folder.is_some() {
+        keeping_errno(|| counters::refresh(tree, &parts[..count]));
+    }
     let place = match folder {
         Some(folder) if folder[0] == b"dev" && count > folder.len() => Place::Device,
         Some(_) => Place::Attribute,

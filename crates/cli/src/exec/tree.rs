@@ -28,18 +28,32 @@ const DEVICE_FILE: &str = "/dev/null";
 /// The number of that device.
 const DEVICE_NUMBER: &str = "1:3";
 
-/// Counters of ports, which are not counted here.
-const COUNTERS: [&str; 10] = [
-    "VL15_dropped",
-    "link_downed",
-    "link_error_recovery",
-    "port_rcv_data",
-    "port_rcv_errors",
-    "port_rcv_packets",
-    "port_xmit_data",
-    "port_xmit_discards",
-    "port_xmit_packets",
-    "symbol_error",
+/// The files of a port's counters, and what each is the sum of: the port's counters, by the IBA's names, and the
+/// device's own. `hca-paths` adds them up as a program opens the file. A name that no device has is 0.
+const COUNTERS: [(&str, &str); 23] = [
+    ("counters/VL15_dropped", "-"),
+    ("counters/link_downed", "-"),
+    ("counters/link_error_recovery", "-"),
+    ("counters/port_rcv_data", "PortRcvData"),
+    ("counters/port_rcv_errors", "PortRcvErrors"),
+    ("counters/port_rcv_packets", "PortRcvPkts"),
+    ("counters/port_xmit_data", "PortXmitData"),
+    ("counters/port_xmit_discards", "PortXmitDiscards"),
+    ("counters/port_xmit_packets", "PortXmitPkts"),
+    ("counters/symbol_error", "-"),
+    ("hw_counters/duplicate_request", "rx_duplicate"),
+    ("hw_counters/local_ack_timeout_err", "timeouts"),
+    ("hw_counters/np_cnp_sent", "cnp_sent"),
+    ("hw_counters/np_ecn_marked_roce_packets", "ecn_marked"),
+    ("hw_counters/out_of_buffer", "rx_dropped_no_recv rnr_nak_sent"),
+    ("hw_counters/out_of_sequence", "nak_sequence_sent"),
+    ("hw_counters/rnr_nak_retry_err", "rnr_nak_received"),
+    ("hw_counters/rp_cnp_handled", "cnp_received"),
+    ("hw_counters/rx_atomic_requests", "rx_atomic_requests"),
+    ("hw_counters/rx_icrc_encapsulated", "icrc_errors"),
+    ("hw_counters/rx_read_requests", "rx_read_requests"),
+    ("hw_counters/rx_write_requests", "rx_write_requests"),
+    ("hw_counters/tx_discards", "PortXmitDiscards"),
 ];
 /// A folder is kept so long after its last use, even if no process uses it.
 const KEPT: Duration = Duration::from_secs(3600);
@@ -56,6 +70,8 @@ pub(super) fn tree(devices: &[NamedDevice]) -> io::Result<PathBuf> {
         ("sys/class/infiniband_cm/abi_version".to_owned(), Some("5\n".to_owned())),
         ("dev/infiniband/rdma_cm".to_owned(), None),
     ];
+    let table = COUNTERS.map(|(file, names)| format!("{file}\t{names}\n")).concat();
+    files.push(("counters".to_owned(), Some(table)));
     devices.iter().enumerate().for_each(|(place, device)| add(&mut files, place, device));
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
@@ -232,8 +248,8 @@ fn add(files: &mut Vec<File>, place: usize, device: &NamedDevice) {
     ] {
         put(&format!("ports/1/{file}"), text);
     }
-    for counter in COUNTERS {
-        put(&format!("ports/1/counters/{counter}"), "0");
+    for (counter, _) in COUNTERS {
+        put(&format!("ports/1/{counter}"), "0");
     }
     for index in 0..GIDS {
         let entry = gids.iter().find(|entry| entry.index == index);
