@@ -37,7 +37,7 @@ macro_rules! survivable {
     // A store or a part of several accesses, which goes on behind them.
     (dropped: $($line:expr),+) => {
         concat!("2:\n", $($line, "\n",)+ "3:\n",
-            ".pushsection hca_dma_faults,\"aR\",@progbits\n",
+            ".pushsection hca_dma_faults,\"aR\",@progbits\n.balign 4\n",
             ".long 2b - ., 3b - ., 3b - ., 0\n",
             ".popsection")
     };
@@ -47,7 +47,7 @@ macro_rules! survivable {
             ".pushsection .text.hca_dma_lost,\"ax\",@progbits\n",
             "4:\n", $clear, "\njmp 3b\n",
             ".popsection\n",
-            ".pushsection hca_dma_faults,\"aR\",@progbits\n",
+            ".pushsection hca_dma_faults,\"aR\",@progbits\n.balign 4\n",
             ".long 2b - ., 3b - ., 4b - ., 1\n",
             ".popsection")
     };
@@ -57,7 +57,7 @@ macro_rules! survivable {
             ".pushsection .text.hca_dma_lost,\"ax\",@progbits\n",
             "4:\n", $clear, "\njmp 3b\n",
             ".popsection\n",
-            ".pushsection hca_dma_faults,\"aR\",@progbits\n",
+            ".pushsection hca_dma_faults,\"aR\",@progbits\n.balign 4\n",
             ".long 2b - ., 3b - ., 4b - ., 0\n",
             ".popsection")
     };
