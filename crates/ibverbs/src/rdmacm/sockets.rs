@@ -72,6 +72,7 @@ fn recv_all(socket: c_int, list: &[Entry], flags: c_int) -> Result<Received, Err
         let all = socket.recv(room, flags)?;
         (socket.state().peer, all)
     };
+    let from = socket.state().shown(from);
     let whole = all.len();
     all.truncate(room);
     let mut rest = &all[..];
@@ -218,6 +219,7 @@ exports! {
             };
             let (number, socket) = Socket::create()?;
             let mut state = socket.state();
+            state.is_v6 = domain == libc::AF_INET6;
             state.nonblocking = kind & libc::SOCK_NONBLOCK != 0;
             state.datagrams = is_datagram.then(Datagrams::default);
             Ok(number)
@@ -243,8 +245,8 @@ exports! {
         counted(|| {
             let accepted = Socket::of(socket)?.accept()?;
             if !from.is_null() {
-                let peer = accepted.state().peer;
-                give_address(peer, from, len)?;
+                let state = accepted.state();
+                give_address(state.shown(state.peer), from, len)?;
             }
             let number = accepted.give();
             if number.is_err() {
@@ -330,14 +332,17 @@ exports! {
     }
     "RDMACM_1.0" fn rgetpeername(socket: c_int, to: *mut u8, len: In<u32>) -> c_int {
         counted(|| {
-            let peer = Socket::of(socket)?.state().peer;
-            give_address(peer, to, len).map(|()| 0)
+            let socket = Socket::of(socket)?;
+            let state = socket.state();
+            give_address(state.shown(state.peer), to, len).map(|()| 0)
         })
     }
     "RDMACM_1.0" fn rgetsockname(socket: c_int, to: *mut u8, len: In<u32>) -> c_int {
         counted(|| {
-            let local = Socket::of(socket)?.state().local;
-            give_address(local.or(Some(([0, 0, 0, 0], 0).into())), to, len).map(|()| 0)
+            let socket = Socket::of(socket)?;
+            let state = socket.state();
+            let local = state.local.or(Some(([0, 0, 0, 0], 0).into()));
+            give_address(state.shown(local), to, len).map(|()| 0)
         })
     }
     "RDMACM_1.0" fn rsetsockopt(socket: c_int, level: c_int, name: c_int, value: *const u8, len: u32) -> c_int {

@@ -6,7 +6,7 @@
 //! more buffers, and the sender's requests are repeated meanwhile.
 
 use core::ffi::c_int;
-use core::net::SocketAddr;
+use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -56,6 +56,8 @@ struct Map {
 /// What calls and threads of a socket share.
 pub(super) struct State {
     pub(super) phase: Phase,
+    /// A socket of IPv6, which shows IPv4 addresses in those of IPv6.
+    pub(super) is_v6: bool,
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
     pub(super) nonblocking: bool,
@@ -163,7 +165,8 @@ pub(super) fn verbs(device: &CmDevice) -> Result<Context, Errno> {
 
 /// The address of a peer as a device knows it: the addresses of loopback are the first device's.
 pub(super) fn at_device(to: SocketAddr, device: &CmDevice) -> SocketAddr {
-    let ip = if to.ip().is_loopback() { device.ip() } else { to.ip() };
+    let ip = to.ip().to_canonical();
+    let ip = if ip.is_loopback() { device.ip() } else { ip };
     SocketAddr::new(ip, to.port())
 }
 
@@ -190,6 +193,18 @@ impl Lane {
     }
 }
 
+impl State {
+    /// An address as the program's family of addresses has it.
+    pub(super) fn shown(&self, address: Option<SocketAddr>) -> Option<SocketAddr> {
+        let in_v6 =
+            |v4: Ipv4Addr| if v4.is_unspecified() { Ipv6Addr::UNSPECIFIED } else { v4.to_ipv6_mapped() };
+        match address {
+            Some(SocketAddr::V4(v4)) if self.is_v6 => Some((in_v6(*v4.ip()), v4.port()).into()),
+            other => other,
+        }
+    }
+}
+
 impl Socket {
     /// Makes a socket, which is the program's by its number.
     pub(super) fn create() -> Result<(c_int, Arc<Self>), Errno> {
@@ -213,6 +228,7 @@ impl Socket {
             version: AtomicU64::new(0),
             state: Mutex::new(State {
                 phase: Phase::New,
+                is_v6: false,
                 local: None,
                 peer: None,
                 nonblocking: false,
@@ -348,7 +364,9 @@ impl Socket {
             let Some(incoming) = incoming else { continue };
             let (Ok(socket), Ok(lane)) = (Self::new(), Lane::new(context)) else { continue };
             {
+                let is_v6 = self.state().is_v6;
                 let mut state = socket.state();
+                state.is_v6 = is_v6;
                 state.phase = Phase::Connecting;
                 state.local = Some(listener.address());
                 state.peer = Some(incoming.source());

@@ -57,6 +57,49 @@ fn pair() -> [c_int; 2] {
     [client, server]
 }
 
+/// An address of IPv6; that of IPv4 within it if `v4` is there.
+fn address6(v4: Option<[u8; 4]>, port: u16) -> libc::sockaddr_in6 {
+    // SAFETY: numbers.
+    let mut address: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+    (address.sin6_family, address.sin6_port) = (libc::AF_INET6 as u16, port.to_be());
+    if let Some(v4) = v4 {
+        address.sin6_addr.s6_addr[10..].copy_from_slice(&[&[0xff; 2][..], &v4].concat());
+    }
+    address
+}
+
+#[test]
+fn a_socket_of_ipv6_shows_addresses_of_ipv4_in_those_of_ipv6() {
+    type Named = fn(c_int, *mut libc::sockaddr_in6, *mut u32) -> c_int;
+    let [peer_of, own_of]: [Named; 2] = [
+        |socket, to, len| cm!(rgetpeername(socket, to, len)),
+        |socket, to, len| cm!(rgetsockname(socket, to, len)),
+    ];
+    let named = |socket, of: Named| {
+        let (mut found, mut len) = (address6(None, 0), 28_u32);
+        assert_eq!(of(socket, &raw mut found, &raw mut len), 0, "{}", errno());
+        assert_eq!((found.sin6_family, len), (libc::AF_INET6 as u16, 28));
+        (found.sin6_addr.s6_addr, u16::from_be(found.sin6_port))
+    };
+    let [listener, client] = [(); 2].map(|()| cm!(rsocket(libc::AF_INET6, libc::SOCK_STREAM, 0)));
+    assert_eq!(named(listener, own_of), ([0; 16], 0));
+    let any = address6(None, 0);
+    assert_eq!(cm!(rbind(listener, &raw const any, 28)), 0);
+    assert_eq!(cm!(rlisten(listener, 8)), 0, "{}", errno());
+    let (_, port) = named(listener, own_of);
+    let to = address6(Some([127, 0, 0, 1]), port);
+    assert_eq!(cm!(rconnect(client, &raw const to, 28)), 0, "{}", errno());
+    assert_eq!(events(listener, libc::POLLIN, 60_000), libc::POLLIN);
+    let (mut from, mut len) = (address6(None, 0), 28_u32);
+    let server = cm!(raccept(listener, &raw mut from, &raw mut len));
+    assert!(server >= 0, "{}", errno());
+    let mapped = to.sin6_addr.s6_addr;
+    assert_eq!((from.sin6_family, from.sin6_addr.s6_addr, len), (libc::AF_INET6 as u16, mapped, 28));
+    assert_eq!((named(client, peer_of), named(server, own_of)), ((mapped, port), (mapped, port)));
+    assert_eq!((named(client, own_of).0, named(server, peer_of).0), (mapped, mapped));
+    assert_eq!([client, server, listener].map(|socket| cm!(rclose(socket))), [0; 3]);
+}
+
 /// librspreload of release 44 takes a descriptor before it calls `raccept`, and hears of no event of a socket whose number
 /// is lower.
 #[test]
