@@ -31,6 +31,9 @@ typedef struct {
 #define AM_NONE 0         /* of an endpoint: takes no requests */
 #define AM_SEQ 0
 #define AM_PAR 1
+/* As AM_PAR, and the device runs handlers while the program makes no call, on a thread of its own. They must not block.
+ * Over VIs: AM_ERR_RESOURCE. */
+#define AM_OFFLOAD 2
 #define AM_NOEVENTS 0
 #define AM_NOTEMPTY 1
 
@@ -78,7 +81,8 @@ int AM_AllocateBundle(int type, eb_t *bundle);
 int AM_FreeBundle(eb_t bundle);
 int AM_AllocateEndpoint(eb_t bundle, ep_t *endpoint, en_t *name);
 int AM_FreeEndpoint(ep_t endpoint);
-/* To another bundle: AM_ERR_RESOURCE. */
+/* An endpoint with links or with a segment stays: AM_ERR_IN_USE. Its name, its tag, its handlers and its event mask move
+ * with it. */
 int AM_MoveEndpoint(ep_t endpoint, eb_t from, eb_t to);
 
 /* The library has the memory of a segment: address is NULL. */
@@ -95,7 +99,8 @@ int AM_GetTranslationInuse(ep_t endpoint, int index); /* AM_OK if it is */
 int AM_GetTranslationTag(ep_t endpoint, int index, tag_t *tag);
 int AM_GetTranslationName(ep_t endpoint, int index, en_t *name);
 int AM_GetNumTranslations(ep_t endpoint, int *count);
-/* 256 at first. More than 65,536: AM_ERR_RESOURCE. An index beyond the new end is mapped: AM_ERR_IN_USE. */
+int AM_MaxNumTranslations(int *count);
+/* 256 at first. More than AM_MaxNumTranslations: AM_ERR_RESOURCE. An index beyond the new end is mapped: AM_ERR_IN_USE. */
 int AM_SetNumTranslations(ep_t endpoint, int count);
 /* Needs nothing: each mapping brings its buffers. */
 int AM_SetExpectedResources(ep_t endpoint, int endpoints, int outstanding);

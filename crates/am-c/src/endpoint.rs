@@ -2,7 +2,10 @@
 
 use std::ffi::{c_char, c_int};
 
-use hca::am::{Bundle, EndpointName, EventMask, Options, Parallel, Segment, Tag, Way};
+use hca::am::{
+    Bundle, Detached, EndpointId, EndpointName, Error, EventMask, MAX_TRANSLATIONS, Options, Parallel,
+    Segment, Tag, Way,
+};
 
 use crate::border::{Address, Code, Handler, Ptr, Result, call, exports, tell};
 use crate::objects::{Endpoint, bundle, endpoint, objects, with};
@@ -30,6 +33,18 @@ fn index(number: c_int) -> Result<usize> {
 fn mapped(ep: usize, at: c_int) -> Result<(EndpointName, Tag)> {
     let at = index(at)?;
     with(ep, |bundle, id| bundle.mapped(id, at))?.ok_or(Code::BadArg)
+}
+
+/// Adds an endpoint that moves to a bundle; or leaves the endpoint where it is.
+fn attach(to: &Parallel, moving: &mut Option<Detached>) -> Result<EndpointId> {
+    let attached = to.with(|bundle| {
+        let detached = moving.take().ok_or(Error::Endpoint)?;
+        bundle.attach(detached).map_err(|(detached, error)| {
+            *moving = Some(detached);
+            error
+        })
+    });
+    Ok(attached?)
 }
 
 /// `en_t` as an argument by value: a structure of 64 bytes.
@@ -60,10 +75,12 @@ exports! {
     fn AM_AllocateBundle(kind: c_int, out: Ptr<usize>) {
         let (context, way) = objects().context()?;
         let out = out.there()?;
-        if !(0..=1).contains(&kind) {
-            return Err(Code::BadArg);
-        }
-        let made = Parallel::new(Bundle::open(&context, way)?);
+        let make = match kind {
+            0 | 1 => |bundle| Ok(Parallel::new(bundle)),
+            2 => Parallel::offloaded,
+            _ => return Err(Code::BadArg),
+        };
+        let made = make(Bundle::open(&context, way)?)?;
         let mut objects = objects();
         let handle = objects.handle();
         objects.bundles.insert(handle, made);
@@ -97,12 +114,23 @@ exports! {
     }
     fn AM_MoveEndpoint(ep: usize, from: usize, to: usize) {
         let endpoint = endpoint(ep)?;
-        bundle(to)?;
-        match (endpoint.bundle == from, from == to) {
-            (false, _) => Err(Code::BadArg),
-            (true, true) => Ok(()),
-            (true, false) => Err(Code::Resource),
+        let (source, target) = (bundle(endpoint.bundle)?, bundle(to)?);
+        if endpoint.bundle != from {
+            return Err(Code::BadArg);
         }
+        if from == to {
+            return Ok(());
+        }
+        // One lock at a time: another thread may move an endpoint in the other direction.
+        let mut moving = Some(source.with(|bundle| bundle.detach(endpoint.id))?);
+        let (handle, id, moved) = match attach(&target, &mut moving) {
+            Ok(id) => (to, id, Ok(())),
+            Err(code) => (from, attach(&source, &mut moving)?, Err(code)),
+        };
+        if let Some(known) = objects().endpoints.get_mut(&ep) {
+            (known.bundle, known.id) = (handle, id);
+        }
+        moved
     }
     fn AM_SetSeg(ep: usize, address: Address, bytes: usize) {
         if !address.is_null() || bytes == 0 {
@@ -149,6 +177,10 @@ exports! {
     }
     fn AM_GetNumTranslations(ep: usize, out: Ptr<c_int>) {
         out.write(with(ep, |bundle, id| bundle.translations(id))? as c_int)
+    }
+    fn AM_MaxNumTranslations(out: Ptr<c_int>) {
+        objects().context()?;
+        out.write(MAX_TRANSLATIONS as c_int)
     }
     fn AM_SetNumTranslations(ep: usize, count: c_int) {
         let count = index(count)?;

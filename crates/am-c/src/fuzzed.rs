@@ -166,7 +166,7 @@ fn call() -> i32 {
     let (args, data) = program(|p| (p.pointer(), p.pointer()));
     let code = match which % 36 {
         0 => {
-            let code = AM_AllocateBundle(count.min(2), Ptr::of(out));
+            let code = AM_AllocateBundle(if count == 2 { 3 } else { count }, Ptr::of(out));
             program(|p| {
                 if code == SUCCESS {
                     p.bundles.push(p.word());
@@ -190,6 +190,7 @@ fn call() -> i32 {
         14 => AM_GetTranslationTag(ep, at, Ptr::of(data)),
         15 => AM_GetTranslationName(ep, at, Ptr::of(data)),
         16 => AM_GetNumTranslations(ep, Ptr::of(data)),
+        17 if number == 5 => AM_MaxNumTranslations(Ptr::of(data)),
         17 => AM_SetNumTranslations(ep, count),
         18 => AM_SetExpectedResources(ep, at, count),
         19 => AM_SetHandler(ep, to, (number != 3).then_some(handler_of(on_message))),

@@ -100,6 +100,34 @@ static void on_nested(void *token) {
     OK(AM_Reply1(token, BACK, 42));
     came++;
 }
+static void on_twice(void *token, int a) { OK(AM_Reply1(token, BACK, 2 * a)); }
+/* An endpoint that moves is reached by its name, and has its handlers. One of a bundle that the device runs answers
+ * without a call. */
+static void moved_and_offloaded(int via) {
+    eb_t others[2];
+    ep_t moves;
+    en_t name;
+    int number;
+    OK(AM_AllocateBundle(AM_PAR, &others[0]));
+    OK(AM_AllocateEndpoint(others[0], &moves, &name));
+    OK(AM_SetTag(moves, TAG));
+    OK(AM_SetHandler(moves, SHORT, (AM_handler_fn)on_twice));
+    IS(AM_AllocateBundle(AM_OFFLOAD, &others[1]), via ? AM_ERR_RESOURCE : AM_OK);
+    if (via) OK(AM_AllocateBundle(AM_PAR, &others[1]));
+    IS(AM_MoveEndpoint(moves, others[1], others[0]), AM_ERR_BAD_ARG);
+    OK(AM_MoveEndpoint(moves, others[0], others[1]));
+    OK(AM_FreeBundle(others[0]));
+    OK(AM_MapAny(client, &number, name, TAG));
+    OK(AM_Request1(client, number, SHORT, 21));
+    while (!replies) {
+        OK(AM_Poll(bundles[0]));
+        if (via) OK(AM_Poll(others[1]));
+    }
+    replies = 0;
+    IS(AM_MoveEndpoint(moves, others[1], bundles[0]), AM_ERR_IN_USE);
+    OK(AM_UnMap(client, number));
+    OK(AM_FreeBundle(others[1]));
+}
 static void on_sink(void *token) { (void)token; }
 static void on_return(int status, int opcode, const AM_returned_t *message) {
     returned_status = status;
@@ -158,6 +186,8 @@ static void wrong_arguments(void) {
         IS(AM_GetMsgTag((void *)w, &tag), bad);
     }
     IS(AM_AllocateBundle(AM_SEQ, NULL), bad);
+    IS(AM_AllocateBundle(3, &eb), bad);
+    IS(AM_MaxNumTranslations(NULL), bad);
     IS(AM_AllocateBundle(7, &eb), bad);
     IS(AM_AllocateEndpoint(bundles[0], NULL, &name), bad);
     IS(AM_AllocateEndpoint(bundles[0], &ep, NULL), bad);
@@ -221,6 +251,7 @@ int main(int argc, char **argv) {
     IS(argc, 3);
     IS(AM_AllocateBundle(AM_SEQ, &eb), AM_ERR_NOT_INIT);
     IS(AM_Poll(1), AM_ERR_NOT_INIT);
+    IS(AM_MaxNumTranslations(&number), AM_ERR_NOT_INIT);
     IS(AM_SetTag(1, 1), AM_ERR_NOT_INIT);
     IS(AM_Terminate(), AM_ERR_NOT_INIT);
     OK(AM_SetDevice("no such device", 0));
@@ -257,6 +288,9 @@ int main(int argc, char **argv) {
     HOLDS(number >= 256);
     OK(AM_GetNumTranslations(client, &number));
     HOLDS(number >= 256);
+    OK(AM_MaxNumTranslations(&number));
+    IS(number, 65536);
+    OK(AM_SetNumTranslations(client, number));
     OK(AM_SetNumTranslations(client, 1000));
     OK(AM_GetNumTranslations(client, &number));
     IS(number, 1000);
@@ -274,8 +308,9 @@ int main(int argc, char **argv) {
     HOLDS(tag == TAG + 1 && !strcmp(name.text, server_name.text));
     OK(AM_MoveEndpoint(client, bundles[0], bundles[0]));
     IS(AM_MoveEndpoint(client, bundles[1], bundles[0]), AM_ERR_BAD_ARG);
-    IS(AM_MoveEndpoint(client, bundles[0], bundles[1]), AM_ERR_RESOURCE);
+    IS(AM_MoveEndpoint(client, bundles[0], bundles[1]), AM_ERR_IN_USE);
     wrong_arguments();
+    moved_and_offloaded(atoi(argv[2]));
 
     OK(AM_Request2(client, 0, SHORT, 40, 2));
     poll_until(&replies, 1);

@@ -9,7 +9,7 @@ use hca_verbs::{AckTimeout, Context};
 use crate::endpoint::{Endpoint, Link, Mapped, Open, SMALL, Side, Translation};
 use crate::instrument::{self, Part, mark};
 use crate::lower::{Event, LinkId, Lower, Sleeper, Unsent, Verbs, Via};
-use crate::message::{Load, MAX_BULK, Message, Pause, Returned, Token, surely};
+use crate::message::{Load, MAX_BULK, Message, Pause, Returned, Token};
 use crate::segment::{Remote, Segment, Source};
 use crate::wire::{Head, Hello};
 use crate::{EndpointId, EndpointName, Error, EventMask, Tag, Way};
@@ -51,8 +51,8 @@ impl Default for Options {
     }
 }
 
-/// Entries of a translation table at most: as many as the links of a bundle.
-const MAX_TRANSLATIONS: usize = 1 << 16;
+/// Entries of a translation table at most (`AM_MaxNumTranslations`): as many as the links of a bundle.
+pub const MAX_TRANSLATIONS: usize = 1 << 16;
 /// Polls between two looks at the clock.
 const POLLS_A_CLOCK: u32 = 256;
 
@@ -149,7 +149,7 @@ impl Bundle {
             ..self.hello()
         }
     }
-    fn hello(&self) -> Hello {
+    pub(crate) fn hello(&self) -> Hello {
         let (credits, max_medium) = (self.options.credits, self.options.max_medium as u32);
         Hello { credits, max_medium, ..Hello::default() }
     }
@@ -551,7 +551,11 @@ impl Bundle {
             return Err(Error::Segment { offset, len: source.len() as u64, segment: 0 });
         }
         let (id, to) = self.reach(endpoint, index, offset, source.len() as u64)?;
-        self.post(true, |lower| lower.write(id, &source, to))
+        for (at, piece) in source.pieces() {
+            let to = to.part(at, piece.len() as u64);
+            self.post(true, |lower| lower.write(id, &piece, to))?;
+        }
+        Ok(())
     }
     /// Begins to read from the segment of a mapped peer, from `offset` on, into a range of a segment of this bundle, as
     /// [`write`](Self::write) does.
@@ -633,7 +637,11 @@ impl Bundle {
         let body = load.check(args, max_medium, segment)?;
         let write = load.write(segment);
         if let Some((source, to)) = write {
-            self.post(waits, |lower| lower.put(id, source, to))?;
+            for (at, piece) in source.pieces() {
+                let to = to.part(at, piece.len() as u64);
+                // Behind the first piece the others have to follow.
+                self.post(waits || at > 0, |lower| lower.put(id, &piece, to))?;
+            }
         }
         let head = Head::request(handler, args, &body);
         let (head, payload) = (head.bytes(), body.payload());
@@ -661,10 +669,28 @@ impl Bundle {
         match send(&mut *self.lower) {
             Ok(sent) => Ok(sent),
             Err(Unsent::Down) => Err(Error::Unreachable),
-            Err(Unsent::Full) if waits => surely(&mut *self.lower, &mut self.events, send),
+            Err(Unsent::Full) if waits => self.post_in_time(send),
             Err(Unsent::Full) => {
                 self.lower.poll(&mut self.events);
                 Err(Error::NotSent)
+            }
+        }
+    }
+    /// Sends once there is room; what came meanwhile is handled later.
+    #[cold]
+    fn post_in_time<T>(
+        &mut self,
+        mut send: impl FnMut(&mut dyn Lower) -> Result<T, Unsent>,
+    ) -> Result<T, Error> {
+        let mut pause = Pause::default();
+        loop {
+            pause.wait(&mut *self.lower, &mut self.events)?;
+            // A peer that has left makes no room.
+            self.look_at_times();
+            match send(&mut *self.lower) {
+                Ok(sent) => return Ok(sent),
+                Err(Unsent::Down) => return Err(Error::Unreachable),
+                Err(Unsent::Full) => {}
             }
         }
     }

@@ -96,6 +96,7 @@ mod error;
 pub mod instrument;
 mod lower;
 mod message;
+mod moving;
 mod name;
 mod parallel;
 mod protocol;
@@ -106,12 +107,13 @@ pub mod wire;
 #[doc = include_str!("../DESIGN.md")]
 pub mod design {}
 
-pub use bundle::{Bundle, Options};
+pub use bundle::{Bundle, MAX_TRANSLATIONS, Options};
 #[doc(hidden)]
 pub use by_hand::HalfLink;
 pub use endpoint::EndpointId;
 pub use error::{Error, Reason, ReturnCode};
 pub use message::{Message, Returned, Token};
+pub use moving::Detached;
 pub use name::{EndpointName, Tag, Way};
 pub use parallel::Parallel;
 pub use segment::{Segment, Source};

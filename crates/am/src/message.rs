@@ -155,7 +155,15 @@ impl Token<'_> {
         let body = load.check(args, answer.max_medium, answer.peer)?;
         let Answer { lower, events, link, waits, .. } = answer;
         if let Some((source, to)) = load.write(answer.peer) {
-            post(lower, events, waits, |lower| lower.put(link, source, to))?;
+            // Who may not wait posts all at once.
+            if waits {
+                for (at, piece) in source.pieces() {
+                    let to = to.part(at, piece.len() as u64);
+                    surely(lower, events, |lower| lower.put(link, &piece, to))?;
+                }
+            } else {
+                post(lower, events, waits, |lower| lower.put(link, source, to))?;
+            }
         }
         let head = Head::reply(answer.acks, handler, args, &body);
         post(lower, events, waits, |lower| lower.send(link, head.bytes(), body.payload()))?;

@@ -6,6 +6,8 @@ use std::ops::Range;
 use hca_verbs::SharedMr;
 use hca_via::Memory;
 
+use crate::lower::STAGE;
+
 /// The segment of an endpoint: registered memory, into which peers write by bulk messages. Clones are the same memory.
 ///
 /// Peers may write it at any time, so it is never a slice: the program copies in and out.
@@ -133,6 +135,17 @@ impl Source<'_> {
             Self::Bytes(bytes) => bytes.len(),
             Self::Segment(_, range) => range.len(),
         }
+    }
+    /// The pieces that go one by one, each with its offset.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (u64, Source<'_>)> {
+        let (bytes, whole): (&[u8], _) = match self {
+            Self::Bytes(bytes) if bytes.len() > STAGE => (bytes, None),
+            Self::Bytes(bytes) => (&[], Some(Source::Bytes(bytes))),
+            Self::Segment(segment, range) => (&[], Some(Source::Segment(segment, range.clone()))),
+        };
+        let pieces = bytes.chunks(STAGE).enumerate();
+        let pieces = pieces.map(|(i, piece)| ((i * STAGE) as u64, Source::Bytes(piece)));
+        whole.map(|whole| (0, whole)).into_iter().chain(pieces)
     }
     /// Whether its range lies in its segment.
     pub(crate) fn is_whole(&self) -> bool {

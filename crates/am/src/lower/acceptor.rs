@@ -89,6 +89,32 @@ impl<L> Inbox<L> {
     }
 }
 
+/// Where the acceptor of an endpoint builds links, which changes when the endpoint moves to another bundle.
+pub(super) struct Home<M, L>(Mutex<Arc<Target<M, L>>>);
+
+/// The bundle of an endpoint.
+pub(super) struct Target<M, L> {
+    /// The parts that links are built of.
+    pub(super) maker: Arc<M>,
+    pub(super) inbox: Arc<Inbox<L>>,
+    /// The number of the endpoint there.
+    pub(super) endpoint: usize,
+}
+
+impl<M, L> Home<M, L> {
+    pub(super) fn new(target: Target<M, L>) -> Self {
+        Self(Mutex::new(Arc::new(target)))
+    }
+    pub(super) fn now(&self) -> Arc<Target<M, L>> {
+        Arc::clone(&lock(&self.0))
+    }
+    pub(super) fn set(&self, target: Target<M, L>) {
+        let before = std::mem::replace(&mut *lock(&self.0), Arc::new(target));
+        // Without the lock: with the earlier bundle's parts goes what they hold.
+        drop(before);
+    }
+}
+
 /// The hello of an endpoint: the first message of a link.
 pub(super) struct Greeting(Mutex<(Hello, bool)>);
 
@@ -101,6 +127,11 @@ impl Greeting {
         let mut greeting = lock(&self.0);
         greeting.1 = true;
         greeting.0
+    }
+    /// Changes the limits of the bundle. Links that were greeted before keep theirs.
+    pub(super) fn set_limits(&self, limits: &Hello) {
+        let hello = &mut lock(&self.0).0;
+        (hello.credits, hello.max_medium) = (limits.credits, limits.max_medium);
     }
     pub(super) fn set_segment(&self, remote: Remote) -> Result<(), Error> {
         let (hello, said) = &mut *lock(&self.0);

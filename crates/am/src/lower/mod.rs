@@ -19,6 +19,12 @@ use crate::bundle::Options;
 use crate::segment::{Remote, Segment, Source};
 use crate::{EndpointName, Error};
 
+/// Bytes of registered memory through which bytes of the program's go, piece by piece: few enough to stay in the caches
+/// from the copy to the write.
+pub(crate) const STAGE: usize = 1 << 16;
+/// Pieces of so many bytes that are under way at most.
+const STAGES: usize = 4;
+
 /// A link: the index of its place, with a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkId(pub(crate) u64);
@@ -83,6 +89,18 @@ pub(crate) trait Lower: Send {
     fn listen(&mut self, endpoint: usize, hello: crate::wire::Hello) -> Result<EndpointName, Error>;
     /// Ends that.
     fn unlisten(&mut self, endpoint: usize);
+    /// The means by which peers map an endpoint, which go to another bundle.
+    fn take_acceptor(&mut self, endpoint: usize) -> Option<Listening>;
+    /// Goes on with them, for the endpoint with this number.
+    ///
+    /// # Errors
+    /// They are of the other way, or of another device.
+    fn adopt(
+        &mut self,
+        endpoint: usize,
+        listening: Listening,
+        limits: &crate::wire::Hello,
+    ) -> Result<(), Listening>;
     /// Gives an endpoint a segment. Refused once a peer was told of another.
     fn set_segment(&mut self, endpoint: usize, remote: Remote) -> Result<(), Error>;
     /// Memory that peers may write.
@@ -107,9 +125,9 @@ pub(crate) trait Lower: Send {
     /// The bytes of a message that is kept.
     fn kept(&self, link: LinkId, kept: Kept) -> Vec<u8>;
     fn let_go(&mut self, link: LinkId, kept: Kept);
-    /// Writes into the peer's memory, ahead of the next message.
+    /// Writes into the peer's memory, ahead of the next message. Bytes longer than a [`STAGE`] get memory of their own.
     fn put(&mut self, link: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent>;
-    /// Begins to write into the peer's memory, without a message.
+    /// Begins to write into the peer's memory, without a message. Bytes as for `put`.
     fn write(&mut self, link: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent>;
     /// Begins to read the peer's memory into a range of a segment.
     fn read(&mut self, link: LinkId, into: &Segment, range: Range<usize>, from: Remote)
@@ -132,6 +150,12 @@ pub(crate) trait Lower: Send {
     fn engine_queue(&self) -> Option<(Arc<dyn Device>, CqHandle)>;
     /// Whether a link has room for all that a handled request sends. Looks at completed sends first if it has not.
     fn has_room(&mut self, link: LinkId, events: &mut VecDeque<Event>) -> bool;
+}
+
+/// The means by which peers map an endpoint.
+pub(crate) enum Listening {
+    Verbs(verbs::Accepting),
+    Via(via::Accepting),
 }
 
 /// Sleeps until something happens on the links of a bundle, without the bundle.

@@ -14,8 +14,8 @@ use hca_verbs::{
     SendQueue, SendRequest, SharedMr, SharedRange, Srq, SrqRef,
 };
 
-use super::acceptor::{Acceptor, Greeting, Inbox, Places, Stop};
-use super::{Event, Kept, LinkId, Lower, Received, Sizes, Sleeper, Unsent};
+use super::acceptor::{Acceptor, Greeting, Home, Inbox, Places, Stop, Target};
+use super::{Event, Kept, LinkId, Listening, Lower, Received, STAGE, STAGES, Sizes, Sleeper, Unsent};
 use crate::bundle::Options;
 use crate::segment::{Place, Remote, Segment, Source};
 use crate::wire::Hello;
@@ -30,8 +30,10 @@ const BATCH: usize = 32;
 const PEERS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 /// Polls between two looks at completed sends.
 const POLLS_A_LOOK: u32 = 8;
-/// The number of requests whose ends are counted.
+/// In the number of a request: its end is counted.
 const ACCESS: u64 = 1;
+/// In the number of a request: it writes a copy of bytes of the program's, longer than a message.
+const STAGED: u64 = 2;
 /// Bytes of memory for long requests that a bundle gets at once.
 const CHUNK: usize = 1 << 20;
 /// Requests of the queue that a handled request posts at most: a bulk reply, and an acknowledgement.
@@ -47,7 +49,7 @@ pub(crate) struct Verbs {
     channel: CompletionChannel,
     maker: Arc<Maker>,
     inbox: Arc<Inbox<Link>>,
-    acceptors: Vec<Option<Acceptor>>,
+    acceptors: Vec<Option<Accepting>>,
     links: Vec<Option<(LinkId, Link)>>,
     /// Queue pairs that the program is about to connect, and whether the peer maps.
     halves: Vec<(LinkId, hca_verbs::QueuePair<Rc>, bool)>,
@@ -59,9 +61,18 @@ pub(crate) struct Verbs {
     /// Parts of completed sends.
     back: Vec<Part>,
     pool: Vec<Buf>,
+    /// Free buffers of [`STAGE`] bytes, through which long writes go.
+    stages: Vec<Buf>,
     slots: Slots,
     /// Polls until the send queue is looked at.
     until_sends: u32,
+}
+
+/// The acceptor of an endpoint.
+pub(crate) struct Accepting {
+    home: Arc<Home<Maker, Link>>,
+    context: Context,
+    acceptor: Acceptor,
 }
 
 /// The parts that queue pairs are built of.
@@ -85,6 +96,8 @@ struct Link {
     unsignaled: u32,
     /// Writes and reads that have not ended.
     accesses: usize,
+    /// Writes of long copies that have not ended.
+    staged: usize,
     depth: u32,
     accepted: bool,
     down: bool,
@@ -151,8 +164,17 @@ impl Maker {
         qp.control().set_retries(Some(self.ack_timeout), None)?;
         let (queue, _) = qp.split();
         let (depth, inline) = (self.depth(), self.inline);
-        let mut link =
-            Link { queue, connection, inline, unsignaled: 0, accesses: 0, depth, accepted, down: false };
+        let mut link = Link {
+            queue,
+            connection,
+            inline,
+            unsignaled: 0,
+            accesses: 0,
+            staged: 0,
+            depth,
+            accepted,
+            down: false,
+        };
         link.post(SendRequest::send(Inline(&hello.bytes())), false).map_err(|_| Error::Unreachable)?;
         Ok(link)
     }
@@ -243,11 +265,21 @@ impl Verbs {
             send_wcs: Completions::with_capacity(BATCH),
             back: Vec::new(),
             pool: Vec::new(),
+            stages: Vec::new(),
             slots: Slots::default(),
             until_sends: POLLS_A_LOOK,
         };
         verbs.fill()?;
         Ok(verbs)
+    }
+    fn target(&self, endpoint: usize) -> Target<Maker, Link> {
+        Target { maker: Arc::clone(&self.maker), inbox: Arc::clone(&self.inbox), endpoint }
+    }
+    fn keep(&mut self, endpoint: usize, accepting: Accepting) {
+        if endpoint >= self.acceptors.len() {
+            self.acceptors.resize_with(endpoint + 1, || None);
+        }
+        self.acceptors[endpoint] = Some(accepting);
     }
     /// Gives the shared receive queue the buffers that the links need.
     fn fill(&mut self) -> Result<(), Error> {
@@ -288,6 +320,40 @@ impl Verbs {
         }
         self.maker.pd.alloc(self.maker.sizes.message).map_err(|_| Unsent::Full)
     }
+    /// A copy of bytes in registered memory, for a write.
+    fn staged(&mut self, bytes: &[u8]) -> Result<(FrozenBuf, usize), Unsent> {
+        let len = bytes.len();
+        if len <= self.maker.sizes.message {
+            return self.filled(&[], bytes);
+        }
+        let free = if len <= STAGE { self.stages.pop() } else { None };
+        let made = match free {
+            Some(buf) => Ok(buf),
+            None => self.maker.pd.alloc(len.max(STAGE)),
+        };
+        let mut buf = made.map_err(|_| Unsent::Full)?;
+        buf[..len].copy_from_slice(bytes);
+        Ok((buf.freeze(), len))
+    }
+    /// Posts a write of bytes, which are copied; `ends`: [`ACCESS`] if its end is counted.
+    fn write_bytes(&mut self, id: LinkId, bytes: &[u8], remote: RemoteMr, ends: u64) -> Result<(), Unsent> {
+        let counts = bytes.len() > self.maker.sizes.message;
+        let link = self.link(id)?;
+        // The ends of a link that has failed do not count.
+        if counts && link.staged >= STAGES && !link.down {
+            self.until_sends = 1;
+            return Err(Unsent::Full);
+        }
+        let (staged, len) = self.staged(bytes)?;
+        let link = self.link(id)?;
+        link.post(
+            SendRequest::write(staged.slice(..len), remote).id(if counts { ends | STAGED } else { ends }),
+            true,
+        )?;
+        link.staged += usize::from(counts);
+        link.accesses += usize::from(ends == ACCESS);
+        Ok(())
+    }
     fn filled(&mut self, head: &[u8], payload: &[u8]) -> Result<(FrozenBuf, usize), Unsent> {
         let mut buf = self.buffer()?;
         let len = head.len() + payload.len();
@@ -304,7 +370,11 @@ impl Verbs {
             },
             Part::Shared(_) => return,
         };
-        if buf.len() == self.maker.sizes.message && self.pool.len() < 4 * self.maker.sizes.sends() {
+        if buf.len() == STAGE {
+            if self.stages.len() < 2 * STAGES {
+                self.stages.push(buf);
+            }
+        } else if buf.len() == self.maker.sizes.message && self.pool.len() < 4 * self.maker.sizes.sends() {
             self.pool.push(buf);
         }
     }
@@ -337,22 +407,17 @@ impl Verbs {
 }
 
 /// Accepts the peers of an endpoint.
-fn serve(
-    listener: &Listener,
-    stop: &Stop,
-    maker: &Maker,
-    greeting: &Greeting,
-    inbox: &Inbox<Link>,
-    of: usize,
-) {
+fn serve(listener: &Listener, stop: &Stop, home: &Home<Maker, Link>, greeting: &Greeting) {
     while let Some(Ok(incoming)) = stop.or(listener.accept_async()) {
         if !incoming.private_data().starts_with(MARK) {
             let _ = incoming.reject(b"this endpoint speaks hca-am/1");
             continue;
         }
+        let target = home.now();
+        let maker = &*target.maker;
         match maker.places.take() {
             Ok(id) => match accept(stop, maker, greeting, incoming, id) {
-                Ok(link) => inbox.put(of, id, link),
+                Ok(link) => target.inbox.put(target.endpoint, id, link),
                 Err(error) => {
                     tracing::debug!(%error, "a peer was not accepted");
                     maker.places.free(id);
@@ -385,21 +450,33 @@ impl Lower for Verbs {
         let name = EndpointName { way: Way::Verbs, host, id: listener.address().port().into() };
         let hello = Hello { host: name.wire_host(), endpoint: name.id, ..hello };
         let greeting = Arc::new(Greeting::new(hello));
-        let (maker, inbox) = (Arc::clone(&self.maker), Arc::clone(&self.inbox));
-        let says = Arc::clone(&greeting);
-        let serve = move |stop: &Stop| serve(&listener, stop, &maker, &says, &inbox, endpoint);
-        if endpoint >= self.acceptors.len() {
-            self.acceptors.resize_with(endpoint + 1, || None);
-        }
-        self.acceptors[endpoint] = Some(Acceptor::start(greeting, serve)?);
+        let home = Arc::new(Home::new(self.target(endpoint)));
+        let (serves, says) = (Arc::clone(&home), Arc::clone(&greeting));
+        let serve = move |stop: &Stop| serve(&listener, stop, &serves, &says);
+        let (context, acceptor) = (self.context.clone(), Acceptor::start(greeting, serve)?);
+        self.keep(endpoint, Accepting { home, context, acceptor });
         Ok(name)
     }
     fn unlisten(&mut self, endpoint: usize) {
         self.acceptors[endpoint] = None;
     }
+    fn take_acceptor(&mut self, endpoint: usize) -> Option<Listening> {
+        self.acceptors.get_mut(endpoint)?.take().map(Listening::Verbs)
+    }
+    fn adopt(&mut self, endpoint: usize, listening: Listening, limits: &Hello) -> Result<(), Listening> {
+        match listening {
+            Listening::Verbs(accepting) if Arc::ptr_eq(accepting.context.device(), self.context.device()) => {
+                accepting.home.set(self.target(endpoint));
+                accepting.acceptor.greeting.set_limits(limits);
+                self.keep(endpoint, accepting);
+                Ok(())
+            }
+            other => Err(other),
+        }
+    }
     fn set_segment(&mut self, endpoint: usize, remote: Remote) -> Result<(), Error> {
-        let acceptor = self.acceptors.get(endpoint).and_then(Option::as_ref).ok_or(Error::Endpoint)?;
-        acceptor.greeting.set_segment(remote)
+        let accepting = self.acceptors.get(endpoint).and_then(Option::as_ref).ok_or(Error::Endpoint)?;
+        accepting.acceptor.greeting.set_segment(remote)
     }
     fn alloc(&mut self, len: usize) -> Result<Segment, Error> {
         Ok(Segment(Place::Verbs(self.maker.pd.alloc_shared(len, PEERS)?)))
@@ -480,11 +557,7 @@ impl Lower for Verbs {
         let remote = RemoteMr { addr: to.addr, rkey: Rkey::new(to.key), len: to.len };
         match from {
             Source::Bytes([]) => Ok(()),
-            Source::Bytes(bytes) => {
-                let mut buf = self.maker.pd.alloc(bytes.len()).map_err(|_| Unsent::Full)?;
-                buf.copy_from_slice(bytes);
-                self.link(id)?.post(SendRequest::write(buf, remote), true)
-            }
+            Source::Bytes(bytes) => self.write_bytes(id, bytes, remote, 0),
             Source::Segment(Segment(Place::Verbs(mr)), range) => {
                 self.link(id)?.post(SendRequest::write(mr.range(range.clone()), remote), false)
             }
@@ -497,11 +570,7 @@ impl Lower for Verbs {
             Source::Bytes(bytes) if bytes.len() <= self.maker.inline => {
                 self.link(id)?.post_access(SendRequest::write(Inline(bytes), remote))
             }
-            Source::Bytes(bytes) => {
-                let mut buf = self.maker.pd.alloc(bytes.len()).map_err(|_| Unsent::Full)?;
-                buf.copy_from_slice(bytes);
-                self.link(id)?.post_access(SendRequest::write(buf, remote))
-            }
+            Source::Bytes(bytes) => self.write_bytes(id, bytes, remote, ACCESS),
             Source::Segment(Segment(Place::Verbs(mr)), range) => {
                 self.link(id)?.post_access(SendRequest::write(mr.range(range.clone()), remote))
             }
@@ -613,7 +682,7 @@ impl Lower for Verbs {
             }
             // A link that is gone has no room, and needs none.
             let Ok(link) = self.link(id) else { return true };
-            if link.queue.control().outstanding().0 + AN_ANSWER <= link.depth {
+            if link.queue.control().outstanding().0 + AN_ANSWER <= link.depth && link.staged < STAGES {
                 return true;
             }
         }
@@ -631,11 +700,12 @@ impl Verbs {
             let id = LinkId(wc.context);
             if wc.status != WcStatus::Success {
                 failed = Some(id);
-            } else if wc.id == ACCESS
+            } else if wc.id != 0
                 && let Some(Some((known, link))) = links.get_mut(id.place())
                 && *known == id
             {
-                link.accesses -= 1;
+                link.accesses -= usize::from(wc.id & ACCESS != 0);
+                link.staged -= usize::from(wc.id & STAGED != 0);
             }
         }
         if let Some(id) = failed {

@@ -13,8 +13,8 @@ use hca_via::{
     Ptag, Queue, Reliability, RemoteAddress, Request, Segment as ViaSegment, Vi, ViAttributes, ViId, ViState,
 };
 
-use super::acceptor::{Acceptor, Greeting, Inbox, Places, Stop, lock};
-use super::{Event, Kept, LinkId, Lower, Received, Sizes, Sleeper, Unsent};
+use super::acceptor::{Acceptor, Greeting, Home, Inbox, Places, Stop, Target, lock};
+use super::{Event, Kept, LinkId, Listening, Lower, Received, STAGE, STAGES, Sizes, Sleeper, Unsent};
 use crate::bundle::Options;
 use crate::instrument::{self, Part, mark};
 use crate::segment::{Place, Remote, Segment, Source};
@@ -29,6 +29,7 @@ const MAX_TRANSFER: u32 = 1 << 30;
 const BATCH: usize = 32;
 
 pub(crate) struct Via {
+    context: Context,
     maker: Arc<Maker>,
     queues: Queues,
     inbox: Arc<Inbox<Link>>,
@@ -42,7 +43,9 @@ pub(crate) struct Via {
 }
 
 /// An acceptor, and the listener that its thread waits at.
-struct Accepting {
+pub(crate) struct Accepting {
+    home: Arc<Home<Maker, Link>>,
+    context: Context,
     listener: Arc<Listener>,
     acceptor: Acceptor,
 }
@@ -97,17 +100,20 @@ struct Link {
     lens: Vec<usize>,
     /// Writes and reads that have not ended.
     accesses: usize,
+    /// Writes of long copies that have not ended.
+    staged: usize,
+    /// Free memory of [`STAGE`] bytes, through which long writes go.
+    stages: Vec<Memory>,
     accepted: bool,
     down: bool,
 }
 
 enum Posted {
     Place(u32),
-    /// Memory that is freed when the descriptor has completed.
-    Staged(#[allow(dead_code)] Option<Memory>, u32),
+    /// Memory that is free when the descriptor has completed.
+    Staged(Option<Memory>, u32),
     /// The same of a write or a read whose end is counted.
-    // The memory is kept, and not read.
-    Access(#[allow(dead_code)] Option<Memory>, u32),
+    Access(Option<Memory>, u32),
 }
 
 impl Link {
@@ -143,6 +149,8 @@ impl Link {
             held: vec![[false; 2]; sends as usize],
             lens: vec![0; sends as usize],
             accesses: 0,
+            staged: 0,
+            stages: Vec::new(),
             accepted,
             down: false,
         };
@@ -212,12 +220,14 @@ impl Link {
     /// Writes into the peer's memory.
     fn put(&mut self, segments: &[ViaSegment], staged: Option<Memory>, to: Remote) -> Result<(), Unsent> {
         let place = self.rdma(&Request::write(segments, there(to)))?;
+        self.staged += usize::from(staged.is_some());
         self.posted.push_back(Posted::Staged(staged, place));
         Ok(())
     }
     /// As [`put`](Self::put), and its end is counted.
     fn write(&mut self, segment: ViaSegment, staged: Option<Memory>, to: Remote) -> Result<(), Unsent> {
         let place = self.rdma(&Request::write(&[segment], there(to)))?;
+        self.staged += usize::from(staged.is_some());
         self.posted.push_back(Posted::Access(staged, place));
         self.accesses += 1;
         Ok(())
@@ -230,6 +240,12 @@ impl Link {
             self.free.push(place);
         }
     }
+    /// A write has ended.
+    fn unstage(&mut self, memory: Option<Memory>, place: u32) {
+        self.free.push(place);
+        self.staged -= usize::from(memory.is_some());
+        self.stages.extend(memory.filter(|memory| memory.len() == STAGE));
+    }
     /// Takes the descriptors off the send queue that have completed. Returns whether all did well.
     fn collect(&mut self) -> bool {
         let mut well = true;
@@ -238,9 +254,9 @@ impl Link {
             well &= done.status.is_ok();
             match self.posted.pop_front() {
                 Some(Posted::Place(place)) => self.release(place, 0),
-                Some(Posted::Staged(_, place)) => self.free.push(place),
-                Some(Posted::Access(_, place)) => {
-                    self.free.push(place);
+                Some(Posted::Staged(memory, place)) => self.unstage(memory, place),
+                Some(Posted::Access(memory, place)) => {
+                    self.unstage(memory, place);
                     self.accesses -= usize::from(done.status.is_ok());
                 }
                 None => {}
@@ -273,6 +289,7 @@ impl Via {
         let places = Places::new(sizes.max_links);
         let maker = Arc::new(Maker { nic, ptag, queues: queues.clone(), sizes, places });
         Ok(Self {
+            context: context.clone(),
             maker,
             queues,
             inbox: Arc::new(Inbox::new()),
@@ -283,10 +300,29 @@ impl Via {
             pool: Vec::new(),
         })
     }
+    fn target(&self, endpoint: usize) -> Target<Maker, Link> {
+        Target { maker: Arc::clone(&self.maker), inbox: Arc::clone(&self.inbox), endpoint }
+    }
+    fn keep(&mut self, endpoint: usize, accepting: Accepting) {
+        if endpoint >= self.acceptors.len() {
+            self.acceptors.resize_with(endpoint + 1, || None);
+        }
+        self.acceptors[endpoint] = Some(accepting);
+    }
     /// A copy in registered memory.
-    fn stage(&self, bytes: &[u8]) -> Result<(ViaSegment, Memory), Unsent> {
-        let attributes = MemAttributes::new(&self.maker.ptag);
-        let staged = self.maker.nic.alloc(bytes.len(), &attributes).map_err(|_| Unsent::Full)?;
+    fn stage(&mut self, id: LinkId, bytes: &[u8]) -> Result<(ViaSegment, Memory), Unsent> {
+        let maker = Arc::clone(&self.maker);
+        let link = self.link(id)?;
+        // One that has failed says so when it is to post.
+        if link.staged >= STAGES && !link.down {
+            return Err(Unsent::Full);
+        }
+        let free = if bytes.len() <= STAGE { link.stages.pop() } else { None };
+        let made = match free {
+            Some(memory) => Ok(memory),
+            None => maker.nic.alloc(bytes.len().max(STAGE), &MemAttributes::new(&maker.ptag)),
+        };
+        let staged = made.map_err(|_| Unsent::Full)?;
         staged.write_at(0, bytes);
         Ok((ViaSegment::new(&staged, 0, bytes.len() as u32), staged))
     }
@@ -365,18 +401,13 @@ impl Via {
 }
 
 /// Accepts the peers of an endpoint.
-fn serve(
-    listener: &Listener,
-    stop: &Stop,
-    maker: &Maker,
-    greeting: &Greeting,
-    inbox: &Inbox<Link>,
-    of: usize,
-) {
+fn serve(listener: &Listener, stop: &Stop, home: &Home<Maker, Link>, greeting: &Greeting) {
     while let Ok(request) = listener.wait(None) {
         if stop.is_asked() {
             return;
         }
+        let target = home.now();
+        let maker = &*target.maker;
         let id = match maker.places.take() {
             Ok(id) => id,
             Err(error) => {
@@ -391,7 +422,7 @@ fn serve(
             Ok(link)
         });
         match accepted {
-            Ok(link) => inbox.put(of, id, link),
+            Ok(link) => target.inbox.put(target.endpoint, id, link),
             Err(error) => {
                 tracing::debug!(%error, "a peer was not accepted");
                 maker.places.free(id);
@@ -423,18 +454,29 @@ impl Lower for Via {
         let name = EndpointName { way: Way::Via, host: self.maker.nic.attributes().host, id: unique() };
         let listener = Arc::new(self.maker.nic.listen(discriminator(name.id)?)?);
         let greeting = Arc::new(Greeting::new(Hello { host: name.wire_host(), endpoint: name.id, ..hello }));
-        let (maker, inbox) = (Arc::clone(&self.maker), Arc::clone(&self.inbox));
-        let (says, waits) = (Arc::clone(&greeting), Arc::clone(&listener));
-        let serve = move |stop: &Stop| serve(&waits, stop, &maker, &says, &inbox, endpoint);
-        if endpoint >= self.acceptors.len() {
-            self.acceptors.resize_with(endpoint + 1, || None);
-        }
-        let acceptor = Acceptor::start(greeting, serve)?;
-        self.acceptors[endpoint] = Some(Accepting { listener, acceptor });
+        let home = Arc::new(Home::new(self.target(endpoint)));
+        let (serves, says, waits) = (Arc::clone(&home), Arc::clone(&greeting), Arc::clone(&listener));
+        let serve = move |stop: &Stop| serve(&waits, stop, &serves, &says);
+        let (context, acceptor) = (self.context.clone(), Acceptor::start(greeting, serve)?);
+        self.keep(endpoint, Accepting { home, context, listener, acceptor });
         Ok(name)
     }
     fn unlisten(&mut self, endpoint: usize) {
         self.acceptors[endpoint] = None;
+    }
+    fn take_acceptor(&mut self, endpoint: usize) -> Option<Listening> {
+        self.acceptors.get_mut(endpoint)?.take().map(Listening::Via)
+    }
+    fn adopt(&mut self, endpoint: usize, listening: Listening, limits: &Hello) -> Result<(), Listening> {
+        match listening {
+            Listening::Via(accepting) if Arc::ptr_eq(accepting.context.device(), self.context.device()) => {
+                accepting.home.set(self.target(endpoint));
+                accepting.acceptor.greeting.set_limits(limits);
+                self.keep(endpoint, accepting);
+                Ok(())
+            }
+            other => Err(other),
+        }
     }
     fn set_segment(&mut self, endpoint: usize, remote: Remote) -> Result<(), Error> {
         let accepting = self.acceptors.get(endpoint).and_then(Option::as_ref).ok_or(Error::Endpoint)?;
@@ -508,7 +550,7 @@ impl Lower for Via {
                     link.posted.push_back(Posted::Staged(None, place?));
                     return Ok(());
                 }
-                let (segment, staged) = self.stage(bytes)?;
+                let (segment, staged) = self.stage(id, bytes)?;
                 self.link(id)?.put(&[segment], Some(staged), to)
             }
             Source::Segment(Segment(Place::Via(memory)), range) => {
@@ -528,7 +570,7 @@ impl Lower for Via {
                     link.accesses += 1;
                     return Ok(());
                 }
-                let (segment, staged) = self.stage(bytes)?;
+                let (segment, staged) = self.stage(id, bytes)?;
                 self.link(id)?.write(segment, Some(staged), to)
             }
             Source::Segment(Segment(Place::Via(memory)), range) => {

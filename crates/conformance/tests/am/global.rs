@@ -196,12 +196,15 @@ fn processes_that_differ_in_a_size_are_told() {
 /// How long the others of a process that is gone may take to notice.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Elements of more pieces than are written at a time.
+const LONG: usize = 70_000;
+
 /// Runs a call in two processes whose third one has left. Each has to end with its loss, and in time.
 fn others_are_told(call: impl Fn(&mut Process, &Spread<u64>, ProcedureId) -> Result<(), Error> + Sync) {
     // A process that leaves while others still join is a loss of the join.
     let joined = std::sync::Barrier::new(3);
     let told = run(&VERBS, 3, |mut process| {
-        let array = process.spread::<u64>(8).unwrap();
+        let array = process.spread::<u64>(LONG).unwrap();
         let procedure = process.register(|_, _| 0);
         joined.wait();
         if process.rank() == 2 {
@@ -242,6 +245,7 @@ fn a_process_that_is_gone_ends_the_accesses_of_the_others() {
     others_are_told(|process, array, _| process.write(array.at(2, 0)?, 1));
     others_are_told(|process, array, _| process.read_bulk(array, 2, 0, &mut [0; 8]));
     others_are_told(|process, array, _| process.write_bulk(array, 2, 0, &[1; 8]));
+    others_are_told(|process, array, _| process.write_bulk(array, 2, 0, &[1; LONG]));
     others_are_told(|process, array, _| {
         process.put_part(array, 2, 0, array, 0, 8)?;
         process.sync()

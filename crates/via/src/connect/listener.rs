@@ -177,9 +177,9 @@ impl ConnectionRequest {
     /// the client has gone.
     pub fn accept(self, vi: &Vi) -> Result<(), Error> {
         let vi = vi.shared();
-        if !Arc::ptr_eq(&vi.nic, self.nic.shared()) {
+        if !Arc::ptr_eq(vi.nic.context.device(), self.nic.shared().context.device()) {
             refuse(self.incoming, Refusal::Rejected);
-            return Err(Error::Parameter { what: "VI", why: "it belongs to another adapter" });
+            return Err(Error::Parameter { what: "VI", why: "it belongs to another device" });
         }
         let (attempt, control, attributes) = vi.begin()?;
         if let Some(refusal) = mismatch(&attributes, &self.hello.attributes) {
