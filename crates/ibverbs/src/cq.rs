@@ -14,7 +14,7 @@ use hca::hca_core::{
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvWc};
 use crate::cq_ex::{Current, empty};
 use crate::device::Adapter;
-use crate::entry::{Errno, INVALID, In, counted, exports, give, number, pointer};
+use crate::entry::{Errno, INVALID, In, counted, exports, failed, give, number, pointer, told};
 use crate::event::{Events, Unacknowledged};
 use crate::held::Held;
 
@@ -146,13 +146,13 @@ pub(crate) struct Last(QpHandle, u32);
 impl Last {
     /// The number of a completion's queue pair.
     #[inline(always)]
-    pub(crate) fn number(&mut self, adapter: &Adapter, wc: &Completion) -> u32 {
+    pub(crate) fn number(&mut self, adapter: &Arc<Adapter>, wc: &Completion) -> u32 {
         // One comparison.
         let word = |qp: QpHandle| u64::from(qp.generation) << 32 | u64::from(qp.index);
         if word(self.0) == word(wc.qp) { self.1 } else { self.look(adapter, wc) }
     }
     #[inline(never)]
-    fn look(&mut self, adapter: &Adapter, wc: &Completion) -> u32 {
+    fn look(&mut self, adapter: &Arc<Adapter>, wc: &Completion) -> u32 {
         *self = Self(wc.qp, adapter.qpn(wc.qp));
         self.1
     }
@@ -160,7 +160,7 @@ impl Last {
 
 /// Stores a completion as the program sees it.
 #[inline(always)]
-pub(crate) fn translate(adapter: &Adapter, wc: &Completion, qp_num: u32, to: &mut MaybeUninit<IbvWc>) {
+pub(crate) fn translate(adapter: &Arc<Adapter>, wc: &Completion, qp_num: u32, to: &mut MaybeUninit<IbvWc>) {
     let is_plain = wc.status == WcStatus::Success && wc.extra == RecvExtra::None && !wc.grh;
     if !is_plain || wc.opcode == WcOpcode::LocalInv {
         return translate_any(adapter, wc, qp_num, to);
@@ -175,7 +175,7 @@ pub(crate) fn translate(adapter: &Adapter, wc: &Completion, qp_num: u32, to: &mu
     });
 }
 /// A completion as the program sees it.
-pub(crate) fn translated(adapter: &Adapter, wc: &Completion, qp_num: u32) -> IbvWc {
+pub(crate) fn translated(adapter: &Arc<Adapter>, wc: &Completion, qp_num: u32) -> IbvWc {
     let mut to = [IbvWc::default()];
     if let Ok([to]) = In::of(&raw mut to[0]).places(1) {
         translate(adapter, wc, qp_num, to);
@@ -183,7 +183,7 @@ pub(crate) fn translated(adapter: &Adapter, wc: &Completion, qp_num: u32) -> Ibv
     to[0]
 }
 #[inline(never)]
-fn translate_any(adapter: &Adapter, wc: &Completion, qp_num: u32, to: &mut MaybeUninit<IbvWc>) {
+fn translate_any(adapter: &Arc<Adapter>, wc: &Completion, qp_num: u32, to: &mut MaybeUninit<IbvWc>) {
     if let Some(notes) = adapter.notes.as_ref().filter(|_| wc.status != WcStatus::Success) {
         notes.completion(adapter, wc);
     }
@@ -239,7 +239,7 @@ const fn opcode(opcode: WcOpcode) -> u32 {
 impl Polled {
     /// Stores what the device has returned in the first places of `out`.
     #[inline(always)]
-    fn show(&mut self, adapter: &Adapter, got: usize, out: In<IbvWc>) -> Result<(), Errno> {
+    fn show(&mut self, adapter: &Arc<Adapter>, got: usize, out: In<IbvWc>) -> Result<(), Errno> {
         for (to, wc) in out.places(got)?.iter_mut().zip(&self.batch[..got]) {
             translate(adapter, wc, self.last.number(adapter, wc), to);
         }
@@ -247,9 +247,12 @@ impl Polled {
     }
     /// Goes on with a poll that returned `got` completions; the program has room for `room` of them and of others.
     #[inline(never)]
-    fn several(
+    fn several(&mut self, adapter: &Arc<Adapter>, got: usize, room: usize, out: In<IbvWc>) -> c_int {
+        failed(self.all_of_several(adapter, got, room, out).map(|found| found as c_int))
+    }
+    fn all_of_several(
         &mut self,
-        adapter: &Adapter,
+        adapter: &Arc<Adapter>,
         got: usize,
         room: usize,
         out: In<IbvWc>,
@@ -270,20 +273,23 @@ impl Polled {
 }
 
 pub(crate) extern "C" fn poll_cq(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> c_int {
-    counted(|| {
-        let cq = cq.get()?;
-        if room <= 0 {
-            return if room == 0 { Ok(0) } else { Err(INVALID) };
-        }
-        let mut polled = cq.port.lock();
+    told(|| {
+        let (Some(object), true) = (cq.opt(), room > 0) else { return no_room(cq, room) };
+        let mut polled = object.port.lock();
         let polled = &mut *polled;
         match polled.port.poll(&mut polled.batch[..BATCH.min(room as usize)]) {
-            0 => Ok(0),
+            0 => 0,
             // The most frequent one, without a loop.
-            1 => polled.show(&cq.adapter, 1, out).map(|()| 1),
-            got => Ok(polled.several(&cq.adapter, got, room as usize, out)? as c_int),
+            1 if polled.show(&object.adapter, 1, out).is_ok() => 1,
+            got => polled.several(&object.adapter, got, room as usize, out),
         }
     })
+}
+/// A poll that has room for nothing.
+#[cold]
+#[inline(never)]
+fn no_room(cq: In<Cq>, room: c_int) -> c_int {
+    failed(if cq.raw().is_null() || room < 0 { Err(INVALID) } else { Ok(0) })
 }
 
 pub(crate) extern "C" fn req_notify_cq(cq: In<Cq>, solicited_only: c_int) -> c_int {

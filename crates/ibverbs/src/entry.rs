@@ -119,6 +119,34 @@ pub(crate) fn counted(call: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
         -1
     })
 }
+/// A call that returns what the program gets, and sets `errno` itself where that is an error: for what is called most.
+#[inline(always)]
+pub(crate) fn told(call: impl FnOnce() -> c_int) -> c_int {
+    #[cold]
+    fn panicked() -> c_int {
+        failed(Err(Errno(libc::EIO)))
+    }
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| panicked())
+}
+/// The result of a call that returns a number from 0 on, or -1 and sets `errno`.
+#[inline(never)]
+pub(crate) fn failed(result: Result<c_int, Errno>) -> c_int {
+    result.unwrap_or_else(|e| {
+        set_errno(e.0);
+        -1
+    })
+}
+/// The result of a call that returns 0 or the number of an error, and sets `errno` as well.
+#[inline(never)]
+pub(crate) fn refused(result: Result<(), Errno>) -> c_int {
+    result.map_or_else(
+        |e| {
+            set_errno(e.0);
+            e.0
+        },
+        |()| 0,
+    )
+}
 /// A call that returns a pointer, or null and sets `errno`.
 #[inline]
 pub(crate) fn pointer<T>(call: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {

@@ -12,7 +12,7 @@ use hca::hca_core::{
 
 use crate::abi::{IbvRecvWr, IbvSendWr};
 use crate::device::Adapter;
-use crate::entry::{self, Errno, INVALID, In, number, sges};
+use crate::entry::{self, Errno, INVALID, In, number, refused, sges, told};
 use crate::explain;
 use crate::held::Held;
 use crate::memory::Ah;
@@ -167,7 +167,7 @@ fn prepare(
 /// Posts a list of requests. One request of the kind that most have takes a short way: a WRITE or SEND of a connection,
 /// whose list has one entry.
 pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> c_int {
-    number(|| {
+    told(|| {
         let (Some(object), Some(first)) = (qp.opt(), wr.opt()) else { return post_list(qp, wr, bad) };
         let SendQueue::Connected(queue) = &object.send else { return post_list(qp, wr, bad) };
         let Some(entry) = entry::only(first.sg_list, first.num_sge) else { return post_list(qp, wr, bad) };
@@ -176,42 +176,43 @@ pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut I
             return post_list(qp, wr, bad);
         }
         let remote = RemoteAddr { addr: first.addr_or_ah, rkey: Rkey::new(first.second[0]) };
+        let payload = if first.send_flags & INLINE == 0 {
+            Payload::Sges(core::slice::from_ref(entry))
+        } else if let Some(bytes) = entry::inline_entry(entry) {
+            Payload::Inline(bytes)
+        } else {
+            return post_list(qp, wr, bad);
+        };
         let mut request = SendWr {
             wr_id: first.wr_id,
             op: SendOp::Write(remote),
-            flags: flags(object, first.send_flags)?,
-            payload: Payload::Sges(core::slice::from_ref(entry)),
+            flags: SendFlags::from_bits_truncate((first.send_flags & !INLINE) as u8) | object.always,
+            payload,
             dest: None,
         };
         if first.opcode == SEND {
             request.op = SendOp::Send;
         }
-        if first.send_flags & INLINE != 0 {
-            let Some(bytes) = entry::inline_entry(entry) else { return post_list(qp, wr, bad) };
-            request.payload = Payload::Inline(bytes);
-        }
         match entry::post_send_now(&mut *queue.lock().port, &request) {
-            Ok(()) => Ok(()),
-            Err(kind) => refuse(object, wr, first, bad, kind),
+            Ok(()) => 0,
+            Err(kind) => refuse(object, wr, bad, kind),
         }
     })
 }
 /// Tells the program that the device refuses its request.
 #[cold]
 #[inline(never)]
-fn refuse(
-    qp: &Qp,
-    wr: In<IbvSendWr>,
-    request: &IbvSendWr,
-    bad: In<*mut IbvSendWr>,
-    kind: PostErrorKind,
-) -> Result<(), Errno> {
+fn refuse(qp: &Qp, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>, kind: PostErrorKind) -> c_int {
     name_bad(bad, wr);
-    Err(Refused::Device(kind).errno(|| qp.name(), request.wr_id))
+    let wr_id = wr.opt().map_or(0, |wr| wr.wr_id);
+    refused(Err(Refused::Device(kind).errno(|| qp.name(), wr_id)))
 }
 /// Posts a list of requests of any kind.
 #[inline(never)]
-fn post_list(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> Result<(), Errno> {
+fn post_list(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> c_int {
+    refused(each_of_list(qp, wr, bad))
+}
+fn each_of_list(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> Result<(), Errno> {
     let qp = qp.get()?;
     let first = wr.get().inspect_err(|_| name_bad(bad, wr))?;
     let Some(send_queue) = qp.send.get() else {
