@@ -53,7 +53,7 @@ impl Default for Options {
 
 /// Entries of a translation table at most (`AM_MaxNumTranslations`): as many as the links of a bundle.
 pub const MAX_TRANSLATIONS: usize = 1 << 16;
-/// Polls between two looks at the clock.
+/// Polls between two looks at the clock, at most.
 const POLLS_A_CLOCK: u32 = 256;
 
 /// Messages that a run of the device handles at most.
@@ -79,7 +79,9 @@ pub struct Bundle {
     /// A run has handled something that a [wait](Self::wait) is to tell of.
     told: bool,
     next_look: Instant,
-    polls: u32,
+    /// The last look at the clock, and the polls from one to the next.
+    clock: (Instant, u32),
+    until_clock: u32,
 }
 
 impl Bundle {
@@ -128,7 +130,8 @@ impl Bundle {
             in_run: false,
             told: false,
             next_look: Instant::now() + options.probe_interval,
-            polls: 0,
+            clock: (Instant::now(), 1),
+            until_clock: 1,
         })
     }
     /// The options that it was opened with.
@@ -742,10 +745,20 @@ impl Bundle {
     }
     #[inline]
     fn look_at_times(&mut self) {
-        self.polls += 1;
-        if self.polls.is_multiple_of(POLLS_A_CLOCK) {
-            self.look_around();
+        self.until_clock -= 1;
+        if self.until_clock == 0 {
+            self.look_at_clock();
         }
+    }
+    /// A program that polls seldom looks at the clock more often, so that it notices in time whom it has lost.
+    #[cold]
+    fn look_at_clock(&mut self) {
+        let now = Instant::now();
+        let (last, polls) = self.clock;
+        let often = (now - last) * 4 < self.options.probe_interval;
+        let polls = if often { (2 * polls).min(POLLS_A_CLOCK) } else { (polls / 4).max(1) };
+        (self.clock, self.until_clock) = ((now, polls), polls);
+        self.look_around(now);
     }
     /// Handles messages on the device's thread: so many at most, and none whose answer would have to wait.
     pub(crate) fn run(&mut self) -> Left {
@@ -775,8 +788,7 @@ impl Bundle {
         self.look_at_times();
         left
     }
-    fn look_around(&mut self) {
-        let now = Instant::now();
+    fn look_around(&mut self, now: Instant) {
         if now >= self.next_look {
             self.next_look = now + self.options.probe_interval;
             self.lower.look_around(&mut self.events);
@@ -831,7 +843,7 @@ impl Bundle {
     /// Asks for a wake-up; `None` if something has come meanwhile.
     pub(crate) fn before_sleep(&mut self) -> Option<Sleeper> {
         let before = self.events.len();
-        self.look_around();
+        self.look_around(Instant::now());
         self.lower.arm();
         self.lower.poll(&mut self.events);
         (self.events.len() == before).then(|| self.lower.sleeper())

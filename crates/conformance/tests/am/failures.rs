@@ -145,11 +145,15 @@ pub(crate) fn links_have_a_limit(bed: &Bed) {
     a.bundle.unmap(a.ep, 0).unwrap();
     // Its place at the peer is free once the peer has noticed.
     let end = Instant::now() + PATIENCE;
+    // The peer's program polls once between two attempts.
+    let mut polls = 0;
     while a.map(0, &b).is_err() {
         b.bundle.poll().unwrap();
+        polls += 1;
         std::thread::sleep(std::time::Duration::from_millis(1));
         assert!(Instant::now() < end, "the place is not free again");
     }
+    assert!(polls < 240, "a program that polls seldom notices late: after {polls} polls");
     a.bundle.request(a.ep, 1, 1, &[1]).unwrap();
     a.request(1, &[0]);
     next(&mut [&mut a, &mut b], "a request", &told);
