@@ -84,7 +84,7 @@ pub use shm::{
     MAX_GRANTED_REGIONS, MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS,
     MAX_SHARED_ALLOCATIONS, Notice, PeerName, Places, ProcessLoan, ProcessVm, QpGuard, Reach, Refusable,
     Revocation, SharedPages, ShmChance, ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx, TakeBack,
-    TakeBackId,
+    TakeBackId, Way,
 };
 pub use udp::sys::interface_index;
 pub use udp::{UdpFabric, UdpOptions};

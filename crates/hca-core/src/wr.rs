@@ -275,7 +275,23 @@ impl FlatOp {
     /// The operation as its completion reports it.
     #[inline(always)]
     pub const fn wc_opcode(&self) -> crate::WcOpcode {
-        self.op().wc_opcode()
+        use crate::WcOpcode as W;
+        /// Of each [`OpCode`].
+        const REPORTED: [W; OpCode::LocalInv as usize + 1] = [
+            W::Send,
+            W::Send,
+            W::Send,
+            W::RdmaWrite,
+            W::RdmaWrite,
+            W::RdmaRead,
+            W::CompSwap,
+            W::FetchAdd,
+            W::AtomicWrite,
+            W::Flush,
+            W::BindMw,
+            W::LocalInv,
+        ];
+        REPORTED[self.code as usize]
     }
 }
 

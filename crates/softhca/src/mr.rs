@@ -274,13 +274,13 @@ impl MrTable {
         self.live
     }
 
-    #[inline]
+    #[inline(always)]
     fn entry(&self, key: u32) -> Option<&Entry> {
         self.entries.get(self.slot(key) as usize).filter(|e| e.tag == key as u8 && e.state == State::Valid)
     }
 
     /// The slot that a key names.
-    #[inline]
+    #[inline(always)]
     fn slot(&self, key: u32) -> u32 {
         let index = key >> 8;
         let (last, slot) = self.last.get();

@@ -5,7 +5,8 @@ use core::ops::{Deref, DerefMut};
 
 use hca_fabric::{Fabric, ShmFabric};
 
-/// An adapter's network. Shared memory alone is told from others, so that it is called directly for each message.
+/// An adapter's network. Shared memory alone, with messages, is told from others, so that it is called directly for each
+/// message.
 pub(crate) enum Network {
     Shm(Box<ShmFabric>),
     Other(Box<dyn Fabric>),
@@ -13,7 +14,8 @@ pub(crate) enum Network {
 
 impl Network {
     pub(crate) fn new(fabric: Box<dyn Fabric>) -> Self {
-        if !(&*fabric as &dyn Any).is::<ShmFabric>() {
+        let is_near = (&*fabric as &dyn Any).downcast_ref().is_some_and(ShmFabric::has_messages);
+        if !is_near {
             return Self::Other(fabric);
         }
         let fabric: Box<dyn Any> = fabric;
@@ -23,7 +25,7 @@ impl Network {
     #[inline(always)]
     pub(crate) fn shm(&mut self) -> Option<&mut ShmFabric> {
         match self {
-            Self::Shm(shm) => shm.shm(),
+            Self::Shm(shm) => Some(shm),
             Self::Other(fabric) => fabric.shm(),
         }
     }

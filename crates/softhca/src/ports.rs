@@ -202,20 +202,21 @@ impl SendQueue {
     /// Posts a request of a connection by messages: one on the peer's memory is done at once, or it is queued.
     #[inline(always)]
     fn post_near<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        // No table of jumps: each of the first two is reached by a comparison.
+        // No table of jumps: each of the frequent ones is reached by a comparison.
         if matches!(wr.op, SendOp::Write(_)) {
             self.access::<near::Write, NOW>(hca, wr)
         } else if matches!(wr.op, SendOp::Send) {
             // Those of a batch leave by the doorbell, all of them in one turn.
             if NOW { self.send(hca, wr) } else { self.push(hca, wr) }
+        } else if matches!(wr.op, SendOp::Read(_)) {
+            self.access::<near::Read, NOW>(hca, wr)
         } else {
-            self.post_fetch::<NOW>(hca, wr)
+            self.post_other::<NOW>(hca, wr)
         }
     }
     #[inline(never)]
-    fn post_fetch<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+    fn post_other<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         match wr.op {
-            SendOp::Read(_) => self.access::<near::Read, NOW>(hca, wr),
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => self.access::<near::Atomic, NOW>(hca, wr),
             SendOp::AtomicWrite { .. } => self.access::<near::AtomicWrite, NOW>(hca, wr),
             SendOp::Flush { .. } => self.access::<near::Flush, NOW>(hca, wr),

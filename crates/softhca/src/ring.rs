@@ -11,7 +11,8 @@
 //!    indices run free (wrapping), and `tail - head <= depth <= slots`.
 //! 3. Only the producer stores `tail`, with Release after it has written the slots; only the consumer
 //!    stores `head`, with Release after it has read them.
-//! 4. [`Producer::retain`] does the consumer's part of (2) and (3). Meanwhile the holder of the consumer does not use
+//! 4. There are `mask + 1` headers, and `cells_per_slot` times as many cells.
+//! 5. [`Producer::retain`] does the consumer's part of (2) and (3). Meanwhile the holder of the consumer does not use
 //!    it, and afterwards makes the consumer [resume](Consumer::resume) behind the retained slots.
 #![allow(unsafe_code)]
 
@@ -86,6 +87,22 @@ pub(crate) fn ring<H: Header>(depth: u32, cells: usize) -> (Producer<H>, Consume
     (Producer { ring: ring.clone(), tail: 0, head: 0 }, Consumer { ring, head: 0, tail: 0 })
 }
 
+impl<H> Ring<H> {
+    /// The header of a slot, by an index that runs free.
+    #[inline(always)]
+    fn header(&self, index: u32) -> &UnsafeCell<MaybeUninit<H>> {
+        // SAFETY: (4): slot `mask` is the last one.
+        unsafe { self.headers.get_unchecked((index & self.mask) as usize) }
+    }
+    /// The cells of a slot, likewise.
+    #[inline(always)]
+    fn area(&self, index: u32) -> &[UnsafeCell<Cell>] {
+        let first = (index & self.mask) as usize * self.cells_per_slot;
+        // SAFETY: (4).
+        unsafe { self.cells.get_unchecked(first..first + self.cells_per_slot) }
+    }
+}
+
 impl<H: Header> Producer<H> {
     /// Slots of the ring.
     pub(crate) fn depth(&self) -> u32 {
@@ -117,11 +134,9 @@ impl<H: Header> Producer<H> {
         if !self.has_room() {
             return Err(Full);
         }
-        let slot = (self.tail & self.ring.mask) as usize;
         // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1).
-        self.ring.headers[slot].with_mut(|p| unsafe { header.put(&mut *p) });
-        let base = slot * self.ring.cells_per_slot;
-        let mut area = self.ring.cells[base..base + self.ring.cells_per_slot].iter();
+        self.ring.header(self.tail).with_mut(|p| unsafe { header.put(&mut *p) });
+        let mut area = self.ring.area(self.tail).iter();
         for cell in cells {
             let to = area.next().expect("a list fits its slot");
             // SAFETY: as above; the cells of a slot go with it.
@@ -137,9 +152,8 @@ impl<H: Header> Producer<H> {
         if !self.has_room() {
             return false;
         }
-        let slot = (self.tail & self.ring.mask) as usize;
         // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1).
-        self.ring.headers[slot].with_mut(|p| unsafe { (*header).put(&mut *p) });
+        self.ring.header(self.tail).with_mut(|p| unsafe { (*header).put(&mut *p) });
         self.tail = self.tail.wrapping_add(1);
         true
     }
@@ -150,11 +164,11 @@ impl<H: Header> Producer<H> {
         if !self.has_room() {
             return Err(Full);
         }
-        let slot = (self.tail & self.ring.mask) as usize;
+        let first = &self.ring.area(self.tail)[0];
         // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1).
-        self.ring.headers[slot].with_mut(|p| unsafe { header.put(&mut *p) });
+        self.ring.header(self.tail).with_mut(|p| unsafe { header.put(&mut *p) });
         // SAFETY: as above; the cells of a slot go with it.
-        self.ring.cells[slot * self.ring.cells_per_slot].with_mut(|p| unsafe { *p = cell });
+        first.with_mut(|p| unsafe { *p = cell });
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
@@ -168,14 +182,12 @@ impl<H: Header> Producer<H> {
         if !self.has_room() {
             return Err(Full);
         }
-        let slot = (self.tail & self.ring.mask) as usize;
-        let base = slot * self.ring.cells_per_slot;
-        let cells = &self.ring.cells[base..base + self.ring.cells_per_slot];
+        let cells = self.ring.area(self.tail);
         assert!(bytes.len() <= size_of_val(cells), "{} bytes into {} cells", bytes.len(), cells.len());
         // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1). Our `UnsafeCell`
         // has the layout of its content, so the cells are one piece of memory, and long enough.
         unsafe {
-            self.ring.headers[slot].with_mut(|p| header.put(&mut *p));
+            self.ring.header(self.tail).with_mut(|p| header.put(&mut *p));
             let to: *mut u8 = cells.as_ptr().cast_mut().cast();
             match bytes.first_chunk::<8>() {
                 Some(word) if bytes.len() == 8 => to.cast::<[u8; 8]>().write(*word),
@@ -191,10 +203,9 @@ impl<H: Header> Producer<H> {
         // Acquire, as in `has_room`, though nothing is overwritten.
         let head = self.ring.head.load(Ordering::Acquire);
         (0..self.tail.wrapping_sub(head)).map(move |i| {
-            let slot = (head.wrapping_add(i) & self.ring.mask) as usize;
             // SAFETY: (2) the consumer reads such slots and writes none; we write none as long as `self` is
             // borrowed; (3) they were written, by us.
-            self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() })
+            self.ring.header(head.wrapping_add(i)).with(|p| unsafe { (*p).assume_init_ref() })
         })
     }
     /// Takes back all slots that were not handed over.
@@ -208,37 +219,34 @@ impl<H: Header> Producer<H> {
     pub(crate) fn take_unpublished(&mut self) -> Vec<H> {
         // Relaxed: only the producer stores it.
         let published = self.ring.tail.load(Ordering::Relaxed);
-        let header = |index: u32| &self.ring.headers[(index & self.ring.mask) as usize];
         // SAFETY: (2) slots from `published` on are the producer's, which we are (1), and (3) were written up to
         // `tail`.
-        let read = |index| header(index).with(|p| unsafe { (*p).assume_init() });
+        let read = |index| self.ring.header(index).with(|p| unsafe { (*p).assume_init() });
         let taken = (0..self.tail.wrapping_sub(published)).map(|i| read(published.wrapping_add(i))).collect();
         self.empty_unpublished();
         taken
     }
     /// Takes the slots out that `keep` says no to, of those that were handed over and not released; the others stay in
-    /// order, as `keep` has changed them. The consumer must be kept from all calls meanwhile (4); who does so orders
+    /// order, as `keep` has changed them. The consumer must be kept from all calls meanwhile (5); who does so orders
     /// them with this one.
     #[cfg(not(loom))]
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&mut H) -> bool) {
         let ring = &*self.ring;
         let head = ring.head.load(Ordering::Acquire);
         let tail = ring.tail.load(Ordering::Relaxed);
-        let header = |index: u32| &ring.headers[(index & ring.mask) as usize];
         let mut first = tail;
         for index in (0..tail.wrapping_sub(head)).rev().map(|i| head.wrapping_add(i)) {
-            // SAFETY: (4), (2) slots `head .. tail` are the consumer's, whose part this is, (3) and were written.
-            let mut value = header(index).with(|p| unsafe { (*p).assume_init() });
+            // SAFETY: (5), (2) slots `head .. tail` are the consumer's, whose part this is, (3) and were written.
+            let mut value = ring.header(index).with(|p| unsafe { (*p).assume_init() });
             if keep(&mut value) {
                 first = first.wrapping_sub(1);
                 // SAFETY: as above; `first` lies in `index .. tail`, and what stood there was looked at.
-                header(first).with_mut(|p| unsafe { _ = (*p).write(value) });
-                let area = |index: u32| (index & ring.mask) as usize * ring.cells_per_slot;
-                for (from, to) in (area(index)..area(index) + ring.cells_per_slot).zip(area(first)..) {
+                ring.header(first).with_mut(|p| unsafe { _ = (*p).write(value) });
+                for (from, to) in ring.area(index).iter().zip(ring.area(first)) {
                     // SAFETY: as above; the cells of a slot go with it.
-                    let cell = ring.cells[from].with(|p| unsafe { *p });
+                    let cell = from.with(|p| unsafe { *p });
                     // SAFETY: as above.
-                    ring.cells[to].with_mut(|p| unsafe { *p = cell });
+                    to.with_mut(|p| unsafe { *p = cell });
                 }
             }
         }
@@ -296,15 +304,16 @@ impl<H: Header> Consumer<H> {
     pub(crate) fn published(&self) -> u32 {
         self.ring.tail.load(Ordering::Acquire)
     }
+    /// The same index, of a slot that is the consumer's.
     #[inline]
-    fn slot(&self, index: u32) -> usize {
+    fn slot(&self, index: u32) -> u32 {
         assert!(
             index.wrapping_sub(self.head) < self.tail.wrapping_sub(self.head),
             "slot {index} is not in {}..{}",
             self.head,
             self.tail
         );
-        (index & self.ring.mask) as usize
+        index
     }
     /// The header of a slot.
     ///
@@ -314,7 +323,7 @@ impl<H: Header> Consumer<H> {
     pub(crate) fn header(&self, index: u32) -> H {
         let slot = self.slot(index);
         // SAFETY: (2) `slot` checked that it is ours, and (3) that it was written.
-        self.ring.headers[slot].with(|p| unsafe { (*p).assume_init() })
+        self.ring.header(slot).with(|p| unsafe { (*p).assume_init() })
     }
     /// The header of a slot, by reference.
     ///
@@ -327,10 +336,10 @@ impl<H: Header> Consumer<H> {
     }
     #[cfg(not(loom))]
     #[inline(always)]
-    fn header_in(&self, slot: usize) -> &H {
+    fn header_in(&self, slot: u32) -> &H {
         // SAFETY: as in `header`: our callers have `slot` from `self.slot`. The slot stays ours as long as `self` is
         // borrowed, since `release` takes `&mut self`.
-        self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() })
+        self.ring.header(slot).with(|p| unsafe { (*p).assume_init_ref() })
     }
     /// The area of a slot.
     ///
@@ -343,9 +352,8 @@ impl<H: Header> Consumer<H> {
     }
     #[cfg(not(loom))]
     #[inline(always)]
-    fn cells_in(&self, slot: usize) -> &[Cell] {
-        let base = slot * self.ring.cells_per_slot;
-        let cells = &self.ring.cells[base..base + self.ring.cells_per_slot];
+    fn cells_in(&self, slot: u32) -> &[Cell] {
+        let cells = self.ring.area(slot);
         let first: *const UnsafeCell<Cell> = cells.as_ptr();
         // SAFETY: our `UnsafeCell` has the layout of its content; the cells are ours (2), as in `header_in`, as long
         // as `self` is borrowed.
@@ -368,11 +376,10 @@ impl<H: Header> Consumer<H> {
         if self.head == self.tail && self.refresh() == self.head {
             return None;
         }
-        let slot = (self.head & self.ring.mask) as usize;
-        let cell = self.ring.cells.get(slot * self.ring.cells_per_slot);
+        let cell = self.ring.area(self.head).first();
         // SAFETY: (2) the slot at `head` is ours, as it is before `tail`, (3) and was written.
         unsafe {
-            let header = self.ring.headers[slot].with(|p| (*p).assume_init_ref());
+            let header = self.ring.header(self.head).with(|p| (*p).assume_init_ref());
             Some((header, cell.map(|cell| cell.with(|p| *p))))
         }
     }
@@ -395,9 +402,8 @@ impl<H: Header> Consumer<H> {
         let count = (self.tail.wrapping_sub(self.head) as usize).min(out.len());
         let mut index = self.head;
         for out in &mut out[..count] {
-            let slot = (index & ring.mask) as usize;
             // SAFETY: (2) slots `head .. tail` are ours, (3) and were written.
-            *out = ring.headers[slot].with(|p| unsafe { (*p).assume_init() });
+            *out = ring.header(index).with(|p| unsafe { (*p).assume_init() });
             index = index.wrapping_add(1);
         }
         self.release(index);
@@ -411,9 +417,8 @@ impl<H: Header> Consumer<H> {
         assert!(head.wrapping_sub(self.head) <= self.tail.wrapping_sub(self.head), "slots that were seen");
         let mut index = self.head;
         while index != head {
-            let slot = (index & self.ring.mask) as usize;
             // SAFETY: (2) the slots before `tail` are ours, (3) and were written.
-            look(self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() }));
+            look(self.ring.header(index).with(|p| unsafe { (*p).assume_init_ref() }));
             index = index.wrapping_add(1);
         }
         self.release(head);

@@ -274,7 +274,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         register(
             &send_cq,
             &recv_cq,
-            Entry { qp, context, grh_area, send: Some(Taker::Own(taker)), recv: Some(recv_taker) },
+            Entry { qp, context, grh_area, send: Some(taker), recv: Some(recv_taker) },
         );
         let inner = QpInner {
             pd: Arc::clone(core),

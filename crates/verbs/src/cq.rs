@@ -16,7 +16,7 @@ use hca_core::{
 
 use crate::context::Ctx;
 use crate::part::Held;
-use crate::slots::Taker;
+use crate::slots::{RingTaker, Taker};
 use crate::wait::{deadline, wait_either};
 use crate::wc::{Record, Wc, Wcs};
 use crate::{BuildError, Completions, WaitError};
@@ -386,8 +386,11 @@ impl CompletionQueue {
             Held::Ah(_) | Held::Ee(_) => {}
             part => parts.push(Some(part)),
         };
-        let slots = if completion.opcode.is_recv() { &mut entry.recv } else { &mut entry.send };
-        let id = slots.as_mut().and_then(|slots| slots.take(completion.wr_id, keep));
+        let id = match (completion.opcode.is_recv(), &mut entry.recv) {
+            (false, _) => entry.send.as_mut().and_then(|ring| ring.take(completion.wr_id, keep)),
+            (true, Some(slots)) => slots.take(completion.wr_id, keep),
+            (true, None) => None,
+        };
         // A queue pair that is dropped at this moment frees what it took from a shared queue.
         let Some(id) = id else { return stray(completion, "outstanding request") };
         let context = entry.context;
@@ -521,7 +524,7 @@ pub(crate) struct Entry {
     pub(crate) context: u64,
     /// [`Record::GRH_AREA`] if messages lie behind the area of a GRH, else 0.
     pub(crate) grh_area: u32,
-    pub(crate) send: Option<Taker<Held>>,
+    pub(crate) send: Option<RingTaker<Held>>,
     pub(crate) recv: Option<Taker<Held>>,
 }
 

@@ -60,6 +60,7 @@ impl SendSide {
     ) -> Result<L::Shell, (Head, L, PostRefusal)> {
         // In parts, which stay in registers, and most of which are known where a request is put together.
         let Head { id, op, flags, remote_len, to } = head;
+        let dest = to.as_ref().map(To::dest);
         let refuse = |local, error, to| Err((Head { id, op, flags, remote_len, to }, local, error));
         let signaled = flags.contains(SendFlags::SIGNALED);
         let mut entries = Entries::new::<L>(&self.pd, &mut self.scratch, self.max_sge);
@@ -68,17 +69,17 @@ impl SendSide {
             return refuse(local, error, to);
         }
         let promise = entries.promise();
-        if !self.poster.has_room() {
+        let Some(room) = self.poster.room() else {
             return refuse(local, PostErrorKind::QueueFull { depth: self.depth }.into(), to);
-        }
+        };
         if !signaled && self.unsignaled + 1 >= self.depth {
             let run = self.unsignaled + 1;
             return refuse(local, PostRefusal::NeverSignaled { run, depth: self.depth }, to);
         }
-        let (wr_id, shell) = self.poster.put(id, |slot| {
+        let (wr_id, shell) = room.fill(id, |slot| {
             let shell = local.store(&mut Filling(slot));
-            if let Some(to) = &to {
-                hold(slot, to);
+            if dest.is_some() {
+                to.iter().for_each(|to| hold(slot, to));
             }
             shell
         });
@@ -87,7 +88,6 @@ impl SendSide {
             None if L::HAS_INLINE => self.scratch.payload(),
             None => Payload::Sges(self.scratch.sges()),
         };
-        let dest = to.as_ref().map(To::dest);
         let wr = SendWr { wr_id, op: op.op(), flags: flags | promise, payload, dest };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
         let posted = unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post_one(&wr) } };
@@ -96,6 +96,10 @@ impl SendSide {
             return refuse(local, refused.into(), to);
         }
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+        if dest.is_none() {
+            // There is none to drop, which is known where most requests are put together.
+            core::mem::forget(to);
+        }
         Ok(shell)
     }
     /// The same, of a whole request.
@@ -162,10 +166,10 @@ impl RecvSide {
         if let Err(error) = check_list(&entries) {
             return Err((local, error));
         }
-        if !self.poster.has_room() {
+        let Some(room) = self.poster.room() else {
             return Err((local, PostErrorKind::QueueFull { depth: self.depth }.into()));
-        }
-        let (wr_id, shell) = self.poster.put(id, |slot| local.store(&mut Filling(slot)));
+        };
+        let (wr_id, shell) = room.fill(id, |slot| local.store(&mut Filling(slot)));
         let wr = RecvWr { wr_id, sges: self.scratch.sges() };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
         let posted =

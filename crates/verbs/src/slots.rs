@@ -15,8 +15,9 @@
 //!    refused that very request. A device completes no refused request, so the taker does not read the slot. If the
 //!    poster then fills the slot once more, the taker may have seen this value of `posted` before: the device, which
 //!    takes a request before it completes the request, orders the second filling before the taker's read.
-//! 3. Ring: in slots `taken .. posted` the first `Head::parts` cells hold values; all other cells are empty. `taken` is
-//!    moved before values are moved out, so that an unwinding leaks and doubles nothing.
+//! 3. Ring: in slots `head .. posted` the first `Head::parts` cells hold values; all other cells are empty. The taker
+//!    moves its `head` before it moves values out, so that an unwinding leaks and doubles nothing, and leaves it in
+//!    `taken` when it is dropped, before the slots are.
 //! 4. Pool: a slot whose generation is odd is full: its first `Head::parts` cells hold values, and the thread that
 //!    increments the generation by compare-and-swap (Acquire) owns them. A slot whose generation is even belongs to the
 //!    poster, or is on its way to the poster on the stack of freed slots (pushed by Release, taken by Acquire).
@@ -49,14 +50,22 @@ pub(crate) struct SlotWriter<'a, T> {
 }
 
 impl<T> SlotWriter<'_, T> {
-    /// Puts one more value in.
+    /// Puts one more value in. A value without a cell aborts: one that may have to be dropped by an unwinding would be
+    /// copied to where that finds it.
     #[inline(always)]
     pub(crate) fn push(&mut self, value: T) {
-        let cell = &self.cells[self.filled];
+        let Some(cell) = self.cells.get(self.filled) else { overfull() };
         // SAFETY: (2), (4): the slot belongs to the poster, which made this writer from its `&mut self`.
         cell.with_mut(|p| unsafe { (*p).write(value) });
         self.filled += 1;
     }
+}
+
+/// Reports a list with more parts than its queue's slots have cells.
+#[cold]
+#[inline(never)]
+extern "C" fn overfull() -> ! {
+    panic!("a list was found to fit its slot, and has more parts than were counted");
 }
 
 /// Empties one slot; unread values are dropped.
@@ -95,6 +104,7 @@ pub(crate) struct RingSlots<T> {
     parts: Box<Cells<T>>,
     posted: CachePadded<AtomicU64>,
     freed: CachePadded<AtomicU64>,
+    /// The end of the slots that were emptied, once the taker is gone.
     taken: AtomicU64,
 }
 
@@ -194,7 +204,15 @@ pub(crate) struct RingPoster<T> {
     freed: u64,
 }
 
+/// A poster whose next slot is free.
+pub(crate) struct Room<'a, P>(&'a mut P);
+
 impl<T> RingPoster<T> {
+    /// The poster, if a slot is free.
+    #[inline(always)]
+    pub(crate) fn room(&mut self) -> Option<Room<'_, Self>> {
+        if self.has_room() { Some(Room(self)) } else { None }
+    }
     /// Whether a slot is free. Looks at the other end's counter only if none seems to be.
     #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {
@@ -206,23 +224,6 @@ impl<T> RingPoster<T> {
         self.next - self.freed < u64::from(self.slots.depth)
     }
 
-    /// Fills the next slot, which [`has_room`](Self::has_room) found free, and returns the number by
-    /// which the taker finds it, with what `fill` returned.
-    #[inline(always)]
-    pub(crate) fn put<R>(&mut self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
-        assert!(self.next - self.freed < u64::from(self.slots.depth), "no free slot");
-        let seq = self.next;
-        let mut writer = SlotWriter { cells: self.slots.cells_of(seq), filled: 0 };
-        let result = fill(&mut writer);
-        let parts = writer.filled as u32;
-        // SAFETY: (2): `seq` is `posted`, and at most `depth` ahead of `freed`: the slot is ours.
-        self.slots.head_of(seq).with_mut(|p| unsafe { *p = Head { id, parts } });
-        self.next += 1;
-        // Release: pairs with the Acquire in `RingTaker::take`.
-        self.slots.posted.store(self.next, Ordering::Release);
-        (seq, result)
-    }
-
     /// Takes the last slot back: the device refused its request.
     pub(crate) fn retract(&mut self) -> SlotReader<'_, T> {
         assert!(self.next > self.freed, "nothing to take back");
@@ -231,6 +232,24 @@ impl<T> RingPoster<T> {
         // SAFETY: (2): the device refused the request, so the taker does not look at this slot.
         let head = self.slots.head_of(self.next).with(|p| unsafe { *p });
         SlotReader { cells: self.slots.cells_of(self.next), next: 0, end: head.parts as usize }
+    }
+}
+
+impl<T> Room<'_, RingPoster<T>> {
+    /// Fills the slot, and returns the number by which the taker finds it, with what `fill` returned.
+    #[inline(always)]
+    pub(crate) fn fill<R>(self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
+        let RingPoster { slots, next, .. } = self.0;
+        let seq = *next;
+        let mut writer = SlotWriter { cells: slots.cells_of(seq), filled: 0 };
+        let result = fill(&mut writer);
+        let parts = writer.filled as u32;
+        // SAFETY: (2): `seq` is `posted`, and less than `depth` ahead of `freed`, as `room` found: the slot is ours.
+        slots.head_of(seq).with_mut(|p| unsafe { *p = Head { id, parts } });
+        *next = seq + 1;
+        // Release: pairs with the Acquire in `RingTaker::take`.
+        slots.posted.store(seq + 1, Ordering::Release);
+        (seq, result)
     }
 }
 
@@ -259,7 +278,6 @@ impl<T> RingTaker<T> {
         if seq < self.head {
             return None;
         }
-        slots.taken.store(seq + 1, Ordering::Relaxed);
         // (2): below `posted`, which we loaded by Acquire, and not below `freed`.
         let first = core::mem::replace(&mut self.head, seq + 1);
         if first != seq {
@@ -269,6 +287,12 @@ impl<T> RingTaker<T> {
         // Release: pairs with the Acquire in `RingPoster::has_room`.
         slots.freed.store(seq + 1, Ordering::Release);
         Some(id)
+    }
+}
+
+impl<T> Drop for RingTaker<T> {
+    fn drop(&mut self) {
+        self.slots.taken.store(self.head, Ordering::Release);
     }
 }
 
@@ -324,7 +348,7 @@ impl<T> PoolSlots<T> {
         let mut first = self.freed.load(Ordering::Relaxed);
         loop {
             slot.next_free.store(first, Ordering::Relaxed);
-            // Release: pairs with the Acquire in `PoolPoster::has_room`.
+            // Release: pairs with the Acquire in `PoolPoster::room`.
             match self.freed.compare_exchange_weak(first, index + 1, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return Some(head.id),
                 Err(now) => first = now,
@@ -374,24 +398,33 @@ pub(crate) struct PoolPoster<T> {
 }
 
 impl<T> PoolPoster<T> {
-    /// Whether a slot is free.
+    /// The poster, if a slot is free.
     #[inline(always)]
-    pub(crate) fn has_room(&mut self) -> bool {
+    pub(crate) fn room(&mut self) -> Option<Room<'_, Self>> {
         if self.free == 0 {
             // Acquire: pairs with the Release in `PoolSlots::take`.
             self.free = self.slots.freed.swap(0, Ordering::Acquire);
         }
-        self.free != 0
+        if self.free == 0 { None } else { Some(Room(self)) }
     }
+    /// Takes a slot back: the device refused its request.
+    pub(crate) fn retract(&mut self, wr_id: u64) -> SlotReader<'_, T> {
+        let (index, head) = self.slots.claim(wr_id).expect("the slot was just filled");
+        self.slots.slots[index as usize].next_free.store(self.free, Ordering::Relaxed);
+        self.free = index + 1;
+        SlotReader { cells: self.slots.cells_of(index), next: 0, end: head.parts as usize }
+    }
+}
 
-    /// Fills a slot, which [`has_room`](Self::has_room) found free, and returns the number by which
-    /// a taker finds it, with what `fill` returned.
+impl<T> Room<'_, PoolPoster<T>> {
+    /// Fills the slot, and returns the number by which a taker finds it, with what `fill` returned.
     #[inline(always)]
-    pub(crate) fn put<R>(&mut self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
-        let index = self.free.checked_sub(1).expect("a slot is free");
-        let slot = &self.slots.slots[index as usize];
-        self.free = slot.next_free.load(Ordering::Relaxed);
-        let mut writer = SlotWriter { cells: self.slots.cells_of(index), filled: 0 };
+    pub(crate) fn fill<R>(self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
+        let PoolPoster { slots, free } = self.0;
+        let index = *free - 1;
+        let slot = &slots.slots[index as usize];
+        *free = slot.next_free.load(Ordering::Relaxed);
+        let mut writer = SlotWriter { cells: slots.cells_of(index), filled: 0 };
         let result = fill(&mut writer);
         let parts = writer.filled as u32;
         // SAFETY: (4): the slot was on our own list, so its generation is even and it is ours.
@@ -400,14 +433,6 @@ impl<T> PoolPoster<T> {
         // Release: pairs with the Acquire in `PoolSlots::claim`.
         slot.generation.store(generation, Ordering::Release);
         (u64::from(generation) << 32 | u64::from(index), result)
-    }
-
-    /// Takes a slot back: the device refused its request.
-    pub(crate) fn retract(&mut self, wr_id: u64) -> SlotReader<'_, T> {
-        let (index, head) = self.slots.claim(wr_id).expect("the slot was just filled");
-        self.slots.slots[index as usize].next_free.store(self.free, Ordering::Relaxed);
-        self.free = index + 1;
-        SlotReader { cells: self.slots.cells_of(index), next: 0, end: head.parts as usize }
     }
 }
 
@@ -443,21 +468,12 @@ pub(crate) enum RecvPoster<T> {
 }
 
 impl<T> RecvPoster<T> {
-    /// Whether a slot is free.
+    /// A free slot, if there is one.
     #[inline(always)]
-    pub(crate) fn has_room(&mut self) -> bool {
+    pub(crate) fn room(&mut self) -> Option<RecvRoom<'_, T>> {
         match self {
-            Self::Own(ring) => ring.has_room(),
-            Self::Shared(pool) => pool.has_room(),
-        }
-    }
-    /// Fills a slot, which [`has_room`](Self::has_room) found free, and returns the number by which a taker
-    /// finds it, with what `fill` returned.
-    #[inline(always)]
-    pub(crate) fn put<R>(&mut self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
-        match self {
-            Self::Own(ring) => ring.put(id, fill),
-            Self::Shared(pool) => pool.put(id, fill),
+            Self::Own(ring) => ring.room().map(RecvRoom::Own),
+            Self::Shared(pool) => pool.room().map(RecvRoom::Shared),
         }
     }
     /// Takes the last slot back: the device refused its request, `wr_id`.
@@ -465,6 +481,23 @@ impl<T> RecvPoster<T> {
         match self {
             Self::Own(ring) => ring.retract(),
             Self::Shared(pool) => pool.retract(wr_id),
+        }
+    }
+}
+
+/// A poster of a receive queue, whose next slot is free.
+pub(crate) enum RecvRoom<'a, T> {
+    Own(Room<'a, RingPoster<T>>),
+    Shared(Room<'a, PoolPoster<T>>),
+}
+
+impl<T> RecvRoom<'_, T> {
+    /// Fills the slot, and returns the number by which a taker finds it, with what `fill` returned.
+    #[inline(always)]
+    pub(crate) fn fill<R>(self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
+        match self {
+            Self::Own(room) => room.fill(id, fill),
+            Self::Shared(room) => room.fill(id, fill),
         }
     }
 }
@@ -495,8 +528,7 @@ mod tests {
     fn a_completion_gives_back_everything_posted_before_it() {
         let (slots, mut poster, mut taker) = RingSlots::create(4, 2);
         for i in 0..3_u64 {
-            assert!(poster.has_room());
-            poster.put(100 + i, |w| {
+            poster.room().expect("a slot is free").fill(100 + i, |w| {
                 w.push(Box::new(i * 2));
                 w.push(Box::new(i * 2 + 1));
             });
@@ -513,8 +545,7 @@ mod tests {
     fn a_depth_that_is_no_power_of_two_is_kept() {
         let (_slots, mut poster, mut taker) = RingSlots::create(3, 1);
         for i in 0..3 {
-            assert!(poster.has_room());
-            poster.put(i, |w| w.push(i));
+            poster.room().expect("a slot is free").fill(i, |w| w.push(i));
         }
         assert!(!poster.has_room());
         taker.take(0, drop);
@@ -524,10 +555,10 @@ mod tests {
     #[test]
     fn a_refused_request_is_taken_back_and_its_slot_used_again() {
         let (_slots, mut poster, mut taker) = RingSlots::create(1, 2);
-        poster.put(1, |w| w.push(Box::new(7)));
+        poster.room().expect("a slot is free").fill(1, |w| w.push(Box::new(7)));
         assert_eq!(poster.retract().map(|b| *b).collect::<Vec<_>>(), [7]);
         assert_eq!(taker.take(0, drop), None);
-        poster.put(2, |w| w.push(Box::new(8)));
+        poster.room().expect("a slot is free").fill(2, |w| w.push(Box::new(8)));
         assert_eq!(taker.take(0, drop), Some(2));
     }
 
@@ -535,19 +566,16 @@ mod tests {
     fn receive_slots_complete_in_any_order_and_once() {
         let (slots, mut poster) = PoolSlots::create(3, 1);
         let ids: Vec<u64> = (0..3_u64)
-            .map(|i| {
-                assert!(poster.has_room());
-                poster.put(i, |w| w.push(Box::new(i))).0
-            })
+            .map(|i| poster.room().expect("a slot is free").fill(i, |w| w.push(Box::new(i))).0)
             .collect();
-        assert!(!poster.has_room());
+        assert!(poster.room().is_none());
         let mut got = Vec::new();
         assert_eq!(slots.take(ids[2], |b| got.push(*b)), Some(2));
         assert_eq!(slots.take(ids[2], |_| panic!("twice")), None);
         assert_eq!(slots.take(ids[0], |b| got.push(*b)), Some(0));
         assert_eq!(got, [2, 0]);
-        assert!(poster.has_room());
-        let again = poster.put(9, |w| w.push(Box::new(9))).0;
+        assert!(poster.room().is_some());
+        let again = poster.room().expect("a slot is free").fill(9, |w| w.push(Box::new(9))).0;
         assert_ne!(again, ids[0]);
         assert_eq!(slots.take(ids[0], |_| panic!("stale")), None);
         assert_eq!(poster.retract(again).count(), 1);
@@ -558,11 +586,30 @@ mod tests {
     fn values_left_in_slots_are_dropped_with_them() {
         let token = std::sync::Arc::new(());
         let (send, mut poster, taker) = RingSlots::create(2, 1);
-        poster.put(0, |w| w.push(std::sync::Arc::clone(&token)));
+        poster.room().expect("a slot is free").fill(0, |w| w.push(std::sync::Arc::clone(&token)));
         let (recv, mut recv_poster) = PoolSlots::create(2, 1);
-        recv_poster.put(0, |w| w.push(std::sync::Arc::clone(&token)));
+        recv_poster.room().expect("a slot is free").fill(0, |w| w.push(std::sync::Arc::clone(&token)));
         drop((send, poster, taker, recv, recv_poster));
         assert_eq!(std::sync::Arc::strong_count(&token), 1);
+    }
+
+    #[test]
+    fn what_was_taken_is_not_dropped_with_the_slots() {
+        struct Counted<'a>(&'a AtomicU32);
+        impl Drop for Counted<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let drops = AtomicU32::new(0);
+        let (slots, mut poster, mut taker) = RingSlots::create(4, 1);
+        for i in 0..3 {
+            poster.room().expect("a slot is free").fill(i, |w| w.push(Counted(&drops)));
+        }
+        taker.take(1, drop);
+        assert_eq!(drops.load(Ordering::Relaxed), 2);
+        drop((poster, taker, slots));
+        assert_eq!(drops.load(Ordering::Relaxed), 3);
     }
 
     #[test]
@@ -581,7 +628,7 @@ mod tests {
             while !poster.has_room() {
                 std::thread::yield_now();
             }
-            tx.send(poster.put(i, |w| w.push(Box::new(i))).0).unwrap();
+            tx.send(poster.room().expect("a slot is free").fill(i, |w| w.push(Box::new(i))).0).unwrap();
         }
         drop(tx);
         assert_eq!(thread.join().unwrap(), rounds * (rounds - 1) / 2);
@@ -613,8 +660,8 @@ mod loom_tests {
             });
             let mut posted = 0;
             for _ in 0..3 {
-                if poster.has_room() {
-                    poster.put(0, |w| w.push(Box::new(posted)));
+                if let Some(room) = poster.room() {
+                    room.fill(0, |w| w.push(Box::new(posted)));
                     posted += 1;
                     last.store(posted, Ordering::Relaxed);
                 }
@@ -629,8 +676,9 @@ mod loom_tests {
     fn loom_pool_gives_a_slot_to_one_taker() {
         loom::model(|| {
             let (slots, mut poster) = PoolSlots::create(2, 1);
-            let ids: Vec<u64> =
-                (0..2_u64).map(|i| (poster.has_room(), poster.put(i, |w| w.push(Box::new(i))).0).1).collect();
+            let ids: Vec<u64> = (0..2_u64)
+                .map(|i| poster.room().expect("a slot is free").fill(i, |w| w.push(Box::new(i))).0)
+                .collect();
             let other = Arc::clone(&slots);
             let (a, b) = (ids[0], ids[1]);
             let taker = thread::spawn(move || {
@@ -642,8 +690,8 @@ mod loom_tests {
             let mut n = 0;
             slots.take(b, |_| n += 1);
             // The poster goes on meanwhile.
-            if poster.has_room() {
-                poster.put(7, |w| w.push(Box::new(7)));
+            if let Some(room) = poster.room() {
+                room.fill(7, |w| w.push(Box::new(7)));
             }
             assert_eq!(n + taker.join().unwrap(), 2);
         });

@@ -7,10 +7,12 @@
 //!    makes no access.
 //! 2. Every offset is checked against the range that was granted, which lies within the file.
 //! 3. The peer and other processes change these bytes at any time: they are accessed by `dma` only.
+//! 4. `MappedRegions::era` is another number after each removal from the table, and no two tables have ever had the
+//!    same: a slot that was in use in this era is in use still.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 use std::collections::HashMap;
 use std::io;
 
@@ -113,8 +115,9 @@ struct Slot {
 }
 
 /// All peers' regions that are mapped here.
-#[derive(Default)]
 pub(super) struct MappedRegions {
+    /// It ends when a region is unmapped (4).
+    era: u64,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// By link and by region on the peer's board.
@@ -197,6 +200,7 @@ impl MappedRegions {
     }
     pub(super) fn remove(&mut self, id: GrantId) -> Option<Box<Mapped>> {
         let slot = self.slots.get_mut(id.slot as usize).filter(|s| s.generation == id.generation)?;
+        self.era = next_era();
         let mapped = slot.mapped.take()?;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.slot);
@@ -217,20 +221,69 @@ impl MappedRegions {
         self.accesses = self.accesses.wrapping_add(1);
         let count = self.accesses;
         let m = self.get_mut(grant).filter(|m| m.link == guard.link).ok_or(Denied::Unknown)?;
+        m.access(count, guard)
+    }
+    /// As [`access`](Self::access), without a look in the table.
+    #[inline(always)]
+    fn access_by(&mut self, way: &Way) -> Option<Bracket<'_>> {
+        if way.era != self.era {
+            return None;
+        }
+        self.accesses = self.accesses.wrapping_add(1);
+        // SAFETY: (4): `way` is of this table and era, and its maker found the slot in use.
+        let m = unsafe {
+            let slot = self.slots.get_unchecked_mut(way.slot as usize);
+            slot.mapped.as_deref_mut().unwrap_unchecked()
+        };
+        m.access(self.accesses, &way.guard).ok()
+    }
+}
+
+impl Default for MappedRegions {
+    fn default() -> Self {
+        Self {
+            era: next_era(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_place: HashMap::new(),
+            counts: HashMap::new(),
+            accesses: 0,
+            processes: Processes::default(),
+        }
+    }
+}
+
+/// A number that no era had before.
+fn next_era() -> u64 {
+    static ERAS: AtomicU64 = AtomicU64::new(1);
+    ERAS.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Mapped {
+    /// Begins an access, the `count`th, as long as the guard's queue pair and the region are as they were.
+    #[inline(always)]
+    fn access(&mut self, count: u32, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
         let terms = Terms {
-            generation_now: &m.generation_now,
-            qp_words: &m.qp_words,
-            generation: m.place.generation,
+            generation_now: &self.generation_now,
+            qp_words: &self.qp_words,
+            generation: self.place.generation,
             qp: guard.slot,
             qp_word: guard.word,
         };
-        match bracket::enter(&m.in_use, m.place.region, count, &terms, m.barrier) {
-            Ok(()) => {}
-            Err(Stale::QueuePair(found)) => return Err(Denied::QueuePair { found }),
-            Err(Stale::Generation) => return Err(Denied::Revoked),
+        match bracket::enter(&self.in_use, self.place.region, count, &terms, self.barrier) {
+            Ok(()) => Ok(Bracket { of: self, left: MAX_BRACKET_BYTES }),
+            Err(Stale::QueuePair(found)) => Err(Denied::QueuePair { found }),
+            Err(Stale::Generation) => Err(Denied::Revoked),
         }
-        Ok(Bracket { of: m, left: MAX_BRACKET_BYTES })
     }
+}
+
+/// The way to a peer's region for a caller that accesses the region often. It ends when any region is unmapped.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    era: u64,
+    slot: u32,
+    guard: QpGuard,
 }
 
 /// Access to peers' regions, for a handler that also sends messages.
@@ -275,11 +328,16 @@ impl ShmFabric {
         }
         result
     }
-    /// Begins an access like [`access`](Self::access), for callers that repeat the request if the access is not
-    /// possible.
+    /// The way to a peer's region by way of a queue pair of the same peer.
+    pub fn way(&mut self, grant: GrantId, guard: QpGuard) -> Option<Way> {
+        let mapped = &mut self.grants.mapped;
+        mapped.get_mut(grant).filter(|m| m.link == guard.link)?;
+        Some(Way { era: mapped.era, slot: grant.slot, guard })
+    }
+    /// Begins an access like [`access`](Self::access). `None`: the way has ended, or the access is not possible.
     #[inline(always)]
-    pub fn try_access(&mut self, grant: GrantId, guard: &QpGuard) -> Option<Bracket<'_>> {
-        self.grants.mapped.access(grant, guard).ok()
+    pub fn access_by(&mut self, way: &Way) -> Option<Bracket<'_>> {
+        self.grants.mapped.access_by(way)
     }
     /// Begins an access to a peer's region, of at most [`MAX_BRACKET_BYTES`].
     ///

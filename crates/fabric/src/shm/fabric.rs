@@ -414,6 +414,10 @@ impl ShmFabric {
     pub fn leave_to_recv_all(&mut self) {
         self.all_taken = true;
     }
+    /// Whether RC queue pairs exchange messages with peers that do so too.
+    pub fn has_messages(&self) -> bool {
+        self.messages
+    }
     /// Whether queue pairs at both ends of a path exchange messages.
     pub fn carries_messages(&self, path: PathId) -> bool {
         self.messages && self.paths.get(path).is_some_and(|p| self.domain.takes_messages(p.peer.address))

@@ -80,7 +80,7 @@ mod tests;
 mod tx;
 
 #[cfg(not(loom))]
-pub use access::{Bracket, Reach};
+pub use access::{Bracket, Reach, Way};
 #[cfg(not(loom))]
 pub use chance::{Refusable, ShmChance};
 #[cfg(not(loom))]

@@ -183,7 +183,8 @@ impl Engine {
     #[inline(never)]
     pub(crate) fn posters_lane(&mut self, qp: QpHandle) -> Option<PostersLane> {
         let QpEntry { machine, res, .. } = &**self.core.qps.get(qp.index, qp.generation)?;
-        Some(PostersLane::new(machine.accesses_at_once()?, res.send_cq, res.near.as_ref()?.lane()?))
+        let (word, lane) = (machine.accesses_at_once()?, res.near.as_ref()?.lane()?);
+        PostersLane::new(word, res.send_cq, lane, self.fabric.shm()?)
     }
 
     /// Does a request of one piece on a peer's memory that is not queued, by who finds the send queue empty and its

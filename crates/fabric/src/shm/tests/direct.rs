@@ -168,8 +168,11 @@ fn what_was_taken_back_is_denied_at_once_and_unmapped() {
     let pages = SharedPages::alloc(4096).unwrap();
     let (g, _) = p.granted(&pages, KEY, ALL);
     let guard = p.guard();
+    let way = p.a.way(g, guard).unwrap();
+    p.a.access_by(&way).unwrap().write(0, &[0; 3]).unwrap();
     assert_eq!(p.b.revoke(KEY), crate::Revocation::default());
     // Before any message was heard.
+    assert!(p.a.access_by(&way).is_none(), "the region's generation is another");
     assert_eq!(p.a.access(g, &guard).err(), Some(Denied::Revoked));
     assert_eq!(p.a.access(g, &guard).err(), Some(Denied::Unknown));
     assert_eq!(p.notice(true), Notice::GrantRevoked { link: p.to_b, key: KEY, grant: g });
@@ -178,6 +181,7 @@ fn what_was_taken_back_is_denied_at_once_and_unmapped() {
     // Granted once more, on the slot of another region in between.
     let (again, _) = p.granted(&pages, KEY + 1, ALL);
     assert_eq!(p.a.access(g, &guard).err(), Some(Denied::Unknown));
+    assert!(p.a.access_by(&way).is_none(), "it ended with the region, whose slot another has now");
     p.a.access(again, &guard).unwrap().write(0, &[7; 3]).unwrap();
     assert_eq!(bytes(&pages, 0, 4), [7, 7, 7, 0]);
     assert_eq!(p.b.revoke(KEY + 1), crate::Revocation::default());
