@@ -48,7 +48,7 @@ impl ThreadWord {
 }
 
 #[cfg(not(loom))]
-pub(crate) use system::this_thread;
+pub(crate) use system::{known_thread, this_thread};
 
 #[cfg(not(loom))]
 mod system {
@@ -75,6 +75,11 @@ mod system {
         }
     }
 
+    /// This thread's word, if it was made.
+    #[inline(always)]
+    pub(crate) fn known_thread() -> Option<&'static ThreadWord> {
+        WORD.get()
+    }
     /// This thread's word; none while the thread ends.
     #[inline]
     pub(crate) fn this_thread() -> Option<&'static ThreadWord> {
@@ -101,3 +106,5 @@ loom::thread_local! {
 pub(crate) fn this_thread() -> Option<&'static ThreadWord> {
     Some(WORD.with(|w| *w))
 }
+#[cfg(loom)]
+pub(crate) use this_thread as known_thread;

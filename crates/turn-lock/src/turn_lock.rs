@@ -57,7 +57,7 @@ use core::time::Duration;
 
 use crate::barrier::Barrier;
 use crate::sync::{AtomicPtr, Ordering, UnsafeCell, sleep, yield_now};
-use crate::thread_word::{LEVELS, ThreadWord, this_thread};
+use crate::thread_word::{LEVELS, ThreadWord, known_thread, this_thread};
 
 /// The type of `state`: the address of a thread's word, or null, with flags in the low bits.
 type State = *mut ThreadWord;
@@ -336,16 +336,20 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
     #[inline(always)]
     fn lock_once(&self) -> Result<Guard<'_, T, LEVEL>, State> {
         let state = self.state.load(Ordering::Relaxed);
+        // The favourite's way is the shortest.
+        if let Some(me) = known_thread()
+            && ptr::eq(me, state)
+            && me.inside::<LEVEL>().is_null()
+        {
+            return self.enter(me);
+        }
         if state == FREE {
             return match self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => Ok(self.guard(None)),
                 Err(state) => Err(held_or_free(state)),
             };
         }
-        match this_thread() {
-            Some(me) if ptr::eq(me, state) && me.inside::<LEVEL>().is_null() => self.enter(me),
-            _ => self.revoke(state),
-        }
+        self.revoke(state)
     }
 
     /// The favourite's side of the barrier: a compiler fence is enough, because a lock has a favourite only if a

@@ -578,20 +578,28 @@ fn shm_fetch<O: OfferedBy<Rc>>(request: impl Fn(Buf, RemoteMr) -> SendRequest<O,
     let memory = b.pd.alloc_shared(4096, access).expect("there is memory");
     let (target, mut buf) = (memory.remote().range(64..72), a.pd.alloc(8).expect("there is memory"));
     for _ in 0..100_000 {
-        buf = shm_fetch_once(&mut a, &mut b, request(buf, target));
+        buf = shm_fetch_once(&mut a, &mut b, || request(buf, target));
     }
     for _ in 0..ROUNDS {
-        buf = counted_shm_fetch(&mut a, &mut b, request(buf, target));
+        buf = counted_shm_fetch(&mut a, &mut b, || request(buf, target));
     }
 }
 
 #[inline(never)]
-fn counted_shm_fetch<O: OfferedBy<Rc>>(a: &mut End, b: &mut End, request: SendRequest<O, Buf>) -> Buf {
+fn counted_shm_fetch<O: OfferedBy<Rc>>(
+    a: &mut End,
+    b: &mut End,
+    request: impl FnOnce() -> SendRequest<O, Buf>,
+) -> Buf {
     shm_fetch_once(a, b, request)
 }
 
-fn shm_fetch_once<O: OfferedBy<Rc>>(a: &mut End, b: &mut End, request: SendRequest<O, Buf>) -> Buf {
-    a.qp.post_send(request).expect("the queue has room");
+fn shm_fetch_once<O: OfferedBy<Rc>>(
+    a: &mut End,
+    b: &mut End,
+    request: impl FnOnce() -> SendRequest<O, Buf>,
+) -> Buf {
+    a.qp.post_send(request()).expect("the queue has room");
     loop {
         if let Some(wc) = a.cq.poll(&mut a.wcs).next() {
             return wc.ok().expect("all succeed").take_buf().expect("a buffer was posted");

@@ -7,8 +7,8 @@
 //!    makes no access.
 //! 2. Every offset is checked against the range that was granted, which lies within the file.
 //! 3. The peer and other processes change these bytes at any time: they are accessed by `dma` only.
-//! 4. `MappedRegions::era` is another number after each removal from the table, and no two tables have ever had the
-//!    same: a slot that was in use in this era is in use still.
+//! 4. `MappedRegions::era` is another after each removal from the table, and no two tables have ever had the same: a
+//!    slot that was in use in this era is in use still.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
@@ -114,10 +114,22 @@ struct Slot {
     mapped: Option<Box<Mapped>>,
 }
 
+/// A time of a table in which no region is unmapped (4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Era(u64);
+
+impl Default for Era {
+    /// One that there was not yet.
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// All peers' regions that are mapped here.
+#[derive(Default)]
 pub(super) struct MappedRegions {
-    /// It ends when a region is unmapped (4).
-    era: u64,
+    era: Era,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// By link and by region on the peer's board.
@@ -200,7 +212,7 @@ impl MappedRegions {
     }
     pub(super) fn remove(&mut self, id: GrantId) -> Option<Box<Mapped>> {
         let slot = self.slots.get_mut(id.slot as usize).filter(|s| s.generation == id.generation)?;
-        self.era = next_era();
+        self.era = Era::default();
         let mapped = slot.mapped.take()?;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.slot);
@@ -239,26 +251,6 @@ impl MappedRegions {
     }
 }
 
-impl Default for MappedRegions {
-    fn default() -> Self {
-        Self {
-            era: next_era(),
-            slots: Vec::new(),
-            free: Vec::new(),
-            by_place: HashMap::new(),
-            counts: HashMap::new(),
-            accesses: 0,
-            processes: Processes::default(),
-        }
-    }
-}
-
-/// A number that no era had before.
-fn next_era() -> u64 {
-    static ERAS: AtomicU64 = AtomicU64::new(1);
-    ERAS.fetch_add(1, Ordering::Relaxed)
-}
-
 impl Mapped {
     /// Begins an access, the `count`th, as long as the guard's queue pair and the region are as they were.
     #[inline(always)]
@@ -281,7 +273,7 @@ impl Mapped {
 /// The way to a peer's region for a caller that accesses the region often. It ends when any region is unmapped.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
-    era: u64,
+    era: Era,
     slot: u32,
     guard: QpGuard,
 }
