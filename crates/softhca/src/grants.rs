@@ -279,13 +279,20 @@ impl Core {
         if let Some(key) = key {
             near.ask(key, peer, &mut self.tables.regions, shm);
         }
-        if process && !self.tables.regions.has_process(link) {
-            let made = if shm.offer_process(link).is_ok() { Offer::Made } else { Offer::Vain };
-            self.tables.regions.set_process(link, made);
+        if process {
+            self.offer_process(link, shm);
         }
         if let Some(key) = offer {
             let made = if self.offer(slot, link, key, shm).is_some() { Offer::Made } else { Offer::Vain };
             self.tables.regions.set_offer(link, key, made);
+        }
+    }
+
+    /// Offers this process to a peer, once.
+    fn offer_process(&mut self, link: LinkId, shm: &mut ShmFabric) {
+        if !self.tables.regions.has_process(link) {
+            let made = if shm.offer_process(link).is_ok() { Offer::Made } else { Offer::Vain };
+            self.tables.regions.set_process(link, made);
         }
     }
 
@@ -302,7 +309,7 @@ impl Core {
             key,
             qpn: entry.machine.qpn().raw(),
             offset: base.addr() - pages.addr().addr().get(),
-            pages: &pages,
+            pages: Some(&pages),
             len,
             iova,
             access: Access::REMOTE_READ,
@@ -343,21 +350,20 @@ impl Core {
             return None;
         };
         let access = access.intersection(Access::BY_PEERS);
+        let pages = shm.pages_of(base.addr(), len);
+        // Memory of the program's own is reached by the kernel, which writes.
+        let (offset, access) = match &pages {
+            Some(pages) => (base.addr() - pages.addr().addr().get(), access),
+            None => (base.expose_provenance(), access.intersection(Access::REMOTE_WRITE)),
+        };
         if access.is_empty() {
             return None;
         }
-        let pages = shm.pages_of(base.addr(), len)?;
-        let grant = Grant {
-            key,
-            qpn,
-            offset: base.addr() - pages.addr().addr().get(),
-            pages: &pages,
-            len,
-            iova,
-            access,
-            pd: entry.res.pd.index,
-            qp_word: entry.res.word,
-        };
+        let (pd, qp_word) = (entry.res.pd.index, entry.res.word);
+        if pages.is_none() {
+            self.offer_process(link, shm);
+        }
+        let grant = Grant { key, qpn, offset, pages: pages.as_ref(), len, iova, access, pd, qp_word };
         if let Err(why) = shm.grant(link, &grant) {
             tracing::debug!(%why, "a peer does not reach a region directly");
         }

@@ -2,6 +2,7 @@
 //! requester's side, once, on memory that the peer has granted. Everything else goes as a message.
 
 mod ops;
+mod process;
 mod regions;
 
 use core::num::NonZeroU64;
@@ -18,6 +19,7 @@ use crate::qp::RequestList;
 
 pub(crate) use ops::{Atomic, AtomicWrite, Flush, Op, Piece, Read, Stop, Write};
 use ops::{move_piece, target};
+use process::{Stream, write_process};
 use regions::{Answer, Refusal};
 pub(crate) use regions::{Offer, Region, Regions};
 
@@ -59,11 +61,13 @@ pub(crate) struct Near {
     asked: Option<u32>,
     /// The peer refused this queue pair something while it has no guard.
     refused: Option<Refusal>,
+    /// How WRITEs into the peer's process follow one another.
+    stream: Stream,
 }
 
 impl Near {
     pub(crate) fn new(link: LinkId) -> Self {
-        Self { link, guard: None, lane: None, asked: None, refused: None }
+        Self { link, guard: None, lane: None, asked: None, refused: None, stream: Stream::default() }
     }
     /// The peer answered the question for this key, and told the word of its queue pair.
     pub(crate) fn answered(&mut self, key: u32, granted: Option<(QpGuard, u64)>, now: Instant) {
@@ -111,9 +115,9 @@ impl Near {
         let guard = self.guard.ok_or_else(asks)?;
         Ok(*self.lane.insert(Lane::new(region, guard)))
     }
-    /// The way to the region that was used last.
+    /// The way to the region that was used last, if loads and stores reach it.
     pub(crate) fn lane(&self) -> Option<Lane> {
-        self.lane
+        self.lane.filter(|lane| !lane.in_process)
     }
 }
 
@@ -128,13 +132,14 @@ pub(crate) struct Lane {
     len: u64,
     grant: GrantId,
     qp: QpGuard,
+    in_process: bool,
 }
 
 impl Lane {
     fn new(region: Region, guard: Guard) -> Self {
-        let Region { key, grant, iova, len, access, pd } = region;
+        let Region { key, grant, iova, len, access, pd, in_process } = region;
         let rights = if pd == guard.pd { access.intersection(guard.access) } else { Access::empty() };
-        Self { key, rights, iova, len, grant, qp: guard.qp }
+        Self { key, rights, iova, len, grant, qp: guard.qp, in_process }
     }
 }
 
@@ -318,6 +323,18 @@ pub(crate) fn carry_out(
     let within = remote.addr >= lane.iova && at <= lane.len && u64::from(there) <= lane.len - at;
     if !(within && lane.rights.contains(right)) {
         return Direct::Unable;
+    }
+    if lane.in_process {
+        let may_be = matches!(op, SendOp::Write(_)) && !behind;
+        let written = may_be.then(|| write_process(near, &lane, reach, list, at, len));
+        return match written.unwrap_or(Err(Stop::Remote)) {
+            Ok(()) => {
+                work.moved += len as usize;
+                Direct::Done
+            }
+            Err(Stop::Local(e)) => Direct::Fail(e),
+            Err(Stop::Remote) => Direct::Unable,
+        };
     }
     if behind {
         return if len > WORTH_WAITING { Direct::Later } else { Direct::Unable };

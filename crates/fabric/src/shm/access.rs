@@ -15,22 +15,25 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 
 use hca_core::Access;
 use hca_process::Fork;
 use rustix::mm::Advice;
 
+use super::bell::SLEEPS_AT;
 use super::bracket::{self, Stale, Terms};
 use super::fabric::ShmFabric;
 use super::grant::{
     AccessError, Denied, GrantId, Granted, LinkId, MAX_BRACKET_BYTES, MAX_MAPPED, MAX_MAPPED_OF_PEER,
     MAX_QP_WORDS, Notice, QpGuard,
 };
-use super::grants::QP_WORDS_AT;
+use super::grants::{QP_WORDS_AT, is_writable};
 use super::memory::{MemoryFault, OwnWord, PeerWord, PeerWords, Sealed, Segment, Window};
 use super::note::{Note, Place};
 use super::pages::{HUGE, PAGE, map_aligned};
 use super::process::Processes;
+use super::process_write::{Held, MAX_PROCESS_WRITE, ProcessMemory, Written};
 use super::ring::Barrier;
 use hca_dma::{self as dma, Caching, Footprint};
 
@@ -82,12 +85,23 @@ impl Region {
     }
 }
 
-/// A peer's region that is mapped here, and all that an access to it looks at.
+/// Where the memory of a peer's region is reached.
+pub(super) enum Memory {
+    Mapped(Region),
+    /// By the kernel.
+    Process(Arc<ProcessMemory>),
+}
+
+/// A peer's region that may be reached from here, and all that an access to it looks at.
 pub(super) struct Mapped {
-    region: Region,
-    /// Where the granted range begins in the file.
-    offset: usize,
+    /// Where the granted range begins. Nowhere for a region that is not mapped.
+    base: NonNull<u8>,
+    memory: Memory,
     granted: Granted,
+    /// The rights by which loads and stores reach it: none of a region that is not mapped.
+    rights: Access,
+    /// Whether the peer's adapter sleeps.
+    sleeps: PeerWord,
     footprint: Footprint,
     place: Place,
     generation_now: PeerWord,
@@ -179,17 +193,27 @@ impl MappedRegions {
         key: u32,
         place: Place,
         granted: Granted,
-        region: Region,
+        memory: Memory,
         generation_at: usize,
     ) -> GrantId {
-        assert!(granted.len <= region.len as u64 && place.offset <= region.len as u64 - granted.len);
+        let (base, rights) = match &memory {
+            Memory::Mapped(region) => {
+                let len = region.len as u64;
+                assert!(granted.len <= len && place.offset <= len - granted.len);
+                assert!(region.writable || !is_writable(granted.access));
+                // SAFETY: (1) within the mapping.
+                (unsafe { region.base.add(place.offset as usize) }, granted.access)
+            }
+            Memory::Process(_) => (NonNull::dangling(), Access::empty()),
+        };
         let Ends { link, own, in_use_at, board, barrier } = ends;
-        let offset = place.offset as usize;
         let footprint = Footprint::default();
         let mapped = Mapped {
-            region,
-            offset,
+            base,
+            memory,
             granted,
+            rights,
+            sleeps: board.word_at(SLEEPS_AT),
             footprint,
             place,
             generation_now: board.word_at(generation_at),
@@ -278,6 +302,9 @@ pub struct Way {
     guard: QpGuard,
 }
 
+// SAFETY: (3) as a region: `base` is within it.
+unsafe impl Send for Mapped {}
+
 /// Access to peers' regions, for a handler that also sends messages.
 pub struct Reach<'a> {
     mapped: &'a mut MappedRegions,
@@ -306,6 +333,57 @@ impl<'a> Reach<'a> {
             *self.revoked = Some(grant);
         }
         access
+    }
+    /// Whether the adapter that granted a region sleeps, so that a message would have to wake it. A hint.
+    pub fn sleeps(&mut self, grant: GrantId) -> bool {
+        self.mapped.get_mut(grant).is_some_and(|m| m.sleeps.load(Ordering::Relaxed) != 0)
+    }
+    /// Writes into a peer's region of [its program's own](Granted::in_process) memory, from `offset` on, by the kernel.
+    /// At most [`MAX_PROCESS_WRITE`](crate::MAX_PROCESS_WRITE) bytes.
+    ///
+    /// # Errors
+    /// As [`ShmFabric::access`], or the kernel can't: then a part of the bytes may stand there.
+    ///
+    /// # Safety
+    /// `from .. from + len` is mapped and readable for the call.
+    pub unsafe fn write_process(
+        &mut self,
+        grant: GrantId,
+        guard: &QpGuard,
+        offset: u64,
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), Denied> {
+        let bracket = self.access(grant, guard)?;
+        let m = &*bracket.of;
+        let Memory::Process(memory) = &m.memory else { return Err(Denied::Unable) };
+        let within = offset <= m.granted.len && len as u64 <= m.granted.len - offset;
+        if !within || len > MAX_PROCESS_WRITE || !m.granted.access.contains(Access::REMOTE_WRITE) {
+            return Err(Denied::Unable);
+        }
+        let held = Held {
+            generation_now: m.generation_now.place(),
+            generation: m.place.generation,
+            qp_word_now: m.qp_words.place(guard.slot),
+            qp_word: guard.word,
+        };
+        // SAFETY: our caller's.
+        let written = unsafe { memory.write(m.place.offset + offset, from, len, &held) };
+        drop(bracket);
+        match written {
+            Written::Whole => {
+                self.mapped.processes.wrote(len);
+                Ok(())
+            }
+            // The next look tells which.
+            Written::Stale => self.access(grant, guard).map(drop).and(Err(Denied::Unable)),
+            Written::Unable => Err(Denied::Unable),
+            Written::Fault => {
+                self.mapped.processes.write_failed(guard.link);
+                *self.revoked = Some(grant);
+                Err(Denied::Unable)
+            }
+        }
     }
 }
 
@@ -382,7 +460,7 @@ impl Bracket<'_> {
         if offset > granted.len || len as u64 > granted.len - offset {
             return Err(AccessError::Range);
         }
-        if !granted.access.contains(right) {
+        if !self.of.rights.contains(right) {
             return Err(AccessError::Right);
         }
         // A few bytes are copied in the same way wherever they go. They are told apart first: one access of them is
@@ -393,9 +471,9 @@ impl Bracket<'_> {
             (self.left.checked_sub(len), self.of.footprint.caching(offset, len))
         };
         self.left = left.ok_or(AccessError::Length)?;
-        debug_assert!(self.of.region.writable || right == Access::REMOTE_READ);
-        // SAFETY: (1) (2): within the range that was granted, which is within the file.
-        Ok((unsafe { self.of.region.base.as_ptr().add(self.of.offset + offset as usize) }, caching))
+        // SAFETY: (1) (2): within the range that was granted, which is within the file that is mapped, as there is a
+        // right.
+        Ok((unsafe { self.of.base.as_ptr().add(offset as usize) }, caching))
     }
 
     /// The address of an aligned word.
@@ -424,7 +502,7 @@ impl Bracket<'_> {
         if offset > granted.len || len > granted.len - offset {
             return Err(AccessError::Range);
         }
-        if !granted.access.contains(Access::FLUSH_GLOBAL) {
+        if !self.of.rights.contains(Access::FLUSH_GLOBAL) {
             return Err(AccessError::Right);
         }
         fence(Ordering::SeqCst);

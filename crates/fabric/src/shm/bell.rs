@@ -20,7 +20,7 @@ const WORDS_AT: usize = 2 * LINE;
 /// Links that have a bit of their own; those beyond share them.
 pub(super) const BITS: u32 = 1024;
 /// Where it stands that the consumer sleeps.
-const SLEEPS_AT: usize = 0;
+pub(super) const SLEEPS_AT: usize = 0;
 
 /// The consumer's end: the page of bits, and the page that says whether it sleeps.
 pub(super) struct Doorbells {

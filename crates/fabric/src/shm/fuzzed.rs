@@ -527,7 +527,17 @@ impl Bed {
 
 fn grant(pages: &SharedPages, access: Access) -> Grant<'_> {
     let (offset, len) = (0, pages.len());
-    Grant { key: 1, qpn: QPN, pages, offset, len, iova: 1 << 40, access, pd: 3, qp_word: QP_WORD }
+    Grant {
+        key: 1,
+        qpn: QPN,
+        pages: Some(pages),
+        offset,
+        len,
+        iova: 1 << 40,
+        access,
+        pd: 3,
+        qp_word: QP_WORD,
+    }
 }
 
 fn send(f: &mut ShmFabric, now: Instant, path: PathId, packet: &[u8]) {

@@ -61,9 +61,10 @@ pub struct Grant<'a> {
     pub key: u32,
     /// The queue pair that asked for the grant, or that gets the offer.
     pub qpn: u32,
-    /// The region's memory.
-    pub pages: &'a SharedPages,
-    /// The region's offset in the memory. The region covers all pages, since a descriptor opens all of them.
+    /// The region's memory; `None`: memory of the program's own, which the peer may write by the kernel.
+    pub pages: Option<&'a SharedPages>,
+    /// The region's offset in the pages, all of which the region covers, since a descriptor opens all of them. Without
+    /// pages the region's address in this process.
     pub offset: usize,
     /// Bytes of the region.
     pub len: usize,
@@ -94,6 +95,9 @@ pub struct Granted {
     pub qp_word: u64,
     /// The peer offered the grant without a request.
     pub offered: bool,
+    /// The memory is of the peer's program, and is written by [`Reach::write_process`](crate::Reach::write_process)
+    /// alone.
+    pub in_process: bool,
 }
 
 /// An event between this adapter and a peer.
@@ -202,6 +206,9 @@ pub enum GrantError {
     /// The memory was granted for reading only once, and is sealed against other writers for good.
     #[error("the memory was granted for reading only, and can't be granted for writing later")]
     ReadOnly,
+    /// Memory of the program's own is granted for writing only, to peers that can prove to be this process's peers.
+    #[error("the memory is the program's own, and the peer may not write there by the kernel")]
+    Process,
     /// Another adapter of this process has granted it.
     #[error("the memory is granted by another adapter of this process")]
     Elsewhere,
@@ -230,6 +237,9 @@ pub enum Denied {
         /// The word on the board.
         found: u64,
     },
+    /// The kernel does not write there for this thread.
+    #[error("the kernel does not write to the peer's process")]
+    Unable,
 }
 
 /// The reason why a piece was not moved; nothing has changed then.
@@ -256,7 +266,8 @@ pub struct Revocation {
     pub dropped: Vec<LinkId>,
     /// Whether the memory is private to this process from now on, because a dropped peer may write to its own mapping.
     pub private: bool,
-    /// Whether there was no memory for private copies, so that a dropped peer may still change the bytes. The bytes are
-    /// never freed, and the program learns that the device did not release them.
+    /// Whether a dropped peer may still change the bytes: there was no memory for private copies, or a system call of
+    /// the peer that writes to memory of this program has not returned for a second. Pages of this library are never
+    /// freed then, and the program learns that the device did not release the memory.
     pub exposed: bool,
 }

@@ -18,7 +18,7 @@ use hca_core::Access;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::access::{Ends, MappedRegions, Region};
+use super::access::{Ends, MappedRegions, Memory, Region};
 use super::bell::PAGE_BYTES;
 use super::chance::Refusable;
 use super::fabric::{ShmFabric, TICK};
@@ -132,7 +132,8 @@ impl PeerSide {
 /// A region of ours that peers may have mapped.
 pub(super) struct GrantedRegion {
     pub(super) key: u32,
-    pub(super) pages: SharedPages,
+    /// `None`: memory of the program's own.
+    pub(super) pages: Option<SharedPages>,
     offset: usize,
     len: usize,
     iova: u64,
@@ -147,9 +148,13 @@ impl GrantedRegion {
     pub(super) fn is_writable(&self) -> bool {
         is_writable(self.access)
     }
+    /// Whether its memory is in these pages.
+    pub(super) fn is_of(&self, pages: &SharedPages) -> bool {
+        self.pages.as_ref().is_some_and(|own| own.is(pages))
+    }
 }
 
-fn is_writable(access: Access) -> bool {
+pub(super) fn is_writable(access: Access) -> bool {
     access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }
 
@@ -228,8 +233,10 @@ impl Grants {
         let region = place.take()?;
         self.by_key.remove(&region.key);
         self.free.push_back(slot);
-        if !self.regions.iter().flatten().any(|r| r.pages.is(&region.pages)) {
-            region.pages.unclaim(self.adapter);
+        if let Some(pages) = &region.pages
+            && !self.regions.iter().flatten().any(|r| r.is_of(pages))
+        {
+            pages.unclaim(self.adapter);
         }
         Some(region)
     }
@@ -246,6 +253,10 @@ impl Grants {
     }
     pub(super) fn has_late_notes(&self) -> bool {
         !self.late.is_empty()
+    }
+    #[cfg(test)]
+    pub(super) fn notices_now(&self) -> usize {
+        self.notices.len()
     }
     pub(super) fn granted_now(&self) -> usize {
         self.by_key.len()
@@ -398,7 +409,10 @@ impl ShmFabric {
     }
 
     fn hand_over(&mut self, peer: LinkId, g: &Grant<'_>, offered: bool) -> Result<(), GrantError> {
-        self.trusted(peer)?;
+        let link = self.trusted(peer)?;
+        if g.pages.is_none() && !link.direct.process_offered {
+            return Err(GrantError::Process);
+        }
         if self.is_refused(Refusable::Grant) {
             let source = Errno::NOMEM.into();
             return Err(GrantError::Io { doing: "granting, in a simulation", source });
@@ -421,7 +435,8 @@ impl ShmFabric {
         };
         let region = self.grants.region(slot).expect("it was found or made");
         let access = g.access & RIGHTS;
-        let same = region.pages.is(g.pages) && (region.offset, region.len) == (g.offset, g.len);
+        let of_same = g.pages.map_or(region.pages.is_none(), |pages| region.is_of(pages));
+        let same = of_same && (region.offset, region.len) == (g.offset, g.len);
         assert!(
             same && (region.iova, region.access) == (g.iova, access),
             "key {:#x} names another region",
@@ -429,7 +444,8 @@ impl ShmFabric {
         );
         let place = Place { region: slot, generation: self.grants.generation(slot), offset: g.offset as u64 };
         let (qpn, iova, len, pd, qp_word) = (g.qpn, g.iova, g.len as u64, g.pd, g.qp_word);
-        let granted = Granted { qpn, iova, len, access, pd, qp_word, offered };
+        let in_process = g.pages.is_none();
+        let granted = Granted { qpn, iova, len, access, pd, qp_word, offered, in_process };
         let holders = self.grants.holders_mut(slot).expect("it is there");
         match holders.iter_mut().find(|(l, _)| *l == peer.slot()) {
             Some((_, times)) => *times += 1,
@@ -439,32 +455,37 @@ impl ShmFabric {
             }
         }
         self.counters.grants_given += 1;
-        self.send_note(peer, Note::Grant { key: g.key, place, granted }, Some(g.pages.clone()));
+        self.send_note(peer, Note::Grant { key: g.key, place, granted }, g.pages.cloned());
         Ok(())
     }
 
     /// A place on the board for a region that was not granted before.
     fn new_region(&mut self, g: &Grant<'_>) -> Result<u32, GrantError> {
-        // All pages, since the descriptor opens all of them.
-        let end = g.offset.checked_add(g.len).filter(|end| *end <= g.pages.len());
-        let whole = g.offset < PAGE && end.is_some_and(|end| end.next_multiple_of(PAGE) == g.pages.len());
         let access = g.access & RIGHTS;
+        let Some(pages) = g.pages else {
+            if g.len == 0 || access != Access::REMOTE_WRITE {
+                return Err(GrantError::Process);
+            }
+            return self.region_slot(g, access);
+        };
+        // All pages, since the descriptor opens all of them.
+        let end = g.offset.checked_add(g.len).filter(|end| *end <= pages.len());
+        let whole = g.offset < PAGE && end.is_some_and(|end| end.next_multiple_of(PAGE) == pages.len());
         if !whole || g.len == 0 || access.is_empty() {
             return Err(GrantError::Partial);
         }
-        if !g.pages.claim(self.grants.adapter) {
+        if !pages.claim(self.grants.adapter) {
             return Err(GrantError::Elsewhere);
         }
         let adapter = self.grants.adapter;
-        let slot = self.region_slot(g, access);
-        if slot.is_err() && !self.grants.regions().any(|(_, r)| r.pages.is(g.pages)) {
-            g.pages.unclaim(adapter);
+        let slot = pages.prepare(is_writable(access)).and_then(|()| self.region_slot(g, access));
+        if slot.is_err() && !self.grants.regions().any(|(_, r)| r.is_of(pages)) {
+            pages.unclaim(adapter);
         }
         slot
     }
 
     fn region_slot(&mut self, g: &Grant<'_>, access: Access) -> Result<u32, GrantError> {
-        g.pages.prepare(is_writable(access))?;
         let grants = &mut self.grants;
         let new = grants.regions.len() as u32;
         let slot = if new < MAX_GRANTED_REGIONS { new } else { *grants.free.front().unwrap_or(&new) };
@@ -481,7 +502,7 @@ impl ShmFabric {
             grants.free.pop_front();
         }
         let (key, offset, len, iova) = (g.key, g.offset, g.len, g.iova);
-        let (pages, holders) = (g.pages.clone(), Vec::new());
+        let (pages, holders) = (g.pages.cloned(), Vec::new());
         grants.regions[slot as usize] =
             Some(GrantedRegion { key, pages, offset, len, iova, access, holders, ending: 0 });
         grants.by_key.insert(key, slot);
@@ -672,21 +693,25 @@ impl ShmFabric {
         let side = link.direct.peer.as_mut().expect("who is linked has it");
         side.ready(at).ok()?;
         let (board, barrier) = (side.board.clone(), side.barrier);
-        let fd = fd?;
-        // Both are lengths within an address space, as the note's parsing has found.
-        let needed = (place.offset + granted.len) as usize;
-        let mapped = Sealed::granted(fd.as_fd(), needed)
-            .and_then(|sealed| Region::map(&sealed, is_writable(granted.access)));
-        let region = match mapped {
-            Ok(region) => region,
-            Err(why) => {
-                tracing::warn!(%why, "memory that a peer has granted is not mapped");
-                return None;
+        let memory = if granted.in_process {
+            Memory::Process(self.grants.mapped.processes.memory_of(peer)?)
+        } else {
+            let fd = fd?;
+            // Both are lengths within an address space, as the note's parsing has found.
+            let needed = (place.offset + granted.len) as usize;
+            let mapped = Sealed::granted(fd.as_fd(), needed)
+                .and_then(|sealed| Region::map(&sealed, is_writable(granted.access)));
+            match mapped {
+                Ok(region) => Memory::Mapped(region),
+                Err(why) => {
+                    tracing::warn!(%why, "memory that a peer has granted is not mapped");
+                    return None;
+                }
             }
         };
         let in_use_at = in_use_at(super::ring::outbox_bytes(self.ring_lines));
         let ends = Ends { link: peer, own, in_use_at, board, barrier };
-        Some((self.grants.mapped.insert(ends, key, place, granted, region, at), granted))
+        Some((self.grants.mapped.insert(ends, key, place, granted, memory, at), granted))
     }
 }
 

@@ -17,7 +17,7 @@ use super::peer::PeerName;
 
 const MAGIC: [u8; 8] = *b"hca-shm\n";
 /// Version of messages and of the layout of memory.
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 /// Bytes of every message.
 pub(super) const BYTES: usize = 96;
 const KIND_AT: usize = 10;

@@ -110,7 +110,7 @@ impl LineTx<'_> {
     pub fn call(self) {
         let Self { link, counters, local, sent } = self;
         counters.tx_messages_quick += sent;
-        if link.call_if_due(|socket| send_notice(socket, Kind::Wake, *local)) {
+        if sent > 0 && link.call_if_due(|socket| send_notice(socket, Kind::Wake, *local)) {
             counters.wakeups_sent += 1;
         }
     }

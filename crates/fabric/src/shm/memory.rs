@@ -311,6 +311,11 @@ impl OwnWord {
 pub(super) struct PeerWord(Word);
 
 impl PeerWord {
+    /// Where it stands.
+    #[cfg(not(loom))]
+    pub(super) fn place(&self) -> &AtomicU32 {
+        self.0.get()
+    }
     #[inline]
     pub(super) fn load(&self, order: Ordering) -> u32 {
         self.0.get().load(order)
@@ -341,6 +346,12 @@ impl PeerWords {
         #[cfg(loom)]
         let first = at;
         Self { first, mask: count - 1, of: Arc::clone(of) }
+    }
+    /// Where the word of this index stands.
+    #[cfg(not(loom))]
+    pub(super) fn place(&self, index: u32) -> *const u64 {
+        // SAFETY: (1) the masked index is below the number of words, as `new` checked.
+        unsafe { self.first.as_ptr().add((index & self.mask) as usize) }
     }
     /// The word of this index; under loom its first four bytes.
     #[inline(always)]

@@ -21,7 +21,8 @@
 //! | `grant`, `grants`, `note`, `pages` | direct access to memory: grants, and the messages about them |
 //! | `proof` | adapters on addresses of the network: each proves that it is there |
 //! | `access`, `bracket`, `revoke` | an access; both sides of its bracket; taking memory back |
-//! | `process` | memory that is not granted, fetched from the peer's process |
+//! | `process` | memory of the program's own, fetched from the peer's process |
+//! | `process_write` | the same written by the kernel, where the peer sleeps |
 //!
 //! Packets have no IP header and no ICRC: nothing between two processes can damage a packet. A tap gets both, as they
 //! would be on a wire. A packet is lost only with its receiver, or when the receiver leaves its ring full for so long
@@ -68,6 +69,8 @@ mod peer;
 #[cfg(not(loom))]
 mod process;
 #[cfg(not(loom))]
+mod process_write;
+#[cfg(not(loom))]
 mod proof;
 #[cfg(not(loom))]
 mod revoke;
@@ -103,6 +106,8 @@ pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
 pub use peer::PeerName;
 #[cfg(not(loom))]
 pub use process::{FetchError, LoanTerms, Places, ProcessLoan};
+#[cfg(not(loom))]
+pub use process_write::MAX_PROCESS_WRITE;
 #[cfg(not(loom))]
 pub use revoke::{TakeBack, TakeBackId};
 #[cfg(not(loom))]

@@ -27,8 +27,11 @@ const LEN_AT: usize = 40;
 const OFFSET_AT: usize = 48;
 const QP_WORD_AT: usize = 56;
 const ACCESS_AT: usize = 64;
-const OFFERED_AT: usize = 65;
-const _: () = assert!(OFFERED_AT < BYTES);
+/// Whether it was offered, and whether it is memory of the program's own.
+const FLAGS_AT: usize = 65;
+const OFFERED: u8 = 1;
+const IN_PROCESS: u8 = 2;
+const _: () = assert!(FLAGS_AT < BYTES);
 
 /// The rights that are told.
 pub(super) const RIGHTS: Access = Access::BY_PEERS;
@@ -38,7 +41,7 @@ pub(super) const RIGHTS: Access = Access::BY_PEERS;
 pub(super) enum Note {
     /// Asks for the region of a key, to be used by way of a queue pair.
     Ask { key: u32, qpn: u32 },
-    /// Grants it; a descriptor comes along.
+    /// Grants it; a descriptor comes along, unless it is memory of the program's own.
     Grant { key: u32, place: Place, granted: Granted },
     /// Does not grant it.
     Refuse { key: u32, qpn: u32 },
@@ -54,7 +57,7 @@ pub(super) enum Note {
     Fetches { yes: bool },
 }
 
-/// Where a region stands on its owner's board, and in its file.
+/// Where a region stands on its owner's board, and in its file or in its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) region: u32,
@@ -64,7 +67,7 @@ pub(super) struct Place {
 
 impl Note {
     pub(super) fn brings_descriptor(&self) -> bool {
-        matches!(self, Self::Grant { .. })
+        matches!(self, Self::Grant { granted, .. } if !granted.in_process)
     }
 
     /// Whether something stays open at either end as long as it does not arrive. What was taken back or let go shows
@@ -118,7 +121,9 @@ impl Note {
                 put(LEN_AT, &g.len.to_le_bytes());
                 put(OFFSET_AT, &place.offset.to_le_bytes());
                 put(QP_WORD_AT, &g.qp_word.to_le_bytes());
-                put(ACCESS_AT, &[g.access.bits(), g.offered.into()]);
+                let of = |set: bool, flag: u8| if set { flag } else { 0 };
+                let flags = of(g.offered, OFFERED) | of(g.in_process, IN_PROCESS);
+                put(ACCESS_AT, &[g.access.bits(), flags]);
             }
         }
         m
@@ -151,7 +156,8 @@ impl Note {
                     access: rights.ok_or(HelloFault::Field("access"))?,
                     pd: word(PD_AT),
                     qp_word: long(QP_WORD_AT),
-                    offered: m[OFFERED_AT] & 1 != 0,
+                    offered: m[FLAGS_AT] & OFFERED != 0,
+                    in_process: m[FLAGS_AT] & IN_PROCESS != 0,
                 };
                 let place = place()?;
                 let end = place.offset.checked_add(granted.len).filter(|e| *e <= isize::MAX as u64);
@@ -169,7 +175,7 @@ impl Note {
 mod tests {
     use super::*;
 
-    fn grant() -> Note {
+    fn grant(in_process: bool) -> Note {
         let granted = Granted {
             qpn: 0x12_3456,
             iova: 1 << 40,
@@ -178,6 +184,7 @@ mod tests {
             pd: 7,
             qp_word: u64::MAX - 1,
             offered: true,
+            in_process,
         };
         Note::Grant { key: 0xabcd_ef01, place: Place { region: 8191, generation: 5, offset: 12 }, granted }
     }
@@ -195,7 +202,8 @@ mod tests {
             Note::Process { pid: 4711, addr: u64::MAX, proof: 0x0123_4567_89ab_cdef },
             Note::Fetches { yes: true },
             Note::Fetches { yes: false },
-            grant(),
+            grant(false),
+            grant(true),
         ] {
             let bytes = note.encode();
             assert_eq!(Note::decode(bytes[10], &bytes), Ok(note));
@@ -205,7 +213,7 @@ mod tests {
     #[test]
     fn what_is_no_note_is_told_apart() {
         let with = |at: usize, bytes: &[u8]| {
-            let mut m = grant().encode();
+            let mut m = grant(false).encode();
             m[at..at + bytes.len()].copy_from_slice(bytes);
             Note::decode(m[10], &m)
         };

@@ -1,6 +1,6 @@
 //! Fetches from peers' processes by `process_vm_readv`: one copy of memory that the library did not allocate.
 //!
-//! No process ever writes into another one. The owner of the data announces its address, and the receiver fetches it:
+//! The owner of the data announces its address, and the receiver fetches it:
 //!
 //! ```text
 //! owner                                            fetches
@@ -24,6 +24,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use hca_core::Counter;
@@ -41,6 +42,7 @@ use super::memory::{Segment, Window};
 use super::name::random;
 use super::note::Note;
 use super::pages::PAGE;
+use super::process_write::{self, ProcessMemory};
 use super::{MAX_LOAN_PLACES, MAX_QP_WORDS};
 use crate::cred::PeerCred;
 
@@ -147,6 +149,16 @@ pub(super) struct Lender {
     pidfd: OwnedFd,
     board: Window,
     there: Bits,
+    /// The word that proves the process, and where it stands there.
+    proof: (u64, u64),
+    writes: Writes,
+}
+
+/// Whether a peer's process is written to.
+enum Writes {
+    Untried,
+    Open(Arc<ProcessMemory>),
+    Refused,
 }
 
 impl Lender {
@@ -157,7 +169,8 @@ impl Lender {
         let pid = i32::try_from(pid).ok().filter(|told| *told == known);
         let pid = pid.and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        let lender = Self { pid, pidfd, board, there: Bits::default() };
+        let (there, writes) = (Bits::default(), Writes::Untried);
+        let lender = Self { pid, pidfd, board, there, proof: (addr, proof), writes };
         if read_word(pid, addr)? != proof || !lender.lives() {
             return Err(Errno::SRCH);
         }
@@ -252,6 +265,8 @@ pub(super) struct Processes {
     lost: Vec<(LinkId, Errno)>,
     fetches: u64,
     bytes: u64,
+    writes: u64,
+    write_bytes: u64,
 }
 
 impl Processes {
@@ -259,16 +274,50 @@ impl Processes {
         self.lenders.remove(&link);
         self.lost.retain(|(l, _)| *l != link);
     }
+    /// The memory of the process of a peer, if that can be written.
+    pub(super) fn memory_of(&mut self, link: LinkId) -> Option<Arc<ProcessMemory>> {
+        let lender = self.lenders.get_mut(&link)?;
+        if let Writes::Untried = lender.writes {
+            let (addr, word) = lender.proof;
+            let opened = match process_write::is_possible() {
+                true => ProcessMemory::open(lender.pid.as_raw_nonzero().get(), addr, word),
+                false => Err(Errno::NOSYS),
+            };
+            lender.writes = opened.map_or_else(
+                |why| {
+                    tracing::debug!(%why, "a peer's process is not written to");
+                    Writes::Refused
+                },
+                |memory| Writes::Open(Arc::new(memory)),
+            );
+        }
+        if let Writes::Open(memory) = &lender.writes { Some(Arc::clone(memory)) } else { None }
+    }
+    pub(super) fn wrote(&mut self, bytes: usize) {
+        self.writes += 1;
+        self.write_bytes += bytes as u64;
+    }
+    /// What a peer has granted can't be written.
+    #[cold]
+    pub(super) fn write_failed(&mut self, link: LinkId) {
+        if let Some(lender) = self.lenders.get_mut(&link) {
+            lender.writes = Writes::Refused;
+        }
+    }
     /// Appends its counters; `part`: under the names of one part of a fabric.
     pub(super) fn append(&self, part: bool, out: &mut Vec<Counter>) {
         let names = if part {
-            ["shm_process_fetches", "shm_process_fetch_bytes"]
+            [
+                "shm_process_fetches",
+                "shm_process_fetch_bytes",
+                "shm_process_writes",
+                "shm_process_write_bytes",
+            ]
         } else {
-            ["process_fetches", "process_fetch_bytes"]
+            ["process_fetches", "process_fetch_bytes", "process_writes", "process_write_bytes"]
         };
-        out.extend(
-            names.into_iter().zip([self.fetches, self.bytes]).map(|(name, value)| Counter { name, value }),
-        );
+        let values = [self.fetches, self.bytes, self.writes, self.write_bytes];
+        out.extend(names.into_iter().zip(values).map(|(name, value)| Counter { name, value }));
     }
 }
 
@@ -446,7 +495,7 @@ pub(super) mod tests {
     pub(in super::super) fn at_the_end_of_the_next_copy(f: impl FnOnce() + 'static) {
         BEHIND.set(Some(Box::new(f)));
     }
-    pub(super) fn behind_the_copy() {
+    pub(in super::super) fn behind_the_copy() {
         if let Some(f) = BEHIND.take() {
             f();
         }

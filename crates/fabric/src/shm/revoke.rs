@@ -21,9 +21,13 @@ use super::grant::{GrantError, LinkId, Notice, Revocation};
 use super::link::Stage;
 use super::note::{Note, Place};
 use super::pages::SharedPages;
+use super::process_write::is_stopped;
+use crate::cred::PeerCred;
 
 /// How long a peer may be within an access to memory that is taken back.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
+/// How much longer, if it writes to memory of the program's own by a system call.
+const PATIENCE_WITH_CALLS: Duration = Duration::from_secs(1);
 /// Looks at the in-use words before others go on.
 const SPINS: u32 = 200;
 /// How long one sleeps between looks, where the caller waits for the end.
@@ -211,7 +215,11 @@ impl ShmFabric {
     /// `None`: peers that were within an access still are, and have time.
     fn advance(&mut self, t: &mut UnderWay) -> Option<Revocation> {
         self.look_whether_out(&mut t.inside);
-        if !t.inside.is_empty() && Clock::now() < t.deadline {
+        let now = Clock::now();
+        if !t.inside.is_empty() && now < t.deadline {
+            return None;
+        }
+        if now < t.deadline + PATIENCE_WITH_CALLS && t.inside.iter().any(|i| self.by_calls(i)) {
             return None;
         }
         let mut late = std::mem::take(&mut t.inside);
@@ -221,17 +229,23 @@ impl ShmFabric {
             for i in late {
                 let Some(slot) = self.links.by_token(i.link.token()) else { continue };
                 stuck.push(slot);
+                if self.by_calls(&i) {
+                    tracing::error!(
+                        "a peer does not return from a call that writes to memory which is taken back"
+                    );
+                    t.outcome.exposed = true;
+                }
                 // What it is within may change later on, if it can write there.
                 let within = i.seen.region().and_then(|r| self.grants.region(r));
                 let held = within.filter(|r| r.holders.iter().any(|(l, _)| *l == slot));
-                let writable = held.filter(|r| r.is_writable()).map(|r| r.pages.clone());
+                let writable = held.filter(|r| r.is_writable()).and_then(|r| r.pages.clone());
                 if let Some(pages) = writable.filter(|p| !private.iter().any(|q| q.is(p))) {
                     private.push(pages);
                 }
             }
             // Who is dropped loses all that it holds, and from memory that becomes private all are kept out.
             let lost = self.grants.regions().filter(|(_, r)| {
-                r.holders.iter().any(|(l, _)| stuck.contains(l)) || private.iter().any(|p| p.is(&r.pages))
+                r.holders.iter().any(|(l, _)| stuck.contains(l)) || private.iter().any(|p| r.is_of(p))
             });
             let lost: Vec<u32> =
                 lost.map(|(slot, _)| slot).filter(|slot| !t.regions.contains(slot)).collect();
@@ -264,7 +278,7 @@ impl ShmFabric {
         links.into_iter().filter(|l| !stuck.contains(l)).filter_map(look).collect()
     }
 
-    /// Looks for a moment who of them is out, or dead.
+    /// Looks for a moment who of them is out, dead, or stopped outside of a system call that writes.
     fn look_whether_out(&self, inside: &mut Vec<Inside>) {
         for _ in 0..SPINS {
             inside.retain(|i| {
@@ -277,7 +291,22 @@ impl ShmFabric {
             }
             std::hint::spin_loop();
         }
-        inside.retain(|i| self.links.by_token(i.link.token()).is_some_and(|slot| !self.is_dead(slot)));
+        inside.retain(|i| {
+            let slot = self.links.by_token(i.link.token());
+            let is_out = |slot| self.is_dead(slot) || self.by_calls(i) && self.is_stopped(slot);
+            slot.is_some_and(|slot| !is_out(slot))
+        });
+    }
+
+    /// Whether an access goes on by system calls alone: the memory is the program's own. A peer that is stopped is
+    /// within none, and looks at the board once more before the next.
+    fn by_calls(&self, i: &Inside) -> bool {
+        let region = i.seen.region().and_then(|r| self.grants.region(r));
+        region.is_some_and(|r| r.pages.is_none())
+    }
+    fn is_stopped(&self, slot: u32) -> bool {
+        let Some(Stage::Up(socket)) = self.links.get(slot).map(|l| &l.stage) else { return false };
+        PeerCred::of(socket).is_ok_and(|cred| is_stopped(cred.pid))
     }
 
     /// Whether nobody is at the other end of a link's socket. The kernel closes a dead process's descriptors after it

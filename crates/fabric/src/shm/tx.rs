@@ -228,7 +228,9 @@ impl ShmFabric {
         }
         match garbage {
             Some(why) => self.drop_peer(slot, &why),
-            None => self.call_if_due(slot),
+            // Requests that were done directly need nobody.
+            None if lines > 0 => self.call_if_due(slot),
+            None => {}
         }
         Some(result)
     }

@@ -155,7 +155,7 @@ pub(crate) enum Piece<'a> {
 
 impl Piece<'_> {
     /// Bytes of it.
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         match *self {
             Self::Memory(_, len) => len,
             Self::Inline(bytes) => bytes.len(),
@@ -278,7 +278,7 @@ fn atomic(bracket: &mut Bracket<'_>, at: u64, op: &SendOp) -> Result<u64, Stop> 
 /// The program has unmapped them.
 #[allow(unsafe_code)] // as above
 #[inline]
-fn fetch_local(piece: &Piece<'_>, out: &mut [u8]) -> Result<(), LocalError> {
+pub(super) fn fetch_local(piece: &Piece<'_>, out: &mut [u8]) -> Result<(), LocalError> {
     match *piece {
         Piece::Inline(bytes) => {
             out.copy_from_slice(bytes);

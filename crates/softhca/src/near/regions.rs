@@ -23,11 +23,14 @@ pub(crate) struct Region {
     pub(super) len: u64,
     pub(super) access: Access,
     pub(super) pd: u32,
+    /// It is memory of the peer's program, which the kernel writes.
+    pub(super) in_process: bool,
 }
 
 impl Region {
     pub(crate) fn new(key: u32, grant: GrantId, g: &Granted) -> Self {
-        Self { key, grant, iova: g.iova, len: g.len, access: g.access, pd: g.pd }
+        let Granted { iova, len, access, pd, in_process, .. } = *g;
+        Self { key, grant, iova, len, access, pd, in_process }
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::super::fabric::TICK;
 use super::super::name::Domain;
-use super::{outside, process, *};
+use super::{outside, process, process_write, *};
 use test_support::roles::{Helper, hear, role, say};
 
 const NOBODY: u32 = 65_534;
@@ -29,6 +29,7 @@ fn a_child_in_its_role() {
         "folder" => folder(argument),
         "grab" => outside::grab(argument),
         "scribble" => outside::scribble(argument),
+        "scrawl" => process_write::scrawl(argument),
         "dwell" => outside::dwell(argument),
         "stranger" => outside::stranger(argument),
         "lender" => process::lender(argument),

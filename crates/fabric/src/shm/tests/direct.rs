@@ -36,6 +36,7 @@ pub(super) fn pair() -> Pair {
 
 pub(super) fn grant(pages: &SharedPages, key: u32, access: Access) -> Grant<'_> {
     let (offset, len) = (0, pages.len());
+    let pages = Some(pages);
     Grant { key, qpn: QPN, pages, offset, len, iova: 1 << 40, access, pd: 3, qp_word: WORD }
 }
 
@@ -95,8 +96,9 @@ fn what_is_granted_is_written_read_and_added_to() {
     let mut p = pair();
     let pages = SharedPages::alloc(3 << 20).unwrap();
     let (g, granted) = p.granted(&pages, KEY, ALL);
+    let (iova, len, in_process) = (1 << 40, 3 << 20, false);
     let expected =
-        Granted { qpn: QPN, iova: 1 << 40, len: 3 << 20, access: ALL, pd: 3, qp_word: WORD, offered: false };
+        Granted { qpn: QPN, iova, len, access: ALL, pd: 3, qp_word: WORD, offered: false, in_process };
     assert_eq!(granted, expected);
     let guard = p.guard();
     let data: Vec<u8> = (0..250_000_u32).map(|i| (i % 253) as u8).collect();

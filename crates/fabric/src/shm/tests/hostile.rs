@@ -423,7 +423,8 @@ pub(super) fn say_note(f: &ShmFabric, peer: &ShmFabric, note: &Note, fd: Option<
 
 fn some_grant(region: u32, len: u64, offered: bool) -> Note {
     let access = hca_core::Access::REMOTE_READ | hca_core::Access::REMOTE_WRITE;
-    let granted = crate::Granted { qpn: 1, iova: 0, len, access, pd: 0, qp_word: 0, offered };
+    let granted =
+        crate::Granted { qpn: 1, iova: 0, len, access, pd: 0, qp_word: 0, offered, in_process: false };
     Note::Grant { key: region, place: Place { region, generation: 0, offset: 0 }, granted }
 }
 

@@ -6,6 +6,7 @@ mod full;
 mod hostile;
 mod outside;
 mod process;
+mod process_write;
 mod proof;
 
 use std::net::IpAddr;
