@@ -187,6 +187,11 @@ pub fn survive() {
     }
 }
 
+/// Whether [`survive`] was called.
+pub fn survives() -> bool {
+    BELOW[0][0].get().is_some()
+}
+
 /// Sets a signal's action, if there is one to set; returns the one before.
 fn exchange(signal: c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     let mut old = MaybeUninit::uninit();

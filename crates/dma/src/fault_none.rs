@@ -18,5 +18,10 @@ pub fn has_lost() -> bool {
     false
 }
 
+/// `false`: a fault ends the program.
+pub fn survives() -> bool {
+    false
+}
+
 /// Does nothing here: a fault ends the program.
 pub fn survive() {}

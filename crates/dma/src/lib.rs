@@ -26,4 +26,4 @@ pub use copies::{
     Caching, FEW_BYTES, Footprint, compare_swap, copy, fetch_add, load, load_as, load_line, load_relaxed,
     load_u64, store, store_as, store_relaxed, store_u64, zero,
 };
-pub use fault::{has_lost, survive};
+pub use fault::{has_lost, survive, survives};

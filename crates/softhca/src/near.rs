@@ -273,7 +273,9 @@ pub(crate) unsafe fn fetch_process(
     let loan = ProcessLoan { addr: loan.memory.addr, len, key: loan.memory.rkey.raw(), terms };
     // SAFETY: our caller's.
     unsafe { reach.fetch(near.link, &loan, places) }.map_err(|e| match e {
-        // Either side's program may have unmapped its memory: the copies by the ring find out which.
+        // Copies by the ring would touch memory that this program may have unmapped.
+        FetchError::Fault if !hca_dma::survives() => LoanError::Bad,
+        // Either side's program may have unmapped its memory: those copies find out which.
         FetchError::Gone | FetchError::Fault => LoanError::Gone,
     })
 }

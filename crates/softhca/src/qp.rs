@@ -685,7 +685,7 @@ impl Host for QpHost<'_> {
         }
         let regions = &self.tables.regions;
         if let SendOp::Write(remote) = h.op.op()
-            && !near.as_ref().is_some_and(|n| regions.is_refused(n.link, remote.rkey.raw()))
+            && !near.as_ref().is_some_and(|n| regions.is_not_mapped(n.link, remote.rkey.raw()))
         {
             // It is done directly, once the peer has answered.
             return None;

@@ -12,6 +12,7 @@ mod load;
 mod namespaces;
 mod own;
 mod pressure;
+mod spin;
 mod stopped;
 mod system;
 mod torn;

@@ -162,6 +162,11 @@ impl Regions {
     pub(crate) fn has_process(&self, link: LinkId) -> bool {
         self.processes.contains_key(&link)
     }
+    /// Whether a peer was asked for a key, and no load or store reaches that memory.
+    pub(crate) fn is_not_mapped(&self, link: LinkId, key: u32) -> bool {
+        let granted = self.asked.get(&(link, key));
+        self.is_refused(link, key) || matches!(granted, Some(Answer::Granted(r)) if r.in_process)
+    }
     /// Whether a peer was asked for a key, and does not grant it.
     pub(crate) fn is_refused(&self, link: LinkId, key: u32) -> bool {
         matches!(self.asked.get(&(link, key)), Some(Answer::Refused(r)) if !r.wait.is_zero())
