@@ -151,7 +151,7 @@ pub struct ShmSettings {
     /// `isolated=yes|no`: whether only the rings are shared with peers.
     pub isolated: Option<bool>,
     /// `process_vm=no|yes|any`: whether peers fetch long messages from the process if the library did not allocate
-    /// their memory.
+    /// their memory, and write there by the kernel while the adapter sleeps.
     pub process_vm: Option<ProcessVm>,
 }
 

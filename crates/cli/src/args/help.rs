@@ -123,8 +123,8 @@ Options of a device, as ?option=value, joined by &:
   isolated=yes|no     shm://, auto://: no memory but the rings is shared
   process_vm=yes|no|any
                       shm://, auto://: whether peers fetch long messages in
-                      the program's own memory from its process; any: also
-                      where Yama restricts that";
+                      the program's own memory from its process, and write
+                      to that memory; any: also where Yama restricts that";
 
 pub(super) const EXAMPLES: &str = "\
 Examples:

@@ -46,8 +46,8 @@ const ADDRESS_DRAWS: usize = 4;
 pub enum ProcessVm {
     /// The memory goes through the ring, by two copies.
     No,
-    /// Receivers fetch long messages from the process by one copy (`process_vm_readv`), if the system lets processes of
-    /// one user read each other.
+    /// Receivers fetch long messages from the process by one copy (`process_vm_readv`), and WRITEs to an adapter that
+    /// sleeps are done by the kernel (`/proc/PID/mem`), if the system lets processes of one user read each other.
     #[default]
     Yes,
     /// As `Yes`; and if Yama restricts that, this process allows every process of its user to read (and trace) it.
