@@ -22,7 +22,7 @@ pub(crate) const MAX_SEGMENTS: usize = 30;
 /// Payloads of up to so many bytes are copied into the request.
 pub(crate) const MAX_INLINE: usize = 64;
 /// Sends whose ends are learnt together, at most.
-const MOST_TOGETHER: u64 = 8;
+const MOST_TOGETHER: u64 = 16;
 /// Set in the number of a request that ends no descriptor, see [`WorkQueue::ask`].
 const ASKING: u64 = 1 << 63;
 
@@ -141,6 +141,9 @@ impl WorkQueue {
         self.qp == qp
     }
     #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.news.is_some()
+    }
     pub(crate) fn take_news(&mut self) -> Option<ErrorKind> {
         self.news.take()
     }
@@ -304,34 +307,47 @@ impl WorkQueue {
     fn check<'s>(&self, control: &ControlSegment, segments: &'s [Segment]) -> Result<Checked<'s>, Status> {
         let (rules, length) = (&self.rules, control.length);
         let bits = Control::from_bits_retain(control.control);
-        let known = Control::all();
+        let (remote, segments) =
+            if bits.is_empty() { (None, segments) } else { self.check_bits(bits, length, segments)? };
+        if segments.len() > rules.max_segments {
+            return Err(Status::FORMAT_ERROR);
+        }
+        if self.which == Queue::Send {
+            let sum = match segments {
+                [one] => one.len.into(),
+                many => many.iter().map(|segment| u64::from(segment.len)).sum::<u64>(),
+            };
+            if sum != length.into() {
+                return Err(Status::FORMAT_ERROR);
+            }
+            if sum > rules.max_transfer_size.into() {
+                return Err(Status::LENGTH_ERROR);
+            }
+        }
+        Ok(Checked { control: bits, immediate: control.immediate, remote, segments, length })
+    }
+
+    /// The checks of control bits. Returns the place that an RDMA reaches, and the data segments.
+    fn check_bits<'s>(
+        &self,
+        bits: Control,
+        length: u32,
+        segments: &'s [Segment],
+    ) -> Result<(Option<RemoteMr>, &'s [Segment]), Status> {
         let rdma = bits & (Control::RDMA_WRITE | Control::RDMA_READ);
-        let wrong = !known.contains(bits)
+        let wrong = !Control::all().contains(bits)
             || rdma == Control::RDMA_WRITE | Control::RDMA_READ
             || bits.contains(Control::RDMA_READ | Control::IMMEDIATE)
-            || bits.contains(Control::RDMA_READ) && !rules.reliability.is_reliable()
+            || bits.contains(Control::RDMA_READ) && !self.rules.reliability.is_reliable()
             || self.which == Queue::Receive && !bits.is_empty();
         if wrong {
             return Err(Status::FORMAT_ERROR);
         }
-        let (remote, segments) = if rdma.is_empty() {
-            (None, segments)
-        } else {
-            let (at, data) = segments.split_first().ok_or(Status::FORMAT_ERROR)?;
-            let remote = RemoteMr { addr: at.addr, rkey: Rkey::new(at.handle), len: length.into() };
-            (Some(remote), data)
-        };
-        if segments.len() > rules.max_segments {
-            return Err(Status::FORMAT_ERROR);
+        if rdma.is_empty() {
+            return Ok((None, segments));
         }
-        let sum: u64 = segments.iter().map(|segment| u64::from(segment.len)).sum();
-        if self.which == Queue::Send && sum != length.into() {
-            return Err(Status::FORMAT_ERROR);
-        }
-        if self.which == Queue::Send && sum > rules.max_transfer_size.into() {
-            return Err(Status::LENGTH_ERROR);
-        }
-        Ok(Checked { control: bits, immediate: control.immediate, remote, segments, length })
+        let (at, data) = segments.split_first().ok_or(Status::FORMAT_ERROR)?;
+        Ok((Some(RemoteMr { addr: at.addr, rkey: Rkey::new(at.handle), len: length.into() }), data))
     }
 
     /// Calls `f` with the memory of a segment: its region, and the offset.

@@ -248,9 +248,18 @@ impl State {
     }
 }
 
-/// Takes note of descriptors that have completed.
-#[inline]
+/// Takes note of descriptors that have completed, if there is somebody to tell.
+#[inline(always)]
 fn note(queue: &mut WorkQueue, entries: &mut Option<Entries>, news: &mut Vec<(Arc<ViShared>, ErrorKind)>) {
+    if entries.is_some() || queue.has_news() {
+        note_all(queue, entries, news);
+    }
+}
+fn note_all(
+    queue: &mut WorkQueue,
+    entries: &mut Option<Entries>,
+    news: &mut Vec<(Arc<ViShared>, ErrorKind)>,
+) {
     if let Some(kind) = queue.take_news() {
         news.push((Arc::clone(queue.vi()), kind));
     }

@@ -20,11 +20,12 @@ use super::{Bench, Fabric, Row, Unit, less, more};
 const MEDIUM: usize = 4096;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 17] = [
+pub(super) const ROWS: [Row; 18] = [
     Row { name: "via send 8 B", against: "send 8 B", target: less(1.15, Some(1.05)), unit: Unit::Ns, measure: |b| vis(b, Fabric::Shm) },
     Row { name: "am short over verbs, half round trip", against: "send 8 B", target: less(1.2, Some(1.1)), unit: Unit::Ns, measure: |b| short(b, Fabric::Shm, Way::Verbs) },
     Row { name: "am short over vis, half round trip", against: "send 8 B", target: None, unit: Unit::Ns, measure: |b| short(b, Fabric::Shm, Way::Via) },
     Row { name: "am short over vis", against: "am short over verbs", target: None, unit: Unit::Ns, measure: |b| mapping(b, Fabric::Shm) },
+    Row { name: "am short to a peer that computes, offloaded", against: "not offloaded", target: None, unit: Unit::Ns, measure: |b| computing(b, Fabric::Shm) },
     Row { name: "am medium 4 KiB flood over verbs", against: "memcpy", target: more(0.5, Some(0.7)), unit: Unit::Bytes, measure: |b| medium(b, Way::Verbs) },
     Row { name: "am medium 4 KiB flood over vis", against: "memcpy", target: None, unit: Unit::Bytes, measure: |b| medium(b, Way::Via) },
     Row { name: "am bulk 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| bulk(b, Fabric::Shm, Way::Verbs) },
@@ -67,6 +68,14 @@ fn mapping(b: &Bench, fabric: Fabric) -> Result<Option<Ratio>, Failure> {
     let vis = RefCell::new(am::start(&setup(b, fabric), Way::Via, b.time)?);
     let mut verbs = am::start(&setup(b, fabric), Way::Verbs, b.time)?;
     Ok(summary(&b.interleave(|| vis.borrow_mut().latency_ns(), || verbs.latency_ns())?))
+}
+
+/// Half of a round trip to a peer that computes, whose device runs handlers, against that of a peer whose device does
+/// not, in ns.
+fn computing(b: &Bench, fabric: Fabric) -> Result<Option<Ratio>, Failure> {
+    let start = |offloaded| am::start_computing(&setup(b, fabric), Way::Verbs, offloaded, b.time);
+    let (mut with, mut without) = (start(true)?, start(false)?);
+    Ok(summary(&b.interleave(|| with.latency_ns(), || without.latency_ns())?))
 }
 
 /// Medium messages against copies of as many bytes, from one buffer into 16, in bytes a second.

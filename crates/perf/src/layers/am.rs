@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use hca::Opened;
-use hca::am::{Bundle, EndpointId, Message, Segment, Source, Tag, Token, Way};
+use hca::am::{Bundle, EndpointId, Message, Parallel, Segment, Source, Tag, Token, Way};
 
+use super::logp::delay;
 use super::two::{BULK, Near, ROUNDS, Two};
 use super::{LAYER_COMMAND, way_name};
 use crate::batches::per_second;
@@ -19,6 +20,11 @@ const ECHO: u16 = 1;
 const REPLIED: u16 = 2;
 const SINK: u16 = 3;
 const STOP: u16 = 4;
+/// How long a far side computes from one call to the next.
+pub const SLICE: Duration = Duration::from_millis(1);
+/// What the far side of [`start_computing`] is called.
+const COMPUTES: &str = "computes";
+const OFFLOADED: &str = "offloaded";
 
 /// An endpoint with its bundle.
 pub struct End {
@@ -38,6 +44,21 @@ pub struct End {
 /// A device can't be opened, or the process not be started.
 pub fn start(setup: &Setup, way: Way, time: Duration) -> Result<Two<End>, Failure> {
     Two::start(setup, LAYER_COMMAND, &format!("am {}", way_name(way)), time, |opened| End::open(opened, way))
+}
+
+/// As [`start`], and the far side computes: it makes a call of its bundle once in a [slice](SLICE). `offloaded`: its
+/// device runs the handlers meanwhile.
+///
+/// # Errors
+/// As there.
+pub fn start_computing(
+    setup: &Setup,
+    way: Way,
+    offloaded: bool,
+    time: Duration,
+) -> Result<Two<End>, Failure> {
+    let spec = format!("am {} {}", way_name(way), if offloaded { OFFLOADED } else { COMPUTES });
+    Two::start(setup, LAYER_COMMAND, &spec, time, |opened| End::open(opened, way))
 }
 
 impl End {
@@ -60,6 +81,63 @@ impl End {
         bundle.set_handler(ep, STOP, move |_, _| stops.store(true, Ordering::Relaxed))?;
         let memory = bundle.alloc(SEGMENT)?;
         Ok(Self { bundle, ep, replies, asked: 0, memory, stopped, _device: device })
+    }
+}
+
+/// The far side of [`start_computing`].
+pub(super) struct Computing {
+    bundle: Parallel,
+    ep: EndpointId,
+    stopped: Arc<AtomicBool>,
+    _device: Opened,
+}
+
+impl Computing {
+    pub(super) fn open(device: Opened, way: Way, how: &str) -> Result<Self, Failure> {
+        let End { bundle, ep, stopped, _device, .. } = End::open(device, way)?;
+        let bundle = match how {
+            COMPUTES => Parallel::new(bundle),
+            OFFLOADED => Parallel::offloaded(bundle)?,
+            _ => return Err(format!("`{how}` says neither who computes nor who is offloaded").into()),
+        };
+        Ok(Self { bundle, ep, stopped, _device })
+    }
+}
+
+impl Near for Computing {
+    fn window(&self) -> usize {
+        0
+    }
+    fn ask(&mut self) -> Result<(), Failure> {
+        Err("who computes asks nothing".into())
+    }
+    fn poll(&mut self) -> Result<(), Failure> {
+        Ok(self.bundle.with(Bundle::poll).map(drop)?)
+    }
+    fn settle(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+impl super::two::End for Computing {
+    fn introduction(&self) -> Result<String, Failure> {
+        Ok(self.bundle.with(|bundle| bundle.name(self.ep))?.to_string())
+    }
+    fn meet(&mut self, _: &str, _: bool) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn stop(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+    fn serve(&mut self) -> Result<bool, Failure> {
+        delay(SLICE);
+        self.poll()?;
+        let stopped = self.stopped.swap(false, Ordering::Relaxed);
+        if stopped {
+            // As of `End`.
+            self.poll()?;
+        }
+        Ok(stopped)
     }
 }
 

@@ -103,6 +103,7 @@ fn serve(spec: &str, device: &DeviceUrl, cpu: &str) -> Result<(), Failure> {
             two::serve(device, cpu, |opened| via::End::open(opened, spec))
         }
         ["am", way] => two::serve(device, cpu, |opened| am::End::open(opened, way_of(way)?)),
+        ["am", way, how] => two::serve(device, cpu, |opened| am::Computing::open(opened, way_of(way)?, how)),
         ["global", way] => two::serve(device, cpu, |opened| global::End::open(opened, way_of(way)?, 1)),
         _ => Err(format!("`{spec}` is no layer").into()),
     }

@@ -19,8 +19,10 @@ use crate::{Failure, Setup};
 const NAME: &[u8] = b"layer";
 /// Messages that may be without an answer.
 const WINDOW: usize = 16;
+/// Sends whose ends were not taken, as many as the verbs' beside them.
+const SENDS: usize = 64;
 /// Descriptors of a queue, each with its data behind it.
-const SLOTS: usize = 2 * WINDOW;
+const SLOTS: usize = 2 * SENDS;
 /// Bytes of a descriptor of two segments.
 const DESCRIPTOR: usize = 64;
 /// Descriptors of RDMA that may be posted.
@@ -158,7 +160,7 @@ impl End {
     }
     #[inline]
     fn send(&mut self) -> Result<(), Failure> {
-        while self.posted >= WINDOW {
+        while self.posted >= SENDS {
             self.collect()?;
         }
         let descriptor = self.sends.pop_front().ok_or("no send descriptor is left")?;
