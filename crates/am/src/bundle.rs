@@ -554,11 +554,7 @@ impl Bundle {
             return Err(Error::Segment { offset, len: source.len() as u64, segment: 0 });
         }
         let (id, to) = self.reach(endpoint, index, offset, source.len() as u64)?;
-        for (at, piece) in source.pieces() {
-            let to = to.part(at, piece.len() as u64);
-            self.post(true, |lower| lower.write(id, &piece, to))?;
-        }
-        Ok(())
+        source.each_piece(to, |piece, to, _| self.post(true, |lower| lower.write(id, piece, to)))
     }
     /// Begins to read from the segment of a mapped peer, from `offset` on, into a range of a segment of this bundle, as
     /// [`write`](Self::write) does.
@@ -640,11 +636,10 @@ impl Bundle {
         let body = load.check(args, max_medium, segment)?;
         let write = load.write(segment);
         if let Some((source, to)) = write {
-            for (at, piece) in source.pieces() {
-                let to = to.part(at, piece.len() as u64);
-                // Behind the first piece the others have to follow.
-                self.post(waits || at > 0, |lower| lower.put(id, &piece, to))?;
-            }
+            // Behind the first piece the others have to follow.
+            source.each_piece(to, |piece, to, first| {
+                self.post(waits || !first, |lower| lower.put(id, piece, to))
+            })?;
         }
         let head = Head::request(handler, args, &body);
         let (head, payload) = (head.bytes(), body.payload());

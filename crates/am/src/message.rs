@@ -157,10 +157,9 @@ impl Token<'_> {
         if let Some((source, to)) = load.write(answer.peer) {
             // Who may not wait posts all at once.
             if waits {
-                for (at, piece) in source.pieces() {
-                    let to = to.part(at, piece.len() as u64);
-                    surely(lower, events, |lower| lower.put(link, &piece, to))?;
-                }
+                source.each_piece(to, |piece, to, _| {
+                    surely(lower, events, |lower| lower.put(link, piece, to))
+                })?;
             } else {
                 post(lower, events, waits, |lower| lower.put(link, source, to))?;
             }

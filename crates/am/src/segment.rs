@@ -136,16 +136,22 @@ impl Source<'_> {
             Self::Segment(_, range) => range.len(),
         }
     }
-    /// The pieces that go one by one, each with its offset.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = (u64, Source<'_>)> {
-        let (bytes, whole): (&[u8], _) = match self {
-            Self::Bytes(bytes) if bytes.len() > STAGE => (bytes, None),
-            Self::Bytes(bytes) => (&[], Some(Source::Bytes(bytes))),
-            Self::Segment(segment, range) => (&[], Some(Source::Segment(segment, range.clone()))),
-        };
-        let pieces = bytes.chunks(STAGE).enumerate();
-        let pieces = pieces.map(|(i, piece)| ((i * STAGE) as u64, Source::Bytes(piece)));
-        whole.map(|whole| (0, whole)).into_iter().chain(pieces)
+    /// Calls `go` with each piece that goes by itself, its place, and whether it is the first one.
+    #[inline]
+    pub(crate) fn each_piece<E>(
+        &self,
+        to: Remote,
+        mut go: impl FnMut(&Source<'_>, Remote, bool) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self {
+            Self::Bytes(bytes) if bytes.len() > STAGE => {
+                bytes.chunks(STAGE).enumerate().try_for_each(|(i, piece)| {
+                    let to = to.part((i * STAGE) as u64, piece.len() as u64);
+                    go(&Source::Bytes(piece), to, i == 0)
+                })
+            }
+            whole => go(whole, to, true),
+        }
     }
     /// Whether its range lies in its segment.
     pub(crate) fn is_whole(&self) -> bool {

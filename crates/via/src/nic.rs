@@ -62,7 +62,8 @@ pub struct NicOptions {
 
 impl Default for NicOptions {
     fn default() -> Self {
-        Self { descriptors_per_queue: 256, ack_timeout: None, by_hand: false }
+        // One less than a power of two, as the send queue has one request more.
+        Self { descriptors_per_queue: 255, ack_timeout: None, by_hand: false }
     }
 }
 

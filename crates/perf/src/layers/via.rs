@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hca::Opened;
 use hca::via::{
-    Descriptor, Discriminator, Done, Listener, MemAttributes, MemHandle, Memory, NetAddress, Nic,
+    Descriptor, Discriminator, Done, Listener, MemAttributes, MemHandle, Memory, NetAddress, Nic, NicOptions,
     Reliability, RemoteAddress, Request, Segment, Vi, ViAttributes,
 };
 
@@ -22,7 +22,9 @@ const WINDOW: usize = 16;
 /// Sends whose ends were not taken, as many as the verbs' beside them.
 const SENDS: usize = 64;
 /// Descriptors of a queue, each with its data behind it.
-const SLOTS: usize = 2 * SENDS;
+const SLOTS: usize = SENDS + WINDOW;
+/// Descriptors that a queue takes.
+const DEPTH: u32 = 127;
 /// Bytes of a descriptor of two segments.
 const DESCRIPTOR: usize = 64;
 /// Descriptors of RDMA that may be posted.
@@ -102,7 +104,9 @@ pub fn start(setup: &Setup, spec: Spec, time: Duration) -> Result<Two<End>, Fail
 
 impl End {
     pub(super) fn open(device: Opened, spec: Spec) -> Result<Self, Failure> {
-        let nic = Nic::open(device.context())?;
+        // Queues as long as those of the verbs beside them.
+        let options = NicOptions { descriptors_per_queue: DEPTH, ..NicOptions::default() };
+        let nic = Nic::open_with(device.context(), &options)?;
         // The statuses of descriptors tell of failures; the end of the other process is none.
         nic.set_error_handler(Some(Arc::new(|_| ())));
         let ptag = nic.create_ptag()?;
