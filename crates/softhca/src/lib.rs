@@ -65,6 +65,7 @@ mod fork;
 mod glance;
 #[cfg(not(loom))]
 mod grants;
+#[cfg(not(loom))]
 mod guard;
 #[cfg(not(loom))]
 mod memory;

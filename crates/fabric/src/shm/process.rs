@@ -297,7 +297,7 @@ impl Processes {
         self.writes += 1;
         self.write_bytes += bytes as u64;
     }
-    /// What a peer has granted can't be written.
+    /// A write into a peer's process has failed: the process is written to no more.
     #[cold]
     pub(super) fn write_failed(&mut self, link: LinkId) {
         if let Some(lender) = self.lenders.get_mut(&link) {

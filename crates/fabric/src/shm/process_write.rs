@@ -29,7 +29,7 @@ pub const MAX_PROCESS_WRITE: usize = 32 << 10;
 #[derive(Debug)]
 pub(super) struct ProcessMemory(OwnedFd);
 
-/// What has to stand on the board for a write.
+/// The words that the board must hold for a write.
 pub(super) struct Held<'a> {
     pub(super) generation_now: &'a AtomicU32,
     pub(super) generation: u32,

@@ -129,7 +129,7 @@ fn what_was_taken_back_is_not_written() {
     assert_eq!(p.notice(true), Notice::GrantRevoked { link: p.to_b, key: KEY, grant });
 }
 
-/// Who is within a bracket, and before the call, when the memory is taken back, does not write.
+/// A writer within a bracket, and before the call, when the memory is taken back, does not write.
 #[test]
 fn what_is_taken_back_between_the_bracket_and_the_call_is_not_written() {
     if !possible() {
