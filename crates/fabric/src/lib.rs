@@ -81,10 +81,10 @@ pub use shm::shm_peer;
 pub use shm::{
     AccessError, Bracket, Denied, FetchError, Found, Grant, GrantError, GrantId, Granted, LINE_DATA_BYTES,
     LineData, LineMessage, LineSink, LineTx, Lines, LinkId, LoanTerms, MAX_ASKED, MAX_BRACKET_BYTES,
-    MAX_GRANTED_REGIONS, MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_PROCESS_WRITE, MAX_QP_WORDS,
+    MAX_GRANTED_REGIONS, MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS,
     MAX_SHARED_ALLOCATIONS, Notice, PeerName, Places, ProcessLoan, ProcessVm, QpGuard, Reach, Refusable,
     Revocation, SharedPages, ShmChance, ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx, TakeBack,
-    TakeBackId, Way,
+    TakeBackId, Way, max_process_write,
 };
 pub use udp::sys::interface_index;
 pub use udp::{UdpFabric, UdpOptions};

@@ -136,6 +136,8 @@ pub(crate) struct Core {
     pub(crate) near_qps: BTreeSet<(u32, u32)>,
     /// Queue pairs whose word on the board is to be looked at.
     pub(crate) words_due: Vec<u32>,
+    /// Words of queue pairs so far: no queue pair has the word of another one before it in the same slot.
+    pub(crate) words: u32,
     /// What turns take back while peers are within.
     pub(crate) taking_back: Vec<TakingBack>,
     /// Dormant queue pairs, and the packets and messages that wait for them.
@@ -226,6 +228,7 @@ impl Engine {
                 general_services: None,
                 groups: Groups::default(),
                 words_due: Vec::new(),
+                words: 0,
                 taking_back: Vec::new(),
                 dormant: DormantQps::default(),
                 touched: None,

@@ -183,7 +183,8 @@ impl Core {
             return None;
         }
         // Another one each time, so that what a peer has seen before fits no more.
-        entry.res.words = entry.res.words.wrapping_add(1);
+        self.words = self.words.wrapping_add(1);
+        entry.res.words = self.words;
         let word = if now == 0 { 0 } else { word_of(entry) };
         self.withdraw(slot, word, shm)
     }

@@ -35,9 +35,9 @@ pub(crate) const PROCESS_READ_MIN: u32 = 128 << 10;
 /// What peers may do.
 const RIGHTS: Access = Access::BY_PEERS;
 
-/// The word of a queue pair by which peers may reach memory: how often it changed, protection domain, rights.
-pub(crate) fn qp_word(times: u32, pd: u32, access: Access) -> u64 {
-    u64::from(times) << 32
+/// The word of a queue pair by which peers may reach memory: its number, protection domain, rights.
+pub(crate) fn qp_word(number: u32, pd: u32, access: Access) -> u64 {
+    u64::from(number) << 32
         | u64::from(pd & 0xff_ffff) << 8
         | u64::from(access.intersection(RIGHTS).bits())
         | 1

@@ -33,7 +33,7 @@ use super::memory::{MemoryFault, OwnWord, PeerWord, PeerWords, Sealed, Segment, 
 use super::note::{Note, Place};
 use super::pages::{HUGE, PAGE, map_aligned};
 use super::process::Processes;
-use super::process_write::{Held, MAX_PROCESS_WRITE, ProcessMemory, Written};
+use super::process_write::{Held, ProcessMemory, Written, max_process_write};
 use super::ring::Barrier;
 use hca_dma::{self as dma, Caching, Footprint};
 
@@ -111,7 +111,7 @@ pub(super) struct Mapped {
     pub(super) link: LinkId,
     pub(super) key: u32,
     /// How often the peer granted it.
-    times: u32,
+    pub(super) times: u32,
 }
 
 /// What an access needs of the link to the peer.
@@ -334,12 +334,13 @@ impl<'a> Reach<'a> {
         }
         access
     }
-    /// Whether the adapter that granted a region sleeps, so that a message would have to wake it. A hint.
-    pub fn sleeps(&mut self, grant: GrantId) -> bool {
-        self.mapped.get_mut(grant).is_some_and(|m| m.sleeps.load(Ordering::Relaxed) != 0)
+    /// Whether the adapter that granted a region sleeps, so that a message would have to wake it. A hint. `None`: the
+    /// grant has ended.
+    pub fn sleeps(&mut self, grant: GrantId) -> Option<bool> {
+        Some(self.mapped.get_mut(grant)?.sleeps.load(Ordering::Relaxed) != 0)
     }
     /// Writes into a peer's region of [its program's own](Granted::in_process) memory, from `offset` on, by the kernel.
-    /// At most [`MAX_PROCESS_WRITE`](crate::MAX_PROCESS_WRITE) bytes.
+    /// At most [`max_process_write`](crate::max_process_write) bytes.
     ///
     /// # Errors
     /// As [`ShmFabric::access`], or the kernel can't: then a part of the bytes may stand there.
@@ -358,7 +359,7 @@ impl<'a> Reach<'a> {
         let m = &*bracket.of;
         let Memory::Process(memory) = &m.memory else { return Err(Denied::Unable) };
         let within = offset <= m.granted.len && len as u64 <= m.granted.len - offset;
-        if !within || len > MAX_PROCESS_WRITE || !m.granted.access.contains(Access::REMOTE_WRITE) {
+        if !within || len > max_process_write() || !m.granted.access.contains(Access::REMOTE_WRITE) {
             return Err(Denied::Unable);
         }
         let held = Held {
@@ -379,8 +380,7 @@ impl<'a> Reach<'a> {
             Written::Stale => self.access(grant, guard).map(drop).and(Err(Denied::Unable)),
             Written::Unable => Err(Denied::Unable),
             Written::Fault => {
-                self.mapped.processes.write_failed(guard.link);
-                *self.revoked = Some(grant);
+                self.mapped.processes.write_failed(guard.link, grant);
                 Err(Denied::Unable)
             }
         }

@@ -206,7 +206,7 @@ pub enum GrantError {
     /// The memory was granted for reading only once, and is sealed against other writers for good.
     #[error("the memory was granted for reading only, and can't be granted for writing later")]
     ReadOnly,
-    /// Memory of the program's own is granted for writing only, to peers that can prove to be this process's peers.
+    /// Memory of the program's own is granted for writing alone, to peers that this process was offered to.
     #[error("the memory is the program's own, and the peer may not write there by the kernel")]
     Process,
     /// Another adapter of this process has granted it.
@@ -237,7 +237,8 @@ pub enum Denied {
         /// The word on the board.
         found: u64,
     },
-    /// The kernel does not write there for this thread.
+    /// The kernel does not write there for this thread, or the range or the right does not allow it. A part of the bytes
+    /// may stand there.
     #[error("the kernel does not write to the peer's process")]
     Unable,
 }

@@ -107,7 +107,7 @@ pub use peer::PeerName;
 #[cfg(not(loom))]
 pub use process::{FetchError, LoanTerms, Places, ProcessLoan};
 #[cfg(not(loom))]
-pub use process_write::MAX_PROCESS_WRITE;
+pub use process_write::max_process_write;
 #[cfg(not(loom))]
 pub use revoke::{TakeBack, TakeBackId};
 #[cfg(not(loom))]

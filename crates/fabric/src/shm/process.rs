@@ -35,7 +35,7 @@ use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use super::access::Reach;
 use super::chance::Refusable;
 use super::fabric::{ProcessVm, ShmFabric};
-use super::grant::{GrantError, LinkId, Notice};
+use super::grant::{GrantError, GrantId, LinkId, Notice};
 use super::grants::{Bits, LOAN_WORDS_AT, QP_WORDS_AT};
 use super::link::Stage;
 use super::memory::{Segment, Window};
@@ -263,6 +263,8 @@ pub(super) struct Processes {
     board: Option<Segment>,
     /// Those that the system turned out not to let us read, until their owners are told.
     lost: Vec<(LinkId, Errno)>,
+    /// Grants of memory that turned out not to be writable, until they are let go of.
+    failed: Vec<GrantId>,
     fetches: u64,
     bytes: u64,
     writes: u64,
@@ -280,7 +282,9 @@ impl Processes {
         if let Writes::Untried = lender.writes {
             let (addr, word) = lender.proof;
             let opened = match process_write::is_possible() {
-                true => ProcessMemory::open(lender.pid.as_raw_nonzero().get(), addr, word),
+                // It lives behind that: the pid was its own meanwhile.
+                true => ProcessMemory::open(lender.pid.as_raw_nonzero().get(), addr, word)
+                    .and_then(|memory| if lender.lives() { Ok(memory) } else { Err(Errno::SRCH) }),
                 false => Err(Errno::NOSYS),
             };
             lender.writes = opened.map_or_else(
@@ -299,7 +303,8 @@ impl Processes {
     }
     /// A write into a peer's process has failed: the process is written to no more.
     #[cold]
-    pub(super) fn write_failed(&mut self, link: LinkId) {
+    pub(super) fn write_failed(&mut self, link: LinkId, grant: GrantId) {
+        self.failed.push(grant);
         if let Some(lender) = self.lenders.get_mut(&link) {
             lender.writes = Writes::Refused;
         }
@@ -456,6 +461,11 @@ impl ShmFabric {
     pub(super) fn tell_lost_processes(&mut self) {
         for (peer, why) in core::mem::take(&mut self.grants.mapped.processes.lost) {
             self.cannot_fetch(peer, why);
+        }
+        for grant in core::mem::take(&mut self.grants.mapped.processes.failed) {
+            let Some(m) = self.grants.mapped.remove(grant) else { continue };
+            self.send_note(m.link, Note::Left { key: m.key, times: m.times }, None);
+            self.notify(m.link, Notice::GrantRevoked { link: m.link, key: m.key, grant });
         }
     }
 }

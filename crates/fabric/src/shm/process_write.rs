@@ -22,8 +22,12 @@ use std::sync::atomic::AtomicU32;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// The most bytes of one write: longer ones are fetched by the peer.
-pub const MAX_PROCESS_WRITE: usize = 32 << 10;
+/// The most bytes of one write: longer ones are fetched by the peer. Where the processor has no fast copies of a few
+/// bytes, the kernel copies from the last byte to the first at times, and a program that looks at the last byte would
+/// find it there before the others.
+pub fn max_process_write() -> usize {
+    if sequence::copies_rise() { 32 << 10 } else { 31 }
+}
 
 /// The memory of another process.
 #[derive(Debug)]
@@ -126,6 +130,16 @@ mod sequence {
         })
     }
 
+    /// Whether the kernel copies from the first byte to the last, at all lengths (FSRM).
+    pub(super) fn copies_rise() -> bool {
+        static RISE: OnceLock<bool> = OnceLock::new();
+        *RISE.get_or_init(|| {
+            use core::arch::x86_64::{__cpuid, __cpuid_count};
+            const FSRM: u32 = 1 << 4;
+            __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & FSRM != 0
+        })
+    }
+
     /// The area of this thread, if the kernel knows it.
     pub(super) fn area() -> Option<*mut u8> {
         let offset = offset()?;
@@ -223,6 +237,9 @@ mod sequence {
 
     pub(super) fn area() -> Option<*mut u8> {
         None
+    }
+    pub(super) fn copies_rise() -> bool {
+        false
     }
     /// # Safety
     /// Is not called.

@@ -301,8 +301,9 @@ impl ShmFabric {
     /// Whether an access goes on by system calls alone: the memory is the program's own. A peer that is stopped is
     /// within none, and looks at the board once more before the next.
     fn by_calls(&self, i: &Inside) -> bool {
+        // Mapped regions are not forgotten before their holders are out, or dropped.
         let region = i.seen.region().and_then(|r| self.grants.region(r));
-        region.is_some_and(|r| r.pages.is_none())
+        region.is_none_or(|r| r.pages.is_none())
     }
     fn is_stopped(&self, slot: u32) -> bool {
         let Some(Stage::Up(socket)) = self.links.get(slot).map(|l| &l.stage) else { return false };

@@ -193,7 +193,7 @@ impl ShmFabric {
     }
 
     /// Calls `send`, which may write messages to the peer of a path and access memory that peers have granted, and then
-    /// calls the peer if it does not poll. `None`: there is no link now.
+    /// calls the peer if messages were sent and it does not poll. `None`: there is no link now.
     #[inline]
     pub fn send_messages<R>(
         &mut self,

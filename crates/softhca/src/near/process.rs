@@ -1,6 +1,6 @@
 //! WRITEs into memory of a peer's program, by the kernel.
 
-use hca_fabric::{Denied, MAX_PROCESS_WRITE, Reach};
+use hca_fabric::{Denied, Reach, max_process_write};
 
 use super::ops::{Piece, Stop, fetch_local};
 use super::{Lane, Near};
@@ -69,7 +69,11 @@ pub(super) fn write_process(
     len: u32,
 ) -> Result<(), Stop> {
     let begin = clock::ticks();
-    if len as usize > MAX_PROCESS_WRITE || !near.stream.takes(begin, reach.sleeps(lane.grant)) {
+    let Some(sleeps) = reach.sleeps(lane.grant) else {
+        near.lane = None;
+        return Err(Stop::Remote);
+    };
+    if len as usize > max_process_write() || !near.stream.takes(begin, sleeps) {
         return Err(Stop::Remote);
     }
     let mut few = [0; FEW_BYTES];

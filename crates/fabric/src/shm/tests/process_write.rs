@@ -9,8 +9,8 @@ use super::direct::{KEY, Pair, QPN, pair};
 use super::outside::{meet_child, meet_parent, next_notice, signal, small};
 use super::*;
 use crate::{
-    AccessError, Denied, Grant, GrantError, GrantId, LinkId, MAX_PROCESS_WRITE, Notice, ProcessVm, QpGuard,
-    Revocation, TakeBack,
+    AccessError, Denied, Grant, GrantError, GrantId, LinkId, Notice, ProcessVm, QpGuard, Revocation,
+    TakeBack, max_process_write,
 };
 use hca_core::Access;
 use test_support::roles::{hear, say};
@@ -67,14 +67,14 @@ fn memory_of_the_program_is_written_within_its_range_and_not_reached_otherwise()
     }
     let data = vec![0_u8; 100_000];
     let (mut p, grant, guard) = granted(&data);
-    let bytes: Vec<u8> = (0..MAX_PROCESS_WRITE as u32).map(|i| (i % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..max_process_write() as u32).map(|i| (i % 251) as u8).collect();
     write(&mut p.a, grant, &guard, 60_001, &bytes).unwrap();
     write(&mut p.a, grant, &guard, 99_999, &[7]).unwrap();
     let mut expected = vec![0; data.len()];
     expected[60_001..60_001 + bytes.len()].copy_from_slice(&bytes);
     expected[99_999] = 7;
     assert!(seen(&data) == expected);
-    for (offset, len) in [(99_999, 2), (100_001, 0), (u64::MAX, 1), (0, MAX_PROCESS_WRITE + 1)] {
+    for (offset, len) in [(99_999, 2), (100_001, 0), (u64::MAX, 1), (0, max_process_write() + 1)] {
         assert_eq!(write(&mut p.a, grant, &guard, offset, &vec![1; len]), Err(Denied::Unable), "{offset}");
     }
     // Nothing is mapped.
@@ -85,7 +85,7 @@ fn memory_of_the_program_is_written_within_its_range_and_not_reached_otherwise()
     assert_eq!(bracket.flush(0, 1), Err(AccessError::Right));
     drop(bracket);
     assert!(seen(&data) == expected);
-    let written = MAX_PROCESS_WRITE as u64 + 1;
+    let written = max_process_write() as u64 + 1;
     assert_eq!((counter(&p.a, "process_writes"), counter(&p.a, "process_write_bytes")), (2, written));
 }
 
@@ -97,11 +97,11 @@ fn a_write_wakes_nobody_and_who_sleeps_is_seen_to() {
     let data = vec![0_u8; 64];
     let (mut p, grant, guard) = granted(&data);
     let path = p.a.open_path(&av(p.b.attr().local)).unwrap();
-    assert!(!p.a.reach(|mut reach| reach.sleeps(grant)));
+    assert_eq!(p.a.reach(|mut reach| reach.sleeps(grant)), Some(false));
     while p.b.prepare_wait() {
         recv(&mut p.b, &mut Vec::new());
     }
-    assert!(p.a.reach(|mut reach| reach.sleeps(grant)));
+    assert_eq!(p.a.reach(|mut reach| reach.sleeps(grant)), Some(true));
     let before = counter(&p.a, "wakeups_sent");
     let value = [7_u8; 8];
     let done = p.a.send_messages(now(), path, |_, mut reach| {
@@ -162,6 +162,9 @@ fn memory_that_is_not_there_is_not_granted_again() {
     let (mut p, grant, guard) = granted(nowhere);
     assert_eq!(write(&mut p.a, grant, &guard, 0, &[1]), Err(Denied::Unable));
     assert_eq!(p.notice(true), Notice::GrantRevoked { link: p.to_b, key: KEY, grant });
+    assert_eq!(p.a.reach(|mut reach| reach.sleeps(grant)), None);
+    assert_eq!(p.notice(false), Notice::GrantLeft { link: p.to_a, key: KEY });
+    assert_eq!(p.b.grants.granted_now(), 0);
     p.a.ask_grant(p.to_b, KEY, QPN).unwrap();
     while !matches!(p.notice(false), Notice::GrantAsked { .. }) {}
     p.b.grant(p.to_a, &own(nowhere, Access::REMOTE_WRITE)).unwrap();
