@@ -454,6 +454,16 @@ mod tests {
     }
 
     #[test]
+    fn two_queue_pairs_never_have_the_same_word() {
+        let (a, b) = (open(), open());
+        connect(&a, &b, 1000, 2);
+        a.turn();
+        let words = a.shared().control(|e| [0, 1].map(|slot| e.core.qps.at(slot).map(|qp| qp.res.word)));
+        assert!(words.iter().all(|word| word.is_some_and(|word| word != 0)), "{words:?}");
+        assert_ne!(words[0], words[1]);
+    }
+
+    #[test]
     fn an_answer_to_a_grant_looks_at_the_queue_pair_that_asked_and_at_no_other() {
         assert_eq!(looks_for_an_answer(1), 1);
         assert_eq!(looks_for_an_answer(300), 1);
