@@ -103,9 +103,11 @@ fn pair() -> Pair {
     pair
 }
 
-/// Brings a queue pair of a connection from RESET to RTS.
-fn connect_to(qp: *mut IbvQp, dest_qp_num: u32, ah_attr: IbvAhAttr) {
+/// Brings a queue pair of a connection from RESET to RTS. Requests of both ends begin at `psn`.
+fn connect_to(qp: *mut IbvQp, dest_qp_num: u32, ah_attr: IbvAhAttr, psn: u32) {
     let attr = IbvQpAttr {
+        rq_psn: psn,
+        sq_psn: psn,
         qp_state: 1,
         port_num: 1,
         qp_access_flags: 0b1110,
@@ -133,7 +135,7 @@ impl Pair {
             let path =
                 IbvAhAttr { dgid: gid, hop_limit: 1, is_global: 1, port_num: 1, ..IbvAhAttr::default() };
             // SAFETY: a queue pair that exists.
-            connect_to(qp, unsafe { (*peer).qp_num }, path);
+            connect_to(qp, unsafe { (*peer).qp_num }, path, 0);
         }
     }
     fn register(&self, memory: &mut [u8]) -> *mut IbvMr {
