@@ -155,7 +155,7 @@ impl Token<'_> {
         let body = load.check(args, answer.max_medium, answer.peer)?;
         let Answer { lower, events, link, waits, .. } = answer;
         if let Some((source, to)) = load.write(answer.peer) {
-            // Who may not wait posts all at once.
+            // A handler that may not wait posts all pieces at once.
             if waits {
                 source.each_piece(to, |piece, to, _| {
                     surely(lower, events, |lower| lower.put(link, piece, to))

@@ -411,7 +411,7 @@ mod tests {
             }
             survive();
             for is_forbidden in [false, true] {
-                // What is forbidden may be allowed by a handler.
+                // The program's handler of the later rounds may allow an access that is forbidden.
                 if is_forbidden && round > 0 {
                     continue;
                 }

@@ -1,8 +1,8 @@
 //! Counters of a device's port, summed up as a program opens one of their files.
 //!
-//! The tree says in `counters` what each file is the sum of, and in `ended` what processes have counted that have ended.
-//! Those that run answer at sockets of their own, as `hca stat` asks them: each line is a name and a value, behind the
-//! line of the device and that of its port, which is named by the tree and the device's name.
+//! The tree says in `counters` what each file is the sum of, and in `ended` what ended processes have counted. Running
+//! processes answer at sockets of their own, as `hca stat` asks them: each line is a name and a value, behind the line of
+//! the device and that of its port, which is named by the tree and the device's name.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -77,7 +77,7 @@ fn user() -> u32 {
     unsafe { libc::getuid() }
 }
 
-/// What a process of this user tells.
+/// The answer of a process of this user, line by line.
 fn answer(name: &str) -> Option<Vec<String>> {
     let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).ok()?).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;

@@ -249,7 +249,7 @@ unsafe fn stream_group(to: *mut u8, from: *const u8) {
             options(nostack)
         );
         if left != 0 {
-            // What is copied once more is the same.
+            // Bytes that are copied a second time are the same.
             move_what_is_there(to, from, PAGES * PAGE);
         }
     }

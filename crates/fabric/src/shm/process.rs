@@ -281,11 +281,11 @@ impl Processes {
         let lender = self.lenders.get_mut(&link)?;
         if let Writes::Untried = lender.writes {
             let (addr, word) = lender.proof;
-            let opened = match process_write::is_possible() {
+            let opened = match process_write::max_process_write() {
+                0 => Err(Errno::NOSYS),
                 // It lives behind that: the pid was its own meanwhile.
-                true => ProcessMemory::open(lender.pid.as_raw_nonzero().get(), addr, word)
+                _ => ProcessMemory::open(lender.pid.as_raw_nonzero().get(), addr, word)
                     .and_then(|memory| if lender.lives() { Ok(memory) } else { Err(Errno::SRCH) }),
-                false => Err(Errno::NOSYS),
             };
             lender.writes = opened.map_or_else(
                 |why| {

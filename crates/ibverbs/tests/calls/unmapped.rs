@@ -157,7 +157,7 @@ fn a_program_that_unmaps_registered_memory_lives_on() {
             assert_eq!(a.status(), LOCAL_PROTECTION, "WRITE of {len}");
         }
     }
-    // What is written to memory that nobody sees is written.
+    // A WRITE to pages that are not there succeeds: nobody sees them.
     for len in [HOLE.start + 8, HOLE.end + 8, LEN] {
         for _ in 0..3 {
             again();

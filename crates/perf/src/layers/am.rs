@@ -22,7 +22,7 @@ const SINK: u16 = 3;
 const STOP: u16 = 4;
 /// How long a far side computes from one call to the next.
 pub const SLICE: Duration = Duration::from_millis(1);
-/// What the far side of [`start_computing`] is called.
+/// The name of the far side of [`start_computing`].
 const COMPUTES: &str = "computes";
 const OFFLOADED: &str = "offloaded";
 

@@ -154,7 +154,7 @@ impl End {
     fn collect(&mut self) -> Result<(), Failure> {
         while let Some(done) = self.vi.send_done() {
             well(&done)?;
-            // Those of RDMA stand behind their block.
+            // Descriptors of RDMA stand behind their block, in other memory.
             if done.descriptor.handle() == self.memory.handle() {
                 self.sends.push_back(done.descriptor);
             }
