@@ -132,7 +132,8 @@ pub unsafe trait Device: Send + Sync {
     /// Takes a region's keys back. When it returns, the device touches the memory no more.
     ///
     /// # Errors
-    /// The handle is unknown.
+    /// The handle is unknown, or the region is gone and a peer may still change its memory
+    /// ([`DeviceError::Exposed`]).
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError>;
     /// Moves a region to another protection domain and changes its rights; its memory and addresses stay. On return, no
     /// access is under way that is no longer allowed. The region has a new handle, and may have new keys.

@@ -123,6 +123,12 @@ pub enum DeviceError {
         /// The requested feature or size.
         bytes: u64,
     },
+    /// The region is gone, and a peer may still change its memory.
+    #[error(
+        "a process that was dropped may still change the memory of this region; do not free the memory while that \
+         process lives"
+    )]
+    Exposed,
     /// The adapter refused a command.
     #[error("the adapter refused {command}: {reason} (status {status:#x}, syndrome {syndrome:#x}): {remedy}")]
     Refused {

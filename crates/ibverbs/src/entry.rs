@@ -66,7 +66,7 @@ impl From<DeviceError> for Errno {
             D::InUse { .. } | D::HasEngine { .. } => libc::EBUSY,
             D::Unsupported { .. } => libc::EOPNOTSUPP,
             D::NoPath { .. } => libc::EHOSTUNREACH,
-            D::Refused { .. } | D::Dead { .. } => libc::EIO,
+            D::Refused { .. } | D::Dead { .. } | D::Exposed => libc::EIO,
             D::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
             _ => libc::EINVAL,
         })

@@ -51,9 +51,7 @@ fn word_of(entry: &QpEntry) -> u64 {
 /// Logs what a peer that was dropped may still do.
 fn report(revocation: &Revocation) {
     if revocation.exposed {
-        tracing::error!(
-            "memory that a stuck peer had mapped could not be made private: the peer may still change it"
-        );
+        tracing::error!("a peer that was dropped may still change memory that was taken back");
     }
 }
 
@@ -136,11 +134,7 @@ impl Engine {
 
 /// What a program is told that took memory back.
 pub(crate) fn outcome(revocation: &Revocation) -> Result<(), DeviceError> {
-    if revocation.exposed {
-        let source = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
-        return Err(DeviceError::Io { doing: "taking memory back from a peer that is stuck in it", source });
-    }
-    Ok(())
+    if revocation.exposed { Err(DeviceError::Exposed) } else { Ok(()) }
 }
 
 impl Core {

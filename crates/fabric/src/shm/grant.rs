@@ -269,6 +269,7 @@ pub struct Revocation {
     pub private: bool,
     /// Whether a dropped peer may still change the bytes: there was no memory for private copies, or a system call of
     /// the peer that writes to memory of this program has not returned for a second. Pages of this library are never
-    /// freed then, and the program learns that the device did not release the memory.
+    /// freed then. If another revocation has dropped the peer, the next one by the memory's own key says so as well, so
+    /// that the program learns that the device did not release the memory.
     pub exposed: bool,
 }

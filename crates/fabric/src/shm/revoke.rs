@@ -6,11 +6,15 @@
 //! it ends all other peers' accesses to the memory in the same way.
 //!
 //! No call sleeps: a revocation is begun, and then [continued](ShmFabric::continue_take_back) until it is done, while
-//! the adapter goes on. Once the peers' time is over, the next call finishes the revocation. Until then
+//! the adapter goes on. Once the peers' time is over, the next call finishes the revocation, or begins to keep others out
+//! of what the late peers hold; those have as much time. Until the end
 //!
 //! - its regions stay in their places, with another generation, and are granted to nobody;
 //! - peers are known by the names of their links, as another one may stand in a link's slot later.
+//!
+//! Memory that may change behind a revocation is remembered by its key: the revocation of that key says so, too.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant as Clock};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -57,12 +61,20 @@ pub enum TakeBack {
 /// A take-back that is under way.
 struct UnderWay {
     id: TakeBackId,
+    /// The key that is revoked.
+    key: Option<u32>,
     /// The queue pair whose word was withdrawn.
     word: Option<u32>,
     /// Slots of the regions.
     regions: Vec<u32>,
     inside: Vec<Inside>,
     deadline: Clock,
+    /// The peers that were not out in time.
+    stuck: Vec<LinkId>,
+    /// The memory that these may write to, which becomes private.
+    private: Vec<SharedPages>,
+    /// The regions that may change yet, as nothing keeps these peers from it.
+    exposed: Vec<u32>,
     /// What came of others that dropped a peer that this one waited for.
     outcome: Revocation,
 }
@@ -72,6 +84,8 @@ struct UnderWay {
 pub(super) struct TakeBacks {
     under_way: Vec<UnderWay>,
     begun: u64,
+    /// Keys of memory that a dropped peer may still change, until they are revoked.
+    exposed: HashSet<u32>,
     /// Links that are cut behind a take-back.
     closing_links: Vec<(TakeBackId, LinkId)>,
 }
@@ -108,8 +122,11 @@ impl ShmFabric {
     pub fn begin_revoke(&mut self, key: u32) -> TakeBack {
         self.end_loans(key);
         match self.grants.slot_of(key) {
-            Some(slot) => self.begin_take_back(vec![slot], None, None),
-            None => TakeBack::Done(Revocation::default()),
+            Some(slot) => self.begin_take_back(vec![slot], Some(key), None),
+            None => {
+                let exposed = self.take_backs.exposed.remove(&key);
+                TakeBack::Done(Revocation { exposed, ..Revocation::default() })
+            }
         }
     }
 
@@ -152,7 +169,7 @@ impl ShmFabric {
         if !holds {
             return Ok(TakeBack::Done(Revocation::default()));
         }
-        Ok(self.begin_take_back(Vec::new(), link, Some(slot)))
+        Ok(self.begin_take_back(Vec::new(), None, link.map(|link| (link, slot))))
     }
     /// Whether a withdrawal still waits for the end of accesses under an older word of a queue pair.
     pub fn is_withdrawing(&self, slot: u32) -> bool {
@@ -173,8 +190,14 @@ impl ShmFabric {
         done
     }
 
-    /// Ends accesses to regions, and any access of one peer.
-    fn begin_take_back(&mut self, regions: Vec<u32>, peer: Option<u32>, word: Option<u32>) -> TakeBack {
+    /// Ends accesses to regions, one of which may be revoked by its key, or any access of one peer, as the word of a
+    /// queue pair is withdrawn.
+    fn begin_take_back(
+        &mut self,
+        regions: Vec<u32>,
+        key: Option<u32>,
+        withdrawn: Option<(u32, u32)>,
+    ) -> TakeBack {
         if self.chance.as_ref().is_some_and(|c| c.is_killed()) {
             return TakeBack::Done(Revocation::default());
         }
@@ -182,11 +205,21 @@ impl ShmFabric {
             self.grants.begin_to_end(region);
         }
         self.barrier.on_parking();
-        let inside = self.inside(&regions, peer, &[]);
+        let inside = self.inside(&regions, withdrawn.map(|(peer, _)| peer), &[]);
         self.take_backs.begun += 1;
         let id = TakeBackId(self.take_backs.begun);
-        let (deadline, outcome) = (Clock::now() + PATIENCE, Revocation::default());
-        let mut t = UnderWay { id, word, regions, inside, deadline, outcome };
+        let mut t = UnderWay {
+            id,
+            key,
+            word: withdrawn.map(|(_, word)| word),
+            regions,
+            inside,
+            deadline: Clock::now() + PATIENCE,
+            stuck: Vec::new(),
+            private: Vec::new(),
+            exposed: Vec::new(),
+            outcome: Revocation::default(),
+        };
         match self.advance(&mut t) {
             Some(done) => TakeBack::Done(done),
             None => {
@@ -214,53 +247,53 @@ impl ShmFabric {
 
     /// `None`: peers that were within an access still are, and have time.
     fn advance(&mut self, t: &mut UnderWay) -> Option<Revocation> {
-        self.look_whether_out(&mut t.inside);
-        let now = Clock::now();
-        if !t.inside.is_empty() && now < t.deadline {
-            return None;
-        }
-        if now < t.deadline + PATIENCE_WITH_CALLS && t.inside.iter().any(|i| self.by_calls(i)) {
-            return None;
-        }
-        let mut late = std::mem::take(&mut t.inside);
-        let mut stuck: Vec<u32> = Vec::new();
-        let mut private: Vec<SharedPages> = Vec::new();
         loop {
-            for i in late {
-                let Some(slot) = self.links.by_token(i.link.token()) else { continue };
-                stuck.push(slot);
-                if self.by_calls(&i) {
-                    tracing::error!(
-                        "a peer does not return from a call that writes to memory which is taken back"
-                    );
-                    t.outcome.exposed = true;
-                }
-                // What it is within may change later on, if it can write there.
-                let within = i.seen.region().and_then(|r| self.grants.region(r));
-                let held = within.filter(|r| r.holders.iter().any(|(l, _)| *l == slot));
-                let writable = held.filter(|r| r.is_writable()).and_then(|r| r.pages.clone());
-                if let Some(pages) = writable.filter(|p| !private.iter().any(|q| q.is(p))) {
-                    private.push(pages);
-                }
+            self.look_whether_out(&mut t.inside);
+            if self.have_time(t) {
+                return None;
             }
+            for late in std::mem::take(&mut t.inside) {
+                self.note_stuck(t, &late);
+            }
+            let stuck: Vec<u32> = t.stuck.iter().filter_map(|l| self.links.by_token(l.token())).collect();
             // Who is dropped loses all that it holds, and from memory that becomes private all are kept out.
             let lost = self.grants.regions().filter(|(_, r)| {
-                r.holders.iter().any(|(l, _)| stuck.contains(l)) || private.iter().any(|p| r.is_of(p))
+                r.holders.iter().any(|(l, _)| stuck.contains(l)) || t.private.iter().any(|p| r.is_of(p))
             });
             let lost: Vec<u32> =
                 lost.map(|(slot, _)| slot).filter(|slot| !t.regions.contains(slot)).collect();
             if lost.is_empty() {
-                break;
+                return Some(self.finish(t));
             }
             for &region in &lost {
                 self.grants.begin_to_end(region);
             }
             self.barrier.on_parking();
-            late = self.inside(&lost, None, &stuck);
-            self.look_whether_out(&mut late);
+            t.inside = self.inside(&lost, None, &stuck);
+            t.deadline = Clock::now() + PATIENCE;
             t.regions.extend(lost);
         }
-        Some(self.finish(t, &stuck, &private))
+    }
+    /// Whether peers that are within may be so for longer.
+    fn have_time(&self, t: &UnderWay) -> bool {
+        let now = Clock::now();
+        let calls = || t.inside.iter().any(|i| self.by_calls(i));
+        !t.inside.is_empty() && (now < t.deadline || now < t.deadline + PATIENCE_WITH_CALLS && calls())
+    }
+    /// A peer that was not out in time is dropped at the end: notes what it may change until then and behind that.
+    fn note_stuck(&self, t: &mut UnderWay, late: &Inside) {
+        let Some(slot) = self.links.by_token(late.link.token()) else { return };
+        t.stuck.push(late.link);
+        let by_calls = self.by_calls(late);
+        let Some(at) = late.seen.region() else { return };
+        if by_calls {
+            tracing::error!("a peer does not return from a call that writes to memory which is taken back");
+            t.exposed.push(at);
+        }
+        // What it is within may change later on, if it can write there.
+        let held = self.grants.region(at).filter(|r| r.holders.iter().any(|(l, _)| *l == slot));
+        let writable = held.filter(|r| r.is_writable()).and_then(|r| r.pages.clone());
+        t.private.extend(writable.filter(|p| !t.private.iter().any(|q| q.is(p))));
     }
 
     /// Who is within one of these regions, or, of this peer, within any.
@@ -320,10 +353,10 @@ impl ShmFabric {
     }
 
     /// All are out, or stuck: makes memory private, tells holders, forgets regions, drops peers.
-    fn finish(&mut self, t: &mut UnderWay, stuck: &[u32], private: &[SharedPages]) -> Revocation {
+    fn finish(&mut self, t: &mut UnderWay) -> Revocation {
         let mut outcome = std::mem::take(&mut t.outcome);
-        outcome.private |= !private.is_empty();
-        for pages in private {
+        outcome.private |= !t.private.is_empty();
+        for pages in &t.private {
             match pages.make_private() {
                 Ok(()) => self.counters.regions_made_private += 1,
                 Err(why) => {
@@ -331,13 +364,41 @@ impl ShmFabric {
                     tracing::error!(%why, bytes, "no memory for copies of the pages that a dropped peer may change");
                     // Nothing else may ever stand there.
                     std::mem::forget(pages.clone());
-                    outcome.exposed = true;
+                    t.exposed
+                        .extend(self.grants.regions().filter(|(_, r)| r.is_of(pages)).map(|(slot, _)| slot));
                 }
             }
         }
-        for &slot in &t.regions {
+        let exposed = t.exposed.iter().filter_map(|&slot| self.grants.region(slot)).map(|r| r.key);
+        self.take_backs.exposed.extend(exposed);
+        outcome.exposed |= match t.key {
+            Some(key) => self.take_backs.exposed.remove(&key),
+            None => !t.exposed.is_empty(),
+        };
+        self.forget_regions(&t.regions);
+        for &link in &t.stuck {
+            outcome.dropped.push(link);
+            // Who waits for the same peer learns what came of it.
+            for other in &mut self.take_backs.under_way {
+                if other.inside.iter().any(|i| i.link == link) {
+                    other.outcome.dropped.push(link);
+                    other.outcome.private |= outcome.private;
+                    other.outcome.exposed |= outcome.exposed;
+                }
+            }
+            let Some(slot) = self.links.by_token(link.token()) else { continue };
+            let peer = self.links.get(slot).map(|l| l.peer);
+            tracing::warn!(?peer, "a peer that did not leave an access to revoked memory is dropped");
+            self.counters.peers_dropped_stuck += 1;
+            self.end(slot);
+        }
+        outcome.private &= !outcome.exposed;
+        outcome
+    }
+    /// Tells the holders of regions that these are revoked, and forgets those that no other take-back waits for.
+    fn forget_regions(&mut self, regions: &[u32]) {
+        for &slot in regions {
             let generation = self.grants.generation(slot).wrapping_sub(1);
-            // Another take-back waits for peers that are within: it forgets the region.
             let Some(region) = self.grants.end(slot) else { continue };
             self.counters.grants_revoked += region.holders.len() as u64;
             for (holder, _) in region.holders {
@@ -348,24 +409,6 @@ impl ShmFabric {
                 self.send_note(peer, Note::Revoked { key: region.key, place }, None);
             }
         }
-        for &slot in stuck {
-            let link = LinkId::new(self.links.token(slot));
-            outcome.dropped.push(link);
-            // Who waits for the same peer learns what came of it.
-            for other in &mut self.take_backs.under_way {
-                if other.inside.iter().any(|i| i.link == link) {
-                    other.outcome.dropped.push(link);
-                    other.outcome.private |= outcome.private;
-                    other.outcome.exposed |= outcome.exposed;
-                }
-            }
-            let peer = self.links.get(slot).map(|l| l.peer);
-            tracing::warn!(?peer, "a peer that did not leave an access to revoked memory is dropped");
-            self.counters.peers_dropped_stuck += 1;
-            self.end(slot);
-        }
-        outcome.private &= !outcome.exposed;
-        outcome
     }
 
     /// Takes back all that a peer holds, and cuts the link to it, though it lives.

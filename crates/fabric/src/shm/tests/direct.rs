@@ -498,6 +498,49 @@ fn all_that_wait_for_a_peer_that_is_dropped_learn_what_came_of_it() {
     });
 }
 
+/// A peer that is not out in time costs the others the memory, and these have as much time to leave it.
+#[test]
+fn others_have_time_to_leave_memory_that_becomes_private() {
+    in_time(|| {
+        let mut p = pair();
+        let pages = SharedPages::alloc(4096).unwrap();
+        let (g, _) = p.granted(&pages, KEY, ALL);
+        let guard = p.guard();
+        let mut c = open(p.b.domain.name());
+        let path = c.open_path(&av(p.b.attr().local)).unwrap();
+        while c.link_of(path).is_none() {
+            recv(&mut c, &mut Vec::new());
+            recv(&mut p.b, &mut Vec::new());
+        }
+        let (c_to_b, b_to_c) = (c.link_of(path).unwrap(), link(&p.b, &c));
+        p.b.offer(b_to_c, &grant(&pages, KEY + 1, ALL)).unwrap();
+        let of_c = loop {
+            recv(&mut c, &mut Vec::new());
+            if let Some(Notice::Granted { grant, .. }) = c.next_notice() {
+                break grant;
+            }
+        };
+        let guard_of_c = c.qp_guard(c_to_b, 5, WORD).unwrap();
+        let stays = p.a.access(g, &guard).unwrap();
+        let leaves = c.access(of_c, &guard_of_c).unwrap();
+        let id = under_way(p.b.begin_revoke(KEY))?;
+        let region_of_c = p.b.grants.slot_of(KEY + 1).unwrap();
+        while !p.b.grants.is_ending(region_of_c) {
+            assert_eq!(p.b.continue_take_back(id), None);
+        }
+        drop(leaves);
+        let done = p.b.continue_take_back(id).expect("all are out, or stuck");
+        if done.dropped.len() > 1 {
+            return None;
+        }
+        assert_eq!(done, Revocation { dropped: vec![p.to_a], private: true, exposed: false });
+        assert_eq!((link(&p.b, &c), counter(&p.b, "peers_dropped_stuck")), (b_to_c, 1));
+        assert_eq!(c.access(of_c, &guard_of_c).err(), Some(Denied::Revoked));
+        drop(stays);
+        Some(())
+    });
+}
+
 /// Another peer comes and goes, and the one that is within is no reason to wait for it.
 #[test]
 fn a_peer_that_broke_the_rules_while_it_is_within_is_heard_no_more_and_cut_behind_that() {

@@ -150,6 +150,30 @@ fn what_is_taken_back_between_the_bracket_and_the_call_is_not_written() {
     }
 }
 
+/// A peer that does not leave the call: who withdraws its queue pair's word learns that the memory may change, and so
+/// does the revocation of the key behind that, once.
+#[test]
+fn memory_that_a_dropped_writer_may_change_is_told_of_when_its_key_is_revoked() {
+    if !possible() {
+        return;
+    }
+    for by_key in [true, false] {
+        let data = vec![0_u8; 4096];
+        let (p, grant, guard) = granted(&data);
+        let Pair { mut a, mut b, to_a, .. } = p;
+        at_the_end_of_the_next_copy(move || {
+            let first = if by_key { b.revoke(KEY) } else { b.withdraw_qp_word(to_a, QP, 0).unwrap() };
+            let changes = Revocation { dropped: vec![to_a], private: false, exposed: true };
+            assert_eq!(first, changes);
+            let behind = b.revoke(KEY);
+            assert_eq!(behind, Revocation { exposed: !by_key, ..Revocation::default() });
+            assert_eq!(b.revoke(KEY), Revocation::default());
+            std::mem::forget(b);
+        });
+        assert!(write(&mut a, grant, &guard, 0, &[1]).is_err());
+    }
+}
+
 #[test]
 fn memory_that_is_not_there_is_not_granted_again() {
     if !possible() {
