@@ -595,13 +595,46 @@ mod tests {
         assert_eq!(tolerance, MIN_TOLERANCE);
     }
 
+    /// Brings a queue pair of a service to RTS, towards that of a number at another device.
+    fn connect(
+        device: &crate::SoftHca,
+        (qp, qp_type): (hca_core::QpHandle, hca_core::QpType),
+        (peer, qpn): (&crate::SoftHca, hca_core::Qpn),
+    ) {
+        use hca_core::{
+            AckTimeout, AddressVector, Device, Gid, Mtu, Pkey, Psn, QpAttr, QpState, QpType, RnrTimer,
+        };
+        let (receives, sends) = (qp_type != QpType::XrcIni, qp_type != QpType::XrcTgt);
+        let init = QpAttr { state: Some(QpState::Init), pkey: Some(Pkey::DEFAULT), ..QpAttr::default() };
+        let init = QpAttr { access: Some(hca_core::Access::empty()), ..init };
+        let dgid = Gid::from_ip(peer.fabric().local);
+        let rtr = QpAttr {
+            state: Some(QpState::Rtr),
+            dest_qpn: Some(qpn),
+            av: Some(AddressVector { dgid, ..AddressVector::default() }),
+            path_mtu: Some(Mtu::B1024),
+            rq_psn: Some(Psn::new(7)),
+            max_dest_rd_atomic: receives.then_some(1),
+            min_rnr_timer: receives.then(|| RnrTimer::new(1)),
+            ..QpAttr::default()
+        };
+        let rts = QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(Psn::new(7)),
+            timeout: Some(AckTimeout::new(18)),
+            retry_cnt: sends.then_some(7),
+            rnr_retry: sends.then_some(7),
+            max_rd_atomic: sends.then_some(1),
+            ..QpAttr::default()
+        };
+        for attr in [init, rtr, rts] {
+            device.modify_qp(qp, &attr).unwrap();
+        }
+    }
     /// Two queue pairs of these devices, connected to each other, with a receive request each.
     #[allow(unsafe_code)] // posts, as a program does
     fn connected(devices: &[Arc<crate::SoftHca>; 2]) -> [hca_core::QpPorts; 2] {
-        use hca_core::{
-            AckTimeout, AddressVector, Device, Gid, Mtu, Pkey, Psn, QpAttr, QpCap, QpInit, QpState, QpType,
-            RecvWr, RnrTimer,
-        };
+        use hca_core::{Device, QpCap, QpInit, QpType, RecvWr};
         let mut qps = devices.each_ref().map(|device| {
             let (cq, _) = device.create_cq(16).unwrap();
             let (pd, cap) = (device.alloc_pd().unwrap(), QpCap::default());
@@ -609,37 +642,38 @@ mod tests {
             device.create_qp(pd, &init).unwrap()
         });
         for (n, device) in devices.iter().enumerate() {
-            let dgid = Gid::from_ip(devices[1 - n].fabric().local);
-            let init = QpAttr { state: Some(QpState::Init), pkey: Some(Pkey::DEFAULT), ..QpAttr::default() };
-            let rtr = QpAttr {
-                state: Some(QpState::Rtr),
-                dest_qpn: Some(qps[1 - n].qpn),
-                av: Some(AddressVector { dgid, ..AddressVector::default() }),
-                path_mtu: Some(Mtu::B1024),
-                rq_psn: Some(Psn::new(7)),
-                max_dest_rd_atomic: Some(1),
-                min_rnr_timer: Some(RnrTimer::new(1)),
-                ..QpAttr::default()
-            };
-            let rts = QpAttr {
-                state: Some(QpState::Rts),
-                sq_psn: Some(Psn::new(7)),
-                timeout: Some(AckTimeout::new(18)),
-                retry_cnt: Some(7),
-                rnr_retry: Some(7),
-                max_rd_atomic: Some(1),
-                ..QpAttr::default()
-            };
-            let init = QpAttr { access: Some(hca_core::Access::empty()), ..init };
-            for attr in [init, rtr, rts] {
-                device.modify_qp(qps[n].handle, &attr).unwrap();
-            }
+            connect(device, (qps[n].handle, QpType::Rc), (&devices[1 - n], qps[1 - n].qpn));
             let recv = qps[n].recv.as_mut().unwrap();
             // SAFETY: the request names no memory.
             unsafe { recv.post(&[RecvWr { wr_id: 0, sges: &[] }]) }.unwrap();
             recv.ring();
         }
         qps
+    }
+    /// An initiator of XRC at the first device, with its completion queue, and the number of a queue at the second, which
+    /// has so many receive requests.
+    #[allow(unsafe_code)] // posts, as a program does
+    fn connected_xrc(
+        devices: &[Arc<crate::SoftHca>; 2],
+        requests: u64,
+    ) -> (hca_core::QpPorts, Box<dyn hca_core::CqPort>, hca_core::Srqn) {
+        use hca_core::{Device, ExtendedConnections, QpCap, QpInit, QpType, RecvWr, SrqInit};
+        let (send_cq, port) = devices[0].create_cq(16).unwrap();
+        let cap = QpCap { max_recv_wr: 0, max_recv_sge: 0, ..QpCap::default() };
+        let init = QpInit { qp_type: QpType::XrcIni, send_cq, recv_cq: send_cq, srq: None, cap };
+        let initiator = devices[0].create_qp(devices[0].alloc_pd().unwrap(), &init).unwrap();
+        let (cq, pd) = (devices[1].create_cq(16).unwrap().0, devices[1].alloc_pd().unwrap());
+        let domain = devices[1].alloc_xrcd().unwrap();
+        let mut srq = devices[1].create_xrc_srq(pd, domain, cq, &SrqInit { max_wr: 16, max_sge: 1 }).unwrap();
+        let (target, qpn) = devices[1].create_xrc_target(domain).unwrap();
+        connect(&devices[1], (target, QpType::XrcTgt), (&devices[0], initiator.qpn));
+        connect(&devices[0], (initiator.handle, QpType::XrcIni), (&devices[1], qpn));
+        for wr_id in 0..requests {
+            // SAFETY: the request names no memory.
+            unsafe { srq.recv.post(&[RecvWr { wr_id, sges: &[] }]) }.unwrap();
+        }
+        srq.recv.ring();
+        (initiator, port, srq.number)
     }
 
     #[test]
@@ -693,5 +727,47 @@ mod tests {
         // SAFETY: as above.
         unsafe { qps[1].send.post_now(&message) }.unwrap();
         assert_eq!(turn(), (false, None, None), "the guard sleeps until a packet comes or a timer fires");
+    }
+
+    /// The program's answer to a message of XRC goes by another queue pair, and may overtake what the target owes.
+    #[test]
+    #[allow(unsafe_code)] // posts, as a program does
+    fn what_an_xrc_target_owes_waits_for_no_answer() {
+        use hca_core::{Completion, Dest, Payload, SendFlags, SendOp, SendWr};
+        let devices = [0, 1]
+            .map(|_| device_with(crate::Options { progress: Progress::Inline, ..crate::Options::default() }));
+        let mut answering = connected(&devices);
+        let (mut initiator, mut cq, number) = connected_xrc(&devices, 4);
+        let begin = std::time::Instant::now();
+        // Turns until the turn in which the message arrives; whether acknowledgements are owed behind it.
+        let turn = |rule| {
+            let shared = devices[1].shared();
+            shared.control(|e| {
+                e.core.arrived = false;
+                while !e.core.arrived {
+                    assert!(begin.elapsed() < Duration::from_secs(20), "{rule:?}: nothing arrives");
+                    shared.whole_turn(e, shared.time.now(), rule);
+                }
+                (e.owes_acks(), e.sends_at())
+            })
+        };
+        let (payload, flags) = (Payload::Inline(b""), SendFlags::SIGNALED);
+        let mut message = SendWr { wr_id: 1, op: SendOp::Send, flags, payload, dest: None };
+        // SAFETY: inline data names no memory.
+        unsafe { answering[0].send.post_now(&message) }.unwrap();
+        turn(AckRule::WithAnswer);
+        message.dest = Some(Dest::Srq(number));
+        for rule in [AckRule::WithAnswer, AckRule::NextTurn, AckRule::UnlessDelivered, AckRule::Now] {
+            // SAFETY: as above.
+            unsafe { initiator.send.post_now(&message) }.unwrap();
+            let others_owe = rule == AckRule::WithAnswer;
+            assert_eq!(turn(rule), (others_owe, None), "{rule:?}");
+            // Nobody turns the target's device meanwhile.
+            let mut one = [Completion::default()];
+            while cq.poll(&mut one) == 0 {
+                assert!(begin.elapsed() < Duration::from_secs(20), "{rule:?}: it was not acknowledged");
+            }
+            assert_eq!(one[0].status, hca_core::WcStatus::Success, "{rule:?}");
+        }
     }
 }

@@ -1,11 +1,16 @@
 //! Acknowledgements: which are owed, and when they leave.
+//!
+//! An acknowledgement waits for an answer that it can go along with. A target of XRC sends nothing: the program answers
+//! by another queue pair, whose packets are in no order with the target's. So what a target owes leaves in the turn in
+//! which it becomes due, before the program is given the message, as from an adapter in silicon; programs rely on the
+//! completion of their request before its answer.
 
 use hca_core::{Instant, QpHandle};
 use hca_fabric::{Fabric, TxBatch};
 
 use super::shm::MessageSink;
 use super::{Core, Engine, Sink, group_by_path};
-use crate::qp::{QpEntry, QpHost};
+use crate::qp::{QpEntry, QpHost, RecvQueue};
 
 /// When an acknowledgement that became due in this turn leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +63,7 @@ impl Engine {
     /// Sends the acknowledgements that are due: all that were owed before this turn, and by the rule those
     /// of queue pairs whose program has nothing to answer yet.
     pub(super) fn flush_acks(&mut self, now: Instant, rule: AckRule) -> bool {
-        if rule == AckRule::WithAnswer {
-            self.core.keep_owed_acks();
+        if rule == AckRule::WithAnswer && !self.core.keep_owed_acks() {
             return false;
         }
         let mut sent = false;
@@ -79,26 +83,31 @@ impl Engine {
             }
         }
         self.core.acks.truncate(kept);
-        (self.core.acks_blocked, self.core.acks_held) = (blocked, 0);
+        let held = if rule == AckRule::WithAnswer { kept - blocked } else { 0 };
+        (self.core.acks_blocked, self.core.acks_held) = (blocked, held);
         sent
     }
 }
 
 impl Core {
-    /// Leaves the acknowledgements that are owed as they are, and forgets those that went along with packets.
+    /// Leaves the acknowledgements that are owed as they are, and forgets those that went along with packets. Returns
+    /// whether some are owed by queue pairs that never answer.
     #[cold]
     #[inline(never)]
-    fn keep_owed_acks(&mut self) {
+    fn keep_owed_acks(&mut self) -> bool {
         let qps = &mut self.qps;
+        let mut some_leave = false;
         self.acks.retain(|slot| {
             let Some(entry) = qps.at_mut(*slot) else { return false };
             let owes = entry.machine.ack_owed().is_some();
             if !owes {
                 entry.ack_since = None;
             }
+            some_leave |= owes && !answers(entry);
             owes
         });
         (self.acks_blocked, self.acks_held) = (0, self.acks.len());
+        some_leave
     }
 
     fn flush_ack(
@@ -117,10 +126,11 @@ impl Core {
         };
         let may_wait = match rule {
             AckRule::Now => false,
-            AckRule::UnlessDelivered => owed.delivered,
-            AckRule::NextTurn | AckRule::WithAnswer => true,
+            AckRule::UnlessDelivered => since == turn && owed.delivered,
+            AckRule::NextTurn => since == turn,
+            AckRule::WithAnswer => true,
         };
-        if since == turn && may_wait {
+        if may_wait && answers(entry) {
             return Ack::NextTurn;
         }
         let QpEntry { machine, res, .. } = &mut **entry;
@@ -150,4 +160,10 @@ impl Core {
         entry.ack_since = None;
         if sent { Ack::Sent } else { Ack::None }
     }
+}
+
+/// Whether packets of a queue pair can carry its acknowledgements.
+#[inline(always)]
+fn answers(entry: &QpEntry) -> bool {
+    !matches!(entry.res.rq, RecvQueue::Xrc(_))
 }
