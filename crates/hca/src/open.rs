@@ -472,6 +472,11 @@ impl Opened {
     pub fn progress(&self) -> Progress {
         self.soft.as_ref().map_or(Progress::Thread, |soft| soft.progress())
     }
+    /// Sends the acknowledgements that the device owes its peers, for a process that ends with the device open. Hardware
+    /// owes none.
+    pub fn acknowledge(&self) {
+        self.soft.as_ref().inspect(|soft| soft.acknowledge_all());
+    }
     /// Flushes the capture file, if there is one.
     ///
     /// # Errors

@@ -127,15 +127,17 @@ impl Drop for Adapter {
 
 /// The adapters that are open, by their devices' names.
 static OPEN: PerProcess<Mutex<HashMap<String, Weak<Adapter>>>> = PerProcess::new();
-/// A program that ends waits so long for its captures and its counters.
+/// A program that ends waits so long for its acknowledgements, its captures and its counters.
 const AT_EXIT: Duration = Duration::from_millis(500);
 
-/// Writes captures to the end, and keeps what was counted, when the program ends with its devices open.
+/// Acknowledges what the program has received, writes captures to the end, and keeps what was counted, when the program
+/// ends with its devices open.
 fn adapters_end_with_the_program() {
     extern "C" fn end() {
         last("hca-at-exit", AT_EXIT, || {
             let open: Vec<_> = lock(OPEN.get()).values().filter_map(Weak::upgrade).collect();
             for adapter in &open {
+                adapter.opened.acknowledge();
                 adapter.count_for_ever();
                 let _ = adapter.opened.finish_capture();
             }

@@ -303,14 +303,24 @@ impl SoftHca {
     }
 }
 
+impl SoftHca {
+    /// Sends the acknowledgements that the adapter owes its peers. A process that ends with the adapter open calls this:
+    /// the peers' requests for what it has received end in error otherwise.
+    pub fn acknowledge_all(&self) {
+        if !self.shared.fork.is_child() {
+            let now = self.shared.time.now();
+            self.shared.control(|e| e.acknowledge_all(now));
+        }
+    }
+}
+
 impl Drop for SoftHca {
     fn drop(&mut self) {
         if self.shared.fork.is_child() {
             return;
         }
         self.shared.retire_engines();
-        let now = self.shared.time.now();
-        self.shared.control(|e| e.acknowledge_all(now));
+        self.acknowledge_all();
         self.shared.sleeper.stop();
         if let Some(t) = self.thread.take()
             && t.thread().id() != std::thread::current().id()

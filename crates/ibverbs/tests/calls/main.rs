@@ -105,6 +105,10 @@ fn pair() -> Pair {
 
 /// Brings a queue pair of a connection from RESET to RTS. Requests of both ends begin at `psn`.
 fn connect_to(qp: *mut IbvQp, dest_qp_num: u32, ah_attr: IbvAhAttr, psn: u32) {
+    connect_with(qp, dest_qp_num, ah_attr, psn, 14);
+}
+/// As [`connect_to`], with the code of the time after which a request is repeated.
+fn connect_with(qp: *mut IbvQp, dest_qp_num: u32, ah_attr: IbvAhAttr, psn: u32, timeout: u8) {
     let attr = IbvQpAttr {
         rq_psn: psn,
         sq_psn: psn,
@@ -117,7 +121,7 @@ fn connect_to(qp: *mut IbvQp, dest_qp_num: u32, ah_attr: IbvAhAttr, psn: u32) {
         max_dest_rd_atomic: 1,
         max_rd_atomic: 1,
         min_rnr_timer: 12,
-        timeout: 14,
+        timeout,
         retry_cnt: 7,
         rnr_retry: 7,
         ..IbvQpAttr::default()

@@ -248,6 +248,54 @@ fn a_program_ends_with_everything_open() {
     unsafe { if std::env::var(ALONE).unwrap() == "exit" { libc::exit(0) } else { libc::_exit(0) } }
 }
 
+/// Tells another process the number of a queue pair, and is told that of the peer.
+fn exchange_numbers(pipe: &std::os::unix::net::UnixStream, qp: *mut IbvQp) -> u32 {
+    use std::io::{Read as _, Write as _};
+    let (mut pipe, mut number) = (pipe, [0; 4]);
+    // SAFETY: a queue pair that exists.
+    pipe.write_all(&unsafe { (*qp).qp_num }.to_ne_bytes()).unwrap();
+    pipe.read_exact(&mut number).unwrap();
+    u32::from_ne_bytes(number)
+}
+
+/// An adapter in silicon acknowledges what a program receives, whatever the program does next.
+#[test]
+fn a_message_whose_receiver_ends_at_once_has_arrived() {
+    let test = "processes::a_message_whose_receiver_ends_at_once_has_arrived";
+    let devices = ["udp://127.0.0.1?share=yes", "auto://127.0.0.1?share=yes"];
+    if devices.into_iter().all(|device| !alone_with(test, "exit", ("HCA_DEVICES", device))) {
+        return;
+    }
+    let [mine, other] = std::os::unix::net::UnixStream::pair().map(<[_; 2]>::from).unwrap();
+    // SAFETY: neither process has threads that hold locks yet, and the child ends by exit.
+    let child = unsafe { libc::fork() };
+    let pipe = if child == 0 { other } else { mine };
+    let own = pair();
+    let mut init = init_attr(own.cq);
+    let qp = call!(ibv_create_qp(own.pd, &raw mut init) -> *mut IbvQp);
+    let mut gid = [0u64; 2];
+    assert_eq!(call!(ibv_query_gid(own.context, 1, 1, &raw mut gid) -> c_int), 0);
+    let path = IbvAhAttr { dgid: gid, hop_limit: 1, is_global: 1, port_num: 1, ..IbvAhAttr::default() };
+    // Repeated after a second: the machine may be busy.
+    connect_with(qp, exchange_numbers(&pipe, qp), path, 0, 18);
+    if child == 0 {
+        let mut wr = IbvRecvWr { wr_id: 1, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
+        let mut bad: *mut IbvRecvWr = null_mut();
+        assert_eq!(call!(@ slot(own.context, 216), (qp, &raw mut wr, &raw mut bad) -> c_int), 0);
+        exchange_numbers(&pipe, qp);
+        own.completions(1);
+        // SAFETY: it ends the process, with everything open.
+        unsafe { libc::exit(0) };
+    }
+    exchange_numbers(&pipe, qp);
+    let mut wr = send_wr(2, 2, 2);
+    let mut bad: *mut IbvSendWr = null_mut();
+    assert_eq!(call!(@ slot(own.context, 208), (qp, &raw mut wr, &raw mut bad) -> c_int), 0);
+    own.completions(1);
+    // SAFETY: the child's number, and no wish to know its status.
+    assert_eq!(unsafe { libc::waitpid(child, null_mut(), 0) }, child);
+}
+
 #[test]
 fn many_threads_post_poll_create_and_destroy() {
     let shared = pair();
