@@ -60,6 +60,16 @@ impl Program {
             }
         }
     }
+    /// The kernel's functions that the program's threads wait in, as the kernel shows them.
+    fn waits_in(&self) -> String {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let of = |task: std::fs::DirEntry| {
+            let stack = std::fs::read_to_string(task.path().join("stack")).unwrap_or_default();
+            let names = stack.lines().map(|line| line.rsplit(' ').next().unwrap_or(line));
+            format!("[{}]", names.collect::<Vec<_>>().join(" < "))
+        };
+        tasks.map(|tasks| tasks.flatten().map(of).collect::<Vec<_>>().join(" ")).unwrap_or_default()
+    }
     fn printed(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.printed).unwrap()).into_owned()
     }
@@ -73,6 +83,9 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("its threads wait in: {}", self.waits_in());
+        }
         let _ = (self.child.kill(), self.child.wait());
         if std::thread::panicking() {
             println!("{} printed:\n{}", self.what, self.printed());
