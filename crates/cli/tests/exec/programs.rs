@@ -148,18 +148,43 @@ fn ranks_that_srun_starts_reach_each_other() {
     assert!(text(&said).contains("8 ranks, 0 wrong\n"), "{}", text(&said));
 }
 
+/// Starts a program of Open MPI over UCX with so many ranks.
+fn mpirun(ranks: &str, program: &std::path::Path) -> Command {
+    let mut mpirun = exec(&["--device", AUTO, "mpirun", "-n", ranks, "--oversubscribe"]);
+    mpirun.args(["--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "btl", "^openib"]).arg(program);
+    mpirun.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    mpirun.env("UCX_TLS", "rc_v,ud_v,self").env("UCX_NET_DEVICES", "hca0:1");
+    mpirun
+}
+
 #[test]
 #[ignore = "for nightly, needs libopenmpi-dev: mpicc and mpirun"]
 fn ranks_of_open_mpi_reach_each_other_by_messages_and_puts() {
     let program = ranks_program();
     for ranks in ["2", "16"] {
-        let mut mpirun = exec(&["--device", AUTO, "mpirun", "-n", ranks, "--oversubscribe"]);
-        mpirun.args(["--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "btl", "^openib"]).arg(&program);
-        mpirun.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        mpirun.env("UCX_TLS", "rc_v,ud_v,self").env("UCX_NET_DEVICES", "hca0:1");
-        let said = mpirun.output().unwrap();
+        let said = mpirun(ranks, &program).output().unwrap();
         assert!(said.status.success(), "{}", text(&said));
         assert_eq!(text(&said), format!("{ranks} ranks, 0 wrong\n"));
     }
     std::fs::remove_file(program).unwrap();
+}
+
+/// Solves equations, transposes, updates at random and transforms, and checks the results. The program lets some updates
+/// at random be wrong, and some are, over TCP, too.
+#[test]
+#[ignore = "for nightly, needs hpcc: a minute with 8 ranks"]
+fn ranks_run_the_hpc_challenge() {
+    let folder = std::env::temp_dir().join(format!("hca-hpcc-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::copy(format!("{SOURCES}/hpccinf.txt"), folder.join("hpccinf.txt")).unwrap();
+    let said = mpirun("8", "hpcc".as_ref()).current_dir(&folder).output().unwrap();
+    let results = std::fs::read_to_string(folder.join("hpccoutf.txt")).unwrap_or_default();
+    std::fs::remove_dir_all(folder).unwrap();
+    assert!(said.status.success(), "{}", text(&said));
+    let lines = |part: &str| results.lines().filter(|line| line.contains(part)).collect::<Vec<_>>();
+    assert_eq!((lines("Success=1").len(), lines("PTRANS_residual=0").len()), (1, 1), "{results}");
+    let passed = lines("(passed)").len();
+    assert_eq!((passed, lines("errors in").len()), (4, 4), "{results}");
+    let failed = lines("tests completed and failed residual checks");
+    assert!(failed.len() == 2 && failed.iter().all(|line| line.trim().starts_with("0 ")), "{results}");
 }
