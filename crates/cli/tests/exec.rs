@@ -211,6 +211,19 @@ fn ping_pongs_of_every_service_run_polling_and_by_events() {
     }
 }
 
+/// The counters of the port of a device at [`UDP`] with a name and further options.
+fn counters(name: &str, options: &[&str]) -> HashMap<String, u64> {
+    let script = format!(
+        "for kind in counters hw_counters; do cd /sys/class/infiniband/{name}/ports/1/$kind; for counter in *; do \
+        echo $counter $(cat $PWD/$counter); done; done"
+    );
+    let front = ["--device", UDP, "--name", name];
+    let said = exec(&[&front[..], options, &["sh", "-c", &script]].concat()).output().unwrap();
+    let said = text(&said);
+    let pairs = said.lines().filter_map(|line| line.split_once(' '));
+    pairs.map(|(name, value)| (name.to_owned(), value.parse().expect(&said))).collect()
+}
+
 /// As monitors do, by another process than those that are counted; and as a sum of the latter, of which one still runs.
 #[test]
 #[ignore = "needs ibverbs-utils: programs of rdma-core"]
@@ -218,29 +231,19 @@ fn counters_of_the_port_go_on_with_each_process() {
     // A name of its own: other tests have devices at this address, too.
     let name = format!("ctr{}", std::process::id());
     let own = ["--name", &name];
-    let read = || {
-        let script = format!(
-            "for kind in counters hw_counters; do cd /sys/class/infiniband/{name}/ports/1/$kind; for counter in *; do \
-            echo $counter $(cat $PWD/$counter); done; done"
-        );
-        let said = exec(&[&["--device", UDP], &own[..], &["sh", "-c", &script]].concat()).output().unwrap();
-        let said = text(&said);
-        let pairs = said.lines().filter_map(|line| line.split_once(' '));
-        pairs.map(|(name, value)| (name.to_owned(), value.parse().expect(&said))).collect::<HashMap<_, u64>>()
-    };
     let of = |counters: &HashMap<String, u64>, name: &str| counters[name];
-    let before = read();
+    let before = counters(&name, &[]);
     let said =
         both_of(UDP, &[&own[..], &["ibv_rc_pingpong"]].concat(), &["-g", "1", "-n", "100", "-s", "64"]);
     assert!(said.iter().all(|text| text.contains("100 iters in")), "{said:?}");
-    let after = read();
+    let after = counters(&name, &[]);
     for name in ["port_xmit_packets", "port_rcv_packets"] {
         assert!(of(&after, name) >= of(&before, name) + 200, "{name}: {before:?} {after:?}");
     }
     // In words of 4 bytes.
     assert!(of(&after, "port_xmit_data") >= of(&before, "port_xmit_data") + 200 * 64 / 4, "{after:?}");
     // The processes that have ended are counted once.
-    assert_eq!(read(), after);
+    assert_eq!(counters(&name, &[]), after);
 }
 
 #[test]
@@ -271,6 +274,30 @@ fn perftest_measures_each_operation() {
     }
     perftest("ib_send_bw", "UD", Some("-e"));
     perftest("ib_send_lat", "XRC", Some("--use_old_post_send"));
+}
+
+/// The network loses packets, doubles them, damages them and brings them into another order. Both programs wait for each
+/// other at the end, as acknowledgements get lost, too.
+#[test]
+#[ignore = "for nightly, needs perftest: ten pairs of its programs"]
+fn perftest_measures_over_a_network_that_loses_packets() {
+    let name = format!("flt{}", std::process::id());
+    let programs = ["ib_send_lat", "ib_send_bw", "ib_write_bw", "ib_read_lat", "ib_atomic_bw"];
+    let mut found = HashMap::<String, u64>::new();
+    for (seed, (program, service)) in
+        programs.into_iter().flat_map(|program| ["XRC", "RC"].map(|service| (program, service))).enumerate()
+    {
+        let fault = format!("loss=0.02,dup=0.02,reorder=0.02,corrupt=0.01,seed={seed}");
+        let options = ["-x", "1", "-n", "200", "-F", "-u", "16", "-c", service];
+        let said = both_of(UDP, &["--name", &name, "--fault", &fault, program], &options);
+        assert!(said.iter().any(|text| text.contains("200 ")), "{program} {service}: {said:?}");
+        for (counter, value) in counters(&name, &["--fault", &fault]) {
+            *found.entry(counter).or_default() += value;
+        }
+    }
+    for counter in ["duplicate_request", "out_of_sequence", "rx_icrc_encapsulated"] {
+        assert!(found[counter] > 0, "{counter}: {found:?}");
+    }
 }
 
 #[test]
