@@ -80,7 +80,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `bundle`, `parallel` | [`Bundle`], its calls; [`Parallel`] |
+//! | `bundle`, `request`, `parallel` | [`Bundle`], its calls, those that send; [`Parallel`] |
 //! | `protocol` | how requests are answered, and credits come back |
 //! | `endpoint`, `message` | endpoints and links; [`Message`], [`Token`], [`Returned`] |
 //! | `name`, `segment`, `error` | [`EndpointName`], [`Tag`]; [`Segment`]; [`Error`], [`Reason`] |
@@ -100,6 +100,7 @@ mod moving;
 mod name;
 mod parallel;
 mod protocol;
+mod request;
 mod segment;
 pub mod wire;
 

@@ -49,6 +49,9 @@ pub enum Caching {
     Cached,
     /// In memory, for more bytes than the caches hold.
     Streaming,
+    /// In memory, for bytes that another processor reads next. Bytes in this processor's caches are slow to read for a
+    /// processor that shares no cache with this one.
+    Passed,
 }
 
 /// A detector of long sequential copies, by the start of each copy: the caches hold the bytes of other copies.
@@ -410,6 +413,7 @@ unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize, caching: Caching) 
         match caching {
             Caching::Cached => x86::move_cached(to, from, len),
             Caching::Streaming => x86::move_streaming(to, from, len),
+            Caching::Passed => x86::move_passed(to, from, len),
         }
     }
 }
@@ -521,7 +525,7 @@ mod tests {
             });
             check("store", |to, from, len| store(to, core::slice::from_raw_parts(from, len)));
             check("load", |to, from, len| load(from, core::slice::from_raw_parts_mut(to, len)));
-            for caching in [Caching::Cached, Caching::Streaming] {
+            for caching in [Caching::Cached, Caching::Streaming, Caching::Passed] {
                 check("copy", |to, from, len| copy(to, from, len, caching));
                 check("store_as", |to, from, len| {
                     store_as(to, core::slice::from_raw_parts(from, len), caching);

@@ -370,6 +370,11 @@ mod tests {
             unsafe { copy(to, from, len, Caching::Streaming) };
         }
         // SAFETY: as above.
+        unsafe fn passed(to: *mut u8, from: *const u8, len: usize) {
+            // SAFETY: our caller's.
+            unsafe { copy(to, from, len, Caching::Passed) };
+        }
+        // SAFETY: as above.
         unsafe fn words(to: *mut u8, from: *const u8, len: usize) {
             for at in (0..len).step_by(8) {
                 // SAFETY: our caller's.
@@ -392,6 +397,7 @@ mod tests {
             ("load", loaded),
             ("copy", cached),
             ("past the caches", streamed),
+            ("past the caches in one row", passed),
             ("words", words),
             ("pieces", pieces),
         ]

@@ -489,6 +489,9 @@ pub struct QpStatus {
     pub attr: QpAttr,
     /// The queues' limits.
     pub cap: QpCap,
+    /// Whether the peer is a process of this machine, whose CPU takes the bytes of long requests out of this process's
+    /// memory. Determined once the queue pair is in RTR.
+    pub near: bool,
 }
 
 /// The initial attributes of a shared receive queue.

@@ -118,6 +118,7 @@ const NAMES: [&str; Count::COUNT] = [
     "nak_sequence_sent",
     "nak_invalid_sent",
     "nak_access_sent",
+    "reads_refused",
     "nak_operational_sent",
     "rnr_nak_sent",
     "rnr_nak_received",

@@ -685,7 +685,8 @@ unsafe impl Device for SoftHca {
         self.shared.fork.check()?;
         self.shared.control(|e| {
             let q = e.core.qps.get(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
-            Ok(QpStatus { state: q.machine.state(), attr: *q.machine.attr(), cap: q.res.cap })
+            let near = q.res.shared.is_near();
+            Ok(QpStatus { state: q.machine.state(), attr: *q.machine.attr(), cap: q.res.cap, near })
         })
     }
     fn destroy_qp(&self, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {

@@ -8,7 +8,7 @@ use hca_core::{Access, MAX_MESSAGE_BYTES, RemoteAddr};
 
 use crate::connection::Path;
 use crate::inbound::Fault;
-use crate::{ATOMIC_BYTES, AtomicOp, Host, Served};
+use crate::{ATOMIC_BYTES, AtomicOp, Count, Host, Served};
 
 /// Begins a READ of so many bytes: what it names may be read now, and is read when its response is sent.
 pub(crate) fn read<H: Host>(
@@ -19,13 +19,12 @@ pub(crate) fn read<H: Host>(
     if u64::from(len) > MAX_MESSAGE_BYTES {
         return Err(Fault::Invalid);
     }
-    if !path.access.contains(Access::REMOTE_READ) {
-        return Err(Fault::Access);
-    }
     // A READ of no bytes touches nothing and needs no valid key.
-    if len > 0 {
-        host.check_remote(remote.rkey, remote.addr, len.into(), Access::REMOTE_READ)
-            .map_err(|_| Fault::Access)?;
+    let mut is_allowed =
+        || len == 0 || host.check_remote(remote.rkey, remote.addr, len.into(), Access::REMOTE_READ).is_ok();
+    if !path.access.contains(Access::REMOTE_READ) || !is_allowed() {
+        host.count(Count::ReadRefused);
+        return Err(Fault::Access);
     }
     host.served(Served::Read, len);
     Ok(())

@@ -202,6 +202,8 @@ pub enum Count {
     NakInvalid,
     /// NAK "remote access error" sent.
     NakAccess,
+    /// READ that this side does not allow; such a NAK follows.
+    ReadRefused,
     /// NAK "remote operational error" sent.
     NakOperational,
     /// RNR NAK sent.
@@ -225,7 +227,7 @@ pub enum Count {
 }
 impl Count {
     /// The number of kinds.
-    pub const COUNT: usize = 20;
+    pub const COUNT: usize = 21;
 }
 
 /// An operation of the peer that uses no receive request.

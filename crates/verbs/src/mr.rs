@@ -89,6 +89,16 @@ impl SharedMr {
     pub fn write_at(&self, offset: usize, data: &[u8]) {
         self.region.bytes().write(offset, data);
     }
+    /// Copies `data` to the bytes from `offset` on, past the caches of this processor. A
+    /// [near](hca_core::QpStatus::near) peer on a processor that shares no cache with this one reads them several times
+    /// as quickly. This processor reads them more slowly.
+    ///
+    /// # Panics
+    /// The bytes do not lie inside.
+    #[track_caller]
+    pub fn pass_at(&self, offset: usize, data: &[u8]) {
+        self.region.bytes().pass(offset, data);
+    }
     /// Reads a word in this machine's byte order (Acquire): stores before the store of its value are visible
     /// afterwards.
     ///

@@ -126,6 +126,14 @@ impl SharedBytes {
         // SAFETY: as above.
         unsafe { hca_dma::store(self.at(offset, data.len()), data) };
     }
+
+    /// Copies to here, past this processor's caches.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn pass(&self, offset: usize, data: &[u8]) {
+        // SAFETY: as above.
+        unsafe { hca_dma::store_as(self.at(offset, data.len()), data, hca_dma::Caching::Passed) };
+    }
 }
 
 #[cfg(test)]

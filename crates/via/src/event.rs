@@ -11,12 +11,18 @@ use crate::{ViId, lock};
 pub enum ErrorKind {
     /// The connection has ended: the peer disconnected, failed, or does not answer (`VIP_ERROR_CONN_LOST`).
     ConnectionLost,
+    /// A message came to a reliable VI, and found no receive descriptor, which ended the connection
+    /// (`VIP_ERROR_RECVQ_EMPTY`).
+    ReceiveQueueEmpty,
     /// A descriptor failed on a reliable VI, which ended the connection (`VIP_ERROR_POST_DESC`).
     Descriptor,
     /// A completion queue has lost a completion, since the program did not take the others (`VIP_ERROR_VI_OVERRUN`).
     Overrun,
-    /// The peer's RDMA was refused, which ended the connection (`VIP_ERROR_RDMAW_PROT`, `VIP_ERROR_RDMAR_PROT`).
-    RdmaProtection,
+    /// The peer's RDMA WRITE was refused, which ended the connection (`VIP_ERROR_RDMAW_PROT`). Adapters that do not tell
+    /// which of the two was refused say this of an RDMA READ as well.
+    WriteProtection,
+    /// The peer's RDMA READ was refused, which ended the connection (`VIP_ERROR_RDMAR_PROT`).
+    ReadProtection,
 }
 
 /// An asynchronous error of a VI, for the error handler.
@@ -34,7 +40,11 @@ impl fmt::Display for AsyncError {
             ErrorKind::ConnectionLost => "the connection is lost",
             ErrorKind::Descriptor => "a descriptor failed, which ended the connection",
             ErrorKind::Overrun => "its completion queue is full, and has lost a completion",
-            ErrorKind::RdmaProtection => "the peer's RDMA was refused, which ended the connection",
+            ErrorKind::ReceiveQueueEmpty => {
+                "a message found no receive descriptor, which ended the connection: post as many as the peer sends"
+            }
+            ErrorKind::WriteProtection => "the peer's RDMA WRITE was refused, which ended the connection",
+            ErrorKind::ReadProtection => "the peer's RDMA READ was refused, which ended the connection",
         };
         write!(f, "{}: {what}", self.vi)
     }

@@ -212,6 +212,15 @@ impl Memory {
     pub fn write_at(&self, offset: usize, data: &[u8]) {
         self.0.region.mr.write_at(offset, data);
     }
+    /// As [`write_at`](Self::write_at), past the caches of this processor: a peer on another processor of this machine
+    /// reads the bytes more quickly, and this processor more slowly.
+    ///
+    /// # Panics
+    /// The bytes do not lie inside.
+    #[track_caller]
+    pub fn pass_at(&self, offset: usize, data: &[u8]) {
+        self.0.region.mr.pass_at(offset, data);
+    }
     /// A copy of `len` bytes from `offset` on.
     ///
     /// # Panics

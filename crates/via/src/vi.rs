@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use hca_core::{AsyncEvent, EventObject, QpHandle, QpState};
+use hca_core::{AsyncEvent, DeviceError, EventObject, QpHandle, QpState, QpStatus};
 use hca_verbs::{
     Access, AckTimeout, BuildError, ConnectError, ConnectOptions, CqRef, Endpoint, OfferedBy, QpControl, Rc,
     Service, Uc, ops,
@@ -117,13 +117,15 @@ impl Control {
             Self::Uc(control) => control.to_error(),
         };
     }
-    /// Whether it was never connected.
-    fn is_new(&self) -> bool {
-        let status = match self {
+    fn query(&self) -> Result<QpStatus, DeviceError> {
+        match self {
             Self::Rc(control) => control.query(),
             Self::Uc(control) => control.query(),
-        };
-        status.is_ok_and(|status| status.state == QpState::Init)
+        }
+    }
+    /// Whether it was never connected.
+    fn is_new(&self) -> bool {
+        self.query().is_ok_and(|status| status.state == QpState::Init)
     }
     /// Has a message without a receive descriptor end the connection, instead of waiting for one; and a silent peer
     /// after the given time.
@@ -354,9 +356,23 @@ impl ViShared {
     fn raise(&self, kind: ErrorKind, qp: QpHandle) {
         self.nic.waiters.call();
         let event = self.nic.context.poll_event_of(EventObject::Qp(qp));
-        let refused = matches!(event, Some(AsyncEvent::QpAccessError(_)));
-        let kind = if refused { ErrorKind::RdmaProtection } else { kind };
+        let kind = match event {
+            Some(AsyncEvent::QpAccessError(_)) if self.has_counted(qp, "reads_refused") => {
+                ErrorKind::ReadProtection
+            }
+            Some(AsyncEvent::QpAccessError(_)) => ErrorKind::WriteProtection,
+            // The peer does not send again: its RNR retry count is 0.
+            _ if kind == ErrorKind::ConnectionLost && self.has_counted(qp, "rnr_nak_sent") => {
+                ErrorKind::ReceiveQueueEmpty
+            }
+            _ => kind,
+        };
         self.nic.handlers.raise(&AsyncError { kind, vi: self.id });
+    }
+    /// Whether the adapter has counted something of a queue pair. One that does not count has not.
+    fn has_counted(&self, qp: QpHandle, what: &str) -> bool {
+        let counters = self.nic.context.device().qp_counters(qp).unwrap_or_default();
+        counters.iter().any(|counter| counter.name == what && counter.value > 0)
     }
     /// The peer has ended the connection.
     fn lost(&self, of: &Arc<Stop>) {
@@ -522,6 +538,10 @@ impl Vi {
     /// The state of the connection, as last noticed.
     pub fn state(&self) -> ViState {
         self.shared.state()
+    }
+    /// Whether it is connected to a process of this machine, whose CPU takes long messages out of this process's memory.
+    pub fn is_near(&self) -> bool {
+        self.shared.link().control.query().is_ok_and(|status| status.near)
     }
     /// The state, the attributes, and whether the queues are empty (`VipQueryVi`).
     pub fn query(&self) -> ViStatus {

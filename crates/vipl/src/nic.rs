@@ -49,8 +49,10 @@ fn codes(kind: ErrorKind) -> (u32, u32) {
     match kind {
         ErrorKind::Descriptor => (DESCRIPTOR, 0),
         ErrorKind::ConnectionLost => (VI, 1),
+        ErrorKind::ReceiveQueueEmpty => (VI, 2),
         ErrorKind::Overrun => (CQ, 3),
-        ErrorKind::RdmaProtection => (VI, 4),
+        ErrorKind::WriteProtection => (VI, 4),
+        ErrorKind::ReadProtection => (VI, 7),
         _ => (VI, 10),
     }
 }

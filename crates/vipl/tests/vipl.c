@@ -413,6 +413,33 @@ static void connections(struct side *a, struct side *b) {
     OK(VipDisconnect(b->vi));
 }
 
+/* Errors that no descriptor of b reports. */
+static void asynchronous_errors(struct side *a, struct side *b) {
+    VIP_ERROR_CODE codes[] = {VIP_ERROR_RECVQ_EMPTY, VIP_ERROR_RDMAW_PROT, VIP_ERROR_RDMAR_PROT, VIP_ERROR_CONN_LOST};
+    VIP_DESCRIPTOR *d;
+    OK(VipErrorCallback(b->nic, NOTHING, of_error));
+    for (int i = 0; i < 4; i++) {
+        IS(connect_sides(a, b, 1), VIP_SUCCESS);
+        if (i == 0) d = descriptor(a, 1, 8);
+        if (i == 1) d = rdma(a, 1, 8, VIP_CONTROL_OP_RDMAWRITE, b, 5);
+        if (i == 2) d = rdma(a, 1, 8, VIP_CONTROL_OP_RDMAREAD, b, 5);
+        if (i < 3) {
+            d->DS[0].Remote.Handle = i == 0 ? a->handle : b->handle ^ 0x55;
+            OK(VipPostSend(a->vi, d, a->handle));
+            IS(VipSendWait(a->vi, PATIENCE, &d), VIP_DESCRIPTOR_ERROR);
+        } else {
+            OK(VipDisconnect(a->vi));
+        }
+        wait_for_calls(1);
+        HOLDS(last_error.NicHandle == b->nic && last_error.ViHandle == b->vi);
+        IS(last_error.ErrorCode, codes[i]);
+        state_is(b->vi, VIP_STATE_ERROR);
+        if (i < 3) OK(VipDisconnect(a->vi));
+        OK(VipDisconnect(b->vi));
+    }
+    OK(VipErrorCallback(b->nic, NULL, NULL));
+}
+
 static void messages(struct side *a, struct side *b) {
     VIP_DESCRIPTOR *d;
     IS(connect_sides(a, b, 1), VIP_SUCCESS);
@@ -506,6 +533,22 @@ static void completion_queues(struct side *a, struct side *b) {
     state_is(a->vi, VIP_STATE_IDLE);
     OK(VipDisconnect(b->vi));
     OK(VipDestroyVi(b->vi));
+    /* One descriptor more than the queue has entries. */
+    is.ReliabilityLevel = VIP_SERVICE_UNRELIABLE;
+    is.EnableRdmaRead = VIP_FALSE;
+    OK(VipResizeCQ(cq, 1));
+    OK(VipCreateVi(b->nic, &is, NULL, cq, &b->vi));
+    OK(VipErrorCallback(b->nic, NOTHING, of_error));
+    for (int i = 0; i < 2; i++) {
+        d = descriptor(b, i, 8);
+        d->DS[0].Local.Handle ^= 0x55;
+        OK(VipPostRecv(b->vi, d, b->handle));
+    }
+    wait_for_calls(1);
+    HOLDS(last_error.ErrorCode == VIP_ERROR_VI_OVERRUN && last_error.ViHandle == b->vi);
+    OK(VipErrorCallback(b->nic, NULL, NULL));
+    for (int i = 0; i < 2; i++) IS(VipRecvDone(b->vi, &d), VIP_DESCRIPTOR_ERROR);
+    OK(VipDestroyVi(b->vi));
     IS(VipDestroyVi(b->vi), VIP_INVALID_PARAMETER);
     OK(VipDestroyCQ(cq));
     IS(VipDestroyCQ(cq), VIP_INVALID_PARAMETER);
@@ -525,6 +568,7 @@ int main(int argc, char **argv) {
     memory(&a);
     names(&a);
     connections(&a, &b);
+    asynchronous_errors(&a, &b);
     messages(&a, &b);
     VIP_DESCRIPTOR *d;
     VIP_VI_HANDLE full = b.vi;

@@ -3,6 +3,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use hca::am::{Bundle, EndpointId, Tag, Way};
 use hca::global::{GlobalPtr, Joining, Process};
@@ -162,7 +163,9 @@ fn am_ping_once(two: &mut Bundles) {
 pub(super) fn am_medium(device: &str, way: Way) {
     let mut two = bundles(device, way).expect("an endpoint within a process can always be mapped");
     let data = vec![7; MEDIUM];
-    for _ in 0..BURST {
+    // Until the peer fetches the messages from memory that it was granted, which takes a look at its socket.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(200) {
         am_medium_burst(&mut two, &data);
     }
     for _ in 0..ROUNDS / MEDIUM_BURST {

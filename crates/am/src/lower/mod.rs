@@ -1,6 +1,7 @@
 //! The layer below a bundle: links to peers, over verbs or over VIs.
 
 mod acceptor;
+mod acceptors;
 mod verbs;
 mod via;
 
@@ -24,6 +25,10 @@ use crate::{EndpointName, Error};
 pub(crate) const STAGE: usize = 1 << 16;
 /// Pieces of so many bytes that are under way at most.
 const STAGES: usize = 4;
+
+/// Payloads of so many bytes and more are written past this CPU's caches for a near peer, which takes them from there:
+/// devices lend SENDs of such lengths.
+const PASSED: usize = 1024;
 
 /// A link: the index of its place, with a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,8 +14,9 @@ use hca_verbs::{
     SendQueue, SendRequest, SharedMr, SharedRange, Srq, SrqRef,
 };
 
-use super::acceptor::{Acceptor, Greeting, Home, Inbox, Places, Stop, Target};
-use super::{Event, Kept, LinkId, Listening, Lower, Received, STAGE, STAGES, Sizes, Sleeper, Unsent};
+use super::acceptor::{Greeting, Places, Stop};
+use super::acceptors::{Acceptors, Serving};
+use super::{Event, Kept, LinkId, Listening, Lower, PASSED, Received, STAGE, STAGES, Sizes, Sleeper, Unsent};
 use crate::bundle::Options;
 use crate::segment::{Place, Remote, Segment, Source};
 use crate::wire::Hello;
@@ -34,10 +35,14 @@ const POLLS_A_LOOK: u32 = 8;
 const ACCESS: u64 = 1;
 /// In the number of a request: it writes a copy of bytes of the program's, longer than a message.
 const STAGED: u64 = 2;
-/// Bytes of memory for long requests that a bundle gets at once.
+/// In the number of a request: its message is free with its end.
+const PLACED: u64 = 4;
+/// Bytes of memory for long messages that a bundle gets at once.
 const CHUNK: usize = 1 << 20;
 /// Requests of the queue that a handled request posts at most: a bulk reply, and an acknowledgement.
 const AN_ANSWER: u32 = 3;
+/// Bytes of a line of the caches.
+const LINE: usize = 64;
 /// Links for which the shared receive queue has buffers ahead.
 const AHEAD: usize = 4;
 
@@ -48,8 +53,7 @@ pub(crate) struct Verbs {
     srq: Srq,
     channel: CompletionChannel,
     maker: Arc<Maker>,
-    inbox: Arc<Inbox<Link>>,
-    acceptors: Vec<Option<Accepting>>,
+    acceptors: Acceptors<Maker, Link, ()>,
     links: Vec<Option<(LinkId, Link)>>,
     /// Queue pairs that the program is about to connect, and whether the peer maps.
     halves: Vec<(LinkId, hca_verbs::QueuePair<Rc>, bool)>,
@@ -68,15 +72,10 @@ pub(crate) struct Verbs {
     until_sends: u32,
 }
 
-/// The acceptor of an endpoint.
-pub(crate) struct Accepting {
-    home: Arc<Home<Maker, Link>>,
-    context: Context,
-    acceptor: Acceptor,
-}
+pub(crate) type Accepting = super::acceptors::Accepting<Maker, Link, ()>;
 
 /// The parts that queue pairs are built of.
-struct Maker {
+pub(crate) struct Maker {
     pd: Pd,
     recv: CqRef,
     send: CqRef,
@@ -87,7 +86,7 @@ struct Maker {
     places: Places,
 }
 
-struct Link {
+pub(crate) struct Link {
     queue: SendQueue<Rc>,
     /// `None` for one that the program connected itself.
     connection: Option<Connection>,
@@ -98,48 +97,65 @@ struct Link {
     accesses: usize,
     /// Writes of long copies that have not ended.
     staged: usize,
+    /// Places of messages that are free with the end of their sends, in the order of these.
+    placed: VecDeque<u32>,
     depth: u32,
     accepted: bool,
+    /// The peer's CPU takes long messages out of this process's memory.
+    near: bool,
     down: bool,
 }
 
-/// Memory from which long requests are sent, and which keeps them until they were answered. The place that was free for
-/// the longest time is used next: lines that a peer on another CPU has read lately are slow to write.
+/// Memory from which long messages are sent, and which keeps requests until they were answered. The place that was free
+/// for the longest time is used next: lines that a peer on another CPU has read lately are slow to write.
 #[derive(Default)]
 struct Slots {
     chunks: Vec<SharedMr>,
     free: VecDeque<u32>,
-    lens: Vec<u32>,
+    /// Where the message of each place begins in it, and its bytes.
+    filled: Vec<(u32, u32)>,
 }
 
 impl Slots {
-    /// Writes a message into a free place. Returns the place, and its bytes for a request.
+    /// Bytes of a place. A payload begins at a line, so a message begins up to a line behind its place.
+    fn stride(sizes: &Sizes) -> usize {
+        sizes.message + LINE
+    }
+    /// Writes a message into a free place; `near`: for a peer that takes it out of there. Returns the place, and its
+    /// bytes for a request.
     fn fill(
         &mut self,
-        pd: &Pd,
-        stride: usize,
+        Maker { pd, sizes, .. }: &Maker,
         (head, payload): (&[u8], &[u8]),
+        near: bool,
     ) -> Result<(u32, SharedRange), Unsent> {
+        let stride = Self::stride(sizes);
         if self.free.is_empty() {
             let count = (CHUNK / stride).max(1);
             let memory = pd.alloc_shared(count * stride, Access::empty()).map_err(|_| Unsent::Full)?;
             self.chunks.push(memory);
-            let before = self.lens.len();
-            self.lens.resize(before + count, 0);
+            let before = self.filled.len();
+            self.filled.resize(before + count, (0, 0));
             self.free.extend(before as u32..(before + count) as u32);
         }
         let place = self.free.pop_front().ok_or(Unsent::Full)?;
-        self.lens[place as usize] = (head.len() + payload.len()) as u32;
+        let lead = head.len().next_multiple_of(LINE) - head.len();
+        self.filled[place as usize] = (lead as u32, (head.len() + payload.len()) as u32);
         let (memory, range) = self.at(place, stride);
         memory.write_at(range.start, head);
-        memory.write_at(range.start + head.len(), payload);
+        if near && payload.len() >= PASSED {
+            memory.pass_at(range.start + head.len(), payload);
+        } else {
+            memory.write_at(range.start + head.len(), payload);
+        }
         let sent = memory.range(range);
         Ok((place, sent))
     }
     fn at(&self, place: u32, stride: usize) -> (&SharedMr, Range<usize>) {
         let each = (CHUNK / stride).max(1);
-        let at = place as usize % each * stride;
-        (&self.chunks[place as usize / each], at..at + self.lens[place as usize] as usize)
+        let (lead, len) = self.filled[place as usize];
+        let at = place as usize % each * stride + lead as usize;
+        (&self.chunks[place as usize / each], at..at + len as usize)
     }
 }
 
@@ -162,6 +178,7 @@ impl Maker {
     ) -> Result<Link, Error> {
         // RDMA CM leaves the time after which a silent peer is given up at the default.
         qp.control().set_retries(Some(self.ack_timeout), None)?;
+        let near = qp.control().query()?.near;
         let (queue, _) = qp.split();
         let (depth, inline) = (self.depth(), self.inline);
         let mut link = Link {
@@ -171,8 +188,10 @@ impl Maker {
             unsignaled: 0,
             accesses: 0,
             staged: 0,
+            placed: VecDeque::new(),
             depth,
             accepted,
+            near,
             down: false,
         };
         link.post(SendRequest::send(Inline(&hello.bytes())), false).map_err(|_| Error::Unreachable)?;
@@ -248,15 +267,16 @@ impl Verbs {
             ack_timeout: options.ack_timeout,
             places: Places::new(sizes.max_links),
         };
+        let maker = Arc::new(maker);
+        let acceptors = Acceptors::new(context, &maker);
         let mut verbs = Self {
             context: context.clone(),
             recv,
             send,
             srq,
             channel,
-            maker: Arc::new(maker),
-            inbox: Arc::new(Inbox::new()),
-            acceptors: Vec::new(),
+            maker,
+            acceptors,
             links: Vec::new(),
             halves: Vec::new(),
             count: 0,
@@ -271,15 +291,6 @@ impl Verbs {
         };
         verbs.fill()?;
         Ok(verbs)
-    }
-    fn target(&self, endpoint: usize) -> Target<Maker, Link> {
-        Target { maker: Arc::clone(&self.maker), inbox: Arc::clone(&self.inbox), endpoint }
-    }
-    fn keep(&mut self, endpoint: usize, accepting: Accepting) {
-        if endpoint >= self.acceptors.len() {
-            self.acceptors.resize_with(endpoint + 1, || None);
-        }
-        self.acceptors[endpoint] = Some(accepting);
     }
     /// Gives the shared receive queue the buffers that the links need.
     fn fill(&mut self) -> Result<(), Error> {
@@ -324,7 +335,9 @@ impl Verbs {
     fn staged(&mut self, bytes: &[u8]) -> Result<(FrozenBuf, usize), Unsent> {
         let len = bytes.len();
         if len <= self.maker.sizes.message {
-            return self.filled(&[], bytes);
+            let mut buf = self.buffer()?;
+            buf[..len].copy_from_slice(bytes);
+            return Ok((buf.freeze(), len));
         }
         let free = if len <= STAGE { self.stages.pop() } else { None };
         let made = match free {
@@ -354,12 +367,18 @@ impl Verbs {
         link.accesses += usize::from(ends == ACCESS);
         Ok(())
     }
-    fn filled(&mut self, head: &[u8], payload: &[u8]) -> Result<(FrozenBuf, usize), Unsent> {
-        let mut buf = self.buffer()?;
-        let len = head.len() + payload.len();
-        buf[..head.len()].copy_from_slice(head);
-        buf[head.len()..len].copy_from_slice(payload);
-        Ok((buf.freeze(), len))
+    /// Sends a message from a place of its own, which is returned.
+    fn send_placed(
+        &mut self,
+        id: LinkId,
+        (head, payload): (&[u8], &[u8]),
+        number: u64,
+    ) -> Result<u32, Unsent> {
+        let near = self.link(id)?.near;
+        let (place, sent) = self.slots.fill(&self.maker, (head, payload), near)?;
+        let request = SendRequest::send(sent).id(number);
+        let posted = self.link(id).and_then(|link| link.post(request, number == PLACED));
+        posted.inspect_err(|_| self.slots.free.push_front(place)).map(|()| place)
     }
     fn give_back(&mut self, part: Part) {
         let buf = match part {
@@ -380,7 +399,7 @@ impl Verbs {
     }
     #[cold]
     fn take_over(&mut self, into: &mut VecDeque<Event>) {
-        let fresh = self.inbox.take();
+        let fresh = self.acceptors.links();
         for (endpoint, id, link) in fresh {
             self.add(id, link);
             into.push_back(Event::Accepted(endpoint, id));
@@ -407,7 +426,7 @@ impl Verbs {
 }
 
 /// Accepts the peers of an endpoint.
-fn serve(listener: &Listener, stop: &Stop, home: &Home<Maker, Link>, greeting: &Greeting) {
+fn serve(listener: &Listener, stop: &Stop, Serving { home, greeting }: &Serving<Maker, Link>) {
     while let Some(Ok(incoming)) = stop.or(listener.accept_async()) {
         if !incoming.private_data().starts_with(MARK) {
             let _ = incoming.reject(b"this endpoint speaks hca-am/1");
@@ -449,34 +468,25 @@ impl Lower for Verbs {
         let listener = Listener::bind(&self.context, SocketAddr::new(host, 0))?;
         let name = EndpointName { way: Way::Verbs, host, id: listener.address().port().into() };
         let hello = Hello { host: name.wire_host(), endpoint: name.id, ..hello };
-        let greeting = Arc::new(Greeting::new(hello));
-        let home = Arc::new(Home::new(self.target(endpoint)));
-        let (serves, says) = (Arc::clone(&home), Arc::clone(&greeting));
-        let serve = move |stop: &Stop| serve(&listener, stop, &serves, &says);
-        let (context, acceptor) = (self.context.clone(), Acceptor::start(greeting, serve)?);
-        self.keep(endpoint, Accepting { home, context, acceptor });
+        self.acceptors.start(endpoint, hello, (), move |stop, serving| serve(&listener, stop, &serving))?;
         Ok(name)
     }
     fn unlisten(&mut self, endpoint: usize) {
-        self.acceptors[endpoint] = None;
+        drop(self.acceptors.take(endpoint));
     }
     fn take_acceptor(&mut self, endpoint: usize) -> Option<Listening> {
-        self.acceptors.get_mut(endpoint)?.take().map(Listening::Verbs)
+        self.acceptors.take(endpoint).map(Listening::Verbs)
     }
     fn adopt(&mut self, endpoint: usize, listening: Listening, limits: &Hello) -> Result<(), Listening> {
         match listening {
-            Listening::Verbs(accepting) if Arc::ptr_eq(accepting.context.device(), self.context.device()) => {
-                accepting.home.set(self.target(endpoint));
-                accepting.acceptor.greeting.set_limits(limits);
-                self.keep(endpoint, accepting);
-                Ok(())
+            Listening::Verbs(accepting) => {
+                self.acceptors.adopt(endpoint, accepting, limits).map_err(Listening::Verbs)
             }
             other => Err(other),
         }
     }
     fn set_segment(&mut self, endpoint: usize, remote: Remote) -> Result<(), Error> {
-        let accepting = self.acceptors.get(endpoint).and_then(Option::as_ref).ok_or(Error::Endpoint)?;
-        accepting.acceptor.greeting.set_segment(remote)
+        self.acceptors.set_segment(endpoint, remote)
     }
     fn alloc(&mut self, len: usize) -> Result<Segment, Error> {
         Ok(Segment(Place::Verbs(self.maker.pd.alloc_shared(len, PEERS)?)))
@@ -514,7 +524,12 @@ impl Lower for Verbs {
     }
     fn close(&mut self, id: LinkId) {
         if self.link(id).is_ok() {
-            self.links[id.place()] = None;
+            if let Some((_, link)) = self.links[id.place()].take() {
+                // With the queue pair went its requests, and nobody reads these places any more.
+                let Link { queue, placed, .. } = link;
+                drop(queue);
+                self.slots.free.extend(placed);
+            }
             self.count -= 1;
             self.maker.places.free(id);
             // Requests of the shared queue that the link had taken went with it.
@@ -534,17 +549,15 @@ impl Lower for Verbs {
             bytes[head.len()..len].copy_from_slice(payload);
             return link.post(SendRequest::send(Inline(&bytes[..len])), false);
         }
-        let (frozen, len) = self.filled(head, payload)?;
-        self.link(id)?.post(SendRequest::send(frozen.slice(..len)), true)
+        let place = self.send_placed(id, (head, payload), PLACED)?;
+        self.link(id)?.placed.push_back(place);
+        Ok(())
     }
     fn send_kept(&mut self, id: LinkId, head: &[u8], payload: &[u8]) -> Result<Kept, Unsent> {
-        let Self { slots, maker, .. } = self;
-        let (place, sent) = slots.fill(&maker.pd, maker.sizes.message, (head, payload))?;
-        let posted = self.link(id).and_then(|link| link.post(SendRequest::send(sent), false));
-        posted.inspect_err(|_| self.slots.free.push_front(place)).map(|()| Kept(place))
+        self.send_placed(id, (head, payload), 0).map(Kept)
     }
     fn kept(&self, _: LinkId, kept: Kept) -> Vec<u8> {
-        let (memory, range) = self.slots.at(kept.0, self.maker.sizes.message);
+        let (memory, range) = self.slots.at(kept.0, Slots::stride(&self.maker.sizes));
         let mut bytes = vec![0; range.len()];
         memory.read_at(range.start, &mut bytes);
         bytes
@@ -647,7 +660,7 @@ impl Lower for Verbs {
                 break;
             }
         }
-        if self.inbox.any() {
+        if self.acceptors.any_link() {
             self.take_over(into);
         }
         // Nobody waits for the end of a send: its buffer comes back, or its link is found to have failed.
@@ -669,7 +682,7 @@ impl Lower for Verbs {
     fn engine_queue(&self) -> Option<(Arc<dyn Device>, CqHandle)> {
         let (device, queue) = (Arc::clone(self.context.device()), self.recv.handle());
         let runs = Arc::clone(&device);
-        self.inbox.tell_by(move || {
+        self.acceptors.inbox().tell_by(move || {
             // Without an engine nobody has to be told.
             let _ = runs.offload().map(|offload| offload.nudge(queue));
         });
@@ -694,7 +707,7 @@ impl Verbs {
     #[inline]
     fn poll_sends(&mut self, into: &mut VecDeque<Event>) {
         let mut failed = None;
-        let Self { send, send_wcs, links, back, .. } = self;
+        let Self { send, send_wcs, links, back, slots, .. } = self;
         for mut wc in send.poll(send_wcs) {
             back.extend(wc.take_parts());
             let id = LinkId(wc.context);
@@ -704,6 +717,9 @@ impl Verbs {
                 && let Some(Some((known, link))) = links.get_mut(id.place())
                 && *known == id
             {
+                if wc.id & PLACED != 0 {
+                    slots.free.extend(link.placed.pop_front());
+                }
                 link.accesses -= usize::from(wc.id & ACCESS != 0);
                 link.staged -= usize::from(wc.id & STAGED != 0);
             }

@@ -13,8 +13,9 @@ use hca_via::{
     Ptag, Queue, Reliability, RemoteAddress, Request, Segment as ViaSegment, Vi, ViAttributes, ViId, ViState,
 };
 
-use super::acceptor::{Acceptor, Greeting, Home, Inbox, Places, Stop, Target, lock};
-use super::{Event, Kept, LinkId, Listening, Lower, Received, STAGE, STAGES, Sizes, Sleeper, Unsent};
+use super::acceptor::{Places, Stop, lock};
+use super::acceptors::{Acceptors, Serving};
+use super::{Event, Kept, LinkId, Listening, Lower, PASSED, Received, STAGE, STAGES, Sizes, Sleeper, Unsent};
 use crate::bundle::Options;
 use crate::instrument::{self, Part, mark};
 use crate::segment::{Place, Remote, Segment, Source};
@@ -29,11 +30,9 @@ const MAX_TRANSFER: u32 = 1 << 30;
 const BATCH: usize = 32;
 
 pub(crate) struct Via {
-    context: Context,
     maker: Arc<Maker>,
     queues: Queues,
-    inbox: Arc<Inbox<Link>>,
-    acceptors: Vec<Option<Accepting>>,
+    acceptors: Acceptors<Maker, Link, Closing>,
     links: Vec<Option<(LinkId, Link)>>,
     /// Links by the names of their VIs.
     vis: HashMap<ViId, LinkId>,
@@ -42,17 +41,14 @@ pub(crate) struct Via {
     pool: Vec<Vec<u8>>,
 }
 
-/// An acceptor, and the listener that its thread waits at.
-pub(crate) struct Accepting {
-    home: Arc<Home<Maker, Link>>,
-    context: Context,
-    listener: Arc<Listener>,
-    acceptor: Acceptor,
-}
+pub(crate) type Accepting = super::acceptors::Accepting<Maker, Link, Closing>;
 
-impl Drop for Accepting {
+/// Closes a listener when it is dropped, so that who waits at it finds the end.
+pub(crate) struct Closing(Arc<Listener>);
+
+impl Drop for Closing {
     fn drop(&mut self) {
-        self.listener.close();
+        self.0.close();
     }
 }
 
@@ -79,7 +75,7 @@ impl Queues {
 }
 
 /// The parts that VIs are built of.
-struct Maker {
+pub(crate) struct Maker {
     nic: Nic,
     ptag: Ptag,
     queues: Queues,
@@ -88,7 +84,7 @@ struct Maker {
 }
 
 /// A link: a VI with its descriptors and buffers.
-struct Link {
+pub(crate) struct Link {
     vi: Vi,
     memory: Memory,
     sizes: Sizes,
@@ -105,6 +101,8 @@ struct Link {
     /// Free memory of [`STAGE`] bytes, through which long writes go.
     stages: Vec<Memory>,
     accepted: bool,
+    /// The peer's CPU takes long messages out of this process's memory.
+    near: bool,
     down: bool,
 }
 
@@ -152,6 +150,7 @@ impl Link {
             staged: 0,
             stages: Vec::new(),
             accepted,
+            near: false,
             down: false,
         };
         for place in 0..sizes.receives() {
@@ -190,8 +189,11 @@ impl Link {
         let place = self.take_place()?;
         let (offset, len) = (self.send_offset(place), head.len() + payload.len());
         self.memory.write_at(offset + DESCRIPTOR, head);
-        if !payload.is_empty() {
-            self.memory.write_at(offset + DESCRIPTOR + head.len(), payload);
+        let at = offset + DESCRIPTOR + head.len();
+        if payload.len() >= PASSED && self.near {
+            self.memory.pass_at(at, payload);
+        } else if !payload.is_empty() {
+            self.memory.write_at(at, payload);
         }
         let segment = ViaSegment::new(&self.memory, offset + DESCRIPTOR, len as u32);
         self.post(offset, &Request::new(&[segment])).inspect_err(|_| self.free.push(place))?;
@@ -288,26 +290,16 @@ impl Via {
         let ptag = nic.create_ptag()?;
         let places = Places::new(sizes.max_links);
         let maker = Arc::new(Maker { nic, ptag, queues: queues.clone(), sizes, places });
+        let acceptors = Acceptors::new(context, &maker);
         Ok(Self {
-            context: context.clone(),
             maker,
             queues,
-            inbox: Arc::new(Inbox::new()),
-            acceptors: Vec::new(),
+            acceptors,
             links: Vec::new(),
             vis: HashMap::new(),
             early: Vec::new(),
             pool: Vec::new(),
         })
-    }
-    fn target(&self, endpoint: usize) -> Target<Maker, Link> {
-        Target { maker: Arc::clone(&self.maker), inbox: Arc::clone(&self.inbox), endpoint }
-    }
-    fn keep(&mut self, endpoint: usize, accepting: Accepting) {
-        if endpoint >= self.acceptors.len() {
-            self.acceptors.resize_with(endpoint + 1, || None);
-        }
-        self.acceptors[endpoint] = Some(accepting);
     }
     /// A copy in registered memory.
     fn stage(&mut self, id: LinkId, bytes: &[u8]) -> Result<(ViaSegment, Memory), Unsent> {
@@ -351,7 +343,7 @@ impl Via {
     }
     #[cold]
     fn take_over(&mut self, into: &mut VecDeque<Event>) {
-        let fresh = self.inbox.take();
+        let fresh = self.acceptors.links();
         if fresh.is_empty() {
             return;
         }
@@ -401,7 +393,7 @@ impl Via {
 }
 
 /// Accepts the peers of an endpoint.
-fn serve(listener: &Listener, stop: &Stop, home: &Home<Maker, Link>, greeting: &Greeting) {
+fn serve(listener: &Listener, stop: &Stop, Serving { home, greeting }: &Serving<Maker, Link>) {
     while let Ok(request) = listener.wait(None) {
         if stop.is_asked() {
             return;
@@ -432,6 +424,7 @@ fn serve(listener: &Listener, stop: &Stop, home: &Home<Maker, Link>, greeting: &
 }
 
 fn greet(link: &mut Link, hello: &Hello) -> Result<(), Error> {
+    link.near = link.vi.is_near();
     link.send(&hello.bytes(), &[], false).map(drop).map_err(|_| Error::Unreachable)
 }
 
@@ -453,34 +446,28 @@ impl Lower for Via {
     fn listen(&mut self, endpoint: usize, hello: Hello) -> Result<EndpointName, Error> {
         let name = EndpointName { way: Way::Via, host: self.maker.nic.attributes().host, id: unique() };
         let listener = Arc::new(self.maker.nic.listen(discriminator(name.id)?)?);
-        let greeting = Arc::new(Greeting::new(Hello { host: name.wire_host(), endpoint: name.id, ..hello }));
-        let home = Arc::new(Home::new(self.target(endpoint)));
-        let (serves, says, waits) = (Arc::clone(&home), Arc::clone(&greeting), Arc::clone(&listener));
-        let serve = move |stop: &Stop| serve(&waits, stop, &serves, &says);
-        let (context, acceptor) = (self.context.clone(), Acceptor::start(greeting, serve)?);
-        self.keep(endpoint, Accepting { home, context, listener, acceptor });
+        let hello = Hello { host: name.wire_host(), endpoint: name.id, ..hello };
+        let closing = Closing(Arc::clone(&listener));
+        self.acceptors
+            .start(endpoint, hello, closing, move |stop, serving| serve(&listener, stop, &serving))?;
         Ok(name)
     }
     fn unlisten(&mut self, endpoint: usize) {
-        self.acceptors[endpoint] = None;
+        drop(self.acceptors.take(endpoint));
     }
     fn take_acceptor(&mut self, endpoint: usize) -> Option<Listening> {
-        self.acceptors.get_mut(endpoint)?.take().map(Listening::Via)
+        self.acceptors.take(endpoint).map(Listening::Via)
     }
     fn adopt(&mut self, endpoint: usize, listening: Listening, limits: &Hello) -> Result<(), Listening> {
         match listening {
-            Listening::Via(accepting) if Arc::ptr_eq(accepting.context.device(), self.context.device()) => {
-                accepting.home.set(self.target(endpoint));
-                accepting.acceptor.greeting.set_limits(limits);
-                self.keep(endpoint, accepting);
-                Ok(())
+            Listening::Via(accepting) => {
+                self.acceptors.adopt(endpoint, accepting, limits).map_err(Listening::Via)
             }
             other => Err(other),
         }
     }
     fn set_segment(&mut self, endpoint: usize, remote: Remote) -> Result<(), Error> {
-        let accepting = self.acceptors.get(endpoint).and_then(Option::as_ref).ok_or(Error::Endpoint)?;
-        accepting.acceptor.greeting.set_segment(remote)
+        self.acceptors.set_segment(endpoint, remote)
     }
     fn alloc(&mut self, len: usize) -> Result<Segment, Error> {
         let attributes = MemAttributes::rdma(&self.maker.ptag);
@@ -625,7 +612,7 @@ impl Lower for Via {
         instrument::begin();
         instrument::hold();
         let mut any = false;
-        if self.inbox.any() {
+        if self.acceptors.any_link() {
             self.take_over(into);
         }
         let mut found = std::mem::take(&mut *lock(&self.queues.found));

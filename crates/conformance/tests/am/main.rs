@@ -25,6 +25,7 @@ hca_conformance::checks! { $
         medium_requests_of_every_length_arrive,
         a_bulk_request_is_in_the_segment_when_its_handler_runs,
         replies_of_each_kind_come_back,
+        medium_replies_keep_their_bytes_until_they_are_taken,
         requests_are_handled_in_their_order,
         a_request_without_a_reply_gives_its_credit_back,
         a_message_names_its_sender,

@@ -73,6 +73,35 @@ pub(crate) fn replies_of_each_kind_come_back(bed: &Bed) {
     }
 }
 
+pub(crate) fn medium_replies_keep_their_bytes_until_they_are_taken(bed: &Bed) {
+    let [mut a, mut b] = bed.pair();
+    let reply = |message: &Message<'_>, token: Token<'_>| {
+        let data = message.arg(0).to_le_bytes().repeat(750);
+        token.reply_medium(2, message.args(), &data).unwrap();
+    };
+    b.bundle.set_handler(b.ep, 1, reply).unwrap();
+    let (tell, told) = channel();
+    let hear = move |message: &Message<'_>, _: Token<'_>| {
+        let expected = message.arg(0).to_le_bytes().repeat(750);
+        tell.send(message.data() == expected).unwrap();
+    };
+    a.bundle.set_handler(a.ep, 2, hear).unwrap();
+    // More than there are places, and long enough for the peer to be granted the memory of these.
+    for round in 0..400_u32 {
+        for i in 0..4 {
+            a.request(1, &[round * 4 + i]);
+        }
+        let mut sent = 0;
+        until(&mut [], "four replies", || {
+            sent += b.bundle.poll().unwrap();
+            (sent >= 4).then_some(())
+        });
+        for _ in 0..4 {
+            assert!(next(&mut [&mut a, &mut b], "a reply", &told), "round {round}");
+        }
+    }
+}
+
 pub(crate) fn requests_are_handled_in_their_order(bed: &Bed) {
     let [mut a, mut b] = bed.pair();
     let told = b.hear(1);

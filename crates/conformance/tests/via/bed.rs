@@ -35,6 +35,10 @@ impl Bed {
     pub(crate) fn acknowledges_by_answers(&self) -> bool {
         matches!(self.net, Net::Shm)
     }
+    /// Whether reliable connections of the adapters go by shared memory.
+    pub(crate) fn is_near(&self) -> bool {
+        matches!(self.net, Net::Shm | Net::Auto | Net::AutoShared)
+    }
     pub(crate) fn contexts(&self, n: usize) -> Vec<Context> {
         SoftBed::new(self.net, self.progress).open(n).into_iter().map(Context::new).collect()
     }

@@ -28,6 +28,12 @@ pub(crate) fn a_client_finds_the_server_by_its_discriminator(bed: &Bed) {
     }
 }
 
+pub(crate) fn a_vi_knows_whether_its_peer_takes_bytes_from_its_memory(bed: &Bed) {
+    let pair = bed.pair();
+    assert_eq!([pair.a.vi.is_near(), pair.b.vi.is_near()], [bed.is_near(); 2]);
+    assert!(!pair.a.side.vi().is_near(), "one without a peer");
+}
+
 pub(crate) fn nobody_who_waits_is_no_match(bed: &Bed) {
     let [a, b] = bed.sides();
     let client = a.vi();

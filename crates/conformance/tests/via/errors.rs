@@ -15,6 +15,14 @@ pub(crate) fn a_message_without_a_receive_descriptor_ends_a_reliable_connection(
         pair.until_lost();
         pair.until("the receiver hears of it", || (!pair.b.side.told().is_empty()).then_some(()));
         assert_eq!(pair.a.side.told()[0].kind, ErrorKind::Descriptor);
+        assert_eq!(pair.b.side.told()[0].kind, ErrorKind::ReceiveQueueEmpty);
+        // A message that found one, and the end of the peer after it, are no such error.
+        let pair = bed.pair_of(level);
+        pair.b.receive(0, 0, 8);
+        pair.a.send(0, 0, 8);
+        assert!(pair.received().status.is_ok());
+        pair.a.vi.disconnect().unwrap();
+        pair.until("the end is told", || (!pair.b.side.told().is_empty()).then_some(()));
         assert_eq!(pair.b.side.told()[0].kind, ErrorKind::ConnectionLost);
     }
 }

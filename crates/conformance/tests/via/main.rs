@@ -76,6 +76,7 @@ hca_conformance::checks! { $
     }
     connect {
         a_client_finds_the_server_by_its_discriminator,
+        a_vi_knows_whether_its_peer_takes_bytes_from_its_memory,
         nobody_who_waits_is_no_match,
         a_rejection_is_told,
         a_server_that_does_not_answer_is_a_timeout,

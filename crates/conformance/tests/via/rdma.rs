@@ -145,14 +145,21 @@ pub(crate) fn rdma_into_memory_of_another_tag_is_refused(bed: &Bed) {
 }
 
 pub(crate) fn the_owner_of_refused_memory_is_told(bed: &Bed) {
-    let pair = bed.pair();
-    let data = [pair.a.side.data(0, 8)];
-    let beyond = RemoteAddress { addr: place(&pair.b, 0).addr + DATA as u64, ..place(&pair.b, 0) };
-    pair.a.post(0, &Request::write(&data, beyond));
-    assert_eq!(error(&pair.sent()), Status::RDMA_PROTECTION_ERROR);
-    pair.until("an error at the target", || (!pair.b.side.told().is_empty()).then_some(()));
-    let told = pair.b.side.told();
-    assert_eq!((told.len(), told[0].vi), (1, pair.b.vi.id()));
-    assert_eq!(told[0].kind, ErrorKind::RdmaProtection);
-    assert_eq!(pair.b.vi.state(), ViState::Error);
+    for kind in [ErrorKind::WriteProtection, ErrorKind::ReadProtection] {
+        let pair = bed.pair();
+        let data = [pair.a.side.data(0, 8)];
+        // What is allowed is not told.
+        pair.a.post(0, &Request::read(&data, place(&pair.b, 0)));
+        assert!(pair.sent().status.is_ok());
+        let beyond = RemoteAddress { addr: place(&pair.b, 0).addr + DATA as u64, ..place(&pair.b, 0) };
+        let write = kind == ErrorKind::WriteProtection;
+        let request = if write { Request::write(&data, beyond) } else { Request::read(&data, beyond) };
+        pair.a.post(0, &request);
+        assert_eq!(error(&pair.sent()), Status::RDMA_PROTECTION_ERROR);
+        pair.until("an error at the target", || (!pair.b.side.told().is_empty()).then_some(()));
+        let told = pair.b.side.told();
+        assert_eq!((told.len(), told[0].vi), (1, pair.b.vi.id()));
+        assert_eq!(told[0].kind, kind);
+        assert_eq!(pair.b.vi.state(), ViState::Error);
+    }
 }

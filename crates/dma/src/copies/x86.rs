@@ -207,6 +207,70 @@ pub(super) unsafe fn move_streaming(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
+/// Past the caches in one row, for lengths of some lines and more.
+///
+/// # Safety
+/// As [`move_cached`].
+pub(super) unsafe fn move_passed(to: *mut u8, from: *const u8, len: usize) {
+    if !plan().wide {
+        // SAFETY: our caller's.
+        return unsafe { move_cached(to, from, len) };
+    }
+    // The stores need whole lines. `move_cached` takes 128 bytes and more, of which some are copied a second time.
+    let head = to.align_offset(64);
+    let lines = (len - head) / 64;
+    let rest = len - head - lines * 64;
+    // SAFETY: our caller's; head, lines and rest are the range.
+    unsafe {
+        if head > 0 {
+            move_cached(to, from, 128);
+        }
+        // What was placed before is seen before what the stores below place (4).
+        asm!("sfence", options(nostack, preserves_flags));
+        stream_lines(to.add(head), from.add(head), lines);
+        asm!("sfence", options(nostack, preserves_flags));
+        if rest > 0 {
+            move_cached(to.add(len - 128), from.add(len - 128), 128);
+        }
+    }
+}
+
+/// Lines by stores that the caches do not keep.
+///
+/// # Safety
+/// As [`move_cached`] for so many lines, which are not 0, on a processor with AVX; `to` is a multiple of 64. Fences
+/// follow.
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn stream_lines(to: *mut u8, from: *const u8, lines: usize) {
+    let left: usize;
+    let (to_at, from_at): (*mut u8, *const u8);
+    // SAFETY: our caller's.
+    unsafe {
+        asm!(
+            survivable!(dropped:
+            "5:",
+            "vmovdqu {a}, [{from}]",
+            "vmovdqu {b}, [{from} + 32]",
+            "vmovntdq [{to}], {a}",
+            "vmovntdq [{to} + 32], {b}",
+            "add {from}, 64",
+            "add {to}, 64",
+            "dec {n}",
+            "jnz 5b"),
+            "vzeroupper",
+            n = inout(reg) lines => left,
+            to = inout(reg) to => to_at,
+            from = inout(reg) from => from_at,
+            a = out(ymm_reg) _, b = out(ymm_reg) _,
+            options(nostack)
+        );
+        if left != 0 {
+            move_what_is_there(to_at, from_at, left * 64);
+        }
+    }
+}
+
 /// Four pages side by side, by stores that the caches do not keep.
 ///
 /// # Safety

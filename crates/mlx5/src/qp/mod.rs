@@ -295,7 +295,7 @@ impl Qps {
         let entry = self.find(qp)?;
         let attr = *entry.attr();
         let state = entry.state(hca)?;
-        Ok(QpStatus { state, attr, cap: entry.cap })
+        Ok(QpStatus { state, attr, cap: entry.cap, near: false })
     }
 
     pub(crate) fn destroy(&self, hca: &Arc<Hca>, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {

@@ -14,7 +14,7 @@ use crate::near::{Near, NearWork};
 use crate::pace::Pace;
 use crate::rd::{ContextRecv, Rd};
 use crate::ring::Consumer;
-use crate::sync::{Arc, AtomicBool, AtomicU32};
+use crate::sync::{Arc, AtomicBool, AtomicU32, Ordering};
 use crate::xrc::XrcRecv;
 
 /// What the ports of a queue pair and the engine share.
@@ -39,6 +39,9 @@ impl QpShared {
             lanes: LanesWord::new(),
             ops: OpCounts::default(),
         }
+    }
+    pub(crate) fn is_near(&self) -> bool {
+        self.near.load(Ordering::Relaxed)
     }
 }
 impl Ringer for QpShared {

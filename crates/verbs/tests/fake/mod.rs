@@ -565,7 +565,7 @@ unsafe impl Device for Fake {
     fn query_qp(&self, qp: QpHandle) -> Result<QpStatus, DeviceError> {
         let s = self.shared.lock();
         let qp = s.qps.get(&qp.index).ok_or_else(|| unknown("qp", qp.index))?;
-        Ok(QpStatus { state: qp.state, attr: qp.attr, cap: qp.init.cap })
+        Ok(QpStatus { state: qp.state, attr: qp.attr, cap: qp.init.cap, near: false })
     }
     fn destroy_qp(&self, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {
         if self.faults.refuse_destroy_qp.load(Ordering::Relaxed) {

@@ -1,0 +1,104 @@
+//! The acceptors of a bundle's endpoints, as both ways have them, by the numbers of the endpoints.
+
+use std::sync::Arc;
+
+use hca_verbs::Context;
+
+use super::LinkId;
+use super::acceptor::{Acceptor, Greeting, Home, Inbox, Stop, Target};
+use crate::Error;
+use crate::segment::Remote;
+use crate::wire::Hello;
+
+/// Acceptors that build links `L` of the parts `M`, at listeners of the kind `W`.
+pub(super) struct Acceptors<M, L, W> {
+    context: Context,
+    maker: Arc<M>,
+    inbox: Arc<Inbox<L>>,
+    table: Vec<Option<Accepting<M, L, W>>>,
+}
+
+/// The acceptor of an endpoint, and the listener that its thread waits at.
+pub(crate) struct Accepting<M, L, W> {
+    home: Arc<Home<M, L>>,
+    context: Context,
+    /// Dropped ahead of the acceptor: a thread that waits at the listener finds it closed.
+    _listener: W,
+    acceptor: Acceptor,
+}
+
+/// The part of an acceptor that its thread has.
+pub(super) struct Serving<M, L> {
+    pub(super) home: Arc<Home<M, L>>,
+    pub(super) greeting: Arc<Greeting>,
+}
+
+impl<M: Send + Sync + 'static, L: Send + 'static, W> Acceptors<M, L, W> {
+    pub(super) fn new(context: &Context, maker: &Arc<M>) -> Self {
+        let (context, maker) = (context.clone(), Arc::clone(maker));
+        Self { context, maker, inbox: Arc::new(Inbox::new()), table: Vec::new() }
+    }
+    pub(super) fn inbox(&self) -> &Arc<Inbox<L>> {
+        &self.inbox
+    }
+    /// Whether peers may have made links.
+    #[inline]
+    pub(super) fn any_link(&self) -> bool {
+        self.inbox.any()
+    }
+    /// The links that peers have made, each with the number of its endpoint.
+    pub(super) fn links(&self) -> Vec<(usize, LinkId, L)> {
+        self.inbox.take()
+    }
+    fn target(&self, endpoint: usize) -> Target<M, L> {
+        Target { maker: Arc::clone(&self.maker), inbox: Arc::clone(&self.inbox), endpoint }
+    }
+    fn put(&mut self, endpoint: usize, accepting: Accepting<M, L, W>) {
+        if endpoint >= self.table.len() {
+            self.table.resize_with(endpoint + 1, || None);
+        }
+        self.table[endpoint] = Some(accepting);
+    }
+    /// Starts the acceptor of an endpoint. `serve` runs on its thread, `listener` is dropped with it.
+    pub(super) fn start(
+        &mut self,
+        endpoint: usize,
+        hello: Hello,
+        listener: W,
+        serve: impl FnOnce(&Stop, Serving<M, L>) + Send + 'static,
+    ) -> Result<(), Error> {
+        let greeting = Arc::new(Greeting::new(hello));
+        let home = Arc::new(Home::new(self.target(endpoint)));
+        let serving = Serving { home: Arc::clone(&home), greeting: Arc::clone(&greeting) };
+        let acceptor = Acceptor::start(greeting, move |stop: &Stop| serve(stop, serving))?;
+        self.put(endpoint, Accepting { home, context: self.context.clone(), _listener: listener, acceptor });
+        Ok(())
+    }
+    /// Takes the acceptor of an endpoint out. Dropped, it ends.
+    pub(super) fn take(&mut self, endpoint: usize) -> Option<Accepting<M, L, W>> {
+        self.table.get_mut(endpoint)?.take()
+    }
+    /// Goes on with the acceptor of another bundle, for the endpoint with this number.
+    ///
+    /// # Errors
+    /// The other bundle stands on another device.
+    pub(super) fn adopt(
+        &mut self,
+        endpoint: usize,
+        accepting: Accepting<M, L, W>,
+        limits: &Hello,
+    ) -> Result<(), Accepting<M, L, W>> {
+        if !Arc::ptr_eq(accepting.context.device(), self.context.device()) {
+            return Err(accepting);
+        }
+        accepting.home.set(self.target(endpoint));
+        accepting.acceptor.greeting.set_limits(limits);
+        self.put(endpoint, accepting);
+        Ok(())
+    }
+    /// Has peers told of a segment.
+    pub(super) fn set_segment(&self, endpoint: usize, remote: Remote) -> Result<(), Error> {
+        let accepting = self.table.get(endpoint).and_then(Option::as_ref).ok_or(Error::Endpoint)?;
+        accepting.acceptor.greeting.set_segment(remote)
+    }
+}

@@ -1,0 +1,280 @@
+//! The calls that send: requests, and accesses to the segments of peers.
+
+use std::ops::Range;
+
+use crate::bundle::Bundle;
+use crate::endpoint::{Link, Mapped, Open, SMALL, Side};
+use crate::instrument::{self, Part, mark};
+use crate::lower::{LinkId, Lower, Unsent};
+use crate::message::{Load, MAX_BULK, Pause};
+use crate::segment::{Remote, Segment, Source};
+use crate::wire::Head;
+use crate::{EndpointId, Error};
+
+impl Bundle {
+    /// Sends a short request (`AM_Request`). Waits for a credit if there is none, and handles messages meanwhile.
+    ///
+    /// # Errors
+    /// There is no such endpoint, the index is not mapped, there are too many arguments, or the peer has gone.
+    #[inline]
+    pub fn request(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+    ) -> Result<(), Error> {
+        self.send(endpoint, index, handler, args, &Load::Short, true)
+    }
+    /// Sends a medium request (`AM_RequestI`). The payload is copied.
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), or the payload is longer than the peer takes.
+    pub fn request_medium(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+        data: &[u8],
+    ) -> Result<(), Error> {
+        self.send(endpoint, index, handler, args, &Load::Medium(data), true)
+    }
+    /// Writes into the peer's segment from `offset` on, and then sends the request (`AM_RequestXfer`).
+    ///
+    /// # Errors
+    /// As [`request`](Self::request), or the range does not lie in one of the segments.
+    pub fn request_bulk<'s>(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+        source: impl Into<Source<'s>>,
+        offset: u64,
+    ) -> Result<(), Error> {
+        self.send(endpoint, index, handler, args, &Load::Bulk(source.into(), offset), true)
+    }
+    /// As [`request`](Self::request), and returns instead of waiting.
+    ///
+    /// # Errors
+    /// As there, or [`Error::NotSent`].
+    pub fn try_request(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+    ) -> Result<(), Error> {
+        self.send(endpoint, index, handler, args, &Load::Short, false)
+    }
+    /// As [`request_medium`](Self::request_medium), and returns instead of waiting.
+    ///
+    /// # Errors
+    /// As there, or [`Error::NotSent`].
+    pub fn try_request_medium(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+        data: &[u8],
+    ) -> Result<(), Error> {
+        self.send(endpoint, index, handler, args, &Load::Medium(data), false)
+    }
+    /// As [`request_bulk`](Self::request_bulk), and returns instead of waiting (`AM_RequestXferAsync`).
+    ///
+    /// # Errors
+    /// As there, or [`Error::NotSent`].
+    pub fn try_request_bulk<'s>(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+        source: impl Into<Source<'s>>,
+        offset: u64,
+    ) -> Result<(), Error> {
+        self.send(endpoint, index, handler, args, &Load::Bulk(source.into(), offset), false)
+    }
+
+    /// Begins to write into the segment of a mapped peer from `offset` on, by RDMA: no handler runs, and the peer's
+    /// program has no part in it. [`sync`](Self::sync) waits for the end. Accesses of a link, and its bulk messages,
+    /// are carried out in their order.
+    ///
+    /// # Errors
+    /// There is no such endpoint, the index is not mapped, the range does not lie in one of the segments, or the peer has
+    /// gone.
+    #[inline]
+    pub fn write<'s>(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        source: impl Into<Source<'s>>,
+        offset: u64,
+    ) -> Result<(), Error> {
+        let source = source.into();
+        if !source.is_whole() {
+            return Err(Error::Segment { offset, len: source.len() as u64, segment: 0 });
+        }
+        let (id, to) = self.reach(endpoint, index, offset, source.len() as u64)?;
+        source.each_piece(to, |piece, to, _| self.post(true, |lower| lower.write(id, piece, to)))
+    }
+    /// Begins to read from the segment of a mapped peer, from `offset` on, into a range of a segment of this bundle, as
+    /// [`write`](Self::write) does.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn read(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        offset: u64,
+        into: &Segment,
+        range: Range<usize>,
+    ) -> Result<(), Error> {
+        if !Source::Segment(into, range.clone()).is_whole() {
+            return Err(Error::Segment { offset, len: range.len() as u64, segment: 0 });
+        }
+        let (id, from) = self.reach(endpoint, index, offset, range.len() as u64)?;
+        self.post(true, |lower| lower.read(id, into, range.clone(), from))
+    }
+    /// Waits until all reads and writes of a mapped index have ended: what was written lies in the peer's memory. No
+    /// handler runs meanwhile.
+    ///
+    /// # Errors
+    /// There is no such endpoint, the index is not mapped, or the peer has gone.
+    #[inline]
+    pub fn sync(&mut self, endpoint: EndpointId, index: usize) -> Result<(), Error> {
+        let id = self.translation(endpoint, index)?.link;
+        let mut pause = Pause::default();
+        loop {
+            match self.lower.accesses(id, &mut self.events) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {
+                    // A peer that has left answers no access.
+                    self.look_at_times();
+                    pause.wait(&mut *self.lower, &mut self.events)?;
+                }
+                Err(_) => return Err(Error::Unreachable),
+            }
+        }
+    }
+    /// The link of an index, and a range of its peer's segment.
+    #[inline]
+    fn reach(
+        &self,
+        endpoint: EndpointId,
+        index: usize,
+        offset: u64,
+        len: u64,
+    ) -> Result<(LinkId, Remote), Error> {
+        let id = self.translation(endpoint, index)?.link;
+        let segment = self.link(id).ok_or(Error::Unreachable)?.segment();
+        if len > MAX_BULK {
+            return Err(Error::Length { len: len as usize, max: MAX_BULK as usize });
+        }
+        if !segment.has(offset, len) {
+            return Err(Error::Segment { offset, len, segment: segment.len });
+        }
+        Ok((id, segment.part(offset, len)))
+    }
+
+    #[inline]
+    fn send(
+        &mut self,
+        endpoint: EndpointId,
+        index: usize,
+        handler: u16,
+        args: &[u32],
+        load: &Load<'_>,
+        waits: bool,
+    ) -> Result<(), Error> {
+        instrument::begin();
+        let id = self.translation(endpoint, index)?.link;
+        self.credit(id, waits)?;
+        let link = self.link(id).ok_or(Error::Unreachable)?;
+        let max_medium = link.peer.map_or(0, |peer| peer.max_medium as usize);
+        let segment = link.segment();
+        let body = load.check(args, max_medium, segment)?;
+        let write = load.write(segment);
+        if let Some((source, to)) = write {
+            // Behind the first piece the others have to follow.
+            source.each_piece(to, |piece, to, first| {
+                self.post(waits || !first, |lower| lower.put(id, piece, to))
+            })?;
+        }
+        let head = Head::request(handler, args, &body);
+        let (head, payload) = (head.bytes(), body.payload());
+        mark(Part::SendBookkeeping);
+        // Behind a WRITE the message has to follow.
+        let waits = waits || write.is_some();
+        let kept = if payload.len() > SMALL {
+            Some(self.post(waits, |lower| lower.send_kept(id, head, payload))?)
+        } else {
+            self.post(waits, |lower| lower.send(id, head, payload))?;
+            None
+        };
+        if let Some(Link { side: Side::Mapped(mapped), .. }) = self.link_mut(id) {
+            mapped.open.push_back(Open::new(head, payload, kept));
+        }
+        mark(Part::SendBookkeeping);
+        Ok(())
+    }
+    #[inline]
+    fn post<T>(
+        &mut self,
+        waits: bool,
+        mut send: impl FnMut(&mut dyn Lower) -> Result<T, Unsent>,
+    ) -> Result<T, Error> {
+        match send(&mut *self.lower) {
+            Ok(sent) => Ok(sent),
+            Err(Unsent::Down) => Err(Error::Unreachable),
+            Err(Unsent::Full) if waits => self.post_in_time(send),
+            Err(Unsent::Full) => {
+                self.lower.poll(&mut self.events);
+                Err(Error::NotSent)
+            }
+        }
+    }
+    /// Sends once there is room; what came meanwhile is handled later.
+    #[cold]
+    fn post_in_time<T>(
+        &mut self,
+        mut send: impl FnMut(&mut dyn Lower) -> Result<T, Unsent>,
+    ) -> Result<T, Error> {
+        let mut pause = Pause::default();
+        loop {
+            pause.wait(&mut *self.lower, &mut self.events)?;
+            // A peer that has left makes no room.
+            self.look_at_times();
+            match send(&mut *self.lower) {
+                Ok(sent) => return Ok(sent),
+                Err(Unsent::Down) => return Err(Error::Unreachable),
+                Err(Unsent::Full) => {}
+            }
+        }
+    }
+    /// Waits for a credit.
+    #[inline]
+    fn credit(&mut self, id: LinkId, waits: bool) -> Result<(), Error> {
+        let mut pause = Pause::default();
+        loop {
+            match self.link(id) {
+                Some(Link { side: Side::Mapped(Mapped { open, credits, down: false, .. }), .. }) => {
+                    if open.len() < *credits {
+                        return Ok(());
+                    }
+                }
+                _ => return Err(Error::Unreachable),
+            }
+            if !waits {
+                return Err(Error::NotSent);
+            }
+            if self.poll()? == 0 {
+                pause.wait(&mut *self.lower, &mut self.events)?;
+            }
+        }
+    }
+}
