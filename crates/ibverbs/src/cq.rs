@@ -22,6 +22,7 @@ use crate::held::Held;
 const NO_QP: QpHandle = QpHandle { index: u32::MAX, generation: u32::MAX };
 /// Completions that one call to the device returns.
 const BATCH: usize = 16;
+const ROOM: c_int = BATCH as c_int;
 
 /// A completion channel.
 #[repr(C)]
@@ -245,51 +246,51 @@ impl Polled {
         }
         Ok(())
     }
-    /// Goes on with a poll that returned `got` completions; the program has room for `room` of them and of others.
+    /// As [`show`](Self::show), for several completions, or where the program gave no place. Returns their number.
     #[inline(never)]
-    fn several(&mut self, adapter: &Arc<Adapter>, got: usize, room: usize, out: In<IbvWc>) -> c_int {
-        failed(self.all_of_several(adapter, got, room, out).map(|found| found as c_int))
-    }
-    fn all_of_several(
-        &mut self,
-        adapter: &Arc<Adapter>,
-        got: usize,
-        room: usize,
-        out: In<IbvWc>,
-    ) -> Result<usize, Errno> {
-        let mut found = got;
-        self.show(adapter, got, out)?;
-        while found.is_multiple_of(BATCH) && found < room {
-            let want = BATCH.min(room - found);
-            let got = self.port.poll(&mut self.batch[..want]).min(want);
-            self.show(adapter, got, out.behind(found))?;
-            found += got;
-            if got < want {
-                break;
-            }
-        }
-        Ok(found)
+    fn show_all(&mut self, adapter: &Arc<Adapter>, got: usize, out: In<IbvWc>) -> c_int {
+        failed(self.show(adapter, got, out).map(|()| got as c_int))
     }
 }
 
+/// Polls. Most polls have room for as many completions as one call to the device returns, or for fewer.
 pub(crate) extern "C" fn poll_cq(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> c_int {
     told(|| {
-        let (Some(object), true) = (cq.opt(), room > 0) else { return no_room(cq, room) };
-        let mut polled = object.port.lock();
+        let Some(object) = cq.opt() else { return poll_often(cq, room, out) };
+        if !(1..=ROOM).contains(&room) {
+            return poll_often(cq, room, out);
+        }
+        let Some(mut polled) = object.port.try_lock() else { return poll_often(cq, room, out) };
         let polled = &mut *polled;
-        match polled.port.poll(&mut polled.batch[..BATCH.min(room as usize)]) {
+        match polled.port.poll(&mut polled.batch[..room as usize]) {
             0 => 0,
             // The most frequent one, without a loop.
             1 if polled.show(&object.adapter, 1, out).is_ok() => 1,
-            got => polled.several(&object.adapter, got, room as usize, out),
+            got => polled.show_all(&object.adapter, got, out),
         }
     })
 }
-/// A poll that has room for nothing.
-#[cold]
+/// A poll with more room than that, or with none, or beside a call of another thread.
 #[inline(never)]
-fn no_room(cq: In<Cq>, room: c_int) -> c_int {
-    failed(if cq.raw().is_null() || room < 0 { Err(INVALID) } else { Ok(0) })
+fn poll_often(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> c_int {
+    failed(polls(cq, room, out).map(|found| found as c_int))
+}
+fn polls(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> Result<usize, Errno> {
+    let (object, room) = (cq.get()?, usize::try_from(room).map_err(|_| INVALID)?);
+    let mut polled = object.port.lock();
+    let (polled, mut found) = (&mut *polled, 0);
+    while found < room {
+        let want = BATCH.min(room - found);
+        let got = polled.port.poll(&mut polled.batch[..want]).min(want);
+        if got > 0 {
+            polled.show(&object.adapter, got, out.behind(found))?;
+        }
+        found += got;
+        if got < want {
+            break;
+        }
+    }
+    Ok(found)
 }
 
 pub(crate) extern "C" fn req_notify_cq(cq: In<Cq>, solicited_only: c_int) -> c_int {

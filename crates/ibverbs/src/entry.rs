@@ -123,10 +123,11 @@ pub(crate) fn counted(call: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
 #[inline(always)]
 pub(crate) fn told(call: impl FnOnce() -> c_int) -> c_int {
     #[cold]
-    fn panicked() -> c_int {
+    #[inline(never)]
+    fn panicked(_why: Box<dyn core::any::Any + Send>) -> c_int {
         failed(Err(Errno(libc::EIO)))
     }
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| panicked())
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(panicked)
 }
 /// The result of a call that returns a number from 0 on, or -1 and sets `errno`.
 #[inline(never)]

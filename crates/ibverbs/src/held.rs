@@ -38,9 +38,17 @@ impl<T> Held<T> {
     pub(crate) fn lock(&self) -> Locked<'_, T> {
         // Acquire: pairs with the Release of `unlock`.
         if self.word.fetch_or(TAKEN, Ordering::Acquire) & TAKEN != 0 {
-            self.wait();
+            wait(&self.word);
         }
         Locked(self)
+    }
+    /// Takes the lock for one call if no other thread has it. For calls that leave the wait to another function: what they
+    /// need behind a wait would cost them registers.
+    #[inline(always)]
+    pub(crate) fn try_lock(&self) -> Option<Locked<'_, T>> {
+        // Acquire: as `lock`.
+        let is_taken = self.word.fetch_or(TAKEN, Ordering::Acquire) & TAKEN != 0;
+        (!is_taken).then(|| Locked(self))
     }
     /// Begins a call sequence: keeps a lock that was taken.
     #[inline]
@@ -63,27 +71,32 @@ impl<T> Held<T> {
         })
     }
 
-    #[cold]
-    fn wait(&self) {
-        // A waiting thread leaves the bit of waiting as it takes the lock: others may wait beside it.
-        while self.word.fetch_or(TAKEN | WAITED_FOR, Ordering::Acquire) & TAKEN != 0 {
-            // Returns at once if the word has changed; a signal ends the wait early, and the loop looks again.
-            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, TAKEN | WAITED_FOR, None);
-        }
-    }
     #[inline]
     fn unlock(&self) {
         // Release: pairs with the Acquire of whoever takes the lock next.
         if self.word.fetch_sub(TAKEN, Ordering::Release) != TAKEN {
-            self.wake();
+            wake(&self.word);
         }
     }
-    #[cold]
-    fn wake(&self) {
-        // Another thread may have the lock by now: its bit stays.
-        self.word.fetch_and(!WAITED_FOR, Ordering::Relaxed);
-        let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
+}
+
+/// Takes a lock that another thread has.
+#[cold]
+#[inline(never)]
+fn wait(word: &AtomicU32) {
+    // A waiting thread leaves the bit of waiting as it takes the lock: others may wait beside it.
+    while word.fetch_or(TAKEN | WAITED_FOR, Ordering::Acquire) & TAKEN != 0 {
+        // Returns at once if the word has changed; a signal ends the wait early, and the loop looks again.
+        let _ = futex::wait(word, futex::Flags::PRIVATE, TAKEN | WAITED_FOR, None);
     }
+}
+/// Wakes a thread that waits for a lock, which was released.
+#[cold]
+#[inline(never)]
+fn wake(word: &AtomicU32) {
+    // Another thread may have the lock by now: its bit stays.
+    word.fetch_and(!WAITED_FOR, Ordering::Relaxed);
+    let _ = futex::wake(word, futex::Flags::PRIVATE, 1);
 }
 
 /// The lock, taken.
@@ -122,6 +135,7 @@ mod tests {
         let held = Arc::new(Held::new(1));
         assert!(held.within(|_| ()).is_none() && held.end().is_none(), "none was begun");
         Held::begin(held.lock());
+        assert!(held.try_lock().is_none());
         let other = std::thread::spawn({
             let held = Arc::clone(&held);
             move || *held.lock()
@@ -140,7 +154,11 @@ mod tests {
         let held = Arc::new(Held::new(0));
         let threads = Vec::from_iter((0..4).map(|_| {
             let held = Arc::clone(&held);
-            std::thread::spawn(move || (0..1000).for_each(|_| *held.lock() += 1))
+            let count = move |_| match held.try_lock() {
+                Some(mut value) => *value += 1,
+                None => *held.lock() += 1,
+            };
+            std::thread::spawn(move || (0..1000).for_each(count))
         }));
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert_eq!(*held.lock(), 4000);

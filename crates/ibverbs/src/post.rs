@@ -193,19 +193,36 @@ pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut I
         if first.opcode == SEND {
             request.op = SendOp::Send;
         }
-        match entry::post_send_now(&mut *queue.lock().port, &request) {
+        // In memory: a register for each would be saved for nothing where the device takes the request.
+        let call = Call { qp, wr, bad };
+        let Some(mut sending) = queue.try_lock() else { return call.post_list() };
+        match entry::post_send_now(&mut *sending.port, &request) {
             Ok(()) => 0,
-            Err(kind) => refuse(object, wr, bad, kind),
+            Err(kind) => call.refuse(kind),
         }
     })
 }
-/// Tells the program that the device refuses its request.
-#[cold]
-#[inline(never)]
-fn refuse(qp: &Qp, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>, kind: PostErrorKind) -> c_int {
-    name_bad(bad, wr);
-    let wr_id = wr.opt().map_or(0, |wr| wr.wr_id);
-    refused(Err(Refused::Device(kind).errno(|| qp.name(), wr_id)))
+/// The arguments of a call that posts requests.
+struct Call {
+    qp: In<Qp>,
+    wr: In<IbvSendWr>,
+    bad: In<*mut IbvSendWr>,
+}
+impl Call {
+    /// Tells the program that the device refuses its request.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&self, kind: PostErrorKind) -> c_int {
+        name_bad(self.bad, self.wr);
+        let wr_id = self.wr.opt().map_or(0, |wr| wr.wr_id);
+        let name = || self.qp.opt().map_or_else(String::new, Qp::name);
+        refused(Err(Refused::Device(kind).errno(name, wr_id)))
+    }
+    #[cold]
+    #[inline(never)]
+    fn post_list(&self) -> c_int {
+        post_list(self.qp, self.wr, self.bad)
+    }
 }
 /// Posts a list of requests of any kind.
 #[inline(never)]
