@@ -1,5 +1,5 @@
-//! Active Messages over verbs and over VIs on a hostile network: loss, repetition, another order, nodes that stand still
-//! and nodes that crash.
+//! Active Messages over verbs and over VIs, and with handlers on the device, on a hostile network: loss, repetition,
+//! another order, nodes that stand still and nodes that crash.
 //!
 //! Each link carries numbered requests of all kinds. The world checks that each is handled once and in its order, with
 //! its bytes; that each is answered once, in order; that one which can not be handled comes back whole, with its reason;
@@ -16,7 +16,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use hca_am::{Bundle, EndpointId, EndpointName, Error, Message, Options, Reason, Returned, Tag, Token, Way};
+use hca_am::{
+    Bundle, EndpointId, EndpointName, Error, Message, Options, Parallel, Reason, Returned, Tag, Token, Way,
+};
 use hca_core::{AckTimeout, Instant};
 use hca_sim::{LinkProfile, Outcome, Rng, Sim, Step, Violation};
 
@@ -65,6 +67,8 @@ struct Link {
 #[derive(Clone, Debug)]
 struct Plan {
     way: Way,
+    /// Of each node: its adapter runs its handlers, and its program sends and does not poll.
+    offloaded: Vec<bool>,
     nodes: usize,
     credits: u16,
     max_medium: usize,
@@ -103,7 +107,8 @@ impl Plan {
         let last = stalls.iter().map(|(at, _, lasts)| *at + *lasts).max().unwrap_or(Instant::ZERO);
         let heal = last.max(Instant::ZERO + Duration::from_millis(10));
         let credits = rng.pick(&[1, 2, 3, 16]);
-        Self { way, nodes, credits, max_medium, profile, links, stalls, crash, heal }
+        let offloaded = vec![false; nodes];
+        Self { way, offloaded, nodes, credits, max_medium, profile, links, stalls, crash, heal }
     }
 }
 
@@ -262,7 +267,7 @@ fn on_return(shared: &Mutex<Shared>, back: &Returned<'_>) {
 }
 
 struct Host {
-    bundle: Bundle,
+    bundle: Parallel,
     ep: EndpointId,
     /// The links that it sends over.
     sends: Vec<usize>,
@@ -340,7 +345,8 @@ impl World {
             Chaos::GiveUp(gone) => {
                 for host in self.hosts.iter_mut().flatten() {
                     for &link in host.sends.iter().filter(|&&link| self.plan.links[link].to == gone) {
-                        host.bundle.unmap(host.ep, link).map_err(|e| self.sim.violation(e.to_string()))?;
+                        let unmapped = host.bundle.with(|bundle| bundle.unmap(host.ep, link));
+                        unmapped.map_err(|e| self.sim.violation(e.to_string()))?;
                     }
                     host.sends.retain(|&link| self.plan.links[link].to != gone);
                 }
@@ -348,27 +354,30 @@ impl World {
         }
         Ok(())
     }
-    /// A program sends what it has credits for, and handles what has come.
+    /// A program sends what it has credits for, and handles what has come unless its adapter does.
     fn act(&self, host: &mut Host) -> Checked<()> {
         let wrong = |error: Error| self.sim.violation(error.to_string());
         let mut empty = 0;
         while empty < EMPTY_POLLS {
             for &link in &host.sends {
-                while self.send(host.ep, &mut host.bundle, link)? {}
+                while self.send(host.ep, &host.bundle, link)? {}
             }
-            let handled = host.bundle.poll().map_err(wrong)?;
+            if host.bundle.is_offloaded() {
+                return Ok(());
+            }
+            let handled = host.bundle.with(Bundle::poll).map_err(wrong)?;
             empty = if handled > 0 { 0 } else { empty + 1 };
         }
         Ok(())
     }
     /// Sends the next request of a link. Returns whether it was sent.
-    fn send(&self, ep: EndpointId, bundle: &mut Bundle, link: usize) -> Checked<bool> {
+    fn send(&self, ep: EndpointId, bundle: &Parallel, link: usize) -> Checked<bool> {
         let number = lock(&self.shared).seen[link].sent;
         let of = &self.plan.links[link];
         let Some(ask) = of.asks.get(number) else { return Ok(false) };
         let (args, bytes) = ([link as u32, number as u32, 7], ask.payload.map(|(_, len)| len));
         let bytes = pattern(link, number, bytes.unwrap_or(0));
-        let sent = match ask.payload {
+        let sent = bundle.with(|bundle| match ask.payload {
             None => bundle.try_request(ep, link, ask.handler, &args),
             Some((false, _)) => bundle.try_request_medium(ep, link, ask.handler, &args, &bytes),
             Some((true, _)) => {
@@ -376,7 +385,7 @@ impl World {
                 let at = (link * PLACES + number % PLACES) * BULK;
                 bundle.try_request_bulk(ep, link, ask.handler, &args, &bytes, at as u64)
             }
-        };
+        });
         match sent {
             Ok(()) => {
                 lock(&self.shared).seen[link].sent += 1;
@@ -395,7 +404,9 @@ impl World {
     fn left(&self) -> Vec<usize> {
         let hosts = self.hosts.iter().flatten();
         let shared = lock(&self.shared);
-        let open = |host: &Host, link: usize| !matches!(host.bundle.outstanding(host.ep, link), Ok(0));
+        let open = |host: &Host, link: usize| {
+            !matches!(host.bundle.with(|bundle| bundle.outstanding(host.ep, link)), Ok(0))
+        };
         let mut left = Vec::new();
         for host in hosts {
             for &link in &host.sends {
@@ -447,6 +458,11 @@ impl Host {
         bundle.set_handler(ep, REQUEST, move |m, token| on_request(&requests, m, token)).unwrap();
         bundle.set_handler(ep, REPLY, move |m, _| on_reply(&replies, m)).unwrap();
         bundle.set_error_handler(ep, move |back| on_return(&returns, back)).unwrap();
+        let bundle = if plan.offloaded[n] {
+            Parallel::offloaded(bundle).expect("the adapter runs engines")
+        } else {
+            Parallel::new(bundle)
+        };
         Self { bundle, ep, sends: Vec::new() }
     }
 }
@@ -456,21 +472,34 @@ fn name_of(sim: &Sim, way: Way, n: usize) -> EndpointName {
 }
 
 fn connect(sim: &Sim, way: Way, n: usize, link: &Link, from: &mut Host, to: &mut Host) {
-    let (ours, a) = from.bundle.half_link(false).expect("there is room");
-    let (theirs, b) = to.bundle.half_link(true).expect("there is room");
+    let (ours, a) = from.bundle.with(|bundle| bundle.half_link(false)).expect("there is room");
+    let (theirs, b) = to.bundle.with(|bundle| bundle.half_link(true)).expect("there is room");
     let maps = Some((n, name_of(sim, way, link.to), link.tag));
-    from.bundle.join(ours, from.ep, &b, maps).expect("they connect");
-    to.bundle.join(theirs, to.ep, &a, None).expect("they connect");
+    from.bundle.with(|bundle| bundle.join(ours, from.ep, &b, maps)).expect("they connect");
+    to.bundle.with(|bundle| bundle.join(theirs, to.ep, &a, None)).expect("they connect");
     from.sends.push(n);
 }
 
 /// Counts of requests, replies, returns and losses; whether a node crashed; the faults, and the hash of the trace.
 type Report = ([usize; 4], bool, u64, u64);
 
-fn run(seed: u64, way: Way) -> Checked<Report> {
+/// What the layer stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Below {
+    Verbs,
+    Via,
+    /// Verbs, and most adapters run the handlers.
+    Offloaded,
+}
+
+fn run(seed: u64, below: Below) -> Checked<Report> {
     let mut rng = Rng::new(seed ^ 0x6c61_7965_7273_0000);
-    let plan = Plan::new(&mut rng, way);
-    let replay = format!("HCA_SIM_SEED={seed} cargo test -p hca-sim --test layers {way:?}").to_lowercase();
+    let mut plan = Plan::new(&mut rng, if below == Below::Via { Way::Via } else { Way::Verbs });
+    if below == Below::Offloaded {
+        plan.offloaded.fill_with(|| rng.below(4) > 0);
+    }
+    let replay = format!("{below:?}").to_lowercase();
+    let replay = format!("HCA_SIM_SEED={seed} cargo test -p hca-sim --test layers {replay}");
     let sim = Sim::builder(seed).links(&plan.profile).replay(replay).build();
     if std::env::var_os("HCA_SIM_TRACE").is_some() {
         println!("{plan:#?}");
@@ -505,13 +534,13 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|e| panic!("{name} is {text:?}, which is no number: {e}")))
 }
 
-fn run_seeds(way: Way) {
+fn run_seeds(below: Below) {
     let first = number("HCA_SIM_LAYERS_FIRST").unwrap_or(0);
     let seeds = number("HCA_SIM_LAYERS_SEEDS").unwrap_or(SEEDS);
     let one = number("HCA_SIM_SEED");
     let (mut sums, mut crashes, mut faults) = ([0; 4], 0, 0);
     for seed in one.map_or(first..first + seeds, |seed| seed..seed + 1) {
-        let report = run(seed, way).unwrap_or_else(|violation| panic!("{violation}"));
+        let report = run(seed, below).unwrap_or_else(|violation| panic!("{violation}"));
         for (sum, count) in sums.iter_mut().zip(report.0) {
             *sum += count;
         }
@@ -525,18 +554,23 @@ fn run_seeds(way: Way) {
 
 #[test]
 fn messages_over_verbs_keep_every_promise() {
-    run_seeds(Way::Verbs);
+    run_seeds(Below::Verbs);
 }
 
 #[test]
 fn messages_over_via_keep_every_promise() {
-    run_seeds(Way::Via);
+    run_seeds(Below::Via);
+}
+
+#[test]
+fn messages_that_offloaded_bundles_handle_keep_every_promise() {
+    run_seeds(Below::Offloaded);
 }
 
 #[test]
 fn a_seed_repeats_exactly() {
-    for (seed, way) in [(3, Way::Verbs), (7, Way::Via)] {
-        let [first, second] = [(); 2].map(|()| run(seed, way).unwrap());
+    for (seed, below) in [(3, Below::Verbs), (7, Below::Via), (5, Below::Offloaded)] {
+        let [first, second] = [(); 2].map(|()| run(seed, below).unwrap());
         assert_eq!(first, second, "seed {seed}");
     }
 }
