@@ -9,7 +9,7 @@ use std::time::Duration;
 use hca_am::{Bundle, EndpointId, Error, Options, Tag, Way};
 use hca_sim::Sim;
 
-use super::{Asks, Ends, WINDOW};
+use super::{Asks, BULK, Ends, WINDOW};
 use crate::name_of;
 
 const TAG: Tag = Tag(0x10);
@@ -31,6 +31,13 @@ impl Asks for Requests {
             Err(error) => panic!("{error}"),
         }
     }
+    fn bulk(&mut self, len: usize) -> bool {
+        match self.bundle.try_request_bulk(self.ep, 0, REQUEST, &[1], &[7; BULK[1]][..len], 0) {
+            Ok(()) => true,
+            Err(Error::NotSent) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
     fn answers(&mut self) -> usize {
         self.bundle.poll().expect("the link is there");
         self.replies.swap(0, Ordering::Relaxed)
@@ -48,7 +55,7 @@ pub(super) fn open(sim: &Sim, way: Way) -> Ends {
     let [(mut asks, ep), (mut answers, far)] = [0, 1].map(|n| {
         let context = sim.add_node().context();
         let mut bundle = Bundle::open_by_hand(&context, way, &options).expect("a bundle opens");
-        let ep = bundle.endpoint_by_hand(name_of(sim, way, n), 4096).expect("an endpoint opens");
+        let ep = bundle.endpoint_by_hand(name_of(sim, way, n), BULK[1]).expect("an endpoint opens");
         bundle.set_tag(ep, TAG).expect("it is there");
         (bundle, ep)
     });

@@ -1,10 +1,14 @@
-//! LogP judges itself for verbs, VIs and Active Messages: in simulated time, a longer latency, overhead or gap moves that
-//! parameter alone, by as much.
+//! LogP judges itself for verbs, VIs, Active Messages and Portals: in simulated time, a longer latency, overhead or gap
+//! moves that parameter alone, by as much. Global memory is not among them, as its calls wait: within a call simulated
+//! time stands still.
 //!
 //! The processors' overheads are pauses of the program in simulated time, those of the far side a part of the way back.
-//! The gap is the rate of the link, whose latency is as much shorter as a packet takes to leave.
+//! The gap is the rate of the link, whose latency is as much shorter as a packet takes to leave. The gap of a byte in
+//! bulk, of Active Messages, is that rate as well: a byte takes eight bits of the link and its share of the headers,
+//! whichever parameter moves.
 
 mod am;
+mod portals;
 mod verbs;
 mod via;
 
@@ -23,6 +27,8 @@ const RATE: u64 = 4_000_000;
 const LOOK: Duration = Duration::from_micros(4);
 /// How long nothing is sent before a burst.
 const QUIET: Duration = Duration::from_millis(100);
+/// Bytes in bulk by whose times the gap of a byte is measured: whole packets.
+const BULK: [usize; 2] = [4096, 12_288];
 /// The largest difference of two measurements of one time: some looks.
 const NEAR_NS: f64 = 12_000.0;
 
@@ -41,6 +47,10 @@ const BASE: Machine = Machine { latency: 300_000, send: 40_000, receive: 30_000,
 trait Asks {
     /// Sends a request. `false`: the window is full, or the way is not open yet.
     fn ask(&mut self) -> bool;
+    /// Sends a request with so many bytes in bulk, if the layer has such. `false` as for [`ask`](Self::ask).
+    fn bulk(&mut self, _len: usize) -> bool {
+        unreachable!("the layer has no bulk")
+    }
     /// Takes the answers that have come; returns how many.
     fn answers(&mut self) -> usize;
 }
@@ -52,16 +62,18 @@ enum Kind {
     Verbs,
     Via,
     Am(Way),
+    Portals,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Verbs, Self::Via, Self::Am(Way::Verbs), Self::Am(Way::Via)];
+    const ALL: [Self; 5] = [Self::Verbs, Self::Via, Self::Am(Way::Verbs), Self::Am(Way::Via), Self::Portals];
 
     fn open(self, sim: &Sim) -> Ends {
         match self {
             Self::Verbs => verbs::open(sim),
             Self::Via => via::open(sim),
             Self::Am(way) => am::open(sim, way),
+            Self::Portals => portals::open(sim),
         }
     }
 }
@@ -70,6 +82,9 @@ struct Layer {
     sim: Sim,
     asks: Rc<RefCell<dyn Asks>>,
     machine: Machine,
+    has_bulk: bool,
+    /// The bytes that its requests have in bulk now.
+    bulk: Option<usize>,
 }
 
 /// The bits that a request brings to the link: the packet that is waited for, and all that go to the far side.
@@ -101,7 +116,7 @@ impl Layer {
             serve();
             Step::OnProgress
         });
-        let mut layer = Self { sim, asks, machine };
+        let mut layer = Self { sim, asks, machine, has_bulk: matches!(kind, Kind::Am(_)), bulk: None };
         // The hellos, and what is learned of the path.
         layer.burst(0, 8, Duration::ZERO).expect("they talk");
         layer
@@ -113,6 +128,16 @@ impl Layer {
         let send = Duration::from_nanos(self.machine.send);
         let receive = Duration::from_nanos(self.machine.receive);
         let mut answers = Answers { asks: Rc::clone(&asks), taken: 0, receive };
+        let bulk = self.bulk;
+        // Those in bulk take as much longer.
+        let look = if bulk.is_some() { 64 * LOOK } else { LOOK };
+        let ask = move || {
+            let mut asks = asks.borrow_mut();
+            match bulk {
+                Some(len) => asks.bulk(len),
+                None => asks.ask(),
+            }
+        };
         self.sim.block_on(async move {
             // Acknowledgements of the burst before have left.
             sleep(QUIET).await;
@@ -122,8 +147,8 @@ impl Layer {
                     begin = sim.now();
                 }
                 sleep(send).await;
-                while !asks.borrow_mut().ask() {
-                    sleep(LOOK).await;
+                while !ask() {
+                    sleep(look).await;
                     answers.take().await;
                 }
                 if !delay.is_zero() {
@@ -134,7 +159,7 @@ impl Layer {
             let burst = sim.now().since(begin);
             while answers.taken < before + count {
                 if !answers.take().await {
-                    sleep(LOOK).await;
+                    sleep(look).await;
                 }
             }
             [burst, sim.now().since(begin)]
@@ -176,7 +201,17 @@ impl Bursts for Layer {
         Ok(time.as_nanos() as f64 / count as f64 - delay.as_nanos() as f64)
     }
     fn byte_gap_ns(&mut self) -> Result<Option<f64>, Violation> {
-        Ok(None)
+        if !self.has_bulk {
+            return Ok(None);
+        }
+        let [short, long] = BULK.map(|len| {
+            self.bulk = Some(len);
+            // The adapters learn of the longer round trip first.
+            self.burst_ns(32, Duration::ZERO)?;
+            self.burst_ns(16, Duration::ZERO)
+        });
+        self.bulk = None;
+        Ok(Some((long? - short?) / (BULK[1] - BULK[0]) as f64))
     }
 }
 
@@ -194,14 +229,23 @@ impl Bits {
     }
 }
 
-fn parameters(kind: Kind, machine: Machine, bits: Bits) -> Result<[f64; 4], Violation> {
+/// Latency, overheads and gap, and the gap of a byte in bits of the link.
+fn parameters(kind: Kind, machine: Machine, bits: Bits) -> Result<([f64; 4], Option<f64>), Violation> {
     let p = measure(&mut Layer::new(kind, machine, bits))?;
-    Ok([p.latency(), p.send, p.receive, p.gap])
+    let rate = machine.gap.map_or(0.0, |gap| bits.all / gap as f64);
+    Ok(([p.latency(), p.send, p.receive, p.gap], p.byte_gap.map(|gap| gap * rate)))
 }
 
 fn judge(kind: Kind) -> Result<(), Violation> {
     let bits = Bits::measure(kind)?;
-    let base = parameters(kind, BASE, bits)?;
+    let (base, byte_bits) = parameters(kind, BASE, bits)?;
+    assert_eq!(byte_bits.is_some(), matches!(kind, Kind::Am(_)), "{kind:?}");
+    // Eight bits, and the share of a packet's headers.
+    let near_a_byte = |bits: f64| (8.0..8.4).contains(&bits);
+    assert!(
+        byte_bits.is_none_or(near_a_byte),
+        "{kind:?}: a byte in bulk takes {byte_bits:?} bits of the link"
+    );
     let known = [BASE.latency, BASE.send, BASE.receive, BASE.gap.unwrap_or(0)].map(|ns| ns as f64);
     let near = |a: f64, b: f64| (a - b).abs() < NEAR_NS;
     assert!(base.iter().zip(known).all(|(&a, b)| near(a, b)), "{kind:?}: {base:?} is not {known:?}");
@@ -213,7 +257,12 @@ fn judge(kind: Kind) -> Result<(), Violation> {
     ];
     for (which, (machine, by)) in moved.into_iter().zip([100_000.0, 30_000.0, 25_000.0, 50_000.0]).enumerate()
     {
-        for (i, (now, before)) in parameters(kind, machine, bits)?.into_iter().zip(base).enumerate() {
+        let (parameters, byte_bits) = parameters(kind, machine, bits)?;
+        assert!(
+            byte_bits.is_none_or(near_a_byte),
+            "{kind:?}: {byte_bits:?} bits for a byte with {machine:?}"
+        );
+        for (i, (now, before)) in parameters.into_iter().zip(base).enumerate() {
             let expected = before + if i == which { by } else { 0.0 };
             assert!(
                 near(now, expected),
