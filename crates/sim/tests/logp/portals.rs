@@ -43,7 +43,7 @@ impl End {
         let eq = ni.eq_alloc(64).expect("a queue");
         let options = MdOptions::EVENT_SEND_DISABLE;
         let md: MdHandle =
-            ni.md_bind(&Md { options, ..Md::new(&node.alloc(8).expect("memory")) }).expect("a descriptor");
+            ni.md_bind(&Md { options, ..Md::new(node.alloc(8).expect("memory")) }).expect("a descriptor");
         ni.pt_alloc(PtOptions::empty(), Some(eq), Some(0)).expect("an index");
         let options = MeOptions::OP_PUT | MeOptions::EVENT_LINK_DISABLE;
         let me = Me { options, ..Me::new(node.alloc(8).expect("memory")) };
