@@ -148,10 +148,7 @@ impl Queue {
             let _ = rustix::io::read(fd, &mut [0_u8; 8][..]);
         }
         core::mem::swap(&mut state.trains, trains);
-        // The word stays until all trains that were taken are delivered.
-        if trains.frames.is_empty() {
-            self.stirred.store(0, Ordering::Relaxed);
-        }
+        self.stirred.store(0, Ordering::Relaxed);
     }
 }
 
@@ -271,11 +268,11 @@ pub struct LoopbackFabric {
 }
 
 impl LoopbackFabric {
-    /// Whether trains may have come.
+    /// Whether trains were taken and not delivered, or may have come.
     #[inline]
     fn has_input(&self) -> bool {
         // Acquire: pairs with the Release in `push`; what was pushed is seen under the lock.
-        self.queue.stirred.load(Ordering::Acquire) == STIRRED
+        !self.taken.is_empty() || self.queue.stirred.load(Ordering::Acquire) == STIRRED
     }
     /// Gives the packets of the oldest train to `sink`; returns how many were right, and their bytes with those of the
     /// others.
@@ -477,7 +474,7 @@ impl Fabric for LoopbackFabric {
     #[cfg(not(loom))]
     fn renew_glance(&mut self, glance: &mut Glance) -> bool {
         glance.look_at(&self.queue, |queue| &queue.stirred, 0, InputWord::silent);
-        true
+        self.taken.is_empty()
     }
 
     fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {

@@ -383,6 +383,18 @@ pub unsafe trait RecvPort: Send {
     /// # Errors
     /// The index of the first request that is refused, and why; those before it are taken.
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError>;
+    /// Takes one request of a batch, like [`post`](Self::post).
+    ///
+    /// # Safety
+    /// Like [`post`](Self::post).
+    ///
+    /// # Errors
+    /// Why it is refused.
+    #[inline]
+    unsafe fn post_one(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+        // SAFETY: our caller's.
+        unsafe { self.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)
+    }
     /// Tells the device of all that was posted: the doorbell.
     fn ring(&mut self);
     /// Takes one request and rings, which a device may do in one go.
@@ -394,7 +406,7 @@ pub unsafe trait RecvPort: Send {
     /// Why it is refused.
     unsafe fn post_now(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
         // SAFETY: our caller's.
-        unsafe { self.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)?;
+        unsafe { self.post_one(wr) }?;
         self.ring();
         Ok(())
     }

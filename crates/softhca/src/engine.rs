@@ -271,8 +271,12 @@ impl Engine {
     /// who runs this, which need not ring.
     pub(crate) fn turn_posted(&mut self, now: Instant, bell: &Doorbell<QpShared>, caller: Option<QpHandle>) {
         let rang = self.core.take_doorbells(now, bell);
-        if rang | caller.is_some_and(|qp| self.core.posted(now, qp)) {
-            self.transmit(now);
+        let slot = caller.and_then(|qp| self.core.posted(now, qp));
+        let made = slot.map_or(0, |slot| self.transmit_at_once(now, slot));
+        if rang | slot.is_some() {
+            if !self.core.ready.is_empty() && made < TURN_BYTES {
+                self.transmit(now);
+            }
             self.send(now);
             self.conclude();
         }
@@ -335,12 +339,37 @@ impl Engine {
         blocked.then(|| core.now + if is_called { CALLED_RETRY } else { FULL_RETRY })
     }
 
+    #[inline(always)]
     fn send(&mut self, now: Instant) {
         if !self.tx.is_empty() {
-            self.fabric.send(now, &mut self.tx);
-            // What waits may wait for longer than its memory stays.
-            self.tx.take_in();
+            self.send_batch(now);
         }
+    }
+    #[inline(never)]
+    fn send_batch(&mut self, now: Instant) {
+        self.fabric.send(now, &mut self.tx);
+        // What waits may wait for longer than its memory stays.
+        self.tx.take_in();
+    }
+
+    /// Lets a queue pair send whose owner has just posted, if none has its turn before. What is left has its turn
+    /// behind. Returns the bytes that were sent.
+    #[inline]
+    fn transmit_at_once(&mut self, now: Instant, slot: u32) -> usize {
+        let core = &mut self.core;
+        let is_next = core.ready.is_empty()
+            && core.qps.at_mut(slot).is_some_and(|entry| !core::mem::replace(&mut entry.ready, true));
+        if !is_next {
+            core.settle(slot);
+            return 0;
+        }
+        let before = self.tx.len_bytes();
+        let (full, by_messages) = core.transmit_slot(now, slot, &mut self.tx, &mut *self.fabric);
+        let made = self.tx.len_bytes() - before + by_messages;
+        if full {
+            self.send(now);
+        }
+        made
     }
 
     /// Lets the queue pairs that want to send, in turns, until none does, the turn's share is used up or
@@ -400,19 +429,22 @@ impl Core {
     fn take_rung(&mut self, now: Instant, bell: &Doorbell<QpShared>) -> bool {
         let mut any = false;
         for shared in bell.take() {
-            any |= self.posted(now, shared.handle);
+            if let Some(slot) = self.posted(now, shared.handle) {
+                self.settle(slot);
+                any = true;
+            }
         }
         any
     }
 
-    /// A queue pair has new requests. `false`: it is gone.
-    fn posted(&mut self, now: Instant, qp: QpHandle) -> bool {
-        let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
+    /// A queue pair has new requests: what it wants now is to be [noted](Self::settle). `None`: it is gone.
+    #[inline]
+    fn posted(&mut self, now: Instant, qp: QpHandle) -> Option<u32> {
+        let entry = self.qps.get_mut(qp.index, qp.generation)?;
         entry.res.sq.refresh();
         let QpEntry { machine, res, .. } = &mut **entry;
         machine.handle_posted(now, &mut QpHost::new(res, &mut self.tables, &self.ahs));
-        self.settle(qp.index);
-        true
+        Some(qp.index)
     }
 
     /// One packet from the network.
@@ -581,44 +613,57 @@ impl Core {
             }
             let Some(slot) = self.ready.pop_front() else { break };
             self.ready_grouped -= 1;
-            let Some(entry) = self.qps.at_mut(slot) else { continue };
-            let mut burst = BURST_PACKETS;
-            if let Some(pace) = &entry.res.pace {
-                let room = pace.room(now);
-                if room == 0 {
-                    self.paced.wait(slot, pace);
-                    continue;
-                }
-                burst = (room / PACED_PACKET).clamp(1, BURST_PACKETS as u64) as usize;
-            }
-            entry.ready = false;
-            if entry.machine.uses_messages() {
-                by_messages += self.transmit_messages(now, slot, burst, fabric);
-                continue;
-            }
-            let QpEntry { machine, res, .. } = &mut **entry;
-            let (path, before) = (res.path, tx.len_bytes());
-            let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
-            let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false, fabric: Some(&*fabric) };
-            let sent = machine.poll_transmit(now, &mut host, &mut sink, burst);
-            if sent > 0
-                && !sink.full
-                && machine.ack_owed().is_some()
-                && machine.poll_ack(now, &mut host, &mut sink)
-            {
-                entry.ack_since = entry.ack_since.map(|_| LISTED);
-            }
-            let full = sink.full;
-            if let Some(pace) = &entry.res.pace {
-                pace.spend_of_queue_pair(now, tx.len_bytes() - before);
-            }
-            self.counters.tx_packets += sent as u64;
-            self.settle(slot);
+            let (full, bytes) = self.transmit_slot(now, slot, tx, fabric);
+            by_messages += bytes;
             if full {
                 return (true, by_messages);
             }
         }
         (false, by_messages)
+    }
+
+    /// The turn of a queue pair, whose `ready` is set, to send. Returns whether the batch is full, and the bytes that
+    /// left by messages.
+    fn transmit_slot(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        tx: &mut TxBatch,
+        fabric: &mut dyn Fabric,
+    ) -> (bool, usize) {
+        let Some(entry) = self.qps.at_mut(slot) else { return (false, 0) };
+        let mut burst = BURST_PACKETS;
+        if let Some(pace) = &entry.res.pace {
+            let room = pace.room(now);
+            if room == 0 {
+                self.paced.wait(slot, pace);
+                return (false, 0);
+            }
+            burst = (room / PACED_PACKET).clamp(1, BURST_PACKETS as u64) as usize;
+        }
+        entry.ready = false;
+        if entry.machine.uses_messages() {
+            return (false, self.transmit_messages(now, slot, burst, fabric));
+        }
+        let QpEntry { machine, res, .. } = &mut **entry;
+        let (path, before) = (res.path, tx.len_bytes());
+        let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
+        let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false, fabric: Some(&*fabric) };
+        let sent = machine.poll_transmit(now, &mut host, &mut sink, burst);
+        if sent > 0
+            && !sink.full
+            && machine.ack_owed().is_some()
+            && machine.poll_ack(now, &mut host, &mut sink)
+        {
+            entry.ack_since = entry.ack_since.map(|_| LISTED);
+        }
+        let full = sink.full;
+        if let Some(pace) = &entry.res.pace {
+            pace.spend_of_queue_pair(now, tx.len_bytes() - before);
+        }
+        self.counters.tx_packets += sent as u64;
+        self.settle(slot);
+        (full, 0)
     }
 
     /// Puts the queue pairs of overrun completion queues in error, and shows all completions.

@@ -61,8 +61,9 @@ pub(crate) struct MrTable {
     entries: Vec<Entry>,
     free: VecDeque<u32>,
     permutation: Permutation,
-    /// The key index that was looked up last, and its slot: most accesses are to one region.
-    last: Cell<(u32, u32)>,
+    /// The key index that was looked up last, and its slot, of accesses that read and of those that write: most are to
+    /// one region each.
+    last: [Cell<(u32, u32)>; 2],
     random: Random,
     limit: u32,
     live: u32,
@@ -90,7 +91,7 @@ impl MrTable {
     pub(crate) fn new(limit: u32, mut random: Random) -> Self {
         assert!(limit <= 1 << INDEX_BITS, "a key has {INDEX_BITS} index bits");
         let permutation = Permutation::new(&mut random);
-        let last = Cell::new((permutation.forward(0), 0));
+        let last = [0; 2].map(|slot| Cell::new((permutation.forward(slot), slot)));
         let (entries, free) = (Vec::new(), VecDeque::new());
         let (live, regions, window_limit, windows, windows_of_qps) = (0, 0, 0, 0, BTreeSet::new());
         Self {
@@ -280,20 +281,21 @@ impl MrTable {
     }
 
     /// The slot that a key names.
-    #[inline(always)]
+    #[inline]
     fn slot(&self, key: u32) -> u32 {
-        let index = key >> 8;
-        let (last, slot) = self.last.get();
-        if last == index {
-            return slot;
-        }
-        self.look_up(index)
+        let (last, slot) = self.last[0].get();
+        if last == key >> 8 { slot } else { self.look_up(key, 0) }
     }
     #[inline(never)]
-    fn look_up(&self, index: u32) -> u32 {
-        let slot = self.permutation.backward(index);
-        self.last.set((index, slot));
+    fn look_up(&self, key: u32, of: usize) -> u32 {
+        let slot = self.permutation.backward(key >> 8);
+        self.last[of].set((key >> 8, slot));
         slot
+    }
+    /// Which of the keys that were looked up last an access goes by.
+    #[inline(always)]
+    const fn by(access: Access) -> usize {
+        access.contains(Access::LOCAL_WRITE) as usize
     }
 
     /// The address behind `addr .. addr + len` of the region that `key` names, if that region belongs
@@ -307,13 +309,45 @@ impl MrTable {
         len: u64,
         access: Access,
     ) -> Result<*mut u8, Refused> {
-        let e = self.entry(key).ok_or(Refused)?;
-        let offset = addr.checked_sub(e.iova).ok_or(Refused)?;
-        let fits = offset.checked_add(len).is_some_and(|end| end <= e.len);
-        if !fits || e.pd != pd || !e.access.contains(access) {
-            return self.in_one_piece(pd, key, addr, len, access);
+        match self.translate_again(pd, key, addr, len, access) {
+            Some(at) => Ok(at),
+            None => self.translate_anew(pd, key, addr, len, access),
         }
-        Ok(e.base.wrapping_add(offset as usize))
+    }
+    /// The same, if the key is that of the access before, and the range lies in one piece.
+    #[inline(always)]
+    pub(crate) fn translate_again(
+        &self,
+        pd: PdHandle,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Option<*mut u8> {
+        let (last, slot) = self.last[Self::by(access)].get();
+        let e = self.entries.get(slot as usize)?;
+        if last != key >> 8 || e.tag != key as u8 || e.state != State::Valid {
+            return None;
+        }
+        let offset = addr.checked_sub(e.iova)?;
+        let fits = offset.checked_add(len)? <= e.len;
+        (fits && e.pd == pd && e.access.contains(access)).then(|| e.base.wrapping_add(offset as usize))
+    }
+    #[cold]
+    #[inline(never)]
+    fn translate_anew(
+        &self,
+        pd: PdHandle,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<*mut u8, Refused> {
+        self.look_up(key, Self::by(access));
+        match self.translate_again(pd, key, addr, len, access) {
+            Some(at) => Ok(at),
+            None => self.in_one_piece(pd, key, addr, len, access),
+        }
     }
 
     /// As [`translate`](Self::translate), of a region of several pieces, if the range lies in one.

@@ -54,23 +54,15 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    /// Checks a request against the queue pair's limits; returns its length, its entries, and where its bytes are.
+    /// Whether requests are taken.
     #[inline(always)]
-    fn check(&self, hca: &Shared, wr: &SendWr<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
+    fn check(&self, hca: &Shared) -> Result<(), PostErrorKind> {
         let state = self.qp.state.load(Ordering::Relaxed);
         if state != encode_state(QpState::Rts) || hca.fork.is_child() {
-            self.check_state(hca)?;
+            self.check_state(hca)
+        } else {
+            Ok(())
         }
-        // Most requests are of a kind that connected queue pairs have, and that has a list of any length.
-        let is_common = self.is_connected
-            && wr.dest.is_none()
-            && matches!(wr.op, SendOp::Send | SendOp::Write(_))
-            && !matches!(wr.payload, Payload::Mixed(_));
-        let (len, entries, place) = if is_common { self.list_of(wr)? } else { self.check_kind(wr)? };
-        if len > self.max_message {
-            return Err(PostErrorKind::MessageTooLong { len, max: self.max_message });
-        }
-        Ok((len, entries, place))
     }
     #[cold]
     fn check_state(&self, hca: &Shared) -> Result<(), PostErrorKind> {
@@ -82,8 +74,7 @@ impl SendQueue {
             _ => Ok(()),
         }
     }
-    /// As [`check`](Self::check), of any kind of request.
-    #[inline(never)]
+    /// Checks a request against the queue pair's limits; returns its length, its entries, and where its bytes are.
     fn check_kind(&self, wr: &SendWr<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
         let qp_type = self.qp_type;
         offers(qp_type, wr.op).map_err(|op| PostErrorKind::Unsupported { qp_type, op })?;
@@ -99,33 +90,29 @@ impl SendQueue {
         if wr.op.is_read_or_atomic() && !matches!(wr.payload, Payload::Sges(_)) {
             return Err(PostErrorKind::Unsupported { qp_type, op: "inline data with READ or atomics" });
         }
-        let (len, entries, place) = self.list_of(wr)?;
+        let (len, entries, place) = match wr.payload {
+            Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
+                return Err(PostErrorKind::InlineTooLong { len: bytes.len(), max: self.max_inline });
+            }
+            Payload::Inline(bytes) => (bytes.len() as u64, 0, Place::Slot),
+            Payload::Sges(sges) if sges.len() > self.max_sge as usize => {
+                return Err(PostErrorKind::TooManySges { count: sges.len(), max: self.max_sge });
+            }
+            Payload::Sges(sges) => {
+                (sges.iter().map(|s| u64::from(s.len)).sum(), sges.len() as u8, Place::Memory)
+            }
+            Payload::Mixed(list) => self.check_mixed(&list)?,
+        };
         if !wr.op.has_list() && (entries > 0 || len > 0) {
             return Err(PostErrorKind::Unsupported { qp_type, op: "a list with an operation that has none" });
         }
         if wr.op.is_atomic() && len != 8 {
             return Err(PostErrorKind::AtomicLength { len });
         }
-        Ok((len, entries, place))
-    }
-    /// Checks a request's list alone.
-    #[inline(always)]
-    fn list_of(&self, wr: &SendWr<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
-        match wr.payload {
-            Payload::Inline(bytes) => {
-                if bytes.len() > self.max_inline as usize {
-                    return Err(PostErrorKind::InlineTooLong { len: bytes.len(), max: self.max_inline });
-                }
-                Ok((bytes.len() as u64, 0, Place::Slot))
-            }
-            Payload::Sges(sges) => {
-                if sges.len() > self.max_sge as usize {
-                    return Err(PostErrorKind::TooManySges { count: sges.len(), max: self.max_sge });
-                }
-                Ok((sges.iter().map(|s| u64::from(s.len)).sum(), sges.len() as u8, Place::Memory))
-            }
-            Payload::Mixed(list) => self.check_mixed(&list),
+        if len > self.max_message {
+            return Err(PostErrorKind::MessageTooLong { len, max: self.max_message });
         }
+        Ok((len, entries, place))
     }
     #[cold]
     fn check_mixed(&self, list: &Mixed<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
@@ -140,9 +127,45 @@ impl SendQueue {
     }
 
     /// Queues a request.
-    #[inline(never)]
+    #[inline(always)]
     fn push(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let (len, sges, place) = self.check(hca, wr)?;
+        self.check(hca)?;
+        match wr.op {
+            SendOp::Send => self.push_piece(wr, &SendOp::Send),
+            SendOp::Write(remote) => self.push_piece(wr, &SendOp::Write(remote)),
+            _ => self.push_any(wr),
+        }
+    }
+    /// Queues a request that is taken. Most are of a kind that connected queue pairs have, and of one piece.
+    #[inline(always)]
+    fn push_piece(&mut self, wr: &SendWr<'_>, op: &SendOp) -> Result<(), PostErrorKind> {
+        if !self.is_connected || wr.dest.is_some() {
+            return self.push_any(wr);
+        }
+        let header = |len, sges, place| SendHeader {
+            wr_id: wr.wr_id,
+            op: FlatOp::new(op),
+            dest: DestKind::None,
+            len,
+            sges,
+            place,
+            flags: wr.flags,
+        };
+        let pushed = match wr.payload {
+            Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => {
+                self.ring.push_bytes(header(bytes.len() as u32, 0, Place::Slot), bytes)
+            }
+            Payload::Sges(&[entry]) if self.max_sge > 0 && u64::from(entry.len) <= self.max_message => {
+                self.ring.push_one(header(entry.len, 1, Place::Memory), sge_to_cell(entry))
+            }
+            _ => return self.push_any(wr),
+        };
+        pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
+    }
+    /// As [`push`](Self::push), of any kind and with any list.
+    #[inline(never)]
+    fn push_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let (len, sges, place) = self.check_kind(wr)?;
         let header = SendHeader {
             wr_id: wr.wr_id,
             op: FlatOp::new(&wr.op),
@@ -152,15 +175,12 @@ impl SendQueue {
             place,
             flags: wr.flags,
         };
-        let pushed = match wr.dest {
-            None => queue(&mut self.ring, header, wr.payload),
-            Some(dest) => queue_named(&mut self.ring, header, wr.payload, dest),
-        };
+        let pushed = queue(&mut self.ring, header, wr.payload, wr.dest);
         pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
     }
 
     /// Tells the engine of the requests that were queued.
-    #[inline]
+    #[inline(never)]
     fn ring(&mut self, hca: &Shared) {
         if self.may_be_near && self.ring.is_all_published() {
             return;
@@ -199,15 +219,13 @@ impl SendQueue {
     fn is_near(&self) -> bool {
         self.may_be_near && self.qp.near.load(Ordering::Relaxed)
     }
-    /// Posts a request of a connection by messages: one on the peer's memory is done at once, or it is queued.
+    /// Posts a request of a connection by messages that is no SEND: one on the peer's memory is done at once, or it is
+    /// queued.
     #[inline(always)]
     fn post_near<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         // No table of jumps: each of the frequent ones is reached by a comparison.
         if matches!(wr.op, SendOp::Write(_)) {
             self.access::<near::Write, NOW>(hca, wr)
-        } else if matches!(wr.op, SendOp::Send) {
-            // Those of a batch leave by the doorbell, all of them in one turn.
-            if NOW { self.send(hca, wr) } else { self.push(hca, wr) }
         } else if matches!(wr.op, SendOp::Read(_)) {
             self.access::<near::Read, NOW>(hca, wr)
         } else {
@@ -252,66 +270,46 @@ impl SendQueue {
     /// A SEND: a small one leaves by a line as it is queued, if nothing keeps it back.
     #[inline(never)]
     fn send(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let (len, place) = match wr.payload {
-            Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => (bytes.len(), Place::Slot),
-            Payload::Sges(&[entry]) if self.max_sge > 0 => (entry.len as usize, Place::Memory),
-            _ => return self.post_queued::<true>(hca, wr),
+        let is_first = self.ring.is_all_published();
+        self.check(hca)?;
+        self.push_piece(wr, &SendOp::Send)?;
+        let len = match wr.payload {
+            Payload::Inline(bytes) => bytes.len(),
+            Payload::Sges(&[entry]) => entry.len as usize,
+            _ => usize::MAX,
         };
         let may = len <= LINE_DATA_BYTES
-            && wr.dest.is_none()
-            && !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED)
-            && !hca.fork.is_child()
-            && self.ring.is_all_published();
+            && is_first
+            && !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
         let Some(mut engine) = (if may { hca.engine_to_post() } else { None }) else {
-            return self.post_queued::<true>(hca, wr);
+            self.ring(hca);
+            return Ok(());
         };
-        let header = SendHeader {
-            wr_id: wr.wr_id,
-            op: FlatOp::new(&SendOp::Send),
-            dest: DestKind::None,
-            len: len as u32,
-            sges: u8::from(place == Place::Memory),
-            place,
-            flags: wr.flags,
-        };
-        let filled = match wr.payload {
-            Payload::Inline(bytes) => self.ring.push_bytes(header, bytes).is_ok(),
-            Payload::Sges(&[entry]) => self.ring.push_one(header, sge_to_cell(entry)).is_ok(),
-            Payload::Sges(_) | Payload::Mixed(_) => false,
-        };
-        let show = &mut self.ring;
-        if !(filled && engine.send_line(&hca.bell, self.qp.handle, wr.payload, len as u32, show)) {
-            self.ring.empty_unpublished();
-            return self.post_queued_with::<true>(hca, wr, engine);
+        if !engine.send_line(&hca.bell, self.qp.handle, wr.payload, len as u32, &mut self.ring) {
+            self.ring.publish();
+            hca.turn_once(&mut engine, Some(self.qp.handle));
         }
         hca.give_back(engine);
         Ok(())
     }
 }
 
-/// Queues a request of a connected queue pair.
-#[inline(always)]
-fn queue(ring: &mut Producer<SendHeader>, header: SendHeader, payload: Payload<'_>) -> Result<(), Full> {
-    match payload {
-        Payload::Sges(sges) => ring.push(header, sges.iter().copied().map(sge_to_cell)),
-        Payload::Inline(bytes) => ring.push_bytes(header, bytes),
-        Payload::Mixed(list) => queue_mixed(ring, header, list, None),
-    }
-}
-/// Queues a request that names its destination.
-fn queue_named(
+/// Queues a request, behind its destination if it names one.
+fn queue(
     ring: &mut Producer<SendHeader>,
     header: SendHeader,
     payload: Payload<'_>,
-    dest: Dest,
+    dest: Option<Dest>,
 ) -> Result<(), Full> {
-    let (kind, dest) = dest_to_cell(dest);
+    let (kind, dest) =
+        dest.map(dest_to_cell).map_or((DestKind::None, None), |(kind, cell)| (kind, Some(cell)));
     let header = SendHeader { dest: kind, ..header };
-    let cells = core::iter::once(dest);
     match payload {
-        Payload::Sges(sges) => ring.push(header, cells.chain(sges.iter().copied().map(sge_to_cell))),
-        Payload::Inline(bytes) => ring.push(header, cells.chain(inline_cells(bytes))),
-        Payload::Mixed(list) => queue_mixed(ring, header, list, Some(dest)),
+        Payload::Sges(sges) => {
+            ring.push(header, dest.into_iter().chain(sges.iter().copied().map(sge_to_cell)))
+        }
+        Payload::Inline(bytes) => ring.push(header, dest.into_iter().chain(inline_cells(bytes))),
+        Payload::Mixed(list) => queue_mixed(ring, header, list, dest),
     }
 }
 /// Queues a request whose list is of both kinds, or may be.
@@ -377,7 +375,12 @@ unsafe impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post_one(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let Self { hca, queue } = self;
-        if queue.is_near() { queue.post_near::<false>(hca, wr) } else { queue.push(hca, wr) }
+        // SENDs of a batch leave by the doorbell, all of them in one turn.
+        if matches!(wr.op, SendOp::Send) || !queue.is_near() {
+            queue.post_queued::<false>(hca, wr)
+        } else {
+            queue.post_near::<false>(hca, wr)
+        }
     }
     fn ring(&mut self) {
         self.queue.ring(&self.hca);
@@ -385,28 +388,48 @@ unsafe impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let Self { hca, queue } = self;
-        if queue.is_near() { queue.post_near::<true>(hca, wr) } else { queue.post_queued::<true>(hca, wr) }
+        if !queue.is_near() {
+            queue.post_queued::<true>(hca, wr)
+        } else if matches!(wr.op, SendOp::Send) {
+            queue.send(hca, wr)
+        } else {
+            queue.post_near::<true>(hca, wr)
+        }
     }
 }
 
 pub(crate) const MAX_CONNECTED_MESSAGE: u64 = MAX_MESSAGE_BYTES;
 
+/// Queues a receive request.
 #[inline(always)]
 fn push_recv(ring: &mut Producer<RecvHeader>, max_sge: u32, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
-    let pushed = match wr.sges {
+    match wr.sges {
         &[one] if max_sge > 0 => {
-            let header = RecvHeader { wr_id: wr.wr_id, room: one.len.into(), sges: 1 };
-            ring.push_one(header, sge_to_cell(one))
+            let first = sge_to_cell(one);
+            if ring.push_header(&RecvHeader { wr_id: wr.wr_id, first, room: one.len.into(), sges: 1 }) {
+                Ok(())
+            } else {
+                Err(PostErrorKind::QueueFull { depth: ring.depth() })
+            }
         }
-        sges if sges.len() > max_sge as usize => {
-            return Err(PostErrorKind::TooManySges { count: sges.len(), max: max_sge });
-        }
-        sges => {
-            let room = sges.iter().map(|s| u64::from(s.len)).sum();
-            let header = RecvHeader { wr_id: wr.wr_id, room, sges: sges.len() as u8 };
-            ring.push(header, sges.iter().copied().map(sge_to_cell))
-        }
-    };
+        _ => push_recv_list(ring, max_sge, wr),
+    }
+}
+/// The same, with a list of any length.
+#[inline(never)]
+fn push_recv_list(
+    ring: &mut Producer<RecvHeader>,
+    max_sge: u32,
+    wr: &RecvWr<'_>,
+) -> Result<(), PostErrorKind> {
+    let sges = wr.sges;
+    if sges.len() > max_sge as usize {
+        return Err(PostErrorKind::TooManySges { count: sges.len(), max: max_sge });
+    }
+    let room = sges.iter().map(|s| u64::from(s.len)).sum();
+    let first = sge_to_cell(sges.first().copied().unwrap_or_default());
+    let header = RecvHeader { wr_id: wr.wr_id, first, room, sges: sges.len() as u8 };
+    let pushed = ring.push(header, sges.iter().copied().map(sge_to_cell));
     pushed.map_err(|_| PostErrorKind::QueueFull { depth: ring.depth() })
 }
 
@@ -424,13 +447,18 @@ impl QpRecvPort {
     #[inline(always)]
     fn check(&self) -> Result<(), PostErrorKind> {
         let state = self.qp.state.load(Ordering::Relaxed);
-        if self.hca.fork.is_child() || state == DESTROYED {
-            return Err(PostErrorKind::Destroyed);
-        }
-        if state == encode_state(QpState::Reset) {
-            return Err(PostErrorKind::WrongState(QpState::Reset));
+        if state == encode_state(QpState::Reset) || state == DESTROYED || self.hca.fork.is_child() {
+            return Err(self.refusal(state));
         }
         Ok(())
+    }
+    #[cold]
+    fn refusal(&self, state: u32) -> PostErrorKind {
+        if state == DESTROYED || self.hca.fork.is_child() {
+            PostErrorKind::Destroyed
+        } else {
+            PostErrorKind::WrongState(QpState::Reset)
+        }
     }
 }
 
@@ -441,6 +469,11 @@ unsafe impl RecvPort for QpRecvPort {
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         self.check().map_err(|kind| PostError { accepted: 0, kind })?;
         batch(wrs, |wr| push_recv(&mut self.ring, self.max_sge, wr))
+    }
+    #[inline]
+    unsafe fn post_one(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+        self.check()?;
+        push_recv(&mut self.ring, self.max_sge, wr)
     }
     #[inline(always)]
     fn ring(&mut self) {

@@ -101,7 +101,7 @@ fn held_pieces<E: From<LocalError>>(
     match rq {
         RecvQueue::Own(rq) => {
             let (h, cells) = rq.at(rq.head());
-            pieces(cells[..h.sges.into()].iter().copied().map(cell_to_sge), offset, len, f)
+            pieces(h.list(cells), offset, len, f)
         }
         _ => pieces(held.sges.iter().copied(), offset, len, f),
     }
@@ -126,6 +126,11 @@ impl QpHost<'_> {
     #[inline]
     fn local(&self, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
         local(self.tables, self.res.send_pd, s, access)
+    }
+    /// The address of an entry, if it is found at once: by the key of the access before.
+    #[inline(always)]
+    fn local_again(&self, pd: PdHandle, s: Sge, access: Access) -> Option<*mut u8> {
+        self.tables.mrs.translate_again(pd, s.lkey.raw(), s.addr, s.len.into(), access)
     }
     /// Drops the held receive request's slot, for good. Returns the number of its queue, if that is one of an XRC
     /// domain.
@@ -163,9 +168,8 @@ impl QpHost<'_> {
     #[inline]
     fn hold_own(&mut self) -> Option<u64> {
         let QpRes { rq: RecvQueue::Own(rq), held, .. } = &mut *self.res else { return None };
-        let (h, cell) = rq.oldest_of_one()?;
-        let first = cell.filter(|_| h.sges > 0).map(cell_to_sge).unwrap_or_default();
-        (held.active, held.wr_id, held.first) = (true, h.wr_id, first);
+        let h = rq.oldest()?;
+        (held.active, held.wr_id, held.first) = (true, h.wr_id, cell_to_sge(h.first));
         Some(h.room)
     }
 }
@@ -232,9 +236,9 @@ impl Host for QpHost<'_> {
         }
         if h.place == Place::Memory
             && let Some(s) = entries(cells, h).next().and_then(|s| part_of(s, offset, out.len()))
-            && let Ok(from) = self.local(s, Access::empty())
+            && let Some(from) = self.local_again(self.res.send_pd, s, Access::empty())
         {
-            // SAFETY: dma (1): `translate` found `s` inside a live region, and we run under the engine's lock.
+            // SAFETY: dma (1): `translate_again` found `s` inside a live region, and we run under the engine's lock.
             return Ok(unsafe { dma::load(from, out) }?);
         }
         self.gather_parts(index, offset, out)
@@ -332,7 +336,7 @@ impl Host for QpHost<'_> {
     #[inline]
     fn place_recv(&mut self, offset: u32, data: &[u8]) -> Result<(), LocalError> {
         if let Some(s) = part_of(self.res.held.first, offset, data.len())
-            && let Ok(to) = local(self.tables, self.res.recv_pd, s, Access::LOCAL_WRITE)
+            && let Some(to) = self.local_again(self.res.recv_pd, s, Access::LOCAL_WRITE)
         {
             // SAFETY: as in `scatter`.
             unsafe { dma::store(to, data) };
@@ -348,10 +352,21 @@ impl Host for QpHost<'_> {
         }
         self.res.receiver.ops.completed(done.opcode, done.byte_len);
         let srq = self.release_held();
-        let (wr_id, qp) = (self.res.held.wr_id, self.res.receiver.handle);
-        let &RecvDone { status, opcode, byte_len, extra, solicited, src_qp, grh } = done;
-        let make = || Completion { wr_id, qp, status, opcode, byte_len, extra, solicited, src_qp, srq, grh };
-        self.tables.complete_with(self.res.recv_cq, make);
+        let QpRes { held, receiver, recv_cq, .. } = &*self.res;
+        // Field by field from where they are, as few registers as that takes.
+        let make = || Completion {
+            wr_id: held.wr_id,
+            qp: receiver.handle,
+            status: WcStatus::Success,
+            opcode: done.opcode,
+            byte_len: done.byte_len,
+            extra: done.extra,
+            solicited: done.solicited,
+            src_qp: done.src_qp,
+            srq,
+            grh: done.grh,
+        };
+        self.tables.complete_with(*recv_cq, make);
     }
     fn return_recv(&mut self) {
         if !core::mem::take(&mut self.res.held.active) {

@@ -319,7 +319,7 @@ impl<H: Header> Consumer<H> {
     ///
     /// # Panics
     /// If `index` is not in `head()..tail()`.
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn header(&self, index: u32) -> H {
         let slot = self.slot(index);
         // SAFETY: (2) `slot` checked that it is ours, and (3) that it was written.
@@ -369,19 +369,15 @@ impl<H: Header> Consumer<H> {
         let slot = self.slot(index);
         (self.header_in(slot), self.cells_in(slot))
     }
-    /// The header of the oldest slot, and its first cell if slots have any.
+    /// The header of the oldest slot.
     #[cfg(not(loom))]
     #[inline(always)]
-    pub(crate) fn oldest_of_one(&mut self) -> Option<(&H, Option<Cell>)> {
+    pub(crate) fn oldest(&mut self) -> Option<&H> {
         if self.head == self.tail && self.refresh() == self.head {
             return None;
         }
-        let cell = self.ring.area(self.head).first();
         // SAFETY: (2) the slot at `head` is ours, as it is before `tail`, (3) and was written.
-        unsafe {
-            let header = self.ring.header(self.head).with(|p| (*p).assume_init_ref());
-            Some((header, cell.map(|cell| cell.with(|p| *p))))
-        }
+        Some(self.ring.header(self.head).with(|p| unsafe { (*p).assume_init_ref() }))
     }
     /// As [`take_headers`](Self::take_headers), with the first word of each slot's first cell.
     #[cfg(not(loom))]
@@ -398,16 +394,27 @@ impl<H: Header> Consumer<H> {
     #[cfg(not(loom))]
     #[inline(always)]
     pub(crate) fn take_headers(&mut self, out: &mut [H]) -> usize {
-        let ring = &*self.ring;
-        let count = (self.tail.wrapping_sub(self.head) as usize).min(out.len());
-        let mut index = self.head;
-        for out in &mut out[..count] {
-            // SAFETY: (2) slots `head .. tail` are ours, (3) and were written.
-            *out = ring.header(index).with(|p| unsafe { (*p).assume_init() });
-            index = index.wrapping_add(1);
+        let Some((first, others)) = out.split_first_mut().filter(|_| self.head != self.tail) else {
+            return 0;
+        };
+        // SAFETY: (2) slots `head .. tail` are ours, (3) and were written.
+        *first = self.ring.header(self.head).with(|p| unsafe { (*p).assume_init() });
+        let next = self.head.wrapping_add(1);
+        // Most polls take one.
+        let more = if next == self.tail { 0 } else { self.copy_headers(next, others) };
+        self.release(next.wrapping_add(more));
+        1 + more as usize
+    }
+    /// Copies the headers of the slots from `index` on that were seen, as many as there are and `out` takes.
+    #[cfg(not(loom))]
+    #[inline(never)]
+    fn copy_headers(&self, index: u32, out: &mut [H]) -> u32 {
+        let count = (self.tail.wrapping_sub(index) as usize).min(out.len());
+        for (i, out) in (0..).zip(&mut out[..count]) {
+            // SAFETY: as in `take_headers`.
+            *out = self.ring.header(index.wrapping_add(i)).with(|p| unsafe { (*p).assume_init() });
         }
-        self.release(index);
-        count
+        count as u32
     }
     /// Gives all slots before `head` back to the producer, which [`refresh`](Self::refresh) must have seen; `look` is
     /// shown the header of each before.

@@ -13,7 +13,7 @@ use crate::cq::CqEntry;
 use crate::events::Events;
 use crate::mr::MrTable;
 use crate::near::Regions;
-use crate::qp::{Held, RecvHeader, cell_to_sge};
+use crate::qp::{Held, RecvHeader};
 use crate::rd::{RdRecv, RdTables};
 use crate::ring::{Consumer, Producer, ring};
 use crate::slab::Slab;
@@ -65,7 +65,7 @@ impl SrqEntry {
         let (mut to, end) = ring(depth, self.max_sge as usize);
         let fill = |to: &mut Producer<RecvHeader>, from: &Consumer<RecvHeader>, index| {
             let (header, cells) = from.at(index);
-            let filled = to.push(*header, cells[..header.sges.into()].iter().copied());
+            let filled = to.push(*header, cells.iter().copied());
             assert!(filled.is_ok(), "room for all {wait} was counted");
         };
         let head = self.ring.head();
@@ -347,10 +347,10 @@ impl Tables {
             if head == q.ring.tail() && q.ring.refresh() == head {
                 return None;
             }
-            let h = q.ring.header(head);
+            let (h, cells) = q.ring.at(head);
             held.wr_id = h.wr_id;
             held.sges.clear();
-            held.sges.extend(q.ring.cells(head)[..h.sges.into()].iter().copied().map(cell_to_sge));
+            held.sges.extend(h.list(cells));
             q.ring.release(head.wrapping_add(1));
         }
         held.active = true;

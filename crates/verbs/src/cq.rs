@@ -351,7 +351,17 @@ impl CompletionQueue {
         if self.cq.shared.epoch.load(Ordering::Acquire) != self.epoch {
             return self.take_all_after_changes(n, wcs);
         }
-        if n == 0 { 0 } else { self.take_all(n, wcs) }
+        match n {
+            0 => 0,
+            1 => self.take_one(wcs),
+            _ => self.take_all(n, wcs),
+        }
+    }
+    /// Most polls yield one, for which a loop would keep more at hand than it needs.
+    #[inline(never)]
+    fn take_one(&mut self, wcs: &mut Completions) -> usize {
+        self.take(0, wcs);
+        wcs.count
     }
     #[inline(never)]
     fn take_all(&mut self, n: usize, wcs: &mut Completions) -> usize {
@@ -374,32 +384,10 @@ impl CompletionQueue {
     #[inline(always)]
     fn take(&mut self, raw: usize, wcs: &mut Completions) {
         match self.entries.get_mut(self.last) {
-            Some(entry) if entry.qp == wcs.raw[raw].qp => Self::take_of(entry, raw, wcs),
+            Some(entry) if entry.qp == wcs.raw[raw].qp => entry.take(raw, wcs),
             _ => self.take_of_another(raw, wcs),
         }
     }
-    #[inline(always)]
-    fn take_of(entry: &mut Entry, raw: usize, wcs: &mut Completions) {
-        let Completions { raw: completions, records, count, parts } = wcs;
-        let completion = &mut completions[raw];
-        let keep = |held| match held {
-            Held::Ah(_) | Held::Ee(_) => {}
-            part => parts.push(Some(part)),
-        };
-        let id = match (completion.opcode.is_recv(), &mut entry.recv) {
-            (false, _) => entry.send.as_mut().and_then(|ring| ring.take(completion.wr_id, keep)),
-            (true, Some(slots)) => slots.take(completion.wr_id, keep),
-            (true, None) => None,
-        };
-        // A queue pair that is dropped at this moment frees what it took from a shared queue.
-        let Some(id) = id else { return stray(completion, "outstanding request") };
-        let context = entry.context;
-        // From here on it is the program's number, not that of the slot.
-        completion.wr_id = id;
-        records[*count] = Record { context, raw: raw as u32 | entry.grh_area, parts_end: parts.len() as u32 };
-        *count += 1;
-    }
-
     /// As [`take`](Self::take), of another queue pair than the completion before.
     #[inline(never)]
     fn take_of_another(&mut self, raw: usize, wcs: &mut Completions) {
@@ -410,7 +398,7 @@ impl CompletionQueue {
         if !of_xrc {
             self.last = found;
         }
-        Self::take_of(&mut self.entries[found], raw, wcs);
+        self.entries[found].take(raw, wcs);
     }
 
     /// Learns of the queue pairs that came. Returns those that went, to be [forgotten](Self::forget) once the
@@ -529,6 +517,24 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Takes the buffers of a completion's request back.
+    #[inline(always)]
+    fn take(&mut self, raw: usize, wcs: &mut Completions) {
+        let Completions { raw: completions, records, count, parts } = wcs;
+        let completion = &mut completions[raw];
+        let id = match (completion.opcode.is_recv(), &mut self.recv) {
+            (false, _) => self.send.as_mut().and_then(|ring| ring.take(completion.wr_id, &mut *parts)),
+            (true, Some(slots)) => slots.take(completion.wr_id, &mut *parts),
+            (true, None) => None,
+        };
+        // A queue pair that is dropped at this moment frees what it took from a shared queue.
+        let Some(id) = id else { return stray(completion, "outstanding request") };
+        // From here on it is the program's number, not that of the slot.
+        completion.wr_id = id;
+        let (raw, parts_end) = (raw as u32 | self.grh_area, parts.len() as u32);
+        records[*count] = Record { context: self.context, raw, parts_end };
+        *count += 1;
+    }
     /// Of no queue pair: no device has a table of so many.
     const NOBODY: Self = Self::empty(QpHandle { index: u32::MAX, generation: u32::MAX });
     const fn empty(qp: QpHandle) -> Self {

@@ -172,8 +172,7 @@ impl RecvSide {
         let (wr_id, shell) = room.fill(id, |slot| local.store(&mut Filling(slot)));
         let wr = RecvWr { wr_id, sges: self.scratch.sges() };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
-        let posted =
-            unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post(&[wr]).map_err(|e| e.kind) } };
+        let posted = unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post_one(&wr) } };
         if let Err(refused) = posted {
             let local = Emptying::slot(&mut self.poster.retract(wr_id), |parts| L::restore(shell, parts));
             return Err((local, refused.into()));

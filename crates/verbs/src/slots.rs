@@ -21,7 +21,7 @@
 //! 4. Pool: a slot whose generation is odd is full: its first `Head::parts` cells hold values, and the thread that
 //!    increments the generation by compare-and-swap (Acquire) owns them. A slot whose generation is even belongs to the
 //!    poster, or is on its way to the poster on the stack of freed slots (pushed by Release, taken by Acquire).
-//! 5. Ring: there are `mask + 1` heads, and `stride` times as many cells.
+//! 5. Ring: there are `mask + 1` slots, and `stride` times as many other cells.
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
@@ -37,15 +37,31 @@ struct Head {
     parts: u32,
 }
 
-type Cells<T> = [UnsafeCell<MaybeUninit<T>>];
+type Cell<T> = UnsafeCell<MaybeUninit<T>>;
 
-fn cells<T>(n: usize) -> Box<Cells<T>> {
+fn cells<T>(n: usize) -> Box<[Cell<T>]> {
     (0..n).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect()
+}
+
+/// The cells of a slot: most requests have one part, which lies beside the head.
+struct Cells<'a, T> {
+    first: &'a Cell<T>,
+    others: &'a [Cell<T>],
+}
+
+impl<'a, T> Cells<'a, T> {
+    #[inline(always)]
+    fn get(&self, part: usize) -> Option<&'a Cell<T>> {
+        match part.checked_sub(1) {
+            None => Some(self.first),
+            Some(other) => self.others.get(other),
+        }
+    }
 }
 
 /// Fills one slot.
 pub(crate) struct SlotWriter<'a, T> {
-    cells: &'a Cells<T>,
+    cells: Cells<'a, T>,
     filled: usize,
 }
 
@@ -70,7 +86,7 @@ extern "C" fn overfull() -> ! {
 
 /// Empties one slot; unread values are dropped.
 pub(crate) struct SlotReader<'a, T> {
-    cells: &'a Cells<T>,
+    cells: Cells<'a, T>,
     next: usize,
     end: usize,
 }
@@ -81,7 +97,7 @@ impl<T> Iterator for SlotReader<'_, T> {
         if self.next == self.end {
             return None;
         }
-        let cell = &self.cells[self.next];
+        let cell = self.cells.get(self.next).expect("a slot is no longer than its cells");
         self.next += 1;
         // SAFETY: (3), (4): cells below `end` hold values and are the maker's of this reader, who
         // has marked them as taken; `next` moves past each once.
@@ -95,13 +111,31 @@ impl<T> Drop for SlotReader<'_, T> {
     }
 }
 
+/// Where the values of emptied slots go.
+pub(crate) trait Sink<T> {
+    /// Takes a value.
+    fn take(&mut self, value: T);
+}
+impl<T, F: FnMut(T)> Sink<T> for F {
+    fn take(&mut self, value: T) {
+        self(value);
+    }
+}
+
+/// A slot of a ring.
+struct RingSlot<T> {
+    head: UnsafeCell<Head>,
+    first: Cell<T>,
+}
+
 /// The slots of a queue that completes in order.
 pub(crate) struct RingSlots<T> {
     depth: u32,
     mask: u64,
+    /// Cells of a slot beside its first.
     stride: usize,
-    heads: Box<[UnsafeCell<Head>]>,
-    parts: Box<Cells<T>>,
+    slots: Box<[RingSlot<T>]>,
+    others: Box<[Cell<T>]>,
     posted: CachePadded<AtomicU64>,
     freed: CachePadded<AtomicU64>,
     /// The end of the slots that were emptied, once the taker is gone.
@@ -115,15 +149,20 @@ unsafe impl<T: Send> Send for RingSlots<T> {}
 unsafe impl<T: Send> Sync for RingSlots<T> {}
 
 impl<T> RingSlots<T> {
-    /// Slots for `depth` requests of at most `stride` parts.
-    pub(crate) fn create(depth: u32, stride: usize) -> (Arc<Self>, RingPoster<T>, RingTaker<T>) {
+    /// Slots for `depth` requests of at most `parts` parts.
+    pub(crate) fn create(depth: u32, parts: usize) -> (Arc<Self>, RingPoster<T>, RingTaker<T>) {
         let capacity = (depth.max(1) as usize).next_power_of_two();
+        let stride = parts.saturating_sub(1);
+        let slot = |_| RingSlot {
+            head: UnsafeCell::new(Head::default()),
+            first: UnsafeCell::new(MaybeUninit::uninit()),
+        };
         let slots = Arc::new(Self {
             depth,
             mask: capacity as u64 - 1,
             stride,
-            heads: (0..capacity).map(|_| UnsafeCell::new(Head::default())).collect(),
-            parts: cells(capacity * stride),
+            slots: (0..capacity).map(slot).collect(),
+            others: cells(capacity * stride),
             posted: CachePadded::new(AtomicU64::new(0)),
             freed: CachePadded::new(AtomicU64::new(0)),
             taken: AtomicU64::new(0),
@@ -140,45 +179,46 @@ impl<T> RingSlots<T> {
     }
 
     #[inline(always)]
-    fn cells_of(&self, seq: u64) -> &Cells<T> {
-        let first = (seq & self.mask) as usize * self.stride;
+    fn cells_of(&self, seq: u64) -> Cells<'_, T> {
+        let at = (seq & self.mask) as usize * self.stride;
         // SAFETY: (5): slot `mask` is the last one.
-        unsafe { self.parts.get_unchecked(first..first + self.stride) }
+        let others = unsafe { self.others.get_unchecked(at..at + self.stride) };
+        Cells { first: &self.slot(seq).first, others }
     }
 
     #[inline(always)]
-    fn head_of(&self, seq: u64) -> &UnsafeCell<Head> {
+    fn slot(&self, seq: u64) -> &RingSlot<T> {
         // SAFETY: (5).
-        unsafe { self.heads.get_unchecked((seq & self.mask) as usize) }
+        unsafe { self.slots.get_unchecked((seq & self.mask) as usize) }
+    }
+    #[inline(always)]
+    fn head_of(&self, seq: u64) -> &UnsafeCell<Head> {
+        &self.slot(seq).head
     }
 
     /// Moves the values of a slot out, by the taker, who has marked it as taken; returns the request's id.
     #[inline(always)]
-    fn empty(&self, seq: u64, sink: &mut impl FnMut(T)) -> u64 {
+    fn empty(&self, seq: u64, sink: &mut impl Sink<T>) -> u64 {
         // SAFETY: (2): our caller's, as it found it posted by Acquire.
         let Head { id, parts } = self.head_of(seq).with(|p| unsafe { *p });
         // Most have none, or one.
         if parts > 0 {
-            self.empty_cell(seq, 0, sink);
+            // SAFETY: (2) as above; (3) it holds a value, and each is gone through once.
+            sink.take(self.slot(seq).first.with(|p| unsafe { (*p).assume_init_read() }));
             if parts > 1 {
                 self.empty_others(seq, parts, sink);
             }
         }
         id
     }
-    #[inline(always)]
-    fn empty_cell(&self, seq: u64, part: usize, sink: &mut impl FnMut(T)) {
-        let cell = &self.cells_of(seq)[part];
-        // SAFETY: (2) as in `empty`; (3) it holds a value, and each is gone through once.
-        sink(cell.with(|p| unsafe { (*p).assume_init_read() }));
-    }
     #[inline(never)]
-    fn empty_others(&self, seq: u64, parts: u32, sink: &mut impl FnMut(T)) {
-        (1..parts as usize).for_each(|part| self.empty_cell(seq, part, sink));
+    fn empty_others(&self, seq: u64, parts: u32, sink: &mut impl Sink<T>) {
+        SlotReader { cells: self.cells_of(seq), next: 1, end: parts as usize }
+            .for_each(|value| sink.take(value));
     }
     /// Empties the slots from `first` on, up to that of `end`, which is left.
     #[inline(never)]
-    fn empty_each(&self, first: u64, end: u64, sink: &mut impl FnMut(T)) {
+    fn empty_each(&self, first: u64, end: u64, sink: &mut impl Sink<T>) {
         for seq in first..end {
             self.empty(seq, sink);
         }
@@ -266,7 +306,7 @@ impl<T> RingTaker<T> {
     /// Gives all values up to and with those of request `seq` to `sink`, and returns the request's
     /// id; `None` if no such request is outstanding.
     #[inline(always)]
-    pub(crate) fn take(&mut self, seq: u64, mut sink: impl FnMut(T)) -> Option<u64> {
+    pub(crate) fn take(&mut self, seq: u64, mut sink: impl Sink<T>) -> Option<u64> {
         let slots = &*self.slots;
         if seq >= self.posted {
             // Acquire: pairs with the Release in `RingPoster::put`.
@@ -297,19 +337,21 @@ impl<T> Drop for RingTaker<T> {
 }
 
 /// A slot of a pool.
-struct PoolSlot {
+struct PoolSlot<T> {
     /// Odd: full.
     generation: AtomicU32,
     /// Next free slot plus one; 0 ends the list.
     next_free: AtomicU32,
     head: UnsafeCell<Head>,
+    first: Cell<T>,
 }
 
 /// The slots of a shared receive queue.
 pub(crate) struct PoolSlots<T> {
+    /// Cells of a slot beside its first.
     stride: usize,
-    slots: Box<[PoolSlot]>,
-    parts: Box<Cells<T>>,
+    slots: Box<[PoolSlot<T>]>,
+    others: Box<[Cell<T>]>,
     /// Freed slots, as a list: first plus one, or 0.
     freed: CachePadded<AtomicU32>,
 }
@@ -321,17 +363,19 @@ unsafe impl<T: Send> Send for PoolSlots<T> {}
 unsafe impl<T: Send> Sync for PoolSlots<T> {}
 
 impl<T> PoolSlots<T> {
-    /// Slots for `depth` requests of at most `stride` parts.
-    pub(crate) fn create(depth: u32, stride: usize) -> (Arc<Self>, PoolPoster<T>) {
+    /// Slots for `depth` requests of at most `parts` parts.
+    pub(crate) fn create(depth: u32, parts: usize) -> (Arc<Self>, PoolPoster<T>) {
+        let stride = parts.saturating_sub(1);
         let slot = |i: u32| PoolSlot {
             generation: AtomicU32::new(0),
             next_free: AtomicU32::new(if i + 1 < depth { i + 2 } else { 0 }),
             head: UnsafeCell::new(Head::default()),
+            first: UnsafeCell::new(MaybeUninit::uninit()),
         };
         let slots = Arc::new(Self {
             stride,
             slots: (0..depth).map(slot).collect(),
-            parts: cells(depth as usize * stride),
+            others: cells(depth as usize * stride),
             freed: CachePadded::new(AtomicU32::new(0)),
         });
         let poster = PoolPoster { slots: Arc::clone(&slots), free: u32::from(depth > 0) };
@@ -341,9 +385,10 @@ impl<T> PoolSlots<T> {
     /// Gives the values of request `wr_id` to `sink`, and returns the request's id; `None` if no
     /// such request is outstanding.
     #[inline]
-    pub(crate) fn take(&self, wr_id: u64, sink: impl FnMut(T)) -> Option<u64> {
+    pub(crate) fn take(&self, wr_id: u64, mut sink: impl Sink<T>) -> Option<u64> {
         let (index, head) = self.claim(wr_id)?;
-        SlotReader { cells: self.cells_of(index), next: 0, end: head.parts as usize }.for_each(sink);
+        SlotReader { cells: self.cells_of(index), next: 0, end: head.parts as usize }
+            .for_each(|value| sink.take(value));
         let slot = &self.slots[index as usize];
         let mut first = self.freed.load(Ordering::Relaxed);
         loop {
@@ -372,9 +417,9 @@ impl<T> PoolSlots<T> {
         Some((index, slot.head.with(|p| unsafe { *p })))
     }
 
-    fn cells_of(&self, index: u32) -> &Cells<T> {
-        let first = index as usize * self.stride;
-        &self.parts[first..first + self.stride]
+    fn cells_of(&self, index: u32) -> Cells<'_, T> {
+        let at = index as usize * self.stride;
+        Cells { first: &self.slots[index as usize].first, others: &self.others[at..at + self.stride] }
     }
 }
 
@@ -512,7 +557,7 @@ impl<T> Taker<T> {
     /// Gives the values of request `wr_id` to `sink`, and returns the request's id; `None` if no such
     /// request is outstanding.
     #[inline(always)]
-    pub(crate) fn take(&mut self, wr_id: u64, sink: impl FnMut(T)) -> Option<u64> {
+    pub(crate) fn take(&mut self, wr_id: u64, sink: impl Sink<T>) -> Option<u64> {
         match self {
             Self::Own(ring) => ring.take(wr_id, sink),
             Self::Shared(pool) => pool.take(wr_id, sink),
@@ -534,7 +579,7 @@ mod tests {
             });
         }
         let mut got = Vec::new();
-        assert_eq!(taker.take(1, |b| got.push(*b)), Some(101));
+        assert_eq!(taker.take(1, |b: Box<u64>| got.push(*b)), Some(101));
         assert_eq!(got, [0, 1, 2, 3]);
         assert_eq!(taker.take(1, |_| panic!("twice")), None);
         assert_eq!(taker.take(3, |_| panic!("never posted")), None);
@@ -570,9 +615,9 @@ mod tests {
             .collect();
         assert!(poster.room().is_none());
         let mut got = Vec::new();
-        assert_eq!(slots.take(ids[2], |b| got.push(*b)), Some(2));
+        assert_eq!(slots.take(ids[2], |b: Box<u64>| got.push(*b)), Some(2));
         assert_eq!(slots.take(ids[2], |_| panic!("twice")), None);
-        assert_eq!(slots.take(ids[0], |b| got.push(*b)), Some(0));
+        assert_eq!(slots.take(ids[0], |b: Box<u64>| got.push(*b)), Some(0));
         assert_eq!(got, [2, 0]);
         assert!(poster.room().is_some());
         let again = poster.room().expect("a slot is free").fill(9, |w| w.push(Box::new(9))).0;

@@ -11,6 +11,7 @@ use crate::buf::Buf;
 use crate::grh::Grh;
 use crate::part::{Held, Part};
 use crate::pd::Pd;
+use crate::slots::Sink;
 
 /// Room for completions and the buffers that they give back: created once, and filled by each poll.
 ///
@@ -21,7 +22,50 @@ pub struct Completions {
     /// As many as there are raw ones, of which [`count`](Self::count) are of the last poll.
     pub(crate) records: Box<[Record]>,
     pub(crate) count: usize,
-    pub(crate) parts: Vec<Option<Held>>,
+    pub(crate) parts: Parts,
+}
+
+/// What completions give back, in a row: places, of which the first `len` may hold something. The others, of which there
+/// is always one, are empty.
+pub(crate) struct Parts {
+    places: Vec<Option<Held>>,
+    len: usize,
+}
+
+impl Parts {
+    fn with_capacity(count: usize) -> Self {
+        Self { places: (0..=count).map(|_| None).collect(), len: 0 }
+    }
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+    #[inline(always)]
+    fn push(&mut self, held: Held) {
+        // The place is empty, so that nothing is to be dropped.
+        core::mem::forget(self.places[self.len].replace(held));
+        self.len += 1;
+        if self.len == self.places.len() {
+            self.grow();
+        }
+    }
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) {
+        self.places.resize_with(self.len * 2, || None);
+    }
+    /// Drops what was not taken out: mostly nothing.
+    #[inline(always)]
+    fn clear(&mut self) {
+        if self.places[..self.len].iter().any(Option::is_some) {
+            self.empty();
+        }
+        self.len = 0;
+    }
+    #[inline(never)]
+    fn empty(&mut self) {
+        self.places[..self.len].fill_with(|| None);
+    }
 }
 
 /// One completion: which of the raw ones, and where its parts end.
@@ -42,6 +86,16 @@ impl Record {
     }
 }
 
+impl Sink<Held> for &mut Parts {
+    #[inline(always)]
+    fn take(&mut self, held: Held) {
+        match held {
+            Held::Ah(_) | Held::Ee(_) => {}
+            part => self.push(part),
+        }
+    }
+}
+
 impl Completions {
     /// Room for at most `count` completions a poll (at least one), each with a buffer.
     pub fn with_capacity(count: usize) -> Self {
@@ -54,7 +108,7 @@ impl Completions {
             raw: vec![Completion::default(); count].into_boxed_slice(),
             records: vec![Record::default(); count].into_boxed_slice(),
             count: 0,
-            parts: Vec::with_capacity(parts),
+            parts: Parts::with_capacity(parts),
         }
     }
     /// The most completions of one poll.
@@ -73,7 +127,7 @@ impl Completions {
     #[inline(always)]
     pub fn clear(&mut self) {
         self.count = 0;
-        if !self.parts.is_empty() {
+        if self.parts.len() > 0 {
             self.drop_parts();
         }
     }
@@ -84,7 +138,13 @@ impl Completions {
     /// The completions of the last poll, oldest first. Buffers that were taken out are not among them.
     #[inline]
     pub fn iter_mut(&mut self) -> Wcs<'_> {
-        Wcs { records: self.records[..self.count].iter(), raw: &self.raw, parts: &mut self.parts, taken: 0 }
+        let Parts { places, len } = &mut self.parts;
+        Wcs {
+            records: self.records[..self.count].iter(),
+            raw: &self.raw,
+            parts: &mut places[..*len],
+            taken: 0,
+        }
     }
 }
 

@@ -290,7 +290,16 @@ fn a_glance_sees_whatever_comes(a: &mut dyn Fabric, b: &mut dyn Fabric) {
             assert!(Clock::now() < deadline, "packet {number} is not seen");
         }
         assert!(!(b.renew_glance(&mut glance) && glance.is_quiet()), "packet {number} waits");
-        assert_eq!(receive(b, 1), [packet(number, 20)]);
+        put(&mut batch, path, &packet(number + 4, 20));
+        a.send(now(), &mut batch);
+        // Of two, one by one.
+        let mut got = Vec::new();
+        while got.is_empty() {
+            b.recv(now(), RxBudget { packets: 1, ..BUDGET }, &mut |p| got.push(p.bytes.to_vec()));
+        }
+        assert_eq!(got, [packet(number, 20)]);
+        assert!(!(b.renew_glance(&mut glance) && glance.is_quiet()), "packet {} waits", number + 4);
+        assert_eq!(receive(b, 1), [packet(number + 4, 20)]);
     }
     a.close_path(path);
 }

@@ -239,11 +239,11 @@ fn place_in_shared(srq: u32, tables: &mut Tables, pd: PdHandle, data: LineData<'
 
 #[inline(always)]
 fn place_in(rq: &mut Consumer<RecvHeader>, mrs: &MrTable, pd: PdHandle, data: LineData<'_>) -> Option<u64> {
-    let (header, cell) = rq.oldest_of_one()?;
+    let header = rq.oldest()?;
     let len = data.len() as u32;
     if len > 0 {
-        let entry = cell_to_sge(cell.filter(|_| header.sges == 1)?);
-        if len > entry.len {
+        let entry = cell_to_sge(header.first);
+        if header.sges != 1 || len > entry.len {
             return None;
         }
         let to = mrs.translate(pd, entry.lkey.raw(), entry.addr, len.into(), Access::LOCAL_WRITE).ok()?;

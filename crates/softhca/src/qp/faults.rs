@@ -3,7 +3,7 @@
 use hca_core::{Access, Completion, KeyFault, PdHandle, Rkey, SendOp, Sge, WcStatus};
 use hca_transport::{RecvDone, RemoteAccessError};
 
-use super::{QpHost, RecvQueue, cell_to_sge, entries, in_slot};
+use super::{QpHost, RecvQueue, entries, in_slot};
 
 impl QpHost<'_> {
     /// Counts and traces that an access of the peer was refused. The wire tells the peer no reason.
@@ -80,8 +80,7 @@ impl QpHost<'_> {
         let why = match (done.status, &self.res.rq) {
             (WcStatus::LocalProtection, RecvQueue::Own(rq)) => {
                 let (h, cells) = rq.at(rq.head());
-                let list = cells[..h.sges.into()].iter().copied().map(cell_to_sge);
-                self.list_fault(self.res.recv_pd, list, Access::LOCAL_WRITE)
+                self.list_fault(self.res.recv_pd, h.list(cells), Access::LOCAL_WRITE)
             }
             (WcStatus::LocalProtection, _) => {
                 let list = self.res.held.sges.iter().copied();

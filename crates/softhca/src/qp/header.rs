@@ -71,11 +71,22 @@ impl Header for SendHeader {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecvHeader {
     pub(crate) wr_id: u64,
+    /// The first entry of the list; a request of one has nothing in its cells.
+    pub(crate) first: Cell,
     /// Bytes that the list takes.
     pub(crate) room: u64,
     pub(crate) sges: u8,
 }
 impl Header for RecvHeader {}
+
+impl RecvHeader {
+    /// The list of a request, whose slot has these cells.
+    pub(crate) fn list<'a>(&'a self, cells: &'a [Cell]) -> impl Iterator<Item = Sge> + 'a {
+        let list =
+            if self.sges == 1 { core::slice::from_ref(&self.first) } else { &cells[..self.sges.into()] };
+        list.iter().copied().map(cell_to_sge)
+    }
+}
 
 pub(crate) const fn sge_to_cell(s: Sge) -> Cell {
     [s.addr, s.len as u64 | (s.lkey.raw() as u64) << 32]

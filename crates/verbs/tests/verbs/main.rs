@@ -176,6 +176,26 @@ fn one_frozen_buffer_goes_to_many_and_thaws_when_all_have_it() {
 }
 
 #[test]
+fn what_nobody_takes_out_of_completions_ends_with_the_next_poll() {
+    let mut p = pair();
+    p.wcs = Completions::with_parts(4, 1);
+    let frozen = buf(&p.pd, b"news").freeze();
+    // More parts than there was room for at first, and again in places that were used.
+    for _ in 0..3 {
+        let mut batch = p.a.batch();
+        for i in 0..3 {
+            p.b.post_recv(p.pd.alloc(4).unwrap()).unwrap();
+            batch.post_send(SendRequest::send(frozen.clone()).signaled(i == 2)).unwrap();
+        }
+        drop(batch);
+        assert_eq!(p.cq.poll(&mut p.wcs).len(), 4);
+    }
+    let frozen = frozen.try_unfreeze().unwrap_err();
+    assert_eq!(p.cq.poll(&mut p.wcs).len(), 0);
+    assert_eq!(&*frozen.try_unfreeze().unwrap(), b"news");
+}
+
+#[test]
 fn only_the_first_bytes_are_sent_and_the_whole_buffer_comes_back() {
     let mut p = pair();
     p.b.post_recv(p.pd.alloc(8).unwrap()).unwrap();
