@@ -1,6 +1,6 @@
 //! Connections by RDMA CM between two processes: one by calls that block, and then many by tokio tasks, and how many in
-//! a second. The adapter's thread does its work: the tasks sleep between all messages, and an adapter that left and took
-//! over the work each time would make a third of the connections. `HCA_DEVICE` names another device.
+//! a second. The adapter's thread does its work: the tasks sleep between all messages, and a program that turned the
+//! adapter in between would make half of the connections. `HCA_DEVICE` names another device.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};

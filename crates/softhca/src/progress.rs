@@ -16,6 +16,8 @@
 //! posts. So a thread in GUARD that finds work which the program has left for a whole tick requires more turns in a row
 //! before it returns to ACTIVE, up to [`MAX_TOLERANCE`].
 //!
+//! Behind a program that said that it sleeps they are [`SLEEPERS_TOLERANCE`].
+//!
 //! The last of those turns returns the thread to ACTIVE, at the cost of one wake-up. So at most 2 ms pass between the
 //! program's last turn and the thread's first. A turn that misses the change of state costs a wake-up, never a stall,
 //! because in GUARD the thread does all work.
@@ -58,6 +60,9 @@ const ACTIVE: u32 = 0;
 const MIN_TOLERANCE: u32 = 1;
 const MAX_TOLERANCE: u32 = 512;
 const TOLERANCE_FACTOR: u32 = 8;
+/// How many they are behind a program that said that it sleeps. A program that is woken for a message turns some times,
+/// and sleeps again: the guard that came and went would cost it two wake-ups of the thread.
+const SLEEPERS_TOLERANCE: u32 = 64;
 
 thread_local! {
     /// Whose thread this is.
@@ -195,14 +200,20 @@ impl Sleeper {
             self.wake_if_asleep();
         }
     }
-    /// The program is about to sleep, and has nothing to be woken by but the thread.
+    /// The program is about to sleep, and has nothing to be woken by but the thread. Returns whether a guard stood
+    /// before, which is asleep or not, and is told by [`sleeps_until`](Self::sleeps_until) of what the program leaves.
     #[cold]
-    pub(crate) fn program_sleeps(&self) {
-        let guard = |mode| if mode == ACTIVE { Some(MIN_TOLERANCE) } else { None };
-        match self.mode.fetch_update(Ordering::SeqCst, Ordering::SeqCst, guard) {
-            Ok(_) => self.wake(),
-            Err(_) => self.wake_if_asleep(),
+    #[must_use]
+    pub(crate) fn program_sleeps(&self) -> bool {
+        let guard = |mode| if mode < SLEEPERS_TOLERANCE { Some(SLEEPERS_TOLERANCE) } else { None };
+        let stood = match self.mode.fetch_update(Ordering::SeqCst, Ordering::SeqCst, guard) {
+            Ok(before) => before != ACTIVE,
+            Err(_) => true,
+        };
+        if !stood {
+            self.wake();
         }
+        stood
     }
     /// The guard has found work: the program's turns count from now on.
     fn guard_found_work(&self, tolerance: u32) {
@@ -498,13 +509,38 @@ mod tests {
     #[test]
     fn who_says_that_it_sleeps_is_guarded_at_once() {
         let sleeper = guarded(ACTIVE);
-        sleeper.program_sleeps();
+        assert!(!sleeper.program_sleeps());
         assert!(mode(&sleeper) != ACTIVE && kicked(&sleeper));
-        sleeper.program_sleeps();
-        assert!(!kicked(&sleeper), "its thread is awake");
-        sleeper.asleep.store(true, Ordering::SeqCst);
-        sleeper.program_sleeps();
-        assert!(kicked(&sleeper));
+        assert!(sleeper.program_sleeps());
+        assert!(!kicked(&sleeper), "its thread stands guard");
+    }
+
+    #[test]
+    fn a_program_that_is_woken_and_sleeps_again_does_not_end_its_guard() {
+        let sleeper = guarded(ACTIVE);
+        assert!(!sleeper.program_sleeps());
+        for _ in 0..10 {
+            assert!(turn(&sleeper) && sleeper.program_sleeps());
+        }
+        assert_eq!((1..SLEEPERS_TOLERANCE).filter(|_| !turn(&sleeper)).count(), 0);
+        assert!(!turn(&sleeper) && mode(&sleeper) == ACTIVE, "it has polled on and on");
+    }
+
+    #[test]
+    fn a_guard_that_sleeps_until_packets_come_sleeps_on_when_its_program_sleeps_too() {
+        let device = device();
+        let shared = device.shared();
+        let s = &shared.sleeper;
+        let begin = std::time::Instant::now();
+        let sleeps = || s.stands_guard() && s.asleep.load(Ordering::SeqCst);
+        while !(sleeps() && s.until.load(Ordering::SeqCst) == crate::runs::NEVER) {
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            std::thread::yield_now();
+        }
+        for _ in 0..100 {
+            shared.program_sleeps();
+            assert!(sleeps(), "it was woken");
+        }
     }
 
     /// A device on an address of its own.

@@ -490,8 +490,8 @@ impl Shared {
     /// The program is about to sleep, with nothing to be woken by but a waker.
     #[cold]
     pub(crate) fn program_sleeps(&self) {
-        if self.progress == Progress::Adaptive {
-            self.sleeper.program_sleeps();
+        if self.progress == Progress::Adaptive && self.sleeper.program_sleeps() {
+            self.leave_to_guard(true);
         }
     }
 

@@ -107,15 +107,21 @@ fn poll_completions(
 }
 
 impl Reactor {
-    /// A reactor on a completion queue, whose driver is spawned as a task of the current runtime. The driver sleeps on
-    /// the device's descriptor, so no adapter thread is needed.
+    /// A reactor on a completion queue, whose driver is spawned as a task of the current runtime. Where only the
+    /// program's calls move the device, the driver sleeps on the device's descriptor.
     ///
     /// # Errors
     /// The device has no descriptor, or the runtime can't take it.
     ///
     /// # Panics
-    /// There is no current runtime, or its I/O is off.
+    /// There is no current runtime, or its I/O is off where the driver needs that.
     pub fn spawn(mut cq: CompletionQueue) -> Result<Self, WaitError> {
+        if !cq.needs_turns() {
+            // The adapter's thread wakes it: a descriptor has to be made ready for each sleep.
+            let (reactor, driver) = Self::new(cq);
+            ::tokio::spawn(driver);
+            return Ok(reactor);
+        }
         let fd = register(&mut cq)?;
         let (reactor, driver) = Self::new(cq);
         ::tokio::spawn(async move {
