@@ -21,7 +21,7 @@
 //! 4. Pool: a slot whose generation is odd is full: its first `Head::parts` cells hold values, and the thread that
 //!    increments the generation by compare-and-swap (Acquire) owns them. A slot whose generation is even belongs to the
 //!    poster, or is on its way to the poster on the stack of freed slots (pushed by Release, taken by Acquire).
-//! 5. Ring: there are `mask + 1` slots, and `stride` times as many other cells.
+//! 5. Ring: there are `mask + 1` heads and first cells, and `stride` times as many other cells.
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
@@ -43,7 +43,7 @@ fn cells<T>(n: usize) -> Box<[Cell<T>]> {
     (0..n).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect()
 }
 
-/// The cells of a slot: most requests have one part, which lies beside the head.
+/// The cells of a slot: most requests have one part, or none.
 struct Cells<'a, T> {
     first: &'a Cell<T>,
     others: &'a [Cell<T>],
@@ -122,19 +122,15 @@ impl<T, F: FnMut(T)> Sink<T> for F {
     }
 }
 
-/// A slot of a ring.
-struct RingSlot<T> {
-    head: UnsafeCell<Head>,
-    first: Cell<T>,
-}
-
 /// The slots of a queue that completes in order.
 pub(crate) struct RingSlots<T> {
     depth: u32,
     mask: u64,
     /// Cells of a slot beside its first.
     stride: usize,
-    slots: Box<[RingSlot<T>]>,
+    /// Apart from the parts: a queue of requests without any touches a line for four of them.
+    heads: Box<[UnsafeCell<Head>]>,
+    firsts: Box<[Cell<T>]>,
     others: Box<[Cell<T>]>,
     posted: CachePadded<AtomicU64>,
     freed: CachePadded<AtomicU64>,
@@ -153,15 +149,12 @@ impl<T> RingSlots<T> {
     pub(crate) fn create(depth: u32, parts: usize) -> (Arc<Self>, RingPoster<T>, RingTaker<T>) {
         let capacity = (depth.max(1) as usize).next_power_of_two();
         let stride = parts.saturating_sub(1);
-        let slot = |_| RingSlot {
-            head: UnsafeCell::new(Head::default()),
-            first: UnsafeCell::new(MaybeUninit::uninit()),
-        };
         let slots = Arc::new(Self {
             depth,
             mask: capacity as u64 - 1,
             stride,
-            slots: (0..capacity).map(slot).collect(),
+            heads: (0..capacity).map(|_| UnsafeCell::new(Head::default())).collect(),
+            firsts: cells(capacity),
             others: cells(capacity * stride),
             posted: CachePadded::new(AtomicU64::new(0)),
             freed: CachePadded::new(AtomicU64::new(0)),
@@ -183,17 +176,17 @@ impl<T> RingSlots<T> {
         let at = (seq & self.mask) as usize * self.stride;
         // SAFETY: (5): slot `mask` is the last one.
         let others = unsafe { self.others.get_unchecked(at..at + self.stride) };
-        Cells { first: &self.slot(seq).first, others }
+        Cells { first: self.first_of(seq), others }
     }
-
     #[inline(always)]
-    fn slot(&self, seq: u64) -> &RingSlot<T> {
+    fn first_of(&self, seq: u64) -> &Cell<T> {
         // SAFETY: (5).
-        unsafe { self.slots.get_unchecked((seq & self.mask) as usize) }
+        unsafe { self.firsts.get_unchecked((seq & self.mask) as usize) }
     }
     #[inline(always)]
     fn head_of(&self, seq: u64) -> &UnsafeCell<Head> {
-        &self.slot(seq).head
+        // SAFETY: (5).
+        unsafe { self.heads.get_unchecked((seq & self.mask) as usize) }
     }
 
     /// Moves the values of a slot out, by the taker, who has marked it as taken; returns the request's id.
@@ -204,7 +197,7 @@ impl<T> RingSlots<T> {
         // Most have none, or one.
         if parts > 0 {
             // SAFETY: (2) as above; (3) it holds a value, and each is gone through once.
-            sink.take(self.slot(seq).first.with(|p| unsafe { (*p).assume_init_read() }));
+            sink.take(self.first_of(seq).with(|p| unsafe { (*p).assume_init_read() }));
             if parts > 1 {
                 self.empty_others(seq, parts, sink);
             }
