@@ -228,6 +228,20 @@ impl Link {
 }
 
 impl Link {
+    /// Writes into the memory of a near peer within the post, if the device does that now.
+    fn write_at_once(&mut self, bytes: &[u8], remote: RemoteMr, ends: u64) -> Result<bool, Unsent> {
+        if self.down {
+            return Err(Unsent::Down);
+        }
+        let signal = ends == ACCESS || self.unsignaled + 1 >= self.depth / 4;
+        let request = SendRequest::write(Inline(bytes), remote).at_once().id(ends);
+        let done = self.queue.post_send(request.signaled(signal)).is_ok();
+        if done {
+            self.unsignaled = if signal { 0 } else { self.unsignaled + 1 };
+            self.accesses += usize::from(ends == ACCESS);
+        }
+        Ok(done)
+    }
     /// Posts a write or a read.
     #[inline]
     fn post_access<O: OfferedBy<Rc>, L: GatherList>(
@@ -352,6 +366,9 @@ impl Verbs {
     fn write_bytes(&mut self, id: LinkId, bytes: &[u8], remote: RemoteMr, ends: u64) -> Result<(), Unsent> {
         let counts = bytes.len() > self.maker.sizes.message;
         let link = self.link(id)?;
+        if link.near && link.write_at_once(bytes, remote, ends)? {
+            return Ok(());
+        }
         // The ends of a link that has failed do not count.
         if counts && link.staged >= STAGES && !link.down {
             self.until_sends = 1;

@@ -207,7 +207,7 @@ impl Engine {
             // One that has no list is refused as it is queued.
             _ if !O::LIST => return None,
             Payload::Inline(bytes) if !O::FETCHES && O::takes(bytes.len() as u32) => {
-                if bytes.len() > of.max_inline as usize {
+                if bytes.len() > of.max_inline as usize && !wr.flags.contains(SendFlags::AT_ONCE) {
                     return None;
                 }
                 O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &Piece::Inline(bytes)).ok()?;
