@@ -75,6 +75,8 @@ pub(crate) struct Sleeper {
     turns: CachePadded<AtomicU64>,
     mode: CachePadded<AtomicU32>,
     asleep: AtomicBool,
+    /// The program has said that it sleeps, with nothing to be woken by but the thread, and no guard has ended since.
+    program_sleeps: AtomicBool,
     /// When a sleep in GUARD ends by itself, in nanoseconds. Written under the engine's lock.
     until: AtomicU64,
     /// Changes whenever the program leaves work to the guard. Lost counts of racing threads do not matter.
@@ -101,6 +103,7 @@ impl Sleeper {
             turns: CachePadded::new(AtomicU64::new(0)),
             mode: CachePadded::new(AtomicU32::new(ACTIVE)),
             asleep: AtomicBool::new(false),
+            program_sleeps: AtomicBool::new(false),
             until: AtomicU64::new(0),
             left: AtomicU32::new(0),
             late: AtomicU64::new(0),
@@ -154,6 +157,7 @@ impl Sleeper {
         let one_less = |mode: u32| mode.checked_sub(1);
         match self.mode.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less) {
             Ok(1) => {
+                self.program_sleeps.store(false, Ordering::Relaxed);
                 self.wake();
                 false
             }
@@ -205,6 +209,7 @@ impl Sleeper {
     #[cold]
     #[must_use]
     pub(crate) fn program_sleeps(&self) -> bool {
+        self.program_sleeps.store(true, Ordering::Relaxed);
         let guard = |mode| if mode < SLEEPERS_TOLERANCE { Some(SLEEPERS_TOLERANCE) } else { None };
         let stood = match self.mode.fetch_update(Ordering::SeqCst, Ordering::SeqCst, guard) {
             Ok(before) => before != ACTIVE,
@@ -215,8 +220,14 @@ impl Sleeper {
         }
         stood
     }
+    /// The thread begins to stand guard, which so many turns of the program end, or more if it has said that it sleeps.
+    fn stand_guard(&self, tolerance: u32) {
+        self.mode.fetch_max(tolerance, Ordering::SeqCst);
+    }
     /// The guard has found work: the program's turns count from now on.
     fn guard_found_work(&self, tolerance: u32) {
+        let sleeps = self.program_sleeps.load(Ordering::Relaxed);
+        let tolerance = if sleeps { tolerance.max(SLEEPERS_TOLERANCE) } else { tolerance };
         let renewed = |mode| if mode == ACTIVE { None } else { Some(tolerance) };
         let _ = self.mode.fetch_update(Ordering::Relaxed, Ordering::Relaxed, renewed);
     }
@@ -282,7 +293,7 @@ pub(crate) fn run(shared: &Arc<Shared>, sleep: Sleep) {
             if by_tick && s.turns.load(Ordering::Relaxed) != seen {
                 continue;
             }
-            s.mode.store(tolerance, Ordering::SeqCst);
+            s.stand_guard(tolerance);
         }
         guard(shared, &mut tolerance, &mut own, by_tick);
     }
@@ -520,10 +531,15 @@ mod tests {
         let sleeper = guarded(ACTIVE);
         assert!(!sleeper.program_sleeps());
         for _ in 0..10 {
+            sleeper.stand_guard(MIN_TOLERANCE);
+            sleeper.guard_found_work(MIN_TOLERANCE);
             assert!(turn(&sleeper) && sleeper.program_sleeps());
         }
         assert_eq!((1..SLEEPERS_TOLERANCE).filter(|_| !turn(&sleeper)).count(), 0);
         assert!(!turn(&sleeper) && mode(&sleeper) == ACTIVE, "it has polled on and on");
+        sleeper.stand_guard(MIN_TOLERANCE);
+        sleeper.guard_found_work(MIN_TOLERANCE);
+        assert!(!turn(&sleeper), "it has not slept since");
     }
 
     #[test]
