@@ -483,7 +483,7 @@ fn connect(sim: &Sim, way: Way, n: usize, link: &Link, from: &mut Host, to: &mut
 /// Counts of requests, replies, returns and losses; whether a node crashed; the faults, and the hash of the trace.
 type Report = ([usize; 4], bool, u64, u64);
 
-/// What the layer stands on.
+/// The interface below Active Messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Below {
     Verbs,

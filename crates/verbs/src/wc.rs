@@ -25,8 +25,8 @@ pub struct Completions {
     pub(crate) parts: Parts,
 }
 
-/// What completions give back, in a row: places, of which the first `len` may hold something. The others, of which there
-/// is always one, are empty.
+/// The parts that completions give back, in a row of places. The first `len` places may hold something. The others, of
+/// which there is always one, are empty.
 pub(crate) struct Parts {
     places: Vec<Option<Held>>,
     len: usize,

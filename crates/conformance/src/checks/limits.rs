@@ -92,7 +92,7 @@ pub(crate) fn too_much_inline_data_is_refused(bed: &dyn Bed) {
     assert_eq!(e.kind, PostErrorKind::InlineTooLong { len: max as usize + 1, max });
     p.a.try_send(&[one(max as usize)]).unwrap();
     p.a.send_cq.ok(1);
-    // What a device does within the post has room for more; a device that does not refuses it.
+    // A WRITE within the post may have more bytes; a device without such WRITEs refuses it.
     let longer = one(max as usize + 1);
     match p.a.try_send(&[SendWr { flags: longer.flags | SendFlags::AT_ONCE, ..longer }]) {
         Ok(()) => {

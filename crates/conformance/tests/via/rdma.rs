@@ -148,7 +148,7 @@ pub(crate) fn the_owner_of_refused_memory_is_told(bed: &Bed) {
     for kind in [ErrorKind::WriteProtection, ErrorKind::ReadProtection] {
         let pair = bed.pair();
         let data = [pair.a.side.data(0, 8)];
-        // What is allowed is not told.
+        // The error handler is not told of an allowed access.
         pair.a.post(0, &Request::read(&data, place(&pair.b, 0)));
         assert!(pair.sent().status.is_ok());
         let beyond = RemoteAddress { addr: place(&pair.b, 0).addr + DATA as u64, ..place(&pair.b, 0) };

@@ -1,4 +1,4 @@
-//! What a requester does about lost packets: timers, probes, and the way back to the oldest unacknowledged packet.
+//! Loss recovery of a requester: timers, probes, and the way back to the oldest unacknowledged packet.
 
 use hca_core::{Instant, WcStatus};
 
