@@ -348,7 +348,7 @@ impl Engine {
     #[inline(never)]
     fn send_batch(&mut self, now: Instant) {
         self.fabric.send(now, &mut self.tx);
-        // What waits may wait for longer than its memory stays.
+        // Packets that stay in the batch may wait for longer than their memory is there.
         self.tx.take_in();
     }
 

@@ -193,7 +193,7 @@ pub(super) unsafe fn move_streaming(to: *mut u8, from: *const u8, len: usize) {
         if head > 0 {
             move_cached(to, from, head);
         }
-        // What was placed before is seen before what the stores below place (4).
+        // Bytes that were placed before are seen before those that the stores below place (4).
         asm!("sfence", options(nostack, preserves_flags));
         for group in 0..groups {
             let at = head + group * GROUP;
@@ -225,7 +225,7 @@ pub(super) unsafe fn move_passed(to: *mut u8, from: *const u8, len: usize) {
         if head > 0 {
             move_cached(to, from, 128);
         }
-        // What was placed before is seen before what the stores below place (4).
+        // Bytes that were placed before are seen before those that the stores below place (4).
         asm!("sfence", options(nostack, preserves_flags));
         stream_lines(to.add(head), from.add(head), lines);
         asm!("sfence", options(nostack, preserves_flags));

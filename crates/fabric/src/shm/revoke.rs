@@ -284,13 +284,12 @@ impl ShmFabric {
     fn note_stuck(&self, t: &mut UnderWay, late: &Inside) {
         let Some(slot) = self.links.by_token(late.link.token()) else { return };
         t.stuck.push(late.link);
-        let by_calls = self.by_calls(late);
         let Some(at) = late.seen.region() else { return };
-        if by_calls {
+        if self.by_calls(late) {
             tracing::error!("a peer does not return from a call that writes to memory which is taken back");
             t.exposed.push(at);
         }
-        // What it is within may change later on, if it can write there.
+        // The peer may change the region later on, if it can write there.
         let held = self.grants.region(at).filter(|r| r.holders.iter().any(|(l, _)| *l == slot));
         let writable = held.filter(|r| r.is_writable()).and_then(|r| r.pages.clone());
         t.private.extend(writable.filter(|p| !t.private.iter().any(|q| q.is(p))));

@@ -129,7 +129,7 @@ impl Layer {
         let receive = Duration::from_nanos(self.machine.receive);
         let mut answers = Answers { asks: Rc::clone(&asks), taken: 0, receive };
         let bulk = self.bulk;
-        // Those in bulk take as much longer.
+        // Bulk messages take longer, so looks are further apart.
         let look = if bulk.is_some() { 64 * LOOK } else { LOOK };
         let ask = move || {
             let mut asks = asks.borrow_mut();

@@ -103,7 +103,7 @@ pub(crate) struct QpRes {
     pub(crate) listed: Option<u32>,
     /// The link by which its messages come and go, once one has.
     pub(crate) link: Option<LinkId>,
-    /// What peers see of this queue pair, and the number of that word among all of the adapter.
+    /// The word that peers see of this queue pair, and its number among all words of the adapter.
     pub(crate) word: u64,
     pub(crate) words: u32,
     /// Keys that its peer asked for and that never were.
