@@ -250,7 +250,7 @@ impl Engine {
         let fired = self.core.fire_timers(now);
         self.core.resume_paced(now);
         let sent = !self.core.ready.is_empty() && self.transmit(now);
-        let acked = !self.core.acks.is_empty() && self.flush_acks(now, acks);
+        let acked = !self.core.acks.is_empty() && self.flush_acks(now, self.rule_beside_completions(acks));
         self.send(now);
         self.conclude();
         rang | received | fired | sent | acked

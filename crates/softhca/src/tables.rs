@@ -200,6 +200,10 @@ impl Tables {
         let (room, out) = (out.len(), out.as_mut_ptr());
         self.here = Here { cq: index, generation, of: index, count: 0, room, out };
     }
+    /// Whether some went there so far.
+    pub(crate) fn has_some_here(&self) -> bool {
+        self.here.count > 0
+    }
     /// How many went there; those that follow go to the queue.
     #[inline(always)]
     pub(crate) fn take_here(&mut self) -> usize {

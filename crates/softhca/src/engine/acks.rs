@@ -47,6 +47,14 @@ impl Engine {
         }
     }
 
+    /// The rule of a turn that is to acknowledge by `rule`. A program that is given a completion looks at its memory next,
+    /// and may answer a WRITE that came along with it, as where each side's WRITE acknowledges the other's.
+    #[inline]
+    pub(super) fn rule_beside_completions(&self, rule: AckRule) -> AckRule {
+        let is_given = rule == AckRule::UnlessDelivered && self.core.tables.has_some_here();
+        if is_given { AckRule::NextTurn } else { rule }
+    }
+
     /// Whether a queue pair owes an acknowledgement.
     pub(crate) fn owes_acks(&self) -> bool {
         let owes = |slot: &u32| self.core.qps.at(*slot).is_some_and(|e| e.machine.ack_owed().is_some());

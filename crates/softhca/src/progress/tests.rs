@@ -194,7 +194,7 @@ fn connect(
     };
     let (receives, sends) = (qp_type != QpType::XrcIni, qp_type != QpType::XrcTgt);
     let init = QpAttr { state: Some(QpState::Init), pkey: Some(Pkey::DEFAULT), ..QpAttr::default() };
-    let init = QpAttr { access: Some(hca_core::Access::empty()), ..init };
+    let init = QpAttr { access: Some(hca_core::Access::REMOTE_WRITE), ..init };
     let dgid = Gid::from_ip(peer.fabric().local);
     let rtr = QpAttr {
         state: Some(QpState::Rtr),
@@ -220,11 +220,16 @@ fn connect(
     }
 }
 /// Two queue pairs of these devices, connected to each other, with a receive request each.
-#[allow(unsafe_code)] // posts, as a program does
 fn connected(devices: &[Arc<crate::SoftHca>; 2]) -> [hca_core::QpPorts; 2] {
+    use hca_core::Device;
+    connected_by(devices, [0, 1].map(|n| devices[n].create_cq(16).unwrap().0))
+}
+/// The same, with these completion queues.
+#[allow(unsafe_code)] // posts, as a program does
+fn connected_by(devices: &[Arc<crate::SoftHca>; 2], cqs: [hca_core::CqHandle; 2]) -> [hca_core::QpPorts; 2] {
     use hca_core::{Device, QpCap, QpInit, QpType, RecvWr};
-    let mut qps = devices.each_ref().map(|device| {
-        let (cq, _) = device.create_cq(16).unwrap();
+    let mut qps = [0, 1].map(|n| {
+        let (device, cq) = (&devices[n], cqs[n]);
         let (pd, cap) = (device.alloc_pd().unwrap(), QpCap::default());
         let init = QpInit { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, cap };
         device.create_qp(pd, &init).unwrap()
@@ -315,6 +320,53 @@ fn an_acknowledgement_that_leaves_with_an_answer_leaves_the_guard_nothing_to_do(
     // SAFETY: as above.
     unsafe { qps[1].send.post_now(&message) }.unwrap();
     assert_eq!(turn(), (false, None, None), "the guard sleeps until a packet comes or a timer fires");
+}
+
+/// A program that is given a completion looks at its memory next, and may answer what was written there.
+#[test]
+#[allow(unsafe_code)] // posts, as a program does
+fn a_write_that_comes_beside_a_completion_is_acknowledged_with_the_answer() {
+    use hca_core::{Completion, Device, Payload, RemoteAddr, Rkey, SendFlags, SendOp, SendWr};
+    let options = crate::Options { progress: Progress::Inline, lazy_acks: true, ..crate::Options::default() };
+    let devices = [0, 1].map(|_| device_with(options.clone()));
+    let mut cqs = [0, 1].map(|n| devices[n].create_cq(16).unwrap());
+    let mut qps = connected_by(&devices, [cqs[0].0, cqs[1].0]);
+    let begin = std::time::Instant::now();
+    // A poll by whose turn something arrives: how many completions there are, and whether acknowledgements are owed.
+    let mut poll = |n: usize| {
+        let shared = devices[n].shared();
+        shared.control(|e| e.core.arrived = false);
+        let mut found = 0;
+        while !shared.control(|e| e.core.arrived) {
+            assert!(begin.elapsed() < Duration::from_secs(20), "nothing arrives");
+            found += cqs[n].1.poll(&mut [Completion::default()]);
+        }
+        (found, shared.control(|e| e.owes_acks()))
+    };
+    let op = SendOp::Write(RemoteAddr { addr: 0, rkey: Rkey::new(0) });
+    let (payload, flags) = (Payload::Inline(b""), SendFlags::SIGNALED);
+    let write = SendWr { wr_id: 1, op, flags, payload, dest: None };
+    // SAFETY: inline data names no memory.
+    unsafe { qps[1].send.post_now(&write) }.unwrap();
+    devices[0].shared().control(|e| {
+        let shared = devices[0].shared();
+        e.core.arrived = false;
+        while !e.core.arrived {
+            assert!(begin.elapsed() < Duration::from_secs(20), "nothing arrives");
+            shared.whole_turn(e, shared.time.now(), AckRule::WithAnswer);
+        }
+    });
+    // SAFETY: as above.
+    let mut post = |n: usize| unsafe { qps[n].send.post_now(&write) }.unwrap();
+    post(0);
+    assert_eq!(poll(1), (1, true), "the WRITE may be answered");
+    post(1);
+    assert!(!devices[1].shared().control(|e| e.owes_acks()), "the answer had the acknowledgement along");
+    assert_eq!(poll(0), (1, true), "the same here");
+    post(0);
+    assert_eq!(poll(1), (1, true));
+    post(0);
+    assert_eq!(poll(1), (0, false), "who is given nothing acknowledges at once");
 }
 
 /// The program's answer to a message of XRC goes by another queue pair, and may overtake what the target owes.
