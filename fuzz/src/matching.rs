@@ -339,10 +339,8 @@ impl World {
     }
     fn begin(&mut self, input: &mut Input<'_>) {
         let transfer = self.transfer(input);
-        if transfer.user_ptr != 0 && transfer.operation.writes() && !transfer.is_answered() {
-            if self.ni.check_transfer(&transfer).is_ok() {
-                self.ni.sent_at_once(&transfer);
-            }
+        if transfer.user_ptr != 0 && self.ni.may_send_at_once(&transfer) {
+            self.ni.sent_at_once(&transfer);
         } else if let Ok(flight) = self.ni.begin(&transfer) {
             let (is_sent, is_answered) = (!flight.is_sent(), !flight.is_answered());
             self.begun.push(Begun { flight, is_sent, is_answered });

@@ -78,14 +78,27 @@ impl Footprint {
 ///
 /// # Safety
 /// (1) for `to .. to + data.len()`, which is written.
-#[inline]
+#[inline(always)]
 pub unsafe fn store(to: *mut u8, data: &[u8]) {
+    // SAFETY: our caller's (1).
+    unsafe {
+        if !store_word(to, data) {
+            store_other(to, data);
+        }
+    }
+}
+
+/// As [`store`], of any length.
+///
+/// # Safety
+/// As [`store`].
+#[inline(never)]
+unsafe fn store_other(to: *mut u8, data: &[u8]) {
     // Release: what was placed earlier is seen by whoever sees this.
     fence(Ordering::Release);
     // SAFETY: our caller's (1).
     unsafe {
         match data.len() {
-            8 if store_word(to, data) => {}
             4 if to.addr() & 3 == 0 => {
                 let v = u32::from_ne_bytes(data.try_into().expect("4 bytes"));
                 word::store32(to, v);
@@ -108,6 +121,7 @@ unsafe fn store_word(to: *mut u8, data: &[u8]) -> bool {
     let Ok(word) = <[u8; 8]>::try_from(data) else { return false };
     let aligned = to.addr() & 7 == 0;
     if aligned {
+        // Release: what was placed earlier is seen by whoever sees this.
         fence(Ordering::Release);
         // SAFETY: our caller's (1).
         unsafe { word::store64(to, u64::from_ne_bytes(word)) };
@@ -119,16 +133,29 @@ unsafe fn store_word(to: *mut u8, data: &[u8]) -> bool {
 ///
 /// # Safety
 /// (1) for `from .. from + out.len()`, which is read.
-#[inline]
+#[inline(always)]
 pub unsafe fn load(from: *const u8, out: &mut [u8]) {
+    match <&mut [u8; 8]>::try_from(&mut *out) {
+        Ok(word) if from.addr() & 7 == 0 => {
+            // SAFETY: our caller's (1).
+            *word = unsafe { word::load64(from) }.to_ne_bytes();
+            fence(Ordering::Acquire);
+        }
+        // SAFETY: our caller's (1).
+        _ => unsafe { load_other(from, out) },
+    }
+}
+
+/// As [`load`], of any length.
+///
+/// # Safety
+/// As [`load`].
+#[inline(never)]
+unsafe fn load_other(from: *const u8, out: &mut [u8]) {
     let at = from.cast_mut();
     // SAFETY: our caller's (1).
     unsafe {
         match out.len() {
-            8 if at.addr() & 7 == 0 => {
-                let word = word::load64(at);
-                out.copy_from_slice(&word.to_ne_bytes());
-            }
             4 if at.addr() & 3 == 0 => {
                 let word = word::load32(at);
                 out.copy_from_slice(&word.to_ne_bytes());

@@ -32,7 +32,7 @@ impl Chains {
         Self { places: Vec::new(), len: 0, seed }
     }
     /// The first link of a chain, or [`NONE`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn head(&self, bits: u64, source: u64) -> u32 {
         if self.len == 0 { NONE } else { self.places[self.find(bits, source)].head }
     }
@@ -63,7 +63,7 @@ impl Chains {
     }
 
     /// Where a chain is, or would be.
-    #[inline]
+    #[inline(always)]
     fn find(&self, bits: u64, source: u64) -> usize {
         let mask = self.places.len() - 1;
         let mut at = self.seed.hash(bits, source) as usize & mask;

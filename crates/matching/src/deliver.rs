@@ -12,8 +12,8 @@ use crate::list::{List, Search};
 use crate::post::one_less;
 use crate::unexpected::Waiting;
 use crate::{
-    ALIGN_BYTES, EntryHandle, EqHandle, Event, EventKind, Header, Interface, ListKind, MdHandle, NiFail,
-    Operation, Options, PortalOptions, Region, Response, Threshold, Version,
+    ALIGN_BYTES, CtHandle, EntryHandle, EqHandle, Event, EventKind, Header, Interface, ListKind, MdHandle,
+    NiFail, Operation, Options, PortalOptions, Region, Response, Threshold, Version,
 };
 
 /// The decision about a message.
@@ -113,6 +113,14 @@ struct Choice {
     mlength: u64,
 }
 
+/// An entry that takes a message and stays as it is.
+struct Lasting {
+    index: u32,
+    offset: u64,
+    mlength: u64,
+    eq: Option<EqHandle>,
+}
+
 impl Choice {
     const fn failed(fail: NiFail) -> Self {
         Self { index: NONE, fail, list: ListKind::Priority, offset: 0, mlength: 0 }
@@ -138,8 +146,16 @@ impl Interface {
     }
     /// [Delivers](Self::deliver) a message whose bytes are present, and [completes](Self::complete) it: `place` moves
     /// the bytes, or returns the reason why it can't.
-    #[inline]
+    #[inline(always)]
     pub fn place(&mut self, header: &Header, place: impl FnOnce(&Landing) -> NiFail) -> Response {
+        match self.find_lasting(header) {
+            Some(found) => self.place_in_lasting(header, found, place),
+            // A copy, so that the original need not be in memory.
+            None => self.place_in_any(&{ *header }, place),
+        }
+    }
+    #[inline(never)]
+    fn place_in_any(&mut self, header: &Header, place: impl FnOnce(&Landing) -> NiFail) -> Response {
         // Looked at where it was put together.
         match &self.land(header) {
             Ok(landing) => {
@@ -150,6 +166,61 @@ impl Interface {
             }
             Err(response) => *response,
         }
+    }
+    /// The entry that takes a message, if it is the first candidate of the priority list, and stays as it is: it takes
+    /// any number of messages, at offsets that the initiators choose (4.3, without flow control).
+    #[inline(always)]
+    fn find_lasting(&self, header: &Header) -> Option<Lasting> {
+        let portal = self.portals.get(header.pt_index as usize)?.as_deref()?;
+        let keeps_nothing = self.config.version == Version::V4
+            && !portal.disabled
+            && !portal.options.contains(PortalOptions::FLOWCTRL);
+        if !keeps_nothing || !self.is_legal(header) {
+            return None;
+        }
+        let (bits, source) = (header.match_bits, header.initiator.packed());
+        let index = portal.priority.first_for(&self.nodes, bits, source)?;
+        let posted = self.entries.at(index);
+        let Judgement::Take { offset, mlength } = judge(Version::V4, posted, header) else { return None };
+        let region = posted.entry.region.as_ref()?;
+        let lasts = region.threshold == Threshold::Infinite
+            && !region.options.intersects(Options::USE_ONCE.union(Options::MANAGE_LOCAL));
+        mark(Part::Match);
+        if lasts { Some(Lasting { index, offset, mlength, eq: region.eq.or(portal.eq) }) } else { None }
+    }
+    /// What [`land`](Self::land) and [`landed`](Self::landed) do for an entry that stays as it is: nothing is counted
+    /// that could end in between.
+    #[inline(always)]
+    fn place_in_lasting(
+        &mut self,
+        header: &Header,
+        Lasting { index, offset, mlength, eq }: Lasting,
+        place: impl FnOnce(&Landing) -> NiFail,
+    ) -> Response {
+        let (key, posted) = self.entries.entry_mut(index);
+        let region = posted.entry.region.as_ref().expect("it takes a message");
+        let (options, user_ptr, ct) = (region.options, region.user_ptr, region.ct);
+        let landing = Landing {
+            entry: EntryHandle(key),
+            list: ListKind::Priority,
+            md: None,
+            region_start: region.start,
+            offset,
+            mlength,
+            options,
+            link: self.next_link,
+            waiting: NONE,
+            reserved: false,
+        };
+        self.next_link += 1;
+        mark(Part::Housekeeping);
+        let fail = place(&landing);
+        mark(Part::Bytes);
+        let mlength = if fail == NiFail::Ok { mlength } else { 0 };
+        landing.tell(header, eq, &mut self.eqs, mlength, fail, user_ptr);
+        self.count_landed(options, ct, mlength, fail);
+        mark(Part::Event);
+        header.response(fail, mlength, offset, options.contains(Options::ACK_DISABLE))
     }
     fn land(&mut self, header: &Header) -> Result<Landing, Response> {
         let choice = self.choose(header);
@@ -197,7 +268,7 @@ impl Interface {
         self.landed(&delivery.header, &delivery.landing, fail)
     }
     fn landed(&mut self, header: &Header, landing: &Landing, fail: NiFail) -> Response {
-        let &Landing { entry, options, reserved, waiting, .. } = landing;
+        let &Landing { entry, options, waiting, .. } = landing;
         let posted = self.entries.get_mut(entry.0).filter(|posted| posted.pending > 0);
         let posted = posted.expect("a delivery of this interface");
         posted.pending -= 1;
@@ -209,28 +280,10 @@ impl Interface {
         let mlength = if fail == NiFail::Ok { landing.mlength } else { 0 };
         if self.config.version == Version::V3 {
             self.end_v3(header, landing, mlength, fail);
-        } else if let Some(queue) = eq.and_then(|eq| self.eqs.get_mut(eq.0)) {
-            let quiet = options.contains(Options::EVENT_COMM_DISABLE)
-                || fail == NiFail::Ok && options.contains(Options::EVENT_SUCCESS_DISABLE);
-            match quiet {
-                true => queue.release(usize::from(reserved)),
-                false => {
-                    if let Some(place) = queue.place(reserved) {
-                        landing.fill_event(
-                            header,
-                            place,
-                            event_kind(header.operation),
-                            mlength,
-                            fail,
-                            region.user_ptr,
-                        );
-                    }
-                }
-            }
+        } else {
+            landing.tell(header, eq, &mut self.eqs, mlength, fail, region.user_ptr);
         }
-        if options.contains(Options::EVENT_CT_COMM) {
-            self.count(ct, fail, options.contains(Options::EVENT_CT_BYTES).then_some(mlength));
-        }
+        self.count_landed(options, ct, mlength, fail);
         if waiting != NONE {
             self.arrived(waiting, mlength, fail);
             ends = self.entries.get(entry.0).is_some_and(|posted| posted.detaching || posted.auto_unlinked);
@@ -241,6 +294,13 @@ impl Interface {
             mark(Part::Unlink);
         }
         header.response(fail, mlength, landing.offset, options.contains(Options::ACK_DISABLE))
+    }
+    /// Counts a message that an entry took, if it is to be counted.
+    #[inline(always)]
+    fn count_landed(&mut self, options: Options, ct: Option<CtHandle>, mlength: u64, fail: NiFail) {
+        if options.contains(Options::EVENT_CT_COMM) {
+            self.count(ct, fail, options.contains(Options::EVENT_CT_BYTES).then_some(mlength));
+        }
     }
     /// The bytes of a message whose header waits are there.
     #[cold]
@@ -565,6 +625,26 @@ impl Landing {
     /// The address of the bytes: the region's start plus the offset.
     pub const fn start(&self) -> u64 {
         self.region_start.wrapping_add(self.offset)
+    }
+    /// Posts the one event of an operation of 4.3, if it is to have one.
+    #[inline(always)]
+    fn tell(
+        &self,
+        header: &Header,
+        eq: Option<EqHandle>,
+        eqs: &mut Slab<EventQueue>,
+        mlength: u64,
+        fail: NiFail,
+        user_ptr: u64,
+    ) {
+        let Some(queue) = eq.and_then(|eq| eqs.get_mut(eq.0)) else { return };
+        let quiet = self.options.contains(Options::EVENT_COMM_DISABLE)
+            || fail == NiFail::Ok && self.options.contains(Options::EVENT_SUCCESS_DISABLE);
+        if quiet {
+            queue.release(usize::from(self.reserved));
+        } else if let Some(event) = queue.place(self.reserved) {
+            self.fill_event(header, event, event_kind(header.operation), mlength, fail, user_ptr);
+        }
     }
     /// Fills an event in, field by field.
     #[inline(always)]

@@ -128,7 +128,7 @@ impl<T> Slab<T> {
         if slot.key == key { slot.value.as_mut() } else { None }
     }
     /// The object at an index that something live refers to.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn at(&self, index: u32) -> &T {
         self.slots[index as usize].value.as_ref().expect("a live object is referred to")
     }
@@ -137,7 +137,7 @@ impl<T> Slab<T> {
         self.slots[index as usize].value.as_mut().expect("a live object is referred to")
     }
     /// The same with its handle.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn entry_mut(&mut self, index: u32) -> (Key, &mut T) {
         let slot = &mut self.slots[index as usize];
         (slot.key, slot.value.as_mut().expect("a live object is referred to"))

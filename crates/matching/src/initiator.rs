@@ -45,6 +45,14 @@ impl Flight {
     }
 }
 
+impl Region {
+    /// Whether a range lies inside.
+    #[inline(always)]
+    fn has(&self, offset: u64, length: u64) -> bool {
+        offset.checked_add(length).is_some_and(|end| end <= self.length)
+    }
+}
+
 impl Interface {
     /// Makes a memory descriptor for an initiator (4.3).
     ///
@@ -73,8 +81,8 @@ impl Interface {
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
-    #[inline(always)]
-    pub fn check_transfer(&self, transfer: &Transfer) -> Result<(), Error> {
+    #[inline]
+    pub(crate) fn check_transfer(&self, transfer: &Transfer) -> Result<(), Error> {
         // Most are puts.
         let is_put = transfer.operation == Operation::Put && transfer.reply.is_none();
         if is_put && transfer.length <= self.config.limits.max_msg_size {
@@ -116,10 +124,9 @@ impl Interface {
         if region.threshold == Threshold::Count(0) {
             return Err(Error::Inactive { argument });
         }
-        let available = region.length;
-        match offset.checked_add(length) {
-            Some(end) if end <= available => Ok(()),
-            _ => Err(Error::Range { argument, offset, length, available }),
+        match region.has(offset, length) {
+            true => Ok(()),
+            false => Err(Error::Range { argument, offset, length, available: region.length }),
         }
     }
     /// Begins a message: its memory descriptors are in use until its completions are reported.
@@ -141,18 +148,32 @@ impl Interface {
         }
         Ok(Flight { transfer: *transfer, link })
     }
-    /// Reports that a [checked](Self::check_transfer) message has left, and that no response will come. The call is
-    /// both beginning and end of the message, for messages that [carry](Flight::is_sent) bytes.
-    #[inline]
-    pub fn sent_at_once(&mut self, transfer: &Transfer) {
+    /// Whether a put may be sent with [`sent_at_once`](Self::sent_at_once) as its beginning and its end: no answer is
+    /// wanted, and [`begin`](Self::begin) would take it.
+    #[inline(always)]
+    pub fn may_send_at_once(&self, put: &Transfer) -> bool {
+        let is_plain = put.operation == Operation::Put && put.reply.is_none() && !put.is_answered();
+        let in_limit = put.length <= self.config.limits.max_msg_size;
+        let Some(region) = self.region_of(put.md) else { return false };
+        let is_active = region.threshold != Threshold::Count(0);
+        is_plain && in_limit && is_active && region.has(put.local_offset, put.length)
+    }
+    /// Reports that a message that [may](Self::may_send_at_once) was sent, to the end.
+    #[inline(always)]
+    pub fn sent_at_once(&mut self, put: &Transfer) {
         if self.config.version == Version::V3 {
-            let flight = self.begin(transfer).expect("it was checked");
-            return self.sent(&flight, NiFail::Ok);
+            // A copy, so that the original need not be in memory.
+            return self.sent_at_once_v3(&{ *put });
         }
-        let end = End { kind: EventKind::Send, fail: NiFail::Ok, mlength: transfer.length, offset: 0 };
+        let end = End { kind: EventKind::Send, fail: NiFail::Ok, mlength: put.length, offset: 0 };
         let link = self.next_link;
         self.next_link += 1;
-        self.told_v4(transfer, link, transfer.md, end, MdOptions::EVENT_CT_SEND, true);
+        self.told_v4(put, link, put.md, end, MdOptions::EVENT_CT_SEND, true);
+    }
+    #[inline(never)]
+    fn sent_at_once_v3(&mut self, put: &Transfer) {
+        let flight = self.begin(put).expect("it was checked");
+        self.sent(&flight, NiFail::Ok);
     }
     /// Reports that the bytes of a message have left its memory, or failed to. For messages that
     /// [carry](Flight::is_sent) bytes.
@@ -201,7 +222,7 @@ impl Interface {
         *self.md_pending(md) -= 1;
         self.told_v4(&flight.transfer, flight.link, md, end, counted, has_bytes);
     }
-    #[inline]
+    #[inline(always)]
     fn told_v4(
         &mut self,
         transfer: &Transfer,
@@ -211,7 +232,7 @@ impl Interface {
         counted: MdOptions,
         has_bytes: bool,
     ) {
-        let Some(MdSlot::Bound(bound)) = self.mds.get_mut(md.0) else {
+        let Some(MdSlot::Bound(bound)) = self.mds.get(md.0) else {
             unreachable!("messages hold their memory descriptor, and none is attached in 4.3")
         };
         let (options, ct) = (bound.options, bound.region.ct);

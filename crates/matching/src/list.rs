@@ -92,21 +92,25 @@ impl List {
     }
 
     /// Begins to look for entries whose match bits match, and whose source does.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn search(&self, bits: u64, source: u64) -> Search {
         let exact = self.exact.head(bits, source);
         Search { bits, source, exact, row: self.wild.head() }
+    }
+    /// The first such entry in the order of the list.
+    #[inline(always)]
+    pub(crate) fn first_for(&self, nodes: &Nodes, bits: u64, source: u64) -> Option<u32> {
+        let mut search = self.search(bits, source);
+        let wild = self.next_before_exact(nodes, &mut search);
+        wild.or(if search.exact == NONE { None } else { Some(search.exact) })
     }
     /// The next such entry in the order of the list. Of those that are not exact, some may come whose source is
     /// another.
     #[inline]
     pub(crate) fn next(&self, nodes: &Nodes, search: &mut Search) -> Option<u32> {
-        if self.wild.len() != 0 {
-            let (found, row) = self.next_wild(nodes, search.bits, search.source, search.row, search.exact);
-            search.row = row;
-            if found {
-                return Some(self.wild.id(row - 1));
-            }
+        let wild = self.next_before_exact(nodes, search);
+        if wild.is_some() {
+            return wild;
         }
         let found = search.exact;
         if found == NONE {
@@ -114,6 +118,16 @@ impl List {
         }
         search.exact = nodes.at(found).chain_next;
         Some(found)
+    }
+    /// The next wildcard, if it comes before the next exact candidate.
+    #[inline(always)]
+    fn next_before_exact(&self, nodes: &Nodes, search: &mut Search) -> Option<u32> {
+        if self.wild.len() == 0 {
+            return None;
+        }
+        let (found, row) = self.next_wild(nodes, search.bits, search.source, search.row, search.exact);
+        search.row = row;
+        found.then(|| self.wild.id(row - 1))
     }
     /// Looks on from a row as far as the next exact candidate: whether an entry was found, and where to look on then.
     /// Found is the one right before that.

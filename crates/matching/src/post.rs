@@ -222,7 +222,7 @@ impl Interface {
     pub fn md_region(&self, md: MdHandle) -> Result<Region, Error> {
         self.region_of(md).copied().ok_or(Error::Handle { argument: "md" })
     }
-    #[inline]
+    #[inline(always)]
     pub(crate) fn region_of(&self, md: MdHandle) -> Option<&Region> {
         match self.mds.get(md.0)? {
             MdSlot::Bound(bound) => Some(&bound.region),

@@ -309,7 +309,7 @@ fn sent_at_once_tells_and_counts_what_begin_and_sent_do() {
             let transfer = transfer(Operation::Put, md, 16);
             for _ in 0..2 {
                 if at_once {
-                    ni.check_transfer(&transfer).unwrap();
+                    assert!(ni.may_send_at_once(&transfer));
                     ni.sent_at_once(&transfer);
                 } else {
                     let flight = ni.begin(&transfer).unwrap();
@@ -323,6 +323,30 @@ fn sent_at_once_tells_and_counts_what_begin_and_sent_do() {
         let at_once = by(true);
         assert_eq!(at_once, by(false));
         assert_eq!(at_once.0.len(), 2 * told);
+    }
+}
+
+#[test]
+fn only_good_puts_that_are_not_answered_are_sent_at_once() {
+    let mut v4 = Interface::new(Config::default());
+    let mut v3 = Interface::new(Config { version: Version::V3, ..Config::default() });
+    let of_v4 = v4.md_bind(Md { length: 64, ..Md::default() }).unwrap();
+    let of_v3 = v3.md_bind_region(Region { length: 64, ..Region::default() }).unwrap();
+    for (ni, md) in [(&mut v4, of_v4), (&mut v3, of_v3)] {
+        let good = transfer(Operation::Put, md, 16);
+        let add = Operation::Atomic(AtomicOp::Sum, Datatype::I64);
+        for bad in [
+            Transfer { local_offset: 49, ..good },
+            Transfer { local_offset: u64::MAX, ..good },
+            Transfer { md: MdHandle::from_bits(7), ..good },
+            Transfer { ack: AckRequest::Full, ..good },
+            Transfer { operation: Operation::Get, ..good },
+            Transfer { operation: add, ..good },
+            Transfer { reply: Some((MdHandle::from_bits(7), 0)), ..good },
+        ] {
+            assert!(!ni.may_send_at_once(&bad), "{bad:?}");
+        }
+        assert!(ni.may_send_at_once(&Transfer { local_offset: 48, ..good }));
     }
 }
 

@@ -413,9 +413,13 @@ fn sent_at_once_tells_both_halves_of_a_pair() {
     let mut rig = Rig::v3();
     let region = Region { threshold: Threshold::Count(2), ..md(&rig, 64, Options::empty()) };
     let md = rig.ni.md_bind_region(region).unwrap();
-    rig.ni.sent_at_once(&transfer(Operation::Put, md, 8));
+    let put = transfer(Operation::Put, md, 8);
+    assert!(rig.ni.may_send_at_once(&put));
+    rig.ni.sent_at_once(&put);
     assert_eq!(rig.kinds(), [SendStart, SendEnd]);
     assert_eq!(rig.ni.md_region(md).map(|region| region.threshold), Ok(Threshold::Count(1)));
+    rig.ni.sent_at_once(&put);
+    assert!(!rig.ni.may_send_at_once(&put), "it is used up");
 }
 
 #[test]

@@ -191,14 +191,16 @@ impl Pieces {
         }
     }
     /// Copies out. No bytes are nowhere: their offset is not looked at.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
-        if out.is_empty() {
-            return;
+        match &self.0 {
+            _ if out.is_empty() => {}
+            Kind::One(memory) => memory.read_at(offset as usize, out),
+            Kind::Many(_) => self.read_pieces(offset, out),
         }
-        if let Kind::One(memory) = &self.0 {
-            return memory.read_at(offset as usize, out);
-        }
+    }
+    #[cold]
+    fn read_pieces(&self, offset: u64, out: &mut [u8]) {
         let mut at = 0;
         self.each(offset, out.len() as u64, |memory, from, n| {
             memory.read_at(from, &mut out[at..at + n]);
@@ -206,14 +208,16 @@ impl Pieces {
         });
     }
     /// Copies in. No bytes go nowhere: their offset is not looked at.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write(&self, offset: u64, data: &[u8]) {
-        if data.is_empty() {
-            return;
+        match &self.0 {
+            _ if data.is_empty() => {}
+            Kind::One(memory) => memory.write_at(offset as usize, data),
+            Kind::Many(_) => self.write_pieces(offset, data),
         }
-        if let Kind::One(memory) = &self.0 {
-            return memory.write_at(offset as usize, data);
-        }
+    }
+    #[cold]
+    fn write_pieces(&self, offset: u64, data: &[u8]) {
         let mut at = 0;
         self.each(offset, data.len() as u64, |memory, from, n| {
             memory.write_at(from, &data[at..at + n]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hca_matching::{
     Config, Count, CtHandle, Entry, EntryHandle, EqHandle, Event, Got, Limits, ListKind, Md, MdHandle,
-    MdOptions, Place, Region, Transfer, Triggered,
+    MdOptions, Operation, Place, Region, Transfer, Triggered,
 };
 
 use crate::memory::Pieces;
@@ -19,6 +19,8 @@ use crate::{Error, Node, wire};
 pub(crate) struct NiCore {
     node: Node,
     kind: Kind,
+    /// The kind's number.
+    ni: u8,
 }
 
 impl NiCore {
@@ -44,7 +46,7 @@ impl NiCore {
             *slot = Some(Box::new(NiState::new(kind, config, size)));
             Ok(())
         })?;
-        Ok(Self { node: node.clone(), kind })
+        Ok(Self { node: node.clone(), kind, ni: kind.index() })
     }
     /// The version's own object of an open interface, for another call that opens it.
     pub(crate) fn object_of(node: &Node, kind: Kind) -> Option<Arc<dyn Any + Send + Sync>> {
@@ -70,7 +72,7 @@ impl NiCore {
     }
     #[inline]
     fn ni(&self) -> u8 {
-        self.kind.index()
+        self.ni
     }
     #[inline]
     fn state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
@@ -180,8 +182,21 @@ impl NiCore {
             Ok(old)
         })
     }
+    /// Begins an operation, if it is a put that can leave at once and is not answered. `false`: nothing was done, and
+    /// [`start`](Self::start) begins it, or says why it can't.
+    #[inline(always)]
+    pub(crate) fn start_at_once(&self, transfer: &Transfer) -> bool {
+        let ni = self.ni();
+        transfer.operation == Operation::Put
+            && !transfer.is_answered()
+            && self.state(|state| {
+                let sent = state.start_at_once(ni, transfer);
+                state.make_room();
+                sent
+            })
+    }
     /// Begins an operation.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn start(&self, transfer: &Transfer) -> Result<(), Error> {
         let ni = self.ni();
         let done = self.state(|state| {

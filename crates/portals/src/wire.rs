@@ -280,6 +280,48 @@ pub(crate) fn interface_of(bytes: &[u8]) -> Option<u8> {
     bytes.get(1).map(|ni| ni & 15)
 }
 
+/// A put whose bytes are with it.
+pub(crate) struct Put<'a> {
+    /// Which of the node's interfaces.
+    pub(crate) ni: u8,
+    /// The token of its answer.
+    pub(crate) token: u32,
+    /// The header without its sender, which the connection knows.
+    pub(crate) header: Header,
+    pub(crate) data: &'a [u8],
+}
+
+/// Reads a put whose bytes are with it. `None`: the message is another one, or is to be refused.
+#[inline(always)]
+pub(crate) fn parse_put(bytes: &[u8]) -> Option<Put<'_>> {
+    let (head, mut data) = bytes.split_first_chunk::<24>()?;
+    let [kind, ni, operation, fields] = *head.first_chunk()?;
+    if kind != REQUEST || operation != PUT || fields & !(HAS_OFFSET | HAS_HDR_DATA) != 0 {
+        return None;
+    }
+    let mut take = |bit: u8| {
+        if fields & bit == 0 {
+            return Some(0);
+        }
+        let (word, rest) = data.split_first_chunk()?;
+        data = rest;
+        Some(u64::from_be_bytes(*word))
+    };
+    let header = Header {
+        operation: Operation::Put,
+        ack: ack(ni >> 4).ok()?,
+        pt_index: u16_at(head, 4).into(),
+        ac_index: u16_at(head, 6).into(),
+        match_bits: u64_at(head, 16),
+        remote_offset: take(HAS_OFFSET)?,
+        hdr_data: take(HAS_HDR_DATA)?,
+        length: u32_at(head, 12).into(),
+        ..Header::default()
+    };
+    let put = Put { ni: ni & 15, token: u32_at(head, 8), header, data };
+    (put.header.length == data.len() as u64).then_some(put)
+}
+
 /// Reads a [request](is_request) into `request`, which is a default one; returns what is behind its head. Its claims are
 /// not checked.
 #[inline(always)]
@@ -458,6 +500,13 @@ mod tests {
                 assert_eq!(is_request(&bytes), Some(Behind::Bytes));
                 let (got, rest) = read(&bytes).unwrap();
                 assert_eq!((got, rest), (wanted, &b"payload"[..]));
+                assert!(parse_put(&bytes).is_none(), "another length");
+                bytes.push(b'.');
+                let put = parse_put(&bytes).map(|put| (put.ni, put.token, put.header, put.data));
+                let is_put = operation == Operation::Put;
+                let good = (wanted.ni, wanted.token, wanted.header, &b"payload."[..]);
+                assert_eq!(put, is_put.then_some(good));
+                bytes.pop();
                 for cut in 0..bytes.len() - 7 {
                     assert!(read(&bytes[..cut]).is_err(), "{operation:?} cut to {cut}");
                 }

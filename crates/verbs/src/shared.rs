@@ -51,7 +51,7 @@ impl SharedBytes {
     ///
     /// # Panics
     /// They do not lie inside.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(
@@ -112,7 +112,7 @@ impl SharedBytes {
     }
 
     /// Copies from here.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
         // SAFETY: as many bytes lie inside, as `at` has checked; (1).
@@ -120,7 +120,7 @@ impl SharedBytes {
     }
 
     /// Copies to here.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub(crate) fn write(&self, offset: usize, data: &[u8]) {
         // SAFETY: as above.

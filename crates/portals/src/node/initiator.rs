@@ -9,10 +9,25 @@ use super::{Net, State};
 use crate::wire::{self, Head};
 use crate::{Error, memory};
 
+/// The header of an operation, which is a transfer's, as it goes to the target.
+#[inline(always)]
+fn header_of(transfer: &Transfer, operation: Operation) -> Header {
+    Header {
+        operation,
+        ack: transfer.ack,
+        pt_index: transfer.pt_index,
+        ac_index: transfer.ac_index,
+        match_bits: transfer.match_bits,
+        remote_offset: transfer.remote_offset,
+        length: transfer.length,
+        hdr_data: transfer.hdr_data,
+        ..Header::default()
+    }
+}
+
 impl Net {
     /// Sends an operation's message; with token 0, nothing is to come back. `copy`: its bytes, if its memory may have
     /// changed.
-    #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "an operation and its interface are taken apart here")]
     pub(super) fn send_transfer(
         &mut self,
@@ -24,18 +39,8 @@ impl Net {
         copy: Option<&[u8]>,
         lent: bool,
     ) -> Result<(), Full> {
-        let header = Header {
-            operation: transfer.operation,
-            ack: transfer.ack,
-            pt_index: transfer.pt_index,
-            ac_index: transfer.ac_index,
-            match_bits: transfer.match_bits,
-            remote_offset: transfer.remote_offset,
-            length: transfer.length,
-            hdr_data: transfer.hdr_data,
-            ..Header::default()
-        };
-        let mut head = Head::request(ni, token, &header, &transfer.operand, lent);
+        let mut head =
+            Head::request(ni, token, &header_of(transfer, transfer.operation), &transfer.operand, lent);
         let body = match copy {
             _ if !transfer.operation.writes() || transfer.length == 0 => Body::None,
             Some(copy) => Body::Bytes(copy),
@@ -64,35 +69,53 @@ impl State {
         self.may_meet = false;
         result
     }
+    /// Sends a put that is not answered, if nothing keeps it back: its bytes go with it, its target is connected to, and
+    /// nothing waits there. Otherwise nothing is done, and [`start`](Self::start) begins it.
+    #[inline(always)]
+    pub(crate) fn start_at_once(&mut self, ni: u8, put: &Transfer) -> bool {
+        let of_ni = self.nis[ni as usize].as_deref_mut().expect("its interface is open");
+        let peer = match of_ni.last {
+            Some((target, peer)) if target == put.target => peer,
+            _ => match self.route_anew(ni, put.target) {
+                Ok(peer) => peer,
+                Err(_) => return false,
+            },
+        };
+        let Self { nis, net, eager_bytes, dead, .. } = self;
+        let NiState { engine, mds, trace, .. } = nis[ni as usize].as_deref_mut().expect("it was open");
+        let of = net.peer(peer);
+        let fits = put.length <= *eager_bytes as u64 && put.pt_index | put.ac_index <= u16::MAX.into();
+        if !fits || !of.is_clear() || !of.waiting.is_empty() || trace.is_some() || *dead {
+            return false;
+        }
+        if !engine.may_send_at_once(put) {
+            return false;
+        }
+        let Some(Some(memory)) = mds.get(put.md.index() as usize) else { return false };
+        let mut head = Head::request(ni, 0, &header_of(put, Operation::Put), &[0; 32], false);
+        let body = Body::Memory(memory, put.local_offset, put.length as usize);
+        if net.send(peer, &mut head, &body).is_err() {
+            return false;
+        }
+        engine.sent_at_once(put);
+        let is_settled = engine.is_settled();
+        self.note(ni, is_settled);
+        true
+    }
     /// Begins an operation.
     ///
     /// # Errors
     /// Refusals of the engine; the target is unknown, or not connected yet.
-    #[inline(always)]
+    #[inline(never)]
     pub(crate) fn start(&mut self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         self.check(ni, transfer)?;
         let peer = self.route(ni, transfer.target)?;
-        let lent = self.is_lent(transfer);
-        let of_ni = self.nis[ni as usize].as_mut().expect("its interface is open");
-        if let Some(trace) = &mut of_ni.trace {
+        if let Some(trace) = &mut self.ni(ni).trace {
             trace.began(transfer);
         }
-        let of = self.net.peer(peer);
-        let clear = of.is_clear() && of.waiting.is_empty();
-        if clear && !transfer.is_answered() && !lent {
-            of_ni.engine.check_transfer(transfer)?;
-            if self.net.send_transfer(peer, ni, of_ni, transfer, 0, None, false).is_ok() {
-                of_ni.engine.sent_at_once(transfer);
-                let is_settled = of_ni.engine.is_settled();
-                self.note(ni, is_settled);
-                return Ok(());
-            }
-        }
-        self.start_slowly(peer, ni, transfer)
+        self.start_to(peer, ni, transfer)
     }
-    /// Begins an operation that is answered, can't leave now, or is long.
-    #[inline(never)]
-    fn start_slowly(&mut self, peer: u32, ni: u8, transfer: &Transfer) -> Result<(), Error> {
+    fn start_to(&mut self, peer: u32, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         let of = self.peer(peer);
         let clear = of.is_clear() && of.waiting.is_empty();
         let flight = self.ni(ni).engine.begin(transfer)?;
@@ -112,14 +135,7 @@ impl State {
         Ok(())
     }
     /// The checks that the engine does not make.
-    #[inline(always)]
     pub(crate) fn check(&self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
-        let fits = transfer.length <= self.eager_bytes as u64
-            && transfer.pt_index | transfer.ac_index <= u16::MAX.into();
-        if fits && !self.dead { Ok(()) } else { self.check_closely(ni, transfer) }
-    }
-    #[cold]
-    fn check_closely(&self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         if self.dead {
             return Err(Error::Device);
         }

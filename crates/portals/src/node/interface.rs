@@ -4,8 +4,8 @@ use std::any::Any;
 use std::sync::{Arc, Weak};
 
 use hca_matching::{
-    Config, Delivery, EntryHandle, Header, Interface, Landing, MdHandle, NiFail, Nid, Pid, Process, Rank,
-    Region, Released, Response, Verdict,
+    Config, Delivery, EntryHandle, Header, Interface, Landing, MdHandle, NiFail, Nid, Operation, Pid,
+    Process, Rank, Region, Released, Response, Verdict,
 };
 
 use super::State;
@@ -49,7 +49,7 @@ pub(crate) struct NiState {
     /// Ranks of the job.
     size: Option<u32>,
     entries: Vec<Option<Pieces>>,
-    mds: Vec<Option<Pieces>>,
+    pub(super) mds: Vec<Option<Pieces>>,
     /// Which of these may be changed by the program as soon as a call returns; no longer than the last that may.
     volatile_mds: Vec<bool>,
     pub(crate) trace: Option<Box<Trace>>,
@@ -173,26 +173,13 @@ impl NiState {
         memory_of(&self.entries, &self.mds, landing)
     }
     /// Takes a put whose bytes are present.
-    #[inline]
+    #[inline(always)]
     pub(super) fn place(&mut self, header: &Header, data: &[u8]) -> Response {
-        if self.trace.is_some() {
-            return self.place_traced(header, data);
-        }
         let Self { engine, entries, mds, .. } = self;
         engine.place(header, |landing| {
             memory_of(entries, mds, landing).write(landing.offset, &data[..landing.mlength as usize]);
             NiFail::Ok
         })
-    }
-    #[cold]
-    fn place_traced(&mut self, header: &Header, data: &[u8]) -> Response {
-        match self.deliver(header) {
-            Verdict::Refuse(response) => response,
-            Verdict::Accept(delivery) => {
-                self.memory_of(&delivery).write(delivery.offset, &data[..delivery.mlength as usize]);
-                self.complete(delivery, NiFail::Ok)
-            }
-        }
     }
     #[inline]
     pub(super) fn deliver(&mut self, header: &Header) -> Verdict {
@@ -297,6 +284,10 @@ impl State {
     #[cold]
     fn start_fired(&mut self, ni: u8, transfer: &hca_matching::Transfer) {
         if self.ni(ni).is_closing() {
+            return;
+        }
+        let is_plain = transfer.operation == Operation::Put && !transfer.is_answered();
+        if is_plain && self.start_at_once(ni, transfer) {
             return;
         }
         let Err(error) = self.start(ni, transfer) else { return };

@@ -44,14 +44,16 @@ impl Node {
 
 impl State {
     /// The peer that a target is, which begins to be met if it is new.
-    #[inline]
     pub(super) fn route(&mut self, ni: u8, target: Process) -> Result<u32, Error> {
-        let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
-        if let Some((last, peer)) = of_ni.last
-            && last == target
-        {
-            return Ok(peer);
+        match self.ni(ni).last {
+            Some((last, peer)) if last == target => Ok(peer),
+            _ => self.route_anew(ni, target),
         }
+    }
+    /// The same where it is not the last one.
+    #[inline(never)]
+    pub(super) fn route_anew(&mut self, ni: u8, target: Process) -> Result<u32, Error> {
+        let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
         let known = match of_ni.rank_of(target) {
             Some(rank) if of_ni.map.is_none() => self.by_rank.get(&rank).copied(),
             _ => of_ni.process(target).and_then(|process| self.by_process.get(&process).copied()),

@@ -39,7 +39,7 @@ pub use directory::{Card, Directory, DirectoryError, Listed};
 pub use holdings::Holdings;
 pub(crate) use interface::{Kind, NiState};
 
-use crate::lock::Lock;
+use crate::lock::{Guard, Lock};
 use crate::{Memory, OpenError, wire};
 use device_work::{DeviceWork, Done, Held, Maker};
 use hello::{Identity, NO_RANK};
@@ -231,7 +231,7 @@ pub(crate) struct State {
     offloaded: bool,
     /// The device is to ask for it, as it is sooner than when it did so last.
     sooner: bool,
-    /// Where completions are polled to.
+    /// Where completions are polled to. They are kept, as to clear them for each look would cost more than the look.
     out: Box<[Completion]>,
     looks: u32,
     /// Threads that sleep, or are about to, and were not called.
@@ -453,14 +453,23 @@ impl Node {
         let mut state = self.inner.state.lock();
         instrument::mark(Part::Lock);
         let result = f(&mut state);
-        let left = if state.leaves_work() { Some(state.take_left()) } else { None };
         instrument::begin();
+        if state.leaves_work() {
+            self.unlock_and_do_left(state);
+            return result;
+        }
         let wanted = state.unlock();
         instrument::mark(Part::Unlock);
-        if wanted || left.is_some() {
-            self.inner.do_left(wanted, left.unwrap_or_default());
+        if wanted {
+            self.inner.do_left(true, Left::default());
         }
         result
+    }
+    #[cold]
+    fn unlock_and_do_left(&self, mut state: Guard<'_, State>) {
+        let left = state.take_left();
+        let wanted = state.unlock();
+        self.inner.do_left(wanted, left);
     }
 }
 
@@ -596,13 +605,11 @@ impl State {
         if !self.net.unrung.is_empty() {
             self.net.ring();
         }
-        // They are kept, as to clear them for each look would cost more than the look.
-        let mut out = std::mem::take(&mut self.out);
-        let n = self.net.ports.poll(&mut out);
-        for wc in &out[..n] {
-            self.came(wc);
+        let n = self.net.ports.poll(&mut self.out);
+        for i in 0..n {
+            let wc = self.out[i];
+            self.came(&wc);
         }
-        self.out = out;
         if n > 0 {
             self.give_back_slots();
         }
@@ -626,21 +633,24 @@ impl State {
             self.progress();
         }
     }
-    #[inline]
+    #[inline(always)]
     pub(super) fn came(&mut self, wc: &Completion) {
-        match self.net.ports.sort(wc) {
-            Came::Message { slot, len } => {
-                match self.peer_of(wc) {
-                    Some(peer) if self.net.peer(peer).listens() => {
-                        let message = self.net.ports.message(slot, len);
-                        self.heard(peer, message.as_bytes());
-                    }
-                    // Of a connection that this side has given up for a later one of the same peer.
-                    Some(_) => {}
-                    None => self.polled_late(wc, slot),
-                }
-                self.net.ports.used(slot);
+        // Of copies, so that the original need not be in memory.
+        let Came::Message { slot, len } = self.net.ports.sort(wc) else { return self.other_came(&{ *wc }) };
+        match self.peer_of(wc) {
+            Some(peer) => {
+                let message = self.net.ports.message(slot, len);
+                self.heard(peer, message.as_bytes());
             }
+            None => self.polled_late(&{ *wc }, slot),
+        }
+        self.net.ports.used(slot);
+    }
+    /// What is no message came.
+    #[inline(never)]
+    fn other_came(&mut self, wc: &Completion) {
+        match self.net.ports.sort(wc) {
+            Came::Message { .. } => unreachable!("messages were looked at"),
             Came::Sent => self.request_done(wc),
             Came::Datagram { slot, len } => {
                 if let Some((grh, bytes)) = self.net.ports.datagram(slot, len) {

@@ -339,7 +339,7 @@ impl Ports {
 }
 
 /// Posts a message that goes with its request.
-#[inline]
+#[inline(always)]
 pub(super) fn post_inline(
     qp: &mut RawQp,
     wr_id: u64,

@@ -54,18 +54,29 @@ impl Body<'_> {
 /// There is no room now.
 pub(super) struct Full;
 
+/// A post was refused: the queue is full, or the queue pair is no more, which its completions tell.
+#[cold]
+fn refused(peer: u32, error: PostErrorKind) -> Result<(), Full> {
+    if !matches!(error, PostErrorKind::QueueFull { .. }) {
+        tracing::debug!(peer, %error, "a queue pair to a Portals peer takes no more requests");
+    }
+    Err(Full)
+}
+
 impl Net {
     /// Posts a message, if there is room for it on the queue pair, the completion queue and among the slots.
     #[inline(always)]
     pub(super) fn send(&mut self, peer: u32, head: &mut Head, body: &Body<'_>) -> Result<(), Full> {
-        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
-        let crowded = self.in_use >= self.ports.budget / 2 || of.outstanding() * 2 >= of.depth;
-        if crowded && (of.outstanding() >= of.depth || self.in_use >= self.ports.budget) {
+        let Self { peers, ports, in_use, crowded, bundles, .. } = self;
+        let of = peers[peer as usize].as_deref_mut().expect("a peer that is there");
+        let (outstanding, depth) = (of.outstanding(), of.depth);
+        let is_crowded = *in_use >= ports.budget / 2 || outstanding * 2 >= depth;
+        if is_crowded && (outstanding >= depth || *in_use >= ports.budget) {
             return Err(Full);
         }
         let begin = head.as_bytes().len();
         let len = begin + body.len();
-        if len > self.ports.max_inline {
+        if len > ports.max_inline {
             return self.send_slot(peer, head.as_bytes(), body);
         }
         let mut long;
@@ -78,22 +89,20 @@ impl Net {
             }
         };
         body.write(&mut message[begin..]);
-        self.crowded |= crowded;
-        let signaled = of.silent + 1 >= MAX_SILENT || crowded;
+        let signaled = of.silent + 1 >= MAX_SILENT || is_crowded;
         let posted = of.posted.wrapping_add(1);
-        let later = self.bundles > 0;
-        match post_inline(of.qp(), posted.into(), message, signaled, later) {
-            Ok(()) => {
-                of.posted = posted;
-                of.silent = if signaled { 0 } else { of.silent + 1 };
-                self.in_use += 1;
-                if later {
-                    self.ring_later(peer);
-                }
-                Ok(())
-            }
-            Err(error) => self.refused(peer, error),
+        let later = *bundles > 0;
+        if let Err(error) = post_inline(of.qp(), posted.into(), message, signaled, later) {
+            return refused(peer, error);
         }
+        of.posted = posted;
+        of.silent = if signaled { 0 } else { of.silent + 1 };
+        *in_use += 1;
+        *crowded |= is_crowded;
+        if later {
+            self.ring_later(peer);
+        }
+        Ok(())
     }
     #[inline(never)]
     fn send_slot(&mut self, peer: u32, head: &[u8], body: &Body<'_>) -> Result<(), Full> {
@@ -114,11 +123,12 @@ impl Net {
             }
             Err(error) => {
                 self.ports.free_slot(slot);
-                self.refused(peer, error)
+                refused(peer, error)
             }
         }
     }
     /// Defers the doorbell of a peer's queue pair to the bundle's end.
+    #[inline(never)]
     fn ring_later(&mut self, peer: u32) {
         let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
         if !std::mem::replace(&mut of.unrung, true) {
@@ -136,14 +146,6 @@ impl Net {
             }
         }
     }
-    /// A post was refused: the queue is full, or the queue pair is no more, which its completions tell.
-    #[cold]
-    fn refused(&mut self, peer: u32, error: PostErrorKind) -> Result<(), Full> {
-        if !matches!(error, PostErrorKind::QueueFull { .. }) {
-            tracing::debug!(peer, %error, "a queue pair to a Portals peer takes no more requests");
-        }
-        Err(Full)
-    }
     fn read(&mut self, peer: u32, fetch: u32, from: Piece, to: &[hca_core::Sge]) -> Result<(), Full> {
         let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
         if of.outstanding() >= of.depth || self.in_use >= self.ports.budget {
@@ -157,7 +159,7 @@ impl Net {
                 self.in_use += 1;
                 Ok(())
             }
-            Err(error) => self.refused(peer, error),
+            Err(error) => refused(peer, error),
         }
     }
 }
@@ -261,7 +263,7 @@ impl State {
     }
 
     /// A request of a connected queue pair has completed, and with it all before it.
-    #[inline]
+    #[inline(never)]
     pub(super) fn request_done(&mut self, wc: &Completion) {
         let Some(peer) = self.peer_of(wc) else { return };
         let of = self.net.peers[peer as usize].as_mut().expect("it was found");

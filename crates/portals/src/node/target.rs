@@ -13,9 +13,40 @@ use crate::wire::{self, Behind, Message, Piece, Request, WireError};
 
 impl State {
     /// A message came.
-    #[inline]
+    #[inline(always)]
     pub(super) fn heard(&mut self, peer: u32, bytes: &[u8]) {
         instrument::begin();
+        if !self.take_put(peer, bytes) {
+            self.hear(peer, bytes);
+        }
+    }
+    /// Takes a message that is a put with its bytes to an interface that is open here, as most are. `false`: nothing was
+    /// done.
+    #[inline(always)]
+    fn take_put(&mut self, peer: u32, bytes: &[u8]) -> bool {
+        let Self { net, nis, .. } = self;
+        let of = net.peer(peer);
+        let Some(wire::Put { ni, token, mut header, data }) = wire::parse_put(bytes) else { return false };
+        let Some(Some(of_ni)) = nis.get_mut(ni as usize) else { return false };
+        if !of.is_up() || of_ni.is_closing() || of_ni.trace.is_some() {
+            return false;
+        }
+        let Some(initiator) = of_ni.process_of(&of.identity) else { return false };
+        (header.initiator, header.uid, header.jid) = (initiator, of.identity.uid, of.identity.jid);
+        instrument::mark(Part::Inspect);
+        let response = of_ni.place(&header, data);
+        let is_settled = of_ni.engine.is_settled();
+        self.note(ni, is_settled);
+        self.respond(peer, token, &response, &Body::None);
+        true
+    }
+    /// As [`heard`](Self::heard), of any message.
+    #[inline(never)]
+    fn hear(&mut self, peer: u32, bytes: &[u8]) {
+        if !self.peer(peer).listens() {
+            // Of a connection that this side has given up for a later one of the same peer.
+            return;
+        }
         self.found = true;
         if !self.peer(peer).is_up() {
             // It knows this side, or could not have sent.
@@ -51,7 +82,6 @@ impl State {
     }
 
     /// The interface that a message is for; its header gets its sender, as the connection knows it.
-    #[inline(always)]
     fn admit(&mut self, peer: u32, request: &mut Request<'_>) -> Option<&mut NiState> {
         let Self { net, nis, .. } = self;
         let identity = &net.peer(peer).identity;
@@ -72,20 +102,12 @@ impl State {
         };
         self.respond(peer, request.token, &Response { kind, fail: NiFail::Dropped, ..NOTHING }, &Body::None);
     }
-    #[inline(always)]
     fn hear_request(&mut self, peer: u32, request: &mut Request<'_>, data: &[u8]) {
         let Some(ni) = self.admit(peer, request) else { return self.no_interface(peer, request) };
         let header = &request.header;
         let carried = if header.operation.writes() { header.length } else { 0 };
         if data.len() as u64 != carried {
             let response = ni.engine.reject(header, NiFail::OpViolation);
-            return self.respond(peer, request.token, &response, &Body::None);
-        }
-        if header.operation == Operation::Put {
-            instrument::mark(Part::Inspect);
-            let response = ni.place(header, data);
-            let is_settled = ni.engine.is_settled();
-            self.note(request.ni, is_settled);
             return self.respond(peer, request.token, &response, &Body::None);
         }
         let Some(delivery) = self.deliver(peer, request, header) else { return };
@@ -138,7 +160,7 @@ impl State {
         let _ = self.ni(ni).complete(delivery, fail);
         self.after(ni);
     }
-    /// Atomic operations and exchanges. They are atomic among each other: all are done here, under the node's lock.
+    /// Atomic operations and exchanges, and puts that are traced. They are atomic among each other: all are done here, under the node's lock.
     fn combine(&mut self, peer: u32, request: &Request<'_>, delivery: Delivery, data: &[u8]) {
         let (offset, len) = (delivery.offset, delivery.mlength as usize);
         let operation = request.header.operation;

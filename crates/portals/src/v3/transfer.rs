@@ -173,9 +173,10 @@ impl Ni {
         Ok((0, region.length))
     }
     fn start(&self, call: &'static str, transfer: &Transfer) -> Result<(), Error> {
-        let started = self.inner.core.start(transfer).map_err(|error| Error::new(call, error));
+        let core = &self.inner.core;
+        let started = if core.start_at_once(transfer) { Ok(()) } else { core.start(transfer) };
         self.run_handlers();
-        started
+        started.map_err(|error| Error::new(call, error))
     }
 }
 

@@ -53,6 +53,25 @@ impl Put {
             hdr_data: 0,
         }
     }
+    #[inline(always)]
+    fn transfer(&self, md: hca_matching::MdHandle, operation: Operation) -> Transfer {
+        Transfer {
+            operation,
+            md,
+            local_offset: self.local_offset,
+            reply: None,
+            length: self.length,
+            ack: self.ack_req.to_engine(),
+            target: self.target_id,
+            pt_index: self.pt_index,
+            ac_index: 0,
+            match_bits: self.match_bits,
+            remote_offset: self.remote_offset,
+            user_ptr: self.user_ptr,
+            hdr_data: self.hdr_data,
+            operand: [0; 32],
+        }
+    }
 }
 
 /// The arguments of a get.
@@ -158,7 +177,13 @@ impl Ni {
     #[doc(alias = "PtlPut")]
     #[inline]
     pub fn put(&self, put: &Put) -> Result<(), Error> {
-        self.begin("PtlPut", self.of_put(put, Operation::Put))
+        if let Ok(md) = put.md.of(self.handle(), "md")
+            && self.check_target(put.target_id).is_ok()
+            && self.inner.core.start_at_once(&put.transfer(md, Operation::Put))
+        {
+            return Ok(());
+        }
+        self.put_slowly("PtlPut", put, Operation::Put)
     }
     /// Fetches bytes from a target.
     ///
@@ -176,7 +201,7 @@ impl Ni {
     /// [`Limits::max_atomic_size`](super::Limits::max_atomic_size).
     #[doc(alias = "PtlAtomic")]
     pub fn atomic(&self, put: &Put, operation: AtomicOp, datatype: Datatype) -> Result<(), Error> {
-        self.begin("PtlAtomic", self.of_put(put, Operation::Atomic(operation, datatype)))
+        self.put_slowly("PtlAtomic", put, Operation::Atomic(operation, datatype))
     }
     /// Combines bytes with those of a target, and fetches the target's old bytes. Operations: `Min` to `Bxor`.
     ///
@@ -303,26 +328,10 @@ impl Ni {
         self.wait_for_count("PtlTriggeredCTSet", what, trig_ct, threshold)
     }
 
-    #[inline(always)]
     fn of_put(&self, put: &Put, operation: Operation) -> Begun {
         let md = put.md.of(self.handle(), "md")?;
         self.check_target(put.target_id)?;
-        Ok(Transfer {
-            operation,
-            md,
-            local_offset: put.local_offset,
-            reply: None,
-            length: put.length,
-            ack: put.ack_req.to_engine(),
-            target: put.target_id,
-            pt_index: put.pt_index,
-            ac_index: 0,
-            match_bits: put.match_bits,
-            remote_offset: put.remote_offset,
-            user_ptr: put.user_ptr,
-            hdr_data: put.hdr_data,
-            operand: [0; 32],
-        })
+        Ok(put.transfer(md, operation))
     }
     fn of_get(&self, get: &Get) -> Begun {
         let md = get.md.of(self.handle(), "md")?;
@@ -383,13 +392,12 @@ impl Ni {
         }
         Ok(())
     }
-    #[inline(always)]
+    #[inline(never)]
+    fn put_slowly(&self, call: &'static str, put: &Put, operation: Operation) -> Result<(), Error> {
+        self.begin(call, self.of_put(put, operation))
+    }
     fn begin(&self, call: &'static str, transfer: Begun) -> Result<(), Error> {
-        // By reference: to hand it on would be to copy it.
-        let begun = match &transfer {
-            Ok(transfer) => self.inner.core.start(transfer),
-            Err(_) => transfer.map(|_| ()),
-        };
+        let begun = transfer.and_then(|transfer| self.inner.core.start(&transfer));
         begun.map_err(|e| Error::new(call, e))
     }
     fn trigger(
