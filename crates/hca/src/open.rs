@@ -477,6 +477,10 @@ impl Opened {
     pub fn acknowledge(&self) {
         self.soft.as_ref().inspect(|soft| soft.acknowledge_all());
     }
+    /// The same without a wait for a lock, and without an allocation: for a process that ends in a signal handler.
+    pub fn acknowledge_at_once(&self) {
+        self.soft.as_ref().inspect(|soft| soft.acknowledge_at_once());
+    }
     /// Flushes the capture file, if there is one.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use hca_process::{Fork, PerProcess, as_library};
 use crate::abi::IbvDevice;
 use crate::async_event::{Listeners, pump};
 use crate::entry::{
-    Errno, INVALID, In, at_exit, counted, exports, free_list, give_list, last, lock, pointer,
+    Errno, INVALID, In, at_exit, before_exit, counted, exports, free_list, give_list, last, lock, pointer,
 };
 use crate::explain::Notes;
 use crate::heap;
@@ -145,6 +145,16 @@ fn adapters_end_with_the_program() {
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| at_exit(end));
+    before_exit(acknowledge_at_once);
+}
+/// Acknowledges what the program has received, as it calls `_exit`, maybe in a signal handler.
+extern "C" fn acknowledge_at_once() {
+    let Ok(open) = OPEN.get().try_lock() else { return };
+    for adapter in open.values().filter_map(Weak::upgrade) {
+        adapter.opened.acknowledge_at_once();
+        // Its end would take its time.
+        core::mem::forget(adapter);
+    }
 }
 
 /// Adds counters to those in a file, by their names.

@@ -448,6 +448,16 @@ pub(crate) fn at_exit(call: extern "C" fn()) {
     // SAFETY: the object is never unloaded, so that the function is there when the program ends.
     unsafe { libc::atexit(call) };
 }
+/// Has a function called when this process ends by `_exit`, if it has preloaded the library that catches that.
+pub(crate) fn before_exit(call: extern "C" fn()) {
+    // SAFETY: the name ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"hca_before_exit".as_ptr()) };
+    if !found.is_null() {
+        // SAFETY: the function of this name takes one that stays, as this object is never unloaded.
+        let before: extern "C" fn(extern "C" fn()) = unsafe { core::mem::transmute(found) };
+        before(call);
+    }
+}
 /// Runs what is left to do as the program ends, and waits so long for it. Not on this thread: it may be one that a
 /// signal has interrupted while it held a lock.
 pub(crate) fn last(name: &str, wait: std::time::Duration, call: impl FnOnce() + Send + 'static) {

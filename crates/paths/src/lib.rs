@@ -12,6 +12,8 @@
 //! | patterns of `glob`, walks of `nftw` | the C library opens what they name by itself |
 //! | system calls without the C library | static programs, and those of Go: `hca exec --namespace` is for them |
 //!
+//! `_exit` calls what a library has left to do first (`end`).
+//!
 //! Invariants of the unsafe code:
 //!
 //! 1. A path is null or ends with a zero, as the functions of the C library demand of their callers.
@@ -23,6 +25,7 @@
 #![cfg_attr(test, allow(dead_code))]
 
 mod counters;
+mod end;
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::{MaybeUninit, transmute};

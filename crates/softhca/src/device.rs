@@ -312,6 +312,14 @@ impl SoftHca {
             self.shared.control(|e| e.acknowledge_all(now));
         }
     }
+    /// The same without a wait, for a process that ends in a signal handler, say: its thread may have been interrupted
+    /// while it had the engine. Nothing is sent where a thread has it for long.
+    pub fn acknowledge_at_once(&self) {
+        if let Some(mut engine) = self.shared.engine_without_wait() {
+            engine.acknowledge_all(self.shared.time.now());
+            self.shared.give_back(engine);
+        }
+    }
 }
 
 impl Drop for SoftHca {

@@ -125,6 +125,8 @@ impl Drop for Poll<'_> {
 
 /// Looks at the engine that the adapter's thread in GUARD has, before a post is left to it: some microseconds.
 const GUARD_LOOKS: u32 = 64;
+/// Looks at the engine by who ends: as long as a turn takes.
+const END_LOOKS: u32 = 4096;
 
 impl Shared {
     pub(crate) fn new(
@@ -377,6 +379,16 @@ impl Shared {
             return None;
         }
         (0..GUARD_LOOKS).find_map(|_| {
+            core::hint::spin_loop();
+            self.engine.try_lock()
+        })
+    }
+    /// The engine for who ends, and may have interrupted its holder: within some looks.
+    pub(crate) fn engine_without_wait(&self) -> Option<EngineGuard<'_>> {
+        if self.fork.is_child() {
+            return None;
+        }
+        (0..END_LOOKS).find_map(|_| {
             core::hint::spin_loop();
             self.engine.try_lock()
         })

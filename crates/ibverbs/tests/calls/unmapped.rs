@@ -125,7 +125,7 @@ const READ: u32 = 4;
 #[test]
 fn a_program_that_unmaps_registered_memory_lives_on() {
     let test = "unmapped::a_program_that_unmaps_registered_memory_lives_on";
-    if DEVICES.into_iter().all(|devices| !alone_with(test, "unmapped", ("HCA_DEVICES", devices))) {
+    if DEVICES.into_iter().all(|devices| !alone_with(test, "unmapped", [("HCA_DEVICES", devices)])) {
         return;
     }
     let [a, b] = ends(2);
@@ -187,7 +187,7 @@ fn a_program_that_unmaps_registered_memory_lives_on() {
 #[test]
 fn a_datagram_to_memory_that_is_unmapped_is_received() {
     let test = "unmapped::a_datagram_to_memory_that_is_unmapped_is_received";
-    if DEVICES.into_iter().all(|devices| !alone_with(test, "unmapped", ("HCA_DEVICES", devices))) {
+    if DEVICES.into_iter().all(|devices| !alone_with(test, "unmapped", [("HCA_DEVICES", devices)])) {
         return;
     }
     const QKEY: u32 = 0x1234;
