@@ -17,23 +17,19 @@
 //! # Ok::<(), hca_core::DeviceError>(())
 //! ```
 //!
-//! | module | contents |
-//! |---|---|
-//! | `device`, `change` | opening, and the control path; changing and destroying queue pairs |
-//! | `ports`, `glance` | the data path: posting and polling; the checks of an empty poll |
-//! | `engine`, `network` | the turn, and its network |
-//! | `engine::acks`, `shm`, `objects` | acknowledgements; peers on this machine; lookup and creation |
-//! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
-//! | `multicast` | multicast groups and their members |
-//! | `scattered` | regions of several pieces |
-//! | `near`, `grants` | direct access to peers' memory on this machine; regions that peers were granted |
-//! | `progress`, `guard`, `doorbell` | progress modes, what the adapter's thread learns, and doorbells to the thread that turns |
-//! | `dormant` | idle queue pairs, whose owner is called when a message arrives |
-//! | `offload`, `runs` | Portals engines of the layer above, which the turning thread runs |
-//! | `events`, `notify` | asynchronous events, and the descriptors that waiters sleep on |
-//! | `pace` | rate limits of groups of queue pairs |
-//! | `patience` | when a waiting thread spins, yields or sleeps |
-//! | `ring`, `dma` | shared rings; copies on memory that others change |
+//! | folder | contents | uses |
+//! |---|---|---|
+//! | `device` | opening; the control path; the faces of multicast, XRC, RD, Portals engines | all below |
+//! | `ports` | the data path: posting and polling | `drive` and below |
+//! | `drive` | who turns the engine: the lock's owner, the adapter's thread, its sleep; the checks of an empty poll | `engine` and below |
+//! | `engine` | the turn: packets, messages, timers, acknowledgements; the machines' host; changes of queue pairs | `near` and below |
+//! | `near` | direct access to the memory of peers on this machine | `objects` and below |
+//! | `objects` | tables; queue pairs and their parts; what the adapter knows of its neighbours | `queues` and below |
+//! | `queues` | rings between program and engine, their slots, doorbells, completion queues | `memory`, `notify` |
+//! | `memory` | regions, keys, windows; copies on memory that others change | |
+//! | `notify` | how those that wait are told: descriptors, events, runs of Portals engines | |
+//!
+//! A folder uses the folders below it alone, and no files import each other in a circle.
 #![deny(unsafe_code)]
 // Under loom only the primitives that threads share are built, and explored.
 #![cfg_attr(loom, allow(dead_code, unused_imports, unused_crate_dependencies))]
@@ -41,88 +37,47 @@
 #[cfg(doc)]
 #[doc = include_str!("../DESIGN.md")]
 pub mod design {}
-#[cfg(not(loom))]
-mod change;
 mod clock;
 #[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
-mod cq;
-#[cfg(not(loom))]
 mod device;
 #[cfg(not(loom))]
-mod dma;
-mod doorbell;
-#[cfg(not(loom))]
-mod dormant;
+mod drive;
 #[cfg(not(loom))]
 mod engine;
 #[cfg(not(loom))]
-mod events;
-#[cfg(not(loom))]
 mod fork;
 #[cfg(not(loom))]
-mod glance;
-#[cfg(not(loom))]
-mod grants;
-#[cfg(not(loom))]
-mod guard;
+mod limits;
 #[cfg(not(loom))]
 mod memory;
-#[cfg(not(loom))]
-mod mr;
-#[cfg(not(loom))]
-mod multicast;
 #[cfg(not(loom))]
 mod near;
 #[cfg(not(loom))]
 mod network;
-#[cfg(not(loom))]
 mod notify;
 #[cfg(not(loom))]
-mod offload;
+mod objects;
 #[cfg(not(loom))]
 mod options;
-#[cfg(not(loom))]
-mod pace;
 #[cfg(not(loom))]
 mod patience;
 #[cfg(not(loom))]
 mod ports;
-#[cfg(not(loom))]
-mod progress;
-#[cfg(not(loom))]
-mod qp;
+mod queues;
 #[cfg(not(loom))]
 mod random;
-#[cfg(not(loom))]
-mod rd;
-mod ring;
-mod runs;
-#[cfg(not(loom))]
-mod scattered;
-#[cfg(not(loom))]
-mod seat;
-#[cfg(not(loom))]
-mod shared;
-#[cfg(not(loom))]
-mod slab;
-#[cfg(not(loom))]
-mod sleep;
 mod sync;
-#[cfg(not(loom))]
-mod tables;
-#[cfg(not(loom))]
-mod xrc;
 
 #[cfg(not(loom))]
 pub use device::SoftHca;
 #[cfg(not(loom))]
-pub use options::{Clock, Limits, Options, Progress, UnknownProgress};
+pub use memory::scattered::{Pieces, Scattered};
 #[cfg(not(loom))]
-pub use pace::Pace;
+pub use objects::pace::Pace;
+#[cfg(not(loom))]
+pub use options::{Clock, Limits, Options, Progress, UnknownProgress};
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub use patience::{Patience, as_one_look};
-#[cfg(not(loom))]
-pub use scattered::{Pieces, Scattered};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hca_core::Instant;
 
 use crate::clock::monotonic_ns;
-use crate::engine::MAX_QPS;
+use crate::limits::MAX_QPS;
 
 /// The threads that run the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

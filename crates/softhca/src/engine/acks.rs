@@ -8,24 +8,10 @@
 use hca_core::{Instant, QpHandle};
 use hca_fabric::{Fabric, TxBatch};
 
-use super::shm::MessageSink;
-use super::{Core, Engine, Sink, group_by_path};
-use crate::qp::{QpEntry, QpHost, RecvQueue};
-
-/// When an acknowledgement that became due in this turn leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AckRule {
-    /// Now: the program that is given the message may never call again, and nobody else moves the adapter.
-    Now,
-    /// Now, unless the program was given a message that it may answer: then with the answer, or in the
-    /// next turn.
-    UnlessDelivered,
-    /// With the next packet to the peer, or in the next turn: who turns looks at its memory between turns,
-    /// and may answer what it finds there.
-    NextTurn,
-    /// With the next packet to the peer, or in the first turn with another rule, for which the caller cares.
-    WithAnswer,
-}
+use crate::engine::host::QpHost;
+use crate::engine::shm::MessageSink;
+use crate::engine::{AckRule, Core, Engine, Sink, group_by_path};
+use crate::objects::qp::{QpEntry, RecvQueue};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ack {

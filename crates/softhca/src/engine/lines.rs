@@ -6,16 +6,18 @@ use hca_core::{Access, AsyncEvent, Instant, Payload, PdHandle, QpHandle, SendFla
 use hca_fabric::{LINE_DATA_BYTES, LineData, LineMessage, LineSink, LinkId, ShmFabric};
 use hca_transport::{Lane, plain_send_to};
 
-use super::{AckRule, Core, Engine, LISTED, slot_of};
-use crate::dma;
-use crate::doorbell::Doorbell;
-use crate::mr::MrTable;
-use crate::qp::{
-    Place, QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader, cell_to_sge, complete_sent, list,
-    local,
-};
-use crate::ring::{Consumer, Producer};
-use crate::tables::Tables;
+use crate::engine::host::complete_sent;
+use crate::engine::{AckRule, Core, Engine, LISTED};
+use crate::limits::slot_of;
+use crate::memory::dma;
+use crate::memory::mr::MrTable;
+use crate::objects::parts::local;
+use crate::objects::qp::{QpEntry, QpRes, RecvQueue};
+use crate::objects::qp_shared::QpShared;
+use crate::objects::tables::Tables;
+use crate::queues::doorbell::Doorbell;
+use crate::queues::ring::{Consumer, Producer};
+use crate::queues::slot::{Place, RecvHeader, SendHeader, cell_to_sge, list};
 
 /// Short turns with messages between two looks at the acknowledgements that are owed, while the program is likely to
 /// answer.

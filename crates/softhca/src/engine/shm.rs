@@ -6,20 +6,27 @@ use hca_core::{Access, AhHandle, Instant, Payload, QpHandle, Qpn, SendFlags, Sen
 use hca_fabric::{Fabric, Found, Glance, PeerName, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
 use hca_transport::TxSink;
 
-use super::lines::send_lines;
-use super::{
-    AckRule, BURST_PACKETS, Core, Engine, LISTED, MAX_PIECES, SHORT_TURNS, TURN_BYTES, TURN_LINES,
-    TURN_PACKETS, slot_of,
-};
 use crate::clock;
-use crate::doorbell::Doorbell;
-use crate::dormant::Dormancy;
-use crate::near::{self, Piece, PostersLane};
+use crate::engine::host::QpHost;
+use crate::engine::lines::send_lines;
+use crate::engine::{
+    AckRule, BURST_PACKETS, Core, Engine, LISTED, MAX_PIECES, SHORT_TURNS, TURN_BYTES, TURN_LINES,
+    TURN_PACKETS,
+};
+use crate::limits::slot_of;
+use crate::near::list::Piece;
+use crate::near::ops::Op;
+use crate::objects::dormant::Dormancy;
+use crate::objects::machine::Machine;
+use crate::objects::near::PostersLane;
+use crate::objects::parts::local;
+use crate::objects::qp::QpEntry;
+use crate::objects::qp_shared::QpShared;
+use crate::objects::send_queue::SendQueue;
+use crate::objects::slab::Slab;
+use crate::objects::tables::{Ah, Tables};
 use crate::patience;
-use crate::ports::SendQueue;
-use crate::qp::{Machine, QpEntry, QpHost, QpShared, local};
-use crate::slab::Slab;
-use crate::tables::{Ah, Tables};
+use crate::queues::doorbell::Doorbell;
 
 /// Bytes of a message of one line, as a turn's share counts them.
 const LINE_BYTES: usize = 64;
@@ -188,14 +195,15 @@ impl Engine {
     }
 
     /// Does a request of one piece on a peer's memory that is not queued, by who finds the send queue empty and its
-    /// lane valid. `None`: nothing was done, and it is to be queued.
+    /// lane valid. `None`: nothing was done, and it is to be queued. `Some(true)`: the engine has no more to do than before, and
+    /// later than before.
     #[inline(always)]
-    pub(crate) fn access<O: near::Op>(
+    pub(crate) fn access<O: Op>(
         &mut self,
         lane: &PostersLane,
         of: &SendQueue,
         wr: &SendWr<'_>,
-    ) -> Option<()> {
+    ) -> Option<bool> {
         let at = lane.place(O::remote(&wr.op)?, O::RIGHT)?;
         let shm = self.fabric.shm()?;
         let tables = &mut self.core.tables;
@@ -228,9 +236,10 @@ impl Engine {
             let byte_len = if O::FETCHES { len as u32 } else { 0 };
             if !tables.complete_shown(lane.send_cq, wr.wr_id, of.qp.handle, opcode, byte_len) {
                 self.conclude();
+                return Some(false);
             }
         }
-        Some(())
+        Some(true)
     }
 
     /// Sends what a queue pair just posted by messages, if nothing else is to be done before. `false`: a turn is due.

@@ -5,7 +5,7 @@ use hca_core::{Access, RemoteAddr, SendOp, WcOpcode};
 use hca_fabric::{Bracket, MAX_BRACKET_BYTES};
 use hca_transport::LocalError;
 
-use crate::qp::RequestList;
+use crate::near::list::{Piece, RequestList};
 
 /// An aligned request of so many bytes is seen whole, from however many pieces.
 const WHOLE_BYTES: usize = 8;
@@ -123,7 +123,7 @@ impl<const BITS: u8> Op for Placed<BITS> {
 /// The place of an operation in the peer's memory, its length there, and the right to it. `None`: there is no such
 /// place, or the peer has to judge.
 #[inline(always)]
-pub(super) fn target(op: &SendOp, len: u32) -> Option<(RemoteAddr, u32, Access)> {
+pub(crate) fn target(op: &SendOp, len: u32) -> Option<(RemoteAddr, u32, Access)> {
     let (remote, len, right) = match *op {
         SendOp::Write(remote) => (remote, len, Access::REMOTE_WRITE),
         SendOp::Read(remote) => (remote, len, Access::REMOTE_READ),
@@ -145,17 +145,9 @@ pub(super) fn target(op: &SendOp, len: u32) -> Option<(RemoteAddr, u32, Access)>
     (len > 0).then_some((remote, len, right))
 }
 
-/// Where a piece of a request's local list stands.
-pub(crate) enum Piece<'a> {
-    /// Registered memory that others may change.
-    Memory(*mut u8, usize),
-    /// Bytes of the request itself.
-    Inline(&'a [u8]),
-}
-
 impl Piece<'_> {
     /// Bytes of it.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match *self {
             Self::Memory(_, len) => len,
             Self::Inline(bytes) => bytes.len(),
@@ -176,7 +168,7 @@ impl From<LocalError> for Stop {
 }
 
 #[inline]
-pub(super) fn move_piece(
+pub(crate) fn move_piece(
     mut bracket: Bracket<'_>,
     at: u64,
     offset: &mut u32,
@@ -237,7 +229,7 @@ fn write(bracket: &mut Bracket<'_>, to: u64, piece: &Piece<'_>) -> Result<(), St
         Piece::Memory(from, len) => unsafe { bracket.write_from(to, from, len) },
     };
     written.map_err(|_| Stop::Remote)?;
-    Ok(crate::dma::copied().map_err(LocalError::from)?)
+    Ok(crate::memory::dma::copied().map_err(LocalError::from)?)
 }
 
 #[allow(unsafe_code)] // as above
@@ -278,7 +270,7 @@ fn atomic(bracket: &mut Bracket<'_>, at: u64, op: &SendOp) -> Result<u64, Stop> 
 /// The program has unmapped them.
 #[allow(unsafe_code)] // as above
 #[inline]
-pub(super) fn fetch_local(piece: &Piece<'_>, out: &mut [u8]) -> Result<(), LocalError> {
+pub(crate) fn fetch_local(piece: &Piece<'_>, out: &mut [u8]) -> Result<(), LocalError> {
     match *piece {
         Piece::Inline(bytes) => {
             out.copy_from_slice(bytes);
@@ -287,7 +279,7 @@ pub(super) fn fetch_local(piece: &Piece<'_>, out: &mut [u8]) -> Result<(), Local
         Piece::Memory(from, len) => {
             assert_eq!(len, out.len(), "as many bytes as the piece has");
             // SAFETY: as in `write`.
-            Ok(unsafe { crate::dma::load(from, out) }?)
+            Ok(unsafe { crate::memory::dma::load(from, out) }?)
         }
     }
 }
@@ -301,7 +293,7 @@ fn give(fetched: &[u8], piece: &Piece<'_>) -> Result<(), Stop> {
         Piece::Inline(_) => Err(Stop::Local(LocalError::Protection)),
         Piece::Memory(to, _) => {
             // SAFETY: as in `read`.
-            unsafe { crate::dma::store(to, fetched) };
+            unsafe { crate::memory::dma::store(to, fetched) };
             Ok(())
         }
     }

@@ -1,0 +1,94 @@
+//! Reliable datagrams, as programs create domains, queue pairs and contexts.
+
+use hca_core::{
+    DeviceError, PdHandle, Qkey, QpCap, QpHandle, QpInit, QpPorts, QpType, Qpn, RddHandle, ReliableDatagrams,
+    SrqHandle,
+};
+
+use crate::device::SoftHca;
+use crate::drive::shared::Shared;
+use crate::engine::Engine;
+use crate::objects::qp::RecvQueue;
+use crate::objects::rd::{Place, Queue, Rd, RdRecv, Rdd};
+use crate::objects::slab::limit;
+use crate::objects::srq::SrqEntry;
+use crate::queues::ring::Consumer;
+use crate::queues::slot::RecvHeader;
+use crate::sync::Arc;
+
+impl Engine {
+    /// The queue pair is created as others are; then contexts may take from its receive queue.
+    fn create_rd_qp(
+        &mut self,
+        hca: &Arc<Shared>,
+        pd: PdHandle,
+        rdd: RddHandle,
+        init: &QpInit,
+    ) -> Result<QpPorts, DeviceError> {
+        self.rdd(rdd)?;
+        if init.qp_type != QpType::Rd || init.srq.is_some() {
+            return Err(DeviceError::Unsupported {
+                what: "a queue pair of RD of another type, or with a shared queue",
+            });
+        }
+        let srqs = &self.core.tables.srqs;
+        let (index, generation) = srqs.vacant().ok_or_else(|| limit("shared receive queue", srqs))?;
+        let ports = self.create_any_qp(hca, pd, init, None)?;
+        let srq = SrqHandle { index, generation };
+        let entry = self.core.qps.at_mut(ports.handle.index).expect("created just now");
+        let RecvQueue::Own(ring) = core::mem::replace(&mut entry.res.rq, RecvQueue::Datagrams(index)) else {
+            unreachable!("it was created with a queue of its own");
+        };
+        let (qp, cq) = (entry.res.shared.clone(), init.recv_cq.index);
+        entry.res.rd = Some(Box::new(Rd::Queue(Queue { rdd, srq, place: Place::Home })));
+        let rd = RdRecv { rdd, qkey: Qkey::default(), receives: false, qp, cq };
+        self.core.tables.srqs.insert(datagram_queue(srq, pd, ring, &ports.cap, rd));
+        self.core.tables.rd.queues.insert(ports.qpn.raw(), index);
+        self.rdd(rdd)?.users += 1;
+        Ok(ports)
+    }
+}
+
+fn datagram_queue(
+    handle: SrqHandle,
+    pd: PdHandle,
+    ring: Consumer<RecvHeader>,
+    cap: &QpCap,
+    rd: RdRecv,
+) -> SrqEntry {
+    let (depth, max_sge) = (cap.max_recv_wr, cap.max_recv_sge);
+    let (returned, limit, users, xrc, rd) = (Vec::new(), 0, 0, None, Some(Box::new(rd)));
+    SrqEntry { handle, pd, ring, returned, depth, max_sge, limit, users, xrc, rd }
+}
+
+impl ReliableDatagrams for SoftHca {
+    fn alloc_rdd(&self) -> Result<RddHandle, DeviceError> {
+        self.shared().fork.check()?;
+        self.shared().control(|e| {
+            let rdds = &mut e.core.tables.rd.rdds;
+            let inserted = rdds.insert(Rdd { users: 0, contexts: Vec::new() });
+            inserted
+                .map(|(index, generation)| RddHandle { index, generation })
+                .ok_or_else(|| limit("RD domain", rdds))
+        })
+    }
+    fn dealloc_rdd(&self, rdd: RddHandle) -> Result<(), DeviceError> {
+        self.shared().fork.check()?;
+        self.shared().control(|e| {
+            let users = e.rdd(rdd)?.users;
+            if users > 0 {
+                return Err(DeviceError::InUse { what: "RD domain", users });
+            }
+            e.core.tables.rd.rdds.remove(rdd.index, rdd.generation);
+            Ok(())
+        })
+    }
+    fn create_rd_qp(&self, pd: PdHandle, rdd: RddHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
+        self.shared().fork.check()?;
+        self.shared().control(|e| e.create_rd_qp(self.shared(), pd, rdd, init))
+    }
+    fn create_eec(&self, rdd: RddHandle) -> Result<(QpHandle, Qpn), DeviceError> {
+        self.shared().fork.check()?;
+        self.shared().control(|e| e.create_eec(rdd))
+    }
+}

@@ -1,0 +1,376 @@
+//! The send port: requests are checked and queued, or done at once.
+#![allow(unsafe_code)] // the ports' contracts are the traits'; nothing unsafe is done here
+
+use hca_core::{
+    Dest, FlatOp, Mixed, MixedEntry, Payload, PostError, PostErrorKind, QpState, QpType, SendFlags, SendOp,
+    SendPort, SendWr,
+};
+use hca_fabric::LINE_DATA_BYTES;
+
+use crate::drive::shared::{EngineGuard, Shared};
+use crate::near::ops::{self, Op};
+use crate::objects::qp_shared::{decode_state, encode_state};
+use crate::objects::send_queue::SendQueue;
+use crate::ports::batch;
+use crate::queues::ring::{Cell, Full, Producer};
+use crate::queues::slot::{
+    DestKind, Place, SendHeader, dest_to_cell, entry_to_cell, sge_to_cell, slot_bytes_to_cell,
+};
+use crate::sync::{Arc, Ordering};
+
+/// The port of a send queue.
+pub(crate) struct QpSendPort {
+    pub(crate) hca: Arc<Shared>,
+    pub(crate) queue: SendQueue,
+}
+
+impl SendQueue {
+    /// Whether requests are taken.
+    #[inline(always)]
+    fn check(&self, hca: &Shared) -> Result<(), PostErrorKind> {
+        let state = self.qp.state.load(Ordering::Relaxed);
+        if state != encode_state(QpState::Rts) || hca.fork.is_child() {
+            self.check_state(hca)
+        } else {
+            Ok(())
+        }
+    }
+    #[cold]
+    fn check_state(&self, hca: &Shared) -> Result<(), PostErrorKind> {
+        if hca.fork.is_child() {
+            return Err(PostErrorKind::Destroyed);
+        }
+        match decode_state(self.qp.state.load(Ordering::Relaxed)).ok_or(PostErrorKind::Destroyed)? {
+            state @ (QpState::Reset | QpState::Init | QpState::Rtr) => Err(PostErrorKind::WrongState(state)),
+            _ => Ok(()),
+        }
+    }
+    /// Checks a request against the queue pair's limits; returns its length, its entries, and where its bytes are.
+    fn check_kind(&self, wr: &SendWr<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
+        let qp_type = self.qp_type;
+        offers(qp_type, wr.op).map_err(|op| PostErrorKind::Unsupported { qp_type, op })?;
+        let fits = match wr.dest {
+            None => !matches!(qp_type, QpType::Ud | QpType::XrcIni | QpType::Rd),
+            Some(Dest::Datagram(_)) => qp_type == QpType::Ud,
+            Some(Dest::Srq(_)) => qp_type == QpType::XrcIni,
+            Some(Dest::Reliable(_)) => qp_type == QpType::Rd,
+        };
+        if !fits {
+            return Err(PostErrorKind::Destination);
+        }
+        if wr.op.is_read_or_atomic() && !matches!(wr.payload, Payload::Sges(_)) {
+            return Err(PostErrorKind::Unsupported { qp_type, op: "inline data with READ or atomics" });
+        }
+        let (len, entries, place) = match wr.payload {
+            Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
+                return Err(PostErrorKind::InlineTooLong { len: bytes.len(), max: self.max_inline });
+            }
+            Payload::Inline(bytes) => (bytes.len() as u64, 0, Place::Slot),
+            Payload::Sges(sges) if sges.len() > self.max_sge as usize => {
+                return Err(PostErrorKind::TooManySges { count: sges.len(), max: self.max_sge });
+            }
+            Payload::Sges(sges) => {
+                (sges.iter().map(|s| u64::from(s.len)).sum(), sges.len() as u8, Place::Memory)
+            }
+            Payload::Mixed(list) => self.check_mixed(&list)?,
+        };
+        if !wr.op.has_list() && (entries > 0 || len > 0) {
+            return Err(PostErrorKind::Unsupported { qp_type, op: "a list with an operation that has none" });
+        }
+        if wr.op.is_atomic() && len != 8 {
+            return Err(PostErrorKind::AtomicLength { len });
+        }
+        if len > self.max_message {
+            return Err(PostErrorKind::MessageTooLong { len, max: self.max_message });
+        }
+        Ok((len, entries, place))
+    }
+    #[cold]
+    fn check_mixed(&self, list: &Mixed<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
+        let (count, len) = (list.entries.len(), list.bytes.len());
+        if count > self.max_sge as usize {
+            return Err(PostErrorKind::TooManySges { count, max: self.max_sge });
+        }
+        if len > self.max_inline as usize {
+            return Err(PostErrorKind::InlineTooLong { len, max: self.max_inline });
+        }
+        Ok((list.message_bytes(), count as u8, Place::Both))
+    }
+
+    /// Queues a request.
+    #[inline(always)]
+    fn push(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        self.check(hca)?;
+        match wr.op {
+            SendOp::Send => self.push_piece(wr, &SendOp::Send),
+            SendOp::Write(remote) => self.push_piece(wr, &SendOp::Write(remote)),
+            _ => self.push_any(wr),
+        }
+    }
+    /// Queues a request that is taken. Most are of a kind that connected queue pairs have, and of one piece.
+    #[inline(always)]
+    fn push_piece(&mut self, wr: &SendWr<'_>, op: &SendOp) -> Result<(), PostErrorKind> {
+        if !self.is_connected || wr.dest.is_some() {
+            return self.push_any(wr);
+        }
+        let header = |len, sges, place| SendHeader {
+            wr_id: wr.wr_id,
+            op: FlatOp::new(op),
+            dest: DestKind::None,
+            len,
+            sges,
+            place,
+            flags: wr.flags,
+        };
+        let pushed = match wr.payload {
+            Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => {
+                self.ring.push_bytes(header(bytes.len() as u32, 0, Place::Slot), bytes)
+            }
+            Payload::Sges(&[entry]) if self.max_sge > 0 && u64::from(entry.len) <= self.max_message => {
+                self.ring.push_one(header(entry.len, 1, Place::Memory), sge_to_cell(entry))
+            }
+            _ => return self.push_any(wr),
+        };
+        pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
+    }
+    /// As [`push`](Self::push), of any kind and with any list.
+    #[inline(never)]
+    fn push_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let (len, sges, place) = self.check_kind(wr)?;
+        let header = SendHeader {
+            wr_id: wr.wr_id,
+            op: FlatOp::new(&wr.op),
+            dest: DestKind::None,
+            len: len as u32,
+            sges,
+            place,
+            flags: wr.flags,
+        };
+        let pushed = queue(&mut self.ring, header, wr.payload, wr.dest);
+        pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
+    }
+
+    /// Tells the engine of the requests that were queued.
+    #[inline(never)]
+    fn ring(&mut self, hca: &Shared) {
+        if self.may_be_near && self.ring.is_all_published() {
+            return;
+        }
+        self.ring.publish();
+        hca.posted(&self.qp);
+    }
+    /// Queues a request, and tells the engine if it is to be known `NOW`.
+    #[inline(never)]
+    fn post_queued<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        self.push(hca, wr)?;
+        if NOW {
+            self.ring(hca);
+        }
+        Ok(())
+    }
+    /// The same by who has the engine, which did not do it at once.
+    #[inline(never)]
+    fn post_queued_with<const NOW: bool>(
+        &mut self,
+        hca: &Shared,
+        wr: &SendWr<'_>,
+        mut engine: EngineGuard<'_>,
+    ) -> Result<(), PostErrorKind> {
+        let pushed = self.push(hca, wr);
+        if NOW && pushed.is_ok() {
+            self.ring.publish();
+            hca.turn_once(&mut engine, Some(self.qp.handle));
+        }
+        hca.give_back(engine);
+        pushed
+    }
+
+    /// Whether requests may be done as they are posted.
+    #[inline(always)]
+    fn is_near(&self) -> bool {
+        self.may_be_near && self.qp.near.load(Ordering::Relaxed)
+    }
+    /// Posts a request of a connection by messages that is no SEND: one on the peer's memory is done at once, or it is
+    /// queued.
+    #[inline(always)]
+    fn post_near<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        // No table of jumps: each of the frequent ones is reached by a comparison.
+        if matches!(wr.op, SendOp::Write(_)) {
+            self.access::<ops::Write, NOW>(hca, wr)
+        } else if matches!(wr.op, SendOp::Read(_)) {
+            self.access::<ops::Read, NOW>(hca, wr)
+        } else {
+            self.post_other::<NOW>(hca, wr)
+        }
+    }
+    #[inline(never)]
+    fn post_other<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        match wr.op {
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => self.access::<ops::Atomic, NOW>(hca, wr),
+            SendOp::AtomicWrite { .. } => self.access::<ops::AtomicWrite, NOW>(hca, wr),
+            SendOp::Flush { .. } => self.access::<ops::Flush, NOW>(hca, wr),
+            _ => self.post_queued::<NOW>(hca, wr),
+        }
+    }
+
+    /// A request on the peer's memory: done at once, if nothing before it is under way.
+    #[inline(never)]
+    fn access<O: Op, const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let may = wr.dest.is_none() && self.ring.is_released() && !hca.fork.is_child();
+        let Some(mut engine) = (if may { hca.engine_at_once() } else { None }) else {
+            return self.post_queued::<NOW>(hca, wr);
+        };
+        // Only who has the engine changes the word of lanes.
+        if self.lane.as_ref().map_or(0, |lane| lane.word.get()) != self.qp.lanes.get() {
+            self.lane = engine.posters_lane(self.qp.handle);
+        }
+        if let Some(lane) = &self.lane
+            && let Some(leaves_nothing) = engine.access::<O>(lane, self, wr)
+        {
+            hca.give_back_behind_access(engine, leaves_nothing);
+            return Ok(());
+        }
+        self.lane = None;
+        self.post_queued_with::<NOW>(hca, wr, engine)
+    }
+
+    /// A SEND: a small one leaves by a line as it is queued, if nothing keeps it back.
+    #[inline(never)]
+    fn send(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let is_first = self.ring.is_all_published();
+        self.check(hca)?;
+        self.push_piece(wr, &SendOp::Send)?;
+        let len = match wr.payload {
+            Payload::Inline(bytes) => bytes.len(),
+            Payload::Sges(&[entry]) => entry.len as usize,
+            _ => usize::MAX,
+        };
+        let may = len <= LINE_DATA_BYTES
+            && is_first
+            && !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
+        let Some(mut engine) = (if may { hca.engine_to_post() } else { None }) else {
+            self.ring(hca);
+            return Ok(());
+        };
+        if !engine.send_line(&hca.bell, self.qp.handle, wr.payload, len as u32, &mut self.ring) {
+            self.ring.publish();
+            hca.turn_once(&mut engine, Some(self.qp.handle));
+        }
+        hca.give_back(engine);
+        Ok(())
+    }
+}
+
+/// Queues a request, behind its destination if it names one.
+fn queue(
+    ring: &mut Producer<SendHeader>,
+    header: SendHeader,
+    payload: Payload<'_>,
+    dest: Option<Dest>,
+) -> Result<(), Full> {
+    let (kind, dest) =
+        dest.map(dest_to_cell).map_or((DestKind::None, None), |(kind, cell)| (kind, Some(cell)));
+    let header = SendHeader { dest: kind, ..header };
+    match payload {
+        Payload::Sges(sges) => {
+            ring.push(header, dest.into_iter().chain(sges.iter().copied().map(sge_to_cell)))
+        }
+        Payload::Inline(bytes) => ring.push(header, dest.into_iter().chain(inline_cells(bytes))),
+        Payload::Mixed(list) => queue_mixed(ring, header, list, dest),
+    }
+}
+/// Queues a request whose list is of both kinds, or may be.
+#[cold]
+fn queue_mixed(
+    ring: &mut Producer<SendHeader>,
+    header: SendHeader,
+    list: Mixed<'_>,
+    dest: Option<Cell>,
+) -> Result<(), Full> {
+    let dest = dest.into_iter();
+    match list.as_plain() {
+        // Its slot has no room for an entry beside all the bytes.
+        Some(Payload::Inline(bytes)) => {
+            let header = SendHeader { place: Place::Slot, sges: 0, ..header };
+            ring.push(header, dest.chain(inline_cells(bytes)))
+        }
+        _ => ring.push(header, dest.chain(mixed_cells(list))),
+    }
+}
+
+/// A mixed list as cells: its entries, of which the inline ones say where their bytes are among those behind them.
+fn mixed_cells(list: Mixed<'_>) -> impl Iterator<Item = Cell> {
+    let mut next = list.entries.len() * size_of::<Cell>();
+    let entries = list.iter().map(move |entry| match entry {
+        MixedEntry::Memory(entry) => entry_to_cell(entry),
+        MixedEntry::Inline(bytes) => {
+            let at = next;
+            next += bytes.len();
+            slot_bytes_to_cell(at, bytes.len())
+        }
+    });
+    entries.chain(inline_cells(list.bytes))
+}
+
+/// Inline bytes as cells, the last one filled up with zeros.
+fn inline_cells(bytes: &[u8]) -> impl Iterator<Item = Cell> {
+    bytes.chunks(size_of::<Cell>()).map(|c| {
+        let mut cell: Cell = [0; 2];
+        bytemuck::cast_slice_mut::<u64, u8>(&mut cell)[..c.len()].copy_from_slice(c);
+        cell
+    })
+}
+
+// SAFETY: (1) a list and inline bytes are copied into the ring's slot, or used up by `access` and `send`, which return
+// behind that. (2) A refusal comes before the ring's end is moved. (3) The engine takes requests from the ring in
+// order, its machine ends them in order, and looks at a request's list no more once the completion is appended.
+unsafe impl SendPort for QpSendPort {
+    #[inline]
+    unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        // SAFETY: our caller's.
+        batch(wrs, |wr| unsafe { self.post_one(wr) })
+    }
+    #[inline]
+    unsafe fn post_one(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let Self { hca, queue } = self;
+        // SENDs of a batch leave by the doorbell, all of them in one turn.
+        if matches!(wr.op, SendOp::Send) || !queue.is_near() {
+            queue.post_queued::<false>(hca, wr)
+        } else {
+            queue.post_near::<false>(hca, wr)
+        }
+    }
+    fn ring(&mut self) {
+        self.queue.ring(&self.hca);
+    }
+    #[inline]
+    unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let Self { hca, queue } = self;
+        if !queue.is_near() {
+            queue.post_queued::<true>(hca, wr)
+        } else if matches!(wr.op, SendOp::Send) {
+            queue.send(hca, wr)
+        } else {
+            queue.post_near::<true>(hca, wr)
+        }
+    }
+}
+
+/// A queue pair's service as the posting side checks it.
+pub(crate) const fn offers(qp_type: QpType, op: SendOp) -> Result<(), &'static str> {
+    match (qp_type, op) {
+        (QpType::Rc, _) => Ok(()),
+        (QpType::XrcTgt | QpType::Eec, _) => Err("send requests"),
+        (QpType::Uc, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Ok(()),
+        (_, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Err("memory windows"),
+        (_, SendOp::AtomicWrite { .. }) => Err("ATOMIC WRITE"),
+        (_, SendOp::Flush { .. }) => Err("FLUSH"),
+        (QpType::XrcIni, _) | (_, SendOp::Send | SendOp::SendImm(_)) => Ok(()),
+        (QpType::Uc, SendOp::Write(_) | SendOp::WriteImm(..)) => Ok(()),
+        (_, SendOp::SendInv(_)) => Err("SEND with invalidate"),
+        (QpType::Rd, _) => Ok(()),
+        (_, SendOp::Write(_) | SendOp::WriteImm(..)) => Err("RDMA WRITE"),
+        (_, SendOp::Read(_)) => Err("RDMA READ"),
+        (_, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) => Err("atomics"),
+    }
+}
