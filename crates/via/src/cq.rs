@@ -88,15 +88,18 @@ impl Cq {
         check_entries(&self.nic, entries)?;
         self.source.with(|state| state.resize(entries as usize))
     }
-    /// Destroys the queue (`VipDestroyCQ`).
+    /// Destroys the queue (`VipDestroyCQ`). On return no callback of it is under way, as with
+    /// [`Vi::destroy`](crate::Vi::destroy).
     ///
     /// # Errors
     /// Work queues are attached to it. The error gives the queue back.
     pub fn destroy(self) -> Result<(), (Self, Error)> {
-        match self.source.with(|state| state.users()) {
-            0 => Ok(()),
-            users => Err((self, Error::InUse { what: "the completion queue", users })),
+        let users = self.source.with(|state| state.users());
+        if users > 0 {
+            return Err((self, Error::InUse { what: "the completion queue", users }));
         }
+        self.source.wait_for_call();
+        Ok(())
     }
 }
 

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-use crate::source::{Source, State};
+use crate::source::{Calling, Source, State};
 use crate::wait::Waiters;
 use crate::{Error, lock};
 
@@ -108,7 +108,10 @@ impl Shared {
         while self.wait_for_jobs(&jobs) {
             // `None`: the end, or no job is left.
             match self.waiters.wait(None, || arm(&jobs.borrow()), || self.look(&jobs)) {
-                Ok(Some(call)) => call(),
+                Ok(Some((call, calling))) => {
+                    call();
+                    drop(calling);
+                }
                 Ok(None) => {}
                 Err(error) => tracing::error!(%error, "notifications are late"),
             }
@@ -129,7 +132,7 @@ impl Shared {
         inbox.ended
     }
     /// The next call to make.
-    fn look(&self, jobs: &RefCell<Vec<Job>>) -> Option<Option<Call>> {
+    fn look(&self, jobs: &RefCell<Vec<Job>>) -> Option<Option<(Call, Calling)>> {
         let mut jobs = jobs.borrow_mut();
         if self.take_over(&mut jobs) {
             return Some(None);
@@ -143,7 +146,7 @@ impl Shared {
                 at += 1;
                 continue;
             }
-            match source.polled(check) {
+            match source.look(check) {
                 Look::Found(call) => {
                     jobs.remove(at);
                     return Some(Some(call));

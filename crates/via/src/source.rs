@@ -1,17 +1,19 @@
 //! Completion queues of the verbs, each with the work queues that complete on it, under one lock.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use hca_core::{DeviceError, Notify};
 use hca_turn_lock::{Guard, OUTER, TurnLock};
 use hca_verbs::{CompletionQueue, Completions, Context, CqRef, Wc};
 
+use crate::notify::Look;
 use crate::queue::WorkQueue;
 use crate::vi::ViShared;
 use crate::wait::Waiters;
-use crate::{Done, Error, ErrorKind, Queue, ViId};
+use crate::{Done, Error, ErrorKind, Queue, ViId, lock};
 
 /// Completions that a poll takes at once.
 const BATCH: usize = 16;
@@ -21,6 +23,19 @@ pub(crate) struct Source {
     /// Outside of the lock of the device. Who takes and releases it time and again does so by plain stores.
     state: TurnLock<State, OUTER>,
     waiters: Arc<Waiters>,
+    /// The thread that calls the program with what it has found here.
+    calling: Mutex<Option<ThreadId>>,
+    returned: Condvar,
+}
+
+/// Says that this thread calls the program with what it has found in a source.
+pub(crate) struct Calling(Arc<Source>);
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        *lock::lock(&self.0.calling) = None;
+        self.0.returned.notify_all();
+    }
 }
 
 pub(crate) struct State {
@@ -57,7 +72,8 @@ impl Source {
             depth.map(|depth| Entries { waiting: VecDeque::new(), depth: depth as usize, closed: false });
         let wcs = Completions::with_capacity(BATCH);
         let state = State { cq, wcs, queues: Vec::new(), taken: Vec::new(), entries, news: Vec::new() };
-        Ok(Arc::new(Self { state: TurnLock::new(state), waiters: Arc::clone(waiters) }))
+        let (state, (calling, returned)) = (TurnLock::new(state), Default::default());
+        Ok(Arc::new(Self { state, waiters: Arc::clone(waiters), calling, returned }))
     }
     /// Uses the state; what VIs have to be told is told once the lock is released.
     #[inline]
@@ -85,6 +101,23 @@ impl Source {
             state.poll();
             use_it(state)
         })
+    }
+    /// Takes what completed, and then looks for something to call the program with.
+    pub(crate) fn look<T>(self: &Arc<Self>, look: impl FnOnce(&mut State) -> Look<T>) -> Look<(T, Calling)> {
+        self.polled(|state| match look(state) {
+            Look::Found(found) => {
+                *lock::lock(&self.calling) = Some(thread::current().id());
+                Look::Found((found, Calling(Arc::clone(self))))
+            }
+            Look::Nothing => Look::Nothing,
+            Look::Gone => Look::Gone,
+        })
+    }
+    /// Waits until another thread that calls the program with what it has found here has returned.
+    pub(crate) fn wait_for_call(&self) {
+        let own = thread::current().id();
+        let calling = lock::lock(&self.calling);
+        drop(self.returned.wait_while(calling, |calling| calling.is_some_and(|thread| thread != own)));
     }
     pub(crate) fn arm(&self) {
         self.with(|state| state.cq.arm(Notify::Any));

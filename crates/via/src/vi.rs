@@ -591,15 +591,18 @@ impl Vi {
             users => Err(Error::InUse { what: "descriptors of the VI's queues", users }),
         }
     }
-    /// Destroys the VI (`VipDestroyVi`).
+    /// Destroys the VI (`VipDestroyVi`). On return no callback of it is under way, unless this is called from one: so a
+    /// caller holds no lock that a callback takes.
     ///
     /// # Errors
     /// It is not idle, or its queues have descriptors. The error gives the VI back.
     pub fn destroy(self) -> Result<(), (Self, Error)> {
-        match self.check_unused() {
-            Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+        if let Err(error) = self.check_unused() {
+            return Err((self, error));
         }
+        let own = [Queue::Send, Queue::Receive].map(|queue| self.unattached(queue));
+        own.into_iter().flatten().for_each(|(source, _)| source.wait_for_call());
+        Ok(())
     }
     /// Ends the connection, or an attempt to make one (`VipDisconnect`). On return the VI is idle, and all its posted
     /// descriptors have completed: those that were not carried out as flushed. An idle VI with receive descriptors is

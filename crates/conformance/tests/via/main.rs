@@ -110,6 +110,8 @@ hca_conformance::checks! { $
         a_callback_may_ask_for_the_next_call,
         a_callback_that_is_never_called_may_use_the_adapter_as_it_goes,
         an_error_that_the_thread_of_callbacks_finds_may_ask_for_a_call,
+        no_callback_outlives_its_vi_or_queue,
+        a_callback_may_destroy_its_vi,
     }
     memory {
         memory_with_posted_descriptors_is_not_deregistered,

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hca_via::{Cq, CqEntry, ErrorKind, Nic, Queue, Request, Vi, ViAttributes};
+use hca_via::{Cq, CqEntry, Error, ErrorKind, Nic, Queue, Request, Vi, ViAttributes};
 
 use crate::bed::{Bed, PATIENCE, connect, until};
 
@@ -105,6 +105,62 @@ pub(crate) fn a_callback_may_ask_for_the_next_call(bed: &Bed) {
         a.vi.post_send(a.side.written(i, &Request::new(&[a.side.data(0, 5 + i)]))).unwrap();
     }
     assert_eq!([next(&came, &a.vi), next(&came, &a.vi)], [5, 6]);
+}
+
+/// Has a callback called that returns when it may, and destroys an object meanwhile.
+fn destroyed_while_called<O: Send, T: 'static, K>(
+    object: O,
+    ask: impl FnOnce(&O, Box<dyn FnOnce(T) + Send>),
+    happens: impl FnOnce(&O) -> K,
+    destroy: impl FnOnce(O) -> Result<(), (O, Error)> + Send,
+) {
+    let ((called, calls), (go_on, may_go_on)) = (channel(), channel::<()>());
+    let call = move |_| {
+        called.send(()).unwrap();
+        let _ = may_go_on.recv();
+    };
+    ask(&object, Box::new(call));
+    let kept = happens(&object);
+    calls.recv_timeout(PATIENCE).expect("a call");
+    drop(kept);
+    let (tell, destroyed) = channel();
+    std::thread::scope(|s| {
+        s.spawn(move || tell.send(destroy(object).is_ok()).unwrap());
+        let early = destroyed.recv_timeout(Duration::from_millis(20));
+        drop(go_on);
+        assert_eq!(early, Err(RecvTimeoutError::Timeout), "the callback is under way");
+        assert_eq!(destroyed.recv_timeout(PATIENCE), Ok(true));
+    });
+}
+
+pub(crate) fn no_callback_outlives_its_vi_or_queue(bed: &Bed) {
+    let [side, _] = bed.sides();
+    let flushed = |vi: &Vi| {
+        vi.post_recv(side.written(0, &Request::new(&[side.data(0, 64)]))).unwrap();
+        vi.disconnect().unwrap();
+    };
+    destroyed_while_called(side.vi(), |vi, call| vi.recv_notify(call).unwrap(), flushed, Vi::destroy);
+    let ends = |cq: &Cq| {
+        let vi = side.nic.create_vi(&ViAttributes::new(&side.ptag), None, Some(cq)).unwrap();
+        flushed(&vi);
+        vi
+    };
+    let cq = side.nic.create_cq(16).unwrap();
+    destroyed_while_called(cq, |cq, call| cq.notify(call).unwrap(), ends, Cq::destroy);
+}
+
+pub(crate) fn a_callback_may_destroy_its_vi(bed: &Bed) {
+    let [side, _] = bed.sides();
+    let vi = Arc::new(Mutex::new(Some(side.vi())));
+    let ((tell, came), inner) = (channel(), Arc::clone(&vi));
+    let held = vi.lock().unwrap();
+    let own = held.as_ref().unwrap();
+    let call = move |_| tell.send(inner.lock().unwrap().take().unwrap().destroy().is_ok()).unwrap();
+    own.recv_notify(call).unwrap();
+    own.post_recv(side.written(0, &Request::new(&[side.data(0, 64)]))).unwrap();
+    own.disconnect().unwrap();
+    drop(held);
+    assert_eq!(came.recv_timeout(PATIENCE), Ok(true));
 }
 
 /// A part of a callback that asks for another call when it goes, and takes an adapter along.
