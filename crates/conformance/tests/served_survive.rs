@@ -12,6 +12,10 @@ use hca_fabric::LoopbackNet;
 use hca_mlx5::{Death, Mlx5, Options};
 use hca_verbs::{Completions, ConnectOptions, Context, Rc, Ud};
 use hca_vfio::{PciFunction, UserOptions};
+use hca_via::{
+    AsyncError, ErrorKind, MemAttributes, Nic, NicOptions, Reliability, Request, Status, ViAttributes,
+    ViState,
+};
 use softhca::{Limits, Progress, SoftHca};
 use softhca_pci::{PortKind, Served};
 
@@ -122,6 +126,33 @@ fn an_event_queue_that_overflows_is_a_syndrome_that_ends_the_device() {
     // The next one finds all as new.
     drop((wcs, queues, peer, pd, device));
     open(&served, 0, Options::default()).alloc_pd().unwrap();
+}
+
+#[test]
+fn vis_are_told_that_their_adapter_has_failed() {
+    let served = serve(1, Limits::default());
+    let context = Context::new(open(&served, 0, watchful()));
+    let nic = Nic::open_with(&context, &NicOptions { by_hand: true, ..NicOptions::default() }).unwrap();
+    let (tell, told) = mpsc::channel();
+    nic.set_error_handler(Some(Arc::new(move |error| tell.send(*error).unwrap())));
+    let ptag = nic.create_ptag().unwrap();
+    let descriptor = nic.alloc(4096, &MemAttributes::new(&ptag)).unwrap().descriptor(0).unwrap();
+    descriptor.write(&Request::new(&[])).unwrap();
+    // Reliable ones need the state SQD, which the driver does not have.
+    let attributes = ViAttributes { reliability: Reliability::Unreliable, ..ViAttributes::new(&ptag) };
+    let vis = [(); 2].map(|()| nic.create_vi(&attributes, None, None).unwrap());
+    for (vi, other) in [(0, 1), (1, 0)] {
+        vis[vi].connect_by_hand(&vis[other].endpoint_by_hand()).unwrap();
+        vis[vi].post_recv(&descriptor).unwrap();
+    }
+    drop(served);
+    for vi in &vis {
+        let ended = vi.recv_wait(Some(PATIENCE)).unwrap();
+        assert_eq!(ended.status.error(), Status::TRANSPORT_ERROR);
+        let kind = ErrorKind::Catastrophic;
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(AsyncError { kind, vi: vi.id() }));
+        assert_eq!(vi.state(), ViState::Error);
+    }
 }
 
 /// One waits for messages without end, and one is sending.

@@ -90,6 +90,7 @@ impl Status {
     pub fn error(self) -> Self {
         self & Self::ERROR
     }
+    /// The bits of an operation.
     pub(crate) fn of(op: Op) -> Self {
         let code: u32 = match op {
             Op::Send => 0,
@@ -98,7 +99,7 @@ impl Status {
             Op::RemoteRdmaWrite => 3,
             Op::RdmaRead => 4,
         };
-        Self::DONE | Self::from_bits_retain(code << 16)
+        Self::from_bits_retain(code << 16)
     }
 }
 
@@ -146,21 +147,32 @@ pub const SEGMENT_BYTES: usize = 16;
 pub const DESCRIPTOR_ALIGN: u64 = 64;
 
 /// Segments that are read together with the control segment.
-pub(crate) const FEW_SEGMENTS: usize = 2;
+const FEW_SEGMENTS: usize = 2;
 const LINE_BYTES: usize = CONTROL_BYTES + FEW_SEGMENTS * SEGMENT_BYTES;
 
-/// What is read at once.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Line {
-    control: ControlSegment,
-    segments: [Segment; FEW_SEGMENTS],
+/// A control segment, and those behind it that were read together with it.
+pub(crate) struct Line {
+    pub(crate) control: ControlSegment,
+    few: [Segment; FEW_SEGMENTS],
+    /// Those of them that lie in the memory.
+    there: usize,
 }
 
 impl Line {
-    fn parts(self) -> (ControlSegment, [Segment; FEW_SEGMENTS]) {
-        (self.control, self.segments)
+    /// The segments behind the control segment, unless there are more than were read.
+    #[inline]
+    pub(crate) fn segments(&self) -> Option<&[Segment]> {
+        let count = usize::from(self.control.segment_count);
+        if count <= self.there { self.few.get(..count) } else { None }
     }
+}
+
+/// The bytes of a [`Line`].
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct LineBytes {
+    control: ControlSegment,
+    few: [Segment; FEW_SEGMENTS],
 }
 
 const NEXT_HANDLE_AT: usize = 8;
@@ -296,36 +308,32 @@ impl Descriptor {
     pub fn status(&self) -> Status {
         Status::from_bits_retain(self.length_and_status()[1])
     }
-    /// The control segment and those behind it, if they are [`FEW_SEGMENTS`] or fewer: read at once.
+    /// Reads the control segment and those behind it at once.
     #[inline]
-    pub(crate) fn load(&self) -> (ControlSegment, [Segment; FEW_SEGMENTS]) {
-        let mr = self.region.mr();
-        if self.region.len() - self.offset >= LINE_BYTES {
-            return bytemuck::cast::<_, Line>(mr.load_line(self.offset)).parts();
-        }
-        // The memory ends with the control segment, or with one behind it.
-        let mut line = [0; LINE_BYTES];
-        let len = self.region.len() - self.offset;
-        mr.read_at(self.offset, &mut line[..len]);
-        bytemuck::cast::<_, Line>(line).parts()
+    pub(crate) fn load(&self) -> Line {
+        let (mr, len) = (self.region.mr(), self.region.len() - self.offset);
+        let (bytes, there) = if len >= LINE_BYTES {
+            (mr.load_line(self.offset), FEW_SEGMENTS)
+        } else {
+            // The memory ends with the control segment, or with one behind it.
+            let mut bytes = [0; LINE_BYTES];
+            mr.read_at(self.offset, &mut bytes[..len]);
+            (bytes, (len - CONTROL_BYTES) / SEGMENT_BYTES)
+        };
+        let LineBytes { control, few } = bytemuck::cast(bytes);
+        Line { control, few, there }
     }
     fn length_and_status(&self) -> [u32; 2] {
         bytemuck::cast(self.region.mr().load_u64(self.offset + LENGTH_AT))
     }
 
-    /// Whether so many segments lie inside of the memory.
-    #[inline]
-    pub(crate) fn has_segments(&self, count: usize) -> bool {
-        self.offset + CONTROL_BYTES + count * SEGMENT_BYTES <= self.region.len()
-    }
     /// Reads the segments behind the control segment into `out`, as many as it has room for.
-    #[inline]
     pub(crate) fn segments<'s>(&self, count: usize, out: &'s mut [Segment]) -> Option<&'s [Segment]> {
         let out = out.get_mut(..count)?;
-        if !self.has_segments(count) {
+        let at = self.offset + CONTROL_BYTES;
+        if at + count * SEGMENT_BYTES > self.region.len() {
             return None;
         }
-        let at = self.offset + CONTROL_BYTES;
         self.region.mr().read_at(at, bytemuck::cast_slice_mut(out));
         Some(out)
     }
@@ -334,14 +342,13 @@ impl Descriptor {
     pub(crate) fn begin(&self, length: u32) {
         self.region.mr().store_u64(self.offset + LENGTH_AT, bytemuck::cast([length, 0]));
     }
+    pub(crate) fn set_immediate(&self, immediate: u32) {
+        self.region.mr().write_at(self.offset + IMMEDIATE_AT, &immediate.to_ne_bytes());
+    }
     /// Says how it ended: the status last, in one store with the length. Release.
     #[inline]
-    pub(crate) fn end(&self, outcome: &Outcome) {
-        if let Some(immediate) = outcome.immediate {
-            self.region.mr().write_at(self.offset + IMMEDIATE_AT, &immediate.to_ne_bytes());
-        }
-        let word = [outcome.length, outcome.status.bits()];
-        self.region.mr().store_u64(self.offset + LENGTH_AT, bytemuck::cast(word));
+    pub(crate) fn end(&self, length: u32, status: Status) {
+        self.region.mr().store_u64(self.offset + LENGTH_AT, bytemuck::cast([length, status.bits()]));
     }
 }
 
@@ -354,14 +361,6 @@ impl fmt::Debug for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Descriptor({:#x}, {:?})", self.addr(), self.status())
     }
-}
-
-/// The end of a descriptor, as its control segment says it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Outcome {
-    pub(crate) status: Status,
-    pub(crate) length: u32,
-    pub(crate) immediate: Option<u32>,
 }
 
 /// A descriptor that was taken off its queue, with its end.

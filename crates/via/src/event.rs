@@ -23,6 +23,9 @@ pub enum ErrorKind {
     WriteProtection,
     /// The peer's RDMA READ was refused, which ended the connection (`VIP_ERROR_RDMAR_PROT`).
     ReadProtection,
+    /// The device has failed for good, which ended the connection (`VIP_ERROR_CATASTROPHIC`). Each VI with descriptors
+    /// that the device had is told.
+    Catastrophic,
 }
 
 /// An asynchronous error of a VI, for the error handler.
@@ -44,6 +47,7 @@ impl fmt::Display for AsyncError {
                 "a message found no receive descriptor, which ended the connection: post as many as the peer sends"
             }
             ErrorKind::WriteProtection => "the peer's RDMA WRITE was refused, which ended the connection",
+            ErrorKind::Catastrophic => "the device has failed: close the adapter, and open it again",
             ErrorKind::ReadProtection => "the peer's RDMA READ was refused, which ended the connection",
         };
         write!(f, "{}: {what}", self.vi)

@@ -65,7 +65,7 @@
 //! |---|---|
 //! | `nic` | [`Nic`], its attributes |
 //! | `vi` | [`Vi`]: states, posts, completions |
-//! | `queue` | work queues: the checks of descriptors, and their ends |
+//! | `queue`, `ring` | work queues: the checks of descriptors, and their ends; the descriptors by their numbers |
 //! | `descriptor` | [`Descriptor`], [`ControlSegment`], [`Segment`], [`Status`] |
 //! | `source` | completion queues of the verbs, with the work queues on them |
 //! | `cq` | [`Cq`] |
@@ -87,6 +87,7 @@ mod names;
 mod nic;
 mod notify;
 mod queue;
+mod ring;
 mod source;
 mod tasks;
 mod vi;

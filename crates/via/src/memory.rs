@@ -49,7 +49,7 @@ impl Ptag {
 
 impl PartialEq for Ptag {
     fn eq(&self, other: &Self) -> bool {
-        self.0.id == other.0.id
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 impl Eq for Ptag {}

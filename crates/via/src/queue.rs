@@ -1,6 +1,5 @@
 //! Work queues: FIFOs of posted descriptors, in front of one side of a queue pair.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hca_core::{QpHandle, Rkey, WcOpcode, WcStatus};
@@ -9,8 +8,9 @@ use hca_verbs::{
     SharedRange, Uc, Wc,
 };
 
-use crate::descriptor::{FEW_SEGMENTS, Outcome};
+use crate::descriptor::Line;
 use crate::memory::{MemTable, Region};
+use crate::ring::{Posted, Ring};
 use crate::vi::ViShared;
 use crate::{
     CONTROL_BYTES, Control, ControlSegment, Descriptor, Done, Error, ErrorKind, MemHandle, Op, Ptag,
@@ -60,17 +60,15 @@ pub(crate) struct WorkQueue {
     side: Side,
     qp: QpHandle,
     rules: Rules,
-    posted: VecDeque<Posted>,
-    /// The number of the first descriptor of `posted`: descriptors are counted as they are posted.
-    first: u64,
-    /// The descriptors from the front on that have completed.
-    done: usize,
+    posted: Ring,
+    /// The number of the first descriptor that has not completed.
+    ended: u64,
+    /// The number of the first descriptor whose completion nobody took note of.
+    noted: u64,
     /// The number behind the last send that was signalled: the ends of those from there on were not asked for.
     asked_to: u64,
     /// Of so many sends in a row one is signalled.
     together: u64,
-    /// Those of them that nobody took note of.
-    unnoted: usize,
     depth: usize,
     /// A descriptor has failed on a reliable VI: those behind it are flushed.
     broken: bool,
@@ -81,22 +79,12 @@ pub(crate) struct WorkQueue {
     news: Option<ErrorKind>,
 }
 
-struct Posted {
-    descriptor: Descriptor,
-    op: Op,
-    /// The bytes of the message to send.
-    length: u32,
-    /// `None` while the device has it.
-    outcome: Option<Outcome>,
-}
-
 /// A descriptor that passed the checks.
-struct Checked<'s> {
+#[derive(Clone, Copy)]
+struct Checked {
     control: Control,
     immediate: u32,
     remote: Option<RemoteMr>,
-    segments: &'s [Segment],
-    length: u32,
 }
 
 impl WorkQueue {
@@ -115,12 +103,11 @@ impl WorkQueue {
             side,
             qp,
             rules,
-            posted: VecDeque::with_capacity(depth),
-            first: 0,
-            done: 0,
+            posted: Ring::new(depth),
+            ended: 0,
+            noted: 0,
             asked_to: 0,
             together: 1,
-            unnoted: 0,
             depth,
             broken: false,
             early: false,
@@ -148,8 +135,8 @@ impl WorkQueue {
         self.news.take()
     }
     #[inline]
-    pub(crate) fn take_count(&mut self) -> usize {
-        std::mem::take(&mut self.unnoted)
+    pub(crate) fn take_count(&mut self) -> u64 {
+        self.ended - std::mem::replace(&mut self.noted, self.ended)
     }
     pub(crate) fn len(&self) -> usize {
         self.posted.len()
@@ -158,37 +145,32 @@ impl WorkQueue {
     /// Takes the first descriptor off the queue, if it has completed.
     #[inline]
     pub(crate) fn dequeue(&mut self) -> Option<Done> {
-        if self.done == 0 {
+        if self.posted.first() == self.ended {
             return None;
         }
-        self.done -= 1;
-        self.first += 1;
-        let Posted { descriptor, outcome, .. } = self.posted.pop_front()?;
-        let Outcome { status, length, immediate } = outcome.expect("it has completed");
+        let Posted { descriptor, status, length, immediate } = self.posted.pop()?;
+        let immediate = status.contains(Status::IMMEDIATE).then_some(immediate);
         Some(Done { descriptor, status, length, immediate })
     }
 
     /// Posts a descriptor, and those that follow it by `Next`.
     #[inline]
-    pub(crate) fn post(&mut self, descriptor: Descriptor) -> Result<(), Error> {
+    pub(crate) fn post(&mut self, descriptor: Descriptor) -> Result<(), Box<Error>> {
         if self.posted.len() >= self.depth {
             return Err(self.full());
         }
         let state = self.vi.state();
         if self.which == Queue::Send && matches!(state, ViState::Idle | ViState::ConnectPending) {
-            return Err(Error::State {
-                state,
-                needs: "connect it before a descriptor is posted for sending",
-            });
+            return Err(not_connected(state));
         }
         if !descriptor.region.is_of(&self.rules.ptag) {
-            return Err(Error::Ptag);
+            return Err(Box::new(Error::Ptag));
         }
-        let (control, few) = descriptor.load();
-        if control.next != 0 {
-            return self.post_chain(descriptor, &control, state);
+        let line = descriptor.load();
+        if line.control.next != 0 {
+            return self.post_chain(descriptor, &line.control, state);
         }
-        self.take(descriptor, &control, &few, state);
+        self.take(descriptor, &line, state);
         Ok(())
     }
     /// Posts the descriptors of a chain in their order, or none of them.
@@ -198,89 +180,77 @@ impl WorkQueue {
         first: Descriptor,
         control: &ControlSegment,
         state: ViState,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Box<Error>> {
         let (mut chain, mut last) = (vec![first], *control);
         while last.next != 0 {
             // A circle ends here.
             if chain.len() >= self.depth {
-                return Err(Error::Parameter {
-                    what: "chain of descriptors",
-                    why: "it is a circle, or longer than a work queue",
-                });
+                let why = "it is a circle, or longer than a work queue";
+                return Err(Box::new(Error::Parameter { what: "chain of descriptors", why }));
             }
             let (addr, handle) = (last.next, last.next_handle);
             let region = self.table.find(MemHandle(handle));
             let region = region.ok_or(Error::Memory { handle, addr, len: CONTROL_BYTES })?;
             if !region.is_of(&self.rules.ptag) {
-                return Err(Error::Ptag);
+                return Err(Box::new(Error::Ptag));
             }
             let descriptor = Descriptor::at(region, addr)?;
-            last = descriptor.load().0;
+            last = descriptor.load().control;
             chain.push(descriptor);
         }
         if self.posted.len() + chain.len() > self.depth {
             return Err(self.full());
         }
         for descriptor in chain {
-            let (control, few) = descriptor.load();
-            self.take(descriptor, &control, &few, state);
+            let line = descriptor.load();
+            self.take(descriptor, &line, state);
         }
         Ok(())
     }
     #[cold]
-    fn full(&self) -> Error {
-        Error::InUse { what: "descriptors of the work queue", users: self.posted.len() }
+    fn full(&self) -> Box<Error> {
+        Box::new(Error::InUse { what: "descriptors of the work queue", users: self.posted.len() })
     }
     /// Takes a descriptor that may be posted.
     #[inline]
-    fn take(
-        &mut self,
-        descriptor: Descriptor,
-        control: &ControlSegment,
-        few: &[Segment; FEW_SEGMENTS],
-        state: ViState,
-    ) {
-        let bits = Control::from_bits_retain(control.control);
-        let op = match (self.which, bits.contains(Control::RDMA_WRITE), bits.contains(Control::RDMA_READ)) {
-            (Queue::Receive, ..) => Op::Receive,
-            (_, true, _) => Op::RdmaWrite,
-            (_, _, true) => Op::RdmaRead,
-            _ => Op::Send,
-        };
-        descriptor.begin(control.length);
+    fn take(&mut self, descriptor: Descriptor, line: &Line, state: ViState) {
+        let length = line.control.length;
+        descriptor.begin(length);
         let sent = if state == ViState::Error {
             Err(Status::FLUSHED_ERROR)
         } else {
-            self.carry_out(&descriptor, control, few, self.next())
+            self.carry_out(&descriptor, line, self.posted.next())
         };
-        let outcome = self.refusal(op, sent);
-        let failed = outcome.is_some();
-        self.posted.push_back(Posted { descriptor, op, length: control.length, outcome });
-        if failed {
+        let status = self.op(line.control.control);
+        self.posted.push(Posted { descriptor, status, length, immediate: 0 });
+        if let Err(error) = sent {
+            self.refuse(self.posted.next() - 1, error);
             self.settle();
             self.ask();
         }
     }
-
-    /// Reads the segments of a descriptor, checks them, and posts the request to the device.
+    /// The operation, as the status word says it.
     #[inline]
-    fn carry_out(
-        &mut self,
-        descriptor: &Descriptor,
-        control: &ControlSegment,
-        few: &[Segment; FEW_SEGMENTS],
-        number: u64,
-    ) -> Result<(), Status> {
+    fn op(&self, bits: u16) -> Status {
+        let bits = Control::from_bits_retain(bits);
+        Status::of(match self.which {
+            Queue::Receive => Op::Receive,
+            Queue::Send if bits.contains(Control::RDMA_WRITE) => Op::RdmaWrite,
+            Queue::Send if bits.contains(Control::RDMA_READ) => Op::RdmaRead,
+            Queue::Send => Op::Send,
+        })
+    }
+
+    /// Checks the segments of a descriptor, and posts the request to the device.
+    #[inline]
+    fn carry_out(&mut self, descriptor: &Descriptor, line: &Line, number: u64) -> Result<(), Status> {
         if self.broken {
             return Err(Status::FLUSHED_ERROR);
         }
-        let count = usize::from(control.segment_count);
-        let Some(few) = few.get(..count) else { return self.carry_out_many(descriptor, control, number) };
-        if !descriptor.has_segments(count) {
-            return Err(Status::FORMAT_ERROR);
+        match line.segments() {
+            Some(segments) => self.hand_over(&descriptor.region, &line.control, segments, number),
+            None => self.carry_out_many(descriptor, &line.control, number),
         }
-        let checked = self.check(control, few)?;
-        self.hand_over(&descriptor.region, &checked, number)
     }
     #[inline(never)]
     fn carry_out_many(
@@ -291,40 +261,15 @@ impl WorkQueue {
     ) -> Result<(), Status> {
         let mut room = [Segment::default(); MAX_SEGMENTS + 1];
         let segments = descriptor.segments(control.segment_count.into(), &mut room);
-        let checked = self.check(control, segments.ok_or(Status::FORMAT_ERROR)?)?;
-        self.hand_over(&descriptor.region, &checked, number)
+        self.hand_over(&descriptor.region, control, segments.ok_or(Status::FORMAT_ERROR)?, number)
     }
-    /// The end of a descriptor that could not be carried out.
-    #[inline]
-    fn refusal(&mut self, op: Op, sent: Result<(), Status>) -> Option<Outcome> {
-        let error = sent.err()?;
+    /// A descriptor could not be carried out: its end is known.
+    #[cold]
+    fn refuse(&mut self, number: u64, error: Status) {
         self.broken |= self.rules.reliability.is_reliable();
-        Some(Outcome { status: Status::of(op) | error, length: 0, immediate: None })
-    }
-
-    /// The checks that need no memory.
-    #[inline]
-    fn check<'s>(&self, control: &ControlSegment, segments: &'s [Segment]) -> Result<Checked<'s>, Status> {
-        let (rules, length) = (&self.rules, control.length);
-        let bits = Control::from_bits_retain(control.control);
-        let (remote, segments) =
-            if bits.is_empty() { (None, segments) } else { self.check_bits(bits, length, segments)? };
-        if segments.len() > rules.max_segments {
-            return Err(Status::FORMAT_ERROR);
+        if let Some(posted) = self.posted.at(number) {
+            posted.fail(error);
         }
-        if self.which == Queue::Send {
-            let sum = match segments {
-                [one] => one.len.into(),
-                many => many.iter().map(|segment| u64::from(segment.len)).sum::<u64>(),
-            };
-            if sum != length.into() {
-                return Err(Status::FORMAT_ERROR);
-            }
-            if sum > rules.max_transfer_size.into() {
-                return Err(Status::LENGTH_ERROR);
-            }
-        }
-        Ok(Checked { control: bits, immediate: control.immediate, remote, segments, length })
     }
 
     /// The checks of control bits. Returns the place that an RDMA reaches, and the data segments.
@@ -350,8 +295,9 @@ impl WorkQueue {
         Ok((Some(RemoteMr { addr: at.addr, rkey: Rkey::new(at.handle), len: length.into() }), data))
     }
 
-    /// Calls `f` with the memory of a segment: its region, and the offset.
-    #[inline]
+    /// Calls `f` with the memory of a segment: its region, and the offset. The memory of the descriptor has the tag of
+    /// the VI, as the post has seen.
+    #[inline(always)]
     fn resolve<T>(
         &self,
         home: &Arc<Region>,
@@ -362,13 +308,13 @@ impl WorkQueue {
         let region = if segment.handle() == home.handle {
             home
         } else {
-            other = self.table.find(segment.handle()).ok_or(Status::PROTECTION_ERROR)?;
-            &other
+            other = self.table.find(segment.handle()).filter(|other| other.is_of(&self.rules.ptag));
+            other.as_ref().ok_or(Status::PROTECTION_ERROR)?
         };
         let offset = region.offset(segment.addr, segment.len as usize).ok_or(Status::PROTECTION_ERROR)?;
-        if region.is_of(&self.rules.ptag) { Ok(f(region, offset)) } else { Err(Status::PROTECTION_ERROR) }
+        Ok(f(region, offset))
     }
-    #[inline]
+    #[inline(always)]
     fn range(&self, home: &Arc<Region>, segment: Segment) -> Result<SharedRange, Status> {
         self.resolve(home, segment, |region, offset| region.range(offset, segment.len as usize))
     }
@@ -376,11 +322,23 @@ impl WorkQueue {
         segments.iter().map(|&segment| self.range(home, segment)).collect()
     }
 
-    /// Checks the memory, and posts the request to the device.
+    /// Checks a descriptor with its segments, and posts the request to the device.
     #[inline]
-    fn hand_over(&mut self, home: &Arc<Region>, checked: &Checked<'_>, number: u64) -> Result<(), Status> {
+    fn hand_over(
+        &mut self,
+        home: &Arc<Region>,
+        control: &ControlSegment,
+        segments: &[Segment],
+        number: u64,
+    ) -> Result<(), Status> {
+        let (bits, length) = (Control::from_bits_retain(control.control), control.length);
+        let (remote, segments) =
+            if bits.is_empty() { (None, segments) } else { self.check_bits(bits, length, segments)? };
+        if segments.len() > self.rules.max_segments {
+            return Err(Status::FORMAT_ERROR);
+        }
         if self.which == Queue::Receive {
-            return match checked.segments {
+            return match segments {
                 [one] => {
                     let range = self.range(home, *one)?;
                     self.side.recv(range)
@@ -391,11 +349,22 @@ impl WorkQueue {
                 }
             };
         }
-        let length = checked.length as usize;
-        if length <= self.rules.max_inline && !checked.control.contains(Control::RDMA_READ) {
+        let sum = match segments {
+            [one] => one.len.into(),
+            many => many.iter().map(|segment| u64::from(segment.len)).sum::<u64>(),
+        };
+        if sum != length.into() {
+            return Err(Status::FORMAT_ERROR);
+        }
+        if length > self.rules.max_transfer_size {
+            return Err(Status::LENGTH_ERROR);
+        }
+        let checked = Checked { control: bits, immediate: control.immediate, remote };
+        let length = length as usize;
+        if length <= self.rules.max_inline && !bits.contains(Control::RDMA_READ) {
             let mut bytes = [0; MAX_INLINE];
             let mut at = 0;
-            for &segment in checked.segments {
+            for &segment in segments {
                 let into = &mut bytes[at..at + segment.len as usize];
                 self.resolve(home, segment, |region, offset| region.mr().read_at(offset, into))?;
                 at += segment.len as usize;
@@ -407,7 +376,7 @@ impl WorkQueue {
             }
             return Ok(());
         }
-        match checked.segments {
+        match segments {
             [one] => {
                 let range = self.range(home, *one)?;
                 self.side.send_memory(checked, range, number)?;
@@ -421,11 +390,6 @@ impl WorkQueue {
         Ok(())
     }
 
-    /// The number of the next descriptor.
-    #[inline]
-    fn next(&self) -> u64 {
-        self.first + self.posted.len() as u64
-    }
     /// Whether the request of a small send is signalled. A request that is acknowledged tells the end of all before it.
     /// So a program that has several sends under way learns of some ends together, and one that waits for each send of
     /// each end by itself. An unreliable VI has no acknowledgements to save.
@@ -439,7 +403,7 @@ impl WorkQueue {
     /// Asks for the end of sends that were not signalled, if a program waits for them and no earlier end will tell of
     /// more: by a WRITE of no bytes, which needs no handle and no descriptor of the peer.
     pub(crate) fn ask(&mut self) {
-        let (ended, next) = (self.first + self.done as u64, self.next());
+        let (ended, next) = (self.ended, self.posted.next());
         if self.which == Queue::Receive || ended == next || ended < self.asked_to || self.asked_to >= next {
             return;
         }
@@ -461,7 +425,7 @@ impl WorkQueue {
         if self.which == Queue::Send {
             // Those before it have succeeded: they would have told of a failure.
             let (number, asking) = (wc.id & !ASKING, wc.id & ASKING != 0);
-            while self.first + (self.done as u64) < number && self.end_next() {}
+            while self.ended < number && self.end_next(|_| ()) {}
             if asking {
                 if wc.status != WcStatus::Success {
                     self.take_note(error_of(wc.status));
@@ -469,43 +433,49 @@ impl WorkQueue {
                 return;
             }
         }
-        let Some(posted) = self.posted.get_mut(self.done) else { return };
-        let outcome = if wc.status == WcStatus::Success {
-            let (op, length) = match (self.which, wc.opcode) {
-                (Queue::Receive, WcOpcode::RecvRdmaWithImm) => (Op::RemoteRdmaWrite, wc.byte_len),
-                (Queue::Receive, _) => (Op::Receive, wc.byte_len),
-                (Queue::Send, _) => (posted.op, posted.length),
-            };
-            let immediate = wc.imm();
-            let mark = if immediate.is_some() { Status::IMMEDIATE } else { Status::empty() };
-            Outcome { status: Status::of(op) | mark, length, immediate }
-        } else if wc.status == WcStatus::WrFlushed && self.vi.state() == ViState::ConnectPending {
+        if wc.status != WcStatus::Success {
+            return self.complete_badly(wc.status);
+        }
+        let receives = self.which == Queue::Receive;
+        self.end_next(|posted| {
+            if receives {
+                posted.length = wc.byte_len;
+                if wc.opcode == WcOpcode::RecvRdmaWithImm {
+                    posted.status = Status::of(Op::RemoteRdmaWrite);
+                }
+                if let Some(immediate) = wc.imm() {
+                    posted.status |= Status::IMMEDIATE;
+                    posted.immediate = immediate;
+                }
+            }
+        });
+    }
+    #[cold]
+    fn complete_badly(&mut self, status: WcStatus) {
+        if status == WcStatus::WrFlushed && self.vi.state() == ViState::ConnectPending {
             // The peer has gone before it was connected. The next queue pair gets the descriptors.
             self.early = true;
             return;
-        } else {
-            Outcome { status: Status::of(posted.op) | error_of(wc.status), length: 0, immediate: None }
-        };
-        posted.descriptor.end(&outcome);
-        posted.outcome = Some(outcome);
-        (self.done, self.unnoted) = (self.done + 1, self.unnoted + 1);
-        if outcome.status.intersects(Status::ERROR) {
-            self.take_note(outcome.status);
         }
-        // Those behind it may have their ends already.
-        if self.refused {
-            self.settle();
+        let (error, Some(posted)) = (error_of(status), self.posted.at(self.ended)) else { return };
+        posted.fail(error);
+        if status == WcStatus::Fatal {
+            self.news = Some(ErrorKind::Catastrophic);
         }
+        // Before those behind it are flushed.
+        self.take_note(error);
+        self.end_next(|_| ());
     }
 
-    /// The first send that has not completed has succeeded. Returns whether there was one.
+    /// The first descriptor that has not completed does, with success after `change`. Returns whether there was one.
     #[inline]
-    fn end_next(&mut self) -> bool {
-        let Some(posted) = self.posted.get_mut(self.done) else { return false };
-        let outcome = Outcome { status: Status::of(posted.op), length: posted.length, immediate: None };
-        posted.descriptor.end(&outcome);
-        posted.outcome = Some(outcome);
-        (self.done, self.unnoted) = (self.done + 1, self.unnoted + 1);
+    fn end_next(&mut self, change: impl FnOnce(&mut Posted)) -> bool {
+        let Some(posted) = self.posted.at(self.ended) else { return false };
+        change(posted);
+        posted.status |= Status::DONE;
+        posted.tell();
+        self.ended += 1;
+        // Those behind it may have their ends already.
         if self.refused {
             self.settle();
         }
@@ -515,14 +485,13 @@ impl WorkQueue {
     /// Completes the descriptors from the first one on whose end is known.
     #[cold]
     fn settle(&mut self) {
-        self.refused = true;
-        while let Some(Posted { descriptor, outcome: Some(outcome), .. }) = self.posted.get(self.done) {
-            let outcome = *outcome;
-            descriptor.end(&outcome);
-            (self.done, self.unnoted) = (self.done + 1, self.unnoted + 1);
-            self.take_note(outcome.status);
+        while let Some(posted) = self.posted.at(self.ended).filter(|posted| posted.has_end()) {
+            let status = posted.status;
+            posted.tell();
+            self.ended += 1;
+            self.take_note(status);
         }
-        self.refused = self.posted.len() > self.done;
+        self.refused = self.posted.next() > self.ended;
     }
     /// Notes that a descriptor has failed, if it has.
     #[cold]
@@ -537,15 +506,15 @@ impl WorkQueue {
     /// Goes on with another queue pair, which gets the descriptors that have not completed.
     pub(crate) fn carry_on(&mut self, (side, qp): (Side, QpHandle), rules: Rules) {
         (self.side, self.qp, self.rules, self.early) = (side, qp, rules, false);
-        self.asked_to = self.first + self.done as u64;
+        self.asked_to = self.ended;
         // Descriptors behind one that was refused have their end.
         let broken = std::mem::take(&mut self.broken);
-        for at in self.done..self.posted.len() {
-            let Posted { descriptor, op, outcome: None, .. } = &self.posted[at] else { continue };
-            let (descriptor, op) = (descriptor.clone(), *op);
-            let (control, few) = descriptor.load();
-            let sent = self.carry_out(&descriptor, &control, &few, self.first + at as u64);
-            self.posted[at].outcome = self.refusal(op, sent);
+        for number in self.ended..self.posted.next() {
+            let Some(posted) = self.posted.at(number).filter(|posted| !posted.has_end()) else { continue };
+            let descriptor = posted.descriptor.clone();
+            if let Err(error) = self.carry_out(&descriptor, &descriptor.load(), number) {
+                self.refuse(number, error);
+            }
         }
         self.broken |= broken;
         self.settle();
@@ -563,9 +532,10 @@ impl WorkQueue {
     }
     /// Ends all descriptors that have not completed as flushed.
     pub(crate) fn flush(&mut self) {
-        for posted in self.posted.iter_mut().skip(self.done) {
-            let status = Status::of(posted.op) | Status::FLUSHED_ERROR;
-            posted.outcome.get_or_insert(Outcome { status, length: 0, immediate: None });
+        for number in self.ended..self.posted.next() {
+            if let Some(posted) = self.posted.at(number).filter(|posted| !posted.has_end()) {
+                posted.fail(Status::FLUSHED_ERROR);
+            }
         }
         self.settle();
         // The VI knows.
@@ -584,13 +554,8 @@ impl Side {
         }
     }
     /// Posts a send or a WRITE.
-    #[inline]
-    fn send<L: GatherList>(
-        &mut self,
-        checked: &Checked<'_>,
-        list: L,
-        numbered: Numbered,
-    ) -> Result<(), Status> {
+    #[inline(always)]
+    fn send<L: GatherList>(&mut self, checked: Checked, list: L, numbered: Numbered) -> Result<(), Status> {
         match self {
             Self::RcSend(queue) => post(queue, checked, list, numbered),
             Self::UcSend(queue) => post(queue, checked, list, numbered),
@@ -598,15 +563,10 @@ impl Side {
         }
     }
     /// Posts a send, a WRITE or a READ, signalled.
-    fn send_memory<L: ScatterList>(
-        &mut self,
-        checked: &Checked<'_>,
-        list: L,
-        number: u64,
-    ) -> Result<(), Status> {
+    fn send_memory<L: ScatterList>(&mut self, checked: Checked, list: L, number: u64) -> Result<(), Status> {
         match (self, checked.remote) {
             (Self::RcSend(queue), Some(remote)) if checked.control.contains(Control::RDMA_READ) => {
-                submit(queue, checked, SendRequest::read(list, remote), (number, true))
+                submit(queue, SendRequest::read(list, remote), checked, (number, true))
             }
             (side, _) => side.send(checked, list, (number, true)),
         }
@@ -616,10 +576,10 @@ impl Side {
 /// The number of a request, and whether it is signalled.
 type Numbered = (u64, bool);
 
-#[inline]
+#[inline(always)]
 fn post<S, L: GatherList>(
     queue: &mut SendQueue<S>,
-    checked: &Checked<'_>,
+    checked: Checked,
     list: L,
     numbered: Numbered,
 ) -> Result<(), Status>
@@ -630,26 +590,31 @@ where
 {
     let immediate = checked.control.contains(Control::IMMEDIATE).then_some(checked.immediate);
     match (checked.remote, immediate) {
-        (None, None) => submit(queue, checked, SendRequest::send(list), numbered),
-        (None, Some(data)) => submit(queue, checked, SendRequest::send(list).imm(data), numbered),
-        (Some(remote), None) => submit(queue, checked, SendRequest::write(list, remote), numbered),
+        (None, None) => submit(queue, SendRequest::send(list), checked, numbered),
+        (None, Some(data)) => submit(queue, SendRequest::send(list).imm(data), checked, numbered),
+        (Some(remote), None) => submit(queue, SendRequest::write(list, remote), checked, numbered),
         (Some(remote), Some(data)) => {
-            submit(queue, checked, SendRequest::write(list, remote).imm(data), numbered)
+            submit(queue, SendRequest::write(list, remote).imm(data), checked, numbered)
         }
     }
 }
 
-#[inline]
+#[inline(always)]
 fn submit<S: hca_verbs::Service, O: OfferedBy<S>, L: GatherList>(
     queue: &mut SendQueue<S>,
-    checked: &Checked<'_>,
     request: SendRequest<O, L>,
+    checked: Checked,
     (number, signal): Numbered,
 ) -> Result<(), Status> {
     let request = request.id(number).signaled(signal);
-    let fence = checked.control.contains(Control::QUEUE_FENCE);
-    let request = if fence { request.fence() } else { request };
+    let request = if checked.control.contains(Control::QUEUE_FENCE) { request.fence() } else { request };
     queue.post_send(request).map_err(|refused| status_of(&refused))
+}
+
+/// A VI that sends has to be connected.
+#[cold]
+fn not_connected(state: ViState) -> Box<Error> {
+    Box::new(Error::State { state, needs: "connect it before a descriptor is posted for sending" })
 }
 
 /// The status of a descriptor that the queue pair refused.

@@ -649,7 +649,7 @@ impl Vi {
     #[inline]
     fn post(&self, queue: Queue, descriptor: Descriptor) -> Result<(), Error> {
         let (source, slot) = self.shared.source(queue);
-        source.with(|state| state.change(*slot, |queue| queue.post(descriptor)))
+        source.with(|state| state.change(*slot, |queue| queue.post(descriptor))).map_err(|error| *error)
     }
 
     /// Takes the first descriptor off the send queue, if it has completed (`VipSendDone`). Never waits.

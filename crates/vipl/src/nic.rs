@@ -43,6 +43,7 @@ fn print(error: &AsyncError) {
 
 /// The resource and the number of an error.
 fn codes(kind: ErrorKind) -> (u32, u32) {
+    const NIC: u32 = 0;
     const VI: u32 = 1;
     const CQ: u32 = 2;
     const DESCRIPTOR: u32 = 3;
@@ -53,7 +54,8 @@ fn codes(kind: ErrorKind) -> (u32, u32) {
         ErrorKind::Overrun => (CQ, 3),
         ErrorKind::WriteProtection => (VI, 4),
         ErrorKind::ReadProtection => (VI, 7),
-        _ => (VI, 10),
+        ErrorKind::Catastrophic => (NIC, 10),
+        _ => (VI, 1),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hca_via::{Op, Reliability, Request, ReturnCode, Status};
+use hca_via::{MemAttributes, Nic, NicOptions, Op, Reliability, Request, ReturnCode, Status, ViAttributes};
 
 use crate::bed::{Bed, LEVELS, PATIENCE, Pair, Side, code, error, pattern};
 
@@ -169,14 +169,27 @@ pub(crate) fn a_descriptor_that_is_posted_twice_completes_twice(bed: &Bed) {
 }
 
 pub(crate) fn a_queue_takes_as_many_descriptors_as_the_attributes_say(bed: &Bed) {
-    let [side, _] = bed.sides();
-    let vi = side.vi();
-    let most = side.nic.attributes().max_descriptors_per_queue;
-    let descriptor = side.written(0, &Request::new(&[]));
-    for _ in 0..most {
-        vi.post_recv(&descriptor).unwrap();
+    let context = &bed.contexts(1)[0];
+    for descriptors_per_queue in [1, 7, 8, 255] {
+        let options = NicOptions { descriptors_per_queue, ..NicOptions::default() };
+        let nic = Nic::open_with(context, &options).unwrap();
+        let ptag = nic.create_ptag().unwrap();
+        let vi = nic.create_vi(&ViAttributes::new(&ptag), None, None).unwrap();
+        let memory = nic.alloc(4096, &MemAttributes::new(&ptag)).unwrap();
+        let descriptor = memory.descriptor(0).unwrap();
+        descriptor.write(&Request::new(&[])).unwrap();
+        for _ in 0..3 {
+            for _ in 0..descriptors_per_queue {
+                vi.post_recv(&descriptor).unwrap();
+            }
+            assert_eq!(code(vi.post_recv(&descriptor)), ReturnCode::ErrorResource);
+            vi.disconnect().unwrap();
+            for _ in 0..descriptors_per_queue {
+                assert_eq!(error(&vi.recv_done().expect("it was flushed")), Status::FLUSHED_ERROR);
+            }
+            assert!(vi.recv_done().is_none());
+        }
     }
-    assert_eq!(code(vi.post_recv(&descriptor)), ReturnCode::ErrorResource);
 }
 
 /// More small sends than end together, and fewer than so many again.
