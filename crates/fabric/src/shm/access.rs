@@ -18,24 +18,24 @@ use std::io;
 use std::sync::Arc;
 
 use hca_core::Access;
+use hca_dma::{self as dma, Caching, Footprint};
 use hca_process::Fork;
 use rustix::mm::Advice;
 
 use super::bell::SLEEPS_AT;
-use super::bracket::{self, Stale, Terms};
-use super::fabric::ShmFabric;
+use super::board::{QP_WORDS_AT, is_writable};
+use super::bracket;
+use super::bracket::{Stale, Terms};
 use super::grant::{
     AccessError, Denied, GrantId, Granted, LinkId, MAX_BRACKET_BYTES, MAX_MAPPED, MAX_MAPPED_OF_PEER,
-    MAX_QP_WORDS, Notice, QpGuard,
+    MAX_QP_WORDS, QpGuard,
 };
-use super::grants::{QP_WORDS_AT, is_writable};
 use super::memory::{MemoryFault, OwnWord, PeerWord, PeerWords, Sealed, Segment, Window};
-use super::note::{Note, Place};
+use super::note::Place;
 use super::pages::{HUGE, PAGE, map_aligned};
 use super::process::Processes;
 use super::process_write::{Held, ProcessMemory, Written, max_process_write};
 use super::ring::Barrier;
-use hca_dma::{self as dma, Caching, Footprint};
 
 /// Bytes of a region whose pages are made ready when it is mapped; those behind come by faults, so that a peer with
 /// a large and empty file costs no more than a small one.
@@ -157,6 +157,11 @@ pub(super) struct MappedRegions {
 }
 
 impl MappedRegions {
+    /// The way to a region by way of a queue pair of the same peer.
+    pub(super) fn way(&mut self, grant: GrantId, guard: QpGuard) -> Option<Way> {
+        self.get_mut(grant).filter(|m| m.link == guard.link)?;
+        Some(Way { era: self.era, slot: grant.slot, guard })
+    }
     /// Whether one more of this link's is too many.
     pub(super) fn is_full(&self, link: LinkId) -> bool {
         let of_link = self.counts.get(&link).copied().unwrap_or(0);
@@ -253,7 +258,7 @@ impl MappedRegions {
         if slot.generation == id.generation { slot.mapped.as_deref_mut() } else { None }
     }
     #[inline(always)]
-    fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
+    pub(super) fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
         self.accesses = self.accesses.wrapping_add(1);
         let count = self.accesses;
         let m = self.get_mut(grant).filter(|m| m.link == guard.link).ok_or(Denied::Unknown)?;
@@ -261,7 +266,7 @@ impl MappedRegions {
     }
     /// As [`access`](Self::access), without a look in the table.
     #[inline(always)]
-    fn access_by(&mut self, way: &Way) -> Option<Bracket<'_>> {
+    pub(super) fn access_by(&mut self, way: &Way) -> Option<Bracket<'_>> {
         if way.era != self.era {
             return None;
         }
@@ -322,10 +327,10 @@ impl<'a> Reach<'a> {
     pub(super) fn processes_mut(&mut self) -> &mut Processes {
         &mut self.mapped.processes
     }
-    /// Like [`ShmFabric::access`].
+    /// Like [`ShmFabric::access`](crate::ShmFabric::access).
     ///
     /// # Errors
-    /// As [`ShmFabric::access`].
+    /// As [`ShmFabric::access`](crate::ShmFabric::access).
     #[inline(always)]
     pub fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
         let access = self.mapped.access(grant, guard);
@@ -340,10 +345,10 @@ impl<'a> Reach<'a> {
         Some(self.mapped.get_mut(grant)?.sleeps.load(Ordering::Relaxed) != 0)
     }
     /// Writes into a peer's region of [its program's own](Granted::in_process) memory, from `offset` on, by the kernel.
-    /// At most [`max_process_write`](crate::max_process_write) bytes.
+    /// At most [`max_process_write`] bytes.
     ///
     /// # Errors
-    /// As [`ShmFabric::access`], or the kernel can't: then a part of the bytes may stand there.
+    /// As [`ShmFabric::access`](crate::ShmFabric::access), or the kernel can't: then a part of the bytes may stand there.
     ///
     /// # Safety
     /// `from .. from + len` is mapped and readable for the call.
@@ -384,54 +389,6 @@ impl<'a> Reach<'a> {
                 Err(Denied::Unable)
             }
         }
-    }
-}
-
-impl ShmFabric {
-    /// Calls `access` with access to the memory that peers have granted.
-    #[inline(always)]
-    pub fn reach<R>(&mut self, access: impl FnOnce(Reach<'_>) -> R) -> R {
-        let mut revoked = None;
-        let result = access(Reach::new(&mut self.grants.mapped, &mut revoked));
-        if let Some(grant) = revoked {
-            self.unmap(grant);
-        }
-        result
-    }
-    /// The way to a peer's region by way of a queue pair of the same peer.
-    pub fn way(&mut self, grant: GrantId, guard: QpGuard) -> Option<Way> {
-        let mapped = &mut self.grants.mapped;
-        mapped.get_mut(grant).filter(|m| m.link == guard.link)?;
-        Some(Way { era: mapped.era, slot: grant.slot, guard })
-    }
-    /// Begins an access like [`access`](Self::access). `None`: the way has ended, or the access is not possible.
-    #[inline(always)]
-    pub fn access_by(&mut self, way: &Way) -> Option<Bracket<'_>> {
-        self.grants.mapped.access_by(way)
-    }
-    /// Begins an access to a peer's region, of at most [`MAX_BRACKET_BYTES`].
-    ///
-    /// # Errors
-    /// The region was revoked, or the queue pair's word differs from the guard's.
-    pub fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
-        if self.grants.mapped.access(grant, guard).is_err_and(|e| e == Denied::Revoked) {
-            self.unmap(grant);
-            return Err(Denied::Revoked);
-        }
-        self.grants.mapped.access(grant, guard)
-    }
-
-    /// Unmaps a peer's region, and informs the peer.
-    pub fn release_grant(&mut self, grant: GrantId) {
-        let Some(m) = self.grants.mapped.remove(grant) else { return };
-        self.send_note(m.link, Note::Left { key: m.key, times: m.times }, None);
-    }
-
-    /// Unmaps a region that the peer took back.
-    #[cold]
-    pub(super) fn unmap(&mut self, grant: GrantId) {
-        let Some(m) = self.grants.mapped.remove(grant) else { return };
-        self.notify(m.link, Notice::GrantRevoked { link: m.link, key: m.key, grant });
     }
 }
 

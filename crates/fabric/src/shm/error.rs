@@ -92,3 +92,52 @@ fn memory_remedy(source: &io::Error) -> &'static str {
         of_limits
     }
 }
+
+/// The reason why a request for a grant, or a grant, failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum GrantError {
+    /// There is no such link, or the two sides are not connected yet.
+    #[error("no shared-memory connection to this peer exists")]
+    Link,
+    /// The peer's process belongs to another user.
+    #[error("the peer's process belongs to another user, which may exchange packets only")]
+    ForeignUser,
+    /// This adapter does not share memory with peers.
+    #[error("this adapter was opened with isolated=yes or process_vm=no")]
+    Isolated,
+    /// A limit is reached.
+    #[error("{limit} {what}, which is the limit")]
+    Limit {
+        /// The limited objects.
+        what: &'static str,
+        /// The most of them.
+        limit: u32,
+    },
+    /// The region does not cover all pages of its memory, and a descriptor would open the others as well.
+    #[error("the region does not cover all pages of its memory")]
+    Partial,
+    /// The region is being revoked, and a peer is still within an access to it.
+    #[error("the region is being revoked")]
+    Ending,
+    /// The memory is private to this process, since a peer was dropped within an access to it.
+    #[error("the memory became private when a peer that had mapped it was dropped")]
+    Private,
+    /// The memory was granted for reading only once, and is sealed against other writers for good.
+    #[error("the memory was granted for reading only, and can't be granted for writing later")]
+    ReadOnly,
+    /// Memory of the program's own is granted for writing alone, to peers that this process was offered to.
+    #[error("the memory is the program's own, and the peer may not write there by the kernel")]
+    Process,
+    /// Another adapter of this process has granted it.
+    #[error("the memory is granted by another adapter of this process")]
+    Elsewhere,
+    /// The operating system refused the call.
+    #[error("{doing}: {source}")]
+    Io {
+        /// The operation.
+        doing: &'static str,
+        /// The reason.
+        source: io::Error,
+    },
+}

@@ -1,10 +1,7 @@
 //! The fabric of shared memory: the parts of an adapter's end.
 
-use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
-use std::time::Duration;
 
 use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
 use hca_process::{Fork, check_file_len};
@@ -12,91 +9,37 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
 
 use super::bell::{Doorbells, PAGE_BYTES};
+use super::board::BOARD_BYTES;
 use super::chance::{Refusable, ShmChance};
 use super::counters::Counters;
-use super::grants::{BOARD_BYTES, Grants};
+use super::error::ShmError;
+use super::grants::Grants;
 use super::link::{Links, Stage};
-use super::meet::{LISTENER, Lingering, Pending};
+use super::meetings::{LISTENER, Meetings};
 use super::memory::{LINE, Writers, create, create_sparse};
 use super::name::{Domain, Listener};
+use super::options::{ProcessVm, ShmOptions};
 use super::path::Paths;
 use super::peer::PeerName;
-use super::revoke::TakeBacks;
 use super::ring::{Barrier, Consumer, MAX_RING_LINES, MIN_RING_LINES, Record, outbox_bytes};
-use super::rx::{PacketsOnly, ShmSink};
-use super::{ShmError, memory, process};
+use super::rounds::Rounds;
+use super::sink::{PacketsOnly, ShmSink};
+use super::take_back::TakeBacks;
+use super::{memory, process};
 use crate::icrc::Icrc;
 use crate::{
     Fabric, FabricAttr, FabricLink, Glance, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
     TxBatch,
 };
 
-/// Rings that are polled each turn, once the others were parked, which each [`TICK`] does.
-pub(super) const HOT_RINGS: usize = 8;
-/// Rings that are polled before some are parked again within a tick: one barrier, which takes as long as hundreds of
-/// looks at a ring, then does for so many more.
-pub(super) const MAX_POLLED: usize = HOT_RINGS + 64;
-/// How often sockets are looked at while the adapter is busy.
-pub(super) const TICK: Duration = Duration::from_millis(1);
 /// Addresses that are drawn before one that is free is despaired of.
 const ADDRESS_DRAWS: usize = 4;
-
-/// The way to peers of memory that the program allocated itself, and not as shared pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ProcessVm {
-    /// The memory goes through the ring, by two copies.
-    No,
-    /// Receivers fetch long messages from the process by one copy (`process_vm_readv`), and WRITEs to an adapter that
-    /// sleeps are done by the kernel (`/proc/PID/mem`), if the system lets processes of one user read each other.
-    #[default]
-    Yes,
-    /// As `Yes`; and if Yama restricts that, this process allows every process of its user to read (and trace) it.
-    Any,
-}
-
-/// The options of a [`ShmFabric`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShmOptions {
-    /// Bytes of the ring to each peer: a power of two from 64 KiB to 64 MiB.
-    pub ring_bytes: usize,
-    /// The folder that holds the sockets, for containers that share a folder; `None` takes abstract names, which the
-    /// processes of a network namespace share.
-    pub folder: Option<PathBuf>,
-    /// Whether processes of other users may be peers. They then reach the queue pairs of this adapter as hosts of a
-    /// network would.
-    pub any_user: bool,
-    /// Whether RC queue pairs exchange messages instead of packets, with peers that do so too. If not, all traffic is
-    /// packets, which layers and taps see.
-    pub messages: bool,
-    /// Whether only the rings are shared with peers: the target's side then does every copy.
-    pub isolated: bool,
-    /// The way of memory that the program allocated itself; with `isolated` always through the ring.
-    pub process_vm: ProcessVm,
-}
-
-impl Default for ShmOptions {
-    /// 1 MiB to each peer, abstract names, this user's processes only, messages.
-    fn default() -> Self {
-        let process_vm = ProcessVm::Yes;
-        Self {
-            ring_bytes: 1 << 20,
-            folder: None,
-            any_user: false,
-            messages: true,
-            isolated: false,
-            process_vm,
-        }
-    }
-}
 
 /// A fabric that carries RoCE packets through shared memory.
 pub struct ShmFabric {
     pub(super) attr: FabricAttr,
     pub(super) local: PeerName,
     pub(super) domain: Domain,
-    pub(super) listener: Listener,
-    /// When the listening socket is looked at again, after descriptors or memory had run out.
-    pub(super) listen_at: Option<Instant>,
     pub(super) epoll: OwnedFd,
     pub(super) doorbells: Doorbells,
     pub(super) bits_fd: OwnedFd,
@@ -110,42 +53,19 @@ pub struct ShmFabric {
     /// Peers that have gone, until the adapter is told.
     pub(super) gone: Vec<PeerName>,
     pub(super) barrier: Barrier,
+    pub(super) meetings: Meetings,
+    pub(super) rounds: Rounds,
     pub(super) links: Links,
     pub(super) paths: Paths,
-    pub(super) pending: Vec<Pending>,
-    pub(super) next_pending: u32,
-    /// Socket files of peers that are gone, at which somebody still listened.
-    pub(super) lingering: Vec<Lingering>,
-    /// Addresses whose adapters wrote garbage.
-    pub(super) banned: HashSet<PeerName>,
-    /// Links whose rings are polled each turn.
-    pub(super) polled: Vec<u32>,
-    /// Which of them is looked at next.
-    pub(super) look_at: usize,
-    /// Links that were called for, to be gone through.
-    pub(super) called: Vec<u32>,
-    /// Links found to be over while rings were polled.
-    pub(super) ended: u32,
-    /// Greetings under way, for which sockets are looked at each turn for a while.
-    pub(super) greetings: u32,
-    pub(super) eager_until: Instant,
     pub(super) now: Instant,
     pub(super) turn: u64,
     pub(super) tick_at: Instant,
-    /// When peers are asked to prove their addresses.
-    pub(super) ask_at: Option<Instant>,
-    /// Addresses at which a process listens that could not prove to be there, and the process.
-    pub(super) impostors: HashMap<PeerName, i32>,
-    /// The link from which the scan of parked rings goes on.
-    pub(super) scan_at: u32,
     pub(super) record: Box<Record>,
     pub(super) icrc: Icrc,
     pub(super) tap: Option<Box<dyn Tap>>,
     pub(super) counters: Counters,
     pub(super) grants: Grants,
     pub(super) take_backs: TakeBacks,
-    /// Links whose rings were found full since there was room last.
-    pub(super) full: Vec<u32>,
     /// Whose end it is.
     pub(super) fork: Fork,
     /// In a simulation: what decides in the place of time and system.
@@ -222,12 +142,9 @@ impl ShmFabric {
             attr,
             local,
             domain,
-            listener,
-            listen_at: None,
             epoll,
             grants: Grants::new(board.clone()),
             take_backs: TakeBacks::default(),
-            full: Vec::with_capacity(64),
             doorbells: Doorbells::new(bits, board),
             bits_fd,
             board_fd,
@@ -238,24 +155,13 @@ impl ShmFabric {
             all_taken: false,
             gone: Vec::new(),
             barrier,
+            meetings: Meetings::new(listener),
+            rounds: Rounds::new(),
             links: Links::default(),
             paths: Paths::default(),
-            pending: Vec::new(),
-            next_pending: 0,
-            lingering: Vec::new(),
-            banned: HashSet::new(),
-            polled: Vec::with_capacity(2 * MAX_POLLED),
-            look_at: 0,
-            called: Vec::with_capacity(64),
-            ended: 0,
-            greetings: 0,
-            eager_until: Instant::ZERO,
             now: Instant::ZERO,
             turn: 0,
             tick_at: Instant::ZERO,
-            ask_at: None,
-            impostors: HashMap::new(),
-            scan_at: 0,
             record: Box::new(Record::new()),
             icrc: Icrc::new(),
             tap: None,
@@ -381,7 +287,7 @@ impl ShmFabric {
     /// When what lies there is looked at in a simulation, where nobody sleeps on the descriptor.
     fn looks_at(&self) -> Option<Instant> {
         let chance = self.chance.as_ref().filter(|c| !c.is_killed())?;
-        let mut polled = self.polled.iter().filter_map(|&slot| self.links.get(slot));
+        let mut polled = self.rounds.polled.iter().filter_map(|&slot| self.links.get(slot));
         let ending = |l: &super::link::Link| matches!(l.stage, Stage::Ending);
         if self.doorbells.rung() || polled.any(|l| ending(l) || l.has_input()) {
             return Some(chance.looks_at(None));
@@ -407,7 +313,7 @@ impl ShmFabric {
     /// Whether there are rings to poll in each turn.
     #[inline]
     pub fn polls_rings(&self) -> bool {
-        !self.polled.is_empty()
+        !self.rounds.polled.is_empty()
     }
     /// Makes [`Fabric::recv`] take nothing from now on, since the caller takes everything by
     /// [`recv_all`](Self::recv_all).
@@ -496,7 +402,7 @@ impl Fabric for ShmFabric {
     fn prepare_wait(&mut self) -> bool {
         let ending = |l: &super::link::Link| matches!(l.stage, Stage::Ending);
         let input = |f: &Self| {
-            let mut polled = f.polled.iter().filter_map(|&slot| f.links.get(slot));
+            let mut polled = f.rounds.polled.iter().filter_map(|&slot| f.links.get(slot));
             f.doorbells.rung() || polled.any(|l| ending(l) || l.has_input())
         };
         if input(self) {
@@ -505,7 +411,7 @@ impl Fabric for ShmFabric {
         let asked = self.ask_for_calls();
         let is_parked =
             |&slot: &u32| self.links.get(slot).and_then(|l| l.rx.as_ref()).is_none_or(Consumer::is_parked);
-        if !asked && self.doorbells.sleeps() && self.polled.iter().all(is_parked) {
+        if !asked && self.doorbells.sleeps() && self.rounds.polled.iter().all(is_parked) {
             // All was said before, and nothing has been taken since.
             return self.has_room();
         }
@@ -520,7 +426,9 @@ impl Fabric for ShmFabric {
     /// There is one only where a single ring is polled and nothing waits to be seen to.
     #[inline]
     fn renew_glance(&mut self, glance: &mut Glance) -> bool {
-        let (&[slot], None, false) = (&self.polled[..], &self.chance, self.is_called()) else { return false };
+        let (&[slot], None, false) = (&self.rounds.polled[..], &self.chance, self.is_called()) else {
+            return false;
+        };
         let rx = self.links.get(slot).and_then(|link| link.rx.as_ref());
         rx.is_some_and(|rx| rx.renew_glance(glance, || self.doorbells.glance()))
     }

@@ -16,14 +16,16 @@ use std::time::Duration;
 use hca_core::{Access, AddressVector, Instant};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use super::grants::generation_at;
-use super::hello;
+use super::board::generation_at;
+use super::frame;
 use super::lines::{LINE_DATA_BYTES, LineData, LineMessage, LineSink};
 use super::link::Stage;
 use super::memory::{Sealed, Segment, Writers};
 use super::peer::PeerName;
 use super::ring::{FIRST_BYTES, MAX_RECORD, MIN_RING_LINES, outbox_bytes};
-use super::{Grant, GrantId, LinkId, Notice, QpGuard, Reach, SharedPages, ShmFabric, ShmOptions, ShmSink};
+use super::{
+    Grant, GrantId, LinkId, Notice, QpGuard, Reach, SharedPages, ShmFabric, ShmOptions, ShmSink, hello,
+};
 use crate::sync::Ordering;
 use crate::{Fabric, PathId, RxBudget, RxPacket, TxBatch};
 
@@ -245,7 +247,9 @@ impl Bed {
         for round in 0.. {
             self.turn();
             self.turn_others();
-            if self.heard == self.sent && [&self.a, &self.b, &self.c].iter().all(|f| f.greetings == 0) {
+            if self.heard == self.sent
+                && [&self.a, &self.b, &self.c].iter().all(|f| f.meetings.greetings == 0)
+            {
                 return;
             }
             assert!(round < 10_000, "they do not meet");
@@ -451,14 +455,14 @@ impl Bed {
     /// The peer says something by its socket: a kind, some fields, and descriptors or not.
     fn say(&mut self, input: &mut Input<'_>) {
         let Some([kind, how, fields]) = input.take() else { return };
-        let mut message = hello::header(kind % 26);
+        let mut message = frame::header(kind % 26);
         for _ in 0..fields % 8 {
             let Some([at, byte]) = input.take() else { break };
-            message[11 + usize::from(at) % (hello::BYTES - 11)] = byte;
+            message[11 + usize::from(at) % (frame::BYTES - 11)] = byte;
         }
         let Some(slot) = self.b.links.find(self.a.local) else { return };
         let Some(Stage::Up(socket)) = self.b.links.get(slot).map(|l| &l.stage) else { return };
-        let len = if how & 4 == 0 { hello::BYTES } else { usize::from(how) % (hello::BYTES + 1) };
+        let len = if how & 4 == 0 { frame::BYTES } else { usize::from(how) % (frame::BYTES + 1) };
         let fds = [self.file.as_fd(); hello::DESCRIPTORS];
         let _ = hello::send_raw(socket.as_fd(), &message[..len], &fds[..usize::from(how & 3)]);
     }

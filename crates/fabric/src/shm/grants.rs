@@ -1,82 +1,26 @@
-//! Grants: requests for direct access to peers' memory, answers to such requests, and the board on which an adapter
-//! publishes the words that peers check before each access.
-//!
-//! ```text
-//! board    page 0   whether the adapter sleeps
-//!          then     a word (u64) for each queue pair
-//!          then     a generation (u32) for each region that is granted
-//!          then     a page of words (u32) that change when the loans by a key end
-//! ```
-//!
-//! Only the owner writes the board, and its pages are allocated on first use.
+//! What an end keeps of grants: those that it gave, with their holders, and those that it was given.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hca_core::Access;
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
 
-use super::access::{Ends, MappedRegions, Memory, Region};
-use super::bell::PAGE_BYTES;
-use super::chance::Refusable;
-use super::fabric::{ShmFabric, TICK};
-use super::grant::{
-    Grant, GrantError, GrantId, Granted, LinkId, MAX_ASKED, MAX_GRANTED_REGIONS, MAX_MAPPED_OF_PEER,
-    MAX_QP_WORDS, Notice, QpGuard,
-};
-use super::hello;
-use super::link::{Link, Stage};
-use super::memory::{LINE, Sealed, Segment, Window};
-use super::note::{Note, Place, RIGHTS};
+use super::access::MappedRegions;
+use super::board::{Bits, generation_at, in_use_at, is_writable};
+use super::grant::{LinkId, MAX_ASKED, MAX_MAPPED_OF_PEER, Notice};
+use super::memory::{Segment, Window};
+use super::note::Note;
 use super::pages::{PAGE, SharedPages};
 use super::ring::Barrier;
-use crate::PathId;
 
-/// Where the words of queue pairs begin on a board.
-pub(super) const QP_WORDS_AT: usize = PAGE_BYTES;
-/// Where the generations of regions begin.
-const GENERATIONS_AT: usize = QP_WORDS_AT + MAX_QP_WORDS as usize * 8;
-/// Where the words of loans are.
-pub(super) const LOAN_WORDS_AT: usize = GENERATIONS_AT + MAX_GRANTED_REGIONS as usize * 4;
-/// Bytes of a board.
-pub(super) const BOARD_BYTES: usize = LOAN_WORDS_AT + PAGE;
-const BOARD_PAGES: usize = BOARD_BYTES / PAGE;
-const _: () = assert!(BOARD_BYTES.is_multiple_of(PAGE));
 /// Notes that a peer has not taken from its socket; later ones that nobody waits for are lost, as are wake-ups.
-const MAX_UNSENT: usize = 1024;
+pub(super) const MAX_UNSENT: usize = 1024;
 /// Questions, offers and answers are kept beyond that, up to so many in all: one who leaves no more of them open than
 /// it may never gets there.
-const MAX_UNSENT_WANTED: usize = 2 * MAX_UNSENT;
+pub(super) const MAX_UNSENT_WANTED: usize = 2 * MAX_UNSENT;
 const _: () = assert!(MAX_UNSENT_WANTED - MAX_UNSENT >= 2 * (MAX_ASKED + MAX_MAPPED_OF_PEER) as usize);
 /// Notices of one peer that nobody has taken; then its socket is left alone for a while.
 pub(super) const MAX_NOTICES: u32 = 512;
-
-/// Where an outbox of this size says what its owner is within: its last line, as far from the ring as can be.
-pub(super) fn in_use_at(outbox_bytes: usize) -> usize {
-    outbox_bytes - LINE
-}
-fn qp_word_at(slot: u32) -> usize {
-    assert!(slot < MAX_QP_WORDS, "queue pair {slot} of {MAX_QP_WORDS}");
-    QP_WORDS_AT + slot as usize * 8
-}
-pub(super) fn generation_at(region: u32) -> usize {
-    GENERATIONS_AT + region as usize * 4
-}
-
-/// Pages, by a bit each.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Bits([u64; BOARD_PAGES.div_ceil(64)]);
-
-impl Bits {
-    pub(super) fn has(&self, page: usize) -> bool {
-        self.0[page / 64] >> (page % 64) & 1 != 0
-    }
-    pub(super) fn set(&mut self, page: usize) {
-        self.0[page / 64] |= 1 << (page % 64);
-    }
-}
 
 /// What a link knows of direct access.
 #[derive(Default)]
@@ -88,12 +32,12 @@ pub(super) struct Direct {
     /// What was asked of the peer: keys, and queue pairs.
     pub(super) asked: Vec<(u32, u32)>,
     /// What the peer has asked.
-    asking: Vec<(u32, u32)>,
+    pub(super) asking: Vec<(u32, u32)>,
     /// Keys of regions that were offered, and are neither taken nor left.
-    offers: Vec<u32>,
+    pub(super) offers: Vec<u32>,
     /// Slots of regions of ours that it may have mapped.
     pub(super) held: Vec<u32>,
-    unsent: VecDeque<(Note, Option<SharedPages>)>,
+    pub(super) unsent: VecDeque<(Note, Option<SharedPages>)>,
     /// Notices that nobody has taken.
     pub(super) notices: u32,
     /// This process was offered to the peer, to be fetched from, and the peer's to this one.
@@ -108,8 +52,8 @@ pub(super) struct PeerSide {
     pub(super) outbox: Window,
     pub(super) in_use_at: usize,
     pub(super) board: Window,
-    there: Bits,
-    barrier: Barrier,
+    pub(super) there: Bits,
+    pub(super) barrier: Barrier,
 }
 
 impl PeerSide {
@@ -119,7 +63,7 @@ impl PeerSide {
         Self { outbox, in_use_at: in_use_at(outbox_bytes), board, there, barrier }
     }
     /// Has a page of the board be there, which its owner may have left out.
-    fn ready(&mut self, at: usize) -> std::io::Result<()> {
+    pub(super) fn ready(&mut self, at: usize) -> std::io::Result<()> {
         let page = at / PAGE;
         if !self.there.has(page) {
             self.board.populate(page * PAGE, PAGE)?;
@@ -134,14 +78,14 @@ pub(super) struct GrantedRegion {
     pub(super) key: u32,
     /// `None`: memory of the program's own.
     pub(super) pages: Option<SharedPages>,
-    offset: usize,
-    len: usize,
-    iova: u64,
-    access: Access,
+    pub(super) offset: usize,
+    pub(super) len: usize,
+    pub(super) iova: u64,
+    pub(super) access: Access,
     /// Slots of links, and how often each was granted it.
     pub(super) holders: Vec<(u32, u32)>,
     /// Take-backs that are not done with it. It is granted to nobody any more.
-    ending: u32,
+    pub(super) ending: u32,
 }
 
 impl GrantedRegion {
@@ -154,24 +98,20 @@ impl GrantedRegion {
     }
 }
 
-pub(super) fn is_writable(access: Access) -> bool {
-    access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
-}
-
 /// What an adapter has granted, and what it was granted.
 pub(super) struct Grants {
     /// A number that no other adapter of the process has.
     pub(super) adapter: u64,
     pub(super) board: Segment,
-    there: Bits,
-    regions: Vec<Option<GrantedRegion>>,
-    generations: Vec<u32>,
-    free: VecDeque<u32>,
-    by_key: HashMap<u32, u32>,
+    pub(super) there: Bits,
+    pub(super) regions: Vec<Option<GrantedRegion>>,
+    pub(super) generations: Vec<u32>,
+    pub(super) free: VecDeque<u32>,
+    pub(super) by_key: HashMap<u32, u32>,
     pub(super) mapped: MappedRegions,
-    notices: VecDeque<(LinkId, Notice)>,
+    pub(super) notices: VecDeque<(LinkId, Notice)>,
     /// Links with notes that their sockets did not take.
-    late: Vec<u32>,
+    pub(super) late: Vec<u32>,
     /// Questions that peers have not answered.
     pub(super) questions: usize,
 }
@@ -254,6 +194,7 @@ impl Grants {
     pub(super) fn has_late_notes(&self) -> bool {
         !self.late.is_empty()
     }
+
     #[cfg(test)]
     pub(super) fn notices_now(&self) -> usize {
         self.notices.len()
@@ -261,462 +202,4 @@ impl Grants {
     pub(super) fn granted_now(&self) -> usize {
         self.by_key.len()
     }
-}
-
-impl ShmFabric {
-    /// The link behind a path, once both sides are connected; `None` for a path to the adapter itself.
-    pub fn link_of(&mut self, path: PathId) -> Option<LinkId> {
-        let slot = self.paths.get_mut(path)?.link;
-        let link = self.links.get_mut(slot)?;
-        if !matches!(link.stage, Stage::Up(_)) || link.unproven.is_some() {
-            return None;
-        }
-        link.direct.known = true;
-        Some(LinkId::new(self.links.token(slot)))
-    }
-
-    /// The memory behind an address range, if it belongs to [`SharedPages`].
-    pub fn pages_of(&self, addr: usize, len: usize) -> Option<SharedPages> {
-        SharedPages::find(addr, len)
-    }
-
-    /// Has a page of the board be there.
-    pub(super) fn board_ready(&mut self, at: usize) -> Result<(), GrantError> {
-        let page = at / PAGE;
-        if !self.grants.there.has(page) {
-            let io = |e: Errno| GrantError::Io { doing: "making a page of the board", source: e.into() };
-            let at = (page * PAGE) as u64;
-            rustix::fs::fallocate(&self.board_fd, FallocateFlags::empty(), at, PAGE as u64).map_err(io)?;
-            self.grants.there.set(page);
-        }
-        Ok(())
-    }
-
-    /// Publishes the word of a queue pair of this adapter, which peers compare before each direct access. A word that
-    /// withdraws rights is published by [`withdraw_qp_word`](Self::withdraw_qp_word).
-    ///
-    /// # Errors
-    /// There is no memory for the word; peers see 0 then.
-    ///
-    /// # Panics
-    /// If `slot` is not below [`MAX_QP_WORDS`](crate::MAX_QP_WORDS).
-    pub fn set_qp_word(&mut self, slot: u32, word: u64) -> Result<(), GrantError> {
-        let at = qp_word_at(slot);
-        self.board_ready(at)?;
-        // Release: pairs with the Acquire in `bracket::enter`.
-        self.grants.board.word64(at).store(word, Ordering::Release);
-        // Whoever is told that something was taken back writes to that memory behind this.
-        fence(Ordering::SeqCst);
-        Ok(())
-    }
-    /// The word of this adapter's queue pair as it was published.
-    pub(super) fn own_qp_word(&self, slot: u32) -> u64 {
-        let at = qp_word_at(slot);
-        if self.grants.there.has(at / PAGE) {
-            self.grants.board.word64(at).load(Ordering::Relaxed)
-        } else {
-            0
-        }
-    }
-    /// The present word of a peer's queue pair on the peer's board. A hint: it may change at any time.
-    ///
-    /// # Panics
-    /// If `slot` is not below [`MAX_QP_WORDS`](crate::MAX_QP_WORDS).
-    pub fn qp_word(&mut self, peer: LinkId, slot: u32) -> Option<u64> {
-        let at = qp_word_at(slot);
-        let side = self.linked(peer).ok()?.direct.peer.as_mut()?;
-        side.ready(at).ok()?;
-        Some(side.board.word64(at, Ordering::Acquire))
-    }
-    /// The guard for accesses through a peer's queue pair, created once for each connection and not for each access.
-    /// `None`: the peer is gone, or has no such queue pair.
-    pub fn qp_guard(&mut self, peer: LinkId, slot: u32, word: u64) -> Option<QpGuard> {
-        if slot >= MAX_QP_WORDS {
-            return None;
-        }
-        self.linked(peer).ok()?.direct.peer.as_mut()?.ready(qp_word_at(slot)).ok()?;
-        Some(QpGuard { link: peer, slot, word })
-    }
-
-    /// A link that is up, by its name.
-    pub(super) fn linked(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
-        let slot = self.links.by_token(peer.token()).ok_or(GrantError::Link)?;
-        let link = self.links.get_mut(slot).expect("it was found");
-        if matches!(link.stage, Stage::Up(_)) { Ok(link) } else { Err(GrantError::Link) }
-    }
-    /// A link to a process of this user.
-    pub(super) fn trusted(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
-        let link = self.linked(peer)?;
-        if link.closing {
-            return Err(GrantError::Link);
-        }
-        if link.direct.trusted { Ok(link) } else { Err(GrantError::ForeignUser) }
-    }
-
-    /// Asks a peer for the region of a key, for use by the peer's queue pair; the answer is a notice.
-    ///
-    /// # Errors
-    /// The peer is not there, belongs to another user, or has too many unanswered questions.
-    pub fn ask_grant(&mut self, peer: LinkId, key: u32, qpn: u32) -> Result<(), GrantError> {
-        let direct = &mut self.trusted(peer)?.direct;
-        if direct.asked.contains(&(key, qpn)) {
-            return Ok(());
-        }
-        if direct.asked.len() >= MAX_ASKED as usize {
-            return Err(GrantError::Limit { what: "questions to this peer are open", limit: MAX_ASKED });
-        }
-        direct.asked.push((key, qpn));
-        self.grants.questions += 1;
-        self.look_eagerly();
-        self.send_note(peer, Note::Ask { key, qpn }, None);
-        Ok(())
-    }
-    /// Grants a region to a peer that asked. The caller has checked key, protection domain and rights.
-    ///
-    /// # Errors
-    /// The grant failed, and the peer was informed.
-    ///
-    /// # Panics
-    /// If the key names another region already.
-    pub fn grant(&mut self, peer: LinkId, grant: &Grant<'_>) -> Result<(), GrantError> {
-        self.linked(peer)?.direct.asking.retain(|q| *q != (grant.key, grant.qpn));
-        let granted = self.hand_over(peer, grant, false);
-        if granted.is_err() {
-            self.send_note(peer, Note::Refuse { key: grant.key, qpn: grant.qpn }, None);
-        }
-        granted
-    }
-    /// Refuses the grant that a peer has asked for.
-    pub fn refuse_grant(&mut self, peer: LinkId, key: u32, qpn: u32) {
-        let Ok(link) = self.linked(peer) else { return };
-        link.direct.asking.retain(|q| *q != (key, qpn));
-        self.send_note(peer, Note::Refuse { key, qpn }, None);
-    }
-    /// Grants a region to a peer that has not asked. [`Notice::GrantTaken`] or [`Notice::GrantLeft`] follows.
-    ///
-    /// # Errors
-    /// The region can't be granted.
-    ///
-    /// # Panics
-    /// If the key names another region already.
-    pub fn offer(&mut self, peer: LinkId, grant: &Grant<'_>) -> Result<(), GrantError> {
-        self.hand_over(peer, grant, true)?;
-        let offers = &mut self.linked(peer)?.direct.offers;
-        if !offers.contains(&grant.key) {
-            offers.push(grant.key);
-        }
-        Ok(())
-    }
-
-    fn hand_over(&mut self, peer: LinkId, g: &Grant<'_>, offered: bool) -> Result<(), GrantError> {
-        let link = self.trusted(peer)?;
-        if g.pages.is_none() && !link.direct.process_offered {
-            return Err(GrantError::Process);
-        }
-        if self.is_refused(Refusable::Grant) {
-            let source = Errno::NOMEM.into();
-            return Err(GrantError::Io { doing: "granting, in a simulation", source });
-        }
-        let known = self.grants.slot_of(g.key);
-        if known.is_some_and(|slot| self.grants.is_ending(slot)) {
-            return Err(GrantError::Ending);
-        }
-        let link = self.linked(peer)?;
-        let holds = known.is_some_and(|slot| link.direct.held.contains(&slot));
-        if !holds && link.direct.held.len() >= MAX_MAPPED_OF_PEER as usize {
-            return Err(GrantError::Limit {
-                what: "regions are granted to this peer",
-                limit: MAX_MAPPED_OF_PEER,
-            });
-        }
-        let slot = match known {
-            Some(slot) => slot,
-            None => self.new_region(g)?,
-        };
-        let region = self.grants.region(slot).expect("it was found or made");
-        let access = g.access & RIGHTS;
-        let of_same = g.pages.map_or(region.pages.is_none(), |pages| region.is_of(pages));
-        let same = of_same && (region.offset, region.len) == (g.offset, g.len);
-        assert!(
-            same && (region.iova, region.access) == (g.iova, access),
-            "key {:#x} names another region",
-            g.key
-        );
-        let place = Place { region: slot, generation: self.grants.generation(slot), offset: g.offset as u64 };
-        let (qpn, iova, len, pd, qp_word) = (g.qpn, g.iova, g.len as u64, g.pd, g.qp_word);
-        let in_process = g.pages.is_none();
-        let granted = Granted { qpn, iova, len, access, pd, qp_word, offered, in_process };
-        let holders = self.grants.holders_mut(slot).expect("it is there");
-        match holders.iter_mut().find(|(l, _)| *l == peer.slot()) {
-            Some((_, times)) => *times += 1,
-            None => {
-                holders.push((peer.slot(), 1));
-                self.linked(peer)?.direct.held.push(slot);
-            }
-        }
-        self.counters.grants_given += 1;
-        self.send_note(peer, Note::Grant { key: g.key, place, granted }, g.pages.cloned());
-        Ok(())
-    }
-
-    /// A place on the board for a region that was not granted before.
-    fn new_region(&mut self, g: &Grant<'_>) -> Result<u32, GrantError> {
-        let access = g.access & RIGHTS;
-        let Some(pages) = g.pages else {
-            if g.len == 0 || access != Access::REMOTE_WRITE {
-                return Err(GrantError::Process);
-            }
-            return self.region_slot(g, access);
-        };
-        // All pages, since the descriptor opens all of them.
-        let end = g.offset.checked_add(g.len).filter(|end| *end <= pages.len());
-        let whole = g.offset < PAGE && end.is_some_and(|end| end.next_multiple_of(PAGE) == pages.len());
-        if !whole || g.len == 0 || access.is_empty() {
-            return Err(GrantError::Partial);
-        }
-        if !pages.claim(self.grants.adapter) {
-            return Err(GrantError::Elsewhere);
-        }
-        let adapter = self.grants.adapter;
-        let slot = pages.prepare(is_writable(access)).and_then(|()| self.region_slot(g, access));
-        if slot.is_err() && !self.grants.regions().any(|(_, r)| r.is_of(pages)) {
-            pages.unclaim(adapter);
-        }
-        slot
-    }
-
-    fn region_slot(&mut self, g: &Grant<'_>, access: Access) -> Result<u32, GrantError> {
-        let grants = &mut self.grants;
-        let new = grants.regions.len() as u32;
-        let slot = if new < MAX_GRANTED_REGIONS { new } else { *grants.free.front().unwrap_or(&new) };
-        if slot == MAX_GRANTED_REGIONS {
-            let what = "regions are granted";
-            return Err(GrantError::Limit { what, limit: MAX_GRANTED_REGIONS });
-        }
-        self.board_ready(generation_at(slot))?;
-        let grants = &mut self.grants;
-        if slot == new {
-            grants.regions.push(None);
-            grants.generations.push(0);
-        } else {
-            grants.free.pop_front();
-        }
-        let (key, offset, len, iova) = (g.key, g.offset, g.len, g.iova);
-        let (pages, holders) = (g.pages.cloned(), Vec::new());
-        grants.regions[slot as usize] =
-            Some(GrantedRegion { key, pages, offset, len, iova, access, holders, ending: 0 });
-        grants.by_key.insert(key, slot);
-        Ok(slot)
-    }
-
-    /// Takes the oldest notice.
-    pub fn next_notice(&mut self) -> Option<Notice> {
-        let (link, notice) = self.grants.notices.pop_front()?;
-        if let Ok(link) = self.linked(link) {
-            link.direct.notices -= 1;
-        }
-        Some(notice)
-    }
-
-    pub(super) fn notify(&mut self, peer: LinkId, notice: Notice) {
-        if let Ok(link) = self.linked(peer) {
-            link.direct.notices += 1;
-            link.direct.known = true;
-        }
-        self.grants.notices.push_back((peer, notice));
-    }
-}
-
-/// Notes, in either direction.
-impl ShmFabric {
-    /// Sends a note, now or once the socket takes it. To a link that is gone nothing is sent.
-    pub(super) fn send_note(&mut self, peer: LinkId, note: Note, pages: Option<SharedPages>) {
-        let Ok(link) = self.linked(peer) else { return };
-        let direct = &mut link.direct;
-        let most = if note.is_waited_for() { MAX_UNSENT_WANTED } else { MAX_UNSENT };
-        if direct.unsent.len() >= most {
-            self.counters.notes_lost += 1;
-            return;
-        }
-        direct.unsent.push_back((note, pages));
-        if direct.unsent.len() == 1 {
-            self.send_notes(peer.slot());
-        }
-    }
-
-    /// Sends what waits, as far as the socket takes it.
-    fn send_notes(&mut self, slot: u32) {
-        let Some(link) = self.links.get_mut(slot) else { return };
-        let Stage::Up(socket) = &link.stage else { return };
-        while let Some((note, pages)) = link.direct.unsent.front() {
-            let fd = pages.as_ref().map(SharedPages::fd);
-            match hello::send_note(socket.as_fd(), note, fd) {
-                Ok(()) => {}
-                // Its queue is full, or too many descriptors are on their way.
-                Err(Errno::AGAIN | Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => {
-                    if !self.grants.late.contains(&slot) {
-                        self.grants.late.push(slot);
-                    }
-                    return;
-                }
-                // It is gone, which the socket's other end tells soon.
-                Err(_) => return link.direct.unsent.clear(),
-            }
-            link.direct.unsent.pop_front();
-        }
-    }
-
-    /// Once a tick: what sockets did not take the last time.
-    pub(super) fn send_late_notes(&mut self) {
-        for slot in std::mem::take(&mut self.grants.late) {
-            self.send_notes(slot);
-        }
-    }
-    /// When [`send_late_notes`](Self::send_late_notes) has something to do.
-    pub(super) fn late_deadline(&self) -> Option<hca_core::Instant> {
-        self.grants.has_late_notes().then(|| self.now + TICK)
-    }
-
-    /// A peer has said something. An error: it broke the rules.
-    pub(super) fn hear_note(
-        &mut self,
-        slot: u32,
-        note: Note,
-        fd: Option<std::os::fd::OwnedFd>,
-    ) -> Result<(), &'static str> {
-        let peer = LinkId::new(self.links.token(slot));
-        let link = self.links.get_mut(slot).expect("its socket was just read");
-        let direct = &mut link.direct;
-        match note {
-            Note::Ask { key, qpn } if !direct.trusted => {
-                self.send_note(peer, Note::Refuse { key, qpn }, None);
-            }
-            Note::Ask { key, qpn } => {
-                if direct.asking.len() >= MAX_ASKED as usize {
-                    return Err("it asks for more grants than allowed");
-                }
-                if !direct.asking.contains(&(key, qpn)) {
-                    direct.asking.push((key, qpn));
-                    self.notify(peer, Notice::GrantAsked { link: peer, key, qpn });
-                }
-            }
-            Note::Refuse { key, qpn } => {
-                self.answered(slot, key, qpn)?;
-                self.notify(peer, Notice::GrantRefused { link: peer, key, qpn });
-            }
-            Note::Grant { key, place, granted } => {
-                if !granted.offered {
-                    self.answered(slot, key, granted.qpn)?;
-                }
-                self.take_grant(peer, key, place, granted, fd);
-            }
-            Note::Taken { key } => {
-                if take(&mut direct.offers, &key) {
-                    self.notify(peer, Notice::GrantTaken { link: peer, key });
-                }
-            }
-            Note::Left { key, times } => {
-                take(&mut direct.offers, &key);
-                self.be_left(peer, key, times);
-            }
-            Note::Process { pid, addr, proof } => self.hear_process(peer, pid, addr, proof)?,
-            Note::Fetches { yes } => self.hear_fetches(peer, yes)?,
-            Note::Revoked { place, .. } => {
-                if let Some(grant) = self.grants.mapped.find(peer, &place) {
-                    self.unmap(grant);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A question to a peer has its answer.
-    fn answered(&mut self, slot: u32, key: u32, qpn: u32) -> Result<(), &'static str> {
-        let direct = &mut self.links.get_mut(slot).expect("its socket was just read").direct;
-        if !take(&mut direct.asked, &(key, qpn)) {
-            return Err("it answers a question that was not asked");
-        }
-        self.grants.questions -= 1;
-        Ok(())
-    }
-
-    /// Maps what a peer has granted.
-    fn take_grant(
-        &mut self,
-        peer: LinkId,
-        key: u32,
-        place: Place,
-        granted: Granted,
-        fd: Option<std::os::fd::OwnedFd>,
-    ) {
-        match self.map_grant(peer, key, place, granted, fd) {
-            Some((grant, granted)) => {
-                self.counters.grants_mapped += 1;
-                if granted.offered {
-                    self.send_note(peer, Note::Taken { key }, None);
-                }
-                self.notify(peer, Notice::Granted { link: peer, key, grant, granted });
-            }
-            None => {
-                self.counters.grants_not_mapped += 1;
-                self.send_note(peer, Note::Left { key, times: 1 }, None);
-                if !granted.offered {
-                    self.notify(peer, Notice::GrantRefused { link: peer, key, qpn: granted.qpn });
-                }
-            }
-        }
-    }
-
-    fn map_grant(
-        &mut self,
-        peer: LinkId,
-        key: u32,
-        place: Place,
-        granted: Granted,
-        fd: Option<std::os::fd::OwnedFd>,
-    ) -> Option<(GrantId, Granted)> {
-        if let Some(grant) = self.grants.mapped.find(peer, &place) {
-            // Another queue pair asked for the same.
-            let Granted { qpn, qp_word, offered, .. } = granted;
-            return self.grants.mapped.again(grant).map(|g| (grant, Granted { qpn, qp_word, offered, ..g }));
-        }
-        // What stood there before was taken back, which was not heard of.
-        if let Some(old) = self.grants.mapped.of_region(peer, place.region) {
-            self.unmap(old);
-        }
-        if self.grants.mapped.is_full(peer) || self.is_refused(Refusable::Mapping) {
-            return None;
-        }
-        let link = self.trusted(peer).ok()?;
-        let at = generation_at(place.region);
-        let own = link.outbox.clone();
-        let side = link.direct.peer.as_mut().expect("who is linked has it");
-        side.ready(at).ok()?;
-        let (board, barrier) = (side.board.clone(), side.barrier);
-        let memory = if granted.in_process {
-            Memory::Process(self.grants.mapped.processes.memory_of(peer)?)
-        } else {
-            let fd = fd?;
-            // Both are lengths within an address space, as the note's parsing has found.
-            let needed = (place.offset + granted.len) as usize;
-            let mapped = Sealed::granted(fd.as_fd(), needed)
-                .and_then(|sealed| Region::map(&sealed, is_writable(granted.access)));
-            match mapped {
-                Ok(region) => Memory::Mapped(region),
-                Err(why) => {
-                    tracing::warn!(%why, "memory that a peer has granted is not mapped");
-                    return None;
-                }
-            }
-        };
-        let in_use_at = in_use_at(super::ring::outbox_bytes(self.ring_lines));
-        let ends = Ends { link: peer, own, in_use_at, board, barrier };
-        Some((self.grants.mapped.insert(ends, key, place, granted, memory, at), granted))
-    }
-}
-
-/// Takes a thing out of a list; `false`: it is not there.
-fn take<T: PartialEq>(list: &mut Vec<T>, thing: &T) -> bool {
-    let at = list.iter().position(|t| t == thing);
-    at.map(|at| list.swap_remove(at)).is_some()
 }

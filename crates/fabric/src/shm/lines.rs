@@ -134,23 +134,23 @@ impl ShmFabric {
         if self.is_blind() {
             return None;
         }
-        let &[slot] = &self.polled[..] else { return self.look_at_many() };
+        let &[slot] = &self.rounds.polled[..] else { return self.look_at_many() };
         self.links.get(slot)?.rx.as_ref()?.has_record().then_some(Found(slot))
     }
     #[inline(never)]
     fn look_at_many(&mut self) -> Option<Found> {
         if self.doorbells.rung() {
-            self.look_at = self.polled.len();
+            self.rounds.look_at = self.rounds.polled.len();
             self.answer_calls();
             self.park_surplus();
         }
-        let count = self.polled.len();
+        let count = self.rounds.polled.len();
         for _ in 0..count {
-            if self.look_at >= count {
-                self.look_at = 0;
+            if self.rounds.look_at >= count {
+                self.rounds.look_at = 0;
             }
-            let slot = self.polled[self.look_at];
-            self.look_at += 1;
+            let slot = self.rounds.polled[self.rounds.look_at];
+            self.rounds.look_at += 1;
             if let Some(Link { rx: Some(rx), .. }) = self.links.get(slot)
                 && rx.has_record()
             {
@@ -199,6 +199,6 @@ impl ShmFabric {
     /// Whether there is work outside of rings.
     #[inline(always)]
     pub fn is_called(&self) -> bool {
-        self.doorbells.rung() || self.ended > 0
+        self.doorbells.rung() || self.rounds.ended > 0
     }
 }

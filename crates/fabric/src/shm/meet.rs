@@ -18,17 +18,19 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use super::bell::{BITS, Caller, PAGE_BYTES};
-use super::fabric::{ShmFabric, TICK};
-use super::grants::{BOARD_BYTES, MAX_NOTICES, PeerSide};
-use super::hello::{self, DESCRIPTORS, Greeting, Kind, Received};
+use super::board::BOARD_BYTES;
+use super::fabric::ShmFabric;
+use super::grants::{MAX_NOTICES, PeerSide};
+use super::hello;
+use super::hello::{DESCRIPTORS, Greeting, Kind, Received};
 use super::link::{Link, MAX_LINKS, Stage, send_notice};
+use super::meetings::{LISTENER, Lingering, Pending};
 use super::memory::{MemoryFault, Sealed, Segment, Window, Writers, create};
 use super::peer::PeerName;
 use super::ring::{Consumer, Producer, outbox_bytes};
+use super::rounds::TICK;
 use crate::PathError;
 
-/// The kernel's name for the listening socket.
-pub(super) const LISTENER: u64 = u64::MAX;
 /// In the kernel's name for a connection whose other end has not said hello.
 const PENDING: u64 = 1 << 63;
 /// Such connections at most.
@@ -56,26 +58,6 @@ const MAX_LINGERING: usize = 1024;
 pub(super) const MAX_BYTES_OF_USER: usize = if cfg!(test) { 8 << 20 } else { 1 << 30 };
 /// Addresses of adapters that are remembered for having written garbage.
 const MAX_BANNED: usize = 4096;
-
-/// A connection whose other end has not said hello.
-pub(super) struct Pending {
-    id: u32,
-    socket: OwnedFd,
-    /// The user whose process is at the other end.
-    uid: u32,
-    pub(super) deadline: Instant,
-    /// What it said: it waits until the last one of its address is gone.
-    pub(super) said: Option<(Greeting, Vec<OwnedFd>)>,
-}
-
-/// The socket file of a peer that is gone. The system closes a dead process's descriptors one after the other, and
-/// frees what memory they hold meanwhile; so whoever is told of the death may be told before the listening socket is
-/// closed.
-pub(super) struct Lingering {
-    peer: PeerName,
-    at: Instant,
-    pause: Duration,
-}
 
 /// A peer's memory, mapped.
 struct PeerMemory {
@@ -112,7 +94,7 @@ impl ShmFabric {
         if self.links.len() >= MAX_LINKS && on_network {
             return Err(PathError::Limit(MAX_LINKS));
         }
-        if self.banned.contains(&peer) || self.links.len() >= MAX_LINKS {
+        if self.meetings.banned.contains(&peer) || self.links.len() >= MAX_LINKS {
             return Ok(None);
         }
         let (socket, uid) = match self.domain.connect(peer) {
@@ -124,7 +106,7 @@ impl ShmFabric {
             Err(e) => {
                 if e == Errno::CONNREFUSED {
                     let _ = self.domain.remove_if_stale(peer);
-                    self.impostors.remove(&peer);
+                    self.meetings.impostors.remove(&peer);
                 } else if on_network {
                     // The peer sees that this side listens, and takes shared memory: it must not find packets.
                     return Err(PathError::Io { doing: "connecting to a peer's socket", source: e.into() });
@@ -160,13 +142,13 @@ impl ShmFabric {
 
     /// For a while the sockets are looked at each turn.
     fn greeting_begins(&mut self) {
-        self.greetings += 1;
+        self.meetings.greetings += 1;
         self.look_eagerly();
     }
 
     /// An answer is expected, for which the sockets are looked at each turn for a while.
     pub(super) fn look_eagerly(&mut self) {
-        self.eager_until = self.now + EAGERNESS;
+        self.meetings.eager_until = self.now + EAGERNESS;
         self.tick_at = Instant::ZERO;
     }
 
@@ -233,8 +215,8 @@ impl ShmFabric {
         if self.doorbells.sleeps() {
             self.doorbells.wake();
         }
-        let expects = self.greetings > 0 || self.grants.questions > 0;
-        let eager = expects && self.now < self.eager_until;
+        let expects = self.meetings.greetings > 0 || self.grants.questions > 0;
+        let eager = expects && self.now < self.meetings.eager_until;
         self.tick_at = if eager { self.now } else { self.now + TICK };
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -261,13 +243,13 @@ impl ShmFabric {
 
     /// When [`expire`](Self::expire) has something to do.
     pub(super) fn meeting_deadline(&self) -> Option<Instant> {
-        let files = self.lingering.iter().map(|l| l.at);
-        if self.greetings == 0 && self.listen_at.is_none() {
+        let files = self.meetings.lingering.iter().map(|l| l.at);
+        if self.meetings.greetings == 0 && self.meetings.listen_at.is_none() {
             return files.min();
         }
         let links = self.links.iter().filter_map(|(_, l)| l.deadline);
-        let own = self.listen_at.into_iter().chain(self.ask_at).chain(files);
-        self.pending.iter().map(|p| p.deadline).chain(links).chain(own).min()
+        let own = self.meetings.listen_at.into_iter().chain(self.meetings.ask_at).chain(files);
+        self.meetings.pending.iter().map(|p| p.deadline).chain(links).chain(own).min()
     }
 
     fn expire(&mut self) {
@@ -275,23 +257,23 @@ impl ShmFabric {
             return;
         }
         let now = self.now;
-        let before = self.pending.len();
-        self.pending.retain(|p| now < p.deadline);
-        let silent = (before - self.pending.len()) as u32;
+        let before = self.meetings.pending.len();
+        self.meetings.pending.retain(|p| now < p.deadline);
+        let silent = (before - self.meetings.pending.len()) as u32;
         self.counters.peers_refused += u64::from(silent);
-        self.greetings -= silent;
+        self.meetings.greetings -= silent;
         let late = |l: &Link| l.deadline.is_some_and(|at| at <= now);
         let late: Vec<u32> = self.links.iter().filter(|(_, l)| late(l)).map(|(slot, _)| slot).collect();
         for slot in late {
             self.give_up(slot);
         }
-        if self.listen_at.is_some_and(|at| at <= now) {
+        if self.meetings.listen_at.is_some_and(|at| at <= now) {
             let name = epoll::EventData::new_u64(LISTENER);
-            let added = epoll::add(&self.epoll, &self.listener, name, epoll::EventFlags::IN);
-            self.listen_at = added.is_err().then(|| now + LISTEN_AGAIN);
+            let added = epoll::add(&self.epoll, &self.meetings.listener, name, epoll::EventFlags::IN);
+            self.meetings.listen_at = added.is_err().then(|| now + LISTEN_AGAIN);
         }
         let domain = &self.domain;
-        self.lingering.retain_mut(|file| {
+        self.meetings.lingering.retain_mut(|file| {
             if now < file.at {
                 return true;
             }
@@ -304,7 +286,7 @@ impl ShmFabric {
 
     fn accept(&mut self) {
         for _ in 0..ACCEPTS {
-            let (socket, uid) = match self.listener.accept() {
+            let (socket, uid) = match self.meetings.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(e) => {
                     if e.kind() != std::io::ErrorKind::WouldBlock {
@@ -313,20 +295,26 @@ impl ShmFabric {
                     return;
                 }
             };
-            if !self.domain.admits(uid) || self.pending.len() >= MAX_PENDING {
+            if !self.domain.admits(uid) || self.meetings.pending.len() >= MAX_PENDING {
                 self.counters.peers_refused += 1;
                 tracing::warn!(uid, "a connection was refused: another user's, or above the limit");
                 send_notice(&socket, Kind::Refused, self.local);
                 continue;
             }
-            let id = self.next_pending;
-            self.next_pending = id.wrapping_add(1);
+            let id = self.meetings.next_pending;
+            self.meetings.next_pending = id.wrapping_add(1);
             let name = epoll::EventData::new_u64(PENDING | u64::from(id));
             if epoll::add(&self.epoll, &socket, name, epoll::EventFlags::IN).is_err() {
                 self.counters.accepts_failed += 1;
                 continue;
             }
-            self.pending.push(Pending { id, socket, uid, deadline: self.now + PATIENCE, said: None });
+            self.meetings.pending.push(Pending {
+                id,
+                socket,
+                uid,
+                deadline: self.now + PATIENCE,
+                said: None,
+            });
             self.greeting_begins();
             // Who connects says hello at once.
             self.hear_pending(id);
@@ -336,26 +324,26 @@ impl ShmFabric {
     /// Leaves connections where they are for a while, since there is nothing to take them with.
     fn stop_listening(&mut self) {
         self.counters.accepts_failed += 1;
-        let _ = epoll::delete(&self.epoll, &self.listener);
-        self.listen_at = Some(self.now + LISTEN_AGAIN);
+        let _ = epoll::delete(&self.epoll, &self.meetings.listener);
+        self.meetings.listen_at = Some(self.now + LISTEN_AGAIN);
     }
 
     /// Something at a connection whose other end has not said hello.
     fn hear_pending(&mut self, id: u32) {
-        let Some(index) = self.pending.iter().position(|p| p.id == id) else { return };
-        let received = hello::receive(self.pending[index].socket.as_fd());
+        let Some(index) = self.meetings.pending.iter().position(|p| p.id == id) else { return };
+        let received = hello::receive(self.meetings.pending[index].socket.as_fd());
         if matches!(received, Received::Nothing) {
             return;
         }
-        let mut pending = self.pending.swap_remove(index);
-        self.greetings -= 1;
+        let mut pending = self.meetings.pending.swap_remove(index);
+        self.meetings.greetings -= 1;
         let _ = epoll::delete(&self.epoll, &pending.socket);
         let socket = &pending.socket;
         match received {
             Received::Message(greeting, fds) if greeting.kind == Kind::Hello => {
                 if self.is_leaving(greeting.from) {
                     pending.said = Some((greeting, fds));
-                    self.pending.push(pending);
+                    self.meetings.pending.push(pending);
                     return self.greeting_begins();
                 }
                 self.meet(pending.socket, pending.uid, &greeting, &fds);
@@ -373,15 +361,15 @@ impl ShmFabric {
     /// Those whose address was another one's, who is gone by now.
     fn admit_waiting(&mut self) {
         let mut at = 0;
-        while let Some(pending) = self.pending.get_mut(at) {
+        while let Some(pending) = self.meetings.pending.get_mut(at) {
             let address = pending.said.as_ref().map(|said| said.0.from);
             if address.is_none_or(|address| self.is_leaving(address)) {
                 at += 1;
                 continue;
             }
-            let Pending { socket, uid, said, .. } = self.pending.swap_remove(at);
+            let Pending { socket, uid, said, .. } = self.meetings.pending.swap_remove(at);
             let (greeting, fds) = said.expect("looked at just now");
-            self.greetings -= 1;
+            self.meetings.greetings -= 1;
             self.meet(socket, uid, &greeting, &fds);
         }
     }
@@ -431,7 +419,7 @@ impl ShmFabric {
         fds: &[OwnedFd],
     ) -> Result<(), Unwanted> {
         let peer = greeting.from;
-        if peer == self.local || self.banned.contains(&peer) {
+        if peer == self.local || self.meetings.banned.contains(&peer) {
             return Err(Unwanted::Address(peer));
         }
         self.check_user(uid, greeting)?;
@@ -474,7 +462,7 @@ impl ShmFabric {
         link.outbox_fd = None;
         link.deadline = None;
         if link.unproven.is_some() {
-            self.ask_at = Some(self.now);
+            self.meetings.ask_at = Some(self.now);
             return;
         }
         self.open_link(slot);
@@ -482,7 +470,7 @@ impl ShmFabric {
 
     /// From now on something can be exchanged.
     pub(super) fn open_link(&mut self, slot: u32) {
-        self.greetings -= 1;
+        self.meetings.greetings -= 1;
         self.counters.peers_linked += 1;
         self.poll_from_now_on(slot);
     }
@@ -563,8 +551,8 @@ impl ShmFabric {
         let Some(link) = self.links.get_mut(slot) else { return };
         tracing::warn!(peer = %link.peer, %why, "a peer was dropped");
         // An address of the network is somebody else's later.
-        if self.banned.len() < MAX_BANNED && !self.domain.is_on_network() {
-            self.banned.insert(link.peer);
+        if self.meetings.banned.len() < MAX_BANNED && !self.domain.is_on_network() {
+            self.meetings.banned.insert(link.peer);
         }
         // Nothing more is taken from its ring.
         self.silence(slot);
@@ -575,7 +563,7 @@ impl ShmFabric {
     fn silence(&mut self, slot: u32) {
         let Some(link) = self.links.get_mut(slot) else { return };
         // The greeting of a link goes on until both are proven.
-        self.greetings -= u32::from(link.rx.take().is_some() && link.unproven.is_some());
+        self.meetings.greetings -= u32::from(link.rx.take().is_some() && link.unproven.is_some());
     }
 
     /// The peer is gone. What it has left in its ring is still taken.
@@ -585,7 +573,7 @@ impl ShmFabric {
         }
         let Some(link) = self.links.get_mut(slot) else { return };
         if !matches!(link.stage, Stage::Ending | Stage::Up(_)) {
-            self.greetings -= u32::from(link.rx.is_none() && link.outbox_fd.is_some());
+            self.meetings.greetings -= u32::from(link.rx.is_none() && link.outbox_fd.is_some());
         }
         let parts = !matches!(link.stage, Stage::Ending);
         link.stage = Stage::Ending;
@@ -604,7 +592,7 @@ impl ShmFabric {
     /// Nothing of a peer is left to be done.
     #[cold]
     pub(super) fn remove_link(&mut self, slot: u32) {
-        self.polled.retain(|s| *s != slot);
+        self.rounds.polled.retain(|s| *s != slot);
         let Some(mut link) = self.links.remove(slot) else { return };
         let _ = link.tx.refresh();
         self.counters.tx_lines_unread += u64::from(link.tx.unconsumed());
@@ -612,8 +600,12 @@ impl ShmFabric {
         if self.messages {
             self.gone.push(link.peer);
         }
-        if !self.domain.remove_if_stale(link.peer) && self.lingering.len() < MAX_LINGERING {
-            self.lingering.push(Lingering { peer: link.peer, at: self.now + LOOK_AGAIN, pause: LOOK_AGAIN });
+        if !self.domain.remove_if_stale(link.peer) && self.meetings.lingering.len() < MAX_LINGERING {
+            self.meetings.lingering.push(Lingering {
+                peer: link.peer,
+                at: self.now + LOOK_AGAIN,
+                pause: LOOK_AGAIN,
+            });
         }
     }
 }

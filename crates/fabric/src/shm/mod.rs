@@ -9,20 +9,20 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `options`, `error` | options; errors |
 //! | `name` | domains, addresses, listening sockets |
-//! | `cred` | the user and process at the other end of a socket |
-//! | `hello` | messages over a socket, with descriptors |
-//! | `meet` | connecting, accepting, peers that leave |
-//! | `link`, `path` | the state of a peer; of a path |
+//! | `frame`, `hello`, `note` | messages over a socket, with descriptors |
+//! | `meetings`, `link`, `path`, `rounds` | what an end keeps: of its meetings, of a peer, of a path, of the rings it polls |
 //! | `memory` | mappings, and all access to them |
 //! | `ring` | packets one way, credits the other; parking |
 //! | `bell` | calling a consumer that does not poll |
-//! | `rx`, `tx`; `lines` | the data path; the fast path of small messages |
-//! | `grant`, `grants`, `note`, `pages` | direct access to memory: grants, and the messages about them |
-//! | `proof` | adapters on addresses of the network: each proves that it is there |
-//! | `access`, `bracket`, `revoke` | an access; both sides of its bracket; taking memory back |
-//! | `process` | memory of the program's own, fetched from the peer's process |
-//! | `process_write` | the same written by the kernel, where the peer sleeps |
+//! | `board`, `grant`, `grants`, `pages` | direct access to memory: the board, what is told of grants, what an end keeps of them |
+//! | `access`, `bracket`, `take_back` | an access; both sides of its bracket; what is being taken back |
+//! | `process`, `process_write` | memory of the program's own, fetched from the peer's process, or written by the kernel |
+//! | `fabric` | an end: the parts above, and their opening |
+//! | `meet`, `proof`, `proving` | connecting, accepting, peers that leave; proofs of addresses of the network |
+//! | `rx`, `tx`, `sink`; `lines` | the data path; the fast path of small messages |
+//! | `granting`, `reach`, `lend`, `revoke` | granting, accessing, lending, taking back, as an end does it |
 //!
 //! Packets have no IP header and no ICRC: nothing between two processes can damage a packet. A tap gets both, as they
 //! would be on a wire. A packet is lost only with its receiver, or when the receiver leaves its ring full for so long
@@ -31,6 +31,8 @@
 #[cfg(not(loom))]
 mod access;
 mod bell;
+#[cfg(not(loom))]
+mod board;
 mod bracket;
 #[cfg(not(loom))]
 mod chance;
@@ -41,25 +43,35 @@ mod counters;
 mod error;
 #[cfg(not(loom))]
 mod fabric;
+#[cfg(not(loom))]
+mod frame;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 mod fuzzed;
 #[cfg(not(loom))]
 mod grant;
 #[cfg(not(loom))]
+mod granting;
+#[cfg(not(loom))]
 mod grants;
 #[cfg(not(loom))]
 mod hello;
+#[cfg(not(loom))]
+mod lend;
 #[cfg(not(loom))]
 mod lines;
 #[cfg(not(loom))]
 mod link;
 #[cfg(not(loom))]
 mod meet;
+#[cfg(not(loom))]
+mod meetings;
 mod memory;
 #[cfg(not(loom))]
 mod name;
 #[cfg(not(loom))]
 mod note;
+#[cfg(not(loom))]
+mod options;
 #[cfg(not(loom))]
 mod pages;
 #[cfg(not(loom))]
@@ -73,10 +85,20 @@ mod process_write;
 #[cfg(not(loom))]
 mod proof;
 #[cfg(not(loom))]
+mod proving;
+#[cfg(not(loom))]
+mod reach;
+#[cfg(not(loom))]
 mod revoke;
 mod ring;
 #[cfg(not(loom))]
+mod rounds;
+#[cfg(not(loom))]
 mod rx;
+#[cfg(not(loom))]
+mod sink;
+#[cfg(not(loom))]
+mod take_back;
 #[cfg(all(test, not(loom)))]
 mod tests;
 #[cfg(not(loom))]
@@ -87,19 +109,20 @@ pub use access::{Bracket, Reach, Way};
 #[cfg(not(loom))]
 pub use chance::{Refusable, ShmChance};
 #[cfg(not(loom))]
-pub use error::ShmError;
+pub use error::{GrantError, ShmError};
 #[cfg(not(loom))]
-pub use fabric::{ProcessVm, ShmFabric, ShmOptions};
+pub use fabric::ShmFabric;
 #[cfg(fuzzing)]
 pub use fuzzed::shm_peer;
 #[cfg(not(loom))]
 pub use grant::{
-    AccessError, Denied, Grant, GrantError, GrantId, Granted, LinkId, MAX_ASKED, MAX_BRACKET_BYTES,
-    MAX_GRANTED_REGIONS, MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, Notice, QpGuard,
-    Revocation,
+    AccessError, Denied, Grant, GrantId, Granted, LinkId, MAX_ASKED, MAX_BRACKET_BYTES, MAX_GRANTED_REGIONS,
+    MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, Notice, QpGuard, Revocation,
 };
 #[cfg(not(loom))]
 pub use lines::{Found, LINE_DATA_BYTES, LineData, LineMessage, LineSink, LineTx, Lines};
+#[cfg(not(loom))]
+pub use options::{ProcessVm, ShmOptions};
 #[cfg(not(loom))]
 pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
 #[cfg(not(loom))]
@@ -109,8 +132,8 @@ pub use process::{FetchError, LoanTerms, Places, ProcessLoan};
 #[cfg(not(loom))]
 pub use process_write::max_process_write;
 #[cfg(not(loom))]
-pub use revoke::{TakeBack, TakeBackId};
+pub use sink::ShmSink;
 #[cfg(not(loom))]
-pub use rx::ShmSink;
+pub use take_back::{TakeBack, TakeBackId};
 #[cfg(not(loom))]
 pub use tx::ShmTx;

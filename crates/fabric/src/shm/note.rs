@@ -2,8 +2,8 @@
 
 use hca_core::Access;
 
+use super::frame::{BYTES, HelloFault, header};
 use super::grant::{Granted, MAX_GRANTED_REGIONS};
-use super::hello::{BYTES, HelloFault, header};
 
 /// The kinds that are notes; below are greetings.
 pub(super) const FIRST: u8 = 16;

@@ -20,7 +20,7 @@ use hca_process::{Fork, PerProcess, memory_file};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::grant::GrantError;
+use super::error::GrantError;
 
 /// The most allocations with a descriptor of their own, at one time in a process.
 pub const MAX_SHARED_ALLOCATIONS: u32 = 256;

@@ -32,32 +32,27 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
-use super::access::Reach;
-use super::chance::Refusable;
-use super::fabric::{ProcessVm, ShmFabric};
-use super::grant::{GrantError, GrantId, LinkId, Notice};
-use super::grants::{Bits, LOAN_WORDS_AT, QP_WORDS_AT};
-use super::link::Stage;
+use super::board::{Bits, LOAN_WORDS_AT, QP_WORDS_AT};
+use super::grant::{GrantId, LinkId, MAX_LOAN_PLACES, MAX_QP_WORDS};
 use super::memory::{Segment, Window};
-use super::name::random;
-use super::note::Note;
+use super::options::ProcessVm;
 use super::pages::PAGE;
-use super::process_write::{self, ProcessMemory};
-use super::{MAX_LOAN_PLACES, MAX_QP_WORDS};
+use super::process_write;
+use super::process_write::ProcessMemory;
 use crate::cred::PeerCred;
 
 /// Words on the board that say of keys whether what was lent by them still is; several keys share one.
 const LOAN_WORDS: u32 = (PAGE / 4) as u32;
 
 /// By this a peer knows that a pid is this process's: a word that nobody can guess, at an address that it is told.
-static PROOF: AtomicU64 = AtomicU64::new(0);
+pub(super) static PROOF: AtomicU64 = AtomicU64::new(0);
 
 /// Where the loan word of a key stands on a board. Its low bits are a tag, the others well mixed.
-fn loan_word_at(key: u32) -> usize {
+pub(super) fn loan_word_at(key: u32) -> usize {
     LOAN_WORDS_AT + ((key >> 8) % LOAN_WORDS) as usize * 4
 }
 
-/// The words that the owner's board must hold before and after a copy. Made by [`Reach::terms`].
+/// The words that the owner's board must hold before and after a copy. Made by [`Reach::terms`](crate::Reach::terms).
 pub type LoanTerms = [u64; 2];
 
 /// Memory of a peer's process that a message lends.
@@ -145,17 +140,17 @@ fn read_word(pid: Pid, addr: u64) -> Result<u64, Errno> {
 
 /// A peer's process whose memory can be read.
 pub(super) struct Lender {
-    pid: Pid,
-    pidfd: OwnedFd,
-    board: Window,
-    there: Bits,
+    pub(super) pid: Pid,
+    pub(super) pidfd: OwnedFd,
+    pub(super) board: Window,
+    pub(super) there: Bits,
     /// The word that proves the process, and where it stands there.
-    proof: (u64, u64),
-    writes: Writes,
+    pub(super) proof: (u64, u64),
+    pub(super) writes: Writes,
 }
 
 /// Whether a peer's process is written to.
-enum Writes {
+pub(super) enum Writes {
     Untried,
     Open(Arc<ProcessMemory>),
     Refused,
@@ -163,7 +158,13 @@ enum Writes {
 
 impl Lender {
     /// The process at the other end of a socket, if it is the one that is told, and can be read.
-    fn prove(socket: &OwnedFd, pid: u32, addr: u64, proof: u64, board: Window) -> Result<Self, Errno> {
+    pub(super) fn prove(
+        socket: &OwnedFd,
+        pid: u32,
+        addr: u64,
+        proof: u64,
+        board: Window,
+    ) -> Result<Self, Errno> {
         // A process of another PID namespace has no number here, or another one than it knows.
         let known = PeerCred::of(socket)?.pid;
         let pid = i32::try_from(pid).ok().filter(|told| *told == known);
@@ -201,7 +202,7 @@ impl Lender {
 
     /// # Safety
     /// As [`read_process`].
-    unsafe fn fetch(&mut self, loan: &ProcessLoan, places: &Places) -> Result<Fetched, Errno> {
+    pub(super) unsafe fn fetch(&mut self, loan: &ProcessLoan, places: &Places) -> Result<Fetched, Errno> {
         let qp = (loan.terms[1] >> 32) as u32;
         let fits =
             places.bytes == loan.len && loan.len > 0 && loan.addr.checked_add(loan.len as u64).is_some();
@@ -217,6 +218,7 @@ impl Lender {
         }
         // SAFETY: our caller's.
         let read = unsafe { read_process(self.pid, places, loan.addr) };
+
         #[cfg(test)]
         tests::behind_the_copy();
         // What was copied was lent, if the terms are found as they were behind the copy.
@@ -237,7 +239,7 @@ impl Lender {
 
 /// How a copy from a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fetched {
+pub(super) enum Fetched {
     Whole,
     /// The terms are others.
     Gone,
@@ -245,12 +247,12 @@ enum Fetched {
     Fault,
 }
 
-fn terms_word(qp: u32, loan: u32) -> u64 {
+pub(super) fn terms_word(qp: u32, loan: u32) -> u64 {
     u64::from(qp) << 32 | u64::from(loan)
 }
 
 /// Lets every process of this user read this one, where Yama asks for it.
-fn let_all_read() {
+pub(super) fn let_all_read() {
     // SAFETY: takes numbers only. Without Yama it is refused, and not needed.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
 }
@@ -258,17 +260,17 @@ fn let_all_read() {
 /// What an adapter knows of processes that it fetches from, and what it says to those that fetch from it.
 #[derive(Default)]
 pub(super) struct Processes {
-    lenders: HashMap<LinkId, Lender>,
+    pub(super) lenders: HashMap<LinkId, Lender>,
     /// This adapter's board, once its process was offered.
-    board: Option<Segment>,
+    pub(super) board: Option<Segment>,
     /// Those that the system turned out not to let us read, until their owners are told.
-    lost: Vec<(LinkId, Errno)>,
+    pub(super) lost: Vec<(LinkId, Errno)>,
     /// Grants of memory that turned out not to be writable, until they are let go of.
-    failed: Vec<GrantId>,
-    fetches: u64,
-    bytes: u64,
-    writes: u64,
-    write_bytes: u64,
+    pub(super) failed: Vec<GrantId>,
+    pub(super) fetches: u64,
+    pub(super) bytes: u64,
+    pub(super) writes: u64,
+    pub(super) write_bytes: u64,
 }
 
 impl Processes {
@@ -323,150 +325,6 @@ impl Processes {
         };
         let values = [self.fetches, self.bytes, self.writes, self.write_bytes];
         out.extend(names.into_iter().zip(values).map(|(name, value)| Counter { name, value }));
-    }
-}
-
-impl Reach<'_> {
-    /// The terms of a loan by a key, through the queue pair with this slot and word on the board.
-    pub fn terms(&self, key: u32, qp: u32, qp_word: u64) -> Option<LoanTerms> {
-        let board = self.processes().board.as_ref()?;
-        let loan = board.word(loan_word_at(key)).load(Ordering::Relaxed);
-        Some([qp_word, terms_word(qp, loan)])
-    }
-
-    /// Copies lent memory of a peer's process to local places of the same total length.
-    ///
-    /// # Errors
-    /// The peer must send it through the ring, or the peer lends memory that it does not have.
-    ///
-    /// # Safety
-    /// The places are mapped and writable for the call, and reached by others through copies and atomics only.
-    pub unsafe fn fetch(
-        &mut self,
-        link: LinkId,
-        loan: &ProcessLoan,
-        places: &Places,
-    ) -> Result<(), FetchError> {
-        let processes = self.processes_mut();
-        let lender = processes.lenders.get_mut(&link).ok_or(FetchError::Gone)?;
-        // SAFETY: our caller's.
-        match unsafe { lender.fetch(loan, places) } {
-            Ok(Fetched::Whole) => {
-                processes.fetches += 1;
-                processes.bytes += loan.len as u64;
-                Ok(())
-            }
-            Ok(Fetched::Gone) => Err(FetchError::Gone),
-            Ok(Fetched::Fault) => Err(FetchError::Fault),
-            Err(e) => {
-                processes.lenders.remove(&link);
-                processes.lost.push((link, e));
-                Err(FetchError::Gone)
-            }
-        }
-    }
-}
-
-impl ShmFabric {
-    /// Allows a peer to fetch memory that messages lend from this process. [`Notice::ProcessTaken`] or
-    /// [`Notice::ProcessLeft`] follows, the latter at any time.
-    ///
-    /// # Errors
-    /// The peer is not there or belongs to another user, or this adapter does not share memory so.
-    pub fn offer_process(&mut self, peer: LinkId) -> Result<(), GrantError> {
-        self.trusted(peer)?;
-        if self.process_vm == ProcessVm::No {
-            return Err(GrantError::Isolated);
-        }
-        self.board_ready(LOAN_WORDS_AT)?;
-        let io = |e: Errno| GrantError::Io { doing: "drawing a number", source: e.into() };
-        if PROOF.load(Ordering::Relaxed) == 0 {
-            // Another adapter of this process may draw at the same time; the first one counts.
-            let drawn = u64::from_ne_bytes(random().map_err(io)?) | 1;
-            let _ = PROOF.compare_exchange(0, drawn, Ordering::Relaxed, Ordering::Relaxed);
-        }
-        if self.process_vm == ProcessVm::Any {
-            let_all_read();
-        }
-        self.grants.mapped.processes.board = Some(self.grants.board());
-        let direct = &mut self.linked(peer)?.direct;
-        if !direct.process_offered {
-            direct.process_offered = true;
-            let (pid, addr) = (getpid().as_raw_nonzero().get() as u32, (&raw const PROOF).addr() as u64);
-            self.send_note(peer, Note::Process { pid, addr, proof: PROOF.load(Ordering::Relaxed) }, None);
-        }
-        Ok(())
-    }
-
-    /// What was lent by a key is so no more: what peers have copied of it, and not taken yet, they throw away.
-    pub(super) fn end_loans(&mut self, key: u32) {
-        if let Some(board) = &self.grants.mapped.processes.board {
-            board.word(loan_word_at(key)).fetch_add(1, Ordering::Release);
-            // Whatever the program writes to the memory from now on comes behind that.
-            fence(Ordering::SeqCst);
-        }
-    }
-
-    /// A peer tells of its process.
-    pub(super) fn hear_process(
-        &mut self,
-        peer: LinkId,
-        pid: u32,
-        addr: u64,
-        proof: u64,
-    ) -> Result<(), &'static str> {
-        let wanted = self.process_vm != ProcessVm::No && !self.is_refused(Refusable::ProcessRead);
-        let Ok(link) = self.linked(peer) else { return Ok(()) };
-        if core::mem::replace(&mut link.direct.process_told, true) {
-            return Err("it offers to read its process twice");
-        }
-        let (trusted, board) = (link.direct.trusted, link.direct.peer.as_ref().map(|p| p.board.clone()));
-        let proved = match (&link.stage, board) {
-            (Stage::Up(socket), Some(board)) if trusted && wanted => {
-                Lender::prove(socket, pid, addr, proof, board)
-            }
-            _ => Err(Errno::PERM),
-        };
-        match proved {
-            Ok(lender) => {
-                self.counters.processes_fetched_from += 1;
-                self.grants.mapped.processes.lenders.insert(peer, lender);
-                self.send_note(peer, Note::Fetches { yes: true }, None);
-            }
-            Err(e) => self.cannot_fetch(peer, e),
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn cannot_fetch(&mut self, peer: LinkId, why: Errno) {
-        tracing::debug!(%why, "a peer's process can't be read: its messages go through the ring");
-        self.counters.processes_not_readable += 1;
-        self.send_note(peer, Note::Fetches { yes: false }, None);
-    }
-
-    /// A peer says whether it fetches from this process.
-    pub(super) fn hear_fetches(&mut self, peer: LinkId, yes: bool) -> Result<(), &'static str> {
-        let Ok(link) = self.linked(peer) else { return Ok(()) };
-        if !link.direct.process_offered {
-            return Err("it answers a question that was not asked");
-        }
-        let notice =
-            if yes { Notice::ProcessTaken { link: peer } } else { Notice::ProcessLeft { link: peer } };
-        self.notify(peer, notice);
-        Ok(())
-    }
-
-    /// Once a tick: tells those whose process the system does not let us read any more.
-    pub(super) fn tell_lost_processes(&mut self) {
-        for (peer, why) in core::mem::take(&mut self.grants.mapped.processes.lost) {
-            self.cannot_fetch(peer, why);
-        }
-        for grant in core::mem::take(&mut self.grants.mapped.processes.failed) {
-            let Some(m) = self.grants.mapped.remove(grant) else { continue };
-            self.send_note(m.link, Note::Left { key: m.key, times: m.times }, None);
-            self.notify(m.link, Notice::GrantRevoked { link: m.link, key: m.key, grant });
-        }
     }
 }
 

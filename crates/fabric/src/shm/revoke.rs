@@ -14,18 +14,18 @@
 //!
 //! Memory that may change behind a revocation is remembered by its key: the revocation of that key says so, too.
 
-use std::collections::HashSet;
 use std::time::{Duration, Instant as Clock};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::bracket::{Seen, seen};
+use super::bracket::seen;
+use super::error::GrantError;
 use super::fabric::ShmFabric;
-use super::grant::{GrantError, LinkId, Notice, Revocation};
+use super::grant::{LinkId, Notice, Revocation};
 use super::link::Stage;
 use super::note::{Note, Place};
-use super::pages::SharedPages;
 use super::process_write::is_stopped;
+use super::take_back::{Inside, NAP, TakeBack, TakeBackId, UnderWay};
 use crate::cred::PeerCred;
 
 /// How long a peer may be within an access to memory that is taken back.
@@ -34,75 +34,6 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 const PATIENCE_WITH_CALLS: Duration = Duration::from_secs(1);
 /// Looks at the in-use words before others go on.
 const SPINS: u32 = 200;
-/// How long one sleeps between looks, where the caller waits for the end.
-const NAP: Duration = Duration::from_micros(50);
-
-/// A peer within an access that has to end.
-struct Inside {
-    link: LinkId,
-    seen: Seen,
-}
-
-/// The name of a revocation that is under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TakeBackId(u64);
-
-/// The state of a begun revocation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum TakeBack {
-    /// The revocation is done.
-    Done(Revocation),
-    /// A peer is within an access. The caller has to call [`ShmFabric::continue_take_back`] until that returns the
-    /// result.
-    UnderWay(TakeBackId),
-}
-
-/// A take-back that is under way.
-struct UnderWay {
-    id: TakeBackId,
-    /// The key that is revoked.
-    key: Option<u32>,
-    /// The queue pair whose word was withdrawn.
-    word: Option<u32>,
-    /// Slots of the regions.
-    regions: Vec<u32>,
-    inside: Vec<Inside>,
-    deadline: Clock,
-    /// The peers that were not out in time.
-    stuck: Vec<LinkId>,
-    /// The memory that these may write to, which becomes private.
-    private: Vec<SharedPages>,
-    /// The regions that may change yet, as nothing keeps these peers from it.
-    exposed: Vec<u32>,
-    /// What came of others that dropped a peer that this one waited for.
-    outcome: Revocation,
-}
-
-/// All that is being taken back.
-#[derive(Default)]
-pub(super) struct TakeBacks {
-    under_way: Vec<UnderWay>,
-    begun: u64,
-    /// Keys of memory that a dropped peer may still change, until they are revoked.
-    exposed: HashSet<u32>,
-    /// Links that are cut behind a take-back.
-    closing_links: Vec<(TakeBackId, LinkId)>,
-}
-
-impl TakeBacks {
-    /// When [`ShmFabric::part`] has something to do, if it does so as soon as it can.
-    pub(super) fn parts_in(&self) -> Option<Duration> {
-        (!self.closing_links.is_empty()).then_some(NAP)
-    }
-    /// How many wait for peers that are within.
-    pub(super) fn now(&self) -> u64 {
-        self.under_way.len() as u64
-    }
-    pub(super) fn is_parting(&self) -> bool {
-        !self.closing_links.is_empty()
-    }
-}
 
 impl ShmFabric {
     /// Revokes a key's region from all peers. On return, no access by that key is under way and none will begin. A peer

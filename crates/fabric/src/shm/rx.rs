@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use super::access::Reach;
 use super::bell::BITS;
-use super::fabric::{HOT_RINGS, MAX_POLLED, ShmFabric};
+use super::fabric::ShmFabric;
 use super::hello::Kind;
 use super::link::{Links, Stage, send_notice};
 use super::peer::PeerName;
 use super::ring::{Garbage, What};
+use super::rounds::{HOT_RINGS, MAX_POLLED};
+use super::sink::ShmSink;
 use super::tx::SRC_PORT;
 use crate::{Direction, RxBudget, RxOutcome, RxPacket};
 
@@ -26,27 +28,6 @@ enum Taken {
     All,
     /// There may be more.
     Some,
-}
-
-/// A receiver of packets and messages that arrive over shared memory.
-pub trait ShmSink {
-    /// Takes a received packet.
-    fn packet(&mut self, packet: &RxPacket<'_>);
-    /// Takes a message of the adapter of this name, of at least 12 bytes, with access to the memory that peers have
-    /// granted. Returns the number of bytes that the receiver moved beside the message.
-    fn message(&mut self, from: PeerName, message: &[u8], reach: Reach<'_>) -> usize;
-}
-
-/// Takes packets only; messages are for an adapter that asked for them.
-pub(super) struct PacketsOnly<'a>(pub(super) &'a mut dyn FnMut(&RxPacket<'_>));
-
-impl ShmSink for PacketsOnly<'_> {
-    fn packet(&mut self, packet: &RxPacket<'_>) {
-        (self.0)(packet);
-    }
-    fn message(&mut self, _: PeerName, _: &[u8], _: Reach<'_>) -> usize {
-        0
-    }
 }
 
 /// Parks a ring, and calls its producer if it waits for the credits that this gives. `true`: it slept, and was woken.
@@ -67,7 +48,7 @@ impl ShmFabric {
         link.last_input = self.now;
         if !link.polled {
             link.polled = true;
-            self.polled.push(slot);
+            self.rounds.polled.push(slot);
             self.counters.rings_unparked += 1;
         }
     }
@@ -75,14 +56,14 @@ impl ShmFabric {
     /// Takes the calls of producers whose rings are not polled.
     #[inline(never)]
     pub(super) fn answer_calls(&mut self) {
-        let mut called = std::mem::take(&mut self.called);
+        let mut called = std::mem::take(&mut self.rounds.called);
         called.clear();
         let slots = self.links.slots();
         self.doorbells.take(|bit| called.extend((bit..slots).step_by(BITS as usize)));
         for &slot in &called {
             self.poll_from_now_on(slot);
         }
-        self.called = called;
+        self.rounds.called = called;
     }
 
     /// Takes packets from all rings that are polled, in turns.
@@ -92,13 +73,13 @@ impl ShmFabric {
         let mut bytes = 0;
         let mut busy = true;
         // Another ring is the first each turn.
-        let count = self.polled.len();
+        let count = self.rounds.polled.len();
         let first = if count > 1 { self.turn as usize % count } else { 0 };
         while busy {
             busy = false;
             for i in 0..count {
                 let at = if first + i < count { first + i } else { first + i - count };
-                let Some(&slot) = self.polled.get(at) else { continue };
+                let Some(&slot) = self.rounds.polled.get(at) else { continue };
                 if outcome.packets >= budget.packets || bytes >= budget.bytes {
                     outcome.more = true;
                     return self.after_poll(outcome);
@@ -183,7 +164,7 @@ impl ShmFabric {
                 self.counters.wakeups_sent += 1;
             }
         } else if matches!(link.stage, Stage::Ending) && ended.is_ok() {
-            self.ended += 1;
+            self.rounds.ended += 1;
         }
         if let Some(grant) = revoked {
             self.unmap(grant);
@@ -193,7 +174,7 @@ impl ShmFabric {
 
     #[inline]
     fn after_poll(&mut self, outcome: RxOutcome) -> RxOutcome {
-        if self.ended > 0 {
+        if self.rounds.ended > 0 {
             self.remove_ended_links();
         }
         self.park_surplus();
@@ -202,21 +183,21 @@ impl ShmFabric {
     /// Stops polling rings where they have become too many.
     #[inline]
     pub(super) fn park_surplus(&mut self) {
-        if self.polled.len() > MAX_POLLED {
+        if self.rounds.polled.len() > MAX_POLLED {
             self.park_idle();
             // The rings with the latest input are the first now.
-            self.look_at = 0;
+            self.rounds.look_at = 0;
         }
     }
 
     /// Links whose peer is gone, and whose ring is empty now.
     #[cold]
     fn remove_ended_links(&mut self) {
-        self.ended = 0;
+        self.rounds.ended = 0;
         let over = |slot: &u32| {
             self.links.get(*slot).is_some_and(|l| matches!(l.stage, Stage::Ending) && !l.has_input())
         };
-        let over: Vec<u32> = self.polled.iter().copied().filter(over).collect();
+        let over: Vec<u32> = self.rounds.polled.iter().copied().filter(over).collect();
         for slot in over {
             self.remove_link(slot);
         }
@@ -231,22 +212,22 @@ impl ShmFabric {
             // Where there is no peer, nobody could call.
             link.stage.calls().then_some(link.last_input)
         };
-        self.polled.sort_by_key(|&slot| last_input(links, slot).map(Reverse));
-        let newest = self.polled.iter().find_map(|&slot| last_input(links, slot));
-        let hot = self.polled.iter().take(HOT_RINGS).take_while(|&&slot| {
+        self.rounds.polled.sort_by_key(|&slot| last_input(links, slot).map(Reverse));
+        let newest = self.rounds.polled.iter().find_map(|&slot| last_input(links, slot));
+        let hot = self.rounds.polled.iter().take(HOT_RINGS).take_while(|&&slot| {
             let idle = last_input(links, slot).zip(newest).map(|(last, newest)| newest.since(last));
             idle.is_none_or(|idle| idle < HOT_FOR)
         });
         let hot = hot.count();
-        if hot == self.polled.len() {
+        if hot == self.rounds.polled.len() {
             return;
         }
-        for &slot in &self.polled[hot..] {
+        for &slot in &self.rounds.polled[hot..] {
             self.counters.wakeups_sent += u64::from(park(links, slot, self.local));
         }
         self.barrier.on_parking();
         let (mut index, counters) = (0, &mut self.counters);
-        self.polled.retain(|&slot| {
+        self.rounds.polled.retain(|&slot| {
             index += 1;
             let link = links.get_mut(slot).expect("what is polled is there");
             if index <= hot || !link.stage.calls() || link.has_input() {
@@ -260,7 +241,7 @@ impl ShmFabric {
 
     /// Says of all rings that are polled that they are so no more, before sleeping.
     pub(super) fn park_polled(&mut self) {
-        for &slot in &self.polled {
+        for &slot in &self.rounds.polled {
             self.counters.wakeups_sent += u64::from(park(&mut self.links, slot, self.local));
         }
     }
@@ -268,18 +249,18 @@ impl ShmFabric {
     /// Looks at a few of the rings that are not polled: a peer may have taken back another one's call.
     pub(super) fn scan_parked(&mut self) {
         let slots = self.links.slots();
-        if self.polled.len() >= self.links.len() || slots == 0 {
+        if self.rounds.polled.len() >= self.links.len() || slots == 0 {
             return;
         }
         for _ in 0..SCANNED.min(slots) {
-            self.scan_at = (self.scan_at + 1) % slots;
+            self.rounds.scan_at = (self.rounds.scan_at + 1) % slots;
             if self
                 .links
-                .get(self.scan_at)
+                .get(self.rounds.scan_at)
                 .is_some_and(|l| !l.polled && l.unproven.is_none() && l.has_input())
             {
                 self.counters.rings_found_by_scan += 1;
-                self.poll_from_now_on(self.scan_at);
+                self.poll_from_now_on(self.rounds.scan_at);
             }
         }
     }

@@ -248,14 +248,14 @@ impl ShmFabric {
         if let Some(link) = self.links.get_mut(slot)
             && !core::mem::replace(&mut link.listed_full, true)
         {
-            self.full.push(slot);
+            self.rounds.full.push(slot);
         }
     }
     /// Before this side sleeps: asks the consumers of rings that were found full to call when there is room. `true`:
     /// they were not asked before.
     pub(super) fn ask_for_calls(&mut self) -> bool {
         let mut asked = false;
-        for &slot in &self.full {
+        for &slot in &self.rounds.full {
             asked |= self.links.get_mut(slot).is_some_and(|l| l.tx.ask_for_call());
         }
         asked
@@ -266,9 +266,9 @@ impl ShmFabric {
         // Impossible credits are for who sends.
         let has_room =
             |slot: &u32| links.get_mut(*slot).is_some_and(|l| !matches!(l.tx.refresh(), Ok(false)));
-        let any = self.full.iter().any(has_room);
+        let any = self.rounds.full.iter().any(has_room);
         if any {
-            for slot in self.full.drain(..) {
+            for slot in self.rounds.full.drain(..) {
                 if let Some(link) = links.get_mut(slot) {
                     link.listed_full = false;
                 }

@@ -4,8 +4,8 @@ use std::net::Ipv6Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::super::fabric::TICK;
 use super::super::name::Domain;
+use super::super::rounds::TICK;
 use super::{outside, process, process_write, *};
 use test_support::roles::{Helper, hear, role, say};
 
@@ -109,7 +109,7 @@ fn count_descriptors(domain: &str) {
         send(&mut a, to_b, &[packet(1, 40)]);
         send(&mut b, to_a, &[packet(1, 40)]);
         turn_until(&mut [&mut a, &mut b], &mut got, |g| g.iter().all(|g| g.len() == 1));
-        while a.greetings + b.greetings > 0 {
+        while a.meetings.greetings + b.meetings.greetings > 0 {
             recv(&mut a, &mut got[0]);
             recv(&mut b, &mut got[1]);
         }
@@ -244,7 +244,7 @@ fn another_users_process_is_turned_away() {
         assert!(start.elapsed() < Duration::from_secs(10));
     }
     // It was not even listened to.
-    assert_eq!((a.next_pending, a.links.len()), (0, 0));
+    assert_eq!((a.meetings.next_pending, a.links.len()), (0, 0));
     stranger.tell("done");
     stranger.child.wait().unwrap();
 }

@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use test_support::random::Rng;
 
+use super::super::board::BOARD_BYTES;
+use super::super::frame;
 use super::super::fuzzed::line_bytes;
-use super::super::grants::BOARD_BYTES;
 use super::super::hello::{self, Greeting, Kind, Received};
 use super::super::link::Stage;
 use super::super::memory::{MemoryFault, Sealed, Writers, create};
@@ -28,7 +29,7 @@ pub(super) fn met() -> (ShmFabric, ShmFabric, PathId) {
     let mut got = [Vec::new(), Vec::new()];
     turn_until(&mut [&mut a, &mut b], &mut got, |g| g[1].len() == 1);
     let start = Clock::now();
-    while a.greetings + b.greetings > 0 {
+    while a.meetings.greetings + b.meetings.greetings > 0 {
         recv(&mut a, &mut got[0]);
         recv(&mut b, &mut got[1]);
         assert!(start.elapsed() < Duration::from_secs(10));
@@ -313,7 +314,7 @@ fn a_stranger_is_turned_away_and_told_so() {
     assert_eq!(say(&mut a, &hello, &fds(len, all)[..2]), Kind::Refused);
     assert_eq!(say(&mut a, &Greeting { ring_lines: 3, ..hello }, &fds(len, all)), Kind::Refused);
     assert_eq!(counter(&a, "peers_refused"), 5);
-    assert_eq!((a.links.len(), a.greetings), (0, 0));
+    assert_eq!((a.links.len(), a.meetings.greetings), (0, 0));
     assert_eq!(say(&mut a, &hello, &fds(len, all)), Kind::Welcome);
 }
 
@@ -390,10 +391,10 @@ fn who_connects_and_says_nothing_is_forgotten() {
     for turn in 0..20 {
         later(&mut a, Duration::from_millis(turn));
     }
-    assert_eq!(a.pending.len(), 64);
+    assert_eq!(a.meetings.pending.len(), 64);
     assert!(a.next_deadline().is_some());
     later(&mut a, Duration::from_secs(2));
-    assert_eq!((a.pending.len(), a.greetings), (0, 0));
+    assert_eq!((a.meetings.pending.len(), a.meetings.greetings), (0, 0));
     assert!(a.next_deadline().is_none());
     assert_eq!(counter(&a, "peers_refused"), 100);
     drop(silent);
@@ -563,7 +564,7 @@ fn garbage_by_the_socket_harms_nobody_but_its_sender() {
         let Stage::Up(socket) = &link.stage else { panic!("they have met") };
         for _ in 0..100 {
             let kind = 14 + (rng.next_u32() % 10) as u8;
-            let mut message = hello::header(kind);
+            let mut message = frame::header(kind);
             for byte in &mut message[12..] {
                 *byte = if rng.next_u32().is_multiple_of(3) {
                     rng.next_u32() as u8

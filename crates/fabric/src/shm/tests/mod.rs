@@ -125,7 +125,7 @@ fn both_connect_at_once_and_one_link_stays() {
         assert_eq!((counter(&a, "peers_linked"), counter(&b, "peers_linked")), (1, 1));
         // The connection that was given up is no reason to turn anybody away.
         let start = Clock::now();
-        while a.greetings + b.greetings > 0 || start.elapsed() < Duration::from_millis(5) {
+        while a.meetings.greetings + b.meetings.greetings > 0 || start.elapsed() < Duration::from_millis(5) {
             recv(&mut a, &mut got[0]);
             recv(&mut b, &mut got[1]);
         }
@@ -193,7 +193,7 @@ fn a_peer_that_leaves_has_its_last_packets_taken_and_is_forgotten() {
     assert_eq!(got[0].iter().map(|g| g.1.clone()).collect::<Vec<_>>(), [packet(2, 40), packet(3, 4000)]);
     assert_eq!(send(&mut a, to_b, &[packet(4, 40)]), 0);
     assert_eq!(counter(&a, "tx_lost_unreachable") + counter(&a, "tx_lost_gone"), 1);
-    assert_eq!((counter(&a, "peers_gone"), a.polled.len()), (1, 0));
+    assert_eq!((counter(&a, "peers_gone"), a.rounds.polled.len()), (1, 0));
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn peers_beyond_the_hot_ones_are_parked_and_call() {
         }
     }
     a.park_idle();
-    assert!(a.polled.len() <= super::fabric::HOT_RINGS);
+    assert!(a.rounds.polled.len() <= super::rounds::HOT_RINGS);
     assert!(counter(&a, "rings_parked") > 12 && counter(&a, "rings_unparked") > 20);
     // Calls brought them back, not the scan that is there for peers who take calls away.
     assert_eq!(counter(&a, "rings_found_by_scan"), 0);
@@ -286,7 +286,7 @@ fn a_look_answers_calls_and_leaves_no_more_rings_polled_than_there_may_be() {
         for (p, path) in peers.iter_mut().zip(&paths) {
             send(p, *path, &[packet(round, 40)]);
             assert!(a.look().is_some(), "its ring is named");
-            assert!(!a.doorbells.rung() && a.polled.len() <= super::fabric::MAX_POLLED);
+            assert!(!a.doorbells.rung() && a.rounds.polled.len() <= super::rounds::MAX_POLLED);
             assert_eq!(recv(&mut a, &mut got), 1);
         }
     }
@@ -302,12 +302,12 @@ fn the_way_to_itself_is_not_looked_at_while_it_is_idle() {
     let mut got = Vec::new();
     send(&mut b, to_a, &[packet(1, 40)]);
     let start = Clock::now();
-    while got.is_empty() || a.polled.len() > 1 {
+    while got.is_empty() || a.rounds.polled.len() > 1 {
         send(&mut b, to_a, &[packet(1, 40)]);
         recv(&mut a, &mut got);
         recv(&mut b, &mut Vec::new());
         a.park_idle();
-        assert!(start.elapsed() < Duration::from_secs(10), "{} rings are polled", a.polled.len());
+        assert!(start.elapsed() < Duration::from_secs(10), "{} rings are polled", a.rounds.polled.len());
     }
     let before = got.len();
     for round in 0..3 {
@@ -494,7 +494,7 @@ fn idle_peers_cost_a_turn_nothing() {
         let mut peers: Vec<_> = (0..idle).map(|_| open(&d)).collect();
         for p in &mut peers {
             p.open_path(&av(a.attr().local)).unwrap();
-            while p.greetings > 0 {
+            while p.meetings.greetings > 0 {
                 p.recv(now(), budget, &mut |_| {});
                 a.recv(now(), budget, &mut |_| {});
             }

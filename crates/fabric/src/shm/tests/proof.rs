@@ -10,7 +10,7 @@ use super::super::hello::{self, Greeting, Kind};
 use super::super::link::Stage;
 use super::super::name::{Domain, Listener};
 use super::super::peer::PeerName;
-use super::super::rx::ShmSink;
+use super::super::sink::ShmSink;
 use super::children::as_nobody;
 use super::*;
 use crate::{AutoFabric, OpenError, RxPacket, UdpFabric, UdpOptions};
@@ -137,7 +137,7 @@ fn two_adapters_of_a_machine_exchange_messages_once_both_have_proved_their_addre
     assert_eq!(at_a.0, [(alone(there), message)]);
     assert_eq!((count(&a, "paths_by_shm"), count(&a, "paths_by_udp")), (1, 0));
     assert_eq!((count(&a, "shm_peers_linked"), count(&a, "shm_peers_not_proven")), (1, 0));
-    assert_eq!(a.shm().unwrap().greetings + b.shm().unwrap().greetings, 0);
+    assert_eq!(a.shm().unwrap().meetings.greetings + b.shm().unwrap().meetings.greetings, 0);
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn an_adapter_whose_name_is_taken_sends_packets() {
     drop((squatter, b));
     let start = Clock::now();
     // Where nobody listens any more, which may come later than the drop (see `again`), the listener is forgotten.
-    while !a.shm().unwrap().impostors.is_empty() {
+    while !a.shm().unwrap().meetings.impostors.is_empty() {
         assert_eq!(messages_to(&mut a, there), None);
         assert!(start.elapsed() < Duration::from_secs(20), "somebody listens there");
     }
@@ -224,7 +224,7 @@ fn finds_an_impostor(a: &mut AutoFabric, there: IpAddr, mut act: impl FnMut(Inst
         assert!(inbox.0.is_empty(), "an impostor's message is taken");
         if count(a, "shm_peers_not_proven") > before {
             assert_eq!(a.shm().unwrap().next_gone(), Some(alone(there)));
-            assert_eq!(a.shm().unwrap().greetings, 0);
+            assert_eq!(a.shm().unwrap().meetings.greetings, 0);
             return;
         }
     }
