@@ -712,7 +712,7 @@ impl Lower for Verbs {
             }
             // A link that is gone has no room, and needs none.
             let Ok(link) = self.link(id) else { return true };
-            if link.queue.control().outstanding().0 + AN_ANSWER <= link.depth && link.staged < STAGES {
+            if link.queue.control().outstanding_sends() + AN_ANSWER <= link.depth && link.staged < STAGES {
                 return true;
             }
         }

@@ -592,7 +592,7 @@ impl State {
     }
     /// Messages whose completion was not taken yet.
     fn sending(&self) -> u32 {
-        self.sq.control().outstanding().0
+        self.sq.control().outstanding_sends()
     }
     /// A datagram that is not sent is lost, as on any network; the machine sends it again.
     fn send(&mut self, transmit: &Transmit) {

@@ -235,7 +235,7 @@ impl Manager {
     /// Sends what the machine wants to send, as far as there is room.
     fn send(&mut self) -> Result<(), String> {
         while self.left.poll(&mut self.wcs).count() > 0 {}
-        while self.gsi.control().outstanding().0 < DATAGRAMS
+        while self.gsi.control().outstanding_sends() < DATAGRAMS
             && let Some(Transmit { to, mad }) = self.machine.poll_transmit()
         {
             let av = AddressVector { dgid: to.gid, ..AddressVector::default() };
