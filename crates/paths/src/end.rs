@@ -6,7 +6,7 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
-/// What a library has to do: it takes no lock for which it would wait, as the end may be that of a signal handler.
+/// The function of a library. It waits for no lock, as a signal handler may end the process.
 type Last = extern "C" fn();
 
 static LAST: AtomicPtr<c_void> = AtomicPtr::new(null_mut());

@@ -21,8 +21,8 @@
 //! |---|---|---|
 //! | `device` | opening; the control path; the faces of multicast, XRC, RD, Portals engines | all below |
 //! | `ports` | the data path: posting and polling | `drive` and below |
-//! | `drive` | who turns the engine: the lock's owner, the adapter's thread, its sleep; the checks of an empty poll | `engine` and below |
-//! | `engine` | the turn: packets, messages, timers, acknowledgements; the machines' host; changes of queue pairs | `near` and below |
+//! | `drive` | the threads that turn the engine; the adapter's thread and its sleep; empty polls | `engine` and below |
+//! | `engine` | the turn: packets, messages, timers, acknowledgements; changes of queue pairs | `near` and below |
 //! | `near` | direct access to the memory of peers on this machine | `objects` and below |
 //! | `objects` | tables; queue pairs and their parts; what the adapter knows of its neighbours | `queues` and below |
 //! | `queues` | rings between program and engine, their slots, doorbells, completion queues | `memory`, `notify` |

@@ -2,29 +2,32 @@
 
 use core::time::Duration;
 
-use hca_core::{CqModeration, DeviceError, MAX_MESSAGE_BYTES, PdHandle, Qpn};
+use hca_core::{CqModeration, DeviceError, PdHandle, Qpn};
 
 /// The longest queue.
 pub(crate) const MAX_WR: u32 = 32_768;
 /// The longest completion queue: what many queues of the longest kind complete into.
 pub(crate) const MAX_CQE: u32 = 1 << 22;
+/// Entries of a list.
 pub(crate) const MAX_SGE: u32 = 64;
 /// Memory windows, where regions leave keys for them.
 pub(crate) const MAX_MW: u32 = 65_536;
 /// The most that notifications are held back.
 pub(crate) const MAX_MODERATION: CqModeration =
     CqModeration { count: u16::MAX, period: Duration::from_micros(65_535) };
+/// Bytes of a request that are copied as it is posted.
 pub(crate) const MAX_INLINE: u32 = 1024;
+/// READs and atomics of a queue pair that are under way.
 pub(crate) const MAX_RD_ATOMIC: u8 = 128;
-pub(crate) const MAX_CONNECTED_MESSAGE: u64 = MAX_MESSAGE_BYTES;
 /// Members of a group.
 pub(crate) const MAX_MEMBERS: u32 = 256;
 /// XRC domains.
 pub(crate) const MAX_XRCD: u32 = 4096;
 /// RD domains.
 pub(crate) const MAX_RDD: u32 = 4096;
-/// No completion queue, and no protection domain: no table has so many.
+/// The slot of no object: no table has so many.
 pub(crate) const NONE: u32 = u32::MAX;
+/// The same of protection domains.
 pub(crate) const NO_PD: PdHandle = PdHandle { index: NONE, generation: NONE };
 /// QPNs are `generation << SLOT_BITS | slot + FIRST_QPN`: 0 and 1 are the management queue pairs'. Where processes share
 /// an address, the fabric's slot stands in the place of the generation.
@@ -51,10 +54,12 @@ pub(crate) fn slot_of(qpn: u32) -> u32 {
     (qpn & SLOT_MASK).wrapping_sub(FIRST_QPN)
 }
 
+/// The object of this handle does not exist, or no more.
 pub(crate) fn unknown(what: &'static str, handle: u32) -> DeviceError {
     DeviceError::UnknownHandle { what, handle }
 }
 
+/// Refuses a value that is out of range.
 pub(crate) fn in_range(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), DeviceError> {
     if (min..=max).contains(&value) {
         return Ok(());

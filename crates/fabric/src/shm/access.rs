@@ -348,7 +348,7 @@ impl<'a> Reach<'a> {
     /// At most [`max_process_write`] bytes.
     ///
     /// # Errors
-    /// As [`ShmFabric::access`](crate::ShmFabric::access), or the kernel can't: then a part of the bytes may stand there.
+    /// As [`ShmFabric::access`](crate::ShmFabric::access), or the kernel can't: then a part may stand there.
     ///
     /// # Safety
     /// `from .. from + len` is mapped and readable for the call.

@@ -1,4 +1,4 @@
-//! What an end keeps of grants: those that it gave, with their holders, and those that it was given.
+//! The tables of grants: regions of this end with their holders, and mapped regions of peers.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};

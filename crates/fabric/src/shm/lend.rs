@@ -1,5 +1,5 @@
 //! Memory of the program's own, as it is lent to peers and fetched from them.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // a copy by the kernel, whose contract is passed on
 
 use std::sync::atomic::{Ordering, fence};
 

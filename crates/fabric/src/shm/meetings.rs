@@ -1,4 +1,4 @@
-//! What an end keeps of its meetings with peers.
+//! The state of meetings with peers.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ pub(super) struct Pending {
     /// The user whose process is at the other end.
     pub(super) uid: u32,
     pub(super) deadline: Instant,
-    /// What it said: it waits until the last one of its address is gone.
+    /// The greeting, which waits until the last adapter of the same address is gone.
     pub(super) said: Option<(Greeting, Vec<OwnedFd>)>,
 }
 

@@ -12,13 +12,13 @@
 //! | `options`, `error` | options; errors |
 //! | `name` | domains, addresses, listening sockets |
 //! | `frame`, `hello`, `note` | messages over a socket, with descriptors |
-//! | `meetings`, `link`, `path`, `rounds` | what an end keeps: of its meetings, of a peer, of a path, of the rings it polls |
+//! | `meetings`, `link`, `path`, `rounds` | the state of meetings; of a peer; of a path; of the rings that are polled |
 //! | `memory` | mappings, and all access to them |
 //! | `ring` | packets one way, credits the other; parking |
 //! | `bell` | calling a consumer that does not poll |
-//! | `board`, `grant`, `grants`, `pages` | direct access to memory: the board, what is told of grants, what an end keeps of them |
-//! | `access`, `bracket`, `take_back` | an access; both sides of its bracket; what is being taken back |
-//! | `process`, `process_write` | memory of the program's own, fetched from the peer's process, or written by the kernel |
+//! | `board`, `grant`, `grants`, `pages` | direct access to memory: the board, grants, their tables, shared pages |
+//! | `access`, `bracket`, `take_back` | an access; both sides of its bracket; revocations under way |
+//! | `process`, `process_write` | memory of the program's own, fetched from the peer's process or written there |
 //! | `fabric` | an end: the parts above, and their opening |
 //! | `meet`, `proof`, `proving` | connecting, accepting, peers that leave; proofs of addresses of the network |
 //! | `rx`, `tx`, `sink`; `lines` | the data path; the fast path of small messages |

@@ -1,11 +1,11 @@
 //! The creation of queue pairs, with their ports.
 
-use hca_core::{DeviceError, PdHandle, QpCap, QpInit, QpPorts, QpType, Qpn, RecvPort};
+use hca_core::{DeviceError, MAX_MESSAGE_BYTES, PdHandle, QpCap, QpInit, QpPorts, QpType, Qpn, RecvPort};
 use hca_turn_lock::Barrier;
 
 use crate::drive::shared::Shared;
 use crate::engine::Engine;
-use crate::limits::{GENERAL_SERVICES, MAX_CONNECTED_MESSAGE};
+use crate::limits::GENERAL_SERVICES;
 use crate::objects::qp::{QpRes, RecvQueue};
 use crate::objects::qp_shared::QpShared;
 use crate::objects::send_queue::SendQueue;
@@ -111,7 +111,7 @@ impl Engine {
             max_message: if init.qp_type == QpType::Ud {
                 self.fabric.attr().max_mtu.bytes().into()
             } else {
-                MAX_CONNECTED_MESSAGE
+                MAX_MESSAGE_BYTES
             },
             is_connected: matches!(init.qp_type, QpType::Rc | QpType::Uc),
             may_be_near: self.has_shm && init.qp_type == QpType::Rc && hca.progress != Progress::Thread,

@@ -54,10 +54,12 @@ impl DormantQps {
             self.waiting.push_back(Waiting { slot: qp.index, came, bytes: bytes.into() });
         }
     }
+    /// Shows how many were called.
     pub(crate) fn count(&self) {
         // Whoever reads it takes the engine's lock before it looks at anything else.
         self.calls.store(self.called.len(), Ordering::Relaxed);
     }
+    /// Takes all that waits for a queue pair.
     pub(crate) fn take(&mut self, slot: u32) -> Vec<Waiting> {
         let (mine, others) = core::mem::take(&mut self.waiting).into_iter().partition(|w| w.slot == slot);
         self.waiting = others;
