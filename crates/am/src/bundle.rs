@@ -446,7 +446,8 @@ impl Bundle {
         Ok((peer.max_medium as usize, peer.segment_len))
     }
 
-    /// Handles the messages that have come (`AM_Poll`). Returns their number.
+    /// Handles the messages that have come (`AM_Poll`). Returns their number. A request is left for a later poll while
+    /// its link has no room for an answer: the peer's adapter has to acknowledge earlier ones first.
     ///
     /// # Errors
     /// The system refused.
@@ -460,6 +461,9 @@ impl Bundle {
         }
         let mut handled = 0;
         for _ in 0..self.events.len() {
+            if !self.may_handle_next() {
+                break;
+            }
             let Some(event) = self.events.pop_front() else { break };
             handled += usize::from(matches!(event, Event::Received(..)));
             self.handle(event);
@@ -469,6 +473,16 @@ impl Bundle {
         }
         self.look_at_times();
         Ok(handled)
+    }
+    /// Whether the next event is none, or one whose answer has room: no call waits for room in the middle of a poll.
+    #[inline]
+    fn may_handle_next(&mut self) -> bool {
+        let Some(Event::Received(id, _)) = self.events.front() else { return true };
+        let id = *id;
+        match self.link(id) {
+            Some(Link { side: Side::Accepted(_), .. }) => self.lower.has_room(id, &mut self.events),
+            _ => true,
+        }
     }
     #[inline]
     pub(crate) fn look_at_times(&mut self) {
@@ -487,21 +501,16 @@ impl Bundle {
         (self.clock, self.until_clock) = ((now, polls), polls);
         self.look_around(now);
     }
-    /// Handles messages on the device's thread: so many at most, and none whose answer would have to wait.
+    /// Handles messages on the device's thread, so many at most.
     pub(crate) fn run(&mut self) -> Left {
         self.lower.poll(&mut self.events);
         let mut left = Left::Nothing;
         for handled in 0.. {
-            let link = match self.events.front() {
-                None => break,
-                Some(_) if handled == A_RUN => {
-                    left = Left::More;
-                    break;
-                }
-                Some(Event::Received(link, _)) => Some(*link),
-                Some(_) => None,
-            };
-            if link.is_some_and(|link| !self.lower.has_room(link, &mut self.events)) {
+            if handled == A_RUN && !self.events.is_empty() {
+                left = Left::More;
+                break;
+            }
+            if !self.may_handle_next() {
                 left = Left::NoRoom;
                 break;
             }

@@ -200,6 +200,10 @@ impl Bundle {
         let body = load.check(args, max_medium, segment)?;
         let write = load.write(segment);
         if let Some((source, to)) = write {
+            // Behind a WRITE the message has to follow.
+            if !waits && !self.lower.has_room(id, &mut self.events) {
+                return Err(Error::NotSent);
+            }
             // Behind the first piece the others have to follow.
             source.each_piece(to, |piece, to, first| {
                 self.post(waits || !first, |lower| lower.put(id, piece, to))
@@ -208,7 +212,6 @@ impl Bundle {
         let head = Head::request(handler, args, &body);
         let (head, payload) = (head.bytes(), body.payload());
         mark(Part::SendBookkeeping);
-        // Behind a WRITE the message has to follow.
         let waits = waits || write.is_some();
         let kept = if payload.len() > SMALL {
             Some(self.post(waits, |lower| lower.send_kept(id, head, payload))?)
@@ -231,29 +234,29 @@ impl Bundle {
         match send(&mut *self.lower) {
             Ok(sent) => Ok(sent),
             Err(Unsent::Down) => Err(Error::Unreachable),
-            Err(Unsent::Full) if waits => self.post_in_time(send),
-            Err(Unsent::Full) => {
-                self.lower.poll(&mut self.events);
-                Err(Error::NotSent)
-            }
+            Err(Unsent::Full) => self.post_in_time(waits, send),
         }
     }
-    /// Sends once there is room; what came meanwhile is handled later.
+    /// Sends once there is room, or if there is once the ends of others are taken. Events that come meanwhile are handled
+    /// later.
     #[cold]
     fn post_in_time<T>(
         &mut self,
+        waits: bool,
         mut send: impl FnMut(&mut dyn Lower) -> Result<T, Unsent>,
     ) -> Result<T, Error> {
         let mut pause = Pause::default();
+        self.lower.take_ends(&mut self.events);
         loop {
-            pause.wait(&mut *self.lower, &mut self.events)?;
-            // A peer that has left makes no room.
-            self.look_at_times();
             match send(&mut *self.lower) {
                 Ok(sent) => return Ok(sent),
                 Err(Unsent::Down) => return Err(Error::Unreachable),
+                Err(Unsent::Full) if !waits => return Err(Error::NotSent),
                 Err(Unsent::Full) => {}
             }
+            pause.wait(&mut *self.lower, &mut self.events)?;
+            // A peer that has left makes no room.
+            self.look_at_times();
         }
     }
     /// Waits for a credit.

@@ -576,6 +576,21 @@ fn messages_that_offloaded_bundles_handle_keep_every_promise() {
     run_seeds(Below::Offloaded);
 }
 
+/// Time stands still within a call: one that waits for the peer's acknowledgement never ends. A poll leaves a request
+/// whose answer has no room, and a call that may not wait takes the ends of sends before it says that there is none.
+#[test]
+fn no_call_waits_for_room() {
+    let once_waited = [
+        (7238, Below::Verbs),
+        (2785, Below::Via),
+        (36069, Below::Offloaded),
+        (6305, Below::Offloaded),
+    ];
+    for (seed, below) in once_waited {
+        run_in_time(seed, below);
+    }
+}
+
 #[test]
 fn a_seed_repeats_exactly() {
     for (seed, below) in [(3, Below::Verbs), (7, Below::Via), (5, Below::Offloaded)] {

@@ -20,6 +20,9 @@ use crate::bundle::Options;
 use crate::segment::{Remote, Segment, Source};
 use crate::{EndpointName, Error};
 
+/// Messages and writes that a handled request, or a call of the program that may not wait, sends at most on a link: a bulk
+/// message, and an acknowledgement.
+const AN_ANSWER: u32 = 3;
 /// Bytes of registered memory through which bytes of the program's go, piece by piece: few enough to stay in the caches
 /// from the copy to the write.
 pub(crate) const STAGE: usize = 1 << 16;
@@ -153,8 +156,18 @@ pub(crate) trait Lower: Send {
     /// The device and the completion queue by which messages come, if the device may handle them. From now on the
     /// device runs the queue's engine when a peer has made a link.
     fn engine_queue(&self) -> Option<(Arc<dyn Device>, CqHandle)>;
-    /// Whether a link has room for all that a handled request sends. Looks at completed sends first if it has not.
-    fn has_room(&mut self, link: LinkId, events: &mut VecDeque<Event>) -> bool;
+    /// Takes the ends of sends, writes and reads: their places have room for others.
+    fn take_ends(&mut self, into: &mut VecDeque<Event>);
+    /// Whether a link has room for all that a handled request sends. A link that has failed needs none.
+    fn has_room_now(&self, link: LinkId) -> bool;
+    /// The same, behind a look at what has ended.
+    #[inline]
+    fn has_room(&mut self, link: LinkId, events: &mut VecDeque<Event>) -> bool {
+        self.has_room_now(link) || {
+            self.take_ends(events);
+            self.has_room_now(link)
+        }
+    }
 }
 
 /// The means by which peers map an endpoint.

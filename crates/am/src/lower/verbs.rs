@@ -16,7 +16,9 @@ use hca_verbs::{
 
 use super::acceptor::{Greeting, Places, Stop};
 use super::acceptors::{Acceptors, Serving};
-use super::{Event, Kept, LinkId, Listening, Lower, PASSED, Received, STAGE, STAGES, Sizes, Sleeper, Unsent};
+use super::{
+    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, PASSED, Received, STAGE, STAGES, Sizes, Sleeper, Unsent,
+};
 use crate::bundle::Options;
 use crate::segment::{Place, Remote, Segment, Source};
 use crate::wire::Hello;
@@ -39,8 +41,6 @@ const STAGED: u64 = 2;
 const PLACED: u64 = 4;
 /// Bytes of memory for long messages that a bundle gets at once.
 const CHUNK: usize = 1 << 20;
-/// Requests of the queue that a handled request posts at most: a bulk reply, and an acknowledgement.
-const AN_ANSWER: u32 = 3;
 /// Bytes of a line of the caches.
 const LINE: usize = 64;
 /// Links for which the shared receive queue has buffers ahead.
@@ -616,7 +616,7 @@ impl Lower for Verbs {
     #[inline]
     fn accesses(&mut self, id: LinkId, events: &mut VecDeque<Event>) -> Result<usize, Unsent> {
         if self.link(id)?.accesses > 0 {
-            self.poll_sends(events);
+            self.take_ends(events);
         }
         let link = self.link(id)?;
         if link.down { Err(Unsent::Down) } else { Ok(link.accesses) }
@@ -652,7 +652,7 @@ impl Lower for Verbs {
     }
     #[inline]
     fn poll(&mut self, into: &mut VecDeque<Event>) {
-        let mut failed = None;
+        let mut failed = Vec::new();
         loop {
             let mut came = 0;
             for mut wc in self.recv.poll(&mut self.wcs) {
@@ -661,7 +661,7 @@ impl Lower for Verbs {
                 let Some(buf) = wc.take_buf() else { continue };
                 if wc.status != WcStatus::Success {
                     let _ = self.srq.post_recv(buf);
-                    failed = Some(id);
+                    failed.push(id);
                     continue;
                 }
                 let received = Received::Buf(buf, wc.byte_len as usize);
@@ -670,12 +670,12 @@ impl Lower for Verbs {
                     _ => self.early.push((id, received)),
                 }
             }
-            if let Some(id) = failed.take() {
-                self.fail(id, into);
-            }
             if came < BATCH {
                 break;
             }
+        }
+        for id in failed {
+            self.fail(id, into);
         }
         if self.acceptors.any_link() {
             self.take_over(into);
@@ -684,7 +684,7 @@ impl Lower for Verbs {
         self.until_sends -= 1;
         if self.until_sends == 0 {
             self.until_sends = POLLS_A_LOOK;
-            self.poll_sends(into);
+            self.take_ends(into);
         }
     }
     fn arm(&mut self) {
@@ -705,47 +705,44 @@ impl Lower for Verbs {
         });
         Some((device, queue))
     }
-    fn has_room(&mut self, id: LinkId, events: &mut VecDeque<Event>) -> bool {
-        for looked in [false, true] {
-            if looked {
-                self.poll_sends(events);
-            }
-            // A link that is gone has no room, and needs none.
-            let Ok(link) = self.link(id) else { return true };
-            if link.queue.control().outstanding_sends() + AN_ANSWER <= link.depth && link.staged < STAGES {
-                return true;
-            }
-        }
-        false
-    }
-}
-
-impl Verbs {
     #[inline]
-    fn poll_sends(&mut self, into: &mut VecDeque<Event>) {
-        let mut failed = None;
+    fn take_ends(&mut self, into: &mut VecDeque<Event>) {
+        let mut failed = Vec::new();
         let Self { send, send_wcs, links, back, slots, .. } = self;
-        for mut wc in send.poll(send_wcs) {
-            back.extend(wc.take_parts());
-            let id = LinkId(wc.context);
-            if wc.status != WcStatus::Success {
-                failed = Some(id);
-            } else if wc.id != 0
-                && let Some(Some((known, link))) = links.get_mut(id.place())
-                && *known == id
-            {
-                if wc.id & PLACED != 0 {
-                    slots.free.extend(link.placed.pop_front());
+        loop {
+            let mut ended = 0;
+            for mut wc in send.poll(send_wcs) {
+                ended += 1;
+                back.extend(wc.take_parts());
+                let id = LinkId(wc.context);
+                if wc.status != WcStatus::Success {
+                    failed.push(id);
+                } else if wc.id != 0
+                    && let Some(Some((known, link))) = links.get_mut(id.place())
+                    && *known == id
+                {
+                    if wc.id & PLACED != 0 {
+                        slots.free.extend(link.placed.pop_front());
+                    }
+                    link.accesses -= usize::from(wc.id & ACCESS != 0);
+                    link.staged -= usize::from(wc.id & STAGED != 0);
                 }
-                link.accesses -= usize::from(wc.id & ACCESS != 0);
-                link.staged -= usize::from(wc.id & STAGED != 0);
+            }
+            if ended < BATCH {
+                break;
             }
         }
-        if let Some(id) = failed {
+        for id in failed {
             self.fail(id, into);
         }
         while let Some(part) = self.back.pop() {
             self.give_back(part);
         }
+    }
+    #[inline]
+    fn has_room_now(&self, id: LinkId) -> bool {
+        let Some(Some((known, link))) = self.links.get(id.place()) else { return true };
+        let sent = || link.queue.control().outstanding_sends();
+        *known != id || link.down || (sent() + AN_ANSWER <= link.depth && link.staged < STAGES)
     }
 }

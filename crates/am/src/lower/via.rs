@@ -15,7 +15,9 @@ use hca_via::{
 
 use super::acceptor::{Places, Stop, lock};
 use super::acceptors::{Acceptors, Serving};
-use super::{Event, Kept, LinkId, Listening, Lower, PASSED, Received, STAGE, STAGES, Sizes, Sleeper, Unsent};
+use super::{
+    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, PASSED, Received, STAGE, STAGES, Sizes, Sleeper, Unsent,
+};
 use crate::bundle::Options;
 use crate::instrument::{self, Part, mark};
 use crate::segment::{Place, Remote, Segment, Source};
@@ -577,9 +579,7 @@ impl Lower for Via {
         Ok(())
     }
     fn accesses(&mut self, id: LinkId, events: &mut VecDeque<Event>) -> Result<usize, Unsent> {
-        while let Some(entry) = self.queues.send.done() {
-            self.enter(entry, events);
-        }
+        self.take_ends(events);
         let link = self.link(id)?;
         if link.down { Err(Unsent::Down) } else { Ok(link.accesses) }
     }
@@ -642,7 +642,14 @@ impl Lower for Via {
     fn engine_queue(&self) -> Option<(Arc<dyn Device>, CqHandle)> {
         None
     }
-    fn has_room(&mut self, _: LinkId, _: &mut VecDeque<Event>) -> bool {
-        true
+    fn take_ends(&mut self, into: &mut VecDeque<Event>) {
+        while let Some(entry) = self.queues.send.done() {
+            self.enter(entry, into);
+        }
+    }
+    #[inline]
+    fn has_room_now(&self, id: LinkId) -> bool {
+        let Some(Some((known, link))) = self.links.get(id.place()) else { return true };
+        *known != id || link.down || (link.free.len() >= AN_ANSWER as usize && link.staged < STAGES)
     }
 }
