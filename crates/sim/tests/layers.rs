@@ -580,12 +580,8 @@ fn messages_that_offloaded_bundles_handle_keep_every_promise() {
 /// whose answer has no room, and a call that may not wait takes the ends of sends before it says that there is none.
 #[test]
 fn no_call_waits_for_room() {
-    let once_waited = [
-        (7238, Below::Verbs),
-        (2785, Below::Via),
-        (36069, Below::Offloaded),
-        (6305, Below::Offloaded),
-    ];
+    let once_waited =
+        [(7238, Below::Verbs), (2785, Below::Via), (36069, Below::Offloaded), (6305, Below::Offloaded)];
     for (seed, below) in once_waited {
         run_in_time(seed, below);
     }
