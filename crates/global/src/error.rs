@@ -46,7 +46,7 @@ pub enum Error {
         len: usize,
     },
     /// A value was asked for before the sync that fetches it.
-    #[error("the value has not come: call sync first")]
+    #[error("the value has not come: call sync first, or poll until outstanding is 0")]
     NotSynced,
     /// Processes that differ in an argument of a collective.
     #[error("process {rank} calls another collective, or with other sizes")]

@@ -18,7 +18,7 @@
 //! | `PROCS`, `MYPROC` | [`Process::size`], [`Process::rank`] |
 //! | global pointer, spread array `a[v]::[w]` | [`GlobalPtr`], [`Spread`] |
 //! | read, write | [`Process::read`], [`Process::write`] |
-//! | `:=`, `sync()` | [`Process::get`], [`Process::put`], [`Process::sync`] |
+//! | `:=`, `sync()` | [`Process::get`], [`Process::put`], [`Process::sync`]; without waiting [`Process::outstanding`] |
 //! | `:-`, `store_sync`, `all_store_sync` | [`Process::store`], [`Process::store_sync`], [`Process::all_store_sync`] |
 //! | `bulk_read`, `bulk_write`, `bulk_put`, `bulk_store` | [`Process::read_bulk`], [`Process::write_bulk`], [`Process::put_bulk`], [`Process::store_bulk`]; without a copy [`Process::read_part`], [`Process::put_part`] |
 //! | `atomic` | [`Process::register`], [`Process::call`] |
@@ -37,12 +37,14 @@
 //! | module | contents |
 //! |---|---|
 //! | `process` | [`Process`]: memory and accesses; [`Joining`] |
+//! | `by_hand` | processes of a simulation |
 //! | `collective` | barrier, broadcast, reduction, scan |
 //! | `pointer` | [`GlobalPtr`], [`Spread`] |
 //! | `state` | the handlers |
 //! | `error` | [`Error`] |
 #![forbid(unsafe_code)]
 
+mod by_hand;
 mod collective;
 mod error;
 mod pointer;

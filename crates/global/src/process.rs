@@ -13,8 +13,8 @@ use crate::state::{BYE, CALL, READ, STORE, STORED, State, WRITE, handlers, lock,
 use crate::{Error, GlobalPtr, Spread};
 
 /// Bytes at the beginning of each process's memory, into which bulk reads come.
-const LANDING: usize = 1 << 18;
-const TAG: Tag = Tag(0x51c);
+pub(crate) const LANDING: usize = 1 << 18;
+pub(crate) const TAG: Tag = Tag(0x51c);
 /// Polls without success before a process sleeps.
 const LOOKS: u32 = 2000;
 /// The longest sleep.
@@ -26,8 +26,8 @@ const FAREWELL: Duration = Duration::from_secs(20);
 
 /// A process that has memory, and does not know the others yet.
 pub struct Joining {
-    bundle: Bundle,
-    ep: EndpointId,
+    pub(crate) bundle: Bundle,
+    pub(crate) ep: EndpointId,
     memory: Segment,
     state: Arc<Mutex<State>>,
 }
@@ -75,9 +75,14 @@ impl Joining {
         let options = Options { max_links: 2 * size.max(1), translations: size, ..Options::default() };
         let mut bundle = Bundle::open_with(context, way, &options)?;
         let ep = bundle.endpoint()?;
+        bundle.set_segment(ep, LANDING + bytes.next_multiple_of(64))?;
+        Self::new(bundle, ep)
+    }
+    /// A process whose memory is the segment of an endpoint.
+    pub(crate) fn new(mut bundle: Bundle, ep: EndpointId) -> Result<Self, Error> {
         bundle.set_tag(ep, TAG)?;
         bundle.set_event_mask(ep, EventMask::NotEmpty)?;
-        let memory = bundle.set_segment(ep, LANDING + bytes.next_multiple_of(64))?;
+        let memory = bundle.segment(ep)?.ok_or(hca_am::Error::Endpoint)?;
         let state = Arc::<Mutex<State>>::default();
         handlers(&mut bundle, ep, &state)?;
         Ok(Self { bundle, ep, memory, state })
@@ -98,9 +103,17 @@ impl Joining {
         if rank >= size {
             return Err(Error::Rank { rank, size });
         }
+        let mut process = self.process(rank, size);
+        for (index, name) in names.iter().enumerate() {
+            process.bundle.map(process.ep, index, name, TAG)?;
+        }
+        process.barrier()?;
+        Ok(process)
+    }
+    pub(crate) fn process(self, rank: usize, size: usize) -> Process {
         let Self { bundle, ep, memory, state } = self;
         lock(&state).left = vec![false; size];
-        let mut process = Process {
+        Process {
             bundle,
             ep,
             state,
@@ -114,12 +127,7 @@ impl Joining {
             stored: 0,
             epoch: 0,
             collective: 0,
-        };
-        for (index, name) in names.iter().enumerate() {
-            process.bundle.map(ep, index, name, TAG)?;
         }
-        process.barrier()?;
-        Ok(process)
     }
 }
 
@@ -227,7 +235,7 @@ impl Process {
     /// Takes the value of a get.
     ///
     /// # Errors
-    /// No sync has waited for it.
+    /// The value has not come: a sync waits for it.
     pub fn take<T: Pod>(&mut self, got: Get<T>) -> Result<T, Error> {
         let bytes = lock(&self.state).values.remove(&got.number).ok_or(Error::NotSynced)?;
         let mut value = T::zeroed();
@@ -262,6 +270,10 @@ impl Process {
             bytemuck::bytes_of(&value),
         );
         sent.map_err(|error| self.failure(to.rank(), error))
+    }
+    /// The gets, puts and calls that have not ended, as far as polls have seen: [`poll`](Self::poll) brings their ends.
+    pub fn outstanding(&self) -> u64 {
+        self.begun - lock(&self.state).ended
     }
     /// Waits until all gets, puts and bulk puts of this process have ended.
     ///

@@ -54,7 +54,9 @@ fn accesses(bed: &Bed) {
         process.sync().unwrap();
         process.barrier().unwrap();
         let gets: Vec<_> = (10..60).map(|i| process.get(array.at(next, i).unwrap()).unwrap()).collect();
-        process.sync().unwrap();
+        while process.outstanding() > 0 {
+            process.poll().unwrap();
+        }
         for (i, get) in gets.into_iter().enumerate() {
             assert_eq!(process.take(get).unwrap(), (rank * 100 + i + 10) as u64);
         }

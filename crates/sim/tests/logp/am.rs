@@ -44,14 +44,19 @@ impl Asks for Requests {
     }
 }
 
-pub(super) fn open(sim: &Sim, way: Way) -> Ends {
-    let options = Options {
+/// The options of a bundle in simulated time.
+pub(super) fn options() -> Options {
+    Options {
         credits: WINDOW as u16,
         translations: 16,
         // The program's clock stands still.
         probe_interval: Duration::from_secs(1 << 30),
         ..Options::default()
-    };
+    }
+}
+
+pub(super) fn open(sim: &Sim, way: Way) -> Ends {
+    let options = options();
     let [(mut asks, ep), (mut answers, far)] = [0, 1].map(|n| {
         let context = sim.add_node().context();
         let mut bundle = Bundle::open_by_hand(&context, way, &options).expect("a bundle opens");

@@ -1,6 +1,5 @@
-//! LogP judges itself for verbs, VIs, Active Messages and Portals: in simulated time, a longer latency, overhead or gap
-//! moves that parameter alone, by as much. Global memory is not among them, as its calls wait: within a call simulated
-//! time stands still.
+//! LogP judges itself for verbs, VIs, Active Messages, global memory and Portals: in simulated time, a longer latency,
+//! overhead or gap moves that parameter alone, by as much.
 //!
 //! The processors' overheads are pauses of the program in simulated time, those of the far side a part of the way back.
 //! The gap is the rate of the link, whose latency is as much shorter as a packet takes to leave. The gap of a byte in
@@ -8,6 +7,7 @@
 //! whichever parameter moves.
 
 mod am;
+mod global;
 mod portals;
 mod verbs;
 mod via;
@@ -62,17 +62,27 @@ enum Kind {
     Verbs,
     Via,
     Am(Way),
+    Global(Way),
     Portals,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Verbs, Self::Via, Self::Am(Way::Verbs), Self::Am(Way::Via), Self::Portals];
+    const ALL: [Self; 7] = [
+        Self::Verbs,
+        Self::Via,
+        Self::Am(Way::Verbs),
+        Self::Am(Way::Via),
+        Self::Global(Way::Verbs),
+        Self::Global(Way::Via),
+        Self::Portals,
+    ];
 
     fn open(self, sim: &Sim) -> Ends {
         match self {
             Self::Verbs => verbs::open(sim),
             Self::Via => via::open(sim),
             Self::Am(way) => am::open(sim, way),
+            Self::Global(way) => global::open(sim, way),
             Self::Portals => portals::open(sim),
         }
     }
