@@ -606,11 +606,12 @@ fn variable(text: &str) -> Result<(String, String), String> {
 }
 
 fn device_name(text: &str) -> Result<String, String> {
-    let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    match text.len() {
-        1..64 if text.chars().all(legal) => Ok(text.to_owned()),
-        _ => Err(format!("`{text}` is no name of a device: write 1 to 63 letters and digits")),
+    if hca::NamedDevice::is_name(text) {
+        return Ok(text.to_owned());
     }
+    Err(format!(
+        "`{text}` is no name of a device: write 1 to 63 letters, digits, `_`, `-` and `.`, no `.` first"
+    ))
 }
 
 fn path_mtu(text: &str) -> Result<hca_core::Mtu, String> {

@@ -19,7 +19,7 @@ use hca::{DEVICES_VARIABLE, DeviceUrl, NamedDevice, Target};
 use thiserror::Error;
 
 use crate::args::ExecArgs;
-use crate::perf::device_or;
+use crate::perf::{device_or, overrides};
 
 /// The shared object.
 const LIBRARY: &str = "libhca_ibverbs.so";
@@ -154,19 +154,21 @@ fn preload(command: &mut Command, library: PathBuf) {
     command.env(PRELOAD, all.join(":".as_ref()));
 }
 
-/// The list of devices: the one of the arguments, or of the environment, or the default one.
+/// The list of devices: the one of the arguments, or those of the environment with the options of the arguments.
 fn devices(args: &ExecArgs) -> Result<OsString, ExecError> {
-    let is_said = args.device.is_said();
-    if let Some(list) = std::env::var_os(DEVICES_VARIABLE).filter(|list| !is_said && !list.is_empty()) {
-        return Ok(list);
+    if args.device.device.is_some() || args.device.fabric.is_some() {
+        let url =
+            device_or(&args.device, Target::Auto(None)).map_err(|e| ExecError::Device(e.to_string()))?;
+        return Ok(format!("{}={url}", args.name).into());
     }
-    let is_chosen = is_said || !matches!(hca::device_from_environment(), Ok(None));
-    let url: DeviceUrl = if is_chosen {
-        device_or(&args.device, Target::Auto(None)).map_err(|e| ExecError::Device(e.to_string()))?
-    } else {
-        "auto://?share=yes".parse().expect("a valid name")
-    };
-    Ok(format!("{}={url}", args.name).into())
+    let has_list = std::env::var_os(DEVICES_VARIABLE).is_some_and(|list| !list.is_empty());
+    let named = hca::named_devices().map_err(|e| ExecError::Device(e.to_string()))?;
+    let described = named.into_iter().map(|NamedDevice { name, url }| {
+        let name = if has_list { &name } else { &args.name };
+        let options = url.options.overridden_by(overrides(&args.device));
+        format!("{name}={}", DeviceUrl { options, ..url })
+    });
+    Ok(described.collect::<Vec<_>>().join(" ").into())
 }
 
 /// The shared object: in a build's folder, beside the command, or in the `lib` beside its folder.

@@ -17,7 +17,7 @@ const NAME_BYTES: usize = 63;
 /// A device and the name that programs know it by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedDevice {
-    /// The name: 1 to 63 letters, digits, `_`, `-` and `.`.
+    /// The name, as [`is_name`](Self::is_name) has it.
     pub name: String,
     /// The device.
     pub url: DeviceUrl,
@@ -28,7 +28,9 @@ pub struct NamedDevice {
 #[non_exhaustive]
 pub enum NamedDevicesError {
     /// A name that is none.
-    #[error("{DEVICES_VARIABLE}: `{name}` is no name of a device: 1 to 63 letters and digits")]
+    #[error(
+        "{DEVICES_VARIABLE}: `{name}` is no name of a device: 1 to 63 letters, digits, `_`, `-` and `.`, no `.` first"
+    )]
     Name {
         /// The name.
         name: String,
@@ -66,8 +68,7 @@ impl NamedDevice {
                 Some((name, _)) => (name.to_owned(), &item[name.len() + 1..]),
                 None => (format!("hca{i}"), item),
             };
-            let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-            if name.is_empty() || name.len() > NAME_BYTES || !name.chars().all(legal) {
+            if !Self::is_name(&name) {
                 return Err(NamedDevicesError::Name { name });
             }
             if found.iter().any(|other| other.name == name) {
@@ -79,6 +80,12 @@ impl NamedDevice {
             }
         }
         Ok(found)
+    }
+    /// Whether a device may have the name: 1 to 63 letters, digits, `_`, `-` and `.`, of which the last is not the first,
+    /// as files have the name, too.
+    pub fn is_name(name: &str) -> bool {
+        let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        (1..=NAME_BYTES).contains(&name.len()) && !name.starts_with('.') && name.chars().all(legal)
     }
     /// A GUID that all processes of this machine compute for the device, and other machines do not.
     pub fn node_guid(&self) -> [u8; 8] {
@@ -126,6 +133,7 @@ mod tests {
             ("a=udp:// a=auto://", "two devices"),
             ("a/b=udp://", "no name"),
             ("=udp://", "no name"),
+            ("..=udp://", "no `.` first"),
             (&long, "no name"),
             ("a=nonsense://", "device a"),
         ] {

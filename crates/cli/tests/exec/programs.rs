@@ -37,6 +37,10 @@ fn libfabric_has_connected_datagram_and_reliable_endpoints() {
     socket.connect("192.0.2.1:9").expect("an interface besides that of loopback");
     let ip = socket.local_addr().unwrap().ip().to_string();
     let device = format!("auto://{ip}?share=yes");
+    let listed = text(&exec(&["--device", &device, "fi_info", "-p", "verbs"]).output().unwrap());
+    for kind in ["FI_EP_MSG", "FI_EP_DGRAM", "FI_EP_RDM"] {
+        assert!(listed.contains(kind), "{kind}: {listed}");
+    }
     for endpoint in ["msg", "dgram", "rdm"] {
         let port = free_port();
         let common = ["fi_pingpong", "-p", "verbs", "-e", endpoint, "-I", "100", "-B", &port];
@@ -51,6 +55,11 @@ fn libfabric_has_connected_datagram_and_reliable_endpoints() {
 #[test]
 #[ignore = "for nightly, needs ucx-utils: ucx_perftest"]
 fn ucx_has_tags_put_get_and_active_messages_over_rc_and_ud() {
+    let listed = text(&exec(&["--device", AUTO, "ucx_info", "-d"]).output().unwrap());
+    for transport in ["rc_verbs", "ud_verbs"] {
+        let row = format!("Transport: {transport}\n#         Device: hca0:1\n");
+        assert!(listed.contains(&row), "{transport}: {listed}");
+    }
     for transport in ["rc_v", "ud_v"] {
         for kind in ["tag_lat", "tag_bw", "ucp_put_lat", "ucp_get", "ucp_am_lat"] {
             let port = free_port();

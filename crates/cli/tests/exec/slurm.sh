@@ -6,8 +6,11 @@ host=$(hostname -s)
 folder=$(mktemp -d)
 started=
 end() {
-    for process in $started; do kill "$process" || true; done
-    wait
+    # One after the other: a step tells slurmctld of its end, and slurmd waits for its steps.
+    for process in $started; do
+        kill "$process" || true
+        wait "$process" || true
+    done
     rm -rf "$folder"
 }
 trap end EXIT
