@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{QpAttrMask, QpState, QpType};
+use crate::{QpAttrMask, QpState, QpType, WcOpcode};
 
 /// Has `Debug` of error types print what `Display` does. A `main` that returns a `Result` prints its error by `Debug`, as
 /// `unwrap` and `expect` do, and people read the advice in it only so.
@@ -221,38 +221,32 @@ pub enum PostErrorKind {
     )]
     WrongState(QpState),
     /// The request has more entries than the queue was created for.
-    #[error("{count} scatter/gather entries, but the queue was created for {max}: create it with more")]
+    #[error("more scatter/gather entries than the {max} that the queue was created for: create it with more")]
     TooManySges {
-        /// Entries in the request.
-        count: usize,
         /// Entries allowed.
         max: u32,
     },
     /// The request has more inline bytes than the queue was created for.
     #[error(
-        "{len} inline bytes, but the queue was created for {max}: create it with more, or send from registered memory"
+        "more inline bytes than the {max} that the queue was created for: create it with more, or send from registered memory"
     )]
     InlineTooLong {
-        /// Bytes in the request.
-        len: usize,
         /// Bytes allowed.
         max: u32,
     },
     /// The message is longer than the service carries.
-    #[error("a message of {len} bytes; this service carries at most {max}: send it in pieces")]
+    #[error("a longer message than the {max} bytes that this service carries at most: send it in pieces")]
     MessageTooLong {
-        /// Bytes in the request.
-        len: u64,
         /// Bytes allowed.
-        max: u64,
+        max: u32,
     },
     /// The service does not offer the operation (or not with this payload).
-    #[error("a {qp_type:?} queue pair does not offer {op}; RC offers all operations")]
+    #[error("a {qp_type:?} queue pair does not offer {op:?} with such a list; RC offers all operations")]
     Unsupported {
         /// Service.
         qp_type: QpType,
         /// The operation.
-        op: &'static str,
+        op: WcOpcode,
     },
     /// A datagram or an XRC request has no destination of its kind, or a request of another service has one.
     #[error(
@@ -265,11 +259,8 @@ pub enum PostErrorKind {
     )]
     AddressHandle,
     /// The local memory of an atomic operation is not exactly 8 bytes.
-    #[error("an atomic returns 8 bytes, but the local list has {len}")]
-    AtomicLength {
-        /// Bytes in the local list.
-        len: u64,
-    },
+    #[error("an atomic returns 8 bytes, and the local list has more or less")]
+    AtomicLength,
     /// The queue pair takes receive requests from a shared receive queue.
     #[error("this queue pair takes its receive requests from a shared receive queue; post there")]
     UsesSrq,
@@ -277,6 +268,8 @@ pub enum PostErrorKind {
     #[error("the queue was destroyed; build a new one")]
     Destroyed,
 }
+// It is returned in a register: by a pointer to it, all that a post calls would keep that at hand.
+const _: () = assert!(size_of::<Result<(), PostErrorKind>>() == 8);
 
 /// The error of a batch that was not taken as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Error)]

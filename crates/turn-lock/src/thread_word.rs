@@ -53,15 +53,21 @@ pub(crate) use system::{known_thread, this_thread};
 #[cfg(not(loom))]
 mod system {
     use core::cell::Cell;
+    use core::ptr;
     use std::sync::{Mutex, PoisonError};
 
     use super::ThreadWord;
+    use crate::sync::AtomicPtr;
 
     /// Words of threads that have ended.
     static FREE: Mutex<Vec<&'static ThreadWord>> = Mutex::new(Vec::new());
 
+    /// Stands for the word of a thread that has none. No lock is its.
+    static NOBODY: ThreadWord =
+        ThreadWord { inside: [const { AtomicPtr::new(ptr::null_mut()) }; super::LEVELS] };
+
     thread_local! {
-        static WORD: Cell<Option<&'static ThreadWord>> = const { Cell::new(None) };
+        static WORD: Cell<&'static ThreadWord> = const { Cell::new(&NOBODY) };
         static OWNER: Owner = const { Owner };
     }
 
@@ -69,21 +75,23 @@ mod system {
     struct Owner;
     impl Drop for Owner {
         fn drop(&mut self) {
-            if let Some(word) = WORD.take() {
+            let word = WORD.replace(&NOBODY);
+            if !ptr::eq(word, &NOBODY) {
                 FREE.lock().unwrap_or_else(PoisonError::into_inner).push(word);
             }
         }
     }
 
-    /// This thread's word, if it was made.
+    /// This thread's word, or one that is no thread's if none was made.
     #[inline(always)]
-    pub(crate) fn known_thread() -> Option<&'static ThreadWord> {
+    pub(crate) fn known_thread() -> &'static ThreadWord {
         WORD.get()
     }
     /// This thread's word; none while the thread ends.
     #[inline]
     pub(crate) fn this_thread() -> Option<&'static ThreadWord> {
-        WORD.get().or_else(make)
+        let word = WORD.get();
+        if ptr::eq(word, &NOBODY) { make() } else { Some(word) }
     }
 
     #[cold]
@@ -92,7 +100,7 @@ mod system {
         OWNER.try_with(|_| ()).ok()?;
         let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let word = free.unwrap_or_else(|| Box::leak(Box::new(ThreadWord::new())));
-        WORD.set(Some(word));
+        WORD.set(word);
         Some(word)
     }
 }
@@ -106,5 +114,8 @@ loom::thread_local! {
 pub(crate) fn this_thread() -> Option<&'static ThreadWord> {
     Some(WORD.with(|w| *w))
 }
+/// This thread's word.
 #[cfg(loom)]
-pub(crate) use this_thread as known_thread;
+pub(crate) fn known_thread() -> &'static ThreadWord {
+    WORD.with(|w| *w)
+}

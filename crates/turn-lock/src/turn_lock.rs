@@ -337,10 +337,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
     fn lock_once(&self) -> Result<Guard<'_, T, LEVEL>, State> {
         let state = self.state.load(Ordering::Relaxed);
         // The favourite's way is the shortest.
-        if let Some(me) = known_thread()
-            && ptr::eq(me, state)
-            && me.inside::<LEVEL>().is_null()
-        {
+        let me = known_thread();
+        if ptr::eq(me, state) && me.inside::<LEVEL>().is_null() {
             return self.enter(me);
         }
         if state == FREE {

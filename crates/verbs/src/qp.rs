@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hca_core::{
     Access, AckTimeout, AsyncEvent, DeviceError, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle, QpState,
-    QpStatus, QpType, Qpn,
+    QpStatus, QpType, Qpn, WcOpcode,
 };
 
 use crate::ah::UdPeer;
@@ -351,7 +351,7 @@ pub struct RecvQueue<S: Service> {
 impl<S: Service> RecvQueue<S> {
     /// Why a queue pair without a receive queue refuses a request.
     const NONE: PostErrorKind = match S::TYPE {
-        QpType::XrcIni => PostErrorKind::Unsupported { qp_type: S::TYPE, op: "receive requests" },
+        QpType::XrcIni => PostErrorKind::Unsupported { qp_type: S::TYPE, op: WcOpcode::Recv },
         _ => PostErrorKind::UsesSrq,
     };
     /// Posts a receive request with id 0, and tells the device. A datagram needs 40 bytes more than its payload.

@@ -42,8 +42,12 @@ impl Parts {
     }
     #[inline(always)]
     fn push(&mut self, held: Held) {
+        let place = &mut self.places[self.len];
         // The place is empty, so that nothing is to be dropped.
-        core::mem::forget(self.places[self.len].replace(held));
+        core::mem::forget(place.replace(held));
+        if matches!(place, Some(Held::Ah(_) | Held::Ee(_))) {
+            return drop(place.take());
+        }
         self.len += 1;
         if self.len == self.places.len() {
             self.grow();
@@ -89,10 +93,7 @@ impl Record {
 impl Sink<Held> for &mut Parts {
     #[inline(always)]
     fn take(&mut self, held: Held) {
-        match held {
-            Held::Ah(_) | Held::Ee(_) => {}
-            part => self.push(part),
-        }
+        self.push(held);
     }
 }
 
@@ -128,7 +129,11 @@ impl Completions {
     pub fn clear(&mut self) {
         self.count = 0;
         if self.parts.len() > 0 {
-            self.drop_parts();
+            // Most polls give back one, which was taken out.
+            match self.parts.places[..] {
+                [None, ..] if self.parts.len() == 1 => self.parts.len = 0,
+                _ => self.drop_parts(),
+            }
         }
     }
     #[inline(never)]

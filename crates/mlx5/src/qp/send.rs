@@ -142,25 +142,25 @@ impl<B: Bell> SendQueue<B> {
                 return if bytes.len() <= self.limits.max_inline as usize && !wr.op.is_read_or_atomic() {
                     Ok(())
                 } else {
-                    Err(self.why_not_inline(wr, bytes.len()))
+                    Err(self.why_not_inline(wr))
                 };
             }
             Payload::Sges(list) if list.len() <= self.limits.max_sge as usize => {
                 list.iter().map(|s| u64::from(s.len)).sum()
             }
-            Payload::Sges(list) => {
-                return Err(PostErrorKind::TooManySges { count: list.len(), max: self.limits.max_sge });
+            Payload::Sges(_) => {
+                return Err(PostErrorKind::TooManySges { max: self.limits.max_sge });
             }
             Payload::Mixed(list) => self.check_mixed(wr, &list)?,
         };
         if len > self.limits.max_message {
-            return Err(PostErrorKind::MessageTooLong { len, max: self.limits.max_message });
+            return Err(PostErrorKind::MessageTooLong { max: self.limits.max_message as u32 });
         }
         if !wr.op.has_list() {
-            return Err(PostErrorKind::Unsupported { qp_type: self.qp.qp_type, op: name(&wr.op) });
+            return Err(PostErrorKind::Unsupported { qp_type: self.qp.qp_type, op: wr.op.wc_opcode() });
         }
         if len != 8 && matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
-            return Err(PostErrorKind::AtomicLength { len });
+            return Err(PostErrorKind::AtomicLength);
         }
         Ok(())
     }
@@ -169,16 +169,16 @@ impl<B: Bell> SendQueue<B> {
     fn check_mixed(&self, wr: &SendWr<'_>, list: &Mixed<'_>) -> Result<u64, PostErrorKind> {
         let SendLimits { max_sge, max_inline, .. } = self.limits;
         if list.entries.len() > max_sge as usize {
-            return Err(PostErrorKind::TooManySges { count: list.entries.len(), max: max_sge });
+            return Err(PostErrorKind::TooManySges { max: max_sge });
         }
         let len = list.bytes.len();
         if len > max_inline as usize || wr.op.is_read_or_atomic() {
-            return Err(self.why_not_inline(wr, len));
+            return Err(self.why_not_inline(wr));
         }
         let beyond = wqe::mixed_cells(list).saturating_sub(wqe::data_cells(max_sge, max_inline));
         if beyond > 0 {
             let max = len.saturating_sub(beyond * crate::shared::CELL) as u32;
-            return Err(PostErrorKind::InlineTooLong { len, max });
+            return Err(PostErrorKind::InlineTooLong { max });
         }
         Ok(list.message_bytes())
     }
@@ -195,12 +195,12 @@ impl<B: Bell> SendQueue<B> {
         Ok(())
     }
     #[cold]
-    fn why_not_inline(&self, wr: &SendWr<'_>, len: usize) -> PostErrorKind {
+    fn why_not_inline(&self, wr: &SendWr<'_>) -> PostErrorKind {
         if wr.op.is_read_or_atomic() {
             let qp_type = self.qp.qp_type;
-            PostErrorKind::Unsupported { qp_type, op: "inline data with READ or atomics" }
+            PostErrorKind::Unsupported { qp_type, op: wr.op.wc_opcode() }
         } else {
-            PostErrorKind::InlineTooLong { len, max: self.limits.max_inline }
+            PostErrorKind::InlineTooLong { max: self.limits.max_inline }
         }
     }
 
@@ -356,22 +356,7 @@ fn offers(qp_type: QpType, op: &SendOp) -> Result<(), PostErrorKind> {
     match op {
         SendOp::Send | SendOp::SendImm(_) => Ok(()),
         SendOp::Write(_) | SendOp::WriteImm(..) if uc => Ok(()),
-        op => Err(PostErrorKind::Unsupported { qp_type, op: name(op) }),
-    }
-}
-
-/// An operation as an error names it.
-fn name(op: &SendOp) -> &'static str {
-    match op {
-        SendOp::Send | SendOp::SendImm(_) => "SEND",
-        SendOp::SendInv(_) => "SEND with invalidate",
-        SendOp::Write(_) => "RDMA WRITE",
-        SendOp::WriteImm(..) => "RDMA WRITE with immediate",
-        SendOp::Read(_) => "RDMA READ",
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => "atomics",
-        SendOp::AtomicWrite { .. } => "ATOMIC WRITE",
-        SendOp::Flush { .. } => "FLUSH",
-        SendOp::BindMw { .. } | SendOp::LocalInv(_) => "memory windows",
+        op => Err(PostErrorKind::Unsupported { qp_type, op: op.wc_opcode() }),
     }
 }
 

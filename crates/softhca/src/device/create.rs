@@ -82,7 +82,8 @@ impl Engine {
         let named = matches!(init.qp_type, QpType::Ud | QpType::XrcIni | QpType::Rd);
         let cells = (cap.max_send_sge as usize).max(list + inline) + usize::from(named);
         let (send_ring, sq) = ring::<SendHeader>(cap.max_send_wr, cells);
-        let qp_shared = Arc::new(QpShared::new(handle));
+        let may_be_near = self.has_shm && init.qp_type == QpType::Rc && hca.progress != Progress::Thread;
+        let qp_shared = Arc::new(QpShared::new(handle, may_be_near));
         let (rq, recv) = match init.srq {
             Some(s) => (RecvQueue::Shared(s.index), None),
             None if init.qp_type == QpType::XrcIni => (RecvQueue::Own(ring::<RecvHeader>(0, 0).1), None),
@@ -109,12 +110,11 @@ impl Engine {
             max_sge: cap.max_send_sge,
             max_inline: cap.max_inline,
             max_message: if init.qp_type == QpType::Ud {
-                self.fabric.attr().max_mtu.bytes().into()
+                self.fabric.attr().max_mtu.bytes()
             } else {
-                MAX_MESSAGE_BYTES
+                MAX_MESSAGE_BYTES as u32
             },
             is_connected: matches!(init.qp_type, QpType::Rc | QpType::Uc),
-            may_be_near: self.has_shm && init.qp_type == QpType::Rc && hca.progress != Progress::Thread,
             lane: None,
         };
         let send = QpSendPort { hca: hca.clone(), queue };

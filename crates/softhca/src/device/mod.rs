@@ -39,6 +39,7 @@ use crate::memory::scattered::Scattered;
 use crate::network::Network;
 use crate::notify::events::Events;
 use crate::notify::runs::Attention;
+use crate::objects::qp::is_near;
 use crate::objects::slab::{Slab, limit};
 use crate::objects::srq::SrqEntry;
 use crate::objects::tables::{Ah, Pd, Tables};
@@ -677,7 +678,7 @@ unsafe impl Device for SoftHca {
         self.shared.fork.check()?;
         self.shared.control(|e| {
             let q = e.core.qps.get(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
-            let near = q.res.shared.is_near();
+            let near = is_near(&q.machine, &q.res);
             Ok(QpStatus { state: q.machine.state(), attr: *q.machine.attr(), cap: q.res.cap, near })
         })
     }

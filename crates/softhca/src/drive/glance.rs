@@ -24,8 +24,8 @@ pub(crate) struct Glance {
     /// When the last one was, in ticks, and how many later the next one is due.
     whole_at: u32,
     ticks: u32,
-    /// The last turn found nothing to do.
-    idle: bool,
+    /// How often the engine had been changed by the end of the last turn that found nothing to do.
+    idle_at: u32,
 }
 
 impl Glance {
@@ -51,12 +51,13 @@ impl Glance {
     }
     /// The next poll looks at more.
     pub(crate) fn forget(&mut self) {
-        (self.left, self.looks, self.idle) = (0, 0, false);
+        (self.left, self.looks) = (0, 0);
     }
-    /// Behind a turn: who turns in vain twice in a row is likely to go on.
+    /// Behind a turn that found nothing: who turns in vain twice in a row, with nobody at the engine meanwhile, is
+    /// likely to go on.
     #[inline(always)]
-    pub(crate) fn turned(&mut self, worked: bool, engine: &mut Engine, changes: u32) {
-        if core::mem::replace(&mut self.idle, !worked) && !worked {
+    pub(crate) fn turned_in_vain(&mut self, engine: &mut Engine, changes: u32) {
+        if changes == core::mem::replace(&mut self.idle_at, changes).wrapping_add(1) {
             self.renew(engine, changes);
         }
     }

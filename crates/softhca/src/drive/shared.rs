@@ -246,7 +246,9 @@ impl Shared {
         let worked = self.turn_as(look, poll.engine, self.poll_acks);
         let taken = poll.end();
         self.note_change();
-        glance.turned(worked, &mut turn, self.changes.load(Ordering::Relaxed));
+        if !worked {
+            glance.turned_in_vain(&mut turn, self.changes.load(Ordering::Relaxed));
+        }
         self.return_of(turn, Some(cq));
         self.note_look(is_last);
         patience::note(worked);

@@ -11,7 +11,7 @@ use hca_fabric::{Fabric, TxBatch};
 use crate::engine::host::QpHost;
 use crate::engine::shm::MessageSink;
 use crate::engine::{AckRule, Core, Engine, Sink, group_by_path};
-use crate::objects::qp::{QpEntry, RecvQueue};
+use crate::objects::qp::QpEntry;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ack {
@@ -36,9 +36,16 @@ impl Engine {
     /// The rule of a turn that is to acknowledge by `rule`. A program that is given a completion looks at its memory next,
     /// and may answer a WRITE that came along with it, as where each side's WRITE acknowledges the other's.
     #[inline]
-    pub(super) fn rule_beside_completions(&self, rule: AckRule) -> AckRule {
+    fn rule_beside_completions(&self, rule: AckRule) -> AckRule {
         let is_given = rule == AckRule::UnlessDelivered && self.core.tables.has_some_here();
         if is_given { AckRule::NextTurn } else { rule }
+    }
+    /// As [`flush_acks`](Self::flush_acks) behind all else that a turn does; so many were `owed` before it.
+    #[inline]
+    pub(super) fn flush_acks_behind(&mut self, now: Instant, rule: AckRule, owed: usize) -> bool {
+        let rule = self.rule_beside_completions(rule);
+        let all_wait = rule == AckRule::NextTurn && owed == 0 && !self.core.acks_leave_now;
+        !all_wait && self.flush_acks(now, rule)
     }
 
     /// Whether a queue pair owes an acknowledgement.
@@ -63,6 +70,7 @@ impl Engine {
         let mut sent = false;
         let (mut kept, mut blocked) = (0, 0);
         let core = &mut self.core;
+        core.acks_leave_now = false;
         group_by_path(&mut core.acks, &core.qps);
         for i in 0..self.core.acks.len() {
             let slot = self.core.acks[i];
@@ -97,7 +105,7 @@ impl Core {
             if !owes {
                 entry.ack_since = None;
             }
-            some_leave |= owes && !answers(entry);
+            some_leave |= owes && !entry.answers();
             owes
         });
         (self.acks_blocked, self.acks_held) = (0, self.acks.len());
@@ -124,7 +132,7 @@ impl Core {
             AckRule::NextTurn => since == turn,
             AckRule::WithAnswer => true,
         };
-        if may_wait && answers(entry) {
+        if may_wait && entry.answers() {
             return Ack::NextTurn;
         }
         let QpEntry { machine, res, .. } = &mut **entry;
@@ -154,10 +162,4 @@ impl Core {
         entry.ack_since = None;
         if sent { Ack::Sent } else { Ack::None }
     }
-}
-
-/// Whether packets of a queue pair can carry its acknowledgements.
-#[inline(always)]
-fn answers(entry: &QpEntry) -> bool {
-    !matches!(entry.res.rq, RecvQueue::Xrc(_))
 }

@@ -7,11 +7,10 @@ use crate::engine::Engine;
 use crate::engine::host::QpHost;
 use crate::limits::{GENERAL_SERVICES, unknown};
 use crate::objects::near::NearWork;
-use crate::objects::qp::{QpEntry, QpRes, RecvQueue};
+use crate::objects::qp::{QpEntry, QpRes, RecvQueue, is_near};
 use crate::objects::qp_shared::DESTROYED;
 use crate::objects::tables::Tables;
 use crate::queues::cq::Purge;
-use crate::sync::Ordering;
 
 /// How far a change is.
 pub(crate) enum Change<T> {
@@ -67,8 +66,7 @@ impl Engine {
                 machine.use_messages(near.is_some());
             }
             machine.modify(now, attr, &mut QpHost::new(res, tables, ahs))?;
-            let near = machine.uses_messages() && res.pace.is_none();
-            res.shared.near.store(near, Ordering::Relaxed);
+            res.shared.show_state(res.shared.state(), is_near(machine, res));
             let reset = attr.state == Some(QpState::Reset);
             if reset {
                 let purge = reset_purge(res);
@@ -126,7 +124,7 @@ impl Engine {
         self.leave_groups(qp.index);
         self.core.tables.ops_of_the_gone.add_all(&res.shared.ops);
         self.core.tables.mrs.unbind_windows_of(qp);
-        res.shared.state.store(DESTROYED, Ordering::SeqCst);
+        res.shared.show_state(DESTROYED, false);
         if let Some(peer) = res.listed {
             self.core.near_qps.remove(&(peer, qp.index));
         }

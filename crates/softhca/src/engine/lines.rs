@@ -109,7 +109,8 @@ impl Core {
         let QpEntry { machine, res, ack_since, timer, .. } =
             &mut **self.qps.get_mut(qp.index, qp.generation)?;
         let mut lane = machine.lane_to_send()?;
-        if !lane.has_credit() || res.sq.published() != lane.next() {
+        // If it is next, all before it has been shown.
+        if !lane.has_credit() || queue.filled() != lane.next().wrapping_add(1) {
             return None;
         }
         let mut message = LineMessage::new(lane.head(), len as usize);
@@ -171,9 +172,9 @@ pub(super) fn send_lines(
     let Some(mut lane) = machine.lane_to_send() else { return sent };
     let Some(mut tx) = res.link.and_then(|link| shm.line_tx(link)) else { return sent };
     let posted = res.sq.refresh();
+    let mut message = LineMessage::new(lane.head(), 0);
     while lane.next() != posted && sent.count < max && lane.has_credit() {
-        let Some(mut message) = gather(res, tables, lane.next(), lane.head()) else { break };
-        if !tx.push(&mut message) {
+        if gather(res, tables, lane.next(), lane.head(), &mut message).is_none() || !tx.push(&mut message) {
             break;
         }
         lane.sent(now);
@@ -257,9 +258,9 @@ fn place_in(rq: &mut Consumer<RecvHeader>, mrs: &MrTable, pd: PdHandle, data: Li
     Some(wr_id)
 }
 
-/// The message of a request, if it is a plain SEND that a line takes and whose bytes stand in one piece.
+/// Makes the message of a request, if it is a plain SEND that a line takes and whose bytes stand in one piece.
 #[inline(always)]
-fn gather(res: &QpRes, tables: &Tables, index: u32, head: [u32; 3]) -> Option<LineMessage> {
+fn gather(res: &QpRes, tables: &Tables, index: u32, head: [u32; 3], message: &mut LineMessage) -> Option<()> {
     let (header, cells) = res.sq.at(index);
     let plain = header.op.is_plain_send()
         && !header.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED)
@@ -267,7 +268,7 @@ fn gather(res: &QpRes, tables: &Tables, index: u32, head: [u32; 3]) -> Option<Li
     if !plain {
         return None;
     }
-    let mut message = LineMessage::new(head, header.len as usize);
+    *message = LineMessage::new(head, header.len as usize);
     let (out, cells) = (message.data_mut(), list(cells, header));
     if header.place == Place::Slot {
         put_inline(out, &bytemuck::cast_slice(cells)[..header.len as usize]);
@@ -275,7 +276,7 @@ fn gather(res: &QpRes, tables: &Tables, index: u32, head: [u32; 3]) -> Option<Li
         let one = header.sges == 1 && header.place == Place::Memory;
         load(cell_to_sge(*cells.first().filter(|_| one)?), res, tables, out)?;
     }
-    Some(message)
+    Some(())
 }
 
 /// The bytes of a request that is not queued, if they stand in one piece.

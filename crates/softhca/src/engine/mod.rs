@@ -35,12 +35,12 @@ use crate::objects::dormant::{Dormancy, DormantQps};
 use crate::objects::groups::Groups;
 use crate::objects::near::TakingBack;
 use crate::objects::pace::Paced;
-use crate::objects::qp::QpEntry;
+use crate::objects::qp::{QpEntry, is_near};
 use crate::objects::qp_shared::{QpShared, encode_state};
 use crate::objects::slab::Slab;
 use crate::objects::tables::{Ah, Tables};
 use crate::queues::doorbell::Doorbell;
-use crate::sync::{Arc, Ordering};
+use crate::sync::Arc;
 
 /// Bytes of packets gathered before they are handed to the fabric.
 const BATCH_BYTES: usize = 256 << 10;
@@ -128,6 +128,8 @@ pub(crate) struct Core {
     acks_blocked: usize,
     /// So many others of `acks` wait for an answer of the program; the adapter's thread knows until when.
     acks_held: usize,
+    /// Some of `acks` do not wait for an answer.
+    acks_leave_now: bool,
     /// When queue pairs want a call, and when notifications of completion queues are held back no longer; entries may be
     /// too early, never too late.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
@@ -222,6 +224,7 @@ impl Engine {
                 acks: Vec::with_capacity(64),
                 acks_blocked: 0,
                 acks_held: 0,
+                acks_leave_now: false,
                 timers: BinaryHeap::with_capacity(64),
                 near_qps: BTreeSet::new(),
                 general_services: None,
@@ -243,13 +246,14 @@ impl Engine {
         self.core.turn += 1;
         self.core.now = now;
         self.core.counters.turns += 1;
+        let owed = self.core.acks.len();
         let rang = self.core.take_doorbells(now, bell);
         let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
         let received = self.receive(now, budget);
         let fired = self.core.fire_timers(now);
         self.core.resume_paced(now);
         let sent = !self.core.ready.is_empty() && self.transmit(now);
-        let acked = !self.core.acks.is_empty() && self.flush_acks(now, self.rule_beside_completions(acks));
+        let acked = !self.core.acks.is_empty() && self.flush_acks_behind(now, acks, owed);
         self.send(now);
         self.conclude();
         rang | received | fired | sent | acked
@@ -514,6 +518,7 @@ impl Core {
             && entry.ack_since.is_none_or(|since| since == LISTED)
             && entry.ack_since.replace(self.turn).is_none()
         {
+            self.acks_leave_now |= !entry.answers();
             self.acks.push(slot);
         }
         if let Some(at) = wants.deadline
@@ -524,7 +529,7 @@ impl Core {
         }
         let (state, is_of_rd) = (encode_state(entry.machine.state()), entry.res.rd.is_some());
         // Only the engine stores the state, under its lock, so this compares with its own last word.
-        if entry.res.shared.state.load(Ordering::Relaxed) != state {
+        if entry.res.shared.state() != state {
             self.show_state(slot, state);
         }
         if is_of_rd {
@@ -548,7 +553,7 @@ impl Core {
         if entry.res.word != 0 || entry.machine.uses_messages() {
             self.words_due.push(slot);
         }
-        entry.res.shared.state.store(state, Ordering::Release);
+        entry.res.shared.show_state(state, is_near(&entry.machine, &entry.res));
         if state == encode_state(QpState::Error) {
             // Pairs with the light one in `QpRecvPort::ring`.
             Barrier::of_system().heavy();

@@ -310,7 +310,7 @@ impl Engine {
         let empty = || ring::<SendHeader>(0, 0).1;
         let rq = RecvQueue::Context(ContextRecv { rdd, entered: NONE, taken_from: NONE });
         let mut res =
-            QpRes::new(Arc::new(QpShared::new(handle)), (NO_PD, NO_PD), cap, [NONE; 2], empty(), rq);
+            QpRes::new(Arc::new(QpShared::new(handle, false)), (NO_PD, NO_PD), cap, [NONE; 2], empty(), rq);
         res.rd = Some(Box::new(Rd::Context(Context {
             rdd,
             serves: None,

@@ -105,7 +105,7 @@ impl Engine {
         let cap = QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
         let (_, sq) = ring::<SendHeader>(0, 0);
         let rq = RecvQueue::Xrc(XrcRecv { xrcd, entered: NONE, taken_from: NONE, number: Srqn::default() });
-        let res = QpRes::new(Arc::new(QpShared::new(handle)), (NO_PD, NO_PD), cap, [NONE; 2], sq, rq);
+        let res = QpRes::new(Arc::new(QpShared::new(handle, false)), (NO_PD, NO_PD), cap, [NONE; 2], sq, rq);
         self.insert_qp(QpType::XrcTgt, qpn, res);
         let domain = self.xrcd(xrcd)?;
         domain.users += 1;

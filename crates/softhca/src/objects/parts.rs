@@ -6,7 +6,7 @@ use hca_transport::LocalError;
 use crate::objects::tables::Tables;
 
 /// The address of an entry that lies in one piece of a region with these rights.
-#[inline]
+#[inline(always)]
 pub(crate) fn local(tables: &Tables, pd: PdHandle, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
     tables.mrs.translate(pd, s.lkey.raw(), s.addr, s.len.into(), access).map_err(|_| LocalError::Protection)
 }

@@ -111,6 +111,11 @@ impl QpRes {
     }
 }
 
+/// Whether a queue pair is connected to a peer on this machine, whose memory it may reach.
+pub(crate) fn is_near(machine: &Machine, res: &QpRes) -> bool {
+    machine.uses_messages() && res.pace.is_none()
+}
+
 /// A queue pair.
 pub(crate) struct QpEntry {
     pub(crate) machine: Machine,
@@ -125,6 +130,11 @@ pub(crate) struct QpEntry {
 }
 
 impl QpEntry {
+    /// Whether its packets can carry its acknowledgements.
+    #[inline(always)]
+    pub(crate) fn answers(&self) -> bool {
+        !matches!(self.res.rq, RecvQueue::Xrc(_))
+    }
     /// Its entry in the list of all queue pairs.
     pub(crate) fn info(&self) -> QpInfo {
         let attr = self.machine.attr();

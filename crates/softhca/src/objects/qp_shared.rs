@@ -4,7 +4,7 @@ use hca_core::{QpHandle, QpState};
 
 use crate::counters::OpCounts;
 use crate::queues::doorbell::{Link, Ringer};
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// The lanes of a queue pair that are open now, in a word that its ports see, too. The owner of the engine alone reads
 /// and writes the word. The word is not 0, and an old value does not return after a change of the peer.
@@ -36,27 +36,46 @@ impl LanesWord {
 pub(crate) struct QpShared {
     link: Link<QpShared>,
     pub(crate) handle: QpHandle,
-    /// The state as [`encode_state`] writes it, for the checks at posting.
-    pub(crate) state: AtomicU32,
-    /// It is connected to a peer on this machine, whose memory it may reach.
-    pub(crate) near: AtomicBool,
+    /// Its peer may be on this machine, and who posts has the engine do what it can do at once.
+    pub(crate) may_be_near: bool,
+    /// The state as [`encode_state`] writes it, for the checks at posting; or [`RTS_NEAR`].
+    state: AtomicU32,
     pub(crate) lanes: LanesWord,
     pub(crate) ops: OpCounts,
 }
 
 impl QpShared {
-    pub(crate) fn new(handle: QpHandle) -> Self {
+    pub(crate) fn new(handle: QpHandle, may_be_near: bool) -> Self {
         Self {
             link: Link::new(),
             handle,
+            may_be_near,
             state: AtomicU32::new(0),
-            near: AtomicBool::new(false),
             lanes: LanesWord::new(),
             ops: OpCounts::default(),
         }
     }
-    pub(crate) fn is_near(&self) -> bool {
-        self.near.load(Ordering::Relaxed)
+    /// The state as [`encode_state`] writes it.
+    #[inline(always)]
+    pub(crate) fn state(&self) -> u32 {
+        self.state.load(Ordering::Relaxed) & STATE
+    }
+    /// The same of a queue pair whose state is not RTS, and anything else in RTS.
+    #[inline(always)]
+    pub(crate) fn state_but_rts(&self) -> u32 {
+        self.state.load(Ordering::Relaxed)
+    }
+    /// Whether requests are taken, and may be done as they are posted.
+    #[inline(always)]
+    pub(crate) fn is_open_and_near(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == RTS_NEAR
+    }
+    /// Shows a state to the ports; `near`: it is connected to a peer on this machine, whose memory it may reach.
+    #[inline]
+    pub(crate) fn show_state(&self, state: u32, near: bool) {
+        let is_open = state == encode_state(QpState::Rts) && near && self.may_be_near;
+        // SeqCst: a receive port publishes a request and looks whether the queue pair is gone.
+        self.state.store(if is_open { RTS_NEAR } else { state }, Ordering::SeqCst);
     }
 }
 
@@ -67,6 +86,10 @@ impl Ringer for QpShared {
 }
 
 pub(crate) const DESTROYED: u32 = 7;
+/// The bits of a state.
+const STATE: u32 = 7;
+/// RTS, and requests may be done as they are posted.
+const RTS_NEAR: u32 = 8 | encode_state(QpState::Rts);
 
 pub(crate) const fn encode_state(s: QpState) -> u32 {
     s as u32

@@ -16,12 +16,10 @@ pub(crate) struct SendQueue {
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
     /// The longest message.
-    pub(crate) max_message: u64,
+    pub(crate) max_message: u32,
     pub(crate) pd: PdHandle,
     /// The queue pair is of a type that has one peer, and whose requests name no destination.
     pub(crate) is_connected: bool,
-    /// Its peer may be on this machine, and who posts has the engine do what it can do at once.
-    pub(crate) may_be_near: bool,
     /// The way to the peer's memory that was used last.
     pub(crate) lane: Option<PostersLane>,
 }

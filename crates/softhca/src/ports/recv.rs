@@ -10,7 +10,7 @@ use crate::objects::qp_shared::{DESTROYED, QpShared, encode_state};
 use crate::ports::batch;
 use crate::queues::ring::Producer;
 use crate::queues::slot::{RecvHeader, sge_to_cell};
-use crate::sync::{Arc, Ordering};
+use crate::sync::Arc;
 
 /// Queues a receive request.
 #[inline(always)]
@@ -36,7 +36,7 @@ fn push_recv_list(
 ) -> Result<(), PostErrorKind> {
     let sges = wr.sges;
     if sges.len() > max_sge as usize {
-        return Err(PostErrorKind::TooManySges { count: sges.len(), max: max_sge });
+        return Err(PostErrorKind::TooManySges { max: max_sge });
     }
     let room = sges.iter().map(|s| u64::from(s.len)).sum();
     let first = sge_to_cell(sges.first().copied().unwrap_or_default());
@@ -58,7 +58,7 @@ impl QpRecvPort {
     /// Whether requests are taken.
     #[inline(always)]
     fn check(&self) -> Result<(), PostErrorKind> {
-        let state = self.qp.state.load(Ordering::Relaxed);
+        let state = self.qp.state_but_rts();
         if state == encode_state(QpState::Reset) || state == DESTROYED || self.hca.fork.is_child() {
             return Err(self.refusal(state));
         }
@@ -92,7 +92,7 @@ unsafe impl RecvPort for QpRecvPort {
         // Pairs with the barrier in `Core::show_state`: either the engine, which shows ERROR and then looks at the
         // queue, finds the requests, or we see ERROR and ring for them to be flushed.
         self.ring.publish_and_look(self.barrier);
-        if self.qp.state.load(Ordering::Relaxed) == encode_state(QpState::Error) {
+        if self.qp.state_but_rts() == encode_state(QpState::Error) {
             self.hca.posted(&self.qp);
         }
     }

@@ -16,7 +16,7 @@ use crate::queues::ring::{Cell, Full, Producer};
 use crate::queues::slot::{
     DestKind, Place, SendHeader, dest_to_cell, entry_to_cell, sge_to_cell, slot_bytes_to_cell,
 };
-use crate::sync::{Arc, Ordering};
+use crate::sync::Arc;
 
 /// The port of a send queue.
 pub(crate) struct QpSendPort {
@@ -28,8 +28,7 @@ impl SendQueue {
     /// Whether requests are taken.
     #[inline(always)]
     fn check(&self, hca: &Shared) -> Result<(), PostErrorKind> {
-        let state = self.qp.state.load(Ordering::Relaxed);
-        if state != encode_state(QpState::Rts) || hca.fork.is_child() {
+        if self.qp.state() != encode_state(QpState::Rts) || hca.fork.is_child() {
             self.check_state(hca)
         } else {
             Ok(())
@@ -40,7 +39,7 @@ impl SendQueue {
         if hca.fork.is_child() {
             return Err(PostErrorKind::Destroyed);
         }
-        match decode_state(self.qp.state.load(Ordering::Relaxed)).ok_or(PostErrorKind::Destroyed)? {
+        match decode_state(self.qp.state()).ok_or(PostErrorKind::Destroyed)? {
             state @ (QpState::Reset | QpState::Init | QpState::Rtr) => Err(PostErrorKind::WrongState(state)),
             _ => Ok(()),
         }
@@ -48,7 +47,10 @@ impl SendQueue {
     /// Checks a request against the queue pair's limits; returns its length, its entries, and where its bytes are.
     fn check_kind(&self, wr: &SendWr<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
         let qp_type = self.qp_type;
-        offers(qp_type, wr.op).map_err(|op| PostErrorKind::Unsupported { qp_type, op })?;
+        let unsupported = || Err(PostErrorKind::Unsupported { qp_type, op: wr.op.wc_opcode() });
+        if !offers(qp_type, wr.op) {
+            return unsupported();
+        }
         let fits = match wr.dest {
             None => !matches!(qp_type, QpType::Ud | QpType::XrcIni | QpType::Rd),
             Some(Dest::Datagram(_)) => qp_type == QpType::Ud,
@@ -59,15 +61,15 @@ impl SendQueue {
             return Err(PostErrorKind::Destination);
         }
         if wr.op.is_read_or_atomic() && !matches!(wr.payload, Payload::Sges(_)) {
-            return Err(PostErrorKind::Unsupported { qp_type, op: "inline data with READ or atomics" });
+            return unsupported();
         }
         let (len, entries, place) = match wr.payload {
             Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
-                return Err(PostErrorKind::InlineTooLong { len: bytes.len(), max: self.max_inline });
+                return Err(PostErrorKind::InlineTooLong { max: self.max_inline });
             }
             Payload::Inline(bytes) => (bytes.len() as u64, 0, Place::Slot),
             Payload::Sges(sges) if sges.len() > self.max_sge as usize => {
-                return Err(PostErrorKind::TooManySges { count: sges.len(), max: self.max_sge });
+                return Err(PostErrorKind::TooManySges { max: self.max_sge });
             }
             Payload::Sges(sges) => {
                 (sges.iter().map(|s| u64::from(s.len)).sum(), sges.len() as u8, Place::Memory)
@@ -75,13 +77,13 @@ impl SendQueue {
             Payload::Mixed(list) => self.check_mixed(&list)?,
         };
         if !wr.op.has_list() && (entries > 0 || len > 0) {
-            return Err(PostErrorKind::Unsupported { qp_type, op: "a list with an operation that has none" });
+            return unsupported();
         }
         if wr.op.is_atomic() && len != 8 {
-            return Err(PostErrorKind::AtomicLength { len });
+            return Err(PostErrorKind::AtomicLength);
         }
-        if len > self.max_message {
-            return Err(PostErrorKind::MessageTooLong { len, max: self.max_message });
+        if len > self.max_message.into() {
+            return Err(PostErrorKind::MessageTooLong { max: self.max_message });
         }
         Ok((len, entries, place))
     }
@@ -89,17 +91,17 @@ impl SendQueue {
     fn check_mixed(&self, list: &Mixed<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
         let (count, len) = (list.entries.len(), list.bytes.len());
         if count > self.max_sge as usize {
-            return Err(PostErrorKind::TooManySges { count, max: self.max_sge });
+            return Err(PostErrorKind::TooManySges { max: self.max_sge });
         }
         if len > self.max_inline as usize {
-            return Err(PostErrorKind::InlineTooLong { len, max: self.max_inline });
+            return Err(PostErrorKind::InlineTooLong { max: self.max_inline });
         }
         Ok((list.message_bytes(), count as u8, Place::Both))
     }
 
     /// Queues a request.
     #[inline(always)]
-    fn push(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+    fn push(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<u32, PostErrorKind> {
         self.check(hca)?;
         match wr.op {
             SendOp::Send => self.push_piece(wr, &SendOp::Send),
@@ -107,9 +109,10 @@ impl SendQueue {
             _ => self.push_any(wr),
         }
     }
-    /// Queues a request that is taken. Most are of a kind that connected queue pairs have, and of one piece.
+    /// Queues a request that is taken. Most are of a kind that connected queue pairs have, and of one piece. Returns the
+    /// length of that piece; there is none of so many bytes as others are said to have.
     #[inline(always)]
-    fn push_piece(&mut self, wr: &SendWr<'_>, op: &SendOp) -> Result<(), PostErrorKind> {
+    fn push_piece(&mut self, wr: &SendWr<'_>, op: &SendOp) -> Result<u32, PostErrorKind> {
         if !self.is_connected || wr.dest.is_some() {
             return self.push_any(wr);
         }
@@ -122,20 +125,21 @@ impl SendQueue {
             place,
             flags: wr.flags,
         };
-        let pushed = match wr.payload {
+        let (len, pushed) = match wr.payload {
             Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => {
-                self.ring.push_bytes(header(bytes.len() as u32, 0, Place::Slot), bytes)
+                let len = bytes.len() as u32;
+                (len, self.ring.push_bytes(header(len, 0, Place::Slot), bytes))
             }
-            Payload::Sges(&[entry]) if self.max_sge > 0 && u64::from(entry.len) <= self.max_message => {
-                self.ring.push_one(header(entry.len, 1, Place::Memory), sge_to_cell(entry))
+            Payload::Sges(&[entry]) if self.max_sge > 0 && entry.len <= self.max_message => {
+                (entry.len, self.ring.push_one(header(entry.len, 1, Place::Memory), sge_to_cell(entry)))
             }
             _ => return self.push_any(wr),
         };
-        pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
+        pushed.map(|()| len).map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
     }
     /// As [`push`](Self::push), of any kind and with any list.
     #[inline(never)]
-    fn push_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+    fn push_any(&mut self, wr: &SendWr<'_>) -> Result<u32, PostErrorKind> {
         let (len, sges, place) = self.check_kind(wr)?;
         let header = SendHeader {
             wr_id: wr.wr_id,
@@ -147,13 +151,13 @@ impl SendQueue {
             flags: wr.flags,
         };
         let pushed = queue(&mut self.ring, header, wr.payload, wr.dest);
-        pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
+        pushed.map(|()| u32::MAX).map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
     }
 
     /// Tells the engine of the requests that were queued.
     #[inline(never)]
     fn ring(&mut self, hca: &Shared) {
-        if self.may_be_near && self.ring.is_all_published() {
+        if self.qp.may_be_near && self.ring.is_all_published() {
             return;
         }
         self.ring.publish();
@@ -182,14 +186,9 @@ impl SendQueue {
             hca.turn_once(&mut engine, Some(self.qp.handle));
         }
         hca.give_back(engine);
-        pushed
+        pushed.map(|_| ())
     }
 
-    /// Whether requests may be done as they are posted.
-    #[inline(always)]
-    fn is_near(&self) -> bool {
-        self.may_be_near && self.qp.near.load(Ordering::Relaxed)
-    }
     /// Posts a request of a connection by messages that is no SEND: one on the peer's memory is done at once, or it is
     /// queued.
     #[inline(always)]
@@ -237,22 +236,17 @@ impl SendQueue {
     /// A SEND: a small one leaves by a line as it is queued, if nothing keeps it back.
     #[inline(never)]
     fn send(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let is_first = self.ring.is_all_published();
-        self.check(hca)?;
-        self.push_piece(wr, &SendOp::Send)?;
-        let len = match wr.payload {
-            Payload::Inline(bytes) => bytes.len(),
-            Payload::Sges(&[entry]) => entry.len as usize,
-            _ => usize::MAX,
-        };
-        let may = len <= LINE_DATA_BYTES
-            && is_first
-            && !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
+        if hca.fork.is_child() {
+            return Err(PostErrorKind::Destroyed);
+        }
+        let len = self.push_piece(wr, &SendOp::Send)?;
+        let may =
+            len as usize <= LINE_DATA_BYTES && !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
         let Some(mut engine) = (if may { hca.engine_to_post() } else { None }) else {
             self.ring(hca);
             return Ok(());
         };
-        if !engine.send_line(&hca.bell, self.qp.handle, wr.payload, len as u32, &mut self.ring) {
+        if !engine.send_line(&hca.bell, self.qp.handle, wr.payload, len, &mut self.ring) {
             self.ring.publish();
             hca.turn_once(&mut engine, Some(self.qp.handle));
         }
@@ -334,7 +328,7 @@ unsafe impl SendPort for QpSendPort {
     unsafe fn post_one(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let Self { hca, queue } = self;
         // SENDs of a batch leave by the doorbell, all of them in one turn.
-        if matches!(wr.op, SendOp::Send) || !queue.is_near() {
+        if matches!(wr.op, SendOp::Send) || !queue.qp.is_open_and_near() {
             queue.post_queued::<false>(hca, wr)
         } else {
             queue.post_near::<false>(hca, wr)
@@ -346,7 +340,7 @@ unsafe impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let Self { hca, queue } = self;
-        if !queue.is_near() {
+        if !queue.qp.is_open_and_near() {
             queue.post_queued::<true>(hca, wr)
         } else if matches!(wr.op, SendOp::Send) {
             queue.send(hca, wr)
@@ -357,20 +351,16 @@ unsafe impl SendPort for QpSendPort {
 }
 
 /// A queue pair's service as the posting side checks it.
-pub(crate) const fn offers(qp_type: QpType, op: SendOp) -> Result<(), &'static str> {
+pub(crate) const fn offers(qp_type: QpType, op: SendOp) -> bool {
     match (qp_type, op) {
-        (QpType::Rc, _) => Ok(()),
-        (QpType::XrcTgt | QpType::Eec, _) => Err("send requests"),
-        (QpType::Uc, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Ok(()),
-        (_, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => Err("memory windows"),
-        (_, SendOp::AtomicWrite { .. }) => Err("ATOMIC WRITE"),
-        (_, SendOp::Flush { .. }) => Err("FLUSH"),
-        (QpType::XrcIni, _) | (_, SendOp::Send | SendOp::SendImm(_)) => Ok(()),
-        (QpType::Uc, SendOp::Write(_) | SendOp::WriteImm(..)) => Ok(()),
-        (_, SendOp::SendInv(_)) => Err("SEND with invalidate"),
-        (QpType::Rd, _) => Ok(()),
-        (_, SendOp::Write(_) | SendOp::WriteImm(..)) => Err("RDMA WRITE"),
-        (_, SendOp::Read(_)) => Err("RDMA READ"),
-        (_, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) => Err("atomics"),
+        (QpType::Rc, _) => true,
+        (QpType::XrcTgt | QpType::Eec, _) => false,
+        (QpType::Uc, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => true,
+        (_, SendOp::BindMw { .. } | SendOp::LocalInv(_)) => false,
+        (_, SendOp::AtomicWrite { .. } | SendOp::Flush { .. }) => false,
+        (QpType::XrcIni, _) | (_, SendOp::Send | SendOp::SendImm(_)) => true,
+        (QpType::Uc, SendOp::Write(_) | SendOp::WriteImm(..)) => true,
+        (_, SendOp::SendInv(_)) => false,
+        (qp_type, _) => matches!(qp_type, QpType::Rd),
     }
 }
