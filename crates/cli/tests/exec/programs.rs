@@ -142,7 +142,8 @@ fn ranks_of_open_mpi_reach_those_of_another_network_namespace() {
     let said = Command::new("sh").arg(script).arg(env!("CARGO_BIN_EXE_hca")).arg(&program).output().unwrap();
     std::fs::remove_file(program).unwrap();
     assert!(said.status.success(), "{}", text(&said));
-    assert!(text(&said).ends_with("16 ranks, 0 wrong\n"), "{}", text(&said));
+    // mpirun may warn, last, that a program which it started was quicker than it (`setpgid`).
+    assert!(text(&said).lines().any(|line| line == "16 ranks, 0 wrong"), "{}", text(&said));
 }
 
 #[test]
