@@ -61,6 +61,24 @@ impl Cq {
             })
             .map(CqEntry::new)
     }
+    /// Takes the oldest entry of those that an earlier call has found, without a look at the device: a look behind the
+    /// last one is in vain, and sends acknowledgements by themselves that the answers would carry.
+    #[inline]
+    pub fn more(&self) -> Option<CqEntry> {
+        self.source.with(|state| state.next_entry()).map(CqEntry::new)
+    }
+    /// As [`done`](Self::done), without a request to the peers to acknowledge sends: a look of a program that does not
+    /// wait for the ends of its sends. Of the last ones this look never tells.
+    #[inline]
+    pub fn done_unasked(&self) -> Option<CqEntry> {
+        let entry = self.source.with(|state| {
+            state.next_entry().or_else(|| {
+                state.poll();
+                state.next_entry()
+            })
+        });
+        entry.map(CqEntry::new)
+    }
     /// Waits for an entry, and takes it (`VipCQWait`); for ever without a `timeout`.
     ///
     /// # Errors

@@ -23,6 +23,8 @@ use crate::{EndpointName, Error};
 /// Messages and writes that a handled request, or a call of the program that may not wait, sends at most on a link: a bulk
 /// message, and an acknowledgement.
 const AN_ANSWER: u32 = 3;
+/// Polls between two looks at completed sends.
+const POLLS_A_LOOK: u32 = 8;
 /// Bytes of registered memory through which bytes of the program's go, piece by piece: few enough to stay in the caches
 /// from the copy to the write.
 pub(crate) const STAGE: usize = 1 << 16;

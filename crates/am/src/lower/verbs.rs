@@ -17,7 +17,8 @@ use hca_verbs::{
 use super::acceptor::{Greeting, Places, Stop};
 use super::acceptors::{Acceptors, Serving};
 use super::{
-    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, PASSED, Received, STAGE, STAGES, Sizes, Sleeper, Unsent,
+    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, PASSED, POLLS_A_LOOK, Received, STAGE, STAGES, Sizes,
+    Sleeper, Unsent,
 };
 use crate::bundle::Options;
 use crate::segment::{Place, Remote, Segment, Source};
@@ -31,8 +32,6 @@ const MAX_INLINE: usize = 256;
 const BATCH: usize = 32;
 /// The rights of peers to segments.
 const PEERS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
-/// Polls between two looks at completed sends.
-const POLLS_A_LOOK: u32 = 8;
 /// In the number of a request: its end is counted.
 const ACCESS: u64 = 1;
 /// In the number of a request: it writes a copy of bytes of the program's, longer than a message.

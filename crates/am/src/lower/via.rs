@@ -16,7 +16,8 @@ use hca_via::{
 use super::acceptor::{Places, Stop, lock};
 use super::acceptors::{Acceptors, Serving};
 use super::{
-    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, PASSED, Received, STAGE, STAGES, Sizes, Sleeper, Unsent,
+    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, PASSED, POLLS_A_LOOK, Received, STAGE, STAGES, Sizes,
+    Sleeper, Unsent,
 };
 use crate::bundle::Options;
 use crate::instrument::{self, Part, mark};
@@ -28,8 +29,6 @@ use crate::{EndpointName, Error, Way};
 const DESCRIPTOR: usize = 64;
 /// The most bytes of a bulk message.
 const MAX_TRANSFER: u32 = 1 << 30;
-/// Entries that a poll takes from a completion queue before it handles them.
-const BATCH: usize = 32;
 
 pub(crate) struct Via {
     maker: Arc<Maker>,
@@ -41,6 +40,8 @@ pub(crate) struct Via {
     /// Entries of links that are not taken over yet.
     early: Vec<CqEntry>,
     pool: Vec<Vec<u8>>,
+    /// Polls until the send queue is looked at.
+    until_sends: u32,
 }
 
 pub(crate) type Accepting = super::acceptors::Accepting<Maker, Link, Closing>;
@@ -250,25 +251,22 @@ impl Link {
         self.staged -= usize::from(memory.is_some());
         self.stages.extend(memory.filter(|memory| memory.len() == STAGE));
     }
-    /// Takes the descriptors off the send queue that have completed. Returns whether all did well.
+    /// Takes the descriptor of an entry off the send queue. Returns whether it did well.
     fn collect(&mut self) -> bool {
-        let mut well = true;
-        while let Some(done) = self.vi.send_done() {
-            mark(Part::SendDone);
-            well &= done.status.is_ok();
-            match self.posted.pop_front() {
-                Some(Posted::Place(place)) => self.release(place, 0),
-                Some(Posted::Staged(memory, place)) => self.unstage(memory, place),
-                Some(Posted::Access(memory, place)) => {
-                    self.unstage(memory, place);
-                    self.accesses -= usize::from(done.status.is_ok());
-                }
-                None => {}
-            }
-            mark(Part::RecycleSend);
-        }
+        let done = self.vi.send_done();
         mark(Part::SendDone);
-        well
+        let Some(done) = done else { return true };
+        match self.posted.pop_front() {
+            Some(Posted::Place(place)) => self.release(place, 0),
+            Some(Posted::Staged(memory, place)) => self.unstage(memory, place),
+            Some(Posted::Access(memory, place)) => {
+                self.unstage(memory, place);
+                self.accesses -= usize::from(done.status.is_ok());
+            }
+            None => {}
+        }
+        mark(Part::RecycleSend);
+        done.status.is_ok()
     }
 }
 
@@ -301,6 +299,7 @@ impl Via {
             vis: HashMap::new(),
             early: Vec::new(),
             pool: Vec::new(),
+            until_sends: POLLS_A_LOOK,
         })
     }
     /// A copy in registered memory.
@@ -391,6 +390,17 @@ impl Via {
         let place = offset / Link::stride(&link.sizes);
         into.push_back(Event::Received(id, Received::Copy(bytes, place as u32)));
         mark(Part::ProcessReceived);
+    }
+    /// Takes the send descriptors of an entry and of those behind it. Returns whether there were some.
+    fn enter_ends(&mut self, mut next: Option<CqEntry>, into: &mut VecDeque<Event>) -> bool {
+        mark(Part::CqDoneSend);
+        let any = next.is_some();
+        while let Some(entry) = next {
+            self.enter(entry, into);
+            next = self.queues.send.more();
+            mark(Part::CqDoneSend);
+        }
+        any
     }
 }
 
@@ -616,26 +626,29 @@ impl Lower for Via {
             self.take_over(into);
         }
         let mut found = std::mem::take(&mut *lock(&self.queues.found));
-        for _ in 0..BATCH {
-            let entry = found.pop_front().or_else(|| self.queues.recv.done());
+        let mut next = found.pop_front().or_else(|| self.queues.recv.done());
+        mark(Part::CqDoneReceive);
+        while let Some(entry) = next {
+            any = true;
+            self.enter(entry, into);
+            next = found.pop_front().or_else(|| self.queues.recv.more());
             mark(Part::CqDoneReceive);
-            let Some(entry) = entry else { break };
-            any = true;
-            self.enter(entry, into);
         }
-        lock(&self.queues.found).append(&mut found);
-        loop {
-            let entry = self.queues.send.done();
-            mark(Part::CqDoneSend);
-            let Some(entry) = entry else { break };
-            any = true;
-            self.enter(entry, into);
+        self.until_sends -= 1;
+        if self.until_sends == 0 {
+            self.until_sends = POLLS_A_LOOK;
+            // Nobody waits for the end of a send: its place comes back, or its link is found to have failed.
+            let first = self.queues.send.done_unasked();
+            any |= self.enter_ends(first, into);
         }
         if !any {
             instrument::undo();
         }
     }
-    fn arm(&mut self) {}
+    fn arm(&mut self) {
+        // The poll behind it has to see what will not be told of.
+        self.until_sends = 1;
+    }
     fn sleeper(&self) -> Sleeper {
         Sleeper::Via(self.queues.clone())
     }
@@ -643,8 +656,11 @@ impl Lower for Via {
         None
     }
     fn take_ends(&mut self, into: &mut VecDeque<Event>) {
-        while let Some(entry) = self.queues.send.done() {
-            self.enter(entry, into);
+        loop {
+            let first = self.queues.send.done();
+            if !self.enter_ends(first, into) {
+                break;
+            }
         }
     }
     #[inline]
