@@ -429,6 +429,39 @@ impl Verbs {
             }
         }
     }
+    /// Takes the ends of sends. Returns the links that have failed.
+    #[inline]
+    fn ends(&mut self) -> Vec<LinkId> {
+        let mut failed = Vec::new();
+        let Self { send, send_wcs, links, back, slots, .. } = self;
+        loop {
+            let mut ended = 0;
+            for mut wc in send.poll(send_wcs) {
+                ended += 1;
+                back.extend(wc.take_parts());
+                let id = LinkId(wc.context);
+                if wc.status != WcStatus::Success {
+                    failed.push(id);
+                } else if wc.id != 0
+                    && let Some(Some((known, link))) = links.get_mut(id.place())
+                    && *known == id
+                {
+                    if wc.id & PLACED != 0 {
+                        slots.free.extend(link.placed.pop_front());
+                    }
+                    link.accesses -= usize::from(wc.id & ACCESS != 0);
+                    link.staged -= usize::from(wc.id & STAGED != 0);
+                }
+            }
+            if ended < BATCH {
+                break;
+            }
+        }
+        while let Some(part) = self.back.pop() {
+            self.give_back(part);
+        }
+        failed
+    }
     #[cold]
     fn fail(&mut self, id: LinkId, into: &mut VecDeque<Event>) {
         if let Ok(link) = self.link(id)
@@ -651,7 +684,14 @@ impl Lower for Verbs {
     }
     #[inline]
     fn poll(&mut self, into: &mut VecDeque<Event>) {
+        // Nobody waits for the end of a send: its buffer comes back, or its link is found to have failed. Ahead of the
+        // messages: a look behind them would have them acknowledged before they are answered.
         let mut failed = Vec::new();
+        self.until_sends -= 1;
+        if self.until_sends == 0 {
+            self.until_sends = POLLS_A_LOOK;
+            failed = self.ends();
+        }
         loop {
             let mut came = 0;
             for mut wc in self.recv.poll(&mut self.wcs) {
@@ -679,12 +719,6 @@ impl Lower for Verbs {
         if self.acceptors.any_link() {
             self.take_over(into);
         }
-        // Nobody waits for the end of a send: its buffer comes back, or its link is found to have failed.
-        self.until_sends -= 1;
-        if self.until_sends == 0 {
-            self.until_sends = POLLS_A_LOOK;
-            self.take_ends(into);
-        }
     }
     fn arm(&mut self) {
         // The poll behind it has to see what will not be told of.
@@ -706,36 +740,8 @@ impl Lower for Verbs {
     }
     #[inline]
     fn take_ends(&mut self, into: &mut VecDeque<Event>) {
-        let mut failed = Vec::new();
-        let Self { send, send_wcs, links, back, slots, .. } = self;
-        loop {
-            let mut ended = 0;
-            for mut wc in send.poll(send_wcs) {
-                ended += 1;
-                back.extend(wc.take_parts());
-                let id = LinkId(wc.context);
-                if wc.status != WcStatus::Success {
-                    failed.push(id);
-                } else if wc.id != 0
-                    && let Some(Some((known, link))) = links.get_mut(id.place())
-                    && *known == id
-                {
-                    if wc.id & PLACED != 0 {
-                        slots.free.extend(link.placed.pop_front());
-                    }
-                    link.accesses -= usize::from(wc.id & ACCESS != 0);
-                    link.staged -= usize::from(wc.id & STAGED != 0);
-                }
-            }
-            if ended < BATCH {
-                break;
-            }
-        }
-        for id in failed {
+        for id in self.ends() {
             self.fail(id, into);
-        }
-        while let Some(part) = self.back.pop() {
-            self.give_back(part);
         }
     }
     #[inline]

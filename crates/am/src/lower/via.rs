@@ -39,6 +39,8 @@ pub(crate) struct Via {
     vis: HashMap<ViId, LinkId>,
     /// Entries of links that are not taken over yet.
     early: Vec<CqEntry>,
+    /// Links that have failed, of which the bundle was not told.
+    failed: Vec<LinkId>,
     pool: Vec<Vec<u8>>,
     /// Polls until the send queue is looked at.
     until_sends: u32,
@@ -298,6 +300,7 @@ impl Via {
             links: Vec::new(),
             vis: HashMap::new(),
             early: Vec::new(),
+            failed: Vec::new(),
             pool: Vec::new(),
             until_sends: POLLS_A_LOOK,
         })
@@ -333,6 +336,13 @@ impl Via {
             _ => Err(Unsent::Down),
         }
     }
+    /// Tells of links that have failed, behind the messages that have come over them.
+    #[inline]
+    fn tell_failed(&mut self, into: &mut VecDeque<Event>) {
+        while let Some(id) = self.failed.pop() {
+            self.fail(id, into);
+        }
+    }
     #[cold]
     fn fail(&mut self, id: LinkId, into: &mut VecDeque<Event>) {
         if let Ok(link) = self.link(id)
@@ -366,9 +376,8 @@ impl Via {
             return;
         };
         if entry.queue == Queue::Send {
-            let well = self.link(id).is_ok_and(Link::collect);
-            if !well {
-                self.fail(id, into);
+            if !self.link(id).is_ok_and(Link::collect) {
+                self.failed.push(id);
             }
             return;
         }
@@ -381,7 +390,7 @@ impl Via {
             return;
         };
         if !done.status.is_ok() {
-            self.fail(id, into);
+            self.failed.push(id);
             return;
         }
         let offset = (done.descriptor.addr() - link.memory.addr()) as usize;
@@ -625,6 +634,14 @@ impl Lower for Via {
         if self.acceptors.any_link() {
             self.take_over(into);
         }
+        self.until_sends -= 1;
+        if self.until_sends == 0 {
+            self.until_sends = POLLS_A_LOOK;
+            // Ahead of the messages: a look behind them would have them acknowledged before they are answered. Nobody
+            // waits for the end of a send: its place comes back, or its link is found to have failed.
+            let first = self.queues.send.done_unasked();
+            any |= self.enter_ends(first, into);
+        }
         let mut found = std::mem::take(&mut *lock(&self.queues.found));
         let mut next = found.pop_front().or_else(|| self.queues.recv.done());
         mark(Part::CqDoneReceive);
@@ -634,13 +651,7 @@ impl Lower for Via {
             next = found.pop_front().or_else(|| self.queues.recv.more());
             mark(Part::CqDoneReceive);
         }
-        self.until_sends -= 1;
-        if self.until_sends == 0 {
-            self.until_sends = POLLS_A_LOOK;
-            // Nobody waits for the end of a send: its place comes back, or its link is found to have failed.
-            let first = self.queues.send.done_unasked();
-            any |= self.enter_ends(first, into);
-        }
+        self.tell_failed(into);
         if !any {
             instrument::undo();
         }
@@ -662,6 +673,7 @@ impl Lower for Via {
                 break;
             }
         }
+        self.tell_failed(into);
     }
     #[inline]
     fn has_room_now(&self, id: LinkId) -> bool {
