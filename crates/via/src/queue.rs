@@ -369,7 +369,8 @@ impl WorkQueue {
                 self.resolve(home, segment, |region, offset| region.mr().read_at(offset, into))?;
                 at += segment.len as usize;
             }
-            let signal = self.is_to_signal(number);
+            // A program waits for the end of a WRITE, which a near peer's memory has at once.
+            let signal = bits.contains(Control::RDMA_WRITE) || self.is_to_signal(number);
             self.side.send(checked, Inline(&bytes[..length]), (number, signal))?;
             if signal {
                 self.asked_to = number + 1;
