@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use hca_via::{CqEntry, ErrorKind, Queue, Request, ReturnCode, Status, ViAttributes};
+use hca_via::{CqEntry, ErrorKind, Queue, RemoteAddress, Request, ReturnCode, Status, ViAttributes};
 
-use crate::bed::{Bed, PATIENCE, code, connect, until};
+use crate::bed::{Bed, DATA, PATIENCE, code, connect, until};
 
 pub(crate) fn a_completion_queue_names_the_queues_in_the_order_of_completions(bed: &Bed) {
     let [a, b] = bed.sides();
@@ -29,6 +29,30 @@ pub(crate) fn a_completion_queue_names_the_queues_in_the_order_of_completions(be
     let bad = hca_via::Segment { handle: 0x55, ..a.data(0, 8) };
     x.post_recv(a.written(2, &Request::new(&[bad]))).unwrap();
     assert_eq!(cq.done(), Some(CqEntry { vi: x.id(), queue: Queue::Receive }));
+}
+
+pub(crate) fn the_ends_of_writes_are_told_unasked(bed: &Bed) {
+    let [a, b] = bed.sides();
+    let cq = a.nic.create_cq(16).unwrap();
+    let attributes = ViAttributes { enable_rdma_write: true, ..ViAttributes::new(&a.ptag) };
+    let x = a.nic.create_vi(&attributes, Some(&cq), None).unwrap();
+    let y = b.vi_with(|attributes| ViAttributes { enable_rdma_write: true, ..attributes });
+    connect((&a, &x), (&b, &y)).unwrap();
+    let to = RemoteAddress { addr: b.memory.addr() + DATA as u64, handle: b.memory.handle() };
+    for i in 0..5 {
+        x.post_send(a.written(1 + i, &Request::write(&[a.data(0, 8)], to))).unwrap();
+    }
+    let entry = CqEntry { vi: x.id(), queue: Queue::Send };
+    for _ in 0..5 {
+        assert_eq!(until(&[&y], "the end of a write", || cq.done_unasked()), entry);
+        assert!(x.send_done().unwrap().status.is_ok());
+    }
+    for i in 0..2 {
+        x.post_send(a.written(1 + i, &Request::write(&[a.data(0, 8)], to))).unwrap();
+    }
+    assert_eq!(until(&[&y], "the end of a write", || cq.done_unasked()), entry);
+    let more = until(&[&y], "the end of a write", || cq.more().or_else(|| cq.done_unasked()));
+    assert_eq!((more, cq.more()), (entry, None));
 }
 
 pub(crate) fn an_attached_queue_is_not_waited_for(bed: &Bed) {

@@ -96,6 +96,7 @@ hca_conformance::checks! { $
     cq {
         a_completion_queue_names_the_queues_in_the_order_of_completions,
         an_attached_queue_is_not_waited_for,
+        the_ends_of_writes_are_told_unasked,
         vis_that_threads_create_at_once_have_room_in_their_completion_queue,
         a_completion_queue_that_is_full_loses_entries_and_says_so,
         a_completion_queue_in_use_is_not_destroyed,
