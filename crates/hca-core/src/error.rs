@@ -221,24 +221,30 @@ pub enum PostErrorKind {
     )]
     WrongState(QpState),
     /// The request has more entries than the queue was created for.
-    #[error("more scatter/gather entries than the {max} that the queue was created for: create it with more")]
+    #[error("{count} scatter/gather entries, but the queue was created for {max}: create it with more")]
     TooManySges {
+        /// Entries in the request, at most 65,535.
+        count: u16,
         /// Entries allowed.
         max: u32,
     },
     /// The request has more inline bytes than the queue was created for.
     #[error(
-        "more inline bytes than the {max} that the queue was created for: create it with more, or send from registered memory"
+        "{len} inline bytes, but the queue was created for {max}: create it with more, or send from registered memory"
     )]
     InlineTooLong {
+        /// Bytes in the request, at most 65,535.
+        len: u16,
         /// Bytes allowed.
         max: u32,
     },
     /// The message is longer than the service carries.
-    #[error("a longer message than the {max} bytes that this service carries at most: send it in pieces")]
+    #[error("a message of {len} bytes; this service carries at most {}: send it in pieces", 1_u64 << max_log2)]
     MessageTooLong {
-        /// Bytes allowed.
-        max: u32,
+        /// Bytes in the request, at most 4,294,967,295.
+        len: u32,
+        /// Bytes allowed, as a power of two.
+        max_log2: u8,
     },
     /// The service does not offer the operation (or not with this payload).
     #[error("a {qp_type:?} queue pair does not offer {op:?} with such a list; RC offers all operations")]
@@ -259,8 +265,11 @@ pub enum PostErrorKind {
     )]
     AddressHandle,
     /// The local memory of an atomic operation is not exactly 8 bytes.
-    #[error("an atomic returns 8 bytes, and the local list has more or less")]
-    AtomicLength,
+    #[error("an atomic returns 8 bytes, but the local list has {len}")]
+    AtomicLength {
+        /// Bytes in the local list, at most 4,294,967,295.
+        len: u32,
+    },
     /// The queue pair takes receive requests from a shared receive queue.
     #[error("this queue pair takes its receive requests from a shared receive queue; post there")]
     UsesSrq,
@@ -270,6 +279,30 @@ pub enum PostErrorKind {
 }
 // It is returned in a register: by a pointer to it, all that a post calls would keep that at hand.
 const _: () = assert!(size_of::<Result<(), PostErrorKind>>() == 8);
+
+impl PostErrorKind {
+    /// [`TooManySges`](Self::TooManySges), of a request with so many entries.
+    #[must_use]
+    pub fn too_many_sges(count: usize, max: u32) -> Self {
+        Self::TooManySges { count: count.try_into().unwrap_or(u16::MAX), max }
+    }
+    /// [`InlineTooLong`](Self::InlineTooLong), of a request with so many bytes.
+    #[must_use]
+    pub fn inline_too_long(len: usize, max: u32) -> Self {
+        Self::InlineTooLong { len: len.try_into().unwrap_or(u16::MAX), max }
+    }
+    /// [`MessageTooLong`](Self::MessageTooLong), of a request with so many bytes. `max` is a power of two.
+    #[must_use]
+    pub fn message_too_long(len: u64, max: u64) -> Self {
+        let max_log2 = max.checked_ilog2().unwrap_or(0) as u8;
+        Self::MessageTooLong { len: len.try_into().unwrap_or(u32::MAX), max_log2 }
+    }
+    /// [`AtomicLength`](Self::AtomicLength), of a request with so many bytes.
+    #[must_use]
+    pub fn atomic_length(len: u64) -> Self {
+        Self::AtomicLength { len: len.try_into().unwrap_or(u32::MAX) }
+    }
+}
 
 /// The error of a batch that was not taken as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Error)]

@@ -146,7 +146,7 @@ impl<B: Bell> SrqQueue<B> {
             return Err(PostErrorKind::Destroyed);
         }
         if wr.sges.len() > self.max_sge as usize {
-            return Err(PostErrorKind::TooManySges { max: self.max_sge });
+            return Err(PostErrorKind::too_many_sges(wr.sges.len(), self.max_sge));
         }
         let behind = self.pop().ok_or(PostErrorKind::QueueFull { depth: self.depth })?;
         self.write(self.next, behind, wr.sges);

@@ -210,10 +210,10 @@ fn check_list(entries: &Entries<'_>) -> Result<(), PostRefusal> {
     }
     if entries.count() > entries.room() {
         let max = entries.room() as u32;
-        return Err(PostErrorKind::TooManySges { max }.into());
+        return Err(PostErrorKind::too_many_sges(entries.count(), max).into());
     }
     if entries.bytes() > MAX_MESSAGE_BYTES {
-        return Err(PostErrorKind::MessageTooLong { max: MAX_MESSAGE_BYTES as u32 }.into());
+        return Err(PostErrorKind::message_too_long(entries.bytes(), MAX_MESSAGE_BYTES).into());
     }
     Ok(())
 }
@@ -226,7 +226,7 @@ fn check_placed(op: &FlatOp, remote_len: Option<u64>) -> Result<(), PostRefusal>
         SendOp::AtomicWrite { .. } if room < 8 => Err(PostRefusal::RemoteTooShort { len: 8, room }),
         SendOp::AtomicWrite { .. } if !addr.is_multiple_of(8) => Err(PostRefusal::Misaligned { addr }),
         SendOp::Flush { selectivity: Selectivity::Range, .. } if room > MAX_MESSAGE_BYTES => {
-            Err(PostErrorKind::MessageTooLong { max: MAX_MESSAGE_BYTES as u32 }.into())
+            Err(PostErrorKind::message_too_long(room, MAX_MESSAGE_BYTES).into())
         }
         _ => Ok(()),
     }
@@ -250,7 +250,7 @@ fn check(
     if op.is_atomic() {
         let remote = op.remote();
         if entries.bytes() != 8 {
-            return Err(PostErrorKind::AtomicLength.into());
+            return Err(PostErrorKind::atomic_length(entries.bytes()).into());
         }
         if !remote.addr.is_multiple_of(8) {
             return Err(PostRefusal::Misaligned { addr: remote.addr });

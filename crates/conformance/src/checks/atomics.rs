@@ -80,11 +80,11 @@ pub(crate) fn an_atomic_takes_eight_bytes_of_memory(bed: &dyn Bed) {
     let op = SendOp::FetchAdd { remote: p.mb.remote(0), add: 1 };
     for sges in [&[][..], &[p.ma.sge(0, 4)], &[p.ma.sge(0, 16)], &[p.ma.sge(0, 8), p.ma.sge(8, 8)]] {
         let e = p.a.try_send(&[wr(1, op, sges)]).unwrap_err();
-        assert!(matches!(e.kind, PostErrorKind::AtomicLength), "{e}");
+        assert!(matches!(e.kind, PostErrorKind::AtomicLength { .. }), "{e}");
     }
     let inline = SendWr { payload: Payload::Inline(&[0; 8]), ..wr(1, op, &[]) };
     let e = p.a.try_send(&[inline]).unwrap_err();
-    assert!(matches!(e.kind, PostErrorKind::Unsupported { .. } | PostErrorKind::AtomicLength), "{e}");
+    assert!(matches!(e.kind, PostErrorKind::Unsupported { .. } | PostErrorKind::AtomicLength { .. }), "{e}");
     // Eight bytes in two pieces are eight bytes.
     p.mb.word(0).store(0x1122_3344_5566_7788, Relaxed);
     p.a.send(2, op, &[p.ma.sge(0, 4), p.ma.sge(100, 4)]);

@@ -69,7 +69,7 @@ pub(crate) fn a_refused_request_leaves_those_before_it_taken(bed: &dyn Bed) {
     let op = SendOp::Write(p.mb.remote(0));
     let e =
         p.a.try_send(&[wr(1, op, &good), wr(2, op, &good), wr(3, op, &many), wr(4, op, &good)]).unwrap_err();
-    let told = PostErrorKind::TooManySges { max: p.a.cap.max_send_sge };
+    let told = PostErrorKind::too_many_sges(many.len(), p.a.cap.max_send_sge);
     assert_eq!((e.accepted, e.kind), (2, told));
     p.a.send_cq.all_end(1..3, WcStatus::Success);
     p.a.send_cq.stays_empty();
@@ -89,7 +89,7 @@ pub(crate) fn too_much_inline_data_is_refused(bed: &dyn Bed) {
         ..wr(1, SendOp::Write(p.mb.remote(0)), &[])
     };
     let e = p.a.try_send(&[one(max as usize + 1)]).unwrap_err();
-    assert_eq!(e.kind, PostErrorKind::InlineTooLong { max });
+    assert_eq!(e.kind, PostErrorKind::inline_too_long(max as usize + 1, max));
     p.a.try_send(&[one(max as usize)]).unwrap();
     p.a.send_cq.ok(1);
     // A WRITE within the post may have more bytes; a device without such WRITEs refuses it.
@@ -100,7 +100,7 @@ pub(crate) fn too_much_inline_data_is_refused(bed: &dyn Bed) {
             p.a.send_cq.ok(1);
             p.mb.assert_bytes(0, &bytes);
         }
-        Err(e) => assert_eq!(e.kind, PostErrorKind::InlineTooLong { max }),
+        Err(e) => assert_eq!(e.kind, PostErrorKind::inline_too_long(max as usize + 1, max)),
     }
     let read = SendWr { payload: Payload::Inline(&bytes[..8]), ..wr(1, SendOp::Read(p.mb.remote(0)), &[]) };
     let e = p.a.try_send(&[read]).unwrap_err();
@@ -111,14 +111,14 @@ pub(crate) fn a_message_beyond_two_to_the_31_is_refused(bed: &dyn Bed) {
     let p = Pair::rc(bed);
     let half = Sge { len: 1 << 30, ..p.ma.sge(0, 0) };
     let e = p.a.try_send(&[wr(1, SendOp::Send, &[half, half, p.ma.sge(0, 1)])]).unwrap_err();
-    let PostErrorKind::MessageTooLong { max } = e.kind else { panic!("{e}") };
+    let PostErrorKind::MessageTooLong { len, max_log2 } = e.kind else { panic!("{e}") };
     // The IBA's limit; an adapter may have a lower one, of half that.
-    assert!(max == 1 << 31 || max == 1 << 30, "{e}");
+    assert!(len == (1 << 31) + 1 && (max_log2 == 31 || max_log2 == 30), "{e}");
     let whole = Sge { len: u32::MAX, ..p.ma.sge(0, 0) };
     let e = p.a.try_send(&[wr(1, SendOp::Write(p.mb.remote(0)), &[whole, whole])]).unwrap_err();
     assert!(matches!(e.kind, PostErrorKind::MessageTooLong { .. }), "{e}");
     // As long as may be: taken, and refused by the key.
-    let longest = if max == 1 << 31 { &[half, half][..] } else { &[half] };
+    let longest = if max_log2 == 31 { &[half, half][..] } else { &[half] };
     p.a.send(2, SendOp::Send, longest);
     p.a.send_cq.ends(2, WcStatus::LocalProtection);
 }

@@ -135,10 +135,10 @@ pub(crate) fn rc_lists_may_be_inline_in_part(bed: &dyn Bed) {
         e.expect_err("it is beyond a limit").kind
     };
     let max = cap.max_inline;
-    assert_eq!(refused(SendOp::Send, long), PostErrorKind::InlineTooLong { max });
+    assert_eq!(refused(SendOp::Send, long), PostErrorKind::inline_too_long(INLINE + 1, max));
     let entries = [p.ma.sge(0, 1); 6];
     let many = Mixed { entries: &entries, inline: 1, bytes: &[0] };
-    assert_eq!(refused(SendOp::Send, many), PostErrorKind::TooManySges { max: 5 });
+    assert_eq!(refused(SendOp::Send, many), PostErrorKind::TooManySges { count: 6, max: 5 });
     let read = Mixed { entries: &entries[..2], inline: 1, bytes: &[0] };
     let kind = refused(SendOp::Read(p.mb.remote(0)), read);
     assert!(matches!(kind, PostErrorKind::Unsupported { .. }), "{kind}");

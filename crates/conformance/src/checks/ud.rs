@@ -208,7 +208,7 @@ pub(crate) fn ud_carries_one_packet_at_most(bed: &dyn Bed) {
     let mtu = u.a.node.dev().port().active_mtu.bytes();
     let (m, dest) = (u.a.node.mem(8192, ALL), u.to_b());
     let e = u.a.try_send(&[to(dest, 1, SendOp::Send, &[m.sge(0, mtu as usize + 1)])]).unwrap_err();
-    assert_eq!(e.kind, PostErrorKind::MessageTooLong { max: mtu });
+    assert_eq!(e.kind, PostErrorKind::message_too_long(u64::from(mtu) + 1, mtu.into()));
     assert!(mtu <= Mtu::B4096.bytes());
     assert_eq!(u.a.state(), QpState::Rts);
 }

@@ -87,7 +87,7 @@ impl<B: Bell> RecvQueue<B> {
             self.look_at_state()?;
         }
         if wr.sges.len() > self.max_sge as usize {
-            return Err(PostErrorKind::TooManySges { max: self.max_sge });
+            return Err(PostErrorKind::too_many_sges(wr.sges.len(), self.max_sge));
         }
         if self.posted.wrapping_sub(self.freed) >= self.depth {
             self.freed = self.qp.recv.oldest();

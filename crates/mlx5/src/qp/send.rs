@@ -142,25 +142,25 @@ impl<B: Bell> SendQueue<B> {
                 return if bytes.len() <= self.limits.max_inline as usize && !wr.op.is_read_or_atomic() {
                     Ok(())
                 } else {
-                    Err(self.why_not_inline(wr))
+                    Err(self.why_not_inline(wr, bytes.len()))
                 };
             }
             Payload::Sges(list) if list.len() <= self.limits.max_sge as usize => {
                 list.iter().map(|s| u64::from(s.len)).sum()
             }
-            Payload::Sges(_) => {
-                return Err(PostErrorKind::TooManySges { max: self.limits.max_sge });
+            Payload::Sges(list) => {
+                return Err(PostErrorKind::too_many_sges(list.len(), self.limits.max_sge));
             }
             Payload::Mixed(list) => self.check_mixed(wr, &list)?,
         };
         if len > self.limits.max_message {
-            return Err(PostErrorKind::MessageTooLong { max: self.limits.max_message as u32 });
+            return Err(PostErrorKind::message_too_long(len, self.limits.max_message));
         }
         if !wr.op.has_list() {
             return Err(PostErrorKind::Unsupported { qp_type: self.qp.qp_type, op: wr.op.wc_opcode() });
         }
         if len != 8 && matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
-            return Err(PostErrorKind::AtomicLength);
+            return Err(PostErrorKind::atomic_length(len));
         }
         Ok(())
     }
@@ -169,16 +169,16 @@ impl<B: Bell> SendQueue<B> {
     fn check_mixed(&self, wr: &SendWr<'_>, list: &Mixed<'_>) -> Result<u64, PostErrorKind> {
         let SendLimits { max_sge, max_inline, .. } = self.limits;
         if list.entries.len() > max_sge as usize {
-            return Err(PostErrorKind::TooManySges { max: max_sge });
+            return Err(PostErrorKind::too_many_sges(list.entries.len(), max_sge));
         }
         let len = list.bytes.len();
         if len > max_inline as usize || wr.op.is_read_or_atomic() {
-            return Err(self.why_not_inline(wr));
+            return Err(self.why_not_inline(wr, len));
         }
         let beyond = wqe::mixed_cells(list).saturating_sub(wqe::data_cells(max_sge, max_inline));
         if beyond > 0 {
             let max = len.saturating_sub(beyond * crate::shared::CELL) as u32;
-            return Err(PostErrorKind::InlineTooLong { max });
+            return Err(PostErrorKind::inline_too_long(len, max));
         }
         Ok(list.message_bytes())
     }
@@ -195,12 +195,12 @@ impl<B: Bell> SendQueue<B> {
         Ok(())
     }
     #[cold]
-    fn why_not_inline(&self, wr: &SendWr<'_>) -> PostErrorKind {
+    fn why_not_inline(&self, wr: &SendWr<'_>, len: usize) -> PostErrorKind {
         if wr.op.is_read_or_atomic() {
             let qp_type = self.qp.qp_type;
             PostErrorKind::Unsupported { qp_type, op: wr.op.wc_opcode() }
         } else {
-            PostErrorKind::InlineTooLong { max: self.limits.max_inline }
+            PostErrorKind::inline_too_long(len, self.limits.max_inline)
         }
     }
 

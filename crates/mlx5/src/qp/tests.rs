@@ -355,10 +355,16 @@ fn what_is_wrong_with_a_request_is_told_and_those_before_it_stay() {
     let big = [Sge { addr: 0, len: 1 << 30, lkey: Lkey::new(1) }, list[0]];
     let add = SendOp::FetchAdd { remote: REMOTE, add: 1 };
     for (wr, error) in [
-        (send(SendOp::Send, Payload::Sges(&list)), PostErrorKind::TooManySges { max: MAX_SGE }),
-        (send(SendOp::Send, Payload::Inline(&[0; 65])), PostErrorKind::InlineTooLong { max: MAX_INLINE }),
-        (send(SendOp::Send, Payload::Sges(&big)), PostErrorKind::MessageTooLong { max: 1 << 30 }),
-        (send(add, Payload::Sges(&list[..2])), PostErrorKind::AtomicLength),
+        (send(SendOp::Send, Payload::Sges(&list)), PostErrorKind::TooManySges { count: 6, max: MAX_SGE }),
+        (
+            send(SendOp::Send, Payload::Inline(&[0; 65])),
+            PostErrorKind::InlineTooLong { len: 65, max: MAX_INLINE },
+        ),
+        (
+            send(SendOp::Send, Payload::Sges(&big)),
+            PostErrorKind::MessageTooLong { len: (1 << 30) + 8, max_log2: 30 },
+        ),
+        (send(add, Payload::Sges(&list[..2])), PostErrorKind::AtomicLength { len: 16 }),
         (
             send(SendOp::Read(REMOTE), Payload::Inline(&[0; 8])),
             PostErrorKind::Unsupported { qp_type: QpType::Rc, op: WcOpcode::RdmaRead },

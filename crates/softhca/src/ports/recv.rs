@@ -36,7 +36,7 @@ fn push_recv_list(
 ) -> Result<(), PostErrorKind> {
     let sges = wr.sges;
     if sges.len() > max_sge as usize {
-        return Err(PostErrorKind::TooManySges { max: max_sge });
+        return Err(PostErrorKind::too_many_sges(sges.len(), max_sge));
     }
     let room = sges.iter().map(|s| u64::from(s.len)).sum();
     let first = sge_to_cell(sges.first().copied().unwrap_or_default());

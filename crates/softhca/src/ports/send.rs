@@ -65,11 +65,11 @@ impl SendQueue {
         }
         let (len, entries, place) = match wr.payload {
             Payload::Inline(bytes) if bytes.len() > self.max_inline as usize => {
-                return Err(PostErrorKind::InlineTooLong { max: self.max_inline });
+                return Err(PostErrorKind::inline_too_long(bytes.len(), self.max_inline));
             }
             Payload::Inline(bytes) => (bytes.len() as u64, 0, Place::Slot),
             Payload::Sges(sges) if sges.len() > self.max_sge as usize => {
-                return Err(PostErrorKind::TooManySges { max: self.max_sge });
+                return Err(PostErrorKind::too_many_sges(sges.len(), self.max_sge));
             }
             Payload::Sges(sges) => {
                 (sges.iter().map(|s| u64::from(s.len)).sum(), sges.len() as u8, Place::Memory)
@@ -80,10 +80,10 @@ impl SendQueue {
             return unsupported();
         }
         if wr.op.is_atomic() && len != 8 {
-            return Err(PostErrorKind::AtomicLength);
+            return Err(PostErrorKind::atomic_length(len));
         }
         if len > self.max_message.into() {
-            return Err(PostErrorKind::MessageTooLong { max: self.max_message });
+            return Err(PostErrorKind::message_too_long(len, self.max_message.into()));
         }
         Ok((len, entries, place))
     }
@@ -91,10 +91,10 @@ impl SendQueue {
     fn check_mixed(&self, list: &Mixed<'_>) -> Result<(u64, u8, Place), PostErrorKind> {
         let (count, len) = (list.entries.len(), list.bytes.len());
         if count > self.max_sge as usize {
-            return Err(PostErrorKind::TooManySges { max: self.max_sge });
+            return Err(PostErrorKind::too_many_sges(count, self.max_sge));
         }
         if len > self.max_inline as usize {
-            return Err(PostErrorKind::InlineTooLong { max: self.max_inline });
+            return Err(PostErrorKind::inline_too_long(len, self.max_inline));
         }
         Ok((list.message_bytes(), count as u8, Place::Both))
     }

@@ -404,7 +404,7 @@ fn an_atomic_operation_of_another_length_is_refused_by_the_post() {
         for i in 2..4 {
             let (op, sge) = (ops(pair.remote(0))[i].0, pair.sge(0, len));
             let refused = pair.try_post(op, &[sge], SendFlags::SIGNALED);
-            assert_eq!(refused, Err(PostErrorKind::AtomicLength));
+            assert_eq!(refused, Err(PostErrorKind::AtomicLength { len }));
             assert_all(&pair.b, 0, "refused");
             assert_all(&pair.a, OURS, "refused");
         }

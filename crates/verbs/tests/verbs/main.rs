@@ -234,7 +234,7 @@ fn a_refused_request_comes_back_whole() {
     assert!(matches!(odd.error, PostRefusal::Misaligned { .. }), "{odd}");
     let five = [(); 5].map(|()| p.pd.alloc(1).unwrap());
     let five = p.a.send(five).unwrap_err();
-    assert_eq!(five.error, PostErrorKind::TooManySges { max: 4 }.into());
+    assert_eq!(five.error, PostErrorKind::TooManySges { count: 5, max: 4 }.into());
     let other = p.pd.context().alloc_pd().unwrap();
     let mixed = p.a.send((p.pd.alloc(1).unwrap(), buf(&other, b"!"))).unwrap_err();
     assert_eq!(mixed.error, PostRefusal::ForeignPd { entry: 1 });
