@@ -95,6 +95,15 @@ impl Listeners {
         drop(objects);
         events.forget(|event| event.element == object);
     }
+    /// Calls a function with each queue pair. None is destroyed meanwhile.
+    pub(crate) fn queue_pairs(&self, call: impl Fn(&Qp)) {
+        for (object, listeners) in &*lock(&self.objects) {
+            if matches!(object, EventObject::Qp(_)) {
+                let each = listeners.iter().filter_map(|(qp, _)| In::<Qp>::of(*qp as *mut Qp).opt());
+                each.for_each(&call);
+            }
+        }
+    }
     fn dispatch(&self, event: AsyncEvent) {
         let Some(kind) = number(event) else { return };
         let object = event.object();

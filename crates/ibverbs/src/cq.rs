@@ -14,15 +14,14 @@ use hca::hca_core::{
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvWc};
 use crate::cq_ex::{Current, empty};
 use crate::device::Adapter;
-use crate::entry::{Errno, INVALID, In, counted, exports, failed, give, number, pointer, told};
+use crate::entry::{self, Errno, INVALID, In, counted, exports, failed, give, number, pointer, told};
 use crate::event::{Events, Unacknowledged};
-use crate::held::Held;
+use crate::held::{Guards, Held, LockedIn};
 
 /// A handle that no queue pair has.
 const NO_QP: QpHandle = QpHandle { index: u32::MAX, generation: u32::MAX };
 /// Completions that one call to the device returns.
 const BATCH: usize = 16;
-const ROOM: c_int = BATCH as c_int;
 
 /// A completion channel.
 #[repr(C)]
@@ -79,6 +78,14 @@ pub(crate) struct Cq {
     pub(crate) async_events: Unacknowledged,
 }
 
+impl Guards for Cq {
+    type Value = Polled;
+    #[inline(always)]
+    fn held(&self) -> &Held<Polled> {
+        &self.port
+    }
+}
+
 pub(crate) fn create(
     context: In<IbvContext>,
     cqe: c_int,
@@ -117,7 +124,7 @@ pub(crate) fn create(
         async_events_completed: 0,
     };
     let port = Held::new(Polled {
-        last: Last(NO_QP, 0),
+        last: Last(NO_QP, Number(0)),
         port,
         current: Current::default(),
         batch: [Completion::default(); BATCH],
@@ -142,41 +149,61 @@ pub(crate) fn create(
 }
 
 /// The queue pair of the last completion, and its number.
-pub(crate) struct Last(QpHandle, u32);
+pub(crate) struct Last(QpHandle, Number);
+/// The number of a queue pair, in the upper half of a word as a completion has it.
+#[derive(Clone, Copy)]
+pub(crate) struct Number(u64);
 
 impl Last {
     /// The number of a completion's queue pair.
     #[inline(always)]
-    pub(crate) fn number(&mut self, adapter: &Arc<Adapter>, wc: &Completion) -> u32 {
+    pub(crate) fn number(&mut self, adapter: &Arc<Adapter>, wc: &Completion) -> Number {
+        self.known(wc).unwrap_or_else(|| self.look(adapter, wc))
+    }
+    /// The same, if it was that of the last completion.
+    #[inline(always)]
+    fn known(&self, wc: &Completion) -> Option<Number> {
         // One comparison.
         let word = |qp: QpHandle| u64::from(qp.generation) << 32 | u64::from(qp.index);
-        if word(self.0) == word(wc.qp) { self.1 } else { self.look(adapter, wc) }
+        (word(self.0) == word(wc.qp)).then_some(self.1)
     }
     #[inline(never)]
-    fn look(&mut self, adapter: &Arc<Adapter>, wc: &Completion) -> u32 {
-        *self = Self(wc.qp, adapter.qpn(wc.qp));
+    fn look(&mut self, adapter: &Arc<Adapter>, wc: &Completion) -> Number {
+        *self = Self(wc.qp, Number(u64::from(adapter.qpn(wc.qp)) << 32));
         self.1
     }
 }
 
+/// The words of a success without more to tell; `None` for another completion.
+#[inline(always)]
+fn plain(wc: &Completion, qp_num: Number) -> Option<[u64; 6]> {
+    let opcode = PLAIN[wc.opcode as usize];
+    let extra = match wc.extra {
+        RecvExtra::None => 0,
+        RecvExtra::Imm(_) => 1,
+        RecvExtra::Invalidated(_) => 2,
+    };
+    // One comparison for all of them.
+    if wc.status as u8 | u8::from(wc.grh) | extra | opcode as u8 != 0 {
+        return None;
+    }
+    Some([wc.wr_id, opcode, u64::from(wc.byte_len) << 32, qp_num.0, wc.src_qp.raw().into(), 0])
+}
 /// Stores a completion as the program sees it.
 #[inline(always)]
-pub(crate) fn translate(adapter: &Arc<Adapter>, wc: &Completion, qp_num: u32, to: &mut MaybeUninit<IbvWc>) {
-    let is_plain = wc.status == WcStatus::Success && wc.extra == RecvExtra::None && !wc.grh;
-    if !is_plain || wc.opcode == WcOpcode::LocalInv {
-        return translate_any(adapter, wc, qp_num, to);
+pub(crate) fn translate(
+    adapter: &Arc<Adapter>,
+    wc: &Completion,
+    qp_num: Number,
+    to: &mut MaybeUninit<IbvWc>,
+) {
+    match plain(wc, qp_num) {
+        Some(words) => entry::set_words(to, words),
+        None => translate_any(adapter, wc, qp_num, to),
     }
-    to.write(IbvWc {
-        wr_id: wc.wr_id,
-        opcode: opcode(wc.opcode),
-        byte_len: wc.byte_len,
-        qp_num,
-        src_qp: wc.src_qp.raw(),
-        ..IbvWc::default()
-    });
 }
 /// A completion as the program sees it.
-pub(crate) fn translated(adapter: &Arc<Adapter>, wc: &Completion, qp_num: u32) -> IbvWc {
+pub(crate) fn translated(adapter: &Arc<Adapter>, wc: &Completion, qp_num: Number) -> IbvWc {
     let mut to = [IbvWc::default()];
     if let Ok([to]) = In::of(&raw mut to[0]).places(1) {
         translate(adapter, wc, qp_num, to);
@@ -184,7 +211,7 @@ pub(crate) fn translated(adapter: &Arc<Adapter>, wc: &Completion, qp_num: u32) -
     to[0]
 }
 #[inline(never)]
-fn translate_any(adapter: &Arc<Adapter>, wc: &Completion, qp_num: u32, to: &mut MaybeUninit<IbvWc>) {
+fn translate_any(adapter: &Arc<Adapter>, wc: &Completion, qp_num: Number, to: &mut MaybeUninit<IbvWc>) {
     if let Some(notes) = adapter.notes.as_ref().filter(|_| wc.status != WcStatus::Success) {
         notes.completion(adapter, wc);
     }
@@ -211,7 +238,7 @@ fn translate_any(adapter: &Arc<Adapter>, wc: &Completion, qp_num: u32, to: &mut 
         vendor_err: wc.vendor_code().into(),
         byte_len: if wc.status == WcStatus::Success { wc.byte_len } else { 0 },
         imm_or_rkey,
-        qp_num,
+        qp_num: (qp_num.0 >> 32) as u32,
         src_qp: wc.src_qp.raw(),
         wc_flags: flags,
         sl: if wc.grh { adapter.packet_type } else { 0 },
@@ -237,6 +264,32 @@ const fn opcode(opcode: WcOpcode) -> u32 {
     }
 }
 
+/// By [`WcOpcode`]: the status and the operation of a success as one word of a completion, whose lower half is not 0
+/// where there is more to find out.
+const PLAIN: [u64; WcOpcode::RecvRdmaWithImm as usize + 1] = {
+    use WcOpcode::*;
+    let all = [
+        Send,
+        RdmaWrite,
+        RdmaRead,
+        CompSwap,
+        FetchAdd,
+        AtomicWrite,
+        Flush,
+        BindMw,
+        LocalInv,
+        Recv,
+        RecvRdmaWithImm,
+    ];
+    let mut plain = [0; WcOpcode::RecvRdmaWithImm as usize + 1];
+    let mut i = 0;
+    while i < all.len() {
+        plain[all[i] as usize] = (opcode(all[i]) as u64) << 32 | matches!(all[i], LocalInv) as u64;
+        i += 1;
+    }
+    plain
+};
+
 impl Polled {
     /// Stores what the device has returned in the first places of `out`.
     #[inline(always)]
@@ -246,10 +299,22 @@ impl Polled {
         }
         Ok(())
     }
-    /// As [`show`](Self::show), for several completions, or where the program gave no place. Returns their number.
+    /// Stores the one completion that the device has returned, if there is nothing to find out about it.
+    #[inline(always)]
+    fn show_one(&mut self, out: In<IbvWc>) -> bool {
+        let wc = &self.batch[0];
+        let (Some(qp_num), Ok([to])) = (self.last.known(wc), out.places(1)) else { return false };
+        let Some(words) = plain(wc, qp_num) else { return false };
+        entry::set_words(to, words);
+        true
+    }
+}
+impl Cq {
+    /// Stores completions of any kind, which the device has returned. Returns their number.
+    #[cold]
     #[inline(never)]
-    fn show_all(&mut self, adapter: &Arc<Adapter>, got: usize, out: In<IbvWc>) -> c_int {
-        failed(self.show(adapter, got, out).map(|()| got as c_int))
+    fn show_all(&self, mut locked: LockedIn<'_, Self>, got: usize, out: In<IbvWc>) -> c_int {
+        failed(locked.value().show(&self.adapter, got, out).map(|()| got as c_int))
     }
 }
 
@@ -257,17 +322,18 @@ impl Polled {
 pub(crate) extern "C" fn poll_cq(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> c_int {
     told(|| {
         let Some(object) = cq.opt() else { return poll_often(cq, room, out) };
-        if !(1..=ROOM).contains(&room) {
+        // A negative number is a large one, too.
+        if room as u32 > BATCH as u32 {
             return poll_often(cq, room, out);
         }
-        let Some(mut polled) = object.port.try_lock() else { return poll_often(cq, room, out) };
-        let polled = &mut *polled;
-        match polled.port.poll(&mut polled.batch[..room as usize]) {
-            0 => 0,
-            // The most frequent one, without a loop.
-            1 if polled.show(&object.adapter, 1, out).is_ok() => 1,
-            got => polled.show_all(&object.adapter, got, out),
+        let Some(mut locked) = object.try_lock() else { return poll_often(cq, room, out) };
+        let polled = locked.value();
+        let got = polled.port.poll(&mut polled.batch[..room as usize]);
+        // The most frequent one, without a loop.
+        if got == 1 && polled.show_one(out) {
+            return locked.end(1);
         }
+        if got == 0 { locked.end(0) } else { locked.object().show_all(locked, got, out) }
     })
 }
 /// A poll with more room than that, or with none, or beside a call of another thread.

@@ -15,9 +15,9 @@ use core::mem::{MaybeUninit, offset_of};
 use core::ptr::null_mut;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use hca::hca_core::{DeviceError, PostErrorKind, Sge};
+use hca::hca_core::{DeviceError, PostError, PostErrorKind, SendPort, SendWr, Sge};
 
-use crate::abi::{IbvContext, IbvSge, VerbsContext};
+use crate::abi::{IbvContext, IbvSendWr, IbvSge, IbvWc, VerbsContext};
 use crate::context::Context;
 use crate::explain;
 
@@ -331,14 +331,35 @@ pub(crate) fn copy_inline(entry: &Sge, to: &mut [u8]) {
     unsafe { core::ptr::copy_nonoverlapping(entry.addr as *const u8, to.as_mut_ptr(), to.len()) };
 }
 
-/// The entry of a list that has no other.
+/// The number of entries and the operation of a request, which lie side by side, as one number.
 #[inline(always)]
-pub(crate) fn only<'a>(list: *mut IbvSge, count: c_int) -> Option<&'a Sge> {
-    if count != 1 {
-        return None;
+pub(crate) fn shape(wr: &IbvSendWr) -> u64 {
+    const AT: usize = offset_of!(IbvSendWr, num_sge);
+    const _: () = assert!(AT.is_multiple_of(8) && offset_of!(IbvSendWr, opcode) == AT + 4);
+    // SAFETY: eight bytes of the request, aligned as its first number is, and no padding.
+    unsafe { core::ptr::from_ref(wr).byte_add(AT).cast::<u64>().read() }
+}
+/// The [shape] of a request with these.
+pub(crate) const fn shape_of(entries: u32, opcode: u32) -> u64 {
+    (opcode as u64) << 32 | entries as u64
+}
+
+/// Stores a completion of these words.
+#[inline(always)]
+pub(crate) fn set_words(to: &mut MaybeUninit<IbvWc>, words: [u64; 6]) {
+    const _: () = assert!(size_of::<IbvWc>() == 48 && align_of::<IbvWc>() == 8);
+    // SAFETY: a completion has the size and alignment of the words, and no value of its numbers is illegal.
+    unsafe { (&raw mut *to).cast::<[u64; 6]>().write(words) };
+}
+
+/// The send port of a queue pair that has none.
+pub(crate) struct NoPort;
+// SAFETY: (1), (2) and (3) of the trait: no request is taken.
+unsafe impl SendPort for NoPort {
+    unsafe fn post(&mut self, _wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        Err(PostError { accepted: 0, kind: PostErrorKind::Destroyed })
     }
-    // SAFETY: (1), and both types have the same size and the same numbers at the same places.
-    unsafe { list.cast::<Sge>().as_ref() }
+    fn ring(&mut self) {}
 }
 
 /// The bytes of an inline entry; `None` if it has no address.
@@ -408,19 +429,13 @@ pub(crate) fn reg_mr(
 }
 /// Posts one request and rings.
 #[inline]
-pub(crate) fn post_send_now(
-    port: &mut dyn hca::hca_core::SendPort,
-    wr: &hca::hca_core::SendWr<'_>,
-) -> Result<(), PostErrorKind> {
+pub(crate) fn post_send_now(port: &mut dyn SendPort, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
     // SAFETY: the contract of ibv_post_send: the program leaves the memory to the device until the completion.
     unsafe { port.post_now(wr) }
 }
 /// Posts one request.
 #[inline]
-pub(crate) fn post_send(
-    port: &mut dyn hca::hca_core::SendPort,
-    wr: &hca::hca_core::SendWr<'_>,
-) -> Result<(), PostErrorKind> {
+pub(crate) fn post_send(port: &mut dyn SendPort, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
     // SAFETY: as above.
     unsafe { port.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)
 }

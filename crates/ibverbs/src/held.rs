@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use core::cell::UnsafeCell;
+use core::ffi::c_int;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -41,14 +42,6 @@ impl<T> Held<T> {
             wait(&self.word);
         }
         Locked(self)
-    }
-    /// Takes the lock for one call if no other thread has it. For calls that leave the wait to another function: what they
-    /// need behind a wait would cost them registers.
-    #[inline(always)]
-    pub(crate) fn try_lock(&self) -> Option<Locked<'_, T>> {
-        // Acquire: as `lock`.
-        let is_taken = self.word.fetch_or(TAKEN, Ordering::Acquire) & TAKEN != 0;
-        (!is_taken).then(|| Locked(self))
     }
     /// Begins a call sequence: keeps a lock that was taken.
     #[inline]
@@ -99,6 +92,80 @@ fn wake(word: &AtomicU32) {
     let _ = futex::wake(word, futex::Flags::PRIVATE, 1);
 }
 
+/// An object with a lock, which is taken by calls that are to keep one register only: the object's address.
+pub(crate) trait Guards: Sized {
+    type Value;
+    /// Its lock.
+    fn held(&self) -> &Held<Self::Value>;
+    /// Takes its lock for one call if no other thread has it. For calls that leave the wait to another function.
+    #[inline(always)]
+    fn try_lock(&self) -> Option<LockedIn<'_, Self>> {
+        // Acquire: as `lock`.
+        let is_taken = self.held().word.fetch_or(TAKEN, Ordering::Acquire) & TAKEN != 0;
+        (!is_taken).then(|| LockedIn(same(self)))
+    }
+}
+/// The lock of an object, taken.
+pub(crate) struct LockedIn<'a, O: Guards>(&'a O);
+
+/// The same object. The compiler does not know so, and computes the address of the lock anew where it is released: one
+/// that it has computed before, it would keep in a register of its own.
+#[inline(always)]
+#[allow(clippy::pointers_in_nomem_asm_block)] // none is followed
+fn same<O>(object: &O) -> &O {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let mut at = core::ptr::from_ref(object);
+        // SAFETY: no instruction; what was a reference stays one.
+        unsafe {
+            core::arch::asm!("/* {0} */", inout(reg) at, options(pure, nomem, nostack, preserves_flags));
+            &*at
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    object
+}
+
+impl<'a, O: Guards> LockedIn<'a, O> {
+    /// Releases the lock, and returns what the call does.
+    #[inline(always)]
+    pub(crate) fn end(self, result: c_int) -> c_int {
+        #[cold]
+        #[inline(never)]
+        fn wake_of<O: Guards>(object: &O, result: c_int) -> c_int {
+            wake(&object.held().word);
+            result
+        }
+        let Self(object) = *core::mem::ManuallyDrop::new(self);
+        // Release: as `unlock`.
+        if object.held().word.fetch_sub(TAKEN, Ordering::Release) != TAKEN {
+            return wake_of(object, result);
+        }
+        result
+    }
+    #[inline(always)]
+    pub(crate) fn object(&self) -> &'a O {
+        self.0
+    }
+    #[inline(always)]
+    pub(crate) fn value(&mut self) -> &mut O::Value {
+        // SAFETY: (1)
+        unsafe { &mut *self.0.held().value.get() }
+    }
+}
+impl<O: Guards> Drop for LockedIn<'_, O> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        /// Behind a panic, or what is not frequent.
+        #[cold]
+        #[inline(never)]
+        fn release<O: Guards>(object: &O) {
+            object.held().unlock();
+        }
+        release(self.0);
+    }
+}
+
 /// The lock, taken.
 pub(crate) struct Locked<'a, T>(&'a Held<T>);
 
@@ -130,6 +197,13 @@ mod tests {
 
     use super::*;
 
+    impl<T> Guards for Held<T> {
+        type Value = T;
+        fn held(&self) -> &Self {
+            self
+        }
+    }
+
     #[test]
     fn a_sequence_keeps_other_threads_out_until_it_ends() {
         let held = Arc::new(Held::new(1));
@@ -155,7 +229,7 @@ mod tests {
         let threads = Vec::from_iter((0..4).map(|_| {
             let held = Arc::clone(&held);
             let count = move |_| match held.try_lock() {
-                Some(mut value) => *value += 1,
+                Some(mut value) => *value.value() += 1,
                 None => *held.lock() += 1,
             };
             std::thread::spawn(move || (0..1000).for_each(count))

@@ -14,6 +14,7 @@ use crate::entry::{Errno, INVALID, In, lock, pointer, reg_mr};
 use crate::mapping::Mapping;
 use crate::memory::{Backing, Mr, Pd, Range, register};
 use crate::post::look_at_requests;
+use crate::qp::Qp;
 
 /// The most bytes of an entry that names a null region.
 const MAX_BYTES: usize = 16 << 20;
@@ -96,6 +97,7 @@ pub(crate) extern "C" fn alloc_null_mr(pd: In<Pd>) -> *mut Mr {
         lock(&nulls.by_key).insert(In::of(mr).get()?.lkey(), places);
         nulls.any.store(true, Ordering::Relaxed);
         look_at_requests();
+        owner.adapter.listeners.queue_pairs(Qp::look_at_requests);
         Ok(mr)
     })
 }

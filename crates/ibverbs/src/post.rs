@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering, compiler_fence};
 
 use hca::hca_core::{
     Dest, Payload, PostErrorKind, Qkey, Qpn, RecvPort, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr,
@@ -14,9 +14,9 @@ use crate::abi::{IbvRecvWr, IbvSendWr};
 use crate::device::Adapter;
 use crate::entry::{self, Errno, INVALID, In, number, refused, sges, told};
 use crate::explain;
-use crate::held::Held;
+use crate::held::{Guards, Held, LockedIn};
 use crate::memory::Ah;
-use crate::qp::{Qp, SendQueue, Srq};
+use crate::qp::{Qp, Srq};
 use crate::window::bind_request;
 
 /// The most inline bytes that one request gathers; devices take no more.
@@ -29,8 +29,7 @@ const SOLICITED: u32 = 1 << 2;
 pub(crate) const INLINE: u32 = 1 << 3;
 const ALL: u32 = FENCE | SIGNALED | SOLICITED | INLINE;
 
-/// Numbers of `enum ibv_wr_opcode`: the operations of [`post_send`]'s short way.
-const WRITE: u32 = 0;
+/// The number of `enum ibv_wr_opcode`, beside 0 for a WRITE, of [`post_send`]'s short way.
 const SEND: u32 = 2;
 
 /// Whether requests of this process are looked at before they are posted: they are noted for errors in words, or there
@@ -41,7 +40,7 @@ static LOOKED_AT: AtomicBool = AtomicBool::new(false);
 pub(crate) fn look_at_requests() {
     LOOKED_AT.store(true, Ordering::Relaxed);
 }
-fn are_looked_at() -> bool {
+pub(crate) fn are_looked_at() -> bool {
     LOOKED_AT.load(Ordering::Relaxed)
 }
 
@@ -169,70 +168,71 @@ fn prepare(
 pub(crate) extern "C" fn post_send(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> c_int {
     told(|| {
         let (Some(object), Some(first)) = (qp.opt(), wr.opt()) else { return post_list(qp, wr, bad) };
-        let SendQueue::Connected(queue) = &object.send else { return post_list(qp, wr, bad) };
-        let Some(entry) = entry::only(first.sg_list, first.num_sge) else { return post_list(qp, wr, bad) };
-        let is_common = first.next.is_null() && first.opcode & !SEND == WRITE && first.send_flags & !ALL == 0;
-        if !is_common || are_looked_at() {
+        // A SEND and a WRITE differ by one bit.
+        const IS_SEND: u64 = entry::shape_of(0, SEND);
+        let shape = entry::shape(first);
+        if (shape & !IS_SEND ^ object.short_way()) | first.next.expose_provenance() as u64 != 0 {
             return post_list(qp, wr, bad);
         }
+        let Some(entry) = In::<Sge>::of(first.sg_list.cast()).opt() else { return post_list(qp, wr, bad) };
         let remote = RemoteAddr { addr: first.addr_or_ah, rkey: Rkey::new(first.second[0]) };
-        let payload = if first.send_flags & INLINE == 0 {
-            Payload::Sges(core::slice::from_ref(entry))
-        } else if let Some(bytes) = entry::inline_entry(entry) {
-            Payload::Inline(bytes)
-        } else {
-            return post_list(qp, wr, bad);
-        };
-        let mut request = SendWr {
+        // The bit of INLINE says of inline bytes what is so: nobody changes them, as they are copied.
+        const _: () = assert!(SendFlags::STABLE.bits() as u32 == INLINE);
+        let request = SendWr {
             wr_id: first.wr_id,
             op: SendOp::Write(remote),
-            flags: SendFlags::from_bits_truncate((first.send_flags & !INLINE) as u8) | object.always,
-            payload,
+            flags: SendFlags::from_bits_retain(first.send_flags as u8 | object.always.bits()),
+            payload: Payload::Sges(&[]),
             dest: None,
         };
-        if first.opcode == SEND {
-            request.op = SendOp::Send;
-        }
         // In memory: a register for each would be saved for nothing where the device takes the request.
-        let call = Call { qp, wr, bad };
-        let Some(mut sending) = queue.try_lock() else { return call.post_list() };
-        match entry::post_send_now(&mut *sending.port, &request) {
-            Ok(()) => 0,
-            Err(kind) => call.refuse(kind),
+        let mut call = Call { request, wr, bad };
+        if shape & IS_SEND != 0 {
+            call.request.op = SendOp::Send;
+        }
+        if first.send_flags & !(ALL & !INLINE) == 0 {
+            call.request.payload = Payload::Sges(core::slice::from_ref(entry));
+        } else if first.send_flags & !ALL == 0
+            && let Some(bytes) = entry::inline_entry(entry)
+        {
+            call.request.payload = Payload::Inline(bytes);
+            // No instruction: the two ways store what they have, instead of both bringing it to registers for that.
+            compiler_fence(Ordering::Release);
+        } else {
+            return post_list(qp, wr, bad);
+        }
+        let Some(mut sending) = object.try_lock() else { return post_list(qp, wr, bad) };
+        match entry::post_send_now(&mut *sending.value().port, &call.request) {
+            Ok(()) => sending.end(0),
+            Err(kind) => call.refuse(sending, kind),
         }
     })
 }
-/// The arguments of a call that posts requests.
-struct Call {
-    qp: In<Qp>,
+/// A request that is posted, and the arguments of the call.
+struct Call<'a> {
+    request: SendWr<'a>,
     wr: In<IbvSendWr>,
     bad: In<*mut IbvSendWr>,
 }
-impl Call {
+impl Call<'_> {
     /// Tells the program that the device refuses its request.
     #[cold]
     #[inline(never)]
-    fn refuse(&self, kind: PostErrorKind) -> c_int {
+    fn refuse(&self, sending: LockedIn<'_, Qp>, kind: PostErrorKind) -> c_int {
         name_bad(self.bad, self.wr);
-        let wr_id = self.wr.opt().map_or(0, |wr| wr.wr_id);
-        let name = || self.qp.opt().map_or_else(String::new, Qp::name);
-        refused(Err(Refused::Device(kind).errno(name, wr_id)))
-    }
-    #[cold]
-    #[inline(never)]
-    fn post_list(&self) -> c_int {
-        post_list(self.qp, self.wr, self.bad)
+        let qp = sending.object();
+        drop(sending);
+        refused(Err(Refused::Device(kind).errno(|| qp.name(), self.request.wr_id)))
     }
 }
 /// Posts a list of requests of any kind.
 #[inline(never)]
 fn post_list(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> c_int {
-    refused(each_of_list(qp, wr, bad))
+    refused(qp.get().and_then(|qp| each_of_list(qp, wr, bad)))
 }
-fn each_of_list(qp: In<Qp>, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> Result<(), Errno> {
-    let qp = qp.get()?;
+fn each_of_list(qp: &Qp, wr: In<IbvSendWr>, bad: In<*mut IbvSendWr>) -> Result<(), Errno> {
     let first = wr.get().inspect_err(|_| name_bad(bad, wr))?;
-    let Some(send_queue) = qp.send.get() else {
+    let Some(send_queue) = qp.send_queue() else {
         name_bad(bad, wr);
         return Err(INVALID);
     };

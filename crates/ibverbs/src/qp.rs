@@ -1,7 +1,7 @@
 //! Queue pairs and shared receive queues.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
@@ -16,10 +16,11 @@ use crate::abi::{
 };
 use crate::cq::Cq;
 use crate::device::Adapter;
-use crate::entry::{Errno, INVALID, In, exports, give, lock, number, pointer};
+use crate::entry::{Errno, INVALID, In, NoPort, exports, give, lock, number, pointer, shape_of};
 use crate::event::Unacknowledged;
-use crate::held::Held;
+use crate::held::{Guards, Held};
 use crate::memory::{Pd, access, access_flags, address, address_attr};
+use crate::post::are_looked_at;
 use crate::qp_ex::{Build, functions, offered};
 use crate::xrc::{Domain, INITIATOR, TARGET, create_target};
 
@@ -48,27 +49,16 @@ pub(crate) struct Qp {
     pub(crate) async_events: Unacknowledged,
     /// The groups that `ibv_attach_mcast` made it a member of.
     pub(crate) groups: Mutex<HashSet<Gid>>,
-    pub(crate) send: SendQueue,
+    /// The send queue; a target of XRC has none, and a port that takes nothing.
+    pub(crate) send: Held<Sending>,
     pub(crate) recv: Option<Held<Box<dyn RecvPort>>>,
+    /// The [shape](shape_of) of the requests that take the short way, as of a WRITE; one that no request has if none
+    /// does.
+    short_way: AtomicU64,
 }
 
-/// The send queue of a queue pair.
-pub(crate) enum SendQueue {
-    /// Requests go to the peer of the connection.
-    Connected(Held<Sending>),
-    /// Requests name their destination.
-    Named(Held<Sending>),
-    /// A target of XRC has none.
-    None,
-}
-impl SendQueue {
-    pub(crate) fn get(&self) -> Option<&Held<Sending>> {
-        match self {
-            Self::Connected(queue) | Self::Named(queue) => Some(queue),
-            Self::None => None,
-        }
-    }
-}
+/// The shape of no request.
+const NONE: u64 = u64::MAX;
 
 /// A queue pair of the device that is to be given to the program.
 pub(crate) struct NewQp {
@@ -93,6 +83,14 @@ pub(crate) struct Srq {
     pub(crate) recv: Held<Box<dyn RecvPort>>,
 }
 
+impl Guards for Qp {
+    type Value = Sending;
+    #[inline(always)]
+    fn held(&self) -> &Held<Sending> {
+        &self.send
+    }
+}
+
 impl Qp {
     /// The numbers of `enum ibv_qp_type`; raw packets and drivers' own types are not offered.
     fn service(number: u32) -> Result<QpType, Errno> {
@@ -109,6 +107,18 @@ impl Qp {
     #[cold]
     pub(crate) fn name(&self) -> String {
         format!("queue pair {}", self.c.qp_base.qp_num)
+    }
+    #[inline(always)]
+    pub(crate) fn short_way(&self) -> u64 {
+        self.short_way.load(Ordering::Relaxed)
+    }
+    /// Has all requests from now on looked at before they are posted.
+    pub(crate) fn look_at_requests(&self) {
+        self.short_way.store(NONE, Ordering::Relaxed);
+    }
+    /// Its send queue; a target of XRC has none.
+    pub(crate) fn send_queue(&self) -> Option<&Held<Sending>> {
+        (self.c.qp_base.qp_type != TARGET).then_some(&self.send)
     }
     pub(crate) fn is_datagram(&self) -> bool {
         self.c.qp_base.qp_type == 4
@@ -191,14 +201,19 @@ impl Qp {
             extended,
             async_events: Unacknowledged::default(),
             groups: Mutex::default(),
-            send: match send.map(|port| Held::new(Sending { port, build: Build::default() })) {
-                Some(queue) if matches!(attr.qp_type, RC | UC) => SendQueue::Connected(queue),
-                Some(queue) => SendQueue::Named(queue),
-                None => SendQueue::None,
-            },
+            send: Held::new(Sending {
+                port: send.unwrap_or_else(|| Box::new(NoPort)),
+                build: Build::default(),
+            }),
             recv: recv.map(Held::new),
+            // Other services have requests that name their destination.
+            short_way: if matches!(attr.qp_type, RC | UC) { shape_of(1, 0) } else { NONE }.into(),
         });
         owner.adapter.listeners.add(EventObject::Qp(handle), qp as usize, &owner.events);
+        // Behind that: who has all requests looked at from now on finds the queue pair, or was before.
+        if are_looked_at() {
+            In::of(qp).get()?.look_at_requests();
+        }
         Ok(qp)
     }
 

@@ -167,7 +167,7 @@ impl Build {
 fn build(qp: In<Qp>, call: impl FnOnce(&Qp, &mut Build) -> Result<(), Errno>) {
     let _ = number(|| {
         let qp = qp.get()?;
-        let Some(send) = qp.send.get() else { return Err(INVALID) };
+        let Some(send) = qp.send_queue() else { return Err(INVALID) };
         let done = send.within(|sending| {
             let build = &mut sending.build;
             if let Err(e) = call(qp, build) {
@@ -198,7 +198,7 @@ fn remote(rkey: u32, addr: u64) -> RemoteAddr {
 
 extern "C" fn wr_start(qp: In<Qp>) {
     let _ = number(|| {
-        let Some(send) = qp.get()?.send.get() else { return Err(INVALID) };
+        let Some(send) = qp.get()?.send_queue() else { return Err(INVALID) };
         let mut sending = send.lock();
         sending.build.clear();
         Held::begin(sending);
@@ -208,13 +208,13 @@ extern "C" fn wr_start(qp: In<Qp>) {
 extern "C" fn wr_complete(qp: In<Qp>) -> c_int {
     number(|| {
         let qp = qp.get()?;
-        let mut sending = qp.send.get().and_then(Held::end).ok_or(INVALID)?;
+        let mut sending = qp.send_queue().and_then(Held::end).ok_or(INVALID)?;
         let sending = &mut *sending;
         sending.build.post(qp, &mut *sending.port)
     })
 }
 extern "C" fn wr_abort(qp: In<Qp>) {
-    drop(qp.opt().and_then(|qp| qp.send.get()).and_then(Held::end));
+    drop(qp.opt().and_then(|qp| qp.send_queue()).and_then(Held::end));
 }
 
 extern "C" fn wr_atomic_cmp_swp(qp: In<Qp>, rkey: u32, addr: u64, compare: u64, swap: u64) {

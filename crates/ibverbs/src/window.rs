@@ -155,7 +155,7 @@ pub(crate) extern "C" fn bind_mw(qp: In<Qp>, mw: In<Mw>, bind: In<IbvMwBind>) ->
         let (qp, window, bind) = (qp.get()?, mw.get()?, bind.get()?);
         let info = &bind.bind_info;
         let flags = flags(qp, bind.send_flags)?;
-        let queue = qp.send.get().filter(|_| qp.binds_windows()).ok_or(INVALID)?;
+        let queue = qp.send_queue().filter(|_| qp.binds_windows()).ok_or(INVALID)?;
         if window.c.kind != TYPE_1 {
             return Err(INVALID);
         }
