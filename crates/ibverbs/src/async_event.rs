@@ -10,7 +10,7 @@ use hca::hca_core::{AsyncEvent, EventObject};
 use crate::abi::{IbvAsyncEvent, IbvContext};
 use crate::cq::Cq;
 use crate::device::Adapter;
-use crate::entry::{Errno, In, counted, exports, lock};
+use crate::entry::{Errno, In, cancellable, counted, exports, lock, sleeping};
 use crate::event::{Events, Unacknowledged};
 use crate::explain;
 use crate::qp::{Qp, Srq};
@@ -155,19 +155,23 @@ fn acknowledgements<'a>(event: Event) -> Option<&'a Unacknowledged> {
     }
 }
 
-exports! {
+cancellable! {
     "IBVERBS_1.1" fn ibv_get_async_event(context: In<IbvContext>, to: In<IbvAsyncEvent>) -> c_int {
-        counted(|| {
+        sleeping(|slept| {
             let context = context.context()?;
             if to.raw().is_null() {
                 return Err(Errno(libc::EINVAL));
             }
             let note = |event: &Event| _ = acknowledgements(*event).map(Unacknowledged::take);
-            let event = context.events.take(context.adapter.device(), note)?;
-            to.set(IbvAsyncEvent { element: event.element, event_type: event.kind })?;
-            Ok(0)
+            match context.events.look(context.adapter.device(), slept, note)? {
+                Ok(event) => to.set(IbvAsyncEvent { element: event.element, event_type: event.kind })?,
+                Err(sleep) => return Ok(Some(sleep)),
+            }
+            Ok(None)
         })
     }
+}
+exports! {
     "IBVERBS_1.1" fn ibv_ack_async_event(event: In<IbvAsyncEvent>) -> () {
         let _ = counted(|| {
             let event = event.get()?;

@@ -14,7 +14,9 @@ use hca::hca_core::{
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvWc};
 use crate::cq_ex::{Current, empty};
 use crate::device::Adapter;
-use crate::entry::{self, Errno, INVALID, In, counted, exports, failed, give, number, pointer, told};
+use crate::entry::{
+    self, Errno, INVALID, In, cancellable, exports, failed, give, number, pointer, sleeping, told,
+};
 use crate::event::{Events, Unacknowledged};
 use crate::held::{Guards, Held, LockedIn};
 
@@ -370,6 +372,23 @@ pub(crate) extern "C" fn req_notify_cq(cq: In<Cq>, solicited_only: c_int) -> c_i
     })
 }
 
+cancellable! {
+    "IBVERBS_1.1" fn ibv_get_cq_event(channel: In<CompChannel>, to: In<*mut Cq>, cq_context: In<*mut c_void>) -> c_int {
+        sleeping(|slept| {
+            let channel = channel.get()?;
+            let note = |cq: &usize| _ = In::of(*cq as *mut Cq).opt().map(|cq| cq.completion_events.take());
+            let cq = match channel.events.look(channel.adapter.device(), slept, note)? {
+                Ok(cq) => cq as *mut Cq,
+                Err(sleep) => return Ok(Some(sleep)),
+            };
+            let object = In::of(cq).get()?;
+            to.set(cq)?;
+            cq_context.set(object.c.cq.cq_context)?;
+            Ok(None)
+        })
+    }
+}
+
 exports! {
     "IBVERBS_1.1" fn ibv_create_cq(context: In<IbvContext>, cqe: c_int, cq_context: *mut c_void, channel: In<CompChannel>, vector: c_int) -> *mut Cq {
         pointer(|| create(context, cqe, cq_context, channel, vector, CqKind::Plain))
@@ -413,17 +432,6 @@ exports! {
                 return Err(Errno(libc::EBUSY));
             }
             channel.take().map(drop)
-        })
-    }
-    "IBVERBS_1.1" fn ibv_get_cq_event(channel: In<CompChannel>, to: In<*mut Cq>, cq_context: In<*mut c_void>) -> c_int {
-        counted(|| {
-            let channel = channel.get()?;
-            let note = |cq: &usize| _ = In::of(*cq as *mut Cq).opt().map(|cq| cq.completion_events.take());
-            let cq = channel.events.take(channel.adapter.device(), note)? as *mut Cq;
-            let object = In::of(cq).get()?;
-            to.set(cq)?;
-            cq_context.set(object.c.cq.cq_context)?;
-            Ok(0)
         })
     }
     "IBVERBS_1.1" fn ibv_ack_cq_events(cq: In<Cq>, count: u32) -> () {

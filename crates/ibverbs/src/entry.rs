@@ -8,6 +8,8 @@
 //! 3. An object is given to the program once, by [`give`], and taken back once, by [`In::take`], when it is destroyed.
 //! 4. A [`Context`] is only reached by the address of its `struct ibv_context`, which lies in its `verbs_context`.
 //! 5. Functions with the C calling convention that return in a panic do not exist: [`guarded`] catches it.
+//! 6. Where the C library may unwind a cancelled thread, in [`Sleep::begin`], no frame of this library has a destructor
+//!    or catches panics. Elsewhere calls that reach the system are [`steady`].
 #![allow(unsafe_code)]
 
 use core::ffi::{c_char, c_int};
@@ -34,6 +36,21 @@ macro_rules! exports {
     )*};
 }
 pub(crate) use exports;
+
+/// As [`exports`], of functions in whose sleep a program's thread may be cancelled (`pthread_cancel`): the C library
+/// unwinds it there. Their bodies are calls of [`sleeping`] alone.
+macro_rules! cancellable {
+    ($($version:literal fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)*) => {$(
+        #[allow(unsafe_code)]
+        mod $name {
+            core::arch::global_asm!(concat!(".symver ", stringify!($name), ", ", stringify!($name), "@@@", $version));
+        }
+        #[allow(unsafe_code)]
+        #[unsafe(no_mangle)]
+        pub(crate) extern "C-unwind" fn $name($($arg: $t),*) -> $ret $body
+    )*};
+}
+pub(crate) use cancellable;
 
 /// Puts a function into further version nodes, under which programs of other releases look for it.
 macro_rules! also {
@@ -100,6 +117,106 @@ pub(crate) fn unsupported() -> c_int {
 fn guarded<T>(call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno(libc::EIO)))
 }
+unsafe extern "C-unwind" {
+    fn ppoll(
+        fds: *mut libc::pollfd,
+        count: libc::nfds_t,
+        timeout: *const libc::timespec,
+        mask: *const libc::sigset_t,
+    ) -> c_int;
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+/// Runs a call in which the thread is not cancelled (6): a panic handler would end the process then.
+fn steady<T>(call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    const DISABLED: c_int = 1;
+    let mut before = 0;
+    // SAFETY: room for the state before.
+    unsafe { pthread_setcancelstate(DISABLED, &raw mut before) };
+    let result = guarded(call);
+    // SAFETY: as above, with the state that the thread had.
+    unsafe { pthread_setcancelstate(before, &raw mut before) };
+    result
+}
+
+/// A sleep on descriptors.
+#[derive(Clone, Copy)]
+pub(crate) struct Sleep {
+    fds: [libc::pollfd; 2],
+    limit: Option<libc::timespec>,
+    error: c_int,
+}
+impl Sleep {
+    /// On one or two descriptors, for ever or for so long.
+    pub(crate) fn on(
+        fd: std::os::fd::BorrowedFd<'_>,
+        other: Option<std::os::fd::BorrowedFd<'_>>,
+        limit: Option<std::time::Duration>,
+    ) -> Self {
+        use std::os::fd::AsRawFd;
+        let readable = |fd: c_int| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let limit = limit.map(|limit| libc::timespec {
+            tv_sec: limit.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        Self {
+            fds: [readable(fd.as_raw_fd()), readable(other.map_or(-1, |fd| fd.as_raw_fd()))],
+            limit,
+            error: 0,
+        }
+    }
+    /// Sleeps. A thread that is cancelled does not return from here.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self) {
+        let limit = self.limit.as_ref().map_or(core::ptr::null(), |limit| &raw const *limit);
+        // SAFETY: descriptors that are open while the program waits, and a time.
+        if unsafe { ppoll(self.fds.as_mut_ptr(), 2, limit, core::ptr::null()) } < 0 {
+            // SAFETY: the location is the calling thread's own.
+            self.error = unsafe { *libc::__errno_location() };
+        }
+    }
+    /// Whether the first descriptor was readable behind it.
+    ///
+    /// # Errors
+    /// A signal came, and one of the program's handlers is of those that end system calls.
+    pub(crate) fn was_woken(&self) -> Result<bool, Errno> {
+        match self.error {
+            0 => Ok(self.fds[0].revents != 0),
+            libc::EINTR if calls_go_on() => Ok(false),
+            error => Err(Errno(error)),
+        }
+    }
+}
+/// Whether all handlers of the program have system calls go on behind them, as `read` does, and `poll` does not.
+fn calls_go_on() -> bool {
+    const LAST: c_int = 64;
+    // The handlers of these may be this library's, and come from no other thread.
+    (1..=LAST).filter(|signal| ![libc::SIGSEGV, libc::SIGBUS].contains(signal)).all(|signal| {
+        // SAFETY: all fields may be zero.
+        let mut now: libc::sigaction = unsafe { core::mem::zeroed() };
+        // SAFETY: no new action, and room for the present one. Of the C library's own signals it tells none.
+        let is_told = unsafe { libc::sigaction(signal, core::ptr::null(), &raw mut now) } == 0;
+        !is_told
+            || [libc::SIG_DFL, libc::SIG_IGN].contains(&now.sa_sigaction)
+            || now.sa_flags & libc::SA_RESTART != 0
+    })
+}
+/// A call that looks for something, and sleeps until it is there. `look` is told how the thread has slept, and tells how
+/// it is to sleep, unless it is done. 0, or -1 and `errno`.
+#[inline(always)]
+pub(crate) fn sleeping(mut look: impl FnMut(Option<Sleep>) -> Result<Option<Sleep>, Errno>) -> c_int {
+    let mut slept = None;
+    loop {
+        let mut next = None;
+        let result = counted(|| {
+            next = look(slept)?;
+            Ok(0)
+        });
+        let Some(mut sleep) = next.filter(|_| result == 0) else { return result };
+        sleep.begin();
+        slept = Some(sleep);
+    }
+}
+
 /// A call that returns 0 or the number of an error, and sets `errno` as well.
 #[inline]
 pub(crate) fn number(call: impl FnOnce() -> Result<(), Errno>) -> c_int {
@@ -114,7 +231,7 @@ pub(crate) fn number(call: impl FnOnce() -> Result<(), Errno>) -> c_int {
 /// A call that returns a number from 0 on, or -1 and sets `errno`.
 #[inline]
 pub(crate) fn counted(call: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
-    guarded(call).unwrap_or_else(|e| {
+    steady(call).unwrap_or_else(|e| {
         set_errno(e.0);
         -1
     })
@@ -151,7 +268,7 @@ pub(crate) fn refused(result: Result<(), Errno>) -> c_int {
 /// A call that returns a pointer, or null and sets `errno`.
 #[inline]
 pub(crate) fn pointer<T>(call: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
-    guarded(call).unwrap_or_else(|e| {
+    steady(call).unwrap_or_else(|e| {
         set_errno(e.0);
         null_mut()
     })

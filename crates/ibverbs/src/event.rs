@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use hca::hca_core::Device;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl};
 
-use crate::entry::{Errno, lock};
+use crate::entry::{Errno, Sleep, lock};
 
 /// Events, and a descriptor that counts them, on which programs sleep.
 pub(crate) struct Events<T> {
@@ -65,31 +65,28 @@ impl<T> Events<T> {
         let _ = rustix::io::read(&self.fd, &mut [0; 8]);
     }
 
-    /// Waits for an event, while the device makes progress.
+    /// Takes an event, or tells how to sleep until there is one, while the device makes progress.
     ///
     /// # Errors
     /// There is none, and the program has made the descriptor one that does not block; or a signal came.
-    pub(crate) fn take(&self, device: &dyn Device, note: impl Fn(&T)) -> Result<T, Errno> {
-        loop {
-            if let Some(event) = self.pop(&note) {
-                return Ok(event);
-            }
-            if fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK) {
-                return Err(Errno(libc::EAGAIN));
-            }
-            let timeout = device.next_deadline().and_then(|d| Timespec::try_from(d).ok());
-            let turn_fd = device.turn_fd();
-            let mut fds = [PollFd::new(&self.fd, PollFlags::IN), PollFd::new(&self.fd, PollFlags::IN)];
-            let mut used = 1;
-            if let Some(fd) = &turn_fd {
-                fds[1] = PollFd::new(fd, PollFlags::IN);
-                used = 2;
-            }
-            poll(&mut fds[..used], timeout.as_ref())?;
-            if fds[0].revents().is_empty() {
-                device.turn();
-            }
+    pub(crate) fn look(
+        &self,
+        device: &dyn Device,
+        slept: Option<Sleep>,
+        note: impl Fn(&T),
+    ) -> Result<Result<T, Sleep>, Errno> {
+        if let Some(slept) = slept
+            && !slept.was_woken()?
+        {
+            device.turn();
         }
+        if let Some(event) = self.pop(&note) {
+            return Ok(Ok(event));
+        }
+        if fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK) {
+            return Err(Errno(libc::EAGAIN));
+        }
+        Ok(Err(Sleep::on(self.fd(), device.turn_fd(), device.next_deadline())))
     }
 }
 

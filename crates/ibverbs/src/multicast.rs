@@ -23,8 +23,12 @@ fn member(
 exports! {
     "IBVERBS_1.1" fn ibv_attach_mcast(qp: In<Qp>, group: In<[u8; 16]>, _lid: u16) -> c_int {
         member(qp, group, |multicast, qp, group| {
-            multicast.attach_mcast(qp.handle, group)?;
-            lock(&qp.groups).insert(group);
+            let mut groups = lock(&qp.groups);
+            // Once more has no effect, as in the kernel.
+            if !groups.contains(&group) {
+                multicast.attach_mcast(qp.handle, group)?;
+                groups.insert(group);
+            }
             Ok(())
         })
     }

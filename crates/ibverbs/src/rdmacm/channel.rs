@@ -2,18 +2,18 @@
 
 use core::ffi::c_int;
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use hca::cm::Event;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use super::abi::{RdmaCmEvent, RdmaEventChannel};
 use super::border::Registry;
 use super::event::Kind;
 use super::id::Id;
-use crate::entry::{Errno, In, exports, lock, pointer};
+use crate::entry::{Errno, In, Sleep, exports, lock, pointer};
 
 /// An event that waits in a channel, and the identifier that it is reported and acknowledged for.
 pub(super) struct Note {
@@ -83,30 +83,39 @@ impl Channel {
         }
         taken
     }
-    /// Waits for an event, unless the program made the descriptor one that does not wait.
-    fn next(&self) -> Result<Note, Errno> {
-        let mut told = false;
-        loop {
-            if let Some(note) = self.pop() {
-                return Ok(note);
-            }
-            if fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK) {
-                return Err(Errno(libc::EAGAIN));
-            }
-            if !std::mem::replace(&mut told, true) {
-                super::device::program_sleeps();
-            }
-            poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None)?;
+    /// Takes the next event that is the program's, or tells how to sleep until there is one.
+    ///
+    /// # Errors
+    /// There is none, and the program has made the descriptor one that does not block; or a signal came.
+    pub(super) fn look(&self, slept: Option<Sleep>) -> Result<Result<*mut RdmaCmEvent, Sleep>, Errno> {
+        if let Some(slept) = slept {
+            slept.was_woken()?;
         }
-    }
-    /// The next event that is the program's.
-    pub(super) fn event(&self) -> Result<*mut RdmaCmEvent, Errno> {
-        loop {
-            let note = self.next()?;
+        while let Some(note) = self.pop() {
             if let Some(event) = super::event::occur(&note) {
-                return Ok(event);
+                return Ok(Ok(event));
             }
             note.of.acknowledged();
+        }
+        if fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK) {
+            return Err(Errno(libc::EAGAIN));
+        }
+        if slept.is_none() {
+            super::device::program_sleeps();
+        }
+        Ok(Err(Sleep::on(self.fd.as_fd(), None, None)))
+    }
+    /// The next event that is the program's, for a call that does more than wait.
+    pub(super) fn event(&self) -> Result<*mut RdmaCmEvent, Errno> {
+        let mut slept = None;
+        loop {
+            match self.look(slept)? {
+                Ok(event) => return Ok(event),
+                Err(mut sleep) => {
+                    sleep.begin();
+                    slept = Some(sleep);
+                }
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ use super::border::{Field, Registry};
 use super::channel::{CHANNELS, Note, What};
 use super::id::{Asked, IDS, Id, Phase};
 use super::qp::{self, Link, path_to};
-use crate::entry::{Errno, In, counted, exports};
+use crate::entry::{Errno, INVALID, In, cancellable, counted, exports, sleeping};
 
 /// The kinds of events, in the numbering of `enum rdma_cm_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -313,16 +313,21 @@ pub(super) fn of(event: *mut RdmaCmEvent) -> Result<RdmaCmEvent, Errno> {
     Ok(EVENTS.get(In::of(event))?.c.get())
 }
 
-exports! {
+cancellable! {
     "RDMACM_1.0" fn rdma_get_cm_event(channel: In<RdmaEventChannel>, to: In<*mut RdmaCmEvent>) -> c_int {
-        counted(|| {
+        sleeping(|slept| {
             if to.raw().is_null() {
-                return Err(crate::entry::INVALID);
+                return Err(INVALID);
             }
-            to.set(CHANNELS.get(channel)?.event()?)?;
-            Ok(0)
+            match CHANNELS.get(channel)?.look(slept)? {
+                Ok(event) => to.set(event)?,
+                Err(sleep) => return Ok(Some(sleep)),
+            }
+            Ok(None)
         })
     }
+}
+exports! {
     "RDMACM_1.0" fn rdma_ack_cm_event(event: In<RdmaCmEvent>) -> c_int {
         counted(|| acknowledge(event).map(|()| 0))
     }

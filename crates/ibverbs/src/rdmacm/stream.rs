@@ -379,6 +379,17 @@ impl Socket {
             });
         }
     }
+    /// Has a connection wait for `raccept`. Not behind the end of the listening socket, which nobody would accept it from.
+    fn offer(&self, connection: &Arc<Self>) -> bool {
+        let mut state = self.state();
+        let is_open = !state.closing;
+        if is_open {
+            state.accepted.push_back(Arc::clone(connection));
+        }
+        drop(state);
+        self.tell();
+        is_open
+    }
     pub(super) fn accept(&self) -> Result<Arc<Self>, Errno> {
         self.until(true, |state| match state.phase {
             Phase::Listening => state.accepted.pop_front().map(Ok),
@@ -423,8 +434,10 @@ impl Socket {
             state.free = free;
             state.phase = Phase::Open;
         });
-        if let Some(listening) = listening {
-            listening.change(|state| state.accepted.push_back(Arc::clone(self)));
+        if let Some(listening) = listening
+            && !listening.offer(self)
+        {
+            Arc::clone(self).end();
         }
         let mut wcs = Completions::with_capacity(2 * DEPTH);
         let mut held: Vec<Buf> = Vec::new();
@@ -473,7 +486,10 @@ impl Socket {
         let mut sent = 0;
         while sent < bytes.len() {
             let part = &bytes[sent..bytes.len().min(sent + CHUNK)];
-            let header = to.map_or(STREAM, |to| to + sent as u64);
+            let header = to.map_or(STREAM, |to| to.wrapping_add(sent as u64));
+            if to.is_some() && header == STREAM {
+                return Err(Errno(libc::EINVAL));
+            }
             match self.until(waits, |state| state.post(header, part)) {
                 Ok(()) => sent += part.len(),
                 Err(_) if sent > 0 => break,
@@ -623,12 +639,14 @@ impl State {
             self.received.extend(bytes);
             return;
         }
+        // The peer chooses the offset: one just before 2^64 is no place within the memory.
         let of = |map: &&Map| {
-            to.checked_sub(map.offset).is_some_and(|from| from + bytes.len() as u64 <= map.len as u64)
+            let end = to.checked_sub(map.offset).and_then(|from| from.checked_add(bytes.len() as u64));
+            end.is_some_and(|end| end <= map.len as u64)
         };
         // Bytes for memory that is not mapped are dropped.
         if let Some(map) = self.maps.iter().find(of) {
-            let at = map.at + (to - map.offset) as usize;
+            let at = map.at.wrapping_add((to - map.offset) as usize);
             let _ = copy_to(at as *mut u8, bytes);
         }
     }

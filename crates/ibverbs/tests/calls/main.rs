@@ -35,6 +35,7 @@ mod rdmacm;
 mod refusals;
 mod sockets;
 mod unmapped;
+mod waits;
 
 fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)

@@ -335,3 +335,14 @@ fn many_threads_post_poll_create_and_destroy() {
     exchange(&shared);
     shared.end();
 }
+
+#[test]
+fn a_wrong_list_of_devices_has_none() {
+    let test = "processes::a_wrong_list_of_devices_has_none";
+    if !alone_with(test, "wrong", [("HCA_DEVICES", "wrong, all of it")]) {
+        return;
+    }
+    let mut count: c_int = 77;
+    let list = call!(ibv_get_device_list(&raw mut count) -> *mut *mut c_void);
+    assert_eq!((list, errno(), count), (null_mut(), libc::EINVAL, 0));
+}

@@ -166,6 +166,50 @@ fn bytes_for_mapped_memory_come_before_later_ones_of_the_stream_and_stay_within_
     assert_eq!([cm!(rclose(client)), cm!(rclose(server))], [0, 0]);
 }
 
+/// The place of such bytes is computed from numbers of the peer's: a sum of them that overflows is before the memory.
+#[test]
+fn bytes_for_an_offset_before_zero_are_not_written_before_mapped_memory() {
+    let [client, server] = pair();
+    let mut memory = [0_u8; 48];
+    let at = memory.as_mut_ptr();
+    let mapped = at.wrapping_add(16);
+    assert_eq!(cm!(riomap(server, mapped, 16, libc::PROT_WRITE, 0, 0) -> isize), 0);
+    let bytes = [7_u8; 16];
+    for offset in [-8_i64, -16, i64::MIN] {
+        assert_eq!(cm!(riowrite(client, bytes.as_ptr(), 16, offset, 0) -> isize), 16);
+    }
+    // That of the stream's bytes.
+    assert_eq!(cm!(riowrite(client, bytes.as_ptr(), 16, -1_i64, 0) -> isize), -1);
+    let mut told = 0_u8;
+    assert_eq!(cm!(rsend(client, bytes.as_ptr(), 1, 0) -> isize), 1);
+    assert_eq!(cm!(rrecv(server, &raw mut told, 1, libc::MSG_WAITALL) -> isize), 1, "{}", errno());
+    // SAFETY: the memory lives, and the peer has written what it sent before the byte.
+    let found: Vec<u8> = (0..48).map(|i| unsafe { at.add(i).read_volatile() }).collect();
+    assert_eq!(found, [0; 48]);
+    assert_eq!([cm!(rclose(client)), cm!(rclose(server))], [0, 0]);
+}
+
+/// A connection whose last message comes behind the end of the listening socket.
+#[test]
+fn peers_of_a_listening_socket_that_is_closed_hear_of_it() {
+    for round in 0..24 {
+        let (listener, port) = listening();
+        let peer = move || {
+            let (client, to) = (socket(), address([127, 0, 0, 1], port));
+            let hears = cm!(rconnect(client, &raw const to, 16)) != 0
+                || events(client, libc::POLLIN, 5_000) & libc::POLLIN != 0;
+            assert_eq!(cm!(rclose(client)), 0);
+            hears
+        };
+        let peers = Vec::from_iter((0..4).map(|_| std::thread::spawn(peer)));
+        std::thread::sleep(std::time::Duration::from_micros(1_000 + 500 * round));
+        assert_eq!(cm!(rclose(listener)), 0);
+        for peer in peers {
+            assert!(peer.join().unwrap(), "round {round}: a peer waits for what nobody sends");
+        }
+    }
+}
+
 #[test]
 fn sockets_tell_what_they_wait_for_and_refuse_what_they_are_not() {
     let refused = |call: &dyn Fn() -> isize, number: c_int| assert_eq!((call(), errno()), (-1, number));
