@@ -5,6 +5,7 @@
 //! use the notifier.
 
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
@@ -106,15 +107,16 @@ impl Shared {
     fn run(&self) {
         let jobs = RefCell::default();
         while self.wait_for_jobs(&jobs) {
-            // `None`: the end, or no job is left.
-            match self.waiters.wait(None, || arm(&jobs.borrow()), || self.look(&jobs)) {
-                Ok(Some((call, calling))) => {
-                    call();
-                    drop(calling);
-                }
-                Ok(None) => {}
-                Err(error) => tracing::error!(%error, "notifications are late"),
-            }
+            // The panic of a callback or of the handler of errors has told of itself, and the others go on.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.call_next(&jobs)));
+        }
+    }
+    fn call_next(&self, jobs: &RefCell<Vec<Job>>) {
+        // `None`: the end, or no job is left.
+        match self.waiters.wait(None, || arm(&jobs.borrow()), || self.look(jobs)) {
+            Ok(Some((call, _calling))) => call(),
+            Ok(None) => {}
+            Err(error) => tracing::error!(%error, "notifications are late"),
         }
     }
     /// Waits until there are jobs; returns `false` at the end.

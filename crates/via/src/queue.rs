@@ -227,6 +227,9 @@ impl WorkQueue {
             self.refuse(self.posted.next() - 1, error);
             self.settle();
             self.ask();
+            // No connection ends by it, so those that are posted later are not behind it.
+            let not_yet = matches!(state, ViState::Idle | ViState::ConnectPending);
+            self.broken &= !(not_yet && self.ended == self.posted.next());
         }
     }
     /// The operation, as the status word says it.
@@ -405,6 +408,10 @@ impl WorkQueue {
     /// more: by a WRITE of no bytes, which needs no handle and no descriptor of the peer.
     pub(crate) fn ask(&mut self) {
         let (ended, next) = (self.ended, self.posted.next());
+        if ended == next {
+            // Who looks in vain may wait for the end of the next send.
+            self.together = 1;
+        }
         if self.which == Queue::Receive || ended == next || ended < self.asked_to || self.asked_to >= next {
             return;
         }
@@ -493,6 +500,8 @@ impl WorkQueue {
             self.take_note(status);
         }
         self.refused = self.posted.next() > self.ended;
+        // The device tells nobody of these ends.
+        self.vi.nic.waiters.call();
     }
     /// Notes that a descriptor has failed, if it has.
     #[cold]

@@ -1,5 +1,6 @@
 //! The thread of an adapter that waits for what peers do: connections that end, requests, peers that connect.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -94,7 +95,10 @@ impl Shared {
             let ended = self.ended.load(Ordering::Acquire);
             *lock::lock(&self.alarm) = None;
             tasks.append(&mut lock::lock(&self.new));
-            tasks.retain_mut(|task| task.as_mut().poll(&mut cx).is_pending());
+            // A panic is that of the program's handler of errors, and has told of itself: the other tasks go on.
+            tasks.retain_mut(|task| {
+                catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut cx).is_pending())).unwrap_or(false)
+            });
             if ended {
                 return;
             }

@@ -283,8 +283,12 @@ impl ViShared {
         }
         (link.remote, link.peer) = (None, None);
         self.end_queue_pair(&link);
+        // From here on a send of another thread is refused, so that none meets the new queue pair.
+        self.set(ViState::Idle);
         let renewed = self.renew(&mut link, WorkQueue::begin_anew);
-        self.set(if renewed.is_ok() { ViState::Idle } else { ViState::Error });
+        if renewed.is_err() {
+            self.set(ViState::Error);
+        }
         drop(link);
         self.tell_all();
         self.nic.waiters.call();
@@ -567,6 +571,10 @@ impl Vi {
         self.shared.nic.check(attributes)?;
         self.check_unused()?;
         let mut link = self.shared.link();
+        let state = self.shared.state();
+        if state != ViState::Idle {
+            return Err(Error::State { state, needs: "another thread connects it" });
+        }
         let before = link.attributes.replace(attributes.clone());
         let renewed = self.shared.renew(&mut link, WorkQueue::begin_anew);
         if renewed.is_err() {

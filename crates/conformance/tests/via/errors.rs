@@ -5,7 +5,7 @@ use hca_via::{
     Status, ViState,
 };
 
-use crate::bed::{Bed, DATA, MEMORY, code, error};
+use crate::bed::{Bed, DATA, MEMORY, PATIENCE, code, connect, error, until};
 
 pub(crate) fn a_message_without_a_receive_descriptor_ends_a_reliable_connection(bed: &Bed) {
     for level in [Reliability::Delivery, Reliability::Reception] {
@@ -228,4 +228,44 @@ pub(crate) fn a_failed_descriptor_of_an_unreliable_vi_leaves_those_behind_it(bed
     );
     assert_eq!([pair.received().length, pair.received().length], [90, 91]);
     assert_eq!(pair.a.vi.state(), ViState::Connected);
+}
+
+pub(crate) fn a_descriptor_that_ends_with_its_post_wakes_who_waits(bed: &Bed) {
+    let pair = bed.pair_of(Reliability::Unreliable);
+    let bad = Segment { handle: 0x55, ..pair.a.side.data(0, 100) };
+    let asleep = || std::thread::sleep(std::time::Duration::from_millis(50));
+    std::thread::scope(|s| {
+        let waits = s.spawn(|| pair.a.vi.send_wait(Some(PATIENCE)).map(|done| error(&done)));
+        asleep();
+        pair.a.post(0, &Request::new(&[bad]));
+        assert_eq!(waits.join().unwrap().unwrap(), Status::PROTECTION_ERROR);
+    });
+    // The connection has ended: a post is flushed at once.
+    let pair = bed.pair();
+    pair.b.vi.disconnect().unwrap();
+    pair.until("the end", || (pair.a.vi.state() == ViState::Error).then_some(()));
+    let (tell, came) = std::sync::mpsc::channel();
+    pair.a.vi.recv_notify(move |done| tell.send(error(&done)).unwrap()).unwrap();
+    asleep();
+    pair.a.receive(0, 0, 64);
+    assert_eq!(crate::notify::next(&came, &pair.b.vi), Status::FLUSHED_ERROR);
+}
+
+pub(crate) fn a_failed_receive_of_an_idle_vi_fails_alone(bed: &Bed) {
+    let [a, b] = bed.sides();
+    let [client, server] = [a.vi(), b.vi()];
+    let bad = Segment { handle: 0x55, ..b.data(0, 100) };
+    server.post_recv(b.written(0, &Request::new(&[bad]))).unwrap();
+    assert_eq!(error(&server.recv_done().unwrap()), Status::PROTECTION_ERROR);
+    for i in 1..3 {
+        server.post_recv(b.written(i, &Request::new(&[b.data(0, 64)]))).unwrap();
+    }
+    connect((&a, &client), (&b, &server)).unwrap();
+    for len in [8, 9] {
+        client.post_send(a.written(0, &Request::new(&[a.data(0, len)]))).unwrap();
+        let received = until(&[&client, &server], "the message", || server.recv_done());
+        assert_eq!((error(&received), received.length as usize), (Status::empty(), len));
+        let _ = until(&[&client, &server], "the end", || client.send_done());
+    }
+    assert!(b.told().is_empty(), "{:?}", b.told());
 }

@@ -32,6 +32,7 @@ hca_conformance::checks! { $
         a_queue_takes_as_many_descriptors_as_the_attributes_say,
         all_of_several_sends_end_in_their_order,
         a_thread_that_waits_learns_of_the_last_of_several_sends,
+        a_call_that_was_asked_for_ahead_comes_for_a_send_behind_many,
         a_full_send_queue_empties,
         a_descriptor_has_as_many_segments_as_the_attributes_say,
         waits_end_with_their_time,
@@ -61,6 +62,8 @@ hca_conformance::checks! { $
         a_message_beyond_the_maximum_transfer_size_is_a_length_error,
         a_failed_descriptor_completes_in_its_turn_and_flushes_those_behind_it,
         a_failed_descriptor_of_an_unreliable_vi_leaves_those_behind_it,
+        a_descriptor_that_ends_with_its_post_wakes_who_waits,
+        a_failed_receive_of_an_idle_vi_fails_alone,
     }
     states {
         an_idle_vi_takes_receives_and_no_sends,
@@ -73,6 +76,7 @@ hca_conformance::checks! { $
         attributes_of_an_idle_vi_are_changed,
         attributes_that_the_adapter_lacks_are_refused,
         an_adapter_in_use_is_not_closed,
+        a_send_beside_a_disconnect_leaves_no_trace,
     }
     connect {
         a_client_finds_the_server_by_its_discriminator,
@@ -113,6 +117,8 @@ hca_conformance::checks! { $
         an_error_that_the_thread_of_callbacks_finds_may_ask_for_a_call,
         no_callback_outlives_its_vi_or_queue,
         a_callback_may_destroy_its_vi,
+        a_callback_that_panics_is_the_end_of_no_other,
+        an_error_handler_that_panics_leaves_the_adapter_its_thread,
     }
     memory {
         memory_with_posted_descriptors_is_not_deregistered,

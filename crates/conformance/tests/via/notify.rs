@@ -10,7 +10,7 @@ use crate::bed::{Bed, PATIENCE, connect, until};
 
 /// The next value, while somebody polls the other side.
 #[track_caller]
-fn next<T>(came: &Receiver<T>, other: &Vi) -> T {
+pub(crate) fn next<T>(came: &Receiver<T>, other: &Vi) -> T {
     for _ in 0..PATIENCE.as_millis() {
         let _ = other.query();
         match came.recv_timeout(Duration::from_millis(1)) {
@@ -228,4 +228,31 @@ pub(crate) fn an_error_that_the_thread_of_callbacks_finds_may_ask_for_a_call(bed
     assert_eq!(told, (ErrorKind::Overrun, thread));
     assert_eq!(calls.recv_timeout(PATIENCE), Ok(thread));
     b.nic.set_error_handler(None);
+}
+
+pub(crate) fn a_callback_that_panics_is_the_end_of_no_other(bed: &Bed) {
+    let pair = bed.pair();
+    let (tell, came) = channel();
+    pair.b.vi.recv_notify(|_| panic!("a callback panics, as the test wants")).unwrap();
+    pair.b.vi.recv_notify(move |done| tell.send(done.length).unwrap()).unwrap();
+    for i in 0..2 {
+        pair.b.receive(i, 64 * i, 64);
+        pair.a.send(i, 0, 7 + i);
+    }
+    assert_eq!(next(&came, &pair.a.vi), 8);
+}
+
+pub(crate) fn an_error_handler_that_panics_leaves_the_adapter_its_thread(bed: &Bed) {
+    let pair = bed.pair();
+    let (tell, came) = channel();
+    pair.a.side.nic.set_error_handler(Some(Arc::new(move |error| {
+        tell.send(error.kind).unwrap();
+        panic!("an error handler panics, as the test wants");
+    })));
+    pair.b.vi.disconnect().unwrap();
+    assert_eq!(next(&came, &pair.b.vi), ErrorKind::ConnectionLost);
+    pair.a.side.nic.set_error_handler(None);
+    pair.a.vi.disconnect().unwrap();
+    // The thread takes requests.
+    connect((&pair.b.side, &pair.b.vi), (&pair.a.side, &pair.a.vi)).unwrap();
 }

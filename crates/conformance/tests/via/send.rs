@@ -232,6 +232,31 @@ pub(crate) fn a_thread_that_waits_learns_of_the_last_of_several_sends(bed: &Bed)
     });
 }
 
+pub(crate) fn a_call_that_was_asked_for_ahead_comes_for_a_send_behind_many(bed: &Bed) {
+    let pair = bed.pair();
+    // Many that are under way at once, of which the last is long: the end of each is known, without a question.
+    for i in 0..41 {
+        pair.b.receive(i, 0, 100);
+    }
+    for i in 0..40 {
+        pair.a.send(i, 0, 8);
+    }
+    pair.a.send(40, 0, 100);
+    let all = pair.until("all", || {
+        let _ = pair.a.vi.query();
+        pair.b.vi.recv_done().filter(|done| done.length == 100)
+    });
+    assert!(all.status.is_ok());
+    let (tell, came) = std::sync::mpsc::channel();
+    (0..41).for_each(|_| assert!(pair.sent().status.is_ok()));
+    pair.a.vi.send_notify(move |done| tell.send(done.status.is_ok()).unwrap()).unwrap();
+    // The thread of callbacks sleeps.
+    std::thread::sleep(Duration::from_millis(50));
+    pair.b.receive(41, 0, 100);
+    pair.a.send(41, 0, 8);
+    assert!(crate::notify::next(&came, &pair.b.vi));
+}
+
 pub(crate) fn a_full_send_queue_empties(bed: &Bed) {
     let pair = bed.pair();
     let most = pair.a.side.nic.attributes().max_descriptors_per_queue as usize;

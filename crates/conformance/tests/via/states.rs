@@ -183,3 +183,26 @@ pub(crate) fn an_adapter_in_use_is_not_closed(bed: &Bed) {
     drop(memory);
     nic.close().unwrap();
 }
+
+pub(crate) fn a_send_beside_a_disconnect_leaves_no_trace(bed: &Bed) {
+    let pair = bed.pair();
+    let descriptor = pair.a.side.written(0, &Request::new(&[pair.a.side.data(0, 8)]));
+    for _ in 0..10 {
+        std::thread::scope(|s| {
+            let ends = s.spawn(|| pair.a.vi.disconnect().unwrap());
+            while !ends.is_finished() {
+                // It is flushed, or refused.
+                if pair.a.vi.post_send(&descriptor).is_ok() {
+                    std::thread::sleep(std::time::Duration::from_micros(300));
+                }
+            }
+        });
+        let _ = pair.b.vi.disconnect();
+        while pair.b.vi.recv_done().is_some() || pair.a.vi.send_done().is_some() {}
+        connect((&pair.a.side, &pair.a.vi), (&pair.b.side, &pair.b.vi)).unwrap();
+        pair.b.receive(1, 0, 64);
+        pair.a.send(2, 0, 8);
+        assert_eq!(error(&pair.sent()), Status::empty());
+        assert!(pair.received().status.is_ok());
+    }
+}
