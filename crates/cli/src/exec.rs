@@ -54,7 +54,7 @@ const NOT_FOUND: u8 = 127;
 #[derive(Debug, Error)]
 enum ExecError {
     #[error(
-        "there is no {LIBRARY} beside this command ({}): build it by `cargo build -p hca-ibverbs`, or copy it there",
+        "there is no {LIBRARY} beside this command ({}): build it by `cargo build -p hca-ibverbs -p hca-paths`, or copy it there",
         .folder.display()
     )]
     NoLibrary { folder: PathBuf },
@@ -118,6 +118,10 @@ fn show_files(
 ) -> Result<(), ExecError> {
     let paths = tree::beside(library, PATHS_LIBRARY);
     if paths.is_none() && !args.namespace {
+        eprintln!(
+            "hca: the program finds no devices below /sys and /dev, where UCX looks for them: there is no {PATHS_LIBRARY} \
+             beside {LIBRARY}; build it by `cargo build -p hca-paths`, or give --no-paths"
+        );
         return Ok(());
     }
     let named =
@@ -222,7 +226,7 @@ mod tests {
     fn a_missing_library_is_told_with_the_command_that_builds_it() {
         let error = library(Path::new("/nonexistent/bin")).unwrap_err().to_string();
         assert!(
-            error.contains("cargo build -p hca-ibverbs") && error.contains("/nonexistent/bin"),
+            error.contains("cargo build -p hca-ibverbs -p hca-paths") && error.contains("/nonexistent/bin"),
             "{error}"
         );
     }

@@ -82,6 +82,49 @@ fn files_of_devices_go_once_nobody_has_used_them_for_an_hour() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+/// As `systemd-tmpfiles` leaves it behind ten days.
+#[test]
+fn files_of_devices_that_a_cleaner_took_away_are_made_again() {
+    let folder = std::env::temp_dir().join(format!("hca-cleaner-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let show = || {
+        let script =
+            "cat /sys/class/infiniband/*/node_type && test -c /dev/infiniband/uverbs0 && echo $HCA_PATHS";
+        let said = exec(&["--device", UDP, "sh", "-c", script]).env("TMPDIR", &folder).output().unwrap();
+        let said = text(&said);
+        let (kind, tree) = said.split_once('\n').unwrap_or_else(|| panic!("{said}"));
+        assert_eq!(kind, "1: CA", "{said}");
+        std::path::PathBuf::from(tree.trim())
+    };
+    let tree = show();
+    for gone in ["sys/class/infiniband", "dev"] {
+        std::fs::remove_dir_all(tree.join(gone)).unwrap();
+    }
+    assert_eq!(show(), tree);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// A command beside libraries of which one is missing.
+#[test]
+fn a_missing_library_for_paths_is_told() {
+    let folder = std::env::temp_dir().join(format!("hca-no-paths-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let own = std::path::Path::new(env!("CARGO_BIN_EXE_hca"));
+    let command = folder.join("hca");
+    std::fs::copy(own, &command).unwrap();
+    // The loader does not look at it.
+    std::fs::write(folder.join("libhca_ibverbs.so"), "").unwrap();
+    let run = |options: &[&str]| {
+        let said = Command::new(&command).arg("exec").args(options).args(["--device", UDP, "true"]).output();
+        let said = said.unwrap();
+        assert!(said.status.success(), "{}", text(&said));
+        text(&said)
+    };
+    assert!(run(&[]).contains("there is no libhca_paths.so beside libhca_ibverbs.so"), "{}", run(&[]));
+    assert_eq!(run(&["--no-paths"]), "");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 /// What a shell under `hca exec` says, with two devices.
 fn shell(options: &[&str], script: &str) -> String {
     let devices = "rxe0=udp://127.0.0.1?share=yes rxe1=udp://127.0.9.9";

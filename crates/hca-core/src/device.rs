@@ -350,6 +350,14 @@ pub unsafe trait SendPort: Send {
         // SAFETY: our caller's.
         unsafe { self.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)
     }
+    /// Whether [`post`](Self::post) would take a request behind `before` others that are not posted yet: for lists of which
+    /// all or none is to be posted. The default does not know, and says so of none.
+    ///
+    /// # Errors
+    /// Why it would be refused.
+    fn would_take(&mut self, _wr: &SendWr<'_>, _before: usize) -> Result<(), PostErrorKind> {
+        Ok(())
+    }
     /// Tells the device of all that was posted: the doorbell.
     fn ring(&mut self);
     /// Takes one request and rings, which a device may do in one go.

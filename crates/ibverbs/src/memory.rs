@@ -106,6 +106,15 @@ impl Range {
         (self.addr as usize).checked_add(self.len).ok_or(INVALID)?;
         Ok(MrInit { addr, len: self.len, iova: self.iova, access: self.access })
     }
+    /// As [`mr_init`](Self::mr_init), of memory of the program's.
+    ///
+    /// # Errors
+    /// As there; or it is not mapped, or not so that the device may do what the rights say.
+    fn of_program(&self) -> Result<MrInit, Errno> {
+        let init = self.mr_init()?;
+        crate::mapping::check(init.addr, init.len, self.access.contains(Access::LOCAL_WRITE))?;
+        Ok(init)
+    }
 }
 
 /// An address handle.
@@ -214,7 +223,9 @@ fn note(adapter: &Adapter, keys: &MrKeys, first: u64, len: usize, access: Access
 /// Registers memory of the program's.
 fn register_own(pd: In<Pd>, addr: *mut c_void, len: usize, iova: u64, flags: u32) -> Result<*mut Mr, Errno> {
     pd.get()?;
-    register(pd, &Range { addr, len, iova, access: access(flags)? }, addr, Backing::Program)
+    let range = Range { addr, len, iova, access: access(flags)? };
+    range.of_program()?;
+    register(pd, &range, addr, Backing::Program)
 }
 
 impl Region {
@@ -286,7 +297,7 @@ impl Mr {
         let keys = match memory {
             Some((addr, len)) => {
                 let range = Range { addr, len, iova: addr as u64, access };
-                let keys = reg_mr(device, domain, &range.mr_init()?)?;
+                let keys = reg_mr(device, domain, &range.of_program()?)?;
                 // The old registration is given up last, so that a refusal leaves it as it was.
                 if let Err(e) = device.dereg_mr(registered.keys.handle) {
                     let _ = device.dereg_mr(keys.handle);

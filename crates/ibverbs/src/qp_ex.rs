@@ -102,37 +102,51 @@ impl Build {
         self.bytes.clear();
         self.error = None;
     }
-    fn request(
+    /// A request as the device takes it.
+    fn request(&self, built: &Built) -> SendWr<'_> {
+        let payload = match &built.local {
+            Local::Sges(range) => Payload::Sges(&self.sges[range.clone()]),
+            Local::Inline(range) => Payload::Inline(&self.bytes[range.clone()]),
+        };
+        SendWr { wr_id: built.wr_id, op: built.op, flags: built.flags, payload, dest: built.dest }
+    }
+    /// Hands a request on to a call of the device.
+    fn hand_on(
+        &self,
+        qp: &Qp,
+        built: &Built,
+        call: impl FnOnce(&SendWr<'_>) -> Result<(), PostErrorKind>,
+    ) -> Result<(), Errno> {
+        call(&self.request(built)).map_err(|kind| Refused::Device(kind).errno(|| qp.name(), built.wr_id))
+    }
+    fn post_one(
         &self,
         qp: &Qp,
         built: &Built,
         post: impl FnOnce(&SendWr<'_>) -> Result<(), PostErrorKind>,
     ) -> Result<(), Errno> {
-        let payload = match &built.local {
-            Local::Sges(range) => Payload::Sges(&self.sges[range.clone()]),
-            Local::Inline(range) => Payload::Inline(&self.bytes[range.clone()]),
-        };
-        let request =
-            SendWr { wr_id: built.wr_id, op: built.op, flags: built.flags, payload, dest: built.dest };
         if let Some(notes) = &qp.adapter.notes {
-            notes.send(qp.handle, &request);
+            notes.send(qp.handle, &self.request(built));
         }
-        post(&request).map_err(|kind| Refused::Device(kind).errno(|| qp.name(), built.wr_id))
+        self.hand_on(qp, built, post)
     }
-    /// Posts all requests. The first that is refused ends it.
+    /// Posts all requests, or none if one of them is refused.
     fn post(&self, qp: &Qp, port: &mut dyn SendPort) -> Result<(), Errno> {
         if let Some(error) = self.error {
             let last = self.requests.last().map_or(0, |built| built.wr_id);
             return Err(Refused::Argument(error).errno(|| qp.name(), last));
         }
         if let [one] = &self.requests[..] {
-            return self.request(qp, one, |wr| entry::post_send_now(port, wr));
+            return self.post_one(qp, one, |wr| entry::post_send_now(port, wr));
+        }
+        for (before, built) in self.requests.iter().enumerate() {
+            self.hand_on(qp, built, |wr| port.would_take(wr, before))?;
         }
         let posted = self
             .requests
             .iter()
-            .try_for_each(|built| self.request(qp, built, |wr| entry::post_send(port, wr)));
-        // The requests before a refused one are taken.
+            .try_for_each(|built| self.post_one(qp, built, |wr| entry::post_send(port, wr)));
+        // A device that did not know may refuse one yet, behind others that it has taken.
         port.ring();
         posted
     }

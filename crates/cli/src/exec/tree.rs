@@ -80,24 +80,40 @@ pub(super) fn tree(devices: &[NamedDevice]) -> io::Result<PathBuf> {
     if there.is_dir() {
         // It was used now; without the right to say so it is cleaned up sooner.
         let _ = fs::File::open(&there).and_then(|folder| folder.set_modified(SystemTime::now()));
+        fill(&there, &files)?;
         return Ok(there);
     }
     clean_up(&own);
-    let made = own.join(format!("making-{}", std::process::id()));
-    for (path, contents) in &files {
-        let path = made.join(path);
-        fs::create_dir_all(path.parent().expect("a file has a folder"))?;
-        match contents {
-            Some(contents) => fs::write(path, contents)?,
-            None => symlink(DEVICE_FILE, path)?,
-        }
-    }
+    // Processes of other namespaces have this number, too.
+    let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos());
+    let made = own.join(format!("making-{}-{now}", std::process::id()));
+    fill(&made, &files)?;
     match fs::rename(&made, &there) {
         // Another process was quicker.
         Err(_) if there.is_dir() => fs::remove_dir_all(&made)?,
         renamed => renamed?,
     }
     Ok(there)
+}
+
+/// Makes the files of a tree that are not there. Cleaners of temporary files take old ones out of a tree in use.
+fn fill(tree: &Path, files: &[File]) -> io::Result<()> {
+    for (path, contents) in files {
+        let path = tree.join(path);
+        if path.symlink_metadata().is_ok() {
+            continue;
+        }
+        fs::create_dir_all(path.parent().expect("a file has a folder"))?;
+        match contents {
+            Some(contents) => fs::write(path, contents)?,
+            None => match symlink(DEVICE_FILE, path) {
+                // Another process was quicker.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                made => made?,
+            },
+        }
+    }
+    Ok(())
 }
 
 /// Removes folders that were not used for long and that no process names in its environment.

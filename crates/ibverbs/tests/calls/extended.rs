@@ -197,6 +197,36 @@ fn an_error_while_building_is_told_at_the_end_and_nothing_is_posted() {
 }
 
 #[test]
+fn of_requests_that_are_built_together_all_are_posted_or_none() {
+    let pair = extended_pair();
+    let builder = Builder::of(pair.qps[0]);
+    let mut none = IbvSge { addr: 0, length: 0, lkey: 0 };
+    (0..4).for_each(|wr_id| recv(&pair, &mut none, wr_id));
+    let send = |wr_id, bytes: &[u8]| {
+        builder.set(wr_id, 2);
+        builder.send_imm(1);
+        builder.inline(bytes);
+    };
+    // One more than the queue has room for.
+    builder.start();
+    (10..15).for_each(|wr_id| send(wr_id, b""));
+    assert_eq!(builder.complete(), libc::ENOMEM);
+    // More inline bytes than the queue pair was created for.
+    builder.start();
+    send(20, b"");
+    send(21, &[0; 300]);
+    assert_eq!(builder.complete(), libc::EINVAL);
+    builder.start();
+    (30..34).for_each(|wr_id| send(wr_id, b""));
+    assert_eq!(builder.complete(), 0);
+    // Those of the last list alone.
+    let done = pair.completions(8);
+    let sent = Vec::from_iter(done.iter().map(|wc| wc.wr_id).filter(|wr_id| *wr_id >= 10));
+    assert_eq!(sent, [30, 31, 32, 33]);
+    pair.end();
+}
+
+#[test]
 fn attributes_that_are_not_offered_are_refused() {
     let context = open();
     let pd = call!(ibv_alloc_pd(context) -> *mut IbvPd);

@@ -218,3 +218,45 @@ fn a_datagram_to_memory_that_is_unmapped_is_received() {
     assert_eq!(call!(ibv_destroy_ah(ah) -> c_int), 0);
     [a, b].into_iter().for_each(End::end);
 }
+
+/// The kernel pins pages as it registers them, and refuses those that the program itself can not use so.
+#[test]
+fn memory_that_the_program_can_not_use_so_is_not_registered() {
+    const READ: usize = 0b100;
+    const WRITE: usize = 0b11;
+    let context = open();
+    let pd = call!(ibv_alloc_pd(context) -> *mut IbvPd);
+    let mapped = |protection: c_int| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new memory.
+        let memory = unsafe { libc::mmap(null_mut(), 4 * PAGE, protection, flags, -1, 0) };
+        assert_ne!(memory, libc::MAP_FAILED);
+        memory.cast::<u8>()
+    };
+    let register = |at: *mut u8, len: usize, rights: usize| {
+        let mr = call!(ibv_reg_mr(pd, at, len, rights) -> *mut IbvMr);
+        if mr.is_null() { Err(errno()) } else { Ok(mr) }
+    };
+    let both = libc::PROT_READ | libc::PROT_WRITE;
+    let usual = mapped(both);
+    let mr = register(usual, 4 * PAGE, READ | WRITE).unwrap();
+    let only_read = mapped(libc::PROT_READ);
+    assert_eq!(register(only_read, 4 * PAGE, WRITE).err(), Some(libc::EFAULT));
+    assert_eq!(register(only_read.wrapping_add(7), 100, WRITE).err(), Some(libc::EFAULT));
+    let of_read = register(only_read, 4 * PAGE, READ).unwrap();
+    assert_eq!(register(mapped(libc::PROT_NONE), 4 * PAGE, READ).err(), Some(libc::EFAULT));
+    let holed = mapped(both);
+    // SAFETY: memory of this test, which nobody uses.
+    unsafe { libc::munmap(holed.wrapping_add(PAGE).cast(), PAGE) };
+    assert_eq!(register(holed, 4 * PAGE, 0).err(), Some(libc::EFAULT));
+    assert_eq!(register(holed.wrapping_add(PAGE), 8, 0).err(), Some(libc::EFAULT));
+    let whole = register(holed.wrapping_add(2 * PAGE), 2 * PAGE, WRITE).unwrap();
+    // A refused change leaves the region as it was.
+    assert_eq!(call!(ibv_rereg_mr(mr, 1, 0, holed, 4 * PAGE, 0) -> c_int), -4);
+    assert_eq!(errno(), libc::EFAULT);
+    for mr in [mr, of_read, whole] {
+        assert_eq!(call!(ibv_dereg_mr(mr) -> c_int), 0);
+    }
+    assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), 0);
+    assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
+}

@@ -334,6 +334,13 @@ unsafe impl SendPort for QpSendPort {
             queue.post_near::<false>(hca, wr)
         }
     }
+    fn would_take(&mut self, wr: &SendWr<'_>, before: usize) -> Result<(), PostErrorKind> {
+        let Self { hca, queue } = self;
+        queue.check(hca)?;
+        queue.check_kind(wr)?;
+        let depth = queue.ring.depth();
+        if queue.ring.has_room_behind(before) { Ok(()) } else { Err(PostErrorKind::QueueFull { depth }) }
+    }
     fn ring(&mut self) {
         self.queue.ring(&self.hca);
     }

@@ -128,6 +128,12 @@ impl<H: Header> Producer<H> {
         self.head = self.ring.head.load(Ordering::Acquire);
         self.tail.wrapping_sub(self.head) < self.ring.depth
     }
+    /// Whether another slot is free behind so many that are not filled yet.
+    pub(crate) fn has_room_behind(&mut self, before: usize) -> bool {
+        // Acquire, as in `has_room`.
+        self.head = self.ring.head.load(Ordering::Acquire);
+        self.tail.wrapping_sub(self.head) as usize + before < self.ring.depth as usize
+    }
     /// Fills the next slot, header and first cells; the consumer sees it after [`publish`](Self::publish).
     #[inline]
     pub(crate) fn push(&mut self, header: H, cells: impl Iterator<Item = Cell>) -> Result<(), Full> {
