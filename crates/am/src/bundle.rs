@@ -112,6 +112,9 @@ impl Bundle {
         if !(1..=1 << 16).contains(&options.max_links) {
             return Err(Error::Limit { what: "max_links, from 1", max: 1 << 16 });
         }
+        if options.translations > MAX_TRANSLATIONS {
+            return Err(Error::Limit { what: "translations", max: MAX_TRANSLATIONS });
+        }
         let lower: Box<dyn Lower> = match way {
             Way::Verbs => Box::new(Verbs::open(context, options)?),
             Way::Via => Box::new(Via::open(context, options, by_hand)?),
@@ -127,7 +130,7 @@ impl Bundle {
             panic: None,
             in_run: false,
             told: false,
-            next_look: Instant::now() + options.probe_interval,
+            next_look: after(Instant::now(), options.probe_interval),
             clock: (Instant::now(), 1),
             until_clock: 1,
         })
@@ -329,7 +332,7 @@ impl Bundle {
         }
         let hello = self.hello_of(own, tag);
         let timeout = self.options.map_timeout;
-        let end = Instant::now() + timeout;
+        let end = after(Instant::now(), timeout);
         let id = self.lower.connect(peer, &hello, timeout)?;
         let mapped = Mapped { index, open: VecDeque::new(), credits: 0, down: false };
         self.put(Link { id, endpoint: endpoint.0, peer: None, side: Side::Mapped(mapped) });
@@ -396,11 +399,15 @@ impl Bundle {
     ///
     /// # Errors
     /// There is no such endpoint, or the index is not mapped.
+    ///
+    /// # Panics
+    /// The error handler has panicked.
     pub fn unmap(&mut self, endpoint: EndpointId, index: usize) -> Result<(), Error> {
         let link = self.translation(endpoint, index)?.link;
         self.lose(link);
         self.end(link);
         self.at_mut(endpoint)?.translations[index] = None;
+        self.go_on_with_panic();
         Ok(())
     }
     /// The name and the tag of a mapped index (`AM_GetTranslationName`, `AM_GetTranslationTag`); `None` where none is
@@ -453,7 +460,8 @@ impl Bundle {
     /// The system refused.
     ///
     /// # Panics
-    /// A handler has panicked: its panic goes on, once the bundle is in order. The request was returned to its sender.
+    /// A handler has panicked: its panic goes on, once the bundle is in order. The request was returned to its sender. The
+    /// same with the error handler.
     #[inline]
     pub fn poll(&mut self) -> Result<usize, Error> {
         if self.events.is_empty() {
@@ -526,7 +534,7 @@ impl Bundle {
     }
     fn look_around(&mut self, now: Instant) {
         if now >= self.next_look {
-            self.next_look = now + self.options.probe_interval;
+            self.next_look = after(now, self.options.probe_interval);
             self.lower.look_around(&mut self.events);
         }
     }
@@ -589,7 +597,7 @@ impl Bundle {
     /// # Errors
     /// Some were not in time.
     pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
-        let end = Instant::now() + timeout;
+        let end = after(Instant::now(), timeout);
         let mut pause = Pause::default();
         let open = |link: &Link| matches!(&link.side, Side::Mapped(mapped) if !mapped.open.is_empty());
         while self.links.iter().flatten().any(open) {
@@ -602,6 +610,12 @@ impl Bundle {
         }
         Ok(())
     }
+}
+
+/// The moment after some time; for a time without an end, one that does not come.
+fn after(now: Instant, time: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(3_155_760_000);
+    now.checked_add(time.min(CENTURY)).unwrap_or(now)
 }
 
 fn asks(endpoint: &Option<Endpoint>) -> bool {

@@ -67,6 +67,17 @@ impl Drop for Held<'_> {
     }
 }
 
+/// Leaves to the device what a call leaves that ends by a panic.
+struct Unwinding<'a>(&'a Shared, &'a Engine);
+
+impl Drop for Unwinding<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.ask_for_a_run(self.1);
+        }
+    }
+}
+
 impl Parallel {
     /// Lets several threads use a bundle.
     pub fn new(bundle: Bundle) -> Self {
@@ -116,6 +127,7 @@ impl Parallel {
         // The bundle is in order behind a panic of a handler.
         let bundle = shared.bundle.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(engine) = &shared.engine else { return shared.hold(bundle, call) };
+        let _unwinding = Unwinding(shared, engine);
         let value = shared.hold(bundle, |bundle| {
             let value = call(bundle);
             // Messages that the call took off the queue, and did not handle, are no completions: no run comes for them.

@@ -42,9 +42,7 @@ impl Bundle {
                     self.lose(id);
                 }
                 self.lower.recycle(id, received);
-                if let Some(panic) = self.panic.take() {
-                    resume_unwind(panic);
-                }
+                self.go_on_with_panic();
             }
             Event::Accepted(endpoint, id) => {
                 if self.endpoints[endpoint].is_some() {
@@ -53,7 +51,16 @@ impl Bundle {
                     self.lower.close(id);
                 }
             }
-            Event::Down(id) => self.lose(id),
+            Event::Down(id) => {
+                self.lose(id);
+                self.go_on_with_panic();
+            }
+        }
+    }
+    #[inline]
+    pub(crate) fn go_on_with_panic(&mut self) {
+        if let Some(panic) = self.panic.take() {
+            resume_unwind(panic);
         }
     }
     /// A link has failed: what was not answered comes back.
@@ -91,7 +98,11 @@ impl Bundle {
         let returned = Returned { reason, index, handler: call.handler, args: call.args(), data, range };
         let Some(Some(endpoint)) = self.endpoints.get_mut(endpoint) else { return };
         match &mut endpoint.on_return {
-            Some(handler) => handler(&returned),
+            Some(handler) => {
+                // Its panic goes on once the bundle is in order.
+                let told = catch_unwind(AssertUnwindSafe(|| handler(&returned)));
+                self.panic = told.err().or(self.panic.take());
+            }
             None => tracing::warn!(%reason, index, handler = call.handler, "a message came back"),
         }
     }

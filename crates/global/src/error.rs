@@ -48,6 +48,14 @@ pub enum Error {
     /// A value was asked for before the sync that fetches it.
     #[error("the value has not come: call sync first, or poll until outstanding is 0")]
     NotSynced,
+    /// A procedure that a process has not registered.
+    #[error(
+        "process {rank} has not registered the procedure: all register it in the same order, before a barrier"
+    )]
+    Procedure {
+        /// The process.
+        rank: usize,
+    },
     /// Processes that differ in an argument of a collective.
     #[error("process {rank} calls another collective, or with other sizes")]
     Mismatch {

@@ -215,8 +215,9 @@ impl Process {
     /// Waits until a process has handled all requests, so that an access by RDMA comes behind them.
     #[inline]
     fn settle_requests(&mut self, rank: usize) -> Result<(), Error> {
+        let mut pause = 0;
         while self.bundle.outstanding(self.ep, rank)? > 0 {
-            self.step(&mut 0)?;
+            self.step(&mut pause)?;
         }
         Ok(())
     }
@@ -446,7 +447,8 @@ impl Process {
     /// Runs a procedure at a process, alone, with up to 7 arguments: `atomic` of Split-C.
     ///
     /// # Errors
-    /// The process is gone, it has no such procedure, or there are too many arguments.
+    /// The process is gone, it has not [registered](Self::register) the procedure or the procedure has panicked, or there
+    /// are too many arguments.
     pub fn call(&mut self, rank: usize, procedure: ProcedureId, args: &[u64]) -> Result<u64, Error> {
         let number = self.number();
         let mut all = vec![number, procedure.0];
@@ -455,7 +457,8 @@ impl Process {
         self.begun += 1;
         self.sync()?;
         let bytes = lock(&self.state).values.remove(&number).ok_or(Error::NotSynced)?;
-        Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| Error::NotSynced)?))
+        // An answer without a value says so.
+        Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| Error::Procedure { rank })?))
     }
 
     /// Ends the process's part in the job: all processes call it, and none goes on before the others no longer need it.
@@ -530,12 +533,16 @@ impl Process {
             return Ok(());
         }
         self.bundle.wait(Some(NAP))?;
-        let state = lock(&self.state);
-        if let Some(&(rank, reason)) = state.back.iter().find(|(rank, _)| !state.left[*rank]) {
-            return Err(match reason {
-                hca_am::Reason::Unreachable => Error::Lost { rank },
-                reason => Error::Returned { rank, reason },
-            });
+        let mut state = lock(&self.state);
+        if let Some(at) = state.back.iter().position(|(rank, ..)| !state.left[*rank]) {
+            let (rank, reason, handler) = state.back[at];
+            if reason == hca_am::Reason::Unreachable {
+                return Err(Error::Lost { rank });
+            }
+            // It is told once, and has ended.
+            state.back.remove(at);
+            state.ended += u64::from([READ, WRITE, CALL].contains(&handler));
+            return Err(Error::Returned { rank, reason });
         }
         for rank in (0..self.size).filter(|&rank| !state.left[rank]) {
             if !self.bundle.is_reachable(self.ep, rank)? {

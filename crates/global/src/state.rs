@@ -37,8 +37,8 @@ pub(crate) struct State {
     /// Processes that have said good-bye.
     pub(crate) left: Vec<bool>,
     pub(crate) procedures: Vec<Procedure>,
-    /// Messages that came back: the process and the reason.
-    pub(crate) back: Vec<(usize, Reason)>,
+    /// Messages that came back: the process, the reason and the handler.
+    pub(crate) back: Vec<(usize, Reason, u16)>,
 }
 
 pub(crate) fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -105,6 +105,8 @@ pub(crate) fn handlers(
         if let Some(procedure) = state.procedures.get_mut(message.arg(1) as usize) {
             let value = procedure(segment, &args);
             answer(token.reply_medium(VALUE, &[message.arg(0)], &value.to_le_bytes()));
+        } else {
+            answer(token.reply_medium(VALUE, &[message.arg(0)], &[]));
         }
     })?;
     let own = Arc::clone(state);
@@ -131,7 +133,7 @@ pub(crate) fn handlers(
     let own = Arc::clone(state);
     bundle.set_handler(ep, DONE, move |_, _| lock(&own).ended += 1)?;
     let own = Arc::clone(state);
-    bundle.set_error_handler(ep, move |back| lock(&own).back.push((back.index, back.reason)))
+    bundle.set_error_handler(ep, move |back| lock(&own).back.push((back.index, back.reason, back.handler)))
 }
 
 /// Writes the payload to the place that the arguments name.

@@ -274,3 +274,33 @@ fn a_process_that_is_gone_ends_the_finish_of_the_others() {
     });
     assert!(told[..2].iter().all(|told| matches!(told, Err(Error::Lost { .. }))), "{told:?}");
 }
+
+#[test]
+fn a_procedure_that_gives_no_value_is_an_error_of_its_call() {
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let joined = std::sync::Barrier::new(2);
+    run(&VERBS, 2, |mut process| {
+        let panics = process.register(|_, _| panic!("as planned"));
+        let seven = process.register(|_, _| 7);
+        // The other one has not registered it.
+        let own = (process.rank() == 1).then(|| process.register(|_, _| 0));
+        process.barrier().unwrap();
+        joined.wait();
+        if let Some(own) = own {
+            assert!(matches!(process.call(0, own, &[]), Err(Error::Procedure { rank: 0 })));
+            for _ in 0..2 {
+                let told = process.call(0, panics, &[]);
+                assert!(matches!(told, Err(Error::Returned { rank: 0, .. })), "{told:?}");
+                assert_eq!(process.call(0, seven, &[]).unwrap(), 7);
+            }
+            process.sync().unwrap();
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+        let begin = Instant::now();
+        while !done.load(std::sync::atomic::Ordering::Relaxed) {
+            assert!(begin.elapsed() < PATIENCE, "the calls have not ended");
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| process.poll()));
+        }
+        process.finish().unwrap();
+    });
+}

@@ -41,6 +41,7 @@ hca_conformance::checks! { $
         calls_out_of_range_are_refused,
         a_translation_table_has_the_length_that_was_asked_for,
         a_handler_that_panics_returns_its_request,
+        an_error_handler_that_panics_leaves_the_link,
         a_handler_may_only_reply,
         a_segment_that_peers_know_is_not_changed,
         an_index_is_unmapped_and_mapped_again,
@@ -58,6 +59,7 @@ hca_conformance::checks! { $
         a_wait_ends_with_a_message,
         a_wait_ends_with_its_time,
         a_wait_needs_a_mask,
+        times_without_an_end_are_times,
         several_threads_use_a_parallel_bundle,
     }
 }

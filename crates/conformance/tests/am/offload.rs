@@ -137,6 +137,26 @@ fn a_handler_that_panics_in_a_run_returns_its_request() {
 }
 
 #[test]
+fn what_a_panic_within_a_call_leaves_is_handled_by_the_device() {
+    let (mut a, b) = pair(&SHM, |b| {
+        b.echo(1);
+        b.bundle.set_handler(b.ep, 3, |_, _| panic!("as planned")).unwrap();
+    });
+    let told = a.hear(2);
+    let call = || {
+        b.with(|bundle| {
+            a.request(3, &[]);
+            a.request(1, &[7]);
+            // The device finds the bundle in use.
+            std::thread::sleep(Duration::from_millis(50));
+            bundle.poll()
+        })
+    };
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err());
+    assert_eq!(next(&mut [&mut a], "the reply", &told), [7]);
+}
+
+#[test]
 fn two_sides_that_the_devices_run_ask_each_other() {
     let [mut a, mut b] = SHM.pair();
     b.map(0, &a).unwrap();

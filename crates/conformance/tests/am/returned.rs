@@ -142,6 +142,30 @@ pub(crate) fn a_handler_that_panics_returns_its_request(bed: &Bed) {
     assert_eq!(told.try_iter().collect::<Vec<_>>(), [[1], [3]]);
 }
 
+pub(crate) fn an_error_handler_that_panics_leaves_the_link(bed: &Bed) {
+    let [mut a, mut b] = bed.pair();
+    let told = b.hear(1);
+    a.bundle.set_error_handler(a.ep, |_| panic!("as planned")).unwrap();
+    let mut panics = 0;
+    let end = std::time::Instant::now() + crate::bed::PATIENCE;
+    // More than the link, and the bundle, have buffers.
+    for i in 0..60 {
+        a.request(3, &[i]);
+        while a.bundle.outstanding(a.ep, 0).unwrap() > 0 {
+            b.bundle.poll().unwrap();
+            panics += u32::from(catch_unwind(AssertUnwindSafe(|| a.bundle.poll().unwrap())).is_err());
+            assert!(std::time::Instant::now() < end, "request {i} has not come back");
+        }
+    }
+    assert_eq!((panics, a.bundle.is_reachable(a.ep, 0).unwrap()), (60, true));
+    a.request(1, &[7]);
+    assert_eq!(next(&mut [&mut a, &mut b], "a request", &told), [7]);
+    // What comes back by the end of the link is told as well.
+    a.request(1, &[8]);
+    let unmapped = catch_unwind(AssertUnwindSafe(|| a.bundle.unmap(a.ep, 0).unwrap()));
+    assert!(unmapped.is_err() && a.bundle.mapped(a.ep, 0).unwrap().is_none());
+}
+
 pub(crate) fn a_handler_may_only_reply(bed: &Bed) {
     let [mut a, b] = bed.pair();
     let ep = b.ep;

@@ -84,3 +84,17 @@ pub(crate) fn several_threads_use_a_parallel_bundle(bed: &Bed) {
     });
     assert!(parallel.into_inner().is_ok());
 }
+
+pub(crate) fn times_without_an_end_are_times(bed: &Bed) {
+    let most = Duration::MAX;
+    let options = hca_am::Options { probe_interval: most, ..bed.options() };
+    let [mut a, mut b] = bed.pair_with(&options);
+    let told = b.hear(1);
+    a.request(1, &[5]);
+    answered(&mut a, &mut [&mut b]);
+    a.bundle.flush(most).unwrap();
+    assert_eq!(told.try_recv(), Ok(vec![5]));
+    let beyond = hca_am::Options { translations: usize::MAX, ..options };
+    let refused = hca_am::Bundle::open_with(&bed.contexts(1)[0], bed.way, &beyond);
+    assert!(matches!(refused, Err(Error::Limit { what: "translations", .. })), "{refused:?}");
+}
