@@ -70,6 +70,8 @@ pub(crate) struct Region {
 /// The registration of a region, which `ibv_rereg_mr` changes.
 struct Registered {
     keys: MrKeys,
+    /// The address of the first byte in requests.
+    iova: u64,
     len: usize,
     pd: PdHandle,
     access: Access,
@@ -208,7 +210,8 @@ pub(crate) fn register(
     let owner = pd.get()?;
     let keys = reg_mr(owner.adapter.device(), owner.handle, &range.mr_init()?)?;
     note(&owner.adapter, &keys, range.iova, range.len, range.access);
-    let registered = Registered { keys, len: range.len, pd: owner.handle, access: range.access };
+    let registered =
+        Registered { keys, iova: range.iova, len: range.len, pd: owner.handle, access: range.access };
     let adapter = Arc::clone(&owner.adapter);
     let region = Arc::new(Region { adapter, registered: Mutex::new(registered), backing });
     let handle = owner.file.mrs.add(Arc::clone(&region));
@@ -310,9 +313,10 @@ impl Mr {
             None => device.rereg_mr(registered.keys.handle, domain, access)?,
         };
         self.region.forget(&registered.keys);
-        let (first, len) = (self.c.addr.load(Ordering::Relaxed), self.c.length.load(Ordering::Relaxed));
-        note(&self.region.adapter, &keys, first as u64, len, access);
-        *registered = Registered { keys, len, pd: domain, access };
+        let len = self.c.length.load(Ordering::Relaxed);
+        let iova = memory.map_or(registered.iova, |(addr, _)| addr as u64);
+        note(&self.region.adapter, &keys, iova, len, access);
+        *registered = Registered { keys, iova, len, pd: domain, access };
         self.c.lkey.store(keys.lkey.raw(), Ordering::Relaxed);
         self.c.rkey.store(keys.rkey.raw(), Ordering::Relaxed);
         if !pd.raw().is_null() {

@@ -40,6 +40,8 @@ struct Port {
     pd: Pd,
     queue: SendQueue<Ud>,
     free: Vec<Buf>,
+    /// The most bytes of a message.
+    most: usize,
     /// Wakes the thread that receives: the socket is closed.
     wake: Arc<OwnedFd>,
 }
@@ -95,11 +97,15 @@ impl Datagrams {
     }
     /// Sends a datagram, if there is a buffer for it. Whether the address has to be asked.
     fn send(&mut self, to: SocketAddr, bytes: &[u8]) -> Option<Result<bool, Errno>> {
-        if !self.names.contains_key(&to) {
-            let port = match self.port_to(to) {
-                Ok(port) => port,
-                Err(e) => return Some(Err(e)),
-            };
+        let known = self.names.get(&to).map(|name| name.port);
+        let port = match known.map_or_else(|| self.port_to(to), Ok) {
+            Ok(port) => port,
+            Err(e) => return Some(Err(e)),
+        };
+        if HEADER + bytes.len() > self.ports[port].most {
+            return Some(Err(Errno(libc::EMSGSIZE)));
+        }
+        if known.is_none() {
             if self.names.len() >= MAX_NAMES {
                 // Those that are asked stay: their datagrams wait.
                 self.names.retain(|_, name| name.peer.is_none());
@@ -185,7 +191,7 @@ impl Port {
         qp.activate(UDP_QKEY).map_err(|_| Errno(libc::EIO))?;
         let (queue, recv) = qp.split();
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok((Self { device: Arc::clone(device), context, pd, queue, free, wake }, recv, cq))
+        Ok((Self { device: Arc::clone(device), context, pd, queue, free, most, wake }, recv, cq))
     }
 }
 

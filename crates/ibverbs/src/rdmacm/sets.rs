@@ -4,6 +4,8 @@
 //! in a list beside it, each with what the program was last told of.
 
 use core::ffi::c_int;
+use core::ops::Bound;
+use core::sync::atomic::{AtomicI32, Ordering};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
@@ -33,9 +35,31 @@ struct Member {
     told: Option<u64>,
 }
 
+impl Member {
+    /// The event that is to be told, if there is one.
+    fn event(&mut self) -> Option<libc::epoll_event> {
+        let socket = self.socket.upgrade()?;
+        // Before the events: a change between both is told the next time.
+        let version = socket.version();
+        let events = u32::from(socket.events() as u16) & (self.events & !(EDGE | ONCE) | ALWAYS);
+        let is_spent = self.events & !(EDGE | ONCE) == 0;
+        let is_old = self.events & EDGE != 0 && self.told == Some(version);
+        if events == 0 || is_spent || is_old {
+            return None;
+        }
+        self.told = Some(version);
+        if self.events & ONCE != 0 {
+            self.events = 0;
+        }
+        Some(libc::epoll_event { events, u64: self.data })
+    }
+}
+
 struct Set {
     kernel: OwnedFd,
     members: Mutex<BTreeMap<c_int, Member>>,
+    /// The socket that was told last: the next look begins behind it, so that each has its turn.
+    last: AtomicI32,
 }
 
 static SETS: PerProcess<Mutex<BTreeMap<c_int, Arc<Set>>>> = PerProcess::new();
@@ -48,7 +72,8 @@ impl Set {
         let flags = CreateFlags::from_bits(flags as u32).ok_or(INVALID)?;
         let kernel = epoll::create(flags)?;
         let number = kernel.as_raw_fd();
-        lock(SETS.get()).insert(number, Arc::new(Self { kernel, members: Mutex::default() }));
+        lock(SETS.get())
+            .insert(number, Arc::new(Self { kernel, members: Mutex::default(), last: AtomicI32::new(-1) }));
         Ok(number)
     }
     fn change(&self, operation: c_int, number: c_int, event: In<libc::epoll_event>) -> Result<(), Errno> {
@@ -96,21 +121,17 @@ impl Set {
         };
         let mut members = lock(&self.members);
         members.retain(|number, member| is_open(*number, member));
-        for member in members.values_mut() {
-            let Some(socket) = member.socket.upgrade().filter(|_| found.len() < room) else { break };
-            // Before the events: a change between both is told the next time.
-            let version = socket.version();
-            let events = u32::from(socket.events() as u16) & (member.events & !(EDGE | ONCE) | ALWAYS);
-            let is_spent = member.events & !(EDGE | ONCE) == 0;
-            let is_old = member.events & EDGE != 0 && member.told == Some(version);
-            if events == 0 || is_spent || is_old {
-                continue;
+        let last = self.last.load(Ordering::Relaxed);
+        let turns = [(Bound::Excluded(last), Bound::Unbounded), (Bound::Unbounded, Bound::Included(last))];
+        for turn in turns {
+            for (number, member) in members.range_mut(turn) {
+                if found.len() == room {
+                    return found;
+                }
+                let Some(event) = member.event() else { continue };
+                self.last.store(*number, Ordering::Relaxed);
+                found.push(event);
             }
-            member.told = Some(version);
-            if member.events & ONCE != 0 {
-                member.events = 0;
-            }
-            found.push(libc::epoll_event { events, u64: member.data });
         }
         found
     }

@@ -156,8 +156,11 @@ fn select(count: c_int, sets: [In<[u64; 16]>; 3], timeout: In<libc::timeval>) ->
             fds.push(libc::pollfd { fd: fd as c_int, events, revents: 0 });
         }
     }
-    let ms = |time: &libc::timeval| (time.tv_sec * 1000 + (time.tv_usec + 999) / 1000) as c_int;
-    wait(&mut fds, timeout.opt().map_or(-1, ms))?;
+    let ms = |time: &libc::timeval| {
+        let ms = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_usec.max(0) + 999) / 1000);
+        c_int::try_from(ms.min(c_int::MAX.into())).ok().filter(|ms| *ms >= 0).ok_or(INVALID)
+    };
+    wait(&mut fds, timeout.opt().map_or(Ok(-1), ms)?)?;
     let ends = [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
     let mut found = 0;
     for i in 0..3 {
@@ -187,10 +190,11 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> 
     let segment = local
         .and_then(|local| CmDevice::at(local.ip()).ok())
         .map_or(CHUNK, |device| device.agent.mtu().bytes() as usize - datagram::HEADER);
-    let state = socket.state();
+    let mut guard = socket.state();
+    let state = &mut *guard;
     let number = match (level, name) {
         (libc::SOL_SOCKET, libc::SO_ERROR) => match state.phase {
-            Phase::Failed(e) => e.0,
+            Phase::Failed(e) if !std::mem::replace(&mut state.error_told, true) => e.0,
             _ => 0,
         },
         (libc::SOL_SOCKET, libc::SO_TYPE) if state.datagrams.is_some() => libc::SOCK_DGRAM,

@@ -56,6 +56,8 @@ struct Map {
 /// What calls and threads of a socket share.
 pub(super) struct State {
     pub(super) phase: Phase,
+    /// The program has asked for the error, which it is told once.
+    pub(super) error_told: bool,
     /// A socket of IPv6, which shows IPv4 addresses in those of IPv6.
     pub(super) is_v6: bool,
     pub(super) local: Option<SocketAddr>,
@@ -64,6 +66,9 @@ pub(super) struct State {
     pub(super) options: HashMap<(c_int, c_int), Vec<u8>>,
     /// Connections that wait for `raccept`.
     pub(super) accepted: VecDeque<Arc<Socket>>,
+    /// Connections that are being made, and how many of both there may be.
+    making: usize,
+    backlog: usize,
     received: VecDeque<u8>,
     /// The peer's stream has ended; so has the own one.
     ended: bool,
@@ -228,12 +233,15 @@ impl Socket {
             version: AtomicU64::new(0),
             state: Mutex::new(State {
                 phase: Phase::New,
+                error_told: false,
                 is_v6: false,
                 local: None,
                 peer: None,
                 nonblocking: false,
                 options: HashMap::new(),
                 accepted: VecDeque::new(),
+                making: 0,
+                backlog: 0,
                 received: VecDeque::new(),
                 ended: false,
                 end_sent: false,
@@ -339,13 +347,15 @@ impl Socket {
         if self.state().phase == Phase::Listening {
             return Ok(());
         }
+        let backlog = backlog.clamp(1, 4096);
+        self.state().backlog = backlog;
         let mut at = self.state().local.unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
         let is_any = at.ip().is_unspecified();
         let devices = if is_any { CmDevice::all()? } else { vec![CmDevice::at(at.ip())?] };
         for device in devices {
             let context = verbs(&device)?;
             let at_device = if is_any { at } else { SocketAddr::new(device.ip(), at.port()) };
-            let listener = Listener::bind_with(&context, at_device, backlog.clamp(1, 4096))?;
+            let listener = Listener::bind_with(&context, at_device, backlog)?;
             at.set_port(listener.address().port());
             self.listening("hca-rlisten", listener, move |socket, listener| {
                 socket.serve(&context, listener);
@@ -359,7 +369,7 @@ impl Socket {
     }
     /// Takes requests until the socket is closed.
     fn serve(self: &Arc<Self>, context: &Context, listener: &Listener) {
-        while !self.state().closing {
+        while self.has_room_for_another() {
             let Ok(incoming) = listener.accept_within(Some(LISTEN_LOOK)) else { break };
             let Some(incoming) = incoming else { continue };
             let (Ok(socket), Ok(lane)) = (Self::new(), Lane::new(context)) else { continue };
@@ -372,12 +382,24 @@ impl Socket {
                 state.peer = Some(incoming.source());
             }
             let listening = Arc::clone(self);
-            let _ = socket.thread("hca-rsocket", move |socket| {
-                if let Ok(connection) = incoming.accept(&lane.qp, &[]) {
+            self.state().making += 1;
+            let started = socket.thread("hca-rsocket", move |socket| {
+                let accepted = incoming.accept(&lane.qp, &[]);
+                listening.change(|state| state.making -= 1);
+                if let Ok(connection) = accepted {
                     socket.run(lane, connection, Some(&listening));
                 }
             });
+            let _ = started.inspect_err(|_| self.change(|state| state.making -= 1));
         }
+    }
+    /// Waits until fewer connections wait for `raccept` than the program wants. `false`: the socket is closed.
+    fn has_room_for_another(&self) -> bool {
+        let mut state = self.state();
+        while !state.closing && state.making + state.accepted.len() >= state.backlog {
+            state = self.changed.wait_timeout(state, LISTEN_LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        !state.closing
     }
     /// Has a connection wait for `raccept`. Not behind the end of the listening socket, which nobody would accept it from.
     fn offer(&self, connection: &Arc<Self>) -> bool {
@@ -391,11 +413,13 @@ impl Socket {
         is_open
     }
     pub(super) fn accept(&self) -> Result<Arc<Self>, Errno> {
-        self.until(true, |state| match state.phase {
+        let accepted = self.until(true, |state| match state.phase {
             Phase::Listening => state.accepted.pop_front().map(Ok),
             _ if state.datagrams.is_some() => Some(Err(Errno(libc::EOPNOTSUPP))),
             _ => Some(Err(Errno(libc::EINVAL))),
-        })
+        });
+        // There is room for another one.
+        accepted.inspect(|_| self.changed.notify_all())
     }
     pub(super) fn connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), Errno> {
         match self.state().phase {
@@ -419,7 +443,10 @@ impl Socket {
         })?;
         let done = self.until(true, |state| match state.phase {
             Phase::Connecting => None,
-            Phase::Failed(e) => Some(Err(e)),
+            Phase::Failed(e) => {
+                state.error_told = true;
+                Some(Err(e))
+            }
             _ => Some(Ok(())),
         });
         done.map_err(|e| if e.0 == libc::EAGAIN { Errno(libc::EINPROGRESS) } else { e })

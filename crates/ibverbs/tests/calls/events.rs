@@ -88,6 +88,25 @@ fn events_of_an_object_that_is_gone_are_gone_with_it() {
     assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
 }
 
+#[test]
+fn a_region_whose_rights_change_keeps_the_address_of_its_first_byte() {
+    let pair = pair();
+    let memory = [0_u8; 64];
+    let reg = common::symbol("ibv_reg_mr_iova", "IBVERBS_1.7").unwrap();
+    let mr = call!(@ reg, (pair.pd, memory.as_ptr(), 64, 0x9000, 0) -> *mut IbvMr);
+    assert_eq!(call!(ibv_rereg_mr(mr, 4, 0, 0, 0, 1) -> c_int), 0, "{}", errno());
+    let mut beyond = IbvSge { addr: 0x9020, ..sge(mr, memory.as_ptr(), 64) };
+    let mut wr = send_wr(1, 2, 2);
+    (wr.sg_list, wr.num_sge) = (&raw mut beyond, 1);
+    let mut bad: *mut IbvSendWr = null_mut();
+    assert_eq!(call!(@ slot(pair.context, 208), (pair.qps[0], &raw mut wr, &raw mut bad) -> c_int), 0);
+    let mut wc = [IbvWc::default()];
+    while call!(@ slot(pair.context, 96), (pair.cq, 1, &raw mut wc) -> c_int) == 0 {}
+    assert_eq!((wc[0].wr_id, wc[0].status), (1, 4));
+    assert_eq!(call!(ibv_dereg_mr(mr) -> c_int), 0);
+    pair.end();
+}
+
 /// Runs a test of this program as another process, and returns what it says on standard error.
 fn run_alone(test: &str, explain: &str) -> String {
     let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
@@ -111,6 +130,8 @@ fn errors_are_told_in_words_and_once_where_the_environment_asks_for_it() {
     let said =
         run_alone("lists_of_requests_are_taken_up_to_the_refused_one_and_inline_bytes_are_gathered", "1");
     assert!(said.contains("request 0xc was refused as it was posted: a wrong argument"), "{said}");
+    let said = run_alone("events::a_region_whose_rights_change_keeps_the_address_of_its_first_byte", "1");
+    assert!(said.contains("names 0x9000 to 0x9040, and 0x9020 to 0x9060 is not inside"), "{said}");
     let said = run_alone("objects::a_null_region_gives_zeros_and_takes_what_is_lost", "1");
     assert!(
         said.contains("entry 0: key") && said.contains("was freed: its region is deregistered"),

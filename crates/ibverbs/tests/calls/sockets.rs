@@ -210,6 +210,75 @@ fn peers_of_a_listening_socket_that_is_closed_hear_of_it() {
     }
 }
 
+/// Each connection has buffers and a thread, so that peers may not make as many as they like.
+#[test]
+fn as_many_connections_wait_as_the_program_says() {
+    let (listener, any) = (socket(), address([0; 4], 0));
+    assert_eq!(cm!(rbind(listener, &raw const any, 16)), 0);
+    assert_eq!(cm!(rlisten(listener, 2)), 0, "{}", errno());
+    let (mut found, mut len) = (address([0; 4], 0), 16_u32);
+    assert_eq!(cm!(rgetsockname(listener, &raw mut found, &raw mut len)), 0);
+    let to = address([127, 0, 0, 1], u16::from_be(found.sin_port));
+    let connect = |within| {
+        let client = socket();
+        assert_eq!(cm!(rfcntl(client, libc::F_SETFL, libc::O_NONBLOCK)), 0);
+        let done = cm!(rconnect(client, &raw const to, 16));
+        assert!(done == 0 || errno() == libc::EINPROGRESS, "{}", errno());
+        (client, events(client, libc::POLLOUT, within) == libc::POLLOUT)
+    };
+    let clients = [60_000, 60_000, 200, 200, 200, 200].map(connect);
+    assert_eq!(clients.map(|(_, is_connected)| is_connected), [true, true, false, false, false, false]);
+    // Those that the program takes make room.
+    for _ in 0..2 {
+        let server = cm!(raccept(listener, NONE, NONE));
+        assert!(server >= 0, "{}", errno());
+        assert_eq!(cm!(rclose(server)), 0);
+    }
+    assert_eq!(events(listener, libc::POLLIN, 60_000), libc::POLLIN);
+    assert_eq!(cm!(rclose(listener)), 0);
+    clients.into_iter().for_each(|(client, _)| assert_eq!(cm!(rclose(client)), 0));
+}
+
+#[test]
+fn an_error_is_told_once_and_long_times_are_long() {
+    let nowhere = address([127, 0, 0, 1], 1);
+    // A socket whose error was not told by the call already.
+    let in_progress = || {
+        let fresh = socket();
+        assert_eq!(cm!(rfcntl(fresh, libc::F_SETFL, libc::O_NONBLOCK)), 0);
+        assert_eq!(cm!(rconnect(fresh, &raw const nowhere, 16)), -1);
+        let is_in_progress = errno() == libc::EINPROGRESS;
+        is_in_progress.then_some(fresh).ok_or_else(|| cm!(rclose(fresh)))
+    };
+    let fresh = (0..1000).find_map(|_| in_progress().ok()).expect("a request takes its time");
+    assert_ne!(events(fresh, libc::POLLOUT, 60_000) & libc::POLLHUP, 0);
+    let error = || {
+        let (mut error, mut len) = (-1, 4_u32);
+        let told = cm!(rgetsockopt(fresh, libc::SOL_SOCKET, libc::SO_ERROR, &raw mut error, &raw mut len));
+        assert_eq!((told, len), (0, 4));
+        error
+    };
+    assert_eq!([error(), error()], [libc::ECONNREFUSED, 0]);
+    assert_eq!(cm!(rclose(fresh)), 0);
+
+    // 2^32 milliseconds and a few, and a time that is none.
+    let [client, server] = pair();
+    let sends = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(1500));
+        cm!(rsend(client, b"x".as_ptr(), 1, 0) -> isize)
+    });
+    let mut set = [0_u64; 16];
+    set[server as usize / 64] = 1 << (server % 64);
+    let select = |mut time: libc::timeval| {
+        let mut set = set;
+        cm!(rselect(server + 1, set.as_mut_ptr(), NONE, NONE, &raw mut time))
+    };
+    assert_eq!(select(libc::timeval { tv_sec: 4_294_968, tv_usec: 0 }), 1);
+    assert_eq!(sends.join().unwrap(), 1);
+    assert_eq!((select(libc::timeval { tv_sec: -1, tv_usec: 0 }), errno()), (-1, libc::EINVAL));
+    assert_eq!([cm!(rclose(client)), cm!(rclose(server))], [0, 0]);
+}
+
 #[test]
 fn sockets_tell_what_they_wait_for_and_refuse_what_they_are_not() {
     let refused = |call: &dyn Fn() -> isize, number: c_int| assert_eq!((call(), errno()), (-1, number));
@@ -441,6 +510,39 @@ fn a_set_has_events_of_sockets_and_of_other_descriptors_by_level_by_edge_and_onc
     refused(set!(repoll_wait(set, &raw const set, 1, 0)), libc::EBADF);
     // SAFETY: the descriptor is this test's.
     unsafe { libc::close(other) };
+}
+
+/// As the kernel does: a program that takes one event at a time hears of all.
+#[test]
+fn each_socket_of_a_set_has_its_turn() {
+    let set = set!(repoll_create(0));
+    let pairs = [pair(), pair(), pair()];
+    for (place, [client, server]) in pairs.into_iter().enumerate() {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: place as u64 };
+        assert_eq!(set!(repoll_ctl(set, libc::EPOLL_CTL_ADD, server, &raw mut event)), 0);
+        assert_eq!(cm!(rsend(client, b"x".as_ptr(), 1, 0) -> isize), 1);
+        assert_eq!(events(server, libc::POLLIN, 60_000), libc::POLLIN);
+    }
+    let next = || {
+        let mut event = libc::epoll_event { events: 0, u64: 99 };
+        assert_eq!(set!(repoll_wait(set, &raw mut event, 1, 60_000)), 1);
+        event.u64
+    };
+    let mut told = [0; 6].map(|_| next());
+    told.sort_unstable();
+    assert_eq!(told, [0, 0, 1, 1, 2, 2]);
+    for socket in pairs.into_iter().flatten().chain([set]) {
+        assert_eq!(cm!(rclose(socket)), 0);
+    }
+}
+
+#[test]
+fn a_datagram_that_is_too_long_is_refused_before_its_peer_is_known() {
+    let sender = cm!(rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));
+    let (to, long) = (address([127, 0, 0, 1], 9), vec![0_u8; 60_000]);
+    let sent = cm!(rsendto(sender, long.as_ptr(), long.len(), 0, &raw const to, 16) -> isize);
+    assert_eq!((sent, errno()), (-1, libc::EMSGSIZE));
+    assert_eq!(cm!(rclose(sender)), 0);
 }
 
 #[test]
