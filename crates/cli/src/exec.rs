@@ -15,10 +15,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use hca::{DEVICES_VARIABLE, DeviceUrl, NamedDevice, Target};
+use hca::{DEVICES_VARIABLE, DeviceUrl, NamedDevice, SHARED_BY, Target};
 use thiserror::Error;
 
-use crate::args::ExecArgs;
+use crate::args::{ExecArgs, FabricName};
 use crate::perf::{device_or, overrides};
 
 /// The shared object.
@@ -161,8 +161,12 @@ fn preload(command: &mut Command, library: PathBuf) {
 /// The list of devices: the one of the arguments, or those of the environment with the options of the arguments.
 fn devices(args: &ExecArgs) -> Result<OsString, ExecError> {
     if args.device.device.is_some() || args.device.fabric.is_some() {
-        let url =
+        let mut url =
             device_or(&args.device, Target::Auto(None)).map_err(|e| ExecError::Device(e.to_string()))?;
+        // A program is many processes, and a client of 127.0.0.1 looks for a server there.
+        if matches!(args.device.fabric, Some(FabricName::Udp | FabricName::Uring)) {
+            url.options.share = Some(SHARED_BY);
+        }
         return Ok(format!("{}={url}", args.name).into());
     }
     let has_list = std::env::var_os(DEVICES_VARIABLE).is_some_and(|list| !list.is_empty());

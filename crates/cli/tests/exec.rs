@@ -38,6 +38,8 @@ fn a_program_is_told_its_devices_and_finds_the_library_first() {
     let inherited = exec(&show).env("HCA_DEVICES", "a=udp:// b=auto://").output().unwrap();
     assert!(text(&inherited).starts_with("a=udp:// b=auto://\n"), "{}", text(&inherited));
     assert!(text(&exec(&show).output().unwrap()).starts_with("hca0=auto://?share=yes\n"));
+    let by_fabric = exec(&[&["--fabric", "udp"][..], &show].concat()).output().unwrap();
+    assert!(text(&by_fabric).starts_with("hca0=udp://?share=yes\n"), "{}", text(&by_fabric));
     // Options alone change these devices, and choose no others.
     let faulty = exec(&[&["--fault", "loss=0.1"][..], &show].concat()).output().unwrap();
     assert!(text(&faulty).starts_with("hca0=auto://?fault=loss=0.1&share=yes\n"), "{}", text(&faulty));

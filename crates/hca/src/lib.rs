@@ -78,7 +78,7 @@ pub use named::{DEVICES_VARIABLE, NamedDevice, NamedDevicesError, named_devices}
 pub use open::{
     DEVICE_VARIABLE, OpenError, Opened, device_from_environment, open, open_device, open_exactly,
 };
-pub use url::{DeviceUrl, FaultSpec, Options, PciOptions, ShmSettings, Target, UrlError, Users};
+pub use url::{DeviceUrl, FaultSpec, Options, PciOptions, SHARED_BY, ShmSettings, Target, UrlError, Users};
 
 /// The programs of the guide, compiled and run as tests.
 #[cfg(doctest)]

@@ -14,8 +14,8 @@ use thiserror::Error;
 
 hca_core::debug_as_display!(UrlError);
 
-/// Processes that may share an address, unless a name says how many.
-const SHARED_BY: u16 = 64;
+/// The number of processes that may share an address by `share=yes`.
+pub const SHARED_BY: u16 = 64;
 /// The longest wait for a port that a name can ask for, in seconds.
 const MAX_WAIT: u32 = 3600;
 
