@@ -501,6 +501,7 @@ impl Host for QpHost<'_> {
     }
     fn place_loan(&mut self, offset: u32, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
+        let from = res.peer_link();
         let QpRes { near, near_work: work, rq, held, recv_pd: pd, .. } = &mut **res;
         if let Some(terms) = loan.terms {
             let mut places = Places::default();
@@ -509,7 +510,7 @@ impl Host for QpHost<'_> {
             };
             held_pieces(rq, held, offset, loan.len as usize, place)?;
             // SAFETY: dma (1): as in `scatter`.
-            unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
+            unsafe { near::fetch_process(from, reach.as_mut(), loan, terms, &places) }?;
             work.moved += loan.len as usize;
             return Ok(());
         }
@@ -530,6 +531,7 @@ impl Host for QpHost<'_> {
     }
     fn write_loan(&mut self, rkey: Rkey, va: u64, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
+        let from = res.peer_link();
         let QpRes { near, near_work: work, pd, .. } = &mut **res;
         let to = tables.mrs.translate(*pd, rkey.raw(), va, loan.len.into(), Access::REMOTE_WRITE);
         let to = match to {
@@ -553,7 +555,7 @@ impl Host for QpHost<'_> {
             let mut places = Places::default();
             push(&mut places, to, len)?;
             // SAFETY: dma (1): as in `write_remote`.
-            unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
+            unsafe { near::fetch_process(from, reach.as_mut(), loan, terms, &places) }?;
         } else {
             let reach = reach.as_mut().ok_or(LoanError::Gone)?;
             let fetched = near::fetch(near.as_ref(), &tables.regions, reach, loan);
@@ -577,7 +579,8 @@ impl Host for QpHost<'_> {
     }
     fn scatter_loan(&mut self, index: u32, offset: u32, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
-        let QpRes { near, near_work: work, sq, send_pd: pd, .. } = &mut **res;
+        let from = res.peer_link();
+        let QpRes { near_work: work, sq, send_pd: pd, .. } = &mut **res;
         // Memory that is granted is read by the request itself.
         let terms = loan.terms.ok_or(LoanError::Bad)?;
         let mut places = Places::default();
@@ -586,7 +589,7 @@ impl Host for QpHost<'_> {
         };
         pieces(entries(sq.cells(index), sq.header_ref(index)), offset, loan.len as usize, place)?;
         // SAFETY: dma (1): as in `scatter`.
-        unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
+        unsafe { near::fetch_process(from, reach.as_mut(), loan, terms, &places) }?;
         work.moved += loan.len as usize;
         Ok(())
     }

@@ -6,7 +6,7 @@ pub(crate) mod ops;
 mod process;
 
 use hca_core::{RemoteAddr, Rkey, SendOp, Sge};
-use hca_fabric::{Bracket, Denied, FetchError, LoanTerms, Places, ProcessLoan, Reach};
+use hca_fabric::{Bracket, Denied, FetchError, LinkId, LoanTerms, Places, ProcessLoan, Reach};
 use hca_transport::{Direct, Loan, LoanError};
 
 use crate::near::list::RequestList;
@@ -88,17 +88,17 @@ pub(crate) fn lend_process(
 /// As [`Reach::fetch`].
 #[allow(unsafe_code)] // passed on
 pub(crate) unsafe fn fetch_process(
-    near: Option<&Near>,
+    link: Option<LinkId>,
     reach: Option<&mut Reach<'_>>,
     loan: &Loan,
     terms: LoanTerms,
     places: &Places,
 ) -> Result<(), LoanError> {
-    let (near, reach) = near.zip(reach).ok_or(LoanError::Gone)?;
+    let (link, reach) = link.zip(reach).ok_or(LoanError::Gone)?;
     let len = loan.len as usize;
     let loan = ProcessLoan { addr: loan.memory.addr, len, key: loan.memory.rkey.raw(), terms };
     // SAFETY: our caller's.
-    unsafe { reach.fetch(near.link, &loan, places) }.map_err(|e| match e {
+    unsafe { reach.fetch(link, &loan, places) }.map_err(|e| match e {
         // Copies by the ring would touch memory that this program may have unmapped.
         FetchError::Fault if !hca_dma::survives() => LoanError::Bad,
         // Either side's program may have unmapped its memory: those copies find out which.

@@ -71,6 +71,10 @@ pub(crate) struct QpRes {
 }
 
 impl QpRes {
+    /// The link to its peer on this machine, also where it has asked that for nothing itself.
+    pub(crate) fn peer_link(&self) -> Option<LinkId> {
+        self.near.as_ref().map(|near| near.link).or(self.link)
+    }
     /// Those of a queue pair in RESET. `pds`: its protection domain, and that of its receive requests. `cqs`: where
     /// sends and receives complete.
     pub(crate) fn new(
