@@ -19,12 +19,12 @@ const OF_NULL: &[(c_int, c_int, &str)] = &[
         ibv_destroy_comp_channel ibv_destroy_cq ibv_destroy_qp ibv_destroy_srq ibv_detach_mcast ibv_modify_qp
         ibv_modify_srq ibv_query_device ibv_query_port ibv_query_port_speed ibv_query_qp ibv_query_srq ibv_resize_cq",
     ),
-    // Null, or nothing to return.
+    // Null.
     (
         0,
         libc::EINVAL,
-        "ibv_ack_async_event ibv_alloc_buf ibv_alloc_pd ibv_create_ah ibv_create_ah_from_wc ibv_create_comp_channel
-        ibv_create_cq ibv_create_qp ibv_create_srq ibv_free_buf ibv_get_device_name ibv_import_dm ibv_import_mr
+        "ibv_alloc_buf ibv_alloc_pd ibv_create_ah ibv_create_ah_from_wc ibv_create_comp_channel
+        ibv_create_cq ibv_create_qp ibv_create_srq ibv_get_device_name ibv_import_dm ibv_import_mr
         ibv_import_pd ibv_open_device ibv_qp_to_qp_ex ibv_reg_buf_mr ibv_reg_dmabuf_mr ibv_reg_mr ibv_reg_mr_ex ibv_reg_mr_iova ibv_reg_mr_iova2",
     ),
     (
@@ -69,7 +69,7 @@ const OF_NULL: &[(c_int, c_int, &str)] = &[
     (
         0,
         0,
-        "ibv_ack_cq_events ibv_dofork_range ibv_dontfork_range ibv_fork_init ibv_get_device_guid
+        "ibv_dofork_range ibv_dontfork_range ibv_fork_init ibv_get_device_guid
         ibv_query_qp_data_in_order mbps_to_ibv_rate mult_to_ibv_rate rpoll",
     ),
     (-1, 0, "ibv_rate_to_mbps ibv_rate_to_mult ibv_read_sysfs_file"),
@@ -84,11 +84,12 @@ const OF_NULL: &[(c_int, c_int, &str)] = &[
     (ANY, ANY, "rdma_get_devices"),
     // A set of no members, whose number is a descriptor.
     (ANY, 0, "repoll_create"),
-    // Nothing to return, or a port of an identifier: the upper half of the register is anything.
+    // Nothing to return, or a port of an identifier: what else the register has is anything.
+    (ANY, libc::EINVAL, "ibv_ack_async_event ibv_free_buf"),
     (
         ANY,
         0,
-        "ibv_copy_ah_attr_from_kern ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern ibv_copy_qp_attr_from_kern
+        "ibv_ack_cq_events ibv_copy_ah_attr_from_kern ibv_copy_path_rec_from_kern ibv_copy_path_rec_to_kern ibv_copy_qp_attr_from_kern
         ibv_free_device_list ibv_unimport_dm ibv_unimport_mr ibv_unimport_pd rdma_destroy_ep
         rdma_destroy_event_channel rdma_destroy_qp rdma_destroy_srq rdma_free_devices rdma_freeaddrinfo
         rdma_get_dst_port rdma_get_src_port",
