@@ -7,6 +7,7 @@
 //! Between two bursts the child blocks, so that a floor has both CPUs for itself.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::ops::Range;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,8 @@ const BATCH: usize = 64;
 const BYTES_UNDER_WAY: usize = 4 << 20;
 /// How long the far side may take for anything.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of the window that are no part of the line on which the far side spins.
+const SECOND_WORD: Range<usize> = LINE_BYTES..LINE_BYTES + 8;
 /// Large blocks begin at multiples of this.
 const PAGE_BYTES: usize = 4096;
 
@@ -373,6 +376,33 @@ impl Side {
         Ok(())
     }
 
+    /// Posts a READ of 8 bytes, and waits for its completion.
+    #[inline]
+    fn fetch_any(&mut self) -> Result<(), Failure> {
+        let sink = self.sink.take().ok_or("the buffer came back with the last completion")?;
+        self.qp.post_send(SendRequest::read(sink, self.remote.range(SECOND_WORD))).map_err(|r| r.error)?;
+        while self.sink.is_none() {
+            for wc in self.cq.poll(&mut self.wcs) {
+                self.sink = wc.ok()?.take_buf();
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts a WRITE of 8 bytes, and waits for its completion.
+    #[inline]
+    fn write_and_wait(&mut self, gone: &mut Gone<'_>) -> Result<(), Failure> {
+        self.posted += 1;
+        let bytes = self.posted.to_le_bytes();
+        let request = SendRequest::write(Inline(&bytes), self.remote.range(SECOND_WORD)).id(self.posted);
+        self.qp.post_send(request).map_err(|refused| refused.error)?;
+        while self.completed < self.posted {
+            self.take()?;
+            gone.look()?;
+        }
+        Ok(())
+    }
+
     /// Waits until all that was posted has completed.
     fn drain(&mut self, kind: Kind) -> Result<(), Failure> {
         let begin = Instant::now();
@@ -513,6 +543,36 @@ impl Duo {
             Ok(())
         });
         side.drain(kind)?;
+        self.end()?;
+        measured
+    }
+
+    /// The time of a READ of 8 bytes, from post to completion: the median of batches, in ns. Nobody else looks at their
+    /// line.
+    ///
+    /// # Errors
+    /// A device, or the far side, can't go on.
+    pub fn read_ns(&mut self, time: Duration) -> Result<f64, Failure> {
+        self.one_by_one_ns(time, |side, _| side.fetch_any())
+    }
+
+    /// The time of a WRITE of 8 bytes, from post to completion, in the same way.
+    ///
+    /// # Errors
+    /// As [`read_ns`](Self::read_ns).
+    pub fn write_ns(&mut self, time: Duration) -> Result<f64, Failure> {
+        self.one_by_one_ns(time, |side, gone| side.write_and_wait(gone))
+    }
+
+    fn one_by_one_ns(
+        &mut self,
+        time: Duration,
+        mut one: impl FnMut(&mut Side, &mut Gone<'_>) -> Result<(), Failure>,
+    ) -> Result<f64, Failure> {
+        self.begin()?;
+        let (child, side) = (&mut self.child, &mut self.side);
+        let mut gone = Gone::new(child);
+        let measured = median_ns(time, ROUNDS, || (0..ROUNDS).try_for_each(|_| one(side, &mut gone)));
         self.end()?;
         measured
     }

@@ -76,6 +76,8 @@ pub struct Bundle {
     pub(crate) in_run: bool,
     /// A run has handled something that a [wait](Self::wait) is to tell of.
     told: bool,
+    /// Bytes of accesses since the last look for what has come behind them.
+    pub(crate) unattended: usize,
     next_look: Instant,
     /// The last look at the clock, and the polls from one to the next.
     clock: (Instant, u32),
@@ -130,6 +132,7 @@ impl Bundle {
             panic: None,
             in_run: false,
             told: false,
+            unattended: 0,
             next_look: after(Instant::now(), options.probe_interval),
             clock: (Instant::now(), 1),
             until_clock: 1,
@@ -201,7 +204,11 @@ impl Bundle {
         Ok(())
     }
     pub(crate) fn at(&self, endpoint: EndpointId) -> Result<&Endpoint, Error> {
-        self.endpoints.get(endpoint.0).and_then(Option::as_ref).ok_or(Error::Endpoint)
+        // By hand: an error that is made beforehand is dropped in each call.
+        match self.endpoints.get(endpoint.0) {
+            Some(Some(own)) => Ok(own),
+            _ => Err(Error::Endpoint),
+        }
     }
     pub(crate) fn at_mut(&mut self, endpoint: EndpointId) -> Result<&mut Endpoint, Error> {
         self.endpoints.get_mut(endpoint.0).and_then(Option::as_mut).ok_or(Error::Endpoint)
@@ -422,7 +429,10 @@ impl Bundle {
     #[inline]
     pub(crate) fn translation(&self, endpoint: EndpointId, index: usize) -> Result<Translation, Error> {
         let table = &self.at(endpoint)?.translations;
-        table.get(index).copied().flatten().ok_or(Error::Index { index, len: table.len() })
+        match table.get(index) {
+            Some(Some(translation)) => Ok(*translation),
+            _ => Err(Error::Index { index, len: table.len() }),
+        }
     }
     /// The number of requests to a mapped index that were not answered.
     ///

@@ -11,6 +11,9 @@ use crate::segment::{Remote, Segment, Source};
 use crate::wire::Head;
 use crate::{EndpointId, Error};
 
+/// Bytes of accesses between two looks for what has come, at most.
+const UNATTENDED: usize = 1 << 18;
+
 impl Bundle {
     /// Sends a short request (`AM_Request`). Waits for a credit if there is none, and handles messages meanwhile.
     ///
@@ -118,7 +121,11 @@ impl Bundle {
             return Err(Error::Segment { offset, len: source.len() as u64, segment: 0 });
         }
         let (id, to) = self.reach(endpoint, index, offset, source.len() as u64)?;
-        source.each_piece(to, |piece, to, _| self.post(true, |lower| lower.write(id, piece, to)))
+        source.each_access(to, self.lower.most_at_once(id), |piece, to| {
+            self.post(true, |lower| lower.write(id, piece, to))?;
+            self.attend(piece.len());
+            Ok(())
+        })
     }
     /// Begins to read from the segment of a mapped peer, from `offset` on, into a range of a segment of this bundle, as
     /// [`write`](Self::write) does.
@@ -138,7 +145,20 @@ impl Bundle {
             return Err(Error::Segment { offset, len: range.len() as u64, segment: 0 });
         }
         let (id, from) = self.reach(endpoint, index, offset, range.len() as u64)?;
-        self.post(true, |lower| lower.read(id, into, range.clone(), from))
+        self.post(true, |lower| lower.read(id, into, range.clone(), from))?;
+        self.attend(range.len());
+        Ok(())
+    }
+    /// Looks for what has come, behind so many bytes of accesses. A program that writes and makes no other call would
+    /// leave the rest of its long writes, and what its peers send, to the adapter's thread, which works beside it.
+    /// Handlers run in later calls.
+    #[inline]
+    fn attend(&mut self, accessed: usize) {
+        self.unattended += accessed;
+        if self.unattended >= UNATTENDED {
+            self.unattended = 0;
+            self.lower.poll(&mut self.events);
+        }
     }
     /// Waits until all reads and writes of a mapped index have ended: what was written lies in the peer's memory. No
     /// handler runs meanwhile.
@@ -171,7 +191,8 @@ impl Bundle {
         len: u64,
     ) -> Result<(LinkId, Remote), Error> {
         let id = self.translation(endpoint, index)?.link;
-        let segment = self.link(id).ok_or(Error::Unreachable)?.segment();
+        let Some(link) = self.link(id) else { return Err(Error::Unreachable) };
+        let segment = link.segment();
         if len > MAX_BULK {
             return Err(Error::Length { len: len as usize, max: MAX_BULK as usize });
         }

@@ -153,6 +153,26 @@ impl Source<'_> {
             whole => go(whole, to, true),
         }
     }
+    /// Calls `go` with each piece of an access that goes by itself, and its place; `most` is the length of a segment's
+    /// pieces.
+    #[inline]
+    pub(crate) fn each_access<E>(
+        &self,
+        to: Remote,
+        most: usize,
+        mut go: impl FnMut(&Source<'_>, Remote) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self {
+            Self::Segment(segment, range) if range.len() > most => {
+                range.clone().step_by(most).try_for_each(|begin| {
+                    let piece = begin..range.end.min(begin + most);
+                    let to = to.part((begin - range.start) as u64, piece.len() as u64);
+                    go(&Source::Segment(segment, piece), to)
+                })
+            }
+            whole => whole.each_piece(to, |piece, to, _| go(piece, to)),
+        }
+    }
     /// Whether its range lies in its segment.
     pub(crate) fn is_whole(&self) -> bool {
         match self {

@@ -12,15 +12,18 @@ use hca_perf::Failure;
 use hca_perf::Setup;
 use hca_perf::batches::per_second;
 use hca_perf::layers::am::{self, SEGMENT};
-use hca_perf::layers::{global, via};
+use hca_perf::layers::global::{self, Access};
+use hca_perf::layers::via;
 
 use super::{Bench, Fabric, Row, Unit, less, more};
 
 /// Bytes of a medium message.
 const MEDIUM: usize = 4096;
+/// Bytes of the memory in which single words are accessed.
+const PAGE: usize = 4096;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 18] = [
+pub(super) const ROWS: [Row; 20] = [
     Row { name: "via send 8 B", against: "send 8 B", target: less(1.15, Some(1.05)), unit: Unit::Ns, measure: |b| vis(b, Fabric::Shm) },
     Row { name: "am short over verbs, half round trip", against: "send 8 B", target: less(1.2, Some(1.1)), unit: Unit::Ns, measure: |b| short(b, Fabric::Shm, Way::Verbs) },
     Row { name: "am short over vis, half round trip", against: "send 8 B", target: None, unit: Unit::Ns, measure: |b| short(b, Fabric::Shm, Way::Via) },
@@ -32,6 +35,8 @@ pub(super) const ROWS: [Row; 18] = [
     Row { name: "am bulk 1 MiB over vis", against: "write 1 MiB", target: None, unit: Unit::Bytes, measure: |b| bulk(b, Fabric::Shm, Way::Via) },
     Row { name: "global put 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| put(b, Fabric::Shm) },
     Row { name: "global put of a part 1 MiB over verbs", against: "write 1 MiB", target: more(0.9, Some(0.97)), unit: Unit::Bytes, measure: |b| put_part(b, Fabric::Shm) },
+    Row { name: "global read 8 B over verbs", against: "read 8 B", target: less(1.2, Some(1.0)), unit: Unit::Ns, measure: |b| access(b, Access::Read) },
+    Row { name: "global write 8 B over verbs", against: "write 8 B, completed", target: less(1.2, Some(1.0)), unit: Unit::Ns, measure: |b| access(b, Access::Write) },
     Row { name: "udp via send 8 B", against: "send 8 B", target: less(1.05, Some(1.02)), unit: Unit::Ns, measure: |b| vis(b, Fabric::Udp) },
     Row { name: "udp am short over verbs, half round trip", against: "send 8 B", target: less(1.2, Some(1.1)), unit: Unit::Ns, measure: |b| short(b, Fabric::Udp, Way::Verbs) },
     Row { name: "udp am short over vis, half round trip", against: "send 8 B", target: None, unit: Unit::Ns, measure: |b| short(b, Fabric::Udp, Way::Via) },
@@ -100,6 +105,14 @@ fn bulk(b: &Bench, fabric: Fabric, way: Way) -> Result<Option<Ratio>, Failure> {
     let mut duo = Duo::start(&device(b, fabric), b.cpus, Kind::Blocks { span: SEGMENT }, SEGMENT)?;
     let ours = || two.bulk_bytes_per_s(SEGMENT);
     Ok(summary(&b.interleave(ours, || duo.write_bytes_per_s(b.time))?))
+}
+
+/// A read or a write of 8 bytes of global memory against a READ or a WRITE from post to completion, in ns.
+fn access(b: &Bench, access: Access) -> Result<Option<Ratio>, Failure> {
+    let mut two = global::start(&setup(b, Fabric::Shm), Way::Verbs, b.time)?;
+    let mut duo = Duo::start(&device(b, Fabric::Shm), b.cpus, Kind::Blocks { span: PAGE }, 8)?;
+    let floor = || if access == Access::Read { duo.read_ns(b.time) } else { duo.write_ns(b.time) };
+    Ok(summary(&b.interleave(|| two.access_ns(access), floor)?))
 }
 
 /// Puts of 1 MiB into global memory, from memory of the program, against WRITEs of as much, in bytes a second.

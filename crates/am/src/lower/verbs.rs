@@ -17,8 +17,8 @@ use hca_verbs::{
 use super::acceptor::{Greeting, Places, Stop};
 use super::acceptors::{Acceptors, Serving};
 use super::{
-    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, PASSED, POLLS_A_LOOK, Received, STAGE, STAGES, Sizes,
-    Sleeper, Unsent,
+    AN_ANSWER, AT_ONCE, Event, Kept, LinkId, Listening, Lower, PASSED, POLLS_A_LOOK, Received, STAGE, STAGES,
+    Sizes, Sleeper, Unsent,
 };
 use crate::bundle::Options;
 use crate::segment::{Place, Remote, Segment, Source};
@@ -38,6 +38,8 @@ const ACCESS: u64 = 1;
 const STAGED: u64 = 2;
 /// In the number of a request: its message is free with its end.
 const PLACED: u64 = 4;
+/// In the number of a request: it has no buffer that comes back.
+const BARE: u64 = 8;
 /// Bytes of memory for long messages that a bundle gets at once.
 const CHUNK: usize = 1 << 20;
 /// Bytes of a line of the caches.
@@ -247,7 +249,7 @@ impl Link {
         &mut self,
         request: SendRequest<O, L>,
     ) -> Result<(), Unsent> {
-        self.post(request.id(ACCESS), true)?;
+        self.post(request.id(ACCESS | BARE), true)?;
         self.accesses += 1;
         Ok(())
     }
@@ -438,7 +440,9 @@ impl Verbs {
             let mut ended = 0;
             for mut wc in send.poll(send_wcs) {
                 ended += 1;
-                back.extend(wc.take_parts());
+                if wc.id & BARE == 0 {
+                    back.extend(wc.take_parts());
+                }
                 let id = LinkId(wc.context);
                 if wc.status != WcStatus::Success {
                     failed.push(id);
@@ -626,6 +630,10 @@ impl Lower for Verbs {
             Source::Segment(..) => Err(Unsent::Down),
         }
     }
+    fn most_at_once(&self, id: LinkId) -> usize {
+        let near = matches!(self.links.get(id.place()), Some(Some((_, link))) if link.near);
+        if near { AT_ONCE } else { usize::MAX }
+    }
     fn write(&mut self, id: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent> {
         let remote = RemoteMr { addr: to.addr, rkey: Rkey::new(to.key), len: to.len };
         match from {
@@ -634,7 +642,13 @@ impl Lower for Verbs {
             }
             Source::Bytes(bytes) => self.write_bytes(id, bytes, remote, ACCESS),
             Source::Segment(Segment(Place::Verbs(mr)), range) => {
-                self.link(id)?.post_access(SendRequest::write(mr.range(range.clone()), remote))
+                let link = self.link(id)?;
+                // Who waits for room carries out what was posted, which is the adapter's thread's otherwise.
+                if link.near && link.accesses >= STAGES && range.len() > STAGE && !link.down {
+                    self.until_sends = 1;
+                    return Err(Unsent::Full);
+                }
+                link.post_access(SendRequest::write(mr.range(range.clone()), remote))
             }
             Source::Segment(..) => Err(Unsent::Down),
         }

@@ -85,15 +85,15 @@ fn accesses(bed: &Bed) {
         assert_eq!(process.load(&long, 5, 2).unwrap(), [next as u32, 3 + next as u32]);
         // Without a copy, from the memory of one process to that of another; and while that one's program does not poll.
         let landed = process.spread::<u32>(80_000).unwrap();
-        process.put_part(&landed, before, 10, &long, 20, 5_000).unwrap();
+        process.put_part(&landed, before, 10, &long, 20, 70_000).unwrap();
         process.sync().unwrap();
         process.barrier().unwrap();
         let values = process.load(&long, 0, 80_000).unwrap();
-        let mut theirs = vec![0; 5_000];
+        let mut theirs = vec![0; 70_000];
         process.read_bulk(&landed, before, 10, &mut theirs).unwrap();
-        assert!(theirs == values[20..5_020]);
-        process.read_part(&landed, before, 10, &landed, 10_000, 5_000).unwrap();
-        assert_eq!(process.load(&landed, 10_000, 5_000).unwrap(), theirs);
+        assert!(theirs == values[20..70_020]);
+        process.read_part(&landed, before, 10, &landed, 75_000, 5_000).unwrap();
+        assert_eq!(process.load(&landed, 75_000, 5_000).unwrap(), theirs[..5_000]);
         assert!(process.put_part(&landed, before, 79_999, &long, 0, 2).is_err());
         assert!(process.read_part(&landed, before, 0, &long, 79_999, 2).is_err());
         // An access by RDMA comes behind the requests to the same process.
