@@ -402,6 +402,8 @@ pub trait Host {
     fn lend(&mut self, _index: u32, _offset: u32, _max: u32) -> Option<Loan> {
         None
     }
+    /// The peer could not reach what was lent of the oldest request; all of it is sent.
+    fn loan_refused(&mut self) {}
     /// Fetches bytes that the peer lends into the held receive request.
     ///
     /// # Errors

@@ -290,7 +290,10 @@ impl Core {
             qp_word: entry.res.word,
         };
         match shm.offer(link, &grant) {
-            Ok(()) => Some(()),
+            Ok(()) => {
+                entry.res.near_work.told = entry.res.word;
+                Some(())
+            }
             Err(why) => {
                 tracing::debug!(%why, "a peer does not fetch messages from a region");
                 None
@@ -337,8 +340,9 @@ impl Core {
             self.offer_process(link, shm);
         }
         let grant = Grant { key, qpn, offset, pages: pages.as_ref(), len, iova, access, pd, qp_word };
-        if let Err(why) = shm.grant(link, &grant) {
-            tracing::debug!(%why, "a peer does not reach a region directly");
+        match shm.grant(link, &grant) {
+            Ok(()) => self.qps.at_mut(slot)?.res.near_work.told = qp_word,
+            Err(why) => tracing::debug!(%why, "a peer does not reach a region directly"),
         }
         Some(())
     }

@@ -499,6 +499,14 @@ impl Host for QpHost<'_> {
         });
         loan
     }
+    fn loan_refused(&mut self) {
+        // A peer that was not connected yet has not heard of our word.
+        let regions = &mut self.tables.regions;
+        if regions.may_repeat() {
+            regions.note_repeat();
+            self.res.near_work.told = 0;
+        }
+    }
     fn place_loan(&mut self, offset: u32, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
         let from = res.peer_link();

@@ -39,6 +39,11 @@ pub(crate) fn lend(
         return None;
     };
     match regions.offered.get(&(near.link, key)) {
+        // The peer's queue pair has not heard of our word, or not when it was connected: the same offer tells it again.
+        Some((Offer::Taken, _)) if work.told != own.1 => {
+            work.offer = Some(key);
+            None
+        }
         Some((Offer::Taken, _)) => {
             let memory = RemoteAddr { addr: s.addr, rkey: Rkey::new(key) };
             Some(Loan { memory, len: s.len, terms: None })

@@ -160,6 +160,8 @@ pub(crate) struct NearWork {
     pub(crate) offer: Option<u32>,
     /// This process is to be offered.
     pub(crate) process: bool,
+    /// The word of ours that the peer was told with a grant: what it fetches is guarded by that.
+    pub(crate) told: u64,
     /// Bytes of the next request that are moved.
     pub(crate) offset: u32,
     /// Bytes moved since the caller last looked.

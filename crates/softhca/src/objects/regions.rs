@@ -137,7 +137,12 @@ impl Regions {
     /// Whether what was refused may be tried again.
     #[inline]
     pub(crate) fn is_over(&self, refusal: &Refusal) -> bool {
-        self.now >= refusal.again_at && (refusal.wait.is_zero() || self.now >= self.repeat_at)
+        self.now >= refusal.again_at && (refusal.wait.is_zero() || self.may_repeat())
+    }
+    /// Whether something may be asked or offered again.
+    #[inline]
+    pub(crate) fn may_repeat(&self) -> bool {
+        self.now >= self.repeat_at
     }
     pub(crate) fn note_repeat(&mut self) {
         self.repeat_at = self.now + REPEATS_APART;

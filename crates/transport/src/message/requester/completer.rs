@@ -93,6 +93,7 @@ impl Requester {
             return Ok(());
         }
         if head.has(NOT_LENT) {
+            host.loan_refused();
             // The next one may be half sent.
             self.lends_from = Some(self.high.wrapping_add((self.next == self.high).into()));
             self.recount(self.una, host);
