@@ -11,7 +11,8 @@ use crate::segment::{Remote, Segment, Source};
 use crate::wire::Head;
 use crate::{EndpointId, Error};
 
-/// Bytes of accesses between two looks for what has come, at most.
+/// Bytes of accesses between two looks for what has come, at most, and of a piece that a device writes to a near peer
+/// within the post.
 const UNATTENDED: usize = 1 << 18;
 
 impl Bundle {
@@ -121,7 +122,8 @@ impl Bundle {
             return Err(Error::Segment { offset, len: source.len() as u64, segment: 0 });
         }
         let (id, to) = self.reach(endpoint, index, offset, source.len() as u64)?;
-        source.each_access(to, self.lower.most_at_once(id), |piece, to| {
+        let most = if self.lower.is_near(id) { UNATTENDED } else { usize::MAX };
+        source.each_access(to, most, |piece, to| {
             self.post(true, |lower| lower.write(id, piece, to))?;
             self.attend(piece.len());
             Ok(())

@@ -25,32 +25,34 @@ use crate::explain;
 
 /// Defines functions that C programs call, each in its version node.
 macro_rules! exports {
-    ($($version:literal fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)*) => {$(
-        #[allow(unsafe_code)]
-        mod $name {
-            core::arch::global_asm!(concat!(".symver ", stringify!($name), ", ", stringify!($name), "@@@", $version));
-        }
-        #[allow(unsafe_code)]
-        #[unsafe(no_mangle)]
-        pub(crate) extern "C" fn $name($($arg: $t),*) -> $ret $body
-    )*};
+    ($($version:literal fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)*) => {
+        $crate::entry::exported! { "C" $($version fn $name($($arg: $t),*) -> $ret $body)* }
+    };
 }
 pub(crate) use exports;
 
 /// As [`exports`], of functions in whose sleep a program's thread may be cancelled (`pthread_cancel`): the C library
 /// unwinds it there. Their bodies are calls of [`sleeping`] alone.
 macro_rules! cancellable {
-    ($($version:literal fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)*) => {$(
+    ($($version:literal fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)*) => {
+        $crate::entry::exported! { "C-unwind" $($version fn $name($($arg: $t),*) -> $ret $body)* }
+    };
+}
+pub(crate) use cancellable;
+
+/// The functions of [`exports`] and of [`cancellable`], by their calling convention.
+macro_rules! exported {
+    ($abi:literal $($version:literal fn $name:ident($($arg:ident: $t:ty),*) -> $ret:ty $body:block)*) => {$(
         #[allow(unsafe_code)]
         mod $name {
             core::arch::global_asm!(concat!(".symver ", stringify!($name), ", ", stringify!($name), "@@@", $version));
         }
         #[allow(unsafe_code)]
         #[unsafe(no_mangle)]
-        pub(crate) extern "C-unwind" fn $name($($arg: $t),*) -> $ret $body
+        pub(crate) extern $abi fn $name($($arg: $t),*) -> $ret $body
     )*};
 }
-pub(crate) use cancellable;
+pub(crate) use exported;
 
 /// Puts a function into further version nodes, under which programs of other releases look for it.
 macro_rules! also {

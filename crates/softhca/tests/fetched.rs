@@ -1,5 +1,5 @@
-//! What is lent to a peer over shared memory is fetched by it: memory of a program's own, though the peer has asked for
-//! nothing itself, and memory of the adapter, by whichever queue pair.
+//! Memory that is lent over shared memory is fetched by the peer: memory of a program's own, though the peer has asked
+//! for nothing itself, and memory of the adapter, by whichever queue pair.
 //!
 //! Invariants:
 //! 1. The memory is leaked, or outlives its region, and no reference to it exists once it is registered.

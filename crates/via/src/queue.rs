@@ -409,7 +409,7 @@ impl WorkQueue {
     pub(crate) fn ask(&mut self) {
         let (ended, next) = (self.ended, self.posted.next());
         if ended == next {
-            // Who looks in vain may wait for the end of the next send.
+            // A thread that looks in vain may wait for the end of the next send.
             self.together = 1;
         }
         if self.which == Queue::Receive || ended == next || ended < self.asked_to || self.asked_to >= next {

@@ -573,7 +573,10 @@ impl Vi {
         let mut link = self.shared.link();
         let state = self.shared.state();
         if state != ViState::Idle {
-            return Err(Error::State { state, needs: "another thread connects it" });
+            return Err(Error::State {
+                state,
+                needs: "its attributes are set while it is idle, and another thread connects it",
+            });
         }
         let before = link.attributes.replace(attributes.clone());
         let renewed = self.shared.renew(&mut link, WorkQueue::begin_anew);

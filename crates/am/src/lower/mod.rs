@@ -31,9 +31,6 @@ pub(crate) const STAGE: usize = 1 << 16;
 /// Pieces of so many bytes that are under way at most.
 const STAGES: usize = 4;
 
-/// Bytes that a device writes within the post, if the peer is near.
-const AT_ONCE: usize = 1 << 18;
-
 /// Payloads of so many bytes and more are written past this CPU's caches for a near peer, which takes them from there:
 /// devices lend SENDs of such lengths.
 const PASSED: usize = 1024;
@@ -140,8 +137,8 @@ pub(crate) trait Lower: Send {
     fn let_go(&mut self, link: LinkId, kept: Kept);
     /// Writes into the peer's memory, ahead of the next message. Bytes longer than a [`STAGE`] get memory of their own.
     fn put(&mut self, link: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent>;
-    /// The most bytes of a segment that an access writes by one request.
-    fn most_at_once(&self, link: LinkId) -> usize;
+    /// Whether the peer is on this machine, so that its memory is reached within a post.
+    fn is_near(&self, link: LinkId) -> bool;
     /// Begins to write into the peer's memory, without a message. Bytes as for `put`.
     fn write(&mut self, link: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent>;
     /// Begins to read the peer's memory into a range of a segment.

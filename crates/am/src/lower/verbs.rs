@@ -17,8 +17,8 @@ use hca_verbs::{
 use super::acceptor::{Greeting, Places, Stop};
 use super::acceptors::{Acceptors, Serving};
 use super::{
-    AN_ANSWER, AT_ONCE, Event, Kept, LinkId, Listening, Lower, PASSED, POLLS_A_LOOK, Received, STAGE, STAGES,
-    Sizes, Sleeper, Unsent,
+    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, PASSED, POLLS_A_LOOK, Received, STAGE, STAGES, Sizes,
+    Sleeper, Unsent,
 };
 use crate::bundle::Options;
 use crate::segment::{Place, Remote, Segment, Source};
@@ -630,9 +630,8 @@ impl Lower for Verbs {
             Source::Segment(..) => Err(Unsent::Down),
         }
     }
-    fn most_at_once(&self, id: LinkId) -> usize {
-        let near = matches!(self.links.get(id.place()), Some(Some((_, link))) if link.near);
-        if near { AT_ONCE } else { usize::MAX }
+    fn is_near(&self, id: LinkId) -> bool {
+        matches!(self.links.get(id.place()), Some(Some((_, link))) if link.near)
     }
     fn write(&mut self, id: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent> {
         let remote = RemoteMr { addr: to.addr, rkey: Rkey::new(to.key), len: to.len };
@@ -643,7 +642,7 @@ impl Lower for Verbs {
             Source::Bytes(bytes) => self.write_bytes(id, bytes, remote, ACCESS),
             Source::Segment(Segment(Place::Verbs(mr)), range) => {
                 let link = self.link(id)?;
-                // Who waits for room carries out what was posted, which is the adapter's thread's otherwise.
+                // A program that waits for room carries out what it posted, which the adapter's thread does otherwise.
                 if link.near && link.accesses >= STAGES && range.len() > STAGE && !link.down {
                     self.until_sends = 1;
                     return Err(Unsent::Full);

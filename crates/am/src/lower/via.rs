@@ -16,8 +16,8 @@ use hca_via::{
 use super::acceptor::{Places, Stop, lock};
 use super::acceptors::{Acceptors, Serving};
 use super::{
-    AN_ANSWER, AT_ONCE, Event, Kept, LinkId, Listening, Lower, PASSED, POLLS_A_LOOK, Received, STAGE, STAGES,
-    Sizes, Sleeper, Unsent,
+    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, PASSED, POLLS_A_LOOK, Received, STAGE, STAGES, Sizes,
+    Sleeper, Unsent,
 };
 use crate::bundle::Options;
 use crate::instrument::{self, Part, mark};
@@ -568,9 +568,8 @@ impl Lower for Via {
             Source::Segment(..) => Err(Unsent::Down),
         }
     }
-    fn most_at_once(&self, id: LinkId) -> usize {
-        let near = matches!(self.links.get(id.place()), Some(Some((_, link))) if link.near);
-        if near { AT_ONCE } else { usize::MAX }
+    fn is_near(&self, id: LinkId) -> bool {
+        matches!(self.links.get(id.place()), Some(Some((_, link))) if link.near)
     }
     fn write(&mut self, id: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent> {
         match from {

@@ -160,7 +160,7 @@ pub(crate) fn an_error_handler_that_panics_leaves_the_link(bed: &Bed) {
     assert_eq!((panics, a.bundle.is_reachable(a.ep, 0).unwrap()), (60, true));
     a.request(1, &[7]);
     assert_eq!(next(&mut [&mut a, &mut b], "a request", &told), [7]);
-    // What comes back by the end of the link is told as well.
+    // A request that comes back by the end of the link is told as well.
     a.request(1, &[8]);
     let unmapped = catch_unwind(AssertUnwindSafe(|| a.bundle.unmap(a.ep, 0).unwrap()));
     assert!(unmapped.is_err() && a.bundle.mapped(a.ep, 0).unwrap().is_none());

@@ -233,6 +233,7 @@ pub(crate) fn a_failed_descriptor_of_an_unreliable_vi_leaves_those_behind_it(bed
 pub(crate) fn a_descriptor_that_ends_with_its_post_wakes_who_waits(bed: &Bed) {
     let pair = bed.pair_of(Reliability::Unreliable);
     let bad = Segment { handle: 0x55, ..pair.a.side.data(0, 100) };
+    // Only a thread that sleeps can be left asleep; one that does not yet finds the end by itself.
     let asleep = || std::thread::sleep(std::time::Duration::from_millis(50));
     std::thread::scope(|s| {
         let waits = s.spawn(|| pair.a.vi.send_wait(Some(PATIENCE)).map(|done| error(&done)));

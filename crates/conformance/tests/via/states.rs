@@ -193,6 +193,7 @@ pub(crate) fn a_send_beside_a_disconnect_leaves_no_trace(bed: &Bed) {
             while !ends.is_finished() {
                 // It is flushed, or refused.
                 if pair.a.vi.post_send(&descriptor).is_ok() {
+                    // The connection ends meanwhile, and is not kept busy.
                     std::thread::sleep(std::time::Duration::from_micros(300));
                 }
             }

@@ -219,7 +219,7 @@ fn of_requests_that_are_built_together_all_are_posted_or_none() {
     builder.start();
     (30..34).for_each(|wr_id| send(wr_id, b""));
     assert_eq!(builder.complete(), 0);
-    // Those of the last list alone.
+    // Requests of the last list alone are sent.
     let done = pair.completions(8);
     let sent = Vec::from_iter(done.iter().map(|wc| wc.wr_id).filter(|wr_id| *wr_id >= 10));
     assert_eq!(sent, [30, 31, 32, 33]);

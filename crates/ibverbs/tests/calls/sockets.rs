@@ -202,6 +202,7 @@ fn peers_of_a_listening_socket_that_is_closed_hear_of_it() {
             hears
         };
         let peers = Vec::from_iter((0..4).map(|_| std::thread::spawn(peer)));
+        // The end comes at another moment of the connecting in each round.
         std::thread::sleep(std::time::Duration::from_micros(1_000 + 500 * round));
         assert_eq!(cm!(rclose(listener)), 0);
         for peer in peers {
@@ -228,7 +229,7 @@ fn as_many_connections_wait_as_the_program_says() {
     };
     let clients = [60_000, 60_000, 200, 200, 200, 200].map(connect);
     assert_eq!(clients.map(|(_, is_connected)| is_connected), [true, true, false, false, false, false]);
-    // Those that the program takes make room.
+    // Connections that the program takes make room.
     for _ in 0..2 {
         let server = cm!(raccept(listener, NONE, NONE));
         assert!(server >= 0, "{}", errno());
@@ -264,6 +265,7 @@ fn an_error_is_told_once_and_long_times_are_long() {
     // 2^32 milliseconds and a few, and a time that is none.
     let [client, server] = pair();
     let sends = std::thread::spawn(move || {
+        // Behind the end of a time of which the upper half was lost.
         std::thread::sleep(std::time::Duration::from_millis(1500));
         cm!(rsend(client, b"x".as_ptr(), 1, 0) -> isize)
     });

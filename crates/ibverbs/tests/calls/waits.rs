@@ -2,6 +2,7 @@
 
 use super::processes::alone;
 use super::*;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 unsafe extern "C-unwind" {
@@ -23,6 +24,8 @@ struct Call {
     arguments: [usize; 3],
     result: c_int,
     errno: c_int,
+    /// The number of the thread that makes the call, once there is one.
+    thread: AtomicI32,
 }
 /// A thread of the C library that makes a call. Nothing here has a destructor: it may be cancelled.
 extern "C-unwind" fn make(call: *mut c_void) -> *mut c_void {
@@ -31,12 +34,15 @@ extern "C-unwind" fn make(call: *mut c_void) -> *mut c_void {
     unsafe {
         let f: extern "C-unwind" fn(usize, usize, usize) -> c_int = std::mem::transmute((*call).at);
         let [first, second, third] = (*call).arguments;
+        (*call).thread.store(libc::gettid(), Ordering::Release);
         (*call).result = f(first, second, third);
         (*call).errno = *libc::__errno_location();
     }
     null_mut()
 }
+/// Starts the call's thread, which sleeps then.
 fn start(call: &mut Call) -> libc::pthread_t {
+    call.thread.store(0, Ordering::Relaxed);
     // SAFETY: the thread's function has the C calling convention, and room for the thread's name.
     unsafe {
         let run: extern "C" fn(*mut c_void) -> *mut c_void =
@@ -44,8 +50,21 @@ fn start(call: &mut Call) -> libc::pthread_t {
         let mut thread = 0;
         let call = (&raw mut *call).cast();
         assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), run, call), 0);
-        std::thread::sleep(Duration::from_millis(200));
+        until_asleep(&(*call.cast::<Call>()).thread);
         thread
+    }
+}
+/// Waits until a thread has told its number and sleeps.
+fn until_asleep(thread: &AtomicI32) {
+    let begun = Instant::now();
+    let state = || {
+        let stat =
+            std::fs::read_to_string(format!("/proc/self/task/{}/stat", thread.load(Ordering::Acquire)));
+        stat.ok()?.rsplit_once(") ")?.1.chars().next()
+    };
+    while state() != Some('S') {
+        assert!(begun.elapsed() < LONG, "the thread does not sleep: {:?}", state());
+        std::thread::yield_now();
     }
 }
 /// Waits for the end of a thread; its result, or `None` if it goes on.
@@ -66,7 +85,13 @@ fn calls() -> [Call; 3] {
     let channel = call!(@ symbol("ibv_create_comp_channel", "IBVERBS_1.0"), (context) -> *mut c_void);
     let events = call!(@ symbol("rdma_create_event_channel", "RDMACM_1.0"), () -> *mut c_void);
     let room = || Box::leak(Box::new([0_usize; 4])).as_mut_ptr() as usize;
-    let call = |at, first: usize| Call { at, arguments: [first, room(), room()], result: 99, errno: 0 };
+    let call = |at, first: usize| Call {
+        at,
+        arguments: [first, room(), room()],
+        result: 99,
+        errno: 0,
+        thread: AtomicI32::new(0),
+    };
     [
         call(symbol("ibv_get_cq_event", "IBVERBS_1.1"), channel as usize),
         call(symbol("ibv_get_async_event", "IBVERBS_1.1"), context as usize),
@@ -88,7 +113,7 @@ fn a_thread_that_waits_for_an_event_is_cancelled() {
     }
     // In other calls a thread is not cancelled, and the program goes on.
     let at = common::symbol("rpoll", "RDMACM_1.0").unwrap();
-    let mut call = Call { at, arguments: [0, 0, 500], result: 99, errno: 0 };
+    let mut call = Call { at, arguments: [0, 0, 500], result: 99, errno: 0, thread: AtomicI32::new(0) };
     let thread = start(&mut call);
     // SAFETY: as above.
     assert_eq!(unsafe { pthread_cancel(thread) }, 0);
