@@ -266,9 +266,8 @@ const fn opcode(opcode: WcOpcode) -> u32 {
     }
 }
 
-/// By [`WcOpcode`], as a table: a match takes four instructions more. The status and the operation of a success as one
-/// word of a completion, whose lower half is not 0
-/// where there is more to find out.
+/// By [`WcOpcode`]: the status and the operation of a success as one word of a completion, whose lower half is not 0
+/// where there is more to find out. A match in the place of this table takes four instructions more.
 const PLAIN: [u64; WcOpcode::RecvRdmaWithImm as usize + 1] = {
     use WcOpcode::*;
     let all = [
