@@ -472,7 +472,12 @@ impl Host for QpHost<'_> {
         let QpRes { near, near_work: work, sq, send_pd: pd, .. } = &mut *self.res;
         let list = RequestList { sq, index, tables: self.tables, pd: *pd };
         let what = (&request.op.op(), request.len);
-        near::carry_out(near.as_mut(), work, &self.tables.regions, reach, &list, what, behind)
+        let done = near::carry_out(near.as_mut(), work, &self.tables.regions, reach, &list, what, behind);
+        if !matches!(done, Direct::Again) {
+            // Whatever becomes of it, the next request begins at its beginning.
+            work.offset = 0;
+        }
+        done
     }
 
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {

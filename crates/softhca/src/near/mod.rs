@@ -186,18 +186,9 @@ pub(crate) fn carry_out(
     match done {
         Ok(moved) => {
             work.moved += moved;
-            if work.offset < len {
-                return Direct::Again;
-            }
-            work.offset = 0;
-            Direct::Done
+            if work.offset < len { Direct::Again } else { Direct::Done }
         }
-        Err(stop) => {
-            work.offset = 0;
-            match stop {
-                Stop::Local(e) => Direct::Fail(e),
-                Stop::Remote => Direct::Unable,
-            }
-        }
+        Err(Stop::Local(e)) => Direct::Fail(e),
+        Err(Stop::Remote) => Direct::Unable,
     }
 }

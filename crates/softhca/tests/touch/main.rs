@@ -13,6 +13,7 @@ mod completions;
 #[path = "../ends/mod.rs"]
 mod ends;
 mod lanes;
+mod pieces;
 mod polls;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
