@@ -154,3 +154,67 @@ fn a_queue_pair_that_sent_before_its_peer_was_connected_lends() {
     b.next(&*a.device).expect("it arrives in the end");
     assert!(begins_to_lend(&mut late, [&mut a, &mut b], &memory));
 }
+
+/// Writes a few bytes until the peer's program has `shown` them without a turn of its adapter's, which goes on in pieces.
+fn is_reached(qp: &mut Qp, to: RemoteAddr, [a, b]: [&mut End; 2]) -> bool {
+    (0..SENDS).any(|_| {
+        let before = a.counter("process_writes");
+        ends::post(qp, &[SendOp::Write(to)], SendFlags::SIGNALED);
+        a.next(&*b.device).expect("the WRITE completes");
+        a.counter("process_writes") > before
+    })
+}
+
+/// Memory of the program's own, in a place where the adapter's comes again.
+fn own_memory_where_the_adapters_was(end: &End) -> NonNull<u8> {
+    let both = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+    let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED_NOREPLACE;
+    let place = || {
+        let at = end.device.alloc_memory(LEN).unwrap().addr();
+        // SAFETY: new memory, if nothing is there.
+        unsafe { rustix::mm::mmap_anonymous(at.as_ptr().cast(), LEN, both, flags) }.ok().map(|_| at)
+    };
+    (0..100).find_map(|_| place()).expect("it is free again, unless another thread was quicker")
+}
+
+/// The program registers memory of its own, and then has memory of the adapter in its place: its key names either.
+#[test]
+fn a_region_whose_memory_was_exchanged_is_not_granted_once_more() {
+    let [mut a, mut b] = shm_pair(Progress::Inline);
+    let mut pairs = [(); 2].map(|()| [&a, &b].map(another));
+    for [by, to] in &pairs {
+        connect(&a, by, &b, to);
+        connect(&b, to, &a, by);
+    }
+    let at = own_memory_where_the_adapters_was(&b);
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let init = MrInit { addr: at, len: LEN, iova: at.as_ptr() as u64, access };
+    // SAFETY: (1), but for a moment, in which nobody turns.
+    let keys = unsafe { b.device.reg_mr(b.pd, &init) }.unwrap();
+    let to = RemoteAddr { addr: at.as_ptr() as u64, rkey: keys.rkey };
+    if !is_reached(&mut pairs[0][0], to, [&mut a, &mut b]) {
+        return println!("skipped: this system lets no process write to another");
+    }
+    // SAFETY: the test's own.
+    unsafe { rustix::mm::munmap(at.as_ptr().cast(), LEN) }.unwrap();
+    let mut others = Vec::new();
+    let _there = loop {
+        let memory = b.device.alloc_memory(LEN).unwrap();
+        if memory.addr() == at {
+            break memory;
+        }
+        others.push(memory);
+        if others.len() > 64 {
+            return println!("skipped: the system has given the place to somebody else");
+        }
+    };
+    for [by, _] in &mut pairs {
+        for _ in 0..100 {
+            ends::post(by, &[SendOp::Write(to)], SendFlags::SIGNALED);
+            a.next(&*b.device).expect("the WRITE completes");
+        }
+    }
+    // SAFETY: (1)
+    assert_eq!(unsafe { at.as_ptr().cast::<[u8; 7]>().read_volatile() }, *b"message");
+    b.device.dereg_mr(keys.handle).unwrap();
+}

@@ -177,6 +177,11 @@ impl MappedRegions {
         let id = GrantId { slot, generation: found.generation };
         found.mapped.as_ref().filter(|m| m.place.generation == place.generation).map(|_| id)
     }
+    /// The key of what is mapped of this place.
+    pub(super) fn key_at(&self, link: LinkId, place: &Place) -> Option<u32> {
+        let slot = self.find(link, place)?.slot;
+        self.slots[slot as usize].mapped.as_ref().map(|m| m.key)
+    }
     /// Grants once more what is mapped; tells what that is.
     pub(super) fn again(&mut self, id: GrantId) -> Option<Granted> {
         let m = self.get_mut(id)?;
@@ -313,12 +318,13 @@ unsafe impl Send for Mapped {}
 /// Access to peers' regions, for a handler that also sends messages.
 pub struct Reach<'a> {
     mapped: &'a mut MappedRegions,
-    /// One that was found taken back.
-    revoked: &'a mut Option<GrantId>,
+    /// Those that were found taken back.
+    revoked: &'a mut Vec<GrantId>,
 }
 
 impl<'a> Reach<'a> {
-    pub(super) fn new(mapped: &'a mut MappedRegions, revoked: &'a mut Option<GrantId>) -> Self {
+    /// For a call behind which [`unmap_revoked`](super::fabric::ShmFabric::unmap_revoked) is due.
+    pub(super) fn new(mapped: &'a mut MappedRegions, revoked: &'a mut Vec<GrantId>) -> Self {
         Self { mapped, revoked }
     }
     pub(super) fn processes(&self) -> &Processes {
@@ -334,8 +340,10 @@ impl<'a> Reach<'a> {
     #[inline(always)]
     pub fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
         let access = self.mapped.access(grant, guard);
-        if let Err(Denied::Revoked) = access {
-            *self.revoked = Some(grant);
+        if let Err(Denied::Revoked) = access
+            && !self.revoked.contains(&grant)
+        {
+            self.revoked.push(grant);
         }
         access
     }

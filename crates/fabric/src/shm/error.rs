@@ -117,6 +117,9 @@ pub enum GrantError {
     /// The region does not cover all pages of its memory, and a descriptor would open the others as well.
     #[error("the region does not cover all pages of its memory")]
     Partial,
+    /// The program has put other memory in the place of a region that peers have been granted.
+    #[error("the region's memory is not the one that was granted by its key before")]
+    Exchanged,
     /// The region is being revoked, and a peer is still within an access to it.
     #[error("the region is being revoked")]
     Ending,

@@ -197,10 +197,12 @@ impl ShmFabric {
         };
         let region = self.grants.region(slot).expect("it was found or made");
         let access = g.access & RIGHTS;
-        let of_same = g.pages.map_or(region.pages.is_none(), |pages| region.is_of(pages));
-        let same = of_same && (region.offset, region.len) == (g.offset, g.len);
-        assert!(
-            same && (region.iova, region.access) == (g.iova, access),
+        if !g.pages.map_or(region.pages.is_none(), |pages| region.is_of(pages)) {
+            return Err(GrantError::Exchanged);
+        }
+        assert_eq!(
+            (region.offset, region.len, region.iova, region.access),
+            (g.offset, g.len, g.iova, access),
             "key {:#x} names another region",
             g.key
         );
@@ -367,6 +369,9 @@ impl ShmFabric {
                 self.notify(peer, Notice::GrantRefused { link: peer, key, qpn });
             }
             Note::Grant { key, place, granted } => {
+                if self.grants.mapped.key_at(peer, &place).is_some_and(|known| known != key) {
+                    return Err("it grants one region by two keys");
+                }
                 if !granted.offered {
                     self.answered(slot, key, granted.qpn)?;
                 }

@@ -7,7 +7,7 @@ use hca_core::Access;
 
 use super::access::MappedRegions;
 use super::board::{Bits, generation_at, in_use_at, is_writable};
-use super::grant::{LinkId, MAX_ASKED, MAX_MAPPED_OF_PEER, Notice};
+use super::grant::{GrantId, LinkId, MAX_ASKED, MAX_MAPPED_OF_PEER, Notice};
 use super::memory::{Segment, Window};
 use super::note::Note;
 use super::pages::{PAGE, SharedPages};
@@ -109,6 +109,8 @@ pub(super) struct Grants {
     pub(super) free: VecDeque<u32>,
     pub(super) by_key: HashMap<u32, u32>,
     pub(super) mapped: MappedRegions,
+    /// Those of them that were found taken back within a call, until they are unmapped behind it.
+    pub(super) revoked: Vec<GrantId>,
     pub(super) notices: VecDeque<(LinkId, Notice)>,
     /// Links with notes that their sockets did not take.
     pub(super) late: Vec<u32>,
@@ -130,6 +132,7 @@ impl Grants {
             free: VecDeque::new(),
             by_key: HashMap::new(),
             mapped: MappedRegions::default(),
+            revoked: Vec::new(),
             notices: VecDeque::new(),
             late: Vec::new(),
             questions: 0,

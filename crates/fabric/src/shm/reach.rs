@@ -9,11 +9,8 @@ impl ShmFabric {
     /// Calls `access` with access to the memory that peers have granted.
     #[inline(always)]
     pub fn reach<R>(&mut self, access: impl FnOnce(Reach<'_>) -> R) -> R {
-        let mut revoked = None;
-        let result = access(Reach::new(&mut self.grants.mapped, &mut revoked));
-        if let Some(grant) = revoked {
-            self.unmap(grant);
-        }
+        let result = access(Reach::new(&mut self.grants.mapped, &mut self.grants.revoked));
+        self.unmap_revoked();
         result
     }
     /// The way to a peer's region by way of a queue pair of the same peer.
@@ -43,6 +40,19 @@ impl ShmFabric {
         self.send_note(m.link, Note::Left { key: m.key, times: m.times }, None);
     }
 
+    /// Behind a call that was given a [`Reach`]: unmaps the regions that it found taken back.
+    #[inline(always)]
+    pub(super) fn unmap_revoked(&mut self) {
+        if !self.grants.revoked.is_empty() {
+            self.unmap_all_revoked();
+        }
+    }
+    #[cold]
+    fn unmap_all_revoked(&mut self) {
+        while let Some(grant) = self.grants.revoked.pop() {
+            self.unmap(grant);
+        }
+    }
     /// Unmaps a region that the peer took back.
     #[cold]
     pub(super) fn unmap(&mut self, grant: GrantId) {

@@ -114,7 +114,7 @@ impl ShmFabric {
     ) -> Result<Taken, Garbage> {
         let Some(link) = self.links.get_mut(slot) else { return Ok(Taken::All) };
         let Some(rx) = &mut link.rx else { return Ok(Taken::All) };
-        let (mut packets, mut taken, mut revoked) = (0, 0, None);
+        let (mut packets, mut taken) = (0, 0);
         let ended = loop {
             if packets >= budget.packets || taken >= budget.bytes {
                 break Ok(Taken::Some);
@@ -130,7 +130,8 @@ impl ShmFabric {
             self.counters.rx_lines += u64::from(lines);
             let What::Packet(attributes) = what else {
                 self.counters.rx_messages += 1;
-                taken += sink.message(link.peer, packet, Reach::new(&mut self.grants.mapped, &mut revoked));
+                let reach = Reach::new(&mut self.grants.mapped, &mut self.grants.revoked);
+                taken += sink.message(link.peer, packet, reach);
                 continue;
             };
             if let Some(tap) = &mut self.tap {
@@ -166,9 +167,7 @@ impl ShmFabric {
         } else if matches!(link.stage, Stage::Ending) && ended.is_ok() {
             self.rounds.ended += 1;
         }
-        if let Some(grant) = revoked {
-            self.unmap(grant);
-        }
+        self.unmap_revoked();
         ended
     }
 

@@ -214,8 +214,7 @@ impl ShmFabric {
             return Some(self.send_later(slot, send));
         }
         let mut tx = ShmTx::new(&mut link.tx, false);
-        let mut revoked = None;
-        let result = send(&mut tx, Reach::new(&mut self.grants.mapped, &mut revoked));
+        let result = send(&mut tx, Reach::new(&mut self.grants.mapped, &mut self.grants.revoked));
         let ShmTx { garbage, full, messages, lines, .. } = tx;
         if full {
             self.counters.tx_messages_blocked += 1;
@@ -223,9 +222,7 @@ impl ShmFabric {
         }
         self.counters.tx_messages += messages;
         self.counters.tx_lines += lines;
-        if let Some(grant) = revoked {
-            self.unmap(grant);
-        }
+        self.unmap_revoked();
         match garbage {
             Some(why) => self.drop_peer(slot, &why),
             // Requests that were done directly need nobody.
@@ -241,7 +238,9 @@ impl ShmFabric {
         self.shorten_proof_deadline(slot);
         let link = self.links.get_mut(slot).expect("found by the caller");
         let mut tx = ShmTx::new(&mut link.tx, true);
-        send(&mut tx, Reach::new(&mut self.grants.mapped, &mut None))
+        let result = send(&mut tx, Reach::new(&mut self.grants.mapped, &mut self.grants.revoked));
+        self.unmap_revoked();
+        result
     }
 
     fn note_full(&mut self, slot: u32) {

@@ -13,6 +13,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// Between any two questions or offers that are repeated, of all queue pairs: they take less than a hundredth of a CPU.
 const REPEATS_APART: Duration = Duration::from_millis(4);
+/// Answers that are kept before refusals are forgotten that may be over: a program that registers memory for each
+/// request asks for ever more keys.
+const MANY_ANSWERS: usize = 4096;
 
 /// A peer's region that is mapped here.
 #[derive(Clone, Copy)]
@@ -97,6 +100,8 @@ pub(crate) struct Regions {
     pub(crate) now: Instant,
     /// Until then nothing is asked or offered again.
     repeat_at: Instant,
+    /// So many answers are kept before some are forgotten.
+    room: usize,
     /// Peers' regions by key.
     pub(crate) asked: ByKey<(LinkId, u32), Answer>,
     /// Peers' regions that messages are fetched from.
@@ -122,17 +127,28 @@ impl Regions {
     }
     /// A peer refused a key. Another queue pair may have been granted it nevertheless.
     pub(crate) fn refuse(&mut self, link: LinkId, key: u32) {
-        let answer = self.asked.entry((link, key)).or_insert(Answer::Refused(Refusal::not_asked(self.now)));
-        if let Answer::Refused(refusal) = answer {
-            *refusal = Refusal::after(Some(*refusal), self.now);
+        let now = self.now;
+        if let Answer::Refused(refusal) = self.answer(link, key) {
+            *refusal = Refusal::after(Some(*refusal), now);
         }
     }
     /// A peer is not asked for a key yet.
     pub(crate) fn put_off(&mut self, link: LinkId, key: u32) {
-        let answer = self.asked.entry((link, key)).or_insert(Answer::Refused(Refusal::not_asked(self.now)));
-        if let Answer::Refused(refusal) = answer {
-            *refusal = Refusal::not_asked(self.now);
+        let now = self.now;
+        if let Answer::Refused(refusal) = self.answer(link, key) {
+            *refusal = Refusal::not_asked(now);
         }
+    }
+    /// What is known of a key that a peer does not grant now.
+    fn answer(&mut self, link: LinkId, key: u32) -> &mut Answer {
+        let now = self.now;
+        if self.asked.len() >= self.room.max(MANY_ANSWERS) {
+            // Nobody tells of the end of a key that was not granted. Those in use are asked for before.
+            let is_old = |r: &Refusal| now >= r.again_at + LONGEST_WAIT;
+            self.asked.retain(|_, answer| !matches!(answer, Answer::Refused(r) if is_old(r)));
+            self.room = 2 * self.asked.len();
+        }
+        self.asked.entry((link, key)).or_insert(Answer::Refused(Refusal::not_asked(now)))
     }
     /// Whether what was refused may be tried again.
     #[inline]
@@ -192,5 +208,55 @@ impl Regions {
         self.lent.retain(|(l, _), _| *l != link);
         self.offered.retain(|(l, _), _| *l != link);
         self.processes.remove(&link);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_fabric::ShmFabric;
+
+    use super::*;
+
+    /// The link of an adapter to itself will do.
+    fn some_link() -> LinkId {
+        let domain = format!("regions.{}", std::process::id());
+        let [mut a, mut b] = [(); 2].map(|()| ShmFabric::open(&domain, &Default::default()).unwrap());
+        let av = hca_core::AddressVector {
+            dgid: hca_core::Gid::from_ip(hca_fabric::Fabric::attr(&b).local),
+            ..Default::default()
+        };
+        let path = hca_fabric::Fabric::open_path(&mut a, &av).unwrap();
+        let begun = std::time::Instant::now();
+        loop {
+            for fabric in [&mut a, &mut b] {
+                let now = Instant::from_nanos(begun.elapsed().as_nanos() as u64);
+                hca_fabric::Fabric::recv(
+                    fabric,
+                    now,
+                    hca_fabric::RxBudget { packets: 1, bytes: 1 },
+                    &mut |_| {},
+                );
+            }
+            if let Some(link) = a.link_of(path) {
+                return link;
+            }
+        }
+    }
+
+    #[test]
+    fn ever_more_keys_that_are_refused_take_no_more_memory() {
+        let (link, mut regions, mut most) = (some_link(), Regions::default(), 0);
+        for key in 0..1_000_000 {
+            regions.now = Instant::from_nanos(u64::from(key) * 100_000);
+            if key % 3 == 0 {
+                regions.put_off(link, key);
+            } else {
+                regions.refuse(link, key);
+            }
+            most = most.max(regions.asked.len());
+        }
+        // As many as come within some seconds.
+        assert!(most <= 8 * MANY_ANSWERS, "{most} answers");
+        assert!(regions.is_refused(link, 999_998) && !regions.is_over(&Refusal::not_asked(regions.now)));
     }
 }

@@ -193,6 +193,27 @@ fn what_was_taken_back_is_denied_at_once_and_unmapped() {
 }
 
 #[test]
+fn all_that_one_call_finds_taken_back_is_unmapped_behind_it() {
+    let mut p = pair();
+    let pages = [(); 3].map(|()| SharedPages::alloc(4096).unwrap());
+    let keys = [KEY, KEY + 1, KEY + 2];
+    let grants: Vec<_> = keys.iter().zip(&pages).map(|(key, pages)| p.granted(pages, *key, ALL).0).collect();
+    let guard = p.guard();
+    for key in keys {
+        assert_eq!(p.b.revoke(key), crate::Revocation::default());
+    }
+    // Before any message was heard.
+    p.a.reach(|mut reach| {
+        for grant in grants.iter().chain(&grants) {
+            assert_eq!(reach.access(*grant, &guard).err(), Some(Denied::Revoked));
+        }
+    });
+    assert_eq!(p.a.grants.mapped.len(), 0);
+    let told = core::iter::from_fn(|| p.a.next_notice()).count();
+    assert_eq!(told, keys.len(), "each is told once");
+}
+
+#[test]
 fn a_refusal_is_told() {
     let mut p = pair();
     p.a.ask_grant(p.to_b, KEY, QPN).unwrap();

@@ -449,6 +449,33 @@ fn answers_to_what_was_not_asked_end_the_link() {
     }
 }
 
+/// Each key would have a place in the tables of whoever takes it, and there are no mappings to bound these.
+#[test]
+fn a_region_that_is_granted_by_several_keys_ends_the_link() {
+    let (mut a, b, _) = met();
+    let fd = memfd(4096, SealFlags::SHRINK | SealFlags::GROW, MemfdFlags::empty());
+    for other in 0..2 {
+        let Note::Grant { place, granted, .. } = some_grant(0, 4096, true) else { unreachable!("it is one") };
+        // Once more by the same key, for another queue pair, and then by another one.
+        for key in [7, 7, 7 + other] {
+            say_note(&b, &a, &Note::Grant { key, place, granted }, Some(&fd));
+        }
+        if other == 0 {
+            let start = Clock::now();
+            while counter(&a, "grants_mapped") < 3 && start.elapsed() < Duration::from_secs(10) {
+                recv(&mut a, &mut Vec::new());
+            }
+            assert_eq!((counter(&a, "peers_dropped_garbage"), a.grants.mapped.len()), (0, 1));
+        }
+    }
+    drops(&mut a, "two keys");
+    let keys = core::iter::from_fn(|| a.next_notice()).filter_map(|n| match n {
+        crate::Notice::Granted { key, .. } => Some(key),
+        _ => None,
+    });
+    assert!(keys.eq([7; 5]), "the other key is told to nobody");
+}
+
 #[test]
 fn a_queue_pair_that_there_cannot_be_has_no_guard() {
     let (mut a, b, _) = met();
