@@ -198,9 +198,9 @@ impl History {
         (self.len, self.front, self.fresh) = (0, 0, 0);
     }
 
-    /// The one whose response has this PSN.
+    /// The latest one whose response has this PSN: an older one may have had it 2^24 packets ago.
     fn find(&self, psn: Psn) -> Option<usize> {
-        (0..self.len).find(|&i| {
+        (0..self.len).rev().find(|&i| {
             let e = &self.slots[self.at(i)];
             span(e.psn, psn) < e.packets
         })
@@ -241,5 +241,24 @@ impl History {
             (Deed::Atomic { .. }, false) | (Deed::Placed, true) => self.repeat(i, 0, 1, msn),
             _ => Repeat::Strange,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_under_one_psn_the_latest_is_repeated() {
+        // PSNs come round after 2^24 packets, and SENDs and WRITEs put nothing out of the history.
+        let mut history = History::new(2);
+        let psn = Psn::new(5);
+        for (msn, original) in [(1, 10), (2, 20)] {
+            history.push(psn, msn, (Deed::Atomic { original }, Named::default()), 1);
+            history.sent();
+        }
+        assert_eq!(history.done_again(psn, false, 2), Repeat::Answered);
+        let again = history.front().expect("it is answered again");
+        assert!(matches!(again.deed, Deed::Atomic { original: 20 }), "{again:?}");
     }
 }
