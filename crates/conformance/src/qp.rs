@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hca_core::{
-    Access, AckTimeout, AddressVector, AsyncEvent, DeviceError, Gid, Mtu, Payload, Pkey, PostError, Psn,
-    Qkey, QpAttr, QpCap, QpHandle, QpInit, QpPorts, QpState, QpStatus, QpType, Qpn, RecvPort, RecvWr,
-    RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqHandle, SrqInit, WcStatus,
+    Access, AckTimeout, AddressVector, AsyncEvent, DeviceError, Gid, Mtu, Payload, Pkey, PostError,
+    PostErrorKind, Psn, Qkey, QpAttr, QpCap, QpHandle, QpInit, QpPorts, QpState, QpStatus, QpType, Qpn,
+    RecvPort, RecvWr, RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqHandle, SrqInit, WcStatus,
 };
 
 use crate::Bed;
@@ -198,6 +198,10 @@ impl Qp {
         let r = unsafe { port.post(wrs) };
         port.ring();
         r
+    }
+    /// Whether a send request would be taken behind so many others.
+    pub(crate) fn would_take(&self, wr: &SendWr<'_>, before: usize) -> Result<(), PostErrorKind> {
+        lock(&self.send).would_take(wr, before)
     }
     /// Posts a batch of receive requests and rings.
     pub(crate) fn try_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {

@@ -225,6 +225,7 @@ macro_rules! __for_each_check {
             limits: capabilities_beyond_the_limits_are_refused,
                 a_queue_takes_its_depth_and_no_more,
                 a_refused_request_leaves_those_before_it_taken,
+                a_queue_tells_beforehand_what_it_takes,
                 too_much_inline_data_is_refused,
                 a_message_beyond_two_to_the_31_is_refused,
                 a_domain_in_use_is_not_freed,

@@ -2,8 +2,8 @@
 //! destroyed object.
 
 use hca_core::{
-    DeviceError, Payload, PdHandle, PostErrorKind, QpCap, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge,
-    WcStatus,
+    DeviceError, Payload, PdHandle, PostErrorKind, QpCap, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr,
+    Sge, WcStatus,
 };
 
 use crate::Bed;
@@ -78,6 +78,33 @@ pub(crate) fn a_refused_request_leaves_those_before_it_taken(bed: &dyn Bed) {
     let e = p.b.try_recv(&[recv(1, &good), recv(2, &many[..])]).unwrap_err();
     assert_eq!(e.accepted, 1);
     assert!(matches!(e.kind, PostErrorKind::TooManySges { .. }), "{e}");
+}
+
+pub(crate) fn a_queue_tells_beforehand_what_it_takes(bed: &dyn Bed) {
+    let p = Pair::rc(bed);
+    let good = [p.ma.sge(0, 8)];
+    let many = vec![p.ma.sge(0, 1); p.a.cap.max_send_sge as usize + 1];
+    let bytes = vec![7; p.a.cap.max_inline as usize + 1];
+    let write = |sges| wr(1, SendOp::Write(p.mb.remote(0)), sges);
+    let inline = SendWr { payload: Payload::Inline(&bytes), ..write(&[]) };
+    let add = SendOp::FetchAdd { remote: p.mb.remote(0), add: 1 };
+    for request in [write(&many), inline, wr(1, add, &[p.ma.sge(0, 4)])] {
+        let told = p.a.would_take(&request, 0).expect_err("it is refused");
+        assert_eq!(told, p.a.try_send(&[request]).unwrap_err().kind, "{request:?}");
+    }
+    // Nothing completes, as the peer has no receive request.
+    let depth = p.a.cap.max_send_wr as usize;
+    let send = wr(1, SendOp::Send, &good);
+    for posted in 0..depth {
+        let left = depth - posted;
+        assert_eq!(p.a.would_take(&send, left - 1), Ok(()), "behind {posted}");
+        assert_eq!(p.a.would_take(&send, left), Err(PostErrorKind::QueueFull { depth: depth as u32 }));
+        p.a.send(posted as u64, SendOp::Send, &good);
+    }
+    assert!(p.a.would_take(&send, 0).is_err());
+    p.a.go(QpState::Reset);
+    let told = p.a.would_take(&send, 0).expect_err("a queue pair in RESET sends nothing");
+    assert_eq!(told, p.a.try_send(&[send]).unwrap_err().kind);
 }
 
 pub(crate) fn too_much_inline_data_is_refused(bed: &dyn Bed) {

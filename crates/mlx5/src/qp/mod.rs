@@ -401,6 +401,9 @@ unsafe impl SendPort for Port<SendQueue<Uar>> {
         // SAFETY: our caller's promise.
         unsafe { self.queue.post(wrs) }
     }
+    fn would_take(&mut self, wr: &SendWr<'_>, before: usize) -> Result<(), PostErrorKind> {
+        self.queue.would_take(wr, before)
+    }
     #[inline]
     fn ring(&mut self) {
         self.queue.ring();

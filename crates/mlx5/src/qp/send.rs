@@ -136,6 +136,9 @@ impl<B: Bell> SendQueue<B> {
         if self.qp.qp_type != QpType::Rc || wr.dest.is_some() {
             self.check_service(wr)?;
         }
+        if !wr.op.has_list() {
+            return Err(PostErrorKind::Unsupported { qp_type: self.qp.qp_type, op: wr.op.wc_opcode() });
+        }
         let len = match wr.payload {
             Payload::Inline(bytes) => {
                 // Never longer than a message may be.
@@ -155,9 +158,6 @@ impl<B: Bell> SendQueue<B> {
         };
         if len > self.limits.max_message {
             return Err(PostErrorKind::message_too_long(len, self.limits.max_message));
-        }
-        if !wr.op.has_list() {
-            return Err(PostErrorKind::Unsupported { qp_type: self.qp.qp_type, op: wr.op.wc_opcode() });
         }
         if len != 8 && matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
             return Err(PostErrorKind::atomic_length(len));
@@ -220,11 +220,12 @@ impl<B: Bell> SendQueue<B> {
         self.life = life;
         Ok(())
     }
-    /// Looks how many requests have ended.
-    fn look_for_room(&mut self) -> Result<(), PostErrorKind> {
+    /// Looks how many requests have ended, and whether there is room behind `before` more.
+    fn look_for_room(&mut self, before: usize) -> Result<(), PostErrorKind> {
         let depth = self.limits.depth;
         self.room = self.qp.send.oldest().wrapping_add(depth);
-        if self.posted == self.room { Err(PostErrorKind::QueueFull { depth }) } else { Ok(()) }
+        let left = self.room.wrapping_sub(self.posted) as usize;
+        if left > before { Ok(()) } else { Err(PostErrorKind::QueueFull { depth }) }
     }
 
     /// Makes a request an entry of the queue, and returns its first 8 bytes.
@@ -255,23 +256,28 @@ impl<B: Bell> SendQueue<B> {
             _ => return None,
         };
         let block = self.ring.block(self.next.into());
-        let written = wqe::write_short(block, self.next, &self.control, wr, data);
+        let written = wqe::write_short(block, self.next, &self.control, wr, data)?;
         self.note(wr.wr_id, &written);
         Some(written.bell)
+    }
+    /// Whether the queue pair takes a request now, if there is room.
+    #[inline(always)]
+    fn check_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        if self.qp.life() != self.life {
+            self.look_at_state()?;
+        }
+        self.check(wr)
     }
     /// The same of any.
     #[inline(always)]
     fn push_any(&mut self, wr: &SendWr<'_>) -> Result<u64, PostErrorKind> {
-        if self.qp.life() != self.life {
-            self.look_at_state()?;
-        }
-        self.check(wr)?;
+        self.check_now(wr)?;
         if self.posted == self.room {
-            self.look_for_room()?;
+            self.look_for_room(0)?;
         }
         let written = match &wr.dest {
             None => wqe::write(&self.ring, self.next, &self.control, wr),
-            Some(_) => self.write_datagram(wr)?,
+            Some(dest) => self.write_datagram(wr, dest)?,
         };
         self.note(wr.wr_id, &written);
         Ok(written.bell)
@@ -285,11 +291,15 @@ impl<B: Bell> SendQueue<B> {
         self.next = self.next.wrapping_add(written.blocks);
     }
     #[inline(never)]
-    fn write_datagram(&self, wr: &SendWr<'_>) -> Result<Written, PostErrorKind> {
-        let Some(Dest::Datagram(dest)) = wr.dest else { return Err(PostErrorKind::Destination) };
-        let address = self.ahs.address(dest.ah, self.pd).ok_or(PostErrorKind::AddressHandle)?;
-        let to = UdTo { address, qpn: dest.qpn.raw(), qkey: dest.qkey.raw() };
+    fn write_datagram(&self, wr: &SendWr<'_>, dest: &Dest) -> Result<Written, PostErrorKind> {
+        let to = self.peer(dest)?;
         Ok(wqe::write_datagram(&self.ring, self.next, &self.control, wr, &to))
+    }
+    /// Where a datagram goes.
+    fn peer(&self, dest: &Dest) -> Result<UdTo, PostErrorKind> {
+        let Dest::Datagram(dest) = dest else { return Err(PostErrorKind::Destination) };
+        let address = self.ahs.address(dest.ah, self.pd).ok_or(PostErrorKind::AddressHandle)?;
+        Ok(UdTo { address, qpn: dest.qpn.raw(), qkey: dest.qkey.raw() })
     }
 
     /// Tells the adapter, by the first 8 bytes of the last entry.
@@ -376,6 +386,13 @@ unsafe impl<B: Bell> SendPort for SendQueue<B> {
             self.first = self.push(wr).map_err(|kind| PostError { accepted, kind })?;
         }
         Ok(())
+    }
+    fn would_take(&mut self, wr: &SendWr<'_>, before: usize) -> Result<(), PostErrorKind> {
+        self.check_now(wr)?;
+        if let Some(dest) = &wr.dest {
+            self.peer(dest)?;
+        }
+        self.look_for_room(before)
     }
     #[inline]
     fn ring(&mut self) {

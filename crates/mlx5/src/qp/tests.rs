@@ -671,3 +671,30 @@ fn a_dead_adapter_ends_what_is_outstanding_once() {
     assert!(got[1..].iter().all(|c| c.status == WcStatus::Fatal && c.qp == b.qp.handle));
     assert_eq!((got[1].opcode, got[5].opcode), (WcOpcode::RdmaWrite, WcOpcode::Recv));
 }
+
+const REMOTE_WORD: [Sge; 1] = [Sge { addr: 64, len: 8, lkey: Lkey::new(1) }];
+
+#[test]
+fn an_operation_that_has_no_entry_is_refused_with_any_data() {
+    let mut b = Bench::new();
+    let ops = [
+        SendOp::LocalInv(REMOTE.rkey),
+        SendOp::AtomicWrite { remote: REMOTE, value: [1; 8] },
+        SendOp::Flush {
+            remote: REMOTE,
+            len: 8,
+            placement: hca_core::wire::Placement::GLOBAL_VISIBILITY,
+            selectivity: hca_core::wire::Selectivity::Range,
+        },
+    ];
+    let payloads =
+        [Payload::Sges(&[]), Payload::Sges(&REMOTE_WORD), Payload::Inline(&[]), Payload::Inline(&[7; 8])];
+    for op in ops {
+        for payload in payloads {
+            let refused = b.post(&SendWr { op, payload, ..write_8(1, SendFlags::SIGNALED) });
+            let unsupported = PostErrorKind::Unsupported { qp_type: QpType::Rc, op: op.wc_opcode() };
+            assert_eq!(refused, Err(unsupported), "{op:?} {payload:?}");
+        }
+    }
+    assert_eq!((b.page.heard(), b.told()), (vec![], [0, 0]));
+}

@@ -183,12 +183,13 @@ impl Segment {
 #[inline(always)]
 pub(crate) fn write(ring: &Ring, at: u16, control: &Control, wr: &SendWr<'_>) -> Written {
     let block = ring.block(at.into());
-    let head = write_head(block, &wr.op);
+    let head = write_head(block, &wr.op).expect("it was checked");
     let (cells, blocks) = write_payload(ring, at, head.cells, wr.payload);
     Written { blocks, opcode: head.opcode, bell: write_control(block, at, control, &head, wr.flags, cells) }
 }
 
-/// Writes a request whose data are one segment as the entry that `block` is, number `at`.
+/// Writes a request whose data are one segment as the entry that `block` is, number `at`. `None`: the operation has no
+/// data, and nothing was written.
 #[inline(always)]
 pub(crate) fn write_short(
     block: &Block,
@@ -196,13 +197,13 @@ pub(crate) fn write_short(
     control: &Control,
     wr: &SendWr<'_>,
     data: Segment,
-) -> Written {
-    let head = write_head(block, &wr.op);
+) -> Option<Written> {
+    let head = write_head(block, &wr.op)?;
     let cell = &block[head.cells];
     cell[0].store(data.0[0], Ordering::Relaxed);
     cell[1].store(data.0[1], Ordering::Relaxed);
     let bell = write_control(block, at, control, &head, wr.flags, head.cells + 1);
-    Written { blocks: 1, opcode: head.opcode, bell }
+    Some(Written { blocks: 1, opcode: head.opcode, bell })
 }
 
 /// What the control segment is told of an operation, and how many cells stand before its data.
@@ -212,9 +213,10 @@ struct Head {
     cells: usize,
 }
 
-/// Writes what comes before the data, but for the control segment: all of it lies in the entry's first block.
+/// Writes what comes before the data, but for the control segment: all of it lies in the entry's first block. `None`: the
+/// operation has no data, and this driver has no entry for it.
 #[inline(always)]
-fn write_head(block: &Block, op: &SendOp) -> Head {
+fn write_head(block: &Block, op: &SendOp) -> Option<Head> {
     let remote = |r: &RemoteAddr| put(&block[1], r.addr, u64::from(r.rkey.raw()) << 32);
     let (opcode, imm, cells) = match op {
         SendOp::Write(r) => {
@@ -243,10 +245,10 @@ fn write_head(block: &Block, op: &SendOp) -> Head {
             (WqeOpcode::AtomicFa, 0, 3)
         }
         SendOp::AtomicWrite { .. } | SendOp::Flush { .. } | SendOp::BindMw { .. } | SendOp::LocalInv(_) => {
-            unreachable!("{op:?} is refused before")
+            return None;
         }
     };
-    Head { opcode, imm, cells }
+    Some(Head { opcode, imm, cells })
 }
 
 /// Writes a datagram, likewise.
