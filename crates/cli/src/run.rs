@@ -387,6 +387,8 @@ impl Running {
                 failed = failed.filter(|_| !by_signal).or(Some((process.rank, end)));
             }
         }
+        // A process that aborts the job may end at once: its word counts, and not its end.
+        self.server.iter().for_each(|server| ended.iter().for_each(|rank| server.hear(*rank)));
         self.handle_events();
         if let Some((rank, end)) = failed {
             self.end_all(Cause::Failed(rank, end), Signal::TERM);

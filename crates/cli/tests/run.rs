@@ -97,6 +97,10 @@ fn process_of_a_job() {
             // It is ended here.
             std::thread::park();
         }
+        "abort and end" => {
+            job.abort(9, "out of rope").unwrap();
+            std::process::exit(1);
+        }
         other => panic!("{other}"),
     }
 }
@@ -150,6 +154,14 @@ fn an_abort_ends_all_with_its_code() {
         "{}",
         text(&out.stderr)
     );
+}
+
+#[test]
+fn an_abort_counts_also_if_its_process_ends_at_once() {
+    for _ in 0..40 {
+        let out = job(&["-n", "1"], "abort and end");
+        assert_eq!(out.status.code(), Some(9), "{}", text(&out.stderr));
+    }
 }
 
 #[test]

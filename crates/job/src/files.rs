@@ -135,7 +135,7 @@ impl Files {
         for rank in 1..self.size {
             let came = format!("b-{k}-{rank}");
             if let Err(e) = self.look(k, &came, rank, deadline) {
-                if matches!(e, JobError::BarrierFailed { .. }) {
+                if let JobError::BarrierFailed { rank } = e {
                     self.note(&format!("b-{k}"), format!("left {rank}").as_bytes(), Doing::Barrier)?;
                 }
                 return Err(e);
@@ -156,11 +156,13 @@ impl Files {
         }
     }
 
-    /// Waits for a file that the process of this rank makes.
+    /// Waits for a file that the process of this rank makes. Looks each time at one of the other processes, too: without
+    /// any of them the barrier fails.
     fn look(&self, k: u64, name: &str, rank: u32, deadline: Instant) -> Result<(), JobError> {
         let path = self.at(name);
         let failed = |e| self.failed(Doing::Barrier, e);
         let mut pause = Duration::from_micros(500);
+        let mut other = rank;
         loop {
             // In this order: a process that has left may have made the file before.
             let gone = self.gone(rank)?;
@@ -170,6 +172,14 @@ impl Files {
             self.aborted(Doing::Barrier)?;
             if gone {
                 return Err(JobError::BarrierFailed { rank });
+            }
+            other = (other + 1) % self.size;
+            // In this order, too. One that came here before it left is missed by nobody.
+            if other != self.rank
+                && self.gone(other)?
+                && !self.at(&format!("b-{k}-{other}")).try_exists().map_err(failed)?
+            {
+                return Err(JobError::BarrierFailed { rank: other });
             }
             if Instant::now() >= deadline {
                 return Err(self.missed(k));

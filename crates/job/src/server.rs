@@ -84,6 +84,9 @@ struct State {
     given: Vec<bool>,
     /// How many have not left.
     present: u32,
+    /// Orders that were given, and those that were carried out.
+    given_orders: u64,
+    done_orders: u64,
     /// The thread has ended.
     over: bool,
 }
@@ -91,6 +94,7 @@ struct State {
 #[derive(Debug)]
 enum Order {
     Seat(u32, OwnedFd),
+    Hear(u32),
     Ended(u32),
     /// End once all processes have left.
     Linger,
@@ -102,10 +106,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn order(&self, order: Order) {
-        self.state().orders.push(order);
+    /// Gives an order; returns its number.
+    fn order(&self, order: Order) -> u64 {
+        let mut state = self.state();
+        state.orders.push(order);
+        state.given_orders += 1;
+        let number = state.given_orders;
+        drop(state);
         // An eventfd is full only when it has been written to and not been read: the thread is awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        number
     }
 }
 
@@ -187,6 +197,20 @@ impl Server {
         self.shared.order(Order::Ended(rank));
     }
 
+    /// Waits until the lines that the process of this rank has sent were handled, and their events reported. Ranks
+    /// outside of the job are ignored, and `on_event` waits for nothing: it is called by the thread that handles lines.
+    pub fn hear(&self, rank: u32) {
+        let Some(thread) = self.thread.as_ref().filter(|t| t.thread().id() != thread::current().id()) else {
+            return;
+        };
+        let number = self.shared.order(Order::Hear(rank));
+        let mut state = self.shared.state();
+        while state.done_orders < number && !state.over && !thread.is_finished() {
+            let waited = self.shared.changed.wait_timeout(state, LAUNCHER);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Waits until all processes have left; how many have not, if that takes too long.
     pub(crate) fn wait_all_left(&self, timeout: Duration) -> Result<(), u32> {
         let deadline = Instant::now() + timeout;
@@ -259,10 +283,14 @@ impl Floor {
         loop {
             let orders = std::mem::take(&mut shared.state().orders);
             let stop = orders.iter().any(|o| matches!(o, Order::Stop));
+            let done = orders.len() as u64;
             for order in orders {
                 self.execute(order);
             }
-            shared.state().present = self.job_state.present();
+            let mut state = shared.state();
+            state.present = self.job_state.present();
+            state.done_orders += done;
+            drop(state);
             shared.changed.notify_all();
             if stop || self.linger && self.members.iter().all(Option::is_none) {
                 break;
@@ -330,9 +358,10 @@ impl Floor {
                     self.members[rank as usize] = Some(Wire::new(socket));
                 }
             }
+            Order::Hear(rank) => self.hear(rank),
             Order::Ended(rank) => {
+                self.hear(rank);
                 if (rank as usize) < self.members.len() {
-                    self.tend(rank as usize);
                     self.members[rank as usize] = None;
                     let out = self.job_state.ended(rank);
                     self.apply(rank, out);
@@ -340,6 +369,13 @@ impl Floor {
             }
             Order::Linger => self.linger = true,
             Order::Stop => {}
+        }
+    }
+
+    /// Handles the lines that a process has sent.
+    fn hear(&mut self, rank: u32) {
+        if (rank as usize) < self.members.len() {
+            self.tend(rank as usize);
         }
     }
 

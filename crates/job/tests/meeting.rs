@@ -227,6 +227,26 @@ fn an_abort_is_heard_without_a_launcher() {
 }
 
 #[test]
+fn a_barrier_in_a_folder_fails_for_one_that_has_left_though_another_is_still_to_come() {
+    let folder = Folder::new("still-to-come");
+    // In the order of their ranks, each of them could wait for the one that is still to come.
+    for (left, to_come, waits) in [(2, 1, 0), (2, 0, 1), (0, 1, 2)] {
+        let jobs = [0, 1, 2].map(|rank| Some(Job::join(&folder.url(rank, 3), PATIENT).unwrap()));
+        let [mut left, to_come, waits] = [left, to_come, waits].map({
+            let mut jobs = jobs;
+            move |rank: usize| (rank as u32, jobs[rank].take())
+        });
+        drop(left.1.take());
+        let begun = std::time::Instant::now();
+        let failed = waits.1.as_ref().unwrap().barrier();
+        assert!(matches!(failed, Err(JobError::BarrierFailed { rank }) if rank == left.0), "{failed:?}");
+        assert!(begun.elapsed() < PATIENT.timeout / 2);
+        let late = to_come.1.as_ref().unwrap().barrier();
+        assert!(matches!(late, Err(JobError::BarrierFailed { .. })), "{late:?}");
+    }
+}
+
+#[test]
 fn a_barrier_fails_without_a_launcher_when_one_has_left() {
     let folder = Folder::new("left");
     let at = address();

@@ -133,6 +133,18 @@ fn an_abort_reaches_the_launcher_and_all_who_wait_or_ask() {
 }
 
 #[test]
+fn who_has_heard_a_process_knows_of_its_abort() {
+    let (told, heard) = channel();
+    let server = Server::start(1, "test", move |event| told.send(event).unwrap()).unwrap();
+    let mut seat = UnixStream::from(server.attach(0).unwrap());
+    seat.write_all(b"cmd=abort exitcode=7 message=out_of_rope\n").unwrap();
+    drop(seat);
+    server.hear(0);
+    assert!(matches!(heard.try_recv(), Ok(Event::Abort(abort)) if abort.code == 7));
+    server.hear(1);
+}
+
+#[test]
 fn a_process_aborts_while_another_thread_of_it_waits() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (came, waits) = channel();
