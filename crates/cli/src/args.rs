@@ -27,6 +27,7 @@ use self::help::{
     PERF_FIGURES, PERF_TOPICS, PING_EXAMPLES, PINGPONG_EXAMPLES, RUN_EXAMPLES, RUN_EXIT_CODES,
     SERVE_EXAMPLES, SHOWN_EXIT_CODES, STAT_EXAMPLES, TRACE_EXAMPLES, TRACE_EXIT_CODES,
 };
+use crate::output::{OutputError, tell};
 use crate::{devinfo, exec, list, logp, perf, ping, pingpong, run, serve, stat, trace, warnings};
 
 /// RDMA anywhere: a software host channel adapter, verbs over RoCEv2.
@@ -536,7 +537,7 @@ pub fn main() -> ExitCode {
         Command::Portals(PortalsCommand::Trace(args)) => match trace::trace(&args) {
             Ok(trace::Ended::Otherwise) => return ExitCode::from(3),
             Err(e) if e.is::<trace::TraceError>() => {
-                eprintln!("hca: {e}");
+                tell!("hca: {e}");
                 return ExitCode::from(2);
             }
             other => other.map(|_| None),
@@ -550,8 +551,9 @@ pub fn main() -> ExitCode {
         (Some(code), _) if !is_peer => ExitCode::from(code),
         (_, Ok(None)) => ExitCode::SUCCESS,
         (_, Ok(Some(code))) => ExitCode::from(code),
+        (_, Err(e)) if e.downcast_ref().is_some_and(OutputError::is_without_reader) => ExitCode::SUCCESS,
         (_, Err(e)) => {
-            eprintln!("hca: {e}");
+            tell!("hca: {e}");
             ExitCode::from(1)
         }
     }
@@ -561,7 +563,11 @@ pub fn main() -> ExitCode {
 fn explain(topic: &str) -> Result<(), Failure> {
     let mut command = Cli::command();
     command.build();
-    Ok(command.find_subcommand_mut(topic).expect("it has run").print_long_help()?)
+    Ok(command
+        .find_subcommand_mut(topic)
+        .expect("it has run")
+        .print_long_help()
+        .map_err(OutputError::from)?)
 }
 
 /// Exit code of a command that has nothing to show.
@@ -575,7 +581,7 @@ fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
         clap::Command::new("hca").version(env!("CARGO_PKG_VERSION")).subcommands(subcommands.cloned());
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut shown, "hca", &mut script);
-    Ok(std::io::stdout().write_all(&script)?)
+    Ok(std::io::stdout().write_all(&script).map_err(OutputError::from)?)
 }
 
 /// Writes a page of each command.

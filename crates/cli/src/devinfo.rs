@@ -7,6 +7,7 @@ use hca_perf::Failure;
 use serde_json::{Map, Value, json};
 
 use crate::args::{DeviceArgs, DevinfoArgs};
+use crate::output::show;
 use crate::perf::device_or;
 
 /// Runs the command.
@@ -14,9 +15,9 @@ pub(crate) fn devinfo(args: &DevinfoArgs) -> Result<(), Failure> {
     let named = DeviceArgs { device: args.url.clone().or(args.device.device.clone()), ..args.device.clone() };
     let opened = open_exactly(&device_or(&named, Target::Auto(None))?)?;
     if args.json {
-        println!("{}", as_json(&opened));
+        show!("{}", as_json(&opened));
     } else {
-        print!("{}", as_text(&opened));
+        show!("{}", as_text(&opened).trim_end());
     }
     Ok(())
 }

@@ -19,6 +19,7 @@ use hca::{DEVICES_VARIABLE, DeviceUrl, NamedDevice, SHARED_BY, Target};
 use thiserror::Error;
 
 use crate::args::{ExecArgs, FabricName};
+use crate::output::tell;
 use crate::perf::{device_or, overrides};
 
 /// The shared object.
@@ -77,7 +78,7 @@ enum ExecError {
 /// Becomes the program.
 pub(crate) fn exec(args: &ExecArgs) -> ExitCode {
     let Err(e) = start(args);
-    eprintln!("hca: {e}");
+    tell!("hca: {e}");
     ExitCode::from(if matches!(e, ExecError::Program { .. }) { NOT_FOUND } else { 1 })
 }
 
@@ -118,7 +119,7 @@ fn show_files(
 ) -> Result<(), ExecError> {
     let paths = tree::beside(library, PATHS_LIBRARY);
     if paths.is_none() && !args.namespace {
-        eprintln!(
+        tell!(
             "hca: the program finds no devices below /sys and /dev, where UCX looks for them: there is no {PATHS_LIBRARY} \
              beside {LIBRARY}; build it by `cargo build -p hca-paths`, or give --no-paths"
         );
@@ -129,7 +130,7 @@ fn show_files(
     let tree = match tree::tree(&named) {
         Ok(tree) => tree,
         Err(e) => {
-            eprintln!("hca: the program finds no devices below /sys and /dev, where UCX looks for them: {e}");
+            tell!("hca: the program finds no devices below /sys and /dev, where UCX looks for them: {e}");
             return Ok(());
         }
     };

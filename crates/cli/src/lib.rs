@@ -4,14 +4,18 @@
 //! |---|---|
 //! | `args` | the command line, its help, and exit codes |
 //! | `devinfo`, `exec`, `list`, `logp`, `perf`, `ping`, `pingpong`, `run`, `serve`, `stat`, `trace` | the commands |
+//! | `output` | what commands print |
 //! | `warnings` | the library's warnings, on standard error |
 #![forbid(unsafe_code)]
+// They panic when nobody reads: `output` has what takes their place.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod args;
 mod devinfo;
 mod exec;
 mod list;
 mod logp;
+mod output;
 mod perf;
 mod ping;
 mod pingpong;

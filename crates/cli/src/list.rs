@@ -9,6 +9,7 @@ use hca_perf::Failure;
 use serde_json::{Value, json};
 
 use crate::args::ListArgs;
+use crate::output::show;
 
 /// The PCI vendor of the adapters that vfio:// drives.
 const VENDOR: &str = "0x15b3";
@@ -35,9 +36,9 @@ pub(crate) fn list(args: &ListArgs) -> Result<bool, Failure> {
     found.extend(names_in("/sys/class/net").iter().map(|name| opened(&format!("raw://{name}"))));
     found.extend(names_in("/sys/bus/pci/devices").iter().filter_map(|function| adapter(function)));
     if args.json {
-        println!("{}", Value::from_iter(found.iter().map(as_json)));
+        show!("{}", Value::from_iter(found.iter().map(as_json)));
     } else {
-        println!("{}", as_text(&found));
+        show!("{}", as_text(&found));
     }
     Ok(found.iter().any(|found| found.is.is_ok()))
 }
@@ -48,7 +49,7 @@ pub(crate) fn named(args: &ListArgs) -> Result<(), Failure> {
     let guid = |device: &NamedDevice| device.node_guid().map(|byte| format!("{byte:02x}")).concat();
     if args.json {
         let as_json = |device: &NamedDevice| json!({ "name": device.name, "node_guid": guid(device), "device": device.url.to_string() });
-        println!("{}", Value::from_iter(devices.iter().map(as_json)));
+        show!("{}", Value::from_iter(devices.iter().map(as_json)));
         return Ok(());
     }
     let mut table = Table::new();
@@ -56,7 +57,7 @@ pub(crate) fn named(args: &ListArgs) -> Result<(), Failure> {
     for device in &devices {
         table.add_row([&device.name, &guid(device), &device.url.to_string()]);
     }
-    println!("{}", table.trim_fmt());
+    show!("{}", table.trim_fmt());
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use hca_perf::layers::logp::LogP;
 use hca_perf::{Failure, Setup};
 
 use crate::args::LogpArgs;
+use crate::output::show;
 use crate::perf::device_or;
 
 /// Runs the command.
@@ -28,12 +29,12 @@ pub(crate) fn logp(args: &LogpArgs) -> Result<(), Failure> {
         }
         let measured = layer.logp(&setup, args.duration).map_err(|e| format!("{layer}: {e}"))?;
         if args.json {
-            println!("{}", json(layer, &measured));
+            show!("{}", json(layer, &measured));
         }
         rows.push((layer, measured));
     }
     if !args.json {
-        println!("{}", table(&rows));
+        show!("{}", table(&rows));
     }
     Ok(())
 }

@@ -18,6 +18,7 @@ use hca_perf::{Case, Failure, Layer, Memory, Pair, Plan, Row, Setup, device_at, 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::args::{DeviceArgs, FabricName, PerfArgs, Switch};
+use crate::output::{show, tell};
 
 /// The domain of shared memory, unless another is named. Each device of it has an address of its own.
 const DEFAULT_DOMAIN: &str = "hca";
@@ -100,10 +101,10 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
     }
     let cases = Cases::of(args, pair.mtu().bytes());
     if let Some(note) = pair.opened().stand_in() {
-        eprintln!("note: {note}");
+        tell!("note: {note}");
     }
     for what in cases.left_out() {
-        eprintln!("left out: {what}");
+        tell!("left out: {what}");
     }
     if cases.count() == 0 {
         return Err("nothing to measure: choose other operations, services or sizes".into());
@@ -112,9 +113,9 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
     // The capture is kept, however the measurement ended.
     let kept = pair.opened().finish_capture();
     if !args.json && !rows.is_empty() {
-        println!("{}\n", describe(&pair));
+        show!("{}\n", describe(&pair));
         let lay_out = if args.depth.is_some() { table::depth_table } else { table::table };
-        println!("{}", lay_out(&rows));
+        show!("{}", lay_out(&rows));
     }
     if let Some(e) = failure {
         return Err(e);
@@ -124,7 +125,7 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
     {
         plot::plot(path, &describe(&pair), &rows)?;
         if !args.json {
-            println!("\nDrawn to {}", path.display());
+            show!("\nDrawn to {}", path.display());
         }
     }
     Ok(kept?)
@@ -209,23 +210,29 @@ fn rows<C>(
         bar.set_message(name(case));
         let measured = measure(case);
         bar.inc(1);
-        match measured {
-            // A row that was cut short says nothing.
-            _ if interrupted() => break,
-            Ok(row) => {
-                if json {
-                    println!("{}", row.to_json());
-                }
-                rows.push(row);
-            }
+        // A row that was cut short says nothing.
+        if interrupted() {
+            break;
+        }
+        let row = measured.map_err(|e| format!("{}: {e}", name(case)).into());
+        match row.and_then(|row| shown(row, json)) {
+            Ok(row) => rows.push(row),
             Err(e) => {
                 bar.finish_and_clear();
-                return (rows, Some(format!("{}: {e}", name(case)).into()));
+                return (rows, Some(e));
             }
         }
     }
     bar.finish_and_clear();
     (rows, None)
+}
+
+/// A row, which JSON shows at once.
+fn shown(row: Row, json: bool) -> Result<Row, Failure> {
+    if json {
+        show!("{}", row.to_json());
+    }
+    Ok(row)
 }
 
 fn bar_target() -> ProgressDrawTarget {
@@ -301,15 +308,15 @@ impl Listen<'_> {
         let named = device(self.device)?.unwrap_or_else(|| device_at(address.ip()));
         let url = DeviceUrl { options: named.options.overridden_by(overrides(self.device)), ..named };
         let own = listener.local_addr().map_err(refuse)?;
-        eprintln!("waiting on {own}; start `{command} {own}` on the other host, end with Ctrl-C");
+        tell!("waiting on {own}; start `{command} {own}` on the other host, end with Ctrl-C");
         while !interrupted() {
             match listener.accept() {
                 Ok((stream, from)) => {
-                    eprintln!("measuring with {from}");
+                    tell!("measuring with {from}");
                     let served = peer::serve_stream(&stream, &url, self.memory);
                     match served {
                         Err(e) if self.once => return Err(e),
-                        Err(e) => eprintln!("hca: {e}"),
+                        Err(e) => tell!("hca: {e}"),
                         Ok(()) => {}
                     }
                     if self.once {

@@ -8,6 +8,7 @@ use hca_perf::{Case, DEFAULT_MEMORY, Failure, Pair, PairError};
 use serde_json::json;
 
 use crate::args::PingArgs;
+use crate::output::show;
 use crate::perf::{Listen, device, overrides};
 
 /// How long round trips are measured.
@@ -38,7 +39,7 @@ pub(crate) fn ping(args: &PingArgs) -> Result<(), Failure> {
     // Half of one is a row's latency.
     let [p50, p99] = [row.p50_ns, row.p99_ns].map(|half| half * 2);
     if args.json {
-        println!(
+        show!(
             "{}",
             json!({
                 "address": address.ip().to_string(),
@@ -55,11 +56,11 @@ pub(crate) fn ping(args: &PingArgs) -> Result<(), Failure> {
         );
         return Ok(());
     }
-    println!("{} is reached from {} ({})", address.ip(), opened.url(), port.gid);
-    println!("  way         {way}{}", link.map_or(String::new(), |link| format!(", {link}")));
-    println!("  path MTU    {} bytes", pair.mtu().bytes());
+    show!("{} is reached from {} ({})", address.ip(), opened.url(), port.gid);
+    show!("  way         {way}{}", link.map_or(String::new(), |link| format!(", {link}")));
+    show!("  path MTU    {} bytes", pair.mtu().bytes());
     let [p50, p99] = [p50, p99].map(|ns| ns as f64 / 1e3);
-    println!("  round trip  {p50:.1} us (p50), {p99:.1} us (p99) of {} round trips with 8 bytes", row.count);
+    show!("  round trip  {p50:.1} us (p50), {p99:.1} us (p99) of {} round trips with 8 bytes", row.count);
     Ok(())
 }
 

@@ -26,6 +26,7 @@ use thiserror::Error;
 
 use self::exchange::Dest;
 use crate::args::PingpongArgs;
+use crate::output::{show, tell};
 use crate::perf::device_or;
 
 /// TCP port of the exchange in `ibv_*_pingpong`.
@@ -88,7 +89,7 @@ enum PingpongError {
 pub(crate) fn pingpong(args: &PingpongArgs) -> Result<(), Failure> {
     let opened = open_exactly(&device_or(&args.device, Target::Auto(None))?)?;
     if let Some(note) = opened.stand_in() {
-        eprintln!("note: {note}");
+        tell!("note: {note}");
     }
     if let Some(index) = args.gid_idx {
         // All of them lead to the one address that the device has.
@@ -258,7 +259,7 @@ where
     let send = |qp: &mut QueuePair<S>, source| Ok(qp.send(source).map_err(|r| r.error)?);
     let took = bounce.run(args.iters, meeting.client, 0, send);
     let took = took.inspect_err(|_| tell_events(opened))?;
-    finish(args, &own, &meeting.theirs, size, took);
+    finish(args, &own, &meeting.theirs, size, took)?;
     linger(&mut bounce.cq);
     cm::part(meeting)
 }
@@ -290,7 +291,7 @@ fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
         Ok(qp.post_send(SendRequest::send(source).to(&peer)).map_err(|r| r.error)?)
     });
     let took = took.inspect_err(|_| tell_events(opened))?;
-    finish(args, &own, theirs, size, took);
+    finish(args, &own, theirs, size, took)?;
     Ok(())
 }
 
@@ -310,11 +311,11 @@ fn meet(
     meet: impl FnOnce() -> Result<Meeting, Failure>,
 ) -> Result<Meeting, Failure> {
     if !args.json {
-        println!("  local address:  {}", describe(&Dest::of(own)));
+        show!("  local address:  {}", describe(&Dest::of(own)));
     }
     let meeting = meet()?;
     if !args.json {
-        println!("  remote address: {}", describe(&meeting.theirs));
+        show!("  remote address: {}", describe(&meeting.theirs));
     }
     Ok(meeting)
 }
@@ -348,7 +349,7 @@ fn tell_waiting(args: &PingpongArgs, at: SocketAddr, known: Option<IpAddr>) {
         true => (" --cm", String::new()),
         false => ("", format!(", or ibv_{service}_pingpong")),
     };
-    eprintln!("waiting on {at}; start `hca pingpong {service}{cm} --connect {host}{port}`{or}");
+    tell!("waiting on {at}; start `hca pingpong {service}{cm} --connect {host}{port}`{or}");
 }
 
 /// Calls the other end; the stream's reads return after a slice of time.
@@ -388,7 +389,7 @@ fn accept(args: &PingpongArgs, opened: &Opened, own: &Endpoint) -> Result<TcpStr
     loop {
         match listener.accept() {
             Ok((stream, from)) => {
-                eprintln!("called by {from}");
+                tell!("called by {from}");
                 stream.set_nonblocking(false).map_err(refuse)?;
                 stream.set_read_timeout(Some(SLICE)).map_err(refuse)?;
                 return Ok(stream);
@@ -411,9 +412,15 @@ fn describe(dest: &Dest) -> String {
     )
 }
 
-fn finish(args: &PingpongArgs, own: &Endpoint, theirs: &Dest, size: u64, took: Duration) {
+fn finish(
+    args: &PingpongArgs,
+    own: &Endpoint,
+    theirs: &Dest,
+    size: u64,
+    took: Duration,
+) -> Result<(), Failure> {
     if interrupted() {
-        return;
+        return Ok(());
     }
     let (seconds, iters) = (took.as_secs_f64(), f64::from(args.iters));
     let bytes = size * u64::from(args.iters) * 2;
@@ -428,11 +435,12 @@ fn finish(args: &PingpongArgs, own: &Endpoint, theirs: &Dest, size: u64, took: D
             "local_gid": own.gid.to_string(),
             "remote_gid": theirs.gid().to_string(),
         });
-        println!("{row}");
-        return;
+        show!("{row}");
+        return Ok(());
     }
-    println!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6);
-    println!("{} iters in {seconds:.2} seconds = {:.2} usec/iter", args.iters, seconds * 1e6 / iters);
+    show!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6);
+    show!("{} iters in {seconds:.2} seconds = {:.2} usec/iter", args.iters, seconds * 1e6 / iters);
+    Ok(())
 }
 
 /// Prints asynchronous events, which no completion reports.
@@ -448,7 +456,7 @@ fn tell_events(opened: &Opened) {
             AsyncEvent::PortAddressChanged => "the port has another LID or GID",
             _ => "the device reports",
         };
-        eprintln!("event: {what} ({event:?})");
+        tell!("event: {what} ({event:?})");
     }
 }
 

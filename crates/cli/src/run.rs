@@ -32,6 +32,7 @@ use thiserror::Error;
 use self::guard::Guard;
 use self::output::{Bell, Outputs, Sources, Stream};
 use crate::args::RunArgs;
+use crate::output::tell;
 use crate::perf::device_if_said;
 
 /// The exit code of a shell that does not find a program.
@@ -66,14 +67,14 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     let (own_output, wakes) = match started {
         Ok(both) => both,
         Err(e) => {
-            eprintln!("hca: {}", RunError::Watch(e));
+            tell!("hca: {}", RunError::Watch(e));
             return ExitCode::FAILURE;
         }
     };
     let device = match device_if_said(&args.device) {
         Ok(device) => device.map(|url| url.to_string()),
         Err(e) => {
-            eprintln!("hca: {e}");
+            tell!("hca: {e}");
             return ExitCode::FAILURE;
         }
     };

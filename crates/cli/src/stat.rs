@@ -12,6 +12,7 @@ use rustix::termios::tcgetwinsize;
 use serde_json::{Map, Value, json};
 
 use crate::args::StatArgs;
+use crate::output::{OutputError, show};
 
 /// Columns of requests: those of this side, and of the peer.
 const COLUMNS: [(&str, [&str; 4]); 2] = [
@@ -27,13 +28,13 @@ pub(crate) fn stat(args: &StatArgs) -> Result<bool, Failure> {
     if !args.watch {
         let processes = asked_for(args)?;
         if args.json {
-            println!("{}", as_json(&processes));
+            show!("{}", as_json(&processes));
         } else if processes.is_empty() {
             let whose =
                 args.pid.map_or("no process of this user".to_owned(), |pid| format!("no process {pid}"));
-            println!("{whose} shows an adapter");
+            show!("{whose} shows an adapter");
         } else {
-            println!("{}", fitting(&processes, None, size().map(|size| size.0)));
+            show!("{}", fitting(&processes, None, size().map(|size| size.0)));
         }
         return Ok(!processes.is_empty());
     }
@@ -59,7 +60,7 @@ fn watch(args: &StatArgs) -> Result<(), Failure> {
         let (now, processes) = (Instant::now(), asked_for(args)?);
         rounds += 1;
         if args.json {
-            writeln!(out, "{}", as_json(&processes))?;
+            show!("{}", as_json(&processes));
         } else {
             let passed = before.as_ref().map(|(at, before)| (now - *at, &before[..]));
             let count = match processes.len() {
@@ -73,12 +74,13 @@ fn watch(args: &StatArgs) -> Result<(), Failure> {
                 // To the upper left corner, each line to its end, and nothing below.
                 Some((_, height)) => {
                     let lines = cut(&shown, height).join("\x1b[K\r\n");
-                    write!(out, "\x1b[H{lines}\x1b[J")?;
+                    write!(out, "\x1b[H{lines}\x1b[J")
+                        .and_then(|()| out.flush())
+                        .map_err(OutputError::from)?;
                 }
-                None => writeln!(out, "{shown}")?,
+                None => show!("{shown}"),
             }
         }
-        out.flush()?;
         before = Some((now, processes));
         // The pause between two rounds, in slices, so that Ctrl-C ends it soon.
         while now.elapsed() < args.interval && !interrupted() {

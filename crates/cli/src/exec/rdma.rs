@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 
 use super::PATHS_VARIABLE;
 
+use crate::output::tell;
+
 /// The name of the program, and the folder of its link beside the shared object.
 pub(super) const NAME: &str = "rdma";
 pub(super) const FOLDER: &str = "hca-programs";
@@ -45,7 +47,7 @@ pub(crate) fn main() -> ExitCode {
     match rows(&tree) {
         Ok(rows) => show(&rows, what, of, json),
         Err(e) => {
-            eprintln!("rdma: {}: {e}", tree.display());
+            tell!("rdma: {}: {e}", tree.display());
             ExitCode::from(1)
         }
     }
@@ -57,7 +59,7 @@ fn show(rows: &[Row], what: fn(&Row) -> (String, Value), of: Option<&str>, json:
     let chosen: Vec<(String, Value)> =
         rows.iter().filter(|row| name.is_none_or(|name| row.name == name)).map(what).collect();
     if chosen.is_empty() && name.is_some() {
-        eprintln!("Wrong device name");
+        tell!("Wrong device name");
         return ExitCode::from(1);
     }
     let text = if json {
@@ -78,9 +80,9 @@ fn other(arguments: &[OsString]) -> ExitCode {
     match found.into_iter().find(|program| program.is_file()) {
         Some(program) => {
             let e = Command::new(&program).args(arguments).exec();
-            eprintln!("rdma: {}: {e}", program.display());
+            tell!("rdma: {}: {e}", program.display());
         }
-        None => eprintln!(
+        None => tell!(
             "rdma: only `link show` and `dev show` are offered under hca exec, with -j; iproute2's rdma is not installed"
         ),
     }

@@ -13,6 +13,7 @@ use hca_verbs::{Connected, Endpoint, Qkey, QpControl, Qpn, Ud};
 
 use super::{Dest, Meeting, PingpongError, STALL, tell_waiting};
 use crate::args::PingpongArgs;
+use crate::output::tell;
 
 /// RC and UC.
 pub(super) fn connected<S: Connected>(
@@ -43,7 +44,7 @@ fn accept<S: Connected>(
     let listener = Listener::bind(opened.context(), at(args)).map_err(refuse(args))?;
     tell_waiting(args, listener.address(), Some(listener.address().ip()));
     let incoming = wait(args, || listener.accept_within(Some(SLICE)))?;
-    eprintln!("called by {}", incoming.source());
+    tell!("called by {}", incoming.source());
     Ok(incoming.accept(qp, b"")?)
 }
 
@@ -68,7 +69,7 @@ pub(super) fn datagrams(
             let number = request.private_data().first_chunk().map(|bytes| u32::from_be_bytes(*bytes));
             let qpn = number.and_then(Bits::<24>::new).ok_or(PingpongError::CmNumber)?;
             let gid = request.from();
-            eprintln!("called by {}", gid.ip());
+            tell!("called by {}", gid.ip());
             request.accept(qp, UDP_QKEY, b"")?;
             (Endpoint { gid, qpn: Qpn::new(qpn.get()), ..own }, UDP_QKEY)
         }

@@ -18,6 +18,7 @@ use hca_perf::interrupt::interrupted;
 use thiserror::Error;
 
 use crate::args::TraceArgs;
+use crate::output::show;
 use play::Stage;
 use record::Record;
 use scenario::{Scenario, ScenarioError};
@@ -104,7 +105,7 @@ pub(crate) enum Ended {
 pub(crate) fn trace(args: &TraceArgs) -> Result<Ended, Failure> {
     if args.list {
         for (name, what, _) in BUILT_IN {
-            println!("{name:<24}{what}");
+            show!("{name:<24}{what}");
         }
         return Ok(Ended::AsExpected);
     }
@@ -115,11 +116,11 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<Ended, Failure> {
         }
         if !args.json {
             let gap = if number > 0 { "\n" } else { "" };
-            println!("{gap}{}{}", scenario.name, what.map(|what| format!(": {what}")).unwrap_or_default());
+            show!("{gap}{}{}", scenario.name, what.map(|what| format!(": {what}")).unwrap_or_default());
         }
         let all = played(scenario, number, args.json)?;
         if !args.json {
-            println!("{}", record::table(&all));
+            show!("{}", record::table(&all));
         }
         if all.iter().any(Record::is_unexpected) {
             ended = Ended::Otherwise;
@@ -138,7 +139,7 @@ fn played(scenario: &Scenario, number: usize, json: bool) -> Result<Vec<Record>,
             Err(other) => other,
         })?;
         if json {
-            println!("{}", serde_json::to_string(&record).expect("a record has string keys"));
+            show!("{}", serde_json::to_string(&record).expect("a record has string keys"));
         }
         if statement.what.is_message() || !record.events.is_empty() || !json {
             all.push(record);

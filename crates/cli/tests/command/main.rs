@@ -32,6 +32,35 @@ fn refusal(args: &[&str], code: i32) -> String {
     said
 }
 
+/// Commands that show something in an instant.
+const SHOWS: [&[&str]; 5] =
+    [&["list"], &["list", "--json"], &["devinfo", "udp://"], &["stat"], &["portals", "trace", "--list"]];
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    for args in SHOWS {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let out =
+            hca(args).stdout(writer).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+        assert_eq!((out.status.code(), &*text(&out.stderr)), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn what_can_not_be_printed_is_a_failure_and_no_panic() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for args in SHOWS {
+        let out =
+            hca(args).stdout(full()).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.starts_with("hca: can't write to standard output: "), "{args:?}: {said}");
+    }
+    let status = hca(&["devinfo", "udp://192.0.2.1"]).stderr(full()).status().unwrap();
+    assert_eq!(status.code(), Some(1), "and an error that nobody reads changes no exit code");
+}
+
 fn json_lines(out: &Output) -> Vec<serde_json::Value> {
     assert!(out.status.success(), "{}", text(&out.stderr));
     let lines = text(&out.stdout);

@@ -240,7 +240,8 @@ pub fn serve<E: End>(
 ) -> Result<(), Failure> {
     cpu.map_or(Ok(()), probe::pin)?;
     let mut end = open(open_exactly(device)?)?;
-    println!("{}", end.introduction()?);
+    let mut near = std::io::stdout();
+    writeln!(near, "{}", end.introduction()?)?;
     let mut lines = std::io::stdin().lines();
     let Some(other) = lines.next() else { return Ok(()) };
     end.meet(&other?, false)?;
@@ -249,7 +250,7 @@ pub fn serve<E: End>(
             break;
         }
         while !end.serve()? {}
-        println!("stopped");
+        writeln!(near, "stopped")?;
     }
     Ok(())
 }
