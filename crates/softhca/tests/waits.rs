@@ -202,6 +202,47 @@ fn a_program_that_posts_and_never_polls_answers_its_peers() {
     }
 }
 
+/// Messages come while another thread polls another queue on and on, and once it has ended that.
+#[test]
+fn who_sleeps_on_a_descriptor_is_woken_beside_who_polls_and_behind() {
+    for progress in [Progress::Inline, Progress::Adaptive] {
+        let [mut a, mut b] = shm_pair(progress);
+        let (handle, mut polled) = a.device.create_cq(4).unwrap();
+        let _ = a.cq.wait_fd().unwrap();
+        let mut one = [Completion::default()];
+        for polls_on in [true, false, true, false] {
+            b.recv();
+            a.recv();
+            a.cq.arm(Notify::Any);
+            assert_eq!(a.cq.poll(&mut one), 0);
+            for _ in 0..1000 {
+                assert_eq!(polled.poll(&mut [Completion::default()]), 0);
+            }
+            send(&mut b.rc, SendFlags::empty());
+            let begun = Instant::now();
+            while !is_readable(a.cq.wait_fd().unwrap()) {
+                assert!(begun.elapsed() < LONG, "{progress}, {polls_on}: it sleeps on");
+                b.device.turn();
+                if polls_on {
+                    polled.poll(&mut [Completion::default()]);
+                } else {
+                    std::thread::yield_now();
+                }
+            }
+            while a.cq.poll(&mut one) == 0 {}
+            assert_eq!(one[0].status, WcStatus::Success);
+            send(&mut a.rc, SendFlags::SIGNALED);
+            for _ in 0..2 {
+                while b.cq.poll(&mut one) == 0 && a.cq.poll(&mut one) == 0 {}
+            }
+        }
+        drop(polled);
+        a.device.destroy_cq(handle).unwrap();
+        a.close();
+        b.close();
+    }
+}
+
 #[test]
 fn who_waits_beside_a_full_ring_sleeps_until_it_is_tried_again() {
     // The peer stands still: nobody turns it.

@@ -53,6 +53,9 @@ pub(crate) struct Shared {
     /// What else is to be seen to; its waiters are completion queues that were armed with a descriptor and have yielded
     /// nothing since: somebody may sleep on them, or is about to.
     pub(crate) attention: Arc<Attention>,
+    /// Polls in vain beside those since one of them was armed, up to [`BUSY_POLLS`]: who polls on and on does what is to
+    /// be done for them, and behind that the adapter's thread.
+    polls_beside: AtomicU32,
     /// Portals engines; never locked while one runs.
     pub(crate) engines: Mutex<Vec<Arc<Attached>>>,
 }
@@ -117,6 +120,8 @@ impl Drop for Poll<'_> {
 
 /// Looks at the engine that the adapter's thread in GUARD has, before a post is left to it: some microseconds.
 const GUARD_LOOKS: u32 = 64;
+/// Polls in vain after which a program is taken for one that polls on and on: a program that sleeps soon polls less.
+const BUSY_POLLS: u32 = 8;
 /// Looks at the engine by who ends: as long as a turn takes.
 const END_LOOKS: u32 = 4096;
 
@@ -158,6 +163,7 @@ impl Shared {
             wait: OnceLock::new(),
             wait_or_event: OnceLock::new(),
             attention,
+            polls_beside: AtomicU32::new(0),
             engines,
         })
     }
@@ -178,13 +184,14 @@ impl Shared {
 
     /// As [`program_turn`](Self::program_turn), by who polls this completion queue and found it empty; returns the
     /// completions that it takes at once, or that there is no need to look at the queue again. `out` must not be empty.
-    /// `is_last`: the caller sleeps if it finds nothing, and only the adapter's thread wakes it.
+    /// `is_last`: the caller sleeps if it finds nothing, and only the adapter's thread wakes it. `waits`: the caller may
+    /// sleep on a descriptor if it finds nothing.
     #[inline(always)]
     pub(crate) fn poller_turn(
         &self,
         cq: CqHandle,
         out: &mut [Completion],
-        is_last: bool,
+        (is_last, waits): (bool, bool),
         glance: &mut Glance,
     ) -> Option<usize> {
         if self.progress == Progress::Thread {
@@ -200,8 +207,8 @@ impl Shared {
             turn.next_turn_is_whole();
         }
         let look = turn.look(&self.bell);
-        if look != Look::Nothing || self.attention.is_wanted() {
-            return self.poller_works(turn, look, cq, out, is_last, glance);
+        if look != Look::Nothing || self.is_wanted(waits) {
+            return self.poller_works(turn, look, (cq, out), (is_last, waits), glance);
         }
         glance.renew(&mut turn, self.changes.load(Ordering::Relaxed));
         if turn.unlock() {
@@ -216,7 +223,7 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn is_quiet(&self, glance: &mut Glance) -> bool {
         // Acquire: pairs with the Release in `note_change`.
-        let quiet = glance.is_quiet(self.changes.load(Ordering::Acquire)) && !self.attention.is_wanted();
+        let quiet = glance.is_quiet(self.changes.load(Ordering::Acquire)) && !self.is_wanted(false);
         if quiet {
             self.note_program_turn();
             patience::in_vain();
@@ -237,9 +244,8 @@ impl Shared {
         &self,
         mut turn: EngineGuard<'_>,
         look: Look,
-        cq: CqHandle,
-        out: &mut [Completion],
-        is_last: bool,
+        (cq, out): (CqHandle, &mut [Completion]),
+        (is_last, waits): (bool, bool),
         glance: &mut Glance,
     ) -> Option<usize> {
         let poll = Poll::begin(&mut turn, cq, out);
@@ -248,8 +254,9 @@ impl Shared {
         self.note_change();
         if !worked {
             glance.turned_in_vain(&mut turn, self.changes.load(Ordering::Relaxed));
+            self.note_poll_beside(waits);
         }
-        self.return_of(turn, Some(cq));
+        self.return_of(turn, Some(cq), waits);
         self.note_look(is_last);
         patience::note(worked);
         (taken > 0 || worked).then_some(taken)
@@ -278,7 +285,7 @@ impl Shared {
     pub(crate) fn give_back_behind_access(&self, turn: EngineGuard<'_>, leaves_nothing: bool) {
         self.note_change();
         if !leaves_nothing || self.attention.is_wanted_now() {
-            self.return_of(turn, None);
+            self.return_of(turn, None, false);
         } else if turn.unlock() {
             self.catch_up();
         }
@@ -288,13 +295,14 @@ impl Shared {
     #[inline(always)]
     fn give_back_of(&self, turn: EngineGuard<'_>, polled: Option<CqHandle>) {
         self.note_change();
-        self.return_of(turn, polled);
+        self.return_of(turn, polled, false);
     }
-    /// As [`give_back_of`](Self::give_back_of), behind [`note_change`](Self::note_change).
+    /// As [`give_back_of`](Self::give_back_of), behind [`note_change`](Self::note_change). `waits`: as in
+    /// [`poller_turn`](Self::poller_turn).
     #[inline(always)]
-    fn return_of(&self, turn: EngineGuard<'_>, polled: Option<CqHandle>) {
-        if self.attention.is_wanted() {
-            return self.give_back_attentively(turn, polled);
+    fn return_of(&self, turn: EngineGuard<'_>, polled: Option<CqHandle>, waits: bool) {
+        if self.is_wanted(waits) {
+            return self.give_back_attentively(turn, polled, waits);
         }
         if turn.unlock() {
             self.catch_up();
@@ -303,9 +311,12 @@ impl Shared {
     /// Where somebody may sleep, or an engine is to be run.
     #[cold]
     #[inline(never)]
-    fn give_back_attentively(&self, mut turn: EngineGuard<'_>, polled: Option<CqHandle>) {
+    fn give_back_attentively(&self, mut turn: EngineGuard<'_>, polled: Option<CqHandle>, waits: bool) {
         let e = &mut *turn;
-        self.keep_waiters(e);
+        if self.has_waiters(waits) {
+            // The caller runs what is due once it has given the engine back.
+            self.prepare(e, false);
+        }
         if let Some(entry) = polled.and_then(|cq| e.core.tables.cqs.get_mut(cq.index, cq.generation)) {
             entry.note_poller();
         }
@@ -546,12 +557,35 @@ impl Shared {
         Some((r, self.attention.is_due() && self.run_due(None)))
     }
 
-    /// Somebody may sleep, or be about to, while a turn, a post or a change is made: deadlines that are new
+    /// Whether anything but the engine is to be seen to; `waits`: the caller may sleep on a descriptor.
+    #[inline(always)]
+    fn is_wanted(&self, waits: bool) -> bool {
+        self.attention.is_wanted() && (self.attention.is_wanted_now() || self.has_waiters(waits))
+    }
+    /// Whether somebody may sleep, or be about to, while a turn, a post or a change is made: deadlines that are new
     /// and input that is left have to wake the sleeper, and the network has to know again that one sleeps. Where the
-    /// adapter's thread does all turns it sees to that.
+    /// adapter's thread does all turns it sees to that. And where the program polls on and on: what wakes the sleeper
+    /// is found by these polls, and some milliseconds behind the last one the thread stands guard.
+    fn has_waiters(&self, waits: bool) -> bool {
+        self.attention.has_waiters()
+            && match self.progress {
+                Progress::Inline => true,
+                Progress::Adaptive => waits || self.polls_beside.load(Ordering::Relaxed) < BUSY_POLLS,
+                Progress::Thread => false,
+            }
+    }
+    /// A poll in vain; lost counts of racing threads do not matter.
+    #[inline]
+    fn note_poll_beside(&self, waits: bool) {
+        let polls = self.polls_beside.load(Ordering::Relaxed);
+        if !waits && polls < BUSY_POLLS {
+            self.polls_beside.store(polls + 1, Ordering::Relaxed);
+        }
+    }
+    /// As [`has_waiters`](Self::has_waiters) says.
     #[inline]
     fn keep_waiters(&self, e: &mut Engine) {
-        if self.progress != Progress::Thread && self.attention.has_waiters() {
+        if self.has_waiters(false) {
             // The caller runs what is due once it has given the engine back.
             self.prepare(e, false);
         }
@@ -568,6 +602,7 @@ impl Shared {
 
     /// Before a program sleeps on a descriptor: makes it readable as soon as the device needs a turn.
     pub(crate) fn prepare_wait(&self) {
+        self.polls_beside.store(0, Ordering::Relaxed);
         let prepare = |e: &mut Engine| self.prepare(e, self.attention.is_due());
         let catch_up = |e: &mut Engine| {
             self.turn_posted(e);

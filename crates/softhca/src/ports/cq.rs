@@ -69,7 +69,7 @@ impl SoftCq {
             return 0;
         }
         let is_last = core::mem::take(&mut self.is_last_look);
-        match self.hca.poller_turn(self.handle, out, is_last, &mut self.glance) {
+        match self.hca.poller_turn(self.handle, out, (is_last, self.waiting), &mut self.glance) {
             None => 0,
             // Another turned, or this queue was not as empty.
             Some(0) if self.ring.refresh() == self.ring.head() => 0,
@@ -170,8 +170,8 @@ unsafe impl CqPort for SoftCq {
         }
         if self.ring.refresh() == self.ring.head() {
             let is_last = core::mem::take(&mut self.is_last_look);
-            let here =
-                self.hca.poller_turn(self.handle, &mut [Completion::default()], is_last, &mut self.glance);
+            let (last, mut one) = ((is_last, self.waiting), [Completion::default()]);
+            let here = self.hca.poller_turn(self.handle, &mut one, last, &mut self.glance);
             assert!(here.is_none_or(|n| n == 0), "completions with times stand in their ring");
             self.ring.refresh();
         }
