@@ -84,6 +84,9 @@ impl Group {
     }
     /// Answers those who ask for the port until its sockets are closed.
     fn answer(&self, listener: DatagramListener) {
+        // Told behind the end of the listener, also in a panic.
+        let _ended = Ended(self);
+        let listener = listener;
         while !lock(&self.members).all.is_empty() {
             match listener.accept_within(Some(LISTEN_LOOK)) {
                 Ok(Some(asked)) => {
@@ -95,9 +98,6 @@ impl Group {
                 Err(_) => break,
             }
         }
-        drop(listener);
-        lock(&self.members).has_ended = true;
-        self.ended.notify_all();
     }
     /// Another socket that datagrams from an address are for.
     pub(super) fn other(&self, than: &Socket, from: SocketAddr) -> Option<Arc<Socket>> {
@@ -130,6 +130,15 @@ impl Group {
             }
             members = self.ended.wait_timeout(members, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+/// Tells the end of a group's thread.
+struct Ended<'a>(&'a Group);
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.members).has_ended = true;
+        self.0.ended.notify_all();
     }
 }
 

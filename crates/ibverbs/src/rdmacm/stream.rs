@@ -46,6 +46,20 @@ pub(super) enum Phase {
     Failed(Errno),
 }
 
+/// What is counted in a socket's state until this is dropped, also if its thread panics or was not started. A panic of a
+/// socket's thread is the end of the socket, whose calls would wait for ever.
+struct Counted(Arc<Socket>, fn(&mut State));
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.change(|state| {
+            self.1(state);
+            if std::thread::panicking() && !matches!(state.phase, Phase::Failed(_)) {
+                state.phase = Phase::Failed(Errno(libc::EIO));
+            }
+        });
+    }
+}
+
 /// Memory that the peer writes to.
 struct Map {
     offset: u64,
@@ -286,7 +300,8 @@ impl Socket {
         change(&mut self.state());
         self.tell();
     }
-    /// Waits until a look at the state finds something. `EAGAIN` if the socket or the call does not wait.
+    /// Waits until a look at the state finds something. `EAGAIN` if the socket or the call does not wait; the error of a
+    /// socket that has failed, which nothing comes to any more.
     pub(super) fn until<T>(
         &self,
         waits: bool,
@@ -296,6 +311,9 @@ impl Socket {
         loop {
             if let Some(found) = look(&mut state) {
                 return found;
+            }
+            if let Phase::Failed(e) = state.phase {
+                return Err(e);
             }
             if !waits || state.nonblocking {
                 return Err(Errno(libc::EAGAIN));
@@ -310,16 +328,9 @@ impl Socket {
         run: impl FnOnce(&Arc<Self>) + Send + 'static,
     ) -> Result<(), Errno> {
         self.state().threads += 1;
-        let socket = Arc::clone(self);
-        let body = move || {
-            run(&socket);
-            socket.change(|state| state.threads -= 1);
-        };
-        let started = hca_process::spawn(name, body);
-        started.map(drop).map_err(|_| {
-            self.state().threads -= 1;
-            Errno(libc::EAGAIN)
-        })
+        let counted = Counted(Arc::clone(self), |state| state.threads -= 1);
+        let started = hca_process::spawn(name, move || run(&counted.0));
+        started.map(drop).map_err(|_| Errno(libc::EAGAIN))
     }
 
     /// Starts a thread with a listener, which holds the socket's port until the thread ends.
@@ -330,12 +341,12 @@ impl Socket {
         run: impl FnOnce(&Arc<Self>, &L) + Send + 'static,
     ) -> Result<(), Errno> {
         self.state().listening += 1;
-        let started = self.thread(name, move |socket| {
+        let counted = Counted(Arc::clone(self), |state| state.listening -= 1);
+        self.thread(name, move |socket| {
+            // The port is free before that is told.
+            let (_counted, listener) = (counted, listener);
             run(socket, &listener);
-            drop(listener);
-            socket.change(|state| state.listening -= 1);
-        });
-        started.inspect_err(|_| self.state().listening -= 1)
+        })
     }
 
     /// Listens at the local address on each of its devices.
@@ -383,14 +394,14 @@ impl Socket {
             }
             let listening = Arc::clone(self);
             self.state().making += 1;
-            let started = socket.thread("hca-rsocket", move |socket| {
+            let making = Counted(Arc::clone(self), |state| state.making -= 1);
+            let _ = socket.thread("hca-rsocket", move |socket| {
                 let accepted = incoming.accept(&lane.qp, &[]);
-                listening.change(|state| state.making -= 1);
+                drop(making);
                 if let Ok(connection) = accepted {
                     socket.run(lane, connection, Some(&listening));
                 }
             });
-            let _ = started.inspect_err(|_| self.change(|state| state.making -= 1));
         }
     }
     /// Waits until fewer connections wait for `raccept` than the program wants. `false`: the socket is closed.
@@ -710,5 +721,60 @@ impl State {
             Phase::Open => None,
             _ => Some(Err(Errno(libc::ENOTCONN))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// Calls that would wait for the thread of a socket, beside the state in which they do.
+    type Call = (Phase, fn(&Socket) -> Result<usize, Errno>);
+    const CALLS: [Call; 3] = [
+        (Phase::Open, |socket| socket.recv(1, 0).map(|bytes| bytes.len())),
+        (Phase::Open, |socket| socket.send(&[1], None, true)),
+        (Phase::Listening, |socket| socket.accept().map(|_| 0)),
+    ];
+
+    #[test]
+    fn the_panic_of_a_sockets_thread_ends_the_calls_that_wait_for_it() {
+        for (n, (phase, call)) in CALLS.into_iter().enumerate() {
+            let socket = Socket::new().unwrap();
+            socket.state().phase = phase;
+            let (go, gone) = channel::<()>();
+            let wait = move || _ = gone.recv();
+            socket
+                .listening("panics", (), move |_, ()| {
+                    wait();
+                    panic!("for the test");
+                })
+                .unwrap();
+            let (tell, told) = channel();
+            let caller = Arc::clone(&socket);
+            std::thread::spawn(move || tell.send(call(&caller)));
+            drop(go);
+            let ended = told.recv_timeout(Duration::from_secs(10)).expect("it does not wait for ever");
+            assert!(ended.is_err(), "{n}: {ended:?}");
+            socket.wait_until(Instant::now() + LINGER, |state| state.threads == 0);
+            let state = socket.state();
+            assert_eq!(
+                (state.threads, state.listening, state.phase),
+                (0, 0, Phase::Failed(Errno(libc::EIO)))
+            );
+        }
+    }
+
+    #[test]
+    fn a_datagram_socket_without_its_thread_receives_nothing_and_says_so() {
+        let socket = Socket::new().unwrap();
+        socket.state().datagrams = Some(Datagrams::default());
+        socket.thread("panics", |_| panic!("for the test")).unwrap();
+        let (tell, told) = channel();
+        let caller = Arc::clone(&socket);
+        std::thread::spawn(move || tell.send(caller.recv_datagram(false, true).map(drop)));
+        let ended = told.recv_timeout(Duration::from_secs(10)).expect("it does not wait for ever");
+        assert_eq!(ended.map_err(|e| e.0), Err(libc::EIO));
     }
 }
