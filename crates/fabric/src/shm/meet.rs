@@ -29,6 +29,7 @@ use super::memory::{MemoryFault, Sealed, Segment, Window, Writers, create};
 use super::peer::PeerName;
 use super::ring::{Consumer, Producer, outbox_bytes};
 use super::rounds::TICK;
+use super::socket::Socket;
 use crate::PathError;
 
 /// In the kernel's name for a connection whose other end has not said hello.
@@ -375,7 +376,7 @@ impl ShmFabric {
     }
 
     /// Somebody said hello.
-    pub(super) fn meet(&mut self, socket: OwnedFd, uid: u32, greeting: &Greeting, fds: &[OwnedFd]) {
+    pub(super) fn meet(&mut self, socket: Socket, uid: u32, greeting: &Greeting, fds: &[OwnedFd]) {
         if let Some(slot) = self.links.find(greeting.from) {
             let link = self.links.get_mut(slot).expect("it was found");
             match link.stage {

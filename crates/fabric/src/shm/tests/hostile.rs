@@ -360,7 +360,7 @@ fn the_rings_of_another_users_peers_have_a_limit_and_ones_own_have_none() {
         let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
         let (ours, theirs) = rustix::net::socketpair(family, kind, flags, None).unwrap();
         let (hello, fds) = greeting(number, 1 << 14, true);
-        a.meet(ours, uid, &hello, &fds);
+        a.meet(ours.into(), uid, &hello, &fds);
         ends.push(theirs);
         a.links.len()
     };
