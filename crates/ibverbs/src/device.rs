@@ -228,6 +228,10 @@ impl Adapter {
             let _ = add_up(&Path::new(&tree).join("ended"), &self.name, &counters);
         }
     }
+    /// Whether this process is a child of the one that opened it.
+    pub(crate) fn is_of_the_parent(&self) -> bool {
+        self.fork.is_child()
+    }
     /// The adapter, for the layers that stand on the safe verbs.
     pub(crate) fn verbs(&self) -> &hca::Context {
         self.opened.context()
