@@ -326,6 +326,27 @@ fn the_oldest_in_time_wait_makes_room() {
 }
 
 #[test]
+fn a_resolution_that_finds_no_place_in_the_backlog_takes_no_connections_place() {
+    let mut pair = Pair::with(|config| config.max_entries = 5);
+    let ids = pair.established();
+    pair.sides[1].disconnect(at(5), ids[1], PrivateData::EMPTY).unwrap();
+    pair.carry(at(5), 1);
+    pair.carry(at(5), 0);
+    assert_eq!(pair.sides[1].state(ids[1]), Some(ConnState::TimeWait));
+    pair.events(1);
+    for id in 1..=9 {
+        let ask = SidrReq { request_id: CommId(id), service_id: SERVICE, ..SidrReq::default() };
+        let transaction = TransactionId(id.into());
+        pair.deliver(at(6), 1, &Mad { transaction, message: ask.into() });
+    }
+    let asked = pair.events(1);
+    assert!(asked.iter().all(|event| matches!(event, Event::SidrRequest { .. })), "{asked:?}");
+    let counters = pair.sides[1].counters();
+    assert_eq!((asked.len(), counters.evicted, counters.backlog_full), (4, 0, 5));
+    assert_eq!(pair.sides[1].state(ids[1]), Some(ConnState::TimeWait));
+}
+
+#[test]
 fn a_request_by_a_connected_queue_pair_shows_a_stale_connection() {
     let mut pair = Pair::new();
     let ids = pair.established();
