@@ -585,6 +585,18 @@ fn a_resolution_is_answered_once_by_the_program_and_from_memory_afterwards() {
 }
 
 #[test]
+fn a_resolution_that_the_program_does_not_answer_is_withdrawn() {
+    let mut pair = Pair::new();
+    let ask = SidrReq { request_id: CommId(7), service_id: SERVICE, ..SidrReq::default() };
+    pair.deliver(at(0), 1, &Mad { transaction: TransactionId(1), message: ask.into() });
+    let [Event::SidrRequest { id, .. }] = pair.events(1)[..] else { panic!("one request") };
+    let end = pair.sides[1].deadline().unwrap();
+    pair.sides[1].handle_timeout(end);
+    assert_eq!(pair.events(1), [Event::SidrExpired { id }]);
+    assert!(pair.sides[1].is_empty() && pair.sent(1).is_empty());
+}
+
+#[test]
 fn a_resolution_that_nobody_answers_ends() {
     let mut pair = Pair::new();
     let (timeout, pkey) = (CmTimeout::new(15), hca_core::Pkey::DEFAULT);

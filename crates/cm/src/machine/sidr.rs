@@ -137,7 +137,14 @@ impl Machine {
                     self.event(Event::Unresolved { id });
                 }
             },
-            _ => drop(self.table.remove(id)),
+            Some(Entry::Asked(asked)) => {
+                let expires = asked.answer.is_none();
+                self.table.remove(id);
+                if expires {
+                    self.event(Event::SidrExpired { id });
+                }
+            }
+            _ => {}
         }
     }
     /// Refuses a request that the program has not answered.
