@@ -126,6 +126,11 @@ impl Domain {
         let prefix = own.prefix.replacen(&format!("/{}/", own.uid), &format!("/{uid}/"), 1);
         Self { prefix, uid, ..own }
     }
+    /// The same domain, as another user's process has it.
+    #[cfg(test)]
+    pub(super) fn of_other_user(self, uid: u32) -> Self {
+        Self { uid, ..self }
+    }
     #[cfg(test)]
     pub(super) fn name(&self) -> &str {
         &self.name
