@@ -151,12 +151,12 @@ impl Bundle {
         self.attend(range.len());
         Ok(())
     }
-    /// Looks for what has come, behind so many bytes of accesses. A program that writes and makes no other call would
-    /// leave the rest of its long writes, and what its peers send, to the adapter's thread, which works beside it.
-    /// Handlers run in later calls.
+    /// Looks for what has come, behind so many bytes of accesses; a short one counts as a line of the caches. A program
+    /// that writes and makes no other call would leave the rest of its long writes, and what its peers send, to the
+    /// adapter's thread, which works beside it. Handlers run in later calls.
     #[inline]
     fn attend(&mut self, accessed: usize) {
-        self.unattended += accessed;
+        self.unattended += accessed.max(64);
         if self.unattended >= UNATTENDED {
             self.unattended = 0;
             self.lower.poll(&mut self.events);

@@ -203,6 +203,11 @@ impl Qp {
     pub(crate) fn would_take(&self, wr: &SendWr<'_>, before: usize) -> Result<(), PostErrorKind> {
         lock(&self.send).would_take(wr, before)
     }
+    /// Whether the device does a request within a call.
+    pub(crate) fn carries_out(&self, wr: &SendWr<'_>) -> bool {
+        // SAFETY: as in `try_send`.
+        unsafe { lock(&self.send).carry_out(wr) }
+    }
     /// Posts a batch of receive requests and rings.
     pub(crate) fn try_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         let mut port = lock(&self.recv);

@@ -33,6 +33,7 @@ macro_rules! __for_each_check {
                 queue_pairs_of_all_services_live_side_by_side;
             rdma: rc_write_places_bytes_at_any_offset_and_length,
                 rc_read_fetches_bytes_at_any_offset_and_length,
+                what_is_done_within_a_call_is_there_behind_it_and_has_no_completion,
                 rc_write_with_immediate_consumes_a_receive,
                 rc_write_with_immediate_needs_no_receive_memory,
                 rc_zero_length_needs_no_key,

@@ -350,6 +350,17 @@ pub unsafe trait SendPort: Send {
         // SAFETY: our caller's.
         unsafe { self.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)
     }
+    /// Does a READ, a WRITE, an atomic or a FLUSH within the call, if the device can: the request has no completion,
+    /// and the device accesses no memory for it behind the call. A WRITE may have more inline bytes than the queue pair
+    /// takes. A device can for a [near](QpStatus::near) peer, as long as no earlier request is under way. `false`: nothing
+    /// was done; the request may be posted. The default never can.
+    ///
+    /// # Safety
+    /// During the call: memory in its list that is read is not written, and memory that is written is neither read nor
+    /// written by references.
+    unsafe fn carry_out(&mut self, _wr: &SendWr<'_>) -> bool {
+        false
+    }
     /// Whether [`post`](Self::post) would take a request behind `before` others that are not posted yet: for lists of which
     /// all or none is to be posted. The default does not know, and says so of none.
     ///

@@ -314,9 +314,6 @@ bitflags::bitflags! {
         /// Neither the program nor a peer writes the request's memory until it completes. The device may then send
         /// without a copy.
         const STABLE = 1 << 3;
-        /// A WRITE may have more inline bytes than the queue pair takes. It is then done within the post, or refused as
-        /// too long. Devices do so for a [near](crate::QpStatus::near) peer, behind no other request under way.
-        const AT_ONCE = 1 << 7;
     }
 }
 

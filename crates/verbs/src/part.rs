@@ -282,6 +282,11 @@ pub(crate) mod sealed {
         fn inline(_: &Self::Shell) -> Option<&[u8]> {
             None
         }
+        /// The same of a list that is not stored.
+        #[inline(always)]
+        fn bytes(&self) -> Option<&[u8]> {
+            None
+        }
     }
 
     /// One entry of a list.
@@ -616,7 +621,11 @@ impl List for Inline<'_> {
     fn give(self, _: &mut dyn FnMut(Part)) {}
     #[inline(always)]
     fn inline(shell: &Self) -> Option<&[u8]> {
-        Some(shell.0)
+        shell.bytes()
+    }
+    #[inline(always)]
+    fn bytes(&self) -> Option<&[u8]> {
+        Some(self.0)
     }
 }
 impl GatherList for Inline<'_> {

@@ -1,12 +1,13 @@
 //! Posting: a request goes to the device's port, and the buffers that it owns stay in a slot meanwhile.
 //!
 //! Invariants of the unsafe code:
-//! 1. Before the device sees a request, all parts of its list are in a slot. The slots are held by the queue pair (or
-//!    shared receive queue), which drops them only after the device has confirmed the queue's destruction; otherwise
-//!    they are leaked.
+//! 1. Before the device sees a request that is posted, all parts of its list are in a slot. The slots are held by the
+//!    queue pair (or shared receive queue), which drops them only after the device has confirmed the queue's destruction;
+//!    otherwise they are leaked.
 //! 2. Parts leave a slot when the device refused the request, or completed it or a later one of the same send queue. So
-//!    as long as the device may access memory, a slot owns it, no code holds a reference to a [`Buf`](crate::Buf)'s
-//!    bytes, and a [`FrozenBuf`](crate::FrozenBuf)'s bytes are only read.
+//!    as long as the device may access memory, a slot owns it, or the call within which the device does the request. No
+//!    code holds a reference to a [`Buf`](crate::Buf)'s bytes meanwhile, and a [`FrozenBuf`](crate::FrozenBuf)'s bytes
+//!    are only read.
 //! 3. Lists that the device writes into hold no frozen buffers ([`ScatterList`]).
 #![allow(unsafe_code)]
 
@@ -83,11 +84,7 @@ impl SendSide {
             }
             shell
         });
-        let payload = match L::inline(&shell) {
-            Some(bytes) => Payload::Inline(bytes),
-            None if L::HAS_INLINE => self.scratch.payload(),
-            None => Payload::Sges(self.scratch.sges()),
-        };
+        let payload = payload::<L>(L::inline(&shell), &self.scratch);
         let wr = SendWr { wr_id, op: op.op(), flags: flags | promise, payload, dest };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
         let posted = unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post_one(&wr) } };
@@ -117,6 +114,28 @@ impl SendSide {
             .map_err(|(head, local, error)| Refused { request: SendRequest::from_parts(head, local), error })
     }
 
+    /// Has one request done within the call; its list comes back.
+    ///
+    /// # Errors
+    /// Nothing was done, and the request comes back.
+    #[inline(always)]
+    #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
+    pub(crate) fn carry_out<O, L: GatherList>(
+        &mut self,
+        request: SendRequest<O, L>,
+    ) -> Result<L, SendRequest<O, L>> {
+        let SendRequest { head: Head { op, remote_len, to, .. }, local, .. } = &request;
+        let mut entries = Entries::new::<L>(&self.pd, &mut self.scratch, self.max_sge);
+        local.describe(&mut entries);
+        if to.is_some() || check(op, *remote_len, None, &entries, &self.pd).is_err() {
+            return Err(request);
+        }
+        let payload = payload::<L>(local.bytes(), &self.scratch);
+        let wr = SendWr { wr_id: 0, op: op.op(), flags: SendFlags::empty(), payload, dest: None };
+        // SAFETY: (2): the device accesses memory within the call alone, in which the list is ours.
+        if unsafe { self.port.carry_out(&wr) } { Ok(request.into_local()) } else { Err(request) }
+    }
+
     #[inline]
     pub(crate) fn ring(&mut self) {
         self.port.ring();
@@ -125,6 +144,16 @@ impl SendSide {
     /// Whether a request has room.
     pub(crate) fn has_room(&mut self) -> bool {
         self.poster.has_room()
+    }
+}
+
+/// The list of a request for the device: `bytes`, or the entries that were written down.
+#[inline(always)]
+fn payload<'a, L: GatherList>(bytes: Option<&'a [u8]>, scratch: &'a Scratch) -> Payload<'a> {
+    match bytes {
+        Some(bytes) => Payload::Inline(bytes),
+        None if L::HAS_INLINE => scratch.payload(),
+        None => Payload::Sges(scratch.sges()),
     }
 }
 

@@ -71,6 +71,18 @@ impl<S: Service> QueuePair<S> {
     ) -> Result<(), Refused<SendRequest<O, L>>> {
         self.sq.post_send(request)
     }
+    /// Has a request done within the call, like [`SendQueue::carry_out`].
+    ///
+    /// # Errors
+    /// As [`SendQueue::carry_out`].
+    #[inline(always)]
+    #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
+    pub fn carry_out<O: OfferedBy<S>, L: GatherList>(
+        &mut self,
+        request: SendRequest<O, L>,
+    ) -> Result<L, SendRequest<O, L>> {
+        self.sq.carry_out(request)
+    }
     /// Begins a batch of send requests, like [`SendQueue::batch`].
     pub fn batch(&mut self) -> SendBatch<'_, S> {
         self.sq.batch()
@@ -191,6 +203,33 @@ impl<S: Service> SendQueue<S> {
         request: SendRequest<O, L>,
     ) -> Result<(), Refused<SendRequest<O, L>>> {
         self.side.post_request::<true, O, L>(request)
+    }
+
+    /// Does a READ, a WRITE, an atomic or a FLUSH on the memory of a [near](hca_core::QpStatus::near) peer within the
+    /// call, without a completion: the list comes back, and a READ's bytes are there. A WRITE may have more
+    /// [`Inline`](crate::Inline) bytes than the queue pair takes.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # fn example(sq: &mut SendQueue<Rc>, word: Buf, from: RemoteMr) -> Result<(), PostRefusal> {
+    /// match sq.carry_out(SendRequest::read(word, from)) {
+    ///     Ok(word) => println!("{word:?}"),
+    ///     // By the queue, with a completion.
+    ///     Err(request) => sq.post_send(request).map_err(|refused| refused.error)?,
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Nothing was done: the peer is not near, or its memory was not reached by this queue pair yet, earlier requests are
+    /// under way, or the request is none that may be done. It comes back; a post of it gives the reason, if it is wrong.
+    #[inline(always)]
+    #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
+    pub fn carry_out<O: OfferedBy<S>, L: GatherList>(
+        &mut self,
+        request: SendRequest<O, L>,
+    ) -> Result<L, SendRequest<O, L>> {
+        self.side.carry_out(request)
     }
 
     /// Begins a batch: many requests, one doorbell.

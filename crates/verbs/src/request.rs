@@ -84,15 +84,6 @@ impl<O, L> SendRequest<O, L> {
         self.head.flags.set(SendFlags::SIGNALED, yes);
         self
     }
-    /// Lets a WRITE have more inline bytes than the queue pair takes: it is done within the post, or refused with
-    /// [`PostErrorKind::InlineTooLong`](crate::PostErrorKind::InlineTooLong). A device does so for a
-    /// [near](hca_core::QpStatus::near) peer, as long as no earlier request is under way. The bytes need no registered
-    /// memory.
-    #[must_use]
-    pub fn at_once(mut self) -> Self {
-        self.head.flags |= SendFlags::AT_ONCE;
-        self
-    }
     /// Makes the request begin only when all earlier READs and atomics of this queue have completed.
     #[must_use]
     pub fn fence(mut self) -> Self {

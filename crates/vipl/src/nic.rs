@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::ffi::c_char;
-use std::io::Write as _;
 use std::sync::{Arc, Mutex};
 
 use hca::via::{AsyncError, Discriminator, ErrorKind, Listener, MemHandle, Memory, NameService, Nic};
@@ -39,11 +38,7 @@ fn url(name: &str) -> String {
 
 /// The default handler, which prints.
 fn print(error: &AsyncError) {
-    say(error);
-}
-/// Prints an error. Where standard error can't be written, it is lost.
-fn say(error: &dyn core::fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "vipl: {error}");
+    eprintln!("vipl: {error}");
 }
 
 /// The resource and the number of an error.
@@ -68,7 +63,7 @@ exports! {
     fn VipOpenNic(DeviceName: Ptr<c_char>, NicHandle: Ptr<Handle>) {
         let (name, out) = (DeviceName.text()?, NicHandle.there()?);
         let context = hca::open(&url(&name)).map_err(|error| {
-            say(&error);
+            eprintln!("vipl: {error}");
             Code::ErrorResource
         })?;
         let nic = Nic::open(&context)?;

@@ -229,26 +229,22 @@ impl Link {
 }
 
 impl Link {
-    /// Writes into the memory of a near peer within the post, if the device does that now.
-    fn write_at_once(&mut self, bytes: &[u8], remote: RemoteMr, ends: u64) -> Result<bool, Unsent> {
-        if self.down {
-            return Err(Unsent::Down);
-        }
-        let signal = ends == ACCESS || self.unsignaled + 1 >= self.depth / 4;
-        let request = SendRequest::write(Inline(bytes), remote).at_once().id(ends);
-        let done = self.queue.post_send(request.signaled(signal)).is_ok();
-        if done {
-            self.unsignaled = if signal { 0 } else { self.unsignaled + 1 };
-            self.accesses += usize::from(ends == ACCESS);
-        }
-        Ok(done)
-    }
-    /// Posts a write or a read.
+    /// Does an access within the call, if the peer is near and the device can.
     #[inline]
-    fn post_access<O: OfferedBy<Rc>, L: GatherList>(
+    #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
+    fn carry_out<O: OfferedBy<Rc>, L: GatherList>(
         &mut self,
         request: SendRequest<O, L>,
-    ) -> Result<(), Unsent> {
+    ) -> Result<(), SendRequest<O, L>> {
+        if !self.near || self.accesses > 0 || self.down {
+            return Err(request);
+        }
+        self.queue.carry_out(request).map(drop)
+    }
+    /// Does a write or a read, or posts it.
+    #[inline]
+    fn access<O: OfferedBy<Rc>, L: GatherList>(&mut self, request: SendRequest<O, L>) -> Result<(), Unsent> {
+        let Err(request) = self.carry_out(request) else { return Ok(()) };
         self.post(request.id(ACCESS | BARE), true)?;
         self.accesses += 1;
         Ok(())
@@ -367,7 +363,7 @@ impl Verbs {
     fn write_bytes(&mut self, id: LinkId, bytes: &[u8], remote: RemoteMr, ends: u64) -> Result<(), Unsent> {
         let counts = bytes.len() > self.maker.sizes.message;
         let link = self.link(id)?;
-        if link.near && link.write_at_once(bytes, remote, ends)? {
+        if link.carry_out(SendRequest::write(Inline(bytes), remote)).is_ok() {
             return Ok(());
         }
         // The ends of a link that has failed do not count.
@@ -625,7 +621,11 @@ impl Lower for Verbs {
             Source::Bytes([]) => Ok(()),
             Source::Bytes(bytes) => self.write_bytes(id, bytes, remote, 0),
             Source::Segment(Segment(Place::Verbs(mr)), range) => {
-                self.link(id)?.post(SendRequest::write(mr.range(range.clone()), remote), false)
+                let link = self.link(id)?;
+                let Err(request) = link.carry_out(SendRequest::write(mr.range(range.clone()), remote)) else {
+                    return Ok(());
+                };
+                link.post(request, false)
             }
             Source::Segment(..) => Err(Unsent::Down),
         }
@@ -637,7 +637,7 @@ impl Lower for Verbs {
         let remote = RemoteMr { addr: to.addr, rkey: Rkey::new(to.key), len: to.len };
         match from {
             Source::Bytes(bytes) if bytes.len() <= self.maker.inline => {
-                self.link(id)?.post_access(SendRequest::write(Inline(bytes), remote))
+                self.link(id)?.access(SendRequest::write(Inline(bytes), remote))
             }
             Source::Bytes(bytes) => self.write_bytes(id, bytes, remote, ACCESS),
             Source::Segment(Segment(Place::Verbs(mr)), range) => {
@@ -647,7 +647,7 @@ impl Lower for Verbs {
                     self.until_sends = 1;
                     return Err(Unsent::Full);
                 }
-                link.post_access(SendRequest::write(mr.range(range.clone()), remote))
+                link.access(SendRequest::write(mr.range(range.clone()), remote))
             }
             Source::Segment(..) => Err(Unsent::Down),
         }
@@ -656,7 +656,7 @@ impl Lower for Verbs {
     fn read(&mut self, id: LinkId, into: &Segment, range: Range<usize>, from: Remote) -> Result<(), Unsent> {
         let Segment(Place::Verbs(mr)) = into else { return Err(Unsent::Down) };
         let remote = RemoteMr { addr: from.addr, rkey: Rkey::new(from.key), len: from.len };
-        self.link(id)?.post_access(SendRequest::read(mr.range(range), remote))
+        self.link(id)?.access(SendRequest::read(mr.range(range), remote))
     }
     #[inline]
     fn accesses(&mut self, id: LinkId, events: &mut VecDeque<Event>) -> Result<usize, Unsent> {

@@ -95,7 +95,11 @@ impl Machine {
                 SidrRep { request_id, resolution, service_id: service, info, private_data },
             );
         }
-        let Ok(id) = self.admit(service) else { return };
+        let id = self.table.fresh_id();
+        if self.make_room().is_err() || self.table.enter_backlog(service, id) != Some(true) {
+            self.counters.backlog_full += 1;
+            return;
+        }
         let asked = Asked {
             key,
             from,
@@ -137,14 +141,7 @@ impl Machine {
                     self.event(Event::Unresolved { id });
                 }
             },
-            Some(Entry::Asked(asked)) => {
-                let expires = asked.answer.is_none();
-                self.table.remove(id);
-                if expires {
-                    self.event(Event::SidrExpired { id });
-                }
-            }
-            _ => {}
+            _ => drop(self.table.remove(id)),
         }
     }
     /// Refuses a request that the program has not answered.

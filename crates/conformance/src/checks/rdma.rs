@@ -245,3 +245,51 @@ pub(crate) fn rc_a_region_of_no_remote_rights_serves_locally(bed: &dyn Bed) {
     p.a.send_cq.ok(1);
     p.mb.assert_bytes(0, &bytes);
 }
+
+/// Where a device can: others do nothing, and say so.
+pub(crate) fn what_is_done_within_a_call_is_there_behind_it_and_has_no_completion(bed: &dyn Bed) {
+    let p = Pair::rc(bed);
+    let local = [p.ma.sge(0, 8)];
+    let (write, read) = (SendOp::Write(p.mb.remote(0)), SendOp::Read(p.mb.remote(0)));
+    let mut done = [0; 2];
+    p.mb.fill(0);
+    for round in 0..64_u64 {
+        let bytes = pattern(round, 8);
+        p.ma.write(0, &bytes);
+        if p.a.carries_out(&wr(round, write, &local)) {
+            done[0] += 1;
+            p.mb.assert_bytes(0, &bytes);
+        } else {
+            p.a.send(round, write, &local);
+            p.a.send_cq.ok(round);
+        }
+        let bytes = pattern(!round, 8);
+        p.mb.write(0, &bytes);
+        if p.a.carries_out(&wr(round, read, &local)) {
+            done[1] += 1;
+            p.ma.assert_bytes(0, &bytes);
+        } else {
+            p.a.send(round, read, &local);
+            p.a.send_cq.ok(round);
+        }
+        p.mb.assert_untouched_but(0, 8, 0);
+    }
+    assert!(p.a.query().near || done == [0; 2], "done on a peer of another machine: {done:?}");
+    // A request that is none, or whose keys do not fit, is not done.
+    let wrong = [Sge { lkey: hca_core::Lkey::new(local[0].lkey.raw() ^ 0x100), ..local[0] }];
+    let other = SendOp::Write(RemoteAddr { rkey: Rkey::new(0x77), ..p.mb.remote(0) });
+    for wr in [wr(1, SendOp::Send, &local), wr(1, write, &wrong), wr(1, read, &wrong), wr(1, other, &local)] {
+        assert!(!p.a.carries_out(&wr), "{wr:?}");
+    }
+    p.a.send_cq.stays_empty();
+    // More inline bytes than the queue takes: the peer's memory changes if the device says so, and else not.
+    let bytes = pattern(7, p.a.cap.max_inline as usize + 1);
+    p.mb.fill(0);
+    let longer = SendWr { payload: Payload::Inline(&bytes), ..wr(1, write, &[]) };
+    if p.a.carries_out(&longer) {
+        p.mb.assert_bytes(0, &bytes);
+    } else {
+        p.mb.assert_untouched_but(0, 0, 0);
+    }
+    p.a.send_cq.stays_empty();
+}

@@ -9,10 +9,11 @@ use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::Duration;
 
 use hca_core::{Access, AsyncEvent, DeviceError, Qkey, SrqInit, WcOpcode, WcStatus};
-use hca_fabric::LoopbackNet;
+use hca_fabric::{Fabric, LoopbackNet};
 use hca_verbs::*;
 use softhca::{Options, Progress, SoftHca};
 
+mod carried_out;
 mod rd;
 
 /// One end: an adapter of its own on a network that both share.
@@ -25,8 +26,11 @@ struct End {
 
 fn ends(progress: Progress) -> [End; 2] {
     let net = LoopbackNet::new();
+    ends_on(progress, |addr| Box::new(net.attach(addr.parse().unwrap())))
+}
+fn ends_on(progress: Progress, open: impl Fn(&str) -> Box<dyn Fabric>) -> [End; 2] {
     ["10.0.0.1", "10.0.0.2"].map(|addr| {
-        let fabric = Box::new(net.attach(addr.parse().unwrap()));
+        let fabric = open(addr);
         let options = Options { progress, seed: Some(7), ..Options::default() };
         let context = Context::with_seed(SoftHca::open(fabric, options).unwrap(), 3);
         let pd = context.alloc_pd().unwrap();

@@ -195,10 +195,10 @@ impl Engine {
     }
 
     /// Does a request of one piece on a peer's memory that is not queued, by who finds the send queue empty and its
-    /// lane valid. `None`: nothing was done, and it is to be queued. `Some(true)`: the engine has no more to do than before, and
-    /// later than before.
+    /// lane valid. `None`: nothing was done, and it is to be queued. `Some(true)`: the engine has no more to do than before,
+    /// and later than before. One that is not `POSTED` has no completion, and as many inline bytes as a message may have.
     #[inline(always)]
-    pub(crate) fn access<O: Op>(
+    pub(crate) fn access<O: Op, const POSTED: bool>(
         &mut self,
         lane: &PostersLane,
         of: &SendQueue,
@@ -215,7 +215,7 @@ impl Engine {
             // One that has no list is refused as it is queued.
             _ if !O::LIST => return None,
             Payload::Inline(bytes) if !O::FETCHES && O::takes(bytes.len() as u32) => {
-                if bytes.len() > of.max_inline as usize && !wr.flags.contains(SendFlags::AT_ONCE) {
+                if bytes.len() > if POSTED { of.max_inline } else { of.max_message } as usize {
                     return None;
                 }
                 O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &Piece::Inline(bytes)).ok()?;
@@ -232,7 +232,7 @@ impl Engine {
         };
         let opcode = O::opcode(&wr.op);
         of.qp.ops.completed(opcode, len as u32);
-        if wr.flags.contains(SendFlags::SIGNALED) {
+        if POSTED && wr.flags.contains(SendFlags::SIGNALED) {
             let byte_len = if O::FETCHES { len as u32 } else { 0 };
             if !tables.complete_shown(lane.send_cq, wr.wr_id, of.qp.handle, opcode, byte_len) {
                 self.conclude();

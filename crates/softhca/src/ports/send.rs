@@ -212,25 +212,50 @@ impl SendQueue {
         }
     }
 
-    /// A request on the peer's memory: done at once, if nothing before it is under way.
+    /// A request on the peer's memory: done at once, or queued.
     #[inline(never)]
     fn access<O: Op, const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        self.access_or::<O, true, _>(hca, wr, Ok(()), |queue, engine| match engine {
+            None => queue.post_queued::<NOW>(hca, wr),
+            Some(engine) => queue.post_queued_with::<NOW>(hca, wr, engine),
+        })
+    }
+    /// The same of a request that is not queued in any case. `false`: nothing was done.
+    #[inline(never)]
+    fn carry_out<O: Op>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> bool {
+        self.access_or::<O, false, _>(hca, wr, true, |_, engine| {
+            if let Some(engine) = engine {
+                hca.give_back(engine);
+            }
+            false
+        })
+    }
+    /// A request on the peer's memory: done at once, if nothing before it is under way, or left to `otherwise`, with the
+    /// engine if that was free.
+    #[inline(always)]
+    fn access_or<O: Op, const POSTED: bool, R>(
+        &mut self,
+        hca: &Shared,
+        wr: &SendWr<'_>,
+        done: R,
+        otherwise: impl FnOnce(&mut Self, Option<EngineGuard<'_>>) -> R,
+    ) -> R {
         let may = wr.dest.is_none() && self.ring.is_released() && !hca.fork.is_child();
         let Some(mut engine) = (if may { hca.engine_at_once() } else { None }) else {
-            return self.post_queued::<NOW>(hca, wr);
+            return otherwise(self, None);
         };
         // Only who has the engine changes the word of lanes.
         if self.lane.as_ref().map_or(0, |lane| lane.word.get()) != self.qp.lanes.get() {
             self.lane = engine.posters_lane(self.qp.handle);
         }
         if let Some(lane) = &self.lane
-            && let Some(leaves_nothing) = engine.access::<O>(lane, self, wr)
+            && let Some(leaves_nothing) = engine.access::<O, POSTED>(lane, self, wr)
         {
             hca.give_back_behind_access(engine, leaves_nothing);
-            return Ok(());
+            return done;
         }
         self.lane = None;
-        self.post_queued_with::<NOW>(hca, wr, engine)
+        otherwise(self, Some(engine))
     }
 
     /// A SEND: a small one leaves by a line as it is queued, if nothing keeps it back.
@@ -332,6 +357,19 @@ unsafe impl SendPort for QpSendPort {
             queue.post_queued::<false>(hca, wr)
         } else {
             queue.post_near::<false>(hca, wr)
+        }
+    }
+    #[inline]
+    unsafe fn carry_out(&mut self, wr: &SendWr<'_>) -> bool {
+        let Self { hca, queue } = self;
+        match wr.op {
+            _ if !queue.qp.is_open_and_near() => false,
+            SendOp::Write(_) => queue.carry_out::<ops::Write>(hca, wr),
+            SendOp::Read(_) => queue.carry_out::<ops::Read>(hca, wr),
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => queue.carry_out::<ops::Atomic>(hca, wr),
+            SendOp::AtomicWrite { .. } => queue.carry_out::<ops::AtomicWrite>(hca, wr),
+            SendOp::Flush { .. } => queue.carry_out::<ops::Flush>(hca, wr),
+            _ => false,
         }
     }
     fn would_take(&mut self, wr: &SendWr<'_>, before: usize) -> Result<(), PostErrorKind> {

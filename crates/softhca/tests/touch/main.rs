@@ -9,6 +9,7 @@
 //! 2. Posted requests name that memory, and the test accesses it by volatile accesses only.
 #![allow(unsafe_code)]
 
+mod carried_out;
 mod completions;
 #[path = "../ends/mod.rs"]
 mod ends;
@@ -157,9 +158,16 @@ impl Pair {
         }
         panic!("{op:?} always goes as a message");
     }
-    /// Posts what must be refused, and leave both sides' memory alone.
+    /// Whether a request is done within a call.
+    fn carries_out(&mut self, op: SendOp, payload: Payload<'_>) -> bool {
+        let wr = SendWr { wr_id: 8, op, flags: SendFlags::SIGNALED, payload, dest: None };
+        // SAFETY: (1, 2)
+        unsafe { self.a.rc.send.carry_out(&wr) }
+    }
+    /// Posts what must be refused, and leave both sides' memory alone. Within a call it is not done either.
     #[track_caller]
     fn refused(&mut self, op: SendOp, sge: Sge, status: &[WcStatus], what: &str) {
+        assert!(!self.carries_out(op, Payload::Sges(&[sge])), "{what}");
         self.post(op, sge);
         let found = self.ends().status;
         assert_all(&self.b, 0, what);
@@ -256,7 +264,9 @@ fn what_is_taken_back_is_not_reached_any_more() {
                 }
             }
             let op = ops(pair.remote(0))[i].0;
-            pair.post(op, pair.sge(0, 8));
+            let sge = pair.sge(0, 8);
+            assert!(!pair.carries_out(op, Payload::Sges(&[sge])), "{op:?}");
+            pair.post(op, sge);
             // A peer in error does not answer.
             let c = if how == 2 { pair.alone() } else { Some(pair.ends()) };
             assert_all(&pair.b, 0, "behind its end");

@@ -1,0 +1,89 @@
+//! Requests that are done within a call, without a completion.
+
+use hca_core::{Completion, Device, Payload, SendFlags, SendOp, SendWr};
+
+use crate::{Access, BEGIN, OURS, Pair, WORD, assert_all, byte, ops, put};
+
+/// The word at the beginning of the target's region.
+fn word(pair: &Pair) -> u64 {
+    u64::from_ne_bytes(core::array::from_fn(|i| byte(&pair.b, BEGIN + i)))
+}
+
+#[test]
+fn a_request_is_done_within_the_call_and_has_no_completion() {
+    let mut pair = Pair::warm();
+    let sge = pair.sge(0, 8);
+    let ops = ops(pair.remote(0)).map(|(op, _)| op);
+    assert!(pair.carries_out(ops[0], Payload::Sges(&[sge])));
+    assert_eq!(word(&pair), WORD);
+    put(&pair.b, BEGIN..BEGIN + 8, 3);
+    assert!(pair.carries_out(ops[1], Payload::Sges(&[sge])));
+    assert!((0..8).all(|at| byte(&pair.a, at) == 3) && byte(&pair.a, 8) == OURS);
+    put(&pair.b, BEGIN..BEGIN + 8, 0);
+    assert!(pair.carries_out(ops[2], Payload::Sges(&[sge])));
+    assert!(word(&pair) == 1 && (0..8).all(|at| byte(&pair.a, at) == 0), "the word before comes back");
+    assert_eq!(pair.alone().map(|c| c.wr_id), None, "nothing completes");
+    // The next request that is posted is as any other.
+    put(&pair.a, 0..8, OURS);
+    pair.post(ops[0], sge);
+    assert_eq!(pair.alone().map(|c| c.wr_id), Some(7));
+}
+
+#[test]
+fn inline_bytes_may_be_more_than_the_queue_takes() {
+    let mut pair = Pair::warm();
+    let bytes = [9; 1024];
+    let op = SendOp::Write(pair.remote(0));
+    assert!(pair.carries_out(op, Payload::Inline(&bytes)));
+    assert!((0..1024).all(|at| byte(&pair.b, BEGIN + at) == 9));
+    assert!(!pair.carries_out(op, Payload::Inline(&[9; 1025])), "the region has 1024");
+    // Nobody writes to the bytes of a program that it only shows.
+    let read = SendOp::Read(pair.remote(0));
+    assert!(!pair.carries_out(read, Payload::Inline(&bytes)));
+}
+
+/// Each of the peer's turns is due to the test: until then what was posted is under way.
+#[test]
+fn nothing_is_done_before_earlier_requests() {
+    let mut pair = Pair::warm();
+    pair.b.recv();
+    let send = SendWr {
+        wr_id: 7,
+        op: SendOp::Send,
+        flags: SendFlags::SIGNALED,
+        payload: Payload::Inline(b"first"),
+        dest: None,
+    };
+    // SAFETY: inline data names no memory.
+    unsafe { pair.a.rc.send.post_now(&send) }.unwrap();
+    put(&pair.b, 0..4096, 0);
+    let sge = pair.sge(0, 8);
+    for (op, _) in ops(pair.remote(0)) {
+        assert!(!pair.carries_out(op, Payload::Sges(&[sge])), "{op:?}");
+    }
+    assert_all(&pair.b, 0, "before the SEND has ended");
+    pair.ends();
+    assert!(pair.carries_out(SendOp::Write(pair.remote(0)), Payload::Sges(&[sge])));
+}
+
+#[test]
+fn what_is_no_access_is_left_to_the_queue() {
+    let mut pair = Pair::warm();
+    pair.b.recv();
+    let sge = pair.sge(0, 8);
+    for op in [SendOp::Send, SendOp::SendImm(1), SendOp::WriteImm(pair.remote(0), 1)] {
+        assert!(!pair.carries_out(op, Payload::Sges(&[sge])), "{op:?}");
+    }
+    // A list of two pieces is, too.
+    let write = SendOp::Write(pair.remote(0));
+    assert!(!pair.carries_out(write, Payload::Sges(&[pair.sge(0, 4), pair.sge(4, 4)])));
+    for _ in 0..100 {
+        pair.b.device.turn();
+        assert_eq!(pair.b.cq.poll(&mut [Completion::default()]), 0);
+    }
+    assert_all(&pair.b, 0, "nothing was done");
+    // Before the peer's memory was reached by a post, nothing is known of it.
+    let mut cold = Pair::new(crate::REMOTE, crate::ALL, Access::LOCAL_WRITE);
+    let (write, sge) = (SendOp::Write(cold.remote(0)), cold.sge(0, 8));
+    assert!(!cold.carries_out(write, Payload::Sges(&[sge])));
+}
