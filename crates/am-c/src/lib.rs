@@ -10,6 +10,8 @@
 //! | `message` | requests, replies, and what a handler learns of its message |
 //! | `fuzzed` | the fuzz target of calls, in tests and under the fuzzer only |
 #![deny(unsafe_code)]
+// They panic where standard error can not be written, which is to change no result.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 #![allow(non_snake_case)] // the functions have the names of the header
 
 mod border;

@@ -1,6 +1,7 @@
 //! The device, bundles and endpoints. A handle is a number that is given once, so that a stale one names nothing.
 
 use std::collections::HashMap;
+use std::io::Write as _;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use hca::Context;
@@ -47,7 +48,10 @@ impl Objects {
     pub(crate) fn init(&mut self) -> Result {
         if self.context.is_none() {
             let name = self.device.as_ref().map_or("auto://", |(name, _)| name);
-            let opened = hca::open(name).inspect_err(|error| eprintln!("am: {error}"));
+            let opened = hca::open(name).inspect_err(|error| {
+                // Where standard error can't be written, it is lost.
+                let _ = writeln!(std::io::stderr(), "am: {error}");
+            });
             self.context = Some(opened.map_err(|_| Code::Resource)?);
         }
         self.inits += 1;

@@ -326,6 +326,27 @@ fn the_oldest_in_time_wait_makes_room() {
 }
 
 #[test]
+fn a_resolution_that_finds_no_place_in_the_backlog_takes_no_connections_place() {
+    let mut pair = Pair::with(|config| config.max_entries = 5);
+    let ids = pair.established();
+    pair.sides[1].disconnect(at(5), ids[1], PrivateData::EMPTY).unwrap();
+    pair.carry(at(5), 1);
+    pair.carry(at(5), 0);
+    assert_eq!(pair.sides[1].state(ids[1]), Some(ConnState::TimeWait));
+    pair.events(1);
+    for id in 1..=9 {
+        let ask = SidrReq { request_id: CommId(id), service_id: SERVICE, ..SidrReq::default() };
+        let transaction = TransactionId(id.into());
+        pair.deliver(at(6), 1, &Mad { transaction, message: ask.into() });
+    }
+    let asked = pair.events(1);
+    assert!(asked.iter().all(|event| matches!(event, Event::SidrRequest { .. })), "{asked:?}");
+    let counters = pair.sides[1].counters();
+    assert_eq!((asked.len(), counters.evicted, counters.backlog_full), (4, 0, 5));
+    assert_eq!(pair.sides[1].state(ids[1]), Some(ConnState::TimeWait));
+}
+
+#[test]
 fn a_request_by_a_connected_queue_pair_shows_a_stale_connection() {
     let mut pair = Pair::new();
     let ids = pair.established();
@@ -561,6 +582,18 @@ fn a_resolution_is_answered_once_by_the_program_and_from_memory_afterwards() {
     let end = pair.sides[1].deadline().unwrap();
     pair.sides[1].handle_timeout(end);
     assert!(pair.sides[1].is_empty());
+}
+
+#[test]
+fn a_resolution_that_the_program_does_not_answer_is_withdrawn() {
+    let mut pair = Pair::new();
+    let ask = SidrReq { request_id: CommId(7), service_id: SERVICE, ..SidrReq::default() };
+    pair.deliver(at(0), 1, &Mad { transaction: TransactionId(1), message: ask.into() });
+    let [Event::SidrRequest { id, .. }] = pair.events(1)[..] else { panic!("one request") };
+    let end = pair.sides[1].deadline().unwrap();
+    pair.sides[1].handle_timeout(end);
+    assert_eq!(pair.events(1), [Event::SidrExpired { id }]);
+    assert!(pair.sides[1].is_empty() && pair.sent(1).is_empty());
 }
 
 #[test]

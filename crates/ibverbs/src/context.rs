@@ -103,6 +103,7 @@ impl Context {
                 abi_compat: usize::MAX,
             },
         };
+        file.opened();
         let context = give(Self { c, adapter, file, _command: command, events });
         Ok(context.wrapping_byte_add(core::mem::offset_of!(VerbsContext, context)).cast())
     }
@@ -115,6 +116,12 @@ impl Context {
     /// Checks the number of the port, which is 1.
     fn port(&self, number: u32) -> Result<hca::hca_core::PortAttr, Errno> {
         if number == 1 { Ok(self.adapter.device().port()) } else { Err(INVALID) }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.file.closed();
     }
 }
 

@@ -18,7 +18,7 @@ use crate::async_event::{Listeners, pump};
 use crate::entry::{
     Errno, INVALID, In, at_exit, before_exit, counted, exports, free_list, give_list, last, lock, pointer,
 };
-use crate::explain::Notes;
+use crate::explain::{self, Notes};
 use crate::heap;
 use crate::null::Nulls;
 use crate::window::Binds;
@@ -45,7 +45,7 @@ static DEVICES: LazyLock<Result<Vec<usize>, Errno>> =
             .map(|(place, device)| Box::into_raw(Box::new(NamedDevice::new(place, device))) as usize)
             .collect()),
         Err(e) => {
-            eprintln!("hca: {e}");
+            explain::say(format_args!("{e}"));
             Err(INVALID)
         }
     });
@@ -187,7 +187,7 @@ impl Adapter {
             return Ok(adapter);
         }
         let refuse = |why: &dyn core::fmt::Display| {
-            eprintln!("hca: device {}: {why}", device.name);
+            explain::say(format_args!("device {}: {why}", device.name));
             Errno(libc::ENODEV)
         };
         let opened = as_library(|| hca::open_exactly(&device.url)).map_err(|e| refuse(&e))?;
@@ -227,6 +227,10 @@ impl Adapter {
             // Without the right to write there, the port has counted nothing.
             let _ = add_up(&Path::new(&tree).join("ended"), &self.name, &counters);
         }
+    }
+    /// Whether this process is a child of the one that opened it.
+    pub(crate) fn is_of_the_parent(&self) -> bool {
+        self.fork.is_child()
     }
     /// The adapter, for the layers that stand on the safe verbs.
     pub(crate) fn verbs(&self) -> &hca::Context {

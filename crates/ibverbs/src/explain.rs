@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::sync::{LazyLock, Mutex};
 
 use hca::hca_core::{
@@ -30,11 +31,15 @@ pub(crate) fn enabled() -> bool {
     *ENABLED
 }
 
+/// Says something on standard error. Where that can't be written, the words are lost, and the call goes on.
+pub(crate) fn say(words: core::fmt::Arguments<'_>) {
+    let _ = std::io::stderr().write_fmt(format_args!("hca: {words}\n"));
+}
 /// Tells an error, once for each `what`.
 fn tell(what: String, words: &str) {
     let mut told = lock(&TOLD);
     if told.len() < MAX_TOLD && told.insert(what) {
-        eprintln!("hca: {words}");
+        say(format_args!("{words}"));
     }
 }
 

@@ -3,11 +3,15 @@
 //! A context has a command descriptor, of a file that is there for this alone. A context that is imported by a duplicate
 //! of the descriptor has the same file, and the file's objects are found by their handles. An import of another process
 //! is refused: the objects are in the memory of the process that made them.
+//!
+//! With the last of a file's contexts its queue pairs and regions end, as they do in the kernel with the descriptor: no
+//! peer reaches what the program has left.
 
 use core::ffi::c_int;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use hca::hca_core::PdHandle;
@@ -20,6 +24,7 @@ use crate::device::{Adapter, NamedDevice};
 use crate::dm::{Dm, Memory};
 use crate::entry::{Errno, INVALID, In, counted, exports, lock, owned, pointer, stat};
 use crate::memory::{Mr, Pd, Region};
+use crate::qp::Qp;
 
 /// The name of command descriptors' files, and what the kernel shows of them.
 const NAME: &str = "hca-context";
@@ -57,6 +62,10 @@ impl<T: Clone> Table<T> {
     pub(crate) fn get(&self, handle: u32) -> Result<T, Errno> {
         lock(&self.0).by_handle.get(&handle).cloned().ok_or(Errno(libc::ENOENT))
     }
+    /// Removes all objects.
+    fn take(&self) -> Vec<T> {
+        std::mem::take(&mut lock(&self.0).by_handle).into_values().collect()
+    }
     /// Removes an object that has ended. Returns whether it was there.
     pub(crate) fn remove(&self, handle: u32) -> bool {
         lock(&self.0).by_handle.remove(&handle).is_some()
@@ -68,6 +77,10 @@ pub(crate) struct File {
     pub(crate) adapter: Arc<Adapter>,
     /// The address of the device.
     device: usize,
+    /// How many contexts are open.
+    contexts: AtomicUsize,
+    /// The addresses of queue pairs.
+    qps: Mutex<HashSet<usize>>,
     pub(crate) pds: Table<PdHandle>,
     pub(crate) mrs: Table<Arc<Region>>,
     pub(crate) dms: Table<Arc<Memory>>,
@@ -88,6 +101,8 @@ impl File {
         let file = Arc::new(Self {
             adapter: Adapter::open(device.get()?)?,
             device: device.raw() as usize,
+            contexts: AtomicUsize::new(0),
+            qps: Mutex::default(),
             pds: Table::default(),
             mrs: Table::default(),
             dms: Table::default(),
@@ -99,6 +114,32 @@ impl File {
             files.insert(inode(&found), Arc::downgrade(&file));
         }
         Ok((file, command))
+    }
+    /// A context was opened.
+    pub(crate) fn opened(&self) {
+        self.contexts.fetch_add(1, Ordering::Relaxed);
+    }
+    /// A context was closed: what is left of the objects ends with the last one, but for the program's own memory of
+    /// them.
+    pub(crate) fn closed(&self) {
+        if self.contexts.fetch_sub(1, Ordering::AcqRel) > 1 || self.adapter.is_of_the_parent() {
+            return;
+        }
+        let qps = std::mem::take(&mut *lock(&self.qps));
+        // What the device refuses ends with the device.
+        for qp in qps {
+            let qp = In::<Qp>::of(qp as *mut Qp);
+            let _ = qp.get().and_then(|object| object.end(qp));
+        }
+        for region in self.mrs.take() {
+            let _ = region.end();
+        }
+    }
+    pub(crate) fn add_qp(&self, qp: *mut Qp) {
+        lock(&self.qps).insert(qp as usize);
+    }
+    pub(crate) fn remove_qp(&self, qp: *mut Qp) {
+        lock(&self.qps).remove(&(qp as usize));
     }
     pub(crate) fn device(&self) -> In<NamedDevice> {
         In::of(self.device as *mut NamedDevice)

@@ -31,6 +31,8 @@
 //! | `rest` | functions that are not offered |
 //! | `providers` | functions of libmlx5, libefa and others, all of which refuse |
 #![deny(unsafe_code)]
+// They panic where standard error can not be written, which is to change no result.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 #[allow(missing_docs, unreachable_pub)] // a layout's fields are the header's
 mod abi;

@@ -232,6 +232,22 @@ fn register_own(pd: In<Pd>, addr: *mut c_void, len: usize, iova: u64, flags: u32
 }
 
 impl Region {
+    /// Ends it for the device.
+    ///
+    /// # Errors
+    /// It has ended, or the device keeps it.
+    pub(crate) fn end(&self) -> Result<(), Errno> {
+        let Self { adapter, registered, backing } = self;
+        let keys = lock(registered).keys;
+        adapter.device().dereg_mr(keys.handle)?;
+        self.forget(&keys);
+        match backing {
+            Backing::Null(null) => adapter.nulls.end(adapter, keys.lkey.raw(), null)?,
+            Backing::Dm(memory) => _ = memory.users.fetch_sub(1, Ordering::Relaxed),
+            Backing::Program | Backing::Mapped { .. } => {}
+        }
+        Ok(())
+    }
     /// Forgets keys, which are given back.
     fn forget(&self, keys: &MrKeys) {
         if let Some(notes) = &self.adapter.notes {
@@ -273,17 +289,9 @@ impl Mr {
         self.c.lkey.load(Ordering::Relaxed)
     }
     fn dereg(&self) -> Result<(), Errno> {
-        let Region { adapter, registered, backing } = &*self.region;
-        let keys = lock(registered).keys;
         // One that an import has ended is unknown to the device.
-        adapter.device().dereg_mr(keys.handle)?;
+        self.region.end()?;
         self.file.mrs.remove(self.c.handle);
-        self.region.forget(&keys);
-        match backing {
-            Backing::Null(null) => adapter.nulls.end(adapter, keys.lkey.raw(), null)?,
-            Backing::Dm(memory) => _ = memory.users.fetch_sub(1, Ordering::Relaxed),
-            Backing::Program | Backing::Mapped { .. } => {}
-        }
         Ok(())
     }
     /// Changes the domain and the rights, and the memory if a range is given.
@@ -351,6 +359,10 @@ fn rereg(
         || rights != 0 && !has(ACCESS);
     if wrong {
         return Err(input(INVALID));
+    }
+    // The kernel refuses that, behind rdma-core's checks.
+    if flags == 0 {
+        return Err((REREG_COMMAND, INVALID));
     }
     let rights = if has(ACCESS) { Some(access(rights as u32).map_err(input)?) } else { None };
     let pd = if has(PD) { pd } else { In::null() };

@@ -1,7 +1,7 @@
 //! Queue pairs and shared receive queues.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
@@ -11,14 +11,15 @@ use hca::hca_core::{
 };
 
 use crate::abi::{
-    IbvContext, IbvQp, IbvQpAttr, IbvQpCap, IbvQpEx, IbvQpInitAttr, IbvQpInitAttrEx, IbvSrq, IbvSrqAttr,
-    IbvSrqInitAttr,
+    IbvAhAttr, IbvContext, IbvQp, IbvQpAttr, IbvQpCap, IbvQpEx, IbvQpInitAttr, IbvQpInitAttrEx, IbvSrq,
+    IbvSrqAttr, IbvSrqInitAttr,
 };
 use crate::cq::Cq;
 use crate::device::Adapter;
 use crate::entry::{Errno, INVALID, In, NoPort, exports, give, lock, number, pointer, shape_of};
 use crate::event::Unacknowledged;
 use crate::held::{Guards, Held};
+use crate::import::File;
 use crate::memory::{Pd, access, access_flags, address, address_attr};
 use crate::post::are_looked_at;
 use crate::qp_ex::{Build, functions, offered};
@@ -55,6 +56,9 @@ pub(crate) struct Qp {
     /// The [shape](shape_of) of the requests that take the short way, as of a WRITE; one that no request has if none
     /// does.
     short_way: AtomicU64,
+    /// The index of the port's GID that the program has given with the path.
+    sgid_index: AtomicU8,
+    file: Arc<File>,
 }
 
 /// The shape of no request.
@@ -208,7 +212,10 @@ impl Qp {
             recv: recv.map(Held::new),
             // Other services have requests that name their destination.
             short_way: if matches!(attr.qp_type, RC | UC) { shape_of(1, 0) } else { NONE }.into(),
+            sgid_index: AtomicU8::new(0),
+            file: Arc::clone(&owner.file),
         });
+        owner.file.add_qp(qp);
         owner.adapter.listeners.add(EventObject::Qp(handle), qp as usize, &owner.events);
         // Behind that: who has all requests looked at from now on finds the queue pair, or was before.
         if are_looked_at() {
@@ -229,9 +236,32 @@ impl Qp {
             return Err(INVALID);
         }
         self.adapter.device().modify_qp(self.handle, &to)?;
+        if to.av.is_some() {
+            self.sgid_index.store(attr.ah_attr.sgid_index, Ordering::Relaxed);
+        }
         if to.state.is_some() {
             self.c.qp_base.state.store(attr.qp_state, Ordering::Relaxed);
         }
+        Ok(())
+    }
+    /// Ends it for the device, with its memberships in groups.
+    ///
+    /// # Errors
+    /// It has ended, or the device keeps it.
+    pub(crate) fn end(&self, at: In<Self>) -> Result<(), Errno> {
+        let device = self.adapter.device();
+        let groups = std::mem::take(&mut *lock(&self.groups));
+        for (multicast, group) in
+            device.multicast().iter().flat_map(|m| groups.iter().map(move |group| (m, group)))
+        {
+            multicast.detach_mcast(self.handle, *group)?;
+        }
+        match &self.domain {
+            Some(domain) => domain.close_target(self.c.qp_base.qp_num)?,
+            None => _ = device.destroy_qp(self.handle)?,
+        }
+        self.adapter.listeners.remove(EventObject::Qp(self.handle), at.raw() as usize);
+        self.file.remove_qp(at.raw());
         Ok(())
     }
     /// The state, in the program's numbering.
@@ -243,6 +273,8 @@ impl Qp {
         let status = self.adapter.device().query_qp(self.handle)?;
         let (attr, state) = (status.attr, state_number(status.state));
         self.c.qp_base.state.store(state, Ordering::Relaxed);
+        let sgid_index = self.sgid_index.load(Ordering::Relaxed);
+        let path = attr.av.as_ref().map(|av| IbvAhAttr { sgid_index, ..address_attr(av) });
         let found = IbvQpAttr {
             qp_state: state,
             cur_qp_state: state,
@@ -253,7 +285,7 @@ impl Qp {
             dest_qp_num: attr.dest_qpn.map_or(0, Qpn::raw),
             qp_access_flags: access_flags(attr.access.unwrap_or_default()),
             cap: cap_attr(&status.cap),
-            ah_attr: attr.av.as_ref().map(address_attr).unwrap_or_default(),
+            ah_attr: path.unwrap_or_default(),
             max_rd_atomic: attr.max_rd_atomic.unwrap_or(0),
             max_dest_rd_atomic: attr.max_dest_rd_atomic.unwrap_or(0),
             min_rnr_timer: attr.min_rnr_timer.map_or(0, RnrTimer::encoding),
@@ -468,11 +500,7 @@ exports! {
             if !lock(&object.groups).is_empty() {
                 return Err(Errno(libc::EBUSY));
             }
-            match &object.domain {
-                Some(domain) => domain.close_target(object.c.qp_base.qp_num)?,
-                None => _ = object.adapter.device().destroy_qp(object.handle)?,
-            }
-            object.adapter.listeners.remove(EventObject::Qp(object.handle), qp.raw() as usize);
+            object.end(qp)?;
             object.async_events.wait();
             qp.take().map(drop)
         })

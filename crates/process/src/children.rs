@@ -42,6 +42,7 @@ fn nodes() -> impl Iterator<Item = &'static Node> {
 fn free_node(len: usize) -> &'static Node {
     let claims = |n: &&Node| {
         n.fds.len() >= len
+            && !n.taken.load(Ordering::Relaxed)
             && n.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     };
     if let Some(node) = nodes().find(claims) {

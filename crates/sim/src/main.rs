@@ -18,7 +18,7 @@ use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 #[command(name = "hca-sim", version)]
 struct Args {
     /// How many seeds to run.
-    #[arg(long, default_value_t = 2000)]
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
@@ -173,7 +173,7 @@ fn work(args: &Args, shared: &Shared) {
         if n >= args.seeds {
             break;
         }
-        match workload(args).run(args.start + n) {
+        match workload(args).run(args.start.wrapping_add(n)) {
             Ok(report) => sum += report,
             Err(violation) => {
                 sum.runs += 1;

@@ -16,6 +16,8 @@
 //! | `names` | the name service |
 //! | `fuzzed` | the fuzz target of calls, in tests and under the fuzzer only |
 #![deny(unsafe_code)]
+// They panic where standard error can not be written, which is to change no result.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 #![allow(non_snake_case)] // the functions have the names of VIPL
 
 mod abi;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_char;
+use std::io::Write as _;
 use std::sync::{Arc, Mutex};
 
 use hca::via::{AsyncError, Discriminator, ErrorKind, Listener, MemHandle, Memory, NameService, Nic};
@@ -38,7 +39,11 @@ fn url(name: &str) -> String {
 
 /// The default handler, which prints.
 fn print(error: &AsyncError) {
-    eprintln!("vipl: {error}");
+    say(error);
+}
+/// Prints an error. Where standard error can't be written, it is lost.
+fn say(error: &dyn core::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "vipl: {error}");
 }
 
 /// The resource and the number of an error.
@@ -63,7 +68,7 @@ exports! {
     fn VipOpenNic(DeviceName: Ptr<c_char>, NicHandle: Ptr<Handle>) {
         let (name, out) = (DeviceName.text()?, NicHandle.there()?);
         let context = hca::open(&url(&name)).map_err(|error| {
-            eprintln!("vipl: {error}");
+            say(&error);
             Code::ErrorResource
         })?;
         let nic = Nic::open(&context)?;

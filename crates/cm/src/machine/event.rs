@@ -189,6 +189,11 @@ pub enum Event {
         /// The request as the peer has sent it.
         request: SidrReq,
     },
+    /// The program has not answered a [`SidrRequest`](Self::SidrRequest) in time, and can not any more.
+    SidrExpired {
+        /// The request.
+        id: CommId,
+    },
     /// The answer to a resolution, which has ended with it.
     Resolved {
         /// The resolution.
@@ -221,6 +226,7 @@ impl Event {
             | Self::DisconnectDone { id, .. }
             | Self::Gone { id }
             | Self::SidrRequest { id, .. }
+            | Self::SidrExpired { id }
             | Self::Resolved { id, .. }
             | Self::Unresolved { id } => *id,
         }

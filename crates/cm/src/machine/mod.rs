@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 
 use hca_core::Instant;
 
+use crate::ServiceId;
 use crate::wire::{
     About, CmTimeout, CommId, Guid, Ids, Info, Mad, Message, PrivateData, Reason, Rej, TransactionId,
 };
@@ -202,10 +203,32 @@ impl Machine {
         self.finish(oldest);
         Ok(())
     }
+    /// Takes a place in a listener's backlog and in the table; the ID of the request that has them. Without the first, no
+    /// connection in time-wait gives way to it.
+    fn admit(&mut self, service: ServiceId) -> Result<CommId, NotAdmitted> {
+        let id = self.table.fresh_id();
+        if self.table.enter_backlog(service, id) != Some(true) {
+            self.counters.backlog_full += 1;
+            return Err(NotAdmitted::Backlog);
+        }
+        if self.make_room().is_err() {
+            self.table.listeners.get_mut(&service).map(|listener| listener.pending.remove(&id));
+            return Err(NotAdmitted::Limit);
+        }
+        Ok(id)
+    }
     /// A wait that the peer asks for, within bounds.
     fn bounded(&self, wait: Duration) -> Duration {
         wait.clamp(Duration::from_micros(1), self.config.max_wait)
     }
+}
+
+/// The reason why a request finds no place.
+enum NotAdmitted {
+    /// The backlog is full: the request is dropped, and the peer repeats it.
+    Backlog,
+    /// The table is full.
+    Limit,
 }
 
 fn build(transaction: TransactionId, message: impl Into<Message>) -> Bytes {

@@ -7,7 +7,7 @@ use hca_core::Instant;
 use super::conn::{Conn, Remote, State};
 use super::event::{Cause, Event, Failure, Peer};
 use super::table::Entry;
-use super::{Machine, ids_of_request};
+use super::{Machine, NotAdmitted, ids_of_request};
 use crate::wire::{
     About, ApStatus, Apr, CommId, Drep, Dreq, Guid, Ids, Kind, Lap, Mad, Message, Mra, ParseError,
     PrivateData, Reason, Rej, Rep, Req, Rtu, TransactionId,
@@ -65,21 +65,14 @@ impl Machine {
             let ids = ids_of_request(remote_id);
             return self.send_rej(from, transaction, ids, About::Req, Reason::INVALID_SERVICE_ID);
         }
-        let id = self.table.fresh_id();
-        if self.table.enter_backlog(request.service_id, id) != Some(true) {
-            self.counters.backlog_full += 1;
-            return;
-        }
-        if self.make_room().is_err() {
-            self.table.listeners.get_mut(&request.service_id).map(|listener| listener.pending.remove(&id));
-            return self.send_rej(
-                from,
-                transaction,
-                ids_of_request(remote_id),
-                About::Req,
-                Reason::NO_RESOURCES,
-            );
-        }
+        let id = match self.admit(request.service_id) {
+            Ok(id) => id,
+            Err(NotAdmitted::Backlog) => return,
+            Err(NotAdmitted::Limit) => {
+                let ids = ids_of_request(remote_id);
+                return self.send_rej(from, transaction, ids, About::Req, Reason::NO_RESOURCES);
+            }
+        };
         let round_trip = self.round_trip(request);
         let retries = request.max_cm_retries.get();
         let peer_waits = self.bounded(round_trip + request.remote_response_timeout.duration());

@@ -95,11 +95,7 @@ impl Machine {
                 SidrRep { request_id, resolution, service_id: service, info, private_data },
             );
         }
-        let id = self.table.fresh_id();
-        if self.make_room().is_err() || self.table.enter_backlog(service, id) != Some(true) {
-            self.counters.backlog_full += 1;
-            return;
-        }
+        let Ok(id) = self.admit(service) else { return };
         let asked = Asked {
             key,
             from,
@@ -141,7 +137,14 @@ impl Machine {
                     self.event(Event::Unresolved { id });
                 }
             },
-            _ => drop(self.table.remove(id)),
+            Some(Entry::Asked(asked)) => {
+                let expires = asked.answer.is_none();
+                self.table.remove(id);
+                if expires {
+                    self.event(Event::SidrExpired { id });
+                }
+            }
+            _ => {}
         }
     }
     /// Refuses a request that the program has not answered.

@@ -660,6 +660,7 @@ impl State {
                 self.resolved.remove(&id);
                 self.waiters.notify(Subject::Id(id));
             }
+            Event::SidrExpired { id } => self.withdraw(id),
             Event::Delayed { .. } | Event::Gone { .. } => {}
         }
     }
@@ -678,7 +679,10 @@ impl State {
         if let Some(stop) = self.stops.remove(&id) {
             stop();
         }
-        // A request that ended before the program took it is none any more.
+        self.withdraw(id);
+    }
+    /// A request that ended before the program took it is none any more.
+    fn withdraw(&mut self, id: CommId) {
         for asked in self.asked.values_mut() {
             let before = asked.len();
             asked.retain(|asked| asked.id != id);

@@ -30,6 +30,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use hca_core::{AddressVector, Counter, GidType, Instant, Mtu};
+use hca_process::NotInChildren;
 use rustix::net::RecvFlags;
 use socket2::{Domain, InterfaceIndexOrAddress, SockRef, Socket, Type};
 
@@ -110,6 +111,8 @@ pub struct RawFabric {
     socket: Socket,
     receiver: Receiver,
     sender: Sender,
+    /// The address is free once this is gone, whatever children live. It goes before the descriptor.
+    _not_in_children: NotInChildren,
     /// Holds the address, and the memberships of groups.
     guard: UdpSocket,
     version: RoceVersion,
@@ -189,6 +192,7 @@ impl RawFabric {
             socket,
             receiver: Receiver::new(options.version, local, vnet),
             sender,
+            _not_in_children: NotInChildren::new(&[guard.as_fd()]),
             guard,
             version: options.version,
             vlan: options.vlan.unwrap_or(0),

@@ -12,6 +12,7 @@ use super::memory::Segment;
 use super::peer::PeerName;
 use super::proof::Proof;
 use super::ring::{Consumer, Producer};
+use super::socket::Socket;
 
 /// Links at most.
 pub(super) const MAX_LINKS: usize = 1 << 14;
@@ -19,11 +20,11 @@ pub(super) const MAX_LINKS: usize = 1 << 14;
 /// How far the two are.
 pub(super) enum Stage {
     /// We connected and have said hello. Our outbox already takes packets.
-    Asking(OwnedFd),
+    Asking(Socket),
     /// Both connected, and the peer's connection is the one that stays: it is on its way.
     Yielded,
     /// Both outboxes are mapped.
-    Up(OwnedFd),
+    Up(Socket),
     /// The peer is gone; what it left in its ring is taken, then the link goes.
     Ending,
     /// The adapter itself.

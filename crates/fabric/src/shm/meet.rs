@@ -29,12 +29,14 @@ use super::memory::{MemoryFault, Sealed, Segment, Window, Writers, create};
 use super::peer::PeerName;
 use super::ring::{Consumer, Producer, outbox_bytes};
 use super::rounds::TICK;
+use super::socket::Socket;
 use crate::PathError;
 
 /// In the kernel's name for a connection whose other end has not said hello.
 const PENDING: u64 = 1 << 63;
-/// Such connections at most.
+/// Such connections at most; later ones wait for being accepted. And those of one other user.
 const MAX_PENDING: usize = 64;
+const MAX_PENDING_OF_USER: usize = 16;
 /// Connections accepted in one go.
 const ACCEPTS: usize = 16;
 /// What the kernel is asked for in one go.
@@ -286,16 +288,20 @@ impl ShmFabric {
 
     fn accept(&mut self) {
         for _ in 0..ACCEPTS {
+            if self.meetings.pending.len() >= MAX_PENDING {
+                return self.stop_listening(TICK);
+            }
             let (socket, uid) = match self.meetings.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(e) => {
                     if e.kind() != std::io::ErrorKind::WouldBlock {
-                        self.stop_listening();
+                        self.counters.accepts_failed += 1;
+                        self.stop_listening(LISTEN_AGAIN);
                     }
                     return;
                 }
             };
-            if !self.domain.admits(uid) || self.meetings.pending.len() >= MAX_PENDING {
+            if !self.domain.admits(uid) || self.has_many_pending(uid) {
                 self.counters.peers_refused += 1;
                 tracing::warn!(uid, "a connection was refused: another user's, or above the limit");
                 send_notice(&socket, Kind::Refused, self.local);
@@ -321,11 +327,15 @@ impl ShmFabric {
         }
     }
 
-    /// Leaves connections where they are for a while, since there is nothing to take them with.
-    fn stop_listening(&mut self) {
-        self.counters.accepts_failed += 1;
+    /// Whether another user has as many connections that say nothing as one may have.
+    fn has_many_pending(&self, uid: u32) -> bool {
+        let of_user = || self.meetings.pending.iter().filter(|p| p.uid == uid).count();
+        !self.domain.is_own(uid) && of_user() >= MAX_PENDING_OF_USER
+    }
+    /// Leaves connections where they are for a while, since there is nothing to take them with, or no room for them.
+    fn stop_listening(&mut self, pause: Duration) {
         let _ = epoll::delete(&self.epoll, &self.meetings.listener);
-        self.meetings.listen_at = Some(self.now + LISTEN_AGAIN);
+        self.meetings.listen_at = Some(self.now + pause);
     }
 
     /// Something at a connection whose other end has not said hello.
@@ -375,7 +385,7 @@ impl ShmFabric {
     }
 
     /// Somebody said hello.
-    pub(super) fn meet(&mut self, socket: OwnedFd, uid: u32, greeting: &Greeting, fds: &[OwnedFd]) {
+    pub(super) fn meet(&mut self, socket: Socket, uid: u32, greeting: &Greeting, fds: &[OwnedFd]) {
         if let Some(slot) = self.links.find(greeting.from) {
             let link = self.links.get_mut(slot).expect("it was found");
             match link.stage {

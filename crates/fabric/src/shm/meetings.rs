@@ -9,6 +9,7 @@ use hca_core::Instant;
 use super::hello::Greeting;
 use super::name::Listener;
 use super::peer::PeerName;
+use super::socket::Socket;
 
 /// The kernel's name for the listening socket.
 pub(super) const LISTENER: u64 = u64::MAX;
@@ -16,7 +17,7 @@ pub(super) const LISTENER: u64 = u64::MAX;
 /// A connection whose other end has not said hello.
 pub(super) struct Pending {
     pub(super) id: u32,
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Socket,
     /// The user whose process is at the other end.
     pub(super) uid: u32,
     pub(super) deadline: Instant,

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `options`, `error` | options; errors |
 //! | `name` | domains, addresses, listening sockets |
-//! | `frame`, `hello`, `note` | messages over a socket, with descriptors |
+//! | `socket`, `frame`, `hello`, `note` | sockets; messages over them, with descriptors |
 //! | `meetings`, `link`, `path`, `rounds` | the state of meetings; of a peer; of a path; of the rings that are polled |
 //! | `memory` | mappings, and all access to them |
 //! | `ring` | packets one way, credits the other; parking |
@@ -97,6 +97,8 @@ mod rounds;
 mod rx;
 #[cfg(not(loom))]
 mod sink;
+#[cfg(not(loom))]
+mod socket;
 #[cfg(not(loom))]
 mod take_back;
 #[cfg(all(test, not(loom)))]

@@ -10,7 +10,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,6 +25,7 @@ use rustix::net::{
 
 use super::ShmError;
 use super::peer::PeerName;
+use super::socket::Socket;
 use crate::cred::PeerCred;
 use crate::netlink::Netlink;
 
@@ -124,6 +125,11 @@ impl Domain {
         let own = Self::of_network(address).expect("there is /proc");
         let prefix = own.prefix.replacen(&format!("/{}/", own.uid), &format!("/{uid}/"), 1);
         Self { prefix, uid, ..own }
+    }
+    /// The same domain, as another user's process has it.
+    #[cfg(test)]
+    pub(super) fn of_other_user(self, uid: u32) -> Self {
+        Self { uid, ..self }
     }
     #[cfg(test)]
     pub(super) fn name(&self) -> &str {
@@ -255,7 +261,7 @@ impl Domain {
     }
 
     /// Connects to the adapter at an address; tells the user whose it is.
-    pub(super) fn connect(&self, peer: PeerName) -> rustix::io::Result<(OwnedFd, u32)> {
+    pub(super) fn connect(&self, peer: PeerName) -> rustix::io::Result<(Socket, u32)> {
         let socket = new_socket()?;
         connect(&socket, &self.socket_name(peer)?)?;
         let uid = PeerCred::of(&socket)?.uid;
@@ -339,23 +345,23 @@ fn remove_if_dead(path: &Path) -> bool {
     }
 }
 
-fn new_socket() -> rustix::io::Result<OwnedFd> {
+fn new_socket() -> rustix::io::Result<Socket> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(Socket::from)
 }
 
 /// The socket at which an adapter is found; its file goes with it, where it was made.
 pub(super) struct Listener {
-    socket: OwnedFd,
+    socket: Socket,
     path: Option<PathBuf>,
     fork: Fork,
 }
 
 impl Listener {
     /// A connection that waits, and the user who made it.
-    pub(super) fn accept(&self) -> io::Result<(OwnedFd, u32)> {
+    pub(super) fn accept(&self) -> io::Result<(Socket, u32)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::accept_with(&self.socket, flags)?;
+        let socket = Socket::from(rustix::net::accept_with(&self.socket, flags)?);
         let uid = PeerCred::of(&socket)?.uid;
         Ok((socket, uid))
     }

@@ -27,6 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use hca_core::wire::ROCEV2_PORT;
 use hca_core::{AddressVector, Counter, GidType, Instant, Mtu};
+use hca_process::NotInChildren;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::paths::{is_link_local, scoped};
@@ -84,6 +85,9 @@ impl Default for UdpOptions {
 
 /// The receiving socket of an address, and what it was granted.
 pub(crate) struct RxSocket {
+    /// The port is free once this is gone, whatever children of this process live. It goes before the descriptor, whose
+    /// number another one may have then.
+    _not_in_children: NotInChildren,
     pub(crate) socket: Socket,
     pub(crate) attr: FabricAttr,
     /// The interface of a link-local address; 0: it is none.
@@ -139,7 +143,8 @@ impl RxSocket {
         notes.extend(shared.as_ref().map(|s| ("shared address", s.share.describe())));
         let attr =
             FabricAttr { name: name.to_owned(), local, max_mtu, recv_buffer_bytes, qpn_slot, link, notes };
-        Ok(Self { socket, attr, interface, shared })
+        let _not_in_children = NotInChildren::new(&[socket.as_fd()]);
+        Ok(Self { _not_in_children, socket, attr, interface, shared })
     }
 
     /// As the [`Fabric`]'s.

@@ -32,6 +32,39 @@ fn the_suite_passes_where_the_kernel_does_not_cut_trains() {
     crate::suite::run(Box::new(a), Box::new(open(13)));
 }
 
+/// As where a server forks a process for something else, ends, and is started anew.
+#[test]
+#[allow(unsafe_code)] // a child that makes three system calls
+fn an_address_is_free_behind_its_fabric_though_a_child_lives() {
+    let fabric = open(65);
+    let local = fabric.attr().local;
+    // SAFETY: should nobody end the child, the signal does.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: the calls take numbers.
+        unsafe {
+            libc::alarm(60);
+            libc::pause();
+            libc::_exit(0);
+        }
+    }
+    drop(fabric);
+    let start = Clock::now();
+    let again = loop {
+        match UdpFabric::open(local, &UdpOptions::default()) {
+            // The child has just begun.
+            Err(OpenError::InUse(_)) if start.elapsed().as_secs() < 5 => std::thread::yield_now(),
+            opened => break opened.map(drop),
+        }
+    };
+    // SAFETY: the child is this test's.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, core::ptr::null_mut(), 0);
+    }
+    again.unwrap();
+}
+
 #[test]
 fn queue_pairs_to_one_peer_have_several_source_ports() {
     queue_pairs_are_spread(&mut open(61), &mut open(62));

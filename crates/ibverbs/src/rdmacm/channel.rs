@@ -73,10 +73,14 @@ impl Channel {
     }
     /// Takes all events of an identifier.
     pub(super) fn take(&self, of: &Arc<Id>) -> Vec<Note> {
+        self.take_those(of, |_| true)
+    }
+    /// Takes such events of an identifier.
+    pub(super) fn take_those(&self, of: &Arc<Id>, are: impl Fn(&What) -> bool) -> Vec<Note> {
         let mut waiting = lock(&self.waiting);
         let (taken, left) = std::mem::take(&mut *waiting)
             .into_iter()
-            .partition::<Vec<_>, _>(|note| Arc::ptr_eq(&note.of, of));
+            .partition::<Vec<_>, _>(|note| Arc::ptr_eq(&note.of, of) && are(&note.what));
         *waiting = left.into();
         for _ in &taken {
             let _ = rustix::io::read(&self.fd, &mut [0; 8]);

@@ -14,6 +14,7 @@ use crate::abi::{IbvContext, IbvXrcdInitAttr};
 use crate::context::Context;
 use crate::device::named_devices;
 use crate::entry::{Errno, In, lock, made};
+use crate::explain;
 use crate::memory::{Pd, ibv_alloc_pd};
 use crate::xrc::{Xrcd, open_xrcd};
 
@@ -39,7 +40,7 @@ impl CmDevice {
         let context = In::of(Context::open(In::of(at as *mut _))?);
         let adapter = &context.context()?.adapter;
         let agent = Agent::of(adapter.verbs()).map_err(|e| {
-            eprintln!("hca: device {}: {e}", adapter.device().attr().name);
+            explain::say(format_args!("device {}: {e}", adapter.device().attr().name));
             Errno(libc::ENODEV)
         })?;
         let pd = Field::new(made(ibv_alloc_pd(context))?);

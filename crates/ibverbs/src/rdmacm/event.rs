@@ -79,13 +79,13 @@ pub(super) fn occur(note: &Note) -> Option<*mut RdmaCmEvent> {
         What::User { kind, status, arg } => {
             Some(Content { kind: *kind, status: *status, param: Param::Arg(*arg), child: None })
         }
-        What::Joined { group, context } => Some(super::multicast::joined(id, *group).map_or_else(
-            |e| Content { status: -e.0, ..Kind::MulticastError.into() },
-            |ud| {
+        What::Joined { group, context } => super::multicast::joined(id, *group).map(|joined| match joined {
+            Err(e) => Content { status: -e.0, ..Kind::MulticastError.into() },
+            Ok(ud) => {
                 let ud = RdmaUdParam { private_data: *context as *const u8, ..ud };
                 Content { param: Param::Ud(ud, Vec::new()), ..Kind::MulticastJoin.into() }
-            },
-        )),
+            }
+        }),
         What::Request(child) => request(id, child),
         What::Cm(event) => changed(id, event),
     }?;

@@ -225,6 +225,11 @@ impl Id {
         lock(&self.channel).push(Note { of: Arc::clone(self), what });
     }
 
+    /// Takes such events out of the channel.
+    pub(super) fn forget(self: &Arc<Self>, are: impl Fn(&What) -> bool) {
+        drop(lock(&self.channel).take_those(self, are));
+    }
+
     /// The identifier has a device: the program sees its context.
     pub(super) fn set_device(&self, state: &mut State, device: &Arc<CmDevice>) {
         self.c.verbs.set(device.context());

@@ -44,12 +44,14 @@ impl Id {
         self.note(What::Joined { group: gid, context: context as usize });
         Ok(())
     }
-    fn leave(&self, to: In<libc::sockaddr>) -> Result<(), Errno> {
+    fn leave(self: &Arc<Self>, to: In<libc::sockaddr>) -> Result<(), Errno> {
         let gid = Gid::from(address(to)?.ip());
         let mut state = self.state();
         let at = state.groups.iter().position(|group| group.gid == gid);
         let group = state.groups.remove(at.ok_or(Errno(libc::EADDRNOTAVAIL))?);
         drop(state);
+        // As the kernel does: the event of a join that was not taken goes with the group.
+        self.forget(|what| matches!(what, What::Joined { group, .. } if *group == gid));
         // The memberships of a queue pair that is gone went with it.
         if group.is_attached
             && let Some(qp) = In::<Qp>::of(self.c.qp.get()).opt()
@@ -61,18 +63,22 @@ impl Id {
     }
 }
 
-/// Makes the queue pair a member, when the program takes the event of a join.
-pub(super) fn joined(id: &Arc<Id>, gid: Gid) -> Result<RdmaUdParam, Errno> {
+/// Makes the queue pair a member, when the program takes the event of a join. `None`: another thread has left the group.
+pub(super) fn joined(id: &Arc<Id>, gid: Gid) -> Option<Result<RdmaUdParam, Errno>> {
     let mut state = id.state();
-    let group = state.groups.iter_mut().find(|group| group.gid == gid).ok_or(INVALID)?;
+    let group = state.groups.iter_mut().find(|group| group.gid == gid)?;
+    let attached = attach(id, group);
+    Some(attached.map(|()| of_datagrams(gid, Qpn::MULTICAST.raw(), UDP_QKEY.raw())))
+}
+fn attach(id: &Id, group: &mut Group) -> Result<(), Errno> {
     if !group.sends_only
         && let Some(qp) = In::<Qp>::of(id.c.qp.get()).opt()
     {
         let device = qp.adapter.device();
-        device.multicast().ok_or(Errno(libc::EOPNOTSUPP))?.attach_mcast(qp.handle, gid)?;
+        device.multicast().ok_or(Errno(libc::EOPNOTSUPP))?.attach_mcast(qp.handle, group.gid)?;
         group.is_attached = true;
     }
-    Ok(of_datagrams(gid, Qpn::MULTICAST.raw(), UDP_QKEY.raw()))
+    Ok(())
 }
 
 exports! {

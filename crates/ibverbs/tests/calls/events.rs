@@ -138,3 +138,37 @@ fn errors_are_told_in_words_and_once_where_the_environment_asks_for_it() {
         "{said}"
     );
 }
+
+#[test]
+fn words_that_can_not_be_printed_change_no_result() {
+    const ALONE: &str = "HCA_TEST_FULL";
+    if std::env::var_os(ALONE).is_none() {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        let alone = alone.args(["--exact", "events::words_that_can_not_be_printed_change_no_result"]);
+        let ended = alone.envs([(ALONE, "1"), ("HCA_EXPLAIN", "1")]).stderr(full).output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+        return;
+    }
+    let pair = pair();
+    let mut memory = vec![0u8; 64];
+    let mr = pair.register(&mut memory);
+    assert!(call!(ibv_reg_mr(pair.pd, memory.as_mut_ptr(), 0, 1) -> *mut IbvMr).is_null());
+    assert_eq!(errno(), libc::EINVAL);
+    assert_eq!(modify(pair.qps[1], &IbvQpAttr { qp_state: 2, ..IbvQpAttr::default() }, 1), libc::EINVAL);
+    // A SEND whose list is of no region.
+    let mut from = IbvSge { lkey: 1, ..sge(mr, memory.as_ptr(), 8) };
+    let mut wr = IbvSendWr { sg_list: &raw mut from, num_sge: 1, ..send_wr(5, 2, 2) };
+    let mut bad: *mut IbvSendWr = null_mut();
+    assert_eq!(call!(@ slot(pair.context, 208), (pair.qps[0], &raw mut wr, &raw mut bad) -> c_int), 0);
+    let mut wc = [IbvWc::default()];
+    let polled = loop {
+        match call!(@ slot(pair.context, 96), (pair.cq, 1, &raw mut wc) -> c_int) {
+            0 => {}
+            polled => break polled,
+        }
+    };
+    assert_eq!((polled, wc[0].wr_id, wc[0].status), (1, 5, 4), "a local protection error");
+    assert_eq!(call!(ibv_dereg_mr(mr) -> c_int), 0);
+    pair.end();
+}

@@ -164,6 +164,7 @@ fn a_region_is_changed_in_place() {
     let mr = pair.register_with(&mut first, LOCAL_WRITE);
     let rereg = |flags: u32, pd: *mut IbvPd, addr: *mut u8, len: usize, access: u32| call!(ibv_rereg_mr(mr, flags, pd, addr, len, access) -> c_int);
     assert_eq!(rereg(8, null_mut(), null_mut(), 0, 0), -1);
+    assert_eq!((rereg(0, null_mut(), null_mut(), 0, 0), errno()), (-4, libc::EINVAL), "no change");
     assert_eq!(rereg(1, null_mut(), null_mut(), 0, 0), -1, "no memory");
     assert_eq!(rereg(1, null_mut(), second.as_mut_ptr(), 128, 1), -1, "rights that are not to be changed");
     assert_eq!(rereg(1, null_mut(), second.as_mut_ptr(), 128, 0), 0);
@@ -460,6 +461,62 @@ fn objects_are_imported_by_the_descriptor_of_a_context_and_by_handles() {
     assert_eq!(call!(ibv_dealloc_pd(pd) -> c_int), libc::EBUSY, "queue pairs are in it");
     of_node!(ibv_unimport_pd "IBVERBS_1.10" (pd) -> ());
     assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
+    pair.end();
+}
+
+#[test]
+fn a_queue_pair_tells_the_index_of_the_gid_that_it_was_given() {
+    let pair = pair();
+    let index = |qp| {
+        let (mut attr, mut init) = (IbvQpAttr::default(), init_attr(null_mut()));
+        assert_eq!(call!(ibv_query_qp(qp, &raw mut attr, 0, &raw mut init) -> c_int), 0);
+        (attr.qp_state, attr.ah_attr.sgid_index)
+    };
+    assert_eq!(index(pair.qps[0]), (3, 0));
+    let mut gid = [0u64; 2];
+    assert_eq!(call!(ibv_query_gid(pair.context, 1, 3, &raw mut gid) -> c_int), 0);
+    let path = IbvAhAttr { dgid: gid, sgid_index: 3, is_global: 1, port_num: 1, ..IbvAhAttr::default() };
+    assert_eq!(modify(pair.qps[0], &IbvQpAttr::default(), 1), 0);
+    // SAFETY: a queue pair that exists.
+    connect_to(pair.qps[0], unsafe { (*pair.qps[1]).qp_num }, path, 0);
+    assert_eq!(index(pair.qps[0]), (3, 3));
+    assert_eq!(modify(pair.qps[0], &IbvQpAttr::default(), 1), 0);
+    assert_eq!(index(pair.qps[0]), (0, 0), "a reset forgets it");
+    pair.end();
+}
+
+#[test]
+fn what_a_program_leaves_open_ends_with_the_last_context_of_its_file() {
+    let (pair, left) = (pair(), open());
+    let other = import_device(left);
+    let pd = call!(ibv_alloc_pd(left) -> *mut IbvPd);
+    let cq = call!(ibv_create_cq(left, 16, 0, 0, 0) -> *mut IbvCq);
+    let mut init = init_attr(cq);
+    let qp = call!(ibv_create_qp(pd, &raw mut init) -> *mut IbvQp);
+    let mut memory = vec![0u8; 64];
+    let mr = call!(ibv_reg_mr(pd, memory.as_mut_ptr(), 64, LOCAL_WRITE | REMOTE_WRITE) -> *mut IbvMr);
+    assert!(!qp.is_null() && !mr.is_null(), "{}", errno());
+    let mut gid = [0u64; 2];
+    assert_eq!(call!(ibv_query_gid(left, 1, 1, &raw mut gid) -> c_int), 0);
+    let path = IbvAhAttr { dgid: gid, hop_limit: 1, is_global: 1, port_num: 1, ..IbvAhAttr::default() };
+    assert_eq!(modify(pair.qps[0], &IbvQpAttr::default(), 1), 0);
+    // SAFETY: queue pairs that exist.
+    let (ours, theirs) = unsafe { ((*pair.qps[0]).qp_num, (*qp).qp_num) };
+    connect_to(pair.qps[0], theirs, path, 0);
+    connect_to(qp, ours, path, 0);
+    let own = pair.register(&mut [0u8; 64]);
+    let mut bytes = *b"written!";
+    let from = pair.register(&mut bytes);
+    // SAFETY: a region that exists.
+    let rkey = unsafe { (*mr).rkey.load(Ordering::Relaxed) };
+    let write = || pair.write(sge(from, bytes.as_ptr(), 8), memory.as_ptr() as u64, rkey);
+    assert_eq!(write(), 0);
+    assert_eq!(call!(ibv_close_device(left) -> c_int), 0);
+    assert_eq!(write(), 0, "another context has the file");
+    assert_eq!(call!(ibv_close_device(other) -> c_int), 0);
+    assert_eq!(write(), 12, "nobody answers");
+    assert_eq!(dereg(mr), libc::EINVAL, "the region has ended, too");
+    assert_eq!([dereg(own), dereg(from)], [0; 2]);
     pair.end();
 }
 

@@ -188,6 +188,34 @@ fn requests_are_rejected_by_the_program_and_by_the_end_of_their_listener() {
 }
 
 #[test]
+fn a_group_that_is_left_before_the_event_of_its_join_has_none() {
+    const UDP: usize = 0x0111;
+    const MULTICAST_JOIN: u32 = 12;
+    let channel = channel();
+    let ip = own_ip(channel);
+    let mut id: *mut c_void = null_mut();
+    assert_eq!(cm!(rdma_create_id(channel, &raw mut id, 0, UDP)), 0, "{}", errno());
+    let own = address(ip, 0);
+    assert_eq!(cm!(rdma_bind_addr(id, &raw const own)), 0, "{}", errno());
+    let mut attr = crate::abi::IbvQpInitAttr { qp_type: 4, ..init_attr(null_mut()) };
+    assert_eq!(cm!(rdma_create_qp(id, 0, &raw mut attr)), 0, "{}", errno());
+    let groups = [address([239, 1, 2, 3], 0), address([239, 1, 2, 4], 0)];
+    let join = |group: &libc::sockaddr_in| cm!(rdma_join_multicast(id, &raw const *group, 0));
+    let leave = |group: &libc::sockaddr_in| cm!(rdma_leave_multicast(id, &raw const *group));
+    assert_eq!([join(&groups[0]), join(&groups[1]), leave(&groups[0])], [0; 3], "{}", errno());
+    expect(channel, id, MULTICAST_JOIN);
+    let mut fd = libc::pollfd { fd: word(channel, 0) as c_int, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one descriptor, of a channel that exists.
+    assert_eq!(unsafe { libc::poll(&raw mut fd, 1, 0) }, 0, "the second group's event was the only one");
+    assert_eq!([join(&groups[0]), leave(&groups[0]), join(&groups[0])], [0; 3], "{}", errno());
+    expect(channel, id, MULTICAST_JOIN);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::poll(&raw mut fd, 1, 0) }, 0, "joined once");
+    assert_eq!([leave(&groups[0]), leave(&groups[1]), leave(&groups[1])], [0, 0, -1]);
+    destroy(id);
+}
+
+#[test]
 fn calls_wait_for_their_events_where_there_is_no_channel() {
     let channel = channel();
     let (listener, port) = listener(channel);

@@ -280,16 +280,16 @@ impl Shared {
         self.note_post();
     }
     /// The same behind an access to a peer's memory. One that leaves the engine as it was needs no care for those that
-    /// sleep on a descriptor: what ends their sleep stands.
+    /// sleep on a descriptor: what ends their sleep stands. Nor is anything left to the adapter's thread.
     #[inline(always)]
     pub(crate) fn give_back_behind_access(&self, turn: EngineGuard<'_>, leaves_nothing: bool) {
         self.note_change();
         if !leaves_nothing || self.attention.is_wanted_now() {
             self.return_of(turn, None, false);
+            self.note_post();
         } else if turn.unlock() {
             self.catch_up();
         }
-        self.note_post();
     }
     /// Gives the engine back, and does what others posted who found it held. `polled`: the queue that the caller polls.
     #[inline(always)]

@@ -27,6 +27,7 @@ fn a_child_in_its_role() {
         "squat" => squat(argument),
         "count" => count_descriptors(argument),
         "folder" => folder(argument),
+        "forks" => forks(argument),
         "grab" => outside::grab(argument),
         "scribble" => outside::scribble(argument),
         "scrawl" => process_write::scrawl(argument),
@@ -143,6 +144,51 @@ fn folder(folder: &str) {
     }
     say("linked");
     hear();
+}
+
+/// Meets a peer, and forks a child for something else, which lives for some time.
+#[allow(unsafe_code)]
+fn forks(domain: &str) {
+    let mut f = open(domain);
+    say(f.local);
+    let path = f.open_path(&av(hear().parse::<Ipv6Addr>().unwrap().into())).unwrap();
+    while f.link_of(path).is_none() {
+        recv(&mut f, &mut Vec::new());
+    }
+    // SAFETY: the child makes two system calls.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: the calls take numbers.
+        unsafe {
+            libc::sleep(60);
+            libc::_exit(0);
+        }
+    }
+    say(child);
+    hear();
+}
+
+/// The child has copies of its parent's descriptors, which do not keep its sockets open.
+#[test]
+fn a_killed_peer_is_noticed_though_a_child_of_its_lives() {
+    let d = domain();
+    let mut a = open(&d);
+    let mut helper = child("forks", &d, None);
+    let address: Ipv6Addr = helper.line().parse().unwrap();
+    let path = a.open_path(&av(address.into())).unwrap();
+    helper.tell(&a.local.to_string());
+    while a.link_of(path).is_none() {
+        recv(&mut a, &mut Vec::new());
+    }
+    let its_child = rustix::process::Pid::from_raw(helper.line().parse().unwrap()).unwrap();
+    helper.kill();
+    let start = Clock::now();
+    while a.links.len() > 0 && start.elapsed() < Duration::from_secs(10) {
+        recv(&mut a, &mut Vec::new());
+    }
+    let gone = (a.links.len(), a.domain.connect(address.into()).is_err());
+    rustix::process::kill_process(its_child, rustix::process::Signal::KILL).unwrap();
+    assert_eq!(gone, (0, true), "its link, and its name");
 }
 
 /// Kills a child that sends and receives, at a time that differs each time. The survivor keeps its other peer.

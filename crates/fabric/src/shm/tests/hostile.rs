@@ -360,7 +360,7 @@ fn the_rings_of_another_users_peers_have_a_limit_and_ones_own_have_none() {
         let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
         let (ours, theirs) = rustix::net::socketpair(family, kind, flags, None).unwrap();
         let (hello, fds) = greeting(number, 1 << 14, true);
-        a.meet(ours, uid, &hello, &fds);
+        a.meet(ours.into(), uid, &hello, &fds);
         ends.push(theirs);
         a.links.len()
     };
@@ -393,11 +393,57 @@ fn who_connects_and_says_nothing_is_forgotten() {
     }
     assert_eq!(a.meetings.pending.len(), 64);
     assert!(a.next_deadline().is_some());
-    later(&mut a, Duration::from_secs(2));
+    // The others have their time behind that.
+    for turn in 0..20 {
+        later(&mut a, Duration::from_millis(2000 + turn));
+    }
+    assert_eq!(a.meetings.pending.len(), 36);
+    for turn in 0..20 {
+        later(&mut a, Duration::from_millis(4000 + turn));
+    }
     assert_eq!((a.meetings.pending.len(), a.meetings.greetings), (0, 0));
     assert!(a.next_deadline().is_none());
     assert_eq!(counter(&a, "peers_refused"), 100);
     drop(silent);
+}
+
+/// As where many processes connect at once, each of which may lose its CPU between the connection and its hello.
+#[test]
+fn who_connects_while_many_have_said_nothing_waits_and_is_not_refused() {
+    let d = domain();
+    let (mut a, mut b) = (open(&d), open(&d));
+    let silent: Vec<_> = (0..100).map(|_| a.domain.connect(a.local).unwrap()).collect();
+    recv(&mut a, &mut Vec::new());
+    let path = b.open_path(&av(a.attr().local)).unwrap();
+    let start = Clock::now();
+    while b.link_of(path).is_none() {
+        recv(&mut a, &mut Vec::new());
+        recv(&mut b, &mut Vec::new());
+        assert!(a.meetings.pending.len() <= 64, "{} wait", a.meetings.pending.len());
+        assert!(start.elapsed() < Duration::from_secs(10), "it is not met");
+    }
+    assert_eq!((counter(&b, "peers_gone"), counter(&b, "peers_refused_us")), (0, 0));
+    drop(silent);
+}
+
+#[test]
+fn another_user_who_connects_and_says_nothing_keeps_nobody_out() {
+    let mut a = ShmFabric::open(&domain(), &ShmOptions { any_user: true, ..ShmOptions::default() }).unwrap();
+    let connect = |a: &ShmFabric| a.domain.connect(a.local).unwrap();
+    // The kernel says whose process this is: for this adapter, it is another user's.
+    let own = a.domain.clone();
+    a.domain = own.clone().of_other_user(own.uid() + 1);
+    let silent: Vec<_> = (0..100).map(|_| connect(&a)).collect();
+    let turn = |a: &mut ShmFabric, ms| {
+        a.recv(now() + Duration::from_millis(ms), RxBudget { packets: 1, bytes: 1 }, &mut |_| {});
+    };
+    (0..20).for_each(|ms| turn(&mut a, ms));
+    assert_eq!((a.meetings.pending.len(), counter(&a, "peers_refused")), (16, 84));
+    a.domain = own;
+    let welcome = connect(&a);
+    (20..40).for_each(|ms| turn(&mut a, ms));
+    assert_eq!(a.meetings.pending.len(), 17);
+    drop((silent, welcome));
 }
 
 #[test]

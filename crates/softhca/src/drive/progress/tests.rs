@@ -416,3 +416,52 @@ fn what_an_xrc_target_owes_waits_for_no_answer() {
         assert_eq!(one[0].status, hca_core::WcStatus::Success, "{rule:?}");
     }
 }
+
+/// A WRITE that is done as it is posted leaves no work: who posts many pays for no look at the guard.
+#[test]
+#[allow(unsafe_code)] // posts and registers, as a program does
+fn what_is_done_on_a_peers_memory_is_not_left_to_the_guard() {
+    use hca_core::{Access, Completion, Device, MrInit, Payload, RemoteAddr, SendFlags, SendOp, SendWr};
+    let domain = format!("guards.{}", std::process::id());
+    let devices = [Progress::Adaptive, Progress::Inline].map(|progress| {
+        let fabric = hca_fabric::ShmFabric::open(&domain, &Default::default()).unwrap();
+        crate::SoftHca::open(Box::new(fabric), crate::Options { progress, ..Default::default() }).unwrap()
+    });
+    let (cq, mut port) = devices[0].create_cq(16).unwrap();
+    let [mut qp, peer] = connected_by(&devices, [cq, devices[1].create_cq(16).unwrap().0]);
+    let pd = devices[1].shared().control(|e| e.core.qps.at(peer.handle.index).expect("it is there").res.pd);
+    let memory = devices[1].alloc_memory(4096).unwrap();
+    let addr = memory.addr();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    // SAFETY: the memory outlives the device's use.
+    let keys =
+        unsafe { devices[1].reg_mr(pd, &MrInit { addr, len: 4096, iova: addr.as_ptr() as u64, access }) }
+            .unwrap();
+    let op = SendOp::Write(RemoteAddr { addr: addr.as_ptr() as u64, rkey: keys.rkey });
+    let mut post = |flags| {
+        let wr = SendWr { wr_id: 1, op, flags, payload: Payload::Inline(b"message"), dest: None };
+        // SAFETY: inline data names no memory.
+        unsafe { qp.send.post_now(&wr) }.unwrap();
+    };
+    let mut one = [Completion::default()];
+    // The first ones go as messages.
+    let is_direct = |_| {
+        post(SendFlags::SIGNALED);
+        let at_once = port.poll(&mut one) == 1;
+        while !at_once && port.poll(&mut one) == 0 {
+            devices[1].turn();
+        }
+        at_once
+    };
+    assert!((0..1000).any(is_direct));
+    let sleeper = &devices[0].shared().sleeper;
+    let begin = std::time::Instant::now();
+    while !(sleeper.stands_guard() && sleeper.asleep.load(Ordering::SeqCst)) {
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        std::thread::yield_now();
+    }
+    let before = sleeper.left.load(Ordering::SeqCst);
+    (0..100).for_each(|_| post(SendFlags::empty()));
+    assert_eq!(sleeper.left.load(Ordering::SeqCst), before);
+    drop(memory);
+}
