@@ -109,6 +109,8 @@ struct Bed {
     /// Requests that are not completed, by queue pair; and of receive requests how many.
     under_way: Vec<VecDeque<u64>>,
     to_receive: usize,
+    /// Receive requests, by queue pair, that are posted later than what they are for.
+    late: VecDeque<(usize, Sge)>,
     posted: u64,
     /// The next request of the queue pair waits for what those before it fetch.
     fence: [bool; QPS],
@@ -126,7 +128,7 @@ impl Bed {
         let (sources, fetched) = (areas(&ends[0], 2, own), areas(&ends[0], 2, own));
         let (targets, received) = (areas(&ends[1], 4, own | RIGHTS), areas(&ends[1], 2, own));
         let under_way = vec![VecDeque::new(); QPS];
-        let (to_receive, posted, fence) = (0, 0, [false; QPS]);
+        let (to_receive, late, posted, fence) = (0, VecDeque::new(), 0, [false; QPS]);
         let mut bed = Self {
             random,
             ends,
@@ -137,6 +139,7 @@ impl Bed {
             received,
             under_way,
             to_receive,
+            late,
             posted,
             fence,
         };
@@ -194,10 +197,7 @@ impl Bed {
             _ => {
                 let to = &mut self.received[self.random.below(2)];
                 to.model[there..there + len].copy_from_slice(&source.model[here..here + len]);
-                let recv = &mut self.pairs[pair][1].recv;
-                // SAFETY: (1, 2)
-                unsafe { recv.post(&[RecvWr { wr_id: 0, sges: &[to.sge(there, len)] }]) }.unwrap();
-                recv.ring();
+                self.late.push_back((pair, to.sge(there, len)));
                 self.to_receive += 1;
                 (SendOp::Send, vec![source.sge(here, len)])
             }
@@ -213,6 +213,16 @@ impl Bed {
         if rings {
             send.ring();
         }
+    }
+
+    /// Posts the oldest receive request that is still to be posted.
+    fn receive(&mut self) -> bool {
+        let Some((pair, sge)) = self.late.pop_front() else { return false };
+        let recv = &mut self.pairs[pair][1].recv;
+        // SAFETY: (1, 2)
+        unsafe { recv.post(&[RecvWr { wr_id: 0, sges: &[sge] }]) }.unwrap();
+        recv.ring();
+        true
     }
 
     /// Takes what completed, which is no error, and in order.
@@ -233,6 +243,7 @@ impl Bed {
     /// Has all end, and compares memory with the models.
     fn settle(&mut self) {
         self.pairs.iter_mut().for_each(|[own, _]| own.send.ring());
+        while self.receive() {}
         let begun = Instant::now();
         while self.to_receive > 0 || !self.under_way.iter().all(VecDeque::is_empty) {
             self.poll();
@@ -297,8 +308,8 @@ impl Bed {
             0..12 => self.post(),
             12..22 => _ = self.ends[0].device.turn(),
             22..32 => _ = self.ends[1].device.turn(),
-            32..39 => self.change(),
-            _ => {}
+            32..38 => self.change(),
+            _ => _ = self.receive(),
         }
         self.poll();
         if self.random.below(200) == 0 {
@@ -311,7 +322,7 @@ impl Bed {
 #[test]
 fn whatever_changes_meanwhile_requests_succeed_and_do_what_they_say() {
     let number = |name, or| std::env::var(name).map_or(or, |n| n.parse().expect("it is a number"));
-    let first = number("SEED", 21);
+    let first = number("SEED", 33);
     for seed in first..first + number("SEEDS", 4) {
         println!("seed {seed}");
         let mut bed = Bed::new(seed);
