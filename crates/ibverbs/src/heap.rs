@@ -6,10 +6,10 @@
 //! Invariants:
 //! 1. [`BLOCKS`] has each block that the program has, by its address. Nobody else unmaps one.
 //! 2. From [`before`] to [`in_parent`] or [`in_child`] one thread holds the lock of [`BLOCKS`], and no other reaches
-//!    [`FORKING`].
+//!    [`FORKING`]. That thread runs the program's own handlers in between, which may take and give back memory.
 #![allow(unsafe_code)]
 
-use core::cell::UnsafeCell;
+use core::cell::{Cell, UnsafeCell};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use std::collections::BTreeMap;
@@ -64,20 +64,38 @@ pub(crate) fn offer() {
     });
 }
 
+thread_local! {
+    /// This is the thread that forks, and holds the lock.
+    static FORKS: Cell<bool> = const { Cell::new(false) };
+}
+/// Reaches the blocks, also from a handler of the program's own on the thread that forks.
+fn with_blocks<T>(reach: impl FnOnce(&mut Blocks) -> T) -> T {
+    if !FORKS.get() {
+        return reach(&mut lock(&BLOCKS));
+    }
+    // SAFETY: (2): this is the thread, and nothing that is reached comes here again.
+    let (held, _) = unsafe { (*FORKING.0.get()).as_mut() }.expect("it forks");
+    reach(held)
+}
+
 extern "C" fn alloc(len: usize) -> *mut c_void {
     pointer(|| {
+        // What is made beside the copies for a child is the C library's.
+        if FORKS.get() {
+            return Err(INVALID);
+        }
         let pages = SharedPages::alloc(len).map_err(|_| INVALID)?;
         let at: *mut c_void = pages.addr().as_ptr().cast();
         // Other pages for peers are kept from children; these are copied for them.
         // SAFETY: pages that were just made; the advice changes no content.
         unsafe { rustix::mm::madvise(at, pages.len(), Advice::LinuxDoFork)? };
-        lock(&BLOCKS).insert(at.addr(), Block::Shared(pages));
+        with_blocks(|blocks| blocks.insert(at.addr(), Block::Shared(pages)));
         Ok(at)
     })
 }
 extern "C" fn free(block: *mut c_void) -> c_int {
     counted(|| {
-        let found = lock(&BLOCKS).remove(&block.addr());
+        let found = with_blocks(|blocks| blocks.remove(&block.addr()));
         if let Some(Block::Private(len)) = found {
             // SAFETY: (1): it was mapped at the fork.
             let _ = unsafe { rustix::mm::munmap(block, len) };
@@ -86,7 +104,7 @@ extern "C" fn free(block: *mut c_void) -> c_int {
     })
 }
 extern "C" fn len(block: *mut c_void) -> usize {
-    lock(&BLOCKS).get(&block.addr()).map_or(0, Block::len)
+    with_blocks(|blocks| blocks.get(&block.addr()).map_or(0, Block::len))
 }
 
 /// The thread that forks: it holds the lock, and both ends of a pipe that the child closes once it has its copies.
@@ -102,8 +120,10 @@ extern "C" fn before() {
     let pipe = if is_any { std::io::pipe().ok() } else { None };
     // SAFETY: (2)
     unsafe { *FORKING.0.get() = Some((held, pipe)) };
+    FORKS.set(true);
 }
 extern "C" fn in_parent() {
+    FORKS.set(false);
     // SAFETY: (2)
     let forking = unsafe { (*FORKING.0.get()).take() };
     if let Some((_held, Some((mut from_child, to_parent)))) = forking {
@@ -113,6 +133,7 @@ extern "C" fn in_parent() {
     }
 }
 extern "C" fn in_child() {
+    FORKS.set(false);
     // SAFETY: (2): the only thread of this process.
     let forking = unsafe { (*FORKING.0.get()).take() };
     let Some((mut held, _pipe)) = forking else { return };
@@ -137,5 +158,29 @@ fn is_copied(at: usize, len: usize) -> bool {
         };
         core::ptr::copy_nonoverlapping(shared.cast::<u8>(), own.cast(), len);
         rustix::mm::mremap_fixed(own, len, len, MremapFlags::MAYMOVE, shared).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A program's handlers run between those of this module, and any block that begins at a page is asked about.
+    #[test]
+    fn handlers_of_the_program_may_give_memory_back_while_it_forks() {
+        let (tell, told) = channel();
+        std::thread::spawn(move || {
+            let own = alloc(4096);
+            before();
+            let other = core::ptr::without_provenance_mut(4096);
+            let found = (len(own), len(other), free(other), alloc(4096).is_null(), free(own));
+            in_parent();
+            tell.send((found, len(own), free(alloc(4096)))).unwrap();
+        });
+        let found = told.recv_timeout(Duration::from_secs(10)).expect("it does not wait for itself");
+        assert_eq!(found, ((4096, 0, 0, true, 1), 0, 1));
     }
 }
