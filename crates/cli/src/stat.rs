@@ -178,16 +178,17 @@ fn table(processes: &[ProcessStat], before: Option<(Duration, &[ProcessStat])>, 
     };
     for process in processes {
         table.add_row([format!("{} {}", process.pid, process.name)]);
-        for device in &process.devices {
+        for (place, device) in places(&process.devices) {
             let name = [format!(" {}", short(&device.url)), String::new(), String::new()];
-            let key = (process.pid, device.url.as_str(), None);
+            let of = Of { pid: process.pid, url: &device.url, place };
+            let key = (of, None);
             table.add_row(row(name, figures(&|name| device.counter(name), key, old.as_ref(), shape)));
             for qp in &device.queue_pairs {
                 let peer = qp.peer.as_ref().map_or(String::new(), |(qpn, gid)| {
                     format!("{qpn:#08x} {}", gid.strip_prefix("::ffff:").unwrap_or(gid))
                 });
                 let name = format!("  {} {:#08x}", qp.service.to_uppercase(), qp.qpn);
-                let key = (process.pid, device.url.as_str(), Some(qp.qpn));
+                let key = (of, Some(qp.qpn));
                 let figures = figures(&|name| qp.counter(name), key, old.as_ref(), shape);
                 table.add_row(row([name, qp.state.to_uppercase(), peer], figures));
             }
@@ -202,22 +203,38 @@ fn table(processes: &[ProcessStat], before: Option<(Duration, &[ProcessStat])>, 
     table.trim_fmt()
 }
 
-/// Of which process, device and queue pair.
-type Key<'a> = (u32, &'a str, Option<u32>);
+/// A device of a process. Several of one process may have one name, as those of a domain of shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Of<'a> {
+    pid: u32,
+    url: &'a str,
+    /// Its place among those.
+    place: usize,
+}
+/// Of which device and queue pair.
+type Key<'a> = (Of<'a>, Option<u32>);
 /// The counters of each of them, a while before.
 type Old<'a> = (Duration, HashMap<Key<'a>, &'a [(String, u64)]>);
 
 fn index(processes: &[ProcessStat]) -> HashMap<Key<'_>, &[(String, u64)]> {
     let mut all = HashMap::new();
     for process in processes {
-        for device in &process.devices {
-            all.insert((process.pid, device.url.as_str(), None), &device.counters[..]);
+        for (place, device) in places(&process.devices) {
+            let of = Of { pid: process.pid, url: &device.url, place };
+            all.insert((of, None), &device.counters[..]);
             for qp in &device.queue_pairs {
-                all.insert((process.pid, device.url.as_str(), Some(qp.qpn)), &qp.counters[..]);
+                all.insert((of, Some(qp.qpn)), &qp.counters[..]);
             }
         }
     }
     all
+}
+
+/// The devices of a process, each with its place among those of its name.
+fn places(devices: &[DeviceStat]) -> impl Iterator<Item = (usize, &DeviceStat)> {
+    let before =
+        move |at: usize| devices[..at].iter().filter(move |other| other.url == devices[at].url).count();
+    devices.iter().enumerate().map(move |(at, device)| (before(at), device))
 }
 
 /// The figures of counters: sums, or counts of a second.
@@ -322,6 +339,22 @@ mod tests {
         assert!(rates.contains("tx/s") && rates.contains(" 500 ") && rates.contains("0.5"), "{rates}");
         let fresh = fitting(&[process(4000)], Some((Duration::from_secs(2), &[])), None);
         assert!(!fresh.contains("2000"), "nothing is known of the second before: {fresh}");
+    }
+
+    #[test]
+    fn devices_of_one_name_have_figures_of_their_own() {
+        // As those of a domain of shared memory have, in one process.
+        let with = |sends: [u64; 2]| {
+            let [mut first, second] = sends.map(process);
+            first.devices.extend(second.devices);
+            first.devices.iter_mut().for_each(|device| device.queue_pairs.clear());
+            first
+        };
+        let (before, now) = ([with([1000, 500_000])], [with([3000, 500_000])]);
+        let rates = fitting(&now, Some((Duration::from_secs(1), &before)), None);
+        let devices: Vec<_> = rates.lines().filter(|line| line.starts_with(" udp://")).collect();
+        assert_eq!(devices.len(), 2, "{rates}");
+        assert!(devices[0].contains(" 2000 ") && !devices[1].contains("000"), "{rates}");
     }
 
     #[test]
