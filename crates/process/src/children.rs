@@ -105,6 +105,8 @@ extern "C" fn give_up() {
         if fd != NONE && empty >= 0 {
             // SAFETY: (2) both are descriptors of this process; the registered one keeps its number.
             unsafe { libc::dup3(empty, fd, libc::O_CLOEXEC) };
+            // What the child opens under this number later is for its own children, too.
+            place.store(NONE, Ordering::Relaxed);
         }
     }
     if empty >= 0 {

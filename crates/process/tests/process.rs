@@ -4,7 +4,7 @@
 //! 1. Children of this process, which has one thread, may do anything; they end by `_exit`.
 #![allow(unsafe_code)] // `fork`, with `_exit` in its child
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Mutex;
 
 use hca_process::{Fork, NotInChildren, PerProcess, memory_file, register_while_alone};
@@ -75,6 +75,7 @@ fn a_file_beyond_the_limit_is_an_error_and_no_signal() {
 
 fn descriptors_that_are_registered_lead_nowhere_in_a_child() {
     let open = || eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let raw = |fd: &OwnedFd| fd.as_raw_fd();
     let (kept, given_up, no_longer) = (open(), open(), open());
     let registered = NotInChildren::new(&[given_up.as_fd()]);
     drop(NotInChildren::new(&[no_longer.as_fd()]));
@@ -83,13 +84,19 @@ fn descriptors_that_are_registered_lead_nowhere_in_a_child() {
             rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
         }
         // Its number is taken.
-        assert_ne!(std::os::fd::AsRawFd::as_raw_fd(&open()), std::os::fd::AsRawFd::as_raw_fd(&given_up));
+        assert_ne!(raw(&open()), raw(&given_up));
+    });
+    in_child("a child that has another descriptor in its place, and a child of its own", || {
+        rustix::io::fcntl_getfd(&given_up).expect("its number is taken");
+        // SAFETY: (1): as who closes all descriptors and opens others does.
+        assert!(unsafe { libc::dup2(raw(&no_longer), raw(&given_up)) } >= 0);
+        in_child("a grandchild", || _ = rustix::io::write(&given_up, &4_u64.to_ne_bytes()).unwrap());
     });
     let count = |fd| {
         let mut bytes = [0; 8];
         rustix::io::read(fd, &mut bytes).map(|_| u64::from_ne_bytes(bytes))
     };
-    assert_eq!((count(&kept), count(&given_up), count(&no_longer)), (Ok(1), Err(Errno::AGAIN), Ok(1)));
+    assert_eq!((count(&kept), count(&given_up), count(&no_longer)), (Ok(1), Err(Errno::AGAIN), Ok(5)));
     drop(registered);
 }
 
