@@ -113,7 +113,7 @@ impl Files {
         let k = passed.take().ok_or(JobError::Broken)?;
         self.aborted(Doing::Barrier)?;
         self.note(&format!("b-{k}-{}", self.rank), b"", Doing::Barrier)?;
-        let deadline = Instant::now() + self.timeout;
+        let deadline = hca_process::in_time(self.timeout);
         if self.rank == 0 {
             self.gather(k, deadline)?;
         } else {

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use hca_process::in_time;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -57,7 +58,7 @@ impl Link {
             return Err(JobError::Broken);
         }
         received.broken = true;
-        let deadline = Instant::now() + self.timeout;
+        let deadline = in_time(self.timeout);
         self.write(doing, question, deadline)?;
         let line = self.receive_line(doing, &mut received, deadline)?;
         let understood = Line::parse(line).and_then(|l| l.expect(answer)).and_then(|l| {
@@ -77,21 +78,21 @@ impl Link {
         read: impl FnOnce(Line<'_>) -> Result<T, LineFault>,
     ) -> Result<T, JobError> {
         let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = self.receive_line(doing, &mut received, Instant::now() + self.timeout)?;
+        let line = self.receive_line(doing, &mut received, in_time(self.timeout))?;
         let understood = Line::parse(line).and_then(|l| l.expect(wanted)).and_then(read);
         understood.map_err(|fault| JobError::Line { doing, line: quote(line), fault })
     }
 
     /// Sends a line that has no answer, also while another thread waits for an answer.
     pub(crate) fn send_line(&self, doing: Doing, line: &str) -> Result<(), JobError> {
-        self.write(doing, line, Instant::now() + self.timeout)
+        self.write(doing, line, in_time(self.timeout))
     }
 
     /// Says a last line, and waits a moment for its answer, whatever that is: a launcher that finds the connection
     /// closed when it answers takes that for a failure.
     pub(crate) fn hang_up(&self, line: &str) {
         let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
-        let deadline = Instant::now() + self.timeout.min(CLOSE_TIMEOUT);
+        let deadline = in_time(self.timeout.min(CLOSE_TIMEOUT));
         // A failure can't be reported.
         if !std::mem::replace(&mut received.broken, true) && self.write(Doing::Leave, line, deadline).is_ok()
         {

@@ -146,7 +146,7 @@ pub(crate) fn greet_rank_zero(
     (rank, size, id): (u32, u32, &str),
     timeout: Duration,
 ) -> Result<Greeted, JobError> {
-    let link = Link::new(connect(address, Instant::now() + timeout)?, timeout);
+    let link = Link::new(connect(address, hca_process::in_time(timeout))?, timeout);
     let question = format!("cmd=initack pmiid={rank} size={size} job={id}\n");
     let said = link.ask(Doing::Join, &question, "initack", |l| Ok(l.value("job") == Some(id)))?;
     let ours = || -> Box<str> { id.into() };

@@ -213,7 +213,7 @@ impl Server {
 
     /// Waits until all processes have left; how many have not, if that takes too long.
     pub(crate) fn wait_all_left(&self, timeout: Duration) -> Result<(), u32> {
-        let deadline = Instant::now() + timeout;
+        let deadline = hca_process::in_time(timeout);
         let mut state = self.shared.state();
         while state.present > 0 && !state.over {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -227,6 +227,22 @@ fn an_abort_is_heard_without_a_launcher() {
 }
 
 #[test]
+fn a_time_limit_may_be_beyond_what_the_clock_counts() {
+    let settings = Settings { timeout: Duration::MAX };
+    let (folder, at) = (Folder::new("for-ever"), address());
+    for url in [&|r| folder.url(r, 2), &|r| tcp(&at, r, 2)] as [&(dyn Fn(u32) -> String + Sync); 2] {
+        let meet = |rank| {
+            let job = Job::join(&url(rank), settings).unwrap();
+            job.publish(b"card").unwrap();
+            job.fence().unwrap();
+            assert_eq!(job.card(1 - rank).unwrap(), b"card");
+            job.finalize().unwrap();
+        };
+        thread::scope(|s| [0, 1].map(|rank| s.spawn(move || meet(rank))).map(|t| t.join().unwrap()));
+    }
+}
+
+#[test]
 fn a_barrier_in_a_folder_fails_for_one_that_has_left_though_another_is_still_to_come() {
     let folder = Folder::new("still-to-come");
     // In the order of their ranks, each of them could wait for the one that is still to come.

@@ -296,7 +296,7 @@ impl CommandQueue {
         let memory = |source| CmdError::Memory { command, source };
         let inputs = self.pool.chain(input.len()).map_err(memory)?;
         let outputs = self.pool.chain(out.len()).map_err(memory)?;
-        let deadline = Instant::now() + self.timeout;
+        let deadline = hca_process::in_time(self.timeout);
         let lane = if command == Opcode::MANAGE_PAGES { Lane::Pages } else { Lane::Usual };
         let (slot, token) = self.take_slot(command, lane, deadline)?;
         self.write(slot, token, (input, &inputs), (out.len(), &outputs));

@@ -234,7 +234,7 @@ impl UserFunction {
         }
         let command = request.command();
         let socket = || self.socket.clone();
-        let outcome = match connection.exchange(request, descriptors, Instant::now() + self.deadline) {
+        let outcome = match connection.exchange(request, descriptors, hca_process::in_time(self.deadline)) {
             Ok(received) => match received.header.kind {
                 Kind::Refusal { errno } => Err(UserError::Refused { socket: socket(), command, errno }),
                 _ => match Reply::parse(command.code(), &received.payload) {
