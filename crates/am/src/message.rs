@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use crate::lower::{Event, LinkId, Lower, Unsent};
 use crate::segment::{Remote, Segment, Source};
-use crate::wire::{Body, Head};
-use crate::{EndpointId, EndpointName, Error, MAX_ARGS, Reason, Tag};
+use crate::wire::{Body, Head, Hello};
+use crate::{EndpointId, EndpointName, Error, MAX_ARGS, Reason, Tag, Way};
 
 /// A message, as a handler sees it.
 #[derive(Debug)]
@@ -14,8 +14,9 @@ pub struct Message<'a> {
     pub(crate) args: &'a [u32],
     pub(crate) body: Body<'a>,
     pub(crate) endpoint: EndpointId,
-    pub(crate) source: EndpointName,
-    pub(crate) tag: Tag,
+    pub(crate) way: Way,
+    /// What the sender said first.
+    pub(crate) peer: &'a Hello,
     pub(crate) segment: Option<&'a Segment>,
     pub(crate) is_request: bool,
 }
@@ -58,11 +59,11 @@ impl<'a> Message<'a> {
     }
     /// The name of the endpoint that has sent the message (`AM_GetSourceEndpoint`).
     pub fn source(&self) -> EndpointName {
-        self.source
+        EndpointName::of_wire(self.way, self.peer.host, self.peer.endpoint)
     }
     /// The tag that the sender gave (`AM_GetMsgTag`).
     pub fn tag(&self) -> Tag {
-        self.tag
+        Tag(self.peer.tag)
     }
     /// Whether it is a request, and not a reply.
     pub fn is_request(&self) -> bool {

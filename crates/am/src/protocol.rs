@@ -9,7 +9,7 @@ use crate::lower::{Event, LinkId, Received};
 use crate::message::{Answer, Message, Returned, Token, surely};
 use crate::segment::{Remote, Segment};
 use crate::wire::{Body, Call, Frame, Head, parse};
-use crate::{EndpointId, EndpointName, Reason, Tag};
+use crate::{EndpointId, Reason, Tag};
 
 impl Bundle {
     #[inline]
@@ -242,8 +242,7 @@ impl Bundle {
             return Err(Reason::BadEndpoint);
         };
         let Some(Some(endpoint)) = endpoints.get_mut(at) else { return Err(Reason::BadEndpoint) };
-        let tag = Tag(peer.tag);
-        if is_request && !endpoint.tag.admits(tag) {
+        if is_request && !endpoint.tag.admits(Tag(peer.tag)) {
             return Err(Reason::BadTag);
         }
         if let Body::Bulk { offset, len } = call.body {
@@ -262,8 +261,8 @@ impl Bundle {
             args: call.args(),
             body: call.body,
             endpoint: EndpointId(at),
-            source: EndpointName::of_wire(*way, peer.host, peer.endpoint),
-            tag,
+            way: *way,
+            peer,
             segment: endpoint.segment.as_ref(),
             is_request,
         };
