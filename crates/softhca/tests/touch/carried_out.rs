@@ -87,3 +87,68 @@ fn what_is_no_access_is_left_to_the_queue() {
     let (write, sge) = (SendOp::Write(cold.remote(0)), cold.sge(0, 8));
     assert!(!cold.carries_out(write, Payload::Sges(&[sge])));
 }
+
+/// Requests that the doorbell was not rung for are earlier ones, too, and so are those without a completion.
+#[test]
+fn nothing_is_done_before_requests_of_a_batch() {
+    for flags in [SendFlags::SIGNALED, SendFlags::empty()] {
+        let mut pair = Pair::warm();
+        pair.b.recv();
+        let send =
+            SendWr { wr_id: 7, op: SendOp::Send, flags, payload: Payload::Inline(b"first"), dest: None };
+        // SAFETY: inline data names no memory.
+        unsafe { pair.a.rc.send.post_one(&send) }.unwrap();
+        put(&pair.b, 0..4096, 0);
+        let sge = pair.sge(0, 8);
+        for rings in [false, true] {
+            if rings {
+                pair.a.rc.send.ring();
+            }
+            for (op, _) in ops(pair.remote(0)) {
+                assert!(!pair.carries_out(op, Payload::Sges(&[sge])), "{op:?}, rung for: {rings}");
+            }
+            assert_all(&pair.b, 0, "before the SEND has ended");
+        }
+        let write = SendOp::Write(pair.remote(0));
+        let done = (0..1000).any(|_| {
+            pair.b.device.turn();
+            pair.alone();
+            pair.carries_out(write, Payload::Sges(&[sge]))
+        });
+        assert!(done && word(&pair) == WORD, "behind the SEND");
+        assert!(pair.b.next(&*pair.a.device).is_some(), "the SEND has come");
+    }
+}
+
+#[test]
+fn a_list_of_no_bytes_or_of_too_many_is_left_to_the_queue() {
+    let mut pair = Pair::warm();
+    let (write, read) = (SendOp::Write(pair.remote(0)), SendOp::Read(pair.remote(0)));
+    let value = [3; 8];
+    let (aligned, add) = (
+        SendOp::AtomicWrite { remote: pair.remote(0), value },
+        SendOp::FetchAdd { remote: pair.remote(4), add: 1 },
+    );
+    let at = |at, len| [pair.sge(at, len)];
+    let (none, most, beyond, whole) = (at(0, 0), at(0, u32::MAX), at(4092, 8), at(0, 8));
+    for (op, payload) in [
+        (write, Payload::Inline(&[])),
+        (write, Payload::Sges(&[])),
+        (write, Payload::Sges(&none)),
+        (write, Payload::Sges(&most)),
+        (write, Payload::Sges(&beyond)),
+        (read, Payload::Sges(&none)),
+        (read, Payload::Sges(&beyond)),
+        // It is not aligned there.
+        (add, Payload::Sges(&whole)),
+        // It has no list.
+        (aligned, Payload::Inline(&value)),
+        (aligned, Payload::Sges(&whole)),
+    ] {
+        assert!(!pair.carries_out(op, payload), "{op:?}, {payload:?}");
+    }
+    assert_all(&pair.b, 0, "nothing was done");
+    assert_all(&pair.a, OURS, "nothing was done");
+    assert!(pair.carries_out(aligned, Payload::Sges(&[])));
+    assert_eq!(word(&pair), u64::from_ne_bytes(value));
+}
