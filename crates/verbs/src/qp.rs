@@ -221,9 +221,9 @@ impl<S: Service> SendQueue<S> {
     /// ```
     ///
     /// # Errors
-    /// Nothing was done: the peer is not near, the region that this queue pair reached last by a post is another one or
-    /// none, earlier requests are under way, the list has more than one entry, or the request is none that may be done.
-    /// It comes back; a post of it gives the reason, if it is wrong.
+    /// Nothing was done: the peer is not near; its adapter has granted no access to the region yet, for which a post asks;
+    /// earlier requests are under way; the list has more than one entry; or the request is none that may be done. It comes
+    /// back. A post of it gives the reason, if it is wrong.
     #[inline(always)]
     #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
     pub fn carry_out<O: OfferedBy<S>, L: GatherList>(

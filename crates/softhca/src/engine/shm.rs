@@ -186,11 +186,13 @@ impl Engine {
         (received || self.real_time).then_some(received)
     }
 
-    /// The way to the peer's region that a queue pair reached last, for its poster.
+    /// The way of a queue pair to the peer's region with this key, if loads and stores reach it, for its poster.
     #[inline(never)]
-    pub(crate) fn posters_lane(&mut self, qp: QpHandle) -> Option<PostersLane> {
-        let QpEntry { machine, res, .. } = &**self.core.qps.get(qp.index, qp.generation)?;
-        let (word, lane) = (machine.accesses_at_once()?, res.near.as_ref()?.lane()?);
+    pub(crate) fn posters_lane(&mut self, qp: QpHandle, key: u32) -> Option<PostersLane> {
+        let Core { qps, tables, .. } = &mut self.core;
+        let QpEntry { machine, res, .. } = &mut **qps.get_mut(qp.index, qp.generation)?;
+        let word = machine.accesses_at_once()?;
+        let lane = res.near.as_mut()?.find(key, &tables.regions).ok().filter(|lane| !lane.in_process)?;
         PostersLane::new(word, res.send_cq, lane, self.fabric.shm()?)
     }
 

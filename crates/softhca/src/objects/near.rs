@@ -93,10 +93,6 @@ impl Near {
         let guard = self.guard.ok_or_else(asks)?;
         Ok(*self.lane.insert(Lane::new(region, guard)))
     }
-    /// The way to the region that was used last, if loads and stores reach it.
-    pub(crate) fn lane(&self) -> Option<Lane> {
-        self.lane.filter(|lane| !lane.in_process)
-    }
 }
 
 /// The way to a peer's region by way of its queue pair: where it is, how far it reaches, with which rights, and as long
@@ -137,12 +133,12 @@ impl PostersLane {
         let Lane { key, rights, iova, grant, qp, .. } = lane;
         Some(Self { word, send_cq, key, rights, iova, way: shm.way(grant, qp)? })
     }
-    /// Where in the region an access begins, if this is the way to it. One that begins before the region begins far
+    /// Where in the region of its key an access begins, if that is allowed. One that begins before the region begins far
     /// behind it here, and the bracket refuses that.
     #[inline(always)]
     pub(crate) fn place(&self, remote: RemoteAddr, right: Access) -> Option<u64> {
-        let Self { key, rights, iova, .. } = self;
-        (*key == remote.rkey.raw() && rights.contains(right)).then(|| remote.addr.wrapping_sub(*iova))
+        debug_assert_eq!(self.key, remote.rkey.raw());
+        self.rights.contains(right).then(|| remote.addr.wrapping_sub(self.iova))
     }
     /// Begins an access. `None`: `near::carry_out` is to find out why not.
     #[inline(always)]

@@ -244,9 +244,11 @@ impl SendQueue {
         let Some(mut engine) = (if may { hca.engine_at_once() } else { None }) else {
             return otherwise(self, None);
         };
+        let key = O::remote(&wr.op).map_or(0, |remote| remote.rkey.raw());
+        let (word, of) = self.lane.as_ref().map_or((0, key), |lane| (lane.word.get(), lane.key));
         // Only who has the engine changes the word of lanes.
-        if self.lane.as_ref().map_or(0, |lane| lane.word.get()) != self.qp.lanes.get() {
-            self.lane = engine.posters_lane(self.qp.handle);
+        if word != self.qp.lanes.get() || of != key {
+            self.lane = engine.posters_lane(self.qp.handle, key);
         }
         if let Some(lane) = &self.lane
             && let Some(leaves_nothing) = engine.access::<O, POSTED>(lane, self, wr)

@@ -1,8 +1,8 @@
 //! Requests that are done within a call, without a completion.
 
-use hca_core::{Completion, Device, Payload, SendFlags, SendOp, SendWr};
+use hca_core::{Completion, Device, Payload, RemoteAddr, SendFlags, SendOp, SendWr};
 
-use crate::{Access, BEGIN, OURS, Pair, WORD, assert_all, byte, ops, put};
+use crate::{ALL, Access, BEGIN, END, OURS, Pair, WORD, assert_all, byte, ops, put, register};
 
 /// The word at the beginning of the target's region.
 fn word(pair: &Pair) -> u64 {
@@ -151,4 +151,32 @@ fn a_list_of_no_bytes_or_of_too_many_is_left_to_the_queue() {
     assert_all(&pair.a, OURS, "nothing was done");
     assert!(pair.carries_out(aligned, Payload::Sges(&[])));
     assert_eq!(word(&pair), u64::from_ne_bytes(value));
+}
+
+/// Each request goes to another region than the one before.
+#[test]
+fn regions_of_a_peer_are_reached_in_turns() {
+    let mut pair = Pair::warm();
+    let second = register(&pair.b, pair.b.pd, END..END + 8, ALL);
+    let (sge, remote) = (pair.sge(0, 8), pair.remote(0));
+    let there = RemoteAddr { addr: remote.addr + (END - BEGIN) as u64, rkey: second.rkey };
+    let ops = [SendOp::Write(remote), SendOp::Write(there)];
+    let granted = (0..1000).any(|_| {
+        pair.post(ops[1], sge);
+        let done = pair.alone().is_some();
+        if !done {
+            pair.ends();
+        }
+        done
+    });
+    assert!(granted, "the second region is never reached directly");
+    for round in 0..20 {
+        assert!(pair.carries_out(ops[round % 2], Payload::Sges(&[sge])), "round {round}");
+    }
+    // Each grant ends by itself.
+    pair.b.device.dereg_mr(second.handle).unwrap();
+    put(&pair.b, 0..4096, 0);
+    assert!(!pair.carries_out(ops[1], Payload::Sges(&[sge])));
+    assert!(pair.carries_out(ops[0], Payload::Sges(&[sge])));
+    assert!((END..END + 8).all(|at| byte(&pair.b, at) == 0) && word(&pair) == WORD);
 }
