@@ -182,9 +182,9 @@ fn fetching(device: &str, way: Way, data: &[u8]) -> Option<Bundles> {
         if lines(&two) - before < 4 * BURST * MEDIUM_BURST {
             return Some(two);
         }
-        // Adapters tell each other of grants beside the messages. A poll that finds messages looks for that by the
-        // clock, which nearly stands still here.
-        for _ in 0..BURST {
+        // Adapters tell each other of grants beside the messages, for which they look each millisecond of their clock. Here
+        // that goes on by turns.
+        for _ in 0..TURNS_A_LOOK {
             two.devices.iter().for_each(|device| {
                 device.context().device().turn();
             });
@@ -192,6 +192,9 @@ fn fetching(device: &str, way: Way, data: &[u8]) -> Option<Bundles> {
     }
     None
 }
+
+/// Turns within which the clock of an adapter that counts goes on by more than a millisecond.
+const TURNS_A_LOOK: usize = 8000;
 
 /// Requests that are sent before the other side polls.
 const MEDIUM_BURST: u64 = 8;
