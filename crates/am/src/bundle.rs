@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use hca_process::{after, in_time};
 use hca_verbs::{AckTimeout, Context};
 
 use crate::endpoint::{Endpoint, Link, Mapped, Side, Translation};
@@ -133,7 +134,7 @@ impl Bundle {
             in_run: false,
             told: false,
             unattended: 0,
-            next_look: after(Instant::now(), options.probe_interval),
+            next_look: in_time(options.probe_interval),
             clock: (Instant::now(), 1),
             until_clock: 1,
         })
@@ -339,7 +340,7 @@ impl Bundle {
         }
         let hello = self.hello_of(own, tag);
         let timeout = self.options.map_timeout;
-        let end = after(Instant::now(), timeout);
+        let end = in_time(timeout);
         let id = self.lower.connect(peer, &hello, timeout)?;
         let mapped = Mapped { index, open: VecDeque::new(), credits: 0, down: false };
         self.put(Link { id, endpoint: endpoint.0, peer: None, side: Side::Mapped(mapped) });
@@ -607,7 +608,7 @@ impl Bundle {
     /// # Errors
     /// Some were not in time.
     pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
-        let end = after(Instant::now(), timeout);
+        let end = in_time(timeout);
         let mut pause = Pause::default();
         let open = |link: &Link| matches!(&link.side, Side::Mapped(mapped) if !mapped.open.is_empty());
         while self.links.iter().flatten().any(open) {
@@ -620,12 +621,6 @@ impl Bundle {
         }
         Ok(())
     }
-}
-
-/// The moment after some time; for a time without an end, one that does not come.
-fn after(now: Instant, time: Duration) -> Instant {
-    const CENTURY: Duration = Duration::from_secs(3_155_760_000);
-    now.checked_add(time.min(CENTURY)).unwrap_or(now)
 }
 
 fn asks(endpoint: &Option<Endpoint>) -> bool {

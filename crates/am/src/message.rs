@@ -15,7 +15,7 @@ pub struct Message<'a> {
     pub(crate) body: Body<'a>,
     pub(crate) endpoint: EndpointId,
     pub(crate) way: Way,
-    /// What the sender said first.
+    /// The hello of the sender.
     pub(crate) peer: &'a Hello,
     pub(crate) segment: Option<&'a Segment>,
     pub(crate) is_request: bool,

@@ -1,5 +1,5 @@
-//! What commands print. A line that can't be written to standard output is an error of its command; one to standard
-//! error is lost.
+//! Lines that commands print. A line that can't be written to standard output is an error of its command; one to
+//! standard error is lost.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};

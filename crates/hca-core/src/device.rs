@@ -356,8 +356,8 @@ pub unsafe trait SendPort: Send {
     /// was done; the request may be posted. The default never can.
     ///
     /// # Safety
-    /// During the call: memory in its list that is read is not written, and memory that is written is neither read nor
-    /// written by references.
+    /// During the call the memory in its list is mapped; memory that is read is not written, and memory that is written is
+    /// neither read nor written by references.
     unsafe fn carry_out(&mut self, _wr: &SendWr<'_>) -> bool {
         false
     }

@@ -80,7 +80,7 @@ fn with_blocks<T>(reach: impl FnOnce(&mut Blocks) -> T) -> T {
 
 extern "C" fn alloc(len: usize) -> *mut c_void {
     pointer(|| {
-        // What is made beside the copies for a child is the C library's.
+        // Blocks that are made beside the copies for a child are the C library's.
         if FORKS.get() {
             return Err(INVALID);
         }

@@ -126,7 +126,7 @@ impl File {
             return;
         }
         let qps = std::mem::take(&mut *lock(&self.qps));
-        // What the device refuses ends with the device.
+        // Objects that the device does not end now end with the device.
         for qp in qps {
             let qp = In::<Qp>::of(qp as *mut Qp);
             let _ = qp.get().and_then(|object| object.end(qp));

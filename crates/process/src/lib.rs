@@ -22,7 +22,7 @@
 //! | `fork` | [`Fork`], which tells a drop whether it runs in a forked child; [`PerProcess`], a static that a child has anew |
 //! | `file` | [`memory_file`], which returns an error instead of a signal beyond the limit of file sizes |
 //! | `thread` | [`spawn`], which starts a thread that takes none of the program's signals; [`is_library`]; [`run_soon`], by which a thread runs as soon as it wakes |
-//! | `time` | [`in_time`], a time of the program's choice, which may be beyond what the clock counts |
+//! | `time` | [`after`] and [`in_time`], times of the program's choice, which may be beyond what the clock counts |
 #![deny(unsafe_code)]
 
 mod barrier;
@@ -37,4 +37,4 @@ pub use children::NotInChildren;
 pub use file::{check_file_len, memory_file};
 pub use fork::{Fork, PerProcess};
 pub use thread::{as_library, is_library, run_soon, spawn};
-pub use time::in_time;
+pub use time::{after, in_time};

@@ -2,13 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-/// What stands for a time beyond all others: longer than any process lives, and within what the clock counts.
+/// The stand-in for a time beyond all others: longer than any process lives, and within what the clock counts.
 const FOR_EVER: Duration = Duration::from_secs(1 << 33);
 
-/// The time so much later than now. One beyond what the clock counts (`Duration::MAX`) is centuries from now.
+/// The time so much later than another one. A time beyond what the clock counts (`Duration::MAX`) is centuries later.
+pub fn after(begin: Instant, later: Duration) -> Instant {
+    begin.checked_add(later).or_else(|| begin.checked_add(FOR_EVER)).unwrap_or(begin)
+}
+/// The time so much later than now, as [`after`] has it.
 pub fn in_time(later: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(later).or_else(|| now.checked_add(FOR_EVER)).unwrap_or(now)
+    after(Instant::now(), later)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! Invariants:
 //! 1. The memory that is registered outlives its adapter, or is leaked.
 //! 2. Posted requests name that memory, and the test reads it by volatile accesses only.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // posts and registers, as a program does
 
 mod ends;
 
@@ -260,6 +260,7 @@ impl Bed {
     fn change(&mut self) {
         let (n, pair) = (self.random.below(2), self.random.below(QPS));
         match self.random.below(7) {
+            // A pause as a program makes it, by which adapters park their rings; nothing waits for its length.
             0 => std::thread::sleep(Duration::from_micros(300 * self.random.below(8) as u64)),
             // Whoever asks for this is about to sleep.
             1 | 2 => _ = self.ends[n].device.next_deadline(),

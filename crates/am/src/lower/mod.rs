@@ -137,7 +137,7 @@ pub(crate) trait Lower: Send {
     fn let_go(&mut self, link: LinkId, kept: Kept);
     /// Writes into the peer's memory, ahead of the next message. Bytes longer than a [`STAGE`] get memory of their own.
     fn put(&mut self, link: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent>;
-    /// Whether the peer is on this machine, so that its memory is reached within a post.
+    /// Whether the peer is on this machine, so that its memory is reached within a call.
     fn is_near(&self, link: LinkId) -> bool;
     /// Begins to write into the peer's memory, without a message. Bytes as for `put`.
     fn write(&mut self, link: LinkId, from: &Source<'_>, to: Remote) -> Result<(), Unsent>;

@@ -318,7 +318,7 @@ unsafe impl Send for Mapped {}
 /// Access to peers' regions, for a handler that also sends messages.
 pub struct Reach<'a> {
     mapped: &'a mut MappedRegions,
-    /// Those that were found taken back.
+    /// Grants that were found taken back.
     revoked: &'a mut Vec<GrantId>,
 }
 

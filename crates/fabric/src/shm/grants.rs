@@ -109,7 +109,7 @@ pub(super) struct Grants {
     pub(super) free: VecDeque<u32>,
     pub(super) by_key: HashMap<u32, u32>,
     pub(super) mapped: MappedRegions,
-    /// Those of them that were found taken back within a call, until they are unmapped behind it.
+    /// Grants of peers that were found taken back within a call, until their memory is unmapped behind the call.
     pub(super) revoked: Vec<GrantId>,
     pub(super) notices: VecDeque<(LinkId, Notice)>,
     /// Links with notes that their sockets did not take.

@@ -34,8 +34,9 @@ use crate::PathError;
 
 /// In the kernel's name for a connection whose other end has not said hello.
 const PENDING: u64 = 1 << 63;
-/// Such connections at most; later ones wait for being accepted. And those of one other user.
+/// Connections without a hello at most; later ones wait for being accepted.
 const MAX_PENDING: usize = 64;
+/// Of these, the connections of one other user at most.
 const MAX_PENDING_OF_USER: usize = 16;
 /// Connections accepted in one go.
 const ACCEPTS: usize = 16;

@@ -46,8 +46,8 @@ pub(super) enum Phase {
     Failed(Errno),
 }
 
-/// What is counted in a socket's state until this is dropped, also if its thread panics or was not started. A panic of a
-/// socket's thread is the end of the socket, whose calls would wait for ever.
+/// A count in a socket's state, which the drop takes back, also if the socket's thread panics or was not started. A panic
+/// of that thread is the end of the socket, whose calls would wait for ever.
 struct Counted(Arc<Socket>, fn(&mut State));
 impl Drop for Counted {
     fn drop(&mut self) {

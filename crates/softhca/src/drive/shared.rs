@@ -313,10 +313,7 @@ impl Shared {
     #[inline(never)]
     fn give_back_attentively(&self, mut turn: EngineGuard<'_>, polled: Option<CqHandle>, waits: bool) {
         let e = &mut *turn;
-        if self.has_waiters(waits) {
-            // The caller runs what is due once it has given the engine back.
-            self.prepare(e, false);
-        }
+        self.keep_waiters(e, waits);
         if let Some(entry) = polled.and_then(|cq| e.core.tables.cqs.get_mut(cq.index, cq.generation)) {
             entry.note_poller();
         }
@@ -433,7 +430,7 @@ impl Shared {
         } else {
             self.turn_once(e, None);
         }
-        self.keep_waiters(e);
+        self.keep_waiters(e, false);
         if self.progress == Progress::Adaptive && self.sleeper.stands_guard() {
             let ends = !self.guard_sleeps_on(e);
             if asked || ends {
@@ -533,7 +530,7 @@ impl Shared {
         let f = |e: &mut Engine| {
             self.note_change();
             let r = f(e);
-            self.keep_waiters(e);
+            self.keep_waiters(e, false);
             r
         };
         let r = self.engine.with(f, |e| self.turn_posted(e));
@@ -550,7 +547,7 @@ impl Shared {
             self.sleeper.is_asked_for_a_turn();
             self.note_change();
             let r = f(e);
-            self.keep_waiters(e);
+            self.keep_waiters(e, false);
             r
         })?;
         self.wake_now();
@@ -584,8 +581,8 @@ impl Shared {
     }
     /// As [`has_waiters`](Self::has_waiters) says.
     #[inline]
-    fn keep_waiters(&self, e: &mut Engine) {
-        if self.has_waiters(false) {
+    fn keep_waiters(&self, e: &mut Engine, waits: bool) {
+        if self.has_waiters(waits) {
             // The caller runs what is due once it has given the engine back.
             self.prepare(e, false);
         }

@@ -105,6 +105,7 @@ fn a_write_that_goes_on_as_a_message_leaves_nothing_to_the_next_one() {
     let begun = to.first(LONG, 0x55);
     assert!((1..LONG).contains(&begun), "{begun} bytes are done");
     b.device.rereg_mr(to.keys.handle, b.pd, ALL).unwrap();
+    // As above: until the next look.
     std::thread::sleep(Duration::from_millis(2));
     b.device.turn();
     assert_eq!(ends(&mut a, &b), WcStatus::Success);

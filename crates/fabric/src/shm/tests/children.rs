@@ -147,7 +147,7 @@ fn folder(folder: &str) {
 }
 
 /// Meets a peer, and forks a child for something else, which lives for some time.
-#[allow(unsafe_code)]
+#[allow(unsafe_code)] // `fork`
 fn forks(domain: &str) {
     let mut f = open(domain);
     say(f.local);
