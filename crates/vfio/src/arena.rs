@@ -122,13 +122,13 @@ impl DmaArena {
             return Ok(self.buf(chunk, at, len, dirty));
         }
         // Without the lock: pieces are given back meanwhile.
-        let mut slot = self.chunk(len)?;
+        let mut slot = self.chunk(len, align)?;
         let (chunk, at, dirty) = slot.take(len, align).expect("a new chunk is aligned, and long enough");
         self.0.chunks().push(slot);
         Ok(self.buf(chunk, at, len, dirty))
     }
 
-    fn chunk(&self, len: usize) -> Result<Slot, DmaError> {
+    fn chunk(&self, len: usize, align: usize) -> Result<Slot, DmaError> {
         let ArenaOptions { chunk_bytes, huge_pages } = self.0.options;
         let unit = if huge_pages { HUGE } else { PIECE_BYTES };
         let unit = unit.max(self.0.function.0.dma.granule());
@@ -137,7 +137,7 @@ impl DmaArena {
         let function = self.0.function.clone();
         let huge = huge_pages && function.0.backend.takes_huge_pages();
         let memory = Arc::new(Memory::new(len.ok_or(too_long)?, huge)?);
-        let mapping = function.0.dma.map_own(&*function.0.backend, &memory)?;
+        let mapping = function.0.dma.map_own(&*function.0.backend, &memory, align)?;
         let free = Ranges::new(PIECE_BYTES as u64, &[0..=memory.len() as u64 - 1]);
         let iova = mapping.iova();
         let chunk = Arc::new(Chunk { memory, iova, mapping: Some(mapping), function });
@@ -182,6 +182,10 @@ impl DmaArena {
 impl Slot {
     /// A piece: where it is, and how much at its begin is not 0 for sure.
     fn take(&mut self, len: usize, align: usize) -> Option<(Arc<Chunk>, usize, usize)> {
+        // Here all chunks are aligned as much as any piece.
+        if !self.chunk.iova.0.is_multiple_of(align as u64) {
+            return None;
+        }
         let at = self.free.take(len as u64, align as u64)?;
         let dirty = self.fresh.saturating_sub(at).min(len as u64);
         self.fresh = self.fresh.max(at + len as u64);

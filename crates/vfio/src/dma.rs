@@ -81,20 +81,28 @@ impl DmaTable {
         // The first page's address; it is handed on, and nothing is read or written there.
         let first = memory.as_ptr().wrapping_sub(within);
         let first = NonNull::new(first).ok_or_else(size)?;
-        let at = self.map(backend, &DmaMemory::Foreign(first, len), rights)?;
+        let at = self.map(backend, &DmaMemory::Foreign(first, len), rights, 1)?;
         Ok(DmaMapping { at, len: len as u64, within: within as u64 })
     }
 
+    /// Maps memory at a multiple of `align` for the device; here it is aligned as much.
     pub(crate) fn map_own(
         &self,
         backend: &dyn Backend,
         memory: &Arc<Memory>,
+        align: usize,
     ) -> Result<DmaMapping, DmaError> {
-        let at = self.map(backend, &DmaMemory::Own(memory), DmaRights::ALL)?;
+        let at = self.map(backend, &DmaMemory::Own(memory), DmaRights::ALL, align as u64)?;
         Ok(DmaMapping { at, len: memory.len() as u64, within: 0 })
     }
 
-    fn map(&self, backend: &dyn Backend, memory: &DmaMemory<'_>, rights: DmaRights) -> Result<u64, DmaError> {
+    fn map(
+        &self,
+        backend: &dyn Backend,
+        memory: &DmaMemory<'_>,
+        rights: DmaRights,
+        align: u64,
+    ) -> Result<u64, DmaError> {
         let name = || backend.name().to_owned();
         let len = memory.len() as u64;
         let at = {
@@ -102,7 +110,7 @@ impl DmaTable {
             if state.maps.len() as u64 + u64::from(state.coming) >= self.max_mappings.into() {
                 return Err(DmaError::Mappings { name: name(), limit: self.max_mappings });
             }
-            let taken = place(&mut state.free, memory.addr(), len);
+            let taken = place(&mut state.free, memory.addr(), len, align);
             let allowed = state.free.total();
             let none = || DmaError::Addresses { name: name(), bytes: len, allowed };
             let at = taken.ok_or_else(none)?;
@@ -152,12 +160,13 @@ impl DmaTable {
 }
 
 /// Takes addresses for memory that lies at `addr` here. They agree with that in as many bits as large pages of use for
-/// so many bytes have, up to 1 GiB, or else as huge pages have, or else in none: so the IOMMU needs few entries, and a
-/// device's list of the memory's pages is short where the addresses of requests are the memory's own.
-fn place(free: &mut Ranges, addr: usize, len: u64) -> Option<u64> {
+/// so many bytes have, up to 1 GiB, or else as huge pages have, or else as `align` says: so the IOMMU needs few entries,
+/// and a device's list of the memory's pages is short where the addresses of requests are the memory's own.
+fn place(free: &mut Ranges, addr: usize, len: u64, align: u64) -> Option<u64> {
     const GIGABYTE: u64 = 1 << 30;
     let most = len.min(GIGABYTE).next_power_of_two();
-    [most, most.min(HUGE as u64), 1].into_iter().find_map(|size| free.take_like(len, size, addr as u64))
+    let sizes = [most, most.min(HUGE as u64), 1].map(|size| size.max(align));
+    sizes.into_iter().find_map(|size| free.take_like(len, size, addr as u64))
 }
 
 #[cfg(test)]
@@ -168,7 +177,7 @@ mod tests {
     fn memory_lies_in_large_pages_for_the_device_as_it_lies_here_while_there_is_room() {
         const M1: u64 = 1 << 20;
         let mut free = Ranges::new(4096, &[0..=2048 * M1 - 1]);
-        let mut at = |addr, len| place(&mut free, addr, len);
+        let mut at = |addr, len| place(&mut free, addr, len, 1);
         assert_eq!(at(0x7f12_3456_7000, 100 * M1), Some(0x7f12_3456_7000 % (128 * M1)));
         assert_eq!(at(0x7f12_3456_7000, 0x2000), Some(0x1000));
         assert_eq!(at(0x7fff_e000_0000, 1024 * M1), Some(512 * M1));
@@ -177,7 +186,8 @@ mod tests {
         assert!(huge % (2 * M1) == 0x7_8000 && huge % (512 * M1) != 0x7f12_3467_8000 % (512 * M1));
         assert_eq!(at(0x7f12_3456_7000, 1024 * M1), None);
         let rest = free.total() - (1524 * M1 + 0x2000);
-        let small = std::iter::from_fn(|| place(&mut free, 0x7f12_3467_8000, 2 * M1)).count() as u64 * 2 * M1;
+        let small =
+            std::iter::from_fn(|| place(&mut free, 0x7f12_3467_8000, 2 * M1, 1)).count() as u64 * 2 * M1;
         assert!(rest - small < 8 * M1, "nothing is lost to alignment: {rest} {small}");
     }
 }

@@ -28,11 +28,7 @@ pub(super) fn open(
         }
     };
     if let Err(e) = sys::bind(device.as_fd(), iommufd.as_fd()) {
-        return match e.raw_os_error() {
-            Some(libc::EBUSY) => Err(OpenError::Busy { path: node.to_owned() }),
-            Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) => Ok(None),
-            _ => Err(OpenError::Io { doing: "giving a function to an iommufd", source: e }),
-        };
+        return bind_refusal(address, node, e).map_or(Ok(None), Err);
     }
     let io = |doing| move |source| OpenError::Io { doing, source };
     let ioas = sys::ioas_alloc(iommufd.as_fd()).map_err(io("making an address space"))?;
@@ -42,6 +38,15 @@ pub(super) fn open(
         sys::ioas_ranges(iommufd.as_fd(), ioas).map_err(io("asking what the IOMMU allows"))?;
     let iommu = AddressSpace { iommufd, ioas, ranges, alignment };
     LinuxFunction::new(address, device, Box::new(iommu)).map(Some)
+}
+
+/// Why the kernel does not give a function to an iommufd; `None`: its group may serve.
+fn bind_refusal(address: PciAddress, node: &Path, source: io::Error) -> Option<OpenError> {
+    match source.raw_os_error() {
+        Some(libc::EBUSY) => Some(OpenError::Busy { path: node.to_owned() }),
+        Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) => None,
+        _ => Some(attach_refusal(address, "giving a function to an iommufd", source)),
+    }
 }
 
 /// An address space with one function in it.
@@ -70,5 +75,31 @@ impl Iommu for AddressSpace {
             // There is no limit but memory.
             max_mappings: u32::MAX,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interrupts_that_can_not_be_confined_are_told_as_the_kernel_tells_them_with_the_binding() {
+        let address = "0000:03:00.0".parse().unwrap();
+        let told = |errno| {
+            let refused = bind_refusal(
+                address,
+                Path::new("/dev/vfio/devices/vfio3"),
+                io::Error::from_raw_os_error(errno),
+            );
+            refused.map(|e| e.to_string())
+        };
+        let unsafe_interrupts = told(libc::EPERM).unwrap();
+        assert!(
+            unsafe_interrupts.contains("modprobe iommufd allow_unsafe_interrupts=1"),
+            "{unsafe_interrupts}"
+        );
+        assert!(told(libc::EBUSY).unwrap().contains("vfio3 is open in another process"));
+        assert_eq!(told(libc::ENOTTY), None);
+        assert!(told(libc::ENOMEM).unwrap().starts_with("giving a function to an iommufd: "));
     }
 }

@@ -334,6 +334,10 @@ impl Connection {
                 if !no_reply {
                     self.channel.send(&answer, &[], Some(deadline))?;
                 }
+                // Where the next one is there already, nothing waits.
+                if Instant::now() >= deadline {
+                    return Err(ChannelError::Deadline.into());
+                }
                 continue;
             }
             if header.id != id {

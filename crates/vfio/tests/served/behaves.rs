@@ -385,6 +385,22 @@ fn memory_without_a_descriptor_is_refused() {
 }
 
 #[test]
+fn pieces_are_aligned_for_the_device_however_short_chunks_are() {
+    let server = Server::new();
+    let arena = DmaArena::new(&open(&server), ArenaOptions { chunk_bytes: 4096, huge_pages: false });
+    let mut held = vec![arena.alloc(4096, 1).unwrap(), arena.alloc(4096, 1).unwrap()];
+    for align in [8192, 64 << 10, 2 << 20] {
+        let buf = arena.alloc(1, align).unwrap();
+        let (here, there) = (buf.addr().addr().get(), buf.iova().0);
+        assert!(here.is_multiple_of(align) && there.is_multiple_of(align as u64), "{align:#x}: {there:#x}");
+        held.push(buf);
+    }
+    // A chunk that lies less aligned does not serve, though it is free.
+    drop(held.remove(1));
+    assert!(arena.alloc(1, 2 << 20).unwrap().iova().0.is_multiple_of(2 << 20));
+}
+
+#[test]
 fn no_more_is_mapped_than_the_server_takes() {
     let server = Server::new();
     server.state().capabilities = capabilities(|c| c.max_dma_maps = 2);

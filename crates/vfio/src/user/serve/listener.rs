@@ -1,12 +1,13 @@
 //! The listening socket and its path in the file system.
 
-use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use hca_process::Fork;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use thiserror::Error;
 
 /// The reason why listening at a path failed.
@@ -63,12 +64,11 @@ impl Listener {
             if !found.file_type().is_socket() {
                 return Err(ListenError::NoSocket { path: here });
             }
-            match UnixStream::connect(path) {
-                Ok(_) => return Err(ListenError::InUse { path: here }),
-                Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path).map_err(system)?;
-                }
-                Err(source) => return Err(system(source)),
+            match knock(path) {
+                // One that accepts nobody for now is a server, too.
+                Ok(()) | Err(Errno::AGAIN) => return Err(ListenError::InUse { path: here }),
+                Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(system)?,
+                Err(e) => return Err(system(e.into())),
             }
         }
         let socket = UnixListener::bind(path).map_err(system)?;
@@ -86,6 +86,13 @@ impl Listener {
     pub fn accept(&self) -> Option<OwnedFd> {
         self.socket.accept().ok().map(|(socket, _)| socket.into())
     }
+}
+
+/// Connects to a path, and never waits for a place in a server's line.
+fn knock(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 impl Drop for Listener {

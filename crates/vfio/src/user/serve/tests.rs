@@ -3,8 +3,9 @@ use std::os::fd::OwnedFd;
 use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
-use super::{Answer, Connection, Ended, Function, NoVersion, Region, Session};
+use super::{Answer, Connection, Ended, Function, ListenError, Listener, NoVersion, Region, Session};
 use crate::user::wire::{
     Capabilities, Command, DmaMap, DmaUnmap, Header, IRQ_MSIX, IrqAction, IrqData, Kind, MultiWrite,
     REGION_CONFIG, Reply, Request, SetIrqs, Version,
@@ -372,4 +373,21 @@ proptest! {
             prop_assert!(message.descriptors.is_empty());
         }
     }
+}
+
+#[test]
+fn a_server_that_accepts_nobody_is_told_and_not_waited_for() {
+    let path = std::env::temp_dir().join(format!("hca-full-{}.sock", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let stopped = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&stopped, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&stopped, 0).unwrap();
+    let _in_line = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    let (done, told) = std::sync::mpsc::channel();
+    let at = path.clone();
+    std::thread::spawn(move || done.send(Listener::bind(&at)));
+    let told = told.recv_timeout(std::time::Duration::from_secs(20));
+    assert!(matches!(told, Ok(Err(ListenError::InUse { .. }))), "{told:?}");
+    assert!(path.exists(), "it is the other server's");
+    std::fs::remove_file(path).unwrap();
 }
