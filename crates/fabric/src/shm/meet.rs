@@ -212,6 +212,14 @@ impl ShmFabric {
         epoll::add(&self.epoll, socket, name, epoll::EventFlags::IN)
     }
 
+    /// Has it tell nothing more of a link's socket: one that is not read would keep sleepers awake.
+    pub(super) fn unwatch(&self, slot: u32) {
+        if let Some(Stage::Asking(socket) | Stage::Up(socket)) = self.links.get(slot).map(|link| &link.stage)
+        {
+            let _ = epoll::delete(&self.epoll, socket);
+        }
+    }
+
     /// Looks at the sockets, and at what else is not looked at each turn.
     #[cold]
     pub(super) fn look_around(&mut self) {

@@ -23,7 +23,7 @@ use hca_core::{AddressVector, Instant, Qpn};
 use super::fabric::ShmFabric;
 use super::hello;
 use super::hello::{Greeting, Kind};
-use super::link::{Stage, send_notice};
+use super::link::Stage;
 use super::name::random;
 use super::peer::PeerName;
 use super::proof::Proof;
@@ -139,9 +139,14 @@ impl ShmFabric {
         let local = self.local;
         let Some(link) = self.links.get_mut(slot) else { return };
         let (Some(proof), Stage::Up(socket)) = (&mut link.unproven, &link.stage) else { return };
-        if proof.nonce == nonce && !proof.answered {
+        if proof.nonce != nonce || proof.answered {
+            return;
+        }
+        let content =
+            Greeting { kind: Kind::Proven, from: local, ring_lines: 0, bit: 0, barriers: false, nonce: 0 };
+        // A peer that can't be told now is asked again, and told by way of its next answer.
+        if hello::send(socket.as_fd(), &content, &[]).is_ok() {
             proof.answered = true;
-            send_notice(socket, Kind::Proven, local);
             self.open_if_proven(slot);
         }
     }

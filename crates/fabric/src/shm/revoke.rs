@@ -351,6 +351,7 @@ impl ShmFabric {
             && let TakeBack::UnderWay(id) = self.begin_take_back(held, None, None)
         {
             self.take_backs.closing_links.push((id, peer));
+            self.unwatch(slot);
             return;
         }
         self.end(slot);

@@ -1,6 +1,7 @@
 //! Direct access between adapters' ends in one process.
 
 use hca_core::Access;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::note::{Note, Place};
 use super::hostile::met;
@@ -570,12 +571,16 @@ fn a_peer_that_broke_the_rules_while_it_is_within_is_heard_no_more_and_cut_behin
         let pages = SharedPages::alloc(4096).unwrap();
         let (g, _) = p.granted(&pages, KEY, ALL);
         let guard = p.guard();
+        super::hostile::say_note(&p.a, &p.b, &Note::Refuse { key: KEY, qpn: QPN }, None);
         let bracket = p.a.access(g, &guard).unwrap();
         p.b.drop_peer(p.to_a.slot(), &"it broke the rules");
         if counter(&p.b, "peers_dropped_stuck") > 0 {
             return None;
         }
         assert_eq!(p.b.links.len(), 1, "it is within");
+        // What it has said keeps nobody awake.
+        let mut fds = [PollFd::new(&p.b.epoll, PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0));
         assert!(matches!(p.b.offer(p.to_a, &grant(&pages, KEY + 1, ALL)), Err(GrantError::Link)));
         // What goes by its queue pair waits for it as well.
         let id = under_way(p.b.begin_withdraw_qp_word(p.to_a, 5, 0).unwrap())?;

@@ -141,6 +141,31 @@ fn two_adapters_of_a_machine_exchange_messages_once_both_have_proved_their_addre
 }
 
 #[test]
+fn a_peer_is_told_that_it_has_proved_its_address_though_the_socket_was_full_then() {
+    let ((here, mut a), (there, mut b)) = (auto(), auto());
+    messages_to(&mut a, there).expect("it listens");
+    let mut idle = Inbox::default();
+    for _ in 0..8 {
+        // The answer to another question, which says nothing.
+        let from = alone(here);
+        let g = Greeting { kind: Kind::Answer, from, ring_lines: 0, bit: 0, barriers: false, nonce: 1 };
+        let shm = a.shm().unwrap();
+        let link = shm.links.find(alone(there)).and_then(|slot| shm.links.get(slot)).unwrap();
+        if let Stage::Up(socket) = &link.stage {
+            while hello::send(socket.as_fd(), &g, &[]).is_ok() {}
+        }
+        turn(&mut a, &mut idle);
+        turn(&mut b, &mut idle);
+    }
+    let start = Clock::now();
+    while count(&a, "shm_peers_linked") + count(&b, "shm_peers_linked") < 2 {
+        turn(&mut a, &mut idle);
+        turn(&mut b, &mut idle);
+        assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
+    }
+}
+
+#[test]
 fn a_peer_that_does_not_listen_is_reached_by_udp() {
     let (_, mut a) = auto();
     let (there, _b) = free(|ip| UdpFabric::open(ip, &UdpOptions::default()));
