@@ -120,7 +120,7 @@ impl Writer<'_> {
 /// A pointer's rows; its length is not 0.
 #[inline(always)]
 fn pointer(sge: &Sge) -> (u64, u64) {
-    // 2^31 is written as 0, and nothing is longer.
+    // 2^31 is written as 0; the caller sees to it that nothing is longer.
     let count = sge.len & !INLINE;
     (u64::from(count) << 32 | u64::from(sge.lkey.raw()), sge.addr)
 }
@@ -314,12 +314,13 @@ const MODES: [u64; 8] = {
     modes
 };
 
-/// Writes a list into the receive entry that `cells` are. What is left of it is marked as not there.
+/// Writes a list into the receive entry that `cells` are. What is left of it is marked as not there. A place that is
+/// longer than an entry can say is longer than any message, too.
 #[inline(always)]
 pub(crate) fn write_list(cells: &[Cell], sges: &[Sge]) {
     let mut cells = cells.iter();
     for (sge, cell) in sges.iter().filter(|s| s.len != 0).zip(cells.by_ref()) {
-        let (first, second) = pointer(sge);
+        let (first, second) = pointer(&Sge { len: sge.len.min(INLINE), ..*sge });
         put(cell, first, second);
     }
     if let Some(cell) = cells.next() {
@@ -446,6 +447,15 @@ mod tests {
         let places = entry.bytes(0, 4);
         assert_eq!(DataSeg::from_bytes(&places).unwrap(), DataSeg::pointer(0, 4, 3));
         assert!(DataSeg::from_bytes(&places[16..]).unwrap().is_terminator());
+    }
+
+    #[test]
+    fn places_longer_than_any_message_take_all_of_it() {
+        let entry = SharedCells::on_heap(4);
+        write_list(&entry, &[sge(3, (1 << 31) + 1, 4), sge(5, u32::MAX, 6), sge(7, 8, 9)]);
+        let place = |at| DataSeg::from_bytes(&entry.bytes(at, 1)).unwrap();
+        assert_eq!([place(0), place(1)], [DataSeg::pointer(0, 4, 3), DataSeg::pointer(0, 6, 5)]);
+        assert_eq!(place(2), DataSeg::pointer(8, 9, 7));
     }
 
     #[test]
