@@ -4,8 +4,8 @@
 //! of the descriptor has the same file, and the file's objects are found by their handles. An import of another process
 //! is refused: the objects are in the memory of the process that made them.
 //!
-//! With the last of a file's contexts its queue pairs and regions end, as they do in the kernel with the descriptor: no
-//! peer reaches what the program has left.
+//! With the last of a file's contexts its queue pairs, memory windows and regions end, as they do in the kernel with the
+//! descriptor: no peer reaches what the program has left.
 
 use core::ffi::c_int;
 use std::collections::hash_map::Entry;
@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use hca::hca_core::PdHandle;
+use hca::hca_core::{MwHandle, PdHandle};
 use hca_process::{PerProcess, memory_file};
 use rustix::fs::{MemfdFlags, Stat, fstat};
 
@@ -81,6 +81,8 @@ pub(crate) struct File {
     contexts: AtomicUsize,
     /// The addresses of queue pairs.
     qps: Mutex<HashSet<usize>>,
+    /// Memory windows, also those that the program does not see.
+    windows: Mutex<HashSet<MwHandle>>,
     pub(crate) pds: Table<PdHandle>,
     pub(crate) mrs: Table<Arc<Region>>,
     pub(crate) dms: Table<Arc<Memory>>,
@@ -103,6 +105,7 @@ impl File {
             device: device.raw() as usize,
             contexts: AtomicUsize::new(0),
             qps: Mutex::default(),
+            windows: Mutex::default(),
             pds: Table::default(),
             mrs: Table::default(),
             dms: Table::default(),
@@ -131,6 +134,13 @@ impl File {
             let qp = In::<Qp>::of(qp as *mut Qp);
             let _ = qp.get().and_then(|object| object.end(qp));
         }
+        // A region does not end before the windows that are bound to it.
+        let windows = std::mem::take(&mut *lock(&self.windows));
+        if let Some(device) = self.adapter.device().windows() {
+            for &window in &windows {
+                let _ = device.dealloc_mw(window);
+            }
+        }
         for region in self.mrs.take() {
             let _ = region.end();
         }
@@ -140,6 +150,12 @@ impl File {
     }
     pub(crate) fn remove_qp(&self, qp: *mut Qp) {
         lock(&self.qps).remove(&(qp as usize));
+    }
+    pub(crate) fn add_window(&self, window: MwHandle) {
+        lock(&self.windows).insert(window);
+    }
+    pub(crate) fn remove_window(&self, window: MwHandle) {
+        lock(&self.windows).remove(&window);
     }
     pub(crate) fn device(&self) -> In<NamedDevice> {
         In::of(self.device as *mut NamedDevice)

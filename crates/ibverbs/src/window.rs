@@ -17,6 +17,7 @@ use hca::hca_core::{
 use crate::abi::{IbvMw, IbvMwBind, IbvMwBindInfo};
 use crate::device::Adapter;
 use crate::entry::{self, Errno, INVALID, In, give, lock, number, pointer};
+use crate::import::File;
 use crate::memory::{Mr, Pd, ZERO_BASED, access};
 use crate::post::{Refused, flags};
 use crate::qp::Qp;
@@ -29,7 +30,7 @@ const TYPE_2: u32 = 2;
 #[repr(C)]
 pub(crate) struct Mw {
     pub(crate) c: IbvMw,
-    adapter: Arc<Adapter>,
+    file: Arc<File>,
     pd: In<Pd>,
     handle: MwHandle,
     hidden: Mutex<Hidden>,
@@ -65,7 +66,13 @@ impl Binds {
 
 impl Mw {
     fn windows(&self) -> Result<&dyn MemoryWindows, Errno> {
-        windows(&self.adapter)
+        windows(&self.file.adapter)
+    }
+    /// Ends a window for the device, this one or a hidden one of it.
+    fn end(&self, window: MwHandle) -> Result<(), Errno> {
+        self.windows()?.dealloc_mw(window)?;
+        self.file.remove_window(window);
+        Ok(())
     }
 }
 fn windows(adapter: &Adapter) -> Result<&dyn MemoryWindows, Errno> {
@@ -113,17 +120,18 @@ pub(crate) extern "C" fn alloc_mw(pd: In<Pd>, kind: u32) -> *mut Mw {
             handle: keys.handle.index,
             kind,
         };
-        let adapter = Arc::clone(&owner.adapter);
-        Ok(give(Mw { c, adapter, pd, handle: keys.handle, hidden: Mutex::default() }))
+        let file = Arc::clone(&owner.file);
+        file.add_window(keys.handle);
+        Ok(give(Mw { c, file, pd, handle: keys.handle, hidden: Mutex::default() }))
     })
 }
 
 pub(crate) extern "C" fn dealloc_mw(mw: In<Mw>) -> c_int {
     number(|| {
         let window = mw.get()?;
-        window.windows()?.dealloc_mw(window.handle)?;
+        window.end(window.handle)?;
         for (_, keys) in lock(&window.hidden).windows.drain() {
-            window.windows()?.dealloc_mw(keys.handle)?;
+            window.end(keys.handle)?;
         }
         mw.take().map(drop)
     })
@@ -170,6 +178,7 @@ pub(crate) extern "C" fn bind_mw(qp: In<Qp>, mw: In<Mw>, bind: In<IbvMwBind>) ->
         let key = keys.rkey.raw();
         keys.rkey = Rkey::new(key & !0xff | key.wrapping_add(1) & 0xff);
         hidden.windows.insert(qp.handle, keys);
+        window.file.add_window(keys.handle);
         let mut sending = queue.lock();
         let rkey = window.windows()?.bind_mw(window.handle, new.as_ref())?;
         window.c.rkey.store(rkey.raw(), Ordering::Relaxed);

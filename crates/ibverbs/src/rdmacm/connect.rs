@@ -269,6 +269,14 @@ pub(super) fn once_more(id: &Arc<Id>) {
     let mut state = id.state();
     // The identifier may be gone meanwhile.
     if state.phase == Phase::Connecting && !ask_again(id, &mut state) {
+        drop(state);
+        fail(id);
+    }
+}
+/// Nobody asks again. The program hears of an error.
+pub(super) fn fail(id: &Arc<Id>) {
+    let mut state = id.state();
+    if state.phase == Phase::Connecting {
         state.phase = Phase::Ended;
         drop(state);
         id.note(What::Plain(Kind::Unreachable, -libc::EHOSTUNREACH));

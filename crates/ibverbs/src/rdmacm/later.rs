@@ -5,11 +5,13 @@
 //! takes no time, so the time is given when it is needed: behind a rejection. One thread repeats the requests, and ends
 //! when there are none.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use hca_process::PerProcess;
 
+use super::connect;
 use super::id::Id;
 use crate::entry::lock;
 
@@ -60,9 +62,38 @@ fn run() {
         if ends {
             return;
         }
-        due.iter().filter_map(|(_, id)| id.upgrade()).for_each(|id| super::connect::once_more(&id));
+        due.iter().filter_map(|(_, id)| id.upgrade()).for_each(|id| again(&id, connect::once_more));
         if let Some(next) = next.filter(|_| due.is_empty()) {
             std::thread::sleep(next.min(LOOK));
         }
+    }
+}
+
+/// Repeats a request. A panic, which its hook has told, is the end of that request, and not of the others.
+fn again(id: &Arc<Id>, once_more: impl FnOnce(&Arc<Id>)) {
+    if catch_unwind(AssertUnwindSafe(|| once_more(id))).is_err() {
+        connect::fail(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::channel::Channel;
+    use super::super::id::Phase;
+    use super::*;
+
+    #[test]
+    fn a_request_whose_repetition_panics_has_its_event_and_is_the_only_one_to_fail() {
+        let channel = Channel::new().unwrap();
+        let ids = [(); 3].map(|()| Id::new(&channel, std::ptr::null_mut(), 0x106, 2));
+        ids.iter().for_each(|id| id.state().phase = Phase::Connecting);
+        for (n, id) in ids.iter().enumerate() {
+            again(id, |id| {
+                let _state = id.state();
+                assert_ne!(n, 1, "for the test");
+            });
+        }
+        assert_eq!([0, 1, 2].map(|n| channel.take(&ids[n]).len()), [0, 1, 0]);
+        assert!(ids[1].state().phase == Phase::Ended);
     }
 }

@@ -494,8 +494,10 @@ fn what_a_program_leaves_open_ends_with_the_last_context_of_its_file() {
     let mut init = init_attr(cq);
     let qp = call!(ibv_create_qp(pd, &raw mut init) -> *mut IbvQp);
     let mut memory = vec![0u8; 64];
-    let mr = call!(ibv_reg_mr(pd, memory.as_mut_ptr(), 64, LOCAL_WRITE | REMOTE_WRITE) -> *mut IbvMr);
-    assert!(!qp.is_null() && !mr.is_null(), "{}", errno());
+    let rights = LOCAL_WRITE | REMOTE_WRITE | MW_BIND;
+    let mr = call!(ibv_reg_mr(pd, memory.as_mut_ptr(), 64, rights) -> *mut IbvMr);
+    let mw = call!(@ slot(left, 64), (pd, 1) -> *mut IbvMw);
+    assert!(!qp.is_null() && !mr.is_null() && !mw.is_null(), "{}", errno());
     let mut gid = [0u64; 2];
     assert_eq!(call!(ibv_query_gid(left, 1, 1, &raw mut gid) -> c_int), 0);
     let path = IbvAhAttr { dgid: gid, hop_limit: 1, is_global: 1, port_num: 1, ..IbvAhAttr::default() };
@@ -504,6 +506,9 @@ fn what_a_program_leaves_open_ends_with_the_last_context_of_its_file() {
     let (ours, theirs) = unsafe { ((*pair.qps[0]).qp_num, (*qp).qp_num) };
     connect_to(pair.qps[0], theirs, path, 0);
     connect_to(qp, ours, path, 0);
+    let info = IbvMwBindInfo { mr, addr: memory.as_ptr() as u64, length: 64, mw_access_flags: REMOTE_WRITE };
+    let mut bind = IbvMwBind { wr_id: 1, send_flags: 2, bind_info: info };
+    assert_eq!(call!(@ slot(left, 72), (qp, mw, &raw mut bind) -> c_int), 0);
     let own = pair.register(&mut [0u8; 64]);
     let mut bytes = *b"written!";
     let from = pair.register(&mut bytes);
@@ -515,7 +520,7 @@ fn what_a_program_leaves_open_ends_with_the_last_context_of_its_file() {
     assert_eq!(write(), 0, "another context has the file");
     assert_eq!(call!(ibv_close_device(other) -> c_int), 0);
     assert_eq!(write(), 12, "nobody answers");
-    assert_eq!(dereg(mr), libc::EINVAL, "the region has ended, too");
+    assert_eq!(dereg(mr), libc::EINVAL, "the region has ended, too, and the window that was bound to it");
     assert_eq!([dereg(own), dereg(from)], [0; 2]);
     pair.end();
 }
