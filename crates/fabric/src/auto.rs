@@ -37,9 +37,9 @@ const CLASS_VERSION: u8 = 1;
 const CLASS_PORT_INFO: u16 = 0x0001;
 
 /// A fabric of a network (UDP, or a simulated one), and of shared memory to peers that are found on this machine.
-pub struct AutoFabric<N = UdpFabric> {
-    network: N,
-    shm: Option<ShmFabric>,
+pub struct AutoFabric {
+    network: Box<dyn Fabric>,
+    near: Option<ShmFabric>,
     attr: FabricAttr,
     /// Both networks' descriptors.
     epoll: OwnedFd,
@@ -72,18 +72,16 @@ impl AutoFabric {
         } else {
             ShmFabric::open_on_network(PeerName::new(local, udp.attr().qpn_slot), shm)
         };
-        Self::of(udp, shm)
+        Self::of(Box::new(udp), shm)
     }
-}
 
-impl<N: Fabric> AutoFabric<N> {
     /// The adapter's end in a simulation: a simulated network, and real shared memory between the adapters of this
     /// process and simulation that have the same machine name.
     ///
     /// # Errors
     /// The system refuses a descriptor.
     pub fn simulated(
-        network: N,
+        network: Box<dyn Fabric>,
         machine: &str,
         shm: &ShmOptions,
         chance: Box<dyn ShmChance>,
@@ -93,13 +91,13 @@ impl<N: Fabric> AutoFabric<N> {
         Self::of(network, shm)
     }
 
-    fn of(network: N, shm: Result<ShmFabric, ShmError>) -> Result<Self, OpenError> {
+    fn of(network: Box<dyn Fabric>, near: Result<ShmFabric, ShmError>) -> Result<Self, OpenError> {
         let local = network.attr().local;
         let io = |doing| move |e: rustix::io::Errno| OpenError::Io { doing, local, source: e.into() };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("creating an epoll descriptor"))?;
-        let (shm, note) = match shm {
-            Ok(shm) => (
-                Some(shm),
+        let (near, note) = match near {
+            Ok(near) => (
+                Some(near),
                 "by shared memory: this user's adapters on auto:// in this network namespace".to_owned(),
             ),
             Err(why) => {
@@ -108,7 +106,7 @@ impl<N: Fabric> AutoFabric<N> {
             }
         };
         let of_network = network.wait_fd().into_iter().chain(network.wait_fd_beside());
-        let fds = of_network.chain(shm.as_ref().and_then(Fabric::wait_fd));
+        let fds = of_network.chain(near.as_ref().and_then(Fabric::wait_fd));
         for (i, fd) in fds.enumerate() {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(i as u64), epoll::EventFlags::IN)
                 .map_err(io("watching the sockets"))?;
@@ -116,10 +114,33 @@ impl<N: Fabric> AutoFabric<N> {
         let mut attr = network.attr().clone();
         attr.name = "auto".to_owned();
         attr.notes.push(("local peers", note));
-        let notes = shm.as_ref().map(|s| &s.attr().notes[..]).unwrap_or_default();
+        let notes = near.as_ref().map(|s| &s.attr().notes[..]).unwrap_or_default();
         attr.notes.extend(notes.iter().find(|n| n.0 == "foreign memory").cloned());
         let questions = TxBatch::with_capacity(1 << 12);
-        Ok(Self { network, shm, attr, epoll, questions, paths_by_shm: 0, paths_by_udp: 0 })
+        Ok(Self { network, near, attr, epoll, questions, paths_by_shm: 0, paths_by_udp: 0 })
+    }
+
+    /// The network of the peers on this machine, if there is one. Its messages are taken there, and packets by
+    /// [`recv`](Fabric::recv).
+    #[inline(always)]
+    pub fn near(&mut self) -> Option<&mut ShmFabric> {
+        self.near.as_mut()
+    }
+
+    /// Opens a path for messages within [`near`](Self::near), which also closes the path. `None`: this peer gets packets,
+    /// by a path of [`open_path`](Fabric::open_path). The peer comes to the same choice.
+    ///
+    /// # Errors
+    /// The peer can't be addressed from here, or can't be reached although it expects messages.
+    pub fn open_messages(&mut self, av: &AddressVector, qpn: Qpn) -> Result<Option<PathId>, PathError> {
+        let (peer, local) = (av.dgid.ip(), self.attr.local);
+        if peer.is_ipv4() != local.is_ipv4() {
+            return Err(PathError::Family { peer, local });
+        }
+        let Some(near) = &mut self.near else { return Ok(None) };
+        let path = near.open_messages(av, qpn)?;
+        self.paths_by_shm += u64::from(path.is_some());
+        Ok(path)
     }
 
     /// Asks peers to prove their addresses.
@@ -178,7 +199,7 @@ fn parse_question(bytes: &[u8]) -> Option<(Option<u8>, u64)> {
     (*header == asked).then(|| (slot, header.tid.get()))
 }
 
-impl<N: Fabric> Fabric for AutoFabric<N> {
+impl Fabric for AutoFabric {
     fn attr(&self) -> &FabricAttr {
         &self.attr
     }
@@ -186,17 +207,6 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
     fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
         let path = self.network.open_path_of(av, ends)?;
         self.paths_by_udp += 1;
-        Ok(path)
-    }
-
-    fn open_messages(&mut self, av: &AddressVector, qpn: Qpn) -> Result<Option<PathId>, PathError> {
-        let (peer, local) = (av.dgid.ip(), self.attr.local);
-        if peer.is_ipv4() != local.is_ipv4() {
-            return Err(PathError::Family { peer, local });
-        }
-        let Some(shm) = &mut self.shm else { return Ok(None) };
-        let path = shm.open_messages(av, qpn)?;
-        self.paths_by_shm += u64::from(path.is_some());
         Ok(path)
     }
 
@@ -213,25 +223,25 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
-        let Some(shm) = &mut self.shm else { return self.network.recv(now, budget, sink) };
+        let Some(near) = &mut self.near else { return self.network.recv(now, budget, sink) };
         let (mut questions, own) = (0, number_of_process(self.attr.qpn_slot));
         let mut outcome = self.network.recv(now, budget, &mut |packet| match asked(own, packet) {
             Some((peer, nonce)) => {
                 questions += 1;
-                shm.asked(peer, nonce);
+                near.asked(peer, nonce);
             }
             None => sink(packet),
         });
         outcome.packets -= questions;
-        while let Some((peer, nonce)) = self.shm.as_mut().and_then(|shm| shm.question(now)) {
+        while let Some((peer, nonce)) = self.near.as_mut().and_then(|near| near.question(now)) {
             self.ask(now, peer, nonce);
         }
         outcome
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let shm = self.shm.as_ref().and_then(Fabric::next_deadline);
-        self.network.next_deadline().into_iter().chain(shm).min()
+        let near = self.near.as_ref().and_then(Fabric::next_deadline);
+        self.network.next_deadline().into_iter().chain(near).min()
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -240,17 +250,13 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
 
     fn prepare_wait(&mut self) -> bool {
         // Each is to be prepared.
-        self.network.prepare_wait() | self.shm.as_mut().is_some_and(Fabric::prepare_wait)
-    }
-
-    fn shm(&mut self) -> Option<&mut ShmFabric> {
-        self.shm.as_mut()
+        self.network.prepare_wait() | self.near.as_mut().is_some_and(Fabric::prepare_wait)
     }
 
     /// Turns that look at everything find what comes by the network.
     fn renew_glance(&mut self, glance: &mut Glance) -> bool {
-        match &mut self.shm {
-            Some(shm) => shm.renew_glance(glance),
+        match &mut self.near {
+            Some(near) => near.renew_glance(glance),
             None => self.network.renew_glance(glance),
         }
     }
@@ -267,8 +273,8 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
         out.push(Counter { name: "paths_by_shm", value: self.paths_by_shm });
         out.push(Counter { name: "paths_by_udp", value: self.paths_by_udp });
         self.network.counters(out);
-        if let Some(shm) = &self.shm {
-            shm.counters_as_part(out);
+        if let Some(near) = &self.near {
+            near.counters_as_part(out);
         }
     }
 

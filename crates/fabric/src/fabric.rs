@@ -224,15 +224,6 @@ pub trait Fabric: Send + Any {
     /// # Errors
     /// The peer can't be addressed from here.
     fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError>;
-    /// Opens a path for messages to the queue pair of this number, within [`shm`](Self::shm), which also closes the
-    /// path. `None`: this peer gets packets, by a path of [`open_path`](Self::open_path). The peer comes to the same
-    /// choice.
-    ///
-    /// # Errors
-    /// The peer can't be addressed from here, or can't be reached although it expects messages.
-    fn open_messages(&mut self, _av: &AddressVector, _peer: Qpn) -> Result<Option<PathId>, PathError> {
-        Ok(None)
-    }
     /// Closes a path. Its packets under way may still be sent.
     fn close_path(&mut self, path: PathId);
     /// Puts on the ICRCs of all waiting trains and sends them, in order on each path. Packets that the network can't
@@ -259,13 +250,6 @@ pub trait Fabric: Send + Any {
     /// To be called before one sleeps on [`wait_fd`](Self::wait_fd); `true`: do not sleep, there is input.
     fn prepare_wait(&mut self) -> bool {
         false
-    }
-    /// The fabric's part that also carries messages between processes of one machine, if there is one. A caller that
-    /// takes messages receives by [`ShmFabric::recv_all`](crate::ShmFabric::recv_all), and by [`recv`](Self::recv) from
-    /// the other parts.
-    #[cfg(not(loom))]
-    fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
-        None
     }
     /// Updates a glance to the present state of the fabric, whose last call found no input. `false`: the glance is not
     /// valid, as only [`recv`](Self::recv) can tell whether a packet has arrived.
@@ -328,9 +312,6 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
         (**self).open_path_of(av, ends)
     }
-    fn open_messages(&mut self, av: &AddressVector, peer: Qpn) -> Result<Option<PathId>, PathError> {
-        (**self).open_messages(av, peer)
-    }
     fn close_path(&mut self, path: PathId) {
         (**self).close_path(path);
     }
@@ -354,10 +335,6 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn prepare_wait(&mut self) -> bool {
         (**self).prepare_wait()
-    }
-    #[cfg(not(loom))]
-    fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
-        (**self).shm()
     }
     #[cfg(not(loom))]
     fn renew_glance(&mut self, glance: &mut crate::Glance) -> bool {

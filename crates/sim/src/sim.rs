@@ -647,7 +647,7 @@ impl Node {
             Some(near) => {
                 let machine = format!("{}-{}", inner.number, self.index % near.machines.max(1));
                 let chance = Box::new(fabric.chance());
-                match AutoFabric::simulated(fabric, &machine, &near.options(), chance) {
+                match AutoFabric::simulated(Box::new(fabric), &machine, &near.options(), chance) {
                     Ok(fabric) => Box::new(fabric),
                     Err(e) => panic!("shared memory of n{} can't be opened: {e}", self.index),
                 }

@@ -22,8 +22,8 @@
 //! | `device` | opening; the control path; the faces of multicast, XRC, RD, Portals engines | all below |
 //! | `ports` | the data path: posting and polling | `drive` and below |
 //! | `drive` | the threads that turn the engine; the adapter's thread and its sleep; empty polls | `engine` and below |
-//! | `engine` | the turn: packets, messages, timers, acknowledgements; changes of queue pairs | `near` and below |
-//! | `near` | direct access to the memory of peers on this machine | `objects` and below |
+//! | `engine` | the turn: packets, messages, timers, acknowledgements; changes of queue pairs | `direct` and below |
+//! | `direct` | direct access to the memory of peers on this machine | `objects` and below |
 //! | `objects` | tables; queue pairs and their parts; what the adapter knows of its neighbours | `queues` and below |
 //! | `queues` | rings between program and engine, their slots, doorbells, completion queues | `memory`, `notify` |
 //! | `memory` | regions, keys, windows; copies on memory that others change | |
@@ -43,6 +43,8 @@ mod counters;
 #[cfg(not(loom))]
 mod device;
 #[cfg(not(loom))]
+mod direct;
+#[cfg(not(loom))]
 mod drive;
 #[cfg(not(loom))]
 mod engine;
@@ -52,8 +54,6 @@ mod fork;
 mod limits;
 #[cfg(not(loom))]
 mod memory;
-#[cfg(not(loom))]
-mod near;
 #[cfg(not(loom))]
 mod network;
 mod notify;

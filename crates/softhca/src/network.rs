@@ -1,50 +1,101 @@
-//! The network of an engine.
+//! The networks of an adapter.
 
 use core::any::Any;
 use core::ops::{Deref, DerefMut};
 
-use hca_fabric::{Fabric, ShmFabric};
+use hca_core::{AddressVector, Instant, Qpn};
+use hca_fabric::{AutoFabric, Fabric, PathError, PathId, RxBudget, RxOutcome, RxPacket, ShmFabric};
 
-/// An adapter's network. Shared memory alone, with messages, is told from others, so that it is called directly for each
-/// message.
+/// The networks of an adapter: one of packets, which this derefs to, and where there is one that of the peers on this
+/// machine.
 pub(crate) enum Network {
-    Shm(Box<ShmFabric>),
-    Other(Box<dyn Fabric>),
+    /// Packets alone.
+    Packets(Box<dyn Fabric>),
+    /// Peers on this machine alone, which exchange packets, too.
+    Near(Box<ShmFabric>),
+    /// Both.
+    Both(Box<AutoFabric>),
 }
 
 impl Network {
-    pub(crate) fn new(fabric: Box<dyn Fabric>) -> Self {
-        let is_near = (&*fabric as &dyn Any).downcast_ref().is_some_and(ShmFabric::has_messages);
-        if !is_near {
-            return Self::Other(fabric);
+    pub(crate) fn new(mut fabric: Box<dyn Fabric>) -> Self {
+        let found = &mut *fabric as &mut dyn Any;
+        if found.downcast_ref().is_some_and(ShmFabric::has_messages) {
+            return Self::Near(expect(fabric));
         }
-        let fabric: Box<dyn Any> = fabric;
-        Self::Shm(fabric.downcast().expect("it was found to be one"))
+        if found.downcast_mut().is_some_and(|auto: &mut AutoFabric| auto.near().is_some()) {
+            return Self::Both(expect(fabric));
+        }
+        Self::Packets(fabric)
     }
-    /// As [`Fabric::shm`].
+
+    /// Whether there is a network of the peers on this machine.
     #[inline(always)]
-    pub(crate) fn shm(&mut self) -> Option<&mut ShmFabric> {
+    pub(crate) fn has_near(&self) -> bool {
+        !matches!(self, Self::Packets(_))
+    }
+
+    /// The network of the peers on this machine, if there is one.
+    #[inline(always)]
+    pub(crate) fn near(&mut self) -> Option<&mut ShmFabric> {
         match self {
-            Self::Shm(shm) => Some(shm),
-            Self::Other(fabric) => fabric.shm(),
+            Self::Near(near) => Some(near),
+            Self::Both(both) => both.near(),
+            Self::Packets(_) => None,
         }
     }
+
+    /// Opens a path for messages within [`near`](Self::near). `None`: the peer gets packets.
+    pub(crate) fn open_messages(
+        &mut self,
+        av: &AddressVector,
+        peer: Qpn,
+    ) -> Result<Option<PathId>, PathError> {
+        match self {
+            Self::Near(near) => near.open_messages(av, peer),
+            Self::Both(both) => both.open_messages(av, peer),
+            Self::Packets(_) => Ok(None),
+        }
+    }
+
+    /// Receives the packets that do not come [near](Self::near).
+    #[inline]
+    pub(crate) fn recv_packets(
+        &mut self,
+        now: Instant,
+        budget: RxBudget,
+        sink: &mut dyn FnMut(&RxPacket<'_>),
+    ) -> RxOutcome {
+        match self {
+            Self::Near(_) => RxOutcome::default(),
+            Self::Both(both) => both.recv(now, budget, sink),
+            Self::Packets(fabric) => fabric.recv(now, budget, sink),
+        }
+    }
+}
+
+/// The fabric of this type.
+fn expect<F: Fabric>(fabric: Box<dyn Fabric>) -> Box<F> {
+    let fabric: Box<dyn Any> = fabric;
+    fabric.downcast().expect("it was found to be one")
 }
 
 impl Deref for Network {
     type Target = dyn Fabric;
     fn deref(&self) -> &Self::Target {
         match self {
-            Self::Shm(shm) => &**shm,
-            Self::Other(fabric) => &**fabric,
+            Self::Packets(fabric) => &**fabric,
+            Self::Near(near) => &**near,
+            Self::Both(both) => &**both,
         }
     }
 }
 impl DerefMut for Network {
     fn deref_mut(&mut self) -> &mut Self::Target {
         match self {
-            Self::Shm(shm) => &mut **shm,
-            Self::Other(fabric) => &mut **fabric,
+            Self::Packets(fabric) => &mut **fabric,
+            Self::Near(near) => &mut **near,
+            Self::Both(both) => &mut **both,
         }
     }
 }

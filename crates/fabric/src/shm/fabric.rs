@@ -48,8 +48,6 @@ pub struct ShmFabric {
     pub(super) messages: bool,
     pub(super) isolated: bool,
     pub(super) process_vm: ProcessVm,
-    /// `recv` leaves everything to `recv_all`.
-    all_taken: bool,
     /// Peers that have gone, until the adapter is told.
     pub(super) gone: Vec<PeerName>,
     pub(super) barrier: Barrier,
@@ -152,7 +150,6 @@ impl ShmFabric {
             messages: options.messages,
             isolated: options.isolated,
             process_vm,
-            all_taken: false,
             gone: Vec::new(),
             barrier,
             meetings: Meetings::new(listener),
@@ -315,11 +312,6 @@ impl ShmFabric {
     pub fn polls_rings(&self) -> bool {
         !self.rounds.polled.is_empty()
     }
-    /// Makes [`Fabric::recv`] take nothing from now on, since the caller takes everything by
-    /// [`recv_all`](Self::recv_all).
-    pub fn leave_to_recv_all(&mut self) {
-        self.all_taken = true;
-    }
     /// Whether RC queue pairs exchange messages with peers that do so too.
     pub fn has_messages(&self) -> bool {
         self.messages
@@ -327,6 +319,22 @@ impl ShmFabric {
     /// Whether queue pairs at both ends of a path exchange messages.
     pub fn carries_messages(&self, path: PathId) -> bool {
         self.messages && self.paths.get(path).is_some_and(|p| self.domain.takes_messages(p.peer.address))
+    }
+    /// Opens a path for messages to the queue pair of this number. `None`: this peer gets packets, by a path of
+    /// [`open_path`](Fabric::open_path). The peer comes to the same choice.
+    ///
+    /// # Errors
+    /// The peer can't be addressed from here, or can't be reached although it expects messages.
+    pub fn open_messages(&mut self, av: &AddressVector, peer: Qpn) -> Result<Option<PathId>, PathError> {
+        if self.domain.is_on_network() {
+            return self.open_proven(av, peer);
+        }
+        let path = self.open_path(av)?;
+        if self.carries_messages(path) {
+            return Ok(Some(path));
+        }
+        self.close_path(path);
+        Ok(None)
     }
     /// The peer that an open path leads to.
     pub fn peer_of(&self, path: PathId) -> Option<PeerName> {
@@ -358,18 +366,6 @@ impl Fabric for ShmFabric {
         Ok(id)
     }
 
-    fn open_messages(&mut self, av: &AddressVector, peer: Qpn) -> Result<Option<PathId>, PathError> {
-        if self.domain.is_on_network() {
-            return self.open_proven(av, peer);
-        }
-        let path = self.open_path(av)?;
-        if self.carries_messages(path) {
-            return Ok(Some(path));
-        }
-        self.close_path(path);
-        Ok(None)
-    }
-
     fn close_path(&mut self, path: PathId) {
         self.paths.close(path);
     }
@@ -380,13 +376,7 @@ impl Fabric for ShmFabric {
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
-        if self.all_taken {
-            return RxOutcome::default();
-        }
         self.recv_all(now, budget, &mut PacketsOnly(sink))
-    }
-    fn shm(&mut self) -> Option<&mut ShmFabric> {
-        if self.messages { Some(self) } else { None }
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -201,7 +201,6 @@ impl Bed {
         let options = ShmOptions { ring_bytes: MIN_RING_LINES as usize * 64, ..ShmOptions::default() };
         let [mut a, mut b, mut c] =
             [(); 3].map(|()| ShmFabric::open(&domain, &options).expect("shared memory can be had"));
-        a.leave_to_recv_all();
         let to = |f: &ShmFabric| AddressVector { dgid: f.attr().local.into(), ..AddressVector::default() };
         let (a_to_b, b_to_a, c_to_a) =
             (a.open_path(&to(&b)).unwrap(), b.open_path(&to(&a)).unwrap(), c.open_path(&to(&a)).unwrap());

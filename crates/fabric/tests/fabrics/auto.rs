@@ -39,7 +39,7 @@ fn adapters_of_two_namespaces_at_one_address_are_told_apart() {
         while linked(&two) == 0 || linked(&three) == 0 {
             let now = Instant::from_nanos(begin.elapsed().as_nanos() as u64 + 1);
             for f in [&mut two, &mut three] {
-                let shm = f.shm().expect("nobody has its name");
+                let shm = f.near().expect("nobody has its name");
                 shm.recv(now, BUDGET, &mut |_| {});
                 f.recv(now, BUDGET, &mut |_| {});
             }

@@ -48,7 +48,7 @@ impl Engine {
         }
         let ports = self.create_qp(hca, pd, init, Some(GENERAL_SERVICES))?;
         self.core.general_services = Some(ports.handle.index);
-        if let Some(desk) = self.fabric.desk() {
+        if let Some(desk) = self.network.desk() {
             desk.read(true);
         }
         Ok(ports)
@@ -82,7 +82,8 @@ impl Engine {
         let named = matches!(init.qp_type, QpType::Ud | QpType::XrcIni | QpType::Rd);
         let cells = (cap.max_send_sge as usize).max(list + inline) + usize::from(named);
         let (send_ring, sq) = ring::<SendHeader>(cap.max_send_wr, cells);
-        let may_be_near = self.has_shm && init.qp_type == QpType::Rc && hca.progress != Progress::Thread;
+        let may_be_near =
+            self.network.has_near() && init.qp_type == QpType::Rc && hca.progress != Progress::Thread;
         let qp_shared = Arc::new(QpShared::new(handle, may_be_near));
         let (rq, recv) = match init.srq {
             Some(s) => (RecvQueue::Shared(s.index), None),
@@ -110,7 +111,7 @@ impl Engine {
             max_sge: cap.max_send_sge,
             max_inline: cap.max_inline,
             max_message: if init.qp_type == QpType::Ud {
-                self.fabric.attr().max_mtu.bytes()
+                self.network.attr().max_mtu.bytes()
             } else {
                 MAX_MESSAGE_BYTES as u32
             },

@@ -139,7 +139,7 @@ impl SoftHca {
         if self.shared.fork.is_child() {
             return self.opened_on.clone();
         }
-        self.shared.control(|e| e.fabric.attr().clone())
+        self.shared.control(|e| e.network.attr().clone())
     }
     /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for callers whose own
     /// clients choose that byte. If a slot of the table gets the same tag again, the slot's old key becomes valid
@@ -439,7 +439,7 @@ unsafe impl Device for SoftHca {
     fn port_counters(&self) -> Option<PortCounters> {
         // Messages between processes of one machine are no packets.
         if self.shared.fork.is_child()
-            || self.shared.control(|e| e.fabric.shm().is_some_and(|s| s.is_alone()))
+            || self.shared.control(|e| e.network.near().is_some_and(|s| s.is_alone()))
         {
             return None;
         }
@@ -466,7 +466,7 @@ unsafe impl Device for SoftHca {
                 Counter { name: "memory_regions", value: t.mrs.live().into() },
                 Counter { name: "protection_domains", value: t.pds.len().into() },
             ]);
-            e.fabric.counters(&mut out);
+            e.network.counters(&mut out);
         });
         out
     }
@@ -637,7 +637,7 @@ unsafe impl Device for SoftHca {
         self.shared.control(|e| {
             let gone = e.core.ahs.remove(ah.index, ah.generation);
             let gone = gone.ok_or_else(|| unknown("address handle", ah.index))?;
-            e.fabric.close_path(gone.path);
+            e.network.close_path(gone.path);
             e.leave_pd(gone.pd);
             Ok(())
         })
@@ -657,7 +657,7 @@ unsafe impl Device for SoftHca {
     }
     fn claim_service(&self, service: u64) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
-        let claimed = self.shared.control(|e| e.fabric.desk().map_or(Ok(()), |desk| desk.claim(service)));
+        let claimed = self.shared.control(|e| e.network.desk().map_or(Ok(()), |desk| desk.claim(service)));
         claimed.map_err(|source| match source.kind() {
             std::io::ErrorKind::AddrInUse => DeviceError::InUse { what: "service", users: 1 },
             _ => DeviceError::Io { doing: "claiming a service at a shared address", source },
@@ -665,7 +665,7 @@ unsafe impl Device for SoftHca {
     }
     fn release_service(&self, service: u64) {
         if !self.shared.fork.is_child() {
-            self.shared.control(|e| _ = e.fabric.desk().map(|desk| desk.release(service)));
+            self.shared.control(|e| _ = e.network.desk().map(|desk| desk.release(service)));
         }
     }
     fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {

@@ -10,7 +10,7 @@ impl Multicast for SoftHca {
         shared.fork.check()?;
         shared.control(|e| {
             e.attach_mcast(qp, group)?;
-            let watched = match e.fabric.groups().and_then(|groups| groups.wait_fd()) {
+            let watched = match e.network.groups().and_then(|groups| groups.wait_fd()) {
                 Some(fd) if shared.group_fd.get().is_none() => {
                     fd.try_clone_to_owned().map(|fd| _ = shared.group_fd.set(fd))
                 }

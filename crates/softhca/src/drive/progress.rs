@@ -242,7 +242,7 @@ fn prepare_to_sleep(shared: &Shared, own: &mut Own) -> Option<(Option<Instant>, 
     let (sleep, held_until) = (&mut own.sleep, own.held.until());
     let prepare = |e: &mut Engine| {
         // A program that finds the engine held here has rung, and does not wake the thread.
-        let (input, now) = (e.fabric.prepare_wait() || !shared.bell.is_empty(), shared.time.now());
+        let (input, now) = (e.network.prepare_wait() || !shared.bell.is_empty(), shared.time.now());
         let late = if horizon.is_some() { shared.sleeper.late() } else { Duration::ZERO };
         let deadline = earlier(e.deadline_of_late_timers(late), &shared.attention);
         // Where the system has no memory for its set, the thread looks each tick.

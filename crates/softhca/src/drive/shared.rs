@@ -10,7 +10,7 @@ use rustix::event::epoll;
 
 use crate::drive::glance::Glance;
 use crate::drive::sleeper::Sleeper;
-use crate::engine::shm::Look;
+use crate::engine::near::Look;
 use crate::engine::{AckRule, Engine};
 use crate::fork::Fork;
 use crate::notify::events::Events;
@@ -73,7 +73,7 @@ impl DeviceWait {
     /// `due` beside it.
     fn prepare(&self, e: &mut Engine, time: &Time, attention: &Attention, due: bool) {
         let now = time.now();
-        let input = e.fabric.prepare_wait() || due;
+        let input = e.network.prepare_wait() || due;
         let deadline = if input { Some(now) } else { earlier(e.next_deadline(), attention) };
         let at = deadline.map_or(NEVER, |d| d.as_nanos());
         if needs_setting(self.timer_at.load(Ordering::Relaxed), at, now) {
@@ -134,7 +134,7 @@ impl Shared {
         (events, attention): (Arc<Events>, Arc<Attention>),
         sleeper: Sleeper,
     ) -> Result<Self, DeviceError> {
-        let fds = engine.fabric.wait_fd().into_iter().chain(engine.fabric.wait_fd_beside());
+        let fds = engine.network.wait_fd().into_iter().chain(engine.network.wait_fd_beside());
         let fabric_fds = fds
             .map(|fd| fd.try_clone_to_owned())
             .collect::<Result<_, _>>()
@@ -416,7 +416,7 @@ impl Shared {
     /// Does what a queue pair's owner, who runs this, has posted.
     #[inline]
     pub(crate) fn turn_once(&self, e: &mut Engine, caller: Option<QpHandle>) {
-        if !e.has_shm || !e.send_at_once(&self.bell, caller) {
+        if !e.network.has_near() || !e.send_at_once(&self.bell, caller) {
             e.turn_posted(self.time.now(), &self.bell, caller);
         }
     }
@@ -503,7 +503,7 @@ impl Shared {
             due.is_none_or(|due| due >= until)
                 && self.bell.is_empty()
                 && !self.attention.is_due()
-                && !e.fabric.prepare_wait()
+                && !e.network.prepare_wait()
         })
     }
     /// The control path changed something. The adapter's thread is woken if that is due before its sleep ends; else the

@@ -6,11 +6,12 @@
 //! completion of their request before its answer.
 
 use hca_core::{Instant, QpHandle};
-use hca_fabric::{Fabric, TxBatch};
+use hca_fabric::TxBatch;
 
 use crate::engine::host::QpHost;
-use crate::engine::shm::MessageSink;
+use crate::engine::near::MessageSink;
 use crate::engine::{AckRule, Core, Engine, Sink, group_by_path};
+use crate::network::Network;
 use crate::objects::qp::QpEntry;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -28,7 +29,7 @@ impl Engine {
     pub(crate) fn acknowledge(&mut self, now: Instant, qp: QpHandle) {
         if self.core.qps.get(qp.index, qp.generation).is_some_and(|e| e.machine.ack_owed().is_some()) {
             self.core.turn += 1;
-            self.core.flush_ack(now, qp.index, AckRule::UnlessDelivered, &mut self.tx, &mut *self.fabric);
+            self.core.flush_ack(now, qp.index, AckRule::UnlessDelivered, &mut self.tx, &mut self.network);
             self.send(now);
         }
     }
@@ -74,7 +75,7 @@ impl Engine {
         group_by_path(&mut core.acks, &core.qps);
         for i in 0..self.core.acks.len() {
             let slot = self.core.acks[i];
-            match self.core.flush_ack(now, slot, rule, &mut self.tx, &mut *self.fabric) {
+            match self.core.flush_ack(now, slot, rule, &mut self.tx, &mut self.network) {
                 Ack::Sent => sent = true,
                 Ack::None => {}
                 later @ (Ack::NextTurn | Ack::Blocked) => {
@@ -118,7 +119,7 @@ impl Core {
         slot: u32,
         rule: AckRule,
         tx: &mut TxBatch,
-        fabric: &mut dyn Fabric,
+        network: &mut Network,
     ) -> Ack {
         let turn = self.turn;
         let Some(entry) = self.qps.at_mut(slot) else { return Ack::None };
@@ -138,16 +139,16 @@ impl Core {
         let QpEntry { machine, res, .. } = &mut **entry;
         let path = res.path;
         let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
-        let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false, fabric: None };
+        let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false, network: None };
         let sent = if machine.uses_messages() {
-            let (Some(path), Some(shm)) = (path, fabric.shm()) else { return Ack::None };
-            let acked = shm.send_messages(now, path, |tx, _| {
+            let (Some(path), Some(near)) = (path, network.near()) else { return Ack::None };
+            let acked = near.send_messages(now, path, |tx, _| {
                 let mut sink = MessageSink { tx, full: false };
                 let sent = machine.poll_ack(now, &mut host, &mut sink);
                 (sent, sink.full)
             });
             if host.res.link.is_none() {
-                host.res.link = shm.link_of(path);
+                host.res.link = near.link_of(path);
             }
             // Where nobody is, nobody asks.
             let (sent, full) = acked.unwrap_or_default();

@@ -6,7 +6,7 @@ use hca_fabric::{QpEnds, TakeBackId};
 use crate::engine::Engine;
 use crate::engine::host::QpHost;
 use crate::limits::{GENERAL_SERVICES, unknown};
-use crate::objects::near::NearWork;
+use crate::objects::direct::DirectWork;
 use crate::objects::qp::{QpEntry, QpRes, RecvQueue, is_near};
 use crate::objects::qp_shared::DESTROYED;
 use crate::objects::tables::Tables;
@@ -30,7 +30,7 @@ impl Engine {
         attr: &QpAttr,
     ) -> Result<Change<()>, DeviceError> {
         let missing = || unknown("queue pair", qp.index);
-        let port_mtu = self.fabric.attr().max_mtu;
+        let port_mtu = self.network.attr().max_mtu;
         let entry = self.core.qps.get(qp.index, qp.generation).ok_or_else(missing)?;
         attr.check(entry.machine.qp_type(), entry.machine.state())?;
         if let Some(mtu) = attr.path_mtu.filter(|m| *m > port_mtu) {
@@ -78,7 +78,7 @@ impl Engine {
                 None
             };
             if reset || attr.av.is_some() {
-                (res.near, res.near_work, res.link) = (None, NearWork::default(), None);
+                (res.direct, res.direct_work, res.link) = (None, DirectWork::default(), None);
                 machine.end_lanes();
             }
             if reset {
@@ -117,7 +117,7 @@ impl Engine {
         let mut res = entry.res;
         if entry.machine.qpn() == GENERAL_SERVICES {
             self.core.general_services = None;
-            if let Some(desk) = self.fabric.desk() {
+            if let Some(desk) = self.network.desk() {
                 desk.read(false);
             }
         }

@@ -48,7 +48,7 @@ impl Engine {
 
     /// Ends a queue pair's dormancy, if it is not to `stay` dormant, and has the queue pair take what waited.
     pub(crate) fn wake(&mut self, now: Instant, qp: QpHandle, stay: bool) {
-        let Self { fabric, core, .. } = self;
+        let Self { network, core, .. } = self;
         let Some(entry) = core.qps.get_mut(qp.index, qp.generation) else { return };
         let called = entry.dormancy == Dormancy::Called;
         if called || !stay {
@@ -67,8 +67,8 @@ impl Engine {
                     core.receive(now, &RxPacket { src, dst, src_port, traffic_class, hop_limit, bytes });
                 }
                 Came::Message { from } => {
-                    if let Some(shm) = fabric.shm() {
-                        take_message(core, shm, now, from, bytes);
+                    if let Some(near) = network.near() {
+                        take_message(core, near, now, from, bytes);
                     }
                 }
             }
@@ -82,6 +82,6 @@ impl Engine {
     }
 }
 
-fn take_message(core: &mut Core, shm: &mut ShmFabric, now: Instant, from: PeerName, bytes: &[u8]) {
-    shm.reach(|reach| core.receive_message(now, from, bytes, reach));
+fn take_message(core: &mut Core, near: &mut ShmFabric, now: Instant, from: PeerName, bytes: &[u8]) {
+    near.reach(|reach| core.receive_message(now, from, bytes, reach));
 }

@@ -7,7 +7,7 @@ use hca_fabric::{Grant, LinkId, Notice, PathId, Revocation, ShmFabric, TakeBack,
 
 use crate::engine::{Core, Engine};
 use crate::limits::slot_of;
-use crate::objects::near::{Near, TakingBack, qp_word};
+use crate::objects::direct::{DirectPeer, TakingBack, qp_word};
 use crate::objects::qp::QpEntry;
 use crate::objects::regions::{Offer, Region};
 
@@ -37,22 +37,22 @@ impl Engine {
     /// Shows peers what a queue pair allows now. What it allows no more does not begin any more, and is not under way
     /// once the take-back is done that this names.
     pub(crate) fn publish_word(&mut self, slot: u32) -> Option<TakeBackId> {
-        self.core.publish_word(slot, self.fabric.shm().filter(|_| self.has_shm)?)
+        self.core.publish_word(slot, self.network.near()?)
     }
 
     /// Ends all direct accesses by way of a queue pair that goes. `None`: none is under way.
     pub(crate) fn withdraw_word(&mut self, qp: QpHandle) -> Option<TakeBackId> {
-        let shm = self.fabric.shm().filter(|_| self.has_shm)?;
+        let near = self.network.near()?;
         self.core.qps.get(qp.index, qp.generation)?;
-        self.core.withdraw(qp.index, 0, shm)
+        self.core.withdraw(qp.index, 0, near)
     }
 
     /// Ends all direct accesses by a key.
     pub(crate) fn begin_revoke(&mut self, key: u32) -> TakeBack {
-        let Some(shm) = self.fabric.shm().filter(|_| self.has_shm) else {
+        let Some(near) = self.network.near() else {
             return TakeBack::Done(Revocation::default());
         };
-        let begun = shm.begin_revoke(key);
+        let begun = near.begin_revoke(key);
         self.core.tables.regions.end_key(key);
         if let TakeBack::Done(done) = &begun {
             report(done);
@@ -65,7 +65,7 @@ impl Engine {
     pub(crate) fn continue_take_back(&mut self, id: TakeBackId) -> Option<Revocation> {
         // Where no turn is made those of turns would never end.
         self.conclude();
-        let done = self.fabric.shm()?.continue_take_back(id);
+        let done = self.network.near()?.continue_take_back(id);
         done.inspect(report)
     }
     /// When a turn looks again whether peers are out of what was taken back.
@@ -79,7 +79,7 @@ impl Engine {
         let core = &self.core;
         // Where memory is not shared, no peer has any.
         let none = core.tables.taken_back.is_empty()
-            && (!self.has_shm || core.words_due.is_empty() && core.taking_back.is_empty());
+            && (!self.network.has_near() || core.words_due.is_empty() && core.taking_back.is_empty());
         if !none {
             self.take_back_now();
         }
@@ -87,19 +87,19 @@ impl Engine {
 
     #[cold]
     fn take_back_now(&mut self) {
-        let Some(shm) = self.fabric.shm() else {
+        let Some(near) = self.network.near() else {
             return self.core.tables.taken_back.clear();
         };
-        self.core.continue_take_backs(shm);
+        self.core.continue_take_backs(near);
         while let Some(slot) = self.core.words_due.pop() {
-            if let Some(id) = self.core.publish_word(slot, shm) {
+            if let Some(id) = self.core.publish_word(slot, near) {
                 let cqs = self.core.qps.at_mut(slot).map(|e| vec![e.res.send_cq, e.res.recv_cq]);
                 self.core.withhold(id, cqs.unwrap_or_default());
             }
         }
         while let Some((key, cq)) = self.core.tables.taken_back.pop() {
             self.core.tables.regions.end_key(key);
-            match shm.begin_revoke(key) {
+            match near.begin_revoke(key) {
                 TakeBack::Done(done) => report(&done),
                 TakeBack::UnderWay(id) => self.core.withhold(id, vec![cq]),
             }
@@ -136,9 +136,9 @@ impl Core {
         self.taking_back.push(TakingBack { id, cqs });
     }
     /// Looks which take-backs of turns are done, and lets completions be shown that waited for them.
-    fn continue_take_backs(&mut self, shm: &mut ShmFabric) {
+    fn continue_take_backs(&mut self, near: &mut ShmFabric) {
         for t in core::mem::take(&mut self.taking_back) {
-            match shm.continue_take_back(t.id) {
+            match near.continue_take_back(t.id) {
                 None => self.taking_back.push(t),
                 Some(done) => {
                     report(&done);
@@ -148,7 +148,7 @@ impl Core {
         }
     }
 
-    fn publish_word(&mut self, slot: u32, shm: &mut ShmFabric) -> Option<TakeBackId> {
+    fn publish_word(&mut self, slot: u32, near: &mut ShmFabric) -> Option<TakeBackId> {
         let entry = self.qps.at_mut(slot)?;
         let now = word_of(entry);
         if now == entry.res.word {
@@ -158,22 +158,22 @@ impl Core {
         self.words = self.words.wrapping_add(1);
         entry.res.words = self.words;
         let word = if now == 0 { 0 } else { word_of(entry) };
-        self.withdraw(slot, word, shm)
+        self.withdraw(slot, word, near)
     }
 
     /// Names the take-back behind which no access under an older word is under way, if there is any.
-    fn withdraw(&mut self, slot: u32, word: u64, shm: &mut ShmFabric) -> Option<TakeBackId> {
+    fn withdraw(&mut self, slot: u32, word: u64, near: &mut ShmFabric) -> Option<TakeBackId> {
         let entry = self.qps.at_mut(slot)?;
-        let older = shm.is_withdrawing(slot);
+        let older = near.is_withdrawing(slot);
         if entry.res.word == word && !older {
             return None;
         }
         let before = core::mem::replace(&mut entry.res.word, word);
-        let link = entry.res.path.filter(|_| before != 0 || older).and_then(|p| shm.link_of(p));
+        let link = entry.res.path.filter(|_| before != 0 || older).and_then(|p| near.link_of(p));
         let done = TakeBack::Done(Revocation::default());
         let published = match link {
-            Some(link) => shm.begin_withdraw_qp_word(link, slot, word),
-            None => shm.set_qp_word(slot, word).map(|()| done),
+            Some(link) => near.begin_withdraw_qp_word(link, slot, word),
+            None => near.set_qp_word(slot, word).map(|()| done),
         };
         match published {
             Ok(TakeBack::UnderWay(id)) => Some(id),
@@ -190,9 +190,9 @@ impl Core {
 
     /// Heeds what a peer says about direct access.
     #[cold]
-    pub(crate) fn heed(&mut self, notice: Notice, shm: &mut ShmFabric) {
+    pub(crate) fn heed(&mut self, notice: Notice, near: &mut ShmFabric) {
         match notice {
-            Notice::GrantAsked { link, key, qpn } => self.answer(link, key, qpn, shm),
+            Notice::GrantAsked { link, key, qpn } => self.answer(link, key, qpn, near),
             Notice::Granted { link, key, grant, granted } => {
                 let region = Region::new(key, grant, &granted);
                 if granted.offered {
@@ -200,12 +200,12 @@ impl Core {
                 } else {
                     self.tables.regions.insert(link, key, region);
                 }
-                let guard = shm.qp_guard(link, slot_of(granted.qpn), granted.qp_word);
-                self.pass_answer(link, granted.qpn, key, guard.map(|g| (g, granted.qp_word)), shm);
+                let guard = near.qp_guard(link, slot_of(granted.qpn), granted.qp_word);
+                self.pass_answer(link, granted.qpn, key, guard.map(|g| (g, granted.qp_word)), near);
             }
             Notice::GrantRefused { link, key, qpn } => {
                 self.tables.regions.refuse(link, key);
-                self.pass_answer(link, qpn, key, None, shm);
+                self.pass_answer(link, qpn, key, None, near);
             }
             Notice::GrantRevoked { link, key, .. } => self.tables.regions.remove(link, key),
             Notice::GrantTaken { link, key } => self.tables.regions.set_offer(link, key, Offer::Taken),
@@ -224,60 +224,60 @@ impl Core {
         qpn: u32,
         key: u32,
         granted: Option<(hca_fabric::QpGuard, u64)>,
-        shm: &mut ShmFabric,
+        near: &mut ShmFabric,
     ) {
         for &(_, slot) in self.near_qps.range((qpn, 0)..=(qpn, u32::MAX)) {
             let res = &mut self.qps.at_mut(slot).expect("who goes leaves the list").res;
-            if res.near.is_none() && res.path.and_then(|p| shm.link_of(p)) == Some(link) {
-                res.near = Some(Near::new(link));
+            if res.direct.is_none() && res.path.and_then(|p| near.link_of(p)) == Some(link) {
+                res.direct = Some(DirectPeer::new(link));
             }
-            if let Some(near) = res.near.as_mut().filter(|n| n.link == link) {
-                near.answered(key, granted, self.tables.regions.now);
+            if let Some(direct) = res.direct.as_mut().filter(|n| n.link == link) {
+                direct.answered(key, granted, self.tables.regions.now);
             }
         }
     }
 
     /// Asks the peer for a region that a queue pair would reach directly, or offers it one to fetch messages from.
     #[cold]
-    pub(crate) fn ask(&mut self, slot: u32, path: PathId, shm: &mut ShmFabric) {
+    pub(crate) fn ask(&mut self, slot: u32, path: PathId, near: &mut ShmFabric) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
-        let work = &mut entry.res.near_work;
+        let work = &mut entry.res.direct_work;
         let (key, offer, process) = (work.key.take(), work.offer.take(), core::mem::take(&mut work.process));
-        let Some(peer) = entry.machine.attr().dest_qpn.filter(|_| shm.shares_memory()) else { return };
-        if entry.res.near.is_none() {
-            entry.res.near = shm.link_of(path).map(Near::new);
+        let Some(peer) = entry.machine.attr().dest_qpn.filter(|_| near.shares_memory()) else { return };
+        if entry.res.direct.is_none() {
+            entry.res.direct = near.link_of(path).map(DirectPeer::new);
         }
-        let Some(near) = &mut entry.res.near else { return };
-        let link = near.link;
+        let Some(direct) = &mut entry.res.direct else { return };
+        let link = direct.link;
         if let Some(key) = key {
-            near.ask(key, peer, &mut self.tables.regions, shm);
+            direct.ask(key, peer, &mut self.tables.regions, near);
         }
         if process {
-            self.offer_process(link, shm);
+            self.offer_process(link, near);
         }
         if let Some(key) = offer {
-            let made = if self.offer(slot, link, key, shm).is_some() { Offer::Made } else { Offer::Vain };
+            let made = if self.offer(slot, link, key, near).is_some() { Offer::Made } else { Offer::Vain };
             self.tables.regions.set_offer(link, key, made);
         }
     }
 
     /// Offers this process to a peer, once.
-    fn offer_process(&mut self, link: LinkId, shm: &mut ShmFabric) {
+    fn offer_process(&mut self, link: LinkId, near: &mut ShmFabric) {
         if !self.tables.regions.has_process(link) {
-            let made = if shm.offer_process(link).is_ok() { Offer::Made } else { Offer::Vain };
+            let made = if near.offer_process(link).is_ok() { Offer::Made } else { Offer::Vain };
             self.tables.regions.set_process(link, made);
         }
     }
 
     /// Offers a region to a peer, for messages to be fetched from. One that peers may access in another way is
     /// not: an offer is for reading only, and seals the memory.
-    fn offer(&mut self, slot: u32, link: LinkId, key: u32, shm: &mut ShmFabric) -> Option<()> {
+    fn offer(&mut self, slot: u32, link: LinkId, key: u32, near: &mut ShmFabric) -> Option<()> {
         let entry = self.qps.at_mut(slot)?;
         let (base, len, iova, access) = self.tables.mrs.region(entry.res.pd, key)?;
         if access.intersects(Access::BY_PEERS - Access::REMOTE_READ) {
             return None;
         }
-        let pages = shm.pages_of(base.addr(), len)?;
+        let pages = near.pages_of(base.addr(), len)?;
         let grant = Grant {
             key,
             qpn: entry.machine.qpn().raw(),
@@ -289,9 +289,9 @@ impl Core {
             pd: entry.res.pd.index,
             qp_word: entry.res.word,
         };
-        match shm.offer(link, &grant) {
+        match near.offer(link, &grant) {
             Ok(()) => {
-                entry.res.near_work.told = entry.res.word;
+                entry.res.direct_work.told = entry.res.word;
                 Some(())
             }
             Err(why) => {
@@ -302,18 +302,18 @@ impl Core {
     }
 
     /// Answers a peer that asks for the region of a key, to be reached through a queue pair of ours.
-    fn answer(&mut self, link: LinkId, key: u32, qpn: u32, shm: &mut ShmFabric) {
-        if self.grant(link, key, qpn, shm).is_none() {
-            shm.refuse_grant(link, key, qpn);
+    fn answer(&mut self, link: LinkId, key: u32, qpn: u32, near: &mut ShmFabric) {
+        if self.grant(link, key, qpn, near).is_none() {
+            near.refuse_grant(link, key, qpn);
         }
     }
 
     /// Grants a region to the peer that this queue pair is connected to, if it may have it; a refusal by the fabric is
     /// told by the fabric.
-    fn grant(&mut self, link: LinkId, key: u32, qpn: u32, shm: &mut ShmFabric) -> Option<()> {
+    fn grant(&mut self, link: LinkId, key: u32, qpn: u32, near: &mut ShmFabric) -> Option<()> {
         let slot = slot_of(qpn);
         let entry = self.qps.at_mut(slot).filter(|e| e.machine.qpn().raw() == qpn && e.res.word != 0)?;
-        if shm.link_of(entry.res.path?) != Some(link) {
+        if near.link_of(entry.res.path?) != Some(link) {
             return None;
         }
         if entry.res.guesses.is_over() {
@@ -326,7 +326,7 @@ impl Core {
             return None;
         };
         let access = access.intersection(Access::BY_PEERS);
-        let pages = shm.pages_of(base.addr(), len);
+        let pages = near.pages_of(base.addr(), len);
         // Memory of the program's own is reached by the kernel, which writes.
         let (offset, access) = match &pages {
             Some(pages) => (base.addr() - pages.addr().addr().get(), access),
@@ -337,11 +337,11 @@ impl Core {
         }
         let (pd, qp_word) = (entry.res.pd.index, entry.res.word);
         if pages.is_none() {
-            self.offer_process(link, shm);
+            self.offer_process(link, near);
         }
         let grant = Grant { key, qpn, offset, pages: pages.as_ref(), len, iova, access, pd, qp_word };
-        match shm.grant(link, &grant) {
-            Ok(()) => self.qps.at_mut(slot)?.res.near_work.told = qp_word,
+        match near.grant(link, &grant) {
+            Ok(()) => self.qps.at_mut(slot)?.res.direct_work.told = qp_word,
             Err(why) => tracing::debug!(%why, "a peer does not reach a region directly"),
         }
         Some(())
@@ -404,11 +404,11 @@ mod tests {
         let (a, b) = (open(), open());
         connect(&a, &b, FIRST, queue_pairs);
         let ask = || {
-            a.shared().control(|Engine { fabric, core, .. }| {
-                let shm = fabric.shm().expect("the network carries messages");
-                let link = shm.link_of(core.qps.at(0)?.res.path?)?;
+            a.shared().control(|Engine { network, core, .. }| {
+                let near = network.near().expect("the network carries messages");
+                let link = near.link_of(core.qps.at(0)?.res.path?)?;
                 let before = core.qps.looks();
-                core.heed(Notice::GrantRefused { link, key: 7, qpn: FIRST + queue_pairs / 2 }, shm);
+                core.heed(Notice::GrantRefused { link, key: 7, qpn: FIRST + queue_pairs / 2 }, near);
                 Some(core.qps.looks() - before)
             })
         };

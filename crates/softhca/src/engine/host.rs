@@ -13,11 +13,11 @@ use hca_transport::{
     RemoteAccessError, SendRequest, Served,
 };
 
+use crate::direct;
+use crate::direct::list::RequestList;
 use crate::memory::dma;
 use crate::memory::mr::Refused;
-use crate::near;
-use crate::near::list::RequestList;
-use crate::objects::near::OwnWord;
+use crate::objects::direct::OwnWord;
 use crate::objects::parts::{each_part, local};
 use crate::objects::qp::{QpRes, RecvQueue};
 use crate::objects::qp_shared::QpShared;
@@ -469,10 +469,10 @@ impl Host for QpHost<'_> {
         let Some(reach) = self.reach.as_mut().filter(|_| self.res.pace.is_none()) else {
             return Direct::Unable;
         };
-        let QpRes { near, near_work: work, sq, send_pd: pd, .. } = &mut *self.res;
+        let QpRes { direct, direct_work: work, sq, send_pd: pd, .. } = &mut *self.res;
         let list = RequestList { sq, index, tables: self.tables, pd: *pd };
         let what = (&request.op.op(), request.len);
-        let done = near::carry_out(near.as_mut(), work, &self.tables.regions, reach, &list, what, behind);
+        let done = direct::carry_out(direct.as_mut(), work, &self.tables.regions, reach, &list, what, behind);
         if !matches!(done, Direct::Again) {
             // Whatever becomes of it, the next request begins at its beginning.
             work.offset = 0;
@@ -482,14 +482,14 @@ impl Host for QpHost<'_> {
 
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
         let own = self.own_word();
-        let QpRes { near, near_work: work, sq, send_pd: pd, pace, .. } = &mut *self.res;
+        let QpRes { direct, direct_work: work, sq, send_pd: pd, pace, .. } = &mut *self.res;
         let h = sq.header_ref(index);
         if h.place != Place::Memory || pace.is_some() {
             return None;
         }
         let regions = &self.tables.regions;
         if let SendOp::Write(remote) = h.op.op()
-            && !near.as_ref().is_some_and(|n| regions.is_not_mapped(n.link, remote.rkey.raw()))
+            && !direct.as_ref().is_some_and(|n| regions.is_not_mapped(n.link, remote.rkey.raw()))
         {
             // It is done directly, once the peer has answered.
             return None;
@@ -499,7 +499,7 @@ impl Host for QpHost<'_> {
         let _ = pieces(entries(sq.cells(index), h), offset, max as usize, |s, _| {
             // What lies in several pieces is sent.
             let at = local(self.tables, *pd, s, Access::empty())?;
-            loan = near::lend(near.as_ref(), work, regions, self.reach.as_ref(), (s, at), own);
+            loan = direct::lend(direct.as_ref(), work, regions, self.reach.as_ref(), (s, at), own);
             Err::<(), LocalError>(LocalError::Length)
         });
         loan
@@ -509,13 +509,13 @@ impl Host for QpHost<'_> {
         let regions = &mut self.tables.regions;
         if regions.may_repeat() {
             regions.note_repeat();
-            self.res.near_work.told = 0;
+            self.res.direct_work.told = 0;
         }
     }
     fn place_loan(&mut self, offset: u32, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
         let from = res.peer_link();
-        let QpRes { near, near_work: work, rq, held, recv_pd: pd, .. } = &mut **res;
+        let QpRes { direct, direct_work: work, rq, held, recv_pd: pd, .. } = &mut **res;
         if let Some(terms) = loan.terms {
             let mut places = Places::default();
             let place = |s: Sge, _: usize| {
@@ -523,13 +523,13 @@ impl Host for QpHost<'_> {
             };
             held_pieces(rq, held, offset, loan.len as usize, place)?;
             // SAFETY: dma (1): as in `scatter`.
-            unsafe { near::fetch_process(from, reach.as_mut(), loan, terms, &places) }?;
+            unsafe { direct::fetch_process(from, reach.as_mut(), loan, terms, &places) }?;
             work.moved += loan.len as usize;
             return Ok(());
         }
         let reach = reach.as_mut().ok_or(LoanError::Gone)?;
         let (mut bracket, from) =
-            near::fetch(near.as_ref(), &tables.regions, reach, loan).ok_or(LoanError::Gone)?;
+            direct::fetch(direct.as_ref(), &tables.regions, reach, loan).ok_or(LoanError::Gone)?;
         let place = |s: Sge, at: usize| {
             each_part(tables, *pd, s, Access::LOCAL_WRITE, |to, part, len| {
                 // SAFETY: dma (1): `local` found the part inside a live region of ours, and we run under the engine's
@@ -545,7 +545,7 @@ impl Host for QpHost<'_> {
     fn write_loan(&mut self, rkey: Rkey, va: u64, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
         let from = res.peer_link();
-        let QpRes { near, near_work: work, pd, .. } = &mut **res;
+        let QpRes { direct, direct_work: work, pd, .. } = &mut **res;
         let to = tables.mrs.translate(*pd, rkey.raw(), va, loan.len.into(), Access::REMOTE_WRITE);
         let to = match to {
             Ok(to) => to,
@@ -568,10 +568,10 @@ impl Host for QpHost<'_> {
             let mut places = Places::default();
             push(&mut places, to, len)?;
             // SAFETY: dma (1): as in `write_remote`.
-            unsafe { near::fetch_process(from, reach.as_mut(), loan, terms, &places) }?;
+            unsafe { direct::fetch_process(from, reach.as_mut(), loan, terms, &places) }?;
         } else {
             let reach = reach.as_mut().ok_or(LoanError::Gone)?;
-            let fetched = near::fetch(near.as_ref(), &tables.regions, reach, loan);
+            let fetched = direct::fetch(direct.as_ref(), &tables.regions, reach, loan);
             let (mut bracket, from) = fetched.ok_or(LoanError::Gone)?;
             // SAFETY: dma (1): as in `write_remote`, and as in `place_loan` where the memory is the peer's.
             unsafe { bracket.read_into(from, to, len) }.map_err(|_| LoanError::Gone)?;
@@ -580,20 +580,20 @@ impl Host for QpHost<'_> {
         Ok(())
     }
     fn lend_remote(&mut self, rkey: Rkey, va: u64, max: u32) -> Option<Loan> {
-        if max < near::PROCESS_READ_MIN || self.res.pace.is_some() {
+        if max < direct::PROCESS_READ_MIN || self.res.pace.is_some() {
             return None;
         }
         let own = self.own_word();
-        let QpRes { near, near_work: work, pd, .. } = &mut *self.res;
+        let QpRes { direct, direct_work: work, pd, .. } = &mut *self.res;
         let key = rkey.raw();
         let at = self.tables.mrs.translate(*pd, key, va, max.into(), Access::REMOTE_READ).ok()?;
-        let (near, reach) = (near.as_ref(), self.reach.as_ref());
-        near::lend_process(near, work, &self.tables.regions, reach, (key, at, max), own)
+        let (direct, reach) = (direct.as_ref(), self.reach.as_ref());
+        direct::lend_process(direct, work, &self.tables.regions, reach, (key, at, max), own)
     }
     fn scatter_loan(&mut self, index: u32, offset: u32, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
         let from = res.peer_link();
-        let QpRes { near_work: work, sq, send_pd: pd, .. } = &mut **res;
+        let QpRes { direct_work: work, sq, send_pd: pd, .. } = &mut **res;
         // Memory that is granted is read by the request itself.
         let terms = loan.terms.ok_or(LoanError::Bad)?;
         let mut places = Places::default();
@@ -602,7 +602,7 @@ impl Host for QpHost<'_> {
         };
         pieces(entries(sq.cells(index), sq.header_ref(index)), offset, loan.len as usize, place)?;
         // SAFETY: dma (1): as in `scatter`.
-        unsafe { near::fetch_process(from, reach.as_mut(), loan, terms, &places) }?;
+        unsafe { direct::fetch_process(from, reach.as_mut(), loan, terms, &places) }?;
         work.moved += loan.len as usize;
         Ok(())
     }

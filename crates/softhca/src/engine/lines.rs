@@ -51,8 +51,8 @@ impl Engine {
         if !self.core.ready.is_empty() || !bell.is_empty() {
             return false;
         }
-        let Some(shm) = self.fabric.shm() else { return false };
-        self.core.send_line(qp, shm, (payload, len), queue).is_some()
+        let Some(near) = self.network.near() else { return false };
+        self.core.send_line(qp, near, (payload, len), queue).is_some()
     }
 }
 
@@ -102,7 +102,7 @@ impl Core {
     fn send_line(
         &mut self,
         qp: QpHandle,
-        shm: &mut ShmFabric,
+        near: &mut ShmFabric,
         (payload, len): (Payload<'_>, u32),
         queue: &mut Producer<SendHeader>,
     ) -> Option<()> {
@@ -115,7 +115,7 @@ impl Core {
         }
         let mut message = LineMessage::new(lane.head(), len as usize);
         gather_posted(payload, res, &self.tables, message.data_mut())?;
-        let mut tx = shm.line_tx(res.link?)?;
+        let mut tx = near.line_tx(res.link?)?;
         if !tx.push(&mut message) {
             return None;
         }
@@ -133,13 +133,13 @@ impl Core {
     /// As [`send_lines`], by who has just posted, without the engine's lists. `true`: nothing is left of what was
     /// posted.
     #[inline]
-    pub(super) fn send_posted_lines(&mut self, qp: QpHandle, shm: &mut ShmFabric) -> bool {
+    pub(super) fn send_posted_lines(&mut self, qp: QpHandle, near: &mut ShmFabric) -> bool {
         let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
         // What a pace may hold up is for a turn.
         if entry.res.pace.is_some() {
             return false;
         }
-        let Sent { is_all, is_due, .. } = send_lines(entry, &self.tables, self.now, shm, usize::MAX);
+        let Sent { is_all, is_due, .. } = send_lines(entry, &self.tables, self.now, near, usize::MAX);
         if is_due {
             self.settle(qp.index);
         }
@@ -164,13 +164,13 @@ pub(super) fn send_lines(
     entry: &mut QpEntry,
     tables: &Tables,
     now: Instant,
-    shm: &mut ShmFabric,
+    near: &mut ShmFabric,
     max: usize,
 ) -> Sent {
     let mut sent = Sent::default();
     let QpEntry { machine, res, ack_since, timer, .. } = entry;
     let Some(mut lane) = machine.lane_to_send() else { return sent };
-    let Some(mut tx) = res.link.and_then(|link| shm.line_tx(link)) else { return sent };
+    let Some(mut tx) = res.link.and_then(|link| near.line_tx(link)) else { return sent };
     let posted = res.sq.refresh();
     let mut message = LineMessage::new(lane.head(), 0);
     while lane.next() != posted && sent.count < max && lane.has_credit() {

@@ -53,7 +53,7 @@ impl Engine {
     }
     pub(crate) fn open_path(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, DeviceError> {
         let av = with_traffic_class(av);
-        self.fabric.open_path_of(&av, ends).map_err(|e| no_path(av.dgid, e))
+        self.network.open_path_of(&av, ends).map_err(|e| no_path(av.dgid, e))
     }
     /// The path of a queue pair, and its peer if messages go by it. `as_before`: it is connected, in this way.
     pub(crate) fn open_path_of(
@@ -63,12 +63,12 @@ impl Engine {
         av: &AddressVector,
         as_before: Option<bool>,
     ) -> Result<(PathId, Option<PeerName>), DeviceError> {
-        let near_too = self.has_shm && Qp::may_use_messages(qp_type) && as_before != Some(false);
+        let near_too = self.network.has_near() && Qp::may_use_messages(qp_type) && as_before != Some(false);
         if let Some(peer) = ends.peer.filter(|_| near_too) {
             self.part_from_predecessor(now, av.dgid.ip(), peer);
             let av = with_traffic_class(av);
-            if let Some(path) = self.fabric.open_messages(&av, peer).map_err(|e| no_path(av.dgid, e))? {
-                return Ok((path, self.fabric.shm().and_then(|shm| shm.peer_of(path))));
+            if let Some(path) = self.network.open_messages(&av, peer).map_err(|e| no_path(av.dgid, e))? {
+                return Ok((path, self.network.near().and_then(|near| near.peer_of(path))));
             }
         }
         if as_before == Some(true) {
@@ -78,9 +78,9 @@ impl Engine {
         Ok((self.open_path(av, ends)?, None))
     }
     pub(crate) fn close_path(&mut self, path: PathId, messages: bool) {
-        match self.fabric.shm().filter(|_| messages) {
-            Some(shm) => shm.close_path(path),
-            None => self.fabric.close_path(path),
+        match self.network.near().filter(|_| messages) {
+            Some(near) => near.close_path(path),
+            None => self.network.close_path(path),
         }
     }
     pub(crate) fn cq(&mut self, cq: CqHandle) -> Result<&mut CqEntry, DeviceError> {
@@ -124,13 +124,13 @@ impl Engine {
     pub(crate) fn next_qp(&self, number: Option<Qpn>) -> Result<(QpHandle, Qpn), DeviceError> {
         let vacant = self.core.qps.vacant();
         let (index, generation) = vacant.ok_or_else(|| limit("queue pair", &self.core.qps))?;
-        let generation_of_number = self.fabric.attr().qpn_slot.map_or(generation, u32::from);
+        let generation_of_number = self.network.attr().qpn_slot.map_or(generation, u32::from);
         let qpn = number.unwrap_or(qpn_of(index, generation_of_number));
         Ok((QpHandle { index, generation }, qpn))
     }
     /// Adds the [next](Self::next_qp) queue pair.
     pub(crate) fn insert_qp(&mut self, qp_type: QpType, qpn: Qpn, res: QpRes) {
-        let attr = self.fabric.attr();
+        let attr = self.network.attr();
         let machine = Qp::new(&QpConfig {
             qp_type,
             qpn,

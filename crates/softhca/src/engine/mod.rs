@@ -10,9 +10,9 @@ pub(crate) mod host;
 mod lines;
 mod lookup;
 mod multicast;
+pub(crate) mod near;
 mod parts;
 mod rd;
-pub(crate) mod shm;
 mod xrc;
 
 use core::cmp::Reverse;
@@ -22,7 +22,7 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use hca_core::wire::Packet;
 use hca_core::{AhHandle, Instant, QpHandle, QpState, QpType, Qpn};
-use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, TxBatch};
+use hca_fabric::{PathId, RxBudget, RxPacket, TxBatch};
 use hca_transport::{InPlace, RxMeta, TxSink};
 use hca_turn_lock::Barrier;
 
@@ -31,9 +31,9 @@ use crate::counters::EngineCounters;
 use crate::engine::host::QpHost;
 use crate::limits::{GENERAL_SERVICES, slot_of};
 use crate::network::Network;
+use crate::objects::direct::TakingBack;
 use crate::objects::dormant::{Dormancy, DormantQps};
 use crate::objects::groups::Groups;
-use crate::objects::near::TakingBack;
 use crate::objects::pace::Paced;
 use crate::objects::qp::{QpEntry, is_near};
 use crate::objects::qp_shared::{QpShared, encode_state};
@@ -91,10 +91,8 @@ pub(crate) enum AckRule {
 }
 
 pub(crate) struct Engine {
-    pub(crate) fabric: Network,
+    pub(crate) network: Network,
     tx: TxBatch,
-    /// The fabric carries messages too.
-    pub(crate) has_shm: bool,
     /// Peers on this machine may reach this one's memory, and it theirs.
     pub(crate) shares_memory: bool,
     /// Short turns until a whole one is due, and how many there are from one to the next.
@@ -162,8 +160,8 @@ struct Sink<'a> {
     path: Option<PathId>,
     ahs: &'a Slab<Ah>,
     full: bool,
-    /// The network, which may take payloads from where they lie.
-    fabric: Option<&'a dyn Fabric>,
+    /// The network, if payloads may be taken from where they lie.
+    network: Option<&'a Network>,
 }
 
 #[allow(unsafe_code)] // a packet is lent its payload
@@ -185,7 +183,7 @@ impl TxSink for Sink<'_> {
     }
     #[inline]
     fn in_place_from(&self) -> Option<u32> {
-        self.fabric?.sends_in_place_from()
+        self.network?.sends_in_place_from()
     }
     #[inline]
     fn commit_in_place(&mut self, at: usize, payload: InPlace) {
@@ -198,14 +196,12 @@ impl TxSink for Sink<'_> {
 }
 
 impl Engine {
-    pub(crate) fn new(mut fabric: Network, qps: Slab<Box<QpEntry>>, tables: Tables, ahs: Slab<Ah>) -> Self {
-        let shares = fabric.shm().map(|shm| {
-            shm.leave_to_recv_all();
-            (shm.shares_memory(), if shm.is_alone() { SHORT_TURNS.0 } else { SHORT_TURNS.1 })
-        });
+    pub(crate) fn new(mut network: Network, qps: Slab<Box<QpEntry>>, tables: Tables, ahs: Slab<Ah>) -> Self {
+        let shares = network
+            .near()
+            .map(|near| (near.shares_memory(), if near.is_alone() { SHORT_TURNS.0 } else { SHORT_TURNS.1 }));
         Self {
-            fabric,
-            has_shm: shares.is_some(),
+            network,
             shares_memory: shares.is_some_and(|s| s.0),
             short_turns: 0,
             short_turns_in_a_row: shares.map_or(0, |s| s.1),
@@ -262,9 +258,9 @@ impl Engine {
     /// Takes what arrived. Returns whether anything did.
     #[inline]
     fn receive(&mut self, now: Instant, budget: RxBudget) -> bool {
-        let mut packets = if self.has_shm { self.receive_shm(now, budget) } else { 0 };
+        let mut packets = if self.network.has_near() { self.receive_near(now, budget) } else { 0 };
         let core = &mut self.core;
-        packets += self.fabric.recv(now, budget, &mut |p| core.receive(now, p)).packets;
+        packets += self.network.recv_packets(now, budget, &mut |p| core.receive(now, p)).packets;
         core.settle_touched(None);
         core.arrived |= packets > 0;
         packets > 0
@@ -315,7 +311,7 @@ impl Engine {
     pub(crate) fn deadline_of_late_timers(&self, late: Duration) -> Option<Instant> {
         let timer = self.core.timers.peek().map(|t| t.0.0 + late);
         let paced = self.core.paced.opens_at();
-        [timer, paced, self.fabric.next_deadline(), self.sends_at(), self.takes_back_at()]
+        [timer, paced, self.network.next_deadline(), self.sends_at(), self.takes_back_at()]
             .into_iter()
             .flatten()
             .min()
@@ -338,7 +334,7 @@ impl Engine {
         }
         let blocked = core.ready_blocked > 0 || core.acks_blocked > 0 || !self.tx.is_empty();
         // Messages leave nothing in the batch. In a simulation who waits for a call may not sleep where it is heard.
-        let is_called = self.has_shm && self.real_time && self.tx.is_empty();
+        let is_called = self.network.has_near() && self.real_time && self.tx.is_empty();
         blocked.then(|| core.now + if is_called { CALLED_RETRY } else { FULL_RETRY })
     }
 
@@ -350,7 +346,7 @@ impl Engine {
     }
     #[inline(never)]
     fn send_batch(&mut self, now: Instant) {
-        self.fabric.send(now, &mut self.tx);
+        self.network.send(now, &mut self.tx);
         // Packets that stay in the batch may wait for longer than their memory is there.
         self.tx.take_in();
     }
@@ -367,7 +363,7 @@ impl Engine {
             return 0;
         }
         let before = self.tx.len_bytes();
-        let (full, by_messages) = core.transmit_slot(now, slot, &mut self.tx, &mut *self.fabric);
+        let (full, by_messages) = core.transmit_slot(now, slot, &mut self.tx, &mut self.network);
         let made = self.tx.len_bytes() - before + by_messages;
         if full {
             self.send(now);
@@ -382,7 +378,7 @@ impl Engine {
         self.core.ready_blocked = 0;
         while !self.core.ready.is_empty() && spent < TURN_BYTES {
             let before = self.tx.len_bytes();
-            let (full, by_messages) = self.core.transmit_round(now, &mut self.tx, &mut *self.fabric);
+            let (full, by_messages) = self.core.transmit_round(now, &mut self.tx, &mut self.network);
             let made = self.tx.len_bytes() - before + by_messages;
             spent += made;
             if full || self.core.ready.is_empty() {
@@ -605,7 +601,7 @@ impl Core {
     }
 
     /// Every ready queue pair once. Returns whether the batch is full, and the bytes that left by messages.
-    fn transmit_round(&mut self, now: Instant, tx: &mut TxBatch, fabric: &mut dyn Fabric) -> (bool, usize) {
+    fn transmit_round(&mut self, now: Instant, tx: &mut TxBatch, network: &mut Network) -> (bool, usize) {
         let mut by_messages = 0;
         for _ in 0..self.ready.len() {
             if self.ready_grouped == 0 {
@@ -617,7 +613,7 @@ impl Core {
             }
             let Some(slot) = self.ready.pop_front() else { break };
             self.ready_grouped -= 1;
-            let (full, bytes) = self.transmit_slot(now, slot, tx, fabric);
+            let (full, bytes) = self.transmit_slot(now, slot, tx, network);
             by_messages += bytes;
             if full {
                 return (true, by_messages);
@@ -633,7 +629,7 @@ impl Core {
         now: Instant,
         slot: u32,
         tx: &mut TxBatch,
-        fabric: &mut dyn Fabric,
+        network: &mut Network,
     ) -> (bool, usize) {
         let Some(entry) = self.qps.at_mut(slot) else { return (false, 0) };
         let mut burst = BURST_PACKETS;
@@ -647,12 +643,12 @@ impl Core {
         }
         entry.ready = false;
         if entry.machine.uses_messages() {
-            return (false, self.transmit_messages(now, slot, burst, fabric));
+            return (false, self.transmit_messages(now, slot, burst, network));
         }
         let QpEntry { machine, res, .. } = &mut **entry;
         let (path, before) = (res.path, tx.len_bytes());
         let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
-        let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false, fabric: Some(&*fabric) };
+        let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false, network: Some(network) };
         let sent = machine.poll_transmit(now, &mut host, &mut sink, burst);
         if sent > 0
             && !sink.full

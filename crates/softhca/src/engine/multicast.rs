@@ -24,7 +24,7 @@ impl Engine {
                 "this is no group's address: give an IP multicast address, as 239.1.2.3 or ff0e::1:2",
             );
         }
-        if address.is_ipv4() != self.fabric.attr().local.is_ipv4() {
+        if address.is_ipv4() != self.network.attr().local.is_ipv4() {
             return refused("the group is of another IP version than this port's GID");
         }
         if entry.machine.qp_type() != QpType::Ud {
@@ -49,7 +49,7 @@ impl Engine {
             return Ok(());
         }
         let network =
-            self.fabric.groups().ok_or(DeviceError::Unsupported { what: "multicast on its network" })?;
+            self.network.groups().ok_or(DeviceError::Unsupported { what: "multicast on its network" })?;
         if count == network.limit() as usize {
             return Err(DeviceError::LimitReached { what: "multicast group", limit: network.limit().into() });
         }
@@ -75,7 +75,7 @@ impl Engine {
         members.remove(at);
         if members.is_empty() {
             self.core.groups.0.remove(&group);
-            if let Some(network) = self.fabric.groups() {
+            if let Some(network) = self.network.groups() {
                 network.leave(group);
             }
         }

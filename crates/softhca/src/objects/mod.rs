@@ -1,9 +1,9 @@
 //! The adapter's objects: their tables, queue pairs and their parts, and what is known of peers on this machine.
 
+pub(crate) mod direct;
 pub(crate) mod dormant;
 pub(crate) mod groups;
 pub(crate) mod machine;
-pub(crate) mod near;
 pub(crate) mod pace;
 pub(crate) mod parts;
 pub(crate) mod qp;

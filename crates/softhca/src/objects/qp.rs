@@ -6,9 +6,9 @@ use hca_core::{PdHandle, QpCap, QpInfo};
 use hca_fabric::{LinkId, PathId, PeerName};
 use hca_transport::Count;
 
+use crate::objects::direct::{DirectPeer, DirectWork};
 use crate::objects::dormant::Dormancy;
 use crate::objects::machine::Machine;
-use crate::objects::near::{Near, NearWork};
 use crate::objects::pace::Pace;
 use crate::objects::qp_shared::QpShared;
 use crate::objects::rd::{ContextRecv, Rd};
@@ -53,8 +53,8 @@ pub(crate) struct QpRes {
     /// The name of its peer, where messages go by its path.
     pub(crate) near_peer: Option<PeerName>,
     /// A peer on this machine that has been met.
-    pub(crate) near: Option<Near>,
-    pub(crate) near_work: NearWork,
+    pub(crate) direct: Option<DirectPeer>,
+    pub(crate) direct_work: DirectWork,
     /// The peer's number by which the engine lists it, if its peer may be on this machine.
     pub(crate) listed: Option<u32>,
     /// The link by which its messages come and go, once one has.
@@ -63,7 +63,7 @@ pub(crate) struct QpRes {
     pub(crate) word: u64,
     pub(crate) words: u32,
     /// Keys that its peer asked for and that never were.
-    pub(crate) guesses: crate::objects::near::Guesses,
+    pub(crate) guesses: crate::objects::direct::Guesses,
     /// The rate at which it sends, where that is limited.
     pub(crate) pace: Option<Arc<Pace>>,
     /// What was counted for it alone.
@@ -73,7 +73,7 @@ pub(crate) struct QpRes {
 impl QpRes {
     /// The link to its peer on this machine, also where it has asked that for nothing itself.
     pub(crate) fn peer_link(&self) -> Option<LinkId> {
-        self.near.as_ref().map(|near| near.link).or(self.link)
+        self.direct.as_ref().map(|direct| direct.link).or(self.link)
     }
     /// Those of a queue pair in RESET. `pds`: its protection domain, and that of its receive requests. `cqs`: where
     /// sends and receives complete.
@@ -102,13 +102,13 @@ impl QpRes {
             path: None,
             peer: None,
             near_peer: None,
-            near: None,
-            near_work: NearWork::default(),
+            direct: None,
+            direct_work: DirectWork::default(),
             listed: None,
             link: None,
             word: 0,
             words: 0,
-            guesses: crate::objects::near::Guesses::default(),
+            guesses: crate::objects::direct::Guesses::default(),
             pace: None,
             counts: [0; Count::COUNT],
         }

@@ -2,7 +2,7 @@
 
 use hca_core::{PdHandle, QpType};
 
-use crate::objects::near::PostersLane;
+use crate::objects::direct::PostersLane;
 use crate::objects::qp_shared::QpShared;
 use crate::queues::ring::Producer;
 use crate::queues::slot::SendHeader;

@@ -7,8 +7,8 @@ use hca_core::{
 };
 use hca_fabric::LINE_DATA_BYTES;
 
+use crate::direct::ops::{self, Op};
 use crate::drive::shared::{EngineGuard, Shared};
-use crate::near::ops::{self, Op};
 use crate::objects::qp_shared::{decode_state, encode_state};
 use crate::objects::send_queue::SendQueue;
 use crate::ports::batch;

@@ -52,7 +52,7 @@ fn again(open: impl Fn() -> Result<AutoFabric, OpenError>) -> AutoFabric {
     loop {
         match open() {
             Ok(mut f) => {
-                if f.shm().is_some() {
+                if f.near().is_some() {
                     return f;
                 }
             }
@@ -84,7 +84,7 @@ impl ShmSink for Inbox {
 /// A turn as an adapter takes it, at this time.
 fn turn_at(now: Instant, f: &mut AutoFabric, inbox: &mut Inbox) {
     let budget = RxBudget { packets: 512, bytes: 1 << 18 };
-    f.shm().unwrap().recv_all(now, budget, inbox);
+    f.near().unwrap().recv_all(now, budget, inbox);
     f.recv(now, budget, &mut |p| panic!("a packet of {}", p.src));
 }
 fn turn(f: &mut AutoFabric, inbox: &mut Inbox) {
@@ -121,13 +121,13 @@ fn two_adapters_of_a_machine_exchange_messages_once_both_have_proved_their_addre
     let to_b = messages_to(&mut a, there).expect("it listens");
     let to_a = messages_to(&mut b, here).expect("it listens");
     let message = packet(7, 40);
-    assert_eq!(say(now(), a.shm().unwrap(), to_b, &message), Some(false), "nothing leaves before the proof");
+    assert_eq!(say(now(), a.near().unwrap(), to_b, &message), Some(false), "nothing leaves before the proof");
     let (mut at_a, mut at_b) = (Inbox::default(), Inbox::default());
     let start = Clock::now();
     let (mut a_said, mut b_said) = (false, false);
     while at_a.0.is_empty() || at_b.0.is_empty() {
         for (f, path, said) in [(&mut a, to_b, &mut a_said), (&mut b, to_a, &mut b_said)] {
-            *said = *said || say(now(), f.shm().unwrap(), path, &message) == Some(true);
+            *said = *said || say(now(), f.near().unwrap(), path, &message) == Some(true);
         }
         turn(&mut a, &mut at_a);
         turn(&mut b, &mut at_b);
@@ -137,7 +137,7 @@ fn two_adapters_of_a_machine_exchange_messages_once_both_have_proved_their_addre
     assert_eq!(at_a.0, [(alone(there), message)]);
     assert_eq!((count(&a, "paths_by_shm"), count(&a, "paths_by_udp")), (1, 0));
     assert_eq!((count(&a, "shm_peers_linked"), count(&a, "shm_peers_not_proven")), (1, 0));
-    assert_eq!(a.shm().unwrap().meetings.greetings + b.shm().unwrap().meetings.greetings, 0);
+    assert_eq!(a.near().unwrap().meetings.greetings + b.near().unwrap().meetings.greetings, 0);
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn an_adapter_whose_name_is_taken_sends_packets() {
     // In the moment in which its port is there and its name is not.
     let squatter = squat(there);
     let mut b = AutoFabric::beside(holder, &small()).unwrap();
-    assert!(b.shm().is_none());
+    assert!(b.near().is_none());
     let note = b.attr().notes.iter().find(|n| n.0 == "local peers").unwrap();
     assert!(note.1.starts_with("by UDP"), "{note:?}");
     let (here, mut a) = auto();
@@ -220,7 +220,7 @@ fn an_adapter_whose_name_is_taken_sends_packets() {
     drop((squatter, b));
     let start = Clock::now();
     // Where nobody listens any more, which may come later than the drop (see `again`), the listener is forgotten.
-    while !a.shm().unwrap().meetings.impostors.is_empty() {
+    while !a.near().unwrap().meetings.impostors.is_empty() {
         assert_eq!(messages_to(&mut a, there), None);
         assert!(start.elapsed() < Duration::from_secs(20), "somebody listens there");
     }
@@ -244,12 +244,12 @@ fn finds_an_impostor(a: &mut AutoFabric, there: IpAddr, mut act: impl FnMut(Inst
         let now = begin + Duration::from_millis(ms);
         act(now);
         turn_at(now, a, &mut inbox);
-        let sent = say(now, a.shm().unwrap(), path, &packet(1, 40));
+        let sent = say(now, a.near().unwrap(), path, &packet(1, 40));
         assert_ne!(sent, Some(true), "an impostor is sent a message");
         assert!(inbox.0.is_empty(), "an impostor's message is taken");
         if count(a, "shm_peers_not_proven") > before {
-            assert_eq!(a.shm().unwrap().next_gone(), Some(alone(there)));
-            assert_eq!(a.shm().unwrap().meetings.greetings, 0);
+            assert_eq!(a.near().unwrap().next_gone(), Some(alone(there)));
+            assert_eq!(a.near().unwrap().meetings.greetings, 0);
             return;
         }
     }
@@ -306,7 +306,7 @@ fn who_comes_to_the_address_of_one_that_has_gone_is_met_anew() {
             assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
         }
         let left = packet(round as u32, 40);
-        assert_eq!(say(now(), b.shm().unwrap(), to_a, &left), Some(true));
+        assert_eq!(say(now(), b.near().unwrap(), to_a, &left), Some(true));
         drop(b);
         b = again(|| auto_at(there));
         // The new one connects before the end of the first was looked for, on every other round.
@@ -315,14 +315,14 @@ fn who_comes_to_the_address_of_one_that_has_gone_is_met_anew() {
         }
         let (mut last, mut gone) = (Inbox::default(), None);
         let start = Clock::now();
-        while a.shm().unwrap().is_predecessor_leaving(there, PEER) || gone.is_none() {
+        while a.near().unwrap().is_predecessor_leaving(there, PEER) || gone.is_none() {
             turn(&mut a, &mut last);
-            gone = gone.or(a.shm().unwrap().next_gone());
+            gone = gone.or(a.near().unwrap().next_gone());
             assert!(start.elapsed() < Duration::from_secs(20), "it does not part");
         }
         assert_eq!(last.0, [(alone(there), left)], "what the first one left is taken");
         assert_eq!(gone, Some(alone(there)));
-        a.shm().unwrap().close_path(to_b);
+        a.near().unwrap().close_path(to_b);
     }
 }
 
@@ -341,7 +341,7 @@ fn name(f: &AutoFabric) -> PeerName {
 /// Opens a path to a queue pair, and says who has it.
 fn peer_of(f: &mut AutoFabric, address: IpAddr, qpn: Qpn) -> Option<PeerName> {
     let path = f.open_messages(&av(address), qpn).unwrap()?;
-    f.shm().unwrap().peer_of(path)
+    f.near().unwrap().peer_of(path)
 }
 
 /// Each of these adapters says a number to each other one, by the path to its queue pair.
@@ -352,7 +352,7 @@ fn all_exchange(all: &mut [(AutoFabric, Qpn)]) {
     for (from, (f, _)) in all.iter_mut().enumerate() {
         for (to, (address, qpn)) in ends.iter().enumerate().filter(|(to, _)| *to != from) {
             let path = f.open_messages(&av(*address), *qpn).unwrap().expect("it listens");
-            assert_eq!(f.shm().unwrap().peer_of(path), Some(names[to]));
+            assert_eq!(f.near().unwrap().peer_of(path), Some(names[to]));
             waiting.push((from, to, path));
         }
     }
@@ -361,7 +361,7 @@ fn all_exchange(all: &mut [(AutoFabric, Qpn)]) {
     while inboxes.iter().any(|inbox| inbox.0.len() < names.len() - 1) {
         waiting.retain(|&(from, to, path)| {
             let message = packet((from * 16 + to) as u32, 40);
-            say(now(), all[from].0.shm().unwrap(), path, &message) != Some(true)
+            say(now(), all[from].0.near().unwrap(), path, &message) != Some(true)
         });
         for ((f, _), inbox) in all.iter_mut().zip(&mut inboxes) {
             turn(f, inbox);
@@ -425,12 +425,12 @@ fn a_member_in_another_ones_slot_proves_nothing() {
         }
         turn_at(now, &mut a, &mut inbox);
         assert_ne!(
-            say(now, a.shm().unwrap(), path, &packet(1, 40)),
+            say(now, a.near().unwrap(), path, &packet(1, 40)),
             Some(true),
             "an impostor is sent a message"
         );
         if count(&a, "shm_peers_not_proven") > 0 {
-            assert_eq!(a.shm().unwrap().next_gone(), Some(of_victim));
+            assert_eq!(a.near().unwrap().next_gone(), Some(of_victim));
             return;
         }
     }
@@ -446,8 +446,8 @@ fn who_comes_to_the_slot_of_one_that_has_gone_is_met_anew() {
         let mut b = again(|| shared_at(at));
         let (of_a, of_b) = (qp_of(&a), qp_of(&b));
         let start = Clock::now();
-        let is_linked = |a: &mut AutoFabric| a.shm().unwrap().links.find(name(&b)).is_some();
-        while a.shm().unwrap().is_predecessor_leaving(at, of_b) || is_linked(&mut a) {
+        let is_linked = |a: &mut AutoFabric| a.near().unwrap().links.find(name(&b)).is_some();
+        while a.near().unwrap().is_predecessor_leaving(at, of_b) || is_linked(&mut a) {
             turn(&mut a, &mut Inbox::default());
             assert!(start.elapsed() < Duration::from_secs(20), "it does not part");
         }
@@ -477,7 +477,7 @@ fn an_old_link_of_a_slot_goes_before_its_successor_is_met() {
     drop(b);
     let _successor = again(|| shared_at(at));
     // The end of the first one is seen by the question alone, without a turn.
-    let (shm, start) = (a.shm().unwrap(), Clock::now());
+    let (shm, start) = (a.near().unwrap(), Clock::now());
     loop {
         shm.is_predecessor_leaving(at, of_b);
         let link = shm.links.find(PeerName::new(at, Some((of_b.raw() >> 16) as u8)));

@@ -3,10 +3,12 @@
 use core::net::IpAddr;
 
 use hca_core::{Access, AhHandle, Instant, Payload, QpHandle, Qpn, SendFlags, SendWr};
-use hca_fabric::{Fabric, Found, Glance, PeerName, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
+use hca_fabric::{Found, Glance, PeerName, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
 use hca_transport::TxSink;
 
 use crate::clock;
+use crate::direct::list::Piece;
+use crate::direct::ops::Op;
 use crate::engine::host::QpHost;
 use crate::engine::lines::send_lines;
 use crate::engine::{
@@ -14,11 +16,10 @@ use crate::engine::{
     TURN_PACKETS,
 };
 use crate::limits::slot_of;
-use crate::near::list::Piece;
-use crate::near::ops::Op;
+use crate::network::Network;
+use crate::objects::direct::PostersLane;
 use crate::objects::dormant::Dormancy;
 use crate::objects::machine::Machine;
-use crate::objects::near::PostersLane;
 use crate::objects::parts::local;
 use crate::objects::qp::QpEntry;
 use crate::objects::qp_shared::QpShared;
@@ -82,15 +83,15 @@ impl ShmSink for Arrivals<'_> {
 impl Engine {
     /// Takes what came by shared memory. Returns the packets and messages.
     #[inline(never)]
-    pub(super) fn receive_shm(&mut self, now: Instant, budget: RxBudget) -> usize {
-        let Some(shm) = self.fabric.shm() else { return 0 };
+    pub(super) fn receive_near(&mut self, now: Instant, budget: RxBudget) -> usize {
+        let Some(near) = self.network.near() else { return 0 };
         let core = &mut self.core;
-        let packets = shm.recv_all(now, budget, &mut Arrivals { core, now }).packets;
-        while let Some(peer) = shm.next_gone() {
+        let packets = near.recv_all(now, budget, &mut Arrivals { core, now }).packets;
+        while let Some(peer) = near.next_gone() {
             core.peer_gone(peer);
         }
-        while let Some(notice) = shm.next_notice() {
-            core.heed(notice, shm);
+        while let Some(notice) = near.next_notice() {
+            core.heed(notice, near);
         }
         packets
     }
@@ -101,7 +102,7 @@ impl Engine {
         let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
         // What it left in its ring is taken, in so many pieces at most.
         for _ in 0..MAX_PIECES {
-            if !self.fabric.shm().is_some_and(|shm| shm.is_predecessor_leaving(peer, qpn)) {
+            if !self.network.near().is_some_and(|near| near.is_predecessor_leaving(peer, qpn)) {
                 break;
             }
             self.receive(now, budget);
@@ -122,15 +123,15 @@ impl Engine {
             return self.begin_short_turns();
         }
         self.short_turns -= 1;
-        let Some(shm) = self.fabric.shm() else { return Look::All };
-        if let Some(ring) = shm.look() {
+        let Some(near) = self.network.near() else { return Look::All };
+        if let Some(ring) = near.look() {
             return Look::Ring(ring);
         }
-        if !shm.polls_rings() {
+        if !near.polls_rings() {
             self.short_turns = 0;
             return Look::All;
         }
-        if !(self.core.ready.is_empty() && self.core.acks.is_empty()) || shm.is_called() {
+        if !(self.core.ready.is_empty() && self.core.acks.is_empty()) || near.is_called() {
             return Look::Near;
         }
         if self.real_time { Look::Nothing } else { Look::All }
@@ -139,9 +140,9 @@ impl Engine {
     /// are left until a whole turn is due, none where the glance shows nothing, and when the last one began, in ticks.
     #[inline]
     pub(crate) fn renew_glance(&mut self, glance: &mut Glance) -> (u32, u32) {
-        let looks = if !(self.real_time && self.rests() && self.fabric.renew_glance(glance)) {
+        let looks = if !(self.real_time && self.rests() && self.network.renew_glance(glance)) {
             0
-        } else if self.has_shm {
+        } else if self.network.has_near() {
             self.short_turns
         } else {
             SHORT_TURNS.0
@@ -160,7 +161,7 @@ impl Engine {
     #[inline(always)]
     pub(crate) fn lines_turn(&mut self, ring: Found, acks: AckRule) -> Option<bool> {
         self.core.turn += 1;
-        let found = self.fabric.shm()?.take_lines(ring, TURN_LINES, &mut self.core);
+        let found = self.network.near()?.take_lines(ring, TURN_LINES, &mut self.core);
         if found.taken == 0 {
             return self.near_turn(acks);
         }
@@ -174,7 +175,7 @@ impl Engine {
         self.core.turn += 1;
         let now = self.core.now;
         let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
-        let received = self.receive_shm(now, budget) > 0;
+        let received = self.receive_near(now, budget) > 0;
         self.core.settle_touched(None);
         if !self.core.ready.is_empty() {
             self.transmit(now);
@@ -192,8 +193,8 @@ impl Engine {
         let Core { qps, tables, .. } = &mut self.core;
         let QpEntry { machine, res, .. } = &mut **qps.get_mut(qp.index, qp.generation)?;
         let word = machine.accesses_at_once()?;
-        let lane = res.near.as_mut()?.find(key, &tables.regions).ok().filter(|lane| !lane.in_process)?;
-        PostersLane::new(word, res.send_cq, lane, self.fabric.shm()?)
+        let lane = res.direct.as_mut()?.find(key, &tables.regions).ok().filter(|lane| !lane.in_process)?;
+        PostersLane::new(word, res.send_cq, lane, self.network.near()?)
     }
 
     /// Does a request of one piece on a peer's memory that is not queued, by who finds the send queue empty and its
@@ -207,11 +208,11 @@ impl Engine {
         wr: &SendWr<'_>,
     ) -> Option<bool> {
         let at = lane.place(O::remote(&wr.op)?, O::RIGHT)?;
-        let shm = self.fabric.shm()?;
+        let near = self.network.near()?;
         let tables = &mut self.core.tables;
         let len = match wr.payload {
             Payload::Sges(&[]) if !O::LIST => {
-                O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &Piece::Inline(&[])).ok()?;
+                O::carry_out(&wr.op, &mut lane.enter(near)?, at, &Piece::Inline(&[])).ok()?;
                 0
             }
             // One that has no list is refused as it is queued.
@@ -220,14 +221,14 @@ impl Engine {
                 if bytes.len() > if POSTED { of.max_inline } else { of.max_message } as usize {
                     return None;
                 }
-                O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &Piece::Inline(bytes)).ok()?;
+                O::carry_out(&wr.op, &mut lane.enter(near)?, at, &Piece::Inline(bytes)).ok()?;
                 bytes.len()
             }
             Payload::Sges(&[entry]) if of.max_sge > 0 && O::takes(entry.len) => {
                 let access = if O::FETCHES { Access::LOCAL_WRITE } else { Access::empty() };
                 let len = entry.len as usize;
                 let piece = Piece::Memory(local(tables, of.pd, entry, access).ok()?, len);
-                O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &piece).ok()?;
+                O::carry_out(&wr.op, &mut lane.enter(near)?, at, &piece).ok()?;
                 len
             }
             _ => return None,
@@ -250,9 +251,9 @@ impl Engine {
         if !self.core.ready.is_empty() || !bell.is_empty() {
             return false;
         }
-        match (caller, self.fabric.shm()) {
-            (Some(qp), Some(shm)) => {
-                let sent = self.core.send_posted_lines(qp, shm) || self.core.send_at_once(qp, shm);
+        match (caller, self.network.near()) {
+            (Some(qp), Some(near)) => {
+                let sent = self.core.send_posted_lines(qp, near) || self.core.send_at_once(qp, near);
                 // What failed is noted, and shown, by the turn.
                 if sent {
                     self.conclude_completions();
@@ -291,7 +292,7 @@ impl Core {
         let QpEntry { machine, res, .. } = &mut **entry;
         let mut host = QpHost::new(res, &mut self.tables, &self.ahs).reaching(reach);
         machine.handle_message(now, message, &mut host);
-        let moved = core::mem::take(&mut host.res.near_work.moved);
+        let moved = core::mem::take(&mut host.res.direct_work.moved);
         if self.touched != Some(slot) {
             self.settle_touched(Some(slot));
         }
@@ -315,7 +316,7 @@ impl Core {
     /// As [`transmit_messages`](Self::transmit_messages) for requests that were just posted, without the engine's
     /// lists. The time is that of the last turn, which only makes timers look too early.
     #[inline]
-    fn send_at_once(&mut self, qp: QpHandle, shm: &mut ShmFabric) -> bool {
+    fn send_at_once(&mut self, qp: QpHandle, near: &mut ShmFabric) -> bool {
         let now = self.now;
         let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
         // What a pace may hold up is for a turn.
@@ -323,7 +324,7 @@ impl Core {
             return false;
         }
         entry.res.sq.refresh();
-        let sent = exchange(entry, (&mut self.tables, &self.ahs), now, shm, |machine, host, sink| {
+        let sent = exchange(entry, (&mut self.tables, &self.ahs), now, near, |machine, host, sink| {
             machine.send_messages(now, host, sink, BURST_PACKETS)
         });
         // What can't leave now, or failed, is for a turn.
@@ -332,7 +333,7 @@ impl Core {
         if deadline.is_some_and(|at| entry.timer.is_none_or(|t| at < t)) {
             self.settle(qp.index);
         }
-        self.ask_if_due(qp.index, shm);
+        self.ask_if_due(qp.index, near);
         is_all
     }
 
@@ -343,14 +344,14 @@ impl Core {
         now: Instant,
         slot: u32,
         burst: usize,
-        fabric: &mut dyn Fabric,
+        network: &mut Network,
     ) -> usize {
         let Some(entry) = self.qps.at_mut(slot) else { return 0 };
-        let Some(shm) = fabric.shm() else { return 0 };
-        let lines = send_lines(entry, &self.tables, now, shm, burst).count;
-        let sent = exchange(entry, (&mut self.tables, &self.ahs), now, shm, |machine, host, sink| {
+        let Some(near) = network.near() else { return 0 };
+        let lines = send_lines(entry, &self.tables, now, near, burst).count;
+        let sent = exchange(entry, (&mut self.tables, &self.ahs), now, near, |machine, host, sink| {
             machine.poll_transmit(now, host, sink, burst - lines);
-            sink.tx.bytes() + core::mem::take(&mut host.res.near_work.moved) + lines * LINE_BYTES
+            sink.tx.bytes() + core::mem::take(&mut host.res.direct_work.moved) + lines * LINE_BYTES
         });
         let QpEntry { machine, res, .. } = &mut **entry;
         match (sent, &res.pace) {
@@ -358,17 +359,17 @@ impl Core {
             (Some(sent), Some(pace)) => pace.spend_of_queue_pair(now, sent),
             (Some(_), None) => {}
         }
-        self.ask_if_due(slot, shm);
+        self.ask_if_due(slot, near);
         self.settle(slot);
         sent.unwrap_or(0)
     }
 
     /// Asks a queue pair's peer what the requests just tried need to know.
     #[inline(always)]
-    fn ask_if_due(&mut self, slot: u32, shm: &mut ShmFabric) {
-        let due = self.qps.at(slot).filter(|e| e.res.near_work.asks_peer());
+    fn ask_if_due(&mut self, slot: u32, near: &mut ShmFabric) {
+        let due = self.qps.at(slot).filter(|e| e.res.direct_work.asks_peer());
         if let Some(path) = due.and_then(|e| e.res.path) {
-            self.ask(slot, path, shm);
+            self.ask(slot, path, near);
         }
     }
 }
@@ -379,17 +380,17 @@ fn exchange<R>(
     entry: &mut QpEntry,
     (tables, ahs): (&mut Tables, &Slab<Ah>),
     now: Instant,
-    shm: &mut ShmFabric,
+    near: &mut ShmFabric,
     send: impl FnOnce(&mut Machine, &mut QpHost<'_>, &mut MessageSink<'_, '_>) -> R,
 ) -> Option<R> {
     let QpEntry { machine, res, ack_since, .. } = entry;
     let path = res.path?;
-    let sent = shm.send_messages(now, path, |tx, reach| {
+    let sent = near.send_messages(now, path, |tx, reach| {
         let mut host = QpHost::new(res, tables, ahs).reaching(reach);
         send(machine, &mut host, &mut MessageSink { tx, full: false })
     });
     if res.link.is_none() {
-        res.link = shm.link_of(path);
+        res.link = near.link_of(path);
     }
     if machine.ack_owed().is_none() {
         *ack_since = ack_since.map(|_| LISTED);

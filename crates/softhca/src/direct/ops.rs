@@ -5,7 +5,7 @@ use hca_core::{Access, RemoteAddr, SendOp, WcOpcode};
 use hca_fabric::{Bracket, MAX_BRACKET_BYTES};
 use hca_transport::LocalError;
 
-use crate::near::list::{Piece, RequestList};
+use crate::direct::list::{Piece, RequestList};
 
 /// An aligned request of so many bytes is seen whole, from however many pieces.
 const WHOLE_BYTES: usize = 8;

@@ -30,7 +30,7 @@ pub(crate) struct Guard {
 }
 
 /// What a queue pair knows of its peer on this machine.
-pub(crate) struct Near {
+pub(crate) struct DirectPeer {
     pub(crate) link: LinkId,
     pub(crate) guard: Option<Guard>,
     /// The way to the region that was used last.
@@ -43,7 +43,7 @@ pub(crate) struct Near {
     pub(crate) stream: Stream,
 }
 
-impl Near {
+impl DirectPeer {
     pub(crate) fn new(link: LinkId) -> Self {
         Self { link, guard: None, lane: None, asked: None, refused: None, stream: Stream::default() }
     }
@@ -62,16 +62,16 @@ impl Near {
     /// Asks the peer for a key by way of its queue pair, unless it was asked already. A queue pair that nothing is
     /// reached through, as it is not connected yet, is looked at again later.
     #[cold]
-    pub(crate) fn ask(&mut self, key: u32, peer: Qpn, regions: &mut Regions, shm: &mut ShmFabric) {
+    pub(crate) fn ask(&mut self, key: u32, peer: Qpn, regions: &mut Regions, near: &mut ShmFabric) {
         if self.asked.is_some() {
             return;
         }
         let slot = Some(slot_of(peer.raw())).filter(|slot| *slot < MAX_QP_WORDS);
-        if slot.and_then(|slot| shm.qp_word(self.link, slot)).unwrap_or(0) == 0 {
+        if slot.and_then(|slot| near.qp_word(self.link, slot)).unwrap_or(0) == 0 {
             self.refused = Some(Refusal::not_asked(regions.now));
             return regions.put_off(self.link, key);
         }
-        if shm.ask_grant(self.link, key, peer.raw()).is_ok() {
+        if near.ask_grant(self.link, key, peer.raw()).is_ok() {
             self.asked = Some(key);
             if self.refused.is_some() || regions.is_refused(self.link, key) {
                 regions.note_repeat();
@@ -129,9 +129,9 @@ pub(crate) struct PostersLane {
 
 impl PostersLane {
     /// `None`: the region is not mapped any more.
-    pub(crate) fn new(word: NonZeroU64, send_cq: u32, lane: Lane, shm: &mut ShmFabric) -> Option<Self> {
+    pub(crate) fn new(word: NonZeroU64, send_cq: u32, lane: Lane, near: &mut ShmFabric) -> Option<Self> {
         let Lane { key, rights, iova, grant, qp, .. } = lane;
-        Some(Self { word, send_cq, key, rights, iova, way: shm.way(grant, qp)? })
+        Some(Self { word, send_cq, key, rights, iova, way: near.way(grant, qp)? })
     }
     /// Where in the region of its key an access begins, if that is allowed. One that begins before the region begins far
     /// behind it here, and the bracket refuses that.
@@ -140,16 +140,16 @@ impl PostersLane {
         debug_assert_eq!(self.key, remote.rkey.raw());
         self.rights.contains(right).then(|| remote.addr.wrapping_sub(self.iova))
     }
-    /// Begins an access. `None`: `near::carry_out` is to find out why not.
+    /// Begins an access. `None`: `direct::carry_out` is to find out why not.
     #[inline(always)]
-    pub(crate) fn enter<'a>(&self, shm: &'a mut ShmFabric) -> Option<Bracket<'a>> {
-        shm.access_by(&self.way)
+    pub(crate) fn enter<'a>(&self, near: &'a mut ShmFabric) -> Option<Bracket<'a>> {
+        near.access_by(&self.way)
     }
 }
 
-/// Near work of a queue pair: the questions for its peer, and the progress of its next request.
+/// Direct work of a queue pair: the questions for its peer, and the progress of its next request.
 #[derive(Default)]
-pub(crate) struct NearWork {
+pub(crate) struct DirectWork {
     /// The key to ask for.
     pub(crate) key: Option<u32>,
     /// A key of ours to offer.
@@ -164,7 +164,7 @@ pub(crate) struct NearWork {
     pub(crate) moved: usize,
 }
 
-impl NearWork {
+impl DirectWork {
     #[inline]
     pub(crate) fn asks_peer(&self) -> bool {
         self.key.is_some() || self.offer.is_some() || self.process

@@ -3,9 +3,9 @@
 use hca_fabric::{Denied, Reach, max_process_write};
 
 use crate::clock;
-use crate::near::list::{Piece, RequestList};
-use crate::near::ops::{Stop, fetch_local};
-use crate::objects::near::{Lane, Near};
+use crate::direct::list::{Piece, RequestList};
+use crate::direct::ops::{Stop, fetch_local};
+use crate::objects::direct::{DirectPeer, Lane};
 
 /// So many bytes are gathered from pieces, to be written at once.
 const FEW_BYTES: usize = 256;
@@ -13,7 +13,7 @@ const FEW_BYTES: usize = 256;
 /// Does a WRITE to memory of the peer's program, if nobody looks for a message there.
 #[allow(unsafe_code)] // the kernel's copy
 pub(crate) fn write_process(
-    near: &mut Near,
+    direct: &mut DirectPeer,
     lane: &Lane,
     reach: &mut Reach<'_>,
     list: &RequestList<'_>,
@@ -22,10 +22,10 @@ pub(crate) fn write_process(
 ) -> Result<(), Stop> {
     let begin = clock::ticks();
     let Some(sleeps) = reach.sleeps(lane.grant) else {
-        near.lane = None;
+        direct.lane = None;
         return Err(Stop::Remote);
     };
-    if len as usize > max_process_write() || !near.stream.takes(begin, sleeps) {
+    if len as usize > max_process_write() || !direct.stream.takes(begin, sleeps) {
         return Err(Stop::Remote);
     }
     let mut few = [0; FEW_BYTES];
@@ -48,12 +48,12 @@ pub(crate) fn write_process(
     };
     // SAFETY: as in `write`: the list was translated for this call, or the bytes are ours.
     let written = unsafe { reach.write_process(lane.grant, &lane.qp, at, from, len as usize) };
-    near.stream.last = (begin, clock::ticks());
+    direct.stream.last = (begin, clock::ticks());
     written.map_err(|denied| {
         match denied {
             Denied::Unable => {}
-            Denied::QueuePair { .. } => (near.guard, near.lane) = (None, None),
-            _ => near.lane = None,
+            Denied::QueuePair { .. } => (direct.guard, direct.lane) = (None, None),
+            _ => direct.lane = None,
         }
         Stop::Remote
     })

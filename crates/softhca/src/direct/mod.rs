@@ -9,10 +9,10 @@ use hca_core::{RemoteAddr, Rkey, SendOp, Sge};
 use hca_fabric::{Bracket, Denied, FetchError, LinkId, LoanTerms, Places, ProcessLoan, Reach};
 use hca_transport::{Direct, Loan, LoanError};
 
-use crate::near::list::RequestList;
-use crate::near::ops::{Stop, move_piece, target};
-use crate::near::process::write_process;
-use crate::objects::near::{Near, NearWork, OwnWord};
+use crate::direct::list::RequestList;
+use crate::direct::ops::{Stop, move_piece, target};
+use crate::direct::process::write_process;
+use crate::objects::direct::{DirectPeer, DirectWork, OwnWord};
 use crate::objects::regions::{Offer, Regions};
 
 /// A longer request waits until those before it are done, instead of going as messages.
@@ -26,19 +26,19 @@ pub(crate) const PROCESS_READ_MIN: u32 = 128 << 10;
 
 /// The part of a local list's entry that the peer may fetch by itself; it stands at `at`.
 pub(crate) fn lend(
-    near: Option<&Near>,
-    work: &mut NearWork,
+    direct: Option<&DirectPeer>,
+    work: &mut DirectWork,
     regions: &Regions,
     reach: Option<&Reach<'_>>,
     (s, at): (Sge, *mut u8),
     own: OwnWord,
 ) -> Option<Loan> {
     let key = s.lkey.raw();
-    let Some(near) = near else {
+    let Some(direct) = direct else {
         work.offer = Some(key);
         return None;
     };
-    match regions.offered.get(&(near.link, key)) {
+    match regions.offered.get(&(direct.link, key)) {
         // The peer's queue pair has not heard of our word, or not when it was connected: the same offer tells it again.
         Some((Offer::Taken, _)) if work.told != own.1 => {
             work.offer = Some(key);
@@ -52,7 +52,7 @@ pub(crate) fn lend(
             if refusal.is_none_or(|refusal| regions.is_over(&refusal)) {
                 work.offer = Some(key);
             }
-            lend_process(Some(near), work, regions, reach, (key, at, s.len), own)
+            lend_process(Some(direct), work, regions, reach, (key, at, s.len), own)
         }
         Some((Offer::Made, _)) => None,
         None => {
@@ -64,8 +64,8 @@ pub(crate) fn lend(
 
 /// Memory of this process that the peer may fetch by itself although it is not granted.
 pub(crate) fn lend_process(
-    near: Option<&Near>,
-    work: &mut NearWork,
+    direct: Option<&DirectPeer>,
+    work: &mut DirectWork,
     regions: &Regions,
     reach: Option<&Reach<'_>>,
     (key, at, len): (u32, *mut u8, u32),
@@ -74,7 +74,7 @@ pub(crate) fn lend_process(
     if len < PROCESS_MIN || word == 0 {
         return None;
     }
-    match near.map(|near| regions.processes.get(&near.link)) {
+    match direct.map(|direct| regions.processes.get(&direct.link)) {
         Some(Some(Offer::Taken)) => {}
         Some(Some(_)) => return None,
         Some(None) | None => {
@@ -113,24 +113,24 @@ pub(crate) unsafe fn fetch_process(
 
 /// Begins to fetch from memory that the peer lends; returns where the loan begins in it.
 pub(crate) fn fetch<'r>(
-    near: Option<&Near>,
+    direct: Option<&DirectPeer>,
     regions: &Regions,
     reach: &'r mut Reach<'_>,
     loan: &Loan,
 ) -> Option<(Bracket<'r>, u64)> {
-    let near = near?;
-    let region = regions.lent.get(&(near.link, loan.memory.rkey.raw()))?;
+    let direct = direct?;
+    let region = regions.lent.get(&(direct.link, loan.memory.rkey.raw()))?;
     let at = loan.memory.addr.checked_sub(region.iova)?;
     let within = at <= region.len && u64::from(loan.len) <= region.len - at;
-    let guard = near.guard.filter(|_| within)?;
+    let guard = direct.guard.filter(|_| within)?;
     Some((reach.access(region.grant, &guard.qp).ok()?, at))
 }
 
 /// Carries out the next piece of a request on the peer's memory, if that may be.
 #[inline]
 pub(crate) fn carry_out(
-    near: Option<&mut Near>,
-    work: &mut NearWork,
+    direct: Option<&mut DirectPeer>,
+    work: &mut DirectWork,
     regions: &Regions,
     reach: &mut Reach<'_>,
     list: &RequestList<'_>,
@@ -141,11 +141,11 @@ pub(crate) fn carry_out(
         return Direct::Unable;
     };
     let key = remote.rkey.raw();
-    let Some(near) = near else {
+    let Some(direct) = direct else {
         work.key = Some(key);
         return Direct::Unable;
     };
-    let lane = match near.find(key, regions) {
+    let lane = match direct.find(key, regions) {
         Ok(found) => found,
         Err(ask) => {
             work.key = ask.then_some(key).or(work.key);
@@ -159,7 +159,7 @@ pub(crate) fn carry_out(
     }
     if lane.in_process {
         let may_be = matches!(op, SendOp::Write(_)) && !behind;
-        let written = may_be.then(|| write_process(near, &lane, reach, list, at, len));
+        let written = may_be.then(|| write_process(direct, &lane, reach, list, at, len));
         return match written.unwrap_or(Err(Stop::Remote)) {
             Ok(()) => {
                 work.moved += len as usize;
@@ -175,11 +175,11 @@ pub(crate) fn carry_out(
     let done = match reach.access(lane.grant, &lane.qp) {
         Ok(bracket) => move_piece(bracket, at, &mut work.offset, list, (op, len)),
         Err(Denied::QueuePair { .. }) => {
-            (near.guard, near.lane) = (None, None);
+            (direct.guard, direct.lane) = (None, None);
             Err(Stop::Remote)
         }
         Err(_) => {
-            near.lane = None;
+            direct.lane = None;
             Err(Stop::Remote)
         }
     };
