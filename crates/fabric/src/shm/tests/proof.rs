@@ -149,7 +149,7 @@ fn a_peer_is_told_that_it_has_proved_its_address_though_the_socket_was_full_then
         // The answer to another question, which says nothing.
         let from = alone(here);
         let g = Greeting { kind: Kind::Answer, from, ring_lines: 0, bit: 0, barriers: false, nonce: 1 };
-        let shm = a.shm().unwrap();
+        let shm = a.near().unwrap();
         let link = shm.links.find(alone(there)).and_then(|slot| shm.links.get(slot)).unwrap();
         if let Stage::Up(socket) = &link.stage {
             while hello::send(socket.as_fd(), &g, &[]).is_ok() {}
