@@ -41,7 +41,8 @@ impl Default for Settings {
 ///
 /// All calls block, for [`Settings::timeout`] at most. The drop of the last clone leaves the job, too. It does not wait
 /// for other processes, and waits at most a second for the launcher's answer (`mpiexec.hydra` ends a job in which a
-/// process ends before the answer).
+/// process ends before the answer). A thread of rank 0 of a `tcp://` rendezvous goes on to serve those that have joined,
+/// and for [`Settings::timeout`] those that are still to come.
 #[derive(Clone, Debug)]
 pub struct Job {
     inner: Arc<Inner>,
@@ -307,7 +308,7 @@ impl Job {
                 let server = server.lock().unwrap_or_else(PoisonError::into_inner).take();
                 let Some(server) = server else { return Ok(()) };
                 server.wait_all_left(inner.timeout).map_err(|present| {
-                    server.linger();
+                    server.linger(Duration::ZERO);
                     JobError::StillPresent { present, timeout: inner.timeout }
                 })
             }
@@ -333,7 +334,7 @@ impl Drop for Inner {
             Way::Served { pmi, server } => {
                 pmi.hang_up();
                 if let Some(server) = server.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-                    server.linger();
+                    server.linger(self.timeout);
                 }
             }
         }

@@ -96,8 +96,8 @@ enum Order {
     Seat(u32, OwnedFd),
     Hear(u32),
     Ended(u32),
-    /// End once all processes have left.
-    Linger,
+    /// End once all processes have left; those that have not come are waited for until then.
+    Linger(Instant),
     Stop,
 }
 
@@ -165,7 +165,7 @@ impl Server {
             unidentified: Vec::new(),
             listener,
             on_event,
-            linger: false,
+            linger: None,
             lost: Vec::new(),
         };
         let theirs = shared.clone();
@@ -226,9 +226,10 @@ impl Server {
         Ok(())
     }
 
-    /// Ends by itself once all processes have left the job, or with this process.
-    pub(crate) fn linger(mut self) {
-        self.shared.order(Order::Linger);
+    /// Ends by itself once all processes have left the job, or with this process. Those that have not come yet are waited
+    /// for so long.
+    pub(crate) fn linger(mut self, patience: Duration) {
+        self.shared.order(Order::Linger(hca_process::in_time(patience)));
         self.thread = None;
     }
 }
@@ -255,7 +256,8 @@ struct Floor {
     unidentified: Vec<(Wire, Instant)>,
     listener: Option<(TcpListener, Box<str>)>,
     on_event: OnEvent,
-    linger: bool,
+    /// It ends by itself, and until when it waits for those who have not come.
+    linger: Option<Instant>,
     /// Whose connections have ended without a word, and until when the launcher may say so.
     lost: Vec<(u32, Instant)>,
 }
@@ -292,7 +294,8 @@ impl Floor {
             state.done_orders += done;
             drop(state);
             shared.changed.notify_all();
-            if stop || self.linger && self.members.iter().all(Option::is_none) {
+            let over = |until| self.job_state.present() == 0 || until <= Instant::now();
+            if stop || self.alone_until().is_some_and(over) {
                 break;
             }
             let ready = self.wait(shared);
@@ -318,6 +321,11 @@ impl Floor {
         shared.changed.notify_all();
     }
 
+    /// Until when it waits for those who have not come, where it ends by itself and nobody is there.
+    fn alone_until(&self) -> Option<Instant> {
+        self.linger.filter(|_| self.members.iter().all(Option::is_none))
+    }
+
     /// Waits for whatever comes.
     fn wait(&self, shared: &Shared) -> Vec<Ready> {
         let mut what = vec![Ready::Wake];
@@ -337,7 +345,7 @@ impl Floor {
             fds.push(PollFd::new(&wire.socket, wire.wants()));
         }
         let until = self.unidentified.iter().map(|(_, until)| *until);
-        let until = until.chain(self.lost.iter().map(|(_, until)| *until)).min();
+        let until = until.chain(self.lost.iter().map(|(_, until)| *until)).chain(self.alone_until()).min();
         let left = until.map(|u| u.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
         let left = left.and_then(|l| Timespec::try_from(l).ok());
         if let Err(e) = poll(&mut fds, left.as_ref()) {
@@ -367,7 +375,7 @@ impl Floor {
                     self.apply(rank, out);
                 }
             }
-            Order::Linger => self.linger = true,
+            Order::Linger(until) => self.linger = Some(until),
             Order::Stop => {}
         }
     }

@@ -206,6 +206,24 @@ fn a_rank_0_that_is_dropped_serves_those_who_still_read() {
 }
 
 #[test]
+fn who_comes_after_rank_0_has_left_is_told_so_and_not_that_nobody_is_there() {
+    let at = address();
+    drop(Job::join(&tcp(&at, 0, 3), PATIENT).unwrap());
+    let one = Job::join(&tcp(&at, 1, 3), HASTY).unwrap();
+    let e = one.barrier().unwrap_err();
+    assert!(matches!(e, JobError::BarrierFailed { rank: 0 }), "{e}");
+    drop(one);
+    // Also behind another one that has come and gone.
+    Job::join(&tcp(&at, 2, 3), HASTY).unwrap().finalize().unwrap();
+    // All have left: the address is free.
+    let again = std::time::Instant::now();
+    while Job::join(&tcp(&at, 0, 3), HASTY).is_err() {
+        assert!(again.elapsed() < PATIENT.timeout);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
 fn an_abort_is_heard_without_a_launcher() {
     let folder = Folder::new("abort");
     let at = address();

@@ -1,16 +1,18 @@
 //! `hca-sim`: random workloads on random networks, one for each seed.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::io::{self, ErrorKind, IsTerminal, Write, stdout};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
+use hca_fabric::{Capture, Tap};
 use hca_sim::{Mix, Report, Violation, Workload};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use thiserror::Error;
 
 /// Runs random programs on simulated adapters and a hostile network, and checks every promise that
 /// their services make. A violation prints the command that replays it, and ends with exit code 1.
@@ -38,12 +40,26 @@ struct Args {
     /// Write every frame, as it was sent, to this pcapng file.
     #[arg(long, value_name = "FILE", requires = "seed")]
     capture: Option<PathBuf>,
-    /// Threads; each runs a seed at a time. 0: as many as there are CPUs.
-    #[arg(long, default_value_t = 0)]
-    threads: usize,
+    /// Threads, 1024 at most; each runs a seed at a time. 0: as many as there are CPUs.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1024))]
+    threads: u16,
     /// Go on after a violation, and list the seeds that failed.
     #[arg(long)]
     keep_going: bool,
+}
+
+/// The reason why the command fails.
+#[derive(Debug, Error)]
+enum Failure {
+    /// A violation, or that something was not tested.
+    #[error("{0}")]
+    Found(String),
+    /// The capture can't be written.
+    #[error("hca-sim: {}: {source}", path.display())]
+    Capture { path: PathBuf, source: io::Error },
+    /// Standard output can't be written to.
+    #[error("hca-sim: can't write to standard output: {0}")]
+    Output(#[from] io::Error),
 }
 
 /// A service that the programs may do without.
@@ -87,8 +103,11 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(text) => {
-            eprintln!("{text}");
+        // The reader has gone, as `head` does once it has what it wants.
+        Err(Failure::Output(e)) if e.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            // There is nowhere to say that nobody reads.
+            let _ = writeln!(io::stderr(), "{failure}");
             ExitCode::FAILURE
         }
     }
@@ -103,21 +122,32 @@ fn workload(args: &Args) -> Workload {
     Workload::new().mix(args.mix()).near(args.near).replay(replay)
 }
 
-fn one(args: &Args, seed: u64) -> Result<(), String> {
+fn one(args: &Args, seed: u64) -> Result<(), Failure> {
     let begun = Instant::now();
     let mut workload = workload(args).print_trace(args.trace);
-    if let Some(path) = &args.capture {
-        let tap = capture(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        workload = workload.tap(Some(tap));
+    let capture = match args.capture.as_deref() {
+        Some(path) => Some((path, capture(path)?)),
+        None => None,
+    };
+    if let Some((_, tap)) = &capture {
+        workload = workload.tap(Some(Box::new(Arc::clone(tap))));
     }
-    let report = workload.run(seed).map_err(|v| v.to_string())?;
-    print_summary(&report, args, begun.elapsed());
-    println!("trace hash of seed {seed}: {:016x}", report.trace_hash);
-    Ok(())
+    let found = workload.run(seed).map_err(|v| Failure::Found(v.to_string()));
+    let written = capture.map_or(Ok(()), |(path, mut tap)| tap.flush().map_err(|e| of_capture(path, e)));
+    let report = found?;
+    let printed = print_summary(&report, args, begun.elapsed());
+    let printed =
+        printed.and_then(|()| writeln!(stdout(), "trace hash of seed {seed}: {:016x}", report.trace_hash));
+    written?;
+    Ok(printed?)
 }
 
-fn capture(path: &std::path::Path) -> std::io::Result<Box<dyn hca_fabric::Tap>> {
-    Ok(Box::new(hca_fabric::Capture::create(path)?.with_wall_at_zero(Duration::ZERO)))
+fn of_capture(path: &Path, source: io::Error) -> Failure {
+    Failure::Capture { path: path.to_owned(), source }
+}
+fn capture(path: &Path) -> Result<Arc<Mutex<impl Tap + use<>>>, Failure> {
+    let created = Capture::create(path).map_err(|e| of_capture(path, e))?;
+    Ok(Arc::new(Mutex::new(created.with_wall_at_zero(Duration::ZERO))))
 }
 
 /// In so many runs everything that can happen is sure to happen.
@@ -132,10 +162,10 @@ struct Shared {
     bar: ProgressBar,
 }
 
-fn many(args: &Args) -> Result<(), String> {
+fn many(args: &Args) -> Result<(), Failure> {
     let begun = Instant::now();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if args.threads == 0 { cpus } else { args.threads };
+    let threads = if args.threads == 0 { cpus } else { args.threads.into() };
     let shared = Shared {
         next: AtomicU64::new(0),
         stop: AtomicBool::new(false),
@@ -150,20 +180,22 @@ fn many(args: &Args) -> Result<(), String> {
     });
     shared.bar.finish_and_clear();
     let sum = *shared.sum.lock().expect("no thread panicked");
-    print_summary(&sum, args, begun.elapsed());
+    let printed = print_summary(&sum, args, begun.elapsed());
     let mut violations = shared.violations.into_inner().expect("no thread panicked");
     violations.sort_by_key(|v| v.seed);
     if let Some(first) = violations.first() {
         let seeds: Vec<String> = violations.iter().map(|v| v.seed.to_string()).collect();
-        return Err(format!("{first}\n{} of {} seeds failed: {}", seeds.len(), sum.runs, seeds.join(" ")));
+        let of_all = format!("{} of {} seeds failed: {}", seeds.len(), sum.runs, seeds.join(" "));
+        return Err(Failure::Found(format!("{first}\n{of_all}")));
     }
-    println!("no violation in {} seeds", HumanCount(sum.runs));
+    let printed = printed.and_then(|()| writeln!(stdout(), "no violation in {} seeds", HumanCount(sum.runs)));
     let all = sum.happenings(args.near, args.mix());
     let never: Vec<&str> = all.into_iter().filter(|(_, n)| *n == 0).map(|(what, _)| what.trim()).collect();
     if sum.runs >= ALL_HAPPENS_FROM && !never.is_empty() {
-        return Err(format!("these never happened, and so were not tested: {}", never.join(", ")));
+        let never = never.join(", ");
+        return Err(Failure::Found(format!("these never happened, and so were not tested: {never}")));
     }
-    Ok(())
+    Ok(printed?)
 }
 
 fn work(args: &Args, shared: &Shared) {
@@ -200,7 +232,8 @@ fn progress_bar(seeds: u64) -> ProgressBar {
     bar
 }
 
-fn print_summary(r: &Report, args: &Args, took: Duration) {
+fn print_summary(r: &Report, args: &Args, took: Duration) -> io::Result<()> {
+    let mut out = stdout();
     let mut table = Table::new();
     table.load_preset(presets::UTF8_BORDERS_ONLY);
     table.set_header(["what", "how many"]);
@@ -220,12 +253,13 @@ fn print_summary(r: &Report, args: &Args, took: Duration) {
     if let Some(column) = table.column_mut(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!("{table}");
+    writeln!(out, "{table}")?;
     let virtual_time = Duration::from_nanos(r.virtual_ns);
     let recovery = Duration::from_nanos(r.recovery_ns);
-    println!(
+    writeln!(
+        out,
         "the longest wait of a request once all faults had ended: {:.1} ms",
         recovery.as_secs_f64() * 1e3
-    );
-    println!("{:.1} s of virtual time in {:.1} s", virtual_time.as_secs_f64(), took.as_secs_f64());
+    )?;
+    writeln!(out, "{:.1} s of virtual time in {:.1} s", virtual_time.as_secs_f64(), took.as_secs_f64())
 }
