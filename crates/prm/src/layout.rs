@@ -293,11 +293,23 @@ pub struct FieldInfo {
     pub kind: Kind,
     /// Whether the field is another name, or another meaning, of bits of an earlier field.
     pub over: bool,
-    /// A function that copies only this field from the bytes of one value of the layout to the bytes of another.
-    pub copy: fn(from: &[u8], to: &mut [u8]),
+    /// Copies a value of the field's type; one function for all fields of a type.
+    pub(crate) copied: fn(field: &Self, from: &[u8], to: &mut [u8]),
 }
 
 impl FieldInfo {
+    /// The description of `field`.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn of<L: Layout, V: Value>(field: Field<L, V>, kind: Kind, over: bool) -> Self {
+        Self { name: field.name, start: field.start, width: field.width, kind, over, copied: copied::<V> }
+    }
+
+    /// Copies only this field from the bytes of one value of the layout to the bytes of another.
+    pub fn copy(&self, from: &[u8], to: &mut [u8]) {
+        (self.copied)(self, from, to);
+    }
+
     /// The number that a field of kind [`Kind::Bits`] holds.
     #[must_use]
     pub fn number(&self, bytes: &[u8]) -> u64 {
@@ -340,6 +352,10 @@ pub struct TooShort {
     pub got: usize,
 }
 
+fn copied<V: Value>(field: &FieldInfo, from: &[u8], to: &mut [u8]) {
+    V::load(from, field.start, field.width).store(to, field.start, field.width);
+}
+
 #[doc(hidden)]
 pub fn copy_in<L: Layout>(bytes: &[u8]) -> Result<L, TooShort> {
     let Some(head) = bytes.get(..L::SIZE) else {
@@ -380,6 +396,15 @@ pub fn debug<L: Layout>(value: &L, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         }
     }
     shown.finish()
+}
+
+/// Checks the place of a field at compile time. The compiler stops with the message of the rule that it breaks.
+#[doc(hidden)]
+pub const fn check_place(offset: u32, within_a_row: bool, within_the_structure: bool, broken: [&str; 3]) {
+    let [at_no_row, in_two_rows, outside] = broken;
+    assert!(offset.is_multiple_of(4), "{}", at_no_row);
+    assert!(within_a_row, "{}", in_two_rows);
+    assert!(within_the_structure, "{}", outside);
 }
 
 /// Whether a field ends within a structure of `size` bytes.
@@ -658,14 +683,7 @@ macro_rules! layout {
             const NAME: &'static str = stringify!($name);
             const SIZE: usize = $size;
             const FIELDS: &'static [$crate::FieldInfo] = &[$(
-                $crate::FieldInfo {
-                    name: stringify!($field),
-                    start: $crate::layout!(@start $offset $spec),
-                    width: $crate::layout!(@width $spec),
-                    kind: $crate::layout!(@kind $spec),
-                    over: $crate::layout!(@over $($over)?),
-                    copy: |from, to| $name::$field.store(to, $name::$field.load(from)),
-                }
+                $crate::FieldInfo::of($name::$field, $crate::layout!(@kind $spec), $crate::layout!(@over $($over)?))
             ),*];
 
             fn zeroed() -> Self {
@@ -693,17 +711,16 @@ macro_rules! layout {
 
         const _: () = {
             $(
-                const {
-                    assert!($offset % 4 == 0, concat!(stringify!($name), "::", stringify!($field), " is at no row's offset"));
-                    assert!(
-                        $crate::layout!(@well $offset $spec),
-                        concat!(stringify!($name), "::", stringify!($field), " does not lie within a row")
-                    );
-                    assert!(
-                        $crate::layout_support::fits($crate::layout!(@start $offset $spec), $crate::layout!(@width $spec), $size),
-                        concat!(stringify!($name), "::", stringify!($field), " lies outside of the structure")
-                    );
-                }
+                $crate::layout_support::check_place(
+                    $offset,
+                    $crate::layout!(@well $offset $spec),
+                    $crate::layout_support::fits($crate::layout!(@start $offset $spec), $crate::layout!(@width $spec), $size),
+                    [
+                        concat!(stringify!($name), "::", stringify!($field), " is at no row's offset"),
+                        concat!(stringify!($name), "::", stringify!($field), " does not lie within a row"),
+                        concat!(stringify!($name), "::", stringify!($field), " lies outside of the structure"),
+                    ],
+                );
             )*
             $crate::layout_support::check_order(
                 <$name as $crate::Layout>::FIELDS,
@@ -752,5 +769,5 @@ macro_rules! layout {
 /// Support functions for the macro's expansion.
 #[doc(hidden)]
 pub mod support {
-    pub use super::{check_order, copy_in, copy_out, debug, fits};
+    pub use super::{check_order, check_place, copy_in, copy_out, debug, fits};
 }

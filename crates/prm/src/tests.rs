@@ -108,7 +108,7 @@ proptest! {
             let (from, to) = (&from[..layout.size], &to[..layout.size]);
             for field in layout.fields {
                 let mut written = to.to_vec();
-                (field.copy)(from, &mut written);
+                field.copy(from, &mut written);
                 prop_assert!(written == with_bits_of(field, from, to), "{}::{}", layout.name, field.name);
                 if field.kind == Kind::Bits {
                     let own = field.start..field.start + field.width;

@@ -173,7 +173,7 @@ fn in_order(fields: &[(u32, u32, bool)]) -> bool {
             width: *width,
             kind: Kind::Bits,
             over: *over,
-            copy: |_, _| (),
+            copied: |_, _, _| (),
         })
         .collect();
     let messages = vec![""; fields.len()];

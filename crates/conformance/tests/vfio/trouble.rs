@@ -39,6 +39,6 @@ impl Script for Trouble {
         let kept = kept.map(|field| field.name());
         let bits = HcaCap::FIELDS.iter().filter(|field| field.width == 1 && !kept.contains(&field.name));
         let caps = &mut output[QueryHcaCapOut::CAPABILITY.offset()..];
-        bits.for_each(|field| (field.copy)(&[0; HcaCap::SIZE], caps));
+        bits.for_each(|field| field.copy(&[0; HcaCap::SIZE], caps));
     }
 }

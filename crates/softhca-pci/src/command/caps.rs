@@ -59,7 +59,7 @@ fn within<L: Layout>(requested: &L, offered: &L) -> L {
     let mut chosen = *offered;
     for field in L::FIELDS.iter().filter(|field| field.kind == Kind::Bits) {
         if field.number(requested.as_bytes()) < field.number(offered.as_bytes()) {
-            (field.copy)(requested.as_bytes(), chosen.as_bytes_mut());
+            field.copy(requested.as_bytes(), chosen.as_bytes_mut());
         }
     }
     chosen
