@@ -142,7 +142,11 @@ lint_features() {
 
 # What threads and processes share, in the orders that loom finds: all of them, in some models all with three switches.
 concurrency() {
-    # The models take seconds, and their compiler minutes: little optimisation, and one build for all of them.
-    local -x RUSTFLAGS="--cfg loom -Awarnings" CARGO_TARGET_DIR="$target/loom" CARGO_PROFILE_RELEASE_OPT_LEVEL=1
-    cargo test -q --release -p hca-turn-lock -p softhca -p hca-fabric -p hca-verbs -p hca-mlx5 --lib loom
+    # The models take seconds, and their compiler minutes: loom alone is optimised, and there is one build for all of
+    # them.
+    local -x RUSTFLAGS="${RUSTFLAGS-} --cfg loom -Awarnings" CARGO_TARGET_DIR="$target/loom"
+    local -x CARGO_PROFILE_RELEASE_OPT_LEVEL=0
+    cargo test -q --release --config profile.release.package.loom.opt-level=2 \
+        --config profile.release.package.generator.opt-level=2 \
+        -p hca-turn-lock -p softhca -p hca-fabric -p hca-verbs -p hca-mlx5 --lib loom
 }

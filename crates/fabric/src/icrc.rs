@@ -474,7 +474,7 @@ fn lengths_part(packet_bytes: usize, head: Head) -> u32 {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use hca_core::wire::icrc::IpFlow;

@@ -342,7 +342,7 @@ pub(crate) fn steps(
     Ok((rtr, rts))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -328,7 +328,7 @@ fn folded(mut sum: u64) -> u16 {
     sum as u16
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use hca_core::wire::frame::Frame;
     use proptest::prelude::*;

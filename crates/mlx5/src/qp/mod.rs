@@ -434,5 +434,5 @@ unsafe impl RecvPort for Port<RecvQueue<Uar>> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;

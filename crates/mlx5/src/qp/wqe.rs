@@ -328,7 +328,7 @@ pub(crate) fn write_list(cells: &[Cell], sges: &[Sge]) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use core::sync::atomic::Ordering;
 
