@@ -645,7 +645,8 @@ impl<S: Connected> QpControl<S> {
     /// requests that were posted before complete by the old values.
     ///
     /// # Errors
-    /// The queue pair is not connected, or the device refused.
+    /// The queue pair is not connected, a value is out of range, or the device refused. A connected queue pair goes on as
+    /// before.
     pub fn set_retries(
         &self,
         timeout: Option<AckTimeout>,
@@ -653,8 +654,9 @@ impl<S: Connected> QpControl<S> {
     ) -> Result<(), ConnectError> {
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
         self.modify(&to(QpState::Sqd))?;
-        self.modify(&QpAttr { timeout, rnr_retry, ..to(QpState::Sqd) })?;
-        self.modify(&to(QpState::Rts))
+        let changed = self.modify(&QpAttr { timeout, rnr_retry, ..to(QpState::Sqd) });
+        // A drained queue carries nothing out, whatever became of the change.
+        self.modify(&to(QpState::Rts)).and(changed)
     }
 
     /// Changes the peer's access rights.

@@ -329,6 +329,9 @@ impl<T> Drop for RingTaker<T> {
     }
 }
 
+/// The generation with which the next pool begins.
+static POOLS: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
+
 /// A slot of a pool.
 struct PoolSlot<T> {
     /// Odd: full.
@@ -359,8 +362,11 @@ impl<T> PoolSlots<T> {
     /// Slots for `depth` requests of at most `parts` parts.
     pub(crate) fn create(depth: u32, parts: usize) -> (Arc<Self>, PoolPoster<T>) {
         let stride = parts.saturating_sub(1);
+        // Far apart, and even (4): a queue of an XRC domain is found by its number, which the next one may have, too,
+        // while a completion of the one before is in the hands of a poller.
+        let first = POOLS.fetch_add(0x9e37_79b2, Ordering::Relaxed);
         let slot = |i: u32| PoolSlot {
-            generation: AtomicU32::new(0),
+            generation: AtomicU32::new(first),
             next_free: AtomicU32::new(if i + 1 < depth { i + 2 } else { 0 }),
             head: UnsafeCell::new(Head::default()),
             first: UnsafeCell::new(MaybeUninit::uninit()),
@@ -618,6 +624,16 @@ mod tests {
         assert_eq!(slots.take(ids[0], |_| panic!("stale")), None);
         assert_eq!(poster.retract(again).count(), 1);
         assert_eq!(slots.outstanding(), 1);
+    }
+
+    #[test]
+    fn a_request_of_one_pool_is_none_of_another() {
+        let (_first, mut poster) = PoolSlots::create(1, 1);
+        let of_first = poster.room().expect("a slot is free").fill(0, |w| w.push(Box::new(1))).0;
+        let (second, mut poster) = PoolSlots::create(1, 1);
+        let of_second = poster.room().expect("a slot is free").fill(0, |w| w.push(Box::new(2))).0;
+        assert_eq!(second.take(of_first, |_| panic!("it was posted elsewhere")), None);
+        assert_eq!(second.take(of_second, drop), Some(0));
     }
 
     #[test]

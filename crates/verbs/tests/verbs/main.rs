@@ -84,6 +84,18 @@ fn a_message_arrives_and_both_buffers_come_back() {
 }
 
 #[test]
+fn retries_that_can_not_be_are_refused_and_the_queue_pair_goes_on() {
+    let mut p = pair();
+    let refused = p.a.set_retries(None, Some(8)).unwrap_err();
+    assert!(refused.to_string().contains("rnr_retry"), "{refused}");
+    assert_eq!(p.a.query().unwrap().state, QpState::Rts);
+    p.b.post_recv(p.pd.alloc(16).unwrap()).unwrap();
+    p.a.send_inline(b"hello").unwrap();
+    assert_eq!(poll_ok(&mut p.cq, &mut p.wcs).len(), 2);
+    p.a.set_retries(None, Some(7)).unwrap();
+}
+
+#[test]
 fn a_signalled_completion_gives_back_all_unsignalled_buffers_before_it() {
     let mut p = pair();
     let mr = p.pd.alloc_shared(64, Access::REMOTE_WRITE).unwrap();
