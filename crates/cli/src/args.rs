@@ -187,7 +187,7 @@ pub(crate) struct ListArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PingArgs {
     /// The host, which runs `hca ping --listen` or `hca perf --listen`
-    #[arg(value_name = "ADDR[:PORT]", value_parser = control_address, required_unless_present = "listen")]
+    #[arg(value_name = "ADDR[:PORT]", value_parser = control_address, required_unless_present_any = ["listen", "once"])]
     pub address: Option<SocketAddr>,
     /// Answer other hosts at this address of this host
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = control_address, conflicts_with_all = ["address", "json"])]
@@ -239,7 +239,7 @@ pub(crate) struct StatArgs {
     #[arg(long, value_name = "N", requires = "watch")]
     pub count: Option<u32>,
     /// Show this process only
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", value_parser = process_number)]
     pub pid: Option<u32>,
     /// Print one JSON object; with --watch, one for each look
     #[arg(long)]
@@ -498,15 +498,10 @@ pub fn main() -> ExitCode {
         return exec::rdma::main();
     }
     layer_if_asked();
-    let cli = Cli::parse();
-    let misuse = match &cli.command {
-        Command::Perf(args) => args.misuse(),
-        Command::Run(args) => args.misuse(),
-        _ => None,
+    let cli = match parsed() {
+        Ok(cli) => cli,
+        Err(said) => return tell_of(&said),
     };
-    if let Some(why) = misuse {
-        Cli::command().error(ErrorKind::ArgumentConflict, why).exit();
-    }
     // They take signals by themselves: one passes them on, one takes none, and one becomes another program.
     match &cli.command {
         Command::Run(args) => return run::run(args),
@@ -559,6 +554,33 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// The command line, or what clap says of it.
+fn parsed() -> Result<Cli, clap::Error> {
+    let cli = Cli::try_parse()?;
+    let (command, misuse) = match &cli.command {
+        Command::Perf(args) => ("perf", args.misuse()),
+        Command::Run(args) => ("run", args.misuse()),
+        _ => return Ok(cli),
+    };
+    let Some(why) = misuse else { return Ok(cli) };
+    let mut all = Cli::command();
+    all.build();
+    Err(all.find_subcommand_mut(command).expect("it was named").error(ErrorKind::ArgumentConflict, why))
+}
+
+/// Prints help, or an error of usage; the exit code.
+fn tell_of(said: &clap::Error) -> ExitCode {
+    // An error that nobody reads changes no exit code.
+    let printed = said.print().map_err(OutputError::from);
+    match printed {
+        Err(e) if !said.use_stderr() && !e.is_without_reader() => {
+            tell!("hca: {e}");
+            ExitCode::from(1)
+        }
+        _ => ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(2)),
+    }
+}
+
 /// Shows the help of a command that is a topic.
 fn explain(topic: &str) -> Result<(), Failure> {
     let mut command = Cli::command();
@@ -602,6 +624,11 @@ fn long_seconds(text: &str) -> Result<Duration, String> {
     let refuse = || format!("`{text}` is no time from 0.02 to 1000000 seconds");
     let s = text.parse::<f64>().map_err(|_| refuse())?;
     if (0.02..=1e6).contains(&s) { Ok(Duration::from_secs_f64(s)) } else { Err(refuse()) }
+}
+
+fn process_number(text: &str) -> Result<u32, String> {
+    text.parse()
+        .map_err(|_| format!("`{text}` is no number of a process: `hca stat` shows those with adapters"))
 }
 
 fn variable(text: &str) -> Result<(String, String), String> {

@@ -100,13 +100,11 @@ fn as_json(opened: &Opened) -> Value {
 }
 
 fn as_text(opened: &Opened) -> String {
-    use std::fmt::Write;
     let device = opened.device();
     let (attr, port, fabric) = (device.attr(), device.port(), opened.fabric_attr());
-    let mut out = String::new();
-    let mut line = |name: &str, value: &dyn std::fmt::Display| {
-        writeln!(out, "  {:<22}{value}", format!("{name} ")).expect("a string takes everything");
-    };
+    let mut lines: Vec<(String, String)> = Vec::new();
+    let mut line =
+        |name: &str, value: &dyn std::fmt::Display| lines.push((name.to_owned(), value.to_string()));
     line("device", opened.url());
     line("fabric", &opened.fabric());
     line("progress", &opened.progress());
@@ -154,5 +152,9 @@ fn as_text(opened: &Opened) -> String {
     }
     let (rest, more) = (counters.len() - counted.len(), if counted.is_empty() { "" } else { "more " });
     line("counters", &format!("{rest} {more}at 0 (--json lists all)"));
-    out.lines().map(|l| l.trim_end().to_owned() + "\n").collect()
+    let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    lines
+        .iter()
+        .map(|(name, value)| format!("  {name:<width$}  {value}").trim_end().to_owned() + "\n")
+        .collect()
 }

@@ -54,6 +54,10 @@ enum PingpongError {
     )]
     Connect { host: String, port: u16, service: Service, source: std::io::Error },
     #[error(
+        "no address of {host} is found: {source}; give an IP address, or a name that `getent hosts` knows"
+    )]
+    Host { host: String, source: std::io::Error },
+    #[error(
         "can't listen on {address}: {source}; end the program that uses the port, or give both ends another --port; --bind chooses an address of this machine"
     )]
     Listen { address: SocketAddr, source: std::io::Error },
@@ -357,18 +361,20 @@ fn dial(args: &PingpongArgs, host: &str) -> Result<TcpStream, PingpongError> {
     let (port, service) = (args.port, args.service);
     let refuse = |source| PingpongError::Connect { host: host.to_owned(), port, service, source };
     let called = host.to_owned();
-    let call = move || -> std::io::Result<TcpStream> {
+    let call = move || -> Result<TcpStream, PingpongError> {
+        let refuse = |source| PingpongError::Connect { host: called.clone(), port, service, source };
+        let addresses = (called.as_str(), port).to_socket_addrs();
         let mut last = std::io::ErrorKind::AddrNotAvailable.into();
-        for address in (called.as_str(), port).to_socket_addrs()? {
+        for address in addresses.map_err(|source| PingpongError::Host { host: called.clone(), source })? {
             match TcpStream::connect_timeout(&address, STALL) {
                 Ok(stream) => return Ok(stream),
                 Err(e) => last = e,
             }
         }
-        Err(last)
+        Err(refuse(last))
     };
-    let answer = unless_interrupted(call).unwrap_or(Err(std::io::ErrorKind::Interrupted.into()));
-    let stream = answer.map_err(refuse)?;
+    let stream =
+        unless_interrupted(call).unwrap_or_else(|| Err(refuse(std::io::ErrorKind::Interrupted.into())))?;
     stream.set_read_timeout(Some(SLICE)).map_err(refuse)?;
     Ok(stream)
 }

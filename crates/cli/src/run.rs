@@ -26,13 +26,13 @@ use hca_perf::interrupt::is_ignored;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 use thiserror::Error;
 
 use self::guard::Guard;
 use self::output::{Bell, Outputs, Sources, Stream};
 use crate::args::RunArgs;
-use crate::output::tell;
+use crate::output::{OutputError, tell};
 use crate::perf::device_if_said;
 
 /// The exit code of a shell that does not find a program.
@@ -343,7 +343,22 @@ impl Running {
         }
         self.finish();
         done.map_err(RunError::Watch)?;
-        Ok(self.cause.map_or(0, |cause| cause.code()))
+        let is_lost = self.tell_of_lost_output();
+        Ok(match self.cause {
+            // That signal follows from it.
+            None | Some(Cause::Failed(_, End::Signal(SIGPIPE))) if is_lost => 1,
+            cause => cause.map_or(0, |cause| cause.code()),
+        })
+    }
+
+    /// Whether output of the processes could not be written, as on a full disk.
+    fn tell_of_lost_output(&self) -> bool {
+        let Some(source) = self.outputs.as_ref().and_then(Outputs::failure) else {
+            return self.own_output.0.failure().is_some();
+        };
+        self.own_output.say(&OutputError::from(io::Error::from(source)));
+        self.own_output.0.wait_idle(self.grace);
+        true
     }
 
     fn watch(&mut self) -> io::Result<()> {

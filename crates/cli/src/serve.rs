@@ -1,6 +1,5 @@
 //! `hca serve`: the software adapter as PCI functions at sockets.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +11,7 @@ use softhca::Progress;
 use softhca_pci::{PortKind, Server, ServerOptions};
 
 use crate::args::ServeArgs;
+use crate::output::print;
 use crate::perf::device_or;
 
 /// The default network: functions that reach only each other.
@@ -59,12 +59,16 @@ fn print_addresses(url: &DeviceUrl, args: &ServeArgs) -> Result<(), Failure> {
         PortKind::InfiniBand => "an InfiniBand port",
         PortKind::Roce => "an Ethernet port",
     };
-    let mut out = std::io::stdout().lock();
     for (number, path) in args.pci.iter().map(|socket| &socket.path).enumerate() {
         let shown = std::path::absolute(path);
         let shown: &Path = shown.as_deref().unwrap_or(path);
-        writeln!(out, "{}: function {number} of {url}, 15b3:1014 with {port}", shown.display())?;
+        let said =
+            print(format_args!("{}: function {number} of {url}, 15b3:1014 with {port}", shown.display()));
+        match said {
+            // Clients come all the same.
+            Err(e) if e.is_without_reader() => {}
+            said => said?,
+        }
     }
-    out.flush()?;
     Ok(())
 }

@@ -394,6 +394,27 @@ fn full(pipe: &PipeWriter, child: &mut Child) -> bool {
 }
 
 #[test]
+fn output_that_a_full_disk_does_not_take_is_told_and_fails() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let run = |script: &str| hca_run(&["-n", "2", "sh", "-c", script]);
+    for script in ["test $PMI_RANK = 1 || echo a line", "while echo a line; do :; done"] {
+        let out = run(script).stdout(full()).output().unwrap();
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{script}: {said}");
+        assert!(said.contains("hca: can't write to standard output: No space left on device"), "{said}");
+    }
+    let out = run("test $PMI_RANK = 1 || echo a line; exit 7").stdout(full()).output().unwrap();
+    assert_eq!(out.status.code(), Some(7), "the code of a process that failed comes first");
+    let status = run("test $PMI_RANK = 1 || echo a line >&2").stderr(full()).status().unwrap();
+    assert_eq!(status.code(), Some(1), "errors of the processes are output, too");
+    // A reader that has gone has seen enough.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let out = run("test $PMI_RANK = 1 || echo a line").stdout(writer).output().unwrap();
+    assert_eq!((out.status.code(), &*text(&out.stderr)), (Some(0), ""));
+}
+
+#[test]
 fn a_pipe_that_nobody_reads_keeps_nothing_from_ending() {
     for (errors_too, by, code) in [
         (false, Some(Signal::INT), 130),

@@ -220,9 +220,9 @@ pub enum UrlError {
     },
     /// The option is unknown.
     #[error(
-        "unknown option `{option}`: use progress=, acks=, fault=, capture= or mtu=, with shm:// dir= or users=, with shm:// and \
-         auto:// ring=, isolated= or process_vm=, with raw:// ip=, roce= or vlan=, and with vfio:// and vfio-user:// ip=, \
-         neigh=, lid=, raise= or wait="
+        "unknown option `{option}`: use progress=, acks=, fault=, capture= or mtu=, with auto://, udp://, uring:// and raw:// \
+         share=, with shm:// dir= or users=, with shm:// and auto:// ring=, isolated= or process_vm=, with raw:// ip=, roce= \
+         or vlan=, and with vfio:// and vfio-user:// ip=, neigh=, lid=, raise= or wait="
     )]
     UnknownOption {
         /// The name of the option.
@@ -325,7 +325,8 @@ impl FromStr for DeviceUrl {
         }
         if matches!(target, Target::Vfio { .. } | Target::VfioUser { .. }) && options != Options::default() {
             return Err(rule(
-                "progress=, fault= and capture= belong to the software adapter; leave them out here",
+                "progress=, acks=, fault=, capture=, share= and options of shared memory belong to the software adapter; leave them \
+                 out here",
             ));
         }
         let may_share =
@@ -343,7 +344,8 @@ impl FromStr for DeviceUrl {
             }
             _ => {
                 return Err(rule(
-                    "dir=, users=, ring=, isolated= and process_vm= belong to shm://DOMAIN; leave them out here",
+                    "dir= and users= belong to shm://DOMAIN, and ring=, isolated= and process_vm= to it and auto://ADDRESS; leave \
+                     them out here",
                 ));
             }
         }

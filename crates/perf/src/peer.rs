@@ -78,17 +78,23 @@ impl Drain {
     }
 }
 
-/// Serves the process that started this one, over standard input and output, as its arguments say.
+/// Serves the process that started this one, over standard input and output, as its arguments say. That process tells
+/// what fails here: the namespace can't be entered, or the device or the CPU is not available.
 ///
 /// # Errors
-/// The channel broke, the namespace can't be entered, or the device or the CPU is not available.
+/// The channel broke.
 pub fn serve_standard_streams(args: &PeerArgs) -> Result<(), Failure> {
     let mut channel = Channel::new(std::io::stdin(), std::io::stdout(), None)?.outliving_ctrl_c();
     if let Err(why) = settle(args) {
-        channel.send(&FromPeer::Failed { why: why.to_string().into() })?;
-        return Err(why);
+        return Ok(channel.send(&FromPeer::Failed { why: why.to_string().into() })?);
     }
     serve(channel, &args.device, Limits::default())
+        .or_else(|e| if is_of_the_channel(&e) { Err(e) } else { Ok(()) })
+}
+
+/// Whether the other side was not told of a failure.
+fn is_of_the_channel(e: &Failure) -> bool {
+    matches!(e.downcast_ref(), Some(ControlError::Closed))
 }
 
 /// Goes where the arguments say.
@@ -128,7 +134,7 @@ pub fn serve_stream(stream: &TcpStream, device: &DeviceUrl, memory: Memory) -> R
 fn serve(mut channel: Channel<ToPeer>, device: &DeviceUrl, limits: Limits) -> Result<(), Failure> {
     let served = converse(&mut channel, device, &limits);
     if let Err(e) = &served
-        && !matches!(e.downcast_ref(), Some(ControlError::Closed))
+        && !is_of_the_channel(e)
     {
         // If the channel itself broke, the failure can't be sent.
         let _ = channel.send(&FromPeer::Failed { why: e.to_string().into() });

@@ -70,8 +70,10 @@ struct Queue {
     lines: VecDeque<Vec<u8>>,
     /// Bytes of the lines, and of those that are being written.
     bytes: usize,
-    /// The reader is gone, and further output is dropped.
+    /// The reader is gone or nothing can be written, and further output is dropped.
     dead: bool,
+    /// The reason why nothing can be written, where a reader would have been there.
+    failure: Option<Errno>,
     /// A thread waits until all is written.
     ending: bool,
 }
@@ -124,6 +126,11 @@ impl Stream {
         }
     }
 
+    /// The reason why output is lost, as of a full disk. A reader that has gone wants no more of it.
+    pub(super) fn failure(&self) -> Option<Errno> {
+        self.0.lock().failure
+    }
+
     fn is_dead(&self) -> bool {
         self.0.lock().dead
     }
@@ -163,7 +170,8 @@ impl Shared {
             queue = self.lock();
             let was_full = queue.bytes >= MAX_WAITING;
             queue.bytes -= lines.len();
-            if written.is_err() {
+            if let Err(e) = written {
+                queue.failure = Some(e).filter(|e| *e != Errno::PIPE);
                 queue.dead = true;
                 queue.lines.clear();
                 queue.bytes = 0;
@@ -381,6 +389,11 @@ impl Outputs {
     /// Whether all is passed on.
     pub(super) fn are_over(&self) -> bool {
         self.over.load(Ordering::Acquire) && self.waiting() == 0
+    }
+
+    /// The reason why standard output is lost.
+    pub(super) fn failure(&self) -> Option<Errno> {
+        self.streams[0].failure()
     }
 
     /// Bytes that wait to be written.

@@ -57,6 +57,18 @@ fn what_can_not_be_printed_is_a_failure_and_no_panic() {
         assert_eq!(out.status.code(), Some(1), "{args:?}: {said}");
         assert!(said.starts_with("hca: can't write to standard output: "), "{args:?}: {said}");
     }
+    for args in [&["--help"][..], &["perf", "--help"], &["--version"], &["help", "devices"]] {
+        let out = hca(args).stdout(full()).output().unwrap();
+        assert_eq!(out.status.code(), Some(1), "{args:?}");
+        assert!(text(&out.stderr).starts_with("hca: can't write to standard output: "), "{args:?}");
+    }
+    let socket = Scratch::new("full.sock");
+    let out = hca(&["serve", "--pci", socket.path()]).stdout(full()).output().unwrap();
+    let said = text(&out.stderr);
+    assert!(
+        out.status.code() == Some(1) && said.starts_with("hca: can't write to standard output: "),
+        "{said}"
+    );
     let status = hca(&["devinfo", "udp://192.0.2.1"]).stderr(full()).status().unwrap();
     assert_eq!(status.code(), Some(1), "and an error that nobody reads changes no exit code");
 }
@@ -133,6 +145,10 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
         (&["pingpong", "rc", "--mtu", "1500"], "4096"),
         (&["pingpong", "rc", "-n", "0"], "1.."),
         (&["devinfo", "udp://10.0.0"], "127.0.0.2"),
+        (&["perf", "--eager", "1K"], "Usage: hca perf "),
+        (&["run", "-n", "2", "--capture", "a.pcapng", "true"], "Usage: hca run "),
+        (&["ping", "--once"], "Usage: hca ping --listen <ADDR[:PORT]> --once ["),
+        (&["stat", "--pid", "mine"], "`mine` is no number of a process"),
         (&["fly"], "--help"),
     ] {
         let said = refusal(args, 2);
@@ -155,6 +171,7 @@ fn what_can_not_be_done_is_exit_code_1_and_says_what_to_do() {
         (&["devinfo", "shm://lab?dir=/nonexistent"], "mkdir"),
         (&["perf", "--device", "udp://[::1]"], "--peer-device"),
         (&["pingpong", "rc", "--connect", "127.0.0.1", "--port", "1"], "--listen"),
+        (&["pingpong", "rc", "--connect", "no-such-host.invalid"], "no address of no-such-host.invalid"),
         (&["pingpong", "ud", "127.0.0.1", "--size", "8192"], "--size"),
         (&["pingpong", "rc", "127.0.0.1", "--port", "1", "-g", "77"], "no entry 77"),
         (&["devinfo", "--capture", "/nonexistent/x.pcapng"], "/nonexistent/x.pcapng"),
@@ -278,6 +295,14 @@ fn devinfo_tells_limits_port_and_counters() {
     for part in ["auto://127.0.0.", "max_qp", "gid", "active_mtu", "receive_buffer"] {
         assert!(plain.contains(part), "{plain}");
     }
+    let values = |line: &str| {
+        let name = line.trim_start().split(' ').next().expect("a split has a first part");
+        let behind = line.find(name).expect("it is there") + name.len();
+        behind + line[behind..].len() - line[behind..].trim_start().len()
+    };
+    let columns: std::collections::BTreeSet<usize> =
+        plain.lines().filter(|l| !l.is_empty()).map(values).collect();
+    assert_eq!(columns.len(), 1, "all values begin in one column: {plain}");
 }
 
 #[test]
@@ -304,6 +329,12 @@ fn perf_on_auto_says_which_way_the_paths_went() {
     assert!(both.contains("by UDP: 0)") && !both.contains("by shared memory: 0"), "{both}");
     let far = of(&["--service", "rc", "--peer-device", "udp://"]);
     assert!(far.contains("by shared memory: 0") && !far.contains("by UDP: 0)"), "{far}");
+}
+
+#[test]
+fn an_error_of_the_peer_process_is_told_once() {
+    let said = refusal(&["perf", "--peer-netns", "no-such-namespace"], 1);
+    assert_eq!(said.matches("no-such-namespace").count(), 1, "{said}");
 }
 
 #[test]

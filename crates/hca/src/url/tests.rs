@@ -48,43 +48,57 @@ fn options_are_read() {
     assert_eq!(o.capture, Some("/tmp/a&b".into()));
 }
 
+/// Names with every scheme and every option, as they are printed.
+const PRINTED: &[&str] = &[
+    "auto://",
+    "auto://?progress=thread",
+    "auto://10.0.0.2?ring=131072&isolated=yes&process_vm=no",
+    "udp://",
+    "udp://[fd00::2]?mtu=256",
+    "udp://[fe80::2%eth0.7]?mtu=256",
+    "auto://10.0.0.2?share=yes",
+    "auto://eth0?share=yes",
+    "udp://eth0.7",
+    "uring://10.1.0.0/16",
+    "auto://[fd00::]/64?mtu=1024",
+    "udp://10.0.0.2?share=yes",
+    "uring://10.0.0.2?share=no",
+    "uring://10.0.0.2?share=250",
+    "raw://eth0?ip=10.0.0.2&share=yes",
+    "auto://[fe80::2]",
+    "uring://[fe80::2%wire]",
+    "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=0.1:20us,seed=3",
+    "shm://lab",
+    "shm://lab?progress=inline&acks=lazy&dir=/run/a%20b&users=any&ring=65536&isolated=yes",
+    "shm://lab?acks=eager&process_vm=any",
+    "shm://lab?process_vm=yes",
+    "raw://eth0.7",
+    "raw://wire?ip=fd77::1&roce=1&vlan=4094&progress=inline&mtu=512",
+    "loopback://a%26b%25?capture=x%20y.pcapng",
+    "vfio://0000:03:00.0",
+    "vfio://0000:03:00.1?ip=10.0.0.2,fd00::2&neigh=10.0.0.3=02:00:00:00:00:03,fd00::3=0a:0b:0c:0d:0e:0f",
+    "vfio-user:///run/a%20b.sock?lid=fe80::5=7",
+    "vfio://0000:03:00.0?ip=10.0.0.2&mtu=1024&raise=no",
+    "vfio-user:///run/a.sock?raise=yes&wait=3600",
+];
+
 #[test]
 fn what_is_printed_parses_to_the_same() {
-    for s in [
-        "auto://",
-        "auto://?progress=thread",
-        "auto://10.0.0.2?ring=131072&isolated=yes&process_vm=no",
-        "udp://",
-        "udp://[fd00::2]?mtu=256",
-        "udp://[fe80::2%eth0.7]?mtu=256",
-        "auto://10.0.0.2?share=yes",
-        "auto://eth0?share=yes",
-        "udp://eth0.7",
-        "uring://10.1.0.0/16",
-        "auto://[fd00::]/64?mtu=1024",
-        "udp://10.0.0.2?share=yes",
-        "uring://10.0.0.2?share=no",
-        "uring://10.0.0.2?share=250",
-        "raw://eth0?ip=10.0.0.2&share=yes",
-        "auto://[fe80::2]",
-        "uring://[fe80::2%wire]",
-        "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=0.1:20us,seed=3",
-        "shm://lab",
-        "shm://lab?progress=inline&acks=lazy&dir=/run/a%20b&users=any&ring=65536&isolated=yes",
-        "shm://lab?acks=eager&process_vm=any",
-        "shm://lab?process_vm=yes",
-        "raw://eth0.7",
-        "raw://wire?ip=fd77::1&roce=1&vlan=4094&progress=inline&mtu=512",
-        "loopback://a%26b%25?capture=x%20y.pcapng",
-        "vfio://0000:03:00.0",
-        "vfio://0000:03:00.1?ip=10.0.0.2,fd00::2&neigh=10.0.0.3=02:00:00:00:00:03,fd00::3=0a:0b:0c:0d:0e:0f",
-        "vfio-user:///run/a%20b.sock?lid=fe80::5=7",
-        "vfio://0000:03:00.0?ip=10.0.0.2&mtu=1024&raise=no",
-        "vfio-user:///run/a.sock?raise=yes&wait=3600",
-    ] {
+    for &s in PRINTED {
         let url = parse(s);
         assert_eq!(url.to_string(), s);
         assert_eq!(parse(&url.to_string()), url);
+    }
+}
+
+#[test]
+fn the_refusal_of_an_unknown_option_names_every_option() {
+    let said = refusal("auto://?speed=9");
+    for option in
+        PRINTED.iter().filter_map(|url| url.split_once('?')).flat_map(|(_, options)| options.split('&'))
+    {
+        let name = option.split('=').next().expect("a split has a first part");
+        assert!(said.contains(&format!("{name}=")), "{name}: {said}");
     }
 }
 
@@ -116,6 +130,8 @@ fn refusals_name_the_value_and_the_remedy() {
         ("shm://lab?dir=", ["dir", "/run/lab"]),
         ("shm://lab?process_vm=maybe", ["maybe", "any"]),
         ("udp://?dir=/run/lab", ["udp://", "shm://DOMAIN"]),
+        ("udp://?ring=64K", ["ring=", "auto://ADDRESS"]),
+        ("vfio://0000:03:00.0?share=yes", ["share=", "software adapter"]),
         ("vfio://", ["needs a PCI function", "lspci"]),
         ("vfio-user://", ["needs a socket", "hca serve"]),
         ("vfio://0000:03:00.0?ip=10.0.0", ["`10.0.0`", "ip=10.0.0.2"]),
