@@ -522,6 +522,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use hca_fabric::LoopbackNet;
+    use hca_prm::InitSegment;
     use hca_vfio::user::wire::{DmaUnmap, Request};
     use softhca::{Options, Progress};
 
@@ -694,8 +695,8 @@ mod tests {
 
     #[test]
     fn a_function_with_many_queue_pairs_is_reset_and_let_go_of_while_others_are_served() {
-        // By message, by configuration space, by command, and as its client goes.
-        for (n, name) in ["reset", "flr", "gone"].iter().enumerate() {
+        // By message, by configuration space, by a register, and as its client goes.
+        for (n, name) in ["reset", "flr", "register", "gone"].iter().enumerate() {
             let mut bed = Bed::new(name);
             let (mut a, mut b) = (bed.client("a"), bed.client("b"));
             give_queue_pairs(&mut bed, 1000);
@@ -706,13 +707,19 @@ mod tests {
                     let write = Request::RegionWrite { region: 7, offset: at, data: &[0x10, 0xa0] };
                     a.write_all(&write.build(2, false)).unwrap();
                 }
+                2 => {
+                    let interface = InitSegment::new().with(InitSegment::NIC_INTERFACE, 7);
+                    let data = &interface.as_bytes()[0x14..0x18];
+                    let write = Request::RegionWrite { region: 0, offset: 0x14, data };
+                    a.write_all(&write.build(2, false)).unwrap();
+                }
                 _ => drop(a.shutdown(std::net::Shutdown::Both)),
             }
             let (turns, most) = turns_until_none(&mut bed, &mut b, queue_pairs);
             assert!(turns > 1000 / 64 / (LOOKS as usize + 1), "{name}: {turns} turns");
             assert!(most <= 64 * (LOOKS as usize + 1), "{name}: {most} queue pairs in one turn");
             bed.look();
-            if n < 2 {
+            if n < 3 {
                 assert!(reads(&mut a) > 0, "{name}: it is answered");
             } else {
                 assert!(bed.server.slots[0].client.is_none());

@@ -33,6 +33,8 @@ const LOG_CMDQ_STRIDE: u32 = 6;
 const FW_REV: (u32, u32, u32) = (12, 28, 2006);
 /// What the health counter counts.
 const HEALTH_TICK_MS: u128 = 10;
+/// Where the lower half of the command queue's address stands, and whether a driver uses the function.
+const CMDQ_AND_INTERFACE: u64 = 0x14;
 /// How bad a fault is that the function reports, on the scale of the system log.
 const CRITICAL: u32 = 2;
 
@@ -96,7 +98,7 @@ impl Registers {
                 .set(InitSegment::CMD_INTERFACE_REV, CMD_INTERFACE_REV)
                 .set(InitSegment::FW_REV_SUBMINOR, FW_REV.2),
             0x10 => s.set(InitSegment::CMDQ_PHY_ADDR_63_32, (self.cmdq >> 32) as u32),
-            0x14 => s
+            CMDQ_AND_INTERFACE => s
                 .set(InitSegment::CMDQ_PHY_ADDR_31_12, self.cmdq as u32 >> 12)
                 .set(InitSegment::NIC_INTERFACE, self.nic_interface)
                 .set(InitSegment::LOG_CMDQ_SIZE, LOG_CMDQ_SIZE)
@@ -173,13 +175,21 @@ impl Function {
         }
     }
 
+    /// Whether this write to BAR 0 would end all objects, as the driver uses the function no more.
+    pub(crate) fn ends_use(offset: u64, data: &[u8]) -> bool {
+        let at = CMDQ_AND_INTERFACE.checked_sub(offset).filter(|at| at.is_multiple_of(4));
+        let row = at.and_then(|at| data.get(usize::try_from(at).ok()?..)?.first_chunk());
+        let code = row.map(|row| InitSegment::NIC_INTERFACE.of_row(u32::from_be_bytes(*row)));
+        matches!(code.and_then(NicInterface::from_code), Some(NicInterface::Disabled | NicInterface::SwReset))
+    }
+
     fn write_row(&mut self, offset: u64, row: u32) {
         match offset {
             0x10 => {
                 let low = self.registers.cmdq & u64::from(u32::MAX);
                 self.registers.cmdq = u64::from(row) << 32 | low;
             }
-            0x14 => {
+            CMDQ_AND_INTERFACE => {
                 let low = u64::from(InitSegment::CMDQ_PHY_ADDR_31_12.of_row(row)) << 12;
                 self.registers.cmdq = self.registers.cmdq >> 32 << 32 | low;
                 self.set_nic_interface(InitSegment::NIC_INTERFACE.of_row(row));

@@ -95,12 +95,19 @@ impl hca_vfio::user::serve::Function for Function {
     /// Ends queue pairs and takes keys and ranges back where memory goes, and destroys queue pairs where all go, so
     /// many at a time.
     fn prepare(&mut self, request: &Request<'_>) -> bool {
+        let mut before = |region, offset, data: &[u8]| match region {
+            REGION_CONFIG => self.piece_before(offset, data),
+            REGION_BAR => Self::ends_use(offset, data) && self.destroy_piece(),
+            _ => false,
+        };
         match request {
             Request::DmaUnmap(unmap) => self.unmap_piece(unmap.address, unmap.size),
-            Request::RegionWrite { region: REGION_CONFIG, offset, data } => self.piece_before(*offset, data),
-            Request::RegionWriteMulti(writes) => {
-                writes.iter().any(|w| w.region == REGION_CONFIG && self.piece_before(w.offset, &w.data))
-            }
+            Request::RegionWrite { region, offset, data } => before(*region, *offset, data),
+            // What stands behind the bytes that are written means nothing.
+            Request::RegionWriteMulti(writes) => writes.iter().any(|w| {
+                let written = w.data.get(..w.count as usize).unwrap_or_default();
+                before(w.region, w.offset, written)
+            }),
             Request::DeviceReset => self.destroy_piece(),
             _ => false,
         }
@@ -109,5 +116,29 @@ impl hca_vfio::user::serve::Function for Function {
     /// A script has it hang up.
     fn hangs_up(&self) -> bool {
         self.hung_up
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_vfio::user::serve::Function as _;
+    use hca_vfio::user::wire::MultiWrite;
+
+    use super::*;
+    use crate::bed::{QpShape, Server};
+    use crate::bus::pci::EXPRESS;
+
+    #[test]
+    fn what_stands_behind_the_written_bytes_ends_nothing() {
+        let mut c = Server::new().client(0);
+        let cq = c.cq(4);
+        c.qp(QpShape::default(), &cq, &cq);
+        // The second byte would be a reset.
+        let data = [0x10, 0xa0, 0, 0, 0, 0, 0, 0];
+        for (count, left) in [(1, 1), (2, 0)] {
+            let write = MultiWrite { region: REGION_CONFIG, offset: EXPRESS as u64 + 8, data, count };
+            assert!(!c.function.prepare(&Request::RegionWriteMulti(vec![write])));
+            assert_eq!(c.function.objects.qps.len(), left, "{count} bytes");
+        }
     }
 }

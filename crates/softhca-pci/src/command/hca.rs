@@ -101,7 +101,11 @@ impl Function {
 
     /// Whether a command destroys all objects, and would be done now.
     pub(super) fn ends_all(&self, input: &[u8]) -> bool {
-        let is_teardown = parse::<CmdIn>(input).is_ok_and(|head| head.opcode() == Opcode::TEARDOWN_HCA);
+        let opcode = parse::<CmdIn>(input).map(|head| head.opcode());
+        if opcode == Ok(Opcode::DISABLE_HCA) {
+            return true;
+        }
+        let is_teardown = opcode == Ok(Opcode::TEARDOWN_HCA);
         let ends = |profile| matches!(profile, TeardownProfile::GracefulClose | TeardownProfile::ForceClose);
         is_teardown && self.commands.phase == Phase::Running && teardown_profile(input).is_ok_and(ends)
     }

@@ -245,21 +245,24 @@ fn keys_say_what_they_were_made_with() {
 
 #[test]
 fn what_is_torn_down_with_many_queue_pairs_goes_bit_by_bit_and_is_answered_behind_the_last() {
-    let mut c = Client::new(&Server::new(), FunctionOptions::default(), 16 << 20);
-    let cq = c.cq(4);
-    for _ in 0..200 {
-        c.qp(QpShape::default(), &cq, &cq);
+    let disable = CmdIn::new().with(CmdIn::OPCODE, Opcode::DISABLE_HCA.0.into());
+    for ends in [TeardownHcaIn::new().as_bytes().to_vec(), disable.as_bytes().to_vec()] {
+        let mut c = Client::new(&Server::new(), FunctionOptions::default(), 16 << 20);
+        let cq = c.cq(4);
+        for _ in 0..200 {
+            c.qp(QpShape::default(), &cq, &cq);
+        }
+        let refused = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, 77);
+        assert_eq!(c.command(&refused), Err(CmdStatus::BadParam));
+        assert_eq!(c.function.objects.qps.len(), 200, "what is refused destroys nothing");
+        let mut answer = c.give(&ends, 16);
+        let mut left = vec![c.function.objects.qps.len()];
+        while answer == Answer::Lost {
+            assert!(c.function.look());
+            left.push(c.function.objects.qps.len());
+            answer = c.answer(0);
+        }
+        assert_eq!(left, [136, 72, 8, 0]);
+        assert!(matches!(answer, Answer::Delivered(CmdStatus::Ok, _)));
     }
-    let refused = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, 77);
-    assert_eq!(c.command(&refused), Err(CmdStatus::BadParam));
-    assert_eq!(c.function.objects.qps.len(), 200, "what is refused destroys nothing");
-    let mut answer = c.give(TeardownHcaIn::new().as_bytes(), 16);
-    let mut left = vec![c.function.objects.qps.len()];
-    while answer == Answer::Lost {
-        assert!(c.function.look());
-        left.push(c.function.objects.qps.len());
-        answer = c.answer(0);
-    }
-    assert_eq!(left, [136, 72, 8, 0]);
-    assert!(matches!(answer, Answer::Delivered(CmdStatus::Ok, _)));
 }
