@@ -39,8 +39,9 @@
 //! # Rules of checks
 //!
 //! - Every check opens adapters of its own and closes them again; checks run in parallel.
-//! - A wait polls, turns *all* adapters of the check (some have no other thread that does) and yields. When
-//!   [`Bed::patience`] is over the wait fails and shows every counter. Nothing hangs.
+//! - A wait polls, turns *all* adapters of the check (some have no other thread that does) and yields, or
+//!   sleeps where nothing moves ([`Pause`]). When [`Bed::patience`] is over the wait fails and shows every counter.
+//!   Nothing hangs.
 //! - If adapters differ in a case that the IBA leaves open, a check accepts each of the outcomes, and documents that.
 //! - A bed denies missing features by [`Bed::can`]; the checks that need such a feature then pass at once. A bed over a
 //!   network that loses packets denies [`Feature::Lossless`]: the reliable services have to pass all the same.
@@ -74,6 +75,7 @@ mod checks;
 mod differential;
 mod mem;
 mod node;
+mod pause;
 mod qp;
 mod ran;
 mod suite;
@@ -81,5 +83,6 @@ mod world;
 
 pub use bed::{Bed, Feature, run};
 pub use differential::differ;
+pub use pause::Pause;
 pub use ran::Ran;
 pub(crate) use suite::CHECKS;

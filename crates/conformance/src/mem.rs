@@ -1,8 +1,8 @@
 //! Registered memory of a check.
 //!
 //! Invariants:
-//! 1. While a [`Mem`] is registered its bytes are accessed through atomics only, never through references to plain
-//!    data: adapters and peers change them meanwhile.
+//! 1. While a [`Mem`] is registered its bytes are accessed through atomics and the copies of `hca-dma` only, never
+//!    through references to plain data: adapters and peers change them meanwhile.
 //! 2. The region is deregistered before its memory is freed.
 //! 3. While it is not registered no other code accesses the bytes, and a holder with exclusive access may read and
 //!    write them.
@@ -11,7 +11,7 @@
 use core::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use hca_core::{Access, DeviceError, DmaMemory, MrHandle, MrInit, MrKeys, RemoteAddr, Sge};
 
@@ -161,42 +161,22 @@ impl Mem {
         // SAFETY: the assertion keeps it inside of the allocation.
         unsafe { self.memory.addr().add(offset) }
     }
-    fn byte(&self, offset: usize) -> &AtomicU8 {
-        // SAFETY: (1) valid as long as `self`, and only reached through atomics.
-        unsafe { AtomicU8::from_ptr(self.at(offset, 1).as_ptr()) }
-    }
     /// The word at `offset`, a multiple of 8.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
         assert_eq!(offset % 8, 0);
-        // SAFETY: (1) as in `byte`; the memory and the offset are aligned to 8 bytes.
+        // SAFETY: (1) valid as long as `self`, and only reached through atomics; memory and offset are aligned to 8 bytes.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).as_ptr().cast()) }
     }
     /// Writes bytes at `offset`.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
-        let mut at = offset;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            if at.is_multiple_of(8) && rest.len() >= 8 {
-                let (word, tail) = rest.split_first_chunk::<8>().unwrap();
-                self.word(at).store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-                (at, rest) = (at + 8, tail);
-            } else {
-                self.byte(at).store(rest[0], Ordering::Relaxed);
-                (at, rest) = (at + 1, &rest[1..]);
-            }
-        }
+        // SAFETY: (1) the copy makes no reference; `at` keeps it inside of the allocation.
+        unsafe { hca_dma::store(self.at(offset, bytes.len()).as_ptr(), bytes) };
     }
     /// Reads `len` bytes at `offset`.
     pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
-        let mut out = Vec::with_capacity(len);
-        while out.len() < len {
-            let at = offset + out.len();
-            if at.is_multiple_of(8) && len - out.len() >= 8 {
-                out.extend_from_slice(&self.word(at).load(Ordering::Relaxed).to_ne_bytes());
-            } else {
-                out.push(self.byte(at).load(Ordering::Relaxed));
-            }
-        }
+        let mut out = vec![0; len];
+        // SAFETY: (1) the copy makes no reference; `at` keeps it inside of the allocation.
+        unsafe { hca_dma::load(self.at(offset, len).as_ptr(), &mut out) };
         out
     }
     /// Fills all of it with one byte.
@@ -211,7 +191,9 @@ impl Mem {
     #[track_caller]
     pub(crate) fn assert_bytes(&self, offset: usize, want: &[u8]) {
         let got = self.read(offset, want.len());
-        if let Some(i) = (0..want.len()).find(|&i| got[i] != want[i]) {
+        // Whole slices first: byte by byte, without optimisation, takes a fifth of the suite's time.
+        if got != want {
+            let i = (0..want.len()).find(|&i| got[i] != want[i]).expect("they differ");
             panic!("byte {i} of {} at offset {offset} is {:#04x}, not {:#04x}", want.len(), got[i], want[i]);
         }
     }
@@ -219,7 +201,11 @@ impl Mem {
     #[track_caller]
     pub(crate) fn assert_untouched_but(&self, offset: usize, len: usize, byte: u8) {
         let all = self.read(0, self.len());
-        if let Some(i) = (0..all.len()).find(|&i| !(offset..offset + len).contains(&i) && all[i] != byte) {
+        let mut want = vec![byte; all.len()];
+        let (start, end) = (offset.min(all.len()), (offset + len).min(all.len()));
+        want[start..end].copy_from_slice(&all[start..end]);
+        if all != want {
+            let i = (0..all.len()).find(|&i| all[i] != want[i]).expect("they differ");
             panic!("byte {i} was written ({:#04x}), outside of {offset}..{}", all[i], offset + len);
         }
     }

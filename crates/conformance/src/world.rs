@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hca_core::{AsyncEvent, Device, WcStatus};
 
-use crate::{Bed, Feature, Ran};
+use crate::{Bed, Feature, Pause, Ran};
 
 /// All adapters of one check. Waiting turns them all, since with some devices nobody else does.
 pub(crate) struct World {
@@ -52,28 +52,26 @@ impl World {
     /// # Panics
     /// When the bed's patience ends, with `what` and all counters that are not zero.
     pub(crate) fn wait<T>(&self, what: &str, ready: impl FnMut() -> Option<T>) -> T {
-        self.wait_calling(what, ready, || {
-            self.turn();
-        })
+        self.wait_calling(what, ready, || self.turn())
     }
 
     /// Waits and calls no adapter; they have to move by themselves.
     pub(crate) fn wait_idle<T>(&self, what: &str, ready: impl FnMut() -> Option<T>) -> T {
-        self.wait_calling(what, ready, || ())
+        self.wait_calling(what, ready, || false)
     }
 
     fn wait_calling<T>(
         &self,
         what: &str,
         mut ready: impl FnMut() -> Option<T>,
-        mut between: impl FnMut(),
+        mut between: impl FnMut() -> bool,
     ) -> T {
-        let mut ran = Ran::new();
+        let (mut ran, mut pause) = (Ran::new(), Pause::new());
         loop {
             if let Some(v) = ready() {
                 return v;
             }
-            between();
+            let moved = between();
             assert!(
                 ran.tick() < self.patience,
                 "{}: waited {:?} in vain for {what}\n{}",
@@ -81,7 +79,7 @@ impl World {
                 self.patience,
                 self.report()
             );
-            std::thread::yield_now();
+            pause.rest(moved);
         }
     }
 
@@ -91,14 +89,15 @@ impl World {
         let (long, many) = (Duration::from_millis(100), 250);
         let quiet = Duration::from_millis(if self.passive { 5 } else { 2 });
         let start = Instant::now();
-        let (mut since, mut quiet_turns, mut turns) = (start, 0, 0);
+        let (mut since, mut quiet_turns, mut turns, mut pause) = (start, 0, 0, Pause::new());
         while (since.elapsed() < quiet || quiet_turns < 20) && (start.elapsed() < long || turns < many) {
             quiet_turns += 1;
             turns += 1;
-            if self.turn() {
+            let moved = self.turn();
+            if moved {
                 (since, quiet_turns) = (Instant::now(), 0);
             }
-            std::thread::yield_now();
+            pause.rest(moved);
         }
     }
 

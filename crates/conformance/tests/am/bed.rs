@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use hca_am::{Bundle, EndpointId, EndpointName, Error, Options, Reason, Tag, Way};
-use hca_conformance::Bed as _;
+use hca_conformance::{Bed as _, Pause};
 use hca_verbs::Context;
 use softhca::Progress;
 
@@ -117,15 +117,16 @@ impl Side {
 /// Polls the sides until something is there.
 #[track_caller]
 pub(crate) fn until<T>(sides: &mut [&mut Side], what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
+    let (end, mut pause) = (Instant::now() + PATIENCE, Pause::new());
     loop {
         if let Some(found) = ready() {
             return found;
         }
+        let mut moved = false;
         for side in &mut *sides {
-            side.bundle.poll().unwrap();
+            moved |= side.bundle.poll().unwrap() > 0;
         }
-        std::thread::yield_now();
+        pause.rest(moved);
         assert!(Instant::now() < end, "{what} has not come in {PATIENCE:?}");
     }
 }
@@ -139,13 +140,13 @@ pub(crate) fn next<T>(sides: &mut [&mut Side], what: &str, from: &Receiver<T>) -
 /// Polls the sides until all requests of the first to index 0 were answered.
 #[track_caller]
 pub(crate) fn answered(a: &mut Side, others: &mut [&mut Side]) {
-    let end = Instant::now() + PATIENCE;
+    let (end, mut pause) = (Instant::now() + PATIENCE, Pause::new());
     while a.bundle.outstanding(a.ep, 0).unwrap() > 0 {
-        a.bundle.poll().unwrap();
+        let mut moved = a.bundle.poll().unwrap() > 0;
         for side in &mut *others {
-            side.bundle.poll().unwrap();
+            moved |= side.bundle.poll().unwrap() > 0;
         }
-        std::thread::yield_now();
+        pause.rest(moved);
         assert!(Instant::now() < end, "requests are not answered");
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hca_conformance::Pause;
 use hca_verbs::Context;
 use portals::v4::{
     AckReq, CtEvent, CtHandle, EqHandle, Error, Event, EventKind, Got, Le, LeHandle, LeOptions, Limits,
@@ -167,7 +168,7 @@ impl Pair {
 /// Moves nodes until something is there.
 #[track_caller]
 pub(crate) fn until<R>(nis: &[&Ni], what: &str, mut ready: impl FnMut() -> Option<R>) -> R {
-    let end = Instant::now() + PATIENCE;
+    let (end, mut pause) = (Instant::now() + PATIENCE, Pause::new());
     loop {
         if let Some(found) = ready() {
             return found;
@@ -176,9 +177,7 @@ pub(crate) fn until<R>(nis: &[&Ni], what: &str, mut ready: impl FnMut() -> Optio
         for ni in nis {
             moved |= ni.node().progress();
         }
-        if !moved {
-            std::thread::yield_now();
-        }
+        pause.rest(moved);
         assert!(Instant::now() < end, "{what} has not come in {PATIENCE:?}");
     }
 }
@@ -194,11 +193,9 @@ impl Pump {
         let end = Arc::new(AtomicBool::new(false));
         let ends = end.clone();
         let thread = std::thread::spawn(move || {
+            let mut pause = Pause::new();
             while !ends.load(Ordering::Relaxed) {
-                let moved = nodes.iter().fold(false, |moved, node| moved | node.progress());
-                if !moved {
-                    std::thread::yield_now();
-                }
+                pause.rest(nodes.iter().fold(false, |moved, node| moved | node.progress()));
             }
         });
         Self { end, thread: Some(thread) }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use hca_conformance::Pause;
 use hca_verbs::Context;
 use portals::v3::{
     AckReq, EqHandle, EventKind, Got, Limits, MatchId, Md, MdHandle, MdOptions, MeHandle, Ni, Position,
@@ -137,12 +138,12 @@ impl Side {
     /// Waits for the next event of a queue, while the other side does its part.
     #[track_caller]
     pub(crate) fn next_of(&self, eq: EqHandle, other: &Self) -> Got {
-        let began = Instant::now();
+        let (began, mut pause) = (Instant::now(), Pause::new());
         loop {
             if let Some(got) = self.ni.eq_get(eq).unwrap() {
                 return got;
             }
-            other.ni.node().progress();
+            pause.rest(other.ni.node().progress());
             assert!(began.elapsed() < LIMIT, "no event came");
         }
     }
@@ -176,10 +177,9 @@ impl Side {
 /// Waits for something that both sides work at.
 #[track_caller]
 pub(crate) fn until(a: &Side, b: &Side, mut done: impl FnMut() -> bool) {
-    let began = Instant::now();
+    let (began, mut pause) = (Instant::now(), Pause::new());
     while !done() {
-        a.ni.progress();
-        b.ni.progress();
+        pause.rest(a.ni.progress() | b.ni.progress());
         assert!(began.elapsed() < LIMIT, "it did not happen");
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hca_conformance::Bed as _;
+use hca_conformance::{Bed as _, Pause};
 use hca_verbs::Context;
 use hca_via::{
     AsyncError, Descriptor, Discriminator, Done, Error, MemAttributes, Memory, NetAddress, Nic, Ptag,
@@ -171,7 +171,7 @@ impl Pair {
 /// Moves VIs until something is there.
 #[track_caller]
 pub(crate) fn until<T>(vis: &[&Vi], what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
+    let (end, mut pause) = (Instant::now() + PATIENCE, Pause::new());
     loop {
         if let Some(found) = ready() {
             return found;
@@ -179,7 +179,7 @@ pub(crate) fn until<T>(vis: &[&Vi], what: &str, mut ready: impl FnMut() -> Optio
         for vi in vis {
             let _ = vi.query();
         }
-        std::thread::yield_now();
+        pause.rest(false);
         assert!(Instant::now() < end, "{what} has not come in {PATIENCE:?}");
     }
 }
