@@ -52,6 +52,8 @@ const BURST: u64 = 64;
 /// Networks without a system call.
 const LOOPBACK: &str = "loopback://count?progress=inline&acks=lazy";
 const SHM: &str = "shm://count?progress=inline&acks=lazy";
+/// By whose rings packets go, and no messages.
+const SHM_PACKETS: &str = "shm://count?progress=inline&acks=lazy&mtu=4096";
 /// With a thread, as connection managers would move an adapter without one at each message.
 const SHM_THREAD: &str = "shm://count?acks=lazy";
 /// One whose system calls are counted by what the program does around them.
@@ -60,7 +62,7 @@ const UDP: &str = "udp://?progress=inline&acks=lazy";
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 39] = [
+const CASES: [Case; 41] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -70,11 +72,13 @@ const CASES: [Case; 39] = [
     ("rc_send_8", || rc_send(8)),
     ("rc_send_4096", || rc_send(4096)),
     ("rc_burst_8", || rc_burst(LOOPBACK)),
-    ("shm_ping_8", shm_ping),
+    ("shm_ping_8", || shm_ping(SHM)),
+    ("shm_packets_ping_8", || shm_ping(SHM_PACKETS)),
     ("shm_ping_raw_8", || shm_ping_raw(false)),
     ("shm_ping_raw_8_srq", || shm_ping_raw(true)),
     ("shm_turns_8", shm_turns),
     ("shm_burst_8", || rc_burst(SHM)),
+    ("shm_packets_burst_8", || rc_burst(SHM_PACKETS)),
     ("shm_write_8", shm_write),
     ("shm_writes_8", shm_writes),
     ("async_shm_ping_8", async_shm_ping),
@@ -330,8 +334,8 @@ fn rc_send_once(a: &mut End, b: &mut End, source: &hca::FrozenBuf) {
 }
 
 /// One message of 8 bytes there, and one back, by shared memory: unsignalled, but for every 64th. A round is both.
-fn shm_ping() {
-    let (mut a, mut b) = ends(SHM);
+fn shm_ping(device: &str) {
+    let (mut a, mut b) = ends(device);
     for end in [&mut a, &mut b] {
         for buf in end.pd.alloc_many(64, 8).expect("there is memory") {
             end.qp.post_recv(buf).expect("the queue has room");
