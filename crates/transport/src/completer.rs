@@ -32,8 +32,8 @@ impl Requester {
         host: &mut H,
     ) -> Result<(), WcStatus> {
         let psn = packet.bth().psn();
-        let offset = span(self.una_psn, psn);
-        if offset >= span(self.una_psn, self.sent_psn) {
+        let offset = span(self.una.psn, psn);
+        if offset >= span(self.una.psn, self.sent_psn) {
             self.handle_ghost(psn, packet, host);
             return Ok(());
         }
@@ -66,7 +66,7 @@ impl Requester {
     #[cold]
     fn handle_ghost<H: Host>(&mut self, psn: Psn, packet: &Packet<'_>, host: &mut H) {
         // The last acknowledgement once more may bring new credits.
-        if psn.add(1) == self.una_psn
+        if psn.add(1) == self.una.psn
             && let Some(Aeth { syndrome, .. }) = packet.aeth()
             && let Some(Syndrome::Ack(credits)) = Syndrome::decode(*syndrome)
             && packet.opcode().op() == Some(PacketOp::Acknowledge)
@@ -86,7 +86,7 @@ impl Requester {
     /// All up to `psn` arrived.
     #[inline]
     fn handle_ack<H: Host>(&mut self, now: Instant, path: &Path, psn: Psn, host: &mut H) {
-        if self.reach(now, path, psn.add(1), host) && self.probed.is_some() {
+        if self.reach(now, path, psn.add(1), host) && self.probe.sent.is_some() {
             self.settle_probe(now);
         }
     }
@@ -94,10 +94,10 @@ impl Requester {
     /// The probe was answered: what was sent before it and is not acknowledged was lost.
     #[cold]
     fn settle_probe(&mut self, now: Instant) {
-        let Some(probed) = self.probed.filter(|p| !self.una_psn.is_before(p.end)) else { return };
-        self.probed = None;
+        let Some(probed) = self.probe.sent.filter(|p| !self.una.psn.is_before(p.end)) else { return };
+        self.probe.sent = None;
         let after_ns = now.as_nanos().saturating_sub(probed.at_ns);
-        if self.una_psn.is_before(probed.tells_of) && self.rtt.is_answer(after_ns) {
+        if self.una.psn.is_before(probed.tells_of) && self.rtt.is_answer(after_ns) {
             self.rewind(now.as_nanos());
         }
     }
@@ -108,11 +108,11 @@ impl Requester {
     fn settle_read_probe(&mut self, now: Instant, early: bool, ends_request: bool) {
         if early == ends_request {
             debug_assert!(!early);
-            self.probed = self.probed.filter(|p| self.una_psn.is_before(p.end));
+            self.probe.sent = self.probe.sent.filter(|p| self.una.psn.is_before(p.end));
         } else if ends_request {
             self.settle_probe(now);
         } else {
-            self.probed = None;
+            self.probe.sent = None;
             if self.may_rewind(now) {
                 self.rewind(now.as_nanos());
             }
@@ -123,27 +123,27 @@ impl Requester {
     /// a READ or atomic that was not answered stands in the way.
     #[inline]
     fn advance<H: Host>(&mut self, now: Instant, path: &Path, upto: Psn, host: &mut H) -> bool {
-        let (from, cost) = (self.una_psn, self.una_cost);
+        let (from, cost) = (self.una.psn, self.una.cost);
         let mut lost = false;
-        while self.una_psn != upto {
+        while self.una.psn != upto {
             let kind = self.una_kind();
             if kind.is_answered() {
                 lost = true;
                 break;
             }
-            let (end, end_cost) = self.end_of(self.una_index);
-            let left = span(self.una_psn, end);
-            let acked = span(self.una_psn, upto);
+            let (end, end_cost) = self.end_of(self.una.index);
+            let left = span(self.una.psn, end);
+            let acked = span(self.una.psn, upto);
             if acked < left {
-                self.una_psn = upto;
-                self.una_cost = self.una_cost.wrapping_add(path.full_cost.wrapping_mul(acked as u16));
+                self.una.psn = upto;
+                self.una.cost = self.una.cost.wrapping_add(path.full_cost.wrapping_mul(acked as u16));
                 break;
             }
-            (self.una_psn, self.una_cost) = (end, end_cost);
+            (self.una.psn, self.una.cost) = (end, end_cost);
             self.complete_oldest(kind, 0, host);
         }
-        if self.una_psn != from {
-            self.progressed(now, path, self.una_cost.wrapping_sub(cost));
+        if self.una.psn != from {
+            self.progressed(now, path, self.una.cost.wrapping_sub(cost));
         }
         lost
     }
@@ -152,7 +152,7 @@ impl Requester {
     /// answer, so its response was lost, and it is asked for again.
     #[inline]
     fn reach<H: Host>(&mut self, now: Instant, path: &Path, upto: Psn, host: &mut H) -> bool {
-        if self.una_psn == upto || !self.advance(now, path, upto, host) {
+        if self.una.psn == upto || !self.advance(now, path, upto, host) {
             return true;
         }
         if self.may_rewind(now) {
@@ -163,8 +163,8 @@ impl Requester {
 
     /// Whether this PSN is one of the oldest request's.
     fn is_within_oldest(&self, psn: Psn) -> bool {
-        let first = self.first_psn(self.una_index);
-        span(first, psn) < span(first, self.end_of(self.una_index).0)
+        let first = self.first_psn(self.una.index);
+        span(first, psn) < span(first, self.end_of(self.una.index).0)
     }
 
     #[inline]
@@ -172,8 +172,8 @@ impl Requester {
         if kind == Kind::Resync {
             return self.resynchronized();
         }
-        host.complete_send(self.una_index, WcStatus::Success, byte_len);
-        self.una_index = self.una_index.wrapping_add(1);
+        host.complete_send(self.una.index, WcStatus::Success, byte_len);
+        self.una.index = self.una.index.wrapping_add(1);
         self.recv_done = self.recv_done.wrapping_add(kind.consumes_recv().into());
     }
 
@@ -184,7 +184,7 @@ impl Requester {
             // A SEND under way holds its receive request already.
             let begun = !self.is_drained()
                 && self.una_kind() == Kind::Send
-                && self.first_psn(self.una_index) != self.una_psn;
+                && self.first_psn(self.una.index) != self.una.psn;
             let used = self.recv_done.wrapping_add(begun.into());
             used.wrapping_add(Syndrome::credits(encoded).into())
         });
@@ -251,7 +251,7 @@ impl Requester {
         if self.una_kind() != Kind::Atomic {
             return Err(WcStatus::BadResponse);
         }
-        host.scatter(self.una_index, 0, &original.original.get().to_ne_bytes()).map_err(local_status)?;
+        host.scatter(self.una.index, 0, &original.original.get().to_ne_bytes()).map_err(local_status)?;
         self.answered(now, path, Some(8), host);
         self.settle_probe(now);
         Ok(())
@@ -272,8 +272,8 @@ impl Requester {
         if self.una_kind() != Kind::Read {
             return Err(WcStatus::BadResponse);
         }
-        let len = host.send_request(self.una_index).len;
-        let at = span(self.first_psn(self.una_index), psn);
+        let len = host.send_request(self.una.index).len;
+        let at = span(self.first_psn(self.una.index), psn);
         let offset = at * path.mtu;
         let last = at + 1 == path.packets(len);
         let ends_request = last || (at + 1) & (path.chunk - 1) == 0;
@@ -282,15 +282,15 @@ impl Requester {
         let early = says_end && !ends_request;
         if data.len() as u32 != (len - offset).min(path.mtu)
             || ends_request && !says_end
-            || early && self.asked_alone != Some(psn)
+            || early && self.probe.alone != Some(psn)
         {
             return Err(WcStatus::BadResponse);
         }
         if !data.is_empty() {
-            host.scatter(self.una_index, offset, data).map_err(local_status)?;
+            host.scatter(self.una.index, offset, data).map_err(local_status)?;
         }
         self.answered(now, path, last.then_some(len), host);
-        if self.probed.is_some() {
+        if self.probe.sent.is_some() {
             self.settle_read_probe(now, early, ends_request);
         }
         Ok(())
@@ -299,18 +299,18 @@ impl Requester {
     /// The packet that was waited for came; `Some` ends its message, with this many bytes.
     #[inline]
     fn answered<H: Host>(&mut self, now: Instant, path: &Path, ends: Option<u32>, host: &mut H) {
-        let before = self.una_cost;
+        let before = self.una.cost;
         match ends {
             Some(byte_len) => {
-                (self.una_psn, self.una_cost) = self.end_of(self.una_index);
+                (self.una.psn, self.una.cost) = self.end_of(self.una.index);
                 self.complete_oldest(Kind::Read, byte_len, host);
             }
             None => {
-                self.una_psn = self.una_psn.add(1);
-                self.una_cost = self.una_cost.wrapping_add(path.full_cost);
+                self.una.psn = self.una.psn.add(1);
+                self.una.cost = self.una.cost.wrapping_add(path.full_cost);
             }
         }
-        let cost = self.una_cost.wrapping_sub(before);
+        let cost = self.una.cost.wrapping_sub(before);
         self.progressed(now, path, cost);
     }
 }

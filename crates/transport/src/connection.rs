@@ -242,7 +242,7 @@ impl Connection {
     /// Ready to send, from this PSN on.
     pub(crate) fn start(&mut self, config: &QpConfig, attr: &QpAttr, psn: Psn) {
         self.path = Path::new(config, attr);
-        self.requester = Requester::new(&self.path, config, psn, self.requester.una_index);
+        self.requester = Requester::new(&self.path, config, psn, self.requester.una.index);
         self.requester.posted();
     }
     /// Attributes changed, or sending may go on.

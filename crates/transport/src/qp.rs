@@ -279,7 +279,7 @@ impl Qp {
     fn sq_index(&self) -> u32 {
         match &self.service {
             Service::Unconnected { index } => *index,
-            Service::Rc(c) => c.requester.una_index,
+            Service::Rc(c) => c.requester.una.index,
             Service::Local(m) => m.requester.oldest(),
             Service::Uc(u) => u.index,
             Service::Ud(d) => d.index,

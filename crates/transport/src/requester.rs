@@ -55,24 +55,62 @@ pub(crate) struct Probed {
     pub(crate) at_ns: u64,
 }
 
+/// A place in the sequence: a request, a PSN, and the cost of all before that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Position {
+    pub(crate) index: u32,
+    pub(crate) psn: Psn,
+    pub(crate) cost: u16,
+}
+
+/// When packets ask for an acknowledgement.
+#[derive(Debug)]
+struct Asking {
+    /// Packets and cost since the last packet that asked, and how many packets there may be of messages of one packet
+    /// each: of those a short queue holds few.
+    packets: u32,
+    cost: u32,
+    max_packets: u32,
+    /// The PSN behind the last packet that asked, until it is answered.
+    until: Option<Psn>,
+}
+
+impl Asking {
+    /// The packet that ends before this PSN asks.
+    #[inline]
+    fn asked(&mut self, end: Psn) {
+        self.begin();
+        self.until = Some(end);
+    }
+    /// None of the packets from here on has asked.
+    #[inline]
+    fn begin(&mut self) {
+        (self.packets, self.cost) = (0, 0);
+    }
+}
+
+/// The probe for what is silent.
+#[derive(Debug)]
+pub(crate) struct Probe {
+    at: u64,
+    is_due: bool,
+    pub(crate) sent: Option<Probed>,
+    /// The packet of a READ that the last probe asked for by itself. Its response says that it ends there, or comes
+    /// amid the others; probes of other packets are answered by now.
+    pub(crate) alone: Option<Psn>,
+}
+
 /// The requester of one connection.
 #[derive(Debug)]
 pub(crate) struct Requester {
     inflight: Inflight,
-    /// Oldest request that is not completed.
-    pub(crate) una_index: u32,
-    /// Oldest PSN that is not acknowledged, and the cost of all before it.
-    pub(crate) una_psn: Psn,
-    pub(crate) una_cost: u16,
-    /// The first request that was not started; its first PSN and cost.
-    pub(crate) next_index: u32,
-    next_psn: Psn,
-    next_cost: u16,
-    /// The cursor: request, packet in it, its PSN and cost.
-    cur_index: u32,
+    /// The oldest request that is not completed, and the oldest PSN that is not acknowledged.
+    pub(crate) una: Position,
+    /// The first request that was not started.
+    pub(crate) next: Position,
+    /// The cursor, and the packet in its request.
+    cur: Position,
     cur_packet: u32,
-    cur_psn: Psn,
-    cur_cost: u16,
     current: Option<Current>,
     /// The PSN behind the last that was ever sent.
     pub(crate) sent_psn: Psn,
@@ -81,13 +119,7 @@ pub(crate) struct Requester {
     ready: bool,
     /// Something is to be sent, but waits for an input.
     blocked: bool,
-    /// Packets and cost since the last packet that asked for an acknowledgement, and how many packets there may be of
-    /// messages of one packet each: of those a short queue holds few.
-    unasked_packets: u32,
-    unasked_cost: u32,
-    max_unasked: u32,
-    /// The PSN behind the last packet that asked, until it is answered.
-    asked: Option<Psn>,
+    asking: Asking,
     pub(crate) credits: Credits,
     /// Messages completed that consumed receive requests.
     pub(crate) recv_done: u32,
@@ -95,18 +127,13 @@ pub(crate) struct Requester {
     pub(crate) rtt: Rtt,
     /// A packet whose round trip is being measured, and when it left.
     sample: Option<(Psn, u64)>,
-    /// The queue pair's own timeout; the probe.
+    /// The queue pair's own timeout.
     timeout_at: u64,
-    probe_at: u64,
+    pub(crate) probe: Probe,
     pub(crate) rnr: Rnr,
     /// The peer had no receive request. It drops all behind the packet that it refused, so that one goes
     /// alone until it is taken.
     refused: bool,
-    probe_due: bool,
-    pub(crate) probed: Option<Probed>,
-    /// The packet of a READ that the last probe asked for by itself. Its response says that it ends there, or comes
-    /// amid the others; probes of other packets are answered by now.
-    pub(crate) asked_alone: Option<Psn>,
     pub(crate) retries_left: u8,
     /// When the cursor last went back, and from where.
     rewound_at: u64,
@@ -117,39 +144,33 @@ pub(crate) struct Requester {
 
 impl Requester {
     pub(crate) fn new(path: &Path, config: &QpConfig, psn: Psn, index: u32) -> Self {
+        let first = Position { index, psn, cost: 0 };
         Self {
             inflight: Inflight::new(),
-            una_index: index,
-            una_psn: psn,
-            una_cost: 0,
-            next_index: index,
-            next_psn: psn,
-            next_cost: 0,
-            cur_index: index,
+            una: first,
+            next: first,
+            cur: first,
             cur_packet: 0,
-            cur_psn: psn,
-            cur_cost: 0,
             current: None,
             sent_psn: psn,
             unanswered: Unanswered::new(path.max_rd_atomic),
             ready: false,
             blocked: false,
-            unasked_packets: 0,
-            unasked_cost: 0,
-            max_unasked: (config.max_send_wr / 4).clamp(1, MAX_UNASKED_PACKETS),
-            asked: None,
+            asking: Asking {
+                packets: 0,
+                cost: 0,
+                max_packets: (config.max_send_wr / 4).clamp(1, MAX_UNASKED_PACKETS),
+                until: None,
+            },
             credits: Credits::default(),
             recv_done: 0,
             window: Window::new(config.window_bytes, path.mtu),
             rtt: Rtt::default(),
             sample: None,
             timeout_at: NEVER,
-            probe_at: NEVER,
+            probe: Probe { at: NEVER, is_due: false, sent: None, alone: None },
             rnr: Rnr::new(path),
             refused: false,
-            probe_due: false,
-            probed: None,
-            asked_alone: None,
             retries_left: path.retry_cnt,
             rewound_at: 0,
             rewound_una: None,
@@ -175,21 +196,21 @@ impl Requester {
     }
     /// Whether every message that was started is completed.
     pub(crate) fn is_drained(&self) -> bool {
-        self.una_index == self.next_index
+        self.una.index == self.next.index
     }
     #[inline]
     pub(crate) fn wants_transmit(&self) -> bool {
-        self.ready || self.probe_due
+        self.ready || self.probe.is_due
     }
     /// When [`timeout`](Self::timeout) is due.
     #[inline]
     pub(crate) fn deadline_ns(&self) -> u64 {
-        self.timeout_at.min(self.probe_at).min(self.rnr.until_ns())
+        self.timeout_at.min(self.probe.at).min(self.rnr.until_ns())
     }
     /// Kind of the oldest request in flight.
     #[inline]
     pub(crate) fn una_kind(&self) -> Kind {
-        self.inflight.slot(self.una_index).kind
+        self.inflight.slot(self.una.index).kind
     }
     /// First PSN of a message in flight.
     #[inline]
@@ -200,8 +221,8 @@ impl Requester {
     #[inline]
     pub(crate) fn end_of(&self, index: u32) -> (Psn, u16) {
         let next = index.wrapping_add(1);
-        if next == self.next_index {
-            (self.next_psn, self.next_cost)
+        if next == self.next.index {
+            (self.next.psn, self.next.cost)
         } else {
             (self.first_psn(next), self.inflight.slot(next).cost)
         }
@@ -214,7 +235,7 @@ impl Requester {
     pub(crate) fn stats(&self) -> WindowStats {
         WindowStats {
             cwnd_bytes: self.window.units() * UNIT_BYTES,
-            inflight_bytes: u32::from(self.cur_cost.wrapping_sub(self.una_cost)) * UNIT_BYTES,
+            inflight_bytes: u32::from(self.cur.cost.wrapping_sub(self.una.cost)) * UNIT_BYTES,
             srtt_ns: self.rtt.srtt_ns,
             rttvar_ns: self.rtt.rttvar_ns,
         }
@@ -237,8 +258,8 @@ impl Requester {
             return (0, None);
         }
         // Timers run from the oldest packet that asks. As long as none does, from the last one sent.
-        let waits = self.asked.is_some();
-        if self.probe_due && max > 0 {
+        let waits = self.asking.until.is_some();
+        if self.probe.is_due && max > 0 {
             match self.probe(now, path, host, tx) {
                 Ok(true) => sent += 1,
                 Ok(false) => return (0, None),
@@ -264,10 +285,10 @@ impl Requester {
         // What is blocked, or drains, waits for an answer; where nothing asked for one, the probe does.
         if !self.ready
             && (self.blocked || !may_start)
-            && self.asked.is_none()
-            && self.una_psn != self.sent_psn
+            && self.asking.until.is_none()
+            && self.una.psn != self.sent_psn
         {
-            self.probe_due = true;
+            self.probe.is_due = true;
         }
         (sent, None)
     }
@@ -284,16 +305,16 @@ impl Requester {
         tx: &mut T,
         max: usize,
     ) -> usize {
-        if self.cur_index != self.next_index
-            || self.sent_psn != self.cur_psn
+        if self.cur.index != self.next.index
+            || self.sent_psn != self.cur.psn
             || path.variant != Variant::Plain
         {
             return 0;
         }
         let (posted, units) = (host.sq_posted(), self.window.units());
         let mut sent = 0;
-        while sent < max && self.next_index != posted {
-            let request = host.send_request(self.next_index);
+        while sent < max && self.next.index != posted {
+            let request = host.send_request(self.next.index);
             let remote = request.op.plain_write();
             if remote.is_none() && !request.op.is_plain_send() {
                 break;
@@ -313,20 +334,20 @@ impl Requester {
                 None => (PacketOp::SendOnly, Ext::none()),
                 Some(remote) => (PacketOp::WriteOnly, Ext::one(&reth(remote, request.len))),
             };
-            let bth = path.bth(op, flags, pad(request.len as usize), self.next_psn);
-            if !matches!(send_packet((self.next_index, 0, request.len, true), &bth, &ext, host, tx), Ok(true))
+            let bth = path.bth(op, flags, pad(request.len as usize), self.next.psn);
+            if !matches!(send_packet((self.next.index, 0, request.len, true), &bth, &ext, host, tx), Ok(true))
             {
                 break;
             }
             if ask {
-                self.asked_at(self.next_psn.add(1), now);
+                self.asked_at(self.next.psn.add(1), now);
             }
             self.start(&current, extent.cost, path);
-            (self.cur_psn, self.cur_cost) = (self.next_psn, self.next_cost);
+            (self.cur.psn, self.cur.cost) = (self.next.psn, self.next.cost);
             sent += 1;
         }
-        (self.cur_index, self.sent_psn) = (self.next_index, self.cur_psn);
-        if self.next_index == posted {
+        (self.cur.index, self.sent_psn) = (self.next.index, self.cur.psn);
+        if self.next.index == posted {
             (self.ready, self.blocked) = (false, false);
         }
         sent
@@ -335,16 +356,15 @@ impl Requester {
     /// Whether window and PSNs have room for more.
     #[inline]
     fn fits(&self, Extent { packets, cost }: Extent, units: u32) -> bool {
-        let inflight = u32::from(self.cur_cost.wrapping_sub(self.una_cost));
+        let inflight = u32::from(self.cur.cost.wrapping_sub(self.una.cost));
         (inflight == 0 || !self.refused && inflight + u32::from(cost) <= units)
-            && span(self.una_psn, self.cur_psn) + packets <= MAX_OUTSTANDING
+            && span(self.una.psn, self.cur.psn) + packets <= MAX_OUTSTANDING
     }
 
     /// The packet that ends before `end`, sent for the first time, asks for an acknowledgement.
     #[inline]
     fn asked_at(&mut self, end: Psn, now: Instant) {
-        (self.unasked_packets, self.unasked_cost) = (0, 0);
-        self.asked = Some(end);
+        self.asking.asked(end);
         if self.sample.is_none() {
             self.sample = Some((end.sub(1), now.as_nanos()));
         }
@@ -365,10 +385,10 @@ impl Requester {
         let current = match self.current {
             Some(c) => c,
             None => {
-                if self.cur_index == self.next_index && self.cur_index == host.sq_posted() {
+                if self.cur.index == self.next.index && self.cur.index == host.sq_posted() {
                     return Step::Idle;
                 }
-                let request = host.send_request(self.cur_index);
+                let request = host.send_request(self.cur.index);
                 let current =
                     Current { request, kind: Kind::of(&request.op), packets: path.packets(request.len) };
                 // What one packet ends need not be kept.
@@ -381,7 +401,7 @@ impl Requester {
         if current.kind == Kind::Local {
             return self.carry_out(may_start, host);
         }
-        if self.cur_index == self.next_index {
+        if self.cur.index == self.next.index {
             if !may_start
                 || !self.may_start(&current)
                 || path.variant == Variant::EndToEnd && !self.is_drained()
@@ -389,13 +409,13 @@ impl Requester {
                 return Step::Blocked;
             }
             if let Err(status) =
-                check(&current.request, (current.kind, current.packets > 1), self.cur_index, path, host)
+                check(&current.request, (current.kind, current.packets > 1), self.cur.index, path, host)
             {
                 return self.local_failure(status);
             }
         }
         let mut extent = extent(&current, self.cur_packet, path);
-        if extent.packets > 1 && self.asked_alone == Some(self.cur_psn) {
+        if extent.packets > 1 && self.probe.alone == Some(self.cur.psn) {
             // The responder may have carried out the probe in place of the READ, and repeats no more than that.
             extent = Extent { packets: 1, cost: path.full_cost };
         }
@@ -406,10 +426,10 @@ impl Requester {
             return Step::Blocked;
         }
         let ask = self.asks(&current, extent);
-        if self.cur_index == self.next_index {
+        if self.cur.index == self.next.index {
             self.start(&current, cost, path);
         }
-        match emit(&current, self.cur_index, self.cur_packet, packets, self.cur_psn, ask, path, host, tx) {
+        match emit(&current, self.cur.index, self.cur_packet, packets, self.cur.psn, ask, path, host, tx) {
             Ok(true) => {
                 self.sent(now, &current, extent, ask, host);
                 Step::Sent
@@ -425,17 +445,17 @@ impl Requester {
     /// acknowledgement of a later one: the peer need not send one for each.
     #[inline]
     fn asks(&mut self, current: &Current, Extent { packets, cost }: Extent) -> bool {
-        self.unasked_packets += packets;
-        self.unasked_cost += u32::from(cost);
+        self.asking.packets += packets;
+        self.asking.cost += u32::from(cost);
         let ends = self.cur_packet + packets == current.packets;
         let takes_last_credit = || current.kind.consumes_recv() && !self.credits.are_more_than(1);
         ends && (current.packets > 1
             || current.request.flags.contains(SendFlags::SIGNALED)
             || takes_last_credit())
-            || self.unasked_packets
-                >= if current.packets > 1 { MAX_UNASKED_PACKETS } else { self.max_unasked }
-            || self.unasked_cost * 4 >= self.window.units()
-            || self.cur_psn.add(packets) == self.sent_psn
+            || self.asking.packets
+                >= if current.packets > 1 { MAX_UNASKED_PACKETS } else { self.asking.max_packets }
+            || self.asking.cost * 4 >= self.window.units()
+            || self.cur.psn.add(packets) == self.sent_psn
             || self.refused
     }
 
@@ -445,35 +465,35 @@ impl Requester {
         if !may_start || !self.is_drained() {
             return Step::Blocked;
         }
-        if let Err(status) = host.carry_out(self.next_index) {
+        if let Err(status) = host.carry_out(self.next.index) {
             return Step::Fail(status);
         }
-        host.complete_send(self.next_index, WcStatus::Success, 0);
-        self.next_index = self.next_index.wrapping_add(1);
-        (self.una_index, self.cur_index) = (self.next_index, self.next_index);
+        host.complete_send(self.next.index, WcStatus::Success, 0);
+        self.next.index = self.next.index.wrapping_add(1);
+        (self.una.index, self.cur.index) = (self.next.index, self.next.index);
         Step::Done
     }
 
     /// Fails the request at the cursor, once all before it are completed.
     #[cold]
     fn local_failure(&self, status: WcStatus) -> Step {
-        if self.una_index == self.cur_index { Step::Fail(status) } else { Step::Blocked }
+        if self.una.index == self.cur.index { Step::Fail(status) } else { Step::Blocked }
     }
 
     /// Whether the rules between messages let the next one start.
     #[inline]
     fn may_start(&mut self, current: &Current) -> bool {
-        let is_alone = self.una_psn == self.cur_psn;
+        let is_alone = self.una.psn == self.cur.psn;
         may_begin(current.request.flags, current.kind, self.unanswered.len(), &self.credits, is_alone)
-            && self.inflight.make_room(self.una_index, self.next_index.wrapping_sub(self.una_index))
+            && self.inflight.make_room(self.una.index, self.next.index.wrapping_sub(self.una.index))
     }
 
     /// Gives the message at the cursor its PSNs. `cost` is that of what is sent first of it.
     #[inline]
     fn start(&mut self, current: &Current, cost: u16, path: &Path) {
-        self.inflight.put(self.next_index, self.next_psn, current.kind, self.next_cost);
-        self.next_index = self.next_index.wrapping_add(1);
-        self.next_psn = self.next_psn.add(current.packets);
+        self.inflight.put(self.next.index, self.next.psn, current.kind, self.next.cost);
+        self.next.index = self.next.index.wrapping_add(1);
+        self.next.psn = self.next.psn.add(current.packets);
         let whole = match current.packets {
             1 => cost,
             n => {
@@ -481,7 +501,7 @@ impl Requester {
                 path.full_cost.wrapping_mul((n - 1) as u16).wrapping_add(packet_cost(last))
             }
         };
-        self.next_cost = self.next_cost.wrapping_add(whole);
+        self.next.cost = self.next.cost.wrapping_add(whole);
         self.credits.take(current.kind);
     }
 
@@ -496,22 +516,21 @@ impl Requester {
         host: &mut H,
     ) {
         let now_ns = now.as_nanos();
-        let psn = self.cur_psn;
-        self.cur_psn = psn.add(packets);
+        let psn = self.cur.psn;
+        self.cur.psn = psn.add(packets);
         self.cur_packet += packets;
-        self.cur_cost = self.cur_cost.wrapping_add(cost);
+        self.cur.cost = self.cur.cost.wrapping_add(cost);
         if current.kind.is_answered() {
-            self.unanswered.push(self.cur_psn);
+            self.unanswered.push(self.cur.psn);
         }
         let ends = self.cur_packet == current.packets;
         // An answer asks for none: it is one.
         let asked = asked || current.kind.is_answered();
         if asked {
-            (self.unasked_packets, self.unasked_cost) = (0, 0);
-            self.asked = Some(self.cur_psn);
+            self.asking.asked(self.cur.psn);
         }
-        if span(self.una_psn, self.cur_psn) > span(self.una_psn, self.sent_psn) {
-            self.sent_psn = self.cur_psn;
+        if span(self.una.psn, self.cur.psn) > span(self.una.psn, self.sent_psn) {
+            self.sent_psn = self.cur.psn;
             if self.sample.is_none() && asked {
                 self.sample = Some((psn, now_ns));
             }
@@ -519,7 +538,7 @@ impl Requester {
             host.count(Count::Retransmitted);
         }
         if ends {
-            self.cur_index = self.cur_index.wrapping_add(1);
+            self.cur.index = self.cur.index.wrapping_add(1);
             self.cur_packet = 0;
             if current.packets > 1 {
                 self.current = None;
@@ -530,38 +549,38 @@ impl Requester {
     /// Ends the oldest request, which is alone, with `status`, and nothing else (RD). What the peer has of it is aborted
     /// there by a RESYNC, before the next request is started.
     pub(crate) fn abandon<H: Host>(&mut self, status: WcStatus, path: &Path, host: &mut H) {
-        let begun = !self.is_drained() && self.sent_psn != self.first_psn(self.una_index);
-        let ends = host.rd_ends(self.una_index);
-        host.complete_send(self.una_index, status, 0);
-        self.una_index = self.una_index.wrapping_add(1);
-        self.next_index = self.una_index;
+        let begun = !self.is_drained() && self.sent_psn != self.first_psn(self.una.index);
+        let ends = host.rd_ends(self.una.index);
+        host.complete_send(self.una.index, status, 0);
+        self.una.index = self.una.index.wrapping_add(1);
+        self.next.index = self.una.index;
         self.rest();
         self.unanswered.clear();
-        (self.sample, self.probed, self.asked_alone) = (None, None, None);
-        (self.unasked_packets, self.unasked_cost) = (0, 0);
+        (self.sample, self.probe.sent, self.probe.alone) = (None, None, None);
+        self.asking.begin();
         self.refused = false;
         self.retries_left = path.retry_cnt;
         self.rnr.progressed();
         if begun {
             self.resync = Some(ends);
-            self.inflight.put(self.next_index, self.next_psn, Kind::Resync, self.next_cost);
-            self.next_index = self.next_index.wrapping_add(1);
-            self.next_psn = self.next_psn.add(1);
-            self.next_cost = self.next_cost.wrapping_add(packet_cost(0));
+            self.inflight.put(self.next.index, self.next.psn, Kind::Resync, self.next.cost);
+            self.next.index = self.next.index.wrapping_add(1);
+            self.next.psn = self.next.psn.add(1);
+            self.next.cost = self.next.cost.wrapping_add(packet_cost(0));
         }
         self.ready = true;
     }
     /// Goes on with the requests from `index` on; none is under way (RD).
     pub(crate) fn serve_from(&mut self, index: u32) {
         assert!(self.is_drained(), "one message at a time");
-        (self.una_index, self.next_index, self.cur_index) = (index, index, index);
+        (self.una.index, self.next.index, self.cur.index) = (index, index, index);
         self.ready = true;
     }
     /// The peer has answered the RESYNC.
     #[cold]
     pub(crate) fn resynchronized(&mut self) {
         self.resync = None;
-        (self.next_index, self.cur_index, self.cur_packet) = (self.una_index, self.una_index, 0);
+        (self.next.index, self.cur.index, self.cur_packet) = (self.una.index, self.una.index, 0);
     }
     #[cold]
     fn step_resync<H: Host, T: TxSink>(
@@ -572,10 +591,10 @@ impl Requester {
         host: &mut H,
         tx: &mut T,
     ) -> Step {
-        if self.cur_index == self.next_index {
+        if self.cur.index == self.next.index {
             return Step::Blocked;
         }
-        if !send_resync(ends, self.cur_psn, path, tx) {
+        if !send_resync(ends, self.cur.psn, path, tx) {
             return Step::SinkFull;
         }
         let nothing =
@@ -587,15 +606,15 @@ impl Requester {
 
     /// Completes the oldest request with `status` (unless there is none) and all others as flushed.
     pub(crate) fn flush<H: Host>(&mut self, status: WcStatus, host: &mut H) {
-        self.una_index = flush(self.una_index, status, host);
-        self.next_index = self.una_index;
+        self.una.index = flush(self.una.index, status, host);
+        self.next.index = self.una.index;
         self.resync = None;
         self.rest();
     }
     /// Nothing is in flight any more. What was sent is not sent again.
     fn rest(&mut self) {
-        self.next_psn = self.sent_psn;
-        (self.una_psn, self.una_cost) = (self.sent_psn, self.next_cost);
+        self.next.psn = self.sent_psn;
+        (self.una.psn, self.una.cost) = (self.sent_psn, self.next.cost);
         self.cursor_to_una();
         self.disarm();
         self.rnr.stop();

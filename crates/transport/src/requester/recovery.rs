@@ -30,28 +30,28 @@ impl Requester {
         host: &mut H,
         tx: &mut T,
     ) -> Result<bool, WcStatus> {
-        if self.una_psn == self.sent_psn {
-            self.probe_due = false;
+        if self.una.psn == self.sent_psn {
+            self.probe.is_due = false;
             return Ok(true);
         }
         if !self.send_oldest(path, host, tx)? {
             return Ok(false);
         }
         host.count(Count::Probe);
-        self.probe_due = false;
-        let end = self.una_psn.add(1);
-        let tells_of = if self.asked.is_none() {
+        self.probe.is_due = false;
+        let end = self.una.psn.add(1);
+        let tells_of = if self.asking.until.is_none() {
             // The next answer is the probe's, and tells of all that was sent before it.
-            self.asked = Some(end);
+            self.asking.until = Some(end);
             self.sent_psn
         } else {
             // An answer to what asked before may come first; it tells no more than that it is older.
             end.add(u32::from(end != self.sent_psn))
         };
-        self.probed = Some(Probed { end, tells_of, at_ns: now.as_nanos() });
+        self.probe.sent = Some(Probed { end, tells_of, at_ns: now.as_nanos() });
         self.sample = None;
         self.rtt.probed();
-        self.probe_at = now.as_nanos().saturating_add(self.probe_ns(path));
+        self.probe.at = now.as_nanos().saturating_add(self.probe_ns(path));
         Ok(true)
     }
 
@@ -63,14 +63,14 @@ impl Requester {
         tx: &mut T,
     ) -> Result<bool, WcStatus> {
         if let Some(ends) = self.resync {
-            return Ok(send_resync(&ends, self.una_psn, path, tx));
+            return Ok(send_resync(&ends, self.una.psn, path, tx));
         }
-        let request = host.send_request(self.una_index);
+        let request = host.send_request(self.una.index);
         let current = Current { request, kind: Kind::of(&request.op), packets: path.packets(request.len) };
-        let packet = span(self.first_psn(self.una_index), self.una_psn);
-        let sent = emit(&current, self.una_index, packet, 1, self.una_psn, true, path, host, tx)?;
+        let packet = span(self.first_psn(self.una.index), self.una.psn);
+        let sent = emit(&current, self.una.index, packet, 1, self.una.psn, true, path, host, tx)?;
         if sent && current.kind == Kind::Read {
-            self.asked_alone = Some(self.una_psn);
+            self.probe.alone = Some(self.una.psn);
         }
         Ok(sent)
     }
@@ -93,11 +93,11 @@ impl Requester {
             self.retries_left -= 1;
             host.count(Count::Timeout);
             self.timeout_at = now_ns.saturating_add(path.timeout_ns);
-            self.probe_at = now_ns.saturating_add(self.probe_ns(path));
+            self.probe.at = now_ns.saturating_add(self.probe_ns(path));
             self.rewind(now_ns);
-        } else if now_ns >= self.probe_at {
-            self.probe_due = true;
-            self.probe_at = now_ns.saturating_add(self.probe_ns(path));
+        } else if now_ns >= self.probe.at {
+            self.probe.is_due = true;
+            self.probe.at = now_ns.saturating_add(self.probe_ns(path));
         }
         Ok(())
     }
@@ -105,13 +105,14 @@ impl Requester {
     /// Starts the timers. The queue pair's own runs for an answer that was asked for; the probe asks.
     #[inline]
     pub(super) fn arm(&mut self, now_ns: u64, path: &Path) {
-        self.timeout_at = if self.asked.is_some() { now_ns.saturating_add(path.timeout_ns) } else { NEVER };
-        self.probe_at = now_ns.saturating_add(self.probe_ns(path));
+        self.timeout_at =
+            if self.asking.until.is_some() { now_ns.saturating_add(path.timeout_ns) } else { NEVER };
+        self.probe.at = now_ns.saturating_add(self.probe_ns(path));
     }
     /// Stops the timers.
     pub(crate) fn disarm(&mut self) {
-        (self.timeout_at, self.probe_at, self.probe_due) = (NEVER, NEVER, false);
-        self.asked = None;
+        (self.timeout_at, self.probe.at, self.probe.is_due) = (NEVER, NEVER, false);
+        self.asking.until = None;
     }
 
     /// `una` moved on: restarts timers and counts, measures, grows the window, lets the cursor catch up.
@@ -121,26 +122,26 @@ impl Requester {
         self.retries_left = path.retry_cnt;
         self.rnr.progressed();
         self.refused = false;
-        self.probe_due = false;
+        self.probe.is_due = false;
         if let Some((psn, at)) = self.sample
-            && psn.is_before(self.una_psn)
+            && psn.is_before(self.una.psn)
         {
             self.rtt.sample(now_ns.saturating_sub(at));
             self.sample = None;
         }
-        if let Some(probed) = self.probed.filter(|p| !self.una_psn.is_before(p.end)) {
+        if let Some(probed) = self.probe.sent.filter(|p| !self.una.psn.is_before(p.end)) {
             self.rtt.probe_answered(now_ns.saturating_sub(probed.at_ns));
         }
         // A window that is not used says nothing about the path.
-        let inflight = u32::from(self.cur_cost.wrapping_sub(self.una_cost)) + u32::from(cost);
+        let inflight = u32::from(self.cur.cost.wrapping_sub(self.una.cost)) + u32::from(cost);
         let used = self.blocked || inflight * 2 >= self.window.units();
         self.window.acknowledged(cost.into(), used && !self.rtt.is_congested());
-        self.unanswered.release(self.una_psn);
-        if self.asked.is_some_and(|end| !self.una_psn.is_before(end)) {
-            self.asked = None;
+        self.unanswered.release(self.una.psn);
+        if self.asking.until.is_some_and(|end| !self.una.psn.is_before(end)) {
+            self.asking.until = None;
         }
-        let sent = span(self.una_psn, self.sent_psn);
-        if span(self.una_psn, self.cur_psn) > sent {
+        let sent = span(self.una.psn, self.sent_psn);
+        if span(self.una.psn, self.cur.psn) > sent {
             self.cursor_to_una();
         }
         if sent == 0 || self.rnr.is_waiting() {
@@ -158,7 +159,7 @@ impl Requester {
 
     /// Whether going back makes sense: not a second time from the same packet within a round trip.
     pub(crate) fn may_rewind(&self, now: Instant) -> bool {
-        self.rewound_una != Some(self.una_psn)
+        self.rewound_una != Some(self.una.psn)
             || now.as_nanos().saturating_sub(self.rewound_at) >= self.rtt.srtt_ns.max(MIN_REWIND_NS)
     }
     /// Goes back to the oldest unacknowledged packet, since packets were lost.
@@ -177,23 +178,23 @@ impl Requester {
     /// Goes back to the oldest unacknowledged packet.
     fn go_back(&mut self, now_ns: u64) {
         self.cursor_to_una();
-        (self.rewound_at, self.rewound_una) = (now_ns, Some(self.una_psn));
+        (self.rewound_at, self.rewound_una) = (now_ns, Some(self.una.psn));
         self.unanswered.clear();
         self.sample = None;
-        self.probed = None;
-        self.probe_due = false;
-        (self.unasked_packets, self.unasked_cost) = (0, 0);
+        self.probe.sent = None;
+        self.probe.is_due = false;
+        self.asking.begin();
         self.ready = true;
     }
     pub(super) fn cursor_to_una(&mut self) {
-        self.cur_index = self.una_index;
-        self.cur_packet = if self.una_index == self.next_index {
+        self.cur.index = self.una.index;
+        self.cur_packet = if self.una.index == self.next.index {
             0
         } else {
-            span(self.first_psn(self.una_index), self.una_psn)
+            span(self.first_psn(self.una.index), self.una.psn)
         };
-        self.cur_psn = self.una_psn;
-        self.cur_cost = self.una_cost;
+        self.cur.psn = self.una.psn;
+        self.cur.cost = self.una.cost;
         self.current = None;
     }
 }
