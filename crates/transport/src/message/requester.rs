@@ -49,12 +49,7 @@ pub(crate) struct Requester {
     lends_from: Option<u32>,
     /// The oldest request was refused for want of a receive request, and goes alone until it is taken.
     refused: bool,
-    /// The peer has been told our P_Key.
-    greeted: bool,
-    /// The peer has gone, and the connection with it.
-    gone: bool,
-    /// Nobody was found at the peer's address.
-    away: bool,
+    peer: Peer,
     /// Since when the oldest request has made no progress; `NEVER` until the timer first looks.
     since_ns: u64,
     resend_at: u64,
@@ -63,6 +58,19 @@ pub(crate) struct Requester {
     first_wait: u64,
     /// The RNR wait that holds up all requests.
     rnr: Rnr,
+}
+
+/// What is known of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Peer {
+    /// It is to be told our P_Key before the next request.
+    Strange,
+    /// It has been told.
+    Greeted,
+    /// Nobody was found at its address.
+    Away,
+    /// It has gone, and the connection with it.
+    Gone,
 }
 
 /// The state of the lent part of a READ's response.
@@ -123,9 +131,7 @@ impl Requester {
             blocked: false,
             lends_from: None,
             refused: false,
-            greeted: false,
-            gone: false,
-            away: false,
+            peer: Peer::Strange,
             since_ns: 0,
             resend_at: NEVER,
             resend_wait: first_wait(path),
@@ -135,9 +141,14 @@ impl Requester {
     }
     /// Attributes changed, and among them perhaps the P_Key.
     pub(crate) fn update(&mut self, path: &Path) {
-        self.greeted = false;
+        self.greet_again();
         self.rnr.update(path);
         self.first_wait = first_wait(path);
+    }
+    fn greet_again(&mut self) {
+        if self.peer == Peer::Greeted {
+            self.peer = Peer::Strange;
+        }
     }
     /// The oldest request that is not completed.
     #[inline]
@@ -156,7 +167,8 @@ impl Requester {
     /// Whether nothing keeps back a request that is posted when none is under way.
     #[inline]
     pub(super) fn is_clear(&self) -> bool {
-        self.current.is_none() && !self.ready && !self.gone && !self.away && !self.rnr.is_waiting()
+        let is_there = !matches!(self.peer, Peer::Away | Peer::Gone);
+        self.current.is_none() && !self.ready && is_there && !self.rnr.is_waiting()
     }
     #[inline]
     pub(crate) fn posted(&mut self) {
@@ -168,11 +180,11 @@ impl Requester {
     }
     /// Whether the peer has gone.
     pub(crate) fn is_gone(&self) -> bool {
-        self.gone
+        self.peer == Peer::Gone
     }
     /// The peer has gone.
     pub(crate) fn peer_gone(&mut self) {
-        self.gone = true;
+        self.peer = Peer::Gone;
         self.fetched = None;
         self.go_back(self.una);
     }
@@ -254,13 +266,13 @@ impl Requester {
                 Some(step) => return step,
             }
         }
-        if !self.greeted {
+        if self.peer != Peer::Greeted {
             let head = self.head(path, Op::Hello, FIRST | LAST, done, u32::from(path.pkey.raw()));
             if reserve(tx, &head, 0).is_none() {
                 return Step::Full;
             }
             tx.commit();
-            self.greeted = true;
+            self.peer = Peer::Greeted;
             return Step::Sent;
         }
         if kind.is_answered() {
@@ -279,7 +291,7 @@ impl Requester {
         path: &Path,
         host: &mut H,
     ) -> Option<Step> {
-        if self.gone {
+        if self.is_gone() {
             return Some(self.local_failure(WcStatus::RetryExceeded));
         }
         if kind == Kind::Local {
@@ -385,7 +397,7 @@ impl Requester {
         if self.next.wrapping_sub(self.high) as i32 > 0 {
             self.high = self.next;
         }
-        (self.current, self.sent, self.away) = (None, 0, false);
+        (self.current, self.sent) = (None, 0);
     }
 
     /// Whether all that was ever sent were requests that need no response, and none of it is to be sent again.
@@ -397,10 +409,10 @@ impl Requester {
     /// it.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
-        self.greeted
+        self.peer == Peer::Greeted
             && self.is_plain()
             && self.current.is_none()
-            && !(self.gone | self.refused | self.away)
+            && !self.refused
             && !self.rnr.is_waiting()
     }
     /// The request that is sent next.
@@ -520,7 +532,7 @@ impl Requester {
         }
         if silent_ns >= self.resend_wait && self.sent == 0 && self.answered == 0 {
             host.count(Count::Probe);
-            self.greeted = false;
+            self.greet_again();
             self.resend_wait = (self.resend_wait * 2).min(RESEND_NS.1);
             self.recount(self.una, host);
             self.go_back(self.una);
@@ -541,15 +553,18 @@ impl Requester {
         let now_ns = now.as_nanos();
         self.ready = false;
         self.fetched = None;
+        let known = self.peer == Peer::Away || self.is_waiting();
+        if !self.is_gone() {
+            self.peer = Peer::Away;
+        }
         if !self.is_waiting() && self.next == host.sq_posted() {
-            (self.away, self.since_ns) = (true, NEVER);
+            self.since_ns = NEVER;
             self.rnr.stop();
             return Ok(());
         }
-        if self.gone {
+        if self.is_gone() {
             return Err(WcStatus::RetryExceeded);
         }
-        let known = core::mem::replace(&mut self.away, true) || self.is_waiting();
         if !known || self.since_ns == NEVER {
             self.since_ns = now_ns;
         }
