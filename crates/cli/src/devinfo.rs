@@ -14,6 +14,7 @@ use crate::perf::device_or;
 pub(crate) fn devinfo(args: &DevinfoArgs) -> Result<(), Failure> {
     let named = DeviceArgs { device: args.url.clone().or(args.device.device.clone()), ..args.device.clone() };
     let opened = open_exactly(&device_or(&named, Target::Auto(None))?)?;
+    opened.finish_capture()?;
     if args.json {
         show!("{}", as_json(&opened));
     } else {

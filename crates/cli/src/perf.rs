@@ -80,6 +80,7 @@ pub(crate) fn device_or(args: &DeviceArgs, target: Target) -> Result<DeviceUrl, 
 
 /// Measures, and prints as it goes.
 fn measure(args: &PerfArgs) -> Result<(), Failure> {
+    args.plot.as_deref().map_or(Ok(()), plot::look_at)?;
     let mut pair = match args.connect {
         None => {
             let mut setup = Setup::new(device_or(&args.device, Target::Udp(None))?);

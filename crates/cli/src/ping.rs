@@ -29,6 +29,7 @@ pub(crate) fn ping(args: &PingArgs) -> Result<(), Failure> {
         format!("{address} answers by TCP, and not by RDMA: {port}; the measurement said: {e}")
     })?;
     let opened = pair.opened();
+    opened.finish_capture()?;
     let way = match opened.paths_taken() {
         Some((shm, _)) if shm > 0 => "shm",
         Some(_) => "udp",

@@ -33,6 +33,15 @@ struct Series {
     points: Vec<(f64, f64)>,
 }
 
+/// Opens the file, so that an error is told before a measurement and not behind it. What is in the file stays.
+///
+/// # Errors
+/// The file can't be written.
+pub(super) fn look_at(path: &Path) -> Result<(), PlotError> {
+    let opened = std::fs::File::options().append(true).create(true).open(path);
+    opened.map(drop).map_err(|e| PlotError::Write { path: path.display().to_string(), why: e.to_string() })
+}
+
 /// Draws latency (p50) and bandwidth of `rows` against message size, both axes logarithmic.
 ///
 /// # Errors

@@ -175,6 +175,11 @@ fn what_can_not_be_done_is_exit_code_1_and_says_what_to_do() {
         (&["pingpong", "ud", "127.0.0.1", "--size", "8192"], "--size"),
         (&["pingpong", "rc", "127.0.0.1", "--port", "1", "-g", "77"], "no entry 77"),
         (&["devinfo", "--capture", "/nonexistent/x.pcapng"], "/nonexistent/x.pcapng"),
+        (&["devinfo", "--device", "udp://", "--capture", "/dev/full"], "capture file /dev/full: No space"),
+        (
+            &["perf", "--op", "send", "--size", "8", "--duration", "0.03", "--plot", "/nonexistent/x.svg"],
+            "name another file with --plot",
+        ),
     ] {
         let said = refusal(args, 1);
         assert!(said.contains(part), "{args:?} says {said:?}, which lacks {part:?}");
@@ -225,6 +230,14 @@ fn ping_tells_the_way_the_path_mtu_and_the_round_trip() {
         (&"udp".into(), &1024.into(), &"127.0.0.1".into())
     );
     assert!(told["round_trips"].as_u64() > Some(0) && told["round_trip_p50_ns"].as_u64() > Some(0), "{told}");
+    assert!(listens.wait().unwrap().success());
+}
+
+#[test]
+fn a_capture_of_ping_that_a_full_disk_does_not_take_is_told() {
+    let (mut listens, address, _said) = listener_of("ping", &["--once"]);
+    let said = refusal(&["ping", &address, "--device", "udp://", "--capture", "/dev/full"], 1);
+    assert!(said.contains("capture file /dev/full: No space"), "{said}");
     assert!(listens.wait().unwrap().success());
 }
 
