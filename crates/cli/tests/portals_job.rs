@@ -305,7 +305,7 @@ fn the_examples_of_jobs_put_lines_and_add_to_counters() {
 #[test]
 fn the_examples_of_global_memory_give_what_sequential_runs_give() {
     for (example, line) in [
-        ("global_ring", "8 processes; the sum of their ranks is 28\n"),
+        ("global_ring", "processes: 8, sum of their ranks: 28\n"),
         ("global_sorts", "8 processes sorted 16000 keys in two ways, as a sequential sort does\n"),
         ("global_em3d", "8 processes made 6 steps of 640 nodes, as a sequential run does\n"),
         ("global_heat", "8 processes, 96 rows, 40 steps: 6400.000 of heat, as in a sequential run\n"),

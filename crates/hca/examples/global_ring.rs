@@ -9,7 +9,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut process = Process::start(&hca::Job::from_env()?, &context, Way::Verbs, 1 << 20)?;
     let sum = ring(&mut process)?;
     if process.rank() == 0 {
-        println!("{} processes; the sum of their ranks is {sum}", process.size());
+        println!("processes: {}, sum of their ranks: {sum}", process.size());
     }
     Ok(process.finish()?)
 }
