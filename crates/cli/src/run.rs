@@ -345,7 +345,7 @@ impl Running {
         done.map_err(RunError::Watch)?;
         let is_lost = self.tell_of_lost_output();
         Ok(match self.cause {
-            // That signal follows from it.
+            // SIGPIPE follows from the lost output.
             None | Some(Cause::Failed(_, End::Signal(SIGPIPE))) if is_lost => 1,
             cause => cause.map_or(0, |cause| cause.code()),
         })

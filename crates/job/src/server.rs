@@ -256,7 +256,7 @@ struct Floor {
     unidentified: Vec<(Wire, Instant)>,
     listener: Option<(TcpListener, Box<str>)>,
     on_event: OnEvent,
-    /// It ends by itself, and until when it waits for those who have not come.
+    /// Until when the server waits for processes that have not come, where it ends by itself.
     linger: Option<Instant>,
     /// Whose connections have ended without a word, and until when the launcher may say so.
     lost: Vec<(u32, Instant)>,

@@ -103,7 +103,7 @@ impl hca_vfio::user::serve::Function for Function {
         match request {
             Request::DmaUnmap(unmap) => self.unmap_piece(unmap.address, unmap.size),
             Request::RegionWrite { region, offset, data } => before(*region, *offset, data),
-            // What stands behind the bytes that are written means nothing.
+            // Bytes behind the count mean nothing.
             Request::RegionWriteMulti(writes) => writes.iter().any(|w| {
                 let written = w.data.get(..w.count as usize).unwrap_or_default();
                 before(w.region, w.offset, written)

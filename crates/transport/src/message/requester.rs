@@ -60,16 +60,16 @@ pub(crate) struct Requester {
     rnr: Rnr,
 }
 
-/// What is known of the peer.
+/// The state of the peer, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Peer {
-    /// It is to be told our P_Key before the next request.
+    /// Our P_Key is to be told before the next request.
     Strange,
-    /// It has been told.
+    /// Our P_Key was told.
     Greeted,
     /// Nobody was found at its address.
     Away,
-    /// It has gone, and the connection with it.
+    /// The process has gone, and the connection with it.
     Gone,
 }
 

@@ -96,7 +96,7 @@ fn a_server_that_asks_for_more_than_is_done_until_the_deadline_is_given_up_at_it
     let buf = arena.alloc(1 << 20, 1).unwrap();
     let (bar, address) = (function.bar(0).unwrap(), buf.iova().0);
     server.hook(move |r| {
-        // It waits for no answers, and says at last what it was asked.
+        // This server waits for no answers, and says at last what it was asked.
         let asks = Request::DmaRead { address, count: 1 << 20 }.build(0, true).repeat(50_000);
         let last = Reply::RegionRead { region: 0, offset: 0, data: &[0; 4] }.build(r.header.id, 0);
         Instead::Pieces(vec![(asks, Vec::new()), (last, Vec::new())])

@@ -578,7 +578,7 @@ fn a_peer_that_broke_the_rules_while_it_is_within_is_heard_no_more_and_cut_behin
             return None;
         }
         assert_eq!(p.b.links.len(), 1, "it is within");
-        // What it has said keeps nobody awake.
+        // The input of its socket keeps no sleeper awake.
         let mut fds = [PollFd::new(&p.b.epoll, PollFlags::IN)];
         assert_eq!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0));
         assert!(matches!(p.b.offer(p.to_a, &grant(&pages, KEY + 1, ALL)), Err(GrantError::Link)));
