@@ -270,10 +270,12 @@ fn a_writer_that_is_stopped_at_any_moment_changes_nothing_behind_a_revocation() 
     let data = vec![0_u8; 64];
     for round in 0..100_u32 {
         while !matches!(next_notice(&mut a), Notice::GrantAsked { .. }) {}
+        let before = seen(&data);
         a.grant(link, &own(&data, Access::REMOTE_WRITE)).unwrap();
         // Once it is at work.
-        let before = seen(&data);
+        let granted = Clock::now();
         while seen(&data) == before {
+            assert!(granted.elapsed() < Duration::from_secs(20), "round {round}: the child does not write");
             recv(&mut a, &mut Vec::new());
             std::thread::yield_now();
         }
