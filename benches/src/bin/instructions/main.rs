@@ -650,8 +650,8 @@ fn mlx5_write() {
         while b.number() != number {
             std::thread::yield_now();
         }
-        // What is written comes before the completion. Between these commands the server has turns; on busy processors
-        // its adapter's thread may need more of them, and a poll in vain adds less than one instruction to a round.
+        // The bytes are there before the completion. The server has turns between these commands. On busy processors its
+        // adapter's thread may need more of them, and a poll in vain adds less than one instruction to a round.
         let ended = (0..1000).find_map(|_| {
             (0..4).for_each(|_| drop(a.device().context().alloc_pd().expect("there are protection domains")));
             a.counted_poll()
