@@ -33,7 +33,8 @@ impl World {
         let mut rng = self.rng.fork();
         let cq_depth = self.cq_depth(n);
         let srq = buffer.map(|b| (depth, b));
-        let host = Host::new(&node, self.plan.arena_bytes, epoch, cq_depth, [srq, xrc], &mut rng);
+        let spares = self.plan.spares(n);
+        let host = Host::new(&node, self.plan.arena_bytes, epoch, cq_depth, [srq, xrc], spares, &mut rng);
         let mut host = self.refused("setting up a node", host)?;
         if self.plan.conns.iter().any(|c| c.rd && c.nodes.contains(&n)) {
             let domain = rd_of(&host).and_then(|rd| rd.alloc_rdd());

@@ -21,6 +21,8 @@ pub(super) enum Origin {
     Local,
     /// The host's zone for receive buffers.
     Recv,
+    /// The host's spare receive buffers.
+    Spare,
     /// The host's zone for peers.
     Remote,
     /// An end's own region.

@@ -157,6 +157,10 @@ pub(super) struct Host {
     pub(super) local: Region,
     /// A part of it, for receive buffers: senders must not use it up.
     pub(super) recv_zone: Zone,
+    /// Another part of it, by where its buffers begin: one of the longest for each receive queue, which takes it when it
+    /// holds no request and that zone has no room. Else requests could wait for ever for a queue whose memory the others
+    /// hold, which have no use for it.
+    pub(super) spares: Vec<usize>,
     /// For everything.
     pub(super) remote: Region,
     /// Ranges for regions that the peer of one connection alone works with.
@@ -192,12 +196,15 @@ impl Host {
         epoch: u32,
         cq_depth: u32,
         [srq, xrc]: [Option<(u32, usize)>; 2],
+        (spares, spare_bytes): (usize, usize),
         rng: &mut Rng,
     ) -> Result<Self, DeviceError> {
         let device = node.device();
         let (pd, other_pd) = (device.alloc_pd()?, device.alloc_pd()?);
         let rest = bytes - 2 * FIXED_BYTES - OWNS * OWN_BYTES - (4 + OWNS) * GUARD;
-        let (local_bytes, remote_bytes) = ((rest * 5 / 8) & !63, (rest / 4) & !63);
+        let (shared_bytes, remote_bytes) = ((rest * 5 / 8) & !63, (rest / 4) & !63);
+        let spare_bytes = spare_bytes.next_multiple_of(64);
+        let local_bytes = shared_bytes + spares * spare_bytes;
         // A region that peers reach stands on pages of its own, behind its guard.
         let mut parts = [local_bytes, remote_bytes, FIXED_BYTES, FIXED_BYTES].map(|len| GUARD + len).to_vec();
         parts.extend([GUARD + OWN_BYTES; OWNS]);
@@ -205,8 +212,9 @@ impl Host {
         let arena = Arena::new(&*device, &parts, foreign, (node.index() as u64 + 1) << 40)?;
         let bytes = parts.iter().sum();
         let mut fill = vec![0; bytes];
-        for word in fill.chunks_exact_mut(8) {
-            word.copy_from_slice(&rng.next_u64().to_le_bytes());
+        let spare = GUARD + shared_bytes..GUARD + local_bytes;
+        for at in (0..bytes).step_by(8).filter(|at| !spare.contains(at)) {
+            fill[at..at + 8].copy_from_slice(&rng.next_u64().to_le_bytes());
         }
         arena.write(0, &fill);
         let mut shadow = Shadow::new(fill);
@@ -221,10 +229,11 @@ impl Host {
         };
         let all = Access::LOCAL_WRITE | Access::BY_PEERS;
         let mut local = region(local_bytes, pd, Access::LOCAL_WRITE | Access::MW_BIND)?;
-        let Range { start, end } = local.zone.all();
-        let middle = start + (end - start) * 5 / 8;
+        let start = local.zone.all().start;
+        let (middle, end) = (start + shared_bytes * 5 / 8, start + shared_bytes);
         local.zone = Zone::new(start..middle);
         let recv_zone = Zone::new(middle..end);
+        let spares = (0..spares).map(|n| end + n * spare_bytes).collect();
         let mut remote = region(remote_bytes, pd, all | Access::MW_BIND)?;
         let readable = region(FIXED_BYTES, pd, Access::REMOTE_READ)?;
         let foreign = region(FIXED_BYTES, other_pd, all)?;
@@ -259,6 +268,7 @@ impl Host {
             shadow,
             local,
             recv_zone,
+            spares,
             remote,
             owns,
             readable,

@@ -222,6 +222,7 @@ fn quiesce(sim: &Sim, world: &Rc<RefCell<World>>) -> Checked<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::zone::Zone;
     use super::*;
 
     #[test]
@@ -261,6 +262,39 @@ mod tests {
         // The first question for the proof is lost, and meanwhile the peer's completion queues overrun.
         let mix = Mix { multicast: false, rd: false, cm: false, ..Mix::default() };
         Workload::new().mix(mix).near(true).run(10).unwrap();
+    }
+
+    #[test]
+    fn a_request_waits_for_no_memory_that_other_receive_queues_hold() {
+        Workload::new().near(true).run(5_005_852).unwrap();
+    }
+
+    #[test]
+    fn each_receive_queue_has_a_request_though_all_other_memory_is_taken() {
+        for seed in 0..200 {
+            let mut rng = Rng::new(seed);
+            let mut plan = Plan::new(&mut rng);
+            plan.use_xrc(&mut rng);
+            plan.use_rd(&mut rng);
+            let sim = Sim::builder(seed).ipv6(plan.ipv6).build();
+            let mut world = World::new(&sim, plan, rng).unwrap();
+            for host in world.hosts.iter_mut().flatten() {
+                host.recv_zone = Zone::new(0..0);
+            }
+            for e in 0..world.ends.len() {
+                world.post_receives(Instant::ZERO, e).unwrap();
+            }
+            for end in world.ends.iter().filter(|end| !end.shares && end.role.is_none()) {
+                assert_eq!(end.rq.len(), 1, "seed {seed}");
+            }
+            for host in world.hosts.iter().flatten() {
+                let xrc = host.xrc.iter().flat_map(|domain| &domain.queues).map(|(_, srq)| srq);
+                for srq in host.srq.iter().chain(xrc) {
+                    assert_eq!(srq.ledger.len(), 1, "seed {seed}");
+                }
+                assert!(host.spares.is_empty(), "seed {seed}");
+            }
+        }
     }
 
     #[test]

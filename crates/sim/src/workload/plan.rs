@@ -5,8 +5,9 @@ use core::time::Duration;
 use hca_core::{AckTimeout, Mtu, Psn, QpType, RnrTimer};
 
 use super::Mix;
-use super::host::HOST_REGIONS;
+use super::host::{HOST_REGIONS, XrcDomain};
 use super::managers::{Call, REGIONS};
+use super::post::GRH_BYTES;
 use crate::{LinkProfile, Rng};
 
 /// A mistake that an end makes as its last request.
@@ -303,6 +304,22 @@ impl Plan {
 }
 
 impl Plan {
+    /// How many receive queues a node has, and the bytes of the longest buffer of all.
+    pub(super) fn spares(&self, n: usize) -> (usize, usize) {
+        let (mut own, mut shared, mut xrc, mut longest) = (0, 0, 0, 0);
+        for conn in &self.conns {
+            for side in (0..2).filter(|side| conn.nodes[*side] == n) {
+                longest = longest.max(conn.max_message + GRH_BYTES);
+                match (conn.xrc, side) {
+                    (true, 1) => xrc = XrcDomain::QUEUES,
+                    (true, _) => {}
+                    (false, _) if conn.srq[side] => shared = 1,
+                    (false, _) => own += 1,
+                }
+            }
+        }
+        (own + shared + xrc, longest)
+    }
     /// Whether the network may double packets.
     pub(super) fn doubles(&self) -> bool {
         self.profiles().any(|p| p.duplicate > 0.0)

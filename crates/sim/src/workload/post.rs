@@ -96,18 +96,18 @@ impl World {
         let (end, plan) = (&self.ends[e], &self.plan.conns[self.ends[e].conn]);
         let n = end.host;
         let grh = if plan.kind == QpType::Ud { GRH_BYTES } else { 0 };
-        let (mut room, mut bytes) =
-            ((plan.recv_depth as usize).saturating_sub(end.rq.len()), plan.max_message);
+        let (mut depth, mut held, mut bytes) = (plan.recv_depth, end.rq.len(), plan.max_message);
         if let Some(srq) = self.hosts[n].as_mut().and_then(|h| end.shared_queue(h, queue)) {
-            (room, bytes) = ((srq.depth as usize).saturating_sub(srq.ledger.len()), srq.buffer);
+            (depth, held, bytes) = (srq.depth, srq.ledger.len(), srq.buffer);
         }
+        let room = (depth as usize).saturating_sub(held);
         if room == 0 {
             return Ok(false);
         }
         let wanted = 1 + self.rng.below(room as u64) as usize;
         let mut posted = false;
-        for _ in 0..wanted {
-            let Some(pieces) = self.take_pieces(n, Origin::Recv, bytes + grh, grh) else { break };
+        for nth in 0..wanted {
+            let Some(pieces) = self.take_buffer(n, bytes + grh, grh, held + nth == 0) else { break };
             for p in &pieces {
                 self.host_mut(n).shadow.open(p.range.clone());
             }
@@ -132,6 +132,16 @@ impl World {
             posted = true;
         }
         Ok(posted)
+    }
+
+    /// Memory for a receive request; the first one of a queue finds some in any case.
+    fn take_buffer(&mut self, n: usize, len: usize, grh: usize, is_first: bool) -> Option<Vec<Rc<Span>>> {
+        if let Some(pieces) = self.take_pieces(n, Origin::Recv, len, grh) {
+            return Some(pieces);
+        }
+        let host = self.hosts[n].as_mut().filter(|_| is_first)?;
+        let at = host.spares.pop().expect("a receive queue that holds no request has left its spare buffer");
+        Some(vec![Rc::new(Span { host: n, epoch: host.epoch, origin: Origin::Spare, range: at..at + len })])
     }
 
     /// Now and then the program wants to know when a shared receive queue runs low.

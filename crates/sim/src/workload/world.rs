@@ -316,6 +316,7 @@ impl World {
         match span.origin {
             Origin::Local => host.local.zone.give_back(span.range),
             Origin::Recv => host.recv_zone.give_back(span.range),
+            Origin::Spare => host.spares.push(span.range.start),
             Origin::Remote => host.remote.zone.give_back(span.range),
             Origin::Own(end) => {
                 if let Some(own) = self.ends[end].own.as_mut().filter(|o| !o.revoked) {
