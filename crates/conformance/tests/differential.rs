@@ -11,14 +11,10 @@ mod beds;
 use beds::{Net, SoftBed};
 use hca_conformance::{Bed, differ};
 use softhca::Progress;
+use test_support::seeds::{number, seeds};
 
 /// Scripts of each test, unless the environment says otherwise.
 const SCRIPTS: u64 = 200;
-
-fn setting(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
-}
 
 /// Tells which script it was if something panics.
 struct Telling(u64);
@@ -35,15 +31,9 @@ impl Drop for Telling {
 fn scripts_on(share: u64, count: u64, nets: &[(Net, Progress)]) {
     let beds: Vec<SoftBed> = nets.iter().map(|&(net, progress)| SoftBed::new(net, progress)).collect();
     let beds: Vec<&dyn Bed> = beds.iter().map(|b| b as &dyn Bed).collect();
-    let seeds = match setting("HCA_DIFFERENTIAL_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => {
-            let count = setting("HCA_DIFFERENTIAL_SCRIPTS").unwrap_or(count);
-            let first = setting("HCA_DIFFERENTIAL_FIRST").unwrap_or(0) + share * 1_000_000;
-            first..first + count
-        }
-    };
-    for seed in seeds {
+    let count = number("HCA_DIFFERENTIAL_SCRIPTS").unwrap_or(count);
+    let first = number("HCA_DIFFERENTIAL_FIRST").unwrap_or(0).wrapping_add(share * 1_000_000);
+    for seed in seeds(number("HCA_DIFFERENTIAL_SEED"), first, count) {
         let _telling = Telling(seed);
         if let Err(what) = differ(&beds, seed) {
             panic!("{what}");

@@ -12,6 +12,7 @@ use hca_matching::atomic::{AtomicOp, Datatype};
 use hca_matching::*;
 use model::Model;
 use test_support::random::Rng;
+use test_support::seeds::{number, seeds};
 
 const EVENTS: u32 = 12;
 const HEADERS: u32 = 10;
@@ -348,12 +349,11 @@ impl Pair {
 }
 
 fn run(version: Version) {
-    let number = |name, default: u64| std::env::var(name).map_or(default, |n| n.parse().unwrap());
     // A million for the two of them.
-    let steps = number("HCA_MATCHING_STEPS", 500_000);
-    let first = number("HCA_MATCHING_SEED", 1);
+    let steps = number("HCA_MATCHING_STEPS").unwrap_or(500_000);
+    let first = number("HCA_MATCHING_SEED").unwrap_or(1);
     // Fresh ones now and then, as a portal that is disabled or a queue that is full hides much.
-    for (seed, _) in (first..).zip(0..steps.div_ceil(2_000)) {
+    for seed in seeds(None, first, steps.div_ceil(2_000)) {
         let mut pair = Pair::new(version, seed);
         for step in 0..steps.min(2_000) {
             let result = std::panic::catch_unwind(AssertUnwindSafe(|| pair.step()));

@@ -16,9 +16,27 @@ pub fn check(seeds: Range<u64>, test: impl Fn(SimBuilder) -> Result<(), Violatio
         Ok(seed) => seed,
         Err(e) => panic!("HCA_SIM_SEED is {s:?}, which is no number: {e}"),
     });
-    for seed in one.map_or(seeds, |s| s..s + 1) {
+    for seed in chosen(one, seeds) {
         if let Err(violation) = test(Sim::builder(seed)) {
             panic!("{violation}");
+        }
+    }
+}
+
+/// `one` alone if it is given, which may be the last number of all, else all of a range.
+fn chosen(one: Option<u64>, all: Range<u64>) -> impl Iterator<Item = u64> {
+    one.into_iter().chain(if one.is_some() { 0..0 } else { all })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_given_seed_runs_alone_and_may_be_any_number() {
+        assert_eq!(chosen(None, 3..5).collect::<Vec<_>>(), [3, 4]);
+        for seed in [0, 17, u64::MAX] {
+            assert_eq!(chosen(Some(seed), 3..5).collect::<Vec<_>>(), [seed]);
         }
     }
 }

@@ -21,6 +21,7 @@ use hca_am::{
 };
 use hca_core::{AckTimeout, Instant};
 use hca_sim::{LinkProfile, Outcome, Rng, Sim, Step, Violation};
+use test_support::seeds::{number, seeds};
 
 type Checked<T> = Result<T, Violation>;
 
@@ -538,17 +539,12 @@ fn run_in_time(seed: u64, below: Below) -> Report {
     }
 }
 
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|e| panic!("{name} is {text:?}, which is no number: {e}")))
-}
-
 fn run_seeds(below: Below) {
     let first = number("HCA_SIM_LAYERS_FIRST").unwrap_or(0);
-    let seeds = number("HCA_SIM_LAYERS_SEEDS").unwrap_or(SEEDS);
+    let count = number("HCA_SIM_LAYERS_SEEDS").unwrap_or(SEEDS);
     let one = number("HCA_SIM_SEED");
     let (mut sums, mut crashes, mut faults) = ([0; 4], 0, 0);
-    for seed in one.map_or(first..first + seeds, |seed| seed..seed + 1) {
+    for seed in seeds(one, first, count) {
         let report = run_in_time(seed, below);
         for (sum, count) in sums.iter_mut().zip(report.0) {
             *sum += count;
@@ -556,7 +552,7 @@ fn run_seeds(below: Below) {
         (crashes, faults) = (crashes + u64::from(report.1), faults + report.2);
     }
     println!("requests, replies, returns, losses {sums:?}; {crashes} crashes, {faults} faults");
-    if one.is_none() && seeds >= SEEDS {
+    if one.is_none() && count >= SEEDS {
         assert!(sums.iter().all(|&n| n >= 10) && crashes >= 3 && faults >= 100, "too little has happened");
     }
 }

@@ -6,17 +6,15 @@
 
 mod world;
 
+use test_support::seeds::{number, seeds};
 use world::{Plan, World};
 
 fn run(plan: Plan, default: u64) {
-    let number = |name| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
-    let (first, count) = match number("CM_SEED") {
-        Some(seed) => (seed, 1),
-        None => (0, number("CM_SEEDS").unwrap_or(default)),
-    };
+    let (one, mut count) = (number("CM_SEED"), 0);
     let mut totals = [0; 4];
-    for seed in first..first + count {
-        let talk = number("CM_SEED").is_some();
+    for seed in seeds(one, 0, number("CM_SEEDS").unwrap_or(default)) {
+        let talk = one.is_some();
+        count += 1;
         let done = std::panic::catch_unwind(|| World::new(seed, plan, talk).run());
         let Ok(done) = done else { panic!("{plan:?}: seed {seed} fails; CM_SEED={seed} shows its messages") };
         for (total, n) in totals.iter_mut().zip(done) {

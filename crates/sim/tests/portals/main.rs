@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use hca_core::Instant;
 use hca_sim::{NetStats, Outcome, Rng, Sim, Step, Violation};
+use test_support::seeds::{number, seeds};
 
 use plan::Plan;
 use world::{GRACE, World};
@@ -132,26 +133,21 @@ fn finish(sim: &Sim, world: &Rc<RefCell<World>>) -> Result<(), Violation> {
     Ok(())
 }
 
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|e| panic!("{name} is {text:?}, which is no number: {e}")))
-}
-
 /// Runs the seeds of one path; a failure names its seed and the command that replays it.
 fn run_seeds(offload: bool) {
     let first = number("HCA_SIM_PORTALS_FIRST").unwrap_or(0);
-    let seeds = number("HCA_SIM_PORTALS_SEEDS").unwrap_or(SEEDS);
+    let count = number("HCA_SIM_PORTALS_SEEDS").unwrap_or(SEEDS);
     let one = number("HCA_SIM_SEED");
     let mut sum = Report::default();
     let found = FOUND.into_iter().filter(|_| one.is_none());
-    for seed in found.chain(one.map_or(first..first + seeds, |seed| seed..seed + 1)) {
+    for seed in found.chain(seeds(one, first, count)) {
         match run(seed, offload) {
             Ok(report) => sum += report,
             Err(violation) => panic!("{violation}"),
         }
     }
     println!("{sum:?}");
-    if one.is_none() && seeds >= SEEDS {
+    if one.is_none() && count >= SEEDS {
         let rare = [sum.unexpected, sum.found, sum.disabled, sum.fired, sum.faults, sum.undeliverable];
         assert!(rare.iter().all(|&n| n >= 10) && sum.ops > 1000, "too little has happened: {sum:?}");
     }
