@@ -1,12 +1,11 @@
 //! The fabric of shared memory: the parts of an adapter's end.
 
-use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 
-use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
-use hca_process::{Fork, check_file_len};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
+use hca_core::{AddressVector, Counter, Instant, Qpn};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::MembarrierCommand;
 
 use super::bell::{Doorbells, PAGE_BYTES};
 use super::board::BOARD_BYTES;
@@ -15,57 +14,37 @@ use super::counters::Counters;
 use super::error::ShmError;
 use super::grants::Grants;
 use super::link::{Links, Stage};
-use super::meetings::{LISTENER, Meetings};
-use super::memory::{LINE, Writers, create, create_sparse};
+use super::meetings::Meetings;
+use super::memory::{Writers, create, create_sparse};
 use super::name::{Domain, Listener};
-use super::options::{ProcessVm, ShmOptions};
+use super::options::ShmOptions;
+use super::own::{Own, listen, ring_lines};
 use super::path::Paths;
 use super::peer::PeerName;
-use super::ring::{Barrier, Consumer, MAX_RING_LINES, MIN_RING_LINES, Record, outbox_bytes};
+use super::ring::{Consumer, Record};
 use super::rounds::Rounds;
+use super::shown::Shown;
 use super::sink::{PacketsOnly, ShmSink};
 use super::take_back::TakeBacks;
-use super::{memory, process};
-use crate::icrc::Icrc;
 use crate::{
-    Fabric, FabricAttr, FabricLink, Glance, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap,
-    TxBatch,
+    Fabric, FabricAttr, Glance, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
 };
-
-/// Addresses that are drawn before one that is free is despaired of.
-const ADDRESS_DRAWS: usize = 4;
 
 /// A fabric that carries RoCE packets through shared memory.
 pub struct ShmFabric {
-    pub(super) attr: FabricAttr,
-    pub(super) local: PeerName,
-    pub(super) domain: Domain,
-    pub(super) epoll: OwnedFd,
+    pub(super) own: Own,
     pub(super) doorbells: Doorbells,
-    pub(super) bits_fd: OwnedFd,
-    pub(super) board_fd: OwnedFd,
-    pub(super) ring_lines: u32,
-    pub(super) messages: bool,
-    pub(super) isolated: bool,
-    pub(super) process_vm: ProcessVm,
-    /// Peers that have gone, until the adapter is told.
-    pub(super) gone: Vec<PeerName>,
-    pub(super) barrier: Barrier,
     pub(super) meetings: Meetings,
     pub(super) rounds: Rounds,
     pub(super) links: Links,
     pub(super) paths: Paths,
-    pub(super) now: Instant,
-    pub(super) turn: u64,
-    pub(super) tick_at: Instant,
-    pub(super) record: Box<Record>,
-    pub(super) icrc: Icrc,
-    pub(super) tap: Option<Box<dyn Tap>>,
-    pub(super) counters: Counters,
     pub(super) grants: Grants,
     pub(super) take_backs: TakeBacks,
-    /// Whose end it is.
-    pub(super) fork: Fork,
+    pub(super) counters: Counters,
+    pub(super) now: Instant,
+    /// The packet or message that is taken from a ring.
+    pub(super) record: Box<Record>,
+    pub(super) shown: Option<Shown>,
     /// In a simulation: what decides in the place of time and system.
     pub(super) chance: Option<Box<dyn ShmChance>>,
 }
@@ -120,115 +99,27 @@ impl ShmFabric {
         listener: Listener,
         options: &ShmOptions,
     ) -> Result<Self, ShmError> {
-        let ring_lines = ring_lines(options.ring_bytes)?;
-        // Said now, and not when a peer is met.
-        let bytes = outbox_bytes(ring_lines);
-        check_file_len(bytes as u64).map_err(|e| ShmError::Memory { bytes, source: e.into() })?;
-        let io = |doing| move |e: rustix::io::Errno| ShmError::Io { doing, source: e.into() };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("creating an epoll descriptor"))?;
-        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
-            .map_err(io("watching the listening socket"))?;
+        ring_lines(options.ring_bytes)?;
+        let meetings = Meetings::new(listener)?;
         let (bits_fd, bits) = create("hca-shm-bits", PAGE_BYTES, Writers::Anybody)
             .map_err(|source| ShmError::Memory { bytes: PAGE_BYTES, source })?;
         let (board_fd, board) = create_sparse("hca-shm-board", BOARD_BYTES, PAGE_BYTES, Writers::Creator)
             .map_err(|source| ShmError::Memory { bytes: BOARD_BYTES, source })?;
-        let barrier = barrier();
-        let shares = options.messages && !options.isolated;
-        let process_vm = if shares { options.process_vm } else { ProcessVm::No };
-        let attr = attr(local.address, &domain, options.ring_bytes, barrier, process_vm);
         Ok(Self {
-            attr,
-            local,
-            domain,
-            epoll,
-            grants: Grants::new(board.clone()),
-            take_backs: TakeBacks::default(),
-            doorbells: Doorbells::new(bits, board),
-            bits_fd,
-            board_fd,
-            ring_lines,
-            messages: options.messages,
-            isolated: options.isolated,
-            process_vm,
-            gone: Vec::new(),
-            barrier,
-            meetings: Meetings::new(listener),
+            own: Own::new(domain, local, bits_fd, options)?,
+            doorbells: Doorbells::new(bits, board.clone()),
+            meetings,
             rounds: Rounds::new(),
             links: Links::default(),
             paths: Paths::default(),
-            now: Instant::ZERO,
-            turn: 0,
-            tick_at: Instant::ZERO,
-            record: Box::new(Record::new()),
-            icrc: Icrc::new(),
-            tap: None,
+            grants: Grants::new(board_fd, board),
+            take_backs: TakeBacks::default(),
             counters: Counters::default(),
-            fork: Fork::new(),
+            now: Instant::ZERO,
+            record: Box::new(Record::new()),
+            shown: None,
             chance: None,
         })
-    }
-}
-
-fn ring_lines(bytes: usize) -> Result<u32, ShmError> {
-    let sizes = MIN_RING_LINES as usize * LINE..=MAX_RING_LINES as usize * LINE;
-    if bytes.is_power_of_two() && sizes.contains(&bytes) {
-        Ok((bytes / memory::LINE) as u32)
-    } else {
-        Err(ShmError::Ring { bytes })
-    }
-}
-
-/// An address of our own, and the socket there. A name that somebody has taken is left to him.
-fn listen(domain: &Domain, messages: bool) -> Result<(Ipv6Addr, Listener), ShmError> {
-    let mut draws = 0;
-    loop {
-        let address = domain.draw_address(messages)?;
-        match domain.listen(address.into()) {
-            Ok(listener) => return Ok((address, listener)),
-            Err(ShmError::Io { source, .. })
-                if source.kind() == std::io::ErrorKind::AddrInUse && draws < ADDRESS_DRAWS => {}
-            Err(e) => return Err(e),
-        }
-        draws += 1;
-    }
-}
-
-/// Registers for the system's barriers where it has them.
-fn barrier() -> Barrier {
-    let needed = MembarrierQuery::GLOBAL_EXPEDITED | MembarrierQuery::REGISTER_GLOBAL_EXPEDITED;
-    if membarrier_query().contains(needed) && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok() {
-        Barrier::System
-    } else {
-        Barrier::Fence
-    }
-}
-
-fn attr(
-    local: Ipv6Addr,
-    domain: &Domain,
-    ring_bytes: usize,
-    barrier: Barrier,
-    process_vm: ProcessVm,
-) -> FabricAttr {
-    let mut notes = vec![
-        ("domain", domain.describe()),
-        ("ring", format!("{ring_bytes} bytes to each peer, and as many from it")),
-        ("foreign memory", process::describe(process_vm)),
-    ];
-    if barrier == Barrier::Fence {
-        let cost =
-            "membarrier is missing or forbidden: each packet costs a fence; a kernel from 4.16 on has it";
-        notes.push(("barrier", cost.into()));
-    }
-    FabricAttr {
-        name: "shm".to_owned(),
-        local: local.into(),
-        max_mtu: Mtu::B4096,
-        // Several queue pairs share a ring, and small packets leave most of their lines empty.
-        recv_buffer_bytes: ring_bytes / 2,
-        qpn_slot: None,
-        link: FabricLink::none(),
-        notes,
     }
 }
 
@@ -237,7 +128,7 @@ impl ShmFabric {
     #[inline]
     pub fn recv_all<S: ShmSink>(&mut self, now: Instant, budget: RxBudget, sink: &mut S) -> RxOutcome {
         self.now = now;
-        self.turn += 1;
+        self.rounds.turn += 1;
         if self.chance.is_some() {
             return self.recv_by_chance(budget, sink);
         }
@@ -251,7 +142,7 @@ impl ShmFabric {
         if self.take_backs.is_parting() {
             self.part();
         }
-        if self.now >= self.tick_at {
+        if self.now >= self.rounds.tick_at {
             self.look_around();
         }
         self.poll_rings(budget, sink)
@@ -289,10 +180,10 @@ impl ShmFabric {
         if self.doorbells.rung() || polled.any(|l| ending(l) || l.has_input()) {
             return Some(chance.looks_at(None));
         }
-        let mut sockets = [PollFd::new(&self.epoll, PollFlags::IN)];
+        let mut sockets = [PollFd::new(&self.meetings.epoll, PollFlags::IN)];
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         let readable = poll(&mut sockets, Some(&none)).is_ok_and(|n| n > 0);
-        readable.then(|| chance.looks_at(Some(self.tick_at)))
+        readable.then(|| chance.looks_at(Some(self.rounds.tick_at)))
     }
     /// Appends its counters, under names that tell them from those of the network beside it.
     pub(crate) fn counters_as_part(&self, out: &mut Vec<Counter>) {
@@ -305,7 +196,7 @@ impl ShmFabric {
     }
     /// Whether this is the adapter's only network.
     pub fn is_alone(&self) -> bool {
-        !self.domain.is_on_network()
+        !self.own.domain.is_on_network()
     }
     /// Whether there are rings to poll in each turn.
     #[inline]
@@ -314,11 +205,12 @@ impl ShmFabric {
     }
     /// Whether RC queue pairs exchange messages with peers that do so too.
     pub fn has_messages(&self) -> bool {
-        self.messages
+        self.own.messages
     }
     /// Whether queue pairs at both ends of a path exchange messages.
     pub fn carries_messages(&self, path: PathId) -> bool {
-        self.messages && self.paths.get(path).is_some_and(|p| self.domain.takes_messages(p.peer.address))
+        self.own.messages
+            && self.paths.get(path).is_some_and(|p| self.own.domain.takes_messages(p.peer.address))
     }
     /// Opens a path for messages to the queue pair of this number. `None`: this peer gets packets, by a path of
     /// [`open_path`](Fabric::open_path). The peer comes to the same choice.
@@ -326,7 +218,7 @@ impl ShmFabric {
     /// # Errors
     /// The peer can't be addressed from here, or can't be reached although it expects messages.
     pub fn open_messages(&mut self, av: &AddressVector, peer: Qpn) -> Result<Option<PathId>, PathError> {
-        if self.domain.is_on_network() {
+        if self.own.domain.is_on_network() {
             return self.open_proven(av, peer);
         }
         let path = self.open_path(av)?;
@@ -342,22 +234,22 @@ impl ShmFabric {
     }
     /// Whether this adapter may grant memory to peers and use memory that peers grant.
     pub fn shares_memory(&self) -> bool {
-        self.messages && !self.isolated
+        self.own.messages && !self.own.isolated
     }
     /// The next peer that has disconnected; its packets under way are lost.
     #[inline]
     pub fn next_gone(&mut self) -> Option<PeerName> {
-        self.gone.pop()
+        self.links.gone.pop()
     }
 }
 
 impl Fabric for ShmFabric {
     fn attr(&self) -> &FabricAttr {
-        &self.attr
+        &self.own.attr
     }
 
     fn open_path_of(&mut self, av: &AddressVector, _: QpEnds) -> Result<PathId, PathError> {
-        let (peer, local) = (av.dgid.ip(), IpAddr::from(self.local.address));
+        let (peer, local) = (av.dgid.ip(), IpAddr::from(self.own.local.address));
         PathError::unless_unicast(peer)?;
         let IpAddr::V6(address) = peer else { return Err(PathError::Family { peer, local }) };
         let link = self.link_to(address.into())?;
@@ -386,7 +278,7 @@ impl Fabric for ShmFabric {
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.epoll.as_fd())
+        Some(self.meetings.epoll.as_fd())
     }
 
     fn prepare_wait(&mut self) -> bool {
@@ -398,19 +290,19 @@ impl Fabric for ShmFabric {
         if input(self) {
             return true;
         }
-        let asked = self.ask_for_calls();
+        let asked = self.rounds.ask_for_calls(&mut self.links);
         let is_parked =
             |&slot: &u32| self.links.get(slot).and_then(|l| l.rx.as_ref()).is_none_or(Consumer::is_parked);
         if !asked && self.doorbells.sleeps() && self.rounds.polled.iter().all(is_parked) {
             // All was said before, and nothing has been taken since.
-            return self.has_room();
+            return self.rounds.has_room(&mut self.links);
         }
         self.park_polled();
         self.doorbells.sleep();
         // The first look behind the sleep is at the sockets, too.
-        self.tick_at = Instant::ZERO;
-        self.barrier.on_parking();
-        input(self) || self.has_room()
+        self.rounds.tick_at = Instant::ZERO;
+        self.own.barrier.on_parking();
+        input(self) || self.rounds.has_room(&mut self.links)
     }
 
     /// There is one only where a single ring is polled and nothing waits to be seen to.
@@ -433,6 +325,6 @@ impl Fabric for ShmFabric {
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
-        self.tap = tap;
+        self.shown = tap.map(Shown::new);
     }
 }

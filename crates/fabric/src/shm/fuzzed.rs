@@ -208,9 +208,9 @@ impl Bed {
         let meet = |f: &mut ShmFabric, path| send(f, now, path, &numbered(0));
         meet(&mut b, b_to_a);
         meet(&mut c, c_to_a);
-        let calls = Sealed::verify(a.bits_fd.as_fd(), 4096, Writers::Anybody);
+        let calls = Sealed::verify(a.own.bits_fd.as_fd(), 4096, Writers::Anybody);
         let calls = calls.expect("it is as it was made").segment().expect("anybody may map it");
-        let outbox = b.links.get(b.links.find(a.local).expect("it was just met")).expect("as above");
+        let outbox = b.links.get(b.links.find(a.own.local).expect("it was just met")).expect("as above");
         let outbox = outbox.outbox.clone();
         let file = rustix::fs::memfd_create("fuzz", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&file, PAGES as u64).unwrap();
@@ -277,12 +277,12 @@ impl Bed {
     /// The link to the peer as the adapter knows it, and the other way round.
     fn links(&self) -> (Option<LinkId>, Option<LinkId>) {
         let link = |f: &ShmFabric, peer| Some(LinkId::new(f.links.token(f.links.find(peer)?)));
-        (link(&self.a, self.b.local), link(&self.b, self.a.local))
+        (link(&self.a, self.b.own.local), link(&self.b, self.a.own.local))
     }
 
     /// Looks for messages of one line, up to so many, of which each so-manyth is refused.
     fn look(&mut self, max: usize, refuses: usize) {
-        let c = self.a.links.find(self.c.local);
+        let c = self.a.links.find(self.c.own.local);
         let honest = c.map(|slot| LinkId::new(self.a.links.token(slot)));
         let Self { heard, outbox, peer, .. } = self;
         let mut sink = Quick { honest, heard, peer: *peer, outbox, refuses, offered: 0, taken: 0 };
@@ -297,7 +297,7 @@ impl Bed {
     /// A turn of the adapter.
     fn turn(&mut self) {
         self.now = self.now + STEP;
-        let mut sink = Sink { honest: self.c.local, heard: &mut self.heard, reached: self.reached };
+        let mut sink = Sink { honest: self.c.own.local, heard: &mut self.heard, reached: self.reached };
         self.a.recv_all(self.now, RxBudget { packets: 512, bytes: 256 << 10 }, &mut sink);
         while self.a.next_gone().is_some() {}
         while let Some(notice) = self.a.next_notice() {
@@ -344,7 +344,7 @@ impl Bed {
             6 => {
                 let Some([at, region, generation]) = input.take() else { return };
                 let at = if at & 1 == 0 { generation_at(region.into()) } else { usize::from(region) * 8 };
-                self.b.grants.board.word(at).store(generation.into(), Ordering::Relaxed);
+                self.b.grants.board().word(at).store(generation.into(), Ordering::Relaxed);
             }
             7 => {
                 let Some([at, a, b, c, d]) = input.take() else { return };
@@ -410,7 +410,7 @@ impl Bed {
         let (head, data) = bytes.split_first_chunk::<12>().expect("a message has a head");
         let mut message = LineMessage::new(bytemuck::cast(*head), data.len());
         message.data_mut().copy_from_slice(data);
-        let to_a = self.c.links.find(self.a.local).map(|slot| LinkId::new(self.c.links.token(slot)));
+        let to_a = self.c.links.find(self.a.own.local).map(|slot| LinkId::new(self.c.links.token(slot)));
         if let Some(mut tx) = to_a.and_then(|to_a| self.c.line_tx(to_a)) {
             let pushed = tx.push(&mut message);
             tx.call();
@@ -459,7 +459,7 @@ impl Bed {
             let Some([at, byte]) = input.take() else { break };
             message[11 + usize::from(at) % (frame::BYTES - 11)] = byte;
         }
-        let Some(slot) = self.b.links.find(self.a.local) else { return };
+        let Some(slot) = self.b.links.find(self.a.own.local) else { return };
         let Some(Stage::Up(socket)) = self.b.links.get(slot).map(|l| &l.stage) else { return };
         let len = if how & 4 == 0 { frame::BYTES } else { usize::from(how) % (frame::BYTES + 1) };
         let fds = [self.file.as_fd(); hello::DESCRIPTORS];
@@ -512,7 +512,7 @@ impl Bed {
             }
             assert!(round < 5_000, "{} packets of {} were heard", self.heard, self.sent);
         }
-        let peer = self.b.local;
+        let peer = self.b.own.local;
         let options = ShmOptions { ring_bytes: MIN_RING_LINES as usize * 64, ..ShmOptions::default() };
         drop(std::mem::replace(&mut self.b, ShmFabric::open(&self.domain, &options).unwrap()));
         for round in 0.. {

@@ -1,10 +1,8 @@
 //! Grants: requests for direct access to peers' memory, the answers, and the words on the board.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
-use hca_core::Access;
-use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::access::{Ends, Memory, Region};
@@ -13,15 +11,14 @@ use super::chance::Refusable;
 use super::error::GrantError;
 use super::fabric::ShmFabric;
 use super::grant::{
-    Grant, GrantId, Granted, LinkId, MAX_ASKED, MAX_GRANTED_REGIONS, MAX_MAPPED_OF_PEER, MAX_QP_WORDS,
-    Notice, QpGuard,
+    Grant, GrantId, Granted, LinkId, MAX_ASKED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, Notice, QpGuard,
 };
-use super::grants::{GrantedRegion, MAX_UNSENT, MAX_UNSENT_WANTED};
+use super::grants::{MAX_UNSENT, MAX_UNSENT_WANTED};
 use super::hello;
-use super::link::{Link, Stage};
+use super::link::Stage;
 use super::memory::Sealed;
 use super::note::{Note, Place, RIGHTS};
-use super::pages::{PAGE, SharedPages};
+use super::pages::SharedPages;
 use super::rounds::TICK;
 use crate::PathId;
 
@@ -42,18 +39,6 @@ impl ShmFabric {
         SharedPages::find(addr, len)
     }
 
-    /// Has a page of the board be there.
-    pub(super) fn board_ready(&mut self, at: usize) -> Result<(), GrantError> {
-        let page = at / PAGE;
-        if !self.grants.there.has(page) {
-            let io = |e: Errno| GrantError::Io { doing: "making a page of the board", source: e.into() };
-            let at = (page * PAGE) as u64;
-            rustix::fs::fallocate(&self.board_fd, FallocateFlags::empty(), at, PAGE as u64).map_err(io)?;
-            self.grants.there.set(page);
-        }
-        Ok(())
-    }
-
     /// Publishes the word of a queue pair of this adapter, which peers compare before each direct access. A word that
     /// withdraws rights is published by [`withdraw_qp_word`](Self::withdraw_qp_word).
     ///
@@ -63,22 +48,7 @@ impl ShmFabric {
     /// # Panics
     /// If `slot` is not below [`MAX_QP_WORDS`].
     pub fn set_qp_word(&mut self, slot: u32, word: u64) -> Result<(), GrantError> {
-        let at = qp_word_at(slot);
-        self.board_ready(at)?;
-        // Release: pairs with the Acquire in `bracket::enter`.
-        self.grants.board.word64(at).store(word, Ordering::Release);
-        // Whoever is told that something was taken back writes to that memory behind this.
-        fence(Ordering::SeqCst);
-        Ok(())
-    }
-    /// The word of this adapter's queue pair as it was published.
-    pub(super) fn own_qp_word(&self, slot: u32) -> u64 {
-        let at = qp_word_at(slot);
-        if self.grants.there.has(at / PAGE) {
-            self.grants.board.word64(at).load(Ordering::Relaxed)
-        } else {
-            0
-        }
+        self.grants.set_qp_word(slot, word)
     }
     /// The present word of a peer's queue pair on the peer's board. A hint: it may change at any time.
     ///
@@ -86,7 +56,7 @@ impl ShmFabric {
     /// If `slot` is not below [`MAX_QP_WORDS`].
     pub fn qp_word(&mut self, peer: LinkId, slot: u32) -> Option<u64> {
         let at = qp_word_at(slot);
-        let side = self.linked(peer).ok()?.direct.peer.as_mut()?;
+        let side = self.links.linked(peer).ok()?.direct.peer.as_mut()?;
         side.ready(at).ok()?;
         Some(side.board.word64(at, Ordering::Acquire))
     }
@@ -96,23 +66,8 @@ impl ShmFabric {
         if slot >= MAX_QP_WORDS {
             return None;
         }
-        self.linked(peer).ok()?.direct.peer.as_mut()?.ready(qp_word_at(slot)).ok()?;
+        self.links.linked(peer).ok()?.direct.peer.as_mut()?.ready(qp_word_at(slot)).ok()?;
         Some(QpGuard { link: peer, slot, word })
-    }
-
-    /// A link that is up, by its name.
-    pub(super) fn linked(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
-        let slot = self.links.by_token(peer.token()).ok_or(GrantError::Link)?;
-        let link = self.links.get_mut(slot).expect("it was found");
-        if matches!(link.stage, Stage::Up(_)) { Ok(link) } else { Err(GrantError::Link) }
-    }
-    /// A link to a process of this user.
-    pub(super) fn trusted(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
-        let link = self.linked(peer)?;
-        if link.closing {
-            return Err(GrantError::Link);
-        }
-        if link.direct.trusted { Ok(link) } else { Err(GrantError::ForeignUser) }
     }
 
     /// Asks a peer for the region of a key, for use by the peer's queue pair; the answer is a notice.
@@ -120,7 +75,7 @@ impl ShmFabric {
     /// # Errors
     /// The peer is not there, belongs to another user, or has too many unanswered questions.
     pub fn ask_grant(&mut self, peer: LinkId, key: u32, qpn: u32) -> Result<(), GrantError> {
-        let direct = &mut self.trusted(peer)?.direct;
+        let direct = &mut self.links.trusted(peer)?.direct;
         if direct.asked.contains(&(key, qpn)) {
             return Ok(());
         }
@@ -141,7 +96,7 @@ impl ShmFabric {
     /// # Panics
     /// If the key names another region already.
     pub fn grant(&mut self, peer: LinkId, grant: &Grant<'_>) -> Result<(), GrantError> {
-        self.linked(peer)?.direct.asking.retain(|q| *q != (grant.key, grant.qpn));
+        self.links.linked(peer)?.direct.asking.retain(|q| *q != (grant.key, grant.qpn));
         let granted = self.hand_over(peer, grant, false);
         if granted.is_err() {
             self.send_note(peer, Note::Refuse { key: grant.key, qpn: grant.qpn }, None);
@@ -150,7 +105,7 @@ impl ShmFabric {
     }
     /// Refuses the grant that a peer has asked for.
     pub fn refuse_grant(&mut self, peer: LinkId, key: u32, qpn: u32) {
-        let Ok(link) = self.linked(peer) else { return };
+        let Ok(link) = self.links.linked(peer) else { return };
         link.direct.asking.retain(|q| *q != (key, qpn));
         self.send_note(peer, Note::Refuse { key, qpn }, None);
     }
@@ -163,7 +118,7 @@ impl ShmFabric {
     /// If the key names another region already.
     pub fn offer(&mut self, peer: LinkId, grant: &Grant<'_>) -> Result<(), GrantError> {
         self.hand_over(peer, grant, true)?;
-        let offers = &mut self.linked(peer)?.direct.offers;
+        let offers = &mut self.links.linked(peer)?.direct.offers;
         if !offers.contains(&grant.key) {
             offers.push(grant.key);
         }
@@ -171,7 +126,7 @@ impl ShmFabric {
     }
 
     fn hand_over(&mut self, peer: LinkId, g: &Grant<'_>, offered: bool) -> Result<(), GrantError> {
-        let link = self.trusted(peer)?;
+        let link = self.links.trusted(peer)?;
         if g.pages.is_none() && !link.direct.process_offered {
             return Err(GrantError::Process);
         }
@@ -183,7 +138,7 @@ impl ShmFabric {
         if known.is_some_and(|slot| self.grants.is_ending(slot)) {
             return Err(GrantError::Ending);
         }
-        let link = self.linked(peer)?;
+        let link = self.links.linked(peer)?;
         let holds = known.is_some_and(|slot| link.direct.held.contains(&slot));
         if !holds && link.direct.held.len() >= MAX_MAPPED_OF_PEER as usize {
             return Err(GrantError::Limit {
@@ -193,7 +148,7 @@ impl ShmFabric {
         }
         let slot = match known {
             Some(slot) => slot,
-            None => self.new_region(g)?,
+            None => self.grants.new_region(g)?,
         };
         let region = self.grants.region(slot).expect("it was found or made");
         let access = g.access & RIGHTS;
@@ -215,7 +170,7 @@ impl ShmFabric {
             Some((_, times)) => *times += 1,
             None => {
                 holders.push((peer.slot(), 1));
-                self.linked(peer)?.direct.held.push(slot);
+                self.links.linked(peer)?.direct.held.push(slot);
             }
         }
         self.counters.grants_given += 1;
@@ -223,67 +178,17 @@ impl ShmFabric {
         Ok(())
     }
 
-    /// A place on the board for a region that was not granted before.
-    fn new_region(&mut self, g: &Grant<'_>) -> Result<u32, GrantError> {
-        let access = g.access & RIGHTS;
-        let Some(pages) = g.pages else {
-            if g.len == 0 || access != Access::REMOTE_WRITE {
-                return Err(GrantError::Process);
-            }
-            return self.region_slot(g, access);
-        };
-        // All pages, since the descriptor opens all of them.
-        let end = g.offset.checked_add(g.len).filter(|end| *end <= pages.len());
-        let whole = g.offset < PAGE && end.is_some_and(|end| end.next_multiple_of(PAGE) == pages.len());
-        if !whole || g.len == 0 || access.is_empty() {
-            return Err(GrantError::Partial);
-        }
-        if !pages.claim(self.grants.adapter) {
-            return Err(GrantError::Elsewhere);
-        }
-        let adapter = self.grants.adapter;
-        let slot = pages.prepare(is_writable(access)).and_then(|()| self.region_slot(g, access));
-        if slot.is_err() && !self.grants.regions().any(|(_, r)| r.is_of(pages)) {
-            pages.unclaim(adapter);
-        }
-        slot
-    }
-
-    fn region_slot(&mut self, g: &Grant<'_>, access: Access) -> Result<u32, GrantError> {
-        let grants = &mut self.grants;
-        let new = grants.regions.len() as u32;
-        let slot = if new < MAX_GRANTED_REGIONS { new } else { *grants.free.front().unwrap_or(&new) };
-        if slot == MAX_GRANTED_REGIONS {
-            let what = "regions are granted";
-            return Err(GrantError::Limit { what, limit: MAX_GRANTED_REGIONS });
-        }
-        self.board_ready(generation_at(slot))?;
-        let grants = &mut self.grants;
-        if slot == new {
-            grants.regions.push(None);
-            grants.generations.push(0);
-        } else {
-            grants.free.pop_front();
-        }
-        let (key, offset, len, iova) = (g.key, g.offset, g.len, g.iova);
-        let (pages, holders) = (g.pages.cloned(), Vec::new());
-        grants.regions[slot as usize] =
-            Some(GrantedRegion { key, pages, offset, len, iova, access, holders, ending: 0 });
-        grants.by_key.insert(key, slot);
-        Ok(slot)
-    }
-
     /// Takes the oldest notice.
     pub fn next_notice(&mut self) -> Option<Notice> {
         let (link, notice) = self.grants.notices.pop_front()?;
-        if let Ok(link) = self.linked(link) {
+        if let Ok(link) = self.links.linked(link) {
             link.direct.notices -= 1;
         }
         Some(notice)
     }
 
     pub(super) fn notify(&mut self, peer: LinkId, notice: Notice) {
-        if let Ok(link) = self.linked(peer) {
+        if let Ok(link) = self.links.linked(peer) {
             link.direct.notices += 1;
             link.direct.known = true;
         }
@@ -295,7 +200,7 @@ impl ShmFabric {
 impl ShmFabric {
     /// Sends a note, now or once the socket takes it. To a link that is gone nothing is sent.
     pub(super) fn send_note(&mut self, peer: LinkId, note: Note, pages: Option<SharedPages>) {
-        let Ok(link) = self.linked(peer) else { return };
+        let Ok(link) = self.links.linked(peer) else { return };
         let direct = &mut link.direct;
         let most = if note.is_waited_for() { MAX_UNSENT_WANTED } else { MAX_UNSENT };
         if direct.unsent.len() >= most {
@@ -454,7 +359,7 @@ impl ShmFabric {
         if self.grants.mapped.is_full(peer) || self.is_refused(Refusable::Mapping) {
             return None;
         }
-        let link = self.trusted(peer).ok()?;
+        let link = self.links.trusted(peer).ok()?;
         let at = generation_at(place.region);
         let own = link.outbox.clone();
         let side = link.direct.peer.as_mut().expect("who is linked has it");
@@ -476,7 +381,7 @@ impl ShmFabric {
                 }
             }
         };
-        let in_use_at = in_use_at(super::ring::outbox_bytes(self.ring_lines));
+        let in_use_at = in_use_at(self.own.outbox_bytes());
         let ends = Ends { link: peer, own, in_use_at, board, barrier };
         Some((self.grants.mapped.insert(ends, key, place, granted, memory, at), granted))
     }

@@ -1,15 +1,19 @@
 //! The tables of grants: regions of this end with their holders, and mapped regions of peers.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use hca_core::Access;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 
 use super::access::MappedRegions;
-use super::board::{Bits, generation_at, in_use_at, is_writable};
-use super::grant::{GrantId, LinkId, MAX_ASKED, MAX_MAPPED_OF_PEER, Notice};
+use super::board::{Bits, generation_at, in_use_at, is_writable, qp_word_at};
+use super::error::GrantError;
+use super::grant::{Grant, GrantId, LinkId, MAX_ASKED, MAX_GRANTED_REGIONS, MAX_MAPPED_OF_PEER, Notice};
 use super::memory::{Segment, Window};
-use super::note::Note;
+use super::note::{Note, RIGHTS};
 use super::pages::{PAGE, SharedPages};
 use super::ring::Barrier;
 
@@ -102,8 +106,9 @@ impl GrantedRegion {
 pub(super) struct Grants {
     /// A number that no other adapter of the process has.
     pub(super) adapter: u64,
-    pub(super) board: Segment,
-    pub(super) there: Bits,
+    board_fd: OwnedFd,
+    board: Segment,
+    there: Bits,
     pub(super) regions: Vec<Option<GrantedRegion>>,
     pub(super) generations: Vec<u32>,
     pub(super) free: VecDeque<u32>,
@@ -119,12 +124,13 @@ pub(super) struct Grants {
 }
 
 impl Grants {
-    pub(super) fn new(board: Segment) -> Self {
+    pub(super) fn new(board_fd: OwnedFd, board: Segment) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut there = Bits::default();
         there.set(0);
         Self {
             adapter: NEXT.fetch_add(1, Ordering::Relaxed),
+            board_fd,
             board,
             there,
             regions: Vec::new(),
@@ -137,6 +143,82 @@ impl Grants {
             late: Vec::new(),
             questions: 0,
         }
+    }
+    /// Has a page of the board be there.
+    pub(super) fn ready(&mut self, at: usize) -> Result<(), GrantError> {
+        let page = at / PAGE;
+        if !self.there.has(page) {
+            let io = |e: Errno| GrantError::Io { doing: "making a page of the board", source: e.into() };
+            let at = (page * PAGE) as u64;
+            rustix::fs::fallocate(&self.board_fd, FallocateFlags::empty(), at, PAGE as u64).map_err(io)?;
+            self.there.set(page);
+        }
+        Ok(())
+    }
+    /// Publishes the word of a queue pair.
+    pub(super) fn set_qp_word(&mut self, slot: u32, word: u64) -> Result<(), GrantError> {
+        let at = qp_word_at(slot);
+        self.ready(at)?;
+        // Release: pairs with the Acquire in `bracket::enter`.
+        self.board.word64(at).store(word, Ordering::Release);
+        // Whoever is told that something was taken back writes to that memory behind this.
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+    /// The word of a queue pair as it was published.
+    pub(super) fn qp_word(&self, slot: u32) -> u64 {
+        let at = qp_word_at(slot);
+        if self.there.has(at / PAGE) { self.board.word64(at).load(Ordering::Relaxed) } else { 0 }
+    }
+    /// A place on the board for a region that was not granted before.
+    pub(super) fn new_region(&mut self, g: &Grant<'_>) -> Result<u32, GrantError> {
+        let access = g.access & RIGHTS;
+        let Some(pages) = g.pages else {
+            if g.len == 0 || access != Access::REMOTE_WRITE {
+                return Err(GrantError::Process);
+            }
+            return self.region_slot(g, access);
+        };
+        // All pages, since the descriptor opens all of them.
+        let end = g.offset.checked_add(g.len).filter(|end| *end <= pages.len());
+        let whole = g.offset < PAGE && end.is_some_and(|end| end.next_multiple_of(PAGE) == pages.len());
+        if !whole || g.len == 0 || access.is_empty() {
+            return Err(GrantError::Partial);
+        }
+        if !pages.claim(self.adapter) {
+            return Err(GrantError::Elsewhere);
+        }
+        let adapter = self.adapter;
+        let slot = pages.prepare(is_writable(access)).and_then(|()| self.region_slot(g, access));
+        if slot.is_err() && !self.regions().any(|(_, r)| r.is_of(pages)) {
+            pages.unclaim(adapter);
+        }
+        slot
+    }
+
+    fn region_slot(&mut self, g: &Grant<'_>, access: Access) -> Result<u32, GrantError> {
+        let new = self.regions.len() as u32;
+        let slot = if new < MAX_GRANTED_REGIONS { new } else { *self.free.front().unwrap_or(&new) };
+        if slot == MAX_GRANTED_REGIONS {
+            let what = "regions are granted";
+            return Err(GrantError::Limit { what, limit: MAX_GRANTED_REGIONS });
+        }
+        self.ready(generation_at(slot))?;
+        if slot == new {
+            self.regions.push(None);
+            self.generations.push(0);
+        } else {
+            self.free.pop_front();
+        }
+        let (key, offset, len, iova) = (g.key, g.offset, g.len, g.iova);
+        let (pages, holders) = (g.pages.cloned(), Vec::new());
+        self.regions[slot as usize] =
+            Some(GrantedRegion { key, pages, offset, len, iova, access, holders, ending: 0 });
+        self.by_key.insert(key, slot);
+        Ok(slot)
+    }
+    pub(super) fn board_fd(&self) -> BorrowedFd<'_> {
+        self.board_fd.as_fd()
     }
     pub(super) fn board(&self) -> Segment {
         self.board.clone()

@@ -69,22 +69,22 @@ impl ShmFabric {
     /// # Errors
     /// The peer is not there or belongs to another user, or this adapter does not share memory so.
     pub fn offer_process(&mut self, peer: LinkId) -> Result<(), GrantError> {
-        self.trusted(peer)?;
-        if self.process_vm == ProcessVm::No {
+        self.links.trusted(peer)?;
+        if self.own.process_vm == ProcessVm::No {
             return Err(GrantError::Isolated);
         }
-        self.board_ready(LOAN_WORDS_AT)?;
+        self.grants.ready(LOAN_WORDS_AT)?;
         let io = |e: Errno| GrantError::Io { doing: "drawing a number", source: e.into() };
         if PROOF.load(Ordering::Relaxed) == 0 {
             // Another adapter of this process may draw at the same time; the first one counts.
             let drawn = u64::from_ne_bytes(random().map_err(io)?) | 1;
             let _ = PROOF.compare_exchange(0, drawn, Ordering::Relaxed, Ordering::Relaxed);
         }
-        if self.process_vm == ProcessVm::Any {
+        if self.own.process_vm == ProcessVm::Any {
             let_all_read();
         }
         self.grants.mapped.processes.board = Some(self.grants.board());
-        let direct = &mut self.linked(peer)?.direct;
+        let direct = &mut self.links.linked(peer)?.direct;
         if !direct.process_offered {
             direct.process_offered = true;
             let (pid, addr) = (getpid().as_raw_nonzero().get() as u32, (&raw const PROOF).addr() as u64);
@@ -110,8 +110,8 @@ impl ShmFabric {
         addr: u64,
         proof: u64,
     ) -> Result<(), &'static str> {
-        let wanted = self.process_vm != ProcessVm::No && !self.is_refused(Refusable::ProcessRead);
-        let Ok(link) = self.linked(peer) else { return Ok(()) };
+        let wanted = self.own.process_vm != ProcessVm::No && !self.is_refused(Refusable::ProcessRead);
+        let Ok(link) = self.links.linked(peer) else { return Ok(()) };
         if core::mem::replace(&mut link.direct.process_told, true) {
             return Err("it offers to read its process twice");
         }
@@ -142,7 +142,7 @@ impl ShmFabric {
 
     /// A peer says whether it fetches from this process.
     pub(super) fn hear_fetches(&mut self, peer: LinkId, yes: bool) -> Result<(), &'static str> {
-        let Ok(link) = self.linked(peer) else { return Ok(()) };
+        let Ok(link) = self.links.linked(peer) else { return Ok(()) };
         if !link.direct.process_offered {
             return Err("it answers a question that was not asked");
         }

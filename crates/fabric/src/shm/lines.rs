@@ -124,7 +124,7 @@ impl ShmFabric {
         if !matches!(link.stage, Stage::Up(_)) {
             return None;
         }
-        Some(LineTx { link, counters: &mut self.counters, local: &self.local, sent: 0 })
+        Some(LineTx { link, counters: &mut self.counters, local: &self.own.local, sent: 0 })
     }
 
     /// Polls the rings, and names one with a message. If several have messages, each call names another one, a ring whose
@@ -189,7 +189,7 @@ impl ShmFabric {
         if found.taken > 0 {
             link.last_input = self.now;
             counters.rx_messages_quick += found.taken as u64;
-            let local = self.local;
+            let local = self.own.local;
             if link.call_for_credits(|socket| send_notice(socket, Kind::Wake, local)) {
                 counters.wakeups_sent += 1;
             }

@@ -4,15 +4,20 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
 use hca_core::Instant;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::bell::Caller;
+use super::error::GrantError;
+use super::grant::LinkId;
 use super::grants::Direct;
 use super::hello::Kind;
 use super::memory::Segment;
 use super::peer::PeerName;
+use super::process_write::is_stopped;
 use super::proof::Proof;
 use super::ring::{Consumer, Producer};
 use super::socket::Socket;
+use crate::cred::PeerCred;
 
 /// Links at most.
 pub(super) const MAX_LINKS: usize = 1 << 14;
@@ -133,6 +138,11 @@ impl Link {
     pub(super) fn token(&self, slot: u32) -> u64 {
         u64::from(self.generation) << 32 | u64::from(slot)
     }
+    /// The socket at which messages of the peer come.
+    pub(super) fn socket(&self) -> Option<&Socket> {
+        let (Stage::Asking(socket) | Stage::Up(socket)) = &self.stage else { return None };
+        Some(socket)
+    }
     /// Whether there is something for us in its ring.
     #[inline]
     pub(super) fn has_input(&self) -> bool {
@@ -147,6 +157,8 @@ pub(super) struct Links {
     free: Vec<u32>,
     by_peer: HashMap<PeerName, u32>,
     generation: u32,
+    /// Peers that have gone, until the adapter is told.
+    pub(super) gone: Vec<PeerName>,
 }
 
 impl Links {
@@ -202,6 +214,34 @@ impl Links {
     pub(super) fn by_token(&self, token: u64) -> Option<u32> {
         let slot = token as u32;
         (self.get(slot)?.generation == (token >> 32) as u32).then_some(slot)
+    }
+    /// A link that is up, by its name.
+    pub(super) fn linked(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
+        let slot = self.by_token(peer.token()).ok_or(GrantError::Link)?;
+        let link = self.get_mut(slot).expect("it was found");
+        if matches!(link.stage, Stage::Up(_)) { Ok(link) } else { Err(GrantError::Link) }
+    }
+    /// A link to a process of this user.
+    pub(super) fn trusted(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
+        let link = self.linked(peer)?;
+        if link.closing {
+            return Err(GrantError::Link);
+        }
+        if link.direct.trusted { Ok(link) } else { Err(GrantError::ForeignUser) }
+    }
+    /// Whether the process at the other end is stopped.
+    pub(super) fn is_stopped(&self, slot: u32) -> bool {
+        let Some(Stage::Up(socket)) = self.get(slot).map(|l| &l.stage) else { return false };
+        PeerCred::of(socket).is_ok_and(|cred| is_stopped(cred.pid))
+    }
+
+    /// Whether nobody is at the other end of a link's socket. The kernel closes a dead process's descriptors after it
+    /// has taken its memory away, and so when none of its threads runs there any more.
+    pub(super) fn is_dead(&self, slot: u32) -> bool {
+        let Some(Stage::Up(socket)) = self.get(slot).map(|l| &l.stage) else { return true };
+        let mut fds = [PollFd::new(socket, PollFlags::empty())];
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&none)).is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Link)> {
         self.slots.iter().enumerate().filter_map(|(i, l)| Some((i as u32, l.as_deref()?)))

@@ -24,7 +24,7 @@ use super::grants::{MAX_NOTICES, PeerSide};
 use super::hello;
 use super::hello::{DESCRIPTORS, Greeting, Kind, Received};
 use super::link::{Link, MAX_LINKS, Stage, send_notice};
-use super::meetings::{LISTENER, Lingering, Pending};
+use super::meetings::{LISTEN_AGAIN, LISTENER, Lingering, Pending};
 use super::memory::{MemoryFault, Sealed, Segment, Window, Writers, create};
 use super::peer::PeerName;
 use super::ring::{Consumer, Producer, outbox_bytes};
@@ -48,8 +48,6 @@ const MESSAGES: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the sockets are looked at each turn since a greeting has begun.
 const EAGERNESS: Duration = Duration::from_millis(20);
-/// When accepting is tried again after descriptors or memory had run out.
-const LISTEN_AGAIN: Duration = Duration::from_millis(100);
 /// When the socket file of a peer that is gone is looked at again, and the longest pause between two looks, each of
 /// which is [`LONGER`] times the one before.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -90,17 +88,17 @@ impl ShmFabric {
         if let Some(slot) = self.links.find(peer) {
             return Ok(Some(slot));
         }
-        if peer == self.local {
+        if peer == self.own.local {
             return Ok(Some(self.link_to_self()));
         }
-        let on_network = self.domain.is_on_network();
+        let on_network = self.own.domain.is_on_network();
         if self.links.len() >= MAX_LINKS && on_network {
             return Err(PathError::Limit(MAX_LINKS));
         }
         if self.meetings.banned.contains(&peer) || self.links.len() >= MAX_LINKS {
             return Ok(None);
         }
-        let (socket, uid) = match self.domain.connect(peer) {
+        let (socket, uid) = match self.own.domain.connect(peer) {
             Ok(connected) => connected,
             // The last two: the rights of the file, or a security module.
             Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::ACCESS | Errno::PERM)) => {
@@ -108,7 +106,7 @@ impl ShmFabric {
             }
             Err(e) => {
                 if e == Errno::CONNREFUSED {
-                    let _ = self.domain.remove_if_stale(peer);
+                    let _ = self.own.domain.remove_if_stale(peer);
                     self.meetings.impostors.remove(&peer);
                 } else if on_network {
                     // The peer sees that this side listens, and takes shared memory: it must not find packets.
@@ -120,7 +118,7 @@ impl ShmFabric {
         if on_network && self.is_impostor(peer, &socket) {
             return Ok(None);
         }
-        if !self.domain.admits(uid) {
+        if !self.own.domain.admits(uid) {
             self.counters.peers_refused += 1;
             return Err(PathError::ForeignUser { peer: peer.ip(), uid });
         }
@@ -133,7 +131,7 @@ impl ShmFabric {
             return if on_network { Err(io("greeting a peer")(e.into())) } else { Ok(None) };
         }
         link.stage = Stage::Asking(socket);
-        link.direct.trusted = !self.isolated && self.domain.is_own(uid);
+        link.direct.trusted = self.own.trusts(uid);
         let slot = self.links.insert(link);
         self.greeting_begins();
         if let Err(e) = self.watch(slot) {
@@ -152,17 +150,17 @@ impl ShmFabric {
     /// An answer is expected, for which the sockets are looked at each turn for a while.
     pub(super) fn look_eagerly(&mut self) {
         self.meetings.eager_until = self.now + EAGERNESS;
-        self.tick_at = Instant::ZERO;
+        self.rounds.tick_at = Instant::ZERO;
     }
 
     /// A link to a ring both ends of which are ours.
     fn link_to_self(&mut self) -> u32 {
-        let out = Segment::heap(outbox_bytes(self.ring_lines));
+        let out = Segment::heap(self.own.outbox_bytes());
         let credits = Segment::heap(super::memory::LINE);
-        let mut tx = Producer::new(out.clone(), self.ring_lines, self.barrier);
-        tx.link(&credits.window(), self.barrier);
-        let mut link = Link::new(self.local, self.domain.uid(), Stage::Own, out.clone(), tx);
-        link.rx = Some(Consumer::new(out.window(), credits, self.ring_lines, self.barrier));
+        let mut tx = Producer::new(out.clone(), self.own.ring_lines, self.own.barrier);
+        tx.link(&credits.window(), self.own.barrier);
+        let mut link = Link::new(self.own.local, self.own.domain.uid(), Stage::Own, out.clone(), tx);
+        link.rx = Some(Consumer::new(out.window(), credits, self.own.ring_lines, self.own.barrier));
         link.caller = Some(self.doorbells.caller(self.links.next_slot()));
         let slot = self.links.insert(link);
         self.poll_from_now_on(slot);
@@ -170,12 +168,12 @@ impl ShmFabric {
     }
 
     fn new_link(&mut self, peer: PeerName, uid: u32, stage: Stage) -> std::io::Result<Link> {
-        let (fd, outbox) = create("hca-shm-ring", outbox_bytes(self.ring_lines), Writers::Creator)?;
-        let tx = Producer::new(outbox.clone(), self.ring_lines, self.barrier);
+        let (fd, outbox) = create("hca-shm-ring", self.own.outbox_bytes(), Writers::Creator)?;
+        let tx = Producer::new(outbox.clone(), self.own.ring_lines, self.own.barrier);
         let mut link = Link::new(peer, uid, stage, outbox, tx);
-        link.bytes = outbox_bytes(self.ring_lines);
+        link.bytes = self.own.outbox_bytes();
         link.outbox_fd = Some(fd);
-        if self.domain.is_on_network() {
+        if self.own.domain.is_on_network() {
             link.unproven = Some(self.new_proof()?);
         }
         Ok(link)
@@ -191,32 +189,27 @@ impl ShmFabric {
     ) -> rustix::io::Result<()> {
         let greeting = Greeting {
             kind,
-            from: self.local,
-            ring_lines: self.ring_lines,
+            from: self.own.local,
+            ring_lines: self.own.ring_lines,
             bit: slot % BITS,
-            barriers: self.barriers(),
+            barriers: self.own.has_barriers(),
             nonce: 0,
         };
-        hello::send(socket.as_fd(), &greeting, &[outbox, self.bits_fd.as_fd(), self.board_fd.as_fd()])
-    }
-
-    fn barriers(&self) -> bool {
-        self.barrier == super::ring::Barrier::System
+        hello::send(socket.as_fd(), &greeting, &[outbox, self.own.bits_fd.as_fd(), self.grants.board_fd()])
     }
 
     /// Has the kernel tell when there is something at a link's socket.
     fn watch(&self, slot: u32) -> rustix::io::Result<()> {
-        let link = self.links.get(slot).expect("the link is there");
-        let (Stage::Asking(socket) | Stage::Up(socket)) = &link.stage else { return Ok(()) };
-        let name = epoll::EventData::new_u64(self.links.token(slot));
-        epoll::add(&self.epoll, socket, name, epoll::EventFlags::IN)
+        match self.links.get(slot).and_then(Link::socket) {
+            Some(socket) => self.meetings.watch(socket, self.links.token(slot)),
+            None => Ok(()),
+        }
     }
 
     /// Has it tell nothing more of a link's socket: one that is not read would keep sleepers awake.
     pub(super) fn unwatch(&self, slot: u32) {
-        if let Some(Stage::Asking(socket) | Stage::Up(socket)) = self.links.get(slot).map(|link| &link.stage)
-        {
-            let _ = epoll::delete(&self.epoll, socket);
+        if let Some(socket) = self.links.get(slot).and_then(Link::socket) {
+            self.meetings.unwatch(socket);
         }
     }
 
@@ -228,11 +221,11 @@ impl ShmFabric {
         }
         let expects = self.meetings.greetings > 0 || self.grants.questions > 0;
         let eager = expects && self.now < self.meetings.eager_until;
-        self.tick_at = if eager { self.now } else { self.now + TICK };
+        self.rounds.tick_at = if eager { self.now } else { self.now + TICK };
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         // An error leaves it to the next look.
-        let found = epoll::wait(&self.epoll, &mut events[..], Some(&none));
+        let found = epoll::wait(&self.meetings.epoll, &mut events[..], Some(&none));
         for event in found.map_or(&[][..], |(events, _)| events) {
             match event.data.u64() {
                 LISTENER => self.accept(),
@@ -278,12 +271,8 @@ impl ShmFabric {
         for slot in late {
             self.give_up(slot);
         }
-        if self.meetings.listen_at.is_some_and(|at| at <= now) {
-            let name = epoll::EventData::new_u64(LISTENER);
-            let added = epoll::add(&self.epoll, &self.meetings.listener, name, epoll::EventFlags::IN);
-            self.meetings.listen_at = added.is_err().then(|| now + LISTEN_AGAIN);
-        }
-        let domain = &self.domain;
+        self.meetings.listen_again(now);
+        let domain = &self.own.domain;
         self.meetings.lingering.retain_mut(|file| {
             if now < file.at {
                 return true;
@@ -298,28 +287,29 @@ impl ShmFabric {
     fn accept(&mut self) {
         for _ in 0..ACCEPTS {
             if self.meetings.pending.len() >= MAX_PENDING {
-                return self.stop_listening(TICK);
+                return self.meetings.stop_listening(self.now + TICK);
             }
             let (socket, uid) = match self.meetings.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(e) => {
                     if e.kind() != std::io::ErrorKind::WouldBlock {
                         self.counters.accepts_failed += 1;
-                        self.stop_listening(LISTEN_AGAIN);
+                        self.meetings.stop_listening(self.now + LISTEN_AGAIN);
                     }
                     return;
                 }
             };
-            if !self.domain.admits(uid) || self.has_many_pending(uid) {
+            let has_many =
+                !self.own.domain.is_own(uid) && self.meetings.pending_of(uid) >= MAX_PENDING_OF_USER;
+            if !self.own.domain.admits(uid) || has_many {
                 self.counters.peers_refused += 1;
                 tracing::warn!(uid, "a connection was refused: another user's, or above the limit");
-                send_notice(&socket, Kind::Refused, self.local);
+                send_notice(&socket, Kind::Refused, self.own.local);
                 continue;
             }
             let id = self.meetings.next_pending;
             self.meetings.next_pending = id.wrapping_add(1);
-            let name = epoll::EventData::new_u64(PENDING | u64::from(id));
-            if epoll::add(&self.epoll, &socket, name, epoll::EventFlags::IN).is_err() {
+            if self.meetings.watch(&socket, PENDING | u64::from(id)).is_err() {
                 self.counters.accepts_failed += 1;
                 continue;
             }
@@ -336,17 +326,6 @@ impl ShmFabric {
         }
     }
 
-    /// Whether another user has as many connections that say nothing as one may have.
-    fn has_many_pending(&self, uid: u32) -> bool {
-        let of_user = || self.meetings.pending.iter().filter(|p| p.uid == uid).count();
-        !self.domain.is_own(uid) && of_user() >= MAX_PENDING_OF_USER
-    }
-    /// Leaves connections where they are for a while, since there is nothing to take them with, or no room for them.
-    fn stop_listening(&mut self, pause: Duration) {
-        let _ = epoll::delete(&self.epoll, &self.meetings.listener);
-        self.meetings.listen_at = Some(self.now + pause);
-    }
-
     /// Something at a connection whose other end has not said hello.
     fn hear_pending(&mut self, id: u32) {
         let Some(index) = self.meetings.pending.iter().position(|p| p.id == id) else { return };
@@ -356,7 +335,7 @@ impl ShmFabric {
         }
         let mut pending = self.meetings.pending.swap_remove(index);
         self.meetings.greetings -= 1;
-        let _ = epoll::delete(&self.epoll, &pending.socket);
+        self.meetings.unwatch(&pending.socket);
         let socket = &pending.socket;
         match received {
             Received::Message(greeting, fds) if greeting.kind == Kind::Hello => {
@@ -371,7 +350,7 @@ impl ShmFabric {
             Received::Fault(fault) => {
                 tracing::warn!(%fault, "a connection was refused");
                 self.counters.peers_refused += 1;
-                send_notice(socket, Kind::Refused, self.local);
+                send_notice(socket, Kind::Refused, self.own.local);
             }
             _ => self.counters.peers_refused += 1,
         }
@@ -399,8 +378,8 @@ impl ShmFabric {
             let link = self.links.get_mut(slot).expect("it was found");
             match link.stage {
                 // Ours stays. The peer finds it at its own socket, or has done so.
-                Stage::Asking(_) | Stage::Up(_) if self.local < greeting.from => {
-                    return send_notice(&socket, Kind::Crossed, self.local);
+                Stage::Asking(_) | Stage::Up(_) if self.own.local < greeting.from => {
+                    return send_notice(&socket, Kind::Crossed, self.own.local);
                 }
                 Stage::Asking(_) => {
                     link.stage = Stage::Yielded;
@@ -423,7 +402,7 @@ impl ShmFabric {
         let slot = self.links.find(greeting.from).expect("it was welcomed");
         let link = self.links.get_mut(slot).expect("it was found");
         link.stage = Stage::Up(socket);
-        link.direct.trusted = !self.isolated && self.domain.is_own(uid);
+        link.direct.trusted = self.own.trusts(uid);
         if self.watch(slot).is_err() {
             self.end(slot);
         }
@@ -438,7 +417,7 @@ impl ShmFabric {
         fds: &[OwnedFd],
     ) -> Result<(), Unwanted> {
         let peer = greeting.from;
-        if peer == self.local || self.meetings.banned.contains(&peer) {
+        if peer == self.own.local || self.meetings.banned.contains(&peer) {
             return Err(Unwanted::Address(peer));
         }
         self.check_user(uid, greeting)?;
@@ -464,12 +443,12 @@ impl ShmFabric {
     fn turn_away(&mut self, socket: &OwnedFd, why: &Unwanted) {
         tracing::warn!(%why, "a peer was refused");
         self.counters.peers_refused += 1;
-        send_notice(socket, Kind::Refused, self.local);
+        send_notice(socket, Kind::Refused, self.own.local);
     }
 
     /// Both have the other's memory.
     fn link_up(&mut self, slot: u32, greeting: &Greeting, memory: PeerMemory) {
-        let barrier = if greeting.barriers { self.barrier } else { super::ring::Barrier::Fence };
+        let barrier = if greeting.barriers { self.own.barrier } else { super::ring::Barrier::Fence };
         let link = self.links.get_mut(slot).expect("the link is there");
         link.tx.link(&memory.outbox, barrier);
         let outbox_bytes = outbox_bytes(greeting.ring_lines);
@@ -500,7 +479,7 @@ impl ShmFabric {
             let Some(link) = self.links.get_mut(slot) else { return };
             if link.closing || link.direct.notices >= MAX_NOTICES {
                 // It is not heard any more, or nobody takes them: the rest waits, and with it the peer.
-                if self.is_dead(slot) {
+                if self.links.is_dead(slot) {
                     self.end(slot);
                 }
                 return;
@@ -570,7 +549,7 @@ impl ShmFabric {
         let Some(link) = self.links.get_mut(slot) else { return };
         tracing::warn!(peer = %link.peer, %why, "a peer was dropped");
         // An address of the network is somebody else's later.
-        if self.meetings.banned.len() < MAX_BANNED && !self.domain.is_on_network() {
+        if self.meetings.banned.len() < MAX_BANNED && !self.own.domain.is_on_network() {
             self.meetings.banned.insert(link.peer);
         }
         // Nothing more is taken from its ring.
@@ -616,10 +595,10 @@ impl ShmFabric {
         let _ = link.tx.refresh();
         self.counters.tx_lines_unread += u64::from(link.tx.unconsumed());
         self.counters.peers_gone += 1;
-        if self.messages {
-            self.gone.push(link.peer);
+        if self.own.messages {
+            self.links.gone.push(link.peer);
         }
-        if !self.domain.remove_if_stale(link.peer) && self.meetings.lingering.len() < MAX_LINGERING {
+        if !self.own.domain.remove_if_stale(link.peer) && self.meetings.lingering.len() < MAX_LINGERING {
             self.meetings.lingering.push(Lingering {
                 peer: link.peer,
                 at: self.now + LOOK_AGAIN,
@@ -639,7 +618,7 @@ impl ShmFabric {
         let bits = Sealed::verify(bits.as_fd(), PAGE_BYTES, Writers::Anybody)?;
         let board = Sealed::verify(board.as_fd(), BOARD_BYTES, Writers::Creator)?;
         // A ring that is longer than this side's costs no more time than that; the rest is mapped by faults.
-        let ready = len.min(outbox_bytes(self.ring_lines));
+        let ready = len.min(self.own.outbox_bytes());
         Ok(PeerMemory {
             outbox: outbox.sparse_window(ready)?,
             bits: bits.segment()?,
@@ -649,12 +628,12 @@ impl ShmFabric {
 
     /// Whether a user's peers have room for one more with such a ring.
     fn check_user(&self, uid: u32, greeting: &Greeting) -> Result<(), Unwanted> {
-        if self.domain.is_own(uid) {
+        if self.own.domain.is_own(uid) {
             return Ok(());
         }
         let of_user = self.links.iter().filter(|(_, l)| l.uid == uid && l.peer != greeting.from);
         let has: usize = of_user.map(|(_, l)| l.bytes).sum();
-        let more = outbox_bytes(greeting.ring_lines) + outbox_bytes(self.ring_lines);
+        let more = outbox_bytes(greeting.ring_lines) + self.own.outbox_bytes();
         if has + more > MAX_BYTES_OF_USER { Err(Unwanted::User(uid)) } else { Ok(()) }
     }
 }

@@ -5,7 +5,10 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use hca_core::Instant;
+use rustix::event::epoll;
+use rustix::io::Errno;
 
+use super::error::ShmError;
 use super::hello::Greeting;
 use super::name::Listener;
 use super::peer::PeerName;
@@ -13,6 +16,8 @@ use super::socket::Socket;
 
 /// The kernel's name for the listening socket.
 pub(super) const LISTENER: u64 = u64::MAX;
+/// When accepting is tried again after descriptors or memory had run out.
+pub(super) const LISTEN_AGAIN: Duration = Duration::from_millis(100);
 
 /// A connection whose other end has not said hello.
 pub(super) struct Pending {
@@ -37,6 +42,8 @@ pub(super) struct Lingering {
 /// How an end meets its peers: its socket, those that have not said hello, and those that it does not meet.
 pub(super) struct Meetings {
     pub(super) listener: Listener,
+    /// All sockets that are watched: the listening one, those of links, those of connections that have said nothing.
+    pub(super) epoll: OwnedFd,
     /// When the listening socket is looked at again, after descriptors or memory had run out.
     pub(super) listen_at: Option<Instant>,
     pub(super) pending: Vec<Pending>,
@@ -55,9 +62,13 @@ pub(super) struct Meetings {
 }
 
 impl Meetings {
-    pub(super) fn new(listener: Listener) -> Self {
-        Self {
+    pub(super) fn new(listener: Listener) -> Result<Self, ShmError> {
+        let io = |doing| move |e: Errno| ShmError::Io { doing, source: e.into() };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("creating an epoll descriptor"))?;
+        watch_listener(&epoll, &listener).map_err(io("watching the listening socket"))?;
+        Ok(Self {
             listener,
+            epoll,
             listen_at: None,
             pending: Vec::new(),
             next_pending: 0,
@@ -67,6 +78,34 @@ impl Meetings {
             eager_until: Instant::ZERO,
             ask_at: None,
             impostors: HashMap::new(),
+        })
+    }
+    /// Has the kernel tell, by this name, when there is something at a socket.
+    pub(super) fn watch(&self, socket: &OwnedFd, name: u64) -> rustix::io::Result<()> {
+        epoll::add(&self.epoll, socket, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
+    }
+    /// Has it tell nothing more.
+    pub(super) fn unwatch(&self, socket: &OwnedFd) {
+        let _ = epoll::delete(&self.epoll, socket);
+    }
+    /// Leaves connections where they are for a while, since there is nothing to take them with, or no room for them.
+    pub(super) fn stop_listening(&mut self, until: Instant) {
+        let _ = epoll::delete(&self.epoll, &self.listener);
+        self.listen_at = Some(until);
+    }
+    /// Watches the listening socket again, once its pause is over.
+    pub(super) fn listen_again(&mut self, now: Instant) {
+        if self.listen_at.is_some_and(|at| at <= now) {
+            let added = watch_listener(&self.epoll, &self.listener);
+            self.listen_at = added.is_err().then(|| now + LISTEN_AGAIN);
         }
     }
+    /// Connections of a user that have said nothing.
+    pub(super) fn pending_of(&self, uid: u32) -> usize {
+        self.pending.iter().filter(|p| p.uid == uid).count()
+    }
+}
+
+fn watch_listener(epoll: &OwnedFd, listener: &Listener) -> rustix::io::Result<()> {
+    epoll::add(epoll, listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
 }

@@ -19,6 +19,7 @@
 //! | `board`, `grant`, `grants`, `pages` | direct access to memory: the board, grants, their tables, shared pages |
 //! | `access`, `bracket`, `take_back` | an access; both sides of its bracket; revocations under way |
 //! | `process`, `process_write` | memory of the program's own, fetched from the peer's process or written there |
+//! | `own`, `shown` | what an end is called and was opened with; what a tap is shown |
 //! | `fabric` | an end: the parts above, and their opening |
 //! | `meet`, `proof`, `proving` | connecting, accepting, peers that leave; proofs of addresses of the network |
 //! | `rx`, `tx`, `sink`; `lines` | the data path; the fast path of small messages |
@@ -38,7 +39,6 @@ mod bracket;
 mod chance;
 #[cfg(not(loom))]
 mod counters;
-#[cfg(not(loom))]
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
@@ -73,6 +73,8 @@ mod note;
 #[cfg(not(loom))]
 mod options;
 #[cfg(not(loom))]
+mod own;
+#[cfg(not(loom))]
 mod pages;
 #[cfg(not(loom))]
 mod path;
@@ -95,6 +97,8 @@ mod ring;
 mod rounds;
 #[cfg(not(loom))]
 mod rx;
+#[cfg(not(loom))]
+mod shown;
 #[cfg(not(loom))]
 mod sink;
 #[cfg(not(loom))]

@@ -54,7 +54,7 @@ impl ShmFabric {
         PathError::unless_unicast(address)?;
         let mut names = PeerName::of_queue_pair(address, qpn);
         // Adapters of one job are mostly of one kind.
-        if self.local.slot.is_none() {
+        if self.own.local.slot.is_none() {
             names.reverse();
         }
         for peer in names {
@@ -81,12 +81,12 @@ impl ShmFabric {
 
     /// As [`is_predecessor_leaving`](Self::is_predecessor_leaving), for one name.
     pub(super) fn is_leaving(&mut self, peer: PeerName) -> bool {
-        let Some(slot) = self.links.find(peer).filter(|_| self.domain.is_on_network()) else {
+        let Some(slot) = self.links.find(peer).filter(|_| self.own.domain.is_on_network()) else {
             return false;
         };
         let leaving = match self.links.get(slot).map(|l| &l.stage) {
             Some(Stage::Ending) => true,
-            Some(Stage::Up(_)) if self.is_dead(slot) => {
+            Some(Stage::Up(_)) if self.links.is_dead(slot) => {
                 self.end(slot);
                 self.links.get(slot).is_some()
             }
@@ -127,8 +127,8 @@ impl ShmFabric {
     pub(crate) fn asked(&mut self, from: PeerName, nonce: u64) {
         let link = self.links.find(from).and_then(|slot| self.links.get(slot));
         let Some(link) = link.filter(|l| l.unproven.is_some()) else { return };
-        let (Stage::Asking(socket) | Stage::Up(socket)) = &link.stage else { return };
-        let (kind, from) = (Kind::Answer, self.local);
+        let Some(socket) = link.socket() else { return };
+        let (kind, from) = (Kind::Answer, self.own.local);
         let answer = Greeting { kind, from, ring_lines: 0, bit: 0, barriers: false, nonce };
         // What does not get through is asked again.
         let _ = hello::send(socket.as_fd(), &answer, &[]);
@@ -136,7 +136,7 @@ impl ShmFabric {
 
     /// A peer says what it was asked. Anything may have come to its address, so another number says nothing.
     pub(super) fn hear_answer(&mut self, slot: u32, nonce: u64) {
-        let local = self.local;
+        let local = self.own.local;
         let Some(link) = self.links.get_mut(slot) else { return };
         let (Some(proof), Stage::Up(socket)) = (&mut link.unproven, &link.stage) else { return };
         if proof.nonce != nonce || proof.answered {
@@ -179,7 +179,7 @@ impl ShmFabric {
     /// Something has not happened in time.
     pub(super) fn give_up(&mut self, slot: u32) {
         if let Some(link) = self.links.get(slot).filter(|l| l.unproven.is_some())
-            && let Stage::Asking(socket) | Stage::Up(socket) = &link.stage
+            && let Some(socket) = link.socket()
         {
             let address = link.peer;
             let pid = pid_of(socket);

@@ -16,17 +16,12 @@
 
 use std::time::{Duration, Instant as Clock};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use super::bracket::seen;
 use super::error::GrantError;
 use super::fabric::ShmFabric;
 use super::grant::{LinkId, Notice, Revocation};
-use super::link::Stage;
 use super::note::{Note, Place};
-use super::process_write::is_stopped;
 use super::take_back::{Inside, NAP, TakeBack, TakeBackId, UnderWay};
-use crate::cred::PeerCred;
 
 /// How long a peer may be within an access to memory that is taken back.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
@@ -88,12 +83,12 @@ impl ShmFabric {
         word: u64,
     ) -> Result<TakeBack, GrantError> {
         // A page that is not there holds zeros, which the peer sees as well.
-        if self.own_qp_word(slot) == word {
+        if self.grants.qp_word(slot) == word {
             if !self.is_withdrawing(slot) {
                 return Ok(TakeBack::Done(Revocation::default()));
             }
         } else {
-            self.set_qp_word(slot, word)?;
+            self.grants.set_qp_word(slot, word)?;
         }
         let link = self.links.by_token(peer.token());
         let holds = link.and_then(|l| self.links.get(l)).is_some_and(|l| !l.direct.held.is_empty());
@@ -135,7 +130,7 @@ impl ShmFabric {
         for &region in &regions {
             self.grants.begin_to_end(region);
         }
-        self.barrier.on_parking();
+        self.own.barrier.on_parking();
         let inside = self.inside(&regions, withdrawn.map(|(peer, _)| peer), &[]);
         self.take_backs.begun += 1;
         let id = TakeBackId(self.take_backs.begun);
@@ -199,7 +194,7 @@ impl ShmFabric {
             for &region in &lost {
                 self.grants.begin_to_end(region);
             }
-            self.barrier.on_parking();
+            self.own.barrier.on_parking();
             t.inside = self.inside(&lost, None, &stuck);
             t.deadline = Clock::now() + PATIENCE;
             t.regions.extend(lost);
@@ -256,7 +251,7 @@ impl ShmFabric {
         }
         inside.retain(|i| {
             let slot = self.links.by_token(i.link.token());
-            let is_out = |slot| self.is_dead(slot) || self.by_calls(i) && self.is_stopped(slot);
+            let is_out = |slot| self.links.is_dead(slot) || self.by_calls(i) && self.links.is_stopped(slot);
             slot.is_some_and(|slot| !is_out(slot))
         });
     }
@@ -267,19 +262,6 @@ impl ShmFabric {
         // Mapped regions are not forgotten before their holders are out, or dropped.
         let region = i.seen.region().and_then(|r| self.grants.region(r));
         region.is_none_or(|r| r.pages.is_none())
-    }
-    fn is_stopped(&self, slot: u32) -> bool {
-        let Some(Stage::Up(socket)) = self.links.get(slot).map(|l| &l.stage) else { return false };
-        PeerCred::of(socket).is_ok_and(|cred| is_stopped(cred.pid))
-    }
-
-    /// Whether nobody is at the other end of a link's socket. The kernel closes a dead process's descriptors after it
-    /// has taken its memory away, and so when none of its threads runs there any more.
-    pub(super) fn is_dead(&self, slot: u32) -> bool {
-        let Some(Stage::Up(socket)) = self.links.get(slot).map(|l| &l.stage) else { return true };
-        let mut fds = [PollFd::new(socket, PollFlags::empty())];
-        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut fds, Some(&none)).is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
     /// All are out, or stuck: makes memory private, tells holders, forgets regions, drops peers.
@@ -420,7 +402,7 @@ impl Drop for ShmFabric {
     /// Memory outlives the adapter that has granted it. The copy that a forked child has takes nothing back: board,
     /// links and memory are its parent's.
     fn drop(&mut self) {
-        if self.fork.is_child() {
+        if self.own.fork.is_child() {
             return;
         }
         // All that is under way is begun anew.

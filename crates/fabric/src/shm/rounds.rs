@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use hca_core::Instant;
+
+use super::link::Links;
+
 /// Rings that are polled each turn, once the others were parked, which each [`TICK`] does.
 pub(super) const HOT_RINGS: usize = 8;
 
@@ -14,6 +18,10 @@ pub(super) const TICK: Duration = Duration::from_millis(1);
 
 /// The rings that are gone through: which are polled, and who called.
 pub(super) struct Rounds {
+    /// Turns so far.
+    pub(super) turn: u64,
+    /// When sockets are looked at next.
+    pub(super) tick_at: Instant,
     /// Links whose rings are polled each turn.
     pub(super) polled: Vec<u32>,
     /// Which of them is looked at next.
@@ -31,6 +39,8 @@ pub(super) struct Rounds {
 impl Rounds {
     pub(super) fn new() -> Self {
         Self {
+            turn: 0,
+            tick_at: Instant::ZERO,
             polled: Vec::with_capacity(2 * MAX_POLLED),
             look_at: 0,
             called: Vec::with_capacity(64),
@@ -38,5 +48,37 @@ impl Rounds {
             scan_at: 0,
             full: Vec::with_capacity(64),
         }
+    }
+    /// A ring was found full.
+    pub(super) fn note_full(&mut self, links: &mut Links, slot: u32) {
+        if let Some(link) = links.get_mut(slot)
+            && !core::mem::replace(&mut link.listed_full, true)
+        {
+            self.full.push(slot);
+        }
+    }
+    /// Before this side sleeps: asks the consumers of rings that were found full to call when there is room. `true`:
+    /// they were not asked before.
+    pub(super) fn ask_for_calls(&mut self, links: &mut Links) -> bool {
+        let mut asked = false;
+        for &slot in &self.full {
+            asked |= links.get_mut(slot).is_some_and(|l| l.tx.ask_for_call());
+        }
+        asked
+    }
+    /// Whether there is room in a ring that was found full. What waits for it is tried again then.
+    pub(super) fn has_room(&mut self, links: &mut Links) -> bool {
+        // Impossible credits are for who sends.
+        let has_room =
+            |slot: &u32| links.get_mut(*slot).is_some_and(|l| !matches!(l.tx.refresh(), Ok(false)));
+        let any = self.full.iter().any(has_room);
+        if any {
+            for slot in self.full.drain(..) {
+                if let Some(link) = links.get_mut(slot) {
+                    link.listed_full = false;
+                }
+            }
+        }
+        any
     }
 }

@@ -11,8 +11,8 @@ use super::link::{Links, Stage, send_notice};
 use super::peer::PeerName;
 use super::ring::{Garbage, What};
 use super::rounds::{HOT_RINGS, MAX_POLLED};
+use super::shown::SRC_PORT;
 use super::sink::ShmSink;
-use super::tx::SRC_PORT;
 use crate::{Direction, RxBudget, RxOutcome, RxPacket};
 
 /// Packets taken from a ring before the next one has its turn.
@@ -74,7 +74,7 @@ impl ShmFabric {
         let mut busy = true;
         // Another ring is the first each turn.
         let count = self.rounds.polled.len();
-        let first = if count > 1 { self.turn as usize % count } else { 0 };
+        let first = if count > 1 { self.rounds.turn as usize % count } else { 0 };
         while busy {
             busy = false;
             for i in 0..count {
@@ -134,21 +134,13 @@ impl ShmFabric {
                 taken += sink.message(link.peer, packet, reach);
                 continue;
             };
-            if let Some(tap) = &mut self.tap {
-                let from = link.peer;
-                super::tx::show(
-                    &mut self.icrc,
-                    tap,
-                    self.now,
-                    Direction::Rx,
-                    (from.address, self.local.address),
-                    attributes,
-                    packet,
-                );
+            if let Some(shown) = &mut self.shown {
+                let ends = (link.peer.address, self.own.local.address);
+                shown.packet(self.now, Direction::Rx, ends, attributes, packet);
             }
             sink.packet(&RxPacket {
                 src: link.peer.address.into(),
-                dst: self.local.address.into(),
+                dst: self.own.local.address.into(),
                 src_port: SRC_PORT,
                 traffic_class: attributes.traffic_class,
                 hop_limit: attributes.hop_limit,
@@ -160,7 +152,7 @@ impl ShmFabric {
             outcome.packets += packets;
             *bytes += taken;
             self.counters.rx_bytes += taken as u64;
-            let local = self.local;
+            let local = self.own.local;
             if link.call_for_credits(|socket| send_notice(socket, Kind::Wake, local)) {
                 self.counters.wakeups_sent += 1;
             }
@@ -222,9 +214,9 @@ impl ShmFabric {
             return;
         }
         for &slot in &self.rounds.polled[hot..] {
-            self.counters.wakeups_sent += u64::from(park(links, slot, self.local));
+            self.counters.wakeups_sent += u64::from(park(links, slot, self.own.local));
         }
-        self.barrier.on_parking();
+        self.own.barrier.on_parking();
         let (mut index, counters) = (0, &mut self.counters);
         self.rounds.polled.retain(|&slot| {
             index += 1;
@@ -241,7 +233,7 @@ impl ShmFabric {
     /// Says of all rings that are polled that they are so no more, before sleeping.
     pub(super) fn park_polled(&mut self) {
         for &slot in &self.rounds.polled {
-            self.counters.wakeups_sent += u64::from(park(&mut self.links, slot, self.local));
+            self.counters.wakeups_sent += u64::from(park(&mut self.links, slot, self.own.local));
         }
     }
 

@@ -1,6 +1,5 @@
 //! The sending side of shared memory.
 
-use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use hca_core::Instant;
@@ -13,15 +12,12 @@ use super::link::{Stage, send_notice};
 use super::memory::LINE;
 use super::path::Path;
 use super::ring::{Attributes, Garbage, Producer, Refusal};
-use crate::icrc::{FlowCrc, Icrc};
-use crate::{Direction, PathId, Tap, TapFrame, Train, TxBatch};
+use crate::{Direction, PathId, Train, TxBatch};
 
 /// How long a full ring is waited for. Behind it stand packets to other peers.
 const FULL_PATIENCE: Duration = Duration::from_millis(4);
 /// When an address at which nobody was is looked at again.
 const RETRY_AFTER: Duration = Duration::from_millis(10);
-/// What a tap is shown as the source port: there is none.
-pub(super) const SRC_PORT: u16 = 0xc000;
 
 /// How the sending of a train ended.
 enum Sent {
@@ -87,7 +83,7 @@ impl ShmFabric {
                     self.counters.tx_blocked += 1;
                     if let Some(path) = self.paths.get_mut(train.path) {
                         let slot = path.link;
-                        self.note_full(slot);
+                        self.rounds.note_full(&mut self.links, slot);
                     }
                     if packets > 0 {
                         batch.advance_packets(packets);
@@ -141,7 +137,7 @@ impl ShmFabric {
             return None;
         }
         // Who comes to an address of the network after a peer has left is another one.
-        let made = || if self.domain.is_on_network() { None } else { self.link_to(peer).ok().flatten() };
+        let made = || if self.own.domain.is_on_network() { None } else { self.link_to(peer).ok().flatten() };
         let link = known.or_else(made);
         let path = self.paths.get_mut(id).expect("found above");
         match link {
@@ -184,9 +180,9 @@ impl ShmFabric {
             self.counters.tx_packets += 1;
             self.counters.tx_bytes += packet.len() as u64;
             self.counters.tx_lines += u64::from(lines);
-            if let Some(tap) = &mut self.tap {
-                let ends = (self.local.address, link.peer.address);
-                show(&mut self.icrc, tap, self.now, Direction::Tx, ends, attributes, packet);
+            if let Some(shown) = &mut self.shown {
+                let ends = (self.own.local.address, link.peer.address);
+                shown.packet(self.now, Direction::Tx, ends, attributes, packet);
             }
         }
         Sent::Done
@@ -218,7 +214,7 @@ impl ShmFabric {
         let ShmTx { garbage, full, messages, lines, .. } = tx;
         if full {
             self.counters.tx_messages_blocked += 1;
-            self.note_full(slot);
+            self.rounds.note_full(&mut self.links, slot);
         }
         self.counters.tx_messages += messages;
         self.counters.tx_lines += lines;
@@ -243,77 +239,14 @@ impl ShmFabric {
         result
     }
 
-    fn note_full(&mut self, slot: u32) {
-        if let Some(link) = self.links.get_mut(slot)
-            && !core::mem::replace(&mut link.listed_full, true)
-        {
-            self.rounds.full.push(slot);
-        }
-    }
-    /// Before this side sleeps: asks the consumers of rings that were found full to call when there is room. `true`:
-    /// they were not asked before.
-    pub(super) fn ask_for_calls(&mut self) -> bool {
-        let mut asked = false;
-        for &slot in &self.rounds.full {
-            asked |= self.links.get_mut(slot).is_some_and(|l| l.tx.ask_for_call());
-        }
-        asked
-    }
-    /// Whether there is room in a ring that was found full. What waits for it is tried again then.
-    pub(super) fn has_room(&mut self) -> bool {
-        let links = &mut self.links;
-        // Impossible credits are for who sends.
-        let has_room =
-            |slot: &u32| links.get_mut(*slot).is_some_and(|l| !matches!(l.tx.refresh(), Ok(false)));
-        let any = self.rounds.full.iter().any(has_room);
-        if any {
-            for slot in self.rounds.full.drain(..) {
-                if let Some(link) = links.get_mut(slot) {
-                    link.listed_full = false;
-                }
-            }
-        }
-        any
-    }
-
     /// Calls the peer of a link if it does not poll.
     #[inline]
     pub(super) fn call_if_due(&mut self, slot: u32) {
-        let local = self.local;
+        let local = self.own.local;
         if let Some(link) = self.links.get_mut(slot)
             && link.call_if_due(|socket| send_notice(socket, Kind::Wake, local))
         {
             self.counters.wakeups_sent += 1;
         }
     }
-}
-
-/// Shows a packet to a tap, as it would stand on a wire.
-#[cold]
-pub(super) fn show(
-    icrc: &mut Icrc,
-    tap: &mut Box<dyn Tap>,
-    now: Instant,
-    direction: Direction,
-    (src, dst): (Ipv6Addr, Ipv6Addr),
-    attributes: Attributes,
-    packet: &[u8],
-) {
-    let (src, dst) = (src.into(), dst.into());
-    let crc = FlowCrc::new(src, dst, SRC_PORT).expect("both are IPv6");
-    let mut payload = packet.to_vec();
-    payload.extend([0; ICRC_BYTES]);
-    icrc.seal(&crc, 0, payload.len(), &mut payload);
-    let frame = TapFrame {
-        direction,
-        version: crate::RoceVersion::V2,
-        src,
-        dst,
-        src_port: SRC_PORT,
-        traffic_class: attributes.traffic_class,
-        hop_limit: attributes.hop_limit,
-        ident: 0,
-        payload: &payload,
-    };
-    tap.frame(now, &frame);
 }

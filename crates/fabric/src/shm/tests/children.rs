@@ -42,7 +42,7 @@ fn a_child_in_its_role() {
 /// Sends what it can to the address that it is told, and takes what comes, until it is killed.
 fn flood(domain: &str) {
     let mut f = open(domain);
-    say(f.local);
+    say(f.own.local);
     let path = f.open_path(&av(hear().parse().unwrap())).unwrap();
     let packets: Vec<_> = (0..64).map(|i| packet(i, 12 + (i as usize * 97) % 4000)).collect();
     loop {
@@ -55,7 +55,7 @@ fn flood(domain: &str) {
 /// Sends every packet back until its input ends.
 fn echo(domain: &str) {
     let mut f = open(domain);
-    say(f.local);
+    say(f.own.local);
     let path = f.open_path(&av(hear().parse().unwrap())).unwrap();
     loop {
         let mut got = Vec::new();
@@ -136,7 +136,7 @@ fn folder(folder: &str) {
     let mut f = ShmFabric::open("kill", &options).unwrap();
     // The system frees this behind the sockets of links, and before the one that listens.
     let _ballast = crate::SharedPages::alloc(256 << 20).unwrap();
-    say(f.local);
+    say(f.own.local);
     let Ok(peer) = hear().parse::<Ipv6Addr>() else { return };
     let path = f.open_path(&av(peer.into())).unwrap();
     while f.link_of(path).is_none() {
@@ -150,7 +150,7 @@ fn folder(folder: &str) {
 #[allow(unsafe_code)] // `fork`
 fn forks(domain: &str) {
     let mut f = open(domain);
-    say(f.local);
+    say(f.own.local);
     let path = f.open_path(&av(hear().parse::<Ipv6Addr>().unwrap().into())).unwrap();
     while f.link_of(path).is_none() {
         recv(&mut f, &mut Vec::new());
@@ -176,7 +176,7 @@ fn a_killed_peer_is_noticed_though_a_child_of_its_lives() {
     let mut helper = child("forks", &d, None);
     let address: Ipv6Addr = helper.line().parse().unwrap();
     let path = a.open_path(&av(address.into())).unwrap();
-    helper.tell(&a.local.to_string());
+    helper.tell(&a.own.local.to_string());
     while a.link_of(path).is_none() {
         recv(&mut a, &mut Vec::new());
     }
@@ -186,7 +186,7 @@ fn a_killed_peer_is_noticed_though_a_child_of_its_lives() {
     while a.links.len() > 0 && start.elapsed() < Duration::from_secs(10) {
         recv(&mut a, &mut Vec::new());
     }
-    let gone = (a.links.len(), a.domain.connect(address.into()).is_err());
+    let gone = (a.links.len(), a.own.domain.connect(address.into()).is_err());
     rustix::process::kill_process(its_child, rustix::process::Signal::KILL).unwrap();
     assert_eq!(gone, (0, true), "its link, and its name");
 }
@@ -197,12 +197,12 @@ fn kill_one_under_load(rounds: u32) {
     let mut a = open(&d);
     let mut steady = child("echo", &d, None);
     let to_steady = a.open_path(&av(steady.line().parse().unwrap())).unwrap();
-    steady.tell(&a.local.to_string());
+    steady.tell(&a.own.local.to_string());
     let (mut sent, mut echoed) = (0_u32, 0_u32);
     for round in 0..rounds {
         let mut flooder = child("flood", &d, None);
         let address: Ipv6Addr = flooder.line().parse().unwrap();
-        flooder.tell(&a.local.to_string());
+        flooder.tell(&a.own.local.to_string());
         let to_flooder = a.open_path(&av(address.into())).unwrap();
         let mut flooder = Some(flooder);
         let mut flooded = 0_u32;
@@ -282,7 +282,7 @@ pub(super) fn as_nobody(role: &str, argument: &str) -> Helper {
 fn another_users_process_is_turned_away() {
     let d = domain();
     let mut a = open(&d);
-    let mut stranger = as_nobody("knock", &format!("{d} {}", a.local));
+    let mut stranger = as_nobody("knock", &format!("{d} {}", a.own.local));
     assert_eq!(stranger.line(), "true");
     let start = Clock::now();
     while counter(&a, "peers_refused") == 0 {
@@ -307,7 +307,7 @@ fn a_name_that_another_user_has_taken_is_not_trusted() {
     assert!(matches!(refused, crate::PathError::ForeignUser { uid: NOBODY, .. }), "{refused}");
     assert!(refused.to_string().contains("users=any"));
     // Nor can the name be had.
-    assert!(a.domain.listen(address.into()).is_err());
+    assert!(a.own.domain.listen(address.into()).is_err());
     squatter.tell("done");
     squatter.child.wait().unwrap();
 }
@@ -329,7 +329,7 @@ fn a_folder_holds_the_sockets_of_the_living_only() {
     let mut a = ShmFabric::open("kill", &options).unwrap();
     let mut killed = child("folder", folder.to_str().unwrap(), None);
     let peer: Ipv6Addr = killed.line().parse().unwrap();
-    killed.tell(&a.local.to_string());
+    killed.tell(&a.own.local.to_string());
     let path = a.open_path(&av(peer.into())).unwrap();
     while a.link_of(path).is_none() {
         recv(&mut a, &mut Vec::new());

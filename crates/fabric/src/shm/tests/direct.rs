@@ -26,7 +26,7 @@ pub(super) struct Pair {
 }
 
 pub(super) fn link(f: &ShmFabric, peer: &ShmFabric) -> LinkId {
-    LinkId::new(f.links.token(f.links.find(peer.local).unwrap()))
+    LinkId::new(f.links.token(f.links.find(peer.own.local).unwrap()))
 }
 
 pub(super) fn pair() -> Pair {
@@ -528,7 +528,7 @@ fn others_have_time_to_leave_memory_that_becomes_private() {
         let pages = SharedPages::alloc(4096).unwrap();
         let (g, _) = p.granted(&pages, KEY, ALL);
         let guard = p.guard();
-        let mut c = open(p.b.domain.name());
+        let mut c = open(p.b.own.domain.name());
         let path = c.open_path(&av(p.b.attr().local)).unwrap();
         while c.link_of(path).is_none() {
             recv(&mut c, &mut Vec::new());
@@ -579,7 +579,7 @@ fn a_peer_that_broke_the_rules_while_it_is_within_is_heard_no_more_and_cut_behin
         }
         assert_eq!(p.b.links.len(), 1, "it is within");
         // The input of its socket keeps no sleeper awake.
-        let mut fds = [PollFd::new(&p.b.epoll, PollFlags::IN)];
+        let mut fds = [PollFd::new(&p.b.meetings.epoll, PollFlags::IN)];
         assert_eq!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0));
         assert!(matches!(p.b.offer(p.to_a, &grant(&pages, KEY + 1, ALL)), Err(GrantError::Link)));
         // What goes by its queue pair waits for it as well.

@@ -43,10 +43,10 @@ fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
         let mut rng = Rng::new(seed);
         let (mut a, mut b, to_b) = met();
         // A third one, who is honest.
-        let d = a.domain.clone();
+        let d = a.own.domain.clone();
         let mut c = open(d.name());
         let c_to_a = c.open_path(&av(a.attr().local)).unwrap();
-        let outbox = b.links.get(b.links.find(a.local).unwrap()).unwrap().outbox.clone();
+        let outbox = b.links.get(b.links.find(a.own.local).unwrap()).unwrap().outbox.clone();
         let words = outbox_bytes(1 << 10) / 4;
         let mut got = [Vec::new(), Vec::new(), Vec::new()];
         // Every word of the credits, and of every line.
@@ -66,7 +66,7 @@ fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
             recv(&mut a, &mut got[0]);
             assert!(start.elapsed() < Duration::from_secs(10), "seed {seed}");
         }
-        assert!(a.links.find(b.local).is_none());
+        assert!(a.links.find(b.own.local).is_none());
         got[0].clear();
         send(&mut c, c_to_a, &[packet(5, 50)]);
         turn_until(&mut [&mut a, &mut b, &mut c], &mut got, |g| !g[0].is_empty());
@@ -75,7 +75,7 @@ fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
         let again = b.open_path(&av(a.attr().local)).unwrap();
         send(&mut b, again, &[packet(6, 50)]);
         turn_until(&mut [&mut a, &mut b], &mut got, |_| true);
-        assert!(a.links.find(b.local).is_none());
+        assert!(a.links.find(b.own.local).is_none());
     }
 }
 
@@ -148,7 +148,7 @@ fn a_line_is_taken_whole_or_left_whatever_word_it_begins_with() {
     for seed in 0..if cfg!(miri) { 1 } else { 30 } {
         let mut rng = Rng::new(seed);
         let (mut a, b, _) = met();
-        let outbox = b.links.get(b.links.find(a.local).unwrap()).unwrap().outbox.clone();
+        let outbox = b.links.get(b.links.find(a.own.local).unwrap()).unwrap().outbox.clone();
         let (lines, budget) = (1 << 10, RxBudget { packets: 512, bytes: 1 << 18 });
         let mut sink = Whole::new(rng.next_u32());
         let mut index = 0;
@@ -199,7 +199,7 @@ fn a_line_is_taken_whole_or_left_whatever_word_it_begins_with() {
             a.recv_all(now(), budget, &mut sink);
             if !is_record(kind, len) {
                 assert_eq!((counter(&a, "peers_dropped_garbage"), sink.long.pop()), (1, None));
-                assert!(a.links.find(b.local).is_none());
+                assert!(a.links.find(b.own.local).is_none());
                 dropped += 1;
                 break;
             }
@@ -220,7 +220,7 @@ fn garbage_on_the_page_of_calls_harms_nobody() {
     let path = b.open_path(&av(a.attr().local)).unwrap();
     let mut got = [Vec::new(), Vec::new()];
     let mut rng = Rng::new(1);
-    let page = Sealed::verify(a.bits_fd.as_fd(), 4096, Writers::Anybody).unwrap().segment().unwrap();
+    let page = Sealed::verify(a.own.bits_fd.as_fd(), 4096, Writers::Anybody).unwrap().segment().unwrap();
     for round in 1..50 {
         for i in 0..1024 {
             page.word(i * 4).store(rng.next_u32(), Ordering::Relaxed);
@@ -279,7 +279,7 @@ fn nobody_else_can_write_to_an_outbox_or_punch_holes_into_it() {
 
 /// Speaks to an adapter's socket, and says what becomes of the connection.
 fn say(a: &mut ShmFabric, greeting: &Greeting, fds: &[OwnedFd]) -> Kind {
-    let (socket, _) = a.domain.connect(a.local).unwrap();
+    let (socket, _) = a.own.domain.connect(a.own.local).unwrap();
     let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
     hello::send(socket.as_fd(), greeting, &fds).unwrap();
     let start = Clock::now();
@@ -308,7 +308,7 @@ fn a_stranger_is_turned_away_and_told_so() {
     };
     assert_eq!(say(&mut a, &hello, &fds(len, size)), Kind::Refused);
     assert_eq!(say(&mut a, &hello, &fds(len - 4096, all)), Kind::Refused);
-    let impostor = Greeting { from: a.local, ..hello };
+    let impostor = Greeting { from: a.own.local, ..hello };
     assert_eq!(say(&mut a, &impostor, &fds(len, all)), Kind::Refused);
     assert_eq!(say(&mut a, &hello, &fds(len, all)[..2]), Kind::Refused);
     assert_eq!(say(&mut a, &Greeting { ring_lines: 3, ..hello }, &fds(len, all)), Kind::Refused);
@@ -363,7 +363,7 @@ fn the_rings_of_another_users_peers_have_a_limit_and_ones_own_have_none() {
         ends.push(theirs);
         a.links.len()
     };
-    let (stranger, other) = (a.domain.uid() + 1, a.domain.uid() + 2);
+    let (stranger, other) = (a.own.domain.uid() + 1, a.own.domain.uid() + 2);
     let each = outbox_bytes(1 << 14) + outbox_bytes(1 << 10);
     let fit = super::super::meet::MAX_BYTES_OF_USER / each;
     for number in 0..fit as u16 {
@@ -371,7 +371,7 @@ fn the_rings_of_another_users_peers_have_a_limit_and_ones_own_have_none() {
     }
     assert_eq!(meet(&mut a, 1000, stranger), fit, "one more is turned away");
     assert_eq!(meet(&mut a, 1001, other), fit + 1, "another user has a limit of its own");
-    let own = a.domain.uid();
+    let own = a.own.domain.uid();
     for number in 0..fit as u16 + 1 {
         meet(&mut a, 2000 + number, own);
     }
@@ -381,7 +381,7 @@ fn the_rings_of_another_users_peers_have_a_limit_and_ones_own_have_none() {
 #[test]
 fn who_connects_and_says_nothing_is_forgotten() {
     let mut a = open(&domain());
-    let silent: Vec<_> = (0..100).map(|_| a.domain.connect(a.local).unwrap()).collect();
+    let silent: Vec<_> = (0..100).map(|_| a.own.domain.connect(a.own.local).unwrap()).collect();
     // The time is told, not waited for.
     let begin = now();
     let later = |a: &mut ShmFabric, after: Duration| {
@@ -411,7 +411,7 @@ fn who_connects_and_says_nothing_is_forgotten() {
 fn who_connects_while_many_have_said_nothing_waits_and_is_not_refused() {
     let d = domain();
     let (mut a, mut b) = (open(&d), open(&d));
-    let silent: Vec<_> = (0..100).map(|_| a.domain.connect(a.local).unwrap()).collect();
+    let silent: Vec<_> = (0..100).map(|_| a.own.domain.connect(a.own.local).unwrap()).collect();
     recv(&mut a, &mut Vec::new());
     let path = b.open_path(&av(a.attr().local)).unwrap();
     let start = Clock::now();
@@ -428,17 +428,17 @@ fn who_connects_while_many_have_said_nothing_waits_and_is_not_refused() {
 #[test]
 fn another_user_who_connects_and_says_nothing_keeps_nobody_out() {
     let mut a = ShmFabric::open(&domain(), &ShmOptions { any_user: true, ..ShmOptions::default() }).unwrap();
-    let connect = |a: &ShmFabric| a.domain.connect(a.local).unwrap();
+    let connect = |a: &ShmFabric| a.own.domain.connect(a.own.local).unwrap();
     // The kernel says whose process this is: for this adapter, it is another user's.
-    let own = a.domain.clone();
-    a.domain = own.clone().of_other_user(own.uid() + 1);
+    let own = a.own.domain.clone();
+    a.own.domain = own.clone().of_other_user(own.uid() + 1);
     let silent: Vec<_> = (0..100).map(|_| connect(&a)).collect();
     let turn = |a: &mut ShmFabric, ms| {
         a.recv(now() + Duration::from_millis(ms), RxBudget { packets: 1, bytes: 1 }, &mut |_| {});
     };
     (0..20).for_each(|ms| turn(&mut a, ms));
     assert_eq!((a.meetings.pending.len(), counter(&a, "peers_refused")), (16, 84));
-    a.domain = own;
+    a.own.domain = own;
     let welcome = connect(&a);
     (20..40).for_each(|ms| turn(&mut a, ms));
     assert_eq!(a.meetings.pending.len(), 17);
@@ -448,9 +448,9 @@ fn another_user_who_connects_and_says_nothing_keeps_nobody_out() {
 #[test]
 fn messages_out_of_turn_end_the_link() {
     let (mut a, b, _) = met();
-    let link = b.links.get(b.links.find(a.local).unwrap()).unwrap();
+    let link = b.links.get(b.links.find(a.own.local).unwrap()).unwrap();
     let Stage::Up(socket) = &link.stage else { panic!("they have met") };
-    let (kind, from) = (Kind::Crossed, b.local);
+    let (kind, from) = (Kind::Crossed, b.own.local);
     let message = Greeting { kind, from, ring_lines: 0, bit: 0, barriers: true, nonce: 0 };
     hello::send(socket.as_fd(), &message, &[]).unwrap();
     let start = Clock::now();
@@ -462,7 +462,7 @@ fn messages_out_of_turn_end_the_link() {
 
 /// Says something by the socket of a link, whatever its fabric would say.
 pub(super) fn say_note(f: &ShmFabric, peer: &ShmFabric, note: &Note, fd: Option<&OwnedFd>) {
-    let link = f.links.get(f.links.find(peer.local).unwrap()).unwrap();
+    let link = f.links.get(f.links.find(peer.own.local).unwrap()).unwrap();
     let Stage::Up(socket) = &link.stage else { panic!("they have met") };
     hello::send_note(socket.as_fd(), note, fd.map(|fd| fd.as_fd())).unwrap();
 }
@@ -524,7 +524,7 @@ fn a_region_that_is_granted_by_several_keys_ends_the_link() {
 #[test]
 fn a_queue_pair_that_there_cannot_be_has_no_guard() {
     let (mut a, b, _) = met();
-    let link = crate::LinkId::new(a.links.token(a.links.find(b.local).unwrap()));
+    let link = crate::LinkId::new(a.links.token(a.links.find(b.own.local).unwrap()));
     assert_eq!(a.qp_guard(link, crate::MAX_QP_WORDS, 1), None);
     assert_eq!(a.qp_guard(link, u32::MAX, 1), None);
 }
@@ -584,7 +584,7 @@ fn memory_that_a_peer_grants_is_mapped_only_where_it_cannot_shrink() {
 fn a_peer_cannot_have_more_mapped_here_than_the_limit_nor_pile_up_notices() {
     let (mut a, b, _) = met();
     let fd = memfd(4096, SealFlags::SHRINK | SealFlags::GROW, MemfdFlags::empty());
-    let link = b.links.get(b.links.find(a.local).unwrap()).unwrap();
+    let link = b.links.get(b.links.find(a.own.local).unwrap()).unwrap();
     let Stage::Up(socket) = &link.stage else { panic!("they have met") };
     let mut say = |note: Note, fd: Option<&OwnedFd>| loop {
         match hello::send_note(socket.as_fd(), &note, fd.map(|fd| fd.as_fd())) {
@@ -628,11 +628,11 @@ fn garbage_by_the_socket_harms_nobody_but_its_sender() {
     for seed in 0..60 {
         let mut rng = Rng::new(seed);
         let (mut a, b, _) = met();
-        let mut c = open(a.domain.clone().name());
+        let mut c = open(a.own.domain.clone().name());
         let c_to_a = c.open_path(&av(a.attr().local)).unwrap();
-        let b_of_a = crate::LinkId::new(a.links.token(a.links.find(b.local).unwrap()));
+        let b_of_a = crate::LinkId::new(a.links.token(a.links.find(b.own.local).unwrap()));
         a.offer(b_of_a, &super::direct::grant(&pages, 3, super::direct::ALL)).unwrap();
-        let link = b.links.get(b.links.find(a.local).unwrap()).unwrap();
+        let link = b.links.get(b.links.find(a.own.local).unwrap()).unwrap();
         let Stage::Up(socket) = &link.stage else { panic!("they have met") };
         for _ in 0..100 {
             let kind = 14 + (rng.next_u32() % 10) as u8;

@@ -458,7 +458,7 @@ fn a_tap_sees_both_directions_with_a_right_icrc() {
     let mut got = [Vec::new(), Vec::new()];
     turn_until(&mut [&mut a, &mut b], &mut got, |g| g[1].len() == 1);
     let (a, b) = (a.attr().local, b.attr().local);
-    let crc = crate::icrc::FlowCrc::new(a, b, super::tx::SRC_PORT).unwrap();
+    let crc = crate::icrc::FlowCrc::new(a, b, super::shown::SRC_PORT).unwrap();
     let mut sealed = packet(9, 204);
     sealed[..200].copy_from_slice(&packet(9, 200));
     crate::icrc::Icrc::new().seal(&crc, 0, sealed.len(), &mut sealed);

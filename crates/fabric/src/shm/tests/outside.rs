@@ -22,7 +22,7 @@ const WORD: u64 = 0xfeed_0001;
 /// A child's end: opens, meets the adapter that it is told, and stays linked.
 pub(super) fn meet_parent(domain: &str, options: &ShmOptions) -> (ShmFabric, LinkId) {
     let mut f = ShmFabric::open(domain, options).unwrap();
-    say(f.local);
+    say(f.own.local);
     let parent: Ipv6Addr = hear().parse().unwrap();
     let path = f.open_path(&av(parent.into())).unwrap();
     let start = Clock::now();
@@ -47,13 +47,13 @@ pub(super) fn small() -> ShmOptions {
 
 /// Starts a child in a role, and meets it.
 pub(super) fn meet_child(role: &str, a: &mut ShmFabric) -> (Helper, LinkId) {
-    let helper = child(role, a.domain.name(), None);
+    let helper = child(role, a.own.domain.name(), None);
     meet_helper(helper, a)
 }
 
 fn meet_helper(mut child: Helper, a: &mut ShmFabric) -> (Helper, LinkId) {
     let address: Ipv6Addr = child.line().parse().unwrap();
-    child.tell(&a.local.to_string());
+    child.tell(&a.own.local.to_string());
     let start = Clock::now();
     loop {
         recv(a, &mut Vec::new());

@@ -193,7 +193,7 @@ fn who_does_not_want_it_neither_lends_nor_fetches() {
         let mut b = open(&d);
         let path = a.open_path(&av(b.attr().local)).unwrap();
         let start = Clock::now();
-        while a.link_of(path).is_none() || b.links.find(a.local).is_none() {
+        while a.link_of(path).is_none() || b.links.find(a.own.local).is_none() {
             recv(&mut a, &mut Vec::new());
             recv(&mut b, &mut Vec::new());
             assert!(start.elapsed() < Duration::from_secs(10));

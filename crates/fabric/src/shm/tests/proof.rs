@@ -268,7 +268,7 @@ fn an_impostor_who_speaks_the_protocol_gets_and_gives_nothing() {
         let Stage::Up(socket) = &link.stage else { return };
         // It says that it is content, answers what it can, and writes without having been asked to.
         for (kind, nonce) in [(Kind::Proven, 0), (Kind::Answer, 0x1234_5678)] {
-            let from = impostor.local;
+            let from = impostor.own.local;
             let g = Greeting { kind, from, ring_lines: 0, bit: 0, barriers: false, nonce };
             let _ = hello::send(socket.as_fd(), &g, &[]);
         }

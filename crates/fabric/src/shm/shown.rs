@@ -1,0 +1,53 @@
+//! What a tap is shown of shared memory: each packet as it would stand on a wire.
+
+use std::net::Ipv6Addr;
+
+use hca_core::Instant;
+use hca_core::wire::ICRC_BYTES;
+
+use super::ring::Attributes;
+use crate::icrc::{FlowCrc, Icrc};
+use crate::{Direction, Tap, TapFrame};
+
+/// The source port that a tap is shown: there is none.
+pub(super) const SRC_PORT: u16 = 0xc000;
+
+/// A tap, and the ICRCs of what it is shown.
+pub(super) struct Shown {
+    tap: Box<dyn Tap>,
+    icrc: Icrc,
+}
+
+impl Shown {
+    pub(super) fn new(tap: Box<dyn Tap>) -> Self {
+        Self { tap, icrc: Icrc::new() }
+    }
+    /// Shows a packet from the first address to the second one.
+    #[cold]
+    pub(super) fn packet(
+        &mut self,
+        now: Instant,
+        direction: Direction,
+        (src, dst): (Ipv6Addr, Ipv6Addr),
+        attributes: Attributes,
+        packet: &[u8],
+    ) {
+        let (src, dst) = (src.into(), dst.into());
+        let crc = FlowCrc::new(src, dst, SRC_PORT).expect("both are IPv6");
+        let mut payload = packet.to_vec();
+        payload.extend([0; ICRC_BYTES]);
+        self.icrc.seal(&crc, 0, payload.len(), &mut payload);
+        let frame = TapFrame {
+            direction,
+            version: crate::RoceVersion::V2,
+            src,
+            dst,
+            src_port: SRC_PORT,
+            traffic_class: attributes.traffic_class,
+            hop_limit: attributes.hop_limit,
+            ident: 0,
+            payload: &payload,
+        };
+        self.tap.frame(now, &frame);
+    }
+}
