@@ -2,6 +2,7 @@
 //! driver in this process.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use hca::hca_core::{Device, DeviceError};
 use hca::{Completions, ConnectOptions, Context, QueuePair, Rc};
 use hca_mlx5::{Death, Mlx5, Options};
 use hca_vfio::{PciFunction, UserOptions};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
 /// Long enough for whatever comes at all.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -220,4 +221,39 @@ fn a_server_that_stands_still_ends_the_device_and_serves_again_when_it_goes_on()
     served.signal(Signal::CONT);
     let device = Mlx5::open(connect(), options).unwrap();
     device.alloc_pd().unwrap();
+}
+
+/// Processor time that a process has used, in ticks of 10 ms.
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let behind_name = stat.rsplit_once(')').unwrap().1;
+    behind_name.split_whitespace().skip(11).take(2).map(|n| n.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn a_server_without_descriptors_sleeps_while_a_client_waits_and_lets_it_in_once_there_are_some() {
+    let served = Served::start("descriptors", &["a"]);
+    let pid = Pid::from_raw(served.server.id() as i32).unwrap();
+    let open = std::fs::read_dir(format!("/proc/{}/fd", served.server.id())).unwrap();
+    let open: Vec<u64> =
+        open.map(|fd| fd.unwrap().file_name().into_string().unwrap().parse().unwrap()).collect();
+    let free = (0..).find(|n| !open.contains(n)).unwrap();
+    // One with which no descriptor can be made, and one with which not even those that there are can be waited on.
+    for limit in [free, 1] {
+        let set = |current| {
+            let limit = Rlimit { current, ..getrlimit(Resource::Nofile) };
+            prlimit(Some(pid), Resource::Nofile, limit).unwrap()
+        };
+        let had = set(Some(limit));
+        let waits = UnixStream::connect(served.folder.join("a")).unwrap();
+        // It does not sleep before it has tried.
+        std::thread::sleep(Duration::from_millis(50));
+        let before = ticks(served.server.id());
+        std::thread::sleep(Duration::from_millis(600));
+        let used = ticks(served.server.id()) - before;
+        assert!(used < 20, "with a limit of {limit} the server worked for {used}0 ms of 600");
+        drop(waits);
+        set(had.current);
+        served.opens("a");
+    }
 }

@@ -69,6 +69,8 @@ const DORMANT_PER_TICK: usize = 64;
 /// How long the thread sleeps at first, and at most, where it has to look at doorbells by itself.
 const FIRST_TICK: Duration = Duration::from_micros(64);
 const LAST_TICK: Duration = Duration::from_millis(1);
+/// How long a client waits that could not be let in, as the system had no descriptor left, before it is tried again.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Functions of one server.
 const MAX_FUNCTIONS: usize = 1024;
 
@@ -108,6 +110,10 @@ struct Slot {
     function: Option<Function>,
     part: Part,
     client: Option<Connection>,
+    /// A client waits that could not be let in: the listener, which stays readable, is left alone until then.
+    accept_at: Option<Instant>,
+    /// The operator was told of that.
+    is_told: bool,
     sleeper: Sleeper,
     /// A client has gone, and what its function has of it is being destroyed.
     leaving: bool,
@@ -191,6 +197,8 @@ impl Server {
                 function,
                 part,
                 client: None,
+                accept_at: None,
+                is_told: false,
                 sleeper,
                 leaving: false,
                 has_stale_mapping: false,
@@ -300,7 +308,10 @@ impl Server {
         } else {
             let limit = if ticks { Some(tick) } else { None };
             let frames = self.slots.iter().filter_map(|slot| slot.function.as_ref()?.frames_leave_in()).min();
-            let timeout = self.hca.next_deadline().into_iter().chain(limit).chain(frames).min();
+            let accepts = self.slots.iter().filter_map(|slot| slot.accept_at).min();
+            let accepts = accepts.map(|at| at.saturating_duration_since(Instant::now()));
+            let all = self.hca.next_deadline().into_iter().chain(limit).chain(frames).chain(accepts);
+            let timeout = all.min();
             self.look_at_sockets(timeout)
         };
         for slot in self.slots.iter().filter(|slot| slot.client.as_ref().is_some_and(Connection::wakes)) {
@@ -311,6 +322,9 @@ impl Server {
 
     /// Waits on all descriptors, and sees to what is ready. Returns whether anything was; `None` if it shall stop.
     fn look_at_sockets(&mut self, timeout: Option<Duration>) -> Option<bool> {
+        for slot in &mut self.slots {
+            slot.accept_at = slot.accept_at.filter(|&at| at > Instant::now());
+        }
         let ready = self.wait(timeout);
         if ready.stop {
             return None;
@@ -335,14 +349,14 @@ impl Server {
     }
 
     fn wait(&self, timeout: Option<Duration>) -> Ready {
-        let timeout =
-            timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
+        let spec = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
         let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
         let adapter = self.hca.wait_fd();
         fds.extend(adapter.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let first = fds.len();
         for slot in &self.slots {
-            fds.push(PollFd::new(&slot.listener, PollFlags::IN));
+            let what = if slot.accept_at.is_none() { PollFlags::IN } else { PollFlags::empty() };
+            fds.push(PollFd::new(&slot.listener, what));
             fds.push(PollFd::new(&slot.sleeper, PollFlags::IN));
             match &slot.client {
                 Some(client) => {
@@ -353,11 +367,13 @@ impl Server {
                 None => fds.push(PollFd::new(&slot.listener, PollFlags::empty())),
             }
         }
-        match poll(&mut fds, timeout.as_ref()) {
+        match poll(&mut fds, spec.as_ref()) {
             Ok(0) | Err(Errno::INTR) => Ready { stop: false, any: false, slots: Vec::new() },
             Err(e) => {
-                // Nothing but a lack of memory; what waits is looked at by itself.
+                // A lack of memory, or a limit of descriptors below what there is already. The doorbells are looked at
+                // by themselves, and the system is asked again a moment later.
                 tracing::error!("waiting: {e}");
+                std::thread::sleep(timeout.map_or(LAST_TICK, |t| t.min(LAST_TICK)));
                 Ready { stop: false, any: false, slots: Vec::new() }
             }
             Ok(_) => {
@@ -485,7 +501,19 @@ impl Slot {
         if self.leaving {
             return;
         }
-        let Some(socket) = self.listener.accept() else { return };
+        let socket = match self.listener.accept() {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return,
+            Err(e) => {
+                if !std::mem::replace(&mut self.is_told, true) {
+                    let (path, remedy) = (self.listener.path().display(), hca_core::remedy(&e));
+                    tracing::warn!("{path}: a client waits, as it can't be let in: {e}{remedy}");
+                }
+                self.accept_at = Some(Instant::now() + ACCEPT_AGAIN);
+                return;
+            }
+        };
+        self.is_told = false;
         if self.client.is_some() {
             tracing::warn!("{}: the connection of a second client is closed", self.listener.path().display());
             return;

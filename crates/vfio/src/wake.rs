@@ -7,10 +7,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::mmio::{Mmio, Register};
+
+/// Whether a descriptor that another process has sent can be an eventfd: it is no file, pipe, socket or device. Writes
+/// to one of those may block, or end the process by a signal.
+pub fn can_be_eventfd(fd: impl AsFd) -> bool {
+    // Not even stat tells eventfds from the other objects of the system without a file.
+    fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Unknown)
+}
 
 /// The waker of a function's server, for use after a doorbell was written. Clones wake the same server.
 #[derive(Clone)]

@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{FileType, fstat};
+use hca_vfio::user::can_be_eventfd;
 use rustix::io::Errno;
 
 use crate::bus::signal::Signals;
@@ -81,8 +81,7 @@ impl Interrupts {
     /// One of them is no eventfd, or the system has nothing to signal them by. Then nothing is set.
     pub(crate) fn listen(&mut self, first: usize, eventfds: Vec<Option<OwnedFd>>) -> Result<(), Errno> {
         for eventfd in eventfds.iter().flatten() {
-            // Not even stat tells that these are of any kind, other than files, pipes and sockets.
-            if FileType::from_raw_mode(fstat(eventfd)?.st_mode) != FileType::Unknown {
+            if !can_be_eventfd(eventfd) {
                 tracing::warn!("a descriptor for an interrupt was refused: it is no eventfd");
                 return Err(Errno::INVAL);
             }

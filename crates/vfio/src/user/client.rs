@@ -31,7 +31,7 @@ use crate::iova::Iova;
 use crate::mapping::Mapping;
 use crate::memory::Memory;
 use crate::mmio::Mmio;
-use crate::wake::Waker;
+use crate::wake::{Waker, can_be_eventfd};
 
 /// The options of a client's connection to its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,8 +273,11 @@ impl UserFunction {
             }
         };
         let event = fds.pop().ok_or_else(|| wrong(OTHER))?;
-        // A write to anything else might block, or end this process by a signal.
-        let flags = rustix::fs::fcntl_getfl(&event).map_err(|_| wrong("its eventfd is none"))?;
+        let none = || wrong("its eventfd is none");
+        if !can_be_eventfd(&event) {
+            return Err(none());
+        }
+        let flags = rustix::fs::fcntl_getfl(&event).map_err(|_| none())?;
         let _ = rustix::fs::fcntl_setfl(&event, flags | rustix::fs::OFlags::NONBLOCK);
         Ok(Waker::new(event, sleeps))
     }

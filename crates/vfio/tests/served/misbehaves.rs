@@ -2,6 +2,7 @@
 //! panic.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use hca_vfio::user::wire::{Command, RegionInfo, Reply, Request, WireError, refusal};
@@ -10,6 +11,7 @@ use hca_vfio::{
     ArenaOptions, DmaArena, DmaError, FunctionError, OpenError, PciFunction, UserError, UserOptions,
 };
 use proptest::prelude::*;
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::behaves::open;
 use super::server::{AREA, Instead, Server, file, reply_bytes};
@@ -268,6 +270,10 @@ fn a_version_that_is_not_spoken_and_capabilities_that_are_none_are_refused() {
     assert!(e.to_string().contains("`max_msg_fds` is not of its kind"), "{e}");
 }
 
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::empty()).unwrap()
+}
+
 #[test]
 fn a_waker_that_is_none_is_refused() {
     let told = |wake: [u32; 4], fds: fn() -> Vec<OwnedFd>| {
@@ -280,13 +286,17 @@ fn a_waker_that_is_none_is_refused() {
         });
         PciFunction::connect(server.path(), UserOptions::default()).map(drop)
     };
-    told([16, 0, 0, 0], || vec![file(0)]).unwrap();
+    told([16, 0, 0, 0], || vec![event()]).unwrap();
     assert!(told([16, 0, 0, 0], Vec::new).is_err());
-    assert!(told([16, 1, 0, 0], || vec![file(0)]).is_err());
-    assert!(told([16, 1, 4, 0], || vec![file(0), file(4096)]).is_err());
-    assert!(told([16, 1, 4096, 0], || vec![file(0), file(4096)]).is_err());
-    assert!(told([16, 1, u32::MAX - 7, u32::MAX], || vec![file(0), file(4096)]).is_err());
-    told([16, 1, 64, 0], || vec![file(0), file(4096)]).unwrap();
+    assert!(told([16, 1, 0, 0], || vec![event()]).is_err());
+    assert!(told([16, 1, 4, 0], || vec![event(), file(4096)]).is_err());
+    assert!(told([16, 1, 4096, 0], || vec![event(), file(4096)]).is_err());
+    assert!(told([16, 1, u32::MAX - 7, u32::MAX], || vec![event(), file(4096)]).is_err());
+    told([16, 1, 64, 0], || vec![event(), file(4096)]).unwrap();
+    // Writes to these may block, grow a file up to a limit that ends the process, or end it as nobody reads.
+    assert!(told([16, 0, 0, 0], || vec![file(0)]).is_err());
+    assert!(told([16, 0, 0, 0], || vec![std::io::pipe().unwrap().1.into()]).is_err());
+    assert!(told([16, 0, 0, 0], || vec![UnixStream::pair().unwrap().0.into()]).is_err());
 }
 
 #[test]

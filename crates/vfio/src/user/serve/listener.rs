@@ -1,5 +1,6 @@
 //! The listening socket and its path in the file system.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
@@ -83,8 +84,17 @@ impl Listener {
     }
 
     /// Takes the next client, if there is one; never waits.
-    pub fn accept(&self) -> Option<OwnedFd> {
-        self.socket.accept().ok().map(|(socket, _)| socket.into())
+    ///
+    /// # Errors
+    /// The system has no descriptor or no memory for the connection. The client then still waits, so the socket stays
+    /// readable: the caller leaves the socket alone for some time.
+    pub fn accept(&self) -> std::io::Result<Option<OwnedFd>> {
+        match self.socket.accept() {
+            Ok((socket, _)) => Ok(Some(socket.into())),
+            // The connection is none any more.
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionAborted) => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 }
 
