@@ -1,5 +1,6 @@
 //! `hca logp`: the parameters of LogP of each layer.
 
+use clap::ValueEnum;
 use comfy_table::{CellAlignment, Table, presets};
 use hca::Target;
 use hca_perf::interrupt::interrupted;
@@ -27,6 +28,7 @@ pub(crate) fn logp(args: &LogpArgs) -> Result<(), Failure> {
         if interrupted() {
             break;
         }
+        let setup = if layers.len() > 1 { of_layer(&setup, layer) } else { setup.clone() };
         let measured = layer.logp(&setup, args.duration).map_err(|e| format!("{layer}: {e}"))?;
         if args.json {
             show!("{}", json(layer, &measured));
@@ -37,6 +39,19 @@ pub(crate) fn logp(args: &LogpArgs) -> Result<(), Failure> {
         show!("{}", table(&rows));
     }
     Ok(())
+}
+
+/// The set-up of one of several layers, each of which has a capture file of its own: `run-am-via.pcapng`.
+fn of_layer(setup: &Setup, layer: Kind) -> Setup {
+    let mut setup = setup.clone();
+    for device in [&mut setup.device].into_iter().chain(setup.peer_device.as_mut()) {
+        let Some(file) = &mut device.options.capture else { continue };
+        let name = layer.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        let end = file.extension().map(|end| format!(".{}", end.to_string_lossy())).unwrap_or_default();
+        *file = file.with_file_name(format!("{stem}-{name}{end}"));
+    }
+    setup
 }
 
 fn table(rows: &[(Kind, LogP)]) -> String {

@@ -76,7 +76,7 @@ pub use portals;
 
 pub use named::{DEVICES_VARIABLE, NamedDevice, NamedDevicesError, named_devices};
 pub use open::{
-    DEVICE_VARIABLE, OpenError, Opened, device_from_environment, open, open_device, open_exactly,
+    CaptureFile, DEVICE_VARIABLE, OpenError, Opened, device_from_environment, open, open_device, open_exactly,
 };
 pub use url::{DeviceUrl, FaultSpec, Options, PciOptions, SHARED_BY, ShmSettings, Target, UrlError, Users};
 

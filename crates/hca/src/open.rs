@@ -170,8 +170,8 @@ pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
     if let Some(fault) = &options.fault {
         fabric = Box::new(Faulty::new(fabric, fault.plan()));
     }
-    let capture = options.capture.as_deref().map(capture).transpose()?;
-    if let Some((_, capture)) = &capture {
+    let capture = options.capture.as_deref().map(CaptureFile::create).transpose()?.unwrap_or_default();
+    if let Some((_, capture)) = &capture.0 {
         fabric.set_tap(Some(Box::new(Arc::clone(capture))));
     }
     let settings = softhca::Options {
@@ -211,7 +211,7 @@ fn open_function(url: &DeviceUrl) -> Result<Opened, OpenError> {
     let fabric_name = device.attr().fabric.clone();
     let context = Context::new(device as Arc<dyn Device>);
     crate::stat::show(url.to_string(), context.device());
-    Ok(Opened { url: url.clone(), soft: None, context, fabric_name, capture: None })
+    Ok(Opened { url: url.clone(), soft: None, context, fabric_name, capture: CaptureFile::default() })
 }
 
 #[cfg(not(feature = "vfio"))]
@@ -418,16 +418,37 @@ pub struct Opened {
     soft: Option<Arc<SoftHca>>,
     context: Context,
     fabric_name: String,
-    capture: Option<(PathBuf, SharedCapture)>,
+    capture: CaptureFile,
 }
 
 /// A capture that the device writes to and its owner asks about.
 type SharedCapture = Arc<Mutex<Capture>>;
 
-fn capture(path: &Path) -> Result<(PathBuf, SharedCapture), OpenError> {
-    let refuse = |source| OpenError::Capture { path: path.display().to_string(), source };
-    let file = Capture::create(path).map_err(refuse)?;
-    Ok((path.to_owned(), Arc::new(Mutex::new(file))))
+/// The capture file of a device, if it has one. It may outlive the device.
+#[derive(Clone, Default)]
+pub struct CaptureFile(Option<(PathBuf, SharedCapture)>);
+
+impl std::fmt::Debug for CaptureFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("CaptureFile").field(&self.0.as_ref().map(|(path, _)| path)).finish()
+    }
+}
+
+impl CaptureFile {
+    fn create(path: &Path) -> Result<Self, OpenError> {
+        let refuse = |source| OpenError::Capture { path: path.display().to_string(), source };
+        let file = Capture::create(path).map_err(refuse)?;
+        Ok(Self(Some((path.to_owned(), Arc::new(Mutex::new(file))))))
+    }
+    /// Flushes the file, if there is one.
+    ///
+    /// # Errors
+    /// The file could not be written, now or earlier.
+    pub fn finish(&self) -> Result<(), OpenError> {
+        let Some((path, capture)) = &self.0 else { return Ok(()) };
+        let flushed = capture.lock().unwrap_or_else(PoisonError::into_inner).flush();
+        flushed.map_err(|source| OpenError::Capture { path: path.display().to_string(), source })
+    }
 }
 
 impl Opened {
@@ -486,9 +507,11 @@ impl Opened {
     /// # Errors
     /// The file could not be written, now or earlier.
     pub fn finish_capture(&self) -> Result<(), OpenError> {
-        let Some((path, capture)) = &self.capture else { return Ok(()) };
-        let flushed = capture.lock().unwrap_or_else(PoisonError::into_inner).flush();
-        flushed.map_err(|source| OpenError::Capture { path: path.display().to_string(), source })
+        self.capture.finish()
+    }
+    /// The capture file, for whoever gives the device away.
+    pub fn capture(&self) -> CaptureFile {
+        self.capture.clone()
     }
     /// The largest path MTU of the device.
     pub fn mtu(&self) -> Mtu {

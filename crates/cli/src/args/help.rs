@@ -47,6 +47,7 @@ pub(super) const LOGP_EXAMPLES: &str = "\
 Examples:
   hca logp                          all layers over UDP
   hca logp --fabric shm --layer verbs,am,am-via --json
+  hca logp --capture run.pcapng     a file for each: run-verbs.pcapng, ...
 
 By bursts of requests of 8 bytes with a delay behind each, which another process answers (Culler, Liu, Martin and \
 Yoshikawa, 1996). o_send and o_recv are the processor's times for a message, g is the time between two messages of a \

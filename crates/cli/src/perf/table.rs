@@ -1,7 +1,13 @@
 //! The table of results for users.
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{Cell, CellAlignment, Table, presets};
 use hca_perf::{Row, bytes_text};
+
+/// Columns of a terminal.
+const WIDTH: usize = 80;
+/// Names of columns, and their short forms.
+const SHORT: [(&str, &str); 3] =
+    [("messages/s", "msgs/s"), ("ns an entry", "ns/entry"), ("before it", "before")];
 
 /// The label of a row. It names a setting if rows differ in it.
 pub(super) fn label(row: &Row, rows: &[Row]) -> String {
@@ -49,7 +55,7 @@ pub(super) fn depth_table(rows: &[Row]) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    table.trim_fmt()
+    fitted(table)
 }
 
 fn ns_an_entry(row: &Row, rows: &[Row]) -> Option<f64> {
@@ -92,12 +98,31 @@ pub(super) fn table(rows: &[Row]) -> String {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
+    fitted(table)
+}
+
+/// The table as text. One that is too wide has its columns close to each other, and
+/// short names for them.
+fn fitted(mut table: Table) -> String {
+    let text = table.trim_fmt();
+    if text.lines().all(|line| line.chars().count() <= WIDTH) {
+        return text;
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 1));
+    }
+    let header: Vec<String> =
+        table.header().into_iter().flat_map(|row| row.cell_iter()).map(Cell::content).collect();
+    let short =
+        |name: &String| SHORT.iter().find(|(long, _)| long == name).map(|(_, short)| (*short).to_owned());
+    table.set_header(header.into_iter().map(|name| short(&name).unwrap_or(name)));
     table.trim_fmt()
 }
 
 fn micros(ns: u64) -> String {
     match ns {
         0..=99_999 => format!("{:.2}", ns as f64 / 1e3),
+        10_000_000.. => format!("{:.0}", ns as f64 / 1e3),
         _ => format!("{:.1}", ns as f64 / 1e3),
     }
 }
@@ -139,6 +164,27 @@ mod tests {
     }
 
     #[test]
+    fn no_table_is_wider_than_a_terminal() {
+        use hca_perf::Service;
+        use hca_perf::probe::Placement;
+        let fastest = Row { count: 1_234_567, ..row(Op::Write, 256 << 10, 310, 123.0) };
+        for (p50_ns, placement) in [(12_345_678, Placement::Mixed), (1_234_567_890, Placement::Unknown)] {
+            let slow = Row { service: Service::Uc, placement, ..row(Op::Atomic, 8, p50_ns, 0.001) };
+            let rows = [fastest.clone(), Row { p999_ns: slow.p99_ns, ..slow }];
+            let deep = rows.clone().map(|row| Row {
+                op: Op::PutAck,
+                depth: Some(4096),
+                entries: Some(Entries::Wildcard),
+                eager_bytes: Some(4096),
+                ..row
+            });
+            for text in [table(&rows), depth_table(&deep)] {
+                assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+            }
+        }
+    }
+
+    #[test]
     fn what_an_entry_costs_is_the_difference_to_the_shortest_list_of_its_kind() {
         let deep = |depth, entries, p50_ns| Row {
             depth: Some(depth),
@@ -155,7 +201,7 @@ mod tests {
         let text = depth_table(&rows);
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[2].contains(" 0.00 ") && lines[4].contains(" 5.00 "), "{text}");
-        assert!(lines[4].contains("wildcard") && lines[4].starts_with(" put  "), "{text}");
+        assert!(lines[4].contains("wildcard") && lines[4].starts_with("put  "), "{text}");
     }
 
     #[test]

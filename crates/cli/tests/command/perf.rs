@@ -149,6 +149,41 @@ fn logp_measures_every_layer() {
 }
 
 #[test]
+fn logp_captures_each_layer_in_a_file_of_its_own_and_says_if_one_is_not_written() {
+    let folder = std::env::temp_dir().join(format!("hca-logp-capture-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let logp = |layers, file: &str| {
+        run(&[
+            "logp",
+            "--fabric",
+            "udp",
+            "--duration",
+            "0.02",
+            "--json",
+            "--layer",
+            layers,
+            "--capture",
+            file,
+        ])
+    };
+    assert!(logp("verbs,am-via", &path("a.b.pcapng")).status.success());
+    assert!(logp("via", &path("one")).status.success());
+    let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|f| f.unwrap().file_name()).collect();
+    files.sort();
+    assert_eq!(files, ["a.b-am-via.pcapng", "a.b-verbs.pcapng", "one"]);
+    for file in files {
+        assert!(std::fs::metadata(folder.join(&file)).unwrap().len() > 1000, "{file:?}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    for layer in ["verbs", "via", "am", "global", "portals"] {
+        let full = logp(layer, "/dev/full");
+        let said = String::from_utf8_lossy(&full.stderr);
+        assert!(!full.status.success() && said.contains("can't write the capture file"), "{layer}: {said}");
+    }
+}
+
+#[test]
 fn perf_measures_portals_on_every_fabric_matched_by_the_adapter_and_by_the_program() {
     let each = |op| [8, 65536].map(|size| (op, size));
     let wanted = [&each("put")[..], &each("put-ack"), &each("get"), &each("atomic")[..1]].concat();

@@ -49,6 +49,13 @@ pub trait Bursts {
     /// # Errors
     /// As [`round_trip_ns`](Self::round_trip_ns).
     fn byte_gap_ns(&mut self) -> Result<Option<f64>, Self::Error>;
+    /// Ends what is written beside the measurement: a capture.
+    ///
+    /// # Errors
+    /// It could not be written.
+    fn finish(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
 }
 
 /// Measures the parameters of LogP of a layer.
@@ -56,6 +63,14 @@ pub trait Bursts {
 /// # Errors
 /// A layer's own: its messages can't be sent, or its far side is gone.
 pub fn measure<B: Bursts>(layer: &mut B) -> Result<LogP, B::Error> {
+    let measured = figures(layer);
+    // The capture is kept, however the measurement ended.
+    let kept = layer.finish();
+    let measured = measured?;
+    kept.map(|()| measured)
+}
+
+fn figures<B: Bursts>(layer: &mut B) -> Result<LogP, B::Error> {
     let round_trip = layer.round_trip_ns()?;
     // No answer is taken before the window is full: nothing but sending is paid.
     let send = layer.burst_ns((layer.window() / 2).max(1), Duration::ZERO)?;

@@ -105,6 +105,9 @@ impl Bursts for Verbs {
             Ok(Some(1e9 / pair.run(&case, Phase::Stream, limit)?.rate()))
         })
     }
+    fn finish(&mut self) -> Result<(), Failure> {
+        Ok(self.pair.opened().finish_capture()?)
+    }
 }
 
 /// Portals between two processes.
@@ -146,5 +149,8 @@ impl Bursts for Portals {
             let case = portals::Case::new(Op::Put, size as u64);
             Ok(Some(1e9 / pair.run_portals(nodes, &case, Phase::Stream, limit)?.rate()))
         })
+    }
+    fn finish(&mut self) -> Result<(), Failure> {
+        Ok(self.pair.opened().finish_capture()?)
     }
 }

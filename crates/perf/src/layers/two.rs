@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hca::{DeviceUrl, Opened, open_exactly};
+use hca::{CaptureFile, DeviceUrl, Opened, open_exactly};
 
 use super::logp::{Bursts, delay};
 use crate::batches::median_ns;
@@ -136,6 +136,7 @@ pub struct Two<E> {
     from_child: BufReader<ChildStdout>,
     pub(super) end: E,
     pub(super) time: Duration,
+    capture: CaptureFile,
 }
 
 impl<E: End> Two<E> {
@@ -164,8 +165,10 @@ impl<E: End> Two<E> {
         let to_child = child.stdin.take().expect("its input is a pipe");
         let from_child = BufReader::new(child.stdout.take().expect("its output is a pipe"));
         setup.cpus.map_or(Ok(()), |cpus| probe::pin(cpus.0))?;
-        let end = open(open_exactly(&setup.device)?)?;
-        let mut two = Self { child, to_child, from_child, end, time };
+        let opened = open_exactly(&setup.device)?;
+        let capture = opened.capture();
+        let end = open(opened)?;
+        let mut two = Self { child, to_child, from_child, end, time, capture };
         writeln!(two.to_child, "{}", two.end.introduction()?)?;
         let line = two.line()?;
         two.end.meet(line.trim(), true)?;
@@ -219,6 +222,9 @@ impl<E: End> Bursts for Two<E> {
     fn byte_gap_ns(&mut self) -> Result<Option<f64>, Failure> {
         let time = self.time;
         self.during(|end| byte_gap_ns(|size| end.bulk_ns(size, time / STREAMS)))
+    }
+    fn finish(&mut self) -> Result<(), Failure> {
+        Ok(self.capture.finish()?)
     }
 }
 
