@@ -13,13 +13,12 @@ use super::fabric::ShmFabric;
 use super::grant::{
     Grant, GrantId, Granted, LinkId, MAX_ASKED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, Notice, QpGuard,
 };
-use super::grants::{MAX_UNSENT, MAX_UNSENT_WANTED};
+use super::grants::{FIRST_PAUSE, LAST_PAUSE, MAX_UNSENT, MAX_UNSENT_WANTED};
 use super::hello;
 use super::link::Stage;
 use super::memory::Sealed;
 use super::note::{Note, Place, RIGHTS};
 use super::pages::SharedPages;
-use super::rounds::TICK;
 use crate::PathId;
 
 impl ShmFabric {
@@ -217,33 +216,45 @@ impl ShmFabric {
     fn send_notes(&mut self, slot: u32) {
         let Some(link) = self.links.get_mut(slot) else { return };
         let Stage::Up(socket) = &link.stage else { return };
-        while let Some((note, pages)) = link.direct.unsent.front() {
+        let refusal = loop {
+            let Some((note, pages)) = link.direct.unsent.front() else { return };
             let fd = pages.as_ref().map(SharedPages::fd);
             match hello::send_note(socket.as_fd(), note, fd) {
-                Ok(()) => {}
-                // Its queue is full, or too many descriptors are on their way.
-                Err(Errno::AGAIN | Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => {
-                    if !self.grants.late.contains(&slot) {
-                        self.grants.late.push(slot);
-                    }
-                    return;
-                }
-                // It is gone, which the socket's other end tells soon.
-                Err(_) => return link.direct.unsent.clear(),
+                Ok(()) => drop(link.direct.unsent.pop_front()),
+                Err(refusal) => break refusal,
             }
-            link.direct.unsent.pop_front();
+        };
+        match refusal {
+            // Its queue is full: a peer that is stopped may leave it so for ever.
+            Errno::AGAIN if self.has_kernel_tell_of_room(slot) => {}
+            // Too many descriptors are on their way, or there is no memory for more.
+            Errno::AGAIN | Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM => {
+                if !self.grants.late.contains(&slot) {
+                    self.grants.late.push(slot);
+                }
+            }
+            // It is gone, which the socket's other end tells soon.
+            _ => self.links.get_mut(slot).into_iter().for_each(|link| link.direct.unsent.clear()),
         }
     }
 
-    /// Once a tick: what sockets did not take the last time.
+    /// There may be room in a link's socket.
+    pub(super) fn send_after_room(&mut self, slot: u32) {
+        self.has_kernel_tell_of_input(slot);
+        self.send_notes(slot);
+    }
+
+    /// Once a tick: what could not be sent the last time for another reason than a full socket.
     pub(super) fn send_late_notes(&mut self) {
         for slot in std::mem::take(&mut self.grants.late) {
             self.send_notes(slot);
         }
+        let longer = self.grants.late_pause.saturating_mul(2).min(LAST_PAUSE);
+        self.grants.late_pause = if self.grants.has_late_notes() { longer } else { FIRST_PAUSE };
     }
     /// When [`send_late_notes`](Self::send_late_notes) has something to do.
     pub(super) fn late_deadline(&self) -> Option<hca_core::Instant> {
-        self.grants.has_late_notes().then(|| self.now + TICK)
+        self.grants.has_late_notes().then(|| self.now + self.grants.late_pause)
     }
 
     /// A peer has said something. An error: it broke the rules.

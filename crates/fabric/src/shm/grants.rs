@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 use hca_core::Access;
 use rustix::fs::FallocateFlags;
@@ -25,6 +26,10 @@ pub(super) const MAX_UNSENT_WANTED: usize = 2 * MAX_UNSENT;
 const _: () = assert!(MAX_UNSENT_WANTED - MAX_UNSENT >= 2 * (MAX_ASKED + MAX_MAPPED_OF_PEER) as usize);
 /// Notices of one peer that nobody has taken; then its socket is left alone for a while.
 pub(super) const MAX_NOTICES: u32 = 512;
+
+/// The pauses between attempts to send notes that the system refuses: the first and the longest.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const LAST_PAUSE: Duration = Duration::from_millis(64);
 
 /// What a link knows of direct access.
 #[derive(Default)]
@@ -117,8 +122,10 @@ pub(super) struct Grants {
     /// Grants of peers that were found taken back within a call, until their memory is unmapped behind the call.
     pub(super) revoked: Vec<GrantId>,
     pub(super) notices: VecDeque<(LinkId, Notice)>,
-    /// Links with notes that their sockets did not take.
+    /// Links with notes that could not be sent, though their sockets have room.
     pub(super) late: Vec<u32>,
+    /// How long who sleeps leaves them alone, longer each time in vain.
+    pub(super) late_pause: Duration,
     /// Questions that peers have not answered.
     pub(super) questions: usize,
 }
@@ -141,6 +148,7 @@ impl Grants {
             revoked: Vec::new(),
             notices: VecDeque::new(),
             late: Vec::new(),
+            late_pause: FIRST_PAUSE,
             questions: 0,
         }
     }

@@ -206,6 +206,20 @@ impl ShmFabric {
         }
     }
 
+    /// Has the kernel tell of room in a link's socket, too. Returns whether it does.
+    pub(super) fn has_kernel_tell_of_room(&self, slot: u32) -> bool {
+        self.watch_for(slot, epoll::EventFlags::IN | epoll::EventFlags::OUT)
+    }
+    /// Has it tell of input alone again.
+    pub(super) fn has_kernel_tell_of_input(&self, slot: u32) {
+        self.watch_for(slot, epoll::EventFlags::IN);
+    }
+    fn watch_for(&self, slot: u32, what: epoll::EventFlags) -> bool {
+        let Some(Stage::Up(socket)) = self.links.get(slot).map(|link| &link.stage) else { return false };
+        let name = epoll::EventData::new_u64(self.links.token(slot));
+        epoll::modify(&self.meetings.epoll, socket, name, what).is_ok()
+    }
+
     /// Has it tell nothing more of a link's socket: one that is not read would keep sleepers awake.
     pub(super) fn unwatch(&self, slot: u32) {
         if let Some(socket) = self.links.get(slot).and_then(Link::socket) {
@@ -231,8 +245,15 @@ impl ShmFabric {
                 LISTENER => self.accept(),
                 name if name & PENDING != 0 => self.hear_pending(name as u32),
                 name => {
+                    let flags = event.flags;
                     if let Some(slot) = self.links.by_token(name) {
                         self.hear_link(slot);
+                    }
+                    // It may have ended by what was heard.
+                    if let Some(slot) =
+                        self.links.by_token(name).filter(|_| flags.contains(epoll::EventFlags::OUT))
+                    {
+                        self.send_after_room(slot);
                     }
                 }
             }

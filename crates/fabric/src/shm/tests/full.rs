@@ -1,10 +1,17 @@
 //! Full rings: a producer that sleeps at a full ring is called as soon as there is room.
 
+use std::os::fd::AsFd;
+
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::super::hello::{Greeting, Kind};
+use super::super::link::Stage;
 use super::super::{LineData, LineSink};
+use super::direct::{KEY, Pair, QPN, pair};
 use super::hostile::met;
 use super::*;
+use crate::Notice;
+use crate::shm::hello;
 
 /// Takes all.
 struct All;
@@ -66,6 +73,34 @@ fn who_sleeps_beside_a_full_ring_is_called_as_soon_as_there_is_room() {
         }
         assert!(counter(&b, "wakeups_sent") >= 3);
     }
+}
+
+#[test]
+fn who_sleeps_beside_a_full_socket_is_woken_as_soon_as_there_is_room_and_not_before() {
+    let Pair { mut a, mut b, to_b, .. } = pair();
+    // Wake-ups, which a peer that is stopped does not take.
+    let Stage::Up(socket) = &a.links.get(to_b.slot()).unwrap().stage else { panic!("they have met") };
+    let g =
+        Greeting { kind: Kind::Wake, from: a.own.local, ring_lines: 0, bit: 0, barriers: false, nonce: 0 };
+    while hello::send(socket.as_fd(), &g, &[]).is_ok() {}
+    a.ask_grant(to_b, KEY, QPN).unwrap();
+    sleep(&mut a);
+    assert_eq!(a.next_deadline(), None, "it sleeps without a clock");
+    let start = Clock::now();
+    let notice = loop {
+        recv(&mut b, &mut Vec::new());
+        if let Some(notice) = b.next_notice() {
+            break notice;
+        }
+        // Nobody calls it but the socket.
+        if is_woken(&a) {
+            recv(&mut a, &mut Vec::new());
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "the question does not come");
+    };
+    assert!(matches!(notice, Notice::GrantAsked { key: KEY, qpn: QPN, .. }), "{notice:?}");
+    sleep(&mut a);
+    assert!(!is_woken(&a), "room alone wakes nobody");
 }
 
 /// All credits were given before the consumer was asked to call.
