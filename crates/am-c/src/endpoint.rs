@@ -8,7 +8,7 @@ use hca::am::{
 };
 
 use crate::border::{Address, Code, Handler, Ptr, Result, call, exports, tell};
-use crate::objects::{Endpoint, bundle, endpoint, objects, with};
+use crate::objects::{bundle, endpoint, objects, with};
 
 /// `en_t`.
 pub(crate) type CName = [u8; 64];
@@ -73,7 +73,10 @@ exports! {
         Ok(())
     }
     fn AM_AllocateBundle(kind: c_int, out: Ptr<usize>) {
-        let (context, way) = objects().context()?;
+        let ((context, way), session) = {
+            let objects = objects();
+            (objects.context()?, objects.session())
+        };
         let out = out.there()?;
         let make = match kind {
             0 | 1 => |bundle| Ok(Parallel::new(bundle)),
@@ -81,10 +84,8 @@ exports! {
             _ => return Err(Code::BadArg),
         };
         let made = make(Bundle::open(&context, way)?)?;
-        let mut objects = objects();
-        let handle = objects.handle();
-        objects.bundles.insert(handle, made);
-        out.write(handle)
+        let added = objects().add_bundle(session, made);
+        out.write(added.map_err(|_| Code::NotInit)?)
     }
     fn AM_FreeBundle(of: usize) {
         bundle(of)?.with(|_| Ok(()))?;
@@ -101,9 +102,7 @@ exports! {
             let id = bundle.endpoint()?;
             Ok((id, bundle.name(id)?))
         })?;
-        let mut objects = objects();
-        let handle = objects.handle();
-        objects.endpoints.insert(handle, Endpoint { bundle: of, id, mask: 0 });
+        let handle = objects().add_endpoint(of, id)?;
         name.write(name_of(&own))?;
         out.write(handle)
     }

@@ -22,6 +22,8 @@ pub(crate) struct Endpoint {
 pub(crate) struct Objects {
     /// Calls of AM_Init that no AM_Terminate has ended.
     inits: usize,
+    /// How often the last of them was ended.
+    session: u64,
     /// The device's name and the way, as AM_SetDevice sets them.
     pub(crate) device: Option<(String, Way)>,
     context: Option<Context>,
@@ -63,6 +65,7 @@ impl Objects {
         if self.inits > 0 {
             return Ok(Vec::new());
         }
+        self.session += 1;
         self.context = None;
         self.endpoints.clear();
         Ok(self.bundles.drain().map(|(_, bundle)| bundle).collect())
@@ -71,6 +74,38 @@ impl Objects {
     pub(crate) fn context(&self) -> Result<(Context, Way)> {
         let way = self.device.as_ref().map_or(Way::Verbs, |(_, way)| *way);
         Ok((self.context.clone().ok_or(Code::NotInit)?, way))
+    }
+    /// The time between two ends of all: a bundle is of the one in which its device was taken.
+    pub(crate) fn session(&self) -> u64 {
+        self.session
+    }
+    /// Adds a bundle that was made without the lock.
+    ///
+    /// # Errors
+    /// All was ended meanwhile. The bundle comes back, to be freed without the lock.
+    pub(crate) fn add_bundle(
+        &mut self,
+        session: u64,
+        bundle: Parallel,
+    ) -> std::result::Result<usize, Parallel> {
+        if self.session != session || !self.is_open() {
+            return Err(bundle);
+        }
+        let handle = self.handle();
+        self.bundles.insert(handle, bundle);
+        Ok(handle)
+    }
+    /// Adds an endpoint of a bundle that was there without the lock.
+    ///
+    /// # Errors
+    /// The bundle was freed meanwhile.
+    pub(crate) fn add_endpoint(&mut self, bundle: usize, id: EndpointId) -> Result<usize> {
+        if !self.bundles.contains_key(&bundle) {
+            return Err(Code::BadArg);
+        }
+        let handle = self.handle();
+        self.endpoints.insert(handle, Endpoint { bundle, id, mask: 0 });
+        Ok(handle)
     }
 }
 
@@ -97,4 +132,32 @@ pub(crate) fn with<T>(
 ) -> Result<T> {
     let endpoint = endpoint(handle)?;
     Ok(bundle(endpoint.bundle)?.with(|bundle| call(bundle, endpoint.id))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_made_beside_the_end_of_all_is_not_kept() {
+        let mut objects =
+            Objects { device: Some(("loopback://am-c-end".into(), Way::Verbs)), ..Objects::default() };
+        objects.init().unwrap();
+        let made = |objects: &Objects| {
+            let (context, way) = objects.context().unwrap();
+            (objects.session(), Parallel::new(Bundle::open(&context, way).unwrap()))
+        };
+        let (session, late) = made(&objects);
+        let (_, kept) = made(&objects);
+        let handle = objects.add_bundle(session, kept).unwrap_or_else(|_| panic!("nothing was ended"));
+        let id = objects.bundles[&handle].with(Bundle::endpoint).unwrap();
+        assert!(objects.add_endpoint(handle, id).is_ok());
+        assert_eq!(objects.terminate().unwrap().len(), 1);
+        assert!(objects.add_endpoint(handle, id).is_err(), "its bundle was freed");
+        let late = objects.add_bundle(session, late).expect_err("all was ended");
+        // Nor once it was begun again.
+        objects.init().unwrap();
+        objects.add_bundle(session, late).expect_err("its device is another one");
+        assert!(objects.bundles.is_empty() && objects.endpoints.is_empty());
+    }
 }
