@@ -182,7 +182,8 @@ impl Function {
         if eq.produced.wrapping_sub(ci) & CI_MASK < eq.waiting() {
             eq.consumed = ci;
         }
-        eq.armed = arm;
+        // Who only tells how far the queue was read leaves it armed.
+        eq.armed |= arm;
         if arm && eq.waiting() > 0 {
             eq.armed = false;
             let vector = eq.context.get(Eqc::INTR);

@@ -41,8 +41,8 @@ const SEND_SLOTS: [usize; 8] = [0x800, 0x900, 0xa00, 0xb00, 0xc00, 0xd00, 0xe00,
 const PATIENCE: u32 = 1024;
 const QUIET_A_LOOK: usize = 16;
 
-/// Where event queues are armed and told how far they were read, if their page is polled. The second comes first: who
-/// has written both has read on and not armed again, or has armed last, and is interrupted once too often at worst.
+/// Where event queues are armed and told how far they were read, if their page is polled. Of a driver that has written
+/// both, either may be seen first.
 const EVENT_SLOTS: [(usize, bool); 2] = [(EQ_CI, false), (EQ_ARM, true)];
 
 /// A function's doorbell pages.

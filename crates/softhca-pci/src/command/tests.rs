@@ -425,6 +425,20 @@ fn an_armed_queue_interrupts_once_and_at_once_for_what_was_not_read() {
 }
 
 #[test]
+fn a_queue_that_is_told_how_far_it_was_read_stays_armed() {
+    let mut d = running();
+    d.uar();
+    let line = d.line(3);
+    let mut eq = d.eq(5, 3, &[EventType::Cmd]);
+    while d.event(&mut eq).is_some() {}
+    // On a mapped page a look may find the earlier one of both behind the later one.
+    d.consume(&eq, true);
+    d.consume(&eq, false);
+    d.command(&NopIn::new()).unwrap();
+    assert_eq!(line.count(), 1);
+}
+
+#[test]
 fn a_page_that_is_mapped_has_one_event_queue_which_is_armed_there() {
     let mut d = running();
     let (first, uar, other) = (d.uar(), d.uar(), d.uar());

@@ -40,6 +40,12 @@ fn beyond(at: u32, taken: u32) -> bool {
     ahead != 0 && ahead <= MASK / 2
 }
 
+/// Whether the counter `at`, which was there before `now`, was so long ago that serial arithmetic takes it for a later
+/// one.
+fn is_long_ago(at: u32, now: u32) -> bool {
+    now.wrapping_sub(at) & MASK > MASK / 2
+}
+
 /// A doorbell of a queue's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bell {
@@ -84,7 +90,7 @@ impl Arm {
     fn believes(&self, bell: u32, record: u32) -> bool {
         (bell ^ record) & EVENTS == 0
             && !beyond(bell, record & MASK)
-            && self.seen.is_none_or(|seen| !beyond(seen, bell & MASK))
+            && self.seen.is_none_or(|seen| !beyond(seen, bell & MASK) || is_long_ago(seen, record))
     }
 
     /// The driver asks by this word. Whether an event is due. Who waits for any completion, and has had no event since,
@@ -99,12 +105,15 @@ impl Arm {
 
     /// A completion was written. Whether an event is due.
     pub(crate) fn wrote(&mut self, urgent: bool) -> bool {
-        self.written = self.written.wrapping_add(1) & MASK;
+        let before = self.written;
+        self.written = before.wrapping_add(1) & MASK;
+        // Who waits from before that for a solicited completion had none, and no driver asks from before it.
+        self.waits =
+            self.waits.map(|word| if is_long_ago(word, self.written) { word & !MASK | before } else { word });
+        self.told = self.told.filter(|at| !is_long_ago(*at, self.written));
+        self.urgent = self.urgent.filter(|at| !is_long_ago(*at, self.written));
         if urgent {
             self.urgent = Some(self.written);
-        } else if self.urgent.is_some_and(|at| !beyond(self.written, at) && at != self.written) {
-            // So long ago that serial arithmetic ends: no driver waits from before it.
-            self.urgent = None;
         }
         self.due()
     }
@@ -411,6 +420,30 @@ mod tests {
             assert!(!arm.look(sn << 28 | SOLICITED | 1, Bell::Word(sn << 28 | 2)), "beyond the record");
             assert_eq!(arm.waits(), Some(true));
         }
+    }
+
+    /// Completions go on for longer than serial arithmetic does.
+    fn long_after(arm: &mut Arm) {
+        assert!((0..MASK / 2 + 100).all(|_| !arm.wrote(false)), "nobody waits for those");
+    }
+
+    #[test]
+    fn an_event_of_long_ago_keeps_no_other_back() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(0, Bell::Others) && arm.wrote(true));
+        long_after(&mut arm);
+        let (word, earlier) = (1 << 28 | SOLICITED | arm.written, 1 << 28 | arm.written);
+        assert!(!arm.look(word, Bell::Word(earlier)));
+        assert_eq!(arm.waits(), Some(false), "the doorbell's word counts as well");
+        assert!(arm.wrote(false));
+    }
+
+    #[test]
+    fn who_waits_for_long_has_the_event() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(SOLICITED, Bell::Others));
+        long_after(&mut arm);
+        assert!(!arm.wrote(false) && arm.wrote(true));
     }
 
     #[test]

@@ -84,7 +84,10 @@ impl Cq {
 
     /// Writes a completion of this time; `urgent` are solicited ones and errors.
     pub(crate) fn write(&mut self, mut entry: Cqe64, urgent: bool, now_ns: u64) -> Written {
-        let Some(memory) = self.memory.take().filter(|_| !self.failed) else { return Written::Nowhere };
+        if self.failed {
+            return Written::Nowhere;
+        }
+        let Some(memory) = self.memory.take() else { return Written::Nowhere };
         let written = if self.is_full(|| memory.record.load32(RECORD_CI)) {
             Written::Overrun
         } else {

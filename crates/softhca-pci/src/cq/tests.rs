@@ -1,6 +1,7 @@
 //! Events of completion queues.
 
-use hca_prm::{CQ_DOORBELL, CompEvent, Cqe64, EventType, WqeOpcode};
+use hca_prm::command::cq::{QueryCqIn, QueryCqOut};
+use hca_prm::{CQ_DOORBELL, CompEvent, CqStatus, Cqc, Cqe64, EventType, Opcode, Qpc, WqeOpcode};
 
 use crate::bed::{Pair, QpShape, Wqe};
 
@@ -146,4 +147,24 @@ fn queues_of_one_page_have_their_events_though_one_doorbell_was_lost() {
     p.b.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[1; 8]));
     p.until("a completion of B's", |p| p.b.sent());
     assert_eq!(completion_event(&mut p), Some(second.cqn));
+}
+
+#[test]
+fn a_queue_that_has_overrun_says_so_whatever_completes_into_it_later() {
+    let mut p = begin();
+    let gid = p.server.gid();
+    let client = &mut p.b.client;
+    let cq = client.cq(0);
+    let mut qp = client.qp(QpShape::default(), &p.b.send_cq, &cq);
+    client.connect(&qp, gid, 1);
+    for _ in 0..4 {
+        client.post_recv(&mut qp, &[p.b.mr.seg(0, 64)]);
+    }
+    p.look();
+    p.b.client.change(Opcode::QP_2ERR, qp.qpn, 0, Qpc::new()).unwrap();
+    (0..10).for_each(|_| p.look());
+    assert!(p.b.client.all_events().contains(&EventType::CqError));
+    let context = p.b.client.command(&QueryCqIn::new().with(QueryCqIn::CQN, cq.cqn)).unwrap();
+    let status = context.get(QueryCqOut::CQ_CONTEXT).get(Cqc::STATUS);
+    assert_eq!(status, CqStatus::Overflow.code());
 }

@@ -194,6 +194,27 @@ fn a_port_hears_the_groups_that_its_driver_lists_and_all_before_it_lists_any() {
 }
 
 #[test]
+fn a_change_of_a_port_that_is_refused_changes_nothing() {
+    let server = Server::new();
+    let mut port = Port::new(&server, 0);
+    let before = server.directory.switch().largest(0);
+    let select = NicVportFieldSelect::new()
+        .with(NicVportFieldSelect::MTU, true)
+        .with(NicVportFieldSelect::PROMISC, true)
+        .with(NicVportFieldSelect::ADDRESSES_LIST, true);
+    // Of the two addresses that are announced none is there.
+    let context = NicVportContext::new()
+        .with(NicVportContext::MTU, 9000)
+        .with(NicVportContext::PROMISC_ALL, true)
+        .with(NicVportContext::ALLOWED_LIST_SIZE, 2);
+    let command = ModifyNicVportContextIn::new()
+        .with(ModifyNicVportContextIn::FIELD_SELECT, select)
+        .with(ModifyNicVportContextIn::NIC_VPORT_CONTEXT, context);
+    assert!(port.d.command(&command).is_err());
+    assert_eq!(server.directory.switch().largest(0), before);
+}
+
+#[test]
 fn there_is_a_gateway_where_the_network_leads_out_of_the_process() {
     use crate::port::directory::SharedDirectory;
     use hca_fabric::{UdpFabric, UdpOptions};

@@ -6,7 +6,7 @@
 //! in its place, and an incoming packet gets the address of the sending function. An address that no function here has
 //! goes to the network unchanged.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,10 +37,12 @@ impl SharedDirectory {
         let directory = Directory {
             own,
             gids: HashMap::new(),
+            gids_of: HashMap::new(),
             fixed: HashMap::new(),
             lids: HashMap::new(),
             qps: HashMap::new(),
             connections: HashMap::new(),
+            here: HashMap::new(),
             down: HashSet::new(),
             version: 1,
             tables: HashMap::new(),
@@ -93,11 +95,15 @@ impl SharedDirectory {
 pub(crate) struct Directory {
     own: Gid,
     gids: HashMap<Gid, u16>,
+    /// The same by function.
+    gids_of: HashMap<u16, BTreeSet<[u8; 16]>>,
     /// The function that an operator has fixed for a GID, whether or not the function uses the GID now.
     fixed: HashMap<Gid, u16>,
     lids: HashMap<u16, u16>,
     qps: HashMap<u32, u16>,
     connections: HashMap<u32, Connection>,
+    /// Of those with peers here, by the peer: who is connected to it.
+    here: HashMap<u32, HashSet<u32>>,
     /// Functions whose links are down.
     down: HashSet<u16>,
     /// Changes with each change of `connections` and of links.
@@ -170,7 +176,14 @@ impl Directory {
         if self.fixed.get(&gid).is_some_and(|of| *of != function) {
             return false;
         }
-        gid == Gid::default() || gid == self.own || *self.gids.entry(gid).or_insert(function) == function
+        if gid == Gid::default() || gid == self.own {
+            return true;
+        }
+        let is_its = *self.gids.entry(gid).or_insert(function) == function;
+        if is_its {
+            self.gids_of.entry(function).or_default().insert(gid.0);
+        }
+        is_its
     }
 
     /// No other function may have this GID, ever.
@@ -182,6 +195,9 @@ impl Directory {
     pub(crate) fn remove_gid(&mut self, gid: Gid, function: u16) {
         if self.gids.get(&gid) == Some(&function) {
             self.gids.remove(&gid);
+            if let Some(of_function) = self.gids_of.get_mut(&function) {
+                of_function.remove(&gid.0);
+            }
         }
     }
 
@@ -194,6 +210,7 @@ impl Directory {
     /// The function has no address any more.
     pub(crate) fn remove_function(&mut self, function: u16) {
         self.gids.retain(|_, of| *of != function);
+        self.gids_of.remove(&function);
         self.lids.retain(|_, of| *of != function);
         self.tables.remove(&function);
         self.marks.retain(|(from, to), _| *from != function && *to != function);
@@ -253,25 +270,41 @@ impl Directory {
 
     /// The function has no queue pairs any more.
     pub(crate) fn remove_qps(&mut self, function: u16) {
-        self.qps.retain(|_, of| *of != function);
-        self.connections.retain(|qpn, _| self.qps.contains_key(qpn));
+        let gone: Vec<u32> =
+            self.qps.iter().filter(|(_, of)| **of == function).map(|(qpn, _)| *qpn).collect();
+        gone.into_iter().for_each(|qpn| self.remove_qp(qpn));
         self.version += 1;
     }
 
     /// The queue pair is connected from now on. Returned are those of functions here that are connected to it, though
-    /// it is not to them: as all functions have one address, the adapter would take their packets for its peer's.
+    /// it is not to them: as all functions have one address, the adapter would take their packets for its peer's. Their
+    /// connections end.
     pub(crate) fn connect(&mut self, qpn: u32, connection: Connection) -> Vec<QpHandle> {
+        self.disconnect(qpn);
         self.version += 1;
         self.connections.insert(qpn, connection);
-        let stranger = |(from, c): &(&u32, &Connection)| {
-            c.here && c.remote == qpn && !(connection.here && connection.remote == **from)
-        };
-        self.connections.iter().filter(stranger).map(|(_, c)| c.handle).collect()
+        if connection.here {
+            self.here.entry(connection.remote).or_default().insert(qpn);
+        }
+        let is_peer = |from: u32| connection.here && connection.remote == from;
+        let to_it = self.here.get(&qpn).into_iter().flatten().copied();
+        let strangers: Vec<u32> = to_it.filter(|from| !is_peer(*from)).collect();
+        strangers.into_iter().filter_map(|from| self.disconnect(from)).map(|c| c.handle).collect()
     }
 
-    /// The queue pair is connected no more.
-    pub(crate) fn disconnect(&mut self, qpn: u32) {
-        self.version += u64::from(self.connections.remove(&qpn).is_some());
+    /// The queue pair is connected no more. Returns its connection, if it had one.
+    pub(crate) fn disconnect(&mut self, qpn: u32) -> Option<Connection> {
+        let ended = self.connections.remove(&qpn)?;
+        self.version += 1;
+        if ended.here
+            && let Some(to_peer) = self.here.get_mut(&ended.remote)
+        {
+            to_peer.remove(&qpn);
+            if to_peer.is_empty() {
+                self.here.remove(&ended.remote);
+            }
+        }
+        Some(ended)
     }
 
     /// The function's link is up, or down.
@@ -326,8 +359,7 @@ impl Directory {
 
     /// By which GID a function is known, the lowest of several; by the adapter's own if it has none.
     fn gid_of(&self, function: u16) -> Gid {
-        let own = self.gids.iter().filter(|(_, of)| **of == function).map(|(gid, _)| *gid);
-        own.min_by_key(|gid| gid.0).unwrap_or(self.own)
+        self.gids_of.get(&function).and_then(BTreeSet::first).map_or(self.own, |gid| Gid(*gid))
     }
 
     /// Where packets to this GID go: the adapter's own GID if a function here has it, the GID itself otherwise.
@@ -338,5 +370,32 @@ impl Directory {
     /// Where packets to this LID go, if a function here has it.
     pub(crate) fn route_lid(&self, lid: Lid) -> Option<Gid> {
         self.lids.contains_key(&lid.raw()).then_some(self.own)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_connected_to_one_that_has_another_peer_is_told_of_once() {
+        let shared = SharedDirectory::new(Gid([1; 16]));
+        let mut d = shared.lock();
+        let handle = |index| QpHandle { index, generation: 1 };
+        let connect = |d: &mut Directory, from: u32, remote| {
+            d.connect(from, Connection { handle: handle(from), remote, here: true })
+        };
+        (1..=4).for_each(|qpn| d.add_qp(qpn, 0));
+        assert_eq!(connect(&mut d, 1, 2), []);
+        assert_eq!(connect(&mut d, 3, 2), []);
+        assert_eq!(connect(&mut d, 4, 3), []);
+        assert_eq!(connect(&mut d, 2, 1), [handle(3)]);
+        for _ in 0..2 {
+            d.disconnect(2);
+            assert_eq!(connect(&mut d, 2, 1), [], "it is in error, and connected to nobody");
+        }
+        assert!(d.is_heard(1) && d.is_heard(2) && d.is_heard(4));
+        d.remove_qps(0);
+        assert!(d.connections.is_empty() && d.here.is_empty() && !d.knows(0));
     }
 }

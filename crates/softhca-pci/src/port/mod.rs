@@ -285,6 +285,10 @@ impl Function {
         if select.get(NicVportFieldSelect::PERMANENT_ADDRESS) && !self.may_have_mac(wished) {
             return Err(CmdStatus::BadParam);
         }
+        // The last that may be refused.
+        if select.get(NicVportFieldSelect::ADDRESSES_LIST) {
+            self.list_addresses(&requested, &input[ModifyNicVportContextIn::SIZE..])?;
+        }
         if select.get(NicVportFieldSelect::ROCE_EN) {
             context.set(NicVportContext::ROCE_EN, requested.get(NicVportContext::ROCE_EN));
         }
@@ -313,9 +317,6 @@ impl Function {
             let all =
                 requested.get(NicVportContext::PROMISC_MC) || requested.get(NicVportContext::PROMISC_ALL);
             self.directory.switch().hear_all_groups(self.options.number, all);
-        }
-        if select.get(NicVportFieldSelect::ADDRESSES_LIST) {
-            self.list_addresses(&requested, &input[ModifyNicVportContextIn::SIZE..])?;
         }
         self.commands.port.nic = Some(context);
         self.tell_loops();

@@ -259,7 +259,7 @@ impl Objects {
     /// Makes queue pairs dormant that had nothing to do for a while.
     pub(crate) fn park_idle(&mut self) {
         let Self { watched, qps, srqs, xrcds, hca, .. } = self;
-        let (shared, domains) = (&mut watched.shared, &mut watched.domains);
+        let Watched { shared, domains, activated, .. } = watched;
         watched.awake.retain(|number| {
             let Some(qp) = qps.get_mut(number) else { return false };
             qp.watch.quiet = if qp.is_idle() { qp.watch.quiet + 1 } else { 0 };
@@ -270,6 +270,8 @@ impl Objects {
             let is_dormant = !qp.is_inert() && hca.make_dormant(qp.handle);
             if is_dormant || qp.is_inert() {
                 qp.watch = Watch { is_dormant, ..Watch::default() };
+                // Of a large domain, before all was read: it sleeps on.
+                activated.retain(|handle| *handle != qp.handle);
                 if let Some(srq) = qp.srq {
                     Watched::forget_shared(shared, srq, srqs);
                 }

@@ -221,6 +221,30 @@ fn a_target_of_a_domain_with_many_queues_sleeps_while_they_are_read_in_turn() {
     assert_eq!(opcode(&x.p.received()), CqeOpcode::RespSend);
 }
 
+/// One is changed while its domain has more requests than are taken in one look, and sleeps again by then.
+#[test]
+fn a_target_that_sleeps_again_before_all_was_read_for_it_is_not_woken_by_that() {
+    let mut x = Extended::new();
+    (0..QUEUES_A_LOOK as u32).for_each(|user| _ = x.other_srq(user));
+    let cq = x.p.b.client.cq(4);
+    let mut large = x.p.b.client.try_xrc_srq(10, (x.xrcd, cq.cqn), 9).unwrap();
+    let other = x.p.b.client.try_target(x.xrcd).unwrap();
+    all_doze(&mut x.p);
+    for _ in 0..600 {
+        let seg = x.p.b.mr.seg(0, 64);
+        x.p.b.client.post_srq(&mut large, &seg);
+    }
+    let own = x.p.b.qp.qpn;
+    x.p.b.client.change(Opcode::RTS2RTS_QP, own, 0, Qpc::new()).unwrap();
+    x.p.look();
+    x.p.b.client.change(Opcode::QP_2RST, other.qpn, 0, Qpc::new()).unwrap();
+    (0..4).for_each(|_| x.p.look());
+    x.recv(0, 64);
+    x.send(x.srq.rmpn, &[1; 8]);
+    assert_eq!(opcode(&x.p.received()), CqeOpcode::RespSend);
+    assert_eq!(missed(&x.p), 0);
+}
+
 #[test]
 fn a_queue_of_a_domain_that_runs_low_says_so_once() {
     let mut x = Extended::new();
