@@ -32,9 +32,11 @@ use crate::port::counters;
 use crate::port::link::Wire;
 use crate::{qp, srq};
 
-/// Entries of the queue into which all queue pairs of a function complete. It is emptied in each look; if it overflows
-/// nevertheless, all queue pairs of the function are in error.
+/// Entries of the queue into which all queue pairs of a function complete, at first and at most. It has one for each
+/// request that the function's queues may hold, as all of these may end at once: a peer that goes takes many queue
+/// pairs along. Only beyond the most can it overflow; then all queue pairs of the function are in error.
 const COMPLETIONS: u32 = 1 << 17;
+const MOST_COMPLETIONS: u32 = 1 << 22;
 /// Queue pairs that are destroyed in one look where all objects go, or put in error where their memory goes.
 pub(crate) const QUEUE_PAIRS_A_LOOK: usize = 64;
 /// Numbers have 24 bits.
@@ -43,12 +45,14 @@ const NUMBERS: u32 = 1 << 24;
 /// Bytes of a request in a queue of the adapter's, and of an entry of its list.
 const REQUEST: usize = 64;
 const ENTRY: usize = 16;
+/// Bytes of its completion.
+const COMPLETION: usize = 64;
 /// Bytes of a key, about.
 pub(crate) const KEY: usize = 512;
 
 // As many queue pairs as are announced have room, however long their send queues are.
 const _: () = assert!(
-    (qp::MAX_HELD_SENDS as usize * (REQUEST + qp::MAX_SEND_SGE as usize * ENTRY)) << LOG_QPS
+    (qp::MAX_HELD_SENDS as usize * (REQUEST + COMPLETION + qp::MAX_SEND_SGE as usize * ENTRY)) << LOG_QPS
         <= MOST_QUEUE_BYTES
 );
 
@@ -91,12 +95,28 @@ pub(crate) struct Completions {
     pub(crate) batch: Box<[Completion]>,
 }
 
+/// The part of a function's memory and completions that queues of the adapter have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counted {
+    pub(crate) bytes: usize,
+    pub(crate) requests: usize,
+}
+
+impl core::ops::Add for Counted {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self { bytes: self.bytes + other.bytes, requests: self.requests + other.requests }
+    }
+}
+
 /// Address handles by what they stand for; a datagram carries its address in each request.
 #[derive(Debug, Default)]
 pub(crate) struct Addresses {
     pub(crate) handles: HashMap<(PdHandle, AddressKey), AhHandle>,
     /// Datagrams that the adapter has not completed.
     pub(crate) in_flight: u32,
+    /// A datagram waits for room: no other leaves before there is none in flight, and all handles go.
+    pub(crate) is_waited_for: bool,
 }
 
 /// Objects by numbers, which are given out here: nobody chooses them to collide.
@@ -167,6 +187,8 @@ pub(crate) struct Objects {
     /// Bytes that the adapter's queues have for this function, and may have.
     pub(crate) queue_bytes: usize,
     pub(crate) max_queue_bytes: usize,
+    /// Requests that these may hold.
+    pub(crate) requests: usize,
     /// Bytes that were let go of, and that nobody has asked about.
     pub(crate) freed_bytes: usize,
     /// Bytes of the keys' lists of pages.
@@ -219,6 +241,7 @@ impl Objects {
             failing: Vec::new(),
             last_number: 0,
             queue_bytes: 0,
+            requests: 0,
             freed_bytes: 0,
             max_queue_bytes: MOST_QUEUE_BYTES,
             listed_bytes: 0,
@@ -238,14 +261,30 @@ impl Objects {
         Ok(handle)
     }
 
-    /// Counts a queue of this many requests with this many entries each, if there is room.
-    pub(crate) fn count_queue(&mut self, requests: u32, entries: u32) -> Result<usize, CmdStatus> {
-        let bytes = requests as usize * (REQUEST + entries as usize * ENTRY);
+    /// Counts a queue of this many requests with this many entries each, if there is room, and makes room for the
+    /// completions of all.
+    pub(crate) fn count_queue(&mut self, requests: u32, entries: u32) -> Result<Counted, CmdStatus> {
+        let requests = requests as usize;
+        let bytes = requests * (REQUEST + COMPLETION + entries as usize * ENTRY);
         if bytes > self.max_queue_bytes.saturating_sub(self.queue_bytes) {
             return Err(CmdStatus::NoRes);
         }
+        self.make_room_for(self.requests + requests)?;
         self.queue_bytes += bytes;
-        Ok(bytes)
+        self.requests += requests;
+        Ok(Counted { bytes, requests })
+    }
+
+    /// Has the adapter's queue of completions have an entry for each of so many requests.
+    fn make_room_for(&mut self, requests: usize) -> Result<(), CmdStatus> {
+        let needed = requests.next_power_of_two().min(MOST_COMPLETIONS as usize) as u32;
+        if needed > self.completion_entries {
+            self.completion_entries = match &mut self.completions {
+                Some(completions) => completions.port.resize(needed).map_err(status)?,
+                None => needed,
+            };
+        }
+        Ok(())
     }
 
     /// A number that no completion queue of the function has.
@@ -261,8 +300,9 @@ impl Objects {
     }
 
     /// A queue that was counted has gone.
-    pub(crate) fn uncount_queue(&mut self, bytes: usize) {
+    pub(crate) fn uncount_queue(&mut self, Counted { bytes, requests }: Counted) {
         self.queue_bytes -= bytes;
+        self.requests -= requests;
         self.freed_bytes += bytes;
     }
 
@@ -395,13 +435,14 @@ impl Objects {
         if let Some(c) = self.completions.take() {
             gone("completion queue", self.hca.destroy_cq(c.handle));
         }
+        self.completion_entries = self.completion_entries.min(COMPLETIONS);
         for pd in [self.nobody.take(), self.unnamed.take()].into_iter().flatten() {
             self.leaving.add_domain(pd);
         }
         self.raised.clear();
         self.failed_cqs.clear();
         self.failing.clear();
-        (self.queue_bytes, self.listed_bytes) = (0, 0);
+        (self.queue_bytes, self.listed_bytes, self.requests) = (0, 0, 0);
     }
 
     /// Destroys all address handles.
@@ -409,7 +450,7 @@ impl Objects {
         for (_, ah) in self.addresses.handles.drain() {
             gone("address handle", self.hca.destroy_ah(ah));
         }
-        self.addresses.in_flight = 0;
+        (self.addresses.in_flight, self.addresses.is_waited_for) = (0, false);
     }
 
     /// Destroys the address handles of a protection domain, which is about to go.
@@ -634,7 +675,7 @@ mod tests {
         objects.destroy_srq(srq.rmpn, |_| true).unwrap();
         assert_eq!(objects.queue_bytes, before);
         // There is an end of it, for queues together.
-        let counted: Vec<usize> = std::iter::from_fn(|| objects.count_queue(1 << 14, 32).ok()).collect();
+        let counted: Vec<Counted> = std::iter::from_fn(|| objects.count_queue(1 << 14, 32).ok()).collect();
         assert!((100..200).contains(&counted.len()), "{}", counted.len());
         assert_eq!(c.try_qp(QpShape { log_sq: 9, ..QpShape::default() }, &cq, &cq).err(), None);
         let full = c.function.objects.count_queue(1 << 14, 32);

@@ -55,7 +55,7 @@ mod tests {
         let (mut trimmer, mut c) = (Trimmer::default(), server.client(0));
         let cq = c.cq(6);
         c.qp(QpShape::default(), &cq, &cq);
-        let held = c.function.objects.count_queue(1 << 16, 32).unwrap();
+        let held = c.function.objects.count_queue(1 << 16, 32).unwrap().bytes;
         trimmer.count(c.function.take_freed());
         trimmer.look();
         assert!(trimmer.thread.is_none(), "nothing was freed");

@@ -3,7 +3,7 @@
 use hca_prm::command::cq::{QueryCqIn, QueryCqOut};
 use hca_prm::{CQ_DOORBELL, CompEvent, CqStatus, Cqc, Cqe64, EventType, Opcode, Qpc, WqeOpcode};
 
-use crate::bed::{Pair, QpShape, Wqe};
+use crate::bed::{Pair, QpShape, Server, Wqe};
 
 fn completion_event(p: &mut Pair) -> Option<u32> {
     let (event, data) = p.b.client.event()?;
@@ -167,4 +167,30 @@ fn a_queue_that_has_overrun_says_so_whatever_completes_into_it_later() {
     let context = p.b.client.command(&QueryCqIn::new().with(QueryCqIn::CQN, cq.cqn)).unwrap();
     let status = context.get(QueryCqOut::CQ_CONTEXT).get(Cqc::STATUS);
     assert_eq!(status, CqStatus::Overflow.code());
+}
+
+#[test]
+fn many_queue_pairs_that_end_at_once_lose_no_completion() {
+    let mut server = Server::new();
+    server.completion_entries = Some(64);
+    let mut client = server.client(0);
+    let (cq, mr) = (client.cq(8), client.mr(4096));
+    let shape = QpShape { log_rq: 4, ..QpShape::default() };
+    let mut qps: Vec<_> = (0..6).map(|_| client.qp(shape, &cq, &cq)).collect();
+    for qp in &mut qps {
+        client.connect(qp, server.gid(), 1);
+        for _ in 0..16 {
+            client.post_recv(qp, &[mr.seg(0, 64)]);
+        }
+    }
+    (0..4).for_each(|_| _ = client.function.look());
+    for qp in &qps {
+        client.change(Opcode::QP_2ERR, qp.qpn, 0, Qpc::new()).unwrap();
+    }
+    (0..10).for_each(|_| _ = client.function.look());
+    server.events(&mut [&mut client]);
+    assert_eq!(client.all_events(), []);
+    let mut cq = cq;
+    let ended = std::iter::from_fn(|| client.poll(&mut cq)).count();
+    assert_eq!(ended, 6 * 16);
 }

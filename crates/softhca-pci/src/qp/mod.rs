@@ -41,7 +41,7 @@ use crate::command::{Output, parse};
 use crate::function::Function;
 use crate::guest::users::{Noted, Windows};
 use crate::guest::{Guest, Window};
-use crate::objects::{Objects, has_room, no_window, status};
+use crate::objects::{Counted, Objects, has_room, no_window, status};
 use crate::port::counters::Fetched;
 use crate::port::directory::Directory;
 use crate::srq::Srq;
@@ -151,7 +151,7 @@ pub(crate) struct Qp {
     pub(super) fetched: Fetched,
     watch: watch::Watch,
     context: Qpc,
-    counted: usize,
+    counted: Counted,
 }
 
 impl Qp {
@@ -256,7 +256,7 @@ struct Made {
     memory: Option<QpMemory>,
     send: Option<Box<dyn SendPort>>,
     recv: Option<Box<dyn RecvPort>>,
-    counted: usize,
+    counted: Counted,
 }
 
 fn service(context: &Qpc) -> Result<Service, CmdStatus> {
@@ -356,7 +356,7 @@ impl Objects {
         let domain = self.xrcds.get(&xrcd).ok_or(CmdStatus::BadRes)?;
         let (handle, qpn) = self.hca.create_xrc_target(domain.handle).map_err(status)?;
         let (xrcd, qpn) = (Some(xrcd), qpn.raw());
-        Ok(Made { handle, qpn, xrcd, memory: None, send: None, recv: None, counted: 0 })
+        Ok(Made { handle, qpn, xrcd, memory: None, send: None, recv: None, counted: Counted::default() })
     }
 
     /// Has the adapter make a queue pair with queues.
@@ -401,7 +401,7 @@ impl Objects {
         }
     }
 
-    fn count_queues(&mut self, cap: &QpCap) -> Result<usize, CmdStatus> {
+    fn count_queues(&mut self, cap: &QpCap) -> Result<Counted, CmdStatus> {
         let entries = cap.max_send_sge.max(cap.max_inline / 16);
         let send = self.count_queue(cap.max_send_wr, entries)?;
         let recv = self.count_queue(cap.max_recv_wr, cap.max_recv_sge);

@@ -215,6 +215,15 @@ fn address(
     directory: &mut Directory,
     shown: &Shown<'_>,
 ) -> Found {
+    if addresses.is_waited_for {
+        if addresses.in_flight > 0 {
+            return Found::Later;
+        }
+        addresses.is_waited_for = false;
+        for (_, ah) in addresses.handles.drain() {
+            crate::objects::gone("address handle", shown.hca.destroy_ah(ah));
+        }
+    }
     let lid = to.get(UdAdrsVector::RLID_UDP_SPORT);
     // Between Ethernet ports there always is a GRH, and the bit is reserved. Between InfiniBand ports all that is about
     // a GRH means nothing without the bit: UCX leaves there what stood in that place of the queue before.
@@ -245,12 +254,8 @@ fn address(
         return there(*ah);
     }
     if addresses.handles.len() >= MAX_ADDRESSES {
-        if addresses.in_flight > 0 {
-            return Found::Later;
-        }
-        for (_, ah) in addresses.handles.drain() {
-            crate::objects::gone("address handle", shown.hca.destroy_ah(ah));
-        }
+        addresses.is_waited_for = true;
+        return Found::Later;
     }
     match shown.hca.create_ah(pd, &av) {
         Ok(ah) => {

@@ -156,3 +156,31 @@ fn a_datagram_longer_than_the_ports_mtu_is_a_local_length_error_and_sends_nothin
         }
     }
 }
+
+#[test]
+fn who_sends_to_new_addresses_does_not_wait_for_one_who_sends_all_the_time() {
+    let mut p = datagrams();
+    let cq = p.a.client.cq(6);
+    let mut other = p.a.client.qp(QpShape { st: ServiceType::Ud, ..QpShape::default() }, &cq, &cq);
+    p.a.client.connect(&other, p.server.gid(), 1);
+    // So many that there is no handle left.
+    let own = p.server.gid();
+    let to = |n: u16| {
+        let mut gid = own;
+        gid.0[14..].copy_from_slice(&(n + 2).to_be_bytes());
+        Wqe::new(WqeOpcode::Send).datagram(gid, 0, 0x77, QKEY).inline(&[1; 8])
+    };
+    for n in 0..1024 {
+        p.a.post(&to(n));
+        p.sent();
+    }
+    p.a.client.post_send(&mut other, &to(2000));
+    let mut cq = cq;
+    let sent = (0..50).find(|_| {
+        p.a.post(&to(5));
+        p.look();
+        while p.a.sent().is_some() {}
+        p.a.client.poll(&mut cq).is_some()
+    });
+    assert!(sent.is_some());
+}

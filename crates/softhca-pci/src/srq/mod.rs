@@ -23,7 +23,7 @@ use crate::command::{Output, parse};
 use crate::function::Function;
 use crate::guest::users::{Noted, Windows};
 use crate::guest::{Guest, Window};
-use crate::objects::{Objects, gone, has_room, no_window, status};
+use crate::objects::{Counted, Objects, gone, has_room, no_window, status};
 
 /// Bytes of an entry, as powers of two.
 const LOG_STRIDES: core::ops::RangeInclusive<u32> = 5..=9;
@@ -68,7 +68,7 @@ impl Windows for SrqMemory {
 pub(crate) struct Adapters {
     pub(crate) handle: SrqHandle,
     pub(crate) port: Box<dyn RecvPort>,
-    counted: usize,
+    counted: Counted,
 }
 
 /// A shared receive queue.
@@ -207,7 +207,7 @@ impl Objects {
             domain.remove(number);
         }
         let adapters = removed.and_then(|srq| srq.adapters);
-        self.uncount_queue(adapters.map_or(0, |a| a.counted));
+        self.uncount_queue(adapters.map(|a| a.counted).unwrap_or_default());
         Ok(())
     }
 

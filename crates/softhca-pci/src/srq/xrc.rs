@@ -16,7 +16,7 @@ use super::{Kind, Shape, Srq};
 use crate::command::resource::LOG_XRCDS;
 use crate::command::{Output, parse};
 use crate::function::Function;
-use crate::objects::{Objects, Raised, gone, status};
+use crate::objects::{Counted, Objects, Raised, gone, status};
 
 /// Shared receive queues that are read in one look for targets of domains that have more of them.
 pub(crate) const QUEUES_A_LOOK: usize = if cfg!(any(test, fuzzing)) { 4 } else { 64 };
@@ -161,8 +161,10 @@ impl Objects {
             let names = srq.extended().is_some_and(|context| failed.contains(&context.get(XrcSrqc::CQN)));
             let Some(adapters) = srq.adapters.take_if(|_| names) else { continue };
             gone("shared receive queue", self.hca.destroy_srq(adapters.handle));
-            self.queue_bytes -= adapters.counted;
-            self.freed_bytes += adapters.counted;
+            let Counted { bytes, requests } = adapters.counted;
+            self.queue_bytes -= bytes;
+            self.requests -= requests;
+            self.freed_bytes += bytes;
             srq.memory = None;
             self.raised.push_back(Raised::Queue { event: EventType::SrqCatasError, number: *number });
         }
