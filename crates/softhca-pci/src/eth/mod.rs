@@ -110,6 +110,8 @@ pub(crate) struct Ethernet {
     tirs: Kept<Tir>,
     rqts: Kept<Rqt>,
     sqs: Kept<Sq>,
+    /// Looks at send queues that were rung: another one of them is the first each time.
+    looks: usize,
     rqs: Kept<Rq>,
     /// Receive queues in error, of which not all requests are flushed.
     flushing: BTreeSet<u32>,

@@ -306,11 +306,15 @@ impl Function {
 
     /// Takes a bounded piece of what send queues hold that were rung. Returns whether there was any.
     pub(crate) fn take_frames(&mut self) -> bool {
-        let rung: Vec<u32> =
+        let mut rung: Vec<u32> =
             self.ethernet.sqs.iter_mut().filter(|(_, sq)| sq.rung).map(|(sqn, _)| sqn).collect();
         if rung.is_empty() {
             return false;
         }
+        // One with more than a look takes is not always the first.
+        let first = self.ethernet.looks % rung.len();
+        rung.rotate_left(first);
+        self.ethernet.looks = self.ethernet.looks.wrapping_add(1);
         let (mut left, mut bytes) = (BUDGET, BYTES);
         for sqn in rung {
             self.take_frames_of(sqn, &mut left, &mut bytes);

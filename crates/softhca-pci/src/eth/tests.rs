@@ -759,3 +759,25 @@ fn a_receive_queue_has_the_strides_that_are_announced() {
         assert_eq!(done.is_ok(), caps::LOG_RQ_STRIDES.contains(&stride), "{stride}: {done:?}");
     }
 }
+
+#[test]
+fn a_queue_that_always_has_more_than_one_look_takes_holds_up_no_other_one() {
+    let mut port = Port::new(&Server::new(), 0);
+    let (bulk, other) = (port.sq(12), port.sq(4));
+    port.sq = bulk;
+    let nothing = Request { opcode: WqeOpcode::Nop.code(), mode: 0, ..Request::inline(&[]) };
+    (0..1 << 12).for_each(|_| _ = port.post(&nothing));
+    let bulk = port.sq;
+    port.sq = other;
+    port.post(&Request::inline(&frame([2; 6], port.mac, 60)));
+    let mut rounds = (0..20).map(|_| {
+        port.sq = bulk;
+        // The same requests again, for which there is room.
+        let taken = port.d.function.ethernet.sqs.get(bulk.number).unwrap().taken;
+        port.sq.count = (u32::from(taken) + (1 << 12)) & 0xffff;
+        port.ring();
+        look(&mut [&mut port]);
+        port.sent()
+    });
+    assert!(rounds.find_map(|sent| sent).is_some(), "the other one waits");
+}
