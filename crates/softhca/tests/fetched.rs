@@ -209,7 +209,7 @@ fn a_region_whose_memory_was_exchanged_is_not_granted_once_more() {
         }
     };
     for [by, _] in &mut pairs {
-        for _ in 0..100 {
+        for _ in 0..SENDS {
             ends::post(by, &[SendOp::Write(to)], SendFlags::SIGNALED);
             a.next(&*b.device).expect("the WRITE completes");
         }

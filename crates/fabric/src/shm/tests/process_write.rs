@@ -4,12 +4,12 @@
 use rustix::process::Signal;
 
 use super::super::process::tests::at_the_end_of_the_next_copy;
-use super::direct::{KEY, Pair, QPN, pair};
+use super::direct::{ALL, KEY, Pair, QPN, grant, pair};
 use super::outside::{meet_child, meet_parent, next_notice, signal, small};
 use super::*;
 use crate::{
     AccessError, Denied, Grant, GrantError, GrantId, LinkId, Notice, ProcessVm, QpGuard, Revocation,
-    TakeBack, max_process_write,
+    SharedPages, TakeBack, max_process_write,
 };
 use hca_core::Access;
 use test_support::roles::{hear, say};
@@ -86,6 +86,31 @@ fn memory_of_the_program_is_written_within_its_range_and_not_reached_otherwise()
     assert!(seen(&data) == expected);
     let written = max_process_write() as u64 + 1;
     assert_eq!((counter(&p.a, "process_writes"), counter(&p.a, "process_write_bytes")), (2, written));
+}
+
+/// A program has other memory where that of a region was, so that the region's key names either.
+#[test]
+fn a_region_is_granted_once_more_with_the_same_memory_only() {
+    if !possible() {
+        return;
+    }
+    let data = vec![0_u8; 1 << 16];
+    let mut p = granted(&data).0;
+    assert_eq!(p.notice(false), Notice::ProcessTaken { link: p.to_a });
+    let [pages, others] = [(); 2].map(|()| SharedPages::alloc(data.len()).unwrap());
+    p.granted(&pages, KEY + 1, ALL);
+    let own = own(&data, Access::REMOTE_WRITE);
+    let of_pages = Grant { pages: Some(&pages), ..own };
+    let of_others = Grant { qpn: QPN + 1, ..grant(&others, KEY + 1, ALL) };
+    let of_program = Grant { pages: None, ..of_others };
+    for exchanged in [Grant { qpn: QPN + 1, ..of_pages }, of_others, of_program] {
+        let Grant { key, qpn, .. } = exchanged;
+        p.a.ask_grant(p.to_b, key, qpn).unwrap();
+        assert_eq!(p.notice(false), Notice::GrantAsked { link: p.to_a, key, qpn });
+        assert!(matches!(p.b.grant(p.to_a, &exchanged), Err(GrantError::Exchanged)), "{exchanged:?}");
+        assert_eq!(p.notice(true), Notice::GrantRefused { link: p.to_b, key, qpn });
+    }
+    p.b.grant(p.to_a, &own).unwrap();
 }
 
 #[test]
