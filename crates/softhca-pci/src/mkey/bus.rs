@@ -46,6 +46,8 @@ struct Range {
 #[derive(Debug, Default)]
 pub(crate) struct Buses {
     keys: Numbered<BusKey>,
+    /// How many keys name each bank.
+    named: HashMap<Bank, usize>,
     banks: HashMap<Bank, BTreeMap<u64, Range>>,
     pub(crate) ranges: usize,
 }
@@ -177,12 +179,16 @@ impl Objects {
     /// A key of the bus's addresses is made.
     pub(crate) fn add_bus_key(&mut self, index: u32, tag: u8, bank: Bank) {
         self.buses.keys.insert(index, BusKey { tag, bank });
+        *self.buses.named.entry(bank).or_default() += 1;
     }
 
     /// Such a key has gone; another one may have had its number.
     pub(crate) fn remove_bus_key(&mut self, index: u32) {
         let Some(key) = self.buses.keys.remove(&index) else { return };
-        if !self.buses.keys.values().any(|other| other.bank == key.bank) {
+        let named = self.buses.named.entry(key.bank).or_default();
+        *named = named.saturating_sub(1);
+        if *named == 0 {
+            self.buses.named.remove(&key.bank);
             self.buses.forget(&self.hca, |bank, _| *bank == key.bank);
         }
     }
@@ -190,6 +196,7 @@ impl Objects {
     /// All of them have gone.
     pub(crate) fn remove_bus_keys(&mut self) {
         self.buses.keys.clear();
+        self.buses.named.clear();
         self.buses.forget(&self.hca, |_, _| true);
     }
 
