@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use hca::hca_core::{
-    Access, Lkey, MemoryWindows, MwHandle, MwKeys, MwRange, MwType, Payload, QpHandle, Rkey, SendFlags,
-    SendOp, SendPort, SendWr,
+    Access, Lkey, MemoryWindows, MwHandle, MwKeys, MwRange, MwType, Payload, PdHandle, QpHandle, Rkey,
+    SendFlags, SendOp, SendPort, SendWr,
 };
 
 use crate::abi::{IbvMw, IbvMwBind, IbvMwBindInfo};
@@ -31,7 +31,8 @@ const TYPE_2: u32 = 2;
 pub(crate) struct Mw {
     pub(crate) c: IbvMw,
     file: Arc<File>,
-    pd: In<Pd>,
+    /// The protection domain, which a parent domain may have named that is gone by now.
+    pd: PdHandle,
     handle: MwHandle,
     hidden: Mutex<Hidden>,
 }
@@ -122,7 +123,7 @@ pub(crate) extern "C" fn alloc_mw(pd: In<Pd>, kind: u32) -> *mut Mw {
         };
         let file = Arc::clone(&owner.file);
         file.add_window(keys.handle);
-        Ok(give(Mw { c, file, pd, handle: keys.handle, hidden: Mutex::default() }))
+        Ok(give(Mw { c, file, pd: owner.handle, handle: keys.handle, hidden: Mutex::default() }))
     })
 }
 
@@ -172,7 +173,7 @@ pub(crate) extern "C" fn bind_mw(qp: In<Qp>, mw: In<Mw>, bind: In<IbvMwBind>) ->
         let shown = new.or(hidden.range).ok_or(INVALID)?;
         let mut keys = match hidden.windows.get(&qp.handle) {
             Some(keys) => *keys,
-            None => window.windows()?.alloc_mw(window.pd.get()?.handle, MwType::Two)?,
+            None => window.windows()?.alloc_mw(window.pd, MwType::Two)?,
         };
         // A bind takes another lowest byte than the key has.
         let key = keys.rkey.raw();
