@@ -187,6 +187,8 @@ pub(crate) struct Objects {
     /// Bytes that the adapter's queues have for this function, and may have.
     pub(crate) queue_bytes: usize,
     pub(crate) max_queue_bytes: usize,
+    /// Packets that strangers had sent were taken and dropped, by many turns of the adapter.
+    pub(crate) has_dropped_packets: bool,
     /// Requests that these may hold.
     pub(crate) requests: usize,
     /// Bytes that were let go of, and that nobody has asked about.
@@ -242,6 +244,7 @@ impl Objects {
             last_number: 0,
             queue_bytes: 0,
             requests: 0,
+            has_dropped_packets: false,
             freed_bytes: 0,
             max_queue_bytes: MOST_QUEUE_BYTES,
             listed_bytes: 0,

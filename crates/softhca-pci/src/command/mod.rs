@@ -112,6 +112,17 @@ impl Commands {
         self.spent += objects * OBJECT_COST;
     }
 
+    /// A command took as long as all of a look may: others wait for the next one.
+    pub(crate) fn charge_all(&mut self) {
+        self.spent = self.spent.max(BUDGET);
+    }
+
+    /// Whether no other command runs before the next look.
+    #[cfg(test)]
+    pub(crate) fn is_all_spent(&self) -> bool {
+        self.spent >= BUDGET
+    }
+
     /// What was spent is forgotten, as by a look.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn refill(&mut self) {

@@ -38,7 +38,7 @@ impl Objects {
             self.take_all_completions(directory);
         }
         self.leave_counters(qpn);
-        let Self { hca, qps, addresses, .. } = self;
+        let Self { hca, qps, addresses, has_dropped_packets, .. } = self;
         let qp = qps.get_mut(&qpn).ok_or(CmdStatus::BadRes)?;
         let mut context = qp.context;
         set_fields(opcode, optional, asked, &mut context);
@@ -57,6 +57,7 @@ impl Objects {
                 }
                 if !strangers.is_empty() {
                     drop_packets_under_way(hca);
+                    *has_dropped_packets = true;
                 }
             }
             // An error that the adapter knows nothing of ends here.
@@ -325,6 +326,10 @@ impl Function {
             (command.get(Rst2InitQpIn::QPN), optional, command.get(Rst2InitQpIn::QPC))
         };
         let mut directory = self.directory.lock();
-        self.objects.modify_qp(opcode, qpn, optional, &asked, &mut directory)
+        let done = self.objects.modify_qp(opcode, qpn, optional, &asked, &mut directory);
+        if std::mem::take(&mut self.objects.has_dropped_packets) {
+            self.commands.charge_all();
+        }
+        done
     }
 }

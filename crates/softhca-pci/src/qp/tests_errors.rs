@@ -234,6 +234,21 @@ fn keys_of_one_function_mean_nothing_to_another_one() {
 }
 
 #[test]
+fn a_command_that_ends_other_connections_is_the_last_one_of_its_look() {
+    let mut p = Pair::new(QpShape::default());
+    let path = Ads::new().with(Ads::RGID_RIP, p.server.gid().0).with(Ads::GRH, true);
+    let b = p.b.qp.qpn;
+    // A stays connected to it.
+    for (peer, ends_others) in [(p.a.qp.qpn, false), (b, true), (b, false)] {
+        p.b.client.change(Opcode::QP_2RST, b, 0, Qpc::new()).unwrap();
+        p.b.client.change(Opcode::RST2INIT_QP, b, 0, Qpc::new()).unwrap();
+        let rtr = Qpc::new().with(Qpc::MTU, 3).with(Qpc::REMOTE_QPN, peer);
+        p.b.client.change(Opcode::INIT2RTR_QP, b, 0, rtr.with(Qpc::PRIMARY_ADDRESS_PATH, path)).unwrap();
+        assert_eq!(p.b.client.function.commands.is_all_spent(), ends_others, "{peer}");
+    }
+}
+
+#[test]
 fn who_is_connected_to_a_queue_pair_that_is_not_to_him_is_not_heard() {
     for st in [ServiceType::Rc, ServiceType::Uc] {
         // A third function, whose queue pair would continue where A's is.
