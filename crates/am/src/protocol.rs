@@ -95,7 +95,8 @@ impl Bundle {
     fn tell_returned(&mut self, endpoint: usize, index: usize, reason: Reason, call: &Call<'_>) {
         let data = call.body.payload();
         let range = if let Body::Bulk { offset, len } = call.body { Some((offset, len)) } else { None };
-        let returned = Returned { reason, index, handler: call.handler, args: call.args(), data, range };
+        let args = &call.args.read();
+        let returned = Returned { reason, index, handler: call.handler, args, data, range };
         let Some(Some(endpoint)) = self.endpoints.get_mut(endpoint) else { return };
         match &mut endpoint.on_return {
             Some(handler) => {
@@ -114,10 +115,13 @@ impl Bundle {
         let credits = self.options.credits;
         let Some(link) = self.link_mut(id) else { return Ok(()) };
         let endpoint = link.endpoint;
-        let frame = parse(received.bytes()).map_err(|error| {
-            tracing::debug!(%error, "bytes of a peer are no message");
-            "bytes that are no message"
-        })?;
+        let frame = match parse(received.bytes()) {
+            Ok(frame) => frame,
+            Err(error) => {
+                tracing::debug!(%error, "bytes of a peer are no message");
+                return Err("bytes that are no message");
+            }
+        };
         mark(Part::ReadData);
         match (frame, &mut link.side) {
             (Frame::Hello(hello), side) => {
@@ -258,7 +262,7 @@ impl Bundle {
             return Err(Reason::BadHandler);
         };
         let message = Message {
-            args: call.args(),
+            args: &call.args.read(),
             body: call.body,
             endpoint: EndpointId(at),
             way: *way,

@@ -49,18 +49,42 @@ impl<'a> Body<'a> {
 pub struct Call<'a> {
     /// The handler.
     pub handler: u16,
-    /// The arguments, of which the first `arg_count` count.
-    pub args: [u32; MAX_ARGS],
-    /// The number of arguments.
-    pub arg_count: usize,
+    /// The arguments.
+    pub args: Args<'a>,
     /// Its data.
     pub body: Body<'a>,
 }
 
-impl Call<'_> {
-    /// The arguments that count.
-    pub fn args(&self) -> &[u32] {
-        &self.args[..self.arg_count]
+/// The arguments of a message as they stand in its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Args<'a> {
+    words: &'a [[u8; 4]],
+}
+
+impl Args<'_> {
+    /// The arguments as numbers.
+    #[inline]
+    pub fn read(&self) -> ArgList {
+        let mut list = ArgList { args: [0; MAX_ARGS], count: self.words.len().min(MAX_ARGS) };
+        for (arg, word) in list.args.iter_mut().zip(self.words) {
+            *arg = u32::from_le_bytes(*word);
+        }
+        list
+    }
+}
+
+/// Up to [`MAX_ARGS`] arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArgList {
+    args: [u32; MAX_ARGS],
+    count: usize,
+}
+
+impl std::ops::Deref for ArgList {
+    type Target = [u32];
+    #[inline]
+    fn deref(&self) -> &[u32] {
+        &self.args[..self.count]
     }
 }
 
@@ -190,22 +214,18 @@ pub fn parse(bytes: &[u8]) -> Result<Frame<'_>, ParseError> {
 /// The part of a request or reply behind its header. `Err(None)`: its length is wrong.
 #[inline]
 fn call(shape: u8, count: u8, handler: u16, rest: &[u8]) -> Result<Call<'_>, Option<ParseError>> {
-    let arg_count = usize::from(count);
-    if arg_count > MAX_ARGS {
+    if usize::from(count) > MAX_ARGS {
         return Err(Some(ParseError::Field { field: "args", value: count.into() }));
     }
-    let (words, tail) = rest.split_at_checked(4 * arg_count).ok_or(None)?;
-    let mut args = [0; MAX_ARGS];
-    for (arg, word) in args.iter_mut().zip(words.chunks_exact(4)) {
-        *arg = u32::from_le_bytes(word.try_into().expect("4 bytes"));
-    }
+    let (words, tail) = rest.split_at_checked(4 * usize::from(count)).ok_or(None)?;
+    let args = Args { words: words.as_chunks().0 };
     let body = match (shape, tail.len()) {
         (0, 0) => Body::Short,
         (1, _) => Body::Medium(tail),
         (2, RANGE_BYTES) => Body::Bulk { offset: u64_at(tail, 0), len: u64_at(tail, 8) },
         _ => return Err(None),
     };
-    Ok(Call { handler, args, arg_count, body })
+    Ok(Call { handler, args, body })
 }
 
 fn hello(bytes: &[u8]) -> Result<Hello, ParseError> {
@@ -315,7 +335,7 @@ impl Head {
 #[must_use]
 pub fn encode(frame: &Frame<'_>) -> Vec<u8> {
     let call = |make: fn(u16, u16, &[u32], &Body<'_>) -> Head, acks: u16, call: &Call<'_>| {
-        let mut bytes = make(acks, call.handler, call.args(), &call.body).bytes().to_vec();
+        let mut bytes = make(acks, call.handler, &call.args.read(), &call.body).bytes().to_vec();
         bytes.extend_from_slice(call.body.payload());
         bytes
     };
@@ -334,15 +354,13 @@ pub fn encode(frame: &Frame<'_>) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn call<'b>(handler: u16, args: &[u32], body: Body<'b>) -> Call<'b> {
-        let mut all = [0; MAX_ARGS];
-        all[..args.len()].copy_from_slice(args);
-        Call { handler, args: all, arg_count: args.len(), body }
+    fn call<'b>(handler: u16, words: &'b [[u8; 4]], body: Body<'b>) -> Call<'b> {
+        Call { handler, args: Args { words }, body }
     }
 
     #[test]
     fn messages_have_the_bytes_of_the_design() {
-        let short = Frame::Request(call(0x0102, &[0xa1a2_a3a4], Body::Short));
+        let short = Frame::Request(call(0x0102, &[[0xa4, 0xa3, 0xa2, 0xa1]], Body::Short));
         assert_eq!(encode(&short), [1, 1, 2, 1, 0, 0, 0, 0, 0xa4, 0xa3, 0xa2, 0xa1]);
         let medium = Frame::Reply { acks: 3, call: call(7, &[], Body::Medium(b"hey")) };
         assert_eq!(encode(&medium), [5, 0, 7, 0, 3, 0, 0, 0, b'h', b'e', b'y']);
@@ -356,6 +374,13 @@ mod tests {
         for frame in [short, medium, bulk, Frame::Ack(5), returned, Frame::Hello(hello)] {
             assert_eq!(parse(&encode(&frame)), Ok(frame));
         }
+    }
+
+    #[test]
+    fn arguments_are_read_from_the_bytes() {
+        let bytes = Head::request(7, &[1, 0xa1a2_a3a4], &Body::Short).bytes().to_vec();
+        let Ok(Frame::Request(call)) = parse(&bytes) else { panic!("a request") };
+        assert_eq!(*call.args.read(), [1, 0xa1a2_a3a4]);
     }
 
     #[test]

@@ -111,6 +111,30 @@ impl<T> Drop for SlotReader<'_, T> {
     }
 }
 
+/// Moves the values of a slot out. Most have none, or one.
+///
+/// # Safety
+/// The first so many cells hold values, which are the caller's and are not moved out again.
+#[inline(always)]
+unsafe fn empty<'a, T: 'a>(
+    parts: u32,
+    first: &Cell<T>,
+    cells: impl FnOnce() -> Cells<'a, T>,
+    sink: &mut impl Sink<T>,
+) {
+    if parts > 0 {
+        // SAFETY: our caller's.
+        sink.take(first.with(|p| unsafe { (*p).assume_init_read() }));
+        if parts > 1 {
+            empty_others(parts, cells(), sink);
+        }
+    }
+}
+#[inline(never)]
+fn empty_others<T>(parts: u32, cells: Cells<'_, T>, sink: &mut impl Sink<T>) {
+    SlotReader { cells, next: 1, end: parts as usize }.for_each(|value| sink.take(value));
+}
+
 /// Where the values of emptied slots go.
 pub(crate) trait Sink<T> {
     /// Takes a value.
@@ -194,20 +218,9 @@ impl<T> RingSlots<T> {
     fn empty(&self, seq: u64, sink: &mut impl Sink<T>) -> u64 {
         // SAFETY: (2): our caller's, as it found it posted by Acquire.
         let Head { id, parts } = self.head_of(seq).with(|p| unsafe { *p });
-        // Most have none, or one.
-        if parts > 0 {
-            // SAFETY: (2) as above; (3) it holds a value, and each is gone through once.
-            sink.take(self.first_of(seq).with(|p| unsafe { (*p).assume_init_read() }));
-            if parts > 1 {
-                self.empty_others(seq, parts, sink);
-            }
-        }
+        // SAFETY: (2) as above; (3): each slot is gone through once.
+        unsafe { empty(parts, self.first_of(seq), || self.cells_of(seq), sink) };
         id
-    }
-    #[inline(never)]
-    fn empty_others(&self, seq: u64, parts: u32, sink: &mut impl Sink<T>) {
-        SlotReader { cells: self.cells_of(seq), next: 1, end: parts as usize }
-            .for_each(|value| sink.take(value));
     }
     /// Empties the slots from `first` on, up to that of `end`, which is left.
     #[inline(never)]
@@ -385,10 +398,9 @@ impl<T> PoolSlots<T> {
     /// such request is outstanding.
     #[inline]
     pub(crate) fn take(&self, wr_id: u64, mut sink: impl Sink<T>) -> Option<u64> {
-        let (index, head) = self.claim(wr_id)?;
-        SlotReader { cells: self.cells_of(index), next: 0, end: head.parts as usize }
-            .for_each(|value| sink.take(value));
-        let slot = &self.slots[index as usize];
+        let (index, slot, head) = self.claim(wr_id)?;
+        // SAFETY: (4): the slot was full, and is ours.
+        unsafe { empty(head.parts, &slot.first, || self.cells_of(index), &mut sink) };
         let mut first = self.freed.load(Ordering::Relaxed);
         loop {
             slot.next_free.store(first, Ordering::Relaxed);
@@ -406,16 +418,18 @@ impl<T> PoolSlots<T> {
     }
 
     /// Makes a full slot ours.
-    fn claim(&self, wr_id: u64) -> Option<(u32, Head)> {
+    #[inline(always)]
+    fn claim(&self, wr_id: u64) -> Option<(u32, &PoolSlot<T>, Head)> {
         let (index, generation) = (wr_id as u32, (wr_id >> 32) as u32);
         let slot = self.slots.get(index as usize).filter(|_| generation & 1 == 1)?;
         let next = generation.wrapping_add(1);
         // Acquire: pairs with the Release in `PoolPoster::put`.
         slot.generation.compare_exchange(generation, next, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // SAFETY: (4): we moved the generation on.
-        Some((index, slot.head.with(|p| unsafe { *p })))
+        Some((index, slot, slot.head.with(|p| unsafe { *p })))
     }
 
+    #[inline]
     fn cells_of(&self, index: u32) -> Cells<'_, T> {
         let at = index as usize * self.stride;
         Cells { first: &self.slots[index as usize].first, others: &self.others[at..at + self.stride] }
@@ -453,8 +467,8 @@ impl<T> PoolPoster<T> {
     }
     /// Takes a slot back: the device refused its request.
     pub(crate) fn retract(&mut self, wr_id: u64) -> SlotReader<'_, T> {
-        let (index, head) = self.slots.claim(wr_id).expect("the slot was just filled");
-        self.slots.slots[index as usize].next_free.store(self.free, Ordering::Relaxed);
+        let (index, slot, head) = self.slots.claim(wr_id).expect("the slot was just filled");
+        slot.next_free.store(self.free, Ordering::Relaxed);
         self.free = index + 1;
         SlotReader { cells: self.slots.cells_of(index), next: 0, end: head.parts as usize }
     }

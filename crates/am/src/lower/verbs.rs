@@ -202,7 +202,7 @@ impl Maker {
 
 impl Link {
     /// Posts a request. It is signalled if its buffer is to come back, or if it is time for that.
-    #[inline]
+    #[inline(always)]
     fn post<O: OfferedBy<Rc>, L: GatherList>(
         &mut self,
         request: SendRequest<O, L>,
@@ -217,15 +217,18 @@ impl Link {
                 self.unsignaled = if signal { 0 } else { self.unsignaled + 1 };
                 Ok(())
             }
-            Err(refused) => Err(match refused.error {
-                PostRefusal::Queue(PostErrorKind::QueueFull { .. }) => Unsent::Full,
-                error => {
-                    tracing::debug!(%error, "the queue pair of a link refuses a message");
-                    Unsent::Down
-                }
-            }),
+            Err(refused) => Err(unsent(&refused.error)),
         }
     }
+}
+
+#[cold]
+fn unsent(error: &PostRefusal) -> Unsent {
+    if matches!(error, PostRefusal::Queue(PostErrorKind::QueueFull { .. })) {
+        return Unsent::Full;
+    }
+    tracing::debug!(%error, "the queue pair of a link refuses a message");
+    Unsent::Down
 }
 
 impl Link {
@@ -589,14 +592,17 @@ impl Lower for Verbs {
     fn send(&mut self, id: LinkId, head: &[u8], payload: &[u8]) -> Result<(), Unsent> {
         let len = head.len() + payload.len();
         let link = self.link(id)?;
-        if payload.is_empty() {
-            return link.post(SendRequest::send(Inline(head)), false);
-        }
         if len <= link.inline {
-            let mut bytes = [0; MAX_INLINE];
-            bytes[..head.len()].copy_from_slice(head);
-            bytes[head.len()..len].copy_from_slice(payload);
-            return link.post(SendRequest::send(Inline(&bytes[..len])), false);
+            let mut both;
+            let bytes = if payload.is_empty() {
+                head
+            } else {
+                both = [0; MAX_INLINE];
+                both[..head.len()].copy_from_slice(head);
+                both[head.len()..len].copy_from_slice(payload);
+                &both[..len]
+            };
+            return link.post(SendRequest::send(Inline(bytes)), false);
         }
         let place = self.send_placed(id, (head, payload), PLACED)?;
         self.link(id)?.placed.push_back(place);

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use hca_am::wire::{Body, Call, Frame, HELLO_BYTES, Hello, encode, parse};
-use hca_am::{MAX_ARGS, Reason, Way};
+use hca_am::wire::{Args, Body, Call, Frame, HELLO_BYTES, Hello, encode, parse};
+use hca_am::{Reason, Way};
 use hca_cm::Connection;
 use hca_verbs::{CompletionQueue, Completions, Context, QueuePair, Rc};
 use softhca::Progress;
@@ -74,7 +74,7 @@ impl Rogue {
 }
 
 fn call(handler: u16, body: Body<'_>) -> Call<'_> {
-    Call { handler, args: [0; MAX_ARGS], arg_count: 0, body }
+    Call { handler, args: Args::default(), body }
 }
 
 /// An endpoint with an honest peer, and a context for others.

@@ -113,16 +113,34 @@ pub(crate) struct SrqPort {
     pub(crate) max_sge: u32,
 }
 
+impl SrqPort {
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostErrorKind> {
+        if self.hca.fork.is_child() { Err(PostErrorKind::Destroyed) } else { Ok(()) }
+    }
+}
+
 // SAFETY: as for `QpRecvPort`; each queue pair holds one request of a shared queue at a time.
 unsafe impl RecvPort for SrqPort {
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        if self.hca.fork.is_child() {
-            return batch(wrs, |_| Err(PostErrorKind::Destroyed));
-        }
+        self.check().map_err(|kind| PostError { accepted: 0, kind })?;
         batch(wrs, |wr| push_recv(&mut self.ring, self.max_sge, wr))
     }
+    #[inline]
+    unsafe fn post_one(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+        self.check()?;
+        push_recv(&mut self.ring, self.max_sge, wr)
+    }
+    #[inline(always)]
     fn ring(&mut self) {
         self.ring.publish();
+    }
+    #[inline]
+    unsafe fn post_now(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+        self.check()?;
+        push_recv(&mut self.ring, self.max_sge, wr)?;
+        self.ring();
+        Ok(())
     }
     fn resize(&mut self, max_wr: u32) -> Result<u32, DeviceError> {
         self.hca.fork.check()?;
