@@ -61,7 +61,12 @@ pub struct Args<'a> {
     words: &'a [[u8; 4]],
 }
 
-impl Args<'_> {
+impl<'a> Args<'a> {
+    /// The arguments in these words, of which the first [`MAX_ARGS`] count. The lowest byte of each comes first.
+    #[must_use]
+    pub fn new(words: &'a [[u8; 4]]) -> Self {
+        Self { words }
+    }
     /// The arguments as numbers.
     #[inline]
     pub fn read(&self) -> ArgList {
@@ -218,7 +223,7 @@ fn call(shape: u8, count: u8, handler: u16, rest: &[u8]) -> Result<Call<'_>, Opt
         return Err(Some(ParseError::Field { field: "args", value: count.into() }));
     }
     let (words, tail) = rest.split_at_checked(4 * usize::from(count)).ok_or(None)?;
-    let args = Args { words: words.as_chunks().0 };
+    let args = Args::new(words.as_chunks().0);
     let body = match (shape, tail.len()) {
         (0, 0) => Body::Short,
         (1, _) => Body::Medium(tail),
@@ -355,7 +360,7 @@ mod tests {
     use super::*;
 
     fn call<'b>(handler: u16, words: &'b [[u8; 4]], body: Body<'b>) -> Call<'b> {
-        Call { handler, args: Args { words }, body }
+        Call { handler, args: Args::new(words), body }
     }
 
     #[test]
