@@ -246,7 +246,7 @@ fn a_server_without_descriptors_sleeps_while_a_client_waits_and_lets_it_in_once_
         };
         let had = set(Some(limit));
         let waits = UnixStream::connect(served.folder.join("a")).unwrap();
-        // It does not sleep before it has tried.
+        // The server does not sleep before it has tried.
         std::thread::sleep(Duration::from_millis(50));
         let before = ticks(served.server.id());
         std::thread::sleep(Duration::from_millis(600));

@@ -353,8 +353,8 @@ pub unsafe trait SendPort: Send {
     /// Does a READ, a WRITE, an atomic or a FLUSH within the call, if the device can: the request has no completion,
     /// and the device accesses no memory for it behind the call. A WRITE may have more inline bytes than the queue pair
     /// takes. A device can for a [near](QpStatus::near) peer, as long as no earlier request is under way. `false`: nothing
-    /// was done; the request may be posted. Where a program has broken the promise below, a part of a WRITE may be done,
-    /// which a post does again. The default never can.
+    /// was done; the request may be posted. Where a program has broken the promise below, a part of a WRITE may be
+    /// done, which a post does again. The default never can.
     ///
     /// # Safety
     /// During the call the memory in its list is mapped; memory that is read is not written, and memory that is written is

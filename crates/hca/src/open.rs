@@ -424,7 +424,7 @@ pub struct Opened {
 /// A capture that the device writes to and its owner asks about.
 type SharedCapture = Arc<Mutex<Capture>>;
 
-/// The capture file of a device, if it has one. It may outlive the device.
+/// The capture file of a device, if the device has one; the file may be flushed after the device has gone.
 #[derive(Clone, Default)]
 pub struct CaptureFile(Option<(PathBuf, SharedCapture)>);
 
@@ -509,7 +509,7 @@ impl Opened {
     pub fn finish_capture(&self) -> Result<(), OpenError> {
         self.capture.finish()
     }
-    /// The capture file, for whoever gives the device away.
+    /// The capture file, which a program keeps that gives the device away.
     pub fn capture(&self) -> CaptureFile {
         self.capture.clone()
     }

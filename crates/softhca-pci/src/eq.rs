@@ -182,7 +182,7 @@ impl Function {
         if eq.produced.wrapping_sub(ci) & CI_MASK < eq.waiting() {
             eq.consumed = ci;
         }
-        // Who only tells how far the queue was read leaves it armed.
+        // A doorbell that only tells how far the queue was read leaves it armed.
         eq.armed |= arm;
         if arm && eq.waiting() > 0 {
             eq.armed = false;

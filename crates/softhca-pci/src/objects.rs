@@ -32,9 +32,9 @@ use crate::port::counters;
 use crate::port::link::Wire;
 use crate::{qp, srq};
 
-/// Entries of the queue into which all queue pairs of a function complete, at first and at most. It has one for each
-/// request that the function's queues may hold, as all of these may end at once: a peer that goes takes many queue
-/// pairs along. Only beyond the most can it overflow; then all queue pairs of the function are in error.
+/// Entries of the queue into which all queue pairs of a function complete, at first and at most. The queue has one for
+/// each request that the function's queues may hold, as all of these may end at once: a peer that goes takes many queue
+/// pairs along. Beyond the most the queue can overflow; then all queue pairs of the function are in error.
 const COMPLETIONS: u32 = 1 << 17;
 const MOST_COMPLETIONS: u32 = 1 << 22;
 /// Queue pairs that are destroyed in one look where all objects go, or put in error where their memory goes.
@@ -189,7 +189,7 @@ pub(crate) struct Objects {
     pub(crate) max_queue_bytes: usize,
     /// Packets that strangers had sent were taken and dropped, by many turns of the adapter.
     pub(crate) has_dropped_packets: bool,
-    /// Requests that these may hold.
+    /// Requests that the adapter's queues may hold for this function.
     pub(crate) requests: usize,
     /// Bytes that were let go of, and that nobody has asked about.
     pub(crate) freed_bytes: usize,

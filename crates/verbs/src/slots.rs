@@ -114,7 +114,8 @@ impl<T> Drop for SlotReader<'_, T> {
 /// Moves the values of a slot out. Most have none, or one.
 ///
 /// # Safety
-/// The first so many cells hold values, which are the caller's and are not moved out again.
+/// `first` is the first cell of a slot of which `cells` gives all. The first `parts` of them hold values, which are the
+/// caller's and are not moved out again.
 #[inline(always)]
 unsafe fn empty<'a, T: 'a>(
     parts: u32,
@@ -123,7 +124,7 @@ unsafe fn empty<'a, T: 'a>(
     sink: &mut impl Sink<T>,
 ) {
     if parts > 0 {
-        // SAFETY: our caller's.
+        // SAFETY: our caller's: the first cell holds a value, as `parts` is not 0.
         sink.take(first.with(|p| unsafe { (*p).assume_init_read() }));
         if parts > 1 {
             empty_others(parts, cells(), sink);
@@ -315,7 +316,7 @@ impl<T> RingTaker<T> {
     pub(crate) fn take(&mut self, seq: u64, mut sink: impl Sink<T>) -> Option<u64> {
         let slots = &*self.slots;
         if seq >= self.posted {
-            // Acquire: pairs with the Release in `RingPoster::put`.
+            // Acquire: pairs with the Release in `Room::fill`.
             self.posted = slots.posted.load(Ordering::Acquire);
             if seq >= self.posted {
                 return None;
@@ -423,7 +424,7 @@ impl<T> PoolSlots<T> {
         let (index, generation) = (wr_id as u32, (wr_id >> 32) as u32);
         let slot = self.slots.get(index as usize).filter(|_| generation & 1 == 1)?;
         let next = generation.wrapping_add(1);
-        // Acquire: pairs with the Release in `PoolPoster::put`.
+        // Acquire: pairs with the Release in `Room::fill`.
         slot.generation.compare_exchange(generation, next, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // SAFETY: (4): we moved the generation on.
         Some((index, slot, slot.head.with(|p| unsafe { *p })))

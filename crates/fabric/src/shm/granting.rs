@@ -233,7 +233,7 @@ impl ShmFabric {
                     self.grants.late.push(slot);
                 }
             }
-            // It is gone, which the socket's other end tells soon.
+            // The peer is gone, which the socket's other end tells soon.
             _ => self.links.get_mut(slot).into_iter().for_each(|link| link.direct.unsent.clear()),
         }
     }
@@ -244,7 +244,7 @@ impl ShmFabric {
         self.send_notes(slot);
     }
 
-    /// Once a tick: what could not be sent the last time for another reason than a full socket.
+    /// Once a tick: sends the notes that the system refused the last time for another reason than a full socket.
     pub(super) fn send_late_notes(&mut self) {
         for slot in std::mem::take(&mut self.grants.late) {
             self.send_notes(slot);

@@ -124,7 +124,7 @@ pub(super) struct Grants {
     pub(super) notices: VecDeque<(LinkId, Notice)>,
     /// Links with notes that could not be sent, though their sockets have room.
     pub(super) late: Vec<u32>,
-    /// How long who sleeps leaves them alone, longer each time in vain.
+    /// How long a sleeping end leaves them alone: longer after each attempt in vain.
     pub(super) late_pause: Duration,
     /// Questions that peers have not answered.
     pub(super) questions: usize,
@@ -169,7 +169,7 @@ impl Grants {
         self.ready(at)?;
         // Release: pairs with the Acquire in `bracket::enter`.
         self.board.word64(at).store(word, Ordering::Release);
-        // Whoever is told that something was taken back writes to that memory behind this.
+        // Behind this the program, told that something was taken back, writes to that memory.
         fence(Ordering::SeqCst);
         Ok(())
     }

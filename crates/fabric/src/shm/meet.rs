@@ -249,7 +249,7 @@ impl ShmFabric {
                     if let Some(slot) = self.links.by_token(name) {
                         self.hear_link(slot);
                     }
-                    // It may have ended by what was heard.
+                    // The link may have ended by what was heard.
                     if let Some(slot) =
                         self.links.by_token(name).filter(|_| flags.contains(epoll::EventFlags::OUT))
                     {

@@ -19,7 +19,7 @@
 //! | `board`, `grant`, `grants`, `pages` | direct access to memory: the board, grants, their tables, shared pages |
 //! | `access`, `bracket`, `take_back` | an access; both sides of its bracket; revocations under way |
 //! | `process`, `process_write` | memory of the program's own, fetched from the peer's process or written there |
-//! | `own`, `shown` | what an end is called and was opened with; what a tap is shown |
+//! | `own`, `shown` | names and options of an end; the frames that a tap is shown |
 //! | `fabric` | an end: the parts above, and their opening |
 //! | `meet`, `proof`, `proving` | connecting, accepting, peers that leave; proofs of addresses of the network |
 //! | `rx`, `tx`, `sink`; `lines` | the data path; the fast path of small messages |

@@ -19,7 +19,7 @@ use crate::{FabricAttr, FabricLink};
 /// Addresses that are drawn before one that is free is despaired of.
 const ADDRESS_DRAWS: usize = 4;
 
-/// What an end is called, and was opened with.
+/// The names of an end, and the options by which it was opened.
 pub(super) struct Own {
     pub(super) attr: FabricAttr,
     pub(super) local: PeerName,

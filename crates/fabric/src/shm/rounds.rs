@@ -66,9 +66,9 @@ impl Rounds {
         }
         asked
     }
-    /// Whether there is room in a ring that was found full. What waits for it is tried again then.
+    /// Whether there is room in a ring that was found full. Then the adapter sends again.
     pub(super) fn has_room(&mut self, links: &mut Links) -> bool {
-        // Impossible credits are for who sends.
+        // The sender sees to impossible credits.
         let has_room =
             |slot: &u32| links.get_mut(*slot).is_some_and(|l| !matches!(l.tx.refresh(), Ok(false)));
         let any = self.full.iter().any(has_room);

@@ -1,4 +1,4 @@
-//! What a tap is shown of shared memory: each packet as it would stand on a wire.
+//! The frames by which a tap is shown shared memory: each packet as it would stand on a wire.
 
 use std::net::Ipv6Addr;
 

@@ -52,7 +52,7 @@ pub trait Bursts {
     /// Ends what is written beside the measurement: a capture.
     ///
     /// # Errors
-    /// It could not be written.
+    /// The capture could not be written.
     fn finish(&mut self) -> Result<(), Self::Error> {
         Ok(())
     }

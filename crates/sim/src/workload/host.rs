@@ -157,9 +157,9 @@ pub(super) struct Host {
     pub(super) local: Region,
     /// A part of it, for receive buffers: senders must not use it up.
     pub(super) recv_zone: Zone,
-    /// Another part of it, by where its buffers begin: one of the longest for each receive queue, which takes it when it
-    /// holds no request and that zone has no room. Else requests could wait for ever for a queue whose memory the others
-    /// hold, which have no use for it.
+    /// Another part of the region, by where its buffers begin: one of the longest for each receive queue. A queue that
+    /// holds no request takes one if that zone has no room. Else requests could wait for ever for a queue whose memory
+    /// is held by other queues, which have no use for it.
     pub(super) spares: Vec<usize>,
     /// For everything.
     pub(super) remote: Region,

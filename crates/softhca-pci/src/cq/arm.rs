@@ -40,8 +40,7 @@ fn beyond(at: u32, taken: u32) -> bool {
     ahead != 0 && ahead <= MASK / 2
 }
 
-/// Whether the counter `at`, which was there before `now`, was so long ago that serial arithmetic takes it for a later
-/// one.
+/// Whether the counter stood at `at` so long before `now` that serial arithmetic takes `at` for a later value.
 fn is_long_ago(at: u32, now: u32) -> bool {
     now.wrapping_sub(at) & MASK > MASK / 2
 }
@@ -107,7 +106,7 @@ impl Arm {
     pub(crate) fn wrote(&mut self, urgent: bool) -> bool {
         let before = self.written;
         self.written = before.wrapping_add(1) & MASK;
-        // Who waits from before that for a solicited completion had none, and no driver asks from before it.
+        // A driver that has waited for a solicited completion since then had none. No driver asks from as long ago.
         self.waits =
             self.waits.map(|word| if is_long_ago(word, self.written) { word & !MASK | before } else { word });
         self.told = self.told.filter(|at| !is_long_ago(*at, self.written));

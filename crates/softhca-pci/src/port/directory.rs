@@ -95,14 +95,14 @@ impl SharedDirectory {
 pub(crate) struct Directory {
     own: Gid,
     gids: HashMap<Gid, u16>,
-    /// The same by function.
+    /// The same GIDs by function.
     gids_of: HashMap<u16, BTreeSet<[u8; 16]>>,
     /// The function that an operator has fixed for a GID, whether or not the function uses the GID now.
     fixed: HashMap<Gid, u16>,
     lids: HashMap<u16, u16>,
     qps: HashMap<u32, u16>,
     connections: HashMap<u32, Connection>,
-    /// Of those with peers here, by the peer: who is connected to it.
+    /// Queue pairs whose peers are here, by the number of the peer.
     here: HashMap<u32, HashSet<u32>>,
     /// Functions whose links are down.
     down: HashSet<u16>,

@@ -197,10 +197,11 @@ impl Engine {
         PostersLane::new(word, res.send_cq, lane, self.network.near()?)
     }
 
-    /// Does a request of one piece on a peer's memory that is not queued, by who finds the send queue empty and its
-    /// lane valid. `None`: nothing was done, and it is to be queued; of a WRITE whose local memory the program has unmapped a
-    /// part may stand there, and its completion, as it is queued, says why. `Some(true)`: the engine has no more to do than
-    /// before, and later than before. One that is not `POSTED` has no completion, and as many inline bytes as a message may have.
+    /// Does a request of one piece on a peer's memory that is not queued; the caller found the send queue empty and its
+    /// lane valid. `None`: nothing was done, and the request is to be queued. Of a WRITE whose local memory the program
+    /// has unmapped, a part may be done by then; the completion of the queued request says why. `Some(true)`: the
+    /// engine has no more to do than before, and later than before. A request that is not `POSTED` has no completion,
+    /// and as many inline bytes as a message may have.
     #[inline(always)]
     pub(crate) fn access<O: Op, const POSTED: bool>(
         &mut self,
