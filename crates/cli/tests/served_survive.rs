@@ -1,7 +1,7 @@
 //! Served functions whose clients are killed, and a server that stands still: with processes of the command, and the
 //! driver in this process.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -230,6 +230,20 @@ fn ticks(pid: u32) -> u64 {
     behind_name.split_whitespace().skip(11).take(2).map(|n| n.parse::<u64>().unwrap()).sum()
 }
 
+/// Whether the server answers the first message of a client, which says that it speaks version 0.0.
+fn agrees_on_a_version(mut client: UnixStream) -> bool {
+    let payload = [&[0, 0, 0, 0][..], b"{}\0"].concat();
+    let mut message = vec![1, 0, 1, 0];
+    message.extend((16 + payload.len() as u32).to_le_bytes());
+    message.extend([0; 8]);
+    message.extend(payload);
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut head = [0; 16];
+    let answered = client.write_all(&message).and_then(|()| client.read_exact(&mut head));
+    // The number and command of the request; the flags of a reply without an error.
+    answered.is_ok() && head[..4] == [1, 0, 1, 0] && head[8..] == [1, 0, 0, 0, 0, 0, 0, 0]
+}
+
 #[test]
 fn a_server_without_descriptors_sleeps_while_a_client_waits_and_lets_it_in_once_there_are_some() {
     let served = Served::start("descriptors", &["a"]);
@@ -252,8 +266,8 @@ fn a_server_without_descriptors_sleeps_while_a_client_waits_and_lets_it_in_once_
         std::thread::sleep(Duration::from_millis(600));
         let used = ticks(served.server.id()) - before;
         assert!(used < 20, "with a limit of {limit} the server worked for {used}0 ms of 600");
-        drop(waits);
         set(had.current);
+        assert!(agrees_on_a_version(waits), "the client that has waited is let in");
         served.opens("a");
     }
 }

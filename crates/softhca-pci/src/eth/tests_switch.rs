@@ -3,8 +3,8 @@
 use hca_prm::CmdStatus;
 use hca_prm::command::ethernet::{DestinationType, FteMatchSetLyr24, ModifyTirIn, Tirc};
 use hca_prm::command::vport::{
-    AllowedListType, MacAddress, ModifyNicVportContextIn, NicVportContext, NicVportFieldSelect, RoceAddr,
-    SetRoceAddressIn,
+    AllowedListType, MacAddress, ModifyNicVportContextIn, NicVportContext, NicVportFieldSelect,
+    QueryNicVportContextIn, RoceAddr, SetRoceAddressIn,
 };
 
 use crate::bed::Server;
@@ -197,7 +197,8 @@ fn a_port_hears_the_groups_that_its_driver_lists_and_all_before_it_lists_any() {
 fn a_change_of_a_port_that_is_refused_changes_nothing() {
     let server = Server::new();
     let mut port = Port::new(&server, 0);
-    let before = server.directory.switch().largest(0);
+    let asked = |port: &mut Port| port.d.command(&QueryNicVportContextIn::new()).unwrap().as_bytes().to_vec();
+    let before = (server.directory.switch().largest(0), asked(&mut port));
     let select = NicVportFieldSelect::new()
         .with(NicVportFieldSelect::MTU, true)
         .with(NicVportFieldSelect::PROMISC, true)
@@ -211,7 +212,7 @@ fn a_change_of_a_port_that_is_refused_changes_nothing() {
         .with(ModifyNicVportContextIn::FIELD_SELECT, select)
         .with(ModifyNicVportContextIn::NIC_VPORT_CONTEXT, context);
     assert!(port.d.command(&command).is_err());
-    assert_eq!(server.directory.switch().largest(0), before);
+    assert_eq!((server.directory.switch().largest(0), asked(&mut port)), before);
 }
 
 #[test]
