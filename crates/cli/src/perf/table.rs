@@ -6,8 +6,7 @@ use hca_perf::{Row, bytes_text};
 /// Columns of a terminal.
 const WIDTH: usize = 80;
 /// Names of columns, and their short forms.
-const SHORT: [(&str, &str); 3] =
-    [("messages/s", "msgs/s"), ("ns an entry", "ns/entry"), ("before it", "before")];
+const SHORT: [(&str, &str); 2] = [("messages/s", "msgs/s"), ("before it", "before")];
 
 /// The label of a row. It names a setting if rows differ in it.
 pub(super) fn label(row: &Row, rows: &[Row]) -> String {
@@ -23,18 +22,8 @@ pub(super) fn label(row: &Row, rows: &[Row]) -> String {
 pub(super) fn depth_table(rows: &[Row]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
-    let header = [
-        "op",
-        "before it",
-        "entries",
-        "p50 us",
-        "p99 us",
-        "p99.9 us",
-        "ns an entry",
-        "timed",
-        "errors",
-        "CPUs",
-    ];
+    let header =
+        ["op", "before it", "entries", "p50 us", "p99 us", "p99.9 us", "ns/entry", "timed", "errors", "CPUs"];
     table.set_header(header);
     for r in rows {
         table.add_row([

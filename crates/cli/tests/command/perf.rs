@@ -217,7 +217,7 @@ fn perf_measures_what_entries_before_the_right_one_cost() {
         ["perf", "--layer", "portals", "--depth", "0,10", "--entries", "wildcard", "--duration", "0.04"];
     let out = run(&[&args[..], &["--plot", plot.path()]].concat());
     assert!(out.status.success(), "{}", text(&out.stderr));
-    assert!(text(&out.stdout).contains("ns an entry"), "{}", text(&out.stdout));
+    assert!(text(&out.stdout).contains("ns/entry"), "{}", text(&out.stdout));
     assert!(std::fs::read_to_string(&plot.0).unwrap().contains("</svg>"));
 }
 
