@@ -24,11 +24,12 @@ pub(crate) fn logp(args: &LogpArgs) -> Result<(), Failure> {
     }
     let layers = if args.layer.is_empty() { &Kind::ALL[..] } else { &args.layer[..] };
     let mut rows = Vec::new();
-    for &layer in layers {
+    for (i, &layer) in layers.iter().enumerate() {
         if interrupted() {
             break;
         }
-        let setup = if layers.len() > 1 { of_layer(&setup, layer) } else { setup.clone() };
+        let times = layers[..=i].iter().filter(|named| **named == layer).count();
+        let setup = if layers.len() > 1 { of_layer(&setup, layer, times) } else { setup.clone() };
         let measured = layer.logp(&setup, args.duration).map_err(|e| format!("{layer}: {e}"))?;
         if args.json {
             show!("{}", json(layer, &measured));
@@ -41,12 +42,16 @@ pub(crate) fn logp(args: &LogpArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The set-up of one of several layers, each of which has a capture file of its own: `run-am-via.pcapng`.
-fn of_layer(setup: &Setup, layer: Kind) -> Setup {
+/// The set-up of one of several layers, each of which has a capture file of its own: `run-am-via.pcapng`, and
+/// `run-am-via-2.pcapng` where the layer is named for the second time.
+fn of_layer(setup: &Setup, layer: Kind, times: usize) -> Setup {
     let mut setup = setup.clone();
     for device in [&mut setup.device].into_iter().chain(setup.peer_device.as_mut()) {
         let Some(file) = &mut device.options.capture else { continue };
-        let name = layer.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let mut name = layer.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        if times > 1 {
+            name.push_str(&format!("-{times}"));
+        }
         let stem = file.file_stem().unwrap_or_default().to_string_lossy();
         let end = file.extension().map(|end| format!(".{}", end.to_string_lossy())).unwrap_or_default();
         *file = file.with_file_name(format!("{stem}-{name}{end}"));
@@ -83,6 +88,14 @@ fn json(layer: Kind, p: &LogP) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_layer_has_a_capture_of_its_own() {
+        let setup = Setup::new("udp://?capture=run.pcapng".parse().unwrap());
+        let file = |layer, times| of_layer(&setup, layer, times).device.options.capture.unwrap();
+        assert_eq!(file(Kind::Verbs, 1).to_str(), Some("run-verbs.pcapng"));
+        assert_eq!(file(Kind::Verbs, 2).to_str(), Some("run-verbs-2.pcapng"));
+    }
 
     #[test]
     fn a_layer_without_bulk_messages_has_its_line() {
