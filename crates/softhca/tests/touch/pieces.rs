@@ -1,6 +1,6 @@
 //! Long WRITEs, which are done on the peer's memory in pieces, a turn each.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hca_core::{
     Access, Completion, Device, DmaMemory, MrInit, MrKeys, Payload, RemoteAddr, SendFlags, SendOp, SendWr,
@@ -9,7 +9,7 @@ use hca_core::{
 use softhca::Progress;
 
 use crate::ends::{End, shm_pair};
-use crate::{ALL, REMOTE};
+use crate::{ALL, PATIENCE, REMOTE};
 
 const LONG: usize = 4 << 20;
 
@@ -72,7 +72,8 @@ fn ends(a: &mut End, b: &End) -> WcStatus {
 }
 /// Repeats a WRITE of a few bytes until it is done without the peer.
 fn warm_up(a: &mut End, b: &End, from: &Memory, to: RemoteAddr) {
-    for _ in 0..1000 {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
         write(a, from, to, 8);
         if let Some(status) = polled(a) {
             return assert_eq!(status, WcStatus::Success);
