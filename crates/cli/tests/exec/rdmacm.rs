@@ -55,6 +55,13 @@ fn is_claimed(port: &str) -> bool {
     sockets.lines().any(|line| names.iter().any(|name| line.ends_with(name)))
 }
 
+/// Whether rping's server has failed by itself, behind its client's end: its thread has asked for the next event when
+/// the main thread had destroyed the channel, before the main thread ended the program.
+fn asked_behind_its_end(said: &str) -> bool {
+    let end = "DISCONNECT EVENT...\nwait for RDMA_READ_ADV state 10\nrdma_get_cm_event: Invalid argument";
+    said.trim_end().ends_with(end)
+}
+
 /// Runs a server and its client to the end of both, and returns what both said. They begin anew if some connections
 /// came before the server listens: such a server waits for more than the client makes.
 pub(super) fn pair(device: &str, port: &str, server: &[&str], clients: &[&str]) -> [String; 2] {
@@ -68,8 +75,12 @@ pub(super) fn pair(device: &str, port: &str, server: &[&str], clients: &[&str]) 
         let client = exec(&[&["--device", device], clients].concat()).output().unwrap();
         if client.status.success() {
             let said = running.output();
-            assert!(said.status.success(), "{server:?} on {device}: {}", text(&said));
-            return [text(&said), text(&client)];
+            if said.status.success() {
+                return [text(&said), text(&client)];
+            }
+            let in_time = begun.elapsed() < LIMIT;
+            assert!(in_time && asked_behind_its_end(&text(&said)), "{server:?} on {device}: {}", text(&said));
+            continue;
         }
         assert!(begun.elapsed() < LIMIT, "{clients:?} on {device}: {}", text(&client));
     }
