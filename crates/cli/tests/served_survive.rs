@@ -263,6 +263,7 @@ fn a_server_without_descriptors_sleeps_while_a_client_waits_and_lets_it_in_once_
         // The server does not sleep before it has tried.
         std::thread::sleep(Duration::from_millis(50));
         let before = ticks(served.server.id());
+        // A server that spins has used most of this time; one that sleeps tries again six times.
         std::thread::sleep(Duration::from_millis(600));
         let used = ticks(served.server.id()) - before;
         assert!(used < 20, "with a limit of {limit} the server worked for {used}0 ms of 600");

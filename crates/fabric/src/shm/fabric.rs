@@ -99,7 +99,6 @@ impl ShmFabric {
         listener: Listener,
         options: &ShmOptions,
     ) -> Result<Self, ShmError> {
-        ring_lines(options.ring_bytes)?;
         let meetings = Meetings::new(listener)?;
         let (bits_fd, bits) = create("hca-shm-bits", PAGE_BYTES, Writers::Anybody)
             .map_err(|source| ShmError::Memory { bytes: PAGE_BYTES, source })?;

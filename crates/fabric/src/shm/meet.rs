@@ -216,8 +216,7 @@ impl ShmFabric {
     }
     fn watch_for(&self, slot: u32, what: epoll::EventFlags) -> bool {
         let Some(Stage::Up(socket)) = self.links.get(slot).map(|link| &link.stage) else { return false };
-        let name = epoll::EventData::new_u64(self.links.token(slot));
-        epoll::modify(&self.meetings.epoll, socket, name, what).is_ok()
+        self.meetings.watch_for(socket, self.links.token(slot), what).is_ok()
     }
 
     /// Has it tell nothing more of a link's socket: one that is not read would keep sleepers awake.

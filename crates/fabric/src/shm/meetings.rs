@@ -84,6 +84,15 @@ impl Meetings {
     pub(super) fn watch(&self, socket: &OwnedFd, name: u64) -> rustix::io::Result<()> {
         epoll::add(&self.epoll, socket, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
     }
+    /// Has it tell of this at a socket that is watched.
+    pub(super) fn watch_for(
+        &self,
+        socket: &OwnedFd,
+        name: u64,
+        what: epoll::EventFlags,
+    ) -> rustix::io::Result<()> {
+        epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(name), what)
+    }
     /// Has it tell nothing more.
     pub(super) fn unwatch(&self, socket: &OwnedFd) {
         let _ = epoll::delete(&self.epoll, socket);
