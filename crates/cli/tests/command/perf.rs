@@ -46,22 +46,16 @@ fn perf_prints_one_object_a_row_and_nothing_else() {
     }
 }
 
+/// The rows of a short measurement of RC, UC and UD.
+fn of_every_service(more: &[&str]) -> Vec<serde_json::Value> {
+    let args = ["perf", "--json", "--service", "rc,uc,ud", "--duration", "0.04"];
+    json_lines(&run(&[&args[..], more].concat()))
+}
+
 #[test]
 fn perf_measures_every_service_in_every_progress_mode() {
     for mode in ["inline", "thread", "adaptive"] {
-        let args = [
-            "perf",
-            "--json",
-            "--service",
-            "rc,uc,ud",
-            "--op",
-            "send,write",
-            "--size",
-            "64,4096",
-            "--duration",
-            "0.04",
-        ];
-        let rows = json_lines(&run(&[&args[..], &["--progress", mode]].concat()));
+        let rows = of_every_service(&["--op", "send,write", "--size", "64,4096", "--progress", mode]);
         assert_eq!(rows.len(), 10, "{mode}");
         for row in rows {
             assert_eq!(row["progress"], mode);
@@ -72,8 +66,7 @@ fn perf_measures_every_service_in_every_progress_mode() {
 
 #[test]
 fn perf_measures_every_service_connected_by_cm() {
-    let args = ["perf", "--cm", "--json", "--service", "rc,uc,ud", "--size", "64", "--duration", "0.04"];
-    let rows = json_lines(&run(&[&args[..], &["--op", "send,write"]].concat()));
+    let rows = of_every_service(&["--cm", "--size", "64", "--op", "send,write"]);
     assert_eq!(rows.len(), 5);
     assert!(rows.iter().all(|row| row["count"].as_u64().unwrap() > 0), "{rows:?}");
 }
@@ -81,19 +74,7 @@ fn perf_measures_every_service_connected_by_cm() {
 #[test]
 fn perf_measures_every_service_over_shared_memory() {
     for mode in ["inline", "thread", "adaptive"] {
-        let args = [
-            "perf",
-            "--json",
-            "--service",
-            "rc,uc,ud",
-            "--size",
-            "8,4096",
-            "--duration",
-            "0.04",
-            "--fabric",
-            "shm",
-        ];
-        let rows = json_lines(&run(&[&args[..], &["--progress", mode]].concat()));
+        let rows = of_every_service(&["--size", "8,4096", "--fabric", "shm", "--progress", mode]);
         assert_eq!(rows.len(), 13, "{mode}");
         for row in rows {
             assert_eq!(row["fabric"], "shm", "{row}");
