@@ -252,6 +252,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(if cfg!(miri) { ProptestConfig::with_cases(6) } else { ProptestConfig::default() })]
+
         #[test]
         fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..160), units in 0..20_u8) {
             if bytes.len() > 62 {

@@ -327,6 +327,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(if cfg!(miri) { ProptestConfig::with_cases(6) } else { ProptestConfig::default() })]
+
         #[test]
         fn no_bytes_make_it_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..120),
