@@ -253,6 +253,7 @@ macro_rules! __for_each_check {
                 a_turn_by_another_thread_takes_no_wakeup_away,
                 polls_between_arming_and_sleeping_leave_the_network_told,
                 a_program_may_sleep_on_the_devices_descriptor,
+                polls_beside_a_sleep_on_the_devices_descriptor_take_no_wakeup_away,
                 turning_an_idle_device_is_harmless;
             portals: an_engine_answers_while_the_target_program_computes,
                 an_engine_is_run_at_its_deadline;

@@ -287,7 +287,9 @@ pub unsafe trait Device: Send + Sync {
     /// Whether only the program's calls make the device's progress: nothing happens between them, and no waiter is
     /// woken. Hardware, and an adapter with a thread or in a simulator, returns `false`.
     fn needs_turns(&self) -> bool;
-    /// The time until the device needs a turn even if nothing happens; `None` if it needs none.
+    /// The time until the device needs a turn even if nothing happens; `None` if it needs none. Called by a thread that
+    /// is about to sleep on [`wait_fd`](Self::wait_fd) or [`turn_fd`](Self::turn_fd): calls of other threads leave the
+    /// descriptors such that they wake it, until the thread calls [`turn`](Self::turn).
     fn next_deadline(&self) -> Option<Duration>;
     /// The descriptor that becomes readable when the device needs a turn, or has an asynchronous event, while no thread
     /// makes its progress. `None` only where there is no descriptor.

@@ -239,6 +239,47 @@ pub(crate) fn a_program_may_sleep_on_the_devices_descriptor(bed: &dyn Bed) {
     });
 }
 
+/// Another thread polls meanwhile, takes a message, and goes away: the next message wakes the sleeper.
+pub(crate) fn polls_beside_a_sleep_on_the_devices_descriptor_take_no_wakeup_away(bed: &dyn Bed) {
+    let p = Pair::rc(bed);
+    let dev = p.b.node.dev();
+    if bed.can(Feature::Passive) || dev.wait_fd().is_none() {
+        return;
+    }
+    for id in [1, 2] {
+        p.b.recv(id, &[p.mb.sge(0, 64)]);
+    }
+    p.settle();
+    let readable = |patience| {
+        let limit = Timespec::try_from(patience).unwrap();
+        poll(&mut [PollFd::new(&dev.wait_fd().expect("a descriptor"), PollFlags::IN)], Some(&limit))
+            .is_ok_and(|n| n > 0)
+    };
+    let send = |id| {
+        p.a.send(id, SendOp::Send, &[p.ma.sge(0, 64)]);
+        p.a.node.dev().turn();
+    };
+    p.a.node.world.wait_idle("a device at rest", || {
+        while dev.turn() {}
+        dev.next_deadline();
+        (!readable(Duration::ZERO)).then_some(())
+    });
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            send(1);
+            p.b.recv_cq.ok(1);
+        });
+    });
+    let start = Instant::now();
+    send(2);
+    while !readable(Duration::ZERO) {
+        assert!(start.elapsed() < bed.patience(), "nothing woke the sleeper\n{}", p.a.node.world.report());
+        p.a.node.dev().turn();
+        std::thread::yield_now();
+    }
+    p.b.recv_cq.ok(2);
+}
+
 pub(crate) fn turning_an_idle_device_is_harmless(bed: &dyn Bed) {
     let [a, b] = Node::open(bed);
     for _ in 0..200 {

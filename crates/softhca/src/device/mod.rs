@@ -702,6 +702,7 @@ unsafe impl Device for SoftHca {
     }
 
     fn turn(&self) -> bool {
+        self.shared.attention.sleeps_no_more();
         self.shared.program_turn(AckRule::NextTurn)
     }
     fn needs_turns(&self) -> bool {
@@ -710,6 +711,9 @@ unsafe impl Device for SoftHca {
     fn next_deadline(&self) -> Option<Duration> {
         if self.shared.fork.is_child() {
             return None;
+        }
+        if self.shared.progress != Progress::Thread {
+            self.shared.attention.sleeps();
         }
         self.shared.prepare_wait();
         self.shared.next_deadline()

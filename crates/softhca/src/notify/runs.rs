@@ -30,6 +30,9 @@ pub(crate) const NEVER: u64 = u64::MAX;
 pub(crate) struct Attention {
     /// Somebody may sleep on a descriptor: how many, and [`DUE`](Self::DUE) and [`WAKE`](Self::WAKE).
     word: AtomicU32,
+    /// The threads that may sleep on the device's own descriptor, each of them counted there.
+    #[cfg_attr(loom, allow(dead_code))] // the device is not part of the models
+    sleepers: Mutex<Vec<usize>>,
     /// To be called once no lock of the adapter is held, as each may use the adapter at once.
     wakers: Mutex<Vec<Waker>>,
     /// When the next run is due even if nobody calls, in nanoseconds.
@@ -45,8 +48,8 @@ impl Attention {
     const WAKE: u32 = 1 << 30;
 
     pub(crate) fn new() -> Self {
-        let (word, wakers) = (AtomicU32::new(0), Mutex::new(Vec::new()));
-        Self { word, wakers, next_at: AtomicU64::new(NEVER), runs: AtomicU64::new(0) }
+        let (word, sleepers, wakers) = (AtomicU32::new(0), Mutex::default(), Mutex::default());
+        Self { word, sleepers, wakers, next_at: AtomicU64::new(NEVER), runs: AtomicU64::new(0) }
     }
     /// Has it called by whoever gives the engine back.
     pub(crate) fn wake_later(&self, waker: Waker) {
@@ -96,6 +99,26 @@ impl Attention {
     }
     pub(crate) fn remove_waiter(&self) {
         self.word.fetch_sub(1, Ordering::Relaxed);
+    }
+    /// This thread may sleep on the device's descriptor: it is a waiter until it turns the device.
+    #[cfg(not(loom))]
+    pub(crate) fn sleeps(&self) {
+        let mut sleepers = lock(&self.sleepers);
+        if !sleepers.contains(&this_thread()) {
+            sleepers.push(this_thread());
+            self.add_waiter();
+        }
+    }
+    /// This thread turns the device, and sleeps no more.
+    #[cfg(not(loom))]
+    pub(crate) fn sleeps_no_more(&self) {
+        if self.has_waiters() {
+            let mut sleepers = lock(&self.sleepers);
+            if let Some(at) = sleepers.iter().position(|thread| *thread == this_thread()) {
+                sleepers.swap_remove(at);
+                self.remove_waiter();
+            }
+        }
     }
     /// Something was called. SeqCst, as is the look of a thread that is about to sleep, and has said so.
     pub(crate) fn raise(&self) {
