@@ -264,12 +264,14 @@ impl fmt::Debug for FrozenBuf {
 ///
 /// # Panics
 /// The range does not lie inside.
+#[inline]
 #[track_caller]
 pub(crate) fn bounds(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
     try_bounds(range, len).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Start and end of a range within `len`.
+#[inline]
 pub(crate) fn try_bounds(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize), RangeError> {
     // What ends at the last address does not lie inside of anything.
     let start = match range.start_bound() {

@@ -72,14 +72,14 @@ impl SharedMr {
     pub fn read_at(&self, offset: usize, out: &mut [u8]) {
         self.region.bytes().read(offset, out);
     }
-    /// A copy of the 64 bytes from `offset` on (Acquire), by one access for each 8.
+    /// Reads words one after the other, each as [`load_u64`](Self::load_u64) does.
     ///
     /// # Panics
-    /// `offset` is not a multiple of 8, or the bytes do not lie inside.
+    /// `offset` is not a multiple of 8, or the words do not lie inside.
     #[inline]
     #[track_caller]
-    pub fn load_line(&self, offset: usize) -> [u8; 64] {
-        self.region.bytes().line(offset)
+    pub fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+        self.region.bytes().words(offset)
     }
     /// Copies `data` to the bytes from `offset` on.
     ///

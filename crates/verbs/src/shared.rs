@@ -41,6 +41,7 @@ impl SharedBytes {
     ///
     /// # Panics
     /// They do not lie inside.
+    #[inline]
     #[track_caller]
     pub(crate) fn part(&self, offset: usize, len: usize) -> Self {
         let addr = NonNull::new(self.at(offset, len)).expect("no memory is at 0");
@@ -54,12 +55,9 @@ impl SharedBytes {
     #[inline(always)]
     #[track_caller]
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
-        assert!(
-            offset <= self.len && len <= self.len - offset,
-            "bytes {offset}..{} of memory of {}",
-            offset.saturating_add(len),
-            self.len
-        );
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            outside(offset, len, self.len);
+        }
         // SAFETY: inside of the memory, as just checked; (1).
         unsafe { self.addr.as_ptr().add(offset) }
     }
@@ -67,9 +65,7 @@ impl SharedBytes {
     #[inline]
     #[track_caller]
     fn word(&self, offset: usize) -> *mut u8 {
-        let p = self.at(offset, 8);
-        assert!(p.addr() & 7 == 0, "offset {offset} is not aligned to 8 bytes");
-        p
+        aligned(self.at(offset, 8), offset)
     }
 
     #[inline]
@@ -81,14 +77,10 @@ impl SharedBytes {
 
     #[inline]
     #[track_caller]
-    pub(crate) fn line(&self, offset: usize) -> [u8; 64] {
-        let at = self.at(offset, 64);
-        assert!(at.addr() & 7 == 0, "offset {offset} is not aligned to 8 bytes");
-        let mut line = [0; 64];
-        // SAFETY: 64 bytes inside, aligned, as just checked; (1).
-        unsafe { hca_dma::load_line(at, &mut line) };
-        core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire);
-        line
+    pub(crate) fn words<const N: usize>(&self, offset: usize) -> [u64; N] {
+        let at = aligned(self.at(offset, 8 * N), offset);
+        // SAFETY: as many words inside, aligned, as just checked; (1).
+        core::array::from_fn(|i| unsafe { hca_dma::load_u64(at.add(8 * i)) })
     }
 
     #[inline]
@@ -134,6 +126,30 @@ impl SharedBytes {
         // SAFETY: as above.
         unsafe { hca_dma::store_as(self.at(offset, data.len()), data, hca_dma::Caching::Passed) };
     }
+}
+
+/// The address, which is that of a word.
+#[inline(always)]
+#[track_caller]
+fn aligned(at: *mut u8, offset: usize) -> *mut u8 {
+    if at.addr() & 7 != 0 {
+        misaligned(offset);
+    }
+    at
+}
+
+// Of values: what a message points to would have to lie in memory wherever it may be needed.
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn outside(offset: usize, len: usize, whole: usize) -> ! {
+    panic!("bytes {offset}..{} of memory of {whole}", offset.saturating_add(len));
+}
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn misaligned(offset: usize) -> ! {
+    panic!("offset {offset} is not aligned to 8 bytes");
 }
 
 #[cfg(test)]

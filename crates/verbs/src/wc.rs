@@ -58,17 +58,13 @@ impl Parts {
     fn grow(&mut self) {
         self.places.resize_with(self.len * 2, || None);
     }
-    /// Drops what was not taken out: mostly nothing.
-    #[inline(always)]
+    /// Drops what was not taken out.
+    #[inline(never)]
     fn clear(&mut self) {
-        if self.places[..self.len].iter().any(Option::is_some) {
-            self.empty();
+        for place in &mut self.places[..self.len] {
+            drop(place.take());
         }
         self.len = 0;
-    }
-    #[inline(never)]
-    fn empty(&mut self) {
-        self.places[..self.len].fill_with(|| None);
     }
 }
 
@@ -132,13 +128,9 @@ impl Completions {
             // Most polls give back one, which was taken out.
             match self.parts.places[..] {
                 [None, ..] if self.parts.len() == 1 => self.parts.len = 0,
-                _ => self.drop_parts(),
+                _ => self.parts.clear(),
             }
         }
-    }
-    #[inline(never)]
-    fn drop_parts(&mut self) {
-        self.parts.clear();
     }
     /// The completions of the last poll, oldest first. Buffers that were taken out are not among them.
     #[inline]

@@ -146,35 +146,6 @@ pub const SEGMENT_BYTES: usize = 16;
 /// Descriptors lie at multiples of this number of bytes. A control segment and two others have as many bytes.
 pub const DESCRIPTOR_ALIGN: u64 = 64;
 
-/// Segments that are read together with the control segment.
-const FEW_SEGMENTS: usize = 2;
-const LINE_BYTES: usize = CONTROL_BYTES + FEW_SEGMENTS * SEGMENT_BYTES;
-
-/// A control segment, and those behind it that were read together with it.
-pub(crate) struct Line {
-    pub(crate) control: ControlSegment,
-    few: [Segment; FEW_SEGMENTS],
-    /// Those of them that lie in the memory.
-    there: usize,
-}
-
-impl Line {
-    /// The segments behind the control segment, unless there are more than were read.
-    #[inline]
-    pub(crate) fn segments(&self) -> Option<&[Segment]> {
-        let count = usize::from(self.control.segment_count);
-        if count <= self.there { self.few.get(..count) } else { None }
-    }
-}
-
-/// The bytes of a [`Line`].
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct LineBytes {
-    control: ControlSegment,
-    few: [Segment; FEW_SEGMENTS],
-}
-
 const NEXT_HANDLE_AT: usize = 8;
 /// Where the length lies; the status is behind it, and both are one word.
 const LENGTH_AT: usize = 24;
@@ -255,8 +226,9 @@ impl Descriptor {
         Ok(Self { region, offset })
     }
     /// The address of its control segment.
+    #[inline]
     pub fn addr(&self) -> u64 {
-        self.region.mr().remote().addr + self.offset as u64
+        self.region.addr() + self.offset as u64
     }
     /// The handle of the memory that it lies in.
     pub fn handle(&self) -> MemHandle {
@@ -299,43 +271,24 @@ impl Descriptor {
         self.region.mr().write_at(self.offset + NEXT_HANDLE_AT, &handle.to_ne_bytes());
     }
     /// The control segment, as it lies in memory now.
+    #[inline]
     pub fn control(&self) -> ControlSegment {
-        let mut control = ControlSegment::default();
-        self.region.mr().read_at(self.offset, bytemuck::bytes_of_mut(&mut control));
-        control
+        bytemuck::cast(self.region.mr().load_words::<{ CONTROL_BYTES / 8 }>(self.offset))
     }
     /// The status word, as it lies in memory now (Acquire): with `DONE`, everything of the message is visible.
     pub fn status(&self) -> Status {
         Status::from_bits_retain(self.length_and_status()[1])
     }
-    /// Reads the control segment and those behind it at once.
-    #[inline]
-    pub(crate) fn load(&self) -> Line {
-        let (mr, len) = (self.region.mr(), self.region.len() - self.offset);
-        let (bytes, there) = if len >= LINE_BYTES {
-            (mr.load_line(self.offset), FEW_SEGMENTS)
-        } else {
-            // The memory ends with the control segment, or with one behind it.
-            let mut bytes = [0; LINE_BYTES];
-            mr.read_at(self.offset, &mut bytes[..len]);
-            (bytes, (len - CONTROL_BYTES) / SEGMENT_BYTES)
-        };
-        let LineBytes { control, few } = bytemuck::cast(bytes);
-        Line { control, few, there }
-    }
     fn length_and_status(&self) -> [u32; 2] {
         bytemuck::cast(self.region.mr().load_u64(self.offset + LENGTH_AT))
     }
 
-    /// Reads the segments behind the control segment into `out`, as many as it has room for.
-    pub(crate) fn segments<'s>(&self, count: usize, out: &'s mut [Segment]) -> Option<&'s [Segment]> {
-        let out = out.get_mut(..count)?;
-        let at = self.offset + CONTROL_BYTES;
-        if at + count * SEGMENT_BYTES > self.region.len() {
-            return None;
-        }
-        self.region.mr().read_at(at, bytemuck::cast_slice_mut(out));
-        Some(out)
+    /// One of the segments behind the control segment; `None` if the memory ends before.
+    #[inline]
+    pub(crate) fn segment(&self, index: usize) -> Option<Segment> {
+        let at = self.offset + CONTROL_BYTES + index * SEGMENT_BYTES;
+        let there = at + SEGMENT_BYTES <= self.region.len();
+        there.then(|| bytemuck::cast(self.region.mr().load_words::<{ SEGMENT_BYTES / 8 }>(at)))
     }
     /// Clears the status. Release.
     #[inline]

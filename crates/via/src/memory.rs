@@ -108,6 +108,10 @@ impl Region {
         (offset <= self.len && len <= self.len - offset).then_some(offset)
     }
     #[inline]
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr
+    }
+    #[inline]
     pub(crate) fn is_of(&self, ptag: &Ptag) -> bool {
         self.attributes.ptag == *ptag
     }
@@ -172,10 +176,12 @@ impl Memory {
         Self(Arc::new(Owner { region, table: Arc::clone(table) }))
     }
     /// The handle, by which descriptors name the memory.
+    #[inline]
     pub fn handle(&self) -> MemHandle {
         self.0.region.handle
     }
     /// The address of the first byte, which is a multiple of 4096 for memory of [`Nic::alloc`](crate::Nic::alloc).
+    #[inline]
     pub fn addr(&self) -> u64 {
         self.0.region.addr
     }
@@ -200,6 +206,7 @@ impl Memory {
     ///
     /// # Panics
     /// The bytes do not lie inside.
+    #[inline]
     #[track_caller]
     pub fn read_at(&self, offset: usize, out: &mut [u8]) {
         self.0.region.mr.read_at(offset, out);
@@ -208,6 +215,7 @@ impl Memory {
     ///
     /// # Panics
     /// The bytes do not lie inside.
+    #[inline]
     #[track_caller]
     pub fn write_at(&self, offset: usize, data: &[u8]) {
         self.0.region.mr.write_at(offset, data);

@@ -1,5 +1,6 @@
 //! Work queues: FIFOs of posted descriptors, in front of one side of a queue pair.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hca_core::{QpHandle, Rkey, WcOpcode, WcStatus};
@@ -8,13 +9,12 @@ use hca_verbs::{
     SharedRange, Uc, Wc,
 };
 
-use crate::descriptor::Line;
 use crate::memory::{MemTable, Region};
-use crate::ring::{Posted, Ring};
+use crate::ring::Ring;
 use crate::vi::ViShared;
 use crate::{
     CONTROL_BYTES, Control, ControlSegment, Descriptor, Done, Error, ErrorKind, MemHandle, Op, Ptag,
-    Reliability, Segment, Status, ViState,
+    Reliability, Status, ViState,
 };
 
 /// The most segments of a descriptor, whatever the device can.
@@ -145,12 +145,7 @@ impl WorkQueue {
     /// Takes the first descriptor off the queue, if it has completed.
     #[inline]
     pub(crate) fn dequeue(&mut self) -> Option<Done> {
-        if self.posted.first() == self.ended {
-            return None;
-        }
-        let Posted { descriptor, status, length, immediate } = self.posted.pop()?;
-        let immediate = status.contains(Status::IMMEDIATE).then_some(immediate);
-        Some(Done { descriptor, status, length, immediate })
+        if self.posted.first() == self.ended { None } else { self.posted.pop() }
     }
 
     /// Posts a descriptor, and those that follow it by `Next`.
@@ -166,11 +161,11 @@ impl WorkQueue {
         if !descriptor.region.is_of(&self.rules.ptag) {
             return Err(Box::new(Error::Ptag));
         }
-        let line = descriptor.load();
-        if line.control.next != 0 {
-            return self.post_chain(descriptor, &line.control, state);
+        let control = descriptor.control();
+        if control.next != 0 {
+            return self.post_chain(descriptor, control, state);
         }
-        self.take(descriptor, &line, state);
+        self.take(descriptor, control, state);
         Ok(())
     }
     /// Posts the descriptors of a chain in their order, or none of them.
@@ -178,10 +173,10 @@ impl WorkQueue {
     fn post_chain(
         &mut self,
         first: Descriptor,
-        control: &ControlSegment,
+        mut last: ControlSegment,
         state: ViState,
     ) -> Result<(), Box<Error>> {
-        let (mut chain, mut last) = (vec![first], *control);
+        let mut chain = vec![first];
         while last.next != 0 {
             // A circle ends here.
             if chain.len() >= self.depth {
@@ -195,15 +190,15 @@ impl WorkQueue {
                 return Err(Box::new(Error::Ptag));
             }
             let descriptor = Descriptor::at(region, addr)?;
-            last = descriptor.load().control;
+            last = descriptor.control();
             chain.push(descriptor);
         }
         if self.posted.len() + chain.len() > self.depth {
             return Err(self.full());
         }
         for descriptor in chain {
-            let line = descriptor.load();
-            self.take(descriptor, &line, state);
+            let control = descriptor.control();
+            self.take(descriptor, control, state);
         }
         Ok(())
     }
@@ -213,16 +208,16 @@ impl WorkQueue {
     }
     /// Takes a descriptor that may be posted.
     #[inline]
-    fn take(&mut self, descriptor: Descriptor, line: &Line, state: ViState) {
-        let length = line.control.length;
+    fn take(&mut self, descriptor: Descriptor, control: ControlSegment, state: ViState) {
+        let length = control.length;
         descriptor.begin(length);
         let sent = if state == ViState::Error {
             Err(Status::FLUSHED_ERROR)
         } else {
-            self.carry_out(&descriptor, line, self.posted.next())
+            self.carry_out(&descriptor, control, self.posted.next())
         };
-        let status = self.op(line.control.control);
-        self.posted.push(Posted { descriptor, status, length, immediate: 0 });
+        let status = self.op(control.control);
+        *self.posted.vacant() = Some(Done { descriptor, status, length, immediate: None });
         if let Err(error) = sent {
             self.refuse(self.posted.next() - 1, error);
             self.settle();
@@ -244,28 +239,6 @@ impl WorkQueue {
         })
     }
 
-    /// Checks the segments of a descriptor, and posts the request to the device.
-    #[inline]
-    fn carry_out(&mut self, descriptor: &Descriptor, line: &Line, number: u64) -> Result<(), Status> {
-        if self.broken {
-            return Err(Status::FLUSHED_ERROR);
-        }
-        match line.segments() {
-            Some(segments) => self.hand_over(&descriptor.region, &line.control, segments, number),
-            None => self.carry_out_many(descriptor, &line.control, number),
-        }
-    }
-    #[inline(never)]
-    fn carry_out_many(
-        &mut self,
-        descriptor: &Descriptor,
-        control: &ControlSegment,
-        number: u64,
-    ) -> Result<(), Status> {
-        let mut room = [Segment::default(); MAX_SEGMENTS + 1];
-        let segments = descriptor.segments(control.segment_count.into(), &mut room);
-        self.hand_over(&descriptor.region, control, segments.ok_or(Status::FORMAT_ERROR)?, number)
-    }
     /// A descriptor could not be carried out: its end is known.
     #[cold]
     fn refuse(&mut self, number: u64, error: Status) {
@@ -275,122 +248,132 @@ impl WorkQueue {
         }
     }
 
-    /// The checks of control bits. Returns the place that an RDMA reaches, and the data segments.
-    fn check_bits<'s>(
+    /// The checks of control bits. Returns the place that an RDMA reaches, and the number of the first data segment.
+    fn check_bits(
         &self,
         bits: Control,
-        length: u32,
-        segments: &'s [Segment],
-    ) -> Result<(Option<RemoteMr>, &'s [Segment]), Status> {
+        descriptor: &Descriptor,
+        control: ControlSegment,
+    ) -> Result<(Option<RemoteMr>, usize), Status> {
         let rdma = bits & (Control::RDMA_WRITE | Control::RDMA_READ);
         let wrong = !Control::all().contains(bits)
             || rdma == Control::RDMA_WRITE | Control::RDMA_READ
             || bits.contains(Control::RDMA_READ | Control::IMMEDIATE)
             || bits.contains(Control::RDMA_READ) && !self.rules.reliability.is_reliable()
-            || self.which == Queue::Receive && !bits.is_empty();
+            || self.which == Queue::Receive && !bits.is_empty()
+            || !rdma.is_empty() && control.segment_count == 0;
         if wrong {
             return Err(Status::FORMAT_ERROR);
         }
         if rdma.is_empty() {
-            return Ok((None, segments));
+            return Ok((None, 0));
         }
-        let (at, data) = segments.split_first().ok_or(Status::FORMAT_ERROR)?;
-        Ok((Some(RemoteMr { addr: at.addr, rkey: Rkey::new(at.handle), len: length.into() }), data))
+        let at = descriptor.segment(0).ok_or(Status::FORMAT_ERROR)?;
+        let len = control.length.into();
+        Ok((Some(RemoteMr { addr: at.addr, rkey: Rkey::new(at.handle), len }), 1))
     }
 
-    /// Calls `f` with the memory of a segment: its region, and the offset. The memory of the descriptor has the tag of
-    /// the VI, as the post has seen.
+    /// Calls `f` with the memory of a segment of a descriptor: its region, the offset, and the number of bytes. The
+    /// memory of the descriptor has the tag of the VI, as the post has seen.
     #[inline(always)]
     fn resolve<T>(
         &self,
-        home: &Arc<Region>,
-        segment: Segment,
-        f: impl FnOnce(&Region, usize) -> T,
+        descriptor: &Descriptor,
+        index: usize,
+        f: impl FnOnce(&Region, usize, usize) -> Result<T, Status>,
     ) -> Result<T, Status> {
+        let segment = descriptor.segment(index).ok_or(Status::FORMAT_ERROR)?;
         let other;
-        let region = if segment.handle() == home.handle {
-            home
+        let region = if segment.handle() == descriptor.handle() {
+            &descriptor.region
         } else {
             other = self.table.find(segment.handle()).filter(|other| other.is_of(&self.rules.ptag));
             other.as_ref().ok_or(Status::PROTECTION_ERROR)?
         };
-        let offset = region.offset(segment.addr, segment.len as usize).ok_or(Status::PROTECTION_ERROR)?;
-        Ok(f(region, offset))
+        let len = segment.len as usize;
+        f(region, region.offset(segment.addr, len).ok_or(Status::PROTECTION_ERROR)?, len)
     }
     #[inline(always)]
-    fn range(&self, home: &Arc<Region>, segment: Segment) -> Result<SharedRange, Status> {
-        self.resolve(home, segment, |region, offset| region.range(offset, segment.len as usize))
+    fn range(&self, descriptor: &Descriptor, index: usize) -> Result<SharedRange, Status> {
+        self.resolve(descriptor, index, |region, offset, len| Ok(region.range(offset, len)))
     }
-    fn ranges(&self, home: &Arc<Region>, segments: &[Segment]) -> Result<Vec<SharedRange>, Status> {
-        segments.iter().map(|&segment| self.range(home, segment)).collect()
+    fn ranges(&self, descriptor: &Descriptor, segments: Range<usize>) -> Result<Vec<SharedRange>, Status> {
+        segments.map(|index| self.range(descriptor, index)).collect()
     }
 
-    /// Checks a descriptor with its segments, and posts the request to the device.
+    /// Checks a descriptor with its segments, each of which is read once, and posts the request to the device.
     #[inline]
-    fn hand_over(
+    fn carry_out(
         &mut self,
-        home: &Arc<Region>,
-        control: &ControlSegment,
-        segments: &[Segment],
+        descriptor: &Descriptor,
+        control: ControlSegment,
         number: u64,
     ) -> Result<(), Status> {
-        let (bits, length) = (Control::from_bits_retain(control.control), control.length);
-        let (remote, segments) =
-            if bits.is_empty() { (None, segments) } else { self.check_bits(bits, length, segments)? };
+        if self.broken {
+            return Err(Status::FLUSHED_ERROR);
+        }
+        let bits = Control::from_bits_retain(control.control);
+        let (remote, first) =
+            if bits.is_empty() { (None, 0) } else { self.check_bits(bits, descriptor, control)? };
+        let segments = first..usize::from(control.segment_count);
         if segments.len() > self.rules.max_segments {
             return Err(Status::FORMAT_ERROR);
         }
         if self.which == Queue::Receive {
-            return match segments {
-                [one] => {
-                    let range = self.range(home, *one)?;
-                    self.side.recv(range)
-                }
-                many => {
-                    let ranges = self.ranges(home, many)?;
-                    self.side.recv(ranges)
-                }
+            return if segments.len() == 1 {
+                let range = self.range(descriptor, first)?;
+                self.side.recv(range)
+            } else {
+                let ranges = self.ranges(descriptor, segments)?;
+                self.side.recv(ranges)
             };
         }
-        let sum = match segments {
-            [one] => one.len.into(),
-            many => many.iter().map(|segment| u64::from(segment.len)).sum::<u64>(),
-        };
-        if sum != length.into() {
-            return Err(Status::FORMAT_ERROR);
-        }
-        if length > self.rules.max_transfer_size {
+        let length = control.length as usize;
+        if control.length > self.rules.max_transfer_size {
             return Err(Status::LENGTH_ERROR);
         }
         let checked = Checked { control: bits, immediate: control.immediate, remote };
-        let length = length as usize;
         if length <= self.rules.max_inline && !bits.contains(Control::RDMA_READ) {
-            let mut bytes = [0; MAX_INLINE];
-            let mut at = 0;
-            for &segment in segments {
-                let into = &mut bytes[at..at + segment.len as usize];
-                self.resolve(home, segment, |region, offset| region.mr().read_at(offset, into))?;
-                at += segment.len as usize;
-            }
-            // A program waits for the end of a WRITE, which a near peer's memory has at once.
-            let signal = bits.contains(Control::RDMA_WRITE) || self.is_to_signal(number);
-            self.side.send(checked, Inline(&bytes[..length]), (number, signal))?;
-            if signal {
-                self.asked_to = number + 1;
-            }
-            return Ok(());
+            return self.send_inline(descriptor, segments, checked, length, number);
         }
-        match segments {
-            [one] => {
-                let range = self.range(home, *one)?;
-                self.side.send_memory(checked, range, number)?;
-            }
-            many => {
-                let ranges = self.ranges(home, many)?;
-                self.side.send_memory(checked, ranges, number)?;
-            }
+        if segments.len() == 1 {
+            let range = self.range(descriptor, first)?;
+            check_sum(range.len(), length)?;
+            self.side.send_memory(checked, range, number)?;
+        } else {
+            let ranges = self.ranges(descriptor, segments)?;
+            check_sum(ranges.iter().map(SharedRange::len).sum(), length)?;
+            self.side.send_memory(checked, ranges, number)?;
         }
         self.asked_to = number + 1;
+        Ok(())
+    }
+    /// Posts a send or an RDMA WRITE of a few bytes, which are copied into the request.
+    #[inline(always)]
+    fn send_inline(
+        &mut self,
+        descriptor: &Descriptor,
+        segments: Range<usize>,
+        checked: Checked,
+        length: usize,
+        number: u64,
+    ) -> Result<(), Status> {
+        let (mut room, mut at) = ([0; MAX_INLINE], 0);
+        let bytes = &mut room[..length];
+        for index in segments {
+            at += self.resolve(descriptor, index, |region, offset, len| {
+                let into = bytes.get_mut(at..at + len).ok_or(Status::FORMAT_ERROR)?;
+                region.mr().read_at(offset, into);
+                Ok(len)
+            })?;
+        }
+        check_sum(at, length)?;
+        // A program waits for the end of a WRITE, which a near peer's memory has at once.
+        let signal = checked.control.contains(Control::RDMA_WRITE) || self.is_to_signal(number);
+        self.side.send(checked, Inline(bytes), (number, signal))?;
+        if signal {
+            self.asked_to = number + 1;
+        }
         Ok(())
     }
 
@@ -453,7 +436,7 @@ impl WorkQueue {
                 }
                 if let Some(immediate) = wc.imm() {
                     posted.status |= Status::IMMEDIATE;
-                    posted.immediate = immediate;
+                    posted.immediate = Some(immediate);
                 }
             }
         });
@@ -477,7 +460,7 @@ impl WorkQueue {
 
     /// The first descriptor that has not completed does, with success after `change`. Returns whether there was one.
     #[inline]
-    fn end_next(&mut self, change: impl FnOnce(&mut Posted)) -> bool {
+    fn end_next(&mut self, change: impl FnOnce(&mut Done)) -> bool {
         let Some(posted) = self.posted.at(self.ended) else { return false };
         change(posted);
         posted.status |= Status::DONE;
@@ -522,7 +505,7 @@ impl WorkQueue {
         for number in self.ended..self.posted.next() {
             let Some(posted) = self.posted.at(number).filter(|posted| !posted.has_end()) else { continue };
             let descriptor = posted.descriptor.clone();
-            if let Err(error) = self.carry_out(&descriptor, &descriptor.load(), number) {
+            if let Err(error) = self.carry_out(&descriptor, descriptor.control(), number) {
                 self.refuse(number, error);
             }
         }
@@ -581,6 +564,12 @@ impl Side {
             (side, _) => side.send(checked, list, (number, true)),
         }
     }
+}
+
+/// The length of a message is the sum of its segments.
+#[inline]
+fn check_sum(sum: usize, length: usize) -> Result<(), Status> {
+    if sum == length { Ok(()) } else { Err(Status::FORMAT_ERROR) }
 }
 
 /// The number of a request, and whether it is signalled.

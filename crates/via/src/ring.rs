@@ -1,19 +1,10 @@
 //! The descriptors that a work queue has, by their numbers: they are counted as they are posted.
 
-use crate::{Descriptor, Status};
+use crate::{Done, Status};
 
-/// A descriptor that was posted, with what is known of its end.
-pub(crate) struct Posted {
-    pub(crate) descriptor: Descriptor,
-    /// The status word to be. Without `DONE` the device has the descriptor.
-    pub(crate) status: Status,
-    /// The bytes of the message.
-    pub(crate) length: u32,
-    /// The immediate data that came with the message, if the status says so.
-    pub(crate) immediate: u32,
-}
-
-impl Posted {
+/// In a queue: a descriptor that was posted, with what is known of its end. Without `DONE` in its status word to be, the
+/// device has the descriptor.
+impl Done {
     /// Its end is this error.
     pub(crate) fn fail(&mut self, error: Status) {
         (self.status, self.length) = (self.status & Status::OP | Status::DONE | error, 0);
@@ -24,8 +15,8 @@ impl Posted {
     /// Writes the end to the descriptor.
     #[inline]
     pub(crate) fn tell(&self) {
-        if self.status.contains(Status::IMMEDIATE) {
-            self.descriptor.set_immediate(self.immediate);
+        if let Some(immediate) = self.immediate {
+            self.descriptor.set_immediate(immediate);
         }
         self.descriptor.end(self.length, self.status);
     }
@@ -34,7 +25,7 @@ impl Posted {
 /// A FIFO.
 pub(crate) struct Ring {
     /// A power of two, and more than the FIFO takes: the place behind the last descriptor is free.
-    places: Box<[Option<Posted>]>,
+    places: Box<[Option<Done>]>,
     first: u64,
     next: u64,
 }
@@ -58,23 +49,26 @@ impl Ring {
         self.next
     }
     #[inline]
-    fn place(&mut self, number: u64) -> &mut Option<Posted> {
+    fn place(&mut self, number: u64) -> &mut Option<Done> {
         let mask = self.places.len() - 1;
         &mut self.places[number as usize & mask]
     }
     /// The descriptor of a number from the first to the next one, which is not there.
     #[inline]
-    pub(crate) fn at(&mut self, number: u64) -> Option<&mut Posted> {
+    pub(crate) fn at(&mut self, number: u64) -> Option<&mut Done> {
         self.place(number).as_mut()
     }
-    /// The caller has seen that there is room.
+    /// The place of the next descriptor, which is there from now on. The caller has seen that there is room.
     #[inline]
-    pub(crate) fn push(&mut self, posted: Posted) {
-        *self.place(self.next) = Some(posted);
+    pub(crate) fn vacant(&mut self) -> &mut Option<Done> {
+        let number = self.next;
         self.next += 1;
+        let place = self.place(number);
+        assert!(place.is_none(), "the place behind the last descriptor is free");
+        place
     }
     #[inline]
-    pub(crate) fn pop(&mut self) -> Option<Posted> {
+    pub(crate) fn pop(&mut self) -> Option<Done> {
         let posted = self.place(self.first).take()?;
         self.first += 1;
         Some(posted)
