@@ -171,7 +171,8 @@ impl Initiator {
         self.ni.sent(black_box(&flight), NiFail::Ok);
         take_event(&mut self.ni, self.eq);
         if flight.is_answered() {
-            let ack = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0 };
+            let list = ListKind::Priority;
+            let ack = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0, list };
             self.ni.answered(&flight, black_box(&ack));
             take_event(&mut self.ni, self.eq);
         }

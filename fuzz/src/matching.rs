@@ -368,7 +368,10 @@ impl World {
                 self.ni.forget(&begun.flight);
                 return self.forget_ended();
             }
-            self.ni.answered(&begun.flight, &Response { kind, fail, mlength, offset: 0 });
+            self.ni.answered(
+                &begun.flight,
+                &Response { kind, fail, mlength, offset: 0, list: ListKind::Priority },
+            );
         } else {
             begun.is_sent = true;
             self.ni.sent(&begun.flight, fail);

@@ -220,7 +220,7 @@ impl Interface {
         landing.tell(header, eq, &mut self.eqs, mlength, fail, user_ptr);
         self.count_landed(options, ct, mlength, fail);
         mark(Part::Event);
-        header.response(fail, mlength, offset, options.contains(Options::ACK_DISABLE))
+        header.response(fail, mlength, offset, ListKind::Priority, options.contains(Options::ACK_DISABLE))
     }
     fn land(&mut self, header: &Header) -> Result<Landing, Response> {
         let choice = self.choose(header);
@@ -293,7 +293,8 @@ impl Interface {
             self.settle(entry.0.index());
             mark(Part::Unlink);
         }
-        header.response(fail, mlength, landing.offset, options.contains(Options::ACK_DISABLE))
+        let &Landing { offset, list, .. } = landing;
+        header.response(fail, mlength, offset, list, options.contains(Options::ACK_DISABLE))
     }
     /// Counts a message that an entry took, if it is to be counted.
     #[inline(always)]
@@ -358,7 +359,7 @@ impl Interface {
         if self.config.version == Version::V3 && matches!(fail, NiFail::PermViolation | NiFail::OpViolation) {
             self.status.dropped += 1;
         }
-        header.response(fail, 0, 0, false)
+        header.refused(fail)
     }
     /// The entry that a message is for.
     #[inline(always)]

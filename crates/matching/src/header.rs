@@ -1,7 +1,7 @@
 //! The header of a message at its target, and the response to the initiator.
 
 use crate::atomic::{AtomicOp, Datatype};
-use crate::{Jid, Process, Uid};
+use crate::{Jid, ListKind, Process, Uid};
 
 /// The header of a message as the target sees it, independent of the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +143,8 @@ pub struct Response {
     pub mlength: u64,
     /// The offset in the target's memory.
     pub offset: u64,
+    /// The list whose entry took the message.
+    pub list: ListKind,
 }
 
 /// The form of a [`Response`].
@@ -161,8 +163,20 @@ pub enum ResponseKind {
 }
 
 impl Header {
+    /// The response to this message where nothing takes it, for callers that have no [`Interface`](crate::Interface)
+    /// for it.
+    pub fn refused(&self, fail: NiFail) -> Response {
+        self.response(fail, 0, 0, ListKind::Priority, false)
+    }
     /// The response to this message, if its target does not keep it back.
-    pub(crate) fn response(&self, fail: NiFail, mlength: u64, offset: u64, ack_disabled: bool) -> Response {
+    pub(crate) fn response(
+        &self,
+        fail: NiFail,
+        mlength: u64,
+        offset: u64,
+        list: ListKind,
+        ack_disabled: bool,
+    ) -> Response {
         let kind = match self.ack {
             _ if self.operation.replies() => ResponseKind::Reply,
             _ if ack_disabled => ResponseKind::None,
@@ -171,9 +185,10 @@ impl Header {
             AckRequest::Count => ResponseKind::CountAck,
             // It says that the operation is over, not how.
             AckRequest::Complete => {
-                return Response { kind: ResponseKind::CompleteAck, fail: NiFail::Ok, mlength: 0, offset: 0 };
+                let (kind, list) = (ResponseKind::CompleteAck, ListKind::Priority);
+                return Response { kind, fail: NiFail::Ok, mlength: 0, offset: 0, list };
             }
         };
-        Response { kind, fail, mlength, offset }
+        Response { kind, fail, mlength, offset, list }
     }
 }

@@ -32,6 +32,8 @@ pub struct Flight {
     /// The requested value.
     pub transfer: Transfer,
     link: u64,
+    /// 3.3: its reply has begun, which used its descriptor.
+    has_begun: bool,
 }
 
 impl Flight {
@@ -146,7 +148,7 @@ impl Interface {
         if self.config.version == Version::V3 && transfer.operation.writes() {
             self.begin_v3_send(transfer, link);
         }
-        Ok(Flight { transfer: *transfer, link })
+        Ok(Flight { transfer: *transfer, link, has_begun: false })
     }
     /// Whether a put may be sent with [`sent_at_once`](Self::sent_at_once) as its beginning and its end: no answer is
     /// wanted, and [`begin`](Self::begin) would take it.
@@ -165,7 +167,7 @@ impl Interface {
             // A copy, so that the original need not be in memory.
             return self.sent_at_once_v3(&{ *put });
         }
-        let end = End { kind: EventKind::Send, fail: NiFail::Ok, mlength: put.length, offset: 0 };
+        let end = End::sent(NiFail::Ok, put.length);
         let link = self.next_link;
         self.next_link += 1;
         self.told_v4(put, link, put.md, end, MdOptions::EVENT_CT_SEND, true);
@@ -179,7 +181,7 @@ impl Interface {
     /// [carry](Flight::is_sent) bytes.
     pub fn sent(&mut self, flight: &Flight, fail: NiFail) {
         let Transfer { md, length, .. } = flight.transfer;
-        let end = End { kind: EventKind::Send, fail, mlength: length, offset: 0 };
+        let end = End::sent(fail, length);
         self.told(flight, md, end, MdOptions::EVENT_CT_SEND, true);
     }
     /// Whether the response to a message will find an active memory descriptor. In 3.3 the descriptor may be inactive;
@@ -189,18 +191,28 @@ impl Interface {
         let is_active = |md| self.md_region(md).is_ok_and(|region| region.threshold != Threshold::Count(0));
         self.config.version == Version::V4 || is_active(flight.transfer.answer_md())
     }
+    /// Reports that the bytes of a reply begin to come, for callers that pass the reply to
+    /// [`answered`](Self::answered) only later. Returns whether they are [taken](Self::takes_answer); in 3.3 the
+    /// descriptor then has one use less from now on.
+    pub fn reply_begins(&mut self, flight: &mut Flight, reply: &Response) -> bool {
+        let takes = self.takes_answer(flight);
+        if takes && self.config.version == Version::V3 {
+            flight.has_begun = true;
+            self.begin_v3_reply(flight, End::answered(EventKind::ReplyStart, reply));
+        }
+        takes
+    }
     /// Takes the response to a message, or its failure ([`NiFail::Undeliverable`]). For messages that
     /// [expect](Flight::is_answered) a response.
     pub fn answered(&mut self, flight: &Flight, response: &Response) {
         let md = flight.transfer.answer_md();
-        let Response { fail, mlength, offset, .. } = *response;
         let (kind, counted) = match flight.transfer.operation.replies() {
             true => (EventKind::Reply, MdOptions::EVENT_CT_REPLY),
             false => (EventKind::Ack, MdOptions::EVENT_CT_ACK),
         };
         // That an operation is over counts as one, whatever it moved.
         let has_bytes = kind == EventKind::Reply || response.kind != ResponseKind::CompleteAck;
-        self.told(flight, md, End { kind, fail, mlength, offset }, counted, has_bytes);
+        self.told(flight, md, End::answered(kind, response), counted, has_bytes);
     }
 
     /// Reports that no response will come for a message that [expected](Flight::is_answered) one, because its target
@@ -255,7 +267,7 @@ impl Interface {
     fn begin_v3_send(&mut self, transfer: &Transfer, link: u64) {
         let region = self.use_once_v3(transfer.md, link);
         if !region.options.contains(Options::EVENT_START_DISABLE) {
-            let end = End { kind: EventKind::SendStart, fail: NiFail::Ok, mlength: 0, offset: 0 };
+            let end = End { kind: EventKind::SendStart, ..End::sent(NiFail::Ok, 0) };
             self.tell_v3_of(transfer, link, transfer.md, &region, end);
         }
     }
@@ -284,6 +296,14 @@ impl Interface {
         }
         region
     }
+    /// 3.3: the bytes of a reply come, which counts as a use from now on.
+    fn begin_v3_reply(&mut self, Flight { transfer, link, .. }: &Flight, end: End) {
+        let md = transfer.answer_md();
+        let region = self.use_once_v3(md, *link);
+        if !region.options.contains(Options::EVENT_START_DISABLE) {
+            self.tell_v3_of(transfer, *link, md, &region, end);
+        }
+    }
     fn tell_v3_of(&mut self, transfer: &Transfer, link: u64, md: MdHandle, region: &Region, end: End) {
         let mut event = Event::new(end.kind);
         transfer.fill_event(link, &mut event, md, region.start, region.user_ptr, end);
@@ -291,21 +311,20 @@ impl Interface {
     }
     #[cold]
     fn told_v3(&mut self, flight: &Flight, md: MdHandle, mut end: End) {
-        let Flight { transfer, link } = flight;
+        let Flight { transfer, link, has_begun } = flight;
         *self.md_pending(md) -= 1;
-        let mut region = self.md_region(md).expect("messages hold it");
-        if end.kind != EventKind::Send {
-            if region.threshold == Threshold::Count(0) {
+        if end.kind != EventKind::Send && !has_begun {
+            if self.md_region(md).is_ok_and(|region| region.threshold == Threshold::Count(0)) {
                 // It takes no more, this included.
                 self.status.dropped += 1;
                 return self.settle_md(md);
             }
-            region = self.use_once_v3(md, *link);
+            match end.kind {
+                EventKind::Reply => self.begin_v3_reply(flight, End { kind: EventKind::ReplyStart, ..end }),
+                _ => drop(self.use_once_v3(md, *link)),
+            }
         }
-        if end.kind == EventKind::Reply && !region.options.contains(Options::EVENT_START_DISABLE) {
-            let start = End { kind: EventKind::ReplyStart, ..end };
-            self.tell_v3_of(transfer, *link, md, &region, start);
-        }
+        let region = self.md_region(md).expect("messages hold it");
         end.kind = match end.kind {
             EventKind::Reply => EventKind::ReplyEnd,
             EventKind::Send => EventKind::SendEnd,
@@ -347,6 +366,18 @@ struct End {
     fail: NiFail,
     mlength: u64,
     offset: u64,
+    list: ListKind,
+}
+
+impl End {
+    #[inline(always)]
+    fn sent(fail: NiFail, mlength: u64) -> Self {
+        Self { kind: EventKind::Send, fail, mlength, offset: 0, list: ListKind::Priority }
+    }
+    #[inline]
+    fn answered(kind: EventKind, &Response { fail, mlength, offset, list, .. }: &Response) -> Self {
+        Self { kind, fail, mlength, offset, list }
+    }
 }
 
 impl Transfer {
@@ -364,9 +395,14 @@ impl Transfer {
     /// Fills an event in, field by field.
     #[inline(always)]
     fn fill_event(&self, link: u64, event: &mut Event, md: MdHandle, start: u64, user_ptr: u64, end: End) {
+        let is_sent = matches!(end.kind, EventKind::Send | EventKind::SendStart | EventKind::SendEnd);
+        let local_offset = match self.reply {
+            Some((_, offset)) if !is_sent => offset,
+            _ => self.local_offset,
+        };
         event.kind = end.kind;
         event.fail = end.fail;
-        event.list = ListKind::Priority;
+        event.list = end.list;
         event.atomic = self.operation.atomic();
         event.pt_index = self.pt_index;
         event.initiator = self.target;
@@ -377,7 +413,7 @@ impl Transfer {
         event.mlength = end.mlength;
         event.remote_offset = self.remote_offset;
         event.offset = end.offset;
-        event.start = start.wrapping_add(self.local_offset);
+        event.start = start.wrapping_add(local_offset);
         event.user_ptr = user_ptr;
         event.hdr_data = self.hdr_data;
         event.entry = None;

@@ -199,11 +199,12 @@ fn send_ack_and_reply_tell_their_fields() {
     let put = Transfer { ack: AckRequest::Full, local_offset: 8, ..transfer(Operation::Put, md, 16) };
     let flight = ni.begin(&put).unwrap();
     ni.sent(&flight, NiFail::Ok);
-    ni.answered(&flight, &Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 10, offset: 77 });
+    let ack = Response { offset: 77, list: ListKind::Overflow, ..ACKED };
+    ni.answered(&flight, &ack);
     let get = ni.begin(&transfer(Operation::Get, md, 16)).unwrap();
     ni.answered(
         &get,
-        &Response { kind: ResponseKind::Reply, fail: NiFail::Undeliverable, mlength: 0, offset: 0 },
+        &Response { kind: ResponseKind::Reply, fail: NiFail::Undeliverable, mlength: 0, offset: 0, list: ListKind::Priority },
     );
     let events: Vec<_> = std::iter::from_fn(|| ni.eq_get(eq).unwrap()).map(|got| got.event).collect();
     let told: Vec<_> = events.iter().map(|e| (e.kind, e.fail, e.mlength, e.offset, e.user_ptr)).collect();
@@ -215,7 +216,22 @@ fn send_ack_and_reply_tell_their_fields() {
             (Reply, NiFail::Undeliverable, 0, 0, 21)
         ]
     );
+    let lists: Vec<_> = events.iter().map(|e| e.list).collect();
+    assert_eq!(lists, [ListKind::Priority, ListKind::Overflow, ListKind::Priority]);
     assert_eq!(ni.md_unlink(md), Ok(()));
+}
+
+#[test]
+fn each_event_of_an_exchange_names_the_bytes_that_it_is_of() {
+    let mut ni = Interface::new(Config::default());
+    let eq = ni.eq_alloc(8).unwrap();
+    let md = bind(&mut ni, MdOptions::empty(), Some(eq), None);
+    let swap = transfer(Operation::Swap(AtomicOp::Swap, Datatype::U64), md, 8);
+    let flight = ni.begin(&Transfer { local_offset: 16, ..swap }).unwrap();
+    ni.sent(&flight, NiFail::Ok);
+    ni.answered(&flight, &Response { kind: ResponseKind::Reply, mlength: 8, ..ACKED });
+    let starts: Vec<_> = std::iter::from_fn(|| ni.eq_get(eq).unwrap()).map(|got| got.event.start).collect();
+    assert_eq!(starts, [0x4000 + 16, 0x4000 + 32]);
 }
 
 #[test]
@@ -286,7 +302,7 @@ fn put(options: MdOptions, ack: AckRequest, answer: Response) -> (Vec<EventKind>
 }
 
 /// The target moved 10 bytes.
-const ACKED: Response = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 10, offset: 0 };
+const ACKED: Response = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 10, offset: 0, list: ListKind::Priority };
 const REFUSED: Response = Response { fail: NiFail::Dropped, mlength: 0, ..ACKED };
 
 #[test]
@@ -432,7 +448,7 @@ fn event_ct_reply_counts_replies_of_every_fetching_operation() {
         }
         ni.answered(
             &flight,
-            &Response { kind: ResponseKind::Reply, fail: NiFail::Ok, mlength: 16, offset: 0 },
+            &Response { kind: ResponseKind::Reply, fail: NiFail::Ok, mlength: 16, offset: 0, list: ListKind::Priority },
         );
         assert_eq!(ni.ct_get(ct), Ok(successes(16)));
         assert_eq!(ni.ct_get(other), Ok(successes(u64::from(operation.writes()))));
@@ -449,7 +465,7 @@ fn a_descriptor_with_messages_under_way_is_in_use() {
     assert_eq!(ni.md_unlink(md), Err(Error::InUse { argument: "md", pending: 2 }));
     ni.sent(&flight, NiFail::Undeliverable);
     assert_eq!(ni.md_unlink(md), Err(Error::InUse { argument: "md", pending: 1 }));
-    let lost = Response { kind: ResponseKind::CountAck, fail: NiFail::Undeliverable, mlength: 0, offset: 0 };
+    let lost = Response { kind: ResponseKind::CountAck, fail: NiFail::Undeliverable, mlength: 0, offset: 0, list: ListKind::Priority };
     ni.answered(&flight, &lost);
     assert_eq!(ni.md_unlink(md), Ok(()));
 }

@@ -457,23 +457,27 @@ fn a_queue_that_overflows_says_so_once_and_goes_on() {
 
 #[test]
 fn every_acknowledgement_is_sent_as_asked() {
-    let mut rig = Rig::new();
-    rig.append(Priority, region(6, OP));
-    for (ack, kind, mlength) in [
-        (AckRequest::None, ResponseKind::None, 6),
-        (AckRequest::Full, ResponseKind::Ack, 6),
-        (AckRequest::Count, ResponseKind::CountAck, 6),
-        (AckRequest::Complete, ResponseKind::CompleteAck, 0),
-    ] {
-        let delivery = rig.begin(Header { ack, ..rig.put(8) });
-        let response = rig.end(delivery);
-        assert_eq!(response, Response { kind, fail: NiFail::Ok, mlength, offset: 0 });
-        // To a portal that is not there.
-        let refused = Header { ack, pt_index: 9, ..rig.put(8) };
-        let fail = if ack == AckRequest::Complete { NiFail::Ok } else { NiFail::Dropped };
-        assert_eq!(rig.ni.deliver(&refused), Verdict::Refuse(Response { kind, fail, mlength: 0, offset: 0 }));
+    for list in [Priority, Overflow] {
+        let mut rig = Rig::new();
+        rig.append(list, region(6, OP));
+        for (ack, kind, mlength, list) in [
+            (AckRequest::None, ResponseKind::None, 6, list),
+            (AckRequest::Full, ResponseKind::Ack, 6, list),
+            (AckRequest::Count, ResponseKind::CountAck, 6, list),
+            (AckRequest::Complete, ResponseKind::CompleteAck, 0, Priority),
+        ] {
+            let delivery = rig.begin(Header { ack, ..rig.put(8) });
+            let response = rig.end(delivery);
+            assert_eq!(response, Response { kind, fail: NiFail::Ok, mlength, offset: 0, list });
+            // To a portal that is not there.
+            let refused = Header { ack, pt_index: 9, ..rig.put(8) };
+            let fail = if ack == AckRequest::Complete { NiFail::Ok } else { NiFail::Dropped };
+            let wanted = Response { kind, fail, mlength: 0, offset: 0, list: Priority };
+            assert_eq!(rig.ni.deliver(&refused), Verdict::Refuse(wanted));
+            assert_eq!(refused.refused(NiFail::Dropped), wanted);
+        }
+        assert_eq!(rig.ni.status().dropped, 4);
     }
-    assert_eq!(rig.ni.status().dropped, 4);
 }
 
 #[test]

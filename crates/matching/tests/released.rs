@@ -15,7 +15,8 @@ fn released(rig: &mut Rig) -> Vec<Released> {
     std::iter::from_fn(|| rig.ni.released()).collect()
 }
 
-const ACK: Response = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0 };
+const ACK: Response =
+    Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0, list: ListKind::Priority };
 
 #[test]
 fn a_used_up_entry_is_released_when_nothing_on_it_is_under_way() {

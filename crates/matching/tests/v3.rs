@@ -330,7 +330,13 @@ fn transfer(operation: Operation, md: MdHandle, length: u64) -> Transfer {
 
 #[test]
 fn send_start_send_end_reply_start_reply_end_and_ack_of_an_initiator() {
-    let ok = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 4 };
+    let ok = Response {
+        kind: ResponseKind::Ack,
+        fail: NiFail::Ok,
+        mlength: 8,
+        offset: 4,
+        list: ListKind::Priority,
+    };
     for (operation, ack, wanted) in [
         (Operation::Put, AckRequest::None, &[SendStart, SendEnd][..]),
         (Operation::Put, AckRequest::Full, &[SendStart, SendEnd, Ack]),
@@ -366,6 +372,30 @@ fn send_start_send_end_reply_start_reply_end_and_ack_of_an_initiator() {
 }
 
 #[test]
+fn a_reply_that_comes_for_a_while_uses_its_descriptor_from_its_beginning() {
+    let mut rig = Rig::v3();
+    let region = Region { threshold: Threshold::Count(1), unlink: true, ..md(&rig, 64, Options::empty()) };
+    let md = rig.ni.md_bind_region(region).unwrap();
+    let reply = Response {
+        kind: ResponseKind::Reply,
+        fail: NiFail::Ok,
+        mlength: 8,
+        offset: 0,
+        list: ListKind::Priority,
+    };
+    let mut flights = [(); 2].map(|()| rig.ni.begin(&transfer(Operation::Get, md, 8)).unwrap());
+    assert!(rig.ni.reply_begins(&mut flights[0], &reply));
+    assert_eq!(rig.kinds(), [ReplyStart]);
+    assert!(!rig.ni.reply_begins(&mut flights[1], &reply), "the first has used it up");
+    rig.ni.answered(&flights[1], &reply);
+    assert_eq!((rig.kinds(), rig.ni.status().dropped), (vec![], 1));
+    rig.ni.answered(&flights[0], &Response { fail: NiFail::Undeliverable, ..reply });
+    let told: Vec<_> = rig.events().iter().map(|e| (e.kind, e.fail)).collect();
+    assert_eq!(told, [(ReplyEnd, NiFail::Undeliverable), (Unlink, NiFail::Ok)]);
+    assert_eq!(rig.ni.status().dropped, 1);
+}
+
+#[test]
 fn an_initiators_descriptor_is_used_up_and_told_of() {
     let mut rig = Rig::v3();
     let region = Region { threshold: Threshold::Count(1), unlink: true, ..md(&rig, 64, Options::empty()) };
@@ -374,7 +404,13 @@ fn an_initiators_descriptor_is_used_up_and_told_of() {
         rig.ni.begin(&Transfer { ack: AckRequest::Full, ..transfer(Operation::Put, md, 8) }).unwrap();
     rig.ni.sent(&flight, NiFail::Ok);
     assert_eq!(rig.ni.begin(&transfer(Operation::Put, md, 8)), Err(Error::Inactive { argument: "md" }));
-    let ack = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0 };
+    let ack = Response {
+        kind: ResponseKind::Ack,
+        fail: NiFail::Ok,
+        mlength: 8,
+        offset: 0,
+        list: ListKind::Priority,
+    };
     rig.ni.answered(&flight, &ack);
     assert_eq!(rig.kinds(), [SendStart, SendEnd, Unlink], "for the acknowledgement nothing was left");
     assert_eq!(rig.ni.status().dropped, 1);
@@ -465,7 +501,16 @@ fn an_acknowledgement_is_told_though_ends_are_not() {
     let flight = rig.ni.begin(&rig.outgoing_put(md)).unwrap();
     rig.ni.sent(&flight, NiFail::Ok);
     assert_eq!(rig.kinds(), []);
-    rig.ni.answered(&flight, &Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0 });
+    rig.ni.answered(
+        &flight,
+        &Response {
+            kind: ResponseKind::Ack,
+            fail: NiFail::Ok,
+            mlength: 8,
+            offset: 0,
+            list: ListKind::Priority,
+        },
+    );
     assert_eq!(rig.kinds(), [Ack]);
 }
 
@@ -481,7 +526,16 @@ fn the_end_of_a_bound_descriptor_is_told_with_the_last_operation_on_it() {
     let _ = rig.events();
     let flight = rig.ni.begin(&rig.outgoing_put(md)).unwrap();
     rig.ni.sent(&flight, NiFail::Ok);
-    rig.ni.answered(&flight, &Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0 });
+    rig.ni.answered(
+        &flight,
+        &Response {
+            kind: ResponseKind::Ack,
+            fail: NiFail::Ok,
+            mlength: 8,
+            offset: 0,
+            list: ListKind::Priority,
+        },
+    );
     let events = rig.events();
     let ack = events.iter().find(|event| event.kind == Ack).expect("it is told");
     let last = events.last().unwrap();

@@ -8,13 +8,13 @@
 //! ```text
 //!  request   0 kind  1 interface, ack  2 operation  3 fields  4 portal (2)  6 access control index (2)
 //!            8 token (4)  12 length (4)  16 match bits (8)  then: offset (8), header data (8), atomic (8), operand (32)
-//!  answer    0 kind  1 form  2 failure  3 –  4 token (4)  8 length moved (8)  16 offset (8)  then: lender's token (8)
+//!  answer    0 kind  1 form  2 failure  3 list  4 token (4)  8 length moved (8)  16 offset (8)  then: lender's token (8)
 //!  piece     0 address (8)  8 key (4)  12 length (4)
 //! ```
 
 use hca_core::{RemoteAddr, Rkey};
 use hca_matching::atomic::{AtomicOp, Datatype};
-use hca_matching::{AckRequest, Header, NiFail, Operation, Response, ResponseKind};
+use hca_matching::{AckRequest, Header, ListKind, NiFail, Operation, Response, ResponseKind};
 
 /// Bytes of the longest head.
 pub(crate) const MAX_HEAD: usize = 24 + 8 + 8 + 8 + 32;
@@ -194,7 +194,8 @@ impl Head {
     #[inline]
     pub(crate) fn response(token: u32, response: &Response, lender: Option<u32>) -> Self {
         let kind = if lender.is_some() { RESPONSE_LENT } else { RESPONSE };
-        let mut head = Self::new([kind, response.kind as u8, response.fail as u8, 0], token);
+        let first = [kind, response.kind as u8, response.fail as u8, response.list as u8];
+        let mut head = Self::new(first, token);
         head.push(response.mlength);
         head.push(response.offset);
         if let Some(lender) = lender {
@@ -237,6 +238,7 @@ impl<'a> Message<'a> {
                     fail: ni_fail(head[2])?,
                     mlength: u64_at(head, 8),
                     offset: u64_at(head, 16),
+                    list: list(head[3])?,
                 };
                 let token = u32_at(head, 4);
                 if kind == RESPONSE {
@@ -429,6 +431,13 @@ fn response_kind(code: u8) -> Result<ResponseKind, WireError> {
         .ok_or(WireError::Field { field: "the form of the response", value: code })
 }
 
+fn list(code: u8) -> Result<ListKind, WireError> {
+    [ListKind::Priority, ListKind::Overflow]
+        .into_iter()
+        .find(|&list| list as u8 == code)
+        .ok_or(WireError::Field { field: "the list", value: code })
+}
+
 fn ni_fail(code: u8) -> Result<NiFail, WireError> {
     use NiFail as F;
     [
@@ -516,8 +525,8 @@ mod tests {
 
     #[test]
     fn answers_are_read_as_they_were_written() {
-        let response =
-            Response { kind: ResponseKind::Reply, fail: NiFail::Segv, mlength: 9, offset: 1 << 50 };
+        let (kind, list) = (ResponseKind::Reply, ListKind::Overflow);
+        let response = Response { kind, fail: NiFail::Segv, mlength: 9, offset: 1 << 50, list };
         let mut bytes = Head::response(4, &response, None).as_bytes().to_vec();
         bytes.push(1);
         let Ok(Message::Response(4, got, [1])) = Message::parse(&bytes) else { panic!() };
@@ -558,5 +567,11 @@ mod tests {
             assert_eq!(got, field);
         }
         assert!(Message::parse(&[]).is_err());
+        let (kind, list) = (ResponseKind::Ack, ListKind::Priority);
+        let answer = Response { kind, fail: NiFail::Ok, mlength: 0, offset: 0, list };
+        let mut answer = Head::response(1, &answer, None).as_bytes().to_vec();
+        answer[3] = 2;
+        let Err(WireError::Field { field, value: 2 }) = Message::parse(&answer) else { panic!() };
+        assert_eq!(field, "the list");
     }
 }

@@ -111,6 +111,7 @@ hca_conformance::checks! { $
         list_entries_have_the_options_of_match_entries,
         memory_that_is_only_read_here_is_sent,
         gets_and_atomics_wait_on_the_overflow_list_too,
+        acknowledgements_and_replies_name_the_list,
         searching_again_and_again_finds_what_comes,
     }
     put {

@@ -462,6 +462,33 @@ pub(crate) fn gets_and_atomics_wait_on_the_overflow_list_too(bed: &Bed) {
     }
 }
 
+/// The initiator learns whether an entry waited for its message, and which bytes of its own a reply came to.
+pub(crate) fn acknowledgements_and_replies_name_the_list(bed: &Bed) {
+    let long = 9000;
+    let (pair, source, sink) = sides(bed, 16_384);
+    let most = Source::new(&pair.a, long, MdOptions::EVENT_SEND_DISABLE);
+    let got = Source::new(&pair.a, 64, MdOptions::empty());
+    let (target, op, ty) = (id(&pair.b), AtomicOp::Sum, Datatype::U32);
+    let rights = MeOptions::OP_PUT | MeOptions::OP_GET | MeOptions::EVENT_COMM_DISABLE;
+    for list in [ListKind::Overflow, ListKind::Priority] {
+        pair.b.me_append(sink.pt, &sink.me(rights | MeOptions::EVENT_OVER_DISABLE), list, 0).unwrap();
+        for (md, length, eq) in [(source.md, 8, source.eq), (most.md, long as u64, most.eq)] {
+            let put = Put { ack_req: AckReq::Ack, ..Put::new(md, length, target, sink.pt) };
+            pair.a.put(&put).unwrap();
+            assert_eq!(pair.event(&pair.a, eq, EventKind::Ack).ptl_list, list, "a put of {length} bytes");
+            pair.a.get(&Get { local_offset: 0, ..Get::new(md, length, target, sink.pt) }).unwrap();
+            assert_eq!(pair.event(&pair.a, eq, EventKind::Reply).ptl_list, list, "a get of {length} bytes");
+        }
+        let put = Put { ack_req: AckReq::Ack, ..Put::new(source.md, 8, target, sink.pt) };
+        pair.a.atomic(&put, op, ty).unwrap();
+        assert_eq!(pair.event(&pair.a, source.eq, EventKind::Ack).ptl_list, list);
+        let fetch = Fetch { local_get_offset: 24, ..Fetch::new(got.md, source.md, 8, target, sink.pt) };
+        pair.a.fetch_atomic(&Fetch { local_put_offset: 16, ..fetch }, op, ty).unwrap();
+        let reply = pair.event(&pair.a, got.eq, EventKind::Reply);
+        assert_eq!((reply.ptl_list, reply.start - got.memory.addr()), (list, 24));
+    }
+}
+
 pub(crate) fn searching_again_and_again_finds_what_comes(bed: &Bed) {
     let (pair, source, sink) = sides(bed, 64);
     sink.post_overflow(&pair.b, MeOptions::OP_PUT | MeOptions::EVENT_COMM_DISABLE);

@@ -573,16 +573,20 @@ impl Model {
         if let Some(at) = self.find(f.holder) {
             self.settle(at);
         }
-        let ok = Response { kind: ResponseKind::None, fail, mlength, offset: f.offset };
+        let ok = Response { kind: ResponseKind::None, fail, mlength, offset: f.offset, list };
         match f.header.ack {
             _ if operation.replies() => Response { kind: ResponseKind::Reply, ..ok },
             _ if has(&region, Options::ACK_DISABLE) => ok,
             AckRequest::None => ok,
             AckRequest::Full => Response { kind: ResponseKind::Ack, ..ok },
             AckRequest::Count => Response { kind: ResponseKind::CountAck, ..ok },
-            AckRequest::Complete => {
-                Response { kind: ResponseKind::CompleteAck, fail: NiFail::Ok, mlength: 0, offset: 0 }
-            }
+            AckRequest::Complete => Response {
+                kind: ResponseKind::CompleteAck,
+                fail: NiFail::Ok,
+                mlength: 0,
+                offset: 0,
+                list: ListKind::Priority,
+            },
         }
     }
     fn settle(&mut self, at: usize) {

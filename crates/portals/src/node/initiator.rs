@@ -4,7 +4,7 @@ use hca_matching::{Header, NiFail, Operation, Response, ResponseKind, Transfer};
 
 use super::interface::NiState;
 use super::peer::{Fetch, Fetched, Flying, Out};
-use super::post::{Body, Full};
+use super::post::{Body, Full, NOTHING};
 use super::{Net, State};
 use crate::wire::{self, Head};
 use crate::{Error, memory};
@@ -220,8 +220,8 @@ impl State {
         if !flying.is_some_and(|flying| fits(&flying.flight.transfer)) {
             return self.malformed(peer, &"a reply that does not go with its operation");
         }
-        let flying = self.peer(peer).flying.remove(token).expect("it was looked at");
-        if !self.ni(flying.ni).engine.takes_answer(&flying.flight) {
+        let mut flying = self.peer(peer).flying.remove(token).expect("it was looked at");
+        if !self.ni(flying.ni).engine.reply_begins(&mut flying.flight, response) {
             self.post(peer, Out::Fetched { token: lender, fail: NiFail::Ok });
             return self.finish(peer, flying, response);
         }
@@ -268,8 +268,7 @@ impl State {
             engine.sent(&flight, fail);
         }
         if flight.is_answered() {
-            let kind = ResponseKind::Ack;
-            engine.answered(&flight, &Response { kind, fail, mlength: 0, offset: 0 });
+            engine.answered(&flight, &Response { kind: ResponseKind::Ack, fail, ..NOTHING });
         }
         self.after(ni);
     }

@@ -1,7 +1,7 @@
 //! Posting of messages: at once if the peer's backlog is empty, else by the backlog.
 
 use hca_core::{Completion, PostErrorKind, WcStatus};
-use hca_matching::{NiFail, Response, ResponseKind};
+use hca_matching::{ListKind, NiFail, Response, ResponseKind};
 
 use super::peer::{Out, WINDOW};
 use super::ports::{post_inline, post_read};
@@ -331,6 +331,6 @@ impl Out {
 
 /// What an initiator hears that asked for nothing.
 pub(super) const NOTHING: Response =
-    Response { kind: ResponseKind::None, fail: NiFail::Ok, mlength: 0, offset: 0 };
+    Response { kind: ResponseKind::None, fail: NiFail::Ok, mlength: 0, offset: 0, list: ListKind::Priority };
 
 const _: () = assert!(MAX_HEAD <= 128, "a head fits what requests carry inline, or a slot");

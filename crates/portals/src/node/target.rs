@@ -8,7 +8,7 @@ use super::State;
 use super::interface::NiState;
 use super::peer::{Fetched, Lending, Out};
 use super::ports::{MAX_READ, MAX_SGE};
-use super::post::{Body, NOTHING};
+use super::post::Body;
 use crate::wire::{self, Behind, Message, Piece, Request, WireError};
 
 impl State {
@@ -94,13 +94,7 @@ impl State {
     /// An interface that is not open here takes nothing.
     #[cold]
     fn no_interface(&mut self, peer: u32, request: &Request<'_>) {
-        let kind = if request.header.operation.replies() { ResponseKind::Reply } else { ResponseKind::Ack };
-        let kind = if request.header.ack == hca_matching::AckRequest::None && kind == ResponseKind::Ack {
-            ResponseKind::None
-        } else {
-            kind
-        };
-        self.respond(peer, request.token, &Response { kind, fail: NiFail::Dropped, ..NOTHING }, &Body::None);
+        self.respond(peer, request.token, &request.header.refused(NiFail::Dropped), &Body::None);
     }
     fn hear_request(&mut self, peer: u32, request: &mut Request<'_>, data: &[u8]) {
         let Some(ni) = self.admit(peer, request) else { return self.no_interface(peer, request) };
@@ -144,7 +138,8 @@ impl State {
             self.let_go(memory);
             return self.malformed(peer, &"more gets than the window has");
         }
-        let response = Response { kind: ResponseKind::Reply, fail: NiFail::Ok, mlength: len, offset };
+        let (kind, list) = (ResponseKind::Reply, delivery.list);
+        let response = Response { kind, fail: NiFail::Ok, mlength: len, offset, list };
         let pieces = memory.remote(offset, len);
         self.let_go(memory);
         let lender = self.peer(peer).lendings.insert(Lending { ni: request.ni, delivery });
@@ -253,6 +248,7 @@ pub(super) fn reads(from: wire::Pieces<'_>, to: &[Sge], len: u64) -> Vec<(Piece,
 
 #[cfg(test)]
 mod tests {
+    use super::super::post::NOTHING;
     use super::*;
     use hca_core::{Lkey, RemoteAddr, Rkey};
 

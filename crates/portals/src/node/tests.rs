@@ -360,7 +360,12 @@ fn an_answer_that_does_not_go_with_its_operation_ends_the_connection_and_writes_
     ] {
         let case = (operation, kind, mlength, data, to_another);
         let (bed, ni, ct, memory) = asked(operation);
-        answers(&bed, &Response { kind, fail: NiFail::Ok, mlength, offset: 0 }, data, to_another);
+        answers(
+            &bed,
+            &Response { kind, fail: NiFail::Ok, mlength, offset: 0, list: ListKind::Priority },
+            data,
+            to_another,
+        );
         assert_eq!((bed.node.counts().malformed, bed.node.connections()), (1, 0), "{case:?}");
         bed.sim.run_for(Duration::from_millis(1)).unwrap();
         (0..4).for_each(|_| _ = bed.node.progress());
@@ -372,7 +377,12 @@ fn an_answer_that_does_not_go_with_its_operation_ends_the_connection_and_writes_
     }
     for (operation, kind, data) in [(Get, Reply, 8), (Put, Ack, 0)] {
         let (bed, ni, ct, memory) = asked(operation);
-        answers(&bed, &Response { kind, fail: NiFail::Ok, mlength: 8, offset: 0 }, data, false);
+        answers(
+            &bed,
+            &Response { kind, fail: NiFail::Ok, mlength: 8, offset: 0, list: ListKind::Priority },
+            data,
+            false,
+        );
         assert_eq!((bed.node.counts().malformed, ni.ct_get(ct).unwrap().success), (0, 1), "{operation:?}");
         let mut seen = [0; 8];
         memory.read_at(0, &mut seen);

@@ -70,7 +70,7 @@ impl EventKind {
 /// | kinds | fields beside `type`, `user_ptr` and `ni_fail_type` |
 /// |---|---|
 /// | `Put`, `Get`, `Atomic`, `FetchAtomic`, each also as `*Overflow`, and a `Search` that found one | all; `user_ptr` is the one given with the entry |
-/// | `Reply`, `Ack` | `mlength`, `remote_offset`; and the arguments of the call, with the target as `initiator` |
+/// | `Reply`, `Ack` | `mlength`, `remote_offset`, `ptl_list`; and the arguments of the call, with the target as `initiator` |
 /// | `Send` | the arguments of the call |
 /// | `Link`, `AutoUnlink`, `AutoFree` | `pt_index`, `ptl_list`, `start` |
 /// | `PtDisabled` | `pt_index` |

@@ -61,13 +61,18 @@ fn an_interface_that_is_not_open_answers_that_it_took_nothing() {
         let header = Header { operation, ack, ..Header::default() };
         hears(&bed.node, 3, 1, &header, None);
         let answer = answers_of(&bed)[0];
-        assert_eq!((answer.fail, answer.mlength), (NiFail::Dropped, 0));
+        let is_over = ack == AckRequest::Complete;
+        let fail = if is_over { NiFail::Ok } else { NiFail::Dropped };
+        assert_eq!((answer.fail, answer.mlength), (fail, 0), "{ack:?}");
         answer.kind
     };
     assert_eq!(asks(Operation::Put, AckRequest::None), ResponseKind::None);
     assert_eq!(asks(Operation::Put, AckRequest::Full), ResponseKind::Ack);
     assert_eq!(asks(Operation::Get, AckRequest::None), ResponseKind::Reply);
-    assert_eq!(answers_of(&bed).len(), 3);
+    assert_eq!(asks(Operation::Put, AckRequest::Count), ResponseKind::CountAck);
+    // It says that the operation is over, not how.
+    assert_eq!(asks(Operation::Put, AckRequest::Complete), ResponseKind::CompleteAck);
+    assert_eq!(answers_of(&bed).len(), 5);
     assert_eq!(bed.node.counts().malformed, 0);
 }
 
@@ -128,7 +133,7 @@ fn a_reply_to_be_fetched_that_does_not_go_with_its_operation_ends_the_connection
         (Get, Reply, 0, None, false),
     ] {
         let (bed, _ni, _memory) = asked_much(operation);
-        let response = Response { kind, fail: NiFail::Ok, mlength, offset: 0 };
+        let response = Response { kind, fail: NiFail::Ok, mlength, offset: 0, list: ListKind::Priority };
         bed.node.with(|state| {
             let peer = only(state);
             let flying = &mut state.peer(peer).flying;
@@ -147,7 +152,18 @@ fn a_reply_to_be_fetched_that_does_not_go_with_its_operation_ends_the_connection
 #[test]
 fn an_operation_whose_target_keeps_its_answer_back_is_over_and_tells_nothing() {
     let (bed, ni, ct, _memory) = asked(Operation::Put);
-    answers(&bed, &Response { kind: ResponseKind::None, fail: NiFail::Ok, mlength: 8, offset: 0 }, 0, false);
+    answers(
+        &bed,
+        &Response {
+            kind: ResponseKind::None,
+            fail: NiFail::Ok,
+            mlength: 8,
+            offset: 0,
+            list: ListKind::Priority,
+        },
+        0,
+        false,
+    );
     let count = ni.ct_get(ct).unwrap();
     assert_eq!((count.success, count.failure), (0, 0));
     assert_eq!((bed.node.counts().malformed, bed.look(|peer| peer.flying.len())), (0, 0));
@@ -209,7 +225,13 @@ fn closing_an_interface_ends_the_connections_that_it_uses_and_no_others() {
         ("a reply that is fetched", |bed, ni, _, _| {
             let md = ni.md_bind(&Md::new(bed.node.alloc(128).unwrap())).unwrap();
             ni.get(&Get::new(md, 128, bed.list(), 0)).unwrap();
-            let response = Response { kind: ResponseKind::Reply, fail: NiFail::Ok, mlength: 128, offset: 0 };
+            let response = Response {
+                kind: ResponseKind::Reply,
+                fail: NiFail::Ok,
+                mlength: 128,
+                offset: 0,
+                list: ListKind::Priority,
+            };
             bed.node.with(|state| {
                 let peer = only(state);
                 let flying = &mut state.peer(peer).flying;
@@ -285,6 +307,35 @@ fn a_message_carries_its_access_control_entry_and_its_senders_job() {
     panic!("no put has come");
 }
 
+/// 3.3: of two long gets into a descriptor that takes one more reply, the first uses it from the beginning of its
+/// bytes on, and the second's are not fetched.
+#[test]
+fn a_long_reply_uses_its_descriptor_from_its_beginning() {
+    let bed = Bed::new(|o| o);
+    bed.meet(&bed.hello(1, 1, 20));
+    bed.list();
+    let ni = v3::Ni::init(&bed.node, None, &v3::Limits::default()).unwrap();
+    let (eq, memory) = (ni.eq_alloc(8, None).unwrap(), bed.node.alloc(128).unwrap());
+    let md = v3::Md { threshold: v3::Threshold::Count(1), eq: Some(eq), ..v3::Md::new(&memory) };
+    let md = ni.md_bind(&md, v3::Unlink::Retain).unwrap();
+    let hello = bed.hello(1, 1, 20);
+    let to = v3::ProcessId { nid: hello.from.nid, pid: hello.from.pid };
+    (0..2).for_each(|_| ni.get(md, to, 0, 0, 0, 0).unwrap());
+    let response = Response { fail: NiFail::Ok, kind: ResponseKind::Reply, mlength: 128, ..NOTHING };
+    for _ in 0..2 {
+        bed.node.with(|state| {
+            let peer = only(state);
+            let flying = &mut state.peer(peer).flying;
+            let token = (0..u32::MAX).find(|token| flying.get_mut(*token).is_some()).unwrap();
+            state.heard(peer, &[Head::response(token, &response, Some(5)).as_bytes(), &piece(128)].concat());
+        });
+    }
+    assert_eq!(bed.look(|peer| (peer.fetches.len(), peer.replies, peer.flying.len())), (1, 1, 0));
+    let told: Vec<_> = std::iter::from_fn(|| ni.eq_get(eq).unwrap()).map(|got| got.event.kind).collect();
+    assert_eq!(told, [v3::EventKind::ReplyStart]);
+    assert_eq!(ni.status(v3::StatusRegister::DropCount), 1);
+}
+
 /// 3.3: of two gets into a descriptor that takes one more reply, the second's bytes go nowhere.
 #[test]
 fn a_reply_to_a_descriptor_that_is_used_up_writes_nothing() {
@@ -298,7 +349,13 @@ fn a_reply_to_a_descriptor_that_is_used_up_writes_nothing() {
     let hello = bed.hello(1, 1, 20);
     let to = v3::ProcessId { nid: hello.from.nid, pid: hello.from.pid };
     (0..2).for_each(|_| ni.get(md, to, 0, 0, 0, 0).unwrap());
-    let response = Response { kind: ResponseKind::Reply, fail: NiFail::Ok, mlength: 8, offset: 0 };
+    let response = Response {
+        kind: ResponseKind::Reply,
+        fail: NiFail::Ok,
+        mlength: 8,
+        offset: 0,
+        list: ListKind::Priority,
+    };
     for byte in [0x11, 0x22] {
         bed.node.with(|state| {
             let peer = only(state);
