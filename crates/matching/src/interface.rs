@@ -150,12 +150,13 @@ bitflags! {
     /// The options of a portal (4.3).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct PortalOptions: u32 {
-        /// A hint that all entries are used once; entries that are not are refused.
+        /// A hint that all entries are used once. This implementation makes no use of it, and takes other entries.
         const ONLY_USE_ONCE = 1 << 0;
         /// If a resource runs out, the portal is disabled, and no messages or events are lost: see
         /// [`Interface::pt_enable`].
         const FLOWCTRL = 1 << 1;
-        /// A hint that no entry refuses messages that are too long; entries that do so are refused.
+        /// A hint that no entry of the priority list refuses messages that are too long. This implementation makes no
+        /// use of it, and takes other entries.
         const ONLY_TRUNCATE = 1 << 2;
         /// The order of matching does not matter to the program. It is kept nevertheless.
         const MATCH_UNORDERED = 1 << 3;

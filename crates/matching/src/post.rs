@@ -7,7 +7,7 @@ use crate::initiator::MdSlot;
 use crate::unexpected::{Claim, Waiting};
 use crate::{
     Criteria, Entry, EntryHandle, EqHandle, Error, Event, EventKind, Header, Interface, ListKind, MdHandle,
-    NiFail, Operation, Options, Place, PortalOptions, Region, Threshold, Version,
+    NiFail, Operation, Options, Place, Region, Threshold, Version,
 };
 
 /// The effect of a search on the headers that it finds.
@@ -38,7 +38,7 @@ impl Interface {
     /// [`Error::NoSpace`], [`Error::ListTooLong`].
     pub fn insert(&mut self, place: Place, entry: Entry) -> Result<EntryHandle, Error> {
         let (pt_index, list, before) = self.resolve(place)?;
-        self.check_entry(pt_index, list, &entry)?;
+        self.check_entry(list, &entry)?;
         let limit = self.config.limits.max_list_size;
         if self.portal(pt_index)?.list(list).len() >= limit {
             return Err(Error::ListTooLong { limit });
@@ -97,7 +97,7 @@ impl Interface {
     /// [`Error::PtIndex`], [`Error::Handle`], [`Error::Options`].
     pub fn search(&mut self, pt_index: u32, entry: &Entry, op: SearchOp) -> Result<(), Error> {
         self.portal(pt_index)?;
-        self.check_entry(pt_index, ListKind::Priority, entry)?;
+        self.check_entry(ListKind::Priority, entry)?;
         let Some(region) = entry.region else {
             return Err(Error::Options { argument: "entry", why: "a search needs the region's options" });
         };
@@ -262,8 +262,7 @@ impl Interface {
         self.check_eq(region.eq, "eq")?;
         self.check_ct(region.ct, "ct")
     }
-    fn check_entry(&self, pt_index: u32, list: ListKind, entry: &Entry) -> Result<(), Error> {
-        let bad = |why| Err(Error::Options { argument: "options", why });
+    fn check_entry(&self, list: ListKind, entry: &Entry) -> Result<(), Error> {
         if self.config.version == Version::V3 && list == ListKind::Overflow {
             return Err(Error::Options { argument: "list", why: "3.3 has no overflow list" });
         }
@@ -278,21 +277,7 @@ impl Interface {
                 }
             };
         };
-        self.check_region(region)?;
-        let (hint, options) = (self.portal(pt_index)?.options, region.options);
-        if hint.contains(PortalOptions::ONLY_USE_ONCE) && !options.contains(Options::USE_ONCE) {
-            return bad("the portal was promised entries for one use only");
-        }
-        if hint.contains(PortalOptions::ONLY_TRUNCATE)
-            && options.contains(Options::NO_TRUNCATE)
-            && list == ListKind::Priority
-        {
-            return bad("the portal was promised entries that truncate only");
-        }
-        if region.min_free > 0 && !options.contains(Options::MANAGE_LOCAL) {
-            return bad("min_free needs MANAGE_LOCAL");
-        }
-        Ok(())
+        self.check_region(region)
     }
 
     /// Where the events of a region at a portal go.

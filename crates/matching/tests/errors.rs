@@ -159,11 +159,8 @@ fn limits_are_granted_as_asked_as_far_as_they_go() {
 }
 
 #[test]
-fn options_that_exclude_each_other_are_refused() {
+fn an_entry_without_memory_is_refused() {
     let mut rig = Rig::new();
-    let min_free = Region { min_free: 8, ..region(64, OP) };
-    let refused = rig.ni.append(rig.pt, Priority, Entry::new(Criteria::ANY, min_free));
-    assert_eq!(refused, Err(Error::Options { argument: "options", why: "min_free needs MANAGE_LOCAL" }));
     let bare = rig.ni.append(rig.pt, Priority, Entry::bare(Criteria::ANY, true));
     assert!(matches!(bare, Err(Error::Options { argument: "region", .. })));
 }

@@ -337,24 +337,24 @@ fn sources_whose_digests_agree_are_told_apart() {
 }
 
 #[test]
-fn only_use_once_and_only_truncate_are_promises_that_entries_keep() {
+fn only_use_once_and_only_truncate_are_hints_and_no_entry_is_refused_for_them() {
     let portal = PortalOptions::ONLY_USE_ONCE | PortalOptions::ONLY_TRUNCATE;
     let mut rig = Rig::with(Config::default(), portal, 8);
-    let mut append = |list, options| {
+    for (list, options) in [(Overflow, OP), (Priority, OP), (Priority, OP | Options::NO_TRUNCATE)] {
         let entry = Entry::new(Criteria::ANY, region(8, options));
-        rig.ni.append(rig.pt, list, entry).map(drop)
-    };
-    assert!(matches!(append(Priority, OP), Err(Error::Options { .. })));
-    assert!(matches!(
-        append(Priority, OP | Options::USE_ONCE | Options::NO_TRUNCATE),
-        Err(Error::Options { .. })
-    ));
-    assert_eq!(
-        append(Overflow, OP | Options::USE_ONCE | Options::NO_TRUNCATE),
-        Ok(()),
-        "said of the priority list"
-    );
-    assert_eq!(append(Priority, OP | Options::USE_ONCE), Ok(()));
+        assert_eq!(rig.ni.append(rig.pt, list, entry).map(drop), Ok(()), "{list:?} {options:?}");
+        assert_eq!(rig.ni.search(rig.pt, &entry, SearchOp::Only), Ok(()));
+    }
+    assert!([0; 2].into_iter().all(|_| rig.send(rig.put(9)).is_ok_and(|(_, _, length)| length == 8)));
+}
+
+#[test]
+fn min_free_is_looked_at_with_manage_local_only() {
+    let mut rig = Rig::new();
+    let entry = rig.append(Priority, Region { min_free: 8, ..region(8, OP) });
+    for _ in 0..2 {
+        assert_eq!(rig.send(rig.put(8)), Ok((entry, 0, 8)));
+    }
 }
 
 #[test]

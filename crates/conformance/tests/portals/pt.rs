@@ -85,22 +85,18 @@ pub(crate) fn disabling_waits_for_what_is_under_way(bed: &Bed) {
     }
 }
 
-pub(crate) fn only_use_once_refuses_other_entries(bed: &Bed) {
+/// MPI libraries give these hints, and append blocks for what is unexpected to the same portal.
+pub(crate) fn only_use_once_and_only_truncate_are_hints(bed: &Bed) {
     let pair = bed.pair(MATCHING);
-    let sink = Sink::new(&pair.b, 64, PtOptions::ONLY_USE_ONCE);
-    let append = |options| pair.b.me_append(sink.pt, &sink.me(options), ListKind::Priority, 0);
-    assert_eq!(code(append(MeOptions::OP_PUT)), ReturnCode::ArgInvalid);
-    append(MeOptions::OP_PUT | MeOptions::USE_ONCE).unwrap();
-    let source = source(&pair);
-    assert_eq!(send(&pair, &source, sink.pt, 8), NiFail::Ok);
-}
-
-pub(crate) fn only_truncate_refuses_other_entries(bed: &Bed) {
-    let pair = bed.pair(MATCHING);
-    let sink = Sink::new(&pair.b, 64, PtOptions::ONLY_TRUNCATE);
-    let append = |options| pair.b.me_append(sink.pt, &sink.me(options), ListKind::Priority, 0);
-    assert_eq!(code(append(MeOptions::OP_PUT | MeOptions::NO_TRUNCATE)), ReturnCode::ArgInvalid);
-    append(MeOptions::OP_PUT).unwrap();
+    let (source, sink) =
+        (source(&pair), Sink::new(&pair.b, 64, PtOptions::ONLY_USE_ONCE | PtOptions::ONLY_TRUNCATE));
+    let block = MeOptions::OP_PUT | MeOptions::MANAGE_LOCAL | MeOptions::NO_TRUNCATE;
+    for list in [ListKind::Overflow, ListKind::Priority] {
+        pair.b.me_append(sink.pt, &sink.me(block), list, 0).unwrap();
+        for _ in 0..2 {
+            assert_eq!(send(&pair, &source, sink.pt, 8), NiFail::Ok);
+        }
+    }
 }
 
 pub(crate) fn match_unordered_keeps_the_order_all_the_same(bed: &Bed) {

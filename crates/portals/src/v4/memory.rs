@@ -130,9 +130,9 @@ impl Ni {
     /// `*Overflow` event and removed. An entry for one use that takes a header is not linked.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for an invalid portal or counting event, options that are unknown or that the portal excludes,
-    /// a vector of more than [`Limits::max_iovecs`](super::Limits::max_iovecs), an interface with matching;
-    /// `PTL_NO_SPACE`; `PTL_LIST_TOO_LONG`.
+    /// `PTL_ARG_INVALID` for an invalid portal or counting event, unknown options, a vector of more than
+    /// [`Limits::max_iovecs`](super::Limits::max_iovecs), an interface with matching; `PTL_NO_SPACE`;
+    /// `PTL_LIST_TOO_LONG`.
     #[doc(alias = "PtlLEAppend")]
     pub fn le_append(
         &self,
@@ -174,8 +174,8 @@ impl Ni {
     /// match is reported by an `*Overflow` event and removed. An entry for one use that matches a header is not linked.
     ///
     /// # Errors
-    /// As [`le_append`](Self::le_append); `PTL_ARG_INVALID` also for an interface without matching, for
-    /// [`Me::min_free`] without [`MeOptions::MANAGE_LOCAL`], and for a [`Me::match_id`] of the other kind of address.
+    /// As [`le_append`](Self::le_append); `PTL_ARG_INVALID` also for an interface without matching, and for a
+    /// [`Me::match_id`] of the other kind of address.
     #[doc(alias = "PtlMEAppend")]
     pub fn me_append(
         &self,

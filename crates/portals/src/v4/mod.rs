@@ -57,8 +57,8 @@
 //!   target's fetch for longer messages. **`Ack`** means that the bytes are in the target's memory.
 //! - **Atomics**: see [`Ni::atomic_sync`].
 //! - `VOLATILE` copies bytes that can't leave at once. A bundle's operations may leave together, at its end.
-//!   `UNORDERED`, `UNRELIABLE`, `MATCH_UNORDERED` and `IS_ACCESSIBLE` are accepted and change nothing: this
-//!   implementation makes no use of the freedom that they give.
+//!   `UNORDERED`, `UNRELIABLE`, `MATCH_UNORDERED`, `IS_ACCESSIBLE` and the hints `ONLY_USE_ONCE` and `ONLY_TRUNCATE`
+//!   are accepted and change nothing: this implementation makes no use of the freedom that they give.
 //!
 //! # The functions of the interface
 //!
