@@ -23,10 +23,11 @@ impl Counter {
     pub(crate) fn set(&mut self, count: Count) {
         self.count = count;
     }
+    /// As in C: an increment of 2^64 - n takes n away.
     #[inline]
     pub(crate) fn add(&mut self, by: Count) {
-        self.count.success = self.count.success.saturating_add(by.success);
-        self.count.failure = self.count.failure.saturating_add(by.failure);
+        self.count.success = self.count.success.wrapping_add(by.success);
+        self.count.failure = self.count.failure.wrapping_add(by.failure);
     }
     /// `serial` grows from call to call.
     pub(crate) fn wait(&mut self, threshold: u64, serial: u64, operation: Triggered) {
@@ -107,7 +108,8 @@ impl Interface {
         self.change(ct, Change::Set(count));
         Ok(())
     }
-    /// Increments a counting event: successes or failures, not both.
+    /// Increments a counting event: successes or failures, not both. Counts wrap, so an increment of 2^64 - n, which is
+    /// -n in C, takes n away.
     ///
     /// # Errors
     /// [`Error::Handle`], [`Error::Increment`].

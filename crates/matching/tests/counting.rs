@@ -47,7 +47,7 @@ fn counts_are_incremented_and_set() {
     ni.ct_set(ct, both).unwrap();
     assert_eq!(ni.ct_get(ct), Ok(both));
     ni.ct_inc(ct, successes(u64::MAX)).unwrap();
-    assert_eq!(ni.ct_get(ct), Ok(Count { success: u64::MAX, failure: 1 }), "a count that is full stays so");
+    assert_eq!(ni.ct_get(ct), Ok(Count { success: 0, failure: 1 }), "-1 in C");
     ni.ct_free(ct).unwrap();
     assert_eq!(ni.ct_get(ct), Err(Error::Handle { argument: "ct" }));
 }
@@ -122,6 +122,21 @@ fn operations_that_feed_their_own_count_end() {
     }
     ni.ct_inc(ct, successes(1)).unwrap();
     assert_eq!(ni.ct_get(ct), Ok(successes(100)));
+}
+
+/// Of a barrier: each level waits for two messages, and takes them off its count for the next time.
+#[test]
+fn a_count_that_takes_off_what_it_has_reached_begins_anew() {
+    let mut ni = Interface::new(Config::default());
+    let (level, done) = (ni.ct_alloc().unwrap(), ni.ct_alloc().unwrap());
+    for round in 1..=2 {
+        ni.trigger(level, 2, Triggered::CtInc(done, successes(1))).unwrap();
+        ni.trigger(level, 2, Triggered::CtInc(level, successes(2_u64.wrapping_neg()))).unwrap();
+        ni.ct_inc(level, successes(1)).unwrap();
+        assert_eq!(ni.ct_get(done), Ok(successes(round - 1)));
+        ni.ct_inc(level, successes(1)).unwrap();
+        assert_eq!([level, done].map(|ct| ni.ct_get(ct)), [Ok(successes(0)), Ok(successes(round))]);
+    }
 }
 
 #[test]
@@ -204,7 +219,13 @@ fn send_ack_and_reply_tell_their_fields() {
     let get = ni.begin(&transfer(Operation::Get, md, 16)).unwrap();
     ni.answered(
         &get,
-        &Response { kind: ResponseKind::Reply, fail: NiFail::Undeliverable, mlength: 0, offset: 0, list: ListKind::Priority },
+        &Response {
+            kind: ResponseKind::Reply,
+            fail: NiFail::Undeliverable,
+            mlength: 0,
+            offset: 0,
+            list: ListKind::Priority,
+        },
     );
     let events: Vec<_> = std::iter::from_fn(|| ni.eq_get(eq).unwrap()).map(|got| got.event).collect();
     let told: Vec<_> = events.iter().map(|e| (e.kind, e.fail, e.mlength, e.offset, e.user_ptr)).collect();
@@ -302,7 +323,8 @@ fn put(options: MdOptions, ack: AckRequest, answer: Response) -> (Vec<EventKind>
 }
 
 /// The target moved 10 bytes.
-const ACKED: Response = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 10, offset: 0, list: ListKind::Priority };
+const ACKED: Response =
+    Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 10, offset: 0, list: ListKind::Priority };
 const REFUSED: Response = Response { fail: NiFail::Dropped, mlength: 0, ..ACKED };
 
 #[test]
@@ -448,7 +470,13 @@ fn event_ct_reply_counts_replies_of_every_fetching_operation() {
         }
         ni.answered(
             &flight,
-            &Response { kind: ResponseKind::Reply, fail: NiFail::Ok, mlength: 16, offset: 0, list: ListKind::Priority },
+            &Response {
+                kind: ResponseKind::Reply,
+                fail: NiFail::Ok,
+                mlength: 16,
+                offset: 0,
+                list: ListKind::Priority,
+            },
         );
         assert_eq!(ni.ct_get(ct), Ok(successes(16)));
         assert_eq!(ni.ct_get(other), Ok(successes(u64::from(operation.writes()))));
@@ -465,7 +493,13 @@ fn a_descriptor_with_messages_under_way_is_in_use() {
     assert_eq!(ni.md_unlink(md), Err(Error::InUse { argument: "md", pending: 2 }));
     ni.sent(&flight, NiFail::Undeliverable);
     assert_eq!(ni.md_unlink(md), Err(Error::InUse { argument: "md", pending: 1 }));
-    let lost = Response { kind: ResponseKind::CountAck, fail: NiFail::Undeliverable, mlength: 0, offset: 0, list: ListKind::Priority };
+    let lost = Response {
+        kind: ResponseKind::CountAck,
+        fail: NiFail::Undeliverable,
+        mlength: 0,
+        offset: 0,
+        list: ListKind::Priority,
+    };
     ni.answered(&flight, &lost);
     assert_eq!(ni.md_unlink(md), Ok(()));
 }

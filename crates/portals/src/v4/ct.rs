@@ -99,7 +99,8 @@ impl Ni {
         };
         set().map_err(|e| Error::new("PtlCTSet", e))
     }
-    /// Increments a counting event: its successes or its failures.
+    /// Increments a counting event: its successes or its failures. Counts wrap as in C: an increment of 2^64 - n, which
+    /// is -n there, takes n away.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID`, also for an increment of both.
