@@ -90,8 +90,8 @@ impl Interface {
     ///
     /// [`SearchOp::Only`] posts a `Search` event for each header that it finds, [`SearchOp::Delete`] the event that
     /// appending would post. An entry for one use finds one header, any other entry finds all. A search without a
-    /// result posts a `Search` event that failed with [`NiFail::NoMatch`]. A message found by `Only` may still be
-    /// arriving.
+    /// result posts a `Search` event that failed with [`NiFail::NoMatch`]. Where matches are counted, the end of a search
+    /// for all is counted as a failure, whether it found any or not. A message found by `Only` may still be arriving.
     ///
     /// # Errors
     /// [`Error::PtIndex`], [`Error::Handle`], [`Error::Options`].
@@ -132,6 +132,8 @@ impl Interface {
                 ..Event::new(EventKind::Search)
             };
             self.tell_overflow(event, &claim, 0);
+        } else if uses != Threshold::Count(0) && claim.options.contains(Options::EVENT_CT_OVERFLOW) {
+            self.count(claim.ct, NiFail::NoMatch, None);
         }
         Ok(())
     }

@@ -337,6 +337,8 @@ impl Model {
                 ..Self::blank(EventKind::Search)
             };
             self.tell_over(event, &region);
+        } else if uses != Threshold::Count(0) && has(&region, Options::EVENT_CT_OVERFLOW) {
+            self.bump(&region, NiFail::NoMatch, 0);
         }
     }
     pub(crate) fn unlink(&mut self, handle: EntryHandle) -> Result<(), Error> {

@@ -158,7 +158,8 @@ impl Ni {
     ///
     /// [`SearchOp::Only`] leaves each found header and posts a `Search` event; [`SearchOp::Delete`] removes it and
     /// posts the event that appending would post. An entry for one use finds one header, any other entry finds all. A
-    /// search without a result posts a `Search` event with [`NiFail::NoMatch`](super::NiFail::NoMatch).
+    /// search without a result posts a `Search` event with [`NiFail::NoMatch`](super::NiFail::NoMatch). With
+    /// [`LeOptions::EVENT_CT_OVERFLOW`], the matches are counted, and the end of a search for all as a failure.
     ///
     /// # Errors
     /// As [`le_append`](Self::le_append).
