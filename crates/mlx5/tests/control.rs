@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hca_core::{
-    Access, AsyncEvent, Device, DeviceError, Gid, Lid, MrInit, Mtu, Pkey, QpAttr, QpCap, QpInit, QpState,
-    QpType, SrqInit,
+    Access, AsyncEvent, Device, DeviceError, Gid, Lid, MrInit, Mtu, Pkey, Qkey, QpAttr, QpCap, QpInit,
+    QpState, QpType, SrqInit,
 };
 use hca_mlx5::{Death, Mlx5, OpenError, Options};
 use hca_prm::caps::{AtomicCaps, HcaCap};
@@ -709,6 +709,33 @@ fn a_queue_pair_on_a_shared_queue_is_flushed_before_it_is_reset() {
     // Where it is, or holds nothing of others', there is no need to.
     assert_eq!(commands(Some(shared), &[Init, Error, Reset, Reset]), [init, error, reset, reset]);
     assert_eq!(commands(None, &[Init, Reset]), [init, reset]);
+}
+
+/// Who shows all queue pairs, say, does so while others destroy them.
+#[test]
+fn queues_of_a_queue_pair_that_is_gone_can_go_though_somebody_still_asks_about_it() {
+    let scripted = Scripted::serve(Wants::default());
+    let device = open(&scripted);
+    let pd = device.alloc_pd().unwrap();
+    let (cq, _poller) = device.create_cq(16).unwrap();
+    let (shared, _recv) = device.create_srq(pd, &SrqInit { max_wr: 16, max_sge: 1 }).unwrap();
+    let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+    let init = QpInit { qp_type: QpType::Ud, send_cq: cq, recv_cq: cq, srq: Some(shared), cap };
+    let qp = device.create_qp(pd, &init).unwrap().handle;
+    let (pkey, qkey) = (Some(Pkey::DEFAULT), Some(Qkey::new(1)));
+    device.modify_qp(qp, &QpAttr { state: Some(QpState::Init), pkey, qkey, ..QpAttr::default() }).unwrap();
+    device.modify_qp(qp, &QpAttr { state: Some(QpState::Rtr), ..QpAttr::default() }).unwrap();
+    scripted.state().wants.hold.insert(Opcode::QUERY_QP);
+    std::thread::scope(|s| {
+        let asks = s.spawn(|| device.query_qp(qp));
+        until("it is asked about", || scripted.state().held() == 1);
+        device.destroy_qp(qp).unwrap();
+        let gone = (device.destroy_srq(shared), device.destroy_cq(cq));
+        scripted.state().let_go(false);
+        assert!(asks.join().unwrap().is_err(), "there is none any more");
+        gone.0.unwrap();
+        gone.1.unwrap();
+    });
 }
 
 #[test]

@@ -29,7 +29,7 @@ use self::recv::RecvQueue;
 use self::send::{SendLimits, SendQueue};
 use self::wqe::BLOCK_CELLS;
 use crate::caps::Caps;
-use crate::cq::CqUser;
+use crate::cq::{CqCore, CqUser};
 use crate::error::memory;
 use crate::hca::Hca;
 use crate::queue::{QueueMemory, in_range};
@@ -89,12 +89,16 @@ struct Entry {
     cap: QpCap,
     pd: PdHandle,
     memory: SharedCells,
-    send_cq: CqUser,
-    recv_cq: CqUser,
-    _srq: Option<SrqUser>,
+    send_cq: Arc<CqCore>,
+    recv_cq: Arc<CqCore>,
+    /// By what it holds its queues, until it is destroyed. Who looks at it may have it for longer.
+    holds: Mutex<Option<Holds>>,
     /// Attributes as they were set; held while the queue pair changes.
     attr: Mutex<QpAttr>,
 }
+
+/// Holds on the queues of a queue pair.
+type Holds = ([CqUser; 2], Option<SrqUser>);
 
 impl Entry {
     fn attr(&self) -> MutexGuard<'_, QpAttr> {
@@ -123,16 +127,20 @@ impl Entry {
     /// Takes it out of its completion queues, with what it left there, and returns what it took from a shared receive
     /// queue.
     fn leave(&self) -> Vec<u64> {
-        let (send, recv) = (&self.send_cq.core, &self.recv_cq.core);
+        let (send, recv) = (&self.send_cq, &self.recv_cq);
         if !Arc::ptr_eq(send, recv) {
             // One after the other: two queue pairs may have two queues the other way round.
             send.remove(&self.core);
         }
         recv.remove(&self.core)
     }
+    /// Lets go of its queues, which may be destroyed from then on.
+    fn let_go_of_queues(&self) {
+        drop(self.holds.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
     /// Forgets all its requests, with what it left in its completion queues; those of a shared receive queue complete.
     fn forget(&self) {
-        let (send, recv, core) = (&self.send_cq.core, &self.recv_cq.core, &*self.core);
+        let (send, recv, core) = (&self.send_cq, &self.recv_cq, &*self.core);
         if Arc::ptr_eq(send, recv) {
             return send.reset(core, || {
                 core.clear_send();
@@ -208,9 +216,9 @@ impl Qps {
                 cap: init.cap,
                 pd,
                 memory: memory.cells.clone(),
-                send_cq,
-                recv_cq,
-                _srq: srq,
+                send_cq: send_cq.core.clone(),
+                recv_cq: recv_cq.core.clone(),
+                holds: Mutex::new(Some(([send_cq, recv_cq], srq))),
                 attr: Mutex::default(),
             });
             entry = Some(made.clone());
@@ -221,7 +229,7 @@ impl Qps {
             return Err(e);
         }
         let entry = entry.expect("it was inserted");
-        let (send, recv) = (&entry.send_cq.core, &entry.recv_cq.core);
+        let (send, recv) = (&entry.send_cq, &entry.recv_cq);
         if Arc::ptr_eq(send, recv) {
             send.add(&entry.core, true, true);
         } else {
@@ -313,6 +321,7 @@ impl Qps {
                 .inspect_err(|_| entry.memory.leak())
         };
         let shared = entry.leave();
+        entry.let_go_of_queues();
         drop(set);
         hca.pds.release(entry.pd);
         gone.map(|()| shared)
