@@ -73,6 +73,8 @@ impl Drop for Hca {
             return;
         }
         self.stop_once();
+        // On the driver's own thread, which may be about to give commands: there is nobody who would answer.
+        self.health.declare(Death::Closed);
     }
 }
 
@@ -323,7 +325,7 @@ impl Core {
             return;
         }
         tracing::error!(
-            "the system wants {} back, as when it is unbound from vfio-pci: it is let go of, and its program is_notified that the \
+            "the system wants {} back, as when it is unbound from vfio-pci: it is let go of, and its program hears that the \
              device is dead",
             self.function.name()
         );
