@@ -25,15 +25,10 @@ impl Registers {
     /// The adapter's free-running clock.
     pub(crate) fn timer(&self) -> Result<u64, FunctionError> {
         let (high, low) = (InitSegment::INTERNAL_TIMER_H, InitSegment::INTERNAL_TIMER_L);
-        let mut before = self.get(high)?;
-        loop {
-            let (time, after) = (self.get(low)?, self.get(high)?);
-            // The lower half may have gone around between the two.
-            if before == after {
-                return Ok(u64::from(after) << 32 | u64::from(time));
-            }
-            before = after;
-        }
+        let (before, time, after) = (self.get(high)?, self.get(low)?, self.get(high)?);
+        // The lower half may have gone around between the two; not twice, in so short a time.
+        let time = if before == after { time } else { self.get(low)? };
+        Ok(u64::from(after) << 32 | u64::from(time))
     }
     /// Writes a row.
     pub(crate) fn set_row(&self, offset: usize, row: u32) -> Result<(), FunctionError> {

@@ -334,7 +334,7 @@ pub(crate) fn max_wr(caps: &Caps) -> u32 {
 }
 /// Entries of a list, at most.
 pub(crate) fn max_sge(caps: &Caps) -> u32 {
-    (caps.max_wqe_sz_rq / CELL as u32 - HEAD_CELLS as u32).min(wqe::MAX_SGE)
+    (caps.max_wqe_sz_rq / CELL as u32).saturating_sub(HEAD_CELLS as u32).min(wqe::MAX_SGE)
 }
 
 /// The port: the queue, and the adapter that runs as long.

@@ -750,6 +750,26 @@ fn queues_of_a_queue_pair_that_is_gone_can_go_though_somebody_still_asks_about_i
 }
 
 #[test]
+fn an_adapter_whose_receive_requests_have_no_room_has_no_entries() {
+    let more = |all: &mut commands::AllCaps| _ = all.general.set(HcaCap::MAX_WQE_SZ_RQ, 15);
+    let scripted = Scripted::serve(Wants { more, ..Wants::default() });
+    let device = open(&scripted);
+    assert_eq!(device.attr().max_sge, 0);
+    drop(device);
+}
+
+#[test]
+fn a_clock_that_never_stands_still_is_read_all_the_same() {
+    let scripted = Scripted::serve(Wants::default());
+    let device = open(&scripted);
+    let before = device.clock().expect("it has one").now;
+    assert!(device.clock().unwrap().now > before);
+    scripted.state().wants.restless = Some(7);
+    // The upper half is that of the last look, and the lower one is read again after it.
+    assert_eq!(device.clock().map(|clock| clock.now), Some(9 << 32 | 10));
+}
+
+#[test]
 fn completion_queues_take_turns_at_event_queues_of_which_there_is_one_a_cpu() {
     let scripted = Scripted::serve(Wants { vectors: 3, ..Wants::default() });
     let device = open(&scripted);

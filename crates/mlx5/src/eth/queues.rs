@@ -157,8 +157,13 @@ impl<B: Bell> Queues<B> {
             let Some(cqe) = Cqe::ready(&self.cq, self.taken, LOG_CQ) else { break };
             self.taken = self.taken.wrapping_add(1);
             match cqe.kind() {
-                // All before it have ended as well.
-                Kind::Sent => ended = cqe.place().wrapping_add(FRAME_BLOCKS),
+                // All before it have ended as well. What is not under way does not end.
+                Kind::Sent => {
+                    let behind = cqe.place().wrapping_add(FRAME_BLOCKS);
+                    if behind.wrapping_sub(ended) <= self.sent.wrapping_sub(ended) {
+                        ended = behind;
+                    }
+                }
                 Kind::Received => {
                     let cells = self.frame_cells();
                     let at = usize::from(cqe.place()) % (1 << LOG_RECVS) * cells;
@@ -329,6 +334,18 @@ mod tests {
             b.complete(Cqe64::new().with(Cqe64::WQE_COUNTER, last.into()));
             assert!(b.poll().is_empty());
         }
+    }
+
+    #[test]
+    fn frames_that_are_not_under_way_do_not_end() {
+        let mut b = bed();
+        assert!(b.queues.send(&[0; 42]) && b.queues.send(&[0; 42]));
+        for place in [4, 0x8000, 0xffff, 0x40] {
+            b.complete(Cqe64::new().with(Cqe64::WQE_COUNTER, place));
+        }
+        assert!(b.poll().is_empty());
+        let room = (0..1 << LOG_SENDS).take_while(|_| b.queues.send(&[0; 42])).count();
+        assert_eq!(room, (1 << LOG_SENDS) - 2);
     }
 
     #[test]

@@ -129,6 +129,8 @@ pub(crate) struct Wants {
     /// What the function's interface is used for.
     pub(crate) nic: NicInterface,
     pub(crate) stopped: bool,
+    /// Both halves of its clock count looks at the clock from here on.
+    pub(crate) restless: Option<u32>,
     pub(crate) busy_reads: u32,
     /// Pages that are not given back when it is stopped.
     pub(crate) keeps: usize,
@@ -187,6 +189,7 @@ impl Default for Wants {
             health: HealthBuffer::new(),
             nic: NicInterface::Full,
             stopped: false,
+            restless: None,
             busy_reads: 2,
             keeps: 0,
             overstates: 0,
@@ -420,6 +423,10 @@ impl State {
             true
         } else if health.contains(&at) {
             segment.set(InitSegment::HEALTH_BUFFER, wants.health);
+            true
+        } else if let (Some(looks), 0x1000 | 0x1004) = (&mut wants.restless, at) {
+            segment.set(InitSegment::INTERNAL_TIMER_H, *looks).set(InitSegment::INTERNAL_TIMER_L, *looks);
+            *looks += 1;
             true
         } else {
             at == InitSegment::HEALTH_COUNTER.offset() && wants.stopped
