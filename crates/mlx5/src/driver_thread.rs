@@ -9,6 +9,7 @@ use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
 use hca_vfio::Notices;
+use hca_vfio::user::take_count;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::events::EventFd;
@@ -82,8 +83,8 @@ fn run(core: &Core, bell: &EventFd, leave: &AtomicBool, signals: &Signals) {
         if leave.load(Ordering::Acquire) {
             return;
         }
-        // Nothing to read: that one did not come.
-        let came = |fd: &OwnedFd| rustix::io::read(fd, &mut [0_u8; 8]).is_ok();
+        // A server has them, too.
+        let came = |fd: &OwnedFd| take_count(fd);
         if notices.error.as_ref().is_some_and(came) {
             // Whether it is kept from memory is logged.
             let _ = core.kill(Death::Bus);

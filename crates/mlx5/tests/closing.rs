@@ -160,3 +160,29 @@ fn an_error_of_the_bus_ends_the_device() {
     drop(device);
     assert_eq!(scripted.end().resets, 2);
 }
+
+#[test]
+fn a_server_that_has_reads_of_the_drivers_descriptors_wait_does_not_stop_its_thread() {
+    let mut scripted = Scripted::serve(Wants::default());
+    let device = open(&scripted);
+    scripted.state().have_reads_of_notices_wait();
+    let (closed, was_closed) = channel();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let event =
+                Eqe::of(EventType::PortChange).with(Eqe::EVENT_SUB_TYPE, PortChangeSubtype::Down.code());
+            scripted.state().event(&event);
+            until("it is told", || device.poll_event() == Some(AsyncEvent::PortError));
+            device.close().unwrap();
+            closed.send(()).unwrap();
+        });
+        let came = was_closed.recv_timeout(Duration::from_secs(20));
+        if came.is_err() {
+            // If the thread waits, it goes on now.
+            (0..2).for_each(|which| scripted.state().notice(which));
+        }
+        assert_eq!(came, Ok(()));
+    });
+    drop(device);
+    assert_eq!(scripted.end().resets, 1);
+}

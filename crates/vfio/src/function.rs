@@ -130,8 +130,8 @@ impl PciFunction {
     }
 
     /// Connects each of the first `vectors` MSI-X interrupts to an eventfd. The eventfds are non-blocking: a read
-    /// returns the number of interrupts since the last read, or fails with `EAGAIN`. Dropping an eventfd disables
-    /// nothing.
+    /// returns the number of interrupts since the last read, or fails with `EAGAIN`. A server shares this flag, and may
+    /// change it; [`user::take_count`](crate::user::take_count) never waits. Dropping an eventfd disables nothing.
     ///
     /// # Errors
     /// The function has fewer vectors, or some are set up already.

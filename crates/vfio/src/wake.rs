@@ -20,6 +20,24 @@ pub fn can_be_eventfd(fd: impl AsFd) -> bool {
     fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Unknown)
 }
 
+/// Takes the count of an eventfd that another process has as well. Returns whether it was not 0.
+///
+/// The call never waits: whether reads wait is a flag that all who have the descriptor share, and may have changed, so
+/// this read says for itself that it does not. On kernels before 5.8, whoever changes the flag, and takes the count at
+/// the same time, still has this call wait.
+pub fn take_count(eventfd: impl AsFd) -> bool {
+    let mut count = [0_u8; 8];
+    let into = &mut [IoSliceMut::new(&mut count)];
+    match preadv2(&eventfd, into, u64::MAX, ReadWriteFlags::NOWAIT) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+            let mut fds = [PollFd::new(&eventfd, PollFlags::IN)];
+            let ready = poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0);
+            ready && rustix::io::read(&eventfd, &mut count).is_ok()
+        }
+        taken => taken.is_ok(),
+    }
+}
+
 /// The waker of a function's server, for use after a doorbell was written. Clones wake the same server.
 #[derive(Clone)]
 pub struct Waker {
@@ -139,20 +157,8 @@ impl Sleeper {
     /// Announces that the server polls again, and discards earlier wakes.
     pub fn awake(&self) {
         self.word().store(0, Ordering::SeqCst);
-        let mut count = [0_u8; 8];
-        // Whether reads wait is a flag that the client shares, and may have changed: each one says for itself that it
-        // does not.
-        let into = &mut [IoSliceMut::new(&mut count)];
-        let read = preadv2(&self.event, into, u64::MAX, ReadWriteFlags::NOWAIT);
-        if let Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) = read {
-            // A kernel before 5.8. There a client that changes the flag, and reads what woke the server between these
-            // two calls, still stops it.
-            let mut fds = [PollFd::new(&self.event, PollFlags::IN)];
-            if poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
-                let _ = rustix::io::read(&self.event, &mut count);
-            }
-        }
-        // Otherwise there was nothing to read: nobody woke it.
+        // Nothing to take: nobody woke it.
+        let _ = take_count(&self.event);
     }
 }
 

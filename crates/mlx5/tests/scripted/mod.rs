@@ -307,6 +307,13 @@ impl State {
         let event = self.notices[which].as_ref().expect("it is set up");
         rustix::io::write(event, &1_u64.to_ne_bytes()).unwrap();
     }
+    /// Has reads of the descriptors of such notices wait: their flags are the driver's as well.
+    pub(crate) fn have_reads_of_notices_wait(&self) {
+        use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+        for event in self.notices.iter().flatten() {
+            fcntl_setfl(event, fcntl_getfl(event).unwrap() - OFlags::NONBLOCK).unwrap();
+        }
+    }
     /// What the commands of one kind have given, in order.
     pub(crate) fn all<C: Command>(&self) -> Vec<C> {
         let given = self.inputs.iter().filter(|(opcode, _)| *opcode == C::OPCODE);
