@@ -556,6 +556,22 @@ fn a_listener_that_ends_rejects_what_waits() {
 }
 
 #[test]
+fn a_request_that_the_program_has_taken_leaves_its_place_and_outlives_its_listener() {
+    let mut pair = Pair::new();
+    let ids = pair.requested();
+    pair.sides[1].taken(ids[1]);
+    let more = (0..5).map(|n| Req { local_qpn: Qpn::new(0x1000 + n), ..request() });
+    more.for_each(|request| _ = pair.sides[0].connect(at(0), peer(2), &request).unwrap());
+    pair.carry(at(0), 0);
+    assert_eq!((pair.events(1).len(), pair.sides[1].counters().backlog_full), (4, 1));
+    pair.sides[1].unlisten(at(1), SERVICE);
+    assert_eq!(pair.kinds(1), [Kind::Rej; 4]);
+    pair.events(1);
+    pair.sides[1].accept(at(1), ids[1], &reply()).unwrap();
+    assert_eq!(only(pair.carry(at(1), 1)).message.kind(), Kind::Rep);
+}
+
+#[test]
 fn a_resolution_is_answered_once_by_the_program_and_from_memory_afterwards() {
     let mut pair = Pair::new();
     let service = SERVICE;

@@ -164,6 +164,23 @@ fn a_rejection_tells_reason_and_private_data() {
     }
 }
 
+/// As in programs that serve one peer.
+#[test]
+fn a_request_that_was_taken_outlives_its_listener() {
+    for (name, [client, server]) in networks("taken") {
+        let listener = Listener::bind(&server, "0.0.0.0:0").unwrap();
+        let (address, [a, b]) = (listener.address(), [end(&client), end(&server)]);
+        let control = a.qp.control();
+        std::thread::scope(|s| {
+            let asks = s.spawn(|| connect(&client, &control, address, b""));
+            let incoming = listener.accept().unwrap();
+            drop(listener);
+            let accepted = incoming.accept(&b.qp, b"").unwrap_or_else(|e| panic!("{name}: {e}"));
+            drop((asks.join().unwrap().unwrap(), accepted));
+        });
+    }
+}
+
 #[test]
 fn a_datagram_service_is_resolved() {
     for (name, [client, server]) in networks("sidr") {

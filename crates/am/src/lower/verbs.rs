@@ -551,7 +551,8 @@ impl Lower for Verbs {
         let maker = Arc::clone(&self.maker);
         let id = maker.places.take()?;
         let connected = maker.build(id).and_then(|qp| {
-            let params = ConnectParams { private_data: MARK, timeout: Some(timeout), mtu: None };
+            let params =
+                ConnectParams { private_data: MARK, timeout: Some(timeout), ..ConnectParams::default() };
             let connection = connect_with(&self.context, &qp, (to.host, port), &params)?;
             maker.link(qp, Some(connection), hello, false)
         });

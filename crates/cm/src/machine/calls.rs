@@ -15,15 +15,15 @@ use crate::wire::{
 };
 
 impl Machine {
-    /// Listens at a service, for connections and for resolutions. At most `backlog` requests wait for the program's
-    /// answer; further ones are dropped, and their senders repeat them.
+    /// Listens at a service, for connections and for resolutions. At most `backlog` requests wait until the program
+    /// answers or [takes](Self::taken) them; further ones are dropped, and their senders repeat them.
     ///
     /// # Errors
     /// The service has a listener.
     pub fn listen(&mut self, service: ServiceId, backlog: usize) -> Result<(), CmError> {
         if self.table.listen(service, backlog) { Ok(()) } else { Err(CmError::InUse { service }) }
     }
-    /// Ends a listener. Requests that wait for the program's answer are rejected.
+    /// Ends a listener. Requests that the program has neither answered nor [taken](Self::taken) are rejected.
     pub fn unlisten(&mut self, now: Instant, service: ServiceId) {
         let Some(listener) = self.table.listeners.get_mut(&service) else { return };
         for id in core::mem::take(&mut listener.pending) {
@@ -37,6 +37,11 @@ impl Machine {
             }
         }
         self.table.listeners.remove(&service);
+    }
+    /// The program has taken a request, so that it does not wait in the listener's backlog any more. It outlives the
+    /// listener, and waits for the program's answer as before.
+    pub fn taken(&mut self, id: CommId) {
+        self.table.leave_backlog(id);
     }
     /// Whether anybody listens at the service.
     pub fn is_listening(&self, service: ServiceId) -> bool {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use hca_core::{Gid, Instant, Mtu};
 use hca_verbs::{Context, Endpoint};
 
-use super::ConnectionError;
 use super::connection;
 use super::manager::Manager;
 use super::wait::Subject;
+use super::{ConnectionError, Listener};
 use crate::wire::{CommId, Rep, Req};
 use crate::{Event, Machine, Resolve, ServiceId};
 
@@ -73,7 +73,14 @@ impl Agent {
             Ok(())
         })
     }
-    /// Ends a listener. Requests that were not answered are rejected.
+    /// A listener for connections at a service that was claimed. The service stays claimed behind its end.
+    ///
+    /// # Errors
+    /// The service has a listener.
+    pub fn listener(&self, service: ServiceId, backlog: usize) -> Result<Listener, ConnectionError> {
+        Listener::at_claimed(&self.manager, service, backlog)
+    }
+    /// Ends a listener. Requests that were neither answered nor [taken](Machine::taken) are rejected.
     pub fn unlisten(&self, service: ServiceId) {
         self.manager.call(|state, now| {
             state.sinks.remove(&Subject::Service(service));

@@ -34,7 +34,7 @@ pub struct Connection {
     private_data: Vec<u8>,
 }
 
-/// The options of a connect: private data, time limit, path MTU.
+/// The options of a connect: private data, time limit, path MTU, own port.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnectParams<'a> {
     /// At most 56 bytes, which come to the listener with the request.
@@ -45,6 +45,8 @@ pub struct ConnectParams<'a> {
     /// The path MTU to begin with; `None` takes the port's. Where the peer's port carries less, the next smaller one is
     /// asked for.
     pub mtu: Option<Mtu>,
+    /// The own port, which the listener is told; `None` chooses one.
+    pub source_port: Option<u16>,
 }
 
 /// Connects a queue pair to the service that listens at an address. `private_data`, at most 56 bytes, comes to the
@@ -106,11 +108,14 @@ pub async fn connect_async<S: Connected>(
     params: &ConnectParams<'_>,
 ) -> Result<Connection, ConnectionError> {
     let manager = Manager::of(context)?;
+    let port = params.source_port.unwrap_or_else(ephemeral_port);
+    let header = IpHeader::new(SocketAddr::new(manager.gid.ip(), port), address.ip())?;
+    let data = header.with_data(params.private_data)?;
     let end = params.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let mut mtu = params.mtu.unwrap_or(qp.endpoint().mtu);
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        match attempt(&manager, qp, address, mtu, params.private_data, left).await {
+        match attempt(&manager, qp, address, mtu, data, left).await {
             // The path carries less: the next smaller MTU.
             Err(ConnectionError::Rejected { reason: Reason::INVALID_MTU, .. }) if mtu > Mtu::B256 => {
                 mtu = Mtu::from_bytes(mtu.bytes() / 2).expect("a power of two above 256");
@@ -134,16 +139,14 @@ async fn attempt<S: Connected>(
     qp: &QpControl<S>,
     to: SocketAddr,
     mtu: Mtu,
-    private_data: &[u8],
+    private_data: PrivateData<{ Req::PRIVATE_BYTES }>,
     timeout: Option<Duration>,
 ) -> Result<Connection, ConnectionError> {
     let ours = Endpoint { mtu, ..qp.endpoint() };
-    let source = SocketAddr::new(manager.gid.ip(), ephemeral_port());
-    let data = IpHeader::new(source, to.ip())?.with_data(private_data)?;
     let peer = Gid::from(to.ip());
     let request = Req {
         service_id: ServiceId::of_port(PortSpace::Tcp, to.port()),
-        private_data: data,
+        private_data,
         ..request(&ours, peer)
     };
     let held = manager.connect(peer, &request, timeout)?;

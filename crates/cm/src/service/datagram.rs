@@ -139,6 +139,7 @@ impl DatagramListener {
 impl Drop for DatagramListener {
     fn drop(&mut self) {
         unlisten(&self.manager, self.service);
+        self.manager.device.release_service(self.service.0);
     }
 }
 impl std::fmt::Debug for DatagramListener {

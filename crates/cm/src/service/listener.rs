@@ -8,7 +8,7 @@ use hca_verbs::{Connected, Context, Endpoint, Lid, QpControl, QpType};
 
 use super::ConnectionError;
 use super::connection::{Connection, ended, first_address, options, reply, stop_at_the_end};
-use super::manager::{Asked, Held, Manager, Request};
+use super::manager::{Asked, Held, Manager, Request, State};
 use super::ports::ports_to_bind;
 use super::wait::{Subject, block, block_on};
 use crate::wire::{Info, PrivateData, Reason, Rep, Req, Transport};
@@ -17,7 +17,8 @@ use crate::{CmError, IpHeader, PortSpace, ServiceId};
 /// Requests that wait to be accepted, unless told otherwise.
 const BACKLOG: usize = 128;
 
-/// A listener at a port, for connections. Dropped, it ends, and the requests that wait are rejected.
+/// A listener at a port, for connections. Dropped, it ends, and the requests that wait are rejected. Those that were
+/// taken from it stay.
 ///
 /// ```no_run
 /// # use hca_verbs::*;
@@ -33,6 +34,8 @@ pub struct Listener {
     manager: Arc<Manager>,
     service: ServiceId,
     address: SocketAddr,
+    /// The service is given back with the listener.
+    has_claimed: bool,
 }
 
 impl Listener {
@@ -55,7 +58,18 @@ impl Listener {
     ) -> Result<Self, ConnectionError> {
         let manager = Manager::of(context)?;
         let (service, address) = listen(&manager, address, PortSpace::Tcp, backlog)?;
-        Ok(Self { manager, service, address })
+        Ok(Self { manager, service, address, has_claimed: true })
+    }
+    /// Listens at a service that was claimed, and stays so.
+    pub(super) fn at_claimed(
+        manager: &Arc<Manager>,
+        service: ServiceId,
+        backlog: usize,
+    ) -> Result<Self, ConnectionError> {
+        manager.call(|state, _| state.machine.listen(service, backlog))?;
+        let port = service.port().map_or(0, |(_, port)| port);
+        let address = SocketAddr::new(manager.gid.ip(), port);
+        Ok(Self { manager: Arc::clone(manager), service, address, has_claimed: false })
     }
     /// The address that it listens at: the device's, with the port.
     pub fn address(&self) -> SocketAddr {
@@ -104,6 +118,9 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         unlisten(&self.manager, self.service);
+        if self.has_claimed {
+            self.manager.device.release_service(self.service.0);
+        }
     }
 }
 impl std::fmt::Debug for Listener {
@@ -119,7 +136,6 @@ pub(super) fn unlisten(manager: &Arc<Manager>, service: ServiceId) {
             state.forget(now, asked.id);
         }
     });
-    manager.device.release_service(service.0);
 }
 
 /// Begins to listen at a port.
@@ -153,7 +169,12 @@ pub(super) fn listen(
 
 /// The next request to a service.
 pub(super) async fn next(manager: &Manager, service: ServiceId) -> Result<Asked, ConnectionError> {
-    manager.until(Subject::Service(service), |state| state.asked.get_mut(&service)?.pop_front()).await
+    let take = |state: &mut State| {
+        let asked = state.asked.get_mut(&service)?.pop_front()?;
+        state.machine.taken(asked.id);
+        Some(asked)
+    };
+    manager.until(Subject::Service(service), take).await
 }
 
 /// A request for a connection. Dropped, it is rejected.

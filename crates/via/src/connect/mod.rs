@@ -63,7 +63,7 @@ async fn ask(
 ) -> Result<(Connection, RemoteAttributes), Error> {
     let private_data = &hello.bytes()[..];
     for port in hello.remote.ports() {
-        let params = ConnectParams { private_data, timeout: left(end), mtu: None };
+        let params = ConnectParams { private_data, timeout: left(end), ..ConnectParams::default() };
         let to = SocketAddr::new(host, port);
         let asked = match control {
             Control::Rc(control) => connect_async(context, control, to, &params).await,
