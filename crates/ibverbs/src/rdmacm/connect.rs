@@ -168,7 +168,7 @@ impl Id {
                 let resolution = Resolution::Found { qpn: Qpn::new(qpn), qkey: UDP_QKEY };
                 let answer = SidrAnswer { resolution, private_data };
                 let answered = device.agent.call(|cm, now| cm.answer(now, comm, &answer));
-                answered.map_err(|_| INVALID)?;
+                answered.map_err(|_| self.not_accepted())?;
                 state.phase = Phase::Connected;
                 return Ok(());
             }
@@ -179,7 +179,7 @@ impl Id {
         state.initiator_depth = params.initiator_depth.unwrap_or(state.initiator_depth.min(most));
         let psn = state.link.as_ref().ok_or(INVALID)?.rq_psn;
         let private_data = PrivateData::new(&params.private_data).map_err(|_| INVALID)?;
-        qp::ready(self, &state)?;
+        qp::ready(self, &state).inspect_err(|_| qp::stop(self))?;
         let is_target = self.c.qp_type.get() == TARGET;
         let reply = Rep {
             local_eecn: Qpn::new(if is_target { qpn } else { 0 }),
@@ -194,9 +194,14 @@ impl Id {
             ..Agent::reply(&endpoint(self, &device, qpn, psn, most), &request)
         };
         let accepted = device.agent.call(|cm, now| cm.accept(now, comm, &reply));
-        accepted.map_err(|_| INVALID)?;
+        accepted.map_err(|_| self.not_accepted())?;
         state.phase = Phase::Connecting;
         Ok(())
+    }
+    /// The peer waits for no answer any more: the queue pair gives its requests back.
+    fn not_accepted(&self) -> Errno {
+        qp::stop(self);
+        INVALID
     }
 
     fn reject(self: &Arc<Self>, reason: Reason, data: &[u8]) -> Result<(), Errno> {
@@ -312,9 +317,11 @@ exports! {
     "RDMACM_1.0" fn rdma_accept(id: In<RdmaCmId>, param: In<RdmaConnParam>) -> c_int {
         counted(|| {
             let id = IDS.get(id)?;
-            id.accept(param).inspect_err(|_| qp::stop(&id))?;
+            id.accept(param)?;
             if !id.is_datagram() {
                 complete(&id)?;
+            } else if id.waits() {
+                id.acknowledge_held();
             }
             Ok(0)
         })

@@ -208,10 +208,7 @@ fn request(listener: &Arc<Id>) -> Result<Arc<Id>, Errno> {
     if !listener.waits.load(Ordering::Relaxed) {
         return Err(INVALID);
     }
-    let before = listener.c.event.replace(null_mut());
-    if !before.is_null() {
-        let _ = acknowledge(In::of(before));
-    }
+    listener.acknowledge_held();
     let event = listener.channel().event()?;
     let found = of(event)?;
     if found.status != 0 || found.event != Kind::ConnectRequest as u32 {

@@ -137,12 +137,11 @@ fn give(of: &Arc<Id>, content: &Content) -> *mut RdmaCmEvent {
 fn request(listener: &Arc<Id>, child: &Arc<Id>) -> Option<Content> {
     let state = child.state();
     let asked = state.asked?;
-    let device = state.device.clone()?;
+    let (device, comm) = (state.device.clone()?, state.comm?);
     if let Asked::Connection(_, request) = &asked
         && request.path_mtu > device.agent.mtu()
     {
         // The peer asks again with a smaller one.
-        let comm = state.comm?;
         let (info, data) = (Info::EMPTY, PrivateData::EMPTY);
         let _ = device.agent.call(|cm, now| cm.reject(now, comm, Reason::INVALID_MTU, info, data));
         drop(state);
@@ -150,9 +149,15 @@ fn request(listener: &Arc<Id>, child: &Arc<Id>) -> Option<Content> {
         child.stop();
         return None;
     }
+    // From now on it outlives its listener.
+    device.agent.call(|cm, _| cm.taken(comm));
     drop(state);
+    let channel = listener.channel();
     if listener.waits() {
         child.migrate(In::of(core::ptr::null_mut())).ok()?;
+    } else if !Arc::ptr_eq(&channel, &child.channel()) {
+        // The listener has moved behind the request.
+        child.migrate(In::of(channel.raw())).ok()?;
     }
     let param = match &asked {
         Asked::Connection(_, request) => Param::Conn(of_request(request), asked.data()),
@@ -293,10 +298,7 @@ pub(super) fn complete(id: &Arc<Id>) -> Result<(), Errno> {
     if !id.waits.load(Ordering::Relaxed) {
         return Ok(());
     }
-    let before = id.c.event.replace(core::ptr::null_mut());
-    if !before.is_null() {
-        let _ = acknowledge(In::of(before));
-    }
+    id.acknowledge_held();
     let event = id.channel().event()?;
     id.c.event.set(event);
     let given = EVENTS.get(In::of(event))?;

@@ -264,6 +264,14 @@ impl Id {
         }
     }
 
+    /// Acknowledges the event that a call has waited for.
+    pub(super) fn acknowledge_held(&self) {
+        let held = self.c.event.replace(core::ptr::null_mut());
+        if !held.is_null() {
+            let _ = super::event::acknowledge(In::of(held));
+        }
+    }
+
     /// Ends what the identifier does. No event of it comes any more.
     pub(super) fn stop(self: &Arc<Self>) {
         let mut state = self.state();
@@ -291,10 +299,7 @@ impl Id {
     fn destroy(id: In<RdmaCmId>) -> Result<(), Errno> {
         let id = IDS.take(id)?;
         id.stop();
-        let held = id.c.event.replace(core::ptr::null_mut());
-        if !held.is_null() {
-            let _ = super::event::acknowledge(In::of(held));
-        }
+        id.acknowledge_held();
         id.wait_for_acknowledgements();
         if id.waits() {
             end(In::of(id.channel().raw()));
@@ -315,6 +320,7 @@ impl Id {
         drop(own);
         self.c.channel.set(to.raw());
         if self.waits.swap(waits, Ordering::Relaxed) {
+            self.acknowledge_held();
             end(In::of(from.raw()));
         }
         Ok(())

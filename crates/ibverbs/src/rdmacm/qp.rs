@@ -256,6 +256,9 @@ fn create_with(id: &Id, plain: In<IbvQpInitAttr>, create: impl FnOnce() -> *mut 
     if attr.qp_type != id.c.qp_type.get() && (attr.qp_type == UD) != id.is_datagram() {
         return Err(INVALID);
     }
+    if attr.srq.is_null() && matches!(attr.qp_type, RC | UC | UD) {
+        attr.srq = id.c.srq.get().cast();
+    }
     let created = create_cqs(id, &mut attr).and_then(|()| {
         plain.set(attr)?;
         made(create())

@@ -436,3 +436,98 @@ fn vendors_options_go_to_the_peer_and_back_where_the_queue_pairs_are_the_program
     rejected.ack();
     [client, server, listener].into_iter().for_each(destroy);
 }
+
+/// As in Linux: programs that serve one peer destroy the listener once they have its request.
+#[test]
+fn a_request_that_was_taken_outlives_its_listener() {
+    let (channel, clients) = (channel(), channel());
+    let (listener, port) = listener(channel);
+    let client = resolved(clients, port);
+    assert_eq!(cm!(rdma_connect(client, 0)), 0, "{}", errno());
+    let request = next(channel);
+    let server = request.id;
+    request.ack();
+    destroy(listener);
+    create_qp(server);
+    assert_eq!(cm!(rdma_accept(server, 0)), 0, "{}", errno());
+    expect(clients, client, ESTABLISHED);
+    expect(channel, server, ESTABLISHED);
+    // An answer out of place changes nothing.
+    assert_eq!((cm!(rdma_accept(server, 0)), errno()), (-1, libc::EINVAL));
+    const STATE: c_int = 1;
+    const READY_TO_SEND: u32 = 3;
+    let (mut attr, mut init) = (crate::abi::IbvQpAttr::default(), init_attr(null_mut()));
+    assert_eq!(call!(ibv_query_qp(field(server, 24), &raw mut attr, STATE, &raw mut init) -> c_int), 0);
+    assert_eq!(attr.qp_state, READY_TO_SEND);
+    [client, server].into_iter().for_each(destroy);
+}
+
+#[test]
+fn the_identifier_of_a_request_is_on_the_channel_that_its_listener_has_moved_to() {
+    let (channel, other, clients) = (channel(), channel(), channel());
+    let (listener, port) = listener(channel);
+    let client = resolved(clients, port);
+    assert_eq!(cm!(rdma_connect(client, 0)), 0, "{}", errno());
+    let mut fd = libc::pollfd { fd: word(channel, 0) as c_int, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one descriptor, of a channel that exists.
+    assert_eq!(unsafe { libc::poll(&raw mut fd, 1, 60_000) }, 1, "no request in a minute");
+    assert_eq!(cm!(rdma_migrate_id(listener, other)), 0, "{}", errno());
+    let request = next(other);
+    let server = request.id;
+    assert_eq!((request.kind, field(server, 8)), (CONNECT_REQUEST, other));
+    request.ack();
+    create_qp(server);
+    assert_eq!(cm!(rdma_accept(server, 0)), 0, "{}", errno());
+    expect(clients, client, ESTABLISHED);
+    expect(other, server, ESTABLISHED);
+    [client, server, listener].into_iter().for_each(destroy);
+}
+
+/// The event of a request is its identifier's, where calls wait, and the listener is there as long.
+#[test]
+fn an_identifier_that_gets_a_channel_has_acknowledged_its_event() {
+    let (channel, clients) = (channel(), channel());
+    let listener = create(null_mut());
+    let any = address([0; 4], 0);
+    assert_eq!(cm!(rdma_bind_addr(listener, &raw const any)), 0, "{}", errno());
+    assert_eq!(cm!(rdma_listen(listener, 8)), 0, "{}", errno());
+    let client = resolved(clients, u16::from_be(cm!(rdma_get_src_port(listener) -> u16)));
+    assert_eq!(cm!(rdma_connect(client, 0)), 0, "{}", errno());
+    let mut server: *mut c_void = null_mut();
+    assert_eq!(cm!(rdma_get_request(listener, &raw mut server)), 0, "{}", errno());
+    assert_eq!(word(field(server, 352), 16), CONNECT_REQUEST);
+    assert_eq!(cm!(rdma_migrate_id(server, channel)), 0, "{}", errno());
+    assert!(field(server, 352).is_null());
+    let (gone, wait) = std::sync::mpsc::channel();
+    let at = listener as usize;
+    std::thread::spawn(move || {
+        destroy(at as *mut c_void);
+        gone.send(()).unwrap();
+    });
+    wait.recv_timeout(Duration::from_secs(20))
+        .expect("the listener waits for an event that the program has not");
+    create_qp(server);
+    assert_eq!(cm!(rdma_accept(server, 0)), 0, "{}", errno());
+    expect(clients, client, ESTABLISHED);
+    expect(channel, server, ESTABLISHED);
+    [client, server].into_iter().for_each(destroy);
+}
+
+#[test]
+fn a_queue_pair_has_the_shared_receive_queue_of_its_identifier() {
+    let channel = channel();
+    let id = create(channel);
+    let to = address([0; 4], 9);
+    assert_eq!(cm!(rdma_resolve_addr(id, 0, &raw const to, 1000)), 0, "{}", errno());
+    expect(channel, id, ADDR_RESOLVED);
+    // A context, and 4 requests of 1 entry.
+    let mut attr = [0_u64, 1 << 32 | 4, 0];
+    assert_eq!(cm!(rdma_create_srq(id, 0, attr.as_mut_ptr())), 0, "{}", errno());
+    let srq = field(id, 392);
+    assert!(!srq.is_null());
+    let mut attr = init_attr(null_mut());
+    assert_eq!(cm!(rdma_create_qp(id, 0, &raw mut attr)), 0, "{}", errno());
+    assert_eq!(attr.srq.cast::<c_void>(), srq);
+    cm!(rdma_destroy_ep(id) -> ());
+    cm!(rdma_destroy_event_channel(channel) -> ());
+}
