@@ -15,6 +15,7 @@
 //! | `endpoint` | `rdma_getaddrinfo`, endpoints, calls that wait |
 //! | `sockets` | the calls of sockets over RDMA |
 //! | `stream` | their connections |
+//! | `changes` | what threads that call them wait for |
 //! | `datagram`, `group` | their datagrams; sockets that share a port |
 //! | `sets` | sets of sockets and other descriptors, as `epoll` has them |
 //! | `text` | names of events |
@@ -23,6 +24,7 @@
 mod abi;
 mod address;
 mod border;
+mod changes;
 mod channel;
 mod connect;
 mod datagram;

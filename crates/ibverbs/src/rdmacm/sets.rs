@@ -32,7 +32,7 @@ struct Member {
     events: u32,
     data: u64,
     /// The socket's version when its events were last told.
-    told: Option<u64>,
+    told: Option<u32>,
 }
 
 impl Member {

@@ -3,6 +3,7 @@
 use core::ffi::{c_int, c_long};
 use core::mem::offset_of;
 use core::net::SocketAddr;
+use core::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::border::{address, address_bytes, bytes, copy_to, descriptor_flags, poll, storage};
@@ -35,6 +36,9 @@ fn give_address(found: Option<SocketAddr>, to: *mut u8, len: In<u32>) -> Result<
     len.set(bytes as u32)
 }
 
+/// No datagram is as long.
+const LONGEST: usize = 1 << 16;
+
 /// An address and a length.
 type Entry = (*mut u8, usize);
 
@@ -42,17 +46,38 @@ type Entry = (*mut u8, usize);
 fn entries(list: In<libc::iovec>, count: usize) -> Result<Vec<Entry>, Errno> {
     (0..count).map(|i| list.at(i).map(|entry| (entry.iov_base.cast(), entry.iov_len))).collect()
 }
+/// The bytes that the entries have. Programs may give a length that is more than all that there is.
+fn count(list: &[Entry]) -> usize {
+    list.iter().fold(0, |sum, (_, len)| sum.saturating_add(*len))
+}
+/// Copies some bytes of the entries.
+fn part(list: &[Entry], range: Range<usize>) -> Vec<u8> {
+    let (mut before, mut left) = (range.start, range.len());
+    let mut all = Vec::with_capacity(left);
+    for &(at, len) in list {
+        let from = before.min(len);
+        let some = left.min(len - from);
+        all.extend(bytes(at.wrapping_add(from), some));
+        (before, left) = (before - from, left - some);
+    }
+    all
+}
 /// Sends the bytes of the entries: as a part of the stream, or as a datagram, which has an address unless the socket is
 /// connected.
 fn send_all(socket: c_int, list: &[Entry], flags: c_int, to: In<libc::sockaddr>) -> Result<usize, Errno> {
     let socket = Socket::of(socket)?;
-    let all: Vec<u8> = list.iter().flat_map(|&(at, len)| bytes(at, len)).collect();
+    if list.iter().any(|&(at, len)| at.is_null() && len > 0) {
+        return Err(Errno(libc::EFAULT));
+    }
     let waits = flags & libc::MSG_DONTWAIT == 0;
     let to = if to.raw().is_null() { None } else { Some(address(to)?) };
     if socket.is_datagram() {
-        return socket.send_datagram(&all, to, waits);
+        return socket.send_datagram(&part(list, 0..count(list).min(LONGEST)), to, waits);
     }
-    if to.is_some() { Err(Errno(libc::EISCONN)) } else { socket.send(&all, None, waits) }
+    if to.is_some() {
+        return Err(Errno(libc::EISCONN));
+    }
+    socket.send(count(list), |range| part(list, range), None, waits)
 }
 /// What a receiving call has found.
 struct Received {
@@ -63,7 +88,7 @@ struct Received {
 }
 fn recv_all(socket: c_int, list: &[Entry], flags: c_int) -> Result<Received, Errno> {
     let socket = Socket::of(socket)?;
-    let room = list.iter().map(|(_, len)| len).sum();
+    let room = count(list);
     let (from, mut all) = if socket.is_datagram() {
         let (peeks, waits) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_DONTWAIT == 0);
         let (from, all) = socket.recv_datagram(peeks, waits)?;
@@ -235,8 +260,7 @@ exports! {
             if socket.is_datagram() {
                 return socket.bind_datagrams(at).map(|()| 0);
             }
-            socket.state().local = Some(at);
-            Ok(0)
+            socket.bind(at).map(|()| 0)
         })
     }
     "RDMACM_1.0" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
@@ -402,7 +426,11 @@ exports! {
     }
     "RDMACM_1.0" fn riowrite(socket: c_int, at: *mut u8, len: usize, offset: i64, flags: c_int) -> usize {
         let sent = size(|| {
-            Socket::of(socket)?.send(&bytes(at, len), Some(offset as u64), flags & libc::MSG_DONTWAIT == 0)
+            let (socket, list) = (Socket::of(socket)?, [(at, len)]);
+            if at.is_null() && len > 0 {
+                return Err(Errno(libc::EFAULT));
+            }
+            socket.send(len, |range| part(&list, range), Some(offset as u64), flags & libc::MSG_DONTWAIT == 0)
         });
         sent as usize
     }

@@ -7,21 +7,24 @@
 
 use core::ffi::c_int;
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::ops::Range;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock};
 use std::time::{Duration, Instant};
 
-use hca::cm::{Connection, ConnectionError, Listener, connect};
+use hca::cm::{
+    ConnectParams, Connection, ConnectionError, Listener, PortSpace, ServiceId, connect_with, ephemeral_port,
+};
 use hca::verbs::{Buf, CompletionQueue, Completions, Context, QueuePair, Rc, RecvQueue, SendQueue, WcOpcode};
 use hca_process::PerProcess;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::border::copy_to;
+use super::changes::Changes;
 use super::datagram::Datagrams;
-use super::device::CmDevice;
-use crate::entry::{Errno, In, at_exit, last, lock};
+use super::device::{CmDevice, bind_all};
+use crate::entry::{Errno, INVALID, In, at_exit, last, lock};
 
 /// The most bytes of a message, and the header before them: an address of mapped memory, or [`STREAM`].
 pub(super) const CHUNK: usize = 32 * 1024;
@@ -75,6 +78,8 @@ pub(super) struct State {
     /// A socket of IPv6, which shows IPv4 addresses in those of IPv6.
     pub(super) is_v6: bool,
     pub(super) local: Option<SocketAddr>,
+    /// The services that a socket of streams is bound to.
+    bound: Vec<(Arc<CmDevice>, ServiceId)>,
     pub(super) peer: Option<SocketAddr>,
     pub(super) nonblocking: bool,
     pub(super) options: HashMap<(c_int, c_int), Vec<u8>>,
@@ -84,8 +89,10 @@ pub(super) struct State {
     making: usize,
     backlog: usize,
     received: VecDeque<u8>,
-    /// The peer's stream has ended; so has the own one.
+    /// The peer's stream has ended.
     ended: bool,
+    /// The program has ended the own stream; so was the peer told.
+    ending: bool,
     end_sent: bool,
     /// The program has closed the socket; its threads have ended.
     pub(super) closing: bool,
@@ -105,10 +112,8 @@ pub(super) struct Socket {
     id: OnceLock<OwnedFd>,
     /// Wakes the thread: the program has read or closed.
     wake: OwnedFd,
-    /// It grows with each change that is told.
-    version: AtomicU64,
     state: Mutex<State>,
-    changed: Condvar,
+    changes: Changes,
 }
 
 static SOCKETS: PerProcess<Mutex<HashMap<c_int, Arc<Socket>>>> = PerProcess::new();
@@ -244,12 +249,12 @@ impl Socket {
         Ok(Arc::new(Self {
             id: OnceLock::new(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            version: AtomicU64::new(0),
             state: Mutex::new(State {
                 phase: Phase::New,
                 error_told: false,
                 is_v6: false,
                 local: None,
+                bound: Vec::new(),
                 peer: None,
                 nonblocking: false,
                 options: HashMap::new(),
@@ -258,6 +263,7 @@ impl Socket {
                 backlog: 0,
                 received: VecDeque::new(),
                 ended: false,
+                ending: false,
                 end_sent: false,
                 closing: false,
                 threads: 0,
@@ -267,7 +273,7 @@ impl Socket {
                 maps: Vec::new(),
                 datagrams: None,
             }),
-            changed: Condvar::new(),
+            changes: Changes::default(),
         }))
     }
     pub(super) fn number(&self) -> c_int {
@@ -288,12 +294,12 @@ impl Socket {
     }
     /// Tells calls that wait for this socket.
     pub(super) fn tell(&self) {
-        self.version.fetch_add(1, Ordering::Release);
-        self.changed.notify_all();
+        self.changes.tell();
         tell_waiters();
     }
-    pub(super) fn version(&self) -> u64 {
-        self.version.load(Ordering::Acquire)
+    /// The number of changes that were told.
+    pub(super) fn version(&self) -> u32 {
+        self.changes.count()
     }
     /// Changes the state, and tells it.
     pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
@@ -301,14 +307,14 @@ impl Socket {
         self.tell();
     }
     /// Waits until a look at the state finds something. `EAGAIN` if the socket or the call does not wait; the error of a
-    /// socket that has failed, which nothing comes to any more.
+    /// socket that has failed, which nothing comes to any more; `EINTR` behind a signal.
     pub(super) fn until<T>(
         &self,
         waits: bool,
         mut look: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
     ) -> Result<T, Errno> {
-        let mut state = self.state();
         loop {
+            let mut state = self.state();
             if let Some(found) = look(&mut state) {
                 return found;
             }
@@ -318,7 +324,9 @@ impl Socket {
             if !waits || state.nonblocking {
                 return Err(Errno(libc::EAGAIN));
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let seen = self.changes.count();
+            drop(state);
+            self.changes.wait(seen, None)?;
         }
     }
     /// Starts a thread of the socket, which is counted.
@@ -349,33 +357,45 @@ impl Socket {
         })
     }
 
+    /// Binds a socket of streams to an address; port 0 chooses one, which is the socket's until it is closed.
+    pub(super) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
+        let is_any = at.ip().is_unspecified();
+        let devices = if is_any { CmDevice::all()? } else { vec![CmDevice::at(at.ip())?] };
+        let mut state = self.state();
+        if state.phase != Phase::New || !state.bound.is_empty() {
+            return Err(INVALID);
+        }
+        let port = bind_all(&devices, PortSpace::Tcp, at.port(), state.shares_port())?;
+        let service = ServiceId::of_port(PortSpace::Tcp, port);
+        state.bound = devices.into_iter().map(|device| (device, service)).collect();
+        state.local = Some(SocketAddr::new(at.ip(), port));
+        Ok(())
+    }
     /// Listens at the local address on each of its devices.
     pub(super) fn listen(self: &Arc<Self>, backlog: usize) -> Result<(), Errno> {
         if self.is_datagram() {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        // Programs listen a second time for another length of the queue, which has no effect.
-        if self.state().phase == Phase::Listening {
-            return Ok(());
+        match self.state().phase {
+            Phase::New => {}
+            // Programs listen a second time for another length of the queue, which has no effect.
+            Phase::Listening => return Ok(()),
+            _ => return Err(INVALID),
+        }
+        if self.state().bound.is_empty() {
+            self.bind(([0, 0, 0, 0], 0).into())?;
         }
         let backlog = backlog.clamp(1, 4096);
         self.state().backlog = backlog;
-        let mut at = self.state().local.unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
-        let is_any = at.ip().is_unspecified();
-        let devices = if is_any { CmDevice::all()? } else { vec![CmDevice::at(at.ip())?] };
-        for device in devices {
+        let bound = self.state().bound.clone();
+        for (device, service) in bound {
             let context = verbs(&device)?;
-            let at_device = if is_any { at } else { SocketAddr::new(device.ip(), at.port()) };
-            let listener = Listener::bind_with(&context, at_device, backlog)?;
-            at.set_port(listener.address().port());
+            let listener = device.agent.listener(service, backlog)?;
             self.listening("hca-rlisten", listener, move |socket, listener| {
                 socket.serve(&context, listener);
             })?;
         }
-        self.change(|state| {
-            state.phase = Phase::Listening;
-            state.local = Some(at);
-        });
+        self.change(|state| state.phase = Phase::Listening);
         Ok(())
     }
     /// Takes requests until the socket is closed.
@@ -406,11 +426,15 @@ impl Socket {
     }
     /// Waits until fewer connections wait for `raccept` than the program wants. `false`: the socket is closed.
     fn has_room_for_another(&self) -> bool {
-        let mut state = self.state();
-        while !state.closing && state.making + state.accepted.len() >= state.backlog {
-            state = self.changed.wait_timeout(state, LISTEN_LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        loop {
+            let state = self.state();
+            if state.closing || state.making + state.accepted.len() < state.backlog {
+                return !state.closing;
+            }
+            let seen = self.changes.count();
+            drop(state);
+            let _ = self.changes.wait(seen, Some(LISTEN_LOOK));
         }
-        !state.closing
     }
     /// Has a connection wait for `raccept`. Not behind the end of the listening socket, which nobody would accept it from.
     fn offer(&self, connection: &Arc<Self>) -> bool {
@@ -430,7 +454,7 @@ impl Socket {
             _ => Some(Err(Errno(libc::EINVAL))),
         });
         // There is room for another one.
-        accepted.inspect(|_| self.changed.notify_all())
+        accepted.inspect(|_| self.changes.tell())
     }
     pub(super) fn connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), Errno> {
         match self.state().phase {
@@ -439,18 +463,29 @@ impl Socket {
             Phase::Connecting => return Err(Errno(libc::EALREADY)),
             Phase::Listening | Phase::Failed(_) => return Err(Errno(libc::EINVAL)),
         }
-        let device = CmDevice::towards(to.ip())?;
+        let (bound, local) = {
+            let state = self.state();
+            (state.bound.clone(), state.local)
+        };
+        let device = match &bound[..] {
+            [(device, _)] if local.is_some_and(|local| !local.ip().is_unspecified()) => Arc::clone(device),
+            _ => CmDevice::towards(to.ip())?,
+        };
+        let port = bound.first().map_or_else(ephemeral_port, |(_, service)| service.0 as u16);
         let context = verbs(&device)?;
         let lane = Lane::new(&context)?;
         let to_device = at_device(to, &device);
         self.change(|state| {
             state.phase = Phase::Connecting;
             state.peer = Some(to);
-            state.local = Some(SocketAddr::new(device.ip(), state.local.map_or(0, |local| local.port())));
+            state.local = Some(SocketAddr::new(device.ip(), port));
         });
-        self.thread("hca-rsocket", move |socket| match connect(&context, &lane.qp, to_device, &[]) {
-            Ok(connection) => socket.run(lane, connection, None),
-            Err(e) => socket.change(|state| state.phase = Phase::Failed(refused(e))),
+        let params = ConnectParams { source_port: Some(port), ..ConnectParams::default() };
+        self.thread("hca-rsocket", move |socket| {
+            match connect_with(&context, &lane.qp, to_device, &params) {
+                Ok(connection) => socket.run(lane, connection, None),
+                Err(e) => socket.change(|state| state.phase = Phase::Failed(refused(e))),
+            }
         })?;
         let done = self.until(true, |state| match state.phase {
             Phase::Connecting => None,
@@ -501,10 +536,7 @@ impl Socket {
             if state.received.len() < WAITING_BYTES && !is_broken {
                 post(&mut recv, &mut held);
             }
-            // The end of the stream follows what the program sent, once there is a buffer for it.
-            if state.closing && !state.end_sent && matches!(state.post(STREAM, &[]), Some(Ok(()))) {
-                state.end_sent = true;
-            }
+            state.end_stream();
             let is_over = is_broken || state.closing && state.end_sent && state.free.len() == DEPTH;
             drop(state);
             self.tell();
@@ -519,17 +551,23 @@ impl Socket {
         let _ = connection.disconnect();
     }
 
-    /// Sends bytes of the stream, or for mapped memory from an address on.
-    pub(super) fn send(&self, bytes: &[u8], to: Option<u64>, waits: bool) -> Result<usize, Errno> {
+    /// Sends `len` bytes of the stream, or for mapped memory from an address on. `part` gives those of a message.
+    pub(super) fn send(
+        &self,
+        len: usize,
+        part: impl Fn(Range<usize>) -> Vec<u8>,
+        to: Option<u64>,
+        waits: bool,
+    ) -> Result<usize, Errno> {
         let mut sent = 0;
-        while sent < bytes.len() {
-            let part = &bytes[sent..bytes.len().min(sent + CHUNK)];
+        while sent < len {
+            let bytes = part(sent..len.min(sent + CHUNK));
             let header = to.map_or(STREAM, |to| to.wrapping_add(sent as u64));
             if to.is_some() && header == STREAM {
                 return Err(Errno(libc::EINVAL));
             }
-            match self.until(waits, |state| state.post(header, part)) {
-                Ok(()) => sent += part.len(),
+            match self.until(waits, |state| state.post(header, &bytes)) {
+                Ok(()) => sent += bytes.len(),
                 Err(_) if sent > 0 => break,
                 Err(e) => return Err(e),
             }
@@ -557,21 +595,19 @@ impl Socket {
             }
         }
     }
-    /// Ends the own stream.
+    /// Ends the own stream behind what was sent, the peer's stream, or both. Nothing is left to do where the connection is
+    /// over.
     pub(super) fn shut_down(&self, how: c_int) -> Result<(), Errno> {
-        if self.state().phase != Phase::Open {
+        let mut state = self.state();
+        if !matches!(state.phase, Phase::Open | Phase::Failed(_)) {
             return Err(Errno(libc::ENOTCONN));
         }
-        if how != libc::SHUT_WR {
-            self.change(|state| state.ended = true);
-        }
-        if how == libc::SHUT_RD {
-            return Ok(());
-        }
-        let end =
-            self.until(true, |state| if state.end_sent { Some(Ok(())) } else { state.post(STREAM, &[]) });
-        self.change(|state| state.end_sent = true);
-        end
+        state.ended |= how != libc::SHUT_WR;
+        state.ending |= how != libc::SHUT_RD;
+        state.end_stream();
+        drop(state);
+        self.tell();
+        Ok(())
     }
     /// Closes the socket. What was sent is delivered all the same, by the socket's thread.
     pub(super) fn close(number: c_int) -> Result<(), Errno> {
@@ -583,9 +619,10 @@ impl Socket {
     pub(super) fn end(self: Arc<Self>) {
         let (accepted, groups) = {
             let mut state = self.state();
-            state.closing = true;
+            (state.closing, state.ending) = (true, true);
             // The program may use its memory for something else now.
             state.maps.clear();
+            state.received = VecDeque::new();
             let groups = state.datagrams.as_ref().map(|datagrams| datagrams.close(&self)).unwrap_or_default();
             (std::mem::take(&mut state.accepted), groups)
         };
@@ -595,19 +632,24 @@ impl Socket {
         ring(&self.wake);
         // The program may use the port for another socket.
         self.wait_until(Instant::now() + LINGER, |state| state.listening == 0);
+        let bound = std::mem::take(&mut self.state().bound);
+        bound.iter().for_each(|(device, service)| device.unbind(*service));
         groups.iter().for_each(|group| group.wait_for_end());
         let mut closed = lock(CLOSED.get());
         closed.retain(|socket| socket.state().threads > 0);
         closed.push(self);
     }
     fn wait_until(&self, end: Instant, is_so: fn(&State) -> bool) {
-        let mut state = self.state();
-        while !is_so(&state) {
+        loop {
+            let state = self.state();
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
+            if is_so(&state) || left.is_zero() {
+                return;
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            let seen = self.changes.count();
+            drop(state);
+            // A signal is no reason to leave what was sent.
+            let _ = self.changes.wait(seen, Some(left));
         }
     }
     /// Maps memory for the peer's writes, at an offset.
@@ -666,6 +708,14 @@ impl State {
     fn broken(&mut self) {
         if self.phase == Phase::Open {
             self.phase = Phase::Failed(Errno(libc::ECONNRESET));
+            // Behind the end of the peer's stream that is no error.
+            self.error_told |= self.ended;
+        }
+    }
+    /// Tells the peer of the end of the own stream, behind what was sent, once there is a buffer for that.
+    fn end_stream(&mut self) {
+        if self.ending && !self.end_sent && matches!(self.post(STREAM, &[]), Some(Ok(()))) {
+            self.end_sent = true;
         }
     }
     /// Takes a message.
@@ -674,7 +724,10 @@ impl State {
         let to = u64::from_le_bytes(*header);
         if to == STREAM {
             self.ended |= bytes.is_empty();
-            self.received.extend(bytes);
+            // Nobody reads what comes to a socket that is closed, and the peer goes on.
+            if !self.closing {
+                self.received.extend(bytes);
+            }
             return;
         }
         // The peer chooses the offset: one just before 2^64 is no place within the memory.
@@ -691,7 +744,7 @@ impl State {
     /// Posts a message, if there is a buffer for it.
     fn post(&mut self, header: u64, bytes: &[u8]) -> Option<Result<(), Errno>> {
         match self.phase {
-            Phase::Open if self.end_sent || self.closing && !bytes.is_empty() => {
+            Phase::Open if self.end_sent || self.ending && !bytes.is_empty() => {
                 return Some(Err(Errno(libc::EPIPE)));
             }
             Phase::Open => {}
@@ -734,7 +787,7 @@ mod tests {
     type Call = (Phase, fn(&Socket) -> Result<usize, Errno>);
     const CALLS: [Call; 3] = [
         (Phase::Open, |socket| socket.recv(1, 0).map(|bytes| bytes.len())),
-        (Phase::Open, |socket| socket.send(&[1], None, true)),
+        (Phase::Open, |socket| socket.send(1, |_| vec![1], None, true)),
         (Phase::Listening, |socket| socket.accept().map(|_| 0)),
     ];
 

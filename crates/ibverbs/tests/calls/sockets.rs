@@ -16,6 +16,8 @@ macro_rules! cm {
     };
 }
 
+mod streams;
+
 const NONE: *mut c_void = null_mut();
 
 fn socket() -> c_int {

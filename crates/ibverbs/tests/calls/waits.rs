@@ -16,16 +16,16 @@ unsafe extern "C-unwind" {
 /// The result of a thread that was cancelled.
 const CANCELLED: usize = usize::MAX;
 /// The time after which a thread is thought to sleep for ever.
-const LONG: Duration = Duration::from_secs(10);
+pub(super) const LONG: Duration = Duration::from_secs(10);
 
 /// A call with up to three arguments, and what it has returned.
-struct Call {
-    at: usize,
-    arguments: [usize; 3],
-    result: c_int,
-    errno: c_int,
+pub(super) struct Call {
+    pub(super) at: usize,
+    pub(super) arguments: [usize; 3],
+    pub(super) result: c_int,
+    pub(super) errno: c_int,
     /// The number of the thread that makes the call, once there is one.
-    thread: AtomicI32,
+    pub(super) thread: AtomicI32,
 }
 /// A thread of the C library that makes a call. Nothing here has a destructor: it may be cancelled.
 extern "C-unwind" fn make(call: *mut c_void) -> *mut c_void {
@@ -41,7 +41,7 @@ extern "C-unwind" fn make(call: *mut c_void) -> *mut c_void {
     null_mut()
 }
 /// Starts the call's thread, which sleeps then.
-fn start(call: &mut Call) -> libc::pthread_t {
+pub(super) fn start(call: &mut Call) -> libc::pthread_t {
     call.thread.store(0, Ordering::Relaxed);
     // SAFETY: the thread's function has the C calling convention, and room for the thread's name.
     unsafe {
@@ -68,7 +68,7 @@ fn until_asleep(thread: &AtomicI32) {
     }
 }
 /// Waits for the end of a thread; its result, or `None` if it goes on.
-fn join(thread: libc::pthread_t, within: Duration) -> Option<usize> {
+pub(super) fn join(thread: libc::pthread_t, within: Duration) -> Option<usize> {
     let end = std::time::SystemTime::now() + within;
     let end = end.duration_since(std::time::UNIX_EPOCH).unwrap();
     let end = libc::timespec { tv_sec: end.as_secs() as i64, tv_nsec: end.subsec_nanos().into() };
@@ -76,6 +76,16 @@ fn join(thread: libc::pthread_t, within: Duration) -> Option<usize> {
     // SAFETY: a thread that was not joined, and room for its result.
     let failed = unsafe { pthread_timedjoin_np(thread, &raw mut result, &raw const end) };
     (failed == 0).then_some(result as usize)
+}
+
+/// Has a signal handled by a function that does nothing.
+pub(super) fn handle(signal: c_int, flags: c_int) {
+    extern "C" fn handler(_: c_int) {}
+    // SAFETY: all fields may be zero.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    (action.sa_sigaction, action.sa_flags) = (handler as extern "C" fn(c_int) as usize, flags);
+    // SAFETY: a handler that does nothing.
+    unsafe { libc::sigaction(signal, &raw const action, null_mut()) };
 }
 
 /// The calls that sleep until there is an event.
@@ -122,17 +132,12 @@ fn a_thread_that_waits_for_an_event_is_cancelled() {
 
 #[test]
 fn a_signal_ends_a_wait_for_an_event_if_its_handler_is_of_that_kind() {
-    extern "C" fn handler(_: c_int) {}
     if !alone("waits::a_signal_ends_a_wait_for_an_event_if_its_handler_is_of_that_kind", "signal") {
         return;
     }
     for mut call in calls() {
         for (flags, ends) in [(libc::SA_RESTART, false), (0, true)] {
-            // SAFETY: all fields may be zero.
-            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-            (action.sa_sigaction, action.sa_flags) = (handler as extern "C" fn(c_int) as usize, flags);
-            // SAFETY: a handler that does nothing.
-            unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, null_mut()) };
+            handle(libc::SIGUSR1, flags);
             let thread = start(&mut call);
             // SAFETY: a thread that was not joined.
             assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);

@@ -1,0 +1,185 @@
+//! The ends of streams, their ports, and what their calls do in the way.
+
+use std::sync::atomic::AtomicI32;
+use std::time::Duration;
+
+use super::super::waits::{Call, LONG, handle, join, start};
+use super::*;
+
+/// Sends until neither side takes more. The bytes that were sent.
+fn fill(socket: c_int) -> usize {
+    let (chunk, mut sent) = ([7_u8; 50_000], 0);
+    loop {
+        let now = cm!(rsend(socket, chunk.as_ptr(), chunk.len(), libc::MSG_DONTWAIT) -> isize);
+        match usize::try_from(now) {
+            Ok(now) => sent += now,
+            Err(_) => assert_eq!(errno(), libc::EAGAIN),
+        }
+        if now < 0 && events(socket, libc::POLLOUT, 300) == 0 {
+            return sent;
+        }
+    }
+}
+/// Reads to the end of the stream. The bytes that came.
+fn drain(socket: c_int) -> usize {
+    let (mut room, mut came) = ([0_u8; 50_000], 0);
+    loop {
+        assert_ne!(events(socket, libc::POLLIN, 60_000) & libc::POLLIN, 0, "{came} bytes, and no end");
+        match cm!(rrecv(socket, room.as_mut_ptr(), room.len(), 0) -> isize) {
+            0 => return came,
+            now => came += usize::try_from(now).unwrap_or_else(|_| panic!("{came} bytes, {}", errno())),
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_stream_follows_what_was_sent_though_there_is_no_room_for_it_yet() {
+    let [client, server] = pair();
+    let sent = fill(client);
+    assert_eq!(cm!(rfcntl(client, libc::F_SETFL, libc::O_NONBLOCK)), 0);
+    assert_eq!(cm!(rshutdown(client, libc::SHUT_WR)), 0, "{}", errno());
+    assert_eq!((cm!(rsend(client, b"x".as_ptr(), 1, 0) -> isize), errno()), (-1, libc::EPIPE));
+    assert_eq!(drain(server), sent);
+    assert_eq!([cm!(rclose(client)), cm!(rclose(server))], [0, 0]);
+}
+
+#[test]
+fn a_connection_that_its_peer_has_closed_ends_without_an_error() {
+    let [client, server] = pair();
+    assert_eq!(cm!(rclose(server)), 0);
+    while events(client, libc::POLLIN, 60_000) & libc::POLLHUP == 0 {}
+    assert_eq!(cm!(rshutdown(client, libc::SHUT_RDWR)), 0, "{}", errno());
+    let (mut error, mut len) = (-1, 4_u32);
+    assert_eq!(cm!(rgetsockopt(client, libc::SOL_SOCKET, libc::SO_ERROR, &raw mut error, &raw mut len)), 0);
+    assert_eq!(error, 0);
+    assert_eq!(cm!(rclose(client)), 0);
+}
+
+/// Nobody reads any more what comes to a socket that is closed.
+#[test]
+fn a_socket_that_is_closed_keeps_nobody_from_sending() {
+    let [client, server] = pair();
+    let sent = fill(client);
+    fill(server);
+    assert_eq!(cm!(rclose(client)), 0);
+    assert_ne!(events(server, libc::POLLOUT, 20_000), 0, "the peer waits for a reader that has gone");
+    assert_eq!(drain(server), sent);
+    assert_eq!(cm!(rclose(server)), 0);
+}
+
+#[test]
+fn a_signal_ends_a_call_that_waits_for_a_socket_if_its_handler_is_of_that_kind() {
+    let test =
+        "sockets::streams::a_signal_ends_a_call_that_waits_for_a_socket_if_its_handler_is_of_that_kind";
+    if !alone(test, "signal") {
+        return;
+    }
+    let [client, server] = pair();
+    let (listener, _) = listening();
+    let symbol = |name| common::symbol(name, "RDMACM_1.0").unwrap();
+    let mut byte = 0_u8;
+    let call = |at, socket: c_int, room: *mut u8| Call {
+        at,
+        arguments: [socket as usize, room as usize, usize::from(!room.is_null())],
+        result: 99,
+        errno: 0,
+        thread: AtomicI32::new(0),
+    };
+    let mut calls =
+        [call(symbol("raccept"), listener, null_mut()), call(symbol("rread"), server, &raw mut byte)];
+    handle(libc::SIGUSR1, 0);
+    for call in &mut calls {
+        let thread = start(call);
+        // SAFETY: a thread that was not joined.
+        assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
+        assert!(join(thread, LONG).is_some());
+        assert_eq!((call.result, call.errno), (-1, libc::EINTR));
+    }
+    handle(libc::SIGUSR1, libc::SA_RESTART);
+    let read = &mut calls[1];
+    let thread = start(read);
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
+    assert!(join(thread, Duration::from_millis(300)).is_none());
+    assert_eq!(cm!(rsend(client, b"x".as_ptr(), 1, 0) -> isize), 1);
+    assert!(join(thread, LONG).is_some());
+    assert_eq!((read.result, byte), (1, b'x'));
+    assert_eq!([client, server, listener].map(|socket| cm!(rclose(socket))), [0; 3]);
+}
+
+/// The bytes of a call are copied as they are sent, and lengths are added up without a limit.
+#[test]
+fn long_lists_and_long_memory_cost_what_is_sent_of_them() {
+    if !alone("sockets::streams::long_lists_and_long_memory_cost_what_is_sent_of_them", "alone") {
+        return;
+    }
+    const LENGTH: usize = 1 << 40;
+    let [client, server] = pair();
+    // SAFETY: new memory, of which no page is there.
+    let zeros = unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        libc::mmap(null_mut(), LENGTH, libc::PROT_READ, flags, -1, 0)
+    };
+    assert_ne!(zeros, libc::MAP_FAILED, "{}", errno());
+    let sent = cm!(rsend(client, zeros, LENGTH, libc::MSG_DONTWAIT) -> isize);
+    assert!((1..1 << 24).contains(&sent), "{sent}: {}", errno());
+    assert_eq!([cm!(rclose(server)), cm!(rclose(client))], [0, 0]);
+
+    let [client, server] = pair();
+    let mut bytes = [0_u8; 3];
+    let mut entry = |at: usize, len| libc::iovec { iov_base: (&raw mut bytes[at]).cast(), iov_len: len };
+    // Their sum is 2^64, which is 0 in a word.
+    let list = [entry(0, 1), entry(1, 1), entry(2, usize::MAX - 1)];
+    assert_eq!(cm!(rsend(client, b"ab".as_ptr(), 2, 0) -> isize), 2);
+    assert_eq!(cm!(rreadv(server, list.as_ptr(), 3) -> isize), 2, "{}", errno());
+    assert_eq!(bytes, *b"ab\0");
+    assert_eq!([cm!(rclose(server)), cm!(rclose(client))], [0, 0]);
+}
+
+#[test]
+fn a_port_is_a_sockets_from_the_time_when_it_is_bound() {
+    let own_port = |socket| {
+        let (mut at, mut len) = (address([0; 4], 0), 16_u32);
+        assert_eq!(cm!(rgetsockname(socket, &raw mut at, &raw mut len)), 0);
+        u16::from_be(at.sin_port)
+    };
+    let peer_port = |socket| {
+        let (mut at, mut len) = (address([0; 4], 0), 16_u32);
+        assert_eq!(cm!(rgetpeername(socket, &raw mut at, &raw mut len)), 0, "{}", errno());
+        u16::from_be(at.sin_port)
+    };
+    let bind = |socket, ip, port| {
+        let at = address(ip, port);
+        (cm!(rbind(socket, &raw const at, 16)), errno())
+    };
+    let [listener, other, client] = [(); 3].map(|()| socket());
+    assert_eq!(bind(listener, [0; 4], 0).0, 0);
+    let port = own_port(listener);
+    assert_ne!(port, 0);
+    assert_eq!(bind(other, [0; 4], port), (-1, libc::EADDRINUSE));
+    assert_eq!(bind(other, [127, 0, 0, 1], port), (-1, libc::EADDRINUSE));
+    assert_eq!(bind(listener, [0; 4], 0), (-1, libc::EINVAL), "bound twice");
+    assert_eq!(bind(other, [192, 0, 2, 1], 0), (-1, libc::ENODEV), "an address elsewhere");
+    assert_eq!(cm!(rlisten(listener, 8)), 0, "{}", errno());
+    assert_eq!(own_port(listener), port);
+    assert_eq!(bind(other, [0; 4], port), (-1, libc::EADDRINUSE));
+    // Both ends see the ports of both.
+    let connected = |client| {
+        let to = address([127, 0, 0, 1], port);
+        assert_eq!(cm!(rconnect(client, &raw const to, 16)), 0, "{}", errno());
+        assert_eq!(events(listener, libc::POLLIN, 60_000), libc::POLLIN);
+        let server = cm!(raccept(listener, NONE, NONE));
+        assert_eq!((own_port(server), peer_port(server)), (port, own_port(client)));
+        assert_ne!(own_port(client), 0);
+        assert_eq!(cm!(rclose(server)), 0);
+    };
+    connected(client);
+    assert_eq!(bind(other, [0; 4], 0).0, 0);
+    let chosen = own_port(other);
+    connected(other);
+    assert_eq!(own_port(other), chosen);
+    assert_eq!([client, other, listener].map(|socket| cm!(rclose(socket))), [0; 3]);
+    let [again, once_more] = [(); 2].map(|()| socket());
+    assert_eq!([bind(again, [0; 4], port).0, bind(once_more, [0; 4], chosen).0], [0; 2]);
+    assert_eq!([again, once_more].map(|socket| cm!(rclose(socket))), [0; 2]);
+}
