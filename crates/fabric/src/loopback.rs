@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use hca_core::wire::ICRC_BYTES;
@@ -96,6 +96,8 @@ struct Queue {
     stirred: AtomicU32,
     state: Mutex<QueueState>,
     event: OnceLock<OwnedFd>,
+    /// Its end left, or was replaced.
+    left: AtomicBool,
 }
 
 impl Queue {
@@ -202,7 +204,9 @@ impl LoopbackNet {
     /// Attaches an adapter's end at an address of this network, and replaces an end that was attached there before.
     pub fn attach(&self, addr: IpAddr) -> LoopbackFabric {
         let queue = Arc::new(Queue::default());
-        self.lock().by_address.insert(addr, Arc::clone(&queue));
+        if let Some(replaced) = self.lock().by_address.insert(addr, Arc::clone(&queue)) {
+            replaced.left.store(true, Ordering::Relaxed);
+        }
         LoopbackFabric {
             attr: FabricAttr {
                 name: "loopback".to_owned(),
@@ -341,6 +345,7 @@ impl Drop for LoopbackFabric {
         for (group, _) in &self.groups {
             queues.leave(*group, &self.queue);
         }
+        self.queue.left.store(true, Ordering::Relaxed);
         if queues.by_address.get(&self.attr.local).is_some_and(|q| Arc::ptr_eq(q, &self.queue)) {
             queues.by_address.remove(&self.attr.local);
         }
@@ -424,8 +429,7 @@ impl Fabric for LoopbackFabric {
                 self.counters.tx_bytes += len as u64;
                 continue;
             }
-            // A queue that only this path holds belongs to a peer that left.
-            if path.queue.as_ref().is_none_or(|q| Arc::strong_count(q) < 3) {
+            if path.queue.as_ref().is_none_or(|q| q.left.load(Ordering::Relaxed)) {
                 path.queue = self.net.queue(path.peer);
             }
             match &path.queue {

@@ -46,6 +46,36 @@ fn four_senders_on_threads_of_their_own_lose_nothing() {
 }
 
 #[test]
+fn all_senders_to_an_end_that_was_replaced_reach_the_new_one() {
+    let net = LoopbackNet::new();
+    let at = "10.0.0.9".parse().unwrap();
+    let mut senders = [1, 2, 3, 4].map(|n: u8| net.attach([10, 0, 0, n].into()));
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    let paths = senders.each_mut().map(|a| a.open_path(&av(at)).unwrap());
+    let mut all_send = || {
+        for (a, path) in senders.iter_mut().zip(paths) {
+            put(&mut batch, path, &packet(1, 20));
+            a.send(now(), &mut batch);
+        }
+        senders.each_ref().map(|a| counter(a, "tx_lost_unreachable"))
+    };
+    let takes_all = |end: &mut dyn Fabric| assert_eq!(end.recv(now(), BUDGET, &mut |_| {}).packets, 4);
+    let mut old = net.attach(at);
+    all_send();
+    takes_all(&mut old);
+    // One that is replaced, and one that has gone before the next one comes.
+    let mut new = net.attach(at);
+    all_send();
+    takes_all(&mut new);
+    drop(old);
+    drop(new);
+    assert_eq!(all_send(), [1; 4]);
+    let mut new = net.attach(at);
+    assert_eq!(all_send(), [1; 4]);
+    takes_all(&mut new);
+}
+
+#[test]
 fn a_full_queue_drops_and_counts() {
     let net = LoopbackNet::new();
     let mut a = net.attach("10.0.0.1".parse().unwrap());
