@@ -31,6 +31,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use hca_core::{AddressVector, Counter, GidType, Instant, Mtu};
 use hca_process::NotInChildren;
+use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use socket2::{Domain, InterfaceIndexOrAddress, SockRef, Socket, Type};
 
@@ -232,8 +233,8 @@ impl RawFabric {
             }
             bytes += arrived.bytes.len();
             if arrived.status & sys::STATUS_COPY != 0 {
-                match rustix::net::recv(&*socket, &mut long[..], RecvFlags::DONTWAIT) {
-                    Ok((len, _)) => {
+                match take_long(socket, long, account.raw) {
+                    Ok(len) => {
                         outcome.packets += receiver.deliver(arrived.status, &long[..len], &mut account);
                     }
                     Err(_) => account.counters.recv_errors += 1,
@@ -348,6 +349,17 @@ fn tap(
     // Where the kernel does not know it, the filter drops what this side sends.
     let _ = set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_IGNORE_OUTGOING, 1);
     Ok(RawTap { socket, vnet, queue_bytes })
+}
+
+/// Takes a frame that did not fit its slot from the socket's queue. That the interface went down is told before the
+/// frames that came until then, and each slot stands for one of these.
+fn take_long(socket: &Socket, long: &mut [u8], raw: &mut RawCounters) -> rustix::io::Result<usize> {
+    loop {
+        match rustix::net::recv(socket, &mut *long, RecvFlags::DONTWAIT) {
+            Err(Errno::NETDOWN) => raw.interface_errors += 1,
+            taken => return taken.map(|(len, _)| len),
+        }
+    }
 }
 
 /// A packet socket that receives nothing yet.

@@ -292,17 +292,17 @@ impl Sender {
                 Err(e) => match Refusal::of(&e) {
                     Refusal::Interrupted => continue,
                     Refusal::Blocked => {
-                        self.take_flips_back(0, count, batch);
+                        self.take_back(0, count, batch);
                         return false;
                     }
                     _ if self.leaving[0].train().packets() > 1 && refuses_uncut(&e) => {
-                        self.take_flips_back(0, count, batch);
+                        self.take_back(0, count, batch);
                         self.cut_until = Some(account.now + CUT_FOR);
                         account.raw.tx_superframes_refused += 1;
                         return true;
                     }
                     _ => {
-                        self.take_flips_back(1, count, batch);
+                        self.take_back(1, count, batch);
                         let packets = self.leaving[0].train().packets();
                         self.lost(&e, packets as u64, account);
                         advance(batch, packets);
@@ -310,7 +310,7 @@ impl Sender {
                     }
                 },
             };
-            self.take_flips_back(sent, count, batch);
+            self.take_back(sent, count, batch);
             account.counters.tx_trains += 1;
             let mut packets = 0;
             for i in 0..sent {
@@ -431,11 +431,14 @@ impl Sender {
         self.headers.send(&self.socket, pieces)
     }
 
-    /// Takes the flips in gathered frames back that did not leave.
+    /// Takes the Identifications and the flips of gathered frames back that did not leave.
     #[inline]
-    fn take_flips_back(&self, from: usize, to: usize, batch: &mut TxBatch) {
-        for l in &self.leaving[from..to] {
+    fn take_back(&mut self, from: usize, to: usize, batch: &mut TxBatch) {
+        for l in self.leaving[from..to].iter().rev() {
             batch.apply_flips(&l.train());
+            if let Some(path) = self.paths.get_mut(l.path.expect("gathered")) {
+                path.next_ident = l.ident;
+            }
         }
     }
 

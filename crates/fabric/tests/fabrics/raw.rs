@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use hca_core::Instant;
 use hca_core::wire::ether_type;
+use hca_core::{Instant, Qpn};
 use hca_fabric::{
-    Fabric, OpenError, PathError, RawFabric, RawOptions, RoceVersion, TxBatch, UdpFabric, UdpOptions,
+    Fabric, OpenError, PathError, QpEnds, RawFabric, RawOptions, RoceVersion, TxBatch, UdpFabric, UdpOptions,
 };
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -457,6 +457,78 @@ fn an_interface_that_goes_away_is_counted_and_noted() {
         for end in [&a, &b] {
             assert!(end.attr().notes.iter().any(|n| n.0 == "interface lost"), "{:?}", end.attr().notes);
         }
+    });
+}
+
+#[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
+fn frames_that_find_no_room_use_up_no_identification() {
+    use test_support::filter;
+
+    over_wire(4500, |wire| {
+        let mut a = open(wire, 0, RawOptions::default());
+        let received =
+            wire.within(1, || UdpFabric::open("10.77.0.2".parse().unwrap(), &UdpOptions::default()));
+        let mut b: Box<dyn Fabric> = Box::new(received.unwrap());
+        acquaint(&mut *a, &mut *b);
+        // Of datagrams, none has a number.
+        let ends = QpEnds { peer: Some(Qpn::new(7)), ..of(7) };
+        let path = a.open_path_of(&av(b.attr().local), ends).unwrap();
+        let mut batch = TxBatch::with_capacity(1 << 16);
+        // Lengths that ascend make each a frame of its own.
+        let packets: Vec<_> = (0..40).map(|n| packet(n, 20 + 4 * n as usize)).collect();
+        put(&mut batch, path, &packets[0]);
+        a.send(now(), &mut batch);
+        assert_eq!(receive(&mut *b, 1), packets[..1]);
+        packets[1..].iter().for_each(|p| put(&mut batch, path, p));
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                filter::refuse(&[libc::SYS_sendmmsg], libc::EAGAIN);
+                (0..10).for_each(|_| a.send(now(), &mut batch));
+            });
+        });
+        assert_eq!((batch.trains().len(), counter(&*a, "tx_blocked")), (39, 10));
+        a.send(now(), &mut batch);
+        assert_eq!(receive(&mut *b, 39), packets[1..]);
+        assert_eq!(counter(&*b, "icrc_idents_refused") + counter(&*b, "icrc_ident_solved"), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
+fn long_frames_that_came_before_an_interface_went_down_are_received_and_so_are_those_behind_them() {
+    over_wire(4500, |wire| {
+        let sent = wire.within(0, || UdpFabric::open("10.77.0.1".parse().unwrap(), &UdpOptions::default()));
+        let mut a: Box<dyn Fabric> = Box::new(sent.unwrap());
+        let mut b = open(wire, 1, RawOptions::default());
+        acquaint(&mut *b, &mut *a);
+        let path = a.open_path(&av(b.attr().local)).unwrap();
+        let mut batch = TxBatch::with_capacity(1 << 16);
+        let trains = [0, 1].map(|n| (4 * n..4 * n + 4).map(|n| packet(n, 4108)).collect::<Vec<_>>());
+        let mut send = |train: &[Vec<u8>]| {
+            train.iter().for_each(|p| put(&mut batch, path, p));
+            a.send(now(), &mut batch);
+        };
+        send(&trains[0]);
+        let fd = b.wait_fd().unwrap();
+        let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        let patience = rustix::time::Timespec { tv_sec: PATIENCE.as_secs() as _, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut watched, Some(&patience)), Ok(1));
+        wire.within(1, || ip("link set wire down")).unwrap();
+        let mut got = Vec::new();
+        b.recv(now(), BUDGET, &mut |p| got.push(p.bytes.to_vec()));
+        assert!(got == trains[0], "{} packets", got.len());
+        wire.within(1, || ip("link set wire up")).unwrap();
+        let (begin, mut got) = (std::time::Instant::now(), Vec::new());
+        // The other end learns late that the link is up again.
+        while got.is_empty() {
+            assert!(begin.elapsed() < PATIENCE, "nothing comes any more");
+            send(&trains[1]);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            b.recv(now(), BUDGET, &mut |p| got.push(p.bytes.to_vec()));
+        }
+        assert!(got.chunks(4).all(|train| train == trains[1]), "{} packets", got.len());
+        assert_eq!((counter(&*b, "interface_errors"), counter(&*b, "recv_errors")), (1, 0));
     });
 }
 
