@@ -9,7 +9,7 @@ use hca_core::AddressVector;
 use hca_core::wire::ROCEV2_PORT;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::sys;
+use super::{Refusal, sys};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::lent::Lent;
 use crate::paths::{FIRST_PORT, PathKey, PathTable, Process, chance, is_link_local, scoped};
@@ -39,6 +39,8 @@ pub(crate) struct TxPath {
     next_ident: u16,
     /// An error left open whether the kernel used up a number.
     uncertain: bool,
+    /// A datagram left although that could not be found out.
+    guessed: bool,
     /// The kernel and the way to this peer take trains.
     pub(crate) cuts: bool,
     /// The process that this path leads to, if the key leaves it open and a datagram has named it.
@@ -71,10 +73,11 @@ impl TxPath {
     #[inline]
     pub(crate) fn sent(&mut self, datagrams: usize) {
         self.next_ident = self.next_ident.wrapping_add(datagrams as u16);
+        self.guessed |= self.uncertain;
     }
     /// The kernel may have used up a number for a datagram that did not leave.
     pub(crate) fn doubt_ident(&mut self) {
-        self.uncertain = true;
+        self.uncertain = self.socket.is_some() && !self.crc.has_no_ident();
     }
     /// Puts ICRCs on the packets of a train whose first has this Identification.
     #[inline]
@@ -301,13 +304,19 @@ impl Paths {
 
     #[cold]
     fn learn_again(&mut self, id: PathId) {
-        let learned = self.get(id).and_then(|p| learn_ident(p.socket.as_ref()?, &self.shared_addr).ok());
+        let learned = self.get(id).and_then(|p| Some(learn_ident(p.socket.as_ref()?, &self.shared_addr)));
         self.ident_probes += 1;
         let Some(path) = self.get_mut(id) else { return };
-        path.uncertain = false;
-        if let Some(last) = learned {
-            path.next_ident = last.wrapping_add(1);
-            return;
+        match learned {
+            Some(Ok(last)) => {
+                (path.uncertain, path.guessed, path.next_ident) = (false, false, last.wrapping_add(1));
+                return;
+            }
+            // The address has gone, and may come back: nothing leaves before.
+            Some(Err(e)) if !path.guessed && matches!(Refusal::of(&e), Refusal::Earlier | Refusal::Uncut) => {
+                return;
+            }
+            _ => {}
         }
         let key = path.key;
         let (had_socket, path_cuts, leads_to) = (path.socket.is_some(), path.cuts, path.leads_to);
@@ -341,8 +350,20 @@ impl Paths {
         let crc = FlowCrc::new(self.local, key.peer, src_port)?;
         let socket = Some(socket);
         let (leads_to, others) = (None, Vec::new());
-        let (uncertain, cuts) = (false, true);
-        Some(TxPath { key, socket, addr, src_port, crc, next_ident, uncertain, cuts, leads_to, others })
+        let (uncertain, guessed, cuts) = (false, false, true);
+        Some(TxPath {
+            key,
+            socket,
+            addr,
+            src_port,
+            crc,
+            next_ident,
+            uncertain,
+            guessed,
+            cuts,
+            leads_to,
+            others,
+        })
     }
 
     fn shared_path(&mut self, key: PathKey) -> TxPath {
@@ -355,9 +376,10 @@ impl Paths {
         let crc = FlowCrc::new(self.local, key.peer, self.shared_port).expect("families were compared");
         let addr = self.address(key.peer);
         let src_port = self.shared_port;
-        let (socket, next_ident, uncertain, cuts) = (None, 0, false, true);
+        let (socket, next_ident, cuts) = (None, 0, true);
+        let (uncertain, guessed) = (false, false);
         let (leads_to, others) = (None, Vec::new());
-        TxPath { key, socket, addr, src_port, crc, next_ident, uncertain, cuts, leads_to, others }
+        TxPath { key, socket, addr, src_port, crc, next_ident, uncertain, guessed, cuts, leads_to, others }
     }
 }
 
@@ -496,5 +518,18 @@ mod tests {
         let open: Vec<_> = (0..MAX_CLOSED as u8 + 2).map(|peer| open(&mut many, peer)).collect();
         open.into_iter().for_each(|path| many.close_path(path));
         assert_eq!(many.closed.len(), MAX_CLOSED);
+    }
+
+    #[test]
+    fn over_ipv6_there_is_no_number_to_doubt() {
+        let local = std::net::Ipv6Addr::LOCALHOST;
+        // IPv6 may be switched off.
+        let Ok(mut paths) = Paths::open(local.into(), 0, 16) else { return };
+        let av = AddressVector { dgid: hca_core::Gid::from_ip(local.into()), ..AddressVector::default() };
+        let path = paths.open_path(&av, QpEnds::default()).unwrap();
+        paths.get_mut(path).unwrap().doubt_ident();
+        paths.ensure_ident_known(path);
+        assert!(paths.get(path).unwrap().own_socket().is_some());
+        assert_eq!((paths.ident_probes, paths.shared_paths), (0, 0));
     }
 }

@@ -313,12 +313,20 @@ impl Sender {
         Some(Step::Done(1))
     }
 
-    /// Trains to this path leave packet by packet from now on.
+    /// Trains to this path leave packet by packet from now on, unless their packets are refused as well.
     fn uncut(&mut self, id: PathId) {
-        let Some(path) = self.paths.get_mut(id) else { return };
-        path.cuts = false;
-        path.doubt_ident();
-        if !self.noted {
+        if let Some(path) = self.paths.get_mut(id) {
+            path.cuts = false;
+            path.doubt_ident();
+        }
+    }
+
+    /// Tells people of a path whose trains the kernel refused, and whose packets it takes.
+    fn note_uncut(&mut self, id: PathId) {
+        if let Some(path) = self.paths.get(id)
+            && !path.cuts
+            && !self.noted
+        {
             self.noted = true;
             let text = format!(
                 "trains to {} leave packet by packet, as the kernel refuses to cut them: it can't, or the way there takes \
@@ -364,11 +372,18 @@ impl Sender {
                 Ok(sent) => {
                     self.account_uncut(now, &part, sent, batch, counters, tap);
                     batch.apply_flips(&part);
+                    self.note_uncut(train.path);
                     break sent;
                 }
                 Err(e) => {
                     batch.apply_flips(&part);
                     let why = Refusal::of(&e);
+                    if why == Refusal::Uncut
+                        && let Some(path) = self.paths.get_mut(train.path)
+                    {
+                        // It was none of cutting: the way takes nothing of this size, or nothing at all.
+                        path.cuts = true;
+                    }
                     let one = Train { len: train.segment, ..train };
                     match self.refused(train.path, why, one, tried_again, counters) {
                         Some(Step::Blocked) => return Step::Blocked,

@@ -1,13 +1,15 @@
 //! The suite over UDP sockets, and tests of UDP only.
 
+use std::net::IpAddr;
 use std::time::Instant as Clock;
 
-use crate::raw::once_free;
+use crate::raw::{once_free, over_wire};
 use crate::suite::{
     BUDGET, PATIENCE, at_free_address, av, counter, now, of, packet, pass, ports_of, put,
     queue_pairs_are_spread, receive, takes_none,
 };
 use hca_fabric::{Fabric, OpenError, PORTS_PER_PEER, TxBatch, UdpFabric, UdpOptions};
+use test_support::namespaces::ip;
 
 fn open(salt: u32) -> UdpFabric {
     at_free_address(salt, |addr| UdpFabric::open(addr, &UdpOptions::default()))
@@ -155,6 +157,44 @@ fn nobody_at_the_peers_address_is_loss_that_is_counted() {
         assert_eq!(receive(&mut b, 1), [packet(i, 20)]);
     }
     assert_eq!(counter(&b, "icrc_ident_solved"), 0);
+}
+
+#[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
+fn a_path_is_as_it_was_once_the_way_to_its_peer_takes_packets_again() {
+    for (net, bits, all_bits, flags) in [("10.77.0.", 24, 32, ""), ("fd77::", 64, 128, " nodad")] {
+        over_wire(4500, |wire| {
+            let address = |end: usize| -> IpAddr { format!("{net}{}", end + 1).parse().unwrap() };
+            let [mut a, mut b] = [0, 1].map(|end| {
+                wire.within(end, || UdpFabric::open(address(end), &UdpOptions::default()).unwrap())
+            });
+            let path = wire.within(0, || a.open_path(&av(address(1)))).unwrap();
+            let mut batch = TxBatch::with_capacity(1 << 16);
+            let packets: Vec<_> = (0..3).map(|n| packet(n, 4108)).collect();
+            let mut leave = |a: &mut UdpFabric| {
+                packets.iter().for_each(|p| put(&mut batch, path, p));
+                a.send(now(), &mut batch);
+                assert!(batch.is_empty());
+            };
+            leave(&mut a);
+            assert_eq!(receive(&mut b, 3), packets);
+            let (own, hole) = (format!("{net}1/{bits} dev wire"), format!("blackhole {net}2/{all_bits}"));
+            for (goes, comes_back) in [
+                ("link set wire mtu 1500".to_owned(), "link set wire mtu 4500".to_owned()),
+                (format!("addr del {own}"), format!("addr add {own}{flags}")),
+                (format!("route add {hole}"), format!("route del {hole}")),
+            ] {
+                wire.within(0, || ip(&goes)).unwrap();
+                (0..3).for_each(|_| leave(&mut a));
+                wire.within(0, || ip(&comes_back)).unwrap();
+                leave(&mut a);
+                assert_eq!(receive(&mut b, 3), packets, "{comes_back}");
+                let by_other_ways = ["tx_uncut_trains", "tx_shared_paths"].map(|name| counter(&a, name));
+                assert_eq!(by_other_ways, [0, 0], "{comes_back}");
+            }
+            assert!(!a.attr().notes.iter().any(|n| n.0 == "segmentation"), "{:?}", a.attr().notes);
+        });
+    }
 }
 
 #[test]
