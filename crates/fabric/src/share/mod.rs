@@ -61,6 +61,8 @@ const ASK_ANOTHER_AFTER: Duration = Duration::from_millis(20);
 const END_PATIENCE: Duration = Duration::from_millis(200);
 /// A look again, where another process is between two steps.
 const MOMENT: Duration = Duration::from_millis(1);
+/// A process that can't accept one that joins, as it has no descriptor left, tries again after this time.
+const NO_DESCRIPTOR_PAUSE: Duration = Duration::from_millis(100);
 /// How often a program that polls looks at the desk and its strays.
 const LOOK_NS: u64 = 1_000_000;
 /// Strays and desk datagrams of one look at most.
@@ -373,7 +375,7 @@ fn refusal(doing: &'static str, local: IpAddr) -> impl Fn(Errno) -> OpenError {
 fn make(sockets: &dyn Sockets, names: &Names, listener: OwnedFd, slots: u16) -> Result<Common, OpenError> {
     let local = sockets.local();
     let io = |doing| move |e: Errno| OpenError::Io { doing, local, source: e.into() };
-    let desk_mailbox = unix(SocketType::DGRAM).map_err(io("opening a UNIX socket"))?;
+    let desk_mailbox = mailbox().map_err(io("opening a UNIX socket"))?;
     let of_desk = names.of_desk().map_err(io("naming a shared address's desk"))?;
     let until = WallTime::now() + JOIN_PATIENCE;
     loop {
@@ -471,7 +473,7 @@ fn claim(sockets: &dyn Sockets, names: &Names, common: &Common) -> Result<(u8, O
     let io = |doing| move |e: Errno| OpenError::Io { doing, local, source: e.into() };
     let slots = usize::from(common.slots);
     let first = crate::paths::chance() as usize % slots;
-    let open = || unix(SocketType::DGRAM).map_err(io("opening a UNIX socket"));
+    let open = || mailbox().map_err(io("opening a UNIX socket"));
     let (mut mailbox, mut unproven) = (open()?, None);
     for slot in (0..slots).map(|i| ((first + i) % slots) as u8) {
         let name = names.of_slot(slot).map_err(io("naming a slot of a shared address"))?;
@@ -493,6 +495,13 @@ fn claim(sockets: &dyn Sockets, names: &Names, common: &Common) -> Result<(u8, O
 
 fn unix(kind: SocketType) -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+}
+
+/// A socket for what others hand on, which says whose each datagram is.
+fn mailbox() -> rustix::io::Result<OwnedFd> {
+    let socket = unix(SocketType::DGRAM)?;
+    rustix::net::sockopt::set_socket_passcred(&socket, true)?;
+    Ok(socket)
 }
 
 /// The events that wake the thread that lets other processes join.
@@ -544,9 +553,17 @@ fn serve(common: &Common, woken_by: &OwnedFd) {
         if events[..woken].iter().any(|event| event.data.u64() == STOP) {
             return;
         }
-        // Another process may have been quicker.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let Ok(connection) = accept_with(listener, flags) else { continue };
+        let connection = match accept_with(listener, flags) {
+            Ok(connection) => connection,
+            // Another process was quicker.
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => continue,
+            // There is no descriptor left, say, and the listener stays readable.
+            Err(_) => {
+                std::thread::sleep(NO_DESCRIPTOR_PAUSE);
+                continue;
+            }
+        };
         if !PeerCred::of(&connection).is_ok_and(|cred| is_own(cred.uid)) {
             continue;
         }

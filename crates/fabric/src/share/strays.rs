@@ -10,10 +10,11 @@ use hca_core::Instant;
 use hca_process::NotInChildren;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketType, bind, recv, sendto};
+use rustix::net::{SocketAddrUnix, bind};
 
 use super::desk::Recipient;
-use super::{KEY_BYTES, LOOK_PACKETS, Share, unix};
+use super::{KEY_BYTES, LOOK_PACKETS, Share, is_own, mailbox};
+use crate::cred::{receive_from, send_as_own};
 use crate::{ManagementDesk, RxPacket};
 
 /// The longest packet that is handed on.
@@ -144,7 +145,7 @@ impl Share {
     }
 
     fn send_on(&self, message: &[u8], to: &SocketAddrUnix) -> rustix::io::Result<()> {
-        sendto(&self.mailbox, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL, to).map(drop)
+        send_as_own(&self.mailbox, message, to)
     }
 
     /// Hands packets on that wait, as far as their recipients have room.
@@ -185,7 +186,12 @@ impl Share {
         let own = [&self.mailbox].into_iter().chain(self.services.iter().map(|s| &s.socket));
         for socket in own.chain(desk) {
             for _ in 0..LOOK_PACKETS {
-                let Ok((len, _)) = recv(socket, &mut self.buffer[..], RecvFlags::DONTWAIT) else { break };
+                let Ok((len, user)) = receive_from(socket, &mut self.buffer) else { break };
+                // Another user may have had the name of a process that ended, and with it what was for that process,
+                // the key too.
+                if !user.is_some_and(is_own) {
+                    continue;
+                }
                 let Some(packet) = stray(&self.buffer[..len], &self.common.key, local) else { continue };
                 packets += 1;
                 sink(&packet);
@@ -223,7 +229,7 @@ impl ManagementDesk for Share {
         if self.services.len() >= MAX_SERVICES {
             return Err(Errno::MFILE.into());
         }
-        let socket = unix(SocketType::DGRAM)?;
+        let socket = mailbox()?;
         bind(&socket, &self.names.of_service(id)?)?;
         epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(3), epoll::EventFlags::IN)?;
         let not_in_children = NotInChildren::new(&[socket.as_fd()]);

@@ -24,11 +24,35 @@ use test_support::random::Rng;
 use test_support::roles::{Helper, hear, role, say};
 
 use crate::raw::{once_free, over_wire};
-use crate::share::{first, join, options, send, slot, to_slot};
-use crate::suite::{BUDGET, av, counter, of, put, receive};
+use crate::share::{REQ, first, join, management, options, send, slot, to_slot};
+use crate::suite::{BUDGET, at_free_address, av, counter, of, put, receive};
 
 /// The test that other processes run.
 const MEMBER: &str = "share_survive::a_member";
+
+/// Receives until the fabric is so far.
+fn receive_all_for(fabric: &mut UdpFabric, is_so_far: impl Fn(&UdpFabric) -> bool) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    let deadline = Clock::now() + Duration::from_secs(20);
+    while !is_so_far(fabric) {
+        assert!(Clock::now() < deadline, "{} packets came", got.len());
+        fabric.recv(time(), BUDGET, &mut |p| got.push(p.bytes.to_vec()));
+    }
+    got
+}
+
+/// Sends packets of one length to several slots by one train, as a sender that knows nothing of slots.
+fn send_as_one_train(from: &mut UdpFabric, at: IpAddr, packets: &[Vec<u8>]) {
+    let path = from.open_path(&av(at)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    packets.iter().for_each(|_| put(&mut batch, path, &packets[0]));
+    let train = batch.trains()[0];
+    for (room, packet) in batch.bytes_mut(&train).chunks_mut(train.segment).zip(packets) {
+        room[..packet.len()].copy_from_slice(packet);
+    }
+    from.send(time(), &mut batch);
+    from.close_path(path);
+}
 
 /// The time, which neighbours of raw Ethernet need: they are looked up again, and packets wait for them.
 fn time() -> Instant {
@@ -272,6 +296,38 @@ fn a_join_wakes_few_of_the_processes_that_are_there() {
     members.into_iter().for_each(Helper::kill);
 }
 
+#[test]
+fn a_process_without_descriptors_sleeps_while_another_one_waits_to_join_and_lets_it_in_once_there_are_some() {
+    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+
+    let a = first(231, 8);
+    let at = a.attr().local;
+    let IpAddr::V4(v4) = at else { panic!("{at}") };
+    let mut member = Helper::start(MEMBER, "echo", &at.to_string(), None);
+    member.line();
+    // It is the only one that can answer.
+    drop(a);
+    let pid = member.child.id();
+    let set = |current| {
+        let limit = Rlimit { current, ..getrlimit(Resource::Nofile) };
+        prlimit(Some(Pid::from_child(&member.child)), Resource::Nofile, limit).unwrap()
+    };
+    let (had, before) = (set(Some(1)), sleeps_of_server(pid));
+    let waits = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    net::connect(&waits, &SocketAddrUnix::new_abstract_name(name_of(v4).as_bytes()).unwrap()).unwrap();
+    // A thread that spins never goes to sleep.
+    let deadline = Clock::now() + Duration::from_secs(20);
+    while sleeps_of_server(pid) < before + 3 {
+        assert!(Clock::now() < deadline, "the thread that lets others join spins");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    set(had.current);
+    let mut watched = [rustix::event::PollFd::new(&waits, rustix::event::PollFlags::IN)];
+    let patience = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut watched, Some(&patience)), Ok(1), "it is let in");
+    member.kill();
+}
+
 /// The socket at which processes that join are accepted, as one that joins gets it, with all others.
 fn sockets_of(at: Ipv4Addr) -> Vec<OwnedFd> {
     let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
@@ -397,6 +453,34 @@ fn another_user_who_takes_the_name_of_an_address_is_named() {
 }
 
 #[test]
+#[ignore = "needs root: it starts a process of another user"]
+fn another_user_who_takes_the_name_of_a_service_can_send_nothing() {
+    const SERVICE: u32 = 0x0106_1d2f;
+    let mut a = first(232, 8);
+    let at = a.attr().local;
+    let IpAddr::V4(v4) = at else { panic!("{at}") };
+    a.desk().unwrap().read(true);
+    let (name, mine) = (name_of(v4), slot(&a));
+    let argument = format!("{at} {name}/service/{SERVICE:016x} {name}/slot/{mine}");
+    let mut stranger = Helper::start(MEMBER, "forges", &argument, Some(OTHER_USER));
+    assert_eq!(stranger.line(), "it is mine");
+    send(&mut a, at, &[management(REQ, 1, [77, 0, 0, SERVICE])]);
+    assert_eq!(receive_all_for(&mut a, |a| counter(a, "strays_handed_on") == 1), Vec::<Vec<u8>>::new());
+    // The stranger knows what each message of a member has.
+    stranger.tell("forge");
+    assert_eq!(stranger.line(), "forged");
+    // A member's message behind the forged one is taken.
+    let mut b = join(at, 8).unwrap();
+    let theirs = slot(&b);
+    let mut sender = at_free_address(233, |addr| UdpFabric::open(addr, &options(0)));
+    let packets = [to_slot(theirs, 2, 64), to_slot(mine, 3, 64)];
+    send_as_one_train(&mut sender, at, &packets);
+    receive_all_for(&mut b, |b| counter(b, "strays_handed_on") == 1);
+    assert_eq!(receive_all_for(&mut a, |a| counter(a, "strays_got") > 0), packets[1..]);
+    stranger.kill();
+}
+
+#[test]
 #[ignore = "needs root: it makes a network namespace"]
 fn members_outlive_the_maker_of_their_network_namespace() {
     let at = "127.0.0.77";
@@ -440,6 +524,20 @@ fn a_member() {
             net::bind(&listener, &name).unwrap();
             net::listen(&listener, 1).unwrap();
             say("it is mine");
+            hear();
+            return;
+        }
+        "forges" => {
+            let (own, to) = name.split_once(' ').unwrap();
+            let [own, to] = [own, to].map(|n| SocketAddrUnix::new_abstract_name(n.as_bytes()).unwrap());
+            let socket = net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).unwrap();
+            net::bind(&socket, &own).unwrap();
+            say("it is mine");
+            assert_eq!(hear(), "forge");
+            let mut message = [0; 8192];
+            let (len, _) = net::recv(&socket, &mut message[..], RecvFlags::empty()).unwrap();
+            net::sendto(&socket, &message[..len], net::SendFlags::empty(), &to).unwrap();
+            say("forged");
             hear();
             return;
         }
