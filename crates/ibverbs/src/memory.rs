@@ -449,8 +449,8 @@ fn path_back(
     let gid = |at: usize| Gid(bytes[at..at + 16].try_into().expect("16 bytes"));
     attr.is_global = 1;
     let own;
-    if bytes[20] == 0x45 {
-        // A header of IPv4, behind 20 bytes without meaning.
+    if is_ipv4(bytes) {
+        // Behind 20 bytes without meaning.
         let address =
             |at: usize| Gid::from_ip([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]].into());
         own = address(36);
@@ -476,6 +476,14 @@ fn create_ah(pd: In<Pd>, attr: &IbvAhAttr) -> Result<*mut Ah, Errno> {
     let handle = owner.adapter.device().create_ah(owner.handle, &address(attr)?)?;
     let c = IbvAh { context: owner.c.context, pd: pd.raw().cast(), handle: handle.index };
     Ok(give(Ah { c, adapter: Arc::clone(&owner.adapter), handle }))
+}
+/// Whether a datagram's header is one of IPv4, at its end. An address of IPv6 may have the same bytes there: its checksum
+/// tells both apart.
+fn is_ipv4(header: &[u8; 40]) -> bool {
+    const VERSION_AND_LENGTH: u8 = 0x45;
+    let sum =
+        || header[20..].chunks(2).map(|two| u32::from(u16::from_be_bytes([two[0], two[1]]))).sum::<u32>();
+    header[20] == VERSION_AND_LENGTH && (header[0] >> 4 != 6 || sum().is_multiple_of(0xffff))
 }
 
 exports! {

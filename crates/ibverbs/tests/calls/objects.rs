@@ -603,3 +603,34 @@ fn what_is_no_open_context_of_this_process_is_not_imported() {
     // SAFETY: the descriptor is this test's.
     unsafe { libc::close(command) };
 }
+
+/// A header of IPv6 may have bytes that a header of IPv4 has at its place: its checksum tells both apart.
+#[test]
+fn the_path_back_of_a_datagram_is_that_of_its_headers_version() {
+    let context = open();
+    let mut own = [0_u8; 16];
+    assert_eq!(call!(ibv_query_gid(context, 1, 1, &raw mut own) -> c_int), 0);
+    let mut peer = *b"\xfe\x80\0\0\0\0\0\0\x02\0\0\0\x45\0\x12\x34";
+    let mut wc = IbvWc { wc_flags: 1, ..IbvWc::default() };
+    let mut header = [0_u8; 40];
+    (header[0], header[6], header[7]) = (0x60, 17, 9);
+    header[8..24].copy_from_slice(&peer);
+    header[24..].copy_from_slice(&own);
+    let mut back = IbvAhAttr::default();
+    let mut path = |header: &[u8; 40]| {
+        let result =
+            call!(ibv_init_ah_from_wc(context, 1, &raw mut wc, header.as_ptr(), &raw mut back) -> c_int);
+        let [high, low] = back.dgid.map(u64::to_ne_bytes);
+        (result, [high, low].concat(), back.hop_limit)
+    };
+    assert_eq!(path(&header), (0, peer.to_vec(), 9), "{}", errno());
+    // One of IPv4 behind bytes that look like the beginning of IPv6, as some adapters leave them.
+    header[20..].copy_from_slice(b"\x45\0\0\x14\0\0\0\0\x07\x11\0\0\x7f\0\0\x02\x7f\0\0\x01");
+    header[36..].copy_from_slice(&own[12..]);
+    let sum = header[20..].chunks(2).map(|two| u32::from(u16::from_be_bytes([two[0], two[1]]))).sum::<u32>();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    header[30..32].copy_from_slice(&sum.to_be_bytes());
+    peer = *b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x7f\0\0\x02";
+    assert_eq!(path(&header), (0, peer.to_vec(), 7), "{}", errno());
+    assert_eq!(call!(ibv_close_device(context) -> c_int), 0);
+}
