@@ -15,7 +15,7 @@ use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvWc};
 use crate::cq_ex::{Current, empty};
 use crate::device::Adapter;
 use crate::entry::{
-    self, Errno, INVALID, In, cancellable, exports, failed, give, number, pointer, sleeping, told,
+    self, Errno, INVALID, In, cancellable, exports, failed, give, number, pointer, posted, sleeping, told,
 };
 use crate::event::{Events, Unacknowledged};
 use crate::held::{Guards, Held, LockedIn};
@@ -362,7 +362,7 @@ fn polls(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> Result<usize, Errno> {
 }
 
 pub(crate) extern "C" fn req_notify_cq(cq: In<Cq>, solicited_only: c_int) -> c_int {
-    number(|| {
+    posted(|| {
         let cq = cq.get()?;
         if let Some(notification) = &cq.notification {
             notification.armed.store(true, Ordering::Release);

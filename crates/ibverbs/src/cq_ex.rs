@@ -8,7 +8,7 @@ use hca::hca_core::{Completion, CqModeration};
 
 use crate::abi::{IbvContext, IbvCqEx, IbvCqInitAttrEx, IbvModifyCqAttr, IbvWc, Slot};
 use crate::cq::{Cq, CqKind, create, translated};
-use crate::entry::{Errno, INVALID, In, number, pointer};
+use crate::entry::{Errno, INVALID, In, number, pointer, posted};
 use crate::held::Held;
 
 /// Fields that completions may have: of `enum ibv_create_cq_wc_flags`, all but those of raw packets and tag matching.
@@ -103,7 +103,7 @@ fn next(cq: &Cq, state: &mut crate::cq::Polled) -> c_int {
 
 extern "C" fn start_poll(cq: In<Cq>, attr: In<u32>) -> c_int {
     let mut result = libc::ENOENT;
-    let refused = number(|| {
+    let refused = posted(|| {
         let cq = cq.get()?;
         if attr.opt().is_some_and(|comp_mask| *comp_mask != 0) {
             return Err(INVALID);
@@ -119,7 +119,7 @@ extern "C" fn start_poll(cq: In<Cq>, attr: In<u32>) -> c_int {
 }
 extern "C" fn next_poll(cq: In<Cq>) -> c_int {
     let mut result = libc::EINVAL;
-    let refused = number(|| {
+    let refused = posted(|| {
         let cq = cq.get()?;
         result = cq.port.within(|state| next(cq, state)).ok_or(INVALID)?;
         Ok(())

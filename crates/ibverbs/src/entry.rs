@@ -222,6 +222,11 @@ pub(crate) fn sleeping(mut look: impl FnMut(Option<Sleep>) -> Result<Option<Slee
 /// A call that returns 0 or the number of an error, and sets `errno` as well.
 #[inline]
 pub(crate) fn number(call: impl FnOnce() -> Result<(), Errno>) -> c_int {
+    refused(steady(call))
+}
+/// As [`number`], of the data path.
+#[inline]
+pub(crate) fn posted(call: impl FnOnce() -> Result<(), Errno>) -> c_int {
     guarded(call).map_or_else(
         |e| {
             set_errno(e.0);

@@ -12,7 +12,7 @@ use hca::hca_core::{
 
 use crate::abi::{IbvRecvWr, IbvSendWr};
 use crate::device::Adapter;
-use crate::entry::{self, Errno, INVALID, In, number, refused, sges, told};
+use crate::entry::{self, Errno, INVALID, In, posted, refused, sges, told};
 use crate::explain;
 use crate::held::{Guards, Held, LockedIn};
 use crate::memory::Ah;
@@ -318,7 +318,7 @@ fn recv(
 }
 
 pub(crate) extern "C" fn post_recv(qp: In<Qp>, wr: In<IbvRecvWr>, bad: In<*mut IbvRecvWr>) -> c_int {
-    number(|| {
+    posted(|| {
         let qp = qp.get()?;
         let Some(port) = &qp.recv else {
             name_bad(bad, wr);
@@ -329,7 +329,7 @@ pub(crate) extern "C" fn post_recv(qp: In<Qp>, wr: In<IbvRecvWr>, bad: In<*mut I
 }
 
 pub(crate) extern "C" fn post_srq_recv(srq: In<Srq>, wr: In<IbvRecvWr>, bad: In<*mut IbvRecvWr>) -> c_int {
-    number(|| {
+    posted(|| {
         let srq = srq.get()?;
         recv(&srq.adapter, || srq.name(), &srq.recv, wr, bad)
     })

@@ -15,7 +15,7 @@ use hca::hca_core::{
 use hca::hca_core::wire::{Placement, Selectivity};
 
 use crate::abi::{IbvDataBuf, IbvMwBindInfo, IbvSge, Slot};
-use crate::entry::{self, Errno, INVALID, In, number, sges};
+use crate::entry::{self, Errno, INVALID, In, posted, sges};
 use crate::held::Held;
 use crate::memory::Ah;
 use crate::null::Nulls;
@@ -179,7 +179,7 @@ impl Build {
 
 /// Runs a call within a sequence, and keeps its error; a call outside of one has no effect.
 fn build(qp: In<Qp>, call: impl FnOnce(&Qp, &mut Build) -> Result<(), Errno>) {
-    let _ = number(|| {
+    let _ = posted(|| {
         let qp = qp.get()?;
         let Some(send) = qp.send_queue() else { return Err(INVALID) };
         let done = send.within(|sending| {
@@ -211,7 +211,7 @@ fn remote(rkey: u32, addr: u64) -> RemoteAddr {
 }
 
 extern "C" fn wr_start(qp: In<Qp>) {
-    let _ = number(|| {
+    let _ = posted(|| {
         let Some(send) = qp.get()?.send_queue() else { return Err(INVALID) };
         let mut sending = send.lock();
         sending.build.clear();
@@ -220,7 +220,7 @@ extern "C" fn wr_start(qp: In<Qp>) {
     });
 }
 extern "C" fn wr_complete(qp: In<Qp>) -> c_int {
-    number(|| {
+    posted(|| {
         let qp = qp.get()?;
         let mut sending = qp.send_queue().and_then(Held::end).ok_or(INVALID)?;
         let sending = &mut *sending;

@@ -154,3 +154,56 @@ fn a_signal_ends_a_wait_for_an_event_if_its_handler_is_of_that_kind() {
         }
     }
 }
+
+/// A thread that others have cancelled goes on until it waits, or asks: no call of this library ends it half way.
+#[test]
+fn a_thread_that_is_cancelled_ends_its_objects_first() {
+    if !alone("waits::a_thread_that_is_cancelled_ends_its_objects_first", "cancel") {
+        return;
+    }
+    unsafe extern "C-unwind" {
+        fn pthread_testcancel();
+    }
+    // Nothing here has a destructor.
+    extern "C-unwind" fn end(objects: *mut c_void) -> *mut c_void {
+        // SAFETY: objects that live, and the numbers of functions that take them.
+        unsafe {
+            pthread_cancel(libc::pthread_self());
+            let mut next = objects.cast::<[usize; 2]>();
+            while (*next)[0] != 0 {
+                let destroy: extern "C-unwind" fn(usize) -> c_int = std::mem::transmute((*next)[0]);
+                if destroy((*next)[1]) != 0 {
+                    return null_mut();
+                }
+                next = next.add(1);
+            }
+            pthread_testcancel();
+        }
+        null_mut()
+    }
+    let pair = pair();
+    let symbol = |name, node| common::symbol(name, node).unwrap();
+    let create = symbol("ibv_create_comp_channel", "IBVERBS_1.0");
+    let channel = call!(@ create, (pair.context) -> *mut c_void);
+    let cq = call!(ibv_create_cq(pair.context, 4, 0, channel, 0) -> *mut IbvCq);
+    let mut objects = [
+        [symbol("ibv_destroy_cq", "IBVERBS_1.1"), cq as usize],
+        [symbol("ibv_destroy_comp_channel", "IBVERBS_1.0"), channel as usize],
+        [symbol("ibv_destroy_qp", "IBVERBS_1.1"), pair.qps[0] as usize],
+        [symbol("ibv_destroy_qp", "IBVERBS_1.1"), pair.qps[1] as usize],
+        [symbol("ibv_destroy_cq", "IBVERBS_1.1"), pair.cq as usize],
+        [symbol("ibv_dealloc_pd", "IBVERBS_1.1"), pair.pd as usize],
+        [symbol("ibv_close_device", "IBVERBS_1.1"), pair.context as usize],
+        [0; 2],
+    ];
+    // SAFETY: the thread's function has the C calling convention, and room for the thread's name.
+    let thread = unsafe {
+        let run: extern "C" fn(*mut c_void) -> *mut c_void =
+            std::mem::transmute(end as extern "C-unwind" fn(*mut c_void) -> *mut c_void);
+        let mut thread = 0;
+        let objects = objects.as_mut_ptr().cast();
+        assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), run, objects), 0);
+        thread
+    };
+    assert_eq!(join(thread, LONG), Some(CANCELLED));
+}
