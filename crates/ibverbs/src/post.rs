@@ -17,7 +17,7 @@ use crate::explain;
 use crate::held::{Guards, Held, LockedIn};
 use crate::memory::Ah;
 use crate::qp::{Qp, Srq};
-use crate::window::bind_request;
+use crate::window::{bind_request, show_key};
 
 /// The most inline bytes that one request gathers; devices take no more.
 pub(crate) const MAX_INLINE: usize = 1024;
@@ -149,7 +149,11 @@ fn prepare(
         request.dest = Some(Dest::Srq(Srqn::new(wr.remote_srqn)));
     }
     if !request.op.has_list() {
-        return Ok(post(&request)?);
+        post(&request)?;
+        if let SendOp::BindMw { rkey, .. } = request.op {
+            show_key(In::of(wr.bind_mw.mw.cast()), rkey.raw());
+        }
+        return Ok(());
     }
     let list = sges(wr.sg_list, wr.num_sge)?;
     let is_read = request.op.is_read_or_atomic();

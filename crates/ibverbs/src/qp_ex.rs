@@ -21,7 +21,7 @@ use crate::memory::Ah;
 use crate::null::Nulls;
 use crate::post::{INLINE, MAX_INLINE, Refused, flags};
 use crate::qp::Qp;
-use crate::window::{Mw, bind_request};
+use crate::window::{Mw, bind_request, show_key};
 
 /// Operations by the bits of `enum ibv_qp_create_send_ops_flags`.
 const WRITES: u64 = 0b11;
@@ -256,7 +256,7 @@ extern "C" fn wr_send_inv(qp: In<Qp>, rkey: u32) {
     begin(qp, SendOp::SendInv(Rkey::new(rkey)));
 }
 extern "C" fn wr_bind_mw(qp: In<Qp>, mw: In<Mw>, rkey: u32, info: In<IbvMwBindInfo>) {
-    begin_with(qp, || bind_request(mw, rkey, info.get()?));
+    begin_with(qp, || bind_request(mw, rkey, info.get()?).inspect(|_| show_key(mw, rkey)));
 }
 extern "C" fn wr_local_inv(qp: In<Qp>, rkey: u32) {
     begin(qp, SendOp::LocalInv(Rkey::new(rkey)));

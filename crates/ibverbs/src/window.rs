@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use hca::hca_core::{
-    Access, Lkey, MemoryWindows, MwHandle, MwKeys, MwRange, MwType, Payload, PdHandle, QpHandle, Rkey,
-    SendFlags, SendOp, SendPort, SendWr,
+    Access, Lkey, MemoryWindows, MwHandle, MwKeys, MwRange, MwType, Payload, PdHandle, PostErrorKind,
+    QpHandle, Rkey, SendFlags, SendOp, SendPort, SendWr,
 };
 
 use crate::abi::{IbvMw, IbvMwBind, IbvMwBindInfo};
@@ -101,8 +101,11 @@ pub(crate) fn bind_request(mw: In<Mw>, rkey: u32, info: &IbvMwBindInfo) -> Resul
     if (rkey ^ window.c.rkey.load(Ordering::Relaxed)) & !0xff != 0 {
         return Err(INVALID);
     }
-    window.c.rkey.store(rkey, Ordering::Relaxed);
     Ok(SendOp::BindMw { rkey: Rkey::new(rkey), range: range(info)? })
+}
+/// Shows the program the key of a window whose bind was posted.
+pub(crate) fn show_key(mw: In<Mw>, rkey: u32) {
+    mw.opt().inspect(|window| window.c.rkey.store(rkey, Ordering::Relaxed));
 }
 
 pub(crate) extern "C" fn alloc_mw(pd: In<Pd>, kind: u32) -> *mut Mw {
@@ -138,25 +141,25 @@ pub(crate) extern "C" fn dealloc_mw(mw: In<Mw>) -> c_int {
     })
 }
 
-/// Posts the two requests that change nothing, of which the second is signaled as the bind is.
-fn complete(
-    qp: &Qp,
-    port: &mut dyn SendPort,
-    rkey: Rkey,
-    range: &MwRange,
-    (wr_id, flags): (u64, SendFlags),
-) -> Result<(), Errno> {
+/// The two requests that change nothing, of which the second is signaled as the bind is.
+fn requests(rkey: Rkey, range: &MwRange, wr_id: u64, flags: SendFlags) -> [SendWr<'static>; 2] {
     let range = MwRange { access: Access::empty(), zero_based: false, ..*range };
     let request = |op, flags| SendWr { wr_id, op, flags, payload: Payload::Sges(&[]), dest: None };
-    let refused = |kind| Refused::Device(kind).errno(|| qp.name(), wr_id);
-    entry::post_send(port, &request(SendOp::BindMw { rkey, range }, flags & SendFlags::FENCE))
-        .map_err(refused)?;
-    if flags.contains(SendFlags::SIGNALED) {
-        qp.adapter.binds.add(qp.handle, wr_id);
+    [
+        request(SendOp::BindMw { rkey, range }, flags & SendFlags::FENCE),
+        request(SendOp::LocalInv(rkey), flags),
+    ]
+}
+/// Posts them.
+fn complete(qp: &Qp, port: &mut dyn SendPort, requests: &[SendWr<'_>; 2]) -> Result<(), PostErrorKind> {
+    let [_, last] = requests;
+    let is_signaled = last.flags.contains(SendFlags::SIGNALED);
+    if is_signaled {
+        qp.adapter.binds.add(qp.handle, last.wr_id);
     }
-    let posted = entry::post_send(port, &request(SendOp::LocalInv(rkey), flags));
+    let posted = requests.iter().try_for_each(|request| entry::post_send(port, request));
     port.ring();
-    posted.map_err(refused).inspect_err(|_| _ = qp.adapter.binds.take(qp.handle, wr_id))
+    posted.inspect_err(|_| _ = is_signaled && qp.adapter.binds.take(qp.handle, last.wr_id))
 }
 
 pub(crate) extern "C" fn bind_mw(qp: In<Qp>, mw: In<Mw>, bind: In<IbvMwBind>) -> c_int {
@@ -181,9 +184,16 @@ pub(crate) extern "C" fn bind_mw(qp: In<Qp>, mw: In<Mw>, bind: In<IbvMwBind>) ->
         hidden.windows.insert(qp.handle, keys);
         window.file.add_window(keys.handle);
         let mut sending = queue.lock();
+        let port = &mut *sending.port;
+        let requests = requests(keys.rkey, &shown, bind.wr_id, flags);
+        let refused = |kind| Refused::Device(kind).errno(|| qp.name(), bind.wr_id);
+        // A bind without room for its completion changes nothing.
+        for (before, request) in requests.iter().enumerate() {
+            port.would_take(request, before).map_err(refused)?;
+        }
         let rkey = window.windows()?.bind_mw(window.handle, new.as_ref())?;
         window.c.rkey.store(rkey.raw(), Ordering::Relaxed);
         hidden.range = new;
-        complete(qp, &mut *sending.port, keys.rkey, &shown, (bind.wr_id, flags))
+        complete(qp, port, &requests).map_err(refused)
     })
 }

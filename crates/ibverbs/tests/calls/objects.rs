@@ -84,6 +84,46 @@ fn a_window_of_type_1_is_bound_with_a_completion_and_shows_its_range_alone() {
 }
 
 #[test]
+fn a_bind_that_finds_no_room_leaves_the_window_as_it_was() {
+    let pair = pair();
+    let mut memory = vec![0u8; 256];
+    memory[..8].copy_from_slice(b"through!");
+    let mr = pair.register_with(&mut memory, LOCAL_WRITE | MW_BIND);
+    let base = memory.as_ptr();
+    let mw = [1, 2].map(|kind| call!(@ slot(pair.context, 64), (pair.pd, kind) -> *mut IbvMw));
+    let info =
+        |at: u64| IbvMwBindInfo { mr, addr: base as u64 + at, length: 8, mw_access_flags: REMOTE_WRITE };
+    let bind = |at: u64| {
+        let mut bind = IbvMwBind { wr_id: 77, send_flags: 2, bind_info: info(at) };
+        call!(@ slot(pair.context, 72), (pair.qps[1], mw[0], &raw mut bind) -> c_int)
+    };
+    let post = |mut wr: IbvSendWr| {
+        let mut bad: *mut IbvSendWr = null_mut();
+        call!(@ slot(pair.context, 208), (pair.qps[1], &raw mut wr, &raw mut bad) -> c_int)
+    };
+    assert_eq!(bind(64), 0);
+    pair.completions(1);
+    // Messages that wait for receive requests of the peer: then there is room for one request, and for none.
+    (0..3).for_each(|_| assert_eq!(post(send_wr(1, 2, 2)), 0));
+    let keys = mw.map(rkey);
+    for _ in 0..2 {
+        assert_eq!(bind(128), libc::ENOMEM);
+        let _ = post(send_wr(1, 2, 2));
+    }
+    let bind_mw = abi::IbvMw2Bind { mw: mw[1], rkey: keys[1] ^ 1, bind_info: info(192) };
+    assert_eq!(post(IbvSendWr { bind_mw, ..send_wr(2, 8, 2) }), libc::ENOMEM);
+    assert_eq!(mw.map(rkey), keys);
+    assert_eq!(pair.write(sge(mr, base, 8), base as u64 + 64, keys[0]), 0);
+    assert_eq!(&memory[64..72], b"through!");
+    for qp in pair.qps {
+        assert_eq!(call!(ibv_destroy_qp(qp) -> c_int), 0);
+    }
+    assert_eq!(mw.map(|mw| call!(@ slot(pair.context, 80), (mw) -> c_int)), [0; 2]);
+    assert_eq!(dereg(mr), 0);
+    pair.end_without_queue_pairs();
+}
+
+#[test]
 fn a_window_of_type_2_is_bound_by_a_request_and_its_key_is_taken_back_by_another() {
     let pair = pair();
     let mut memory = vec![0u8; 64];
