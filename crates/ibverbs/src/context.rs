@@ -25,7 +25,7 @@ use crate::window::{alloc_mw, bind_mw, dealloc_mw};
 use crate::xrc::{close_xrcd, create_srq_ex, get_srq_num, open_qp, open_xrcd};
 
 /// The entries of the GID table. All have the port's GID, and are of RoCE v2: programs have fixed ideas of the index.
-const GIDS: u32 = 4;
+pub(crate) const GIDS: u32 = 4;
 
 /// A context that a program opened.
 #[repr(C)]
@@ -353,7 +353,7 @@ exports! {
             if flags != 0 || bytes < size_of::<IbvGidEntry>() {
                 return Err(INVALID);
             }
-            let entry = gid_entry(context, index).map_err(|_| Errno(libc::ENODATA))?;
+            let entry = gid_entry(context, index)?;
             to.zero(bytes)?;
             to.set_prefix(&entry, bytes)
         })

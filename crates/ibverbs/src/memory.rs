@@ -6,13 +6,15 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hca::hca_core::{Access, AddressVector, AhHandle, Gid, Lid, MrInit, MrKeys, PdHandle, StaticRate};
+use rustix::fs::FileType;
 
 use crate::abi::{IbvAh, IbvAhAttr, IbvContext, IbvMr, IbvMrInitAttr, IbvPd, IbvWc};
 use crate::buffer::Buffer;
+use crate::context::GIDS;
 use crate::device::Adapter;
 use crate::dm::Memory;
 use crate::domain::Td;
-use crate::entry::{Errno, INVALID, In, counted, exports, give, lock, number, pointer, reg_mr};
+use crate::entry::{Errno, INVALID, In, counted, exports, give, lock, number, pointer, reg_mr, stat};
 use crate::import::File;
 use crate::mapping::Mapping;
 use crate::null::Null;
@@ -161,24 +163,24 @@ pub(crate) fn access_flags(access: Access) -> u32 {
 /// The path that a program describes.
 ///
 /// # Errors
-/// The port is not 1, or there is no GID where packets go by one.
+/// The port is not 1, there is no GID where packets go by one, or the table of GIDs has no such index.
 pub(crate) fn address(attr: &IbvAhAttr) -> Result<AddressVector, Errno> {
     if attr.port_num != 1 || attr.sl > 15 {
         return Err(INVALID);
     }
-    if attr.is_global == 0 && attr.dlid == 0 {
+    let has_gid = attr.is_global != 0;
+    if !has_gid && attr.dlid == 0 || has_gid && u32::from(attr.sgid_index) >= GIDS {
         return Err(INVALID);
     }
     let [high, low] = attr.dgid.map(u64::to_ne_bytes);
     let mut dgid = [0; 16];
     dgid[..8].copy_from_slice(&high);
     dgid[8..].copy_from_slice(&low);
-    let global = attr.is_global != 0;
     Ok(AddressVector {
-        dgid: if global { Gid(dgid) } else { Gid::default() },
+        dgid: if has_gid { Gid(dgid) } else { Gid::default() },
         dlid: Lid::new(attr.dlid),
         flow_label: attr.flow_label & 0xf_ffff,
-        hop_limit: if global { attr.hop_limit } else { 0 },
+        hop_limit: if has_gid { attr.hop_limit } else { 0 },
         traffic_class: attr.traffic_class,
         sl: attr.sl,
         static_rate: StaticRate::new(attr.static_rate),
@@ -364,9 +366,10 @@ fn rereg(
     if flags == 0 {
         return Err((REREG_COMMAND, INVALID));
     }
-    let rights = if has(ACCESS) { Some(access(rights as u32).map_err(input)?) } else { None };
+    let command = |e: Errno| (REREG_COMMAND, e);
+    let rights = if has(ACCESS) { Some(access(rights as u32).map_err(command)?) } else { None };
     let pd = if has(PD) { pd } else { In::null() };
-    object.change(pd, rights, has(TRANSLATION).then_some((addr, len))).map_err(|e| (REREG_COMMAND, e))
+    object.change(pd, rights, has(TRANSLATION).then_some((addr, len))).map_err(command)
 }
 
 /// Registers a part of what a descriptor stands for.
@@ -382,6 +385,13 @@ fn register_fd(
     let page = rustix::param::page_size() as u64;
     let before = offset % page;
     let bytes = len.checked_add(before as usize).filter(|_| len > 0).ok_or(INVALID)?;
+    // The kernel maps what is behind the end of a file, too.
+    let file = stat(fd)?;
+    let is_inside =
+        offset.checked_add(len as u64).is_some_and(|end| i128::from(end) <= i128::from(file.st_size));
+    if FileType::from_raw_mode(file.st_mode) == FileType::RegularFile && !is_inside {
+        return Err(INVALID);
+    }
     let mapping = Mapping::of_fd(fd, offset - before, bytes, access.contains(Access::LOCAL_WRITE))?;
     let addr = mapping.first().as_ptr().wrapping_add(before as usize).cast();
     register(
@@ -467,6 +477,14 @@ fn path_back(
     attr.sgid_index = context.gid_index(own).ok_or(INVALID)?;
     Ok(attr)
 }
+/// Whether a datagram's header is one of IPv4, at its end. An address of IPv6 may have the same bytes there: its checksum
+/// tells both apart.
+fn is_ipv4(header: &[u8; 40]) -> bool {
+    const VERSION_AND_LENGTH: u8 = 0x45;
+    let sum =
+        || header[20..].chunks(2).map(|two| u32::from(u16::from_be_bytes([two[0], two[1]]))).sum::<u32>();
+    header[20] == VERSION_AND_LENGTH && (header[0] >> 4 != 6 || sum().is_multiple_of(0xffff))
+}
 /// A GID as the two numbers of a structure.
 fn halves(gid: Gid) -> [u64; 2] {
     [0, 8].map(|at| u64::from_ne_bytes(gid.0[at..at + 8].try_into().expect("8 bytes")))
@@ -476,14 +494,6 @@ fn create_ah(pd: In<Pd>, attr: &IbvAhAttr) -> Result<*mut Ah, Errno> {
     let handle = owner.adapter.device().create_ah(owner.handle, &address(attr)?)?;
     let c = IbvAh { context: owner.c.context, pd: pd.raw().cast(), handle: handle.index };
     Ok(give(Ah { c, adapter: Arc::clone(&owner.adapter), handle }))
-}
-/// Whether a datagram's header is one of IPv4, at its end. An address of IPv6 may have the same bytes there: its checksum
-/// tells both apart.
-fn is_ipv4(header: &[u8; 40]) -> bool {
-    const VERSION_AND_LENGTH: u8 = 0x45;
-    let sum =
-        || header[20..].chunks(2).map(|two| u32::from(u16::from_be_bytes([two[0], two[1]]))).sum::<u32>();
-    header[20] == VERSION_AND_LENGTH && (header[0] >> 4 != 6 || sum().is_multiple_of(0xffff))
 }
 
 exports! {

@@ -207,6 +207,11 @@ fn a_region_is_changed_in_place() {
     assert_eq!((rereg(0, null_mut(), null_mut(), 0, 0), errno()), (-4, libc::EINVAL), "no change");
     assert_eq!(rereg(1, null_mut(), null_mut(), 0, 0), -1, "no memory");
     assert_eq!(rereg(1, null_mut(), second.as_mut_ptr(), 128, 1), -1, "rights that are not to be changed");
+    assert_eq!(
+        (rereg(4, null_mut(), null_mut(), 0, 1 << 15), errno()),
+        (-4, libc::EINVAL),
+        "an unknown right"
+    );
     assert_eq!(rereg(1, null_mut(), second.as_mut_ptr(), 128, 0), 0);
     assert_eq!(rereg(4, null_mut(), null_mut(), 0, LOCAL_WRITE | REMOTE_WRITE), 0);
     let pd = call!(ibv_alloc_pd(pair.context) -> *mut IbvPd);
@@ -243,6 +248,10 @@ fn memory_of_a_descriptor_is_a_region() {
     assert_eq!((dereg(mr), dereg(to)), (0, 0));
     assert!(call!(@ register, (pair.pd, 0, 64, 0, -1isize, 1) -> *mut IbvMr).is_null());
     assert_eq!(errno(), libc::EBADF);
+    for (offset, len) in [(8192 - 32, 64), (8192, 64), (usize::MAX, 64), (1 << 40, 64)] {
+        let beyond = call!(@ register, (pair.pd, offset, len, 0, file.as_raw_fd(), 1) -> *mut IbvMr);
+        assert!(beyond.is_null() && errno() == libc::EINVAL, "{offset}: beyond the end, {}", errno());
+    }
     pair.end();
 }
 
@@ -522,6 +531,13 @@ fn a_queue_pair_tells_the_index_of_the_gid_that_it_was_given() {
     assert_eq!(index(pair.qps[0]), (3, 3));
     assert_eq!(modify(pair.qps[0], &IbvQpAttr::default(), 1), 0);
     assert_eq!(index(pair.qps[0]), (0, 0), "a reset forgets it");
+    let mut beyond = IbvAhAttr { sgid_index: 4, ..path };
+    assert!(call!(ibv_create_ah(pair.pd, &raw mut beyond) -> *mut c_void).is_null());
+    assert_eq!(errno(), libc::EINVAL);
+    let query = common::symbol("_ibv_query_gid_ex", "IBVERBS_1.11").unwrap();
+    let mut entry = [0_u64; 4];
+    let at = |index: u32| call!(@ query, (pair.context, 1, index, &raw mut entry, 0, 32) -> c_int);
+    assert_eq!([3, 4, u32::MAX].map(at), [0, libc::EINVAL, libc::EINVAL]);
     pair.end();
 }
 
