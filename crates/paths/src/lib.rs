@@ -260,6 +260,26 @@ mod calls {
     fn follow(flags: c_int, place: Place) -> c_int {
         if place == Place::Device { flags & !libc::AT_SYMLINK_NOFOLLOW } else { flags }
     }
+    /// The same of the flags of `open`.
+    fn opened(flags: c_int, place: Place) -> c_int {
+        if place == Place::Device { flags & !libc::O_NOFOLLOW } else { flags }
+    }
+    /// The program's name for a device's file of the tree, if it is there: in `to`, or in new memory.
+    fn name_of_device(path: Path, to: *mut c_char) -> *mut c_char {
+        if access(path, libc::F_OK) != 0 {
+            return null_mut();
+        }
+        // SAFETY: (1): a path in the tree, without links on the way and without `..`.
+        let text = unsafe { CStr::from_ptr(path) };
+        let name = &text.to_bytes_with_nul()[tree().count_bytes()..];
+        if to.is_null() {
+            // SAFETY: it ends with a zero.
+            return unsafe { libc::strdup(name.as_ptr().cast()) };
+        }
+        // SAFETY: (1): the program has room for the longest path.
+        unsafe { core::ptr::copy_nonoverlapping(name.as_ptr().cast(), to, name.len()) };
+        to
+    }
     /// What `readlink` answers of a file that is no link.
     fn no_link() -> isize {
         // SAFETY: the location is the calling thread's own.
@@ -268,14 +288,14 @@ mod calls {
     }
 
     functions! {
-        fn open next(path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, _| call!(next(path, flags, mode))) }
-        fn open64 next(path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, _| call!(next(path, flags, mode))) }
-        fn __open_2 next(path: Path, flags: c_int) -> c_int { led(path, |path, _| call!(next(path, flags))) }
-        fn __open64_2 next(path: Path, flags: c_int) -> c_int { led(path, |path, _| call!(next(path, flags))) }
-        fn openat next(at: c_int, path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, _| call!(next(at, path, flags, mode))) }
-        fn openat64 next(at: c_int, path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, _| call!(next(at, path, flags, mode))) }
-        fn __openat_2 next(at: c_int, path: Path, flags: c_int) -> c_int { led(path, |path, _| call!(next(at, path, flags))) }
-        fn __openat64_2 next(at: c_int, path: Path, flags: c_int) -> c_int { led(path, |path, _| call!(next(at, path, flags))) }
+        fn open next(path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, place| call!(next(path, opened(flags, place), mode))) }
+        fn open64 next(path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, place| call!(next(path, opened(flags, place), mode))) }
+        fn __open_2 next(path: Path, flags: c_int) -> c_int { led(path, |path, place| call!(next(path, opened(flags, place)))) }
+        fn __open64_2 next(path: Path, flags: c_int) -> c_int { led(path, |path, place| call!(next(path, opened(flags, place)))) }
+        fn openat next(at: c_int, path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, place| call!(next(at, path, opened(flags, place), mode))) }
+        fn openat64 next(at: c_int, path: Path, flags: c_int, mode: c_uint) -> c_int { led(path, |path, place| call!(next(at, path, opened(flags, place), mode))) }
+        fn __openat_2 next(at: c_int, path: Path, flags: c_int) -> c_int { led(path, |path, place| call!(next(at, path, opened(flags, place)))) }
+        fn __openat64_2 next(at: c_int, path: Path, flags: c_int) -> c_int { led(path, |path, place| call!(next(at, path, opened(flags, place)))) }
         fn fopen next(path: Path, mode: Path) -> File { led(path, |path, _| call!(next(path, mode))) }
         fn fopen64 next(path: Path, mode: Path) -> File { led(path, |path, _| call!(next(path, mode))) }
         fn opendir next(path: Path) -> Dir { led(path, |path, _| call!(next(path))) }
@@ -301,9 +321,9 @@ mod calls {
         fn lgetxattr next(path: Path, name: Path, to: *mut c_void, room: usize) -> isize { led(path, |path, place| if place == Place::Device { getxattr(path, name, to, room) } else { call!(next(path, name, to, room)) }) }
         fn listxattr next(path: Path, to: *mut c_char, room: usize) -> isize { led(path, |path, _| call!(next(path, to, room))) }
         fn llistxattr next(path: Path, to: *mut c_char, room: usize) -> isize { led(path, |path, place| if place == Place::Device { listxattr(path, to, room) } else { call!(next(path, to, room)) }) }
-        fn realpath next(path: Path, to: *mut c_char) -> *mut c_char { without_tree(led(path, |path, _| call!(next(path, to)))) }
-        fn __realpath_chk next(path: Path, to: *mut c_char, size: usize) -> *mut c_char { without_tree(led(path, |path, _| call!(next(path, to, size)))) }
-        fn canonicalize_file_name next(path: Path) -> *mut c_char { without_tree(led(path, |path, _| call!(next(path)))) }
+        fn realpath next(path: Path, to: *mut c_char) -> *mut c_char { led(path, |path, place| if place == Place::Device { name_of_device(path, to) } else { without_tree(call!(next(path, to))) }) }
+        fn __realpath_chk next(path: Path, to: *mut c_char, size: usize) -> *mut c_char { led(path, |path, place| if place == Place::Device && size >= PATH_BYTES { name_of_device(path, to) } else { without_tree(call!(next(path, to, size))) }) }
+        fn canonicalize_file_name next(path: Path) -> *mut c_char { led(path, |path, place| if place == Place::Device { name_of_device(path, null_mut()) } else { without_tree(call!(next(path))) }) }
     }
 
     // Programs that were linked to a C library before 2.33 call these, whose first argument is the structure's version.

@@ -1,7 +1,7 @@
 //! Programs of the system that preload the library.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -103,15 +103,25 @@ fn a_path_that_gets_too_long_is_not_led() {
 
 #[test]
 fn real_paths_are_those_that_the_program_knows() {
-    let port = "/sys/class/infiniband/rxe0/port";
+    let names = [
+        "/sys/class/infiniband/rxe0/port",
+        "/dev/infiniband/./uverbs-rxe0",
+        "/dev/infiniband/uverbs-none",
+        "/dev/infiniband/uverbs-rxe0/",
+        "/dev/infiniband",
+    ];
     if std::env::var_os("HCA_PATHS").is_some() {
         // The C library follows the links of the tree.
-        println!("real {}", fs::canonicalize(port).unwrap().display());
+        println!("real {:?}", names.map(|name| fs::canonicalize(name).map_err(|e| e.raw_os_error())));
+        let of_device = fs::File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(names[1]);
+        println!("opened {:?}", of_device.map(|file| file.metadata().unwrap().file_type().is_char_device()));
         return;
     }
     let tree = Tree::new("real");
     let own = std::env::current_exe().unwrap();
     let script = format!("{} --exact --nocapture real_paths_are_those_that_the_program_knows", own.display());
     let said = said(Some(&tree.0), &script);
-    assert!(said.contains("real /sys/class/infiniband/rxe0/ports/1\n"), "{said}");
+    let real = r#"real [Ok("/sys/class/infiniband/rxe0/ports/1"), Ok("/dev/infiniband/uverbs-rxe0"), Err(Some(2)), Err(Some(20)), Ok("/dev/infiniband")]"#;
+    assert!(said.contains(real), "{said}");
+    assert!(said.contains("opened Ok(true)"), "{said}");
 }
