@@ -59,7 +59,7 @@ enum ExecError {
         .folder.display()
     )]
     NoLibrary { folder: PathBuf },
-    #[error("can't make the link {}: {source}; make it as a user who may, to ../{LIBRARY}", .link.display())]
+    #[error("can't make the link {}: {source}; make it as a user who may, to the library beside its folder", .link.display())]
     Link { link: PathBuf, source: io::Error },
     #[error(
         "there is no {HEAP_LIBRARY} beside {LIBRARY}: build it by `cargo build -p hca-heap`, or leave --heap away"
@@ -100,7 +100,7 @@ fn start(args: &ExecArgs) -> Result<Infallible, ExecError> {
     }
     if args.heap {
         let heap = tree::beside(&library, HEAP_LIBRARY).ok_or(ExecError::NoHeap)?;
-        preload(&mut command, heap);
+        preload(&mut command, heap)?;
     }
     command.args(arguments).env(LIBRARY_PATH, path).env(DEVICES_VARIABLE, devices);
     if args.explain {
@@ -145,18 +145,26 @@ fn show_files(
         return Ok(namespace::show(&tree)?);
     }
     if let Some(paths) = paths {
-        preload(command, paths);
+        preload(command, paths)?;
     }
     Ok(())
 }
 
-/// Has the loader load a library first, before those that it was told to.
-fn preload(command: &mut Command, library: PathBuf) {
+/// Has the loader load a library first, before those that it was told to. Its list has no names with spaces: such a
+/// library has a link in the folder that the loader searches.
+fn preload(command: &mut Command, mut library: PathBuf) -> Result<(), ExecError> {
+    if library.as_os_str().as_encoded_bytes().contains(&b' ')
+        && let Some(name) = library.file_name().map(PathBuf::from)
+    {
+        link_to(&library.with_file_name(LINKS), name.as_os_str(), name.as_os_str())?;
+        library = name;
+    }
     let told =
         command.get_envs().find(|(name, _)| *name == PRELOAD).map(|(_, value)| value.map(OsStr::to_owned));
     let others = told.unwrap_or_else(|| std::env::var_os(PRELOAD)).filter(|others| !others.is_empty());
     let all = [Some(library.into_os_string()), others].into_iter().flatten().collect::<Vec<_>>();
     command.env(PRELOAD, all.join(":".as_ref()));
+    Ok(())
 }
 
 /// The list of devices: the one of the arguments, or those of the environment with the options of the arguments.
@@ -207,20 +215,22 @@ fn program_link(library: &Path, own: &Path) -> io::Result<PathBuf> {
 /// The folder of the links to a library, which are made where they are missing.
 fn links_to(library: &Path) -> Result<PathBuf, ExecError> {
     let folder = library.parent().expect("it was found in a folder").join(LINKS);
-    let target = Path::new("..").join(LIBRARY);
     for name in NAMES {
-        let link = folder.join(name);
-        if link.read_link().is_ok_and(|found| found == target) {
-            continue;
-        }
-        let made = std::fs::create_dir_all(&folder).and_then(|()| symlink(&target, &link));
-        match made {
-            // Another process was quicker.
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && link.read_link().is_ok() => {}
-            other => other.map_err(|source| ExecError::Link { link, source })?,
-        }
+        link_to(&folder, name.as_ref(), LIBRARY.as_ref())?;
     }
     std::path::absolute(folder).map_err(ExecError::Own)
+}
+/// Makes a link in the folder of links to a library beside it, if it is missing.
+fn link_to(folder: &Path, name: &OsStr, library: &OsStr) -> Result<(), ExecError> {
+    let (link, target) = (folder.join(name), Path::new("..").join(library));
+    if link.read_link().is_ok_and(|found| found == target) {
+        return Ok(());
+    }
+    match std::fs::create_dir_all(folder).and_then(|()| symlink(&target, &link)) {
+        // Another process was quicker.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && link.read_link().is_ok() => Ok(()),
+        other => other.map_err(|source| ExecError::Link { link, source }),
+    }
 }
 
 #[cfg(test)]

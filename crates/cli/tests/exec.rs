@@ -106,6 +106,46 @@ fn files_of_devices_that_a_cleaner_took_away_are_made_again() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+/// The folder of temporary files may be named from where the command starts, and behind a link.
+#[test]
+fn files_of_devices_have_their_real_name() {
+    let folder = std::env::temp_dir().join(format!("hca-real-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("real")).unwrap();
+    std::os::unix::fs::symlink("real", folder.join("link")).unwrap();
+    let script = "cd / && cat /sys/class/infiniband/*/node_type && echo $HCA_PATHS";
+    for name in ["real", "link"] {
+        let mut command = exec(&["--device", UDP, "sh", "-c", script]);
+        let said = text(&command.env("TMPDIR", name).current_dir(&folder).output().unwrap());
+        let (kind, tree) = said.split_once('\n').unwrap_or_else(|| panic!("{said}"));
+        assert_eq!(kind, "1: CA", "{said}");
+        assert!(
+            std::path::Path::new(tree).starts_with(folder.canonicalize().unwrap().join("real")),
+            "{tree}"
+        );
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// The loader takes a list of libraries apart at spaces.
+#[test]
+fn a_command_in_a_folder_with_a_space_preloads_its_libraries() {
+    let folder = std::env::temp_dir().join(format!("hca space {}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let own = std::path::Path::new(env!("CARGO_BIN_EXE_hca"));
+    for name in ["hca", "deps/libhca_ibverbs.so", "deps/libhca_paths.so", "deps/libhca_heap.so"] {
+        std::fs::copy(own.with_file_name(name), folder.join(std::path::Path::new(name).file_name().unwrap()))
+            .unwrap();
+    }
+    let script =
+        "cat /sys/class/infiniband/*/node_type; grep -o 'libhca_[a-z]*.so$' /proc/self/maps | sort -u";
+    let mut command = Command::new(folder.join("hca"));
+    let command =
+        command.args(["exec", "--heap", "--device", UDP, "sh", "-c", script]).env_remove("HCA_DEVICES");
+    let said = command.output().unwrap();
+    assert_eq!(text(&said), "1: CA\nlibhca_heap.so\nlibhca_paths.so\n");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 /// A command beside libraries of which one is missing.
 #[test]
 fn a_missing_library_for_paths_is_told() {

@@ -165,7 +165,8 @@ fn own_folder() -> io::Result<PathBuf> {
         let what = format!("{} is not a folder that this user alone writes to: remove it", folder.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
-    Ok(folder)
+    // Programs go elsewhere, and the C library tells them the real name.
+    folder.canonicalize()
 }
 
 /// What the files tell of a port.
