@@ -18,7 +18,8 @@ use crate::{EndpointId, EndpointName, Error, EventMask, Tag, Way};
 pub struct Options {
     /// The requests to one peer that may wait for their answers, at most; the peer's setting counts as well. 1 to 256.
     pub credits: u16,
-    /// The most bytes of a medium message that the endpoints take, at most 64 KiB.
+    /// The most bytes of a medium message that the endpoints take and send, at most 64 KiB; the peer's setting counts as
+    /// well.
     pub max_medium: usize,
     /// The most links: peers that were mapped, and peers that have mapped an endpoint of the bundle.
     pub max_links: usize,

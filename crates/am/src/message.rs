@@ -87,6 +87,8 @@ pub struct Returned<'a> {
     pub data: &'a [u8],
     /// The range of the peer's segment of a bulk message: its offset and its length.
     pub range: Option<(u64, u64)>,
+    /// Whether it is a medium message, which may have a payload of no bytes.
+    pub is_medium: bool,
 }
 
 /// The right to reply to a request, once.

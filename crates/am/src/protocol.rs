@@ -8,7 +8,7 @@ use crate::instrument::{self, Part, mark};
 use crate::lower::{Event, LinkId, Received};
 use crate::message::{Answer, Message, Returned, Token, surely};
 use crate::segment::{Remote, Segment};
-use crate::wire::{Body, Call, Frame, Head, parse};
+use crate::wire::{Body, Call, Frame, Head, Hello, parse};
 use crate::{EndpointId, Reason, Tag};
 
 impl Bundle {
@@ -96,7 +96,8 @@ impl Bundle {
         let data = call.body.payload();
         let range = if let Body::Bulk { offset, len } = call.body { Some((offset, len)) } else { None };
         let args = &call.args.read();
-        let returned = Returned { reason, index, handler: call.handler, args, data, range };
+        let is_medium = matches!(call.body, Body::Medium(_));
+        let returned = Returned { reason, index, handler: call.handler, args, data, range, is_medium };
         let Some(Some(endpoint)) = self.endpoints.get_mut(endpoint) else { return };
         match &mut endpoint.on_return {
             Some(handler) => {
@@ -112,7 +113,7 @@ impl Bundle {
     #[inline]
     fn receive(&mut self, id: LinkId, received: &Received) -> Result<(), &'static str> {
         instrument::begin();
-        let credits = self.options.credits;
+        let (credits, max_medium) = (self.options.credits, self.options.max_medium as u32);
         let Some(link) = self.link_mut(id) else { return Ok(()) };
         let endpoint = link.endpoint;
         let frame = match parse(received.bytes()) {
@@ -131,7 +132,8 @@ impl Bundle {
                 if let Side::Mapped(mapped) = side {
                     mapped.credits = credits.min(hello.credits).into();
                 }
-                link.peer = Some(hello);
+                // The places that messages are sent from are as long as the messages that this side takes.
+                link.peer = Some(Hello { max_medium: hello.max_medium.min(max_medium), ..hello });
                 Ok(())
             }
             _ if link.peer.is_none() => Err("a message before the hello"),

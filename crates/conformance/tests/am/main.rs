@@ -23,6 +23,7 @@ hca_conformance::checks! { $
     messages {
         short_requests_with_every_number_of_arguments_arrive,
         medium_requests_of_every_length_arrive,
+        a_medium_message_is_as_long_as_both_bundles_take,
         a_bulk_request_is_in_the_segment_when_its_handler_runs,
         replies_of_each_kind_come_back,
         medium_replies_keep_their_bytes_until_they_are_taken,

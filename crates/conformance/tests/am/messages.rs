@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::channel;
 
-use hca_am::{EndpointName, Message, Source, Tag, Token};
+use hca_am::{EndpointName, Error, Message, Options, Source, Tag, Token};
 
 use crate::bed::{Bed, SEGMENT, Side, TAG, answered, next, pattern, until};
 
@@ -27,6 +27,43 @@ pub(crate) fn medium_requests_of_every_length_arrive(bed: &Bed) {
         let data = pattern(len);
         a.bundle.request_medium(a.ep, 0, 1, &[len as u32], &data).unwrap();
         assert_eq!(next(&mut [&mut a, &mut b], "a request", &told), (len as u32, data));
+    }
+}
+
+pub(crate) fn a_medium_message_is_as_long_as_both_bundles_take(bed: &Bed) {
+    let contexts = bed.contexts(2);
+    let options = [512, 4096].map(|max_medium| Options { max_medium, ..bed.options() });
+    let [mut a, mut b] = [0, 1].map(|i| bed.side(&contexts[i], &options[i]));
+    a.map(0, &b).unwrap();
+    b.map(0, &a).unwrap();
+    let told = [&mut a, &mut b].map(|side| {
+        let (tell, told) = channel();
+        // The longer reply is refused, and leaves the request without one.
+        let reply = move |message: &Message<'_>, token: Token<'_>| {
+            let [len, ..] = message.args() else { return };
+            tell.send((message.data().to_vec(), token.reply_medium(2, &[], &pattern(*len as usize)).is_ok()))
+                .unwrap();
+        };
+        side.bundle.set_handler(side.ep, 1, reply).unwrap();
+        told
+    });
+    for (from, to, heard) in [(0, 1, &told[1]), (1, 0, &told[0])] {
+        let mut sides = [&mut a, &mut b];
+        assert_eq!(sides[from].bundle.limits(sides[from].ep, 0).unwrap().0, 512);
+        for len in [512, 513, 4096] {
+            let side = &mut *sides[from];
+            let sent = side.bundle.request_medium(side.ep, 0, 1, &[len], &pattern(len as usize));
+            let fits = len == 512;
+            assert!(
+                matches!(sent, Ok(()) if fits)
+                    || matches!(sent, Err(Error::Length { max: 512, .. }) if !fits)
+            );
+            side.bundle.request_medium(side.ep, 0, 1, &[len], &pattern(100)).unwrap();
+            let expected = if fits { vec![(pattern(512), true)] } else { Vec::new() };
+            for expected in expected.into_iter().chain([(pattern(100), fits)]) {
+                assert_eq!(next(&mut sides, "a request", heard), expected, "{from} to {to}");
+            }
+        }
     }
 }
 
