@@ -1,7 +1,7 @@
 //! Endpoints that move from one bundle to another.
 
 use crate::bundle::Bundle;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Translation};
 use crate::lower::{Event, Listening};
 use crate::{EndpointId, Error};
 
@@ -34,7 +34,10 @@ impl Bundle {
         self.lower.poll(&mut self.events);
         let links = self.links.iter().flatten().filter(|link| link.endpoint == endpoint.0).count();
         let fresh = |event: &&Event| matches!(event, Event::Accepted(of, _) if *of == endpoint.0);
-        let users = links + self.events.iter().filter(fresh).count();
+        // The link of a lost mapping may have gone. In another bundle its number would be that of any link.
+        let lost = |to: &&Translation| self.link(to.link).is_none();
+        let lost = self.at(endpoint)?.translations.iter().flatten().filter(lost).count();
+        let users = links + lost + self.events.iter().filter(fresh).count();
         if users > 0 {
             return Err(Error::InUse { what: "links of the endpoint", users });
         }

@@ -123,6 +123,30 @@ pub(crate) fn a_peer_that_leaves_is_told(bed: &Bed) {
     assert_eq!(a.bundle.outstanding(a.ep, 0).unwrap(), 0);
 }
 
+pub(crate) fn an_endpoint_with_a_lost_mapping_stays_in_its_bundle(bed: &Bed) {
+    let contexts = bed.contexts(2);
+    let [mut a, lost] = [0, 1].map(|i| bed.side(&contexts[i], &bed.options()));
+    let moves = a.bundle.endpoint().unwrap();
+    a.bundle.map(moves, 0, &lost.name(), TAG).unwrap();
+    drop(lost);
+    let end = Instant::now() + PATIENCE;
+    while a.bundle.is_reachable(moves, 0).unwrap() {
+        a.bundle.poll().unwrap();
+        std::thread::yield_now();
+        assert!(Instant::now() < end, "the end is not noticed");
+    }
+    // Another link gets the place of the lost one.
+    let mut next_one = bed.side(&contexts[1], &bed.options());
+    next_one.map(0, &a).unwrap();
+    let told = a.hear(1);
+    next_one.request(1, &[7]);
+    assert_eq!(next(&mut [&mut a, &mut next_one], "a request", &told), [7]);
+    // In another bundle the mapping would be that of whatever link has its number there.
+    assert!(matches!(a.bundle.detach(moves), Err(Error::InUse { users: 1, .. })));
+    a.bundle.unmap(moves, 0).unwrap();
+    assert!(a.bundle.detach(moves).is_ok());
+}
+
 pub(crate) fn nobody_there_is_an_error(bed: &Bed) {
     let [mut a, mut b] = bed.pair();
     let nobody = hca_am::EndpointName { id: 4242, ..b.name() };

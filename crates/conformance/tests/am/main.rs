@@ -53,6 +53,7 @@ hca_conformance::checks! { $
         credits_exhausted_both_ways_are_no_deadlock,
         a_handler_that_blocks_holds_its_own_bundle_only,
         a_peer_that_leaves_is_told,
+        an_endpoint_with_a_lost_mapping_stays_in_its_bundle,
         nobody_there_is_an_error,
         links_have_a_limit,
     }
