@@ -148,6 +148,13 @@ pub(crate) struct Running<'a> {
 thread_local! {
     /// The address of the message whose handler runs on this thread; 0 for none.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// The handlers that run on this thread, one within the other.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether a handler runs on this thread.
+pub(crate) fn is_in_handler() -> bool {
+    DEPTH.get() > 0
 }
 
 /// Uses the message of a token.
@@ -199,6 +206,7 @@ pub(crate) fn call(handler: Handler, endpoint: usize, message: &Message<'_>, tok
     let at = &raw const running as usize;
     // A handler may poll another bundle, whose handlers then run within it.
     let outer = CURRENT.replace(at);
+    DEPTH.set(DEPTH.get() + 1);
     let args = message.args();
     let data = match message.range() {
         Some(range) => {
@@ -211,6 +219,7 @@ pub(crate) fn call(handler: Handler, endpoint: usize, message: &Message<'_>, tok
         Some((data, bytes)) => with_args!(handler, (at => usize, data => usize, bytes => usize), args),
         None => with_args!(handler, (at => usize), args),
     }
+    DEPTH.set(DEPTH.get() - 1);
     CURRENT.set(outer);
 }
 
@@ -230,16 +239,18 @@ pub(crate) fn tell(handler: Handler, message: &Returned<'_>) {
         bytes: bytes as usize,
         offset,
     };
-    let opcode = match (message.range, message.data.is_empty()) {
+    let opcode = match (message.range, message.is_medium) {
         (Some(_), _) => 3,
-        (None, false) => 2,
-        (None, true) => 1,
+        (None, true) => 2,
+        (None, false) => 1,
     };
     // The peer refused a reply.
     let opcode = opcode + if message.reason == hca::am::Reason::ReplyRejected { 3 } else { 0 };
     // SAFETY: (2) handler 0 has the type `AM_error_fn`.
     let f = unsafe { std::mem::transmute::<Handler, extern "C" fn(c_int, c_int, *const CReturned)>(handler) };
+    DEPTH.set(DEPTH.get() + 1);
     f(message.reason.code().into(), opcode, &raw const returned);
+    DEPTH.set(DEPTH.get() - 1);
 }
 
 /// A pointer of the header's type `void *`.

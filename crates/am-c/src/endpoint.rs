@@ -7,7 +7,7 @@ use hca::am::{
     Segment, Tag, Way,
 };
 
-use crate::border::{Address, Code, Handler, Ptr, Result, call, exports, tell};
+use crate::border::{Address, Code, Handler, Ptr, Result, call, exports, is_in_handler, tell};
 use crate::objects::{bundle, endpoint, objects, with};
 
 /// `en_t`.
@@ -68,6 +68,9 @@ exports! {
         objects().init()
     }
     fn AM_Terminate() {
+        if is_in_handler() {
+            return Err(Code::BadArg);
+        }
         let bundles = objects().terminate()?;
         drop(bundles);
         Ok(())

@@ -97,6 +97,7 @@ static void on_nested(void *token) {
     IS(AM_Request0(server, 0, SINK), AM_ERR_BAD_ARG);
     IS(AM_Poll(bundles[1]), AM_ERR_BAD_ARG);
     IS(AM_FreeBundle(bundles[1]), AM_ERR_BAD_ARG);
+    IS(AM_Terminate(), AM_ERR_BAD_ARG);
     OK(AM_Reply1(token, BACK, 42));
     came++;
 }
@@ -133,6 +134,7 @@ static void on_return(int status, int opcode, const AM_returned_t *message) {
     returned_status = status;
     returned_opcode = opcode;
     returned = *message;
+    IS(AM_Terminate(), AM_ERR_BAD_ARG);
     came++;
 }
 
@@ -340,6 +342,9 @@ int main(int argc, char **argv) {
     OK(AM_RequestI0(client, 0, 99, "gone", 4));
     poll_until(&came, 1);
     HOLDS(returned_status == EBADHANDLER && returned_opcode == AM_REQUEST_IM && returned.bytes == 4);
+    OK(AM_RequestI0(client, 0, 99, NULL, 0));
+    poll_until(&came, 1);
+    HOLDS(returned_status == EBADHANDLER && returned_opcode == AM_REQUEST_IM && returned.bytes == 0);
     /* Without credits, an asynchronous request is not sent. */
     int sent = 0;
     while ((number = AM_RequestXferAsync0(client, 0, 0, SINK, "x", 1)) == AM_OK) HOLDS(++sent < 10000);
