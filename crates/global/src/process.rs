@@ -75,7 +75,9 @@ impl Joining {
         let options = Options { max_links: 2 * size.max(1), translations: size, ..Options::default() };
         let mut bundle = Bundle::open_with(context, way, &options)?;
         let ep = bundle.endpoint()?;
-        bundle.set_segment(ep, LANDING + bytes.next_multiple_of(64))?;
+        let most = hca_am::Error::Limit { what: "bytes of global memory", max: isize::MAX as usize };
+        let bytes = bytes.checked_next_multiple_of(64).and_then(|bytes| bytes.checked_add(LANDING));
+        bundle.set_segment(ep, bytes.ok_or(most)?)?;
         Self::new(bundle, ep)
     }
     /// A process whose memory is the segment of an endpoint.
@@ -236,9 +238,10 @@ impl Process {
     /// Takes the value of a get.
     ///
     /// # Errors
-    /// The value has not come: a sync waits for it.
+    /// The value has not come: a sync waits for it. Or what has come is no such value.
     pub fn take<T: Pod>(&mut self, got: Get<T>) -> Result<T, Error> {
-        let bytes = lock(&self.state).values.remove(&got.number).ok_or(Error::NotSynced)?;
+        let bytes = lock(&self.state).values.remove(&got.number);
+        let bytes = bytes.filter(|bytes| bytes.len() == size_of::<T>()).ok_or(Error::NotSynced)?;
         let mut value = T::zeroed();
         bytemuck::bytes_of_mut(&mut value).copy_from_slice(&bytes);
         Ok(value)

@@ -96,11 +96,9 @@ pub(crate) fn handlers(
     })?;
     let own = Arc::clone(state);
     bundle.set_handler(ep, CALL, move |message, token| {
-        let Some(segment) = message.segment() else { return };
-        let args: Vec<u64> = message.args()[2..]
-            .chunks_exact(2)
-            .map(|pair| u64::from(pair[1]) << 32 | u64::from(pair[0]))
-            .collect();
+        let (Some(segment), [_, _, args @ ..]) = (message.segment(), message.args()) else { return };
+        let args: Vec<u64> =
+            args.chunks_exact(2).map(|pair| u64::from(pair[1]) << 32 | u64::from(pair[0])).collect();
         let mut state = lock(&own);
         if let Some(procedure) = state.procedures.get_mut(message.arg(1) as usize) {
             let value = procedure(segment, &args);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hca_am::Way;
+use hca_am::{Bundle, EndpointId, EndpointName, Message, Tag, Token, Way};
 use hca_global::{Error, Joining, ProcedureId, Process, Spread};
 use softhca::Progress;
 
@@ -183,6 +183,86 @@ fn what_is_out_of_bounds_is_refused() {
         assert!(matches!(early, Err(Error::NotSynced) | Ok(0)), "{early:?}");
         process.finish().unwrap();
     });
+}
+
+/// A program that maps a process, and is none of this library. Its handlers do nothing.
+fn stranger(context: &hca_verbs::Context, process: &EndpointName) -> (Bundle, EndpointId) {
+    let mut bundle = Bundle::open_with(context, Way::Verbs, &VERBS.options()).unwrap();
+    let ep = bundle.endpoint().unwrap();
+    bundle.set_tag(ep, TAG).unwrap();
+    for handler in 1..=8 {
+        bundle.set_handler(ep, handler, |_, _| {}).unwrap();
+    }
+    bundle.map(ep, 0, process, TAG).unwrap();
+    (bundle, ep)
+}
+
+/// The tag of processes, by which a stranger reaches them.
+const TAG: Tag = Tag(0x51c);
+
+#[test]
+fn messages_that_no_process_sends_change_nothing() {
+    let contexts = VERBS.contexts(2);
+    // A link more than one process needs.
+    let joining = Joining::open(&contexts[0], Way::Verbs, MEMORY, 2).unwrap();
+    let name = joining.name().unwrap();
+    let mut process = joining.join(0, &[name]).unwrap();
+    let (mut other, ep) = stranger(&contexts[1], &name);
+    for handler in 1..=8 {
+        for count in 0..=16 {
+            other.request(ep, 0, handler, &[1; 16][..count]).unwrap();
+            let begin = Instant::now();
+            while other.outstanding(ep, 0).unwrap() > 0 {
+                process.poll().unwrap();
+                other.poll().unwrap();
+                assert!(begin.elapsed() < PATIENCE, "request {handler} is not answered");
+            }
+        }
+    }
+    process.finish().unwrap();
+}
+
+#[test]
+fn a_value_of_another_length_is_an_error() {
+    let contexts = VERBS.contexts(2);
+    let joining = Joining::open(&contexts[0], Way::Verbs, MEMORY, 2).unwrap();
+    let name = joining.name().unwrap();
+    let (mut other, ep) = stranger(&contexts[1], &name);
+    let reply = |message: &Message<'_>, token: Token<'_>| {
+        token.reply_medium(9, &[message.arg(3)], b"odd").unwrap();
+    };
+    other.set_handler(ep, 1, reply).unwrap();
+    let names = [name, other.name(ep).unwrap()];
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let (names, done) = (&names, &done);
+        let process = s.spawn(move || {
+            let take = std::panic::AssertUnwindSafe(move || {
+                let mut process = joining.join(0, names).unwrap();
+                let got = process.get(process.word_by_hand().at(1, 0).unwrap()).unwrap();
+                process.sync().unwrap();
+                process.take(got)
+            });
+            let ended = std::panic::catch_unwind(take);
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            ended
+        });
+        // The barrier of the join.
+        other.request(ep, 0, 6, &[1, 0]).unwrap();
+        while !done.load(std::sync::atomic::Ordering::Relaxed) {
+            other.poll().unwrap();
+        }
+        let taken = process.join().unwrap().expect("no panic");
+        assert!(matches!(taken, Err(Error::NotSynced)), "{taken:?}");
+    });
+}
+
+#[test]
+fn more_memory_than_there_can_be_is_refused() {
+    let contexts = VERBS.contexts(1);
+    for bytes in [usize::MAX, usize::MAX - 63, usize::MAX / 2] {
+        assert!(Joining::open(&contexts[0], Way::Verbs, bytes, 1).is_err(), "{bytes}");
+    }
 }
 
 #[test]
