@@ -227,6 +227,31 @@ fn a_batch_is_one_doorbell_and_each_of_its_requests_a_future() {
 }
 
 #[test]
+fn requests_of_a_batch_may_be_dropped_within_it() {
+    let w = world();
+    w.hold(true);
+    let bufs: Vec<_> = (0..5).map(|_| w.buf(b"batch")).collect();
+    let (a, (tell, told)) = (w.a.clone(), std::sync::mpsc::channel());
+    // The last one is refused, and those before it are dropped with the list that they were put in.
+    std::thread::spawn(move || {
+        let sent = a.batch(|batch| {
+            bufs.into_iter().map(|buf| Ok(batch.post(SendRequest::send(buf))?)).collect::<Result<Vec<_>, _>>()
+        });
+        tell.send(sent.map(|sent| sent.len())).unwrap();
+    });
+    let Ok(sent) = told.recv_timeout(std::time::Duration::from_secs(10)) else {
+        std::mem::forget(w); // its drop would wait as well
+        panic!("the batch waits for itself");
+    };
+    assert_eq!(sent, Err(PostRefusal::Queue(PostErrorKind::QueueFull { depth: 4 })));
+    w.release();
+    for _ in 0..4 {
+        assert_eq!(*w.b.try_recv().unwrap().unwrap(), *b"batch", "it was posted");
+    }
+    assert_eq!(std::iter::from_fn(|| w.a.try_reclaim()).flat_map(Unclaimed::into_bufs).count(), 4);
+}
+
+#[test]
 fn a_cancelled_receive_leaves_the_message_to_the_next_one() {
     let w = world();
     let (mut first, mut second) = (Box::pin(w.b.recv()), Box::pin(w.b.recv()));
@@ -288,6 +313,23 @@ fn a_request_that_goes_wrong_gives_its_list_back_with_the_programs_number() {
     let Poll::Ready(Err(failed)) = poll_once(refused) else { panic!("it is refused") };
     assert_eq!(failed.error, RequestError::Refused(PostRefusal::RemoteTooShort { len: 8, room: 4 }));
     assert_eq!(*failed.local.unwrap(), *b"too long");
+}
+
+#[test]
+fn a_request_that_is_posted_at_once_fails_with_the_programs_number_too() {
+    let remote = RemoteMr { addr: 0, rkey: Rkey::new(99), len: 8 };
+    for in_a_batch in [false, true] {
+        let w = world();
+        w.fake.faults.fail_rdma.store(true, Relaxed);
+        let request = SendRequest::write(w.buf(b"lost"), remote).id(6);
+        let write = match in_a_batch {
+            true => w.a.batch(|batch| batch.post(request).unwrap()),
+            false => w.a.try_request(request).unwrap(),
+        };
+        let Poll::Ready(Err(failed)) = poll_once(pin!(write)) else { panic!("it fails at once") };
+        let RequestError::Failed(error) = failed.error else { panic!("{failed}") };
+        assert_eq!((error.id, error.status), (6, WcStatus::RemoteAccess));
+    }
 }
 
 #[test]
@@ -374,6 +416,65 @@ fn a_drain_ends_when_all_that_was_posted_has_come_back() {
     assert!(matches!(poll_once(drain.as_mut()), Poll::Ready(Ok(()))));
     let bufs = std::iter::from_fn(|| w.a.try_reclaim()).flat_map(Unclaimed::into_bufs).count();
     assert_eq!((bufs, w.a.outstanding()), (3, (0, 0)));
+}
+
+/// Memory of the program's own that has something done when it goes.
+struct Last(Vec<u8>, Option<Box<dyn FnOnce() + Send + Sync>>);
+
+#[allow(unsafe_code)] // the test's own memory
+// SAFETY: the bytes lie on the heap, and the vector is not used until it is dropped.
+unsafe impl OwnedBytes for Last {
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+impl Drop for Last {
+    fn drop(&mut self) {
+        self.1.take().into_iter().for_each(|last| last());
+    }
+}
+
+#[test]
+fn a_drain_ends_when_all_that_has_come_back_can_be_taken() {
+    let w = world();
+    let far = w.pd.qp::<Rc>(&w.reactor).max_send_wr(1).max_recv_wr(4).build_async(&w.reactor).unwrap();
+    let near = w.pd.qp::<Rc>(&w.reactor).max_send_wr(1).max_recv_wr(0).build_async(&w.reactor).unwrap();
+    for (one, other) in [(&near, &far), (&far, &near)] {
+        one.connect(&other.endpoint(), &ConnectOptions::default()).unwrap();
+    }
+    w.hold(true);
+    far.post_recvs(w.pd.alloc_many(3, 16).unwrap()).unwrap();
+    // In the queue of completions that of `w.a` is first. It has the leftovers of `w.a` go, and so runs code in between.
+    let mut drain = Box::pin(far.drain().unwrap());
+    let woken = Arc::new(Woken::default());
+    assert!(poll_by(drain.as_mut(), &woken).is_pending());
+    let (tell, told) = std::sync::mpsc::channel();
+    let last = Last(vec![0; 8], {
+        let far = far.clone();
+        Some(Box::new(move || {
+            let ended = poll_by(drain.as_mut(), &woken).is_ready();
+            let reclaimed = far.try_reclaim().is_some();
+            tell.send((ended, reclaimed, drain, woken)).unwrap();
+        }))
+    });
+    drop(w.a.send(w.pd.adopt(last).unwrap()));
+    for _ in 0..11 {
+        drop(w.a.send(Inline(b"more leftovers")));
+    }
+    assert!(told.try_recv().is_err(), "there is room for one in four and eight places");
+    drop(w.a.try_request(SendRequest::send(w.buf(b"one more"))).unwrap());
+    w.a.to_error().unwrap();
+    w.release();
+    assert!(w.b.try_recv().unwrap().is_none(), "a look, which hands out all that was flushed");
+    let (ended, reclaimed, mut drain, woken) = told.recv().unwrap();
+    assert_eq!(
+        (ended, reclaimed),
+        (false, false),
+        "nothing was there in between, and the drain did not say so"
+    );
+    assert!(woken.0.load(SeqCst));
+    assert!(matches!(poll_once(drain.as_mut()), Poll::Ready(Ok(()))));
+    assert_eq!(std::iter::from_fn(|| far.try_reclaim()).flat_map(Unclaimed::into_bufs).count(), 3);
 }
 
 #[test]

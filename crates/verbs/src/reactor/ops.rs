@@ -28,6 +28,8 @@ pub(super) struct Ops<P> {
     free: Vec<u32>,
     /// Requests whose futures were dropped, and that have not completed.
     abandoned: u32,
+    /// Requests that have not completed, those among them.
+    in_flight: u32,
 }
 
 struct Slot<P> {
@@ -49,7 +51,7 @@ enum State {
 
 impl<P> Ops<P> {
     pub(super) fn with_capacity(count: usize) -> Self {
-        Self { slots: Vec::with_capacity(count), free: Vec::with_capacity(count), abandoned: 0 }
+        Self { slots: Vec::with_capacity(count), free: Vec::with_capacity(count), abandoned: 0, in_flight: 0 }
     }
 
     /// A number for a request that is about to be posted.
@@ -63,15 +65,17 @@ impl<P> Ops<P> {
         slot.generation = slot.generation.wrapping_add(1);
         slot.state = State::Waiting(None);
         slot.id = id;
+        self.in_flight += 1;
         u64::from(slot.generation) << 32 | u64::from(index)
     }
 
     /// The request was refused, or its future has taken all.
     pub(super) fn end(&mut self, key: u64) {
         if let Some(slot) = self.slot(key) {
-            slot.state = State::Free;
+            let before = mem::replace(&mut slot.state, State::Free);
             slot.parts.clear();
             self.free.push(key as u32);
+            self.in_flight -= u32::from(matches!(before, State::Waiting(_)));
         }
     }
 
@@ -91,11 +95,13 @@ impl<P> Ops<P> {
             State::Waiting(waker) => {
                 slot.parts.extend(parts);
                 wakers.extend(waker);
+                self.in_flight -= 1;
                 None
             }
             State::Abandoned => {
                 let abandoned = Abandoned { id: slot.id, ending, parts: parts.collect() };
                 self.abandoned -= 1;
+                self.in_flight -= 1;
                 self.end(key);
                 Some(abandoned)
             }
@@ -147,6 +153,11 @@ impl<P> Ops<P> {
     /// Requests whose futures were dropped, and that have not completed.
     pub(super) fn abandoned(&self) -> u32 {
         self.abandoned
+    }
+
+    /// Requests that have not completed.
+    pub(super) fn in_flight(&self) -> u32 {
+        self.in_flight
     }
 
     /// The tasks of all requests that have not completed.

@@ -80,6 +80,8 @@ pub(super) struct RecvHalf<S: Service> {
     /// The first receive that went wrong: no message comes after it.
     pub(super) failed: Option<WcError>,
     pub(super) waiters: Waiters,
+    /// Requests that were posted here, and whose ends were not handed out.
+    pub(super) posted: u32,
     /// As those of the send half.
     pub(super) drains: Waiters,
     pub(super) driverless: bool,
@@ -121,6 +123,7 @@ impl<S: Service> Handle<S> {
             arrived: VecDeque::with_capacity(recv_depth),
             failed: None,
             waiters: Waiters::default(),
+            posted: 0,
             drains: Waiters::default(),
             driverless: false,
         };
@@ -136,12 +139,6 @@ impl<S: Service> Handle<S> {
 
     pub(super) fn core(&self) -> &Core {
         self.attached.reactor.core()
-    }
-
-    /// Requests of its own that are posted and have not come back.
-    pub(super) fn outstanding(&self) -> (u32, u32) {
-        let (send, recv) = self.control.outstanding();
-        (send, if self.control.inner.srq.is_some() { 0 } else { recv })
     }
 }
 
@@ -202,6 +199,7 @@ impl<S: Service> Lane<S> {
             let parts = wc.take_parts().collect();
             self.leave(Unclaimed { id: wc.id, opcode: wc.opcode, result: Err(error.into()), parts }, wakers);
             let mut half = lock(&self.recv);
+            half.posted = half.posted.saturating_sub(1);
             half.failed.get_or_insert(error);
             half.waiters.all(wakers);
             half.drains.all(wakers);
@@ -209,6 +207,8 @@ impl<S: Service> Lane<S> {
         }
         let arrived = Arrived::new(&mut wc);
         let mut half = lock(&self.recv);
+        // Those of a shared queue were not posted here.
+        half.posted = half.posted.saturating_sub(1);
         if half.queue.is_some() {
             half.arrived.push_back(arrived);
             wakers.extend(half.waiters.next_waker());
@@ -244,11 +244,18 @@ impl<S: Service> Lane<S> {
     }
 }
 
-/// The number that a posted request completes under, and what of its list stays outside of the queue.
-pub(super) type Posted<L> = (u64, <L as List>::Shell);
+/// A request that was posted.
+pub(super) struct Posted<L: List> {
+    /// The number that it completes under.
+    pub(super) key: u64,
+    /// The program's own number.
+    pub(super) id: u64,
+    /// The part of its list that stays outside of the queue.
+    pub(super) shell: L::Shell,
+}
 
 impl<S: Service> SendHalf<S> {
-    /// Posts a request, which completes under the number that is returned, and rings if it is to be known `NOW`.
+    /// Posts a request, and rings if it is to be known `NOW`.
     pub(super) fn post<const NOW: bool, O: OfferedBy<S>, L: GatherList>(
         &mut self,
         request: SendRequest<O, L>,
@@ -256,11 +263,11 @@ impl<S: Service> SendHalf<S> {
         let Some(queue) = &mut self.queue else {
             return Err(Refused { request, error: PostErrorKind::Destroyed.into() });
         };
-        let (SendRequest { mut head, local, .. }, id) = (request.signaled(true), 0);
-        let id = std::mem::replace(&mut head.id, id);
+        let SendRequest { mut head, local, .. } = request.signaled(true);
+        let id = head.id;
         let key = self.ops.begin(id);
         head.id = key;
-        let posted = queue.side.post::<NOW, _>(head, local).map(|shell| (key, shell));
+        let posted = queue.side.post::<NOW, _>(head, local).map(|shell| Posted { key, id, shell });
         posted.map_err(|(mut head, local, error)| {
             self.ops.end(key);
             head.id = id;
@@ -274,10 +281,13 @@ impl<S: Service> SendHalf<S> {
 
 impl<S: Service> Home for Lane<S> {
     fn post_recv(&self, buf: crate::Buf) -> Result<(), Refused<crate::Buf>> {
-        match &mut lock(&self.recv).queue {
-            Some(queue) => queue.post_recv(buf),
-            None => Err(Refused { request: buf, error: PostErrorKind::Destroyed.into() }),
-        }
+        let RecvHalf { queue, posted, .. } = &mut *lock(&self.recv);
+        let Some(queue) = queue else {
+            return Err(Refused { request: buf, error: PostErrorKind::Destroyed.into() });
+        };
+        queue.post_recv(buf)?;
+        *posted += 1;
+        Ok(())
     }
 }
 
@@ -310,7 +320,8 @@ impl<S: Service> AsyncQp<S> {
         Ok(Request::posted(&self.handle, posted))
     }
 
-    /// Posts many requests by one doorbell; each has a future of its own. The queue is locked until `post` returns.
+    /// Posts many requests by one doorbell, which rings when `post` has returned; each has a future of its own. Requests
+    /// of other tasks may come between them.
     ///
     /// ```
     /// # use hca_verbs::*;
@@ -325,9 +336,7 @@ impl<S: Service> AsyncQp<S> {
     /// # Ok(()) }
     /// ```
     pub fn batch<R>(&self, post: impl FnOnce(&mut AsyncBatch<'_, S>) -> R) -> R {
-        let mut half = lock(&self.handle.lane.send);
-        let mut batch = AsyncBatch { handle: &self.handle, half: &mut half, posted: false };
-        post(&mut batch)
+        post(&mut AsyncBatch { handle: &self.handle, posted: false })
     }
 
     /// Waits until the send queue has room for a request. Another task may take it first.
@@ -469,7 +478,6 @@ impl<S: Service> fmt::Debug for AsyncQp<S> {
 /// Requests that one doorbell announces to the device. See [`AsyncQp::batch`].
 pub struct AsyncBatch<'a, S: Service> {
     handle: &'a Arc<Handle<S>>,
-    half: &'a mut SendHalf<S>,
     posted: bool,
 }
 
@@ -483,7 +491,8 @@ impl<S: Service> AsyncBatch<'_, S> {
         &mut self,
         request: SendRequest<O, L>,
     ) -> Result<Request<S, O, L>, Refused<SendRequest<O, L>>> {
-        let posted = self.half.post::<false, O, L>(request)?;
+        // Locked for each by itself: the program may drop a request that it has just posted, or use the queue.
+        let posted = lock(&self.handle.lane.send).post::<false, O, L>(request)?;
         self.posted = true;
         Ok(Request::posted(self.handle, posted))
     }
@@ -491,7 +500,9 @@ impl<S: Service> AsyncBatch<'_, S> {
 
 impl<S: Service> Drop for AsyncBatch<'_, S> {
     fn drop(&mut self) {
-        if let Some(queue) = self.half.queue.as_mut().filter(|_| self.posted) {
+        if self.posted
+            && let Some(queue) = &mut lock(&self.handle.lane.send).queue
+        {
             queue.side.ring();
         }
     }

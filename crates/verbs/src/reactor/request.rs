@@ -44,8 +44,8 @@ impl<S: Service, O, L: GatherList> Request<S, O, L> {
             looked: false,
         }
     }
-    pub(super) fn posted(handle: &Arc<Handle<S>>, (key, shell): Posted<L>) -> Self {
-        let state = State::InFlight { key, id: 0, shell };
+    pub(super) fn posted(handle: &Arc<Handle<S>>, Posted { key, id, shell }: Posted<L>) -> Self {
+        let state = State::InFlight { key, id, shell };
         Self { handle: Arc::clone(handle), state, ticket: Ticket::default(), looked: false }
     }
 }
@@ -57,14 +57,13 @@ impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
             let State::Unposted(request) = std::mem::replace(&mut self.state, State::Done) else {
                 unreachable!("it is unposted")
             };
-            let id = request.head.id;
             let needs_peer = request.head.op.wc_opcode() == WcOpcode::Send;
             let mut half = lock(&self.handle.lane.send);
             if half.driverless {
                 return Poll::Ready(Err(Failed::new(request, RequestError::Driverless)));
             }
             match half.post::<true, O, L>(request) {
-                Ok((key, shell)) => {
+                Ok(Posted { key, id, shell }) => {
                     half.room.served(&mut self.ticket);
                     self.state = State::InFlight { key, id, shell };
                     // A message completes when its receiver has taken it: a look at once would be in vain.
@@ -243,11 +242,9 @@ impl<S: Service> Future for Reclaim<S> {
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let Self { handle, ticket } = self.get_mut();
         handle.core().try_turn();
-        // Asked first: one that completes after this is woken for.
-        let waiting = {
-            let half = lock(&handle.lane.send);
-            half.ops.abandoned() > 0 && !half.driverless
-        };
+        // Under the lock: what completes behind it wakes the task, and another task may take it before.
+        let half = lock(&handle.lane.send);
+        let waiting = half.ops.abandoned() > 0 && !half.driverless;
         handle.lane.with_reclaimers(|kept, waiters| match kept.pop_front() {
             None if waiting => {
                 waiters.wait(ticket, cx.waker());
@@ -293,13 +290,18 @@ impl<S: Service> Future for Drain<S> {
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let Self { handle, sends, recvs } = self.get_mut();
         for looked in [false, true] {
-            lock(&handle.lane.send).drains.wait(sends, cx.waker());
-            lock(&handle.lane.recv).drains.wait(recvs, cx.waker());
-            let (send, recv) = handle.outstanding();
-            if (send, recv) == (0, 0) {
+            // What the poller has, and has not handed out, has not come back yet.
+            let mut half = lock(&handle.lane.send);
+            half.drains.wait(sends, cx.waker());
+            let (in_flight, driverless) = (half.ops.in_flight(), half.driverless);
+            drop(half);
+            let mut half = lock(&handle.lane.recv);
+            half.drains.wait(recvs, cx.waker());
+            if (in_flight, half.posted) == (0, 0) {
                 return Poll::Ready(Ok(()));
             }
-            if lock(&handle.lane.send).driverless {
+            drop(half);
+            if driverless {
                 return Poll::Ready(Err(RequestError::Driverless));
             }
             if !looked {
