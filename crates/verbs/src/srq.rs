@@ -200,9 +200,12 @@ impl Drop for SrqInner {
     fn drop(&mut self) {
         let forked = self.pd.ctx.forked();
         if !forked {
+            if let Some(place) = &self.xrc {
+                // Ahead of the destruction, behind which another queue may have the number.
+                place.cq.change_srq(place.number, None);
+            }
             let Err(error) = self.pd.ctx.device.destroy_srq(self.handle) else {
                 if let Some(place) = &self.xrc {
-                    place.cq.change_srq(place.number, None);
                     place.cq.release(XrcPlace::need(self.init.max_wr));
                 }
                 return;

@@ -34,9 +34,14 @@ pub struct Faults {
     pub stable: AtomicU32,
     /// Called while a completion queue is resized, as a waker may be; it says whether the device can.
     pub while_resizing: Mutex<Option<Resizing>>,
+    /// Called by the destruction of a shared receive queue, once its number is free.
+    pub while_destroying_srq: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 pub type Resizing = Box<dyn FnOnce() -> bool + Send>;
+
+/// The number of each shared receive queue of an XRC domain, of which there is one at a time.
+const XRC_NUMBER: Srqn = Srqn::new(7);
 
 pub struct Fake {
     attr: DeviceAttr,
@@ -56,6 +61,8 @@ struct State {
     mrs: HashMap<u32, Mr>,
     cqs: HashMap<u32, Cq>,
     srqs: HashMap<u32, VecDeque<Recv>>,
+    /// The shared receive queue of an XRC domain, and its completion queue.
+    xrc: (u32, u32),
     ahs: HashMap<u32, AddressVector>,
     qps: HashMap<u32, Qp>,
     events: EventQueue,
@@ -137,6 +144,16 @@ impl Fake {
     pub fn objects(&self) -> [usize; 5] {
         let s = self.shared.lock();
         [s.pds.len(), s.mrs.len(), s.cqs.len(), s.qps.len(), s.ahs.len()]
+    }
+    /// Completes a request of the shared receive queue of the XRC domain.
+    pub fn arrive_by_xrc(&self) {
+        let mut s = self.shared.lock();
+        let (srq, cq) = s.xrc;
+        let wr_id = s.srqs.get_mut(&srq).and_then(VecDeque::pop_front).expect("a request waits").wr_id;
+        let opcode = WcOpcode::Recv;
+        let arrived =
+            Completion { wr_id, qp: handle(u32::MAX / 4), opcode, srq: XRC_NUMBER, ..Completion::default() };
+        s.push(cq, arrived);
     }
     pub fn raise(&self, event: AsyncEvent) {
         let mut s = self.shared.lock();
@@ -518,7 +535,13 @@ unsafe impl Device for Fake {
         Ok(())
     }
     fn destroy_srq(&self, srq: SrqHandle) -> Result<(), DeviceError> {
-        self.shared.lock().srqs.remove(&srq.index).map(drop).ok_or_else(|| unknown("srq", srq.index))
+        let gone = self.shared.lock().srqs.remove(&srq.index);
+        let during = self.faults.while_destroying_srq.lock().unwrap().take();
+        during.into_iter().for_each(|during| during());
+        gone.map(drop).ok_or_else(|| unknown("srq", srq.index))
+    }
+    fn xrc(&self) -> Option<&dyn ExtendedConnections> {
+        Some(self)
     }
     fn create_ah(&self, _: PdHandle, av: &AddressVector) -> Result<AhHandle, DeviceError> {
         let mut s = self.shared.lock();
@@ -597,6 +620,29 @@ unsafe impl Device for Fake {
     }
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+}
+
+impl ExtendedConnections for Fake {
+    fn alloc_xrcd(&self) -> Result<XrcdHandle, DeviceError> {
+        Ok(XrcdHandle { index: 0, generation: 0 })
+    }
+    fn dealloc_xrcd(&self, _: XrcdHandle) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn create_xrc_srq(
+        &self,
+        pd: PdHandle,
+        _: XrcdHandle,
+        cq: CqHandle,
+        init: &SrqInit,
+    ) -> Result<XrcSrqPort, DeviceError> {
+        let (handle, recv) = self.create_srq(pd, init)?;
+        self.shared.lock().xrc = (handle.index, cq.index);
+        Ok(XrcSrqPort { handle, number: XRC_NUMBER, recv })
+    }
+    fn create_xrc_target(&self, _: XrcdHandle) -> Result<(QpHandle, Qpn), DeviceError> {
+        Err(DeviceError::Unsupported { what: "targets" })
     }
 }
 

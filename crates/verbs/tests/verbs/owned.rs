@@ -181,3 +181,27 @@ fn a_path_is_made_once_and_the_oldest_makes_room() {
     let [Ok(reply)] = &replies[..] else { panic!("one datagram came") };
     assert_eq!((reply.qpn, reply.ah.av().dgid), (qp.qpn(), own.ah.av().dgid));
 }
+
+#[test]
+fn a_queue_with_the_number_of_one_that_goes_is_known_to_the_poller() {
+    let (fake, context) = context();
+    let (pd, mut cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+    let (domain, on, init) =
+        (context.alloc_xrc_domain().unwrap(), cq.reference(), SrqInit { max_wr: 4, max_sge: 1 });
+    let make = move || {
+        let mut queue = domain.create_srq(&pd, &on, init).unwrap();
+        queue.post_recv_id(5, pd.alloc(16).unwrap()).unwrap();
+        queue
+    };
+    let (first, mut wcs) = (make(), Completions::default());
+    assert_eq!(cq.poll(&mut wcs).len(), 0, "the poller knows it now");
+    let (tell, told) = std::sync::mpsc::channel();
+    // Another thread makes one at the moment at which the number is free.
+    let during = Box::new(move || tell.send(make()).unwrap());
+    *fake.faults.while_destroying_srq.lock().unwrap() = Some(during);
+    drop(first);
+    let _second = told.recv().unwrap();
+    fake.arrive_by_xrc();
+    let came: Vec<_> = cq.poll(&mut wcs).map(|mut wc| (wc.id, wc.take_buf().is_some())).collect();
+    assert_eq!(came, [(5, true)]);
+}
