@@ -236,9 +236,9 @@ mod tests {
 
     #[test]
     fn a_line_that_a_call_refuses_is_told_by_its_number() {
-        let scenario = Scenario::parse("s", "portal 4 only-use-once\npost e portal=4\nput portal=4").unwrap();
-        let said = played(&scenario, 2000, false).unwrap_err().to_string();
-        assert!(said.starts_with("s:2: PtlMEAppend") && said.contains("PTL_ARG_INVALID"), "{said}");
+        let text = "portal 4\npost e portal=4\nunlink e\nunlink e\nput portal=4";
+        let said = played(&Scenario::parse("s", text).unwrap(), 2000, false).unwrap_err().to_string();
+        assert!(said.starts_with("s:4: PtlMEUnlink") && said.contains("PTL_ARG_INVALID"), "{said}");
     }
 
     #[test]

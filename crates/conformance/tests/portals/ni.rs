@@ -320,8 +320,6 @@ pub(crate) fn options_without_a_name_are_refused(bed: &Bed) {
     assert_eq!(code(ni.me_append(pt, &me, ListKind::Priority, 0)), ReturnCode::ArgInvalid);
     assert_eq!(code(ni.me_search(pt, &me, portals::v4::SearchOp::Only, 0)), ReturnCode::ArgInvalid);
     assert_eq!(code(ni.pt_alloc(PtOptions::from_bits_retain(1 << 9), None, None)), ReturnCode::ArgInvalid);
-    let me = Me { min_free: 3, ..Me::new(&memory) };
-    assert_eq!(code(ni.me_append(pt, &me, ListKind::Priority, 0)), ReturnCode::ArgInvalid, "no MANAGE_LOCAL");
     assert_eq!(code(ni.me_append(pt + 1, &Me::new(&memory), ListKind::Priority, 0)), ReturnCode::ArgInvalid);
 }
 
@@ -553,7 +551,6 @@ pub(crate) fn errors_name_the_call_the_argument_and_the_code(bed: &Bed) {
     let ct = ni.ct_alloc().unwrap();
     ni.ct_free(ct).unwrap();
     let long = Put { local_offset: 4, ..Put::new(md, 5, id(&ni), 0) };
-    let free = Me { min_free: 1, ..sink.me(MeOptions::OP_PUT) };
     for (error, parts) in [
         (ni.put(&long).unwrap_err(), ["PtlPut", "md", "PTL_ARG_INVALID"]),
         (ni.ct_get(ct).unwrap_err(), ["PtlCTGet", "ct", "PTL_ARG_INVALID"]),
@@ -564,8 +561,8 @@ pub(crate) fn errors_name_the_call_the_argument_and_the_code(bed: &Bed) {
             ["PtlPTAlloc", "event queue", "PTL_PT_EQ_NEEDED"],
         ),
         (
-            ni.me_append(sink.pt, &free, ListKind::Priority, 0).unwrap_err(),
-            ["PtlMEAppend", "min_free", "PTL_ARG_INVALID"],
+            ni.me_append(sink.pt + 1, &sink.me(MeOptions::OP_PUT), ListKind::Priority, 0).unwrap_err(),
+            ["PtlMEAppend", "portal", "PTL_ARG_INVALID"],
         ),
         (
             ni.atomic(&Put::new(md, 8, id(&ni), 0), portals::v4::AtomicOp::Bor, portals::v4::Datatype::F64)

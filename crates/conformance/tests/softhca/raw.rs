@@ -60,10 +60,15 @@ pub(crate) struct Wire {
     places: [Namespace; PLACES],
     /// The bridge's; it goes with its namespace.
     hub: Namespace,
+    /// The adapters that were opened on addresses of their own.
+    opened: AtomicU32,
 }
 
 /// Adapters of one check at most.
 const PLACES: usize = 4;
+/// Adapters after which the kernel is told to forget the neighbours that it has learned. Its table is one for all
+/// namespaces, and full at 1,024: behind that no address is resolved, for as long as half a minute.
+const FORGET_AFTER: u32 = 64;
 
 impl Wire {
     /// Those of this process, made when they are first asked for; or why there are none.
@@ -76,6 +81,7 @@ impl Wire {
         let wire = Self {
             places: [Namespace::new()?, Namespace::new()?, Namespace::new()?, Namespace::new()?],
             hub: Namespace::new()?,
+            opened: AtomicU32::new(0),
         };
         let hub = &wire.hub;
         wire.within(0, || {
@@ -108,11 +114,21 @@ impl Wire {
     fn adapter(&self, place: usize, of: usize, version: RoceVersion) -> Result<RawFabric, OpenError> {
         let (link, network) = if of <= 2 { ("wire", 0x0a4d_0000) } else { ("lan", 0x0a4e_0000) };
         let address = next_address(network);
+        if self.opened.fetch_add(1, Ordering::Relaxed) % FORGET_AFTER == FORGET_AFTER - 1 {
+            self.forget_neighbours();
+        }
         self.within(place, || {
             ip(&format!("addr add {address}/16 dev {link}")).unwrap_or_else(|e| panic!("{e}"));
             let options = RawOptions { ip: Some(IpAddr::V4(address)), version, ..RawOptions::default() };
             RawFabric::open(link, &options)
         })
+    }
+
+    /// Those that are in use are asked for again.
+    fn forget_neighbours(&self) {
+        for place in 0..PLACES {
+            self.within(place, || ip("neigh flush all")).unwrap_or_else(|e| panic!("{e}"));
+        }
     }
 
     pub(crate) fn within<T: Send>(&self, place: usize, run: impl FnOnce() -> T + Send) -> T {
