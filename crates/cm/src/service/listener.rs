@@ -130,6 +130,9 @@ impl std::fmt::Debug for Listener {
 }
 
 pub(super) fn unlisten(manager: &Arc<Manager>, service: ServiceId) {
+    if manager.is_in_child() {
+        return;
+    }
     manager.call(|state, now| {
         state.machine.unlisten(now, service);
         for asked in state.asked.remove(&service).into_iter().flatten() {

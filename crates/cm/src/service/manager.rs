@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hca_core::{CqHandle, Device, Instant, Offload, OffloadEngine};
-use hca_process::PerProcess;
+use hca_process::{Fork, PerProcess};
 use hca_verbs::{
     AddressVector, AhCache, BuildError, Context, DeviceError, Gid, Grh, Inline, Mtu, Qkey, Qpn, SendQueue, Ud,
 };
@@ -69,7 +69,9 @@ impl std::fmt::Debug for Held {
 }
 impl Drop for Held {
     fn drop(&mut self) {
-        self.manager.call(|state, now| state.forget(now, self.id));
+        if !self.manager.is_in_child() {
+            self.manager.call(|state, now| state.forget(now, self.id));
+        }
     }
 }
 
@@ -152,6 +154,7 @@ pub(super) struct Core {
     pub(super) mtu: Mtu,
     pub(super) device: Arc<dyn Device>,
     begun: std::time::Instant,
+    fork: Fork,
     state: Noted<State>,
     alarm: Alarm,
     /// The queue of datagrams, where the device runs the manager.
@@ -267,6 +270,7 @@ impl Manager {
             mtu: port.active_mtu,
             device: Arc::clone(context.device()),
             begun: std::time::Instant::now(),
+            fork: Fork::new(),
             state: Noted::new(state),
             alarm: Alarm::new(),
             queue,
@@ -323,6 +327,10 @@ impl Manager {
 impl Core {
     pub(super) fn now(&self) -> Instant {
         Instant::ZERO + self.begun.elapsed()
+    }
+    /// Whether this is a forked child's copy, which drops leave alone: a thread of the parent may have had the lock.
+    pub(super) fn is_in_child(&self) -> bool {
+        self.fork.is_child()
     }
     /// Looks at the state under its lock, and then wakes the tasks that have to be woken, and has the manager run if it
     /// has to be.
@@ -491,6 +499,10 @@ impl OffloadEngine for Core {
 
 impl Drop for Manager {
     fn drop(&mut self) {
+        if self.is_in_child() {
+            // The thread is the parent's.
+            return std::mem::forget(self.thread.take());
+        }
         self.call(|state, now| state.ended = Some((now, now + REPEAT)));
         if let (Some(offload), Some(queue)) = (self.offload(), self.queue) {
             let _ = offload.detach(queue);
