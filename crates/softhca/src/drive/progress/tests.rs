@@ -456,12 +456,21 @@ fn what_is_done_on_a_peers_memory_is_not_left_to_the_guard() {
     assert!((0..1000).any(is_direct));
     let sleeper = &devices[0].shared().sleeper;
     let begin = std::time::Instant::now();
-    while !(sleeper.stands_guard() && sleeper.asleep.load(Ordering::SeqCst)) {
-        assert!(begin.elapsed() < Duration::from_secs(20));
-        std::thread::yield_now();
+    let mut leaves_nothing = || {
+        while !(sleeper.stands_guard() && sleeper.asleep.load(Ordering::SeqCst)) {
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            std::thread::yield_now();
+        }
+        let before = sleeper.left.load(Ordering::SeqCst);
+        (0..100).for_each(|_| post(SendFlags::empty()));
+        sleeper.left.load(Ordering::SeqCst) == before
+    };
+    // A guard that wakes meanwhile may have the engine, and what is posted then is left to it.
+    while !leaves_nothing() {
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "each hundred of WRITEs left something to the guard"
+        );
     }
-    let before = sleeper.left.load(Ordering::SeqCst);
-    (0..100).for_each(|_| post(SendFlags::empty()));
-    assert_eq!(sleeper.left.load(Ordering::SeqCst), before);
     drop(memory);
 }
