@@ -58,7 +58,7 @@ pub(crate) fn send_as_own(socket: &OwnedFd, message: &[u8], to: &SocketAddrUnix)
 
 /// Takes a datagram, and the user who sent it, from a socket that is told (`SO_PASSCRED`).
 pub(crate) fn receive_from(socket: &OwnedFd, bytes: &mut [u8]) -> rustix::io::Result<(usize, Option<u32>)> {
-    /// What the kernel puts in front of other control messages.
+    /// The credentials, which the kernel puts in front of other control messages.
     #[repr(C)]
     struct Told {
         head: libc::cmsghdr,

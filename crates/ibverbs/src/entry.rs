@@ -227,13 +227,7 @@ pub(crate) fn number(call: impl FnOnce() -> Result<(), Errno>) -> c_int {
 /// As [`number`], of the data path.
 #[inline]
 pub(crate) fn posted(call: impl FnOnce() -> Result<(), Errno>) -> c_int {
-    guarded(call).map_or_else(
-        |e| {
-            set_errno(e.0);
-            e.0
-        },
-        |()| 0,
-    )
+    guarded(call).map_or_else(|e| refused(Err(e)), |()| 0)
 }
 /// A call that returns a number from 0 on, or -1 and sets `errno`.
 #[inline]

@@ -17,6 +17,10 @@ fn entry(rig: &mut Rig, criteria: Criteria, unlink: bool) -> EntryHandle {
     rig.ni.append(rig.pt, Priority, Entry::bare(criteria, unlink)).unwrap()
 }
 
+/// The acknowledgement of a put of 8 bytes.
+const ACKED: Response =
+    Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0, list: ListKind::Priority };
+
 #[test]
 fn put_start_put_end_get_start_get_end_get_put_start_and_get_put_end_enclose_and_share_a_link() {
     for (operation, start, end) in [
@@ -501,16 +505,7 @@ fn an_acknowledgement_is_told_though_ends_are_not() {
     let flight = rig.ni.begin(&rig.outgoing_put(md)).unwrap();
     rig.ni.sent(&flight, NiFail::Ok);
     assert_eq!(rig.kinds(), []);
-    rig.ni.answered(
-        &flight,
-        &Response {
-            kind: ResponseKind::Ack,
-            fail: NiFail::Ok,
-            mlength: 8,
-            offset: 0,
-            list: ListKind::Priority,
-        },
-    );
+    rig.ni.answered(&flight, &ACKED);
     assert_eq!(rig.kinds(), [Ack]);
 }
 
@@ -526,16 +521,7 @@ fn the_end_of_a_bound_descriptor_is_told_with_the_last_operation_on_it() {
     let _ = rig.events();
     let flight = rig.ni.begin(&rig.outgoing_put(md)).unwrap();
     rig.ni.sent(&flight, NiFail::Ok);
-    rig.ni.answered(
-        &flight,
-        &Response {
-            kind: ResponseKind::Ack,
-            fail: NiFail::Ok,
-            mlength: 8,
-            offset: 0,
-            list: ListKind::Priority,
-        },
-    );
+    rig.ni.answered(&flight, &ACKED);
     let events = rig.events();
     let ack = events.iter().find(|event| event.kind == Ack).expect("it is told");
     let last = events.last().unwrap();

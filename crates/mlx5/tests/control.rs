@@ -722,7 +722,7 @@ fn a_queue_pair_on_a_shared_queue_is_flushed_before_it_is_reset() {
     assert_eq!(commands(None, &[Init, Reset]), [init, reset]);
 }
 
-/// Who shows all queue pairs, say, does so while others destroy them.
+/// A thread that shows all queue pairs, say, does so while other threads destroy them.
 #[test]
 fn queues_of_a_queue_pair_that_is_gone_can_go_though_somebody_still_asks_about_it() {
     let scripted = Scripted::serve(Wants::default());

@@ -124,7 +124,7 @@ impl Wire {
         })
     }
 
-    /// Those that are in use are asked for again.
+    /// Has the kernel forget all neighbours. Neighbours in use are resolved again.
     fn forget_neighbours(&self) {
         for place in 0..PLACES {
             self.within(place, || ip("neigh flush all")).unwrap_or_else(|e| panic!("{e}"));

@@ -520,7 +520,7 @@ fn long_frames_that_came_before_an_interface_went_down_are_received_and_so_are_t
         assert!(got == trains[0], "{} packets", got.len());
         wire.within(1, || ip("link set wire up")).unwrap();
         let (begin, mut got) = (std::time::Instant::now(), Vec::new());
-        // The other end learns late that the link is up again.
+        // The other end learns late that the link is up again; the pause gives its kernel time for that.
         while got.is_empty() {
             assert!(begin.elapsed() < PATIENCE, "nothing comes any more");
             send(&trains[1]);

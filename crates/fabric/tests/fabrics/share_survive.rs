@@ -319,6 +319,7 @@ fn a_process_without_descriptors_sleeps_while_another_one_waits_to_join_and_lets
     let deadline = Clock::now() + Duration::from_secs(20);
     while sleeps_of_server(pid) < before + 3 {
         assert!(Clock::now() < deadline, "the thread that lets others join spins");
+        // Between two looks at the counters of the other process.
         std::thread::sleep(Duration::from_millis(10));
     }
     set(had.current);

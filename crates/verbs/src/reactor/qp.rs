@@ -207,7 +207,7 @@ impl<S: Service> Lane<S> {
         }
         let arrived = Arrived::new(&mut wc);
         let mut half = lock(&self.recv);
-        // Those of a shared queue were not posted here.
+        // A request of a shared queue was not posted here.
         half.posted = half.posted.saturating_sub(1);
         if half.queue.is_some() {
             half.arrived.push_back(arrived);

@@ -290,7 +290,7 @@ impl<S: Service> Future for Drain<S> {
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let Self { handle, sends, recvs } = self.get_mut();
         for looked in [false, true] {
-            // What the poller has, and has not handed out, has not come back yet.
+            // A completion that the poller has, and has not handed out, still counts as a request in flight.
             let mut half = lock(&handle.lane.send);
             half.drains.wait(sends, cx.waker());
             let (in_flight, driverless) = (half.ops.in_flight(), half.driverless);

@@ -1,0 +1,48 @@
+use std::sync::mpsc::channel;
+
+use super::*;
+
+/// Calls that would wait for the thread of a socket, beside the state in which they do.
+type Call = (Phase, fn(&Socket) -> Result<usize, Errno>);
+const CALLS: [Call; 3] = [
+    (Phase::Open, |socket| socket.recv(1, 0).map(|bytes| bytes.len())),
+    (Phase::Open, |socket| socket.send(1, |_| vec![1], None, true)),
+    (Phase::Listening, |socket| socket.accept().map(|_| 0)),
+];
+
+#[test]
+fn the_panic_of_a_sockets_thread_ends_the_calls_that_wait_for_it() {
+    for (n, (phase, call)) in CALLS.into_iter().enumerate() {
+        let socket = Socket::new().unwrap();
+        socket.state().phase = phase;
+        let (go, gone) = channel::<()>();
+        let wait = move || _ = gone.recv();
+        socket
+            .listening("panics", (), move |_, ()| {
+                wait();
+                panic!("for the test");
+            })
+            .unwrap();
+        let (tell, told) = channel();
+        let caller = Arc::clone(&socket);
+        std::thread::spawn(move || tell.send(call(&caller)));
+        drop(go);
+        let ended = told.recv_timeout(Duration::from_secs(10)).expect("it does not wait for ever");
+        assert!(ended.is_err(), "{n}: {ended:?}");
+        socket.wait_until(Instant::now() + LINGER, |state| state.threads == 0);
+        let state = socket.state();
+        assert_eq!((state.threads, state.listening, state.phase), (0, 0, Phase::Failed(Errno(libc::EIO))));
+    }
+}
+
+#[test]
+fn a_datagram_socket_without_its_thread_receives_nothing_and_says_so() {
+    let socket = Socket::new().unwrap();
+    socket.state().datagrams = Some(Datagrams::default());
+    socket.thread("panics", |_| panic!("for the test")).unwrap();
+    let (tell, told) = channel();
+    let caller = Arc::clone(&socket);
+    std::thread::spawn(move || tell.send(caller.recv_datagram(false, true).map(drop)));
+    let ended = told.recv_timeout(Duration::from_secs(10)).expect("it does not wait for ever");
+    assert_eq!(ended.map_err(|e| e.0), Err(libc::EIO));
+}
