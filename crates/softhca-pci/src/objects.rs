@@ -195,6 +195,8 @@ pub(crate) struct Objects {
     pub(crate) freed_bytes: usize,
     /// Bytes of the keys' lists of pages.
     pub(crate) listed_bytes: usize,
+    /// Bytes of the tables of keys' pages, which may have as many as the adapter's queues.
+    pub(crate) table_bytes: usize,
     /// Queue pairs that were looked at because of completion queues that failed.
     #[cfg(test)]
     pub(crate) looked_through: usize,
@@ -248,6 +250,7 @@ impl Objects {
             freed_bytes: 0,
             max_queue_bytes: MOST_QUEUE_BYTES,
             listed_bytes: 0,
+            table_bytes: 0,
             #[cfg(test)]
             looked_through: 0,
         }
@@ -445,7 +448,7 @@ impl Objects {
         self.raised.clear();
         self.failed_cqs.clear();
         self.failing.clear();
-        (self.queue_bytes, self.listed_bytes, self.requests) = (0, 0, 0);
+        (self.queue_bytes, self.listed_bytes, self.table_bytes, self.requests) = (0, 0, 0, 0);
     }
 
     /// Destroys all address handles.

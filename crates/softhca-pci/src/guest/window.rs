@@ -11,6 +11,13 @@ use softhca::{Pieces, Scattered};
 
 use super::{Mapping, NoWindow, Piece};
 
+/// Ranges among which that of a page is looked for: the memory of a machine without an IOMMU is in few of them, and its
+/// pages come in any order.
+const LATEST: usize = 4;
+/// Bytes of a table for a piece of a window, and for a range of which it shows a part, about.
+const PIECE: usize = 16;
+const RANGE: usize = 64;
+
 /// The contents of a window.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
@@ -28,10 +35,12 @@ pub(super) struct Shown {
 impl Shown {
     pub(super) fn add(&mut self, piece: &Piece<'_>) {
         self.too_long |= self.pieces.push(piece.addr, piece.len as usize).is_none();
-        match self.ranges.last_mut() {
-            Some(last) if last.0 <= piece.range.0 && piece.range.1 <= last.1 => {}
-            Some(last) if last.1 == piece.range.0 => last.1 = piece.range.1,
-            _ => self.ranges.push(piece.range),
+        let holds = |range: &(u64, u64)| range.0 <= piece.range.0 && piece.range.1 <= range.1;
+        if !self.ranges.iter().rev().take(LATEST).any(holds) {
+            match self.ranges.last_mut() {
+                Some(last) if last.1 == piece.range.0 => last.1 = piece.range.1,
+                _ => self.ranges.push(piece.range),
+            }
         }
         let base = Some(piece.memory.base.addr());
         if let Some(new) = base.filter(|_| self.last != base) {
@@ -91,6 +100,11 @@ impl Window {
         self.len
     }
 
+    /// Bytes of the tables in which it stands, about.
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.scattered.as_ref().map_or(0, |memory| memory.pieces() * PIECE) + self.ranges.len() * RANGE
+    }
+
     /// Whether it is for writing.
     pub(crate) fn is_writable(&self) -> bool {
         self.write
@@ -136,9 +150,11 @@ impl Window {
     /// Goes through `len` bytes at `at`, piece by piece.
     #[inline]
     fn each(&self, at: usize, len: usize, mut f: impl FnMut(*mut u8, core::ops::Range<usize>)) {
-        let Some(memory) = self.scattered.as_ref().filter(|_| len > 0) else {
-            return f(self.place(at, len), 0..len);
-        };
+        // No byte may lie where the window ends.
+        if len == 0 {
+            return;
+        }
+        let Some(memory) = &self.scattered else { return f(self.place(at, len), 0..len) };
         assert!(at <= self.len && len <= self.len - at, "{len} bytes at {at} of a window of {}", self.len);
         let mut done = 0;
         for (place, part) in memory.parts(at, len) {

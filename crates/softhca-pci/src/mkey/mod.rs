@@ -231,6 +231,9 @@ impl Objects {
             Some(AccessMode::Mtt) if len == 0 => (None, self.reserve(tag)?),
             Some(AccessMode::Mtt) => {
                 let window = window.ok_or(CmdStatus::IntErr)??;
+                if window.table_bytes() > self.max_queue_bytes.saturating_sub(self.table_bytes) {
+                    return Err(CmdStatus::NoRes);
+                }
                 let shown = (context.get(Mkc::START_ADDR), access(&context));
                 let registered = register_window(&self.hca, pd, &window, shown, tag)?;
                 (Some(window), registered)
@@ -243,6 +246,7 @@ impl Objects {
         self.listed_bytes += pas.len();
         if let Some(window) = &memory {
             self.keys_of.add(window.ranges(), index);
+            self.table_bytes += window.table_bytes();
         }
         let listed = pas.len();
         self.mkeys.insert(index, Mkey { region: Some(region), memory, pd, context, listed });
@@ -256,6 +260,7 @@ impl Objects {
             let Some(key) = self.mkeys.get_mut(&index) else { continue };
             if let Some(window) = &key.memory {
                 self.keys_of.remove(window.ranges(), index);
+                self.table_bytes -= window.table_bytes();
             }
             key.release(&self.hca);
         }
@@ -274,6 +279,7 @@ impl Objects {
         self.remove_bus_key(index);
         if let Some(window) = &key.memory {
             self.keys_of.remove(window.ranges(), index);
+            self.table_bytes -= window.table_bytes();
         }
         key.destroy(&self.hca);
         Ok(())

@@ -250,3 +250,40 @@ fn a_range_that_goes_leaves_the_keys_of_the_one_beside_it() {
     p.a.post(&write(keys[0]));
     assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
 }
+
+/// As those of a machine with some memory below 4 GiB and the rest above.
+#[test]
+fn pages_of_two_ranges_in_any_order_are_of_two_ranges() {
+    let mut p = Pair::new(QpShape::default());
+    let End { client, .. } = &mut p.a;
+    let (other, file) = (BASE + (1 << 40), sealed(PAGE));
+    client.function.dma_map(other, PAGE, (true, true), Some((file.into(), 0))).unwrap();
+    let here = client.alloc(PAGE, PAGE);
+    let pages: Vec<u64> = [here, other].into_iter().cycle().take(3000).collect();
+    let key = client.try_mr(&pages, START, 2000 * PAGE, |context| context).unwrap();
+    client.write(here, b"text");
+    let seg = DataSeg::pointer(4, key, START + 1998 * PAGE - START % PAGE);
+    let to = p.b.mr.remote(0);
+    assert_eq!(done(&mut p, &Wqe::new(WqeOpcode::RdmaWrite).to(to).seg(seg)), CqeOpcode::Req);
+    assert_eq!(p.b.bytes(0, 4), b"text");
+}
+
+#[test]
+fn the_tables_of_a_functions_keys_have_a_limit_and_keys_that_go_make_room() {
+    const PAGES: usize = 64 << 10;
+    let mut p = Pair::new(QpShape::default());
+    let End { client, .. } = &mut p.a;
+    // As one of 64 functions on a machine of 1 GiB.
+    client.function.set_part(crate::guest::Part::of(64, 1 << 30));
+    let here = client.alloc(PAGE, PAGE);
+    let pages = vec![here; PAGES];
+    let len = PAGES as u64 * PAGE;
+    let keys: Vec<u32> =
+        (0..40).map_while(|_| client.try_mr(&pages, START - START % PAGE, len, |c| c).ok()).collect();
+    // An entry of 16 bytes for each page.
+    assert!((8..=16).contains(&keys.len()), "{} keys", keys.len());
+    assert_eq!(client.try_mr(&pages, 0, len, |c| c), Err(CmdStatus::NoRes));
+    client.mr(PAGE);
+    client.function.objects.destroy_mkey(keys[0] >> 8).unwrap();
+    client.try_mr(&pages, 0, len, |c| c).unwrap();
+}

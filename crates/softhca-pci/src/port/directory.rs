@@ -257,8 +257,10 @@ impl Directory {
         gids.chain(lids).chain(self.qps.values()).any(|of| *of == function)
     }
 
-    /// The function has this queue pair.
+    /// The function has this queue pair, which is new. One that had its number before may have gone unnoticed: those of a
+    /// function that is being reset go piece by piece.
     pub(crate) fn add_qp(&mut self, qpn: u32, function: u16) {
+        self.disconnect(qpn);
         self.qps.insert(qpn, function);
     }
 
@@ -397,5 +399,21 @@ mod tests {
         assert!(d.is_heard(1) && d.is_heard(2) && d.is_heard(4));
         d.remove_qps(0);
         assert!(d.connections.is_empty() && d.here.is_empty() && !d.knows(0));
+    }
+
+    #[test]
+    fn a_new_queue_pair_has_no_peer_though_the_one_before_with_its_number_had() {
+        let shared = SharedDirectory::new(Gid([1; 16]));
+        let mut d = shared.lock();
+        let handle = QpHandle { index: 1, generation: 1 };
+        (1..=3).for_each(|qpn| d.add_qp(qpn, 0));
+        d.connect(2, Connection { handle, remote: 3, here: true });
+        d.connect(1, Connection { handle, remote: 2, here: true });
+        assert!(!d.is_heard(1));
+        // Function 0 is being reset, and its number is another function's already.
+        d.add_qp(1, 1);
+        assert!(d.is_heard(1));
+        d.remove_qps(0);
+        assert!(d.knows(1) && d.connections.is_empty() && d.here.is_empty());
     }
 }

@@ -138,12 +138,13 @@ pub(crate) fn take(qp: &mut Qp, names: &mut Names<'_>, shown: &mut Shown<'_>) ->
 }
 
 impl Objects {
-    /// Takes the new requests of a shared receive queue.
-    pub(crate) fn take_requests_of_srq(&mut self, guest: &Guest, number: u32) {
-        if let Some(srq) = self.srqs.get_mut(&number) {
-            let mut names = Names { hca: &self.hca, guest, buses: &mut self.buses, keys: None };
-            take_shared(number, srq, &mut names, &mut self.raised);
-        }
+    /// Takes the new requests of a shared receive queue. Returns whether there are more, which are as many as the adapter's
+    /// queue holds at most.
+    pub(crate) fn take_requests_of_srq(&mut self, guest: &Guest, number: u32) -> bool {
+        let Some(srq) = self.srqs.get_mut(&number) else { return false };
+        let mut names = Names { hca: &self.hca, guest, buses: &mut self.buses, keys: None };
+        take_shared(number, srq, &mut names, &mut self.raised);
+        srq.more
     }
 }
 

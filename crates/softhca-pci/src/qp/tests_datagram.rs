@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use hca_core::{Gid, Lid};
 use hca_prm::command::vport::{RoceAddr, SetRoceAddressIn};
 use hca_prm::register::Pmtu;
-use hca_prm::{Cqe64, CqeOpcode, CqeSyndrome, Opcode, ServiceType, UdAdrsVector, WqeOpcode};
+use hca_prm::{Cqe64, CqeOpcode, CqeSyndrome, DataSeg, Opcode, ServiceType, UdAdrsVector, WqeOpcode};
 
-use crate::bed::{Client, Pair, QpShape, Wqe};
+use crate::bed::{Client, PAGE, Pair, QpShape, Wqe};
 use crate::command::Output;
 use crate::function::PortKind;
 use crate::port::link::Wire;
@@ -183,4 +183,17 @@ fn who_sends_to_new_addresses_does_not_wait_for_one_who_sends_all_the_time() {
         p.a.client.poll(&mut cq).is_some()
     });
     assert!(sent.is_some());
+}
+
+#[test]
+fn a_place_behind_the_header_may_begin_where_a_key_of_scattered_pages_ends() {
+    let mut p = datagrams();
+    let (room, start) = (p.b.client.alloc(2 * PAGE, PAGE), 0x77_0000_0000);
+    let key = p.b.client.try_mr(&[room + PAGE, room], start, 2 * PAGE, |context| context).unwrap();
+    let places = [p.b.mr.seg(0, 128), DataSeg::pointer(8, key, start + 2 * PAGE)];
+    p.b.client.post_recv(&mut p.b.qp, &places);
+    let to_b = address(&p, p.server.gid()).with(UdAdrsVector::GRH, true);
+    p.a.post(&Wqe::new(WqeOpcode::Send).address(&to_b).inline(b"text"));
+    assert_eq!(opcode(&p.received()), CqeOpcode::RespSend);
+    assert_eq!(p.b.bytes(40, 4), b"text");
 }

@@ -212,8 +212,7 @@ impl Objects {
     }
 
     /// Arms the event that is made when fewer requests are left.
-    pub(crate) fn arm_srq(&mut self, guest: &Guest, number: u32, limit: u32) -> Result<(), CmdStatus> {
-        self.take_requests_of_srq(guest, number);
+    fn arm_srq(&mut self, number: u32, limit: u32) -> Result<(), CmdStatus> {
         let srq = self.srqs.get_mut(&number).ok_or(CmdStatus::BadRes)?;
         if limit > 1 << srq.log_size {
             return Err(CmdStatus::BadParam);
@@ -266,7 +265,14 @@ impl Function {
     }
     pub(crate) fn arm_rq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
         let command: ArmRqIn = parse(input)?;
-        self.objects.arm_srq(&self.guest, command.get(ArmRqIn::SRQ_NUMBER), command.get(ArmRqIn::LWM))
+        self.arm_srq(command.get(ArmRqIn::SRQ_NUMBER), command.get(ArmRqIn::LWM))
+    }
+    /// Arms a shared receive queue, once all of its requests are taken: the adapter counts no others.
+    pub(crate) fn arm_srq(&mut self, number: u32, limit: u32) -> Result<(), CmdStatus> {
+        while self.objects.take_requests_of_srq(&self.guest, number) {
+            self.commands.charge_all();
+        }
+        self.objects.arm_srq(number, limit)
     }
 
     pub(crate) fn create_rmp(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
@@ -283,7 +289,7 @@ impl Function {
         srq.ok_or(CmdStatus::BadRes)?;
         if command.get(ModifyRmpIn::LWM) {
             let limit = command.get(ModifyRmpIn::CTX).get(Rmpc::WQ).get(Wq::LWM);
-            self.objects.arm_srq(&self.guest, number, limit)?;
+            self.arm_srq(number, limit)?;
         }
         Ok(())
     }
@@ -295,7 +301,8 @@ impl Function {
         let srq = self.objects.srqs.get(&number).ok_or(CmdStatus::BadRes)?;
         let Kind::Pool(context) = srq.kind else { return Err(CmdStatus::BadRes) };
         let wq = context.get(Rmpc::WQ).with(Wq::LWM, srq.limit).with(Wq::HW_COUNTER, srq.taken.into());
-        let context = context.with(Rmpc::STATE, RmpState::Rdy.code()).with(Rmpc::WQ, wq);
+        let state = if srq.memory.is_some() { RmpState::Rdy } else { RmpState::Err };
+        let context = context.with(Rmpc::STATE, state.code()).with(Rmpc::WQ, wq);
         out.put(&QueryRmpOut::new().with(QueryRmpOut::RMP_CONTEXT, context))
     }
 }

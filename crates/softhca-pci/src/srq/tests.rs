@@ -5,7 +5,7 @@ use hca_prm::command::resource::{AllocPdIn, AllocPdOut};
 use hca_prm::command::srq::{QueryRmpIn, QueryRmpOut};
 use hca_prm::{
     AccessMode, CmdStatus, Cqe64, CqeOpcode, CqeSyndrome, DataSeg, EventType, Mkc, Opcode, QpEvent, Qpc,
-    Rmpc, ServiceType, Wq, WqeOpcode,
+    RmpState, Rmpc, ServiceType, Wq, WqeOpcode,
 };
 
 use crate::bed::{BASE, End, LEN, PAGE, Pair, QpShape, Server, Wqe};
@@ -62,7 +62,7 @@ fn a_shared_receive_queue_that_runs_low_says_so_once() {
         p.b.client.post_srq(&mut srq, &mr.seg(64 * i, 64));
     }
     let f = &mut p.b.client.function;
-    f.objects.arm_srq(&f.guest, srq.rmpn, 3).unwrap();
+    f.arm_srq(srq.rmpn, 3).unwrap();
     p.look();
     p.b.client.all_events();
     for i in 0..3 {
@@ -83,11 +83,40 @@ fn a_shared_receive_queue_that_runs_low_says_so_once() {
     }
     // Armed too late, it comes at once.
     let f = &mut p.b.client.function;
-    f.objects.arm_srq(&f.guest, srq.rmpn, 3).unwrap();
+    f.arm_srq(srq.rmpn, 3).unwrap();
     p.look();
     assert!(p.b.client.all_events().contains(&EventType::SrqRqLimit));
     let f = &mut p.b.client.function;
-    assert_eq!(f.objects.arm_srq(&f.guest, srq.rmpn, 17), Err(CmdStatus::BadParam));
+    assert_eq!(f.arm_srq(srq.rmpn, 17), Err(CmdStatus::BadParam));
+}
+
+#[test]
+fn a_shared_receive_queue_with_many_requests_does_not_run_low_when_it_is_armed() {
+    let server = Server::new();
+    let mut c = server.client(0);
+    let mut srq = c.rmp(11);
+    let mr = c.mr(64);
+    for _ in 0..1500 {
+        c.post_srq(&mut srq, &mr.seg(0, 64));
+    }
+    for (limit, events) in [(1000, &[][..]), (1500, &[]), (1501, &[EventType::SrqRqLimit])] {
+        let f = &mut c.function;
+        f.arm_srq(srq.rmpn, limit).unwrap();
+        server.events(&mut [&mut c]);
+        assert_eq!(c.all_events(), events, "fewer than {limit} of 1500");
+    }
+}
+
+#[test]
+fn a_shared_receive_queue_whose_memory_is_gone_says_that_it_is_in_error() {
+    let server = Server::new();
+    let mut c = server.client(0);
+    let query = QueryRmpIn::new().with(QueryRmpIn::RMPN, c.rmp(2).rmpn);
+    for state in [RmpState::Rdy, RmpState::Err] {
+        let context = c.command(&query).unwrap().get(QueryRmpOut::RMP_CONTEXT);
+        assert_eq!(RmpState::from_code(context.get(Rmpc::STATE)), Some(state));
+        c.function.release_memory(BASE, LEN);
+    }
 }
 
 /// Destroys B's queue pair, and connects another one to A that takes its requests from the same queue.

@@ -210,6 +210,6 @@ impl Function {
         let command: ArmXrcSrqIn = parse(input)?;
         let number = command.get(ArmXrcSrqIn::XRC_SRQN);
         self.objects.srqs.get(&number).filter(|srq| is_extended(&srq.kind)).ok_or(CmdStatus::BadRes)?;
-        self.objects.arm_srq(&self.guest, number, command.get(ArmXrcSrqIn::LWM))
+        self.arm_srq(number, command.get(ArmXrcSrqIn::LWM))
     }
 }

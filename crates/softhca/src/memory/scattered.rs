@@ -74,6 +74,11 @@ impl Scattered {
         self.len
     }
 
+    /// The number of pieces.
+    pub fn pieces(&self) -> usize {
+        self.starts.len()
+    }
+
     /// The address of the byte at `offset`, and the number of bytes from there to the end of its piece.
     ///
     /// # Panics
@@ -128,7 +133,7 @@ mod tests {
         let piece = |at: usize, len: usize| (base.map_addr(|a| a.saturating_add(at)), len);
         let pieces = [piece(50, 10), piece(0, 5), piece(5, 15), piece(90, 1)];
         let all = Scattered::new(pieces).unwrap();
-        assert_eq!((all.len(), all.starts.len()), (31, 3));
+        assert_eq!((all.len(), all.pieces()), (31, 3));
         let place = |offset| {
             let (at, room) = all.at(offset);
             (at.addr().get() - base.addr().get(), room)

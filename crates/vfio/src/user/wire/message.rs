@@ -22,7 +22,8 @@ pub struct DmaMap {
     pub size: u64,
 }
 
-/// Memory that the device may no longer access after the reply.
+/// Memory that the device may no longer access after the reply. All memory is unmapped by a flag on the wire, and has the
+/// address 0 and a size of 2^64 - 1 here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaUnmap {
     /// The address for the device.
@@ -302,6 +303,7 @@ fn finish(w: Writer, id: u16, command: Command, kind: Kind) -> Vec<u8> {
 
 const DMA_READ: u32 = 1;
 const DMA_WRITE: u32 = 2;
+const DMA_UNMAP_ALL: u32 = 2;
 
 impl DmaMap {
     fn parse(r: &mut Reader<'_>) -> Result<Self, WireError> {
@@ -317,12 +319,23 @@ impl DmaMap {
 }
 
 impl DmaUnmap {
+    /// All memory.
+    pub const ALL: Self = Self { address: 0, size: u64::MAX };
+
     fn parse(r: &mut Reader<'_>) -> Result<Self, WireError> {
-        let (_argsz, _flags, address, size) = (r.u32()?, r.u32()?, r.u64()?, r.u64()?);
-        Ok(Self { address, size: checked_size(address, size)? })
+        let (_argsz, flags, address, size) = (r.u32()?, r.u32()?, r.u64()?, r.u64()?);
+        if flags & DMA_UNMAP_ALL == 0 {
+            return Ok(Self { address, size: checked_size(address, size)? });
+        }
+        if (address, size) == (0, 0) {
+            return Ok(Self::ALL);
+        }
+        Err(WireError::Value { what: "the size of a DMA range beside the flag for all", value: size })
     }
     fn write(&self, w: &mut Writer) {
-        w.u32(24).u32(0).u64(self.address).u64(self.size);
+        let (flags, address, size) =
+            if *self == Self::ALL { (DMA_UNMAP_ALL, 0, 0) } else { (0, self.address, self.size) };
+        w.u32(24).u32(flags).u64(address).u64(size);
     }
 }
 

@@ -79,6 +79,21 @@ fn replies_have_the_layout_of_the_protocol() {
     }
 }
 
+#[test]
+fn memory_is_unmapped_as_a_whole_by_a_flag_of_its_own() {
+    // As QEMU does where an IOMMU's addresses go, all 2^64 of them.
+    let payload = words(&[24, 2, 0, 0, 0, 0]);
+    let unmap = DmaUnmap { address: 0, size: u64::MAX };
+    assert_eq!(Request::parse(3, &payload), Ok(Request::DmaUnmap(unmap)));
+    is(&Request::DmaUnmap(unmap).build(3, false), head(3, 40, 0), &payload);
+    is(&Reply::DmaUnmap(unmap).build(3, 0), head(3, 40, 1), &payload);
+    for (address, size) in [(0, 1), (1, 0), (0x1000, 0x1000)] {
+        let payload = words(&[24, 2, address, 0, size, 0]);
+        let refused = Request::parse(3, &payload);
+        assert!(matches!(refused, Err(WireError::Value { .. })), "{address:#x}, {size:#x}");
+    }
+}
+
 /// What QEMU sends first, by its own names.
 const QEMU: &str = r#"{"capabilities":{"max_msg_fds":16,"max_data_xfer_size":1048576,"max_dma_maps":65535,"pgsizes":4096,"write_multiple":true,"migration":{"pgsize":4096}}}"#;
 
