@@ -8,15 +8,31 @@
 //!    write them.
 #![allow(unsafe_code)]
 
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
+
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
 use hca_core::{Access, DeviceError, DmaMemory, MrHandle, MrInit, MrKeys, RemoteAddr, Sge};
 
 use crate::node::{Node, Pd};
 use crate::world::lock;
+
+/// Pages that were mapped.
+struct Pages(NonNull<u8>, usize);
+// SAFETY: it only ends the mapping.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: (2) nothing uses them any more.
+        let gone = unsafe { munmap(self.0.as_ptr().cast(), self.1) };
+        gone.expect("what was mapped is unmapped");
+    }
+}
 
 /// Memory from the device, registered.
 pub(crate) struct Mem {
@@ -50,6 +66,21 @@ impl Node {
             let addr = NonNull::new_unchecked(start.add(skip));
             DmaMemory::new(addr, len, Box::new(owner))
         };
+        Mem::register_memory(self.pd.clone(), memory, len, access, None)
+    }
+    /// Memory of the program's own that holds `bytes`, and that nobody writes to: its pages are read-only.
+    pub(crate) fn read_only_mem(&self, bytes: &[u8], access: Access) -> Mem {
+        let (len, flags) = (bytes.len(), MapFlags::PRIVATE);
+        // SAFETY: (3) pages of their own, which are written to before anything else knows them.
+        let addr = unsafe {
+            let at =
+                mmap_anonymous(ptr::null_mut(), len, ProtFlags::WRITE, flags).expect("the system has memory");
+            at.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), len);
+            mprotect(at, len, MprotectFlags::READ).expect("memory may be read-only");
+            NonNull::new_unchecked(at.cast::<u8>())
+        };
+        // SAFETY: (1) the pages stay until their owner is dropped.
+        let memory = unsafe { DmaMemory::new(addr, len, Box::new(Pages(addr, len))) };
         Mem::register_memory(self.pd.clone(), memory, len, access, None)
     }
     /// Tries to register `len` bytes of fresh memory and takes the registration back.

@@ -52,7 +52,8 @@ macro_rules! __for_each_check {
                 rc_foreign_memory_is_read_at_every_length,
                 rc_long_operations_on_foreign_memory_keep_their_order,
                 rc_long_operations_on_foreign_memory_need_its_key,
-                rc_foreign_memory_of_which_peers_may_not_write_serves_locally;
+                rc_foreign_memory_of_which_peers_may_not_write_serves_locally,
+                rc_read_only_memory_is_sent_and_read;
             atomics: compare_swap_swaps_only_on_a_match,
                 fetch_add_returns_the_old_value_and_wraps,
                 atomics_complete_in_order_beyond_the_outstanding_limit,

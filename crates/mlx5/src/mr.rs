@@ -43,6 +43,8 @@ struct Place {
     bus: u64,
     /// What is mapped around it.
     within: (u64, u64),
+    /// The adapter may write there.
+    is_writable: bool,
 }
 
 /// A key of a region, and what it permits.
@@ -93,19 +95,28 @@ impl Mrs {
         check(init, 1 << hca.caps.log_max_mr_bytes)?;
         self.table().check_room()?;
         let addr = init.addr.addr().get();
+        let mut is_writable = true;
         let (bus, within, mapping) = match hca.lent.find(addr, init.len) {
             Some(found) => (found.iova, found.piece, None),
             None => {
                 // SAFETY: our caller's: the memory stays until the region is deregistered, which unmaps it, and nobody
                 // relies on what it holds where the adapter may write.
-                let mapped = unsafe { hca.function().dma_map(init.addr, init.len, DmaRights::ALL) };
+                let map = |rights| unsafe { hca.function().dma_map(init.addr, init.len, rights) };
+                let mapped = match map(DmaRights::ALL) {
+                    // The program itself may only read it, perhaps.
+                    Err(e) if !writes(init.access) => {
+                        is_writable = false;
+                        map(DmaRights::READ).map_err(|_| e)
+                    }
+                    mapped => mapped,
+                };
                 let mapping = mapped.map_err(memory)?;
                 // What of the first and the last page is not mapped is beyond the key's range as well, and no server
                 // that would want to map whole pages is given such memory.
                 (mapping.iova().0, (0, u64::MAX), Some(mapping))
             }
         };
-        let place = Place { iova: init.iova, len: init.len as u64, bus, within };
+        let place = Place { iova: init.iova, len: init.len as u64, bus, within, is_writable };
         let key = match self.key(hca, pd, init.access, &place) {
             Ok(key) => key,
             Err(e) => {
@@ -125,6 +136,9 @@ impl Mrs {
     fn key(&self, hca: &Hca, pd: PdHandle, access: Access, place: &Place) -> Result<Key, DeviceError> {
         if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
             return Err(DeviceError::Unsupported { what: "a region for peers to FLUSH" });
+        }
+        if writes(access) && !place.is_writable {
+            return Err(DeviceError::Unsupported { what: "a right to write to memory that is read-only" });
         }
         let pages = Pages::of(place.bus, place.len, place.iova, place.within)?;
         let tag = self.tag.fetch_add(1, Ordering::Relaxed) & 0xff;
@@ -168,6 +182,11 @@ impl Mrs {
         let found = self.table().remove(mr.index, mr.generation)?;
         end(hca, found)
     }
+}
+
+/// Whether the adapter writes to memory by a key of these rights.
+fn writes(access: Access) -> bool {
+    access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }
 
 /// Puts a region into the table, unless there is no room.

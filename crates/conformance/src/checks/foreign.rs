@@ -192,3 +192,24 @@ pub(crate) fn rc_foreign_memory_of_which_peers_may_not_write_serves_locally(bed:
         p.settle();
     }
 }
+
+pub(crate) fn rc_read_only_memory_is_sent_and_read(bed: &dyn Bed) {
+    if !is_taken(bed) {
+        return;
+    }
+    let [a, b] = Node::open(bed);
+    let p = Pair::between(&a, &b, Conn::default());
+    for (id, len) in (0..).zip([8, 4096, 200_000]) {
+        let bytes = pattern(id, len);
+        let (source, target) = (a.read_only_mem(&bytes, Access::REMOTE_READ), b.foreign_mem(len, ALL));
+        p.b.recv(id, &[target.sge(0, len)]);
+        p.a.send(id, SendOp::Send, &[source.sge(0, len)]);
+        p.b.recv_cq.ok(id);
+        p.a.send_cq.ok(id);
+        target.assert_bytes(0, &bytes);
+        target.fill(0);
+        p.b.send(id, SendOp::Read(source.remote(0)), &[target.sge(0, len)]);
+        p.b.send_cq.ok(id);
+        target.assert_bytes(0, &bytes);
+    }
+}

@@ -217,22 +217,31 @@ fn create_cq(id: &Id, depth: u32) -> Result<(*mut CompChannel, *mut Cq), Errno> 
         }
     }
 }
-/// Creates the completion queues that the program gives none for. Identifiers own them, and show them.
-fn create_cqs(id: &Id, attr: &mut IbvQpInitAttr) -> Result<(), Errno> {
+/// Completes the completion queues that the program gives none for: those of the identifier, which owns and shows them,
+/// and creates what it does not have.
+fn complete_cqs(id: &Id, attr: &mut IbvQpInitAttr) -> Result<(), Errno> {
     let IbvQpCap { max_send_wr, max_recv_wr, .. } = attr.cap;
-    if attr.recv_cq.is_null() {
-        let (channel, cq) = create_cq(id, max_recv_wr)?;
-        id.c.recv_cq_channel.set(channel);
-        id.c.recv_cq.set(cq);
-        attr.recv_cq = cq.cast();
-    }
-    if attr.send_cq.is_null() {
-        let (channel, cq) = create_cq(id, max_send_wr)?;
-        id.c.send_cq_channel.set(channel);
-        id.c.send_cq.set(cq);
-        attr.send_cq = cq.cast();
+    let ends = [
+        (&mut attr.recv_cq, &id.c.recv_cq, &id.c.recv_cq_channel, max_recv_wr),
+        (&mut attr.send_cq, &id.c.send_cq, &id.c.send_cq_channel, max_send_wr),
+    ];
+    for (given, own, own_channel, depth) in ends {
+        if !given.is_null() {
+            continue;
+        }
+        if own.get().is_null() {
+            let (channel, cq) = create_cq(id, depth)?;
+            own_channel.set(channel);
+            own.set(cq);
+        }
+        *given = own.get().cast();
     }
     Ok(())
+}
+/// Whether the program gives another completion queue than the identifier has.
+fn has_other_cqs(id: &Id, attr: &IbvQpInitAttr) -> bool {
+    let ends = [(attr.recv_cq, id.c.recv_cq.get()), (attr.send_cq, id.c.send_cq.get())];
+    ends.iter().any(|&(given, own)| !given.is_null() && !own.is_null() && given != own.cast())
 }
 fn destroy_cqs(id: &Id) {
     let both = [(&id.c.recv_cq, &id.c.recv_cq_channel), (&id.c.send_cq, &id.c.send_cq_channel)];
@@ -256,10 +265,13 @@ fn create_with(id: &Id, plain: In<IbvQpInitAttr>, create: impl FnOnce() -> *mut 
     if attr.qp_type != id.c.qp_type.get() && (attr.qp_type == UD) != id.is_datagram() {
         return Err(INVALID);
     }
+    if has_other_cqs(id, &attr) {
+        return Err(INVALID);
+    }
     if attr.srq.is_null() && matches!(attr.qp_type, RC | UC | UD) {
         attr.srq = id.c.srq.get().cast();
     }
-    let created = create_cqs(id, &mut attr).and_then(|()| {
+    let created = complete_cqs(id, &mut attr).and_then(|()| {
         plain.set(attr)?;
         made(create())
     });

@@ -677,7 +677,7 @@ impl Socket {
         }
         match state.phase {
             Phase::Open if !state.free.is_empty() => events |= libc::POLLOUT,
-            Phase::Failed(_) => events |= libc::POLLIN | libc::POLLOUT | libc::POLLHUP,
+            Phase::Failed(_) => events |= libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP,
             _ => {}
         }
         events

@@ -531,3 +531,30 @@ fn a_queue_pair_has_the_shared_receive_queue_of_its_identifier() {
     cm!(rdma_destroy_ep(id) -> ());
     cm!(rdma_destroy_event_channel(channel) -> ());
 }
+
+#[test]
+fn a_queue_pair_has_the_completion_queues_of_its_identifier() {
+    let channel = channel();
+    let id = create(channel);
+    let to = address([0; 4], 9);
+    assert_eq!(cm!(rdma_resolve_addr(id, 0, &raw const to, 1000)), 0, "{}", errno());
+    expect(channel, id, ADDR_RESOLVED);
+    let cq = || call!(ibv_create_cq(field(id, 0), 8, 0, 0, 0) -> *mut c_void);
+    let (own, other) = (cq(), cq());
+    for offset in [368, 384] {
+        // SAFETY: the fields of the queues, which are pointers.
+        unsafe { id.byte_add(offset).cast::<*mut c_void>().write_unaligned(own) };
+    }
+    let mut attr = init_attr(other.cast());
+    assert_eq!(
+        (cm!(rdma_create_qp(id, 0, &raw mut attr)), errno()),
+        (-1, libc::EINVAL),
+        "two queues for one"
+    );
+    let mut attr = init_attr(null_mut());
+    assert_eq!(cm!(rdma_create_qp(id, 0, &raw mut attr)), 0, "{}", errno());
+    assert_eq!([attr.send_cq.cast(), attr.recv_cq.cast(), field(id, 368), field(id, 384)], [own; 4]);
+    assert_eq!(call!(ibv_destroy_cq(other) -> c_int), 0);
+    cm!(rdma_destroy_ep(id) -> ());
+    cm!(rdma_destroy_event_channel(channel) -> ());
+}
