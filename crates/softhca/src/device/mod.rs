@@ -23,7 +23,6 @@ use hca_core::{
 use hca_fabric::{Fabric, FabricAttr, FabricLink, QpEnds};
 
 use crate::counters::OpCounts;
-use crate::drive::glance::Glance;
 use crate::drive::progress;
 use crate::drive::shared::Shared;
 use crate::drive::sleep::Sleep;
@@ -231,7 +230,6 @@ impl SoftHca {
         in_range("completion queue depth", depth, 1, MAX_CQE)?;
         let (producer, consumer) = ring(depth, usize::from(timed));
         let shared = Arc::new(CqShared::new(self.shared.attention.clone()));
-        let shared_version = shared.poller.never_seen();
         let handle = self.shared.control(|e| {
             let cqs = &mut e.core.tables.cqs;
             let (index, generation) = cqs.vacant().ok_or_else(|| limit("completion queue", cqs))?;
@@ -242,20 +240,7 @@ impl SoftHca {
             });
             Ok::<_, DeviceError>(handle)
         })?;
-        let port = SoftCq {
-            hca: self.shared.clone(),
-            handle,
-            timed,
-            ring: consumer,
-            shared,
-            ring_version: shared_version,
-            wait: None,
-            waiting: false,
-            has_waker: false,
-            by_waker: false,
-            is_last_look: false,
-            glance: Glance::default(),
-        };
+        let port = SoftCq::new(self.shared.clone(), handle, timed, consumer, shared);
         Ok((handle, Box::new(port)))
     }
     /// Creates a shared receive queue; `as_what` is called with it, and may refuse it.

@@ -20,27 +20,50 @@ use crate::sync::Arc;
 
 /// The polling side of a completion queue.
 pub(crate) struct SoftCq {
-    pub(crate) hca: Arc<Shared>,
-    pub(crate) handle: CqHandle,
+    hca: Arc<Shared>,
+    handle: CqHandle,
     /// Its completions have times.
-    pub(crate) timed: bool,
-    pub(crate) ring: Consumer<Completion>,
-    pub(crate) shared: Arc<CqShared>,
+    timed: bool,
+    ring: Consumer<Completion>,
+    shared: Arc<CqShared>,
     /// That of `CqShared::poller` since which `ring` goes on by itself.
-    pub(crate) ring_version: u32,
-    pub(crate) wait: Option<OwnedFd>,
+    ring_version: u32,
+    wait: Option<OwnedFd>,
     /// Counted in `Shared::waiters`.
-    pub(crate) waiting: bool,
+    waiting: bool,
     /// It has a waker.
-    pub(crate) has_waker: bool,
+    has_waker: bool,
     /// Who waits sleeps on the adapter's descriptor, and is told by the waker.
-    pub(crate) by_waker: bool,
+    by_waker: bool,
     /// It was armed for its waker alone: the next poll is the last one before a sleep.
-    pub(crate) is_last_look: bool,
-    pub(crate) glance: Glance,
+    is_last_look: bool,
+    glance: Glance,
 }
 
 impl SoftCq {
+    pub(crate) fn new(
+        hca: Arc<Shared>,
+        handle: CqHandle,
+        timed: bool,
+        ring: Consumer<Completion>,
+        shared: Arc<CqShared>,
+    ) -> Self {
+        let ring_version = shared.poller.never_seen();
+        Self {
+            hca,
+            handle,
+            timed,
+            ring,
+            shared,
+            ring_version,
+            wait: None,
+            waiting: false,
+            has_waker: false,
+            by_waker: false,
+            is_last_look: false,
+            glance: Glance::default(),
+        }
+    }
     /// Takes what stands in the ring, whose end was looked at just now.
     #[inline(always)]
     fn take(&mut self, out: &mut [Completion]) -> usize {
@@ -210,5 +233,41 @@ unsafe impl CqPort for SoftCq {
     fn look_before_sleep(&self) -> Duration {
         // Where the adapter's thread does the work, that is who looks.
         if self.hca.progress == Progress::Thread { Duration::ZERO } else { patience::of_a_wait() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_core::QpHandle;
+    use hca_fabric::LoopbackNet;
+
+    use super::*;
+    use crate::queues::cq::{CqEntry, Purge};
+    use crate::queues::ring::ring;
+    use crate::{Options, SoftHca};
+
+    /// A queue pair goes on another thread, between a poll's look at the queue and its copy.
+    #[test]
+    fn a_poll_finds_nothing_where_completions_were_taken_out_that_came_behind_its_look() {
+        let fabric = LoopbackNet::new().attach([10, 0, 0, 1].into());
+        let inline = Options { progress: Progress::Inline, ..Options::default() };
+        let hca = SoftHca::open(Box::new(fabric), inline).expect("an adapter opens");
+        let (handle, qp) = (CqHandle { index: 0, generation: 0 }, QpHandle { index: 7, generation: 0 });
+        let (producer, ring) = ring::<Completion>(8, 0);
+        let shared = Arc::new(CqShared::new(hca.shared().attention.clone()));
+        let mut entry = CqEntry::new(handle, producer, shared.clone());
+        let mut port = SoftCq::new(hca.shared().clone(), handle, false, ring, shared);
+        let mut show = |wr_id, qp| {
+            entry.push(Completion { wr_id, qp, ..Completion::default() });
+            entry.finish();
+        };
+        show(0, qp);
+        port.ring.refresh();
+        let other = QpHandle { index: 8, generation: 0 };
+        [(1, qp), (2, qp), (3, other)].into_iter().for_each(|(wr_id, of)| show(wr_id, of));
+        entry.purge(qp, Purge::All);
+        let mut out = [Completion::default(); 4];
+        assert_eq!((port.take(&mut out), out[0].wr_id, out[0].qp), (1, 3, other));
+        assert_eq!(port.poll(&mut out), 0);
     }
 }

@@ -216,7 +216,6 @@ impl CqEntry {
     /// no room for what stands here; nothing is done.
     pub(crate) fn resize(&mut self, polled: &mut Consumer<Completion>, depth: u32) -> bool {
         polled.resume();
-        polled.refresh();
         if self.ring.unreleased().count() as u64 > depth.into() {
             return false;
         }

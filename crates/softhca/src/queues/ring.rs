@@ -292,11 +292,12 @@ impl<H: Header> Consumer<H> {
     pub(crate) fn tail(&self) -> u32 {
         self.tail
     }
-    /// Goes on where the ring begins now, which [`Producer::retain`] has moved.
+    /// Goes on where the ring begins now, which [`Producer::retain`] has moved, perhaps beyond the end that was seen last.
     #[cfg(not(loom))]
     pub(crate) fn resume(&mut self) {
         // Acquire: pairs with the Release in `retain`.
         self.head = self.ring.head.load(Ordering::Acquire);
+        self.refresh();
     }
     /// Looks how far the producer has come, and returns it.
     #[inline]
