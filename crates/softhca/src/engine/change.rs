@@ -65,12 +65,16 @@ impl Engine {
             if let Some((_, near)) = path {
                 machine.use_messages(near.is_some());
             }
+            let reset = attr.state == Some(QpState::Reset);
+            // Also those whose posters had looked at the state before the reset.
+            if reset || (machine.state(), attr.state) == (QpState::Reset, Some(QpState::Init)) {
+                drop_requests(res, tables);
+            }
             machine.modify(now, attr, &mut QpHost::new(res, tables, ahs))?;
             res.shared.show_state(res.shared.state(), is_near(machine, res));
-            let reset = attr.state == Some(QpState::Reset);
             if reset {
                 let purge = reset_purge(res);
-                drop_requests(res, tables, purge);
+                drop_completions(res, tables, purge);
             }
             let old = if path.is_some() || reset {
                 core::mem::replace(&mut res.path, path.map(|p| p.0))
@@ -129,7 +133,8 @@ impl Engine {
             self.core.near_qps.remove(&(peer, qp.index));
         }
         let lost = lost_recvs(&res, &mut self.core.tables);
-        drop_requests(&mut res, &mut self.core.tables, Purge::All);
+        drop_requests(&mut res, &mut self.core.tables);
+        drop_completions(&res, &mut self.core.tables, Purge::All);
         if let RecvQueue::Shared(s) = res.rq
             && let Some(srq) = self.core.tables.srqs.at_mut(s)
         {
@@ -167,9 +172,8 @@ fn reset_purge(res: &QpRes) -> Purge {
     if matches!(res.rq, RecvQueue::Shared(_)) { Purge::FlushRecvs } else { Purge::All }
 }
 
-/// Forgets all requests of a queue pair, and takes its completions out of their queues, but what `purge` leaves there.
-/// A request of a shared queue whose message has begun is that queue's again.
-fn drop_requests(res: &mut QpRes, tables: &mut Tables, purge: Purge) {
+/// Forgets all requests of a queue pair. A request of a shared queue whose message has begun is that queue's again.
+fn drop_requests(res: &mut QpRes, tables: &mut Tables) {
     let tail = res.sq.refresh();
     res.sq.release(tail);
     let begun = core::mem::take(&mut res.held.active);
@@ -179,26 +183,154 @@ fn drop_requests(res: &mut QpRes, tables: &mut Tables, purge: Purge) {
             rq.release(tail);
         }
         RecvQueue::Shared(srq) if begun => tables.return_to_srq(*srq, &mut res.held),
-        RecvQueue::Shared(_) => {}
-        RecvQueue::Xrc(xrc) => {
-            if begun {
-                xrc.give_back(tables, &mut res.held);
-            }
-            // Completions are those of the shared receive queues.
-            return;
-        }
+        RecvQueue::Xrc(xrc) if begun => xrc.give_back(tables, &mut res.held),
         RecvQueue::Datagrams(slot) => tables.drop_datagram_requests(*slot),
-        RecvQueue::Context(context) => {
-            if begun {
-                context.give_back(tables, &mut res.held);
-            }
-            // Completions are those of the queue pairs.
-            return;
-        }
+        RecvQueue::Context(context) if begun => context.give_back(tables, &mut res.held),
+        RecvQueue::Shared(_) | RecvQueue::Xrc(_) | RecvQueue::Context(_) => {}
+    }
+}
+
+/// Takes the completions of a queue pair out of their queues, but what `purge` leaves there. Those of a target of XRC
+/// are the shared receive queues', and those of an end-to-end context the queue pairs'.
+fn drop_completions(res: &QpRes, tables: &mut Tables, purge: Purge) {
+    if matches!(res.rq, RecvQueue::Xrc(_) | RecvQueue::Context(_)) {
+        return;
     }
     for cq in [res.send_cq, res.recv_cq] {
         if let Some(c) = tables.cqs.at_mut(cq) {
             c.purge(res.shared.handle, purge);
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(unsafe_code)] // posts, whose requests name no memory
+mod tests {
+    use std::sync::Arc;
+
+    use hca_core::{
+        AckTimeout, AddressVector, Completion, CqPort, Device, Gid, Mtu, Payload, Pkey, Psn, QpInit, QpPorts,
+        Qpn, RecvWr, RnrTimer, SendFlags, SendOp, SendWr, WcStatus,
+    };
+    use hca_fabric::LoopbackNet;
+
+    use super::*;
+    use crate::{Options, Progress, SoftHca};
+
+    /// A queue pair that is connected to itself, with its completion queue.
+    struct Own {
+        device: Arc<SoftHca>,
+        qp: QpPorts,
+        cq: Box<dyn CqPort>,
+    }
+
+    fn to_state(state: QpState) -> QpAttr {
+        QpAttr { state: Some(state), ..QpAttr::default() }
+    }
+
+    impl Own {
+        fn new() -> Self {
+            let fabric = LoopbackNet::new().attach([10, 0, 0, 1].into());
+            let inline = Options { progress: Progress::Inline, ..Options::default() };
+            let device = SoftHca::open(Box::new(fabric), inline).expect("an adapter opens");
+            let pd = device.alloc_pd().unwrap();
+            let (handle, cq) = device.create_cq(16).unwrap();
+            let (qp_type, cap) = (QpType::Rc, hca_core::QpCap::default());
+            let init = QpInit { qp_type, send_cq: handle, recv_cq: handle, srq: None, cap };
+            let qp = device.create_qp(pd, &init).unwrap();
+            let own = Self { device, qp, cq };
+            own.connect();
+            own
+        }
+        fn modify(&self, attr: &QpAttr) {
+            self.device.modify_qp(self.qp.handle, attr).unwrap();
+        }
+        fn connect(&self) {
+            let dgid = Gid::from_ip(self.device.fabric().local);
+            self.modify(&QpAttr {
+                pkey: Some(Pkey::DEFAULT),
+                access: Some(hca_core::Access::REMOTE_WRITE),
+                ..to_state(QpState::Init)
+            });
+            self.modify(&QpAttr {
+                dest_qpn: Some(Qpn::new(self.qp.qpn.raw())),
+                av: Some(AddressVector { dgid, ..AddressVector::default() }),
+                path_mtu: Some(Mtu::B1024),
+                rq_psn: Some(Psn::new(0)),
+                max_dest_rd_atomic: Some(1),
+                min_rnr_timer: Some(RnrTimer::new(1)),
+                ..to_state(QpState::Rtr)
+            });
+            self.modify(&QpAttr {
+                sq_psn: Some(Psn::new(0)),
+                timeout: Some(AckTimeout::new(14)),
+                retry_cnt: Some(7),
+                rnr_retry: Some(7),
+                max_rd_atomic: Some(1),
+                ..to_state(QpState::Rts)
+            });
+        }
+        /// Posts a SEND of no bytes.
+        fn post(&mut self, wr_id: u64) {
+            let (op, flags) = (SendOp::Send, SendFlags::SIGNALED);
+            let wr = SendWr { wr_id, op, flags, payload: Payload::Sges(&[]), dest: None };
+            // SAFETY: it names no memory.
+            unsafe { self.qp.send.post_one(&wr) }.unwrap();
+        }
+        /// Posts a receive request of no bytes.
+        fn post_recv(&mut self, wr_id: u64) {
+            let recv = self.qp.recv.as_mut().expect("it has a queue of its own");
+            // SAFETY: it names no memory.
+            unsafe { recv.post_one(&RecvWr { wr_id, sges: &[] }) }.unwrap();
+        }
+        fn ring(&mut self) {
+            self.qp.recv.as_mut().expect("it has a queue of its own").ring();
+            self.qp.send.ring();
+        }
+        fn next(&mut self) -> Option<(u64, WcStatus)> {
+            let mut one = [Completion::default()];
+            (0..1000).find_map(|_| (self.cq.poll(&mut one) > 0).then(|| (one[0].wr_id, one[0].status)))
+        }
+        /// Sends a message, which goes from the next request to the next one.
+        fn exchange(&mut self, round: usize) {
+            self.post_recv(3);
+            self.post(4);
+            self.ring();
+            let done = [0; 3].map(|_| self.next());
+            let success = WcStatus::Success;
+            assert_eq!(done, [Some((3, success)), Some((4, success)), None], "round {round}");
+        }
+    }
+
+    #[test]
+    fn requests_that_come_late_for_a_reset_are_forgotten() {
+        let mut own = Own::new();
+        for round in 0..3 {
+            // Their poster looked at the state before the reset.
+            own.post_recv(1);
+            own.post(2);
+            own.modify(&to_state(QpState::Reset));
+            own.ring();
+            own.connect();
+            own.exchange(round);
+        }
+    }
+
+    #[test]
+    fn a_request_that_the_engine_has_not_seen_before_a_reset_is_forgotten() {
+        let mut own = Own::new();
+        let shared = own.device.shared().clone();
+        let (now, qp) = (shared.time.now(), own.qp.handle);
+        shared.control(|e| {
+            // Another thread has the engine.
+            own.post(2);
+            own.ring();
+            assert!(e.modify_qp(now, qp, &to_state(QpState::Reset)).is_ok());
+        });
+        own.modify(&to_state(QpState::Error));
+        assert_eq!(own.next(), None);
+        own.modify(&to_state(QpState::Reset));
+        own.connect();
+        own.exchange(0);
     }
 }
