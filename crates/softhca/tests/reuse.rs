@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use ends::{End, connect, open, send};
 use hca_core::{
-    Access, Completion, Device, DmaMemory, Gid, MrInit, MrKeys, Payload, QpAttr, QpCap, QpInit, QpState,
-    QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus,
+    Access, AsyncEvent, Completion, Device, DmaMemory, Gid, MrInit, MrKeys, Payload, QpAttr, QpCap, QpInit,
+    QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
 use hca_fabric::LoopbackNet;
 use softhca::{Options, Progress, SoftHca};
@@ -199,4 +199,36 @@ fn what_is_named_when_a_queue_pair_goes_is_not_named_again_for_its_reset() {
     reconnect(&a, &b);
     assert_eq!(b.device.destroy_qp(b.rc.handle).unwrap(), [9]);
     assert_eq!(b.cq.poll(&mut [Completion::default(); 8]), 0);
+}
+
+#[test]
+fn a_completion_queue_that_overran_goes_on_and_tells_of_the_next_time() {
+    const ROOM: u32 = 4;
+    for fabric in FABRICS {
+        let [a, b] = [1, 2].map(|salt| open(fabric, Progress::Inline, salt).unwrap());
+        let (mut a, mut b) = (End::new(a), End::with_cq(b, ROOM));
+        for round in 0..3 {
+            a.connect(&b);
+            b.connect(&a);
+            (0..=ROOM).for_each(|_| b.recv());
+            for nth in 0..=ROOM {
+                send(&mut a.rc, SendFlags::SIGNALED);
+                if nth < ROOM {
+                    a.next(&*b.device).expect("the SEND completes");
+                }
+            }
+            let state = |b: &End| [&b.rc, &b.uc].map(|qp| b.device.query_qp(qp.handle).unwrap().state);
+            let is_over = |b: &End| b.device.turn() && state(b) == [QpState::Error; 2];
+            assert!((0..1_000_000).any(|_| is_over(&b)), "{fabric}, round {round}: {:?}", state(&b));
+            assert_eq!(b.device.poll_event(), Some(AsyncEvent::CqOverrun(b.cq_handle)));
+            assert_eq!(b.device.poll_event(), None, "{fabric}, round {round}: it is told once");
+            (0..ROOM).for_each(|_| _ = b.next(&*a.device).expect("what was in the queue is still there"));
+            let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+            for (end, qp) in [(&a, &a.rc), (&a, &a.uc), (&b, &b.rc), (&b, &b.uc)] {
+                end.device.modify_qp(qp.handle, &reset).unwrap();
+            }
+        }
+        a.close();
+        b.close();
+    }
 }

@@ -66,9 +66,14 @@ impl Engine {
                 machine.use_messages(near.is_some());
             }
             let reset = attr.state == Some(QpState::Reset);
-            // Also those whose posters had looked at the state before the reset.
-            if reset || (machine.state(), attr.state) == (QpState::Reset, Some(QpState::Init)) {
+            let begins = (machine.state(), attr.state) == (QpState::Reset, Some(QpState::Init));
+            if reset || begins {
+                // Also those whose posters had looked at the state before the reset.
                 drop_requests(res, tables);
+            }
+            if begins {
+                let cqs = [res.send_cq, res.recv_cq];
+                cqs.into_iter().for_each(|cq| _ = tables.cqs.at_mut(cq).map(|cq| cq.ended = false));
             }
             machine.modify(now, attr, &mut QpHost::new(res, tables, ahs))?;
             res.shared.show_state(res.shared.state(), is_near(machine, res));

@@ -41,7 +41,7 @@ impl ContextRecv {
         if qkey.is_some_and(|qkey| qkey != rd.qkey) {
             return None;
         }
-        tables.cqs.at(rd.cq).filter(|cq| !cq.overrun)?;
+        tables.cqs.at(rd.cq).filter(|cq| !cq.ended)?;
         self.entered = slot;
         Some(srq.pd)
     }

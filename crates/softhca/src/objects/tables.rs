@@ -221,7 +221,8 @@ impl Tables {
         if first {
             self.fresh_cqs.push(cq);
         }
-        if lost && !core::mem::replace(&mut entry.overrun, true) {
+        if lost && !core::mem::replace(&mut entry.ended, true) {
+            entry.overrun = true;
             let handle = entry.handle;
             self.overrun_cqs.push(cq);
             self.events.push(AsyncEvent::CqOverrun(handle));

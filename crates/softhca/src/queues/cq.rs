@@ -135,6 +135,8 @@ pub(crate) struct CqEntry {
     pub(crate) users: u32,
     /// A completion was lost.
     pub(crate) overrun: bool,
+    /// The queue pairs that complete here went to ERROR for that, and none has begun anew.
+    pub(crate) ended: bool,
     /// What was pushed since the last `finish`: nothing, or whether any of it was solicited or an error.
     fresh: Option<bool>,
     /// What has to end before anything more is shown.
@@ -161,8 +163,8 @@ struct Special {
 
 impl CqEntry {
     pub(crate) fn new(handle: CqHandle, ring: Producer<Completion>, shared: Arc<CqShared>) -> Self {
-        let (users, overrun, fresh, withheld) = (0, false, None, 0);
-        Self { handle, ring, shared, users, overrun, fresh, withheld, engine: None, special: None }
+        let (users, overrun, ended, fresh, withheld) = (0, false, false, None, 0);
+        Self { handle, ring, shared, users, overrun, ended, fresh, withheld, engine: None, special: None }
     }
     /// One whose completions have times: the slots of its ring have a cell for that.
     pub(crate) fn timed(
