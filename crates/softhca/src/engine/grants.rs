@@ -7,7 +7,7 @@ use hca_fabric::{Grant, LinkId, Notice, PathId, Revocation, ShmFabric, TakeBack,
 
 use crate::engine::{Core, Engine};
 use crate::limits::slot_of;
-use crate::objects::direct::{DirectPeer, TakingBack, qp_word};
+use crate::objects::direct::{DirectPeer, TakingBack, qp_word, with_room_for};
 use crate::objects::qp::QpEntry;
 use crate::objects::regions::{Offer, Region};
 
@@ -23,7 +23,8 @@ fn word_of(entry: &QpEntry) -> u64 {
     {
         return 0;
     }
-    qp_word(entry.res.words, entry.res.pd.index, m.attr().access.unwrap_or_default())
+    let access = with_room_for(m.attr().max_dest_rd_atomic, m.attr().access.unwrap_or_default());
+    qp_word(entry.res.words, entry.res.pd.index, access)
 }
 
 /// Logs what a peer that was dropped may still do.

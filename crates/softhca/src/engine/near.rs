@@ -17,7 +17,7 @@ use crate::engine::{
 };
 use crate::limits::slot_of;
 use crate::network::Network;
-use crate::objects::direct::PostersLane;
+use crate::objects::direct::{PostersLane, with_room_for};
 use crate::objects::dormant::Dormancy;
 use crate::objects::machine::Machine;
 use crate::objects::parts::local;
@@ -193,7 +193,9 @@ impl Engine {
         let Core { qps, tables, .. } = &mut self.core;
         let QpEntry { machine, res, .. } = &mut **qps.get_mut(qp.index, qp.generation)?;
         let word = machine.accesses_at_once()?;
-        let lane = res.direct.as_mut()?.find(key, &tables.regions).ok().filter(|lane| !lane.in_process)?;
+        let mut lane =
+            res.direct.as_mut()?.find(key, &tables.regions).ok().filter(|lane| !lane.in_process)?;
+        lane.rights = with_room_for(machine.attr().max_rd_atomic, lane.rights);
         PostersLane::new(word, res.send_cq, lane, self.network.near()?)
     }
 

@@ -13,6 +13,14 @@ use crate::objects::stream::Stream;
 /// What peers may do.
 const RIGHTS: Access = Access::BY_PEERS;
 
+/// Rights to what has a response of its own, for which both queue pairs have room or not.
+const ANSWERED: Access = RIGHTS.difference(Access::REMOTE_WRITE);
+
+/// What is left of rights where a queue pair has room for so many responses.
+pub(crate) fn with_room_for(responses: Option<u8>, access: Access) -> Access {
+    if responses.unwrap_or(0) == 0 { access.difference(ANSWERED) } else { access }
+}
+
 /// The word of a queue pair by which peers may reach memory: its number, protection domain, rights.
 pub(crate) fn qp_word(number: u32, pd: u32, access: Access) -> u64 {
     u64::from(number) << 32

@@ -79,3 +79,27 @@ fn the_port_of_a_queue_pair_that_went_reaches_nothing() {
     crate::assert_all(&pair.b, 0, "behind the queue pair's end");
     assert!(pair.alone().is_none());
 }
+
+/// A queue pair that has no READs and atomics, or takes none.
+#[test]
+fn what_goes_directly_needs_room_for_reads_on_both_sides() {
+    let none = QpAttr { max_rd_atomic: Some(0), ..QpAttr::default() };
+    let takes_none = QpAttr { max_dest_rd_atomic: Some(0), ..QpAttr::default() };
+    for (of_target, change, status) in
+        [(false, none, WcStatus::LocalQpOperation), (true, takes_none, WcStatus::RemoteInvalidRequest)]
+    {
+        for i in 1..4 {
+            let mut pair = Pair::warm();
+            let (end, to) = (if of_target { &pair.b } else { &pair.a }, |state| QpAttr {
+                state: Some(state),
+                ..QpAttr::default()
+            });
+            for attr in [to(QpState::Sqd), change, to(QpState::Rts)] {
+                end.device.modify_qp(end.rc.handle, &attr).unwrap();
+            }
+            pair.warm_up(Access::REMOTE_WRITE);
+            let op = crate::ops(pair.remote(0))[i].0;
+            pair.refused(op, pair.sge(0, 8), &[status], &format!("{op:?}, target {of_target}"));
+        }
+    }
+}
