@@ -100,7 +100,8 @@ impl Time {
 /// The limits of an adapter's objects, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Queue pairs, up to 65,534: a number has 16 bits, and two numbers belong to the management queue pairs.
+    /// Queue pairs, up to 65,533: a number has 16 bits, two numbers belong to the management queue pairs, and the last
+    /// one to multicast groups.
     pub qps: u32,
     /// Completion queues.
     pub cqs: u32,
