@@ -230,22 +230,33 @@ impl Faulty {
 
     /// Moves what is due, and what was left, down to the fabric below.
     fn push_down(&mut self, now: Instant) {
-        while let Some(held) = self.take_due_tx(now) {
-            let Way::Tx(path) = held.way else { unreachable!("only sent packets are held there") };
-            append(&mut self.out, path, &held.bytes, held.flip);
-        }
+        self.release_tx(now, 0);
         if !self.out.is_empty() {
             self.inner.send(now, &mut self.out);
         }
         self.retry_at = (!self.out.is_empty()).then(|| now + RETRY_AFTER);
     }
 
-    fn take_due_tx(&mut self, now: Instant) -> Option<Held> {
-        // A packet and its ICRC fit at most 64 KiB; without that room it stays held.
-        if self.out.room() < 1 << 16 { None } else { self.tx.take_due(now) }
+    /// Lets packets go whose time or turn has come, as long as there is room for one, of 64 KiB at most with its ICRC,
+    /// beside so many bytes; the others stay held.
+    fn release_tx(&mut self, now: Instant, beside: usize) {
+        while self.out.room() >= beside + (1 << 16)
+            && let Some(held) = self.tx.take_due(now)
+        {
+            let Way::Tx(path) = held.way else { unreachable!("only sent packets are held there") };
+            append(&mut self.out, path, &held.bytes, held.flip);
+        }
     }
 
-    fn send_packet(&mut self, now: Instant, path: PathId, body: &[u8], flip: Option<(usize, u8)>) {
+    /// Sends a packet, and then what is due, beside so many bytes that follow the packet.
+    fn send_packet(
+        &mut self,
+        now: Instant,
+        path: PathId,
+        body: &[u8],
+        flip: Option<(usize, u8)>,
+        beside: usize,
+    ) {
         let verdict = self.script.as_mut().map_or(Verdict::Pass, |s| s(Direction::Tx, body));
         let mut fate = self.tx.decide(now, verdict, body.len());
         if fate.lost {
@@ -260,10 +271,7 @@ impl Faulty {
         } else {
             append(&mut self.out, path, body, fate.flip);
         }
-        while let Some(held) = self.take_due_tx(now) {
-            let Way::Tx(path) = held.way else { unreachable!("only sent packets are held there") };
-            append(&mut self.out, path, &held.bytes, held.flip);
-        }
+        self.release_tx(now, beside);
     }
 }
 
@@ -291,10 +299,11 @@ impl Fabric for Faulty {
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
         self.push_down(now);
         while let Some(&train) = batch.trains().first() {
-            // Twice the train, and all that may come out of hiding behind it.
-            if self.out.room() < 2 * train.len + (1 << 16) {
+            // What may be appended of the train: all of it twice.
+            let mut left = 2 * train.len;
+            if self.out.room() < left + (1 << 16) {
                 self.push_down(now);
-                if self.out.room() < 2 * train.len + (1 << 16) {
+                if self.out.room() < left + (1 << 16) {
                     return;
                 }
             }
@@ -302,7 +311,8 @@ impl Fabric for Faulty {
                 let start = train.start + k * train.segment;
                 // A layer above may have corrupted it already.
                 let flip = batch.flip_within(start..start + packet.len());
-                self.send_packet(now, train.path, &packet[..packet.len() - ICRC_BYTES], flip);
+                left -= 2 * packet.len();
+                self.send_packet(now, train.path, &packet[..packet.len() - ICRC_BYTES], flip, left);
             }
             batch.advance(1);
         }

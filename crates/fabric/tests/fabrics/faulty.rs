@@ -140,6 +140,32 @@ fn what_is_held_back_has_a_limit() {
     assert_eq!(counter(&a, "faulty_tx_overflowed"), 5000 - 4096);
 }
 
+/// More packets are due at once than one call takes, and those that are sent then come twice.
+#[test]
+fn many_packets_that_are_due_at_once_leave_room_for_those_that_are_sent() {
+    const LATE: u32 = 700;
+    let mut sent = 0;
+    let plan = FaultPlan::script(move |_, _| {
+        sent += 1;
+        if sent <= LATE { Verdict::Delay(Duration::from_millis(1)) } else { Verdict::Duplicate }
+    });
+    let (mut a, mut b) = ends(plan);
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(4 << 20);
+    let begin = now();
+    for (at, numbers) in [(begin, 0..LATE), (begin + Duration::from_millis(1), LATE..LATE + 15)] {
+        numbers.for_each(|i| put(&mut batch, path, &packet(i, 4096)));
+        a.send(at, &mut batch);
+    }
+    let (all, mut got) = (RxBudget { packets: usize::MAX, bytes: usize::MAX }, 0);
+    while let Some(at) = a.next_deadline().or((!batch.is_empty()).then_some(begin)) {
+        a.send(at, &mut batch);
+        got += b.recv(at, all, &mut |_| {}).packets;
+    }
+    got += b.recv(begin, all, &mut |_| {}).packets;
+    assert_eq!(got, LATE as usize + 2 * 15);
+}
+
 #[test]
 fn without_faults_the_layer_changes_nothing() {
     let net = LoopbackNet::new();
