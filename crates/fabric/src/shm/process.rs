@@ -12,7 +12,8 @@
 //! The terms are two words of the owner's board: the word of its queue pair, and a word for the memory's key. The owner
 //! changes them when it ends the loan, and waits for no receiver: a receiver that copied meanwhile discards its copy,
 //! since its check after the copy finds other terms. If the process of a pid is alive after the copy, the pid was that
-//! process's during the copy.
+//! process's during the copy. A process that runs another program (`exec`) keeps its pid and lives, and its board stays
+//! as it was. So each call that copies also reads the word, which the other program does not have there.
 //!
 //! Invariants:
 //! 1. The kernel writes only to the local ranges, which the caller guarantees to be valid, and reads only the peer's
@@ -104,24 +105,37 @@ impl Places {
     }
 }
 
-/// Copies from a process to places of ours; the bytes that were there.
+/// Copies from a process to places of ours, and then a word; the bytes that were there, and the word if it was.
 ///
 /// # Safety
 /// The places are mapped and writable for the call, and others may change them.
-unsafe fn read_process(pid: Pid, places: &Places, addr: u64) -> Result<usize, Errno> {
-    let remote = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: places.bytes };
-    // SAFETY: (1) our caller's; (2) both lists are as long as is told.
+unsafe fn read_process(
+    pid: Pid,
+    places: &Places,
+    addr: u64,
+    word_at: u64,
+) -> Result<(usize, Option<u64>), Errno> {
+    const WORD: usize = size_of::<u64>();
+    let piece = |at: u64, len| libc::iovec { iov_base: at as *mut libc::c_void, iov_len: len };
+    let remote = [piece(addr, places.bytes), piece(word_at, WORD)];
+    let mut word = 0_u64;
+    let mut local = [piece(0, 0); MAX_LOAN_PLACES + 1];
+    local[..places.len].copy_from_slice(&places.list[..places.len]);
+    local[places.len] = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: WORD };
+    // SAFETY: (1) our caller's, and a word of ours; (2) both lists are as long as is told.
     let read = unsafe {
         libc::process_vm_readv(
             pid.as_raw_nonzero().get(),
-            places.list.as_ptr(),
-            places.len as libc::c_ulong,
-            &raw const remote,
-            1,
+            local.as_ptr(),
+            places.len as libc::c_ulong + 1,
+            remote.as_ptr(),
+            2,
             0,
         )
     };
-    usize::try_from(read).map_err(|_| last_error())
+    let read = usize::try_from(read).map_err(|_| last_error())?;
+    let all = places.bytes + WORD;
+    Ok(if read == all { (places.bytes, Some(word)) } else { (read.min(places.bytes), None) })
 }
 
 fn last_error() -> Errno {
@@ -130,12 +144,9 @@ fn last_error() -> Errno {
 
 /// A word of a process.
 fn read_word(pid: Pid, addr: u64) -> Result<u64, Errno> {
-    let mut word = [0_u8; 8];
-    let mut places = Places::default();
-    places.push(word.as_mut_ptr(), word.len());
-    // SAFETY: (2) the word is ours, and nobody else's.
-    let read = unsafe { read_process(pid, &places, addr) }?;
-    if read == word.len() { Ok(u64::from_ne_bytes(word)) } else { Err(Errno::FAULT) }
+    // SAFETY: there are no places.
+    let (_, word) = unsafe { read_process(pid, &Places::default(), addr, addr) }?;
+    word.ok_or(Errno::FAULT)
 }
 
 /// A peer's process whose memory can be read.
@@ -216,8 +227,9 @@ impl Lender {
         if !self.lives() {
             return Err(Errno::SRCH);
         }
+        let (proof_at, proof) = self.proof;
         // SAFETY: our caller's.
-        let read = unsafe { read_process(self.pid, places, loan.addr) };
+        let read = unsafe { read_process(self.pid, places, loan.addr, proof_at) };
 
         #[cfg(test)]
         tests::behind_the_copy();
@@ -230,8 +242,10 @@ impl Lender {
             return Ok(Fetched::Gone);
         }
         match read {
-            Ok(bytes) if bytes == loan.len => Ok(Fetched::Whole),
-            Ok(_) | Err(Errno::FAULT) => Ok(Fetched::Fault),
+            Ok((bytes, Some(word))) if bytes == loan.len && word == proof => Ok(Fetched::Whole),
+            Ok(_) | Err(Errno::FAULT) if read_word(self.pid, proof_at) == Ok(proof) => Ok(Fetched::Fault),
+            // It is another program.
+            Ok(_) => Err(Errno::SRCH),
             Err(e) => Err(e),
         }
     }

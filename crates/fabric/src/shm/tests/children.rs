@@ -34,6 +34,8 @@ fn a_child_in_its_role() {
         "dwell" => outside::dwell(argument),
         "stranger" => outside::stranger(argument),
         "lender" => process::lender(argument),
+        "execs" => process::execs(argument),
+        "successor" => process::successor(),
         "tidy" => outside::tidy(argument),
         _ => panic!("no role {role}"),
     }

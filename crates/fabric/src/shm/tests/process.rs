@@ -258,3 +258,56 @@ fn a_stopped_process_is_read_and_a_dead_one_is_not_and_is_told_of() {
         assert!(start.elapsed() < Duration::from_secs(20));
     }
 }
+
+/// Where the program before and the one behind have memory of their own.
+const PLACE: usize = 0x1000_0000_0000;
+const PLACE_BYTES: usize = 1 << 16;
+
+/// Fills memory there.
+fn place(byte: u8) -> &'static [u8] {
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let at = core::ptr::with_exposed_provenance_mut::<u8>(PLACE);
+    // SAFETY: memory where nothing is yet, and which nobody else knows.
+    unsafe {
+        let got = libc::mmap(at.cast(), PLACE_BYTES, prot, flags | libc::MAP_FIXED_NOREPLACE, -1, 0);
+        assert_eq!(got.addr(), PLACE);
+        at.write_bytes(byte, PLACE_BYTES);
+        core::slice::from_raw_parts(at, PLACE_BYTES)
+    }
+}
+
+/// Lends some of its memory, and is another program then.
+pub(super) fn execs(domain: &str) {
+    use std::os::unix::process::CommandExt;
+    let (mut f, link) = meet_parent(domain, &small());
+    f.set_qp_word(QP, WORD).unwrap();
+    f.offer_process(link).unwrap();
+    assert_eq!(next_notice(&mut f), Notice::ProcessTaken { link });
+    let loan = lend(&mut f, place(1));
+    say(format!("{} {} {}", loan.addr, loan.terms[0], loan.terms[1]));
+    assert_eq!(hear(), "go on");
+    let mut next = std::process::Command::new("/proc/self/exe");
+    next.args(std::env::args_os().skip(1)).env("HCA_TEST_ROLE", "successor -");
+    panic!("{}", next.exec());
+}
+/// What it is then, with other memory in the same place.
+pub(super) fn successor() {
+    place(2);
+    say("in its place");
+    hear();
+}
+
+#[test]
+fn a_process_that_runs_another_program_is_read_no_more() {
+    let mut a = open(&domain());
+    let (mut child, link) = meet_child("execs", &mut a);
+    let loan = ProcessLoan { len: PLACE_BYTES, ..lent_by(&mut child, &mut a) };
+    let first = |fetched: Result<Vec<u8>, FetchError>| fetched.map(|bytes| bytes[0]);
+    assert_eq!(first(fetch(&mut a, link, &loan)), Ok(1));
+    child.tell("go on");
+    assert_eq!(child.line(), "in its place");
+    // Before the end of its socket is looked at.
+    assert_eq!(first(fetch(&mut a, link, &loan)), Err(FetchError::Gone));
+    child.tell("done");
+    child.child.wait().unwrap();
+}
