@@ -98,7 +98,7 @@ counters! {
     wakeups_received,
     /// Packets found in a ring whose producer had called nobody.
     rings_found_by_scan,
-    /// Connections that could not be accepted for want of descriptors or memory.
+    /// Connections that could not be accepted, or made, for want of descriptors or memory.
     accepts_failed,
 }
 

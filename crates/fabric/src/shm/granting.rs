@@ -227,8 +227,7 @@ impl ShmFabric {
         match refusal {
             // Its queue is full: a peer that is stopped may leave it so for ever.
             Errno::AGAIN if self.has_kernel_tell_of_room(slot) => {}
-            // Too many descriptors are on their way, or there is no memory for more.
-            Errno::AGAIN | Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM => {
+            refusal if hello::is_for_now(refusal) => {
                 if !self.grants.late.contains(&slot) {
                     self.grants.late.push(slot);
                 }

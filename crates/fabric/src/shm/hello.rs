@@ -144,6 +144,12 @@ fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> r
     sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map(|_| ())
 }
 
+/// Whether what was not sent for this reason may be sent later: there is no room in the socket, too many descriptors are
+/// on their way, or there is no memory.
+pub(super) fn is_for_now(refusal: Errno) -> bool {
+    matches!(refusal, Errno::AGAIN | Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM)
+}
+
 /// What a look at the socket found.
 #[derive(Debug)]
 pub(super) enum Received {
@@ -151,6 +157,8 @@ pub(super) enum Received {
     Message(Greeting, Vec<OwnedFd>),
     /// A note, with the descriptor that it brings, unless there was no room for that in this process.
     Note(Note, Option<OwnedFd>),
+    /// A greeting, for whose descriptors there was no room in this process.
+    NoRoom,
     /// Nothing for now.
     Nothing,
     /// The other end is closed, or its process gone.
@@ -189,6 +197,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
     let cut = got.flags.contains(ReturnFlags::CTRUNC);
     match check_header(&bytes) {
         Ok(kind) if kind >= note::FIRST => return note_of(kind, &bytes, fds, cut),
+        Ok(_) if cut && fds.len() < DESCRIPTORS => return Received::NoRoom,
         Ok(_) if cut => return Received::Fault(HelloFault::Length),
         _ => {}
     }

@@ -80,6 +80,8 @@ enum Unwanted {
     User(u32),
     #[error("can't allocate shared memory for the peer: {0}")]
     Outbox(std::io::Error),
+    #[error("can't hand shared memory over to the peer: {0}")]
+    Greeting(Errno),
 }
 
 impl ShmFabric {
@@ -127,12 +129,18 @@ impl ShmFabric {
             self.new_link(peer, uid, Stage::Yielded).map_err(io("making shared memory for a ring"))?;
         let slot = self.links.next_slot();
         let fd = link.outbox_fd.as_ref().expect("a new link has it").as_fd();
-        if let Err(e) = self.greet(Kind::Hello, &socket, slot, fd) {
+        let greeted = self.greet(Kind::Hello, &socket, slot, fd);
+        if let Err(e) = greeted
+            && !hello::is_for_now(e)
+        {
             return if on_network { Err(io("greeting a peer")(e.into())) } else { Ok(None) };
         }
         link.stage = Stage::Asking(socket);
         link.direct.trusted = self.own.trusts(uid);
         let slot = self.links.insert(link);
+        if greeted.is_err() {
+            self.meetings.unsaid.push(self.links.token(slot));
+        }
         self.greeting_begins();
         if let Err(e) = self.watch(slot) {
             self.end(slot);
@@ -198,6 +206,21 @@ impl ShmFabric {
         hello::send(socket.as_fd(), &greeting, &[outbox, self.own.bits_fd.as_fd(), self.grants.board_fd()])
     }
 
+    /// Says the greetings that the system did not take the last time.
+    fn greet_again(&mut self) {
+        for token in std::mem::take(&mut self.meetings.unsaid) {
+            let Some(slot) = self.links.by_token(token) else { continue };
+            let Some(Link { stage: Stage::Asking(socket), outbox_fd: Some(fd), .. }) = self.links.get(slot)
+            else {
+                continue;
+            };
+            // Another refusal shows at the socket.
+            if self.greet(Kind::Hello, socket, slot, fd.as_fd()).is_err_and(hello::is_for_now) {
+                self.meetings.unsaid.push(token);
+            }
+        }
+    }
+
     /// Has the kernel tell when there is something at a link's socket.
     fn watch(&self, slot: u32) -> rustix::io::Result<()> {
         match self.links.get(slot).and_then(Link::socket) {
@@ -257,6 +280,7 @@ impl ShmFabric {
                 }
             }
         }
+        self.greet_again();
         self.admit_waiting();
         self.tell_lost_processes();
         self.send_late_notes();
@@ -273,6 +297,7 @@ impl ShmFabric {
         }
         let links = self.links.iter().filter_map(|(_, l)| l.deadline);
         let own = self.meetings.listen_at.into_iter().chain(self.meetings.ask_at).chain(files);
+        let own = own.chain(self.meetings.again_at(self.now));
         self.meetings.pending.iter().map(|p| p.deadline).chain(links).chain(own).min()
     }
 
@@ -359,12 +384,8 @@ impl ShmFabric {
         let socket = &pending.socket;
         match received {
             Received::Message(greeting, fds) if greeting.kind == Kind::Hello => {
-                if self.is_leaving(greeting.from) {
-                    pending.said = Some((greeting, fds));
-                    self.meetings.pending.push(pending);
-                    return self.greeting_begins();
-                }
-                self.meet(pending.socket, pending.uid, &greeting, &fds);
+                pending.said = Some((greeting, fds));
+                self.meet_or_wait(pending);
             }
             Received::Closed => {}
             Received::Fault(fault) => {
@@ -372,52 +393,77 @@ impl ShmFabric {
                 self.counters.peers_refused += 1;
                 send_notice(socket, Kind::Refused, self.own.local);
             }
+            Received::NoRoom => {
+                self.counters.accepts_failed += 1;
+                send_notice(socket, Kind::Refused, self.own.local);
+            }
             _ => self.counters.peers_refused += 1,
         }
     }
 
-    /// Those whose address was another one's, who is gone by now.
-    fn admit_waiting(&mut self) {
-        let mut at = 0;
-        while let Some(pending) = self.meetings.pending.get_mut(at) {
-            let address = pending.said.as_ref().map(|said| said.0.from);
-            if address.is_none_or(|address| self.is_leaving(address)) {
-                at += 1;
-                continue;
-            }
-            let Pending { socket, uid, said, .. } = self.meetings.pending.swap_remove(at);
-            let (greeting, fds) = said.expect("looked at just now");
-            self.meetings.greetings -= 1;
-            self.meet(socket, uid, &greeting, &fds);
+    /// Meets somebody who said hello, unless the address is yet another one's, who is gone, or the system does not take
+    /// the answer now.
+    fn meet_or_wait(&mut self, pending: Pending) {
+        let Pending { id, socket, uid, deadline, said: Some((greeting, fds)) } = pending else { return };
+        let is_leaving = self.is_leaving(greeting.from);
+        let socket = if is_leaving { Some(socket) } else { self.meet(socket, uid, &greeting, &fds) };
+        if let Some(socket) = socket {
+            let said = Some((greeting, fds));
+            self.meetings.pending.push(Pending { id, socket, uid, deadline, said });
+            self.meetings.greetings += 1;
+        }
+        if is_leaving {
+            self.look_eagerly();
         }
     }
 
-    /// Somebody said hello.
-    pub(super) fn meet(&mut self, socket: Socket, uid: u32, greeting: &Greeting, fds: &[OwnedFd]) {
+    /// Those who wait since they said hello.
+    fn admit_waiting(&mut self) {
+        let waiting: Vec<_> = self.meetings.pending.extract_if(.., |p| p.said.is_some()).collect();
+        for pending in waiting {
+            self.meetings.greetings -= 1;
+            self.meet_or_wait(pending);
+        }
+    }
+
+    /// Somebody said hello; by this socket. It is returned if the answer can't be sent now.
+    pub(super) fn meet(
+        &mut self,
+        socket: Socket,
+        uid: u32,
+        greeting: &Greeting,
+        fds: &[OwnedFd],
+    ) -> Option<Socket> {
         if let Some(slot) = self.links.find(greeting.from) {
             let link = self.links.get_mut(slot).expect("it was found");
             match link.stage {
                 // Ours stays. The peer finds it at its own socket, or has done so.
                 Stage::Asking(_) | Stage::Up(_) if self.own.local < greeting.from => {
-                    return send_notice(&socket, Kind::Crossed, self.own.local);
+                    send_notice(&socket, Kind::Crossed, self.own.local);
+                    return None;
                 }
                 Stage::Asking(_) => {
                     link.stage = Stage::Yielded;
                 }
                 Stage::Yielded => {}
                 // The old link goes first; the peer comes again.
-                Stage::Ending => return,
+                Stage::Ending => return None,
                 Stage::Up(_) | Stage::Own => {
-                    return self.turn_away(&socket, &Unwanted::Address(greeting.from));
+                    self.turn_away(&socket, &Unwanted::Address(greeting.from));
+                    return None;
                 }
             }
         }
-        if let Err(why) = self.welcome(&socket, uid, greeting, fds) {
-            self.turn_away(&socket, &why);
-            if let Some(slot) = self.links.find(greeting.from) {
-                self.end(slot);
+        match self.welcome(&socket, uid, greeting, fds) {
+            Ok(()) => {}
+            Err(Unwanted::Greeting(_)) => return Some(socket),
+            Err(why) => {
+                self.turn_away(&socket, &why);
+                if let Some(slot) = self.links.find(greeting.from) {
+                    self.end(slot);
+                }
+                return None;
             }
-            return;
         }
         let slot = self.links.find(greeting.from).expect("it was welcomed");
         let link = self.links.get_mut(slot).expect("it was found");
@@ -426,6 +472,7 @@ impl ShmFabric {
         if self.watch(slot).is_err() {
             self.end(slot);
         }
+        None
     }
 
     /// Maps a peer's memory, and hands ours over, for a link that is there (and yields) or not.
@@ -453,8 +500,14 @@ impl ShmFabric {
         };
         let link = self.links.get(slot).expect("it was found or made");
         let fd = link.outbox_fd.as_ref().expect("it is kept until the peer has it").as_fd();
+        if let Err(e) = self.greet(Kind::Welcome, socket, slot, fd)
+            && hello::is_for_now(e)
+        {
+            let link = self.links.get_mut(slot).expect("it was found or made");
+            link.deadline = Some(self.now + PATIENCE);
+            return Err(Unwanted::Greeting(e));
+        }
         // A peer that is gone by now may have left something in its ring, and is found gone later.
-        let _ = self.greet(Kind::Welcome, socket, slot, fd);
         self.link_up(slot, greeting, memory);
         Ok(())
     }
@@ -537,6 +590,7 @@ impl ShmFabric {
                 Received::Message(..) | Received::Note(..) => {
                     return self.drop_peer(slot, &"it sent a message out of turn");
                 }
+                Received::NoRoom => return self.end_for_now(slot, &"no descriptors are free"),
                 Received::Fault(fault) => return self.drop_peer(slot, &fault),
             }
         }
@@ -551,6 +605,9 @@ impl ShmFabric {
         let mapped = self.check_user(uid, greeting).and_then(|()| Ok(self.map(greeting, fds)?));
         let memory = match mapped {
             Ok(memory) => memory,
+            Err(why @ (Unwanted::User(_) | Unwanted::Memory(MemoryFault::Io(_)))) => {
+                return self.end_for_now(slot, &why);
+            }
             Err(why) => return self.drop_peer(slot, &why),
         };
         let link = self.links.get_mut(slot).expect("its socket was just read");
@@ -560,6 +617,15 @@ impl ShmFabric {
         link.stage = Stage::Up(socket);
         self.link_up(slot, greeting, memory);
         self.call_if_due(slot);
+    }
+
+    /// Ends a link that there is no room for. The peer has done nothing wrong, and may be met again.
+    #[cold]
+    fn end_for_now(&mut self, slot: u32, why: &dyn std::fmt::Display) {
+        let peer = self.links.get(slot).map(|l| l.peer);
+        tracing::warn!(?peer, %why, "a peer could not be met");
+        self.counters.accepts_failed += 1;
+        self.end(slot);
     }
 
     /// Drops a peer that broke the rules, and remembers it.

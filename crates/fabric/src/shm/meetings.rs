@@ -16,6 +16,8 @@ use super::socket::Socket;
 
 /// The kernel's name for the listening socket.
 pub(super) const LISTENER: u64 = u64::MAX;
+/// When a greeting that the system did not take is said again.
+const SAY_AGAIN: Duration = Duration::from_millis(10);
 /// When accepting is tried again after descriptors or memory had run out.
 pub(super) const LISTEN_AGAIN: Duration = Duration::from_millis(100);
 
@@ -26,7 +28,7 @@ pub(super) struct Pending {
     /// The user whose process is at the other end.
     pub(super) uid: u32,
     pub(super) deadline: Instant,
-    /// The greeting, which waits until the last adapter of the same address is gone.
+    /// The greeting, which waits until the last adapter of the same address is gone, or until it can be answered.
     pub(super) said: Option<(Greeting, Vec<OwnedFd>)>,
 }
 
@@ -52,6 +54,8 @@ pub(super) struct Meetings {
     pub(super) lingering: Vec<Lingering>,
     /// Addresses whose adapters wrote garbage.
     pub(super) banned: HashSet<PeerName>,
+    /// Links whose greeting the system did not take.
+    pub(super) unsaid: Vec<u64>,
     /// Greetings under way, for which sockets are looked at each turn for a while.
     pub(super) greetings: u32,
     pub(super) eager_until: Instant,
@@ -74,6 +78,7 @@ impl Meetings {
             next_pending: 0,
             lingering: Vec::new(),
             banned: HashSet::new(),
+            unsaid: Vec::new(),
             greetings: 0,
             eager_until: Instant::ZERO,
             ask_at: None,
@@ -108,6 +113,11 @@ impl Meetings {
             let added = watch_listener(&self.epoll, &self.listener);
             self.listen_at = added.is_err().then(|| now + LISTEN_AGAIN);
         }
+    }
+    /// When greetings are said again, and those that wait are answered, if there are any.
+    pub(super) fn again_at(&self, now: Instant) -> Option<Instant> {
+        let some = !self.unsaid.is_empty() || self.pending.iter().any(|p| p.said.is_some());
+        some.then(|| now + SAY_AGAIN)
     }
     /// Connections of a user that have said nothing.
     pub(super) fn pending_of(&self, uid: u32) -> usize {

@@ -23,7 +23,7 @@ use hca_core::{AddressVector, Instant, Qpn};
 use super::fabric::ShmFabric;
 use super::hello;
 use super::hello::{Greeting, Kind};
-use super::link::Stage;
+use super::link::{Link, Stage};
 use super::name::random;
 use super::peer::PeerName;
 use super::proof::Proof;
@@ -106,7 +106,7 @@ impl ShmFabric {
 
     #[cold]
     fn next_question(&mut self, now: Instant) -> Option<(PeerName, u64)> {
-        let unanswered = |l: &super::link::Link| {
+        let unanswered = |l: &Link| {
             let proof = l.unproven.as_ref().filter(|p| !p.answered && matches!(l.stage, Stage::Up(_)));
             proof.map(|p| p.ask_at)
         };
@@ -178,7 +178,9 @@ impl ShmFabric {
 
     /// Something has not happened in time.
     pub(super) fn give_up(&mut self, slot: u32) {
-        if let Some(link) = self.links.get(slot).filter(|l| l.unproven.is_some())
+        // One that was not even greeted can't have proved anything.
+        let was_asked = |l: &&Link| l.unproven.is_some() && !self.meetings.unsaid.contains(&l.token(slot));
+        if let Some(link) = self.links.get(slot).filter(was_asked)
             && let Some(socket) = link.socket()
         {
             let address = link.peer;

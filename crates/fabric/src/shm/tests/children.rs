@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::super::name::Domain;
 use super::super::rounds::TICK;
-use super::{outside, process, process_write, *};
+use super::{outside, process, process_write, short, *};
 use test_support::roles::{Helper, hear, role, say};
 
 const NOBODY: u32 = 65_534;
@@ -36,6 +36,7 @@ fn a_child_in_its_role() {
         "lender" => process::lender(argument),
         "execs" => process::execs(argument),
         "successor" => process::successor(),
+        "short" => short::short_of_descriptors_and_memory(argument),
         "tidy" => outside::tidy(argument),
         _ => panic!("no role {role}"),
     }

@@ -8,6 +8,7 @@ mod outside;
 mod process;
 mod process_write;
 mod proof;
+mod short;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant as Clock};

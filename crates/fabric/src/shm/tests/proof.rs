@@ -12,6 +12,7 @@ use super::super::name::{Domain, Listener};
 use super::super::peer::PeerName;
 use super::super::sink::ShmSink;
 use super::children::as_nobody;
+use super::short::with_too_many_on_their_way;
 use super::*;
 use crate::{AutoFabric, OpenError, RxPacket, UdpFabric, UdpOptions};
 
@@ -113,6 +114,23 @@ fn count(f: &AutoFabric, name: &str) -> u64 {
     let mut all = Vec::new();
     f.counters(&mut all);
     all.iter().find(|c| c.name == name).unwrap_or_else(|| panic!("no counter {name}")).value
+}
+
+/// Many processes that connect at once have many descriptors on their way.
+#[test]
+fn a_greeting_that_the_system_does_not_take_is_said_again() {
+    let ((_, mut a), (there, mut b)) = (auto(), auto());
+    let to_b = with_too_many_on_their_way(|| messages_to(&mut a, there)).expect("it listens");
+    assert!(a.next_deadline().is_some(), "who sleeps says it again as well");
+    let (mut at_a, mut at_b) = (Inbox::default(), Inbox::default());
+    let (start, mut said) = (Clock::now(), false);
+    while at_b.0.is_empty() {
+        said = said || say(now(), a.near().unwrap(), to_b, &packet(7, 40)) == Some(true);
+        turn(&mut a, &mut at_a);
+        turn(&mut b, &mut at_b);
+        assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
+    }
+    assert_eq!(a.near().unwrap().meetings.greetings + b.near().unwrap().meetings.greetings, 0);
 }
 
 #[test]
