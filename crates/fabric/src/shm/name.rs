@@ -63,7 +63,7 @@ impl Domain {
             return Err(ShmError::Domain { domain: name.to_owned() });
         }
         let uid = rustix::process::geteuid().as_raw();
-        let netns = std::fs::metadata("/proc/self/ns/net").map_or(0, |m| m.ino());
+        let netns = std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |m| m.ino());
         let user = if any_user { "any".to_owned() } else { uid.to_string() };
         let prefix = format!("hca-shm/{netns:x}/{user}/{name}/");
         let (name, folder_path) = (name.to_owned(), folder.map(Path::to_owned));

@@ -468,6 +468,19 @@ fn a_tap_sees_both_directions_with_a_right_icrc() {
     }
 }
 
+/// A thread may be in another namespace than its process's first one, and its sockets are as well.
+#[test]
+#[ignore = "needs root: network namespaces"]
+fn the_namespace_of_a_name_is_the_threads_own() {
+    let namespace = test_support::namespaces::Namespace::new().unwrap();
+    let named = |d: &super::name::Domain| format!("{d:?}");
+    let here = || named(&super::name::Domain::new("lab", None, false).unwrap());
+    let inode = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(namespace.path()).unwrap());
+    let there = namespace.within(here);
+    assert!(there.contains(&format!("hca-shm/{inode:x}/")), "{there}");
+    assert_ne!(there, here());
+}
+
 #[test]
 fn what_cannot_be_opened_says_what_to_do() {
     let refusal =
