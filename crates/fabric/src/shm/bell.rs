@@ -3,7 +3,8 @@
 //! sleeps.
 //!
 //! A peer that misuses the first page delays other peers' packets at most: bits are hints, a consumer that a socket
-//! wakes polls that link's ring, and rings that are not polled otherwise are polled now and then anyway.
+//! wakes polls that link's ring, and rings that are not polled otherwise are polled now and then anyway; where peers may
+//! be of other users, each of them before the consumer sleeps.
 
 use super::memory::{LINE, Segment, Window};
 #[cfg(not(loom))]

@@ -301,7 +301,7 @@ impl Fabric for ShmFabric {
         // The first look behind the sleep is at the sockets, too.
         self.rounds.tick_at = Instant::ZERO;
         self.own.barrier.on_parking();
-        input(self) || self.rounds.has_room(&mut self.links)
+        input(self) || self.rounds.has_room(&mut self.links) || self.finds_calls_taken_back()
     }
 
     /// There is one only where a single ring is polled and nothing waits to be seen to.

@@ -170,6 +170,10 @@ impl Domain {
     pub(super) fn admits(&self, uid: u32) -> bool {
         self.any_user || self.is_own(uid)
     }
+    /// Whether processes of other users are as well.
+    pub(super) fn admits_others(&self) -> bool {
+        self.any_user
+    }
     /// Whether this is the user whose processes may be given memory.
     pub(super) fn is_own(&self, uid: u32) -> bool {
         self.uid_is_ours && uid == self.uid

@@ -7,7 +7,7 @@ use super::access::Reach;
 use super::bell::BITS;
 use super::fabric::ShmFabric;
 use super::hello::Kind;
-use super::link::{Links, Stage, send_notice};
+use super::link::{Link, Links, Stage, send_notice};
 use super::peer::PeerName;
 use super::ring::{Garbage, What};
 use super::rounds::{HOT_RINGS, MAX_POLLED};
@@ -235,6 +235,21 @@ impl ShmFabric {
         for &slot in &self.rounds.polled {
             self.counters.wakeups_sent += u64::from(park(&mut self.links, slot, self.own.local));
         }
+    }
+
+    /// Behind the word that this side sleeps, from which on the kernel carries calls: where peers of other users may
+    /// have taken calls back, polls the rings that are not and that have something. `true`: there are some.
+    pub(super) fn finds_calls_taken_back(&mut self) -> bool {
+        if !self.own.domain.admits_others() {
+            return false;
+        }
+        let has = |l: &Link| !l.polled && l.unproven.is_none() && l.has_input();
+        let found: Vec<u32> = self.links.iter().filter(|(_, l)| has(l)).map(|(slot, _)| slot).collect();
+        for &slot in &found {
+            self.counters.rings_found_by_scan += 1;
+            self.poll_from_now_on(slot);
+        }
+        !found.is_empty()
     }
 
     /// Looks at a few of the rings that are not polled: a peer may have taken back another one's call.

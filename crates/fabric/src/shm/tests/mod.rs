@@ -350,6 +350,42 @@ fn a_call_that_somebody_took_back_is_made_up_for() {
     assert!(counter(&a, "rings_found_by_scan") > 0);
 }
 
+/// The same, where another user's process may be the hostile one, and the side that was called sleeps at once.
+#[test]
+fn a_call_that_another_user_took_back_is_not_slept_through() {
+    let d = domain();
+    let options = ShmOptions { any_user: true, ring_bytes: 1 << 16, ..ShmOptions::default() };
+    let open = || ShmFabric::open(&d, &options).unwrap();
+    let mut a = open();
+    let mut peers: Vec<_> = (0..20).map(|_| open()).collect();
+    let (mut got, start) = (Vec::new(), Clock::now());
+    let paths: Vec<_> = peers.iter_mut().map(|p| p.open_path(&av(a.attr().local)).unwrap()).collect();
+    for (p, path) in peers.iter_mut().zip(&paths) {
+        send(p, *path, &[packet(1, 40)]);
+    }
+    while got.len() < peers.len() {
+        recv(&mut a, &mut got);
+        for p in &mut peers {
+            recv(p, &mut Vec::new());
+        }
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+    a.park_idle();
+    for (p, path) in peers.iter_mut().zip(&paths) {
+        let parked = !a.links.get(a.links.find(p.own.local).unwrap()).unwrap().polled;
+        if parked {
+            send(p, *path, &[packet(2, 40)]);
+            a.doorbells.take(|_| {});
+            let before = got.len();
+            assert!(a.prepare_wait(), "it sleeps beside a packet, of which nobody tells again");
+            assert_eq!(recv(&mut a, &mut got), 1);
+            assert_eq!(got[before..], [(p.attr().local, packet(2, 40))]);
+            a.park_idle();
+        }
+    }
+    assert!(got.len() > peers.len(), "some are parked");
+}
+
 /// Receives one packet, asleep until it is there.
 fn sleep_until_one(f: &mut ShmFabric, got: &mut Vec<(IpAddr, Vec<u8>)>) {
     let before = got.len();
