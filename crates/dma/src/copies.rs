@@ -49,8 +49,8 @@ pub enum Caching {
     Cached,
     /// In memory, for more bytes than the caches hold.
     Streaming,
-    /// In memory, for bytes that another processor reads next. Bytes in this processor's caches are slow to read for a
-    /// processor that shares no cache with this one.
+    /// Where another processor reads the bytes quickly: in memory, as bytes in the caches of this one are slow to read
+    /// for a processor that shares none of them; on Intel's processors, which share the last one, in the caches.
     Passed,
 }
 
@@ -440,6 +440,7 @@ unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize, caching: Caching) 
         match caching {
             Caching::Cached => x86::move_cached(to, from, len),
             Caching::Streaming => x86::move_streaming(to, from, len),
+            Caching::Passed if x86::plan().hands_over => x86::move_cached(to, from, len),
             Caching::Passed => x86::move_passed(to, from, len),
         }
     }
@@ -507,7 +508,7 @@ fn streaming_bytes() -> u64 {
 }
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-mod x86;
+pub(crate) mod x86;
 
 #[cfg(test)]
 mod tests {
@@ -579,6 +580,7 @@ mod tests {
             check("narrow", many(x86::narrow_move));
             if std::is_x86_feature_detected!("avx") {
                 check("wide", many(x86::wide_move));
+                check("passed", many(x86::move_passed));
             }
         }
     }

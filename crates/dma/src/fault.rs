@@ -372,7 +372,7 @@ mod tests {
         // SAFETY: as above.
         unsafe fn passed(to: *mut u8, from: *const u8, len: usize) {
             // SAFETY: our caller's.
-            unsafe { copy(to, from, len, Caching::Passed) };
+            unsafe { crate::copies::x86::move_passed(to, from, len) };
         }
         // SAFETY: as above.
         unsafe fn words(to: *mut u8, from: *const u8, len: usize) {

@@ -89,9 +89,9 @@ impl SharedMr {
     pub fn write_at(&self, offset: usize, data: &[u8]) {
         self.region.bytes().write(offset, data);
     }
-    /// Copies `data` to the bytes from `offset` on, past the caches of this processor. A
-    /// [near](hca_core::QpStatus::near) peer on a processor that shares no cache with this one reads them several times
-    /// as quickly. This processor reads them more slowly.
+    /// Copies `data` to the bytes from `offset` on, for a [near](hca_core::QpStatus::near) peer, whose processor reads
+    /// them next: past the caches of this processor, where one that shares no cache with it reads them several times as
+    /// quickly then (not on Intel's). This processor reads them more slowly.
     ///
     /// # Panics
     /// The bytes do not lie inside.

@@ -220,8 +220,8 @@ impl Memory {
     pub fn write_at(&self, offset: usize, data: &[u8]) {
         self.0.region.mr.write_at(offset, data);
     }
-    /// As [`write_at`](Self::write_at), past the caches of this processor: a peer on another processor of this machine
-    /// reads the bytes more quickly, and this processor more slowly.
+    /// As [`write_at`](Self::write_at), so that a peer on another processor of this machine reads the bytes quickly,
+    /// where that is past the caches of this processor: this one reads them more slowly.
     ///
     /// # Panics
     /// The bytes do not lie inside.

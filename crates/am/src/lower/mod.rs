@@ -31,8 +31,8 @@ pub(crate) const STAGE: usize = 1 << 16;
 /// Pieces of so many bytes that are under way at most.
 const STAGES: usize = 4;
 
-/// Payloads of so many bytes and more are written past this CPU's caches for a near peer, which takes them from there:
-/// devices lend SENDs of such lengths.
+/// Payloads of so many bytes and more are written so that the CPU of a near peer reads them quickly, which takes them from
+/// there: devices lend SENDs of such lengths.
 const PASSED: usize = 1024;
 
 /// A link: the index of its place, with a generation.

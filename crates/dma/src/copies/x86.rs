@@ -20,6 +20,9 @@ const PAGES: usize = 4;
 pub(super) struct Plan {
     wide: bool,
     string: bool,
+    /// Lines that lie changed in the caches of one processor are quick to read for the others: they have the last cache
+    /// in common.
+    pub(super) hands_over: bool,
     pub(super) streaming_bytes: u64,
 }
 
@@ -36,6 +39,7 @@ pub(super) fn plan() -> &'static Plan {
         Plan {
             wide: std::is_x86_feature_detected!("avx"),
             string: intel && std::is_x86_feature_detected!("ermsb"),
+            hands_over: intel,
             streaming_bytes: cache / 4,
         }
     })
@@ -211,7 +215,7 @@ pub(super) unsafe fn move_streaming(to: *mut u8, from: *const u8, len: usize) {
 ///
 /// # Safety
 /// As [`move_cached`].
-pub(super) unsafe fn move_passed(to: *mut u8, from: *const u8, len: usize) {
+pub(crate) unsafe fn move_passed(to: *mut u8, from: *const u8, len: usize) {
     if !plan().wide {
         // SAFETY: our caller's.
         return unsafe { move_cached(to, from, len) };
