@@ -262,13 +262,13 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "SERVICE,..", value_enum, hide_possible_values = true, value_delimiter = ',', default_values_t = [Service::Rc])]
     pub service: Vec<Service>,
     /// Message sizes (default: 8,64,256,1K,4K,16K,64K,256K,1M,4M; an atomic has 8 bytes)
-    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', default_values_t = DEFAULT_SIZES, hide_default_value = true)]
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', default_values_t = DEFAULT_SIZES, hide_default_value = true, conflicts_with = "depth")]
     pub size: Vec<Size>,
     /// Portals: measure puts behind so many other entries, instead of sizes (alone: 0 to 100000)
     #[arg(long, value_name = "ENTRIES,..", num_args = 0..=1, default_missing_value = DEFAULT_DEPTHS)]
     pub depth: Option<Depths>,
     /// Portals: the kind of these entries: exact or wildcard (default: both)
-    #[arg(long, value_name = "KIND,..", value_enum, hide_possible_values = true, value_delimiter = ',', hide_default_value = true, default_values_t = [Entries::Exact, Entries::Wildcard])]
+    #[arg(long, value_name = "KIND,..", value_enum, hide_possible_values = true, value_delimiter = ',', hide_default_value = true, default_values_t = [Entries::Exact, Entries::Wildcard], requires = "depth")]
     pub entries: Vec<Entries>,
     /// Portals: on if the adapter matches, off if the program's calls match (default: on)
     #[arg(long, value_name = "on|off", value_enum, hide_possible_values = true)]
@@ -301,7 +301,7 @@ pub(crate) struct PerfArgs {
     #[arg(long, requires = "listen")]
     pub once: bool,
     /// With --listen: memory that one measurement may use
-    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MEMORY)]
+    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MEMORY, requires = "listen")]
     pub memory: Memory,
     /// The device of the peer process (default: the same fabric on an address of its own)
     #[arg(long, value_name = "URL", conflicts_with_all = ["listen", "connect"])]

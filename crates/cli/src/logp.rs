@@ -24,22 +24,31 @@ pub(crate) fn logp(args: &LogpArgs) -> Result<(), Failure> {
     }
     let layers = if args.layer.is_empty() { &Kind::ALL[..] } else { &args.layer[..] };
     let mut rows = Vec::new();
+    let mut failure = None;
     for (i, &layer) in layers.iter().enumerate() {
         if interrupted() {
             break;
         }
         let times = layers[..=i].iter().filter(|named| **named == layer).count();
         let setup = if layers.len() > 1 { of_layer(&setup, layer, times) } else { setup.clone() };
-        let measured = layer.logp(&setup, args.duration).map_err(|e| format!("{layer}: {e}"))?;
-        if args.json {
-            show!("{}", json(layer, &measured));
+        match layer.logp(&setup, args.duration) {
+            Ok(measured) => {
+                if args.json {
+                    show!("{}", json(layer, &measured));
+                }
+                rows.push((layer, measured));
+            }
+            Err(e) => {
+                failure = Some(format!("{layer}: {e}"));
+                break;
+            }
         }
-        rows.push((layer, measured));
     }
-    if !args.json {
+    // Those that were measured are shown, however it ended.
+    if !args.json && !rows.is_empty() {
         show!("{}", table(&rows));
     }
-    Ok(())
+    failure.map_or(Ok(()), |e| Err(e.into()))
 }
 
 /// The set-up of one of several layers, each of which has a capture file of its own: `run-am-via.pcapng`, and

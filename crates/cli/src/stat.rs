@@ -53,7 +53,7 @@ fn asked_for(args: &StatArgs) -> Result<Vec<ProcessStat>, Failure> {
 fn watch(args: &StatArgs) -> Result<(), Failure> {
     let mut out = std::io::stdout();
     // A screen of its own, which the one before comes back behind.
-    let _screen = (size().is_some() && !args.json).then(Screen::open).transpose()?;
+    let screen = (size().is_some() && !args.json).then(Screen::open).transpose()?;
     let mut before: Option<(Instant, Vec<ProcessStat>)> = None;
     let mut rounds = 0;
     while !interrupted() && args.count.is_none_or(|count| rounds < count) {
@@ -82,6 +82,10 @@ fn watch(args: &StatArgs) -> Result<(), Failure> {
             }
         }
         before = Some((now, processes));
+        // What stands on a screen is to be read before that goes.
+        if args.count == Some(rounds) && screen.is_none() {
+            break;
+        }
         // The pause between two rounds, in slices, so that Ctrl-C ends it soon.
         while now.elapsed() < args.interval && !interrupted() {
             std::thread::sleep(SLICE.min(args.interval.saturating_sub(now.elapsed())));

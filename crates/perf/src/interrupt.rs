@@ -35,11 +35,11 @@ pub fn exit_code() -> Option<u8> {
     told().map(|signal| 128 + signal)
 }
 
-/// Listens for signals. A second one ends the process at once, unless this process `outlives` Ctrl-C: the peer of a
-/// measurement is told to stop by the process that started it.
+/// Listens for signals. A second one ends the process at once, unless this process `outlives` Ctrl-C, and the terminal:
+/// the peer of a measurement is told to stop by the process that started it.
 pub fn listen(outlives: bool) {
     let signals: &[i32] = match outlives {
-        true => &[SIGINT],
+        true => &[SIGINT, SIGHUP],
         // `nohup` ignores SIGHUP, so that the program continues.
         false if is_ignored(SIGHUP) => &[SIGINT, SIGTERM],
         false => &[SIGINT, SIGTERM, SIGHUP],

@@ -134,6 +134,9 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
         (&["ping", "somewhere"], "IP address"),
         (&["perf", "--layer", "portals", "--depth", "2000000"], "1000000"),
         (&["perf", "--layer", "portals", "--depth", "1", "--op", "get"], "--op away"),
+        (&["perf", "--layer", "portals", "--depth", "1", "--size", "64"], "--size"),
+        (&["perf", "--layer", "portals", "--entries", "exact"], "--depth"),
+        (&["perf", "--memory", "64M"], "--listen"),
         (&["perf", "--layer", "portals", "--service", "ud"], "--service away"),
         (&["perf", "--layer", "portals", "--cm"], "--cm away"),
         (&["perf", "--layer", "portals", "--offload", "maybe"], "off"),
@@ -272,6 +275,9 @@ fn stat_shows_a_running_adapter_by_process_and_queue_pair() {
     );
     let watched = told(&["--watch", "--count", "2", "--interval", "0.05"], "tx/s");
     let watched = text(&watched.stdout);
+    let begun = std::time::Instant::now();
+    assert!(run(&["stat", "--watch", "--count", "1", "--interval", "60"]).status.success());
+    assert!(begun.elapsed().as_secs() < 60, "nothing comes behind the last look");
     assert!(watched.contains("tx/s") && watched.contains("RC 0x"), "{watched}");
     waits.kill().unwrap();
     waits.wait().unwrap();

@@ -108,17 +108,73 @@ fn ctrl_c_ends_both_processes_with_130() {
             .spawn()
             .unwrap();
     // It measures once its peer runs.
-    let children = format!("/proc/{0}/task/{0}/children", child.id());
-    let peer = loop {
-        let list = std::fs::read_to_string(&children).unwrap();
-        if let Some(first) = list.split_whitespace().next() {
-            break first.to_owned();
-        }
-        std::thread::yield_now();
-    };
+    let peer = child_of(&child);
     ended_by_ctrl_c(child);
     assert!(is_whole_capture(&capture));
     assert!(!std::path::Path::new(&format!("/proc/{peer}")).exists(), "the peer is gone");
+}
+
+/// The number of the process that this one has started, once it has.
+fn child_of(child: &Child) -> String {
+    let children = format!("/proc/{0}/task/{0}/children", child.id());
+    loop {
+        let list = std::fs::read_to_string(&children).unwrap();
+        if let Some(first) = list.split_whitespace().next() {
+            return first.to_owned();
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A `hca logp` that measures a layer, and the number of its other process.
+fn logp(layer: &str, capture: &Scratch) -> (Child, String) {
+    let args = ["logp", "--layer", layer, "--duration", "60", "--capture", capture.path()];
+    let child = hca(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // More than one buffer of packets has been written.
+    while std::fs::metadata(&capture.0).map_or(0, |m| m.len()) < 10_000 {
+        std::thread::yield_now();
+    }
+    let other = child_of(&child);
+    (child, other)
+}
+
+/// Waits until a process has ended.
+fn until_gone(process: &str) {
+    let begun = std::time::Instant::now();
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().unwrap_or_default().chars().next()
+    };
+    while !matches!(state(), None | Some('Z')) {
+        assert!(begun.elapsed() < PATIENCE, "process {process} goes on");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn ctrl_c_ends_both_processes_of_logp_and_no_row_is_shown() {
+    for layer in ["verbs", "via", "am", "global", "portals"] {
+        let capture = Scratch::new("ctrl-c-logp.pcapng");
+        let (child, other) = logp(layer, &capture);
+        // A terminal tells both.
+        let pid = rustix::process::Pid::from_raw(other.parse().unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let out = ended_by_ctrl_c(child);
+        assert_eq!((text(&out.stdout), text(&out.stderr)), Default::default(), "{layer}");
+        assert!(is_whole_capture(&capture), "{layer}");
+        until_gone(&other);
+    }
+}
+
+#[test]
+fn no_process_of_logp_outlives_the_one_that_started_it() {
+    for layer in ["verbs", "via", "am", "am-via", "global"] {
+        let capture = Scratch::new("killed-logp.pcapng");
+        let (mut child, other) = logp(layer, &capture);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        until_gone(&other);
+    }
 }
 
 fn ignores_sighup() -> bool {

@@ -8,7 +8,7 @@ use hca::Opened;
 use hca::am::{Bundle, EndpointId, Message, Parallel, Segment, Source, Tag, Token, Way};
 
 use super::logp::delay;
-use super::two::{BULK, Near, ROUNDS, Two};
+use super::two::{BULK, Near, ROUNDS, Two, go_on};
 use super::{LAYER_COMMAND, way_name};
 use crate::batches::per_second;
 use crate::{Failure, Setup};
@@ -35,6 +35,8 @@ pub struct End {
     asked: u64,
     memory: Segment,
     stopped: Arc<AtomicBool>,
+    /// A message came back: the other end has gone.
+    returned: Arc<AtomicBool>,
     _device: Opened,
 }
 
@@ -79,8 +81,11 @@ impl End {
         bundle.set_handler(ep, REPLIED, count)?;
         bundle.set_handler(ep, SINK, |_, _| ())?;
         bundle.set_handler(ep, STOP, move |_, _| stops.store(true, Ordering::Relaxed))?;
+        let returned = Arc::<AtomicBool>::default();
+        let returns = Arc::clone(&returned);
+        bundle.set_error_handler(ep, move |_| returns.store(true, Ordering::Relaxed))?;
         let memory = bundle.alloc(SEGMENT)?;
-        Ok(Self { bundle, ep, replies, asked: 0, memory, stopped, _device: device })
+        Ok(Self { bundle, ep, replies, asked: 0, memory, stopped, returned, _device: device })
     }
 }
 
@@ -153,19 +158,30 @@ impl Near for End {
     #[inline]
     fn poll(&mut self) -> Result<(), Failure> {
         self.bundle.poll()?;
+        if self.returned.load(Ordering::Relaxed) {
+            return Err("a message came back: the other end has gone".into());
+        }
         Ok(())
     }
     #[inline]
     fn settle(&mut self) -> Result<(), Failure> {
         while self.replies.load(Ordering::Relaxed) < self.asked {
-            self.bundle.poll()?;
+            self.poll()?;
         }
         Ok(())
     }
     fn bulk_ns(&mut self, size: usize, time: Duration) -> Result<Option<f64>, Failure> {
         let memory = self.memory.clone();
         let rate = per_second(time, 1, || {
-            self.bundle.request_bulk(self.ep, 0, SINK, &[], Source::Segment(&memory, 0..size), 0)
+            go_on()?;
+            Ok::<_, Failure>(self.bundle.request_bulk(
+                self.ep,
+                0,
+                SINK,
+                &[],
+                Source::Segment(&memory, 0..size),
+                0,
+            )?)
         })?;
         Ok(Some(1e9 / rate))
     }
@@ -219,5 +235,37 @@ impl Two<End> {
         let time = self.time;
         let ns = self.during(|end| end.bulk_ns(size, time))?;
         Ok(ns.map_or(0.0, |ns| size as f64 / ns * 1e9))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::two::End as _;
+    use super::*;
+
+    #[test]
+    fn an_end_whose_other_end_has_gone_waits_for_no_reply() {
+        for way in [Way::Verbs, Way::Via] {
+            let open = || {
+                let url = "loopback://am-gone".parse().unwrap();
+                End::open(hca::open_exactly(&url).unwrap(), way).unwrap()
+            };
+            let (mut near, far) = (open(), open());
+            let name = far.introduction().unwrap();
+            let (done, over) = std::sync::mpsc::channel();
+            // With both ends in a thread of its own, so that a wait without an end ends the test.
+            std::thread::spawn(move || {
+                let far = std::thread::spawn(move || {
+                    let mut far = far;
+                    while !far.serve().unwrap() {}
+                });
+                near.meet(&name, true).unwrap();
+                near.stop().unwrap();
+                far.join().unwrap();
+                near.ask().unwrap();
+                done.send(near.settle().is_err())
+            });
+            assert_eq!(over.recv_timeout(Duration::from_secs(30)), Ok(true), "{way:?}");
+        }
     }
 }

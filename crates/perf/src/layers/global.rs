@@ -6,7 +6,7 @@ use hca::Opened;
 use hca::am::{EndpointName, Way};
 use hca::global::{GlobalPtr, Joining, Process, Spread};
 
-use super::two::{BULK, Near, ROUNDS, Two};
+use super::two::{BULK, Near, ROUNDS, Two, go_on};
 use super::{LAYER_COMMAND, way_name};
 use crate::batches::{median_ns, per_second};
 use crate::{Failure, Setup};
@@ -107,7 +107,10 @@ impl Near for End {
     fn bulk_ns(&mut self, size: usize, time: Duration) -> Result<Option<f64>, Failure> {
         let Joined { process, block, .. } = self.joined();
         let data = vec![7; size];
-        let rate = per_second(time, 1, || process.put_bulk(block, 1, 0, &data))?;
+        let rate = per_second(time, 1, || {
+            go_on()?;
+            Ok::<_, Failure>(process.put_bulk(block, 1, 0, &data)?)
+        })?;
         process.sync()?;
         Ok(Some(1e9 / rate))
     }

@@ -23,7 +23,7 @@ use hca::am::Way;
 
 use self::logp::{LogP, measure};
 use crate::child::serve_if_asked;
-use crate::{Failure, Setup};
+use crate::{Failure, Setup, interrupt};
 
 pub use pair::Verbs;
 
@@ -90,6 +90,8 @@ pub const LAYER_COMMAND: &str = "__layer";
 pub fn layer_if_asked() {
     serve_if_asked(LAYER_COMMAND, "the far side of a layer", |args| {
         let [spec, device, cpu] = args else { return Err("three arguments are needed".into()) };
+        // The near side says when it is over.
+        interrupt::listen(true);
         serve(spec, &device.parse()?, cpu)
     });
 }

@@ -4,13 +4,18 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use hca::{CaptureFile, DeviceUrl, Opened, open_exactly};
 
 use super::logp::{Bursts, delay};
 use crate::batches::median_ns;
+use crate::channel::ControlError;
 use crate::child::wait_for_end;
+use crate::interrupt::interrupted;
 use crate::run::peer_of;
 use crate::{Failure, Setup, probe};
 
@@ -76,9 +81,15 @@ pub trait End: Near + Sized {
     fn serve(&mut self) -> Result<bool, Failure>;
 }
 
+/// Fails once the user has ended the measurement: one that was cut short says nothing.
+pub(super) fn go_on() -> Result<(), Failure> {
+    if interrupted() { Err(ControlError::Interrupted.into()) } else { Ok(()) }
+}
+
 /// Half of a round trip, in ns: the median of batches.
 pub(super) fn half_round_trip_ns(near: &mut (impl Near + ?Sized), time: Duration) -> Result<f64, Failure> {
     median_ns(time, 2 * ROUNDS, || {
+        go_on()?;
         (0..ROUNDS).try_for_each(|_| {
             near.ask()?;
             near.settle()
@@ -95,6 +106,7 @@ pub(super) fn least_burst_ns(
 ) -> Result<f64, Failure> {
     let (mut least, all) = (f64::INFINITY, Instant::now());
     for repeat in 0..MAX_REPEATS {
+        go_on()?;
         if repeat >= MIN_REPEATS && all.elapsed() > time {
             break;
         }
@@ -121,6 +133,7 @@ pub(super) fn byte_gap_ns(
         let mut times = Vec::new();
         for _ in 0..STREAMS {
             times.extend(ns(size)?);
+            go_on()?;
         }
         Ok(times.into_iter().reduce(f64::min))
     };
@@ -248,15 +261,35 @@ pub fn serve<E: End>(
     let mut end = open(open_exactly(device)?)?;
     let mut near = std::io::stdout();
     writeln!(near, "{}", end.introduction()?)?;
-    let mut lines = std::io::stdin().lines();
-    let Some(other) = lines.next() else { return Ok(()) };
-    end.meet(&other?, false)?;
+    let (lines, is_over) = hear_near_side()?;
+    let Ok(other) = lines.recv() else { return Ok(()) };
+    end.meet(&other, false)?;
     for line in lines {
-        if line? != "go" {
+        if line != "go" {
             break;
         }
-        while !end.serve()? {}
+        while !end.serve()? {
+            if is_over.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+        }
         writeln!(near, "stopped")?;
     }
     Ok(())
+}
+
+/// The lines of the near side; and, once it has no more for this end, which may be serving then, that all is over.
+fn hear_near_side() -> std::io::Result<(Receiver<String>, Arc<AtomicBool>)> {
+    let (tell, lines) = channel();
+    let is_over = Arc::<AtomicBool>::default();
+    let over = Arc::clone(&is_over);
+    std::thread::Builder::new().name("hca-near".to_owned()).spawn(move || {
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            if line == "end" || tell.send(line).is_err() {
+                break;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    })?;
+    Ok((lines, is_over))
 }

@@ -12,7 +12,7 @@ use hca::via::{
 };
 
 use super::LAYER_COMMAND;
-use super::two::{BULK, Near, ROUNDS, Two};
+use super::two::{BULK, Near, ROUNDS, Two, go_on};
 use crate::batches::{median_ns, per_second};
 use crate::{Failure, Setup};
 
@@ -260,6 +260,7 @@ impl Near for End {
     fn bulk_ns(&mut self, size: usize, time: Duration) -> Result<Option<f64>, Failure> {
         self.drain(0)?;
         let rate = per_second(time, 1, || {
+            go_on()?;
             self.drain(RDMA_WINDOW - 1)?;
             self.rdma(size, false)
         })?;
