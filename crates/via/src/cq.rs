@@ -136,6 +136,9 @@ impl CqEntry {
 
 impl Drop for Cq {
     fn drop(&mut self) {
+        if self.nic.is_in_child() {
+            return;
+        }
         self.source.with(|state| state.close());
         self.nic.waiters.call();
     }

@@ -14,7 +14,8 @@ pub enum ErrorKind {
     /// A message came to a reliable VI, and found no receive descriptor, which ended the connection
     /// (`VIP_ERROR_RECVQ_EMPTY`).
     ReceiveQueueEmpty,
-    /// A descriptor failed on a reliable VI, which ended the connection (`VIP_ERROR_POST_DESC`).
+    /// A descriptor failed on a reliable VI, or as the device carried it out, which ended the connection
+    /// (`VIP_ERROR_POST_DESC`).
     Descriptor,
     /// A completion queue has lost a completion, since the program did not take the others (`VIP_ERROR_VI_OVERRUN`).
     Overrun,

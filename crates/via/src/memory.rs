@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
+use hca_process::Fork;
 use hca_verbs::{Access, Context, Pd, RemoteMr, SharedMr, SharedRange};
 use rustc_hash::FxHashMap;
 
@@ -161,11 +162,15 @@ pub struct Memory(Arc<Owner>);
 struct Owner {
     region: Arc<Region>,
     table: Arc<MemTable>,
+    fork: Fork,
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.table.take(self.region.handle);
+        // In a forked child the table may be locked for ever.
+        if !self.fork.is_child() {
+            self.table.take(self.region.handle);
+        }
     }
 }
 
@@ -173,7 +178,7 @@ impl Memory {
     pub(crate) fn new(table: &Arc<MemTable>, mr: SharedMr, attributes: MemAttributes) -> Self {
         let region = Arc::new(Region::new(mr, attributes));
         table.put(&region);
-        Self(Arc::new(Owner { region, table: Arc::clone(table) }))
+        Self(Arc::new(Owner { region, table: Arc::clone(table), fork: Fork::new() }))
     }
     /// The handle, by which descriptors name the memory.
     #[inline]

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hca_core::wire::Placement;
+use hca_process::Fork;
 use hca_verbs::{AckTimeout, Context};
 
 use crate::event::Handlers;
@@ -148,6 +149,7 @@ pub(crate) struct NicShared {
     pub(crate) vis: AtomicUsize,
     /// Held from where a completion queue is given room for a queue pair until that has taken the room.
     pub(crate) building: Mutex<()>,
+    fork: Fork,
     /// Keeps the connection manager, so that a request that nobody waits for is refused at once.
     _presence: Option<hca_cm::Listener>,
 }
@@ -156,6 +158,11 @@ impl NicShared {
     pub(crate) fn next_vi(&self) -> ViId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         ViId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+    /// Whether this is a forked child's copy, which drops leave alone: a thread of the parent may have had a lock, and
+    /// connections are the parent's.
+    pub(crate) fn is_in_child(&self) -> bool {
+        self.fork.is_child()
     }
 }
 
@@ -194,6 +201,7 @@ impl Nic {
             ack_timeout: options.ack_timeout,
             vis: AtomicUsize::new(0),
             building: Mutex::default(),
+            fork: Fork::new(),
             _presence: presence.transpose()?,
         };
         Ok(Self { shared: Arc::new(shared) })

@@ -9,6 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
+use hca_process::Fork;
+
 use crate::source::{Calling, Source, State};
 use crate::wait::Waiters;
 use crate::{Error, lock};
@@ -28,6 +30,7 @@ type Check = Box<dyn FnMut(&mut State) -> Look<Call> + Send>;
 pub(crate) struct Notifier {
     thread: Mutex<Option<JoinHandle<()>>>,
     shared: Arc<Shared>,
+    fork: Fork,
 }
 
 struct Shared {
@@ -54,7 +57,7 @@ impl Notifier {
     pub(crate) fn new(waiters: &Arc<Waiters>) -> Self {
         let (inbox, added) = Default::default();
         let shared = Shared { waiters: Arc::clone(waiters), inbox, added };
-        Self { thread: Mutex::default(), shared: Arc::new(shared) }
+        Self { thread: Mutex::default(), shared: Arc::new(shared), fork: Fork::new() }
     }
     /// Has `call` called once with what `look` finds in the source.
     pub(crate) fn add<T: Send + 'static>(
@@ -92,6 +95,10 @@ impl Notifier {
 
 impl Drop for Notifier {
     fn drop(&mut self) {
+        // A forked child has no such thread.
+        if self.fork.is_child() {
+            return;
+        }
         lock::lock(&self.shared.inbox).ended = true;
         self.shared.added.notify_all();
         self.shared.waiters.call();

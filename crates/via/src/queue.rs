@@ -453,8 +453,8 @@ impl WorkQueue {
         if status == WcStatus::Fatal {
             self.news = Some(ErrorKind::Catastrophic);
         }
-        // Before those behind it are flushed.
-        self.take_note(error);
+        // Before those behind it are flushed. The queue pair has ended, whichever its service is.
+        self.note(error);
         self.end_next(|_| ());
     }
 
@@ -486,11 +486,16 @@ impl WorkQueue {
         // The device tells nobody of these ends.
         self.vi.nic.waiters.call();
     }
-    /// Notes that a descriptor has failed, if it has.
+    /// Notes that a descriptor has failed, if it has and that ends a connection.
     #[cold]
     fn take_note(&mut self, status: Status) {
+        if self.rules.reliability.is_reliable() {
+            self.note(status);
+        }
+    }
+    fn note(&mut self, status: Status) {
         let error = status.error();
-        if !error.is_empty() && self.rules.reliability.is_reliable() && self.news.is_none() {
+        if !error.is_empty() && self.news.is_none() {
             let lost = error.intersects(Status::FLUSHED_ERROR | Status::TRANSPORT_ERROR);
             self.news = Some(if lost { ErrorKind::ConnectionLost } else { ErrorKind::Descriptor });
         }

@@ -8,15 +8,23 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use hca_process::Fork;
+
 use crate::{Error, lock};
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Tasks, on a thread of their own. Dropped, it drops them.
-#[derive(Default)]
 pub(crate) struct Tasks {
     thread: Mutex<Option<JoinHandle<()>>>,
     shared: Arc<Shared>,
+    fork: Fork,
+}
+
+impl Default for Tasks {
+    fn default() -> Self {
+        Self { thread: Mutex::default(), shared: Arc::default(), fork: Fork::new() }
+    }
 }
 
 #[derive(Default)]
@@ -75,6 +83,10 @@ impl Alarm {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
+        // A forked child has no such thread.
+        if self.fork.is_child() {
+            return;
+        }
         self.shared.ended.store(true, Ordering::Release);
         let Some(thread) = lock::lock(&self.thread).take() else { return };
         thread.thread().unpark();

@@ -750,6 +750,9 @@ impl Vi {
 
 impl Drop for Vi {
     fn drop(&mut self) {
+        if self.shared.nic.is_in_child() {
+            return;
+        }
         let mut link = self.shared.link();
         link.attempt += 1;
         let attributes = link.attributes.take();

@@ -23,7 +23,8 @@ typedef uint64_t VIP_UINT64;
 
 #define VIP_TRUE 1
 #define VIP_FALSE 0
-/* A timeout, in milliseconds, that never ends. */
+/* A timeout, in milliseconds, that never ends. Requests for a connection give a host up that has not answered for 26 s,
+ * with VIP_TIMEOUT, all the same. */
 #define VIP_INFINITE ((VIP_ULONG)-1)
 
 typedef VIP_PVOID VIP_QOS; /* NULL: there are no qualities of service */

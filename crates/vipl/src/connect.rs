@@ -11,8 +11,18 @@ use crate::queue::timeout;
 use crate::table::{Handle, Table, lock};
 use crate::vi::{VIS, with};
 
-/// Clients that neither were accepted nor rejected.
-static REQUESTS: Table<ConnectionRequest> = Table::new();
+/// A client that neither was accepted nor rejected.
+struct Client {
+    request: ConnectionRequest,
+    nic: Handle,
+}
+
+static CLIENTS: Table<Client> = Table::new();
+
+/// Rejects the clients of an adapter that is closed.
+pub(crate) fn reject_all_of(nic: Handle) {
+    drop(CLIENTS.take_all(|client| client.nic == nic));
+}
 
 /// Tells the attributes of a peer's VI, where the program wants them.
 fn tell(attributes: &RemoteAttributes, out: Ptr<CViAttributes>) -> Result {
@@ -45,15 +55,15 @@ exports! {
         remote.set(from.host, from.discriminator.bytes())?;
         tell(request.attributes(), RemoteViAttribs)?;
         let handle = Handle::new();
-        REQUESTS.put(handle, request);
+        CLIENTS.put(handle, Client { request, nic: NicHandle });
         out.write(handle)
     }
     fn VipConnectAccept(ConnHandle: Handle, ViHandle: Handle) {
         let vi = VIS.get(ViHandle)?;
-        Ok(REQUESTS.take(ConnHandle)?.accept(&vi.vi)?)
+        Ok(CLIENTS.take(ConnHandle)?.request.accept(&vi.vi)?)
     }
     fn VipConnectReject(ConnHandle: Handle) {
-        REQUESTS.take(ConnHandle)?.reject();
+        CLIENTS.take(ConnHandle)?.request.reject();
         Ok(())
     }
     fn VipConnectRequest(

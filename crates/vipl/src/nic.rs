@@ -1,8 +1,9 @@
 //! Adapters: their attributes, asynchronous errors, and what an adapter knows of its network.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_char;
 use std::io::Write as _;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use hca::via::{AsyncError, Discriminator, ErrorKind, Listener, MemHandle, Memory, NameService, Nic};
@@ -12,13 +13,13 @@ use crate::abi::{
 };
 use crate::border::{Context, ErrorCallback, Ptr, exports};
 use crate::table::{Handle, Table, lock};
-use crate::{cq, memory, vi};
+use crate::{connect, cq, memory, vi};
 
 /// An adapter that a program has opened.
 pub(crate) struct Adapter {
     pub(crate) nic: Nic,
     /// The bytes of its address, to which its attributes point.
-    address: Vec<u8>,
+    address: &'static [u8],
     pub(crate) memory: Mutex<HashMap<MemHandle, Memory>>,
     /// Discriminators that VipConnectWait was called with.
     pub(crate) listeners: Mutex<HashMap<Discriminator, Arc<Listener>>>,
@@ -26,6 +27,12 @@ pub(crate) struct Adapter {
 }
 
 pub(crate) static NICS: Table<Adapter> = Table::new();
+
+/// The bytes of an address, for as long as the process lives: programs keep the attributes of adapters.
+fn lasting_bytes(host: IpAddr) -> &'static [u8] {
+    static ALL: Mutex<BTreeMap<IpAddr, &'static [u8]>> = Mutex::new(BTreeMap::new());
+    lock(&ALL).entry(host).or_insert_with(|| host_bytes(host).leak())
+}
 
 /// The device of a name: one of the environment's, or a URL.
 fn url(name: &str) -> String {
@@ -75,7 +82,7 @@ exports! {
         nic.set_error_handler(Some(Arc::new(print)));
         let handle = Handle::new();
         NICS.put(handle, Adapter {
-            address: host_bytes(nic.attributes().host),
+            address: lasting_bytes(nic.attributes().host),
             nic,
             memory: Mutex::default(),
             listeners: Mutex::default(),
@@ -90,6 +97,7 @@ exports! {
             NICS.put(NicHandle, adapter);
             return Err(Code::ErrorResource);
         }
+        connect::reject_all_of(NicHandle);
         Ok(())
     }
     fn VipQueryNic(NicHandle: Handle, Attributes: Ptr<CNicAttributes>) {

@@ -57,6 +57,11 @@ impl<T> Table<T> {
             Code::ErrorResource
         })
     }
+    /// Takes all objects out that fit.
+    pub(crate) fn take_all(&self, fits: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let mut objects = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        objects.extract_if(|_, object| fits(object)).map(|(_, object)| object).collect()
+    }
     /// Destroys an object by `end`, which gives it back if it is in use.
     pub(crate) fn end<E>(
         &self,

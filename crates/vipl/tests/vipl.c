@@ -579,7 +579,14 @@ int main(int argc, char **argv) {
     OK(VipDisconnect(b.vi));
     for (VIP_ULONG i = 0; i < b.is.MaxDescriptorsPerQueue; i++) IS(VipRecvDone(b.vi, &d), VIP_DESCRIPTOR_ERROR);
     OK(VipDisconnect(a.vi));
-    struct side *both[] = {&a, &b};
+    /* A client that nobody answers is rejected as the adapter is closed. */
+    struct asked asked = {&a, &b, VIP_SUCCESS};
+    pthread_t thread;
+    VIP_NET_ADDRESS who;
+    VIP_CONN_HANDLE connection;
+    HOLDS(!pthread_create(&thread, NULL, request, &asked));
+    OK(VipConnectWait(b.nic, &b.address, PATIENCE, &who, NULL, &connection));
+    struct side *both[] = {&b, &a};
     for (int i = 0; i < 2; i++) {
         OK(VipDestroyVi(both[i]->vi));
         IS(VipCloseNic(both[i]->nic), VIP_ERROR_RESOURCE);
@@ -589,6 +596,12 @@ int main(int argc, char **argv) {
         IS(VipDestroyPtag(both[i]->nic, both[i]->ptag), VIP_INVALID_PTAG);
         OK(VipCloseNic(both[i]->nic));
         IS(VipCloseNic(both[i]->nic), VIP_INVALID_PARAMETER);
+        HOLDS(!memcmp(both[i]->is.LocalNicAddress, both[i]->address.HostAddress, both[i]->is.NicAddressLen));
+        if (i == 0) {
+            HOLDS(!pthread_join(thread, NULL));
+            IS(asked.result, VIP_REJECT);
+            IS(VipConnectReject(connection), VIP_INVALID_PARAMETER);
+        }
         free(both[i]->memory);
     }
     puts("each function, each code");

@@ -70,6 +70,28 @@ pub(crate) fn a_server_that_does_not_answer_is_a_timeout(bed: &Bed) {
     assert_eq!(code(listener.wait(Some(Duration::from_millis(1))).map(drop)), ReturnCode::Timeout);
 }
 
+pub(crate) fn so_many_clients_wait_for_a_server(bed: &Bed) {
+    let [a, b] = bed.sides();
+    let (client, listener) = (a.vi(), b.nic.listen(name("lazy")).unwrap());
+    for _ in 0..400 {
+        let asked = client.connect(name("me"), &at(&b, "lazy"), Some(Duration::from_millis(1)));
+        // At a shared address the next request may overtake the word that this one was given up.
+        assert_eq!(code(asked), ReturnCode::Timeout);
+    }
+    // Those that wait at the listener, and those of its connection manager.
+    let waited = std::iter::from_fn(|| listener.wait(Some(Duration::ZERO)).ok()).count();
+    assert!((1..=256).contains(&waited), "{waited} requests of clients that have gone");
+    // One that comes then is found.
+    let server = b.vi();
+    std::thread::scope(|s| {
+        let asks = s.spawn(|| client.connect(name("last"), &at(&b, "lazy"), Some(PATIENCE)));
+        let requests = std::iter::from_fn(|| listener.wait(Some(PATIENCE)).ok());
+        let mut last = requests.skip_while(|request| request.remote() != at(&a, "last"));
+        last.next().unwrap().accept(&server).unwrap();
+        asks.join().unwrap().unwrap();
+    });
+}
+
 pub(crate) fn other_attributes_are_refused_on_both_sides(bed: &Bed) {
     let [a, b] = bed.sides();
     let other = |attributes: ViAttributes| ViAttributes { max_transfer_size: 99, ..attributes };

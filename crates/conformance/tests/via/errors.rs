@@ -56,6 +56,21 @@ pub(crate) fn a_message_that_is_too_long_is_a_length_error(bed: &Bed) {
     pair.until_lost();
 }
 
+pub(crate) fn a_message_that_an_unreliable_vi_can_not_take_is_lost(bed: &Bed) {
+    let pair = bed.pair_of(Reliability::Unreliable);
+    pair.b.receive(0, 0, 16);
+    // Longer than the descriptor; and to memory that nobody has.
+    pair.a.send(0, 0, 17);
+    assert!(pair.sent().status.is_ok());
+    let nowhere = RemoteAddress { addr: 0, handle: hca_via::MemHandle(pair.b.side.memory.handle().0 ^ 0x55) };
+    pair.a.post(0, &Request::write(&[pair.a.side.data(0, 8)], nowhere));
+    assert!(pair.sent().status.is_ok());
+    pair.a.send(0, 0, 9);
+    assert_eq!(pair.received().length, 9);
+    assert_eq!([pair.a.vi.state(), pair.b.vi.state()], [ViState::Connected; 2]);
+    assert!(pair.b.side.told().is_empty(), "{:?}", pair.b.side.told());
+}
+
 pub(crate) fn a_misaligned_descriptor_is_refused(bed: &Bed) {
     let pair = bed.pair();
     let memory = &pair.a.side.memory;

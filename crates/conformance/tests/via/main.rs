@@ -53,6 +53,7 @@ hca_conformance::checks! { $
         a_message_without_a_receive_descriptor_ends_a_reliable_connection,
         a_message_without_a_receive_descriptor_is_lost_on_an_unreliable_vi,
         a_message_that_is_too_long_is_a_length_error,
+        a_message_that_an_unreliable_vi_can_not_take_is_lost,
         a_misaligned_descriptor_is_refused,
         a_descriptor_outside_of_its_memory_is_refused,
         a_descriptor_of_another_tag_is_refused,
@@ -84,6 +85,7 @@ hca_conformance::checks! { $
         nobody_who_waits_is_no_match,
         a_rejection_is_told,
         a_server_that_does_not_answer_is_a_timeout,
+        so_many_clients_wait_for_a_server,
         other_attributes_are_refused_on_both_sides,
         of_two_listeners_with_one_discriminator_the_earlier_gets_the_requests,
         a_vi_that_was_rejected_keeps_its_receive_descriptors,
@@ -123,6 +125,7 @@ hca_conformance::checks! { $
     memory {
         memory_with_posted_descriptors_is_not_deregistered,
         deregistered_memory_is_not_reached,
+        a_receive_whose_memory_has_gone_ends_the_connection,
         attributes_of_memory_are_changed,
         a_tag_in_use_is_not_destroyed,
         a_tag_is_free_at_once_when_its_vis_are_gone,

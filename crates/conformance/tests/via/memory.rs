@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use hca_via::{MemAttributes, NetAddress, RemoteAddress, Request, ReturnCode, Segment, Status, ViAttributes};
 
-use crate::bed::{Bed, PATIENCE, Side, code, error, name};
+use crate::bed::{Bed, LEVELS, PATIENCE, Side, code, error, name};
 
 pub(crate) fn memory_with_posted_descriptors_is_not_deregistered(bed: &Bed) {
     let pair = bed.pair();
@@ -47,6 +47,25 @@ pub(crate) fn deregistered_memory_is_not_reached(bed: &Bed) {
     pair.until_lost();
     assert_eq!(error(&pair.received()), Status::FLUSHED_ERROR);
     assert!(error(&pair.received()).intersects(Status::PROTECTION_ERROR | Status::FLUSHED_ERROR));
+}
+
+pub(crate) fn a_receive_whose_memory_has_gone_ends_the_connection(bed: &Bed) {
+    for level in LEVELS {
+        let pair = bed.pair_of(level);
+        let memory = pair.b.side.nic.alloc(4096, &MemAttributes::new(&pair.b.side.ptag)).unwrap();
+        let receive = pair.b.side.written(0, &Request::new(&[Segment::new(&memory, 0, 64)]));
+        pair.b.vi.post_recv(&receive).unwrap();
+        pair.b.receive(1, 0, 64);
+        memory.deregister().unwrap();
+        pair.a.send(0, 0, 8);
+        assert_eq!(error(&pair.received()), Status::PROTECTION_ERROR, "{level:?}");
+        // Nothing is sent or received any more, and both programs learn of it.
+        assert_eq!(error(&pair.received()), Status::FLUSHED_ERROR, "{level:?}");
+        pair.until_lost();
+        pair.until("both are told", || {
+            (!pair.a.side.told().is_empty() && !pair.b.side.told().is_empty()).then_some(())
+        });
+    }
 }
 
 pub(crate) fn attributes_of_memory_are_changed(bed: &Bed) {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use hca_cm::{CmError, ConnectionError, Incoming};
@@ -15,6 +16,9 @@ use super::{Discriminator, NetAddress, RemoteAttributes, end_of, mismatch, settl
 use crate::tasks::{Stop, block_on, left};
 use crate::vi::Control;
 use crate::{Error, Nic, Vi, lock};
+
+/// Requests that wait at a listener, at most. Further ones wait at the connection manager, which has a limit, too.
+const MOST_WAITING: usize = 128;
 
 /// Takes the first port of a discriminator that is free.
 pub(crate) fn bind(context: &Context, local: &Discriminator) -> Result<hca_cm::Listener, Error> {
@@ -56,6 +60,23 @@ struct Waiting {
     requests: Mutex<VecDeque<(Incoming, Hello)>>,
     came: Condvar,
     closed: AtomicBool,
+    /// Called when there is room for another request.
+    has_room: Mutex<Option<Waker>>,
+}
+
+impl Waiting {
+    /// Waits until there is room for another request.
+    async fn room(&self) {
+        std::future::poll_fn(|cx| {
+            let requests = lock::lock(&self.requests);
+            if requests.len() < MOST_WAITING {
+                return Poll::Ready(());
+            }
+            *lock::lock(&self.has_room) = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
 }
 
 /// A program that waits for clients with its discriminator. From [`Nic::listen`]. Dropped, it ends, and requests that
@@ -84,7 +105,9 @@ impl Nic {
 
 /// Takes the requests of a listener, and refuses those that are for others.
 async fn serve(listener: hca_cm::Listener, local: Discriminator, waiting: Arc<Waiting>) {
-    while let Some(Ok(incoming)) = waiting.stop.or(listener.accept_async()).await {
+    while waiting.stop.or(waiting.room()).await.is_some()
+        && let Some(Ok(incoming)) = waiting.stop.or(listener.accept_async()).await
+    {
         match Hello::parse(incoming.private_data()) {
             Some(hello) if hello.remote == local && hello.kind == Kind::ClientServer => {
                 lock::lock(&waiting.requests).push_back((incoming, hello));
@@ -109,6 +132,9 @@ impl Listener {
         let mut requests = lock::lock(&self.waiting.requests);
         loop {
             if let Some((incoming, hello)) = requests.pop_front() {
+                drop(requests);
+                let has_room = lock::lock(&self.waiting.has_room).take();
+                has_room.into_iter().for_each(Waker::wake);
                 return Ok(ConnectionRequest { nic: self.nic.clone(), incoming, hello });
             }
             if self.waiting.closed.load(Ordering::Acquire) {
@@ -130,6 +156,9 @@ impl Listener {
     /// Ends it, as a drop does, for a listener that another thread waits at: all waits end with an error, and requests
     /// that wait are refused.
     pub fn close(&self) {
+        if self.nic.shared().is_in_child() {
+            return;
+        }
         self.waiting.stop.ask();
         let mut requests = lock::lock(&self.waiting.requests);
         self.waiting.closed.store(true, Ordering::Release);

@@ -53,6 +53,9 @@ fn mismatch(ours: &RemoteAttributes, theirs: &RemoteAttributes) -> Option<Refusa
     (ours.max_transfer_size != theirs.max_transfer_size).then_some(Refusal::Mtu)
 }
 
+/// How often a request is repeated that was taken for a part of an older connection.
+const MOST_STALE: u32 = 3;
+
 /// Asks at each port of the discriminator, until one has it.
 async fn ask(
     context: &Context,
@@ -63,11 +66,23 @@ async fn ask(
 ) -> Result<(Connection, RemoteAttributes), Error> {
     let private_data = &hello.bytes()[..];
     for port in hello.remote.ports() {
-        let params = ConnectParams { private_data, timeout: left(end), ..ConnectParams::default() };
         let to = SocketAddr::new(host, port);
-        let asked = match control {
-            Control::Rc(control) => connect_async(context, control, to, &params).await,
-            Control::Uc(control) => connect_async(context, control, to, &params).await,
+        let mut stale = 0;
+        let asked = loop {
+            let params = ConnectParams { private_data, timeout: left(end), ..ConnectParams::default() };
+            let asked = match control {
+                Control::Rc(control) => connect_async(context, control, to, &params).await,
+                Control::Uc(control) => connect_async(context, control, to, &params).await,
+            };
+            match asked {
+                // It has overtaken the word that an earlier request of this VI was given up, and has ended that one.
+                Err(ConnectionError::Rejected { reason: Reason::STALE_CONNECTION, .. })
+                    if stale < MOST_STALE =>
+                {
+                    stale += 1;
+                }
+                asked => break asked,
+            }
         };
         match asked.map_err(refusal) {
             Ok(connection) => {
