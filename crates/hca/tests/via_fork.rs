@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use hca::via::{
-    Discriminator, Listener, MemAttributes, Memory, NetAddress, Nic, Request, Segment, Vi, ViAttributes, ViState,
+    Discriminator, Listener, MemAttributes, Memory, NetAddress, Nic, Request, Segment, Vi, ViAttributes,
+    ViState,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -70,7 +71,10 @@ fn a_forked_child_lets_go_of_vis_and_the_parent_keeps_its_connection() {
         let mut status = 0;
         // SAFETY: the child's number, and room for its status.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "{device}: the child ended with status {status:#x}, of which 0x7f is the signal");
+        assert_eq!(
+            status, 0,
+            "{device}: the child ended with status {status:#x}, of which 0x7f is the signal"
+        );
         exchange(&client, &server);
         exchange(&server, &client);
         assert_eq!([client.vi.state(), server.vi.state()], [ViState::Connected; 2], "{device}");

@@ -352,10 +352,10 @@ impl Pair {
     pub(crate) fn answered<T>(
         &mut self,
         case: &Case,
-        run: impl FnOnce(&mut dyn Answered) -> Result<T, Failure>,
+        run: impl FnOnce(&mut dyn Answered, &mut Channel<FromPeer>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let mut side = self.meet(case, Phase::Latency)?;
-        let done = run(&mut side)?;
+        let done = run(&mut side, &mut self.channel)?;
         self.channel.send(&ToPeer::Stop)?;
         match self.channel.recv(Some(DRAIN_LIMIT + PATIENCE))? {
             FromPeer::Done { .. } => Ok(done),

@@ -177,6 +177,21 @@ fn no_process_of_logp_outlives_the_one_that_started_it() {
     }
 }
 
+#[test]
+fn the_end_of_the_other_process_of_logp_is_told() {
+    for layer in ["verbs", "portals", "global"] {
+        let capture = Scratch::new("half-logp.pcapng");
+        let (child, other) = logp(layer, &capture);
+        let pid = rustix::process::Pid::from_raw(other.parse().unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        let near = child.id().to_string();
+        until_gone(&near);
+        let out = child.wait_with_output().unwrap();
+        assert_eq!(out.status.code(), Some(1), "{layer}: {}", text(&out.stderr));
+        assert!(text(&out.stderr).starts_with("hca: "), "{layer}: {}", text(&out.stderr));
+    }
+}
+
 fn ignores_sighup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use super::logp::Bursts;
 use super::two::{Near, STREAMS, byte_gap_ns, half_round_trip_ns, least_burst_ns};
+use crate::channel::Channel;
+use crate::control::FromPeer;
 use crate::portals::{self, Nodes, Settings};
-use crate::run::{Answered, Limit};
+use crate::run::{Answered, Limit, unexpected};
 use crate::{Case, Failure, Op, Pair, Phase, Service, Setup, Size};
 
 /// Requests of 8 bytes that may be without an answer.
@@ -14,6 +16,7 @@ const WINDOW: usize = 16;
 /// Requests that one side posts, and the other answers.
 struct Window<'a> {
     answered: &'a mut dyn Answered,
+    channel: &'a mut Channel<FromPeer>,
     open: usize,
 }
 
@@ -32,6 +35,10 @@ impl Near for Window<'_> {
     #[inline]
     fn poll(&mut self) -> Result<(), Failure> {
         self.open -= self.answered.answers()?;
+        // The peer says nothing while it answers, but that it can not go on.
+        if self.channel.arrived() {
+            return Err(unexpected(self.channel.recv(None)?).into());
+        }
         Ok(())
     }
     #[inline]
@@ -81,7 +88,7 @@ impl Verbs {
         Ok(measured.latencies.value_at_quantile(0.5) as f64)
     }
     fn near<T>(&mut self, run: impl FnOnce(&mut dyn Near) -> Result<T, Failure>) -> Result<T, Failure> {
-        self.pair.answered(&self.case, |answered| run(&mut Window { answered, open: 0 }))
+        self.pair.answered(&self.case, |answered, channel| run(&mut Window { answered, channel, open: 0 }))
     }
 }
 
@@ -126,7 +133,9 @@ impl Portals {
     }
     fn near<T>(&mut self, run: impl FnOnce(&mut dyn Near) -> Result<T, Failure>) -> Result<T, Failure> {
         let case = portals::Case::new(Op::Put, 8);
-        self.pair.answered_portals(&self.nodes, &case, |answered| run(&mut Window { answered, open: 0 }))
+        self.pair.answered_portals(&self.nodes, &case, |answered, channel| {
+            run(&mut Window { answered, channel, open: 0 })
+        })
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ::portals::{Card, Node};
 
+use super::super::channel::Channel;
 use super::super::control::{FromPeer, NodeCard, Phase, ToPeer};
 use super::super::json::Row;
 use super::super::plan::{Layer, Op};
@@ -102,10 +103,10 @@ impl Pair {
         &mut self,
         nodes: &Nodes,
         case: &Case,
-        run: impl FnOnce(&mut dyn Answered) -> Result<T, Failure>,
+        run: impl FnOnce(&mut dyn Answered, &mut Channel<FromPeer>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let mut half = self.half(nodes, case, Phase::Latency)?;
-        let done = run(&mut half)?;
+        let done = run(&mut half, &mut self.channel)?;
         self.part(nodes, half)?;
         Ok(done)
     }
