@@ -29,6 +29,7 @@ use crate::guest::{Fault, MOST_QUEUE_BYTES, NoWindow};
 use crate::leaving::Leaving;
 use crate::mkey::{self, bus};
 use crate::port::counters;
+use crate::port::directory::Directory;
 use crate::port::link::Wire;
 use crate::{qp, srq};
 
@@ -293,6 +294,11 @@ impl Objects {
         Ok(())
     }
 
+    /// Bytes of all queues and tables, about.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.queue_bytes + self.table_bytes + self.completion_entries as usize * COMPLETION
+    }
+
     /// A number that no completion queue of the function has.
     pub(crate) fn new_number(&mut self) -> Result<u32, CmdStatus> {
         for _ in 0..NUMBERS {
@@ -411,10 +417,12 @@ impl Objects {
     }
 
     /// Destroys so many queue pairs, at most, before all objects are. Returns whether there are more.
-    fn destroy_some(&mut self, most: usize) -> bool {
+    fn destroy_some(&mut self, most: usize, directory: &mut Directory) -> bool {
         let some: Vec<u32> = self.qps.keys().copied().take(most).collect();
-        for qp in some.iter().filter_map(|number| self.qps.remove(number)) {
+        for number in some {
+            let Some(qp) = self.qps.remove(&number) else { continue };
             self.by_index.remove(&qp.handle.index);
+            directory.remove_qp(number);
             gone("queue pair", self.hca.destroy_qp(qp.handle).map(drop));
         }
         !self.qps.is_empty()
@@ -422,9 +430,9 @@ impl Objects {
 
     /// Destroys all objects, in an order in which none is in use. When it returns, the adapter touches no memory of the
     /// client's any more.
-    pub(crate) fn destroy_all(&mut self) {
+    pub(crate) fn destroy_all(&mut self, directory: &mut Directory) {
         self.freed_bytes += self.queue_bytes + self.listed_bytes;
-        self.destroy_some(usize::MAX);
+        self.destroy_some(usize::MAX, directory);
         self.by_index.clear();
         self.watched.clear();
         for (_, srq) in self.srqs.drain() {
@@ -508,14 +516,13 @@ impl Function {
     /// Destroys all objects, in an order in which none is in use. When it returns, the adapter touches no memory of the
     /// client's any more.
     pub(crate) fn destroy_objects(&mut self) {
-        self.directory.lock().remove_qps(self.options.number);
-        self.objects.destroy_all();
+        self.objects.destroy_all(&mut self.directory.lock());
     }
 
     /// Does a piece of what [`destroy_objects`](Self::destroy_objects) is about to do, which would take long where
     /// there are thousands of queue pairs. Returns whether there is more.
     pub(crate) fn destroy_piece(&mut self) -> bool {
-        self.objects.destroy_some(QUEUE_PAIRS_A_LOOK)
+        self.objects.destroy_some(QUEUE_PAIRS_A_LOOK, &mut self.directory.lock())
     }
 
     /// Bytes that objects had which have gone since this was asked last.

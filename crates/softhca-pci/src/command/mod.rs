@@ -42,8 +42,8 @@ pub(crate) use resource::{Numbers, Resources};
 const MAX_INPUT: usize = (8 << 20) + 4096;
 /// The longest output.
 const MAX_OUTPUT: usize = 256 << 10;
-/// What a function's commands may cost between two looks at it: bytes of input and output, and so much more for each
-/// command. Beyond it, slots whose doorbell was rung wait, and each look runs one.
+/// What a function's commands may cost between two looks at it: bytes of input and output, and of queues and tables that are
+/// made or go, and so much more for each command. Beyond it, slots whose doorbell was rung wait, and each look runs one.
 const BUDGET: usize = 16 << 20;
 const COMMAND_COST: usize = 64 << 10;
 /// That of an object that a command looks at to find whether it names another one.
@@ -409,6 +409,7 @@ impl Function {
     /// Does what an input asks for.
     fn run(&mut self, input: &[u8], output_len: usize) -> Output {
         let mut out = Output::new(output_len);
+        let before = self.objects.held_bytes();
         let result = parse::<CmdIn>(input).and_then(|head| {
             let result = self.dispatch(head.opcode(), input, &mut out);
             match result {
@@ -417,6 +418,8 @@ impl Function {
             }
             result
         });
+        // Memory that is taken or let go of takes as long as memory that is copied.
+        self.commands.spent += before.abs_diff(self.objects.held_bytes());
         out.finish(result.err().unwrap_or(CmdStatus::Ok), 0);
         if let Some(script) = &self.options.script {
             script.ran(input, out.bytes_mut());

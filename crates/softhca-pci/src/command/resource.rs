@@ -136,7 +136,10 @@ impl Function {
 
     fn dealloc_pd(&mut self, number: u32) -> Result<(), CmdStatus> {
         let handle = self.resources.pd(number).ok_or(CmdStatus::BadRes)?;
-        if self.ethernet.uses.has(Thing::Pd(number)) {
+        // The adapter knows of no key without memory.
+        self.commands.charge(self.objects.mkeys.len());
+        let is_named = self.objects.mkeys.values().any(|key| key.pd() == handle);
+        if is_named || self.ethernet.uses.has(Thing::Pd(number)) {
             return Err(CmdStatus::ResBusy);
         }
         self.hca.dealloc_pd(handle).map_err(|_| CmdStatus::ResBusy)?;

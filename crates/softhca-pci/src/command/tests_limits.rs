@@ -1,6 +1,7 @@
 //! Announced limits: a driver can create as many objects of each kind as the function announces.
 
 use hca_prm::caps::HcaCap;
+use hca_prm::command::counter::*;
 use hca_prm::command::cq::*;
 use hca_prm::command::hca::*;
 use hca_prm::command::mkey::*;
@@ -249,15 +250,17 @@ fn what_is_torn_down_with_many_queue_pairs_goes_bit_by_bit_and_is_answered_behin
     for ends in [TeardownHcaIn::new().as_bytes().to_vec(), disable.as_bytes().to_vec()] {
         let mut c = Client::new(&Server::new(), FunctionOptions::default(), 16 << 20);
         let cq = c.cq(4);
-        for _ in 0..200 {
-            c.qp(QpShape::default(), &cq, &cq);
-        }
+        let made: Vec<u32> = (0..200).map(|_| c.qp(QpShape::default(), &cq, &cq).qpn).collect();
         let refused = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, 77);
         assert_eq!(c.command(&refused), Err(CmdStatus::BadParam));
         assert_eq!(c.function.objects.qps.len(), 200, "what is refused destroys nothing");
         let mut answer = c.give(&ends, 16);
         let mut left = vec![c.function.objects.qps.len()];
         while answer == Answer::Lost {
+            for qpn in &made {
+                let is_known = c.function.directory.lock().lid_of_qp(*qpn).is_some();
+                assert_eq!(is_known, c.function.objects.qps.contains_key(qpn), "what has gone is nobody's");
+            }
             assert!(c.function.look());
             left.push(c.function.objects.qps.len());
             answer = c.answer(0);
@@ -265,4 +268,50 @@ fn what_is_torn_down_with_many_queue_pairs_goes_bit_by_bit_and_is_answered_behin
         assert_eq!(left, [136, 72, 8, 0]);
         assert!(matches!(answer, Answer::Delivered(CmdStatus::Ok, _)));
     }
+}
+
+/// Gives these commands, each by a slot. Returns how many are answered at once.
+fn given(c: &mut Client, inputs: &[Vec<u8>], output_len: usize) -> usize {
+    c.rewind();
+    for (slot, input) in (0..).zip(inputs) {
+        c.put(slot, input, output_len);
+    }
+    c.store(0x18, (1 << inputs.len()) - 1);
+    (0..inputs.len() as u32).filter(|slot| c.answer(*slot) != Answer::Lost).count()
+}
+
+#[test]
+fn so_many_bytes_of_queues_are_made_between_two_looks_and_so_many_go() {
+    let mut c = client();
+    let cq = c.cq(4);
+    let qp = c.qp(QpShape { log_rq: 2, log_sq: 4, ..QpShape::default() }, &cq, &cq);
+    // The longest ones, of some 10 MiB.
+    let context = c.query(&qp).with(Qpc::LOG_RQ_SIZE, caps::LOG_QP_SIZE).with(Qpc::STATE, 0);
+    let command = CreateQpIn::new().with(CreateQpIn::QPC, context.with(Qpc::LOG_RQ_STRIDE, 5));
+    let list = round_pages(u64::from(caps::RECV_WQE << caps::LOG_QP_SIZE) + (64 << 4));
+    let list = list.iter().flat_map(|page| page.to_be_bytes());
+    let input: Vec<u8> = command.as_bytes().iter().copied().chain(list).collect();
+    assert_eq!(given(&mut c, &vec![input; 4], 16), 2);
+    // Each look runs one of the others.
+    let made: Vec<usize> = (0..3).map(|_| (c.function.look(), c.function.objects.qps.len()).1).collect();
+    assert_eq!(made, [4, 5, 5]);
+    let destroys = |number: &u32| DestroyQpIn::new().with(DestroyQpIn::QPN, *number).as_bytes().to_vec();
+    let longest: Vec<Vec<u8>> =
+        c.function.objects.qps.keys().filter(|number| **number != qp.qpn).map(destroys).collect();
+    assert_eq!(given(&mut c, &longest, 16), 2);
+}
+
+#[test]
+fn so_many_queue_pairs_are_asked_for_their_counters_between_two_looks() {
+    let mut c = client();
+    let cq = c.cq(4);
+    let set = c.command(&AllocQCounterIn::new()).unwrap().get(AllocQCounterOut::COUNTER_SET_ID);
+    let qp = c.qp(QpShape { log_rq: 2, log_sq: 4, ..QpShape::default() }, &cq, &cq);
+    let context = c.query(&qp).with(Qpc::COUNTER_SET_ID, set);
+    for _ in 0..400 {
+        make_qp(&mut c, context, PAGE).unwrap();
+    }
+    let query = QueryQCounterIn::new().with(QueryQCounterIn::COUNTER_SET_ID, set);
+    let answered = given(&mut c, &vec![query.as_bytes().to_vec(); 30], QueryQCounterOut::SIZE);
+    assert!((5..=16).contains(&answered), "{answered}");
 }

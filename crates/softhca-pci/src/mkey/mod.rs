@@ -44,6 +44,11 @@ pub(crate) struct Mkey {
 }
 
 impl Mkey {
+    /// The protection domain that it names.
+    pub(crate) fn pd(&self) -> PdHandle {
+        self.pd
+    }
+
     /// Where `len` bytes lie whose address `key` names, if a queue of this protection domain may write there.
     pub(crate) fn place(&self, pd: PdHandle, key: u32, addr: u64, len: usize) -> Option<(&Window, usize)> {
         self.within(pd, key, addr, len).filter(|_| self.context.get(Mkc::LW))

@@ -89,11 +89,13 @@ impl QCounters {
 }
 
 impl Objects {
-    /// What a set has counted. `again`: it begins anew.
-    pub(crate) fn counters_of(&mut self, set: u32, again: bool) -> Set {
+    /// What a set has counted, and how many queue pairs were asked for that. `again`: it begins anew.
+    pub(crate) fn counters_of(&mut self, set: u32, again: bool) -> (Set, usize) {
         let Self { qps, hca, counters, .. } = self;
+        let mut asked = 0;
         for qp in qps.values_mut().filter(|qp| qp.counter_set() == set && !qp.is_inert()) {
             counters.fetch(qp, &hca.qp_counters(qp.handle).unwrap_or_default());
+            asked += 1;
         }
         let mut told = counters.0.get(&set).copied().unwrap_or_default();
         let ends = FINAL.iter().map(|field| told.get(*field)).fold(0, u32::wrapping_add);
@@ -101,7 +103,7 @@ impl Objects {
         if again {
             counters.0.remove(&set);
         }
-        told
+        (told, asked)
     }
 
     /// A queue pair goes, or names another set from now on.

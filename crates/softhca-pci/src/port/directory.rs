@@ -257,10 +257,8 @@ impl Directory {
         gids.chain(lids).chain(self.qps.values()).any(|of| *of == function)
     }
 
-    /// The function has this queue pair, which is new. One that had its number before may have gone unnoticed: those of a
-    /// function that is being reset go piece by piece.
+    /// The function has this queue pair.
     pub(crate) fn add_qp(&mut self, qpn: u32, function: u16) {
-        self.disconnect(qpn);
         self.qps.insert(qpn, function);
     }
 
@@ -268,13 +266,6 @@ impl Directory {
     pub(crate) fn remove_qp(&mut self, qpn: u32) {
         self.qps.remove(&qpn);
         self.disconnect(qpn);
-    }
-
-    /// The function has no queue pairs any more.
-    pub(crate) fn remove_qps(&mut self, function: u16) {
-        let gone: Vec<u32> =
-            self.qps.iter().filter(|(_, of)| **of == function).map(|(qpn, _)| *qpn).collect();
-        gone.into_iter().for_each(|qpn| self.remove_qp(qpn));
         self.version += 1;
     }
 
@@ -397,23 +388,7 @@ mod tests {
             assert_eq!(connect(&mut d, 2, 1), [], "it is in error, and connected to nobody");
         }
         assert!(d.is_heard(1) && d.is_heard(2) && d.is_heard(4));
-        d.remove_qps(0);
+        (1..=4).for_each(|qpn| d.remove_qp(qpn));
         assert!(d.connections.is_empty() && d.here.is_empty() && !d.knows(0));
-    }
-
-    #[test]
-    fn a_new_queue_pair_has_no_peer_though_the_one_before_with_its_number_had() {
-        let shared = SharedDirectory::new(Gid([1; 16]));
-        let mut d = shared.lock();
-        let handle = QpHandle { index: 1, generation: 1 };
-        (1..=3).for_each(|qpn| d.add_qp(qpn, 0));
-        d.connect(2, Connection { handle, remote: 3, here: true });
-        d.connect(1, Connection { handle, remote: 2, here: true });
-        assert!(!d.is_heard(1));
-        // Function 0 is being reset, and its number is another function's already.
-        d.add_qp(1, 1);
-        assert!(d.is_heard(1));
-        d.remove_qps(0);
-        assert!(d.knows(1) && d.connections.is_empty() && d.here.is_empty());
     }
 }

@@ -47,6 +47,8 @@ const CAP_MASK: u32 = 1 << 11 | 1 << 16 | 1 << 25;
 /// What of that its driver may say anew: which agents it has (communication management, SNMP, device management, those
 /// of vendors), and that its clients can be asked to register again.
 const CAP_MASK_PERMITTED: u32 = 1 << 16 | 1 << 17 | 1 << 19 | 1 << 24 | 1 << 25;
+/// Objects that a command could look at while it asks the adapter for the counters of a queue pair.
+const ASKED_COST: usize = 64;
 /// The state of a link that is up, and of one that is switched off.
 const LINK_UP: u32 = 5;
 const DISABLED: u32 = 3;
@@ -124,7 +126,8 @@ impl Function {
 
     /// What a set has counted, of queue pairs and of Ethernet queues. `again`: it begins anew.
     fn counters_of(&mut self, set: u32, again: bool) -> QueryQCounterOut {
-        let told = self.objects.counters_of(set, again);
+        let (told, asked) = self.objects.counters_of(set, again);
+        self.commands.charge(self.objects.qps.len() + ASKED_COST * asked);
         let seen = &mut self.ethernet.seen.out_of_buffer;
         let lost = if again { seen.remove(&set) } else { seen.get(&set).copied() }.unwrap_or_default();
         let also = told.get(QueryQCounterOut::OUT_OF_BUFFER);

@@ -7,7 +7,7 @@ use crate::bed::{End, Pair, QpShape, Server, Wqe};
 
 /// All counters of a set that are not 0.
 fn told(end: &mut End, set: u32) -> Vec<(&'static str, u32)> {
-    let told = end.client.function.objects.counters_of(set, false);
+    let (told, _) = end.client.function.objects.counters_of(set, false);
     let named: [(&str, Field<Set, u32>); 14] = [
         ("out_of_buffer", Set::OUT_OF_BUFFER),
         ("out_of_sequence", Set::OUT_OF_SEQUENCE),

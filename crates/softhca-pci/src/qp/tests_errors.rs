@@ -12,8 +12,8 @@ use hca_prm::command::mkey::DestroyMkeyIn;
 use hca_prm::command::resource::{DeallocPdIn, DeallocUarIn};
 use hca_prm::command::srq::DestroyRmpIn;
 use hca_prm::{
-    Ads, CmdStatus, CqError, Cqe64, CqeOpcode, CqeSyndrome, DataSeg, EventType, Opcode, QpState, Qpc,
-    RaddrSeg, ServiceType, WqeOpcode,
+    AccessMode, Ads, CmdStatus, CqError, Cqe64, CqeOpcode, CqeSyndrome, DataSeg, EventType, Mkc, Opcode,
+    QpState, Qpc, RaddrSeg, ServiceType, WqeOpcode,
 };
 
 use crate::bed::{BASE, Client, End, LEN, PAGE, Pair, QpShape, Server, Wqe};
@@ -419,6 +419,10 @@ fn what_queues_and_keys_name_stays_until_they_go() {
     let (cq, srq) = (c.cq(4), c.rmp(4));
     let qp = c.qp(QpShape { srq: Some(srq.rmpn), ..QpShape::default() }, &cq, &cq);
     let mr = c.mr(4096);
+    // A key without bytes, one of bus addresses, and one whose memory is gone.
+    let mut context = Mkc::new().with(Mkc::PD, pd).with(Mkc::QPN, Mkc::ANY_QPN).with(Mkc::LENGTH64, true);
+    context.set_access_mode(AccessMode::Pa);
+    let others = [c.try_mr(&[], 0, 0, |context| context), c.key(context, &[]), Ok(c.mr(4096).key)];
     let (pd, uar) =
         (DeallocPdIn::new().with(DeallocPdIn::PD, pd), DeallocUarIn::new().with(DeallocUarIn::UAR, uar));
     let eq = DestroyEqIn::new().with(DestroyEqIn::EQ_NUMBER, eqn);
@@ -438,7 +442,11 @@ fn what_queues_and_keys_name_stays_until_they_go() {
     assert_eq!(statuses(&mut c), [busy; 5], "a queue pair and a key are there");
     c.destroy(qp.qpn).unwrap();
     assert_eq!(statuses(&mut c), [None, None, None, None, busy], "a key is left");
-    c.command(&DestroyMkeyIn::new().with(DestroyMkeyIn::MKEY_INDEX, mr.key >> 8)).unwrap();
+    c.function.objects.release_keys(BASE, LEN, usize::MAX);
+    for key in [mr.key].into_iter().chain(others.map(Result::unwrap)) {
+        assert_eq!(statuses(&mut c), [gone, gone, gone, gone, busy], "{key:#x} is left");
+        c.command(&DestroyMkeyIn::new().with(DestroyMkeyIn::MKEY_INDEX, key >> 8)).unwrap();
+    }
     assert_eq!(statuses(&mut c), [gone, gone, gone, gone, None]);
 }
 
