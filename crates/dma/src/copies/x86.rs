@@ -12,6 +12,9 @@ use crate::word;
 const STRING_BYTES: usize = 3072;
 /// What is assumed of the largest cache where the system does not tell.
 const USUAL_CACHE: u64 = 32 << 20;
+/// The most that one of its users has of a larger one: it belongs to tens of processors, and those of a virtual machine
+/// share it with others'.
+const MOST_CACHE: u64 = 64 << 20;
 const PAGE: usize = 4096;
 /// Pages that are copied side by side past the caches, so that several rows of memory are open.
 const PAGES: usize = 4;
@@ -40,7 +43,7 @@ pub(super) fn plan() -> &'static Plan {
             wide: std::is_x86_feature_detected!("avx"),
             string: intel && std::is_x86_feature_detected!("ermsb"),
             hands_over: intel,
-            streaming_bytes: cache / 4,
+            streaming_bytes: cache.min(MOST_CACHE) / 4,
         }
     })
 }
