@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use ends::{End, connect, open, send};
 use hca_core::{
-    Access, AsyncEvent, Completion, Device, DmaMemory, Gid, MrInit, MrKeys, Payload, QpAttr, QpCap, QpInit,
-    QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, WcStatus,
+    Access, AsyncEvent, Completion, Device, DmaMemory, Gid, MrInit, MrKeys, MwRange, MwType, Payload, QpAttr,
+    QpCap, QpInit, QpState, QpType, RecvWr, Rkey, SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
 use hca_fabric::LoopbackNet;
 use softhca::{Options, Progress, SoftHca};
@@ -230,5 +230,40 @@ fn a_completion_queue_that_overran_goes_on_and_tells_of_the_next_time() {
         }
         a.close();
         b.close();
+    }
+}
+
+/// Of which nothing is sent: the network is never full for them.
+#[test]
+fn binds_are_carried_out_as_they_are_posted_however_many_they_are() {
+    const BINDS: u32 = 1000;
+    for fabric in FABRICS {
+        let [a, b] = [1, 2].map(|salt| End::new(open(fabric, Progress::Inline, salt).unwrap()));
+        let (device, addr) = (a.device.clone(), a.memory.addr());
+        let init = MrInit { addr, len: 4096, iova: 0, access: Access::MW_BIND };
+        // SAFETY: (1, 2)
+        let keys = unsafe { device.reg_mr(a.pd, &init) }.unwrap();
+        let (cq_handle, mut cq) = device.create_cq(BINDS).unwrap();
+        for qp_type in [QpType::Rc, QpType::Uc] {
+            let cap = QpCap { max_send_wr: BINDS, ..QpCap::default() };
+            let init = QpInit { qp_type, send_cq: cq_handle, recv_cq: cq_handle, srq: None, cap };
+            let mut qp = device.create_qp(a.pd, &init).unwrap();
+            let gid = Gid::from_ip(b.device.fabric().local);
+            connect(&device, qp.handle, (gid, b.rc.qpn), qp_type == QpType::Rc);
+            let access = Access::REMOTE_READ;
+            let range = MwRange { lkey: keys.lkey, addr: 0, len: 8, access, zero_based: false };
+            for wr_id in 0..BINDS.into() {
+                let mw = device.windows().unwrap().alloc_mw(a.pd, MwType::Two).unwrap();
+                let op = SendOp::BindMw { rkey: Rkey::new(mw.rkey.raw() ^ 1), range };
+                let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
+                // SAFETY: it names no memory of a list.
+                unsafe { qp.send.post_one(&SendWr { wr_id, op, flags, payload, dest: None }) }.unwrap();
+            }
+            qp.send.ring();
+            let mut done = vec![Completion::default(); BINDS as usize];
+            assert_eq!(cq.poll(&mut done), BINDS as usize, "{fabric}, {qp_type:?}");
+            assert!(done.iter().all(|c| c.status == WcStatus::Success));
+            device.destroy_qp(qp.handle).unwrap();
+        }
     }
 }

@@ -61,6 +61,8 @@ const MAX_PIECES: usize = (64 << 20) / 64 / TURN_PACKETS + 1;
 
 /// Turns in a row at most that look at shared memory alone: where it is alone, and where there is another network.
 const SHORT_TURNS: (u32, u32) = (256, 16);
+/// Bytes of a message of one line, as a turn's share counts them.
+const LINE_BYTES: usize = 64;
 /// Messages of one line that a turn takes from a ring before it looks at other things.
 const TURN_LINES: usize = 64;
 
@@ -623,7 +625,7 @@ impl Core {
     }
 
     /// The turn of a queue pair, whose `ready` is set, to send. Returns whether the batch is full, and the bytes that
-    /// left by messages.
+    /// left by messages. Requests that were done, and of which nothing leaves, count as a line each: there may be more.
     fn transmit_slot(
         &mut self,
         now: Instant,
@@ -646,7 +648,7 @@ impl Core {
             return (false, self.transmit_messages(now, slot, burst, network));
         }
         let QpEntry { machine, res, .. } = &mut **entry;
-        let (path, before) = (res.path, tx.len_bytes());
+        let (path, before, oldest) = (res.path, tx.len_bytes(), res.sq.head());
         let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
         let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false, network: Some(network) };
         let sent = machine.poll_transmit(now, &mut host, &mut sink, burst);
@@ -661,9 +663,10 @@ impl Core {
         if let Some(pace) = &entry.res.pace {
             pace.spend_of_queue_pair(now, tx.len_bytes() - before);
         }
+        let done = if sent > 0 { 0 } else { done_since(entry, oldest) };
         self.counters.tx_packets += sent as u64;
         self.settle(slot);
-        (full, 0)
+        (full, done)
     }
 
     /// Puts the queue pairs of overrun completion queues in error, and shows all completions.
@@ -685,6 +688,12 @@ impl Core {
             self.timers.push(Reverse((at, CQ_TIMER | cq)));
         }
     }
+}
+
+/// What counts as sent for the requests that were done since this one was the oldest.
+#[inline]
+fn done_since(entry: &QpEntry, oldest: u32) -> usize {
+    entry.res.sq.head().wrapping_sub(oldest) as usize * LINE_BYTES
 }
 
 /// The header that precedes a datagram in its buffer: over IPv6 the IP header, over IPv4 20 zeros and

@@ -12,8 +12,8 @@ use crate::direct::ops::Op;
 use crate::engine::host::QpHost;
 use crate::engine::lines::send_lines;
 use crate::engine::{
-    AckRule, BURST_PACKETS, Core, Engine, LISTED, MAX_PIECES, SHORT_TURNS, TURN_BYTES, TURN_LINES,
-    TURN_PACKETS,
+    AckRule, BURST_PACKETS, Core, Engine, LINE_BYTES, LISTED, MAX_PIECES, SHORT_TURNS, TURN_BYTES,
+    TURN_LINES, TURN_PACKETS, done_since,
 };
 use crate::limits::slot_of;
 use crate::network::Network;
@@ -28,9 +28,6 @@ use crate::objects::slab::Slab;
 use crate::objects::tables::{Ah, Tables};
 use crate::patience;
 use crate::queues::doorbell::Doorbell;
-
-/// Bytes of a message of one line, as a turn's share counts them.
-const LINE_BYTES: usize = 64;
 
 /// Gives a queue pair's messages to a ring.
 pub(super) struct MessageSink<'a, 'b> {
@@ -341,7 +338,7 @@ impl Core {
         is_all
     }
 
-    /// Lets a queue pair send messages; returns the bytes that left.
+    /// Lets a queue pair send messages; returns the bytes that left, or those that count for what was done without.
     #[inline]
     pub(super) fn transmit_messages(
         &mut self,
@@ -352,6 +349,7 @@ impl Core {
     ) -> usize {
         let Some(entry) = self.qps.at_mut(slot) else { return 0 };
         let Some(near) = network.near() else { return 0 };
+        let oldest = entry.res.sq.head();
         let lines = send_lines(entry, &self.tables, now, near, burst).count;
         let sent = exchange(entry, (&mut self.tables, &self.ahs), now, near, |machine, host, sink| {
             machine.poll_transmit(now, host, sink, burst - lines);
@@ -363,9 +361,10 @@ impl Core {
             (Some(sent), Some(pace)) => pace.spend_of_queue_pair(now, sent),
             (Some(_), None) => {}
         }
+        let made = sent.filter(|sent| *sent > 0).unwrap_or_else(|| done_since(entry, oldest));
         self.ask_if_due(slot, near);
         self.settle(slot);
-        sent.unwrap_or(0)
+        made
     }
 
     /// Asks a queue pair's peer what the requests just tried need to know.
