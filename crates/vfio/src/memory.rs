@@ -9,8 +9,8 @@
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use hca_process::memory_file;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use hca_process::{allocate_pages, memory_file};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
 use crate::error::DmaError;
@@ -35,7 +35,7 @@ fn available(meminfo: &str) -> Option<u64> {
 /// A file of zeros in memory, with all its pages there, that only this process may resize (it does not).
 pub(crate) fn memfd(name: &str, len: u64) -> Result<OwnedFd, Errno> {
     let file = memory_file(name, MemfdFlags::ALLOW_SEALING, len)?;
-    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len)?;
+    allocate_pages(file.as_fd(), 0, len)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
 }
@@ -76,7 +76,7 @@ impl Memory {
         let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         let file = memory_file("hca-dma", flags, len as u64)?;
         // Pages are set aside by it, and lack of them is told here, not by a signal.
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64)?;
+        allocate_pages(file.as_fd(), 0, len as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let mapping = Mapping::of_file(file.as_fd(), 0, len, HUGE)?;
         mapping.populate()?;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use hca_core::Access;
-use rustix::fs::FallocateFlags;
+use hca_process::allocate_pages;
 use rustix::io::Errno;
 
 use super::access::MappedRegions;
@@ -158,7 +158,7 @@ impl Grants {
         if !self.there.has(page) {
             let io = |e: Errno| GrantError::Io { doing: "making a page of the board", source: e.into() };
             let at = (page * PAGE) as u64;
-            rustix::fs::fallocate(&self.board_fd, FallocateFlags::empty(), at, PAGE as u64).map_err(io)?;
+            allocate_pages(self.board_fd.as_fd(), at, PAGE as u64).map_err(io)?;
             self.there.set(page);
         }
         Ok(())

@@ -19,7 +19,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 #[cfg(not(loom))]
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
 #[cfg(not(loom))]
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -587,7 +587,7 @@ pub(super) fn create_sparse(
 ) -> io::Result<(OwnedFd, Segment)> {
     let fd = hca_process::memory_file(name, MemfdFlags::ALLOW_SEALING, len as u64)?;
     // Says now, as an error, that there is no room; a page fault would say it by a signal.
-    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, dense as u64)?;
+    hca_process::allocate_pages(fd.as_fd(), 0, dense as u64)?;
     let mapping = Mapping::map(fd.as_fd(), len, dense, true)?;
     rustix::fs::fcntl_add_seals(&fd, writers.seals())?;
     Ok((fd, Segment(Arc::new(mapping))))

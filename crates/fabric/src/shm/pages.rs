@@ -16,8 +16,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use hca_process::{Fork, PerProcess, memory_file};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use hca_process::{Fork, PerProcess, allocate_pages, memory_file};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::error::GrantError;
@@ -271,9 +271,7 @@ impl Inner {
         // SAFETY: (1), and populating changes no content.
         match unsafe { rustix::mm::madvise(at, self.len, Advice::LinuxPopulateWrite) } {
             // Kernels before 5.14 do not know it.
-            Err(rustix::io::Errno::INVAL) => {
-                rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, self.len as u64)
-            }
+            Err(rustix::io::Errno::INVAL) => allocate_pages(self.fd.as_fd(), 0, self.len as u64),
             other => other,
         }
     }

@@ -1,4 +1,8 @@
-//! Peers that meet while the system has no descriptors, memory or messages for that.
+//! Peers that meet while the system has no descriptors, memory or messages for that, or while signals come.
+//!
+//! Invariants:
+//! 1. The handler touches an atomic and the registers that it is given.
+#![allow(unsafe_code)] // a handler of signals
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -99,4 +103,45 @@ fn a_peer_whose_welcome_there_was_no_room_for_is_met_later() {
     let mut helper = child("short", &domain(), None);
     assert_eq!(helper.line(), "met");
     assert!(helper.child.wait().unwrap().success());
+}
+
+/// Calls that were interrupted, or done, since the handler is there.
+#[cfg(target_arch = "x86_64")]
+static CALLS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+/// Stands for the system: every other call is interrupted.
+#[cfg(target_arch = "x86_64")]
+extern "C" fn interrupts(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let count = CALLS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let result = if count.is_multiple_of(2) { -i64::from(libc::EINTR) } else { 0 };
+    // SAFETY: (1): the kernel hands the context over, as the action asks for it.
+    unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RAX as usize] = result };
+}
+
+/// As by a profiler's timer: kernels before 6.0 end `fallocate` for any signal, and later ones that of huge pages.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn memory_is_made_though_a_signal_interrupts_the_system() {
+    use super::super::memory::{Writers, create};
+    use test_support::filter::{install, op};
+    // SAFETY: (1); the set and the flags are zeros.
+    unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        action.sa_sigaction = interrupts as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        assert_eq!(libc::sigaction(libc::SIGSYS, &raw const action, core::ptr::null_mut()), 0);
+    }
+    let bytes = 5 << 20;
+    let made = std::thread::spawn(move || {
+        install(&[
+            op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_fallocate as u32, 0, 1),
+            op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_TRAP, 0, 0),
+            op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+        ]);
+        create("hca-test", bytes, Writers::Creator).map(drop)
+    });
+    made.join().unwrap().expect("it is asked again");
+    // Three parts, none of which takes so long that the next signal comes first.
+    assert_eq!(CALLS.load(std::sync::atomic::Ordering::Relaxed), 6);
 }
