@@ -263,14 +263,16 @@ impl Memory {
     }
     /// Takes the memory out of the table, if nothing but this clone and the table holds it.
     fn alone(self) -> Result<Arc<Owner>, (Self, Error)> {
-        // From here on no post finds it.
-        self.0.table.take(self.handle());
-        let users = Arc::strong_count(&self.0) - 1 + Arc::strong_count(&self.0.region) - 1;
-        if users == 0 {
-            return Ok(self.0);
+        // No post looks meanwhile: one finds the memory, or does not because it is alone.
+        let mut all = lock::write(&self.0.table.0);
+        let users = Arc::strong_count(&self.0) - 1 + Arc::strong_count(&self.0.region) - 2;
+        if users > 0 {
+            drop(all);
+            return Err((self, Error::InUse { what: "the memory", users }));
         }
-        self.0.table.put(&self.0.region);
-        Err((self, Error::InUse { what: "the memory", users }))
+        all.remove(&self.handle());
+        drop(all);
+        Ok(self.0)
     }
     /// Sets the attributes (`VipSetMemAttributes`). The memory keeps its addresses and its bytes. Its handle changes:
     /// the device gives it another key.

@@ -91,9 +91,11 @@ exports! {
         out.write(handle)
     }
     fn VipCloseNic(NicHandle: Handle) {
-        let used = cq::any_of(NicHandle) || memory::any_tag_of(NicHandle) || vi::any_of(NicHandle);
+        if cq::any_of(NicHandle) || memory::any_tag_of(NicHandle) || vi::any_of(NicHandle) {
+            return Err(Code::ErrorResource);
+        }
         let adapter = NICS.take(NicHandle)?;
-        if used || !lock(&adapter.memory).is_empty() {
+        if !lock(&adapter.memory).is_empty() {
             NICS.put(NicHandle, adapter);
             return Err(Code::ErrorResource);
         }

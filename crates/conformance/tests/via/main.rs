@@ -124,6 +124,7 @@ hca_conformance::checks! { $
     }
     memory {
         memory_with_posted_descriptors_is_not_deregistered,
+        a_refused_deregistration_disturbs_no_post,
         deregistered_memory_is_not_reached,
         a_receive_whose_memory_has_gone_ends_the_connection,
         attributes_of_memory_are_changed,

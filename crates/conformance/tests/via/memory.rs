@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, mpsc};
 
-use hca_via::{MemAttributes, NetAddress, RemoteAddress, Request, ReturnCode, Segment, Status, ViAttributes};
+use hca_via::{
+    MemAttributes, Memory, NetAddress, RemoteAddress, Request, ReturnCode, Segment, Status, ViAttributes,
+};
 
 use crate::bed::{Bed, LEVELS, PATIENCE, Side, code, error, name};
 
@@ -24,6 +26,25 @@ pub(crate) fn memory_with_posted_descriptors_is_not_deregistered(bed: &Bed) {
         assert_eq!(error(&pair.a.vi.recv_done().unwrap()), Status::FLUSHED_ERROR);
     }
     memory.deregister().unwrap();
+}
+
+pub(crate) fn a_refused_deregistration_disturbs_no_post(bed: &Bed) {
+    let [side, _] = bed.sides();
+    let (vi, memory) = (side.vi(), side.nic.alloc(4096, &MemAttributes::new(&side.ptag)).unwrap());
+    let (addr, handle) = (memory.addr(), memory.handle());
+    let post = || vi.post_at(hca_via::Queue::Receive, addr, handle);
+    while post().is_ok() {}
+    std::thread::scope(|s| {
+        let refused = s.spawn(move || {
+            let refuse = |memory: Memory, _| memory.deregister().expect_err("descriptors are posted in it").0;
+            // It stays in the table behind the last one, too.
+            (0..20_000).fold(memory, refuse)
+        });
+        while !refused.is_finished() {
+            assert_eq!(code(post()), ReturnCode::ErrorResource, "the queue is full, and the memory there");
+        }
+        drop(refused.join().unwrap());
+    });
 }
 
 pub(crate) fn deregistered_memory_is_not_reached(bed: &Bed) {
