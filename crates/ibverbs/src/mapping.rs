@@ -1,12 +1,11 @@
-//! Memory that this library maps itself, and a look at memory of the program's.
+//! Memory that this library maps itself.
 #![allow(unsafe_code)]
 
 use core::ffi::{c_int, c_void};
 use core::ptr::{NonNull, null_mut};
 use std::os::fd::BorrowedFd;
-use std::sync::LazyLock;
 
-use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::entry::{Errno, INVALID};
 
@@ -20,46 +19,6 @@ pub(crate) struct Mapping {
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
-
-/// Looks whether the program can itself do what a device is to do with its memory, as the kernel does when it pins pages:
-/// all of it is mapped, and its first and last page can be read, or written if the device writes. The pages between are
-/// not touched.
-///
-/// # Errors
-/// `EFAULT`.
-pub(crate) fn check(first: NonNull<u8>, len: usize, writes: bool) -> Result<(), Errno> {
-    let page = rustix::param::page_size();
-    let of = |address: usize| address & !(page - 1);
-    let (start, last) = (of(first.addr().get()), of(first.addr().get() + (len - 1)));
-    let at = |address: usize| first.as_ptr().with_addr(address).cast::<c_void>();
-    // SAFETY: it changes nothing on Linux, and tells of holes.
-    let found = unsafe { msync(at(start), last - start + page, MsyncFlags::ASYNC) };
-    let can = |address| {
-        can(at(address), page, Advice::LinuxPopulateRead)
-            && (!writes || can(at(address), page, Advice::LinuxPopulateWrite))
-    };
-    if found == Err(rustix::io::Errno::NOMEM) || !can(start) || !can(last) {
-        return Err(Errno(libc::EFAULT));
-    }
-    Ok(())
-}
-/// Whether a page can be read or written. A kernel before 5.14 does not tell.
-fn can(at: *mut c_void, page: usize, advice: Advice) -> bool {
-    use rustix::io::Errno as E;
-    static IS_TOLD: LazyLock<bool> = LazyLock::new(|| {
-        let page = rustix::param::page_size();
-        // SAFETY: a page of memory that is there as long as it is looked at; no content changes.
-        Mapping::zeroed(page).is_ok_and(|own| unsafe {
-            madvise(own.first.as_ptr().cast(), page, Advice::LinuxPopulateRead).is_ok()
-        })
-    });
-    // SAFETY: it has the kernel do what an access would do, and changes no content.
-    match unsafe { madvise(at, page, advice) } {
-        Err(E::FAULT | E::NOMEM) => false,
-        Err(E::INVAL) => !*IS_TOLD,
-        _ => true,
-    }
-}
 
 const PROT: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 

@@ -116,8 +116,8 @@ impl Range {
     /// As there; or it is not mapped, or not so that the device may do what the rights say.
     fn of_program(&self) -> Result<MrInit, Errno> {
         let init = self.mr_init()?;
-        crate::mapping::check(init.addr, init.len, self.access.contains(Access::LOCAL_WRITE))?;
-        Ok(init)
+        let may = hca_process::can_access(init.addr, init.len, self.access.contains(Access::LOCAL_WRITE));
+        if may { Ok(init) } else { Err(Errno(libc::EFAULT)) }
     }
 }
 

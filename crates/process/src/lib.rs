@@ -17,6 +17,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `access` | [`can_access`], a look at memory before a device accesses it |
 //! | `barrier` | [`register_while_alone`], which registers for the system's memory barriers before there are threads |
 //! | `children` | [`NotInChildren`], descriptors that a forked child does not keep |
 //! | `fork` | [`Fork`], which tells a drop whether it runs in a forked child; [`PerProcess`], a static that a child has anew |
@@ -25,6 +26,7 @@
 //! | `time` | [`after`] and [`in_time`], times of the program's choice, which may be beyond what the clock counts |
 #![deny(unsafe_code)]
 
+mod access;
 mod barrier;
 mod children;
 mod file;
@@ -32,6 +34,7 @@ mod fork;
 mod thread;
 mod time;
 
+pub use access::can_access;
 pub use barrier::register_while_alone;
 pub use children::NotInChildren;
 pub use file::{allocate_pages, check_file_len, memory_file};

@@ -125,6 +125,10 @@ pub(crate) fn register(
 ) -> std::result::Result<Memory, Error> {
     let none = Error::Parameter { what: "memory", why: "its address is null" };
     let addr = NonNull::new(addr.0).ok_or(none)?;
+    if !hca_process::can_access(addr, len, true) {
+        let why = "it is not mapped, or the program can't write there";
+        return Err(Error::Parameter { what: "memory", why });
+    }
     // SAFETY: (1) the header says that the memory stays until VipDeregisterMem.
     unsafe { nic.register(addr, len, attributes) }
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "vipl.h"
@@ -245,6 +246,12 @@ static void wrong_arguments(struct side *a) {
     IS(VipRegisterMem(a->nic, NULL, 64, &mem, &number), bad);
     IS(VipRegisterMem(a->nic, a->memory, 0, &mem, &number), bad);
     IS(VipRegisterMem(a->nic, a->memory, ~0UL, &mem, &number), bad);
+    unsigned long page = sysconf(_SC_PAGESIZE);
+    void *gone = mmap(NULL, 2 * page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    HOLDS(gone != MAP_FAILED && munmap((char *)gone + page, page) == 0);
+    IS(VipRegisterMem(a->nic, gone, 2 * page, &mem, &number), bad);
+    IS(VipRegisterMem(a->nic, gone, page, &mem, &number), bad);
+    munmap(gone, page);
     IS(VipRegisterMem(a->nic, a->memory, 64, NULL, &number), bad);
     IS(VipRegisterMem(a->nic, a->memory, 64, &mem, NULL), bad);
     IS(VipSetMemAttributes(a->nic, a->memory, a->handle, NULL), bad);
