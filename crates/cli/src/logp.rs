@@ -44,7 +44,7 @@ pub(crate) fn logp(args: &LogpArgs) -> Result<(), Failure> {
             }
         }
     }
-    // Those that were measured are shown, however it ended.
+    // Measured layers are shown, however the run ended.
     if !args.json && !rows.is_empty() {
         show!("{}", table(&rows));
     }

@@ -82,7 +82,7 @@ fn watch(args: &StatArgs) -> Result<(), Failure> {
             }
         }
         before = Some((now, processes));
-        // What stands on a screen is to be read before that goes.
+        // A screen stays long enough to be read.
         if args.count == Some(rounds) && screen.is_none() {
             break;
         }

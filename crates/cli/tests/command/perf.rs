@@ -156,7 +156,7 @@ fn logp_captures_each_layer_in_a_file_of_its_own_and_says_if_one_is_not_written(
     for file in files {
         assert!(std::fs::metadata(folder.join(&file)).unwrap().len() > 1000, "{file:?}");
     }
-    // What was measured before is shown all the same.
+    // Layers that were measured before are shown.
     std::fs::create_dir(folder.join("two-am.pcapng")).unwrap();
     let half = run(&["logp", "--duration", "0.02", "--layer", "verbs,am", "--capture", &path("two.pcapng")]);
     assert_eq!((half.status.code(), text(&half.stdout).matches("verbs").count()), (Some(1), 1), "{half:?}");

@@ -78,7 +78,7 @@ pub(crate) fn so_many_clients_wait_for_a_server(bed: &Bed) {
         // At a shared address the next request may overtake the word that this one was given up.
         assert_eq!(code(asked), ReturnCode::Timeout);
     }
-    // Those that wait at the listener, and those of its connection manager.
+    // Clients that wait at the listener, and those of its connection manager.
     let waited = std::iter::from_fn(|| listener.wait(Some(Duration::ZERO)).ok()).count();
     assert!((1..=256).contains(&waited), "{waited} requests of clients that have gone");
     // One that comes then is found.

@@ -37,7 +37,7 @@ pub(crate) fn a_refused_deregistration_disturbs_no_post(bed: &Bed) {
     std::thread::scope(|s| {
         let refused = s.spawn(move || {
             let refuse = |memory: Memory, _| memory.deregister().expect_err("descriptors are posted in it").0;
-            // It stays in the table behind the last one, too.
+            // The memory stays in the table behind the last refusal, too.
             (0..20_000).fold(memory, refuse)
         });
         while !refused.is_finished() {

@@ -299,7 +299,7 @@ impl Fabric for Faulty {
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
         self.push_down(now);
         while let Some(&train) = batch.trains().first() {
-            // What may be appended of the train: all of it twice.
+            // Bytes that the train may append: all of its own twice.
             let mut left = 2 * train.len;
             if self.out.room() < left + (1 << 16) {
                 self.push_down(now);

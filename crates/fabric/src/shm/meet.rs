@@ -417,7 +417,7 @@ impl ShmFabric {
         }
     }
 
-    /// Those who wait since they said hello.
+    /// Admits peers that wait since they said hello.
     fn admit_waiting(&mut self) {
         let waiting: Vec<_> = self.meetings.pending.extract_if(.., |p| p.said.is_some()).collect();
         for pending in waiting {

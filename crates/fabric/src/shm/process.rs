@@ -244,7 +244,7 @@ impl Lender {
         match read {
             Ok((bytes, Some(word))) if bytes == loan.len && word == proof => Ok(Fetched::Whole),
             Ok(_) | Err(Errno::FAULT) if read_word(self.pid, proof_at) == Ok(proof) => Ok(Fetched::Fault),
-            // It is another program.
+            // The process runs another program.
             Ok(_) => Err(Errno::SRCH),
             Err(e) => Err(e),
         }

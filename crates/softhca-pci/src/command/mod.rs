@@ -42,8 +42,9 @@ pub(crate) use resource::{Numbers, Resources};
 const MAX_INPUT: usize = (8 << 20) + 4096;
 /// The longest output.
 const MAX_OUTPUT: usize = 256 << 10;
-/// What a function's commands may cost between two looks at it: bytes of input and output, and of queues and tables that are
-/// made or go, and so much more for each command. Beyond it, slots whose doorbell was rung wait, and each look runs one.
+/// The cost that a function's commands may have between two looks at it: bytes of input and output, and of queues and
+/// tables that are made or go, and so much more for each command. Beyond it, slots whose doorbell was rung wait, and each
+/// look runs one.
 const BUDGET: usize = 16 << 20;
 const COMMAND_COST: usize = 64 << 10;
 /// That of an object that a command looks at to find whether it names another one.

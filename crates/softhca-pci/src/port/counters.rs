@@ -89,7 +89,7 @@ impl QCounters {
 }
 
 impl Objects {
-    /// What a set has counted, and how many queue pairs were asked for that. `again`: it begins anew.
+    /// The counts of a set, and how many queue pairs were asked for that. `again`: the set begins anew.
     pub(crate) fn counters_of(&mut self, set: u32, again: bool) -> (Set, usize) {
         let Self { qps, hca, counters, .. } = self;
         let mut asked = 0;

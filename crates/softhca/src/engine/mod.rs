@@ -690,7 +690,7 @@ impl Core {
     }
 }
 
-/// What counts as sent for the requests that were done since this one was the oldest.
+/// The bytes that count as sent for the requests that were done since this one was the oldest.
 #[inline]
 fn done_since(entry: &QpEntry, oldest: u32) -> usize {
     entry.res.sq.head().wrapping_sub(oldest) as usize * LINE_BYTES

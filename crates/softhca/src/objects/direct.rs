@@ -16,7 +16,7 @@ const RIGHTS: Access = Access::BY_PEERS;
 /// Rights to what has a response of its own, for which both queue pairs have room or not.
 const ANSWERED: Access = RIGHTS.difference(Access::REMOTE_WRITE);
 
-/// What is left of rights where a queue pair has room for so many responses.
+/// The rights that are left where a queue pair has room for so many responses.
 pub(crate) fn with_room_for(responses: Option<u8>, access: Access) -> Access {
     if responses.unwrap_or(0) == 0 { access.difference(ANSWERED) } else { access }
 }

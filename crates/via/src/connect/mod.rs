@@ -75,7 +75,7 @@ async fn ask(
                 Control::Uc(control) => connect_async(context, control, to, &params).await,
             };
             match asked {
-                // It has overtaken the word that an earlier request of this VI was given up, and has ended that one.
+                // This request has overtaken the word that an earlier one of this VI was given up, and has ended that.
                 Err(ConnectionError::Rejected { reason: Reason::STALE_CONNECTION, .. })
                     if stale < MOST_STALE =>
                 {

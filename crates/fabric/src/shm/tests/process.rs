@@ -290,7 +290,7 @@ pub(super) fn execs(domain: &str) {
     next.args(std::env::args_os().skip(1)).env("HCA_TEST_ROLE", "successor -");
     panic!("{}", next.exec());
 }
-/// What it is then, with other memory in the same place.
+/// The other program, with other memory in the same place.
 pub(super) fn successor() {
     place(2);
     say("in its place");
