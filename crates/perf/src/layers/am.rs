@@ -258,11 +258,14 @@ mod tests {
                 let far = std::thread::spawn(move || {
                     let mut far = far;
                     while !far.serve().unwrap() {}
+                    far
                 });
                 near.meet(&name, true).unwrap();
                 near.stop().unwrap();
-                far.join().unwrap();
+                let far = far.join().unwrap();
+                // While the end is there: later, the request itself may be refused.
                 near.ask().unwrap();
+                drop(far);
                 done.send(near.settle().is_err())
             });
             assert_eq!(over.recv_timeout(Duration::from_secs(30)), Ok(true), "{way:?}");
