@@ -147,6 +147,7 @@ fn until_gone(process: &str) {
     };
     while !matches!(state(), None | Some('Z')) {
         assert!(begun.elapsed() < PATIENCE, "process {process} goes on");
+        // Between two looks at another process, which tells nobody of its end.
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }

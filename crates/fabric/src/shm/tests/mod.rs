@@ -319,31 +319,38 @@ fn the_way_to_itself_is_not_looked_at_while_it_is_idle() {
     assert_eq!(counter(&a, "rings_found_by_scan"), 0);
 }
 
-#[test]
-fn a_call_that_somebody_took_back_is_made_up_for() {
-    let d = domain();
-    let mut a = open(&d);
-    let mut peers: Vec<_> = (0..20).map(|_| open(&d)).collect();
-    let mut got = Vec::new();
-    let paths: Vec<_> = peers.iter_mut().map(|p| p.open_path(&av(a.attr().local)).unwrap()).collect();
-    for (p, path) in peers.iter_mut().zip(&paths) {
-        send(p, *path, &[packet(1, 40)]);
-    }
-    let start = Clock::now();
+/// A fabric with twenty peers and their paths to it, each of which has sent one packet that was received.
+fn with_twenty_peers(open: impl Fn() -> ShmFabric) -> (ShmFabric, Vec<(ShmFabric, PathId)>) {
+    let (mut a, mut got, start) = (open(), Vec::new(), Clock::now());
+    let peer = |_| {
+        let mut peer = open();
+        let path = peer.open_path(&av(a.attr().local)).unwrap();
+        send(&mut peer, path, &[packet(1, 40)]);
+        (peer, path)
+    };
+    let mut peers: Vec<_> = (0..20).map(peer).collect();
     while got.len() < peers.len() {
         recv(&mut a, &mut got);
-        for p in &mut peers {
+        for (p, _) in &mut peers {
             recv(p, &mut Vec::new());
         }
         assert!(start.elapsed() < Duration::from_secs(10));
     }
     a.park_idle();
-    for (p, path) in peers.iter_mut().zip(&paths) {
+    (a, peers)
+}
+
+#[test]
+fn a_call_that_somebody_took_back_is_made_up_for() {
+    let d = domain();
+    let (mut a, mut peers) = with_twenty_peers(|| open(&d));
+    let (mut got, start) = (Vec::new(), Clock::now());
+    for (p, path) in &mut peers {
         send(p, *path, &[packet(2, 40)]);
     }
     // What a hostile peer would do to the page that all may write.
     a.doorbells.take(|_| {});
-    while got.len() < 2 * peers.len() {
+    while got.len() < peers.len() {
         recv(&mut a, &mut got);
         assert!(start.elapsed() < Duration::from_secs(10), "{} came", got.len());
     }
@@ -355,23 +362,9 @@ fn a_call_that_somebody_took_back_is_made_up_for() {
 fn a_call_that_another_user_took_back_is_not_slept_through() {
     let d = domain();
     let options = ShmOptions { any_user: true, ring_bytes: 1 << 16, ..ShmOptions::default() };
-    let open = || ShmFabric::open(&d, &options).unwrap();
-    let mut a = open();
-    let mut peers: Vec<_> = (0..20).map(|_| open()).collect();
-    let (mut got, start) = (Vec::new(), Clock::now());
-    let paths: Vec<_> = peers.iter_mut().map(|p| p.open_path(&av(a.attr().local)).unwrap()).collect();
-    for (p, path) in peers.iter_mut().zip(&paths) {
-        send(p, *path, &[packet(1, 40)]);
-    }
-    while got.len() < peers.len() {
-        recv(&mut a, &mut got);
-        for p in &mut peers {
-            recv(p, &mut Vec::new());
-        }
-        assert!(start.elapsed() < Duration::from_secs(10));
-    }
-    a.park_idle();
-    for (p, path) in peers.iter_mut().zip(&paths) {
+    let (mut a, mut peers) = with_twenty_peers(|| ShmFabric::open(&d, &options).unwrap());
+    let mut got = Vec::new();
+    for (p, path) in &mut peers {
         let parked = !a.links.get(a.links.find(p.own.local).unwrap()).unwrap().polled;
         if parked {
             send(p, *path, &[packet(2, 40)]);
@@ -383,7 +376,7 @@ fn a_call_that_another_user_took_back_is_not_slept_through() {
             a.park_idle();
         }
     }
-    assert!(got.len() > peers.len(), "some are parked");
+    assert!(!got.is_empty(), "some are parked");
 }
 
 /// Receives one packet, asleep until it is there.
