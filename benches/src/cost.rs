@@ -28,7 +28,8 @@ pub struct Counted<'a> {
 /// # Errors
 /// valgrind is missing, or the program failed under it.
 pub fn count(case: &str, counted: &Counted<'_>, dir: &Path) -> Result<u64, Failure> {
-    let out: PathBuf = dir.join(format!("callgrind.{case}"));
+    // Another process may count the same case.
+    let out: PathBuf = dir.join(format!("callgrind.{case}.{}", std::process::id()));
     let mut valgrind = Command::new("valgrind");
     // Fair to its threads: without that the one that spins may keep the others from running.
     valgrind.args([

@@ -23,7 +23,7 @@ use crate::floor::cache::{OWNED, OWNED_STRIDE, own_again, owned_line};
 use crate::floor::{LINE_BYTES, Shared, end_with_starter};
 use crate::foreign::Foreign;
 use hca_perf::batches::{median_ns, median_of, per_second};
-use hca_perf::child::serve_if_asked;
+use hca_perf::child::{serve_if_asked, wait_for_end};
 
 /// The first argument of a process that is the far side.
 const CHILD_COMMAND: &str = "__duo";
@@ -679,13 +679,7 @@ impl Drop for Duo {
     fn drop(&mut self) {
         // The end of its input is the end of the child.
         self.to_child = None;
-        let begin = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) {
-            if begin.elapsed() > Duration::from_secs(2) {
-                let _ = self.child.kill();
-            }
-            std::thread::yield_now();
-        }
+        wait_for_end(&mut self.child);
     }
 }
 

@@ -48,14 +48,18 @@ impl fmt::Display for Target {
     }
 }
 
-/// Whether a target was met, in a word; nothing where there is none.
+/// Whether a target was met, by enough pairs; `None` where there is none.
+pub fn met(target: Option<Target>, measured: Option<&Ratio>) -> Option<bool> {
+    target.map(|t| measured.is_some_and(|r| r.pairs >= WANTED_PAIRS && t.is_met(r.median)))
+}
+
+/// The same in a word; nothing where there is none.
 pub fn verdict(target: Option<Target>, measured: Option<&Ratio>) -> &'static str {
-    match (target, measured) {
-        (_, None) => "TOO FEW PAIRS",
-        (_, Some(r)) if r.pairs < WANTED_PAIRS => "TOO FEW PAIRS",
-        (None, _) => "",
-        (Some(t), Some(r)) if t.is_met(r.median) => "met",
-        _ => "MISSED",
+    match met(target, measured) {
+        _ if measured.is_none_or(|r| r.pairs < WANTED_PAIRS) => "TOO FEW PAIRS",
+        None => "",
+        Some(true) => "met",
+        Some(false) => "MISSED",
     }
 }
 
@@ -191,6 +195,8 @@ mod tests {
         let judged = |samples: &[Sample]| verdict(target, summary(samples).as_ref());
         assert_eq!((judged(&few), judged(&enough), judged(&slow)), ("TOO FEW PAIRS", "met", "MISSED"));
         assert_eq!(judged(&[]), "TOO FEW PAIRS");
-        assert_eq!(verdict(None, summary(&slow).as_ref()), "");
+        let is_met = |samples: &[Sample]| met(target, summary(samples).as_ref());
+        assert_eq!([&few[..], &enough, &slow, &[]].map(is_met), [false, true, false, false].map(Some));
+        assert_eq!((verdict(None, summary(&slow).as_ref()), met(None, None)), ("", None));
     }
 }

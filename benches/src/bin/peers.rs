@@ -16,7 +16,7 @@ use hca_benches::args::seconds;
 use hca_benches::duo::{self, Duo, Kind};
 use hca_benches::peers::{Over, Peer, PeerError, Runs, What, leash_if_asked};
 use hca_benches::plot::{Bar, plot};
-use hca_benches::ratio::{Better, Ratio, Sample, Target, interleave, plain, summary, verdict};
+use hca_benches::ratio::{Better, Ratio, Sample, Target, interleave, met, plain, summary, verdict};
 use hca_perf::Failure;
 use hca_perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 
@@ -183,7 +183,7 @@ impl Row {
             "placement": m.map(|m| m.placement),
             "must": self.target().map(|t| t.must),
             "aim": self.target().and_then(|t| t.aim),
-            "met": self.target().map(|t| m.is_some_and(|m| t.is_met(m.median))),
+            "met": met(self.target(), m),
         })
     }
 }

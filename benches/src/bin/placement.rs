@@ -297,6 +297,9 @@ fn all(args: &Args) -> Result<(), Failure> {
         }
     }
     bar.finish_and_clear();
+    if outcomes.iter().all(Vec::is_empty) {
+        return Err("no run succeeded".into());
+    }
     for (row, outcomes) in rows.iter().zip(&outcomes) {
         match Outcome::median(outcomes) {
             Some(outcome) if args.json => println!("{}", row.json(&outcome)),

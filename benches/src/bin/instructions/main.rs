@@ -44,9 +44,9 @@ const TOLERANCE: f64 = 0.03;
 const TRIES: usize = 4;
 /// Rounds of each case, of which the count is the mean.
 const ROUNDS: u64 = 256;
-/// Messages by one doorbell.
 /// Peers that take turns: more than are polled.
 const PEERS: usize = 64;
+/// Messages by one doorbell.
 const BURST: u64 = 64;
 
 /// Networks without a system call.
@@ -140,7 +140,8 @@ fn check(update: bool) -> Result<bool, Failure> {
     let record = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/instructions.toml"));
     let recorded = match std::fs::read_to_string(&record) {
         Ok(text) => parse(&text)?,
-        Err(_) => Counts::new(),
+        Err(_) if update => Counts::new(),
+        Err(e) => return Err(format!("{}: {e}", record.display()).into()),
     };
     let (program, dir) = (std::env::current_exe()?, std::env::temp_dir());
     let program = program.to_str().ok_or("the path of this program is not text")?;

@@ -22,7 +22,7 @@ use hca::DeviceUrl;
 use hca_benches::args::seconds;
 use hca_benches::floor::{self, Figures, Floor};
 use hca_benches::plot::{Bar, plot};
-use hca_benches::ratio::{Better, Ratio, Sample, Target, WANTED_PAIRS, interleave, plain, verdict};
+use hca_benches::ratio::{Better, Ratio, Sample, Target, WANTED_PAIRS, interleave, met, plain, verdict};
 use hca_benches::{crowd, duo, engines, idle, members, served, turns};
 use hca_perf::Failure;
 use hca_perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
@@ -142,6 +142,14 @@ struct Row {
     measure: fn(&Bench) -> Result<Option<Ratio>, Failure>,
 }
 
+impl Row {
+    /// The measurement as it is judged: a figure that has no floor needs no second one.
+    fn judged(&self, measured: Option<&Ratio>) -> Option<Ratio> {
+        let pairs = |m: &Ratio| if self.unit == Unit::Alone { WANTED_PAIRS } else { m.pairs };
+        measured.map(|m| Ratio { pairs: pairs(m), ..m.clone() })
+    }
+}
+
 const fn less(must: f64, aim: Option<f64>) -> Option<Target> {
     Some(Target { better: Better::Less, must, aim })
 }
@@ -230,10 +238,9 @@ fn all(args: &Args) -> Result<bool, Failure> {
     for row in args.fabric.rows().iter().filter(asked) {
         eprintln!("{}", row.name);
         let measured = (row.measure)(&bench)?;
-        let met = row.target.is_none_or(|t| measured.as_ref().is_some_and(|m| t.is_met(m.median)));
-        good &= met;
+        good &= met(row.target, row.judged(measured.as_ref()).as_ref()) != Some(false);
         if args.json {
-            println!("{}", as_json(row, measured.as_ref(), met));
+            println!("{}", as_json(row, measured.as_ref()));
         }
         table.add_row(cells(row, measured.as_ref()));
         bars.extend(measured.and_then(|m| bar(row, &m)));
@@ -286,9 +293,6 @@ fn cells(row: &Row, measured: Option<&Ratio>) -> Vec<String> {
     let alone = row.unit == Unit::Alone;
     let shown = |f: &dyn Fn(&Ratio) -> String| measured.map(f).unwrap_or_default();
     let beside = |f: &dyn Fn(&Ratio) -> String| if alone { String::new() } else { shown(f) };
-    // A figure that has no floor needs no second one.
-    let enough = |m: &Ratio| if alone { WANTED_PAIRS } else { m.pairs };
-    let judged = measured.map(|m| Ratio { pairs: enough(m), ..m.clone() });
     vec![
         row.name.to_owned(),
         row.against.to_owned(),
@@ -300,11 +304,11 @@ fn cells(row: &Row, measured: Option<&Ratio>) -> Vec<String> {
         beside(&|m| format!("{} {}", m.pairs, m.placement)),
         row.target.map(|t| t.to_string()).unwrap_or_default(),
         row.target.and_then(|t| t.aim).map(plain).unwrap_or_default(),
-        verdict(row.target, judged.as_ref()).to_owned(),
+        verdict(row.target, row.judged(measured).as_ref()).to_owned(),
     ]
 }
 
-fn as_json(row: &Row, measured: Option<&Ratio>, met: bool) -> serde_json::Value {
+fn as_json(row: &Row, measured: Option<&Ratio>) -> serde_json::Value {
     serde_json::json!({
         "name": row.name,
         "against": row.against,
@@ -317,6 +321,6 @@ fn as_json(row: &Row, measured: Option<&Ratio>, met: bool) -> serde_json::Value 
         "placement": measured.map(|m| m.placement),
         "must": row.target.map(|t| t.must),
         "aim": row.target.and_then(|t| t.aim),
-        "met": row.target.map(|_| met),
+        "met": met(row.target, row.judged(measured).as_ref()),
     })
 }

@@ -19,7 +19,7 @@ use super::{Bench, Row, Unit, less, more, rc};
 pub(super) const ROWS: [Row; 7] = [
     Row { name: "send 8 B one way", against: "hand-over by threads that yield", target: less(1.5, None), unit: Unit::Ns, measure: |b| latency(b, Op::Send) },
     Row { name: "send 8 B beside 4,000 idle queue pairs", against: "the same without them", target: less(1.1, None), unit: Unit::Ns, measure: beside_idle },
-    Row { name: "write 8 B, completed", against: "hand-over by threads that yield", target: None, unit: Unit::Ns, measure: |b| latency(b, Op::Write) },
+    Row { name: "write 8 B half round trip", against: "hand-over by threads that yield", target: None, unit: Unit::Ns, measure: |b| latency(b, Op::Write) },
     Row { name: "write 1 MiB stream", against: "the engine within the program", target: more(0.8, None), unit: Unit::Bytes, measure: |b| stream(b, Op::Write) },
     Row { name: "send 1 MiB stream", against: "writes by the engine within the program", target: None, unit: Unit::Bytes, measure: |b| stream(b, Op::Send) },
     Row { name: "write 1 MiB stream, two adapters", against: "the engine in two programs, over UDP", target: more(0.8, None), unit: Unit::Bytes, measure: beside_udp },
