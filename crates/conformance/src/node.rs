@@ -74,7 +74,6 @@ impl Node {
         let av = AddressVector { dgid: to, ..AddressVector::default() };
         self.dev().create_ah(self.pd.handle, &av).expect("an address handle")
     }
-    /// A counter's value; 0 if the device has none of that name.
     pub(crate) fn events(&self) -> Vec<hca_core::AsyncEvent> {
         self.world.events(self.index)
     }

@@ -329,6 +329,21 @@ pub(crate) fn after_deregistration_no_receive_or_read_lands(bed: &dyn Bed) {
     p.a.send(2, SendOp::Send, &[p.ma.sge(0, 4096)]);
     p.b.recv_cq.ends(1, WcStatus::LocalProtection);
     m.assert_bytes(0, &[0; 4096]);
+    // More READs than an adapter has under way at once: whatever it is at, some end later.
+    let [a, b] = Node::open(bed);
+    let p = Pair::between(&a, &b, Conn { mem_bytes: 4096, ..Conn::default() });
+    p.mb.fill(3);
+    let m = a.mem(64 << 10, ALL);
+    let sges: Vec<_> = (0..16).map(|i| [m.sge(i * 4096, 4096)]).collect();
+    let reads = sges.iter().zip(1..).map(|(sge, id)| wr(id, SendOp::Read(p.mb.remote(0)), sge));
+    p.a.try_send(&reads.collect::<Vec<_>>()).unwrap();
+    m.dereg().unwrap();
+    m.fill(0);
+    let ends = p.a.send_cq.take(16);
+    let failed = ends.iter().map(|c| c.status).find(|s| *s != WcStatus::Success);
+    assert!(failed.is_none_or(|s| s == WcStatus::LocalProtection), "{failed:?}");
+    p.settle();
+    m.assert_bytes(0, &[0; 64 << 10]);
 }
 
 pub(crate) fn keys_are_not_used_again_soon_and_differ(bed: &dyn Bed) {

@@ -50,6 +50,7 @@ pub(crate) fn a_queue_takes_its_depth_and_no_more(bed: &dyn Bed) {
             Ok(()) => taken += batch.len(),
             Err(e) => break e,
         }
+        assert!(taken <= p.a.cap.max_recv_wr as usize, "it is never full");
     };
     assert_eq!(taken + e.accepted, p.a.cap.max_recv_wr as usize, "{e}");
     assert_eq!(e.kind, PostErrorKind::QueueFull { depth: p.a.cap.max_recv_wr });

@@ -341,9 +341,10 @@ pub(crate) fn a_message_to_a_group_wakes_a_member_that_sleeps(bed: &dyn Bed) {
         let sges = [sender.memory.sge(31 * PLACE, LEN)];
         sender.qp.try_send(&[SendWr { dest, ..wr(id, SendOp::SendImm(id as u32), &sges) }]).unwrap();
         // Its own adapter alone is turned for the sender.
-        while sender.qp.send_cq.with_port(|p| p.poll(&mut [hca_core::Completion::default()])) == 0 {
+        sender.qp.node.world.wait_idle("the sender's completion", || {
             sender.qp.node.dev().turn();
-        }
+            sender.qp.send_cq.try_next()
+        });
         let n = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)).expect("a poll");
         assert_eq!(n, 1, "the member sleeps on\n{}", member.qp.node.world.report());
         member.got(id, id, &sender, group);

@@ -214,6 +214,7 @@ pub(crate) fn a_shared_queue_takes_its_depth_and_no_more(bed: &dyn Bed) {
             Ok(()) => depth += 1,
             Err(e) => break e.kind,
         }
+        assert!(depth < 1 << 20, "it is never full");
     };
     assert!(depth >= 64, "asked for 64, got {depth}");
     assert_eq!(kind, PostErrorKind::QueueFull { depth: depth as u32 });
