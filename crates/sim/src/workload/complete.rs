@@ -42,6 +42,7 @@ impl World {
         let e = self.end_of(n, c)?;
         if c.status == WcStatus::Success {
             self.is_not_drained(e, &format!("request {:#x}", c.wr_id))?;
+            self.says_what_it_was(e, c)?;
         }
         let first = self.ends[e].sq.failed().is_none();
         let ended = self.ends[e].sq.complete(c.wr_id, c.status);
@@ -57,6 +58,18 @@ impl World {
             self.went_down(e);
         }
         Ok(())
+    }
+
+    /// A completion names the operation that was posted, and how much came back.
+    fn says_what_it_was(&self, e: usize, c: &Completion) -> Checked<()> {
+        // The ledger tells of one that nobody posted.
+        let Some(op) = self.ends[e].ops.get(&c.wr_id) else { return Ok(()) };
+        let returns =
+            matches!(op.promise, Promise::Read { .. } | Promise::Atomic { .. } | Promise::SharedAdd);
+        if c.opcode == op.opcode && (!returns || c.byte_len as usize == op.len) {
+            return Ok(());
+        }
+        Err(self.broken(format!("a {:?} of {} B ended as another: {c:?}", op.opcode, op.len)))
     }
 
     /// A request ended well. Once all faults have ended, none waits longer for that than its queue pair's settings

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use hca_core::{
-    AhHandle, Gid, Instant, MrKeys, MwHandle, QpHandle, Qpn, RecvPort, Rkey, SendPort, Srqn, WcStatus,
+    AhHandle, Gid, Instant, MrKeys, MwHandle, QpHandle, Qpn, RecvPort, Rkey, SendPort, Srqn, WcOpcode,
+    WcStatus,
 };
 
 use super::host::{Host, Srq, XrcDomain};
@@ -64,6 +65,8 @@ pub(super) enum Promise {
 #[derive(Debug)]
 pub(super) struct Op {
     pub(super) promise: Promise,
+    /// What its completion names it.
+    pub(super) opcode: WcOpcode,
     pub(super) len: usize,
     /// The local list.
     pub(super) pieces: Vec<Rc<Span>>,

@@ -256,7 +256,8 @@ impl World {
         end.left = left;
         end.unsignaled = if signaled { 0 } else { end.unsignaled + 1 };
         end.sq.post(wr_id, signaled, now);
-        end.ops.insert(wr_id, Op { promise: draft.promise, len: draft.len, pieces: draft.pieces });
+        let opcode = draft.op.wc_opcode();
+        end.ops.insert(wr_id, Op { promise: draft.promise, opcode, len: draft.len, pieces: draft.pieces });
         let port = end.send.as_mut().expect("who posts is there");
         if let Err(refused) = post_send(&mut **port, &[wr]) {
             let (n, op) = (end.host, draft.op);
