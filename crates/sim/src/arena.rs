@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! 1. Each part owns its memory, which is freed when the part is dropped.
-//! 2. No code makes a reference to the memory: the simulation copies bytes in and out by this module, the adapter by
-//!    its own means, and both run on one thread, so that accesses don't race.
+//! 2. No reference to the memory leaves this module: the simulation copies bytes in and out, and compares them where they
+//!    lie; the adapter has its own means, and both run on one thread, so that accesses don't race.
 //! 3. The memory outlives every registration: the code that registered it drops it after the adapter, or after
 //!    `dereg_mr` has returned; else it calls [`Arena::leak`].
 #![allow(unsafe_code)]
@@ -78,13 +78,17 @@ impl Arena {
     }
     /// The first difference between the memory at `at` and `expected`, and what is found there.
     pub(crate) fn difference(&self, at: usize, expected: &[u8]) -> Option<(usize, u8)> {
-        const STEP: usize = 4096;
-        for (n, part) in expected.chunks(STEP).enumerate() {
-            let found = self.read(at + n * STEP..at + n * STEP + part.len());
-            if found != part {
-                let i = (0..part.len()).find(|i| found[*i] != part[*i]).expect("the slices differ");
-                return Some((n * STEP + i, found[i]));
+        let mut done = 0;
+        while done < expected.len() {
+            let (addr, len) = self.piece(&(at + done..at + expected.len()));
+            // SAFETY: (1): the piece is ours; (2) nobody else accesses it before the comparison has ended.
+            let found = unsafe { core::slice::from_raw_parts(addr.as_ptr(), len) };
+            let wanted = &expected[done..done + len];
+            if found != wanted {
+                let i = (0..len).find(|i| found[*i] != wanted[*i]).expect("the slices differ");
+                return Some((done + i, found[i]));
             }
+            done += len;
         }
         None
     }
