@@ -417,7 +417,8 @@ fn perftest_writes_to_blocks_of_malloc_that_peers_can_map() {
 fn a_memory_checker_finds_nothing_in_a_ping_pong() {
     // Its leaks are those of the program. A program that spins gives the adapter's thread its turns.
     let valgrind = ["valgrind", "-q", "--error-exitcode=9", "--leak-check=no", "--fair-sched=try"];
-    let checked = [&valgrind[..], &["ibv_rc_pingpong"]].concat();
+    let known = concat!("--suppressions=", env!("CARGO_MANIFEST_DIR"), "/tests/valgrind.supp");
+    let checked = [&valgrind[..], &[known, "ibv_rc_pingpong"]].concat();
     both_of(AUTO, &checked, &["-g", "1", "-n", "20"]);
 }
 
