@@ -33,6 +33,20 @@ fn refusal(args: &[&str], code: i32) -> String {
     said
 }
 
+/// A shared address has its name among those that the kernel keeps for each network namespace, and needs no file.
+#[test]
+#[ignore = "needs root: a mount namespace of its own"]
+fn devices_at_a_shared_address_open_where_proc_is_not_mounted() {
+    let script = "mount -t tmpfs none /proc && exec \"$0\" devinfo \"$1\"";
+    for device in ["udp://127.71.1.1?share=yes", "auto://127.71.1.1?share=yes"] {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_hca"), device]);
+        let out = command.env_remove("HCA_DEVICE").stdin(Stdio::null()).output().unwrap();
+        assert!(out.status.success(), "{device}: {}", text(&out.stderr));
+        assert!(text(&out.stdout).contains("slot"), "{device}: {}", text(&out.stdout));
+    }
+}
+
 /// Commands that show something in an instant.
 const SHOWS: [&[&str]; 5] =
     [&["list"], &["list", "--json"], &["devinfo", "udp://"], &["stat"], &["portals", "trace", "--list"]];

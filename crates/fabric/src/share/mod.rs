@@ -8,7 +8,7 @@
 //!
 //! | event | effect |
 //! |---|---|
-//! | the first process opens the address | it takes the abstract name of network namespace, user and address, makes the sockets, listens |
+//! | the first process opens the address | it takes the abstract name of user and address, makes the sockets, listens |
 //! | another one opens it | it connects to that name and wakes a thread of one process, which gives it all sockets |
 //! | that process does not answer | it connects again, which wakes another one |
 //! | it takes a slot | it binds `NAME/slot/N`; over UDP it empties that slot's socket, and proves the slot by a packet to itself |
@@ -29,7 +29,6 @@ mod strays;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as WallTime};
@@ -115,14 +114,14 @@ pub(crate) trait Sockets {
 struct Names(String);
 
 impl Names {
-    fn of(sockets: &dyn Sockets) -> io::Result<Self> {
-        let netns = std::fs::metadata("/proc/thread-self/ns/net")?.ino();
+    /// The kernel has abstract names for each network namespace by itself.
+    fn of(sockets: &dyn Sockets) -> Self {
         let uid = rustix::process::geteuid().as_raw();
         let address = match sockets.local() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
             IpAddr::V6(v6) => v6,
         };
-        Ok(Self(format!("hca-share/{netns:x}/{uid}/{:032x}/{}", address.to_bits(), sockets.place())))
+        Self(format!("hca-share/{uid}/{:032x}/{}", address.to_bits(), sockets.place()))
     }
     fn of_all(&self) -> rustix::io::Result<SocketAddrUnix> {
         SocketAddrUnix::new_abstract_name(self.0.as_bytes())
@@ -213,7 +212,7 @@ impl Share {
         let local = sockets.local();
         let io = |doing| move |source: io::Error| OpenError::Io { doing, local, source };
         let errno = |doing| move |e: Errno| OpenError::Io { doing, local, source: e.into() };
-        let names = Names::of(sockets).map_err(io("looking for the network namespace in /proc"))?;
+        let names = Names::of(sockets);
         let common = Arc::new(common(sockets, &names, slots.clamp(1, MAX_SLOTS))?);
         let all = NotInChildren::new(&common.borrowed());
         let (slot, mailbox) = claim(sockets, &names, &common)?;
@@ -603,7 +602,7 @@ mod tests {
 
     #[test]
     fn the_desk_of_processes_that_end_is_waited_for() {
-        let names = Names::of(&Own).unwrap();
+        let names = Names::of(&Own);
         let before = unix(SocketType::DGRAM).unwrap();
         bind(&before, &names.of_desk().unwrap()).unwrap();
         std::thread::scope(|s| {

@@ -8,7 +8,6 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
-use std::os::linux::fs::MetadataExt;
 use std::sync::LazyLock;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as Clock};
@@ -346,9 +345,8 @@ fn sockets_of(at: Ipv4Addr) -> Vec<OwnedFd> {
 
 /// The name by which the processes of this user share an address.
 fn name_of(at: Ipv4Addr) -> String {
-    let netns = std::fs::metadata("/proc/thread-self/ns/net").unwrap().st_ino();
     let uid = rustix::process::geteuid().as_raw();
-    format!("hca-share/{netns:x}/{uid}/{:032x}/0", at.to_ipv6_mapped().to_bits())
+    format!("hca-share/{uid}/{:032x}/0", at.to_ipv6_mapped().to_bits())
 }
 
 /// A thread that waits for processes that join, and does not answer: as one that is killed behind its wake-up.
