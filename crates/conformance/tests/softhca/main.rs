@@ -6,7 +6,8 @@ mod raw;
 mod raw_shared;
 
 use beds::{Net, SoftBed};
-use hca_conformance::suite;
+use hca_conformance::{Bed, suite};
+use hca_core::AtomicScope;
 use hca_fabric::RoceVersion;
 use raw::RawBed;
 use raw_shared::{SharedOn, SharedRawBed};
@@ -40,6 +41,38 @@ suite!(shm_inline, SoftBed::new(Net::Shm, Progress::Inline));
 suite!(shm_thread, SoftBed::new(Net::Shm, Progress::Thread));
 suite!(shm_adaptive, SoftBed::new(Net::Shm, Progress::Adaptive));
 suite!(shm_isolated, SoftBed::new(Net::ShmIsolated, Progress::Adaptive));
+
+/// A check passes at once on an adapter without the ability that it is about: this one has all.
+#[test]
+fn no_check_is_passed_over_for_want_of_an_ability() {
+    use Net::{Auto, AutoShared, Loopback, Loopback6, Shared, SharedUring, Shm, ShmIsolated, Udp, Uring};
+    for net in [Loopback, Loopback6, Udp, Uring, Shared, SharedUring, Auto, AutoShared, Shm, ShmIsolated] {
+        let device = SoftBed::new(net, Progress::Inline).open(1).remove(0);
+        let attr = device.attr();
+        let groups = !matches!(net, Shm | ShmIsolated);
+        let abilities = [
+            ("memory windows", device.windows().is_some()),
+            ("XRC", device.xrc().is_some()),
+            ("RD", device.reliable_datagrams().is_some()),
+            ("multicast", device.multicast().is_some() == groups),
+            ("Portals", device.offload().is_some()),
+            ("a clock", device.clock().is_some()),
+            ("a descriptor", device.wait_fd().is_some()),
+            ("atomics", attr.atomics == AtomicScope::Cpu),
+            ("memory of the program's own", attr.foreign_memory),
+            ("general services", attr.general_services),
+            ("queues of completions that change", attr.abilities.cq_resize),
+            ("shared receive queues that change", attr.abilities.srq_resize),
+            ("regions that change", attr.abilities.mr_rereg),
+            ("ATOMIC WRITE", attr.abilities.atomic_write),
+            ("FLUSH", !attr.abilities.flush.is_empty()),
+            ("reasons", device.counters().iter().any(|c| c.name == "rx_refused_unknown_key")),
+        ];
+        for (what, is_there) in abilities {
+            assert!(is_there, "{net:?}: {what}");
+        }
+    }
+}
 
 #[test]
 fn the_uring_beds_say_what_they_run_on() {
