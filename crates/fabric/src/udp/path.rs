@@ -454,7 +454,7 @@ fn learn_ident(socket: &Socket, sink: &SockAddr) -> io::Result<u16> {
     sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPING, TIMESTAMPS)?;
     let sent = socket.send_to(PROBE, sink).or_else(|e| {
         // The error of an earlier datagram, which this call took.
-        if e.kind() == io::ErrorKind::ConnectionRefused { socket.send_to(PROBE, sink) } else { Err(e) }
+        if Refusal::of(&e).may_be_earlier() { socket.send_to(PROBE, sink) } else { Err(e) }
     });
     sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPING, 0)?;
     sent?;

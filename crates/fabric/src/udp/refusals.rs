@@ -4,7 +4,12 @@
 //! A seccomp filter, which any process may put on a thread of its own, answers the chosen send calls with
 //! an error; the sockets are real. The thread ends with the filter, and the fabric goes on without.
 
+use std::net::{IpAddr, SocketAddr};
+
+use hca_core::wire::ROCEV2_PORT;
 use hca_core::{AddressVector, Counter, Gid, Instant};
+use socket2::{Domain, Protocol, Socket, Type};
+use test_support::namespaces::Namespace;
 use test_support::{addresses, filter};
 
 use super::{UdpFabric, UdpOptions};
@@ -204,7 +209,9 @@ fn a_kernel_that_will_not_cut_trains_gets_packets_with_the_right_identification(
         assert!(e.batch.is_empty());
         assert!(!e.a.end.sender.paths.get(e.path).unwrap().cuts && e.a.end.sender.cuts);
         assert!(e.a.attr().notes.iter().any(|n| n.0 == "segmentation"), "people are told");
-        assert_eq!(counter(&e.a, "tx_ident_probes"), probes + 1);
+        // That a train is too long is believed when it is said twice.
+        let probes = probes + 1 + u64::from(errno == libc::EMSGSIZE);
+        assert_eq!(counter(&e.a, "tx_ident_probes"), probes);
         e.expect_certain();
         assert_eq!(e.receive(5), (1..6).map(|n| packet(n, 24)).collect::<Vec<_>>());
         // From now on without asking, also in more than one call.
@@ -214,7 +221,51 @@ fn a_kernel_that_will_not_cut_trains_gets_packets_with_the_right_identification(
         e.expect_certain();
         assert_eq!(counter(&e.a, "tx_uncut_trains"), 2);
         assert_eq!(counter(&e.a, "tx_lost_other"), 0);
-        assert_eq!(counter(&e.a, "tx_ident_probes"), probes + 1);
+        assert_eq!(counter(&e.a, "tx_ident_probes"), probes);
+    }
+}
+
+/// Says as a router that an earlier packet of the path was too long for the way. The next call on its socket is told.
+fn tell_of_a_long_packet(e: &Ends) {
+    let (IpAddr::V4(near), IpAddr::V4(far)) = (e.a.attr().local, e.b.attr().local) else { unreachable!() };
+    let port = e.a.end.sender.paths.get(e.path).unwrap().src_port;
+    let mut message = [0; 36];
+    // Fragmentation needed, to 1400 bytes; the packet's IP header; its ports.
+    (message[0], message[1], message[8], message[17]) = (3, 4, 0x45, libc::IPPROTO_UDP as u8);
+    message[6..8].copy_from_slice(&1400_u16.to_be_bytes());
+    message[20..24].copy_from_slice(&near.octets());
+    message[24..28].copy_from_slice(&far.octets());
+    message[28..30].copy_from_slice(&port.to_be_bytes());
+    message[30..32].copy_from_slice(&ROCEV2_PORT.to_be_bytes());
+    let sum: u32 = message.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    let router = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)).unwrap();
+    router.bind(&SocketAddr::from((far, 0)).into()).unwrap();
+    router.send_to(&message, &SocketAddr::from((near, 0)).into()).unwrap();
+}
+
+#[test]
+#[ignore = "needs root: a network namespace"]
+fn that_an_earlier_packet_was_too_long_loses_no_other_and_says_nothing_of_trains() {
+    for (salt, count, uncertain) in [(16, 1, false), (17, 4, false), (18, 1, true)] {
+        // The kernel remembers what the router said.
+        Namespace::new().unwrap().within(|| {
+            let mut e = Ends::new(salt);
+            if uncertain {
+                e.a.end.sender.paths.use_up_ident(e.path);
+                e.a.end.sender.paths.get_mut(e.path).unwrap().doubt_ident();
+            }
+            tell_of_a_long_packet(&e);
+            e.put(1, count, 24);
+            e.send();
+            assert_eq!(e.receive(4), (1..=count).map(|n| packet(n, 24)).collect::<Vec<_>>());
+            assert!(e.a.end.sender.paths.get(e.path).unwrap().cuts);
+            assert!(!e.a.attr().notes.iter().any(|n| n.0 == "segmentation"), "{:?}", e.a.attr().notes);
+            assert_eq!((counter(&e.a, "tx_lost_other"), counter(&e.a, "tx_shared_paths")), (0, 0));
+            assert_eq!(counter(&e.b, "icrc_errors"), 0);
+            e.expect_certain();
+        });
     }
 }
 

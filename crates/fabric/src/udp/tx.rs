@@ -33,6 +33,8 @@ pub(crate) enum Refusal {
     Interrupted,
     /// The error of an earlier packet; this one was not tried.
     Earlier,
+    /// Too long for the way; or an earlier packet was, of which a router has told, and this one was not tried.
+    TooLong,
     /// Possibly that the kernel or the interface does not cut trains.
     Uncut,
     /// No buffers.
@@ -53,10 +55,15 @@ impl Refusal {
                 | libc::EHOSTDOWN
                 | libc::ENETDOWN,
             ) => Self::Earlier,
-            Some(libc::EINVAL | libc::EIO | libc::EMSGSIZE | libc::EOPNOTSUPP) => Self::Uncut,
+            Some(libc::EMSGSIZE) => Self::TooLong,
+            Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP) => Self::Uncut,
             Some(libc::ENOBUFS | libc::ENOMEM) => Self::NoBuffers,
             _ => Self::Other,
         }
+    }
+    /// Possibly that of an earlier packet, which a second call does not meet.
+    pub(crate) fn may_be_earlier(self) -> bool {
+        matches!(self, Self::Earlier | Self::TooLong)
     }
 }
 
@@ -190,7 +197,7 @@ impl Sender {
             let first = batch.trains()[0];
             match self.refused(id, Refusal::of(&error), first, tried_again, counters) {
                 Some(step) => return step,
-                None => tried_again |= Refusal::of(&error) == Refusal::Earlier,
+                None => tried_again |= Refusal::of(&error).may_be_earlier(),
             }
             if !first.is_single() && !self.cuts(id) {
                 return Step::Done(0);
@@ -301,13 +308,17 @@ impl Sender {
             Refusal::Blocked => return Some(Step::Blocked),
             Refusal::Interrupted => return None,
             Refusal::Earlier if !tried_again => return None,
+            Refusal::TooLong if !tried_again => {
+                self.doubt(id);
+                return None;
+            }
             Refusal::Earlier => counters.tx_lost_unreachable += packets,
-            Refusal::Uncut if packets > 1 && self.cuts(id) => {
+            Refusal::Uncut | Refusal::TooLong if packets > 1 && self.cuts(id) => {
                 self.uncut(id);
                 return None;
             }
             Refusal::NoBuffers => counters.tx_lost_no_buffers += packets,
-            Refusal::Uncut | Refusal::Other => counters.tx_lost_other += packets,
+            Refusal::Uncut | Refusal::TooLong | Refusal::Other => counters.tx_lost_other += packets,
         }
         self.doubt(id);
         Some(Step::Done(1))
@@ -353,11 +364,11 @@ impl Sender {
         tap: &mut Option<Box<dyn Tap>>,
     ) -> Step {
         batch.take_in();
-        self.paths.ensure_ident_known(train.path);
         let count = train.packets().min(TX_BATCH);
         let part = Train { len: train.len.min(count * train.segment), ..train };
         let mut tried_again = false;
         let done = loop {
+            self.paths.ensure_ident_known(train.path);
             let path = self.paths.get(train.path).expect("the caller looked");
             for (ahead, packet) in batch.bytes_mut(&part).chunks_mut(train.segment).enumerate() {
                 path.seal(&mut self.icrc, path.ident(ahead), train.segment, packet);
@@ -378,7 +389,7 @@ impl Sender {
                 Err(e) => {
                     batch.apply_flips(&part);
                     let why = Refusal::of(&e);
-                    if why == Refusal::Uncut
+                    if (why == Refusal::Uncut || why == Refusal::TooLong && tried_again)
                         && let Some(path) = self.paths.get_mut(train.path)
                     {
                         // It was none of cutting: the way takes nothing of this size, or nothing at all.
@@ -388,7 +399,7 @@ impl Sender {
                     match self.refused(train.path, why, one, tried_again, counters) {
                         Some(Step::Blocked) => return Step::Blocked,
                         Some(Step::Done(_)) => break 1,
-                        None => tried_again |= why == Refusal::Earlier,
+                        None => tried_again |= why.may_be_earlier(),
                     }
                 }
             }
