@@ -473,6 +473,8 @@ fn interfaces() -> Vec<(Name, IpAddr, bool)> {
         let mut name: Name = [0; libc::IFNAMSIZ];
         // SAFETY: `ifa_name` is a C string of the list.
         let bytes = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) }.to_bytes();
+        // An IPv4 address may have a label behind it, as in `eth0:1`; no name has a colon.
+        let bytes = bytes.split(|b| *b == b':').next().unwrap_or_default();
         for (to, from) in name[..libc::IFNAMSIZ - 1].iter_mut().zip(bytes) {
             *to = *from as libc::c_char;
         }
@@ -597,6 +599,18 @@ mod tests {
         assert_eq!(Control::parse(&c.bytes[..c.len]), Control::default());
         c.bytes[..8].copy_from_slice(&0_usize.to_ne_bytes());
         assert_eq!(Control::parse(&c.bytes[..c.len]), Control::default());
+    }
+
+    #[test]
+    #[ignore = "needs root: a network namespace"]
+    fn an_address_with_a_label_is_of_its_interface() {
+        use test_support::namespaces::{Namespace, ip};
+        Namespace::new().unwrap().within(|| {
+            ip("addr add 10.9.8.7/24 dev lo label lo:1").unwrap();
+            let local = Ipv4Addr::new(10, 9, 8, 7).into();
+            assert_eq!(interface_name(local, 0).as_deref(), Some("lo"));
+            assert!(named_addresses().contains(&("lo".to_owned(), local)));
+        });
     }
 
     #[test]
