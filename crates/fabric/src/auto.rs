@@ -41,6 +41,8 @@ pub struct AutoFabric {
     network: Box<dyn Fabric>,
     near: Option<ShmFabric>,
     attr: FabricAttr,
+    /// The network's notes when this was opened: the first so many of the attributes.
+    notes_of_network: usize,
     /// Both networks' descriptors.
     epoll: OwnedFd,
     questions: TxBatch,
@@ -113,11 +115,12 @@ impl AutoFabric {
         }
         let mut attr = network.attr().clone();
         attr.name = "auto".to_owned();
+        let notes_of_network = attr.notes.len();
         attr.notes.push(("local peers", note));
         let notes = near.as_ref().map(|s| &s.attr().notes[..]).unwrap_or_default();
         attr.notes.extend(notes.iter().find(|n| n.0 == "foreign memory").cloned());
         let questions = TxBatch::with_capacity(1 << 12);
-        Ok(Self { network, near, attr, epoll, questions, paths_by_shm: 0, paths_by_udp: 0 })
+        Ok(Self { network, near, attr, notes_of_network, epoll, questions, paths_by_shm: 0, paths_by_udp: 0 })
     }
 
     /// The network of the peers on this machine, if there is one. Its messages are taken there, and packets by
@@ -202,6 +205,11 @@ fn parse_question(bytes: &[u8]) -> Option<(Option<u8>, u64)> {
 impl Fabric for AutoFabric {
     fn attr(&self) -> &FabricAttr {
         &self.attr
+    }
+    fn notes(&self) -> Vec<(&'static str, String)> {
+        let mut notes = self.network.notes();
+        notes.extend_from_slice(&self.attr.notes[self.notes_of_network..]);
+        notes
     }
 
     fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {

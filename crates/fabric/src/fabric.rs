@@ -209,6 +209,11 @@ pub trait Tap: Send {
 pub trait Fabric: Send + Any {
     /// The fabric's attributes.
     fn attr(&self) -> &FabricAttr;
+    /// The [notes](FabricAttr::notes) up to now: a layer's attributes have those of the network below it when the layer
+    /// was made.
+    fn notes(&self) -> Vec<(&'static str, String)> {
+        self.attr().notes.clone()
+    }
     /// Opens a path that is not for a single queue pair, such as an address handle's. It may lead to a multicast group.
     ///
     /// # Errors
@@ -308,6 +313,9 @@ pub trait MulticastGroups {
 impl<F: Fabric + ?Sized> Fabric for Box<F> {
     fn attr(&self) -> &FabricAttr {
         (**self).attr()
+    }
+    fn notes(&self) -> Vec<(&'static str, String)> {
+        (**self).notes()
     }
     fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
         (**self).open_path_of(av, ends)

@@ -27,6 +27,9 @@ impl Fabric for Narrow {
     fn attr(&self) -> &FabricAttr {
         &self.attr
     }
+    fn notes(&self) -> Vec<(&'static str, String)> {
+        self.inner.notes()
+    }
     fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
         self.inner.open_path_of(av, ends)
     }

@@ -13,7 +13,7 @@ use test_support::namespaces::Namespace;
 use test_support::{addresses, filter};
 
 use super::{UdpFabric, UdpOptions};
-use crate::{Fabric, OpenError, PathId, RxBudget, TxBatch};
+use crate::{AutoFabric, Fabric, FaultPlan, Faulty, OpenError, PathId, RxBudget, ShmOptions, TxBatch};
 
 pub(super) const NOW: Instant = Instant::from_nanos(1_000_000);
 pub(super) const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
@@ -267,6 +267,27 @@ fn that_an_earlier_packet_was_too_long_loses_no_other_and_says_nothing_of_trains
             e.expect_certain();
         });
     }
+}
+
+#[test]
+fn what_is_found_at_run_time_is_told_through_layers() {
+    let address = |salt| addresses::at_free(salt, |addr| UdpFabric::open(addr, &UdpOptions::default()).ok());
+    let (a, b) = (address(42), address(43));
+    let auto = AutoFabric::beside(a, &ShmOptions::default()).unwrap();
+    let before = auto.notes();
+    let mut a = Faulty::new(Box::new(auto), FaultPlan::default());
+    let dgid = Gid::from_ip(b.attr().local);
+    let path = a.open_path(&AddressVector { dgid, ..AddressVector::default() }).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    for n in 0..4 {
+        batch.reserve(path, 24).unwrap().copy_from_slice(&packet(n, 24));
+        batch.commit();
+    }
+    refusing(&[Train], libc::EIO, || a.send(NOW, &mut batch));
+    // Packets behind each other, of one length, leave as a train.
+    assert_eq!(a.notes().len(), before.len() + 1);
+    assert!(a.notes().iter().any(|n| n.0 == "segmentation"), "{:?}", a.notes());
+    assert!(before.iter().all(|note| a.notes().contains(note)));
 }
 
 #[test]

@@ -138,7 +138,7 @@ impl SoftHca {
         if self.shared.fork.is_child() {
             return self.opened_on.clone();
         }
-        self.shared.control(|e| e.network.attr().clone())
+        self.shared.control(|e| FabricAttr { notes: e.network.notes(), ..e.network.attr().clone() })
     }
     /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for callers whose own
     /// clients choose that byte. If a slot of the table gets the same tag again, the slot's old key becomes valid
