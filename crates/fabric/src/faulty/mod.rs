@@ -77,10 +77,27 @@ struct Held {
     bytes: Vec<u8>,
 }
 
+/// The luck of each kind of faults: numbers of its own, so that one setting does not shift another's luck.
+struct Luck {
+    loss: Rng,
+    duplicate: Rng,
+    corrupt: Rng,
+    reorder: Rng,
+    delay: Rng,
+}
+
+impl Luck {
+    fn new(seed: u64) -> Self {
+        let mut seeds = Rng(seed);
+        let [loss, duplicate, corrupt, reorder, delay] = core::array::from_fn(|_| Rng(seeds.next()));
+        Self { loss, duplicate, corrupt, reorder, delay }
+    }
+}
+
 /// The packets of one direction that are held back, and the chances there.
 struct Side {
     faults: Faults,
-    rng: Rng,
+    luck: Luck,
     /// Packets that were decided over.
     seen: u64,
     /// By time, then by arrival: index into `held`.
@@ -102,7 +119,7 @@ impl Side {
     fn new(faults: Faults, seed: u64) -> Self {
         Self {
             faults,
-            rng: Rng(seed),
+            luck: Luck::new(seed),
             seen: 0,
             by_time: BinaryHeap::new(),
             by_number: Vec::new(),
@@ -129,20 +146,21 @@ impl Side {
             Verdict::Delay(by) => fate.until = Some(now + by),
             Verdict::Corrupt(at, bit) => fate.flip = Some((at % (len + ICRC_BYTES), bit & 7)),
         }
-        // Every chance is drawn for every packet, so that one setting does not shift another's luck.
-        fate.lost |= self.rng.chance(f.loss);
-        fate.twice |= self.rng.chance(f.duplicate);
-        if self.rng.chance(f.corrupt) {
-            let at = self.rng.below((len + ICRC_BYTES) as u64 - 1) as usize;
+        // Every chance is drawn for every packet, whatever the others come to.
+        let luck = &mut self.luck;
+        fate.lost |= luck.loss.chance(f.loss);
+        fate.twice |= luck.duplicate.chance(f.duplicate);
+        if luck.corrupt.chance(f.corrupt) {
+            let at = luck.corrupt.below((len + ICRC_BYTES) as u64 - 1) as usize;
             let at = if at >= UNCOVERED_BYTE { at + 1 } else { at };
-            fate.flip = Some((at, self.rng.below(8) as u8));
+            fate.flip = Some((at, luck.corrupt.below(8) as u8));
         }
-        if self.rng.chance(f.reorder) {
-            fate.overtakers = Some(1 + self.rng.below(MAX_OVERTAKERS));
+        if luck.reorder.chance(f.reorder) {
+            fate.overtakers = Some(1 + luck.reorder.below(MAX_OVERTAKERS));
         }
-        if self.rng.chance(f.delay) {
+        if luck.delay.chance(f.delay) {
             let spread = f.delay_max.saturating_sub(f.delay_min).as_nanos() as u64;
-            fate.until = Some(now + f.delay_min + Duration::from_nanos(self.rng.below(spread + 1)));
+            fate.until = Some(now + f.delay_min + Duration::from_nanos(luck.delay.below(spread + 1)));
         }
         if fate.lost {
             self.lost += 1;

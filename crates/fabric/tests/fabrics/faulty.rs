@@ -66,6 +66,20 @@ fn each_fault_does_what_its_name_says() {
 }
 
 #[test]
+fn one_kind_of_faults_leaves_the_others_their_luck() {
+    let came = |text: &str| {
+        let mut came = arrivals(text.parse().unwrap(), 1000);
+        came.sort_unstable();
+        came.dedup();
+        came
+    };
+    let alone = came("loss=0.2,seed=3");
+    for beside in ["dup=0.2", "reorder=0.2", "delay=0.2:10us-2ms"] {
+        assert_eq!(came(&format!("loss=0.2,{beside},seed=3")), alone, "{beside}");
+    }
+}
+
+#[test]
 fn a_reordered_packet_is_overtaken_by_four_at_most() {
     for (place, number) in arrivals("reorder=0.3,seed=5".parse().unwrap(), 1000).into_iter().enumerate() {
         assert!((place as i64 - i64::from(number)).abs() <= 8, "packet {number} came as {place}");
