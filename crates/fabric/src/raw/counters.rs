@@ -20,7 +20,8 @@ counters! {
     neighbour_changes,
     /// Frames of several packets that left uncut.
     tx_superframes,
-    /// Those that the interface refused: packets left one by one for a second then.
+    /// Those that the interface refused: packets left one by one for a while then, of 1 ms, or up to a second of an
+    /// interface that went on to refuse them.
     tx_superframes_refused,
     /// Frames of several packets that were not cut yet; cut here.
     rx_superframes,

@@ -24,11 +24,14 @@ use crate::{Direction, PathError, PathId, QpEnds, Tap, TapFrame, Train, TxBatch}
 const RETRY_AFTER: Duration = Duration::from_micros(100);
 /// Frames up to this size are put together in one piece, which is quicker than two.
 const ONE_PIECE_BYTES: usize = 1024;
-/// Once the interface refused a frame of several packets, packets leave one by one for so long.
-const CUT_FOR: Duration = Duration::from_secs(1);
+/// Once the interface refused a frame of several packets, packets leave one by one for so long: an interface that takes
+/// such frames may have had no room just then. Each further refusal doubles the time, up to the second, as of an
+/// interface that takes none.
+const CUT_FOR: Duration = Duration::from_millis(1);
+const CUT_FOR_LONG: Duration = Duration::from_secs(1);
 /// Room in front of a payload.
 const ROOM: usize = VNET_BYTES + MAX_HEAD_BYTES;
-/// Bytes that wait for this adapter itself at most.
+/// Bytes that wait for this adapter itself at most, with those that were taken since: of these, half of it at most.
 const MAX_LOOPED_BYTES: usize = 8 << 20;
 
 /// Where a path leads.
@@ -78,6 +81,22 @@ pub(super) struct Looped {
 pub(super) struct Loop {
     pub(super) bytes: Vec<u8>,
     pub(super) packets: VecDeque<Looped>,
+}
+
+impl Loop {
+    /// Where a packet of so many bytes has room behind the others; `None`: too many wait.
+    fn room(&mut self, len: usize) -> Option<usize> {
+        if self.bytes.len() + len > MAX_LOOPED_BYTES {
+            let taken = self.packets.front().map_or(self.bytes.len(), |oldest| oldest.start);
+            // Those that wait are moved once their share is paid for.
+            if taken < MAX_LOOPED_BYTES / 2 {
+                return None;
+            }
+            self.bytes.drain(..taken);
+            self.packets.iter_mut().for_each(|packet| packet.start -= taken);
+        }
+        Some(self.bytes.len())
+    }
 }
 
 /// A frame that is about to leave.
@@ -134,6 +153,8 @@ pub(super) struct Sender {
     piece: Box<[u8; ROOM + ONE_PIECE_BYTES]>,
     /// Since a super-frame was refused: until when packets leave one by one.
     cut_until: Option<Instant>,
+    /// For how long it is after the next refusal.
+    cut_for: Duration,
     pub(super) looped: Loop,
     /// The multicast groups that this adapter has joined.
     pub(super) joined: Vec<IpAddr>,
@@ -168,6 +189,7 @@ impl Sender {
             leaving: Box::new([Leaving::default(); TX_BATCH]),
             piece: Box::new([0; ROOM + ONE_PIECE_BYTES]),
             cut_until: None,
+            cut_for: CUT_FOR,
             looped: Loop::default(),
             joined: Vec::new(),
             retry_at: None,
@@ -297,7 +319,8 @@ impl Sender {
                     }
                     _ if self.leaving[0].train().packets() > 1 && refuses_uncut(&e) => {
                         self.take_back(0, count, batch);
-                        self.cut_until = Some(account.now + CUT_FOR);
+                        self.cut_until = Some(account.now + self.cut_for);
+                        self.cut_for = (2 * self.cut_for).min(CUT_FOR_LONG);
                         account.raw.tx_superframes_refused += 1;
                         return true;
                     }
@@ -325,7 +348,10 @@ impl Sender {
                     }
                     packets += 1;
                 }
-                account.raw.tx_superframes += u64::from(packets - before > 1);
+                if packets - before > 1 {
+                    account.raw.tx_superframes += 1;
+                    self.cut_for = CUT_FOR;
+                }
             }
             advance(batch, packets);
             return true;
@@ -483,11 +509,10 @@ impl Sender {
     }
 
     fn loop_back(&mut self, id: PathId, ident: u16, packet: &[u8], account: &mut Account<'_>) {
-        let start = self.looped.bytes.len();
-        if start + packet.len() > MAX_LOOPED_BYTES {
+        let Some(start) = self.looped.room(packet.len()) else {
             account.counters.tx_lost_no_buffers += 1;
             return;
-        }
+        };
         let path = self.paths.get(id).expect("the caller looked");
         let (dst, src_port) = (path.key.peer, path.src_port);
         let (traffic_class, hop_limit) = (path.key.traffic_class, path.key.hop_limit);
@@ -582,7 +607,37 @@ fn advance(batch: &mut TxBatch, mut packets: usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::mac_of_group;
+    use super::*;
+
+    #[test]
+    fn what_waits_for_this_adapter_itself_has_the_room_of_what_was_taken() {
+        let packet = |start, len| Looped {
+            start,
+            len,
+            dst: IpAddr::from([127, 0, 0, 1]),
+            src_port: 0,
+            traffic_class: 0,
+            hop_limit: 0,
+            ident: 0,
+        };
+        let (mut queue, len) = (Loop::default(), 4096);
+        let put = |queue: &mut Loop, n: usize| {
+            let Some(start) = queue.room(len) else { return false };
+            queue.packets.push_back(packet(start, len));
+            queue.bytes.extend(std::iter::repeat_n(n as u8, len));
+            true
+        };
+        // It is never empty while eight times the limit go through it.
+        assert!(put(&mut queue, 0) && put(&mut queue, 1));
+        for n in 2..8 * MAX_LOOPED_BYTES / len {
+            assert!(put(&mut queue, n), "packet {n}");
+            let taken = queue.packets.pop_front().unwrap();
+            assert_eq!(queue.bytes[taken.start..][..len], vec![(n - 2) as u8; len]);
+        }
+        let more = (0..).take_while(|_| put(&mut queue, 7)).count() * len;
+        assert!((MAX_LOOPED_BYTES / 2 - 2 * len..=MAX_LOOPED_BYTES).contains(&more), "{more}");
+        assert!(queue.bytes.len() <= MAX_LOOPED_BYTES);
+    }
 
     #[test]
     fn groups_have_the_hardware_addresses_that_ip_gives_them() {

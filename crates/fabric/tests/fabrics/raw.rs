@@ -206,6 +206,32 @@ fn trains_leave_uncut_where_the_interface_takes_them_and_one_by_one_where_not() 
 
 #[test]
 #[ignore = "needs root: Ethernet interfaces in network namespaces"]
+fn trains_leave_uncut_again_soon_after_an_interface_had_no_room() {
+    over_wire(4500, |wire| {
+        let [mut a, mut b] = [0, 1].map(|end| open(wire, end, RawOptions::default()));
+        acquaint(&mut *a, &mut *b);
+        let path = a.open_path(&av(b.attr().local)).unwrap();
+        let packets: Vec<_> = (0..4).map(|n| packet(n, 1036)).collect();
+        let mut batch = TxBatch::with_capacity(1 << 16);
+        let mut send = |at| {
+            packets.iter().for_each(|p| put(&mut batch, path, p));
+            a.send(at, &mut batch);
+            ["tx_superframes", "tx_superframes_refused", "tx_lost_no_buffers"].map(|name| counter(&*a, name))
+        };
+        assert_eq!(send(now()), [1, 0, 0]);
+        assert_eq!(receive(&mut *b, 4), packets);
+        // Without a carrier, too, the interface says that it has no room.
+        wire.within(1, || ip("link set wire down")).unwrap();
+        assert_eq!(send(now()), [1, 1, 4]);
+        wire.within(1, || ip("link set wire up")).unwrap();
+        assert_eq!(send(now()), [1, 1, 4], "it is not tried at once");
+        assert_eq!(send(now() + std::time::Duration::from_millis(2)), [2, 1, 4]);
+        assert_eq!(receive(&mut *b, 8), [&packets[..], &packets[..]].concat());
+    });
+}
+
+#[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn no_more_packets_leave_in_a_frame_than_the_interface_says() {
     over_wire(4500, |wire| {
         let packets: Vec<_> = (0..7).map(|n| packet(n, 28)).collect();
