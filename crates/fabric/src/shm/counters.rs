@@ -24,7 +24,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Packets written to rings.
+    /// Packets written to rings, of which messages are none.
     tx_packets,
     /// Their bytes, from BTH to padding.
     tx_bytes,
@@ -109,7 +109,6 @@ impl Counters {
         Self {
             tx_messages: self.tx_messages + tx,
             tx_lines: self.tx_lines + tx,
-            rx_packets: self.rx_packets + rx,
             rx_messages: self.rx_messages + rx,
             rx_lines: self.rx_lines + rx,
             ..*self

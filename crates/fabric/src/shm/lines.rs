@@ -181,7 +181,6 @@ impl ShmFabric {
             }
             rx.pass_line();
             found.taken += 1;
-            counters.rx_bytes += len as u64;
             if found.taken == max || !rx.has_record() {
                 break;
             }

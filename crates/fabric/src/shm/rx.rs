@@ -88,15 +88,11 @@ impl ShmFabric {
                     packets: (budget.packets - outcome.packets).min(QUANTUM_PACKETS),
                     bytes: budget.bytes - bytes,
                 };
-                let before = outcome.packets;
                 match self.poll_ring(slot, left, &mut outcome, &mut bytes, sink) {
                     Ok(Taken::Some) => busy = true,
                     Ok(Taken::All) => {}
                     // The list is shorter now; what moved up has its turn in the next call.
                     Err(why) => self.drop_peer(slot, &why),
-                }
-                if outcome.packets > before {
-                    self.counters.rx_packets += (outcome.packets - before) as u64;
                 }
             }
         }
@@ -134,6 +130,8 @@ impl ShmFabric {
                 taken += sink.message(link.peer, packet, reach);
                 continue;
             };
+            self.counters.rx_packets += 1;
+            self.counters.rx_bytes += packet.len() as u64;
             if let Some(shown) = &mut self.shown {
                 let ends = (link.peer.address, self.own.local.address);
                 shown.packet(self.now, Direction::Rx, ends, attributes, packet);
@@ -151,7 +149,6 @@ impl ShmFabric {
             link.last_input = self.now;
             outcome.packets += packets;
             *bytes += taken;
-            self.counters.rx_bytes += taken as u64;
             let local = self.own.local;
             if link.call_for_credits(|socket| send_notice(socket, Kind::Wake, local)) {
                 self.counters.wakeups_sent += 1;

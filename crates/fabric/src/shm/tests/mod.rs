@@ -113,6 +113,35 @@ fn packets_of_every_length_arrive_whole_and_in_order() {
 }
 
 #[test]
+fn packets_and_messages_are_counted_by_both_ends_alike() {
+    let d = domain();
+    let (mut a, mut b) = (open(&d), open(&d));
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut got = [Vec::new(), Vec::new()];
+    send(&mut a, path, &[packet(1, 40), packet(2, 400)]);
+    turn_until(&mut [&mut a, &mut b], &mut got, |g| g[1].len() == 2);
+    // A long one, and one of a line.
+    for len in [300, 40] {
+        let sent = a.send_messages(now(), path, |tx, _| {
+            tx.reserve(len).unwrap().copy_from_slice(&packet(3, len));
+            tx.commit();
+        });
+        assert!(sent.is_some());
+    }
+    while counter(&b, "rx_messages") < 2 {
+        recv(&mut b, &mut got[1]);
+    }
+    for (count, sent, came) in [
+        (2, "tx_packets", "rx_packets"),
+        (440, "tx_bytes", "rx_bytes"),
+        (2, "tx_messages", "rx_messages"),
+        (1 + 7 + 5 + 1, "tx_lines", "rx_lines"),
+    ] {
+        assert_eq!((counter(&a, sent), counter(&b, came)), (count, count), "{sent}");
+    }
+}
+
+#[test]
 fn both_connect_at_once_and_one_link_stays() {
     for _ in 0..4 {
         let d = domain();
