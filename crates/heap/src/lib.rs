@@ -102,7 +102,15 @@ fn is_taken_back(block: *mut c_void) -> bool {
     if block.is_null() || !block.addr().is_multiple_of(PAGE) || LIVE.load(Ordering::Relaxed) == 0 {
         return false;
     }
+    // `free` leaves the error number of an earlier call as it was.
+    // SAFETY: the location is the calling thread's own, for as long as the thread runs.
+    let (error, before) = unsafe {
+        let error = libc::__errno_location();
+        (error, *error)
+    };
     let is_taken = with_source(|source| (source.free)(block)).is_some_and(|own| own != 0);
+    // SAFETY: as above.
+    unsafe { *error = before };
     if is_taken {
         LIVE.fetch_sub(1, Ordering::Relaxed);
     }
@@ -233,6 +241,34 @@ mod calls {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    extern "C" fn alloc(len: usize) -> *mut c_void {
+        // SAFETY: a multiple of pages.
+        unsafe { c::__libc_memalign(PAGE, len) }
+    }
+    extern "C" fn free(block: *mut c_void) -> c_int {
+        // SAFETY: the location is the calling thread's own, and the block is one of the above.
+        unsafe {
+            *libc::__errno_location() = libc::EINVAL;
+            c::__libc_free(block);
+        }
+        1
+    }
+    extern "C" fn len(_: *mut c_void) -> usize {
+        LONG
+    }
+
+    #[test]
+    fn a_block_that_goes_leaves_the_error_number_of_an_earlier_call() {
+        static OWN: Source = Source { alloc, free, len };
+        hca_heap_use(&OWN);
+        let shown = block(LONG, 1);
+        assert!(!shown.is_null());
+        // SAFETY: the location is this thread's own.
+        unsafe { *libc::__errno_location() = libc::EAGAIN };
+        assert!(is_taken_back(shown));
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
+    }
 
     #[test]
     fn long_blocks_and_aligned_ones_are_shown() {
