@@ -7,7 +7,8 @@
 //! 2. This module makes no reference to memory behind a raw range, and no access by Rust's own operations, atomic or
 //!    not. All accesses are those of `word`, or assembly, which is opaque to the compiler, so a race with others is a
 //!    race of hardware loads and stores, not undefined behaviour.
-//! 3. An aligned piece of 1, 2, 4 or 8 bytes is moved by one access, so others see it whole.
+//! 3. An aligned piece of 1, 2, 4 or 8 bytes is moved by one access, so others see it whole; of copies of 128 bytes and
+//!    more, if both ranges begin and end at multiples of 8.
 //! 4. Others see the bytes of one call before the bytes of a later call, also if a copy bypasses the caches, whose
 //!    stores the processor does not order by itself.
 //!

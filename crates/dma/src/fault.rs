@@ -239,12 +239,16 @@ fn is_missing(signal: c_int, code: c_int, at: usize, below: Option<&libc::sigact
 /// nothing.
 fn is_readable(at: usize) -> bool {
     const NONE_SUCH: c_int = -1;
-    // SAFETY: the call changes nothing: there is no such way to change a mask.
-    let refused = unsafe {
-        libc::syscall(libc::SYS_rt_sigprocmask, NONE_SUCH, at & !7, null_mut::<c_void>(), 8_usize) == -1
-            && *libc::__errno_location() == libc::EFAULT
-    };
-    !refused
+    // SAFETY: the call changes nothing: there is no such way to change a mask. The thread's error number is that of the
+    // code where the fault was.
+    unsafe {
+        let error = libc::__errno_location();
+        let before = *error;
+        let asked = libc::syscall(libc::SYS_rt_sigprocmask, NONE_SUCH, at & !7, null_mut::<c_void>(), 8_usize);
+        let is_refused = asked == -1 && *error == libc::EFAULT;
+        *error = before;
+        !is_refused
+    }
 }
 
 /// Does what the signal did before.
@@ -426,6 +430,7 @@ mod tests {
                     let mut out = vec![0; LEN];
                     // SAFETY: memory of this test, but for the hole.
                     unsafe {
+                        *libc::__errno_location() = libc::EDOM;
                         if what != "load" {
                             way(hole, source.as_ptr(), LEN);
                             assert!(!has_lost(), "{what}: {round}");
@@ -447,6 +452,7 @@ mod tests {
                         assert_eq!(compare_swap(hole.add(HOLE.start), 0, 1), 0);
                         assert!(has_lost(), "compare and swap: {round}");
                         assert_eq!(fetch_add(hole.add(HOLE.start), 1), 0);
+                        assert_eq!(*libc::__errno_location(), libc::EDOM, "{what}: {round}");
                         assert!(has_lost() && !std::thread::spawn(has_lost).join().unwrap(), "fetch and add");
                         libc::munmap(hole.cast(), LEN);
                     }
