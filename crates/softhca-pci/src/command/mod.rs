@@ -33,7 +33,7 @@ use hca_prm::{
 };
 
 use crate::function::Function;
-use crate::guest::{Fault, Window};
+use crate::guest::{Fault, PAGE, Window};
 use crate::script::{Held, Turn};
 pub(crate) use pages::Pages;
 pub(crate) use resource::{Numbers, Resources};
@@ -111,6 +111,11 @@ impl Commands {
     /// A command looks through so many objects, which counts as so many bytes of its input.
     pub(crate) fn charge(&mut self, objects: usize) {
         self.spent += objects * OBJECT_COST;
+    }
+
+    /// A command looks up the pages that its input lists at once: each may take as long as one that is copied.
+    fn charge_pages(&mut self, input: &[u8]) {
+        self.spent += input.len() / hca_prm::pas::ENTRY * PAGE as usize;
     }
 
     /// A command took as long as all of a look may: others wait for the next one.
@@ -412,6 +417,10 @@ impl Function {
         let mut out = Output::new(output_len);
         let before = self.objects.held_bytes();
         let result = parse::<CmdIn>(input).and_then(|head| {
+            // The memory of other queues is counted by itself.
+            if matches!(head.opcode(), Opcode::CREATE_CQ | Opcode::MODIFY_CQ) {
+                self.commands.charge_pages(input);
+            }
             let result = self.dispatch(head.opcode(), input, &mut out);
             match result {
                 Ok(()) => self.commands.pages.count(head.opcode()),

@@ -302,6 +302,22 @@ fn so_many_bytes_of_queues_are_made_between_two_looks_and_so_many_go() {
 }
 
 #[test]
+fn so_many_completion_queues_of_many_pages_are_made_between_two_looks() {
+    let mut c = client();
+    let first = c.cq(4);
+    let context = cq_context(&mut c, first.cqn).with(Cqc::LOG_CQ_SIZE, caps::LOG_CQ_SIZE);
+    // A thousand pages each, which are looked up at once.
+    let list = round_pages(64 << caps::LOG_CQ_SIZE);
+    let list = list.iter().flat_map(|page| page.to_be_bytes());
+    let command = CreateCqIn::new().with(CreateCqIn::CQ_CONTEXT, context);
+    let input: Vec<u8> = command.as_bytes().iter().copied().chain(list).collect();
+    c.function.look();
+    assert_eq!(given(&mut c, &vec![input; 8], CreateCqOut::SIZE), 4);
+    let made: Vec<usize> = (0..4).map(|_| (c.function.look(), c.function.objects.cqs.len()).1).collect();
+    assert_eq!(made, [6, 7, 8, 9]);
+}
+
+#[test]
 fn so_many_queue_pairs_are_asked_for_their_counters_between_two_looks() {
     let mut c = client();
     let cq = c.cq(4);

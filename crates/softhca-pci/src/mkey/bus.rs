@@ -7,6 +7,7 @@
 //! in the request by the keys of the regions that hold the place. A place outside of all ranges keeps the key that it
 //! was named by, which allows no access.
 
+use core::ops::RangeBounds;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -50,6 +51,9 @@ pub(crate) struct Buses {
     named: HashMap<Bank, usize>,
     banks: HashMap<Bank, BTreeMap<u64, Range>>,
     pub(crate) ranges: usize,
+    /// Ranges that were looked at as some went.
+    #[cfg(test)]
+    pub(crate) looked_at: usize,
 }
 
 /// What places in requests are looked up with.
@@ -163,10 +167,19 @@ impl Buses {
         Some(Range { window, region, lkey: Lkey::new(index << 8), write })
     }
 
-    /// Takes the regions of ranges back that lie here, in part at least.
-    fn forget(&mut self, hca: &SoftHca, which: impl Fn(&Bank, &Range) -> bool) {
-        for (bank, ranges) in &mut self.banks {
-            for (_, range) in ranges.extract_if(.., |_, range| which(bank, range)) {
+    /// Takes the regions of these banks back whose ranges begin here.
+    fn forget(
+        &mut self,
+        hca: &SoftHca,
+        of: impl Fn(&Bank) -> bool,
+        here: impl RangeBounds<u64> + Clone,
+    ) {
+        for (_, ranges) in self.banks.iter_mut().filter(|(bank, _)| of(bank)) {
+            for (_, range) in ranges.extract_if(here.clone(), |_, _| true) {
+                #[cfg(test)]
+                {
+                    self.looked_at += 1;
+                }
                 self.ranges -= 1;
                 gone("region of the bus's", hca.dereg_mr(range.region));
             }
@@ -189,7 +202,7 @@ impl Objects {
         *named = named.saturating_sub(1);
         if *named == 0 {
             self.buses.named.remove(&key.bank);
-            self.buses.forget(&self.hca, |bank, _| *bank == key.bank);
+            self.buses.forget(&self.hca, |bank| *bank == key.bank, ..);
         }
     }
 
@@ -197,11 +210,11 @@ impl Objects {
     pub(crate) fn remove_bus_keys(&mut self) {
         self.buses.keys.clear();
         self.buses.named.clear();
-        self.buses.forget(&self.hca, |_, _| true);
+        self.buses.forget(&self.hca, |_| true, ..);
     }
 
-    /// A range goes. When it returns, no such key reaches it any more.
+    /// The ranges go that begin here, each as a whole. When it returns, no such key reaches them any more.
     pub(crate) fn unmap_range(&mut self, iova: u64, size: u64) {
-        self.buses.forget(&self.hca, |_, range| range.window.touches(iova, size));
+        self.buses.forget(&self.hca, |_| true, iova..iova.saturating_add(size));
     }
 }

@@ -151,4 +151,7 @@ fn there_is_an_end_of_ranges_and_of_pieces() {
     let full = translate(function, [last, place(1)]);
     assert_eq!((full[0], full[1].lkey == place(1).lkey), (last, false));
     function.objects.buses.ranges = 32;
+    // A page that goes has no others looked at.
+    function.dma_unmap(BASE + LEN + 7 * PAGE, PAGE).unwrap();
+    assert_eq!((function.objects.buses.ranges, function.objects.buses.looked_at), (31, 1));
 }

@@ -108,6 +108,23 @@ fn a_shared_receive_queue_with_many_requests_does_not_run_low_when_it_is_armed()
 }
 
 #[test]
+fn a_shared_receive_queue_that_is_armed_anew_before_its_event_comes_stays_armed() {
+    let server = Server::new();
+    let mut c = server.client(0);
+    let mut srq = c.rmp(4);
+    let mr = c.mr(64);
+    c.post_srq(&mut srq, &mr.seg(0, 64));
+    c.function.arm_srq(srq.rmpn, 2).unwrap();
+    // The adapter has the event now, and the function has not heard of it.
+    (0..3).for_each(|_| _ = c.post_srq(&mut srq, &mr.seg(0, 64)));
+    c.function.arm_srq(srq.rmpn, 3).unwrap();
+    server.events(&mut [&mut c]);
+    assert_eq!(c.all_events(), [EventType::SrqRqLimit]);
+    let out = c.command(&QueryRmpIn::new().with(QueryRmpIn::RMPN, srq.rmpn)).unwrap();
+    assert_eq!(out.get(QueryRmpOut::RMP_CONTEXT).get(Rmpc::WQ).get(Wq::LWM), 3);
+}
+
+#[test]
 fn a_shared_receive_queue_whose_memory_is_gone_says_that_it_is_in_error() {
     let server = Server::new();
     let mut c = server.client(0);
