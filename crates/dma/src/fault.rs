@@ -244,7 +244,8 @@ fn is_readable(at: usize) -> bool {
     unsafe {
         let error = libc::__errno_location();
         let before = *error;
-        let asked = libc::syscall(libc::SYS_rt_sigprocmask, NONE_SUCH, at & !7, null_mut::<c_void>(), 8_usize);
+        let asked =
+            libc::syscall(libc::SYS_rt_sigprocmask, NONE_SUCH, at & !7, null_mut::<c_void>(), 8_usize);
         let is_refused = asked == -1 && *error == libc::EFAULT;
         *error = before;
         !is_refused

@@ -4,9 +4,9 @@
 //! `memcpy` undefined behaviour, and so do two sizes of atomics on the same bytes. All crates of the project that
 //! access such memory by ranges of bytes use the functions of this crate.
 //!
-//! Every function moves an aligned piece of 1, 2, 4 or 8 bytes by one access, so that others see it as a whole. From 128
-//! bytes on that holds for copies that begin and end at multiples of 8 on both sides; of others, a word in the middle
-//! may be moved in two parts. The order within a longer copy is undefined.
+//! Every function moves an aligned piece of 1, 2, 4 or 8 bytes by one access, so that others see it as a whole. From
+//! 128 bytes on that holds for copies that begin and end at multiples of 8 on both sides; of others, a word in the
+//! middle may be moved in two parts. The order within a longer copy is undefined.
 //!
 //! | module | contents |
 //! |---|---|

@@ -354,7 +354,7 @@ impl Objects {
 
     fn srq_limit_reached(&mut self, srq: SrqHandle) -> bool {
         let Some(number) = SoftHca::srq_number(srq).map(Srqn::raw) else { return false };
-        // It may have been armed anew since.
+        // The queue may have been armed anew since.
         let limit = self.hca.query_srq(srq).map_or(0, |now| now.limit);
         let found = self.srqs.get_mut(&number).filter(|queue| queue.handle() == Some(srq));
         let Some(queue) = found else { return false };

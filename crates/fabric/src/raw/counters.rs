@@ -20,8 +20,8 @@ counters! {
     neighbour_changes,
     /// Frames of several packets that left uncut.
     tx_superframes,
-    /// Those that the interface refused: packets left one by one for a while then, of 1 ms, or up to a second of an
-    /// interface that went on to refuse them.
+    /// Frames of several packets that the interface refused: packets left one by one for 1 ms then, or for up to a
+    /// second where it went on to refuse them.
     tx_superframes_refused,
     /// Frames of several packets that were not cut yet; cut here.
     rx_superframes,

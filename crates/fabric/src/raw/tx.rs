@@ -88,7 +88,7 @@ impl Loop {
     fn room(&mut self, len: usize) -> Option<usize> {
         if self.bytes.len() + len > MAX_LOOPED_BYTES {
             let taken = self.packets.front().map_or(self.bytes.len(), |oldest| oldest.start);
-            // Those that wait are moved once their share is paid for.
+            // Packets are moved once as many bytes were taken.
             if taken < MAX_LOOPED_BYTES / 2 {
                 return None;
             }
@@ -627,7 +627,7 @@ mod tests {
             queue.bytes.extend(std::iter::repeat_n(n as u8, len));
             true
         };
-        // It is never empty while eight times the limit go through it.
+        // The queue is never empty while eight times the limit go through it.
         assert!(put(&mut queue, 0) && put(&mut queue, 1));
         for n in 2..8 * MAX_LOOPED_BYTES / len {
             assert!(put(&mut queue, n), "packet {n}");

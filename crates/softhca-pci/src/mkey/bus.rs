@@ -168,12 +168,7 @@ impl Buses {
     }
 
     /// Takes the regions of these banks back whose ranges begin here.
-    fn forget(
-        &mut self,
-        hca: &SoftHca,
-        of: impl Fn(&Bank) -> bool,
-        here: impl RangeBounds<u64> + Clone,
-    ) {
+    fn forget(&mut self, hca: &SoftHca, of: impl Fn(&Bank) -> bool, here: impl RangeBounds<u64> + Clone) {
         for (_, ranges) in self.banks.iter_mut().filter(|(bank, _)| of(bank)) {
             for (_, range) in ranges.extract_if(here.clone(), |_, _| true) {
                 #[cfg(test)]
