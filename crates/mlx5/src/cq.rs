@@ -535,10 +535,13 @@ unsafe impl<B: Bell> CqPort for CqPoller<B> {
 
     fn set_waker(&mut self, waker: &Waker) {
         let mut slot = self.core.waker.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *slot {
-            Some(w) => w.clone_from(waker),
-            None => *slot = Some(waker.clone()),
+        if slot.as_ref().is_some_and(|w| w.will_wake(waker)) {
+            return;
         }
+        let before = slot.replace(waker.clone());
+        // What it stands for may end with it, and do anything.
+        drop(slot);
+        drop(before);
     }
 
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {

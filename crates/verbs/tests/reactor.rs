@@ -47,7 +47,7 @@ fn run(tasks: Vec<Task>) {
 }
 
 /// Polls a future once, as by a task that is never heard of again.
-fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut TaskContext::from_waker(Waker::noop()))
 }
 
@@ -521,4 +521,81 @@ fn who_only_asks_for_room_keeps_nobody_from_it() {
     assert!(woken.0.load(SeqCst), "`ready` posts nothing");
     assert!(poll_once(waiting.as_mut()).is_pending(), "the peer has no receive request left");
     assert_eq!(w.a.outstanding().0, 1, "it is posted");
+}
+
+/// A task that goes with its last waker, and its futures with it.
+struct Sleeping(#[allow(dead_code, reason = "it is there to be dropped")] std::sync::Mutex<Box<dyn Send>>);
+impl Wake for Sleeping {
+    fn wake(self: Arc<Self>) {}
+}
+
+/// Drops, with the last waker of a task, futures of the queue pair that the waker was kept for.
+#[test]
+fn a_task_that_ends_with_its_waker_may_use_the_same_queue_pair() {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for how in ["another task polls it", "it is dropped", "it has what it waited for"] {
+            let w = world();
+            w.hold(true);
+            let asleep = || {
+                let futures = (w.b.send(w.buf(b"unposted")), w.b.recv(), w.b.reclaim());
+                let task = Sleeping(std::sync::Mutex::new(Box::new(futures)));
+                Waker::from(Arc::new(task))
+            };
+            let sent = |w: &World| w.b.try_request(SendRequest::send(w.buf(b"full"))).unwrap();
+            drop(sent(&w)); // for `reclaim`
+            let _held = [sent(&w), sent(&w)];
+            let in_flight = w.b.send(w.buf(b"in flight"));
+            type Any<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+            let futures: [(&str, Any<'_>); 5] = [
+                ("in flight", Box::pin(async { _ = in_flight.await })),
+                ("request", Box::pin(async { _ = w.b.send(w.buf(b"no room")).await })),
+                ("ready", Box::pin(async { _ = w.b.ready().await })),
+                ("recv", Box::pin(async { _ = w.b.recv().await })),
+                ("reclaim", Box::pin(async { _ = w.b.reclaim().await })),
+            ];
+            let mut futures = futures.map(|(what, mut future)| {
+                tell.send((what, how)).unwrap();
+                assert!(future.as_mut().poll(&mut TaskContext::from_waker(&asleep())).is_pending(), "{what}");
+                (what, future)
+            });
+            match how {
+                "it is dropped" => {}
+                "another task polls it" => futures.iter_mut().for_each(|(what, future)| {
+                    tell.send((*what, how)).unwrap();
+                    let _ = poll_once(future.as_mut());
+                }),
+                _ => {
+                    // A look hands all out; the places behind the first, which nobody is woken for, are taken out of turn.
+                    w.release();
+                    drop(w.a.try_request(SendRequest::send(w.buf(b"one"))).unwrap());
+                    drop(w.a.try_recv());
+                    for (what, future) in &mut futures {
+                        tell.send((*what, how)).unwrap();
+                        let _ = poll_once(future.as_mut());
+                    }
+                }
+            }
+            for (what, future) in futures {
+                tell.send((what, how)).unwrap();
+                drop(future);
+            }
+            let mut drain = Box::pin(w.b.drain().unwrap());
+            tell.send(("drain", how)).unwrap();
+            let _ = drain.as_mut().poll(&mut TaskContext::from_waker(&asleep()));
+            let _ = poll_once(drain.as_mut());
+            drop(drain);
+        }
+    });
+    let mut last = None;
+    loop {
+        match told.recv_timeout(std::time::Duration::from_secs(20)) {
+            Ok(at) => last = Some(at),
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                panic!("a lock is held while a task ends: {last:?}")
+            }
+        }
+    }
+    assert_eq!(last, Some(("drain", "it has what it waited for")));
 }

@@ -153,12 +153,16 @@ impl<S: Service> Handle<S> {
         for looked in [false, true] {
             let mut half = lock(&self.lane.recv);
             if let Some(result) = self.take_from(&mut half).transpose() {
-                half.waiters.served(ticket);
+                let spent = half.waiters.served(ticket);
+                drop(half);
+                drop(spent);
                 return Poll::Ready(result);
             }
             if looked {
                 // Under the lock of the look: what arrives behind it wakes the task.
-                half.waiters.wait(ticket, waker);
+                let spent = half.waiters.wait(ticket, waker);
+                drop(half);
+                drop(spent);
             } else {
                 drop(half);
                 self.core().try_turn();
@@ -168,8 +172,8 @@ impl<S: Service> Handle<S> {
     }
 
     fn leave_messages(&self, ticket: &mut Ticket) {
-        let next = lock(&self.lane.recv).waiters.leave(ticket);
-        next.into_iter().for_each(Waker::wake);
+        let left = lock(&self.lane.recv).waiters.leave(ticket);
+        left.pass_on();
     }
 }
 

@@ -240,10 +240,8 @@ impl Core {
         mut next: impl FnMut(&mut CompletionQueue, &mut Completions, &mut TaskContext<'_>) -> Poll<Result<(), E>>,
     ) -> Poll<Result<(), E>> {
         // Before the look at `closed`, which its setter does before it takes the waker.
-        match &mut *lock(&self.driver) {
-            Some(kept) => kept.clone_from(cx.waker()),
-            none => *none = Some(cx.waker().clone()),
-        }
+        let spent = waiters::keep(&mut lock(&self.driver), cx.waker());
+        drop(spent);
         for _ in 0..BUDGET {
             if self.closed.load(Ordering::Acquire) {
                 return Poll::Ready(Ok(()));

@@ -2,9 +2,11 @@
 //! keeps its buffers until they are reclaimed.
 
 use std::mem;
-use std::task::{Poll, Waker};
+use std::task::Waker;
 
 use hca_core::{QpHandle, WcOpcode, WcStatus};
+
+use super::waiters::keep;
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,18 +115,13 @@ impl<P> Ops<P> {
         }
     }
 
-    /// How the request ended; until it has, `waker` is kept for its completion.
-    pub(super) fn poll(&mut self, key: u64, waker: &Waker) -> Poll<Ending> {
+    /// How the request ended; until it has, `waker` is kept for its completion. The one that it replaces comes back, to
+    /// be dropped without a lock.
+    pub(super) fn poll(&mut self, key: u64, waker: &Waker) -> Result<Ending, Option<Waker>> {
         let slot = self.slot(key).expect("a request keeps its slot until its future is done");
         match &mut slot.state {
-            State::Done(ending) => Poll::Ready(*ending),
-            State::Waiting(kept) => {
-                match kept {
-                    Some(kept) => kept.clone_from(waker),
-                    None => *kept = Some(waker.clone()),
-                }
-                Poll::Pending
-            }
+            State::Done(ending) => Ok(*ending),
+            State::Waiting(kept) => Err(keep(kept, waker)),
             State::Free | State::Abandoned => unreachable!("the slot is its future's"),
         }
     }
@@ -134,18 +131,19 @@ impl<P> Ops<P> {
         self.slot(key).expect("it has ended").parts.drain(..)
     }
 
-    /// Its future is dropped: what it owned comes back now if it has ended, or when it completes.
-    pub(super) fn abandon(&mut self, key: u64) -> Option<Abandoned<P>> {
-        let slot = self.slot(key)?;
+    /// Its future is dropped: what it owned comes back now if it has ended, or when it completes. Its waker is to be
+    /// dropped without a lock.
+    pub(super) fn abandon(&mut self, key: u64) -> (Option<Abandoned<P>>, Option<Waker>) {
+        let Some(slot) = self.slot(key) else { return (None, None) };
         match mem::replace(&mut slot.state, State::Abandoned) {
             State::Done(ending) => {
                 let abandoned = Abandoned { id: slot.id, ending, parts: mem::take(&mut slot.parts) };
                 self.end(key);
-                Some(abandoned)
+                (Some(abandoned), None)
             }
-            _ => {
+            before => {
                 self.abandoned += 1;
-                None
+                (None, if let State::Waiting(waker) = before { waker } else { None })
             }
         }
     }
@@ -192,8 +190,8 @@ mod tests {
     fn a_request_that_was_abandoned_leaves_what_it_owned_and_its_slot() {
         let (mut ops, mut wakers) = (Ops::with_capacity(1), Vec::new());
         let first = ops.begin(70);
-        assert!(ops.poll(first, Waker::noop()).is_pending());
-        assert!(ops.abandon(first).is_none());
+        assert!(ops.poll(first, Waker::noop()).is_err());
+        assert!(ops.abandon(first).0.is_none());
         assert_eq!(ops.abandoned(), 1);
         let left = ops.complete(first, ENDING, ["a", "b"].into_iter(), &mut wakers).unwrap();
         assert_eq!((left.id, left.parts, ops.abandoned()), (70, vec!["a", "b"], 0));
@@ -206,7 +204,7 @@ mod tests {
             "a stale number"
         );
         assert!(ops.complete(second, ENDING, ["d"].into_iter(), &mut wakers).is_none());
-        let left = ops.abandon(second).unwrap();
+        let left = ops.abandon(second).0.unwrap();
         assert_eq!((left.id, left.parts), (71, vec!["d"]), "what has completed and was not taken");
     }
 }
@@ -257,7 +255,7 @@ mod loom_tests {
             let mut last = None;
             for flag in &flags {
                 let waker = Waker::from(std::sync::Arc::clone(flag));
-                if ops.lock().unwrap().poll(key, &waker).is_ready() {
+                if ops.lock().unwrap().poll(key, &waker).is_ok() {
                     last = None;
                     break;
                 }
@@ -268,7 +266,7 @@ mod loom_tests {
                 assert!(flag.0.load(Ordering::Acquire), "told to wait, and never woken");
             }
             let mut ops = ops.lock().unwrap();
-            assert!(ops.poll(key, Waker::noop()).is_ready());
+            assert!(ops.poll(key, Waker::noop()).is_ok());
             assert_eq!(ops.take_parts(key).collect::<Vec<_>>(), [7]);
         });
     }
@@ -286,7 +284,7 @@ mod loom_tests {
                     left.map_or(0, |left| left.parts.len())
                 })
             };
-            let by_drop = ops.lock().unwrap().abandon(key).map_or(0, |left| left.parts.len());
+            let by_drop = ops.lock().unwrap().abandon(key).0.map_or(0, |left| left.parts.len());
             assert_eq!(by_drop + reactor.join().unwrap(), 1);
             let mut ops = ops.lock().unwrap();
             assert_eq!(ops.abandoned(), 0);

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::mem;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
@@ -147,10 +148,9 @@ impl<S: Service> Drop for Handle<S> {
         // The device's queue pair goes with its halves and control, wherever the lane is kept still.
         let send = lock(&self.lane.send).queue.take();
         let mut half = lock(&self.lane.recv);
-        let recv = half.queue.take();
-        half.arrived.clear();
+        let (recv, arrived) = (half.queue.take(), mem::take(&mut half.arrived));
         drop(half);
-        drop((send, recv));
+        drop((send, recv, arrived));
     }
 }
 

@@ -64,7 +64,9 @@ impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
             }
             match half.post::<true, O, L>(request) {
                 Ok(Posted { key, id, shell }) => {
-                    half.room.served(&mut self.ticket);
+                    let spent = half.room.served(&mut self.ticket);
+                    drop(half);
+                    drop(spent);
                     self.state = State::InFlight { key, id, shell };
                     // A message completes when its receiver has taken it: a look at once would be in vain.
                     self.looked = needs_peer;
@@ -74,17 +76,18 @@ impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
                     if matches!(refused.error, PostRefusal::Queue(PostErrorKind::QueueFull { .. })) =>
                 {
                     self.state = State::Unposted(refused.request);
-                    half.room.wait(&mut self.ticket, waker);
+                    let spent = half.room.wait(&mut self.ticket, waker);
+                    drop(half);
+                    drop(spent);
                 }
                 Err(refused) => {
                     // The place that it was woken for is the next one's.
-                    let next = half.room.leave(&mut self.ticket);
+                    let left = half.room.leave(&mut self.ticket);
                     drop(half);
-                    next.into_iter().for_each(Waker::wake);
+                    left.pass_on();
                     return Poll::Ready(Err(Failed::new(refused.request, refused.error.into())));
                 }
             }
-            drop(half);
             if std::mem::replace(&mut self.looked, true) {
                 return Poll::Pending;
             }
@@ -101,12 +104,16 @@ impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
         }
         let mut half = lock(&self.handle.lane.send);
         let ending = match half.ops.poll(key, waker) {
-            Poll::Ready(ending) => ending,
-            Poll::Pending if half.driverless => {
+            Ok(ending) => ending,
+            Err(spent) => {
+                let driverless = half.driverless;
                 drop(half);
-                return Poll::Ready(Err(Failed { local: None, error: RequestError::Driverless }));
+                drop(spent);
+                if driverless {
+                    return Poll::Ready(Err(Failed { local: None, error: RequestError::Driverless }));
+                }
+                return Poll::Pending;
             }
-            Poll::Pending => return Poll::Pending,
         };
         let State::InFlight { shell, .. } = std::mem::replace(&mut self.state, State::Done) else {
             unreachable!("it was in flight")
@@ -142,10 +149,14 @@ impl<S: Service, O, L: GatherList> Drop for Request<S, O, L> {
         let lane = &self.handle.lane;
         let left = match std::mem::replace(&mut self.state, State::Done) {
             State::Done => return,
-            State::InFlight { key, .. } => lock(&lane.send).ops.abandon(key).map(Unclaimed::from),
+            State::InFlight { key, .. } => {
+                let (left, spent) = lock(&lane.send).ops.abandon(key);
+                drop(spent);
+                left.map(Unclaimed::from)
+            }
             State::Unposted(request) => {
-                let next = lock(&lane.send).room.leave(&mut self.ticket);
-                next.into_iter().for_each(Waker::wake);
+                let left = lock(&lane.send).room.leave(&mut self.ticket);
+                left.pass_on();
                 let (id, opcode) = (request.head.id, request.head.op.wc_opcode());
                 let mut parts = Vec::new();
                 request.into_local().give(&mut |part| parts.push(part));
@@ -196,13 +207,14 @@ impl<S: Service> Future for Ready<S> {
             }
             if half.has_room() {
                 // It takes no place: the next one that waits for it may.
-                let next = half.room.leave(&mut this.ticket);
+                let left = half.room.leave(&mut this.ticket);
                 drop(half);
-                next.into_iter().for_each(Waker::wake);
+                left.pass_on();
                 return Poll::Ready(Ok(()));
             }
-            half.room.wait(&mut this.ticket, cx.waker());
+            let spent = half.room.wait(&mut this.ticket, cx.waker());
             drop(half);
+            drop(spent);
             if !looked {
                 this.handle.core().try_turn();
             }
@@ -213,8 +225,8 @@ impl<S: Service> Future for Ready<S> {
 
 impl<S: Service> Drop for Ready<S> {
     fn drop(&mut self) {
-        let next = lock(&self.handle.lane.send).room.leave(&mut self.ticket);
-        next.into_iter().for_each(Waker::wake);
+        let left = lock(&self.handle.lane.send).room.leave(&mut self.ticket);
+        left.pass_on();
     }
 }
 impl<S: Service> fmt::Debug for Ready<S> {
@@ -245,23 +257,20 @@ impl<S: Service> Future for Reclaim<S> {
         // Under the lock: what completes behind it wakes the task, and another task may take it before.
         let half = lock(&handle.lane.send);
         let waiting = half.ops.abandoned() > 0 && !half.driverless;
-        handle.lane.with_reclaimers(|kept, waiters| match kept.pop_front() {
-            None if waiting => {
-                waiters.wait(ticket, cx.waker());
-                Poll::Pending
-            }
-            left => {
-                waiters.served(ticket);
-                Poll::Ready(left)
-            }
-        })
+        let (spent, found) = handle.lane.with_reclaimers(|kept, waiters| match kept.pop_front() {
+            None if waiting => (waiters.wait(ticket, cx.waker()), Poll::Pending),
+            left => (waiters.served(ticket), Poll::Ready(left)),
+        });
+        drop(half);
+        drop(spent);
+        found
     }
 }
 
 impl<S: Service> Drop for Reclaim<S> {
     fn drop(&mut self) {
-        let next = self.handle.lane.with_reclaimers(|_, waiters| waiters.leave(&mut self.ticket));
-        next.into_iter().for_each(Waker::wake);
+        let left = self.handle.lane.with_reclaimers(|_, waiters| waiters.leave(&mut self.ticket));
+        left.pass_on();
     }
 }
 impl<S: Service> fmt::Debug for Reclaim<S> {
@@ -292,15 +301,18 @@ impl<S: Service> Future for Drain<S> {
         for looked in [false, true] {
             // A completion that the poller has, and has not handed out, still counts as a request in flight.
             let mut half = lock(&handle.lane.send);
-            half.drains.wait(sends, cx.waker());
+            let spent = half.drains.wait(sends, cx.waker());
             let (in_flight, driverless) = (half.ops.in_flight(), half.driverless);
             drop(half);
+            drop(spent);
             let mut half = lock(&handle.lane.recv);
-            half.drains.wait(recvs, cx.waker());
-            if (in_flight, half.posted) == (0, 0) {
+            let spent = half.drains.wait(recvs, cx.waker());
+            let posted = half.posted;
+            drop(half);
+            drop(spent);
+            if (in_flight, posted) == (0, 0) {
                 return Poll::Ready(Ok(()));
             }
-            drop(half);
             if driverless {
                 return Poll::Ready(Err(RequestError::Driverless));
             }
@@ -314,8 +326,9 @@ impl<S: Service> Future for Drain<S> {
 
 impl<S: Service> Drop for Drain<S> {
     fn drop(&mut self) {
-        lock(&self.handle.lane.send).drains.served(&mut self.sends);
-        lock(&self.handle.lane.recv).drains.served(&mut self.recvs);
+        let sends = lock(&self.handle.lane.send).drains.served(&mut self.sends);
+        let recvs = lock(&self.handle.lane.recv).drains.served(&mut self.recvs);
+        drop((sends, recvs));
     }
 }
 impl<S: Service> fmt::Debug for Drain<S> {

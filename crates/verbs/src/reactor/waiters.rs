@@ -1,6 +1,10 @@
 //! Tasks that wait for the next of many places or messages.
+//!
+//! A task may end with its last waker, and do anything then. So wakers are given back, to be woken or dropped without a
+//! lock.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::task::Waker;
 
 /// Tasks in the order in which they came. A task that is woken and goes without what it was woken for passes its turn on.
@@ -14,35 +18,67 @@ pub(super) struct Waiters {
 #[derive(Default)]
 pub(super) struct Ticket(Option<u64>);
 
+/// What a task leaves that goes without what it waited for.
+#[must_use = "to be passed on without a lock"]
+pub(super) enum Left {
+    Nothing,
+    /// Its own waker.
+    Own(Waker),
+    /// It had been woken: the next one is to be.
+    Turn(Waker),
+}
+
+impl Left {
+    pub(super) fn pass_on(self) {
+        match self {
+            Self::Nothing => {}
+            Self::Own(own) => drop(own),
+            Self::Turn(next) => next.wake(),
+        }
+    }
+}
+
+/// Keeps a waker in the place of the one before, which is to be dropped without a lock.
+#[must_use = "to be dropped without a lock"]
+pub(super) fn keep(kept: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
+    match kept {
+        Some(kept) if kept.will_wake(waker) => None,
+        kept => kept.replace(waker.clone()),
+    }
+}
+
 impl Waiters {
-    /// Has `waker` woken in its turn.
-    pub(super) fn wait(&mut self, ticket: &mut Ticket, waker: &Waker) {
+    /// Has `waker` woken in its turn. The one that it replaces is to be dropped without a lock.
+    #[must_use = "to be dropped without a lock"]
+    pub(super) fn wait(&mut self, ticket: &mut Ticket, waker: &Waker) -> Option<Waker> {
         if let Some(own) = self.queue.iter_mut().find(|entry| Some(entry.0) == ticket.0) {
-            own.1.clone_from(waker);
-            return;
+            return (!own.1.will_wake(waker)).then(|| mem::replace(&mut own.1, waker.clone()));
         }
         ticket.0 = Some(self.next);
         self.queue.push_back((self.next, waker.clone()));
         self.next += 1;
+        None
     }
 
-    /// A task has what it waited for.
-    pub(super) fn served(&mut self, ticket: &mut Ticket) {
-        if let Some(number) = ticket.0.take() {
-            self.queue.retain(|entry| entry.0 != number);
-        }
+    /// A task has what it waited for. Its waker is to be dropped without a lock.
+    #[must_use = "to be dropped without a lock"]
+    pub(super) fn served(&mut self, ticket: &mut Ticket) -> Option<Waker> {
+        let number = ticket.0.take()?;
+        self.remove(number)
     }
 
     /// A task goes without. If it had been woken, the next one is to be.
-    pub(super) fn leave(&mut self, ticket: &mut Ticket) -> Option<Waker> {
-        let number = ticket.0.take()?;
-        match self.queue.iter().position(|entry| entry.0 == number) {
-            Some(i) => {
-                self.queue.remove(i);
-                None
-            }
-            None => self.next_waker(),
+    pub(super) fn leave(&mut self, ticket: &mut Ticket) -> Left {
+        let Some(number) = ticket.0.take() else { return Left::Nothing };
+        match self.remove(number) {
+            Some(own) => Left::Own(own),
+            None => self.next_waker().map_or(Left::Nothing, Left::Turn),
         }
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Waker> {
+        let at = self.queue.iter().position(|entry| entry.0 == number)?;
+        self.queue.remove(at).map(|entry| entry.1)
     }
 
     /// The task whose turn it is, which has to be woken.
@@ -80,18 +116,21 @@ mod tests {
         let mut tickets = [(); 3].map(|()| Ticket::default());
         let mut waiters = Waiters::default();
         for (ticket, count) in tickets.iter_mut().zip(&counts) {
-            waiters.wait(ticket, &Waker::from(Arc::clone(count)));
-            waiters.wait(ticket, &Waker::from(Arc::clone(count))); // polled once more: it keeps its place
+            for _ in 0..2 {
+                // Polled once more, it keeps its place.
+                drop(waiters.wait(ticket, &Waker::from(Arc::clone(count))));
+            }
         }
         let woken = || counts.each_ref().map(|c| c.0.load(Ordering::Relaxed));
         waiters.next_waker().unwrap().wake();
         assert_eq!(woken(), [1, 0, 0]);
         // The third one had not been woken: nobody hears of its leaving.
-        assert!(waiters.leave(&mut tickets[2]).is_none());
-        waiters.leave(&mut tickets[0]).unwrap().wake();
+        waiters.leave(&mut tickets[2]).pass_on();
+        assert_eq!(woken(), [1, 0, 0]);
+        waiters.leave(&mut tickets[0]).pass_on();
         assert_eq!(woken(), [1, 1, 0]);
-        waiters.served(&mut tickets[1]);
+        assert!(waiters.served(&mut tickets[1]).is_none(), "it was woken");
         assert!(waiters.next_waker().is_none());
-        assert!(waiters.leave(&mut tickets[1]).is_none());
+        assert!(matches!(waiters.leave(&mut tickets[1]), Left::Nothing));
     }
 }
