@@ -1,6 +1,7 @@
 //! Bundles: endpoints that are polled together, and the calls of programs.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use hca_process::{after, in_time};
@@ -326,6 +327,9 @@ impl Bundle {
     /// # Errors
     /// There is no such endpoint; the index is beyond the table, or in use; no endpoint has the name; no answer came in
     /// time; or a limit is reached.
+    ///
+    /// # Panics
+    /// A handler of a message that came meanwhile has panicked: its panic goes on, and the peer is not mapped.
     pub fn map(
         &mut self,
         endpoint: EndpointId,
@@ -345,28 +349,38 @@ impl Bundle {
         let id = self.lower.connect(peer, &hello, timeout)?;
         let mapped = Mapped { index, open: VecDeque::new(), credits: 0, down: false };
         self.put(Link { id, endpoint: endpoint.0, peer: None, side: Side::Mapped(mapped) });
-        // The peer's adapter says hello without its program.
+        // Handlers of other messages run meanwhile, and may panic.
+        match catch_unwind(AssertUnwindSafe(|| self.hear_hello(id, end, timeout))) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                self.end(id);
+                return Err(error);
+            }
+            Err(panic) => {
+                self.end(id);
+                resume_unwind(panic);
+            }
+        }
+        // A handler that ran meanwhile has no bundle, so the endpoint is still there.
+        self.at_mut(endpoint)?.translations[index] = Some(Translation { name: *peer, tag, link: id });
+        Ok(())
+    }
+    /// Waits until a peer's adapter has said hello, which it does without its program.
+    fn hear_hello(&mut self, id: LinkId, end: Instant, timeout: Duration) -> Result<(), Error> {
         let mut pause = Pause::default();
         loop {
             match self.link(id) {
-                Some(Link { peer: Some(_), .. }) => break,
+                Some(Link { peer: Some(_), .. }) => return Ok(()),
                 Some(Link { side: Side::Mapped(Mapped { down: false, .. }), .. }) => {}
-                _ => {
-                    self.end(id);
-                    return Err(Error::Unreachable);
-                }
+                _ => return Err(Error::Unreachable),
             }
             if Instant::now() >= end {
-                self.end(id);
                 return Err(Error::TimedOut(timeout));
             }
             if self.poll()? == 0 {
                 pause.wait(&mut *self.lower, &mut self.events)?;
             }
         }
-        // A handler that ran meanwhile has no bundle, so the endpoint is still there.
-        self.at_mut(endpoint)?.translations[index] = Some(Translation { name: *peer, tag, link: id });
-        Ok(())
     }
     /// Gives an endpoint's translation table so many entries (`AM_SetNumTranslations`), at most 65,536. Entries up to
     /// there keep their mappings. How many peers can be mapped at a time is the bundle's limit of

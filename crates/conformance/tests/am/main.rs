@@ -42,6 +42,7 @@ hca_conformance::checks! { $
         calls_out_of_range_are_refused,
         a_translation_table_has_the_length_that_was_asked_for,
         a_handler_that_panics_returns_its_request,
+        a_panic_within_a_map_leaves_no_link,
         an_error_handler_that_panics_leaves_the_link,
         a_handler_may_only_reply,
         a_segment_that_peers_know_is_not_changed,

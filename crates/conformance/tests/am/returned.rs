@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
 
-use hca_am::{Error, MAX_ARGS, Message, Parallel, Reason, ReturnCode, Source, Tag, Token};
+use hca_am::{Error, EventMask, MAX_ARGS, Message, Parallel, Reason, ReturnCode, Source, Tag, Token};
 
 use crate::bed::{Back, Bed, SEGMENT, TAG, next, pattern, until};
 
@@ -140,6 +140,19 @@ pub(crate) fn a_handler_that_panics_returns_its_request(bed: &Bed) {
     }
     assert_eq!((panics, a.back.try_recv()), (1, Ok(back(Reason::HandlerPanicked, 3, &[2], vec![]))));
     assert_eq!(told.try_iter().collect::<Vec<_>>(), [[1], [3]]);
+}
+
+pub(crate) fn a_panic_within_a_map_leaves_no_link(bed: &Bed) {
+    let [mut a, mut b] = bed.pair();
+    b.bundle.set_handler(b.ep, 3, |_, _| panic!("as planned")).unwrap();
+    b.bundle.set_event_mask(b.ep, EventMask::NotEmpty).unwrap();
+    a.request(3, &[1]);
+    // It is there, and the next poll handles it, which is that of the map.
+    assert!(b.bundle.wait(Some(crate::bed::PATIENCE)).unwrap());
+    let links = format!("{:?}", b.bundle);
+    assert!(catch_unwind(AssertUnwindSafe(|| b.map(0, &a))).is_err());
+    assert_eq!(format!("{:?}", b.bundle), links);
+    b.map(0, &a).unwrap();
 }
 
 pub(crate) fn an_error_handler_that_panics_leaves_the_link(bed: &Bed) {
