@@ -15,7 +15,7 @@ use crate::{Error, GlobalPtr, Spread};
 /// Bytes at the beginning of each process's memory, into which bulk reads come.
 pub(crate) const LANDING: usize = 1 << 18;
 pub(crate) const TAG: Tag = Tag(0x51c);
-/// Polls without success before a process sleeps.
+/// Polls without success before a process sleeps, and polls of any kind before it looks whether the others are there.
 const LOOKS: u32 = 2000;
 /// The longest sleep.
 const NAP: Duration = Duration::from_millis(2);
@@ -52,6 +52,38 @@ pub struct Process {
     /// The number of barriers and of other collectives.
     pub(crate) epoch: u32,
     pub(crate) collective: u32,
+}
+
+/// The polls of a wait, and those of them without success in a row.
+#[derive(Default)]
+struct Pause {
+    polls: u32,
+    idle: u32,
+}
+
+/// What follows a poll.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    Poll,
+    /// A look whether the others are there.
+    Look,
+    /// A short sleep, and such a look.
+    Nap,
+}
+
+impl Pause {
+    /// Behind a poll that has handled so many messages.
+    fn behind(&mut self, handled: usize) -> Next {
+        self.polls = self.polls.wrapping_add(1);
+        self.idle = if handled > 0 { 0 } else { self.idle + 1 };
+        if self.idle >= LOOKS {
+            Next::Nap
+        } else if self.polls.is_multiple_of(LOOKS) {
+            Next::Look
+        } else {
+            Next::Poll
+        }
+    }
 }
 
 /// A value that a [`get`](Process::get) fetches.
@@ -217,7 +249,7 @@ impl Process {
     /// Waits until a process has handled all requests, so that an access by RDMA comes behind them.
     #[inline]
     fn settle_requests(&mut self, rank: usize) -> Result<(), Error> {
-        let mut pause = 0;
+        let mut pause = Pause::default();
         while self.bundle.outstanding(self.ep, rank)? > 0 {
             self.step(&mut pause)?;
         }
@@ -476,7 +508,7 @@ impl Process {
             // One that has left needs no farewell.
             let _ = self.bundle.request(self.ep, rank, BYE, &[own]);
         }
-        let (own, mut pause) = (self.rank, 0);
+        let (own, mut pause) = (self.rank, Pause::default());
         loop {
             let others = lock(&self.state).left.iter().enumerate().all(|(rank, left)| *left || rank == own);
             if others {
@@ -517,7 +549,7 @@ impl Process {
     }
     /// Polls until the state has something. A process that is gone ends it.
     pub(crate) fn until<T>(&mut self, mut ready: impl FnMut(&mut State) -> Option<T>) -> Result<T, Error> {
-        let mut pause = 0;
+        let mut pause = Pause::default();
         loop {
             if let Some(value) = ready(&mut lock(&self.state)) {
                 return Ok(value);
@@ -525,17 +557,18 @@ impl Process {
             self.step(&mut pause)?;
         }
     }
-    /// One poll; after many without success, a short sleep.
-    fn step(&mut self, pause: &mut u32) -> Result<(), Error> {
-        if self.bundle.poll()? > 0 {
-            *pause = 0;
-            return Ok(());
+    /// One poll; after many without success, a short sleep. Messages of others keep no process from noticing whom it has
+    /// lost.
+    fn step(&mut self, pause: &mut Pause) -> Result<(), Error> {
+        match pause.behind(self.bundle.poll()?) {
+            Next::Poll => return Ok(()),
+            Next::Nap => drop(self.bundle.wait(Some(NAP))?),
+            Next::Look => {}
         }
-        *pause += 1;
-        if *pause < LOOKS {
-            return Ok(());
-        }
-        self.bundle.wait(Some(NAP))?;
+        self.look_for_losses()
+    }
+    #[cold]
+    fn look_for_losses(&self) -> Result<(), Error> {
         let mut state = lock(&self.state);
         if let Some(at) = state.back.iter().position(|(rank, ..)| !state.left[*rank]) {
             let (rank, reason, handler) = state.back[at];
@@ -591,4 +624,19 @@ fn own<T: Pod>(array: &Spread<T>, first: usize, count: usize) -> Result<Range<us
 fn element<T: Zeroable>() -> Result<usize, Error> {
     let len = size_of::<T>();
     if len <= ELEMENT { Ok(len) } else { Err(Error::Element { len }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_others_keep_no_process_from_looking_for_losses() {
+        let mut pause = Pause::default();
+        let looks = (0..10 * LOOKS).filter(|_| pause.behind(1) == Next::Look).count();
+        assert_eq!(looks, 10);
+        let mut pause = Pause::default();
+        let naps = (0..LOOKS + 4).filter(|_| pause.behind(0) == Next::Nap).count();
+        assert_eq!(naps, 5, "without any, each poll behind the first ones");
+    }
 }
