@@ -6,21 +6,24 @@ use super::*;
 
 const RIGHTS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// Two queue pairs, and memory of the second end's that the first one has reached by a post, if it can.
-fn reached(ends: &mut [End; 2]) -> (QueuePair<Rc>, QueuePair<Rc>, SharedMr) {
+/// Two queue pairs, and memory of the second end's.
+fn pair(ends: &[End; 2]) -> (QueuePair<Rc>, QueuePair<Rc>, SharedMr) {
     let qp = |end: &End| {
         let builder = end.pd.qp::<Rc>(&end.cq).max_send_wr(32).max_recv_wr(32).max_inline(256);
         builder.access(RIGHTS).build().unwrap()
     };
-    let (mut a, b) = (qp(&ends[0]), qp(&ends[1]));
+    let (a, b) = (qp(&ends[0]), qp(&ends[1]));
     connect(&a, &b);
     let target = ends[1].pd.alloc_shared(4096, RIGHTS).unwrap();
-    for _ in 0..1000 {
-        let Err(write) = a.sq.carry_out(SendRequest::write(Inline(&[0; 8]), target.remote())) else { break };
+    (a, b, target)
+}
+
+/// Writes until a WRITE is done within the call, which is when the peer has answered that it may.
+fn reach(ends: &mut [End; 2], a: &mut QueuePair<Rc>, target: &SharedMr) {
+    while let Err(write) = a.sq.carry_out(SendRequest::write(Inline(&[0; 8]), target.remote())) {
         a.post_send(write).unwrap();
         collect(ends, [1, 0]);
     }
-    (a, b, target)
 }
 
 #[test]
@@ -29,7 +32,8 @@ fn an_access_to_a_near_peer_gives_its_list_back_and_has_no_completion() {
     for progress in [Progress::Inline, Progress::Adaptive] {
         let open = |_: &str| Box::new(ShmFabric::open(&domain, &ShmOptions::default()).unwrap()) as _;
         let mut ends = ends_on(progress, open);
-        let (mut a, _b, target) = reached(&mut ends);
+        let (mut a, _b, target) = pair(&ends);
+        reach(&mut ends, &mut a, &target);
         let word = |at: usize| {
             let mut word = [0; 8];
             target.read_at(at, &mut word);
@@ -74,7 +78,9 @@ fn an_access_to_a_near_peer_gives_its_list_back_and_has_no_completion() {
 #[test]
 fn a_request_that_is_not_done_comes_back_as_it_was() {
     in_all_modes(|ends| {
-        let (mut a, mut b, target) = reached(ends);
+        let (mut a, mut b, target) = pair(ends);
+        a.post_send(SendRequest::write(Inline(&[0; 8]), target.remote())).unwrap();
+        collect(ends, [1, 0]);
         let write = SendRequest::write(ends[0].buf(&[7; 8]), target.remote()).id(3);
         let Err(write) = a.sq.carry_out(write) else { panic!("the peer is not near") };
         let mut word = [1; 8];
