@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use hca_process::Fork;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
 use crate::error::{JobError, LineFault};
@@ -305,7 +305,7 @@ impl Floor {
                     Ready::Wake => {
                         let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
                     }
-                    Ready::Seat(rank) => self.tend(rank),
+                    Ready::Seat(rank) => _ = self.tend(rank),
                     Ready::Stranger(at) => self.listen_to(at),
                     Ready::Listener => self.accept(),
                 }
@@ -366,9 +366,9 @@ impl Floor {
                     self.members[rank as usize] = Some(Wire::new(socket));
                 }
             }
-            Order::Hear(rank) => self.hear(rank),
+            Order::Hear(rank) => self.hear(rank, false),
             Order::Ended(rank) => {
-                self.hear(rank);
+                self.hear(rank, true);
                 if (rank as usize) < self.members.len() {
                     self.members[rank as usize] = None;
                     let out = self.job_state.ended(rank);
@@ -380,45 +380,66 @@ impl Floor {
         }
     }
 
-    /// Handles the lines that a process has sent.
-    fn hear(&mut self, rank: u32) {
-        if (rank as usize) < self.members.len() {
-            self.tend(rank as usize);
+    /// Handles the lines that a process has sent until now. One that has `ended` reads no answers.
+    fn hear(&mut self, rank: u32, ended: bool) {
+        let rank = rank as usize;
+        let Some(Some(wire)) = self.members.get(rank) else { return };
+        // A child of it may send for ever.
+        let mut unheard = ioctl_fionread(&wire.socket).unwrap_or(0);
+        loop {
+            let heard = self.tend(rank);
+            unheard = unheard.saturating_sub(heard);
+            let Some(wire) = self.members[rank].as_mut().filter(|_| heard > 0 && unheard > 0) else { return };
+            if ended {
+                wire.output.clear();
+            }
         }
     }
 
-    /// Sends to a process and handles its lines.
-    fn tend(&mut self, rank: usize) {
+    /// Sends to a process and handles its lines. Returns how many bytes it has read of them.
+    fn tend(&mut self, rank: usize) -> u64 {
+        let mut heard = 0;
         for _ in 0..PIECES {
-            let Some(wire) = &mut self.members[rank] else { return };
+            let Some(wire) = &mut self.members[rank] else { return heard };
             if !wire.send() {
-                return self.part(rank);
+                self.part(rank);
+                return heard;
             }
             if wire.closing || wire.output.len() >= MAX_UNREAD {
                 break;
             }
             match wire.receive() {
-                Received::Something => {}
+                Received::Something(bytes) => heard += bytes as u64,
                 Received::Nothing => break,
-                Received::End => return self.part(rank),
-            }
-            for line in wire.lines() {
-                let out = match line {
-                    Ok(line) => self.job_state.line(rank as u32, &line),
-                    Err(begin) => {
-                        let fault = LineFault::TooLong { limit: MAX_LINE_BYTES };
-                        self.job_state.not_pmi(rank as u32, &begin, PmiFault::Line(fault))
-                    }
-                };
-                let close = out.close;
-                self.apply(rank as u32, out);
-                if close {
-                    break;
+                Received::End => {
+                    self.part(rank);
+                    return heard;
                 }
             }
+            let lines = wire.lines();
+            self.take_lines(rank as u32, lines);
         }
         if self.members[rank].as_ref().is_some_and(|w| w.closing && w.output.is_empty()) {
             self.part(rank);
+        }
+        heard
+    }
+
+    /// Handles lines of a process, up to one that closes its connection.
+    fn take_lines(&mut self, rank: u32, lines: impl IntoIterator<Item = Heard>) {
+        for line in lines {
+            let out = match line {
+                Ok(line) => self.job_state.line(rank, &line),
+                Err(begin) => {
+                    let fault = LineFault::TooLong { limit: MAX_LINE_BYTES };
+                    self.job_state.not_pmi(rank, &begin, PmiFault::Line(fault))
+                }
+            };
+            let close = out.close;
+            self.apply(rank, out);
+            if close {
+                break;
+            }
         }
     }
 
@@ -460,14 +481,16 @@ impl Floor {
         let wire = &mut self.unidentified[at].0;
         let received = if wire.closing { Received::Nothing } else { wire.receive() };
         let alive = wire.send() && received != Received::End;
-        match wire.lines().into_iter().next() {
+        let mut lines = wire.lines().into_iter();
+        match lines.next() {
             Some(Ok(line)) => match self.job_state.greet(&line, job) {
                 Ok((rank, answer)) => {
                     let (mut wire, _) = self.unidentified.swap_remove(at);
                     wire.output.extend_from_slice(answer.as_bytes());
                     wire.send();
                     self.members[rank as usize] = Some(wire);
-                    return;
+                    // It may have said more than its greeting.
+                    return self.take_lines(rank, lines);
                 }
                 Err(answer) => {
                     wire.output.extend_from_slice(answer.as_bytes());
@@ -503,10 +526,14 @@ impl Floor {
     }
 }
 
+/// A line, or the beginning of one that is too long.
+type Heard = Result<Vec<u8>, Vec<u8>>;
+
 /// The result of reading a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Received {
-    Something,
+    /// So many bytes.
+    Something(usize),
     Nothing,
     End,
 }
@@ -544,7 +571,7 @@ impl Wire {
                 Ok((0, _)) => Received::End,
                 Ok((got, _)) => {
                     self.input.extend_from_slice(&room[..got]);
-                    Received::Something
+                    Received::Something(got)
                 }
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => Received::Nothing,
@@ -554,7 +581,7 @@ impl Wire {
     }
 
     /// The complete lines, and the beginning of a line that is too long.
-    fn lines(&mut self) -> Vec<Result<Vec<u8>, Vec<u8>>> {
+    fn lines(&mut self) -> Vec<Heard> {
         let whole = self.input.iter().rposition(|&b| b == b'\n').map_or(0, |end| end + 1);
         let rest = self.input.split_off(whole);
         let text = std::mem::replace(&mut self.input, rest);

@@ -316,6 +316,19 @@ fn strangers_at_the_address_keep_nobody_out() {
 }
 
 #[test]
+fn lines_behind_a_greeting_are_heard() {
+    use std::io::{BufRead, BufReader, Write};
+    let at = address();
+    let zero = Job::join(&tcp(&at, 0, 2), PATIENT).unwrap();
+    let mut one = std::net::TcpStream::connect(&at).unwrap();
+    one.write_all(b"cmd=initack pmiid=1 size=2 job=run\ncmd=get_appnum\n").unwrap();
+    let lines = BufReader::new(one).lines().map(Result::unwrap);
+    let last = lines.take(5).last().unwrap();
+    assert_eq!(last, "cmd=appnum appnum=0");
+    drop(zero);
+}
+
+#[test]
 fn folders_that_can_not_be_used_are_named() {
     let url = "file:///nonexistent/lab?rank=0&size=1";
     let e = Job::join(url, PATIENT).unwrap_err();

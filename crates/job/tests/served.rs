@@ -132,6 +132,42 @@ fn an_abort_reaches_the_launcher_and_all_who_wait_or_ask() {
     assert_eq!((abort.rank, abort.code, &*abort.message), (2, 7, "out of rope"));
 }
 
+/// While the server has not come to a process's lines, the process says as much as its socket takes, and ends.
+#[test]
+fn all_is_heard_that_a_process_has_said_before_its_end() {
+    for ended in [false, true] {
+        let (told, heard) = channel();
+        let (go_on, goes_on) = channel::<()>();
+        let report = move |event| {
+            let waits = matches!(event, Event::NotPmi(_));
+            told.send(event).unwrap();
+            if waits {
+                goes_on.recv().unwrap();
+            }
+        };
+        let server = Server::start(2, "test", report).unwrap();
+        let [mut seat, mut other] = [0, 1].map(|rank| UnixStream::from(server.attach(rank).unwrap()));
+        rustix::net::sockopt::set_socket_send_buffer_size(&seat, 1 << 20).unwrap();
+        other.write_all(b"no PMI-1\n").unwrap();
+        let Event::NotPmi(_) = heard.recv().unwrap() else { panic!("the server waits with its report") };
+        let long = format!("cmd=get_maxes pad={}\n", "x".repeat(4000)).repeat(36);
+        seat.write_all(long.as_bytes()).unwrap();
+        seat.write_all(b"cmd=abort exitcode=7\n").unwrap();
+        if ended {
+            server.ended(0);
+        }
+        let hears = thread::spawn(move || {
+            server.hear(0);
+            server
+        });
+        // Behind this the order is given, or comes still; the lines are heard by it, whichever comes first.
+        go_on.send(()).unwrap();
+        let _server = hears.join().unwrap();
+        let abort = heard.try_recv();
+        assert!(matches!(&abort, Ok(Event::Abort(abort)) if abort.code == 7), "ended: {ended}: {abort:?}");
+    }
+}
+
 #[test]
 fn who_has_heard_a_process_knows_of_its_abort() {
     let (told, heard) = channel();
