@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use hca_process::Fork;
 
@@ -22,6 +23,9 @@ pub(crate) enum Look<T> {
     /// What it looks at is gone: there will be no call.
     Gone,
 }
+
+/// Until the next look where the system refuses to wait.
+const LATE: Duration = Duration::from_millis(10);
 
 type Call = Box<dyn FnOnce() + Send>;
 type Check = Box<dyn FnMut(&mut State) -> Look<Call> + Send>;
@@ -123,7 +127,11 @@ impl Shared {
         match self.waiters.wait(None, || arm(&jobs.borrow()), || self.look(jobs)) {
             Ok(Some((call, _calling))) => call(),
             Ok(None) => {}
-            Err(error) => tracing::error!(%error, "notifications are late"),
+            Err(error) => {
+                tracing::error!(%error, "notifications are late");
+                // The system may refuse for as long as it likes.
+                std::thread::sleep(LATE);
+            }
         }
     }
     /// Waits until there are jobs; returns `false` at the end.

@@ -60,6 +60,8 @@ exports! {
     }
     fn VipConnectAccept(ConnHandle: Handle, ViHandle: Handle) {
         let vi = VIS.get(ViHandle)?;
+        // A VI that can't be connected leaves the client to another one.
+        CLIENTS.get(ConnHandle)?.request.check(&vi.vi)?;
         Ok(CLIENTS.take(ConnHandle)?.request.accept(&vi.vi)?)
     }
     fn VipConnectReject(ConnHandle: Handle) {

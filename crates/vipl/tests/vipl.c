@@ -112,6 +112,8 @@ static VIP_RETURN connect_sides(struct side *from, struct side *to, int accept) 
     HOLDS(!memcmp(who.HostAddress, from->address.HostAddress, who.HostAddressLen + who.DiscriminatorLen));
     if (accept) {
         IS(VipConnectAccept(connection, NOTHING), VIP_INVALID_PARAMETER);
+        /* That one asks: the client is left to another. */
+        IS(VipConnectAccept(connection, from->vi), VIP_INVALID_STATE);
         OK(VipConnectAccept(connection, to->vi));
         IS(VipConnectAccept(connection, to->vi), VIP_INVALID_PARAMETER);
     } else {

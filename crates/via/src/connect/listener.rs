@@ -15,7 +15,7 @@ use super::hello::{Hello, Kind, Refusal};
 use super::{Discriminator, NetAddress, RemoteAttributes, end_of, mismatch, settle};
 use crate::tasks::{Stop, block_on, left};
 use crate::vi::Control;
-use crate::{Error, Nic, Vi, lock};
+use crate::{Error, Nic, Vi, ViState, lock};
 
 /// Requests that wait at a listener, at most. Further ones wait at the connection manager, which has a limit, too.
 const MOST_WAITING: usize = 128;
@@ -199,17 +199,33 @@ impl ConnectionRequest {
     pub fn attributes(&self) -> &RemoteAttributes {
         &self.hello.attributes
     }
-    /// Connects a VI to the client's, and waits until the client is ready (`VipConnectAccept`).
+    /// Whether a VI can be connected, as far as the client has no part in it.
+    ///
+    /// # Errors
+    /// The VI is not idle, or belongs to another adapter.
+    pub fn check(&self, vi: &Vi) -> Result<(), Error> {
+        let vi = vi.shared();
+        let state = vi.state();
+        if state != ViState::Idle {
+            return Err(Error::State { state, needs: "only an idle VI is connected" });
+        }
+        if !Arc::ptr_eq(vi.nic.context.device(), self.nic.shared().context.device()) {
+            return Err(Error::Parameter { what: "VI", why: "it belongs to another device" });
+        }
+        Ok(())
+    }
+    /// Connects a VI to the client's, and waits until the client is ready (`VipConnectAccept`). Refused for a reason that
+    /// [`check`](Self::check) tells beforehand, it rejects the client as well.
     ///
     /// # Errors
     /// The VI is not idle, belongs to another adapter, or has other attributes than the client's, which is told so; or
     /// the client has gone.
     pub fn accept(self, vi: &Vi) -> Result<(), Error> {
-        let vi = vi.shared();
-        if !Arc::ptr_eq(vi.nic.context.device(), self.nic.shared().context.device()) {
-            refuse(self.incoming, Refusal::Rejected);
-            return Err(Error::Parameter { what: "VI", why: "it belongs to another device" });
+        if let Err(error) = self.check(vi) {
+            self.reject();
+            return Err(error);
         }
+        let vi = vi.shared();
         let (attempt, control, attributes) = vi.begin()?;
         if let Some(refusal) = mismatch(&attributes, &self.hello.attributes) {
             refuse(self.incoming, refusal);
