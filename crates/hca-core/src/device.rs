@@ -139,8 +139,8 @@ pub unsafe trait Device: Send + Sync {
     /// access is under way that is no longer allowed. The region has a new handle, and may have new keys.
     ///
     /// # Errors
-    /// Either handle is unknown, and nothing was done; the device can not ([`Abilities::mr_rereg`]); or a peer on this
-    /// machine may still be within an access.
+    /// Either handle is unknown, and nothing was done; the device can not ([`Abilities::mr_rereg`]); or the region is
+    /// gone, and a peer may still change its memory ([`DeviceError::Exposed`]).
     fn rereg_mr(&self, _mr: MrHandle, _pd: PdHandle, _access: Access) -> Result<MrKeys, DeviceError> {
         Err(DeviceError::Unsupported { what: "change of a registered region" })
     }

@@ -138,6 +138,10 @@ impl Qp {
     pub fn uses_messages(&self) -> bool {
         matches!(self.service, Service::Local(_))
     }
+    /// Whether the peer on this machine has told a P_Key that does not match.
+    pub fn refuses_peer(&self) -> bool {
+        matches!(&self.service, Service::Local(m) if m.responder.refuses_peer())
+    }
     /// The service of the queue pair.
     pub fn qp_type(&self) -> QpType {
         self.config.qp_type

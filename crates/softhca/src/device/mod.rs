@@ -157,8 +157,8 @@ impl SoftHca {
     /// access is under way that is no longer allowed. The region has a new handle from now on, and the same keys.
     ///
     /// # Errors
-    /// The region or the domain is unknown, or `access` asks for persistence: nothing was done then. Or a peer on this
-    /// machine may still be within an access.
+    /// The region or the domain is unknown, or `access` asks for persistence: nothing was done then. Or the region is
+    /// gone, and a peer on this machine may still be within an access ([`DeviceError::Exposed`]).
     pub fn change_mr(&self, mr: MrHandle, pd: PdHandle, access: Access) -> Result<MrKeys, DeviceError> {
         self.shared.fork.check()?;
         check_rights(access)?;
@@ -172,11 +172,8 @@ impl SoftHca {
             Ok::<_, DeviceError>((was, ended, begun))
         })?;
         let revocation = self.shared.taken_back(begun);
-        let keys = self.shared.control(|e| {
-            e.leave_pd(ended.pd);
-            e.core.tables.mrs.replace(&ended, pd, &MrInit { access, ..init }, scattered)
-        });
-        outcome(&revocation).map(|()| keys)
+        let init = MrInit { access, ..init };
+        self.shared.control(|e| e.replace_mr((ended, &revocation), pd, &init, scattered))
     }
     /// Registers memory in several pieces as one region, whose first byte has the address `iova` for peers, with a tag
     /// as in [`reg_mr_tagged`](Self::reg_mr_tagged). An access costs a look-up for each piece that it touches, and the

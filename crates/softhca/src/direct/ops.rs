@@ -6,6 +6,7 @@ use hca_fabric::{Bracket, MAX_BRACKET_BYTES};
 use hca_transport::LocalError;
 
 use crate::direct::list::{Piece, RequestList};
+use crate::objects::direct::ATOMIC_WRITE;
 
 /// An aligned request of so many bytes is seen whole, from however many pieces.
 const WHOLE_BYTES: usize = 8;
@@ -40,7 +41,7 @@ pub(crate) struct Atomic;
 /// ATOMIC WRITE and FLUSH, whose right is `RIGHT`.
 pub(crate) struct Placed<const RIGHT: u8>;
 /// ATOMIC WRITE.
-pub(crate) type AtomicWrite = Placed<{ Access::REMOTE_WRITE.bits() }>;
+pub(crate) type AtomicWrite = Placed<{ ATOMIC_WRITE.bits() }>;
 /// FLUSH.
 pub(crate) type Flush = Placed<{ Access::FLUSH_GLOBAL.bits() }>;
 
@@ -130,9 +131,7 @@ pub(crate) fn target(op: &SendOp, len: u32) -> Option<(RemoteAddr, u32, Access)>
         SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
             (remote, len, Access::REMOTE_ATOMIC)
         }
-        SendOp::AtomicWrite { remote, .. } if remote.addr.is_multiple_of(8) => {
-            (remote, 8, Access::REMOTE_WRITE)
-        }
+        SendOp::AtomicWrite { remote, .. } if remote.addr.is_multiple_of(8) => (remote, 8, ATOMIC_WRITE),
         // One of a whole region has any address, so the peer finds it.
         SendOp::Flush {
             remote,

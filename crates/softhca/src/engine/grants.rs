@@ -2,14 +2,17 @@
 
 use core::time::Duration;
 
-use hca_core::{Access, DeviceError, Instant, QpHandle, QpState, QpType};
+use hca_core::{Access, DeviceError, Instant, MrInit, MrKeys, PdHandle, QpHandle, QpState, QpType};
 use hca_fabric::{Grant, LinkId, Notice, PathId, Revocation, ShmFabric, TakeBack, TakeBackId};
 
 use crate::engine::{Core, Engine};
 use crate::limits::slot_of;
-use crate::objects::direct::{DirectPeer, TakingBack, qp_word, with_room_for};
+use crate::memory::mr::EndedMr;
+use crate::memory::scattered::Scattered;
+use crate::objects::direct::{DirectPeer, TakingBack, qp_word, with_atomic_write, with_room_for};
 use crate::objects::qp::QpEntry;
 use crate::objects::regions::{Offer, Region};
+use crate::sync::Arc;
 
 /// How soon a turn looks again whether peers are out of what it takes back.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
@@ -20,10 +23,12 @@ fn word_of(entry: &QpEntry) -> u64 {
     if m.qp_type() != QpType::Rc
         || !m.uses_messages()
         || !matches!(m.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
+        || m.refuses_peer()
     {
         return 0;
     }
-    let access = with_room_for(m.attr().max_dest_rd_atomic, m.attr().access.unwrap_or_default());
+    let access = with_atomic_write(m.attr().access.unwrap_or_default());
+    let access = with_room_for(m.attr().max_dest_rd_atomic, access);
     qp_word(entry.res.words, entry.res.pd.index, access)
 }
 
@@ -317,7 +322,7 @@ impl Core {
         if near.link_of(entry.res.path?) != Some(link) {
             return None;
         }
-        if entry.res.guesses.is_over() {
+        if entry.res.guesses.is_over() || entry.machine.refuses_peer() {
             return None;
         }
         let Some((base, len, iova, access)) = self.tables.mrs.region(entry.res.pd, key) else {
@@ -346,6 +351,27 @@ impl Core {
             Err(why) => tracing::debug!(%why, "a peer does not reach a region directly"),
         }
         Some(())
+    }
+}
+
+impl Engine {
+    /// Has the region that takes an ended one's place stand there, once that is taken back. A peer that may still be within
+    /// an access leaves none.
+    pub(crate) fn replace_mr(
+        &mut self,
+        (ended, revocation): (EndedMr, &Revocation),
+        pd: PdHandle,
+        mr: &MrInit,
+        scattered: Option<Arc<Scattered>>,
+    ) -> Result<MrKeys, DeviceError> {
+        self.leave_pd(ended.pd);
+        let mrs = &mut self.core.tables.mrs;
+        if let Err(exposed) = outcome(revocation) {
+            mrs.free(ended);
+            self.leave_pd(pd);
+            return Err(exposed);
+        }
+        Ok(mrs.replace(&ended, pd, mr, scattered))
     }
 }
 
@@ -419,6 +445,26 @@ mod tests {
             ask()
         };
         (0..1_000_000).find_map(|_| meet()).expect("they meet")
+    }
+
+    #[test]
+    fn a_region_that_a_peer_may_still_change_is_gone_behind_its_change() {
+        let hca = open();
+        let [pd, other] = [0; 2].map(|_| hca.alloc_pd().unwrap());
+        let mut bytes = [0; 64];
+        let addr = core::ptr::NonNull::from(&mut bytes).cast();
+        let init = MrInit { addr, len: 64, iova: 0, access: Access::empty() };
+        let changed = hca.shared().control(|e| {
+            e.use_pd(pd).unwrap().users += 1;
+            let keys = e.core.tables.mrs.register(pd, &init).unwrap();
+            let ended = e.core.tables.mrs.end(keys.handle).unwrap();
+            e.use_pd(other).unwrap().users += 1;
+            let exposed = Revocation { exposed: true, ..Revocation::default() };
+            e.replace_mr((ended, &exposed), other, &init, None)
+        });
+        assert!(matches!(changed, Err(DeviceError::Exposed)), "{changed:?}");
+        assert_eq!(hca.shared().control(|e| e.core.tables.mrs.live()), 0);
+        hca.dealloc_pd(pd).and_then(|()| hca.dealloc_pd(other)).expect("no region is left in either");
     }
 
     #[test]

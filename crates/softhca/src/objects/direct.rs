@@ -13,8 +13,18 @@ use crate::objects::stream::Stream;
 /// What peers may do.
 const RIGHTS: Access = Access::BY_PEERS;
 
+/// The right to ATOMIC WRITE, which needs that to WRITE, and room for its response: in words and lanes the bit of one that
+/// no peer has here.
+pub(crate) const ATOMIC_WRITE: Access = Access::FLUSH_PERSISTENT;
+
 /// Rights to what has a response of its own, for which both queue pairs have room or not.
-const ANSWERED: Access = RIGHTS.difference(Access::REMOTE_WRITE);
+const ANSWERED: Access = RIGHTS.difference(Access::REMOTE_WRITE).union(ATOMIC_WRITE);
+
+/// What a queue pair or a region with these rights lets peers do.
+pub(crate) fn with_atomic_write(access: Access) -> Access {
+    let access = access.intersection(RIGHTS);
+    if access.contains(Access::REMOTE_WRITE) { access | ATOMIC_WRITE } else { access }
+}
 
 /// The rights that are left where a queue pair has room for so many responses.
 pub(crate) fn with_room_for(responses: Option<u8>, access: Access) -> Access {
@@ -25,7 +35,7 @@ pub(crate) fn with_room_for(responses: Option<u8>, access: Access) -> Access {
 pub(crate) fn qp_word(number: u32, pd: u32, access: Access) -> u64 {
     u64::from(number) << 32
         | u64::from(pd & 0xff_ffff) << 8
-        | u64::from(access.intersection(RIGHTS).bits())
+        | u64::from(access.intersection(RIGHTS | ATOMIC_WRITE).bits())
         | 1
 }
 
@@ -61,7 +71,7 @@ impl DirectPeer {
             self.asked = None;
         }
         if let Some((qp, word)) = granted.filter(|(_, word)| *word != 0) {
-            let access = Access::from_bits_truncate(word as u8).intersection(RIGHTS);
+            let access = Access::from_bits_truncate(word as u8).intersection(RIGHTS | ATOMIC_WRITE);
             self.guard = Some(Guard { qp, pd: (word >> 8) as u32 & 0xff_ffff, access });
             self.lane = None;
         }
@@ -120,6 +130,7 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) fn new(region: Region, guard: Guard) -> Self {
         let Region { key, grant, iova, len, access, pd, in_process } = region;
+        let access = with_atomic_write(access);
         let rights = if pd == guard.pd { access.intersection(guard.access) } else { Access::empty() };
         Self { key, rights, iova, len, grant, qp: guard.qp, in_process }
     }

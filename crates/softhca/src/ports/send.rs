@@ -315,6 +315,11 @@ fn queue_mixed(
             let header = SendHeader { place: Place::Slot, sges: 0, ..header };
             ring.push(header, dest.chain(inline_cells(bytes)))
         }
+        // No entry has any of the bytes.
+        Some(Payload::Sges(sges)) => {
+            let header = SendHeader { place: Place::Memory, ..header };
+            ring.push(header, dest.chain(sges.iter().copied().map(sge_to_cell)))
+        }
         _ => ring.push(header, dest.chain(mixed_cells(list))),
     }
 }

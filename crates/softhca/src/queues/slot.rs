@@ -95,13 +95,18 @@ pub(crate) const fn cell_to_sge(c: Cell) -> Sge {
     Sge { addr: c[0], len: c[1] as u32, lkey: Lkey::new((c[1] >> 32) as u32) }
 }
 
-/// Marks the address of an entry whose bytes are in the slot. No memory of a program's has it.
-const IN_SLOT: u64 = 1 << 63;
+/// Marks the address of an entry whose bytes are in the slot: the last 64 KiB of all addresses, which no region has that
+/// is longer than its place there.
+const IN_SLOT: u64 = !0xffff;
+
+const fn is_in_slot(addr: u64) -> bool {
+    addr & IN_SLOT == IN_SLOT
+}
 
 /// An entry of a list of both kinds that is memory.
 pub(crate) const fn entry_to_cell(s: Sge) -> Cell {
     // An address with the mark becomes another one that no region has.
-    sge_to_cell(Sge { addr: if s.addr & IN_SLOT == 0 { s.addr } else { !IN_SLOT }, ..s })
+    sge_to_cell(Sge { addr: if is_in_slot(s.addr) { IN_SLOT - 1 } else { s.addr }, ..s })
 }
 /// An entry whose bytes are in the slot, `at` bytes behind the beginning of the list.
 pub(crate) const fn slot_bytes_to_cell(at: usize, len: usize) -> Cell {
@@ -114,7 +119,7 @@ pub(crate) fn in_slot<'a>(
     h: &SendHeader,
     s: &Sge,
 ) -> Option<Result<&'a [u8], LocalError>> {
-    if h.place != Place::Both || s.addr & IN_SLOT == 0 {
+    if h.place != Place::Both || !is_in_slot(s.addr) {
         return None;
     }
     let (at, len) = ((s.addr & !IN_SLOT) as usize, s.len as usize);
@@ -197,4 +202,33 @@ pub(crate) fn entries(cells: &[Cell], h: &SendHeader) -> impl Iterator<Item = Sg
 #[inline]
 pub(crate) fn list<'a>(cells: &'a [Cell], h: &SendHeader) -> &'a [Cell] {
     &cells[usize::from(h.dest != DestKind::None)..]
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_core::SendOp;
+
+    use super::*;
+
+    #[test]
+    fn memory_is_told_from_bytes_in_the_slot_wherever_its_region_lies_for_peers() {
+        let header = |place| SendHeader {
+            wr_id: 1,
+            op: FlatOp::new(&SendOp::Send),
+            len: 16,
+            sges: 2,
+            place,
+            dest: DestKind::None,
+            flags: SendFlags::empty(),
+        };
+        let h = header(Place::Both);
+        for addr in [0, 4096, 1 << 63, 1 << 63 | 4096, 0xffff_ffff_fffe_0000] {
+            let memory = Sge { addr, len: 8, lkey: Lkey::new(5) };
+            let cells = [entry_to_cell(memory), slot_bytes_to_cell(32, 8), [u64::from_ne_bytes([7; 8]), 0]];
+            let [first, second] = [0, 1].map(|i| cell_to_sge(cells[i]));
+            assert_eq!((first.addr, first.len, first.lkey), (addr, 8, memory.lkey));
+            assert!(in_slot(&cells, &h, &first).is_none(), "{addr:#x}");
+            assert_eq!(in_slot(&cells, &h, &second).and_then(Result::ok), Some(&[7; 8][..]));
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! A poster's lane to a peer's memory ends with its connection and with its queue pair.
 
 use hca_core::{
-    Completion, Device, Gid, Payload, PostErrorKind, QpAttr, QpCap, QpInit, QpPorts, QpState, QpType,
-    RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, WcStatus,
+    Completion, Device, Gid, Mixed, Payload, Pkey, PostErrorKind, QpAttr, QpCap, QpInit, QpPorts, QpState,
+    QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, WcStatus,
 };
 use softhca::{Options, Progress};
 
@@ -80,6 +80,49 @@ fn the_port_of_a_queue_pair_that_went_reaches_nothing() {
     assert!(pair.alone().is_none());
 }
 
+/// Changes what may be changed where the send queue is drained.
+fn change_in_sqd(pair: &Pair, of_target: bool, change: QpAttr) {
+    let end = if of_target { &pair.b } else { &pair.a };
+    let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+    for attr in [to(QpState::Sqd), change, to(QpState::Rts)] {
+        end.device.modify_qp(end.rc.handle, &attr).unwrap();
+    }
+}
+
+/// The partition that the other side is not in.
+#[test]
+fn another_p_key_ends_what_goes_directly() {
+    for of_target in [false, true] {
+        let mut pair = Pair::warm();
+        let elsewhere = QpAttr { pkey: Some(Pkey::new(0x8001)), ..QpAttr::default() };
+        change_in_sqd(&pair, of_target, elsewhere);
+        let (op, sge) = (SendOp::Write(pair.remote(0)), pair.sge(0, 8));
+        assert!(!pair.carries_out(op, Payload::Sges(&[sge])), "target {of_target}");
+        pair.post(op, sge);
+        // The target drops what comes, and the request waits for its answer.
+        for _ in 0..1000 {
+            assert!(pair.alone().is_none(), "target {of_target}");
+            pair.b.device.turn();
+        }
+        crate::assert_all(&pair.b, 0, "of another partition");
+    }
+}
+
+/// A list of both kinds whose entries are all memory has no room for bytes beside them, and needs none.
+#[test]
+fn bytes_that_no_entry_has_are_no_part_of_a_message() {
+    let mut pair = Pair::warm();
+    let entries = [pair.sge(0, 8)];
+    let payload = Payload::Mixed(Mixed { entries: &entries, inline: 0, bytes: &[9; 32] });
+    let op = SendOp::Write(pair.remote(0));
+    let wr = SendWr { wr_id: 7, op, flags: SendFlags::SIGNALED, payload, dest: None };
+    // SAFETY: the memory outlives its adapter, and is accessed by volatile accesses only.
+    unsafe { pair.a.rc.send.post_now(&wr) }.unwrap();
+    assert_eq!(pair.ends().status, WcStatus::Success);
+    assert!((0..8).all(|at| crate::byte(&pair.b, crate::BEGIN + at) == crate::OURS));
+    assert_eq!(crate::byte(&pair.b, crate::BEGIN + 8), 0, "nothing behind it");
+}
+
 /// A queue pair that has no READs and atomics, or takes none.
 #[test]
 fn what_goes_directly_needs_room_for_reads_on_both_sides() {
@@ -90,16 +133,19 @@ fn what_goes_directly_needs_room_for_reads_on_both_sides() {
     {
         for i in 1..4 {
             let mut pair = Pair::warm();
-            let (end, to) = (if of_target { &pair.b } else { &pair.a }, |state| QpAttr {
-                state: Some(state),
-                ..QpAttr::default()
-            });
-            for attr in [to(QpState::Sqd), change, to(QpState::Rts)] {
-                end.device.modify_qp(end.rc.handle, &attr).unwrap();
-            }
+            change_in_sqd(&pair, of_target, change);
             pair.warm_up(Access::REMOTE_WRITE);
             let op = crate::ops(pair.remote(0))[i].0;
             pair.refused(op, pair.sge(0, 8), &[status], &format!("{op:?}, target {of_target}"));
         }
+        // The same of one without a list.
+        let mut pair = Pair::warm();
+        change_in_sqd(&pair, of_target, change);
+        pair.warm_up(Access::REMOTE_WRITE);
+        let op = SendOp::AtomicWrite { remote: pair.remote(0), value: [3; 8] };
+        assert!(!pair.carries_out(op, Payload::Sges(&[])), "target {of_target}");
+        pair.try_post(op, &[], SendFlags::SIGNALED).unwrap();
+        assert_eq!(pair.ends().status, status, "{op:?}, target {of_target}");
+        crate::assert_all(&pair.b, 0, "it was refused");
     }
 }

@@ -105,6 +105,10 @@ impl Responder {
         self.peer_pkey = pkey.or(self.peer_pkey);
         self.admitted = self.peer_pkey.is_some_and(|k| path.pkey.matches(k));
     }
+    /// Whether the requester has told a P_Key that ours does not let in.
+    pub(crate) fn refuses_peer(&self) -> bool {
+        self.peer_pkey.is_some() && !self.admitted
+    }
     pub(crate) fn set_max_dest_rd_atomic(&mut self, max: u8) {
         self.max_dest_rd_atomic = max;
         self.responses.reserve(usize::from(max).saturating_sub(self.responses.len()));
