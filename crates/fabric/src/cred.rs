@@ -70,7 +70,8 @@ pub(crate) fn receive_from(socket: &OwnedFd, bytes: &mut [u8]) -> rustix::io::Re
     (header.msg_iov, header.msg_iovlen) = (&raw mut piece, 1);
     (header.msg_control, header.msg_controllen) = ((&raw mut told).cast(), size_of::<Told>() as _);
     // SAFETY: (1)
-    let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
+    let got =
+        unsafe { libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
     let Ok(got) = usize::try_from(got) else {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
     };

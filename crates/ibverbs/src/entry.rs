@@ -8,7 +8,7 @@
 //! 3. An object is given to the program once, by [`give`], and taken back once, by [`In::take`], when it is destroyed.
 //! 4. A [`Context`] is only reached by the address of its `struct ibv_context`, which lies in its `verbs_context`.
 //! 5. Functions with the C calling convention that return in a panic do not exist: [`guarded`] catches it.
-//! 6. Where the C library may unwind a cancelled thread, in [`Sleep::begin`], no frame of this library has a destructor
+//! 6. Where the C library may unwind a cancelled thread, in [`sleeping`] and [`Sleep::begin`], no frame of this library has a destructor
 //!    or catches panics. Elsewhere calls that reach the system are [`steady`].
 #![allow(unsafe_code)]
 
@@ -127,6 +127,7 @@ unsafe extern "C-unwind" {
         mask: *const libc::sigset_t,
     ) -> c_int;
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    fn pthread_testcancel();
 }
 /// Runs a call in which the thread is not cancelled (6): a panic handler would end the process then.
 fn steady<T>(call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
@@ -206,6 +207,9 @@ fn calls_go_on() -> bool {
 /// it is to sleep, unless it is done. 0, or -1 and `errno`.
 #[inline(always)]
 pub(crate) fn sleeping(mut look: impl FnMut(Option<Sleep>) -> Result<Option<Sleep>, Errno>) -> c_int {
+    // As in `read`, also where there is something already. A thread that was cancelled does not return from here.
+    // SAFETY: it takes nothing (6).
+    unsafe { pthread_testcancel() };
     let mut slept = None;
     loop {
         let mut next = None;

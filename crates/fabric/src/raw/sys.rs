@@ -304,12 +304,8 @@ impl TxHeaders {
         }
         // SAFETY: (1) the first `count` headers point into `parts` and at the slices, which outlive the call.
         let n = unsafe {
-            libc::sendmmsg(
-                socket.as_raw_fd(),
-                self.headers.as_mut_ptr(),
-                count as u32,
-                libc::MSG_DONTWAIT as _,
-            )
+            let headers = self.headers.as_mut_ptr();
+            libc::syscall(libc::SYS_sendmmsg, socket.as_raw_fd(), headers, count, libc::MSG_DONTWAIT)
         };
         if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
     }

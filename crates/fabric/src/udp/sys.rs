@@ -1,6 +1,7 @@
 //! The system calls that need raw pointers: control messages, several datagrams a call, options that
 //! the safe crates do not name. Those of the data path go by `syscall`: the C library's wrappers of them
-//! are cancellation points, which costs a program with threads two locked instructions a call.
+//! are cancellation points, which costs a program with threads two locked instructions a call, and where
+//! a thread that was cancelled would end half way through the adapter's work.
 //!
 //! Invariants:
 //! 1. Every pointer in a `msghdr` handed to the kernel points into memory that lives and is not
@@ -121,7 +122,10 @@ pub(crate) fn dropped(fd: BorrowedFd<'_>) -> Option<u64> {
 pub(crate) fn recv_error(fd: BorrowedFd<'_>, frame: &mut [u8]) -> io::Result<usize> {
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
     // SAFETY: (1) the slice lives for the call and its length is given.
-    let n = unsafe { libc::recv(fd.as_raw_fd(), frame.as_mut_ptr().cast(), frame.len(), flags) };
+    let n = unsafe {
+        let (at, nowhere) = (frame.as_mut_ptr(), std::ptr::null_mut::<u8>());
+        libc::syscall(libc::SYS_recvfrom, fd.as_raw_fd(), at, frame.len(), flags, nowhere, nowhere)
+    };
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
 }
 
@@ -285,13 +289,8 @@ impl RxSlots {
         self.prepare(count);
         // SAFETY: (1, 2) all headers were just pointed at their slots' buffers.
         let n = unsafe {
-            libc::recvmmsg(
-                fd.as_raw_fd(),
-                self.headers.as_mut_ptr(),
-                count as u32,
-                libc::MSG_DONTWAIT,
-                std::ptr::null_mut(),
-            )
+            let (headers, no_timeout) = (self.headers.as_mut_ptr(), std::ptr::null::<libc::timespec>());
+            libc::syscall(libc::SYS_recvmmsg, fd.as_raw_fd(), headers, count, libc::MSG_DONTWAIT, no_timeout)
         };
         if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
     }
@@ -447,7 +446,9 @@ impl TxHeaders {
             if n < 0 { -1 } else { 1 }
         } else {
             // SAFETY: (1) the first `count` headers point into `datagrams`, which outlives the call.
-            unsafe { libc::sendmmsg(fd.as_raw_fd(), self.headers.as_mut_ptr(), count as u32, flags) }
+            unsafe {
+                libc::syscall(libc::SYS_sendmmsg, fd.as_raw_fd(), self.headers.as_mut_ptr(), count, flags)
+            }
         };
         if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
     }

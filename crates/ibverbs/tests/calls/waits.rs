@@ -1,12 +1,13 @@
 //! Calls that sleep, and what a signal or the end of their thread does.
 
-use super::processes::alone;
+use super::processes::{alone, alone_with};
 use super::*;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 unsafe extern "C-unwind" {
     fn pthread_cancel(thread: libc::pthread_t) -> c_int;
+    fn pthread_testcancel();
     fn pthread_timedjoin_np(
         thread: libc::pthread_t,
         result: *mut *mut c_void,
@@ -43,16 +44,9 @@ extern "C-unwind" fn make(call: *mut c_void) -> *mut c_void {
 /// Starts the call's thread, which sleeps then.
 pub(super) fn start(call: &mut Call) -> libc::pthread_t {
     call.thread.store(0, Ordering::Relaxed);
-    // SAFETY: the thread's function has the C calling convention, and room for the thread's name.
-    unsafe {
-        let run: extern "C" fn(*mut c_void) -> *mut c_void =
-            std::mem::transmute(make as extern "C-unwind" fn(*mut c_void) -> *mut c_void);
-        let mut thread = 0;
-        let call = (&raw mut *call).cast();
-        assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), run, call), 0);
-        until_asleep(&(*call.cast::<Call>()).thread);
-        thread
-    }
+    let thread = run(make, (&raw mut *call).cast());
+    until_asleep(&call.thread);
+    thread
 }
 /// Waits until a thread has told its number and sleeps.
 fn until_asleep(thread: &AtomicI32) {
@@ -161,9 +155,6 @@ fn a_thread_that_is_cancelled_ends_its_objects_first() {
     if !alone("waits::a_thread_that_is_cancelled_ends_its_objects_first", "cancel") {
         return;
     }
-    unsafe extern "C-unwind" {
-        fn pthread_testcancel();
-    }
     // Nothing here has a destructor.
     extern "C-unwind" fn end(objects: *mut c_void) -> *mut c_void {
         // SAFETY: objects that live, and the numbers of functions that take them.
@@ -196,14 +187,115 @@ fn a_thread_that_is_cancelled_ends_its_objects_first() {
         [symbol("ibv_close_device", "IBVERBS_1.1"), pair.context as usize],
         [0; 2],
     ];
-    // SAFETY: the thread's function has the C calling convention, and room for the thread's name.
-    let thread = unsafe {
-        let run: extern "C" fn(*mut c_void) -> *mut c_void =
-            std::mem::transmute(end as extern "C-unwind" fn(*mut c_void) -> *mut c_void);
-        let mut thread = 0;
-        let objects = objects.as_mut_ptr().cast();
-        assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), run, objects), 0);
-        thread
+    assert_eq!(join(run(end, objects.as_mut_ptr().cast()), LONG), Some(CANCELLED));
+}
+
+/// A thread of the C library that runs a function.
+fn run(call: extern "C-unwind" fn(*mut c_void) -> *mut c_void, with: *mut c_void) -> libc::pthread_t {
+    let mut thread = 0;
+    // SAFETY: the function has the C calling convention, and there is room for the thread's name.
+    unsafe {
+        let call: extern "C" fn(*mut c_void) -> *mut c_void = std::mem::transmute(call);
+        assert_eq!(libc::pthread_create(&raw mut thread, std::ptr::null(), call, with), 0);
+    }
+    thread
+}
+
+/// As `read`, which the calls are in rdma-core: a thread that always finds events is cancelled, too.
+#[test]
+fn a_thread_that_was_cancelled_takes_no_event() {
+    if !alone("waits::a_thread_that_was_cancelled_takes_no_event", "cancel") {
+        return;
+    }
+    // Nothing here has a destructor.
+    extern "C-unwind" fn take(call: *mut c_void) -> *mut c_void {
+        // SAFETY: the thread is this one.
+        unsafe { pthread_cancel(libc::pthread_self()) };
+        make(call)
+    }
+    let symbol = |name| common::symbol(name, "RDMACM_1.0").unwrap();
+    let [.., mut call] = calls();
+    let channel = call.arguments[0];
+    let mut id: *mut c_void = null_mut();
+    let created = call!(@ symbol("rdma_create_id"), (channel, &raw mut id, 0, 0x0106) -> c_int);
+    let to = libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: 9_u16.to_be(),
+        sin_addr: libc::in_addr { s_addr: 0 },
+        sin_zero: [0; 8],
     };
-    assert_eq!(join(thread, LONG), Some(CANCELLED));
+    let resolved = call!(@ symbol("rdma_resolve_addr"), (id, 0, &raw const to, 1000) -> c_int);
+    assert_eq!((created, resolved), (0, 0), "{}", errno());
+    assert_eq!(join(run(take, (&raw mut call).cast()), LONG), Some(CANCELLED));
+    assert_eq!(call.result, 99, "the call did not return");
+    // Another thread takes the event.
+    assert_eq!(join(start_awake(&mut call), LONG), Some(0));
+    assert_eq!(call.result, 0);
+}
+/// Starts the call's thread, which does not sleep.
+fn start_awake(call: &mut Call) -> libc::pthread_t {
+    run(make, (&raw mut *call).cast())
+}
+
+/// Neither posts nor polls are cancellation points, whatever system calls the adapter makes in them.
+#[test]
+fn a_thread_that_was_cancelled_posts_and_polls_until_it_asks() {
+    const DEPTH: usize = 128;
+    const ROUNDS: usize = 50;
+    let test = "waits::a_thread_that_was_cancelled_posts_and_polls_until_it_asks";
+    if !alone_with(test, "flood", [("HCA_DEVICES", "udp://127.0.0.1?share=yes")]) {
+        return;
+    }
+    struct Flood {
+        /// Functions.
+        post: usize,
+        poll: usize,
+        qp: *mut IbvQp,
+        cq: *mut IbvCq,
+        wr: IbvSendWr,
+        done: usize,
+    }
+    // Nothing here has a destructor.
+    extern "C-unwind" fn flood(with: *mut c_void) -> *mut c_void {
+        let with: *mut Flood = with.cast();
+        // SAFETY: it lives until the thread is joined; the functions take their arguments in registers.
+        unsafe {
+            pthread_cancel(libc::pthread_self());
+            type Words = extern "C-unwind" fn(usize, usize, usize) -> c_int;
+            let post: Words = std::mem::transmute((*with).post);
+            let poll: Words = std::mem::transmute((*with).poll);
+            let (qp, cq, wr) = ((*with).qp as usize, (*with).cq as usize, &raw mut (*with).wr as usize);
+            let (mut bad, mut wc) = ([0_usize; 1], [IbvWc::default(); 16]);
+            for round in 1..=ROUNDS {
+                for _ in 0..DEPTH {
+                    if post(qp, wr, bad.as_mut_ptr() as usize) != 0 {
+                        return null_mut();
+                    }
+                }
+                while (*with).done < round * DEPTH {
+                    let got = poll(cq, 16, wc.as_mut_ptr() as usize);
+                    if got < 0 || got > 0 && wc[0].status != 0 {
+                        return null_mut();
+                    }
+                    (*with).done += got as usize;
+                }
+            }
+            pthread_testcancel();
+        }
+        null_mut()
+    }
+    let mut pair = pair();
+    let mut init = init_attr(call!(ibv_create_cq(pair.context, 2 * DEPTH, 0, 0, 0) -> *mut IbvCq));
+    init.cap.max_send_wr = DEPTH as u32;
+    for qp in &mut pair.qps {
+        assert_eq!(call!(ibv_destroy_qp(*qp) -> c_int), 0);
+        *qp = call!(ibv_create_qp(pair.pd, &raw mut init) -> *mut IbvQp);
+    }
+    pair.connect();
+    let (post, poll) = (slot(pair.context, 208), slot(pair.context, 96));
+    // WRITEs without bytes.
+    let (qp, cq, wr) = (pair.qps[0], init.send_cq, send_wr(1, 0, 2));
+    let mut with = Flood { post, poll, qp, cq, wr, done: 0 };
+    assert_eq!(join(run(flood, (&raw mut with).cast()), 6 * LONG), Some(CANCELLED), "{} done", with.done);
+    assert_eq!(with.done, ROUNDS * DEPTH);
 }
