@@ -204,6 +204,13 @@ pub(crate) fn translate(
         None => translate_any(adapter, wc, qp_num, to),
     }
 }
+/// Whether the program is shown a completion: not that of a request that stands for half a bind.
+#[inline(always)]
+pub(crate) fn is_shown(adapter: &Adapter, wc: &Completion) -> bool {
+    wc.opcode != WcOpcode::BindMw
+        || wc.status == WcStatus::Success
+        || !adapter.binds.takes_half(wc.qp, wc.wr_id)
+}
 /// A completion as the program sees it.
 pub(crate) fn translated(adapter: &Arc<Adapter>, wc: &Completion, qp_num: Number) -> IbvWc {
     let mut to = [IbvWc::default()];
@@ -293,13 +300,17 @@ const PLAIN: [u64; WcOpcode::RecvRdmaWithImm as usize + 1] = {
 };
 
 impl Polled {
-    /// Stores what the device has returned in the first places of `out`.
+    /// Stores what the device has returned in the first places of `out`. Returns how many the program is shown.
     #[inline(always)]
-    fn show(&mut self, adapter: &Arc<Adapter>, got: usize, out: In<IbvWc>) -> Result<(), Errno> {
-        for (to, wc) in out.places(got)?.iter_mut().zip(&self.batch[..got]) {
-            translate(adapter, wc, self.last.number(adapter, wc), to);
+    fn show(&mut self, adapter: &Arc<Adapter>, got: usize, out: In<IbvWc>) -> Result<usize, Errno> {
+        let (places, mut shown) = (out.places(got)?, 0);
+        for wc in &self.batch[..got] {
+            if is_shown(adapter, wc) {
+                translate(adapter, wc, self.last.number(adapter, wc), &mut places[shown]);
+                shown += 1;
+            }
         }
-        Ok(())
+        Ok(shown)
     }
     /// Stores the one completion that the device has returned, if there is nothing to find out about it.
     #[inline(always)]
@@ -316,7 +327,13 @@ impl Cq {
     #[cold]
     #[inline(never)]
     fn show_all(&self, mut locked: LockedIn<'_, Self>, got: usize, out: In<IbvWc>) -> c_int {
-        failed(locked.value().show(&self.adapter, got, out).map(|()| got as c_int))
+        let shown = locked.value().show(&self.adapter, got, out);
+        drop(locked);
+        match shown {
+            // The program takes that for an empty queue.
+            Ok(0) => failed(self.polls(got as c_int, out)),
+            shown => failed(shown.map(|shown| shown as c_int)),
+        }
     }
 }
 
@@ -341,24 +358,25 @@ pub(crate) extern "C" fn poll_cq(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> c_i
 /// A poll with more room than that, or with none, or beside a call of another thread.
 #[inline(never)]
 fn poll_often(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> c_int {
-    failed(polls(cq, room, out).map(|found| found as c_int))
+    failed(cq.get().and_then(|cq| cq.polls(room, out)))
 }
-fn polls(cq: In<Cq>, room: c_int, out: In<IbvWc>) -> Result<usize, Errno> {
-    let (object, room) = (cq.get()?, usize::try_from(room).map_err(|_| INVALID)?);
-    let mut polled = object.port.lock();
-    let (polled, mut found) = (&mut *polled, 0);
-    while found < room {
-        let want = BATCH.min(room - found);
-        let got = polled.port.poll(&mut polled.batch[..want]).min(want);
-        if got > 0 {
-            polled.show(&object.adapter, got, out.behind(found))?;
+impl Cq {
+    fn polls(&self, room: c_int, out: In<IbvWc>) -> Result<c_int, Errno> {
+        let room = usize::try_from(room).map_err(|_| INVALID)?;
+        let mut polled = self.port.lock();
+        let (polled, mut found) = (&mut *polled, 0);
+        while found < room {
+            let want = BATCH.min(room - found);
+            let got = polled.port.poll(&mut polled.batch[..want]).min(want);
+            if got > 0 {
+                found += polled.show(&self.adapter, got, out.behind(found))?;
+            }
+            if got < want {
+                break;
+            }
         }
-        found += got;
-        if got < want {
-            break;
-        }
+        Ok(found as c_int)
     }
-    Ok(found)
 }
 
 pub(crate) extern "C" fn req_notify_cq(cq: In<Cq>, solicited_only: c_int) -> c_int {

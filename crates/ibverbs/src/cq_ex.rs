@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hca::hca_core::{Completion, CqModeration};
 
 use crate::abi::{IbvContext, IbvCqEx, IbvCqInitAttrEx, IbvModifyCqAttr, IbvWc, Slot};
-use crate::cq::{Cq, CqKind, create, translated};
+use crate::cq::{Cq, CqKind, create, is_shown, translated};
 use crate::entry::{Errno, INVALID, In, number, pointer, posted};
 use crate::held::Held;
 
@@ -86,12 +86,17 @@ pub(crate) extern "C" fn modify_cq(cq: In<Cq>, attr: In<IbvModifyCqAttr>) -> c_i
 fn next(cq: &Cq, state: &mut crate::cq::Polled) -> c_int {
     let mut wc = [Completion::default()];
     let mut at = [0];
-    let found = match cq.kind {
-        CqKind::Plain => state.port.poll(&mut wc),
-        CqKind::Timed => state.port.poll_with_times(&mut wc, &mut at).unwrap_or(0),
-    };
-    if found == 0 {
-        return libc::ENOENT;
+    loop {
+        let found = match cq.kind {
+            CqKind::Plain => state.port.poll(&mut wc),
+            CqKind::Timed => state.port.poll_with_times(&mut wc, &mut at).unwrap_or(0),
+        };
+        if found == 0 {
+            return libc::ENOENT;
+        }
+        if is_shown(&cq.adapter, &wc[0]) {
+            break;
+        }
     }
     let qp_num = state.last.number(&cq.adapter, &wc[0]);
     let wc = translated(&cq.adapter, &wc[0], qp_num);

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use hca::hca_core::{Access, Lkey, MrHandle, Sge};
 
@@ -36,7 +36,7 @@ struct Places {
 /// The parts of a null region beside the region of its key.
 pub(crate) struct Null {
     zeros: MrHandle,
-    _zeros: Mapping,
+    _zeros: Arc<Mapping>,
     _sink: Mapping,
 }
 
@@ -77,7 +77,7 @@ impl Nulls {
 pub(crate) extern "C" fn alloc_null_mr(pd: In<Pd>) -> *mut Mr {
     pointer(|| {
         let owner = pd.get()?;
-        let (zeros, sink) = (Mapping::zeroed(MAX_BYTES)?, Mapping::zeroed(MAX_BYTES)?);
+        let (zeros, sink) = (Arc::new(Mapping::zeroed(MAX_BYTES)?), Mapping::zeroed(MAX_BYTES)?);
         let init = |memory: &Mapping, access| Range {
             addr: memory.first().as_ptr().cast(),
             len: MAX_BYTES,
@@ -91,8 +91,10 @@ pub(crate) extern "C" fn alloc_null_mr(pd: In<Pd>) -> *mut Mr {
             zeros: Sge { addr: of_zeros.iova, len: 0, lkey: Lkey::new(keys.lkey.raw()) },
             sink: range.iova,
         };
-        let null = Null { zeros: keys.handle, _zeros: zeros, _sink: sink };
-        let mr = register(pd, &range, core::ptr::null_mut(), Backing::Null(null))?;
+        let null = Null { zeros: keys.handle, _zeros: Arc::clone(&zeros), _sink: sink };
+        let registered = register(pd, &range, core::ptr::null_mut(), Backing::Null(null));
+        // Before the zeros are unmapped.
+        let mr = registered.inspect_err(|_| _ = owner.adapter.device().dereg_mr(keys.handle))?;
         let nulls = &owner.adapter.nulls;
         lock(&nulls.by_key).insert(In::of(mr).get()?.lkey(), places);
         nulls.any.store(true, Ordering::Relaxed);

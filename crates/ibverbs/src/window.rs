@@ -2,7 +2,7 @@
 //!
 //! A window of type 1 is bound by a call of the device, and programs expect a completion of the bind. Two requests that
 //! change nothing are its completion: a bind of a hidden window of type 2 without rights for peers, and the return of
-//! its key. The completion of the second is the bind's.
+//! its key. The completion of the second is the bind's; that of the first, which comes where it fails, is not told.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -44,24 +44,37 @@ struct Hidden {
     range: Option<MwRange>,
 }
 
-/// Requests of which each stands for a bind, by queue pair and number.
+/// Requests that stand for binds, two for each, by queue pair and number.
 #[derive(Default)]
-pub(crate) struct Binds(Mutex<HashMap<(QpHandle, u64), u32>>);
+pub(crate) struct Binds(Mutex<HashMap<(QpHandle, u64), Bind>>);
+#[derive(Default)]
+struct Bind {
+    count: u32,
+    /// Binds whose first request has failed, which was not told.
+    half: u32,
+}
 
 impl Binds {
     fn add(&self, qp: QpHandle, wr_id: u64) {
-        *lock(&self.0).entry((qp, wr_id)).or_default() += 1;
+        lock(&self.0).entry((qp, wr_id)).or_default().count += 1;
     }
     /// Whether the completion of a request that took a key back is that of a bind.
     #[cold]
     pub(crate) fn take(&self, qp: QpHandle, wr_id: u64) -> bool {
         let mut binds = lock(&self.0);
-        let Some(count) = binds.get_mut(&(qp, wr_id)) else { return false };
-        *count -= 1;
-        if *count == 0 {
+        let Some(bind) = binds.get_mut(&(qp, wr_id)) else { return false };
+        (bind.count, bind.half) = (bind.count - 1, bind.half.saturating_sub(1));
+        if bind.count == 0 {
             binds.remove(&(qp, wr_id));
         }
         true
+    }
+    /// Whether the completion of a request that failed is that of the first of a bind's two, whose second follows.
+    #[cold]
+    pub(crate) fn takes_half(&self, qp: QpHandle, wr_id: u64) -> bool {
+        let mut binds = lock(&self.0);
+        let found = binds.get_mut(&(qp, wr_id)).filter(|bind| bind.half < bind.count);
+        found.map(|bind| bind.half += 1).is_some()
     }
 }
 
@@ -176,7 +189,12 @@ pub(crate) extern "C" fn bind_mw(qp: In<Qp>, mw: In<Mw>, bind: In<IbvMwBind>) ->
         let shown = new.or(hidden.range).ok_or(INVALID)?;
         let mut keys = match hidden.windows.get(&qp.handle) {
             Some(keys) => *keys,
-            None => window.windows()?.alloc_mw(window.pd, MwType::Two)?,
+            None => {
+                // Those of queue pairs that are gone serve nobody.
+                let is_there = |qp: &QpHandle| window.file.adapter.device().query_qp(*qp).is_ok();
+                hidden.windows.retain(|qp, keys| is_there(qp) || window.end(keys.handle).is_err());
+                window.windows()?.alloc_mw(window.pd, MwType::Two)?
+            }
         };
         // A bind takes another lowest byte than the key has.
         let key = keys.rkey.raw();

@@ -1,5 +1,6 @@
 //! Windows, groups, device memory, null regions, changed regions, domains, XRC.
 
+use super::processes::alone;
 use super::*;
 use crate::abi::{
     IbvAllocDmAttr, IbvMw, IbvMwBind, IbvMwBindInfo, IbvParentDomainInitAttr, IbvQpInitAttrEx, IbvQpOpenAttr,
@@ -81,6 +82,69 @@ fn a_window_of_type_1_is_bound_with_a_completion_and_shows_its_range_alone() {
     assert_eq!(call!(@ slot(pair.context, 80), (mw) -> c_int), 0);
     assert_eq!(dereg(mr), 0);
     pair.end();
+}
+
+/// Two requests of the library stand for it.
+#[test]
+fn a_bind_that_is_flushed_has_one_completion() {
+    const WR_FLUSH_ERR: u32 = 5;
+    let pair = pair();
+    let mut memory = vec![0u8; 256];
+    let mr = pair.register_with(&mut memory, LOCAL_WRITE | MW_BIND);
+    let mw = call!(@ slot(pair.context, 64), (pair.pd, 1) -> *mut IbvMw);
+    let bind = |wr_id| {
+        let info =
+            IbvMwBindInfo { mr, addr: memory.as_ptr() as u64, length: 8, mw_access_flags: REMOTE_READ };
+        let mut bind = IbvMwBind { wr_id, send_flags: 2, bind_info: info };
+        call!(@ slot(pair.context, 72), (pair.qps[1], mw, &raw mut bind) -> c_int)
+    };
+    assert_eq!(bind(70), 0);
+    pair.completions(1);
+    assert_eq!(modify(pair.qps[1], &IbvQpAttr { qp_state: 6, ..IbvQpAttr::default() }, 1), 0);
+    assert_eq!([bind(71), bind(72)], [0; 2]);
+    // One by one, and beyond the last.
+    for expected in [(1, 71), (1, 72), (0, 0)] {
+        let mut wc = [IbvWc::default()];
+        let got = call!(@ slot(pair.context, 96), (pair.cq, 1, &raw mut wc) -> c_int);
+        assert_eq!((got, wc[0].wr_id), expected);
+        assert!(got == 0 || (wc[0].status, wc[0].opcode) == (WR_FLUSH_ERR, 5), "{}", wc[0].status);
+    }
+    assert_eq!([bind(73), bind(74)], [0; 2]);
+    let mut wc = [IbvWc::default(); 4];
+    assert_eq!(call!(@ slot(pair.context, 96), (pair.cq, 4, &raw mut wc) -> c_int), 2);
+    assert_eq!([wc[0].wr_id, wc[1].wr_id], [73, 74]);
+    assert_eq!(call!(@ slot(pair.context, 80), (mw) -> c_int), 0);
+    assert_eq!(dereg(mr), 0);
+    pair.end();
+}
+
+#[test]
+fn a_window_keeps_nothing_for_queue_pairs_that_are_gone() {
+    if !alone("objects::a_window_keeps_nothing_for_queue_pairs_that_are_gone", "full") {
+        return;
+    }
+    let mut pair = pair();
+    let mut memory = vec![0u8; 256];
+    let mr = pair.register_with(&mut memory, LOCAL_WRITE | MW_BIND);
+    let alloc = |kind: u32| call!(@ slot(pair.context, 64), (pair.pd, kind) -> *mut IbvMw);
+    let mw = alloc(1);
+    // Now all windows but one are there.
+    let mut others = Vec::from_iter(std::iter::repeat_with(|| alloc(2)).take_while(|mw| !mw.is_null()));
+    assert_eq!(call!(@ slot(pair.context, 80), (others.pop().unwrap()) -> c_int), 0);
+    let mut init = init_attr(pair.cq);
+    for _ in 0..2 {
+        let info =
+            IbvMwBindInfo { mr, addr: memory.as_ptr() as u64, length: 8, mw_access_flags: REMOTE_READ };
+        let mut bind = IbvMwBind { wr_id: 70, send_flags: 2, bind_info: info };
+        let bound = call!(@ slot(pair.context, 72), (pair.qps[1], mw, &raw mut bind) -> c_int);
+        assert_eq!(bound, 0);
+        pair.completions(1);
+        for qp in &mut pair.qps {
+            assert_eq!(call!(ibv_destroy_qp(*qp) -> c_int), 0);
+            *qp = call!(ibv_create_qp(pair.pd, &raw mut init) -> *mut IbvQp);
+        }
+        pair.connect();
+    }
 }
 
 #[test]
@@ -195,6 +259,39 @@ fn a_null_region_gives_zeros_and_takes_what_is_lost() {
     let gone = IbvSge { addr: 0, length: 8, lkey: key };
     assert_eq!(pair.rdma(0, gone, 0, 0), 4, "a local protection error");
     pair.end();
+}
+
+#[test]
+fn a_null_region_that_is_refused_leaves_nothing() {
+    if !alone("objects::a_null_region_that_is_refused_leaves_nothing", "full") {
+        return;
+    }
+    let context = open();
+    let pd = call!(ibv_alloc_pd(context) -> *mut IbvPd);
+    // SAFETY: numbers.
+    let mut attr: abi::IbvDeviceAttr = unsafe { std::mem::zeroed() };
+    assert_eq!(call!(ibv_query_device(context, &raw mut attr) -> c_int), 0);
+    let mut of_dm = IbvAllocDmAttr { length: 64, log_align_req: 0, comp_mask: 0 };
+    let dm = call!(@ later(context, 256), (context, &raw mut of_dm) -> *mut c_void);
+    let reg = || call!(@ later(context, 264), (pd, dm, 0, 64, ZERO_BASED) -> *mut IbvMr);
+    // All regions that the device has but one: a null region takes two.
+    let mut last = reg();
+    let mut count = 1;
+    while count < attr.max_mr {
+        last = reg();
+        if last.is_null() {
+            break;
+        }
+        count += 1;
+    }
+    if !last.is_null() {
+        assert_eq!(dereg(last), 0);
+    } else {
+        panic!("{count} regions of {}", attr.max_mr);
+    }
+    let null = call!(@ later(context, 304), (pd) -> *mut IbvMr);
+    assert_eq!((null, errno()), (null_mut(), libc::ENOMEM));
+    assert!(!reg().is_null(), "it has left a region");
 }
 
 #[test]
