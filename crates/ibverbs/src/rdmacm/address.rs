@@ -10,6 +10,7 @@ use hca::hca_core::{Gid, Pkey};
 use super::abi::{IbvSaPathRec, RdmaCmId};
 use super::border::address;
 use super::channel::What;
+use super::connect::ends_with_the_program;
 use super::device::{CmDevice, bind_all, has_adapter};
 use super::event::{Kind, complete};
 use super::id::{Ear, IDS, Id, Phase, State};
@@ -127,6 +128,7 @@ impl Id {
     }
 
     pub(super) fn listen(self: &Arc<Self>, backlog: c_int) -> Result<(), Errno> {
+        ends_with_the_program();
         let backlog = usize::try_from(backlog).ok().filter(|backlog| (1..BACKLOG).contains(backlog));
         let mut state = self.state();
         if state.phase == Phase::Idle {

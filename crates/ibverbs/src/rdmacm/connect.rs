@@ -61,7 +61,7 @@ impl Params {
         };
         let given = bytes(param.private_data, param.private_data_len.into());
         Ok(Self {
-            private_data: if given.is_empty() { state.connect_data.clone() } else { given },
+            private_data: [&state.connect_data[..], &given].concat(),
             responder_resources: depth(param.responder_resources)?,
             initiator_depth: depth(param.initiator_depth)?,
             flow_control: param.flow_control != 0,
@@ -296,8 +296,9 @@ fn ask_again(id: &Arc<Id>, state: &mut State) -> bool {
     state.comm.is_some()
 }
 
-/// Has the connections ended when the program ends without doing so, as a kernel does for its programs.
-fn ends_with_the_program() {
+/// Has the connections ended, and the requests of peers answered, when the program ends without doing so, as a kernel
+/// does for its programs.
+pub(super) fn ends_with_the_program() {
     extern "C" fn end() {
         last("hca-cm-end", AT_EXIT, || IDS.all().iter().for_each(Id::stop));
     }

@@ -108,7 +108,7 @@ pub(super) struct State {
     pub(super) groups: Vec<Group>,
     /// The attributes of queue pairs of requests, of an endpoint that listens.
     pub(super) of_requests: Option<Field<IbvQpInitAttr>>,
-    /// Private data of a connect for which the program gives none.
+    /// Private data of a connect, before those that the program gives.
     pub(super) connect_data: Vec<u8>,
     /// The addresses that were resolved for the program to ask for.
     pub(super) found: Vec<super::endpoint::Info>,

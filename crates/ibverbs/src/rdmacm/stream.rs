@@ -388,15 +388,18 @@ impl Socket {
         let backlog = backlog.clamp(1, 4096);
         self.state().backlog = backlog;
         let bound = self.state().bound.clone();
-        for (device, service) in bound {
+        self.change(|state| state.phase = Phase::Listening);
+        let served = bound.into_iter().try_for_each(|(device, service)| {
             let context = verbs(&device)?;
             let listener = device.agent.listener(service, backlog)?;
-            self.listening("hca-rlisten", listener, move |socket, listener| {
-                socket.serve(&context, listener);
-            })?;
+            self.listening("hca-rlisten", listener, move |socket, listener| socket.serve(&context, listener))
+        });
+        // Nobody is to be served by some of the devices.
+        if served.is_err() {
+            self.change(|state| state.phase = Phase::New);
+            self.wait_until(Instant::now() + LINGER, |state| state.listening == 0);
         }
-        self.change(|state| state.phase = Phase::Listening);
-        Ok(())
+        served
     }
     /// Takes requests until the socket is closed.
     fn serve(self: &Arc<Self>, context: &Context, listener: &Listener) {
@@ -424,12 +427,13 @@ impl Socket {
             });
         }
     }
-    /// Waits until fewer connections wait for `raccept` than the program wants. `false`: the socket is closed.
+    /// Waits until fewer connections wait for `raccept` than the program wants. `false`: the socket listens no more.
     fn has_room_for_another(&self) -> bool {
         loop {
             let state = self.state();
-            if state.closing || state.making + state.accepted.len() < state.backlog {
-                return !state.closing;
+            let listens = !state.closing && state.phase == Phase::Listening;
+            if !listens || state.making + state.accepted.len() < state.backlog {
+                return listens;
             }
             let seen = self.changes.count();
             drop(state);

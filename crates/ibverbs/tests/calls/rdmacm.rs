@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::time::Duration;
 
+use super::processes::alone_with;
 use super::{common, errno, init_attr};
 
 const TCP: usize = 0x0106;
@@ -363,6 +364,64 @@ fn the_connections_of_a_program_that_exits_end() {
     expect(channel, server, DISCONNECTED);
     assert!(child.wait().unwrap().success());
     [server, listener].into_iter().for_each(destroy);
+}
+
+/// The test runs in two processes, at addresses of their own: one listens and ends, with a request that it has taken.
+#[test]
+fn the_requests_to_a_program_that_exits_are_rejected() {
+    use std::io::BufRead as _;
+    const LISTENS: &str = "HCA_TEST_LISTENS";
+    let test = "rdmacm::the_requests_to_a_program_that_exits_are_rejected";
+    if !alone_with(test, "exit", [("HCA_DEVICES", "udp://127.0.0.23")]) {
+        return;
+    }
+    let channel = channel();
+    if std::env::var_os(LISTENS).is_some() {
+        let (_, port) = listener(channel);
+        println!("\nlistens {port}");
+        assert_eq!(next(channel).kind, CONNECT_REQUEST);
+        std::process::exit(0);
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", test])
+        .envs([("HCA_DEVICES", "udp://127.0.0.24"), (LISTENS, "yes")])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let port = lines.find_map(|line| line.strip_prefix("listens ")?.parse().ok()).unwrap();
+    let client = resolved_to(channel, [127, 0, 0, 24], port);
+    assert_eq!(cm!(rdma_connect(client, 0)), 0, "{}", errno());
+    let rejected = next(channel);
+    assert_eq!((rejected.kind, rejected.id, rejected.status), (REJECTED, client, 28));
+    rejected.ack();
+    assert!(child.wait().unwrap().success());
+    destroy(client);
+}
+
+#[test]
+fn the_data_of_an_address_come_before_those_of_the_program() {
+    const CONNECT_LEN: usize = 72;
+    let (channel, clients) = (channel(), channel());
+    let (listener, port) = listener(channel);
+    let service = std::ffi::CString::new(port.to_string()).unwrap();
+    let (mut info, mut client): (*mut c_void, *mut c_void) = (null_mut(), null_mut());
+    let found = cm!(rdma_getaddrinfo(c"0.0.0.0".as_ptr(), service.as_ptr(), 0, &raw mut info));
+    assert_eq!(found, 0, "{}", errno());
+    let data = b"card ";
+    // SAFETY: the program may change the list, which has the length of the data and their address there.
+    unsafe { info.byte_add(CONNECT_LEN).cast::<[usize; 2]>().write([data.len(), data.as_ptr() as usize]) };
+    let mut attr = init_attr(null_mut());
+    assert_eq!(cm!(rdma_create_ep(&raw mut client, info, 0, &raw mut attr)), 0, "{}", errno());
+    cm!(rdma_freeaddrinfo(info) -> ());
+    assert_eq!(cm!(rdma_migrate_id(client, clients)), 0, "{}", errno());
+    let asks = param(b"may I?");
+    assert_eq!(cm!(rdma_connect(client, asks.as_ptr())), 0, "{}", errno());
+    let request = next(channel);
+    assert_eq!(&request.data()[..11], b"card may I?");
+    let server = request.id;
+    request.ack();
+    [server, client, listener].into_iter().for_each(destroy);
 }
 
 #[test]

@@ -183,3 +183,30 @@ fn a_port_is_a_sockets_from_the_time_when_it_is_bound() {
     assert_eq!([bind(again, [0; 4], port).0, bind(once_more, [0; 4], chosen).0], [0; 2]);
     assert_eq!([again, once_more].map(|socket| cm!(rclose(socket))), [0; 2]);
 }
+
+#[test]
+fn a_socket_that_can_not_listen_on_each_device_listens_on_none() {
+    let test = "sockets::streams::a_socket_that_can_not_listen_on_each_device_listens_on_none";
+    let devices = "a=udp://127.0.0.21?share=yes b=udp://127.0.0.22?share=yes";
+    if !alone_with(test, "two", [("HCA_DEVICES", devices)]) {
+        return;
+    }
+    let [second, both, client] = [(); 3].map(|()| socket());
+    let (reuse, mut at, mut len) = (1_i32, address([127, 0, 0, 22], 0), 16_u32);
+    for socket in [second, both] {
+        let set = cm!(rsetsockopt(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, &raw const reuse, 4));
+        assert_eq!(set, 0, "{}", errno());
+    }
+    assert_eq!(cm!(rbind(second, &raw const at, 16)), 0, "{}", errno());
+    assert_eq!(cm!(rlisten(second, 8)), 0, "{}", errno());
+    assert_eq!(cm!(rgetsockname(second, &raw mut at, &raw mut len)), 0);
+    at.sin_addr.s_addr = 0;
+    assert_eq!(cm!(rbind(both, &raw const at, 16)), 0, "{}", errno());
+    assert_eq!((cm!(rlisten(both, 8)), errno()), (-1, libc::EADDRINUSE));
+    // Nobody listens on the first device, and the socket may try again.
+    at.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 21]);
+    assert_eq!((cm!(rconnect(client, &raw const at, 16)), errno()), (-1, libc::ECONNREFUSED));
+    assert_eq!(cm!(rclose(second)), 0);
+    assert_eq!(cm!(rlisten(both, 8)), 0, "{}", errno());
+    assert_eq!([client, both].map(|socket| cm!(rclose(socket))), [0; 2]);
+}
