@@ -1,5 +1,6 @@
 //! Devices by name, for programs that know devices by names, as those that speak libibverbs do.
 
+use std::env::VarError;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use thiserror::Error;
@@ -49,6 +50,9 @@ pub enum NamedDevicesError {
         /// The error.
         source: Box<UrlError>,
     },
+    /// The list is no text.
+    #[error("{DEVICES_VARIABLE} has bytes that are no UTF-8: leave them out")]
+    Bytes,
     /// The variable for one device.
     #[error(transparent)]
     Environment(#[from] Box<OpenError>),
@@ -103,10 +107,11 @@ impl NamedDevice {
 /// The devices that the environment names: those of `HCA_DEVICES`, or that of `HCA_DEVICE`, or `auto://?share=yes`.
 ///
 /// # Errors
-/// A name or a URL is not valid, or two devices have one name.
+/// A name or a URL is not valid, two devices have one name, or a variable is no UTF-8.
 pub fn named_devices() -> Result<Vec<NamedDevice>, NamedDevicesError> {
     let list = match std::env::var(DEVICES_VARIABLE) {
         Ok(list) if !list.trim().is_empty() => list,
+        Err(VarError::NotUnicode(_)) => return Err(NamedDevicesError::Bytes),
         _ => {
             let one = device_from_environment().map_err(Box::new)?;
             one.map_or_else(|| DEFAULT_DEVICE.to_owned(), |url| url.to_string())

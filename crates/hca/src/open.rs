@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::env::VarError;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,6 +48,9 @@ pub enum OpenError {
     /// The name in the environment is wrong.
     #[error("{DEVICE_VARIABLE} in the environment: {0}")]
     Environment(UrlError),
+    /// The name in the environment is no text.
+    #[error("{DEVICE_VARIABLE} in the environment has bytes that are no UTF-8: leave them out")]
+    EnvironmentBytes,
     /// The crate was built without such devices.
     #[error(
         "{url}: this program was built without the feature `{feature}` of the crate hca: add it to the features in Cargo.toml, or name another device"
@@ -149,6 +153,7 @@ pub fn open_device(name: &str) -> Result<Opened, OpenError> {
 pub fn device_from_environment() -> Result<Option<DeviceUrl>, OpenError> {
     match std::env::var(DEVICE_VARIABLE) {
         Ok(name) if !name.is_empty() => name.parse().map(Some).map_err(OpenError::Environment),
+        Err(VarError::NotUnicode(_)) => Err(OpenError::EnvironmentBytes),
         _ => Ok(None),
     }
 }
