@@ -3,13 +3,14 @@
 //! `HCA_PATHS` names the tree; without it nothing changes.
 //!
 //! Each function here has the name of one of the C library, and calls that one with the same arguments but for the path.
-//! A device's file is a link in the tree, and no link to the program. `realpath` answers with the name that the program
+//! A device's file is a link in the tree, and no link to the program, which `readdir` tells, too. `realpath` answers with the name that the program
 //! knows. A counter's file gets its present value first (`counters`).
 //!
 //! | not led | why |
 //! |---|---|
 //! | relative paths | a program that changes to a folder of `/sys` is not known |
 //! | patterns of `glob`, walks of `nftw` | the C library opens what they name by itself |
+//! | the kinds of devices' files in lists of `scandir` | the C library reads the folder by itself |
 //! | system calls without the C library | static programs, and those of Go: `hca exec --namespace` is for them |
 //!
 //! `_exit` calls what a library has left to do first (`end`).
@@ -280,6 +281,37 @@ mod calls {
         unsafe { core::ptr::copy_nonoverlapping(name.as_ptr().cast(), to, name.len()) };
         to
     }
+    /// An entry that was read of a folder: the links of the devices' folder stand for devices.
+    fn no_links(of: Dir, entry: *mut libc::dirent) -> *mut libc::dirent {
+        const _: () = assert!(size_of::<libc::dirent>() == size_of::<libc::dirent64>());
+        if entry.is_null() || tree().is_empty() {
+            return entry;
+        }
+        // No reference: an entry is as long as its name.
+        // SAFETY: an entry that is there until the next call, and that no other thread has.
+        let kind = unsafe { &raw mut (*entry).d_type };
+        // SAFETY: as above.
+        if unsafe { *kind } == libc::DT_LNK && keeping_errno(|| is_of_devices(of)) {
+            // SAFETY: as above.
+            unsafe { *kind = libc::DT_CHR };
+        }
+        entry
+    }
+    /// Whether a folder is that of the devices.
+    fn is_of_devices(folder: Dir) -> bool {
+        let mut room = [const { MaybeUninit::uninit() }; PATH_BYTES];
+        let Some((path, _)) = in_tree(b"/dev/infiniband", tree().to_bytes(), &mut room) else { return false };
+        let stat = |look: &dyn Fn(*mut libc::stat) -> c_int| {
+            let mut found = MaybeUninit::uninit();
+            // SAFETY: it is filled in where the look is a success.
+            (look(found.as_mut_ptr()) == 0).then(|| unsafe { found.assume_init() })
+        };
+        // SAFETY: a folder that is open, and room for its attributes.
+        let own = stat(&|to| unsafe { libc::fstat(libc::dirfd(folder), to) });
+        let devices = stat(&|to| stat64(path.as_ptr(), to.cast()));
+        own.zip(devices)
+            .is_some_and(|(own, devices)| (own.st_dev, own.st_ino) == (devices.st_dev, devices.st_ino))
+    }
     /// What `readlink` answers of a file that is no link.
     fn no_link() -> isize {
         // SAFETY: the location is the calling thread's own.
@@ -298,9 +330,15 @@ mod calls {
         fn __openat64_2 next(at: c_int, path: Path, flags: c_int) -> c_int { led(path, |path, place| call!(next(at, path, opened(flags, place)))) }
         fn fopen next(path: Path, mode: Path) -> File { led(path, |path, _| call!(next(path, mode))) }
         fn fopen64 next(path: Path, mode: Path) -> File { led(path, |path, _| call!(next(path, mode))) }
+        fn freopen next(path: Path, mode: Path, file: File) -> File { led(path, |path, _| call!(next(path, mode, file))) }
+        fn freopen64 next(path: Path, mode: Path, file: File) -> File { led(path, |path, _| call!(next(path, mode, file))) }
         fn opendir next(path: Path) -> Dir { led(path, |path, _| call!(next(path))) }
         fn scandir next(path: Path, list: *mut c_void, filter: *mut c_void, order: *mut c_void) -> c_int { led(path, |path, _| call!(next(path, list, filter, order))) }
         fn scandir64 next(path: Path, list: *mut c_void, filter: *mut c_void, order: *mut c_void) -> c_int { led(path, |path, _| call!(next(path, list, filter, order))) }
+        fn scandirat next(at: c_int, path: Path, list: *mut c_void, filter: *mut c_void, order: *mut c_void) -> c_int { led(path, |path, _| call!(next(at, path, list, filter, order))) }
+        fn scandirat64 next(at: c_int, path: Path, list: *mut c_void, filter: *mut c_void, order: *mut c_void) -> c_int { led(path, |path, _| call!(next(at, path, list, filter, order))) }
+        fn readdir next(of: Dir) -> *mut libc::dirent { no_links(of, call!(next(of))) }
+        fn readdir64 next(of: Dir) -> *mut libc::dirent64 { no_links(of, call!(next(of)).cast()).cast() }
         fn chdir next(path: Path) -> c_int { led(path, |path, _| call!(next(path))) }
         fn access next(path: Path, mode: c_int) -> c_int { led(path, |path, _| call!(next(path, mode))) }
         fn eaccess next(path: Path, mode: c_int) -> c_int { led(path, |path, _| call!(next(path, mode))) }
@@ -313,6 +351,10 @@ mod calls {
         fn fstatat next(at: c_int, path: Path, to: Stat, flags: c_int) -> c_int { led(path, |path, place| call!(next(at, path, to, follow(flags, place)))) }
         fn fstatat64 next(at: c_int, path: Path, to: Stat, flags: c_int) -> c_int { led(path, |path, place| call!(next(at, path, to, follow(flags, place)))) }
         fn statx next(at: c_int, path: Path, flags: c_int, mask: c_uint, to: Stat) -> c_int { led(path, |path, place| call!(next(at, path, follow(flags, place), mask, to))) }
+        fn statfs next(path: Path, to: Stat) -> c_int { led(path, |path, _| call!(next(path, to))) }
+        fn statfs64 next(path: Path, to: Stat) -> c_int { led(path, |path, _| call!(next(path, to))) }
+        fn statvfs next(path: Path, to: Stat) -> c_int { led(path, |path, _| call!(next(path, to))) }
+        fn statvfs64 next(path: Path, to: Stat) -> c_int { led(path, |path, _| call!(next(path, to))) }
         fn readlink next(path: Path, to: *mut c_char, room: usize) -> isize { led(path, |path, place| if place == Place::Device { no_link() } else { call!(next(path, to, room)) }) }
         fn __readlink_chk next(path: Path, to: *mut c_char, room: usize, size: usize) -> isize { led(path, |path, place| if place == Place::Device { no_link() } else { call!(next(path, to, room, size)) }) }
         fn readlinkat next(at: c_int, path: Path, to: *mut c_char, room: usize) -> isize { led(path, |path, place| if place == Place::Device { no_link() } else { call!(next(at, path, to, room)) }) }

@@ -66,6 +66,10 @@ fn programs_find_the_files_of_the_tree_by_every_call() {
         ("test -L /dev/infiniband/uverbs-rxe0 || echo device".into(), "device\n"),
         ("ls -l /dev/infiniband | grep -c '^crw-rw-rw-.* uverbs-rxe0$'".into(), "1\n"),
         ("readlink /dev/infiniband/uverbs-rxe0 || echo none".into(), "none\n"),
+        ("find /dev/infiniband -type c".into(), "/dev/infiniband/uverbs-rxe0\n"),
+        ("find /dev/infiniband -type l".into(), ""),
+        (format!("find {device} -type l"), "/sys/class/infiniband/rxe0/port\n"),
+        (format!("stat -f -c %n {device}"), "/sys/class/infiniband/rxe0\n"),
         (
             "test -e /dev/infiniband/../null && test -d /sys//class/infiniband/../net && echo yes".into(),
             "yes\n",
@@ -77,6 +81,40 @@ fn programs_find_the_files_of_the_tree_by_every_call() {
     // This program follows links by itself, one by one.
     let real = said(Some(&tree.0), &format!("realpath {device}/port"));
     assert_eq!(real, format!("{device}/ports/1\n"));
+}
+
+/// Calls that no usual program of a shell makes.
+#[test]
+fn rarer_calls_are_led_as_well() {
+    const NAME: &str = "rarer_calls_are_led_as_well";
+    let (device, state) = (c"/sys/class/infiniband/rxe0/ports", c"/sys/class/infiniband/rxe0/ports/1/state");
+    if std::env::var_os("HCA_PATHS").is_some() {
+        // SAFETY: names that end with a zero, and room for what is told or read.
+        unsafe {
+            let mut list: *mut *mut libc::dirent = std::ptr::null_mut();
+            let found = scandirat(libc::AT_FDCWD, device.as_ptr(), &raw mut list, None, None);
+            let mut told: libc::statvfs = std::mem::zeroed();
+            let file = libc::fopen(c"/dev/null".as_ptr(), c"r".as_ptr());
+            let file = libc::freopen(state.as_ptr(), c"r".as_ptr(), file);
+            let first = if file.is_null() { 0 } else { libc::fgetc(file) };
+            println!("found {found} {} {first}", libc::statvfs(state.as_ptr(), &raw mut told));
+        }
+        return;
+    }
+    let tree = Tree::new("rarer");
+    let own = std::env::current_exe().unwrap();
+    let said = said(Some(&tree.0), &format!("{} --exact --nocapture {NAME}", own.display()));
+    // `.`, `..` and `1`.
+    assert!(said.contains(&format!("found 3 0 {}", u32::from(b'4'))), "{said}");
+}
+unsafe extern "C" {
+    fn scandirat(
+        at: libc::c_int,
+        path: *const libc::c_char,
+        list: *mut *mut *mut libc::dirent,
+        filter: Option<extern "C" fn(*const libc::dirent) -> libc::c_int>,
+        order: Option<extern "C" fn(*const *const libc::dirent, *const *const libc::dirent) -> libc::c_int>,
+    ) -> libc::c_int;
 }
 
 #[test]
