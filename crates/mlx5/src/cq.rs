@@ -603,6 +603,7 @@ impl Cqs {
             .with(Cqc::DBR_ADDR, memory.record_iova);
         let input = CreateCqIn::new().with(CreateCqIn::CQ_CONTEXT, context);
         let number = hca.exec_with(&input, &memory.pages, &mut [])?.get(CreateCqOut::CQN);
+        hca.hear_of_former();
         let inserted = self.table().insert_numbered(number, |index, generation| {
             let handle = CqHandle { index, generation };
             let core = CqCore::new(handle, number, log_size, memory.cells.clone(), memory.record.clone());

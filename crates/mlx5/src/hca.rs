@@ -37,7 +37,7 @@ use crate::pd::Pds;
 use crate::port::{Path, Port};
 use crate::qp::Qps;
 use crate::registers::Registers;
-use crate::serve::{Eqs, open_events};
+use crate::serve::{Eqs, Later, open_events};
 use crate::srq::Srqs;
 use crate::uar::{Doorbells, EventUar, Uars};
 
@@ -157,6 +157,8 @@ pub(crate) struct Core {
     pub(crate) events: Events,
     pub(crate) cmd: CommandQueue,
     pub(crate) eqs: Mutex<Option<Eqs>>,
+    /// What events ask for that others than the driver's thread have taken.
+    pub(crate) put_off: Mutex<Vec<Later>>,
     pub(crate) registers: Registers,
     /// Whether it is kept from all memory for certain, once what has to be done when it dies was done.
     pub(crate) dead_released: Mutex<Option<bool>>,
@@ -234,6 +236,7 @@ impl Core {
             completion_eqs: eqs.completion_numbers(),
             next_eq: AtomicUsize::new(0),
             eqs: Mutex::new(Some(eqs)),
+            put_off: Mutex::default(),
             registers,
             dead_released: Mutex::default(),
             arena: arena.clone(),

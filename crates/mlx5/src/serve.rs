@@ -1,6 +1,6 @@
 //! The work of the driver's thread when it is woken.
 
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 
 use hca_core::{AsyncEvent, DeviceError};
 use hca_prm::{CompEvent, CqError, Eqe, EventType, PortChangeSubtype, QpEvent};
@@ -18,6 +18,9 @@ use crate::uar::EventUar;
 const LOG_COMMANDS: u32 = 9;
 /// Events that are taken of each queue before the others have their turn.
 const BUDGET: usize = 1024;
+
+/// How often the queues are drained for one object that is made: an adapter may tell without end.
+const ROUNDS: usize = 1024;
 
 /// What comes to the queue of asynchronous events. Those of functions that manage others (`NicVportChange`) are not
 /// asked for, and the health buffer tells of internal errors.
@@ -153,7 +156,7 @@ macro_rules! data {
 
 /// Work that is put off until the queues are drained and nothing of them is locked: commands, and whatever calls the
 /// program's wakers.
-enum Later {
+pub(crate) enum Later {
     /// Something came to the completion queue of this number, which was armed.
     Completed(u32),
     Tell(AsyncEvent),
@@ -167,19 +170,9 @@ impl Core {
     /// Takes all events and does what they ask for; looks at the adapter's health where that is due. `came` says which
     /// interrupts came.
     pub(crate) fn serve(&self, came: &[bool]) {
-        let mut later = Vec::new();
-        if !self.health.is_dead() {
-            let mut eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner);
-            let more = eqs.as_mut().map_or(Ok(false), |eqs| self.drain_all(eqs, came, &mut later));
-            drop(eqs);
-            match more {
-                Ok(false) => {}
-                Ok(true) => self.wake_driver_thread(),
-                Err(e) => {
-                    tracing::error!(%e, "arming the event queues failed");
-                    self.health.declare(Death::Unreachable);
-                }
-            }
+        let mut later = core::mem::take(&mut *self.put_off());
+        if !self.health.is_dead() && self.take_events(came, &mut later) {
+            self.wake_driver_thread();
         }
         self.cmd.lend();
         for work in later {
@@ -192,6 +185,32 @@ impl Core {
         if self.health.is_dead() {
             self.release_dead();
         }
+    }
+
+    /// The adapter has told the number of an object, which is not found by it yet: events of this number that are here
+    /// are of an object that had it before, and is gone. Others are left to the driver's thread.
+    pub(crate) fn hear_of_former(&self) {
+        let mut later = Vec::new();
+        (0..ROUNDS).take_while(|_| !self.health.is_dead() && self.take_events(&[], &mut later)).count();
+        self.cmd.lend();
+        if !later.is_empty() {
+            self.put_off().append(&mut later);
+            self.wake_driver_thread();
+        }
+    }
+    fn put_off(&self) -> MutexGuard<'_, Vec<Later>> {
+        self.put_off.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a bounded number of events. Returns whether there are more.
+    fn take_events(&self, came: &[bool], later: &mut Vec<Later>) -> bool {
+        let mut eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = eqs.as_mut().map_or(Ok(false), |eqs| self.drain_all(eqs, came, later));
+        more.unwrap_or_else(|e| {
+            tracing::error!(%e, "arming the event queues failed");
+            self.health.declare(Death::Unreachable);
+            false
+        })
     }
 
     fn drain_all(&self, eqs: &mut Eqs, came: &[bool], later: &mut Vec<Later>) -> Result<bool, FunctionError> {

@@ -254,6 +254,7 @@ impl Srqs {
         let context = Rmpc::new().with(Rmpc::STATE, RmpState::Rdy.code()).with(Rmpc::WQ, wq);
         let input = CreateRmpIn::new().with(CreateRmpIn::CTX, context);
         let number = hca.exec_with(&input, &memory.pages, &mut [])?.get(CreateRmpOut::RMPN);
+        hca.hear_of_former();
         let mut core = None;
         let inserted = self.table().insert_numbered(number, |index, generation| {
             let made = Arc::new(SrqCore::new(SrqHandle { index, generation }, number, init.max_wr));

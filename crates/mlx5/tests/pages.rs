@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::task::Wake;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hca_core::{AsyncEvent, Device};
 use hca_mlx5::{Mlx5, Options};
-use hca_prm::{Eqe, EventType, Opcode, PortChangeSubtype};
+use hca_prm::{CqError, Eqe, EventType, Opcode, PortChangeSubtype};
 use scripted::{Scripted, Wants};
 
 fn options() -> Options {
@@ -68,6 +68,37 @@ impl Wake for Tells {
             }
         }
     }
+}
+
+#[test]
+fn an_event_of_an_object_that_is_gone_is_none_of_one_that_has_its_number_then() {
+    let scripted = Scripted::serve(Wants::default());
+    let device = Mlx5::open(scripted.function(), options()).unwrap();
+    let (told, heard) = channel();
+    let (release, may_return) = channel();
+    device.set_event_waker(&Arc::new(Tells(Mutex::new(Some(told)), Some(Mutex::new(may_return)))).into());
+    let port =
+        |change: PortChangeSubtype| Eqe::of(EventType::PortChange).with(Eqe::EVENT_SUB_TYPE, change.code());
+    scripted.state().event(&port(PortChangeSubtype::Down));
+    heard.recv_timeout(Duration::from_secs(20)).expect("the waker is called");
+    // The driver's thread is within the waker, and does not see these. One is of the number that is given out next.
+    for cqn in 1..16 {
+        let failed = CqError::new().with(CqError::CQN, cqn);
+        scripted.state().event(&Eqe::of(EventType::CqError).with(Eqe::EVENT_DATA, *failed.as_bytes()));
+    }
+    while !scripted.state().has_told() {
+        std::thread::yield_now();
+    }
+    let _cq = device.create_cq(16).unwrap();
+    release.send(()).unwrap();
+    scripted.state().event(&port(PortChangeSubtype::Active));
+    let (begun, mut events) = (Instant::now(), Vec::new());
+    while events.last() != Some(&AsyncEvent::PortActive) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{events:?}");
+        events.extend(device.poll_event());
+        std::thread::yield_now();
+    }
+    assert_eq!(events, [AsyncEvent::PortError, AsyncEvent::PortActive]);
 }
 
 #[test]

@@ -204,6 +204,7 @@ impl Qps {
             .with(Qpc::TS_FORMAT, hca.caps.qp_ts_format);
         let input = CreateQpIn::new().with(CreateQpIn::QPC, qpc);
         fixed.qpn = hca.exec_with(&input, &memory.pages, &mut [])?.get(CreateQpOut::QPN);
+        hca.hear_of_former();
         let mut entry = None;
         let inserted = self.table().insert_numbered(fixed.qpn, |index, generation| {
             let (handle, qpn) = (QpHandle { index, generation }, Qpn::new(fixed.qpn));

@@ -302,6 +302,10 @@ impl State {
     pub(crate) fn event(&mut self, event: &Eqe) {
         self.events.push_back(*event);
     }
+    /// Whether it has told of all events.
+    pub(crate) fn has_told(&self) -> bool {
+        self.events.is_empty()
+    }
     /// Has an error of the bus (0), or a request to let go (1), be told.
     pub(crate) fn notice(&self, which: usize) {
         let event = self.notices[which].as_ref().expect("it is set up");
