@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use hca_core::{Completion, DeviceError};
 use hca_matching::NiFail;
@@ -9,8 +10,11 @@ use hca_matching::NiFail;
 use super::device_work::{DeviceWork, Held, Which};
 use super::interface::NiState;
 use super::peer::{Fetched, Lending, Peer};
-use super::{Node, State};
+use super::{Clock, Node, State};
 use crate::memory::Pieces;
+
+/// An interface that is closed beside others waits so long for the answers to its operations.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// A connection that is no more, and whose memory the device may still touch.
 pub(super) struct Leaving {
@@ -41,11 +45,20 @@ impl Departures {
 }
 
 impl Node {
-    /// Closes an interface: its operations under way end, with their connections. On return the device touches no
-    /// memory for it.
+    /// Closes an interface: its operations under way end, with their connections, which other interfaces may use: so it
+    /// waits for them a while where others are open. On return the device touches no memory for it.
     pub(crate) fn close_ni(&self, ni: u8) {
         if self.inner.fork.is_child() {
             return;
+        }
+        let shares = self.with(|state| {
+            state.ni(ni).close();
+            state.nis.iter().flatten().count() > 1
+        });
+        // A clock of a simulation stands still while this thread waits.
+        if shares && matches!(self.inner.clock, Clock::System(_)) {
+            // One that is not answered by then takes its connection along.
+            let _ = self.wait(Some(LAST_ANSWERS), |state| Ok((!state.has_any_of(ni)).then_some(())));
         }
         self.with(|state| state.begin_close(ni));
         loop {
@@ -62,8 +75,11 @@ impl Node {
 }
 
 impl State {
+    /// Whether something of an interface is under way.
+    fn has_any_of(&self, ni: u8) -> bool {
+        self.net.peers.iter().flatten().any(|of| of.has_any_of(ni))
+    }
     fn begin_close(&mut self, ni: u8) {
-        self.ni(ni).close();
         for peer in 0..self.net.peers.len() as u32 {
             if self.net.peers[peer as usize].as_ref().is_some_and(|of| of.has_any_of(ni)) {
                 self.lost(peer, &"an interface is closed");

@@ -683,6 +683,11 @@ impl State {
         if !std::mem::replace(&mut self.dead, true) {
             tracing::error!(%error, "the device takes no more receive requests of a Portals node");
         }
+        self.found = true;
+    }
+    /// A waiter has found nothing. What it waits for may not come any more.
+    fn has_nothing_to_come<R>(&self) -> Result<Option<R>, crate::Error> {
+        if self.dead { Err(crate::Error::Device) } else { Ok(None) }
     }
     /// The peer whose queue pair a completion is of.
     #[inline]

@@ -216,6 +216,7 @@ impl Node {
     ) -> Poll<Result<R, Error>> {
         let mut look = |state: &mut State| match ready(state)? {
             None if state.progress() | state.run_timers() => ready(state),
+            None => state.has_nothing_to_come(),
             found => Ok(found),
         };
         match self.with(&mut look).transpose() {

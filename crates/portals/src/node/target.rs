@@ -91,10 +91,15 @@ impl State {
         (header.uid, header.jid) = (identity.uid, identity.jid);
         Some(ni)
     }
-    /// An interface that is not open here takes nothing.
+    /// An interface that is not open here takes nothing, and one that is takes nothing of a process without a rank there.
     #[cold]
     fn no_interface(&mut self, peer: u32, request: &Request<'_>) {
-        self.respond(peer, request.token, &request.header.refused(NiFail::Dropped), &Body::None);
+        let ni = self.nis.get_mut(request.ni as usize).and_then(Option::as_deref_mut);
+        let response = match ni.filter(|ni| !ni.is_closing()) {
+            Some(ni) => ni.engine.reject(&request.header, NiFail::Dropped),
+            None => request.header.refused(NiFail::Dropped),
+        };
+        self.respond(peer, request.token, &response, &Body::None);
     }
     fn hear_request(&mut self, peer: u32, request: &mut Request<'_>, data: &[u8]) {
         let Some(ni) = self.admit(peer, request) else { return self.no_interface(peer, request) };

@@ -15,7 +15,7 @@ impl Node {
     /// Waits until `ready` yields something, for `timeout` at most.
     ///
     /// # Errors
-    /// What `ready` yields as such; the device has no descriptor to sleep on.
+    /// What `ready` yields as such; the device has no descriptor to sleep on, or has failed.
     pub(crate) fn wait<R>(
         &self,
         timeout: Option<Duration>,
@@ -26,7 +26,7 @@ impl Node {
             None if state.progress() => ready(state),
             None => {
                 state.run_timers();
-                ready(state)
+                ready(state)?.map_or_else(|| state.has_nothing_to_come(), |found| Ok(Some(found)))
             }
             some => Ok(some),
         };

@@ -77,6 +77,21 @@ fn an_interface_that_is_not_open_answers_that_it_took_nothing() {
 }
 
 #[test]
+fn what_a_process_without_a_rank_sends_is_counted_as_dropped() {
+    let bed = full();
+    let (ni, ..) = interface_of(&bed.node, NiOptions::MATCHING | NiOptions::LOGICAL);
+    takes(&bed.node, &ni, MeOptions::OP_PUT);
+    // The process is not on the map.
+    ni.set_map(vec![(bed.node.card().nid, bed.node.card().pid)]).unwrap();
+    let kind = bed.node.with(|state| kind(state));
+    let header = Header { operation: Operation::Put, ack: AckRequest::Full, ..Header::default() };
+    hears(&bed.node, kind, 1, &header, None);
+    assert_eq!(answers_of(&bed)[0].fail, NiFail::Dropped);
+    let status = bed.node.with(|state| state.ni(kind).engine.status());
+    assert_eq!((status.dropped, status.permission_violations), (1, 0));
+}
+
+#[test]
 fn a_put_whose_bytes_are_not_what_it_says_is_a_violation() {
     let bed = full();
     let (ni, ..) = interface(&bed.node);

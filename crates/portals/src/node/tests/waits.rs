@@ -100,6 +100,57 @@ fn who_sleeps_is_woken_by_what_another_thread_does() {
     assert_eq!(waiters(&node), 0);
 }
 
+#[test]
+fn who_waits_hears_that_the_device_has_failed() {
+    let [node, _] = nodes(|o| o);
+    let (ni, _, ct) = interface(&node);
+    let (tell, told) = std::sync::mpsc::channel();
+    let waits = {
+        let ni = ni.clone();
+        thread::spawn(move || tell.send(ni.ct_wait(ct, 1).map_err(|e| e.code())).unwrap())
+    };
+    sleeps(&node, 1);
+    node.with(|state| state.device_failed(&"it is gone"));
+    let result = told.recv_timeout(Duration::from_secs(10)).expect("the wait goes on");
+    assert_eq!(result, Err(ReturnCode::Fail));
+    waits.join().unwrap();
+    assert_eq!(ni.ct_wait(ct, 1).unwrap_err().code(), ReturnCode::Fail);
+    // What is there is told.
+    ni.ct_inc(ct, CtEvent { success: 1, failure: 0 }).unwrap();
+    assert_eq!(ni.ct_wait(ct, 1).unwrap().success, 1);
+    assert_eq!(waiters(&node), 0);
+}
+
+/// An operation of the one and one of the other are under way to a node whose program computes.
+#[test]
+fn an_interface_that_is_closed_leaves_others_their_connections() {
+    let [a, b] = nodes(|o| o);
+    let kinds = [NiOptions::MATCHING, NiOptions::NO_MATCHING].map(|kind| kind | NiOptions::PHYSICAL);
+    let [(closed, md, ct), (stays, its_md, its_ct)] = kinds.map(|kind| interface_of(&a, kind));
+    let _there = kinds.map(|kind| interface_of(&b, kind));
+    let to = Process::physical(b.card().nid, b.card().pid);
+    // Both have met.
+    closed.put(&Put { ack_req: AckReq::Ack, ..Put::new(md, 8, to, 0) }).unwrap();
+    while closed.ct_get(ct).unwrap() == CtEvent::default() {
+        b.progress();
+    }
+    for (ni, md) in [(&closed, md), (&stays, its_md)] {
+        ni.put(&Put { ack_req: AckReq::Ack, ..Put::new(md, 8, to, 0) }).unwrap();
+    }
+    let lost = a.counts().lost;
+    thread::scope(|scope| {
+        let before = a.sleeps();
+        let closes = scope.spawn(|| drop(closed));
+        while a.sleeps() == before && !closes.is_finished() {
+            thread::yield_now();
+        }
+        while stays.ct_get(its_ct).unwrap() == CtEvent::default() {
+            b.progress();
+        }
+    });
+    assert_eq!(a.counts().lost, lost, "the connection");
+}
+
 /// A word for each waiter.
 #[test]
 fn all_waiters_are_woken_once() {
