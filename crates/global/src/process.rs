@@ -61,7 +61,7 @@ struct Pause {
     idle: u32,
 }
 
-/// What follows a poll.
+/// The step behind a poll.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     Poll,

@@ -190,7 +190,7 @@ pub(crate) extern "C" fn bind_mw(qp: In<Qp>, mw: In<Mw>, bind: In<IbvMwBind>) ->
         let mut keys = match hidden.windows.get(&qp.handle) {
             Some(keys) => *keys,
             None => {
-                // Those of queue pairs that are gone serve nobody.
+                // Windows of queue pairs that are gone serve nobody.
                 let is_there = |qp: &QpHandle| window.file.adapter.device().query_qp(*qp).is_ok();
                 hidden.windows.retain(|qp, keys| is_there(qp) || window.end(keys.handle).is_err());
                 window.windows()?.alloc_mw(window.pd, MwType::Two)?

@@ -489,7 +489,7 @@ impl Floor {
                     wire.output.extend_from_slice(answer.as_bytes());
                     wire.send();
                     self.members[rank as usize] = Some(wire);
-                    // It may have said more than its greeting.
+                    // The process may have said more than its greeting.
                     return self.take_lines(rank, lines);
                 }
                 Err(answer) => {

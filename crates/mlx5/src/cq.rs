@@ -539,7 +539,7 @@ unsafe impl<B: Bell> CqPort for CqPoller<B> {
             return;
         }
         let before = slot.replace(waker.clone());
-        // What it stands for may end with it, and do anything.
+        // A task may end with its waker, and do anything.
         drop(slot);
         drop(before);
     }

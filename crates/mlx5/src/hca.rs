@@ -157,7 +157,7 @@ pub(crate) struct Core {
     pub(crate) events: Events,
     pub(crate) cmd: CommandQueue,
     pub(crate) eqs: Mutex<Option<Eqs>>,
-    /// What events ask for that others than the driver's thread have taken.
+    /// The work of events that others than the driver's thread have taken.
     pub(crate) put_off: Mutex<Vec<Later>>,
     pub(crate) registers: Registers,
     /// Whether it is kept from all memory for certain, once what has to be done when it dies was done.

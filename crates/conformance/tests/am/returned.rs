@@ -147,7 +147,7 @@ pub(crate) fn a_panic_within_a_map_leaves_no_link(bed: &Bed) {
     b.bundle.set_handler(b.ep, 3, |_, _| panic!("as planned")).unwrap();
     b.bundle.set_event_mask(b.ep, EventMask::NotEmpty).unwrap();
     a.request(3, &[1]);
-    // It is there, and the next poll handles it, which is that of the map.
+    // The message is there, and the next poll handles it, which is that of the map.
     assert!(b.bundle.wait(Some(crate::bed::PATIENCE)).unwrap());
     let links = format!("{:?}", b.bundle);
     assert!(catch_unwind(AssertUnwindSafe(|| b.map(0, &a))).is_err());

@@ -13,7 +13,7 @@ use test_support::namespaces::Namespace;
 use test_support::{addresses, filter};
 
 use super::{UdpFabric, UdpOptions};
-use crate::{AutoFabric, Fabric, FaultPlan, Faulty, OpenError, PathId, RxBudget, ShmOptions, TxBatch};
+use crate::{Fabric, OpenError, PathId, RxBudget, TxBatch};
 
 pub(super) const NOW: Instant = Instant::from_nanos(1_000_000);
 pub(super) const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
@@ -270,7 +270,9 @@ fn that_an_earlier_packet_was_too_long_loses_no_other_and_says_nothing_of_trains
 }
 
 #[test]
+#[cfg(not(loom))]
 fn what_is_found_at_run_time_is_told_through_layers() {
+    use crate::{AutoFabric, FaultPlan, Faulty, ShmOptions};
     let address = |salt| addresses::at_free(salt, |addr| UdpFabric::open(addr, &UdpOptions::default()).ok());
     let (a, b) = (address(42), address(43));
     let auto = AutoFabric::beside(a, &ShmOptions::default()).unwrap();

@@ -685,7 +685,7 @@ impl State {
         }
         self.found = true;
     }
-    /// A waiter has found nothing. What it waits for may not come any more.
+    /// The answer to a waiter that has found nothing: on a failed device nothing comes any more.
     fn has_nothing_to_come<R>(&self) -> Result<Option<R>, crate::Error> {
         if self.dead { Err(crate::Error::Device) } else { Ok(None) }
     }

@@ -65,7 +65,7 @@ pub(super) enum Promise {
 #[derive(Debug)]
 pub(super) struct Op {
     pub(super) promise: Promise,
-    /// What its completion names it.
+    /// The operation that its completion names.
     pub(super) opcode: WcOpcode,
     pub(super) len: usize,
     /// The local list.

@@ -86,7 +86,7 @@ impl Engine {
             } else {
                 None
             };
-            // What is let in by the old P_Key is not reached directly under a new one.
+            // A peer that the old P_Key let in does not reach memory directly under a new one.
             if reset || attr.av.is_some() || attr.pkey.is_some() {
                 (res.direct, res.direct_work, res.link) = (None, DirectWork::default(), None);
                 machine.end_lanes();

@@ -20,7 +20,7 @@ pub(crate) const ATOMIC_WRITE: Access = Access::FLUSH_PERSISTENT;
 /// Rights to what has a response of its own, for which both queue pairs have room or not.
 const ANSWERED: Access = RIGHTS.difference(Access::REMOTE_WRITE).union(ATOMIC_WRITE);
 
-/// What a queue pair or a region with these rights lets peers do.
+/// The accesses that a queue pair or a region with these rights lets peers do.
 pub(crate) fn with_atomic_write(access: Access) -> Access {
     let access = access.intersection(RIGHTS);
     if access.contains(Access::REMOTE_WRITE) { access | ATOMIC_WRITE } else { access }

@@ -416,3 +416,35 @@ pub(crate) const fn offers(qp_type: QpType, op: SendOp) -> bool {
         (qp_type, _) => matches!(qp_type, QpType::Rd),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hca_core::{Lkey, Sge};
+
+    use super::*;
+    use crate::queues::ring::ring;
+    use crate::queues::slot::entries;
+
+    #[test]
+    fn bytes_that_no_entry_has_take_no_room_in_a_slot() {
+        let listed = [Sge { addr: 1 << 40, len: 8, lkey: Lkey::new(5) }];
+        let header = SendHeader {
+            wr_id: 1,
+            op: FlatOp::new(&SendOp::Send),
+            len: 8,
+            sges: 1,
+            place: Place::Both,
+            dest: DestKind::None,
+            flags: SendFlags::empty(),
+        };
+        // Cells for as many inline bytes, as of a queue pair of lists of one entry.
+        let (mut queue, mut taken) = ring::<SendHeader>(1, 4);
+        queue_mixed(&mut queue, header, Mixed { entries: &listed, inline: 0, bytes: &[9; 64] }, None)
+            .unwrap();
+        queue.publish();
+        assert_eq!(taken.refresh(), 1);
+        let (header, cells) = taken.at(0);
+        assert_eq!((header.place, header.sges), (Place::Memory, 1));
+        assert!(entries(cells, header).eq(listed));
+    }
+}

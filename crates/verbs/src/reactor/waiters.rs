@@ -18,13 +18,13 @@ pub(super) struct Waiters {
 #[derive(Default)]
 pub(super) struct Ticket(Option<u64>);
 
-/// What a task leaves that goes without what it waited for.
+/// The wakers that a task leaves which goes without what it waited for.
 #[must_use = "to be passed on without a lock"]
 pub(super) enum Left {
     Nothing,
     /// Its own waker.
     Own(Waker),
-    /// It had been woken: the next one is to be.
+    /// The task had been woken: the next one is to be.
     Turn(Waker),
 }
 

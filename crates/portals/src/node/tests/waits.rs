@@ -115,7 +115,7 @@ fn who_waits_hears_that_the_device_has_failed() {
     assert_eq!(result, Err(ReturnCode::Fail));
     waits.join().unwrap();
     assert_eq!(ni.ct_wait(ct, 1).unwrap_err().code(), ReturnCode::Fail);
-    // What is there is told.
+    // A count that is there is told.
     ni.ct_inc(ct, CtEvent { success: 1, failure: 0 }).unwrap();
     assert_eq!(ni.ct_wait(ct, 1).unwrap().success, 1);
     assert_eq!(waiters(&node), 0);
