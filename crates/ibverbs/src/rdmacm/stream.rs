@@ -415,14 +415,11 @@ impl Socket {
                 state.local = Some(listener.address());
                 state.peer = Some(incoming.source());
             }
-            let listening = Arc::clone(self);
             self.state().making += 1;
             let making = Counted(Arc::clone(self), |state| state.making -= 1);
             let _ = socket.thread("hca-rsocket", move |socket| {
-                let accepted = incoming.accept(&lane.qp, &[]);
-                drop(making);
-                if let Ok(connection) = accepted {
-                    socket.run(lane, connection, Some(&listening));
+                if let Ok(connection) = incoming.accept(&lane.qp, &[]) {
+                    socket.run(lane, connection, Some(making));
                 }
             });
         }
@@ -503,7 +500,7 @@ impl Socket {
     }
 
     /// The life of a connection. A listening socket hears of it once it can be used.
-    fn run(self: &Arc<Self>, lane: Lane, connection: Connection, listening: Option<&Self>) {
+    fn run(self: &Arc<Self>, lane: Lane, connection: Connection, making: Option<Counted>) {
         let Lane { qp, mut cq, free } = lane;
         let (send, mut recv) = qp.split();
         self.change(|state| {
@@ -511,11 +508,13 @@ impl Socket {
             state.free = free;
             state.phase = Phase::Open;
         });
-        if let Some(listening) = listening
+        if let Some(Counted(listening, _)) = &making
             && !listening.offer(self)
         {
             Arc::clone(self).end();
         }
+        // One that waits for `raccept` is counted there, and at no moment nowhere.
+        drop(making);
         let mut wcs = Completions::with_capacity(2 * DEPTH);
         let mut held: Vec<Buf> = Vec::new();
         loop {

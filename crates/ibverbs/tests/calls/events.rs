@@ -8,6 +8,12 @@ const QP_ACCESS_ERR: u32 = 3;
 const SRQ_LIMIT_REACHED: u32 = 15;
 
 fn next_event(context: *mut IbvContext) -> IbvAsyncEvent {
+    // SAFETY: a context that is open, and its descriptor; the call fills one entry.
+    let ready = unsafe {
+        let mut fd = libc::pollfd { fd: (*context).async_fd, events: libc::POLLIN, revents: 0 };
+        libc::poll(&raw mut fd, 1, 60_000)
+    };
+    assert_eq!(ready, 1, "an event comes");
     let mut event = IbvAsyncEvent { element: 0, event_type: 99 };
     assert_eq!(call!(ibv_get_async_event(context, &raw mut event) -> c_int), 0, "{}", errno());
     event
