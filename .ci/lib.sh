@@ -131,15 +131,6 @@ finish() {
     [ ${#failed[@]} = 0 ] || exit 1
 }
 
-# lint_features: checks each package of its input with that feature alone, or with none; a line is PACKAGE FEATURE or PACKAGE.
-lint_features() {
-    local package feature
-    while read -r package feature; do
-        echo "$package $feature"
-        cargo clippy -q -p "$package" --no-default-features --features "$feature" -- -D warnings </dev/null
-    done
-}
-
 # What threads and processes share, in the orders that loom finds: all of them, in some models all with three switches.
 concurrency() {
     # The models take seconds, and their compiler minutes: loom alone is optimised, and there is one build for all of

@@ -8,8 +8,8 @@
 //! 3. An object is given to the program once, by [`give`], and taken back once, by [`In::take`], when it is destroyed.
 //! 4. A [`Context`] is only reached by the address of its `struct ibv_context`, which lies in its `verbs_context`.
 //! 5. Functions with the C calling convention that return in a panic do not exist: [`guarded`] catches it.
-//! 6. Where the C library may unwind a cancelled thread, in [`sleeping`] and [`Sleep::begin`], no frame of this library has a destructor
-//!    or catches panics. Elsewhere calls that reach the system are [`steady`].
+//! 6. Where the C library may unwind a cancelled thread, in [`sleeping`] and [`Sleep::begin`], no frame of this library
+//!    has a destructor or catches panics. Elsewhere calls that reach the system are [`steady`].
 #![allow(unsafe_code)]
 
 use core::ffi::{c_char, c_int};

@@ -3,8 +3,8 @@
 //! `HCA_PATHS` names the tree; without it nothing changes.
 //!
 //! Each function here has the name of one of the C library, and calls that one with the same arguments but for the path.
-//! A device's file is a link in the tree, and no link to the program, which `readdir` tells, too. `realpath` answers with the name that the program
-//! knows. A counter's file gets its present value first (`counters`).
+//! A device's file is a link in the tree. The program is told of no link, by `readdir` neither, and `realpath` answers
+//! with the name that the program knows. A counter's file gets its present value first (`counters`).
 //!
 //! | not led | why |
 //! |---|---|

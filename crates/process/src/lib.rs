@@ -21,7 +21,7 @@
 //! | `barrier` | [`register_while_alone`], which registers for the system's memory barriers before there are threads |
 //! | `children` | [`NotInChildren`], descriptors that a forked child does not keep |
 //! | `fork` | [`Fork`], which tells a drop whether it runs in a forked child; [`PerProcess`], a static that a child has anew |
-//! | `file` | [`memory_file`], which returns an error beyond the limit of file sizes; [`allocate_pages`], whatever signals come |
+//! | `file` | [`memory_file`], an error beyond the limit of file sizes; [`allocate_pages`], whatever signals come |
 //! | `thread` | [`spawn`], which starts a thread that takes none of the program's signals; [`is_library`]; [`run_soon`], by which a thread runs as soon as it wakes |
 //! | `time` | [`after`] and [`in_time`], times of the program's choice, which may be beyond what the clock counts |
 #![deny(unsafe_code)]

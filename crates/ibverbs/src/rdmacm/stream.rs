@@ -513,7 +513,7 @@ impl Socket {
         {
             Arc::clone(self).end();
         }
-        // One that waits for `raccept` is counted there, and at no moment nowhere.
+        // Only now: a connection that waits for `raccept` is counted among those that wait.
         drop(making);
         let mut wcs = Completions::with_capacity(2 * DEPTH);
         let mut held: Vec<Buf> = Vec::new();

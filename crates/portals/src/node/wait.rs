@@ -15,7 +15,7 @@ impl Node {
     /// Waits until `ready` yields something, for `timeout` at most.
     ///
     /// # Errors
-    /// What `ready` yields as such; the device has no descriptor to sleep on, or has failed.
+    /// `ready` yields one; the device has no descriptor to sleep on, or has failed.
     pub(crate) fn wait<R>(
         &self,
         timeout: Option<Duration>,

@@ -95,8 +95,8 @@ pub(crate) const fn cell_to_sge(c: Cell) -> Sge {
     Sge { addr: c[0], len: c[1] as u32, lkey: Lkey::new((c[1] >> 32) as u32) }
 }
 
-/// Marks the address of an entry whose bytes are in the slot: the last 64 KiB of all addresses, which no region has that
-/// is longer than its place there.
+/// Marks the address of an entry whose bytes are in the slot: the last 64 KiB of all addresses, where a list of both kinds
+/// names no memory.
 const IN_SLOT: u64 = !0xffff;
 
 const fn is_in_slot(addr: u64) -> bool {
@@ -105,8 +105,8 @@ const fn is_in_slot(addr: u64) -> bool {
 
 /// An entry of a list of both kinds that is memory.
 pub(crate) const fn entry_to_cell(s: Sge) -> Cell {
-    // An address with the mark becomes another one that no region has.
-    sge_to_cell(Sge { addr: if is_in_slot(s.addr) { IN_SLOT - 1 } else { s.addr }, ..s })
+    // Memory with the mark becomes bytes that no slot has, so that the request fails.
+    sge_to_cell(Sge { addr: if is_in_slot(s.addr) { u64::MAX } else { s.addr }, ..s })
 }
 /// An entry whose bytes are in the slot, `at` bytes behind the beginning of the list.
 pub(crate) const fn slot_bytes_to_cell(at: usize, len: usize) -> Cell {
@@ -229,6 +229,13 @@ mod tests {
             assert_eq!((first.addr, first.len, first.lkey), (addr, 8, memory.lkey));
             assert!(in_slot(&cells, &h, &first).is_none(), "{addr:#x}");
             assert_eq!(in_slot(&cells, &h, &second).and_then(Result::ok), Some(&[7; 8][..]));
+        }
+        // Memory among the marked addresses is refused, wherever bytes of the slot are.
+        for addr in [IN_SLOT, IN_SLOT | 32, u64::MAX - 7] {
+            let memory = Sge { addr, len: 8, lkey: Lkey::new(5) };
+            let cells = [entry_to_cell(memory), slot_bytes_to_cell(32, 8), [7; 2]];
+            let refused = in_slot(&cells, &h, &cell_to_sge(cells[0]));
+            assert!(matches!(refused, Some(Err(LocalError::Length))), "{addr:#x}");
         }
     }
 }
