@@ -8,8 +8,9 @@
 //! 3. An object is given to the program once, by [`give`], and taken back once, by [`In::take`], when it is destroyed.
 //! 4. A [`Context`] is only reached by the address of its `struct ibv_context`, which lies in its `verbs_context`.
 //! 5. Functions with the C calling convention that return in a panic do not exist: [`guarded`] catches it.
-//! 6. Where the C library may unwind a cancelled thread, in [`sleeping`] and [`Sleep::begin`], no frame of this library
-//!    has a destructor or catches panics. Elsewhere calls that reach the system are [`steady`].
+//! 6. Where the C library may unwind a cancelled thread, in [`sleeping`], [`Sleep::begin`] and
+//!    [`waiting`](crate::waiting), no frame of this library has a destructor or catches panics. Elsewhere calls that
+//!    reach the system are [`steady`].
 #![allow(unsafe_code)]
 
 use core::ffi::{c_char, c_int};
@@ -32,7 +33,7 @@ macro_rules! exports {
 pub(crate) use exports;
 
 /// As [`exports`], of functions in whose sleep a program's thread may be cancelled (`pthread_cancel`): the C library
-/// unwinds it there. Their bodies are calls of [`sleeping`] alone.
+/// unwinds it there. Their bodies are calls of [`sleeping`] alone, or of the functions of [`waiting`](crate::waiting).
 macro_rules! cancellable {
     ($($version:literal fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)*) => {
         $crate::entry::exported! { "C-unwind" $($version fn $name($($arg: $t),*) -> $ret $body)* }

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `abi` | layouts, with sizes and offsets asserted |
 //! | `entry` | the border to C: raw pointers, null, `errno`, panics |
+//! | `waiting` | calls that wait in the middle of what they do |
 //! | `device` | devices by `HCA_DEVICES`, and adapters, of which a process has one a device |
 //! | `context` | contexts: tables of functions, attributes of device and port |
 //! | `memory` | protection domains, regions, address handles |
@@ -61,5 +62,6 @@ mod qp_ex;
 mod rdmacm;
 mod rest;
 mod text;
+mod waiting;
 mod window;
 mod xrc;

@@ -107,17 +107,6 @@ pub(super) fn copy_to(at: *mut u8, from: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Waits for descriptors of the program's; a negative one is left out.
-pub(super) fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<(), Errno> {
-    // SAFETY: the list has so many entries; of a wrong descriptor the kernel says so.
-    let ready = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) };
-    if ready < 0 {
-        Err(std::io::Error::last_os_error().raw_os_error().map_or(INVALID, Errno))
-    } else {
-        Ok(())
-    }
-}
-
 /// A descriptor of the program's, for the time of a call.
 pub(super) fn borrowed<'a>(fd: c_int) -> Result<BorrowedFd<'a>, Errno> {
     if fd < 0 {

@@ -8,6 +8,7 @@ use rustix::event::Timespec;
 use rustix::thread::futex;
 
 use crate::entry::Errno;
+use crate::waiting::while_it_has;
 
 /// The changes of a socket that were told.
 #[derive(Default)]
@@ -28,19 +29,37 @@ impl Changes {
             let _ = futex::wake(&self.count, futex::Flags::PRIVATE, i32::MAX as u32);
         }
     }
-    /// Waits for a change beyond the first `count`, for so long at most. The caller looks again at what it waits for.
+    /// Waits for a change beyond the first `count`, for so long at most, or until a signal comes. The caller looks again
+    /// at what it waits for. The thread is one that is not cancelled.
+    pub(super) fn wait(&self, count: u32, within: Duration) {
+        let within = Timespec::try_from(within).ok();
+        let _sleeper = Sleeper::new(self);
+        let _ = futex::wait(&self.count, futex::Flags::PRIVATE, count, within.as_ref());
+    }
+    /// As [`wait`](Self::wait), without a limit, in a call of the program.
     ///
     /// # Errors
     /// A signal came.
-    pub(super) fn wait(&self, count: u32, within: Option<Duration>) -> Result<(), Errno> {
-        let within = within.and_then(|within| Timespec::try_from(within).ok());
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let waited = futex::wait(&self.count, futex::Flags::PRIVATE, count, within.as_ref());
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        match waited {
-            Err(rustix::io::Errno::INTR) => Err(Errno(libc::EINTR)),
+    pub(super) async fn beyond(&self, count: u32) -> Result<(), Errno> {
+        let _sleeper = Sleeper::new(self);
+        match while_it_has(&self.count, count).await {
+            libc::EINTR => Err(Errno(libc::EINTR)),
             _ => Ok(()),
         }
+    }
+}
+
+/// A thread that sleeps, or is about to.
+struct Sleeper<'a>(&'a Changes);
+impl<'a> Sleeper<'a> {
+    fn new(of: &'a Changes) -> Self {
+        of.sleepers.fetch_add(1, Ordering::SeqCst);
+        Self(of)
+    }
+}
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        self.0.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -49,6 +68,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::waiting::finish;
 
     #[test]
     fn no_change_is_missed_and_a_wait_without_one_ends() {
@@ -59,7 +79,7 @@ mod tests {
             scope.spawn(|| {
                 for seen in 0..CHANGES {
                     while changes.count() == seen {
-                        changes.wait(seen, None).unwrap();
+                        finish(changes.beyond(seen)).unwrap();
                     }
                     tell.send(()).unwrap();
                 }
@@ -69,6 +89,6 @@ mod tests {
                 told.recv_timeout(Duration::from_secs(10)).expect("the sleeper is woken");
             }
         });
-        changes.wait(changes.count(), Some(Duration::from_millis(1))).unwrap();
+        changes.wait(changes.count(), Duration::from_millis(1));
     }
 }

@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::device::CmDevice;
 use super::group::Group;
-use super::stream::{Socket, at_device, ring, verbs};
+use super::stream::{Socket, State, at_device, ring, verbs};
 use crate::entry::{Errno, INVALID};
 
 /// The sender's port, before the datagram.
@@ -321,7 +321,7 @@ impl Socket {
         Ok(at_device(to, &device))
     }
     /// Sends a datagram to an address, or to the one that the socket is connected to.
-    pub(super) fn send_datagram(
+    pub(super) async fn send_datagram(
         self: &Arc<Self>,
         bytes: &[u8],
         to: Option<SocketAddr>,
@@ -332,7 +332,7 @@ impl Socket {
             Some(to) => self.bound_towards(to)?,
             None => connected.ok_or(Errno(libc::EDESTADDRREQ))?,
         };
-        let asks = self.until(waits, |state| state.datagrams.as_mut()?.send(to, bytes))?;
+        let asks = self.until(waits, |state| state.datagrams.as_mut()?.send(to, bytes)).await?;
         if asks {
             self.ask(to)?;
         }
@@ -354,12 +354,17 @@ impl Socket {
         })
     }
     /// Takes the oldest datagram: its sender, and its bytes.
-    pub(super) fn recv_datagram(&self, peeks: bool, waits: bool) -> Result<(SocketAddr, Vec<u8>), Errno> {
-        self.until(waits, |state| {
+    pub(super) async fn recv_datagram(
+        &self,
+        peeks: bool,
+        waits: bool,
+    ) -> Result<(SocketAddr, Vec<u8>), Errno> {
+        let look = |state: &mut State| {
             let datagrams = state.datagrams.as_mut()?;
             let found =
                 if peeks { datagrams.arrived.front().cloned() } else { datagrams.arrived.pop_front() };
             found.map(Ok)
-        })
+        };
+        self.until(waits, look).await
     }
 }

@@ -14,9 +14,10 @@ use std::time::Instant;
 use hca_process::PerProcess;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use super::border::{borrowed, poll};
+use super::border::borrowed;
 use super::stream::{Socket, Waiter, left_ms, tell_waiters};
-use crate::entry::{Errno, INVALID, In, counted, exports, lock};
+use crate::entry::{Errno, INVALID, In, cancellable, counted, exports, lock};
+use crate::waiting::{poll, waiting};
 
 /// Flags of a program's interest: the values of `enum EPOLL_EVENTS`.
 const EDGE: u32 = 1 << 31;
@@ -151,7 +152,7 @@ impl Set {
         Ok(found)
     }
     /// Waits until a member has an event; for ever with a negative time.
-    fn wait(&self, room: usize, timeout_ms: c_int) -> Result<Vec<libc::epoll_event>, Errno> {
+    async fn wait(&self, room: usize, timeout_ms: c_int) -> Result<Vec<libc::epoll_event>, Errno> {
         let end =
             u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + std::time::Duration::from_millis(ms));
         let waiter = Waiter::new()?;
@@ -163,7 +164,8 @@ impl Set {
                 return Ok(found);
             }
             let readable = |fd: c_int| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            poll(&mut [readable(self.kernel.as_fd().as_raw_fd()), readable(waiter.0.as_raw_fd())], left)?;
+            let mut fds = [readable(self.kernel.as_fd().as_raw_fd()), readable(waiter.0.as_raw_fd())];
+            poll(&mut fds, left).await?;
         }
     }
 }
@@ -173,6 +175,24 @@ pub(super) fn close(number: c_int) -> bool {
     lock(SETS.get()).remove(&number).is_some()
 }
 
+/// `repoll_wait`
+async fn wait(
+    set: c_int,
+    events: In<libc::epoll_event>,
+    room: c_int,
+    timeout_ms: c_int,
+) -> Result<isize, Errno> {
+    let room = usize::try_from(room).ok().filter(|room| *room > 0).ok_or(INVALID)?;
+    if events.raw().is_null() {
+        return Err(Errno(libc::EFAULT));
+    }
+    let found = Set::of(set)?.wait(room, timeout_ms).await?;
+    for (i, event) in found.iter().enumerate() {
+        events.set_at(i, room, *event)?;
+    }
+    Ok(found.len() as isize)
+}
+
 exports! {
     "RDMACM_1.5" fn repoll_create(flags: c_int) -> c_int {
         counted(|| Set::create(flags))
@@ -180,17 +200,9 @@ exports! {
     "RDMACM_1.5" fn repoll_ctl(set: c_int, operation: c_int, number: c_int, event: In<libc::epoll_event>) -> c_int {
         counted(|| Set::of(set)?.change(operation, number, event).map(|()| 0))
     }
+}
+cancellable! {
     "RDMACM_1.5" fn repoll_wait(set: c_int, events: In<libc::epoll_event>, room: c_int, timeout_ms: c_int) -> c_int {
-        counted(|| {
-            let room = usize::try_from(room).ok().filter(|room| *room > 0).ok_or(INVALID)?;
-            if events.raw().is_null() {
-                return Err(Errno(libc::EFAULT));
-            }
-            let found = Set::of(set)?.wait(room, timeout_ms)?;
-            for (i, event) in found.iter().enumerate() {
-                events.set_at(i, room, *event)?;
-            }
-            Ok(found.len() as c_int)
-        })
+        waiting(|| wait(set, events, room, timeout_ms)) as c_int
     }
 }

@@ -6,26 +6,17 @@ use core::net::SocketAddr;
 use core::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::border::{address, address_bytes, bytes, copy_to, descriptor_flags, poll, storage};
+use super::border::{address, address_bytes, bytes, copy_to, descriptor_flags, storage};
 use super::datagram::{self, Datagrams};
 use super::device::CmDevice;
 use super::stream::{CHUNK, Phase, Socket, Waiter, left_ms};
-use crate::entry::{Errno, INVALID, In, counted, exports};
+use crate::entry::{Errno, INVALID, In, cancellable, counted, exports};
+use crate::waiting::{poll, waiting, whole};
 
 /// The options of RDMA sockets themselves, beside those of sockets and of TCP.
 const SOL_RDMA: c_int = 0x1_0000;
 /// The bytes that `rgetsockopt` tells of buffers.
 const BUFFER_BYTES: c_int = 1 << 19;
-
-/// A call that returns a number of bytes, or -1 and sets `errno`.
-fn size(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
-    let mut found = -1;
-    let done = counted(|| {
-        found = call()? as isize;
-        Ok(0)
-    });
-    if done < 0 { -1 } else { found }
-}
 
 /// Stores an address, as much of it as the program has room for.
 fn give_address(found: Option<SocketAddr>, to: *mut u8, len: In<u32>) -> Result<(), Errno> {
@@ -64,7 +55,12 @@ fn part(list: &[Entry], range: Range<usize>) -> Vec<u8> {
 }
 /// Sends the bytes of the entries: as a part of the stream, or as a datagram, which has an address unless the socket is
 /// connected.
-fn send_all(socket: c_int, list: &[Entry], flags: c_int, to: In<libc::sockaddr>) -> Result<usize, Errno> {
+async fn send_all(
+    socket: c_int,
+    list: &[Entry],
+    flags: c_int,
+    to: In<libc::sockaddr>,
+) -> Result<isize, Errno> {
     let socket = Socket::of(socket)?;
     if list.iter().any(|&(at, len)| at.is_null() && len > 0) {
         return Err(Errno(libc::EFAULT));
@@ -72,29 +68,30 @@ fn send_all(socket: c_int, list: &[Entry], flags: c_int, to: In<libc::sockaddr>)
     let waits = flags & libc::MSG_DONTWAIT == 0;
     let to = if to.raw().is_null() { None } else { Some(address(to)?) };
     if socket.is_datagram() {
-        return socket.send_datagram(&part(list, 0..count(list).min(LONGEST)), to, waits);
+        let bytes = part(list, 0..count(list).min(LONGEST));
+        return socket.send_datagram(&bytes, to, waits).await.map(|sent| sent as isize);
     }
     if to.is_some() {
         return Err(Errno(libc::EISCONN));
     }
-    socket.send(count(list), |range| part(list, range), None, waits)
+    socket.send(count(list), |range| part(list, range), None, waits).await.map(|sent| sent as isize)
 }
 /// What a receiving call has found.
 struct Received {
     from: Option<SocketAddr>,
-    count: usize,
+    count: isize,
     /// A datagram had more bytes than the entries.
     is_cut: bool,
 }
-fn recv_all(socket: c_int, list: &[Entry], flags: c_int) -> Result<Received, Errno> {
+async fn recv_all(socket: c_int, list: &[Entry], flags: c_int) -> Result<Received, Errno> {
     let socket = Socket::of(socket)?;
     let room = count(list);
     let (from, mut all) = if socket.is_datagram() {
         let (peeks, waits) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_DONTWAIT == 0);
-        let (from, all) = socket.recv_datagram(peeks, waits)?;
+        let (from, all) = socket.recv_datagram(peeks, waits).await?;
         (Some(from), all)
     } else {
-        let all = socket.recv(room, flags)?;
+        let all = socket.recv(room, flags).await?;
         (socket.state().peer, all)
     };
     let from = socket.state().shown(from);
@@ -107,7 +104,7 @@ fn recv_all(socket: c_int, list: &[Entry], flags: c_int) -> Result<Received, Err
         rest = after;
     }
     let count = if flags & libc::MSG_TRUNC != 0 { whole } else { all.len() };
-    Ok(Received { from, count, is_cut: whole > all.len() })
+    Ok(Received { from, count: count as isize, is_cut: whole > all.len() })
 }
 
 /// A field of a message that the call writes.
@@ -119,9 +116,9 @@ fn message(message: In<libc::msghdr>) -> Result<(Vec<Entry>, *mut u8), Errno> {
     let message = message.get()?;
     Ok((entries(In::of(message.msg_iov), message.msg_iovlen)?, message.msg_name.cast()))
 }
-fn recv_message(socket: c_int, to: In<libc::msghdr>, flags: c_int) -> Result<usize, Errno> {
+async fn recv_message(socket: c_int, to: In<libc::msghdr>, flags: c_int) -> Result<isize, Errno> {
     let (list, name) = message(to)?;
-    let received = recv_all(socket, &list, flags)?;
+    let received = recv_all(socket, &list, flags).await?;
     if !name.is_null() {
         give_address(received.from, name, field(to, offset_of!(libc::msghdr, msg_namelen)))?;
     }
@@ -132,7 +129,7 @@ fn recv_message(socket: c_int, to: In<libc::msghdr>, flags: c_int) -> Result<usi
 }
 
 /// Looks at all descriptors, sockets of RDMA and others; how many have events.
-fn look(fds: &mut [libc::pollfd], waiter: &Waiter, timeout_ms: c_int) -> Result<c_int, Errno> {
+async fn look(fds: &mut [libc::pollfd], waiter: &Waiter, timeout_ms: c_int) -> Result<isize, Errno> {
     let mut others: Vec<libc::pollfd> = fds.to_vec();
     let mut ready = 0;
     for (fd, other) in fds.iter_mut().zip(&mut others) {
@@ -140,25 +137,25 @@ fn look(fds: &mut [libc::pollfd], waiter: &Waiter, timeout_ms: c_int) -> Result<
         let Some(socket) = Socket::find(fd.fd) else { continue };
         other.fd = -1;
         fd.revents = socket.events() & (fd.events | libc::POLLHUP | libc::POLLERR);
-        ready += c_int::from(fd.revents != 0);
+        ready += isize::from(fd.revents != 0);
     }
     let own = std::os::fd::AsRawFd::as_raw_fd(&*waiter.0);
     others.push(libc::pollfd { fd: own, events: libc::POLLIN, revents: 0 });
-    poll(&mut others, if ready > 0 { 0 } else { timeout_ms })?;
+    poll(&mut others, if ready > 0 { 0 } else { timeout_ms }).await?;
     for (fd, other) in fds.iter_mut().zip(&others).filter(|(_, other)| other.fd >= 0) {
         fd.revents = other.revents;
-        ready += c_int::from(fd.revents != 0);
+        ready += isize::from(fd.revents != 0);
     }
     Ok(ready)
 }
 /// Waits until a descriptor has an event; for ever with a negative time.
-fn wait(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<c_int, Errno> {
+async fn wait(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<isize, Errno> {
     let end = u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
     let waiter = Waiter::new()?;
     loop {
         waiter.clear();
         let left = left_ms(end);
-        let ready = look(fds, &waiter, left)?;
+        let ready = look(fds, &waiter, left).await?;
         if ready > 0 || left == 0 {
             return Ok(ready);
         }
@@ -170,7 +167,7 @@ fn has(set: Option<[u64; 16]>, fd: usize) -> bool {
     set.is_some_and(|words| words[fd / 64] >> (fd % 64) & 1 != 0)
 }
 /// `rselect`: the events of three sets.
-fn select(count: c_int, sets: [In<[u64; 16]>; 3], timeout: In<libc::timeval>) -> Result<c_int, Errno> {
+async fn select(count: c_int, sets: [In<[u64; 16]>; 3], timeout: In<libc::timeval>) -> Result<isize, Errno> {
     let count = usize::try_from(count).ok().filter(|count| *count <= 1024).ok_or(INVALID)?;
     let asked = sets.map(|set| set.opt().copied());
     let kinds = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
@@ -185,7 +182,7 @@ fn select(count: c_int, sets: [In<[u64; 16]>; 3], timeout: In<libc::timeval>) ->
         let ms = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_usec.max(0) + 999) / 1000);
         c_int::try_from(ms.min(c_int::MAX.into())).ok().filter(|ms| *ms >= 0).ok_or(INVALID)
     };
-    wait(&mut fds, timeout.opt().map_or(Ok(-1), ms)?)?;
+    wait(&mut fds, timeout.opt().map_or(Ok(-1), ms)?).await?;
     let ends = [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
     let mut found = 0;
     for i in 0..3 {
@@ -233,6 +230,38 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> 
     Ok(state.options.get(&(level, name)).cloned().unwrap_or_else(|| number.to_ne_bytes().to_vec()))
 }
 
+async fn accept(socket: c_int, from: *mut u8, len: In<u32>) -> Result<isize, Errno> {
+    let accepted = Socket::of(socket)?.accept().await?;
+    if !from.is_null() {
+        let state = accepted.state();
+        give_address(state.shown(state.peer), from, len)?;
+    }
+    let number = accepted.give();
+    if number.is_err() {
+        accepted.end();
+    }
+    number.map(|number| number as isize)
+}
+async fn connect(socket: c_int, to: In<libc::sockaddr>) -> Result<isize, Errno> {
+    let (socket, to) = (Socket::of(socket)?, address(to)?);
+    let connected =
+        if socket.is_datagram() { socket.connect_datagrams(to) } else { socket.connect(to).await };
+    connected.map(|()| 0)
+}
+async fn poll_all(fds: In<libc::pollfd>, count: libc::nfds_t, timeout_ms: c_int) -> Result<isize, Errno> {
+    let count = count as usize;
+    let mut list: Vec<libc::pollfd> = (0..count).map(|i| fds.at(i).copied()).collect::<Result<_, _>>()?;
+    let ready = wait(&mut list, timeout_ms).await?;
+    for (i, fd) in list.into_iter().enumerate() {
+        fds.set_at(i, count, fd)?;
+    }
+    Ok(ready)
+}
+/// The number of entries of a program's list.
+fn length(count: c_int) -> Result<usize, Errno> {
+    usize::try_from(count).map_err(|_| INVALID)
+}
+
 exports! {
     "RDMACM_1.0" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         counted(|| {
@@ -269,94 +298,8 @@ exports! {
             Ok(0)
         })
     }
-    "RDMACM_1.0" fn raccept(socket: c_int, from: *mut u8, len: In<u32>) -> c_int {
-        counted(|| {
-            let accepted = Socket::of(socket)?.accept()?;
-            if !from.is_null() {
-                let state = accepted.state();
-                give_address(state.shown(state.peer), from, len)?;
-            }
-            let number = accepted.give();
-            if number.is_err() {
-                accepted.end();
-            }
-            number
-        })
-    }
-    "RDMACM_1.0" fn rconnect(socket: c_int, to: In<libc::sockaddr>, _len: u32) -> c_int {
-        counted(|| {
-            let (socket, to) = (Socket::of(socket)?, address(to)?);
-            let connected =
-                if socket.is_datagram() { socket.connect_datagrams(to) } else { socket.connect(to) };
-            connected.map(|()| 0)
-        })
-    }
     "RDMACM_1.0" fn rshutdown(socket: c_int, how: c_int) -> c_int {
         counted(|| Socket::of(socket)?.shut_down(how).map(|()| 0))
-    }
-    "RDMACM_1.0" fn rclose(socket: c_int) -> c_int {
-        counted(|| {
-            if !super::sets::close(socket) {
-                Socket::close(socket)?;
-            }
-            Ok(0)
-        })
-    }
-    "RDMACM_1.0" fn rrecv(socket: c_int, at: *mut u8, len: usize, flags: c_int) -> isize {
-        size(|| recv_all(socket, &[(at, len)], flags).map(|received| received.count))
-    }
-    "RDMACM_1.0" fn rrecvfrom(socket: c_int, at: *mut u8, len: usize, flags: c_int, from: *mut u8, room: In<u32>) -> isize {
-        size(|| {
-            let received = recv_all(socket, &[(at, len)], flags)?;
-            if !from.is_null() {
-                give_address(received.from, from, room)?;
-            }
-            Ok(received.count)
-        })
-    }
-    "RDMACM_1.0" fn rrecvmsg(socket: c_int, msg: In<libc::msghdr>, flags: c_int) -> isize {
-        size(|| recv_message(socket, msg, flags))
-    }
-    "RDMACM_1.0" fn rread(socket: c_int, at: *mut u8, len: usize) -> isize {
-        size(|| recv_all(socket, &[(at, len)], 0).map(|received| received.count))
-    }
-    "RDMACM_1.0" fn rreadv(socket: c_int, list: In<libc::iovec>, count: c_int) -> isize {
-        size(|| {
-            let list = entries(list, usize::try_from(count).map_err(|_| INVALID)?)?;
-            recv_all(socket, &list, 0).map(|received| received.count)
-        })
-    }
-    "RDMACM_1.0" fn rsend(socket: c_int, at: *mut u8, len: usize, flags: c_int) -> isize {
-        size(|| send_all(socket, &[(at, len)], flags, In::null()))
-    }
-    "RDMACM_1.0" fn rsendto(socket: c_int, at: *mut u8, len: usize, flags: c_int, to: In<libc::sockaddr>, _size: u32) -> isize {
-        size(|| send_all(socket, &[(at, len)], flags, to))
-    }
-    "RDMACM_1.0" fn rsendmsg(socket: c_int, msg: In<libc::msghdr>, flags: c_int) -> isize {
-        size(|| {
-            let (list, name) = message(msg)?;
-            send_all(socket, &list, flags, In::of(name.cast()))
-        })
-    }
-    "RDMACM_1.0" fn rwrite(socket: c_int, at: *mut u8, len: usize) -> isize {
-        size(|| send_all(socket, &[(at, len)], 0, In::null()))
-    }
-    "RDMACM_1.0" fn rwritev(socket: c_int, list: In<libc::iovec>, count: c_int) -> isize {
-        size(|| send_all(socket, &entries(list, usize::try_from(count).map_err(|_| INVALID)?)?, 0, In::null()))
-    }
-    "RDMACM_1.0" fn rpoll(fds: In<libc::pollfd>, count: libc::nfds_t, timeout_ms: c_int) -> c_int {
-        counted(|| {
-            let count = count as usize;
-            let mut list: Vec<libc::pollfd> = (0..count).map(|i| fds.at(i).copied()).collect::<Result<_, _>>()?;
-            let ready = wait(&mut list, timeout_ms)?;
-            for (i, fd) in list.into_iter().enumerate() {
-                fds.set_at(i, count, fd)?;
-            }
-            Ok(ready)
-        })
-    }
-    "RDMACM_1.0" fn rselect(count: c_int, read: In<[u64; 16]>, write: In<[u64; 16]>, other: In<[u64; 16]>, timeout: In<libc::timeval>) -> c_int {
-        counted(|| select(count, [read, write, other], timeout))
     }
     "RDMACM_1.0" fn rgetpeername(socket: c_int, to: *mut u8, len: In<u32>) -> c_int {
         counted(|| {
@@ -424,13 +367,75 @@ exports! {
     "RDMACM_1.0" fn riounmap(socket: c_int, at: *mut u8, len: usize) -> c_int {
         counted(|| Socket::of(socket)?.unmap(at as usize, len).map(|()| 0))
     }
+}
+cancellable! {
+    "RDMACM_1.0" fn raccept(socket: c_int, from: *mut u8, len: In<u32>) -> c_int {
+        waiting(|| accept(socket, from, len)) as c_int
+    }
+    "RDMACM_1.0" fn rconnect(socket: c_int, to: In<libc::sockaddr>, _len: u32) -> c_int {
+        waiting(|| connect(socket, to)) as c_int
+    }
+    "RDMACM_1.0" fn rclose(socket: c_int) -> c_int {
+        whole(|| {
+            if !super::sets::close(socket) {
+                Socket::close(socket)?;
+            }
+            Ok(0)
+        })
+    }
+    "RDMACM_1.0" fn rrecv(socket: c_int, at: *mut u8, len: usize, flags: c_int) -> isize {
+        waiting(|| async move { Ok(recv_all(socket, &[(at, len)], flags).await?.count) })
+    }
+    "RDMACM_1.0" fn rrecvfrom(socket: c_int, at: *mut u8, len: usize, flags: c_int, from: *mut u8, room: In<u32>) -> isize {
+        waiting(|| async move {
+            let received = recv_all(socket, &[(at, len)], flags).await?;
+            if !from.is_null() {
+                give_address(received.from, from, room)?;
+            }
+            Ok(received.count)
+        })
+    }
+    "RDMACM_1.0" fn rrecvmsg(socket: c_int, msg: In<libc::msghdr>, flags: c_int) -> isize {
+        waiting(|| recv_message(socket, msg, flags))
+    }
+    "RDMACM_1.0" fn rread(socket: c_int, at: *mut u8, len: usize) -> isize {
+        waiting(|| async move { Ok(recv_all(socket, &[(at, len)], 0).await?.count) })
+    }
+    "RDMACM_1.0" fn rreadv(socket: c_int, list: In<libc::iovec>, count: c_int) -> isize {
+        waiting(|| async move { Ok(recv_all(socket, &entries(list, length(count)?)?, 0).await?.count) })
+    }
+    "RDMACM_1.0" fn rsend(socket: c_int, at: *mut u8, len: usize, flags: c_int) -> isize {
+        waiting(|| async move { send_all(socket, &[(at, len)], flags, In::null()).await })
+    }
+    "RDMACM_1.0" fn rsendto(socket: c_int, at: *mut u8, len: usize, flags: c_int, to: In<libc::sockaddr>, _room: u32) -> isize {
+        waiting(|| async move { send_all(socket, &[(at, len)], flags, to).await })
+    }
+    "RDMACM_1.0" fn rsendmsg(socket: c_int, msg: In<libc::msghdr>, flags: c_int) -> isize {
+        waiting(|| async move {
+            let (list, name) = message(msg)?;
+            send_all(socket, &list, flags, In::of(name.cast())).await
+        })
+    }
+    "RDMACM_1.0" fn rwrite(socket: c_int, at: *mut u8, len: usize) -> isize {
+        waiting(|| async move { send_all(socket, &[(at, len)], 0, In::null()).await })
+    }
+    "RDMACM_1.0" fn rwritev(socket: c_int, list: In<libc::iovec>, count: c_int) -> isize {
+        waiting(|| async move { send_all(socket, &entries(list, length(count)?)?, 0, In::null()).await })
+    }
+    "RDMACM_1.0" fn rpoll(fds: In<libc::pollfd>, count: libc::nfds_t, timeout_ms: c_int) -> c_int {
+        waiting(|| poll_all(fds, count, timeout_ms)) as c_int
+    }
+    "RDMACM_1.0" fn rselect(count: c_int, read: In<[u64; 16]>, write: In<[u64; 16]>, other: In<[u64; 16]>, timeout: In<libc::timeval>) -> c_int {
+        waiting(|| select(count, [read, write, other], timeout)) as c_int
+    }
     "RDMACM_1.0" fn riowrite(socket: c_int, at: *mut u8, len: usize, offset: i64, flags: c_int) -> usize {
-        let sent = size(|| {
+        let sent = waiting(|| async move {
             let (socket, list) = (Socket::of(socket)?, [(at, len)]);
             if at.is_null() && len > 0 {
                 return Err(Errno(libc::EFAULT));
             }
-            socket.send(len, |range| part(&list, range), Some(offset as u64), flags & libc::MSG_DONTWAIT == 0)
+            let waits = flags & libc::MSG_DONTWAIT == 0;
+            Ok(socket.send(len, |range| part(&list, range), Some(offset as u64), waits).await? as isize)
         });
         sent as usize
     }

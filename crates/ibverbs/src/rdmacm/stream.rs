@@ -308,25 +308,26 @@ impl Socket {
     }
     /// Waits until a look at the state finds something. `EAGAIN` if the socket or the call does not wait; the error of a
     /// socket that has failed, which nothing comes to any more; `EINTR` behind a signal.
-    pub(super) fn until<T>(
+    pub(super) async fn until<T>(
         &self,
         waits: bool,
         mut look: impl FnMut(&mut State) -> Option<Result<T, Errno>>,
     ) -> Result<T, Errno> {
         loop {
-            let mut state = self.state();
-            if let Some(found) = look(&mut state) {
-                return found;
-            }
-            if let Phase::Failed(e) = state.phase {
-                return Err(e);
-            }
-            if !waits || state.nonblocking {
-                return Err(Errno(libc::EAGAIN));
-            }
-            let seen = self.changes.count();
-            drop(state);
-            self.changes.wait(seen, None)?;
+            let seen = {
+                let mut state = self.state();
+                if let Some(found) = look(&mut state) {
+                    return found;
+                }
+                if let Phase::Failed(e) = state.phase {
+                    return Err(e);
+                }
+                if !waits || state.nonblocking {
+                    return Err(Errno(libc::EAGAIN));
+                }
+                self.changes.count()
+            };
+            self.changes.beyond(seen).await?;
         }
     }
     /// Starts a thread of the socket, which is counted.
@@ -434,7 +435,7 @@ impl Socket {
             }
             let seen = self.changes.count();
             drop(state);
-            let _ = self.changes.wait(seen, Some(LISTEN_LOOK));
+            self.changes.wait(seen, LISTEN_LOOK);
         }
     }
     /// Has a connection wait for `raccept`. Not behind the end of the listening socket, which nobody would accept it from.
@@ -448,16 +449,16 @@ impl Socket {
         self.tell();
         is_open
     }
-    pub(super) fn accept(&self) -> Result<Arc<Self>, Errno> {
+    pub(super) async fn accept(&self) -> Result<Arc<Self>, Errno> {
         let accepted = self.until(true, |state| match state.phase {
             Phase::Listening => state.accepted.pop_front().map(Ok),
             _ if state.datagrams.is_some() => Some(Err(Errno(libc::EOPNOTSUPP))),
             _ => Some(Err(Errno(libc::EINVAL))),
         });
         // There is room for another one.
-        accepted.inspect(|_| self.changes.tell())
+        accepted.await.inspect(|_| self.changes.tell())
     }
-    pub(super) fn connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), Errno> {
+    pub(super) async fn connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), Errno> {
         match self.state().phase {
             Phase::New => {}
             Phase::Open => return Err(Errno(libc::EISCONN)),
@@ -496,7 +497,7 @@ impl Socket {
             }
             _ => Some(Ok(())),
         });
-        done.map_err(|e| if e.0 == libc::EAGAIN { Errno(libc::EINPROGRESS) } else { e })
+        done.await.map_err(|e| if e.0 == libc::EAGAIN { Errno(libc::EINPROGRESS) } else { e })
     }
 
     /// The life of a connection. A listening socket hears of it once it can be used.
@@ -555,7 +556,7 @@ impl Socket {
     }
 
     /// Sends `len` bytes of the stream, or for mapped memory from an address on. `part` gives those of a message.
-    pub(super) fn send(
+    pub(super) async fn send(
         &self,
         len: usize,
         part: impl Fn(Range<usize>) -> Vec<u8>,
@@ -569,7 +570,7 @@ impl Socket {
             if to.is_some() && header == STREAM {
                 return Err(Errno(libc::EINVAL));
             }
-            match self.until(waits, |state| state.post(header, &bytes)) {
+            match self.until(waits, |state| state.post(header, &bytes)).await {
                 Ok(()) => sent += bytes.len(),
                 Err(_) if sent > 0 => break,
                 Err(e) => return Err(e),
@@ -578,23 +579,24 @@ impl Socket {
         Ok(sent)
     }
     /// Takes bytes of the stream: all that the call wants if it waits for all. None at the end of the stream.
-    pub(super) fn recv(&self, room: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
+    pub(super) async fn recv(&self, room: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
         let least = if flags & libc::MSG_WAITALL != 0 { room } else { 1 };
         let waits = flags & libc::MSG_DONTWAIT == 0;
-        let mut taken = Vec::new();
+        let peeks = flags & libc::MSG_PEEK != 0;
+        let mut taken = Taken { of: self, bytes: Vec::new() };
         loop {
-            let peeks = flags & libc::MSG_PEEK != 0;
-            let part = self.until(waits, |state| state.read(room - taken.len(), peeks));
+            let left = room - taken.bytes.len();
+            let part = self.until(waits, |state| state.read(left, peeks)).await;
             // The thread may wait for room.
             ring(&self.wake);
             match part {
-                Ok(part) if part.is_empty() => return Ok(taken),
-                Ok(part) => taken.extend(part),
-                Err(_) if !taken.is_empty() => return Ok(taken),
+                Ok(part) if part.is_empty() => return Ok(taken.give()),
+                Ok(part) => taken.bytes.extend(part),
+                Err(_) if !taken.bytes.is_empty() => return Ok(taken.give()),
                 Err(e) => return Err(e),
             }
-            if taken.len() >= least || peeks {
-                return Ok(taken);
+            if taken.bytes.len() >= least || peeks {
+                return Ok(taken.give());
             }
         }
     }
@@ -652,7 +654,7 @@ impl Socket {
             let seen = self.changes.count();
             drop(state);
             // A signal is no reason to leave what was sent.
-            let _ = self.changes.wait(seen, Some(left));
+            self.changes.wait(seen, left);
         }
     }
     /// Maps memory for the peer's writes, at an offset.
@@ -684,6 +686,28 @@ impl Socket {
             _ => {}
         }
         events
+    }
+}
+
+/// Bytes of the stream that a call has taken. Those of a thread that is cancelled go back.
+struct Taken<'a> {
+    of: &'a Socket,
+    bytes: Vec<u8>,
+}
+impl Taken<'_> {
+    fn give(mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+}
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if !self.bytes.is_empty() {
+            self.of.change(|state| {
+                if !state.closing {
+                    self.bytes.drain(..).rev().for_each(|byte| state.received.push_front(byte));
+                }
+            });
+        }
     }
 }
 

@@ -16,6 +16,7 @@ macro_rules! cm {
     };
 }
 
+mod cancelled;
 mod streams;
 
 const NONE: *mut c_void = null_mut();
@@ -40,9 +41,13 @@ fn events(socket: c_int, events: i16, timeout_ms: c_int) -> i16 {
     fd.revents
 }
 fn listening() -> (c_int, u16) {
+    listening_for(8)
+}
+/// A socket that so many connections may wait for, and its port.
+fn listening_for(backlog: c_int) -> (c_int, u16) {
     let (listener, any) = (socket(), address([0; 4], 0));
     assert_eq!(cm!(rbind(listener, &raw const any, 16)), 0);
-    assert_eq!(cm!(rlisten(listener, 8)), 0, "{}", errno());
+    assert_eq!(cm!(rlisten(listener, backlog)), 0, "{}", errno());
     let (mut found, mut len) = (address([0; 4], 0), 16_u32);
     assert_eq!(cm!(rgetsockname(listener, &raw mut found, &raw mut len)), 0);
     (listener, u16::from_be(found.sin_port))
@@ -216,12 +221,8 @@ fn peers_of_a_listening_socket_that_is_closed_hear_of_it() {
 /// Each connection has buffers and a thread, so that peers may not make as many as they like.
 #[test]
 fn as_many_connections_wait_as_the_program_says() {
-    let (listener, any) = (socket(), address([0; 4], 0));
-    assert_eq!(cm!(rbind(listener, &raw const any, 16)), 0);
-    assert_eq!(cm!(rlisten(listener, 2)), 0, "{}", errno());
-    let (mut found, mut len) = (address([0; 4], 0), 16_u32);
-    assert_eq!(cm!(rgetsockname(listener, &raw mut found, &raw mut len)), 0);
-    let to = address([127, 0, 0, 1], u16::from_be(found.sin_port));
+    let (listener, port) = listening_for(2);
+    let to = address([127, 0, 0, 1], port);
     let connect = |within| {
         let client = socket();
         assert_eq!(cm!(rfcntl(client, libc::F_SETFL, libc::O_NONBLOCK)), 0);

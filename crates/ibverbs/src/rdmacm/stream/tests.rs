@@ -1,13 +1,14 @@
 use std::sync::mpsc::channel;
 
 use super::*;
+use crate::waiting::finish;
 
 /// Calls that would wait for the thread of a socket, beside the state in which they do.
 type Call = (Phase, fn(&Socket) -> Result<usize, Errno>);
 const CALLS: [Call; 3] = [
-    (Phase::Open, |socket| socket.recv(1, 0).map(|bytes| bytes.len())),
-    (Phase::Open, |socket| socket.send(1, |_| vec![1], None, true)),
-    (Phase::Listening, |socket| socket.accept().map(|_| 0)),
+    (Phase::Open, |socket| finish(socket.recv(1, 0)).map(|bytes| bytes.len())),
+    (Phase::Open, |socket| finish(socket.send(1, |_| vec![1], None, true))),
+    (Phase::Listening, |socket| finish(socket.accept()).map(|_| 0)),
 ];
 
 #[test]
@@ -42,7 +43,7 @@ fn a_datagram_socket_without_its_thread_receives_nothing_and_says_so() {
     socket.thread("panics", |_| panic!("for the test")).unwrap();
     let (tell, told) = channel();
     let caller = Arc::clone(&socket);
-    std::thread::spawn(move || tell.send(caller.recv_datagram(false, true).map(drop)));
+    std::thread::spawn(move || tell.send(finish(caller.recv_datagram(false, true)).map(drop)));
     let ended = told.recv_timeout(Duration::from_secs(10)).expect("it does not wait for ever");
     assert_eq!(ended.map_err(|e| e.0), Err(libc::EIO));
 }

@@ -1,13 +1,12 @@
 //! The ends of streams, their ports, and what their calls do in the way.
 
-use std::sync::atomic::AtomicI32;
 use std::time::Duration;
 
 use super::super::waits::{Call, LONG, handle, join, start};
 use super::*;
 
 /// Sends until neither side takes more. The bytes that were sent.
-fn fill(socket: c_int) -> usize {
+pub(super) fn fill(socket: c_int) -> usize {
     let (chunk, mut sent) = ([7_u8; 50_000], 0);
     loop {
         let now = cm!(rsend(socket, chunk.as_ptr(), chunk.len(), libc::MSG_DONTWAIT) -> isize);
@@ -21,7 +20,7 @@ fn fill(socket: c_int) -> usize {
     }
 }
 /// Reads to the end of the stream. The bytes that came.
-fn drain(socket: c_int) -> usize {
+pub(super) fn drain(socket: c_int) -> usize {
     let (mut room, mut came) = ([0_u8; 50_000], 0);
     loop {
         assert_ne!(events(socket, libc::POLLIN, 60_000) & libc::POLLIN, 0, "{came} bytes, and no end");
@@ -78,12 +77,8 @@ fn a_signal_ends_a_call_that_waits_for_a_socket_if_its_handler_is_of_that_kind()
     let (listener, _) = listening();
     let symbol = |name| common::symbol(name, "RDMACM_1.0").unwrap();
     let mut byte = 0_u8;
-    let call = |at, socket: c_int, room: *mut u8| Call {
-        at,
-        arguments: [socket as usize, room as usize, usize::from(!room.is_null())],
-        result: 99,
-        errno: 0,
-        thread: AtomicI32::new(0),
+    let call = |at, socket: c_int, room: *mut u8| {
+        Call::new(at, &[socket as usize, room as usize, usize::from(!room.is_null())])
     };
     let mut calls =
         [call(symbol("raccept"), listener, null_mut()), call(symbol("rread"), server, &raw mut byte)];
