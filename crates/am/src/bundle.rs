@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hca_process::{after, in_time};
 use hca_verbs::{AckTimeout, Context};
 
-use crate::endpoint::{Endpoint, Link, Mapped, Side, Translation};
+use crate::endpoint::{Endpoint, Endpoints, Link, Mapped, Side, Translation};
 use crate::lower::{Event, LinkId, Lower, Sleeper, Verbs, Via};
 use crate::message::{Message, Pause, Returned, Token};
 use crate::segment::Segment;
@@ -68,7 +68,7 @@ pub struct Bundle {
     pub(crate) lower: Box<dyn Lower>,
     pub(crate) options: Options,
     pub(crate) way: Way,
-    pub(crate) endpoints: Vec<Option<Endpoint>>,
+    pub(crate) endpoints: Endpoints,
     pub(crate) links: Vec<Option<Link>>,
     pub(crate) events: VecDeque<Event>,
     /// Links whose peers have to be told of requests that have ended.
@@ -128,7 +128,7 @@ impl Bundle {
             lower,
             options: *options,
             way,
-            endpoints: Vec::new(),
+            endpoints: Endpoints::default(),
             links: Vec::new(),
             events: VecDeque::new(),
             owing: Vec::new(),
@@ -168,13 +168,14 @@ impl Bundle {
     /// # Errors
     /// The device's limits, or the system starts no thread.
     pub fn endpoint(&mut self) -> Result<EndpointId, Error> {
-        let id = EndpointId(self.endpoints.len());
-        let name = self.lower.listen(id.0, self.hello())?;
-        self.add_endpoint(name);
+        let id = self.endpoints.fresh();
+        let name = self.lower.listen(id, self.hello())?;
+        self.add_endpoint(id, name);
         Ok(id)
     }
-    pub(crate) fn add_endpoint(&mut self, name: EndpointName) {
-        self.endpoints.push(Some(Endpoint {
+    pub(crate) fn add_endpoint(&mut self, id: EndpointId, name: EndpointName) {
+        self.endpoints.put(Endpoint {
+            id,
             name,
             tag: Tag::NONE,
             mask: EventMask::None,
@@ -182,18 +183,18 @@ impl Bundle {
             handlers: std::iter::repeat_with(|| None).take(self.options.handlers.into()).collect(),
             on_return: None,
             translations: vec![None; self.options.translations],
-        }));
+        });
     }
     /// Removes an endpoint (`AM_FreeEndpoint`). Its peers get back what they send to it from then on.
     ///
     /// # Errors
     /// There is no such endpoint.
     pub fn free_endpoint(&mut self, endpoint: EndpointId) -> Result<(), Error> {
-        self.at(endpoint)?;
-        self.lower.unlisten(endpoint.0);
-        self.endpoints[endpoint.0] = None;
+        // Its handlers are dropped at the end.
+        let _own = self.endpoints.take(endpoint).ok_or(Error::Endpoint)?;
+        self.lower.unlisten(endpoint);
         for place in 0..self.links.len() {
-            if let Some(link) = self.links[place].take_if(|link| link.endpoint == endpoint.0) {
+            if let Some(link) = self.links[place].take_if(|link| link.endpoint == endpoint) {
                 if let Side::Mapped(mapped) = &link.side {
                     mapped
                         .open
@@ -208,13 +209,13 @@ impl Bundle {
     }
     pub(crate) fn at(&self, endpoint: EndpointId) -> Result<&Endpoint, Error> {
         // By hand: an error that is made beforehand is dropped in each call.
-        match self.endpoints.get(endpoint.0) {
-            Some(Some(own)) => Ok(own),
-            _ => Err(Error::Endpoint),
+        match self.endpoints.at(endpoint) {
+            Some(own) => Ok(own),
+            None => Err(Error::Endpoint),
         }
     }
     pub(crate) fn at_mut(&mut self, endpoint: EndpointId) -> Result<&mut Endpoint, Error> {
-        self.endpoints.get_mut(endpoint.0).and_then(Option::as_mut).ok_or(Error::Endpoint)
+        self.endpoints.at_mut(endpoint).ok_or(Error::Endpoint)
     }
     /// The name of an endpoint, by which peers map it.
     ///
@@ -302,7 +303,7 @@ impl Bundle {
             return Err(Error::InUse { what: "the endpoint: peers that know its segment", users: mapped });
         }
         let segment = self.lower.alloc(len)?;
-        self.lower.set_segment(endpoint.0, segment.remote())?;
+        self.lower.set_segment(endpoint, segment.remote())?;
         self.at_mut(endpoint)?.segment = Some(segment.clone());
         Ok(segment)
     }
@@ -348,7 +349,7 @@ impl Bundle {
         let end = in_time(timeout);
         let id = self.lower.connect(peer, &hello, timeout)?;
         let mapped = Mapped { index, open: VecDeque::new(), credits: 0, down: false };
-        self.put(Link { id, endpoint: endpoint.0, peer: None, side: Side::Mapped(mapped) });
+        self.put(Link { id, endpoint, peer: None, side: Side::Mapped(mapped) });
         // Handlers of other messages run meanwhile, and may panic.
         match catch_unwind(AssertUnwindSafe(|| self.hear_hello(id, end, timeout))) {
             Ok(Ok(())) => {}
@@ -586,7 +587,7 @@ impl Bundle {
     }
     /// Whether an endpoint has what its mask asks for.
     pub(crate) fn has_event(&mut self) -> Result<bool, Error> {
-        if !self.endpoints.iter().any(asks) {
+        if !self.endpoints.iter().any(|own| own.mask == EventMask::NotEmpty) {
             return Err(Error::NoEvents);
         }
         if std::mem::take(&mut self.told) {
@@ -601,12 +602,15 @@ impl Bundle {
         }
         Ok(self.events.iter().any(|event| self.ends_a_wait(event)))
     }
+    fn asks(&self, endpoint: EndpointId) -> bool {
+        self.endpoints.at(endpoint).is_some_and(|own| own.mask == EventMask::NotEmpty)
+    }
     /// Whether an endpoint's mask asks for an event.
     fn ends_a_wait(&self, event: &Event) -> bool {
         match event {
-            Event::Accepted(endpoint, _) => asks(&self.endpoints[*endpoint]),
+            Event::Accepted(endpoint, _) => self.asks(*endpoint),
             Event::Received(id, _) | Event::Down(id) => {
-                self.link(*id).is_some_and(|link| asks(&self.endpoints[link.endpoint]))
+                self.link(*id).is_some_and(|link| self.asks(link.endpoint))
             }
         }
     }
@@ -638,10 +642,6 @@ impl Bundle {
     }
 }
 
-fn asks(endpoint: &Option<Endpoint>) -> bool {
-    endpoint.as_ref().is_some_and(|endpoint| endpoint.mask == EventMask::NotEmpty)
-}
-
 /// The messages that a [run](Bundle::run) leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
@@ -655,8 +655,7 @@ pub(crate) enum Left {
 
 impl std::fmt::Debug for Bundle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (endpoints, links) =
-            (self.endpoints.iter().flatten().count(), self.links.iter().flatten().count());
+        let (endpoints, links) = (self.endpoints.iter().count(), self.links.iter().flatten().count());
         write!(f, "Bundle({} endpoints, {} links, {:?})", endpoints, links, self.way)
     }
 }

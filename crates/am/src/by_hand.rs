@@ -29,9 +29,9 @@ impl Bundle {
     /// The device's limits.
     #[doc(hidden)]
     pub fn endpoint_by_hand(&mut self, name: EndpointName, segment: usize) -> Result<EndpointId, Error> {
-        let id = EndpointId(self.endpoints.len());
+        let id = self.endpoints.fresh();
         let memory = self.lower.alloc(segment)?;
-        self.add_endpoint(name);
+        self.add_endpoint(id, name);
         self.at_mut(id)?.segment = Some(memory);
         Ok(id)
     }
@@ -68,7 +68,7 @@ impl Bundle {
                 Side::Mapped(Mapped { index, open: VecDeque::new(), credits: 0, down: false })
             }
         };
-        self.put(Link { id, endpoint: endpoint.0, peer: None, side });
+        self.put(Link { id, endpoint, peer: None, side });
         Ok(())
     }
 }

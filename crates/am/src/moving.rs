@@ -32,8 +32,8 @@ impl Bundle {
         }
         // Links that peers have made lately count.
         self.lower.poll(&mut self.events);
-        let links = self.links.iter().flatten().filter(|link| link.endpoint == endpoint.0).count();
-        let fresh = |event: &&Event| matches!(event, Event::Accepted(of, _) if *of == endpoint.0);
+        let links = self.links.iter().flatten().filter(|link| link.endpoint == endpoint).count();
+        let fresh = |event: &&Event| matches!(event, Event::Accepted(of, _) if *of == endpoint);
         // The link of a lost mapping may have gone. In another bundle its number would be that of any link.
         let lost = |to: &&Translation| self.link(to.link).is_none();
         let lost = self.at(endpoint)?.translations.iter().flatten().filter(lost).count();
@@ -41,8 +41,8 @@ impl Bundle {
         if users > 0 {
             return Err(Error::InUse { what: "links of the endpoint", users });
         }
-        let listening = self.lower.take_acceptor(endpoint.0).ok_or(Error::Endpoint)?;
-        let own = self.endpoints[endpoint.0].take().ok_or(Error::Endpoint)?;
+        let listening = self.lower.take_acceptor(endpoint).ok_or(Error::Endpoint)?;
+        let own = self.endpoints.take(endpoint).ok_or(Error::Endpoint)?;
         Ok(Detached { own, listening, handlers: self.options.handlers })
     }
     /// Adds an endpoint that was taken out of another bundle.
@@ -53,16 +53,16 @@ impl Bundle {
     #[allow(clippy::result_large_err)] // the endpoint comes back by value
     pub fn attach(&mut self, detached: Detached) -> Result<EndpointId, (Detached, Error)> {
         let Detached { own, listening, handlers } = detached;
-        let id = EndpointId(self.endpoints.len());
+        let id = self.endpoints.fresh();
         let adopted = match handlers <= self.options.handlers {
-            true => self.lower.adopt(id.0, listening, &self.hello()),
+            true => self.lower.adopt(id, listening, &self.hello()),
             false => Err(listening),
         };
         match adopted {
             Ok(()) => {
                 let Endpoint { handlers: mut table, .. } = own;
                 table.resize_with(self.options.handlers.into(), || None);
-                self.endpoints.push(Some(Endpoint { handlers: table, ..own }));
+                self.endpoints.put(Endpoint { id, handlers: table, ..own });
                 Ok(id)
             }
             Err(listening) => {

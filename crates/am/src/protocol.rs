@@ -45,7 +45,7 @@ impl Bundle {
                 self.go_on_with_panic();
             }
             Event::Accepted(endpoint, id) => {
-                if self.endpoints[endpoint].is_some() {
+                if self.endpoints.at(endpoint).is_some() {
                     self.put(Link { id, endpoint, peer: None, side: Side::Accepted(0) });
                 } else {
                     self.lower.close(id);
@@ -87,18 +87,18 @@ impl Bundle {
     }
     /// Calls the error handler with a request.
     #[cold]
-    fn give_back(&mut self, endpoint: usize, index: usize, reason: Reason, bytes: &[u8]) {
+    fn give_back(&mut self, endpoint: EndpointId, index: usize, reason: Reason, bytes: &[u8]) {
         let Ok(Frame::Request(call)) = parse(bytes) else { return };
         self.tell_returned(endpoint, index, reason, &call);
     }
     #[cold]
-    fn tell_returned(&mut self, endpoint: usize, index: usize, reason: Reason, call: &Call<'_>) {
+    fn tell_returned(&mut self, endpoint: EndpointId, index: usize, reason: Reason, call: &Call<'_>) {
         let data = call.body.payload();
         let range = if let Body::Bulk { offset, len } = call.body { Some((offset, len)) } else { None };
         let args = &call.args.read();
         let is_medium = matches!(call.body, Body::Medium(_));
         let returned = Returned { reason, index, handler: call.handler, args, data, range, is_medium };
-        let Some(Some(endpoint)) = self.endpoints.get_mut(endpoint) else { return };
+        let Some(endpoint) = self.endpoints.at_mut(endpoint) else { return };
         match &mut endpoint.on_return {
             Some(handler) => {
                 // Its panic goes on once the bundle is in order.
@@ -182,7 +182,7 @@ impl Bundle {
         Ok(())
     }
     #[inline]
-    fn take_reply(&mut self, id: LinkId, endpoint: usize, call: &Call<'_>) {
+    fn take_reply(&mut self, id: LinkId, endpoint: EndpointId, call: &Call<'_>) {
         let mut answered = false;
         let refused = self.dispatch_caught(id, endpoint, call, false, &mut answered).err();
         if refused.is_some_and(|reason| reason != Reason::HandlerPanicked)
@@ -194,7 +194,7 @@ impl Bundle {
     }
     /// Handles a request, and sees to it that it is answered.
     #[inline]
-    fn serve(&mut self, id: LinkId, endpoint: usize, call: &Call<'_>) {
+    fn serve(&mut self, id: LinkId, endpoint: EndpointId, call: &Call<'_>) {
         let mut answered = false;
         let handled = self.dispatch_caught(id, endpoint, call, true, &mut answered);
         let threshold = (self.options.credits / 2).max(1);
@@ -220,7 +220,7 @@ impl Bundle {
     fn dispatch_caught(
         &mut self,
         id: LinkId,
-        endpoint: usize,
+        endpoint: EndpointId,
         call: &Call<'_>,
         is_request: bool,
         answered: &mut bool,
@@ -238,7 +238,7 @@ impl Bundle {
     fn dispatch(
         &mut self,
         id: LinkId,
-        at: usize,
+        at: EndpointId,
         call: &Call<'_>,
         is_request: bool,
         answered: &mut bool,
@@ -247,7 +247,7 @@ impl Bundle {
         let Some(Some(Link { peer: Some(peer), side, .. })) = links.get(id.place()) else {
             return Err(Reason::BadEndpoint);
         };
-        let Some(Some(endpoint)) = endpoints.get_mut(at) else { return Err(Reason::BadEndpoint) };
+        let Some(endpoint) = endpoints.at_mut(at) else { return Err(Reason::BadEndpoint) };
         if is_request && !endpoint.tag.admits(Tag(peer.tag)) {
             return Err(Reason::BadTag);
         }
@@ -266,7 +266,7 @@ impl Bundle {
         let message = Message {
             args: &call.args.read(),
             body: call.body,
-            endpoint: EndpointId(at),
+            endpoint: at,
             way: *way,
             peer,
             segment: endpoint.segment.as_ref(),

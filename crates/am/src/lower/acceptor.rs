@@ -7,9 +7,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
 use super::LinkId;
-use crate::Error;
 use crate::segment::Remote;
 use crate::wire::Hello;
+use crate::{EndpointId, Error};
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Values are whole between any two operations.
@@ -55,7 +55,7 @@ impl Places {
 
 /// Links that peers have made, for the bundle to take over.
 pub(super) struct Inbox<L> {
-    links: Mutex<Vec<(usize, LinkId, L)>>,
+    links: Mutex<Vec<(EndpointId, LinkId, L)>>,
     any: AtomicBool,
     /// Called behind each link: who polls only when messages come may have the link's first messages already.
     tell: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -65,7 +65,7 @@ impl<L> Inbox<L> {
     pub(super) fn new() -> Self {
         Self { links: Mutex::default(), any: AtomicBool::new(false), tell: OnceLock::new() }
     }
-    pub(super) fn put(&self, endpoint: usize, id: LinkId, link: L) {
+    pub(super) fn put(&self, endpoint: EndpointId, id: LinkId, link: L) {
         lock(&self.links).push((endpoint, id, link));
         self.any.store(true, Ordering::Release);
         if let Some(tell) = self.tell.get() {
@@ -82,7 +82,7 @@ impl<L> Inbox<L> {
         self.any.load(Ordering::Relaxed)
     }
     #[cold]
-    pub(super) fn take(&self) -> Vec<(usize, LinkId, L)> {
+    pub(super) fn take(&self) -> Vec<(EndpointId, LinkId, L)> {
         let mut links = lock(&self.links);
         self.any.store(false, Ordering::Relaxed);
         std::mem::take(&mut links)
@@ -97,8 +97,8 @@ pub(super) struct Target<M, L> {
     /// The parts that links are built of.
     pub(super) maker: Arc<M>,
     pub(super) inbox: Arc<Inbox<L>>,
-    /// The number of the endpoint there.
-    pub(super) endpoint: usize,
+    /// The endpoint there.
+    pub(super) endpoint: EndpointId,
 }
 
 impl<M, L> Home<M, L> {

@@ -1,4 +1,4 @@
-//! The acceptors of a bundle's endpoints, as both ways have them, by the numbers of the endpoints.
+//! The acceptors of a bundle's endpoints, as both ways have them, by the places of the endpoints.
 
 use std::sync::Arc;
 
@@ -6,9 +6,9 @@ use hca_verbs::Context;
 
 use super::LinkId;
 use super::acceptor::{Acceptor, Greeting, Home, Inbox, Stop, Target};
-use crate::Error;
 use crate::segment::Remote;
 use crate::wire::Hello;
+use crate::{EndpointId, Error};
 
 /// Acceptors that build links `L` of the parts `M`, at listeners of the kind `W`.
 pub(super) struct Acceptors<M, L, W> {
@@ -46,23 +46,24 @@ impl<M: Send + Sync + 'static, L: Send + 'static, W> Acceptors<M, L, W> {
     pub(super) fn any_link(&self) -> bool {
         self.inbox.any()
     }
-    /// The links that peers have made, each with the number of its endpoint.
-    pub(super) fn links(&self) -> Vec<(usize, LinkId, L)> {
+    /// The links that peers have made, each with its endpoint.
+    pub(super) fn links(&self) -> Vec<(EndpointId, LinkId, L)> {
         self.inbox.take()
     }
-    fn target(&self, endpoint: usize) -> Target<M, L> {
+    fn target(&self, endpoint: EndpointId) -> Target<M, L> {
         Target { maker: Arc::clone(&self.maker), inbox: Arc::clone(&self.inbox), endpoint }
     }
-    fn put(&mut self, endpoint: usize, accepting: Accepting<M, L, W>) {
-        if endpoint >= self.table.len() {
-            self.table.resize_with(endpoint + 1, || None);
+    fn put(&mut self, endpoint: EndpointId, accepting: Accepting<M, L, W>) {
+        let place = endpoint.place();
+        if place >= self.table.len() {
+            self.table.resize_with(place + 1, || None);
         }
-        self.table[endpoint] = Some(accepting);
+        self.table[place] = Some(accepting);
     }
     /// Starts the acceptor of an endpoint. `serve` runs on its thread, `listener` is dropped with it.
     pub(super) fn start(
         &mut self,
-        endpoint: usize,
+        endpoint: EndpointId,
         hello: Hello,
         listener: W,
         serve: impl FnOnce(&Stop, Serving<M, L>) + Send + 'static,
@@ -75,16 +76,16 @@ impl<M: Send + Sync + 'static, L: Send + 'static, W> Acceptors<M, L, W> {
         Ok(())
     }
     /// Takes the acceptor of an endpoint out. Dropped, it ends.
-    pub(super) fn take(&mut self, endpoint: usize) -> Option<Accepting<M, L, W>> {
-        self.table.get_mut(endpoint)?.take()
+    pub(super) fn take(&mut self, endpoint: EndpointId) -> Option<Accepting<M, L, W>> {
+        self.table.get_mut(endpoint.place())?.take()
     }
-    /// Goes on with the acceptor of another bundle, for the endpoint with this number.
+    /// Goes on with the acceptor of another bundle, for this endpoint.
     ///
     /// # Errors
     /// The other bundle stands on another device.
     pub(super) fn adopt(
         &mut self,
-        endpoint: usize,
+        endpoint: EndpointId,
         accepting: Accepting<M, L, W>,
         limits: &Hello,
     ) -> Result<(), Accepting<M, L, W>> {
@@ -97,8 +98,8 @@ impl<M: Send + Sync + 'static, L: Send + 'static, W> Acceptors<M, L, W> {
         Ok(())
     }
     /// Has peers told of a segment.
-    pub(super) fn set_segment(&self, endpoint: usize, remote: Remote) -> Result<(), Error> {
-        let accepting = self.table.get(endpoint).and_then(Option::as_ref).ok_or(Error::Endpoint)?;
+    pub(super) fn set_segment(&self, endpoint: EndpointId, remote: Remote) -> Result<(), Error> {
+        let accepting = self.table.get(endpoint.place()).and_then(Option::as_ref).ok_or(Error::Endpoint)?;
         accepting.acceptor.greeting.set_segment(remote)
     }
 }

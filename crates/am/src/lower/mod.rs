@@ -18,7 +18,7 @@ pub(crate) use via::Via;
 
 use crate::bundle::Options;
 use crate::segment::{Remote, Segment, Source};
-use crate::{EndpointName, Error};
+use crate::{EndpointId, EndpointName, Error};
 
 /// Messages and writes that a handled request, or a call of the program that may not wait, sends at most on a link: a bulk
 /// message, and an acknowledgement.
@@ -83,7 +83,7 @@ impl Received {
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A peer has mapped an endpoint.
-    Accepted(usize, LinkId),
+    Accepted(EndpointId, LinkId),
     /// A message came.
     Received(LinkId, Received),
     /// A link has failed. Told once.
@@ -96,23 +96,23 @@ pub(crate) enum Event {
 /// the receiver has a buffer for every message that the protocol lets a peer send.
 pub(crate) trait Lower: Send {
     /// Lets peers map an endpoint. The hello is what they are told first.
-    fn listen(&mut self, endpoint: usize, hello: crate::wire::Hello) -> Result<EndpointName, Error>;
+    fn listen(&mut self, endpoint: EndpointId, hello: crate::wire::Hello) -> Result<EndpointName, Error>;
     /// Ends that.
-    fn unlisten(&mut self, endpoint: usize);
+    fn unlisten(&mut self, endpoint: EndpointId);
     /// The means by which peers map an endpoint, which go to another bundle.
-    fn take_acceptor(&mut self, endpoint: usize) -> Option<Listening>;
-    /// Goes on with them, for the endpoint with this number.
+    fn take_acceptor(&mut self, endpoint: EndpointId) -> Option<Listening>;
+    /// Goes on with them, for this endpoint.
     ///
     /// # Errors
     /// They are of the other way, or of another device.
     fn adopt(
         &mut self,
-        endpoint: usize,
+        endpoint: EndpointId,
         listening: Listening,
         limits: &crate::wire::Hello,
     ) -> Result<(), Listening>;
     /// Gives an endpoint a segment. Refused once a peer was told of another.
-    fn set_segment(&mut self, endpoint: usize, remote: Remote) -> Result<(), Error>;
+    fn set_segment(&mut self, endpoint: EndpointId, remote: Remote) -> Result<(), Error>;
     /// Memory that peers may write.
     fn alloc(&mut self, len: usize) -> Result<Segment, Error>;
     /// A link to an endpoint, on which the hello was sent.

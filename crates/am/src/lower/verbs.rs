@@ -23,7 +23,7 @@ use super::{
 use crate::bundle::Options;
 use crate::segment::{Place, Remote, Segment, Source};
 use crate::wire::Hello;
-use crate::{EndpointName, Error, Way};
+use crate::{EndpointId, EndpointName, Error, Way};
 
 /// The private data of a request to connect, by which other programs are refused.
 const MARK: &[u8] = b"hca-am/1";
@@ -515,7 +515,7 @@ fn accept(
 }
 
 impl Lower for Verbs {
-    fn listen(&mut self, endpoint: usize, hello: Hello) -> Result<EndpointName, Error> {
+    fn listen(&mut self, endpoint: EndpointId, hello: Hello) -> Result<EndpointName, Error> {
         let host = self.context.port().gid.ip();
         let listener = Listener::bind(&self.context, SocketAddr::new(host, 0))?;
         let name = EndpointName { way: Way::Verbs, host, id: listener.address().port().into() };
@@ -523,13 +523,13 @@ impl Lower for Verbs {
         self.acceptors.start(endpoint, hello, (), move |stop, serving| serve(&listener, stop, &serving))?;
         Ok(name)
     }
-    fn unlisten(&mut self, endpoint: usize) {
+    fn unlisten(&mut self, endpoint: EndpointId) {
         drop(self.acceptors.take(endpoint));
     }
-    fn take_acceptor(&mut self, endpoint: usize) -> Option<Listening> {
+    fn take_acceptor(&mut self, endpoint: EndpointId) -> Option<Listening> {
         self.acceptors.take(endpoint).map(Listening::Verbs)
     }
-    fn adopt(&mut self, endpoint: usize, listening: Listening, limits: &Hello) -> Result<(), Listening> {
+    fn adopt(&mut self, endpoint: EndpointId, listening: Listening, limits: &Hello) -> Result<(), Listening> {
         match listening {
             Listening::Verbs(accepting) => {
                 self.acceptors.adopt(endpoint, accepting, limits).map_err(Listening::Verbs)
@@ -537,7 +537,7 @@ impl Lower for Verbs {
             other => Err(other),
         }
     }
-    fn set_segment(&mut self, endpoint: usize, remote: Remote) -> Result<(), Error> {
+    fn set_segment(&mut self, endpoint: EndpointId, remote: Remote) -> Result<(), Error> {
         self.acceptors.set_segment(endpoint, remote)
     }
     fn alloc(&mut self, len: usize) -> Result<Segment, Error> {

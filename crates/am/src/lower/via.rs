@@ -23,7 +23,7 @@ use crate::bundle::Options;
 use crate::instrument::{self, Part, mark};
 use crate::segment::{Place, Remote, Segment, Source};
 use crate::wire::Hello;
-use crate::{EndpointName, Error, Way};
+use crate::{EndpointId, EndpointName, Error, Way};
 
 /// Bytes of a descriptor of two segments.
 const DESCRIPTOR: usize = 64;
@@ -464,7 +464,7 @@ fn unique() -> u64 {
 }
 
 impl Lower for Via {
-    fn listen(&mut self, endpoint: usize, hello: Hello) -> Result<EndpointName, Error> {
+    fn listen(&mut self, endpoint: EndpointId, hello: Hello) -> Result<EndpointName, Error> {
         let name = EndpointName { way: Way::Via, host: self.maker.nic.attributes().host, id: unique() };
         let listener = Arc::new(self.maker.nic.listen(discriminator(name.id)?)?);
         let hello = Hello { host: name.wire_host(), endpoint: name.id, ..hello };
@@ -473,13 +473,13 @@ impl Lower for Via {
             .start(endpoint, hello, closing, move |stop, serving| serve(&listener, stop, &serving))?;
         Ok(name)
     }
-    fn unlisten(&mut self, endpoint: usize) {
+    fn unlisten(&mut self, endpoint: EndpointId) {
         drop(self.acceptors.take(endpoint));
     }
-    fn take_acceptor(&mut self, endpoint: usize) -> Option<Listening> {
+    fn take_acceptor(&mut self, endpoint: EndpointId) -> Option<Listening> {
         self.acceptors.take(endpoint).map(Listening::Via)
     }
-    fn adopt(&mut self, endpoint: usize, listening: Listening, limits: &Hello) -> Result<(), Listening> {
+    fn adopt(&mut self, endpoint: EndpointId, listening: Listening, limits: &Hello) -> Result<(), Listening> {
         match listening {
             Listening::Via(accepting) => {
                 self.acceptors.adopt(endpoint, accepting, limits).map_err(Listening::Via)
@@ -487,7 +487,7 @@ impl Lower for Via {
             other => Err(other),
         }
     }
-    fn set_segment(&mut self, endpoint: usize, remote: Remote) -> Result<(), Error> {
+    fn set_segment(&mut self, endpoint: EndpointId, remote: Remote) -> Result<(), Error> {
         self.acceptors.set_segment(endpoint, remote)
     }
     fn alloc(&mut self, len: usize) -> Result<Segment, Error> {

@@ -48,6 +48,7 @@ hca_conformance::checks! { $
         a_segment_that_peers_know_is_not_changed,
         an_index_is_unmapped_and_mapped_again,
         a_freed_endpoint_is_gone,
+        a_message_to_a_freed_endpoint_does_not_reach_the_next_one,
     }
     failures {
         a_request_beyond_the_credits_is_not_sent,

@@ -240,3 +240,34 @@ pub(crate) fn a_freed_endpoint_is_gone(bed: &Bed) {
     }
     assert!(a.bundle.map(a.ep, 1, &name, TAG).is_err());
 }
+
+pub(crate) fn a_message_to_a_freed_endpoint_does_not_reach_the_next_one(bed: &Bed) {
+    let [mut a, mut b] = bed.pair();
+    // The peer has a link, of which the bundle does not know yet.
+    a.request(1, &[7]);
+    let freed = b.ep;
+    b.bundle.free_endpoint(freed).unwrap();
+    b.ep = b.bundle.endpoint().unwrap();
+    b.bundle.set_tag(b.ep, TAG).unwrap();
+    let told = b.hear(1);
+    let back = std::mem::replace(&mut a.back, channel().1);
+    let lost = until(&mut [&mut a, &mut b], "the lost request", || {
+        assert!(told.try_recv().is_err(), "the next endpoint has handled it");
+        back.try_recv().ok()
+    });
+    assert_eq!(lost.reason, Reason::Unreachable);
+    for refused in [
+        b.bundle.set_tag(freed, Tag::ALL),
+        b.bundle.free_endpoint(freed),
+        b.bundle.set_event_mask(freed, EventMask::NotEmpty),
+        b.bundle.request(freed, 0, 1, &[]),
+        b.bundle.detach(freed).map(drop),
+    ] {
+        assert!(matches!(refused, Err(Error::Endpoint)), "{refused:?}");
+    }
+    assert_eq!(b.bundle.tag(b.ep).unwrap(), TAG);
+    // Peers that map the next one reach it.
+    a.map(1, &b).unwrap();
+    a.bundle.request(a.ep, 1, 1, &[8]).unwrap();
+    assert_eq!(next(&mut [&mut a, &mut b], "the request to the next one", &told), [8]);
+}
