@@ -221,12 +221,12 @@ fn measurement(
     }
 }
 
-/// Sends every message back.
+/// Answers every message by one of the same number.
 fn echo(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), Failure> {
     let (mut received, mut owed) = (0, 0);
     while !channel.over() {
         owed += side.poll()?.received;
-        while owed > 0 && side.post(stamp(received + 1))? {
+        while owed > 0 && side.post_answer(stamp(received + 1))? {
             owed -= 1;
             received += 1;
         }

@@ -24,7 +24,7 @@ use crate::probe::{self, Placement};
 const NETNS_DIR: &str = "/run/netns";
 /// How long the peer may take for an answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// A message of an unreliable service that takes longer is lost.
+/// A message of an unreliable service that takes longer is lost. Its answer is dropped when it comes.
 const LOST_AFTER: Duration = Duration::from_millis(20);
 /// How long a stream may take to drain.
 pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(20);
@@ -54,7 +54,7 @@ impl Answered for Side {
     }
     #[inline]
     fn answers(&mut self) -> Result<usize, Failure> {
-        Ok(self.poll()?.received as usize)
+        Ok(self.receive_any()? as usize)
     }
 }
 
@@ -614,7 +614,11 @@ impl Run<'_> {
         } else {
             loop {
                 let polled = side.poll()?;
-                if if self.case.op == Op::Send { polled.received > 0 } else { polled.completed > 0 } {
+                let ended = match self.case.op {
+                    Op::Send => side.is_answered(polled, stamp),
+                    _ => polled.completed > 0,
+                };
+                if ended {
                     break true;
                 }
                 gone = pace.waited(posted).is_some_and(|passed| passed > limit);

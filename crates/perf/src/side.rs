@@ -2,6 +2,8 @@
 
 mod cm;
 
+use std::collections::VecDeque;
+
 use hca::Opened;
 use hca::cm::Connection;
 use hca_core::{Access, Mtu, Qkey};
@@ -45,6 +47,11 @@ pub(super) fn stamp(n: u64) -> u64 {
     n & 0xffff | 0x5a5a << 16 | n >> 16 << 32
 }
 
+/// The `n` of a [`stamp`].
+fn number(stamp: u64) -> u32 {
+    (stamp & 0xffff | stamp >> 16 & !0xffff) as u32
+}
+
 /// A queue pair of any service.
 enum AnyQp {
     Rc(QueuePair<Rc>),
@@ -79,6 +86,13 @@ pub(super) struct Side {
     inline: bool,
     /// The bytes of inline sends.
     small: [u8; INLINE_BYTES],
+    /// Whether SENDs carry numbers, as immediate data.
+    numbered: bool,
+    /// The number of the next messages.
+    number: Option<u32>,
+    /// The numbers of messages that arrived, oldest first, as many as receive requests; those of earlier versions of this
+    /// program have none.
+    arrived: VecDeque<Option<u32>>,
     /// Where READs and atomics go.
     sinks: Vec<Buf>,
     /// Receive buffers that came back and are not posted yet.
@@ -139,6 +153,9 @@ impl Side {
             source: source.freeze(),
             inline: goes_inline,
             small: [FILL; INLINE_BYTES],
+            numbered: is_numbered(case, phase),
+            number: None,
+            arrived: VecDeque::new(),
             sinks,
             back: receives(&pd, case, recv_depth)?,
             recv_depth,
@@ -201,8 +218,44 @@ impl Side {
     /// Posts one message that carries `stamp`; `false`: the queue is full.
     #[inline]
     pub(super) fn post(&mut self, stamp: u64) -> Result<bool, Failure> {
+        self.number = self.numbered.then(|| number(stamp));
+        self.post_stamped(stamp)
+    }
+    #[inline]
+    fn post_stamped(&mut self, stamp: u64) -> Result<bool, Failure> {
         self.small[..8].copy_from_slice(&stamp.to_le_bytes());
         Ok(self.post_up_to(1)? == 1)
+    }
+    /// Posts the answer to the oldest message that was not answered, which carries the same number, or else `stamp`;
+    /// `false`: the queue is full.
+    #[inline]
+    pub(super) fn post_answer(&mut self, stamp: u64) -> Result<bool, Failure> {
+        if !self.numbered {
+            return self.post(stamp);
+        }
+        self.number = self.arrived.front().copied().flatten();
+        let posted = self.post_stamped(stamp)?;
+        if posted {
+            self.arrived.pop_front();
+        }
+        Ok(posted)
+    }
+    /// Whether what a poll has received is the answer to the message that carries `stamp`, and not to an earlier one,
+    /// which is too late.
+    #[inline]
+    pub(super) fn is_answered(&mut self, polled: Polled, stamp: u64) -> bool {
+        if !self.numbered {
+            return polled.received > 0;
+        }
+        let wanted = number(stamp);
+        self.arrived.drain(..).fold(false, |found, n| found | n.is_none_or(|n| n == wanted))
+    }
+    /// Takes completions, and returns the messages that arrived, whichever they are.
+    #[inline]
+    pub(super) fn receive_any(&mut self) -> Result<u64, Failure> {
+        let polled = self.poll()?;
+        self.arrived.clear();
+        Ok(polled.received)
     }
 
     /// Posts as many messages as the window and `budget` allow, by one doorbell; returns how many.
@@ -223,6 +276,7 @@ impl Side {
             flagged: self.phase == Phase::Latency && self.case.size.bytes() > FLAG_BYTES as u64,
             counted: counts_arrivals(&self.case, self.phase),
             inline: self.inline,
+            number: self.number,
             size: self.case.size.bytes() as usize,
             small: &self.small,
             source: &self.source,
@@ -286,8 +340,15 @@ impl Side {
         for wc in self.cq.poll(&mut self.wcs) {
             let mut wc = wc.ok()?;
             if wc.opcode.is_recv() {
-                polled.received += 1;
                 self.back.push(wc.take_buf());
+                if self.numbered {
+                    // One more than can wait is lost.
+                    if self.arrived.len() == self.recv_depth {
+                        continue;
+                    }
+                    self.arrived.push_back(wc.imm());
+                }
+                polled.received += 1;
             } else {
                 newest = newest.max(wc.id);
                 self.sinks.extend(wc.take_bufs());
@@ -389,6 +450,12 @@ fn counts_arrivals(case: &Case, phase: Phase) -> bool {
     case.op == Op::Write && case.service == Service::Uc && phase == Phase::Stream
 }
 
+/// Whether SENDs carry numbers: where one at a time is measured, and a late answer must not be taken for that to the next
+/// message.
+fn is_numbered(case: &Case, phase: Phase) -> bool {
+    case.op == Op::Send && case.service != Service::Rc && phase == Phase::Latency
+}
+
 /// Where the flag of a message lies: behind it, or the message is the flag.
 fn flag_offset(size: usize) -> usize {
     if size <= FLAG_BYTES { 0 } else { size.next_multiple_of(FLAG_BYTES) }
@@ -413,6 +480,7 @@ struct Message<'a> {
     /// WRITEs carry immediate data.
     counted: bool,
     inline: bool,
+    number: Option<u32>,
     size: usize,
     small: &'a [u8; INLINE_BYTES],
     source: &'a FrozenBuf,
@@ -437,8 +505,17 @@ impl Message<'_> {
     {
         let signaled = is_signaled(id, every);
         match self.inline() {
-            Some(bytes) => post(batch, SendRequest::send(bytes).id(id).signaled(signaled)),
-            None => post(batch, SendRequest::send(self.source.clone()).id(id).signaled(signaled)),
+            Some(bytes) => post(batch, self.numbered(bytes).id(id).signaled(signaled)),
+            None => post(batch, self.numbered(self.source.clone()).id(id).signaled(signaled)),
+        }
+    }
+    /// A SEND, with its number if it has one.
+    #[inline]
+    fn numbered<L: hca_verbs::GatherList>(&self, bytes: L) -> SendRequest<ops::Send, L> {
+        let request = SendRequest::send(bytes);
+        match self.number {
+            Some(number) => request.imm(number),
+            None => request,
         }
     }
 
@@ -452,8 +529,8 @@ impl Message<'_> {
     ) -> Result<(), Failure> {
         let signaled = is_signaled(id, every);
         match self.inline() {
-            Some(bytes) => post(batch, SendRequest::send(bytes).id(id).signaled(signaled).to(to)),
-            None => post(batch, SendRequest::send(self.source.clone()).id(id).signaled(signaled).to(to)),
+            Some(bytes) => post(batch, self.numbered(bytes).id(id).signaled(signaled).to(to)),
+            None => post(batch, self.numbered(self.source.clone()).id(id).signaled(signaled).to(to)),
         }
     }
 
@@ -511,4 +588,77 @@ fn post<S: VerbsService, O: OfferedBy<S>, L: hca_verbs::GatherList>(
     request: SendRequest<O, L>,
 ) -> Result<(), Failure> {
     Ok(batch.post_send(request).map_err(|refused| refused.error)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Size;
+
+    /// Two sides of one device that are connected.
+    fn pair(service: Service, size: u64) -> (Side, Side) {
+        let device = format!("loopback://late-{service}-{size}?progress=inline").parse().unwrap();
+        let opened = hca::open_exactly(&device).unwrap();
+        let case = Case { op: Op::Send, service, size: Size::of(size), foreign: false };
+        let side = || Side::new(&opened, &case, Phase::Latency).unwrap();
+        let (mut near, mut far) = (side(), side());
+        let (a, b) = (near.endpoint(), far.endpoint());
+        near.connect(&b, Mtu::B1024).unwrap();
+        far.connect(&a, Mtu::B1024).unwrap();
+        (near, far)
+    }
+    /// Polls until so many messages have come.
+    fn take(side: &mut Side, count: u64) {
+        let mut came = 0;
+        while came < count {
+            came += side.poll().unwrap().received;
+        }
+    }
+    /// Polls until something has come; whether it is the answer to a message.
+    fn hears(side: &mut Side, message: u64) -> bool {
+        loop {
+            let polled = side.poll().unwrap();
+            if polled.received > 0 {
+                return side.is_answered(polled, stamp(message));
+            }
+        }
+    }
+
+    #[test]
+    fn a_late_answer_is_not_that_to_the_next_message() {
+        for (service, size) in
+            [Service::Uc, Service::Ud].into_iter().flat_map(|of| [1, 8, 600].map(|n| (of, n)))
+        {
+            let (mut near, mut far) = pair(service, size);
+            for message in (1..2000).step_by(2) {
+                assert!(near.post(stamp(message)).unwrap());
+                take(&mut far, 1);
+                // It was given up, and the next one is under way as its answer comes.
+                assert!(near.post(stamp(message + 1)).unwrap());
+                assert!(far.post_answer(stamp(0)).unwrap());
+                assert!(!hears(&mut near, message + 1), "{service}, {size} bytes: message {message}");
+                take(&mut far, 1);
+                assert!(far.post_answer(stamp(0)).unwrap());
+                assert!(hears(&mut near, message + 1), "{service}, {size} bytes: message {message}");
+            }
+        }
+    }
+
+    #[test]
+    fn messages_without_numbers_are_answered_without() {
+        let (mut near, mut far) = pair(Service::Ud, 8);
+        (near.number, near.numbered) = (None, false);
+        assert!(near.post(stamp(5)).unwrap());
+        take(&mut far, 1);
+        assert!(far.post_answer(stamp(1)).unwrap());
+        near.numbered = true;
+        assert!(hears(&mut near, 7), "a peer of an earlier version answers");
+    }
+
+    #[test]
+    fn a_stamp_has_its_number() {
+        for n in [0, 1, 0xffff, 0x1_0000, 0xffff_ffff] {
+            assert_eq!(u64::from(number(stamp(n))), n);
+        }
+    }
 }
