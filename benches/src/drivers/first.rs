@@ -1,7 +1,7 @@
 //! The first driver: send and receive, where blocking calls sleep until an interrupt.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, Endpoint, FrozenBuf, Opened, QueuePair, Rc,
@@ -11,12 +11,12 @@ use hca_perf::batches::per_second;
 use hca_perf::layers::two::{self, Near, Two};
 use hca_perf::{Failure, Setup};
 
-use super::{CHILD_COMMAND, take_by_interrupt};
+use super::{CHILD_COMMAND, PATIENCE, silent, take_by_interrupt};
 
 /// Receive requests of a side.
 const RECEIVES: usize = 8;
-/// How long the other side may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How often a far side without messages looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(50);
 /// The first byte of a message says what is asked for.
 const ECHO: u8 = 1;
 const SINK: u8 = 2;
@@ -35,6 +35,8 @@ pub struct End {
     back: Vec<Buf>,
     /// Whether an answer is to come.
     open: bool,
+    /// How long the other side may take.
+    patience: Duration,
     opened: Opened,
 }
 
@@ -62,7 +64,7 @@ impl End {
         };
         let messages = [message(ECHO)?, message(SINK)?, message(STOP)?];
         let (wcs, came, back) = (Completions::with_parts(16, 32), VecDeque::new(), Vec::new());
-        Ok(Self { qp, sends, receives, wcs, messages, came, back, open: false, opened })
+        Ok(Self { qp, sends, receives, wcs, messages, came, back, open: false, patience: PATIENCE, opened })
     }
     /// Posts the receive requests that came back: the non-blocking receive.
     fn post_receives(&mut self) -> Result<(), Failure> {
@@ -75,20 +77,35 @@ impl End {
     fn send(&mut self, what: u8) -> Result<(), Failure> {
         let message = self.messages[usize::from(what) - 1].clone();
         self.qp.post_send(SendRequest::send(message)).map_err(|refused| refused.error)?;
-        while take_by_interrupt(&mut self.sends, &mut self.wcs, PATIENCE, |_| Ok(()))? == 0 {}
+        let (begin, patience) = (Instant::now(), self.patience);
+        while take_by_interrupt(&mut self.sends, &mut self.wcs, patience, |_| Ok(()))? == 0 {
+            if begin.elapsed() >= patience {
+                return Err(silent(patience, "a message was not acknowledged"));
+            }
+        }
         Ok(())
     }
-    /// Blocks until a message has come. Returns its kind.
-    fn receive(&mut self) -> Result<u8, Failure> {
+    /// Blocks until a message has come.
+    fn receive(&mut self) -> Result<(), Failure> {
+        let (begin, patience) = (Instant::now(), self.patience);
+        while self.receive_within(patience)?.is_none() {
+            if begin.elapsed() >= patience {
+                return Err(silent(patience, "no answer has come"));
+            }
+        }
+        Ok(())
+    }
+    /// Blocks until a message has come, or an interrupt, at most for so long. Returns the kind of a message.
+    fn receive_within(&mut self, longest: Duration) -> Result<Option<u8>, Failure> {
         let Self { receives, wcs, came, back, .. } = self;
-        while came.is_empty() {
-            take_by_interrupt(receives, wcs, PATIENCE, |wc| {
+        if came.is_empty() {
+            take_by_interrupt(receives, wcs, longest, |wc| {
                 came.extend(wc.payload().and_then(|bytes| bytes.first()));
                 back.extend(wc.take_buf());
                 Ok(())
             })?;
         }
-        Ok(came.pop_front().expect("one has come"))
+        Ok(came.pop_front())
     }
 }
 
@@ -129,12 +146,12 @@ impl two::End for End {
         self.send(STOP)
     }
     fn serve(&mut self) -> Result<bool, Failure> {
-        let what = self.receive()?;
+        let what = self.receive_within(LOOK)?;
         self.post_receives()?;
-        if what == ECHO {
+        if what == Some(ECHO) {
             self.send(ECHO)?;
         }
-        Ok(what == STOP)
+        Ok(what == Some(STOP))
     }
 }
 
@@ -148,4 +165,41 @@ pub fn bytes_per_s(two: &mut Two<End>) -> Result<f64, Failure> {
         let size = end.messages[0].len();
         per_second(time, size, || end.send(SINK))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_perf::layers::two::End as _;
+
+    use super::*;
+
+    fn pair(name: &str) -> [End; 2] {
+        let url = format!("loopback://{name}?progress=thread").parse().unwrap();
+        let mut ends = [(); 2].map(|()| End::open(hca::open_exactly(&url).unwrap(), 4).unwrap());
+        let told = ends.each_ref().map(|end| end.introduction().unwrap());
+        ends[0].meet(&told[1], true).unwrap();
+        ends[1].meet(&told[0], false).unwrap();
+        ends
+    }
+
+    #[test]
+    fn a_far_side_that_does_not_answer_is_an_error() {
+        let [mut near, mut far] = pair("drivers-first-silent");
+        near.ask().unwrap();
+        near.patience = Duration::from_millis(20);
+        let told = near.settle().unwrap_err().to_string();
+        assert!(told.contains("no answer has come for 20ms: the other side has ended"), "{told}");
+        // The message has come nevertheless, and the next one is answered.
+        assert!(!far.serve().unwrap());
+        (near.open, near.patience) = (true, PATIENCE);
+        near.settle().unwrap();
+    }
+
+    #[test]
+    fn a_far_side_without_messages_looks_whether_it_is_to_end() {
+        let [mut near, mut far] = pair("drivers-first-idle");
+        assert!(!far.serve().unwrap());
+        near.stop().unwrap();
+        assert!(far.serve().unwrap());
+    }
 }

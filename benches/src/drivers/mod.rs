@@ -40,6 +40,14 @@ pub fn child_if_asked() {
     });
 }
 
+/// How long a wait for the other side may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The end of a wait.
+fn silent(patience: Duration, what: &str) -> Failure {
+    format!("{what} for {patience:?}: the other side has ended, or hangs").into()
+}
+
 /// Takes completions; where there are none, sleeps until the queue's interrupt, at most for so long. Returns how many
 /// it took.
 fn take_by_interrupt(

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, yield_now};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, Endpoint, Opened, Pd, QueuePair, Rc, RemoteMr,
@@ -19,7 +19,7 @@ use hca_core::Access;
 use hca_perf::layers::two::{self, Near, Two};
 use hca_perf::{Failure, Setup};
 
-use super::{CHILD_COMMAND, take_by_interrupt};
+use super::{CHILD_COMMAND, PATIENCE, silent, take_by_interrupt};
 
 /// Bytes of the header of a protocol message: kind, whether an acknowledgement is wanted, status, two tags, and the
 /// initiator's memory.
@@ -447,6 +447,8 @@ pub struct End {
     size: usize,
     waits: Option<Notice>,
     over: Option<Notice>,
+    /// How long the other side may take.
+    patience: Duration,
     opened: Opened,
 }
 
@@ -476,7 +478,7 @@ impl End {
         let driver = Driver::open(&opened.context().alloc_pd()?, protocol)?;
         driver.register(MESSAGE, BUFFER)?.write_at(0, &vec![7; BUFFER]);
         driver.register(OVER, 8)?;
-        Ok(Self { driver, size: 8, waits: None, over: None, opened })
+        Ok(Self { driver, size: 8, waits: None, over: None, patience: PATIENCE, opened })
     }
 }
 
@@ -494,9 +496,13 @@ impl Near for End {
     }
     fn settle(&mut self) -> Result<(), Failure> {
         if let Some(notice) = self.waits.take() {
+            let begin = Instant::now();
             while notice.get().is_none() {
                 check(&lock(&self.driver.state))?;
                 yield_now();
+                if begin.elapsed() >= self.patience {
+                    return Err(silent(self.patience, "no answer has come"));
+                }
             }
         }
         Ok(())
@@ -536,8 +542,6 @@ impl two::End for End {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     fn two(name: &str, protocol: usize) -> ([Driver; 2], [Opened; 2]) {
@@ -608,5 +612,18 @@ mod tests {
         assert_eq!((wait(&again), once.get()), ((Status::Done, 5), Some((Status::Done, 3))));
         assert!(a.put(1, 1, 101, false).is_err() && a.put(7, 1, 1, false).is_err());
         assert_eq!(short.len(), 10);
+    }
+
+    #[test]
+    fn a_far_side_that_does_not_answer_is_an_error() {
+        let url = "loopback://drivers-second-silent?progress=thread".parse().unwrap();
+        let [mut near, mut far] = [(); 2].map(|()| End::open(hca::open_exactly(&url).unwrap(), 64).unwrap());
+        let told = [&near, &far].map(|end| two::End::introduction(end).unwrap());
+        two::End::meet(&mut near, &told[1], true).unwrap();
+        two::End::meet(&mut far, &told[0], false).unwrap();
+        near.patience = Duration::from_millis(20);
+        near.ask().unwrap();
+        let told = near.settle().unwrap_err().to_string();
+        assert!(told.contains("no answer has come for 20ms: the other side has ended"), "{told}");
     }
 }

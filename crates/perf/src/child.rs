@@ -1,6 +1,6 @@
 //! The far side of a measurement: the same program, started with a command of its own.
 
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use crate::Failure;
@@ -24,10 +24,20 @@ pub fn serve_if_asked(command: &str, what: &str, serve: impl FnOnce(&[String]) -
 
 /// Waits until a process that was told to end has ended; one that does not is killed.
 pub fn wait_for_end(child: &mut Child) {
-    let begin = Instant::now();
-    while matches!(child.try_wait(), Ok(None)) {
+    own_end(child);
+}
+
+/// As [`wait_for_end`]. Returns the status of a process that was not killed here.
+pub(crate) fn own_end(child: &mut Child) -> Option<ExitStatus> {
+    let (begin, mut killed) = (Instant::now(), false);
+    loop {
+        match child.try_wait() {
+            Ok(None) => {}
+            Ok(status) => return status.filter(|_| !killed),
+            Err(_) => return None,
+        }
         if begin.elapsed() > LAST_WORDS {
-            let _ = child.kill();
+            killed = child.kill().is_ok();
         }
         // There is no wait with a limit; nothing is measured here.
         std::thread::sleep(Duration::from_millis(1));

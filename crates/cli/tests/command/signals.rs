@@ -190,6 +190,10 @@ fn the_end_of_the_other_process_of_logp_is_told() {
         let out = child.wait_with_output().unwrap();
         assert_eq!(out.status.code(), Some(1), "{layer}: {}", text(&out.stderr));
         assert!(text(&out.stderr).starts_with("hca: "), "{layer}: {}", text(&out.stderr));
+        if layer == "global" {
+            let told = "the far side has ended (signal: 9 (SIGKILL)): ";
+            assert!(text(&out.stderr).contains(told), "{}", text(&out.stderr));
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use hca::{CaptureFile, DeviceUrl, Opened, open_exactly};
 use super::logp::{Bursts, delay};
 use crate::batches::median_ns;
 use crate::channel::ControlError;
-use crate::child::wait_for_end;
+use crate::child::{own_end, wait_for_end};
 use crate::interrupt::interrupted;
 use crate::run::peer_of;
 use crate::{Failure, Setup, probe};
@@ -198,17 +198,34 @@ impl<E: End> Two<E> {
     pub fn time(&self) -> Duration {
         self.time
     }
-    /// Has the child serve meanwhile.
+    /// Has the child serve meanwhile. After an error it serves no more.
     ///
     /// # Errors
     /// Those of `run`, or the far side can't go on.
     pub fn during<T>(&mut self, run: impl FnOnce(&mut E) -> Result<T, Failure>) -> Result<T, Failure> {
-        writeln!(self.to_child, "go")?;
-        let done = run(&mut self.end)?;
-        self.end.settle()?;
-        self.end.stop()?;
-        self.line()?;
-        Ok(done)
+        let end = &mut self.end;
+        let talk = || {
+            writeln!(self.to_child, "go")?;
+            let done = run(end)?;
+            end.settle()?;
+            end.stop()?;
+            Ok(done)
+        };
+        match talk() {
+            Ok(done) => self.line().map(|_| done),
+            Err(error) => Err(self.with_the_end(error)),
+        }
+    }
+    /// The error of a measurement, and how the far side has ended, if that is why.
+    fn with_the_end(&mut self, error: Failure) -> Failure {
+        if interrupted() {
+            return error;
+        }
+        let _ = writeln!(self.to_child, "end");
+        match own_end(&mut self.child) {
+            Some(status) if !status.success() => format!("the far side has ended ({status}): {error}").into(),
+            _ => error,
+        }
     }
     /// Half of a round trip of a request and its answer, in ns: the median of batches.
     ///
