@@ -182,7 +182,7 @@ pub(crate) fn until<R>(nis: &[&Ni], what: &str, mut ready: impl FnMut() -> Optio
     }
 }
 
-/// A thread that moves nodes.
+/// A thread that moves nodes. A test in which it panics fails.
 pub(crate) struct Pump {
     end: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -190,12 +190,16 @@ pub(crate) struct Pump {
 
 impl Pump {
     pub(crate) fn new(nodes: Vec<Node>) -> Self {
+        Self::of(move || nodes.iter().fold(false, |moved, node| moved | node.progress()))
+    }
+    /// Calls `turn`, which returns whether it has moved something.
+    fn of(mut turn: impl FnMut() -> bool + Send + 'static) -> Self {
         let end = Arc::new(AtomicBool::new(false));
         let ends = end.clone();
         let thread = std::thread::spawn(move || {
             let mut pause = Pause::new();
             while !ends.load(Ordering::Relaxed) {
-                pause.rest(nodes.iter().fold(false, |moved, node| moved | node.progress()));
+                pause.rest(turn());
             }
         });
         Self { end, thread: Some(thread) }
@@ -205,10 +209,24 @@ impl Pump {
 impl Drop for Pump {
     fn drop(&mut self) {
         self.end.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join)
+            && !std::thread::panicking()
+        {
+            std::panic::resume_unwind(panic);
         }
     }
+}
+
+#[test]
+#[should_panic(expected = "a node has failed")]
+fn a_panic_of_the_thread_that_moves_nodes_fails_the_test() {
+    let (tell, told) = std::sync::mpsc::channel::<()>();
+    let pump = Pump::of(move || {
+        let _until_the_end = &tell;
+        panic!("a node has failed")
+    });
+    assert!(told.recv().is_err(), "the thread has ended");
+    drop(pump);
 }
 
 /// An entry of either kind.
