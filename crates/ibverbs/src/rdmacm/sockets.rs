@@ -231,16 +231,13 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> 
 }
 
 async fn accept(socket: c_int, from: *mut u8, len: In<u32>) -> Result<isize, Errno> {
-    let accepted = Socket::of(socket)?.accept().await?;
-    if !from.is_null() {
+    let (number, accepted) = Socket::of(socket)?.accept().await?;
+    // As in rdma-core, an address that has no place is not told: the program would lose the connection.
+    if !from.is_null() && !len.raw().is_null() {
         let state = accepted.state();
         give_address(state.shown(state.peer), from, len)?;
     }
-    let number = accepted.give();
-    if number.is_err() {
-        accepted.end();
-    }
-    number.map(|number| number as isize)
+    Ok(number as isize)
 }
 async fn connect(socket: c_int, to: In<libc::sockaddr>) -> Result<isize, Errno> {
     let (socket, to) = (Socket::of(socket)?, address(to)?);

@@ -396,11 +396,14 @@ impl Socket {
             self.listening("hca-rlisten", listener, move |socket, listener| socket.serve(&context, listener))
         });
         // Nobody is to be served by some of the devices.
-        if served.is_err() {
-            self.change(|state| state.phase = Phase::New);
-            self.wait_until(Instant::now() + LINGER, |state| state.listening == 0);
-        }
-        served
+        served.inspect_err(|_| self.listen_no_more())
+    }
+    /// Ends the listening on all devices, and the connections that nobody takes any more.
+    fn listen_no_more(&self) {
+        self.change(|state| state.phase = Phase::New);
+        self.wait_until(Instant::now() + LINGER, |state| state.listening == 0);
+        let waiting = std::mem::take(&mut self.state().accepted);
+        waiting.into_iter().for_each(Self::end);
     }
     /// Takes requests until the socket is closed.
     fn serve(self: &Arc<Self>, context: &Context, listener: &Listener) {
@@ -441,17 +444,22 @@ impl Socket {
     /// Has a connection wait for `raccept`. Not behind the end of the listening socket, which nobody would accept it from.
     fn offer(&self, connection: &Arc<Self>) -> bool {
         let mut state = self.state();
-        let is_open = !state.closing;
-        if is_open {
+        let listens = !state.closing && state.phase == Phase::Listening;
+        if listens {
             state.accepted.push_back(Arc::clone(connection));
         }
         drop(state);
         self.tell();
-        is_open
+        listens
     }
-    pub(super) async fn accept(&self) -> Result<Arc<Self>, Errno> {
+    /// Takes the connection that has waited longest, and gives it to the program. Without a number for it, as where the
+    /// process has no descriptor left, it waits on.
+    pub(super) async fn accept(&self) -> Result<(c_int, Arc<Self>), Errno> {
         let accepted = self.until(true, |state| match state.phase {
-            Phase::Listening => state.accepted.pop_front().map(Ok),
+            Phase::Listening => {
+                let given = state.accepted.front()?.give();
+                Some(given.and_then(|number| Ok((number, state.accepted.pop_front().ok_or(INVALID)?))))
+            }
             _ if state.datagrams.is_some() => Some(Err(Errno(libc::EOPNOTSUPP))),
             _ => Some(Err(Errno(libc::EINVAL))),
         });

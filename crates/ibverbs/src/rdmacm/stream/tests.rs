@@ -47,3 +47,16 @@ fn a_datagram_socket_without_its_thread_receives_nothing_and_says_so() {
     let ended = told.recv_timeout(Duration::from_secs(10)).expect("it does not wait for ever");
     assert_eq!(ended.map_err(|e| e.0), Err(libc::EIO));
 }
+
+/// As when a socket listens on one of its devices, and the next one refuses.
+#[test]
+fn a_socket_that_listens_no_more_has_no_connections_that_wait() {
+    let listening = Socket::new().unwrap();
+    listening.state().phase = Phase::Listening;
+    let [before, behind] = [(); 2].map(|()| Socket::new().unwrap());
+    assert!(listening.offer(&before));
+    listening.listen_no_more();
+    assert!(!listening.offer(&behind), "nobody takes it");
+    assert_eq!((listening.state().accepted.len(), before.state().closing), (0, true));
+    assert_eq!(listening.events() & libc::POLLIN, 0);
+}

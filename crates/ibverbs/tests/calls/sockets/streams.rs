@@ -102,6 +102,53 @@ fn a_signal_ends_a_call_that_waits_for_a_socket_if_its_handler_is_of_that_kind()
     assert_eq!([client, server, listener].map(|socket| cm!(rclose(socket))), [0; 3]);
 }
 
+/// Sets how many descriptors this process may have. The number before.
+fn descriptors(limit: libc::rlim_t) -> libc::rlim_t {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: room for the limits, and limits.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits), 0);
+        let now = libc::rlimit { rlim_cur: limit, ..limits };
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const now), 0);
+    }
+    limits.rlim_cur
+}
+
+#[test]
+fn a_connection_whose_number_or_address_has_no_place_is_not_lost() {
+    if !alone("sockets::streams::a_connection_whose_number_or_address_has_no_place_is_not_lost", "alone") {
+        return;
+    }
+    let (listener, port) = listening();
+    let to = address([127, 0, 0, 1], port);
+    let clients = [socket(), socket()];
+    for client in clients {
+        assert_eq!(cm!(rconnect(client, &raw const to, 16)), 0, "{}", errno());
+    }
+    assert_eq!(events(listener, libc::POLLIN, 60_000), libc::POLLIN);
+    // Those of the process are open already.
+    let before = descriptors(8);
+    let refused = (cm!(raccept(listener, NONE, NONE)), errno());
+    descriptors(before);
+    assert_eq!(refused, (-1, libc::EMFILE));
+    let mut from = address([0; 4], 7);
+    let accept = |from| {
+        assert_eq!(events(listener, libc::POLLIN, 10_000), libc::POLLIN, "a connection is lost");
+        cm!(raccept(listener, from, NONE))
+    };
+    let servers = [accept(&raw mut from), accept(null_mut())];
+    assert_eq!(from.sin_port, 7_u16.to_be(), "its length has no place");
+    for (client, server) in clients.into_iter().zip(servers) {
+        let mut byte = 0_u8;
+        assert_eq!(cm!(rsend(client, b"n".as_ptr(), 1, 0) -> isize), 1, "{}", errno());
+        assert_ne!(events(server, libc::POLLIN, 10_000), 0, "the connection is not there: {server}");
+        assert_eq!((cm!(rrecv(server, &raw mut byte, 1, 0) -> isize), byte), (1, b'n'));
+    }
+    for socket in [listener, clients[0], clients[1], servers[0], servers[1]] {
+        assert_eq!(cm!(rclose(socket)), 0);
+    }
+}
+
 /// The bytes of a call are copied as they are sent, and lengths are added up without a limit.
 #[test]
 fn long_lists_and_long_memory_cost_what_is_sent_of_them() {
