@@ -18,6 +18,11 @@ const SOL_RDMA: c_int = 0x1_0000;
 /// The bytes that `rgetsockopt` tells of buffers.
 const BUFFER_BYTES: c_int = 1 << 19;
 
+/// Stores an address where the program has a place for it and for its length. As in rdma-core, it is not told otherwise:
+/// what came with it would be lost.
+fn tell_address(found: Option<SocketAddr>, to: *mut u8, len: In<u32>) -> Result<(), Errno> {
+    if to.is_null() || len.raw().is_null() { Ok(()) } else { give_address(found, to, len) }
+}
 /// Stores an address, as much of it as the program has room for.
 fn give_address(found: Option<SocketAddr>, to: *mut u8, len: In<u32>) -> Result<(), Errno> {
     let found = found.ok_or(Errno(libc::ENOTCONN))?;
@@ -41,6 +46,11 @@ fn entries(list: In<libc::iovec>, count: usize) -> Result<Vec<Entry>, Errno> {
 fn count(list: &[Entry]) -> usize {
     list.iter().fold(0, |sum, (_, len)| sum.saturating_add(*len))
 }
+/// # Errors
+/// An entry has a length, and no address.
+fn check(list: &[Entry]) -> Result<(), Errno> {
+    if list.iter().any(|&(at, len)| at.is_null() && len > 0) { Err(Errno(libc::EFAULT)) } else { Ok(()) }
+}
 /// Copies some bytes of the entries.
 fn part(list: &[Entry], range: Range<usize>) -> Vec<u8> {
     let (mut before, mut left) = (range.start, range.len());
@@ -62,9 +72,7 @@ async fn send_all(
     to: In<libc::sockaddr>,
 ) -> Result<isize, Errno> {
     let socket = Socket::of(socket)?;
-    if list.iter().any(|&(at, len)| at.is_null() && len > 0) {
-        return Err(Errno(libc::EFAULT));
-    }
+    check(list)?;
     let waits = flags & libc::MSG_DONTWAIT == 0;
     let to = if to.raw().is_null() { None } else { Some(address(to)?) };
     if socket.is_datagram() {
@@ -85,6 +93,8 @@ struct Received {
 }
 async fn recv_all(socket: c_int, list: &[Entry], flags: c_int) -> Result<Received, Errno> {
     let socket = Socket::of(socket)?;
+    // Before anything is taken, which would be lost.
+    check(list)?;
     let room = count(list);
     let (from, mut all) = if socket.is_datagram() {
         let (peeks, waits) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_DONTWAIT == 0);
@@ -119,9 +129,7 @@ fn message(message: In<libc::msghdr>) -> Result<(Vec<Entry>, *mut u8), Errno> {
 async fn recv_message(socket: c_int, to: In<libc::msghdr>, flags: c_int) -> Result<isize, Errno> {
     let (list, name) = message(to)?;
     let received = recv_all(socket, &list, flags).await?;
-    if !name.is_null() {
-        give_address(received.from, name, field(to, offset_of!(libc::msghdr, msg_namelen)))?;
-    }
+    tell_address(received.from, name, field(to, offset_of!(libc::msghdr, msg_namelen)))?;
     let cut = if received.is_cut { libc::MSG_TRUNC } else { 0 };
     field(to, offset_of!(libc::msghdr, msg_controllen)).set(0_usize)?;
     field(to, offset_of!(libc::msghdr, msg_flags)).set(cut)?;
@@ -232,11 +240,8 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> 
 
 async fn accept(socket: c_int, from: *mut u8, len: In<u32>) -> Result<isize, Errno> {
     let (number, accepted) = Socket::of(socket)?.accept().await?;
-    // As in rdma-core, an address that has no place is not told: the program would lose the connection.
-    if !from.is_null() && !len.raw().is_null() {
-        let state = accepted.state();
-        give_address(state.shown(state.peer), from, len)?;
-    }
+    let state = accepted.state();
+    tell_address(state.shown(state.peer), from, len)?;
     Ok(number as isize)
 }
 async fn connect(socket: c_int, to: In<libc::sockaddr>) -> Result<isize, Errno> {
@@ -386,9 +391,7 @@ cancellable! {
     "RDMACM_1.0" fn rrecvfrom(socket: c_int, at: *mut u8, len: usize, flags: c_int, from: *mut u8, room: In<u32>) -> isize {
         waiting(|| async move {
             let received = recv_all(socket, &[(at, len)], flags).await?;
-            if !from.is_null() {
-                give_address(received.from, from, room)?;
-            }
+            tell_address(received.from, from, room)?;
             Ok(received.count)
         })
     }
@@ -428,9 +431,7 @@ cancellable! {
     "RDMACM_1.0" fn riowrite(socket: c_int, at: *mut u8, len: usize, offset: i64, flags: c_int) -> usize {
         let sent = waiting(|| async move {
             let (socket, list) = (Socket::of(socket)?, [(at, len)]);
-            if at.is_null() && len > 0 {
-                return Err(Errno(libc::EFAULT));
-            }
+            check(&list)?;
             let waits = flags & libc::MSG_DONTWAIT == 0;
             Ok(socket.send(len, |range| part(&list, range), Some(offset as u64), waits).await? as isize)
         });

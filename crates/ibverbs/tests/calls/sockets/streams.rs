@@ -149,6 +149,20 @@ fn a_connection_whose_number_or_address_has_no_place_is_not_lost() {
     }
 }
 
+#[test]
+fn what_has_no_place_in_the_program_is_not_taken() {
+    let [client, server] = pair();
+    assert_eq!(cm!(rsend(client, b"ab".as_ptr(), 2, 0) -> isize), 2);
+    assert_eq!(events(server, libc::POLLIN, 60_000), libc::POLLIN);
+    let refused = (cm!(rrecv(server, NONE, 2, 0) -> isize), errno());
+    assert_eq!(refused, (-1, libc::EFAULT));
+    // An address without a place for its length is not told.
+    let (mut bytes, mut from) = ([0_u8; 2], address([0; 4], 7));
+    let got = cm!(rrecvfrom(server, bytes.as_mut_ptr(), 2, libc::MSG_DONTWAIT, &raw mut from, NONE) -> isize);
+    assert_eq!((got, &bytes, from.sin_port), (2, b"ab", 7_u16.to_be()), "{}", errno());
+    assert_eq!([client, server].map(|socket| cm!(rclose(socket))), [0; 2]);
+}
+
 /// The bytes of a call are copied as they are sent, and lengths are added up without a limit.
 #[test]
 fn long_lists_and_long_memory_cost_what_is_sent_of_them() {
