@@ -92,9 +92,23 @@ impl Ledger {
         }
         Ok(ended)
     }
+    /// Records that the device gave a request back unused, as it does with those of a shared receive queue whose queue
+    /// pair goes.
+    ///
+    /// # Errors
+    /// The request is not outstanding.
+    pub fn returned(&mut self, wr_id: u64) -> Result<(), Breach> {
+        let at = self.entries.iter().position(|e| e.wr_id == wr_id).ok_or(Breach::NotHeld { wr_id })?;
+        self.entries.remove(at);
+        Ok(())
+    }
     /// The status of the first failure, if there was one.
     pub fn failed(&self) -> Option<WcStatus> {
         self.failed
+    }
+    /// The outstanding requests, oldest first.
+    pub fn outstanding(&self) -> impl Iterator<Item = u64> {
+        self.entries.iter().map(|e| e.wr_id)
     }
     /// The number of outstanding requests.
     pub fn len(&self) -> usize {
@@ -179,6 +193,16 @@ mod tests {
         assert_eq!(ids(&l.complete(2, WrFlushed).unwrap()), [(2, WrFlushed)]);
         assert_eq!(ids(&l.complete(0, Success).unwrap()), [(0, Success)]);
         assert!(matches!(l.finish(), Err(Breach::Unfinished { wr_id: 1, count: 1 })));
+    }
+
+    #[test]
+    fn a_request_comes_back_once_and_does_not_complete_any_more() {
+        let mut l = Ledger::new(Order::Any);
+        (0..2).for_each(|n| l.post(n, true, Instant::ZERO));
+        assert_eq!(l.returned(0), Ok(()));
+        assert_eq!(l.returned(0), Err(Breach::NotHeld { wr_id: 0 }));
+        assert!(matches!(l.complete(0, Success), Err(Breach::Unknown { wr_id: 0, .. })));
+        assert_eq!(l.len(), 1);
     }
 
     #[test]

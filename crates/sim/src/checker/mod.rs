@@ -65,6 +65,12 @@ pub enum Breach {
         /// The number of requests.
         count: usize,
     },
+    /// A request came back that is not outstanding.
+    #[error("request {wr_id:#x} came back, but is not outstanding: never posted, completed, or back already")]
+    NotHeld {
+        /// The id of the request.
+        wr_id: u64,
+    },
     /// A message arrived that is not the next one.
     #[error("message {number} of the stream was expected, but {found}")]
     WrongMessage {

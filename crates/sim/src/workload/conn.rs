@@ -380,7 +380,7 @@ impl World {
         )))
     }
 
-    /// Puts both ends in error, expects everything to be flushed, and destroys them.
+    /// Puts both ends in error, expects everything to be flushed, and destroys them. Some go [as they are](Self::goes_live).
     pub(super) fn close(&mut self, c: usize) -> Checked<()> {
         let ends = self.conns[c].ends;
         for e in ends {
@@ -389,6 +389,10 @@ impl World {
             }
             self.ends[e].forced = true;
             self.ends[e].life = Life::Down;
+            if self.goes_live(e) {
+                self.report.gone_live += 1;
+                continue;
+            }
             let host = self.host(self.ends[e].host);
             let attr = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
             self.refused("modify_qp to ERROR", host.device.modify_qp(self.ends[e].handle, &attr))?;
@@ -431,7 +435,10 @@ impl World {
         let (n, handle) = (end.host, end.handle);
         let ahs = [end.ah.take(), end.group.take().map(|group| group.0)];
         let host = self.host(n);
-        self.refused("destroy_qp", host.device.destroy_qp(handle))?;
+        let back = self.refused("destroy_qp", host.device.destroy_qp(handle))?;
+        self.came_back(e, &back)?;
+        self.messages_broke_off(e);
+        let host = self.host(n);
         for ah in ahs.into_iter().flatten() {
             self.refused("destroy_ah", host.device.destroy_ah(ah))?;
         }

@@ -13,6 +13,7 @@ mod managers;
 mod plan;
 mod post;
 mod report;
+mod shared;
 mod shortage;
 mod world;
 mod zone;
@@ -298,6 +299,16 @@ mod tests {
     }
 
     #[test]
+    fn no_request_of_a_shared_queue_is_lost_as_a_queue_pair_ends() {
+        // Messages break off, and their queue pairs go to error, or are destroyed as they are: with a shared queue, and
+        // with one of an XRC domain.
+        for seed in [26, 81, 109] {
+            let report = Workload::new().run(seed).unwrap();
+            assert!(report.srqs_whole > 0, "seed {seed}: {report:?}");
+        }
+    }
+
+    #[test]
     fn random_programs_survive_random_networks_and_repeat_exactly() {
         let mut sum = Report::default();
         for seed in 0..12 {
@@ -308,7 +319,7 @@ mod tests {
             sum += first;
         }
         assert!(sum.requests > 500 && sum.messages > 200 && sum.net.faults() > 100, "{sum:?}");
-        assert!(sum.drains > 5 && sum.srq_limits > 5, "{sum:?}");
+        assert!(sum.drains > 5 && sum.srq_limits > 5 && sum.srqs_whole > 2, "{sum:?}");
         assert!(sum.binds > 5 && sum.atomic_writes > 5 && sum.flushes > 5, "{sum:?}");
         assert!(sum.multicasts > 5 && sum.xrc_messages > 0 && sum.rd_messages > 5, "{sum:?}");
         assert!(sum.managed > 5 && sum.resolved > 2, "{sum:?}");

@@ -48,6 +48,10 @@ pub struct Report {
     pub drains: u64,
     /// Limit events of shared receive queues.
     pub srq_limits: u64,
+    /// Queue pairs with a shared receive queue that were destroyed as they were.
+    pub gone_live: u64,
+    /// Shared receive queues in which all requests were found at the end that have not completed.
+    pub srqs_whole: u64,
     /// Receive requests that were too short for their message.
     pub too_short: u64,
     /// Pauses in which a program polled no completion.
@@ -84,6 +88,8 @@ impl Report {
             ("requests flushed", self.flushed),
             ("send queues drained", self.drains),
             ("limits of shared receive queues reached", self.srq_limits),
+            ("queue pairs of shared queues destroyed as they were", self.gone_live),
+            ("shared receive queues without a loss", self.srqs_whole),
             ("receive requests too short", self.too_short),
             ("pauses without a look at completions", self.deaf),
             ("completion queues overrun", self.overruns),
@@ -155,6 +161,8 @@ impl AddAssign for Report {
         self.rnr_naks += r.rnr_naks;
         self.drains += r.drains;
         self.srq_limits += r.srq_limits;
+        self.gone_live += r.gone_live;
+        self.srqs_whole += r.srqs_whole;
         self.too_short += r.too_short;
         self.deaf += r.deaf;
         self.overruns += r.overruns;

@@ -498,6 +498,7 @@ impl World {
         for n in 0..self.hosts.len() {
             let Some(mut host) = self.hosts[n].take() else { continue };
             self.check_shared_word(n, &host)?;
+            self.check_shared_queues(n, &host)?;
             self.count_adapter(&host);
             let device = host.device.clone();
             if let Some(srq) = &host.srq {
