@@ -66,6 +66,7 @@
 //! | `nic` | [`Nic`], its attributes |
 //! | `vi` | [`Vi`]: states, posts, completions |
 //! | `queue`, `ring` | work queues: the checks of descriptors, and their ends; the descriptors by their numbers |
+//! | `queue_pair` | queue pairs of either service, with room in their completion queues |
 //! | `descriptor` | [`Descriptor`], [`ControlSegment`], [`Segment`], [`Status`] |
 //! | `source` | completion queues of the verbs, with the work queues on them |
 //! | `cq` | [`Cq`] |
@@ -87,6 +88,7 @@ mod names;
 mod nic;
 mod notify;
 mod queue;
+mod queue_pair;
 mod ring;
 mod source;
 mod tasks;

@@ -5,16 +5,14 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use hca_core::{AsyncEvent, DeviceError, EventObject, QpHandle, QpState, QpStatus};
-use hca_verbs::{
-    Access, AckTimeout, BuildError, ConnectError, ConnectOptions, CqRef, Endpoint, OfferedBy, QpControl, Rc,
-    Service, Uc, ops,
-};
+use hca_core::{AsyncEvent, EventObject, QpHandle};
+use hca_verbs::Endpoint;
 
 use crate::connect::peer::PeerOutcome;
 use crate::nic::NicShared;
 use crate::notify::Look;
 use crate::queue::{Queue, Rules, Side, WorkQueue};
+use crate::queue_pair::{Control, build};
 use crate::source::{Source, context_of};
 use crate::tasks::Stop;
 use crate::{
@@ -90,51 +88,6 @@ pub struct ViStatus {
     pub receive_queue_empty: bool,
 }
 
-/// A queue pair of one of the services.
-#[derive(Clone)]
-pub(crate) enum Control {
-    Rc(QpControl<Rc>),
-    Uc(QpControl<Uc>),
-}
-
-impl Control {
-    fn endpoint(&self) -> Endpoint {
-        match self {
-            Self::Rc(control) => control.endpoint(),
-            Self::Uc(control) => control.endpoint(),
-        }
-    }
-    fn handle(&self) -> QpHandle {
-        match self {
-            Self::Rc(control) => control.handle(),
-            Self::Uc(control) => control.handle(),
-        }
-    }
-    fn to_error(&self) {
-        // A queue pair that refuses is one that the device has given up.
-        let _ = match self {
-            Self::Rc(control) => control.to_error(),
-            Self::Uc(control) => control.to_error(),
-        };
-    }
-    fn query(&self) -> Result<QpStatus, DeviceError> {
-        match self {
-            Self::Rc(control) => control.query(),
-            Self::Uc(control) => control.query(),
-        }
-    }
-    /// Whether it was never connected.
-    fn is_new(&self) -> bool {
-        self.query().is_ok_and(|status| status.state == QpState::Init)
-    }
-    /// Has a message without a receive descriptor end the connection, instead of waiting for one; and a silent peer
-    /// after the given time.
-    fn end_without_descriptor(&self, timeout: Option<AckTimeout>) -> Result<(), ConnectError> {
-        let Self::Rc(control) = self else { return Ok(()) };
-        control.set_retries(timeout, Some(0))
-    }
-}
-
 pub(crate) struct ViShared {
     pub(crate) nic: Arc<NicShared>,
     id: ViId,
@@ -206,11 +159,7 @@ impl ViShared {
     /// Connects the queue pair to a peer's that the program knows.
     pub(crate) fn connect_by_hand(self: &Arc<Self>, remote: &Endpoint) -> Result<(), Error> {
         let (attempt, control, _) = self.begin()?;
-        let options = ConnectOptions::default();
-        let connected = match &control {
-            Control::Rc(control) => control.connect(remote, &options),
-            Control::Uc(control) => control.connect(remote, &options),
-        };
+        let connected = control.connect(remote);
         let connected = connected.and_then(|()| control.end_without_descriptor(self.nic.ack_timeout));
         match connected {
             Ok(()) => self.set(ViState::Connected),
@@ -405,55 +354,6 @@ async fn watch(vi: Weak<ViShared>, connection: hca_cm::Connection, leave: Arc<St
 
 /// Passes a work queue on to a new queue pair.
 type Pass = fn(&mut WorkQueue, (Side, QpHandle), Rules);
-
-/// A queue pair, and its two sides.
-type Built = (Control, Side, Side);
-
-fn build(
-    nic: &NicShared,
-    attributes: &ViAttributes,
-    context: u64,
-    send: &Arc<Source>,
-    recv: &Arc<Source>,
-) -> Result<Built, Error> {
-    let depth = nic.attributes.max_descriptors_per_queue;
-    let _room_is_kept = lock::lock(&nic.building);
-    if Arc::ptr_eq(send, recv) {
-        send.quietly(|state| state.grow(2 * depth + 1))?;
-    } else {
-        send.quietly(|state| state.grow(depth + 1))?;
-        recv.quietly(|state| state.grow(depth))?;
-    }
-    let cqs = [send, recv].map(|source| source.quietly(|state| state.cq()));
-    Ok(if attributes.reliability.is_reliable() {
-        let (send, recv) = queue_pair::<Rc>(nic, attributes, context, cqs)?.split();
-        (Control::Rc(send.control().clone()), Side::RcSend(send), Side::RcRecv(recv))
-    } else {
-        let (send, recv) = queue_pair::<Uc>(nic, attributes, context, cqs)?.split();
-        (Control::Uc(send.control().clone()), Side::UcSend(send), Side::UcRecv(recv))
-    })
-}
-
-fn queue_pair<S: Service>(
-    nic: &NicShared,
-    attributes: &ViAttributes,
-    context: u64,
-    [send, recv]: [CqRef; 2],
-) -> Result<hca_verbs::QueuePair<S>, BuildError>
-where
-    ops::Send: OfferedBy<S>,
-{
-    let (depth, segments) =
-        (nic.attributes.max_descriptors_per_queue, nic.attributes.max_segments_per_descriptor);
-    let mut access = Access::empty();
-    access.set(Access::REMOTE_WRITE, attributes.enable_rdma_write);
-    access.set(Access::REMOTE_READ, attributes.enable_rdma_read && attributes.reliability.is_reliable());
-    let pd = attributes.ptag.pd();
-    let builder = pd.qp::<S>(&send).send_cq(&send).recv_cq(&recv).access(access).context(context);
-    // One more than descriptors asks for their ends.
-    let builder = builder.max_send_wr(depth + 1).max_recv_wr(depth).max_inline(nic.max_inline as u32);
-    builder.max_send_sge(segments).max_recv_sge(segments).build()
-}
 
 /// A Virtual Interface: a send queue and a receive queue, connected to those of one peer. From
 /// [`Nic::create_vi`](crate::Nic::create_vi).

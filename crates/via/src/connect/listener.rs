@@ -13,8 +13,8 @@ use hca_verbs::Context;
 
 use super::hello::{Hello, Kind, Refusal};
 use super::{Discriminator, NetAddress, RemoteAttributes, end_of, mismatch, settle};
+use crate::queue_pair::Control;
 use crate::tasks::{Stop, block_on, left};
-use crate::vi::Control;
 use crate::{Error, Nic, Vi, ViState, lock};
 
 /// Requests that wait at a listener, at most. Further ones wait at the connection manager, which has a limit, too.

@@ -16,8 +16,9 @@ use hca_verbs::Context;
 pub use address::{Discriminator, NetAddress};
 pub use listener::{ConnectionRequest, Listener};
 
+use crate::queue_pair::Control;
 use crate::tasks::{block_on, left};
-use crate::vi::{Control, ViShared};
+use crate::vi::ViShared;
 use crate::{Error, Reliability, Vi, ViAttributes};
 use hello::{Hello, Kind, Refusal};
 

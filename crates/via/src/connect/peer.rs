@@ -8,8 +8,9 @@ use hca_verbs::Context;
 
 use super::hello::{Hello, Kind, Refusal};
 use super::{Discriminator, NetAddress, RemoteAttributes, ask, end_of, listener, mismatch, timed_out};
+use crate::queue_pair::Control;
 use crate::tasks::{Alarm, Stop, before};
-use crate::vi::{Control, ViShared};
+use crate::vi::ViShared;
 use crate::{Error, Vi, ViState};
 
 /// What has come of a peer request.
