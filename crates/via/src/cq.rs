@@ -106,15 +106,24 @@ impl Cq {
         check_entries(&self.nic, entries)?;
         self.source.with(|state| state.resize(entries as usize))
     }
+    /// Whether the queue can be [destroyed](Self::destroy) now.
+    ///
+    /// # Errors
+    /// Work queues are attached to it.
+    pub fn check_unused(&self) -> Result<(), Error> {
+        match self.source.with(|state| state.users()) {
+            0 => Ok(()),
+            users => Err(Error::InUse { what: "the completion queue", users }),
+        }
+    }
     /// Destroys the queue (`VipDestroyCQ`). On return no callback of it is under way, as with
     /// [`Vi::destroy`](crate::Vi::destroy).
     ///
     /// # Errors
     /// Work queues are attached to it. The error gives the queue back.
     pub fn destroy(self) -> Result<(), (Self, Error)> {
-        let users = self.source.with(|state| state.users());
-        if users > 0 {
-            return Err((self, Error::InUse { what: "the completion queue", users }));
+        if let Err(error) = self.check_unused() {
+            return Err((self, error));
         }
         self.source.wait_for_call();
         Ok(())

@@ -36,14 +36,24 @@ impl Ptag {
     pub(crate) fn is_of(&self, context: &Context) -> bool {
         Arc::ptr_eq(self.0.pd.context().device(), context.device())
     }
+    /// Whether the tag can be [destroyed](Self::destroy) now.
+    ///
+    /// # Errors
+    /// Clones, VIs or memory have the tag.
+    pub fn check_unused(&self) -> Result<(), Error> {
+        match Arc::strong_count(&self.0) - 1 {
+            0 => Ok(()),
+            users => Err(Error::InUse { what: "the protection tag", users }),
+        }
+    }
     /// Destroys the tag (`VipDestroyPtag`).
     ///
     /// # Errors
     /// Clones, VIs or memory have the tag. The error gives the tag back.
     pub fn destroy(self) -> Result<(), (Self, Error)> {
-        match Arc::strong_count(&self.0) - 1 {
-            0 => Ok(()),
-            users => Err((self, Error::InUse { what: "the protection tag", users })),
+        match self.check_unused() {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self, error)),
         }
     }
 }

@@ -487,7 +487,11 @@ impl Vi {
         self.shared.tell_all();
         renewed
     }
-    fn check_unused(&self) -> Result<(), Error> {
+    /// Whether the VI can be [destroyed](Self::destroy) now.
+    ///
+    /// # Errors
+    /// It is not idle, or its queues have descriptors.
+    pub fn check_unused(&self) -> Result<(), Error> {
         let status = self.query();
         if status.state != ViState::Idle {
             return Err(Error::State { state: status.state, needs: "disconnect it first" });

@@ -41,7 +41,8 @@ exports! {
         out.write(handle)
     }
     fn VipDestroyCQ(CQHandle: Handle) {
-        CQS.end(CQHandle, |OwnedCq { cq, nic }| cq.destroy().map_err(|(cq, error)| (OwnedCq { cq, nic }, error)))
+        let end = |OwnedCq { cq, nic }| cq.destroy().map_err(|(cq, error)| (OwnedCq { cq, nic }, error));
+        CQS.end(CQHandle, |owned| owned.cq.check_unused(), end)
     }
     fn VipResizeCQ(CQHandle: Handle, EntryCount: u64) {
         Ok(CQS.get(CQHandle)?.cq.resize(entries(EntryCount)?)?)

@@ -60,7 +60,8 @@ exports! {
         if TAGS.get(Tag).map_err(|_| Code::InvalidPtag)?.nic != NicHandle {
             return Err(Code::InvalidPtag);
         }
-        TAGS.end(Tag, |OwnedTag { tag, nic }| tag.destroy().map_err(|(tag, error)| (OwnedTag { tag, nic }, error)))
+        let end = |OwnedTag { tag, nic }| tag.destroy().map_err(|(tag, error)| (OwnedTag { tag, nic }, error));
+        TAGS.end(Tag, |owned| owned.tag.check_unused(), end)
     }
     fn VipRegisterMem(
         NicHandle: Handle,

@@ -62,15 +62,19 @@ impl<T> Table<T> {
         let mut objects = self.0.write().unwrap_or_else(PoisonError::into_inner);
         objects.extract_if(|_, object| fits(object)).map(|(_, object)| object).collect()
     }
-    /// Destroys an object by `end`, which gives it back if it is in use.
+    /// Destroys an object by `end`, unless `check` refuses: then it is there for other threads all the time. `end` gives
+    /// it back if it is in use since.
     pub(crate) fn end<E>(
         &self,
         handle: Handle,
+        check: impl FnOnce(&T) -> std::result::Result<(), E>,
         end: impl FnOnce(T) -> std::result::Result<(), (T, E)>,
     ) -> Result
     where
         Code: From<E>,
     {
+        // Without the lock: a check may call the program's handler of errors.
+        check(&*self.get(handle)?)?;
         end(self.take(handle)?).map_err(|(object, error)| {
             self.put(handle, object);
             error.into()
@@ -86,4 +90,51 @@ impl<T> Table<T> {
 /// Locks a mutex whose value is whole between any two operations.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use hca::via::ViAttributes;
+
+    use super::*;
+    use crate::abi::CViAttributes;
+    use crate::border::Ptr;
+    use crate::{cq, memory, nic, vi};
+
+    fn at<T>(value: &mut T) -> Ptr<T> {
+        Ptr::of(&raw mut *value as usize)
+    }
+
+    #[test]
+    fn an_object_whose_end_is_refused_is_there_all_the_time() {
+        const ROUNDS: usize = 50_000;
+        let none = || Handle::NONE;
+        let (mut adapter, mut tag, mut queue, mut work) = (none(), none(), none(), none());
+        let name = std::ffi::CString::new(format!("shm://vipl-table-{}", std::process::id())).unwrap();
+        assert_eq!(nic::VipOpenNic(Ptr::of(name.as_ptr() as usize), at(&mut adapter)), 0);
+        assert_eq!(memory::VipCreatePtag(adapter, at(&mut tag)), 0);
+        assert_eq!(cq::VipCreateCQ(adapter, 16, at(&mut queue)), 0);
+        let mut attributes = CViAttributes::of(&ViAttributes::new(&memory::ptag(tag).unwrap()));
+        let created = vi::VipCreateVi(adapter, at(&mut attributes), queue, queue, at(&mut work));
+        assert_eq!(created, 0);
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    assert!(cq::CQS.get(queue).is_ok(), "the completion queue is hidden in round {round}");
+                    assert!(memory::ptag(tag).is_ok(), "the protection tag is hidden in round {round}");
+                }
+            });
+            while !looks.is_finished() {
+                assert_eq!(cq::VipDestroyCQ(queue), Code::ErrorResource as u32);
+                assert_eq!(memory::VipDestroyPtag(adapter, tag), Code::ErrorResource as u32);
+            }
+        });
+        let ended = [
+            vi::VipDestroyVi(work),
+            cq::VipDestroyCQ(queue),
+            memory::VipDestroyPtag(adapter, tag),
+            nic::VipCloseNic(adapter),
+        ];
+        assert_eq!(ended, [0; 4]);
+    }
 }

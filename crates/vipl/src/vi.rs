@@ -51,7 +51,8 @@ exports! {
     }
     fn VipDestroyVi(ViHandle: Handle) {
         let id = VIS.get(ViHandle)?.vi.id();
-        VIS.end(ViHandle, |OwnedVi { vi, nic }| vi.destroy().map_err(|(vi, error)| (OwnedVi { vi, nic }, error)))?;
+        let end = |OwnedVi { vi, nic }| vi.destroy().map_err(|(vi, error)| (OwnedVi { vi, nic }, error));
+        VIS.end(ViHandle, |owned| owned.vi.check_unused(), end)?;
         lock(&NUMBERS).remove(&id);
         Ok(())
     }
