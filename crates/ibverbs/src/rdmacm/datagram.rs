@@ -347,11 +347,15 @@ impl Socket {
         };
         let (context, pd, wake) = (port.context.clone(), port.pd.clone(), Arc::clone(&port.wake));
         drop(state);
-        self.thread("hca-rname", move |socket| {
+        let asks = self.thread("hca-rname", move |socket| {
             let found = resolve(&context, of, &[]).ok().and_then(|found| found.peer(&pd).ok());
             socket.change(|state| _ = state.datagrams.as_mut().map(|all| all.learn(of, found)));
             ring(&wake);
-        })
+        });
+        // The next datagram asks anew. Until then none would wait for an answer.
+        let forget =
+            |_: &Errno| self.change(|state| _ = state.datagrams.as_mut().map(|all| all.learn(of, None)));
+        asks.inspect_err(forget)
     }
     /// Takes the oldest datagram: its sender, and its bytes.
     pub(super) async fn recv_datagram(

@@ -491,11 +491,15 @@ impl Socket {
             state.local = Some(SocketAddr::new(device.ip(), port));
         });
         let params = ConnectParams { source_port: Some(port), ..ConnectParams::default() };
-        self.thread("hca-rsocket", move |socket| {
+        let begun = self.thread("hca-rsocket", move |socket| {
             match connect_with(&context, &lane.qp, to_device, &params) {
                 Ok(connection) => socket.run(lane, connection, None),
                 Err(e) => socket.change(|state| state.phase = Phase::Failed(refused(e))),
             }
+        });
+        // The program may try again.
+        begun.inspect_err(|_| {
+            self.change(|state| (state.phase, state.peer, state.local) = (Phase::New, None, local));
         })?;
         let done = self.until(true, |state| match state.phase {
             Phase::Connecting => None,

@@ -178,7 +178,7 @@ fn a_program_has_signal_handlers_of_its_own() {
 }
 
 /// Forbids what the default profile of containers forbids, for this process and its children.
-fn forbid(calls: &[libc::c_long]) {
+pub(super) fn forbid(calls: &[libc::c_long]) {
     const LOAD: u16 = 0x20;
     const IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;

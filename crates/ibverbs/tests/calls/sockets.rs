@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-use super::processes::{alone, alone_with};
+use super::processes::{alone, alone_with, forbid};
 use super::{common, errno};
 
 /// Calls a function of librdmacm of the first node.

@@ -163,6 +163,24 @@ fn what_has_no_place_in_the_program_is_not_taken() {
     assert_eq!([client, server].map(|socket| cm!(rclose(socket))), [0; 2]);
 }
 
+#[test]
+fn a_call_that_the_system_has_no_thread_for_may_be_made_again() {
+    if !alone("sockets::streams::a_call_that_the_system_has_no_thread_for_may_be_made_again", "alone") {
+        return;
+    }
+    let (listener, port) = listening();
+    let [(sender, _), (receiver, at)] = [datagrams(0), datagrams(0)];
+    let (client, to) = (socket(), address([127, 0, 0, 1], port));
+    forbid(&[libc::SYS_clone, libc::SYS_clone3]);
+    for round in 0..2 {
+        let connected = (cm!(rconnect(client, &raw const to, 16)), errno());
+        assert_eq!(connected, (-1, libc::EAGAIN), "round {round}");
+        let sent = (cm!(rsendto(sender, b"x".as_ptr(), 1, 0, &raw const at, 16) -> isize), errno());
+        assert_eq!(sent, (-1, libc::EAGAIN), "round {round}");
+    }
+    assert_eq!([listener, sender, receiver, client].map(|socket| cm!(rclose(socket))), [0; 4]);
+}
+
 /// The bytes of a call are copied as they are sent, and lengths are added up without a limit.
 #[test]
 fn long_lists_and_long_memory_cost_what_is_sent_of_them() {
