@@ -192,6 +192,9 @@ async fn select(count: c_int, sets: [In<[u64; 16]>; 3], timeout: In<libc::timeva
     };
     wait(&mut fds, timeout.opt().map_or(Ok(-1), ms)?).await?;
     let ends = [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
+    if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
+        return Err(Errno(libc::EBADF));
+    }
     let mut found = 0;
     for i in 0..3 {
         if asked[i].is_none() {

@@ -60,6 +60,7 @@ impl Drop for Counted {
                 state.phase = Phase::Failed(Errno(libc::EIO));
             }
         });
+        forget_ended();
     }
 }
 
@@ -122,6 +123,13 @@ static WAITERS: PerProcess<Mutex<Vec<Arc<OwnedFd>>>> = PerProcess::new();
 
 /// Sockets that the program has closed, and that may have something to send.
 static CLOSED: PerProcess<Mutex<Vec<Arc<Socket>>>> = PerProcess::new();
+
+/// Lets go of closed sockets whose threads have ended, and so of their descriptors.
+fn forget_ended() {
+    let is_over = |socket: &mut Arc<Socket>| socket.state().threads == 0;
+    let ended = Vec::from_iter(lock(CLOSED.get()).extract_if(.., is_over));
+    drop(ended);
+}
 
 /// Has what was sent delivered when the program ends, as a kernel does for its programs.
 fn ends_with_the_program() {
@@ -615,6 +623,9 @@ impl Socket {
     /// Ends the own stream behind what was sent, the peer's stream, or both. Nothing is left to do where the connection is
     /// over.
     pub(super) fn shut_down(&self, how: c_int) -> Result<(), Errno> {
+        if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
+            return Err(INVALID);
+        }
         let mut state = self.state();
         if !matches!(state.phase, Phase::Open | Phase::Failed(_)) {
             return Err(Errno(libc::ENOTCONN));
@@ -652,9 +663,8 @@ impl Socket {
         let bound = std::mem::take(&mut self.state().bound);
         bound.iter().for_each(|(device, service)| device.unbind(*service));
         groups.iter().for_each(|group| group.wait_for_end());
-        let mut closed = lock(CLOSED.get());
-        closed.retain(|socket| socket.state().threads > 0);
-        closed.push(self);
+        lock(CLOSED.get()).push(self);
+        forget_ended();
     }
     fn wait_until(&self, end: Instant, is_so: fn(&State) -> bool) {
         loop {

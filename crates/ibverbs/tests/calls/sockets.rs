@@ -282,7 +282,22 @@ fn an_error_is_told_once_and_long_times_are_long() {
     assert_eq!(select(libc::timeval { tv_sec: 4_294_968, tv_usec: 0 }), 1);
     assert_eq!(sends.join().unwrap(), 1);
     assert_eq!((select(libc::timeval { tv_sec: -1, tv_usec: 0 }), errno()), (-1, libc::EINVAL));
+    assert_eq!((cm!(rshutdown(client, 3)), errno()), (-1, libc::EINVAL), "no end is meant");
     assert_eq!([cm!(rclose(client)), cm!(rclose(server))], [0, 0]);
+}
+
+/// As of `select`: a program that closes a descriptor early is told of it.
+#[test]
+fn a_set_with_a_descriptor_that_is_closed_is_refused() {
+    if !alone("sockets::a_set_with_a_descriptor_that_is_closed_is_refused", "alone") {
+        return;
+    }
+    let fresh = socket();
+    assert_eq!(cm!(rclose(fresh)), 0);
+    let mut set = [0_u64; 16];
+    set[fresh as usize / 64] = 1 << (fresh % 64);
+    let found = cm!(rselect(fresh + 1, set.as_mut_ptr(), NONE, NONE, NONE));
+    assert_eq!((found, errno()), (-1, libc::EBADF));
 }
 
 #[test]

@@ -125,6 +125,12 @@ fn a_connection_whose_number_or_address_has_no_place_is_not_lost() {
     for client in clients {
         assert_eq!(cm!(rconnect(client, &raw const to, 16)), 0, "{}", errno());
     }
+    // More than the peers' first buffers and its own take: then the peer's thread has what it needs.
+    for _ in 0..40 {
+        for client in clients {
+            assert_eq!(cm!(rsend(client, b"n".as_ptr(), 1, 0) -> isize), 1, "{}", errno());
+        }
+    }
     assert_eq!(events(listener, libc::POLLIN, 60_000), libc::POLLIN);
     // Those of the process are open already.
     let before = descriptors(8);
@@ -140,13 +146,42 @@ fn a_connection_whose_number_or_address_has_no_place_is_not_lost() {
     assert_eq!(from.sin_port, 7_u16.to_be(), "its length has no place");
     for (client, server) in clients.into_iter().zip(servers) {
         let mut byte = 0_u8;
-        assert_eq!(cm!(rsend(client, b"n".as_ptr(), 1, 0) -> isize), 1, "{}", errno());
         assert_ne!(events(server, libc::POLLIN, 10_000), 0, "the connection is not there: {server}");
         assert_eq!((cm!(rrecv(server, &raw mut byte, 1, 0) -> isize), byte), (1, b'n'));
+        assert_eq!(cm!(rsend(server, b"n".as_ptr(), 1, 0) -> isize), 1, "{}", errno());
+        assert_eq!((cm!(rrecv(client, &raw mut byte, 1, 0) -> isize), byte), (1, b'n'));
     }
     for socket in [listener, clients[0], clients[1], servers[0], servers[1]] {
         assert_eq!(cm!(rclose(socket)), 0);
     }
+}
+
+#[test]
+fn the_descriptors_of_a_closed_socket_go_with_its_connection() {
+    if !alone("sockets::streams::the_descriptors_of_a_closed_socket_go_with_its_connection", "alone") {
+        return;
+    }
+    // Of the kind that sockets and waits have: the device opens others when it needs them.
+    let open = || {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap();
+        let is_of_kind = |entry: std::io::Result<std::fs::DirEntry>| {
+            let target = entry.and_then(|entry| std::fs::read_link(entry.path()));
+            target.is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
+        };
+        all.map(is_of_kind).filter(|is_of_kind| *is_of_kind).count()
+    };
+    // The device is open.
+    let (listener, _) = listening();
+    let before = open();
+    for socket in pair() {
+        assert_eq!(cm!(rclose(socket)), 0);
+    }
+    let begun = std::time::Instant::now();
+    while open() > before {
+        assert!(begun.elapsed() < LONG, "{} descriptors are open, and not {before}", open());
+        std::thread::yield_now();
+    }
+    assert_eq!(cm!(rclose(listener)), 0);
 }
 
 #[test]
