@@ -309,7 +309,8 @@ impl Process {
     }
     /// The gets, puts and calls that have not ended, as far as polls have seen: [`poll`](Self::poll) brings their ends.
     pub fn outstanding(&self) -> u64 {
-        self.begun - lock(&self.state).ended
+        // A peer that answers what asks for no answer is none of this library.
+        self.begun.saturating_sub(lock(&self.state).ended)
     }
     /// Waits until all gets, puts and bulk puts of this process have ended.
     ///

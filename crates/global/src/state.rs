@@ -124,12 +124,18 @@ pub(crate) fn handlers(
     })?;
     let own = Arc::clone(state);
     bundle.set_handler(ep, VALUE, move |message, _| {
+        // A request for it ends nothing.
+        if message.is_request() {
+            return;
+        }
         let mut state = lock(&own);
         state.ended += 1;
         state.values.insert(message.arg(0), message.data().to_vec());
     })?;
     let own = Arc::clone(state);
-    bundle.set_handler(ep, DONE, move |_, _| lock(&own).ended += 1)?;
+    bundle.set_handler(ep, DONE, move |message, _| {
+        lock(&own).ended += u64::from(!message.is_request());
+    })?;
     let own = Arc::clone(state);
     bundle.set_error_handler(ep, move |back| lock(&own).back.push((back.index, back.reason, back.handler)))
 }

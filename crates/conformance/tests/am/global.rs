@@ -208,7 +208,7 @@ fn messages_that_no_process_sends_change_nothing() {
     let name = joining.name().unwrap();
     let mut process = joining.join(0, &[name]).unwrap();
     let (mut other, ep) = stranger(&contexts[1], &name);
-    for handler in 1..=8 {
+    for handler in 1..=10 {
         for count in 0..=16 {
             other.request(ep, 0, handler, &[1; 16][..count]).unwrap();
             let begin = Instant::now();
@@ -219,6 +219,12 @@ fn messages_that_no_process_sends_change_nothing() {
             }
         }
     }
+    assert_eq!(process.outstanding(), 0);
+    // Nor are they the answer to a read, which a sync waits for.
+    let got = process.get(process.word_by_hand().at(0, 0).unwrap()).unwrap();
+    assert_eq!(process.outstanding(), 1);
+    process.sync().unwrap();
+    assert!(process.take(got).is_ok());
     process.finish().unwrap();
 }
 
