@@ -140,7 +140,9 @@ impl Process {
         let parts = bytes.len().div_ceil(ELEMENT).max(1);
         for part in 0..parts {
             let piece = &bytes[part * ELEMENT..bytes.len().min((part + 1) * ELEMENT)];
-            let sent = self.bundle.request_medium(self.ep, rank, DATA, &[number, own], piece);
+            // The lowest bits of the length tell apart what differs.
+            let args = [number, own, bytes.len() as u32];
+            let sent = self.bundle.request_medium(self.ep, rank, DATA, &args, piece);
             sent.map_err(|error| self.failure(rank, error))?;
         }
         Ok(())
@@ -151,7 +153,7 @@ impl Process {
         let mut at = 0;
         loop {
             let key = (number, rank as u32);
-            let part = self.until(|state| {
+            let (len, part) = self.until(|state| {
                 let parts = state.parts.get_mut(&key)?;
                 let part = parts.pop_front();
                 if parts.is_empty() {
@@ -159,6 +161,9 @@ impl Process {
                 }
                 part
             })?;
+            if len.is_some_and(|len| len != bytes.len() as u32) {
+                return Err(Error::Mismatch { rank });
+            }
             let into = bytes.get_mut(at..at + part.len()).ok_or(Error::Mismatch { rank })?;
             into.copy_from_slice(&part);
             at += part.len();

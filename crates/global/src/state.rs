@@ -22,6 +22,9 @@ pub(crate) const DONE: u16 = 10;
 /// A procedure that runs at the process that has the memory.
 pub(crate) type Procedure = Box<dyn FnMut(&Segment, &[u64]) -> u64 + Send>;
 
+/// A part of a collective's message, with the length of all of it, if the sender says that.
+type Part = (Option<u32>, Vec<u8>);
+
 #[derive(Default)]
 pub(crate) struct State {
     /// Values that have come, by the numbers of their reads.
@@ -33,7 +36,7 @@ pub(crate) struct State {
     /// Messages of barriers, by epoch and round.
     pub(crate) arrived: FxHashMap<(u32, u32), u32>,
     /// Parts of messages of collectives, by their number and their sender.
-    pub(crate) parts: FxHashMap<(u32, u32), VecDeque<Vec<u8>>>,
+    pub(crate) parts: FxHashMap<(u32, u32), VecDeque<Part>>,
     /// Processes that have said good-bye.
     pub(crate) left: Vec<bool>,
     pub(crate) procedures: Vec<Procedure>,
@@ -114,7 +117,8 @@ pub(crate) fn handlers(
     let own = Arc::clone(state);
     bundle.set_handler(ep, DATA, move |message, _| {
         let key = (message.arg(0), message.arg(1));
-        lock(&own).parts.entry(key).or_default().push_back(message.data().to_vec());
+        let part = (message.args().get(2).copied(), message.data().to_vec());
+        lock(&own).parts.entry(key).or_default().push_back(part);
     })?;
     let own = Arc::clone(state);
     bundle.set_handler(ep, BYE, move |message, _| {

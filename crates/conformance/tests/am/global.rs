@@ -281,6 +281,19 @@ fn processes_that_differ_in_a_size_are_told() {
     assert!(told.iter().all(|made| matches!(made, Err(Error::Mismatch { rank: 1 }))), "{told:?}");
 }
 
+#[test]
+fn a_collective_with_another_number_of_elements_is_told_whatever_the_parts_of_its_messages() {
+    // 512 elements are one part.
+    for (first, second) in [(512, 1024), (1024, 512), (512, 513), (0, 1), (1, 0)] {
+        let told = run(&VERBS, 2, |mut process| {
+            let mut elements = vec![7_u64; if process.rank() == 0 { first } else { second }];
+            process.broadcast(0, &mut elements)
+        });
+        assert!(told[0].is_ok(), "{first}: {told:?}");
+        assert!(matches!(told[1], Err(Error::Mismatch { rank: 0 })), "{first}, {second}: {told:?}");
+    }
+}
+
 /// How long the others of a process that is gone may take to notice.
 const PATIENCE: Duration = Duration::from_secs(20);
 
