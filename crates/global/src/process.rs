@@ -190,14 +190,21 @@ impl Process {
     /// An array of which each process has `len` zeroed elements. All processes call it, in the same order.
     ///
     /// # Errors
-    /// There is no room, the array is empty, or another process asks for another size.
+    /// There is no room, the array is empty, or another process asks for another size, or has no room.
     pub fn spread<T: Pod>(&mut self, len: usize) -> Result<Spread<T>, Error> {
         let (asked, left) = (len.saturating_mul(size_of::<T>()), self.memory.len() - self.free);
         let room = asked.checked_next_multiple_of(64).filter(|room| asked > 0 && *room <= left);
-        let room = room.ok_or(Error::Room { asked, left })?;
         let offset = self.free;
-        self.free += room;
+        let Some(room) = room else {
+            // The others wait for this process, and learn that it has none.
+            let none = self.agree(u64::MAX);
+            return Err(match none {
+                Ok(()) | Err(Error::Mismatch { .. }) => Error::Room { asked, left },
+                Err(error) => error,
+            });
+        };
         self.agree((offset as u64) << 32 ^ asked as u64)?;
+        self.free += room;
         Ok(Spread::new(offset as u64, len, self.size))
     }
 

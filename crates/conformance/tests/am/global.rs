@@ -15,11 +15,17 @@ const MEMORY: usize = 1 << 20;
 
 /// Runs so many processes. Returns what each of them returns, by rank.
 fn run<T: Send>(bed: &Bed, size: usize, each: impl Fn(Process) -> T + Sync) -> Vec<T> {
-    let joining: Vec<_> = bed
-        .contexts(size)
-        .iter()
-        .map(|context| Joining::open(context, bed.way, MEMORY, size).expect("a process opens"))
-        .collect();
+    run_with(bed, size, |_| MEMORY, each)
+}
+/// The same, with so many bytes of memory by rank.
+fn run_with<T: Send>(
+    bed: &Bed,
+    size: usize,
+    bytes: impl Fn(usize) -> usize,
+    each: impl Fn(Process) -> T + Sync,
+) -> Vec<T> {
+    let open = |(rank, context)| Joining::open(context, bed.way, bytes(rank), size).expect("a process opens");
+    let joining: Vec<_> = bed.contexts(size).iter().enumerate().map(open).collect();
     let names: Vec<_> = joining.iter().map(|process| process.name().unwrap()).collect();
     std::thread::scope(|s| {
         let threads: Vec<_> = joining
@@ -291,6 +297,28 @@ fn a_collective_with_another_number_of_elements_is_told_whatever_the_parts_of_it
         });
         assert!(told[0].is_ok(), "{first}: {told:?}");
         assert!(matches!(told[1], Err(Error::Mismatch { rank: 0 })), "{first}, {second}: {told:?}");
+    }
+}
+
+#[test]
+fn a_process_without_room_for_an_array_is_told_to_the_others() {
+    for lacking in 0..2 {
+        let told = run_with(
+            &VERBS,
+            2,
+            |rank| if rank == lacking { 64 } else { MEMORY },
+            |mut process| {
+                let made = process.spread::<u64>(100);
+                // What fails at one process takes no room at the others.
+                let small = process.spread::<u64>(8);
+                process.finish().unwrap();
+                (made, small)
+            },
+        );
+        assert!(told.iter().all(|(_, small)| small.is_ok()), "{told:?}");
+        let [(lacks, _), (other, _)] = [&told[lacking], &told[1 - lacking]];
+        assert!(matches!(lacks, Err(Error::Room { .. })), "{told:?}");
+        assert!(matches!(other, Err(Error::Mismatch { .. })), "{told:?}");
     }
 }
 
