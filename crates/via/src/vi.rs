@@ -659,6 +659,8 @@ impl Drop for Vi {
         }
         let mut link = self.shared.link();
         link.attempt += 1;
+        // The program has no VI any more that an error could be told of.
+        self.shared.set(ViState::Error);
         let attributes = link.attributes.take();
         if let Some(leave) = link.leave.take() {
             leave.ask();

@@ -11,6 +11,7 @@ mod errors;
 mod memory;
 mod notify;
 mod peer;
+mod races;
 mod rdma;
 mod send;
 mod states;
