@@ -1,13 +1,17 @@
-//! Changes of a socket, which threads wait for. A signal ends a wait if its handler is of those that end system calls, as
-//! with `read`.
+//! Changes of a socket, which threads wait for, and calls that wait for several sockets. A signal ends a wait for one if
+//! its handler is of those that end system calls, as with `read`.
 
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use rustix::event::Timespec;
+use hca_process::PerProcess;
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::thread::futex;
 
-use crate::entry::Errno;
+use crate::entry::{Errno, lock};
 use crate::waiting::while_it_has;
 
 /// The changes of a socket that were told.
@@ -60,6 +64,44 @@ impl<'a> Sleeper<'a> {
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
         self.0.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Descriptors of calls that wait for one of several sockets.
+static WAITERS: PerProcess<Mutex<Vec<Arc<OwnedFd>>>> = PerProcess::new();
+
+/// Makes a descriptor readable.
+pub(super) fn ring(fd: &OwnedFd) {
+    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+}
+
+/// Has all calls look again that wait for one of several sockets.
+pub(super) fn tell_waiters() {
+    lock(WAITERS.get()).iter().for_each(|fd| ring(fd));
+}
+
+/// The time that a waiting call has left, as `poll` takes it; for ever without an end.
+pub(super) fn left_ms(end: Option<Instant>) -> c_int {
+    let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+    left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(c_int::MAX as u128) as c_int)
+}
+
+/// A descriptor that becomes readable when a socket changes, as long as it is held.
+pub(super) struct Waiter(pub(super) Arc<OwnedFd>);
+impl Waiter {
+    pub(super) fn new() -> Result<Self, Errno> {
+        let fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        lock(WAITERS.get()).push(Arc::clone(&fd));
+        Ok(Self(fd))
+    }
+    /// Forgets the changes until now.
+    pub(super) fn clear(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]);
+    }
+}
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        lock(WAITERS.get()).retain(|fd| !Arc::ptr_eq(fd, &self.0));
     }
 }
 

@@ -16,9 +16,10 @@ use hca::verbs::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::changes::ring;
 use super::device::CmDevice;
 use super::group::Group;
-use super::stream::{Socket, State, at_device, ring, verbs};
+use super::stream::{Socket, State, at_device, verbs};
 use crate::entry::{Errno, INVALID};
 
 /// The sender's port, before the datagram.

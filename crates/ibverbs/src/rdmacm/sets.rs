@@ -15,7 +15,8 @@ use hca_process::PerProcess;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use super::border::borrowed;
-use super::stream::{Socket, Waiter, left_ms, tell_waiters};
+use super::changes::{Waiter, left_ms, tell_waiters};
+use super::stream::Socket;
 use crate::entry::{Errno, INVALID, In, cancellable, counted, exports, lock};
 use crate::waiting::{poll, waiting};
 

@@ -7,9 +7,10 @@ use core::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::border::{address, address_bytes, bytes, copy_to, descriptor_flags, storage};
+use super::changes::{Waiter, left_ms};
 use super::datagram::{self, Datagrams};
 use super::device::CmDevice;
-use super::stream::{CHUNK, Phase, Socket, Waiter, left_ms};
+use super::stream::{CHUNK, Phase, Socket};
 use crate::entry::{Errno, INVALID, In, cancellable, counted, exports};
 use crate::waiting::{poll, waiting, whole};
 

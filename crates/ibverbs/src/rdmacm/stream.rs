@@ -21,7 +21,7 @@ use hca_process::PerProcess;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::border::copy_to;
-use super::changes::Changes;
+use super::changes::{Changes, ring, tell_waiters};
 use super::datagram::Datagrams;
 use super::device::{CmDevice, bind_all};
 use crate::entry::{Errno, INVALID, In, at_exit, last, lock};
@@ -118,8 +118,6 @@ pub(super) struct Socket {
 }
 
 static SOCKETS: PerProcess<Mutex<HashMap<c_int, Arc<Socket>>>> = PerProcess::new();
-/// Descriptors of calls that wait for one of several sockets.
-static WAITERS: PerProcess<Mutex<Vec<Arc<OwnedFd>>>> = PerProcess::new();
 
 /// Sockets that the program has closed, and that may have something to send.
 static CLOSED: PerProcess<Mutex<Vec<Arc<Socket>>>> = PerProcess::new();
@@ -144,41 +142,6 @@ fn ends_with_the_program() {
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| at_exit(end));
-}
-
-/// Makes a descriptor readable.
-pub(super) fn ring(fd: &OwnedFd) {
-    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
-}
-
-/// Has all calls look again that wait for one of several sockets.
-pub(super) fn tell_waiters() {
-    lock(WAITERS.get()).iter().for_each(|fd| ring(fd));
-}
-
-/// The time that a waiting call has left, as `poll` takes it; for ever without an end.
-pub(super) fn left_ms(end: Option<Instant>) -> c_int {
-    let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-    left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(c_int::MAX as u128) as c_int)
-}
-
-/// A descriptor that becomes readable when a socket changes, as long as it is held.
-pub(super) struct Waiter(pub(super) Arc<OwnedFd>);
-impl Waiter {
-    pub(super) fn new() -> Result<Self, Errno> {
-        let fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        lock(WAITERS.get()).push(Arc::clone(&fd));
-        Ok(Self(fd))
-    }
-    /// Forgets the changes until now.
-    pub(super) fn clear(&self) {
-        let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]);
-    }
-}
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        lock(WAITERS.get()).retain(|fd| !Arc::ptr_eq(fd, &self.0));
-    }
 }
 
 /// The error of a connection that was not made.
