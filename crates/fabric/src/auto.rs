@@ -269,6 +269,10 @@ impl Fabric for AutoFabric {
         }
     }
 
+    fn read_traffic_class(&mut self) {
+        self.network.read_traffic_class();
+    }
+
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         self.network.desk()
     }

@@ -130,6 +130,7 @@ pub struct RxPacket<'a> {
     /// The sender's UDP port; 0 on RoCEv1, which has none.
     pub src_port: u16,
     /// DSCP and ECN bits; 3 in the lower two is "congestion experienced".
+    /// [`Fabric::read_traffic_class`] says when it may be 0 instead.
     pub traffic_class: u8,
     /// The time to live on arrival; 0 if it is unknown.
     pub hop_limit: u8,
@@ -262,6 +263,9 @@ pub trait Fabric: Send + Any {
     fn renew_glance(&mut self, _glance: &mut crate::Glance) -> bool {
         false
     }
+    /// Tells the [traffic class](RxPacket::traffic_class) of each packet from now on. Before this call a fabric may leave
+    /// it at 0 where nothing on the way marks packets that meet congestion.
+    fn read_traffic_class(&mut self) {}
     /// The desk of an address that several adapters share; `None` where the adapter has its address alone.
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         None
@@ -347,6 +351,9 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     #[cfg(not(loom))]
     fn renew_glance(&mut self, glance: &mut crate::Glance) -> bool {
         (**self).renew_glance(glance)
+    }
+    fn read_traffic_class(&mut self) {
+        (**self).read_traffic_class();
     }
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         (**self).desk()

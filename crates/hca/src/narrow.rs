@@ -57,6 +57,9 @@ impl Fabric for Narrow {
     fn prepare_wait(&mut self) -> bool {
         self.inner.prepare_wait()
     }
+    fn read_traffic_class(&mut self) {
+        self.inner.read_traffic_class();
+    }
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         self.inner.desk()
     }

@@ -14,6 +14,7 @@ use hca_verbs::*;
 use softhca::{Options, Progress, SoftHca};
 
 mod carried_out;
+mod class;
 mod rd;
 
 /// One end: an adapter of its own on a network that both share.

@@ -394,6 +394,10 @@ impl Fabric for Faulty {
         self.inner.prepare_wait()
     }
 
+    fn read_traffic_class(&mut self) {
+        self.inner.read_traffic_class();
+    }
+
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         self.inner.desk()
     }

@@ -49,6 +49,8 @@ counters! {
     rx_trains,
     /// System calls for receiving.
     recv_calls,
+    /// Those of them that asked for a datagram's source alone.
+    recv_calls_for_source,
     /// Errors of receive calls.
     recv_errors,
     /// Packets whose ICRC is wrong; dropped.

@@ -14,6 +14,7 @@ mod gathered;
 mod group;
 mod multicast;
 mod path;
+mod read;
 #[cfg(test)]
 mod refusals;
 mod rx;
@@ -41,19 +42,13 @@ pub(crate) use end::{End, Sink};
 use group::Group;
 pub(crate) use multicast::member;
 pub(crate) use path::Paths;
+use read::Reader;
 pub(crate) use rx::Receiver;
 pub(crate) use shared::Shared;
 pub(crate) use tx::Refusal;
 pub(crate) use tx::Sender;
 #[cfg(feature = "io-uring")]
 pub(crate) use tx::Step;
-
-/// Datagrams that one receive call takes at most when many small ones come.
-const RX_SLOTS: usize = 8;
-/// Receive calls in a row that found something, after which several datagrams are taken a call.
-const BUSY_CALLS: u32 = 4;
-/// A datagram with this many packets or more says that more may follow.
-const LARGE_TRAIN: usize = 4;
 
 /// Payloads of so many bytes are sent from where they lie (`docs/decisions/one-copy-on-send.md`): of smaller ones the
 /// kernel's work for one more piece costs what the copy does.
@@ -244,9 +239,7 @@ fn grant_recv_buffer(
 /// A fabric of RoCEv2 over plain UDP sockets.
 pub struct UdpFabric {
     end: End,
-    slots: sys::RxSlots,
-    /// Receive calls in a row that found something.
-    busy: u32,
+    reader: Reader,
 }
 
 impl UdpFabric {
@@ -256,7 +249,7 @@ impl UdpFabric {
     /// The address is in use, is not of this machine, or the system refuses sockets.
     pub fn open(local: IpAddr, options: &UdpOptions) -> Result<Self, OpenError> {
         let end = End::open(local, options, "udp")?;
-        Ok(Self { end, slots: sys::RxSlots::new(RX_SLOTS), busy: 0 })
+        Ok(Self { end, reader: Reader::new(local.is_loopback()) })
     }
 
     /// Adds a note for people to the attributes.
@@ -293,8 +286,8 @@ impl Fabric for UdpFabric {
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
-        let Self { end, slots, busy } = self;
-        end.recv(now, sink, |end, sink| recv_own(end, slots, busy, now, budget, sink))
+        let Self { end, reader } = self;
+        end.recv(now, sink, |end, sink| reader.recv(end, now, budget, sink))
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -313,6 +306,10 @@ impl Fabric for UdpFabric {
         false
     }
 
+    fn read_traffic_class(&mut self) {
+        self.reader.read_class(self.end.rx.socket.as_fd());
+    }
+
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
         self.end.rx.desk()
     }
@@ -327,56 +324,6 @@ impl Fabric for UdpFabric {
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
         self.end.set_tap(tap);
-    }
-}
-
-/// Gives the packets of the own socket to the sink.
-#[inline]
-fn recv_own(
-    end: &mut End,
-    slots: &mut sys::RxSlots,
-    busy: &mut u32,
-    now: Instant,
-    budget: RxBudget,
-    sink: Sink<'_>,
-) -> RxOutcome {
-    let End { rx, receiver, counters, tap, .. } = end;
-    let mut outcome = RxOutcome::default();
-    let mut bytes = 0;
-    loop {
-        if outcome.packets >= budget.packets || bytes >= budget.bytes {
-            outcome.more = true;
-            return outcome;
-        }
-        let fd = rx.socket.as_fd();
-        counters.recv_calls += 1;
-        let several = *busy >= BUSY_CALLS;
-        let received = if several { slots.recv_many(fd) } else { slots.recv_one(fd).map(|()| 1) };
-        let count = match received {
-            Ok(n) => n,
-            Err(e) => {
-                *busy = 0;
-                if !matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) {
-                    counters.recv_errors += 1;
-                }
-                return outcome;
-            }
-        };
-        let before = outcome.packets;
-        for slot in 0..count {
-            let Some(datagram) = slots.datagram(slot) else { continue };
-            bytes += datagram.bytes.len();
-            outcome.packets += receiver.deliver(now, &datagram, counters, tap, sink);
-        }
-        *busy = if several && count < RX_SLOTS / 2 { 0 } else { busy.saturating_add(1) };
-        // A lone small datagram is most likely the last: that an answer leaves at once is worth
-        // more than to look. Nothing is missed, as the descriptor stays readable.
-        if !several && outcome.packets - before < LARGE_TRAIN {
-            return outcome;
-        }
-        if several && count < RX_SLOTS {
-            return outcome;
-        }
     }
 }
 

@@ -216,6 +216,12 @@ pub(crate) struct Datagram<'a> {
 #[derive(Clone, Copy)]
 struct ControlBuffer([u8; CONTROL_BYTES]);
 
+/// What a system call returned, or the number of its error.
+#[inline]
+fn counted(n: libc::c_long) -> Result<usize, i32> {
+    usize::try_from(n).map_err(|_| io::Error::last_os_error().raw_os_error().unwrap_or(0))
+}
+
 /// Buffers for receive calls of one or several datagrams.
 pub(crate) struct RxSlots {
     data: Box<[u8]>,
@@ -265,26 +271,39 @@ impl RxSlots {
     /// Receives one datagram into slot 0.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none, or a pending error of the socket.
+    /// The error number: EAGAIN when there is none, or a pending error of the socket.
     #[inline]
-    pub(crate) fn recv_one(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn recv_one(&mut self, fd: BorrowedFd<'_>) -> Result<(), i32> {
         self.prepare(1);
         // SAFETY: (1, 2) the header was just pointed at slot 0's buffers.
         let n = unsafe {
             libc::syscall(libc::SYS_recvmsg, fd.as_raw_fd(), &mut self.headers[0].msg_hdr, libc::MSG_DONTWAIT)
         };
-        if n < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        self.headers[0].msg_len = n as u32;
+        self.headers[0].msg_len = counted(n)? as u32;
+        Ok(())
+    }
+
+    /// As [`recv_one`](Self::recv_one), of which nothing but the source is told.
+    ///
+    /// # Errors
+    /// As `recv_one`'s.
+    #[inline]
+    pub(crate) fn recv_from(&mut self, fd: BorrowedFd<'_>) -> Result<(), i32> {
+        let (data, name) = (self.data.as_mut_ptr(), self.names[0].as_mut_ptr());
+        let mut name_len = NAME_BYTES as libc::socklen_t;
+        let (fd, flags, len) = (fd.as_raw_fd(), libc::MSG_DONTWAIT, RX_BUFFER_BYTES);
+        // SAFETY: (1, 2) slot 0's buffers have these lengths.
+        let n = unsafe { libc::syscall(libc::SYS_recvfrom, fd, data, len, flags, name, &raw mut name_len) };
+        self.headers[0].msg_len = counted(n)? as u32;
+        self.headers[0].msg_hdr.msg_controllen = 0;
         Ok(())
     }
 
     /// Receives datagrams into as many slots as there are, and returns how many came.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none, or a pending error of the socket.
-    pub(crate) fn recv_many(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+    /// As `recv_one`'s.
+    pub(crate) fn recv_many(&mut self, fd: BorrowedFd<'_>) -> Result<usize, i32> {
         let count = self.headers.len();
         self.prepare(count);
         // SAFETY: (1, 2) all headers were just pointed at their slots' buffers.
@@ -292,7 +311,7 @@ impl RxSlots {
             let (headers, no_timeout) = (self.headers.as_mut_ptr(), std::ptr::null::<libc::timespec>());
             libc::syscall(libc::SYS_recvmmsg, fd.as_raw_fd(), headers, count, libc::MSG_DONTWAIT, no_timeout)
         };
-        if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+        counted(n)
     }
 
     /// The datagram in a slot, after a call that filled it; `None` if its source is not an IP address.

@@ -16,6 +16,8 @@ use crate::patience;
 pub(crate) struct Glance {
     /// Where it is seen that the network has input.
     network: hca_fabric::Glance,
+    /// It is seen there.
+    shows: bool,
     /// How often the engine had been changed when this was made.
     changes: u32,
     /// Looks until a whole turn is due, and how many they were; none where this shows nothing.
@@ -66,7 +68,8 @@ impl Glance {
     pub(crate) fn renew(&mut self, engine: &mut Engine, changes: u32) {
         (self.left, self.whole_at) = engine.renew_glance(&mut self.network);
         self.looks = self.left;
-        if self.looks == 0 {
+        let shows = self.looks > 0;
+        if core::mem::replace(&mut self.shows, shows) && !shows {
             // The memory that it showed may go.
             self.network = hca_fabric::Glance::default();
         }

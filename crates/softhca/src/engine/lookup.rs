@@ -7,7 +7,9 @@ use hca_fabric::{Fabric, PathError, PathId, PeerName, QpEnds};
 use hca_transport::{Qp, QpConfig};
 
 use crate::engine::Engine;
-use crate::limits::{MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, in_range, qpn_of, unknown};
+use crate::limits::{
+    GENERAL_SERVICES, MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, in_range, qpn_of, unknown,
+};
 use crate::objects::dormant::Dormancy;
 use crate::objects::machine::Machine;
 use crate::objects::qp::{QpEntry, QpRes};
@@ -130,6 +132,11 @@ impl Engine {
     }
     /// Adds the [next](Self::next_qp) queue pair.
     pub(crate) fn insert_qp(&mut self, qp_type: QpType, qpn: Qpn, res: QpRes) {
+        // The header in front of a datagram tells the traffic class. Connection managers, which alone have the other
+        // queue pair of datagrams, read addresses there.
+        if qp_type == QpType::Ud && qpn != GENERAL_SERVICES {
+            self.network.read_traffic_class();
+        }
         let attr = self.network.attr();
         let machine = Qp::new(&QpConfig {
             qp_type,
