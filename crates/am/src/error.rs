@@ -172,6 +172,9 @@ pub enum Error {
     /// A call of the VI Architecture failed.
     #[error(transparent)]
     Via(#[from] hca_via::Error),
+    /// The device has no more registered memory for messages.
+    #[error("the device has no more memory for messages of the program's bytes: free some, and call again")]
+    NoMemory,
     /// Memory was refused.
     #[error(transparent)]
     Memory(#[from] MemoryError),

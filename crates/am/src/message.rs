@@ -245,6 +245,7 @@ pub(crate) fn surely<T>(
         match send(lower) {
             Ok(sent) => return Ok(sent),
             Err(Unsent::Down) => return Err(Error::Unreachable),
+            Err(Unsent::NoMemory) => return Err(Error::NoMemory),
             Err(Unsent::Full) => {
                 pause.wait(lower, events)?;
             }
@@ -266,6 +267,7 @@ fn post<T>(
     send(lower).map_err(|unsent| match unsent {
         Unsent::Full => Error::NotSent,
         Unsent::Down => Error::Unreachable,
+        Unsent::NoMemory => Error::NoMemory,
     })
 }
 

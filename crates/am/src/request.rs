@@ -257,6 +257,7 @@ impl Bundle {
         match send(&mut *self.lower) {
             Ok(sent) => Ok(sent),
             Err(Unsent::Down) => Err(Error::Unreachable),
+            Err(Unsent::NoMemory) => Err(Error::NoMemory),
             Err(Unsent::Full) => self.post_in_time(waits, send),
         }
     }
@@ -274,6 +275,7 @@ impl Bundle {
             match send(&mut *self.lower) {
                 Ok(sent) => return Ok(sent),
                 Err(Unsent::Down) => return Err(Error::Unreachable),
+                Err(Unsent::NoMemory) => return Err(Error::NoMemory),
                 Err(Unsent::Full) if !waits => return Err(Error::NotSent),
                 Err(Unsent::Full) => {}
             }

@@ -57,6 +57,8 @@ pub(crate) enum Unsent {
     Full,
     /// The link has failed.
     Down,
+    /// The device has no memory for it, and no end of another message would bring any.
+    NoMemory,
 }
 
 /// A message that came.

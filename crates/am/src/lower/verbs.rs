@@ -133,7 +133,7 @@ impl Slots {
         let stride = Self::stride(sizes);
         if self.free.is_empty() {
             let count = (CHUNK / stride).max(1);
-            let memory = pd.alloc_shared(count * stride, Access::empty()).map_err(|_| Unsent::Full)?;
+            let memory = pd.alloc_shared(count * stride, Access::empty()).map_err(|_| Unsent::NoMemory)?;
             self.chunks.push(memory);
             let before = self.filled.len();
             self.filled.resize(before + count, (0, 0));
@@ -343,7 +343,7 @@ impl Verbs {
         if let Some(buf) = self.pool.pop() {
             return Ok(buf);
         }
-        self.maker.pd.alloc(self.maker.sizes.message).map_err(|_| Unsent::Full)
+        self.maker.pd.alloc(self.maker.sizes.message).map_err(|_| Unsent::NoMemory)
     }
     /// A copy of bytes in registered memory, for a write.
     fn staged(&mut self, bytes: &[u8]) -> Result<(FrozenBuf, usize), Unsent> {
@@ -358,7 +358,7 @@ impl Verbs {
             Some(buf) => Ok(buf),
             None => self.maker.pd.alloc(len.max(STAGE)),
         };
-        let mut buf = made.map_err(|_| Unsent::Full)?;
+        let mut buf = made.map_err(|_| Unsent::NoMemory)?;
         buf[..len].copy_from_slice(bytes);
         Ok((buf.freeze(), len))
     }
@@ -374,7 +374,9 @@ impl Verbs {
             self.until_sends = 1;
             return Err(Unsent::Full);
         }
-        let (staged, len) = self.staged(bytes)?;
+        let under_way = link.staged > 0;
+        // The end of an earlier piece brings memory.
+        let (staged, len) = self.staged(bytes).map_err(|none| if under_way { Unsent::Full } else { none })?;
         let link = self.link(id)?;
         link.post(
             SendRequest::write(staged.slice(..len), remote).id(if counts { ends | STAGED } else { ends }),

@@ -318,7 +318,9 @@ impl Via {
             Some(memory) => Ok(memory),
             None => maker.nic.alloc(bytes.len().max(STAGE), &MemAttributes::new(&maker.ptag)),
         };
-        let staged = made.map_err(|_| Unsent::Full)?;
+        // The end of an earlier piece brings memory.
+        let under_way = link.staged > 0;
+        let staged = made.map_err(|_| if under_way { Unsent::Full } else { Unsent::NoMemory })?;
         staged.write_at(0, bytes);
         Ok((ViaSegment::new(&staged, 0, bytes.len() as u32), staged))
     }

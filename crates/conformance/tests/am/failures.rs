@@ -4,9 +4,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
-use hca_am::{Error, Message, Options, Reason, Token, Way};
+use hca_am::{Error, Message, Options, Reason, ReturnCode, Token, Way};
+use hca_fabric::LoopbackNet;
+use hca_verbs::Context;
+use softhca::{Limits, Options as SoftOptions, Progress, SoftHca};
 
-use crate::bed::{Bed, PATIENCE, TAG, answered, next, pattern, until};
+use crate::bed::{Bed, PATIENCE, SEGMENT, TAG, answered, next, pattern, until};
 
 pub(crate) fn a_request_beyond_the_credits_is_not_sent(bed: &Bed) {
     let [mut a, mut b] = bed.pair();
@@ -182,4 +185,43 @@ pub(crate) fn links_have_a_limit(bed: &Bed) {
     a.request(1, &[0]);
     next(&mut [&mut a, &mut b], "a request", &told);
     next(&mut [&mut a, &mut b], "a request", &told);
+}
+
+/// Adapters that have so few regions that a program can take all of them.
+fn devices_of_few_regions() -> [Context; 2] {
+    let net = LoopbackNet::new();
+    [1, 2].map(|i| {
+        let limits = Limits { mrs: 40, ..Limits::default() };
+        let options = SoftOptions { limits, progress: Progress::Thread, ..SoftOptions::default() };
+        Context::new(SoftHca::open(Box::new(net.attach([10, 0, 0, i].into())), options).unwrap())
+    })
+}
+
+#[test]
+fn messages_that_the_device_has_no_memory_for_are_errors() {
+    for way in [Way::Verbs, Way::Via] {
+        let bed = Bed::new(crate::beds::Net::Shm, Progress::Thread, way);
+        let contexts = devices_of_few_regions();
+        let [mut a, mut b] = contexts.each_ref().map(|context| bed.side(context, &bed.options()));
+        a.map(0, &b).unwrap();
+        let told = b.hear(1);
+        let pd = contexts[0].alloc_pd().unwrap();
+        let region = || pd.alloc_shared(1 << 20, hca_core::Access::empty()).ok();
+        let taken: Vec<_> = std::iter::from_fn(region).collect();
+        let (tell, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            // Over VIs a long piece needs a region, and over verbs the first longer message does.
+            let long = vec![7; SEGMENT];
+            let bulk = a.bundle.request_bulk(a.ep, 0, 1, &[1], &long[..], 0).map_err(|error| error.code());
+            let medium = a.bundle.request_medium(a.ep, 0, 1, &[2], &long[..1000]);
+            let _ = tell.send((a, bulk, medium.map_err(|error| error.code())));
+        });
+        let (mut a, bulk, medium) = ended.recv_timeout(PATIENCE).expect("the calls end");
+        // Over verbs pieces of bulk messages go through memory that the device gives out by parts.
+        let (needs, other) = if way == Way::Via { (bulk, medium) } else { (medium, bulk) };
+        assert_eq!((needs, other), (Err(ReturnCode::Resource), Ok(())), "{way:?}");
+        drop(taken);
+        a.bundle.request_medium(a.ep, 0, 1, &[3], &[7; 1000]).unwrap();
+        until(&mut [&mut a, &mut b], "the message", || told.try_iter().find(|args| args[..] == [3]));
+    }
 }
