@@ -20,7 +20,7 @@ use core::sync::atomic::AtomicU32;
 use core::task::{Context, Poll, Waker};
 use std::future::Future;
 
-use crate::entry::{Errno, counted};
+use crate::entry::{Errno, Sleep, counted};
 
 unsafe extern "C-unwind" {
     fn ppoll(
@@ -39,6 +39,8 @@ unsafe extern "C-unwind" {
 enum Bed {
     /// Descriptors, until one of them has an event, for so long.
     Descriptors(*mut libc::pollfd, usize, Option<libc::timespec>),
+    /// As this says, which notes how the thread has slept.
+    As(*mut Sleep),
     /// A word, until another thread wakes those that sleep on it; not at all if it has another value.
     Word(*const AtomicU32, u32),
 }
@@ -53,6 +55,11 @@ impl Bed {
                 let limit = limit.as_ref().map_or(null(), |limit| &raw const *limit);
                 // SAFETY: (1), of so many entries; of a wrong descriptor the kernel says so.
                 c_long::from(unsafe { ppoll(fds, count as libc::nfds_t, limit, null()) })
+            }
+            Self::As(sleep) => {
+                // SAFETY: (1)
+                unsafe { (*sleep).begin() };
+                0
             }
             Self::Word(at, value) => {
                 let mut before = 0;
@@ -109,6 +116,10 @@ pub(crate) async fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<
         0 => Ok(()),
         error => Err(Errno(error)),
     }
+}
+/// Sleeps as this says, and notes there how.
+pub(crate) async fn as_said(sleep: &mut Sleep) {
+    asleep(Bed::As(sleep)).await;
 }
 /// Sleeps while a word has this value, until another thread wakes those that sleep on it. `EINTR` behind a signal whose
 /// handler ends system calls; other errors are the caller's to find out.

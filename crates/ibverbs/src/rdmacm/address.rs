@@ -16,7 +16,8 @@ use super::event::{Kind, complete};
 use super::id::{Ear, IDS, Id, Phase, State};
 use super::qp::path_to;
 use crate::abi::IbvContext;
-use crate::entry::{Errno, INVALID, In, counted, exports, free_list, give_list, pointer};
+use crate::entry::{Errno, INVALID, In, cancellable, counted, exports, free_list, give_list, pointer};
+use crate::waiting::waiting;
 
 /// Requests that wait for an answer, where the program does not limit them.
 const BACKLOG: usize = 1024;
@@ -158,29 +159,31 @@ fn port(id: In<RdmaCmId>, local: bool) -> u16 {
     })
 }
 
+cancellable! {
+    "RDMACM_1.0" fn rdma_resolve_addr(id: In<RdmaCmId>, from: In<libc::sockaddr>, to: In<libc::sockaddr>, _timeout_ms: c_int) -> c_int {
+        waiting(|| async move {
+            let id = IDS.get(id)?;
+            let from = if from.raw().is_null() { None } else { Some(address(from)?) };
+            id.resolve_addr(from, address(to)?)?;
+            complete(&id).await?;
+            Ok(0)
+        }) as c_int
+    }
+    "RDMACM_1.0" fn rdma_resolve_route(id: In<RdmaCmId>, _timeout_ms: c_int) -> c_int {
+        waiting(|| async move {
+            let id = IDS.get(id)?;
+            id.resolve_route()?;
+            complete(&id).await?;
+            Ok(0)
+        }) as c_int
+    }
+}
 exports! {
     "RDMACM_1.0" fn rdma_bind_addr(id: In<RdmaCmId>, to: In<libc::sockaddr>) -> c_int {
         counted(|| {
             let (id, to) = (IDS.get(id)?, address(to)?);
             let mut state = id.state();
             id.bind(&mut state, to)?;
-            Ok(0)
-        })
-    }
-    "RDMACM_1.0" fn rdma_resolve_addr(id: In<RdmaCmId>, from: In<libc::sockaddr>, to: In<libc::sockaddr>, _timeout_ms: c_int) -> c_int {
-        counted(|| {
-            let id = IDS.get(id)?;
-            let from = if from.raw().is_null() { None } else { Some(address(from)?) };
-            id.resolve_addr(from, address(to)?)?;
-            complete(&id)?;
-            Ok(0)
-        })
-    }
-    "RDMACM_1.0" fn rdma_resolve_route(id: In<RdmaCmId>, _timeout_ms: c_int) -> c_int {
-        counted(|| {
-            let id = IDS.get(id)?;
-            id.resolve_route()?;
-            complete(&id)?;
             Ok(0)
         })
     }

@@ -14,6 +14,7 @@ use super::border::Registry;
 use super::event::Kind;
 use super::id::Id;
 use crate::entry::{Errno, In, Sleep, exports, lock, pointer};
+use crate::waiting::as_said;
 
 /// An event that waits in a channel, and the identifier that it is reported and acknowledged for.
 pub(super) struct Note {
@@ -110,13 +111,13 @@ impl Channel {
         Ok(Err(Sleep::on(self.fd.as_fd(), None, None)))
     }
     /// The next event that is the program's, for a call that does more than wait.
-    pub(super) fn event(&self) -> Result<*mut RdmaCmEvent, Errno> {
+    pub(super) async fn event(&self) -> Result<*mut RdmaCmEvent, Errno> {
         let mut slept = None;
         loop {
             match self.look(slept)? {
                 Ok(event) => return Ok(event),
                 Err(mut sleep) => {
-                    sleep.begin();
+                    as_said(&mut sleep).await;
                     slept = Some(sleep);
                 }
             }

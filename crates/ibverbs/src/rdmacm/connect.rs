@@ -16,7 +16,8 @@ use super::device::CmDevice;
 use super::event::{Kind, complete};
 use super::id::{Asked, Ear, IDS, Id, Phase, RC, State, UC, UD};
 use super::qp::{self, fresh_psn};
-use crate::entry::{Errno, INVALID, In, at_exit, counted, exports, last};
+use crate::entry::{Errno, INVALID, In, at_exit, cancellable, counted, exports, last};
+use crate::waiting::waiting;
 use crate::xrc::{INITIATOR, TARGET};
 
 /// The retries of a connection for which the program says nothing.
@@ -306,41 +307,43 @@ pub(super) fn ends_with_the_program() {
     ONCE.call_once(|| at_exit(end));
 }
 
-exports! {
+cancellable! {
     "RDMACM_1.0" fn rdma_connect(id: In<RdmaCmId>, param: In<RdmaConnParam>) -> c_int {
-        counted(|| {
+        waiting(|| async move {
             let id = IDS.get(id)?;
             id.connect(param)?;
-            complete(&id)?;
+            complete(&id).await?;
             Ok(0)
-        })
+        }) as c_int
     }
     "RDMACM_1.0" fn rdma_accept(id: In<RdmaCmId>, param: In<RdmaConnParam>) -> c_int {
-        counted(|| {
+        waiting(|| async move {
             let id = IDS.get(id)?;
             id.accept(param)?;
             if !id.is_datagram() {
-                complete(&id)?;
+                complete(&id).await?;
             } else if id.waits() {
                 id.acknowledge_held();
             }
             Ok(0)
-        })
+        }) as c_int
     }
+    "RDMACM_1.0" fn rdma_disconnect(id: In<RdmaCmId>) -> c_int {
+        waiting(|| async move {
+            let id = IDS.get(id)?;
+            if id.disconnect()? {
+                complete(&id).await?;
+            }
+            Ok(0)
+        }) as c_int
+    }
+}
+exports! {
     "RDMACM_1.0" fn rdma_reject(id: In<RdmaCmId>, data: *const u8, len: u8) -> c_int {
         counted(|| IDS.get(id)?.reject(Reason::CONSUMER_DEFINED, &bytes(data, len.into())).map(|()| 0))
     }
     "RDMACM_1.3" fn rdma_reject_ece(id: In<RdmaCmId>, data: *const u8, len: u8) -> c_int {
         counted(|| IDS.get(id)?.reject(Reason::VENDOR_OPTION_NOT_SUPPORTED, &bytes(data, len.into())).map(|()| 0))
-    }
-    "RDMACM_1.0" fn rdma_disconnect(id: In<RdmaCmId>) -> c_int {
-        counted(|| {
-            let id = IDS.get(id)?;
-            if id.disconnect()? {
-                complete(&id)?;
-            }
-            Ok(0)
-        })
     }
     "RDMACM_1.2" fn rdma_establish(id: In<RdmaCmId>) -> c_int {
         counted(|| IDS.get(id)?.establish().map(|()| 0))

@@ -13,8 +13,9 @@ use super::event::{Kind, acknowledge, complete, of};
 use super::id::{IDS, Id, RC, UD};
 use super::qp;
 use crate::abi::IbvQpInitAttr;
-use crate::entry::{Errno, INVALID, In, counted, exports};
+use crate::entry::{Errno, INVALID, In, cancellable, counted, exports};
 use crate::memory::Pd;
+use crate::waiting::waiting;
 
 /// Flags of `struct rdma_addrinfo`.
 const PASSIVE: c_int = 1;
@@ -165,34 +166,35 @@ fn create_qp(id: &Id, pd: *mut Pd, init: In<IbvQpInitAttr>) -> Result<(), Errno>
 }
 
 /// An identifier that is bound, or has its route and its queue pair.
-fn create(info: &RdmaAddrinfo, pd: *mut Pd, init: In<IbvQpInitAttr>) -> Result<Arc<Id>, Errno> {
+async fn create(info: &RdmaAddrinfo, pd: *mut Pd, init: In<IbvQpInitAttr>) -> Result<Arc<Id>, Errno> {
     let none = In::of(null_mut());
     let qp_type = u32::try_from(info.ai_qp_type).ok().filter(|kind| *kind != 0);
     let id = Id::create(none, null_mut(), info.ai_port_space as u32, qp_type)?;
-    let build = || {
-        let from = optional(info.ai_src_addr, info.ai_src_len)?;
-        if info.ai_flags & PASSIVE != 0 {
-            let mut state = id.state();
-            id.bind(&mut state, from.ok_or(INVALID)?)?;
-            if !pd.is_null() {
-                id.c.pd.set(pd);
-            }
-            state.of_requests = init.opt().map(|attr| Field::new(*attr));
-            return Ok(());
+    let mut unfinished = Unfinished(Some(Arc::clone(&id)));
+    let from = optional(info.ai_src_addr, info.ai_src_len)?;
+    if info.ai_flags & PASSIVE != 0 {
+        let mut state = id.state();
+        id.bind(&mut state, from.ok_or(INVALID)?)?;
+        if !pd.is_null() {
+            id.c.pd.set(pd);
         }
+        state.of_requests = init.opt().map(|attr| Field::new(*attr));
+    } else {
         id.resolve_addr(from, optional(info.ai_dst_addr, info.ai_dst_len)?.ok_or(INVALID)?)?;
-        complete(&id)?;
+        complete(&id).await?;
         id.resolve_route()?;
-        complete(&id)?;
+        complete(&id).await?;
         id.state().connect_data = bytes(info.ai_connect, info.ai_connect_len);
-        create_qp(&id, pd, init)
-    };
-    match build() {
-        Ok(()) => Ok(id),
-        Err(e) => {
-            destroy(&id);
-            Err(e)
-        }
+        create_qp(&id, pd, init)?;
+    }
+    unfinished.0 = None;
+    Ok(id)
+}
+/// An identifier that the program does not get, unless it is finished.
+struct Unfinished(Option<Arc<Id>>);
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.iter().for_each(destroy);
     }
 }
 fn destroy(id: &Arc<Id>) {
@@ -204,12 +206,12 @@ fn destroy(id: &Arc<Id>) {
 }
 
 /// Waits for a request to an endpoint that listens.
-fn request(listener: &Arc<Id>) -> Result<Arc<Id>, Errno> {
+async fn request(listener: &Arc<Id>) -> Result<Arc<Id>, Errno> {
     if !listener.waits.load(Ordering::Relaxed) {
         return Err(INVALID);
     }
     listener.acknowledge_held();
-    let event = listener.channel().event()?;
+    let event = listener.channel().event().await?;
     let found = of(event)?;
     if found.status != 0 || found.event != Kind::ConnectRequest as u32 {
         let _ = acknowledge(In::of(event));
@@ -231,6 +233,39 @@ fn request(listener: &Arc<Id>) -> Result<Arc<Id>, Errno> {
     Ok(id)
 }
 
+cancellable! {
+    "RDMACM_1.4" fn rdma_resolve_addrinfo(id: In<RdmaCmId>, node: *const c_char, service: *const c_char, hints: In<RdmaAddrinfo>) -> c_int {
+        waiting(|| async move {
+            let id = IDS.get(id)?;
+            if node.is_null() && service.is_null() && hints.raw().is_null() {
+                return Err(INVALID);
+            }
+            let found = Hints::new(hints)?.look_up(c_text(node), c_text(service))?;
+            id.state().found = found;
+            id.note(What::Plain(Kind::AddrinfoResolved, 0));
+            complete(&id).await?;
+            Ok(0)
+        }) as c_int
+    }
+    "RDMACM_1.0" fn rdma_create_ep(to: In<*mut RdmaCmId>, info: In<RdmaAddrinfo>, pd: *mut Pd, init: In<IbvQpInitAttr>) -> c_int {
+        waiting(|| async move {
+            if to.raw().is_null() {
+                return Err(INVALID);
+            }
+            to.set(create(info.get()?, pd, init).await?.raw())?;
+            Ok(0)
+        }) as c_int
+    }
+    "RDMACM_1.0" fn rdma_get_request(listener: In<RdmaCmId>, to: In<*mut RdmaCmId>) -> c_int {
+        waiting(|| async move {
+            if to.raw().is_null() {
+                return Err(INVALID);
+            }
+            to.set(request(&IDS.get(listener)?).await?.raw())?;
+            Ok(0)
+        }) as c_int
+    }
+}
 exports! {
     "RDMACM_1.0" fn rdma_getaddrinfo(node: *const c_char, service: *const c_char, hints: In<RdmaAddrinfo>, to: In<*const RdmaAddrinfo>) -> c_int {
         counted(|| {
@@ -244,19 +279,6 @@ exports! {
     }
     "RDMACM_1.0" fn rdma_freeaddrinfo(list: In<RdmaAddrinfo>) -> () {
         let _ = LISTS.take(list);
-    }
-    "RDMACM_1.4" fn rdma_resolve_addrinfo(id: In<RdmaCmId>, node: *const c_char, service: *const c_char, hints: In<RdmaAddrinfo>) -> c_int {
-        counted(|| {
-            let id = IDS.get(id)?;
-            if node.is_null() && service.is_null() && hints.raw().is_null() {
-                return Err(INVALID);
-            }
-            let found = Hints::new(hints)?.look_up(c_text(node), c_text(service))?;
-            id.state().found = found;
-            id.note(What::Plain(Kind::AddrinfoResolved, 0));
-            complete(&id)?;
-            Ok(0)
-        })
     }
     "RDMACM_1.4" fn rdma_query_addrinfo(id: In<RdmaCmId>, to: In<*const RdmaAddrinfo>) -> c_int {
         counted(|| {
@@ -281,27 +303,9 @@ exports! {
             Ok(0)
         })
     }
-    "RDMACM_1.0" fn rdma_create_ep(to: In<*mut RdmaCmId>, info: In<RdmaAddrinfo>, pd: *mut Pd, init: In<IbvQpInitAttr>) -> c_int {
-        counted(|| {
-            if to.raw().is_null() {
-                return Err(INVALID);
-            }
-            to.set(create(info.get()?, pd, init)?.raw())?;
-            Ok(0)
-        })
-    }
     "RDMACM_1.0" fn rdma_destroy_ep(id: In<RdmaCmId>) -> () {
         if let Ok(id) = IDS.get(id) {
             destroy(&id);
         }
-    }
-    "RDMACM_1.0" fn rdma_get_request(listener: In<RdmaCmId>, to: In<*mut RdmaCmId>) -> c_int {
-        counted(|| {
-            if to.raw().is_null() {
-                return Err(INVALID);
-            }
-            to.set(request(&IDS.get(listener)?)?.raw())?;
-            Ok(0)
-        })
     }
 }

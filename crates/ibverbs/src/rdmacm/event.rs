@@ -294,12 +294,12 @@ pub(super) fn acknowledge(event: In<RdmaCmEvent>) -> Result<(), Errno> {
 }
 
 /// Waits for the event of a call, of an identifier whose calls wait.
-pub(super) fn complete(id: &Arc<Id>) -> Result<(), Errno> {
+pub(super) async fn complete(id: &Arc<Id>) -> Result<(), Errno> {
     if !id.waits.load(Ordering::Relaxed) {
         return Ok(());
     }
     id.acknowledge_held();
-    let event = id.channel().event()?;
+    let event = id.channel().event().await?;
     id.c.event.set(event);
     let given = EVENTS.get(In::of(event))?;
     let RdmaCmEvent { event: kind, status, .. } = given.c.get();

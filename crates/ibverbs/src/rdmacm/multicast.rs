@@ -11,8 +11,9 @@ use super::border::address;
 use super::channel::What;
 use super::event::{complete, of_datagrams};
 use super::id::{Group, IDS, Id, Phase};
-use crate::entry::{Errno, INVALID, In, counted, exports};
+use crate::entry::{Errno, INVALID, In, cancellable, counted, exports};
 use crate::qp::Qp;
+use crate::waiting::waiting;
 
 /// Bits of `enum rdma_cm_join_mc_attr_mask`.
 const ADDRESS: u32 = 1;
@@ -81,27 +82,29 @@ fn attach(id: &Id, group: &mut Group) -> Result<(), Errno> {
     Ok(())
 }
 
-exports! {
+cancellable! {
     "RDMACM_1.0" fn rdma_join_multicast(id: In<RdmaCmId>, to: In<libc::sockaddr>, context: *mut c_void) -> c_int {
-        counted(|| {
+        waiting(|| async move {
             let id = IDS.get(id)?;
             id.join(to, false, context)?;
-            complete(&id)?;
+            complete(&id).await?;
             Ok(0)
-        })
+        }) as c_int
     }
     "RDMACM_1.1" fn rdma_join_multicast_ex(id: In<RdmaCmId>, attr: In<RdmaCmJoinMcAttrEx>, context: *mut c_void) -> c_int {
-        counted(|| {
+        waiting(|| async move {
             let (id, attr) = (IDS.get(id)?, attr.get()?);
             let flags = if attr.comp_mask & JOIN_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
             if attr.comp_mask & ADDRESS == 0 || attr.comp_mask & !(ADDRESS | JOIN_FLAGS) != 0 || flags > SEND_ONLY {
                 return Err(INVALID);
             }
             id.join(In::of(attr.addr), flags == SEND_ONLY, context)?;
-            complete(&id)?;
+            complete(&id).await?;
             Ok(0)
-        })
+        }) as c_int
     }
+}
+exports! {
     "RDMACM_1.0" fn rdma_leave_multicast(id: In<RdmaCmId>, to: In<libc::sockaddr>) -> c_int {
         counted(|| IDS.get(id)?.leave(to).map(|()| 0))
     }

@@ -91,15 +91,28 @@ pub(super) fn handle(signal: c_int, flags: c_int) {
     unsafe { libc::sigaction(signal, &raw const action, null_mut()) };
 }
 
+const NONE: *mut c_void = null_mut();
+
 /// The calls that sleep until there is an event.
-fn calls() -> [Call; 3] {
+fn calls() -> [Call; 4] {
     let context = open();
     let symbol = |name, node| common::symbol(name, node).unwrap();
     let channel = call!(@ symbol("ibv_create_comp_channel", "IBVERBS_1.0"), (context) -> *mut c_void);
     let events = call!(@ symbol("rdma_create_event_channel", "RDMACM_1.0"), () -> *mut c_void);
     let room = || Box::leak(Box::new([0_usize; 4])).as_mut_ptr() as usize;
     let call = |at, first: usize| Call::new(at, &[first, room(), room()]);
+    // An endpoint whose calls wait for their events.
+    let (mut hints, mut found, mut listener) = ([0_i32; 64], NONE, NONE);
+    (hints[0], hints[3]) = (1, 0x0106);
+    let cm = |name| symbol(name, "RDMACM_1.0");
+    let here = c"127.0.0.1".as_ptr();
+    let resolved = call!(@ cm("rdma_getaddrinfo"), (here, 0, hints.as_ptr(), &raw mut found) -> c_int);
+    assert_eq!(resolved, 0, "{}", errno());
+    let created = call!(@ cm("rdma_create_ep"), (&raw mut listener, found, 0, 0) -> c_int);
+    assert_eq!((created, call!(@ cm("rdma_listen"), (listener, 4) -> c_int)), (0, 0), "{}", errno());
+    call!(@ cm("rdma_freeaddrinfo"), (found) -> ());
     [
+        call(cm("rdma_get_request"), listener as usize),
         call(symbol("ibv_get_cq_event", "IBVERBS_1.1"), channel as usize),
         call(symbol("ibv_get_async_event", "IBVERBS_1.1"), context as usize),
         call(symbol("rdma_get_cm_event", "RDMACM_1.0"), events as usize),
