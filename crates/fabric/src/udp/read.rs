@@ -149,11 +149,13 @@ impl Reader {
             let several = self.busy >= BUSY_CALLS && self.ask == Ask::All;
             let count = match self.receive(fd, several, counters) {
                 Ok(n) => n,
-                Err(e) => {
-                    if !matches!(e, libc::EAGAIN | libc::EINTR) {
-                        counters.recv_errors += 1;
-                    }
+                Err(libc::EAGAIN) => {
                     self.found_nothing(fd, tap.is_some());
+                    return outcome;
+                }
+                Err(e) => {
+                    counters.recv_errors += u64::from(e != libc::EINTR);
+                    self.busy = 0;
                     return outcome;
                 }
             };
@@ -193,7 +195,7 @@ mod tests {
 
     use hca_core::{AddressVector, Gid};
 
-    use super::super::refusals::{BUDGET, Ends, NOW, counter, packet};
+    use super::super::refusals::{BUDGET, Call, Ends, NOW, counter, packet, refusing};
     use super::*;
     use crate::{Fabric, PathId, Tap, TapFrame};
 
@@ -252,9 +254,9 @@ mod tests {
         assert_eq!(counter(&e.b, "icrc_errors") + counter(&e.b, "short_packets"), 0);
     }
 
-    #[test]
-    fn a_train_that_was_merged_before_the_kernel_cuts_them_is_read_with_its_segments() {
-        let mut e = Ends::new(61);
+    /// Ends of which the receiver has just had the kernel merge trains no more, and a train that came before.
+    fn ends_with_the_rest(salt: u32) -> Ends {
+        let mut e = Ends::new(salt);
         let rest = (0..2 * LONE_IN_A_ROW).position(|_| {
             e.put(1, 1, 20);
             e.send();
@@ -269,7 +271,24 @@ mod tests {
         e.b.reader.ask = Ask::AllOfTheRest;
         e.put(10, 3, 20);
         e.send();
+        e
+    }
+
+    #[test]
+    fn a_train_that_was_merged_before_the_kernel_cuts_them_is_read_with_its_segments() {
+        let mut e = ends_with_the_rest(61);
         assert_eq!(e.receive(3), [10, 11, 12].map(|n| packet(n, 20)));
+    }
+
+    #[test]
+    fn a_call_that_fails_does_not_say_that_no_train_waits() {
+        for (salt, errno, counted) in [(67, libc::EINTR, 0), (68, libc::ENOMEM, 1)] {
+            let mut e = ends_with_the_rest(salt);
+            let b = &mut e.b;
+            refusing(&[Call::Receive], errno, || b.recv(NOW, BUDGET, &mut |_| panic!("nothing can come")));
+            assert_eq!(counter(&e.b, "recv_errors"), counted);
+            assert_eq!(e.receive(3), [10, 11, 12].map(|n| packet(n, 20)), "error {errno}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Tests of send calls that the kernel refuses at run time, and their effect on trains and on the flow's
+//! Tests of calls that the kernel refuses at run time, and their effect on trains and on the flow's
 //! Identification.
 //!
 //! A seccomp filter, which any process may put on a thread of its own, answers the chosen send calls with
@@ -18,7 +18,7 @@ use crate::{Fabric, OpenError, PathId, RxBudget, TxBatch};
 pub(super) const NOW: Instant = Instant::from_nanos(1_000_000);
 pub(super) const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
 
-/// Send calls that can be told apart.
+/// Calls that can be told apart.
 #[derive(Clone, Copy)]
 pub(super) enum Call {
     /// One packet on a connected socket.
@@ -29,11 +29,13 @@ pub(super) enum Call {
     Several,
     /// The probe that learns a flow's Identification.
     Probe,
+    /// To receive one datagram, and all that is told of it.
+    Receive,
 }
-use Call::{Packet, Probe, Several, Train};
+use Call::{Packet, Probe, Receive, Several, Train};
 
 /// Runs `f` on a thread whose `calls` fail with `errno`.
-fn refusing<R: Send>(calls: &[Call], errno: i32, f: impl FnOnce() -> R + Send) -> R {
+pub(super) fn refusing<R: Send>(calls: &[Call], errno: i32, f: impl FnOnce() -> R + Send) -> R {
     let program = program(calls, errno);
     std::thread::scope(|s| {
         let run = s.spawn(move || {
@@ -57,6 +59,7 @@ fn program(calls: &[Call], errno: i32) -> Vec<libc::sock_filter> {
         match call {
             Train => out.extend([number, equal(libc::SYS_sendmsg as u32, 0, 1), refuse]),
             Several => out.extend([number, equal(libc::SYS_sendmmsg as u32, 0, 1), refuse]),
+            Receive => out.extend([number, equal(libc::SYS_recvmsg as u32, 0, 1), refuse]),
             Packet => {
                 out.extend([number, equal(libc::SYS_sendto as u32, 0, 3), address, equal(0, 0, 1), refuse]);
             }
