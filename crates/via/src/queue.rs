@@ -123,6 +123,9 @@ impl WorkQueue {
     pub(crate) fn which(&self) -> Queue {
         self.which
     }
+    pub(crate) fn qp(&self) -> QpHandle {
+        self.qp
+    }
     #[inline]
     pub(crate) fn is_of(&self, qp: QpHandle) -> bool {
         self.qp == qp

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use hca_core::{DeviceError, Notify};
+use hca_core::{DeviceError, Notify, QpHandle};
 use hca_turn_lock::{Guard, OUTER, TurnLock};
 use hca_verbs::{CompletionQueue, Completions, Context, CqRef, Wc};
 
@@ -46,8 +46,21 @@ pub(crate) struct State {
     taken: Vec<bool>,
     /// Of a completion queue that the program created; `None` for the one of a VI.
     entries: Option<Entries>,
-    /// VIs with something to tell once the lock is released.
-    news: Vec<(Arc<ViShared>, ErrorKind)>,
+    /// To be told once the lock is released.
+    news: Vec<News>,
+}
+
+/// A VI's error, of the queue pair that it had then.
+struct News {
+    vi: Arc<ViShared>,
+    qp: QpHandle,
+    kind: ErrorKind,
+}
+
+impl News {
+    fn of(queue: &WorkQueue, kind: ErrorKind) -> Self {
+        Self { vi: Arc::clone(queue.vi()), qp: queue.qp(), kind }
+    }
 }
 
 /// The entries of a completion queue that the program created.
@@ -146,8 +159,8 @@ fn release(state: Guard<'_, State, OUTER>) {
 fn tell(mut state: Guard<'_, State, OUTER>) {
     let news = std::mem::take(&mut state.news);
     release(state);
-    for (vi, kind) in news {
-        vi.tell(kind);
+    for News { vi, qp, kind } in news {
+        vi.tell(qp, kind);
     }
 }
 
@@ -283,18 +296,14 @@ impl State {
 
 /// Takes note of descriptors that have completed, if there is somebody to tell.
 #[inline(always)]
-fn note(queue: &mut WorkQueue, entries: &mut Option<Entries>, news: &mut Vec<(Arc<ViShared>, ErrorKind)>) {
+fn note(queue: &mut WorkQueue, entries: &mut Option<Entries>, news: &mut Vec<News>) {
     if entries.is_some() || queue.has_news() {
         note_all(queue, entries, news);
     }
 }
-fn note_all(
-    queue: &mut WorkQueue,
-    entries: &mut Option<Entries>,
-    news: &mut Vec<(Arc<ViShared>, ErrorKind)>,
-) {
+fn note_all(queue: &mut WorkQueue, entries: &mut Option<Entries>, news: &mut Vec<News>) {
     if let Some(kind) = queue.take_news() {
-        news.push((Arc::clone(queue.vi()), kind));
+        news.push(News::of(queue, kind));
     }
     let Some(entries) = entries else { return };
     if entries.closed {
@@ -302,7 +311,7 @@ fn note_all(
     }
     for _ in 0..queue.take_count() {
         if entries.waiting.len() == entries.depth {
-            news.push((Arc::clone(queue.vi()), ErrorKind::Overrun));
+            news.push(News::of(queue, ErrorKind::Overrun));
             return;
         }
         entries.waiting.push_back((queue.vi().id(), queue.which()));

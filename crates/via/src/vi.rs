@@ -278,18 +278,18 @@ impl ViShared {
         Ok(())
     }
 
-    /// One of the queues says that something has failed; or a completion queue has overrun.
+    /// One of the queues says that something has failed on this queue pair; or a completion queue has overrun. The VI may
+    /// have another queue pair by now, and a connection that has not failed.
     #[cold]
-    pub(crate) fn tell(&self, kind: ErrorKind) {
+    pub(crate) fn tell(&self, qp: QpHandle, kind: ErrorKind) {
         if kind == ErrorKind::Overrun {
             return self.nic.handlers.raise(&AsyncError { kind, vi: self.id });
         }
         let mut link = self.link();
-        if self.state() == ViState::Connected {
+        if self.state() == ViState::Connected && link.control.handle() == qp {
             self.lose(&mut link);
-            let handle = link.control.handle();
             drop(link);
-            self.raise(kind, handle);
+            self.raise(kind, qp);
         }
     }
     /// The connection has ended.
