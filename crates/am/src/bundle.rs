@@ -207,6 +207,7 @@ impl Bundle {
         }
         Ok(())
     }
+    #[inline]
     pub(crate) fn at(&self, endpoint: EndpointId) -> Result<&Endpoint, Error> {
         // By hand: an error that is made beforehand is dropped in each call.
         match self.endpoints.at(endpoint) {
@@ -427,7 +428,7 @@ impl Bundle {
     /// # Panics
     /// The error handler has panicked.
     pub fn unmap(&mut self, endpoint: EndpointId, index: usize) -> Result<(), Error> {
-        let link = self.translation(endpoint, index)?.link;
+        let link = self.link_of(endpoint, index)?;
         self.lose(link);
         self.end(link);
         self.at_mut(endpoint)?.translations[index] = None;
@@ -443,11 +444,12 @@ impl Bundle {
         let entry = self.at(endpoint)?.translations.get(index).copied().flatten();
         Ok(entry.map(|translation| (translation.name, translation.tag)))
     }
+    /// The link of a mapped index.
     #[inline]
-    pub(crate) fn translation(&self, endpoint: EndpointId, index: usize) -> Result<Translation, Error> {
+    pub(crate) fn link_of(&self, endpoint: EndpointId, index: usize) -> Result<LinkId, Error> {
         let table = &self.at(endpoint)?.translations;
         match table.get(index) {
-            Some(Some(translation)) => Ok(*translation),
+            Some(Some(translation)) => Ok(translation.link),
             _ => Err(Error::Index { index, len: table.len() }),
         }
     }
@@ -455,8 +457,9 @@ impl Bundle {
     ///
     /// # Errors
     /// There is no such endpoint, or the index is not mapped.
+    #[inline]
     pub fn outstanding(&self, endpoint: EndpointId, index: usize) -> Result<usize, Error> {
-        let id = self.translation(endpoint, index)?.link;
+        let id = self.link_of(endpoint, index)?;
         Ok(match self.link(id) {
             Some(Link { side: Side::Mapped(mapped), .. }) => mapped.open.len(),
             _ => 0,
@@ -467,7 +470,7 @@ impl Bundle {
     /// # Errors
     /// There is no such endpoint, or the index is not mapped.
     pub fn is_reachable(&self, endpoint: EndpointId, index: usize) -> Result<bool, Error> {
-        let id = self.translation(endpoint, index)?.link;
+        let id = self.link_of(endpoint, index)?;
         Ok(matches!(self.link(id), Some(Link { side: Side::Mapped(Mapped { down: false, .. }), .. })))
     }
     /// The most bytes of a medium message to a mapped index (`AM_MaxMedium`), and the bytes of the peer's segment.
@@ -475,7 +478,7 @@ impl Bundle {
     /// # Errors
     /// There is no such endpoint, or the index is not mapped.
     pub fn limits(&self, endpoint: EndpointId, index: usize) -> Result<(usize, u64), Error> {
-        let id = self.translation(endpoint, index)?.link;
+        let id = self.link_of(endpoint, index)?;
         let peer = self.link(id).and_then(|link| link.peer).ok_or(Error::Unreachable)?;
         Ok((peer.max_medium as usize, peer.segment_len))
     }

@@ -39,6 +39,14 @@ pub(crate) struct Endpoint {
     pub(crate) translations: Vec<Option<Translation>>,
 }
 
+impl Endpoint {
+    /// No two endpoints have one generation.
+    #[inline]
+    fn is(&self, id: EndpointId) -> bool {
+        self.id.generation == id.generation
+    }
+}
+
 /// The endpoints of a bundle, by their places. The place of one that was freed is used again.
 #[derive(Default)]
 pub(crate) struct Endpoints(Vec<Option<Endpoint>>);
@@ -60,14 +68,14 @@ impl Endpoints {
     }
     #[inline]
     pub(crate) fn at(&self, id: EndpointId) -> Option<&Endpoint> {
-        self.0.get(id.place())?.as_ref().filter(|own| own.id == id)
+        self.0.get(id.place())?.as_ref().filter(|own| own.is(id))
     }
     #[inline]
     pub(crate) fn at_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
-        self.0.get_mut(id.place())?.as_mut().filter(|own| own.id == id)
+        self.0.get_mut(id.place())?.as_mut().filter(|own| own.is(id))
     }
     pub(crate) fn take(&mut self, id: EndpointId) -> Option<Endpoint> {
-        self.0.get_mut(id.place())?.take_if(|own| own.id == id)
+        self.0.get_mut(id.place())?.take_if(|own| own.is(id))
     }
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Endpoint> {
         self.0.iter().flatten()
@@ -106,6 +114,7 @@ pub(crate) struct Mapped {
 }
 
 impl Link {
+    #[inline]
     pub(crate) fn segment(&self) -> Remote {
         self.peer.map_or(Remote::default(), |peer| Remote {
             addr: peer.segment_addr,

@@ -169,7 +169,7 @@ impl Bundle {
     /// There is no such endpoint, the index is not mapped, or the peer has gone.
     #[inline]
     pub fn sync(&mut self, endpoint: EndpointId, index: usize) -> Result<(), Error> {
-        let id = self.translation(endpoint, index)?.link;
+        let id = self.link_of(endpoint, index)?;
         let mut pause = Pause::default();
         loop {
             match self.lower.accesses(id, &mut self.events) {
@@ -192,7 +192,7 @@ impl Bundle {
         offset: u64,
         len: u64,
     ) -> Result<(LinkId, Remote), Error> {
-        let id = self.translation(endpoint, index)?.link;
+        let id = self.link_of(endpoint, index)?;
         let Some(link) = self.link(id) else { return Err(Error::Unreachable) };
         let segment = link.segment();
         if len > MAX_BULK {
@@ -215,7 +215,7 @@ impl Bundle {
         waits: bool,
     ) -> Result<(), Error> {
         instrument::begin();
-        let id = self.translation(endpoint, index)?.link;
+        let id = self.link_of(endpoint, index)?;
         self.credit(id, waits)?;
         let link = self.link(id).ok_or(Error::Unreachable)?;
         let max_medium = link.peer.map_or(0, |peer| peer.max_medium as usize);

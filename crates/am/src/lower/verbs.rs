@@ -639,6 +639,7 @@ impl Lower for Verbs {
             Source::Segment(..) => Err(Unsent::Down),
         }
     }
+    #[inline]
     fn is_near(&self, id: LinkId) -> bool {
         matches!(self.links.get(id.place()), Some(Some((_, link))) if link.near)
     }
