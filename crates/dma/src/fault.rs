@@ -313,7 +313,10 @@ mod tests {
     }
     /// Pages of which some are not there, or forbidden.
     fn with_hole(is_forbidden: bool) -> *mut u8 {
-        let at = map(libc::PROT_READ | libc::PROT_WRITE, 0, LEN);
+        /// Far from where the kernel maps by itself: another test's thread would get the hole.
+        static PLACE: AtomicUsize = AtomicUsize::new(0x1100_0000_0000);
+        let place = PLACE.fetch_add(LEN + PAGE, Ordering::Relaxed);
+        let at = map(libc::PROT_READ | libc::PROT_WRITE, place, LEN);
         if is_forbidden {
             map(libc::PROT_NONE, at.addr() + HOLE.start, HOLE.len());
         } else {

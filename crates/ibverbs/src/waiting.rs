@@ -34,7 +34,7 @@ unsafe extern "C-unwind" {
     fn pthread_testcancel();
 }
 
-/// What a thread sleeps on.
+/// A thread's sleep: on descriptors, or on a word.
 #[derive(Clone, Copy)]
 enum Bed {
     /// Descriptors, until one of them has an event, for so long.
@@ -85,7 +85,7 @@ type Call = Pin<Box<dyn Future<Output = Result<isize, Errno>>>>;
 thread_local! {
     /// The calls that the thread sleeps in: several if the handler of a signal makes one as well.
     static CALLS: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
-    /// What the call that is polled asks to sleep on.
+    /// The sleep that the call asks for which is polled.
     static WANTED: Cell<Option<Bed>> = const { Cell::new(None) };
     /// The result of the sleep before the call is polled again.
     static SLEPT: Cell<c_int> = const { Cell::new(0) };
@@ -182,7 +182,7 @@ pub(crate) fn waiting<F: Future<Output = Result<isize, Errno>> + 'static>(call: 
                 Some((place, error)) => {
                     SLEPT.set(error);
                     CALLS.with_borrow_mut(|calls| {
-                        // Those above it are of handlers that did not return.
+                        // Calls above it are of handlers that did not return.
                         calls.truncate(place + 1);
                         calls.pop().expect("the call is kept while its thread sleeps")
                     })

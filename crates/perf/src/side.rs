@@ -633,7 +633,7 @@ mod tests {
             for message in (1..2000).step_by(2) {
                 assert!(near.post(stamp(message)).unwrap());
                 take(&mut far, 1);
-                // It was given up, and the next one is under way as its answer comes.
+                // The message was given up, and the next one is under way as its answer comes.
                 assert!(near.post(stamp(message + 1)).unwrap());
                 assert!(far.post_answer(stamp(0)).unwrap());
                 assert!(!hears(&mut near, message + 1), "{service}, {size} bytes: message {message}");

@@ -55,7 +55,7 @@ fn a_refused_request_waits_for_its_timer_whatever_else_is_to_be_sent() {
     p.settle();
     p.fire(A);
     p.log.clear();
-    // What is posted meanwhile, and answers to the peer, must not carry it along.
+    // Requests that are posted meanwhile, and answers to the peer, must not carry it along.
     p.send(A, SendOp::Write(remote(0)), 0, 8);
     assert!(p.send_at_once(A) || !p.a.qp.wants_transmit());
     p.send(B, SendOp::Read(remote(0)), 0, 8);

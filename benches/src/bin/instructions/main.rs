@@ -10,6 +10,7 @@
 mod border;
 mod clock;
 mod layers;
+mod udp;
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
@@ -73,7 +74,7 @@ const CASES: [Case; 43] = [
     ("rc_send_4096", || rc_send(4096)),
     ("rc_burst_8", || rc_burst(LOOPBACK)),
     ("udp_poll_empty", || poll_empty(UDP)),
-    ("udp_ping_8", udp_ping),
+    ("udp_ping_8", udp::ping),
     ("shm_ping_8", || shm_ping(SHM)),
     ("shm_packets_ping_8", || shm_ping(SHM_PACKETS)),
     ("shm_ping_raw_8", || shm_ping_raw(false)),
@@ -358,35 +359,6 @@ fn counted_shm_ping(a: &mut End, b: &mut End, id: u64) {
 
 fn shm_ping_once(a: &mut End, b: &mut End, id: u64) {
     one_way(a, b, id);
-    one_way(b, a, id);
-}
-
-/// One message of 8 bytes there, and one back, over UDP, each after a poll that finds nothing. A round is both. What the
-/// kernel does is not counted.
-fn udp_ping() {
-    let (mut a, mut b) = ends(UDP);
-    for end in [&mut a, &mut b] {
-        for buf in end.pd.alloc_many(64, 8).expect("there is memory") {
-            end.qp.post_recv(buf).expect("the queue has room");
-        }
-    }
-    for id in 1..=ROUNDS {
-        udp_ping_once(&mut a, &mut b, id);
-    }
-    for id in 1..=ROUNDS {
-        counted_udp_ping(&mut a, &mut b, id);
-    }
-}
-
-#[inline(never)]
-fn counted_udp_ping(a: &mut End, b: &mut End, id: u64) {
-    udp_ping_once(a, b, id);
-}
-
-fn udp_ping_once(a: &mut End, b: &mut End, id: u64) {
-    b.cq.poll(&mut b.wcs);
-    one_way(a, b, id);
-    a.cq.poll(&mut a.wcs);
     one_way(b, a, id);
 }
 

@@ -309,7 +309,7 @@ fn a_process_without_room_for_an_array_is_told_to_the_others() {
             |rank| if rank == lacking { 64 } else { MEMORY },
             |mut process| {
                 let made = process.spread::<u64>(100);
-                // What fails at one process takes no room at the others.
+                // An array that fails at one process takes no room at the others.
                 let small = process.spread::<u64>(8);
                 process.finish().unwrap();
                 (made, small)

@@ -49,7 +49,7 @@ counters! {
     rx_trains,
     /// System calls for receiving.
     recv_calls,
-    /// Those of them that asked for a datagram's source alone.
+    /// System calls for receiving that asked for a datagram's source alone.
     recv_calls_for_source,
     /// Errors of receive calls.
     recv_errors,

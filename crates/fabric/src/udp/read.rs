@@ -38,7 +38,7 @@ const SHORT_BYTES: usize = 512;
 /// datagrams one is asked for its traffic class.
 const LONE_IN_A_ROW: u32 = 64;
 
-/// What receive calls for one datagram ask the kernel to tell.
+/// The answers that a receive call for one datagram asks the kernel for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ask {
     /// Everything; trains are merged.
@@ -261,7 +261,7 @@ mod tests {
             e.put(1, 1, 20);
             e.send();
             e.b.recv(NOW, BUDGET, &mut |_| {});
-            // It finds nothing, and has the kernel merge no more when so many came alone.
+            // Finds nothing. The kernel merges trains no more once so many datagrams came alone.
             e.b.recv(NOW, BUDGET, &mut |_| {});
             e.b.reader.ask == Ask::AllOfTheRest
         });

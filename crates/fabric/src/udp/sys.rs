@@ -216,7 +216,7 @@ pub(crate) struct Datagram<'a> {
 #[derive(Clone, Copy)]
 struct ControlBuffer([u8; CONTROL_BYTES]);
 
-/// What a system call returned, or the number of its error.
+/// The count that a system call returned, or the number of its error.
 #[inline]
 fn counted(n: libc::c_long) -> Result<usize, i32> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error().raw_os_error().unwrap_or(0))

@@ -34,7 +34,7 @@ impl World {
         let n = self.ends[e].host;
         for &wr_id in requests {
             let host = self.hosts[n].as_mut().expect("the node is up");
-            // Those of an XRC domain stay in their queues, whose completions are not the queue pair's.
+            // Requests of an XRC domain stay in their queues, whose completions are not the queue pair's.
             let Some(srq) = host.srq.as_mut().filter(|_| self.ends[e].shares) else {
                 let qpn = self.ends[e].qpn;
                 return Err(

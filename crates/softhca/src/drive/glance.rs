@@ -16,7 +16,7 @@ use crate::patience;
 pub(crate) struct Glance {
     /// Where it is seen that the network has input.
     network: hca_fabric::Glance,
-    /// It is seen there.
+    /// `network` shows where input is seen.
     shows: bool,
     /// How often the engine had been changed when this was made.
     changes: u32,

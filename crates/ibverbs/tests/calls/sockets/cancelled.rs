@@ -164,7 +164,7 @@ fn a_thread_that_waits_for_all_bytes_is_cancelled_and_loses_none() {
     assert_eq!([client, server].map(|socket| cm!(rclose(socket))), [0; 2]);
 }
 
-/// What a thread has is gone by the time when a program's destructors run, which may call, too.
+/// A thread's own data are gone by the time when a program's destructors run, which may call, too.
 #[test]
 fn a_thread_that_ends_waits_for_a_socket_in_its_destructors() {
     let test = "sockets::cancelled::a_thread_that_ends_waits_for_a_socket_in_its_destructors";

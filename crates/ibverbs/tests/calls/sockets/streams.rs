@@ -132,7 +132,7 @@ fn a_connection_whose_number_or_address_has_no_place_is_not_lost() {
         }
     }
     assert_eq!(events(listener, libc::POLLIN, 60_000), libc::POLLIN);
-    // Those of the process are open already.
+    // The process's own are open already.
     let before = descriptors(8);
     let refused = (cm!(raccept(listener, NONE, NONE)), errno());
     descriptors(before);
