@@ -121,14 +121,14 @@ fn guarded<T>(call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno(libc::EIO)))
 }
 unsafe extern "C-unwind" {
-    fn ppoll(
+    pub(crate) fn ppoll(
         fds: *mut libc::pollfd,
         count: libc::nfds_t,
         timeout: *const libc::timespec,
         mask: *const libc::sigset_t,
     ) -> c_int;
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
-    fn pthread_testcancel();
+    pub(crate) fn pthread_testcancel();
 }
 /// Runs a call in which the thread is not cancelled (6): a panic handler would end the process then.
 fn steady<T>(call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {

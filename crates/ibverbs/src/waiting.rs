@@ -1,8 +1,8 @@
 //! Calls that wait in the middle of what they do, and whose thread may be cancelled there (`pthread_cancel`).
 //!
-//! Such a call is a future. The C library unwinds the frames of a cancelled thread, which are to have no destructors, so
-//! the future is kept beside them while the thread sleeps ([`CALLS`]). The end of the thread drops it, and with it what
-//! the call has.
+//! A call that waits is a future. The C library unwinds the frames of a cancelled thread, and no frame may have a
+//! destructor. So the future is kept beside the frames while the thread sleeps ([`CALLS`]). The end of the thread drops
+//! the future, and with it all that the call has.
 //!
 //! Invariants, beside those of `entry`:
 //! 1. A [`Bed`] names memory that a future borrows which [`asleep`] is a part of. The thread sleeps on it before that
@@ -20,18 +20,11 @@ use core::sync::atomic::AtomicU32;
 use core::task::{Context, Poll, Waker};
 use std::future::Future;
 
-use crate::entry::{Errno, Sleep, counted};
+use crate::entry::{Errno, Sleep, counted, ppoll, pthread_testcancel};
 
 unsafe extern "C-unwind" {
-    fn ppoll(
-        fds: *mut libc::pollfd,
-        count: libc::nfds_t,
-        timeout: *const libc::timespec,
-        mask: *const libc::sigset_t,
-    ) -> c_int;
     fn syscall(number: c_long, ...) -> c_long;
     fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
-    fn pthread_testcancel();
 }
 
 /// A thread's sleep: on descriptors, or on a word.

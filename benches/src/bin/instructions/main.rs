@@ -233,6 +233,15 @@ struct End {
     wcs: Completions,
 }
 
+impl End {
+    /// Posts so many requests to receive `len` bytes.
+    fn post_receives(&mut self, count: usize, len: usize) {
+        for buf in self.pd.alloc_many(count, len).expect("there is memory") {
+            self.qp.post_recv(buf).expect("the queue has room");
+        }
+    }
+}
+
 fn end(device: &str) -> Result<End, Failure> {
     end_of(Arc::new(open_exactly(&device.parse()?)?))
 }
@@ -286,9 +295,7 @@ fn counted_post_recv(qp: &mut QueuePair<Rc>, buf: Buf) {
 fn poll_empty(device: &str) {
     let (mut a, mut b) = ends(device);
     // So that they have met.
-    for buf in b.pd.alloc_many(BURST as usize, 8).expect("there is memory") {
-        b.qp.post_recv(buf).expect("the queue has room");
-    }
+    b.post_receives(BURST as usize, 8);
     rc_burst_once(&mut a, &mut b);
     for _ in 0..ROUNDS {
         counted_poll_empty(&mut a);
@@ -304,9 +311,7 @@ fn counted_poll_empty(a: &mut End) {
 fn rc_send(len: usize) {
     let (mut a, mut b) = ends(LOOPBACK);
     let source = a.pd.alloc(len).expect("there is memory").freeze();
-    for buf in b.pd.alloc_many(8, len).expect("there is memory") {
-        b.qp.post_recv(buf).expect("the queue has room");
-    }
+    b.post_receives(8, len);
     for _ in 0..ROUNDS / 2 {
         rc_send_once(&mut a, &mut b, &source);
     }
@@ -341,9 +346,7 @@ fn rc_send_once(a: &mut End, b: &mut End, source: &hca::FrozenBuf) {
 fn shm_ping(device: &str) {
     let (mut a, mut b) = ends(device);
     for end in [&mut a, &mut b] {
-        for buf in end.pd.alloc_many(64, 8).expect("there is memory") {
-            end.qp.post_recv(buf).expect("the queue has room");
-        }
+        end.post_receives(64, 8);
     }
     // Both take part in meeting each other.
     rc_burst_once(&mut a, &mut b);
@@ -372,9 +375,7 @@ fn shm_turns() {
         .collect();
     for (a, b) in &mut pairs {
         for end in [&mut *a, &mut *b] {
-            for buf in end.pd.alloc_many(64, 8).expect("there is memory") {
-                end.qp.post_recv(buf).expect("the queue has room");
-            }
+            end.post_receives(64, 8);
         }
         rc_burst_once(a, b);
     }
@@ -669,9 +670,7 @@ fn mlx5_write() {
 fn rc_burst(device: &str) {
     let (mut a, mut b) = ends(device);
     (a.wcs, b.wcs) = (Completions::with_capacity(64), Completions::with_capacity(64));
-    for buf in b.pd.alloc_many(2 * BURST as usize, 8).expect("there is memory") {
-        b.qp.post_recv(buf).expect("the queue has room");
-    }
+    b.post_receives(2 * BURST as usize, 8);
     // Until all that only the first ones need is done.
     for _ in 0..2 * ROUNDS / BURST {
         rc_burst_once(&mut a, &mut b);
