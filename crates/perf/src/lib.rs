@@ -11,6 +11,7 @@
 //! | [`layers`] | LogP of verbs, VIs, Active Messages, global memory and Portals |
 //! | [`batches`], [`child`] | times below the step of the clock; other processes of the same program |
 //! | `side` | one side's queue pair and memory, through the safe verbs |
+//! | `stamps` | the stamps that the messages of a latency carry |
 //! | `run` | the measuring side; [`Pair`] starts it |
 //! | [`peer`] | the side that answers |
 //! | `json` | [`Row`]: the results of one row |
@@ -38,6 +39,7 @@ pub mod portals;
 pub mod probe;
 mod run;
 mod side;
+mod stamps;
 
 use std::time::Duration;
 

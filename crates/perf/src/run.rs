@@ -16,6 +16,7 @@ use super::control::{FromPeer, PROTOCOL, Phase, ToPeer};
 use super::json::Row;
 use super::plan::{Case, Layer, Op, Service, Size};
 use super::side::{Side, stamp};
+use super::stamps::Stamps;
 use crate::Failure;
 use crate::interrupt::{interrupted, unless_interrupted};
 use crate::probe::{self, Placement};
@@ -310,7 +311,7 @@ impl Pair {
         }
         let mut side = self.meet(case, phase)?;
         let pace = Pace::new(&mut self.channel, limit, case.size);
-        let mut run = Run { side: &mut side, pace, case, out: Measured::new() };
+        let mut run = Run::new(&mut side, pace, case);
         match phase {
             Phase::Latency => run.latency()?,
             Phase::Stream => run.stream()?,
@@ -557,10 +558,15 @@ struct Run<'a> {
     side: &'a mut Side,
     pace: Pace<'a>,
     case: &'a Case,
+    /// How long one waits for a message of an unreliable service.
+    lost_after: Duration,
     out: Measured,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(side: &'a mut Side, pace: Pace<'a>, case: &'a Case) -> Self {
+        Self { side, pace, case, lost_after: LOST_AFTER, out: Measured::new() }
+    }
     fn reliable(&self) -> bool {
         self.case.service == Service::Rc
     }
@@ -570,9 +576,12 @@ impl Run<'_> {
         let halves = if matches!(self.case.op, Op::Send | Op::Write) { 2 } else { 1 };
         let begin = Instant::now();
         let (mut t0, mut turns) = (begin, 0_u64);
-        let mut counted_from = begin;
+        let (mut counted_from, mut stamps) = (begin, Stamps::new());
         loop {
-            let answered = self.once(stamp(turns + 1), t0)?;
+            let answered = self.once(stamps.next(), t0)?;
+            if !answered {
+                stamps.lose();
+            }
             let t1 = Instant::now();
             turns += 1;
             match answered {
@@ -601,7 +610,7 @@ impl Run<'_> {
                 return Ok(false);
             }
         }
-        let limit = if self.reliable() { self.pace.patience } else { LOST_AFTER };
+        let limit = if self.reliable() { self.pace.patience } else { self.lost_after };
         let (side, pace) = (&mut *self.side, &mut self.pace);
         let mut gone = false;
         let here = if self.case.op == Op::Write {
@@ -673,5 +682,57 @@ impl Run<'_> {
             asked = asked || self.side.finish()?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Answers WRITEs, but keeps the answer to one, which it sends in the place of a later one: just before a stamp of
+    /// the same byte would come. Returns how often it saw the stamp of the kept one.
+    fn answer_one_late(mut far: Side, messages: u64) -> u64 {
+        const KEPT: u64 = 20;
+        let (mut last, mut kept) = (0, 0);
+        for _ in 0..messages {
+            let flag = far.wait_flag(|flag| flag != last);
+            last = flag;
+            kept += u64::from(flag == KEPT);
+            if flag != KEPT {
+                while !far.post(flag).unwrap() {
+                    far.poll().unwrap();
+                }
+            }
+            if flag == KEPT - 1 && kept > 0 {
+                assert!(far.post(KEPT).unwrap());
+            }
+        }
+        kept
+    }
+
+    #[test]
+    fn a_late_answer_to_a_write_of_a_byte_is_not_that_to_a_later_message() {
+        const MESSAGES: u64 = 300;
+        let device = "loopback://late-writes?progress=inline".parse().unwrap();
+        let opened = hca::open_exactly(&device).unwrap();
+        let case = Case { op: Op::Write, service: Service::Uc, size: Size::of(1), foreign: false };
+        let side = || Side::new(&opened, &case, Phase::Latency).unwrap();
+        let (mut near, mut far) = (side(), side());
+        let (a, b) = (near.endpoint(), far.endpoint());
+        near.connect(&b, Mtu::B1024).unwrap();
+        far.connect(&a, Mtu::B1024).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut channel = Channel::over_tcp(&stream, None).unwrap();
+        let pace = Pace::new(&mut channel, Limit::Count(MESSAGES), case.size);
+        let far = std::thread::spawn(move || answer_one_late(far, MESSAGES + 1 + WARM_UP));
+        let mut run = Run::new(&mut near, pace, &case);
+        // As long as a busy machine may take for the others.
+        run.lost_after = Duration::from_secs(1);
+        run.latency().unwrap();
+        assert_eq!((run.out.messages, run.out.errors), (MESSAGES, 1));
+        assert_eq!(far.join().unwrap(), 1);
     }
 }
