@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hca::cm::wire::{Info, PrivateData, Reason, Rep, Req, Resolution};
-use hca::cm::{Event, Failure};
-use hca::hca_core::Gid;
+use hca::cm::{Event, Failure, UDP_QKEY};
+use hca::hca_core::{Gid, Qpn};
 
 use super::abi::{RdmaCmEvent, RdmaConnParam, RdmaEventChannel, RdmaEventParam, RdmaUdParam};
 use super::border::{Field, Registry};
@@ -79,12 +79,12 @@ pub(super) fn occur(note: &Note) -> Option<*mut RdmaCmEvent> {
         What::User { kind, status, arg } => {
             Some(Content { kind: *kind, status: *status, param: Param::Arg(*arg), child: None })
         }
-        What::Joined { group, context } => super::multicast::joined(id, *group).map(|joined| match joined {
-            Err(e) => Content { status: -e.0, ..Kind::MulticastError.into() },
-            Ok(ud) => {
-                let ud = RdmaUdParam { private_data: *context as *const u8, ..ud };
-                Content { param: Param::Ud(ud, Vec::new()), ..Kind::MulticastJoin.into() }
-            }
+        What::Joined { group, context } => super::multicast::joined(id, *group).map(|joined| {
+            let of_group = of_datagrams(*group, Qpn::MULTICAST.raw(), UDP_QKEY.raw());
+            let ud = RdmaUdParam { private_data: *context as *const u8, ..of_group };
+            let (kind, status) =
+                joined.map_or_else(|e| (Kind::MulticastError, -e.0), |()| (Kind::MulticastJoin, 0));
+            Content { status, param: Param::Ud(ud, Vec::new()), ..kind.into() }
         }),
         What::Request(child) => request(id, child),
         What::Cm(event) => changed(id, event),
@@ -194,7 +194,7 @@ fn of_reply(reply: &Rep) -> RdmaConnParam {
     }
 }
 /// The destination of datagrams to a peer or a group.
-pub(super) fn of_datagrams(gid: Gid, qp_num: u32, qkey: u32) -> RdmaUdParam {
+fn of_datagrams(gid: Gid, qp_num: u32, qkey: u32) -> RdmaUdParam {
     RdmaUdParam { private_data: null(), private_data_len: 0, ah_attr: path_to(gid, 0), qp_num, qkey }
 }
 

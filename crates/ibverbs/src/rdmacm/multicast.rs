@@ -3,13 +3,12 @@
 use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use hca::cm::UDP_QKEY;
-use hca::hca_core::{Gid, Qpn};
+use hca::hca_core::Gid;
 
-use super::abi::{RdmaCmId, RdmaCmJoinMcAttrEx, RdmaUdParam};
+use super::abi::{RdmaCmId, RdmaCmJoinMcAttrEx};
 use super::border::address;
 use super::channel::What;
-use super::event::{complete, of_datagrams};
+use super::event::complete;
 use super::id::{Group, IDS, Id, Phase};
 use crate::entry::{Errno, INVALID, In, cancellable, counted, exports};
 use crate::qp::Qp;
@@ -65,11 +64,10 @@ impl Id {
 }
 
 /// Makes the queue pair a member, when the program takes the event of a join. `None`: another thread has left the group.
-pub(super) fn joined(id: &Arc<Id>, gid: Gid) -> Option<Result<RdmaUdParam, Errno>> {
+pub(super) fn joined(id: &Arc<Id>, gid: Gid) -> Option<Result<(), Errno>> {
     let mut state = id.state();
     let group = state.groups.iter_mut().find(|group| group.gid == gid)?;
-    let attached = attach(id, group);
-    Some(attached.map(|()| of_datagrams(gid, Qpn::MULTICAST.raw(), UDP_QKEY.raw())))
+    Some(attach(id, group))
 }
 fn attach(id: &Id, group: &mut Group) -> Result<(), Errno> {
     if !group.sends_only

@@ -217,6 +217,33 @@ fn a_group_that_is_left_before_the_event_of_its_join_has_none() {
 }
 
 #[test]
+fn the_event_of_a_join_that_comes_to_nothing_has_the_programs_pointer() {
+    const UDP: usize = 0x0111;
+    const MULTICAST_ERROR: u32 = 13;
+    let channel = channel();
+    let ip = own_ip(channel);
+    let mut id: *mut c_void = null_mut();
+    assert_eq!(cm!(rdma_create_id(channel, &raw mut id, 0, UDP)), 0, "{}", errno());
+    let own = address(ip, 0);
+    assert_eq!(cm!(rdma_bind_addr(id, &raw const own)), 0, "{}", errno());
+    let mut attr = crate::abi::IbvQpInitAttr { qp_type: 4, ..init_attr(null_mut()) };
+    assert_eq!(cm!(rdma_create_qp(id, 0, &raw mut attr)), 0, "{}", errno());
+    let group = [239, 1, 2, 5];
+    let gid = std::net::Ipv4Addr::from(group).to_ipv6_mapped().octets();
+    assert_eq!(call!(ibv_attach_mcast(field(id, 24), gid.as_ptr(), 0) -> c_int), 0);
+    let (to, mut context) = (address(group, 0), 0_u8);
+    let context = &raw mut context;
+    assert_eq!(cm!(rdma_join_multicast(id, &raw const to, context)), 0, "{}", errno());
+    let event = next(channel);
+    assert_eq!((event.id, event.kind), (id, MULTICAST_ERROR));
+    assert_ne!(event.status, 0, "the queue pair is a member already");
+    assert_eq!(field(event.at, 24), context.cast());
+    event.ack();
+    assert_eq!(cm!(rdma_leave_multicast(id, &raw const to)), 0, "{}", errno());
+    destroy(id);
+}
+
+#[test]
 fn calls_wait_for_their_events_where_there_is_no_channel() {
     let channel = channel();
     let (listener, port) = listener(channel);
