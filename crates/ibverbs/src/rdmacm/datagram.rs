@@ -8,6 +8,7 @@ use core::net::SocketAddr;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use hca::cm::{DatagramListener, UDP_QKEY, resolve};
@@ -214,22 +215,38 @@ impl Socket {
                 let group = self.group(&port, &mut at, is_any, shares)?;
                 Ok((port, recv, cq, group))
             });
-            let undo = |_: &Errno| opened.iter().for_each(|(.., group)| group.leave(self));
-            let found = found.inspect_err(undo)?;
+            let found = found.inspect_err(|_| self.unbind(opened.iter().map(|(.., group)| group)))?;
             opened.push(found);
         }
-        self.state().local = Some(at);
+        let groups = Vec::from_iter(opened.iter().map(|(.., group)| Arc::clone(group)));
+        let (mut ports, mut gates) = (Vec::new(), Vec::new());
         for (index, (port, recv, cq, group)) in opened.into_iter().enumerate() {
             let (pd, wake) = (port.pd.clone(), Arc::clone(&port.wake));
-            self.change(|state| {
-                let Some(datagrams) = &mut state.datagrams else { return };
-                datagrams.number = at.port();
-                datagrams.ports.push(port);
-                datagrams.groups.push(Arc::clone(&group));
+            let (gate, opens) = channel::<()>();
+            ports.push(port);
+            gates.push(gate);
+            let started = self.thread("hca-rdatagrams", move |socket| {
+                // Where another thread is missing, the gate is dropped.
+                if opens.recv().is_ok() {
+                    socket.receive(index, &pd, recv, cq, &wake, &group);
+                }
             });
-            self.thread("hca-rdatagrams", move |socket| socket.receive(index, &pd, recv, cq, &wake, &group))?;
+            started.inspect_err(|_| self.unbind(&groups))?;
         }
+        self.change(|state| {
+            let Some(datagrams) = &mut state.datagrams else { return };
+            (datagrams.number, datagrams.ports, datagrams.groups) = (at.port(), ports, groups);
+            state.local = Some(at);
+        });
+        gates.iter().for_each(|gate| _ = gate.send(()));
         Ok(())
+    }
+    /// Takes the socket out of the groups of a bind that failed, whose ports are free afterwards.
+    fn unbind<'a>(&self, groups: impl IntoIterator<Item = &'a Arc<Group>> + Clone) {
+        groups.clone().into_iter().for_each(|group| group.leave(self));
+        groups.into_iter().for_each(|group| group.wait_for_end());
+        // What others of the groups have handed over.
+        self.change(|state| state.datagrams.iter_mut().for_each(|datagrams| datagrams.arrived.clear()));
     }
     /// The group of the socket at an address of a device, whose port is chosen if it is 0.
     fn group(

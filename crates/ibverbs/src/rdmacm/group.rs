@@ -74,13 +74,14 @@ impl Group {
         let group = Arc::new(Self::default());
         let (own, control) = (Arc::downgrade(socket), control.clone());
         lock(&group.members).all.push(Member { socket: own, control, peer: None, shares });
+        let (of_thread, at) = (Arc::clone(&group), listener.address());
+        // Nobody joins a group without its thread.
         let mut groups = lock(GROUPS.get());
-        groups.retain(|_, group| group.strong_count() > 0);
-        groups.insert(listener.address(), Arc::downgrade(&group));
-        drop(groups);
-        let of_thread = Arc::clone(&group);
         let started = hca_process::spawn("hca-rnames", move || of_thread.answer(listener));
-        started.map(|_| group).map_err(|_| Errno(libc::EAGAIN))
+        started.map_err(|_| Errno(libc::EAGAIN))?;
+        groups.retain(|_, group| group.strong_count() > 0);
+        groups.insert(at, Arc::downgrade(&group));
+        Ok(group)
     }
     /// Answers those who ask for the port until its sockets are closed.
     fn answer(&self, listener: DatagramListener) {

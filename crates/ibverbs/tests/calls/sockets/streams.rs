@@ -319,3 +319,61 @@ fn a_socket_that_can_not_listen_on_each_device_listens_on_none() {
     assert_eq!(cm!(rlisten(both, 8)), 0, "{}", errno());
     assert_eq!([client, both].map(|socket| cm!(rclose(socket))), [0; 2]);
 }
+
+/// The port that a socket is bound to.
+fn own_port(socket: c_int) -> u16 {
+    let (mut at, mut len) = (address([0; 4], 0), 16_u32);
+    assert_eq!(cm!(rgetsockname(socket, &raw mut at, &raw mut len)), 0, "{}", errno());
+    u16::from_be(at.sin_port)
+}
+/// A socket of datagrams that shares its port.
+fn sharing() -> c_int {
+    let (socket, reuse) = (cm!(rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0)), 1_i32);
+    assert!(socket >= 0, "{}", errno());
+    let set = cm!(rsetsockopt(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, &raw const reuse, 4));
+    assert_eq!(set, 0, "{}", errno());
+    socket
+}
+
+#[test]
+fn a_datagram_socket_that_the_system_has_no_thread_for_is_not_bound() {
+    let test = "sockets::streams::a_datagram_socket_that_the_system_has_no_thread_for_is_not_bound";
+    if !alone(test, "alone") {
+        return;
+    }
+    let [first, second] = [(); 2].map(|()| sharing());
+    let at = address([127, 0, 0, 1], 0);
+    assert_eq!(cm!(rbind(first, &raw const at, 16)), 0, "{}", errno());
+    let at = address([127, 0, 0, 1], own_port(first));
+    forbid(&[libc::SYS_clone, libc::SYS_clone3]);
+    // The port has its thread, and only that of the socket is missing.
+    for round in 0..2 {
+        let bound = (cm!(rbind(second, &raw const at, 16)), errno());
+        assert_eq!(bound, (-1, libc::EAGAIN), "round {round}");
+        assert_eq!(own_port(second), 0, "round {round}");
+    }
+    assert_eq!([first, second].map(|socket| cm!(rclose(socket))), [0; 2]);
+}
+
+#[test]
+fn a_datagram_socket_that_can_not_be_bound_to_each_device_holds_no_port_of_one() {
+    let test =
+        "sockets::streams::a_datagram_socket_that_can_not_be_bound_to_each_device_holds_no_port_of_one";
+    let devices = "a=udp://127.0.0.21?share=yes b=udp://127.0.0.22?share=yes";
+    if !alone_with(test, "two", [("HCA_DEVICES", devices)]) {
+        return;
+    }
+    let [on_second, both, on_first] = [(); 3].map(|()| cm!(rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0)));
+    let bind = |socket, ip, port| {
+        let at = address(ip, port);
+        (cm!(rbind(socket, &raw const at, 16)), errno())
+    };
+    assert_eq!(bind(on_second, [127, 0, 0, 22], 0).0, 0);
+    let port = own_port(on_second);
+    assert_eq!(bind(both, [0; 4], port), (-1, libc::EADDRINUSE));
+    assert_eq!(own_port(both), 0);
+    assert_eq!(bind(on_first, [127, 0, 0, 21], port).0, 0, "{}", errno());
+    assert_eq!([on_second, on_first].map(|socket| cm!(rclose(socket))), [0; 2]);
+    assert_eq!(bind(both, [0; 4], port).0, 0, "{}", errno());
+    assert_eq!(cm!(rclose(both)), 0);
+}
