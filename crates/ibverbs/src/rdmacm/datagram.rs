@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::changes::ring;
 use super::device::CmDevice;
 use super::group::Group;
-use super::stream::{Socket, State, at_device, verbs};
+use super::stream::{Phase, Socket, State, at_device, verbs};
 use crate::entry::{Errno, INVALID};
 
 /// The sender's port, before the datagram.
@@ -61,6 +61,8 @@ struct Name {
 #[derive(Default)]
 pub(super) struct Datagrams {
     ports: Vec<Port>,
+    /// How many of their threads receive.
+    receiving: usize,
     number: u16,
     /// The groups of the port's addresses, one for each device.
     groups: Vec<Arc<Group>>,
@@ -162,6 +164,18 @@ impl Datagrams {
     }
 }
 
+impl State {
+    /// A thread that receives datagrams has ended. Where that was the last one of a socket that goes on, the devices have
+    /// failed.
+    pub(super) fn receiver_ended(&mut self) {
+        let Some(datagrams) = &mut self.datagrams else { return };
+        datagrams.receiving = datagrams.receiving.saturating_sub(1);
+        if datagrams.receiving == 0 && !self.closing {
+            self.phase = Phase::Failed(Errno(libc::EIO));
+        }
+    }
+}
+
 impl Port {
     /// Posts a datagram, if there is a buffer for it.
     fn post(&mut self, from: u16, to: &UdPeer, bytes: &[u8]) -> Option<Result<(), Errno>> {
@@ -229,13 +243,15 @@ impl Socket {
                 // Where another thread is missing, the gate is dropped.
                 if opens.recv().is_ok() {
                     socket.receive(index, &pd, recv, cq, &wake, &group);
+                    socket.change(State::receiver_ended);
                 }
             });
             started.inspect_err(|_| self.unbind(&groups))?;
         }
         self.change(|state| {
             let Some(datagrams) = &mut state.datagrams else { return };
-            (datagrams.number, datagrams.ports, datagrams.groups) = (at.port(), ports, groups);
+            (datagrams.number, datagrams.receiving) = (at.port(), ports.len());
+            (datagrams.ports, datagrams.groups) = (ports, groups);
             state.local = Some(at);
         });
         gates.iter().for_each(|gate| _ = gate.send(()));

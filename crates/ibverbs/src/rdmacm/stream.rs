@@ -544,7 +544,11 @@ impl Socket {
     /// The events of `poll` that have happened.
     pub(super) fn events(&self) -> i16 {
         let state = self.state();
-        let mut events = 0;
+        let mut events = match state.phase {
+            Phase::Open if !state.free.is_empty() => libc::POLLOUT,
+            Phase::Failed(_) => libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP,
+            _ => 0,
+        };
         if let Some(datagrams) = &state.datagrams {
             events |= if datagrams.has_arrived() { libc::POLLIN } else { 0 };
             return events | if datagrams.has_room() { libc::POLLOUT } else { 0 };
@@ -554,11 +558,6 @@ impl Socket {
         }
         if state.ended {
             events |= libc::POLLRDHUP;
-        }
-        match state.phase {
-            Phase::Open if !state.free.is_empty() => events |= libc::POLLOUT,
-            Phase::Failed(_) => events |= libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP,
-            _ => {}
         }
         events
     }

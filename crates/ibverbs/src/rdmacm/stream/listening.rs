@@ -7,7 +7,7 @@ use std::time::Instant;
 use hca::cm::Listener;
 use hca::verbs::Context;
 
-use super::{Counted, LINGER, LISTEN_LOOK, Lane, Phase, Socket, verbs};
+use super::{Counted, LINGER, LISTEN_LOOK, Lane, Phase, Socket, State, verbs};
 use crate::entry::{Errno, INVALID};
 
 impl Socket {
@@ -19,7 +19,7 @@ impl Socket {
         run: impl FnOnce(&Arc<Self>, &L) + Send + 'static,
     ) -> Result<(), Errno> {
         self.state().listening += 1;
-        let counted = Counted(Arc::clone(self), |state| state.listening -= 1);
+        let counted = Counted(Arc::clone(self), State::listener_ended);
         self.thread(name, move |socket| {
             // The port is free before that is told.
             let (_counted, listener) = (counted, listener);
@@ -54,7 +54,7 @@ impl Socket {
     }
     /// Ends the listening on all devices, and the connections that nobody takes any more.
     pub(super) fn listen_no_more(&self) {
-        self.change(|state| state.phase = Phase::New);
+        self.change(|state| (state.phase, state.backlog) = (Phase::New, 0));
         self.wait_until(Instant::now() + LINGER, |state| state.listening == 0);
         let waiting = std::mem::take(&mut self.state().accepted);
         waiting.into_iter().for_each(Self::end);
@@ -110,7 +110,8 @@ impl Socket {
     /// process has no descriptor left, it waits on.
     pub(in super::super) async fn accept(&self) -> Result<(c_int, Arc<Self>), Errno> {
         let accepted = self.until(true, |state| match state.phase {
-            Phase::Listening => {
+            // A socket that has listened gives its connections away first, and then tells its error.
+            Phase::Listening | Phase::Failed(_) if state.backlog > 0 => {
                 let given = state.accepted.front()?.give();
                 Some(given.and_then(|number| Ok((number, state.accepted.pop_front().ok_or(INVALID)?))))
             }
@@ -119,5 +120,15 @@ impl Socket {
         });
         // There is room for another one.
         accepted.await.inspect(|_| self.changes.tell())
+    }
+}
+
+impl State {
+    /// A thread with a listener has ended. Where that was the last one of a socket that goes on, the devices have failed.
+    fn listener_ended(&mut self) {
+        self.listening -= 1;
+        if self.listening == 0 && self.phase == Phase::Listening && !self.closing {
+            self.phase = Phase::Failed(Errno(libc::EIO));
+        }
     }
 }

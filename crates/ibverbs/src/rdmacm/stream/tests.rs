@@ -60,3 +60,44 @@ fn a_socket_that_listens_no_more_has_no_connections_that_wait() {
     assert_eq!((listening.state().accepted.len(), before.state().closing), (0, true));
     assert_eq!(listening.events() & libc::POLLIN, 0);
 }
+
+/// As when the thread's device has failed.
+#[test]
+fn a_socket_without_a_device_that_listens_gives_its_connections_away_and_then_tells_its_error() {
+    let socket = Socket::new().unwrap();
+    (socket.state().phase, socket.state().backlog) = (Phase::Listening, 8);
+    assert!(socket.offer(&Socket::new().unwrap()));
+    let [(go, gone), (more, no_more)] = [(); 2].map(|()| channel::<()>());
+    socket.listening("fails", (), move |_, ()| _ = gone.recv()).unwrap();
+    socket.listening("fails-later", (), move |_, ()| _ = no_more.recv()).unwrap();
+    let (tell, told) = channel();
+    let caller = Arc::clone(&socket);
+    let accept = move || {
+        (0..2).for_each(|_| tell.send(finish(caller.accept()).map(|(number, _)| number)).unwrap());
+    };
+    std::thread::spawn(accept);
+    let next = || told.recv_timeout(Duration::from_secs(10)).expect("it does not wait for ever");
+    drop(go);
+    let number = next().expect("the connection that waited");
+    Socket::close(number).unwrap();
+    socket.wait_until(Instant::now() + LINGER, |state| state.listening == 1);
+    assert_eq!(socket.state().phase, Phase::Listening, "another device listens");
+    assert_eq!(socket.events(), 0);
+    drop(more);
+    assert_eq!(next().unwrap_err().0, libc::EIO);
+    let all = libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP;
+    assert_eq!(socket.events(), all);
+}
+
+#[test]
+fn a_datagram_socket_without_a_device_that_receives_says_so() {
+    let socket = Socket::new().unwrap();
+    socket.state().datagrams = Some(Datagrams::default());
+    let (tell, told) = channel();
+    let caller = Arc::clone(&socket);
+    std::thread::spawn(move || tell.send(finish(caller.recv_datagram(false, true)).map(drop)));
+    socket.change(State::receiver_ended);
+    let ended = told.recv_timeout(Duration::from_secs(10)).expect("it does not wait for ever");
+    assert_eq!(ended.map_err(|e| e.0), Err(libc::EIO));
+    assert_ne!(socket.events() & libc::POLLERR, 0);
+}
