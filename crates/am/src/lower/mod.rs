@@ -27,9 +27,9 @@ const AN_ANSWER: u32 = 3;
 const POLLS_A_LOOK: u32 = 8;
 /// Bytes of registered memory through which bytes of the program's go, piece by piece: few enough to stay in the caches
 /// from the copy to the write.
-pub(crate) const STAGE: usize = 1 << 16;
+pub(crate) const STAGE: usize = 1 << 17;
 /// Pieces of so many bytes that are under way at most.
-const STAGES: usize = 4;
+const STAGES: usize = 8;
 
 /// Payloads of so many bytes and more are written so that the CPU of a near peer reads them quickly, which takes them from
 /// there: devices lend SENDs of such lengths.

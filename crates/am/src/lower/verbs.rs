@@ -653,7 +653,7 @@ impl Lower for Verbs {
             Source::Segment(Segment(Place::Verbs(mr)), range) => {
                 let link = self.link(id)?;
                 // A program that waits for room carries out what it posted, which the adapter's thread does otherwise.
-                if link.near && link.accesses >= STAGES && range.len() > STAGE && !link.down {
+                if link.accesses >= STAGES && range.len() > STAGE && !link.down {
                     self.until_sends = 1;
                     return Err(Unsent::Full);
                 }

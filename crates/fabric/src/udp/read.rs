@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | in a row | several | yes | everything |
 //! | one by one | one | yes | everything |
-//! | one by one, short, on loopback | one | no | its source |
+//! | one by one, short, seldom two at once, on loopback | one | no | its source |
 //!
 //! Over loopback a ping-pong of 8 bytes takes 5 % less time by the last row: the control messages, which tell the size
 //! of a train's packets and the traffic class, cost the kernel 100 ns in each datagram, and the room for them 70 ns in
@@ -34,9 +34,13 @@ const STREAM_CALLS: u32 = 32;
 const LARGE_TRAIN: usize = 4;
 /// A longer datagram is of a stream.
 const SHORT_BYTES: usize = 512;
-/// Short datagrams that came alone, one after the other, after which the next are expected to do so. Of so many such
-/// datagrams one is asked for its traffic class.
-const LONE_IN_A_ROW: u32 = 64;
+/// Short packets that came alone, after which the next are expected to do so.
+const LONE: u32 = 64;
+/// A packet that came behind another, or in its train, is worth so many that came alone: a message with the
+/// acknowledgement of another is cheaper as a train, which the kernel does not cut.
+const NOT_ALONE: u32 = 4;
+/// Of so many datagrams one is asked for its traffic class.
+const SAMPLE: u32 = 64;
 
 /// The answers that a receive call for one datagram asks the kernel for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,8 +58,10 @@ pub(super) struct Reader {
     slots: RxSlots,
     /// Receive calls in a row that found something.
     busy: u32,
-    /// Short datagrams in a row that came alone.
+    /// Short packets that came alone, up to [`LONE`], less [`NOT_ALONE`] for each that did not.
     lone: u32,
+    /// Datagrams until the next that is asked for its traffic class.
+    until_sample: u32,
     ask: Ask,
     /// The traffic class of each datagram counts: it is read, or a network may mark packets on their way here.
     needs_class: bool,
@@ -63,7 +69,14 @@ pub(super) struct Reader {
 
 impl Reader {
     pub(super) fn new(on_loopback: bool) -> Self {
-        Self { slots: RxSlots::new(RX_SLOTS), busy: 0, lone: 0, ask: Ask::All, needs_class: !on_loopback }
+        Self {
+            slots: RxSlots::new(RX_SLOTS),
+            busy: 0,
+            lone: 0,
+            until_sample: 0,
+            ask: Ask::All,
+            needs_class: !on_loopback,
+        }
     }
 
     /// Asks for the traffic class of each datagram from now on.
@@ -72,7 +85,7 @@ impl Reader {
         self.ask_all(fd);
     }
 
-    /// Lone datagrams are no longer expected.
+    /// Lone packets are no longer expected.
     #[inline]
     fn ask_all(&mut self, fd: BorrowedFd<'_>) {
         self.lone = 0;
@@ -94,7 +107,7 @@ impl Reader {
     fn found_nothing(&mut self, fd: BorrowedFd<'_>) {
         self.busy = 0;
         match self.ask {
-            Ask::All if self.lone >= LONE_IN_A_ROW && !self.needs_class => self.merge(fd, false),
+            Ask::All if self.lone >= LONE && !self.needs_class => self.merge(fd, false),
             Ask::AllOfTheRest => self.ask = Ask::Source,
             _ => {}
         }
@@ -106,7 +119,7 @@ impl Reader {
         counters.recv_calls += 1;
         if several {
             self.slots.recv_many(fd)
-        } else if self.ask == Ask::Source && !self.lone.is_multiple_of(LONE_IN_A_ROW) {
+        } else if self.ask == Ask::Source && self.until_sample > 0 {
             counters.recv_calls_for_source += 1;
             self.slots.recv_from(fd).map(|()| 1)
         } else {
@@ -149,7 +162,8 @@ impl Reader {
                 }
             };
             let (before, bytes_before) = (outcome.packets, bytes);
-            let mut alone = count == 1;
+            let (behind, mut alone) = (self.busy > 0, count == 1);
+            self.until_sample = self.until_sample.checked_sub(1).unwrap_or(SAMPLE - 1);
             for slot in 0..count {
                 let Some(datagram) = self.slots.datagram(slot) else { continue };
                 bytes += datagram.bytes.len();
@@ -157,11 +171,17 @@ impl Reader {
                 outcome.packets += receiver.deliver(now, &datagram, counters, tap, sink);
             }
             self.busy = if several && count < RX_SLOTS / 2 { 0 } else { self.busy.saturating_add(1) };
-            let few = outcome.packets - before < LARGE_TRAIN;
-            if alone && few && bytes - bytes_before <= SHORT_BYTES && self.busy < STREAM_CALLS {
-                self.lone = self.lone.wrapping_add(1);
-            } else {
+            let packets = outcome.packets - before;
+            let few = packets < LARGE_TRAIN;
+            if !alone || !few || bytes - bytes_before > SHORT_BYTES || self.busy >= STREAM_CALLS {
                 self.ask_all(fd);
+            } else if packets == 1 && !behind {
+                self.lone = LONE.min(self.lone + 1);
+            } else {
+                self.lone = self.lone.saturating_sub(NOT_ALONE);
+                if self.lone == 0 {
+                    self.ask_all(fd);
+                }
             }
             // A lone small datagram is most likely the last: that an answer leaves at once is worth
             // more than to look. Nothing is missed, as the descriptor stays readable.
@@ -195,7 +215,7 @@ mod tests {
         let dgid = Gid::from_ip(e.b.attr().local);
         let path = e.a.open_path(&AddressVector { dgid, traffic_class: class, ..AddressVector::default() });
         let path = path.expect("the peer is on this machine");
-        for _ in 0..LONE_IN_A_ROW + 4 {
+        for _ in 0..LONE + 4 {
             lone(&mut e, path);
         }
         (e, path)
@@ -240,10 +260,42 @@ mod tests {
         assert_eq!(counter(&e.b, "icrc_errors") + counter(&e.b, "short_packets"), 0);
     }
 
+    /// A train of two short packets, as a message with the acknowledgement of another; returns the datagrams of it.
+    fn pair(e: &mut Ends) -> u64 {
+        let before = counter(&e.b, "rx_trains");
+        e.put(1, 2, 20);
+        e.send();
+        assert_eq!(e.receive(2), [packet(1, 20), packet(2, 20)]);
+        counter(&e.b, "rx_trains") - before
+    }
+
+    #[test]
+    fn trains_of_two_come_whole_if_they_are_many() {
+        let mut e = Ends::new(69);
+        let datagrams: Vec<u64> = (0..2 * LONE).map(|_| pair(&mut e)).collect();
+        assert_eq!((datagrams, calls_for_source(&e)), (vec![1; 2 * LONE as usize], 0), "none is alone");
+        let (mut e, _) = lone_ends(70, CLASS);
+        let datagrams: Vec<u64> = (0..LONE).map(|_| pair(&mut e)).collect();
+        let whole = datagrams.iter().position(|&n| n == 1).expect("they come whole again");
+        assert!(whole as u32 <= LONE / (NOT_ALONE - 1) + 1, "after {whole}");
+        assert!(datagrams[whole..].iter().all(|&n| n == 1), "and stay so");
+    }
+
+    #[test]
+    fn few_trains_of_two_among_lone_packets_are_cut() {
+        let (mut e, path) = lone_ends(71, CLASS);
+        for _ in 0..LONE {
+            for _ in 0..2 * NOT_ALONE {
+                lone(&mut e, path);
+            }
+            assert_eq!(pair(&mut e), 2);
+        }
+    }
+
     /// Ends of which the receiver has just had the kernel merge trains no more, and a train that came before.
     fn ends_with_the_rest(salt: u32) -> Ends {
         let mut e = Ends::new(salt);
-        let rest = (0..2 * LONE_IN_A_ROW).position(|_| {
+        let rest = (0..2 * LONE).position(|_| {
             e.put(1, 1, 20);
             e.send();
             e.b.recv(NOW, BUDGET, &mut |_| {});
@@ -282,7 +334,7 @@ mod tests {
         let (mut e, path) = lone_ends(62, CLASS);
         assert_eq!(lone(&mut e, path), 0, "nobody reads it");
         e.b.read_traffic_class();
-        for _ in 0..3 * LONE_IN_A_ROW {
+        for _ in 0..3 * LONE {
             assert_eq!(lone(&mut e, path), CLASS);
         }
     }
@@ -301,10 +353,10 @@ mod tests {
         let (mut e, path) = lone_ends(63, CLASS);
         let seen = Arc::new(Mutex::new(Vec::new()));
         e.b.set_tap(Some(Box::new(Classes(seen.clone()))));
-        for _ in 0..2 * LONE_IN_A_ROW {
+        for _ in 0..2 * LONE {
             lone(&mut e, path);
         }
-        assert_eq!(*seen.lock().unwrap(), [CLASS; 2 * LONE_IN_A_ROW as usize]);
+        assert_eq!(*seen.lock().unwrap(), [CLASS; 2 * LONE as usize]);
     }
 
     #[test]
@@ -314,9 +366,9 @@ mod tests {
         let av = AddressVector { dgid, traffic_class: CLASS | CONGESTION, ..AddressVector::default() };
         let marked = e.a.open_path(&av).expect("the peer is on this machine");
         assert_eq!(lone(&mut e, unmarked), 0);
-        let until_found = (0..LONE_IN_A_ROW).position(|_| lone(&mut e, marked) & CONGESTION == CONGESTION);
+        let until_found = (0..LONE).position(|_| lone(&mut e, marked) & CONGESTION == CONGESTION);
         assert!(until_found.is_some(), "one of so many is asked");
-        for _ in 0..3 * LONE_IN_A_ROW {
+        for _ in 0..3 * LONE {
             assert_eq!(lone(&mut e, marked), CLASS | CONGESTION);
         }
     }
@@ -324,7 +376,7 @@ mod tests {
     #[test]
     fn long_datagrams_are_no_lone_ones() {
         let mut e = Ends::new(66);
-        for _ in 0..2 * LONE_IN_A_ROW {
+        for _ in 0..2 * LONE {
             e.put(1, 1, SHORT_BYTES);
             e.send();
             assert_eq!(e.receive(1).len(), 1);
@@ -336,7 +388,7 @@ mod tests {
     fn where_a_network_may_mark_packets_all_is_asked_of_each() {
         let mut e = Ends::new(65);
         e.b.reader = Reader::new(false);
-        for _ in 0..2 * LONE_IN_A_ROW {
+        for _ in 0..2 * LONE {
             e.put(1, 1, 20);
             e.send();
             assert_eq!(e.receive(1).len(), 1);
