@@ -1,7 +1,8 @@
 //! Registration for the system's memory barriers while it costs nothing.
 //!
 //! `membarrier` serves a process only after a registration. The kernel carries out the registration of a process with
-//! one thread at once. With several threads it waits for an RCU grace period, 5 to 30 ms, once for each command.
+//! one thread at once. With several threads it waits for an RCU grace period, once for each command: 5 to 30 ms, and
+//! seconds while others spin on all processors.
 
 use std::fs::metadata;
 use std::os::unix::fs::MetadataExt;

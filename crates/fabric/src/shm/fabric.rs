@@ -50,8 +50,8 @@ pub struct ShmFabric {
 }
 
 impl ShmFabric {
-    /// Prepares a process with one thread for ends, which takes milliseconds once the process has several threads. An
-    /// end that is opened without this call is the same.
+    /// Prepares a process with one thread for ends, which takes milliseconds once the process has several threads, or
+    /// seconds while others spin on all processors. An end that is opened without this call is the same.
     pub fn register_while_alone() {
         hca_process::register_while_alone(MembarrierCommand::RegisterGlobalExpedited);
     }
