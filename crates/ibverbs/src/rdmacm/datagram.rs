@@ -214,10 +214,11 @@ impl Port {
 impl Socket {
     /// Binds a socket of datagrams to an address; port 0 chooses one.
     pub(super) fn bind_datagrams(self: &Arc<Self>, at: SocketAddr) -> Result<(), Errno> {
+        let _choosing = self.choosing()?;
         let is_any = at.ip().is_unspecified();
-        self.bind_to(at, &if is_any { CmDevice::all()? } else { vec![CmDevice::at(at.ip())?] })
+        self.bind_to_all(at, &if is_any { CmDevice::all()? } else { vec![CmDevice::at(at.ip())?] })
     }
-    fn bind_to(self: &Arc<Self>, mut at: SocketAddr, devices: &[Arc<CmDevice>]) -> Result<(), Errno> {
+    fn bind_to_all(self: &Arc<Self>, mut at: SocketAddr, devices: &[Arc<CmDevice>]) -> Result<(), Errno> {
         let is_any = at.ip().is_unspecified();
         if self.state().datagrams.as_ref().is_none_or(Datagrams::is_bound) {
             return Err(INVALID);
@@ -344,13 +345,14 @@ impl Socket {
     /// Binds a socket that is not bound, for an address. The address as the device knows it.
     fn bound_towards(self: &Arc<Self>, to: SocketAddr) -> Result<SocketAddr, Errno> {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
-        let bound = self.state().datagrams.as_ref().is_some_and(Datagrams::is_bound);
-        if bound && !to.ip().is_loopback() {
+        let is_bound = || self.state().datagrams.as_ref().is_some_and(Datagrams::is_bound);
+        if is_bound() && !to.ip().is_loopback() {
             return Ok(to);
         }
         let device = CmDevice::towards(to.ip())?;
-        if !bound {
-            self.bind_to(SocketAddr::new(device.ip(), 0), std::slice::from_ref(&device))?;
+        let _choosing = self.choosing()?;
+        if !is_bound() {
+            self.bind_to_all(SocketAddr::new(device.ip(), 0), std::slice::from_ref(&device))?;
         }
         Ok(at_device(to, &device))
     }

@@ -113,6 +113,9 @@ pub(super) struct Socket {
     id: OnceLock<OwnedFd>,
     /// Wakes the thread: the program has read or closed.
     wake: OwnedFd,
+    /// Held by calls that choose what the socket is: `rbind`, `rlisten`, the beginning of `rconnect`, and `rclose`. It is
+    /// taken before the state, and before the lock of another socket.
+    choice: Mutex<()>,
     state: Mutex<State>,
     changes: Changes,
 }
@@ -220,6 +223,7 @@ impl Socket {
         Ok(Arc::new(Self {
             id: OnceLock::new(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            choice: Mutex::new(()),
             state: Mutex::new(State {
                 phase: Phase::New,
                 error_told: false,
@@ -256,6 +260,11 @@ impl Socket {
     }
     pub(super) fn of(number: c_int) -> Result<Arc<Self>, Errno> {
         Self::find(number).ok_or(Errno(libc::EBADF))
+    }
+    /// Has one thread at a time choose what the socket is.
+    pub(super) fn choosing(&self) -> Result<MutexGuard<'_, ()>, Errno> {
+        let choosing = lock(&self.choice);
+        if self.state().closing { Err(Errno(libc::EBADF)) } else { Ok(choosing) }
     }
     pub(super) fn is_datagram(&self) -> bool {
         self.state().datagrams.is_some()
@@ -315,6 +324,10 @@ impl Socket {
 
     /// Binds a socket of streams to an address; port 0 chooses one, which is the socket's until it is closed.
     pub(super) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
+        let _choosing = self.choosing()?;
+        self.bind_to(at)
+    }
+    fn bind_to(&self, at: SocketAddr) -> Result<(), Errno> {
         let is_any = at.ip().is_unspecified();
         let devices = if is_any { CmDevice::all()? } else { vec![CmDevice::at(at.ip())?] };
         let mut state = self.state();
@@ -328,6 +341,19 @@ impl Socket {
         Ok(())
     }
     pub(super) async fn connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), Errno> {
+        self.begin_to_connect(to)?;
+        let done = self.until(true, |state| match state.phase {
+            Phase::Connecting => None,
+            Phase::Failed(e) => {
+                state.error_told = true;
+                Some(Err(e))
+            }
+            _ => Some(Ok(())),
+        });
+        done.await.map_err(|e| if e.0 == libc::EAGAIN { Errno(libc::EINPROGRESS) } else { e })
+    }
+    fn begin_to_connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), Errno> {
+        let _choosing = self.choosing()?;
         match self.state().phase {
             Phase::New => {}
             Phase::Open => return Err(Errno(libc::EISCONN)),
@@ -361,16 +387,7 @@ impl Socket {
         // The program may try again.
         begun.inspect_err(|_| {
             self.change(|state| (state.phase, state.peer, state.local) = (Phase::New, None, local));
-        })?;
-        let done = self.until(true, |state| match state.phase {
-            Phase::Connecting => None,
-            Phase::Failed(e) => {
-                state.error_told = true;
-                Some(Err(e))
-            }
-            _ => Some(Ok(())),
-        });
-        done.await.map_err(|e| if e.0 == libc::EAGAIN { Errno(libc::EINPROGRESS) } else { e })
+        })
     }
 
     /// The life of a connection. A listening socket hears of it once it can be used.
@@ -499,6 +516,8 @@ impl Socket {
     /// Ends a socket that the program has no more, or never had.
     pub(super) fn end(self: Arc<Self>) {
         let (accepted, groups) = {
+            // What another thread is choosing ends with the socket.
+            let _choosing = lock(&self.choice);
             let mut state = self.state();
             (state.closing, state.ending) = (true, true);
             // The program may use its memory for something else now.

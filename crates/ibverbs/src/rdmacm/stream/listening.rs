@@ -31,6 +31,7 @@ impl Socket {
         if self.is_datagram() {
             return Err(Errno(libc::EOPNOTSUPP));
         }
+        let _choosing = self.choosing()?;
         match self.state().phase {
             Phase::New => {}
             // Programs listen a second time for another length of the queue, which has no effect.
@@ -38,7 +39,7 @@ impl Socket {
             _ => return Err(INVALID),
         }
         if self.state().bound.is_empty() {
-            self.bind(([0, 0, 0, 0], 0).into())?;
+            self.bind_to(([0, 0, 0, 0], 0).into())?;
         }
         let backlog = backlog.clamp(1, 4096);
         self.state().backlog = backlog;

@@ -377,3 +377,62 @@ fn a_datagram_socket_that_can_not_be_bound_to_each_device_holds_no_port_of_one()
     assert_eq!(bind(both, [0; 4], port).0, 0, "{}", errno());
     assert_eq!(cm!(rclose(both)), 0);
 }
+
+/// Two calls of two threads at once, in all ways that they may meet.
+fn at_once<T: Send>(one: impl FnOnce() -> T + Send, other: impl FnOnce() -> T + Send) -> [T; 2] {
+    let both = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            both.wait();
+            other()
+        });
+        both.wait();
+        [one(), other.join().unwrap()]
+    })
+}
+
+#[test]
+fn a_socket_that_two_threads_choose_for_at_once_is_one_thing() {
+    let (listener, port) = listening_for(64);
+    let to = address([127, 0, 0, 1], port);
+    for round in 0..20 {
+        let chosen = socket();
+        let connect = || (cm!(rconnect(chosen, &raw const to, 16)), errno());
+        let [listens, connects] = at_once(|| (cm!(rlisten(chosen, 8)), errno()), connect);
+        let refused = [listens, connects].map(|(said, errno)| said < 0 && errno == libc::EINVAL);
+        assert_eq!(refused.iter().filter(|no| **no).count(), 1, "round {round}: {listens:?} {connects:?}");
+        assert_eq!(cm!(rclose(chosen)), 0);
+        let chosen = socket();
+        let connected = at_once(
+            || (cm!(rconnect(chosen, &raw const to, 16)), errno()),
+            || (cm!(rconnect(chosen, &raw const to, 16)), errno()),
+        );
+        assert_eq!(
+            connected.iter().filter(|(said, _)| *said == 0).count(),
+            1,
+            "round {round}: {connected:?}"
+        );
+        assert_eq!(cm!(rclose(chosen)), 0);
+        while events(listener, libc::POLLIN, 0) != 0 {
+            assert_eq!(cm!(rclose(cm!(raccept(listener, NONE, NONE)))), 0);
+        }
+    }
+    assert_eq!(cm!(rclose(listener)), 0);
+}
+
+#[test]
+fn a_datagram_socket_that_two_threads_send_from_first_is_bound_once() {
+    let receiver = sharing();
+    let at = address([127, 0, 0, 1], 0);
+    assert_eq!(cm!(rbind(receiver, &raw const at, 16)), 0, "{}", errno());
+    let to = address([127, 0, 0, 1], own_port(receiver));
+    for round in 0..20 {
+        let sender = sharing();
+        let send =
+            || (cm!(rsendto(sender, b"x".as_ptr(), 1, 0, &raw const to, 16) -> isize), own_port(sender));
+        let [one, other] = at_once(send, send);
+        assert_eq!((one.0, other.0, one.1), (1, 1, other.1), "round {round}: {}", errno());
+        assert_eq!(cm!(rclose(sender)), 0);
+    }
+    assert_eq!(cm!(rclose(receiver)), 0);
+}
