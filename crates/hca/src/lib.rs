@@ -44,7 +44,6 @@
 //! | module | contents |
 //! |---|---|
 //! | `url` | [`DeviceUrl`]: the grammar of device names |
-//! | `narrow` | a network with a smaller path MTU (`mtu=`) |
 //! | `open` | [`open`], `HCA_DEVICE`, from a name to a device |
 //! | [`stat`] | counters of running adapters, shown to their own user |
 //! | [`cm`] | connections by RDMA CM: listeners, connects, resolutions |
@@ -53,7 +52,6 @@
 #![forbid(unsafe_code)]
 
 mod named;
-mod narrow;
 mod open;
 pub mod stat;
 mod url;

@@ -24,7 +24,6 @@ use hca_vfio::{PciFunction, UserOptions};
 use softhca::{Progress, SoftHca};
 use thiserror::Error;
 
-use crate::narrow::Narrow;
 use crate::url::{DeviceUrl, Options, Target, UrlError, Users};
 
 hca_core::debug_as_display!(OpenError);
@@ -169,9 +168,6 @@ pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
     let options = &url.options;
     let (mut fabric, url) = bare_fabric(url)?;
     let fabric_name = fabric.attr().name.clone();
-    if let Some(mtu) = options.mtu {
-        fabric = Box::new(Narrow::new(fabric, mtu));
-    }
     if let Some(fault) = &options.fault {
         fabric = Box::new(Faulty::new(fabric, fault.plan()));
     }
@@ -182,6 +178,7 @@ pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
     let settings = softhca::Options {
         progress: options.progress.unwrap_or_default(),
         lazy_acks: options.lazy_acks.unwrap_or_default(),
+        mtu: options.mtu,
         ..softhca::Options::default()
     };
     let device = SoftHca::open(fabric, settings)

@@ -30,6 +30,7 @@ pub(crate) fn open_with(
         seed: Some(seed),
         clock: Clock::Virtual(clock),
         limits,
+        ..Options::default()
     };
     let device: Arc<dyn Device> = SoftHca::open(fabric, options)?;
     Ok(device)

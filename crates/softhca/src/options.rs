@@ -5,7 +5,7 @@ use core::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hca_core::Instant;
+use hca_core::{Instant, Mtu};
 
 use crate::clock::monotonic_ns;
 use crate::limits::MAX_QPS;
@@ -137,4 +137,6 @@ pub struct Options {
     pub clock: Clock,
     /// The limits of the adapter's objects.
     pub limits: Limits,
+    /// The largest path MTU, where it is less than that of the network.
+    pub mtu: Option<Mtu>,
 }

@@ -157,6 +157,7 @@ impl Bed {
             seed: Some(7),
             clock: Clock::Virtual(clock.clone()),
             limits: Limits { qps: 8, cqs: 4, srqs: 2, mrs: 16, pds: 4, ahs: 4 },
+            ..Options::default()
         };
         let fabric = WireFabric { attr, peer, wire: wire.clone() };
         let device = SoftHca::open(Box::new(fabric), options).expect("an adapter opens");

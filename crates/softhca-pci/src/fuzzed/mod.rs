@@ -132,6 +132,7 @@ impl Bed {
             seed: Some(1),
             clock: Clock::Virtual(clock.clone()),
             limits: LIMITS,
+            ..Options::default()
         };
         let fabric = LoopbackNet::new().attach("10.0.0.1".parse().expect("an address"));
         let hca = SoftHca::open(Box::new(fabric), options).unwrap();

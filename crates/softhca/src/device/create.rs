@@ -111,7 +111,7 @@ impl Engine {
             max_sge: cap.max_send_sge,
             max_inline: cap.max_inline,
             max_message: if init.qp_type == QpType::Ud {
-                self.network.attr().max_mtu.bytes()
+                self.max_mtu.bytes()
             } else {
                 MAX_MESSAGE_BYTES as u32
             },

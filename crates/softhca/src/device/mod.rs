@@ -87,7 +87,8 @@ impl SoftHca {
         // Queue pair numbers begin elsewhere each time an adapter is opened, so that packets to one that is
         // gone do not find its successor at the same address.
         let first_generation = Random::new(seed ^ 1).next() as u32 & 0xffff;
-        let opened_on = fabric.attr().clone();
+        let mut opened_on = fabric.attr().clone();
+        opened_on.max_mtu = options.mtu.unwrap_or(opened_on.max_mtu).min(opened_on.max_mtu);
         let (attr, port) = describe(&opened_on, &l, fabric.groups().map_or(0, |groups| groups.limit()));
         let attention = Arc::new(Attention::new());
         let events = Arc::new(Events::new(attention.clone()));
@@ -103,6 +104,7 @@ impl SoftHca {
         let qps = Slab::beginning_at(l.qps, first_generation, spared);
         let mut engine = Engine::new(Network::new(fabric), qps, tables, Slab::new(l.ahs));
         engine.real_time = !virtual_time;
+        engine.max_mtu = opened_on.max_mtu;
         let calls = engine.core.dormant.calls.clone();
         let sleeper = Sleeper::new(options.progress)?;
         let time = Time::new(options.clock);
@@ -135,10 +137,11 @@ impl SoftHca {
     /// The attributes of the network, some found at run time; in a forked child, those of the time when the adapter was
     /// opened.
     pub fn fabric(&self) -> FabricAttr {
-        if self.shared.fork.is_child() {
-            return self.opened_on.clone();
+        let mut attr = self.opened_on.clone();
+        if !self.shared.fork.is_child() {
+            attr.notes = self.shared.control(|e| e.network.notes());
         }
-        self.shared.control(|e| FabricAttr { notes: e.network.notes(), ..e.network.attr().clone() })
+        attr
     }
     /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for callers whose own
     /// clients choose that byte. If a slot of the table gets the same tag again, the slot's old key becomes valid
@@ -753,5 +756,40 @@ impl MemoryWindows for SoftHca {
             e.leave_pd(pd);
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_core::{Access, AddressVector, Mtu, Pkey, Psn, QpAttr, QpCap, QpInit, QpState, QpType, Qpn};
+    use hca_fabric::LoopbackNet;
+
+    use super::*;
+
+    #[test]
+    fn the_smaller_mtu_of_network_and_options_is_the_ports() {
+        for (mtu, wins) in [(None, Mtu::B4096), (Some(Mtu::B512), Mtu::B512), (Some(Mtu::B4096), Mtu::B4096)]
+        {
+            let fabric = LoopbackNet::new().attach([10, 0, 0, 1].into());
+            let options = Options { mtu, progress: Progress::Inline, ..Options::default() };
+            let hca = SoftHca::open(Box::new(fabric), options).unwrap();
+            assert_eq!((hca.port().active_mtu, hca.fabric().max_mtu), (wins, wins));
+            let (pd, (cq, _port)) = (hca.alloc_pd().unwrap(), hca.create_cq(1).unwrap());
+            let init =
+                QpInit { qp_type: QpType::Uc, send_cq: cq, recv_cq: cq, srq: None, cap: QpCap::default() };
+            let qp = hca.create_qp(pd, &init).unwrap().handle;
+            let (pkey, access) = (Some(Pkey::DEFAULT), Some(Access::empty()));
+            let init = QpAttr { state: Some(QpState::Init), pkey, access, ..QpAttr::default() };
+            hca.modify_qp(qp, &init).unwrap();
+            let larger = QpAttr {
+                state: Some(QpState::Rtr),
+                dest_qpn: Some(Qpn::new(7)),
+                av: Some(AddressVector { dgid: hca.port().gid, ..AddressVector::default() }),
+                path_mtu: Some(Mtu::B1024),
+                rq_psn: Some(Psn::new(0)),
+                ..QpAttr::default()
+            };
+            assert_eq!(hca.modify_qp(qp, &larger).is_err(), wins == Mtu::B512);
+        }
     }
 }

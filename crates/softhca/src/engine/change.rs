@@ -30,13 +30,8 @@ impl Engine {
         attr: &QpAttr,
     ) -> Result<Change<()>, DeviceError> {
         let missing = || unknown("queue pair", qp.index);
-        let port_mtu = self.network.attr().max_mtu;
         let entry = self.core.qps.get(qp.index, qp.generation).ok_or_else(missing)?;
         attr.check(entry.machine.qp_type(), entry.machine.state())?;
-        if let Some(mtu) = attr.path_mtu.filter(|m| *m > port_mtu) {
-            let (value, max) = (mtu.bytes().into(), port_mtu.bytes().into());
-            return Err(TransitionError::Value { what: "path_mtu", value, max }.into());
-        }
         let ends = matches!(attr.state, Some(QpState::Reset | QpState::Error));
         if ends {
             self.acknowledge(now, qp);

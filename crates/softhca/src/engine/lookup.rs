@@ -144,7 +144,7 @@ impl Engine {
             max_rd_atomic_limit: MAX_RD_ATOMIC,
             max_send_wr: res.cap.max_send_wr,
             window_bytes: attr.recv_buffer_bytes.min(u32::MAX as usize) as u32,
-            port_mtu: attr.max_mtu,
+            port_mtu: self.max_mtu,
         });
         let machine = Machine::new(machine, res.shared.clone());
         let entry =

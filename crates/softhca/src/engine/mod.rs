@@ -21,7 +21,7 @@ use core::time::Duration;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use hca_core::wire::Packet;
-use hca_core::{AhHandle, Instant, QpHandle, QpState, QpType, Qpn};
+use hca_core::{AhHandle, Instant, Mtu, QpHandle, QpState, QpType, Qpn};
 use hca_fabric::{PathId, RxBudget, RxPacket, TxBatch};
 use hca_transport::{InPlace, RxMeta, TxSink};
 use hca_turn_lock::Barrier;
@@ -102,6 +102,8 @@ pub(crate) struct Engine {
     short_turns_in_a_row: u32,
     /// Time passes by itself. In a simulation nobody turns again after a turn that found nothing.
     pub(crate) real_time: bool,
+    /// The largest path MTU.
+    pub(crate) max_mtu: Mtu,
     /// When the last whole turn began, in ticks.
     whole_at: u32,
     pub(crate) core: Core,
@@ -203,6 +205,7 @@ impl Engine {
             .near()
             .map(|near| (near.shares_memory(), if near.is_alone() { SHORT_TURNS.0 } else { SHORT_TURNS.1 }));
         Self {
+            max_mtu: network.attr().max_mtu,
             network,
             shares_memory: shares.is_some_and(|s| s.0),
             short_turns: 0,
