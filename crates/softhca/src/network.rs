@@ -19,10 +19,6 @@ pub(crate) enum Network {
 
 impl Network {
     pub(crate) fn new(mut fabric: Box<dyn Fabric>) -> Self {
-        // A box of a fabric is a fabric, too.
-        while (&*fabric as &dyn Any).is::<Box<dyn Fabric>>() {
-            fabric = *expect(fabric);
-        }
         let found = &mut *fabric as &mut dyn Any;
         if found.downcast_ref().is_some_and(ShmFabric::has_messages) {
             return Self::Near(expect(fabric));
@@ -111,14 +107,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_network_of_near_peers_is_found_in_whatever_box_it_comes() {
+    fn the_network_of_near_peers_is_found_where_it_has_messages() {
         let domain = format!("boxes.{}", std::process::id());
         let open = |messages| {
             let options = ShmOptions { messages, ..ShmOptions::default() };
             Box::new(ShmFabric::open(&domain, &options).expect("there is shared memory")) as Box<dyn Fabric>
         };
         assert!(Network::new(open(true)).near().is_some());
-        assert!(Network::new(Box::new(open(true))).near().is_some());
         assert!(Network::new(open(false)).near().is_none(), "it has no messages");
     }
 }

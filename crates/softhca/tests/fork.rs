@@ -18,7 +18,7 @@ use hca_core::{
     Completion, Device, DeviceError, Instant, MrKeys, Notify, OffloadEngine, Payload, PostErrorKind, QpAttr,
     QpState, RecvWr, SendFlags, SendOp, SendWr,
 };
-use hca_fabric::{Capture, Fabric, ShmFabric, ShmOptions, Tap, TapFrame};
+use hca_fabric::{Capture, ShmFabric, ShmOptions, Tap, TapFrame};
 use softhca::{Options, Progress, SoftHca};
 
 /// Messages after the fork.
