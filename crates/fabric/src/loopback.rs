@@ -18,6 +18,7 @@ use crate::flow::{Checked, RxFlows};
 #[cfg(not(loom))]
 use crate::glance::{Glance, InputWord};
 use crate::icrc::{FlowCrc, Icrc};
+use crate::udp::counters;
 use crate::{
     Direction, Fabric, FabricAttr, FabricLink, MulticastGroups, PathError, PathId, QpEnds, RxBudget,
     RxOutcome, RxPacket, Tap, TapFrame, Train, TxBatch,
@@ -241,18 +242,19 @@ struct Path {
     ident: u16,
 }
 
-#[derive(Default)]
-struct LoopbackCounters {
-    tx_packets: u64,
-    tx_bytes: u64,
-    tx_trains: u64,
-    tx_lost_unreachable: u64,
-    tx_lost_full: u64,
-    tx_lost_closed: u64,
-    rx_packets: u64,
-    rx_bytes: u64,
-    icrc_errors: u64,
-    short_packets: u64,
+counters! {
+    LoopbackCounters:
+    tx_packets,
+    tx_bytes,
+    tx_trains,
+    tx_lost_unreachable,
+    /// Packets to queues that were full.
+    tx_lost_no_buffers,
+    tx_lost_closed,
+    rx_packets,
+    rx_bytes,
+    icrc_errors,
+    short_packets,
 }
 
 /// One address of a [`LoopbackNet`].
@@ -424,23 +426,22 @@ impl Fabric for LoopbackFabric {
             let frame = Frame { src, dst, traffic_class, hop_limit, ident: first, segment, len };
             if dst.is_multicast() {
                 self.net.push_to_group(frame, bytes);
-                self.counters.tx_trains += 1;
-                self.counters.tx_packets += packets;
-                self.counters.tx_bytes += len as u64;
-                continue;
-            }
-            if path.queue.as_ref().is_none_or(|q| q.left.load(Ordering::Relaxed)) {
-                path.queue = self.net.queue(path.peer);
-            }
-            match &path.queue {
-                None => self.counters.tx_lost_unreachable += packets,
-                Some(q) if q.push(frame, bytes) => {
-                    self.counters.tx_trains += 1;
-                    self.counters.tx_packets += packets;
-                    self.counters.tx_bytes += train.len as u64;
+            } else {
+                if path.queue.as_ref().is_none_or(|q| q.left.load(Ordering::Relaxed)) {
+                    path.queue = self.net.queue(path.peer);
                 }
-                Some(_) => self.counters.tx_lost_full += packets,
+                let Some(queue) = &path.queue else {
+                    self.counters.tx_lost_unreachable += packets;
+                    continue;
+                };
+                if !queue.push(frame, bytes) {
+                    self.counters.tx_lost_no_buffers += packets;
+                    continue;
+                }
             }
+            self.counters.tx_trains += 1;
+            self.counters.tx_packets += packets;
+            self.counters.tx_bytes += len as u64;
         }
         batch.advance(waiting);
     }
@@ -486,19 +487,8 @@ impl Fabric for LoopbackFabric {
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {
-        let c = &self.counters;
-        let mut push = |name, value| out.push(Counter { name, value });
-        push("tx_packets", c.tx_packets);
-        push("tx_bytes", c.tx_bytes);
-        push("tx_trains", c.tx_trains);
-        push("tx_lost_unreachable", c.tx_lost_unreachable);
-        push("tx_lost_no_buffers", c.tx_lost_full);
-        push("tx_lost_closed", c.tx_lost_closed);
-        push("rx_packets", c.rx_packets);
-        push("rx_bytes", c.rx_bytes);
-        push("icrc_errors", c.icrc_errors);
-        push("short_packets", c.short_packets);
-        push("rx_kernel_drops", self.queue.lock().dropped);
+        self.counters.append(out);
+        out.push(Counter { name: "rx_kernel_drops", value: self.queue.lock().dropped });
         self.flows.counts.append(out);
     }
 

@@ -9,7 +9,7 @@ use libc::sock_filter;
 use socket2::SockFilter;
 
 use super::RoceVersion;
-use crate::share::program::{self, Part};
+use crate::share::program::{self, AND, IF_EQUAL, LOAD_BYTE, LOAD_HALF, LOAD_WORD, Part, RETURN};
 
 /// A jump's target that stands for "drop"; put right when the program is finished.
 const DROP: u8 = 0xff;
@@ -27,16 +27,10 @@ const PACKET_MULTICAST: u32 = 2;
 const FRAGMENT: u32 = 0x3fff;
 const ETHERNET: u32 = EthernetHeader::BYTES as u32;
 
-const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
-const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
 const LOAD_HALF_AT_X: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_IND) as u16;
 const X_IS_IPV4_HEADER: u16 = (libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH) as u16;
 const X_IS: u16 = (libc::BPF_LDX | libc::BPF_W | libc::BPF_IMM) as u16;
-const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
-const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const IF_ANY_BIT: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
-const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 struct Program(Vec<sock_filter>);
 

@@ -4,7 +4,6 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
 
 use hca_core::wire::ROCEV2_PORT;
-use socket2::{Domain, Protocol, Socket, Type};
 
 use super::filter;
 use super::frame::Mac;
@@ -12,6 +11,7 @@ use crate::OpenError;
 use crate::netlink::{Address, Link, Netlink};
 use crate::paths::scoped;
 use crate::udp::sys::set_option;
+use crate::udp::{bind, new_socket};
 
 /// An interface that is up, and an address of it.
 pub(super) struct Place {
@@ -88,17 +88,10 @@ fn choose(link: &Link, own: &[Address], wanted: Option<IpAddr>, bare: bool) -> R
 pub(super) fn guard(place: &Place) -> Result<UdpSocket, OpenError> {
     let local = place.local;
     let io = |doing| move |source| OpenError::Io { doing, local, source };
-    let domain = if local.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
-    let kind = Type::DGRAM.nonblocking().cloexec();
-    let socket = Socket::new(domain, kind, Some(Protocol::UDP)).map_err(io("opening a UDP socket"))?;
+    let socket = new_socket(local).map_err(io("opening a UDP socket"))?;
     socket.attach_filter(&filter::nothing()).map_err(io("closing the UDP socket to packets"))?;
     // Frames of several packets are then dropped as they are; the kernel would cut them first.
     let _ = set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
-    let address = scoped(local, ROCEV2_PORT, place.link);
-    socket.bind(&address.into()).map_err(|e| match e.kind() {
-        std::io::ErrorKind::AddrInUse => OpenError::InUse(local),
-        std::io::ErrorKind::AddrNotAvailable => OpenError::NotLocal(local),
-        _ => io("binding port 4791")(e),
-    })?;
+    bind(&socket, scoped(local, ROCEV2_PORT, place.link))?;
     Ok(socket.into())
 }

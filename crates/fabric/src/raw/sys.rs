@@ -18,7 +18,7 @@
 use core::ptr::NonNull;
 use std::io;
 use std::mem::{offset_of, size_of, zeroed};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -27,6 +27,7 @@ use socket2::Socket;
 
 #[cfg(not(loom))]
 use crate::glance::{Glance, InputWord};
+use crate::udp::sys::set_value;
 
 /// Bytes of a block, in which slots lie; the kernel wants whole pages.
 const BLOCK_BYTES: usize = 1 << 18;
@@ -149,7 +150,7 @@ impl Ring {
             tp_frame_size: shape.slot as u32,
             tp_frame_nr: shape.slots() as u32,
         };
-        set_struct(socket.as_fd(), PACKET_RX_RING, &request)?;
+        set_value(socket.as_fd(), SOL_PACKET, PACKET_RX_RING, &request)?;
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
         // SAFETY: a new mapping at an address of the system's choice touches nothing that exists.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), shape.bytes(), prot, flags, socket, 0) }?;
@@ -237,15 +238,6 @@ pub(super) fn bind(socket: &Socket, link: u32, protocol: u16) -> io::Result<()> 
     let len = size_of_val(&address) as libc::socklen_t;
     // SAFETY: (1) the address lives on the stack for the call.
     match unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn set_struct<T>(fd: BorrowedFd<'_>, name: i32, value: &T) -> io::Result<()> {
-    let at = std::ptr::from_ref(value).cast();
-    // SAFETY: (1) the value outlives the call, and its size is given.
-    match unsafe { libc::setsockopt(fd.as_raw_fd(), SOL_PACKET, name, at, size_of::<T>() as u32) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -10,7 +10,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use super::{KEY_BYTES, MAX_SLOTS};
+use super::{Common, KEY_BYTES, MAX_SLOTS};
 
 /// The kernel takes no more descriptors in a message.
 const MAX_DESCRIPTORS: usize = 253;
@@ -21,30 +21,17 @@ const MAGIC: [u8; 8] = *b"hcashar1";
 /// Behind it come the key and the number of slots.
 const BYTES: usize = MAGIC.len() + KEY_BYTES + 1;
 
-/// The sockets that a joining process receives, and the members' key.
-pub(super) struct Handed {
-    /// The key that members' messages carry, and no others.
-    pub(super) key: [u8; KEY_BYTES],
-    pub(super) slots: u16,
-    /// The listener, the desk's mailbox, the desk, then the others.
-    pub(super) fds: Vec<OwnedFd>,
-}
-
 /// Gives all sockets to a process that joins.
 ///
 /// # Errors
 /// As of `sendmsg`: `ETOOMANYREFS` while too many descriptors of this user are under way.
-pub(super) fn give(
-    to: BorrowedFd<'_>,
-    key: &[u8; KEY_BYTES],
-    slots: u16,
-    fds: &[BorrowedFd<'_>],
-) -> rustix::io::Result<()> {
+pub(super) fn give(to: BorrowedFd<'_>, common: &Common) -> rustix::io::Result<()> {
+    let fds = common.borrowed();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "the space is for {MAX_DESCRIPTORS}");
-    let slots = [slots as u8];
-    let parts = [IoSlice::new(&MAGIC), IoSlice::new(key), IoSlice::new(&slots)];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)), "the space is for {MAX_DESCRIPTORS}");
+    let slots = [common.slots as u8];
+    let parts = [IoSlice::new(&MAGIC), IoSlice::new(&common.key), IoSlice::new(&slots)];
     sendmsg(to, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).map(|_| ())
 }
 
@@ -52,7 +39,7 @@ pub(super) fn give(
 ///
 /// # Errors
 /// This process has no room for the descriptors, or the system refuses the call.
-pub(super) fn take(from: BorrowedFd<'_>) -> io::Result<Option<Handed>> {
+pub(super) fn take(from: BorrowedFd<'_>) -> io::Result<Option<Common>> {
     let mut bytes = [0; BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -75,5 +62,5 @@ pub(super) fn take(from: BorrowedFd<'_>) -> io::Result<Option<Handed>> {
     let (key, slots) = rest.split_first_chunk().expect("a key is shorter");
     let slots = slots[0].into();
     let is_ours = got.bytes == BYTES && magic == MAGIC && fds.len() > 3 && (1..=MAX_SLOTS).contains(&slots);
-    Ok(is_ours.then_some(Handed { key: *key, slots, fds }))
+    Ok(is_ours.then_some(Common { key: *key, slots, fds }))
 }

@@ -43,7 +43,7 @@ use rustix::net::{
 
 use crate::OpenError;
 use crate::cred::PeerCred;
-use crate::udp::Sink;
+use crate::udp::{Sink, counters};
 use strays::{MAX_STRAY, Service, Waiting};
 
 /// The most processes at one address: one message holds no more descriptors.
@@ -139,6 +139,7 @@ impl Names {
 
 /// The sockets that all processes at an address hold.
 struct Common {
+    /// Members' messages carry it, and no others.
     key: [u8; KEY_BYTES],
     slots: u16,
     /// The listener, the desk's mailbox, the desk, then the others.
@@ -164,13 +165,16 @@ impl Common {
     }
 }
 
-/// Counts of the desk's datagrams and of stray packets.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    handed_on: u64,
-    lost: u64,
-    got: u64,
-    desk: u64,
+counters! {
+    Counts:
+    /// Packets for other processes, given to them.
+    strays_handed_on,
+    /// Packets for other processes that did not take them.
+    strays_lost,
+    /// Packets that other processes gave to this one.
+    strays_got,
+    /// Datagrams that this process has read from the desk.
+    desk_datagrams,
 }
 
 /// Takes the next datagram from the desk.
@@ -306,7 +310,7 @@ impl Share {
             let common = Arc::clone(&self.common);
             for _ in 0..LOOK_PACKETS {
                 let Some(n) = next(common.desk().as_fd(), &mut self.only_own(sink)) else { break };
-                self.counts.desk += 1;
+                self.counts.desk_datagrams += 1;
                 packets += n;
             }
         }
@@ -315,11 +319,7 @@ impl Share {
     }
 
     pub(crate) fn counters(&self, out: &mut Vec<Counter>) {
-        let mut push = |name, value| out.push(Counter { name, value });
-        push("strays_handed_on", self.counts.handed_on);
-        push("strays_lost", self.counts.lost);
-        push("strays_got", self.counts.got);
-        push("desk_datagrams", self.counts.desk);
+        self.counts.append(out);
     }
 }
 
@@ -438,12 +438,11 @@ fn ask(
         }
         pause *= 2;
     };
-    let handed = hand::take(connections[answered].as_fd()).map_err(|source| OpenError::Io {
+    hand::take(connections[answered].as_fd()).map_err(|source| OpenError::Io {
         doing: "taking over the sockets of a shared address",
         local,
         source,
-    })?;
-    Ok(handed.map(|h| Common { key: h.key, slots: h.slots, fds: h.fds }))
+    })
 }
 
 /// Whether this is the user of this process.
@@ -567,9 +566,8 @@ fn serve(common: &Common, woken_by: &OwnedFd) {
             continue;
         }
         let until = WallTime::now() + JOIN_PATIENCE;
-        let fds = common.borrowed();
         // Descriptors under way count against the user's limit: the next moment some have arrived.
-        while let Err(Errno::TOOMANYREFS) = hand::give(connection.as_fd(), &common.key, common.slots, &fds) {
+        while let Err(Errno::TOOMANYREFS) = hand::give(connection.as_fd(), common) {
             if WallTime::now() >= until {
                 break;
             }

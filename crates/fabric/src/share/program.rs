@@ -4,15 +4,15 @@ use libc::sock_filter;
 
 use super::desk::{ATTRIBUTE_AT, CLASS_AT, CM, REMOTE_ID_AT, REQUEST_ID_AT, REQUESTS, RESOLVED};
 
-const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
-const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
-const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+pub(crate) const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+pub(crate) const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
+pub(crate) const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
+pub(crate) const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;
-const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+pub(crate) const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
-const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+pub(crate) const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const RETURN_A: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 /// Turns a load at an offset into one at an offset from X.
 const FROM_X: u16 = (libc::BPF_ABS ^ libc::BPF_IND) as u16;

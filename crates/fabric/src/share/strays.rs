@@ -162,7 +162,7 @@ impl Share {
                         return true;
                     }
                     // They were counted as packets that are handed on.
-                    Err(_) => self.counts.lost += 1,
+                    Err(_) => self.counts.strays_lost += 1,
                 }
                 queue.bytes -= message.len();
                 queue.messages.pop_front();
@@ -174,8 +174,8 @@ impl Share {
 
     fn count(&mut self, handed_on: rustix::io::Result<()>) {
         match handed_on {
-            Ok(()) => self.counts.handed_on += 1,
-            Err(_) => self.counts.lost += 1,
+            Ok(()) => self.counts.strays_handed_on += 1,
+            Err(_) => self.counts.strays_lost += 1,
         }
     }
 
@@ -197,7 +197,7 @@ impl Share {
                 sink(&packet);
             }
         }
-        self.counts.got += packets as u64;
+        self.counts.strays_got += packets as u64;
         packets
     }
 }

@@ -13,13 +13,19 @@ use crate::{MulticastGroups, OpenError, RxOutcome, RxPacket, Tap};
 /// Takes packets of the own socket.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&RxPacket<'_>);
 
+/// What counts packets, and sees them.
+#[derive(Default)]
+pub(crate) struct Account {
+    pub(crate) counters: Counters,
+    pub(crate) tap: Option<Box<dyn Tap>>,
+}
+
 /// An end with its sockets, paths and counters.
 pub(crate) struct End {
     pub(crate) rx: RxSocket,
     pub(crate) receiver: Receiver,
     pub(crate) sender: Sender,
-    pub(crate) counters: Counters,
-    pub(crate) tap: Option<Box<dyn Tap>>,
+    pub(crate) account: Account,
     /// The multicast groups, from the first one that was joined on.
     groups: Option<Box<Groups>>,
 }
@@ -36,8 +42,7 @@ impl End {
             rx,
             receiver: Receiver::new(local),
             sender: Sender::new(local, paths, options.segmentation),
-            counters: Counters::default(),
-            tap: None,
+            account: Account::default(),
             groups: None,
         })
     }
@@ -66,14 +71,14 @@ impl End {
             None => own(self, sink),
             Some(mut shared) => {
                 let mut outcome = own(self, &mut shared.share.only_own(sink));
-                let Self { receiver, counters, tap, .. } = self;
-                outcome.packets += shared.look(now, receiver, counters, tap, sink);
+                let Self { receiver, account, .. } = self;
+                outcome.packets += shared.look(now, receiver, account, sink);
                 self.rx.shared = Some(shared);
                 outcome
             }
         };
         if let Some(groups) = &mut self.groups {
-            outcome.packets += groups.recv(now, &mut self.counters, &mut self.tap, sink);
+            outcome.packets += groups.recv(now, &mut self.account, sink);
         }
         outcome
     }
@@ -106,7 +111,7 @@ impl End {
         if let Some(groups) = &self.groups {
             groups.tell_hop_limit(tap.is_some());
         }
-        self.tap = tap;
+        self.account.tap = tap;
     }
 }
 
@@ -119,7 +124,7 @@ impl MulticastGroups for End {
                 none.insert(Box::new(Groups::new(interface, self.rx.attr.recv_buffer_bytes)?))
             }
         };
-        groups.join(group, self.tap.is_some())
+        groups.join(group, self.account.tap.is_some())
     }
 
     fn leave(&mut self, group: IpAddr) {

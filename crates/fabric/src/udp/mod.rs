@@ -199,19 +199,29 @@ fn allow_no_checksum(socket: &Socket, at: IpAddr) -> io::Result<()> {
 fn bound(at: SocketAddr, in_group: bool) -> Result<Socket, OpenError> {
     let local = at.ip();
     let io = |doing| move |source| OpenError::Io { doing, local, source };
-    let domain = if local.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
-    let socket = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))
-        .map_err(io("opening a UDP socket"))?;
+    let socket = new_socket(local).map_err(io("opening a UDP socket"))?;
     if in_group {
         socket.set_reuse_port(true).map_err(io("sharing a port"))?;
     }
-    socket.bind(&at.into()).map_err(|e| match e.kind() {
-        io::ErrorKind::AddrInUse => OpenError::InUse(local),
-        io::ErrorKind::AddrNotAvailable => OpenError::NotLocal(local),
-        _ => io("binding port 4791")(e),
-    })?;
+    bind(&socket, at)?;
     allow_no_checksum(&socket, local).map_err(io("allowing packets without a UDP checksum"))?;
     Ok(socket)
+}
+
+/// A nonblocking UDP socket for addresses of this one's family.
+pub(crate) fn new_socket(at: IpAddr) -> io::Result<Socket> {
+    let domain = if at.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
+    Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))
+}
+
+/// Binds a socket to an adapter's address and port.
+pub(crate) fn bind(socket: &Socket, at: SocketAddr) -> Result<(), OpenError> {
+    let local = at.ip();
+    socket.bind(&at.into()).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => OpenError::InUse(local),
+        io::ErrorKind::AddrNotAvailable => OpenError::NotLocal(local),
+        _ => OpenError::Io { doing: "binding port 4791", local, source },
+    })
 }
 
 /// Asks for a receive buffer and returns how many bytes of packets it holds.
@@ -272,17 +282,17 @@ impl Fabric for UdpFabric {
     }
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
-        let End { rx, sender, counters, tap, .. } = &mut self.end;
-        if tap.is_some() {
+        let End { rx, sender, account, .. } = &mut self.end;
+        if account.tap.is_some() {
             batch.take_in();
         }
-        sender.send(now, batch, counters, tap);
+        sender.send(now, batch, account);
         rx.attr.notes.extend(sender.note.take());
     }
 
     fn sends_in_place_from(&self) -> Option<u32> {
         // A tap sees whole packets.
-        (self.end.sender.cuts && self.end.tap.is_none()).then_some(IN_PLACE_FROM)
+        (self.end.sender.cuts && self.end.account.tap.is_none()).then_some(IN_PLACE_FROM)
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
@@ -319,7 +329,7 @@ impl Fabric for UdpFabric {
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {
-        self.end.append(&self.end.counters, out);
+        self.end.append(&self.end.account.counters, out);
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {

@@ -11,12 +11,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use hca_core::Instant;
 use hca_core::wire::ROCEV2_PORT;
 use rustix::event::{Timespec, epoll};
-use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
+use socket2::{InterfaceIndexOrAddress, Socket};
 
-use super::end::Sink;
+use super::end::{Account, Sink};
 use super::sys::{self, RxSlots};
-use super::{Counters, Receiver, allow_no_checksum, tell_hop_limit, tell_traffic_class};
-use crate::Tap;
+use super::{Receiver, allow_no_checksum, new_socket, tell_hop_limit, tell_traffic_class};
 use crate::paths::scoped;
 
 /// Groups of an end. Each costs a socket.
@@ -54,8 +53,7 @@ impl Groups {
     }
 
     pub(super) fn join(&mut self, address: IpAddr, tells_hop_limit: bool) -> io::Result<()> {
-        let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
-        let socket = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))?;
+        let socket = new_socket(address)?;
         socket.set_reuse_address(true)?;
         socket.bind(&scoped(address, ROCEV2_PORT, self.interface).into())?;
         allow_no_checksum(&socket, address)?;
@@ -93,13 +91,7 @@ impl Groups {
     }
 
     /// Gives the packets that came to groups to the sink. Returns how many they were.
-    pub(super) fn recv(
-        &mut self,
-        now: Instant,
-        counters: &mut Counters,
-        tap: &mut Option<Box<dyn Tap>>,
-        sink: Sink<'_>,
-    ) -> usize {
+    pub(super) fn recv(&mut self, now: Instant, account: &mut Account, sink: Sink<'_>) -> usize {
         let Self { joined, epoll, slots, .. } = self;
         let mut packets = 0;
         if joined.is_empty() {
@@ -115,12 +107,12 @@ impl Groups {
         for event in ready {
             let Some(group) = joined.iter_mut().find(|g| g.key == event.data.u64()) else { continue };
             for _ in 0..LOOK_DATAGRAMS {
-                counters.recv_calls += 1;
+                account.counters.recv_calls += 1;
                 if slots.recv_one(group.socket.as_fd()).is_err() {
                     break;
                 }
                 if let Some(datagram) = slots.datagram(0) {
-                    packets += group.receiver.deliver(now, &datagram, counters, tap, sink);
+                    packets += group.receiver.deliver(now, &datagram, account, sink);
                 }
             }
         }

@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use hca_core::AddressVector;
 use hca_core::wire::ROCEV2_PORT;
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{SockAddr, Socket};
 
-use super::{Refusal, sys};
+use super::{Refusal, new_socket, sys};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::lent::Lent;
 use crate::paths::{FIRST_PORT, PathKey, PathTable, Process, chance, is_link_local, scoped};
@@ -145,7 +145,7 @@ pub(crate) struct Paths {
 
 impl Paths {
     pub(crate) fn open(local: IpAddr, interface: u32, max_sockets: usize) -> io::Result<Self> {
-        let shared = new_socket(local)?;
+        let shared = send_socket(local)?;
         let start = chance() as u16;
         let shared_port = bind_from(&shared, (local, interface), start, u16::MAX - FIRST_PORT)
             .ok_or_else(|| io::Error::from(io::ErrorKind::AddrInUse))?;
@@ -332,14 +332,13 @@ impl Paths {
             return None;
         }
         self.limit_closed(self.max_sockets - self.sockets - 1);
-        let socket = new_socket(self.local).ok()?;
+        let socket = send_socket(self.local).ok()?;
         let src_port =
             bind_from(&socket, (self.local, self.interface), self.table.entropy(&key), PORT_TRIES)?;
-        let addr = self.address(key.peer);
         if let Some(interface) = self.groups_by.filter(|_| key.peer.is_multicast()) {
             sys::send_to_groups_by(socket.as_fd(), key.peer.is_ipv6(), interface).ok()?;
         }
-        socket.connect(&addr).ok()?;
+        socket.connect(&self.address(key.peer)).ok()?;
         set_header(&socket, key).ok()?;
         let next_ident = if self.local.is_ipv4() {
             self.ident_probes += 1;
@@ -348,22 +347,7 @@ impl Paths {
             0
         };
         let crc = FlowCrc::new(self.local, key.peer, src_port)?;
-        let socket = Some(socket);
-        let (leads_to, others) = (None, Vec::new());
-        let (uncertain, guessed, cuts) = (false, false, true);
-        Some(TxPath {
-            key,
-            socket,
-            addr,
-            src_port,
-            crc,
-            next_ident,
-            uncertain,
-            guessed,
-            cuts,
-            leads_to,
-            others,
-        })
+        Some(TxPath { socket: Some(socket), src_port, crc, next_ident, ..self.unconnected(key) })
     }
 
     fn shared_path(&mut self, key: PathKey) -> TxPath {
@@ -374,12 +358,19 @@ impl Paths {
     /// A path by the socket that is not connected.
     fn unconnected(&self, key: PathKey) -> TxPath {
         let crc = FlowCrc::new(self.local, key.peer, self.shared_port).expect("families were compared");
-        let addr = self.address(key.peer);
-        let src_port = self.shared_port;
-        let (socket, next_ident, cuts) = (None, 0, true);
-        let (uncertain, guessed) = (false, false);
-        let (leads_to, others) = (None, Vec::new());
-        TxPath { key, socket, addr, src_port, crc, next_ident, uncertain, guessed, cuts, leads_to, others }
+        TxPath {
+            key,
+            socket: None,
+            addr: self.address(key.peer),
+            src_port: self.shared_port,
+            crc,
+            next_ident: 0,
+            uncertain: false,
+            guessed: false,
+            cuts: true,
+            leads_to: None,
+            others: Vec::new(),
+        }
     }
 }
 
@@ -405,12 +396,10 @@ impl Paths {
     }
 }
 
-/// A nonblocking socket for sending that sets "don't fragment" and holds next to nothing that arrives.
-fn new_socket(local: IpAddr) -> io::Result<Socket> {
-    let v6 = local.is_ipv6();
-    let domain = if v6 { Domain::IPV6 } else { Domain::IPV4 };
-    let socket = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))?;
-    let (level, name, dont_fragment) = if v6 {
+/// A socket for sending that sets "don't fragment" and holds next to nothing that arrives.
+fn send_socket(local: IpAddr) -> io::Result<Socket> {
+    let socket = new_socket(local)?;
+    let (level, name, dont_fragment) = if local.is_ipv6() {
         (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
     } else {
         (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)

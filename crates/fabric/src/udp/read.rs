@@ -136,11 +136,11 @@ impl Reader {
         budget: RxBudget,
         sink: Sink<'_>,
     ) -> RxOutcome {
-        let End { rx, receiver, counters, tap, .. } = end;
+        let End { rx, receiver, account, .. } = end;
         let fd = rx.socket.as_fd();
         let mut outcome = RxOutcome::default();
         let mut bytes = 0;
-        if tap.is_some() {
+        if account.tap.is_some() {
             self.ask_all(fd);
         }
         loop {
@@ -149,14 +149,14 @@ impl Reader {
                 return outcome;
             }
             let several = self.busy >= BUSY_CALLS && self.ask == Ask::All;
-            let count = match self.receive(fd, several, counters) {
+            let count = match self.receive(fd, several, &mut account.counters) {
                 Ok(n) => n,
                 Err(libc::EAGAIN) => {
                     self.found_nothing(fd);
                     return outcome;
                 }
                 Err(e) => {
-                    counters.recv_errors += u64::from(e != libc::EINTR);
+                    account.counters.recv_errors += u64::from(e != libc::EINTR);
                     self.busy = 0;
                     return outcome;
                 }
@@ -168,7 +168,7 @@ impl Reader {
                 let Some(datagram) = self.slots.datagram(slot) else { continue };
                 bytes += datagram.bytes.len();
                 alone &= datagram.control.traffic_class & 3 != 3;
-                outcome.packets += receiver.deliver(now, &datagram, counters, tap, sink);
+                outcome.packets += receiver.deliver(now, &datagram, account, sink);
             }
             self.busy = if several && count < RX_SLOTS / 2 { 0 } else { self.busy.saturating_add(1) };
             let packets = outcome.packets - before;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use hca_core::Instant;
 use hca_core::wire::ICRC_BYTES;
 
-use super::counters::Counters;
+use super::end::Account;
 use super::sys::Datagram;
 use crate::flow::{Checked, RxFlows};
 use crate::{Direction, RxPacket, Tap, TapFrame};
@@ -32,10 +32,10 @@ impl Receiver {
         &mut self,
         now: Instant,
         datagram: &Datagram<'_>,
-        counters: &mut Counters,
-        tap: &mut Option<Box<dyn Tap>>,
+        account: &mut Account,
         sink: &mut dyn FnMut(&RxPacket<'_>),
     ) -> usize {
+        let Account { counters, tap } = account;
         let bytes = datagram.bytes;
         let segment = if datagram.control.segment == 0 { bytes.len() } else { datagram.control.segment };
         counters.rx_trains += 1;

@@ -2,11 +2,11 @@
 
 use hca_core::Instant;
 
-use super::counters::Counters;
+use super::end::Account;
 use super::rx::Receiver;
 use super::sys::RxSlots;
+use crate::RxPacket;
 use crate::share::Share;
-use crate::{RxPacket, Tap};
 
 /// A place at a shared address, with a buffer for what comes to the desk.
 pub(crate) struct Shared {
@@ -25,14 +25,13 @@ impl Shared {
         &mut self,
         now: Instant,
         receiver: &mut Receiver,
-        counters: &mut Counters,
-        tap: &mut Option<Box<dyn Tap>>,
+        account: &mut Account,
         sink: &mut dyn FnMut(&RxPacket<'_>),
     ) -> usize {
         let (slots, local) = (&mut self.slots, receiver.local);
         self.share.look(now, local, sink, &mut |desk, sink| {
             slots.recv_one(desk).ok()?;
-            Some(slots.datagram(0).map_or(0, |d| receiver.deliver(now, &d, counters, tap, sink)))
+            Some(slots.datagram(0).map_or(0, |d| receiver.deliver(now, &d, account, sink)))
         })
     }
 }

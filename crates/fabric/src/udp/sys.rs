@@ -13,6 +13,7 @@
 //!    plain data for which zeros are valid.
 #![allow(unsafe_code)]
 
+use std::ffi::{CStr, CString};
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -37,17 +38,20 @@ pub(crate) const NAME_BYTES: usize = size_of::<libc::sockaddr_in6>();
 /// # Errors
 /// The kernel refuses it.
 pub(crate) fn set_option(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
-    // SAFETY: (1) the value lives on the stack for the call and its size is given.
-    let r = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            level,
-            name,
-            (&raw const value).cast(),
-            size_of::<i32>() as libc::socklen_t,
-        )
-    };
-    if r == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_value(fd, level, name, &value)
+}
+
+/// Sets an option that is a C struct.
+///
+/// # Errors
+/// The kernel refuses it.
+pub(crate) fn set_value<T>(fd: BorrowedFd<'_>, level: i32, name: i32, value: &T) -> io::Result<()> {
+    let (at, len) = (std::ptr::from_ref(value).cast(), size_of::<T>() as libc::socklen_t);
+    // SAFETY: (1) the value outlives the call, and its size is given.
+    match unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, at, len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Has what a socket sends to multicast groups leave by this interface.
@@ -60,12 +64,7 @@ pub(crate) fn send_to_groups_by(fd: BorrowedFd<'_>, v6: bool, interface: u32) ->
     }
     let any = libc::in_addr { s_addr: 0 };
     let by = libc::ip_mreqn { imr_multiaddr: any, imr_address: any, imr_ifindex: interface as i32 };
-    let len = size_of_val(&by) as libc::socklen_t;
-    // SAFETY: (1) the value lives on the stack for the call and its size is given.
-    let r = unsafe {
-        libc::setsockopt(fd.as_raw_fd(), libc::IPPROTO_IP, libc::IP_MULTICAST_IF, (&raw const by).cast(), len)
-    };
-    if r == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_value(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &by)
 }
 
 /// Has the kernel choose among the sockets of this one's group, which share an address and port, by what a program
@@ -84,17 +83,8 @@ pub(crate) fn steer(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Re
         (&raw mut (*at).len).write(len);
         (&raw mut (*at).filter).write(program.as_ptr().cast_mut());
     }
-    // SAFETY: (1) the kernel reads the program, which lives for the call, and copies it.
-    let r = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_REUSEPORT_CBPF,
-            of_kernel.as_ptr().cast(),
-            size_of::<libc::sock_fprog>() as libc::socklen_t,
-        )
-    };
-    if r == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    // The kernel reads the program, which lives for the call, and copies it.
+    set_value(fd, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &of_kernel)
 }
 
 /// Datagrams that the kernel dropped at a socket since it was opened, for want of buffer.
@@ -473,11 +463,25 @@ impl TxHeaders {
     }
 }
 
-/// An interface's name, as the kernel's requests hold it: it ends in a zero.
-type Name = [libc::c_char; libc::IFNAMSIZ];
+/// An address of one of this machine's interfaces.
+struct Own {
+    name: CString,
+    ip: IpAddr,
+    on_loopback: bool,
+}
 
-/// The addresses of this machine's interfaces: name, address, and whether the interface is a loopback one.
-fn interfaces() -> Vec<(Name, IpAddr, bool)> {
+impl Own {
+    /// The interface's index; 0: it has gone.
+    fn index(&self) -> u32 {
+        index_of(&self.name)
+    }
+    fn name(&self) -> String {
+        self.name.to_string_lossy().into_owned()
+    }
+}
+
+/// The addresses of this machine's interfaces.
+fn own() -> Vec<Own> {
     let mut found = Vec::new();
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: (1) the pointer to fill lives on the stack.
@@ -489,23 +493,20 @@ fn interfaces() -> Vec<(Name, IpAddr, bool)> {
         // SAFETY: `at` walks the list that getifaddrs made and that is freed below.
         let entry = unsafe { &*at };
         at = entry.ifa_next;
-        let Some(addr) = ip_of(entry.ifa_addr) else { continue };
-        let mut name: Name = [0; libc::IFNAMSIZ];
+        let Some(ip) = ip_of(entry.ifa_addr) else { continue };
         // SAFETY: `ifa_name` is a C string of the list.
-        let bytes = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) }.to_bytes();
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_bytes();
         // An IPv4 address may have a label behind it, as in `eth0:1`; no name has a colon.
-        let bytes = bytes.split(|b| *b == b':').next().unwrap_or_default();
-        for (to, from) in name[..libc::IFNAMSIZ - 1].iter_mut().zip(bytes) {
-            *to = *from as libc::c_char;
-        }
-        found.push((name, addr, entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0));
+        let name = name.split(|b| *b == b':').next().unwrap_or_default();
+        let name = CString::new(name).expect("a C string has no zero in it");
+        found.push(Own { name, ip, on_loopback: entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0 });
     }
     // SAFETY: `list` came from getifaddrs and nothing borrows from it any more.
     unsafe { libc::freeifaddrs(list) };
     found
 }
 
-fn index_of(name: &std::ffi::CStr) -> u32 {
+fn index_of(name: &CStr) -> u32 {
     // SAFETY: (1) the name is a C string that outlives the call.
     unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
@@ -514,45 +515,33 @@ fn index_of(name: &std::ffi::CStr) -> u32 {
 /// # Errors
 /// No interface has this name.
 pub fn interface_index(name: &str) -> Result<u32, OpenError> {
-    let index = std::ffi::CString::new(name).map_or(0, |name| index_of(&name));
+    let index = CString::new(name).map_or(0, |name| index_of(&name));
     if index != 0 {
         return Ok(index);
     }
-    let mut known: Vec<String> = interfaces().iter().map(|(name, ..)| text_of(name)).collect();
+    let mut known: Vec<String> = own().iter().map(Own::name).collect();
     known.sort_unstable();
     known.dedup();
     Err(OpenError::NoInterface { name: name.to_owned(), known })
 }
 /// The addresses of this machine's interfaces, each with its interface's name.
 pub(crate) fn named_addresses() -> Vec<(String, IpAddr)> {
-    interfaces().iter().map(|(name, ip, _)| (text_of(name), *ip)).collect()
+    own().iter().map(|own| (own.name(), own.ip)).collect()
 }
 /// The interfaces that have an address.
 pub(crate) fn interfaces_of(local: IpAddr) -> Vec<u32> {
-    let own = interfaces().into_iter().filter(|(_, addr, _)| *addr == local);
-    // SAFETY: the name ends in a zero.
-    let indices = own.map(|(name, ..)| index_of(unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }));
     // One that goes at this moment has none any more.
-    indices.filter(|index| *index != 0).collect()
+    own().iter().filter(|own| own.ip == local).map(Own::index).filter(|index| *index != 0).collect()
 }
 
 /// The interface that an address belongs to: the one that has it, or the loopback interface whose network contains it.
 /// `interface` is the index of the one that is meant, or 0.
-fn interface_with(local: IpAddr, interface: u32) -> Option<Name> {
-    let all = interfaces();
-    // SAFETY: the name ends in a zero.
-    let index = |name: &Name| index_of(unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) });
-    let exact = |(name, addr, _): &&(Name, IpAddr, bool)| {
-        *addr == local && (interface == 0 || index(name) == interface)
-    };
-    let around =
-        |(_, addr, loopback): &&(Name, IpAddr, bool)| *loopback && addr.is_loopback() && local.is_loopback();
-    all.iter().find(exact).or_else(|| all.iter().find(around)).map(|(name, ..)| *name)
-}
-
-fn text_of(name: &Name) -> String {
-    // SAFETY: the name ends in a zero.
-    unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned()
+fn interface_with(local: IpAddr, interface: u32) -> Option<Own> {
+    let mut all = own();
+    let exact = |own: &Own| own.ip == local && (interface == 0 || own.index() == interface);
+    let around = |own: &Own| own.on_loopback && own.ip.is_loopback() && local.is_loopback();
+    let at = all.iter().position(exact).or_else(|| all.iter().position(around))?;
+    Some(all.swap_remove(at))
 }
 
 /// The index of the interface that an address belongs to; `interface` as for [`link_mtu`].
@@ -560,26 +549,26 @@ fn text_of(name: &Name) -> String {
 /// # Errors
 /// There is none any more.
 pub(crate) fn interface_at(local: IpAddr, interface: u32) -> io::Result<u32> {
-    // SAFETY: the name ends in a zero.
-    let index = |name: Name| index_of(unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) });
-    let index = interface_with(local, interface).map_or(0, index);
+    let index = interface_with(local, interface).map_or(0, |own| own.index());
     if index == 0 { Err(io::ErrorKind::AddrNotAvailable.into()) } else { Ok(index) }
 }
 
 /// The name of the interface that an address belongs to; `interface` as for [`link_mtu`].
 pub(crate) fn interface_name(local: IpAddr, interface: u32) -> Option<String> {
-    interface_with(local, interface).as_ref().map(text_of)
+    interface_with(local, interface).map(|own| own.name())
 }
 
 /// The MTU of the interface that an address belongs to; `interface` is the index of the one that is meant, or 0.
 pub(crate) fn link_mtu(local: IpAddr, interface: u32) -> Option<u32> {
-    let name = interface_with(local, interface)?;
+    let own = interface_with(local, interface)?;
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None)
         .or_else(|_| socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::DGRAM, None))
         .ok()?;
     // SAFETY: (4) zeros are valid.
     let mut request: libc::ifreq = unsafe { zeroed() };
-    request.ifr_name = name;
+    for (to, from) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(own.name.to_bytes()) {
+        *to = *from as libc::c_char;
+    }
     // SAFETY: (1) the request lives on the stack, its name ends in a zero.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) } != 0 {
         return None;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hca_core::Instant;
 
-use super::counters::Counters;
+use super::end::Account;
 use super::path::Paths;
 use super::sys::{self, TX_BATCH, TxDatagram, TxHeaders};
 use crate::icrc::Icrc;
@@ -98,20 +98,14 @@ impl Sender {
 
     /// Sends all waiting trains that the kernel takes. What one socket has no room for holds up its own path alone.
     #[inline]
-    pub(crate) fn send(
-        &mut self,
-        now: Instant,
-        batch: &mut TxBatch,
-        counters: &mut Counters,
-        tap: &mut Option<Box<dyn Tap>>,
-    ) {
+    pub(crate) fn send(&mut self, now: Instant, batch: &mut TxBatch, account: &mut Account) {
         self.retry_at = None;
         self.paths.lead(batch);
         let mut held = 0;
         while batch.trains().len() > held {
-            match self.step(now, batch, counters, tap) {
+            match self.step(now, batch, account) {
                 Step::Done(n) => batch.advance(n),
-                Step::Blocked => held += self.blocked(now, held, batch, counters),
+                Step::Blocked => held += self.blocked(now, held, batch, account),
             }
         }
     }
@@ -124,9 +118,9 @@ impl Sender {
         now: Instant,
         held: usize,
         batch: &mut TxBatch,
-        counters: &mut Counters,
+        account: &mut Account,
     ) -> usize {
-        counters.tx_blocked += 1;
+        account.counters.tx_blocked += 1;
         self.retry_at = Some(now + RETRY_AFTER);
         let trains = batch.trains();
         let (path, others) = (trains[0].path, trains.len() - held);
@@ -147,21 +141,15 @@ impl Sender {
 
     /// Sends the oldest train, and those behind it that leave by the same call.
     #[inline]
-    pub(crate) fn step(
-        &mut self,
-        now: Instant,
-        batch: &mut TxBatch,
-        counters: &mut Counters,
-        tap: &mut Option<Box<dyn Tap>>,
-    ) -> Step {
+    pub(crate) fn step(&mut self, now: Instant, batch: &mut TxBatch, account: &mut Account) -> Step {
         let Some(&first) = batch.trains().first() else { return Step::Done(0) };
         if self.paths.get(first.path).is_none() {
-            counters.tx_lost_closed += first.packets() as u64;
+            account.counters.tx_lost_closed += first.packets() as u64;
             Step::Done(1)
         } else if !first.is_single() && !self.cuts(first.path) {
-            self.send_uncut(now, first, batch, counters, tap)
+            self.send_uncut(now, first, batch, account)
         } else {
-            self.send_group(now, first.path, batch, counters, tap)
+            self.send_group(now, first.path, batch, account)
         }
     }
 
@@ -172,30 +160,24 @@ impl Sender {
     }
 
     /// Sends the oldest trains, as far as they are for one path, by one call.
-    fn send_group(
-        &mut self,
-        now: Instant,
-        id: PathId,
-        batch: &mut TxBatch,
-        counters: &mut Counters,
-        tap: &mut Option<Box<dyn Tap>>,
-    ) -> Step {
+    fn send_group(&mut self, now: Instant, id: PathId, batch: &mut TxBatch, account: &mut Account) -> Step {
         let count = self.group(id, batch, TX_BATCH);
         let mut tried_again = false;
         loop {
             self.seal_group(id, count, batch);
-            counters.send_calls += 1;
+            account.counters.send_calls += 1;
             let error = match self.call(id, count, batch) {
                 Ok(sent) => {
                     batch.take_flips_back(sent, count);
-                    self.account(now, id, sent, batch, counters, tap);
+                    account.counters.tx_trains += sent as u64;
+                    self.account(now, id, batch.trains()[..sent].iter().copied(), batch, account);
                     return Step::Done(sent);
                 }
                 Err(e) => e,
             };
             batch.take_flips_back(0, count);
             let first = batch.trains()[0];
-            match self.refused(id, Refusal::of(&error), first, tried_again, counters) {
+            match self.refused(id, Refusal::of(&error), first, tried_again, account) {
                 Some(step) => return step,
                 None => tried_again |= Refusal::of(&error).may_be_earlier(),
             }
@@ -266,28 +248,27 @@ impl Sender {
         self.headers.send(fd, &datagrams[..count])
     }
 
-    /// Counts trains that left, and shows them to the tap.
+    /// Counts datagrams that left on a path, and shows them to the tap.
     #[inline]
     pub(crate) fn account(
         &mut self,
         now: Instant,
         id: PathId,
-        sent: usize,
+        left: impl Iterator<Item = Train>,
         batch: &TxBatch,
-        counters: &mut Counters,
-        tap: &mut Option<Box<dyn Tap>>,
+        account: &mut Account,
     ) {
-        counters.tx_trains += sent as u64;
-        for (ahead, t) in batch.trains()[..sent].iter().enumerate() {
-            counters.tx_packets += t.packets() as u64;
-            counters.tx_bytes += t.len as u64;
-            if let Some(tap) = tap {
-                let ident = self.paths.get(id).map_or(0, |p| p.ident(ahead));
-                self.tapped(now, id, ident, t.segment, batch.bytes(t), tap);
+        let mut ahead = 0;
+        for t in left {
+            account.counters.tx_packets += t.packets() as u64;
+            account.counters.tx_bytes += t.len as u64;
+            if let Some(tap) = &mut account.tap {
+                self.tapped(now, ahead, &t, batch.bytes(&t), tap);
             }
+            ahead += 1;
         }
         if let Some(path) = self.paths.get_mut(id) {
-            path.sent(sent);
+            path.sent(ahead);
         }
     }
 
@@ -298,11 +279,11 @@ impl Sender {
         why: Refusal,
         first: Train,
         tried_again: bool,
-        counters: &mut Counters,
+        account: &mut Account,
     ) -> Option<Step> {
         let packets = first.packets() as u64;
         if why == Refusal::Earlier {
-            counters.tx_refused += 1;
+            account.counters.tx_refused += 1;
         }
         match why {
             Refusal::Blocked => return Some(Step::Blocked),
@@ -312,13 +293,13 @@ impl Sender {
                 self.doubt(id);
                 return None;
             }
-            Refusal::Earlier => counters.tx_lost_unreachable += packets,
+            Refusal::Earlier => account.counters.tx_lost_unreachable += packets,
             Refusal::Uncut | Refusal::TooLong if packets > 1 && self.cuts(id) => {
                 self.uncut(id);
                 return None;
             }
-            Refusal::NoBuffers => counters.tx_lost_no_buffers += packets,
-            Refusal::Uncut | Refusal::TooLong | Refusal::Other => counters.tx_lost_other += packets,
+            Refusal::NoBuffers => account.counters.tx_lost_no_buffers += packets,
+            Refusal::Uncut | Refusal::TooLong | Refusal::Other => account.counters.tx_lost_other += packets,
         }
         self.doubt(id);
         Some(Step::Done(1))
@@ -355,14 +336,7 @@ impl Sender {
     }
 
     /// Sends a train packet by packet.
-    fn send_uncut(
-        &mut self,
-        now: Instant,
-        train: Train,
-        batch: &mut TxBatch,
-        counters: &mut Counters,
-        tap: &mut Option<Box<dyn Tap>>,
-    ) -> Step {
+    fn send_uncut(&mut self, now: Instant, train: Train, batch: &mut TxBatch, account: &mut Account) -> Step {
         batch.take_in();
         let count = train.packets().min(TX_BATCH);
         let part = Train { len: train.len.min(count * train.segment), ..train };
@@ -378,10 +352,14 @@ impl Sender {
             for (d, packet) in datagrams.iter_mut().zip(batch.bytes(&part).chunks(train.segment)) {
                 *d = path.datagram(packet, (0, &[]), 0);
             }
-            counters.send_calls += 1;
+            account.counters.send_calls += 1;
             match self.headers.send(self.paths.socket_of(path), &datagrams[..count]) {
                 Ok(sent) => {
-                    self.account_uncut(now, &part, sent, batch, counters, tap);
+                    let packets = (0..sent).map(|k| {
+                        let at = k * part.segment;
+                        Train { start: part.start + at, len: part.segment.min(part.len - at), ..part }
+                    });
+                    self.account(now, train.path, packets, batch, account);
                     batch.apply_flips(&part);
                     self.note_uncut(train.path);
                     break sent;
@@ -396,7 +374,7 @@ impl Sender {
                         path.cuts = true;
                     }
                     let one = Train { len: train.segment, ..train };
-                    match self.refused(train.path, why, one, tried_again, counters) {
+                    match self.refused(train.path, why, one, tried_again, account) {
                         Some(Step::Blocked) => return Step::Blocked,
                         Some(Step::Done(_)) => break 1,
                         None => tried_again |= why.may_be_earlier(),
@@ -405,47 +383,19 @@ impl Sender {
             }
         };
         if done == train.packets() {
-            counters.tx_uncut_trains += 1;
+            account.counters.tx_uncut_trains += 1;
             return Step::Done(1);
         }
         batch.advance_packets(done);
         Step::Done(0)
     }
 
-    fn account_uncut(
-        &mut self,
-        now: Instant,
-        part: &Train,
-        sent: usize,
-        batch: &TxBatch,
-        counters: &mut Counters,
-        tap: &mut Option<Box<dyn Tap>>,
-    ) {
-        counters.tx_packets += sent as u64;
-        for (ahead, packet) in batch.bytes(part).chunks(part.segment).take(sent).enumerate() {
-            counters.tx_bytes += packet.len() as u64;
-            if let Some(tap) = tap {
-                let ident = self.paths.get(part.path).map_or(0, |p| p.ident(ahead));
-                self.tapped(now, part.path, ident, part.segment, packet, tap);
-            }
-        }
-        if let Some(path) = self.paths.get_mut(part.path) {
-            path.sent(sent);
-        }
-    }
-
+    /// Shows the packets of a datagram that left behind `ahead` others on its path.
     #[cold]
-    fn tapped(
-        &self,
-        now: Instant,
-        id: PathId,
-        ident: u16,
-        segment: usize,
-        bytes: &[u8],
-        tap: &mut Box<dyn Tap>,
-    ) {
-        let Some(path) = self.paths.get(id) else { return };
-        for (k, payload) in bytes.chunks(segment).enumerate() {
+    fn tapped(&self, now: Instant, ahead: usize, train: &Train, bytes: &[u8], tap: &mut Box<dyn Tap>) {
+        let Some(path) = self.paths.get(train.path) else { return };
+        let ident = path.ident(ahead);
+        for (k, payload) in bytes.chunks(train.segment).enumerate() {
             tap.frame(
                 now,
                 &TapFrame {

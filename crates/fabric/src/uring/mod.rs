@@ -94,21 +94,22 @@ impl UringFabric {
             let t = trains.get(i).unwrap_or(&trains[0]);
             self.end.sender.datagram(t, batch)
         });
-        self.end.counters.send_calls += 1;
+        self.end.account.counters.send_calls += 1;
         let (sent, why) = self.ring.send_chain(&sends[..count]);
         for t in &trains[sent..] {
             batch.apply_flips(t);
         }
         for t in &trains[..sent] {
-            self.end.sender.account(now, t.path, 1, batch, &mut self.end.counters, &mut self.end.tap);
+            self.end.account.counters.tx_trains += 1;
+            self.end.sender.account(now, t.path, std::iter::once(*t), batch, &mut self.end.account);
             batch.advance(1);
         }
         let Some(error) = why else { return Step::Done(0) };
         let (first, why) = (trains[sent], Refusal::of(&error));
-        match self.end.sender.refused(first.path, why, first, false, &mut self.end.counters) {
+        match self.end.sender.refused(first.path, why, first, false, &mut self.end.account) {
             Some(step) => step,
             // Tried again by itself, by the call that knows what to do next.
-            None => self.end.sender.step(now, batch, &mut self.end.counters, &mut self.end.tap),
+            None => self.end.sender.step(now, batch, &mut self.end.account),
         }
     }
 }
@@ -139,11 +140,11 @@ impl Fabric for UringFabric {
             let step = if chain {
                 self.send_chain(now, held, batch)
             } else {
-                self.end.sender.step(now, batch, &mut self.end.counters, &mut self.end.tap)
+                self.end.sender.step(now, batch, &mut self.end.account)
             };
             match step {
                 Step::Done(n) => batch.advance(n),
-                Step::Blocked => held += self.end.sender.blocked(now, held, batch, &mut self.end.counters),
+                Step::Blocked => held += self.end.sender.blocked(now, held, batch, &mut self.end.account),
             }
         }
         self.end.rx.attr.notes.extend(self.end.sender.note.take());
@@ -179,7 +180,7 @@ impl Fabric for UringFabric {
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {
-        let mut counters = self.end.counters;
+        let mut counters = self.end.account.counters;
         counters.recv_calls += self.ring.recv_calls;
         counters.recv_errors += self.ring.recv_errors;
         self.end.append(&counters, out);
@@ -193,7 +194,7 @@ impl Fabric for UringFabric {
 /// Gives the packets of the own socket to the sink.
 #[inline]
 fn recv_own(ring: &mut Ring, end: &mut End, now: Instant, budget: RxBudget, sink: Sink<'_>) -> RxOutcome {
-    let End { receiver, counters, tap, .. } = end;
+    let End { receiver, account, .. } = end;
     let mut outcome = RxOutcome::default();
     let mut bytes = 0;
     ring.poll();
@@ -205,7 +206,7 @@ fn recv_own(ring: &mut Ring, end: &mut End, now: Instant, budget: RxBudget, sink
         }
         let taken = ring.take(|datagram| {
             let datagram = datagram?;
-            let good = receiver.deliver(now, &datagram, counters, tap, sink);
+            let good = receiver.deliver(now, &datagram, account, sink);
             Some((good, datagram.bytes.len()))
         });
         match taken {
