@@ -14,8 +14,9 @@
 use hca_core::{QpState, Qpn, SendFlags};
 use hca_transport::HEAD_BYTES;
 
-use crate::messages::plan::{Act, Harm, Op, Plan, finish, harmed, play, reach};
+use crate::messages::plan::{Act, Harm, Plan, finish, harmed, play, reach};
 use crate::messages::{M, Msg, Ways};
+use crate::pair::ops::Op;
 use crate::pair::{Setup, Side, remote};
 
 /// Turns of one input at most.

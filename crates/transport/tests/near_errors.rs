@@ -1,4 +1,4 @@
-//! Reliable connection by messages: refused requests and their completions, as with packets.
+//! Reliable connection: refused requests and their completions, by packets and by messages alike, and by messages alone.
 mod messages;
 mod pair;
 
@@ -26,9 +26,9 @@ fn bad_request(p: &mut Pair, op: SendOp, len: u32) {
     p.post_raw(A, Posted { request, addr: 0, bad: true });
 }
 
-/// Lets the same posts run over packets and over messages: all that both programs are told is the same. Returns
-/// how A's requests end.
-fn same_as_packets(setup: &Setup, what: &str, posts: &dyn Fn(&mut Pair)) -> Vec<WcStatus> {
+/// Lets the same posts run over packets and over messages: all that both programs are told is the same. Returns the
+/// messages' ends.
+fn same_as_packets(setup: &Setup, what: &str, posts: &dyn Fn(&mut Pair)) -> Ways {
     let mut packets = Pair::new(setup);
     let mut ways = Ways::new(setup);
     for p in [&mut packets, &mut *ways] {
@@ -50,7 +50,7 @@ fn same_as_packets(setup: &Setup, what: &str, posts: &dyn Fn(&mut Pair)) -> Vec<
         }
         assert!(w.host.held.is_none());
     }
-    ways.a.host.statuses()
+    ways
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn refusals_end_both_sides_as_on_packets() {
         flush(remote(0), 8, Placement::empty(), Selectivity::Range),
         flush(remote(0), 8, Placement::from_bits_retain(4), Selectivity::Range),
     ] {
-        let ends = same_as_packets(&Setup::default(), &format!("{op:?}"), &|p| {
+        let p = same_as_packets(&Setup::default(), &format!("{op:?}"), &|p| {
             p.recv(B, 0, 8);
             p.recv(B, 0, 8);
             p.recv(A, 0, 8);
@@ -87,15 +87,21 @@ fn refusals_end_both_sides_as_on_packets() {
             SendOp::Flush { placement, .. } if placement != VISIBLE => WcStatus::RemoteInvalidRequest,
             _ => WcStatus::RemoteAccess,
         };
-        assert_eq!(ends, [Success, status, WrFlushed]);
+        p.expect_sends(&[Success, status, WrFlushed]);
+        assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Error, QpState::Error), "{op:?}");
+        assert_eq!(p.a.host.done.last(), Some(&Done::RecvFlushed(0)), "the send queue is flushed first");
+        let event =
+            if status == WcStatus::RemoteAccess { QpEvent::AccessError } else { QpEvent::RequestError };
+        assert_eq!(p.b.host.done, [Done::RecvFlushed(0), Done::RecvFlushed(1), Done::Event(event)], "{op:?}");
+        assert_eq!(p.b.host.mem[64..72], [0; 8], "nothing behind the refused request is carried out");
     }
     for len in [5000, 20_000] {
         for op in [SendOp::Write(FAR), SendOp::WriteImm(WRONG, 1), SendOp::Read(FAR)] {
-            let ends = same_as_packets(&Setup::default(), "long", &|p| {
+            let p = same_as_packets(&Setup::default(), "long", &|p| {
                 p.recv(B, 0, 8);
                 p.send(A, op, 0, len);
             });
-            assert_eq!(ends, [WcStatus::RemoteAccess]);
+            p.expect_sends(&[WcStatus::RemoteAccess]);
         }
     }
 }
@@ -119,42 +125,44 @@ fn the_queue_pairs_own_access_flags_are_checked() {
         ),
     ] {
         let s = Setup { access, ..Setup::default() };
-        let ends = same_as_packets(&s, &format!("{op:?}"), &|p| {
+        let p = same_as_packets(&s, &format!("{op:?}"), &|p| {
             p.recv(B, 0, 8);
             p.send(A, op, 0, if op.has_list() { 8 } else { 0 });
         });
-        assert_eq!(ends, [WcStatus::RemoteAccess]);
+        p.expect_sends(&[WcStatus::RemoteAccess]);
+        assert!(p.b.host.has_event(QpEvent::AccessError));
     }
 }
 
 #[test]
 fn no_bytes_need_no_key() {
     let wrong = RemoteAddr { addr: u64::MAX, rkey: Rkey::new(0) };
-    let ends = same_as_packets(&Setup::default(), "no bytes", &|p| {
+    let p = same_as_packets(&Setup::default(), "no bytes", &|p| {
         p.recv(B, 0, 0);
         p.send(A, SendOp::Write(wrong), 0, 0);
         p.send(A, SendOp::Read(wrong), 0, 0);
         p.send(A, SendOp::WriteImm(wrong, 1), 0, 0);
     });
-    assert_eq!(ends, [Success; 3]);
+    p.expect_sends(&[Success; 3]);
 }
 
 #[test]
 fn receive_requests_that_do_not_fit_end_as_on_packets() {
     for len in [9, 700, 5000, 9000] {
         for op in [SendOp::Send, SendOp::SendImm(1), SendOp::SendInv(KEY)] {
-            let ends = same_as_packets(&Setup::default(), "too small", &|p| {
+            let p = same_as_packets(&Setup::default(), "too small", &|p| {
                 p.recv(B, 0, 8);
                 p.recv(B, 0, 8);
                 p.send(A, op, 0, len);
                 p.send(A, SendOp::Write(remote(0)), 0, 8);
             });
-            assert_eq!(ends, [WcStatus::RemoteInvalidRequest, WrFlushed]);
-            let ends = same_as_packets(&Setup::default(), "not writable", &|p| {
+            p.expect_sends(&[WcStatus::RemoteInvalidRequest, WrFlushed]);
+            let p = same_as_packets(&Setup::default(), "not writable", &|p| {
                 p.recv_raw(B, 0, 10_000, true);
                 p.send(A, op, 0, len);
             });
-            assert_eq!(ends, [WcStatus::RemoteOperation]);
+            p.expect_sends(&[WcStatus::RemoteOperation]);
+            assert_eq!(p.b.host.recvs()[0].1.status, WcStatus::LocalProtection);
         }
     }
 }
@@ -162,13 +170,13 @@ fn receive_requests_that_do_not_fit_end_as_on_packets() {
 #[test]
 fn keys_that_cant_be_taken_back_end_as_on_packets() {
     for len in [0, 8, 9000] {
-        let ends = same_as_packets(&Setup::default(), "invalidate", &|p| {
+        let p = same_as_packets(&Setup::default(), "invalidate", &|p| {
             p.recv(B, 100_000, 9000);
             p.recv(B, 100_000, 9000);
             p.send(A, SendOp::SendInv(KEY), 0, len);
             p.send(A, SendOp::SendInv(Rkey::new(5)), 0, len);
         });
-        assert_eq!(ends, [Success, WcStatus::RemoteAccess]);
+        p.expect_sends(&[Success, WcStatus::RemoteAccess]);
     }
 }
 
@@ -186,14 +194,14 @@ fn local_errors_wait_for_the_requests_before_them() {
         (add, 8),
     ] {
         for before in [SendOp::Write(remote(0)), read, SendOp::Send] {
-            let ends = same_as_packets(&Setup::default(), &format!("{before:?}, {op:?}"), &|p| {
+            let p = same_as_packets(&Setup::default(), &format!("{before:?}, {op:?}"), &|p| {
                 p.recv(B, 100_000, 8);
                 p.recv(B, 100_000, 8);
                 p.send(A, before, 0, 8);
                 bad_request(p, op, len);
                 p.send(A, SendOp::Write(remote(0)), 0, 8);
             });
-            assert_eq!(ends, [Success, WcStatus::LocalProtection, WrFlushed]);
+            p.expect_sends(&[Success, WcStatus::LocalProtection, WrFlushed]);
         }
     }
     for (op, len, rd_atomic, status) in [
@@ -204,11 +212,11 @@ fn local_errors_wait_for_the_requests_before_them() {
         (add, 8, 0, WcStatus::LocalQpOperation),
     ] {
         let s = Setup { rd_atomic, ..Setup::default() };
-        let ends = same_as_packets(&s, &format!("{op:?}"), &|p| {
+        let p = same_as_packets(&s, &format!("{op:?}"), &|p| {
             p.send(A, SendOp::Write(remote(0)), 0, 8);
             p.send(A, op, 0, len);
         });
-        assert_eq!(ends, [Success, status]);
+        p.expect_sends(&[Success, status]);
     }
 }
 
@@ -226,15 +234,17 @@ fn nothing_of_a_request_that_fails_at_home_is_sent() {
 
 #[test]
 fn an_atomic_needs_an_aligned_word() {
-    let ends = same_as_packets(&Setup::default(), "aligned", &|p| {
+    let p = same_as_packets(&Setup::default(), "aligned", &|p| {
         p.send(A, SendOp::FetchAdd { remote: remote(4), add: 1 }, 0, 8);
     });
-    assert_eq!(ends, [WcStatus::RemoteInvalidRequest]);
+    p.expect_sends(&[WcStatus::RemoteInvalidRequest]);
+    assert_eq!(p.b.host.atomics, 0);
+    assert!(p.b.host.has_event(QpEvent::RequestError));
 }
 
 #[test]
 fn more_reads_than_max_dest_rd_atomic_are_an_invalid_request() {
-    let ends = same_as_packets(
+    let p = same_as_packets(
         &Setup { rd_atomic: 4, dest_rd_atomic: 2, ..Setup::default() },
         "max_dest_rd_atomic",
         &|p| {
@@ -243,31 +253,31 @@ fn more_reads_than_max_dest_rd_atomic_are_an_invalid_request() {
             }
         },
     );
-    assert_eq!(ends, [Success, Success, WcStatus::RemoteInvalidRequest]);
+    p.expect_sends(&[Success, Success, WcStatus::RemoteInvalidRequest]);
 }
 
 #[test]
 fn rnr_retries_run_out_as_on_packets() {
     for rnr_retry in [0, 1, 6] {
         let s = Setup { rnr_retry, ..Setup::default() };
-        let ends = same_as_packets(&s, "rnr", &|p| {
+        let p = same_as_packets(&s, "rnr", &|p| {
             p.send(A, SendOp::Write(remote(0)), 0, 8);
             p.send(A, SendOp::Send, 0, 9000);
             p.send(A, SendOp::Write(remote(64)), 0, 8);
         });
-        assert_eq!(ends, [Success, WcStatus::RnrRetryExceeded, WrFlushed]);
+        p.expect_sends(&[Success, WcStatus::RnrRetryExceeded, WrFlushed]);
     }
 }
 
 #[test]
 fn a_shared_receive_queue_keeps_its_requests_and_the_last_wqe_event_is_raised() {
     let s = Setup { srq_b: true, ..Setup::default() };
-    let ends = same_as_packets(&s, "shared", &|p| {
+    let p = same_as_packets(&s, "shared", &|p| {
         p.recv(B, 0, 8);
         p.recv(B, 0, 8);
         p.send(A, SendOp::Send, 0, 9);
     });
-    assert_eq!(ends, [WcStatus::RemoteInvalidRequest]);
+    p.expect_sends(&[WcStatus::RemoteInvalidRequest]);
     let mut p = Ways::new(&s);
     p.recv(B, 0, 8);
     p.state(B, QpState::Error);

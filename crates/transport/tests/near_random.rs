@@ -7,6 +7,7 @@ use hca_core::*;
 use hca_transport::Lanes;
 use messages::plan::*;
 use messages::*;
+use pair::ops::*;
 use pair::*;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -20,13 +21,7 @@ fn op() -> impl Strategy<Value = (Op, SendFlags)> {
         prop_oneof![Just(48), Just(1023), Just(1024), Just(4095), Just(4096), Just(4097), Just(8192)],
         100..13_000_u32,
     ];
-    let op = (0..5, len).prop_map(|(k, len)| match k {
-        0 => Op::Send(len),
-        1 => Op::Write(len),
-        2 => Op::WriteImm(len),
-        3 => Op::Read(len),
-        _ => Op::Add,
-    });
+    let op = (0..5, len).prop_map(|(kind, len)| Op::of(kind, len));
     let flags = prop_oneof![
         6 => Just(SendFlags::SIGNALED),
         2 => Just(SendFlags::empty()),
@@ -260,7 +255,6 @@ proptest! {
         p.state(B, QpState::Error);
         prop_assert_eq!(p.b.host.completed, 10);
         let left = p.b.host.rq.len();
-        let ended = p.b.host.done.iter().filter(|d| matches!(d, Done::Recv(..) | Done::RecvFlushed(_))).count();
-        prop_assert_eq!(ended + left, 10);
+        prop_assert_eq!(p.recvs_ended(B) + left, 10);
     }
 }

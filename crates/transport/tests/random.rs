@@ -4,6 +4,7 @@ mod pair;
 
 use hca_core::wire::Packet;
 use hca_core::*;
+use pair::ops::*;
 use pair::*;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -11,37 +12,12 @@ use test_support::random::Rng;
 
 use Side::{A, B};
 
-/// Local memory of request `n`, its twin at the peer, and what both are apart.
-const SLOT: usize = 4096;
-/// Where requests find their targets at the peer.
-const TARGETS: usize = 256 << 10;
-/// Where receives are placed.
-const RECVS: usize = 512 << 10;
-/// The word that atomics count in, and where writes leave it alone.
-const COUNTER: usize = MEMORY - 64;
-
-/// Fewer operations than this in a script. Miri takes a second for each.
-const MAX_OPS: usize = if cfg!(miri) { 4 } else { 30 };
-
-#[derive(Clone, Copy, Debug)]
-enum Op {
-    Send(u32),
-    Write(u32),
-    WriteImm(u32),
-    Read(u32),
-    Add,
-}
-
-fn op() -> impl Strategy<Value = (Op, bool)> {
+fn op() -> impl Strategy<Value = (Op, SendFlags)> {
     let len = prop_oneof![Just(0), Just(1), 2..300_u32, Just(256), Just(512), 300..4000_u32];
-    let op = (0..5, len).prop_map(|(k, len)| match k {
-        0 => Op::Send(len),
-        1 => Op::Write(len),
-        2 => Op::WriteImm(len),
-        3 => Op::Read(len),
-        _ => Op::Add,
-    });
-    (op, prop::bool::weighted(0.1))
+    let op = (0..5, len).prop_map(|(kind, len)| Op::of(kind, len));
+    let flags =
+        prop_oneof![9 => Just(SendFlags::SIGNALED), 1 => Just(SendFlags::SIGNALED | SendFlags::FENCE)];
+    (op, flags)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -78,58 +54,26 @@ fn script(f: Faults) -> Script {
     })
 }
 
-/// Posts the script of one side, with receive requests at the other.
-fn post(p: &mut Pair, side: Side, ops: &[(Op, bool)], recvs_now: bool) -> Vec<usize> {
-    let mut recv_ids = Vec::new();
-    for (n, (op, fence)) in ops.iter().enumerate() {
-        let (local, target) = (n * SLOT, TARGETS + n * SLOT);
-        let flags = if *fence { SendFlags::SIGNALED | SendFlags::FENCE } else { SendFlags::SIGNALED };
-        p.fill(side, local, SLOT);
-        p.fill(side.other(), target, SLOT);
-        let (op, len) = match *op {
-            Op::Send(len) => (SendOp::SendImm(n as u32), len),
-            Op::Write(len) => (SendOp::Write(remote(target)), len),
-            Op::WriteImm(len) => (SendOp::WriteImm(remote(target), n as u32), len),
-            Op::Read(len) => (SendOp::Read(remote(target)), len),
-            Op::Add => (SendOp::FetchAdd { remote: remote(COUNTER), add: 1 }, 8),
-        };
-        if op.consumes_recv() {
-            recv_ids.push(n);
-            if recvs_now {
-                p.recv(side.other(), RECVS + n * SLOT, SLOT);
-            }
-        }
-        p.post(side, op, local, len, flags);
+/// Posts the script of one side.
+fn post(p: &mut Pair, side: Side, ops: &Ops) {
+    for (n, op) in ops.iter().enumerate() {
+        let posted = p.op(side, n, *op);
+        p.post_raw(side, posted);
     }
-    recv_ids
+}
+
+/// The same, with the receive requests that it takes.
+fn post_all(p: &mut Pair, side: Side, ops: &Ops) {
+    receives(ops).into_iter().for_each(|n| p.recv_op(side.other(), n));
+    post(p, side, ops);
 }
 
 /// What must hold at the end for the script of `side`.
-fn check(p: &mut Pair, side: Side, ops: &[(Op, bool)], recv_ids: &[usize]) {
-    assert_eq!(p.node(side).host.statuses(), vec![WcStatus::Success; ops.len()]);
-    let recvs = p.node(side.other()).host.recvs();
-    let imms: Vec<_> = recvs.iter().map(|r| r.1.extra).collect();
-    let want: Vec<_> = recv_ids.iter().map(|n| RecvExtra::Imm(*n as u32)).collect();
-    assert_eq!(imms, want, "receives: each once, in order");
-    let mut adds = 0_u64;
-    for (n, (op, _)) in ops.iter().enumerate() {
-        let (local, target) = (n * SLOT, TARGETS + n * SLOT);
-        match *op {
-            Op::Send(len) => p.expect_bytes(side.other(), RECVS + n * SLOT, local, len as usize),
-            Op::Write(len) | Op::WriteImm(len) => p.expect_bytes(side.other(), target, local, len as usize),
-            Op::Read(len) => p.expect_bytes(side, local, target, len as usize),
-            Op::Add => {
-                assert_eq!(p.node(side).host.mem[local..local + 8], adds.to_ne_bytes());
-                adds += 1;
-            }
-        }
-    }
-    assert_eq!(p.node(side.other()).host.mem[COUNTER..COUNTER + 8], adds.to_ne_bytes());
-    assert_eq!(p.node(side.other()).host.atomics as u64, adds, "no atomic twice");
-    let n = p.node(side);
-    assert_eq!(n.qp.state(), QpState::Rts);
-    assert!(n.qp.next_deadline().is_none() && n.qp.ack_owed().is_none() && n.host.held.is_none());
-    assert_eq!(n.qp.window().inflight_bytes, 0);
+fn check(p: &mut Pair, side: Side, ops: &Ops) {
+    p.check_ops(side, ops);
+    let adds = ops.iter().filter(|(op, _)| matches!(op, Op::Add)).count();
+    assert_eq!(p.node(side.other()).host.atomics as usize, adds, "no atomic twice");
+    assert_eq!(p.node(side).qp.window().inflight_bytes, 0);
 }
 
 fn setup() -> impl Strategy<Value = Setup> {
@@ -175,11 +119,11 @@ proptest! {
         let mut p = Pair::new(&setup);
         p.script = script(faults);
         p.sink_room = room;
-        let ids_a = post(&mut p, A, &ops_a, true);
-        let ids_b = post(&mut p, B, &ops_b, true);
+        post_all(&mut p, A, &ops_a);
+        post_all(&mut p, B, &ops_b);
         p.run();
-        check(&mut p, A, &ops_a, &ids_a);
-        check(&mut p, B, &ops_b, &ids_b);
+        check(&mut p, A, &ops_a);
+        check(&mut p, B, &ops_b);
     }
 
     #[test]
@@ -191,14 +135,14 @@ proptest! {
     ) {
         let mut p = Pair::new(&setup);
         p.script = script(faults);
-        let ids = post(&mut p, A, &ops, false);
-        for n in &ids {
+        post(&mut p, A, &ops);
+        for n in receives(&ops) {
             let until = p.now + gap;
             p.run_until(until);
-            p.recv(B, RECVS + n * SLOT, SLOT);
+            p.recv_op(B, n);
         }
         p.run();
-        check(&mut p, A, &ops, &ids);
+        check(&mut p, A, &ops);
     }
 
     #[test]
@@ -211,7 +155,7 @@ proptest! {
         let mut p = Pair::new(&Setup { timeout: 10, retry_cnt: 1, ..setup });
         let mut inner = script(faults);
         p.script = Box::new(move |s, n, packet| if n >= dies { Fate::Drop } else { inner(s, n, packet) });
-        post(&mut p, A, &ops, true);
+        post_all(&mut p, A, &ops);
         p.run();
         let statuses = p.a.host.statuses();
         prop_assert_eq!(statuses.len(), ops.len());

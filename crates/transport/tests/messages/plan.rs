@@ -4,27 +4,9 @@ use hca_core::*;
 use hca_transport::*;
 
 use super::Ways;
+use crate::pair::ops::*;
 use crate::pair::*;
 use Side::{A, B};
-
-/// Fewer operations than this in a plan. Miri takes a second for each.
-pub const MAX_OPS: usize = if cfg!(miri) { 4 } else { 26 };
-/// Local memory of request `n`, its target at the peer, and where it is received: what each takes.
-const SLOT: usize = 13_000;
-const TARGETS: usize = MAX_OPS * SLOT;
-const RECVS: usize = 2 * MAX_OPS * SLOT;
-/// The word that atomics count in.
-pub const COUNTER: usize = MEMORY - 64;
-const _: () = assert!(3 * MAX_OPS * SLOT <= COUNTER);
-
-#[derive(Clone, Copy, Debug)]
-pub enum Op {
-    Send(u32),
-    Write(u32),
-    WriteImm(u32),
-    Read(u32),
-    Add,
-}
 
 /// One turn of a plan.
 #[derive(Clone, Copy, Debug)]
@@ -95,10 +77,6 @@ impl Plan {
     pub fn new(side: Side, ops: Vec<(Op, SendFlags)>) -> Self {
         Self { side, ops, posted: 0, recvs: 0, steps_to_ready: 2 }
     }
-    pub fn receives(&self) -> Vec<usize> {
-        let receives = |op: &Op| matches!(op, Op::Send(_) | Op::WriteImm(_));
-        (0..self.ops.len()).filter(|n| receives(&self.ops[*n].0)).collect()
-    }
     /// Posts the next requests.
     pub fn post(&mut self, p: &mut Ways, count: usize, at_once: bool) {
         let side = self.side;
@@ -115,29 +93,15 @@ impl Plan {
         if self.steps_to_ready == 2 {
             return;
         }
-        let Some((op, flags)) = self.ops.get(self.posted).copied() else { return };
-        let (n, side) = (self.posted, self.side);
-        let (local, target) = (n * SLOT, TARGETS + n * SLOT);
-        let (op, len) = match op {
-            Op::Send(len) if len % 2 == 0 => (SendOp::Send, len),
-            Op::Send(len) => (SendOp::SendImm(n as u32), len),
-            Op::Write(len) => (SendOp::Write(remote(target)), len),
-            Op::WriteImm(len) => (SendOp::WriteImm(remote(target), n as u32), len),
-            Op::Read(len) => (SendOp::Read(remote(target)), len),
-            Op::Add => (SendOp::FetchAdd { remote: remote(COUNTER), add: 1 }, 8),
-        };
-        p.fill(side, local, len as usize);
-        if let SendOp::Read(_) = op {
-            p.fill(side.other(), target, len as usize);
-        }
+        let Some(op) = self.ops.get(self.posted).copied() else { return };
+        let posted = p.op(self.side, self.posted, op);
+        p.node(self.side).host.sq.push(posted);
         self.posted += 1;
-        let request = SendRequest { op: op.into(), flags, len, dest: None };
-        p.node(side).host.sq.push(Posted { request, addr: local, bad: false });
     }
     /// The peer posts the next receive request.
     pub fn recv(&mut self, p: &mut Ways) {
-        if let Some(n) = self.receives().get(self.recvs) {
-            p.recv(self.side.other(), RECVS + n * SLOT, SLOT);
+        if let Some(n) = receives(&self.ops).get(self.recvs) {
+            p.recv_op(self.side.other(), *n);
             self.recvs += 1;
         }
     }
@@ -170,54 +134,23 @@ impl Plan {
         while self.posted < self.ops.len() {
             self.post(p, 1, false);
         }
-        while self.recvs < self.receives().len() {
+        while self.recvs < receives(&self.ops).len() {
             self.recv(p);
         }
     }
     /// Checks the conditions at the end.
     pub fn check(&self, p: &mut Ways) {
-        let side = self.side;
-        assert_eq!(p.node(side).host.statuses(), vec![WcStatus::Success; self.ops.len()]);
-        let imms: Vec<_> = p.node(side.other()).host.recvs().iter().map(|r| r.1.extra).collect();
-        let want: Vec<_> = self.receives().iter().map(|n| extra(*n, self.ops[*n].0)).collect();
-        assert_eq!(imms, want, "receives: each once, in order");
-        let mut adds = 0_u64;
-        for (n, (op, _)) in self.ops.iter().enumerate() {
-            let (local, target) = (n * SLOT, TARGETS + n * SLOT);
-            match *op {
-                Op::Send(len) => p.expect_bytes(side.other(), RECVS + n * SLOT, local, len as usize),
-                Op::Write(len) | Op::WriteImm(len) => {
-                    p.expect_bytes(side.other(), target, local, len as usize);
-                }
-                Op::Read(len) => p.expect_bytes(side, local, target, len as usize),
-                Op::Add => {
-                    assert_eq!(p.node(side).host.mem[local..local + 8], adds.to_ne_bytes());
-                    adds += 1;
-                }
-            }
-        }
-        assert_eq!(p.node(side.other()).host.mem[COUNTER..COUNTER + 8], adds.to_ne_bytes());
-        let n = p.node(side);
-        assert_eq!(n.qp.state(), QpState::Rts);
-        assert!(n.qp.next_deadline().is_none() && n.qp.ack_owed().is_none() && n.host.held.is_none());
-        assert!(n.qp.is_idle_near());
+        p.check_ops(self.side, &self.ops);
+        assert!(p.node(self.side).qp.is_idle_near());
     }
     /// Checks, once this side is in ERROR, that each request ended once.
     pub fn check_ended(&self, p: &mut Ways) {
         p.state(self.side, QpState::Error);
+        let recvs = p.recvs_ended(self.side);
         let n = p.node(self.side);
         assert_eq!(n.host.completed, n.host.sq.len());
-        let recvs = n.host.done.iter().filter(|d| matches!(d, Done::Recv(..) | Done::RecvFlushed(_))).count();
         assert_eq!(recvs + n.host.rq.len(), n.host.next_recv as usize);
         assert!(n.host.held.is_none() && n.qp.next_deadline().is_none());
-    }
-}
-
-/// What the receive request of operation `n` tells.
-fn extra(n: usize, op: Op) -> RecvExtra {
-    match op {
-        Op::Send(len) if len % 2 == 0 => RecvExtra::None,
-        _ => RecvExtra::Imm(n as u32),
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 mod host;
+pub mod ops;
 mod raw;
 
 use hca_core::wire::{NakCode, Packet, PacketOp, Syndrome};
