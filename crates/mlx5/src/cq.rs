@@ -33,7 +33,6 @@ use crate::queue::{QueueMemory, in_range};
 use crate::shared::{Ring, SharedCells, Word};
 use crate::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::table::Table;
-use crate::uar::Uar;
 
 /// The most that the fields of a queue's context hold.
 pub(crate) const MAX_MODERATION: CqModeration =
@@ -374,11 +373,13 @@ pub(crate) struct CqPoller<B> {
     empty_polls: (u32, u32),
     /// The events there had been when the queue was armed for any completion.
     armed: Option<u32>,
+    /// The adapter has a clock, whose time entries tell.
+    has_times: bool,
     bell: B,
 }
 
 impl<B: Bell> CqPoller<B> {
-    pub(crate) fn new(core: Arc<CqCore>, bell: B, yields: bool) -> Self {
+    pub(crate) fn new(core: Arc<CqCore>, bell: B, yields: bool, has_times: bool) -> Self {
         let nobody = || QpTable::of(&[]);
         let entries = Entries {
             ring: core.ring.clone(),
@@ -389,7 +390,17 @@ impl<B: Bell> CqPoller<B> {
             receivers: nobody(),
         };
         let version = core.members.never_seen();
-        Self { core, entries, version, dead: false, yields, empty_polls: (0, 0), armed: None, bell }
+        Self {
+            core,
+            entries,
+            version,
+            dead: false,
+            yields,
+            empty_polls: (0, 0),
+            armed: None,
+            has_times,
+            bell,
+        }
     }
 
     /// Copies the list of queue pairs. While who removes one has the list, this waits.
@@ -498,6 +509,9 @@ unsafe impl<B: Bell> CqPort for CqPoller<B> {
     }
 
     fn poll_with_times(&mut self, out: &mut [Completion], at: &mut [u64]) -> Option<usize> {
+        if !self.has_times {
+            return None;
+        }
         let room = out.len().min(at.len());
         // Of what no entry tells of, on an adapter that is dead, there is no time.
         at[..room].fill(0);
@@ -618,8 +632,8 @@ impl Cqs {
         };
         let core = self.table().find(index, generation)?.core.clone();
         let yields = uar.is_served();
-        let poller = CqPoller::new(core, uar, yields);
-        Ok((CqHandle { index, generation }, Box::new(CqOf { poller, hca: hca.clone() })))
+        let poller = CqPoller::new(core, uar.of_port(hca), yields, hca.caps.clock_khz.is_some());
+        Ok((CqHandle { index, generation }, Box::new(poller)))
     }
 
     /// Sets how many completions make an event, and how long they are waited for.
@@ -713,32 +727,4 @@ fn destroy(hca: &Hca, number: u32) -> Result<(), DeviceError> {
 /// Entries of a queue, at most: of those that it has, one stays free, as stock drivers leave it.
 pub(crate) fn max_cqe(caps: &Caps) -> u32 {
     (1 << caps.log_max_cq_sz.min(22)) - 1
-}
-
-/// The port: the poller, and the adapter that runs as long.
-struct CqOf {
-    poller: CqPoller<Uar>,
-    hca: Arc<Hca>,
-}
-
-#[allow(unsafe_code)] // handed on
-// SAFETY: the poller's.
-unsafe impl CqPort for CqOf {
-    #[inline]
-    fn poll(&mut self, out: &mut [Completion]) -> usize {
-        self.poller.poll(out)
-    }
-    fn poll_with_times(&mut self, out: &mut [Completion], at: &mut [u64]) -> Option<usize> {
-        self.hca.caps.clock_khz?;
-        self.poller.poll_with_times(out, at)
-    }
-    fn arm(&mut self, notify: Notify) {
-        self.poller.arm(notify);
-    }
-    fn set_waker(&mut self, waker: &Waker) {
-        self.poller.set_waker(waker);
-    }
-    fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
-        self.poller.wait_fd()
-    }
 }

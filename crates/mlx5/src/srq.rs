@@ -24,7 +24,6 @@ use crate::queue::{QueueMemory, in_range};
 use crate::shared::{CELL, SharedCells, Word, set_rows};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering};
 use crate::table::Table;
-use crate::uar::Uar;
 
 /// Cells of an entry before its list.
 const HEAD_CELLS: usize = 1;
@@ -98,7 +97,6 @@ pub(crate) struct SrqQueue<B> {
     ring: SharedCells,
     /// The doorbell record's counter.
     record: Word,
-    bell: B,
     /// Cells of an entry.
     stride: usize,
     max_sge: u32,
@@ -109,6 +107,8 @@ pub(crate) struct SrqQueue<B> {
     free: u32,
     posted: u16,
     told: u16,
+    /// The last, as it may hold the adapter.
+    bell: B,
 }
 
 impl<B: Bell> SrqQueue<B> {
@@ -268,8 +268,9 @@ impl Srqs {
         }
         let core = core.expect("it was inserted");
         let handle = core.handle;
+        let uar = uar.of_port(hca);
         let queue = SrqQueue::new(core, memory.cells, memory.record, uar, stride, init.max_sge);
-        Ok((handle, Box::new(SrqPort { queue, _hca: hca.clone() })))
+        Ok((handle, Box::new(queue)))
     }
 
     pub(crate) fn set_limit(&self, hca: &Arc<Hca>, srq: SrqHandle, limit: u32) -> Result<(), DeviceError> {
@@ -336,22 +337,4 @@ pub(crate) fn max_wr(caps: &Caps) -> u32 {
 /// Entries of a list, at most.
 pub(crate) fn max_sge(caps: &Caps) -> u32 {
     (caps.max_wqe_sz_rq / CELL as u32).saturating_sub(HEAD_CELLS as u32).min(wqe::MAX_SGE)
-}
-
-/// The port: the queue, and the adapter that runs as long.
-struct SrqPort {
-    queue: SrqQueue<Uar>,
-    _hca: Arc<Hca>,
-}
-
-#[allow(unsafe_code)] // handed on
-// SAFETY: the queue's.
-unsafe impl RecvPort for SrqPort {
-    unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        // SAFETY: our caller's promise.
-        unsafe { self.queue.post(wrs) }
-    }
-    fn ring(&mut self) {
-        self.queue.ring();
-    }
 }

@@ -14,10 +14,11 @@ use hca_vfio::{Bar, FunctionError, Mmio, Waker};
 use crate::caps::Caps;
 use crate::cmd::{CmdError, CommandQueue};
 use crate::error::OpenError;
+use crate::hca::Hca;
 use crate::options::Options;
 
 /// A doorbell page that is mapped. Clones are the same page.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Uar {
     /// The number, for contexts of queues.
     pub(crate) index: u32,
@@ -28,6 +29,8 @@ pub(crate) struct Uar {
     waker: Option<Waker>,
     /// Where whole requests may be written.
     flames: Option<Arc<Flames>>,
+    /// A port's page has the adapter run as long as the port is there.
+    _hca: Option<Arc<Hca>>,
 }
 
 /// A doorbell register that one queue pair has for itself: stores of others would get among the parts of its requests.
@@ -51,6 +54,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Uar {
+    /// The page of a port of this adapter.
+    pub(crate) fn of_port(self, hca: &Arc<Hca>) -> Self {
+        Self { _hca: Some(hca.clone()), ..self }
+    }
     /// Rings a send queue's doorbell, one of two that take `turn`s, by the first 8 bytes of an entry. The adapter sees
     /// it in this order, behind all stores to memory before it. Wakes a server that sleeps.
     #[inline(always)]
@@ -166,7 +173,7 @@ impl Uars {
             let page = events.bar.map(u64::from(index) * UAR_PAGE as u64, UAR_PAGE)?;
             let send = |turn| page.register(doorbells.buffer(0, turn));
             let (sends, arms) = ([send(0), send(1)], page.register(CQ_DOORBELL));
-            queues.push((Uar { index, sends, arms, waker: waker.clone(), flames: None }, page));
+            queues.push((Uar { index, sends, arms, waker: waker.clone(), flames: None, _hca: None }, page));
             // The first is everybody's.
             free.extend((1..BF_REGS).filter(|_| doorbells.blueflame).map(|register| (at, register)));
         }

@@ -2,12 +2,13 @@
 
 mod scripted;
 
+use std::any::Any;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use hca_core::{AsyncEvent, Device, DeviceError, QpCap, QpInit, QpType};
+use hca_core::{AsyncEvent, Device, DeviceError, QpCap, QpInit, QpType, SrqInit};
 use hca_mlx5::{Death, Mlx5, Options};
 use hca_prm::{Eqe, EventType, Opcode, PortChangeSubtype};
 use scripted::{Link, Scripted, Wants};
@@ -73,6 +74,29 @@ fn closing_resets_an_adapter_that_has_objects_and_their_ports_and_handles_live_o
     assert_eq!(scripted.state().resets, 2, "ports keep the function open");
     drop((poller, qp));
     assert_eq!(scripted.end().resets, 2);
+}
+
+#[test]
+fn each_port_alone_has_the_adapter_run() {
+    for kept in 0..4 {
+        let mut scripted = Scripted::serve(Wants { ethernet: true, link: Some(down()), ..Wants::default() });
+        let device = open(&scripted);
+        let pd = device.alloc_pd().unwrap();
+        let (cq, poller) = device.create_cq(16).unwrap();
+        let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+        let init = QpInit { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, cap };
+        let qp = device.create_qp(pd, &init).unwrap();
+        let srq = device.create_srq(pd, &SrqInit { max_wr: 4, max_sge: 1 }).unwrap().1;
+        let mut ports: Vec<Box<dyn Any>> =
+            vec![Box::new(qp.send), Box::new(qp.recv), Box::new(poller), Box::new(srq)];
+        drop(device);
+        let port = ports.swap_remove(kept);
+        drop(ports);
+        assert!(scripted.state().masters(), "port {kept} is there");
+        drop(port);
+        assert!(!scripted.state().masters(), "none is there");
+        assert!(scripted.end().faults.is_empty());
+    }
 }
 
 /// A port that its last driver left down.

@@ -17,8 +17,7 @@ pub(crate) mod wqe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_core::{
-    DeviceError, PdHandle, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpPorts,
-    QpState, QpStatus, Qpn, RecvPort, RecvWr, SendPort, SendWr,
+    DeviceError, PdHandle, QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpPorts, QpState, QpStatus, Qpn, RecvPort,
 };
 use hca_prm::command::qp::{CreateQpIn, CreateQpOut, DestroyQpIn, QueryQpIn, QueryQpOut};
 use hca_prm::{PathMigration, Qpc, RqType};
@@ -375,17 +374,17 @@ fn ports(hca: &Arc<Hca>, entry: &Entry, sizes: &Sizes, memory: &QueueMemory, uar
         max_inline: cap.max_inline,
         max_message: send::max_message(qp_type, hca.caps.log_max_msg, hca.port.attr().active_mtu.bytes()),
     };
+    let uar = uar.of_port(hca);
     let ring = memory.cells.part(sizes.recv_cells(), sizes.send_cells());
     let addresses = hca.ahs.addresses().clone();
     let recv: Option<Box<dyn RecvPort>> = core.srq.is_none().then(|| {
         let ring = memory.cells.part(0, sizes.recv_cells().max(sizes.stride));
         let queue =
             RecvQueue::new(core.clone(), ring, uar.clone(), sizes.stride, cap.max_recv_wr, cap.max_recv_sge);
-        Box::new(Port { queue, _hca: hca.clone() }) as Box<dyn RecvPort>
+        Box::new(queue) as Box<dyn RecvPort>
     });
     let queue = SendQueue::new(core.clone(), addresses, entry.fixed.pdn, ring, uar, limits);
-    let send = Box::new(Port { queue, _hca: hca.clone() });
-    QpPorts { handle: core.handle, qpn: core.qpn, cap, send, recv }
+    QpPorts { handle: core.handle, qpn: core.qpn, cap, send: Box::new(queue), recv }
 }
 
 /// Takes over what is given.
@@ -395,53 +394,6 @@ fn merge(all: &mut QpAttr, given: &QpAttr) {
     }
     set!(pkey access qkey dest_qpn av path_mtu rq_psn sq_psn max_rd_atomic max_dest_rd_atomic
          min_rnr_timer timeout retry_cnt rnr_retry sqd_event);
-}
-
-/// A port: a queue, and the adapter that runs as long.
-struct Port<Q> {
-    queue: Q,
-    _hca: Arc<Hca>,
-}
-
-#[allow(unsafe_code)] // handed on
-// SAFETY: the queue's.
-unsafe impl SendPort for Port<SendQueue<Uar>> {
-    #[inline]
-    unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
-        // SAFETY: our caller's promise.
-        unsafe { self.queue.post(wrs) }
-    }
-    fn would_take(&mut self, wr: &SendWr<'_>, before: usize) -> Result<(), PostErrorKind> {
-        self.queue.would_take(wr, before)
-    }
-    #[inline]
-    fn ring(&mut self) {
-        self.queue.ring();
-    }
-    #[inline]
-    unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        // SAFETY: our caller's promise.
-        unsafe { self.queue.post_now(wr) }
-    }
-}
-
-#[allow(unsafe_code)] // handed on
-// SAFETY: the queue's.
-unsafe impl RecvPort for Port<RecvQueue<Uar>> {
-    #[inline]
-    unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        // SAFETY: our caller's promise.
-        unsafe { self.queue.post(wrs) }
-    }
-    #[inline]
-    fn ring(&mut self) {
-        self.queue.ring();
-    }
-    #[inline]
-    unsafe fn post_now(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
-        // SAFETY: our caller's promise.
-        unsafe { self.queue.post_now(wr) }
-    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -16,7 +16,6 @@ use crate::sync::Ordering;
 pub(crate) struct RecvQueue<B> {
     qp: Arc<QpCore>,
     ring: SharedCells,
-    bell: B,
     /// The doorbell record's counter.
     record: Word,
     /// Cells of an entry.
@@ -31,6 +30,8 @@ pub(crate) struct RecvQueue<B> {
     posted: u32,
     freed: u32,
     epoch: u32,
+    /// The last, as it may hold the adapter.
+    bell: B,
 }
 
 impl<B: Bell> RecvQueue<B> {

@@ -66,7 +66,6 @@ pub(crate) struct SendLimits {
 pub(crate) struct SendQueue<B> {
     qp: Arc<QpCore>,
     ring: Ring,
-    bell: B,
     /// The doorbell record's counter.
     record: Word,
     control: Control,
@@ -91,6 +90,8 @@ pub(crate) struct SendQueue<B> {
     /// Of which the queue pair's protection domain is the first.
     ahs: Arc<AhTable>,
     pd: u32,
+    /// The last, as it may hold the adapter.
+    bell: B,
 }
 
 impl<B: Bell> SendQueue<B> {

@@ -113,7 +113,7 @@ impl Bench {
         let ahs = Arc::new(AhTable::new());
         let send = SendQueue::new(qp.clone(), ahs, 9, sq.clone(), page.clone(), limits);
         let recv = RecvQueue::new(qp.clone(), rq.clone(), page.clone(), stride, DEPTH, MAX_SGE);
-        let poller = CqPoller::new(cq.clone(), page.clone(), false);
+        let poller = CqPoller::new(cq.clone(), page.clone(), false, true);
         qp.show(Some(QpState::Rts));
         let recv = (!has_srq).then_some(recv);
         let (produced, sent, received) = (0, 0, 0);
