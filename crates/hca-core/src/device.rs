@@ -381,6 +381,7 @@ pub unsafe trait SendPort: Send {
     ///
     /// # Errors
     /// Why it is refused.
+    #[inline]
     unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         // SAFETY: our caller's.
         unsafe { self.post_one(wr) }?;
@@ -426,6 +427,7 @@ pub unsafe trait RecvPort: Send {
     ///
     /// # Errors
     /// Why it is refused.
+    #[inline]
     unsafe fn post_now(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
         // SAFETY: our caller's.
         unsafe { self.post_one(wr) }?;

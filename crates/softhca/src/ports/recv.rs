@@ -96,13 +96,6 @@ unsafe impl RecvPort for QpRecvPort {
             self.hca.posted(&self.qp);
         }
     }
-    #[inline]
-    unsafe fn post_now(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
-        self.check()?;
-        push_recv(&mut self.ring, self.max_sge, wr)?;
-        self.ring();
-        Ok(())
-    }
 }
 
 /// A shared receive queue.
@@ -134,13 +127,6 @@ unsafe impl RecvPort for SrqPort {
     #[inline(always)]
     fn ring(&mut self) {
         self.ring.publish();
-    }
-    #[inline]
-    unsafe fn post_now(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
-        self.check()?;
-        push_recv(&mut self.ring, self.max_sge, wr)?;
-        self.ring();
-        Ok(())
     }
     fn resize(&mut self, max_wr: u32) -> Result<u32, DeviceError> {
         self.hca.fork.check()?;
