@@ -35,6 +35,15 @@ pub(super) fn pair() -> Pair {
     Pair { a, b, to_b, to_a }
 }
 
+/// A page of `b`'s that is granted to `a`, and what `a` needs to reach it.
+fn granted_page() -> (Pair, SharedPages, GrantId, QpGuard) {
+    let mut p = pair();
+    let pages = SharedPages::alloc(4096).unwrap();
+    let (g, _) = p.granted(&pages, KEY, ALL);
+    let guard = p.guard();
+    (p, pages, g, guard)
+}
+
 pub(super) fn grant(pages: &SharedPages, key: u32, access: Access) -> Grant<'_> {
     let (offset, len) = (0, pages.len());
     let pages = Some(pages);
@@ -149,10 +158,7 @@ fn nothing_is_moved_out_of_range_without_the_right_or_in_too_long_a_bracket() {
 
 #[test]
 fn the_queue_pairs_word_is_looked_at_each_time() {
-    let mut p = pair();
-    let pages = SharedPages::alloc(4096).unwrap();
-    let (g, _) = p.granted(&pages, KEY, ALL);
-    let guard = p.guard();
+    let (mut p, _pages, g, guard) = granted_page();
     assert_eq!(p.a.qp_word(p.to_b, 5), Some(WORD));
     assert!(p.a.access(g, &guard).is_ok());
     assert_eq!(p.b.withdraw_qp_word(p.to_a, 5, 1).unwrap(), crate::Revocation::default());
@@ -167,10 +173,7 @@ fn the_queue_pairs_word_is_looked_at_each_time() {
 
 #[test]
 fn what_was_taken_back_is_denied_at_once_and_unmapped() {
-    let mut p = pair();
-    let pages = SharedPages::alloc(4096).unwrap();
-    let (g, _) = p.granted(&pages, KEY, ALL);
-    let guard = p.guard();
+    let (mut p, pages, g, guard) = granted_page();
     let way = p.a.way(g, guard).unwrap();
     p.a.access_by(&way).unwrap().write(0, &[0; 3]).unwrap();
     assert_eq!(p.b.revoke(KEY), crate::Revocation::default());
@@ -327,10 +330,7 @@ fn two_queue_pairs_that_ask_for_one_key_share_the_mapping() {
 
 #[test]
 fn grants_end_with_the_link_on_both_sides() {
-    let mut p = pair();
-    let pages = SharedPages::alloc(4096).unwrap();
-    let (g, _) = p.granted(&pages, KEY, ALL);
-    let guard = p.guard();
+    let (mut p, pages, g, guard) = granted_page();
     let own = SharedPages::alloc(4096).unwrap();
     p.a.offer(p.to_b, &grant(&own, KEY + 1, ALL)).unwrap();
     assert!(matches!(p.notice(false), Notice::Granted { .. }));
@@ -462,10 +462,7 @@ fn under_way(begun: TakeBack) -> Option<TakeBackId> {
 #[test]
 fn what_is_taken_back_is_granted_to_nobody_until_the_peer_is_out_of_it() {
     in_time(|| {
-        let mut p = pair();
-        let pages = SharedPages::alloc(4096).unwrap();
-        let (g, _) = p.granted(&pages, KEY, ALL);
-        let guard = p.guard();
+        let (mut p, pages, g, guard) = granted_page();
         let bracket = p.a.access(g, &guard).unwrap();
         let id = under_way(p.b.begin_revoke(KEY))?;
         assert!(matches!(p.b.offer(p.to_a, &grant(&pages, KEY, ALL)), Err(GrantError::Ending)));
@@ -491,10 +488,7 @@ fn what_is_taken_back_is_granted_to_nobody_until_the_peer_is_out_of_it() {
 #[test]
 fn all_that_wait_for_a_peer_that_is_dropped_learn_what_came_of_it() {
     in_time(|| {
-        let mut p = pair();
-        let pages = SharedPages::alloc(4096).unwrap();
-        let (g, _) = p.granted(&pages, KEY, ALL);
-        let guard = p.guard();
+        let (mut p, pages, g, guard) = granted_page();
         let bracket = p.a.access(g, &guard).unwrap();
         let ids = [
             under_way(p.b.begin_revoke(KEY))?,
@@ -524,10 +518,7 @@ fn all_that_wait_for_a_peer_that_is_dropped_learn_what_came_of_it() {
 #[test]
 fn others_have_time_to_leave_memory_that_becomes_private() {
     in_time(|| {
-        let mut p = pair();
-        let pages = SharedPages::alloc(4096).unwrap();
-        let (g, _) = p.granted(&pages, KEY, ALL);
-        let guard = p.guard();
+        let (mut p, pages, g, guard) = granted_page();
         let mut c = open(p.b.own.domain.name());
         let path = c.open_path(&av(p.b.attr().local)).unwrap();
         while c.link_of(path).is_none() {
@@ -567,10 +558,7 @@ fn others_have_time_to_leave_memory_that_becomes_private() {
 #[test]
 fn a_peer_that_broke_the_rules_while_it_is_within_is_heard_no_more_and_cut_behind_that() {
     in_time(|| {
-        let mut p = pair();
-        let pages = SharedPages::alloc(4096).unwrap();
-        let (g, _) = p.granted(&pages, KEY, ALL);
-        let guard = p.guard();
+        let (mut p, pages, g, guard) = granted_page();
         super::hostile::say_note(&p.a, &p.b, &Note::Refuse { key: KEY, qpn: QPN }, None);
         let bracket = p.a.access(g, &guard).unwrap();
         p.b.drop_peer(p.to_a.slot(), &"it broke the rules");

@@ -21,9 +21,7 @@ use crate::sync::Ordering;
 
 /// Two that have met, and the path from the first to the second.
 pub(super) fn met() -> (ShmFabric, ShmFabric, PathId) {
-    let d = domain();
-    let (mut a, mut b) = (open(&d), open(&d));
-    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let (mut a, mut b, path) = two();
     b.open_path(&av(a.attr().local)).unwrap();
     send(&mut a, path, &[packet(0, 40)]);
     let mut got = [Vec::new(), Vec::new()];

@@ -56,6 +56,14 @@ fn av(to: IpAddr) -> AddressVector {
     AddressVector { dgid: to.into(), ..AddressVector::default() }
 }
 
+/// Two ends of a domain of their own, and the path from the first to the second.
+fn two() -> (ShmFabric, ShmFabric, PathId) {
+    let d = domain();
+    let (mut a, b) = (open(&d), open(&d));
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    (a, b, path)
+}
+
 /// A packet that tells its number, of this many bytes.
 fn packet(number: u32, len: usize) -> Vec<u8> {
     let mut p: Vec<u8> = (0..len).map(|i| (i as u32).wrapping_mul(number | 1) as u8).collect();
@@ -113,9 +121,7 @@ fn counter(f: &ShmFabric, name: &str) -> u64 {
 
 #[test]
 fn packets_of_every_length_arrive_whole_and_in_order() {
-    let d = domain();
-    let (mut a, mut b) = (open(&d), open(&d));
-    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let (mut a, mut b, path) = two();
     let mut got = [Vec::new(), Vec::new()];
     let packets: Vec<_> = (0..300_u32).map(|i| packet(i, 12 + (i as usize * 37) % 4180)).collect();
     for p in &packets {
@@ -131,9 +137,7 @@ fn packets_of_every_length_arrive_whole_and_in_order() {
 
 #[test]
 fn packets_and_messages_are_counted_by_both_ends_alike() {
-    let d = domain();
-    let (mut a, mut b) = (open(&d), open(&d));
-    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let (mut a, mut b, path) = two();
     let mut got = [Vec::new(), Vec::new()];
     send(&mut a, path, &[packet(1, 40), packet(2, 400)]);
     turn_until(&mut [&mut a, &mut b], &mut got, |g| g[1].len() == 2);
@@ -161,9 +165,7 @@ fn packets_and_messages_are_counted_by_both_ends_alike() {
 #[test]
 fn both_connect_at_once_and_one_link_stays() {
     for _ in 0..4 {
-        let d = domain();
-        let (mut a, mut b) = (open(&d), open(&d));
-        let to_b = a.open_path(&av(b.attr().local)).unwrap();
+        let (mut a, mut b, to_b) = two();
         let to_a = b.open_path(&av(a.attr().local)).unwrap();
         send(&mut a, to_b, &[packet(1, 40)]);
         send(&mut b, to_a, &[packet(2, 400)]);
@@ -223,9 +225,7 @@ fn header_fields_travel_with_the_packet() {
 
 #[test]
 fn a_peer_that_leaves_has_its_last_packets_taken_and_is_forgotten() {
-    let d = domain();
-    let (mut a, mut b) = (open(&d), open(&d));
-    let to_b = a.open_path(&av(b.attr().local)).unwrap();
+    let (mut a, mut b, to_b) = two();
     let to_a = b.open_path(&av(a.attr().local)).unwrap();
     send(&mut a, to_b, &[packet(1, 40)]);
     let mut got = [Vec::new(), Vec::new()];
@@ -245,9 +245,7 @@ fn a_peer_that_leaves_has_its_last_packets_taken_and_is_forgotten() {
 
 #[test]
 fn a_peer_that_said_hello_and_died_is_heard_nevertheless() {
-    let d = domain();
-    let (mut a, mut b) = (open(&d), open(&d));
-    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let (mut a, mut b, path) = two();
     send(&mut a, path, &[packet(7, 500)]);
     drop(a);
     let mut got = [Vec::new()];
@@ -446,9 +444,7 @@ fn sleep_until_one(f: &mut ShmFabric, got: &mut Vec<(IpAddr, Vec<u8>)>) {
 #[test]
 fn who_sleeps_on_the_descriptor_is_woken_for_every_packet() {
     const ROUNDS: u32 = 1000;
-    let d = domain();
-    let (mut a, mut b) = (open(&d), open(&d));
-    let to_b = a.open_path(&av(b.attr().local)).unwrap();
+    let (mut a, mut b, to_b) = two();
     let to_a = b.open_path(&av(a.attr().local)).unwrap();
     let t = std::thread::spawn(move || {
         let mut got = Vec::new();
@@ -471,9 +467,7 @@ fn who_sleeps_on_the_descriptor_is_woken_for_every_packet() {
 #[test]
 fn a_packet_that_comes_while_one_goes_to_sleep_is_not_slept_through() {
     const ROUNDS: u32 = 20_000;
-    let d = domain();
-    let (mut a, mut b) = (open(&d), open(&d));
-    let to_b = a.open_path(&av(b.attr().local)).unwrap();
+    let (mut a, mut b, to_b) = two();
     let to_a = b.open_path(&av(a.attr().local)).unwrap();
     let t = std::thread::spawn(move || {
         for i in 0..ROUNDS {
@@ -497,9 +491,7 @@ fn a_packet_that_comes_while_one_goes_to_sleep_is_not_slept_through() {
 
 #[test]
 fn the_peer_of_a_poller_pays_for_no_wake_up() {
-    let d = domain();
-    let (mut a, mut b) = (open(&d), open(&d));
-    let to_b = a.open_path(&av(b.attr().local)).unwrap();
+    let (mut a, mut b, to_b) = two();
     let mut got = [Vec::new(), Vec::new()];
     for i in 0..1000 {
         send(&mut a, to_b, &[packet(i, 40)]);

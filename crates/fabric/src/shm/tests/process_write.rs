@@ -32,8 +32,11 @@ fn own(data: &[u8], access: Access) -> Grant<'static> {
     Grant { key: KEY, qpn: QPN, pages: None, offset, len, iova: 1 << 40, access, pd: 3, qp_word: WORD }
 }
 
-/// `a` may write to these bytes, which are `b`'s.
-fn granted(data: &[u8]) -> (Pair, GrantId, QpGuard) {
+/// `a` may write to these bytes, which are `b`'s, if that is possible here.
+fn granted(data: &[u8]) -> Option<(Pair, GrantId, QpGuard)> {
+    if !possible() {
+        return None;
+    }
     let mut p = pair();
     p.b.set_qp_word(QP, WORD).unwrap();
     p.a.ask_grant(p.to_b, KEY, QPN).unwrap();
@@ -43,7 +46,7 @@ fn granted(data: &[u8]) -> (Pair, GrantId, QpGuard) {
     let Notice::Granted { grant, granted, .. } = p.notice(true) else { panic!("it is granted") };
     assert!(granted.in_process && granted.len == data.len() as u64);
     let guard = p.a.qp_guard(p.to_b, QP, WORD).unwrap();
-    (p, grant, guard)
+    Some((p, grant, guard))
 }
 
 fn write(f: &mut ShmFabric, grant: GrantId, guard: &QpGuard, offset: u64, data: &[u8]) -> Result<(), Denied> {
@@ -61,11 +64,8 @@ fn seen(data: &[u8]) -> Vec<u8> {
 
 #[test]
 fn memory_of_the_program_is_written_within_its_range_and_not_reached_otherwise() {
-    if !possible() {
-        return;
-    }
     let data = vec![0_u8; 100_000];
-    let (mut p, grant, guard) = granted(&data);
+    let Some((mut p, grant, guard)) = granted(&data) else { return };
     let bytes: Vec<u8> = (0..max_process_write() as u32).map(|i| (i % 251) as u8).collect();
     write(&mut p.a, grant, &guard, 60_001, &bytes).unwrap();
     write(&mut p.a, grant, &guard, 99_999, &[7]).unwrap();
@@ -91,11 +91,8 @@ fn memory_of_the_program_is_written_within_its_range_and_not_reached_otherwise()
 /// A program has other memory where that of a region was, so that the region's key names either.
 #[test]
 fn a_region_is_granted_once_more_with_the_same_memory_only() {
-    if !possible() {
-        return;
-    }
     let data = vec![0_u8; 1 << 16];
-    let mut p = granted(&data).0;
+    let Some((mut p, ..)) = granted(&data) else { return };
     assert_eq!(p.notice(false), Notice::ProcessTaken { link: p.to_a });
     let [pages, others] = [(); 2].map(|()| SharedPages::alloc(data.len()).unwrap());
     p.granted(&pages, KEY + 1, ALL);
@@ -115,11 +112,8 @@ fn a_region_is_granted_once_more_with_the_same_memory_only() {
 
 #[test]
 fn a_write_wakes_nobody_and_who_sleeps_is_seen_to() {
-    if !possible() {
-        return;
-    }
     let data = vec![0_u8; 64];
-    let (mut p, grant, guard) = granted(&data);
+    let Some((mut p, grant, guard)) = granted(&data) else { return };
     let path = p.a.open_path(&av(p.b.attr().local)).unwrap();
     assert_eq!(p.a.reach(|mut reach| reach.sleeps(grant)), Some(false));
     while p.b.prepare_wait() {
@@ -138,11 +132,8 @@ fn a_write_wakes_nobody_and_who_sleeps_is_seen_to() {
 
 #[test]
 fn what_was_taken_back_is_not_written() {
-    if !possible() {
-        return;
-    }
     let data = vec![0_u8; 4096];
-    let (mut p, grant, guard) = granted(&data);
+    let Some((mut p, grant, guard)) = granted(&data) else { return };
     p.b.set_qp_word(QP, WORD + 1).unwrap();
     let denied = write(&mut p.a, grant, &guard, 0, &[1]);
     assert_eq!(denied, Err(Denied::QueuePair { found: WORD + 1 }));
@@ -156,12 +147,9 @@ fn what_was_taken_back_is_not_written() {
 /// A writer within a bracket, and before the call, when the memory is taken back, does not write.
 #[test]
 fn what_is_taken_back_between_the_bracket_and_the_call_is_not_written() {
-    if !possible() {
-        return;
-    }
     for by_key in [true, false] {
         let data = vec![0_u8; 4096];
-        let (p, grant, guard) = granted(&data);
+        let Some((p, grant, guard)) = granted(&data) else { return };
         let Pair { mut a, mut b, to_a, .. } = p;
         at_the_end_of_the_next_copy(move || {
             let begun =
@@ -179,12 +167,9 @@ fn what_is_taken_back_between_the_bracket_and_the_call_is_not_written() {
 /// does the revocation of the key behind that, once.
 #[test]
 fn memory_that_a_dropped_writer_may_change_is_told_of_when_its_key_is_revoked() {
-    if !possible() {
-        return;
-    }
     for by_key in [true, false] {
         let data = vec![0_u8; 4096];
-        let (p, grant, guard) = granted(&data);
+        let Some((p, grant, guard)) = granted(&data) else { return };
         let Pair { mut a, mut b, to_a, .. } = p;
         at_the_end_of_the_next_copy(move || {
             let first = if by_key { b.revoke(KEY) } else { b.withdraw_qp_word(to_a, QP, 0).unwrap() };
@@ -201,13 +186,10 @@ fn memory_that_a_dropped_writer_may_change_is_told_of_when_its_key_is_revoked() 
 
 #[test]
 fn memory_that_is_not_there_is_not_granted_again() {
-    if !possible() {
-        return;
-    }
     let nowhere = core::ptr::slice_from_raw_parts(core::ptr::without_provenance::<u8>(8), 4096);
     // SAFETY: not read.
     let nowhere = unsafe { &*nowhere };
-    let (mut p, grant, guard) = granted(nowhere);
+    let Some((mut p, grant, guard)) = granted(nowhere) else { return };
     assert_eq!(write(&mut p.a, grant, &guard, 0, &[1]), Err(Denied::Unable));
     assert_eq!(p.notice(true), Notice::GrantRevoked { link: p.to_b, key: KEY, grant });
     assert_eq!(p.a.reach(|mut reach| reach.sleeps(grant)), None);

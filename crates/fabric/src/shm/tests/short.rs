@@ -24,9 +24,7 @@ pub(super) fn with_too_many_on_their_way<T: Send>(run: impl FnOnce() -> T + Send
 
 #[test]
 fn a_welcome_that_the_system_does_not_take_is_said_again() {
-    let d = domain();
-    let (mut a, mut b) = (open(&d), open(&d));
-    let to_b = a.open_path(&av(b.attr().local)).unwrap();
+    let (mut a, mut b, to_b) = two();
     with_too_many_on_their_way(|| (0..10).for_each(|_| _ = recv(&mut b, &mut Vec::new())));
     let to_a = b.open_path(&av(a.attr().local)).unwrap();
     assert!(b.next_deadline().is_some(), "who sleeps says it again as well");
