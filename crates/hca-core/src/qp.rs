@@ -229,6 +229,14 @@ bitflags::bitflags! {
 }
 
 impl QpAttr {
+    /// Takes over the fields that are given, but for the state.
+    pub fn merge(&mut self, given: &Self) {
+        macro_rules! set {
+            ($($field:ident)*) => { $(if given.$field.is_some() { self.$field = given.$field; })* };
+        }
+        set!(pkey access qkey dest_qpn av path_mtu rq_psn sq_psn max_rd_atomic max_dest_rd_atomic
+             min_rnr_timer timeout retry_cnt rnr_retry sqd_event);
+    }
     /// The set of given fields, without the state.
     pub fn mask(&self) -> QpAttrMask {
         use QpAttrMask as M;

@@ -50,7 +50,12 @@ fn names_and_places_are_those_of_the_list_of_facts() {
         });
         assert!(fact == ["?"] || fact == numbers, "{layout}::{field}: {numbers:?} here, {fact:?} there");
     };
-    for layout in layouts() {
+    let status_alone = |info: &&CommandInfo| info.output.name == "StatusOut";
+    for info in CommandInfo::all().filter(status_alone) {
+        let command = info.input.name.strip_suffix("In").unwrap();
+        agrees(&format!("{command}Out"), "", &[info.output.size as u32]);
+    }
+    for layout in layouts().filter(|layout| layout.name != "StatusOut") {
         agrees(layout.name, "", &[layout.size as u32]);
         let common = match CommandInfo::all().find(|c| [c.input.name, c.output.name].contains(&layout.name)) {
             Some(command) if command.input.name == layout.name => CmdIn::FIELDS.len(),

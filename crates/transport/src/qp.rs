@@ -184,7 +184,7 @@ impl Qp {
         self.check_limits(attr)?;
         let from = self.state;
         let to = attr.state.unwrap_or(from);
-        merge(&mut self.attr, attr);
+        self.attr.merge(attr);
         self.pkey = self.attr.pkey.unwrap_or_default();
         match (from, to) {
             (_, QpState::Reset) => {
@@ -674,15 +674,6 @@ impl Qp {
 /// Whether a send request of RD that ends so leaves its end-to-end context as it is.
 const fn ends_request_alone(status: WcStatus) -> bool {
     !matches!(status, WcStatus::RetryExceeded | WcStatus::BadResponse)
-}
-
-/// Sets the attributes in `all` that `given` sets.
-fn merge(all: &mut QpAttr, given: &QpAttr) {
-    macro_rules! set {
-        ($($field:ident)*) => { $(if given.$field.is_some() { all.$field = given.$field; })* };
-    }
-    set!(pkey access qkey dest_qpn av path_mtu rq_psn sq_psn max_rd_atomic max_dest_rd_atomic
-         min_rnr_timer timeout retry_cnt rnr_retry sqd_event);
 }
 
 #[cfg(test)]

@@ -262,7 +262,7 @@ impl Qps {
             entry.core.show(Some(to));
         }
         let mut all = *set;
-        merge(&mut all, attr);
+        all.merge(attr);
         let given_back = if to == QpState::Reset { entry.give_back_shared(hca, Some(from)) } else { Ok(()) };
         let done = given_back.and_then(|()| {
             context::command(hca, &entry.fixed, [from, to], &context::complete(attr, &all), path.as_ref())
@@ -385,15 +385,6 @@ fn ports(hca: &Arc<Hca>, entry: &Entry, sizes: &Sizes, memory: &QueueMemory, uar
     });
     let queue = SendQueue::new(core.clone(), addresses, entry.fixed.pdn, ring, uar, limits);
     QpPorts { handle: core.handle, qpn: core.qpn, cap, send: Box::new(queue), recv }
-}
-
-/// Takes over what is given.
-fn merge(all: &mut QpAttr, given: &QpAttr) {
-    macro_rules! set {
-        ($($field:ident)*) => { $(if given.$field.is_some() { all.$field = given.$field; })* };
-    }
-    set!(pkey access qkey dest_qpn av path_mtu rq_psn sq_psn max_rd_atomic max_dest_rd_atomic
-         min_rnr_timer timeout retry_cnt rnr_retry sqd_event);
 }
 
 #[cfg(all(test, not(loom)))]

@@ -16,7 +16,6 @@ commands! {
     DEALLOC_Q_COUNTER => DeallocQCounterIn: 0x10 {
         /// The number.
         COUNTER_SET_ID: 0x08 [7:0],
-    }, DeallocQCounterOut: 0x10 {
     }
 
     /// Reads a set of counters.

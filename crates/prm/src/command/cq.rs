@@ -20,7 +20,6 @@ commands! {
     DESTROY_CQ => DestroyCqIn: 0x10 {
         /// The number.
         CQN: 0x08 [23:0],
-    }, DestroyCqOut: 0x10 {
     }
 
     /// Asks how a completion queue is. The addresses of its pages follow the output.
@@ -40,7 +39,6 @@ commands! {
         MODIFY_FIELD_SELECT: 0x0c [31:0],
         /// What it shall be.
         CQ_CONTEXT: 0x10 {Cqc},
-    }, ModifyCqOut: 0x10 {
     }
 }
 

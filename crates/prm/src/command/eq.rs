@@ -21,7 +21,6 @@ commands! {
     DESTROY_EQ => DestroyEqIn: 0x10 {
         /// The number.
         EQ_NUMBER: 0x08 [7:0],
-    }, DestroyEqOut: 0x10 {
     }
 
     /// Asks how an event queue is. The addresses of its pages follow the output.

@@ -20,7 +20,6 @@ commands! {
     DESTROY_TIS => DestroyTisIn: 0x10 {
         /// The number.
         TISN: 0x08 [23:0],
-    }, DestroyTisOut: 0x10 {
     }
 
     /// Makes a transport interface for receiving (TIR).
@@ -36,7 +35,6 @@ commands! {
     DESTROY_TIR => DestroyTirIn: 0x10 {
         /// The number.
         TIRN: 0x08 [23:0],
-    }, DestroyTirOut: 0x10 {
     }
 
     /// Changes a transport interface for receiving.
@@ -47,7 +45,6 @@ commands! {
         BITMASK: 0x10 [u8; 8],
         /// What it shall be.
         CTX: 0x20 {Tirc},
-    }, ModifyTirOut: 0x10 {
     }
 
     /// Makes a list of receive queues (RQT); their numbers follow, 4 bytes each.
@@ -63,7 +60,6 @@ commands! {
     DESTROY_RQT => DestroyRqtIn: 0x10 {
         /// The number.
         RQTN: 0x08 [23:0],
-    }, DestroyRqtOut: 0x10 {
     }
 
     /// Changes a list of receive queues; their numbers follow, 4 bytes each.
@@ -74,7 +70,6 @@ commands! {
         BITMASK: 0x10 [u8; 8],
         /// What it shall be.
         CTX: 0x20 {Rqtc},
-    }, ModifyRqtOut: 0x10 {
     }
 
     /// Makes a receive queue (RQ), whose pages follow.
@@ -90,7 +85,6 @@ commands! {
     DESTROY_RQ => DestroyRqIn: 0x10 {
         /// The number.
         RQN: 0x08 [23:0],
-    }, DestroyRqOut: 0x10 {
     }
 
     /// Changes a receive queue.
@@ -103,7 +97,6 @@ commands! {
         MODIFY_BITMASK: 0x10 [63:0],
         /// What it shall be.
         CTX: 0x20 {Rqc},
-    }, ModifyRqOut: 0x10 {
     }
 
     /// Asks how a receive queue is.
@@ -128,7 +121,6 @@ commands! {
     DESTROY_SQ => DestroySqIn: 0x10 {
         /// The number.
         SQN: 0x08 [23:0],
-    }, DestroySqOut: 0x10 {
     }
 
     /// Changes a send queue.
@@ -139,7 +131,6 @@ commands! {
         SQN: 0x08 [23:0],
         /// What it shall be.
         CTX: 0x20 {Sqc},
-    }, ModifySqOut: 0x10 {
     }
 
     /// Asks how a send queue is.
@@ -168,7 +159,6 @@ commands! {
         TABLE_TYPE: 0x10 [31:24],
         /// The number.
         TABLE_ID: 0x14 [23:0],
-    }, DestroyFlowTableOut: 0x10 {
     }
 
     /// Changes a table of flows.
@@ -181,7 +171,6 @@ commands! {
         TABLE_ID: 0x14 [23:0],
         /// What it shall be.
         FLOW_TABLE_CONTEXT: 0x18 {FlowTableContext},
-    }, ModifyFlowTableOut: 0x10 {
     }
 
     /// Makes a group of flows in a table, which look at the same fields.
@@ -211,7 +200,6 @@ commands! {
         TABLE_ID: 0x14 [23:0],
         /// The number.
         GROUP_ID: 0x18 [31:0],
-    }, DestroyFlowGroupOut: 0x10 {
     }
 
     /// Sets a flow. Its destinations follow as [`DestFormat`].
@@ -226,7 +214,6 @@ commands! {
         FLOW_INDEX: 0x20 [31:0],
         /// What it shall be.
         FLOW_CONTEXT: 0x40 {FlowContext},
-    }, SetFteOut: 0x10 {
     }
 
     /// Takes a flow away.
@@ -237,7 +224,6 @@ commands! {
         TABLE_ID: 0x14 [23:0],
         /// The number.
         FLOW_INDEX: 0x20 [31:0],
-    }, DeleteFteOut: 0x10 {
     }
 
     /// Makes a table the first one that frames come to.
@@ -246,7 +232,6 @@ commands! {
         TABLE_TYPE: 0x10 [31:24],
         /// The table.
         TABLE_ID: 0x14 [23:0],
-    }, SetFlowTableRootOut: 0x10 {
     }
 
 }

@@ -18,14 +18,12 @@ commands! {
 
     /// Starts the adapter, after its capabilities are set and the pages for that are given.
     INIT_HCA => InitHcaIn: 0x20 {
-    }, InitHcaOut: 0x10 {
     }
 
     /// Stops the adapter.
     TEARDOWN_HCA => TeardownHcaIn: 0x10 {
         /// A [`TeardownProfile`] code.
         PROFILE: 0x08 [15:0],
-    }, TeardownHcaOut: 0x10 {
     }
 
     /// Asks which versions of the interface the adapter speaks.
@@ -41,7 +39,6 @@ commands! {
     SET_ISSI => SetIssiIn: 0x10 {
         /// The version to use, 1 for all that this crate describes.
         CURRENT_ISSI: 0x08 [15:0],
-    }, SetIssiOut: 0x10 {
     }
 
     /// Asks how many pages the adapter wants now; `OP_MOD` is a [`QueryPagesMod`] code.
@@ -80,7 +77,6 @@ commands! {
         OTHER_FUNCTION: 0x08 [31],
         /// The capabilities, in the layout of their type.
         CAPABILITY: 0x10 [u8; 4096],
-    }, SetHcaCapOut: 0x10 {
     }
 
     /// Asks who made the adapter.
@@ -94,7 +90,6 @@ commands! {
     SET_DRIVER_VERSION => SetDriverVersionIn: 0x50 {
         /// Text, such as `Linux,mlx5_core,1.0`, with zeros after it.
         DRIVER_VERSION: 0x10 [u8; 64],
-    }, SetDriverVersionOut: 0x10 {
     }
 
     /// Reads or writes a register; `OP_MOD` is an [`AccessRegMod`] code. The register's bytes follow the input, and
@@ -107,7 +102,6 @@ commands! {
 
     /// Does nothing, and thereby shows that commands are run.
     NOP => NopIn: 0x10 {
-    }, NopOut: 0x10 {
     }
 }
 

@@ -23,7 +23,6 @@ commands! {
     DESTROY_MKEY => DestroyMkeyIn: 0x10 {
         /// The key's upper 24 bits.
         MKEY_INDEX: 0x08 [23:0],
-    }, DestroyMkeyOut: 0x10 {
     }
 
     /// Asks how a memory key is.

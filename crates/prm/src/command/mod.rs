@@ -60,12 +60,12 @@ impl CommandInfo {
 }
 
 /// Declares commands: the operation code, the layout of the input, the layout of the output. The fields that all
-/// inputs or all outputs begin with are added.
+/// inputs or all outputs begin with are added. Without one of its own, the output is a [`StatusOut`].
 macro_rules! commands {
     (list $list:ident; $(
         $(#[$meta:meta])*
-        $opcode:ident => $input:ident: $input_size:literal { $($input_fields:tt)* },
-        $output:ident: $output_size:literal { $($output_fields:tt)* }
+        $opcode:ident => $input:ident: $input_size:literal { $($input_fields:tt)* }
+        $(, $output:ident: $output_size:literal { $($output_fields:tt)* })?
     )*) => {
         $crate::layout! {
             list $list;
@@ -79,14 +79,14 @@ macro_rules! commands {
                     $($input_fields)*
                 }
 
-                #[doc = concat!("Output of [`", stringify!($input), "`].")]
+                $(#[doc = concat!("Output of [`", stringify!($input), "`].")]
                 pub struct $output: $output_size {
                     /// A [`CmdStatus`](crate::CmdStatus) code.
                     STATUS: 0x00 [31:24],
                     /// Where the firmware found a fault, in its own terms; for those who can ask its makers.
                     SYNDROME: 0x04 [31:0],
                     $($output_fields)*
-                }
+                })?
             )*
         }
         pub(crate) const INFOS: &[$crate::command::CommandInfo] = &[$($crate::command::CommandInfo::of::<$input>()),*];
@@ -94,10 +94,12 @@ macro_rules! commands {
         $(
             impl $crate::command::Command for $input {
                 const OPCODE: $crate::Opcode = $crate::Opcode::$opcode;
-                type Output = $output;
+                type Output = commands!(@output $($output)?);
             }
         )*
     };
+    (@output) => { $crate::command::StatusOut };
+    (@output $output:ident) => { $output };
 }
 
 pub mod counter;
@@ -147,6 +149,14 @@ layout! {
         /// Where the firmware found a fault, in its own terms.
         SYNDROME: 0x04 [31:0],
     }
+
+    /// The output of a command that tells nothing else.
+    pub struct StatusOut: 0x10 {
+        /// A [`CmdStatus`](crate::CmdStatus) code.
+        STATUS: 0x00 [31:24],
+        /// Where the firmware found a fault, in its own terms.
+        SYNDROME: 0x04 [31:0],
+    }
 }
 
 impl CmdIn {
@@ -191,7 +201,8 @@ mod tests {
                 _ => name == layout,
             };
             assert!(same, "{} is {}", info.input.name, info.opcode);
-            assert_eq!(info.output.name.strip_suffix("Out"), info.input.name.strip_suffix("In"));
+            let output = info.output.name.strip_suffix("Out").unwrap();
+            assert!(["Status", info.input.name.strip_suffix("In").unwrap()].contains(&output), "{output}");
         }
     }
 }

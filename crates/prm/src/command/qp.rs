@@ -22,7 +22,6 @@ commands! {
     DESTROY_QP => DestroyQpIn: 0x10 {
         /// The number.
         QPN: 0x08 [23:0],
-    }, DestroyQpOut: 0x10 {
     }
 
     /// Asks how a queue pair is. The addresses of its pages follow the output.
@@ -44,7 +43,6 @@ commands! {
         OPT_PARAM_MASK: 0x10 [31:0],
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
-    }, Rst2InitQpOut: 0x10 {
     }
 
     /// Changes an initialised queue pair.
@@ -55,7 +53,6 @@ commands! {
         OPT_PARAM_MASK: 0x10 [31:0],
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
-    }, Init2InitQpOut: 0x10 {
     }
 
     /// From initialised to ready to receive.
@@ -66,7 +63,6 @@ commands! {
         OPT_PARAM_MASK: 0x10 [31:0],
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
-    }, Init2RtrQpOut: 0x10 {
     }
 
     /// From ready to receive to ready to send.
@@ -77,7 +73,6 @@ commands! {
         OPT_PARAM_MASK: 0x10 [31:0],
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
-    }, Rtr2RtsQpOut: 0x10 {
     }
 
     /// Changes a queue pair that is ready to send.
@@ -88,7 +83,6 @@ commands! {
         OPT_PARAM_MASK: 0x10 [31:0],
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
-    }, Rts2RtsQpOut: 0x10 {
     }
 
     /// Makes a queue pair ready to send again whose send queue is in error.
@@ -99,21 +93,18 @@ commands! {
         OPT_PARAM_MASK: 0x10 [31:0],
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
-    }, SqErr2RtsQpOut: 0x10 {
     }
 
     /// From any state to error: all requests are flushed.
     QP_2ERR => Qp2ErrIn: 0x10 {
         /// The queue pair.
         QPN: 0x08 [23:0],
-    }, Qp2ErrOut: 0x10 {
     }
 
     /// From any state to reset: all requests are forgotten.
     QP_2RST => Qp2RstIn: 0x10 {
         /// The queue pair.
         QPN: 0x08 [23:0],
-    }, Qp2RstOut: 0x10 {
     }
 
 }

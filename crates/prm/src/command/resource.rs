@@ -14,7 +14,6 @@ commands! {
     DEALLOC_UAR => DeallocUarIn: 0x10 {
         /// The number.
         UAR: 0x08 [23:0],
-    }, DeallocUarOut: 0x10 {
     }
 
     /// Takes a protection domain.
@@ -28,7 +27,6 @@ commands! {
     DEALLOC_PD => DeallocPdIn: 0x10 {
         /// The number.
         PD: 0x08 [23:0],
-    }, DeallocPdOut: 0x10 {
     }
 
     /// Takes a domain of extended reliable connections.
@@ -42,7 +40,6 @@ commands! {
     DEALLOC_XRCD => DeallocXrcdIn: 0x10 {
         /// The number.
         XRCD: 0x08 [23:0],
-    }, DeallocXrcdOut: 0x10 {
     }
 
     /// Takes a transport domain: what keeps the Ethernet queues of several users apart.
@@ -56,7 +53,6 @@ commands! {
     DEALLOC_TRANSPORT_DOMAIN => DeallocTransportDomainIn: 0x10 {
         /// The number.
         TRANSPORT_DOMAIN: 0x08 [23:0],
-    }, DeallocTransportDomainOut: 0x10 {
     }
 
     /// Asks for the keys that are always there.

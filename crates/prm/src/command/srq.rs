@@ -19,7 +19,6 @@ commands! {
     DESTROY_SRQ => DestroySrqIn: 0x10 {
         /// The number.
         SRQN: 0x08 [23:0],
-    }, DestroySrqOut: 0x10 {
     }
 
     /// Asks how a shared receive queue is. The addresses of its pages follow the output.
@@ -37,7 +36,6 @@ commands! {
         SRQ_NUMBER: 0x08 [23:0],
         /// How few.
         LWM: 0x0c [15:0],
-    }, ArmRqOut: 0x10 {
     }
 
     /// Makes a shared receive queue of extended reliable connections. The addresses of its pages follow.
@@ -53,7 +51,6 @@ commands! {
     DESTROY_XRC_SRQ => DestroyXrcSrqIn: 0x10 {
         /// The number.
         XRC_SRQN: 0x08 [23:0],
-    }, DestroyXrcSrqOut: 0x10 {
     }
 
     /// Asks how a shared receive queue of extended reliable connections is. The addresses of its pages follow the
@@ -72,7 +69,6 @@ commands! {
         XRC_SRQN: 0x08 [23:0],
         /// How few.
         LWM: 0x0c [15:0],
-    }, ArmXrcSrqOut: 0x10 {
     }
 
     /// Makes a receive memory pool. The addresses of its pages follow.
@@ -94,14 +90,12 @@ commands! {
         LWM: 0x14 [0],
         /// What it shall be.
         CTX: 0x20 {Rmpc},
-    }, ModifyRmpOut: 0x10 {
     }
 
     /// Takes a receive memory pool away.
     DESTROY_RMP => DestroyRmpIn: 0x10 {
         /// The number.
         RMPN: 0x08 [23:0],
-    }, DestroyRmpOut: 0x10 {
     }
 
     /// Asks how a receive memory pool is. The addresses of its pages follow the output.

@@ -29,7 +29,6 @@ commands! {
         OTHER_VPORT: 0x08 [31],
         /// What it shall be.
         HCA_VPORT_CONTEXT: 0x10 {HcaVportContext},
-    }, ModifyHcaVportContextOut: 0x10 {
     }
 
     /// Asks for addresses of an InfiniBand port. GIDs of 16 bytes follow the output.
@@ -61,7 +60,6 @@ commands! {
         FIELD_SELECT: 0x0c {NicVportFieldSelect},
         /// What it shall be, and then a list.
         NIC_VPORT_CONTEXT: 0x100 {NicVportContext},
-    }, ModifyNicVportContextOut: 0x10 {
     }
 
     /// Asks whether a function's port is up. `OP_MOD` is a [`VportStateMod`] code.
@@ -77,7 +75,6 @@ commands! {
     MODIFY_VPORT_STATE => ModifyVportStateIn: 0x10 {
         /// What it shall be, a [`VportAdmin`] code.
         ADMIN_STATE: 0x0c [7:4],
-    }, ModifyVportStateOut: 0x10 {
     }
 
     /// Sets an address of a RoCE port.
@@ -88,7 +85,6 @@ commands! {
         VHCA_PORT_NUM: 0x08 [3:0],
         /// The address; all zero takes it away.
         ROCE_ADDRESS: 0x10 {RoceAddr},
-    }, SetRoceAddressOut: 0x10 {
     }
 
     /// Asks for an address of a RoCE port.
@@ -106,14 +102,12 @@ commands! {
         TABLE_INDEX: 0x14 [23:0],
         /// The address.
         MAC_ADDRESS: 0x20 {MacAddress},
-    }, SetL2TableEntryOut: 0x10 {
     }
 
     /// Takes an entry of that table away.
     DELETE_L2_TABLE_ENTRY => DeleteL2TableEntryIn: 0x40 {
         /// Which entry.
         TABLE_INDEX: 0x14 [23:0],
-    }, DeleteL2TableEntryOut: 0x10 {
     }
 }
 
