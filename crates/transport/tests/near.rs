@@ -96,9 +96,7 @@ fn requests_end_in_the_order_of_posting_and_unsignalled_ones_as_well() {
 #[test]
 fn one_acknowledgement_answers_all_requests_before_it() {
     let mut p = Ways::rc();
-    for _ in 0..20 {
-        p.send(A, SendOp::Write(remote(0)), 0, 8);
-    }
+    p.sends(20, A, SendOp::Write(remote(0)), 0, 8);
     p.run();
     p.expect_sends(&[Success; 20]);
     let acks = p.sent(B);
@@ -211,16 +209,12 @@ fn without_receive_requests_one_message_goes_as_a_probe() {
     p.send(A, SendOp::Send, 0, 8);
     p.run();
     // One was told: none is left.
-    for _ in 0..4 {
-        p.send(A, SendOp::Send, 0, 8);
-    }
+    p.sends(4, A, SendOp::Send, 0, 8);
     p.send(A, SendOp::Write(remote(0)), 0, 8);
     p.settle();
     assert_eq!((p.sent_of(A, M::Send), p.rnr_naks(B)), (2, 1));
     assert_eq!(p.sent_of(A, M::Write), 0, "nothing overtakes");
-    for _ in 0..4 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(4, B, 0, 8);
     p.run();
     p.expect_sends(&[Success; 6]);
     assert_eq!(p.rnr_naks(B), 1, "the probe's acknowledgement tells how many may follow");
@@ -241,9 +235,7 @@ fn limits_are_told_although_requests_carry_acknowledgements_along() {
         p.send(A, SendOp::Send, 0, 8);
         p.send_side(A);
         p.take_all(B);
-        for _ in 0..2 {
-            p.recv(B, 0, 8);
-        }
+        p.recvs(2, B, 0, 8);
         p.send(B, SendOp::Write(remote(0)), 0, 8);
         p.send_side(B);
         p.ack_side(B);
@@ -266,9 +258,7 @@ fn a_limit_that_was_passed_is_told_anew_although_the_rest_went_along() {
     p.send(A, SendOp::Send, 0, 8);
     p.settle();
     // A knows of no receive request: this one is a probe, and finds one.
-    for _ in 0..8 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(8, B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.send_side(A);
     p.take_all(B);
@@ -278,9 +268,7 @@ fn a_limit_that_was_passed_is_told_anew_although_the_rest_went_along() {
     p.ack_side(B);
     p.take_all(A);
     p.log.clear();
-    for _ in 0..9 {
-        p.send(A, SendOp::Send, 0, 8);
-    }
+    p.sends(9, A, SendOp::Send, 0, 8);
     p.send_side(A);
     assert_eq!(p.sent_of(A, M::Send), 7);
 }
@@ -290,9 +278,7 @@ fn the_limit_counts_what_every_operation_used() {
     for op in [SendOp::Send, SendOp::SendImm(1), SendOp::SendInv(KEY), SendOp::WriteImm(remote(0), 1)] {
         for len in [0, 8, 3 * PIECE as u32] {
             let mut p = Ways::rc();
-            for _ in 0..3 {
-                p.recv(B, 200_000, len as usize);
-            }
+            p.recvs(3, B, 200_000, len as usize);
             p.send(A, op, 0, len);
             p.run();
             p.expect_sends(&[Success]);
@@ -305,9 +291,7 @@ fn the_limit_counts_what_every_operation_used() {
 #[test]
 fn the_limit_counts_what_a_message_under_way_holds() {
     let mut p = Ways::rc();
-    for _ in 0..3 {
-        p.recv(B, 200_000, 3 * PIECE);
-    }
+    p.recvs(3, B, 200_000, 3 * PIECE);
     p.send(A, SendOp::Write(remote(0)), 0, 8);
     p.run();
     p.send(A, SendOp::Write(remote(0)), 0, 8);
@@ -336,9 +320,7 @@ fn a_shared_receive_queue_tells_no_limit() {
 #[test]
 fn a_solicited_request_says_so_once() {
     let mut p = Ways::rc();
-    for _ in 0..4 {
-        p.recv(B, 0, 9000);
-    }
+    p.recvs(4, B, 0, 9000);
     p.post(A, SendOp::Send, 0, 9000, SendFlags::SOLICITED);
     p.post(A, SendOp::Send, 0, 9000, QUIET);
     p.post(A, SendOp::WriteImm(remote(0), 1), 0, 9000, SendFlags::SOLICITED);
@@ -512,15 +494,11 @@ fn sends_at_most(p: &mut Ways, side: Side, max: usize) -> usize {
 fn no_more_messages_leave_than_may() {
     for len in [8, 3 * PIECE as u32] {
         let mut p = Ways::rc();
-        for _ in 0..8 {
-            p.recv(B, 0, len as usize);
-        }
+        p.recvs(8, B, 0, len as usize);
         // The peer knows this side, and this side its receive requests.
         p.send(A, SendOp::Write(remote(0)), 0, 8);
         p.settle();
-        for _ in 0..8 {
-            p.send(A, SendOp::Send, 0, len);
-        }
+        p.sends(8, A, SendOp::Send, 0, len);
         for max in [1, 3, 0, 2] {
             assert_eq!(sends_at_most(&mut p, A, max), max, "{len} bytes");
         }
@@ -546,9 +524,7 @@ fn no_more_messages_leave_than_may() {
 /// A has small SENDs, is known to B, and knows of so many receive requests there.
 fn small(receives: usize) -> Ways {
     let mut p = Ways::rc();
-    for _ in 0..receives {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(receives, B, 0, 8);
     p.send(A, SendOp::Write(remote(0)), 0, 8);
     p.settle();
     p.expect_sends(&[Success]);
@@ -576,9 +552,7 @@ fn small_sends_go_as_far_as_the_peer_has_receive_requests() {
     p.send(A, SendOp::Send, 0, 8);
     p.send_side(A);
     assert_eq!(p.sent_of(A, M::Send), 3, "of three that the peer takes");
-    for _ in 0..6 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(6, B, 0, 8);
     p.run();
     p.expect_sends(&[Success; 10]);
     assert_eq!((p.b.host.recvs().len(), p.rnr_naks(B)), (9, 0));
@@ -663,9 +637,7 @@ fn a_lane_tells_of_credits() {
     let mut p = small(0);
     let credit = |p: &mut Ways| p.a.qp.lane().unwrap().has_credit();
     assert!(!credit(&mut p), "the peer has no receive request");
-    for _ in 0..2 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(2, B, 0, 8);
     p.send(A, SendOp::Write(remote(0)), 0, 8);
     p.settle();
     for left in [true, true, false] {
@@ -682,18 +654,14 @@ fn a_lane_tells_of_credits() {
 #[test]
 fn the_quick_way_keeps_what_is_owed_to_the_peer() {
     let mut p = small(0);
-    for _ in 0..4 {
-        p.recv(A, 0, 8);
-    }
+    p.recvs(4, A, 0, 8);
     p.send(B, SendOp::Write(remote(0)), 0, 8);
     p.recv(B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.settle();
     assert!(p.b.qp.lanes().sends && p.b.qp.lane().unwrap().has_credit());
     // A knows of no receive request: this one is a probe, and finds one. How many there are is told by itself.
-    for _ in 0..8 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(8, B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.send_side(A);
     p.take_all(B);

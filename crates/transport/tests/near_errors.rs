@@ -248,9 +248,7 @@ fn more_reads_than_max_dest_rd_atomic_are_an_invalid_request() {
         &Setup { rd_atomic: 4, dest_rd_atomic: 2, ..Setup::default() },
         "max_dest_rd_atomic",
         &|p| {
-            for _ in 0..3 {
-                p.send(A, SendOp::Read(remote(0)), 0, 8);
-            }
+            p.sends(3, A, SendOp::Read(remote(0)), 0, 8);
         },
     );
     p.expect_sends(&[Success, Success, WcStatus::RemoteInvalidRequest]);
@@ -296,9 +294,7 @@ fn refusals_complete_the_oldest_request_with_their_cause() {
         (NakCode::InvalidRd, WcStatus::BadResponse),
     ] {
         let mut p = Ways::rc();
-        for _ in 0..3 {
-            p.send(A, SendOp::Write(remote(0)), 0, 8);
-        }
+        p.sends(3, A, SendOp::Write(remote(0)), 0, 8);
         p.send_side(A);
         let syndrome = Syndrome::Nak(code).encode();
         p.hand_msg(A, &Msg::new(M::Nak, A, NUMBER + 1).flags(0).done(NUMBER + 1).extra(syndrome.into()));

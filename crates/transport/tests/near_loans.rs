@@ -161,9 +161,7 @@ fn reads_are_lent_and_what_was_fetched_is_told_once() {
         let mut p = Ways::rc();
         lend_reads(&mut p, |_, max| Some(max));
         p.fill(B, 0, len);
-        for _ in 0..3 {
-            p.send(A, SendOp::Read(remote(0)), 500_000, len as u32);
-        }
+        p.sends(3, A, SendOp::Read(remote(0)), 500_000, len as u32);
         p.run();
         p.expect_sends(&[Success; 3]);
         p.expect_bytes(A, 500_000, 0, len);
@@ -426,9 +424,7 @@ fn a_loan_that_is_always_out_of_reach_is_tried_once() {
     for before in 0..5 {
         let mut p = Ways::new(&Setup { rnr_retry: 0, ..Setup::default() });
         lend(&mut p, |_, _, max| Some(max.min(2000)));
-        for _ in 0..before {
-            p.send(A, SendOp::Write(remote(0)), 0, 8);
-        }
+        p.sends(before, A, SendOp::Write(remote(0)), 0, 8);
         p.run();
         p.burst = 1;
         p.b.host.near.gone.extend([true; 100]);

@@ -203,9 +203,7 @@ fn a_read_that_is_about_to_be_asked_again_takes_its_response() {
         }
         p.send_side(A);
         // One READ at a time, so that a wrong count of what waits would show.
-        for _ in 0..5 {
-            p.send(A, SendOp::Read(remote(0)), 50_000, 8);
-        }
+        p.sends(5, A, SendOp::Read(remote(0)), 50_000, 8);
         p.post(A, SendOp::Write(remote(100_000)), 0, 8, SendFlags::SIGNALED | SendFlags::FENCE);
         p.run();
         p.expect_sends(&[Success; 7]);
@@ -268,9 +266,7 @@ fn the_wait_between_two_tries_doubles_up_to_a_quarter_of_a_second() {
 fn after_progress_the_timer_still_runs_for_what_is_left() {
     let s = Setup::default();
     let mut p = Ways::one_sided(&s);
-    for _ in 0..3 {
-        p.send(A, SendOp::Read(remote(0)), 0, 8);
-    }
+    p.sends(3, A, SendOp::Read(remote(0)), 0, 8);
     p.send_side(A);
     p.lose();
     while p.a.host.counted(Count::Probe) == 0 {
@@ -295,12 +291,8 @@ fn after_progress_the_timer_still_runs_for_what_is_left() {
 fn credits_stay_right_when_what_was_to_be_sent_again_turns_out_done() {
     // With no retry a SEND beyond the credits ends the connection.
     let mut p = Ways::new(&Setup { rnr_retry: 0, ..Setup::default() });
-    for _ in 0..4 {
-        p.recv(B, 0, 8);
-    }
-    for _ in 0..4 {
-        p.send(A, SendOp::Send, 0, 8);
-    }
+    p.recvs(4, B, 0, 8);
+    p.sends(4, A, SendOp::Send, 0, 8);
     p.send_side(A);
     p.take_all(B);
     while p.a.host.counted(Count::Probe) == 0 {
@@ -311,14 +303,10 @@ fn credits_stay_right_when_what_was_to_be_sent_again_turns_out_done() {
     p.ack_side(B);
     p.take_all(A);
     p.expect_sends(&[Success; 4]);
-    for _ in 0..5 {
-        p.send(A, SendOp::Send, 0, 8);
-    }
+    p.sends(5, A, SendOp::Send, 0, 8);
     p.send_side(A);
     assert_eq!(p.sent_of(A, M::Send), 5, "one receive request waits there");
-    for _ in 0..4 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(4, B, 0, 8);
     p.run();
     p.expect_sends(&[Success; 9]);
     assert_eq!(p.rnr_naks(B), 0);
@@ -327,22 +315,16 @@ fn credits_stay_right_when_what_was_to_be_sent_again_turns_out_done() {
 #[test]
 fn what_is_sent_again_takes_its_credits_once() {
     let mut p = Ways::rc();
-    for _ in 0..9 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(9, B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.settle();
-    for _ in 0..4 {
-        p.send(A, SendOp::Send, 0, 8);
-    }
+    p.sends(4, A, SendOp::Send, 0, 8);
     p.send_side(A);
     while p.a.host.counted(Count::Probe) < 2 {
         assert!(p.skip());
         p.send_side(A);
     }
-    for _ in 0..4 {
-        p.send(A, SendOp::Send, 0, 8);
-    }
+    p.sends(4, A, SendOp::Send, 0, 8);
     p.log.clear();
     p.send_side(A);
     assert_eq!(p.sent_of(A, M::Send), 4, "nine receive requests were told of");
@@ -592,7 +574,7 @@ fn a_silent_peer_is_given_up_at_its_time_though_more_is_posted() {
     let s = Setup { timeout: 12, retry_cnt: 0, ..Setup::default() };
     let patience = 4096 << 12;
     let mut p = Ways::new(&s);
-    (0..2).for_each(|_| _ = p.recv(B, 0, 8));
+    p.recvs(2, B, 0, 8);
     p.send(A, SendOp::Write(remote(0)), 0, 8);
     p.settle();
     let begin = p.now;

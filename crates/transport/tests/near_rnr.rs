@@ -152,9 +152,7 @@ fn a_second_refusal_of_the_same_request_may_come_amid_its_next_try() {
     p.settle();
     p.skip();
     p.skip();
-    for _ in 0..2 {
-        p.recv(B, 200_000, len as usize);
-    }
+    p.recvs(2, B, 200_000, len as usize);
     // The first piece of its next try is in, as a refusal comes that an earlier copy brought on.
     p.burst = 1;
     p.send_side(A);
@@ -177,9 +175,7 @@ fn a_request_that_is_begun_anew_uses_one_receive_request_as_the_requester_is_tol
     p.settle();
     p.skip();
     p.skip();
-    for _ in 0..3 {
-        p.recv(B, 200_000, len as usize);
-    }
+    p.recvs(3, B, 200_000, len as usize);
     // Its first piece is in, and it begins again, as a refusal comes that an earlier copy brought on.
     p.burst = 1;
     p.send_side(A);
@@ -237,11 +233,11 @@ fn a_message_that_is_refused_while_it_leaves_begins_anew_and_takes_one_receive_r
     p.expect_bytes(B, 100_000, 0, 3 * PIECE);
     assert_eq!((p.b.host.recvs().len(), p.b.host.counted(Count::DroppedPsn)), (1, 0));
     // Each of two more is known to find a receive request.
-    (0..2).for_each(|_| _ = p.recv(B, 0, 8));
+    p.recvs(2, B, 0, 8);
     p.send(A, SendOp::Write(remote(0)), 0, 8);
     p.settle();
     let before = p.sent_of(A, M::Send);
-    (0..2).for_each(|_| _ = p.send(A, SendOp::Send, 0, 8));
+    p.sends(2, A, SendOp::Send, 0, 8);
     p.send_side(A);
     assert_eq!(p.sent_of(A, M::Send) - before, 2);
     p.run();

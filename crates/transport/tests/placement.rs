@@ -102,9 +102,7 @@ fn they_use_responder_resources_and_a_fence_waits_for_them() {
     let setup = Setup { rd_atomic: 2, dest_rd_atomic: 2, ..Setup::default() };
     for first in [atomic_write(remote(64)), flush(8, VISIBLE, Selectivity::Range)] {
         let mut p = Pair::new(&setup);
-        for _ in 0..5 {
-            p.send(A, first, 0, 0);
-        }
+        p.sends(5, A, first, 0, 0);
         p.post(A, SendOp::Write(remote(0)), 0, 8, SendFlags::FENCE | SendFlags::SIGNALED);
         p.transmit_side(A);
         assert_eq!(p.ops(A).len(), 2);
@@ -113,9 +111,7 @@ fn they_use_responder_resources_and_a_fence_waits_for_them() {
         let write = p.wire.iter().position(|s| s.op() == Some(P::WriteOnly)).unwrap();
         assert_eq!(p.wire[..write].iter().filter(|s| s.side == B).count(), 5);
         let mut p = Ways::new(&setup);
-        for _ in 0..5 {
-            p.send(A, first, 0, 0);
-        }
+        p.sends(5, A, first, 0, 0);
         p.send_side(A);
         assert_eq!(p.log.len(), 1 + 2, "the Hello, and two");
         p.run();

@@ -389,22 +389,16 @@ fn rnr_retry_seven_is_for_ever() {
 #[test]
 fn sends_beyond_the_credits_wait_but_one_probes() {
     let mut p = Pair::rc();
-    for _ in 0..3 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(3, B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.run();
-    for _ in 0..6 {
-        p.send(A, SendOp::Send, 0, 8);
-    }
+    p.sends(6, A, SendOp::Send, 0, 8);
     p.transmit_side(A);
     assert_eq!(p.ops(A).len(), 1 + 2, "two credits were told");
     assert!(!p.a.qp.wants_transmit(), "waits for credits");
     p.run_until(p.now + 4 * LATENCY_NS);
     assert_eq!(p.ops(A).len(), 4, "one probes");
-    for _ in 0..4 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(4, B, 0, 8);
     p.run();
     p.expect_sends(&[Success; 7]);
 }
@@ -415,9 +409,7 @@ fn writes_need_no_credits() {
     p.recv(B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.run();
-    for _ in 0..5 {
-        p.send(A, SendOp::Write(remote(0)), 0, 8);
-    }
+    p.sends(5, A, SendOp::Write(remote(0)), 0, 8);
     p.transmit_side(A);
     assert_eq!(p.ops(A).len(), 6);
 }
@@ -425,14 +417,10 @@ fn writes_need_no_credits() {
 #[test]
 fn shared_receive_queues_count_no_credits() {
     let mut p = Pair::new(&Setup { srq_b: true, ..Setup::default() });
-    for _ in 0..7 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(7, B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.run();
-    for _ in 0..6 {
-        p.send(A, SendOp::Send, 0, 8);
-    }
+    p.sends(6, A, SendOp::Send, 0, 8);
     p.transmit_side(A);
     assert_eq!(p.ops(A).len(), 7);
     assert_eq!(p.wire[1].syndrome(), Some(Syndrome::Ack(None)));
@@ -455,9 +443,7 @@ fn a_fence_waits_for_reads_and_atomics() {
 #[test]
 fn no_more_reads_and_atomics_are_outstanding_than_max_rd_atomic() {
     let mut p = Pair::new(&Setup { rd_atomic: 2, dest_rd_atomic: 2, ..Setup::default() });
-    for _ in 0..5 {
-        p.send(A, SendOp::Read(remote(0)), 0, 8);
-    }
+    p.sends(5, A, SendOp::Read(remote(0)), 0, 8);
     p.transmit_side(A);
     assert_eq!(p.ops(A).len(), 2);
     p.run();
@@ -576,9 +562,7 @@ fn delivery_is_told_with_the_owed_acknowledgement() {
 fn marked_packets_are_answered_by_few_cnps_and_a_cnp_cuts_the_window() {
     let mut p = Pair::rc();
     p.mark_ce = true;
-    for _ in 0..10 {
-        p.send(A, SendOp::Write(remote(0)), 0, 8);
-    }
+    p.sends(10, A, SendOp::Write(remote(0)), 0, 8);
     let before = p.a.qp.window().cwnd_bytes;
     p.run();
     p.expect_sends(&[Success; 10]);
@@ -605,9 +589,7 @@ fn loss_slows_a_stream_instead_of_stopping_it() {
         let mut rng = test_support::random::Rng::new(1);
         p.script =
             Box::new(move |_, _, _| if rng.next_u64() % 1000 < permille { Fate::Drop } else { Fate::Pass });
-        for _ in 0..300 {
-            p.send(A, SendOp::Write(remote(0)), 0, 65_536);
-        }
+        p.sends(300, A, SendOp::Write(remote(0)), 0, 65_536);
         p.run();
         p.expect_sends(&[Success; 300]);
         300.0 * 65_536.0 / p.now as f64

@@ -114,9 +114,7 @@ fn a_quarter_of_the_window_asks() {
 fn what_takes_the_last_credit_asks() {
     for op in [SendOp::Send, SendOp::SendImm(1)] {
         let mut p = Pair::rc();
-        for _ in 0..4 {
-            p.recv(B, 0, 8);
-        }
+        p.recvs(4, B, 0, 8);
         p.post(A, SendOp::Send, 0, 8, SendFlags::SIGNALED);
         p.run();
         // Three credits are known now.
@@ -125,9 +123,7 @@ fn what_takes_the_last_credit_asks() {
         }
         p.transmit_side(A);
         assert_eq!(asked(&p)[1..], [false, false, true], "{op:?}");
-        for _ in 0..8 {
-            p.recv(B, 0, 8);
-        }
+        p.recvs(8, B, 0, 8);
         let until = p.now + 4 * LATENCY_NS;
         p.run_until(until);
         assert!(asked(&p).len() > 4, "{op:?}: goes on without the probe");
@@ -395,9 +391,7 @@ fn requests_behind_a_wait_for_a_receive_request_are_asked_about() {
     }
     p.run_until(p.now + 5 * MS);
     assert!(p.b.host.counted(Count::RnrNakSent) > 1);
-    for _ in 0..3 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(3, B, 0, 8);
     p.run();
     p.expect_sends(&[Success; 3]);
     assert_eq!(p.a.qp.next_deadline(), None);
@@ -546,9 +540,7 @@ fn ack(psn: u32, credits: u32) -> Vec<u8> {
 }
 fn sends(p: &mut Pair, count: usize) -> usize {
     let before = p.ops(A).len();
-    for _ in 0..count {
-        p.send(A, SendOp::Send, 0, 8);
-    }
+    p.sends(count, A, SendOp::Send, 0, 8);
     p.transmit_side(A);
     p.ops(A).len() - before
 }

@@ -75,9 +75,7 @@ fn a_changed_limit_holds_though_responses_wait() {
 fn a_requesters_changed_limit_holds_though_answers_are_awaited() {
     let mut p = Pair::new(&Setup { rd_atomic: 1, ..Setup::default() });
     let reads = |p: &Pair| p.ops(A).len();
-    for _ in 0..4 {
-        p.send(A, SendOp::Read(remote(0)), 4096, 8);
-    }
+    p.sends(4, A, SendOp::Read(remote(0)), 4096, 8);
     p.transmit_side(A);
     assert_eq!(reads(&p), 1);
     p.state(A, QpState::Sqd);
@@ -198,9 +196,7 @@ fn a_repeated_read_beyond_what_was_carried_out_is_dropped() {
 #[test]
 fn late_copies_of_what_is_long_done_cost_nothing_however_many_they_are() {
     let mut p = after_a_read();
-    for _ in 0..4 {
-        p.send(A, SendOp::Read(remote(0)), 512, 8);
-    }
+    p.sends(4, A, SendOp::Read(remote(0)), 512, 8);
     p.run();
     for _ in 0..2 * GUESSES {
         assert_eq!(answers(&mut p, &read(0, 1000, KEY, 600)), []);

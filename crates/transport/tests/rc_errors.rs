@@ -27,9 +27,7 @@ fn requests_before_the_failing_one_complete_even_if_their_acknowledgement_never_
         let ack = packet.aeth().and_then(|a| Syndrome::decode(a.syndrome));
         if s == B && matches!(ack, Some(Syndrome::Ack(_))) { Fate::Drop } else { Fate::Pass }
     });
-    for _ in 0..3 {
-        p.send(A, SendOp::Write(remote(0)), 0, 8);
-    }
+    p.sends(3, A, SendOp::Write(remote(0)), 0, 8);
     p.send(A, SendOp::Write(remote(MEMORY)), 0, 8);
     p.run();
     p.expect_sends(&[Success, Success, Success, WcStatus::RemoteAccess]);
@@ -147,9 +145,7 @@ fn refusals_complete_the_oldest_request_with_their_cause() {
         (NakCode::InvalidRd, WcStatus::RemoteInvalidRd),
     ] {
         let mut p = Pair::rc();
-        for _ in 0..3 {
-            p.send(A, SendOp::Write(remote(0)), 0, 8);
-        }
+        p.sends(3, A, SendOp::Write(remote(0)), 0, 8);
         p.transmit_side(A);
         p.deliver(A, &Raw::rc(P::Acknowledge, A, PSN + 1).aeth(Syndrome::Nak(code)).bytes());
         p.expect_sends(&[Success, status, WrFlushed]);
@@ -541,9 +537,7 @@ fn an_rnr_retry_that_was_raised_in_sqd_holds_for_the_next_request() {
 #[test]
 fn a_small_solicited_send_says_so_and_a_write_does_not() {
     let mut p = Pair::rc();
-    for _ in 0..2 {
-        p.recv(B, 0, 8);
-    }
+    p.recvs(2, B, 0, 8);
     for (op, flags) in [
         (SendOp::Send, SendFlags::SOLICITED),
         (SendOp::Send, SendFlags::empty()),
@@ -561,9 +555,7 @@ fn a_small_solicited_send_says_so_and_a_write_does_not() {
 #[test]
 fn a_second_refusal_of_the_same_packet_within_a_round_trip_sends_nothing_again() {
     let mut p = Pair::rc();
-    for _ in 0..5 {
-        p.send(A, SendOp::Write(remote(0)), 0, 8);
-    }
+    p.sends(5, A, SendOp::Write(remote(0)), 0, 8);
     p.transmit_side(A);
     let nak = Raw::rc(P::Acknowledge, A, PSN + 1).aeth(Syndrome::Nak(NakCode::PsnSequence)).bytes();
     for _ in 0..2 {

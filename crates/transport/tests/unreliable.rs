@@ -244,9 +244,7 @@ fn no_more_packets_leave_than_may() {
     for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
         for len in [8, 1000] {
             let mut p = Pair::new(&Setup { qp_type, ..Setup::default() });
-            for _ in 0..8 {
-                p.send(A, SendOp::Send, 0, len);
-            }
+            p.sends(8, A, SendOp::Send, 0, len);
             for max in [1, 3, 0, 2] {
                 assert_eq!(sends_at_most(&mut p, max), max, "{qp_type:?}, {len} bytes");
             }
@@ -259,9 +257,7 @@ fn a_congestion_notification_counts_among_the_packets_that_may_leave() {
     for qp_type in [QpType::Rc, QpType::Uc] {
         let mut p = Pair::new(&Setup { qp_type, ..Setup::default() });
         p.recv(A, 0, 8);
-        for _ in 0..4 {
-            p.send(A, SendOp::Send, 0, 1000);
-        }
+        p.sends(4, A, SendOp::Send, 0, 1000);
         p.mark_ce = true;
         let psn = if qp_type == QpType::Rc { 0xff_fffe } else { 0 };
         let opcode = if qp_type == QpType::Rc { Opcode::rc(P::SendOnly) } else { Opcode::uc(P::SendOnly) };
@@ -324,9 +320,7 @@ fn an_unreliable_connection_is_established_once_and_not_when_ready_to_send() {
     p.ready_to_receive(A, &s);
     p.ready_to_send(A, &s);
     p.ready_to_receive(B, &s);
-    for _ in 0..2 {
-        p.send(A, SendOp::Write(remote(0)), 0, 8);
-    }
+    p.sends(2, A, SendOp::Write(remote(0)), 0, 8);
     p.run();
     let told =
         |p: &Pair| p.b.host.done.iter().filter(|d| **d == Done::Event(QpEvent::CommEstablished)).count();

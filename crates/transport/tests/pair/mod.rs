@@ -293,8 +293,16 @@ impl Pair {
     pub fn send(&mut self, side: Side, op: SendOp, addr: usize, len: u32) -> u32 {
         self.post(side, op, addr, len, SendFlags::SIGNALED)
     }
+    /// The same so many times.
+    pub fn sends(&mut self, count: usize, side: Side, op: SendOp, addr: usize, len: u32) {
+        (0..count).for_each(|_| _ = self.send(side, op, addr, len));
+    }
     pub fn recv(&mut self, side: Side, addr: usize, len: usize) -> u32 {
         self.recv_raw(side, addr, len, false)
+    }
+    /// The same so many times.
+    pub fn recvs(&mut self, count: usize, side: Side, addr: usize, len: usize) {
+        (0..count).for_each(|_| _ = self.recv(side, addr, len));
     }
     /// Posts a receive request to a shared receive queue of the XRC target at B, or to a queue pair of its RD domain.
     pub fn recv_srq(&mut self, srq: u32, addr: usize, len: usize) -> u32 {
