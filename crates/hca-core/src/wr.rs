@@ -373,7 +373,10 @@ impl<'a> Mixed<'a> {
         let all = 1_u64.checked_shl(self.entries.len() as u32).map_or(u64::MAX, |bit| bit - 1);
         match self.inline & all {
             0 => Some(Payload::Sges(self.entries)),
-            inline if inline == all => Some(Payload::Inline(self.bytes)),
+            // Entries beyond the bits are memory.
+            inline if inline == all && self.entries.len() <= Self::MAX_ENTRIES => {
+                Some(Payload::Inline(self.bytes))
+            }
             _ => None,
         }
     }
@@ -456,6 +459,24 @@ pub struct RecvWr<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_is_plain_where_all_entries_are_of_one_kind() {
+        const MAX: usize = Mixed::MAX_ENTRIES;
+        let entries = [Sge { addr: 1, len: 1, lkey: Lkey::new(1) }; MAX + 2];
+        for len in [0, 1, 2, MAX - 1, MAX, MAX + 1, MAX + 2] {
+            for inline in [0, 1, u64::MAX >> 1, u64::MAX, !1] {
+                let list = Mixed { entries: &entries[..len], inline, bytes: &[7; MAX] };
+                let of_memory = list.iter().filter(|entry| matches!(entry, MixedEntry::Memory(_))).count();
+                let is_right = match list.as_plain() {
+                    Some(Payload::Sges(all)) => of_memory == len && all.len() == len,
+                    Some(Payload::Inline(_)) => of_memory == 0,
+                    other => other.is_none() && of_memory > 0 && of_memory < len,
+                };
+                assert!(is_right, "{len} entries, {inline:x}: {of_memory} of memory, {:?}", list.as_plain());
+            }
+        }
+    }
 
     #[test]
     fn a_flat_operation_is_the_operation() {
