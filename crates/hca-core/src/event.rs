@@ -3,6 +3,8 @@
 
 use core::task::Waker;
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
 
 use crate::{CqHandle, QpHandle, SrqHandle};
 
@@ -151,11 +153,44 @@ impl WakerSet {
     }
 }
 
+/// The waker of the task that waits for something, behind a lock.
+///
+/// A clone and a drop of a program's waker may run any code of the program. Neither is done under the slot's lock, nor by
+/// [`get`](Self::get), which a device may call under a lock of its own.
+#[derive(Debug, Default)]
+pub struct WakerSlot(Mutex<Option<Arc<Kept>>>);
+
+impl WakerSlot {
+    /// Puts a waker in the place of the one before. The caller holds no lock.
+    pub fn set(&self, waker: &Waker) {
+        if self.lock().as_ref().is_some_and(|kept| kept.0.will_wake(waker)) {
+            return;
+        }
+        let kept = Arc::new(Kept(waker.clone()));
+        let before = self.lock().replace(kept);
+        drop(before);
+    }
+    /// A waker that wakes the task; the caller calls and drops it once it holds no lock.
+    pub fn get(&self) -> Option<Waker> {
+        self.lock().clone().map(Waker::from)
+    }
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Kept>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A program's waker; clones of the waker that is made of this one count a reference.
+#[derive(Debug)]
+struct Kept(Waker);
+
+impl Wake for Kept {
+    fn wake(self: Arc<Self>) {
+        self.0.wake_by_ref();
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::task::Wake;
-
     use super::*;
 
     struct Nobody;
@@ -209,5 +244,63 @@ mod tests {
         assert!(same(q.wait(&last).as_slice(), &[&waiters[0]]));
         let woken = q.push(AsyncEvent::PortError);
         assert!(woken.len() == EventQueue::MAX_WAITERS && woken.last().is_some_and(|w| w.will_wake(&last)));
+    }
+
+    /// A waker whose clones run what a test has put there, as those of a program may.
+    #[allow(unsafe_code)]
+    mod cloned {
+        use core::cell::RefCell;
+        use core::ptr::null;
+        use core::task::{RawWaker, RawWakerVTable, Waker};
+
+        thread_local! {
+            pub(super) static AT_CLONE: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
+        }
+        const TABLE: RawWakerVTable = RawWakerVTable::new(clone, nothing, nothing, nothing);
+        fn clone(_: *const ()) -> RawWaker {
+            AT_CLONE.with_borrow(|run| run.iter().for_each(|run| run()));
+            RawWaker::new(null(), &TABLE)
+        }
+        fn nothing(_: *const ()) {}
+        pub(super) fn waker() -> Waker {
+            // SAFETY: the functions of the table reach no data.
+            unsafe { Waker::from_raw(RawWaker::new(null(), &TABLE)) }
+        }
+    }
+
+    #[test]
+    fn the_waker_of_a_slot_is_cloned_once_and_without_the_lock() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let (slot, clones) = (Arc::new(WakerSlot::default()), Arc::new(AtomicUsize::new(0)));
+        let (same, count) = (Arc::clone(&slot), Arc::clone(&clones));
+        cloned::AT_CLONE.set(Some(Box::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            assert!(same.0.try_lock().is_ok(), "a clone that polls would wait for itself");
+        })));
+        assert!(slot.get().is_none());
+        slot.set(&cloned::waker());
+        let got = [(); 3].map(|()| slot.get().unwrap());
+        assert!(got[0].will_wake(&got[1]));
+        got.into_iter().for_each(Waker::wake);
+        assert_eq!(clones.load(Ordering::Relaxed), 1);
+        cloned::AT_CLONE.set(None);
+    }
+
+    #[test]
+    fn the_waker_of_a_slot_is_that_which_was_set_last() {
+        struct Counts(std::sync::atomic::AtomicUsize);
+        impl Wake for Counts {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+        let all = [(); 2].map(|()| Arc::new(Counts(0.into())));
+        let slot = WakerSlot::default();
+        for counts in [&all[0], &all[0], &all[1]] {
+            slot.set(&Arc::clone(counts).into());
+        }
+        slot.get().unwrap().wake();
+        assert_eq!([0, 1].map(|i| all[i].0.load(std::sync::atomic::Ordering::Relaxed)), [0, 1]);
+        assert_eq!(Arc::strong_count(&all[0]), 1, "the slot has it no more");
     }
 }

@@ -14,7 +14,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hca_core::{
-    Completion, CqHandle, CqModeration, CqPort, CqStatus, DeviceError, Notify, QpType, WcOpcode, WcStatus,
+    Completion, CqHandle, CqModeration, CqPort, CqStatus, DeviceError, Notify, QpType, WakerSlot, WcOpcode,
+    WcStatus,
 };
 use hca_prm::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn, ModifyCqIn, QueryCqIn, QueryCqOut, modify};
 use hca_prm::{CI_MASK, CqArm, CqDbr, Cqc};
@@ -63,7 +64,7 @@ pub(crate) struct CqCore {
     dead: AtomicBool,
     /// Events that came: part of what arms the queue.
     events: AtomicU32,
-    waker: Mutex<Option<Waker>>,
+    waker: WakerSlot,
     event: OnceLock<OwnedFd>,
 }
 
@@ -85,7 +86,7 @@ impl CqCore {
             members: Exclusion::new(Vec::new()),
             dead: AtomicBool::new(false),
             events: AtomicU32::new(0),
-            waker: Mutex::new(None),
+            waker: WakerSlot::default(),
             event: OnceLock::new(),
         }
     }
@@ -177,8 +178,7 @@ impl CqCore {
             let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
         }
         // Woken without the lock: whoever is woken may set another one at once.
-        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(waker) = waker {
+        if let Some(waker) = self.waker.get() {
             waker.wake();
         }
     }
@@ -548,14 +548,7 @@ unsafe impl<B: Bell> CqPort for CqPoller<B> {
     }
 
     fn set_waker(&mut self, waker: &Waker) {
-        let mut slot = self.core.waker.lock().unwrap_or_else(PoisonError::into_inner);
-        if slot.as_ref().is_some_and(|w| w.will_wake(waker)) {
-            return;
-        }
-        let before = slot.replace(waker.clone());
-        // A task may end with its waker, and do anything.
-        drop(slot);
-        drop(before);
+        self.core.waker.set(waker);
     }
 
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {

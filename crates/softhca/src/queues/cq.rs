@@ -5,7 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 
 use hca_core::{
-    Completion, CqHandle, CqModeration, CqStatus, DeviceError, Instant, Notify, QpHandle, WcOpcode, WcStatus,
+    Completion, CqHandle, CqModeration, CqStatus, DeviceError, Instant, Notify, QpHandle, WakerSlot,
+    WcOpcode, WcStatus,
 };
 use hca_turn_lock::{Barrier, Exclusion};
 
@@ -14,7 +15,7 @@ use crate::notify::runs::Attention;
 use crate::options::Time;
 use crate::queues::attached::Attached;
 use crate::queues::ring::{Consumer, Producer, ring};
-use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicU32, Ordering};
 
 /// What [`CqShared::armed`] says, by bits.
 const SOLICITED: u32 = 1;
@@ -32,7 +33,7 @@ pub(crate) struct CqShared {
     /// Who wants to know of completions: 0 is nobody.
     armed: AtomicU32,
     barrier: Barrier,
-    waker: Mutex<Option<Waker>>,
+    waker: WakerSlot,
     attention: Arc<Attention>,
     event: OnceLock<EventFd>,
     /// Keeps the poller out while completions are taken out of the ring.
@@ -44,7 +45,7 @@ impl CqShared {
         Self {
             armed: AtomicU32::new(0),
             barrier: Barrier::of_system(),
-            waker: Mutex::new(None),
+            waker: WakerSlot::default(),
             attention,
             event: OnceLock::new(),
             poller: Exclusion::new(()),
@@ -76,14 +77,7 @@ impl CqShared {
         self.barrier.heavy();
     }
     pub(crate) fn set_waker(&self, waker: &Waker) {
-        let mut slot = lock(&self.waker);
-        if slot.as_ref().is_some_and(|w| w.will_wake(waker)) {
-            return;
-        }
-        let before = slot.replace(waker.clone());
-        // A task may end with its waker, and do anything.
-        drop(slot);
-        drop(before);
+        self.waker.set(waker);
     }
     /// The descriptor of notifications.
     pub(crate) fn event_fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {
@@ -98,8 +92,7 @@ impl CqShared {
     /// Raises the notification, under the engine's lock; the waker is called behind that.
     fn notify(&self) {
         self.wake();
-        let waker = lock(&self.waker).clone();
-        if let Some(waker) = waker {
+        if let Some(waker) = self.waker.get() {
             self.attention.wake_later(waker);
         }
     }
