@@ -1,5 +1,6 @@
 //! The thread of an adapter that waits for what peers do: connections that end, requests, peers that connect.
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,16 +46,25 @@ impl Wake for Unpark {
 
 impl Tasks {
     /// Runs a future to its end.
+    ///
+    /// # Errors
+    /// The system has no thread. The future is dropped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
-        lock::lock(&self.shared.new).push(Box::pin(task));
+        self.spawn_on(task, |shared| hca_process::spawn("hca-via", move || shared.run()))
+    }
+    /// The same, given how the thread is started.
+    fn spawn_on(
+        &self,
+        task: impl Future<Output = ()> + Send + 'static,
+        start: impl FnOnce(Arc<Shared>) -> io::Result<JoinHandle<()>>,
+    ) -> Result<(), Error> {
         let mut thread = lock::lock(&self.thread);
-        match &*thread {
-            Some(thread) => thread.thread().unpark(),
-            None => {
-                let shared = Arc::clone(&self.shared);
-                *thread = Some(hca_process::spawn("hca-via", move || shared.run())?);
-            }
-        }
+        let thread = match &mut *thread {
+            Some(thread) => thread,
+            none => none.insert(start(Arc::clone(&self.shared))?),
+        };
+        lock::lock(&self.shared.new).push(Box::pin(task));
+        thread.thread().unpark();
         Ok(())
     }
     /// The clock of tasks of this thread.
@@ -180,4 +190,24 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// The time that is left until the end of a timeout.
 pub(crate) fn left(end: Option<Instant>) -> Option<Duration> {
     end.map(|end| end.saturating_duration_since(Instant::now()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_task_that_there_is_no_thread_for_is_dropped_and_the_next_one_runs() {
+        let (tasks, (tell, told)) = (Tasks::default(), channel());
+        let refused = tell.clone();
+        let task = async move { refused.send("the refused one").unwrap() };
+        let none = |_: Arc<Shared>| Err(io::ErrorKind::WouldBlock.into());
+        assert!(matches!(tasks.spawn_on(task, none), Err(Error::Io(_))));
+        tasks.spawn(async move { tell.send("the next one").unwrap() }).unwrap();
+        drop(tasks);
+        // The end of the last sender: nothing holds the refused task.
+        assert_eq!(Vec::from_iter(told.iter()), ["the next one"]);
+    }
 }
