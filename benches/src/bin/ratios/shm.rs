@@ -23,7 +23,7 @@ const COLD_BYTES: usize = 256 << 20;
 const RECEIVE_BUFFERS: usize = 4;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 27] = [
+pub(super) const ROWS: [Row; 28] = [
     Row { name: "send 8 B one way", against: "8 B ring", target: less(1.6, Some(1.35)), unit: Unit::Ns, measure: |b| duo(b, Kind::Send, 8, cache::Kind::RingPingPong) },
     Row { name: "write 8 B half round trip", against: "bare put", target: less(1.3, Some(1.1)), unit: Unit::Ns, measure: |b| duo(b, Kind::Write, 8, cache::Kind::PutPingPong) },
     Row { name: "read 8 B", against: "load of an owned line", target: less(2.0, Some(1.5)), unit: Unit::Ns, measure: |b| duo(b, Kind::Read, 8, cache::Kind::OwnedLoad) },
@@ -41,6 +41,7 @@ pub(super) const ROWS: [Row; 27] = [
     Row { name: "send 4 KiB one way", against: "bare put of 4 KiB", target: None, unit: Unit::Ns, measure: |b| duo(b, Kind::Send, 4096, cache::Kind::LargePutPingPong) },
     Row { name: "send 8 B rate", against: "8 B ring", target: more(0.3, Some(0.5)), unit: Unit::Messages, measure: sends },
     Row { name: "write 8 B rate", against: "bare store and flag", target: more(0.5, Some(0.7)), unit: Unit::Messages, measure: writes },
+    Row { name: "auto: send 8 B one way", against: "by shared memory alone", target: less(1.1, Some(1.0)), unit: Unit::Ns, measure: beside_sockets },
     Row { name: "beside 1000 idle peers", against: "send 8 B alone", target: less(1.1, Some(1.0)), unit: Unit::Ns, measure: |b| peers(b, 1000) },
     Row { name: "beside 100 idle peers", against: "send 8 B alone", target: less(1.1, Some(1.0)), unit: Unit::Ns, measure: |b| peers(b, 100) },
     Row { name: "beside 10000 idle pairs", against: "send 8 B alone", target: less(1.1, Some(1.0)), unit: Unit::Ns, measure: |b| crowd(b, 10_000) },
@@ -58,6 +59,14 @@ fn duo(b: &Bench, kind: Kind, size: usize, floor: cache::Kind) -> Result<Option<
     let mut duo = Duo::start(&b.device, b.cpus, kind, size)?;
     let floor = || Ok(b.floor(Floor::Cache(floor))?.half_rtt_ns);
     Ok(summary(&b.interleave(|| duo.latency_ns(b.time), floor)?))
+}
+
+/// The latency of messages to a near peer where each adapter has sockets to look at, too, against adapters of shared
+/// memory alone, in ns.
+fn beside_sockets(b: &Bench) -> Result<Option<Ratio>, Failure> {
+    let mut both = Duo::start(&"auto://".parse()?, b.cpus, Kind::Send, 8)?;
+    let mut near = Duo::start(&b.device, b.cpus, Kind::Send, 8)?;
+    Ok(summary(&b.interleave(|| both.latency_ns(b.time), || near.latency_ns(b.time))?))
 }
 
 /// Half of a round trip of WRITEs between programs that call nothing while they wait, against programs that turn their

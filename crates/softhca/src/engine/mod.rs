@@ -59,7 +59,8 @@ const PACED_TIMER: Duration = Duration::from_micros(100);
 /// Pieces of a turn's size in which the largest ring is taken, with all packets as small as can be.
 const MAX_PIECES: usize = (64 << 20) / 64 / TURN_PACKETS + 1;
 
-/// Turns in a row at most that look at shared memory alone: where it is alone, and where there is another network.
+/// Turns in a row at most that look at shared memory alone: where it is alone, and where there is another network. The
+/// latter doubles, up to the former, while messages of near peers come and the other network brings nothing.
 const SHORT_TURNS: (u32, u32) = (256, 16);
 /// Bytes of a message of one line, as a turn's share counts them.
 const LINE_BYTES: usize = 64;
@@ -97,9 +98,12 @@ pub(crate) struct Engine {
     tx: TxBatch,
     /// Peers on this machine may reach this one's memory, and it theirs.
     pub(crate) shares_memory: bool,
-    /// Short turns until a whole one is due, and how many there are from one to the next.
+    /// Short turns until a whole one is due, how many there are from one to the next, and how many at least.
     short_turns: u32,
     short_turns_in_a_row: u32,
+    least_short_turns: u32,
+    /// The number of the last turn before the last whole one.
+    before_whole: u64,
     /// Time passes by itself. In a simulation nobody turns again after a turn that found nothing.
     pub(crate) real_time: bool,
     /// The largest path MTU.
@@ -209,7 +213,9 @@ impl Engine {
             network,
             shares_memory: shares.is_some_and(|s| s.0),
             short_turns: 0,
-            short_turns_in_a_row: shares.map_or(0, |s| s.1),
+            short_turns_in_a_row: 0,
+            least_short_turns: shares.map_or(0, |s| s.1),
+            before_whole: 0,
             real_time: true,
             whole_at: clock::ticks(),
             tx: TxBatch::with_capacity(BATCH_BYTES),
@@ -265,7 +271,12 @@ impl Engine {
     fn receive(&mut self, now: Instant, budget: RxBudget) -> bool {
         let mut packets = if self.network.has_near() { self.receive_near(now, budget) } else { 0 };
         let core = &mut self.core;
-        packets += self.network.recv_packets(now, budget, &mut |p| core.receive(now, p)).packets;
+        let by_packets = self.network.recv_packets(now, budget, &mut |p| core.receive(now, p)).packets;
+        if by_packets > 0 {
+            self.short_turns_in_a_row = self.least_short_turns;
+            self.short_turns = self.short_turns.min(self.least_short_turns);
+        }
+        packets += by_packets;
         core.settle_touched(None);
         core.arrived |= packets > 0;
         packets > 0

@@ -146,9 +146,15 @@ impl Engine {
         };
         (looks, self.whole_at)
     }
-    /// A whole turn is due; short ones follow.
+    /// A whole turn is due; short ones follow. A look at the other network is a system call, during which a near peer's
+    /// message waits. So such looks are fewer while near peers' messages have turns and the other network is silent.
     #[inline(never)]
     fn begin_short_turns(&mut self) -> Look {
+        let were_near = self.core.turn > self.before_whole + 1;
+        self.before_whole = self.core.turn;
+        let doubled = if were_near { 2 * self.short_turns_in_a_row } else { 0 };
+        self.short_turns_in_a_row =
+            doubled.clamp(self.least_short_turns, SHORT_TURNS.0.max(self.least_short_turns));
         self.short_turns = self.short_turns_in_a_row;
         self.whole_at = clock::ticks();
         Look::All

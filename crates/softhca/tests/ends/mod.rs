@@ -32,6 +32,14 @@ pub struct Qp {
     pub recv: Box<dyn RecvPort>,
 }
 
+impl Qp {
+    fn receive(&mut self, sge: Sge) {
+        // SAFETY: (2)
+        unsafe { self.recv.post(&[RecvWr { wr_id: 0, sges: &[sge] }]) }.unwrap();
+        self.recv.ring();
+    }
+}
+
 /// One adapter with a reliable and an unreliable queue pair.
 pub struct End {
     pub device: Arc<SoftHca>,
@@ -152,13 +160,15 @@ impl End {
     fn sge(&self) -> Sge {
         Sge { addr: self.memory.addr().as_ptr() as u64, len: 64, lkey: self.keys.lkey }
     }
+    /// Posts a receive request to both queue pairs.
     pub fn recv(&mut self) {
-        let sges = [self.sge()];
-        for qp in [&mut self.rc, &mut self.uc] {
-            // SAFETY: (2)
-            unsafe { qp.recv.post(&[RecvWr { wr_id: 0, sges: &sges }]) }.unwrap();
-            qp.recv.ring();
-        }
+        let sge = self.sge();
+        [&mut self.rc, &mut self.uc].into_iter().for_each(|qp| qp.receive(sge));
+    }
+    /// Posts a receive request to the reliable one.
+    pub fn recv_reliable(&mut self) {
+        let sge = self.sge();
+        self.rc.receive(sge);
     }
     /// Polls until a completion comes; `None` after a long time.
     pub fn next(&mut self, turn: &dyn Device) -> Option<Completion> {
