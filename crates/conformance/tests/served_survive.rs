@@ -18,6 +18,7 @@ use hca_via::{
 };
 use softhca::{Limits, Progress, SoftHca};
 use softhca_pci::{PortKind, Served};
+use test_support::waiting::until;
 
 /// Long enough for whatever comes at all.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -37,14 +38,6 @@ fn watchful() -> Options {
     options.health_interval = Duration::from_millis(5);
     options
 }
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn what_a_served_function_refuses_is_told_and_what_goes_makes_room() {
     // The function takes two for itself: of completions, and of memory for queues.

@@ -6,26 +6,19 @@ use std::any::Any;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hca_core::{AsyncEvent, Device, DeviceError, QpCap, QpInit, QpType, SrqInit};
 use hca_mlx5::{Death, Mlx5, Options};
 use hca_prm::{Eqe, EventType, Opcode, PortChangeSubtype};
 use scripted::{Link, Scripted, Wants};
+use test_support::waiting::until;
 
 fn open(scripted: &Scripted) -> Arc<Mlx5> {
     let mut options = Options::default();
     options.health_interval = Duration::from_secs(3600);
     options.mtu = scripted.state().wants.ethernet.then_some(hca_core::Mtu::B4096);
     Mlx5::open(scripted.function(), options).unwrap()
-}
-/// Waits, for a minute at most, until that is so.
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::yield_now();
-    }
 }
 fn is_dead(device: &Mlx5, death: Death, told: &str) {
     assert_eq!(device.death(), Some(death));

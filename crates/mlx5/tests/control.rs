@@ -18,6 +18,7 @@ use hca_prm::{
     pas,
 };
 use scripted::{Scripted, Wants, commands, unwell};
+use test_support::waiting::until;
 
 /// Neither the driver's thread nor who waits for a command looks at anything by itself for an hour, so that what is
 /// heard was told.
@@ -40,15 +41,6 @@ fn refused(wants: Wants, options: Options) -> (OpenError, Scripted) {
 }
 /// A function that answers does so within this time, whatever else the machine has to do.
 const SILENCE: Duration = Duration::from_secs(3);
-
-/// Waits, for a minute at most, until that is so.
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 #[test]
 fn an_adapter_is_started_in_order_and_closing_it_leaves_nothing_behind() {

@@ -3,12 +3,13 @@
 mod scripted;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hca_core::{AsyncEvent, Device};
 use hca_mlx5::{Death, Mlx5, OpenError, Options};
 use hca_prm::{HealthBuffer, HealthSyndrome, NicInterface, Opcode};
 use scripted::{Scripted, Wants, unwell};
+use test_support::waiting::until;
 
 fn options() -> Options {
     let mut options = Options::default();
@@ -17,14 +18,6 @@ fn options() -> Options {
 }
 fn open(scripted: &Scripted) -> Arc<Mlx5> {
     Mlx5::open(scripted.function(), options()).unwrap()
-}
-/// Waits, for a minute at most, until that is so.
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::yield_now();
-    }
 }
 fn reports(device: &Mlx5) -> u64 {
     device.counters().iter().find(|c| c.name == "health_reports").unwrap().value

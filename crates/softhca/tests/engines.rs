@@ -19,6 +19,7 @@ use hca_core::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use softhca::{Progress, SoftHca};
+use test_support::waiting::until;
 
 /// Longer than anything here takes on a machine that is busy with other work.
 const LONG: Duration = Duration::from_secs(20);
@@ -218,15 +219,6 @@ impl<F: Fn() -> bool + Send + Sync> OffloadEngine for Hook<F> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let us = self.deadline_us.load(Ordering::SeqCst);
         (us != u64::MAX).then(|| Duration::from_micros(us))
-    }
-}
-
-/// Waits for something that others do.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < LONG, "{what}");
-        std::thread::yield_now();
     }
 }
 
