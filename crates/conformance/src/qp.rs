@@ -64,6 +64,11 @@ impl Conn {
     pub(crate) fn of(qp_type: QpType) -> Self {
         Self { qp_type, ..Self::default() }
     }
+    /// With a path MTU that an adapter's port has.
+    pub(crate) fn at(qp_type: QpType, node: &Node) -> Self {
+        let conn = Self::of(qp_type);
+        Self { mtu: conn.mtu.min(node.dev().port().active_mtu), ..conn }
+    }
     pub(crate) fn init(&self) -> QpAttr {
         let ud = matches!(self.qp_type, QpType::Ud | QpType::Rd);
         QpAttr {
@@ -417,5 +422,45 @@ impl Pair {
             from.send_cq.ok(900);
             mt.assert_bytes(200, &bytes);
         }
+    }
+}
+
+/// A queue pair without ports: an XRC target, or an end-to-end context; destroyed when dropped.
+pub(crate) struct Portless {
+    pub(crate) node: Node,
+    pub(crate) handle: QpHandle,
+    pub(crate) qpn: Qpn,
+}
+
+impl Portless {
+    pub(crate) fn new(node: &Node, (handle, qpn): (QpHandle, Qpn)) -> Self {
+        Self { node: node.clone(), handle, qpn }
+    }
+    pub(crate) fn destroy(&self) -> Result<Vec<u64>, DeviceError> {
+        self.node.dev().destroy_qp(self.handle)
+    }
+    pub(crate) fn state(&self) -> QpState {
+        self.node.dev().query_qp(self.handle).expect("it is there").state
+    }
+    pub(crate) fn wait_state(&self, state: QpState) {
+        self.node.world.wait("the state of a queue pair", || (self.state() == state).then_some(()));
+    }
+    fn modify(&self, attr: &QpAttr) {
+        self.node.dev().modify_qp(self.handle, attr).expect("a legal transition");
+    }
+    pub(crate) fn go(&self, state: QpState) {
+        self.modify(&to_state(state));
+    }
+    /// From RESET to RTS.
+    pub(crate) fn connect(&self, conn: &Conn, (qpn, gid): (Qpn, Gid), side: usize) {
+        for attr in [conn.init(), conn.rtr(qpn, gid, conn.psn[1 - side]), conn.rts(conn.psn[side])] {
+            self.modify(&attr);
+        }
+    }
+}
+
+impl Drop for Portless {
+    fn drop(&mut self) {
+        let _ = self.destroy();
     }
 }

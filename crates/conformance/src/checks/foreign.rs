@@ -30,8 +30,11 @@ fn is_taken(bed: &dyn Bed) -> bool {
     node.dev().attr().foreign_memory
 }
 
-/// Two queue pairs whose memory is the program's own on both sides.
-fn foreign(bed: &dyn Bed) -> (Pair, Mem, Mem) {
+/// Two queue pairs whose memory is the program's own on both sides, if devices take that.
+fn foreign(bed: &dyn Bed) -> Option<(Pair, Mem, Mem)> {
+    if !is_taken(bed) {
+        return None;
+    }
     let [a, b] = Node::open(bed);
     let p = Pair::between(&a, &b, Conn::default());
     let (ma, mb) = (a.foreign_mem(BYTES, ALL), b.foreign_mem(BYTES, ALL));
@@ -43,14 +46,11 @@ fn foreign(bed: &dyn Bed) -> (Pair, Mem, Mem) {
         p.a.send_cq.ok(id);
         p.settle();
     }
-    (p, ma, mb)
+    Some((p, ma, mb))
 }
 
 pub(crate) fn rc_foreign_memory_is_sent_at_every_length(bed: &dyn Bed) {
-    if !is_taken(bed) {
-        return;
-    }
-    let (p, ma, mb) = foreign(bed);
+    let Some((p, ma, mb)) = foreign(bed) else { return };
     for (id, len) in (0..).zip(LENGTHS) {
         let bytes = pattern(id, len);
         mb.fill(0x55);
@@ -68,10 +68,7 @@ pub(crate) fn rc_foreign_memory_is_sent_at_every_length(bed: &dyn Bed) {
 }
 
 pub(crate) fn rc_foreign_memory_is_written_at_every_length(bed: &dyn Bed) {
-    if !is_taken(bed) {
-        return;
-    }
-    let (p, ma, mb) = foreign(bed);
+    let Some((p, ma, mb)) = foreign(bed) else { return };
     for (id, len) in (0..).zip(LENGTHS) {
         let bytes = pattern(id, len);
         mb.fill(0x55);
@@ -90,10 +87,7 @@ pub(crate) fn rc_foreign_memory_is_written_at_every_length(bed: &dyn Bed) {
 }
 
 pub(crate) fn rc_foreign_memory_is_read_at_every_length(bed: &dyn Bed) {
-    if !is_taken(bed) {
-        return;
-    }
-    let (p, ma, mb) = foreign(bed);
+    let Some((p, ma, mb)) = foreign(bed) else { return };
     let bytes = pattern(6, BYTES);
     mb.write(0, &bytes);
     for (id, len) in (0..).zip(LENGTHS) {
@@ -108,10 +102,7 @@ pub(crate) fn rc_foreign_memory_is_read_at_every_length(bed: &dyn Bed) {
 }
 
 pub(crate) fn rc_long_operations_on_foreign_memory_keep_their_order(bed: &dyn Bed) {
-    if !is_taken(bed) {
-        return;
-    }
-    let (p, ma, mb) = foreign(bed);
+    let Some((p, ma, mb)) = foreign(bed) else { return };
     const LEN: usize = 150_000;
     let word = BYTES - 8;
     ma.write(0, &pattern(1, LEN));
@@ -138,11 +129,8 @@ pub(crate) fn rc_long_operations_on_foreign_memory_keep_their_order(bed: &dyn Be
 }
 
 pub(crate) fn rc_long_operations_on_foreign_memory_need_its_key(bed: &dyn Bed) {
-    if !is_taken(bed) {
-        return;
-    }
     for taken_back in 0..3 {
-        let (p, ma, mb) = foreign(bed);
+        let Some((p, ma, mb)) = foreign(bed) else { return };
         mb.fill(0x55);
         let (mine, theirs) = (ma.sge(0, 100_000), mb.remote(0));
         let end = match taken_back {

@@ -8,9 +8,9 @@ use hca_core::{AtomicScope, Completion, Notify, SendOp, WcStatus};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::checks::cq::block_for_completion;
-use crate::mem::pattern;
+use crate::mem::{Mem, pattern};
 use crate::node::Node;
-use crate::qp::{Conn, Pair};
+use crate::qp::{Conn, Pair, Qp};
 use crate::{Bed, Feature};
 
 pub(crate) fn one_sided_operations_need_nothing_of_the_targets_program(bed: &dyn Bed) {
@@ -67,16 +67,19 @@ pub(crate) fn a_program_that_spins_on_its_memory_turns_the_device(bed: &dyn Bed)
     p.a.send_cq.ok(1);
 }
 
-pub(crate) fn a_retry_runs_out_while_the_program_sleeps_on_the_descriptor(bed: &dyn Bed) {
-    if !bed.can(Feature::WaitFd) {
-        return;
-    }
-    let Some(nobody) = bed.silent_gid() else { return };
+/// A queue pair that is connected to nobody, and its memory, on a device that has a descriptor.
+fn to_nobody(bed: &dyn Bed, retry_cnt: u8) -> Option<(Node, Qp, Mem)> {
+    let nobody = bed.silent_gid().filter(|_| bed.can(Feature::WaitFd))?;
     let [node] = Node::open(bed);
-    let conn = Conn { timeout: 9, retry_cnt: 2, ..Conn::default() };
+    let conn = Conn { timeout: 9, retry_cnt, ..Conn::default() };
     let (qp, m) = (node.qp(&conn), node.mem(64, crate::qp::ALL));
     qp.to_init(&conn);
     qp.to_rts(&conn, hca_core::Qpn::new(0x55), nobody, 0);
+    Some((node, qp, m))
+}
+
+pub(crate) fn a_retry_runs_out_while_the_program_sleeps_on_the_descriptor(bed: &dyn Bed) {
+    let Some((_node, qp, m)) = to_nobody(bed, 2) else { return };
     qp.send(1, SendOp::Send, &[m.sge(0, 8)]);
     let c = block_for_completion(&qp.send_cq, bed.patience());
     assert_eq!((c.wr_id, c.status), (1, WcStatus::RetryExceeded));
@@ -147,15 +150,7 @@ fn arm_at_rest(cq: &crate::node::Cq) {
 }
 
 pub(crate) fn what_is_posted_while_another_thread_sleeps_is_retried(bed: &dyn Bed) {
-    if !bed.can(Feature::WaitFd) {
-        return;
-    }
-    let Some(nobody) = bed.silent_gid() else { return };
-    let [node] = Node::open(bed);
-    let conn = Conn { timeout: 9, retry_cnt: 1, ..Conn::default() };
-    let (qp, m) = (node.qp(&conn), node.mem(64, crate::qp::ALL));
-    qp.to_init(&conn);
-    qp.to_rts(&conn, hca_core::Qpn::new(0x55), nobody, 0);
+    let Some((node, qp, m)) = to_nobody(bed, 1) else { return };
     arm_at_rest(&qp.send_cq);
     // What another thread does while this one sleeps: it posts, and goes away.
     qp.send(1, SendOp::Send, &[m.sge(0, 8)]);

@@ -8,7 +8,7 @@ use hca_core::{
 use crate::Bed;
 use crate::mem::{Mem, pattern};
 use crate::node::Node;
-use crate::qp::{ALL, Conn, QKEY, Qp, qp_init, to_state, wr};
+use crate::qp::{ALL, Conn, Portless, QKEY, Qp, qp_init, wr};
 
 /// The reliable datagrams of an adapter, if it has some.
 fn rd(node: &Node) -> Option<&dyn ReliableDatagrams> {
@@ -22,54 +22,24 @@ fn rd(node: &Node) -> Option<&dyn ReliableDatagrams> {
     rd
 }
 
-/// An end-to-end context; destroyed when dropped.
-struct Context {
-    node: Node,
-    handle: QpHandle,
-    number: Qpn,
+fn context(node: &Node, rdd: RddHandle) -> Portless {
+    Portless::new(node, rd(node).expect("seen before").create_eec(rdd).expect("a context"))
 }
-
-impl Context {
-    fn new(node: &Node, rdd: RddHandle) -> Self {
-        let (handle, number) = rd(node).expect("seen before").create_eec(rdd).expect("a context");
-        Self { node: node.clone(), handle, number }
-    }
-    fn destroy(&self) -> Result<Vec<u64>, DeviceError> {
-        self.node.dev().destroy_qp(self.handle)
-    }
-    fn state(&self) -> QpState {
-        self.node.dev().query_qp(self.handle).expect("it is there").state
-    }
-    fn go(&self, state: QpState) {
-        self.node.dev().modify_qp(self.handle, &to_state(state)).expect("a legal transition");
-    }
-    fn wait_state(&self, state: QpState) {
-        self.node.world.wait("the state of a context", || (self.state() == state).then_some(()));
-    }
-    /// From RESET to RTS.
-    fn connect(&self, conn: &Conn, peer: &Self, side: usize) {
-        let gid = peer.node.gid();
-        for attr in [conn.init(), conn.rtr(peer.number, gid, conn.psn[1 - side]), conn.rts(conn.psn[side])] {
-            self.node.dev().modify_qp(self.handle, &attr).expect("a legal transition");
-        }
-    }
-}
-impl Drop for Context {
-    fn drop(&mut self) {
-        let _ = self.destroy();
-    }
-}
-
 fn context_conn(node: &Node) -> Conn {
-    let conn = Conn::of(QpType::Eec);
-    Conn { mtu: conn.mtu.min(node.dev().port().active_mtu), ..conn }
+    Conn::at(QpType::Eec, node)
 }
 /// Contexts of two domains, connected to each other.
-fn connected(conn: &Conn, a: &Side, b: &Side) -> [Context; 2] {
-    let contexts = [Context::new(&a.node, a.domain), Context::new(&b.node, b.domain)];
-    contexts[0].connect(conn, &contexts[1], 0);
-    contexts[1].connect(conn, &contexts[0], 1);
+fn connected(conn: &Conn, a: &Side, b: &Side) -> [Portless; 2] {
+    let contexts = [context(&a.node, a.domain), context(&b.node, b.domain)];
+    connect(conn, &contexts);
     contexts
+}
+/// Connects two contexts to each other.
+fn connect(conn: &Conn, contexts: &[Portless; 2]) {
+    for side in 0..2 {
+        let peer = &contexts[1 - side];
+        contexts[side].connect(conn, (peer.qpn, peer.node.gid()), side);
+    }
 }
 
 /// An adapter with a domain.
@@ -139,7 +109,7 @@ struct Domains {
     // Dropped in this order.
     from: [End; 2],
     to: [End; 2],
-    contexts: [Context; 2],
+    contexts: [Portless; 2],
     a: Side,
     b: Side,
 }
@@ -291,7 +261,7 @@ fn fails_beside(d: &Domains, dest: RdDest, op: SendOp, len: usize, status: WcSta
     d.to[1].recv(50, 0, 64);
     d.ends((other, &d.to[1]), SendOp::Send, 64, WcStatus::Success);
     d.to[1].qp.recv_cq.ok(50);
-    assert_eq!(d.contexts.each_ref().map(Context::state), [QpState::Rts; 2]);
+    assert_eq!(d.contexts.each_ref().map(Portless::state), [QpState::Rts; 2]);
     from.resume();
 }
 
@@ -342,7 +312,7 @@ pub(crate) fn a_request_needs_a_context_of_its_domain_that_is_connected(bed: &dy
         from.qp.send_cq.ends(1, status);
         from.resume();
     };
-    let idle = Context::new(&d.a.node, d.a.domain);
+    let idle = context(&d.a.node, d.a.domain);
     expect(idle.handle, WcStatus::InvalidEecState);
     let other = Side { domain: rd(&d.a.node).unwrap().alloc_rdd().unwrap(), node: d.a.node.clone() };
     let far = Side { domain: rd(&d.b.node).unwrap().alloc_rdd().unwrap(), node: d.b.node.clone() };
@@ -520,8 +490,7 @@ pub(crate) fn a_context_that_goes_ends_what_it_has(bed: &dyn Bed) {
             d.contexts[1].go(way);
             // What is left of the connection before has other PSNs.
             let conn = Conn { psn: [0x77_0000, 0x88_0000], ..context_conn(&d.a.node) };
-            d.contexts[0].connect(&conn, &d.contexts[1], 0);
-            d.contexts[1].connect(&conn, &d.contexts[0], 1);
+            connect(&conn, &d.contexts);
             d.assert_work();
         }
     }
@@ -573,7 +542,7 @@ pub(crate) fn a_domain_its_queue_pairs_and_contexts_go_in_order(bed: &dyn Bed) {
     let in_use =
         |users| move |e: &DeviceError| matches!(e, DeviceError::InUse { users: n, .. } if *n == users);
     let side = Side { node: a.clone(), domain };
-    let (qp, context) = (side.qp(&a), Context::new(&a, domain));
+    let (qp, context) = (side.qp(&a), context(&a, domain));
     assert!(device.dealloc_rdd(domain).is_err_and(|e| in_use(2)(&e)));
     assert_eq!(context.destroy().unwrap(), []);
     assert!(device.dealloc_rdd(domain).is_err_and(|e| in_use(1)(&e)));

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use hca_core::{
-    AsyncEvent, Dest, DeviceError, ExtendedConnections, PostErrorKind, QpAttr, QpHandle, QpState, QpType,
-    Qpn, RecvExtra, RemoteAddr, SendOp, SendWr, SrqInit, Srqn, WcOpcode, WcStatus, XrcdHandle,
+    AsyncEvent, Dest, DeviceError, ExtendedConnections, PostErrorKind, QpAttr, QpState, QpType, Qpn,
+    RecvExtra, RemoteAddr, SendOp, SendWr, SrqInit, Srqn, WcOpcode, WcStatus, XrcdHandle,
 };
 
 use crate::Bed;
 use crate::mem::{Mem, pattern};
 use crate::node::{Cq, Node};
-use crate::qp::{ALL, Conn, Qp, Srq, wr};
+use crate::qp::{ALL, Conn, Portless, Qp, Srq, wr};
 
 /// The extended connections of an adapter, if it has some.
 fn xrc(node: &Node) -> Option<&dyn ExtendedConnections> {
@@ -50,46 +50,15 @@ impl Queue {
     }
 }
 
-/// A target queue pair; destroyed when dropped.
-struct Target {
-    node: Node,
-    handle: QpHandle,
-    qpn: Qpn,
-}
-impl Target {
-    fn new(node: &Node, xrcd: XrcdHandle) -> Self {
-        let (handle, qpn) = xrc(node).expect("seen before").create_xrc_target(xrcd).expect("a target");
-        Self { node: node.clone(), handle, qpn }
-    }
-    fn destroy(&self) -> Result<Vec<u64>, DeviceError> {
-        self.node.dev().destroy_qp(self.handle)
-    }
-    fn state(&self) -> QpState {
-        self.node.dev().query_qp(self.handle).expect("it is there").state
-    }
-}
-impl Drop for Target {
-    fn drop(&mut self) {
-        let _ = self.destroy();
-    }
-}
-
-fn conn(qp_type: QpType, node: &Node) -> Conn {
-    let conn = Conn::of(qp_type);
-    Conn { mtu: conn.mtu.min(node.dev().port().active_mtu), ..conn }
-}
-
 /// An initiator at `a` that is connected to a target of a domain at `b`.
-fn connected(a: &Node, b: &Node, xrcd: XrcdHandle) -> (Qp, Target) {
-    connected_as(conn(QpType::XrcIni, a), a, b, xrcd)
+fn connected(a: &Node, b: &Node, xrcd: XrcdHandle) -> (Qp, Portless) {
+    connected_as(Conn::at(QpType::XrcIni, a), a, b, xrcd)
 }
-fn connected_as(ini: Conn, a: &Node, b: &Node, xrcd: XrcdHandle) -> (Qp, Target) {
-    let tgt = conn(QpType::XrcTgt, b);
-    let (from, to) = (a.qp(&ini), Target::new(b, xrcd));
+fn connected_as(ini: Conn, a: &Node, b: &Node, xrcd: XrcdHandle) -> (Qp, Portless) {
+    let target = xrc(b).expect("seen before").create_xrc_target(xrcd).expect("a target");
+    let (from, to) = (a.qp(&ini), Portless::new(b, target));
     from.to_init(&ini);
-    for attr in [tgt.init(), tgt.rtr(from.qpn, a.gid(), tgt.psn[0]), tgt.rts(tgt.psn[1])] {
-        b.dev().modify_qp(to.handle, &attr).expect("a legal transition");
-    }
+    to.connect(&Conn::at(QpType::XrcTgt, b), (from.qpn, a.gid()), 1);
     from.to_rts(&ini, to.qpn, b.gid(), 0);
     (from, to)
 }
@@ -98,7 +67,7 @@ fn connected_as(ini: Conn, a: &Node, b: &Node, xrcd: XrcdHandle) -> (Qp, Target)
 struct Xrc {
     // Dropped in this order.
     from: Qp,
-    to: Target,
+    to: Portless,
     queues: [Queue; 2],
     domain: XrcdHandle,
     b: Node,
@@ -409,7 +378,7 @@ pub(crate) fn a_queue_that_goes_in_the_middle_of_a_message_ends_its_target(bed: 
     for _ in 0..40 {
         let Some(mut x) = Xrc::new(bed) else { return };
         // An initiator that gives up soon.
-        let ini = Conn { timeout: 14, retry_cnt: 3, ..conn(QpType::XrcIni, &x.a) };
+        let ini = Conn { timeout: 14, retry_cnt: 3, ..Conn::at(QpType::XrcIni, &x.a) };
         (x.from, x.to) = connected_as(ini, &x.a, &x.b, x.domain);
         let q = &x.queues[0];
         for id in 0..32 {
