@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant as Clock;
 
-use hca_core::{AddressVector, Instant, Qpn};
-use hca_fabric::{AutoFabric, Fabric, PathId, RxBudget, ShmOptions, UdpOptions};
+use hca_core::{Instant, Qpn};
+use hca_fabric::{AutoFabric, Fabric, PathId, ShmOptions, UdpOptions};
 
 use test_support::namespaces::Namespace;
 
-const BUDGET: RxBudget = RxBudget { packets: 512, bytes: 1 << 18 };
+use crate::suite::{BUDGET, av, counter};
 
 fn at(last: u8) -> IpAddr {
     Ipv4Addr::new(127, 0, 0, last).into()
@@ -17,13 +17,10 @@ fn auto(last: u8) -> AutoFabric {
     AutoFabric::open(at(last), &UdpOptions::default(), &ShmOptions::default()).expect("it opens")
 }
 fn messages_to(f: &mut AutoFabric, last: u8) -> Option<PathId> {
-    let av = AddressVector { dgid: at(last).into(), ..AddressVector::default() };
-    f.open_messages(&av, Qpn::new(7)).expect("it can be asked for")
+    f.open_messages(&av(at(last)), Qpn::new(7)).expect("it can be asked for")
 }
 fn linked(f: &AutoFabric) -> u64 {
-    let mut all = Vec::new();
-    f.counters(&mut all);
-    all.iter().find(|c| c.name == "shm_peers_linked").expect("it is counted").value
+    counter(f, "shm_peers_linked")
 }
 
 #[test]

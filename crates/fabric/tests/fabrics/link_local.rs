@@ -1,14 +1,14 @@
 //! UDP between link-local addresses, over a veth pair between two network namespaces.
 
 use std::net::IpAddr;
-use std::time::Instant;
 
 use hca_fabric::{
     AutoFabric, Fabric, OpenError, PathError, ShmOptions, UdpFabric, UdpOptions, interface_index,
 };
 use test_support::namespaces::{Wire, ip};
 
-use crate::suite::{PATIENCE, av, packet, pass};
+use crate::raw::once_free;
+use crate::suite::{av, packet, pass};
 
 fn at(end: usize) -> IpAddr {
     format!("fe80::77:{}", end + 1).parse().unwrap()
@@ -41,17 +41,6 @@ fn opens() -> Vec<(&'static str, Open)> {
     ]
 }
 
-/// Opens where a process that another test starts may still hold the sockets of the adapter before, until its exec.
-fn once_free<T>(mut open: impl FnMut() -> Result<T, OpenError>) -> Result<T, OpenError> {
-    let begun = Instant::now();
-    loop {
-        match open() {
-            Err(OpenError::InUse(_)) if begun.elapsed() < PATIENCE => std::thread::yield_now(),
-            opened => return opened,
-        }
-    }
-}
-
 #[test]
 #[ignore = "needs root: network namespaces"]
 fn link_local_addresses_reach_each_other_on_their_interface() {
@@ -61,7 +50,7 @@ fn link_local_addresses_reach_each_other_on_their_interface() {
     for (name, open) in opens() {
         for max_paths in [1024, 0] {
             let options = UdpOptions { max_paths, ..UdpOptions::default() };
-            let open = |end| wire.within(end, || once_free(|| open(at(end), options)).expect(name));
+            let open = |end| wire.within(end, || once_free(|| open(at(end), options)));
             let (mut a, mut b) = (open(0), open(1));
             assert_eq!((a.attr().local, a.attr().max_mtu.bytes()), (at(0), 1024), "{name}");
             for end in 0..2 {
