@@ -1,7 +1,10 @@
 //! The far side of a measurement: the same program, started with a command of its own.
 
 use std::process::{Child, ExitStatus};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Failure;
 
@@ -41,5 +44,41 @@ pub(crate) fn own_end(child: &mut Child) -> Option<ExitStatus> {
         }
         // There is no wait with a limit; nothing is measured here.
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs `run`, which waits for another process and does not reap it. A process for which that takes longer than `limit`
+/// is killed, as it may hang; then the result is `true`.
+pub(crate) fn within<T>(limit: Duration, other: Pid, run: impl FnOnce() -> T) -> (T, bool) {
+    let (over, ended) = channel::<()>();
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(move || {
+            let is_late = ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+            is_late && kill_process(other, Signal::KILL).is_ok()
+        });
+        let done = run();
+        drop(over);
+        (done, watch.join().unwrap_or(false))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_hangs_is_killed_and_one_that_does_not_is_left_alone() {
+        let mut hangs = Command::new("sleep").arg("1000").stdout(Stdio::piped()).spawn().unwrap();
+        let (mut said, pid) = (hangs.stdout.take().unwrap(), Pid::from_child(&hangs));
+        let read = || said.read(&mut [0; 8]).unwrap();
+        assert_eq!(within(Duration::from_millis(20), pid, read), (0, true));
+        assert!(!hangs.wait().unwrap().success());
+        let mut lives = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        assert_eq!(within(Duration::from_secs(1000), Pid::from_child(&lives), || 7), (7, false));
+        drop(lives.stdin.take());
+        assert!(lives.wait().unwrap().success());
     }
 }

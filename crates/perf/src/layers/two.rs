@@ -10,11 +10,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use hca::{CaptureFile, DeviceUrl, Opened, open_exactly};
+use rustix::process::Pid;
 
 use super::logp::{Bursts, delay};
 use crate::batches::median_ns;
 use crate::channel::ControlError;
-use crate::child::{own_end, wait_for_end};
+use crate::child::{own_end, wait_for_end, within};
 use crate::interrupt::interrupted;
 use crate::run::peer_of;
 use crate::{Failure, Setup, probe};
@@ -26,6 +27,10 @@ const MAX_REPEATS: usize = 400;
 const MIN_REPEATS: usize = 2;
 /// Streams of bulk messages of a length, of which the fastest counts.
 pub(super) const STREAMS: u32 = 4;
+/// A far side that needs so much longer than its measurements hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// A call of the near side takes so many times as long as its measurement at most, on the slowest networks.
+const SLOWEST: u32 = 10;
 /// Bytes of the longest bulk message.
 pub(super) const BULK: usize = 1 << 20;
 
@@ -183,7 +188,7 @@ impl<E: End> Two<E> {
         let end = open(opened)?;
         let mut two = Self { child, to_child, from_child, end, time, capture };
         writeln!(two.to_child, "{}", two.end.introduction()?)?;
-        let line = two.line()?;
+        let line = two.in_time(Self::line)?;
         two.end.meet(line.trim(), true)?;
         Ok(two)
     }
@@ -198,23 +203,30 @@ impl<E: End> Two<E> {
     pub fn time(&self) -> Duration {
         self.time
     }
+    /// Runs what waits for the child. A child that hangs is killed, and the error says so.
+    fn in_time<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
+        let limit = PATIENCE + SLOWEST * self.time;
+        let (done, was_late) = within(limit, Pid::from_child(&self.child), || run(self));
+        done.map_err(|error| match was_late {
+            true => format!("the far side hung, and was killed after {limit:?}: {error}").into(),
+            false => error,
+        })
+    }
     /// Has the child serve meanwhile. After an error it serves no more.
     ///
     /// # Errors
     /// Those of `run`, or the far side can't go on.
     pub fn during<T>(&mut self, run: impl FnOnce(&mut E) -> Result<T, Failure>) -> Result<T, Failure> {
-        let end = &mut self.end;
-        let talk = || {
-            writeln!(self.to_child, "go")?;
-            let done = run(end)?;
-            end.settle()?;
-            end.stop()?;
-            Ok(done)
-        };
-        match talk() {
-            Ok(done) => self.line().map(|_| done),
-            Err(error) => Err(self.with_the_end(error)),
-        }
+        let mut has_run = false;
+        let done = self.in_time(|two| {
+            writeln!(two.to_child, "go")?;
+            let done = run(&mut two.end)?;
+            two.end.settle()?;
+            two.end.stop()?;
+            has_run = true;
+            two.line().map(|_| done)
+        });
+        done.map_err(|error| if has_run { error } else { self.with_the_end(error) })
     }
     /// The error of a measurement, and how the far side has ended, if that is why.
     fn with_the_end(&mut self, error: Failure) -> Failure {
