@@ -2,6 +2,8 @@
 
 use hca_core::Counter;
 
+use super::link::Called;
+
 macro_rules! counters {
     ($($(#[$m:meta])* $name:ident,)*) => {
         /// Plain counters; read by a snapshot.
@@ -94,6 +96,8 @@ counters! {
     rings_unparked,
     /// Peers found asleep, and woken.
     wakeups_sent,
+    /// Messages to wake a peer that the system had no memory for; they are sent again.
+    wakeups_refused,
     /// Times that this side was woken.
     wakeups_received,
     /// Packets found in a ring whose producer had called nobody.
@@ -103,6 +107,15 @@ counters! {
 }
 
 impl Counters {
+    /// A peer was called.
+    #[inline]
+    pub(super) fn note_call(&mut self, called: Called) {
+        match called {
+            Called::Awake => {}
+            Called::Woken => self.wakeups_sent += 1,
+            Called::Asleep => self.wakeups_refused += 1,
+        }
+    }
     /// With what went by the quick way among all that did.
     fn with_quick(&self) -> Self {
         let (tx, rx) = (self.tx_messages_quick, self.rx_messages_quick);

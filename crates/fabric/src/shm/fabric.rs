@@ -14,7 +14,7 @@ use super::counters::Counters;
 use super::error::ShmError;
 use super::grants::Grants;
 use super::link::{Links, Stage};
-use super::meetings::Meetings;
+use super::meetings::{Meetings, SAY_AGAIN};
 use super::memory::{Writers, create, create_sparse};
 use super::name::{Domain, Listener};
 use super::options::ShmOptions;
@@ -272,7 +272,8 @@ impl Fabric for ShmFabric {
 
     fn next_deadline(&self) -> Option<Instant> {
         let parts = self.take_backs.parts_in().map(|d| self.now + d);
-        let others = parts.into_iter().chain(self.late_deadline()).chain(self.looks_at());
+        let wakes = self.owes_wakes().then(|| self.now + SAY_AGAIN);
+        let others = parts.into_iter().chain(self.late_deadline()).chain(self.looks_at()).chain(wakes);
         self.meeting_deadline().into_iter().chain(others).min()
     }
 

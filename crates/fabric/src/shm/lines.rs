@@ -7,8 +7,7 @@
 use super::counters::Counters;
 use super::fabric::ShmFabric;
 use super::grant::LinkId;
-use super::hello::Kind;
-use super::link::{Link, Stage, send_notice};
+use super::link::{Link, Stage, send_wake};
 use super::memory::{LINE, LineView};
 use super::peer::PeerName;
 use super::ring::{Line, Peeked, halves, pair};
@@ -110,8 +109,8 @@ impl LineTx<'_> {
     pub fn call(self) {
         let Self { link, counters, local, sent } = self;
         counters.tx_messages_quick += sent;
-        if sent > 0 && link.call_if_due(|socket| send_notice(socket, Kind::Wake, *local)) {
-            counters.wakeups_sent += 1;
+        if sent > 0 {
+            counters.note_call(link.call_if_due(|socket| send_wake(socket, *local)));
         }
     }
 }
@@ -189,9 +188,7 @@ impl ShmFabric {
             link.last_input = self.now;
             counters.rx_messages_quick += found.taken as u64;
             let local = self.own.local;
-            if link.call_for_credits(|socket| send_notice(socket, Kind::Wake, local)) {
-                counters.wakeups_sent += 1;
-            }
+            counters.note_call(link.call_for_credits(|socket| send_wake(socket, local)));
         }
         found
     }

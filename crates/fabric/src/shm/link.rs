@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use hca_core::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::bell::Caller;
 use super::error::GrantError;
@@ -43,6 +44,17 @@ impl Stage {
     }
 }
 
+/// What a call of a peer has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Called {
+    /// It does not sleep, or was not called.
+    Awake,
+    Woken,
+    /// It sleeps on, as the system had no memory for the message.
+    Asleep,
+}
+
 /// One peer.
 pub(super) struct Link {
     pub(super) peer: PeerName,
@@ -73,6 +85,8 @@ pub(super) struct Link {
     pub(super) unproven: Option<Proof>,
     /// It broke the rules, and is cut as soon as it is out of this side's memory.
     pub(super) closing: bool,
+    /// It sleeps, and is to be woken.
+    owes_wake: bool,
     generation: u32,
 }
 
@@ -96,37 +110,47 @@ impl Link {
             direct: Direct::default(),
             unproven: None,
             closing: false,
+            owes_wake: false,
             generation: 0,
         }
     }
-    /// Calls the peer if it does not poll our ring; `true`: it slept, and was woken.
+    /// Calls the peer if it does not poll our ring. `wake` says whether the message was taken.
     #[inline(always)]
-    pub(super) fn call_if_due(&mut self, wake: impl FnOnce(&OwnedFd)) -> bool {
-        self.tx.call_due() && self.call(wake)
+    pub(super) fn call_if_due(&mut self, wake: impl FnOnce(&OwnedFd) -> bool) -> Called {
+        if self.tx.call_due() { self.call(wake) } else { Called::Awake }
     }
-    /// Calls the peer if it waits for credits that it was given; `true`: it slept, and was woken.
+    /// Calls the peer if it waits for credits that it was given.
     #[inline(always)]
-    pub(super) fn call_for_credits(&mut self, wake: impl FnOnce(&OwnedFd)) -> bool {
-        self.rx.as_mut().is_some_and(Consumer::call_due) && self.call(wake)
+    pub(super) fn call_for_credits(&mut self, wake: impl FnOnce(&OwnedFd) -> bool) -> Called {
+        let is_due = self.rx.as_mut().is_some_and(Consumer::call_due);
+        if is_due { self.call(wake) } else { Called::Awake }
     }
     #[cold]
-    fn call(&self, wake: impl FnOnce(&OwnedFd)) -> bool {
-        let Some(caller) = &self.caller else { return false };
+    fn call(&mut self, wake: impl FnOnce(&OwnedFd) -> bool) -> Called {
+        let Some(caller) = &self.caller else { return Called::Awake };
         match &self.stage {
             Stage::Up(socket) => {
-                let sleeps = caller.call();
-                if sleeps {
-                    wake(socket);
+                if !caller.call() {
+                    return Called::Awake;
                 }
-                sleeps
+                self.owes_wake = !wake(socket);
+                if self.owes_wake { Called::Asleep } else { Called::Woken }
             }
             Stage::Own => {
                 // Who sends has the engine, and looks at its bells before anybody sleeps.
                 caller.call();
-                false
+                Called::Awake
             }
-            _ => false,
+            _ => Called::Awake,
         }
+    }
+    /// Wakes the peer if the system had no memory for that before. `false`: it has none yet.
+    fn wakes_again(&mut self, wake: impl FnOnce(&OwnedFd) -> bool) -> bool {
+        if let (true, Stage::Up(socket)) = (self.owes_wake, &self.stage) {
+            self.owes_wake = !wake(socket);
+            return !self.owes_wake;
+        }
+        true
     }
     /// Whether its ring, which is full, is so for less than this time.
     #[cold]
@@ -243,6 +267,13 @@ impl Links {
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut fds, Some(&none)).is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
+    /// Wakes the peers that the system had no memory for before. `false`: it has none yet for one of them.
+    #[cold]
+    pub(super) fn wake_again(&mut self, local: PeerName) -> bool {
+        let links = self.slots.iter_mut().flatten();
+        let woken = links.map(|link| link.wakes_again(|socket| send_wake(socket, local)));
+        woken.filter(|woken| !woken).count() == 0
+    }
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Link)> {
         self.slots.iter().enumerate().filter_map(|(i, l)| Some((i as u32, l.as_deref()?)))
     }
@@ -250,8 +281,25 @@ impl Links {
 
 /// Tells the other end something that is one message without descriptors.
 pub(super) fn send_notice(socket: &OwnedFd, kind: Kind, from: PeerName) {
+    // A queue that is full has something to read already, and who is gone needs to be told nothing.
+    let _ = notify(socket, kind, from);
+}
+/// Wakes the other end. `false`: the system has no memory for the message, as in a control group at its limit.
+pub(super) fn send_wake(socket: &OwnedFd, from: PeerName) -> bool {
+    #[cfg(test)]
+    if HAS_NO_MEMORY.get() {
+        return false;
+    }
+    !matches!(notify(socket, Kind::Wake, from), Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR))
+}
+fn notify(socket: &OwnedFd, kind: Kind, from: PeerName) -> rustix::io::Result<()> {
     let (ring_lines, bit, barriers, nonce) = (0, 0, false, 0);
     let message = super::hello::Greeting { kind, from, ring_lines, bit, barriers, nonce };
-    // A queue that is full has something to read already, and who is gone needs to be told nothing.
-    let _ = super::hello::send(socket.as_fd(), &message, &[]);
+    super::hello::send(socket.as_fd(), &message, &[])
+}
+
+#[cfg(test)]
+thread_local! {
+    /// In a test: the system has no memory for messages that wake.
+    pub(super) static HAS_NO_MEMORY: core::cell::Cell<bool> = const { core::cell::Cell::new(false) };
 }

@@ -221,6 +221,17 @@ impl ShmFabric {
         }
     }
 
+    /// Whether a peer sleeps for whose message the system had no memory.
+    pub(super) fn owes_wakes(&self) -> bool {
+        self.counters.wakeups_refused != self.rounds.woken_again
+    }
+    /// Wakes those peers.
+    fn wake_again(&mut self) {
+        if self.owes_wakes() && self.links.wake_again(self.own.local) {
+            self.rounds.woken_again = self.counters.wakeups_refused;
+        }
+    }
+
     /// Has the kernel tell when there is something at a link's socket.
     fn watch(&self, slot: u32) -> rustix::io::Result<()> {
         match self.links.get(slot).and_then(Link::socket) {
@@ -281,6 +292,7 @@ impl ShmFabric {
             }
         }
         self.greet_again();
+        self.wake_again();
         self.admit_waiting();
         self.tell_lost_processes();
         self.send_late_notes();

@@ -16,8 +16,8 @@ use super::socket::Socket;
 
 /// The kernel's name for the listening socket.
 pub(super) const LISTENER: u64 = u64::MAX;
-/// When a greeting that the system did not take is said again.
-const SAY_AGAIN: Duration = Duration::from_millis(10);
+/// When a greeting or another message that the system did not take is said again.
+pub(super) const SAY_AGAIN: Duration = Duration::from_millis(10);
 /// When accepting is tried again after descriptors or memory had run out.
 pub(super) const LISTEN_AGAIN: Duration = Duration::from_millis(100);
 

@@ -34,6 +34,8 @@ pub(super) struct Rounds {
     pub(super) scan_at: u32,
     /// Links whose rings were found full since there was room last.
     pub(super) full: Vec<u32>,
+    /// The refused messages to wake a peer that were made up for.
+    pub(super) woken_again: u64,
 }
 
 impl Rounds {
@@ -47,6 +49,7 @@ impl Rounds {
             ended: 0,
             scan_at: 0,
             full: Vec::with_capacity(64),
+            woken_again: 0,
         }
     }
     /// A ring was found full.

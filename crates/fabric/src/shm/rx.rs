@@ -6,8 +6,7 @@ use std::time::Duration;
 use super::access::Reach;
 use super::bell::BITS;
 use super::fabric::ShmFabric;
-use super::hello::Kind;
-use super::link::{Link, Links, Stage, send_notice};
+use super::link::{Called, Link, Links, Stage, send_wake};
 use super::peer::PeerName;
 use super::ring::{Garbage, What};
 use super::rounds::{HOT_RINGS, MAX_POLLED};
@@ -30,13 +29,13 @@ enum Taken {
     Some,
 }
 
-/// Parks a ring, and calls its producer if it waits for the credits that this gives. `true`: it slept, and was woken.
-fn park(links: &mut Links, slot: u32, local: PeerName) -> bool {
-    let Some(link) = links.get_mut(slot) else { return false };
+/// Parks a ring, and calls its producer if it waits for the credits that this gives.
+fn park(links: &mut Links, slot: u32, local: PeerName) -> Called {
+    let Some(link) = links.get_mut(slot) else { return Called::Awake };
     if let Some(rx) = &mut link.rx {
         rx.park();
     }
-    link.call_for_credits(|socket| send_notice(socket, Kind::Wake, local))
+    link.call_for_credits(|socket| send_wake(socket, local))
 }
 
 impl ShmFabric {
@@ -150,9 +149,7 @@ impl ShmFabric {
             outcome.packets += packets;
             *bytes += taken;
             let local = self.own.local;
-            if link.call_for_credits(|socket| send_notice(socket, Kind::Wake, local)) {
-                self.counters.wakeups_sent += 1;
-            }
+            self.counters.note_call(link.call_for_credits(|socket| send_wake(socket, local)));
         } else if matches!(link.stage, Stage::Ending) && ended.is_ok() {
             self.rounds.ended += 1;
         }
@@ -211,7 +208,7 @@ impl ShmFabric {
             return;
         }
         for &slot in &self.rounds.polled[hot..] {
-            self.counters.wakeups_sent += u64::from(park(links, slot, self.own.local));
+            self.counters.note_call(park(links, slot, self.own.local));
         }
         self.own.barrier.on_parking();
         let (mut index, counters) = (0, &mut self.counters);
@@ -230,7 +227,7 @@ impl ShmFabric {
     /// Says of all rings that are polled that they are so no more, before sleeping.
     pub(super) fn park_polled(&mut self) {
         for &slot in &self.rounds.polled {
-            self.counters.wakeups_sent += u64::from(park(&mut self.links, slot, self.own.local));
+            self.counters.note_call(park(&mut self.links, slot, self.own.local));
         }
     }
 

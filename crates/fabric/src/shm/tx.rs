@@ -7,8 +7,7 @@ use hca_core::wire::ICRC_BYTES;
 
 use super::access::Reach;
 use super::fabric::ShmFabric;
-use super::hello::Kind;
-use super::link::{Stage, send_notice};
+use super::link::{Stage, send_wake};
 use super::memory::LINE;
 use super::path::Path;
 use super::ring::{Attributes, Garbage, Producer, Refusal};
@@ -243,10 +242,8 @@ impl ShmFabric {
     #[inline]
     pub(super) fn call_if_due(&mut self, slot: u32) {
         let local = self.own.local;
-        if let Some(link) = self.links.get_mut(slot)
-            && link.call_if_due(|socket| send_notice(socket, Kind::Wake, local))
-        {
-            self.counters.wakeups_sent += 1;
+        if let Some(link) = self.links.get_mut(slot) {
+            self.counters.note_call(link.call_if_due(|socket| send_wake(socket, local)));
         }
     }
 }

@@ -463,6 +463,42 @@ fn who_sleeps_on_the_descriptor_is_woken_for_every_packet() {
     assert!(counter(&a, "wakeups_sent") > 0);
 }
 
+/// As in a control group at its limit.
+#[test]
+fn a_peer_that_there_was_no_memory_to_wake_is_woken_when_there_is() {
+    use super::link::HAS_NO_MEMORY;
+    let d = domain();
+    let (mut a, mut b) = (open(&d), open(&d));
+    let to_b = a.open_path(&av(b.attr().local)).unwrap();
+    let mut got = [Vec::new(), Vec::new()];
+    send(&mut a, to_b, &[packet(1, 40)]);
+    turn_until(&mut [&mut a, &mut b], &mut got, |g| g[1].len() == 1);
+    let start = Worked::begin();
+    while counter(&a, "peers_linked") == 0 || b.prepare_wait() {
+        recv(&mut a, &mut got[0]);
+        recv(&mut b, &mut got[1]);
+        assert!(start.elapsed() < Duration::from_secs(10), "they do not meet, or there is always something");
+    }
+    let is_woken = |b: &ShmFabric| {
+        let fd = b.wait_fd().unwrap();
+        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+    };
+    HAS_NO_MEMORY.set(true);
+    send(&mut a, to_b, &[packet(2, 40)]);
+    assert_eq!((counter(&a, "wakeups_refused"), counter(&a, "wakeups_sent")), (1, 0));
+    for _ in 0..2 {
+        a.rounds.tick_at = Instant::ZERO;
+        recv(&mut a, &mut got[0]);
+        assert!(!is_woken(&b) && a.next_deadline().is_some(), "it is tried again");
+    }
+    HAS_NO_MEMORY.set(false);
+    a.rounds.tick_at = Instant::ZERO;
+    recv(&mut a, &mut got[0]);
+    assert!(is_woken(&b) && !a.owes_wakes());
+    turn_until(&mut [&mut a, &mut b], &mut got, |g| g[1].len() == 2);
+}
+
 /// The other side polls, and sends at every moment of this one's going to sleep.
 #[test]
 fn a_packet_that_comes_while_one_goes_to_sleep_is_not_slept_through() {
