@@ -56,6 +56,6 @@ mod state;
 pub mod design {}
 
 pub use error::Error;
-pub use hca_am::Way;
+pub use hca_am::{Options, Way};
 pub use pointer::{GlobalPtr, Spread};
 pub use process::{Get, Joining, Memory, ProcedureId, Process};

@@ -104,7 +104,21 @@ impl Joining {
     /// # Errors
     /// The device's limits.
     pub fn open(context: &Context, way: Way, bytes: usize, size: usize) -> Result<Self, Error> {
-        let options = Options { max_links: 2 * size.max(1), translations: size, ..Options::default() };
+        Self::open_with(context, way, bytes, size, &Options::default())
+    }
+    /// As [`open`](Self::open), with other credits and times of Active Messages: how long the processes wait for each
+    /// other, and when a silent one is lost. The links and translations are always those that so many processes need.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(
+        context: &Context,
+        way: Way,
+        bytes: usize,
+        size: usize,
+        options: &Options,
+    ) -> Result<Self, Error> {
+        let options = Options { max_links: 2 * size.max(1), translations: size, ..options.clone() };
         let mut bundle = Bundle::open_with(context, way, &options)?;
         let ep = bundle.endpoint()?;
         let most = hca_am::Error::Limit { what: "bytes of global memory", max: isize::MAX as usize };

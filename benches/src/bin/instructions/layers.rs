@@ -3,13 +3,15 @@
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use hca::am::{Bundle, EndpointId, Tag, Way};
-use hca::global::{GlobalPtr, Joining, Process};
+use hca::global::{GlobalPtr, Joining, Options, Process};
 use hca::via::{
     Descriptor, Discriminator, MemAttributes, NetAddress, Nic, Request, Segment, Vi, ViAttributes,
 };
 use hca::{Opened, open_exactly};
+use hca_core::AckTimeout;
 use hca_perf::Failure;
 
 use super::{BURST, ROUNDS};
@@ -218,7 +220,12 @@ fn am_medium_burst(two: &mut Bundles, data: &[u8]) {
 pub(super) fn global(device: &str, writes: bool) {
     let make = || -> Result<_, Failure> {
         let devices = [open_exactly(&device.parse()?)?, open_exactly(&device.parse()?)?];
-        let [a, b] = devices.each_ref().map(|d| Joining::open(d.context(), Way::Verbs, 4096, 2));
+        // The clock goes on by looks, and a process that waits looks often: by its clock, the thread of an adapter that
+        // has no processor meanwhile is silent for long.
+        let (map_timeout, ack_timeout) = (Duration::from_secs(100_000), AckTimeout::new(31));
+        let options = Options { map_timeout, ack_timeout, ..Options::default() };
+        let open = |d: &Opened| Joining::open_with(d.context(), Way::Verbs, 4096, 2, &options);
+        let [a, b] = devices.each_ref().map(open);
         let (a, b) = (a?, b?);
         let names = [a.name()?, b.name()?];
         let of = |joining: Joining, rank| {
