@@ -4,8 +4,8 @@ mod ends;
 
 use std::sync::Arc;
 
-use ends::{End, open, send, shm_pair};
-use hca_core::{Completion, Device, Notify, SendFlags, WcOpcode};
+use ends::{End, open, post, send, shm_pair};
+use hca_core::{Completion, Device, Notify, RemoteAddr, SendFlags, SendOp, WcOpcode};
 use hca_fabric::LoopbackNet;
 use softhca::{Options, Patience, Progress, SoftHca};
 
@@ -69,65 +69,103 @@ fn polls_beside_a_queue_that_is_armed_and_gets_nothing_are_no_turns_for_ever() {
     b.close();
 }
 
+/// Two adapters with sockets and shared memory, which have met.
+fn near_pair() -> [End; 2] {
+    Patience { short_ticks: u32::MAX, ..Patience::default() }.set();
+    let [mut a, mut b] =
+        [0, 1].map(|n| End::new(open("auto", Progress::Inline, n).expect("there are sockets")));
+    a.connect(&b);
+    b.connect(&a);
+    talk(&mut a, &mut b);
+    [a, b]
+}
+
+/// Polls of `b`, of which every eighth or so finds a message of `a`; returns its whole turns.
+fn talk(a: &mut End, b: &mut End) -> u64 {
+    let mut wc = [Completion::default()];
+    let before = b.counter("turns");
+    for _ in 0..POLLS / 8 {
+        b.recv_reliable();
+        send(&mut a.rc, SendFlags::SIGNALED);
+        let mut found: usize = (0..8).map(|_| b.cq.poll(&mut wc)).sum();
+        // The first message waits for a handshake.
+        for _ in 0..POLLS {
+            a.cq.poll(&mut wc);
+            if found > 0 {
+                break;
+            }
+            found += b.cq.poll(&mut wc);
+        }
+        assert_eq!(found, 1);
+    }
+    b.counter("turns") - before
+}
+
+/// As many polls, which find nothing.
+fn wait(b: &mut End) -> u64 {
+    let before = b.counter("turns");
+    (0..POLLS).for_each(|_| assert_eq!(b.cq.poll(&mut [Completion::default()]), 0));
+    b.counter("turns") - before
+}
+
 /// A look at sockets is a system call, during which a near peer's message waits.
 #[test]
 fn polls_look_at_sockets_less_often_while_near_peers_talk_and_the_sockets_are_silent() {
-    Patience { short_ticks: u32::MAX, ..Patience::default() }.set();
-    let [near, auto] = [0, 1].map(|n| open("auto", Progress::Inline, n).expect("there are sockets"));
-    let far = open("udp", Progress::Inline, 2).expect("there are sockets");
-    let (mut a, mut b) = (End::new(near), End::new(auto.clone()));
-    let (mut c, mut d) = (End::new(far), End::new(auto));
-    for [one, other] in [[&a, &b], [&c, &d]] {
-        one.connect(other);
-        other.connect(one);
-    }
-    let mut wc = [Completion::default()];
-    // Whole turns of so many polls, or a few more, of which every eighth or so finds a message of the near peer's.
-    let mut looks = |b: &mut End, mut talks: Option<&mut End>| {
-        let before = b.counter("turns");
-        for _ in 0..POLLS / 8 {
-            if let Some(a) = &mut talks {
-                b.recv_reliable();
-                send(&mut a.rc, SendFlags::SIGNALED);
-            }
-            let expected = usize::from(talks.is_some());
-            let mut found: usize = (0..8).map(|_| b.cq.poll(&mut wc)).sum();
-            for _ in 0..POLLS {
-                if let Some(a) = &mut talks {
-                    a.cq.poll(&mut wc);
-                }
-                if found == expected {
-                    break;
-                }
-                found += b.cq.poll(&mut wc);
-            }
-            assert_eq!(found, expected);
-        }
-        b.counter("turns") - before
-    };
-    // Until the peers have met.
-    looks(&mut b, Some(&mut a));
-    let busy = looks(&mut b, Some(&mut a));
+    let [mut a, mut b] = near_pair();
+    let busy = talk(&mut a, &mut b);
     assert!(busy <= POLLS / 100, "{busy} whole turns in {POLLS} polls");
     // Until they know that the near peer is silent.
-    looks(&mut b, None);
-    let silent = looks(&mut b, None);
-    assert!(
-        silent >= POLLS / 20,
-        "{silent} whole turns in {POLLS} polls: the sockets are all there is to look at"
-    );
-    looks(&mut b, Some(&mut a));
-    let mut until_found = || {
+    wait(&mut b);
+    let silent = wait(&mut b);
+    assert!(silent >= POLLS / 20, "{silent} whole turns in {POLLS} polls, and only the sockets to look at");
+    let keys = a.open_to_writes();
+    let RemoteAddr { addr, rkey } = a.remote(&keys);
+    // Whole turns, and messages sent by shared memory.
+    let mut write = || {
+        let before = ["turns", "shm_tx_messages"].map(|name| b.counter(name));
+        for _ in 0..POLLS / 8 {
+            post(&mut b.rc, &[SendOp::Write(RemoteAddr { addr, rkey })], SendFlags::SIGNALED);
+            let mut found = 0;
+            for poll in 0..POLLS {
+                found += b.cq.poll(&mut [Completion::default()]);
+                if poll >= 8 && found > 0 {
+                    break;
+                }
+                a.device.turn();
+            }
+            assert_eq!(found, 1);
+        }
+        [b.counter("turns") - before[0], b.counter("shm_tx_messages") - before[1]]
+    };
+    // Until the peer has granted it, a WRITE goes as a message.
+    let granted = (0..10_000).any(|_| write()[1] == 0);
+    assert!(granted, "the peer's memory is granted");
+    write();
+    let [busy, _] = write();
+    assert!(busy <= POLLS / 100, "{busy} whole turns in {POLLS} polls between writes");
+    a.device.dereg_mr(keys.handle).unwrap();
+    a.close();
+    b.close();
+}
+
+#[test]
+fn a_packet_has_the_sockets_looked_at_as_often_as_before() {
+    let [mut a, mut b] = near_pair();
+    let far = open("udp", Progress::Inline, 2).expect("there are sockets");
+    let (mut c, mut d) = (End::new(far), End::new(b.device.clone()));
+    c.connect(&d);
+    d.connect(&c);
+    talk(&mut a, &mut b);
+    let mut wc = [Completion::default()];
+    let mut polls_until_found = || {
         d.recv_reliable();
         send(&mut c.rc, SendFlags::SIGNALED);
-        let mut wc = [Completion::default()];
         let polls = (1..POLLS).find(|_| d.cq.poll(&mut wc) == 1).expect("a message by a socket is found");
         c.cq.poll(&mut wc);
         polls
     };
-    until_found();
-    // The sockets are looked at as often as before.
-    let polls = until_found();
+    polls_until_found();
+    let polls = polls_until_found();
     assert!(polls <= 20, "found by the poll {polls} behind that of another one");
     [a, b, c, d].into_iter().for_each(End::close);
 }

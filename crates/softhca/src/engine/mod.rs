@@ -102,7 +102,9 @@ pub(crate) struct Engine {
     short_turns: u32,
     short_turns_in_a_row: u32,
     least_short_turns: u32,
-    /// The number of the last turn before the last whole one.
+    /// Accesses of the memory of near peers that were done as they were posted.
+    accesses: u64,
+    /// Turns and these accesses before the last whole turn.
     before_whole: u64,
     /// Time passes by itself. In a simulation nobody turns again after a turn that found nothing.
     pub(crate) real_time: bool,
@@ -215,6 +217,7 @@ impl Engine {
             short_turns: 0,
             short_turns_in_a_row: 0,
             least_short_turns: shares.map_or(0, |s| s.1),
+            accesses: 0,
             before_whole: 0,
             real_time: true,
             whole_at: clock::ticks(),

@@ -137,26 +137,30 @@ impl Engine {
     /// are left until a whole turn is due, none where the glance shows nothing, and when the last one began, in ticks.
     #[inline]
     pub(crate) fn renew_glance(&mut self, glance: &mut Glance) -> (u32, u32) {
-        let looks = if !(self.real_time && self.rests() && self.network.renew_glance(glance)) {
-            0
+        if !(self.real_time && self.rests() && self.network.renew_glance(glance)) {
+            (0, self.whole_at)
         } else if self.network.has_near() {
-            self.short_turns
+            (self.short_turns, self.whole_at)
         } else {
-            SHORT_TURNS.0
-        };
-        (looks, self.whole_at)
+            (SHORT_TURNS.0, clock::ticks())
+        }
     }
-    /// A whole turn is due; short ones follow. A look at the other network is a system call, during which a near peer's
-    /// message waits. So such looks are fewer while near peers' messages have turns and the other network is silent.
+    /// A whole turn is due; short ones follow. A look at the other network is a system call, during which what a near
+    /// peer sends or writes waits. So such looks are fewer while near peers are talked with and the other network is
+    /// silent.
     #[inline(never)]
     fn begin_short_turns(&mut self) -> Look {
-        let were_near = self.core.turn > self.before_whole + 1;
-        self.before_whole = self.core.turn;
-        let doubled = if were_near { 2 * self.short_turns_in_a_row } else { 0 };
-        self.short_turns_in_a_row =
-            doubled.clamp(self.least_short_turns, SHORT_TURNS.0.max(self.least_short_turns));
-        self.short_turns = self.short_turns_in_a_row;
-        self.whole_at = clock::ticks();
+        // Without near peers each turn is whole.
+        if self.least_short_turns > 0 {
+            let done = self.core.turn + self.accesses;
+            // The whole turn was one.
+            let were_near = done > self.before_whole + 1;
+            self.before_whole = done;
+            let doubled = if were_near { 2 * self.short_turns_in_a_row } else { 0 };
+            self.short_turns_in_a_row = doubled.clamp(self.least_short_turns, SHORT_TURNS.0);
+            self.short_turns = self.short_turns_in_a_row;
+            self.whole_at = clock::ticks();
+        }
         Look::All
     }
 
@@ -240,6 +244,7 @@ impl Engine {
             }
             _ => return None,
         };
+        self.accesses += 1;
         let opcode = O::opcode(&wr.op);
         of.qp.ops.completed(opcode, len as u32);
         if POSTED && wr.flags.contains(SendFlags::SIGNALED) {
