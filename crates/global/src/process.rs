@@ -118,7 +118,7 @@ impl Joining {
         size: usize,
         options: &Options,
     ) -> Result<Self, Error> {
-        let options = Options { max_links: 2 * size.max(1), translations: size, ..options.clone() };
+        let options = Options { max_links: 2 * size.max(1), translations: size, ..*options };
         let mut bundle = Bundle::open_with(context, way, &options)?;
         let ep = bundle.endpoint()?;
         let most = hca_am::Error::Limit { what: "bytes of global memory", max: isize::MAX as usize };
