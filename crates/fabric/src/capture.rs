@@ -35,7 +35,7 @@ const DEFAULT_HOP_LIMIT: u8 = 64;
 const BUFFER_BYTES: usize = 1 << 18;
 
 /// Writes frames as pcapng.
-pub struct Capture<W: Write + Send = File> {
+pub struct Capture<W: Write + Send = CaptureOutput> {
     // An `Option` only so that `into_inner` can take it out of a type that flushes when dropped.
     out: Option<BufWriter<W>>,
     /// Wall-clock time of the adapter's instant 0; found at the first frame if not given.
@@ -47,13 +47,33 @@ pub struct Capture<W: Write + Send = File> {
     fork: Fork,
 }
 
-impl Capture<File> {
+impl Capture<CaptureOutput> {
     /// Creates a capture file, or replaces an existing one.
     ///
     /// # Errors
     /// The file can't be created or written.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
-        Self::to_writer(File::create(path)?, "rocev2")
+        Self::to_writer(CaptureOutput(File::create(path)?), "rocev2")
+    }
+}
+
+/// The file of a capture. It is written by system calls, and not by the C library's functions for them, which are
+/// cancellation points: a thread of a C program that is cancelled there would leave the adapter's locks held.
+#[derive(Debug)]
+pub struct CaptureOutput(File);
+
+impl CaptureOutput {
+    /// The file, for other uses.
+    pub fn into_file(self) -> File {
+        self.0
+    }
+}
+impl Write for CaptureOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(&self.0, bytes)?)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -61,7 +61,7 @@ mod uring;
 #[cfg(not(loom))]
 pub use auto::AutoFabric;
 pub use batch::{Train, TxBatch};
-pub use capture::Capture;
+pub use capture::{Capture, CaptureOutput};
 pub use fabric::*;
 pub use faulty::{FaultPlan, FaultPlanError, Faults, Faulty, Script, Verdict};
 #[cfg(not(loom))]
