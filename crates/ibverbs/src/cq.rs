@@ -207,9 +207,7 @@ pub(crate) fn translate(
 /// Whether the program is shown a completion: not that of a request that stands for half a bind.
 #[inline(always)]
 pub(crate) fn is_shown(adapter: &Adapter, wc: &Completion) -> bool {
-    wc.opcode != WcOpcode::BindMw
-        || wc.status == WcStatus::Success
-        || !adapter.binds.takes_half(wc.qp, wc.wr_id)
+    wc.opcode != WcOpcode::BindMw || wc.status == WcStatus::Success || !adapter.binds.is_first(wc.wr_id)
 }
 /// A completion as the program sees it.
 pub(crate) fn translated(adapter: &Arc<Adapter>, wc: &Completion, qp_num: Number) -> IbvWc {

@@ -7,6 +7,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex};
 
 use hca::hca_core::{
@@ -44,37 +45,38 @@ struct Hidden {
     range: Option<MwRange>,
 }
 
-/// Requests that stand for binds, two for each, by queue pair and number.
-#[derive(Default)]
-pub(crate) struct Binds(Mutex<HashMap<(QpHandle, u64), Bind>>);
-#[derive(Default)]
-struct Bind {
-    count: u32,
-    /// Binds whose first request has failed, which was not told.
-    half: u32,
+/// Requests that stand for binds, two for each.
+pub(crate) struct Binds {
+    /// How many of the second ones have a completion to come, by queue pair and number.
+    signaled: Mutex<HashMap<(QpHandle, u64), u32>>,
+    /// The number of all first ones: random, as programs choose theirs.
+    first: u64,
+}
+
+impl Default for Binds {
+    fn default() -> Self {
+        Self { signaled: Mutex::default(), first: RandomState::new().hash_one(()) }
+    }
 }
 
 impl Binds {
     fn add(&self, qp: QpHandle, wr_id: u64) {
-        lock(&self.0).entry((qp, wr_id)).or_default().count += 1;
+        *lock(&self.signaled).entry((qp, wr_id)).or_default() += 1;
     }
     /// Whether the completion of a request that took a key back is that of a bind.
     #[cold]
     pub(crate) fn take(&self, qp: QpHandle, wr_id: u64) -> bool {
-        let mut binds = lock(&self.0);
-        let Some(bind) = binds.get_mut(&(qp, wr_id)) else { return false };
-        (bind.count, bind.half) = (bind.count - 1, bind.half.saturating_sub(1));
-        if bind.count == 0 {
-            binds.remove(&(qp, wr_id));
+        let mut signaled = lock(&self.signaled);
+        let Some(count) = signaled.get_mut(&(qp, wr_id)) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            signaled.remove(&(qp, wr_id));
         }
         true
     }
-    /// Whether the completion of a request that failed is that of the first of a bind's two, whose second follows.
-    #[cold]
-    pub(crate) fn takes_half(&self, qp: QpHandle, wr_id: u64) -> bool {
-        let mut binds = lock(&self.0);
-        let found = binds.get_mut(&(qp, wr_id)).filter(|bind| bind.half < bind.count);
-        found.map(|bind| bind.half += 1).is_some()
+    /// Whether the completion of a request is that of the first of a bind's two, whose second follows.
+    pub(crate) fn is_first(&self, wr_id: u64) -> bool {
+        wr_id == self.first
     }
 }
 
@@ -155,12 +157,12 @@ pub(crate) extern "C" fn dealloc_mw(mw: In<Mw>) -> c_int {
 }
 
 /// The two requests that change nothing, of which the second is signaled as the bind is.
-fn requests(rkey: Rkey, range: &MwRange, wr_id: u64, flags: SendFlags) -> [SendWr<'static>; 2] {
+fn requests(rkey: Rkey, range: &MwRange, wr_ids: [u64; 2], flags: SendFlags) -> [SendWr<'static>; 2] {
     let range = MwRange { access: Access::empty(), zero_based: false, ..*range };
-    let request = |op, flags| SendWr { wr_id, op, flags, payload: Payload::Sges(&[]), dest: None };
+    let request = |wr_id, op, flags| SendWr { wr_id, op, flags, payload: Payload::Sges(&[]), dest: None };
     [
-        request(SendOp::BindMw { rkey, range }, flags & SendFlags::FENCE),
-        request(SendOp::LocalInv(rkey), flags),
+        request(wr_ids[0], SendOp::BindMw { rkey, range }, flags & SendFlags::FENCE),
+        request(wr_ids[1], SendOp::LocalInv(rkey), flags),
     ]
 }
 /// Posts them.
@@ -203,7 +205,7 @@ pub(crate) extern "C" fn bind_mw(qp: In<Qp>, mw: In<Mw>, bind: In<IbvMwBind>) ->
         window.file.add_window(keys.handle);
         let mut sending = queue.lock();
         let port = &mut *sending.port;
-        let requests = requests(keys.rkey, &shown, bind.wr_id, flags);
+        let requests = requests(keys.rkey, &shown, [qp.adapter.binds.first, bind.wr_id], flags);
         let refused = |kind| Refused::Device(kind).errno(|| qp.name(), bind.wr_id);
         // A bind without room for its completion changes nothing.
         for (before, request) in requests.iter().enumerate() {

@@ -92,14 +92,15 @@ fn a_bind_that_is_flushed_has_one_completion() {
     let mut memory = vec![0u8; 256];
     let mr = pair.register_with(&mut memory, LOCAL_WRITE | MW_BIND);
     let mw = call!(@ slot(pair.context, 64), (pair.pd, 1) -> *mut IbvMw);
-    let bind = |wr_id| {
+    let bind_with = |wr_id, send_flags| {
         let info =
             IbvMwBindInfo { mr, addr: memory.as_ptr() as u64, length: 8, mw_access_flags: REMOTE_READ };
-        let mut bind = IbvMwBind { wr_id, send_flags: 2, bind_info: info };
+        let mut bind = IbvMwBind { wr_id, send_flags, bind_info: info };
         call!(@ slot(pair.context, 72), (pair.qps[1], mw, &raw mut bind) -> c_int)
     };
-    assert_eq!(bind(70), 0);
-    pair.completions(1);
+    let bind = |wr_id| bind_with(wr_id, 2);
+    assert_eq!([bind_with(69, 0), bind(70)], [0; 2]);
+    assert_eq!(pair.completions(1)[0].wr_id, 70);
     assert_eq!(modify(pair.qps[1], &IbvQpAttr { qp_state: 6, ..IbvQpAttr::default() }, 1), 0);
     assert_eq!([bind(71), bind(72)], [0; 2]);
     // One by one, and beyond the last.
@@ -113,6 +114,14 @@ fn a_bind_that_is_flushed_has_one_completion() {
     let mut wc = [IbvWc::default(); 4];
     assert_eq!(call!(@ slot(pair.context, 96), (pair.cq, 4, &raw mut wc) -> c_int), 2);
     assert_eq!([wc[0].wr_id, wc[1].wr_id], [73, 74]);
+    // Without a signal a bind has an error, but one.
+    assert_eq!([bind_with(75, 0), bind(76), bind_with(76, 0)], [0; 3]);
+    for expected in [(1, 75), (1, 76), (1, 76), (0, 0)] {
+        let mut wc = [IbvWc::default()];
+        let got = call!(@ slot(pair.context, 96), (pair.cq, 1, &raw mut wc) -> c_int);
+        assert_eq!((got, wc[0].wr_id), expected);
+        assert!(got == 0 || wc[0].status == WR_FLUSH_ERR, "{}", wc[0].status);
+    }
     assert_eq!(call!(@ slot(pair.context, 80), (mw) -> c_int), 0);
     assert_eq!(dereg(mr), 0);
     pair.end();
