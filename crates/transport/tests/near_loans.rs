@@ -20,8 +20,8 @@ fn lend(p: &mut Ways, mut rule: impl FnMut(u32, u32, u32) -> Option<u32> + 'stat
 }
 
 #[test]
-fn sends_are_lent_from_one_kib_on() {
-    for (len, lent) in [(1023, 0), (1024, 1), (128 << 10, 1), ((128 << 10) + 1, 2), (300_000, 3)] {
+fn sends_are_lent_from_512_bytes_on() {
+    for (len, lent) in [(511, 0), (512, 1), (128 << 10, 1), ((128 << 10) + 1, 2), (300_000, 3)] {
         for (op, kind) in
             [(SendOp::Send, M::Send), (SendOp::SendImm(3), M::SendImm), (SendOp::SendInv(KEY), M::SendInv)]
         {
@@ -44,8 +44,8 @@ fn sends_are_lent_from_one_kib_on() {
 }
 
 #[test]
-fn writes_are_lent_from_one_kib_on() {
-    for (len, lent) in [(1023, 0), (1024, 1), (128 << 10, 1), ((128 << 10) + 1, 2), (300_000, 3)] {
+fn writes_are_lent_from_512_bytes_on() {
+    for (len, lent) in [(511, 0), (512, 1), (128 << 10, 1), ((128 << 10) + 1, 2), (300_000, 3)] {
         for (op, kind) in
             [(SendOp::Write(remote(500_000)), M::Write), (SendOp::WriteImm(remote(500_000), 5), M::WriteImm)]
         {
@@ -157,7 +157,7 @@ fn lend_reads(p: &mut Ways, rule: impl FnMut(u64, u32) -> Option<u32> + 'static)
 
 #[test]
 fn reads_are_lent_and_what_was_fetched_is_told_once() {
-    for (len, lent) in [(1023, 0), (1024, 1), (128 << 10, 1), ((128 << 10) + 1024, 2), (300_000, 3)] {
+    for (len, lent) in [(511, 0), (512, 1), (128 << 10, 1), ((128 << 10) + 1024, 2), (300_000, 3)] {
         let mut p = Ways::rc();
         lend_reads(&mut p, |_, max| Some(max));
         p.fill(B, 0, len);

@@ -35,8 +35,9 @@ pub const HEAD_BYTES: usize = 12;
 /// Data bytes of one message; longer requests take several.
 pub(crate) const MAX_DATA: usize = 4096;
 /// A SEND or WRITE of so many bytes is lent, if it can be: from there on one copy is quicker than three, by
-/// measurement. The host knows of memory for which this begins later.
-pub(crate) const LOAN_MIN: u32 = 1 << 10;
+/// measurement. Streams of shorter ones between processors with common caches are a fifth quicker by three. The host
+/// knows of memory for which this begins later.
+pub(crate) const LOAN_MIN: u32 = 512;
 /// Bytes that one message lends at most.
 pub(crate) const MAX_LOAN: u32 = 128 << 10;
 /// Bytes of the longest message.
