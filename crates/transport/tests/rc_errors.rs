@@ -1,5 +1,5 @@
-//! Reliable connection: refused requests and their completions. Those that end by messages as they do by packets are in
-//! `near_errors`.
+//! Reliable connection: refused requests and their completions. Requests that end by messages as they do by packets are
+//! in `near_errors`.
 mod pair;
 
 use hca_core::wire::{NakCode, Opcode, Packet, PacketOp, Syndrome};

@@ -44,14 +44,14 @@ impl Stage {
     }
 }
 
-/// What a call of a peer has come to.
+/// The outcome of a call of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Called {
-    /// It does not sleep, or was not called.
+    /// The peer does not sleep, or was not called.
     Awake,
     Woken,
-    /// It sleeps on, as the system had no memory for the message.
+    /// The peer sleeps on, as the system had no memory for the message.
     Asleep,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Link {
     pub(super) unproven: Option<Proof>,
     /// It broke the rules, and is cut as soon as it is out of this side's memory.
     pub(super) closing: bool,
-    /// It sleeps, and is to be woken.
+    /// The peer sleeps, and is to be woken.
     owes_wake: bool,
     generation: u32,
 }

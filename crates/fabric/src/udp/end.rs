@@ -13,7 +13,7 @@ use crate::{MulticastGroups, OpenError, RxOutcome, RxPacket, Tap};
 /// Takes packets of the own socket.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&RxPacket<'_>);
 
-/// What counts packets, and sees them.
+/// The counters of packets, and the tap that sees them.
 #[derive(Default)]
 pub(crate) struct Account {
     pub(crate) counters: Counters,

@@ -262,7 +262,7 @@ impl Socket {
     fn unbind<'a>(&self, groups: impl IntoIterator<Item = &'a Arc<Group>> + Clone) {
         groups.clone().into_iter().for_each(|group| group.leave(self));
         groups.into_iter().for_each(|group| group.wait_for_end());
-        // What others of the groups have handed over.
+        // Datagrams that others of the groups have handed over.
         self.change(|state| state.datagrams.iter_mut().for_each(|datagrams| datagrams.arrived.clear()));
     }
     /// The group of the socket at an address of a device, whose port is chosen if it is 0.

@@ -516,7 +516,7 @@ impl Socket {
     /// Ends a socket that the program has no more, or never had.
     pub(super) fn end(self: Arc<Self>) {
         let (accepted, groups) = {
-            // What another thread is choosing ends with the socket.
+            // A choice that another thread is making ends with the socket.
             let _choosing = lock(&self.choice);
             let mut state = self.state();
             (state.closing, state.ending) = (true, true);

@@ -37,7 +37,7 @@ impl Op {
     pub fn consumes_recv(self) -> bool {
         matches!(self, Self::Send(_) | Self::WriteImm(_))
     }
-    /// What its receive request tells.
+    /// The extra data that the completion of its receive request carries.
     fn extra(self, n: usize) -> RecvExtra {
         match self {
             Self::Send(len) if len % 2 == 0 => RecvExtra::None,
