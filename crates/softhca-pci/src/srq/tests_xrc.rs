@@ -208,6 +208,8 @@ fn a_target_of_a_domain_with_many_queues_sleeps_while_they_are_read_in_turn() {
         }
     }
     assert_eq!(missed(&x.p), 0);
+    // The acknowledgement of the last message may come before the last look for it.
+    (0..8).for_each(|_| x.p.look());
     let before = read(&x);
     (0..8).for_each(|_| x.p.look());
     assert_eq!(read(&x), before, "nothing waits");
