@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use hca_core::{AsyncEvent, Device, DeviceError, QpCap, QpInit, QpType, SrqInit};
+use hca_core::{
+    AsyncEvent, CqHandle, CqPort, Device, DeviceError, PdHandle, QpCap, QpInit, QpPorts, QpType, SrqInit,
+};
 use hca_mlx5::{Death, Mlx5, Options};
 use hca_prm::{Eqe, EventType, Opcode, PortChangeSubtype};
 use scripted::{Link, Scripted, Wants};
@@ -19,6 +21,23 @@ fn open(scripted: &Scripted) -> Arc<Mlx5> {
     options.health_interval = Duration::from_secs(3600);
     options.mtu = scripted.state().wants.ethernet.then_some(hca_core::Mtu::B4096);
     Mlx5::open(scripted.function(), options).unwrap()
+}
+/// A queue pair, with the objects that it needs.
+struct Objects {
+    pd: PdHandle,
+    cq: CqHandle,
+    poller: Box<dyn CqPort>,
+    qp: QpPorts,
+}
+impl Objects {
+    fn of(device: &Mlx5) -> Self {
+        let pd = device.alloc_pd().unwrap();
+        let (cq, poller) = device.create_cq(16).unwrap();
+        let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+        let init = QpInit { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, cap };
+        let qp = device.create_qp(pd, &init).unwrap();
+        Self { pd, cq, poller, qp }
+    }
 }
 fn is_dead(device: &Mlx5, death: Death, told: &str) {
     assert_eq!(device.death(), Some(death));
@@ -48,11 +67,7 @@ fn closing_stops_the_adapter_and_dropping_it_later_does_nothing_more() {
 fn closing_resets_an_adapter_that_has_objects_and_their_ports_and_handles_live_on() {
     let mut scripted = Scripted::serve(Wants { ethernet: true, link: Some(down()), ..Wants::default() });
     let device = open(&scripted);
-    let pd = device.alloc_pd().unwrap();
-    let (cq, poller) = device.create_cq(16).unwrap();
-    let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
-    let init = QpInit { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, cap };
-    let qp = device.create_qp(pd, &init).unwrap();
+    let Objects { pd, cq, poller, qp } = Objects::of(&device);
     device.close().unwrap();
     {
         let state = scripted.state();
@@ -74,11 +89,7 @@ fn each_port_alone_has_the_adapter_run() {
     for kept in 0..4 {
         let mut scripted = Scripted::serve(Wants { ethernet: true, link: Some(down()), ..Wants::default() });
         let device = open(&scripted);
-        let pd = device.alloc_pd().unwrap();
-        let (cq, poller) = device.create_cq(16).unwrap();
-        let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
-        let init = QpInit { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, cap };
-        let qp = device.create_qp(pd, &init).unwrap();
+        let Objects { pd, poller, qp, .. } = Objects::of(&device);
         let srq = device.create_srq(pd, &SrqInit { max_wr: 4, max_sge: 1 }).unwrap().1;
         let mut ports: Vec<Box<dyn Any>> =
             vec![Box::new(qp.send), Box::new(qp.recv), Box::new(poller), Box::new(srq)];

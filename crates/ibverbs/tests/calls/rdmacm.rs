@@ -188,18 +188,23 @@ fn requests_are_rejected_by_the_program_and_by_the_end_of_their_listener() {
     destroy(client);
 }
 
-#[test]
-fn a_group_that_is_left_before_the_event_of_its_join_has_none() {
+/// A channel, and a bound id of it with a queue pair of datagrams.
+fn id_of_datagrams() -> (*mut c_void, *mut c_void) {
     const UDP: usize = 0x0111;
-    const MULTICAST_JOIN: u32 = 12;
     let channel = channel();
-    let ip = own_ip(channel);
     let mut id: *mut c_void = null_mut();
     assert_eq!(cm!(rdma_create_id(channel, &raw mut id, 0, UDP)), 0, "{}", errno());
-    let own = address(ip, 0);
+    let own = address(own_ip(channel), 0);
     assert_eq!(cm!(rdma_bind_addr(id, &raw const own)), 0, "{}", errno());
     let mut attr = crate::abi::IbvQpInitAttr { qp_type: 4, ..init_attr(null_mut()) };
     assert_eq!(cm!(rdma_create_qp(id, 0, &raw mut attr)), 0, "{}", errno());
+    (channel, id)
+}
+
+#[test]
+fn a_group_that_is_left_before_the_event_of_its_join_has_none() {
+    const MULTICAST_JOIN: u32 = 12;
+    let (channel, id) = id_of_datagrams();
     let groups = [address([239, 1, 2, 3], 0), address([239, 1, 2, 4], 0)];
     let join = |group: &libc::sockaddr_in| cm!(rdma_join_multicast(id, &raw const *group, 0));
     let leave = |group: &libc::sockaddr_in| cm!(rdma_leave_multicast(id, &raw const *group));
@@ -218,16 +223,8 @@ fn a_group_that_is_left_before_the_event_of_its_join_has_none() {
 
 #[test]
 fn the_event_of_a_join_that_comes_to_nothing_has_the_programs_pointer() {
-    const UDP: usize = 0x0111;
     const MULTICAST_ERROR: u32 = 13;
-    let channel = channel();
-    let ip = own_ip(channel);
-    let mut id: *mut c_void = null_mut();
-    assert_eq!(cm!(rdma_create_id(channel, &raw mut id, 0, UDP)), 0, "{}", errno());
-    let own = address(ip, 0);
-    assert_eq!(cm!(rdma_bind_addr(id, &raw const own)), 0, "{}", errno());
-    let mut attr = crate::abi::IbvQpInitAttr { qp_type: 4, ..init_attr(null_mut()) };
-    assert_eq!(cm!(rdma_create_qp(id, 0, &raw mut attr)), 0, "{}", errno());
+    let (channel, id) = id_of_datagrams();
     let group = [239, 1, 2, 5];
     let gid = std::net::Ipv4Addr::from(group).to_ipv6_mapped().octets();
     assert_eq!(call!(ibv_attach_mcast(field(id, 24), gid.as_ptr(), 0) -> c_int), 0);
