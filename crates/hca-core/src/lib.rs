@@ -11,7 +11,7 @@
 //! | `wr` | [`SendWr`], [`RecvWr`], [`Sge`]: the requests that a program posts |
 //! | `wc` | [`Completion`] and all completion statuses |
 //! | `qp` | queue pair states, attributes and the legal transitions |
-//! | `event` | [`AsyncEvent`] and the [`EventObject`] that it is about; the [`EventQueue`] of a device; [`WakerSet`], [`WakerSlot`] |
+//! | `event` | [`AsyncEvent`] and its [`EventObject`]; the [`EventQueue`] of a device; [`WakerSet`], [`WakerSlot`] |
 //! | `port` | [`PortAttr`], [`GidEntry`], [`QpInfo`], [`DeviceClock`]: properties of a device |
 //! | `ability` | [`Abilities`] that only some devices have: [`MemoryWindows`], [`ExtendedConnections`], [`ReliableDatagrams`]; [`CqStatus`], [`SrqStatus`], [`MrStatus`] |
 //! | `device` | [`Device`] (control path) and its ports (data path) |

@@ -31,7 +31,7 @@ impl Engine {
             self.transmit(self.core.now);
         }
         // One message is answered soon, and its acknowledgement goes along.
-        if taken > 1 || self.short_turns.is_multiple_of(ACK_TURNS) || acks == AckRule::Now {
+        if taken > 1 || self.short_turns.is_one_of(ACK_TURNS) || acks == AckRule::Now {
             self.flush_acks(self.core.now, acks);
         }
         self.conclude_completions();

@@ -13,6 +13,7 @@ mod multicast;
 pub(crate) mod near;
 mod parts;
 mod rd;
+mod short_turns;
 mod xrc;
 
 use core::cmp::Reverse;
@@ -26,9 +27,9 @@ use hca_fabric::{PathId, RxBudget, RxPacket, TxBatch};
 use hca_transport::{InPlace, RxMeta, TxSink};
 use hca_turn_lock::Barrier;
 
-use crate::clock;
 use crate::counters::EngineCounters;
 use crate::engine::host::QpHost;
+use crate::engine::short_turns::ShortTurns;
 use crate::limits::{GENERAL_SERVICES, slot_of};
 use crate::network::Network;
 use crate::objects::direct::TakingBack;
@@ -59,9 +60,6 @@ const PACED_TIMER: Duration = Duration::from_micros(100);
 /// Pieces of a turn's size in which the largest ring is taken, with all packets as small as can be.
 const MAX_PIECES: usize = (64 << 20) / 64 / TURN_PACKETS + 1;
 
-/// Turns in a row at most that look at shared memory alone: where it is alone, and where there is another network. The
-/// latter doubles, up to the former, while messages of near peers come and the other network brings nothing.
-const SHORT_TURNS: (u32, u32) = (256, 16);
 /// Bytes of a message of one line, as a turn's share counts them.
 const LINE_BYTES: usize = 64;
 /// Messages of one line that a turn takes from a ring before it looks at other things.
@@ -98,20 +96,11 @@ pub(crate) struct Engine {
     tx: TxBatch,
     /// Peers on this machine may reach this one's memory, and it theirs.
     pub(crate) shares_memory: bool,
-    /// Short turns until a whole one is due, how many there are from one to the next, and how many at least.
-    short_turns: u32,
-    short_turns_in_a_row: u32,
-    least_short_turns: u32,
-    /// Accesses of the memory of near peers that were done as they were posted.
-    accesses: u64,
-    /// Turns and these accesses before the last whole turn.
-    before_whole: u64,
+    short_turns: ShortTurns,
     /// Time passes by itself. In a simulation nobody turns again after a turn that found nothing.
     pub(crate) real_time: bool,
     /// The largest path MTU.
     pub(crate) max_mtu: Mtu,
-    /// When the last whole turn began, in ticks.
-    whole_at: u32,
     pub(crate) core: Core,
 }
 
@@ -207,20 +196,15 @@ impl TxSink for Sink<'_> {
 
 impl Engine {
     pub(crate) fn new(mut network: Network, qps: Slab<Box<QpEntry>>, tables: Tables, ahs: Slab<Ah>) -> Self {
-        let shares = network
-            .near()
-            .map(|near| (near.shares_memory(), if near.is_alone() { SHORT_TURNS.0 } else { SHORT_TURNS.1 }));
+        let near = network.near();
+        let shares_memory = near.as_ref().is_some_and(|near| near.shares_memory());
+        let short_turns = ShortTurns::new(near.map(|near| near.is_alone()));
         Self {
             max_mtu: network.attr().max_mtu,
             network,
-            shares_memory: shares.is_some_and(|s| s.0),
-            short_turns: 0,
-            short_turns_in_a_row: 0,
-            least_short_turns: shares.map_or(0, |s| s.1),
-            accesses: 0,
-            before_whole: 0,
+            shares_memory,
+            short_turns,
             real_time: true,
-            whole_at: clock::ticks(),
             tx: TxBatch::with_capacity(BATCH_BYTES),
             core: Core {
                 qps,
@@ -276,8 +260,7 @@ impl Engine {
         let core = &mut self.core;
         let by_packets = self.network.recv_packets(now, budget, &mut |p| core.receive(now, p)).packets;
         if by_packets > 0 {
-            self.short_turns_in_a_row = self.least_short_turns;
-            self.short_turns = self.short_turns.min(self.least_short_turns);
+            self.short_turns.note_packets();
         }
         packets += by_packets;
         core.settle_touched(None);
@@ -319,7 +302,7 @@ impl Engine {
     }
     /// Who waits for more than memory is waited for by the next turn: it looks at everything.
     pub(crate) fn next_turn_is_whole(&mut self) {
-        self.short_turns = 0;
+        self.short_turns.end();
     }
 
     /// When the next turn is due even if nothing happens: at once where something is to be sent that was not tried yet.

@@ -12,8 +12,8 @@ use crate::direct::ops::Op;
 use crate::engine::host::QpHost;
 use crate::engine::lines::send_lines;
 use crate::engine::{
-    AckRule, BURST_PACKETS, Core, Engine, LINE_BYTES, LISTED, MAX_PIECES, SHORT_TURNS, TURN_BYTES,
-    TURN_LINES, TURN_PACKETS, done_since,
+    AckRule, BURST_PACKETS, Core, Engine, LINE_BYTES, LISTED, MAX_PIECES, TURN_BYTES, TURN_LINES,
+    TURN_PACKETS, done_since, short_turns,
 };
 use crate::limits::slot_of;
 use crate::network::Network;
@@ -26,7 +26,6 @@ use crate::objects::qp_shared::QpShared;
 use crate::objects::send_queue::SendQueue;
 use crate::objects::slab::Slab;
 use crate::objects::tables::{Ah, Tables};
-use crate::patience;
 use crate::queues::doorbell::Doorbell;
 
 /// Gives a queue pair's messages to a ring.
@@ -112,20 +111,20 @@ impl Engine {
     /// whole one.
     #[inline(always)]
     pub(crate) fn look(&mut self, bell: &Doorbell<QpShared>) -> Look {
-        if self.short_turns == 0
+        if self.short_turns.are_done()
             || !bell.is_empty()
             || !self.tx.is_empty()
-            || self.real_time && clock::ticks().wrapping_sub(self.whole_at) > patience::of_short_turns()
+            || self.real_time && self.short_turns.are_late()
         {
             return self.begin_short_turns();
         }
-        self.short_turns -= 1;
+        self.short_turns.count();
         let Some(near) = self.network.near() else { return Look::All };
         if let Some(ring) = near.look() {
             return Look::Ring(ring);
         }
         if !near.polls_rings() {
-            self.short_turns = 0;
+            self.short_turns.end();
             return Look::All;
         }
         if !(self.core.ready.is_empty() && self.core.acks.is_empty()) || near.is_called() {
@@ -138,29 +137,17 @@ impl Engine {
     #[inline]
     pub(crate) fn renew_glance(&mut self, glance: &mut Glance) -> (u32, u32) {
         if !(self.real_time && self.rests() && self.network.renew_glance(glance)) {
-            (0, self.whole_at)
+            (0, 0)
         } else if self.network.has_near() {
-            (self.short_turns, self.whole_at)
+            self.short_turns.left()
         } else {
-            (SHORT_TURNS.0, clock::ticks())
+            (short_turns::MOST, clock::ticks())
         }
     }
-    /// A whole turn is due; short ones follow. A look at the other network is a system call, during which what a near
-    /// peer sends or writes waits. So such looks are fewer while near peers are talked with and the other network is
-    /// silent.
+    /// A whole turn is due; short ones follow.
     #[inline(never)]
     fn begin_short_turns(&mut self) -> Look {
-        // Without near peers each turn is whole.
-        if self.least_short_turns > 0 {
-            let done = self.core.turn + self.accesses;
-            // The whole turn was one.
-            let were_near = done > self.before_whole + 1;
-            self.before_whole = done;
-            let doubled = if were_near { 2 * self.short_turns_in_a_row } else { 0 };
-            self.short_turns_in_a_row = doubled.clamp(self.least_short_turns, SHORT_TURNS.0);
-            self.short_turns = self.short_turns_in_a_row;
-            self.whole_at = clock::ticks();
-        }
+        self.short_turns.begin(self.core.turn);
         Look::All
     }
 
@@ -244,7 +231,7 @@ impl Engine {
             }
             _ => return None,
         };
-        self.accesses += 1;
+        self.short_turns.note_access();
         let opcode = O::opcode(&wr.op);
         of.qp.ops.completed(opcode, len as u32);
         if POSTED && wr.flags.contains(SendFlags::SIGNALED) {
