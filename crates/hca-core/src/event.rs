@@ -111,19 +111,20 @@ impl EventQueue {
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
-    /// Registers a waker, which the next [`push`](Self::push) returns with all others. Returns a waker that the caller
-    /// wakes now: this one if an event waits already, or one that loses its place to this one.
+    /// Registers a waker, which the next [`push`](Self::push) returns with all others; as [`WakerSet::add`], it leaves
+    /// one that is there already. Returns a waker that the caller wakes now: this one if an event waits already, or one
+    /// that loses its place to this one.
     #[must_use = "it is to be woken"]
-    pub fn wait(&mut self, waker: &Waker) -> Option<Waker> {
-        if !self.events.is_empty() {
-            return Some(waker.clone());
-        }
-        self.waiters.add(waker)
+    pub fn wait(&mut self, waker: &mut Option<Waker>) -> Option<Waker> {
+        if self.events.is_empty() { self.waiters.add(waker) } else { waker.take() }
     }
 }
 
 /// A set of wakers of the tasks that wait for the same event, each once. The waker of a dropped future stays until the
 /// next [`take`](Self::take), so the set has a limit.
+///
+/// A clone, a drop and a wake of a program's waker may run any code of the program, so none of them is done here: the
+/// caller does them once it holds no lock.
 #[derive(Debug, Default)]
 pub struct WakerSet(Vec<Waker>);
 
@@ -131,18 +132,16 @@ impl WakerSet {
     /// The most waiting wakers. Beyond it the waker that has waited longest is woken, and its task may ask again.
     pub const MAX: usize = 1024;
 
-    /// Adds a waker. If the set is full, returns the waker that loses its place, which the caller wakes once it holds
-    /// no lock.
+    /// Takes a waker; one that is in the set already is left to be dropped. If the set is full, returns the waker that
+    /// loses its place, which the caller wakes.
     #[must_use = "it is to be woken"]
-    pub fn add(&mut self, waker: &Waker) -> Option<Waker> {
-        if self.0.iter().any(|w| w.will_wake(waker)) {
-            return None;
-        }
+    pub fn add(&mut self, waker: &mut Option<Waker>) -> Option<Waker> {
+        let new = waker.take_if(|waker| !self.0.iter().any(|w| w.will_wake(waker)))?;
         let longest = (self.0.len() == Self::MAX).then(|| self.0.remove(0));
-        self.0.push(waker.clone());
+        self.0.push(new);
         longest
     }
-    /// Takes all wakers; the caller wakes each once it holds no lock.
+    /// Takes all wakers; the caller wakes each.
     #[must_use = "each is to be woken"]
     pub fn take(&mut self) -> Vec<Waker> {
         core::mem::take(&mut self.0)
@@ -191,6 +190,10 @@ impl Wake for Kept {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use test_support::wakers;
+
     use super::*;
 
     struct Nobody;
@@ -224,14 +227,14 @@ mod tests {
     #[test]
     fn each_who_waits_is_woken_once() {
         let (mut q, a, b) = (EventQueue::default(), waker(), waker());
-        assert!([&a, &b, &a].into_iter().all(|w| q.wait(w).is_none()));
+        assert!([&a, &b, &a].into_iter().all(|w| q.wait(&mut Some(w.clone())).is_none()));
         assert!(same(&q.push(AsyncEvent::PortError), &[&a, &b]));
         assert!(q.push(AsyncEvent::PortError).is_empty(), "nobody has asked anew");
-        let now = q.wait(&a);
+        let now = q.wait(&mut Some(a.clone()));
         assert!(same(now.as_slice(), &[&a]), "an event waits for it");
         q.pop();
         q.pop();
-        assert!(q.wait(&a).is_none() && same(&q.push(AsyncEvent::PortActive), &[&a]));
+        assert!(q.wait(&mut Some(a.clone())).is_none() && same(&q.push(AsyncEvent::PortActive), &[&a]));
     }
 
     #[test]
@@ -239,59 +242,52 @@ mod tests {
     fn beyond_the_limit_the_one_that_has_waited_longest_is_woken() {
         let mut q = EventQueue::default();
         let waiters = Vec::from_iter((0..EventQueue::MAX_WAITERS).map(|_| waker()));
-        assert!(waiters.iter().all(|w| q.wait(w).is_none()));
+        assert!(waiters.iter().all(|w| q.wait(&mut Some(w.clone())).is_none()));
         let last = waker();
-        assert!(same(q.wait(&last).as_slice(), &[&waiters[0]]));
+        assert!(same(q.wait(&mut Some(last.clone())).as_slice(), &[&waiters[0]]));
         let woken = q.push(AsyncEvent::PortError);
         assert!(woken.len() == EventQueue::MAX_WAITERS && woken.last().is_some_and(|w| w.will_wake(&last)));
     }
 
-    /// A waker whose clones run what a test has put there, as those of a program may.
-    #[allow(unsafe_code)]
-    mod cloned {
-        use core::cell::RefCell;
-        use core::ptr::null;
-        use core::task::{RawWaker, RawWakerVTable, Waker};
-
-        thread_local! {
-            pub(super) static AT_CLONE: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
-        }
-        const TABLE: RawWakerVTable = RawWakerVTable::new(clone, nothing, nothing, nothing);
-        fn clone(_: *const ()) -> RawWaker {
-            AT_CLONE.with_borrow(|run| run.iter().for_each(|run| run()));
-            RawWaker::new(null(), &TABLE)
-        }
-        fn nothing(_: *const ()) {}
-        pub(super) fn waker() -> Waker {
-            // SAFETY: the functions of the table reach no data.
-            unsafe { Waker::from_raw(RawWaker::new(null(), &TABLE)) }
-        }
+    #[test]
+    fn a_set_runs_no_code_of_a_waker() {
+        let runs = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&runs);
+        let waker = wakers::running(move || _ = count.fetch_add(1, Ordering::Relaxed));
+        let (mut q, mut own) = (EventQueue::default(), [(); 3].map(|()| Some(waker.clone())));
+        let before = runs.load(Ordering::Relaxed);
+        assert!(own.iter_mut().take(2).all(|own| q.wait(own).is_none()));
+        assert_eq!(own.each_ref().map(Option::is_some), [false, true, true], "one waits already");
+        let woken = q.push(AsyncEvent::PortError);
+        let now = q.wait(&mut own[2]);
+        assert_eq!((woken.len(), now.is_some(), own[2].is_some()), (1, true, false));
+        assert_eq!(runs.load(Ordering::Relaxed), before);
     }
 
     #[test]
     fn the_waker_of_a_slot_is_cloned_once_and_without_the_lock() {
-        use std::sync::atomic::{AtomicUsize, Ordering};
-        let (slot, clones) = (Arc::new(WakerSlot::default()), Arc::new(AtomicUsize::new(0)));
-        let (same, count) = (Arc::clone(&slot), Arc::clone(&clones));
-        cloned::AT_CLONE.set(Some(Box::new(move || {
+        let (slot, runs) = (Arc::new(WakerSlot::default()), Arc::new(AtomicUsize::new(0)));
+        let (same, count) = (Arc::clone(&slot), Arc::clone(&runs));
+        let waker = wakers::running(move || {
             count.fetch_add(1, Ordering::Relaxed);
             assert!(same.0.try_lock().is_ok(), "a clone that polls would wait for itself");
-        })));
+        });
         assert!(slot.get().is_none());
-        slot.set(&cloned::waker());
+        slot.set(&waker);
         let got = [(); 3].map(|()| slot.get().unwrap());
         assert!(got[0].will_wake(&got[1]));
         got.into_iter().for_each(Waker::wake);
-        assert_eq!(clones.load(Ordering::Relaxed), 1);
-        cloned::AT_CLONE.set(None);
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
+        slot.set(Waker::noop());
+        assert_eq!(runs.load(Ordering::Relaxed), 2, "it is dropped, without the lock");
     }
 
     #[test]
     fn the_waker_of_a_slot_is_that_which_was_set_last() {
-        struct Counts(std::sync::atomic::AtomicUsize);
+        struct Counts(AtomicUsize);
         impl Wake for Counts {
             fn wake(self: Arc<Self>) {
-                self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                self.0.fetch_add(1, Ordering::Relaxed);
             }
         }
         let all = [(); 2].map(|()| Arc::new(Counts(0.into())));
@@ -300,7 +296,7 @@ mod tests {
             slot.set(&Arc::clone(counts).into());
         }
         slot.get().unwrap().wake();
-        assert_eq!([0, 1].map(|i| all[i].0.load(std::sync::atomic::Ordering::Relaxed)), [0, 1]);
+        assert_eq!([0, 1].map(|i| all[i].0.load(Ordering::Relaxed)), [0, 1]);
         assert_eq!(Arc::strong_count(&all[0]), 1, "the slot has it no more");
     }
 }

@@ -2,6 +2,8 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
+use std::pin::pin;
+use std::task::Context as TaskContext;
 use std::time::Duration;
 
 use hca::cm::wire::{Kind, Reason};
@@ -10,6 +12,8 @@ use hca::cm::{
     connect_async, connect_with, resolve, resolve_async,
 };
 use hca::{AsyncQp, CompletionQueue, Completions, Context, Pd, QueuePair, Rc, Reactor, Ud, WcStatus};
+use test_support::waiting::ends;
+use test_support::wakers;
 
 /// Two devices of a network of this test's own.
 fn networks(test: &str) -> Vec<(String, [Context; 2])> {
@@ -58,6 +62,20 @@ impl End {
             self.cq.wait(&mut wcs, Some(Duration::from_secs(60))).expect("a completion").collect::<Vec<_>>();
         let wc = got.pop().unwrap();
         (wc.status, wc.payload().map(<[u8]>::to_vec).unwrap_or_default())
+    }
+}
+
+#[test]
+fn a_waker_may_use_the_manager_while_it_is_cloned_and_dropped() {
+    for (name, [context, _]) in networks("wakers") {
+        ends(&name, move || {
+            let listener = Listener::bind(&context, "0.0.0.0:0").unwrap();
+            let waker = wakers::running(move || drop(Listener::bind(&context, "0.0.0.0:0").unwrap()));
+            let mut next = pin!(listener.accept_async());
+            for _ in 0..2 {
+                assert!(next.as_mut().poll(&mut TaskContext::from_waker(&waker)).is_pending());
+            }
+        });
     }
 }
 

@@ -66,10 +66,10 @@ impl Events {
         event
     }
     pub(crate) fn set_waker(&self, waker: &Waker) {
-        let now = self.queue().wait(waker);
-        if let Some(waker) = now {
-            waker.wake();
-        }
+        // Its clone is the program's code, as is its drop.
+        let mut waker = Some(waker.clone());
+        let now = self.queue().wait(&mut waker);
+        now.into_iter().for_each(Waker::wake);
     }
     /// Readable while events wait.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -84,6 +84,8 @@ impl Events {
 #[cfg(test)]
 mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use test_support::waiting::ends;
+    use test_support::wakers;
 
     use super::*;
 
@@ -105,6 +107,14 @@ mod tests {
         e.push(AsyncEvent::PortError);
         (0..EventQueue::MAX_EVENTS).for_each(|_| e.push(AsyncEvent::PortActive));
         assert_eq!((e.pop(), e.lost()), (Some(AsyncEvent::PortActive), 1));
+    }
+
+    #[test]
+    fn a_waker_may_look_while_it_is_cloned_and_dropped() {
+        let e = std::sync::Arc::new(Events::new().unwrap());
+        let looks = e.clone();
+        let waker = wakers::running(move || assert!(looks.pop().is_none()));
+        ends("wakers are set", move || (0..2).for_each(|_| e.set_waker(&waker)));
     }
 
     #[test]

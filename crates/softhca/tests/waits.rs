@@ -14,6 +14,8 @@ use hca_core::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use softhca::{Progress, SoftHca};
+use test_support::waiting::ends;
+use test_support::wakers;
 
 /// Longer than anything here takes on a machine that is busy with other work.
 const LONG: Duration = Duration::from_secs(20);
@@ -67,13 +69,6 @@ impl<F: Fn() + Send + Sync + 'static> Wake for Does<F> {
     fn wake(self: Arc<Self>) {
         (self.0)();
     }
-}
-
-/// Runs `f` on a thread of its own, since it may never return.
-fn ends_in_time<R: Send + 'static>(what: &str, f: impl FnOnce() -> R + Send + 'static) -> R {
-    let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || _ = tell.send(f()));
-    told.recv_timeout(LONG).unwrap_or_else(|e| panic!("{what}: {e}"))
 }
 
 #[test]
@@ -139,8 +134,22 @@ fn a_waker_of_events_may_look_at_once() {
             })))
         };
         device.set_event_waker(&waker);
-        let event = ends_in_time("an event is raised", move || raiser.raise());
+        let event = ends("an event is raised", move || raiser.raise());
         assert_eq!(told.recv_timeout(LONG), Ok(Some(event)), "{progress}");
+    }
+}
+
+#[test]
+fn a_waker_of_events_may_look_while_it_is_cloned_and_dropped() {
+    for progress in Progress::ALL {
+        let (device, raiser) = device(progress);
+        let looks = device.clone();
+        let waker = wakers::running(move || {
+            looks.turn();
+            assert!(looks.poll_event().is_none());
+        });
+        ends("wakers are set", move || (0..2).for_each(|_| device.set_event_waker(&waker)));
+        drop(raiser);
     }
 }
 
@@ -155,7 +164,7 @@ fn a_waker_of_completions_may_use_the_adapter_at_once() {
             device.counters();
             tell.send(()).unwrap();
         })));
-        ends_in_time("a message is sent", move || {
+        ends("a message is sent", move || {
             b.recv();
             b.cq.set_waker(&waker);
             b.cq.arm(Notify::Any);

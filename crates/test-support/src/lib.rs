@@ -1,5 +1,6 @@
 //! What the tests and benches of several crates need: network namespaces, filters of system calls, processes in roles,
-//! counting allocators, loopback addresses, random numbers, seeds, the inputs of fuzz targets, waits.
+//! counting allocators, loopback addresses, random numbers, seeds, the inputs of fuzz targets, waits,
+//! wakers that run code.
 //!
 //! It is a development dependency of any crate and names none of them. A need that is not met here is an error or a
 //! panic, never a test that passes: a test that needs more than a plain user has is ignored, with its reason.
@@ -14,3 +15,4 @@ pub mod random;
 pub mod roles;
 pub mod seeds;
 pub mod waiting;
+pub mod wakers;

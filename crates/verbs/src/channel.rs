@@ -171,7 +171,9 @@ impl CompletionChannel {
         if let Some(cq) = self.poll() {
             return Poll::Ready(cq);
         }
-        let longest = self.shared.lock().tasks.add(cx.waker());
+        // Its clone is the program's code, as is its drop.
+        let mut waker = Some(cx.waker().clone());
+        let longest = self.shared.lock().tasks.add(&mut waker);
         longest.into_iter().for_each(Waker::wake);
         if let Some(cq) = self.shared.take() {
             return Poll::Ready(cq);

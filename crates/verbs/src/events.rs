@@ -68,12 +68,14 @@ impl Events {
 
     /// Registers a waker that is woken once when another waiter takes a matching event from the device.
     fn register(&self, wanted: Option<EventObject>, waker: &Waker) {
+        // Its clone is the program's code, as is its drop: `kept` is dropped before.
+        let new = (wanted, waker.clone());
         let mut kept = self.lock();
-        if kept.waiters.iter().any(|(of, w)| *of == wanted && w.will_wake(waker)) {
+        if kept.waiters.iter().any(|(of, w)| *of == wanted && w.will_wake(&new.1)) {
             return;
         }
         let longest = (kept.waiters.len() == EventQueue::MAX_WAITERS).then(|| kept.waiters.remove(0));
-        kept.waiters.push((wanted, waker.clone()));
+        kept.waiters.push(new);
         drop(kept);
         if let Some((_, waker)) = longest {
             waker.wake();

@@ -13,6 +13,8 @@ use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use fake::Fake;
 use futures_core::Stream;
 use hca_verbs::*;
+use test_support::waiting::ends;
+use test_support::wakers;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -92,6 +94,40 @@ impl World {
         self.hold(false);
         self.pd.context().turn();
     }
+}
+
+#[test]
+fn a_waker_may_use_the_connection_while_it_is_cloned_and_dropped() {
+    ends("futures are polled", || {
+        let world = world();
+        world.hold(true);
+        let World { a, b, .. } = &world;
+        let (sends, receives) = (a.clone(), b.clone());
+        let waker = wakers::running(move || {
+            drop((receives.try_recv(), sends.try_reclaim()));
+            let _ = poll_once(pin!(sends.ready()));
+        });
+        let mut cx = TaskContext::from_waker(&waker);
+        let mut abandoned = Box::pin(a.send(world.buf(b"1")));
+        assert!(poll_once(abandoned.as_mut()).is_pending());
+        drop(abandoned);
+        let mut futures: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = vec![
+            Box::pin(async { drop(a.send(world.buf(b"2")).await) }),
+            Box::pin(async { drop(b.recv().await) }),
+            Box::pin(async { drop(a.reclaim().await) }),
+            Box::pin(async { drop(a.send(world.buf(b"3")).await) }),
+            Box::pin(async { drop(a.send(world.buf(b"4")).await) }),
+            Box::pin(async { assert!(a.ready().await.is_ok()) }),
+            Box::pin(async { drop(a.send(world.buf(b"no room")).await) }),
+            Box::pin(async { assert!(b.drain().unwrap().await.is_ok()) }),
+        ];
+        for future in &mut futures {
+            // Once more: the waker is put in its own place.
+            for _ in 0..2 {
+                assert!(future.as_mut().poll(&mut cx).is_pending());
+            }
+        }
+    });
 }
 
 #[test]

@@ -450,7 +450,7 @@ impl Core {
         subject: Subject,
         mut ready: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<T, ConnectionError> {
-        let mut look = |state: &mut State, waker: &Waker| {
+        let mut look = |state: &mut State, waker: &mut Option<Waker>| {
             if let Some(value) = ready(state) {
                 return Poll::Ready(Ok(value));
             }
@@ -461,7 +461,9 @@ impl Core {
             Poll::Pending
         };
         poll_fn(|cx| {
-            let looked = self.locked(|state| look(state, cx.waker()));
+            // Its clone is the program's code: it is made without the lock, and dropped without it.
+            let mut waker = Some(cx.waker().clone());
+            let looked = self.locked(|state| look(state, &mut waker));
             if looked.is_pending() {
                 self.program_sleeps();
             }

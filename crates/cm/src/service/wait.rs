@@ -29,7 +29,7 @@ pub(super) struct Waiters {
 }
 
 impl Waiters {
-    pub(super) fn wait(&mut self, subject: Subject, waker: &Waker) {
+    pub(super) fn wait(&mut self, subject: Subject, waker: &mut Option<Waker>) {
         self.woken.extend(self.waiting.entry(subject).or_default().add(waker));
     }
     /// All tasks that wait for this have to be woken.

@@ -163,7 +163,9 @@ impl Reactor {
         Ok(Self { fds, shared })
     }
     fn register(&self, waker: &Waker) {
-        let longest = locked(&self.shared.wakers).add(waker);
+        // Its clone is the program's code, as is its drop.
+        let mut waker = Some(waker.clone());
+        let longest = locked(&self.shared.wakers).add(&mut waker);
         longest.into_iter().for_each(Waker::wake);
     }
 }

@@ -44,10 +44,10 @@ impl Events {
     }
     /// The caller holds no lock of the adapter.
     pub(crate) fn set_waker(&self, waker: &Waker) {
-        let now = lock(&self.queue).wait(waker);
-        if let Some(waker) = now {
-            waker.wake();
-        }
+        // Its clone is the program's code, as is its drop.
+        let mut waker = Some(waker.clone());
+        let now = lock(&self.queue).wait(&mut waker);
+        now.into_iter().for_each(Waker::wake);
     }
     /// A descriptor that is readable while events wait, made at the first call.
     pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {

@@ -151,6 +151,7 @@ impl<S: Service> Handle<S> {
 
     fn poll_message(&self, ticket: &mut Ticket, waker: &Waker) -> Poll<Result<Message, RequestError>> {
         for looked in [false, true] {
+            let own = looked.then(|| waker.clone());
             let mut half = lock(&self.lane.recv);
             if let Some(result) = self.take_from(&mut half).transpose() {
                 let spent = half.waiters.served(ticket);
@@ -158,9 +159,9 @@ impl<S: Service> Handle<S> {
                 drop(spent);
                 return Poll::Ready(result);
             }
-            if looked {
+            if let Some(own) = own {
                 // Under the lock of the look: what arrives behind it wakes the task.
-                let spent = half.waiters.wait(ticket, waker);
+                let spent = half.waiters.wait(ticket, own);
                 drop(half);
                 drop(spent);
             } else {

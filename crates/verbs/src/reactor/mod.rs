@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context as TaskContext, Poll, Waker};
 
-use hca_core::QpHandle;
+use hca_core::{QpHandle, WakerSlot};
 
 use crate::cq::HandleHasher;
 use crate::{CompletionQueue, Completions, CqRef, Wc};
@@ -97,7 +97,7 @@ pub(crate) struct Core {
     changes: Mutex<Vec<Change>>,
     changed: AtomicBool,
     /// The driver's task.
-    driver: Mutex<Option<Waker>>,
+    driver: WakerSlot,
     /// The last reactor is gone.
     closed: AtomicBool,
     /// The driver is gone, so that nobody would wake a task.
@@ -142,7 +142,7 @@ impl Reactor {
             cq: reference,
             changes: Mutex::default(),
             changed: AtomicBool::new(false),
-            driver: Mutex::default(),
+            driver: WakerSlot::default(),
             closed: AtomicBool::new(false),
             driverless: AtomicBool::new(false),
         });
@@ -172,8 +172,7 @@ impl fmt::Debug for Reactor {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::Release);
-        let driver = lock(&self.core.driver).take();
-        driver.into_iter().for_each(Waker::wake);
+        self.core.driver.get().into_iter().for_each(Waker::wake);
     }
 }
 
@@ -239,9 +238,8 @@ impl Core {
         cx: &mut TaskContext<'_>,
         mut next: impl FnMut(&mut CompletionQueue, &mut Completions, &mut TaskContext<'_>) -> Poll<Result<(), E>>,
     ) -> Poll<Result<(), E>> {
-        // Before the look at `closed`, which its setter does before it takes the waker.
-        let spent = waiters::keep(&mut lock(&self.driver), cx.waker());
-        drop(spent);
+        // Before the look at `closed`, which its setter does before it calls the waker.
+        self.driver.set(cx.waker());
         for _ in 0..BUDGET {
             if self.closed.load(Ordering::Acquire) {
                 return Poll::Ready(Ok(()));

@@ -6,8 +6,6 @@ use std::task::Waker;
 
 use hca_core::{QpHandle, WcOpcode, WcStatus};
 
-use super::waiters::keep;
-
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ending {
@@ -115,13 +113,18 @@ impl<P> Ops<P> {
         }
     }
 
-    /// How the request ended; until it has, `waker` is kept for its completion. The one that it replaces comes back, to
-    /// be dropped without a lock.
-    pub(super) fn poll(&mut self, key: u64, waker: &Waker) -> Result<Ending, Option<Waker>> {
+    /// How the request ended; until it has, `waker` is kept for its completion. The one that it replaces is left there,
+    /// to be dropped without a lock.
+    pub(super) fn poll(&mut self, key: u64, waker: &mut Option<Waker>) -> Option<Ending> {
         let slot = self.slot(key).expect("a request keeps its slot until its future is done");
         match &mut slot.state {
-            State::Done(ending) => Ok(*ending),
-            State::Waiting(kept) => Err(keep(kept, waker)),
+            State::Done(ending) => Some(*ending),
+            State::Waiting(kept) => {
+                if waker.is_some() {
+                    mem::swap(kept, waker);
+                }
+                None
+            }
             State::Free | State::Abandoned => unreachable!("the slot is its future's"),
         }
     }
@@ -190,7 +193,7 @@ mod tests {
     fn a_request_that_was_abandoned_leaves_what_it_owned_and_its_slot() {
         let (mut ops, mut wakers) = (Ops::with_capacity(1), Vec::new());
         let first = ops.begin(70);
-        assert!(ops.poll(first, Waker::noop()).is_err());
+        assert!(ops.poll(first, &mut Some(Waker::noop().clone())).is_none());
         assert!(ops.abandon(first).0.is_none());
         assert_eq!(ops.abandoned(), 1);
         let left = ops.complete(first, ENDING, ["a", "b"].into_iter(), &mut wakers).unwrap();
@@ -254,8 +257,8 @@ mod loom_tests {
             let flags = [(); 2].map(|()| std::sync::Arc::new(Flag(AtomicBool::new(false))));
             let mut last = None;
             for flag in &flags {
-                let waker = Waker::from(std::sync::Arc::clone(flag));
-                if ops.lock().unwrap().poll(key, &waker).is_ok() {
+                let mut waker = Some(Waker::from(std::sync::Arc::clone(flag)));
+                if ops.lock().unwrap().poll(key, &mut waker).is_some() {
                     last = None;
                     break;
                 }
@@ -266,7 +269,7 @@ mod loom_tests {
                 assert!(flag.0.load(Ordering::Acquire), "told to wait, and never woken");
             }
             let mut ops = ops.lock().unwrap();
-            assert!(ops.poll(key, Waker::noop()).is_ok());
+            assert!(ops.poll(key, &mut None).is_some());
             assert_eq!(ops.take_parts(key).collect::<Vec<_>>(), [7]);
         });
     }

@@ -54,6 +54,7 @@ impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
     /// Posts the request, or has the task woken when there is room.
     fn post(&mut self, waker: &Waker) -> Poll<Result<(), Failed<L::Back>>> {
         loop {
+            let own = self.looked.then(|| waker.clone());
             let State::Unposted(request) = std::mem::replace(&mut self.state, State::Done) else {
                 unreachable!("it is unposted")
             };
@@ -76,9 +77,17 @@ impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
                     if matches!(refused.error, PostRefusal::Queue(PostErrorKind::QueueFull { .. })) =>
                 {
                     self.state = State::Unposted(refused.request);
-                    let spent = half.room.wait(&mut self.ticket, waker);
+                    let Some(own) = own else {
+                        drop(half);
+                        // Perhaps some have completed.
+                        self.looked = true;
+                        self.handle.core().try_turn();
+                        continue;
+                    };
+                    let spent = half.room.wait(&mut self.ticket, own);
                     drop(half);
                     drop(spent);
+                    return Poll::Pending;
                 }
                 Err(refused) => {
                     // The place that it was woken for is the next one's.
@@ -88,32 +97,28 @@ impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
                     return Poll::Ready(Err(Failed::new(refused.request, refused.error.into())));
                 }
             }
-            if std::mem::replace(&mut self.looked, true) {
-                return Poll::Pending;
-            }
-            // Perhaps some have completed.
-            self.handle.core().try_turn();
         }
     }
 
     fn finish(&mut self, waker: &Waker) -> Poll<Result<L, Failed<L::Back>>> {
         let State::InFlight { key, id, .. } = self.state else { panic!("polled after it was ready") };
         // A request that completes at once wakes no task.
-        if !std::mem::replace(&mut self.looked, true) {
+        let mut own = self.looked.then(|| waker.clone());
+        if own.is_none() {
             self.handle.core().try_turn();
         }
         let mut half = lock(&self.handle.lane.send);
-        let ending = match half.ops.poll(key, waker) {
-            Ok(ending) => ending,
-            Err(spent) => {
-                let driverless = half.driverless;
-                drop(half);
-                drop(spent);
-                if driverless {
-                    return Poll::Ready(Err(Failed { local: None, error: RequestError::Driverless }));
-                }
-                return Poll::Pending;
+        let Some(ending) = half.ops.poll(key, &mut own) else {
+            let driverless = half.driverless;
+            drop(half);
+            if driverless {
+                return Poll::Ready(Err(Failed { local: None, error: RequestError::Driverless }));
             }
+            return if std::mem::replace(&mut self.looked, true) {
+                Poll::Pending
+            } else {
+                self.finish(waker)
+            };
         };
         let State::InFlight { shell, .. } = std::mem::replace(&mut self.state, State::Done) else {
             unreachable!("it was in flight")
@@ -201,6 +206,7 @@ impl<S: Service> Future for Ready<S> {
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         for looked in [false, true] {
+            let own = looked.then(|| cx.waker().clone());
             let mut half = lock(&this.handle.lane.send);
             if half.driverless {
                 return Poll::Ready(Err(RequestError::Driverless));
@@ -212,10 +218,12 @@ impl<S: Service> Future for Ready<S> {
                 left.pass_on();
                 return Poll::Ready(Ok(()));
             }
-            let spent = half.room.wait(&mut this.ticket, cx.waker());
-            drop(half);
-            drop(spent);
-            if !looked {
+            if let Some(own) = own {
+                let spent = half.room.wait(&mut this.ticket, own);
+                drop(half);
+                drop(spent);
+            } else {
+                drop(half);
                 this.handle.core().try_turn();
             }
         }
@@ -254,11 +262,12 @@ impl<S: Service> Future for Reclaim<S> {
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let Self { handle, ticket } = self.get_mut();
         handle.core().try_turn();
+        let mut own = Some(cx.waker().clone());
         // Under the lock: what completes behind it wakes the task, and another task may take it before.
         let half = lock(&handle.lane.send);
         let waiting = half.ops.abandoned() > 0 && !half.driverless;
         let (spent, found) = handle.lane.with_reclaimers(|kept, waiters| match kept.pop_front() {
-            None if waiting => (waiters.wait(ticket, cx.waker()), Poll::Pending),
+            None if waiting => (own.take().and_then(|own| waiters.wait(ticket, own)), Poll::Pending),
             left => (waiters.served(ticket), Poll::Ready(left)),
         });
         drop(half);
@@ -300,13 +309,14 @@ impl<S: Service> Future for Drain<S> {
         let Self { handle, sends, recvs } = self.get_mut();
         for looked in [false, true] {
             // A completion that the poller has, and has not handed out, still counts as a request in flight.
+            let own = (cx.waker().clone(), cx.waker().clone());
             let mut half = lock(&handle.lane.send);
-            let spent = half.drains.wait(sends, cx.waker());
+            let spent = half.drains.wait(sends, own.0);
             let (in_flight, driverless) = (half.ops.in_flight(), half.driverless);
             drop(half);
             drop(spent);
             let mut half = lock(&handle.lane.recv);
-            let spent = half.drains.wait(recvs, cx.waker());
+            let spent = half.drains.wait(recvs, own.1);
             let posted = half.posted;
             drop(half);
             drop(spent);

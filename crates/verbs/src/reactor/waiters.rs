@@ -1,7 +1,7 @@
 //! Tasks that wait for the next of many places or messages.
 //!
-//! A task may end with its last waker, and do anything then. So wakers are given back, to be woken or dropped without a
-//! lock.
+//! A task may end with its last waker, and do anything then; a waker's clone is the program's code, too. So wakers are
+//! cloned before the lock is taken, and given back, to be woken or dropped without it.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -38,24 +38,15 @@ impl Left {
     }
 }
 
-/// Keeps a waker in the place of the one before, which is to be dropped without a lock.
-#[must_use = "to be dropped without a lock"]
-pub(super) fn keep(kept: &mut Option<Waker>, waker: &Waker) -> Option<Waker> {
-    match kept {
-        Some(kept) if kept.will_wake(waker) => None,
-        kept => kept.replace(waker.clone()),
-    }
-}
-
 impl Waiters {
     /// Has `waker` woken in its turn. The one that it replaces is to be dropped without a lock.
     #[must_use = "to be dropped without a lock"]
-    pub(super) fn wait(&mut self, ticket: &mut Ticket, waker: &Waker) -> Option<Waker> {
+    pub(super) fn wait(&mut self, ticket: &mut Ticket, waker: Waker) -> Option<Waker> {
         if let Some(own) = self.queue.iter_mut().find(|entry| Some(entry.0) == ticket.0) {
-            return (!own.1.will_wake(waker)).then(|| mem::replace(&mut own.1, waker.clone()));
+            return Some(mem::replace(&mut own.1, waker));
         }
         ticket.0 = Some(self.next);
-        self.queue.push_back((self.next, waker.clone()));
+        self.queue.push_back((self.next, waker));
         self.next += 1;
         None
     }
@@ -118,7 +109,7 @@ mod tests {
         for (ticket, count) in tickets.iter_mut().zip(&counts) {
             for _ in 0..2 {
                 // Polled once more, it keeps its place.
-                drop(waiters.wait(ticket, &Waker::from(Arc::clone(count))));
+                drop(waiters.wait(ticket, Waker::from(Arc::clone(count))));
             }
         }
         let woken = || counts.each_ref().map(|c| c.0.load(Ordering::Relaxed));

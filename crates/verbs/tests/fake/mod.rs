@@ -605,7 +605,8 @@ unsafe impl Device for Fake {
         self.shared.lock().events.pop()
     }
     fn set_event_waker(&self, waker: &Waker) {
-        let now = self.shared.lock().events.wait(waker);
+        let mut waker = Some(waker.clone());
+        let now = self.shared.lock().events.wait(&mut waker);
         now.into_iter().for_each(Waker::wake);
     }
     fn turn(&self) -> bool {

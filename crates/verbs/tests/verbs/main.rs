@@ -6,6 +6,7 @@ mod memory;
 mod owned;
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context as TaskContext, Poll, Waker};
@@ -14,6 +15,8 @@ use std::time::Duration;
 use fake::Fake;
 use hca_core::{Access, AsyncEvent, PostErrorKind, Qkey, QpAttr, QpState, SrqInit, WcOpcode, WcStatus};
 use hca_verbs::*;
+use test_support::waiting::ends;
+use test_support::wakers;
 
 struct Pair {
     fake: Arc<Fake>,
@@ -514,6 +517,21 @@ fn waiting_blocks_until_a_completion_comes() {
         }
     }
     drop(sender.join().unwrap());
+}
+
+#[test]
+fn a_waker_may_look_at_events_and_at_a_channel_while_it_is_cloned_and_dropped() {
+    ends("futures are polled", || {
+        let context = Context::with_seed(Fake::new(), 1);
+        let channel = context.create_channel().unwrap();
+        let (looks, named) = (context.clone(), channel.clone());
+        let waker = wakers::running(move || assert!(looks.poll_event().is_none() && named.poll().is_none()));
+        let mut cx = TaskContext::from_waker(&waker);
+        let (mut event, mut name) = (pin!(context.next_event()), pin!(channel.next()));
+        for _ in 0..2 {
+            assert!(event.as_mut().poll(&mut cx).is_pending() && name.as_mut().poll(&mut cx).is_pending());
+        }
+    });
 }
 
 #[test]

@@ -7,6 +7,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use test_support::waiting::ends;
+use test_support::wakers;
 
 use super::waits::{nodes, waiters};
 use super::*;
@@ -84,6 +86,20 @@ fn a_signal_tells_once_of_what_comes_behind_its_arming() {
     waker.wake();
     assert!(is_readable(&signals[0], PATIENCE));
     assert!(format!("{:?}", signals[0]).contains("Signal"));
+}
+
+#[test]
+fn a_waker_may_wait_for_the_node_while_it_is_cloned_and_dropped() {
+    fn look(node: &Node, waker: &Waker) {
+        let looked = node.poll_ready(&mut TaskContext::from_waker(waker), |_| Ok(None::<()>));
+        assert!(looked.is_pending());
+    }
+    let [node, _] = nodes(|o| o);
+    ends("wakers are registered", move || {
+        let waits = node.clone();
+        let waker = wakers::running(move || look(&waits, Waker::noop()));
+        (0..2).for_each(|_| look(&node, &waker));
+    });
 }
 
 #[test]
