@@ -30,6 +30,8 @@ const DEPTH: usize = 64;
 /// Datagrams that wait for the program, and those that wait for an answer with an address's queue pair.
 const MAX_ARRIVED: usize = 128;
 const MAX_WAITING: usize = 64;
+/// Ports that are tried for a socket at all devices.
+const PORT_TRIES: usize = 16;
 /// Addresses whose queue pairs are known, and paths to them.
 const MAX_NAMES: usize = 1024;
 /// An address that has been silent so long is asked again: another process may be there.
@@ -216,7 +218,12 @@ impl Socket {
     pub(super) fn bind_datagrams(self: &Arc<Self>, at: SocketAddr) -> Result<(), Errno> {
         let _choosing = self.choosing()?;
         let is_any = at.ip().is_unspecified();
-        self.bind_to_all(at, &if is_any { CmDevice::all()? } else { vec![CmDevice::at(at.ip())?] })
+        let devices = if is_any { CmDevice::all()? } else { vec![CmDevice::at(at.ip())?] };
+        // The first device chooses a port, which may be in use at another one.
+        let tries = if at.port() == 0 && devices.len() > 1 { PORT_TRIES } else { 1 };
+        let is_used = |bound: &Result<(), Errno>| *bound == Err(Errno(libc::EADDRINUSE));
+        let mut all = (0..tries).map(|_| self.bind_to_all(at, &devices));
+        all.find(|bound| !is_used(bound)).unwrap_or(Err(Errno(libc::EADDRINUSE)))
     }
     fn bind_to_all(self: &Arc<Self>, mut at: SocketAddr, devices: &[Arc<CmDevice>]) -> Result<(), Errno> {
         let is_any = at.ip().is_unspecified();

@@ -378,6 +378,28 @@ fn a_datagram_socket_that_can_not_be_bound_to_each_device_holds_no_port_of_one()
     assert_eq!(cm!(rclose(both)), 0);
 }
 
+#[test]
+fn a_datagram_socket_gets_a_port_that_each_device_has() {
+    let test = "sockets::streams::a_datagram_socket_gets_a_port_that_each_device_has";
+    let devices = "a=udp://127.0.0.21?share=yes b=udp://127.0.0.22?share=yes";
+    if !alone_with(test, "two", [("HCA_DEVICES", devices)]) {
+        return;
+    }
+    let bind = |ip, port| {
+        let (socket, at) = (cm!(rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0)), address(ip, port));
+        (cm!(rbind(socket, &raw const at, 16)), errno(), own_port(socket))
+    };
+    // A process chooses ports in their order; the second device has none of those that are next.
+    let next = |port: u16| if port == u16::MAX { 49152 } else { port + 1 };
+    let mut port = bind([127, 0, 0, 22], 0).2;
+    for _ in 0..3 {
+        port = next(port);
+        assert_eq!(bind([127, 0, 0, 22], port).0, 0, "{}", errno());
+    }
+    let (bound, error, chosen) = bind([0; 4], 0);
+    assert_eq!((bound, chosen), (0, next(port)), "{error}");
+}
+
 /// Two calls of two threads at once, in all ways that they may meet.
 fn at_once<T: Send>(one: impl FnOnce() -> T + Send, other: impl FnOnce() -> T + Send) -> [T; 2] {
     let both = std::sync::Barrier::new(2);
