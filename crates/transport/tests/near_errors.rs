@@ -322,7 +322,7 @@ fn the_requests_before_a_refused_one_are_answered_first() {
     p.run();
     p.expect_sends(&[Success, Success, WcStatus::RemoteAccess]);
     p.expect_bytes(A, 50_000, 0, 9000);
-    assert_eq!(p.nak_codes(B), [NakCode::RemoteAccess]);
+    assert_eq!(p.naks(B), [NakCode::RemoteAccess]);
 }
 
 #[test]
@@ -392,7 +392,7 @@ fn sequences_and_lengths_that_lie_are_invalid_requests() {
             p.hand_msg(B, &Msg { number: NUMBER, ..msg });
         }
         p.send_side(B);
-        assert_eq!(p.nak_codes(B), [NakCode::InvalidRequest], "case {n}");
+        assert_eq!(p.naks(B), [NakCode::InvalidRequest], "case {n}");
         assert_eq!(p.b.qp.state(), QpState::Error, "case {n}");
         assert!(p.b.host.done.contains(&Done::RecvFlushed(0)), "case {n}");
         assert!(p.b.host.has_event(QpEvent::RequestError), "case {n}");
@@ -507,7 +507,7 @@ fn the_refusal_that_brought_the_error_on_leaves_though_the_program_learns_of_it_
     assert_eq!(p.b.qp.state(), QpState::Error);
     p.state(B, QpState::Error);
     p.send_side(B);
-    assert_eq!(p.nak_codes(B), [NakCode::RemoteAccess]);
+    assert_eq!(p.naks(B), [NakCode::RemoteAccess]);
 }
 
 #[test]

@@ -116,37 +116,6 @@ fn of_a_message_whose_first_piece_was_lost_nothing_is_placed() {
 }
 
 #[test]
-fn duplicates_of_every_kind_are_dropped_and_acknowledged_again() {
-    for op in [
-        SendOp::Send,
-        SendOp::SendImm(1),
-        SendOp::SendInv(KEY),
-        SendOp::Write(remote(0)),
-        SendOp::WriteImm(remote(0), 1),
-        SendOp::Read(remote(0)),
-        SendOp::CompareSwap { remote: remote(0), compare: 0, swap: 1 },
-        SendOp::FetchAdd { remote: remote(0), add: 1 },
-    ] {
-        let mut p = Ways::rc();
-        p.recv(B, 0, 8);
-        p.recv(B, 0, 8);
-        p.send(A, op, 0, 8);
-        p.send_side(A);
-        let copy = p.way[A as usize][1].clone();
-        p.run();
-        let (done, atomics, writes) = (p.b.host.done.len(), p.b.host.atomics, p.b.host.writes);
-        p.hand(B, &copy);
-        assert_eq!(p.b.host.counted(Count::Duplicate), 1, "{op:?}");
-        assert_eq!((p.b.host.done.len(), p.b.host.atomics, p.b.host.writes), (done, atomics, writes));
-        assert_eq!((p.send_side(B), p.ack_side(B)), (0, 1), "{op:?}");
-        let last = p.log.last().unwrap();
-        assert_eq!((last.1.kind, last.1.done), (M::Ack, NUMBER + 1));
-        p.run();
-        p.expect_sends(&[Success]);
-    }
-}
-
-#[test]
 fn a_slow_peer_gets_requests_twice_and_executes_them_once() {
     let mut p = Ways::rc();
     p.fill(B, 0, 3 * PIECE);
@@ -209,40 +178,6 @@ fn a_read_that_is_about_to_be_asked_again_takes_its_response() {
         p.expect_sends(&[Success; 7]);
         p.expect_bytes(A, 50_008, 8, 3 * PIECE - 8);
     }
-}
-
-#[test]
-fn silence_ends_after_the_timeout_times_the_tries() {
-    for (timeout, retry_cnt) in [(14, 0), (14, 7), (16, 3), (1, 0)] {
-        let s = Setup { timeout, retry_cnt, ..Setup::default() };
-        let mut p = Ways::one_sided(&s);
-        p.send(A, SendOp::Write(remote(0)), 0, 8);
-        p.send(A, SendOp::Write(remote(0)), 0, 8);
-        p.send_side(A);
-        let begin = p.now;
-        p.run();
-        p.expect_sends(&[WcStatus::RetryExceeded, WrFlushed]);
-        let patience = (4096 << timeout) * (u64::from(retry_cnt) + 1);
-        let first_look = RESEND_NS.min(patience);
-        assert_eq!(p.now - begin, first_look + patience, "from the first look of the timer on");
-        assert_eq!((p.a.qp.state(), p.a.host.counted(Count::Timeout)), (QpState::Error, 1));
-        assert!(p.a.qp.next_deadline().is_none());
-    }
-}
-
-#[test]
-fn an_infinite_timeout_never_ends() {
-    let s = Setup { timeout: 0, retry_cnt: 0, ..Setup::default() };
-    let mut p = Ways::one_sided(&s);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    for _ in 0..1000 {
-        assert!(p.step());
-    }
-    assert!(p.now > 60_000 * MS);
-    p.expect_sends(&[]);
-    p.ready_to_receive(B, &s);
-    p.run();
-    p.expect_sends(&[Success]);
 }
 
 #[test]

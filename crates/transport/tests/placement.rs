@@ -1,11 +1,12 @@
 //! Reliable connection: ATOMIC WRITE and FLUSH, by packets and by messages.
+mod link;
 mod messages;
 mod pair;
 
 use hca_core::wire::{Feth, NakCode, Packet, PacketOp, Placement, Selectivity};
 use hca_core::*;
 use hca_transport::*;
-use messages::*;
+use link::*;
 use pair::*;
 
 use PacketOp as P;
@@ -23,43 +24,27 @@ const fn atomic_write(remote: RemoteAddr) -> SendOp {
     SendOp::AtomicWrite { remote, value: VALUE }
 }
 
-/// The same posts by packets and by messages, which have to end the same way.
-fn both_ways(setup: &Setup, posts: impl Fn(&mut Pair), ends: impl Fn(&mut Pair)) {
-    let (mut packets, mut ways) = (Pair::new(setup), Ways::new(setup));
-    posts(&mut packets);
-    packets.run();
-    ends(&mut packets);
-    posts(&mut ways);
-    ways.run();
-    ends(&mut ways);
-}
+both!(a_word_is_written_and_a_flush_comes_behind_all_that_was_placed);
 
-#[test]
-fn a_word_is_written_and_a_flush_comes_behind_all_that_was_placed() {
-    let both = Placement::all();
-    both_ways(
-        &Setup::default(),
-        |p| {
-            p.fill(A, 0, 1000);
-            p.send(A, SendOp::Write(remote(4096)), 0, 1000);
-            p.send(A, flush(1000, VISIBLE, Selectivity::Range), 0, 0);
-            p.send(A, atomic_write(remote(64)), 0, 0);
-            p.send(A, flush(7, both, Selectivity::Region), 0, 0);
-            p.send(A, flush(0, Placement::PERSISTENCE, Selectivity::Range), 0, 0);
-        },
-        |p| {
-            let done: Vec<_> = (0..5).map(|i| Done::Send(SQ_BASE.wrapping_add(i), Success, 0)).collect();
-            assert_eq!(p.a.host.done, done);
-            p.expect_bytes(B, 4096, 0, 1000);
-            let host = &p.b.host;
-            assert_eq!((&host.mem[64..72], host.atomics), (&VALUE[..], 1));
-            let placed = host.writes;
-            let [first, second] = host.flushes[..] else { panic!("{:?}", host.flushes) };
-            assert_eq!(first, (Some((4096, 1000)), Access::FLUSH_GLOBAL, placed));
-            let rights = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
-            assert_eq!(second, (None, rights, placed + 1), "one of no bytes needs no key");
-        },
-    );
+fn a_word_is_written_and_a_flush_comes_behind_all_that_was_placed(by: By) {
+    let mut p = by.rc();
+    p.fill(A, 0, 10_000);
+    p.send(A, SendOp::Write(remote(4096)), 0, 10_000);
+    p.send(A, flush(10_000, VISIBLE, Selectivity::Range), 0, 0);
+    p.send(A, atomic_write(remote(64)), 0, 0);
+    p.send(A, flush(7, Placement::all(), Selectivity::Region), 0, 0);
+    p.send(A, flush(0, Placement::PERSISTENCE, Selectivity::Range), 0, 0);
+    p.run();
+    let done: Vec<_> = (0..5).map(|i| Done::Send(SQ_BASE.wrapping_add(i), Success, 0)).collect();
+    assert_eq!(p.a.host.done, done);
+    p.expect_bytes(B, 4096, 0, 10_000);
+    let host = &p.b.host;
+    assert_eq!((&host.mem[64..72], host.atomics), (&VALUE[..], 1));
+    let placed = host.writes;
+    let [first, second] = host.flushes[..] else { panic!("{:?}", host.flushes) };
+    assert_eq!(first, (Some((4096, 10_000)), Access::FLUSH_GLOBAL, placed));
+    let rights = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
+    assert_eq!(second, (None, rights, placed + 1), "one of no bytes needs no key");
 }
 
 #[test]
@@ -95,36 +80,6 @@ fn their_lost_answers_are_told_again_and_nothing_is_done_twice() {
     let word = u64::from_ne_bytes(VALUE) + 1;
     assert_eq!(p.b.host.mem[64..72], word.to_ne_bytes(), "a late copy does not undo what came behind it");
     assert!(p.b.host.counted(Count::Duplicate) >= 3);
-}
-
-#[test]
-fn they_use_responder_resources_and_a_fence_waits_for_them() {
-    let setup = Setup { rd_atomic: 2, dest_rd_atomic: 2, ..Setup::default() };
-    for first in [atomic_write(remote(64)), flush(8, VISIBLE, Selectivity::Range)] {
-        let mut p = Pair::new(&setup);
-        p.sends(5, A, first, 0, 0);
-        p.post(A, SendOp::Write(remote(0)), 0, 8, SendFlags::FENCE | SendFlags::SIGNALED);
-        p.transmit_side(A);
-        assert_eq!(p.ops(A).len(), 2);
-        p.run();
-        p.expect_sends(&[Success; 6]);
-        let write = p.wire.iter().position(|s| s.op() == Some(P::WriteOnly)).unwrap();
-        assert_eq!(p.wire[..write].iter().filter(|s| s.side == B).count(), 5);
-        let mut p = Ways::new(&setup);
-        p.sends(5, A, first, 0, 0);
-        p.send_side(A);
-        assert_eq!(p.log.len(), 1 + 2, "the Hello, and two");
-        p.run();
-        p.expect_sends(&[Success; 5]);
-        // None may be asked for.
-        both_ways(
-            &Setup { rd_atomic: 0, ..Setup::default() },
-            |p| {
-                p.send(A, first, 0, 0);
-            },
-            |p| p.expect_sends(&[WcStatus::LocalQpOperation]),
-        );
-    }
 }
 
 #[test]

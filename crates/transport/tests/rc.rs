@@ -1,645 +1,574 @@
-//! Reliable connection: data and recovery, as packet scripts.
+//! Reliable connection: the effects of requests, their order, what delays them, and how they end where the peer is
+//! silent. Each rule is tested by packets and by messages.
+mod link;
+mod messages;
 mod pair;
 
-use hca_core::wire::{NakCode, PacketOp, Syndrome};
+use hca_core::wire::{PacketOp as P, Placement, Selectivity, Syndrome};
 use hca_core::*;
 use hca_transport::*;
+use link::*;
+use messages::{LIMITED, M, MS, PIECE, RESEND_NS};
 use pair::*;
 
-use PacketOp as P;
 use Side::{A, B};
-use WcStatus::Success;
+use WcStatus::{RetryExceeded, Success, WrFlushed};
 
-const PSN: u32 = 0xff_fffd;
+both!(
+    every_operation_carries_its_data_at_every_length,
+    atomics_return_the_old_value,
+    requests_end_in_the_order_of_posting_and_unsignalled_ones_as_well,
+    one_acknowledgement_answers_all_requests_before_it,
+    the_owed_acknowledgement_says_whether_something_was_delivered,
+    a_fence_waits_for_what_is_answered_by_a_response_only,
+    no_more_reads_and_atomics_are_outstanding_than_max_rd_atomic,
+    a_requesters_changed_limit_holds_though_answers_are_awaited,
+    a_read_under_way_is_asked_for_again_though_none_may_be_begun,
+    a_responders_changed_limit_holds_though_responses_wait,
+    a_way_that_is_full_holds_back_and_loses_nothing,
+    sends_beyond_the_credits_wait_but_one_probes,
+    writes_need_no_credits,
+    a_shared_receive_queue_tells_no_credits,
+    a_solicited_request_says_so_once,
+    the_first_request_in_rtr_raises_comm_established_once,
+    a_queue_pair_in_rtr_takes_no_answers_and_sends_nothing,
+    a_drained_send_queue_finishes_what_is_under_way_and_tells,
+    a_limit_that_changes_while_draining_keeps_the_event,
+    draining_that_was_called_off_is_told_when_it_is_begun_again_only_if_asked_for,
+    p_keys_that_do_not_match_let_nothing_in,
+    duplicates_of_every_kind_are_answered_again_and_carried_out_once,
+    silence_ends_in_retry_exceeded_after_the_timeout_times_the_tries,
+    timeout_zero_waits_for_ever,
+    a_reset_queue_pair_connects_again_with_new_psns,
+    a_queue_pair_that_was_used_and_reset_has_nothing_to_flush,
+);
 
-#[test]
-fn a_send_is_cut_by_the_path_mtu_and_acknowledged_once() {
-    let mut p = Pair::rc();
-    p.fill(A, 0, 700);
-    p.recv(B, 4096, 1000);
-    p.send(A, SendOp::SendImm(77), 0, 700);
-    p.run();
-    p.expect_sends(&[Success]);
-    p.expect_bytes(B, 4096, 0, 700);
-    assert_eq!(p.ops(A), [P::SendFirst, P::SendMiddle, P::SendLastImm]);
-    assert_eq!(p.psns(A), [0xff_fffd, 0xff_fffe, 0xff_ffff]);
-    assert_eq!(p.ops(B), [P::Acknowledge]);
-    let (_, done) = p.b.host.recvs()[0];
-    assert_eq!((done.byte_len, done.extra, done.status), (700, RecvExtra::Imm(77), Success));
+const QUIET: SendFlags = SendFlags::empty();
+const READ: SendOp = SendOp::Read(RemoteAddr { addr: 0, rkey: KEY });
+const ADD: SendOp = SendOp::FetchAdd { remote: RemoteAddr { addr: MEMORY as u64 - 8, rkey: KEY }, add: 1 };
+const WRITE: SendOp = SendOp::Write(RemoteAddr { addr: 0, rkey: KEY });
+const ATOMIC_WRITE: SendOp =
+    SendOp::AtomicWrite { remote: RemoteAddr { addr: 64, rkey: KEY }, value: [7; 8] };
+const FLUSH: SendOp = SendOp::Flush {
+    remote: RemoteAddr { addr: 0, rkey: KEY },
+    len: 8,
+    placement: Placement::GLOBAL_VISIBILITY,
+    selectivity: Selectivity::Range,
+};
+
+/// The length of an operation's list in these tests.
+fn list(op: SendOp) -> u32 {
+    if op.has_list() { 8 } else { 0 }
+}
+fn events(p: &Link, side: Side, event: QpEvent) -> usize {
+    let host = if side == A { &p.a.host } else { &p.b.host };
+    host.done.iter().filter(|d| **d == Done::Event(event)).count()
+}
+/// Into SQD, or with other limits in it.
+fn sqd(attr: QpAttr) -> QpAttr {
+    QpAttr { state: Some(QpState::Sqd), ..attr }
+}
+fn draining() -> QpAttr {
+    sqd(QpAttr { sqd_event: Some(true), ..QpAttr::default() })
 }
 
-#[test]
-fn many_messages_are_acknowledged_by_one_packet() {
-    let mut p = Pair::rc();
-    for _ in 0..20 {
-        p.recv(B, 0, 8);
-        p.send(A, SendOp::Send, 0, 8);
-    }
-    p.run();
-    p.expect_sends(&[Success; 20]);
-    assert_eq!(p.ops(B), [P::Acknowledge]);
-    assert_eq!(p.b.host.recvs().len(), 20);
-}
-
-#[test]
-fn every_operation_moves_its_bytes_across_the_psn_wrap() {
-    for len in [0_u32, 1, 3, 255, 256, 257, 5000, 70_000] {
-        let mut p = Pair::rc();
-        let n = len as usize;
-        p.fill(A, 0, n);
-        p.fill(B, 600_000, n);
-        p.recv(B, 100_000, n);
+fn every_operation_carries_its_data_at_every_length(by: By) {
+    for len in [0, 1, 3, 48, 255, 256, 257, 5000, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 70_000, 100_000] {
+        let mut p = by.rc();
+        p.fill(A, 0, len);
+        p.fill(B, 400_000, len);
+        for at in [500_000, 600_000, 700_000] {
+            p.recv(B, at, len);
+        }
         p.recv(B, 0, 0);
-        p.send(A, SendOp::Send, 0, len);
-        p.send(A, SendOp::Write(remote(200_000)), 0, len);
-        p.send(A, SendOp::WriteImm(remote(300_000), 9), 0, len);
-        p.send(A, SendOp::Read(remote(600_000)), 400_000, len);
-        p.send(A, SendOp::FetchAdd { remote: remote(64), add: 5 }, 900_000, 8);
-        p.send(A, SendOp::CompareSwap { remote: remote(64), compare: 5, swap: 9 }, 900_008, 8);
+        let (n, word) = (len as u32, remote(MEMORY - 8));
+        p.send(A, SendOp::Send, 0, n);
+        p.send(A, SendOp::SendImm(0xfeed), 0, n);
+        p.send(A, SendOp::SendInv(KEY), 0, n);
+        p.send(A, SendOp::Write(remote(100_000)), 0, n);
+        p.send(A, SendOp::WriteImm(remote(200_000), 0xbeef), 0, n);
+        p.send(A, SendOp::Read(remote(400_000)), 800_000, n);
+        p.send(A, SendOp::FetchAdd { remote: word, add: 5 }, 950_000, 8);
+        p.send(A, SendOp::CompareSwap { remote: word, compare: 5, swap: 9 }, 950_008, 8);
         p.run();
-        p.expect_sends(&[Success; 6]);
-        p.expect_bytes(B, 100_000, 0, n);
-        p.expect_bytes(B, 200_000, 0, n);
-        p.expect_bytes(B, 300_000, 0, n);
-        p.expect_bytes(A, 400_000, 600_000, n);
-        assert_eq!(p.a.host.mem[900_008..900_016], 5_u64.to_ne_bytes());
-        assert_eq!(p.b.host.mem[64..72], 9_u64.to_ne_bytes());
-        let r = p.b.host.recvs();
-        assert_eq!((r[1].1.opcode, r[1].1.extra), (WcOpcode::RecvRdmaWithImm, RecvExtra::Imm(9)));
-        assert_eq!(r[1].1.byte_len, len);
+        let told = |op: usize, len| Done::Send(SQ_BASE.wrapping_add(op as u32), Success, len);
+        let lens = [0, 0, 0, 0, 0, n, 8, 8];
+        let sends: Vec<_> = lens.iter().enumerate().map(|(op, len)| told(op, *len)).collect();
+        assert_eq!(p.a.host.done, sends, "what is answered by bytes tells how many");
+        for at in [500_000, 600_000, 700_000, 100_000, 200_000] {
+            p.expect_bytes(B, at, 0, len);
+        }
+        p.expect_bytes(A, 800_000, 400_000, len);
+        assert_eq!(p.a.host.mem[950_008..950_016], 5_u64.to_ne_bytes());
+        assert_eq!(p.b.host.mem[MEMORY - 8..], 9_u64.to_ne_bytes());
+        let recvs: Vec<_> =
+            p.b.host.recvs().iter().map(|(i, r)| (*i, r.status, r.opcode, r.byte_len, r.extra)).collect();
+        let recv = |i, extra| (i, Success, WcOpcode::Recv, n, extra);
+        assert_eq!(
+            recvs,
+            [
+                recv(0, RecvExtra::None),
+                recv(1, RecvExtra::Imm(0xfeed)),
+                recv(2, RecvExtra::Invalidated(KEY)),
+                (3, Success, WcOpcode::RecvRdmaWithImm, n, RecvExtra::Imm(0xbeef)),
+            ]
+        );
+        assert_eq!(p.b.host.invalidated, [KEY]);
         assert_eq!(p.a.host.counted(Count::Retransmitted), 0);
+        if let Some(ways) = p.messages() {
+            let pieces = len.div_ceil(PIECE).max(1);
+            assert_eq!((ways.sent_of(A, M::Write), ways.sent_of(B, M::ReadData)), (pieces, pieces));
+        }
     }
 }
 
-#[test]
-fn a_read_takes_as_many_psns_as_its_response_has_packets() {
-    let mut p = Pair::rc();
-    p.send(A, SendOp::Read(remote(0)), 0, 1000);
-    p.send(A, SendOp::Write(remote(0)), 0, 4);
-    p.run();
-    assert_eq!(p.psns(A), [PSN, 1]);
-    assert_eq!(p.psns(B), [PSN, PSN + 1, PSN + 2, 0, 1]);
-    assert_eq!(
-        p.ops(B),
-        [
-            P::ReadResponseFirst,
-            P::ReadResponseMiddle,
-            P::ReadResponseMiddle,
-            P::ReadResponseLast,
-            P::Acknowledge
-        ]
-    );
-}
-
-#[test]
-fn an_acknowledgement_never_passes_a_read_response() {
-    let mut p = Pair::rc();
-    p.send(A, SendOp::Read(remote(0)), 0, 1000);
-    p.send(A, SendOp::Write(remote(0)), 0, 4);
-    p.transmit_side(A);
-    for s in p.wire.clone() {
-        p.deliver(B, &s.bytes);
-    }
-    let now = Instant::from_nanos(p.now);
-    let mut sink = VecSink::with_room(100);
-    for _ in 0..3 {
-        assert_eq!(p.b.qp.poll_transmit(now, &mut p.b.host, &mut sink, 1), 1);
-        assert_eq!(p.b.qp.ack_owed(), None);
-        assert!(!p.b.qp.poll_ack(now, &mut p.b.host, &mut sink));
-    }
-    assert_eq!(p.b.qp.poll_transmit(now, &mut p.b.host, &mut sink, 1), 1);
-    assert!(p.b.qp.poll_ack(now, &mut p.b.host, &mut sink));
-}
-
-#[test]
-fn going_back_forgets_reads_that_are_asked_for_again() {
-    let mut p = Pair::new(&Setup { rd_atomic: 1, dest_rd_atomic: 1, ..Setup::default() });
-    p.drop_packets(A, &[0]);
-    p.send(A, SendOp::Read(remote(0)), 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 2]);
-    assert!(p.now < 100_000, "recovered without a timer: {}", p.now);
-}
-
-#[test]
-fn a_lost_packet_is_nakked_once_and_sent_again_from_there() {
-    let mut p = Pair::rc();
-    p.fill(A, 0, 2000);
-    p.recv(B, 4096, 2000);
-    p.drop_packets(A, &[2]);
-    p.send(A, SendOp::Send, 0, 2000);
-    p.run();
-    p.expect_sends(&[Success]);
-    p.expect_bytes(B, 4096, 0, 2000);
-    assert_eq!(p.naks(B), [NakCode::PsnSequence]);
-    let again = p.ops(A).len() - 8;
-    assert_eq!(p.a.host.counted(Count::Retransmitted), again as u64);
-    let psns: Vec<u32> = (0..8).chain(2..8).map(|i| (PSN + i) & 0xff_ffff).collect();
-    assert_eq!(p.psns(A), psns);
-    assert!(p.now < 100_000, "recovered without a timer");
-}
-
-#[test]
-fn a_lost_nak_is_recovered_by_the_probe_long_before_the_timeout() {
-    let mut p = Pair::rc();
-    p.fill(A, 0, 2000);
-    p.recv(B, 4096, 2000);
-    p.script = Box::new(|s, n, _| if (s, n) == (A, 2) || (s, n) == (B, 0) { Fate::Drop } else { Fate::Pass });
-    p.send(A, SendOp::Send, 0, 2000);
-    p.run();
-    p.expect_sends(&[Success]);
-    p.expect_bytes(B, 4096, 0, 2000);
-    assert!(p.now < 5_000_000, "{}", p.now);
-    assert!(p.a.host.counted(Count::Probe) <= 2 && p.a.host.counted(Count::Timeout) == 0);
-}
-
-#[test]
-fn a_lost_acknowledgement_costs_one_probe_and_no_second_delivery() {
-    let mut p = Pair::rc();
-    p.recv(B, 0, 2000);
-    p.recv(B, 0, 2000);
-    p.drop_packets(B, &[0]);
-    p.send(A, SendOp::Send, 0, 2000);
-    p.run();
-    p.expect_sends(&[Success]);
-    assert_eq!(p.ops(A).len(), 9, "eight packets and one probe");
-    assert_eq!(p.b.host.recvs().len(), 1);
-    assert_eq!(p.b.host.counted(Count::Duplicate), 1);
-}
-
-#[test]
-fn probes_do_not_count_as_retries() {
-    let mut p = Pair::new(&Setup { retry_cnt: 0, ..Setup::default() });
-    p.recv(B, 0, 8);
-    p.drop_packets(A, &[0, 1, 2]);
-    p.send(A, SendOp::Send, 0, 8);
-    p.run();
-    p.expect_sends(&[Success]);
-}
-
-#[test]
-fn silence_ends_in_retry_exceeded_after_timeout_times_retries() {
-    for (timeout, retry_cnt) in [(14, 2), (8, 7), (1, 0)] {
-        let mut p = Pair::new(&Setup { timeout, retry_cnt, ..Setup::default() });
-        p.script = Box::new(|_, _, _| Fate::Drop);
-        p.send(A, SendOp::Send, 0, 8);
-        p.send(A, SendOp::Send, 0, 8);
-        p.recv(A, 0, 8);
-        let start = p.now;
-        p.run();
-        p.expect_sends(&[WcStatus::RetryExceeded, WcStatus::WrFlushed]);
-        assert_eq!(*p.a.host.done.last().unwrap(), Done::RecvFlushed(0));
-        let t = 4096_u64 << timeout;
-        let took = p.now - start;
-        let total = t * (u64::from(retry_cnt) + 1);
-        assert!((total..=4 * total).contains(&took), "{took} of {total}");
-    }
-}
-
-#[test]
-fn timeout_zero_waits_for_ever() {
-    let mut p = Pair::new(&Setup { timeout: 0, retry_cnt: 0, ..Setup::default() });
-    p.recv(B, 0, 8);
-    p.script = Box::new(|_, n, _| if n < 12 { Fate::Drop } else { Fate::Pass });
-    p.send(A, SendOp::Send, 0, 8);
-    p.run();
-    p.expect_sends(&[Success]);
-}
-
-#[test]
-fn repeated_sequence_naks_for_one_packet_use_up_retry_cnt() {
-    let mut p = Pair::new(&Setup { retry_cnt: 2, ..Setup::default() });
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.transmit_side(A);
-    for i in 0..3 {
-        p.now += 1_000_000;
-        p.expect_sends(&[]);
-        let nak = Raw::rc(P::Acknowledge, A, PSN).aeth(Syndrome::Nak(NakCode::PsnSequence));
-        p.deliver(A, &nak.bytes());
-        p.transmit_side(A);
-        assert_eq!(p.a.host.counted(Count::NakReceived), i + 1);
-    }
-    p.expect_sends(&[WcStatus::RetryExceeded]);
-}
-
-#[test]
-fn a_lost_read_response_is_asked_for_again_from_the_missing_byte() {
-    let mut p = Pair::rc();
-    p.fill(B, 0, 3000);
-    p.drop_packets(B, &[4]);
-    p.send(A, SendOp::Read(remote(0)), 8192, 3000);
-    p.run();
-    p.expect_sends(&[Success]);
-    p.expect_bytes(A, 8192, 0, 3000);
-    assert_eq!(p.psns(A), [PSN, 1]);
-    let again = p.wire.iter().filter(|s| s.side == A).nth(1).unwrap();
-    let reth = *hca_core::wire::Packet::parse(&again.bytes).unwrap().reth().unwrap();
-    assert_eq!((reth.va.get(), reth.dma_len.get()), (1024, 3000 - 1024));
-    assert_eq!(p.b.host.counted(Count::Duplicate), 1);
-    assert!(p.now < 100_000, "recovered without a timer");
-}
-
-#[test]
-fn a_lost_last_read_response_is_recovered_by_the_probe() {
-    let mut p = Pair::rc();
-    p.fill(B, 0, 3000);
-    p.drop_packets(B, &[11]);
-    p.send(A, SendOp::Read(remote(0)), 8192, 3000);
-    p.run();
-    p.expect_sends(&[Success]);
-    p.expect_bytes(A, 8192, 0, 3000);
-    assert!(p.now < 5_000_000);
-}
-
-#[test]
-fn a_later_acknowledgement_says_that_a_read_response_was_lost() {
-    let mut p = Pair::rc();
-    p.fill(B, 0, 200);
-    p.drop_packets(B, &[0]);
-    p.send(A, SendOp::Read(remote(0)), 8192, 200);
-    p.send(A, SendOp::Write(remote(512)), 0, 4);
-    p.run();
-    p.expect_sends(&[Success; 2]);
-    p.expect_bytes(A, 8192, 0, 200);
-    assert!(p.now < 200_000, "recovered without a timer: {}", p.now);
-    assert_eq!(p.b.host.writes, 1, "the write was placed once");
-}
-
-#[test]
-fn a_duplicate_atomic_is_answered_from_the_replay_buffer() {
-    let mut p = Pair::rc();
-    p.drop_packets(B, &[0]);
-    p.send(A, SendOp::FetchAdd { remote: remote(8), add: 3 }, 64, 8);
-    p.run();
-    p.expect_sends(&[Success]);
-    assert_eq!(p.b.host.atomics, 1);
-    assert_eq!(p.b.host.mem[8..16], 3_u64.to_ne_bytes());
-    assert_eq!(p.a.host.mem[64..72], 0_u64.to_ne_bytes());
-    assert_eq!(p.b.host.counted(Count::Duplicate), 1);
-}
-
-#[test]
-fn all_outstanding_atomics_can_be_replayed() {
-    let mut p = Pair::rc();
-    p.drop_packets(B, &[0, 1, 2, 3]);
-    for i in 0..4 {
-        p.send(A, SendOp::FetchAdd { remote: remote(8), add: 1 }, 64 + 8 * i, 8);
-    }
+fn atomics_return_the_old_value(by: By) {
+    let mut p = by.rc();
+    p.b.host.mem[64..72].copy_from_slice(&5_u64.to_ne_bytes());
+    let at = remote(64);
+    p.send(A, SendOp::FetchAdd { remote: at, add: 3 }, 0, 8);
+    p.send(A, SendOp::CompareSwap { remote: at, compare: 7, swap: 1 }, 8, 8);
+    p.send(A, SendOp::CompareSwap { remote: at, compare: 8, swap: 20 }, 16, 8);
+    p.send(A, SendOp::FetchAdd { remote: at, add: u64::MAX }, 24, 8);
     p.run();
     p.expect_sends(&[Success; 4]);
-    assert_eq!(p.b.host.atomics, 4);
-    for i in 0..4 {
-        assert_eq!(p.a.host.mem[64 + 8 * i..72 + 8 * i], (i as u64).to_ne_bytes());
-    }
+    let old: Vec<u64> =
+        p.a.host.mem[..32].as_chunks::<8>().0.iter().map(|w| u64::from_ne_bytes(*w)).collect();
+    assert_eq!(old, [5, 8, 8, 20]);
+    assert_eq!(p.b.host.mem[64..72], 19_u64.to_ne_bytes());
 }
 
-#[test]
-fn doubled_packets_are_delivered_once() {
-    let mut p = Pair::rc();
-    p.script = Box::new(|_, _, _| Fate::Double);
-    p.fill(A, 0, 1000);
-    p.recv(B, 4096, 1000);
-    p.recv(B, 8192, 1000);
-    p.send(A, SendOp::Send, 0, 1000);
-    p.send(A, SendOp::FetchAdd { remote: remote(16), add: 1 }, 32_768, 8);
-    p.send(A, SendOp::Read(remote(0)), 16_384, 600);
-    p.run();
-    p.expect_sends(&[Success; 3]);
-    assert_eq!((p.b.host.recvs().len(), p.b.host.atomics), (1, 1));
-}
-
-#[test]
-fn no_receive_request_is_answered_by_an_rnr_nak_and_tried_again_after_its_timer() {
-    let mut p = Pair::new(&Setup { rnr_timer: 14, ..Setup::default() });
-    p.send(A, SendOp::Send, 0, 600);
-    p.run_until(500_000);
-    assert_eq!(p.b.host.counted(Count::RnrNakSent), 1);
-    assert!(p.naks(B).is_empty(), "packets behind the refused one are no sequence error");
-    p.recv(B, 0, 600);
-    p.run();
-    p.expect_sends(&[Success]);
-    let again = p.wire.iter().filter(|s| s.side == A).nth(3).unwrap();
-    assert!(again.at_ns >= RnrTimer::new(14).duration().as_nanos() as u64);
-}
-
-#[test]
-fn the_wait_after_an_rnr_nak_is_not_shortened_by_a_turn_that_stood_still() {
-    let mut p = Pair::new(&Setup { rnr_timer: 14, ..Setup::default() });
-    p.send(A, SendOp::Send, 0, 8);
-    while p.a.host.counted(Count::RnrNakReceived) == 0 {
-        p.turn();
-    }
-    // The turn that took the NAK had its time from before the NAK came.
-    p.now += 5_000_000;
-    let came = p.now;
+fn requests_end_in_the_order_of_posting_and_unsignalled_ones_as_well(by: By) {
+    let mut p = by.rc();
     p.recv(B, 0, 8);
+    p.send(A, READ, 0, 8);
+    p.post(A, WRITE, 0, 8, QUIET);
+    p.post(A, SendOp::Send, 0, 8, QUIET);
+    p.send(A, ADD, 0, 8);
+    p.post(A, WRITE, 0, 0, QUIET);
     p.run();
-    p.expect_sends(&[Success]);
-    let again = p.wire.iter().rfind(|s| s.side == A).unwrap();
-    assert!(again.at_ns >= came + RnrTimer::new(14).duration().as_nanos() as u64);
+    // The host itself checks the order.
+    p.expect_sends(&[Success; 5]);
 }
 
-#[test]
-fn after_an_rnr_nak_one_packet_goes_alone_until_it_is_taken() {
-    let mut p = Pair::new(&Setup { srq_b: true, ..Setup::default() });
-    for _ in 0..2 {
-        p.post(A, SendOp::Send, 0, 600, SendFlags::empty());
+fn one_acknowledgement_answers_all_requests_before_it(by: By) {
+    for op in [SendOp::Send, WRITE] {
+        let mut p = by.rc();
+        p.recvs(20, B, 0, 8);
+        p.sends(20, A, op, 0, 8);
+        p.run();
+        p.expect_sends(&[Success; 20]);
+        assert_eq!(p.b.host.recvs().len(), if op == SendOp::Send { 20 } else { 0 });
+        match &p {
+            Link::Packets(p) => assert_eq!((p.ops(B), p.psns(B)), (vec![P::Acknowledge], vec![16])),
+            Link::Messages(p) => {
+                let acks: Vec<_> = p.sent(B).iter().map(|m| (m.kind, m.done)).collect();
+                assert_eq!(acks, [(M::Ack, 17)]);
+            }
+        }
     }
-    p.post(A, SendOp::Write(remote(0)), 0, 8, SendFlags::empty());
-    p.run_until(500_000);
-    let tries = p.b.host.counted(Count::RnrNakSent) as usize;
-    assert!(tries > 3);
-    let psns: Vec<u32> = (0..7).map(|i| (PSN + i) & 0xff_ffff).chain(vec![PSN; tries - 1]).collect();
-    assert_eq!(p.psns(A)[..6 + tries], psns[..6 + tries], "all once, then the first one only");
-    let before = p.ops(A).len();
-    p.recv(B, 0, 600);
-    p.recv(B, 0, 600);
-    p.run();
-    p.expect_sends(&[Success; 3]);
-    let left: Vec<u64> = p.wire.iter().filter(|s| s.side == A).skip(before).map(|s| s.at_ns).collect();
-    assert!(left.len() <= 8, "the first one, and the six behind it once it was taken");
-    assert!(left[left.len() - 6..].iter().all(|at| *at == left[left.len() - 1]), "the six in one train");
-    assert_eq!(p.a.host.counted(Count::Probe), 0, "each that went alone asked");
 }
 
-#[test]
-fn rnr_retry_counts_and_then_fails() {
-    let mut p = Pair::new(&Setup { rnr_retry: 3, ..Setup::default() });
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.send(A, SendOp::Send, 0, 8);
-    p.send(A, SendOp::Send, 0, 8);
-    p.run();
-    p.expect_sends(&[Success, WcStatus::RnrRetryExceeded, WcStatus::WrFlushed]);
-    assert_eq!(p.b.host.counted(Count::RnrNakSent), 4);
-    assert_eq!(p.a.qp.state(), QpState::Error);
+fn the_owed_acknowledgement_says_whether_something_was_delivered(by: By) {
+    let mut p = by.rc();
+    p.recv(B, 0, 8);
+    for (op, delivered) in [(WRITE, false), (SendOp::Send, true)] {
+        p.send(A, op, 0, 8);
+        p.transmit_side(A);
+        p.take_all(B);
+        assert_eq!(p.b.qp.ack_owed(), Some(AckOwed { delivered }));
+    }
+    p.transmit_side(B);
+    assert_eq!(p.b.qp.ack_owed(), None);
+    assert_eq!(p.sent(B).len(), 1);
+    p.take_all(A);
+    p.expect_sends(&[Success; 2]);
 }
 
-#[test]
-fn rnr_retry_seven_is_for_ever() {
-    let mut p = Pair::new(&Setup { rnr_retry: 7, retry_cnt: 0, ..Setup::default() });
-    p.send(A, SendOp::WriteImm(remote(0), 1), 0, 300);
-    p.run_until(20_000_000);
-    assert!(p.b.host.counted(Count::RnrNakSent) > 20);
-    p.recv(B, 0, 0);
+fn a_fence_waits_for_what_is_answered_by_a_response_only(by: By) {
+    for (before, waits) in [(READ, true), (ADD, true), (ATOMIC_WRITE, true), (FLUSH, true), (WRITE, false)] {
+        for op in [WRITE, READ] {
+            let mut p = by.rc();
+            p.sends(2, A, before, 0, list(before));
+            p.post(A, op, 0, 8, SendFlags::SIGNALED | SendFlags::FENCE);
+            p.transmit_side(A);
+            assert_eq!(p.begun(A).len(), if waits { 2 } else { 3 }, "{before:?}, {op:?}");
+            assert!(!p.a.qp.wants_transmit());
+            while p.begun(A).len() < 3 {
+                assert!(p.turn());
+            }
+            assert!(!waits || p.a.host.statuses() == [Success; 2], "{before:?}, {op:?}");
+            p.run();
+            p.expect_sends(&[Success; 3]);
+            assert_eq!(p.begun(A), [before.wc_opcode(), before.wc_opcode(), op.wc_opcode()]);
+        }
+    }
+}
+
+fn no_more_reads_and_atomics_are_outstanding_than_max_rd_atomic(by: By) {
+    for rd_atomic in [1, 2, 4] {
+        for ops in [[READ, ADD], [ATOMIC_WRITE, FLUSH]] {
+            let mut p = by.connected(&Setup { rd_atomic, dest_rd_atomic: rd_atomic, ..Setup::default() });
+            for op in ops.repeat(10) {
+                p.send(A, op, 0, list(op));
+            }
+            p.transmit_side(A);
+            assert_eq!(p.begun(A).len(), usize::from(rd_atomic));
+            p.run();
+            p.expect_sends(&[Success; 20]);
+            assert_eq!(p.b.host.atomics, 10);
+            assert!(p.naks(B).is_empty());
+        }
+    }
+}
+
+fn a_requesters_changed_limit_holds_though_answers_are_awaited(by: By) {
+    let mut p = by.connected(&Setup { rd_atomic: 1, ..Setup::default() });
+    p.sends(4, A, READ, 4096, 8);
+    p.transmit_side(A);
+    assert_eq!(p.begun(A).len(), 1);
+    p.state(A, QpState::Sqd);
+    p.modify(A, sqd(QpAttr { max_rd_atomic: Some(3), ..QpAttr::default() })).unwrap();
+    p.state(A, QpState::Rts);
+    p.transmit_side(A);
+    assert_eq!(p.begun(A).len(), 3);
+    p.run();
+    p.expect_sends(&[Success; 4]);
+}
+
+fn a_read_under_way_is_asked_for_again_though_none_may_be_begun(by: By) {
+    let s = Setup::default();
+    let mut p = by.one_sided(&s);
+    p.send(A, READ, 4096, 600);
+    p.transmit_side(A);
+    p.lose();
+    p.state(A, QpState::Sqd);
+    p.modify(A, sqd(QpAttr { max_rd_atomic: Some(0), ..QpAttr::default() })).unwrap();
+    p.ready_to_receive(B, &s);
     p.run();
     p.expect_sends(&[Success]);
+    p.state(A, QpState::Rts);
+    p.send(A, READ, 4096, 600);
+    p.run();
+    p.expect_sends(&[Success, WcStatus::LocalQpOperation]);
 }
 
-#[test]
-fn sends_beyond_the_credits_wait_but_one_probes() {
-    let mut p = Pair::rc();
+fn a_responders_changed_limit_holds_though_responses_wait(by: By) {
+    let serve = |p: &mut Link, max: u8| {
+        p.state(B, QpState::Sqd);
+        p.modify(B, sqd(QpAttr { max_dest_rd_atomic: Some(max), ..QpAttr::default() })).unwrap();
+    };
+    // None of them is answered yet.
+    let reads = |p: &mut Link, count: usize| {
+        p.sends(count, A, READ, 4096, 8);
+        p.transmit_side(A);
+        p.take_all(B);
+        p.b.qp.state()
+    };
+    let mut p = by.connected(&Setup { dest_rd_atomic: 1, ..Setup::default() });
+    assert_eq!(reads(&mut p, 1), QpState::Rts);
+    serve(&mut p, 3);
+    assert_eq!(reads(&mut p, 2), QpState::Sqd, "three are served now");
+    assert_eq!(reads(&mut p, 1), QpState::Error, "and no fourth");
+    // A lower one holds for what comes then.
+    let mut p = by.rc();
+    assert_eq!(reads(&mut p, 2), QpState::Rts);
+    serve(&mut p, 1);
+    assert_eq!(reads(&mut p, 1), QpState::Error);
+    p.run();
+    assert_eq!(p.a.host.statuses()[..2], [Success; 2], "what waited is answered");
+}
+
+fn a_way_that_is_full_holds_back_and_loses_nothing(by: By) {
+    for room in 1..4 {
+        let mut p = by.rc();
+        p.set_room(room);
+        p.fill(A, 0, 20_000);
+        p.fill(B, 100_000, 20_000);
+        p.recv(B, 200_000, 20_000);
+        p.send(A, SendOp::Send, 0, 20_000);
+        p.send(A, SendOp::Read(remote(100_000)), 50_000, 20_000);
+        p.send(A, ADD, 90_000, 8);
+        p.send(B, SendOp::Write(remote(300_000)), 100_000, 20_000);
+        p.run();
+        p.expect_sends(&[Success; 3]);
+        assert_eq!(p.b.host.statuses(), [Success]);
+        p.expect_bytes(B, 200_000, 0, 20_000);
+        p.expect_bytes(A, 50_000, 100_000, 20_000);
+        p.expect_bytes(A, 300_000, 100_000, 20_000);
+        assert!(p.messages().is_none_or(|ways| ways.sent_of(A, M::Hello) == 1));
+    }
+}
+
+fn sends_beyond_the_credits_wait_but_one_probes(by: By) {
+    let mut p = by.rc();
     p.recvs(3, B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.run();
     p.sends(6, A, SendOp::Send, 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.transmit_side(A);
-    assert_eq!(p.ops(A).len(), 1 + 2, "two credits were told");
+    assert_eq!(p.begun(A).len(), 1 + 2, "two credits were told");
     assert!(!p.a.qp.wants_transmit(), "waits for credits");
-    p.run_until(p.now + 4 * LATENCY_NS);
-    assert_eq!(p.ops(A).len(), 4, "one probes");
+    p.settle();
+    assert_eq!((p.begun(A), p.rnr_naks()), (vec![WcOpcode::Send; 4], 1), "one probes, and nothing overtakes");
     p.recvs(4, B, 0, 8);
     p.run();
-    p.expect_sends(&[Success; 7]);
+    p.expect_sends(&[Success; 8]);
+    assert_eq!(p.rnr_naks(), 1, "the probe's acknowledgement tells how many may follow");
 }
 
-#[test]
-fn writes_need_no_credits() {
-    let mut p = Pair::rc();
+fn writes_need_no_credits(by: By) {
+    let mut p = by.rc();
     p.recv(B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.run();
-    p.sends(5, A, SendOp::Write(remote(0)), 0, 8);
+    p.sends(5, A, WRITE, 0, 8);
     p.transmit_side(A);
-    assert_eq!(p.ops(A).len(), 6);
+    assert_eq!(p.begun(A).len(), 6);
 }
 
-#[test]
-fn shared_receive_queues_count_no_credits() {
-    let mut p = Pair::new(&Setup { srq_b: true, ..Setup::default() });
-    p.recvs(7, B, 0, 8);
+fn a_shared_receive_queue_tells_no_credits(by: By) {
+    let mut p = by.connected(&Setup { srq_b: true, ..Setup::default() });
+    p.recvs(41, B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.run();
-    p.sends(6, A, SendOp::Send, 0, 8);
+    p.sends(40, A, SendOp::Send, 0, 8);
     p.transmit_side(A);
-    assert_eq!(p.ops(A).len(), 7);
-    assert_eq!(p.wire[1].syndrome(), Some(Syndrome::Ack(None)));
-}
-
-#[test]
-fn a_fence_waits_for_reads_and_atomics() {
-    for first in [SendOp::Read(remote(0)), SendOp::FetchAdd { remote: remote(0), add: 1 }] {
-        let mut p = Pair::rc();
-        p.send(A, first, 0, 8);
-        p.post(A, SendOp::Write(remote(64)), 0, 8, SendFlags::FENCE);
-        p.transmit_side(A);
-        assert_eq!(p.ops(A).len(), 1);
-        p.run();
-        p.expect_sends(&[Success; 2]);
-        assert_eq!(p.ops(A)[1], P::WriteOnly);
+    assert_eq!(p.begun(A).len(), 41);
+    p.run();
+    p.expect_sends(&[Success; 41]);
+    match &p {
+        Link::Packets(p) => {
+            let mut answers = p.wire.iter().filter(|s| s.side == B);
+            assert!(answers.all(|s| s.syndrome() == Some(Syndrome::Ack(None))));
+        }
+        Link::Messages(p) => assert!(p.sent(B).iter().all(|m| m.kind == M::Ack && !m.has(LIMITED))),
     }
 }
 
-#[test]
-fn no_more_reads_and_atomics_are_outstanding_than_max_rd_atomic() {
-    let mut p = Pair::new(&Setup { rd_atomic: 2, dest_rd_atomic: 2, ..Setup::default() });
-    p.sends(5, A, SendOp::Read(remote(0)), 0, 8);
-    p.transmit_side(A);
-    assert_eq!(p.ops(A).len(), 2);
-    p.run();
-    p.expect_sends(&[Success; 5]);
-    assert!(p.naks(B).is_empty());
-}
-
-#[test]
-fn the_window_bounds_what_is_in_flight() {
-    let mut p = Pair::new(&Setup { mtu: Mtu::B4096, window_bytes: 20_000, ..Setup::default() });
-    p.send(A, SendOp::Write(remote(0)), 0, 100_000);
-    p.transmit_side(A);
-    assert_eq!(p.ops(A).len(), 4);
-    assert!(!p.a.qp.wants_transmit());
-    assert!(p.a.qp.window().inflight_bytes <= 20_000);
-    p.run();
-    p.expect_sends(&[Success]);
-}
-
-#[test]
-fn an_acknowledgement_is_asked_for_often_enough_to_keep_the_window_moving() {
-    let mut p = Pair::new(&Setup { window_bytes: 64 << 10, ..Setup::default() });
-    p.send(A, SendOp::Write(remote(0)), 0, 256 * 200);
-    p.transmit();
-    let mut run = 0;
-    for s in &p.wire {
-        run += 1;
-        assert!(run <= 32);
-        if hca_core::wire::Packet::parse(&s.bytes).unwrap().bth().ack_req() {
-            run = 0;
+fn a_solicited_request_says_so_once(by: By) {
+    let mut p = by.rc();
+    let len = 2 * by.unit() + 100;
+    p.recvs(4, B, 0, len);
+    for op in [SendOp::Send, SendOp::WriteImm(remote(0), 1)] {
+        for flags in [SendFlags::SOLICITED, QUIET] {
+            p.post(A, op, 0, len as u32, flags);
         }
     }
+    p.run();
+    let flags: Vec<bool> = p.b.host.recvs().iter().map(|r| r.1.solicited).collect();
+    assert_eq!(flags, [true, false, true, false]);
 }
 
-#[test]
-fn a_long_read_is_asked_for_in_pieces_that_fit_the_window() {
-    let mut p = Pair::new(&Setup { window_bytes: 16 << 10, ..Setup::default() });
-    p.fill(B, 0, 100_000);
-    p.send(A, SendOp::Read(remote(0)), 200_000, 100_000);
+fn the_first_request_in_rtr_raises_comm_established_once(by: By) {
+    let s = Setup::default();
+    let mut p = by.one_sided(&s);
+    p.ready_to_receive(B, &s);
+    p.recv(B, 0, 8);
+    for op in [SendOp::Send, READ, WRITE] {
+        p.send(A, op, 0, 8);
+    }
+    p.run();
+    p.expect_sends(&[Success; 3]);
+    assert_eq!(events(&p, B, QpEvent::CommEstablished), 1, "and it answers in RTR");
+}
+
+fn a_queue_pair_in_rtr_takes_no_answers_and_sends_nothing(by: By) {
+    let s = Setup::default();
+    let mut p = by.reset(&s);
+    p.ready_to_receive(A, &s);
+    p.send(A, SendOp::Send, 0, 8);
+    p.deliver(A, &by.answer(0, Syndrome::Ack(None)));
+    assert_eq!(p.a.host.counted(Count::DroppedState), 1);
+    assert!(!p.transmit_side(A));
+    p.expect_sends(&[]);
+}
+
+fn a_drained_send_queue_finishes_what_is_under_way_and_tells(by: By) {
+    let mut p = by.rc();
+    p.send(A, WRITE, 0, 3 * by.unit() as u32);
+    p.transmit_some(A, 2);
+    p.send(A, WRITE, 0, 8);
+    p.set_room(1);
+    p.modify(A, draining()).unwrap();
+    assert!(!p.a.host.has_event(QpEvent::SqDrained));
     p.run();
     p.expect_sends(&[Success]);
-    p.expect_bytes(A, 200_000, 0, 100_000);
-    assert!(p.ops(A).len() >= 13 && p.ops(A).iter().all(|o| *o == P::ReadRequest));
-}
-
-#[test]
-fn a_full_sink_loses_nothing() {
-    let mut p = Pair::rc();
-    p.sink_room = 1;
-    p.fill(A, 0, 3000);
-    p.recv(B, 4096, 3000);
-    p.send(A, SendOp::Send, 0, 3000);
-    p.send(A, SendOp::Read(remote(4096)), 8192, 3000);
+    assert_eq!(p.a.host.done.last(), Some(&Done::Event(QpEvent::SqDrained)));
+    // The responder goes on meanwhile.
+    p.send(B, READ, 0, 8);
+    p.run();
+    assert_eq!(p.b.host.statuses(), [Success]);
+    p.state(A, QpState::Rts);
     p.run();
     p.expect_sends(&[Success; 2]);
-    p.expect_bytes(A, 8192, 0, 3000);
+    // An idle one drains at once.
+    p.modify(A, draining()).unwrap();
+    assert_eq!(events(&p, A, QpEvent::SqDrained), 2);
 }
 
-#[test]
-fn a_reordered_packet_is_recovered() {
-    let mut p = Pair::rc();
-    p.script = Box::new(|s, n, _| if (s, n) == (A, 1) { Fate::Late(2_000) } else { Fate::Pass });
-    p.fill(A, 0, 1000);
-    p.recv(B, 4096, 1000);
-    p.send(A, SendOp::Send, 0, 1000);
+fn a_limit_that_changes_while_draining_keeps_the_event(by: By) {
+    let mut p = by.rc();
+    p.send(A, WRITE, 0, 8);
+    p.transmit_side(A);
+    p.modify(A, draining()).unwrap();
+    p.modify(A, sqd(QpAttr { rnr_retry: Some(3), ..QpAttr::default() })).unwrap();
+    assert_eq!(events(&p, A, QpEvent::SqDrained), 0);
+    p.run();
+    assert_eq!(events(&p, A, QpEvent::SqDrained), 1);
+}
+
+fn draining_that_was_called_off_is_told_when_it_is_begun_again_only_if_asked_for(by: By) {
+    let mut p = by.rc();
+    p.send(A, WRITE, 0, 8);
+    p.transmit_side(A);
+    p.modify(A, draining()).unwrap();
+    p.state(A, QpState::Rts);
+    p.run();
+    assert_eq!(events(&p, A, QpEvent::SqDrained), 0, "it is ready to send");
+    p.state(A, QpState::Sqd);
+    p.run();
+    assert_eq!(events(&p, A, QpEvent::SqDrained), 0, "nobody asked");
+}
+
+fn p_keys_that_do_not_match_let_nothing_in(by: By) {
+    // Limited members of one partition do not match each other.
+    for (a, b, lets_in) in
+        [(0xffff, 0xffff, true), (0x7fff, 0xffff, true), (0x7fff, 0x7fff, false), (0x8001, 0x8002, false)]
+    {
+        let s = Setup::default();
+        let mut p = by.reset(&s);
+        for (side, pkey) in [(A, a), (B, b)] {
+            p.ready_to_receive(side, &s);
+            p.ready_to_send(side, &s);
+            p.state(side, QpState::Sqd);
+            p.modify(side, sqd(QpAttr { pkey: Some(Pkey::new(pkey)), ..QpAttr::default() })).unwrap();
+            p.state(side, QpState::Rts);
+        }
+        p.send(A, WRITE, 0, 8);
+        p.run();
+        p.expect_sends(&[if lets_in { Success } else { RetryExceeded }]);
+        assert_eq!(p.b.host.counted(Count::DroppedPkey) > 0, !lets_in);
+        assert_eq!(p.b.host.writes > 0, lets_in);
+    }
+}
+
+fn duplicates_of_every_kind_are_answered_again_and_carried_out_once(by: By) {
+    for op in [
+        SendOp::Send,
+        SendOp::SendImm(1),
+        SendOp::SendInv(KEY),
+        WRITE,
+        SendOp::WriteImm(remote(0), 1),
+        READ,
+        SendOp::CompareSwap { remote: remote(0), compare: 0, swap: 1 },
+        ADD,
+        ATOMIC_WRITE,
+        FLUSH,
+    ] {
+        let mut p = by.rc();
+        p.recvs(2, B, 0, 8);
+        p.send(A, op, 0, list(op));
+        p.run();
+        let carried_out = |p: &Link| {
+            let host = &p.b.host;
+            (host.done.clone(), host.atomics, host.writes, host.flushes.len(), host.invalidated.len())
+        };
+        let (before, answers) = (carried_out(&p), p.sent(B));
+        assert_eq!((p.sent(A).len(), answers.len()), (1, 1), "{op:?}");
+        let copy = p.sent(A).remove(0);
+        p.deliver(B, &copy);
+        assert_eq!(p.b.host.counted(Count::Duplicate), 1, "{op:?}");
+        assert_eq!(carried_out(&p), before, "{op:?}");
+        assert!(p.transmit_side(B) && !p.transmit_side(B));
+        assert_eq!(p.sent(B).len(), 2, "{op:?}");
+        match &p {
+            // The same answer; the credits may have changed.
+            Link::Packets(p) => {
+                let said: Vec<_> = p.wire.iter().filter(|s| s.side == B).map(|s| (s.op(), s.psn())).collect();
+                assert_eq!(said[0], said[1], "{op:?}");
+            }
+            Link::Messages(p) => {
+                let last = p.sent(B)[1];
+                assert_eq!((last.kind, last.done), (M::Ack, 0xfffe), "{op:?}");
+            }
+        }
+        p.run();
+        p.expect_sends(&[Success]);
+    }
+}
+
+fn silence_ends_in_retry_exceeded_after_the_timeout_times_the_tries(by: By) {
+    for flags in [SendFlags::SIGNALED, QUIET] {
+        for (timeout, retry_cnt) in [(14, 0), (14, 2), (14, 7), (8, 7), (16, 3), (1, 0)] {
+            let mut p = by.one_sided(&Setup { timeout, retry_cnt, ..Setup::default() });
+            for op in [WRITE, SendOp::Send, WRITE] {
+                p.post(A, op, 0, 8, flags);
+            }
+            p.recv(A, 0, 8);
+            p.transmit_side(A);
+            let begin = p.now;
+            p.run();
+            p.expect_sends(&[RetryExceeded, WrFlushed, WrFlushed]);
+            assert_eq!(p.a.host.done.last(), Some(&Done::RecvFlushed(0)));
+            let (took, patience) = (p.now - begin, (4096_u64 << timeout) * (u64::from(retry_cnt) + 1));
+            match by {
+                By::Packets => assert!((patience..=4 * patience).contains(&took), "{took} of {patience}"),
+                By::Messages => {
+                    let first_look = RESEND_NS.min(patience);
+                    assert_eq!(took, first_look + patience, "from the first look of the timer on");
+                    assert_eq!(p.a.host.counted(Count::Timeout), 1);
+                }
+            }
+            assert_eq!((p.a.qp.state(), p.a.qp.next_deadline()), (QpState::Error, None));
+        }
+    }
+}
+
+fn timeout_zero_waits_for_ever(by: By) {
+    let s = Setup { timeout: 0, retry_cnt: 0, ..Setup::default() };
+    let mut p = by.one_sided(&s);
+    p.send(A, SendOp::Send, 0, 8);
+    while p.now < 60_000 * MS {
+        assert!(p.turn());
+    }
+    p.expect_sends(&[]);
+    p.ready_to_receive(B, &s);
+    p.recv(B, 0, 8);
     p.run();
     p.expect_sends(&[Success]);
-    p.expect_bytes(B, 4096, 0, 1000);
-    assert_eq!(p.b.host.recvs().len(), 1);
 }
 
-#[test]
-fn a_queue_pair_can_be_its_own_peer() {
-    let s = Setup { psn_b: 0xff_fffd, ..Setup::default() };
-    let mut p = Pair::reset(&s);
-    p.ready_to_receive(A, &s);
-    p.ready_to_send(A, &s);
-    p.fill(A, 0, 1000);
-    p.recv(A, 4096, 1000);
-    p.send(A, SendOp::Send, 0, 1000);
-    p.send(A, SendOp::Read(remote(0)), 8192, 1000);
-    p.send(A, SendOp::FetchAdd { remote: remote(16_384), add: 2 }, 20_000, 8);
-    for _ in 0..20 {
-        p.now += 1000;
-        p.transmit_side(A);
-        for s in std::mem::take(&mut p.wire) {
-            p.deliver(A, &s.bytes);
+fn a_reset_queue_pair_connects_again_with_new_psns(by: By) {
+    let mut p = by.rc();
+    p.send(A, WRITE, 0, 8);
+    p.run();
+    let s = Setup { psn_a: 100, psn_b: 200, ..Setup::default() };
+    for side in [A, B] {
+        p.state(side, QpState::Reset);
+        assert_eq!(p.node(side).qp.attr().dest_qpn, None);
+        p.node(side).qp.use_messages(by == By::Messages);
+        p.ready_to_receive(side, &s);
+        p.ready_to_send(side, &s);
+    }
+    p.send(A, WRITE, 0, 8);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+    match &p {
+        Link::Packets(p) => assert_eq!(p.psns(A), [0xff_fffd, 100]),
+        Link::Messages(p) => {
+            let writes: Vec<_> = p.sent(A).iter().filter(|m| m.kind == M::Write).map(|m| m.number).collect();
+            assert_eq!(writes, [0xfffd, 100]);
         }
     }
-    p.expect_sends(&[Success; 3]);
-    p.expect_bytes(A, 4096, 0, 1000);
-    p.expect_bytes(A, 8192, 0, 1000);
-    assert!(!p.a.qp.wants_transmit() && p.a.qp.ack_owed().is_none());
 }
 
-#[test]
-fn delivery_is_told_with_the_owed_acknowledgement() {
-    let mut p = Pair::rc();
-    p.recv(B, 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.transmit_side(A);
-    let write = p.wire[0].bytes.clone();
-    p.deliver(B, &write);
-    assert_eq!(p.b.qp.ack_owed(), Some(AckOwed { delivered: false }));
-    p.send(A, SendOp::Send, 0, 8);
-    p.transmit_side(A);
-    let send = p.wire[1].bytes.clone();
-    p.deliver(B, &send);
-    assert_eq!(p.b.qp.ack_owed(), Some(AckOwed { delivered: true }));
-    p.transmit_side(B);
-    assert_eq!(p.b.qp.ack_owed(), None);
-    assert_eq!(p.psns(B), [PSN + 1]);
-}
-
-#[test]
-fn marked_packets_are_answered_by_few_cnps_and_a_cnp_cuts_the_window() {
-    let mut p = Pair::rc();
-    p.mark_ce = true;
-    p.sends(10, A, SendOp::Write(remote(0)), 0, 8);
-    let before = p.a.qp.window().cwnd_bytes;
+fn a_queue_pair_that_was_used_and_reset_has_nothing_to_flush(by: By) {
+    let mut p = by.rc();
+    p.send(A, WRITE, 0, 8);
     p.run();
-    p.expect_sends(&[Success; 10]);
-    assert_eq!(p.b.host.counted(Count::CnpSent), 1);
-    assert!(p.b.host.counted(Count::EcnMarked) >= 10);
-    assert_eq!(p.a.host.counted(Count::CnpReceived), 1);
-    assert!(p.a.qp.window().cwnd_bytes < before);
-    let cnp = p.wire.iter().find(|s| s.op().is_none()).unwrap();
-    assert_eq!((cnp.bytes[0], cnp.bytes.len(), cnp.bytes[4]), (0x81, 28, 0x40));
-    assert!(cnp.bytes[12..].iter().all(|b| *b == 0));
-}
-
-#[test]
-fn loss_slows_a_stream_instead_of_stopping_it() {
-    let goodput = |permille: u64| {
-        let setup = Setup {
-            mtu: Mtu::B4096,
-            window_bytes: 200 << 10,
-            rnr_retry: 7,
-            retry_cnt: 7,
-            ..Setup::default()
-        };
-        let mut p = Pair::new(&setup);
-        let mut rng = test_support::random::Rng::new(1);
-        p.script =
-            Box::new(move |_, _, _| if rng.next_u64() % 1000 < permille { Fate::Drop } else { Fate::Pass });
-        p.sends(300, A, SendOp::Write(remote(0)), 0, 65_536);
-        p.run();
-        p.expect_sends(&[Success; 300]);
-        300.0 * 65_536.0 / p.now as f64
-    };
-    let (clean, some, many) = (goodput(0), goodput(1), goodput(10));
-    assert!(some > 0.7 * clean, "0.1 %: {some} of {clean}");
-    assert!(many > 0.3 * clean, "1 %: {many} of {clean}");
-}
-
-/// Writes so many bytes, all of them under way at once, and has them acknowledged.
-fn write_at_once(p: &mut Pair, bytes: u32) {
-    for _ in 0..bytes / 1024 {
-        p.send(A, SendOp::Write(remote(0)), 0, 1024);
-    }
-    p.run();
-}
-
-#[test]
-fn a_window_grows_by_what_half_of_it_carried_and_by_nothing_less() {
-    let mut p = Pair::rc();
-    p.mark_ce = true;
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.run();
-    p.mark_ce = false;
-    let cut = p.a.qp.window().cwnd_bytes;
-    assert!(cut < 128 << 10 && cut > 20 << 10, "{cut} bytes");
-    for _ in 0..20 {
-        write_at_once(&mut p, cut / 4);
-    }
-    assert_eq!(p.a.qp.window().cwnd_bytes, cut, "a quarter says nothing about the path");
-    for _ in 0..20 {
-        write_at_once(&mut p, cut / 4 * 3);
-    }
-    assert!(p.a.qp.window().cwnd_bytes > cut);
-}
-
-#[test]
-fn what_fills_a_packet_up_is_zeros() {
-    for (op, len) in [(SendOp::Send, 5), (SendOp::Write(remote(0)), 258)] {
-        let mut p = Pair::rc();
-        p.fill(A, 0, 300);
-        p.recv(B, 0, 300);
-        p.send(A, op, 0, len);
-        p.run();
-        for sent in p.wire.iter().filter(|s| s.side == A) {
-            let packet = hca_core::wire::Packet::parse(&sent.bytes).unwrap();
-            let pad = usize::from(packet.bth().pad());
-            assert!(sent.bytes.ends_with(&[0; 3][..pad]), "{op:?}: {:x?}", sent.bytes);
-        }
-        let last = p.wire.iter().rfind(|s| s.side == A).unwrap();
-        assert_ne!(hca_core::wire::Packet::parse(&last.bytes).unwrap().bth().pad(), 0);
-    }
+    p.state(A, QpState::Reset);
+    p.state(A, QpState::Error);
+    p.expect_sends(&[Success]);
 }

@@ -31,13 +31,6 @@ fn measure(p: &mut Pair) {
     p.counts = [0; 2];
     p.a.host.done.clear();
 }
-/// `bad` local memory.
-fn bad_write(p: &mut Pair) {
-    let request =
-        SendRequest { op: SendOp::Write(remote(0)).into(), flags: SendFlags::SIGNALED, len: 8, dest: None };
-    p.post_raw(A, Posted { request, addr: 0, bad: true });
-}
-
 #[test]
 fn only_signalled_requests_ask_among_small_ones() {
     let mut p = Pair::rc();
@@ -227,24 +220,6 @@ fn later_packets_do_not_put_off_the_timers_of_one_that_asks() {
 }
 
 #[test]
-fn a_dead_peer_ends_unsignalled_requests_in_retry_exceeded() {
-    for (timeout, retry_cnt) in [(14, 2), (8, 7), (1, 0)] {
-        let mut p = Pair::new(&Setup { timeout, retry_cnt, ..Setup::default() });
-        p.script = Box::new(|_, _, _| Fate::Drop);
-        for _ in 0..3 {
-            write(&mut p, QUIET);
-        }
-        let start = p.now;
-        p.run();
-        p.expect_sends(&[WcStatus::RetryExceeded, WcStatus::WrFlushed, WcStatus::WrFlushed]);
-        let total = (4096 << timeout) * (u64::from(retry_cnt) + 1);
-        let took = p.now - start;
-        assert!((total..=4 * total).contains(&took), "{took} of {total}");
-        assert_eq!(p.a.qp.next_deadline(), None);
-    }
-}
-
-#[test]
 fn a_dead_peer_is_noticed_though_unsignalled_requests_keep_coming() {
     let (timeout, retry_cnt) = (10, 1);
     let mut p = Pair::new(&Setup { timeout, retry_cnt, ..Setup::default() });
@@ -309,7 +284,7 @@ fn a_request_that_fails_here_waits_for_no_timer_behind_unsignalled_ones() {
     let start = p.now;
     write(&mut p, QUIET);
     write(&mut p, QUIET);
-    bad_write(&mut p);
+    p.send_bad(SendOp::Write(remote(0)), 8);
     p.run();
     p.expect_sends(&[Success, Success, WcStatus::LocalProtection]);
     assert!(p.now - start < 200_000, "{}", p.now - start);

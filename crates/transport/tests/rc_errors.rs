@@ -2,7 +2,7 @@
 //! in `near_errors`.
 mod pair;
 
-use hca_core::wire::{NakCode, Opcode, Packet, PacketOp, Syndrome};
+use hca_core::wire::{NakCode, Opcode, PacketOp, Syndrome};
 use hca_core::*;
 use hca_transport::*;
 use pair::*;
@@ -302,71 +302,6 @@ fn send_with_invalidate_takes_the_key_back_after_the_data_is_placed() {
 }
 
 #[test]
-fn a_solicited_send_says_so_in_its_last_packet() {
-    let mut p = Pair::rc();
-    p.recv(B, 0, 600);
-    p.recv(B, 0, 600);
-    p.post(A, SendOp::Send, 0, 600, SendFlags::SOLICITED);
-    p.post(A, SendOp::Send, 0, 600, SendFlags::empty());
-    p.run();
-    let flags: Vec<bool> = p.b.host.recvs().iter().map(|r| r.1.solicited).collect();
-    assert_eq!(flags, [true, false]);
-    let on_wire: Vec<bool> = p
-        .wire
-        .iter()
-        .filter(|s| s.side == A)
-        .map(|s| Packet::parse(&s.bytes).unwrap().bth().solicited())
-        .collect();
-    assert_eq!(on_wire, [false, false, true, false, false, false]);
-}
-
-#[test]
-fn the_first_packet_in_rtr_raises_comm_established_once() {
-    let s = Setup::default();
-    let mut p = Pair::reset(&s);
-    p.ready_to_receive(A, &s);
-    p.ready_to_send(A, &s);
-    p.ready_to_receive(B, &s);
-    p.recv(B, 0, 8);
-    p.send(A, SendOp::Send, 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 2]);
-    let events = p.b.host.done.iter().filter(|d| **d == Done::Event(QpEvent::CommEstablished)).count();
-    assert_eq!(events, 1);
-}
-
-#[test]
-fn a_drained_send_queue_finishes_what_is_under_way_and_tells() {
-    let mut p = Pair::rc();
-    p.sink_room = 2;
-    p.send(A, SendOp::Write(remote(0)), 0, 1000);
-    p.transmit_side(A);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    let sqd = QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() };
-    p.sink_room = 1;
-    p.modify(A, sqd).unwrap();
-    assert!(!p.a.host.has_event(QpEvent::SqDrained));
-    p.run();
-    p.expect_sends(&[Success]);
-    assert_eq!(p.a.host.done.last(), Some(&Done::Event(QpEvent::SqDrained)));
-    // The responder goes on meanwhile.
-    p.send(B, SendOp::Read(remote(0)), 0, 8);
-    p.run();
-    assert_eq!(p.b.host.statuses(), [Success]);
-    p.state(A, QpState::Rts);
-    p.run();
-    p.expect_sends(&[Success; 2]);
-}
-
-#[test]
-fn an_idle_send_queue_drains_at_once() {
-    let mut p = Pair::rc();
-    p.modify(A, QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() }).unwrap();
-    assert!(p.a.host.has_event(QpEvent::SqDrained));
-}
-
-#[test]
 fn what_is_posted_in_error_is_flushed_at_once() {
     let mut p = Pair::rc();
     p.state(A, QpState::Error);
@@ -406,34 +341,6 @@ fn the_adapter_can_force_the_error_state() {
 }
 
 #[test]
-fn a_reset_queue_pair_connects_again_with_new_psns() {
-    let mut p = Pair::rc();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.run();
-    let s = Setup { psn_a: 100, psn_b: 200, ..Setup::default() };
-    for side in [A, B] {
-        p.state(side, QpState::Reset);
-        assert_eq!(p.node(side).qp.attr().dest_qpn, None);
-        p.ready_to_receive(side, &s);
-        p.ready_to_send(side, &s);
-    }
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 2]);
-    assert_eq!(p.psns(A), [PSN, 100]);
-}
-
-#[test]
-fn a_queue_pair_that_was_used_and_reset_has_nothing_to_flush() {
-    let mut p = Pair::rc();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.run();
-    p.state(A, QpState::Reset);
-    p.state(A, QpState::Error);
-    p.expect_sends(&[Success]);
-}
-
-#[test]
 fn limits_of_the_configuration_are_checked() {
     let s = Setup { dest_rd_atomic: 17, ..Setup::default() };
     let mut p = Pair::reset(&s);
@@ -459,40 +366,6 @@ fn limits_of_the_configuration_are_checked() {
         Err(TransitionError::Value { what: "max_dest_rd_atomic", value: 17, max: 16 })
     ));
     assert_eq!(p.a.qp.state(), QpState::Init);
-}
-
-fn draining() -> QpAttr {
-    QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() }
-}
-
-fn drained(p: &Pair) -> usize {
-    p.a.host.done.iter().filter(|d| **d == Done::Event(QpEvent::SqDrained)).count()
-}
-
-#[test]
-fn a_limit_that_changes_while_draining_keeps_the_event() {
-    let mut p = Pair::rc();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.transmit_side(A);
-    p.modify(A, draining()).unwrap();
-    p.modify(A, QpAttr { state: Some(QpState::Sqd), rnr_retry: Some(3), ..QpAttr::default() }).unwrap();
-    assert_eq!(drained(&p), 0);
-    p.run();
-    assert_eq!(drained(&p), 1);
-}
-
-#[test]
-fn draining_that_was_called_off_is_told_when_it_is_begun_again_only_if_asked_for() {
-    let mut p = Pair::rc();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.transmit_side(A);
-    p.modify(A, draining()).unwrap();
-    p.state(A, QpState::Rts);
-    p.run();
-    assert_eq!(drained(&p), 0, "it is ready to send");
-    p.state(A, QpState::Sqd);
-    p.run();
-    assert_eq!(drained(&p), 0, "nobody asked");
 }
 
 #[test]
@@ -532,24 +405,6 @@ fn an_rnr_retry_that_was_raised_in_sqd_holds_for_the_next_request() {
     p.recv(B, 0, 8);
     p.run();
     p.expect_sends(&[Success]);
-}
-
-#[test]
-fn a_small_solicited_send_says_so_and_a_write_does_not() {
-    let mut p = Pair::rc();
-    p.recvs(2, B, 0, 8);
-    for (op, flags) in [
-        (SendOp::Send, SendFlags::SOLICITED),
-        (SendOp::Send, SendFlags::empty()),
-        (SendOp::Write(remote(0)), SendFlags::SOLICITED),
-    ] {
-        p.post(A, op, 0, 8, flags);
-    }
-    p.run();
-    // What is probed comes after them.
-    let mine = p.wire.iter().filter(|s| s.side == A).take(3);
-    let said: Vec<bool> = mine.map(|s| Packet::parse(&s.bytes).unwrap().bth().solicited()).collect();
-    assert_eq!(said, [true, false, false]);
 }
 
 #[test]

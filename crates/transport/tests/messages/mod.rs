@@ -180,7 +180,6 @@ impl Ways {
     /// Both sides in RESET.
     pub fn reset(setup: &Setup) -> Self {
         let mut pair = Pair::reset(setup);
-        pair.b.host.srq = setup.srq_b;
         for side in [A, B] {
             pair.node(side).qp.use_messages(true);
         }
@@ -195,18 +194,13 @@ impl Ways {
         ways.ready_to_send(A, setup);
         ways
     }
-    pub fn instant(&self) -> Instant {
-        Instant::from_nanos(self.now)
-    }
     /// Calls `f` with a side, which may reach the other's memory meanwhile if hosts do.
     pub fn with<R>(&mut self, side: Side, f: impl FnOnce(Instant, &mut Qp, &mut MockHost) -> R) -> R {
-        let now = self.instant();
         if self.reach {
             let memory = core::mem::take(&mut self.node(side.other()).host.mem);
             self.node(side).host.near.memory = memory;
         }
-        let n = self.node(side);
-        let r = f(now, &mut n.qp, &mut n.host);
+        let r = self.pair.with(side, f);
         if self.reach {
             let memory = core::mem::take(&mut self.node(side).host.near.memory);
             self.node(side.other()).host.mem = memory;
@@ -359,7 +353,7 @@ impl Ways {
         let naks = self.sent(side).into_iter().filter(|m| m.kind == M::Nak);
         naks.filter_map(|m| Syndrome::decode(m.extra as u8)).collect()
     }
-    pub fn nak_codes(&self, side: Side) -> Vec<NakCode> {
+    pub fn naks(&self, side: Side) -> Vec<NakCode> {
         let code = |s| if let Syndrome::Nak(code) = s { Some(code) } else { None };
         self.syndromes(side).into_iter().filter_map(code).collect()
     }

@@ -146,6 +146,9 @@ impl Setup {
     }
 }
 
+/// A packet on its way: when it arrives, the order of those that do so together, to whom, and its bytes.
+type InTransit = (u64, usize, Side, Vec<u8>);
+
 pub struct Pair {
     pub now: u64,
     pub a: Node,
@@ -153,8 +156,7 @@ pub struct Pair {
     pub script: Script,
     pub wire: Vec<Sent>,
     pub counts: [usize; 2],
-    /// (arrival, order, to, bytes, congestion mark)
-    transit: Vec<(u64, usize, Side, Vec<u8>)>,
+    transit: Vec<InTransit>,
     order: usize,
     pub mark_ce: bool,
     pub sink_room: usize,
@@ -173,7 +175,6 @@ impl Pair {
             pair.ready_to_receive(side, setup);
             pair.ready_to_send(side, setup);
         }
-        pair.b.host.srq = setup.srq_b;
         pair
     }
     pub fn rc() -> Self {
@@ -192,7 +193,7 @@ impl Pair {
             }),
             host: MockHost::new(),
         };
-        Self {
+        let mut pair = Self {
             now: 1_000,
             a: node(Side::A),
             b: node(Side::B),
@@ -203,15 +204,24 @@ impl Pair {
             order: 0,
             mark_ce: false,
             sink_room: usize::MAX,
-        }
+        };
+        pair.b.host.srq = setup.srq_b;
+        pair
     }
     pub fn node(&mut self, side: Side) -> &mut Node {
         if side == Side::A { &mut self.a } else { &mut self.b }
     }
-    pub fn modify(&mut self, side: Side, attr: QpAttr) -> Result<(), TransitionError> {
-        let now = Instant::from_nanos(self.now);
+    pub fn instant(&self) -> Instant {
+        Instant::from_nanos(self.now)
+    }
+    /// Calls `f` with a side.
+    pub fn with<R>(&mut self, side: Side, f: impl FnOnce(Instant, &mut Qp, &mut MockHost) -> R) -> R {
+        let now = self.instant();
         let n = self.node(side);
-        n.qp.modify(now, &attr, &mut n.host)
+        f(now, &mut n.qp, &mut n.host)
+    }
+    pub fn modify(&mut self, side: Side, attr: QpAttr) -> Result<(), TransitionError> {
+        self.with(side, |now, qp, host| qp.modify(now, &attr, host))
     }
     pub fn state(&mut self, side: Side, state: QpState) {
         self.modify(side, QpAttr { state: Some(state), ..QpAttr::default() }).unwrap();
@@ -285,10 +295,15 @@ impl Pair {
         index
     }
     pub fn post_raw(&mut self, side: Side, posted: Posted) {
-        let now = Instant::from_nanos(self.now);
-        let n = self.node(side);
-        n.host.push(posted);
-        n.qp.handle_posted(now, &mut n.host);
+        self.with(side, |now, qp, host| {
+            host.push(posted);
+            qp.handle_posted(now, host);
+        });
+    }
+    /// Posts a request of A whose memory it may not use.
+    pub fn send_bad(&mut self, op: SendOp, len: u32) {
+        let request = SendRequest { op: op.into(), flags: SendFlags::SIGNALED, len, dest: None };
+        self.post_raw(Side::A, Posted { request, addr: 0, bad: true });
     }
     pub fn send(&mut self, side: Side, op: SendOp, addr: usize, len: u32) -> u32 {
         self.post(side, op, addr, len, SendFlags::SIGNALED)
@@ -314,13 +329,13 @@ impl Pair {
         id
     }
     pub fn recv_raw(&mut self, side: Side, addr: usize, len: usize, bad: bool) -> u32 {
-        let now = Instant::from_nanos(self.now);
-        let n = self.node(side);
-        let id = n.host.next_recv;
-        n.host.next_recv += 1;
-        n.host.rq.push_back(PostedRecv { id, addr, len, bad });
-        n.qp.handle_posted(now, &mut n.host);
-        id
+        self.with(side, |now, qp, host| {
+            let id = host.next_recv;
+            host.next_recv += 1;
+            host.rq.push_back(PostedRecv { id, addr, len, bad });
+            qp.handle_posted(now, host);
+            id
+        })
     }
     /// Fills memory with bytes that depend on their address.
     pub fn fill(&mut self, side: Side, addr: usize, len: usize) {
@@ -338,14 +353,14 @@ impl Pair {
     }
     pub fn transmit_side(&mut self, side: Side) -> bool {
         let mut sink = VecSink::with_room(self.sink_room);
-        let now = Instant::from_nanos(self.now);
-        let n = self.node(side);
-        if n.qp.wants_transmit() {
-            n.qp.poll_transmit(now, &mut n.host, &mut sink, 64);
-        }
-        if n.qp.ack_owed().is_some() {
-            n.qp.poll_ack(now, &mut n.host, &mut sink);
-        }
+        self.with(side, |now, qp, host| {
+            if qp.wants_transmit() {
+                qp.poll_transmit(now, host, &mut sink, 64);
+            }
+            if qp.ack_owed().is_some() {
+                qp.poll_ack(now, host, &mut sink);
+            }
+        });
         let any = !sink.out.is_empty();
         for (_, bytes) in sink.out {
             self.carry(side, bytes);
@@ -374,10 +389,9 @@ impl Pair {
     }
     /// Gives a packet to a side at once.
     pub fn deliver(&mut self, to: Side, bytes: &[u8]) {
-        let now = Instant::from_nanos(self.now);
         let rx = RxMeta { ce: self.mark_ce, grh: Some(&[7; 40]) };
-        let n = self.node(to);
-        n.qp.handle_packet(now, &rx, &Packet::parse(bytes).unwrap(), &mut n.host);
+        let packet = Packet::parse(bytes).unwrap();
+        self.with(to, |now, qp, host| qp.handle_packet(now, &rx, &packet, host));
     }
     /// One turn: send, else deliver the next packet, else let the next timer fire. `false`: all is quiet.
     pub fn turn(&mut self) -> bool {
@@ -385,28 +399,51 @@ impl Pair {
             return true;
         }
         let next = self.transit.iter().map(|t| t.0).min();
-        let timer =
-            [&self.a, &self.b].iter().filter_map(|n| n.qp.next_deadline()).map(Instant::as_nanos).min();
-        let Some(at) = [next, timer].into_iter().flatten().min() else { return false };
+        let Some(at) = [next, self.next_timer()].into_iter().flatten().min() else { return false };
         self.now = self.now.max(at);
-        let mut due: Vec<_> = Vec::new();
         let now = self.now;
-        self.transit.retain(|t| {
-            if t.0 <= now {
-                due.push(t.clone());
-            }
-            t.0 > now
-        });
+        self.take(|t| t.0 <= now);
+        self.fire();
+        true
+    }
+    fn take(&mut self, of: impl Fn(&InTransit) -> bool) {
+        let mut due: Vec<_> = self.transit.extract_if(.., |t| of(t)).collect();
         due.sort_by_key(|t| (t.0, t.1));
-        for (_, _, to, bytes) in due {
+        for (at, _, to, bytes) in due {
+            self.now = self.now.max(at);
             self.deliver(to, &bytes);
         }
-        let now = Instant::from_nanos(self.now);
+    }
+    /// Lets a side take all that is on its way to it.
+    pub fn take_all(&mut self, side: Side) {
+        self.take(|t| t.2 == side);
+    }
+    /// Loses all that is on its way.
+    pub fn lose(&mut self) {
+        self.transit.clear();
+    }
+    /// Sends and takes, and lets no timer fire, until nothing moves.
+    pub fn settle(&mut self) {
+        while self.transmit() || !self.transit.is_empty() {
+            self.take(|_| true);
+        }
+    }
+    fn next_timer(&self) -> Option<u64> {
+        [&self.a, &self.b].iter().filter_map(|n| n.qp.next_deadline()).map(Instant::as_nanos).min()
+    }
+    fn fire(&mut self) {
+        let now = self.instant();
         for n in [&mut self.a, &mut self.b] {
             if n.qp.next_deadline().is_some_and(|d| d <= now) {
                 n.qp.handle_timeout(now, &mut n.host);
             }
         }
+    }
+    /// Lets the next timer fire. `false`: there is none.
+    pub fn skip(&mut self) -> bool {
+        let Some(at) = self.next_timer() else { return false };
+        self.now = self.now.max(at);
+        self.fire();
         true
     }
     /// Turns until all is quiet.
