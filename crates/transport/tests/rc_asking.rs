@@ -477,16 +477,6 @@ fn a_packet_that_a_probe_asked_for_alone_is_asked_for_alone_ever_after() {
 }
 
 #[test]
-fn a_response_that_ends_early_where_no_probe_asked_is_a_bad_one() {
-    let mut p = Pair::rc();
-    p.send(A, SendOp::Read(remote(0)), 0, 1000);
-    p.transmit_side(A);
-    let early = Raw::rc(P::ReadResponseOnly, A, PSN).aeth(Syndrome::Ack(None)).payload(256);
-    p.deliver(A, &early.bytes());
-    p.expect_sends(&[WcStatus::BadResponse]);
-}
-
-#[test]
 fn a_slow_path_is_measured_and_then_no_longer_probed() {
     for known in [false, true] {
         let mut p = Pair::rc();
@@ -545,20 +535,6 @@ fn a_send_under_way_has_its_receive_request_beside_the_credits() {
     p.transmit_side(A);
     p.deliver(A, &ack(PSN, 1));
     assert_eq!(sends(&mut p, 2), 1);
-}
-
-#[test]
-fn rnr_retries_are_counted_for_each_request() {
-    let mut p = Pair::new(&Setup { rnr_retry: 2, ..Setup::default() });
-    for i in 1..=3 {
-        p.send(A, SendOp::Send, 0, 8);
-        while p.b.host.counted(Count::RnrNakSent) < 2 * i {
-            assert!(p.turn());
-        }
-        p.recv(B, 0, 8);
-        p.run();
-        assert_eq!(p.a.host.statuses(), vec![Success; i as usize]);
-    }
 }
 
 #[test]

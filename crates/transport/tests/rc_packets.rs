@@ -238,37 +238,6 @@ fn doubled_packets_are_delivered_once() {
 }
 
 #[test]
-fn no_receive_request_is_answered_by_an_rnr_nak_and_tried_again_after_its_timer() {
-    let mut p = Pair::new(&Setup { rnr_timer: 14, ..Setup::default() });
-    p.send(A, SendOp::Send, 0, 600);
-    p.run_until(500_000);
-    assert_eq!(p.b.host.counted(Count::RnrNakSent), 1);
-    assert!(p.naks(B).is_empty(), "packets behind the refused one are no sequence error");
-    p.recv(B, 0, 600);
-    p.run();
-    p.expect_sends(&[Success]);
-    let again = p.wire.iter().filter(|s| s.side == A).nth(3).unwrap();
-    assert!(again.at_ns >= RnrTimer::new(14).duration().as_nanos() as u64);
-}
-
-#[test]
-fn the_wait_after_an_rnr_nak_is_not_shortened_by_a_turn_that_stood_still() {
-    let mut p = Pair::new(&Setup { rnr_timer: 14, ..Setup::default() });
-    p.send(A, SendOp::Send, 0, 8);
-    while p.a.host.counted(Count::RnrNakReceived) == 0 {
-        p.turn();
-    }
-    // The turn that took the NAK had its time from before the NAK came.
-    p.now += 5_000_000;
-    let came = p.now;
-    p.recv(B, 0, 8);
-    p.run();
-    p.expect_sends(&[Success]);
-    let again = p.wire.iter().rfind(|s| s.side == A).unwrap();
-    assert!(again.at_ns >= came + RnrTimer::new(14).duration().as_nanos() as u64);
-}
-
-#[test]
 fn after_an_rnr_nak_one_packet_goes_alone_until_it_is_taken() {
     let mut p = Pair::new(&Setup { srq_b: true, ..Setup::default() });
     for _ in 0..2 {
@@ -289,29 +258,6 @@ fn after_an_rnr_nak_one_packet_goes_alone_until_it_is_taken() {
     assert!(left.len() <= 8, "the first one, and the six behind it once it was taken");
     assert!(left[left.len() - 6..].iter().all(|at| *at == left[left.len() - 1]), "the six in one train");
     assert_eq!(p.a.host.counted(Count::Probe), 0, "each that went alone asked");
-}
-
-#[test]
-fn rnr_retry_counts_and_then_fails() {
-    let mut p = Pair::new(&Setup { rnr_retry: 3, ..Setup::default() });
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.send(A, SendOp::Send, 0, 8);
-    p.send(A, SendOp::Send, 0, 8);
-    p.run();
-    p.expect_sends(&[Success, WcStatus::RnrRetryExceeded, WcStatus::WrFlushed]);
-    assert_eq!(p.b.host.counted(Count::RnrNakSent), 4);
-    assert_eq!(p.a.qp.state(), QpState::Error);
-}
-
-#[test]
-fn rnr_retry_seven_is_for_ever() {
-    let mut p = Pair::new(&Setup { rnr_retry: 7, retry_cnt: 0, ..Setup::default() });
-    p.send(A, SendOp::WriteImm(remote(0), 1), 0, 300);
-    p.run_until(20_000_000);
-    assert!(p.b.host.counted(Count::RnrNakSent) > 20);
-    p.recv(B, 0, 0);
-    p.run();
-    p.expect_sends(&[Success]);
 }
 
 #[test]
