@@ -207,7 +207,7 @@ impl Requester {
             // The same refusal once more, or one of a RESYNC, which needs no receive request.
             return Ok(());
         }
-        self.rnr.refused(now.as_nanos().saturating_add(1), timer)?;
+        self.rnr.refused(now.as_nanos(), timer)?;
         self.retries_left = path.retry_cnt;
         self.refused(now.as_nanos());
         Ok(())

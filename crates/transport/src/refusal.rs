@@ -41,13 +41,13 @@ impl Rnr {
     }
     /// The peer refused the oldest request. An error is the end of that.
     ///
-    /// The wait begins with the first look at the time from `from_ns` on: the time at the refusal was taken before that
-    /// came, and by how much is not known.
-    pub(crate) fn refused(&mut self, from_ns: u64, timer: RnrTimer) -> Result<(), WcStatus> {
+    /// The wait begins with the first look at a later time than `now_ns`: that was taken before the refusal came, and by
+    /// how much is not known.
+    pub(crate) fn refused(&mut self, now_ns: u64, timer: RnrTimer) -> Result<(), WcStatus> {
         if self.retries < RNR_RETRY_INFINITE {
             self.left = self.left.checked_sub(1).ok_or(WcStatus::RnrRetryExceeded)?;
         }
-        self.wait_until(from_ns);
+        self.wait_until(now_ns.saturating_add(1));
         self.wait_ns = u64::try_from(timer.duration().as_nanos()).unwrap_or(NEVER);
         Ok(())
     }

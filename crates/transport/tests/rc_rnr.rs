@@ -32,7 +32,9 @@ fn what_finds_no_receive_request_is_tried_again_after_the_timer(by: By) {
             assert_eq!(p.rnr_naks(), 1);
             assert!(p.naks(B).is_empty(), "what comes behind the refused one is no error");
             assert!(p.b.host.held.is_none() && p.b.host.mem[MEMORY - 8..] == [0; 8], "and is dropped");
-            // The time that was known as the refusal came may have been an old one: the wait begins now.
+            // Timers are looked at in the turn that took the refusal, too. The time of that turn was taken before it, and
+            // by how much is not known: the wait begins with the next one.
+            p.fire();
             p.now += 5_000_000;
             let came = p.now;
             p.recv(B, 200_000, len);

@@ -431,7 +431,8 @@ impl Pair {
     fn next_timer(&self) -> Option<u64> {
         [&self.a, &self.b].iter().filter_map(|n| n.qp.next_deadline()).map(Instant::as_nanos).min()
     }
-    fn fire(&mut self) {
+    /// Lets all timers fire that are due.
+    pub fn fire(&mut self) {
         let now = self.instant();
         for n in [&mut self.a, &mut self.b] {
             if n.qp.next_deadline().is_some_and(|d| d <= now) {
