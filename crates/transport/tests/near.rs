@@ -3,21 +3,14 @@
 mod messages;
 mod pair;
 
-use hca_core::*;
-use hca_transport::*;
 use messages::*;
 use pair::*;
-
-use Side::{A, B};
-use WcStatus::Success;
-
-const NUMBER: u16 = 0xfffd;
 
 #[test]
 fn a_response_answers_the_requests_before_it() {
     let mut p = Ways::rc();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
+    p.send(A, READ, 0, 8);
     p.run();
     p.expect_sends(&[Success; 2]);
     assert_eq!(p.kinds(B), [M::ReadData]);
@@ -26,11 +19,11 @@ fn a_response_answers_the_requests_before_it() {
 #[test]
 fn requests_carry_acknowledgements_along() {
     let mut p = Ways::rc();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.send_side(A);
     p.take_all(B);
     assert!(p.b.qp.ack_owed().is_some());
-    p.send(B, SendOp::Write(remote(0)), 0, 8);
+    p.send(B, WRITE, 0, 8);
     p.send_side(B);
     assert!(p.b.qp.ack_owed().is_none(), "told along");
     p.take_all(A);
@@ -69,7 +62,7 @@ fn limits_are_told_although_requests_carry_acknowledgements_along() {
         p.send_side(A);
         p.take_all(B);
         p.recvs(2, B, 0, 8);
-        p.send(B, SendOp::Write(remote(0)), 0, 8);
+        p.send(B, WRITE, 0, 8);
         p.send_side(B);
         p.ack_side(B);
         p.take_all(A);
@@ -95,7 +88,7 @@ fn a_limit_that_was_passed_is_told_anew_although_the_rest_went_along() {
     p.send(A, SendOp::Send, 0, 8);
     p.send_side(A);
     p.take_all(B);
-    p.send(B, SendOp::Write(remote(0)), 0, 8);
+    p.send(B, WRITE, 0, 8);
     p.send_side(B);
     assert!(p.b.qp.ack_owed().is_some(), "of the limit");
     p.ack_side(B);
@@ -115,7 +108,7 @@ fn the_limit_counts_what_every_operation_used() {
             p.send(A, op, 0, len);
             p.run();
             p.expect_sends(&[Success]);
-            let told = p.sent(B).into_iter().rfind(|m| m.kind == M::Ack && m.has(LIMITED)).map(|m| m.extra);
+            let told = p.last_limit();
             assert_eq!(told, Some(3), "{op:?} of {len}: one is used, and two are left");
         }
     }
@@ -125,9 +118,9 @@ fn the_limit_counts_what_every_operation_used() {
 fn the_limit_counts_what_a_message_under_way_holds() {
     let mut p = Ways::rc();
     p.recvs(3, B, 200_000, 3 * PIECE);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.run();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.send(A, SendOp::Send, 0, 3 * PIECE as u32);
     p.send_side(A);
     // The WRITE, and the first piece of the SEND.
@@ -140,25 +133,24 @@ fn the_limit_counts_what_a_message_under_way_holds() {
 
 #[test]
 fn a_queue_drains_by_what_is_told_along_and_by_what_is_sent_again() {
-    let sqd = QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() };
     let mut p = Ways::rc();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.send_side(A);
-    p.modify(A, sqd).unwrap();
+    p.drain(A);
     p.take_all(B);
-    p.send(B, SendOp::Write(remote(0)), 0, 8);
+    p.send(B, WRITE, 0, 8);
     p.send_side(B);
     p.take_all(A);
     assert!(p.a.host.has_event(QpEvent::SqDrained));
 
     let s = Setup::default();
     let mut p = Ways::one_sided(&s);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
+    p.send(A, READ, 0, 8);
     p.send_side(A);
     p.lose();
-    p.modify(A, sqd).unwrap();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.drain(A);
+    p.send(A, WRITE, 0, 8);
     while p.a.host.counted(Count::Probe) == 0 {
         assert!(p.skip());
     }
@@ -177,7 +169,7 @@ fn a_p_key_that_changes_is_told_and_judged_anew() {
     let other = Pkey::new(0x8001);
     let change = |p: &mut Ways, side| {
         p.state(side, QpState::Sqd);
-        p.modify(side, QpAttr { state: Some(QpState::Sqd), pkey: Some(other), ..QpAttr::default() }).unwrap();
+        p.change(side, QpAttr { pkey: Some(other), ..QpAttr::default() });
         p.state(side, QpState::Rts);
     };
     let write = |p: &mut Ways| {
@@ -227,7 +219,7 @@ fn no_more_messages_leave_than_may() {
         let mut p = Ways::rc();
         p.recvs(8, B, 0, len as usize);
         // The peer knows this side, and this side its receive requests.
-        p.send(A, SendOp::Write(remote(0)), 0, 8);
+        p.send(A, WRITE, 0, 8);
         p.settle();
         p.sends(8, A, SendOp::Send, 0, len);
         for max in [1, 3, 0, 2] {
@@ -239,7 +231,7 @@ fn no_more_messages_leave_than_may() {
     p.fill(B, 0, 5 * PIECE);
     p.send(B, SendOp::Write(remote(PIECE * 5)), 0, 8);
     p.settle();
-    p.send(A, SendOp::Read(remote(0)), 0, 5 * PIECE as u32);
+    p.send(A, READ, 0, 5 * PIECE as u32);
     p.send_side(A);
     p.take_all(B);
     p.log.clear();
@@ -256,7 +248,7 @@ fn no_more_messages_leave_than_may() {
 fn small(receives: usize) -> Ways {
     let mut p = Ways::rc();
     p.recvs(receives, B, 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.settle();
     p.expect_sends(&[Success]);
     p
@@ -328,7 +320,7 @@ fn the_quick_way_is_for_those_whom_nothing_keeps_back() {
     let mut p = small(0);
     assert_eq!(p.a.qp.lanes(), Lanes { sends: true, ..accesses }, "the peer has said nothing");
     // A READ that is not answered.
-    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.send(A, READ, 0, 8);
     p.send_side(A);
     assert!(!p.a.qp.lanes().sends);
     p.settle();
@@ -345,9 +337,9 @@ fn the_quick_way_is_for_those_whom_nothing_keeps_back() {
     p.lose();
     // Draining, and while an event of it is due.
     let mut p = small(0);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.send_side(A);
-    p.modify(A, QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() }).unwrap();
+    p.drain(A);
     p.send_side(A);
     assert!(!p.a.qp.lanes().sends);
     p.state(A, QpState::Rts);
@@ -369,7 +361,7 @@ fn a_lane_tells_of_credits() {
     let credit = |p: &mut Ways| p.a.qp.lane().unwrap().has_credit();
     assert!(!credit(&mut p), "the peer has no receive request");
     p.recvs(2, B, 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.settle();
     for left in [true, true, false] {
         assert_eq!(credit(&mut p), left);
@@ -386,7 +378,7 @@ fn a_lane_tells_of_credits() {
 fn the_quick_way_keeps_what_is_owed_to_the_peer() {
     let mut p = small(0);
     p.recvs(4, A, 0, 8);
-    p.send(B, SendOp::Write(remote(0)), 0, 8);
+    p.send(B, WRITE, 0, 8);
     p.recv(B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.settle();
@@ -405,7 +397,7 @@ fn the_quick_way_keeps_what_is_owed_to_the_peer() {
     assert_eq!((p.a.host.recvs().len(), p.b.host.statuses().len()), (1, 2));
     // A refusal goes before anything else.
     let mut p = small(0);
-    p.send(B, SendOp::Write(remote(0)), 0, 8);
+    p.send(B, WRITE, 0, 8);
     p.settle();
     p.send(A, SendOp::Send, 0, 8);
     p.send_side(A);

@@ -5,15 +5,8 @@ mod pair;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use hca_core::*;
-use hca_transport::*;
 use messages::*;
 use pair::*;
-
-use Side::{A, B};
-use WcStatus::Success;
-
-const NUMBER: u16 = 0xfffd;
 
 /// What a rule of direct access was asked.
 type Asked = Rc<RefCell<Vec<(u32, bool)>>>;
@@ -82,8 +75,8 @@ fn nothing_is_done_directly_behind_what_is_under_way() {
     let asked = direct(&mut p, |_, behind| if behind { Direct::Later } else { Direct::Done });
     p.recv(B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.send_side(A);
     assert_eq!(p.kinds(A), [M::Hello, M::Send]);
     assert_eq!(*asked.borrow(), [(1, true)]);
@@ -120,18 +113,17 @@ fn a_direct_request_may_take_several_turns_and_is_finished_in_sqd() {
         turns += 1;
         if turns % 3 == 0 { Direct::Done } else { Direct::Again }
     });
-    p.queue(A, SendOp::Write(remote(0)), 0, 8);
+    p.queue(A, WRITE, 0, 8);
     assert!(!p.send_at_once(A) && p.a.qp.wants_transmit() && !p.a.qp.is_idle_near());
     p.send_side(A);
     p.expect_sends(&[]);
     p.send_side(A);
     p.expect_sends(&[Success]);
     // It was begun, so the queue drains behind it.
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.send_side(A);
-    let sqd = QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() };
-    p.modify(A, sqd).unwrap();
+    p.drain(A);
     assert!(!p.a.host.has_event(QpEvent::SqDrained));
     for _ in 0..2 {
         p.send_side(A);
@@ -162,8 +154,8 @@ fn what_began_directly_and_is_out_of_reach_then_goes_as_a_message() {
 fn a_key_that_fails_directly_ends_the_connection() {
     let mut p = Ways::rc();
     direct(&mut p, |_, _| Direct::Fail(LocalError::Protection));
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.send_side(A);
     p.expect_sends(&[WcStatus::LocalProtection, WcStatus::WrFlushed]);
 }

@@ -3,16 +3,12 @@
 mod messages;
 mod pair;
 
-use hca_core::*;
-use hca_transport::Lanes;
 use messages::plan::*;
 use messages::*;
 use pair::ops::*;
 use pair::*;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-
-use Side::{A, B};
 
 fn op() -> impl Strategy<Value = (Op, SendFlags)> {
     let len = prop_oneof![
@@ -215,7 +211,7 @@ proptest! {
         }
         for i in 0..10 {
             p.recv(B, 500_000, 6000);
-            let op = if i % 3 == 0 { SendOp::Read(remote(0)) } else { SendOp::Send };
+            let op = if i % 3 == 0 { READ } else { SendOp::Send };
             p.send(B, op, 0, 300 * i);
         }
         p.send_side(B);

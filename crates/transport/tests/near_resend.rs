@@ -2,16 +2,8 @@
 mod messages;
 mod pair;
 
-use hca_core::*;
-use hca_transport::*;
 use messages::*;
 use pair::*;
-
-use Side::{A, B};
-use WcStatus::{Success, WrFlushed};
-
-/// The number of A's first request.
-const NUMBER: u16 = 0xfffd;
 
 #[test]
 fn what_was_lost_before_the_peer_was_ready_is_sent_again_and_executed_once() {
@@ -81,7 +73,7 @@ fn a_request_that_was_blocked_and_is_begun_along_with_an_answer_goes_on() {
     assert!(!p.a.qp.wants_transmit(), "it waits");
     // The answer to a READ of the peer's brings its queue pair to send, and the memory is out of reach by now.
     p.a.host.near.direct = None;
-    p.send(B, SendOp::Read(remote(0)), 600_000, 8);
+    p.send(B, READ, 600_000, 8);
     p.send_side(B);
     p.take_all(A);
     // The answer, the Hello, and a piece.
@@ -121,8 +113,8 @@ fn a_slow_peer_gets_requests_twice_and_executes_them_once() {
     p.fill(B, 0, 3 * PIECE);
     p.recv(B, 200_000, 100);
     p.send(A, SendOp::Send, 100_000, 100);
-    p.send(A, SendOp::Read(remote(0)), 50_000, 3 * PIECE as u32);
-    p.send(A, SendOp::FetchAdd { remote: remote(MEMORY - 8), add: 1 }, 90_000, 8);
+    p.send(A, READ, 50_000, 3 * PIECE as u32);
+    p.send(A, ADD, 90_000, 8);
     p.send_side(A);
     while p.a.host.counted(Count::Probe) < 2 {
         assert!(p.skip());
@@ -140,7 +132,7 @@ fn a_slow_peer_gets_requests_twice_and_executes_them_once() {
 fn a_read_that_is_half_answered_is_not_asked_again() {
     let mut p = Ways::rc();
     p.fill(B, 0, 3 * PIECE);
-    p.send(A, SendOp::Read(remote(0)), 50_000, 3 * PIECE as u32);
+    p.send(A, READ, 50_000, 3 * PIECE as u32);
     p.send_side(A);
     p.take_all(B);
     p.send_side(B);
@@ -159,7 +151,7 @@ fn a_read_that_is_about_to_be_asked_again_takes_its_response() {
     for pieces in 0..=3 {
         let mut p = Ways::rc();
         p.fill(B, 0, 3 * PIECE);
-        p.send(A, SendOp::Read(remote(0)), 50_000, 3 * PIECE as u32);
+        p.send(A, READ, 50_000, 3 * PIECE as u32);
         p.send_side(A);
         p.take_all(B);
         p.send_side(B);
@@ -172,7 +164,7 @@ fn a_read_that_is_about_to_be_asked_again_takes_its_response() {
         }
         p.send_side(A);
         // One READ at a time, so that a wrong count of what waits would show.
-        p.sends(5, A, SendOp::Read(remote(0)), 50_000, 8);
+        p.sends(5, A, READ, 50_000, 8);
         p.post(A, SendOp::Write(remote(100_000)), 0, 8, SendFlags::SIGNALED | SendFlags::FENCE);
         p.run();
         p.expect_sends(&[Success; 7]);
@@ -184,7 +176,7 @@ fn a_read_that_is_about_to_be_asked_again_takes_its_response() {
 fn the_wait_between_two_tries_doubles_up_to_a_quarter_of_a_second() {
     let s = Setup { timeout: 0, ..Setup::default() };
     let mut p = Ways::one_sided(&s);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     let mut times = Vec::new();
     for _ in 0..200 {
         if p.send_side(A) > 0 {
@@ -201,7 +193,7 @@ fn the_wait_between_two_tries_doubles_up_to_a_quarter_of_a_second() {
 fn after_progress_the_timer_still_runs_for_what_is_left() {
     let s = Setup::default();
     let mut p = Ways::one_sided(&s);
-    p.sends(3, A, SendOp::Read(remote(0)), 0, 8);
+    p.sends(3, A, READ, 0, 8);
     p.send_side(A);
     p.lose();
     while p.a.host.counted(Count::Probe) == 0 {
@@ -273,7 +265,7 @@ fn numbers_wrap_with_as_many_requests_as_a_queue_takes() {
     let s = Setup::default();
     let mut p = Ways::one_sided(&s);
     for _ in 0..DEPTH {
-        p.post(A, SendOp::Write(remote(0)), 0, 0, SendFlags::empty());
+        p.post(A, WRITE, 0, 0, SendFlags::empty());
     }
     p.burst = usize::MAX;
     p.send_side(A);
@@ -315,7 +307,7 @@ fn messages_of_an_earlier_connection_are_dropped() {
         p.hand(B, bytes);
     }
     // And an old answer.
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.send_side(A);
     p.hand_msg(A, &Msg::new(M::Ack, A, NUMBER + 2).flags(0).done(NUMBER + 2));
     p.hand_msg(A, &Msg::new(M::Nak, A, NUMBER).flags(0).done(NUMBER).extra(0x60));
@@ -329,10 +321,10 @@ fn messages_of_an_earlier_connection_are_dropped() {
 fn where_nobody_is_a_request_is_tried_again_until_its_patience_ends() {
     for sent_before in [false, true] {
         let mut p = Ways::new(&Setup { timeout: 14, retry_cnt: 1, ..Setup::default() });
-        p.send(A, SendOp::Write(remote(0)), 0, 8);
+        p.send(A, WRITE, 0, 8);
         if sent_before {
             p.send_side(A);
-            p.send(A, SendOp::Write(remote(0)), 0, 8);
+            p.send(A, WRITE, 0, 8);
         }
         let (begin, patience) = (p.now, (4096_u64 << 14) * 2);
         for tries in 0.. {
@@ -355,7 +347,7 @@ fn where_nobody_is_a_request_is_tried_again_until_its_patience_ends() {
 #[test]
 fn a_peer_that_comes_in_time_gets_the_request() {
     let mut p = Ways::rc();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     for _ in 0..3 {
         p.with(A, |now, qp, host| qp.unreachable(now, host));
         assert!(!p.a.qp.wants_transmit());
@@ -376,7 +368,7 @@ fn that_nobody_was_there_long_ago_costs_a_request_no_patience() {
     p.with(A, |now, qp, host| qp.unreachable(now, host));
     assert!(p.a.qp.next_deadline().is_none() && !p.a.qp.wants_transmit());
     p.now += 3_600_000 * MS;
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.with(A, |now, qp, host| qp.unreachable(now, host));
     p.expect_sends(&[]);
     while !p.a.qp.wants_transmit() {
@@ -411,7 +403,7 @@ fn an_answer_that_finds_nobody_costs_no_receive_request() {
 #[test]
 fn a_read_whose_answer_was_lost_in_the_middle_is_never_called_done() {
     let mut p = Ways::rc();
-    p.send(A, SendOp::Read(remote(0)), 0, 3 * PIECE as u32);
+    p.send(A, READ, 0, 3 * PIECE as u32);
     p.send(A, SendOp::Write(remote(50_000)), 0, 8);
     p.send_side(A);
     p.take_all(B);
@@ -433,9 +425,9 @@ fn a_read_whose_answer_was_lost_in_the_middle_is_never_called_done() {
 #[test]
 fn when_the_peer_is_gone_all_fails_at_once_and_later_posts_too() {
     let mut p = Ways::rc();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.send_side(A);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.recv(A, 0, 8);
     p.with(A, |_, qp, host| qp.peer_gone(host));
     p.expect_sends(&[WcStatus::RetryExceeded, WrFlushed]);
@@ -447,7 +439,7 @@ fn when_the_peer_is_gone_all_fails_at_once_and_later_posts_too() {
     p.with(A, |_, qp, host| qp.peer_gone(host));
     assert_eq!(p.a.qp.state(), QpState::Rts);
     assert!(!p.a.qp.is_idle_near());
-    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.send(A, READ, 0, 8);
     p.send_side(A);
     p.expect_sends(&[WcStatus::RetryExceeded]);
     assert!(p.log.is_empty());
@@ -456,7 +448,7 @@ fn when_the_peer_is_gone_all_fails_at_once_and_later_posts_too() {
     p.with(A, |_, qp, host| qp.peer_gone(host));
     p.with(A, |now, qp, host| qp.unreachable(now, host));
     assert_eq!(p.a.qp.state(), QpState::Rts);
-    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.send(A, READ, 0, 8);
     p.with(A, |now, qp, host| qp.unreachable(now, host));
     p.expect_sends(&[WcStatus::RetryExceeded]);
     assert_eq!(p.a.qp.state(), QpState::Error);
@@ -469,7 +461,7 @@ fn a_peer_gone_before_the_queue_pair_may_send_stays_gone() {
     p.ready_to_receive(A, &setup);
     p.with(A, |_, qp, host| qp.peer_gone(host));
     p.ready_to_send(A, &setup);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.send_side(A);
     p.expect_sends(&[WcStatus::RetryExceeded]);
 }
@@ -491,7 +483,7 @@ fn responses_of_other_numbers_are_dropped_while_one_is_waited_for() {
 #[test]
 fn a_timeout_that_is_called_too_early_sends_nothing_again() {
     let mut p = Ways::rc();
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.send_side(A);
     let sent = p.log.len();
     for after in [0, 1] {
@@ -510,7 +502,7 @@ fn a_silent_peer_is_given_up_at_its_time_though_more_is_posted() {
     let patience = 4096 << 12;
     let mut p = Ways::new(&s);
     p.recvs(2, B, 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.settle();
     let begin = p.now;
     p.queue(A, SendOp::Send, 0, 8);

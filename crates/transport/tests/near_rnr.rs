@@ -2,16 +2,8 @@
 mod messages;
 mod pair;
 
-use hca_core::wire::Syndrome;
-use hca_core::*;
 use messages::*;
 use pair::*;
-
-use Side::{A, B};
-use WcStatus::Success;
-
-/// The number of A's first request.
-const NUMBER: u16 = 0xfffd;
 
 fn rnr(number: u16, done: u16) -> Msg {
     let syndrome = Syndrome::RnrNak(RnrTimer::new(1)).encode();
@@ -26,9 +18,9 @@ fn a_refused_request_waits_for_its_timer_whatever_else_is_to_be_sent() {
     p.fire(A);
     p.log.clear();
     // Requests that are posted meanwhile, and answers to the peer, must not carry it along.
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     assert!(p.send_at_once(A) || !p.a.qp.wants_transmit());
-    p.send(B, SendOp::Read(remote(0)), 0, 8);
+    p.send(B, READ, 0, 8);
     p.settle();
     assert_eq!(p.b.host.statuses(), [Success]);
     assert_eq!(p.kinds(A), [M::ReadData]);
@@ -96,7 +88,7 @@ fn a_request_that_is_begun_anew_uses_one_receive_request_as_the_requester_is_tol
     p.burst = 64;
     p.run();
     p.expect_sends(&[Success]);
-    let told = p.sent(B).into_iter().rfind(|m| m.kind == M::Ack && m.has(LIMITED)).map(|m| m.extra);
+    let told = p.last_limit();
     assert_eq!((told, p.b.host.rq.len()), (Some(3), 2), "one is used, and two are left");
 }
 

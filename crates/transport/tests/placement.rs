@@ -3,17 +3,9 @@ mod link;
 mod messages;
 mod pair;
 
-use hca_core::wire::{Feth, NakCode, Packet, PacketOp, Placement, Selectivity};
-use hca_core::*;
-use hca_transport::*;
 use link::*;
 use pair::*;
 
-use PacketOp as P;
-use Side::{A, B};
-use WcStatus::Success;
-
-const PSN: u32 = 0xff_fffd;
 const VISIBLE: Placement = Placement::GLOBAL_VISIBILITY;
 const VALUE: [u8; 8] = *b"01234567";
 
@@ -121,7 +113,7 @@ fn a_request_that_breaks_their_rules_is_refused_and_changes_nothing() {
 fn a_repeat_of_another_kind_is_not_answered() {
     let mut p = Pair::rc();
     p.send(A, atomic_write(remote(64)), 0, 0);
-    p.send(A, SendOp::Read(remote(0)), 512, 8);
+    p.send(A, READ, 512, 8);
     p.run();
     let before = p.wire.len();
     for raw in [
@@ -145,7 +137,7 @@ fn an_answer_with_bytes_is_a_bad_response() {
         let mut p = Pair::rc();
         p.send(A, op, 0, 0);
         p.transmit_side(A);
-        let ack = wire::Syndrome::Ack(None);
+        let ack = Syndrome::Ack(None);
         p.deliver(A, &Raw::rc(P::ReadResponseOnly, A, PSN).aeth(ack).payload(4).bytes());
         p.expect_sends(&[WcStatus::BadResponse]);
     }

@@ -2,15 +2,11 @@
 //! right bytes, one completion a request, and quiet at the end.
 mod pair;
 
-use hca_core::wire::Packet;
-use hca_core::*;
 use pair::ops::*;
 use pair::*;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use test_support::random::Rng;
-
-use Side::{A, B};
 
 fn op() -> impl Strategy<Value = (Op, SendFlags)> {
     let len = prop_oneof![Just(0), Just(1), 2..300_u32, Just(256), Just(512), 300..4000_u32];
@@ -201,7 +197,7 @@ proptest! {
                 QpType::Eec => 0x40 | op & 0x1f,
                 QpType::Rd => unreachable!("it takes no packets"),
             };
-            let opcode = hca_core::wire::Opcode::new(if op > 250 { 0x81 } else { code });
+            let opcode = Opcode::new(if op > 250 { 0x81 } else { code });
             let Some(layout) = opcode.layout() else { continue };
             let names = usize::from(layout.deth.max(layout.xrceth)).saturating_sub(12)
                 + if layout.deth != 0 { 8 } else if layout.xrceth != 0 { 4 } else { 0 };
@@ -218,7 +214,7 @@ proptest! {
                 reth[12..16].copy_from_slice(&(len as u32 * 2).to_be_bytes());
             }
             ext.resize(usize::from(layout.header_bytes) - 12, 0);
-            let raw = Raw { opcode, ext, payload: vec![1; len], ..Raw::rc(hca_core::wire::PacketOp::SendOnly, B, psn) };
+            let raw = Raw { opcode, ext, payload: vec![1; len], ..Raw::rc(P::SendOnly, B, psn) };
             let bytes = raw.bytes();
             if Packet::parse(&bytes).is_ok() {
                 p.deliver(B, &bytes);

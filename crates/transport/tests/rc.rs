@@ -4,15 +4,11 @@ mod link;
 mod messages;
 mod pair;
 
-use hca_core::wire::{PacketOp as P, Placement, Selectivity, Syndrome};
-use hca_core::*;
-use hca_transport::*;
 use link::*;
 use messages::{LIMITED, M, MS, PIECE, RESEND_NS};
 use pair::*;
 
-use Side::{A, B};
-use WcStatus::{RetryExceeded, Success, WrFlushed};
+use WcStatus::RetryExceeded;
 
 both!(
     every_operation_carries_its_data_at_every_length,
@@ -44,34 +40,6 @@ both!(
 );
 
 const QUIET: SendFlags = SendFlags::empty();
-const READ: SendOp = SendOp::Read(RemoteAddr { addr: 0, rkey: KEY });
-const ADD: SendOp = SendOp::FetchAdd { remote: RemoteAddr { addr: MEMORY as u64 - 8, rkey: KEY }, add: 1 };
-const WRITE: SendOp = SendOp::Write(RemoteAddr { addr: 0, rkey: KEY });
-const ATOMIC_WRITE: SendOp =
-    SendOp::AtomicWrite { remote: RemoteAddr { addr: 64, rkey: KEY }, value: [7; 8] };
-const FLUSH: SendOp = SendOp::Flush {
-    remote: RemoteAddr { addr: 0, rkey: KEY },
-    len: 8,
-    placement: Placement::GLOBAL_VISIBILITY,
-    selectivity: Selectivity::Range,
-};
-
-/// The length of an operation's list in these tests.
-fn list(op: SendOp) -> u32 {
-    if op.has_list() { 8 } else { 0 }
-}
-fn events(p: &Link, side: Side, event: QpEvent) -> usize {
-    let host = if side == A { &p.a.host } else { &p.b.host };
-    host.done.iter().filter(|d| **d == Done::Event(event)).count()
-}
-/// Into SQD, or with other limits in it.
-fn sqd(attr: QpAttr) -> QpAttr {
-    QpAttr { state: Some(QpState::Sqd), ..attr }
-}
-fn draining() -> QpAttr {
-    sqd(QpAttr { sqd_event: Some(true), ..QpAttr::default() })
-}
-
 fn every_operation_carries_its_data_at_every_length(by: By) {
     for len in [0, 1, 3, 48, 255, 256, 257, 5000, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 70_000, 100_000] {
         let mut p = by.rc();
@@ -228,7 +196,7 @@ fn a_requesters_changed_limit_holds_though_answers_are_awaited(by: By) {
     p.transmit_side(A);
     assert_eq!(p.begun(A).len(), 1);
     p.state(A, QpState::Sqd);
-    p.modify(A, sqd(QpAttr { max_rd_atomic: Some(3), ..QpAttr::default() })).unwrap();
+    p.change(A, QpAttr { max_rd_atomic: Some(3), ..QpAttr::default() });
     p.state(A, QpState::Rts);
     p.transmit_side(A);
     assert_eq!(p.begun(A).len(), 3);
@@ -243,7 +211,7 @@ fn a_read_under_way_is_asked_for_again_though_none_may_be_begun(by: By) {
     p.transmit_side(A);
     p.lose();
     p.state(A, QpState::Sqd);
-    p.modify(A, sqd(QpAttr { max_rd_atomic: Some(0), ..QpAttr::default() })).unwrap();
+    p.change(A, QpAttr { max_rd_atomic: Some(0), ..QpAttr::default() });
     p.ready_to_receive(B, &s);
     p.run();
     p.expect_sends(&[Success]);
@@ -256,7 +224,7 @@ fn a_read_under_way_is_asked_for_again_though_none_may_be_begun(by: By) {
 fn a_responders_changed_limit_holds_though_responses_wait(by: By) {
     let serve = |p: &mut Link, max: u8| {
         p.state(B, QpState::Sqd);
-        p.modify(B, sqd(QpAttr { max_dest_rd_atomic: Some(max), ..QpAttr::default() })).unwrap();
+        p.change(B, QpAttr { max_dest_rd_atomic: Some(max), ..QpAttr::default() });
     };
     // None of them is answered yet.
     let reads = |p: &mut Link, count: usize| {
@@ -371,7 +339,7 @@ fn the_first_request_in_rtr_raises_comm_established_once(by: By) {
     }
     p.run();
     p.expect_sends(&[Success; 3]);
-    assert_eq!(events(&p, B, QpEvent::CommEstablished), 1, "and it answers in RTR");
+    assert_eq!(p.b.host.events(QpEvent::CommEstablished), 1, "and it answers in RTR");
 }
 
 fn a_queue_pair_in_rtr_takes_no_answers_and_sends_nothing(by: By) {
@@ -391,7 +359,7 @@ fn a_drained_send_queue_finishes_what_is_under_way_and_tells(by: By) {
     p.transmit_some(A, 2);
     p.send(A, WRITE, 0, 8);
     p.set_room(1);
-    p.modify(A, draining()).unwrap();
+    p.drain(A);
     assert!(!p.a.host.has_event(QpEvent::SqDrained));
     p.run();
     p.expect_sends(&[Success]);
@@ -404,32 +372,32 @@ fn a_drained_send_queue_finishes_what_is_under_way_and_tells(by: By) {
     p.run();
     p.expect_sends(&[Success; 2]);
     // An idle one drains at once.
-    p.modify(A, draining()).unwrap();
-    assert_eq!(events(&p, A, QpEvent::SqDrained), 2);
+    p.drain(A);
+    assert_eq!(p.a.host.events(QpEvent::SqDrained), 2);
 }
 
 fn a_limit_that_changes_while_draining_keeps_the_event(by: By) {
     let mut p = by.rc();
     p.send(A, WRITE, 0, 8);
     p.transmit_side(A);
-    p.modify(A, draining()).unwrap();
-    p.modify(A, sqd(QpAttr { rnr_retry: Some(3), ..QpAttr::default() })).unwrap();
-    assert_eq!(events(&p, A, QpEvent::SqDrained), 0);
+    p.drain(A);
+    p.change(A, QpAttr { rnr_retry: Some(3), ..QpAttr::default() });
+    assert_eq!(p.a.host.events(QpEvent::SqDrained), 0);
     p.run();
-    assert_eq!(events(&p, A, QpEvent::SqDrained), 1);
+    assert_eq!(p.a.host.events(QpEvent::SqDrained), 1);
 }
 
 fn draining_that_was_called_off_is_told_when_it_is_begun_again_only_if_asked_for(by: By) {
     let mut p = by.rc();
     p.send(A, WRITE, 0, 8);
     p.transmit_side(A);
-    p.modify(A, draining()).unwrap();
+    p.drain(A);
     p.state(A, QpState::Rts);
     p.run();
-    assert_eq!(events(&p, A, QpEvent::SqDrained), 0, "it is ready to send");
+    assert_eq!(p.a.host.events(QpEvent::SqDrained), 0, "it is ready to send");
     p.state(A, QpState::Sqd);
     p.run();
-    assert_eq!(events(&p, A, QpEvent::SqDrained), 0, "nobody asked");
+    assert_eq!(p.a.host.events(QpEvent::SqDrained), 0, "nobody asked");
 }
 
 fn p_keys_that_do_not_match_let_nothing_in(by: By) {
@@ -443,7 +411,7 @@ fn p_keys_that_do_not_match_let_nothing_in(by: By) {
             p.ready_to_receive(side, &s);
             p.ready_to_send(side, &s);
             p.state(side, QpState::Sqd);
-            p.modify(side, sqd(QpAttr { pkey: Some(Pkey::new(pkey)), ..QpAttr::default() })).unwrap();
+            p.change(side, QpAttr { pkey: Some(Pkey::new(pkey)), ..QpAttr::default() });
             p.state(side, QpState::Rts);
         }
         p.send(A, WRITE, 0, 8);

@@ -2,21 +2,13 @@
 //! packet scripts.
 mod pair;
 
-use hca_core::wire::{NakCode, Packet, PacketOp, Syndrome};
-use hca_core::*;
-use hca_transport::*;
 use pair::*;
 
-use PacketOp as P;
-use Side::{A, B};
-use WcStatus::Success;
-
-const PSN: u32 = 0xff_fffd;
 const QUIET: SendFlags = SendFlags::empty();
 const MS: u64 = 1_000_000;
 
 fn write(p: &mut Pair, flags: SendFlags) {
-    p.post(A, SendOp::Write(remote(0)), 0, 8, flags);
+    p.post(A, WRITE, 0, 8, flags);
 }
 /// Whether each packet of A asked, in order.
 fn asked(p: &Pair) -> Vec<bool> {
@@ -46,7 +38,7 @@ fn only_signalled_requests_ask_among_small_ones() {
 #[test]
 fn what_has_several_packets_asks_with_its_last() {
     let mut p = Pair::rc();
-    p.post(A, SendOp::Write(remote(0)), 0, 700, QUIET);
+    p.post(A, WRITE, 0, 700, QUIET);
     p.run();
     p.expect_sends(&[Success]);
     assert_eq!(asked(&p), [false, false, true]);
@@ -71,7 +63,7 @@ fn a_quarter_of_the_send_queue_asks_once_unsignalled_as_it_may_be() {
 #[test]
 fn a_short_queue_of_long_messages_asks_with_every_32nd_packet() {
     let mut p = Pair::new(&Setup { max_send_wr: 8, ..Setup::default() });
-    p.post(A, SendOp::Write(remote(0)), 0, 256 * 70, QUIET);
+    p.post(A, WRITE, 0, 256 * 70, QUIET);
     p.run();
     p.expect_sends(&[Success]);
     let asks: Vec<usize> = asked(&p).iter().enumerate().filter(|a| *a.1).map(|a| a.0).collect();
@@ -95,7 +87,7 @@ fn a_short_queue_of_small_messages_asks_with_each_quarter_of_it() {
 fn a_quarter_of_the_window_asks() {
     let mut p = Pair::new(&Setup { window_bytes: 8 << 10, ..Setup::default() });
     for _ in 0..30 {
-        p.post(A, SendOp::Write(remote(0)), 0, 256, QUIET);
+        p.post(A, WRITE, 0, 256, QUIET);
     }
     p.run();
     p.expect_sends(&[Success; 30]);
@@ -251,7 +243,7 @@ fn draining_asks_at_once_for_what_did_not_ask() {
     p.transmit_side(A);
     assert_eq!(asked(&p), [false; 3]);
     let start = p.now;
-    p.modify(A, QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() }).unwrap();
+    p.drain(A);
     write(&mut p, QUIET);
     p.run();
     p.expect_sends(&[Success; 3]);
@@ -271,10 +263,10 @@ fn draining_ends_though_packets_that_did_not_ask_were_lost() {
         write(&mut p, QUIET);
     }
     p.transmit_side(A);
-    p.modify(A, QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() }).unwrap();
+    p.drain(A);
     p.run();
     p.expect_sends(&[Success; 3]);
-    assert_eq!(p.a.host.done.iter().filter(|d| **d == Done::Event(QpEvent::SqDrained)).count(), 1);
+    assert_eq!(p.a.host.events(QpEvent::SqDrained), 1);
 }
 
 #[test]
@@ -284,7 +276,7 @@ fn a_request_that_fails_here_waits_for_no_timer_behind_unsignalled_ones() {
     let start = p.now;
     write(&mut p, QUIET);
     write(&mut p, QUIET);
-    p.send_bad(SendOp::Write(remote(0)), 8);
+    p.send_bad(WRITE, 8);
     p.run();
     p.expect_sends(&[Success, Success, WcStatus::LocalProtection]);
     assert!(p.now - start < 200_000, "{}", p.now - start);
@@ -310,7 +302,7 @@ fn a_send_without_credits_waits_for_no_timer_behind_unsignalled_writes() {
 fn a_blocked_requester_that_was_answered_does_not_probe_without_end() {
     let mut p = Pair::new(&Setup { window_bytes: 300, ..Setup::default() });
     for _ in 0..40 {
-        p.post(A, SendOp::Write(remote(0)), 0, 30, QUIET);
+        p.post(A, WRITE, 0, 30, QUIET);
     }
     p.run();
     p.expect_sends(&[Success; 40]);
@@ -342,7 +334,7 @@ fn an_answered_probe_with_nothing_sent_before_it_blames_no_packet_sent_after() {
 
 #[test]
 fn the_round_trip_is_measured_at_packets_that_ask() {
-    for op in [SendOp::Write(remote(0)), SendOp::WriteImm(remote(0), 1)] {
+    for op in [WRITE, SendOp::WriteImm(remote(0), 1)] {
         let mut p = Pair::rc();
         p.recv(B, 0, 8);
         p.recv(B, 0, 8);
@@ -387,7 +379,7 @@ fn a_first_read_on_a_slow_path_is_asked_for_once() {
         let mut p = Pair::new(&Setup { timeout, ..Setup::default() });
         p.script = Box::new(|_, _, _| SLOW);
         p.fill(B, 0, 16_384);
-        p.send(A, SendOp::Read(remote(0)), 100_000, 16_384);
+        p.send(A, READ, 100_000, 16_384);
         p.run();
         p.expect_sends(&[Success]);
         p.expect_bytes(A, 100_000, 0, 16_384);
@@ -399,7 +391,7 @@ fn a_first_read_on_a_slow_path_is_asked_for_once() {
 fn a_lost_first_read_is_asked_for_again_by_the_timeout() {
     let mut p = Pair::rc();
     p.drop_packets(A, &[0]);
-    p.send(A, SendOp::Read(remote(0)), 100_000, 1000);
+    p.send(A, READ, 100_000, 1000);
     p.run();
     p.expect_sends(&[Success]);
     assert_eq!((p.a.host.counted(Count::Probe), p.a.host.counted(Count::Timeout)), (0, 1));
@@ -412,7 +404,7 @@ fn a_read_that_is_late_is_probed_by_one_packet_and_not_asked_for_again() {
     p.script = Box::new(|_, _, _| SLOW);
     p.fill(B, 0, 16_384);
     for i in 0..2 {
-        p.send(A, SendOp::Read(remote(0)), 100_000 + 50_000 * i, 16_384);
+        p.send(A, READ, 100_000 + 50_000 * i, 16_384);
     }
     p.run();
     p.expect_sends(&[Success; 2]);
@@ -437,7 +429,7 @@ fn the_answer_to_a_probe_says_that_the_rest_of_a_read_was_lost() {
         let start = p.now;
         p.fill(B, 0, 1000);
         p.drop_packets(side, &lost);
-        p.send(A, SendOp::Read(remote(0)), 100_000, 1000);
+        p.send(A, READ, 100_000, 1000);
         p.run();
         p.expect_sends(&[Success]);
         p.expect_bytes(A, 100_000, 0, 1000);
@@ -462,7 +454,7 @@ fn a_packet_that_a_probe_asked_for_alone_is_asked_for_alone_ever_after() {
         };
         if lost { Fate::Drop } else { Fate::Pass }
     });
-    p.send(A, SendOp::Read(remote(0)), 100_000, 1000);
+    p.send(A, READ, 100_000, 1000);
     p.run();
     p.expect_sends(&[Success]);
     p.expect_bytes(A, 100_000, 0, 1000);

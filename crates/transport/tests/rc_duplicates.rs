@@ -1,24 +1,12 @@
 //! Reliable connection: duplicate packets, as packet scripts. The responder answers only executed requests again.
 mod pair;
 
-use hca_core::wire::{NakCode, Packet, PacketOp};
-use hca_core::*;
-use hca_transport::*;
 use pair::*;
 
-use PacketOp as P;
-use Side::{A, B};
-use WcStatus::Success;
-
-const PSN: u32 = 0xff_fffd;
-
-fn sqd(attr: QpAttr) -> QpAttr {
-    QpAttr { state: Some(QpState::Sqd), ..attr }
-}
 /// Changes, in SQD, how many READs and atomics a side serves.
 fn serve(p: &mut Pair, side: Side, max: u8) {
     p.state(side, QpState::Sqd);
-    p.modify(side, sqd(QpAttr { max_dest_rd_atomic: Some(max), ..QpAttr::default() })).unwrap();
+    p.change(side, QpAttr { max_dest_rd_atomic: Some(max), ..QpAttr::default() });
 }
 
 #[test]
@@ -130,7 +118,7 @@ fn a_repeated_read_beyond_what_was_carried_out_is_dropped() {
 #[test]
 fn late_copies_of_what_is_long_done_cost_nothing_however_many_they_are() {
     let mut p = after_a_read();
-    p.sends(4, A, SendOp::Read(remote(0)), 512, 8);
+    p.sends(4, A, READ, 512, 8);
     p.run();
     for _ in 0..2 * GUESSES {
         assert_eq!(answers(&mut p, &read(0, 1000, KEY, 600)), []);
@@ -146,7 +134,7 @@ fn late_copies_of_what_is_long_done_cost_nothing_however_many_they_are() {
 fn a_repeated_atomic_tells_its_result_and_touches_no_memory_whatever_it_names() {
     let mut p = Pair::rc();
     p.send(A, SendOp::FetchAdd { remote: remote(8), add: 3 }, 64, 8);
-    p.send(A, SendOp::Read(remote(0)), 512, 8);
+    p.send(A, READ, 512, 8);
     p.run();
     let at = |n, va| Raw::rc(P::FetchAdd, B, psn(n)).atomic(va, 1);
     for va in [8, 16, MEMORY as u64, 3] {
@@ -190,8 +178,8 @@ fn send_some(p: &mut Pair, packets: usize) -> Vec<(P, u32)> {
 fn a_response_that_waits_is_not_sent_twice_and_none_behind_it_is_forgotten() {
     use P::{ReadResponseFirst as First, ReadResponseLast as Last, ReadResponseMiddle as Middle};
     let mut p = Pair::rc();
-    p.send(A, SendOp::Read(remote(0)), 512, 1024);
-    p.send(A, SendOp::Read(remote(0)), 512, 8);
+    p.send(A, READ, 512, 1024);
+    p.send(A, READ, 512, 8);
     p.transmit_side(A);
     for s in p.wire.clone() {
         p.deliver(B, &s.bytes);

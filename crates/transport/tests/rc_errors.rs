@@ -4,16 +4,9 @@ mod link;
 mod messages;
 mod pair;
 
-use hca_core::wire::{NakCode, Opcode, PacketOp, Placement, Selectivity, Syndrome};
-use hca_core::*;
-use hca_transport::*;
 use link::*;
 use messages::{FIRST, LAST, LENT, M, Msg, PIECE, Ways};
 use pair::*;
-
-use PacketOp as P;
-use Side::{A, B};
-use WcStatus::{Success, WrFlushed};
 
 both!(
     nothing_of_a_request_that_fails_at_home_is_sent,
@@ -35,18 +28,10 @@ const PSN: u32 = 0xff_fffd;
 const NUMBER: u16 = 0xfffd;
 const FAR: RemoteAddr = RemoteAddr { addr: MEMORY as u64 - 4, rkey: KEY };
 const WRONG: RemoteAddr = RemoteAddr { addr: 0, rkey: Rkey::new(1) };
-const READ: SendOp = SendOp::Read(RemoteAddr { addr: 0, rkey: KEY });
-const ADD: SendOp = SendOp::FetchAdd { remote: RemoteAddr { addr: 0, rkey: KEY }, add: 1 };
-const WRITE: SendOp = SendOp::Write(RemoteAddr { addr: 0, rkey: KEY });
 const VISIBLE: Placement = Placement::GLOBAL_VISIBILITY;
 
 fn flush(remote: RemoteAddr, len: u32, placement: Placement, selectivity: Selectivity) -> SendOp {
     SendOp::Flush { remote, len, placement, selectivity }
-}
-
-/// The length of an operation's list in these tests.
-fn list(op: SendOp) -> u32 {
-    if op.has_list() { 8 } else { 0 }
 }
 
 #[test]
@@ -71,7 +56,7 @@ fn refusals_end_both_sides_alike() {
             p.recv(B, 0, 8);
             p.recv(B, 0, 8);
             p.recv(A, 0, 8);
-            p.send(A, SendOp::Write(remote(0)), 0, 8);
+            p.send(A, WRITE, 0, 8);
             p.send(A, op, 0, list(op));
             p.send(A, SendOp::Write(remote(64)), 0, 8);
         });
@@ -105,9 +90,9 @@ fn refusals_end_both_sides_alike() {
 #[test]
 fn the_queue_pairs_own_access_flags_are_checked() {
     for (access, op) in [
-        (Access::all() - Access::REMOTE_WRITE, SendOp::Write(remote(0))),
+        (Access::all() - Access::REMOTE_WRITE, WRITE),
         (Access::all() - Access::REMOTE_WRITE, SendOp::WriteImm(remote(0), 1)),
-        (Access::all() - Access::REMOTE_READ, SendOp::Read(remote(0))),
+        (Access::all() - Access::REMOTE_READ, READ),
         (Access::all() - Access::REMOTE_ATOMIC, SendOp::FetchAdd { remote: remote(0), add: 1 }),
         (
             Access::all() - Access::REMOTE_ATOMIC,
@@ -211,8 +196,8 @@ fn local_errors_wait_for_the_requests_before_them() {
         (WRITE, (1 << 31) + 1, 4, WcStatus::LocalLength),
         (READ, 8, 0, WcStatus::LocalQpOperation),
         (ADD, 8, 0, WcStatus::LocalQpOperation),
-        (SendOp::AtomicWrite { remote: remote(0), value: [1; 8] }, 0, 0, WcStatus::LocalQpOperation),
-        (flush(remote(0), 8, VISIBLE, Selectivity::Range), 0, 0, WcStatus::LocalQpOperation),
+        (ATOMIC_WRITE, 0, 0, WcStatus::LocalQpOperation),
+        (FLUSH, 0, 0, WcStatus::LocalQpOperation),
     ] {
         let s = Setup { rd_atomic, ..Setup::default() };
         let p = alike(&s, &format!("{op:?}"), |p| {
@@ -237,7 +222,7 @@ fn an_atomic_needs_an_aligned_word() {
 fn more_reads_than_max_dest_rd_atomic_are_an_invalid_request() {
     let p =
         alike(&Setup { rd_atomic: 4, dest_rd_atomic: 2, ..Setup::default() }, "max_dest_rd_atomic", |p| {
-            p.sends(3, A, SendOp::Read(remote(0)), 0, 8);
+            p.sends(3, A, READ, 0, 8);
         });
     p.expect_sends(&[Success, Success, WcStatus::RemoteInvalidRequest]);
 }
@@ -335,7 +320,7 @@ fn the_requests_before_a_refused_one_are_answered_first(by: By) {
     let mut p = by.rc();
     p.fill(B, 0, 9000);
     p.send(A, READ, 50_000, 9000);
-    p.send(A, SendOp::FetchAdd { remote: remote(MEMORY - 8), add: 1 }, 60_000, 8);
+    p.send(A, ADD, 60_000, 8);
     p.send(A, SendOp::Write(WRONG), 0, 8);
     p.transmit_side(A);
     p.take_all(B);
@@ -516,6 +501,9 @@ fn sequences_and_lengths_that_lie_are_invalid_requests() {
         vec![msg(M::Send, FIRST | LAST | LENT)],
         vec![msg(M::Send, FIRST | LAST | LENT).remote(remote(0), 0)],
         vec![msg(M::Send, FIRST | LAST | LENT).remote(remote(0), (128 << 10) + 1)],
+        // Half of a loan's terms, and too many of them.
+        vec![msg(M::Send, FIRST | LAST | LENT).remote(remote(0), 5000).data(8)],
+        vec![msg(M::Send, FIRST | LAST | LENT).remote(remote(0), 5000).data(24)],
     ];
     let hello = Msg::new(M::Hello, B, NUMBER).extra(0xffff);
     for (n, mut case) in cases.into_iter().enumerate() {
@@ -616,7 +604,7 @@ fn messages_in_a_wrong_state_or_of_wrong_form_are_dropped_and_counted() {
     p.b.qp.handle_message(now, &Msg::new(M::Send, B, NUMBER).data(4).bytes(), &mut p.b.host);
     assert_eq!(p.b.host.counted(Count::DroppedInvalid), 1);
     let mut p = Ways::rc();
-    p.deliver(B, &Raw::rc(hca_core::wire::PacketOp::SendOnly, B, 0xff_fffd).payload(4).bytes());
+    p.deliver(B, &Raw::rc(P::SendOnly, B, 0xff_fffd).payload(4).bytes());
     assert_eq!(p.b.host.counted(Count::DroppedState), 1);
 }
 
@@ -627,7 +615,7 @@ fn requests_before_the_failing_one_complete_even_if_their_acknowledgement_never_
         let ack = packet.aeth().and_then(|a| Syndrome::decode(a.syndrome));
         if s == B && matches!(ack, Some(Syndrome::Ack(_))) { Fate::Drop } else { Fate::Pass }
     });
-    p.sends(3, A, SendOp::Write(remote(0)), 0, 8);
+    p.sends(3, A, WRITE, 0, 8);
     p.send(A, SendOp::Write(remote(MEMORY)), 0, 8);
     p.run();
     p.expect_sends(&[Success, Success, Success, WcStatus::RemoteAccess]);
@@ -663,7 +651,7 @@ fn a_refusal_that_passes_over_a_lost_response_has_it_asked_for_again() {
     ] {
         let mut p = Pair::new(&Setup { retry_cnt: 0, ..Setup::default() });
         p.send(A, ANSWERED[0], 512, 8);
-        p.send(A, SendOp::Write(remote(0)), 0, 8);
+        p.send(A, WRITE, 0, 8);
         p.transmit_side(A);
         p.deliver(A, &refused(code));
         p.expect_sends(&[]);
@@ -678,7 +666,7 @@ fn a_refusal_that_passes_over_a_lost_response_has_it_asked_for_again() {
     // A missing packet behind it is no reason to give up on it either.
     let mut p = Pair::new(&Setup { retry_cnt: 0, ..Setup::default() });
     p.send(A, ANSWERED[0], 512, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.transmit_side(A);
     p.deliver(A, &refused(NakCode::PsnSequence));
     p.expect_sends(&[]);
@@ -689,7 +677,7 @@ fn a_refusal_that_passes_over_a_lost_response_has_it_asked_for_again() {
 #[test]
 fn a_late_copy_of_a_read_long_done_ends_nothing() {
     let mut p = Pair::rc();
-    p.send(A, SendOp::Read(remote(0)), 0, 600);
+    p.send(A, READ, 0, 600);
     p.run();
     p.b.host.revoked = true;
     let copy = p.wire[0].bytes.clone();
@@ -729,7 +717,7 @@ fn limits_of_the_configuration_are_checked() {
 #[test]
 fn a_second_refusal_of_the_same_packet_within_a_round_trip_sends_nothing_again() {
     let mut p = Pair::rc();
-    p.sends(5, A, SendOp::Write(remote(0)), 0, 8);
+    p.sends(5, A, WRITE, 0, 8);
     p.transmit_side(A);
     let nak = Raw::rc(P::Acknowledge, A, PSN + 1).aeth(Syndrome::Nak(NakCode::PsnSequence)).bytes();
     for _ in 0..2 {
@@ -743,8 +731,8 @@ fn a_second_refusal_of_the_same_packet_within_a_round_trip_sends_nothing_again()
 #[test]
 fn a_refusal_of_a_later_request_is_none_of_an_unanswered_read_before_it() {
     let mut p = Pair::rc();
-    p.send(A, SendOp::Read(remote(0)), 0, 600);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, READ, 0, 600);
+    p.send(A, WRITE, 0, 8);
     p.transmit_side(A);
     // The READ has three PSNs: the first one behind them is not its own.
     let nak = |psn| Raw::rc(P::Acknowledge, A, psn).aeth(Syndrome::Nak(NakCode::RemoteAccess)).bytes();
@@ -760,7 +748,7 @@ fn a_refusal_of_a_later_request_is_none_of_an_unanswered_read_before_it() {
 fn what_the_window_says_is_counted_in_bytes() {
     let mut p = Pair::new(&Setup { window_bytes: 64 << 10, ..Setup::default() });
     assert_eq!((p.a.qp.window().cwnd_bytes, p.a.qp.window().inflight_bytes), (64 << 10, 0));
-    p.send(A, SendOp::Write(remote(0)), 0, 4096);
+    p.send(A, WRITE, 0, 4096);
     p.transmit_side(A);
     let inflight = p.a.qp.window().inflight_bytes;
     assert!((4096..8192).contains(&inflight), "{inflight} bytes");

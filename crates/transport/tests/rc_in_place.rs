@@ -1,13 +1,7 @@
 //! Payloads that are sent in place, as packet scripts.
 mod pair;
 
-use hca_core::wire::{Packet, PacketOp};
-use hca_core::*;
-use hca_transport::*;
 use pair::*;
-
-use PacketOp as P;
-use Side::A;
 
 const LEAST: u32 = 200;
 const BTH: usize = 12;
@@ -66,7 +60,7 @@ fn pair(stays: bool) -> Pair {
 #[test]
 fn long_payloads_that_stay_are_sent_from_where_they_lie_and_short_ones_are_copied() {
     let mut p = pair(true);
-    p.post(A, SendOp::Write(remote(0)), 100, 700, SendFlags::SIGNALED);
+    p.post(A, WRITE, 100, 700, SendFlags::SIGNALED);
     p.post(A, SendOp::Send, 40, 256 + 200, SendFlags::SIGNALED);
     p.post(A, SendOp::Send, 40, 256, SendFlags::SIGNALED);
     let write =
@@ -79,7 +73,7 @@ fn long_payloads_that_stay_are_sent_from_where_they_lie_and_short_ones_are_copie
 #[test]
 fn what_is_sent_once_more_is_taken_from_its_place_again() {
     let mut p = pair(true);
-    p.post(A, SendOp::Write(remote(0)), 100, 512, SendFlags::SIGNALED);
+    p.post(A, WRITE, 100, 512, SendFlags::SIGNALED);
     let once = sent(&mut p, 0);
     let at = p.a.qp.next_deadline().expect("an answer is waited for");
     p.a.qp.handle_timeout(at, &mut p.a.host);

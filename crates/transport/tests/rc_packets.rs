@@ -1,16 +1,7 @@
 //! Reliable connection: data and recovery, as packet scripts.
 mod pair;
 
-use hca_core::wire::{NakCode, PacketOp, Syndrome};
-use hca_core::*;
-use hca_transport::*;
 use pair::*;
-
-use PacketOp as P;
-use Side::{A, B};
-use WcStatus::Success;
-
-const PSN: u32 = 0xff_fffd;
 
 #[test]
 fn a_send_is_cut_by_the_path_mtu_and_acknowledged_once() {
@@ -31,8 +22,8 @@ fn a_send_is_cut_by_the_path_mtu_and_acknowledged_once() {
 #[test]
 fn a_read_takes_as_many_psns_as_its_response_has_packets() {
     let mut p = Pair::rc();
-    p.send(A, SendOp::Read(remote(0)), 0, 1000);
-    p.send(A, SendOp::Write(remote(0)), 0, 4);
+    p.send(A, READ, 0, 1000);
+    p.send(A, WRITE, 0, 4);
     p.run();
     assert_eq!(p.psns(A), [PSN, 1]);
     assert_eq!(p.psns(B), [PSN, PSN + 1, PSN + 2, 0, 1]);
@@ -51,8 +42,8 @@ fn a_read_takes_as_many_psns_as_its_response_has_packets() {
 #[test]
 fn an_acknowledgement_never_passes_a_read_response() {
     let mut p = Pair::rc();
-    p.send(A, SendOp::Read(remote(0)), 0, 1000);
-    p.send(A, SendOp::Write(remote(0)), 0, 4);
+    p.send(A, READ, 0, 1000);
+    p.send(A, WRITE, 0, 4);
     p.transmit_side(A);
     for s in p.wire.clone() {
         p.deliver(B, &s.bytes);
@@ -72,8 +63,8 @@ fn an_acknowledgement_never_passes_a_read_response() {
 fn going_back_forgets_reads_that_are_asked_for_again() {
     let mut p = Pair::new(&Setup { rd_atomic: 1, dest_rd_atomic: 1, ..Setup::default() });
     p.drop_packets(A, &[0]);
-    p.send(A, SendOp::Read(remote(0)), 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, READ, 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.run();
     p.expect_sends(&[Success; 2]);
     assert!(p.now < 100_000, "recovered without a timer: {}", p.now);
@@ -138,7 +129,7 @@ fn probes_do_not_count_as_retries() {
 #[test]
 fn repeated_sequence_naks_for_one_packet_use_up_retry_cnt() {
     let mut p = Pair::new(&Setup { retry_cnt: 2, ..Setup::default() });
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.transmit_side(A);
     for i in 0..3 {
         p.now += 1_000_000;
@@ -156,13 +147,13 @@ fn a_lost_read_response_is_asked_for_again_from_the_missing_byte() {
     let mut p = Pair::rc();
     p.fill(B, 0, 3000);
     p.drop_packets(B, &[4]);
-    p.send(A, SendOp::Read(remote(0)), 8192, 3000);
+    p.send(A, READ, 8192, 3000);
     p.run();
     p.expect_sends(&[Success]);
     p.expect_bytes(A, 8192, 0, 3000);
     assert_eq!(p.psns(A), [PSN, 1]);
     let again = p.wire.iter().filter(|s| s.side == A).nth(1).unwrap();
-    let reth = *hca_core::wire::Packet::parse(&again.bytes).unwrap().reth().unwrap();
+    let reth = *Packet::parse(&again.bytes).unwrap().reth().unwrap();
     assert_eq!((reth.va.get(), reth.dma_len.get()), (1024, 3000 - 1024));
     assert_eq!(p.b.host.counted(Count::Duplicate), 1);
     assert!(p.now < 100_000, "recovered without a timer");
@@ -173,7 +164,7 @@ fn a_lost_last_read_response_is_recovered_by_the_probe() {
     let mut p = Pair::rc();
     p.fill(B, 0, 3000);
     p.drop_packets(B, &[11]);
-    p.send(A, SendOp::Read(remote(0)), 8192, 3000);
+    p.send(A, READ, 8192, 3000);
     p.run();
     p.expect_sends(&[Success]);
     p.expect_bytes(A, 8192, 0, 3000);
@@ -185,7 +176,7 @@ fn a_later_acknowledgement_says_that_a_read_response_was_lost() {
     let mut p = Pair::rc();
     p.fill(B, 0, 200);
     p.drop_packets(B, &[0]);
-    p.send(A, SendOp::Read(remote(0)), 8192, 200);
+    p.send(A, READ, 8192, 200);
     p.send(A, SendOp::Write(remote(512)), 0, 4);
     p.run();
     p.expect_sends(&[Success; 2]);
@@ -231,7 +222,7 @@ fn doubled_packets_are_delivered_once() {
     p.recv(B, 8192, 1000);
     p.send(A, SendOp::Send, 0, 1000);
     p.send(A, SendOp::FetchAdd { remote: remote(16), add: 1 }, 32_768, 8);
-    p.send(A, SendOp::Read(remote(0)), 16_384, 600);
+    p.send(A, READ, 16_384, 600);
     p.run();
     p.expect_sends(&[Success; 3]);
     assert_eq!((p.b.host.recvs().len(), p.b.host.atomics), (1, 1));
@@ -243,7 +234,7 @@ fn after_an_rnr_nak_one_packet_goes_alone_until_it_is_taken() {
     for _ in 0..2 {
         p.post(A, SendOp::Send, 0, 600, SendFlags::empty());
     }
-    p.post(A, SendOp::Write(remote(0)), 0, 8, SendFlags::empty());
+    p.post(A, WRITE, 0, 8, SendFlags::empty());
     p.run_until(500_000);
     let tries = p.b.host.counted(Count::RnrNakSent) as usize;
     assert!(tries > 3);
@@ -263,7 +254,7 @@ fn after_an_rnr_nak_one_packet_goes_alone_until_it_is_taken() {
 #[test]
 fn the_window_bounds_what_is_in_flight() {
     let mut p = Pair::new(&Setup { mtu: Mtu::B4096, window_bytes: 20_000, ..Setup::default() });
-    p.send(A, SendOp::Write(remote(0)), 0, 100_000);
+    p.send(A, WRITE, 0, 100_000);
     p.transmit_side(A);
     assert_eq!(p.ops(A).len(), 4);
     assert!(!p.a.qp.wants_transmit());
@@ -275,13 +266,13 @@ fn the_window_bounds_what_is_in_flight() {
 #[test]
 fn an_acknowledgement_is_asked_for_often_enough_to_keep_the_window_moving() {
     let mut p = Pair::new(&Setup { window_bytes: 64 << 10, ..Setup::default() });
-    p.send(A, SendOp::Write(remote(0)), 0, 256 * 200);
+    p.send(A, WRITE, 0, 256 * 200);
     p.transmit();
     let mut run = 0;
     for s in &p.wire {
         run += 1;
         assert!(run <= 32);
-        if hca_core::wire::Packet::parse(&s.bytes).unwrap().bth().ack_req() {
+        if Packet::parse(&s.bytes).unwrap().bth().ack_req() {
             run = 0;
         }
     }
@@ -291,7 +282,7 @@ fn an_acknowledgement_is_asked_for_often_enough_to_keep_the_window_moving() {
 fn a_long_read_is_asked_for_in_pieces_that_fit_the_window() {
     let mut p = Pair::new(&Setup { window_bytes: 16 << 10, ..Setup::default() });
     p.fill(B, 0, 100_000);
-    p.send(A, SendOp::Read(remote(0)), 200_000, 100_000);
+    p.send(A, READ, 200_000, 100_000);
     p.run();
     p.expect_sends(&[Success]);
     p.expect_bytes(A, 200_000, 0, 100_000);
@@ -320,7 +311,7 @@ fn a_queue_pair_can_be_its_own_peer() {
     p.fill(A, 0, 1000);
     p.recv(A, 4096, 1000);
     p.send(A, SendOp::Send, 0, 1000);
-    p.send(A, SendOp::Read(remote(0)), 8192, 1000);
+    p.send(A, READ, 8192, 1000);
     p.send(A, SendOp::FetchAdd { remote: remote(16_384), add: 2 }, 20_000, 8);
     for _ in 0..20 {
         p.now += 1000;
@@ -339,7 +330,7 @@ fn a_queue_pair_can_be_its_own_peer() {
 fn marked_packets_are_answered_by_few_cnps_and_a_cnp_cuts_the_window() {
     let mut p = Pair::rc();
     p.mark_ce = true;
-    p.sends(10, A, SendOp::Write(remote(0)), 0, 8);
+    p.sends(10, A, WRITE, 0, 8);
     let before = p.a.qp.window().cwnd_bytes;
     p.run();
     p.expect_sends(&[Success; 10]);
@@ -366,7 +357,7 @@ fn loss_slows_a_stream_instead_of_stopping_it() {
         let mut rng = test_support::random::Rng::new(1);
         p.script =
             Box::new(move |_, _, _| if rng.next_u64() % 1000 < permille { Fate::Drop } else { Fate::Pass });
-        p.sends(300, A, SendOp::Write(remote(0)), 0, 65_536);
+        p.sends(300, A, WRITE, 0, 65_536);
         p.run();
         p.expect_sends(&[Success; 300]);
         300.0 * 65_536.0 / p.now as f64
@@ -379,7 +370,7 @@ fn loss_slows_a_stream_instead_of_stopping_it() {
 /// Writes so many bytes, all of them under way at once, and has them acknowledged.
 fn write_at_once(p: &mut Pair, bytes: u32) {
     for _ in 0..bytes / 1024 {
-        p.send(A, SendOp::Write(remote(0)), 0, 1024);
+        p.send(A, WRITE, 0, 1024);
     }
     p.run();
 }
@@ -388,7 +379,7 @@ fn write_at_once(p: &mut Pair, bytes: u32) {
 fn a_window_grows_by_what_half_of_it_carried_and_by_nothing_less() {
     let mut p = Pair::rc();
     p.mark_ce = true;
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.run();
     p.mark_ce = false;
     let cut = p.a.qp.window().cwnd_bytes;
@@ -405,18 +396,18 @@ fn a_window_grows_by_what_half_of_it_carried_and_by_nothing_less() {
 
 #[test]
 fn what_fills_a_packet_up_is_zeros() {
-    for (op, len) in [(SendOp::Send, 5), (SendOp::Write(remote(0)), 258)] {
+    for (op, len) in [(SendOp::Send, 5), (WRITE, 258)] {
         let mut p = Pair::rc();
         p.fill(A, 0, 300);
         p.recv(B, 0, 300);
         p.send(A, op, 0, len);
         p.run();
         for sent in p.wire.iter().filter(|s| s.side == A) {
-            let packet = hca_core::wire::Packet::parse(&sent.bytes).unwrap();
+            let packet = Packet::parse(&sent.bytes).unwrap();
             let pad = usize::from(packet.bth().pad());
             assert!(sent.bytes.ends_with(&[0; 3][..pad]), "{op:?}: {:x?}", sent.bytes);
         }
         let last = p.wire.iter().rfind(|s| s.side == A).unwrap();
-        assert_ne!(hca_core::wire::Packet::parse(&last.bytes).unwrap().bth().pad(), 0);
+        assert_ne!(Packet::parse(&last.bytes).unwrap().bth().pad(), 0);
     }
 }

@@ -4,13 +4,8 @@ mod link;
 mod messages;
 mod pair;
 
-use hca_core::*;
-use hca_transport::*;
 use link::*;
 use pair::*;
-
-use Side::{A, B};
-use WcStatus::{Success, WrFlushed};
 
 both!(
     what_finds_no_receive_request_is_tried_again_after_the_timer,
@@ -59,7 +54,7 @@ fn rnr_retries_run_out(by: By) {
     for rnr_retry in [0, 1, 3, 6] {
         for len in [8, 9000] {
             let mut p = by.connected(&Setup { rnr_retry, ..Setup::default() });
-            for (op, len) in [(SendOp::Write(remote(0)), 8), (SendOp::Send, len), (SendOp::Send, 8)] {
+            for (op, len) in [(WRITE, 8), (SendOp::Send, len), (SendOp::Send, 8)] {
                 p.send(A, op, 0, len);
             }
             p.run();
@@ -100,7 +95,7 @@ fn an_rnr_retry_that_was_raised_in_sqd_holds_for_the_next_request(by: By) {
     for srq_b in [false, true] {
         let mut p = by.connected(&Setup { rnr_retry: 0, srq_b, ..Setup::default() });
         p.state(A, QpState::Sqd);
-        p.modify(A, QpAttr { state: Some(QpState::Sqd), rnr_retry: Some(3), ..QpAttr::default() }).unwrap();
+        p.change(A, QpAttr { rnr_retry: Some(3), ..QpAttr::default() });
         p.state(A, QpState::Rts);
         p.send(A, SendOp::Send, 0, 8);
         p.settle();
@@ -128,7 +123,7 @@ fn a_message_that_is_refused_while_it_leaves_begins_anew_and_takes_one_receive_r
     assert_eq!((p.b.host.recvs().len(), p.b.host.counted(Count::DroppedPsn)), (1, 0));
     // Each of two more is known to find a receive request.
     p.recvs(2, B, 0, 8);
-    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send(A, WRITE, 0, 8);
     p.settle();
     let before = p.begun(A).len();
     p.sends(2, A, SendOp::Send, 0, 8);

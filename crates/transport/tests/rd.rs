@@ -3,12 +3,8 @@ mod pair;
 
 use std::collections::VecDeque;
 
-use hca_core::wire::{NakCode, Packet, PacketOp, TransportKind};
-use hca_core::*;
-use hca_transport::*;
 use pair::*;
 
-use Side::{A, B};
 use WcStatus::*;
 
 /// Queue pairs of the domain at B, and the key of each one's protection domain.

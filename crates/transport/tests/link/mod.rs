@@ -6,13 +6,8 @@
 
 use std::ops::{Deref, DerefMut};
 
-use hca_core::wire::{NakCode, PacketOp as P, Syndrome};
-use hca_core::*;
-use hca_transport::*;
-
 use crate::messages::{FIRST, M, Msg, PIECE, Ways};
 use crate::pair::*;
-use Side::{A, B};
 
 /// Makes two tests of each function: over packets and over messages. One that is missing here is never used, which the
 /// compiler tells.

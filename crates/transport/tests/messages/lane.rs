@@ -1,8 +1,5 @@
 //! The fast path between two queue pairs by messages, as a host's engine uses it; other messages take the general path.
 
-use hca_core::*;
-use hca_transport::*;
-
 use super::{Msg, Ways};
 use crate::pair::*;
 

@@ -8,15 +8,12 @@ pub mod plan;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 
-use hca_core::wire::{NakCode, Syndrome};
-use hca_core::*;
-use hca_transport::*;
-
 use crate::pair::*;
-use Side::{A, B};
 use lane::Quick;
 
 pub const MS: u64 = 1_000_000;
+/// The number of A's first request.
+pub const NUMBER: u16 = PSN as u16;
 /// Data bytes of one message.
 pub const PIECE: usize = 4096;
 /// The time without an answer before a request is sent again for the first time.
@@ -348,6 +345,11 @@ impl Ways {
     /// How many messages of a kind a side sent.
     pub fn sent_of(&self, side: Side, kind: M) -> usize {
         self.kinds(side).into_iter().filter(|k| *k == kind).count()
+    }
+    /// The limit of A's SENDs that B told last by itself.
+    pub fn last_limit(&self) -> Option<u32> {
+        let told = self.sent(B).into_iter().rfind(|m| m.kind == M::Ack && m.has(LIMITED));
+        told.map(|m| m.extra)
     }
     fn syndromes(&self, side: Side) -> Vec<Syndrome> {
         let naks = self.sent(side).into_iter().filter(|m| m.kind == M::Nak);

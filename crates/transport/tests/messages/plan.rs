@@ -1,12 +1,8 @@
 //! Plans for two queue pairs by messages: the posts of each side, the order of turns, and the conditions at the end.
 
-use hca_core::*;
-use hca_transport::*;
-
 use super::Ways;
 use crate::pair::ops::*;
 use crate::pair::*;
-use Side::{A, B};
 
 /// One turn of a plan.
 #[derive(Clone, Copy, Debug)]

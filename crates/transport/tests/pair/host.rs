@@ -2,11 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use hca_core::wire::Packet;
-use hca_core::*;
-use hca_transport::*;
-
-use super::{KEY, MEMORY, QKEY, SQ_BASE};
+use super::*;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Posted {
@@ -158,8 +154,11 @@ impl MockHost {
             .filter_map(|d| if let Done::Recv(i, r) = d { Some((*i, *r)) } else { None })
             .collect()
     }
+    pub fn events(&self, event: QpEvent) -> usize {
+        self.done.iter().filter(|d| **d == Done::Event(event)).count()
+    }
     pub fn has_event(&self, event: QpEvent) -> bool {
-        self.done.contains(&Done::Event(event))
+        self.events(event) > 0
     }
     fn remote(&self, rkey: Rkey, va: u64, len: u64) -> Result<usize, RemoteAccessError> {
         let end = va.checked_add(len).ok_or(RemoteAccessError)?;

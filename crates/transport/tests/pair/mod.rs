@@ -1,16 +1,21 @@
-//! Two queue pairs, their hosts, and a wire between them whose faults a test scripts by packet number.
-#![allow(dead_code, unreachable_pub, missing_docs)]
+//! Two queue pairs, their hosts, and a wire between them whose faults a test scripts by packet number; and the names that
+//! tests use most.
+#![allow(dead_code, unreachable_pub, unused_imports, missing_docs)]
 
 mod host;
 pub mod ops;
 mod raw;
 
-use hca_core::wire::{NakCode, Packet, PacketOp, Syndrome};
-use hca_core::*;
-use hca_transport::*;
+pub use hca_core::wire::{
+    BthFlags, Feth, NakCode, Opcode, Packet, PacketOp, PacketOp as P, Placement, Selectivity, Syndrome,
+    TransportKind,
+};
+pub use hca_core::*;
+pub use hca_transport::*;
 
+pub use Side::{A, B};
+pub use WcStatus::{Success, WrFlushed};
 pub use host::*;
-#[allow(unused_imports)] // not all tests make packets by hand
 pub use raw::Raw;
 
 /// Bytes of each side's memory, all of it one region.
@@ -19,6 +24,8 @@ pub const MEMORY: usize = 1 << 20;
 pub const KEY: Rkey = Rkey::new(0x1234);
 /// First send request index: the indices wrap in most tests.
 pub const SQ_BASE: u32 = u32::MAX - 2;
+/// A's first PSN.
+pub const PSN: u32 = 0xff_fffd;
 /// One way through the wire.
 pub const LATENCY_NS: u64 = 5_000;
 
@@ -117,7 +124,7 @@ impl Default for Setup {
             qp_type: QpType::Rc,
             mtu: Mtu::B256,
             max_send_wr: 128,
-            psn_a: 0xff_fffd,
+            psn_a: PSN,
             psn_b: 0xff_fffe,
             window_bytes: 128 << 10,
             rd_atomic: 4,
@@ -225,6 +232,14 @@ impl Pair {
     }
     pub fn state(&mut self, side: Side, state: QpState) {
         self.modify(side, QpAttr { state: Some(state), ..QpAttr::default() }).unwrap();
+    }
+    /// To SQD, and asks to be told when all is drained.
+    pub fn drain(&mut self, side: Side) {
+        self.change(side, QpAttr { sqd_event: Some(true), ..QpAttr::default() });
+    }
+    /// Changes attributes of a side in SQD.
+    pub fn change(&mut self, side: Side, attr: QpAttr) {
+        self.modify(side, QpAttr { state: Some(QpState::Sqd), ..attr }).unwrap();
     }
     pub fn ready_to_receive(&mut self, side: Side, s: &Setup) {
         let serves = matches!(s.type_of(side), QpType::Rc | QpType::XrcTgt | QpType::Eec);
@@ -495,6 +510,23 @@ impl Pair {
             panic!("wrong byte at {:?}", mem.iter().zip(&want).position(|(is, wanted)| is != wanted));
         }
     }
+}
+
+pub const READ: SendOp = SendOp::Read(RemoteAddr { addr: 0, rkey: KEY });
+pub const WRITE: SendOp = SendOp::Write(RemoteAddr { addr: 0, rkey: KEY });
+pub const ADD: SendOp =
+    SendOp::FetchAdd { remote: RemoteAddr { addr: MEMORY as u64 - 8, rkey: KEY }, add: 1 };
+pub const ATOMIC_WRITE: SendOp =
+    SendOp::AtomicWrite { remote: RemoteAddr { addr: 64, rkey: KEY }, value: [7; 8] };
+pub const FLUSH: SendOp = SendOp::Flush {
+    remote: RemoteAddr { addr: 0, rkey: KEY },
+    len: 8,
+    placement: Placement::GLOBAL_VISIBILITY,
+    selectivity: Selectivity::Range,
+};
+/// The length of an operation's list where nothing else matters.
+pub fn list(op: SendOp) -> u32 {
+    if op.has_list() { 8 } else { 0 }
 }
 
 pub fn pattern(addr: usize) -> u8 {

@@ -1,8 +1,6 @@
 //! Numbered operations of one side: the places of their bytes, and the conditions at the end.
 
-use hca_core::*;
-
-use super::{Done, MEMORY, Pair, Posted, Side, remote};
+use super::*;
 
 /// Fewer operations than this in a script. Miri takes a second for each.
 pub const MAX_OPS: usize = if cfg!(miri) { 4 } else { 26 };

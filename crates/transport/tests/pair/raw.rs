@@ -1,11 +1,8 @@
 //! Packets made by hand.
 
-use hca_core::wire::{
-    Aeth, AtomicEth, Be32, Be64, Bth, BthFlags, Deth, Feth, Opcode, PacketOp, Reth, Syndrome,
-};
-use hca_core::*;
+use hca_core::wire::{Aeth, AtomicEth, Be32, Be64, Bth, Deth, Reth};
 
-use super::{KEY, Side, qpn};
+use super::*;
 
 /// A packet made by hand.
 pub struct Raw {
