@@ -11,8 +11,7 @@ fn a_response_answers_the_requests_before_it() {
     let mut p = Ways::rc();
     p.send(A, WRITE, 0, 8);
     p.send(A, READ, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
     assert_eq!(p.kinds(B), [M::ReadData]);
 }
 
@@ -20,8 +19,7 @@ fn a_response_answers_the_requests_before_it() {
 fn requests_carry_acknowledgements_along() {
     let mut p = Ways::rc();
     p.send(A, WRITE, 0, 8);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     assert!(p.b.qp.ack_owed().is_some());
     p.send(B, WRITE, 0, 8);
     p.send_side(B);
@@ -59,8 +57,7 @@ fn limits_are_told_although_requests_carry_acknowledgements_along() {
     for round in 0..100 {
         p.send(A, SendOp::Send, 0, 8);
         p.send(A, SendOp::Send, 0, 8);
-        p.send_side(A);
-        p.take_all(B);
+        p.flow(A);
         p.recvs(2, B, 0, 8);
         p.send(B, WRITE, 0, 8);
         p.send_side(B);
@@ -70,8 +67,7 @@ fn limits_are_told_although_requests_carry_acknowledgements_along() {
         p.take_all(B);
         assert!(p.a.host.statuses().len() >= 2 * round, "round {round}");
     }
-    p.run();
-    p.expect_sends(&[Success; 201]);
+    p.ends(&[Success; 201]);
     assert_eq!(p.rnr_naks(B), 0);
     let (acks, writes) = (p.sent_of(B, M::Ack), p.sent_of(B, M::Write));
     assert!(writes == 100 && acks < 100, "{acks} acknowledgements of their own");
@@ -86,8 +82,7 @@ fn a_limit_that_was_passed_is_told_anew_although_the_rest_went_along() {
     // A knows of no receive request: this one is a probe, and finds one.
     p.recvs(8, B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.send(B, WRITE, 0, 8);
     p.send_side(B);
     assert!(p.b.qp.ack_owed().is_some(), "of the limit");
@@ -106,8 +101,7 @@ fn the_limit_counts_what_every_operation_used() {
             let mut p = Ways::rc();
             p.recvs(3, B, 200_000, len as usize);
             p.send(A, op, 0, len);
-            p.run();
-            p.expect_sends(&[Success]);
+            p.ends(&[Success]);
             let told = p.last_limit();
             assert_eq!(told, Some(3), "{op:?} of {len}: one is used, and two are left");
         }
@@ -139,8 +133,7 @@ fn a_queue_drains_by_what_is_told_along_and_by_what_is_sent_again() {
     p.drain(A);
     p.take_all(B);
     p.send(B, WRITE, 0, 8);
-    p.send_side(B);
-    p.take_all(A);
+    p.flow(B);
     assert!(p.a.host.has_event(QpEvent::SqDrained));
 
     let s = Setup::default();
@@ -156,12 +149,10 @@ fn a_queue_drains_by_what_is_told_along_and_by_what_is_sent_again() {
     }
     assert!(!p.a.host.has_event(QpEvent::SqDrained));
     p.ready_to_receive(B, &s);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
     assert_eq!(p.a.host.done.last(), Some(&Done::Event(QpEvent::SqDrained)));
     p.state(A, QpState::Rts);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
 }
 
 #[test]
@@ -186,8 +177,7 @@ fn a_p_key_that_changes_is_told_and_judged_anew() {
         assert_eq!(p.b.host.writes, 1, "{first:?}: the keys differ now");
         assert!(p.b.host.counted(Count::DroppedPkey) > 0, "{first:?}");
         change(&mut p, first.other());
-        p.run();
-        p.expect_sends(&[Success; 2]);
+        p.ends(&[Success; 2]);
     }
     // Both at once: what is told by the first message is enough.
     let mut p = Ways::rc();
@@ -232,8 +222,7 @@ fn no_more_messages_leave_than_may() {
     p.send(B, SendOp::Write(remote(PIECE * 5)), 0, 8);
     p.settle();
     p.send(A, READ, 0, 5 * PIECE as u32);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.log.clear();
     p.send(B, SendOp::Write(remote(PIECE * 5)), 0, 8);
     for (max, sent) in [(1, 1), (2, 2), (0, 0), (3, 3)] {
@@ -262,8 +251,7 @@ fn small_sends_are_not_begun_while_draining() {
     p.settle();
     assert_eq!(p.sent_of(A, M::Send), 0);
     p.state(A, QpState::Rts);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
 }
 
 #[test]
@@ -276,8 +264,7 @@ fn small_sends_go_as_far_as_the_peer_has_receive_requests() {
     p.send_side(A);
     assert_eq!(p.sent_of(A, M::Send), 3, "of three that the peer takes");
     p.recvs(6, B, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 10]);
+    p.ends(&[Success; 10]);
     assert_eq!((p.b.host.recvs().len(), p.rnr_naks(B)), (9, 0));
 }
 
@@ -307,8 +294,7 @@ fn a_small_send_that_was_refused_goes_alone() {
     p.send_side(A);
     assert_eq!(p.sent_of(A, M::Send), 1, "whether it is taken shows first");
     p.recv(B, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 6]);
+    p.ends(&[Success; 6]);
 }
 
 #[test]
@@ -386,8 +372,7 @@ fn the_quick_way_keeps_what_is_owed_to_the_peer() {
     // A knows of no receive request: this one is a probe, and finds one. How many there are is told by itself.
     p.recvs(8, B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     // B looks once whether there is something to send.
     p.send_side(B);
     p.queue(B, SendOp::Send, 0, 8);
@@ -400,8 +385,7 @@ fn the_quick_way_keeps_what_is_owed_to_the_peer() {
     p.send(B, WRITE, 0, 8);
     p.settle();
     p.send(A, SendOp::Send, 0, 8);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     assert!(!p.b.qp.lanes().sends);
     p.send_side(B);
     assert_eq!(p.rnr_naks(B), 1);

@@ -38,8 +38,7 @@ fn what_is_done_directly_takes_no_number_and_sends_nothing() {
     assert!(p.log.is_empty() && p.a.qp.is_idle_near());
     assert_eq!(p.a.host.done[1], Done::Send(SQ_BASE.wrapping_add(1), Success, 9000));
     p.send(A, SendOp::Send, 0, 9000);
-    p.run();
-    p.expect_sends(&[Success; 4]);
+    p.ends(&[Success; 4]);
     assert_eq!(p.sent(A)[1].number, NUMBER, "the peer heard of none before it");
     p.expect_bytes(B, 300_000, 0, 9000);
     p.expect_bytes(A, 50_000, 100_000, 9000);
@@ -64,8 +63,7 @@ fn direct_and_sent_requests_may_alternate() {
             p.run();
         }
     }
-    p.run();
-    p.expect_sends(&[Success; 60]);
+    p.ends(&[Success; 60]);
     p.expect_bytes(B, 500_000, 0, 60 * 512);
 }
 
@@ -81,8 +79,7 @@ fn nothing_is_done_directly_behind_what_is_under_way() {
     assert_eq!(p.kinds(A), [M::Hello, M::Send]);
     assert_eq!(*asked.borrow(), [(1, true)]);
     assert!(!p.a.qp.wants_transmit() && !p.a.qp.is_idle_near());
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     assert_eq!(*asked.borrow(), [(1, true), (1, false), (2, false)]);
     assert_eq!(p.kinds(A), [M::Hello, M::Send]);
 }
@@ -99,8 +96,7 @@ fn what_failed_is_never_followed_by_something_direct() {
     p.skip();
     assert!(p.skip() && p.a.qp.wants_transmit() && !p.a.qp.is_idle_near());
     p.recv(B, 0, 8);
-    p.run();
-    p.expect_sends(&[WcStatus::RemoteAccess, WcStatus::WrFlushed]);
+    p.ends(&[WcStatus::RemoteAccess, WcStatus::WrFlushed]);
     assert!(asked.borrow().iter().all(|(_, behind)| *behind));
     assert_eq!(p.b.host.mem[64..72], [0; 8]);
 }
@@ -144,8 +140,7 @@ fn what_began_directly_and_is_out_of_reach_then_goes_as_a_message() {
     p.send(A, SendOp::Write(remote(100_000)), 0, 9000);
     p.send_side(A);
     assert!(p.log.is_empty());
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert_eq!(p.sent_of(A, M::Write), 3);
     p.expect_bytes(B, 100_000, 0, 9000);
 }

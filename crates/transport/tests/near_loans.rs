@@ -47,8 +47,7 @@ fn sends_and_writes_are_lent_from_512_bytes_on() {
             p.fill(A, 0, len);
             p.recv(B, 500_000, len);
             p.post(A, op, 0, len as u32, SendFlags::SIGNALED | SendFlags::SOLICITED);
-            p.run();
-            p.expect_sends(&[Success]);
+            p.ends(&[Success]);
             p.expect_bytes(B, 500_000, 0, len);
             let fetched: u32 = p.b.host.near.fetched.iter().map(|l| l.len).sum();
             assert_eq!(fetched as usize, if lent > 0 { len } else { 0 });
@@ -77,8 +76,7 @@ fn pieces_may_be_lent_and_sent_by_turns() {
             p.fill(A, 0, 50_000);
             p.recv(B, 500_000, 50_000);
             p.send(A, op, 0, 50_000);
-            p.run();
-            p.expect_sends(&[Success]);
+            p.ends(&[Success]);
             p.expect_bytes(B, 500_000, 0, 50_000);
             let fetched = p.b.host.near.fetched.len();
             assert!(fetched >= loans, "{op:?}: {fetched} loans");
@@ -109,8 +107,7 @@ fn what_the_peer_cant_fetch_is_sent_by_value_and_takes_one_receive_request() {
             p.recv(B, at(i), 6000);
             p.send(A, op(i), i * 6000, 6000);
         }
-        p.run();
-        p.expect_sends(&[Success; 6]);
+        p.ends(&[Success; 6]);
         p.expect_bytes(B, 500_000, 0, 36_000);
         let recvs: Vec<_> = p.b.host.recvs().iter().map(|r| (r.0 as usize, r.1.extra)).collect();
         let told =
@@ -128,8 +125,7 @@ fn a_lent_write_is_judged_by_the_targets_key() {
     for len in [5_000_u32, 200_000] {
         let mut p = lending();
         p.send(A, SendOp::Write(remote(MEMORY - 4_000)), 0, len);
-        p.run();
-        p.expect_sends(&[WcStatus::RemoteAccess]);
+        p.ends(&[WcStatus::RemoteAccess]);
         assert!(p.b.host.near.fetched.is_empty());
         assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Error, QpState::Error));
     }
@@ -142,8 +138,7 @@ fn a_loan_of_what_the_peer_does_not_have_ends_the_connection() {
         p.b.host.near.bad = true;
         p.recv(B, 0, 6000);
         p.send(A, op, 0, 6000);
-        p.run();
-        p.expect_sends(&[WcStatus::RemoteInvalidRequest]);
+        p.ends(&[WcStatus::RemoteInvalidRequest]);
         assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Error, QpState::Error), "{op:?}");
     }
 }
@@ -154,8 +149,7 @@ fn reads_are_lent_and_what_was_fetched_is_told_once() {
         let mut p = lending_reads();
         p.fill(B, 0, len);
         p.sends(3, A, READ, 500_000, len as u32);
-        p.run();
-        p.expect_sends(&[Success; 3]);
+        p.ends(&[Success; 3]);
         p.expect_bytes(A, 500_000, 0, len);
         assert_eq!(p.a.host.near.fetched.len(), 3 * lent);
         assert_eq!(p.sent_of(A, M::Fetched), if lent > 0 { 3 } else { 0 });
@@ -172,8 +166,7 @@ fn nothing_is_answered_behind_a_lent_response_before_it_was_fetched() {
     p.send(A, READ, 500_000, 5000);
     p.send(A, SendOp::Send, 0, 8);
     p.send(A, ADD, 8, 8);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.send_side(B);
     assert_eq!((p.sent_of(B, M::ReadData), p.sent_of(B, M::Original)), (1, 0));
     assert!(!p.b.qp.wants_transmit(), "it waits");
@@ -183,8 +176,7 @@ fn nothing_is_answered_behind_a_lent_response_before_it_was_fetched() {
     p.send_side(B);
     p.ack_side(B);
     assert!(p.sent(B).iter().all(|m| m.done == NUMBER), "nothing is done yet");
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     p.expect_bytes(A, 500_000, 0, 5000);
     assert_eq!(p.b.host.atomics, 1);
 }
@@ -195,13 +187,11 @@ fn what_was_done_behind_a_lent_response_is_told_once_that_was_fetched() {
     p.recv(B, 600_000, 8);
     p.send(A, READ, 500_000, 5000);
     p.send(A, SendOp::Send, 0, 8);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.send_side(B);
     p.ack_side(B);
     p.take_all(A);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     // No timer has to help.
     p.settle();
     p.expect_sends(&[Success; 2]);
@@ -219,8 +209,7 @@ fn a_lent_response_that_cant_be_fetched_comes_by_value_from_there_on() {
         p.send(A, READ, 500_000, 15_000);
         p.send(A, ADD, 8, 8);
         p.send(A, READ, 600_000, 15_000);
-        p.run();
-        p.expect_sends(&[Success; 3]);
+        p.ends(&[Success; 3]);
         p.expect_bytes(A, 500_000, 0, 15_000);
         p.expect_bytes(A, 600_000, 0, 15_000);
         assert_eq!(p.b.host.atomics, 1);
@@ -241,8 +230,7 @@ fn what_had_left_behind_a_loan_that_cant_be_fetched_is_passed_over() {
         p.a.host.near.gone.push_back(true);
         p.fill(B, 0, 20_000);
         p.send(A, READ, 500_000, 20_000);
-        p.run();
-        p.expect_sends(&[Success]);
+        p.ends(&[Success]);
         p.expect_bytes(A, 500_000, 0, 20_000);
         assert_eq!(p.sent_of(A, M::Fetched), 1);
     }
@@ -253,8 +241,7 @@ fn what_was_fetched_is_told_although_the_way_was_full_or_a_receive_request_is_mi
     let mut p = lending_reads();
     p.send(A, READ, 500_000, 5000);
     p.send(A, SendOp::Send, 0, 8);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.send_side(B);
     p.room = 0;
     p.take_all(A);
@@ -263,8 +250,7 @@ fn what_was_fetched_is_told_although_the_way_was_full_or_a_receive_request_is_mi
     p.settle();
     assert_eq!(p.sent_of(A, M::Fetched), 1);
     p.recv(B, 600_000, 8);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
 }
 
 #[test]
@@ -280,8 +266,7 @@ fn only_the_answer_to_the_oldest_lent_response_ends_it() {
         p.fill(B, 0, 5000);
         p.send(A, READ, 500_000, 5000);
         p.send(A, ADD, 8, 8);
-        p.send_side(A);
-        p.take_all(B);
+        p.flow(A);
         p.send_side(B);
         let stray = Msg::new(M::Fetched, B, number).flags(flags).extra(extra).done(NUMBER);
         p.hand_msg(B, &stray);
@@ -289,8 +274,7 @@ fn only_the_answer_to_the_oldest_lent_response_ends_it() {
         assert_eq!(p.b.host.counted(Count::DroppedPsn), 1, "{stray:?}");
         assert!(!p.b.qp.wants_transmit(), "{stray:?}");
         assert_eq!(p.sent_of(B, M::Original), 0, "what is behind the response waits: {stray:?}");
-        p.run();
-        p.expect_sends(&[Success; 2]);
+        p.ends(&[Success; 2]);
         p.expect_bytes(A, 500_000, 0, 5000);
     }
 }
@@ -300,8 +284,7 @@ fn a_queue_pair_in_error_hears_only_of_what_it_has_lent() {
     let mut p = lending_reads();
     p.send(A, READ, 500_000, 5000);
     p.send(A, SendOp::Write(remote(MEMORY)), 0, 8);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.send_side(B);
     assert_eq!(p.b.qp.state(), QpState::Error);
     for (kind, number) in [(M::Hello, NUMBER), (M::Send, NUMBER + 1), (M::Fetched, NUMBER + 1)] {
@@ -311,8 +294,7 @@ fn a_queue_pair_in_error_hears_only_of_what_it_has_lent() {
         assert_eq!(dropped(&p), before + 1, "{kind:?}");
         assert!(!p.b.qp.wants_transmit(), "{kind:?}: the refusal waits for the response");
     }
-    p.run();
-    p.expect_sends(&[Success, WcStatus::RemoteAccess]);
+    p.ends(&[Success, WcStatus::RemoteAccess]);
 }
 
 #[test]
@@ -335,8 +317,7 @@ fn a_response_that_lends_nonsense_ends_the_connection() {
     let mut p = lending_reads();
     p.a.host.near.bad = true;
     p.send(A, READ, 500_000, 5000);
-    p.run();
-    p.expect_sends(&[WcStatus::BadResponse]);
+    p.ends(&[WcStatus::BadResponse]);
 }
 
 #[test]
@@ -377,13 +358,11 @@ fn a_refused_loan_is_told_as_such_although_the_way_was_full() {
     p.recv(B, 500_000, 6000);
     p.fill(A, 0, 6000);
     p.send(A, SendOp::Send, 0, 6000);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.room = 0;
     assert_eq!(p.send_side(B), 0);
     p.room = usize::MAX;
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert!(p.sent(B)[0].has(NOT_LENT));
     p.expect_bytes(B, 500_000, 0, 6000);
 }
@@ -395,8 +374,7 @@ fn a_loan_needs_a_receive_request_with_room() {
     p.settle();
     assert_eq!((p.rnr_naks(B), p.b.host.counted(Count::RnrNakSent)), (1, 1));
     p.recv(B, 500_000, 5999);
-    p.run();
-    p.expect_sends(&[WcStatus::RemoteInvalidRequest]);
+    p.ends(&[WcStatus::RemoteInvalidRequest]);
     assert_eq!(p.b.host.recvs()[0].1.status, WcStatus::LocalLength);
     assert!(p.b.host.near.fetched.is_empty());
 }
@@ -406,7 +384,6 @@ fn a_loan_into_a_list_that_cant_be_written_is_a_remote_operation_error() {
     let mut p = lending();
     p.recv_raw(B, 500_000, 6000, true);
     p.send(A, SendOp::Send, 0, 6000);
-    p.run();
-    p.expect_sends(&[WcStatus::RemoteOperation]);
+    p.ends(&[WcStatus::RemoteOperation]);
     assert_eq!(p.b.host.recvs()[0].1.status, WcStatus::LocalProtection);
 }

@@ -19,8 +19,7 @@ fn what_was_lost_before_the_peer_was_ready_is_sent_again_and_executed_once() {
     assert_eq!(p.b.host.counted(Count::DroppedState) as usize, p.log.len());
     p.ready_to_receive(B, &s);
     p.recv(B, 100_000, 10_000);
-    p.run();
-    p.expect_sends(&[Success; 4]);
+    p.ends(&[Success; 4]);
     assert_eq!((p.b.host.atomics, p.b.host.recvs().len()), (1, 1));
     p.expect_bytes(B, 100_000, 0, 10_000);
     p.expect_bytes(A, 30_000, 50_000, 9_000);
@@ -47,8 +46,7 @@ fn what_was_sent_as_a_message_is_sent_again_as_one() {
     p.ready_to_receive(B, &s);
     p.recv(B, 100_000, 8);
     reach_from_now_on(&mut p);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
     assert_eq!(p.a.host.counted(Count::Probe), 1);
     // Dropped behind a SEND that was refused.
     let mut p = Ways::rc();
@@ -57,8 +55,7 @@ fn what_was_sent_as_a_message_is_sent_again_as_one() {
     p.settle();
     p.recv(B, 100_000, 8);
     reach_from_now_on(&mut p);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
     assert_eq!(p.a.host.counted(Count::Probe), 0);
 }
 
@@ -74,15 +71,13 @@ fn a_request_that_was_blocked_and_is_begun_along_with_an_answer_goes_on() {
     // The answer to a READ of the peer's brings its queue pair to send, and the memory is out of reach by now.
     p.a.host.near.direct = None;
     p.send(B, READ, 600_000, 8);
-    p.send_side(B);
-    p.take_all(A);
+    p.flow(B);
     // The answer, the Hello, and a piece.
     p.burst = 3;
     p.send_side(A);
     assert_eq!(p.sent_of(A, M::Write), 1);
     assert!(p.a.qp.wants_transmit(), "the rest of it");
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(B, 500_000, 0, 3 * PIECE);
 }
 
@@ -102,8 +97,7 @@ fn of_a_message_whose_first_piece_was_lost_nothing_is_placed() {
     p.take_all(B);
     assert!(p.b.host.held.is_none());
     assert_eq!(p.b.host.counted(Count::DroppedPsn), 2);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(B, 100_000, 0, 3 * PIECE);
 }
 
@@ -121,8 +115,7 @@ fn a_slow_peer_gets_requests_twice_and_executes_them_once() {
         p.send_side(A);
     }
     assert_eq!(p.sent_of(A, M::Read), 3);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     p.expect_bytes(A, 50_000, 0, 3 * PIECE);
     assert_eq!((p.b.host.atomics, p.b.host.recvs().len()), (1, 1));
     assert!(p.b.host.counted(Count::Duplicate) > 0);
@@ -133,16 +126,14 @@ fn a_read_that_is_half_answered_is_not_asked_again() {
     let mut p = Ways::rc();
     p.fill(B, 0, 3 * PIECE);
     p.send(A, READ, 50_000, 3 * PIECE as u32);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.send_side(B);
     p.take(A);
     for _ in 0..3 {
         p.skip();
     }
     assert_eq!((p.send_side(A), p.a.host.counted(Count::Probe)), (0, 0));
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(A, 50_000, 0, 3 * PIECE);
 }
 
@@ -152,8 +143,7 @@ fn a_read_that_is_about_to_be_asked_again_takes_its_response() {
         let mut p = Ways::rc();
         p.fill(B, 0, 3 * PIECE);
         p.send(A, READ, 50_000, 3 * PIECE as u32);
-        p.send_side(A);
-        p.take_all(B);
+        p.flow(A);
         p.send_side(B);
         while p.a.host.counted(Count::Probe) == 0 {
             assert!(p.skip());
@@ -166,8 +156,7 @@ fn a_read_that_is_about_to_be_asked_again_takes_its_response() {
         // One READ at a time, so that a wrong count of what waits would show.
         p.sends(5, A, READ, 50_000, 8);
         p.post(A, SendOp::Write(remote(100_000)), 0, 8, SendFlags::SIGNALED | SendFlags::FENCE);
-        p.run();
-        p.expect_sends(&[Success; 7]);
+        p.ends(&[Success; 7]);
         p.expect_bytes(A, 50_008, 8, 3 * PIECE - 8);
     }
 }
@@ -210,8 +199,7 @@ fn after_progress_the_timer_still_runs_for_what_is_left() {
     p.state(B, QpState::Error);
     p.take_all(B);
     assert!(p.a.qp.next_deadline().is_some(), "two requests are under way");
-    p.run();
-    p.expect_sends(&[Success, WcStatus::RetryExceeded, WrFlushed]);
+    p.ends(&[Success, WcStatus::RetryExceeded, WrFlushed]);
 }
 
 #[test]
@@ -220,8 +208,7 @@ fn credits_stay_right_when_what_was_to_be_sent_again_turns_out_done() {
     let mut p = Ways::new(&Setup { rnr_retry: 0, ..Setup::default() });
     p.recvs(4, B, 0, 8);
     p.sends(4, A, SendOp::Send, 0, 8);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     while p.a.host.counted(Count::Probe) == 0 {
         assert!(p.skip());
     }
@@ -234,8 +221,7 @@ fn credits_stay_right_when_what_was_to_be_sent_again_turns_out_done() {
     p.send_side(A);
     assert_eq!(p.sent_of(A, M::Send), 5, "one receive request waits there");
     p.recvs(4, B, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 9]);
+    p.ends(&[Success; 9]);
     assert_eq!(p.rnr_naks(B), 0);
 }
 
@@ -255,8 +241,7 @@ fn what_is_sent_again_takes_its_credits_once() {
     p.log.clear();
     p.send_side(A);
     assert_eq!(p.sent_of(A, M::Send), 4, "nine receive requests were told of");
-    p.run();
-    p.expect_sends(&[Success; 9]);
+    p.ends(&[Success; 9]);
 }
 
 #[test]
@@ -313,8 +298,7 @@ fn messages_of_an_earlier_connection_are_dropped() {
     p.hand_msg(A, &Msg::new(M::Nak, A, NUMBER).flags(0).done(NUMBER).extra(0x60));
     p.expect_sends(&[]);
     assert!(p.b.host.done.is_empty() && p.b.host.writes == 0);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
 }
 
 #[test]
@@ -353,8 +337,7 @@ fn a_peer_that_comes_in_time_gets_the_request() {
         assert!(!p.a.qp.wants_transmit());
         assert!(p.skip() && p.a.qp.wants_transmit());
     }
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert!(p.a.qp.is_idle_near());
 }
 
@@ -362,8 +345,7 @@ fn a_peer_that_comes_in_time_gets_the_request() {
 fn that_nobody_was_there_long_ago_costs_a_request_no_patience() {
     let mut p = Ways::rc();
     p.send(B, SendOp::Send, 0, 8);
-    p.send_side(B);
-    p.take_all(A);
+    p.flow(B);
     // The refusal finds nobody.
     p.with(A, |now, qp, host| qp.unreachable(now, host));
     assert!(p.a.qp.next_deadline().is_none() && !p.a.qp.wants_transmit());
@@ -374,8 +356,7 @@ fn that_nobody_was_there_long_ago_costs_a_request_no_patience() {
     while !p.a.qp.wants_transmit() {
         assert!(p.skip());
     }
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.ack_side(B);
     p.take_all(A);
     p.expect_sends(&[Success]);
@@ -389,14 +370,12 @@ fn an_answer_that_finds_nobody_costs_no_receive_request() {
     p.send(A, SendOp::Send, 0, 3 * PIECE as u32);
     // The Hello, and a piece.
     p.burst = 2;
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     assert!(p.b.host.held.is_some());
     p.with(B, |now, qp, host| qp.unreachable(now, host));
     assert!(p.b.qp.next_deadline().is_none());
     p.burst = 64;
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(B, 200_000, 0, 3 * PIECE);
 }
 
@@ -405,8 +384,7 @@ fn a_read_whose_answer_was_lost_in_the_middle_is_never_called_done() {
     let mut p = Ways::rc();
     p.send(A, READ, 0, 3 * PIECE as u32);
     p.send(A, SendOp::Write(remote(50_000)), 0, 8);
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.burst = 1;
     p.send_side(B);
     p.with(B, |now, qp, host| qp.unreachable(now, host));
@@ -417,8 +395,7 @@ fn a_read_whose_answer_was_lost_in_the_middle_is_never_called_done() {
     p.ack_side(B);
     p.take_all(A);
     p.expect_sends(&[]);
-    p.run();
-    p.expect_sends(&[WcStatus::RetryExceeded, WrFlushed]);
+    p.ends(&[WcStatus::RetryExceeded, WrFlushed]);
     assert_eq!(p.b.host.statuses(), [Success]);
 }
 
@@ -476,8 +453,7 @@ fn responses_of_other_numbers_are_dropped_while_one_is_waited_for() {
     }
     p.expect_sends(&[]);
     assert_eq!(p.a.host.counted(Count::DroppedPsn), 3);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
 }
 
 #[test]
@@ -491,8 +467,7 @@ fn a_timeout_that_is_called_too_early_sends_nothing_again() {
         p.with(A, |now, qp, host| qp.handle_timeout(now, host));
         assert_eq!((p.send_side(A), p.log.len()), (0, sent));
     }
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
 }
 
 /// Each post by the quick way is one more that waits, and no sign of life.

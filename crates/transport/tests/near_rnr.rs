@@ -25,8 +25,7 @@ fn a_refused_request_waits_for_its_timer_whatever_else_is_to_be_sent() {
     assert_eq!(p.b.host.statuses(), [Success]);
     assert_eq!(p.kinds(A), [M::ReadData]);
     p.recv(B, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
 }
 
 #[test]
@@ -34,15 +33,12 @@ fn a_request_that_was_refused_half_sent_still_has_its_turn_before_others() {
     let mut p = Ways::rc();
     p.burst = 2;
     p.send(A, SendOp::Send, 0, 3 * PIECE as u32);
-    p.send_side(A);
-    p.take_all(B);
-    p.send_side(B);
-    p.take_all(A);
+    p.flow(A);
+    p.flow(B);
     assert_eq!(p.rnr_naks(B), 1);
     assert!(!p.a.qp.is_idle_near());
     p.recv(B, 0, 3 * PIECE);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert!(p.a.qp.is_idle_near());
 }
 
@@ -59,13 +55,11 @@ fn a_second_refusal_of_the_same_request_may_come_amid_its_next_try() {
     p.recvs(2, B, 200_000, len as usize);
     // The first piece of its next try is in, as a refusal comes that an earlier copy brought on.
     p.burst = 1;
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     assert!(p.b.host.held.is_some());
     p.hand_msg(A, &rnr(NUMBER, NUMBER));
     p.burst = 64;
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
     assert_eq!(p.b.qp.state(), QpState::Rts);
     assert_eq!(p.b.host.recvs().iter().map(|r| r.0).collect::<Vec<_>>(), [0, 1]);
     p.expect_bytes(B, 200_000, 100, len as usize);
@@ -82,12 +76,10 @@ fn a_request_that_is_begun_anew_uses_one_receive_request_as_the_requester_is_tol
     p.recvs(3, B, 200_000, len as usize);
     // Its first piece is in, and it begins again, as a refusal comes that an earlier copy brought on.
     p.burst = 1;
-    p.send_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.hand_msg(A, &rnr(NUMBER, NUMBER));
     p.burst = 64;
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     let told = p.last_limit();
     assert_eq!((told, p.b.host.rq.len()), (Some(3), 2), "one is used, and two are left");
 }

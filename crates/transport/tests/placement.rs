@@ -66,8 +66,7 @@ fn their_lost_answers_are_told_again_and_nothing_is_done_twice() {
     p.send(A, atomic_write(remote(64)), 0, 0);
     p.send(A, flush(8, VISIBLE, Selectivity::Range), 0, 0);
     p.send(A, SendOp::FetchAdd { remote: remote(64), add: 1 }, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     assert_eq!((p.b.host.atomics, p.b.host.flushes.len()), (2, 1));
     let word = u64::from_ne_bytes(VALUE) + 1;
     assert_eq!(p.b.host.mem[64..72], word.to_ne_bytes(), "a late copy does not undo what came behind it");

@@ -98,8 +98,7 @@ fn atomics_return_the_old_value(by: By) {
     p.send(A, SendOp::CompareSwap { remote: at, compare: 7, swap: 1 }, 8, 8);
     p.send(A, SendOp::CompareSwap { remote: at, compare: 8, swap: 20 }, 16, 8);
     p.send(A, SendOp::FetchAdd { remote: at, add: u64::MAX }, 24, 8);
-    p.run();
-    p.expect_sends(&[Success; 4]);
+    p.ends(&[Success; 4]);
     let old: Vec<u64> =
         p.a.host.mem[..32].as_chunks::<8>().0.iter().map(|w| u64::from_ne_bytes(*w)).collect();
     assert_eq!(old, [5, 8, 8, 20]);
@@ -124,8 +123,7 @@ fn one_acknowledgement_answers_all_requests_before_it(by: By) {
         let mut p = by.rc();
         p.recvs(20, B, 0, 8);
         p.sends(20, A, op, 0, 8);
-        p.run();
-        p.expect_sends(&[Success; 20]);
+        p.ends(&[Success; 20]);
         assert_eq!(p.b.host.recvs().len(), if op == SendOp::Send { 20 } else { 0 });
         match &p {
             Link::Packets(p) => assert_eq!((p.ops(B), p.psns(B)), (vec![P::Acknowledge], vec![16])),
@@ -142,8 +140,7 @@ fn the_owed_acknowledgement_says_whether_something_was_delivered(by: By) {
     p.recv(B, 0, 8);
     for (op, delivered) in [(WRITE, false), (SendOp::Send, true)] {
         p.send(A, op, 0, 8);
-        p.transmit_side(A);
-        p.take_all(B);
+        p.flow(A);
         assert_eq!(p.b.qp.ack_owed(), Some(AckOwed { delivered }));
     }
     p.transmit_side(B);
@@ -166,8 +163,7 @@ fn a_fence_waits_for_what_is_answered_by_a_response_only(by: By) {
                 assert!(p.turn());
             }
             assert!(!waits || p.a.host.statuses() == [Success; 2], "{before:?}, {op:?}");
-            p.run();
-            p.expect_sends(&[Success; 3]);
+            p.ends(&[Success; 3]);
             assert_eq!(p.begun(A), [before.wc_opcode(), before.wc_opcode(), op.wc_opcode()]);
         }
     }
@@ -182,8 +178,7 @@ fn no_more_reads_and_atomics_are_outstanding_than_max_rd_atomic(by: By) {
             }
             p.transmit_side(A);
             assert_eq!(p.begun(A).len(), usize::from(rd_atomic));
-            p.run();
-            p.expect_sends(&[Success; 20]);
+            p.ends(&[Success; 20]);
             assert_eq!(p.b.host.atomics, 10);
             assert!(p.naks(B).is_empty());
         }
@@ -200,8 +195,7 @@ fn a_requesters_changed_limit_holds_though_answers_are_awaited(by: By) {
     p.state(A, QpState::Rts);
     p.transmit_side(A);
     assert_eq!(p.begun(A).len(), 3);
-    p.run();
-    p.expect_sends(&[Success; 4]);
+    p.ends(&[Success; 4]);
 }
 
 fn a_read_under_way_is_asked_for_again_though_none_may_be_begun(by: By) {
@@ -213,12 +207,10 @@ fn a_read_under_way_is_asked_for_again_though_none_may_be_begun(by: By) {
     p.state(A, QpState::Sqd);
     p.change(A, QpAttr { max_rd_atomic: Some(0), ..QpAttr::default() });
     p.ready_to_receive(B, &s);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.state(A, QpState::Rts);
     p.send(A, READ, 4096, 600);
-    p.run();
-    p.expect_sends(&[Success, WcStatus::LocalQpOperation]);
+    p.ends(&[Success, WcStatus::LocalQpOperation]);
 }
 
 fn a_responders_changed_limit_holds_though_responses_wait(by: By) {
@@ -229,8 +221,7 @@ fn a_responders_changed_limit_holds_though_responses_wait(by: By) {
     // None of them is answered yet.
     let reads = |p: &mut Link, count: usize| {
         p.sends(count, A, READ, 4096, 8);
-        p.transmit_side(A);
-        p.take_all(B);
+        p.flow(A);
         p.b.qp.state()
     };
     let mut p = by.connected(&Setup { dest_rd_atomic: 1, ..Setup::default() });
@@ -258,8 +249,7 @@ fn a_way_that_is_full_holds_back_and_loses_nothing(by: By) {
         p.send(A, SendOp::Read(remote(100_000)), 50_000, 20_000);
         p.send(A, ADD, 90_000, 8);
         p.send(B, SendOp::Write(remote(300_000)), 100_000, 20_000);
-        p.run();
-        p.expect_sends(&[Success; 3]);
+        p.ends(&[Success; 3]);
         assert_eq!(p.b.host.statuses(), [Success]);
         p.expect_bytes(B, 200_000, 0, 20_000);
         p.expect_bytes(A, 50_000, 100_000, 20_000);
@@ -281,8 +271,7 @@ fn sends_beyond_the_credits_wait_but_one_probes(by: By) {
     p.settle();
     assert_eq!((p.begun(A), p.rnr_naks()), (vec![WcOpcode::Send; 4], 1), "one probes, and nothing overtakes");
     p.recvs(4, B, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 8]);
+    p.ends(&[Success; 8]);
     assert_eq!(p.rnr_naks(), 1, "the probe's acknowledgement tells how many may follow");
 }
 
@@ -304,8 +293,7 @@ fn a_shared_receive_queue_tells_no_credits(by: By) {
     p.sends(40, A, SendOp::Send, 0, 8);
     p.transmit_side(A);
     assert_eq!(p.begun(A).len(), 41);
-    p.run();
-    p.expect_sends(&[Success; 41]);
+    p.ends(&[Success; 41]);
     match &p {
         Link::Packets(p) => {
             let mut answers = p.wire.iter().filter(|s| s.side == B);
@@ -337,8 +325,7 @@ fn the_first_request_in_rtr_raises_comm_established_once(by: By) {
     for op in [SendOp::Send, READ, WRITE] {
         p.send(A, op, 0, 8);
     }
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     assert_eq!(p.b.host.events(QpEvent::CommEstablished), 1, "and it answers in RTR");
 }
 
@@ -361,16 +348,14 @@ fn a_drained_send_queue_finishes_what_is_under_way_and_tells(by: By) {
     p.set_room(1);
     p.drain(A);
     assert!(!p.a.host.has_event(QpEvent::SqDrained));
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert_eq!(p.a.host.done.last(), Some(&Done::Event(QpEvent::SqDrained)));
     // The responder goes on meanwhile.
     p.send(B, READ, 0, 8);
     p.run();
     assert_eq!(p.b.host.statuses(), [Success]);
     p.state(A, QpState::Rts);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
     // An idle one drains at once.
     p.drain(A);
     assert_eq!(p.a.host.events(QpEvent::SqDrained), 2);
@@ -415,8 +400,7 @@ fn p_keys_that_do_not_match_let_nothing_in(by: By) {
             p.state(side, QpState::Rts);
         }
         p.send(A, WRITE, 0, 8);
-        p.run();
-        p.expect_sends(&[if lets_in { Success } else { RetryExceeded }]);
+        p.ends(&[if lets_in { Success } else { RetryExceeded }]);
         assert_eq!(p.b.host.counted(Count::DroppedPkey) > 0, !lets_in);
         assert_eq!(p.b.host.writes > 0, lets_in);
     }
@@ -462,8 +446,7 @@ fn duplicates_of_every_kind_are_answered_again_and_carried_out_once(by: By) {
                 assert_eq!((last.kind, last.done), (M::Ack, 0xfffe), "{op:?}");
             }
         }
-        p.run();
-        p.expect_sends(&[Success]);
+        p.ends(&[Success]);
     }
 }
 
@@ -477,8 +460,7 @@ fn silence_ends_in_retry_exceeded_after_the_timeout_times_the_tries(by: By) {
             p.recv(A, 0, 8);
             p.transmit_side(A);
             let begin = p.now;
-            p.run();
-            p.expect_sends(&[RetryExceeded, WrFlushed, WrFlushed]);
+            p.ends(&[RetryExceeded, WrFlushed, WrFlushed]);
             assert_eq!(p.a.host.done.last(), Some(&Done::RecvFlushed(0)));
             let (took, patience) = (p.now - begin, (4096_u64 << timeout) * (u64::from(retry_cnt) + 1));
             match by {
@@ -504,8 +486,7 @@ fn timeout_zero_waits_for_ever(by: By) {
     p.expect_sends(&[]);
     p.ready_to_receive(B, &s);
     p.recv(B, 0, 8);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
 }
 
 fn a_reset_queue_pair_connects_again_with_new_psns(by: By) {
@@ -521,8 +502,7 @@ fn a_reset_queue_pair_connects_again_with_new_psns(by: By) {
         p.ready_to_send(side, &s);
     }
     p.send(A, WRITE, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
     match &p {
         Link::Packets(p) => assert_eq!(p.psns(A), [0xff_fffd, 100]),
         Link::Messages(p) => {

@@ -10,6 +10,10 @@ const MS: u64 = 1_000_000;
 fn write(p: &mut Pair, flags: SendFlags) {
     p.post(A, WRITE, 0, 8, flags);
 }
+/// So many unsignalled ones.
+fn quiet(p: &mut Pair, count: usize) {
+    (0..count).for_each(|_| write(p, QUIET));
+}
 /// Whether each packet of A asked, in order.
 fn asked(p: &Pair) -> Vec<bool> {
     p.wire.iter().filter(|s| s.side == A).map(|s| Packet::parse(&s.bytes).unwrap().bth().ack_req()).collect()
@@ -24,63 +28,26 @@ fn measure(p: &mut Pair) {
     p.a.host.done.clear();
 }
 #[test]
-fn only_signalled_requests_ask_among_small_ones() {
-    let mut p = Pair::rc();
-    for flags in [QUIET, QUIET, SendFlags::SIGNALED, QUIET, SendFlags::SIGNALED] {
-        write(&mut p, flags);
+fn packets_ask_that_are_signalled_or_end_long_messages_or_quarters_of_the_queue() {
+    let (quiet, signalled) = ((8, QUIET), (8, SendFlags::SIGNALED));
+    for (what, max_send_wr, writes, asks) in [
+        ("signalled", 128, vec![quiet, quiet, signalled, quiet, signalled], vec![2, 4]),
+        ("the last of several", 128, vec![(700, QUIET)], vec![2]),
+        ("each quarter of the send queue", 128, vec![quiet; 128], vec![31, 63, 95, 127]),
+        ("each quarter of a short one", 16, vec![quiet; 10], vec![3, 7]),
+        ("every 32nd, and the last", 8, vec![(256 * 70, QUIET)], vec![31, 63, 69]),
+    ] {
+        let mut p = Pair::new(&Setup { max_send_wr, ..Setup::default() });
+        for (len, flags) in &writes {
+            p.post(A, WRITE, 0, *len, *flags);
+        }
+        while p.transmit_side(A) {}
+        let asked = asked(&p);
+        assert_eq!((0..asked.len()).filter(|n| asked[*n]).collect::<Vec<_>>(), asks, "{what}");
+        p.run();
+        assert_eq!(p.a.host.statuses(), vec![Success; writes.len()], "{what}");
+        assert_eq!(p.a.host.counted(Count::Probe), 0, "{what}");
     }
-    p.run();
-    p.expect_sends(&[Success; 5]);
-    assert_eq!(asked(&p), [false, false, true, false, true]);
-    assert_eq!(p.a.host.counted(Count::Probe), 0);
-}
-
-#[test]
-fn what_has_several_packets_asks_with_its_last() {
-    let mut p = Pair::rc();
-    p.post(A, WRITE, 0, 700, QUIET);
-    p.run();
-    p.expect_sends(&[Success]);
-    assert_eq!(asked(&p), [false, false, true]);
-    assert_eq!(p.a.host.counted(Count::Probe), 0);
-}
-
-#[test]
-fn a_quarter_of_the_send_queue_asks_once_unsignalled_as_it_may_be() {
-    let mut p = Pair::rc();
-    for _ in 0..128 {
-        write(&mut p, QUIET);
-    }
-    p.transmit_side(A);
-    p.transmit_side(A);
-    let asks: Vec<usize> = asked(&p).iter().enumerate().filter(|a| *a.1).map(|a| a.0).collect();
-    assert_eq!(asks, [31, 63, 95, 127]);
-    p.run();
-    p.expect_sends(&[Success; 128]);
-    assert_eq!(p.a.host.counted(Count::Probe), 0);
-}
-
-#[test]
-fn a_short_queue_of_long_messages_asks_with_every_32nd_packet() {
-    let mut p = Pair::new(&Setup { max_send_wr: 8, ..Setup::default() });
-    p.post(A, WRITE, 0, 256 * 70, QUIET);
-    p.run();
-    p.expect_sends(&[Success]);
-    let asks: Vec<usize> = asked(&p).iter().enumerate().filter(|a| *a.1).map(|a| a.0).collect();
-    assert_eq!(asks, [31, 63, 69]);
-}
-
-#[test]
-fn a_short_queue_of_small_messages_asks_with_each_quarter_of_it() {
-    let mut p = Pair::new(&Setup { max_send_wr: 16, ..Setup::default() });
-    for _ in 0..10 {
-        write(&mut p, QUIET);
-    }
-    p.transmit_side(A);
-    let asks: Vec<usize> = asked(&p).iter().enumerate().filter(|a| *a.1).map(|a| a.0).collect();
-    assert_eq!(asks, [3, 7]);
-    p.run();
-    p.expect_sends(&[Success; 10]);
 }
 
 #[test]
@@ -89,8 +56,7 @@ fn a_quarter_of_the_window_asks() {
     for _ in 0..30 {
         p.post(A, WRITE, 0, 256, QUIET);
     }
-    p.run();
-    p.expect_sends(&[Success; 30]);
+    p.ends(&[Success; 30]);
     assert!(asked(&p).chunks(7).all(|c| c.contains(&true) || c.len() < 7), "{:?}", asked(&p));
     assert!(p.a.host.counted(Count::Probe) <= 1, "only what is last may need one");
 }
@@ -112,8 +78,7 @@ fn what_takes_the_last_credit_asks() {
         let until = p.now + 4 * LATENCY_NS;
         p.run_until(until);
         assert!(asked(&p).len() > 4, "{op:?}: goes on without the probe");
-        p.run();
-        p.expect_sends(&[Success; 9]);
+        p.ends(&[Success; 9]);
     }
 }
 
@@ -122,11 +87,8 @@ fn what_is_sent_once_more_asks_at_its_end() {
     let mut p = Pair::rc();
     measure(&mut p);
     p.drop_packets(A, &[0]);
-    for _ in 0..4 {
-        write(&mut p, QUIET);
-    }
-    p.run();
-    p.expect_sends(&[Success; 4]);
+    quiet(&mut p, 4);
+    p.ends(&[Success; 4]);
     assert_eq!(asked(&p), [false, false, false, false, false, false, false, true]);
     assert!(p.now < MS, "the peer's NAK needs no timer: {}", p.now);
     assert_eq!(p.a.host.counted(Count::Probe), 0);
@@ -137,11 +99,8 @@ fn an_unsignalled_end_is_acknowledged_by_one_probe() {
     let mut p = Pair::rc();
     measure(&mut p);
     let start = p.now;
-    for _ in 0..5 {
-        write(&mut p, QUIET);
-    }
-    p.run();
-    p.expect_sends(&[Success; 5]);
+    quiet(&mut p, 5);
+    p.ends(&[Success; 5]);
     assert_eq!(p.ops(A).len(), 6, "five messages and one probe");
     assert_eq!(p.a.host.counted(Count::Probe), 1);
     assert!(p.now - start < MS, "{}", p.now - start);
@@ -156,11 +115,8 @@ fn a_lost_unsignalled_end_is_recovered_by_one_probe_and_uses_up_no_retry() {
         measure(&mut p);
         let start = p.now;
         p.drop_packets(A, lost);
-        for _ in 0..5 {
-            write(&mut p, QUIET);
-        }
-        p.run();
-        p.expect_sends(&[Success; 5]);
+        quiet(&mut p, 5);
+        p.ends(&[Success; 5]);
         assert_eq!(p.a.host.counted(Count::Probe), 1, "{lost:?}");
         assert_eq!(p.a.host.counted(Count::Timeout), 0);
         assert!(p.now - start < MS, "{lost:?}: {}", p.now - start);
@@ -174,8 +130,7 @@ fn a_lost_probe_of_an_unsignalled_end_is_sent_again_and_uses_up_no_retry() {
     measure(&mut p);
     p.drop_packets(A, &[0, 1, 2, 3]);
     write(&mut p, QUIET);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert_eq!(p.ops(A).len(), 5);
     assert_eq!(p.a.host.counted(Count::Timeout), 0);
 }
@@ -192,8 +147,7 @@ fn each_unsignalled_packet_starts_the_probe_timer_anew_and_no_other_runs() {
     }
     assert_eq!(p.a.host.counted(Count::Probe), 0);
     assert_eq!(p.ops(A).len(), 10);
-    p.run();
-    p.expect_sends(&[Success; 10]);
+    p.ends(&[Success; 10]);
 }
 
 #[test]
@@ -237,21 +191,17 @@ fn a_dead_peer_is_noticed_though_unsignalled_requests_keep_coming() {
 fn draining_asks_at_once_for_what_did_not_ask() {
     let mut p = Pair::rc();
     measure(&mut p);
-    for _ in 0..3 {
-        write(&mut p, QUIET);
-    }
+    quiet(&mut p, 3);
     p.transmit_side(A);
     assert_eq!(asked(&p), [false; 3]);
     let start = p.now;
     p.drain(A);
     write(&mut p, QUIET);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     assert!(p.a.host.has_event(QpEvent::SqDrained));
     assert!(p.now - start < 200_000, "without a timer: {}", p.now - start);
     p.state(A, QpState::Rts);
-    p.run();
-    p.expect_sends(&[Success; 4]);
+    p.ends(&[Success; 4]);
 }
 
 #[test]
@@ -259,13 +209,10 @@ fn draining_ends_though_packets_that_did_not_ask_were_lost() {
     let mut p = Pair::rc();
     measure(&mut p);
     p.drop_packets(A, &[1, 2, 3]);
-    for _ in 0..3 {
-        write(&mut p, QUIET);
-    }
+    quiet(&mut p, 3);
     p.transmit_side(A);
     p.drain(A);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     assert_eq!(p.a.host.events(QpEvent::SqDrained), 1);
 }
 
@@ -274,11 +221,9 @@ fn a_request_that_fails_here_waits_for_no_timer_behind_unsignalled_ones() {
     let mut p = Pair::rc();
     measure(&mut p);
     let start = p.now;
-    write(&mut p, QUIET);
-    write(&mut p, QUIET);
+    quiet(&mut p, 2);
     p.send_bad(WRITE, 8);
-    p.run();
-    p.expect_sends(&[Success, Success, WcStatus::LocalProtection]);
+    p.ends(&[Success, Success, WcStatus::LocalProtection]);
     assert!(p.now - start < 200_000, "{}", p.now - start);
 }
 
@@ -293,8 +238,7 @@ fn a_send_without_credits_waits_for_no_timer_behind_unsignalled_writes() {
     let start = p.now;
     write(&mut p, QUIET);
     p.post(A, SendOp::Send, 0, 8, SendFlags::SIGNALED);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     assert!(p.now - start < 200_000, "{}", p.now - start);
 }
 
@@ -304,8 +248,7 @@ fn a_blocked_requester_that_was_answered_does_not_probe_without_end() {
     for _ in 0..40 {
         p.post(A, WRITE, 0, 30, QUIET);
     }
-    p.run();
-    p.expect_sends(&[Success; 40]);
+    p.ends(&[Success; 40]);
     assert!(p.ops(A).len() <= 81, "{}", p.ops(A).len());
 }
 
@@ -328,8 +271,7 @@ fn an_answered_probe_with_nothing_sent_before_it_blames_no_packet_sent_after() {
     p.transmit_side(A);
     assert_eq!(p.a.host.counted(Count::Retransmitted), 0);
     assert_eq!(p.a.qp.window().cwnd_bytes, cwnd);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
 }
 
 #[test]
@@ -342,8 +284,7 @@ fn the_round_trip_is_measured_at_packets_that_ask() {
         p.transmit_side(A);
         p.now += MS;
         p.post(A, op, 0, 8, SendFlags::SIGNALED);
-        p.run();
-        p.expect_sends(&[Success; 2]);
+        p.ends(&[Success; 2]);
         let srtt = p.a.qp.window().srtt_ns;
         assert!((2 * LATENCY_NS..4 * LATENCY_NS).contains(&srtt), "{op:?}: {srtt}");
     }
@@ -359,8 +300,7 @@ fn requests_behind_a_wait_for_a_receive_request_are_asked_about() {
     p.run_until(p.now + 5 * MS);
     assert!(p.b.host.counted(Count::RnrNakSent) > 1);
     p.recvs(3, B, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     assert_eq!(p.a.qp.next_deadline(), None);
 }
 
@@ -380,8 +320,7 @@ fn a_first_read_on_a_slow_path_is_asked_for_once() {
         p.script = Box::new(|_, _, _| SLOW);
         p.fill(B, 0, 16_384);
         p.send(A, READ, 100_000, 16_384);
-        p.run();
-        p.expect_sends(&[Success]);
+        p.ends(&[Success]);
         p.expect_bytes(A, 100_000, 0, 16_384);
         assert_eq!((asked_for(&p), p.ops(B).len()), (vec![16_384], 64));
     }
@@ -392,8 +331,7 @@ fn a_lost_first_read_is_asked_for_again_by_the_timeout() {
     let mut p = Pair::rc();
     p.drop_packets(A, &[0]);
     p.send(A, READ, 100_000, 1000);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert_eq!((p.a.host.counted(Count::Probe), p.a.host.counted(Count::Timeout)), (0, 1));
 }
 
@@ -406,8 +344,7 @@ fn a_read_that_is_late_is_probed_by_one_packet_and_not_asked_for_again() {
     for i in 0..2 {
         p.send(A, READ, 100_000 + 50_000 * i, 16_384);
     }
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
     p.expect_bytes(A, 100_000, 0, 16_384);
     p.expect_bytes(A, 150_000, 0, 16_384);
     let asked = asked_for(&p);
@@ -430,8 +367,7 @@ fn the_answer_to_a_probe_says_that_the_rest_of_a_read_was_lost() {
         p.fill(B, 0, 1000);
         p.drop_packets(side, &lost);
         p.send(A, READ, 100_000, 1000);
-        p.run();
-        p.expect_sends(&[Success]);
+        p.ends(&[Success]);
         p.expect_bytes(A, 100_000, 0, 1000);
         assert_eq!(asked_for(&p), [1000, 256, 744]);
         assert!(p.now - start < MS, "without the timeout: {}", p.now - start);
@@ -455,8 +391,7 @@ fn a_packet_that_a_probe_asked_for_alone_is_asked_for_alone_ever_after() {
         if lost { Fate::Drop } else { Fate::Pass }
     });
     p.send(A, READ, 100_000, 1000);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(A, 100_000, 0, 1000);
     let asked = asked_for(&p);
     assert_eq!((asked[0], &asked[asked.len() - 2..]), (1000, &[256, 744][..]), "{asked:?}");
@@ -546,16 +481,14 @@ fn a_refusal_for_want_of_a_receive_request_gives_the_retries_back() {
         assert_eq!(p.a.qp.state(), QpState::Rts, "the peer was heard after each silence");
     }
     p.recv(B, 0, 8);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
 }
 
 #[test]
 fn an_answer_that_comes_too_soon_to_be_the_probes_tells_of_no_loss() {
     let mut p = Pair::rc();
     measure(&mut p);
-    write(&mut p, QUIET);
-    write(&mut p, QUIET);
+    quiet(&mut p, 2);
     p.transmit_side(A);
     while p.a.host.counted(Count::Probe) == 0 {
         p.turn();
@@ -565,8 +498,7 @@ fn an_answer_that_comes_too_soon_to_be_the_probes_tells_of_no_loss() {
     p.deliver(A, &ack);
     p.transmit_side(A);
     assert_eq!(p.a.host.counted(Count::Retransmitted), 0);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
 }
 
 #[test]
@@ -574,13 +506,10 @@ fn a_path_that_became_faster_costs_two_probes_and_not_one_a_packet() {
     let mut p = Pair::rc();
     p.script = Box::new(|_, _, _| Fate::Late(MS / 4));
     measure(&mut p);
-    for _ in 0..8 {
-        write(&mut p, QUIET);
-    }
+    quiet(&mut p, 8);
     // All are lost, and nothing takes long from then on.
     p.script = Box::new(|side, n, _| if side == A && n < 8 { Fate::Drop } else { Fate::Pass });
-    p.run();
-    p.expect_sends(&[Success; 8]);
+    p.ends(&[Success; 8]);
     assert_eq!(p.a.host.counted(Count::Probe), 2);
     assert_eq!(p.a.host.counted(Count::Retransmitted), 6);
 }
@@ -588,9 +517,7 @@ fn a_path_that_became_faster_costs_two_probes_and_not_one_a_packet() {
 #[test]
 fn what_is_acknowledged_after_going_back_is_not_sent_again() {
     let mut p = Pair::rc();
-    for _ in 0..3 {
-        write(&mut p, QUIET);
-    }
+    quiet(&mut p, 3);
     p.transmit_side(A);
     let nak = Syndrome::Nak(NakCode::PsnSequence);
     p.deliver(A, &Raw::rc(P::Acknowledge, A, PSN).aeth(nak).bytes());
@@ -599,6 +526,5 @@ fn what_is_acknowledged_after_going_back_is_not_sent_again() {
     p.wire.clear();
     p.transmit_side(A);
     assert_eq!(p.wire.iter().map(Sent::psn).collect::<Vec<_>>(), [PSN + 2]);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
 }

@@ -18,8 +18,7 @@ fn a_changed_limit_forgets_no_atomic_that_was_carried_out() {
         p.run_until(p.now + 4 * LATENCY_NS);
         assert_eq!(p.b.host.atomics, 1);
         serve(&mut p, B, max);
-        p.run();
-        p.expect_sends(&[Success]);
+        p.ends(&[Success]);
         assert_eq!((p.b.host.atomics, p.b.host.counted(Count::Duplicate)), (1, 1), "{max}");
         assert_eq!(p.a.host.mem[64..72], 0_u64.to_ne_bytes());
     }
@@ -38,8 +37,7 @@ fn after_a_read() -> Pair {
     let mut p = Pair::rc();
     p.fill(B, 0, 8192);
     p.send(A, SendOp::Read(remote(1000)), 512, 600);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.wire.clear();
     p
 }

@@ -233,14 +233,12 @@ fn nothing_of_a_request_that_fails_at_home_is_sent(by: By) {
         p.send(A, WRITE, 0, 8);
         p.send_bad(op, len);
         p.send(A, WRITE, 0, 8);
-        p.run();
-        p.expect_sends(&[Success, WcStatus::LocalProtection, WrFlushed]);
+        p.ends(&[Success, WcStatus::LocalProtection, WrFlushed]);
         assert_eq!((p.begun(A), p.a.qp.state()), (vec![WcOpcode::RdmaWrite], QpState::Error));
     }
     let mut p = by.connected(&Setup { rd_atomic: 0, ..Setup::default() });
     p.send(A, READ, 0, 8);
-    p.run();
-    p.expect_sends(&[WcStatus::LocalQpOperation]);
+    p.ends(&[WcStatus::LocalQpOperation]);
     assert!(p.sent(A).is_empty());
 }
 
@@ -312,8 +310,7 @@ fn answers_to_what_was_never_sent_are_dropped(by: By) {
         }
     }
     p.expect_sends(&[]);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
 }
 
 fn the_requests_before_a_refused_one_are_answered_first(by: By) {
@@ -322,12 +319,10 @@ fn the_requests_before_a_refused_one_are_answered_first(by: By) {
     p.send(A, READ, 50_000, 9000);
     p.send(A, ADD, 60_000, 8);
     p.send(A, SendOp::Write(WRONG), 0, 8);
-    p.transmit_side(A);
-    p.take_all(B);
+    p.flow(A);
     // B is in error, and still answers.
     assert_eq!(p.b.qp.state(), QpState::Error);
-    p.run();
-    p.expect_sends(&[Success, Success, WcStatus::RemoteAccess]);
+    p.ends(&[Success, Success, WcStatus::RemoteAccess]);
     p.expect_bytes(A, 50_000, 0, 9000);
     assert_eq!(p.naks(B), [NakCode::RemoteAccess]);
 }
@@ -336,12 +331,10 @@ fn a_key_taken_back_during_a_read_ends_it_with_remote_access(by: By) {
     let mut p = by.rc();
     p.send(A, READ, 0, 3 * by.unit() as u32);
     p.send(A, READ, 0, 8);
-    p.transmit_side(A);
-    p.take_all(B);
+    p.flow(A);
     p.transmit_some(B, 1);
     p.b.host.revoked = true;
-    p.run();
-    p.expect_sends(&[WcStatus::RemoteAccess, WrFlushed]);
+    p.ends(&[WcStatus::RemoteAccess, WrFlushed]);
     assert!(p.b.host.has_event(QpEvent::AccessError));
 }
 
@@ -350,8 +343,7 @@ fn a_read_into_memory_that_is_gone_is_a_local_protection_error(by: By) {
     p.send(A, READ, 0, 600);
     p.transmit_side(A);
     p.a.host.sq[0].bad = true;
-    p.run();
-    p.expect_sends(&[WcStatus::LocalProtection]);
+    p.ends(&[WcStatus::LocalProtection]);
 }
 
 fn a_write_of_several_pieces_is_checked_whole_before_the_first_is_written(by: By) {
@@ -401,8 +393,7 @@ fn no_answer_leaves_after_an_error_from_outside(by: By) {
     let mut p = by.rc();
     p.send(A, READ, 0, 600);
     p.send(A, WRITE, 0, 8);
-    p.transmit_side(A);
-    p.take_all(B);
+    p.flow(A);
     assert!(p.b.qp.wants_transmit());
     p.state(B, QpState::Error);
     assert!(!p.b.qp.wants_transmit() && p.b.qp.ack_owed().is_none());
@@ -414,8 +405,7 @@ fn no_answer_leaves_after_an_error_from_outside(by: By) {
 fn the_refusal_that_brought_the_error_on_leaves_though_the_program_learns_of_it_first(by: By) {
     let mut p = by.rc();
     p.send(A, SendOp::Write(remote(MEMORY)), 0, 8);
-    p.transmit_side(A);
-    p.take_all(B);
+    p.flow(A);
     assert_eq!(p.b.qp.state(), QpState::Error);
     p.state(B, QpState::Error);
     p.transmit_side(B);
@@ -617,8 +607,7 @@ fn requests_before_the_failing_one_complete_even_if_their_acknowledgement_never_
     });
     p.sends(3, A, WRITE, 0, 8);
     p.send(A, SendOp::Write(remote(MEMORY)), 0, 8);
-    p.run();
-    p.expect_sends(&[Success, Success, Success, WcStatus::RemoteAccess]);
+    p.ends(&[Success, Success, Success, WcStatus::RemoteAccess]);
 }
 
 /// What is answered by a response of its own.
@@ -670,8 +659,7 @@ fn a_refusal_that_passes_over_a_lost_response_has_it_asked_for_again() {
     p.transmit_side(A);
     p.deliver(A, &refused(NakCode::PsnSequence));
     p.expect_sends(&[]);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
 }
 
 #[test]

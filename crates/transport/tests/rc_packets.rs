@@ -9,8 +9,7 @@ fn a_send_is_cut_by_the_path_mtu_and_acknowledged_once() {
     p.fill(A, 0, 700);
     p.recv(B, 4096, 1000);
     p.send(A, SendOp::SendImm(77), 0, 700);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(B, 4096, 0, 700);
     assert_eq!(p.ops(A), [P::SendFirst, P::SendMiddle, P::SendLastImm]);
     assert_eq!(p.psns(A), [0xff_fffd, 0xff_fffe, 0xff_ffff]);
@@ -65,8 +64,7 @@ fn going_back_forgets_reads_that_are_asked_for_again() {
     p.drop_packets(A, &[0]);
     p.send(A, READ, 0, 8);
     p.send(A, WRITE, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
     assert!(p.now < 100_000, "recovered without a timer: {}", p.now);
 }
 
@@ -77,8 +75,7 @@ fn a_lost_packet_is_nakked_once_and_sent_again_from_there() {
     p.recv(B, 4096, 2000);
     p.drop_packets(A, &[2]);
     p.send(A, SendOp::Send, 0, 2000);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(B, 4096, 0, 2000);
     assert_eq!(p.naks(B), [NakCode::PsnSequence]);
     let again = p.ops(A).len() - 8;
@@ -95,8 +92,7 @@ fn a_lost_nak_is_recovered_by_the_probe_long_before_the_timeout() {
     p.recv(B, 4096, 2000);
     p.script = Box::new(|s, n, _| if (s, n) == (A, 2) || (s, n) == (B, 0) { Fate::Drop } else { Fate::Pass });
     p.send(A, SendOp::Send, 0, 2000);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(B, 4096, 0, 2000);
     assert!(p.now < 5_000_000, "{}", p.now);
     assert!(p.a.host.counted(Count::Probe) <= 2 && p.a.host.counted(Count::Timeout) == 0);
@@ -109,8 +105,7 @@ fn a_lost_acknowledgement_costs_one_probe_and_no_second_delivery() {
     p.recv(B, 0, 2000);
     p.drop_packets(B, &[0]);
     p.send(A, SendOp::Send, 0, 2000);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert_eq!(p.ops(A).len(), 9, "eight packets and one probe");
     assert_eq!(p.b.host.recvs().len(), 1);
     assert_eq!(p.b.host.counted(Count::Duplicate), 1);
@@ -122,8 +117,7 @@ fn probes_do_not_count_as_retries() {
     p.recv(B, 0, 8);
     p.drop_packets(A, &[0, 1, 2]);
     p.send(A, SendOp::Send, 0, 8);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
 }
 
 #[test]
@@ -148,8 +142,7 @@ fn a_lost_read_response_is_asked_for_again_from_the_missing_byte() {
     p.fill(B, 0, 3000);
     p.drop_packets(B, &[4]);
     p.send(A, READ, 8192, 3000);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(A, 8192, 0, 3000);
     assert_eq!(p.psns(A), [PSN, 1]);
     let again = p.wire.iter().filter(|s| s.side == A).nth(1).unwrap();
@@ -165,8 +158,7 @@ fn a_lost_last_read_response_is_recovered_by_the_probe() {
     p.fill(B, 0, 3000);
     p.drop_packets(B, &[11]);
     p.send(A, READ, 8192, 3000);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(A, 8192, 0, 3000);
     assert!(p.now < 5_000_000);
 }
@@ -178,8 +170,7 @@ fn a_later_acknowledgement_says_that_a_read_response_was_lost() {
     p.drop_packets(B, &[0]);
     p.send(A, READ, 8192, 200);
     p.send(A, SendOp::Write(remote(512)), 0, 4);
-    p.run();
-    p.expect_sends(&[Success; 2]);
+    p.ends(&[Success; 2]);
     p.expect_bytes(A, 8192, 0, 200);
     assert!(p.now < 200_000, "recovered without a timer: {}", p.now);
     assert_eq!(p.b.host.writes, 1, "the write was placed once");
@@ -190,8 +181,7 @@ fn a_duplicate_atomic_is_answered_from_the_replay_buffer() {
     let mut p = Pair::rc();
     p.drop_packets(B, &[0]);
     p.send(A, SendOp::FetchAdd { remote: remote(8), add: 3 }, 64, 8);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert_eq!(p.b.host.atomics, 1);
     assert_eq!(p.b.host.mem[8..16], 3_u64.to_ne_bytes());
     assert_eq!(p.a.host.mem[64..72], 0_u64.to_ne_bytes());
@@ -205,8 +195,7 @@ fn all_outstanding_atomics_can_be_replayed() {
     for i in 0..4 {
         p.send(A, SendOp::FetchAdd { remote: remote(8), add: 1 }, 64 + 8 * i, 8);
     }
-    p.run();
-    p.expect_sends(&[Success; 4]);
+    p.ends(&[Success; 4]);
     assert_eq!(p.b.host.atomics, 4);
     for i in 0..4 {
         assert_eq!(p.a.host.mem[64 + 8 * i..72 + 8 * i], (i as u64).to_ne_bytes());
@@ -223,8 +212,7 @@ fn doubled_packets_are_delivered_once() {
     p.send(A, SendOp::Send, 0, 1000);
     p.send(A, SendOp::FetchAdd { remote: remote(16), add: 1 }, 32_768, 8);
     p.send(A, READ, 16_384, 600);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     assert_eq!((p.b.host.recvs().len(), p.b.host.atomics), (1, 1));
 }
 
@@ -243,8 +231,7 @@ fn after_an_rnr_nak_one_packet_goes_alone_until_it_is_taken() {
     let before = p.ops(A).len();
     p.recv(B, 0, 600);
     p.recv(B, 0, 600);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     let left: Vec<u64> = p.wire.iter().filter(|s| s.side == A).skip(before).map(|s| s.at_ns).collect();
     assert!(left.len() <= 8, "the first one, and the six behind it once it was taken");
     assert!(left[left.len() - 6..].iter().all(|at| *at == left[left.len() - 1]), "the six in one train");
@@ -259,8 +246,7 @@ fn the_window_bounds_what_is_in_flight() {
     assert_eq!(p.ops(A).len(), 4);
     assert!(!p.a.qp.wants_transmit());
     assert!(p.a.qp.window().inflight_bytes <= 20_000);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
 }
 
 #[test]
@@ -283,8 +269,7 @@ fn a_long_read_is_asked_for_in_pieces_that_fit_the_window() {
     let mut p = Pair::new(&Setup { window_bytes: 16 << 10, ..Setup::default() });
     p.fill(B, 0, 100_000);
     p.send(A, READ, 200_000, 100_000);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(A, 200_000, 0, 100_000);
     assert!(p.ops(A).len() >= 13 && p.ops(A).iter().all(|o| *o == P::ReadRequest));
 }
@@ -296,8 +281,7 @@ fn a_reordered_packet_is_recovered() {
     p.fill(A, 0, 1000);
     p.recv(B, 4096, 1000);
     p.send(A, SendOp::Send, 0, 1000);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(B, 4096, 0, 1000);
     assert_eq!(p.b.host.recvs().len(), 1);
 }
@@ -332,8 +316,7 @@ fn marked_packets_are_answered_by_few_cnps_and_a_cnp_cuts_the_window() {
     p.mark_ce = true;
     p.sends(10, A, WRITE, 0, 8);
     let before = p.a.qp.window().cwnd_bytes;
-    p.run();
-    p.expect_sends(&[Success; 10]);
+    p.ends(&[Success; 10]);
     assert_eq!(p.b.host.counted(Count::CnpSent), 1);
     assert!(p.b.host.counted(Count::EcnMarked) >= 10);
     assert_eq!(p.a.host.counted(Count::CnpReceived), 1);
@@ -358,8 +341,7 @@ fn loss_slows_a_stream_instead_of_stopping_it() {
         p.script =
             Box::new(move |_, _, _| if rng.next_u64() % 1000 < permille { Fate::Drop } else { Fate::Pass });
         p.sends(300, A, WRITE, 0, 65_536);
-        p.run();
-        p.expect_sends(&[Success; 300]);
+        p.ends(&[Success; 300]);
         300.0 * 65_536.0 / p.now as f64
     };
     let (clean, some, many) = (goodput(0), goodput(1), goodput(10));

@@ -38,8 +38,7 @@ fn what_finds_no_receive_request_is_tried_again_after_the_timer(by: By) {
                 assert!(p.turn());
             }
             assert_eq!(p.now, came + RnrTimer::new(rnr_timer).duration().as_nanos() as u64);
-            p.run();
-            p.expect_sends(&[Success; 2]);
+            p.ends(&[Success; 2]);
             let recvs = p.b.host.recvs();
             assert_eq!((recvs.len(), recvs[0].1.byte_len as usize), (1, len));
             let at = if op == SendOp::Send { 200_000 } else { 300_000 };
@@ -57,8 +56,7 @@ fn rnr_retries_run_out(by: By) {
             for (op, len) in [(WRITE, 8), (SendOp::Send, len), (SendOp::Send, 8)] {
                 p.send(A, op, 0, len);
             }
-            p.run();
-            p.expect_sends(&[Success, WcStatus::RnrRetryExceeded, WrFlushed]);
+            p.ends(&[Success, WcStatus::RnrRetryExceeded, WrFlushed]);
             assert_eq!((p.rnr_naks(), p.b.host.writes), (u64::from(rnr_retry) + 1, 1));
             assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Error, QpState::Rts));
         }
@@ -87,8 +85,7 @@ fn rnr_retry_seven_is_for_ever(by: By) {
     }
     p.expect_sends(&[]);
     p.recv(B, 0, 0);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
 }
 
 fn an_rnr_retry_that_was_raised_in_sqd_holds_for_the_next_request(by: By) {
@@ -102,8 +99,7 @@ fn an_rnr_retry_that_was_raised_in_sqd_holds_for_the_next_request(by: By) {
         assert_eq!(p.rnr_naks(), 1);
         p.expect_sends(&[]);
         p.recv(B, 0, 8);
-        p.run();
-        p.expect_sends(&[Success]);
+        p.ends(&[Success]);
     }
 }
 
@@ -117,8 +113,7 @@ fn a_message_that_is_refused_while_it_leaves_begins_anew_and_takes_one_receive_r
     assert_eq!(p.rnr_naks(), 1);
     p.take_all(A);
     p.recv(B, 100_000, len);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     p.expect_bytes(B, 100_000, 0, len);
     assert_eq!((p.b.host.recvs().len(), p.b.host.counted(Count::DroppedPsn)), (1, 0));
     // Each of two more is known to find a receive request.
@@ -129,6 +124,5 @@ fn a_message_that_is_refused_while_it_leaves_begins_anew_and_takes_one_receive_r
     p.sends(2, A, SendOp::Send, 0, 8);
     p.transmit_side(A);
     assert_eq!(p.begun(A).len() - before, 2);
-    p.run();
-    p.expect_sends(&[Success; 4]);
+    p.ends(&[Success; 4]);
 }

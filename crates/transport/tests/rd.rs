@@ -48,8 +48,7 @@ fn each_message_goes_to_the_queue_pair_that_it_names() {
     send(&mut p, (AT_A[0], two), SendOp::Send, 0, 10_000);
     send(&mut p, (AT_A[1], one), SendOp::SendImm(5), 0, 9_000);
     send(&mut p, (AT_A[1], two), SendOp::Send, 0, 40);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     assert_eq!(p.b.host.xrc.completed, [two, one, two]);
     let recvs: Vec<_> = p.b.host.recvs().iter().map(|(id, r)| (*id, r.byte_len, r.src_qp.raw())).collect();
     assert_eq!(recvs, [(1, 10_000, AT_A[0]), (0, 9_000, AT_A[1]), (2, 40, AT_A[1])]);
@@ -73,8 +72,7 @@ fn rdma_and_atomics_take_the_keys_of_the_queue_pair_that_they_name() {
     send(&mut p, (from, two), SendOp::FetchAdd { remote: at(800_000, key_two), add: 4 }, 300_000, 8);
     let swap = SendOp::CompareSwap { remote: at(800_000, key_one), compare: 4, swap: 9 };
     send(&mut p, (from, one), swap, 300_008, 8);
-    p.run();
-    p.expect_sends(&[Success; 6]);
+    p.ends(&[Success; 6]);
     for (side, addr, from) in [(A, 100_000, 500_000), (A, 200_000, 500_000), (B, 600_000, 0), (B, 700_000, 0)]
     {
         p.expect_bytes(side, addr, from, 9_000);
@@ -92,8 +90,7 @@ fn every_packet_names_the_context_and_requests_name_both_queue_pairs() {
         send(&mut p, (AT_A[1], to), op, 0, 1000);
     }
     send(&mut p, (AT_A[1], to), SendOp::FetchAdd { remote: at(0, key), add: 1 }, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 4]);
+    p.ends(&[Success; 4]);
     for sent in &p.wire {
         let packet = Packet::parse(&sent.bytes).unwrap();
         assert_eq!(packet.opcode().kind(), Some(TransportKind::Rd));
@@ -115,8 +112,7 @@ fn one_message_is_under_way_at_a_time() {
     let psn = p.psns(A).len();
     p.transmit();
     assert_eq!(p.psns(A).len() - psn, 3, "the packets of the first message");
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
 }
 
 /// What a request is refused for, how it ends, and how its receive request does, if it takes one.
@@ -139,8 +135,7 @@ fn a_refused_request_ends_alone_and_the_next_ones_go_on() {
         p.fill(A, 0, 2000);
         send(&mut p, (AT_A[0], one), op, 0, len);
         send(&mut p, (AT_A[1], two), SendOp::Send, 0, 900);
-        p.run();
-        p.expect_sends(&[status, Success]);
+        p.ends(&[status, Success]);
         let states = (p.a.qp.state(), p.b.qp.state());
         assert_eq!(states, (QpState::Rts, QpState::Rts), "{op:?}");
         let statuses: Vec<_> = recv.into_iter().chain([Success]).collect();
@@ -160,8 +155,7 @@ fn a_queue_pair_of_no_such_number_or_q_key_is_refused_as_an_invalid_rd_request()
         p.a.host.ends = RdEnds { to: Qpn::new(to), qkey, from: Qpn::new(AT_A[0]) };
         p.send(A, SendOp::Send, 0, 8);
         send(&mut p, (AT_A[1], AT_B[1].0), SendOp::Send, 0, 8);
-        p.run();
-        p.expect_sends(&[RemoteInvalidRd, Success]);
+        p.ends(&[RemoteInvalidRd, Success]);
         assert_eq!(p.naks(B), [NakCode::InvalidRd]);
         assert_eq!(p.b.host.xrc.completed, [AT_B[1].0]);
     }
@@ -179,8 +173,7 @@ fn a_message_that_fails_at_its_sender_is_aborted_at_its_receiver() {
     p.a.host.sq[0].bad = true;
     p.sink_room = usize::MAX;
     send(&mut p, (AT_A[1], two), SendOp::Send, 0, 900);
-    p.run();
-    p.expect_sends(&[LocalProtection, Success]);
+    p.ends(&[LocalProtection, Success]);
     assert_eq!(recv_statuses(&p), [RemoteAborted, Success]);
     assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Rts, QpState::Rts));
 }
@@ -194,8 +187,7 @@ fn a_request_that_fails_before_its_first_packet_needs_no_resync() {
         let request = SendRequest { op: SendOp::Send.into(), flags: SendFlags::SIGNALED, len, dest: None };
         p.post_raw(A, Posted { request, addr: 0, bad });
     }
-    p.run();
-    p.expect_sends(&[LocalProtection, LocalProtection, Success]);
+    p.ends(&[LocalProtection, LocalProtection, Success]);
     assert_eq!(p.ops(A), [PacketOp::SendOnly]);
 }
 
@@ -241,8 +233,7 @@ fn a_late_packet_of_an_aborted_message_is_dropped() {
     p.script = Box::new(|s, n, _| if s == A && n == 3 { Fate::Late(10_000_000) } else { Fate::Pass });
     send(&mut p, (AT_A[0], one), SendOp::Send, 0, 1700);
     send(&mut p, (AT_A[1], two), SendOp::Send, 0, 900);
-    p.run();
-    p.expect_sends(&[RemoteInvalidRequest, Success]);
+    p.ends(&[RemoteInvalidRequest, Success]);
     assert_eq!(recv_statuses(&p), [LocalLength, Success]);
 }
 
@@ -252,8 +243,7 @@ fn a_peer_that_does_not_answer_ends_the_context() {
     p.recv_srq(AT_B[0].0, 0, 64);
     p.script = Box::new(|s, _, _| if s == A { Fate::Drop } else { Fate::Pass });
     send(&mut p, (AT_A[0], AT_B[0].0), SendOp::Send, 0, 8);
-    p.run();
-    p.expect_sends(&[RetryExceeded]);
+    p.ends(&[RetryExceeded]);
     assert_eq!(p.a.qp.state(), QpState::Error);
 }
 
@@ -263,8 +253,7 @@ fn a_resync_that_is_not_answered_ends_the_context_and_no_request() {
     // No answer comes behind the refusal.
     p.script = Box::new(|s, n, _| if s == B && n > 0 { Fate::Drop } else { Fate::Pass });
     send(&mut p, (AT_A[0], AT_B[0].0), SendOp::Write(at(0, Rkey::new(1))), 0, 8);
-    p.run();
-    p.expect_sends(&[RemoteAccess]);
+    p.ends(&[RemoteAccess]);
     assert_eq!(p.a.qp.state(), QpState::Error);
 }
 
@@ -279,8 +268,7 @@ fn an_abandoned_message_leaves_its_context_to_the_others() {
     assert!(p.b.host.counted(Count::RnrNakSent) > 0 && !p.a.qp.is_vacant());
     assert!(p.a.qp.abandon(WrFlushed, &mut p.a.host));
     send(&mut p, (AT_A[1], two), SendOp::Send, 0, 900);
-    p.run();
-    p.expect_sends(&[WrFlushed, Success]);
+    p.ends(&[WrFlushed, Success]);
     assert!(p.a.qp.is_vacant());
 }
 
@@ -299,8 +287,7 @@ fn the_rest_of_a_message_to_a_queue_pair_that_goes_is_refused() {
     p.b.host.xrc.queues.remove(&one);
     p.script = Box::new(|_, _, _| Fate::Pass);
     send(&mut p, (AT_A[1], two), SendOp::Send, 0, 900);
-    p.run();
-    p.expect_sends(&[RemoteInvalidRd, Success]);
+    p.ends(&[RemoteInvalidRd, Success]);
     assert_eq!(recv_statuses(&p), [WrFlushed, Success]);
 }
 

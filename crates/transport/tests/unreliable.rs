@@ -25,8 +25,7 @@ fn uc_moves_bytes_without_any_answer() {
     p.send(A, SendOp::SendImm(5), 0, 1000);
     p.send(A, SendOp::Write(remote(8192)), 0, 1000);
     p.send(A, SendOp::WriteImm(remote(16_384), 6), 0, 1000);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     assert!(p.ops(B).is_empty());
     p.expect_bytes(B, 4096, 0, 1000);
     p.expect_bytes(B, 8192, 0, 1000);
@@ -43,8 +42,7 @@ fn uc_drops_a_message_that_lost_a_packet_and_goes_on_with_the_next() {
         p.drop_packets(A, &[lost]);
         p.send(A, SendOp::Send, 100_000, 1000);
         p.send(A, SendOp::Send, 0, 1000);
-        p.run();
-        p.expect_sends(&[Success; 2]);
+        p.ends(&[Success; 2]);
         assert_eq!(p.b.host.recvs().len(), 1, "lost {lost}");
         assert_eq!(p.b.host.recvs()[0].0, 0, "the receive request went back");
         p.expect_bytes(B, 4096, 0, 1000);
@@ -84,8 +82,7 @@ fn uc_local_error_stops_the_send_queue_only_until_it_is_made_ready_again() {
     p.send_bad(SendOp::Send, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.recv(A, 0, 8);
-    p.run();
-    p.expect_sends(&[Success, WcStatus::LocalProtection, WrFlushed]);
+    p.ends(&[Success, WcStatus::LocalProtection, WrFlushed]);
     assert_eq!(p.a.qp.state(), QpState::Sqe);
     p.send(A, SendOp::Send, 0, 8);
     assert_eq!(p.a.host.statuses().last(), Some(&WrFlushed));
@@ -105,8 +102,7 @@ fn uc_offers_no_reads_and_atomics() {
     for op in [READ, SendOp::FetchAdd { remote: remote(0), add: 1 }, SendOp::SendInv(KEY)] {
         let mut p = uc();
         p.send(A, op, 0, 8);
-        p.run();
-        p.expect_sends(&[WcStatus::LocalQpOperation]);
+        p.ends(&[WcStatus::LocalQpOperation]);
         assert_eq!(p.a.qp.state(), QpState::Sqe);
     }
 }
@@ -117,8 +113,7 @@ fn uc_receive_that_cant_be_written_is_an_error_of_the_receiver() {
     p.recv_raw(B, 0, 100, true);
     p.recv(B, 0, 100);
     p.send(A, SendOp::Send, 0, 8);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert_eq!(p.b.host.recvs()[0].1.status, WcStatus::LocalProtection);
     assert_eq!(p.b.qp.state(), QpState::Error);
 }
@@ -141,8 +136,7 @@ fn uc_stops_between_messages_when_drained() {
     p.send(A, WRITE, 0, 600);
     p.transmit_side(A);
     p.drain(A);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert!(p.a.host.has_event(QpEvent::SqDrained));
 }
 
@@ -152,8 +146,7 @@ fn a_datagram_arrives_behind_its_grh() {
     p.fill(A, 0, 1000);
     p.recv(B, 4096, 1040);
     p.send(A, SendOp::SendImm(3), 0, 1000);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     let (_, done) = p.b.host.recvs()[0];
     assert_eq!((done.byte_len, done.grh, done.src_qp, done.extra), (1040, true, qpn(A), RecvExtra::Imm(3)));
     assert_eq!(p.b.host.mem[4096..4136], [7; 40]);
@@ -202,8 +195,7 @@ fn a_datagram_longer_than_the_ports_mtu_is_a_local_length_error() {
     let mut p = ud();
     p.send(A, SendOp::Send, 0, 4097);
     p.send(A, SendOp::Send, 0, 8);
-    p.run();
-    p.expect_sends(&[WcStatus::LocalLength, WrFlushed]);
+    p.ends(&[WcStatus::LocalLength, WrFlushed]);
     assert_eq!(p.a.qp.state(), QpState::Sqe);
     p.state(A, QpState::Rts);
     p.recv(B, 0, 100);
@@ -216,8 +208,7 @@ fn a_datagram_longer_than_the_ports_mtu_is_a_local_length_error() {
 fn only_sends_are_datagrams() {
     let mut p = ud();
     p.send(A, WRITE, 0, 8);
-    p.run();
-    p.expect_sends(&[WcStatus::LocalQpOperation]);
+    p.ends(&[WcStatus::LocalQpOperation]);
 }
 
 /// Lets a side send this many packets at most, and returns those that left, of which it has to tell the number.
@@ -357,8 +348,7 @@ fn a_list_of_several_packets_is_checked_before_the_first_one_leaves() {
     for qp_type in [QpType::Rc, QpType::Uc] {
         let mut p = Pair::new(&Setup { qp_type, ..Setup::default() });
         p.send_bad(WRITE, 600);
-        p.run();
-        p.expect_sends(&[WcStatus::LocalProtection]);
+        p.ends(&[WcStatus::LocalProtection]);
         assert!(p.ops(A).is_empty(), "{qp_type:?}");
     }
 }
@@ -369,8 +359,7 @@ fn a_datagram_is_as_long_as_the_ports_mtu_at_most() {
     p.recv(B, 0, 4096 + 40);
     p.recv(B, 8192, 8192);
     p.send(A, SendOp::Send, 0, 4096);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert_eq!(p.b.host.recvs()[0].1.byte_len, 4096 + 40);
     p.deliver(B, &ud_raw(4100).bytes());
     assert_eq!((p.b.host.recvs().len(), p.b.host.counted(Count::DroppedInvalid)), (1, 1));

@@ -56,8 +56,7 @@ fn each_message_goes_to_the_queue_that_it_names(by: By) {
     send(&mut p, two, SendOp::Send, 0, 10_000);
     send(&mut p, one, SendOp::SendImm(5), 0, 9_000);
     send(&mut p, two, SendOp::SendInv(KEY), 0, 40);
-    p.run();
-    p.expect_sends(&[Success; 3]);
+    p.ends(&[Success; 3]);
     assert_eq!(p.b.host.xrc.completed, [two, one, two]);
     let recvs: Vec<_> = p.b.host.recvs().iter().map(|(id, r)| (*id, r.byte_len, r.extra)).collect();
     let (imm, inv) = (RecvExtra::Imm(5), RecvExtra::Invalidated(KEY));
@@ -81,8 +80,7 @@ fn rdma_and_atomics_need_no_receive_request_and_take_the_keys_of_the_queue_that_
     send(&mut p, two, SendOp::FetchAdd { remote: at(800_000, key_two), add: 4 }, 300_000, 8);
     let swap = SendOp::CompareSwap { remote: at(800_000, key_one), compare: 4, swap: 9 };
     send(&mut p, one, swap, 300_008, 8);
-    p.run();
-    p.expect_sends(&[Success; 6]);
+    p.ends(&[Success; 6]);
     for (side, addr, from) in [(A, 100_000, 500_000), (A, 200_000, 500_000), (B, 600_000, 0), (B, 700_000, 0)]
     {
         p.expect_bytes(side, addr, from, 9_000);
@@ -95,8 +93,7 @@ fn a_key_of_another_queues_protection_domain_is_refused(by: By) {
     let mut p = xrc(by);
     let [(one, _), (_, key_two)] = QUEUES;
     send(&mut p, one, SendOp::Write(at(0, key_two)), 0, 8);
-    p.run();
-    p.expect_sends(&[RemoteAccess]);
+    p.ends(&[RemoteAccess]);
     assert!(p.b.host.has_event(QpEvent::AccessError));
 }
 
@@ -108,8 +105,7 @@ fn a_queue_that_the_domain_does_not_have_is_refused(by: By) {
             p.recv_srq(srq, 0, 64);
         }
         send(&mut p, ELSEWHERE, op, 0, 8);
-        p.run();
-        p.expect_sends(&[RemoteAccess]);
+        p.ends(&[RemoteAccess]);
         assert!(p.b.host.has_event(QpEvent::AccessError) && p.b.host.recvs().is_empty());
         assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Error, QpState::Error));
         assert!(p.b.host.has_event(QpEvent::LastWqeReached));
@@ -126,8 +122,7 @@ fn an_empty_queue_keeps_its_message_waiting_and_no_other_queue_serves_it(by: By)
     }
     assert!(p.b.host.recvs().is_empty());
     p.recv_srq(one, 0, 64);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     assert_eq!(p.b.host.xrc.completed, [one]);
 }
 
@@ -141,8 +136,7 @@ fn every_request_packet_names_its_queue_and_no_response_does() {
     p.send(A, WRITE, 0, 1000);
     p.send(A, READ, 0, 1000);
     p.send(A, SendOp::FetchAdd { remote: remote(0), add: 1 }, 0, 8);
-    p.run();
-    p.expect_sends(&[Success; 4]);
+    p.ends(&[Success; 4]);
     for sent in &p.wire {
         let packet = Packet::parse(&sent.bytes).unwrap();
         assert_eq!(packet.opcode().kind(), Some(TransportKind::Xrc));
@@ -169,8 +163,7 @@ fn lost_packets_are_sent_again_with_their_queue() {
         send(&mut p, srq, SendOp::Send, 0, 4_000);
         send(&mut p, srq, SendOp::Read(at(500_000, key)), 200_000 + 5_000 * i, 4_000);
     }
-    p.run();
-    p.expect_sends(&[Success; 8]);
+    p.ends(&[Success; 8]);
     assert_eq!(p.b.host.xrc.completed, [one, two, one, two]);
     for i in 0..4 {
         p.expect_bytes(B, 100_000 + i * 5_000, 0, 4_000);
@@ -222,8 +215,7 @@ fn a_repeated_read_that_names_another_queue_is_a_guess() {
     let mut p = packets();
     let [(one, key), (two, _)] = QUEUES;
     send(&mut p, one, SendOp::Read(at(0, key)), 0, 64);
-    p.run();
-    p.expect_sends(&[Success]);
+    p.ends(&[Success]);
     let read = p.wire[0].bytes.clone();
     let answered = p.wire.len();
     p.deliver(B, &read);

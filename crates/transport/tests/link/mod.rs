@@ -117,7 +117,13 @@ impl Link {
             Self::Messages(ways) => ways.run(),
         }
     }
-    /// One turn of that. `false`: all is quiet.
+    /// Goes on until all is quiet; A's requests, all that it ever posted, ended like this.
+    #[track_caller]
+    pub fn ends(&mut self, statuses: &[WcStatus]) {
+        self.run();
+        self.expect_sends(statuses);
+    }
+    /// One turn. `false`: all is quiet.
     pub fn turn(&mut self) -> bool {
         match self {
             Self::Packets(pair) => pair.turn(),
@@ -175,6 +181,11 @@ impl Link {
             Self::Packets(pair) => pair.take_all(side),
             Self::Messages(ways) => ways.take_all(side),
         }
+    }
+    /// Lets a side send all that it may, and the other side take all that is on its way to it.
+    pub fn flow(&mut self, side: Side) {
+        self.transmit_side(side);
+        self.take_all(side.other());
     }
     /// Loses all that is on its way.
     pub fn lose(&mut self) {

@@ -259,6 +259,11 @@ impl Ways {
     pub fn take_all(&mut self, side: Side) {
         while self.take(side) {}
     }
+    /// Lets a side send all messages except an acknowledgement, and the other side take all that is on its way to it.
+    pub fn flow(&mut self, side: Side) {
+        self.send_side(side);
+        self.take_all(side.other());
+    }
     pub fn hand(&mut self, side: Side, bytes: &[u8]) {
         if self.is_quick() && self.take_quick(side, bytes) {
             return;
@@ -316,6 +321,12 @@ impl Ways {
             assert!(idle < 100, "quiet, but wants to send");
         }
         panic!("not quiet; the last messages: {:?}", &self.log[self.log.len().saturating_sub(10)..]);
+    }
+    /// Goes on until all is quiet; A's requests, all that it ever posted, ended like this.
+    #[track_caller]
+    pub fn ends(&mut self, statuses: &[WcStatus]) {
+        self.run();
+        self.expect_sends(statuses);
     }
     /// Steps without letting time pass until nothing moves.
     pub fn settle(&mut self) {

@@ -475,6 +475,12 @@ impl Pair {
         }
         panic!("not quiet after 200,000 turns; the last packets: {:?}", self.last(10));
     }
+    /// Goes on until all is quiet; A's requests, all that it ever posted, ended like this.
+    #[track_caller]
+    pub fn ends(&mut self, statuses: &[WcStatus]) {
+        self.run();
+        self.expect_sends(statuses);
+    }
     /// Turns until this time has passed or all is quiet.
     pub fn run_until(&mut self, until_ns: u64) {
         while self.now < until_ns && self.turn() {}
