@@ -2,15 +2,12 @@
 //!
 //! The test allocates no such memory: each packet's payload holds its place in the message, and packets must arrive in
 //! order.
-#![allow(missing_docs)]
+mod pair;
 
-use hca_core::wire::Packet;
-use hca_core::*;
-use hca_transport::*;
+use pair::*;
 
 const LONGEST: u32 = MAX_MESSAGE_BYTES as u32;
 const MTU_BYTES: u32 = 256;
-const KEY: Rkey = Rkey::new(0x1234);
 /// Short messages of this length go before and behind the long one.
 const SHORT: u32 = 40;
 /// The wrap of PSNs lies within the long message.
@@ -24,7 +21,7 @@ const MAX_IN_FLIGHT: u32 = 1 << 14;
 
 /// One side's queues, and how much of the current message came.
 #[derive(Default)]
-struct Side {
+struct Queues {
     requests: Vec<SendRequest>,
     completed: Vec<(WcStatus, u32)>,
     recvs: u32,
@@ -34,7 +31,7 @@ struct Side {
     duplicates: u64,
 }
 
-impl Side {
+impl Queues {
     fn stamp(offset: u64, out: &mut [u8]) {
         out.fill(0);
         out[..8].copy_from_slice(&offset.to_be_bytes());
@@ -50,7 +47,7 @@ impl Side {
     }
 }
 
-impl Host for Side {
+impl Host for Queues {
     fn sq_posted(&self) -> u32 {
         self.requests.len() as u32
     }
@@ -134,53 +131,11 @@ impl Host for Side {
     }
 }
 
-/// Packets on their way to the other side.
-#[derive(Default)]
-struct Train(Vec<Vec<u8>>);
-
-impl TxSink for Train {
-    fn reserve(&mut self, _: Option<AhHandle>, len: usize) -> Option<&mut [u8]> {
-        Some(self.0.push_mut(vec![0; len]))
-    }
-    fn commit(&mut self) {}
-}
-
-fn connected(now: Instant, qpn: u32, side: &mut Side) -> Qp {
-    let mut qp = Qp::new(&QpConfig {
-        qp_type: QpType::Rc,
-        qpn: Qpn::new(qpn),
-        max_rd_atomic_limit: 16,
-        max_send_wr: 128,
-        window_bytes: 1 << 20,
-        port_mtu: Mtu::B4096,
-    });
-    let init = QpAttr {
-        state: Some(QpState::Init),
-        pkey: Some(Pkey::DEFAULT),
-        access: Some(Access::all()),
-        ..QpAttr::default()
-    };
-    let rtr = QpAttr {
-        state: Some(QpState::Rtr),
-        av: Some(AddressVector::default()),
-        path_mtu: Some(Mtu::B256),
-        dest_qpn: Some(Qpn::new(3 - qpn)),
-        rq_psn: Some(Psn::new(FIRST_PSN)),
-        max_dest_rd_atomic: Some(4),
-        min_rnr_timer: Some(RnrTimer::new(1)),
-        ..QpAttr::default()
-    };
-    let rts = QpAttr {
-        state: Some(QpState::Rts),
-        sq_psn: Some(Psn::new(FIRST_PSN)),
-        timeout: Some(AckTimeout::new(14)),
-        retry_cnt: Some(7),
-        rnr_retry: Some(7),
-        max_rd_atomic: Some(4),
-        ..QpAttr::default()
-    };
-    for attr in [init, rtr, rts] {
-        qp.modify(now, &attr, side).unwrap();
+fn connected(now: Instant, side: Side, queues: &mut Queues) -> Qp {
+    let setup = Setup { psn_a: FIRST_PSN, psn_b: FIRST_PSN, window_bytes: 1 << 20, ..Setup::default() };
+    let mut qp = Qp::new(&setup.config(side));
+    for attr in setup.to_rtr(side).into_iter().chain([setup.to_rts(side)]) {
+        qp.modify(now, &attr, queues).unwrap();
     }
     qp
 }
@@ -189,8 +144,8 @@ fn connected(now: Instant, qpn: u32, side: &mut Side) -> Qp {
 /// last moment at which its PSN lies behind.
 fn carry(op: SendOp) {
     let mut now_ns = 1_000;
-    let mut sides = [Side::default(), Side::default()];
-    let mut qps = [1, 2].map(|n| connected(Instant::from_nanos(now_ns), n, &mut sides[n as usize - 1]));
+    let mut sides = [Queues::default(), Queues::default()];
+    let mut qps = [A, B].map(|side| connected(Instant::from_nanos(now_ns), side, &mut sides[side as usize]));
     let recv = matches!(op, SendOp::Send | SendOp::WriteImm(..));
     let lens = [SHORT, LONGEST, SHORT];
     sides[1].recvs = if recv { 3 } else { 0 };
@@ -206,13 +161,13 @@ fn carry(op: SendOp) {
         let now = Instant::from_nanos(now_ns);
         let mut idle = true;
         for from in [0, 1] {
-            let mut train = Train::default();
+            let mut train = VecSink::with_room(usize::MAX);
             qps[from].poll_transmit(now, &mut sides[from], &mut train, 64);
             if qps[from].ack_owed().is_some() {
                 qps[from].poll_ack(now, &mut sides[from], &mut train);
             }
-            idle &= train.0.is_empty();
-            for bytes in train.0 {
+            idle &= train.out.is_empty();
+            for (_, bytes) in train.out {
                 sent[from] += 1;
                 if sent[from] % LOST[from] == 0 {
                     continue;

@@ -678,23 +678,8 @@ fn a_late_copy_of_a_read_long_done_ends_nothing() {
 fn limits_of_the_configuration_are_checked() {
     let s = Setup { dest_rd_atomic: 17, ..Setup::default() };
     let mut p = Pair::reset(&s);
-    let init = QpAttr {
-        state: Some(QpState::Init),
-        pkey: Some(Pkey::DEFAULT),
-        access: Some(Access::empty()),
-        ..QpAttr::default()
-    };
+    let [init, rtr] = s.to_rtr(A);
     p.modify(A, init).unwrap();
-    let rtr = QpAttr {
-        state: Some(QpState::Rtr),
-        av: Some(AddressVector::default()),
-        path_mtu: Some(Mtu::B256),
-        dest_qpn: Some(qpn(B)),
-        rq_psn: Some(Psn::new(0)),
-        max_dest_rd_atomic: Some(17),
-        min_rnr_timer: Some(RnrTimer::default()),
-        ..QpAttr::default()
-    };
     assert!(matches!(
         p.modify(A, rtr),
         Err(TransitionError::Value { what: "max_dest_rd_atomic", value: 17, max: 16 })

@@ -151,6 +151,55 @@ impl Setup {
     fn type_of(&self, side: Side) -> QpType {
         if side == Side::A { self.qp_type } else { self.qp_type.peer() }
     }
+    pub fn config(&self, side: Side) -> QpConfig {
+        QpConfig {
+            qp_type: self.type_of(side),
+            qpn: qpn(side),
+            max_rd_atomic_limit: 16,
+            max_send_wr: self.max_send_wr,
+            window_bytes: self.window_bytes,
+            port_mtu: Mtu::B4096,
+        }
+    }
+    /// The steps of a side from RESET to RTR.
+    pub fn to_rtr(&self, side: Side) -> [QpAttr; 2] {
+        let serves = matches!(self.type_of(side), QpType::Rc | QpType::XrcTgt | QpType::Eec);
+        let ud = self.qp_type == QpType::Ud;
+        let init = QpAttr {
+            state: Some(QpState::Init),
+            pkey: Some(Pkey::DEFAULT),
+            access: (!ud).then_some(self.access),
+            qkey: ud.then_some(QKEY),
+            ..QpAttr::default()
+        };
+        let rq_psn = if side == Side::A { self.psn_b } else { self.psn_a };
+        let rtr = QpAttr {
+            state: Some(QpState::Rtr),
+            av: (!ud).then(AddressVector::default),
+            path_mtu: (!ud).then_some(self.mtu),
+            dest_qpn: (!ud).then_some(qpn(side.other())),
+            rq_psn: (!ud).then_some(Psn::new(rq_psn)),
+            max_dest_rd_atomic: serves.then_some(self.dest_rd_atomic),
+            min_rnr_timer: serves.then_some(RnrTimer::new(self.rnr_timer)),
+            ..QpAttr::default()
+        };
+        [init, rtr]
+    }
+    /// The step of a side from RTR to RTS.
+    pub fn to_rts(&self, side: Side) -> QpAttr {
+        let of = self.type_of(side);
+        let sends = matches!(of, QpType::Rc | QpType::XrcIni | QpType::Eec);
+        let sq_psn = if side == Side::A { self.psn_a } else { self.psn_b };
+        QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(Psn::new(sq_psn)),
+            timeout: of.is_reliable().then_some(AckTimeout::new(self.timeout)),
+            retry_cnt: sends.then_some(self.retry_cnt),
+            rnr_retry: sends.then_some(self.rnr_retry),
+            max_rd_atomic: sends.then_some(self.rd_atomic),
+            ..QpAttr::default()
+        }
+    }
 }
 
 /// A packet on its way: when it arrives, the order of those that do so together, to whom, and its bytes.
@@ -189,17 +238,7 @@ impl Pair {
     }
     /// Both sides in RESET.
     pub fn reset(setup: &Setup) -> Self {
-        let node = |side| Node {
-            qp: Qp::new(&QpConfig {
-                qp_type: setup.type_of(side),
-                qpn: qpn(side),
-                max_rd_atomic_limit: 16,
-                max_send_wr: setup.max_send_wr,
-                window_bytes: setup.window_bytes,
-                port_mtu: Mtu::B4096,
-            }),
-            host: MockHost::new(),
-        };
+        let node = |side| Node { qp: Qp::new(&setup.config(side)), host: MockHost::new() };
         let mut pair = Self {
             now: 1_000,
             a: node(Side::A),
@@ -241,53 +280,13 @@ impl Pair {
     pub fn change(&mut self, side: Side, attr: QpAttr) {
         self.modify(side, QpAttr { state: Some(QpState::Sqd), ..attr }).unwrap();
     }
-    pub fn ready_to_receive(&mut self, side: Side, s: &Setup) {
-        let serves = matches!(s.type_of(side), QpType::Rc | QpType::XrcTgt | QpType::Eec);
-        let ud = s.qp_type == QpType::Ud;
-        self.modify(
-            side,
-            QpAttr {
-                state: Some(QpState::Init),
-                pkey: Some(Pkey::DEFAULT),
-                access: (!ud).then_some(s.access),
-                qkey: ud.then_some(QKEY),
-                ..QpAttr::default()
-            },
-        )
-        .unwrap();
-        let rq_psn = if side == Side::A { s.psn_b } else { s.psn_a };
-        self.modify(
-            side,
-            QpAttr {
-                state: Some(QpState::Rtr),
-                av: (!ud).then(AddressVector::default),
-                path_mtu: (!ud).then_some(s.mtu),
-                dest_qpn: (!ud).then_some(qpn(side.other())),
-                rq_psn: (!ud).then_some(Psn::new(rq_psn)),
-                max_dest_rd_atomic: serves.then_some(s.dest_rd_atomic),
-                min_rnr_timer: serves.then_some(RnrTimer::new(s.rnr_timer)),
-                ..QpAttr::default()
-            },
-        )
-        .unwrap();
+    pub fn ready_to_receive(&mut self, side: Side, setup: &Setup) {
+        for attr in setup.to_rtr(side) {
+            self.modify(side, attr).unwrap();
+        }
     }
-    pub fn ready_to_send(&mut self, side: Side, s: &Setup) {
-        let (of, sends) =
-            (s.type_of(side), matches!(s.type_of(side), QpType::Rc | QpType::XrcIni | QpType::Eec));
-        let sq_psn = if side == Side::A { s.psn_a } else { s.psn_b };
-        self.modify(
-            side,
-            QpAttr {
-                state: Some(QpState::Rts),
-                sq_psn: Some(Psn::new(sq_psn)),
-                timeout: of.is_reliable().then_some(AckTimeout::new(s.timeout)),
-                retry_cnt: sends.then_some(s.retry_cnt),
-                rnr_retry: sends.then_some(s.rnr_retry),
-                max_rd_atomic: sends.then_some(s.rd_atomic),
-                ..QpAttr::default()
-            },
-        )
-        .unwrap();
+    pub fn ready_to_send(&mut self, side: Side, setup: &Setup) {
+        self.modify(side, setup.to_rts(side)).unwrap();
     }
     /// Drops the n-th packet (from 0) of a side, each of these once.
     pub fn drop_packets(&mut self, side: Side, numbers: &[usize]) {
