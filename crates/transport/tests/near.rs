@@ -7,15 +7,6 @@ use messages::*;
 use pair::*;
 
 #[test]
-fn a_response_answers_the_requests_before_it() {
-    let mut p = Ways::rc();
-    p.send(A, WRITE, 0, 8);
-    p.send(A, READ, 0, 8);
-    p.ends(&[Success; 2]);
-    assert_eq!(p.kinds(B), [M::ReadData]);
-}
-
-#[test]
 fn requests_carry_acknowledgements_along() {
     let mut p = Ways::rc();
     p.send(A, WRITE, 0, 8);
@@ -126,7 +117,7 @@ fn the_limit_counts_what_a_message_under_way_holds() {
 }
 
 #[test]
-fn a_queue_drains_by_what_is_told_along_and_by_what_is_sent_again() {
+fn a_queue_drains_by_what_is_told_along() {
     let mut p = Ways::rc();
     p.send(A, WRITE, 0, 8);
     p.send_side(A);
@@ -135,57 +126,6 @@ fn a_queue_drains_by_what_is_told_along_and_by_what_is_sent_again() {
     p.send(B, WRITE, 0, 8);
     p.flow(B);
     assert!(p.a.host.has_event(QpEvent::SqDrained));
-
-    let s = Setup::default();
-    let mut p = Ways::one_sided(&s);
-    p.send(A, WRITE, 0, 8);
-    p.send(A, READ, 0, 8);
-    p.send_side(A);
-    p.lose();
-    p.drain(A);
-    p.send(A, WRITE, 0, 8);
-    while p.a.host.counted(Count::Probe) == 0 {
-        assert!(p.skip());
-    }
-    assert!(!p.a.host.has_event(QpEvent::SqDrained));
-    p.ready_to_receive(B, &s);
-    p.ends(&[Success; 2]);
-    assert_eq!(p.a.host.done.last(), Some(&Done::Event(QpEvent::SqDrained)));
-    p.state(A, QpState::Rts);
-    p.ends(&[Success; 3]);
-}
-
-#[test]
-fn a_p_key_that_changes_is_told_and_judged_anew() {
-    let other = Pkey::new(0x8001);
-    let change = |p: &mut Ways, side| {
-        p.state(side, QpState::Sqd);
-        p.change(side, QpAttr { pkey: Some(other), ..QpAttr::default() });
-        p.state(side, QpState::Rts);
-    };
-    let write = |p: &mut Ways| {
-        p.send(A, SendOp::Write(remote(64)), 0, 8);
-        p.settle();
-    };
-    for first in [A, B] {
-        let mut p = Ways::rc();
-        write(&mut p);
-        p.expect_sends(&[Success]);
-        change(&mut p, first);
-        write(&mut p);
-        p.expect_sends(&[Success]);
-        assert_eq!(p.b.host.writes, 1, "{first:?}: the keys differ now");
-        assert!(p.b.host.counted(Count::DroppedPkey) > 0, "{first:?}");
-        change(&mut p, first.other());
-        p.ends(&[Success; 2]);
-    }
-    // Both at once: what is told by the first message is enough.
-    let mut p = Ways::rc();
-    write(&mut p);
-    change(&mut p, A);
-    change(&mut p, B);
-    write(&mut p);
-    p.expect_sends(&[Success; 2]);
 }
 
 #[test]
@@ -244,17 +184,6 @@ fn small(receives: usize) -> Ways {
 }
 
 #[test]
-fn small_sends_are_not_begun_while_draining() {
-    let mut p = small(1);
-    p.state(A, QpState::Sqd);
-    p.send(A, SendOp::Send, 0, 8);
-    p.settle();
-    assert_eq!(p.sent_of(A, M::Send), 0);
-    p.state(A, QpState::Rts);
-    p.ends(&[Success; 2]);
-}
-
-#[test]
 fn small_sends_go_as_far_as_the_peer_has_receive_requests() {
     let mut p = small(3);
     for _ in 0..8 {
@@ -276,25 +205,6 @@ fn a_small_send_to_a_peer_that_is_gone_fails() {
     p.send_side(A);
     p.expect_sends(&[Success, WcStatus::RetryExceeded]);
     assert_eq!(p.sent_of(A, M::Send), 0);
-}
-
-#[test]
-fn a_small_send_that_was_refused_goes_alone() {
-    let mut p = small(0);
-    p.send(A, SendOp::Send, 0, 8);
-    p.settle();
-    assert_eq!(p.rnr_naks(B), 1);
-    for _ in 0..4 {
-        p.recv(B, 0, 8);
-        p.send(A, SendOp::Send, 0, 8);
-    }
-    p.log.clear();
-    p.skip();
-    p.skip();
-    p.send_side(A);
-    assert_eq!(p.sent_of(A, M::Send), 1, "whether it is taken shows first");
-    p.recv(B, 0, 8);
-    p.ends(&[Success; 6]);
 }
 
 #[test]

@@ -5,30 +5,6 @@ mod pair;
 use messages::*;
 use pair::*;
 
-#[test]
-fn what_was_lost_before_the_peer_was_ready_is_sent_again_and_executed_once() {
-    let s = Setup::default();
-    let mut p = Ways::one_sided(&s);
-    p.fill(A, 0, 10_000);
-    p.fill(B, 50_000, 10_000);
-    p.send(A, SendOp::Send, 0, 10_000);
-    p.send(A, SendOp::FetchAdd { remote: remote(MEMORY - 8), add: 3 }, 20_000, 8);
-    p.send(A, SendOp::Read(remote(50_000)), 30_000, 9_000);
-    p.send(A, SendOp::Write(remote(70_000)), 0, 5_000);
-    p.settle();
-    assert_eq!(p.b.host.counted(Count::DroppedState) as usize, p.log.len());
-    p.ready_to_receive(B, &s);
-    p.recv(B, 100_000, 10_000);
-    p.ends(&[Success; 4]);
-    assert_eq!((p.b.host.atomics, p.b.host.recvs().len()), (1, 1));
-    p.expect_bytes(B, 100_000, 0, 10_000);
-    p.expect_bytes(A, 30_000, 50_000, 9_000);
-    p.expect_bytes(B, 70_000, 0, 5_000);
-    let hellos: Vec<_> = p.sent(A).into_iter().filter(|m| m.kind == M::Hello).collect();
-    assert_eq!(hellos.len(), 2, "the P_Key is told again");
-    assert_eq!(p.a.host.counted(Count::Probe), 1);
-}
-
 /// The peer's memory is reached from now on, and what is long waits for what is under way.
 fn reach_from_now_on(p: &mut Ways) {
     p.a.host.near.direct =
@@ -272,36 +248,6 @@ fn numbers_wrap_with_as_many_requests_as_a_queue_takes() {
 }
 
 #[test]
-fn messages_of_an_earlier_connection_are_dropped() {
-    let mut p = Ways::rc();
-    p.recv(B, 0, 8);
-    p.send(A, SendOp::Send, 0, 8);
-    p.send(A, SendOp::Write(remote(64)), 0, 8);
-    p.send_side(A);
-    let old: Vec<_> = p.way[A as usize].drain(..).collect();
-    let s = Setup { psn_a: 100, psn_b: 200, ..Setup::default() };
-    for side in [A, B] {
-        p.state(side, QpState::Reset);
-        p.node(side).qp.use_messages(true);
-        p.ready_to_receive(side, &s);
-        p.ready_to_send(side, &s);
-    }
-    let base = p.a.host.sq.len();
-    p.a.host.completed = base;
-    for bytes in &old {
-        p.hand(B, bytes);
-    }
-    // And an old answer.
-    p.send(A, WRITE, 0, 8);
-    p.send_side(A);
-    p.hand_msg(A, &Msg::new(M::Ack, A, NUMBER + 2).flags(0).done(NUMBER + 2));
-    p.hand_msg(A, &Msg::new(M::Nak, A, NUMBER).flags(0).done(NUMBER).extra(0x60));
-    p.expect_sends(&[]);
-    assert!(p.b.host.done.is_empty() && p.b.host.writes == 0);
-    p.ends(&[Success]);
-}
-
-#[test]
 fn where_nobody_is_a_request_is_tried_again_until_its_patience_ends() {
     for sent_before in [false, true] {
         let mut p = Ways::new(&Setup { timeout: 14, retry_cnt: 1, ..Setup::default() });
@@ -453,20 +399,6 @@ fn responses_of_other_numbers_are_dropped_while_one_is_waited_for() {
     }
     p.expect_sends(&[]);
     assert_eq!(p.a.host.counted(Count::DroppedPsn), 3);
-    p.ends(&[Success]);
-}
-
-#[test]
-fn a_timeout_that_is_called_too_early_sends_nothing_again() {
-    let mut p = Ways::rc();
-    p.send(A, WRITE, 0, 8);
-    p.send_side(A);
-    let sent = p.log.len();
-    for after in [0, 1] {
-        p.now += after;
-        p.with(A, |now, qp, host| qp.handle_timeout(now, host));
-        assert_eq!((p.send_side(A), p.log.len()), (0, sent));
-    }
     p.ends(&[Success]);
 }
 

@@ -37,6 +37,13 @@ both!(
     timeout_zero_waits_for_ever,
     a_reset_queue_pair_connects_again_with_new_psns,
     a_queue_pair_that_was_used_and_reset_has_nothing_to_flush,
+    a_response_answers_the_requests_before_it,
+    nothing_is_begun_while_draining,
+    a_queue_drains_by_what_is_sent_again,
+    a_p_key_that_changes_is_told_and_judged_anew,
+    what_was_lost_before_the_peer_was_ready_is_sent_again_and_executed_once,
+    a_timeout_that_is_called_too_early_sends_nothing_again,
+    what_is_left_of_an_earlier_connection_is_dropped,
 );
 
 const QUIET: SendFlags = SendFlags::empty();
@@ -519,4 +526,142 @@ fn a_queue_pair_that_was_used_and_reset_has_nothing_to_flush(by: By) {
     p.state(A, QpState::Reset);
     p.state(A, QpState::Error);
     p.expect_sends(&[Success]);
+}
+
+fn a_response_answers_the_requests_before_it(by: By) {
+    let mut p = by.rc();
+    p.send(A, WRITE, 0, 8);
+    p.send(A, READ, 0, 8);
+    p.ends(&[Success; 2]);
+    assert_eq!(p.sent(B).len(), 1);
+}
+
+fn nothing_is_begun_while_draining(by: By) {
+    let mut p = by.rc();
+    p.recv(B, 0, 8);
+    p.state(A, QpState::Sqd);
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    assert!(p.begun(A).is_empty());
+    p.state(A, QpState::Rts);
+    p.ends(&[Success]);
+}
+
+fn a_queue_drains_by_what_is_sent_again(by: By) {
+    let s = Setup::default();
+    let mut p = by.one_sided(&s);
+    p.send(A, WRITE, 0, 8);
+    p.send(A, READ, 0, 8);
+    p.transmit_side(A);
+    p.lose();
+    p.drain(A);
+    p.send(A, WRITE, 0, 8);
+    while p.a.host.counted(Count::Probe) + p.a.host.counted(Count::Timeout) == 0 {
+        assert!(p.skip());
+    }
+    assert!(!p.a.host.has_event(QpEvent::SqDrained));
+    p.ready_to_receive(B, &s);
+    p.ends(&[Success; 2]);
+    assert_eq!(p.a.host.done.last(), Some(&Done::Event(QpEvent::SqDrained)));
+    p.state(A, QpState::Rts);
+    p.ends(&[Success; 3]);
+}
+
+fn a_p_key_that_changes_is_told_and_judged_anew(by: By) {
+    let other = Pkey::new(0x8001);
+    let change = |p: &mut Link, side| {
+        p.state(side, QpState::Sqd);
+        p.change(side, QpAttr { pkey: Some(other), ..QpAttr::default() });
+        p.state(side, QpState::Rts);
+    };
+    let write = |p: &mut Link| {
+        p.send(A, SendOp::Write(remote(64)), 0, 8);
+        p.settle();
+    };
+    for first in [A, B] {
+        let mut p = by.rc();
+        write(&mut p);
+        p.expect_sends(&[Success]);
+        change(&mut p, first);
+        write(&mut p);
+        p.expect_sends(&[Success]);
+        assert_eq!(p.b.host.writes, 1, "{first:?}: the keys differ now");
+        assert!(p.b.host.counted(Count::DroppedPkey) > 0, "{first:?}");
+        change(&mut p, first.other());
+        p.ends(&[Success; 2]);
+    }
+    // Both at once: what is told by the first message is enough.
+    let mut p = by.rc();
+    write(&mut p);
+    change(&mut p, A);
+    change(&mut p, B);
+    write(&mut p);
+    p.expect_sends(&[Success; 2]);
+}
+
+fn what_was_lost_before_the_peer_was_ready_is_sent_again_and_executed_once(by: By) {
+    let s = Setup::default();
+    let mut p = by.one_sided(&s);
+    p.fill(A, 0, 10_000);
+    p.fill(B, 50_000, 10_000);
+    p.send(A, SendOp::Send, 0, 10_000);
+    p.send(A, SendOp::FetchAdd { remote: remote(MEMORY - 8), add: 3 }, 20_000, 8);
+    p.send(A, SendOp::Read(remote(50_000)), 30_000, 9_000);
+    p.send(A, SendOp::Write(remote(70_000)), 0, 5_000);
+    p.settle();
+    let hellos = |p: &Link| p.messages().map_or(0, |ways| ways.sent_of(A, M::Hello));
+    assert_eq!(p.b.host.counted(Count::DroppedState) as usize, p.sent(A).len() + hellos(&p));
+    p.ready_to_receive(B, &s);
+    p.recv(B, 100_000, 10_000);
+    p.ends(&[Success; 4]);
+    assert_eq!((p.b.host.atomics, p.b.host.recvs().len()), (1, 1));
+    p.expect_bytes(B, 100_000, 0, 10_000);
+    p.expect_bytes(A, 30_000, 50_000, 9_000);
+    p.expect_bytes(B, 70_000, 0, 5_000);
+    if by == By::Messages {
+        assert_eq!((hellos(&p), p.a.host.counted(Count::Probe)), (2, 1), "the P_Key is told again");
+    }
+}
+
+fn a_timeout_that_is_called_too_early_sends_nothing_again(by: By) {
+    let mut p = by.rc();
+    p.send(A, WRITE, 0, 8);
+    p.transmit_side(A);
+    let sent = p.sent(A).len();
+    for after in [0, 1] {
+        p.now += after;
+        p.with(A, |now, qp, host| qp.handle_timeout(now, host));
+        assert_eq!((p.transmit_side(A), p.sent(A).len()), (false, sent));
+    }
+    p.ends(&[Success]);
+}
+
+fn what_is_left_of_an_earlier_connection_is_dropped(by: By) {
+    let mut p = by.rc();
+    p.recv(B, 0, 8);
+    p.send(A, SendOp::Send, 0, 8);
+    p.send(A, SendOp::Write(remote(64)), 0, 8);
+    p.transmit_side(A);
+    let old = p.sent(A);
+    p.lose();
+    let s = Setup { psn_a: 100, psn_b: 200, ..Setup::default() };
+    for side in [A, B] {
+        p.state(side, QpState::Reset);
+        p.node(side).qp.use_messages(by == By::Messages);
+        p.ready_to_receive(side, &s);
+        p.ready_to_send(side, &s);
+    }
+    let base = p.a.host.sq.len();
+    p.a.host.completed = base;
+    for bytes in &old {
+        p.deliver(B, bytes);
+    }
+    // And an old answer.
+    p.send(A, WRITE, 0, 8);
+    p.transmit_side(A);
+    p.deliver(A, &by.answer(1, Syndrome::Ack(None)));
+    p.deliver(A, &by.answer(0, Syndrome::Nak(NakCode::PsnSequence)));
+    p.expect_sends(&[]);
+    assert!(p.b.host.done.is_empty() && p.b.host.writes == 0);
+    p.ends(&[Success]);
 }

@@ -9,6 +9,7 @@ use pair::*;
 
 both!(
     what_finds_no_receive_request_is_tried_again_after_the_timer,
+    what_was_refused_goes_alone,
     rnr_retries_run_out,
     rnr_retries_are_counted_for_each_request,
     rnr_retry_seven_is_for_ever,
@@ -125,4 +126,22 @@ fn a_message_that_is_refused_while_it_leaves_begins_anew_and_takes_one_receive_r
     p.transmit_side(A);
     assert_eq!(p.begun(A).len() - before, 2);
     p.ends(&[Success; 4]);
+}
+
+fn what_was_refused_goes_alone(by: By) {
+    let mut p = by.rc();
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    assert_eq!(p.rnr_naks(), 1);
+    for _ in 0..4 {
+        p.recv(B, 0, 8);
+        p.send(A, SendOp::Send, 0, 8);
+    }
+    let before = p.begun(A).len();
+    p.skip();
+    p.skip();
+    p.transmit_side(A);
+    assert_eq!(p.begun(A).len() - before, 1, "whether it is taken shows first");
+    p.recv(B, 0, 8);
+    p.ends(&[Success; 5]);
 }
