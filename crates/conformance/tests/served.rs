@@ -142,7 +142,7 @@ struct Classes(Arc<Mutex<BTreeSet<u8>>>);
 
 impl Tap for Classes {
     fn frame(&mut self, _now: hca_core::Instant, frame: &TapFrame<'_>) {
-        self.0.lock().unwrap().insert(frame.traffic_class);
+        self.0.lock().unwrap().insert(frame.header.traffic_class);
     }
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())

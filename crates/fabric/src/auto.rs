@@ -183,7 +183,7 @@ fn asked(to: Qpn, packet: &RxPacket<'_>) -> Option<(PeerName, u64)> {
         return None;
     }
     let (slot, nonce) = parse_question(packet.bytes)?;
-    Some((PeerName::new(packet.src, slot), nonce))
+    Some((PeerName::new(packet.header.src, slot), nonce))
 }
 
 #[cold]
@@ -299,6 +299,7 @@ impl Fabric for AutoFabric {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PacketHeader;
 
     #[test]
     fn a_question_is_a_management_datagram_that_only_its_number_tells_from_another() {
@@ -314,7 +315,8 @@ mod tests {
             let local: IpAddr = [127, 0, 0, 2].into();
             let (traffic_class, hop_limit, src_port) = (0, 64, 0xc000);
             let (src, dst, bytes) = (local, local, &other[..]);
-            let rx = RxPacket { src, dst, src_port, traffic_class, hop_limit, bytes };
+            let header = PacketHeader { src, dst, src_port, traffic_class, hop_limit };
+            let rx = RxPacket { header, bytes };
             assert_eq!(asked(gsi, &rx), None, "byte {at}");
         }
     }

@@ -257,21 +257,21 @@ fn fold(mut sum: u64) -> u16 {
 /// Headers of a frame: Ethernet, then IP and UDP, or a GRH.
 fn frame_headers<'a>(frame: &TapFrame<'_>, out: &'a mut [u8; MAX_FRAME_HEADERS]) -> &'a [u8] {
     let udp_len = (8 + frame.payload.len()) as u16;
-    let hops = if frame.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { frame.hop_limit };
-    out[..6].copy_from_slice(&mac(frame.dst));
-    out[6..12].copy_from_slice(&mac(frame.src));
+    let hops = if frame.header.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { frame.header.hop_limit };
+    out[..6].copy_from_slice(&mac(frame.header.dst));
+    out[6..12].copy_from_slice(&mac(frame.header.src));
     if frame.version == RoceVersion::V1 {
-        let (src, dst) = (Gid::from_ip(frame.src), Gid::from_ip(frame.dst));
-        let grh = Grh::new(frame.traffic_class, 0, frame.payload.len() as u16, hops, src, dst);
+        let (src, dst) = (Gid::from_ip(frame.header.src), Gid::from_ip(frame.header.dst));
+        let grh = Grh::new(frame.header.traffic_class, 0, frame.payload.len() as u16, hops, src, dst);
         out[12..14].copy_from_slice(&ether_type::ROCEV1.to_be_bytes());
         out[14..54].copy_from_slice(bytemuck::bytes_of(&grh));
         return &out[..54];
     }
-    let udp_at = match (frame.src, frame.dst) {
+    let udp_at = match (frame.header.src, frame.header.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             out[12..14].copy_from_slice(&[0x08, 0x00]);
             let ip = &mut out[14..34];
-            (ip[0], ip[1], ip[6], ip[8], ip[9]) = (0x45, frame.traffic_class, 0x40, hops, 17);
+            (ip[0], ip[1], ip[6], ip[8], ip[9]) = (0x45, frame.header.traffic_class, 0x40, hops, 17);
             ip[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
             ip[4..6].copy_from_slice(&frame.ident.to_be_bytes());
             ip[12..16].copy_from_slice(&src.octets());
@@ -287,7 +287,7 @@ fn frame_headers<'a>(frame: &TapFrame<'_>, out: &'a mut [u8; MAX_FRAME_HEADERS])
             };
             out[12..14].copy_from_slice(&[0x86, 0xdd]);
             let ip = &mut out[14..54];
-            let first = 6 << 28 | u32::from(frame.traffic_class) << 20;
+            let first = 6 << 28 | u32::from(frame.header.traffic_class) << 20;
             ip[..4].copy_from_slice(&first.to_be_bytes());
             ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
             (ip[6], ip[7]) = (17, hops);
@@ -296,7 +296,7 @@ fn frame_headers<'a>(frame: &TapFrame<'_>, out: &'a mut [u8; MAX_FRAME_HEADERS])
             54
         }
     };
-    out[udp_at..udp_at + 2].copy_from_slice(&frame.src_port.to_be_bytes());
+    out[udp_at..udp_at + 2].copy_from_slice(&frame.header.src_port.to_be_bytes());
     out[udp_at + 2..udp_at + 4].copy_from_slice(&ROCEV2_PORT.to_be_bytes());
     out[udp_at + 4..udp_at + 6].copy_from_slice(&udp_len.to_be_bytes());
     if udp_at == 54 {

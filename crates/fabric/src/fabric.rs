@@ -120,20 +120,27 @@ pub struct QpEnds {
     pub peer: Option<Qpn>,
 }
 
-/// One packet that arrived, its ICRC checked.
-#[derive(Clone, Copy, Debug)]
-pub struct RxPacket<'a> {
+/// The fields of a packet's headers before the BTH.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketHeader {
     /// The sender's address.
     pub src: IpAddr,
-    /// This side's address.
+    /// The receiver's address, or that of a multicast group.
     pub dst: IpAddr,
     /// The sender's UDP port; 0 on RoCEv1, which has none.
     pub src_port: u16,
     /// DSCP and ECN bits; 3 in the lower two is "congestion experienced".
     /// [`Fabric::read_traffic_class`] says when it may be 0 instead.
     pub traffic_class: u8,
-    /// The time to live on arrival; 0 if it is unknown.
+    /// The time to live; 0 if it is unknown.
     pub hop_limit: u8,
+}
+
+/// One packet that arrived, its ICRC checked.
+#[derive(Clone, Copy, Debug)]
+pub struct RxPacket<'a> {
+    /// Its headers.
+    pub header: PacketHeader,
     /// The bytes from BTH to padding, without the ICRC; at least 12.
     pub bytes: &'a [u8],
 }
@@ -141,7 +148,7 @@ pub struct RxPacket<'a> {
 impl RxPacket<'_> {
     /// Whether the packet met congestion on its way.
     pub fn congestion_experienced(&self) -> bool {
-        self.traffic_class & 3 == 3
+        self.header.traffic_class & 3 == 3
     }
 }
 
@@ -177,18 +184,10 @@ pub enum Direction {
 pub struct TapFrame<'a> {
     /// The direction of the frame.
     pub direction: Direction,
-    /// The headers before the BTH: IP and UDP, or a GRH.
+    /// The kind of headers before the BTH: IP and UDP, or a GRH.
     pub version: RoceVersion,
-    /// Source address.
-    pub src: IpAddr,
-    /// Destination address.
-    pub dst: IpAddr,
-    /// Source port; 0 on RoCEv1, which has none.
-    pub src_port: u16,
-    /// DSCP and ECN bits.
-    pub traffic_class: u8,
-    /// Time to live.
-    pub hop_limit: u8,
+    /// Their fields.
+    pub header: PacketHeader,
     /// The IPv4 Identification of the frame, or the one that the ICRC proves.
     pub ident: u16,
     /// BTH to ICRC.
@@ -263,7 +262,7 @@ pub trait Fabric: Send + Any {
     fn renew_glance(&mut self, _glance: &mut crate::Glance) -> bool {
         false
     }
-    /// Tells the [traffic class](RxPacket::traffic_class) of each packet from now on. Before this call a fabric may leave
+    /// Tells the [traffic class](PacketHeader::traffic_class) of each packet from now on. Before this call a fabric may leave
     /// it at 0 where nothing on the way marks packets that meet congestion.
     fn read_traffic_class(&mut self) {}
     /// The desk of an address that several adapters share; `None` where the adapter has its address alone.
@@ -295,7 +294,7 @@ pub trait ManagementDesk {
 }
 
 /// The multicast groups whose packets an end receives. A packet to a group comes to all ends that have joined it, the
-/// sender's own included, once each; [`RxPacket::dst`] is the group's address.
+/// sender's own included, once each; [`PacketHeader::dst`] is the group's address.
 pub trait MulticastGroups {
     /// Receives a group's packets from now on. The address is a multicast one, of the IP version of the local address,
     /// and was not joined.

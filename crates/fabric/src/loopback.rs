@@ -20,8 +20,8 @@ use crate::glance::{Glance, InputWord};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::udp::counters;
 use crate::{
-    Direction, Fabric, FabricAttr, FabricLink, MulticastGroups, PathError, PathId, QpEnds, RxBudget,
-    RxOutcome, RxPacket, Tap, TapFrame, Train, TxBatch,
+    Direction, Fabric, FabricAttr, FabricLink, MulticastGroups, PacketHeader, PathError, PathId, QpEnds,
+    RxBudget, RxOutcome, RxPacket, Tap, TapFrame, Train, TxBatch,
 };
 
 /// Bytes that a queue holds beside those that its receiver has taken; what comes beyond is dropped.
@@ -39,10 +39,7 @@ const DEFAULT_HOP_LIMIT: u8 = 64;
 /// A train on its way.
 #[derive(Clone, Copy)]
 struct Frame {
-    src: IpAddr,
-    dst: IpAddr,
-    traffic_class: u8,
-    hop_limit: u8,
+    header: PacketHeader,
     /// Identification of the first packet.
     ident: u16,
     segment: usize,
@@ -198,7 +195,7 @@ impl LoopbackNet {
     #[cold]
     #[inline(never)]
     fn push_to_group(&self, frame: Frame, bytes: &[u8]) {
-        let members = self.lock().by_group.get(&frame.dst).cloned().unwrap_or_default();
+        let members = self.lock().by_group.get(&frame.header.dst).cloned().unwrap_or_default();
         members.iter().filter_map(Weak::upgrade).for_each(|queue| _ = queue.push(frame, bytes));
     }
 
@@ -289,44 +286,29 @@ impl LoopbackFabric {
             queue.take(taken);
         }
         let Some((frame, bytes)) = taken.next() else { return (0, 0) };
-        let (src, dst, src_port) = (frame.src, frame.dst, SRC_PORT);
-        let flows = match dst.is_multicast() {
+        let Frame { header, mut ident, segment, .. } = *frame;
+        let flows = match header.dst.is_multicast() {
             false => flows,
-            true => match groups.iter_mut().find(|(group, _)| *group == dst) {
+            true => match groups.iter_mut().find(|(group, _)| *group == header.dst) {
                 Some((_, flows)) => flows,
                 // It was left meanwhile.
                 None => return (0, bytes.len()),
             },
         };
-        let (traffic_class, hop_limit) = (frame.traffic_class, frame.hop_limit);
         let mut good = 0;
-        flows.begin(src, src_port);
-        let mut ident = frame.ident;
-        for packet in bytes.chunks(frame.segment) {
+        flows.begin(header.src, header.src_port);
+        for packet in bytes.chunks(segment) {
             let checked = flows.check_shown(ident, true, packet);
             if let (Some(tap), Checked::Good(_) | Checked::Bad(_)) = (&mut *tap, checked) {
                 let (direction, version) = (Direction::Rx, crate::RoceVersion::V2);
-                let payload = packet;
-                let tapped = TapFrame {
-                    direction,
-                    version,
-                    src,
-                    dst,
-                    src_port,
-                    traffic_class,
-                    hop_limit,
-                    ident,
-                    payload,
-                };
-                tap.frame(now, &tapped);
+                tap.frame(now, &TapFrame { direction, version, header, ident, payload: packet });
             }
             ident = ident.wrapping_add(1);
             match checked {
                 Checked::Good(_) => {
                     good += 1;
                     counters.rx_bytes += packet.len() as u64;
-                    let bytes = &packet[..packet.len() - ICRC_BYTES];
-                    sink(&RxPacket { src, dst, src_port, traffic_class, hop_limit, bytes });
+                    sink(&RxPacket { header, bytes: &packet[..packet.len() - ICRC_BYTES] });
                 }
                 Checked::Bad(_) | Checked::Odd(_) => counters.icrc_errors += 1,
                 Checked::Short => counters.short_packets += 1,
@@ -404,27 +386,23 @@ impl Fabric for LoopbackFabric {
             self.icrc.seal(&path.crc, first, train.segment, batch.bytes_mut(&train));
             batch.apply_flips(&train);
             let bytes = batch.bytes(&train);
+            let header = PacketHeader {
+                src: self.attr.local,
+                dst: path.peer,
+                src_port: SRC_PORT,
+                traffic_class: path.av.traffic_class,
+                hop_limit: path.hop_limit,
+            };
             if let Some(tap) = &mut self.tap {
+                let (direction, version) = (Direction::Tx, crate::RoceVersion::V2);
                 for (k, payload) in bytes.chunks(train.segment).enumerate() {
-                    let frame = TapFrame {
-                        direction: Direction::Tx,
-                        version: crate::RoceVersion::V2,
-                        src: self.attr.local,
-                        dst: path.peer,
-                        src_port: SRC_PORT,
-                        traffic_class: path.av.traffic_class,
-                        hop_limit: path.hop_limit,
-                        ident: first.wrapping_add(k as u16),
-                        payload,
-                    };
-                    tap.frame(now, &frame);
+                    let ident = first.wrapping_add(k as u16);
+                    tap.frame(now, &TapFrame { direction, version, header, ident, payload });
                 }
             }
-            let (src, dst) = (self.attr.local, path.peer);
-            let (traffic_class, hop_limit) = (path.av.traffic_class, path.hop_limit);
             let Train { segment, len, .. } = train;
-            let frame = Frame { src, dst, traffic_class, hop_limit, ident: first, segment, len };
-            if dst.is_multicast() {
+            let frame = Frame { header, ident: first, segment, len };
+            if path.peer.is_multicast() {
                 self.net.push_to_group(frame, bytes);
             } else {
                 if path.queue.as_ref().is_none_or(|q| q.left.load(Ordering::Relaxed)) {

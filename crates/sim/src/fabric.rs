@@ -7,8 +7,8 @@ use std::os::fd::BorrowedFd;
 use hca_core::wire::{Bth, ICRC_BYTES};
 use hca_core::{AddressVector, Counter, Instant, Mtu};
 use hca_fabric::{
-    Direction, Fabric, FabricAttr, FabricLink, MulticastGroups, PathError, PathId, QpEnds, RxBudget,
-    RxOutcome, RxPacket, Tap, TapFrame, TxBatch,
+    Direction, Fabric, FabricAttr, FabricLink, MulticastGroups, PacketHeader, PathError, PathId, QpEnds,
+    RxBudget, RxOutcome, RxPacket, Tap, TapFrame, TxBatch,
 };
 
 use crate::SimNet;
@@ -134,8 +134,7 @@ impl Fabric for SimFabric {
                 self.counts.tx_packets += 1;
                 self.counts.tx_bytes += packet.len() as u64;
                 if let Some(tap) = &mut self.tap {
-                    let (src, dst) = (self.attr.local, path.peer);
-                    tap.frame(now, &tap_frame(Direction::Tx, src, dst, &path, ident, packet));
+                    tap.frame(now, &tap_frame(Direction::Tx, path.header(self.attr.local), ident, packet));
                 }
                 net.send(now, self.node, &path, ident, packet);
             }
@@ -154,24 +153,17 @@ impl Fabric for SimFabric {
             let Some(frame) = net.take(now, self.node) else { return done };
             let src = net.ip(frame.from);
             drop(net);
-            let packet = RxPacket {
+            let header = PacketHeader {
                 src,
                 dst: frame.group.unwrap_or(self.attr.local),
                 src_port: frame.src_port,
                 traffic_class: frame.traffic_class,
                 hop_limit: frame.hop_limit,
-                bytes: &frame.bytes[..frame.bytes.len() - ICRC_BYTES],
             };
+            let packet = RxPacket { header, bytes: &frame.bytes[..frame.bytes.len() - ICRC_BYTES] };
             debug_assert!(packet.bytes.len() >= Bth::BYTES, "shorter frames are dropped by the network");
             if let Some(tap) = &mut self.tap {
-                let path = Path {
-                    peer: src,
-                    src_port: frame.src_port,
-                    traffic_class: frame.traffic_class,
-                    hop_limit: frame.hop_limit,
-                };
-                let dst = packet.dst;
-                tap.frame(now, &tap_frame(Direction::Rx, src, dst, &path, frame.ident, &frame.bytes));
+                tap.frame(now, &tap_frame(Direction::Rx, header, frame.ident, &frame.bytes));
             }
             sink(&packet);
             done.packets += 1;
@@ -238,15 +230,11 @@ impl SimFabric {
     }
 }
 
-fn tap_frame<'a>(
+pub(crate) fn tap_frame(
     direction: Direction,
-    src: IpAddr,
-    dst: IpAddr,
-    path: &Path,
+    header: PacketHeader,
     ident: u16,
-    payload: &'a [u8],
-) -> TapFrame<'a> {
-    let Path { src_port, traffic_class, hop_limit, .. } = *path;
-    let version = hca_fabric::RoceVersion::V2;
-    TapFrame { direction, version, src, dst, src_port, traffic_class, hop_limit, ident, payload }
+    payload: &[u8],
+) -> TapFrame<'_> {
+    TapFrame { direction, version: hca_fabric::RoceVersion::V2, header, ident, payload }
 }

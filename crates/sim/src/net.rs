@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use hca_core::Instant;
 use hca_core::wire::icrc::IpFlow;
 use hca_core::wire::{Bth, ICRC_BYTES};
-use hca_fabric::{Direction, Tap, TapFrame};
+use hca_fabric::{Direction, PacketHeader, Tap};
 
+use crate::fabric::tap_frame;
 use crate::link::{Link, Queueing};
 use crate::near::{Chances, NearProfile, NearStats};
 use crate::trace::{Event, FrameTag, Loss, Trace};
@@ -383,18 +384,7 @@ impl Net {
         let id = self.next_frame;
         self.next_frame += 1;
         if let Some(tap) = &mut self.tap {
-            let frame = TapFrame {
-                version: hca_fabric::RoceVersion::V2,
-                direction: Direction::Tx,
-                src,
-                dst: path.peer,
-                src_port: path.src_port,
-                traffic_class: path.traffic_class,
-                hop_limit: path.hop_limit,
-                ident,
-                payload: &bytes,
-            };
-            tap.frame(now, &frame);
+            tap.frame(now, &tap_frame(Direction::Tx, path.header(src), ident, &bytes));
         }
         let to = self.ports.iter().position(|p| p.ip == path.peer);
         let frame = Frame {
@@ -589,6 +579,13 @@ pub(crate) struct Path {
     pub(crate) src_port: u16,
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
+}
+
+impl Path {
+    pub(crate) fn header(&self, src: IpAddr) -> PacketHeader {
+        let Self { peer, src_port, traffic_class, hop_limit } = *self;
+        PacketHeader { src, dst: peer, src_port, traffic_class, hop_limit }
+    }
 }
 
 /// Puts the ICRC on: `bytes` is BTH to padding with four bytes behind it.

@@ -183,7 +183,7 @@ unsafe impl Device for Echo {
             let field = |at: usize| u32::from_be_bytes([0, p.bytes[at], p.bytes[at + 1], p.bytes[at + 2]]);
             seen.push((field(5) | u32::from(p.congestion_experienced()) << 31, field(9)));
             if field(5) == 1 {
-                answers.push(p.src);
+                answers.push(p.header.src);
             }
         });
         for to in answers {

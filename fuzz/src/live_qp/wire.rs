@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use hca_core::wire::{ICRC_BYTES, Packet, PacketOp};
 use hca_core::{AddressVector, Counter, Instant, Psn};
 use hca_fabric::{
-    Fabric, FabricAttr, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+    Fabric, FabricAttr, PacketHeader, PathError, PathId, QpEnds, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
 };
 
 use super::arena::{LEAK, SECRET};
@@ -105,14 +105,14 @@ impl Fabric for WireFabric {
             let Some((congested, stranger, bytes)) = self.wire.lock().unwrap().arriving.pop_front() else {
                 break;
             };
-            sink(&RxPacket {
+            let header = PacketHeader {
                 src: if stranger { self.attr.local } else { self.peer },
                 dst: self.attr.local,
                 src_port: 50_000,
                 traffic_class: if congested { 3 } else { 2 },
                 hop_limit: 64,
-                bytes: &bytes,
-            });
+            };
+            sink(&RxPacket { header, bytes: &bytes });
             packets += 1;
         }
         RxOutcome { packets, more: false }

@@ -7,7 +7,6 @@ mod plan;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -15,8 +14,8 @@ use hca_core::wire::ICRC_BYTES;
 use hca_core::{AddressVector, Counter, Instant};
 
 use crate::{
-    Direction, Fabric, FabricAttr, ManagementDesk, MulticastGroups, PathError, PathId, QpEnds, RxBudget,
-    RxOutcome, RxPacket, Tap, TxBatch,
+    Direction, Fabric, FabricAttr, ManagementDesk, MulticastGroups, PacketHeader, PathError, PathId, QpEnds,
+    RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
 };
 pub use plan::{FaultPlan, FaultPlanError, Faults, Script, Verdict};
 
@@ -68,7 +67,7 @@ struct Fate {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Tx(PathId),
-    Rx { src: IpAddr, dst: IpAddr, src_port: u16, traffic_class: u8, hop_limit: u8 },
+    Rx(PacketHeader),
 }
 
 struct Held {
@@ -361,14 +360,7 @@ impl Fabric for Faulty {
             // What a flipped bit on its way would come to: the ICRC below drops it.
             if fate.flip.is_none() {
                 if fate.until.is_some() || fate.overtakers.is_some() {
-                    let way = Way::Rx {
-                        src: p.src,
-                        dst: p.dst,
-                        src_port: p.src_port,
-                        traffic_class: p.traffic_class,
-                        hop_limit: p.hop_limit,
-                    };
-                    rx.hold(now, &fate, way, p.bytes);
+                    rx.hold(now, &fate, Way::Rx(p.header), p.bytes);
                 } else {
                     emit(p, &mut given);
                 }
@@ -431,10 +423,7 @@ impl Fabric for Faulty {
 /// Gives received packets on whose time or turn has come.
 fn release(rx: &mut Side, now: Instant, given: &mut usize, emit: &mut dyn FnMut(&RxPacket<'_>, &mut usize)) {
     while let Some(held) = rx.take_due(now) {
-        let Way::Rx { src, dst, src_port, traffic_class, hop_limit } = held.way else {
-            unreachable!("only received packets are held there")
-        };
-        let bytes = &held.bytes;
-        emit(&RxPacket { src, dst, src_port, traffic_class, hop_limit, bytes }, given);
+        let Way::Rx(header) = held.way else { unreachable!("only received packets are held there") };
+        emit(&RxPacket { header, bytes: &held.bytes }, given);
     }
 }

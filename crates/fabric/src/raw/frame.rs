@@ -10,6 +10,7 @@ use hca_core::wire::{
 
 use super::RoceVersion;
 use super::sys::VNET_BYTES;
+use crate::PacketHeader;
 use crate::paths::PathKey;
 
 /// A hardware address.
@@ -188,13 +189,8 @@ impl Template {
 /// A frame, taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shown<'a> {
-    pub(super) src: IpAddr,
-    /// This side, or a multicast group.
-    pub(super) dst: IpAddr,
-    /// 0 on RoCEv1, which has no ports.
-    pub(super) src_port: u16,
-    pub(super) traffic_class: u8,
-    pub(super) hop_limit: u8,
+    /// To this side, or to a multicast group.
+    pub(super) header: PacketHeader,
     pub(super) ident: u16,
     pub(super) dont_fragment: bool,
     /// BTH to ICRC; of a super-frame, all its packets.
@@ -224,11 +220,13 @@ fn parse_grh(local: IpAddr, mut rest: &[u8]) -> Option<Shown<'_>> {
         return None;
     }
     Some(Shown {
-        src: grh.sgid().ip(),
-        dst: local,
-        src_port: 0,
-        traffic_class: grh.traffic_class(),
-        hop_limit: grh.hop_limit,
+        header: PacketHeader {
+            src: grh.sgid().ip(),
+            dst: local,
+            src_port: 0,
+            traffic_class: grh.traffic_class(),
+            hop_limit: grh.hop_limit,
+        },
         ident: 0,
         dont_fragment: true,
         payload: rest.get(..grh.pay_len.get().into())?,
@@ -251,12 +249,9 @@ fn parse_ipv4(local: IpAddr, trusted: bool, mut rest: &[u8]) -> Option<Shown<'_>
     let bytes = usize::from(ip.total_len.get()).checked_sub(Ipv4Header::BYTES)?;
     let addresses = || sum(&ip.src().octets()) + sum(&ip.dst().octets());
     let (src_port, payload, checksum_wrong) = parse_udp(trusted, addresses, rest.get(..bytes)?)?;
+    let (src, dst) = (ip.src().into(), ip.dst().into());
     Some(Shown {
-        src: IpAddr::V4(ip.src()),
-        dst: IpAddr::V4(ip.dst()),
-        src_port,
-        traffic_class: ip.tos,
-        hop_limit: ip.ttl,
+        header: PacketHeader { src, dst, src_port, traffic_class: ip.tos, hop_limit: ip.ttl },
         ident: ip.ident.get(),
         dont_fragment: ip.flags_offset.get() & Ipv4Header::DONT_FRAGMENT != 0,
         payload,
@@ -272,12 +267,9 @@ fn parse_ipv6(local: IpAddr, trusted: bool, mut rest: &[u8]) -> Option<Shown<'_>
     let bytes = usize::from(ip.payload_len.get());
     let addresses = || sum(&ip.src().octets()) + sum(&ip.dst().octets());
     let (src_port, payload, checksum_wrong) = parse_udp(trusted, addresses, rest.get(..bytes)?)?;
+    let (src, dst, traffic_class) = (ip.src().into(), ip.dst().into(), ip.traffic_class());
     Some(Shown {
-        src: IpAddr::V6(ip.src()),
-        dst: IpAddr::V6(ip.dst()),
-        src_port,
-        traffic_class: ip.traffic_class(),
-        hop_limit: ip.hop_limit,
+        header: PacketHeader { src, dst, src_port, traffic_class, hop_limit: ip.hop_limit },
         ident: 0,
         dont_fragment: true,
         payload,
@@ -379,7 +371,7 @@ mod tests {
             };
             let shown = parse(RoceVersion::V2, local, false, bytes).expect("a whole packet");
             assert!(!shown.checksum_wrong);
-            assert_eq!((shown.src_port, shown.ident), (frame.udp.src_port.get(), ident));
+            assert_eq!((shown.header.src_port, shown.ident), (frame.udp.src_port.get(), ident));
             assert_eq!(shown.payload.len(), frame.packet.bytes().len() + 4);
             if !shown.dont_fragment {
                 // Not as this side would send it.
@@ -487,10 +479,11 @@ mod tests {
             // Ethernet pads short frames.
             frame.extend([0; 9]);
             let shown = parse(version, ip(dst), false, &frame).expect("it is whole");
-            prop_assert_eq!((shown.src, shown.traffic_class, shown.hop_limit), (ip(src), tc, hops));
+            let header = shown.header;
+            prop_assert_eq!((header.src, header.traffic_class, header.hop_limit), (ip(src), tc, hops));
             prop_assert_eq!((shown.payload, shown.checksum_wrong), (&payload[..], false));
             if !v1 {
-                prop_assert_eq!(shown.src_port, port);
+                prop_assert_eq!(header.src_port, port);
                 prop_assert!(v6 || (shown.ident == ident && shown.dont_fragment));
             }
             if v6 && !v1 {

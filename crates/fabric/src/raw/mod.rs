@@ -287,11 +287,7 @@ impl RawFabric {
             self.sender.looped.packets.pop_front();
             bytes += l.len;
             let shown = Shown {
-                src: self.attr.local,
-                dst: l.dst,
-                src_port: l.src_port,
-                traffic_class: l.traffic_class,
-                hop_limit: l.hop_limit,
+                header: l.header,
                 ident: l.ident,
                 dont_fragment: true,
                 payload: &self.sender.looped.bytes[l.start..l.start + l.len],

@@ -123,14 +123,15 @@ impl Receiver {
     #[inline]
     pub(super) fn give(&mut self, shown: &Shown<'_>, account: &mut Account<'_>) -> usize {
         let mut flows = &mut self.flows;
-        if shown.dst != self.local {
-            let Some((_, of_group)) = self.groups.iter_mut().find(|(group, _)| *group == shown.dst) else {
+        let header = shown.header;
+        if header.dst != self.local {
+            let Some((_, of_group)) = self.groups.iter_mut().find(|(group, _)| *group == header.dst) else {
                 account.raw.rx_other_groups += 1;
                 return 0;
             };
             flows = of_group;
         }
-        flows.begin(shown.src, shown.src_port);
+        flows.begin(header.src, header.src_port);
         let checked = flows.check_shown(shown.ident, shown.dont_fragment, shown.payload);
         if account.tap.is_some() {
             self.tapped(shown, checked, account);
@@ -139,14 +140,8 @@ impl Receiver {
             Checked::Good(_) => {
                 account.counters.rx_packets += 1;
                 account.counters.rx_bytes += shown.payload.len() as u64;
-                (account.sink)(&RxPacket {
-                    src: shown.src,
-                    dst: shown.dst,
-                    src_port: shown.src_port,
-                    traffic_class: shown.traffic_class,
-                    hop_limit: shown.hop_limit,
-                    bytes: &shown.payload[..shown.payload.len() - ICRC_BYTES],
-                });
+                let bytes = &shown.payload[..shown.payload.len() - ICRC_BYTES];
+                (account.sink)(&RxPacket { header, bytes });
                 return 1;
             }
             Checked::Bad(_) | Checked::Odd(_) => account.counters.icrc_errors += 1,
@@ -165,11 +160,7 @@ impl Receiver {
         let frame = TapFrame {
             direction: Direction::Rx,
             version: self.version,
-            src: shown.src,
-            dst: shown.dst,
-            src_port: shown.src_port,
-            traffic_class: shown.traffic_class,
-            hop_limit: shown.hop_limit,
+            header: shown.header,
             ident,
             payload: shown.payload,
         };

@@ -18,7 +18,7 @@ use crate::icrc::{FlowCrc, Icrc};
 use crate::netlink::Route;
 use crate::paths::{FIRST_PORT, PathKey, PathTable, Process, chance};
 use crate::udp::{Counters, Refusal};
-use crate::{Direction, PathError, PathId, QpEnds, Tap, TapFrame, Train, TxBatch};
+use crate::{Direction, PacketHeader, PathError, PathId, QpEnds, Tap, TapFrame, Train, TxBatch};
 
 /// When the interface took nothing, it is asked again after this time.
 const RETRY_AFTER: Duration = Duration::from_micros(100);
@@ -69,10 +69,7 @@ impl RawPath {
 pub(super) struct Looped {
     pub(super) start: usize,
     pub(super) len: usize,
-    pub(super) dst: IpAddr,
-    pub(super) src_port: u16,
-    pub(super) traffic_class: u8,
-    pub(super) hop_limit: u8,
+    pub(super) header: PacketHeader,
     pub(super) ident: u16,
 }
 
@@ -513,11 +510,8 @@ impl Sender {
             account.counters.tx_lost_no_buffers += 1;
             return;
         };
-        let path = self.paths.get(id).expect("the caller looked");
-        let (dst, src_port) = (path.key.peer, path.src_port);
-        let (traffic_class, hop_limit) = (path.key.traffic_class, path.key.hop_limit);
-        let len = packet.len();
-        self.looped.packets.push_back(Looped { start, len, dst, src_port, traffic_class, hop_limit, ident });
+        let header = self.header(id).expect("the caller looked");
+        self.looped.packets.push_back(Looped { start, len: packet.len(), header, ident });
         self.looped.bytes.extend_from_slice(packet);
         account.raw.looped_packets += 1;
     }
@@ -528,21 +522,22 @@ impl Sender {
         account.counters.tx_packets += 1;
         account.counters.tx_bytes += payload.len() as u64;
         if let Some(tap) = account.tap
-            && let Some(path) = self.paths.get(id)
+            && let Some(header) = self.header(id)
         {
-            let frame = TapFrame {
-                direction: Direction::Tx,
-                version: self.source.version,
-                src: self.source.local,
-                dst: path.key.peer,
-                src_port: path.src_port,
-                traffic_class: path.key.traffic_class,
-                hop_limit: path.key.hop_limit,
-                ident,
-                payload,
-            };
-            tap.frame(account.now, &frame);
+            let (direction, version) = (Direction::Tx, self.source.version);
+            tap.frame(account.now, &TapFrame { direction, version, header, ident, payload });
         }
+    }
+    /// The headers of a path's packets.
+    fn header(&self, id: PathId) -> Option<PacketHeader> {
+        let path = self.paths.get(id)?;
+        Some(PacketHeader {
+            src: self.source.local,
+            dst: path.key.peer,
+            src_port: path.src_port,
+            traffic_class: path.key.traffic_class,
+            hop_limit: path.key.hop_limit,
+        })
     }
 
     /// Counts packets that were refused for good.
@@ -611,15 +606,9 @@ mod tests {
 
     #[test]
     fn what_waits_for_this_adapter_itself_has_the_room_of_what_was_taken() {
-        let packet = |start, len| Looped {
-            start,
-            len,
-            dst: IpAddr::from([127, 0, 0, 1]),
-            src_port: 0,
-            traffic_class: 0,
-            hop_limit: 0,
-            ident: 0,
-        };
+        let dst = IpAddr::from([127, 0, 0, 1]);
+        let header = PacketHeader { src: dst, dst, src_port: 0, traffic_class: 0, hop_limit: 0 };
+        let packet = |start, len| Looped { start, len, header, ident: 0 };
         let (mut queue, len) = (Loop::default(), 4096);
         let put = |queue: &mut Loop, n: usize| {
             let Some(start) = queue.room(len) else { return false };

@@ -15,7 +15,7 @@ use rustix::net::{SocketAddrUnix, bind};
 use super::desk::Recipient;
 use super::{KEY_BYTES, LOOK_PACKETS, Share, is_own, mailbox};
 use crate::cred::{receive_from, send_as_own};
-use crate::{ManagementDesk, RxPacket};
+use crate::{ManagementDesk, PacketHeader, RxPacket};
 
 /// The longest packet that is handed on.
 pub(super) const MAX_STRAY: usize = 8192;
@@ -108,15 +108,15 @@ impl Share {
     }
 
     fn hand_on(&mut self, packet: &RxPacket<'_>, to: &SocketAddrUnix) -> rustix::io::Result<()> {
-        let src = match packet.src {
+        let src = match packet.header.src {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
             IpAddr::V6(v6) => v6,
         };
         let message = [
             &self.common.key[..],
             &src.octets(),
-            &packet.src_port.to_be_bytes(),
-            &[packet.traffic_class, packet.hop_limit],
+            &packet.header.src_port.to_be_bytes(),
+            &[packet.header.traffic_class, packet.header.hop_limit],
             packet.bytes,
         ]
         .concat();
@@ -252,14 +252,10 @@ fn stray<'a>(message: &'a [u8], key: &[u8; KEY_BYTES], local: IpAddr) -> Option<
     let &[port_high, port_low, traffic_class, hop_limit] = rest else { return None };
     // All of it is compared, whatever differs first.
     let differs = theirs.iter().zip(key).fold(0, |d, (a, b)| d | a ^ b);
-    (differs == 0 && bytes.len() >= LEAST).then_some(RxPacket {
-        src: IpAddr::V6(Ipv6Addr::from(*src)).to_canonical(),
-        dst: local,
-        src_port: u16::from_be_bytes([port_high, port_low]),
-        traffic_class,
-        hop_limit,
-        bytes,
-    })
+    let src = IpAddr::V6(Ipv6Addr::from(*src)).to_canonical();
+    let src_port = u16::from_be_bytes([port_high, port_low]);
+    let header = PacketHeader { src, dst: local, src_port, traffic_class, hop_limit };
+    (differs == 0 && bytes.len() >= LEAST).then_some(RxPacket { header, bytes })
 }
 
 #[cfg(test)]
@@ -273,8 +269,9 @@ mod tests {
         let packet = [0x5a; 12];
         let message = [&key[..], &source, &[0xc0, 0x01, 0x02, 64], &packet].concat();
         let got = stray(&message, &key, local).expect("it has the key");
-        assert_eq!((got.src, got.src_port), (IpAddr::from([127, 0, 0, 5]), 0xc001));
-        assert_eq!((got.traffic_class, got.hop_limit, got.bytes), (2, 64, &packet[..]));
+        let src = IpAddr::from([127, 0, 0, 5]);
+        let header = PacketHeader { src, dst: local, src_port: 0xc001, traffic_class: 2, hop_limit: 64 };
+        assert_eq!((got.header, got.bytes), (header, &packet[..]));
         for at in 0..KEY_BYTES {
             let mut other = message.clone();
             other[at] ^= 1;

@@ -71,7 +71,7 @@ struct Sink<'a> {
 impl ShmSink for Sink<'_> {
     fn packet(&mut self, packet: &RxPacket<'_>) {
         assert!(packet.bytes.len() <= MAX_RECORD, "{} bytes", packet.bytes.len());
-        if packet.src == self.honest.ip() {
+        if packet.header.src == self.honest.ip() {
             hear(self.heard, packet.bytes);
         }
     }

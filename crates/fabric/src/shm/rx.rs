@@ -10,7 +10,7 @@ use super::link::{Called, Link, Links, Stage, send_wake};
 use super::peer::PeerName;
 use super::ring::{Garbage, What};
 use super::rounds::{HOT_RINGS, MAX_POLLED};
-use super::shown::SRC_PORT;
+use super::shown::header;
 use super::sink::ShmSink;
 use crate::{Direction, RxBudget, RxOutcome, RxPacket};
 
@@ -131,18 +131,11 @@ impl ShmFabric {
             };
             self.counters.rx_packets += 1;
             self.counters.rx_bytes += packet.len() as u64;
+            let ends = (link.peer.address, self.own.local.address);
             if let Some(shown) = &mut self.shown {
-                let ends = (link.peer.address, self.own.local.address);
                 shown.packet(self.now, Direction::Rx, ends, attributes, packet);
             }
-            sink.packet(&RxPacket {
-                src: link.peer.address.into(),
-                dst: self.own.local.address.into(),
-                src_port: SRC_PORT,
-                traffic_class: attributes.traffic_class,
-                hop_limit: attributes.hop_limit,
-                bytes: packet,
-            });
+            sink.packet(&RxPacket { header: header(ends, attributes), bytes: packet });
         };
         if packets > 0 {
             link.last_input = self.now;

@@ -7,10 +7,17 @@ use hca_core::wire::ICRC_BYTES;
 
 use super::ring::Attributes;
 use crate::icrc::{FlowCrc, Icrc};
-use crate::{Direction, Tap, TapFrame};
+use crate::{Direction, PacketHeader, Tap, TapFrame};
 
 /// The source port that a tap is shown: there is none.
 pub(super) const SRC_PORT: u16 = 0xc000;
+
+/// What stands before a packet from the first address to the second one.
+#[inline]
+pub(super) fn header((src, dst): (Ipv6Addr, Ipv6Addr), attributes: Attributes) -> PacketHeader {
+    let Attributes { traffic_class, hop_limit } = attributes;
+    PacketHeader { src: src.into(), dst: dst.into(), src_port: SRC_PORT, traffic_class, hop_limit }
+}
 
 /// A tap, and the ICRCs of what it is shown.
 pub(super) struct Shown {
@@ -28,26 +35,16 @@ impl Shown {
         &mut self,
         now: Instant,
         direction: Direction,
-        (src, dst): (Ipv6Addr, Ipv6Addr),
+        ends: (Ipv6Addr, Ipv6Addr),
         attributes: Attributes,
         packet: &[u8],
     ) {
-        let (src, dst) = (src.into(), dst.into());
-        let crc = FlowCrc::new(src, dst, SRC_PORT).expect("both are IPv6");
+        let header = header(ends, attributes);
+        let crc = FlowCrc::new(header.src, header.dst, SRC_PORT).expect("both are IPv6");
         let mut payload = packet.to_vec();
         payload.extend([0; ICRC_BYTES]);
         self.icrc.seal(&crc, 0, payload.len(), &mut payload);
-        let frame = TapFrame {
-            direction,
-            version: crate::RoceVersion::V2,
-            src,
-            dst,
-            src_port: SRC_PORT,
-            traffic_class: attributes.traffic_class,
-            hop_limit: attributes.hop_limit,
-            ident: 0,
-            payload: &payload,
-        };
-        self.tap.frame(now, &frame);
+        let version = crate::RoceVersion::V2;
+        self.tap.frame(now, &TapFrame { direction, version, header, ident: 0, payload: &payload });
     }
 }

@@ -230,7 +230,7 @@ mod tests {
         for _ in 0..2 {
             e.b.recv(NOW, BUDGET, &mut |p| {
                 assert_eq!(p.bytes, packet(1, 20));
-                class = Some(p.traffic_class);
+                class = Some(p.header.traffic_class);
             });
         }
         class.expect("loopback delivers before the send call returns")
@@ -344,7 +344,7 @@ mod tests {
         struct Classes(Arc<Mutex<Vec<u8>>>);
         impl Tap for Classes {
             fn frame(&mut self, _: Instant, frame: &TapFrame<'_>) {
-                self.0.lock().unwrap().push(frame.traffic_class);
+                self.0.lock().unwrap().push(frame.header.traffic_class);
             }
             fn flush(&mut self) -> std::io::Result<()> {
                 Ok(())

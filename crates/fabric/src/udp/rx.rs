@@ -8,7 +8,7 @@ use hca_core::wire::ICRC_BYTES;
 use super::end::Account;
 use super::sys::Datagram;
 use crate::flow::{Checked, RxFlows};
-use crate::{Direction, RxPacket, Tap, TapFrame};
+use crate::{Direction, PacketHeader, RxPacket, Tap, TapFrame};
 
 /// What a receive call works with beside its buffers.
 pub(crate) struct Receiver {
@@ -43,25 +43,25 @@ impl Receiver {
             counters.short_packets += 1;
             return 0;
         }
+        let header = PacketHeader {
+            src: datagram.src,
+            dst: self.local,
+            src_port: datagram.src_port,
+            traffic_class: datagram.control.traffic_class,
+            hop_limit: datagram.control.hop_limit,
+        };
         self.flows.begin(datagram.src, datagram.src_port);
         let mut good = 0;
         for packet in bytes.chunks(segment) {
             let checked = self.flows.check(now, packet);
             if let Some(tap) = tap {
-                self.tapped(now, datagram, checked, packet, tap);
+                tapped(now, header, checked, packet, tap);
             }
             match checked {
                 Checked::Good(_) => {
                     good += 1;
                     counters.rx_bytes += packet.len() as u64;
-                    sink(&RxPacket {
-                        src: datagram.src,
-                        dst: self.local,
-                        src_port: datagram.src_port,
-                        traffic_class: datagram.control.traffic_class,
-                        hop_limit: datagram.control.hop_limit,
-                        bytes: &packet[..packet.len() - ICRC_BYTES],
-                    });
+                    sink(&RxPacket { header, bytes: &packet[..packet.len() - ICRC_BYTES] });
                 }
                 Checked::Bad(_) => counters.icrc_errors += 1,
                 Checked::Odd(_) => {}
@@ -72,30 +72,11 @@ impl Receiver {
         counters.rx_packets += good as u64;
         good
     }
+}
 
-    #[cold]
-    fn tapped(
-        &self,
-        now: Instant,
-        datagram: &Datagram<'_>,
-        checked: Checked,
-        packet: &[u8],
-        tap: &mut Box<dyn Tap>,
-    ) {
-        let (Checked::Good(ident) | Checked::Bad(ident) | Checked::Odd(ident)) = checked else { return };
-        tap.frame(
-            now,
-            &TapFrame {
-                direction: Direction::Rx,
-                version: crate::RoceVersion::V2,
-                src: datagram.src,
-                dst: self.local,
-                src_port: datagram.src_port,
-                traffic_class: datagram.control.traffic_class,
-                hop_limit: datagram.control.hop_limit,
-                ident,
-                payload: packet,
-            },
-        );
-    }
+#[cold]
+fn tapped(now: Instant, header: PacketHeader, checked: Checked, payload: &[u8], tap: &mut Box<dyn Tap>) {
+    let (Checked::Good(ident) | Checked::Bad(ident) | Checked::Odd(ident)) = checked else { return };
+    let (direction, version) = (Direction::Rx, crate::RoceVersion::V2);
+    tap.frame(now, &TapFrame { direction, version, header, ident, payload });
 }

@@ -11,7 +11,7 @@ use super::end::Account;
 use super::path::Paths;
 use super::sys::{self, TX_BATCH, TxDatagram, TxHeaders};
 use crate::icrc::Icrc;
-use crate::{Direction, PathId, Tap, TapFrame, Train, TxBatch};
+use crate::{Direction, PacketHeader, PathId, Tap, TapFrame, Train, TxBatch};
 
 /// When the kernel took nothing, it is asked again after this time.
 const RETRY_AFTER: Duration = Duration::from_micros(100);
@@ -394,22 +394,17 @@ impl Sender {
     #[cold]
     fn tapped(&self, now: Instant, ahead: usize, train: &Train, bytes: &[u8], tap: &mut Box<dyn Tap>) {
         let Some(path) = self.paths.get(train.path) else { return };
-        let ident = path.ident(ahead);
+        let header = PacketHeader {
+            src: self.local,
+            dst: path.peer(),
+            src_port: path.src_port,
+            traffic_class: path.traffic_class(),
+            hop_limit: path.hop_limit(),
+        };
+        let (direction, version) = (Direction::Tx, crate::RoceVersion::V2);
         for (k, payload) in bytes.chunks(train.segment).enumerate() {
-            tap.frame(
-                now,
-                &TapFrame {
-                    direction: Direction::Tx,
-                    version: crate::RoceVersion::V2,
-                    src: self.local,
-                    dst: path.peer(),
-                    src_port: path.src_port,
-                    traffic_class: path.traffic_class(),
-                    hop_limit: path.hop_limit(),
-                    ident: ident.wrapping_add(k as u16),
-                    payload,
-                },
-            );
+            let ident = path.ident(ahead).wrapping_add(k as u16);
+            tap.frame(now, &TapFrame { direction, version, header, ident, payload });
         }
     }
 }

@@ -125,11 +125,13 @@ fn a_limit_is_kept_and_what_is_left_out_counted() {
     let frame = hca_fabric::TapFrame {
         direction: hca_fabric::Direction::Rx,
         version: hca_fabric::RoceVersion::V2,
-        src: "10.0.0.1".parse().unwrap(),
-        dst: "10.0.0.2".parse().unwrap(),
-        src_port: 50_000,
-        traffic_class: 0,
-        hop_limit: 0,
+        header: hca_fabric::PacketHeader {
+            src: "10.0.0.1".parse().unwrap(),
+            dst: "10.0.0.2".parse().unwrap(),
+            src_port: 50_000,
+            traffic_class: 0,
+            hop_limit: 0,
+        },
         ident: 5,
         payload: &payload,
     };

@@ -34,7 +34,7 @@ fn four_senders_on_threads_of_their_own_lose_nothing() {
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while next.iter().sum::<u32>() < 4 * EACH && std::time::Instant::now() < deadline {
             sink.recv(now(), BUDGET, &mut |p| {
-                let std::net::IpAddr::V4(from) = p.src else { panic!("an IPv4 network") };
+                let std::net::IpAddr::V4(from) = p.header.src else { panic!("an IPv4 network") };
                 let from = usize::from(from.octets()[3]);
                 assert_eq!(p.bytes, packet(next[from], 20), "in order from each");
                 next[from] += 1;

@@ -110,7 +110,7 @@ fn processes_at_one_address_reach_each_other_though_frames_do_not_come_back() {
                 panic!("{:?}", p.bytes)
             });
             b.recv(Instant::from_nanos(turn * 2_000_000), crate::suite::BUDGET, &mut |p| {
-                assert_eq!(p.src, at);
+                assert_eq!(p.header.src, at);
                 got.push(p.bytes.to_vec());
             });
             if a.next_deadline().is_none() && got.len() == packets.len() {

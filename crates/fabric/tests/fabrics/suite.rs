@@ -192,9 +192,9 @@ fn source_and_traffic_class_are_told(a: &mut dyn Fabric, b: &mut dyn Fabric) {
     let deadline = Clock::now() + PATIENCE;
     while seen == 0 && Clock::now() < deadline {
         b.recv(now(), BUDGET, &mut |p| {
-            assert_eq!((p.src, p.dst, p.traffic_class), (from, to, 0x6b));
+            assert_eq!((p.header.src, p.header.dst, p.header.traffic_class), (from, to, 0x6b));
             // RoCEv1 has no ports.
-            assert!(p.congestion_experienced() && (p.src_port >= 0xc000 || p.src_port == 0));
+            assert!(p.congestion_experienced() && (p.header.src_port >= 0xc000 || p.header.src_port == 0));
             seen += 1;
         });
     }
@@ -335,7 +335,7 @@ pub(crate) fn ports_of(a: &mut dyn Fabric, b: &mut dyn Fabric, numbers: std::ops
     while came < paths.len() && Clock::now() < deadline {
         a.send(now(), &mut batch);
         b.recv(now(), BUDGET, &mut |p| {
-            ports.insert(p.src_port);
+            ports.insert(p.header.src_port);
             came += 1;
         });
     }

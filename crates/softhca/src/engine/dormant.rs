@@ -15,9 +15,8 @@ impl Core {
     #[cold]
     pub(crate) fn keep_packet(&mut self, slot: u32, rx: &RxPacket<'_>) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
-        let RxPacket { src, dst, src_port, traffic_class, hop_limit, bytes } = *rx;
-        let came = Came::Packet { src, dst, src_port, traffic_class, hop_limit };
-        self.dormant.keep(entry.res.shared.handle, &mut entry.dormancy, came, bytes);
+        let came = Came::Packet(rx.header);
+        self.dormant.keep(entry.res.shared.handle, &mut entry.dormancy, came, rx.bytes);
     }
     #[cold]
     pub(crate) fn keep_message(&mut self, slot: u32, from: PeerName, message: &[u8]) {
@@ -63,9 +62,7 @@ impl Engine {
         for Waiting { came, bytes, .. } in core.dormant.take(qp.index) {
             let bytes = &bytes[..];
             match came {
-                Came::Packet { src, dst, src_port, traffic_class, hop_limit } => {
-                    core.receive(now, &RxPacket { src, dst, src_port, traffic_class, hop_limit, bytes });
-                }
+                Came::Packet(header) => core.receive(now, &RxPacket { header, bytes }),
                 Came::Message { from } => {
                     if let Some(near) = network.near() {
                         take_message(core, near, now, from, bytes);

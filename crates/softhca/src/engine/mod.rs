@@ -471,7 +471,7 @@ impl Core {
             self.counters.unknown_qp += 1;
             return;
         };
-        if entry.res.peer.is_some_and(|peer| peer != rx.src) {
+        if entry.res.peer.is_some_and(|peer| peer != rx.header.src) {
             self.counters.foreign_source += 1;
             return;
         }
@@ -700,14 +700,14 @@ fn done_since(entry: &QpEntry, oldest: u32) -> usize {
 /// the IP header.
 pub(crate) fn write_grh(rx: &RxPacket<'_>, grh: &mut [u8; 40]) {
     let udp_len = (8 + rx.bytes.len() + hca_core::wire::ICRC_BYTES) as u16;
-    match (rx.src, rx.dst) {
+    match (rx.header.src, rx.header.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             let ip = &mut grh[20..];
             ip[0] = 0x45;
-            ip[1] = rx.traffic_class;
+            ip[1] = rx.header.traffic_class;
             ip[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
             ip[6] = 0x40;
-            ip[8] = rx.hop_limit;
+            ip[8] = rx.header.hop_limit;
             ip[9] = 17;
             ip[12..16].copy_from_slice(&src.octets());
             ip[16..20].copy_from_slice(&dst.octets());
@@ -717,11 +717,11 @@ pub(crate) fn write_grh(rx: &RxPacket<'_>, grh: &mut [u8; 40]) {
             ip[10..12].copy_from_slice(&sum.to_be_bytes());
         }
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
-            grh[0] = 0x60 | rx.traffic_class >> 4;
-            grh[1] = rx.traffic_class << 4;
+            grh[0] = 0x60 | rx.header.traffic_class >> 4;
+            grh[1] = rx.header.traffic_class << 4;
             grh[4..6].copy_from_slice(&udp_len.to_be_bytes());
             grh[6] = 17;
-            grh[7] = rx.hop_limit;
+            grh[7] = rx.header.hop_limit;
             grh[8..24].copy_from_slice(&src.octets());
             grh[24..40].copy_from_slice(&dst.octets());
         }

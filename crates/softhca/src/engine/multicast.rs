@@ -96,7 +96,7 @@ impl Core {
     /// One packet to the members of a group.
     #[cold]
     pub(crate) fn receive_multicast(&mut self, now: Instant, rx: &RxPacket<'_>, packet: &Packet<'_>) {
-        let Some(members) = self.groups.0.get_mut(&rx.dst) else {
+        let Some(members) = self.groups.0.get_mut(&rx.header.dst) else {
             self.counters.unknown_group += 1;
             return;
         };
@@ -111,6 +111,6 @@ impl Core {
             machine.handle_packet(now, &meta, packet, &mut host);
             self.settle(slot);
         }
-        *self.groups.0.get_mut(&rx.dst).expect("a packet ends no group") = members;
+        *self.groups.0.get_mut(&rx.header.dst).expect("a packet ends no group") = members;
     }
 }

@@ -95,7 +95,7 @@ impl Core {
             self.counters.unknown_qp += 1;
             return;
         };
-        if entry.res.peer.is_some_and(|peer| peer != rx.src) {
+        if entry.res.peer.is_some_and(|peer| peer != rx.header.src) {
             self.counters.foreign_source += 1;
             return;
         }

@@ -1,10 +1,9 @@
 //! The packets and messages that wait for dormant queue pairs.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 
 use hca_core::QpHandle;
-use hca_fabric::PeerName;
+use hca_fabric::{PacketHeader, PeerName};
 
 use crate::sync::{Arc, AtomicUsize, Ordering};
 
@@ -23,7 +22,7 @@ pub(crate) enum Dormancy {
 
 /// A packet or message for a dormant queue pair.
 pub(crate) enum Came {
-    Packet { src: IpAddr, dst: IpAddr, src_port: u16, traffic_class: u8, hop_limit: u8 },
+    Packet(PacketHeader),
     Message { from: PeerName },
 }
 

@@ -83,7 +83,7 @@ fn send(f: &mut ShmFabric, path: PathId, packets: &[Vec<u8>]) -> usize {
 
 fn recv(f: &mut ShmFabric, into: &mut Vec<(IpAddr, Vec<u8>)>) -> usize {
     let budget = RxBudget { packets: 512, bytes: 1 << 18 };
-    f.recv(now(), budget, &mut |p| into.push((p.src, p.bytes.to_vec()))).packets
+    f.recv(now(), budget, &mut |p| into.push((p.header.src, p.bytes.to_vec()))).packets
 }
 
 /// Turns all of them until the condition holds.
@@ -217,7 +217,7 @@ fn header_fields_travel_with_the_packet() {
     let start = Worked::begin();
     while got.len() < wanted.len() && start.elapsed() < Duration::from_secs(10) {
         let budget = RxBudget { packets: 512, bytes: 1 << 18 };
-        b.recv(now(), budget, &mut |p| got.push((p.traffic_class, p.hop_limit)));
+        b.recv(now(), budget, &mut |p| got.push((p.header.traffic_class, p.header.hop_limit)));
     }
     assert_eq!(got, wanted);
     assert_eq!(a.links.len(), 1);
@@ -542,7 +542,7 @@ struct Frames(Vec<(crate::Direction, IpAddr, IpAddr, Vec<u8>)>);
 
 impl crate::Tap for Frames {
     fn frame(&mut self, _: Instant, f: &crate::TapFrame<'_>) {
-        self.0.push((f.direction, f.src, f.dst, f.payload.to_vec()));
+        self.0.push((f.direction, f.header.src, f.header.dst, f.payload.to_vec()));
     }
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())

@@ -86,7 +86,7 @@ impl ShmSink for Inbox {
 fn turn_at(now: Instant, f: &mut AutoFabric, inbox: &mut Inbox) {
     let budget = RxBudget { packets: 512, bytes: 1 << 18 };
     f.near().unwrap().recv_all(now, budget, inbox);
-    f.recv(now, budget, &mut |p| panic!("a packet of {}", p.src));
+    f.recv(now, budget, &mut |p| panic!("a packet of {}", p.header.src));
 }
 fn turn(f: &mut AutoFabric, inbox: &mut Inbox) {
     turn_at(now(), f, inbox);
