@@ -11,11 +11,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use hca_core::wire::{Grh, ROCEV2_PORT, ether_type};
+use hca_core::wire::frame::FrameHead;
+use hca_core::wire::{Be16, EthernetHeader, Grh, ether_type};
 use hca_core::{Gid, Instant};
 use hca_process::Fork;
 
-use crate::{Direction, RoceVersion, Tap, TapFrame};
+use crate::{Direction, PacketHeader, RoceVersion, Tap, TapFrame};
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE_DESCRIPTION: u32 = 1;
@@ -157,9 +158,9 @@ impl<W: Write + Send> Capture<W> {
             wall.saturating_sub(since_zero)
         });
         let ns = (wall_at_zero + since_zero).as_nanos() as u64;
-        let mut headers = [0; MAX_FRAME_HEADERS];
-        let headers = frame_headers(frame, &mut headers);
-        let captured = (headers.len() + frame.payload.len()) as u32;
+        let mut bytes = Vec::with_capacity(MAX_FRAME_HEADERS + frame.payload.len());
+        whole(frame, &mut bytes).ok_or_else(|| io::Error::other("addresses of two families"))?;
+        let captured = bytes.len() as u32;
         let mut fixed = [0_u8; 20];
         fixed[4..8].copy_from_slice(&((ns >> 32) as u32).to_le_bytes());
         fixed[8..12].copy_from_slice(&(ns as u32).to_le_bytes());
@@ -178,7 +179,7 @@ impl<W: Write + Send> Capture<W> {
             self.left_out += 1;
             return Ok(());
         }
-        self.block(ENHANCED_PACKET, &[&fixed, headers, frame.payload, padding, &options])
+        self.block(ENHANCED_PACKET, &[&fixed, &bytes, padding, &options])
     }
 }
 
@@ -240,72 +241,23 @@ fn mac(ip: IpAddr) -> [u8; 6] {
     [2, 0, tail[0], tail[1], tail[2], tail[3]]
 }
 
-/// One's complement sum of 16-bit words, not yet folded.
-fn sum(bytes: &[u8]) -> u64 {
-    let (pairs, odd) = bytes.as_chunks::<2>();
-    let last = odd.first().map_or(0, |&b| u64::from(b) << 8);
-    pairs.iter().map(|&p| u64::from(u16::from_be_bytes(p))).sum::<u64>() + last
-}
-
-fn fold(mut sum: u64) -> u16 {
-    while sum >> 16 != 0 {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
-}
-
-/// Headers of a frame: Ethernet, then IP and UDP, or a GRH.
-fn frame_headers<'a>(frame: &TapFrame<'_>, out: &'a mut [u8; MAX_FRAME_HEADERS]) -> &'a [u8] {
-    let udp_len = (8 + frame.payload.len()) as u16;
-    let hops = if frame.header.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { frame.header.hop_limit };
-    out[..6].copy_from_slice(&mac(frame.header.dst));
-    out[6..12].copy_from_slice(&mac(frame.header.src));
+/// The frame: Ethernet, then IP and UDP, or a GRH, and the payload. `None`: its addresses are of two families.
+fn whole(frame: &TapFrame<'_>, out: &mut Vec<u8>) -> Option<()> {
+    let PacketHeader { src, dst, src_port, traffic_class, hop_limit } = frame.header;
+    let hop_limit = if hop_limit == 0 { DEFAULT_HOP_LIMIT } else { hop_limit };
+    let (src_mac, dst_mac) = (mac(src), mac(dst));
     if frame.version == RoceVersion::V1 {
-        let (src, dst) = (Gid::from_ip(frame.header.src), Gid::from_ip(frame.header.dst));
-        let grh = Grh::new(frame.header.traffic_class, 0, frame.payload.len() as u16, hops, src, dst);
-        out[12..14].copy_from_slice(&ether_type::ROCEV1.to_be_bytes());
-        out[14..54].copy_from_slice(bytemuck::bytes_of(&grh));
-        return &out[..54];
+        let ether_type = Be16::new(ether_type::ROCEV1);
+        let ethernet = EthernetHeader { dst: dst_mac, src: src_mac, ether_type };
+        let (src, dst) = (Gid::from_ip(src), Gid::from_ip(dst));
+        let grh = Grh::new(traffic_class, 0, frame.payload.len() as u16, hop_limit, src, dst);
+        out.extend_from_slice(bytemuck::bytes_of(&ethernet));
+        out.extend_from_slice(bytemuck::bytes_of(&grh));
+        out.extend_from_slice(frame.payload);
+        return Some(());
     }
-    let udp_at = match (frame.header.src, frame.header.dst) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            out[12..14].copy_from_slice(&[0x08, 0x00]);
-            let ip = &mut out[14..34];
-            (ip[0], ip[1], ip[6], ip[8], ip[9]) = (0x45, frame.header.traffic_class, 0x40, hops, 17);
-            ip[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
-            ip[4..6].copy_from_slice(&frame.ident.to_be_bytes());
-            ip[12..16].copy_from_slice(&src.octets());
-            ip[16..20].copy_from_slice(&dst.octets());
-            let checksum = fold(sum(ip));
-            ip[10..12].copy_from_slice(&checksum.to_be_bytes());
-            34
-        }
-        (src, dst) => {
-            let v6 = |ip| match ip {
-                IpAddr::V4(a) => a.to_ipv6_mapped(),
-                IpAddr::V6(a) => a,
-            };
-            out[12..14].copy_from_slice(&[0x86, 0xdd]);
-            let ip = &mut out[14..54];
-            let first = 6 << 28 | u32::from(frame.header.traffic_class) << 20;
-            ip[..4].copy_from_slice(&first.to_be_bytes());
-            ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
-            (ip[6], ip[7]) = (17, hops);
-            ip[8..24].copy_from_slice(&v6(src).octets());
-            ip[24..40].copy_from_slice(&v6(dst).octets());
-            54
-        }
-    };
-    out[udp_at..udp_at + 2].copy_from_slice(&frame.header.src_port.to_be_bytes());
-    out[udp_at + 2..udp_at + 4].copy_from_slice(&ROCEV2_PORT.to_be_bytes());
-    out[udp_at + 4..udp_at + 6].copy_from_slice(&udp_len.to_be_bytes());
-    if udp_at == 54 {
-        let pseudo = sum(&out[22..54]) + u64::from(udp_len) + 17;
-        let checksum = match fold(pseudo + sum(&out[54..60]) + sum(frame.payload)) {
-            0 => 0xffff,
-            c => c,
-        };
-        out[60..62].copy_from_slice(&checksum.to_be_bytes());
-    }
-    &out[..udp_at + 8]
+    let head = FrameHead::new(src, dst, src_port)?;
+    let head = FrameHead { src_mac, dst_mac, traffic_class, hop_limit, ident: frame.ident, ..head };
+    head.write_with_icrc(frame.payload, out);
+    Some(())
 }

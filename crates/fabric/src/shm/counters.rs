@@ -1,31 +1,10 @@
 //! The counters of the fabric.
 
-use hca_core::Counter;
-
 use super::link::Called;
-
-macro_rules! counters {
-    ($($(#[$m:meta])* $name:ident,)*) => {
-        /// Plain counters; read by a snapshot.
-        #[derive(Clone, Copy, Debug, Default)]
-        pub(super) struct Counters {
-            $($(#[$m])* pub(super) $name: u64,)*
-        }
-        impl Counters {
-            pub(super) fn append(&self, out: &mut Vec<Counter>) {
-                let sums = self.with_quick();
-                $(out.push(Counter { name: stringify!($name), value: sums.$name });)*
-            }
-            /// The same, under names that tell them from those of the network beside it.
-            pub(super) fn append_as_part(&self, out: &mut Vec<Counter>) {
-                let sums = self.with_quick();
-                $(out.push(Counter { name: concat!("shm_", stringify!($name)), value: sums.$name });)*
-            }
-        }
-    };
-}
+use crate::udp::counters;
 
 counters! {
+    Counters, "shm_":
     /// Packets written to rings, of which messages are none.
     tx_packets,
     /// Their bytes, from BTH to padding.
@@ -106,6 +85,22 @@ counters! {
     accepts_failed,
 }
 
+counters! {
+    Transfers, "shm_":
+    process_fetches,
+    process_fetch_bytes,
+    process_writes,
+    process_write_bytes,
+}
+
+counters! {
+    Now, "shm_":
+    peers_now,
+    regions_granted_now,
+    regions_mapped_now,
+    take_backs_now,
+}
+
 impl Counters {
     /// A peer was called.
     #[inline]
@@ -117,7 +112,7 @@ impl Counters {
         }
     }
     /// With what went by the quick way among all that did.
-    fn with_quick(&self) -> Self {
+    pub(super) fn with_quick(&self) -> Self {
         let (tx, rx) = (self.tx_messages_quick, self.rx_messages_quick);
         Self {
             tx_messages: self.tx_messages + tx,

@@ -10,7 +10,7 @@ use rustix::thread::MembarrierCommand;
 use super::bell::{Doorbells, PAGE_BYTES};
 use super::board::BOARD_BYTES;
 use super::chance::{Refusable, ShmChance};
-use super::counters::Counters;
+use super::counters::{Counters, Now};
 use super::error::ShmError;
 use super::grants::Grants;
 use super::link::{Links, Stage};
@@ -186,12 +186,18 @@ impl ShmFabric {
     }
     /// Appends its counters, under names that tell them from those of the network beside it.
     pub(crate) fn counters_as_part(&self, out: &mut Vec<Counter>) {
-        self.counters.append_as_part(out);
-        self.grants.mapped.processes.append(true, out);
-        out.push(Counter { name: "shm_peers_now", value: self.links.len() as u64 });
-        out.push(Counter { name: "shm_regions_granted_now", value: self.grants.granted_now() as u64 });
-        out.push(Counter { name: "shm_regions_mapped_now", value: self.grants.mapped.len() as u64 });
-        out.push(Counter { name: "shm_take_backs_now", value: self.take_backs.now() });
+        self.append_counters(true, out);
+    }
+    fn append_counters(&self, part: bool, out: &mut Vec<Counter>) {
+        self.counters.with_quick().append_as(part, out);
+        self.grants.mapped.processes.transfers.append_as(part, out);
+        let now = Now {
+            peers_now: self.links.len() as u64,
+            regions_granted_now: self.grants.granted_now() as u64,
+            regions_mapped_now: self.grants.mapped.len() as u64,
+            take_backs_now: self.take_backs.now(),
+        };
+        now.append_as(part, out);
     }
     /// Whether this is the adapter's only network.
     pub fn is_alone(&self) -> bool {
@@ -316,12 +322,7 @@ impl Fabric for ShmFabric {
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {
-        self.counters.append(out);
-        self.grants.mapped.processes.append(false, out);
-        out.push(Counter { name: "peers_now", value: self.links.len() as u64 });
-        out.push(Counter { name: "regions_granted_now", value: self.grants.granted_now() as u64 });
-        out.push(Counter { name: "regions_mapped_now", value: self.grants.mapped.len() as u64 });
-        out.push(Counter { name: "take_backs_now", value: self.take_backs.now() });
+        self.append_counters(false, out);
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {

@@ -47,8 +47,8 @@ impl Reach<'_> {
         // SAFETY: our caller's.
         match unsafe { lender.fetch(loan, places) } {
             Ok(Fetched::Whole) => {
-                processes.fetches += 1;
-                processes.bytes += loan.len as u64;
+                processes.transfers.process_fetches += 1;
+                processes.transfers.process_fetch_bytes += loan.len as u64;
                 Ok(())
             }
             Ok(Fetched::Gone) => Err(FetchError::Gone),

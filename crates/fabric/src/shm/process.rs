@@ -28,12 +28,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use hca_core::Counter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use super::board::{Bits, LOAN_WORDS_AT, QP_WORDS_AT};
+use super::counters::Transfers;
 use super::grant::{GrantId, LinkId, MAX_LOAN_PLACES, MAX_QP_WORDS};
 use super::memory::{Segment, Window};
 use super::options::ProcessVm;
@@ -281,10 +281,7 @@ pub(super) struct Processes {
     pub(super) lost: Vec<(LinkId, Errno)>,
     /// Grants of memory that turned out not to be writable, until they are let go of.
     pub(super) failed: Vec<GrantId>,
-    pub(super) fetches: u64,
-    pub(super) bytes: u64,
-    pub(super) writes: u64,
-    pub(super) write_bytes: u64,
+    pub(super) transfers: Transfers,
 }
 
 impl Processes {
@@ -314,8 +311,8 @@ impl Processes {
         if let Writes::Open(memory) = &lender.writes { Some(Arc::clone(memory)) } else { None }
     }
     pub(super) fn wrote(&mut self, bytes: usize) {
-        self.writes += 1;
-        self.write_bytes += bytes as u64;
+        self.transfers.process_writes += 1;
+        self.transfers.process_write_bytes += bytes as u64;
     }
     /// A write into a peer's process has failed: the process is written to no more.
     #[cold]
@@ -324,21 +321,6 @@ impl Processes {
         if let Some(lender) = self.lenders.get_mut(&link) {
             lender.writes = Writes::Refused;
         }
-    }
-    /// Appends its counters; `part`: under the names of one part of a fabric.
-    pub(super) fn append(&self, part: bool, out: &mut Vec<Counter>) {
-        let names = if part {
-            [
-                "shm_process_fetches",
-                "shm_process_fetch_bytes",
-                "shm_process_writes",
-                "shm_process_write_bytes",
-            ]
-        } else {
-            ["process_fetches", "process_fetch_bytes", "process_writes", "process_write_bytes"]
-        };
-        let values = [self.fetches, self.bytes, self.writes, self.write_bytes];
-        out.extend(names.into_iter().zip(values).map(|(name, value)| Counter { name, value }));
     }
 }
 

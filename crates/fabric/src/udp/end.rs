@@ -10,6 +10,41 @@ use super::multicast::{Groups, MAX_GROUPS};
 use super::{Counters, Paths, Receiver, RxSocket, Sender, UdpOptions, sys, tell_hop_limit};
 use crate::{MulticastGroups, OpenError, RxOutcome, RxPacket, Tap};
 
+/// What a fabric leaves to its `end`.
+macro_rules! by_end {
+    () => {
+        fn attr(&self) -> &$crate::FabricAttr {
+            &self.end.rx.attr
+        }
+        fn open_path_of(
+            &mut self,
+            av: &hca_core::AddressVector,
+            ends: $crate::QpEnds,
+        ) -> Result<$crate::PathId, $crate::PathError> {
+            self.end.sender.paths.open_path(av, ends)
+        }
+        fn close_path(&mut self, path: $crate::PathId) {
+            self.end.sender.paths.close_path(path);
+        }
+        fn next_deadline(&self) -> Option<hca_core::Instant> {
+            self.end.next_deadline()
+        }
+        fn wait_fd_beside(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+            self.end.wait_fd_beside()
+        }
+        fn desk(&mut self) -> Option<&mut dyn $crate::ManagementDesk> {
+            self.end.rx.desk()
+        }
+        fn groups(&mut self) -> Option<&mut dyn $crate::MulticastGroups> {
+            Some(&mut self.end)
+        }
+        fn set_tap(&mut self, tap: Option<Box<dyn $crate::Tap>>) {
+            self.end.set_tap(tap);
+        }
+    };
+}
+pub(crate) use by_end;
+
 /// Takes packets of the own socket.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&RxPacket<'_>);
 

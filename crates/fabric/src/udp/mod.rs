@@ -27,18 +27,17 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use hca_core::wire::ROCEV2_PORT;
-use hca_core::{AddressVector, Counter, GidType, Instant, Mtu};
+use hca_core::{Counter, GidType, Instant, Mtu};
 use hca_process::NotInChildren;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::paths::{is_link_local, scoped};
 use crate::share::Share;
 use crate::{
-    Fabric, FabricAttr, FabricLink, ManagementDesk, MulticastGroups, OpenError, PathError, PathId, QpEnds,
-    RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+    Fabric, FabricAttr, FabricLink, ManagementDesk, OpenError, RxBudget, RxOutcome, RxPacket, TxBatch,
 };
 pub(crate) use counters::{Counters, counters};
-pub(crate) use end::{End, Sink};
+pub(crate) use end::{End, Sink, by_end};
 use group::Group;
 pub(crate) use multicast::member;
 pub(crate) use path::Paths;
@@ -269,17 +268,7 @@ impl UdpFabric {
 }
 
 impl Fabric for UdpFabric {
-    fn attr(&self) -> &FabricAttr {
-        &self.end.rx.attr
-    }
-
-    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
-        self.end.sender.paths.open_path(av, ends)
-    }
-
-    fn close_path(&mut self, path: PathId) {
-        self.end.sender.paths.close_path(path);
-    }
+    by_end!();
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
         let End { rx, sender, account, .. } = &mut self.end;
@@ -300,15 +289,8 @@ impl Fabric for UdpFabric {
         end.recv(now, sink, |end, sink| reader.recv(end, now, budget, sink))
     }
 
-    fn next_deadline(&self) -> Option<Instant> {
-        self.end.next_deadline()
-    }
-
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.end.rx.socket.as_fd())
-    }
-    fn wait_fd_beside(&self) -> Option<BorrowedFd<'_>> {
-        self.end.wait_fd_beside()
     }
 
     fn prepare_wait(&mut self) -> bool {
@@ -320,20 +302,8 @@ impl Fabric for UdpFabric {
         self.reader.read_class(self.end.rx.socket.as_fd());
     }
 
-    fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
-        self.end.rx.desk()
-    }
-
-    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
-        Some(&mut self.end)
-    }
-
     fn counters(&self, out: &mut Vec<Counter>) {
         self.end.append(&self.end.account.counters, out);
-    }
-
-    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
-        self.end.set_tap(tap);
     }
 }
 

@@ -12,14 +12,11 @@ mod ring;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use hca_core::{AddressVector, Counter, Instant};
+use hca_core::{Counter, Instant};
 
 use crate::udp::sys::TX_BATCH;
-use crate::udp::{End, Refusal, Sink, Step};
-use crate::{
-    Fabric, FabricAttr, ManagementDesk, MulticastGroups, OpenError, PathError, PathId, QpEnds, RxBudget,
-    RxOutcome, RxPacket, Tap, TxBatch, UdpFabric, UdpOptions,
-};
+use crate::udp::{End, Refusal, Sink, Step, by_end};
+use crate::{Fabric, OpenError, RxBudget, RxOutcome, RxPacket, TxBatch, UdpFabric, UdpOptions};
 use ring::Ring;
 
 /// The options of a [`UringFabric`].
@@ -52,7 +49,7 @@ impl UringFabric {
     }
 
     /// Opens the adapter's end, over plain sockets where io_uring is missing or forbidden; a note in
-    /// [`FabricAttr`] says so then.
+    /// [`FabricAttr`](crate::FabricAttr) says so then.
     ///
     /// # Errors
     /// As [`UdpFabric::open`].
@@ -115,17 +112,7 @@ impl UringFabric {
 }
 
 impl Fabric for UringFabric {
-    fn attr(&self) -> &FabricAttr {
-        &self.end.rx.attr
-    }
-
-    fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
-        self.end.sender.paths.open_path(av, ends)
-    }
-
-    fn close_path(&mut self, path: PathId) {
-        self.end.sender.paths.close_path(path);
-    }
+    by_end!();
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
         self.end.sender.retry_at = None;
@@ -155,15 +142,8 @@ impl Fabric for UringFabric {
         end.recv(now, sink, |end, sink| recv_own(ring, end, now, budget, sink))
     }
 
-    fn next_deadline(&self) -> Option<Instant> {
-        self.end.next_deadline()
-    }
-
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ring.fd())
-    }
-    fn wait_fd_beside(&self) -> Option<BorrowedFd<'_>> {
-        self.end.wait_fd_beside()
     }
 
     fn prepare_wait(&mut self) -> bool {
@@ -171,23 +151,11 @@ impl Fabric for UringFabric {
         self.ring.poll()
     }
 
-    fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {
-        self.end.rx.desk()
-    }
-
-    fn groups(&mut self) -> Option<&mut dyn MulticastGroups> {
-        Some(&mut self.end)
-    }
-
     fn counters(&self, out: &mut Vec<Counter>) {
         let mut counters = self.end.account.counters;
         counters.recv_calls += self.ring.recv_calls;
         counters.recv_errors += self.ring.recv_errors;
         self.end.append(&counters, out);
-    }
-
-    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
-        self.end.set_tap(tap);
     }
 }
 

@@ -21,9 +21,9 @@ use core::net::IpAddr;
 use core::time::Duration;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
-use hca_core::wire::Packet;
+use hca_core::wire::{ICRC_BYTES, Ipv4Header, Ipv6Header, Packet, UdpHeader};
 use hca_core::{AhHandle, Instant, Mtu, QpHandle, QpState, QpType, Qpn};
-use hca_fabric::{PathId, RxBudget, RxPacket, TxBatch};
+use hca_fabric::{PacketHeader, PathId, RxBudget, RxPacket, TxBatch};
 use hca_transport::{InPlace, RxMeta, TxSink};
 use hca_turn_lock::Barrier;
 
@@ -699,31 +699,16 @@ fn done_since(entry: &QpEntry, oldest: u32) -> usize {
 /// The header that precedes a datagram in its buffer: over IPv6 the IP header, over IPv4 20 zeros and
 /// the IP header.
 pub(crate) fn write_grh(rx: &RxPacket<'_>, grh: &mut [u8; 40]) {
-    let udp_len = (8 + rx.bytes.len() + hca_core::wire::ICRC_BYTES) as u16;
-    match (rx.header.src, rx.header.dst) {
+    let udp_len = (UdpHeader::BYTES + rx.bytes.len() + ICRC_BYTES) as u16;
+    let PacketHeader { src, dst, traffic_class, hop_limit, .. } = rx.header;
+    match (src, dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            let ip = &mut grh[20..];
-            ip[0] = 0x45;
-            ip[1] = rx.header.traffic_class;
-            ip[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
-            ip[6] = 0x40;
-            ip[8] = rx.header.hop_limit;
-            ip[9] = 17;
-            ip[12..16].copy_from_slice(&src.octets());
-            ip[16..20].copy_from_slice(&dst.octets());
-            let sum: u32 = ip.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
-            let sum = (sum & 0xffff) + (sum >> 16);
-            let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
-            ip[10..12].copy_from_slice(&sum.to_be_bytes());
+            let mut ip = Ipv4Header::new(src, dst, udp_len + Ipv4Header::BYTES as u16);
+            (ip.tos, ip.ttl) = (traffic_class, hop_limit);
+            grh[20..].copy_from_slice(bytemuck::bytes_of(&ip.with_checksum()));
         }
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
-            grh[0] = 0x60 | rx.header.traffic_class >> 4;
-            grh[1] = rx.header.traffic_class << 4;
-            grh[4..6].copy_from_slice(&udp_len.to_be_bytes());
-            grh[6] = 17;
-            grh[7] = rx.header.hop_limit;
-            grh[8..24].copy_from_slice(&src.octets());
-            grh[24..40].copy_from_slice(&dst.octets());
+            *grh = bytemuck::cast(Ipv6Header::new(src, dst, udp_len, traffic_class, 0, hop_limit));
         }
         _ => unreachable!("a fabric has addresses of one family"),
     }
