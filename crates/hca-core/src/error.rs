@@ -159,6 +159,29 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    /// Refuses a value that is out of range.
+    ///
+    /// # Errors
+    /// [`OutOfRange`](Self::OutOfRange), unless `min <= value <= max`.
+    pub fn unless_within(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), Self> {
+        if (min..=max).contains(&value) {
+            return Ok(());
+        }
+        Err(Self::OutOfRange { what, value: value.into(), min: min.into(), max: max.into() })
+    }
+    /// Refuses to destroy what others use.
+    ///
+    /// # Errors
+    /// [`InUse`](Self::InUse), unless there are no users.
+    pub fn unless_unused(what: &'static str, users: impl Into<u64>) -> Result<(), Self> {
+        match users.into() {
+            0 => Ok(()),
+            users => Err(Self::InUse { what, users }),
+        }
+    }
+}
+
 /// An error of a queue pair's state transition.
 #[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]

@@ -30,7 +30,7 @@ use crate::hca::Hca;
 use crate::masked::Masked;
 use crate::qp::core::QpCore;
 use crate::qp::send::{Bell, opcode_of};
-use crate::queue::{QueueMemory, in_range};
+use crate::queue::QueueMemory;
 use crate::shared::{Ring, SharedCells, Word};
 use crate::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::table::Table;
@@ -595,7 +595,7 @@ impl Cqs {
         hca: &Arc<Hca>,
         depth: u32,
     ) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
-        in_range("depth", depth, 1, max_cqe(&hca.caps))?;
+        DeviceError::unless_within("depth", depth, 1, max_cqe(&hca.caps))?;
         hca.check_alive()?;
         self.table().check_room()?;
         let log_size = (depth + 1).next_power_of_two().trailing_zeros();
@@ -640,7 +640,12 @@ impl Cqs {
             return Err(DeviceError::Unsupported { what: "moderation of completion queues" });
         }
         let period = u32::try_from(moderation.period.as_micros()).unwrap_or(u32::MAX);
-        in_range("period in microseconds", period, 0, MAX_MODERATION.period.as_micros() as u32)?;
+        DeviceError::unless_within(
+            "period in microseconds",
+            period,
+            0,
+            MAX_MODERATION.period.as_micros() as u32,
+        )?;
         let number = self.acquire(cq)?.core.number;
         let given = if moderation.holds_back() { (moderation.count.into(), period) } else { (0, 0) };
         let context = Cqc::new().with(Cqc::CQ_MAX_COUNT, given.0).with(Cqc::CQ_PERIOD, given.1);
@@ -667,9 +672,7 @@ impl Cqs {
         let found = {
             let mut table = self.table();
             let users = Arc::strong_count(&table.find(cq.index, cq.generation)?.users) as u64 - 1;
-            if users > 0 {
-                return Err(DeviceError::InUse { what: "completion queue", users });
-            }
+            DeviceError::unless_unused("completion queue", users)?;
             table.remove(cq.index, cq.generation)?
         };
         if hca.health.is_dead() {

@@ -44,9 +44,7 @@ impl Pds {
     pub(crate) fn destroy(&self, hca: &Hca, pd: PdHandle) -> Result<(), DeviceError> {
         let mut table = self.table();
         let users = table.find(pd.index, pd.generation)?.users;
-        if users > 0 {
-            return Err(DeviceError::InUse { what: "protection domain", users });
-        }
+        DeviceError::unless_unused("protection domain", users)?;
         let found = table.remove(pd.index, pd.generation)?;
         drop(table);
         // A dead adapter has none any more.

@@ -1,6 +1,5 @@
 //! Memory of queues, as contexts and commands describe it.
 
-use hca_core::DeviceError;
 use hca_prm::pas;
 use hca_vfio::{DmaArena, DmaError};
 
@@ -48,12 +47,4 @@ impl QueueMemory {
             pages,
         })
     }
-}
-
-/// Fails for a number outside of the device's range.
-pub(crate) fn in_range(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), DeviceError> {
-    if (min..=max).contains(&value) {
-        return Ok(());
-    }
-    Err(DeviceError::OutOfRange { what, value: value.into(), min: min.into(), max: max.into() })
 }

@@ -20,7 +20,7 @@ use crate::error::memory;
 use crate::hca::Hca;
 use crate::qp::send::Bell;
 use crate::qp::wqe;
-use crate::queue::{QueueMemory, in_range};
+use crate::queue::QueueMemory;
 use crate::shared::{CELL, SharedCells, Word, set_rows};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering};
 use crate::table::Table;
@@ -226,8 +226,8 @@ impl Srqs {
         pd: PdHandle,
         init: &SrqInit,
     ) -> Result<(SrqHandle, Box<dyn RecvPort>), DeviceError> {
-        in_range("max_wr", init.max_wr, 1, max_wr(&hca.caps))?;
-        in_range("max_sge", init.max_sge, 0, max_sge(&hca.caps))?;
+        DeviceError::unless_within("max_wr", init.max_wr, 1, max_wr(&hca.caps))?;
+        DeviceError::unless_within("max_sge", init.max_sge, 0, max_sge(&hca.caps))?;
         hca.check_alive()?;
         self.table().check_room()?;
         hca.pds.hold(pd, |pdn| self.make(hca, pd, pdn, init))
@@ -279,7 +279,7 @@ impl Srqs {
             let found = table.find(srq.index, srq.generation)?;
             (found.core.number, found.depth)
         };
-        in_range("limit", limit, 0, depth)?;
+        DeviceError::unless_within("limit", limit, 0, depth)?;
         let context = Rmpc::new()
             .with(Rmpc::STATE, RmpState::Rdy.code())
             .with(Rmpc::WQ, Wq::new().with(Wq::LWM, limit));
@@ -296,9 +296,7 @@ impl Srqs {
         let found = {
             let mut table = self.table();
             let users = Arc::strong_count(&table.find(srq.index, srq.generation)?.users) as u64 - 1;
-            if users > 0 {
-                return Err(DeviceError::InUse { what: "shared receive queue", users });
-            }
+            DeviceError::unless_unused("shared receive queue", users)?;
             table.remove(srq.index, srq.generation)?
         };
         found.core.gone.store(true, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use hca_core::{CqModeration, DeviceError, PdHandle, Qpn};
+use hca_core::{CqModeration, PdHandle, Qpn};
 
 /// The longest queue.
 pub(crate) const MAX_WR: u32 = 32_768;
@@ -52,17 +52,4 @@ pub(crate) fn qpn_of(index: u32, generation: u32) -> Qpn {
 #[inline]
 pub(crate) fn slot_of(qpn: u32) -> u32 {
     (qpn & SLOT_MASK).wrapping_sub(FIRST_QPN)
-}
-
-/// The object of this handle does not exist, or no more.
-pub(crate) fn unknown(what: &'static str, handle: u32) -> DeviceError {
-    DeviceError::UnknownHandle { what, handle }
-}
-
-/// Refuses a value that is out of range.
-pub(crate) fn in_range(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), DeviceError> {
-    if (min..=max).contains(&value) {
-        return Ok(());
-    }
-    Err(DeviceError::OutOfRange { what, value: value.into(), min: min.into(), max: max.into() })
 }

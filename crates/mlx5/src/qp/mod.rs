@@ -31,7 +31,7 @@ use crate::caps::Caps;
 use crate::cq::{CqCore, CqUser};
 use crate::error::memory;
 use crate::hca::Hca;
-use crate::queue::{QueueMemory, in_range};
+use crate::queue::QueueMemory;
 use crate::shared::{CELL, SharedCells};
 use crate::srq::SrqUser;
 use crate::table::Table;
@@ -173,11 +173,11 @@ impl Qps {
 
     pub(crate) fn create(&self, hca: &Arc<Hca>, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
         let (cap, caps) = (&init.cap, &hca.caps);
-        in_range("max_send_wr", cap.max_send_wr, 1, max_wr(caps))?;
-        in_range("max_recv_wr", cap.max_recv_wr, 0, max_wr(caps))?;
-        in_range("max_send_sge", cap.max_send_sge, 0, max_sge(caps))?;
-        in_range("max_recv_sge", cap.max_recv_sge, 0, max_sge(caps))?;
-        in_range("max_inline", cap.max_inline, 0, max_inline(caps))?;
+        DeviceError::unless_within("max_send_wr", cap.max_send_wr, 1, max_wr(caps))?;
+        DeviceError::unless_within("max_recv_wr", cap.max_recv_wr, 0, max_wr(caps))?;
+        DeviceError::unless_within("max_send_sge", cap.max_send_sge, 0, max_sge(caps))?;
+        DeviceError::unless_within("max_recv_sge", cap.max_recv_sge, 0, max_sge(caps))?;
+        DeviceError::unless_within("max_inline", cap.max_inline, 0, max_inline(caps))?;
         hca.check_alive()?;
         self.table().check_room()?;
         hca.pds.hold(pd, |pdn| self.make(hca, pd, pdn, init))

@@ -31,7 +31,7 @@ use crate::engine::grants::outcome;
 use crate::engine::{AckRule, Engine};
 use crate::limits::{
     MAX_CQE, MAX_INLINE, MAX_MEMBERS, MAX_MODERATION, MAX_MW, MAX_QPS, MAX_RD_ATOMIC, MAX_RDD, MAX_SGE,
-    MAX_WR, MAX_XRCD, SPARED_SLOTS, in_range, unknown,
+    MAX_WR, MAX_XRCD, SPARED_SLOTS,
 };
 use crate::memory::mr::MrTable;
 use crate::memory::scattered::Scattered;
@@ -39,7 +39,7 @@ use crate::network::Network;
 use crate::notify::events::Events;
 use crate::notify::runs::Attention;
 use crate::objects::qp::is_near;
-use crate::objects::slab::{Slab, limit};
+use crate::objects::slab::Slab;
 use crate::objects::srq::SrqEntry;
 use crate::objects::tables::{Ah, Pd, Tables};
 use crate::options::{Limits, Options, Progress, Time};
@@ -78,7 +78,7 @@ impl SoftHca {
         for (what, value, max) in
             [("queue pair limit", l.qps, MAX_QPS), ("memory region limit", l.mrs, 1 << 24)]
         {
-            in_range(what, value, 1, max)?;
+            DeviceError::unless_within(what, value, 1, max)?;
         }
         let seed = match options.seed {
             Some(s) => s,
@@ -93,16 +93,16 @@ impl SoftHca {
         let attention = Arc::new(Attention::new());
         let events = Arc::new(Events::new(attention.clone()));
         let tables = Tables::new(
-            Slab::new(l.pds),
+            Slab::new("protection domain", l.pds),
             MrTable::new(l.mrs, Random::new(seed)).with_windows(max_mw(&l)),
-            Slab::new(l.cqs),
-            Slab::new(l.srqs),
+            Slab::new("completion queue", l.cqs),
+            Slab::new("shared receive queue", l.srqs),
             events.clone(),
         );
         // Without generations in their numbers all are used once before one is used again.
         let spared = if opened_on.qpn_slot.is_some() { l.qps as usize } else { SPARED_SLOTS };
-        let qps = Slab::beginning_at(l.qps, first_generation, spared);
-        let mut engine = Engine::new(Network::new(fabric), qps, tables, Slab::new(l.ahs));
+        let qps = Slab::beginning_at("queue pair", l.qps, first_generation, spared);
+        let mut engine = Engine::new(Network::new(fabric), qps, tables, Slab::new("address handle", l.ahs));
         engine.real_time = !virtual_time;
         engine.max_mtu = opened_on.max_mtu;
         let calls = engine.core.dormant.calls.clone();
@@ -133,6 +133,14 @@ impl SoftHca {
     }
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+    /// As [`Shared::control`]; a forked child's calls are refused.
+    pub(crate) fn control<R>(
+        &self,
+        f: impl FnOnce(&mut Engine) -> Result<R, DeviceError>,
+    ) -> Result<R, DeviceError> {
+        self.shared.fork.check()?;
+        self.shared.control(f)
     }
     /// The attributes of the network, some found at run time; in a forked child, those of the time when the adapter was
     /// opened.
@@ -168,7 +176,7 @@ impl SoftHca {
         let ((init, scattered), ended, begun) = self.shared.control(|e| {
             e.use_pd(pd)?;
             let mrs = &mut e.core.tables.mrs;
-            let was = mrs.init_of(mr).ok_or(unknown("memory region", mr.index))?;
+            let was = mrs.init_of(mr)?;
             let ended = mrs.end(mr)?;
             e.use_pd(pd)?.users += 1;
             let begun = e.begin_revoke(ended.key);
@@ -227,17 +235,17 @@ impl SoftHca {
     }
     fn create_cq_of(&self, depth: u32, timed: bool) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
         self.shared.fork.check()?;
-        in_range("completion queue depth", depth, 1, MAX_CQE)?;
+        DeviceError::unless_within("completion queue depth", depth, 1, MAX_CQE)?;
         let (producer, consumer) = ring(depth, usize::from(timed));
         let shared = Arc::new(CqShared::new(self.shared.attention.clone()));
         let handle = self.shared.control(|e| {
             let cqs = &mut e.core.tables.cqs;
-            let (index, generation) = cqs.vacant().ok_or_else(|| limit("completion queue", cqs))?;
+            let (index, generation) = cqs.vacant()?;
             let handle = CqHandle { index, generation };
             cqs.insert(match timed {
                 false => CqEntry::new(handle, producer, shared.clone()),
                 true => CqEntry::timed(handle, producer, shared.clone(), self.shared.time.clone()),
-            });
+            })?;
             Ok::<_, DeviceError>(handle)
         })?;
         let port = SoftCq::new(self.shared.clone(), handle, timed, consumer, shared);
@@ -251,17 +259,17 @@ impl SoftHca {
         as_what: impl FnOnce(&mut Engine, SrqHandle) -> Result<(), DeviceError>,
     ) -> Result<(SrqHandle, Box<dyn RecvPort>), DeviceError> {
         self.shared.fork.check()?;
-        in_range("max_wr", init.max_wr, 1, MAX_WR)?;
-        in_range("max_sge", init.max_sge, 0, MAX_SGE)?;
+        DeviceError::unless_within("max_wr", init.max_wr, 1, MAX_WR)?;
+        DeviceError::unless_within("max_sge", init.max_sge, 0, MAX_SGE)?;
         let SrqInit { max_wr: depth, max_sge } = *init;
         let (producer, ring) = ring(depth, max_sge as usize);
         let handle = self.shared.control(|e| {
             e.use_pd(pd)?;
             let srqs = &mut e.core.tables.srqs;
-            let (index, generation) = srqs.vacant().ok_or_else(|| limit("shared receive queue", srqs))?;
+            let (index, generation) = srqs.vacant()?;
             let handle = SrqHandle { index, generation };
             let (returned, limit, users, xrc, rd) = (Vec::new(), 0, 0, None, None);
-            srqs.insert(SrqEntry { handle, pd, ring, returned, depth, max_sge, limit, users, xrc, rd });
+            srqs.insert(SrqEntry { handle, pd, ring, returned, depth, max_sge, limit, users, xrc, rd })?;
             if let Err(why) = as_what(e, handle) {
                 e.core.tables.srqs.remove(index, generation);
                 return Err(why);
@@ -277,14 +285,7 @@ impl SoftHca {
     /// # Errors
     /// The queue pair is unknown.
     pub fn window(&self, qp: QpHandle) -> Result<hca_transport::WindowStats, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| {
-            e.core
-                .qps
-                .get(qp.index, qp.generation)
-                .map(|q| q.machine.window())
-                .ok_or(unknown("queue pair", qp.index))
-        })
+        self.control(|e| e.core.qps.known(qp.index, qp.generation).map(|q| q.machine.window()))
     }
 }
 
@@ -456,9 +457,8 @@ unsafe impl Device for SoftHca {
         out
     }
     fn qp_counters(&self, qp: QpHandle) -> Result<Vec<Counter>, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| {
-            let entry = e.core.qps.get(qp.index, qp.generation).ok_or(unknown("queue pair", qp.index))?;
+        self.control(|e| {
+            let entry = e.core.qps.known(qp.index, qp.generation)?;
             let mut out = Vec::new();
             crate::counters::named(&entry.res.counts, &mut out);
             entry.res.shared.ops.named(&mut out);
@@ -477,21 +477,14 @@ unsafe impl Device for SoftHca {
     }
 
     fn alloc_pd(&self) -> Result<PdHandle, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| {
-            let pds = &mut e.core.tables.pds;
-            pds.insert(Pd { users: 0 })
-                .map(|(index, generation)| PdHandle { index, generation })
-                .ok_or_else(|| limit("protection domain", &e.core.tables.pds))
+        self.control(|e| {
+            let (index, generation) = e.core.tables.pds.insert(Pd { users: 0 })?;
+            Ok(PdHandle { index, generation })
         })
     }
     fn dealloc_pd(&self, pd: PdHandle) -> Result<(), DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| {
-            let users = e.use_pd(pd)?.users;
-            if users > 0 {
-                return Err(DeviceError::InUse { what: "protection domain", users });
-            }
+        self.control(|e| {
+            DeviceError::unless_unused("protection domain", e.use_pd(pd)?.users)?;
             e.core.tables.pds.remove(pd.index, pd.generation);
             Ok(())
         })
@@ -513,8 +506,7 @@ unsafe impl Device for SoftHca {
         self.change_mr(mr, pd, access)
     }
     fn query_mr(&self, mr: MrHandle) -> Result<MrStatus, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| e.core.tables.mrs.status(mr).ok_or(unknown("memory region", mr.index)))
+        self.control(|e| e.core.tables.mrs.status(mr))
     }
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
@@ -550,20 +542,14 @@ unsafe impl Device for SoftHca {
         self.shared.control(|e| e.cq(cq).map(|entry| entry.moderate(moderation, time)))
     }
     fn query_cq(&self, cq: CqHandle) -> Result<CqStatus, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| e.cq(cq).map(|entry| entry.status()))
+        self.control(|e| e.cq(cq).map(|entry| entry.status()))
     }
     fn destroy_cq(&self, cq: CqHandle) -> Result<(), DeviceError> {
-        self.shared.fork.check()?;
-        self.shared
-            .control(|e| {
-                let users = u64::from(*e.cq_users(cq)?);
-                if users > 0 {
-                    return Err(DeviceError::InUse { what: "completion queue", users });
-                }
-                Ok(e.core.tables.cqs.remove(cq.index, cq.generation).and_then(|mut entry| entry.detach()))
-            })?
-            .inspect(|engine| self.shared.retire(engine));
+        let engine = self.control(|e| {
+            DeviceError::unless_unused("completion queue", *e.cq_users(cq)?)?;
+            Ok(e.core.tables.cqs.remove(cq.index, cq.generation).and_then(|mut entry| entry.detach()))
+        })?;
+        engine.inspect(|engine| self.shared.retire(engine));
         Ok(())
     }
 
@@ -575,10 +561,9 @@ unsafe impl Device for SoftHca {
         self.create_srq_as(pd, init, |_, _| Ok(()))
     }
     fn set_srq_limit(&self, srq: SrqHandle, limit: u32) -> Result<(), DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| {
+        self.control(|e| {
             let q = e.srq(srq)?;
-            in_range("limit", limit, 0, q.depth)?;
+            DeviceError::unless_within("limit", limit, 0, q.depth)?;
             q.limit = limit;
             if q.limit_reached() {
                 e.core.tables.event(AsyncEvent::SrqLimitReached(srq));
@@ -587,16 +572,12 @@ unsafe impl Device for SoftHca {
         })
     }
     fn query_srq(&self, srq: SrqHandle) -> Result<SrqStatus, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| e.srq(srq).map(|q| q.status()))
+        self.control(|e| e.srq(srq).map(|q| q.status()))
     }
     fn destroy_srq(&self, srq: SrqHandle) -> Result<(), DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| {
+        self.control(|e| {
             let SrqEntry { users, xrc, .. } = *e.srq(srq)?;
-            if users > 0 {
-                return Err(DeviceError::InUse { what: "shared receive queue", users: users.into() });
-            }
+            DeviceError::unless_unused("shared receive queue", users)?;
             xrc.inspect(|xrc| e.end_xrc_srq(srq.index, *xrc));
             let q = e.core.tables.srqs.remove(srq.index, srq.generation).expect("seen just now");
             e.leave_pd(q.pd);
@@ -605,12 +586,9 @@ unsafe impl Device for SoftHca {
     }
 
     fn create_ah(&self, pd: PdHandle, av: &AddressVector) -> Result<AhHandle, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| {
+        self.control(|e| {
             e.use_pd(pd)?;
-            if e.core.ahs.vacant().is_none() {
-                return Err(limit("address handle", &e.core.ahs));
-            }
+            e.core.ahs.vacant()?;
             let path = e.open_path(av, QpEnds::default())?;
             e.use_pd(pd)?.users += 1;
             let (index, generation) = e.core.ahs.insert(Ah { pd, path }).expect("a vacant slot was seen");
@@ -618,10 +596,8 @@ unsafe impl Device for SoftHca {
         })
     }
     fn destroy_ah(&self, ah: AhHandle) -> Result<(), DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| {
-            let gone = e.core.ahs.remove(ah.index, ah.generation);
-            let gone = gone.ok_or_else(|| unknown("address handle", ah.index))?;
+        self.control(|e| {
+            let gone = e.core.ahs.take(ah.index, ah.generation)?;
             e.network.close_path(gone.path);
             e.leave_pd(gone.pd);
             Ok(())
@@ -629,12 +605,10 @@ unsafe impl Device for SoftHca {
     }
 
     fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| e.create_qp(&self.shared, pd, init, None))
+        self.control(|e| e.create_qp(&self.shared, pd, init, None))
     }
     fn create_general_services_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| e.create_general_services_qp(&self.shared, pd, init))
+        self.control(|e| e.create_general_services_qp(&self.shared, pd, init))
     }
 
     fn comm_id_prefix(&self) -> Option<u8> {
@@ -660,9 +634,8 @@ unsafe impl Device for SoftHca {
         done
     }
     fn query_qp(&self, qp: QpHandle) -> Result<QpStatus, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| {
-            let q = e.core.qps.get(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
+        self.control(|e| {
+            let q = e.core.qps.known(qp.index, qp.generation)?;
             let near = is_near(&q.machine, &q.res);
             Ok(QpStatus { state: q.machine.state(), attr: *q.machine.attr(), cap: q.res.cap, near })
         })
@@ -732,8 +705,7 @@ unsafe impl Device for SoftHca {
 
 impl MemoryWindows for SoftHca {
     fn alloc_mw(&self, pd: PdHandle, kind: MwType) -> Result<MwKeys, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| {
+        self.control(|e| {
             e.use_pd(pd)?;
             let keys = e.core.tables.mrs.alloc_window(pd, kind)?;
             e.use_pd(pd)?.users += 1;
@@ -746,12 +718,10 @@ impl MemoryWindows for SoftHca {
         self.shared.control(|e| e.core.tables.mrs.bind_one(mw, range))
     }
     fn query_mw(&self, mw: MwHandle) -> Result<MwStatus, DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| e.core.tables.mrs.window_status(mw))
+        self.control(|e| e.core.tables.mrs.window_status(mw))
     }
     fn dealloc_mw(&self, mw: MwHandle) -> Result<(), DeviceError> {
-        self.shared.fork.check()?;
-        self.shared.control(|e| {
+        self.control(|e| {
             let pd = e.core.tables.mrs.free_window(mw)?;
             e.leave_pd(pd);
             Ok(())

@@ -7,8 +7,7 @@ use crate::device::SoftHca;
 impl Multicast for SoftHca {
     fn attach_mcast(&self, qp: QpHandle, group: Gid) -> Result<(), DeviceError> {
         let shared = self.shared();
-        shared.fork.check()?;
-        shared.control(|e| {
+        self.control(|e| {
             e.attach_mcast(qp, group)?;
             let watched = match e.network.groups().and_then(|groups| groups.wait_fd()) {
                 Some(fd) if shared.group_fd.get().is_none() => {
@@ -25,7 +24,6 @@ impl Multicast for SoftHca {
         Ok(())
     }
     fn detach_mcast(&self, qp: QpHandle, group: Gid) -> Result<(), DeviceError> {
-        self.shared().fork.check()?;
-        self.shared().control(|e| e.detach_mcast(qp, group))
+        self.control(|e| e.detach_mcast(qp, group))
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Weak;
 use hca_core::{CqHandle, DeviceError, Offload, OffloadEngine};
 
 use crate::device::SoftHca;
-use crate::limits::unknown;
 use crate::notify::runs::{ASKED, NEVER, RunWord};
 use crate::queues::attached::Attached;
 use crate::sync::{Arc, AtomicU64, lock};
@@ -13,13 +12,11 @@ use crate::sync::{Arc, AtomicU64, lock};
 impl Offload for SoftHca {
     fn attach(&self, cq: CqHandle, engine: Weak<dyn OffloadEngine>) -> Result<(), DeviceError> {
         let shared = self.shared();
-        shared.fork.check()?;
         let attention = shared.attention.clone();
         let (word, at) = (RunWord::new(), AtomicU64::new(NEVER));
         let attached = Arc::new(Attached { cq, word, at, engine, attention });
-        shared.control(|e| {
-            let entry = e.core.tables.cqs.get_mut(cq.index, cq.generation);
-            let entry = entry.ok_or_else(|| unknown("completion queue", cq.index))?;
+        self.control(|e| {
+            let entry = e.cq(cq)?;
             if entry.engine().is_some() {
                 return Err(DeviceError::HasEngine { cq: cq.index });
             }
@@ -36,11 +33,10 @@ impl Offload for SoftHca {
 
     fn detach(&self, cq: CqHandle) -> Result<(), DeviceError> {
         let shared = self.shared();
-        shared.fork.check()?;
-        let attached = shared.control(|e| {
+        let attached = self.control(|e| {
             let attached = shared.attached(e, cq)?;
-            e.core.tables.cqs.at_mut(cq.index).map(|entry| entry.detach());
-            Ok::<_, DeviceError>(attached)
+            e.cq(cq)?.detach();
+            Ok(attached)
         })?;
         shared.retire(&attached);
         Ok(())
@@ -48,8 +44,7 @@ impl Offload for SoftHca {
 
     fn nudge(&self, cq: CqHandle) -> Result<(), DeviceError> {
         let shared = self.shared();
-        shared.fork.check()?;
-        let attached = shared.control(|e| shared.attached(e, cq))?;
+        let attached = self.control(|e| shared.attached(e, cq))?;
         attached.word.call(ASKED);
         shared.attention.raise();
         shared.wake_for_engines();

@@ -10,7 +10,6 @@ use crate::drive::shared::Shared;
 use crate::engine::Engine;
 use crate::objects::qp::RecvQueue;
 use crate::objects::rd::{Place, Queue, Rd, RdRecv, Rdd};
-use crate::objects::slab::limit;
 use crate::objects::srq::SrqEntry;
 use crate::queues::ring::Consumer;
 use crate::queues::slot::RecvHeader;
@@ -31,8 +30,7 @@ impl Engine {
                 what: "a queue pair of RD of another type, or with a shared queue",
             });
         }
-        let srqs = &self.core.tables.srqs;
-        let (index, generation) = srqs.vacant().ok_or_else(|| limit("shared receive queue", srqs))?;
+        let (index, generation) = self.core.tables.srqs.vacant()?;
         let ports = self.create_any_qp(hca, pd, init, None)?;
         let srq = SrqHandle { index, generation };
         let entry = self.core.qps.at_mut(ports.handle.index).expect("created just now");
@@ -42,7 +40,8 @@ impl Engine {
         let (qp, cq) = (entry.res.shared.clone(), init.recv_cq.index);
         entry.res.rd = Some(Box::new(Rd::Queue(Queue { rdd, srq, place: Place::Home })));
         let rd = RdRecv { rdd, qkey: Qkey::default(), receives: false, qp, cq };
-        self.core.tables.srqs.insert(datagram_queue(srq, pd, ring, &ports.cap, rd));
+        let queue = datagram_queue(srq, pd, ring, &ports.cap, rd);
+        self.core.tables.srqs.insert(queue).expect("a vacant slot was seen");
         self.core.tables.rd.queues.insert(ports.qpn.raw(), index);
         self.rdd(rdd)?.users += 1;
         Ok(ports)
@@ -63,32 +62,23 @@ fn datagram_queue(
 
 impl ReliableDatagrams for SoftHca {
     fn alloc_rdd(&self) -> Result<RddHandle, DeviceError> {
-        self.shared().fork.check()?;
-        self.shared().control(|e| {
-            let rdds = &mut e.core.tables.rd.rdds;
-            let inserted = rdds.insert(Rdd { users: 0, contexts: Vec::new() });
-            inserted
-                .map(|(index, generation)| RddHandle { index, generation })
-                .ok_or_else(|| limit("RD domain", rdds))
+        self.control(|e| {
+            let made = Rdd { users: 0, contexts: Vec::new() };
+            let (index, generation) = e.core.tables.rd.rdds.insert(made)?;
+            Ok(RddHandle { index, generation })
         })
     }
     fn dealloc_rdd(&self, rdd: RddHandle) -> Result<(), DeviceError> {
-        self.shared().fork.check()?;
-        self.shared().control(|e| {
-            let users = e.rdd(rdd)?.users;
-            if users > 0 {
-                return Err(DeviceError::InUse { what: "RD domain", users });
-            }
+        self.control(|e| {
+            DeviceError::unless_unused("RD domain", e.rdd(rdd)?.users)?;
             e.core.tables.rd.rdds.remove(rdd.index, rdd.generation);
             Ok(())
         })
     }
     fn create_rd_qp(&self, pd: PdHandle, rdd: RddHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
-        self.shared().fork.check()?;
-        self.shared().control(|e| e.create_rd_qp(self.shared(), pd, rdd, init))
+        self.control(|e| e.create_rd_qp(self.shared(), pd, rdd, init))
     }
     fn create_eec(&self, rdd: RddHandle) -> Result<(QpHandle, Qpn), DeviceError> {
-        self.shared().fork.check()?;
-        self.shared().control(|e| e.create_eec(rdd))
+        self.control(|e| e.create_eec(rdd))
     }
 }

@@ -6,7 +6,6 @@ use hca_core::{
 };
 
 use crate::device::SoftHca;
-use crate::objects::slab::limit;
 use crate::objects::xrc::{Xrcd, number_of};
 
 impl SoftHca {
@@ -19,22 +18,15 @@ impl SoftHca {
 
 impl ExtendedConnections for SoftHca {
     fn alloc_xrcd(&self) -> Result<XrcdHandle, DeviceError> {
-        self.shared().fork.check()?;
-        self.shared().control(|e| {
-            let xrcds = &mut e.core.tables.xrcds;
-            let inserted = xrcds.insert(Xrcd { users: 0, targets: Vec::new() });
-            inserted
-                .map(|(index, generation)| XrcdHandle { index, generation })
-                .ok_or_else(|| limit("XRC domain", xrcds))
+        self.control(|e| {
+            let made = Xrcd { users: 0, targets: Vec::new() };
+            let (index, generation) = e.core.tables.xrcds.insert(made)?;
+            Ok(XrcdHandle { index, generation })
         })
     }
     fn dealloc_xrcd(&self, xrcd: XrcdHandle) -> Result<(), DeviceError> {
-        self.shared().fork.check()?;
-        self.shared().control(|e| {
-            let users = e.xrcd(xrcd)?.users;
-            if users > 0 {
-                return Err(DeviceError::InUse { what: "XRC domain", users });
-            }
+        self.control(|e| {
+            DeviceError::unless_unused("XRC domain", e.xrcd(xrcd)?.users)?;
             e.core.tables.xrcds.remove(xrcd.index, xrcd.generation);
             Ok(())
         })
@@ -54,7 +46,6 @@ impl ExtendedConnections for SoftHca {
         Ok(XrcSrqPort { handle, number, recv })
     }
     fn create_xrc_target(&self, xrcd: XrcdHandle) -> Result<(QpHandle, Qpn), DeviceError> {
-        self.shared().fork.check()?;
-        self.shared().control(|e| e.create_xrc_target(xrcd))
+        self.control(|e| e.create_xrc_target(xrcd))
     }
 }

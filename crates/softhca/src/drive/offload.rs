@@ -12,7 +12,6 @@ use hca_core::{CqHandle, DeviceError};
 
 use crate::drive::shared::Shared;
 use crate::engine::Engine;
-use crate::limits::unknown;
 use crate::notify::runs::{NEVER, this_thread};
 use crate::options::Progress;
 use crate::queues::attached::Attached;
@@ -78,8 +77,8 @@ impl Shared {
     }
 
     pub(crate) fn attached(&self, e: &mut Engine, cq: CqHandle) -> Result<Arc<Attached>, DeviceError> {
-        let entry = e.core.tables.cqs.get_mut(cq.index, cq.generation);
-        let entry = entry.ok_or_else(|| unknown("completion queue", cq.index))?;
-        entry.engine().cloned().ok_or_else(|| unknown("Portals engine of completion queue", cq.index))
+        let unknown =
+            DeviceError::UnknownHandle { what: "Portals engine of completion queue", handle: cq.index };
+        e.cq(cq)?.engine().cloned().ok_or(unknown)
     }
 }

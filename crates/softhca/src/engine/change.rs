@@ -5,7 +5,7 @@ use hca_fabric::{QpEnds, TakeBackId};
 
 use crate::engine::Engine;
 use crate::engine::host::QpHost;
-use crate::limits::{GENERAL_SERVICES, unknown};
+use crate::limits::GENERAL_SERVICES;
 use crate::objects::direct::DirectWork;
 use crate::objects::qp::{QpEntry, QpRes, RecvQueue, is_near};
 use crate::objects::qp_shared::DESTROYED;
@@ -29,14 +29,13 @@ impl Engine {
         qp: QpHandle,
         attr: &QpAttr,
     ) -> Result<Change<()>, DeviceError> {
-        let missing = || unknown("queue pair", qp.index);
-        let entry = self.core.qps.get(qp.index, qp.generation).ok_or_else(missing)?;
+        let entry = self.core.qps.known(qp.index, qp.generation)?;
         attr.check(entry.machine.qp_type(), entry.machine.state())?;
         let ends = matches!(attr.state, Some(QpState::Reset | QpState::Error));
         if ends {
             self.acknowledge(now, qp);
         }
-        let entry = self.core.qps.get(qp.index, qp.generation).ok_or_else(missing)?;
+        let entry = self.core.qps.known(qp.index, qp.generation)?;
         let (qp_type, had_messages) = (entry.machine.qp_type(), entry.machine.uses_messages());
         let (as_before, is_of_rd) = (entry.res.path.map(|_| had_messages), entry.res.rd.is_some());
         let peer = attr.dest_qpn.or(entry.machine.attr().dest_qpn);
@@ -94,7 +93,7 @@ impl Engine {
             Ok::<_, TransitionError>(old)
         });
         self.core.list_near(qp.index);
-        let done = done.ok_or_else(missing)?;
+        let done = done.ok_or(DeviceError::UnknownHandle { what: "queue pair", handle: qp.index })?;
         let under_way = self.publish_word(qp.index);
         // The path that it does not need.
         let (goes, done) = match done {
@@ -117,8 +116,7 @@ impl Engine {
             self.core.recall(qp.index);
             self.core.refuse_inbound_of(qp.index);
         }
-        let entry =
-            self.core.qps.remove(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
+        let entry = self.core.qps.take(qp.index, qp.generation)?;
         let mut res = entry.res;
         if entry.machine.qpn() == GENERAL_SERVICES {
             self.core.general_services = None;

@@ -7,13 +7,10 @@ use hca_fabric::{Fabric, PathError, PathId, PeerName, QpEnds};
 use hca_transport::{Qp, QpConfig};
 
 use crate::engine::Engine;
-use crate::limits::{
-    GENERAL_SERVICES, MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, in_range, qpn_of, unknown,
-};
+use crate::limits::{GENERAL_SERVICES, MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, qpn_of};
 use crate::objects::dormant::Dormancy;
 use crate::objects::machine::Machine;
 use crate::objects::qp::{QpEntry, QpRes};
-use crate::objects::slab::limit;
 use crate::objects::srq::SrqEntry;
 use crate::objects::tables::Pd;
 use crate::queues::cq::CqEntry;
@@ -46,7 +43,7 @@ fn no_path(gid: Gid, e: PathError) -> DeviceError {
 
 impl Engine {
     pub(crate) fn use_pd(&mut self, pd: PdHandle) -> Result<&mut Pd, DeviceError> {
-        self.core.tables.pds.get_mut(pd.index, pd.generation).ok_or(unknown("protection domain", pd.index))
+        self.core.tables.pds.known_mut(pd.index, pd.generation)
     }
     pub(crate) fn leave_pd(&mut self, pd: PdHandle) {
         if let Some(p) = self.core.tables.pds.get_mut(pd.index, pd.generation) {
@@ -86,25 +83,23 @@ impl Engine {
         }
     }
     pub(crate) fn cq(&mut self, cq: CqHandle) -> Result<&mut CqEntry, DeviceError> {
-        let entry = self.core.tables.cqs.get_mut(cq.index, cq.generation);
-        entry.ok_or(unknown("completion queue", cq.index))
+        self.core.tables.cqs.known_mut(cq.index, cq.generation)
     }
     pub(crate) fn cq_users(&mut self, cq: CqHandle) -> Result<&mut u32, DeviceError> {
         self.cq(cq).map(|c| &mut c.users)
     }
     pub(crate) fn srq(&mut self, srq: SrqHandle) -> Result<&mut SrqEntry, DeviceError> {
-        let entry = self.core.tables.srqs.get_mut(srq.index, srq.generation);
-        entry.ok_or(unknown("shared receive queue", srq.index))
+        self.core.tables.srqs.known_mut(srq.index, srq.generation)
     }
 
     /// Whether a queue pair's limits are within the adapter's, and its objects exist and fit.
     pub(crate) fn check_qp(&mut self, pd: PdHandle, init: &QpInit) -> Result<(), DeviceError> {
         let cap = init.cap;
-        in_range("max_send_wr", cap.max_send_wr, 1, MAX_WR)?;
-        in_range("max_recv_wr", cap.max_recv_wr, 0, MAX_WR)?;
-        in_range("max_send_sge", cap.max_send_sge, 0, MAX_SGE)?;
-        in_range("max_recv_sge", cap.max_recv_sge, 0, MAX_SGE)?;
-        in_range("max_inline", cap.max_inline, 0, MAX_INLINE)?;
+        DeviceError::unless_within("max_send_wr", cap.max_send_wr, 1, MAX_WR)?;
+        DeviceError::unless_within("max_recv_wr", cap.max_recv_wr, 0, MAX_WR)?;
+        DeviceError::unless_within("max_send_sge", cap.max_send_sge, 0, MAX_SGE)?;
+        DeviceError::unless_within("max_recv_sge", cap.max_recv_sge, 0, MAX_SGE)?;
+        DeviceError::unless_within("max_inline", cap.max_inline, 0, MAX_INLINE)?;
         self.use_pd(pd)?;
         self.cq_users(init.send_cq)?;
         self.cq_users(init.recv_cq)?;
@@ -114,8 +109,7 @@ impl Engine {
     /// The protection domain of a queue pair's receive requests: a shared queue may have another one.
     pub(crate) fn recv_pd(&self, pd: PdHandle, init: &QpInit) -> Result<PdHandle, DeviceError> {
         let Some(s) = init.srq else { return Ok(pd) };
-        let srq = self.core.tables.srqs.get(s.index, s.generation);
-        let srq = srq.ok_or(unknown("shared receive queue", s.index))?;
+        let srq = self.core.tables.srqs.known(s.index, s.generation)?;
         if srq.xrc.is_some() {
             return Err(DeviceError::Unsupported { what: "a shared receive queue of an XRC domain here" });
         }
@@ -124,8 +118,7 @@ impl Engine {
 
     /// The handle and the number that the next queue pair has.
     pub(crate) fn next_qp(&self, number: Option<Qpn>) -> Result<(QpHandle, Qpn), DeviceError> {
-        let vacant = self.core.qps.vacant();
-        let (index, generation) = vacant.ok_or_else(|| limit("queue pair", &self.core.qps))?;
+        let (index, generation) = self.core.qps.vacant()?;
         let generation_of_number = self.network.attr().qpn_slot.map_or(generation, u32::from);
         let qpn = number.unwrap_or(qpn_of(index, generation_of_number));
         Ok((QpHandle { index, generation }, qpn))

@@ -9,14 +9,13 @@ use hca_transport::RxMeta;
 
 use crate::engine::host::QpHost;
 use crate::engine::{Core, Engine, write_grh};
-use crate::limits::{MAX_MEMBERS, unknown};
+use crate::limits::MAX_MEMBERS;
 use crate::objects::qp::QpEntry;
 
 impl Engine {
     /// Checks a group and its would-be member.
     fn membership(&self, qp: QpHandle, group: Gid) -> Result<IpAddr, DeviceError> {
-        let entry = self.core.qps.get(qp.index, qp.generation);
-        let entry = entry.ok_or_else(|| unknown("queue pair", qp.index))?;
+        let entry = self.core.qps.known(qp.index, qp.generation)?;
         let address = group.ip();
         let refused = |why| Err(DeviceError::Multicast { group, why });
         if !address.is_multicast() {

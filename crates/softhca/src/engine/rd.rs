@@ -19,7 +19,7 @@ use hca_transport::RxMeta;
 
 use crate::engine::host::QpHost;
 use crate::engine::{Core, Engine};
-use crate::limits::{NO_PD, NONE, slot_of, unknown};
+use crate::limits::{NO_PD, NONE, slot_of};
 use crate::objects::qp::{QpEntry, QpRes, RecvQueue};
 use crate::objects::qp_shared::QpShared;
 use crate::objects::rd::{Context, ContextRecv, Place, Queue, Rd, Rdd};
@@ -292,8 +292,7 @@ impl Tables {
 
 impl Engine {
     pub(crate) fn rdd(&mut self, rdd: RddHandle) -> Result<&mut Rdd, DeviceError> {
-        let found = self.core.tables.rd.rdds.get_mut(rdd.index, rdd.generation);
-        found.ok_or(unknown("RD domain", rdd.index))
+        self.core.tables.rd.rdds.known_mut(rdd.index, rdd.generation)
     }
     /// The queue pair goes, and its receive queue with it.
     pub(crate) fn end_rd_qp(&mut self, qpn: Qpn, res: &mut QpRes) {

@@ -8,7 +8,7 @@ use hca_core::{CqHandle, DeviceError, PdHandle, QpCap, QpHandle, QpType, Qpn, Sr
 
 use crate::engine::Engine;
 use crate::engine::host::QpHost;
-use crate::limits::{NO_PD, NONE, unknown};
+use crate::limits::{NO_PD, NONE};
 use crate::objects::qp::{QpEntry, QpRes, RecvQueue};
 use crate::objects::qp_shared::QpShared;
 use crate::objects::srq::Held;
@@ -51,8 +51,7 @@ impl XrcRecv {
 
 impl Engine {
     pub(crate) fn xrcd(&mut self, xrcd: XrcdHandle) -> Result<&mut Xrcd, DeviceError> {
-        let found = self.core.tables.xrcds.get_mut(xrcd.index, xrcd.generation);
-        found.ok_or(unknown("XRC domain", xrcd.index))
+        self.core.tables.xrcds.known_mut(xrcd.index, xrcd.generation)
     }
     fn leave_xrcd(&mut self, xrcd: XrcdHandle) {
         self.xrcd(xrcd).expect("a domain outlives what belongs to it").users -= 1;

@@ -45,6 +45,16 @@ struct Entry {
 #[allow(unsafe_code)]
 unsafe impl Send for Entry {}
 
+impl Entry {
+    /// Whether it is this region, which has not ended.
+    fn is(&self, mr: MrHandle) -> bool {
+        self.generation == mr.generation && matches!(self.state, State::Valid | State::Invalidated)
+    }
+}
+fn unknown(mr: MrHandle) -> DeviceError {
+    DeviceError::UnknownHandle { what: "memory region", handle: mr.index }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
@@ -213,15 +223,9 @@ impl MrTable {
     /// [freed](Self::free).
     pub(crate) fn end(&mut self, mr: MrHandle) -> Result<EndedMr, DeviceError> {
         let key = self.permutation.forward(mr.index) << 8;
-        let entry = self
-            .entries
-            .get_mut(mr.index as usize)
-            .filter(|e| e.generation == mr.generation && matches!(e.state, State::Valid | State::Invalidated))
-            .ok_or(DeviceError::UnknownHandle { what: "memory region", handle: mr.index })?;
-        if entry.windows > 0 {
-            let users = entry.windows.into();
-            return Err(DeviceError::InUse { what: "memory region, by windows", users });
-        }
+        let entry =
+            self.entries.get_mut(mr.index as usize).filter(|entry| entry.is(mr)).ok_or(unknown(mr))?;
+        DeviceError::unless_unused("memory region, by windows", entry.windows)?;
         entry.state = State::Ending;
         entry.base = core::ptr::null_mut();
         entry.len = 0;
@@ -231,19 +235,17 @@ impl MrTable {
         Ok(EndedMr { slot: mr.index, key: key | u32::from(entry.tag), pd: entry.pd })
     }
     /// What a region was made of, and its memory if that lies in several pieces.
-    pub(crate) fn init_of(&self, mr: MrHandle) -> Option<(MrInit, Option<Arc<Scattered>>)> {
-        let entry = self.entries.get(mr.index as usize)?;
-        let live =
-            entry.generation == mr.generation && matches!(entry.state, State::Valid | State::Invalidated);
+    pub(crate) fn init_of(&self, mr: MrHandle) -> Result<(MrInit, Option<Arc<Scattered>>), DeviceError> {
+        let entry = self.entries.get(mr.index as usize).filter(|entry| entry.is(mr)).ok_or(unknown(mr))?;
         let addr = core::ptr::NonNull::new(entry.base).unwrap_or(core::ptr::NonNull::dangling());
         let init = MrInit { addr, len: entry.len as usize, iova: entry.iova, access: entry.access };
-        live.then(|| (init, entry.scattered.clone()))
+        Ok((init, entry.scattered.clone()))
     }
     /// The attributes of a region.
-    pub(crate) fn status(&self, mr: MrHandle) -> Option<MrStatus> {
+    pub(crate) fn status(&self, mr: MrHandle) -> Result<MrStatus, DeviceError> {
         let (init, scattered) = self.init_of(mr)?;
         let (len, MrInit { iova, access, .. }) = (scattered.map_or(init.len, |s| s.len()) as u64, init);
-        Some(MrStatus { pd: self.entries[mr.index as usize].pd, iova, len, access })
+        Ok(MrStatus { pd: self.entries[mr.index as usize].pd, iova, len, access })
     }
     /// A region stands in the place of one that goes, with its key.
     pub(crate) fn replace(
@@ -531,7 +533,7 @@ mod tests {
             (buf.as_mut_ptr(), buf.len(), Access::REMOTE_READ)
         );
         let ended = t.end(keys.handle).unwrap();
-        assert!(t.init_of(keys.handle).is_none());
+        assert!(t.init_of(keys.handle).is_err());
         let other = PdHandle { index: PD.index + 1, ..PD };
         let handle = t.replace(&ended, other, &MrInit { access: Access::REMOTE_WRITE, ..was }, None).handle;
         let key = keys.rkey.raw();

@@ -26,7 +26,7 @@ pub(crate) struct RdTables {
 
 impl Default for RdTables {
     fn default() -> Self {
-        Self { rdds: Slab::new(MAX_RDD), queues: HashMap::new() }
+        Self { rdds: Slab::new("RD domain", MAX_RDD), queues: HashMap::new() }
     }
 }
 

@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use hca_core::DeviceError;
 
 pub(crate) struct Slab<T> {
+    /// What its objects are called in errors.
+    what: &'static str,
     slots: Vec<Slot<T>>,
     /// The slot that was freed longest ago is used again first.
     free: VecDeque<u32>,
@@ -24,8 +26,9 @@ struct Slot<T> {
 }
 
 impl<T> Slab<T> {
-    pub(crate) fn new(limit: u32) -> Self {
+    pub(crate) fn new(what: &'static str, limit: u32) -> Self {
         Self {
+            what,
             slots: Vec::new(),
             free: VecDeque::new(),
             spared: 0,
@@ -38,14 +41,11 @@ impl<T> Slab<T> {
     }
     /// A table whose slots begin with this generation, and are used again late: no slot is before so many others were
     /// freed behind it, or the table is full.
-    pub(crate) fn beginning_at(limit: u32, first_generation: u32, spared: usize) -> Self {
-        Self { spared, first_generation, ..Self::new(limit) }
+    pub(crate) fn beginning_at(what: &'static str, limit: u32, first_generation: u32, spared: usize) -> Self {
+        Self { spared, first_generation, ..Self::new(what, limit) }
     }
     pub(crate) fn len(&self) -> u32 {
         self.len
-    }
-    pub(crate) fn limit(&self) -> u32 {
-        self.limit
     }
     /// How often a slot was looked at, by whichever way.
     #[cfg(test)]
@@ -57,16 +57,17 @@ impl<T> Slab<T> {
         #[cfg(test)]
         self.looks.set(self.looks.get() + 1);
     }
-    /// Index and generation that the next insertion will have; `None` if the table is full.
-    pub(crate) fn vacant(&self) -> Option<(u32, u32)> {
+    /// Index and generation that the next insertion will have, if the table is not full.
+    pub(crate) fn vacant(&self) -> Result<(u32, u32), DeviceError> {
         let new = self.slots.len() as u32;
         if new < self.limit && self.free.len() <= self.spared {
-            return Some((new, self.first_generation));
+            return Ok((new, self.first_generation));
         }
-        self.free.front().map(|&i| (i, self.slots[i as usize].generation))
+        let oldest = self.free.front().map(|&i| (i, self.slots[i as usize].generation));
+        oldest.ok_or(DeviceError::LimitReached { what: self.what, limit: self.limit.into() })
     }
     /// Inserts into the slot that [`vacant`](Self::vacant) names.
-    pub(crate) fn insert(&mut self, value: T) -> Option<(u32, u32)> {
+    pub(crate) fn insert(&mut self, value: T) -> Result<(u32, u32), DeviceError> {
         let (index, generation) = self.vacant()?;
         match self.slots.get_mut(index as usize) {
             Some(slot) => {
@@ -76,7 +77,7 @@ impl<T> Slab<T> {
             None => self.slots.push(Slot { generation, value: Some(value) }),
         }
         self.len += 1;
-        Some((index, generation))
+        Ok((index, generation))
     }
     #[inline]
     pub(crate) fn at(&self, index: u32) -> Option<&T> {
@@ -104,6 +105,18 @@ impl<T> Slab<T> {
             _ => None,
         }
     }
+    /// As [`get`](Self::get), [`get_mut`](Self::get_mut) and [`remove`](Self::remove), for a program's handle.
+    pub(crate) fn known(&self, index: u32, generation: u32) -> Result<&T, DeviceError> {
+        self.get(index, generation).ok_or(DeviceError::UnknownHandle { what: self.what, handle: index })
+    }
+    pub(crate) fn known_mut(&mut self, index: u32, generation: u32) -> Result<&mut T, DeviceError> {
+        let unknown = DeviceError::UnknownHandle { what: self.what, handle: index };
+        self.get_mut(index, generation).ok_or(unknown)
+    }
+    pub(crate) fn take(&mut self, index: u32, generation: u32) -> Result<T, DeviceError> {
+        let unknown = DeviceError::UnknownHandle { what: self.what, handle: index };
+        self.remove(index, generation).ok_or(unknown)
+    }
     pub(crate) fn remove(&mut self, index: u32, generation: u32) -> Option<T> {
         let slot = self.slots.get_mut(index as usize).filter(|s| s.generation == generation)?;
         let value = slot.value.take()?;
@@ -121,28 +134,23 @@ impl<T> Slab<T> {
     }
 }
 
-/// The table of such objects is full.
-pub(crate) fn limit<T>(what: &'static str, slab: &Slab<T>) -> DeviceError {
-    DeviceError::LimitReached { what, limit: slab.limit().into() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_reused_slot_has_another_generation() {
-        let mut s = Slab::new(1);
-        assert_eq!(s.insert('a'), Some((0, 0)));
-        assert_eq!(s.insert('b'), None);
+        let mut s = Slab::new("letter", 1);
+        assert_eq!(s.insert('a').unwrap(), (0, 0));
+        assert!(matches!(s.insert('b'), Err(DeviceError::LimitReached { what: "letter", limit: 1 })));
         assert_eq!(s.remove(0, 0), Some('a'));
-        assert_eq!(s.insert('c'), Some((0, 1)));
+        assert_eq!(s.insert('c').unwrap(), (0, 1));
         assert_eq!((s.get(0, 0), s.get(0, 1), s.len()), (None, Some(&'c'), 1));
     }
 
     #[test]
     fn a_slot_is_used_again_once_so_many_were_freed_behind_it_or_there_is_no_other() {
-        let mut s = Slab::beginning_at(4, 7, 2);
+        let mut s = Slab::beginning_at("thing", 4, 7, 2);
         let mut used = Vec::new();
         for _ in 0..4 {
             let (index, generation) = s.insert(()).unwrap();
@@ -150,7 +158,7 @@ mod tests {
             s.remove(index, generation);
         }
         assert_eq!(used, [(0, 7), (1, 7), (2, 7), (0, 8)]);
-        let rest = [(); 5].map(|()| s.insert(()));
+        let rest = [(); 5].map(|()| s.insert(()).ok());
         assert_eq!(rest, [Some((1, 8)), Some((3, 7)), Some((2, 8)), Some((0, 9)), None]);
     }
 }

@@ -107,7 +107,7 @@ impl Tables {
             mrs,
             cqs,
             srqs,
-            xrcds: Slab::new(MAX_XRCD),
+            xrcds: Slab::new("XRC domain", MAX_XRCD),
             rd: RdTables::default(),
             counts: [0; Count::COUNT],
             key_faults: [0; KeyFault::ALL.len()],
@@ -324,11 +324,11 @@ mod tests {
             let attention = Arc::new(Attention::new());
             let events = Arc::new(Events::new(attention.clone()));
             let mrs = MrTable::new(1, Random::new(1));
-            let mut tables = Tables::new(Slab::new(1), mrs, Slab::new(1), Slab::new(1), events);
+            let mut tables = Tables::new(Slab::new("", 1), mrs, Slab::new("", 1), Slab::new("", 1), events);
             let (producer, mut polled) = ring::<Completion>(8, 0);
             let (index, generation) = tables.cqs.vacant().unwrap();
             let cq = CqHandle { index, generation };
-            tables.cqs.insert(CqEntry::new(cq, producer, Arc::new(CqShared::new(attention))));
+            tables.cqs.insert(CqEntry::new(cq, producer, Arc::new(CqShared::new(attention)))).unwrap();
             let mut out = vec![Completion::default(); room];
             // SAFETY: `out` outlives its use, which `take_here` ends.
             unsafe { tables.complete_here(cq, &mut out) };

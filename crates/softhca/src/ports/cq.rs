@@ -10,7 +10,7 @@ use hca_turn_lock::Inside;
 
 use crate::drive::glance::Glance;
 use crate::drive::shared::Shared;
-use crate::limits::{MAX_CQE, in_range};
+use crate::limits::MAX_CQE;
 use crate::notify::fd::epoll_of;
 use crate::options::Progress;
 use crate::patience;
@@ -208,7 +208,7 @@ unsafe impl CqPort for SoftCq {
     }
     fn resize(&mut self, depth: u32) -> Result<u32, DeviceError> {
         self.hca.fork.check()?;
-        in_range("completion queue depth", depth, 1, MAX_CQE)?;
+        DeviceError::unless_within("completion queue depth", depth, 1, MAX_CQE)?;
         let Self { hca, handle, ring, .. } = self;
         let fits = hca.control(|e| e.cq(*handle).map(|entry| entry.resize(ring, depth)))?;
         let users = ring.tail().wrapping_sub(ring.head()).into();

@@ -5,7 +5,7 @@ use hca_core::{DeviceError, PostError, PostErrorKind, QpState, RecvPort, RecvWr,
 use hca_turn_lock::Barrier;
 
 use crate::drive::shared::Shared;
-use crate::limits::{MAX_WR, in_range};
+use crate::limits::MAX_WR;
 use crate::objects::qp_shared::{DESTROYED, QpShared, encode_state};
 use crate::ports::batch;
 use crate::queues::ring::Producer;
@@ -130,7 +130,7 @@ unsafe impl RecvPort for SrqPort {
     }
     fn resize(&mut self, max_wr: u32) -> Result<u32, DeviceError> {
         self.hca.fork.check()?;
-        in_range("max_wr", max_wr, 1, MAX_WR)?;
+        DeviceError::unless_within("max_wr", max_wr, 1, MAX_WR)?;
         self.hca.control(|e| {
             let users = e.srq(self.handle)?.resize(&mut self.ring, max_wr);
             users.map_err(|wait| DeviceError::InUse {
