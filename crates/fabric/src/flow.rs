@@ -50,7 +50,7 @@ use hca_core::{Gid, Instant};
 
 use crate::icrc::{FlowCrc, Icrc};
 use crate::ident::{Host, Numbers, Verdict};
-use crate::udp::counters;
+use hca_core::counters;
 
 /// Flows that are remembered fall into this many sets, by address and port.
 const SET_BITS: u32 = 10;

@@ -18,11 +18,11 @@ use crate::flow::{Checked, RxFlows};
 #[cfg(not(loom))]
 use crate::glance::{Glance, InputWord};
 use crate::icrc::{FlowCrc, Icrc};
-use crate::udp::counters;
 use crate::{
     Direction, Fabric, FabricAttr, FabricLink, MulticastGroups, PacketHeader, PathError, PathId, QpEnds,
     RxBudget, RxOutcome, RxPacket, Tap, TapFrame, Train, TxBatch,
 };
+use hca_core::counters;
 
 /// Bytes that a queue holds beside those that its receiver has taken; what comes beyond is dropped.
 const QUEUE_BYTES: usize = 4 << 20;

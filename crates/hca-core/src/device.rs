@@ -659,3 +659,36 @@ pub struct Counter {
     /// The count since the device was opened.
     pub value: u64,
 }
+
+/// Plain counters, read by a snapshot, and [`Counter`](crate::Counter)s of their names. With two beginnings of names,
+/// `append_as` takes the first or the second one.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! counters {
+    (@struct $of:ident: $($(#[$m:meta])* $name:ident,)*) => {
+        /// Plain counters; read by a snapshot.
+        #[derive(Clone, Copy, Debug, Default)]
+        pub(crate) struct $of {
+            $($(#[$m])* pub(crate) $name: u64,)*
+        }
+    };
+    ($of:ident, $first:literal, $second:literal: $($(#[$m:meta])* $name:ident,)*) => {
+        $crate::counters! { @struct $of: $($(#[$m])* $name,)* }
+        impl $of {
+            pub(crate) fn append_as(&self, second: bool, out: &mut Vec<$crate::Counter>) {
+                $(out.push($crate::Counter {
+                    name: if second { concat!($second, stringify!($name)) } else { concat!($first, stringify!($name)) },
+                    value: self.$name,
+                });)*
+            }
+        }
+    };
+    ($of:ident: $($(#[$m:meta])* $name:ident,)*) => {
+        $crate::counters! { @struct $of: $($(#[$m])* $name,)* }
+        impl $of {
+            pub(crate) fn append(&self, out: &mut Vec<$crate::Counter>) {
+                $(out.push($crate::Counter { name: stringify!($name), value: self.$name });)*
+            }
+        }
+    };
+}

@@ -5,7 +5,7 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use hca_core::wire::{Bth, ICRC_BYTES};
-use hca_core::{AddressVector, Counter, Instant, Mtu};
+use hca_core::{AddressVector, Counter, Instant, Mtu, counters};
 use hca_fabric::{
     Direction, Fabric, FabricAttr, FabricLink, MulticastGroups, PacketHeader, PathError, PathId, QpEnds,
     RxBudget, RxOutcome, RxPacket, Tap, TapFrame, TxBatch,
@@ -41,12 +41,12 @@ pub struct SimFabric {
     come_again_at: Option<Instant>,
 }
 
-#[derive(Clone, Copy, Default)]
-struct Counts {
-    tx_packets: u64,
-    tx_bytes: u64,
-    rx_packets: u64,
-    rx_bytes: u64,
+counters! {
+    Counts:
+    fabric_tx_packets,
+    fabric_tx_bytes,
+    fabric_rx_packets,
+    fabric_rx_bytes,
 }
 
 impl SimFabric {
@@ -131,8 +131,8 @@ impl Fabric for SimFabric {
             }
             batch.apply_flips(&train);
             for (packet, ident) in batch.bytes(&train).chunks(train.segment).zip(idents) {
-                self.counts.tx_packets += 1;
-                self.counts.tx_bytes += packet.len() as u64;
+                self.counts.fabric_tx_packets += 1;
+                self.counts.fabric_tx_bytes += packet.len() as u64;
                 if let Some(tap) = &mut self.tap {
                     tap.frame(now, &tap_frame(Direction::Tx, path.header(self.attr.local), ident, packet));
                 }
@@ -168,8 +168,8 @@ impl Fabric for SimFabric {
             sink(&packet);
             done.packets += 1;
             bytes += frame.bytes.len();
-            self.counts.rx_packets += 1;
-            self.counts.rx_bytes += frame.bytes.len() as u64;
+            self.counts.fabric_rx_packets += 1;
+            self.counts.fabric_rx_bytes += frame.bytes.len() as u64;
             self.net.lock().recycle(frame.bytes);
         }
         done.more = self.net.lock().has_input(self.node);
@@ -194,13 +194,7 @@ impl Fabric for SimFabric {
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {
-        let Counts { tx_packets, tx_bytes, rx_packets, rx_bytes } = self.counts;
-        out.extend([
-            Counter { name: "fabric_tx_packets", value: tx_packets },
-            Counter { name: "fabric_tx_bytes", value: tx_bytes },
-            Counter { name: "fabric_rx_packets", value: rx_packets },
-            Counter { name: "fabric_rx_bytes", value: rx_bytes },
-        ]);
+        self.counts.append(out);
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {

@@ -1,22 +1,22 @@
 //! The engine's counters, by name.
 
 use hca_core::wire::ParseError;
-use hca_core::{Counter, KeyFault, PortCounterNames, WcOpcode};
+use hca_core::{Counter, KeyFault, PortCounterNames, WcOpcode, counters};
 use hca_transport::{Count, Served};
 
 use crate::sync::{AtomicU64, Ordering};
 
-#[derive(Clone, Debug, Default)]
-pub(crate) struct EngineCounters {
-    pub(crate) turns: u64,
-    pub(crate) tx_packets: u64,
-    pub(crate) unknown_qp: u64,
-    pub(crate) unknown_group: u64,
-    pub(crate) foreign_source: u64,
-    short: u64,
-    unknown_opcode: u64,
-    version: u64,
-    payload_length: u64,
+counters! {
+    EngineCounters:
+    turns,
+    tx_requests_and_responses,
+    rx_unknown_qp,
+    rx_unknown_group,
+    rx_foreign_source,
+    rx_short,
+    rx_unknown_opcode,
+    rx_bad_version,
+    rx_bad_length,
 }
 
 /// Requests that succeeded, by operation, and the bytes of their messages: the queue pair's own, and those of its peer
@@ -134,27 +134,11 @@ const NAMES: [&str; Count::COUNT] = [
 impl EngineCounters {
     pub(crate) fn malformed(&mut self, e: ParseError) {
         *match e {
-            ParseError::UnknownOpcode(_) => &mut self.unknown_opcode,
-            ParseError::Version(_) => &mut self.version,
-            ParseError::PayloadLength { .. } => &mut self.payload_length,
-            _ => &mut self.short,
+            ParseError::UnknownOpcode(_) => &mut self.rx_unknown_opcode,
+            ParseError::Version(_) => &mut self.rx_bad_version,
+            ParseError::PayloadLength { .. } => &mut self.rx_bad_length,
+            _ => &mut self.rx_short,
         } += 1;
-    }
-
-    pub(crate) fn list(&self, transport: &[u64; Count::COUNT], out: &mut Vec<Counter>) {
-        let own = [
-            ("turns", self.turns),
-            ("tx_requests_and_responses", self.tx_packets),
-            ("rx_unknown_qp", self.unknown_qp),
-            ("rx_unknown_group", self.unknown_group),
-            ("rx_foreign_source", self.foreign_source),
-            ("rx_short", self.short),
-            ("rx_unknown_opcode", self.unknown_opcode),
-            ("rx_bad_version", self.version),
-            ("rx_bad_length", self.payload_length),
-        ];
-        out.extend(own.map(|(name, value)| Counter { name, value }));
-        named(transport, out);
     }
 }
 

@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use hca_core::wire::ICRC_BYTES;
-use hca_core::{AddressVector, Counter, Instant};
+use hca_core::{AddressVector, Counter, Instant, counters};
 
 use crate::{
     Direction, Fabric, FabricAttr, ManagementDesk, MulticastGroups, PacketHeader, PathError, PathId, QpEnds,
@@ -106,12 +106,17 @@ struct Side {
     held: Vec<Option<Held>>,
     free: Vec<usize>,
     arrivals: u64,
-    lost: u64,
-    duplicated: u64,
-    reordered: u64,
-    delayed: u64,
-    corrupted: u64,
-    overflowed: u64,
+    counts: Counts,
+}
+
+counters! {
+    Counts, "faulty_tx_", "faulty_rx_":
+    lost,
+    duplicated,
+    reordered,
+    delayed,
+    corrupted,
+    overflowed,
 }
 
 impl Side {
@@ -125,12 +130,7 @@ impl Side {
             held: Vec::new(),
             free: Vec::new(),
             arrivals: 0,
-            lost: 0,
-            duplicated: 0,
-            reordered: 0,
-            delayed: 0,
-            corrupted: 0,
-            overflowed: 0,
+            counts: Counts::default(),
         }
     }
 
@@ -162,20 +162,20 @@ impl Side {
             fate.until = Some(now + f.delay_min + Duration::from_nanos(luck.delay.below(spread + 1)));
         }
         if fate.lost {
-            self.lost += 1;
+            self.counts.lost += 1;
             return Fate { lost: true, ..Fate::default() };
         }
-        self.duplicated += u64::from(fate.twice);
-        self.corrupted += u64::from(fate.flip.is_some());
-        self.delayed += u64::from(fate.until.is_some());
-        self.reordered += u64::from(fate.overtakers.is_some() && fate.until.is_none());
+        self.counts.duplicated += u64::from(fate.twice);
+        self.counts.corrupted += u64::from(fate.flip.is_some());
+        self.counts.delayed += u64::from(fate.until.is_some());
+        self.counts.reordered += u64::from(fate.overtakers.is_some() && fate.until.is_none());
         fate
     }
 
     /// Holds a packet back, as its fate says.
     fn hold(&mut self, now: Instant, fate: &Fate, way: Way, bytes: &[u8]) {
         if self.held.len() - self.free.len() >= MAX_HELD {
-            self.overflowed += 1;
+            self.counts.overflowed += 1;
             return;
         }
         let index = self.free.pop().unwrap_or_else(|| {
@@ -400,19 +400,8 @@ impl Fabric for Faulty {
 
     fn counters(&self, out: &mut Vec<Counter>) {
         self.inner.counters(out);
-        let mut push = |name, value| out.push(Counter { name, value });
-        push("faulty_tx_lost", self.tx.lost);
-        push("faulty_tx_duplicated", self.tx.duplicated);
-        push("faulty_tx_reordered", self.tx.reordered);
-        push("faulty_tx_delayed", self.tx.delayed);
-        push("faulty_tx_corrupted", self.tx.corrupted);
-        push("faulty_tx_overflowed", self.tx.overflowed);
-        push("faulty_rx_lost", self.rx.lost);
-        push("faulty_rx_duplicated", self.rx.duplicated);
-        push("faulty_rx_reordered", self.rx.reordered);
-        push("faulty_rx_delayed", self.rx.delayed);
-        push("faulty_rx_corrupted", self.rx.corrupted);
-        push("faulty_rx_overflowed", self.rx.overflowed);
+        self.tx.counts.append_as(false, out);
+        self.rx.counts.append_as(true, out);
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {

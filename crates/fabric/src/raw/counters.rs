@@ -1,6 +1,6 @@
 //! The counters of the raw fabric, beside those of all fabrics of frames.
 
-use crate::udp::counters;
+use hca_core::counters;
 
 counters! {
     RawCounters:

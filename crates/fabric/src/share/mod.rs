@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as WallTime};
 
-use hca_core::{Counter, Instant, Qpn};
+use hca_core::{Counter, Instant, Qpn, counters};
 use hca_process::{Fork, NotInChildren};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
@@ -43,7 +43,7 @@ use rustix::net::{
 
 use crate::OpenError;
 use crate::cred::PeerCred;
-use crate::udp::{Sink, counters};
+use crate::udp::Sink;
 use strays::{MAX_STRAY, Service, Waiting};
 
 /// The most processes at one address: one message holds no more descriptors.

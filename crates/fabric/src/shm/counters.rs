@@ -1,10 +1,10 @@
 //! The counters of the fabric.
 
 use super::link::Called;
-use crate::udp::counters;
+use hca_core::counters;
 
 counters! {
-    Counters, "shm_":
+    Counters, "", "shm_":
     /// Packets written to rings, of which messages are none.
     tx_packets,
     /// Their bytes, from BTH to padding.
@@ -86,15 +86,7 @@ counters! {
 }
 
 counters! {
-    Transfers, "shm_":
-    process_fetches,
-    process_fetch_bytes,
-    process_writes,
-    process_write_bytes,
-}
-
-counters! {
-    Now, "shm_":
+    Now, "", "shm_":
     peers_now,
     regions_granted_now,
     regions_mapped_now,

@@ -28,12 +28,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use hca_core::counters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use super::board::{Bits, LOAN_WORDS_AT, QP_WORDS_AT};
-use super::counters::Transfers;
 use super::grant::{GrantId, LinkId, MAX_LOAN_PLACES, MAX_QP_WORDS};
 use super::memory::{Segment, Window};
 use super::options::ProcessVm;
@@ -269,6 +269,14 @@ pub(super) fn terms_word(qp: u32, loan: u32) -> u64 {
 pub(super) fn let_all_read() {
     // SAFETY: takes numbers only. Without Yama it is refused, and not needed.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+}
+
+counters! {
+    Transfers, "", "shm_":
+    process_fetches,
+    process_fetch_bytes,
+    process_writes,
+    process_write_bytes,
 }
 
 /// What an adapter knows of processes that it fetches from, and what it says to those that fetch from it.

@@ -1,36 +1,6 @@
 //! The counters of the fabrics over UDP.
 
-/// Plain counters, read by a snapshot. With a prefix, `append_as` tells them from those of the network beside them.
-macro_rules! counters {
-    (@struct $of:ident: $($(#[$m:meta])* $name:ident,)*) => {
-        /// Plain counters; read by a snapshot.
-        #[derive(Clone, Copy, Debug, Default)]
-        pub(crate) struct $of {
-            $($(#[$m])* pub(crate) $name: u64,)*
-        }
-    };
-    ($of:ident, $prefix:literal: $($(#[$m:meta])* $name:ident,)*) => {
-        counters! { @struct $of: $($(#[$m])* $name,)* }
-        impl $of {
-            pub(crate) fn append_as(&self, part: bool, out: &mut Vec<hca_core::Counter>) {
-                $({
-                    let name = if part { concat!($prefix, stringify!($name)) } else { stringify!($name) };
-                    out.push(hca_core::Counter { name, value: self.$name });
-                })*
-            }
-        }
-    };
-    ($of:ident: $($(#[$m:meta])* $name:ident,)*) => {
-        counters! { @struct $of: $($(#[$m])* $name,)* }
-        impl $of {
-            pub(crate) fn append(&self, out: &mut Vec<hca_core::Counter>) {
-                $(out.push(hca_core::Counter { name: stringify!($name), value: self.$name });)*
-            }
-        }
-    };
-}
-
-pub(crate) use counters;
+use hca_core::counters;
 
 counters! {
     Counters:

@@ -36,7 +36,7 @@ use crate::share::Share;
 use crate::{
     Fabric, FabricAttr, FabricLink, ManagementDesk, OpenError, RxBudget, RxOutcome, RxPacket, TxBatch,
 };
-pub(crate) use counters::{Counters, counters};
+pub(crate) use counters::Counters;
 pub(crate) use end::{End, Sink, by_end};
 use group::Group;
 pub(crate) use multicast::member;

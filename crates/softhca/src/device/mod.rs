@@ -438,7 +438,8 @@ unsafe impl Device for SoftHca {
         }
         self.shared.control(|e| {
             let t = &e.core.tables;
-            e.core.counters.list(&t.counts, &mut out);
+            e.core.counters.append(&mut out);
+            crate::counters::named(&t.counts, &mut out);
             crate::counters::named_faults(&t.key_faults, &mut out);
             let ops = OpCounts::default();
             ops.add_all(&t.ops_of_the_gone);

@@ -468,11 +468,11 @@ impl Core {
             if qpn == Qpn::MULTICAST.raw() {
                 return self.receive_multicast(now, rx, &packet);
             }
-            self.counters.unknown_qp += 1;
+            self.counters.rx_unknown_qp += 1;
             return;
         };
         if entry.res.peer.is_some_and(|peer| peer != rx.header.src) {
-            self.counters.foreign_source += 1;
+            self.counters.rx_foreign_source += 1;
             return;
         }
         if entry.dormancy != Dormancy::Awake {
@@ -664,7 +664,7 @@ impl Core {
             pace.spend_of_queue_pair(now, tx.len_bytes() - before);
         }
         let done = if sent > 0 { 0 } else { done_since(entry, oldest) };
-        self.counters.tx_packets += sent as u64;
+        self.counters.tx_requests_and_responses += sent as u64;
         self.settle(slot);
         (full, done)
     }

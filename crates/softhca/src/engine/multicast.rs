@@ -96,7 +96,7 @@ impl Core {
     #[cold]
     pub(crate) fn receive_multicast(&mut self, now: Instant, rx: &RxPacket<'_>, packet: &Packet<'_>) {
         let Some(members) = self.groups.0.get_mut(&rx.header.dst) else {
-            self.counters.unknown_group += 1;
+            self.counters.rx_unknown_group += 1;
             return;
         };
         let members = core::mem::take(members);

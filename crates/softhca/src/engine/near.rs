@@ -277,11 +277,11 @@ impl Core {
         let Some(qpn) = hca_transport::dest_of(message) else { return 0 };
         let slot = slot_of(qpn.raw());
         let Some(entry) = self.qps.at_mut(slot).filter(|e| e.machine.qpn() == qpn) else {
-            self.counters.unknown_qp += 1;
+            self.counters.rx_unknown_qp += 1;
             return 0;
         };
         if entry.res.near_peer != Some(from) {
-            self.counters.foreign_source += 1;
+            self.counters.rx_foreign_source += 1;
             return 0;
         }
         if entry.dormancy != Dormancy::Awake {

@@ -92,11 +92,11 @@ impl Core {
         let slot = named.map_or(NONE, slot_of);
         let entry = self.qps.at_mut(slot).filter(|e| Some(e.machine.qpn().raw()) == named);
         let Some(entry) = entry else {
-            self.counters.unknown_qp += 1;
+            self.counters.rx_unknown_qp += 1;
             return;
         };
         if entry.res.peer.is_some_and(|peer| peer != rx.header.src) {
-            self.counters.foreign_source += 1;
+            self.counters.rx_foreign_source += 1;
             return;
         }
         let QpEntry { machine, res, .. } = &mut **entry;
