@@ -51,7 +51,7 @@
 //! | `dma`, `iova` | mappings of memory for the device, and their addresses |
 //! | `linux` | functions of this machine |
 //! | [`user`] | functions of a server; the wire, which servers share |
-//! | `wake` | [`Waker`], and its other half for servers |
+//! | `wake`, `signal` | [`Waker`], and its other half for servers; signals that never wait |
 #![deny(unsafe_code)]
 
 #[cfg(doc)]
@@ -70,6 +70,7 @@ mod linux;
 mod mapping;
 mod memory;
 pub mod mmio;
+mod signal;
 pub mod user;
 mod wake;
 

@@ -1,4 +1,4 @@
-//! Signals to eventfds that clients share, without ever blocking the sender.
+//! Signals to eventfds that other processes share, without ever blocking the sender.
 //!
 //! A write to an eventfd blocks while the counter has no room, unless the file is non-blocking. Every holder of the
 //! eventfd can change the counter and that flag. The end of an asynchronous request that names an eventfd
@@ -46,32 +46,30 @@ const SIGNALS: u32 = 1;
 const ENDS: usize = 16;
 type End = [u64; 4];
 
-/// What sends signals.
+/// What signals eventfds that other processes share. A signal never waits, whatever they do to the eventfd.
 #[derive(Debug)]
-pub(super) struct Signals {
+pub struct Signals {
     context: c_ulong,
     empty: OwnedFd,
 }
 
 impl Signals {
+    /// Asks the system for asynchronous requests.
+    ///
     /// # Errors
-    /// The system has no asynchronous requests, or none left.
-    pub(super) fn new() -> Result<Self, Errno> {
+    /// The system has none, or none left: a kernel without them, a filter of system calls or the limit fs.aio-max-nr can
+    /// be why.
+    pub fn new() -> Result<Self, Errno> {
         let empty = memory_file("hca-signals", MemfdFlags::empty(), 0)?;
         let mut context: c_ulong = 0;
         // SAFETY: it writes a name of the context that it makes, and nothing else.
         let made = unsafe { libc::syscall(libc::SYS_io_setup, ENDS as c_long, &raw mut context) };
-        result(made).inspect_err(|errno| {
-            tracing::warn!(
-                "interrupts of a client were refused, as they need asynchronous requests (io_setup): {errno}; a kernel \
-                 without them, a filter of system calls or the limit fs.aio-max-nr can be why"
-            );
-        })?;
+        result(made)?;
         Ok(Self { context, empty })
     }
 
     /// Adds 1 to an eventfd's counter, if there is room. What is no eventfd is left alone.
-    pub(super) fn send(&self, eventfd: BorrowedFd<'_>) {
+    pub fn send(&self, eventfd: BorrowedFd<'_>) {
         let mut sent = self.submit(eventfd);
         if sent == Err(Errno::AGAIN) {
             // The ends of all before are still there.
@@ -79,7 +77,7 @@ impl Signals {
             sent = self.submit(eventfd);
         }
         if let Err(errno) = sent {
-            tracing::debug!("an interrupt is lost: {errno}");
+            tracing::debug!("a signal is lost: {errno}");
         }
     }
 

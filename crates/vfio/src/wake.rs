@@ -12,6 +12,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::mmio::{Mmio, Register};
+use crate::signal::Signals;
 
 /// Whether a descriptor that another process has sent can be an eventfd: it is no file, pipe, socket or device. Writes
 /// to one of those may block, or end the process by a signal.
@@ -48,6 +49,8 @@ pub struct Waker {
 
 struct Inner {
     event: OwnedFd,
+    /// By which a wake never waits, though the server may have filled the eventfd and changed its flags.
+    signals: Option<Signals>,
     /// The same, where that barrier does not run here.
     sleeps: Option<Register<u32>>,
 }
@@ -66,7 +69,7 @@ impl Waker {
         let light = membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok();
         let word = sleeps.map(|w| w.register(0));
         let (sleeps, fenced) = if light { (word, None) } else { (None, word) };
-        Self { sleeps, inner: Arc::new(Inner { event, sleeps: fenced }) }
+        Self { sleeps, inner: Arc::new(Inner { event, signals: Signals::new().ok(), sleeps: fenced }) }
     }
 
     /// Wakes the server if it sleeps; to be called after each doorbell, or after the last of several. While the server
@@ -92,7 +95,10 @@ impl Waker {
 
     fn wake(&self) {
         // A counter that is full wakes as well, and a server that is gone needs no waking.
-        let _ = rustix::io::write(&self.inner.event, &1_u64.to_ne_bytes());
+        match &self.inner.signals {
+            Some(signals) => signals.send(self.inner.event.as_fd()),
+            None => _ = rustix::io::write(&self.inner.event, &1_u64.to_ne_bytes()),
+        }
     }
 }
 
@@ -164,6 +170,8 @@ impl Sleeper {
 
 #[cfg(test)]
 mod tests {
+    use test_support::waiting::ends;
+
     use super::*;
     use crate::mapping::Mapping;
 
@@ -211,6 +219,16 @@ mod tests {
         server.awake();
         let mut fds = [PollFd::new(&event, PollFlags::IN)];
         assert_eq!(poll(&mut fds, Some(&Timespec::default())), Ok(0), "what woke it is taken");
+    }
+
+    #[test]
+    fn a_server_that_fills_its_eventfd_and_has_writes_wait_stops_no_client() {
+        use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+        let server = Sleeper::new().unwrap();
+        let waker = Waker::new(server.descriptors()[0].try_clone_to_owned().unwrap(), None);
+        rustix::io::write(&server.event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        fcntl_setfl(&server, fcntl_getfl(&server).unwrap() - OFlags::NONBLOCK).unwrap();
+        ends("the server is woken", move || (0..100).for_each(|_| waker.after_doorbell()));
     }
 
     #[test]

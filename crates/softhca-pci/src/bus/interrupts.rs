@@ -7,10 +7,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use hca_vfio::user::can_be_eventfd;
+use hca_vfio::user::{Signals, can_be_eventfd};
 use rustix::io::Errno;
-
-use crate::bus::signal::Signals;
 
 /// Vectors that a function has.
 pub(crate) const VECTORS: usize = 32;
@@ -87,7 +85,13 @@ impl Interrupts {
             }
         }
         if self.signals.is_none() && eventfds.iter().any(Option::is_some) {
-            self.signals = Some(Signals::new()?);
+            let signals = Signals::new().inspect_err(|errno| {
+                tracing::warn!(
+                    "interrupts of a client were refused, as they need asynchronous requests (io_setup): {errno}; a \
+                     kernel without them, a filter of system calls or the limit fs.aio-max-nr can be why"
+                );
+            });
+            self.signals = Some(signals?);
         }
         for (i, eventfd) in eventfds.into_iter().enumerate() {
             self.set(first + i, eventfd);

@@ -3,6 +3,5 @@
 pub(crate) mod interrupts;
 pub(crate) mod pci;
 pub(crate) mod registers;
-mod signal;
 pub(crate) mod uar;
 mod vfio_user;

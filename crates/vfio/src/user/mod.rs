@@ -8,6 +8,7 @@ mod client;
 pub mod serve;
 pub mod wire;
 
+pub use crate::signal::Signals;
 pub use crate::wake::{Sleeper, can_be_eventfd, take_count};
 pub use channel::{Channel, ChannelError, Received};
 pub(crate) use client::connect;
