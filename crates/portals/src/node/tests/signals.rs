@@ -89,20 +89,6 @@ fn a_signal_tells_once_of_what_comes_behind_its_arming() {
 }
 
 #[test]
-fn a_waker_may_wait_for_the_node_while_it_is_cloned_and_dropped() {
-    fn look(node: &Node, waker: &Waker) {
-        let looked = node.poll_ready(&mut TaskContext::from_waker(waker), |_| Ok(None::<()>));
-        assert!(looked.is_pending());
-    }
-    let [node, _] = nodes(|o| o);
-    ends("wakers are registered", move || {
-        let waits = node.clone();
-        let waker = wakers::running(move || look(&waits, Waker::noop()));
-        (0..2).for_each(|_| look(&node, &waker));
-    });
-}
-
-#[test]
 fn a_signal_leads_a_loop_to_what_has_come() {
     let [a, b] = nodes(|o| o);
     let (ni, md, _) = interface(&a);
@@ -157,7 +143,7 @@ fn signals_that_come_and_go_leave_nothing_where_nothing_is_told() {
 }
 
 /// The states of the threads that wake futures, in this process: `S` of one that sleeps.
-fn wakers() -> Vec<char> {
+fn threads_that_wake() -> Vec<char> {
     let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let stats = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
     // The state follows the name, which is in parentheses.
@@ -172,7 +158,7 @@ fn futures_are_woken_by_a_thread_that_their_node_has_while_it_is_there() {
     let (there, eq, to) = put_to(&b);
     let ct = there.ct_alloc().unwrap();
     let threads = |count| {
-        while wakers().len() != count {
+        while threads_that_wake().len() != count {
             thread::yield_now();
         }
     };
@@ -185,7 +171,7 @@ fn futures_are_woken_by_a_thread_that_their_node_has_while_it_is_there() {
             assert!(looks < 100, "they are woken for ever, and nothing comes");
             assert!(poll_by(once.as_mut(), &first).is_pending());
             assert!(poll_by(twice.as_mut(), &second).is_pending());
-            while wakers() != ['S'] {
+            while threads_that_wake() != ['S'] {
                 thread::yield_now();
             }
             if !(first_told.try_recv().is_ok() | second_told.try_recv().is_ok()) {
@@ -219,6 +205,22 @@ fn futures_are_woken_by_a_thread_that_their_node_has_while_it_is_there() {
         };
         assert_eq!(got.event.hdr_data, 7);
     }
+    may_wait_while_its_waker_is_cloned_and_dropped(&b);
     drop((there, b));
     threads(0);
+}
+
+/// A task whose waker's clone and drop wait for the node, too.
+fn may_wait_while_its_waker_is_cloned_and_dropped(node: &Node) {
+    fn look(node: &Node, waker: &Waker) {
+        let looked = node.poll_ready(&mut TaskContext::from_waker(waker), |_| Ok(None::<()>));
+        assert!(looked.is_pending());
+    }
+    // The node keeps the waker, and the waker does not keep the node.
+    let (node, waits) = (node.clone(), Arc::downgrade(&node.inner));
+    ends("wakers are registered", move || {
+        let waits = move || waits.upgrade().map(|inner| Node { inner });
+        let waker = wakers::running(move || _ = waits().map(|node| look(&node, Waker::noop())));
+        (0..2).for_each(|_| look(&node, &waker));
+    });
 }
