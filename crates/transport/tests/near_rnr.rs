@@ -11,24 +11,6 @@ fn rnr(number: u16, done: u16) -> Msg {
 }
 
 #[test]
-fn a_refused_request_waits_for_its_timer_whatever_else_is_to_be_sent() {
-    let mut p = Ways::rc();
-    p.send(A, SendOp::Send, 0, 8);
-    p.settle();
-    p.fire(A);
-    p.log.clear();
-    // Requests that are posted meanwhile, and answers to the peer, must not carry it along.
-    p.send(A, WRITE, 0, 8);
-    assert!(p.send_at_once(A) || !p.a.qp.wants_transmit());
-    p.send(B, READ, 0, 8);
-    p.settle();
-    assert_eq!(p.b.host.statuses(), [Success]);
-    assert_eq!(p.kinds(A), [M::ReadData]);
-    p.recv(B, 0, 8);
-    p.ends(&[Success; 2]);
-}
-
-#[test]
 fn a_request_that_was_refused_half_sent_still_has_its_turn_before_others() {
     let mut p = Ways::rc();
     p.burst = 2;

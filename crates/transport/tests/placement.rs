@@ -47,7 +47,7 @@ fn their_packets_are_as_the_annex_has_them() {
     p.run();
     assert_eq!((p.ops(A), p.psns(A)), (vec![P::AtomicWrite, P::Flush], vec![PSN, PSN + 1]));
     assert_eq!((p.ops(B), p.psns(B)), (vec![P::ReadResponseOnly; 2], vec![PSN, PSN + 1]));
-    let sent: Vec<_> = p.wire.iter().map(|s| Packet::parse(&s.bytes).unwrap()).collect();
+    let sent: Vec<_> = p.wire.iter().map(|s| s.packet()).collect();
     assert_eq!((sent[0].opcode().raw(), sent[1].opcode().raw()), (0x1d, 0x1c));
     let reth = |packet: &Packet<'_>| {
         let reth = packet.reth().unwrap();

@@ -303,7 +303,7 @@ fn a_shared_receive_queue_tells_no_credits(by: By) {
     p.ends(&[Success; 41]);
     match &p {
         Link::Packets(p) => {
-            let mut answers = p.wire.iter().filter(|s| s.side == B);
+            let mut answers = p.sent(B);
             assert!(answers.all(|s| s.syndrome() == Some(Syndrome::Ack(None))));
         }
         Link::Messages(p) => assert!(p.sent(B).iter().all(|m| m.kind == M::Ack && !m.has(LIMITED))),
@@ -445,7 +445,7 @@ fn duplicates_of_every_kind_are_answered_again_and_carried_out_once(by: By) {
         match &p {
             // The same answer; the credits may have changed.
             Link::Packets(p) => {
-                let said: Vec<_> = p.wire.iter().filter(|s| s.side == B).map(|s| (s.op(), s.psn())).collect();
+                let said: Vec<_> = p.sent(B).map(|s| (s.op(), s.psn())).collect();
                 assert_eq!(said[0], said[1], "{op:?}");
             }
             Link::Messages(p) => {

@@ -16,7 +16,7 @@ fn quiet(p: &mut Pair, count: usize) {
 }
 /// Whether each packet of A asked, in order.
 fn asked(p: &Pair) -> Vec<bool> {
-    p.wire.iter().filter(|s| s.side == A).map(|s| Packet::parse(&s.bytes).unwrap().bth().ack_req()).collect()
+    p.sent(A).map(|s| s.packet().bth().ack_req()).collect()
 }
 /// Makes the round trip known, so that probes wait 300 us.
 fn measure(p: &mut Pair) {
@@ -309,8 +309,8 @@ const SLOW: Fate = Fate::Late(10 * MS);
 
 /// Bytes that each READ request of A asks for, in order.
 fn asked_for(p: &Pair) -> Vec<u32> {
-    let requests = p.wire.iter().filter(|s| s.side == A && s.op() == Some(P::ReadRequest));
-    requests.map(|s| Packet::parse(&s.bytes).unwrap().reth().unwrap().dma_len.get()).collect()
+    let requests = p.sent(A).filter(|s| s.op() == Some(P::ReadRequest));
+    requests.map(|s| s.packet().reth().unwrap().dma_len.get()).collect()
 }
 
 #[test]

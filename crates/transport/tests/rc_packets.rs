@@ -43,10 +43,7 @@ fn an_acknowledgement_never_passes_a_read_response() {
     let mut p = Pair::rc();
     p.send(A, READ, 0, 1000);
     p.send(A, WRITE, 0, 4);
-    p.transmit_side(A);
-    for s in p.wire.clone() {
-        p.deliver(B, &s.bytes);
-    }
+    p.flow(A);
     let now = Instant::from_nanos(p.now);
     let mut sink = VecSink::with_room(100);
     for _ in 0..3 {
@@ -145,8 +142,8 @@ fn a_lost_read_response_is_asked_for_again_from_the_missing_byte() {
     p.ends(&[Success]);
     p.expect_bytes(A, 8192, 0, 3000);
     assert_eq!(p.psns(A), [PSN, 1]);
-    let again = p.wire.iter().filter(|s| s.side == A).nth(1).unwrap();
-    let reth = *Packet::parse(&again.bytes).unwrap().reth().unwrap();
+    let again = p.sent(A).nth(1).unwrap();
+    let reth = *again.packet().reth().unwrap();
     assert_eq!((reth.va.get(), reth.dma_len.get()), (1024, 3000 - 1024));
     assert_eq!(p.b.host.counted(Count::Duplicate), 1);
     assert!(p.now < 100_000, "recovered without a timer");
@@ -225,7 +222,7 @@ fn after_an_rnr_nak_one_packet_goes_alone_until_it_is_taken() {
     p.recv(B, 0, 600);
     p.recv(B, 0, 600);
     p.ends(&[Success; 3]);
-    let left: Vec<u64> = p.wire.iter().filter(|s| s.side == A).skip(before).map(|s| s.at_ns).collect();
+    let left: Vec<u64> = p.sent(A).skip(before).map(|s| s.at_ns).collect();
     assert!(left.len() <= 8, "the first one, and the six behind it once it was taken");
     assert!(left[left.len() - 6..].iter().all(|at| *at == left[left.len() - 1]), "the six in one train");
     assert_eq!(p.a.host.counted(Count::Probe), 0, "each that went alone asked");
@@ -251,7 +248,7 @@ fn an_acknowledgement_is_asked_for_often_enough_to_keep_the_window_moving() {
     for s in &p.wire {
         run += 1;
         assert!(run <= 32);
-        if Packet::parse(&s.bytes).unwrap().bth().ack_req() {
+        if s.packet().bth().ack_req() {
             run = 0;
         }
     }
@@ -377,12 +374,12 @@ fn what_fills_a_packet_up_is_zeros() {
         p.recv(B, 0, 300);
         p.send(A, op, 0, len);
         p.run();
-        for sent in p.wire.iter().filter(|s| s.side == A) {
-            let packet = Packet::parse(&sent.bytes).unwrap();
+        for sent in p.sent(A) {
+            let packet = sent.packet();
             let pad = usize::from(packet.bth().pad());
             assert!(sent.bytes.ends_with(&[0; 3][..pad]), "{op:?}: {:x?}", sent.bytes);
         }
-        let last = p.wire.iter().rfind(|s| s.side == A).unwrap();
-        assert_ne!(Packet::parse(&last.bytes).unwrap().bth().pad(), 0);
+        let last = p.sent(A).last().unwrap();
+        assert_ne!(last.packet().bth().pad(), 0);
     }
 }

@@ -9,6 +9,7 @@ use pair::*;
 
 both!(
     what_finds_no_receive_request_is_tried_again_after_the_timer,
+    what_was_refused_waits_for_its_timer_whatever_else_is_to_be_sent,
     what_was_refused_goes_alone,
     rnr_retries_run_out,
     rnr_retries_are_counted_for_each_request,
@@ -48,6 +49,25 @@ fn what_finds_no_receive_request_is_tried_again_after_the_timer(by: By) {
             assert_eq!(p.rnr_naks(), 1);
         }
     }
+}
+
+fn what_was_refused_waits_for_its_timer_whatever_else_is_to_be_sent(by: By) {
+    let mut p = by.rc();
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    p.skip();
+    let begun = p.begun(A);
+    // Requests that are posted meanwhile, and answers to the peer, must not carry it along.
+    p.send(A, WRITE, 0, 8);
+    if let Link::Messages(ways) = &mut p {
+        assert!(ways.send_at_once(A) || !ways.a.qp.wants_transmit());
+    }
+    p.send(B, READ, 0, 8);
+    p.settle();
+    assert_eq!(p.b.host.statuses(), [Success]);
+    assert_eq!(p.begun(A), begun);
+    p.recv(B, 0, 8);
+    p.ends(&[Success; 2]);
 }
 
 fn rnr_retries_run_out(by: By) {

@@ -92,7 +92,7 @@ fn every_packet_names_the_context_and_requests_name_both_queue_pairs() {
     send(&mut p, (AT_A[1], to), SendOp::FetchAdd { remote: at(0, key), add: 1 }, 0, 8);
     p.ends(&[Success; 4]);
     for sent in &p.wire {
-        let packet = Packet::parse(&sent.bytes).unwrap();
+        let packet = sent.packet();
         assert_eq!(packet.opcode().kind(), Some(TransportKind::Rd));
         assert_eq!(packet.rdeth().map(|r| r.eec.get()), Some(qpn(sent.side.other()).raw()), "{packet:?}");
         let ends = packet.deth().map(|d| (d.qkey.get(), d.src_qp.get()));

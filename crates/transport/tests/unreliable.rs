@@ -315,9 +315,9 @@ fn only_the_last_packet_of_a_solicited_message_says_so_and_no_write_does() {
                 p.post(A, op, 0, len, flags);
             }
             p.run();
-            let solicited = |s: &Sent| Packet::parse(&s.bytes).unwrap().bth().solicited();
+            let solicited = |s: &Sent| s.packet().bth().solicited();
             // A probe comes after them.
-            let mine = p.wire.iter().filter(|s| s.side == A).take(3 * packets);
+            let mine = p.sent(A).take(3 * packets);
             let said: Vec<usize> = mine.enumerate().filter(|(_, s)| solicited(s)).map(|(n, _)| n).collect();
             assert_eq!(said, [packets - 1], "{qp_type:?}, {len} bytes");
         }

@@ -138,7 +138,7 @@ fn every_request_packet_names_its_queue_and_no_response_does() {
     p.send(A, SendOp::FetchAdd { remote: remote(0), add: 1 }, 0, 8);
     p.ends(&[Success; 4]);
     for sent in &p.wire {
-        let packet = Packet::parse(&sent.bytes).unwrap();
+        let packet = sent.packet();
         assert_eq!(packet.opcode().kind(), Some(TransportKind::Xrc));
         let named = packet.xrceth().map(|x| x.srqn.get());
         assert_eq!(named, (sent.side == A).then_some(one), "{packet:?}");

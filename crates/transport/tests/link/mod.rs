@@ -204,9 +204,7 @@ impl Link {
     /// All packets or messages that a side sent, but Hellos.
     pub fn sent(&self, side: Side) -> Vec<Vec<u8>> {
         match self {
-            Self::Packets(pair) => {
-                pair.wire.iter().filter(|s| s.side == side).map(|s| s.bytes.clone()).collect()
-            }
+            Self::Packets(pair) => pair.sent(side).map(|s| s.bytes.clone()).collect(),
             Self::Messages(ways) => {
                 ways.sent(side).into_iter().filter(|m| m.kind != M::Hello).map(Msg::bytes).collect()
             }

@@ -87,14 +87,17 @@ pub struct Sent {
     pub bytes: Vec<u8>,
 }
 impl Sent {
+    pub fn packet(&self) -> Packet<'_> {
+        Packet::parse(&self.bytes).unwrap()
+    }
     pub fn op(&self) -> Option<PacketOp> {
-        Packet::parse(&self.bytes).unwrap().opcode().op()
+        self.packet().opcode().op()
     }
     pub fn psn(&self) -> u32 {
-        Packet::parse(&self.bytes).unwrap().bth().psn().raw()
+        self.packet().bth().psn().raw()
     }
     pub fn syndrome(&self) -> Option<Syndrome> {
-        Packet::parse(&self.bytes).unwrap().aeth().and_then(|a| Syndrome::decode(a.syndrome))
+        self.packet().aeth().and_then(|a| Syndrome::decode(a.syndrome))
     }
 }
 
@@ -432,6 +435,11 @@ impl Pair {
     pub fn take_all(&mut self, side: Side) {
         self.take(|t| t.2 == side);
     }
+    /// Lets a side send all that it may, and the other side take all that is on its way to it.
+    pub fn flow(&mut self, side: Side) {
+        self.transmit_side(side);
+        self.take_all(side.other());
+    }
     /// Loses all that is on its way.
     pub fn lose(&mut self) {
         self.transit.clear();
@@ -486,22 +494,23 @@ impl Pair {
     }
     pub fn last(&self, n: usize) -> Vec<String> {
         let from = self.wire.len().saturating_sub(n);
-        self.wire[from..]
-            .iter()
-            .map(|s| format!("{} {:?} {:?}", s.at_ns, s.side, Packet::parse(&s.bytes).unwrap()))
-            .collect()
+        self.wire[from..].iter().map(|s| format!("{} {:?} {:?}", s.at_ns, s.side, s.packet())).collect()
+    }
+    /// The packets that a side sent, in order.
+    pub fn sent(&self, side: Side) -> impl Iterator<Item = &Sent> {
+        self.wire.iter().filter(move |s| s.side == side)
     }
     /// Operations that a side sent, in order.
     pub fn ops(&self, side: Side) -> Vec<PacketOp> {
-        self.wire.iter().filter(|s| s.side == side).filter_map(Sent::op).collect()
+        self.sent(side).filter_map(Sent::op).collect()
     }
     /// PSNs that a side sent, in order.
     pub fn psns(&self, side: Side) -> Vec<u32> {
-        self.wire.iter().filter(|s| s.side == side).map(Sent::psn).collect()
+        self.sent(side).map(Sent::psn).collect()
     }
     pub fn naks(&self, side: Side) -> Vec<NakCode> {
         let nak = |s: &Sent| if let Some(Syndrome::Nak(c)) = s.syndrome() { Some(c) } else { None };
-        self.wire.iter().filter(|s| s.side == side).filter_map(nak).collect()
+        self.sent(side).filter_map(nak).collect()
     }
     /// Sends of A ended like this.
     #[track_caller]
