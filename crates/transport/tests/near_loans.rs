@@ -121,25 +121,26 @@ fn what_the_peer_cant_fetch_is_sent_by_value_and_takes_one_receive_request() {
 }
 
 #[test]
-fn a_lent_write_is_judged_by_the_targets_key() {
-    for len in [5_000_u32, 200_000] {
+fn a_loan_that_cant_be_taken_ends_the_connection() {
+    let (beyond, within) = (remote(MEMORY - 4_000), remote(500_000));
+    let (none, list) = (WcStatus::RemoteInvalidRequest, WcStatus::RemoteOperation);
+    // The target's key is wrong, the peer does not have what it lends, or the receive request's list can't be written.
+    for (op, len, status) in [
+        (SendOp::Write(beyond), 5_000, WcStatus::RemoteAccess),
+        (SendOp::Write(beyond), 200_000, WcStatus::RemoteAccess),
+        (SendOp::Send, 6000, none),
+        (SendOp::Write(within), 6000, none),
+        (SendOp::WriteImm(within, 1), 6000, none),
+        (SendOp::Send, 6000, list),
+    ] {
         let mut p = lending();
-        p.send(A, SendOp::Write(remote(MEMORY - 4_000)), 0, len);
-        p.ends(&[WcStatus::RemoteAccess]);
-        assert!(p.b.host.near.fetched.is_empty());
-        assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Error, QpState::Error));
-    }
-}
-
-#[test]
-fn a_loan_of_what_the_peer_does_not_have_ends_the_connection() {
-    for op in [SendOp::Send, SendOp::Write(remote(500_000)), SendOp::WriteImm(remote(500_000), 1)] {
-        let mut p = lending();
-        p.b.host.near.bad = true;
-        p.recv(B, 0, 6000);
-        p.send(A, op, 0, 6000);
-        p.ends(&[WcStatus::RemoteInvalidRequest]);
+        p.b.host.near.bad = status == none;
+        p.recv_raw(B, 500_000, 6000, status == list);
+        p.send(A, op, 0, len);
+        p.ends(&[status]);
+        assert!(p.b.host.near.fetched.is_empty() || status == list);
         assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Error, QpState::Error), "{op:?}");
+        assert!(status != list || p.b.host.recvs()[0].1.status == WcStatus::LocalProtection);
     }
 }
 
@@ -377,13 +378,4 @@ fn a_loan_needs_a_receive_request_with_room() {
     p.ends(&[WcStatus::RemoteInvalidRequest]);
     assert_eq!(p.b.host.recvs()[0].1.status, WcStatus::LocalLength);
     assert!(p.b.host.near.fetched.is_empty());
-}
-
-#[test]
-fn a_loan_into_a_list_that_cant_be_written_is_a_remote_operation_error() {
-    let mut p = lending();
-    p.recv_raw(B, 500_000, 6000, true);
-    p.send(A, SendOp::Send, 0, 6000);
-    p.ends(&[WcStatus::RemoteOperation]);
-    assert_eq!(p.b.host.recvs()[0].1.status, WcStatus::LocalProtection);
 }

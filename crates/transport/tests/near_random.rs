@@ -1,14 +1,15 @@
 //! Reliable connection by messages, at random: each request ends once, in order, with the right bytes, for all times at
 //! which the peers become ready and all orders of turns; and no received bytes do harm.
+mod cases;
 mod messages;
 mod pair;
 
+use cases::cases;
 use messages::plan::*;
 use messages::*;
 use pair::ops::*;
 use pair::*;
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 
 fn op() -> impl Strategy<Value = (Op, SendFlags)> {
     let len = prop_oneof![
@@ -54,18 +55,6 @@ fn setup() -> impl Strategy<Value = Setup> {
         timeout: 0,
         ..Setup::default()
     })
-}
-
-/// 256 cases of a fixed seed; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` ask for others.
-fn config() -> ProptestConfig {
-    let given = ProptestConfig::default();
-    let cases = match std::env::var_os("PROPTEST_CASES") {
-        _ if cfg!(miri) => 1,
-        Some(_) => given.cases,
-        None => 256,
-    };
-    let rng_seed = if given.rng_seed == RngSeed::Random { RngSeed::Fixed(1) } else { given.rng_seed };
-    ProptestConfig { cases, rng_seed, failure_persistence: None, ..given }
 }
 
 fn harm() -> impl Strategy<Value = Harm> {
@@ -125,7 +114,7 @@ fn a_plain_send_says_sends_and_writes_to_be_done() {
 }
 
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(cases(256))]
 
     #[test]
     fn whoever_has_the_next_turn_nothing_is_lost_doubled_or_reordered(

@@ -1,11 +1,12 @@
 //! Random scripts of operations over a wire that loses, doubles and delays: exactly once, in order, the
 //! right bytes, one completion a request, and quiet at the end.
+mod cases;
 mod pair;
 
+use cases::cases;
 use pair::ops::*;
 use pair::*;
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 use test_support::random::Rng;
 
 fn op() -> impl Strategy<Value = (Op, SendFlags)> {
@@ -89,20 +90,8 @@ fn setup() -> impl Strategy<Value = Setup> {
         })
 }
 
-/// 128 cases of a fixed seed; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` ask for others.
-fn config() -> ProptestConfig {
-    let given = ProptestConfig::default();
-    let cases = match std::env::var_os("PROPTEST_CASES") {
-        _ if cfg!(miri) => 1,
-        Some(_) => given.cases,
-        None => 128,
-    };
-    let rng_seed = if given.rng_seed == RngSeed::Random { RngSeed::Fixed(1) } else { given.rng_seed };
-    ProptestConfig { cases, rng_seed, failure_persistence: None, ..given }
-}
-
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(cases(128))]
 
     #[test]
     fn a_faulty_wire_loses_doubles_and_reorders_no_message(
