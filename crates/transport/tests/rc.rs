@@ -632,6 +632,7 @@ fn a_timeout_that_is_called_too_early_sends_nothing_again(by: By) {
         p.now += after;
         p.with(A, |now, qp, host| qp.handle_timeout(now, host));
         assert_eq!((p.transmit_side(A), p.sent(A).len()), (false, sent));
+        assert_eq!(p.a.host.counted(Count::Probe) + p.a.host.counted(Count::Timeout), 0);
     }
     p.ends(&[Success]);
 }
