@@ -11,6 +11,7 @@ both!(
     what_finds_no_receive_request_is_tried_again_after_the_timer,
     what_was_refused_waits_for_its_timer_whatever_else_is_to_be_sent,
     what_was_refused_goes_alone,
+    the_same_refusal_once_more_uses_up_no_retry,
     rnr_retries_run_out,
     rnr_retries_are_counted_for_each_request,
     rnr_retry_seven_is_for_ever,
@@ -68,6 +69,27 @@ fn what_was_refused_waits_for_its_timer_whatever_else_is_to_be_sent(by: By) {
     assert_eq!(p.begun(A), begun);
     p.recv(B, 0, 8);
     p.ends(&[Success; 2]);
+}
+
+fn the_same_refusal_once_more_uses_up_no_retry(by: By) {
+    let mut p = by.connected(&Setup { rnr_retry: 1, ..Setup::default() });
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    assert_eq!(p.rnr_naks(), 1);
+    // A peer that was slow refuses each of the copies that were sent to it meanwhile.
+    for skips in [false, true] {
+        if skips {
+            p.skip();
+        }
+        p.deliver(A, &by.answer(0, Syndrome::RnrNak(RnrTimer::new(1))));
+        p.expect_sends(&[]);
+    }
+    let begun = p.now;
+    p.recv(B, 0, 8);
+    p.ends(&[Success]);
+    assert_eq!(p.a.host.counted(Count::RnrNakReceived), 3);
+    let resent = begun + RnrTimer::new(1).duration().as_nanos() as u64;
+    assert!(p.now <= resent + 2 * LATENCY_NS, "it waits no longer for them: {} ns", p.now - resent);
 }
 
 fn rnr_retries_run_out(by: By) {

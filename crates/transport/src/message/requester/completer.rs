@@ -103,6 +103,10 @@ impl Requester {
         let code = match Syndrome::decode(head.extra as u8) {
             Some(Syndrome::RnrNak(timer)) => {
                 host.count(Count::RnrNakReceived);
+                if self.rnr.is_waiting() && self.next == self.una && self.sent == 0 {
+                    // Of a copy that went to a slow peer: the same refusal once more.
+                    return Ok(());
+                }
                 self.rnr.refused(now.as_nanos(), timer)?;
                 self.refused = true;
                 self.recount(self.una, host);
