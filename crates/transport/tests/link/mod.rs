@@ -91,31 +91,32 @@ pub enum Link {
     Messages(Ways),
 }
 
+/// The same of both.
+macro_rules! each {
+    ($link:expr, $way:ident => $do:expr) => {
+        match $link {
+            Link::Packets($way) => $do,
+            Link::Messages($way) => $do,
+        }
+    };
+}
+
 impl Deref for Link {
     type Target = Pair;
     fn deref(&self) -> &Pair {
-        match self {
-            Self::Packets(pair) => pair,
-            Self::Messages(ways) => ways,
-        }
+        each!(self, way => way)
     }
 }
 impl DerefMut for Link {
     fn deref_mut(&mut self) -> &mut Pair {
-        match self {
-            Self::Packets(pair) => pair,
-            Self::Messages(ways) => ways,
-        }
+        each!(self, way => way)
     }
 }
 
 impl Link {
     /// Goes on until all is quiet, timers included.
     pub fn run(&mut self) {
-        match self {
-            Self::Packets(pair) => pair.run(),
-            Self::Messages(ways) => ways.run(),
-        }
+        each!(self, way => way.run());
     }
     /// Goes on until all is quiet; A's requests, all that it ever posted, ended like this.
     #[track_caller]
@@ -125,24 +126,15 @@ impl Link {
     }
     /// One turn. `false`: all is quiet.
     pub fn turn(&mut self) -> bool {
-        match self {
-            Self::Packets(pair) => pair.turn(),
-            Self::Messages(ways) => ways.step(),
-        }
+        each!(self, way => way.turn())
     }
     /// Goes on, without letting a timer fire, until nothing moves.
     pub fn settle(&mut self) {
-        match self {
-            Self::Packets(pair) => pair.settle(),
-            Self::Messages(ways) => ways.settle(),
-        }
+        each!(self, way => way.settle());
     }
     /// Lets the next timer fire. `false`: there is none.
     pub fn skip(&mut self) -> bool {
-        match self {
-            Self::Packets(pair) => pair.skip(),
-            Self::Messages(ways) => ways.skip(),
-        }
+        each!(self, way => way.skip())
     }
     /// Lets a side send all that it may, an acknowledgement included.
     pub fn transmit_side(&mut self, side: Side) -> bool {
@@ -177,10 +169,7 @@ impl Link {
     }
     /// Lets a side take all that is on its way to it.
     pub fn take_all(&mut self, side: Side) {
-        match self {
-            Self::Packets(pair) => pair.take_all(side),
-            Self::Messages(ways) => ways.take_all(side),
-        }
+        each!(self, way => way.take_all(side));
     }
     /// Lets a side send all that it may, and the other side take all that is on its way to it.
     pub fn flow(&mut self, side: Side) {
@@ -189,10 +178,7 @@ impl Link {
     }
     /// Loses all that is on its way.
     pub fn lose(&mut self) {
-        match self {
-            Self::Packets(pair) => pair.lose(),
-            Self::Messages(ways) => ways.lose(),
-        }
+        each!(self, way => way.lose());
     }
     /// Gives a side what came, or was made by hand.
     pub fn deliver(&mut self, to: Side, bytes: &[u8]) {
@@ -222,10 +208,7 @@ impl Link {
     }
     /// The refusals of a side, in order, but those for want of a receive request.
     pub fn naks(&self, side: Side) -> Vec<NakCode> {
-        match self {
-            Self::Packets(pair) => pair.naks(side),
-            Self::Messages(ways) => ways.naks(side),
-        }
+        each!(self, way => way.naks(side))
     }
     /// The refusals of B for want of a receive request.
     pub fn rnr_naks(&self) -> u64 {

@@ -284,7 +284,7 @@ impl Ways {
         })
     }
     /// Sends, takes, and else lets the next timer fire. `false`: all is quiet.
-    pub fn step(&mut self) -> bool {
+    pub fn turn(&mut self) -> bool {
         let mut any = false;
         for side in [A, B] {
             any |= self.send_side(side) > 0;
@@ -310,7 +310,7 @@ impl Ways {
         // What is done directly may want several turns, in which nothing is sent.
         let mut idle = 0;
         for _ in 0..20_000 {
-            if self.step() {
+            if self.turn() {
                 idle = 0;
                 continue;
             }
