@@ -198,16 +198,6 @@ fn small_sends_go_as_far_as_the_peer_has_receive_requests() {
 }
 
 #[test]
-fn a_small_send_to_a_peer_that_is_gone_fails() {
-    let mut p = small(1);
-    p.with(A, |_, qp, host| qp.peer_gone(host));
-    p.send(A, SendOp::Send, 0, 8);
-    p.send_side(A);
-    p.expect_sends(&[Success, WcStatus::RetryExceeded]);
-    assert_eq!(p.sent_of(A, M::Send), 0);
-}
-
-#[test]
 fn the_quick_way_is_for_those_whom_nothing_keeps_back() {
     // Before anything was said, the peer does not know the partition key.
     let p = Ways::rc();

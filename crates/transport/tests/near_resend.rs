@@ -1,4 +1,5 @@
-//! Reliable connection by messages: requests that are sent again, the times of that, and their single execution.
+//! Reliable connection by messages: requests that are sent again, the times of that, and their single execution; refusals
+//! for want of a receive request that come amid them.
 mod messages;
 mod pair;
 
@@ -357,15 +358,23 @@ fn when_the_peer_is_gone_all_fails_at_once_and_later_posts_too() {
     assert_eq!(p.a.host.done.last(), Some(&Done::RecvFlushed(0)));
     assert_eq!(p.a.qp.state(), QpState::Error);
     assert!(p.a.qp.next_deadline().is_none() && !p.a.qp.wants_transmit());
-    // With nothing under way it is told by the next request.
-    let mut p = Ways::rc();
-    p.with(A, |_, qp, host| qp.peer_gone(host));
-    assert_eq!(p.a.qp.state(), QpState::Rts);
-    assert!(!p.a.qp.is_idle_near());
-    p.send(A, READ, 0, 8);
-    p.send_side(A);
-    p.expect_sends(&[WcStatus::RetryExceeded]);
-    assert!(p.log.is_empty());
+    // With nothing under way it is told by the next request, also of a peer that was known to have a receive request.
+    for (op, known) in [(READ, false), (SendOp::Send, true)] {
+        let mut p = Ways::rc();
+        p.recv(B, 0, 8);
+        if known {
+            p.send(A, WRITE, 0, 8);
+            p.settle();
+            (p.a.host.done, p.log) = (Vec::new(), Vec::new());
+        }
+        p.with(A, |_, qp, host| qp.peer_gone(host));
+        assert_eq!(p.a.qp.state(), QpState::Rts);
+        assert!(!p.a.qp.is_idle_near());
+        p.send(A, op, 0, 8);
+        p.send_side(A);
+        p.expect_sends(&[WcStatus::RetryExceeded]);
+        assert!(p.log.is_empty());
+    }
     // The same where there is no way to it any more.
     let mut p = Ways::rc();
     p.with(A, |_, qp, host| qp.peer_gone(host));
@@ -427,4 +436,74 @@ fn a_silent_peer_is_given_up_at_its_time_though_more_is_posted() {
     }
     assert_eq!(p.now - begin, RESEND_NS + patience);
     p.expect_sends(&[Success, WcStatus::RetryExceeded, WrFlushed]);
+}
+
+fn rnr(number: u16, done: u16) -> Msg {
+    let syndrome = Syndrome::RnrNak(RnrTimer::new(1)).encode();
+    Msg::new(M::Nak, A, number).flags(0).done(done).extra(syndrome.into())
+}
+
+#[test]
+fn a_request_that_was_refused_half_sent_still_has_its_turn_before_others() {
+    let mut p = Ways::rc();
+    p.burst = 2;
+    p.send(A, SendOp::Send, 0, 3 * PIECE as u32);
+    p.flow(A);
+    p.flow(B);
+    assert_eq!(p.rnr_naks(B), 1);
+    assert!(!p.a.qp.is_idle_near());
+    p.recv(B, 0, 3 * PIECE);
+    p.ends(&[Success]);
+    assert!(p.a.qp.is_idle_near());
+}
+
+#[test]
+fn a_second_refusal_of_the_same_request_may_come_amid_its_next_try() {
+    let len = 3 * PIECE as u32;
+    let mut p = Ways::rc();
+    p.fill(A, 0, 4 * PIECE);
+    p.send(A, SendOp::Send, 0, len);
+    p.send(A, SendOp::Send, 100, len);
+    p.settle();
+    p.skip();
+    p.skip();
+    p.recvs(2, B, 200_000, len as usize);
+    // The first piece of its next try is in, as a refusal comes that an earlier copy brought on.
+    p.burst = 1;
+    p.flow(A);
+    assert!(p.b.host.held.is_some());
+    p.hand_msg(A, &rnr(NUMBER, NUMBER));
+    p.burst = 64;
+    p.ends(&[Success; 2]);
+    assert_eq!(p.b.qp.state(), QpState::Rts);
+    assert_eq!(p.b.host.recvs().iter().map(|r| r.0).collect::<Vec<_>>(), [0, 1]);
+    p.expect_bytes(B, 200_000, 100, len as usize);
+}
+
+#[test]
+fn a_request_that_is_begun_anew_uses_one_receive_request_as_the_requester_is_told() {
+    let len = 3 * PIECE as u32;
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Send, 0, len);
+    p.settle();
+    p.skip();
+    p.skip();
+    p.recvs(3, B, 200_000, len as usize);
+    // Its first piece is in, and it begins again, as a refusal comes that an earlier copy brought on.
+    p.burst = 1;
+    p.flow(A);
+    p.hand_msg(A, &rnr(NUMBER, NUMBER));
+    p.burst = 64;
+    p.ends(&[Success]);
+    let told = p.last_limit();
+    assert_eq!((told, p.b.host.rq.len()), (Some(3), 2), "one is used, and two are left");
+}
+
+#[test]
+fn a_peer_gone_during_an_rnr_wait_is_not_waited_for() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    p.with(A, |_, qp, host| qp.peer_gone(host));
+    p.expect_sends(&[WcStatus::RetryExceeded]);
 }

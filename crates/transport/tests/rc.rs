@@ -657,7 +657,7 @@ fn what_is_left_of_an_earlier_connection_is_dropped(by: By) {
     for bytes in &old {
         p.deliver(B, bytes);
     }
-    // And an old answer.
+    // Old answers are, too.
     p.send(A, WRITE, 0, 8);
     p.transmit_side(A);
     p.deliver(A, &by.answer(1, Syndrome::Ack(None)));

@@ -301,7 +301,7 @@ fn answers_to_what_was_never_sent_are_dropped(by: By) {
             Syndrome::RnrNak(RnrTimer::new(1)),
         ] {
             if by == By::Packets && n == -1 && matches!(syndrome, Syndrome::Ack(_)) {
-                // What is acknowledged by now, with other credits.
+                // The last acknowledgement once more, with other credits.
                 continue;
             }
             let before = p.a.host.counted(Count::DroppedPsn);
@@ -521,7 +521,7 @@ fn packets_that_no_request_called_for_are_bad_responses() {
         (READ, 8, read(P::ReadResponseOnly, 0)),
         (READ, 8, read(P::ReadResponseFirst, 8)),
         (READ, 600, read(P::ReadResponseLast, 256)),
-        // It ends early, where no probe asked for less.
+        // The end comes early, where no probe asked for less.
         (READ, 1000, read(P::ReadResponseOnly, 256)),
         (ADD, 8, read(P::ReadResponseOnly, 8)),
         (READ, 8, Raw { ext: vec![0; 12], ..Raw::rc(P::AtomicAcknowledge, A, PSN) }),
@@ -534,6 +534,7 @@ fn packets_that_no_request_called_for_are_bad_responses() {
 #[test]
 fn messages_that_no_request_called_for_are_bad_responses() {
     let msg = |kind, flags, len| Msg::new(kind, A, NUMBER).done(NUMBER).flags(flags).data(len);
+    let lent = |flags, len| msg(M::ReadData, flags, 0).remote(remote(0), len);
     let both = FIRST | LAST;
     let cases: Vec<(SendOp, u32, Msg)> = vec![
         (SendOp::Send, 8, msg(M::ReadData, both, 8)),
@@ -548,7 +549,12 @@ fn messages_that_no_request_called_for_are_bad_responses() {
         (ADD, 8, msg(M::ReadData, both, 8)),
         (ADD, 8, msg(M::Original, both, 7)),
         (ADD, 8, msg(M::Original, both, 9)),
-        // It was not answered, and yet is said to be done.
+        // The loan is longer than what is left, too short for the last, not the first, and of no length.
+        (READ, 5000, lent(LENT | FIRST | LAST, 5001)),
+        (READ, 5000, lent(LENT | FIRST | LAST, 4999)),
+        (READ, 5000, lent(LENT | LAST, 5000)),
+        (READ, 5000, lent(LENT | FIRST, 0)),
+        // The request was not answered, and yet is said to be done.
         (READ, 8, Msg::new(M::Ack, A, NUMBER).done(NUMBER + 1)),
         (WRITE, 8, Msg::new(M::Nak, A, NUMBER).flags(0).done(NUMBER).extra(0xff)),
         (READ, 8, Msg::new(M::Write, A, NUMBER + 1).done(NUMBER + 1).remote(remote(0), 0)),

@@ -65,7 +65,7 @@ impl By {
     pub fn unit(self) -> usize {
         if self == Self::Packets { 256 } else { PIECE }
     }
-    /// What B would say of A's nth request (from 0), each of one packet or message.
+    /// The answer of B to A's nth request (from 0), each of one packet or message.
     pub fn answer(self, n: i32, syndrome: Syndrome) -> Vec<u8> {
         match self {
             Self::Packets => {
