@@ -1,10 +1,12 @@
 //! Reliable connection by messages, at random: each request ends once, in order, with the right bytes, for all times at
 //! which the peers become ready and all orders of turns; and no received bytes do harm.
 mod cases;
+mod link;
 mod messages;
 mod pair;
 
 use cases::cases;
+use link::alike;
 use messages::plan::*;
 use messages::*;
 use pair::ops::*;
@@ -113,6 +115,34 @@ fn a_plain_send_says_sends_and_writes_to_be_done() {
     }
 }
 
+/// A request that may be refused, by its sender or by its target.
+fn faulty_op() -> impl Strategy<Value = (SendOp, u32, SendFlags, bool)> {
+    let addr = prop_oneof![8 => Just(64), 1 => Just(68), 1 => Just(MEMORY as u64 - 4)];
+    let key = prop_oneof![9 => Just(KEY), 1 => Just(Rkey::new(1))];
+    let len = prop_oneof![4 => Just(8), 1 => Just(0), 1 => 1..9000_u32];
+    let flags = prop_oneof![4 => Just(SendFlags::empty()), 1 => Just(SendFlags::FENCE)];
+    let bad = prop_oneof![15 => Just(false), 1 => Just(true)];
+    (0..10, addr, key, len, flags, bad).prop_map(|(kind, addr, rkey, len, flags, bad)| {
+        let remote = RemoteAddr { addr, rkey };
+        let (placement, selectivity) = (Placement::GLOBAL_VISIBILITY, Selectivity::Range);
+        let op = match kind {
+            0 => SendOp::Send,
+            1 => SendOp::SendImm(len),
+            2 => SendOp::SendInv(rkey),
+            3 => SendOp::Write(remote),
+            4 => SendOp::WriteImm(remote, len),
+            5 => SendOp::Read(remote),
+            6 => SendOp::FetchAdd { remote, add: 3 },
+            7 => SendOp::CompareSwap { remote, compare: 0, swap: 5 },
+            8 => SendOp::AtomicWrite { remote, value: [len as u8; 8] },
+            _ => SendOp::Flush { remote, len, placement, selectivity },
+        };
+        // Of several packets the first one shows whether the key is right, and the last one takes a receive request.
+        let most = if kind == 4 { 256 } else { len };
+        (op, if op.has_list() { len.min(most) } else { 0 }, flags | SendFlags::SIGNALED, bad)
+    })
+}
+
 proptest! {
     #![proptest_config(cases(256))]
 
@@ -137,6 +167,27 @@ proptest! {
         for plan in &plans {
             plan.check(&mut p);
         }
+    }
+
+    #[test]
+    fn programs_are_told_the_same_by_packets_and_by_messages(
+        setup in setup(),
+        rnr_retry in 0..4_u8,
+        access in prop_oneof![9 => Just(Access::all()), 1 => Just(Access::all() - Access::REMOTE_ATOMIC)],
+        recvs in prop::collection::vec(
+            prop_oneof![8 => Just((9000, false)), 1 => Just((4, false)), 1 => Just((9000, true))], 0..MAX_OPS),
+        ops in prop::collection::vec(faulty_op(), 1..MAX_OPS),
+    ) {
+        let setup = Setup { rnr_retry, access, ..setup };
+        alike(&setup, "random", |p| {
+            for (i, (len, bad)) in recvs.iter().enumerate() {
+                p.recv_raw(B, 500_000 + 9000 * i, *len, *bad);
+            }
+            for (i, (op, len, flags, bad)) in ops.iter().enumerate() {
+                let request = hca_transport::SendRequest { op: (*op).into(), flags: *flags, len: *len, dest: None };
+                p.post_raw(A, Posted { request, addr: 9000 * i, bad: *bad });
+            }
+        });
     }
 
     #[test]
