@@ -15,6 +15,7 @@
 //! | `port` | [`PortAttr`], [`GidEntry`], [`QpInfo`], [`DeviceClock`]: properties of a device |
 //! | `ability` | [`Abilities`] that only some devices have: [`MemoryWindows`], [`ExtendedConnections`], [`ReliableDatagrams`]; [`CqStatus`], [`SrqStatus`], [`MrStatus`] |
 //! | `device` | [`Device`] (control path) and its ports (data path) |
+//! | `random` | [`SplitMix64`] |
 //! | `offload` | [`OffloadEngine`]: an engine of the layer above, which a device may run |
 //!
 //! ```
@@ -35,6 +36,7 @@ mod num;
 mod offload;
 mod port;
 mod qp;
+mod random;
 mod time;
 mod wc;
 pub mod wire;
@@ -48,6 +50,7 @@ pub use num::*;
 pub use offload::*;
 pub use port::*;
 pub use qp::*;
+pub use random::*;
 pub use time::*;
 pub use wc::*;
 pub use wr::*;

@@ -2,26 +2,19 @@
 
 use core::time::Duration;
 
+use hca_core::SplitMix64;
+
 /// A generator of pseudo-random numbers (xoshiro256**): small, fast, the same on every machine.
 #[derive(Clone, Debug)]
 pub struct Rng {
     s: [u64; 4],
 }
 
-/// One step of splitmix64: turns any number into a well mixed one.
-pub(crate) fn mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 impl Rng {
     /// The generator with this seed.
     pub fn new(seed: u64) -> Self {
-        let mut state = seed;
-        Self { s: core::array::from_fn(|_| mix(&mut state)) }
+        let mut seeds = SplitMix64::new(seed);
+        Self { s: core::array::from_fn(|_| seeds.next_u64()) }
     }
     /// An independent generator, seeded by this one.
     #[must_use]

@@ -67,7 +67,6 @@ mod patience;
 mod ports;
 mod queues;
 #[cfg(not(loom))]
-mod random;
 mod sync;
 
 #[cfg(not(loom))]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hca_core::{
     AsyncEvent, Counter, Device, DeviceAttr, DeviceClock, DeviceError, EventObject, GidEntry, GidType, Pkey,
-    PortAttr, PortCounters, Psn, QpInfo,
+    PortAttr, PortCounters, Psn, QpInfo, SplitMix64,
 };
 use hca_process::Fork;
 
@@ -222,12 +222,10 @@ impl Ctx {
         self.fork.is_child()
     }
 
-    /// A fresh initial PSN (splitmix64 of a counter).
+    /// A fresh initial PSN.
     pub(crate) fn next_psn(&self) -> Psn {
-        let mut z = self.psn.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Psn::new((z >> 32) as u32)
+        let state = self.psn.fetch_add(SplitMix64::STEP, Ordering::Relaxed);
+        Psn::new((SplitMix64::mix(state) >> 32) as u32)
     }
 
     /// Checks what `Pd::alloc*` and `Pd::register` have in common.

@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use hca_core::wire::ICRC_BYTES;
-use hca_core::{AddressVector, Counter, Instant, counters};
+use hca_core::{AddressVector, Counter, Instant, SplitMix64, counters};
 
 use crate::{
     Direction, Fabric, FabricAttr, ManagementDesk, MulticastGroups, PacketHeader, PathError, PathId, QpEnds,
@@ -32,23 +32,16 @@ const RETRY_AFTER: Duration = Duration::from_micros(100);
 /// The byte of the BTH that the ICRC does not cover.
 const UNCOVERED_BYTE: usize = 4;
 
-/// A small generator of good numbers (splitmix64), so that a seed means the same everywhere.
-struct Rng(u64);
+/// A generator of chances.
+struct Rng(SplitMix64);
 
 impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
     fn chance(&mut self, probability: f64) -> bool {
-        probability > 0.0 && ((self.next() >> 11) as f64) < probability * (1_u64 << 53) as f64
+        probability > 0.0 && ((self.0.next_u64() >> 11) as f64) < probability * (1_u64 << 53) as f64
     }
     /// A number below `n`.
     fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+        ((u128::from(self.0.next_u64()) * u128::from(n)) >> 64) as u64
     }
 }
 
@@ -87,8 +80,9 @@ struct Luck {
 
 impl Luck {
     fn new(seed: u64) -> Self {
-        let mut seeds = Rng(seed);
-        let [loss, duplicate, corrupt, reorder, delay] = core::array::from_fn(|_| Rng(seeds.next()));
+        let mut seeds = SplitMix64::new(seed);
+        let mut rng = || Rng(SplitMix64::new(seeds.next_u64()));
+        let [loss, duplicate, corrupt, reorder, delay] = [(); 5].map(|()| rng());
         Self { loss, duplicate, corrupt, reorder, delay }
     }
 }
@@ -233,13 +227,13 @@ impl Faulty {
     pub fn new(inner: Box<dyn Fabric>, plan: FaultPlan) -> Self {
         let mut attr = inner.attr().clone();
         attr.name = format!("faulty+{}", attr.name);
-        let mut seeds = Rng(plan.seed);
+        let mut seeds = SplitMix64::new(plan.seed);
         Self {
             inner,
             attr,
             script: plan.script,
-            tx: Side::new(plan.tx, seeds.next()),
-            rx: Side::new(plan.rx, seeds.next()),
+            tx: Side::new(plan.tx, seeds.next_u64()),
+            rx: Side::new(plan.rx, seeds.next_u64()),
             out: TxBatch::with_capacity(OUT_BYTES),
             retry_at: None,
         }

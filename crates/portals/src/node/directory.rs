@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hca_core::{Gid, Lid, Qpn};
+use hca_core::{Gid, Lid, Qpn, SplitMix64};
 use hca_matching::{Nid, Pid, Rank};
 use hca_verbs::Context;
 
@@ -152,7 +152,7 @@ pub(super) fn nid_of(gid: Gid) -> Nid {
         IpAddr::V4(ip) => Nid(ip.to_bits()),
         IpAddr::V6(ip) => {
             let halves = ip.to_bits();
-            let folded = super::mix(halves as u64 ^ super::mix((halves >> 64) as u64));
+            let folded = SplitMix64::mix(halves as u64 ^ SplitMix64::mix((halves >> 64) as u64));
             // Never the wildcard.
             Nid((folded as u32).min(u32::MAX - 1))
         }

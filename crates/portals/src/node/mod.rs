@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use hca_core::{Completion, CqHandle, Instant, OffloadEngine, Qpn};
+use hca_core::{Completion, CqHandle, Instant, OffloadEngine, Qpn, SplitMix64};
 use hca_matching::instrument::{self, Part};
 use hca_matching::{Jid, Nid, Pid, Rank, Uid};
 use hca_process::Fork;
@@ -224,7 +224,7 @@ pub(crate) struct State {
     /// Queue pairs for peers that were made.
     attempts: u32,
     keepalive: Duration,
-    random: u64,
+    random: SplitMix64,
     /// The time of the next timer.
     timer: Option<Instant>,
     /// The device runs the node.
@@ -324,7 +324,7 @@ impl Node {
             connect_timeout: options.connect_timeout,
             attempts: 0,
             keepalive: options.keepalive,
-            random: seed,
+            random: SplitMix64::new(seed),
             timer: None,
             offloaded: offload.is_some(),
             sooner: false,
@@ -719,8 +719,7 @@ impl State {
     }
     /// A random number.
     fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.random)
+        self.random.next_u64()
     }
     /// Says goodbye, as far as that needs no waiting.
     fn close(&mut self) {
@@ -743,11 +742,5 @@ impl State {
 
 /// Of a node that draws its numbers from this seed: none of those numbers.
 fn incarnation_of(seed: u64) -> u64 {
-    mix(seed ^ 0x6e6f_6465)
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    SplitMix64::mix(seed ^ 0x6e6f_6465)
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use hca_core::wire::{Placement, Selectivity};
 use hca_core::{
     Dest, Instant, Lkey, Payload, QpType, Qpn, RdDest, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr,
-    Sge, Srqn, UdDest, WcStatus,
+    Sge, SplitMix64, Srqn, UdDest, WcStatus,
 };
 
 use super::conn::QKEY;
@@ -16,7 +16,6 @@ use super::plan::Mistake;
 use super::world::{Checked, World};
 use crate::arena::{post_recv, post_send};
 use crate::checker::fingerprint;
-use crate::rng::mix;
 
 /// The longest unreliable WRITE.
 const UC_WRITE_BYTES: usize = 1024;
@@ -25,10 +24,10 @@ pub(super) const GRH_BYTES: usize = 40;
 
 /// The bytes of a message.
 fn pattern(key: u64, len: usize) -> Vec<u8> {
-    let mut state = key;
+    let mut numbers = SplitMix64::new(key);
     let mut out = Vec::with_capacity(len + 8);
     while out.len() < len {
-        out.extend_from_slice(&mix(&mut state).to_le_bytes());
+        out.extend_from_slice(&numbers.next_u64().to_le_bytes());
     }
     out.truncate(len);
     out
@@ -51,8 +50,8 @@ impl With {
             Self::Invalidated(k) => (2, k.raw(), 0),
             Self::WriteImm(i, len) => (3, i, len),
         };
-        let mut state = kind << 60 ^ u64::from(a) << 24 ^ u64::from(b) ^ u64::from(src) << 33;
-        mix(&mut state)
+        let all = kind << 60 ^ u64::from(a) << 24 ^ u64::from(b) ^ u64::from(src) << 33;
+        SplitMix64::new(all).next_u64()
     }
 }
 

@@ -47,8 +47,8 @@ use crate::ports::cq::SoftCq;
 use crate::ports::recv::SrqPort;
 use crate::queues::cq::{CqEntry, CqShared};
 use crate::queues::ring::ring;
-use crate::random::Random;
 use crate::sync::{Arc, AtomicUsize};
+use hca_core::SplitMix64 as Random;
 
 /// A host channel adapter in software.
 pub struct SoftHca {
@@ -86,7 +86,7 @@ impl SoftHca {
         };
         // Queue pair numbers begin elsewhere each time an adapter is opened, so that packets to one that is
         // gone do not find its successor at the same address.
-        let first_generation = Random::new(seed ^ 1).next() as u32 & 0xffff;
+        let first_generation = Random::new(seed ^ 1).next_u64() as u32 & 0xffff;
         let mut opened_on = fabric.attr().clone();
         opened_on.max_mtu = options.mtu.unwrap_or(opened_on.max_mtu).min(opened_on.max_mtu);
         let (attr, port) = describe(&opened_on, &l, fabric.groups().map_or(0, |groups| groups.limit()));

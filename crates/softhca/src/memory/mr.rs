@@ -15,7 +15,7 @@ use std::sync::Arc;
 use hca_core::{Access, DeviceError, MrHandle, MrInit, MrKeys, MrStatus, PdHandle};
 
 use crate::memory::scattered::Scattered;
-use crate::random::Random;
+use hca_core::SplitMix64 as Random;
 use windows::Window;
 
 /// Free slots that are kept unused before one is used again.
@@ -126,7 +126,7 @@ impl MrTable {
     }
     /// Another tag than a slot had last: the old key must miss.
     fn other_tag(&mut self, slot: u32) -> u8 {
-        let (tag, last) = (self.random.next() as u8, self.entries[slot as usize].tag);
+        let (tag, last) = (self.random.next_u64() as u8, self.entries[slot as usize].tag);
         if tag == last { tag.wrapping_add(1) } else { tag }
     }
     /// The key of a slot with its present tag.
@@ -422,7 +422,7 @@ const HALF_MASK: u32 = (1 << HALF) - 1;
 
 impl Permutation {
     fn new(random: &mut Random) -> Self {
-        Self { keys: core::array::from_fn(|_| random.next() as u32) }
+        Self { keys: core::array::from_fn(|_| random.next_u64() as u32) }
     }
     #[inline]
     fn round(half: u32, key: u32) -> u32 {

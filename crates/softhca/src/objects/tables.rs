@@ -315,7 +315,7 @@ mod tests {
     use crate::notify::runs::Attention;
     use crate::queues::cq::CqShared;
     use crate::queues::ring::ring;
-    use crate::random::Random;
+    use hca_core::SplitMix64 as Random;
 
     /// Completions that went to the poller's room, and to the queue once that was full: all are kept, in their order.
     #[test]

@@ -210,7 +210,7 @@ mod tests {
     use hca_core::{Lkey, MrInit};
 
     use super::*;
-    use crate::random::Random;
+    use hca_core::SplitMix64 as Random;
 
     const PD: PdHandle = PdHandle { index: 1, generation: 0 };
     const OTHER: PdHandle = PdHandle { index: 2, generation: 0 };
