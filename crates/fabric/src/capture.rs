@@ -31,7 +31,6 @@ const OPT_EPB_FLAGS: u16 = 2;
 const TSRESOL_NS: u8 = 9;
 /// Headers in front of the UDP payload at most: Ethernet, IPv6, UDP.
 const MAX_FRAME_HEADERS: usize = 14 + 40 + 8;
-const DEFAULT_HOP_LIMIT: u8 = 64;
 /// Bytes that are held back before they are written.
 const BUFFER_BYTES: usize = 1 << 18;
 
@@ -244,7 +243,7 @@ fn mac(ip: IpAddr) -> [u8; 6] {
 /// The frame: Ethernet, then IP and UDP, or a GRH, and the payload. `None`: its addresses are of two families.
 fn whole(frame: &TapFrame<'_>, out: &mut Vec<u8>) -> Option<()> {
     let PacketHeader { src, dst, src_port, traffic_class, hop_limit } = frame.header;
-    let hop_limit = if hop_limit == 0 { DEFAULT_HOP_LIMIT } else { hop_limit };
+    let hop_limit = crate::paths::hop_limit(hop_limit);
     let (src_mac, dst_mac) = (mac(src), mac(dst));
     if frame.version == RoceVersion::V1 {
         let ether_type = Be16::new(ether_type::ROCEV1);

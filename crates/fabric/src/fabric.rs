@@ -121,7 +121,7 @@ pub struct QpEnds {
 }
 
 /// The fields of a packet's headers before the BTH.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PacketHeader {
     /// The sender's address.
     pub src: IpAddr,

@@ -18,6 +18,7 @@ use crate::flow::{Checked, RxFlows};
 #[cfg(not(loom))]
 use crate::glance::{Glance, InputWord};
 use crate::icrc::{FlowCrc, Icrc};
+use crate::paths::{PathTable, hop_limit};
 use crate::{
     Direction, Fabric, FabricAttr, FabricLink, MulticastGroups, PacketHeader, PathError, PathId, QpEnds,
     RxBudget, RxOutcome, RxPacket, Tap, TapFrame, Train, TxBatch,
@@ -28,13 +29,10 @@ use hca_core::counters;
 const QUEUE_BYTES: usize = 4 << 20;
 /// Trains that a queue holds, likewise; what comes beyond is dropped.
 const QUEUE_TRAINS: usize = 16_384;
-/// Paths of one fabric.
-const MAX_PATHS: usize = 1 << 20;
 /// Groups of one fabric.
 const MAX_GROUPS: u32 = 128;
 /// Every loopback flow has this source port.
 const SRC_PORT: u16 = 0xc000;
-const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// A train on its way.
 #[derive(Clone, Copy)]
@@ -218,7 +216,7 @@ impl LoopbackNet {
             net: self.clone(),
             queue,
             taken: Taken::default(),
-            paths: Vec::new(),
+            paths: PathTable::new(),
             icrc: Icrc::new(),
             flows: RxFlows::shown(addr),
             groups: Vec::new(),
@@ -230,10 +228,7 @@ impl LoopbackNet {
 }
 
 struct Path {
-    av: AddressVector,
-    refs: u32,
-    peer: IpAddr,
-    hop_limit: u8,
+    header: PacketHeader,
     crc: FlowCrc,
     queue: Option<Arc<Queue>>,
     ident: u16,
@@ -260,7 +255,7 @@ pub struct LoopbackFabric {
     net: LoopbackNet,
     queue: Arc<Queue>,
     taken: Taken,
-    paths: Vec<Option<Path>>,
+    paths: PathTable<(PacketHeader, u32), Path>,
     icrc: Icrc,
     flows: RxFlows,
     /// The groups that are joined, each with its flows.
@@ -342,34 +337,18 @@ impl Fabric for LoopbackFabric {
     }
 
     fn open_path_of(&mut self, av: &AddressVector, ends: QpEnds) -> Result<PathId, PathError> {
-        let (peer, local) = (av.dgid.ip(), self.attr.local);
-        PathError::unless_addressable(peer, ends)?;
-        let crc = FlowCrc::new(local, peer, SRC_PORT).ok_or(PathError::Family { peer, local })?;
-        if let Some(i) = self.paths.iter().position(|p| p.as_ref().is_some_and(|p| p.av == *av)) {
-            self.paths[i].as_mut().expect("found above").refs += 1;
-            return Ok(PathId(i as u32));
-        }
-        let slot = match self.paths.iter().position(Option::is_none) {
-            Some(free) => free,
-            None if self.paths.len() == MAX_PATHS => return Err(PathError::Limit(MAX_PATHS)),
-            None => {
-                self.paths.push(None);
-                self.paths.len() - 1
-            }
-        };
-        let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
-        self.paths[slot] = Some(Path { av: *av, refs: 1, peer, hop_limit, crc, queue: None, ident: 0 });
-        Ok(PathId(slot as u32))
+        let (src, dst) = (self.attr.local, av.dgid.ip());
+        PathError::unless_addressable(dst, ends)?;
+        let crc = FlowCrc::new(src, dst, SRC_PORT).ok_or(PathError::Family { peer: dst, local: src })?;
+        let (traffic_class, hop_limit) = (av.traffic_class, hop_limit(av.hop_limit));
+        let header = PacketHeader { src, dst, src_port: SRC_PORT, traffic_class, hop_limit };
+        let key = (header, av.flow_label);
+        let found = self.paths.find(&key)?;
+        Ok(found.unwrap_or_else(|| self.paths.insert(key, Path { header, crc, queue: None, ident: 0 })))
     }
 
     fn close_path(&mut self, path: PathId) {
-        let Some(slot) = self.paths.get_mut(path.0 as usize) else { return };
-        if let Some(p) = slot {
-            p.refs -= 1;
-            if p.refs == 0 {
-                *slot = None;
-            }
-        }
+        self.paths.close(path);
     }
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
@@ -377,7 +356,7 @@ impl Fabric for LoopbackFabric {
         for k in 0..waiting {
             let train = batch.trains()[k];
             let packets = train.packets() as u64;
-            let Some(path) = self.paths.get_mut(train.path.0 as usize).and_then(Option::as_mut) else {
+            let Some(path) = self.paths.get_mut(train.path) else {
                 self.counters.tx_lost_closed += packets;
                 continue;
             };
@@ -386,13 +365,7 @@ impl Fabric for LoopbackFabric {
             self.icrc.seal(&path.crc, first, train.segment, batch.bytes_mut(&train));
             batch.apply_flips(&train);
             let bytes = batch.bytes(&train);
-            let header = PacketHeader {
-                src: self.attr.local,
-                dst: path.peer,
-                src_port: SRC_PORT,
-                traffic_class: path.av.traffic_class,
-                hop_limit: path.hop_limit,
-            };
+            let header = path.header;
             if let Some(tap) = &mut self.tap {
                 let (direction, version) = (Direction::Tx, crate::RoceVersion::V2);
                 for (k, payload) in bytes.chunks(train.segment).enumerate() {
@@ -402,11 +375,11 @@ impl Fabric for LoopbackFabric {
             }
             let Train { segment, len, .. } = train;
             let frame = Frame { header, ident: first, segment, len };
-            if path.peer.is_multicast() {
+            if header.dst.is_multicast() {
                 self.net.push_to_group(frame, bytes);
             } else {
                 if path.queue.as_ref().is_none_or(|q| q.left.load(Ordering::Relaxed)) {
-                    path.queue = self.net.queue(path.peer);
+                    path.queue = self.net.queue(header.dst);
                 }
                 let Some(queue) = &path.queue else {
                     self.counters.tx_lost_unreachable += packets;

@@ -1,7 +1,7 @@
 //! Open paths, by destination and by name; a name distinguishes a reused slot from its earlier use.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use hca_core::{AddressVector, Qpn};
@@ -21,8 +21,11 @@ const SLOT_BITS: u32 = 20;
 /// time; a common flow label avoids the cost.
 pub const PORTS_PER_PEER: u16 = 16;
 const _: () = assert!(PORTS_PER_PEER.is_power_of_two() && PORTS_PER_PEER <= !FIRST_PORT);
-/// Hop limit where the address vector leaves it open.
-const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// The hop limit of packets whose address vector asks for this one; 0 leaves it open.
+pub(crate) const fn hop_limit(asked: u8) -> u8 {
+    if asked == 0 { 64 } else { asked }
+}
 
 /// Whether an address is one of an interface, and says nothing without it.
 pub(crate) fn is_link_local(ip: IpAddr) -> bool {
@@ -81,12 +84,12 @@ impl PathKey {
         if peer.is_ipv4() != local.is_ipv4() {
             return Err(PathError::Family { peer, local });
         }
-        let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
         let flow_label = av.flow_label & 0xf_ffff;
         let lane = ends.local.filter(|_| flow_label == 0).map_or(0, lane_of);
         // A group's packets go to all processes.
         let number = if peer.is_multicast() { Some(Qpn::MULTICAST) } else { ends.peer };
         let process = number.map_or(Process::Unknown, Process::of);
+        let hop_limit = hop_limit(av.hop_limit);
         Ok(Self { peer, traffic_class: av.traffic_class, hop_limit, flow_label, lane, process })
     }
 
@@ -96,26 +99,22 @@ impl PathKey {
     }
 }
 
-struct Slot<P> {
+struct Slot<K, P> {
     generation: u32,
     users: u32,
-    path: Option<(PathKey, P)>,
+    path: Option<(K, P)>,
 }
 
-/// All open paths of one address.
-pub(crate) struct PathTable<P> {
-    slots: Vec<Slot<P>>,
-    free: Vec<u32>,
-    by_key: HashMap<PathKey, PathId>,
-    /// The ports that were used last; the first are drawn by chance.
-    last_ports: u16,
+/// The source ports of new paths.
+pub(crate) struct Ports {
+    /// Those that were used last; the first are drawn by chance.
+    last: u16,
 }
 
-impl<P> PathTable<P> {
+impl Ports {
     pub(crate) fn new() -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), by_key: HashMap::new(), last_ports: chance() as u16 }
+        Self { last: chance() as u16 }
     }
-
     /// What the source port of a new path is made of: the flow label, as Linux does it; else ports that were not used
     /// for the longest time, so that a flow that begins anew is none that its receiver knows, as its Identifications
     /// are others. Ports of different lanes differ.
@@ -123,17 +122,30 @@ impl<P> PathTable<P> {
         if key.flow_label != 0 {
             return (key.flow_label ^ key.flow_label >> 14) as u16;
         }
-        self.last_ports = self.last_ports.wrapping_add(PORTS_PER_PEER);
-        self.last_ports & !(PORTS_PER_PEER - 1) | key.lane
+        self.last = self.last.wrapping_add(PORTS_PER_PEER);
+        self.last & !(PORTS_PER_PEER - 1) | key.lane
+    }
+}
+
+/// All open paths of one address, by what two users of one path have in common.
+pub(crate) struct PathTable<K, P> {
+    slots: Vec<Slot<K, P>>,
+    free: Vec<u32>,
+    by_key: HashMap<K, PathId>,
+}
+
+impl<K: Copy + Eq + Hash, P> PathTable<K, P> {
+    pub(crate) fn new() -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), by_key: HashMap::new() }
     }
 
     /// Whether a path of this key is open.
-    pub(crate) fn contains(&self, key: &PathKey) -> bool {
+    pub(crate) fn contains(&self, key: &K) -> bool {
         self.by_key.contains_key(key)
     }
 
     /// The path of this key, which has one user more then; `None`: it is to be inserted.
-    pub(crate) fn find(&mut self, key: &PathKey) -> Result<Option<PathId>, PathError> {
+    pub(crate) fn find(&mut self, key: &K) -> Result<Option<PathId>, PathError> {
         if let Some(&id) = self.by_key.get(key) {
             self.slots[slot_of(id)].users += 1;
             return Ok(Some(id));
@@ -145,7 +157,7 @@ impl<P> PathTable<P> {
     }
 
     /// Adds a path with one user, for whose key [`find`](Self::find) had nothing.
-    pub(crate) fn insert(&mut self, key: PathKey, path: P) -> PathId {
+    pub(crate) fn insert(&mut self, key: K, path: P) -> PathId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, users: 0, path: None });
             self.slots.len() as u32 - 1

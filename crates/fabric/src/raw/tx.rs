@@ -16,7 +16,7 @@ use super::neighbours::{Neighbours, PeerId, Way};
 use super::sys::{self, TX_BATCH, TxHeaders, VNET_BYTES};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::netlink::Route;
-use crate::paths::{FIRST_PORT, PathKey, PathTable, Process, chance};
+use crate::paths::{FIRST_PORT, PathKey, PathTable, Ports, Process, chance};
 use crate::udp::{Counters, Refusal};
 use crate::{Direction, PacketHeader, PathError, PathId, QpEnds, Tap, TapFrame, Train, TxBatch};
 
@@ -132,7 +132,8 @@ pub(super) struct Account<'a> {
 pub(super) struct Sender {
     socket: Socket,
     source: Source,
-    paths: PathTable<RawPath>,
+    paths: PathTable<PathKey, RawPath>,
+    ports: Ports,
     neighbours: Neighbours,
     /// Other processes have the same address.
     shares: bool,
@@ -175,6 +176,7 @@ impl Sender {
             socket,
             source,
             paths: PathTable::new(),
+            ports: Ports::new(),
             neighbours,
             shares,
             paths_to_itself: 0,
@@ -217,7 +219,7 @@ impl Sender {
                 if is_itself { To::Itself } else { To::Peer(self.open_peer(peer)?) }
             }
         };
-        let src_port = FIRST_PORT | self.paths.entropy(&key) & !FIRST_PORT;
+        let src_port = FIRST_PORT | self.ports.entropy(&key) & !FIRST_PORT;
         let crc = match self.source.version {
             RoceVersion::V1 => FlowCrc::grh(local.into(), key.peer.into()),
             RoceVersion::V2 => FlowCrc::new(local, key.peer, src_port).expect("families were compared"),

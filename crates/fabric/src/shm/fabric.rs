@@ -110,7 +110,7 @@ impl ShmFabric {
             meetings,
             rounds: Rounds::new(),
             links: Links::default(),
-            paths: Paths::default(),
+            paths: Paths::new(),
             grants: Grants::new(board_fd, board),
             take_backs: TakeBacks::default(),
             counters: Counters::default(),
@@ -258,9 +258,7 @@ impl Fabric for ShmFabric {
         PathError::unless_unicast(peer)?;
         let IpAddr::V6(address) = peer else { return Err(PathError::Family { peer, local }) };
         let link = self.link_to(address.into())?;
-        let id = self.paths.open(address.into(), av)?;
-        self.paths.get_mut(id).expect("opened just now").link = link.unwrap_or(u32::MAX);
-        Ok(id)
+        self.paths.open(address.into(), av, link.unwrap_or(u32::MAX))
     }
 
     fn close_path(&mut self, path: PathId) {

@@ -64,8 +64,7 @@ impl ShmFabric {
                 Ok(None) | Err(PathError::ForeignUser { .. }) => continue,
                 Err(e) => return Err(e),
             };
-            let path = self.paths.open(peer, av)?;
-            self.paths.get_mut(path).expect("opened just now").link = link;
+            let path = self.paths.open(peer, av, link)?;
             return Ok(Some(path));
         }
         Ok(None)

@@ -102,7 +102,7 @@ pub(super) enum Garbage {
 }
 
 /// IP header fields that travel with a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Attributes {
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,

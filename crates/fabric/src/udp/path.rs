@@ -12,7 +12,7 @@ use socket2::{SockAddr, Socket};
 use super::{Refusal, new_socket, sys};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::lent::Lent;
-use crate::paths::{FIRST_PORT, PathKey, PathTable, Process, chance, is_link_local, scoped};
+use crate::paths::{FIRST_PORT, PathKey, PathTable, Ports, Process, chance, is_link_local, scoped};
 use crate::{PathError, PathId, QpEnds, Train, TxBatch};
 
 /// Ports that are tried before a path falls back to the shared socket.
@@ -124,7 +124,8 @@ pub(crate) struct Paths {
     local: IpAddr,
     /// The interface of a link-local address; 0: it is none.
     interface: u32,
-    table: PathTable<TxPath>,
+    table: PathTable<PathKey, TxPath>,
+    ports: Ports,
     shared: Socket,
     shared_addr: SockAddr,
     shared_port: u16,
@@ -156,6 +157,7 @@ impl Paths {
             local,
             interface,
             table: PathTable::new(),
+            ports: Ports::new(),
             shared,
             shared_addr,
             shared_port,
@@ -334,7 +336,7 @@ impl Paths {
         self.limit_closed(self.max_sockets - self.sockets - 1);
         let socket = send_socket(self.local).ok()?;
         let src_port =
-            bind_from(&socket, (self.local, self.interface), self.table.entropy(&key), PORT_TRIES)?;
+            bind_from(&socket, (self.local, self.interface), self.ports.entropy(&key), PORT_TRIES)?;
         if let Some(interface) = self.groups_by.filter(|_| key.peer.is_multicast()) {
             sys::send_to_groups_by(socket.as_fd(), key.peer.is_ipv6(), interface).ok()?;
         }

@@ -291,7 +291,7 @@ fn an_impostor_who_speaks_the_protocol_gets_and_gives_nothing() {
             let _ = hello::send(socket.as_fd(), &g, &[]);
         }
         link.unproven = None;
-        let path = impostor.paths.open(alone(here), &av(here)).unwrap();
+        let path = impostor.paths.open(alone(here), &av(here), u32::MAX).unwrap();
         let _ = say(now, &mut impostor, path, &packet(3, 40));
     });
     assert_eq!(messages_to(&mut a, there), None);
