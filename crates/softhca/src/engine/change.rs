@@ -1,7 +1,7 @@
 //! Changing and destroying queue pairs. `drive::change` waits for peers within an access.
 
 use hca_core::{Completion, DeviceError, Instant, QpAttr, QpHandle, QpState, QpType, TransitionError};
-use hca_fabric::{QpEnds, TakeBackId};
+use hca_fabric::{PathId, PeerName, QpEnds, TakeBackId};
 
 use crate::engine::Engine;
 use crate::engine::host::QpHost;
@@ -9,7 +9,8 @@ use crate::limits::GENERAL_SERVICES;
 use crate::objects::direct::DirectWork;
 use crate::objects::qp::{QpEntry, QpRes, RecvQueue, is_near};
 use crate::objects::qp_shared::DESTROYED;
-use crate::objects::tables::Tables;
+use crate::objects::slab::Slab;
+use crate::objects::tables::{Ah, Tables};
 use crate::queues::cq::Purge;
 
 /// How far a change is.
@@ -46,7 +47,7 @@ impl Engine {
         {
             return Ok(Change::Behind(id));
         }
-        if is_of_rd && matches!(attr.state, Some(QpState::Reset | QpState::Error)) {
+        if ends && is_of_rd {
             self.core.recall(qp.index);
             // What contexts receive for it ends first, as its receive requests end in order.
             if qp_type == QpType::Rd {
@@ -54,44 +55,8 @@ impl Engine {
             }
         }
         let path = attr.av.as_ref().map(|av| self.open_path_of(now, kind, av, as_before)).transpose()?;
-        let done = self.core.with_qp(now, qp, |entry, tables, ahs| {
-            let QpEntry { machine, res, .. } = entry;
-            if let Some((_, near)) = path {
-                machine.use_messages(near.is_some());
-            }
-            let reset = attr.state == Some(QpState::Reset);
-            let begins = (machine.state(), attr.state) == (QpState::Reset, Some(QpState::Init));
-            if reset || begins {
-                // Also those whose posters had looked at the state before the reset.
-                drop_requests(res, tables);
-            }
-            if begins {
-                let cqs = [res.send_cq, res.recv_cq];
-                cqs.into_iter().for_each(|cq| _ = tables.cqs.at_mut(cq).map(|cq| cq.ended = false));
-            }
-            machine.modify(now, attr, &mut QpHost::new(res, tables, ahs))?;
-            res.shared.show_state(res.shared.state(), is_near(machine, res));
-            if reset {
-                let purge = reset_purge(res);
-                drop_completions(res, tables, purge);
-            }
-            let old = if path.is_some() || reset {
-                core::mem::replace(&mut res.path, path.map(|p| p.0))
-            } else {
-                None
-            };
-            // A peer that the old P_Key let in does not reach memory directly under a new one.
-            if reset || attr.av.is_some() || attr.pkey.is_some() {
-                (res.direct, res.direct_work, res.link) = (None, DirectWork::default(), None);
-                machine.end_lanes();
-            }
-            if reset {
-                (res.peer, res.near_peer) = (None, None);
-            } else if let (Some(av), Some((_, near))) = (&attr.av, path) {
-                (res.peer, res.near_peer) = (Some(av.dgid.ip()), near);
-            }
-            Ok::<_, TransitionError>(old)
-        });
+        let done =
+            self.core.with_qp(now, qp, |entry, tables, ahs| change(now, entry, attr, path, (tables, ahs)));
         self.core.list_near(qp.index);
         let done = done.ok_or(DeviceError::UnknownHandle { what: "queue pair", handle: qp.index })?;
         let under_way = self.publish_word(qp.index);
@@ -156,6 +121,49 @@ impl Engine {
         self.core.finish(now);
         Ok(Change::Made(lost, None))
     }
+}
+
+/// Changes a queue pair, which leads to this path from now on; the path that it had.
+fn change(
+    now: Instant,
+    entry: &mut QpEntry,
+    attr: &QpAttr,
+    path: Option<(PathId, Option<PeerName>)>,
+    (tables, ahs): (&mut Tables, &Slab<Ah>),
+) -> Result<Option<PathId>, TransitionError> {
+    let QpEntry { machine, res, .. } = entry;
+    if let Some((_, near)) = path {
+        machine.use_messages(near.is_some());
+    }
+    let reset = attr.state == Some(QpState::Reset);
+    let begins = (machine.state(), attr.state) == (QpState::Reset, Some(QpState::Init));
+    if reset || begins {
+        // Also those whose posters had looked at the state before the reset.
+        drop_requests(res, tables);
+    }
+    if begins {
+        let cqs = [res.send_cq, res.recv_cq];
+        cqs.into_iter().for_each(|cq| _ = tables.cqs.at_mut(cq).map(|cq| cq.ended = false));
+    }
+    machine.modify(now, attr, &mut QpHost::new(res, tables, ahs))?;
+    res.shared.show_state(res.shared.state(), is_near(machine, res));
+    if reset {
+        let purge = reset_purge(res);
+        drop_completions(res, tables, purge);
+    }
+    let old =
+        if path.is_some() || reset { core::mem::replace(&mut res.path, path.map(|p| p.0)) } else { None };
+    // A peer that the old P_Key let in does not reach memory directly under a new one.
+    if reset || attr.av.is_some() || attr.pkey.is_some() {
+        (res.direct, res.direct_work, res.link) = (None, DirectWork::default(), None);
+        machine.end_lanes();
+    }
+    if reset {
+        (res.peer, res.near_peer) = (None, None);
+    } else if let (Some(av), Some((_, near))) = (&attr.av, path) {
+        (res.peer, res.near_peer) = (Some(av.dgid.ip()), near);
+    }
+    Ok(old)
 }
 
 /// The requests that a queue pair took from a shared receive queue and whose completions nobody has polled.
