@@ -74,8 +74,8 @@ const BUDGET: u32 = 8;
 ///
 /// | what | by futures | by polls |
 /// |---|---:|---:|
-/// | a WRITE, posted and completed | 1,559 | 600 |
-/// | a message there and one back, both ends | 11,677 | 3,199 |
+/// | a WRITE, posted and completed | 1,490 | 490 |
+/// | a message there and one back, both ends | 11,420 | 2,770 |
 ///
 /// All messages by futures are signalled, and the polls of both drivers count; by polls every 64th is signalled. A
 /// program that wants the last nanosecond polls the [`CompletionQueue`] itself.
