@@ -62,12 +62,6 @@ impl Capture<CaptureOutput> {
 #[derive(Debug)]
 pub struct CaptureOutput(File);
 
-impl CaptureOutput {
-    /// The file, for other uses.
-    pub fn into_file(self) -> File {
-        self.0
-    }
-}
 impl Write for CaptureOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(rustix::io::write(&self.0, bytes)?)

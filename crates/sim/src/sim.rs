@@ -545,10 +545,6 @@ impl Sim {
         }
         out
     }
-    /// Whether an adapter has a timer running.
-    pub fn timers_running(&self) -> bool {
-        self.inner.nodes.borrow().iter().any(|n| n.device.is_some() && n.deadline.is_some())
-    }
 }
 
 thread_local! {
