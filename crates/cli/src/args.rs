@@ -469,6 +469,10 @@ pub(crate) struct ExecArgs {
     /// Serve long blocks of malloc, and those aligned to pages, from memory that peers on this machine write to directly
     #[arg(long)]
     pub heap: bool,
+    /// Leave registered memory where it is. Otherwise whole pages of a program with one thread move to memory that peers on
+    /// this machine write to directly
+    #[arg(long)]
+    pub keep_memory: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,

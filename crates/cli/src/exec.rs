@@ -39,6 +39,8 @@ const NAMES: [&str; 8] = [
 ];
 /// The variable by which the library is asked to explain errors.
 const EXPLAIN_VARIABLE: &str = "HCA_EXPLAIN";
+/// The variable by which the library is asked to leave registered memory where it is.
+const KEEP_VARIABLE: &str = "HCA_KEEP_MEMORY";
 /// The library that leads programs to the files of devices, and the variable by which it finds them.
 const PATHS_LIBRARY: &str = "libhca_paths.so";
 const PATHS_VARIABLE: &str = "HCA_PATHS";
@@ -105,6 +107,9 @@ fn start(args: &ExecArgs) -> Result<Infallible, ExecError> {
     command.args(arguments).env(LIBRARY_PATH, path).env(DEVICES_VARIABLE, devices);
     if args.explain {
         command.env(EXPLAIN_VARIABLE, "1");
+    }
+    if args.keep_memory {
+        command.env(KEEP_VARIABLE, "1");
     }
     Err(ExecError::Program { program: program.clone(), source: command.exec() })
 }

@@ -17,6 +17,7 @@
 //! | no mapping at the address, no page of the file | resumed |
 //! | a mapping that nobody may read, and the program has no handler | resumed |
 //! | another access that the mapping forbids | the program's handler, or its end |
+//! | a write of memory that [`hold_writers`](crate::hold_writers) moves | done again, once it has moved |
 //! | of other code | the program's handler, or its end |
 //!
 //! Invariants:
@@ -31,6 +32,8 @@ use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::hold::has_waited;
 
 /// The assembly of one access, `2:` to `3:`, with its entry: what becomes of the access, and where to go on.
 macro_rules! survivable {
@@ -66,6 +69,8 @@ pub(crate) use survivable;
 
 /// The signals of faults.
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+/// The code of a fault that a mapping forbids.
+const FORBIDDEN: c_int = 2;
 /// So often a program may put its own action over ours, and ours goes over that.
 const LAYERS: usize = 8;
 /// Threads that may have lost bytes at a time, and not looked yet.
@@ -209,6 +214,9 @@ extern "C" fn on_fault<const LAYER: usize>(signal: c_int, info: *mut libc::sigin
         ((*info).si_code, (*info).si_addr().addr(), registers)
     };
     let ip = &mut registers[libc::REG_RIP as usize];
+    if signal == libc::SIGSEGV && code == FORBIDDEN && has_waited(at) {
+        return;
+    }
     if is_missing(signal, code, at, below)
         && let Some((resume, is_lost)) = find(*ip as usize)
     {
@@ -224,7 +232,6 @@ extern "C" fn on_fault<const LAYER: usize>(signal: c_int, info: *mut libc::sigin
 /// Whether the program can't see the page that a fault was about.
 fn is_missing(signal: c_int, code: c_int, at: usize, below: Option<&libc::sigaction>) -> bool {
     const NO_MAPPING: c_int = 1;
-    const FORBIDDEN: c_int = 2;
     const NO_PAGE: c_int = 2;
     match code {
         _ if signal == libc::SIGBUS => code >= NO_PAGE,

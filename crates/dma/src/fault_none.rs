@@ -25,3 +25,12 @@ pub fn survives() -> bool {
 
 /// Does nothing here: a fault ends the program.
 pub fn survive() {}
+
+/// `None`: writers can't be held here.
+///
+/// # Safety
+/// None is needed.
+#[allow(unsafe_code)] // the signature, which is that of other processors
+pub unsafe fn hold_writers<T>(_: core::ptr::NonNull<u8>, _: usize, _: impl FnOnce() -> T) -> Option<T> {
+    None
+}

@@ -13,6 +13,7 @@
 //! | `copies` | copies of any length, the quickest way for each |
 //! | `word` | the accesses that they are made of: assembly, volatile words, bytes under Miri |
 //! | `fault` | memory that a program has unmapped: stores are dropped, and lost loads are told, after [`survive`] |
+//! | `hold` | [`hold_writers`], by which memory is moved under other threads that write there |
 #![deny(unsafe_code)]
 
 mod copies;
@@ -21,10 +22,16 @@ mod fault;
 #[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(miri))))]
 #[path = "fault_none.rs"]
 mod fault;
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(miri)))]
+mod hold;
 mod word;
 
 pub use copies::{
     Caching, FEW_BYTES, Footprint, compare_swap, copy, fetch_add, load, load_as, load_line, load_relaxed,
     load_u64, store, store_as, store_relaxed, store_u64, zero,
 };
+#[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(miri))))]
+pub use fault::hold_writers;
 pub use fault::{has_lost, survive, survives};
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(miri)))]
+pub use hold::hold_writers;

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Once, Weak};
 use std::time::Duration;
 
-use hca::hca_core::{Counter, Device, GidType, QpHandle, Qpn};
+use hca::hca_core::{Counter, Device, DmaMemory, GidType, QpHandle, Qpn};
 use hca::{DeviceUrl, Opened};
+use hca_fabric::SharedPages;
 use hca_process::{Fork, PerProcess, as_library};
 
 use crate::abi::IbvDevice;
@@ -28,6 +29,14 @@ use crate::xrc::Domain;
 const NAME_BYTES: usize = 64;
 /// The variable that names the folder with the files of devices.
 const FILES_VARIABLE: &str = "HCA_PATHS";
+
+/// The variable by which a program's memory stays where it is.
+const KEEP_VARIABLE: &str = "HCA_KEEP_MEMORY";
+
+/// Whether an environment variable asks for something; empty and `0` do not.
+pub(crate) fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
+}
 
 /// A device that programs see.
 #[repr(C)]
@@ -96,6 +105,8 @@ pub(crate) struct Adapter {
     pub(crate) listeners: Listeners,
     pub(crate) nulls: Nulls,
     pub(crate) binds: Binds,
+    /// Registered memory is moved where peers can map it.
+    pub(crate) moves_memory: bool,
     /// The service level of completions of datagrams, see [`packet_type`].
     pub(crate) packet_type: u8,
     /// Requests and regions, where errors are to be explained.
@@ -115,6 +126,12 @@ fn packet_type(device: &dyn Device) -> u8 {
         false => 1,
         true => 2,
     }
+}
+
+/// Whether a device's peers map its memory, and the program does not keep its own where it is.
+fn moves_memory(device: &dyn Device) -> bool {
+    let is_mapped = |memory: DmaMemory| SharedPages::find(memory.addr().addr().get(), memory.len()).is_some();
+    !is_set(KEEP_VARIABLE) && device.alloc_memory(1).is_ok_and(is_mapped)
 }
 
 impl Drop for Adapter {
@@ -197,8 +214,9 @@ impl Adapter {
             ));
         }
         heap::offer();
-        let packet_type = packet_type(&**opened.device());
-        let qpns = (0..opened.device().attr().max_qp as usize + 1).map(|_| AtomicU64::new(0)).collect();
+        let opened_device = &**opened.device();
+        let (packet_type, moves_memory) = (packet_type(opened_device), moves_memory(opened_device));
+        let qpns = (0..opened_device.attr().max_qp as usize + 1).map(|_| AtomicU64::new(0)).collect();
         let adapter = Arc::new(Self {
             name: device.name.clone(),
             fork: Fork::new(),
@@ -207,6 +225,7 @@ impl Adapter {
             listeners: Listeners::default(),
             nulls: Nulls::default(),
             binds: Binds::default(),
+            moves_memory,
             packet_type,
             notes: Notes::new(),
             xrc_files: Mutex::default(),

@@ -13,18 +13,17 @@ use hca::hca_core::{
     SendOp, SendWr, Sge, WcStatus,
 };
 
-use crate::device::Adapter;
+use crate::device::{Adapter, is_set};
 use crate::entry::{Errno, lock};
 use crate::post::look_at_requests;
 
-/// The environment variable that asks for it; empty and `0` do not.
+/// The environment variable that asks for it.
 const VARIABLE: &str = "HCA_EXPLAIN";
 /// The requests that are remembered, and the errors that were told.
 const MAX_REQUESTS: usize = 8192;
 const MAX_TOLD: usize = 4096;
 
-static ENABLED: LazyLock<bool> =
-    LazyLock::new(|| std::env::var_os(VARIABLE).is_some_and(|value| !value.is_empty() && value != "0"));
+static ENABLED: LazyLock<bool> = LazyLock::new(|| is_set(VARIABLE));
 static TOLD: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
 
 pub(crate) fn enabled() -> bool {

@@ -11,6 +11,7 @@
 //! | `device` | devices by `HCA_DEVICES`, and adapters, of which a process has one a device |
 //! | `context` | contexts: tables of functions, attributes of device and port |
 //! | `memory` | protection domains, regions, address handles |
+//! | `moved` | registered memory that is moved to pages that peers can map |
 //! | `null`, `dm`, `mapping` | null regions, device memory, and the memory behind them |
 //! | `buffer` | buffers that programs allocate for registration |
 //! | `domain` | thread domains and parent domains |
@@ -22,6 +23,7 @@
 //! | `async_event` | events of objects, the port and the device |
 //! | `event` | lists of events, and their acknowledgements |
 //! | `explain` | errors in words |
+//! | `forked` | copies of memory that peers map, for forked children |
 //! | `heap` | blocks for the allocator of `hca exec --heap` |
 //! | `held` | a lock that one call takes and a later one releases |
 //! | `import` | contexts and objects by descriptors and handles |
@@ -48,11 +50,13 @@ mod domain;
 mod entry;
 mod event;
 mod explain;
+mod forked;
 mod heap;
 mod held;
 mod import;
 mod mapping;
 mod memory;
+mod moved;
 mod multicast;
 mod null;
 mod post;

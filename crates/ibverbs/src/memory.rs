@@ -17,6 +17,7 @@ use crate::domain::Td;
 use crate::entry::{Errno, INVALID, In, counted, exports, give, lock, number, pointer, reg_mr, stat};
 use crate::import::File;
 use crate::mapping::Mapping;
+use crate::moved;
 use crate::null::Null;
 
 /// A protection domain, or a parent domain.
@@ -77,6 +78,8 @@ struct Registered {
     len: usize,
     pd: PdHandle,
     access: Access,
+    /// Memory of the program.
+    program: Option<moved::Registered>,
 }
 /// Whose memory a region has.
 pub(crate) enum Backing {
@@ -118,6 +121,11 @@ impl Range {
         let init = self.mr_init()?;
         let may = hca_process::can_access(init.addr, init.len, self.access.contains(Access::LOCAL_WRITE));
         if may { Ok(init) } else { Err(Errno(libc::EFAULT)) }
+    }
+    /// Notes memory of the program, which is registered next: its pages may move.
+    fn note(&self, adapter: &Adapter) -> moved::Registered {
+        let start = self.addr.expose_provenance();
+        moved::Registered::new(start..start + self.len, adapter.moves_memory)
     }
 }
 
@@ -210,10 +218,12 @@ pub(crate) fn register(
     backing: Backing,
 ) -> Result<*mut Mr, Errno> {
     let owner = pd.get()?;
-    let keys = reg_mr(owner.adapter.device(), owner.handle, &range.mr_init()?)?;
+    let init = range.mr_init()?;
+    let program = matches!(backing, Backing::Program).then(|| range.note(&owner.adapter));
+    let keys = reg_mr(owner.adapter.device(), owner.handle, &init)?;
     note(&owner.adapter, &keys, range.iova, range.len, range.access);
-    let registered =
-        Registered { keys, iova: range.iova, len: range.len, pd: owner.handle, access: range.access };
+    let &Range { len, iova, access, .. } = range;
+    let registered = Registered { keys, iova, len, pd: owner.handle, access, program };
     let adapter = Arc::clone(&owner.adapter);
     let region = Arc::new(Region { adapter, registered: Mutex::new(registered), backing });
     let handle = owner.file.mrs.add(Arc::clone(&region));
@@ -242,6 +252,7 @@ impl Region {
         let Self { adapter, registered, backing } = self;
         let keys = lock(registered).keys;
         adapter.device().dereg_mr(keys.handle)?;
+        drop(lock(registered).program.take());
         self.forget(&keys);
         match backing {
             Backing::Null(null) => adapter.nulls.end(adapter, keys.lkey.raw(), null)?,
@@ -307,10 +318,12 @@ impl Mr {
         let mut registered = lock(&self.region.registered);
         let domain = pd.opt().map_or(registered.pd, |pd| pd.handle);
         let access = access.unwrap_or(registered.access);
-        let keys = match memory {
+        let (keys, program) = match memory {
             Some((addr, len)) => {
                 let range = Range { addr, len, iova: addr as u64, access };
-                let keys = reg_mr(device, domain, &range.of_program()?)?;
+                let init = range.of_program()?;
+                let program = range.note(&self.region.adapter);
+                let keys = reg_mr(device, domain, &init)?;
                 // The old registration is given up last, so that a refusal leaves it as it was.
                 if let Err(e) = device.dereg_mr(registered.keys.handle) {
                     let _ = device.dereg_mr(keys.handle);
@@ -318,15 +331,15 @@ impl Mr {
                 }
                 self.c.addr.store(addr, Ordering::Relaxed);
                 self.c.length.store(len, Ordering::Relaxed);
-                keys
+                (keys, Some(program))
             }
-            None => device.rereg_mr(registered.keys.handle, domain, access)?,
+            None => (device.rereg_mr(registered.keys.handle, domain, access)?, registered.program.take()),
         };
         self.region.forget(&registered.keys);
         let len = self.c.length.load(Ordering::Relaxed);
         let iova = memory.map_or(registered.iova, |(addr, _)| addr as u64);
         note(&self.region.adapter, &keys, iova, len, access);
-        *registered = Registered { keys, iova, len, pd: domain, access };
+        *registered = Registered { keys, iova, len, pd: domain, access, program };
         self.c.lkey.store(keys.lkey.raw(), Ordering::Relaxed);
         self.c.rkey.store(keys.rkey.raw(), Ordering::Relaxed);
         if !pd.raw().is_null() {

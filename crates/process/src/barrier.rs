@@ -16,13 +16,13 @@ const LINKS_OF_NONE: u64 = 2;
 /// thread. A process with several threads has to register where it needs the barrier. [`spawn`](crate::spawn) does this
 /// for the private expedited barrier.
 pub fn register_while_alone(command: MembarrierCommand) {
-    if is_alone() {
+    if threads() == Some(1) {
         // Whoever needs the barrier registers again, which tells whether the system has it.
         let _ = membarrier(command);
     }
 }
 
-/// Whether this is the only thread of its process; `false` where /proc is missing.
-fn is_alone() -> bool {
-    !cfg!(miri) && metadata("/proc/self/task").is_ok_and(|tasks| tasks.nlink() == LINKS_OF_NONE + 1)
+/// The threads of this process; `None` where /proc is missing.
+pub(crate) fn threads() -> Option<u64> {
+    if cfg!(miri) { None } else { metadata("/proc/self/task").ok()?.nlink().checked_sub(LINKS_OF_NONE) }
 }

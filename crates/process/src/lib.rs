@@ -22,7 +22,8 @@
 //! | `children` | [`NotInChildren`], descriptors that a forked child does not keep |
 //! | `fork` | [`Fork`], which tells a drop whether it runs in a forked child; [`PerProcess`], a static that a child has anew |
 //! | `file` | [`memory_file`], an error beyond the limit of file sizes; [`allocate_pages`], whatever signals come |
-//! | `thread` | [`spawn`], which starts a thread that takes none of the program's signals; [`is_library`]; [`run_soon`], by which a thread runs as soon as it wakes |
+//! | `mapping` | [`mappings`], which tells what is mapped at addresses |
+//! | `thread` | [`spawn`], which starts a thread that takes none of the program's signals; [`is_library`], [`is_only_thread_of_program`], [`without_signals`]; [`run_soon`], by which a thread runs as soon as it wakes |
 //! | `time` | [`after`] and [`in_time`], times of the program's choice, which may be beyond what the clock counts |
 #![deny(unsafe_code)]
 
@@ -31,6 +32,7 @@ mod barrier;
 mod children;
 mod file;
 mod fork;
+mod mapping;
 mod thread;
 mod time;
 
@@ -39,5 +41,6 @@ pub use barrier::register_while_alone;
 pub use children::NotInChildren;
 pub use file::{allocate_pages, check_file_len, memory_file};
 pub use fork::{Fork, PerProcess};
-pub use thread::{as_library, is_library, run_soon, spawn};
+pub use mapping::{Backing, Mapping, mappings};
+pub use thread::{as_library, is_library, is_only_thread_of_program, run_soon, spawn, without_signals};
 pub use time::{after, in_time};

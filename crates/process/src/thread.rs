@@ -1,15 +1,18 @@
 //! Threads of libraries, without the program's signals.
 #![allow(unsafe_code)] // the mask of signals
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use rustix::thread::MembarrierCommand;
 
-use crate::barrier::register_while_alone;
+use crate::barrier::{register_while_alone, threads};
+use crate::fork::PerProcess;
 
 /// Signals that a fault of the thread's own raises. Blocked, they would end the process without its handler.
 const FAULTS: [libc::c_int; 6] =
@@ -17,6 +20,47 @@ const FAULTS: [libc::c_int; 6] =
 
 thread_local! {
     static IS_LIBRARY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The threads of [`spawn`] of a process.
+#[derive(Default)]
+struct Own {
+    running: AtomicU64,
+    /// Those that have begun and those that have ended.
+    changes: AtomicU64,
+}
+static OWN: PerProcess<Own> = PerProcess::new();
+
+thread_local! {
+    /// This thread among them, while it runs.
+    static COUNTED: RefCell<Option<Counted>> = const { RefCell::new(None) };
+}
+struct Counted(&'static Own);
+impl Counted {
+    fn new() -> Self {
+        let own = OWN.get();
+        own.changes.fetch_add(1, Ordering::SeqCst);
+        own.running.fetch_add(1, Ordering::SeqCst);
+        Self(own)
+    }
+}
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+        self.0.changes.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether the calling thread is the only one of the program: all others of the process are of [`spawn`]. `false` in a
+/// thread of [`spawn`], and where /proc is missing.
+pub fn is_only_thread_of_program() -> bool {
+    let own = OWN.get();
+    // Without a change meanwhile, all that are counted here are among those that the kernel counts.
+    let changes = own.changes.load(Ordering::SeqCst);
+    let running = own.running.load(Ordering::SeqCst);
+    COUNTED.with_borrow(Option::is_none)
+        && threads() == Some(running + 1)
+        && own.changes.load(Ordering::SeqCst) == changes
 }
 
 /// Marks the calls that `call` makes as a library's own, on this thread: see [`is_library`].
@@ -51,18 +95,35 @@ pub fn spawn<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     register_while_alone(MembarrierCommand::RegisterPrivateExpedited);
+    let (counts, is_counted) = channel();
+    let counted = move || {
+        COUNTED.set(Some(Counted::new()));
+        drop::<Sender<()>>(counts);
+        let result = as_library(run);
+        COUNTED.take();
+        result
+    };
+    // A thread inherits the mask of the thread that starts it.
+    let thread = without_signals(|| Builder::new().name(name.to_owned()).spawn(counted))?;
+    // Before it is counted, it would be taken for one of the program's.
+    let _ = is_counted.recv();
+    Ok(thread)
+}
+
+/// Calls `call` while this thread takes no signals but those of its own faults. Others wait, or go to other threads.
+pub fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: the sets are this function's own, and sigfillset and pthread_sigmask write them before they are read. A
-    // thread inherits the mask of the thread that starts it, which has its own back afterwards.
+    // SAFETY: the sets are this function's own, and sigfillset and pthread_sigmask write them before they are read. The
+    // thread has its own mask back afterwards.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         for fault in FAULTS {
             libc::sigdelset(all.as_mut_ptr(), fault);
         }
         libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr());
-        let thread = Builder::new().name(name.to_owned()).spawn(|| as_library(run));
+        let result = call();
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
-        thread
+        result
     }
 }
 

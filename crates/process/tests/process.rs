@@ -7,7 +7,9 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Mutex;
 
-use hca_process::{Fork, NotInChildren, PerProcess, memory_file, register_while_alone};
+use hca_process::{
+    Fork, NotInChildren, PerProcess, is_only_thread_of_program, memory_file, register_while_alone, spawn,
+};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -100,6 +102,29 @@ fn descriptors_that_are_registered_lead_nowhere_in_a_child() {
     drop(registered);
 }
 
+fn threads_of_libraries_are_none_of_the_program() {
+    let wait_for =
+        |over: std::sync::mpsc::Receiver<()>| move || over.recv().is_err() && !is_only_thread_of_program();
+    assert!(is_only_thread_of_program());
+    let (to_own, over) = std::sync::mpsc::channel::<()>();
+    let own = spawn("own", wait_for(over)).unwrap();
+    assert!(is_only_thread_of_program());
+    in_child("a child", || assert!(is_only_thread_of_program()));
+    let (to_other, over) = std::sync::mpsc::channel::<()>();
+    let other = std::thread::spawn(wait_for(over));
+    assert!(!is_only_thread_of_program());
+    drop(to_own);
+    assert!(own.join().unwrap() && !is_only_thread_of_program());
+    drop(to_other);
+    assert!(other.join().unwrap());
+    let panicked = spawn("panics", || std::panic::resume_unwind(Box::new(()))).unwrap().join();
+    assert!(panicked.is_err());
+    // A joined thread may be one of the kernel's for a moment yet.
+    while !is_only_thread_of_program() {
+        std::thread::yield_now();
+    }
+}
+
 /// The commands for which this process is registered, a bit each; `None`: the kernel (before 6.3) does not say.
 fn registrations() -> Option<i64> {
     const GET_REGISTRATIONS: libc::c_int = 1 << 9;
@@ -143,4 +168,6 @@ fn main() {
     println!("a child has statics of its own, whatever lock was held at the fork: ok");
     a_file_beyond_the_limit_is_an_error_and_no_signal();
     println!("a file beyond the limit is an error and no signal: ok");
+    threads_of_libraries_are_none_of_the_program();
+    println!("threads of libraries are none of the program: ok");
 }

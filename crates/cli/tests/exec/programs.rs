@@ -28,6 +28,19 @@ fn long_blocks_of_malloc_can_be_mapped_by_peers_and_are_copied_for_children() {
     assert_eq!(text(&said), "as malloc's\n");
 }
 
+/// Peers reach registered memory of an unmodified program as they reach memory of the library.
+#[test]
+#[ignore = "needs libibverbs-dev: compiles a C program"]
+fn registered_memory_is_moved_where_peers_can_map_it_and_back_again() {
+    let program = compiled("cc", "moved", &["-libverbs", "-pthread"]);
+    let path = program.to_str().unwrap();
+    let moved = exec(&["--device", AUTO, path]).output().unwrap();
+    let stayed = exec(&["--device", AUTO, "--keep-memory", path, "keep"]).output().unwrap();
+    std::fs::remove_file(&program).unwrap();
+    assert_eq!((text(&moved).as_str(), moved.status.success()), ("moved, and as before\n", true));
+    assert_eq!((text(&stayed).as_str(), stayed.status.success()), ("stayed\n", true));
+}
+
 /// libfabric looks for interfaces other than that of loopback.
 #[test]
 #[ignore = "for nightly, needs libfabric-bin: fi_pingpong"]

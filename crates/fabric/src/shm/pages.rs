@@ -4,11 +4,14 @@
 //! Invariants:
 //! 1. `base .. base + len` is mapped as long as `Inner` lives in the process that made it, readable and writable, over
 //!    a whole file of `len` bytes or over private copies of its pages; both are whole pages. No other code maps or
-//!    unmaps there. A forked child has no memory there, or memory of its own: its copy of `Inner` touches no mapping.
+//!    unmaps there, unless the pages are the program's own, which this module moved to the file: the program may do all
+//!    with them that it may with other memory, and this module never unmaps them. A forked child has no memory there, or
+//!    memory of its own: its copy of `Inner` touches no mapping.
 //! 2. The file is sealed against shrinking before its descriptor can leave, so that no access ends in SIGBUS.
 //! 3. This module neither reads nor writes the memory. The memory belongs to its holder, under the rules of raw memory.
 #![allow(unsafe_code)]
 
+use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::collections::BTreeMap;
@@ -16,9 +19,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use hca_process::{Fork, PerProcess, allocate_pages, memory_file};
+use hca_process::{Backing, Fork, Mapping, PerProcess, allocate_pages, mappings, memory_file};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
 use super::error::GrantError;
 
@@ -63,6 +66,8 @@ struct Inner {
     state: Mutex<State>,
     /// The adapter that has granted it; 0: none.
     granted_by: AtomicU64,
+    /// The mapping is the program's, whose bytes were moved to the file.
+    is_program: bool,
     /// Where it is mapped.
     fork: Fork,
 }
@@ -81,6 +86,10 @@ enum State {
 unsafe impl Send for Inner {}
 // SAFETY: as above; what changes stands behind a lock.
 unsafe impl Sync for Inner {}
+
+fn io(doing: &'static str) -> impl FnOnce(rustix::io::Errno) -> GrantError {
+    move |e| GrantError::Io { doing, source: e.into() }
+}
 
 /// A place among [`MAX_SHARED_ALLOCATIONS`].
 struct Place;
@@ -105,8 +114,11 @@ impl Drop for Inner {
             return;
         }
         let mut live = live();
-        // Another allocation may stand there already only once this one is unmapped, which follows.
-        live.remove(&self.base.addr().get());
+        self.leave(&mut live);
+        if self.is_program {
+            return;
+        }
+        // Another allocation may stand there already only once this one is unmapped.
         // SAFETY: (1) the mapping is ours, and whoever was given its address is gone with the last handle.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
@@ -124,37 +136,66 @@ impl SharedPages {
     /// If `len` is 0.
     pub fn alloc(len: usize) -> Result<Self, GrantError> {
         assert!(len > 0, "an allocation of no bytes");
-        let limit = || GrantError::Limit { what: "shared allocations", limit: MAX_SHARED_ALLOCATIONS };
-        let place = Place::take().ok_or_else(limit)?;
-        let io = |doing| move |e: rustix::io::Errno| GrantError::Io { doing, source: e.into() };
-        let too_long = || GrantError::Io {
-            doing: "rounding the length up to pages",
-            source: io::ErrorKind::InvalidInput.into(),
-        };
-        let unit = if len >= HUGE { HUGE } else { PAGE };
-        let len = len.checked_next_multiple_of(PAGE).filter(|l| *l < isize::MAX as usize - unit);
-        let len = len.ok_or_else(too_long)?;
-        let fd = memory_file("hca-pages", MemfdFlags::ALLOW_SEALING, len as u64)
-            .map_err(io("creating a file in memory"))?;
-        let base = map_aligned(fd.as_fd(), len, unit, true).map_err(io("mapping a file in memory"))?;
-        let granted_by = AtomicU64::new(0);
-        std::mem::forget(place); // From here on it is given back by `Inner`.
-        let (state, fork) = (Mutex::new(State::Open), Fork::new());
-        let inner = Arc::new(Inner { base, len, fd, state, granted_by, fork });
-        if len >= HUGE {
-            // SAFETY: (1) the advice changes no content. Without huge pages it does nothing.
-            let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
-        }
+        let inner = Inner::create(len)?;
         // A child would share them with us, and with our peers.
         // SAFETY: (1) the advice changes no content.
-        unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxDontFork) }
+        unsafe { rustix::mm::madvise(inner.base.as_ptr().cast(), inner.len, Advice::LinuxDontFork) }
             .map_err(io("keeping memory from children"))?;
-        inner.populate().map_err(io("making pages of memory"))?;
-        // Not against further seals: the one against writing may follow.
-        rustix::fs::fcntl_add_seals(&inner.fd, SealFlags::SHRINK | SealFlags::GROW)
-            .map_err(io("sealing a file in memory"))?;
-        live().insert(base.addr().get(), Arc::downgrade(&inner));
-        Ok(Self(inner))
+        Ok(inner.into_live())
+    }
+
+    /// Moves pages of the program to memory that can be granted to peers. They keep their address and their bytes. The
+    /// mapping stays the program's: it may unmap the pages and map others there at any time, and has to see to it that a
+    /// forked child gets copies.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc). The pages are as before.
+    ///
+    /// # Safety
+    /// `at .. at + len` are whole pages of private memory without a file, which can be read and written, and `len` is not
+    /// 0. Nobody accesses them during the call: no thread, no signal handler, no kernel on behalf of a call that is under
+    /// way.
+    pub unsafe fn move_in(at: NonNull<u8>, len: usize) -> Result<Self, GrantError> {
+        let mut inner = Inner::create(len)?;
+        let base = inner.base.as_ptr();
+        // SAFETY: as many bytes of both, which nobody writes meanwhile; the file's mapping was just made. It then takes
+        // the place of the program's pages, which have the same bytes.
+        unsafe {
+            core::ptr::copy_nonoverlapping(at.as_ptr(), base, len);
+            rustix::mm::mremap_fixed(base.cast(), len, len, MremapFlags::MAYMOVE, at.as_ptr().cast())
+                .map_err(io("moving pages to a file in memory"))?;
+        }
+        (inner.base, inner.is_program) = (at, true);
+        Ok(inner.into_live())
+    }
+
+    /// Gives pages of [`move_in`](Self::move_in) up: nobody finds them any more, and they can't be granted. Returns where
+    /// the program has still mapped them.
+    ///
+    /// # Errors
+    /// As [`mapped`](Self::mapped); they are given up all the same.
+    pub fn give_up(&self) -> io::Result<Vec<Range<usize>>> {
+        self.0.leave(&mut live());
+        *self.0.state() = State::Private;
+        self.mapped()
+    }
+
+    /// The addresses at which the file's pages are still mapped in their places, which the program may have changed.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn mapped(&self) -> io::Result<Vec<Range<usize>>> {
+        let base = self.0.base.addr().get();
+        let all = base..base + self.0.len;
+        let file = rustix::fs::fstat(self.fd())?;
+        let device = (rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
+        let is_own = |mapping: &Mapping| {
+            mapping.is_writable
+                && matches!(mapping.backing, Backing::File { device: on, inode, offset }
+                    if on == device && inode == file.st_ino
+                        && mapping.range.start.checked_sub(base).is_some_and(|at| at as u64 == offset))
+        };
+        Ok(mappings(all)?.into_iter().filter(is_own).map(|mapping| mapping.range).collect())
     }
 
     /// The allocation that holds all of `addr .. addr + len`, if there is one.
@@ -205,7 +246,6 @@ impl SharedPages {
     /// Makes sure that a descriptor allows this and nothing more, for as long as the file lives.
     pub(super) fn prepare(&self, writable: bool) -> Result<(), GrantError> {
         let mut state = self.0.state();
-        let io = |doing| move |e: rustix::io::Errno| GrantError::Io { doing, source: e.into() };
         match *state {
             State::Private => return Err(GrantError::Private),
             State::ReadOnly if writable => return Err(GrantError::ReadOnly),
@@ -241,6 +281,11 @@ impl SharedPages {
         let inner = &*self.0;
         let mut state = inner.state();
         let at = inner.base.as_ptr().cast();
+        if inner.is_program && self.mapped()?.iter().map(Range::len).sum::<usize>() != inner.len {
+            // The program has given it up.
+            *state = State::Private;
+            return Ok(());
+        }
         if *state != State::Private {
             let prot = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::PRIVATE | MapFlags::FIXED;
@@ -262,6 +307,46 @@ impl SharedPages {
 }
 
 impl Inner {
+    /// A file of at least `len` bytes, in whole pages, all of them present, and mapped where the kernel chooses.
+    fn create(len: usize) -> Result<Self, GrantError> {
+        let limit = || GrantError::Limit { what: "shared allocations", limit: MAX_SHARED_ALLOCATIONS };
+        let place = Place::take().ok_or_else(limit)?;
+        let too_long = || GrantError::Io {
+            doing: "rounding the length up to pages",
+            source: io::ErrorKind::InvalidInput.into(),
+        };
+        let unit = if len >= HUGE { HUGE } else { PAGE };
+        let len = len.checked_next_multiple_of(PAGE).filter(|l| *l < isize::MAX as usize - unit);
+        let len = len.ok_or_else(too_long)?;
+        let fd = memory_file("hca-pages", MemfdFlags::ALLOW_SEALING, len as u64)
+            .map_err(io("creating a file in memory"))?;
+        let base = map_aligned(fd.as_fd(), len, unit, true).map_err(io("mapping a file in memory"))?;
+        let granted_by = AtomicU64::new(0);
+        std::mem::forget(place); // From here on it is given back by `Inner`.
+        let (state, fork) = (Mutex::new(State::Open), Fork::new());
+        let inner = Self { base, len, fd, state, granted_by, is_program: false, fork };
+        if len >= HUGE {
+            // SAFETY: (1) the advice changes no content. Without huge pages it does nothing.
+            let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        }
+        inner.populate().map_err(io("making pages of memory"))?;
+        // Not against further seals: the one against writing may follow.
+        rustix::fs::fcntl_add_seals(&inner.fd, SealFlags::SHRINK | SealFlags::GROW)
+            .map_err(io("sealing a file in memory"))?;
+        Ok(inner)
+    }
+    fn into_live(self) -> SharedPages {
+        let inner = Arc::new(self);
+        live().insert(inner.base.addr().get(), Arc::downgrade(&inner));
+        SharedPages(inner)
+    }
+    /// Takes it from those that live, unless another one stands there already.
+    fn leave(&self, live: &mut BTreeMap<usize, Weak<Self>>) {
+        let at = self.base.addr().get();
+        if live.get(&at).is_some_and(|known| core::ptr::eq(known.as_ptr(), self)) {
+            live.remove(&at);
+        }
+    }
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
