@@ -407,6 +407,51 @@ pub(super) fn tidy(_: &str) {
     say("tidy");
 }
 
+/// Pages of the program that are moved keep their bytes. Given up, or unmapped by the program, they are found no more, and
+/// stay the program's.
+#[test]
+#[allow(unsafe_code)] // memory of this test
+fn pages_of_the_program_move_and_stay_its_own() {
+    let len = 4 * 4096;
+    let map = |at: *mut core::ffi::c_void, fixed, byte| {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: new memory, or pages of this test.
+        let at = unsafe { rustix::mm::mmap_anonymous(at, len, prot, MapFlags::PRIVATE | fixed) }.unwrap();
+        // SAFETY: as above.
+        unsafe { hca_dma::store(at.cast(), &[byte; 4 * 4096]) };
+        core::ptr::NonNull::new(at.cast::<u8>()).unwrap()
+    };
+    let at = map(core::ptr::null_mut(), MapFlags::empty(), 5);
+    let all = at.addr().get()..at.addr().get() + len;
+    // SAFETY: whole pages of this test, of which nobody else knows.
+    let pages = unsafe { SharedPages::move_in(at, len) }.unwrap();
+    assert!((pages.addr(), pages.len()) == (at, len) && bytes(&pages, 0, len).iter().all(|b| *b == 5));
+    assert!(SharedPages::find(all.start, len).is_some());
+    // The program may unmap some of them.
+    // SAFETY: pages of this test.
+    unsafe { rustix::mm::munmap(at.as_ptr().add(4096).cast(), 4096) }.unwrap();
+    let left = [all.start..all.start + 4096, all.start + 2 * 4096..all.end];
+    assert_eq!(pages.mapped().unwrap(), left);
+    // What is no longer there is not made private in its place.
+    map(at.as_ptr().cast(), MapFlags::FIXED, 6);
+    pages.make_private().unwrap();
+    assert!(pages.is_private() && bytes(&pages, 0, len).iter().all(|b| *b == 6));
+    // SAFETY: whole pages of this test, of which nobody else knows.
+    let again = unsafe { SharedPages::move_in(at, len) }.unwrap();
+    drop(pages);
+    assert!(SharedPages::find(all.start, len).is_some(), "the later ones are found");
+    assert_eq!(again.give_up().unwrap(), [all.clone()]);
+    assert!(again.is_private() && SharedPages::find(all.start, len).is_none());
+    drop(again);
+    // SAFETY: pages of this test, which are still mapped.
+    unsafe {
+        let mut read = [0; 8];
+        hca_dma::load(at.as_ptr(), &mut read);
+        assert_eq!(read, [6; 8]);
+        rustix::mm::munmap(at.as_ptr().cast(), len).unwrap();
+    }
+}
+
 #[test]
 fn grants_leave_no_descriptor_and_no_mapping_behind() {
     let mut helper = child("tidy", "-", None);
