@@ -2,6 +2,7 @@
 
 mod acceptor;
 mod acceptors;
+mod stores;
 mod verbs;
 mod via;
 
@@ -30,10 +31,6 @@ const POLLS_A_LOOK: u32 = 8;
 pub(crate) const STAGE: usize = 1 << 17;
 /// Pieces of so many bytes that are under way at most.
 const STAGES: usize = 8;
-
-/// Payloads of so many bytes and more are written so that the CPU of a near peer reads them quickly, which takes them from
-/// there: devices lend SENDs of such lengths.
-const PASSED: usize = 1024;
 
 /// A link: the index of its place, with a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

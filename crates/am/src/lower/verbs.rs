@@ -16,9 +16,10 @@ use hca_verbs::{
 
 use super::acceptor::{Greeting, Places, Stop};
 use super::acceptors::{Acceptors, Serving};
+use super::stores::{LENT, Stores};
 use super::{
-    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, PASSED, POLLS_A_LOOK, Received, STAGE, STAGES, Sizes,
-    Sleeper, Unsent,
+    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, POLLS_A_LOOK, Received, STAGE, STAGES, Sizes, Sleeper,
+    Unsent,
 };
 use crate::bundle::Options;
 use crate::segment::{Place, Remote, Segment, Source};
@@ -104,6 +105,7 @@ pub(crate) struct Link {
     accepted: bool,
     /// The peer's CPU takes long messages out of this process's memory.
     near: bool,
+    stores: Stores,
     down: bool,
 }
 
@@ -122,13 +124,13 @@ impl Slots {
     fn stride(sizes: &Sizes) -> usize {
         sizes.message + LINE
     }
-    /// Writes a message into a free place; `near`: for a peer that takes it out of there. Returns the place, and its
-    /// bytes for a request.
+    /// Writes a message into a free place; `stores`: for a near peer that takes it out of there. Returns the place, and
+    /// its bytes for a request.
     fn fill(
         &mut self,
         Maker { pd, sizes, .. }: &Maker,
         (head, payload): (&[u8], &[u8]),
-        near: bool,
+        stores: Option<&mut Stores>,
     ) -> Result<(u32, SharedRange), Unsent> {
         let stride = Self::stride(sizes);
         if self.free.is_empty() {
@@ -144,10 +146,13 @@ impl Slots {
         self.filled[place as usize] = (lead as u32, (head.len() + payload.len()) as u32);
         let (memory, range) = self.at(place, stride);
         memory.write_at(range.start, head);
-        if near && payload.len() >= PASSED {
-            memory.pass_at(range.start + head.len(), payload);
-        } else {
-            memory.write_at(range.start + head.len(), payload);
+        let at = range.start + head.len();
+        match stores.filter(|_| payload.len() >= LENT) {
+            Some(stores) => stores.store(payload.len(), |passes| match passes {
+                true => memory.pass_at(at, payload),
+                false => memory.write_at(at, payload),
+            }),
+            None => memory.write_at(at, payload),
         }
         let sent = memory.range(range);
         Ok((place, sent))
@@ -193,6 +198,7 @@ impl Maker {
             depth,
             accepted,
             near,
+            stores: Stores::default(),
             down: false,
         };
         link.post(SendRequest::send(Inline(&hello.bytes())), false).map_err(|_| Error::Unreachable)?;
@@ -251,6 +257,15 @@ impl Link {
         self.post(request.id(ACCESS | BARE), true)?;
         self.accesses += 1;
         Ok(())
+    }
+}
+
+/// A link that is there.
+#[inline]
+fn link_in(links: &mut [Option<(LinkId, Link)>], id: LinkId) -> Result<&mut Link, Unsent> {
+    match links.get_mut(id.place()) {
+        Some(Some((known, link))) if *known == id => Ok(link),
+        _ => Err(Unsent::Down),
     }
 }
 
@@ -334,10 +349,7 @@ impl Verbs {
     }
     #[inline]
     fn link(&mut self, id: LinkId) -> Result<&mut Link, Unsent> {
-        match self.links.get_mut(id.place()) {
-            Some(Some((known, link))) if *known == id => Ok(link),
-            _ => Err(Unsent::Down),
-        }
+        link_in(&mut self.links, id)
     }
     fn buffer(&mut self) -> Result<Buf, Unsent> {
         if let Some(buf) = self.pool.pop() {
@@ -393,11 +405,11 @@ impl Verbs {
         (head, payload): (&[u8], &[u8]),
         number: u64,
     ) -> Result<u32, Unsent> {
-        let near = self.link(id)?.near;
-        let (place, sent) = self.slots.fill(&self.maker, (head, payload), near)?;
-        let request = SendRequest::send(sent).id(number);
-        let posted = self.link(id).and_then(|link| link.post(request, number == PLACED));
-        posted.inspect_err(|_| self.slots.free.push_front(place)).map(|()| place)
+        let Self { links, slots, maker, .. } = self;
+        let link = link_in(links, id)?;
+        let (place, sent) = slots.fill(maker, (head, payload), link.near.then_some(&mut link.stores))?;
+        let posted = link.post(SendRequest::send(sent).id(number), number == PLACED);
+        posted.inspect_err(|_| slots.free.push_front(place)).map(|()| place)
     }
     fn give_back(&mut self, part: Part) {
         let buf = match part {

@@ -15,9 +15,10 @@ use hca_via::{
 
 use super::acceptor::{Places, Stop, lock};
 use super::acceptors::{Acceptors, Serving};
+use super::stores::{LENT, Stores};
 use super::{
-    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, PASSED, POLLS_A_LOOK, Received, STAGE, STAGES, Sizes,
-    Sleeper, Unsent,
+    AN_ANSWER, Event, Kept, LinkId, Listening, Lower, POLLS_A_LOOK, Received, STAGE, STAGES, Sizes, Sleeper,
+    Unsent,
 };
 use crate::bundle::Options;
 use crate::instrument::{self, Part, mark};
@@ -108,6 +109,7 @@ pub(crate) struct Link {
     accepted: bool,
     /// The peer's CPU takes long messages out of this process's memory.
     near: bool,
+    stores: Stores,
     down: bool,
 }
 
@@ -156,6 +158,7 @@ impl Link {
             stages: Vec::new(),
             accepted,
             near: false,
+            stores: Stores::default(),
             down: false,
         };
         for place in 0..sizes.receives() {
@@ -195,8 +198,11 @@ impl Link {
         let (offset, len) = (self.send_offset(place), head.len() + payload.len());
         self.memory.write_at(offset + DESCRIPTOR, head);
         let at = offset + DESCRIPTOR + head.len();
-        if payload.len() >= PASSED && self.near {
-            self.memory.pass_at(at, payload);
+        if payload.len() >= LENT && self.near {
+            self.stores.store(payload.len(), |passes| match passes {
+                true => self.memory.pass_at(at, payload),
+                false => self.memory.write_at(at, payload),
+            });
         } else if !payload.is_empty() {
             self.memory.write_at(at, payload);
         }
