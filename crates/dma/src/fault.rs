@@ -117,7 +117,7 @@ static LOST: [AtomicI32; LOSERS] = [const { AtomicI32::new(0) }; LOSERS];
 /// How many threads are in the list, at most.
 static LOST_COUNT: AtomicI32 = AtomicI32::new(0);
 
-fn thread() -> i32 {
+pub(crate) fn thread() -> i32 {
     // SAFETY: it tells a number.
     unsafe { libc::syscall(libc::SYS_gettid) as i32 }
 }

@@ -8,7 +8,7 @@
 #![allow(unsafe_code)] // system calls
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 const PAGE: usize = 4096;
@@ -18,6 +18,8 @@ static START: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 /// Writes wait.
 static IS_HELD: AtomicBool = AtomicBool::new(false);
+/// The thread that holds it.
+static HOLDER: AtomicI32 = AtomicI32::new(0);
 
 /// Calls `call`, which moves `len` bytes at `at` and leaves memory with the same bytes there. Threads of the process that
 /// write there meanwhile wait until it returns. Returns `None`, and has called nothing, where faults are not survived, and
@@ -35,6 +37,7 @@ pub unsafe fn hold_writers<T>(at: NonNull<u8>, len: usize, call: impl FnOnce() -
     if !crate::survives() || !can_write(start) {
         return None;
     }
+    HOLDER.store(crate::fault::thread(), Ordering::SeqCst);
     IS_HELD.store(true, Ordering::SeqCst);
     START.store(start, Ordering::SeqCst);
     END.store(start + len, Ordering::SeqCst);
@@ -54,6 +57,10 @@ pub(crate) fn has_waited(at: usize) -> bool {
         return false;
     }
     while IS_HELD.load(Ordering::SeqCst) {
+        // It would wait for itself.
+        if HOLDER.load(Ordering::SeqCst) == crate::fault::thread() {
+            return false;
+        }
         // SAFETY: it changes nothing.
         unsafe { libc::sched_yield() };
     }

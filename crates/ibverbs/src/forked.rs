@@ -9,11 +9,13 @@
 
 use core::cell::{Cell, UnsafeCell};
 use core::ffi::c_void;
-use core::ops::Range;
 use core::ptr::null_mut;
-use std::io::{PipeReader, PipeWriter, Read as _};
+use std::io::Read as _;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, Once};
 
+use hca_process::{Backing, Mapping, without_signals};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
 use crate::entry::lock;
@@ -42,8 +44,10 @@ impl<T> Held<T> {
 }
 static HELD_MEMORY: Held<MutexGuard<'static, Memory>> = Held::none();
 static HELD_BLOCKS: Held<MutexGuard<'static, Blocks>> = Held::none();
-/// Both ends of a pipe that the child closes once it has its copies, if there is anything to copy.
-static ENDS: Held<(PipeReader, PipeWriter)> = Held::none();
+/// The parent's socket and the child's, which the child writes to once it has its copies.
+pub(crate) type Ends = (UnixStream, UnixStream);
+/// That of the present child, if there is anything to copy.
+static ENDS: Held<Ends> = Held::none();
 
 thread_local! {
     /// This is the thread that forks, and holds the locks.
@@ -65,9 +69,10 @@ fn with<T, R>(
     // SAFETY: (1): this is the thread, and nothing that is reached comes to the same place again.
     reach(unsafe { (*held.0.get()).as_mut() }.expect("it forks"))
 }
-/// Reaches the memory of regions. Within, memory of malloc may be taken and given back.
+/// Reaches the memory of regions. Within, memory of malloc may be taken and given back. A handler of a signal may fork, so
+/// it waits.
 pub(crate) fn with_memory<R>(reach: impl FnOnce(&mut Memory) -> R) -> R {
-    with(&MEMORY, &HELD_MEMORY, reach)
+    without_signals(|| with(&MEMORY, &HELD_MEMORY, reach))
 }
 /// Reaches the blocks of malloc.
 pub(crate) fn with_blocks<R>(reach: impl FnOnce(&mut Blocks) -> R) -> R {
@@ -75,62 +80,89 @@ pub(crate) fn with_blocks<R>(reach: impl FnOnce(&mut Blocks) -> R) -> R {
 }
 
 pub(crate) extern "C" fn before() {
-    let memory = lock(&MEMORY);
+    let mut memory = lock(&MEMORY);
     let blocks = lock(&BLOCKS);
     let is_any = memory.is_any_moved() || blocks.values().any(|block| matches!(block, Block::Shared(_)));
+    let ends = memory.for_child.take();
     HELD_MEMORY.set(Some(memory));
     HELD_BLOCKS.set(Some(blocks));
     FORKS.set(true);
-    ENDS.set(if is_any { std::io::pipe().ok() } else { None });
+    ENDS.set(if is_any { ends.or_else(|| UnixStream::pair().ok()) } else { None });
 }
 pub(crate) extern "C" fn in_parent() {
     let ends = ENDS.set(None);
     FORKS.set(false);
-    let _held = (HELD_MEMORY.set(None), HELD_BLOCKS.set(None));
+    let mut memory = HELD_MEMORY.set(None);
+    let _blocks = HELD_BLOCKS.set(None);
     if let Some((mut from_child, to_parent)) = ends {
         drop(to_parent);
-        // The end of the pipe: the child has closed it, or is gone, or there is none.
+        // A byte of the child's, or the end of the socket: the child is gone, or there is none.
         let _ = from_child.read_exact(&mut [0]);
+    }
+    if let Some(memory) = memory.as_mut().filter(|memory| memory.is_any_moved()) {
+        memory.has_ends();
     }
 }
 extern "C" fn in_child() {
-    // Closed behind the copies.
-    let _ends = ENDS.set(None);
+    // The first end leaves a descriptor to look for the places with.
+    let to_parent = ENDS.set(None).map(|(_, to_parent)| to_parent);
     with_memory(|memory| {
-        memory.places().for_each(|place| copy(&place));
-        *memory = Memory::new();
+        if memory.is_any_moved() {
+            // Without a socket the parent does not wait.
+            let places = memory.places().ok().filter(|_| to_parent.is_some());
+            let Some(places) = places else {
+                end(b"hca: no descriptor for a child's copy of its parent's\n")
+            };
+            places.iter().for_each(copy);
+        }
+        *memory = memory.of_child();
     });
     with_blocks(|blocks| {
         for (at, block) in blocks.iter_mut() {
             if matches!(block, Block::Shared(_)) {
-                copy(&(*at..*at + block.len()));
+                let rights = libc::PROT_READ | libc::PROT_WRITE;
+                let backing = Backing::Other;
+                copy(&Mapping { range: *at..*at + block.len(), rights, is_shared: true, backing });
             }
             *block = Block::Private(block.len());
         }
     });
     FORKS.set(false);
     let _held = (HELD_MEMORY.set(None), HELD_BLOCKS.set(None));
-}
-fn copy(place: &Range<usize>) {
-    if !make_own(place) {
-        let words = b"hca: no memory for a child's copy of its parent's\n";
-        // SAFETY: as many bytes as there are.
-        unsafe { libc::write(libc::STDERR_FILENO, words.as_ptr().cast(), words.len()) };
-        std::process::abort();
+    if let Some(to_parent) = to_parent {
+        // SAFETY: one byte. A parent that is gone raises no signal.
+        unsafe { libc::send(to_parent.as_raw_fd(), c"".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
     }
 }
+fn copy(place: &Mapping) {
+    if !make_own(place) {
+        end(b"hca: no memory for a child's copy of its parent's\n");
+    }
+}
+/// Ends a child that would have its parent's memory.
+fn end(words: &[u8]) -> ! {
+    // SAFETY: as many bytes as there are.
+    unsafe { libc::write(libc::STDERR_FILENO, words.as_ptr().cast(), words.len()) };
+    std::process::abort();
+}
 
-/// Puts private memory with the same bytes in the place of shared one, which this process has mapped for reading and in
-/// which nobody writes meanwhile; whether there was memory for it.
-pub(crate) fn make_own(place: &Range<usize>) -> bool {
-    let (shared, len) = (core::ptr::with_exposed_provenance_mut::<c_void>(place.start), place.len());
+/// Puts private memory with the same bytes and rights in the place of shared one, in which nobody writes meanwhile; whether
+/// there was memory for it.
+pub(crate) fn make_own(place: &Mapping) -> bool {
+    let (shared, len) =
+        (core::ptr::with_exposed_provenance_mut::<c_void>(place.range.start), place.range.len());
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: new memory, which then takes the place of the other one, whose owners are the callers' modules.
     unsafe {
+        if place.rights & libc::PROT_READ == 0 && libc::mprotect(shared, len, libc::PROT_READ) != 0 {
+            return false;
+        }
         let Ok(own) = rustix::mm::mmap_anonymous(null_mut(), len, prot, MapFlags::PRIVATE) else {
             return false;
         };
         core::ptr::copy_nonoverlapping(shared.cast::<u8>(), own.cast(), len);
-        rustix::mm::mremap_fixed(own, len, len, MremapFlags::MAYMOVE, shared).is_ok()
+        let is_there = rustix::mm::mremap_fixed(own, len, len, MremapFlags::MAYMOVE, shared).is_ok();
+        let is_both = place.rights == libc::PROT_READ | libc::PROT_WRITE;
+        is_there && (is_both || libc::mprotect(shared, len, place.rights) == 0)
     }
 }

@@ -9,8 +9,10 @@ use std::io::{self, BufRead as _, BufReader};
 pub struct Mapping {
     /// Its addresses, of whole pages.
     pub range: Range<usize>,
-    /// Whether it can be read and written.
-    pub is_writable: bool,
+    /// What the process may do there: `PROT_READ`, `PROT_WRITE` and `PROT_EXEC` of mmap(2).
+    pub rights: libc::c_int,
+    /// Whether other processes see what this one writes.
+    pub is_shared: bool,
     /// Its memory.
     pub backing: Backing,
 }
@@ -68,8 +70,12 @@ fn parse(line: &str) -> Option<Mapping> {
         Some(name) if name == "[heap]" || name.starts_with("[anon:") => Backing::Anonymous,
         Some(_) => Backing::Other,
     };
-    let backing = if rights.ends_with('p') || inode != 0 { backing } else { Backing::Other };
-    Some(Mapping { range: hex(start)?..hex(end)?, is_writable: rights.starts_with("rw"), backing })
+    let is_shared = !rights.ends_with('p');
+    let backing = if is_shared && inode == 0 { Backing::Other } else { backing };
+    let bits = [('r', libc::PROT_READ), ('w', libc::PROT_WRITE), ('x', libc::PROT_EXEC)];
+    let rights =
+        bits.iter().filter(|(letter, _)| rights.contains(*letter)).fold(0, |all, (_, bit)| all | bit);
+    Some(Mapping { range: hex(start)?..hex(end)?, rights, is_shared, backing })
 }
 
 #[cfg(test)]
@@ -78,15 +84,16 @@ mod tests {
 
     #[test]
     fn lines_of_the_kernel_tell_anonymous_memory_from_files_and_stacks() {
-        let of = |line| parse(line).map(|m| (m.range.len(), m.is_writable, m.backing));
+        let of = |line| parse(line).map(|m| (m.range.len(), m.rights, m.is_shared, m.backing));
+        let (r, w, x) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
         let file = |inode, offset| Backing::File { device: (0, 0x1f), inode, offset };
         for (line, expected) in [
-            ("1000-3000 rw-p 00000000 00:00 0 ", (0x2000, true, Backing::Anonymous)),
-            ("1000-3000 rw-p 00000000 00:00 0    [heap]", (0x2000, true, Backing::Anonymous)),
-            ("1000-3000 r--p 00000000 00:00 0    [anon: glibc: x]", (0x2000, false, Backing::Anonymous)),
-            ("1000-3000 rw-p 00000000 00:00 0    [stack]", (0x2000, true, Backing::Other)),
-            ("1000-3000 rw-s 00000000 00:1f 7    /memfd:a b (deleted)", (0x2000, true, file(7, 0))),
-            ("1000-3000 r-xp 00002000 00:1f 8    /lib/a.so", (0x2000, false, file(8, 0x2000))),
+            ("1000-3000 rw-p 00000000 00:00 0 ", (0x2000, r | w, false, Backing::Anonymous)),
+            ("1000-3000 rw-p 00000000 00:00 0    [heap]", (0x2000, r | w, false, Backing::Anonymous)),
+            ("1000-3000 ---p 00000000 00:00 0    [anon: glibc: x]", (0x2000, 0, false, Backing::Anonymous)),
+            ("1000-3000 rw-p 00000000 00:00 0    [stack]", (0x2000, r | w, false, Backing::Other)),
+            ("1000-3000 rw-s 00000000 00:1f 7    /memfd:a b (deleted)", (0x2000, r | w, true, file(7, 0))),
+            ("1000-3000 r-xp 00002000 00:1f 8    /lib/a.so", (0x2000, r | x, false, file(8, 0x2000))),
         ] {
             assert_eq!(of(line), Some(expected), "{line}");
         }
@@ -102,7 +109,10 @@ mod tests {
         let here = Box::new([0_u8; 1]);
         let at = here.as_ptr().addr();
         let found = mappings(at..at + 1).unwrap();
-        assert!(matches!(&found[..], [one] if one.range.contains(&at) && one.is_writable), "{found:?}");
+        assert!(
+            matches!(&found[..], [one] if one.range.contains(&at) && one.rights & libc::PROT_WRITE != 0),
+            "{found:?}"
+        );
         let all = mappings(0..usize::MAX).unwrap();
         assert!(all.is_sorted_by_key(|m| m.range.start) && all.contains(&found[0]));
         assert_eq!(mappings(0..1).unwrap(), []);

@@ -266,7 +266,7 @@ int main(int count, char **arguments)
     while (threads() != before)
         sched_yield();
     NEED((mr = ibv_reg_mr(end.pd, memory, LEN, RIGHTS)) != NULL && is_moved(memory));
-    // Moved memory that stays is used again, unless the program has unmapped it since.
+    // What such a region leaves is moved again, unless the program has unmapped it since.
     for (int unmaps = 0; unmaps < 2; unmaps++) {
         pthread_mutex_lock(&lock);
         NEED(pthread_create(&thread, NULL, wait_for_the_lock, &lock) == 0);

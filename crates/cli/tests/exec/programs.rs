@@ -41,6 +41,16 @@ fn registered_memory_is_moved_where_peers_can_map_it_and_back_again() {
     assert_eq!((text(&stayed).as_str(), stayed.status.success()), ("stayed\n", true));
 }
 
+/// Programs unmap, forbid and copy registered memory as any other.
+#[test]
+#[ignore = "needs libibverbs-dev: compiles a C program"]
+fn moved_memory_is_as_other_memory_to_a_program_and_its_children() {
+    let program = compiled("cc", "moved_odd", &["-libverbs", "-pthread"]);
+    let done = exec(&["--device", AUTO, program.to_str().unwrap()]).output().unwrap();
+    std::fs::remove_file(&program).unwrap();
+    assert_eq!((text(&done).as_str(), done.status.success()), ("nothing lost\n", true));
+}
+
 /// libfabric looks for interfaces other than that of loopback.
 #[test]
 #[ignore = "for nightly, needs libfabric-bin: fi_pingpong"]

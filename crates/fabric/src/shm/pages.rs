@@ -19,8 +19,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use hca_process::{Backing, Fork, Mapping, PerProcess, allocate_pages, mappings, memory_file};
-use rustix::fs::{MemfdFlags, SealFlags};
+use hca_process::{
+    Backing, Fork, Mapping, PerProcess, allocate_pages, mappings, memory_file, without_signals,
+};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
 use super::error::GrantError;
@@ -78,6 +80,8 @@ enum State {
     Open,
     /// Nobody but this process, and those who have mapped it for writing already.
     ReadOnly,
+    /// It can't be granted any more.
+    GivenUp,
     /// The file is no longer what stands at the address.
     Private,
 }
@@ -149,62 +153,81 @@ impl SharedPages {
     /// forked child gets copies.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc). The pages are as before.
+    /// As [`alloc`](Self::alloc), or writers can't be [held](hca_dma::hold_writers). The pages are as before.
     ///
     /// # Safety
     /// `at .. at + len` are whole pages of private memory without a file, which can be read and written, and `len` is not
-    /// 0. Nobody accesses them during the call: no thread, no signal handler, no kernel on behalf of a call that is under
-    /// way.
+    /// 0. The calling thread's stack is not there, and no kernel writes there on behalf of a call that is under way. Other
+    /// threads and handlers of signals wait.
     pub unsafe fn move_in(at: NonNull<u8>, len: usize) -> Result<Self, GrantError> {
         let mut inner = Inner::create(len)?;
         let base = inner.base.as_ptr();
-        // SAFETY: as many bytes of both, which nobody writes meanwhile; the file's mapping was just made. It then takes
-        // the place of the program's pages, which have the same bytes.
-        unsafe {
-            core::ptr::copy_nonoverlapping(at.as_ptr(), base, len);
-            rustix::mm::mremap_fixed(base.cast(), len, len, MremapFlags::MAYMOVE, at.as_ptr().cast())
-                .map_err(io("moving pages to a file in memory"))?;
-        }
+        // Nothing is allocated here: the pages may be those of the allocator's own notes.
+        let exchange = || {
+            // SAFETY: as many bytes of both, which nobody writes meanwhile; the file's mapping was just made. It then
+            // takes the place of the program's pages, which have the same bytes.
+            unsafe {
+                core::ptr::copy_nonoverlapping(at.as_ptr(), base, len);
+                rustix::mm::mremap_fixed(base.cast(), len, len, MremapFlags::MAYMOVE, at.as_ptr().cast())
+            }
+        };
+        // SAFETY: whole pages that can be read and written, before and after; nothing but the exchange happens meanwhile.
+        let moved = without_signals(|| unsafe { hca_dma::hold_writers(at, len, exchange) });
+        let exchanged = moved.unwrap_or(Err(rustix::io::Errno::OPNOTSUPP));
+        exchanged.map_err(io("moving pages to a file in memory"))?;
         (inner.base, inner.is_program) = (at, true);
         Ok(inner.into_live())
     }
 
-    /// Gives pages of [`move_in`](Self::move_in) up: nobody finds them any more, and they can't be granted. Returns where
-    /// the program has still mapped them.
-    ///
-    /// # Errors
-    /// As [`mapped`](Self::mapped); they are given up all the same.
-    pub fn give_up(&self) -> io::Result<Vec<Range<usize>>> {
+    /// Gives pages of [`move_in`](Self::move_in) up: nobody finds them any more, and they can't be granted.
+    pub fn give_up(&self) {
         self.0.leave(&mut live());
-        *self.0.state() = State::Private;
-        self.mapped()
+        let mut state = self.0.state();
+        if *state != State::Private {
+            *state = State::GivenUp;
+        }
     }
 
-    /// The addresses at which the file's pages are still mapped in their places, which the program may have changed.
+    /// Gives pages up, and makes them private copies for ever, while other threads of this process go on to write there:
+    /// pages that the program then tells the kernel to drop (`MADV_DONTNEED`) are zero, as without a file. After a grant
+    /// for reading only they are as they were now.
+    ///
+    /// # Errors
+    /// As [`make_private`](Self::make_private).
+    pub fn end(&self) -> io::Result<()> {
+        self.give_up();
+        if !self.0.fork.is_child() {
+            self.make_private()?;
+            // A file that is sealed against writing keeps its bytes.
+            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = rustix::fs::fallocate(self.fd(), how, 0, self.0.len as u64);
+        }
+        Ok(())
+    }
+
+    /// Where the file's pages are still mapped in their places, which the program may have changed.
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub fn mapped(&self) -> io::Result<Vec<Range<usize>>> {
-        let base = self.0.base.addr().get();
-        let all = base..base + self.0.len;
-        let file = rustix::fs::fstat(self.fd())?;
-        let device = (rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
-        let is_own = |mapping: &Mapping| {
-            mapping.is_writable
-                && matches!(mapping.backing, Backing::File { device: on, inode, offset }
-                    if on == device && inode == file.st_ino
-                        && mapping.range.start.checked_sub(base).is_some_and(|at| at as u64 == offset))
-        };
-        Ok(mappings(all)?.into_iter().filter(is_own).map(|mapping| mapping.range).collect())
+    pub fn mapped(&self) -> io::Result<Vec<Mapping>> {
+        self.0.mapped()
     }
 
     /// The allocation that holds all of `addr .. addr + len`, if there is one.
     pub fn find(addr: usize, len: usize) -> Option<Self> {
         // What a parent had stays in the map of a child.
         let own = |inner: &Arc<Inner>| !inner.fork.is_child();
-        let inner = live().range(..=addr).rev().find_map(|(_, w)| w.upgrade().filter(own))?;
-        let within = addr - inner.base.addr().get();
-        (within <= inner.len && len <= inner.len - within).then_some(Self(inner))
+        let mut last = addr;
+        loop {
+            let inner = live().range(..=last).rev().find_map(|(_, w)| w.upgrade().filter(own))?;
+            let base = inner.base.addr().get();
+            let has_all = addr - base <= inner.len && len <= inner.len - (addr - base);
+            if has_all && (!inner.is_program || inner.is_all_mapped().ok()?) {
+                return Some(Self(inner));
+            }
+            // The program may have unmapped some of its own, and other memory may stand there.
+            last = base.checked_sub(1).filter(|_| inner.is_program)?;
+        }
     }
 
     /// The address of the first byte.
@@ -221,7 +244,7 @@ impl SharedPages {
     }
     /// Whether the memory can no longer be granted to peers.
     pub fn is_private(&self) -> bool {
-        *self.0.state() == State::Private
+        matches!(*self.0.state(), State::GivenUp | State::Private)
     }
 }
 
@@ -247,7 +270,7 @@ impl SharedPages {
     pub(super) fn prepare(&self, writable: bool) -> Result<(), GrantError> {
         let mut state = self.0.state();
         match *state {
-            State::Private => return Err(GrantError::Private),
+            State::GivenUp | State::Private => return Err(GrantError::Private),
             State::ReadOnly if writable => return Err(GrantError::ReadOnly),
             State::ReadOnly => return Ok(()),
             State::Open => {}
@@ -280,33 +303,67 @@ impl SharedPages {
     pub fn make_private(&self) -> io::Result<()> {
         let inner = &*self.0;
         let mut state = inner.state();
-        let at = inner.base.as_ptr().cast();
-        if inner.is_program && self.mapped()?.iter().map(Range::len).sum::<usize>() != inner.len {
-            // The program has given it up.
-            *state = State::Private;
-            return Ok(());
+        let base = inner.base.addr().get();
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        // The program may have unmapped some of its own, or forbidden them.
+        let parts: Vec<_> = match inner.is_program {
+            true => inner.mapped()?.into_iter().map(|m| (m.range, m.rights, m.is_shared)).collect(),
+            false => vec![(base..base + inner.len, both, *state != State::Private)],
+        };
+        for (part, _, _) in parts.iter().filter(|(_, _, is_shared)| *is_shared) {
+            inner.exchange(part)?;
         }
-        if *state != State::Private {
-            let prot = ProtFlags::READ | ProtFlags::WRITE;
-            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-            // The same file, private from here on: each page is copied at the first write to it. The kernel
-            // exchanges the mapping in one step, so what was written before is in the file, and what is written
-            // later goes to a copy of that.
-            // SAFETY: (1) it is our range, over the same pages of the same file.
-            unsafe { rustix::mm::mmap(at, inner.len, prot, flags, inner.fd.as_fd(), 0)? };
-            *state = State::Private;
-        }
-        // Write faults on all pages: they copy, and change no byte.
-        // SAFETY: (1), and populating changes no content.
-        match unsafe { rustix::mm::madvise(at, inner.len, Advice::LinuxPopulateWrite) } {
-            Err(rustix::io::Errno::INVAL) => inner.touch(),
-            other => other?,
-        }
-        Ok(())
+        *state = State::Private;
+        parts.iter().try_for_each(|(part, rights, _)| inner.copy_pages(part, *rights))
     }
 }
 
 impl Inner {
+    fn offset_of(&self, part: &Range<usize>) -> usize {
+        part.start - self.base.addr().get()
+    }
+    /// Maps some of the pages as private ones of the same file: each is copied at the first write to it. The kernel
+    /// exchanges the mapping in one step, so what was written before is in the file, and what is written later goes to a
+    /// copy of that.
+    fn exchange(&self, part: &Range<usize>) -> io::Result<()> {
+        let offset = self.offset_of(part);
+        let at = self.base.as_ptr().wrapping_add(offset).cast();
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: (1) it is our range, over the same pages of the same file.
+        unsafe { rustix::mm::mmap(at, part.len(), prot, flags, self.fd.as_fd(), offset as u64)? };
+        Ok(())
+    }
+    /// Copies pages that were exchanged, which have these rights afterwards.
+    fn copy_pages(&self, part: &Range<usize>, rights: i32) -> io::Result<()> {
+        let (at, len) = (self.base.as_ptr().wrapping_add(self.offset_of(part)), part.len());
+        // Write faults on all pages: they copy, and change no byte.
+        // SAFETY: (1), and populating changes no content.
+        match unsafe { rustix::mm::madvise(at.cast(), len, Advice::LinuxPopulateWrite) } {
+            Err(rustix::io::Errno::INVAL) => touch(at, len),
+            other => other?,
+        }
+        if rights != libc::PROT_READ | libc::PROT_WRITE {
+            // SAFETY: (1), and the program's own choice.
+            let status = unsafe { libc::mprotect(at.cast(), len, rights) };
+            return if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
+        }
+        Ok(())
+    }
+    /// See [`SharedPages::mapped`].
+    fn mapped(&self) -> io::Result<Vec<Mapping>> {
+        let base = self.base.addr().get();
+        let file = rustix::fs::fstat(&self.fd)?;
+        let device = (rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
+        let is_own = |mapping: &Mapping| {
+            matches!(mapping.backing, Backing::File { device: on, inode, offset }
+                if on == device && inode == file.st_ino
+                    && mapping.range.start.checked_sub(base).is_some_and(|at| at as u64 == offset))
+        };
+        Ok(mappings(base..base + self.len)?.into_iter().filter(is_own).collect())
+    }
+    fn is_all_mapped(&self) -> io::Result<bool> {
+        Ok(self.mapped()?.iter().map(|mapping| mapping.range.len()).sum::<usize>() == self.len)
+    }
     /// A file of at least `len` bytes, in whole pages, all of them present, and mapped where the kernel chooses.
     fn create(len: usize) -> Result<Self, GrantError> {
         let limit = || GrantError::Limit { what: "shared allocations", limit: MAX_SHARED_ALLOCATIONS };
@@ -360,15 +417,14 @@ impl Inner {
             other => other,
         }
     }
-    /// Writes to every page what stands there, for kernels that can't populate.
-    #[cold]
-    fn touch(&self) {
-        for page in (0..self.len).step_by(PAGE) {
-            // SAFETY: (1); an atomic operation that adds nothing changes nothing, whoever writes meanwhile.
-            unsafe {
-                AtomicU64::from_ptr(self.base.as_ptr().add(page).cast()).fetch_add(0, Ordering::Relaxed)
-            };
-        }
+}
+
+/// Writes to every page what stands there, for kernels that can't populate.
+#[cold]
+fn touch(at: *mut u8, len: usize) {
+    for page in (0..len).step_by(PAGE) {
+        // SAFETY: (1); an atomic operation that adds nothing changes nothing, whoever writes meanwhile.
+        unsafe { AtomicU64::from_ptr(at.add(page).cast()).fetch_add(0, Ordering::Relaxed) };
     }
 }
 
