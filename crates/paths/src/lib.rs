@@ -28,10 +28,11 @@
 mod counters;
 mod end;
 
+use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::{MaybeUninit, transmute};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// The environment variable that names the tree's folder.
 const TREE_VARIABLE: &CStr = c"HCA_PATHS";
@@ -98,11 +99,20 @@ fn keeping_errno<T>(call: impl FnOnce() -> T) -> T {
 }
 
 /// The tree's folder (3); empty where there is none.
+///
+/// Nothing is allocated: an allocator may open files as it begins, before the constructor has asked, and would wait for
+/// itself.
 fn tree() -> &'static CStr {
     static TREE: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
+    static IS_SOUGHT: AtomicBool = AtomicBool::new(false);
+    static NAME: Name = Name(UnsafeCell::new([0; PATH_BYTES]));
     #[cold]
     fn find() -> *mut c_char {
-        keeping_errno(|| {
+        if IS_SOUGHT.swap(true, Ordering::Relaxed) {
+            // Another call copies the name, which is so early that no program looks for devices yet.
+            return c"".as_ptr().cast_mut();
+        }
+        let found = keeping_errno(|| {
             // SAFETY: the name ends with a zero. The program's other threads do not change its environment yet: the
             // constructor has asked.
             let told = unsafe { libc::getenv(TREE_VARIABLE.as_ptr()) };
@@ -111,18 +121,26 @@ fn tree() -> &'static CStr {
             let is_there = !told.is_null()
                 && unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, told, libc::X_OK) } == 0;
             // SAFETY: the value ends with a zero.
-            let copy = if is_there { unsafe { libc::strdup(told) } } else { null_mut() };
-            if copy.is_null() { c"".as_ptr().cast_mut() } else { copy }
-        })
+            let name = if is_there { unsafe { CStr::from_ptr(told) } } else { c"" }.to_bytes_with_nul();
+            let to = NAME.0.get().cast::<c_char>();
+            // The kernel has taken it for a path.
+            assert!(name.len() <= PATH_BYTES);
+            // SAFETY: this thread alone is here, and there is room.
+            unsafe { core::ptr::copy_nonoverlapping(name.as_ptr().cast(), to, name.len()) };
+            to
+        });
+        TREE.store(found, Ordering::Release);
+        found
     }
-    let mut at = TREE.load(Ordering::Acquire);
-    if at.is_null() {
-        at = find();
-        TREE.store(at, Ordering::Release);
-    }
+    let known = TREE.load(Ordering::Acquire);
+    let at = if known.is_null() { find() } else { known };
     // SAFETY: (3): a text that ends with a zero.
     unsafe { CStr::from_ptr(at) }
 }
+/// Room for the name of the tree, which is written once, before its address is shown (3).
+struct Name(UnsafeCell<[c_char; PATH_BYTES]>);
+// SAFETY: as above.
+unsafe impl Sync for Name {}
 
 /// Looks the tree up before the program runs, as its environment and its signal handlers may be in the way later.
 extern "C" fn prepare() {

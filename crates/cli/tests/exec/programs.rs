@@ -51,6 +51,18 @@ fn moved_memory_is_as_other_memory_to_a_program_and_its_children() {
     assert_eq!((text(&done).as_str(), done.status.success()), ("nothing lost\n", true));
 }
 
+/// Allocators open files as they begin, before any other library of the program has.
+#[test]
+fn an_allocator_that_reads_a_file_as_it_begins_waits_for_nobody() {
+    let library = compiled("cc", "allocator", &["-shared", "-fPIC", "-pthread"]);
+    let said = exec(&["--device", UDP, "cat", "/sys/class/infiniband/hca0/node_type"])
+        .env("LD_PRELOAD", &library)
+        .output()
+        .unwrap();
+    std::fs::remove_file(&library).unwrap();
+    assert_eq!((text(&said).as_str(), said.status.code()), ("1: CA\n", Some(0)));
+}
+
 /// libfabric looks for interfaces other than that of loopback.
 #[test]
 #[ignore = "for nightly, needs libfabric-bin: fi_pingpong"]
