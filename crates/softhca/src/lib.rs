@@ -66,7 +66,6 @@ mod patience;
 #[cfg(not(loom))]
 mod ports;
 mod queues;
-#[cfg(not(loom))]
 mod sync;
 
 #[cfg(not(loom))]
