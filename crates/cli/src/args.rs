@@ -469,8 +469,8 @@ pub(crate) struct ExecArgs {
     /// Serve long blocks of malloc, and those aligned to pages, from memory that peers on this machine write to directly
     #[arg(long)]
     pub heap: bool,
-    /// Leave registered memory where it is. Otherwise whole pages of a program with one thread move to memory that peers on
-    /// this machine write to directly
+    /// Leave registered memory where it is. Otherwise whole pages of a program with one thread move to memory that
+    /// peers on this machine write to directly
     #[arg(long)]
     pub keep_memory: bool,
     /// The program and its arguments

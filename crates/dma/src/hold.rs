@@ -21,15 +21,15 @@ static IS_HELD: AtomicBool = AtomicBool::new(false);
 /// The thread that holds it.
 static HOLDER: AtomicI32 = AtomicI32::new(0);
 
-/// Calls `call`, which moves `len` bytes at `at` and leaves memory with the same bytes there. Threads of the process that
-/// write there meanwhile wait until it returns. Returns `None`, and has called nothing, where faults are not survived, and
-/// where the system (Linux before 5.14) does not make pages of memory at a request.
+/// Calls `call`, which moves `len` bytes at `at` and leaves memory with the same bytes there. Threads of the process
+/// that write there meanwhile wait until it returns. Returns `None`, and has called nothing, where faults are not
+/// survived, and where the system (Linux before 5.14) does not make pages of memory at a request.
 ///
 /// A system call of another thread that writes there meanwhile fails (`EFAULT`).
 ///
 /// # Safety
-/// `at` and `len` are of whole pages, which can be read and written; after `call` they can be, too. `call` writes nothing
-/// there.
+/// `at` and `len` are of whole pages, which can be read and written; after `call` they can be, too. `call` writes
+/// nothing there.
 pub unsafe fn hold_writers<T>(at: NonNull<u8>, len: usize, call: impl FnOnce() -> T) -> Option<T> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

@@ -262,8 +262,8 @@ pub trait Fabric: Send + Any {
     fn renew_glance(&mut self, _glance: &mut crate::Glance) -> bool {
         false
     }
-    /// Tells the [traffic class](PacketHeader::traffic_class) of each packet from now on. Before this call a fabric may leave
-    /// it at 0 where nothing on the way marks packets that meet congestion.
+    /// Tells the [traffic class](PacketHeader::traffic_class) of each packet from now on. Before this call a fabric may
+    /// leave it at 0 where nothing on the way marks packets that meet congestion.
     fn read_traffic_class(&mut self) {}
     /// The desk of an address that several adapters share; `None` where the adapter has its address alone.
     fn desk(&mut self) -> Option<&mut dyn ManagementDesk> {

@@ -107,7 +107,7 @@ struct Slot<K, P> {
 
 /// The source ports of new paths.
 pub(crate) struct Ports {
-    /// Those that were used last; the first are drawn by chance.
+    /// The port of the last path; the first port is drawn by chance.
     last: u16,
 }
 

@@ -1,5 +1,6 @@
 //! Forked children have copies of memory that their parents share with peers, as they have of other memory. The kernel
-//! makes none of memory that is mapped by several: the child makes them itself, before `fork` returns in either of both.
+//! makes none of memory that is mapped by several: the child makes them itself, before `fork` returns in either of
+//! both.
 //!
 //! Invariants:
 //! 1. From [`before`] to [`in_parent`] or [`in_child`] one thread holds the locks of [`MEMORY`] and [`BLOCKS`], and no
@@ -29,7 +30,7 @@ pub(crate) fn watch() {
     ONCE.call_once(|| _ = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) });
 }
 
-/// What the thread that forks holds (1); `None` where no thread forks.
+/// A value that the thread which forks holds (1); `None` where no thread forks.
 struct Held<T>(UnsafeCell<Option<T>>);
 // SAFETY: (1)
 unsafe impl<T> Sync for Held<T> {}
@@ -69,8 +70,8 @@ fn with<T, R>(
     // SAFETY: (1): this is the thread, and nothing that is reached comes to the same place again.
     reach(unsafe { (*held.0.get()).as_mut() }.expect("it forks"))
 }
-/// Reaches the memory of regions. Within, memory of malloc may be taken and given back. A handler of a signal may fork, so
-/// it waits.
+/// Reaches the memory of regions. Within, memory of malloc may be taken and given back. A handler of a signal may fork,
+/// so it waits.
 pub(crate) fn with_memory<R>(reach: impl FnOnce(&mut Memory) -> R) -> R {
     without_signals(|| with(&MEMORY, &HELD_MEMORY, reach))
 }
@@ -146,8 +147,8 @@ fn end(words: &[u8]) -> ! {
     std::process::abort();
 }
 
-/// Puts private memory with the same bytes and rights in the place of shared one, in which nobody writes meanwhile; whether
-/// there was memory for it.
+/// Puts private memory with the same bytes and rights in the place of shared one, in which nobody writes meanwhile;
+/// whether there was memory for it.
 pub(crate) fn make_own(place: &Mapping) -> bool {
     let (shared, len) =
         (core::ptr::with_exposed_provenance_mut::<c_void>(place.range.start), place.range.len());

@@ -1,5 +1,5 @@
-//! Blocks of memory that peers on the machine can map, for the allocator that `hca exec --heap` preloads. [`forked`] has
-//! them copied for children.
+//! Blocks of memory that peers on the machine can map, for the allocator that `hca exec --heap` preloads. [`forked`]
+//! has them copied for children.
 //!
 //! Invariants:
 //! 1. [`BLOCKS`] has each block that the program has, by its address. Nobody else unmaps one.

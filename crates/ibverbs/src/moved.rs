@@ -9,7 +9,7 @@
 //! - The calling thread is the only one of the program, and takes no signals during the copy. Threads of this library
 //!   may have data on the same pages: they wait before they write there ([`hold_writers`]).
 //! - No region has any of its bytes: neither the adapter nor a peer writes there.
-//! - It is of whole pages, as peers map no less; it has no file and is no stack.
+//! - It is of whole pages, as peers map no less; it has no file and no code, and is no stack.
 //!
 //! Other memory stays where it is; the kernel writes there on behalf of peers. So does all memory of a program whose
 //! regions live so shortly that moving them does not pay.
@@ -132,7 +132,7 @@ impl Memory {
         if !is_whole || is_worn || self.moved.len() >= MAX_SHARED_ALLOCATIONS as usize || !can_move() {
             return;
         }
-        // Those of an earlier region, which stayed.
+        // Pages of an earlier region may have stayed.
         self.move_back(range);
         if !self.moved_in(range).is_empty() || !self.has_ends() {
             return;

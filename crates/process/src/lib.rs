@@ -23,7 +23,7 @@
 //! | `fork` | [`Fork`], which tells a drop whether it runs in a forked child; [`PerProcess`], a static that a child has anew |
 //! | `file` | [`memory_file`], an error beyond the limit of file sizes; [`allocate_pages`], whatever signals come |
 //! | `mapping` | [`mappings`], which tells what is mapped at addresses |
-//! | `thread` | [`spawn`], which starts a thread that takes none of the program's signals; [`is_library`], [`is_only_thread_of_program`], [`without_signals`]; [`run_soon`], by which a thread runs as soon as it wakes |
+//! | `thread` | [`spawn`], a thread without signals; [`is_library`], [`is_only_thread_of_program`], [`without_signals`], [`run_soon`] |
 //! | `time` | [`after`] and [`in_time`], times of the program's choice, which may be beyond what the clock counts |
 #![deny(unsafe_code)]
 

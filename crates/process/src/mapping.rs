@@ -9,7 +9,7 @@ use std::io::{self, BufRead as _, BufReader};
 pub struct Mapping {
     /// Its addresses, of whole pages.
     pub range: Range<usize>,
-    /// What the process may do there: `PROT_READ`, `PROT_WRITE` and `PROT_EXEC` of mmap(2).
+    /// The rights of the process there: `PROT_READ`, `PROT_WRITE` and `PROT_EXEC` of mmap(2).
     pub rights: libc::c_int,
     /// Whether other processes see what this one writes.
     pub is_shared: bool,

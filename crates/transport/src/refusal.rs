@@ -41,8 +41,8 @@ impl Rnr {
     }
     /// The peer refused the oldest request. An error is the end of that.
     ///
-    /// The wait begins with the first look at a later time than `now_ns`: that was taken before the refusal came, and by
-    /// how much is not known.
+    /// The wait begins with the first look at a later time than `now_ns`: that was taken before the refusal came, and
+    /// by how much is not known.
     pub(crate) fn refused(&mut self, now_ns: u64, timer: RnrTimer) -> Result<(), WcStatus> {
         if self.retries < RNR_RETRY_INFINITE {
             self.left = self.left.checked_sub(1).ok_or(WcStatus::RnrRetryExceeded)?;

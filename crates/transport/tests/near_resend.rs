@@ -1,5 +1,5 @@
-//! Reliable connection by messages: requests that are sent again, the times of that, and their single execution; refusals
-//! for want of a receive request that come amid them.
+//! Reliable connection by messages: requests that are sent again, the times of that, and their single execution;
+//! refusals for want of a receive request that come amid them.
 mod messages;
 mod pair;
 

@@ -1,5 +1,5 @@
-//! Reliable connection: requests that find no receive request, and are tried again. Each rule is tested by packets and by
-//! messages.
+//! Reliable connection: requests that find no receive request, and are tried again. Each rule is tested by packets and
+//! by messages.
 mod link;
 mod messages;
 mod pair;
@@ -30,8 +30,8 @@ fn what_finds_no_receive_request_is_tried_again_after_the_timer(by: By) {
             assert_eq!(p.rnr_naks(), 1);
             assert!(p.naks(B).is_empty(), "what comes behind the refused one is no error");
             assert!(p.b.host.held.is_none() && p.b.host.mem[MEMORY - 8..] == [0; 8], "and is dropped");
-            // Timers are looked at in the turn that took the refusal, too. The time of that turn was taken before it, and
-            // by how much is not known: the wait begins with the next one.
+            // Timers are looked at in the turn that took the refusal, too. The time of that turn was taken before it,
+            // and by how much is not known: the wait begins with the next one.
             p.fire();
             p.now += 5_000_000;
             let came = p.now;

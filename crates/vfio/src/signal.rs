@@ -57,8 +57,8 @@ impl Signals {
     /// Asks the system for asynchronous requests.
     ///
     /// # Errors
-    /// The system has none, or none left: a kernel without them, a filter of system calls or the limit fs.aio-max-nr can
-    /// be why.
+    /// The system has none, or none left: a kernel without them, a filter of system calls or the limit fs.aio-max-nr
+    /// can be why.
     pub fn new() -> Result<Self, Errno> {
         let empty = memory_file("hca-signals", MemfdFlags::empty(), 0)?;
         let mut context: c_ulong = 0;

@@ -3,9 +3,9 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
-/// Payloads of so many bytes and more are stored in the way that is quickest for both CPUs. The near peer takes them from
-/// there: devices lend SENDs of such lengths.
-pub(super) const LENT: usize = 1024;
+/// Payloads of so many bytes and more are stored in the way that is quickest for both CPUs. The near peer takes them
+/// from there: devices lend SENDs of such lengths.
+pub(super) const LONG: usize = 1024;
 
 /// Of so many payloads, one is stored past the caches and one in them, each by the clock.
 const SAMPLED: u32 = 256;
@@ -15,8 +15,9 @@ const SURE: i8 = 4;
 /// The way of one link's payloads: past the caches of this CPU, or in them.
 ///
 /// Lines that a CPU without a common cache has just read are slow to store in the caches, and slow for it to read
-/// afterwards. To threads of one core both are quick, and stores past the caches are not. The kernel does not tell how near
-/// CPUs are, least of all in a virtual machine, and threads move. So the way is the one that took less time lately.
+/// afterwards. To threads of one core both are quick, and stores past the caches are not. The kernel does not tell how
+/// near CPUs are, least of all in a virtual machine, and threads move. So the way is the one that took less time
+/// lately.
 #[derive(Default)]
 pub(super) struct Stores {
     stored: u32,
@@ -28,7 +29,7 @@ pub(super) struct Stores {
 
 impl Stores {
     /// Whether payloads are stored past the caches.
-    pub(super) fn pass(&self) -> bool {
+    fn pass(&self) -> bool {
         self.score <= 0
     }
     /// Has a payload of `len` bytes stored; `store` is told whether past the caches.

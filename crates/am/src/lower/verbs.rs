@@ -16,7 +16,7 @@ use hca_verbs::{
 
 use super::acceptor::{Greeting, Places, Stop};
 use super::acceptors::{Acceptors, Serving};
-use super::stores::{LENT, Stores};
+use super::stores::{LONG, Stores};
 use super::{
     AN_ANSWER, Event, Kept, LinkId, Listening, Lower, POLLS_A_LOOK, Received, STAGE, STAGES, Sizes, Sleeper,
     Unsent,
@@ -147,7 +147,7 @@ impl Slots {
         let (memory, range) = self.at(place, stride);
         memory.write_at(range.start, head);
         let at = range.start + head.len();
-        match stores.filter(|_| payload.len() >= LENT) {
+        match stores.filter(|_| payload.len() >= LONG) {
             Some(stores) => stores.store(payload.len(), |passes| match passes {
                 true => memory.pass_at(at, payload),
                 false => memory.write_at(at, payload),

@@ -15,7 +15,7 @@ use hca_via::{
 
 use super::acceptor::{Places, Stop, lock};
 use super::acceptors::{Acceptors, Serving};
-use super::stores::{LENT, Stores};
+use super::stores::{LONG, Stores};
 use super::{
     AN_ANSWER, Event, Kept, LinkId, Listening, Lower, POLLS_A_LOOK, Received, STAGE, STAGES, Sizes, Sleeper,
     Unsent,
@@ -198,7 +198,7 @@ impl Link {
         let (offset, len) = (self.send_offset(place), head.len() + payload.len());
         self.memory.write_at(offset + DESCRIPTOR, head);
         let at = offset + DESCRIPTOR + head.len();
-        if payload.len() >= LENT && self.near {
+        if payload.len() >= LONG && self.near {
             self.stores.store(payload.len(), |passes| match passes {
                 true => self.memory.pass_at(at, payload),
                 false => self.memory.write_at(at, payload),

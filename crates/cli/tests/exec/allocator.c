@@ -1,5 +1,5 @@
-// An allocator as programs preload or link it: it reads a file as it begins, with its lock held, and ends a program that
-// allocates meanwhile on the same thread.
+// An allocator as programs preload or link it: it reads a file as it begins, with its lock held, and ends a program
+// that allocates meanwhile on the same thread.
 #include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>

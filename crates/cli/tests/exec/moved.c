@@ -1,5 +1,5 @@
-// Registered memory that peers can map: it keeps its address and its bytes, a peer reaches it while its owner stands still,
-// a forked child has a copy, and it is memory of the process alone again once it is registered no more.
+// Registered memory that peers can map: it keeps its address and its bytes, a peer reaches it while its owner stands
+// still, a forked child has a copy, and it is memory of the process alone again once it is registered no more.
 //   moved       ends with "moved, and as before"
 //   moved keep  under HCA_KEEP_MEMORY=1: ends with "stayed"
 #include <infiniband/verbs.h>
@@ -15,18 +15,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "moved.h"
+
 enum { PAGE = 4096, LEN = 16 * PAGE, MEETING = 2000, DIRECT = 100, SECONDS = 60 };
 enum { RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC };
-
-#define NEED(is_right) need(is_right, #is_right, __LINE__)
-static void need(int is_right, const char *what, int line)
-{
-    if (!is_right) {
-        fprintf(stderr, "%s:%d: ", __FILE__, line);
-        perror(what);
-        exit(1);
-    }
-}
 
 /// An end of a connection, with a completion queue of its own.
 struct end {
@@ -124,21 +116,6 @@ static void peer(int from_owner, int to_owner)
     exit(0);
 }
 
-/// Whether the page at an address is of a file that peers can map.
-static int is_moved(const void *at)
-{
-    FILE *maps = fopen("/proc/self/maps", "r");
-    NEED(maps != NULL);
-    char line[512];
-    int is = 0;
-    while (fgets(line, sizeof line, maps)) {
-        unsigned long first, end;
-        if (sscanf(line, "%lx-%lx", &first, &end) == 2 && first <= (uintptr_t)at && (uintptr_t)at < end)
-            is = strstr(line, "hca-pages") != NULL;
-    }
-    fclose(maps);
-    return is;
-}
 static char *pages(void *at)
 {
     int how = MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0);

@@ -14,34 +14,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "moved.h"
+
 enum { PAGE = 4096, LEN = 16 * PAGE, SECONDS = 60, BOTH = PROT_READ | PROT_WRITE };
 enum { RIGHTS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 
-#define NEED(is_right) need(is_right, #is_right, __LINE__)
-static void need(int is_right, const char *what, int line)
-{
-    if (!is_right) {
-        fprintf(stderr, "%s:%d: ", __FILE__, line);
-        perror(what);
-        _exit(1);
-    }
-}
-
-/// Whether the page at an address is of a file that peers can map.
-static int is_moved(const void *at)
-{
-    FILE *maps = fopen("/proc/self/maps", "r");
-    NEED(maps != NULL);
-    char line[512];
-    int is = 0;
-    while (fgets(line, sizeof line, maps)) {
-        unsigned long first, end;
-        if (sscanf(line, "%lx-%lx", &first, &end) == 2 && first <= (uintptr_t)at && (uintptr_t)at < end)
-            is = strstr(line, "hca-pages") != NULL;
-    }
-    fclose(maps);
-    return is;
-}
 static char *pages(void *at, int len, int rights)
 {
     char *made = mmap(at, len, rights, MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0), -1, 0);
@@ -186,8 +163,8 @@ static void *wait_for_the_lock(void *lock)
     pthread_mutex_unlock(lock);
     return NULL;
 }
-/// The program has more threads by the end of a region: its memory is of this process alone all the same, and pages that
-/// the program gives up are zero.
+/// The program has more threads by the end of a region: its memory is of this process alone all the same, and pages
+/// that the program gives up are zero.
 static void threads(void)
 {
     char *at = pages(NULL, LEN, BOTH);

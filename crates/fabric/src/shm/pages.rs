@@ -5,8 +5,8 @@
 //! 1. `base .. base + len` is mapped as long as `Inner` lives in the process that made it, readable and writable, over
 //!    a whole file of `len` bytes or over private copies of its pages; both are whole pages. No other code maps or
 //!    unmaps there, unless the pages are the program's own, which this module moved to the file: the program may do all
-//!    with them that it may with other memory, and this module never unmaps them. A forked child has no memory there, or
-//!    memory of its own: its copy of `Inner` touches no mapping.
+//!    with them that it may with other memory, and this module never unmaps them. A forked child has no memory there,
+//!    or memory of its own: its copy of `Inner` touches no mapping.
 //! 2. The file is sealed against shrinking before its descriptor can leave, so that no access ends in SIGBUS.
 //! 3. This module neither reads nor writes the memory. The memory belongs to its holder, under the rules of raw memory.
 #![allow(unsafe_code)]
@@ -149,15 +149,15 @@ impl SharedPages {
     }
 
     /// Moves pages of the program to memory that can be granted to peers. They keep their address and their bytes. The
-    /// mapping stays the program's: it may unmap the pages and map others there at any time, and has to see to it that a
-    /// forked child gets copies.
+    /// mapping stays the program's: it may unmap the pages and map others there at any time, and has to see to it that
+    /// a forked child gets copies.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc), or writers can't be [held](hca_dma::hold_writers). The pages are as before.
     ///
     /// # Safety
-    /// `at .. at + len` are whole pages of private memory without a file, which can be read and written, and `len` is not
-    /// 0. The calling thread's stack is not there, and no kernel writes there on behalf of a call that is under way. Other
+    /// `at .. at + len` are whole pages, one at least, of private memory without a file, which can be read and written.
+    /// The calling thread's stack is not there, and no kernel writes there on behalf of a call that is under way. Other
     /// threads and handlers of signals wait.
     pub unsafe fn move_in(at: NonNull<u8>, len: usize) -> Result<Self, GrantError> {
         let mut inner = Inner::create(len)?;
@@ -171,7 +171,8 @@ impl SharedPages {
                 rustix::mm::mremap_fixed(base.cast(), len, len, MremapFlags::MAYMOVE, at.as_ptr().cast())
             }
         };
-        // SAFETY: whole pages that can be read and written, before and after; nothing but the exchange happens meanwhile.
+        // SAFETY: whole pages that can be read and written, before and after; nothing but the exchange happens
+        // meanwhile.
         let moved = without_signals(|| unsafe { hca_dma::hold_writers(at, len, exchange) });
         let exchanged = moved.unwrap_or(Err(rustix::io::Errno::OPNOTSUPP));
         exchanged.map_err(io("moving pages to a file in memory"))?;
@@ -188,9 +189,9 @@ impl SharedPages {
         }
     }
 
-    /// Gives pages up, and makes them private copies for ever, while other threads of this process go on to write there:
-    /// pages that the program then tells the kernel to drop (`MADV_DONTNEED`) are zero, as without a file. After a grant
-    /// for reading only they are as they were now.
+    /// Gives pages up, and makes them private copies for ever, while other threads of this process go on to write
+    /// there: pages that the program then tells the kernel to drop (`MADV_DONTNEED`) are zero, as without a file. After
+    /// a grant for reading only they are as they were now.
     ///
     /// # Errors
     /// As [`make_private`](Self::make_private).
@@ -323,8 +324,8 @@ impl Inner {
         part.start - self.base.addr().get()
     }
     /// Maps some of the pages as private ones of the same file: each is copied at the first write to it. The kernel
-    /// exchanges the mapping in one step, so what was written before is in the file, and what is written later goes to a
-    /// copy of that.
+    /// exchanges the mapping in one step, so what was written before is in the file, and what is written later goes to
+    /// a copy of that.
     fn exchange(&self, part: &Range<usize>) -> io::Result<()> {
         let offset = self.offset_of(part);
         let at = self.base.as_ptr().wrapping_add(offset).cast();

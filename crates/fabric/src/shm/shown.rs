@@ -12,7 +12,7 @@ use crate::{Direction, PacketHeader, Tap, TapFrame};
 /// The source port that a tap is shown: there is none.
 pub(super) const SRC_PORT: u16 = 0xc000;
 
-/// What stands before a packet from the first address to the second one.
+/// The header of a packet from the first address to the second one, as taps are shown it.
 #[inline]
 pub(super) fn header((src, dst): (Ipv6Addr, Ipv6Addr), attributes: Attributes) -> PacketHeader {
     let Attributes { traffic_class, hop_limit } = attributes;

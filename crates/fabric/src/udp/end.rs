@@ -10,7 +10,7 @@ use super::multicast::{Groups, MAX_GROUPS};
 use super::{Counters, Paths, Receiver, RxSocket, Sender, UdpOptions, sys, tell_hop_limit};
 use crate::{MulticastGroups, OpenError, RxOutcome, RxPacket, Tap};
 
-/// What a fabric leaves to its `end`.
+/// The methods of `Fabric` that a fabric leaves to its `end`.
 macro_rules! by_end {
     () => {
         fn attr(&self) -> &$crate::FabricAttr {

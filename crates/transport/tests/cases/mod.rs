@@ -1,5 +1,5 @@
 //! How many cases property tests run, and from which seed.
-#![allow(unreachable_pub)]
+#![allow(unreachable_pub)] // a module of several tests
 
 use proptest::prelude::ProptestConfig;
 use proptest::test_runner::RngSeed;

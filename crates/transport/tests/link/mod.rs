@@ -1,8 +1,8 @@
 //! Two connected queue pairs, by packets or by messages: the harness of rules that hold for both.
 //!
-//! A test of such a rule is a function of [`By`], and [`both!`] makes two tests of it. Posts, hosts and expectations are
-//! those of `Pair`; here is what differs: the way between the two queue pairs.
-#![allow(dead_code, unreachable_pub, missing_docs)]
+//! A test of such a rule is a function of [`By`], and [`both!`] makes two tests of it. Posts, hosts and expectations
+//! are those of `Pair`; here is what differs: the way between the two queue pairs.
+#![allow(dead_code, unreachable_pub, missing_docs)] // each test takes some of it, and it is no interface
 
 use std::ops::{Deref, DerefMut};
 
@@ -26,7 +26,7 @@ macro_rules! both {
         })+
     };
 }
-#[allow(unused_imports)]
+#[allow(unused_imports)] // as above
 pub(crate) use both;
 
 /// The way of a connection.

@@ -1,6 +1,6 @@
-//! Two queue pairs, their hosts, and a wire between them whose faults a test scripts by packet number; and the names that
-//! tests use most.
-#![allow(dead_code, unreachable_pub, unused_imports, missing_docs)]
+//! Two queue pairs, their hosts, and a wire between them whose faults a test scripts by packet number; and the names
+//! that tests use most.
+#![allow(dead_code, unreachable_pub, unused_imports, missing_docs)] // each test takes some of it
 
 mod host;
 pub mod ops;

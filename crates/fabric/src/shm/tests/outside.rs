@@ -407,8 +407,8 @@ pub(super) fn tidy(_: &str) {
     say("tidy");
 }
 
-/// Pages of the program that are moved keep their bytes. Given up, or unmapped by the program, they are found no more, and
-/// stay the program's.
+/// Pages of the program that are moved keep their bytes. Given up, or unmapped by the program, they are found no more,
+/// and stay the program's.
 #[test]
 #[allow(unsafe_code)] // memory of this test
 fn pages_of_the_program_move_and_stay_its_own() {
@@ -436,7 +436,7 @@ fn pages_of_the_program_move_and_stay_its_own() {
         |pages: &SharedPages| -> Vec<_> { pages.mapped().unwrap().into_iter().map(|m| m.range).collect() };
     assert_eq!(ranges(&pages), left);
     assert!(SharedPages::find(all.start, len).is_none(), "other memory may stand there");
-    // What is no longer there is not made private in its place.
+    // Pages that are no longer there are not made private in their place.
     map(at.as_ptr().cast(), MapFlags::FIXED, 6);
     pages.make_private().unwrap();
     assert!(pages.is_private() && bytes(&pages, 0, len).iter().all(|b| *b == 6));
